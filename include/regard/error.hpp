@@ -1,0 +1,36 @@
+// Error: what the library throws when it refuses or fails; it names the argument and its value.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace regard {
+
+enum class Code {
+  invalid_argument,  // an argument breaks a rule of docs/semantics.md
+  unsupported,       // well formed, but the chosen backend cannot do it
+  unavailable,       // the backend or device is not on this machine
+  out_of_memory,     // a workspace could not be allocated
+  internal,          // a bug of this library
+};
+
+class Error : public std::runtime_error {
+ public:
+  // what() reads "argument = value: reason".
+  Error(Code code, std::string argument, std::string value, const std::string& reason)
+      : std::runtime_error(argument + " = " + value + ": " + reason),
+        code_(code),
+        argument_(std::move(argument)),
+        value_(std::move(value)) {}
+
+  Code code() const noexcept { return code_; }
+  const std::string& argument() const noexcept { return argument_; }
+  const std::string& value() const noexcept { return value_; }
+
+ private:
+  Code code_;
+  std::string argument_;
+  std::string value_;
+};
+
+}  // namespace regard

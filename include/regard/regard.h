@@ -1,0 +1,311 @@
+/* Exact scaled dot product attention, forward and backward: the whole C API.
+ *
+ * One value, regard_attention, says what is computed; regard_forward, regard_backward,
+ * regard_workspace and regard_explain all take it. What each field means, to the last edge, stands
+ * in docs/semantics.md. Valid C11 and C++20.
+ *
+ *   regard_attention a = REGARD_ATTENTION_INIT;
+ *   a.q = regard_dense(q, REGARD_F32, 4, (const int64_t[]){B, Hq, Sq, D});
+ *   ... k and v likewise; every other field may keep its default, which is "off" ...
+ *   regard_forward_tensors tensors = REGARD_FORWARD_TENSORS_INIT;
+ *   tensors.out = regard_dense(out, REGARD_F32, 4, (const int64_t[]){B, Hq, Sq, Dv});
+ *   if (regard_forward(&a, &tensors, NULL) != REGARD_OK) puts(regard_last_error());
+ *
+ * Versions. Every struct that may grow begins with `size`, the caller's own sizeof; the INIT macros
+ * set it. A field that lies past the caller's size has its default, so that a program built against
+ * an older header stays right. A size that is larger than the library knows is refused. Callers
+ * without the macros (other languages): zero the struct, set size, and set both windows to -1.
+ *
+ * Errors. Functions that return a regard_status never throw, print or exit. On an error nothing was
+ * written to any output, and regard_last_error() of the same thread says what was wrong.
+ *
+ * Threads. Every function may be called from any number of threads at once.
+ */
+#ifndef REGARD_REGARD_H
+#define REGARD_REGARD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__) || defined(__clang__)
+#define REGARD_API __attribute__((visibility("default")))
+#else
+#define REGARD_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------- constants
+ * The types are int32_t, not enums: one size under every compiler, and a wrong value is an error
+ * that is reported instead of undefined behaviour. */
+
+typedef int32_t regard_status;
+enum {
+  REGARD_OK = 0,
+  REGARD_INVALID_ARGUMENT = 1, /* an argument breaks a rule of docs/semantics.md */
+  REGARD_UNSUPPORTED = 2,      /* well formed, but the chosen backend cannot do it */
+  REGARD_UNAVAILABLE = 3,      /* the backend or device is not on this machine */
+  REGARD_OUT_OF_MEMORY = 4,    /* memory could not be allocated */
+  REGARD_INTERNAL = 5          /* a bug of this library */
+};
+
+typedef int32_t regard_type;
+enum {
+  REGARD_NONE = 0, /* a tensor of this type is not given */
+  REGARD_F64 = 1,
+  REGARD_F32 = 2,
+  REGARD_F16 = 3,  /* IEEE binary16 */
+  REGARD_BF16 = 4, /* the upper half of an f32 */
+  REGARD_BOOL = 5, /* one byte; 0 is false, anything else true */
+  REGARD_I32 = 6
+};
+
+/* Query i sees keys j <= i (top left) or j <= i + Sk - Sq (bottom right). */
+typedef int32_t regard_causal;
+enum { REGARD_CAUSAL_NONE = 0, REGARD_CAUSAL_TOP_LEFT = 1, REGARD_CAUSAL_BOTTOM_RIGHT = 2 };
+
+/* How tensor cores may round f32 inputs; the CPU computes `full` whatever is asked. */
+typedef int32_t regard_precision;
+enum { REGARD_PRECISION_FULL = 0, REGARD_PRECISION_TF32 = 1, REGARD_PRECISION_BF16 = 2 };
+
+typedef int32_t regard_pass;
+enum { REGARD_PASS_FORWARD = 0, REGARD_PASS_BACKWARD = 1 };
+
+typedef int32_t regard_device;
+enum { REGARD_DEVICE_CPU = 0, REGARD_DEVICE_CUDA = 1, REGARD_DEVICE_CHIP = 2 };
+
+/* --------------------------------------------------------------------------------------- structs
+ */
+
+/* A view of memory that the caller owns. Sizes and strides count elements. All zero = "not given".
+ * Inputs are only read, though the pointer is not const. */
+typedef struct regard_tensor {
+  void* data;
+  regard_type type;
+  int32_t rank; /* 0 to 4: how many sizes and strides count */
+  int64_t sizes[4];
+  int64_t strides[4];
+} regard_tensor;
+
+/* B batches, Hq query heads, Hkv key/value heads (Hq a multiple of Hkv), Sq queries, Sk keys, head
+ * sizes D and Dv. Packed sequences: q is (total_q, Hq, D), k and v (total_k, Hkv, D or Dv);
+ * cu_seqlens_* and max_seqlen_* are given, and Sq, Sk below stand for the max_seqlen. */
+typedef struct regard_attention {
+  size_t size; /* sizeof(regard_attention) */
+
+  regard_tensor q; /* (B, Hq, Sq, D)   f64, f32, f16, bf16; last stride 1 */
+  regard_tensor k; /* (B, Hkv, Sk, D)  q's type */
+  regard_tensor v; /* (B, Hkv, Sk, Dv) q's type */
+
+  regard_tensor bias; /* broadcasts to (B, Hq, Sq, Sk); f64, f32, f16, bf16; added to the scores */
+  regard_tensor mask; /* broadcasts to (B, Hq, Sq, Sk); bool; true = the pair is visible */
+  regard_tensor alibi_slopes; /* (Hq) or (B, Hq); f32; score -= slope * |i + Sk - Sq - j| */
+  regard_tensor sink;         /* (Hq); f32; a logit that joins the denominator, without a value */
+
+  regard_tensor cu_seqlens_q; /* (B + 1); i32; where each packed sequence begins */
+  regard_tensor cu_seqlens_k;
+  regard_tensor seqused_q; /* (B); i32; how many rows of each sequence are real */
+  regard_tensor seqused_k;
+  int64_t max_seqlen_q; /* packed only: the longest sequence */
+  int64_t max_seqlen_k;
+
+  double scale;               /* used when has_scale is set; otherwise 1 / sqrt(D) */
+  double softcap;             /* > 0: score = softcap * tanh(score / softcap), before the bias */
+  double dropout_p;           /* 0 <= p < 1; realised in steps of 1/65536 */
+  uint64_t dropout_seed;      /* the mask is a pure function of */
+  uint64_t dropout_offset;    /* (seed, offset, b, h, i, j) */
+  int64_t window_left;        /* keys from diag - left to diag + right stay visible; default -1 = */
+  int64_t window_right;       /* unbounded; diag is i for causal top left, else i + Sk - Sq */
+  int32_t has_scale;          /* 0 or 1 */
+  regard_causal causal;       /* default REGARD_CAUSAL_NONE */
+  regard_precision precision; /* default REGARD_PRECISION_FULL */
+  int32_t deterministic;      /* 1: GPU gradients bitwise repeatable; the CPU's always are */
+} regard_attention;
+
+typedef struct regard_forward_tensors {
+  size_t size;       /* sizeof(regard_forward_tensors) */
+  regard_tensor out; /* (B, Hq, Sq, Dv); q's type or f32. Packed: (total_q, Hq, Dv) */
+  regard_tensor
+      lse; /* (B, Hq, Sq); f32 (f64 for f64); natural log; optional. Packed: (Hq, total_q) */
+} regard_forward_tensors;
+
+typedef struct regard_backward_tensors {
+  size_t size; /* sizeof(regard_backward_tensors) */
+
+  /* Read. */
+  regard_tensor out;  /* as forward wrote it */
+  regard_tensor lse;  /* as forward wrote it */
+  regard_tensor dout; /* as out; q's type or f32 */
+  regard_tensor dlse; /* as lse; the gradient that arrives at the lse; optional */
+
+  /* Written; each is optional, and what is not given is not computed. */
+  regard_tensor dq;    /* as q; q's type or f32 */
+  regard_tensor dk;    /* as k; q's type or f32 */
+  regard_tensor dv;    /* as v; q's type or f32 */
+  regard_tensor dbias; /* exactly bias's sizes (broadcast dimensions summed); bias's type or f32 */
+  regard_tensor dsink; /* (Hq); f32 */
+
+  int32_t accumulate; /* 1: add to what the tensors hold instead of overwriting it */
+  int32_t reserved;   /* 0 */
+} regard_backward_tensors;
+
+/* A caller's thread pool: must call task(context, index) once for each index in [0, tasks), in any
+ * order and on any threads, and return when all have returned. `self` is passed through. */
+typedef void (*regard_executor)(void* self, int tasks, void (*task)(void* context, int index),
+                                void* context);
+
+/* Where and how to run. A null pointer instead of a regard_run means all defaults. */
+typedef struct regard_run {
+  size_t size; /* sizeof(regard_run) */
+  regard_device device;
+  int32_t device_index;     /* cuda: which GPU */
+  const char* device_name;  /* chip: "sm_80", for workspace and explain only; null = "" */
+  void* stream;             /* GPU: the CUstream to run on */
+  void* workspace;          /* null: the library allocates and frees its own */
+  size_t workspace_size;    /* bytes; at least what regard_workspace says */
+  regard_executor executor; /* CPU; null = the library's own pool */
+  void* executor_self;
+  const char* backend; /* null or "" = choose; or a name from regard_backend_name */
+  int32_t threads;     /* CPU: 0 = every core that the process may use */
+  int32_t reserved;    /* 0 */
+} regard_run;
+
+/* What regard_explain says in numbers. The strings end with a zero and are cut where too long. */
+typedef struct regard_explanation {
+  size_t size;       /* sizeof(regard_explanation), set by the caller */
+  int32_t supported; /* 0 or 1 */
+  int32_t reserved;
+  size_t workspace; /* bytes */
+  double pairs;     /* (query, key) pairs that the intervals leave visible, over B and Hq */
+  double flops;     /* 2 (D + Dv) per pair forward, 2 (3 D + 2 Dv) backward */
+  char backend[64]; /* "cpu:avx512" */
+  char kernel[256]; /* the configuration in one line */
+} regard_explanation;
+
+/* Initialisers: size and defaults. In C++ they are expressions, in C braced lists. */
+#ifdef __cplusplus
+#define REGARD_ATTENTION_INIT (regard_attention_initial())
+#define REGARD_FORWARD_TENSORS_INIT (regard_forward_tensors_initial())
+#define REGARD_BACKWARD_TENSORS_INIT (regard_backward_tensors_initial())
+#define REGARD_RUN_INIT (regard_run_initial())
+#define REGARD_EXPLANATION_INIT (regard_explanation_initial())
+static inline regard_attention regard_attention_initial() {
+  regard_attention value = {};
+  value.size = sizeof(value);
+  value.window_left = value.window_right = -1;
+  return value;
+}
+static inline regard_forward_tensors regard_forward_tensors_initial() {
+  regard_forward_tensors value = {};
+  value.size = sizeof(value);
+  return value;
+}
+static inline regard_backward_tensors regard_backward_tensors_initial() {
+  regard_backward_tensors value = {};
+  value.size = sizeof(value);
+  return value;
+}
+static inline regard_run regard_run_initial() {
+  regard_run value = {};
+  value.size = sizeof(value);
+  return value;
+}
+static inline regard_explanation regard_explanation_initial() {
+  regard_explanation value = {};
+  value.size = sizeof(value);
+  return value;
+}
+#else
+#define REGARD_ATTENTION_INIT \
+  { .size = sizeof(regard_attention), .window_left = -1, .window_right = -1 }
+#define REGARD_FORWARD_TENSORS_INIT \
+  { .size = sizeof(regard_forward_tensors) }
+#define REGARD_BACKWARD_TENSORS_INIT \
+  { .size = sizeof(regard_backward_tensors) }
+#define REGARD_RUN_INIT \
+  { .size = sizeof(regard_run) }
+#define REGARD_EXPLANATION_INIT \
+  { .size = sizeof(regard_explanation) }
+#endif
+
+/* A tensor that is dense in row-major order. A rank outside 0 to 4 gives a tensor that every
+ * function refuses. */
+static inline regard_tensor regard_dense(const void* data, regard_type type, int32_t rank,
+                                         const int64_t* sizes) {
+  regard_tensor tensor = {0, 0, 0, {0, 0, 0, 0}, {0, 0, 0, 0}};
+  int64_t stride = 1;
+  int32_t axis;
+  tensor.data = (void*)data;
+  tensor.type = type;
+  tensor.rank = rank;
+  for (axis = (rank < 4 ? rank : 4) - 1; axis >= 0; --axis) {
+    tensor.sizes[axis] = sizes[axis];
+    tensor.strides[axis] = stride;
+    stride *= sizes[axis] > 0 ? sizes[axis] : 1;
+  }
+  return tensor;
+}
+
+/* ------------------------------------------------------------------------------------- functions
+ */
+
+/* Computes out and, where given, lse; blocks until they are written.
+ * Errors: REGARD_INVALID_ARGUMENT, _UNSUPPORTED, _UNAVAILABLE, _OUT_OF_MEMORY. */
+REGARD_API regard_status regard_forward(const regard_attention* attention,
+                                        const regard_forward_tensors* tensors,
+                                        const regard_run* run);
+
+/* Computes the gradients that are given; blocks until they are written. Errors as forward. */
+REGARD_API regard_status regard_backward(const regard_attention* attention,
+                                         const regard_backward_tensors* tensors,
+                                         const regard_run* run);
+
+/* *bytes = what regard_run::workspace must hold. The tensors' data may be null here. */
+REGARD_API regard_status regard_workspace(const regard_attention* attention, regard_pass pass,
+                                          const regard_run* run, size_t* bytes);
+
+/* Which kernel runs, on what tiling and why. The tensors' data may be null here.
+ * numbers (optional): the explanation in numbers; set its size first.
+ * text (optional): receives the explanation for a person, as much as fits into capacity bytes, and
+ * a terminating zero whenever capacity > 0.
+ * needed (optional): the capacity that the whole text takes, with its zero.
+ * A problem that is well formed but unsupported is REGARD_OK with numbers->supported = 0. */
+REGARD_API regard_status regard_explain(const regard_attention* attention, regard_pass pass,
+                                        const regard_run* run, regard_explanation* numbers,
+                                        char* text, size_t capacity, size_t* needed);
+
+/* Writes the mask that dropout applies: keep is (B, Hq, Sq, Sk), bool, true = kept. q, k and v need
+ * no data; packed sequences use their own row and column numbers. */
+REGARD_API regard_status regard_dropout_mask(const regard_attention* attention,
+                                             const regard_tensor* keep);
+
+/* *realised = the probability that dropout realises for p: the nearest multiple of 1/65536 below 1.
+ * Errors: REGARD_INVALID_ARGUMENT for a p outside [0, 1). */
+REGARD_API regard_status regard_dropout_probability(double p, double* realised);
+
+/* The backends of this library, best first within a device; index from 0 to count - 1. Outside it
+ * name and note are null and available is 0. The strings live as long as the process. */
+REGARD_API int32_t regard_backend_count(void);
+REGARD_API const char* regard_backend_name(int32_t index);  /* what regard_run::backend takes */
+REGARD_API int32_t regard_backend_available(int32_t index); /* 1 = usable on this machine */
+REGARD_API const char* regard_backend_note(int32_t index);  /* what it is, or how to get it */
+
+/* "0.1.0". */
+REGARD_API const char* regard_version(void);
+
+/* "ok", "invalid_argument", ...; "unknown" for a value that is no status. */
+REGARD_API const char* regard_status_name(regard_status status);
+
+/* About the last call of this thread that returned a regard_status: "argument = value: reason" and
+ * its first two parts; all are "" after REGARD_OK. Valid until this thread's next such call. */
+REGARD_API const char* regard_last_error(void);
+REGARD_API const char* regard_last_error_argument(void);
+REGARD_API const char* regard_last_error_value(void);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* REGARD_REGARD_H */

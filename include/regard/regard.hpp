@@ -1,0 +1,185 @@
+// Exact scaled dot product attention, forward and backward: the whole C++ API.
+//
+// One value, Attention, says what is computed; forward, backward, workspace and explain all take it.
+// What each field means, to the last edge, stands in docs/semantics.md.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iosfwd>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "regard/error.hpp"
+#include "regard/tensor.hpp"
+
+namespace regard {
+
+// -------------------------------------------------------------------------------- what to compute
+
+// Where the diagonal of a causal mask ends: query i sees keys j <= i (top_left) or
+// j <= i + Sk - Sq (bottom_right). Equal when Sq = Sk.
+enum class Causal : std::uint8_t { none, top_left, bottom_right };
+
+// How tensor cores may round f32 inputs; the CPU computes `full` whatever is asked.
+enum class Precision : std::uint8_t { full, tf32, bf16 };
+
+// Keys from diag - left to diag + right stay visible; -1 means unbounded. diag is i for
+// Causal::top_left, else i + Sk - Sq.
+struct Window {
+  std::int64_t left = -1;
+  std::int64_t right = -1;
+};
+
+// Each element of the softmax is kept with probability 1 - p by a pure function of
+// (seed, offset, b, h, i, j), and scaled by 1 / (1 - p). p is realised in steps of 1/65536.
+struct Dropout {
+  double p = 0;
+  std::uint64_t seed = 0;
+  std::uint64_t offset = 0;
+};
+
+// B batches, Hq query heads, Hkv key/value heads, Sq queries, Sk keys, head sizes D and Dv.
+// Packed sequences: q is (total_q, Hq, D), k and v (total_k, Hkv, D or Dv); cu_seqlens_* and
+// max_seqlen_* are given, and Sq, Sk below stand for the max_seqlen.
+struct Attention {
+  Tensor q{};  // (B, Hq, Sq, D)   f64, f32, f16, bf16; last stride 1
+  Tensor k{};  // (B, Hkv, Sk, D)  q's type
+  Tensor v{};  // (B, Hkv, Sk, Dv) q's type
+
+  Tensor bias{};          // broadcasts to (B, Hq, Sq, Sk); f64, f32, f16, bf16; added to the scores
+  Tensor mask{};          // broadcasts to (B, Hq, Sq, Sk); bool; true = the pair is visible
+  Tensor alibi_slopes{};  // (Hq) or (B, Hq); f32; score -= slope * |i + Sk - Sq - j|
+  Tensor sink{};          // (Hq); f32; a logit that joins the denominator and carries no value
+
+  Tensor cu_seqlens_q{};  // (B + 1); i32; where each packed sequence begins
+  Tensor cu_seqlens_k{};
+  Tensor seqused_q{};  // (B); i32; how many rows of each sequence are real
+  Tensor seqused_k{};
+  std::int64_t max_seqlen_q = 0;  // packed only: the longest sequence
+  std::int64_t max_seqlen_k = 0;
+
+  std::optional<double> scale{};  // default 1 / sqrt(D)
+  double softcap = 0;           // > 0: score = softcap * tanh(score / softcap), before the bias
+  Causal causal = Causal::none;
+  Window window{};
+  Dropout dropout{};
+  Precision precision = Precision::full;
+  bool deterministic = false;  // GPU gradients bitwise repeatable; the CPU's always are
+};
+
+enum class Pass : std::uint8_t { forward, backward };
+
+struct ForwardOutputs {
+  Tensor out{};  // (B, Hq, Sq, Dv); q's type or f32. Packed: (total_q, Hq, Dv)
+  Tensor lse{};  // (B, Hq, Sq); f32 (f64 for f64 inputs); natural log; optional. Packed: (Hq, total_q)
+};
+
+struct BackwardInputs {
+  Tensor out{};   // as forward wrote it
+  Tensor lse{};   // as forward wrote it
+  Tensor dout{};  // as out; q's type or f32
+  Tensor dlse{};  // as lse; the gradient that arrives at the lse; optional
+};
+
+// Each is optional; what is not given is not computed.
+struct Gradients {
+  Tensor dq{};                // as q; q's type or f32
+  Tensor dk{};                // as k; q's type or f32
+  Tensor dv{};                // as v; q's type or f32
+  Tensor dbias{};             // exactly bias's sizes (broadcast dimensions summed); bias's type or f32
+  Tensor dsink{};             // (Hq); f32
+  bool accumulate = false;  // add to what the tensors hold instead of overwriting it
+};
+
+// ----------------------------------------------------------------------------------- where and how
+
+struct Device {
+  enum class Kind : std::uint8_t { cpu, cuda, chip };
+  Kind kind = Kind::cpu;
+  int index = 0;     // cuda: which GPU
+  std::string name{};  // chip: "sm_80"; for plans and explanations only
+};
+
+inline Device cpu() { return {}; }
+inline Device cuda(int index) { return {.kind = Device::Kind::cuda, .index = index, .name = {}}; }
+inline Device chip(std::string name) {
+  return {.kind = Device::Kind::chip, .index = 0, .name = std::move(name)};
+}
+
+// Memory for intermediate results. Empty: the library allocates and frees its own.
+struct Workspace {
+  void* data = nullptr;
+  std::size_t size = 0;  // bytes; at least workspace(...)
+};
+
+// A caller's thread pool. run must call task(context, index) once for each index in [0, tasks), in
+// any order and on any threads, and return when all have returned.
+struct Executor {
+  void (*run)(void* self, int tasks, void (*task)(void* context, int index), void* context) = nullptr;
+  void* self = nullptr;
+};
+
+struct Run {
+  Device device{};
+  void* stream = nullptr;  // GPU: the CUstream to run on
+  Workspace workspace{};
+  int threads = 0;      // CPU: 0 = every core that the process may use
+  Executor executor{};  // CPU: empty = the library's own pool
+  std::string backend{};  // "" = choose; or one of backends(): "reference", "cpu", "cpu:avx2", ...
+};
+
+// ------------------------------------------------------------------------------------ what happens
+
+// Blocks until the results are written. Throws Error; then nothing was written.
+void forward(const Attention&, const ForwardOutputs&, const Run& = {});
+void backward(const Attention&, const BackwardInputs&, const Gradients&, const Run& = {});
+
+// Bytes that Run::workspace must have; data pointers of the tensors may be null here.
+std::size_t workspace(const Attention&, Pass, const Run& = {});
+
+// Which kernel runs, on what tiling and why; data pointers of the tensors may be null here.
+struct Explanation {
+  bool supported = false;
+  std::string backend;        // "cpu:avx512"
+  std::string kernel;         // the configuration in one line
+  std::string text;           // everything, for a person; ends with a newline
+  std::size_t workspace = 0;  // bytes
+  double pairs = 0;           // (query, key) pairs that the intervals leave visible, over B and Hq
+  double flops = 0;           // 2 (D + Dv) per pair forward, 2 (3 D + 2 Dv) backward
+};
+Explanation explain(const Attention&, Pass, const Run& = {});
+std::ostream& operator<<(std::ostream&, const Explanation&);
+
+// Writes the mask that dropout applies: keep (B, Hq, Sq, Sk); bool; true = kept. Needs no data in
+// q, k and v; packed sequences use their own row and column numbers.
+void dropout_mask(const Attention&, const Tensor& keep);
+
+// The probability that dropout realises for p: the nearest multiple of 1/65536 below 1.
+double dropout_probability(double p);
+
+// ------------------------------------------------------------------------------- what is available
+
+struct BackendInfo {
+  std::string name;  // what Run::backend and REGARD_BACKEND take
+  bool available = false;
+  std::string note;  // what it is; or why it is missing and how to get it
+};
+std::vector<BackendInfo> backends();  // best first within a device
+
+struct Machine {
+  std::string cpu;                  // the processor's own name
+  std::vector<std::string> isa;     // the instruction sets that the kernels ask about and that are usable
+  int threads = 0;                  // cores that this process may use
+  std::size_t l1 = 0, l2 = 0, l3 = 0;  // data cache bytes (one core's L1 and L2), 0 = unknown
+};
+Machine machine();
+
+// FLOP/s that the instruction behind the chosen kernel reaches in a register-only loop on
+// Run::threads threads, measured now (about 50 ms).
+double measured_peak(Type type, const Run& = {});
+
+const char* version();  // "0.1.0"
+
+}  // namespace regard

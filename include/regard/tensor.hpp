@@ -1,0 +1,78 @@
+// Tensor: a view of memory that somebody else owns - pointer, type, sizes, strides.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "regard/type.hpp"
+
+namespace regard {
+
+// Bytes of one element; 0 for Type::none.
+constexpr std::size_t size_of(Type type) noexcept {
+  switch (type) {
+    case Type::f64: return 8;
+    case Type::f32:
+    case Type::i32: return 4;
+    case Type::f16:
+    case Type::bf16: return 2;
+    case Type::boolean: return 1;
+    case Type::none: break;
+  }
+  return 0;
+}
+
+constexpr const char* name_of(Type type) noexcept {
+  constexpr const char* names[] = {"none", "f64", "f32", "f16", "bf16", "bool", "i32"};
+  const auto index = static_cast<std::size_t>(type);
+  return index < 7 ? names[index] : "unknown";
+}
+
+// Sizes and strides count elements. A default-made Tensor means "not given".
+// One type serves inputs and outputs: the library writes only through output arguments.
+struct Tensor {
+  static constexpr int kMaxRank = 4;
+
+  void* data = nullptr;
+  Type type = Type::none;
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> sizes{};
+  std::array<std::int64_t, kMaxRank> strides{};
+
+  constexpr Tensor() = default;
+
+  // Dense in row-major order.
+  Tensor(const void* data, Type type, std::initializer_list<std::int64_t> sizes)
+      : data(const_cast<void*>(data)), type(type), rank(static_cast<int>(sizes.size())) {
+    int axis = 0;
+    for (std::int64_t size : sizes) {
+      if (axis < kMaxRank) this->sizes[axis++] = size;
+    }
+    std::int64_t stride = 1;
+    for (axis = (rank < kMaxRank ? rank : kMaxRank) - 1; axis >= 0; --axis) {
+      strides[axis] = stride;
+      stride *= this->sizes[axis] > 0 ? this->sizes[axis] : 1;
+    }
+  }
+
+  // With strides, as many as sizes (validation refuses any other number, and a rank over 4).
+  Tensor(const void* data, Type type, std::initializer_list<std::int64_t> sizes,
+         std::initializer_list<std::int64_t> strides)
+      : Tensor(data, type, sizes) {
+    if (strides.size() != sizes.size()) rank = -1;
+    int axis = 0;
+    for (std::int64_t stride : strides) {
+      if (axis < kMaxRank) this->strides[axis++] = stride;
+    }
+  }
+
+  constexpr bool given() const noexcept { return type != Type::none; }
+};
+
+// "bf16 [2, 8, 128, 64] strides [65536, 8192, 64, 1]".
+std::string to_string(const Tensor& tensor);
+
+}  // namespace regard

@@ -1,0 +1,297 @@
+// Validation: every rule of docs/semantics.md that the caller's tensors and options must keep.
+#include "problem/describe.hpp"
+
+#include <cmath>
+#include <tuple>
+#include <limits>
+
+#include "problem/refuse.hpp"
+#include "problem/tensor_checks.hpp"
+
+namespace regard {
+namespace {
+
+constexpr std::int64_t kMaxSize = std::numeric_limits<std::int32_t>::max();
+
+bool is_float(Type type) {
+  return type == f64 || type == f32 || type == f16 || type == bf16;
+}
+
+// Reads the sizes from q, k and v, and checks that they agree.
+Sizes read_sizes(const Attention& a, bool packed) {
+  const int rank = packed ? 3 : 4;
+  for (const auto& [name, tensor] : {std::pair{"q", &a.q}, {"k", &a.k}, {"v", &a.v}}) {
+    require(tensor->given(), name, *tensor, "must be given");
+    require(is_float(tensor->type), name, *tensor, "must be f64, f32, f16 or bf16");
+    require(tensor->type == a.q.type, name, *tensor, "must have q's type");
+    check_shape(name, *tensor, rank,
+                packed ? "packed sequences need (total, heads, size)"
+                       : "must be (batch, heads, length, size)");
+    check_last_stride(name, *tensor);
+  }
+  const int row = packed ? 0 : 2, head = 1, column = packed ? 2 : 3;
+  Sizes s;
+  s.heads_q = a.q.sizes[head];
+  s.heads_kv = a.k.sizes[head];
+  s.dim = a.q.sizes[column];
+  s.dim_v = a.v.sizes[column];
+  s.rows_q = a.q.sizes[row];
+  s.rows_k = a.k.sizes[row];
+  require(a.k.sizes[column] == s.dim, "k", a.k, "must have q's head size");
+  require(a.v.sizes[head] == s.heads_kv, "v", a.v, "must have as many heads as k");
+  require(a.v.sizes[row] == s.rows_k, "v", a.v, "must be as long as k");
+  require(s.heads_q >= 1, "q", a.q, "must have at least one head");
+  require(s.heads_kv >= 1 && s.heads_q % s.heads_kv == 0, "k", a.k,
+          "q's heads must be a multiple of k's");
+  require(s.dim >= 1, "q", a.q, "the head size must be at least 1");
+  require(s.dim_v >= 1, "v", a.v, "the head size must be at least 1");
+  if (packed) {
+    check_shape("cu_seqlens_q", a.cu_seqlens_q, 1, "must be (batch + 1)");
+    s.batch = a.cu_seqlens_q.sizes[0] - 1;
+    s.len_q = a.max_seqlen_q;
+    s.len_k = a.max_seqlen_k;
+    require(s.len_q >= 0 && s.len_q <= s.rows_q, "max_seqlen_q", s.len_q,
+            "must be between 0 and the rows of q");
+    require(s.len_k >= 0 && s.len_k <= s.rows_k, "max_seqlen_k", s.len_k,
+            "must be between 0 and the rows of k");
+  } else {
+    require(a.max_seqlen_q == 0, "max_seqlen_q", a.max_seqlen_q, "only packed sequences take it");
+    require(a.max_seqlen_k == 0, "max_seqlen_k", a.max_seqlen_k, "only packed sequences take it");
+    s.batch = a.q.sizes[0];
+    require(a.k.sizes[0] == s.batch, "k", a.k, "must have q's batch size");
+    require(a.v.sizes[0] == s.batch, "v", a.v, "must have q's batch size");
+    s.len_q = s.rows_q;
+    s.len_k = s.rows_k;
+    s.rows_q *= s.batch;
+    s.rows_k *= s.batch;
+  }
+  return s;
+}
+
+const std::int32_t* lengths_table(const char* name, const Tensor& tensor, std::int64_t size) {
+  if (!tensor.given()) return nullptr;
+  require(tensor.type == i32, name, tensor, "must be i32");
+  check_shape(name, tensor, 1, "must have one dimension");
+  require(tensor.sizes[0] == size, name, tensor,
+          "must have " + std::to_string(size) + " elements");
+  check_last_stride(name, tensor);
+  return static_cast<const std::int32_t*>(tensor.data);
+}
+
+void check_begins(const char* name, const std::int32_t* begins, std::int64_t batch,
+                  std::int64_t rows, std::int64_t longest) {
+  const auto at = [&](std::int64_t b) { return std::string(name) + "[" + std::to_string(b) + "]"; };
+  require(begins[0] >= 0, at(0).c_str(), begins[0], "must not be negative");
+  for (std::int64_t b = 0; b < batch; ++b) {
+    require(begins[b + 1] >= begins[b], at(b + 1).c_str(), begins[b + 1],
+            "must not be below the entry before it, " + std::to_string(begins[b]));
+    require(begins[b + 1] - begins[b] <= longest, at(b + 1).c_str(), begins[b + 1],
+            "makes a sequence longer than max_seqlen, " + std::to_string(longest));
+  }
+  require(begins[batch] <= rows, at(batch).c_str(), begins[batch],
+          "runs past the end of the packed rows, " + std::to_string(rows));
+}
+
+SequenceTable read_sequences(const Attention& a, const Sizes& s, bool packed, NullData nulls) {
+  SequenceTable table{.len_q = s.len_q, .len_k = s.len_k};
+  if (packed) {
+    require(a.cu_seqlens_k.given(), "cu_seqlens_k", a.cu_seqlens_k,
+            "must be given with cu_seqlens_q");
+    table.begins_q = lengths_table("cu_seqlens_q", a.cu_seqlens_q, s.batch + 1);
+    table.begins_k = lengths_table("cu_seqlens_k", a.cu_seqlens_k, s.batch + 1);
+  }
+  table.used_q = lengths_table("seqused_q", a.seqused_q, s.batch);
+  table.used_k = lengths_table("seqused_k", a.seqused_k, s.batch);
+  if (nulls == NullData::allowed) return {.len_q = s.len_q, .len_k = s.len_k};
+  for (const auto& [name, tensor] :
+       {std::pair{"cu_seqlens_q", &a.cu_seqlens_q}, {"cu_seqlens_k", &a.cu_seqlens_k},
+        {"seqused_q", &a.seqused_q}, {"seqused_k", &a.seqused_k}}) {
+    check_data(name, *tensor);
+  }
+  if (packed) {
+    check_begins("cu_seqlens_q", table.begins_q, s.batch, s.rows_q, s.len_q);
+    check_begins("cu_seqlens_k", table.begins_k, s.batch, s.rows_k, s.len_k);
+  }
+  for (const auto& [name, used, begins, longest] :
+       {std::tuple{"seqused_q", table.used_q, table.begins_q, s.len_q},
+        {"seqused_k", table.used_k, table.begins_k, s.len_k}}) {
+    for (std::int64_t b = 0; used && b < s.batch; ++b) {
+      const std::int64_t room = begins ? begins[b + 1] - begins[b] : longest;
+      const std::string entry = std::string(name) + "[" + std::to_string(b) + "]";
+      require(used[b] >= 0 && used[b] <= room, entry.c_str(), used[b],
+              "must be between 0 and the sequence's length, " + std::to_string(room));
+    }
+  }
+  return table;
+}
+
+void read_options(const Attention& a, Problem& p) {
+  const double scale = a.scale.value_or(1 / std::sqrt(double(p.sizes.dim)));
+  require(std::isfinite(scale), "scale", scale, "must be finite");
+  require(std::isfinite(a.softcap) && a.softcap >= 0, "softcap", a.softcap,
+          "must be finite and not negative (0 = off)");
+  require(a.causal <= Causal::bottom_right, "causal", int(a.causal), "is no such alignment");
+  require(a.precision <= Precision::bf16, "precision", int(a.precision), "is no such precision");
+  require(a.window.left >= -1, "window.left", a.window.left, "must be -1 (unbounded) or more");
+  require(a.window.right >= -1, "window.right", a.window.right, "must be -1 (unbounded) or more");
+  require(a.dropout.p >= 0 && a.dropout.p < 1, "dropout.p", a.dropout.p, "must be in [0, 1)");
+
+  const auto bound = [&](std::int64_t side) {
+    return side >= p.sizes.len_q + p.sizes.len_k ? -1 : side;
+  };
+  p.mask_params.left = bound(a.window.left);
+  p.mask_params.right = a.causal == Causal::none ? bound(a.window.right) : 0;
+  p.mask_params.top_left = a.causal == Causal::top_left;
+  p.score = {.scale = scale, .softcap = a.softcap};
+  p.dropout = dropout_params(a.dropout.p, a.dropout.seed, a.dropout.offset);
+  const bool positive = computes_in_f64(p) ? scale > 0 : float(scale) > 0;
+  p.features = {
+      .softcap = a.softcap > 0,
+      .bias = a.bias.given(),
+      .mask = a.mask.given(),
+      .alibi = a.alibi_slopes.given(),
+      .sink = a.sink.given(),
+      .dropout = p.dropout.threshold > 0,
+      .interval = p.mask_params.left >= 0 || p.mask_params.right >= 0,
+      .signed_scale = !positive,
+  };
+}
+
+void read_score_tensors(const Attention& a, Problem& p, NullData nulls) {
+  const Sizes& s = p.sizes;
+  const std::array<std::int64_t, 4> scores{s.batch, s.heads_q, s.len_q, s.len_k};
+  if (a.bias.given()) {
+    require(is_float(a.bias.type), "bias", a.bias, "must be f64, f32, f16 or bf16");
+    p.bias = broadcast_view("bias", a.bias, scores);
+    const int absent = 4 - a.bias.rank;
+    for (int axis = absent; axis < 4; ++axis) p.bias_sizes[axis] = a.bias.sizes[axis - absent];
+  }
+  if (a.mask.given()) {
+    require(a.mask.type == boolean, "mask", a.mask, "must be bool");
+    p.mask = broadcast_view("mask", a.mask, scores);
+  }
+  if (a.alibi_slopes.given()) {
+    require(a.alibi_slopes.type == f32, "alibi_slopes", a.alibi_slopes, "must be f32");
+    p.alibi_slopes = head_view("alibi_slopes", a.alibi_slopes, s, a.alibi_slopes.rank == 2);
+  }
+  if (a.sink.given()) {
+    require(a.sink.type == f32, "sink", a.sink, "must be f32");
+    p.sink = head_view("sink", a.sink, s, false);
+  }
+  if (nulls == NullData::refused) {
+    for (const auto& [name, tensor] :
+         {std::pair{"bias", &a.bias}, {"mask", &a.mask}, {"alibi_slopes", &a.alibi_slopes},
+          {"sink", &a.sink}}) {
+      check_data(name, *tensor);
+    }
+  }
+}
+
+View optional_like(const char* name, const Tensor& tensor, const Tensor& like, const Problem& p,
+                   Access access) {
+  if (!tensor.given()) return {};
+  require(tensor.type == p.type || tensor.type == f32, name, tensor,
+          std::string("must be ") + name_of(p.type) + (p.type == f32 ? "" : " or f32"));
+  return row_view(name, tensor, like, p.packed, access);
+}
+
+// out and dout: q's sizes with v's head size.
+View out_view(const char* name, const Tensor& tensor, const Attention& a, const Problem& p,
+              Access access) {
+  require(tensor.given(), name, tensor, "must be given");
+  Tensor like = a.q;
+  like.sizes[p.packed ? 2 : 3] = p.sizes.dim_v;
+  return optional_like(name, tensor, like, p, access);
+}
+
+}  // namespace
+
+Problem describe(const Attention& a, Pass pass, NullData nulls) {
+  require(pass <= Pass::backward, "pass", int(pass), "is no such pass");
+  Problem p;
+  p.backward = pass == Pass::backward;
+  p.packed = a.cu_seqlens_q.given() || a.cu_seqlens_k.given();
+  if (p.packed) {
+    require(a.cu_seqlens_q.given(), "cu_seqlens_q", a.cu_seqlens_q,
+            "must be given with cu_seqlens_k");
+  }
+  p.sizes = read_sizes(a, p.packed);
+  p.type = a.q.type;
+  for (const auto& [name, size] :
+       {std::pair{"batch", p.sizes.batch}, {"heads", p.sizes.heads_q}, {"q's rows", p.sizes.rows_q},
+        {"k's rows", p.sizes.rows_k}, {"head size", p.sizes.dim}, {"v's head size", p.sizes.dim_v}}) {
+    require(size >= 0 && size <= kMaxSize, name, size, "must be below 2^31");
+  }
+  p.sequences = read_sequences(a, p.sizes, p.packed, nulls);
+  read_options(a, p);
+  p.q = row_view("q", a.q, a.q, p.packed, Access::read);
+  p.k = row_view("k", a.k, a.k, p.packed, Access::read);
+  p.v = row_view("v", a.v, a.v, p.packed, Access::read);
+  if (nulls == NullData::refused) {
+    check_data("q", a.q);
+    check_data("k", a.k);
+    check_data("v", a.v);
+  }
+  read_score_tensors(a, p, nulls);
+  return p;
+}
+
+Problem describe_forward(const Attention& a, const ForwardOutputs& to) {
+  Problem p = describe(a, Pass::forward, NullData::refused);
+  p.out = out_view("out", to.out, a, p, Access::write);
+  check_data("out", to.out);
+  if (to.lse.given()) p.lse = lse_view("lse", to.lse, p, Access::write);
+  check_data("lse", to.lse);
+  check_distinct({{"out", &to.out}, {"lse", &to.lse}}, a);
+  return p;
+}
+
+Problem describe_backward(const Attention& a, const BackwardInputs& from, const Gradients& to) {
+  Problem p = describe(a, Pass::backward, NullData::refused);
+  p.out = out_view("out", from.out, a, p, Access::read);
+  p.dout = out_view("dout", from.dout, a, p, Access::read);
+  require(from.lse.given(), "lse", from.lse, "must be given");
+  p.lse = lse_view("lse", from.lse, p, Access::read);
+  if (from.dlse.given()) p.dlse = lse_view("dlse", from.dlse, p, Access::read);
+  p.dq = optional_like("dq", to.dq, a.q, p, Access::write);
+  p.dk = optional_like("dk", to.dk, a.k, p, Access::write);
+  p.dv = optional_like("dv", to.dv, a.v, p, Access::write);
+  if (to.dbias.given()) {
+    require(a.bias.given(), "dbias", to.dbias, "needs a bias");
+    require(to.dbias.type == a.bias.type || to.dbias.type == f32, "dbias", to.dbias,
+            "must have the bias's type or f32");
+    p.dbias = like_view("dbias", to.dbias, a.bias, p);
+  }
+  if (to.dsink.given()) {
+    require(a.sink.given(), "dsink", to.dsink, "needs a sink");
+    require(to.dsink.type == f32, "dsink", to.dsink, "must be f32");
+    p.dsink = head_view("dsink", to.dsink, p.sizes, false);
+    check_overlap("dsink", to.dsink);
+  }
+  for (const auto& [name, tensor] :
+       {std::pair{"out", &from.out}, {"lse", &from.lse}, {"dout", &from.dout}, {"dlse", &from.dlse},
+        {"dq", &to.dq}, {"dk", &to.dk}, {"dv", &to.dv}, {"dbias", &to.dbias},
+        {"dsink", &to.dsink}}) {
+    check_data(name, *tensor);
+  }
+  check_distinct({{"dq", &to.dq}, {"dk", &to.dk}, {"dv", &to.dv}, {"dbias", &to.dbias},
+                  {"dsink", &to.dsink}},
+                 a, {{"out", &from.out}, {"lse", &from.lse}, {"dout", &from.dout},
+                     {"dlse", &from.dlse}});
+  p.accumulate = to.accumulate;
+  p.gradients_named = true;
+  return p;
+}
+
+View describe_keep(const Problem& p, const Tensor& keep) {
+  const Sizes& s = p.sizes;
+  require(keep.given() && keep.type == boolean, "keep", keep, "must be bool");
+  check_shape("keep", keep, 4, "must be (B, Hq, Sq, Sk)");
+  const std::array<std::int64_t, 4> sizes{s.batch, s.heads_q, s.len_q, s.len_k};
+  require(keep.sizes == sizes, "keep", keep, "must be (B, Hq, Sq, Sk)");
+  check_data("keep", keep);
+  check_overlap("keep", keep);
+  return broadcast_view("keep", keep, sizes);
+}
+
+}  // namespace regard

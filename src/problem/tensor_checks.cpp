@@ -1,0 +1,177 @@
+// What one tensor must satisfy, and how it becomes a View.
+#include "problem/tensor_checks.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "problem/refuse.hpp"
+
+namespace regard {
+namespace {
+
+bool has_elements(const Tensor& tensor) {
+  for (int axis = 0; axis < tensor.rank; ++axis) {
+    if (tensor.sizes[axis] == 0) return false;
+  }
+  return true;
+}
+
+// The span in bytes must fit an address, so that no offset can overflow.
+void check_span(const char* name, const Tensor& tensor) {
+  __int128 span = 1;
+  for (int axis = 0; axis < tensor.rank; ++axis) {
+    const __int128 stride = tensor.strides[axis];
+    if (tensor.sizes[axis] > 0) span += (tensor.sizes[axis] - 1) * (stride < 0 ? -stride : stride);
+  }
+  require(span * __int128(size_of(tensor.type)) < __int128(1) << 62, name, tensor,
+          "spans more memory than there is");
+}
+
+bool same_sizes(const Tensor& a, const Tensor& b) {
+  return a.rank == b.rank && std::equal(a.sizes.begin(), a.sizes.begin() + a.rank, b.sizes.begin());
+}
+
+Tensor only_sizes(const Tensor& tensor) {
+  Tensor shape = tensor;
+  std::int64_t dense = 1;
+  for (int axis = shape.rank - 1; axis >= 0; --axis) {
+    shape.strides[axis] = dense;
+    dense *= shape.sizes[axis];
+  }
+  return shape;
+}
+
+}  // namespace
+
+void check_shape(const char* name, const Tensor& tensor, int rank, const char* wanted) {
+  require(tensor.type <= Type::i32, name, int(tensor.type), "is no such type");
+  require(tensor.rank >= 0, name, tensor, "needs as many strides as sizes");
+  require(tensor.rank == rank, name, tensor, wanted);
+  for (int axis = 0; axis < rank; ++axis) {
+    require(tensor.sizes[axis] >= 0, name, tensor, "sizes must not be negative");
+    require(tensor.sizes[axis] <= std::numeric_limits<std::int32_t>::max(), name, tensor,
+            "sizes must be below 2^31");
+  }
+  check_span(name, tensor);
+}
+
+void check_last_stride(const char* name, const Tensor& tensor) {
+  const int last = tensor.rank - 1;
+  require(tensor.sizes[last] <= 1 || tensor.strides[last] == 1, name, tensor,
+          "the last stride must be 1");
+}
+
+void check_data(const char* name, const Tensor& tensor) {
+  if (!tensor.given() || !has_elements(tensor)) return;
+  require(tensor.data != nullptr, name, "null", "must point to data");
+  require(reinterpret_cast<std::uintptr_t>(tensor.data) % size_of(tensor.type) == 0, name,
+          tensor.data == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(tensor.data),
+          "must be aligned to its elements");
+}
+
+void check_overlap(const char* name, const Tensor& tensor) {
+  if (!has_elements(tensor)) return;
+  std::array<std::pair<std::int64_t, std::int64_t>, Tensor::kMaxRank> axes{};
+  int count = 0;
+  for (int axis = 0; axis < tensor.rank; ++axis) {
+    if (tensor.sizes[axis] > 1) {
+      axes[count++] = {std::abs(tensor.strides[axis]), tensor.sizes[axis]};
+    }
+  }
+  std::sort(axes.begin(), axes.begin() + count);
+  std::int64_t span = 1;
+  for (int axis = 0; axis < count; ++axis) {
+    const auto [stride, size] = axes[axis];
+    require(stride >= span, name, tensor, "is written to, so its elements must not overlap");
+    span += (size - 1) * stride;
+  }
+}
+
+void check_distinct(std::initializer_list<NamedTensor> outputs, const Attention& a,
+                    std::initializer_list<NamedTensor> more_inputs) {
+  const auto refuse_same = [](const NamedTensor& output, const NamedTensor& other) {
+    const auto& [name, tensor] = output;
+    if (tensor == other.second || !tensor->given() || !other.second->given()) return;
+    if (!has_elements(*tensor) || !has_elements(*other.second)) return;
+    require(tensor->data != other.second->data, name, *tensor,
+            std::string("must not share its memory with ") + other.first);
+  };
+  for (const NamedTensor& output : outputs) {
+    for (const NamedTensor& other : outputs) refuse_same(output, other);
+    for (const NamedTensor& other : more_inputs) refuse_same(output, other);
+    for (const NamedTensor& other :
+         {NamedTensor{"q", &a.q}, {"k", &a.k}, {"v", &a.v}, {"bias", &a.bias}, {"mask", &a.mask},
+          {"alibi_slopes", &a.alibi_slopes}, {"sink", &a.sink}}) {
+      refuse_same(output, other);
+    }
+  }
+}
+
+View row_view(const char* name, const Tensor& tensor, const Tensor& like, bool packed,
+              Access access) {
+  check_shape(name, tensor, like.rank, "must have as many dimensions as q");
+  require(same_sizes(tensor, like), name, tensor, "must be " + to_string(only_sizes(like)));
+  check_last_stride(name, tensor);
+  if (access == Access::write) check_overlap(name, tensor);
+  const auto& s = tensor.strides;
+  return {.data = tensor.data,
+          .type = tensor.type,
+          .strides = packed ? Strides{.batch = 0, .head = s[1], .row = s[0], .column = 1}
+                            : Strides{.batch = s[0], .head = s[1], .row = s[2], .column = 1}};
+}
+
+View lse_view(const char* name, const Tensor& tensor, const Problem& p, Access access) {
+  const Type wanted = computes_in_f64(p) ? f64 : f32;
+  require(tensor.type == wanted, name, tensor, std::string("must be ") + name_of(wanted));
+  const Sizes& n = p.sizes;
+  const Tensor like = p.packed ? Tensor(nullptr, wanted, {n.heads_q, n.rows_q})
+                               : Tensor(nullptr, wanted, {n.batch, n.heads_q, n.len_q});
+  check_shape(name, tensor, like.rank, p.packed ? "must be (Hq, total_q)" : "must be (B, Hq, Sq)");
+  require(same_sizes(tensor, like), name, tensor, "must be " + to_string(like));
+  if (access == Access::write) check_overlap(name, tensor);
+  const auto& s = tensor.strides;
+  return {.data = tensor.data,
+          .type = tensor.type,
+          .strides = p.packed ? Strides{.batch = 0, .head = s[0], .row = s[1], .column = 0}
+                              : Strides{.batch = s[0], .head = s[1], .row = s[2], .column = 0}};
+}
+
+View broadcast_view(const char* name, const Tensor& tensor,
+                    const std::array<std::int64_t, 4>& full) {
+  require(tensor.rank >= 0 && tensor.rank <= 4, name, tensor, "must have at most 4 dimensions");
+  check_shape(name, tensor, tensor.rank, "");
+  std::int64_t strides[4] = {0, 0, 0, 0};
+  const int absent = 4 - tensor.rank;
+  for (int axis = absent; axis < 4; ++axis) {
+    const std::int64_t size = tensor.sizes[axis - absent];
+    require(size == 1 || size == full[axis], name, tensor,
+            "must broadcast to " + to_string(Tensor(nullptr, tensor.type, {full[0], full[1],
+                                                                           full[2], full[3]})));
+    if (size != 1) strides[axis] = tensor.strides[axis - absent];
+  }
+  return {.data = tensor.data,
+          .type = tensor.type,
+          .strides = {strides[0], strides[1], strides[2], strides[3]}};
+}
+
+View head_view(const char* name, const Tensor& tensor, const Sizes& sizes, bool per_batch) {
+  check_shape(name, tensor, per_batch ? 2 : 1, per_batch ? "must be (B, Hq)" : "must be (Hq)");
+  const int head = per_batch ? 1 : 0;
+  require(tensor.sizes[head] == sizes.heads_q && (!per_batch || tensor.sizes[0] == sizes.batch),
+          name, tensor,
+          "must have " + std::to_string(sizes.heads_q) + " heads" +
+              (per_batch ? " in " + std::to_string(sizes.batch) + " batches" : ""));
+  return {.data = tensor.data,
+          .type = tensor.type,
+          .strides = {.batch = per_batch ? tensor.strides[0] : 0, .head = tensor.strides[head]}};
+}
+
+View like_view(const char* name, const Tensor& tensor, const Tensor& bias, const Problem& p) {
+  check_shape(name, tensor, bias.rank, "must have as many dimensions as the bias");
+  require(same_sizes(tensor, bias), name, tensor, "must be " + to_string(only_sizes(bias)));
+  check_overlap(name, tensor);
+  const Sizes& s = p.sizes;
+  return broadcast_view(name, tensor, {s.batch, s.heads_q, s.len_q, s.len_k});
+}
+
+}  // namespace regard

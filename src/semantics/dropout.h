@@ -1,0 +1,69 @@
+// Which elements dropout keeps: a pure function of (seed, offset, b, h, i, j).
+//
+// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011).
+// One call serves eight columns of one row: 16 bits each, laid out so that a thread of a matrix
+// instruction, which holds the column pairs {2c, 2c+1} of every eight, needs one call per 32 keys.
+#pragma once
+
+#include "semantics/portable.h"
+
+namespace regard {
+
+struct Philox {
+  uint32 word[4];
+};
+
+REGARD_INLINE Philox philox(Philox counter, uint32 key_low, uint32 key_high) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64 a = uint64(counter.word[0]) * 0xD2511F53u;
+    const uint64 b = uint64(counter.word[2]) * 0xCD9E8D57u;
+    counter = {{uint32(b >> 32) ^ counter.word[1] ^ key_low, uint32(b),
+                uint32(a >> 32) ^ counter.word[3] ^ key_high, uint32(a)}};
+    key_low += 0x9E3779B9u;
+    key_high += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+struct DropoutParams {
+  uint32 threshold = 0;  // dropped if the element's 16 bits are below it
+  uint32 key_low = 0;
+  uint32 key_high = 0;
+};
+
+// p realised is threshold / 65536. Seed and offset mix into one key, so that a step costs nothing.
+REGARD_INLINE DropoutParams dropout_params(double p, uint64 seed, uint64 offset) {
+  const double steps = p * 65536 + 0.5;
+  const uint32 threshold = steps >= 65535 ? 65535u : uint32(steps);
+  const Philox key = philox({{uint32(offset), uint32(offset >> 32), 0, 0}}, uint32(seed),
+                            uint32(seed >> 32));
+  return {threshold, key.word[0], key.word[1]};
+}
+
+REGARD_INLINE double realised_probability(const DropoutParams& params) {
+  return double(params.threshold) / 65536;
+}
+
+// The call that serves column j, and which of its eight 16-bit numbers is j's.
+REGARD_INLINE uint32 dropout_call(int64 j) { return uint32(j / 32 * 4 + j % 8 / 2); }
+REGARD_INLINE int dropout_slot(int64 j) { return int(j % 32 / 8 * 2 + j % 2); }
+
+REGARD_INLINE Philox dropout_bits(const DropoutParams& params, int64 b, int64 h, int64 i,
+                                  uint32 call) {
+  return philox({{call, uint32(i), uint32(h), uint32(b)}}, params.key_low, params.key_high);
+}
+
+REGARD_INLINE bool kept(const DropoutParams& params, const Philox& bits, int slot) {
+  return ((bits.word[slot / 2] >> (slot % 2 * 16)) & 0xffffu) >= params.threshold;
+}
+
+REGARD_INLINE bool keep(const DropoutParams& params, int64 b, int64 h, int64 i, int64 j) {
+  return kept(params, dropout_bits(params, b, h, i, dropout_call(j)), dropout_slot(j));
+}
+
+// 1 / (1 - p), with the realised p.
+REGARD_INLINE double keep_scale(const DropoutParams& params) {
+  return 65536.0 / double(65536u - params.threshold);
+}
+
+}  // namespace regard

@@ -1,0 +1,19 @@
+// Which terms of the specification take part: the compile-time half of the meaning.
+#pragma once
+
+namespace regard {
+
+struct Features {
+  bool softcap = false;
+  bool bias = false;
+  bool mask = false;
+  bool alibi = false;
+  bool sink = false;
+  bool dropout = false;
+  bool interval = false;      // causal or a window: a row sees an interval of the keys
+  bool signed_scale = false;  // scale <= 0: a larger product is not a larger score
+
+  bool operator==(const Features&) const = default;
+};
+
+}  // namespace regard

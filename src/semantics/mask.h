@@ -1,0 +1,73 @@
+// Which keys a query sees: one interval per row, from which everything else follows.
+//
+// diag(i) = i (top left) or i + len_k - len_q (bottom right); row i sees the keys j with
+// diag - left <= j <= diag + right. Both ends never decrease with i.
+#pragma once
+
+#include "semantics/portable.h"
+
+namespace regard {
+
+struct MaskParams {
+  int64 left = -1;  // -1 = unbounded
+  int64 right = -1;
+  bool top_left = false;
+};
+
+struct Interval {
+  int64 begin = 0;
+  int64 end = 0;
+
+  REGARD_INLINE bool empty() const { return end <= begin; }
+  REGARD_INLINE bool contains(int64 x) const { return begin <= x && x < end; }
+};
+
+enum class TileKind : uint8 { empty, partial, full };
+
+REGARD_INLINE int64 diagonal_shift(const MaskParams& mask, int64 len_q, int64 len_k) {
+  return mask.top_left ? 0 : len_k - len_q;
+}
+
+REGARD_INLINE Interval visible_keys(const MaskParams& mask, int64 i, int64 len_q, int64 len_k) {
+  const int64 diag = i + diagonal_shift(mask, len_q, len_k);
+  return {mask.left < 0 ? 0 : clamp_to<int64>(diag - mask.left, 0, len_k),
+          mask.right < 0 ? len_k : clamp_to<int64>(diag + mask.right + 1, 0, len_k)};
+}
+
+REGARD_INLINE Interval visible_queries(const MaskParams& mask, int64 j, int64 len_q, int64 len_k) {
+  const int64 row = j - diagonal_shift(mask, len_q, len_k);
+  return {mask.right < 0 ? 0 : clamp_to<int64>(row - mask.right, 0, len_q),
+          mask.left < 0 ? len_q : clamp_to<int64>(row + mask.left + 1, 0, len_q)};
+}
+
+// Keys that some row of [rows.begin, rows.end) sees, as one hull.
+REGARD_INLINE Interval visible_hull(const MaskParams& mask, Interval rows, int64 len_q,
+                                    int64 len_k) {
+  if (rows.empty()) return {};
+  return {visible_keys(mask, rows.begin, len_q, len_k).begin,
+          visible_keys(mask, rows.end - 1, len_q, len_k).end};
+}
+
+// How much of the tile rows x keys is visible; `partial` may be said of an empty tile, never the
+// reverse.
+REGARD_INLINE TileKind classify(const MaskParams& mask, Interval rows, Interval keys, int64 len_q,
+                                int64 len_k) {
+  const Interval first = visible_keys(mask, rows.begin, len_q, len_k);
+  const Interval last = visible_keys(mask, rows.end - 1, len_q, len_k);
+  if (keys.end <= first.begin || keys.begin >= last.end) return TileKind::empty;
+  if (last.begin <= keys.begin && keys.end <= first.end) return TileKind::full;
+  return TileKind::partial;
+}
+
+// Pairs that the intervals of all len_q rows leave visible.
+REGARD_INLINE double visible_pairs(const MaskParams& mask, int64 len_q, int64 len_k) {
+  if (mask.left < 0 && mask.right < 0) return double(len_q) * double(len_k);
+  double pairs = 0;
+  for (int64 i = 0; i < len_q; ++i) {
+    const Interval keys = visible_keys(mask, i, len_q, len_k);
+    if (!keys.empty()) pairs += double(keys.end - keys.begin);
+  }
+  return pairs;
+}
+
+}  // namespace regard

@@ -1,0 +1,65 @@
+// From the raw product q . k to the logit, and the logit's slope for the backward pass.
+//
+// Order: scale, softcap, bias, ALiBi. `L` is a Lanes policy: double, a vector, or a GPU float.
+#pragma once
+
+#include "semantics/features.h"
+#include "semantics/portable.h"
+
+namespace regard {
+
+// logit = value * unit. The unit is uniform and positive, so that a softmax may fold it into its
+// exponent instead of multiplying every element.
+template <class L>
+struct Logit {
+  typename L::Vec value;
+  typename L::Real unit;
+};
+
+template <class Real>
+struct ScoreParams {
+  Real scale = 1;
+  Real softcap = 0;
+};
+
+// bias, alibi: the terms to add and to subtract; read only where the feature is on.
+template <class L>
+REGARD_INLINE Logit<L> score(Features on, const ScoreParams<typename L::Real>& params,
+                             typename L::Vec raw, typename L::Vec bias, typename L::Vec alibi) {
+  using Real = typename L::Real;
+  Logit<L> s{raw, params.scale};
+  if (on.softcap) {
+    const auto bent = L::tanh(L::mul(raw, L::set(params.scale / params.softcap)));
+    s = {L::mul(bent, L::set(params.softcap)), Real(1)};
+  }
+  if (on.signed_scale && !on.softcap) s = {L::mul(raw, L::set(params.scale)), Real(1)};
+  if (on.bias) s = {L::fma(s.value, L::set(s.unit), bias), Real(1)};
+  if (on.alibi) s = {L::sub(L::mul(s.value, L::set(s.unit)), alibi), Real(1)};
+  return s;
+}
+
+// d logit / d (scale * raw): 1 - tanh^2 under a softcap, else 1.
+template <class L>
+REGARD_INLINE typename L::Vec score_slope(Features on,
+                                          const ScoreParams<typename L::Real>& params,
+                                          typename L::Vec raw) {
+  using Real = typename L::Real;
+  if (!on.softcap) return L::set(Real(1));
+  const auto bent = L::tanh(L::mul(raw, L::set(params.scale / params.softcap)));
+  return L::sub(L::set(Real(1)), L::mul(bent, bent));
+}
+
+// The unit that score() gives to every logit under these features.
+template <class Real>
+REGARD_INLINE Real logit_unit(Features on, const ScoreParams<Real>& params) {
+  return on.softcap || on.signed_scale || on.bias || on.alibi ? Real(1) : params.scale;
+}
+
+// What ALiBi subtracts: slope * |i + len_k - len_q - j|.
+template <class Real>
+REGARD_INLINE Real alibi_distance(int64 i, int64 j, int64 len_q, int64 len_k) {
+  const int64 distance = i + len_k - len_q - j;
+  return Real(distance < 0 ? -distance : distance);
+}
+
+}  // namespace regard
