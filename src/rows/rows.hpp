@@ -1,0 +1,44 @@
+// Attention one row at a time, in float64, by the textbook: what the reference backend is made of,
+// and how the CPU backend redoes the few rows that a NaN in a hidden place may have reached.
+#pragma once
+
+#include <vector>
+
+#include "problem/problem.h"
+
+namespace regard {
+
+// One batch entry and one query head.
+struct Head {
+  const Problem& problem;
+  int64 b;
+  int64 h;
+  Sequence seq;
+
+  Head(const Problem& problem, int64 b, int64 h)
+      : problem(problem), b(b), h(h), seq(sequence(problem.sequences, b)) {}
+  int64 kv() const { return h / problem.sizes.group(); }
+};
+
+// Writes row i of out and lse. `scores` is scratch.
+void forward_row(const Head&, int64 i, std::vector<double>& scores);
+
+// dout . out - dlse of row i.
+double delta_of(const Head&, int64 i);
+
+// Writes row i of dq (if given) and adds row i's ds to dbias_sum (if not null), which is dense with
+// the bias's sizes.
+void query_gradient_row(const Head&, int64 i, double delta, double* dbias_sum,
+                        std::vector<double>& sum);
+
+// Writes row j of dk and dv, those given, for kv head `kv`. deltas: [group][len_q].
+void key_gradient_row(const Problem&, int64 b, int64 kv, int64 j, const double* deltas,
+                      std::vector<double>& sum);
+
+// -exp(sink - lse) delta, summed over the rows of one head.
+double sink_gradient(const Head&, const double* deltas);
+
+// Whether the pair takes part: interval, mask, and a bias of -inf.
+bool visible(const Head&, int64 i, int64 j);
+
+}  // namespace regard

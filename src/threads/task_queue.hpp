@@ -1,0 +1,25 @@
+// Hands out task numbers in ascending order to whichever worker asks: a task's predecessors have
+// always begun before it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace regard {
+
+class TaskQueue {
+ public:
+  explicit TaskQueue(std::int64_t tasks) : tasks_(tasks) {}
+
+  // False when none is left.
+  bool next(std::int64_t& task) noexcept {
+    task = next_.fetch_add(1, std::memory_order_relaxed);
+    return task < tasks_;
+  }
+
+ private:
+  std::atomic<std::int64_t> next_{0};
+  const std::int64_t tasks_;
+};
+
+}  // namespace regard

@@ -1,0 +1,145 @@
+// The thread pool: persistent threads that help whichever call has workers left to start.
+#include "threads/threads.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "problem/refuse.hpp"
+#include "threads/task_queue.hpp"
+
+namespace regard {
+namespace {
+
+// One parallel() call: its workers are started by whoever is free, the caller included.
+struct Job {
+  const std::function<void(int)>& work;
+  const int workers;
+  int started = 0;   // under the pool's mutex
+  int finished = 0;  // under the pool's mutex
+};
+
+class Pool {
+ public:
+  void run(int workers, const std::function<void(int)>& work) {
+    Job job{work, workers};
+    std::unique_lock lock(mutex_);
+    grow(workers - 1);
+    const auto place = jobs_.insert(jobs_.end(), &job);
+    if (workers > 1) wake_.notify_all();
+    while (job.started < job.workers) start_one(job, lock);
+    jobs_.erase(place);
+    done_.wait(lock, [&] { return job.finished == job.workers; });
+  }
+
+ private:
+  // Starts one worker of the job on this thread.
+  void start_one(Job& job, std::unique_lock<std::mutex>& lock) {
+    const int worker = job.started++;
+    lock.unlock();
+    job.work(worker);
+    lock.lock();
+    if (++job.finished == job.workers) done_.notify_all();
+  }
+
+  Job* find_job() {
+    for (Job* job : jobs_) {
+      if (job->started < job->workers) return job;
+    }
+    return nullptr;
+  }
+
+  // A thread that cannot be made is no error: the caller does the work itself.
+  void grow(int threads) {
+    while (threads_ < threads) {
+      try {
+        std::thread([this] { serve(); }).detach();
+      } catch (const std::system_error&) {
+        return;
+      }
+      ++threads_;
+    }
+  }
+
+  [[noreturn]] void serve() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      Job* job = nullptr;
+      wake_.wait(lock, [&] { return (job = find_job()) != nullptr; });
+      start_one(*job, lock);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::condition_variable done_;
+  std::list<Job*> jobs_;
+  int threads_ = 0;
+};
+
+// Threads do not survive a fork, so the child starts with a new pool. Pools are never destroyed:
+// their threads may outlive every static object.
+std::atomic<Pool*> current_pool{nullptr};
+
+Pool& pool() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] {
+    current_pool.store(nullptr, std::memory_order_relaxed);
+  });
+  (void)registered;
+  Pool* existing = current_pool.load(std::memory_order_acquire);
+  if (existing) return *existing;
+  auto* made = new Pool;
+  if (current_pool.compare_exchange_strong(existing, made)) return *made;
+  delete made;
+  return *existing;
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+}  // namespace
+
+int worker_count(const Run& run) {
+  require(run.threads >= 0 && run.threads <= 4096, "threads", run.threads,
+          "must be between 0 (every usable core) and 4096");
+  return run.threads > 0 ? run.threads : usable_cores();
+}
+
+void parallel(int workers, const Run& run, const std::function<void(int)>& work) {
+  if (workers <= 1) {
+    if (workers == 1) work(0);
+    return;
+  }
+  if (run.executor.run) {
+    const auto call = [](void* context, int index) {
+      (*static_cast<const std::function<void(int)>*>(context))(index);
+    };
+    run.executor.run(run.executor.self, workers, call,
+                     const_cast<void*>(static_cast<const void*>(&work)));
+    return;
+  }
+  pool().run(workers, work);
+}
+
+void parallel_tasks(std::int64_t tasks, int workers, const Run& run,
+                    const std::function<void(std::int64_t, int)>& task) {
+  TaskQueue queue(tasks);
+  const auto count = static_cast<int>(std::min<std::int64_t>(workers, tasks));
+  parallel(count, run, [&](int worker) {
+    std::int64_t number = 0;
+    while (queue.next(number)) task(number, worker);
+  });
+}
+
+}  // namespace regard

@@ -1,0 +1,22 @@
+// The thread pool behind one function: parallel(workers, work, run).
+#pragma once
+
+#include <functional>
+
+#include "regard/regard.hpp"
+
+namespace regard {
+
+// How many workers a call may use: Run::threads, or every core that the process may use.
+int worker_count(const Run&);
+
+// Calls work(worker) once for each worker in [0, workers), on the caller's Executor if it gave one,
+// else on the library's own pool and the calling thread; returns when all have returned. Workers may
+// run one after another, so none may wait for another to begin. work must not throw.
+void parallel(int workers, const Run&, const std::function<void(int)>& work);
+
+// Calls task(n, worker) for each n in [0, tasks), the numbers handed out in ascending order.
+void parallel_tasks(std::int64_t tasks, int workers, const Run&,
+                    const std::function<void(std::int64_t task, int worker)>& task);
+
+}  // namespace regard
