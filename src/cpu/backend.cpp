@@ -1,0 +1,205 @@
+// Runs the CPU's plans on the thread pool.
+#include "cpu/backend.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/batch.hpp"
+#include "cpu/bias_gradient.hpp"
+#include "cpu/kernels/kernels.h"
+#include "cpu/memory.hpp"
+#include "cpu/peak.hpp"
+#include "cpu/redo.hpp"
+#include "rows/element.hpp"
+#include "rows/rows.hpp"
+#include "threads/threads.hpp"
+
+namespace regard::cpu_backend {
+namespace {
+
+// ---------------------------------------------------------------------------------------- forward
+
+struct ForwardWork {
+  std::vector<ForwardTask> tasks;
+  std::vector<CombineTask> combines;
+};
+
+// A sequence of few rows and many keys becomes one task per chunk of keys, merged afterwards.
+void split_task(const Problem& p, const CpuTiling& tiling, const ForwardTask& whole,
+                const BatchEntry& entry, char*& partials, ForwardWork& work) {
+  const int64 size = partial_layout(tiling, {p.sizes.dim, p.sizes.dim_v}).size;
+  work.combines.push_back({.b = whole.b,
+                           .kv = whole.kv,
+                           .block = whole.block,
+                           .chunks = entry.chunk_count,
+                           .partial = partials,
+                           .partial_stride = size});
+  for (int64 chunk = 0; chunk < entry.chunk_count; ++chunk, partials += size) {
+    ForwardTask task = whole;
+    task.keys = {chunk * tiling.chunk_k,
+                 std::min((chunk + 1) * tiling.chunk_k, entry.seq.len_k)};
+    task.partial = partials;
+    work.tasks.push_back(task);
+  }
+}
+
+ForwardWork forward_work(const Problem& p, const CpuTiling& tiling, const Batch& batch,
+                         char* partials) {
+  const int64 heads = p.sizes.heads_kv;
+  int64 most_blocks = 0;
+  for (int64 b = 0; b < batch.size(); ++b) {
+    most_blocks = std::max(most_blocks, batch[b].block_count);
+  }
+  ForwardWork work;
+  const auto add = [&](int64 b, int64 kv, int64 block) {
+    const BatchEntry& entry = batch[b];
+    if (block >= entry.block_count) return;
+    const ForwardTask task{.b = b, .kv = kv, .block = block, .keys = {0, entry.seq.len_k}};
+    if (splits_keys(tiling, p.sizes.group() * entry.seq.len_q, entry.seq.len_k)) {
+      split_task(p, tiling, task, entry, partials, work);
+    } else {
+      work.tasks.push_back(task);
+    }
+  };
+  if (p.features.interval) {
+    // The last rows see the most keys under a causal mask: heaviest first.
+    for (int64 block = most_blocks - 1; block >= 0; --block) {
+      for (int64 head = 0; head < batch.size() * heads; ++head) {
+        add(head / heads, head % heads, block);
+      }
+    }
+  } else {
+    for (int64 head = 0; head < batch.size() * heads; ++head) {
+      for (int64 block = 0; block < most_blocks; ++block) add(head / heads, head % heads, block);
+    }
+  }
+  return work;
+}
+
+// --------------------------------------------------------------------------------------- backward
+
+// Tasks that one worker runs in turn, because they add to the same bias gradient.
+struct TaskList {
+  std::vector<BackwardTask> tasks;
+  std::vector<int64> begins;  // of each run of tasks; one more at the end
+};
+
+TaskList backward_work(const Problem& p, const Batch& batch) {
+  const Sizes& s = p.sizes;
+  const bool summed = p.dbias.given();
+  const bool across_batch = summed && p.bias_sizes[0] == 1;
+  const bool across_heads = summed && p.bias_sizes[1] == 1;
+  const bool across_keys = summed && p.bias_sizes[3] == 1;
+  int64 most_chunks = 1;
+  for (int64 b = 0; b < s.batch; ++b) most_chunks = std::max(most_chunks, batch[b].chunk_count);
+  TaskList list;
+  const auto add_chunk = [&](int64 first_b, int64 first_kv, int64 chunk) {
+    for (int64 b = first_b; b < (across_batch ? s.batch : first_b + 1); ++b) {
+      if (chunk >= batch[b].chunk_count) continue;
+      for (int64 kv = first_kv; kv < (across_heads ? s.heads_kv : first_kv + 1); ++kv) {
+        list.tasks.push_back({.b = b, .kv = kv, .chunk = chunk});
+      }
+    }
+  };
+  list.begins.push_back(0);
+  const auto end_run = [&] {
+    if (int64(list.tasks.size()) > list.begins.back()) list.begins.push_back(list.tasks.size());
+  };
+  for (int64 b = 0; b < (across_batch ? std::min<int64>(1, s.batch) : s.batch); ++b) {
+    for (int64 kv = 0; kv < (across_heads ? 1 : s.heads_kv); ++kv) {
+      for (int64 chunk = 0; chunk < most_chunks; ++chunk) {
+        add_chunk(b, kv, chunk);
+        if (!across_keys) end_run();
+      }
+      end_run();
+    }
+  }
+  return list;
+}
+
+void write_sink_gradient(const Problem& p, int workers, const Run& run) {
+  parallel_tasks(p.sizes.heads_q, workers, run, [&](int64 h, int) {
+    double sum = 0;
+    for (int64 b = 0; b < p.sizes.batch; ++b) {
+      const Head head(p, b, h);
+      std::vector<double> deltas(head.seq.len_q);
+      for (int64 i = 0; i < head.seq.len_q; ++i) deltas[i] = delta_of(head, i);
+      sum += sink_gradient(head, deltas.data());
+    }
+    const int64 at = h * p.dsink.strides.head;
+    store_element(p.dsink, at, sum + (p.accumulate ? load_element(p.dsink, at) : 0));
+  });
+}
+
+}  // namespace
+
+void forward(const Problem& given, const Plan& plan, const Run& run) {
+  Problem p = given;
+  const CpuTiling& tiling = plan.tiling;
+  const Memory memory(plan.workspace, run);
+  const Batch batch(p, tiling);
+  const CpuKernels& k = kernels(plan.isa, p.type);
+  auto* const spoiled = hides_pairs(p) ? memory.at<uint8>(plan.workspace.spoiled_q) : nullptr;
+  const auto spoiled_of = [&](int64 b, int64 kv) {
+    return Spoiled{spoiled ? spoiled + batch.first_q(b, kv) : nullptr};
+  };
+  const ForwardWork work =
+      forward_work(p, tiling, batch, memory.at(plan.workspace.partials));
+  parallel_tasks(work.tasks.size(), plan.workers, run, [&](int64 n, int worker) {
+    const ForwardTask& task = work.tasks[n];
+    k.forward(p, tiling, task, spoiled_of(task.b, task.kv), memory.scratch(worker));
+  });
+  parallel_tasks(work.combines.size(), plan.workers, run, [&](int64 n, int worker) {
+    const CombineTask& task = work.combines[n];
+    k.combine(p, tiling, task, spoiled_of(task.b, task.kv), memory.scratch(worker));
+  });
+  if (spoiled) redo_forward(p, batch, spoiled, plan.workers, run);
+}
+
+void backward(const Problem& p, const Plan& plan, const Run& run) {
+  const CpuTiling& tiling = plan.tiling;
+  const CpuWorkspace& w = plan.workspace;
+  const Memory memory(w, run);
+  const Batch batch(p, tiling);
+  const CpuKernels& k = kernels(plan.isa, p.type);
+  uint8* const spoiled_q = hides_pairs(p) ? memory.at<uint8>(w.spoiled_q) : nullptr;
+  uint8* const spoiled_k = hides_pairs(p) ? memory.at<uint8>(w.spoiled_k) : nullptr;
+  if (spoiled_q) {
+    std::memset(spoiled_q, 0, p.sizes.rows_q * p.sizes.heads_q);
+    std::memset(spoiled_k, 0, p.sizes.rows_k * p.sizes.heads_kv);
+  }
+  auto* const turns = memory.at<int32>(w.turns);
+  if (p.dq.given()) std::memset(turns, 0, row_blocks_bound(p, tiling) * sizeof(int32));
+  const BiasGradient bias_gradient(p, memory.at(w.dbias), plan.workers, run);
+
+  const TaskList list = backward_work(p, batch);
+  const int64 block_bytes = tiling.block_q * p.sizes.dim * tiling.shape.real_size;
+  parallel_tasks(list.begins.size() - 1, plan.workers, run, [&](int64 n, int worker) {
+    for (int64 t = list.begins[n]; t < list.begins[n + 1]; ++t) {
+      const BackwardTask& task = list.tasks[t];
+      const int64 block = batch.first_block(task.b, task.kv);
+      const BackwardShared shared{
+          .dq = memory.at(w.dq + block * block_bytes),
+          .turn = turns + block,
+          .dbias = bias_gradient.sums(),
+          .dbias_strides = bias_gradient.strides(),
+          .spoiled_k = spoiled_k ? spoiled_k + batch.first_k(task.b, task.kv) : nullptr};
+      const Spoiled spoiled{spoiled_q ? spoiled_q + batch.first_q(task.b, task.kv) : nullptr};
+      k.backward(p, tiling, shared, task, spoiled, memory.scratch(worker));
+    }
+  });
+  if (p.dsink.given()) write_sink_gradient(p, plan.workers, run);
+  bias_gradient.finish(plan.workers, run);
+  if (spoiled_q) redo_backward(p, batch, spoiled_q, spoiled_k, plan.workers, run);
+}
+
+double measured_peak(const Problem& p, const Plan& plan, const Run& run) {
+  std::vector<double> rates(plan.workers, 0);
+  parallel(plan.workers, run,
+           [&](int worker) { rates[worker] = spin_rate(plan.isa, p.type, 0.05); });
+  double sum = 0;
+  for (double rate : rates) sum += rate;
+  return sum;
+}
+
+}  // namespace regard::cpu_backend

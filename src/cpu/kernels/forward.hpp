@@ -1,0 +1,283 @@
+// Forward: one block of query rows walks its visible keys.
+//
+// The lanes of a vector are query rows, so that the softmax needs no sums across lanes, and keys
+// and values are read in their natural order, one broadcast element at a time:
+//   S^T [keys][panel] = K Q^T     P^T = 2^(S^T - max)     O^T [dim_v][panel] += V^T P^T
+#pragma once
+
+#include "cpu/kernels/multiply.hpp"
+#include "cpu/kernels/stage.hpp"
+#include "semantics/score.h"
+#include "semantics/softmax.h"
+
+namespace regard {
+namespace {
+
+// A panel's running result.
+template <class L>
+struct Running {
+  using Real = typename L::Real;
+  Real* out;  // [dim_v][panel]
+  Real* max;  // [panel]
+  Real* sum;  // [panel]
+
+  REGARD_INLINE Running(char* memory, const PartialLayout& at)
+      : out(reinterpret_cast<Real*>(memory + at.out)),
+        max(reinterpret_cast<Real*>(memory + at.max)),
+        sum(reinterpret_cast<Real*>(memory + at.sum)) {}
+
+  REGARD_INLINE SoftmaxRow<L> row(int v) const {
+    return {L::load(max + v * L::kLanes), L::load(sum + v * L::kLanes)};
+  }
+  REGARD_INLINE void set_row(int v, const SoftmaxRow<L>& row) const {
+    L::store(max + v * L::kLanes, row.max);
+    L::store(sum + v * L::kLanes, row.sum);
+  }
+};
+
+template <class L>
+struct ForwardKernel {
+  static_assert(sizeof(Panel) <= kPanelBytes);
+  using Real = typename L::Real;
+  using Vec = typename L::Vec;
+  using Unit = typename L::Unit;
+  static constexpr int kWidth = L::kLanes * L::kVectors;
+
+  const Problem& p;
+  const CpuTiling& tiling;
+  const HeadContext context;
+  const HeadSizes dims;
+  const ForwardScratch at;
+  const PartialLayout partial_at;
+  char* const scratch;
+  const Stage<Real> stage;
+  Panel* const panels;
+
+  ForwardKernel(const Problem& problem, const CpuTiling& tiling, int64 b, int64 kv, char* scratch)
+      : p(problem),
+        tiling(tiling),
+        context{problem, b, kv, sequence(problem.sequences, b)},
+        dims{p.sizes.dim, p.sizes.dim_v},
+        at(forward_scratch(tiling, dims)),
+        partial_at(partial_layout(tiling, dims)),
+        scratch(scratch),
+        stage(scratch, at.stage),
+        panels(reinterpret_cast<Panel*>(scratch + at.panels)) {}
+
+  Unit* units_at(int64 offset) const { return reinterpret_cast<Unit*>(scratch + offset); }
+  Real* reals_at(int64 offset) const { return reinterpret_cast<Real*>(scratch + offset); }
+  Unit* queries(int panel) const {
+    return units_at(at.queries) + panel * padded_units(tiling.shape, dims.dim) * kWidth;
+  }
+  Running<L> running(char* memory, int panel) const {
+    return {memory + panel * partial_at.size, partial_at};
+  }
+
+  // The running state before the first key. A sink counts once, in the chunk that has it.
+  void begin_rows(const Running<L>& run, const Panel& panel, bool with_sink) const {
+    for (int64 d = 0; d < dims.dim_v * kWidth; d += L::kLanes) L::store(run.out + d, L::set(0));
+    for (int v = 0; v < L::kVectors; ++v) run.set_row(v, empty_softmax<L>());
+    if (!p.features.sink || !with_sink) return;
+    for (int lane = 0; lane < kWidth; ++lane) {
+      const float sink =
+          static_cast<const float*>(p.sink.data)[panel.head[lane] * p.sink.strides.head];
+      if (sink == -__builtin_huge_valf()) continue;
+      run.max[lane] = Real(double(sink) * kLog2E);
+      run.sum[lane] = 1;
+    }
+  }
+
+  // Logits of the block, hidden ones -inf, and their maximum per lane as an exponent.
+  void finish_scores(const ScoreTerms<L>& terms, Interval keys, bool veiled, Vec* block_max) const {
+    const int64 count = keys.end - keys.begin;
+    Real* const scores = reals_at(at.scores);
+    const bool plain = terms.unit == terms.params.scale && !terms.on.softcap && !terms.on.bias &&
+                       !terms.on.alibi && !terms.on.signed_scale;
+    const Vec lowest = L::set(-Real(__builtin_huge_val()));
+#pragma GCC unroll 4
+    for (int v = 0; v < L::kVectors; ++v) {
+      Vec max = lowest;
+      Real* const column = scores + v * L::kLanes;
+      if (plain && !veiled) {
+        for (int64 j = 0; j < count; ++j) max = L::max(max, L::load(column + j * kWidth));
+      } else {
+        for (int64 j = 0; j < count; ++j) {
+          Vec s = L::load(column + j * kWidth);
+          if (!plain) {
+            const Vec bias =
+                terms.on.bias ? L::load(stage.bias + j * kWidth + v * L::kLanes) : L::set(0);
+            s = score<L>(terms.on, terms.params, s, bias, terms.alibi(v, keys.begin + j)).value;
+          }
+          if (veiled) {
+            s = L::select(L::mask_of(stage.visible[j] >> (v * L::kLanes)), s, lowest);
+          }
+          L::store(column + j * kWidth, s);
+          max = L::max(max, s);
+        }
+      }
+      block_max[v] = L::mul(max, L::set(terms.exponent));
+    }
+  }
+
+  // P^T = 2^(exponent - max), rounded to Units; returns nothing but adds to the running sums.
+  void weigh(const Running<L>& run, const ScoreTerms<L>& terms, int64 count) const {
+    const Real* const scores = reals_at(at.scores);
+    Unit* const weights = units_at(at.weights);
+    const Vec exponent = L::set(terms.exponent);
+    const bool dropout = terms.on.dropout;
+#pragma GCC unroll 4
+    for (int v = 0; v < L::kVectors; ++v) {
+      SoftmaxRow<L> row = run.row(v);
+      const Vec minus_max = L::sub(L::set(0), subtractable<L>(row.max));
+      Vec sum = L::set(0);
+      const auto weight_of = [&](int64 j) {
+        const Vec s = L::load(scores + j * kWidth + v * L::kLanes);
+        const Vec weight = L::exp2(L::fma(s, exponent, minus_max));
+        sum = L::add(sum, weight);
+        if (!dropout) return weight;
+        return L::select(L::mask_of(stage.kept[j] >> (v * L::kLanes)), weight, L::set(0));
+      };
+      if constexpr (L::kPack == 1) {
+        for (int64 j = 0; j < count; ++j) {
+          L::store(weights + j * kWidth + v * L::kLanes, weight_of(j));
+        }
+      } else {
+        for (int64 j = 0; j < count; j += 2) {
+          const Vec even = weight_of(j);
+          const Vec odd = j + 1 < count ? weight_of(j + 1) : L::set(0);
+          L::store_rounded_pairs(weights + j / 2 * kWidth + v * L::kLanes, even, odd);
+        }
+      }
+      row.sum = L::add(row.sum, sum);
+      run.set_row(v, row);
+    }
+  }
+
+  void shrink_out(const Running<L>& run, const Vec* shrink) const {
+    bool unchanged = true;
+    for (int v = 0; v < L::kVectors; ++v) {
+      const uint64 same = L::bits_of(L::equal(shrink[v], L::set(1)));
+      unchanged = unchanged && same == (uint64(1) << L::kLanes) - 1;
+    }
+    if (unchanged) return;
+    for (int64 d = 0; d < dims.dim_v; ++d) {
+#pragma GCC unroll 4
+      for (int v = 0; v < L::kVectors; ++v) {
+        Real* const out = run.out + d * kWidth + v * L::kLanes;
+        L::store(out, L::mul(L::load(out), shrink[v]));
+      }
+    }
+  }
+
+  // One panel against one packed block of keys.
+  void attend(int index, const Running<L>& run, Interval keys) const {
+    const Panel& panel = panels[index];
+    const int64 count = keys.end - keys.begin;
+    const CpuShape& shape = tiling.shape;
+    multiply<L, L::kVectors, Walk::rows, Result::replace>(
+        {.a = units_at(at.keys), .lda = padded_units(shape, dims.dim), .b = queries(index),
+         .ldb = kWidth, .c = reals_at(at.scores), .ldc = kWidth, .m = count,
+         .k = units(shape, dims.dim)});
+    const ScoreTerms<L> terms(context, panel);
+    const bool veiled = stage_block<L>(stage, context, panel, keys);
+    Vec block_max[L::kVectors], shrink[L::kVectors];
+    finish_scores(terms, keys, veiled, block_max);
+    for (int v = 0; v < L::kVectors; ++v) {
+      SoftmaxRow<L> row = run.row(v);
+      shrink[v] = raise_max<L>(row, block_max[v]);
+      run.set_row(v, row);
+    }
+    shrink_out(run, shrink);
+    weigh(run, terms, count);
+    multiply<L, L::kVectors, Walk::columns, Result::add>(
+        {.a = units_at(at.values), .lda = padded(shape, dims.dim_v), .b = units_at(at.weights),
+         .ldb = kWidth, .c = run.out, .ldc = kWidth, .m = dims.dim_v, .k = units(shape, count)});
+  }
+
+  void finish_rows(const Running<L>& run, const Panel& panel, uint8* spoiled) const {
+    Real factor[kWidth], lse[kWidth];
+    const Real keep = Real(keep_scale(p.dropout));
+    for (int v = 0; v < L::kVectors; ++v) {
+      const SoftmaxRow<L> row = run.row(v);
+      L::store(factor + v * L::kLanes, L::mul(normaliser<L>(row), L::set(keep)));
+      L::store(lse + v * L::kLanes, lse_of<L>(row));
+    }
+    const uint64 bad = spoiled ? spoiled_lanes<L>(run.out, panel, dims.dim_v) : 0;
+    store_lanes<L>(run.out, factor, context, panel, p.out, dims.dim_v, false, 0);
+    for (int lane = 0; lane < panel.rows; ++lane) {
+      // A NaN lse is the row's own doing; another row's NaN leaves it alone.
+      if (spoiled) spoiled[panel.first + lane] = (bad >> lane & 1) && lse[lane] == lse[lane];
+      if (!p.lse.given()) continue;
+      const int64 offset = context.offset_q(p.lse, panel, lane);
+      L::store_as(p.lse.type, p.lse.data, offset, 1, L::set(lse[lane]));
+    }
+  }
+
+  void run_task(const ForwardTask& task, uint8* spoiled) const {
+    const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
+    const int count =
+        make_panels<L>(panels, context, blocks.first_row(task.block), blocks.rows(task.block));
+    char* const memory = task.partial ? static_cast<char*>(task.partial) : scratch + at.partial;
+    for (int i = 0; i < count; ++i) {
+      pack_lanes<L>(queries(i), context, panels[i], p.q, dims.dim);
+      begin_rows(running(memory, i), panels[i], task.keys.begin == 0);
+    }
+    const Interval hull = hull_of(panels, count);
+    const Interval keys{larger(hull.begin, task.keys.begin), smaller(hull.end, task.keys.end)};
+    const CpuShape& shape = tiling.shape;
+    for (int64 j = keys.begin; j < keys.end; j = (j / tiling.block_k + 1) * tiling.block_k) {
+      const Interval block{j, smaller(keys.end, (j / tiling.block_k + 1) * tiling.block_k)};
+      const int64 size = block.end - block.begin;
+      pack_rows<L>(units_at(at.keys), padded_units(shape, dims.dim), context, p.k, dims.dim, j,
+                   size);
+      pack_pairs<L>(units_at(at.values), padded(shape, dims.dim_v), p.v, dims.dim_v, size,
+                    [&](int64 row) { return context.offset_k(p.v, j + row); });
+      for (int i = 0; i < count; ++i) {
+        const Interval seen = panels[i].hull;
+        if (seen.begin < block.end && block.begin < seen.end) attend(i, running(memory, i), block);
+      }
+    }
+    if (task.partial) return;
+    for (int i = 0; i < count; ++i) finish_rows(running(memory, i), panels[i], spoiled);
+  }
+
+  // Merges the chunks of a block into the first one's place, and finishes it.
+  void run_combine(const CombineTask& task, uint8* spoiled) const {
+    const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
+    const int count =
+        make_panels<L>(panels, context, blocks.first_row(task.block), blocks.rows(task.block));
+    char* const memory = static_cast<char*>(task.partial);
+    for (int i = 0; i < count; ++i) {
+      const Running<L> whole = running(memory, i);
+      for (int64 chunk = 1; chunk < task.chunks; ++chunk) {
+        const Running<L> part = running(memory + chunk * task.partial_stride, i);
+        for (int v = 0; v < L::kVectors; ++v) {
+          SoftmaxRow<L> row = whole.row(v);
+          const MergeFactors<L> factors = merge<L>(row, part.row(v));
+          whole.set_row(v, row);
+          for (int64 d = 0; d < dims.dim_v; ++d) {
+            const int64 offset = d * kWidth + v * L::kLanes;
+            const Vec other = L::mul(L::load(part.out + offset), factors.second);
+            L::store(whole.out + offset, L::fma(L::load(whole.out + offset), factors.first, other));
+          }
+        }
+      }
+      finish_rows(whole, panels[i], spoiled);
+    }
+  }
+};
+
+template <class L>
+void run_forward(const Problem& problem, const CpuTiling& tiling, const ForwardTask& task,
+                 Spoiled spoiled, char* scratch) {
+  ForwardKernel<L>(problem, tiling, task.b, task.kv, scratch).run_task(task, spoiled.rows);
+}
+
+template <class L>
+void run_combine(const Problem& problem, const CpuTiling& tiling, const CombineTask& task,
+                 Spoiled spoiled, char* scratch) {
+  ForwardKernel<L>(problem, tiling, task.b, task.kv, scratch).run_combine(task, spoiled.rows);
+}
+
+}  // namespace
+}  // namespace regard

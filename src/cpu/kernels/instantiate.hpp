@@ -1,0 +1,46 @@
+// Makes the kernels of one Lanes: what every isa_*.cpp does.
+#pragma once
+
+#include "cpu/kernels/backward.hpp"
+#include "cpu/kernels/forward.hpp"
+#include "cpu/kernels/kernels.h"
+#include "cpu/kernels/math.hpp"
+
+namespace regard {
+namespace {
+
+template <class L>
+double spin(int64 rounds) {
+  constexpr int kSums = 10;
+  typename L::Unit one[L::kLanes * L::kPack] = {};
+  asm volatile("" : : "r"(one) : "memory");
+  const auto a = L::load_units(one);
+  typename L::Vec sum[kSums];
+#pragma GCC unroll 16
+  for (auto& x : sum) x = L::set(0);
+  for (int64 round = 0; round < rounds; ++round) {
+#pragma GCC unroll 16
+    for (auto& x : sum) x = L::multiply_add(x, a, a);
+#pragma GCC unroll 16
+    for (auto& x : sum) asm volatile("" : "+x"(x));
+  }
+  return 2.0 * L::kLanes * L::kPack * kSums * double(rounds);
+}
+
+template <class Base, Isa isa, Type type>
+constexpr CpuKernels kernels_of() {
+  using L = WithMath<Base>;
+  static_assert(L::kLanes * L::kVectors <= kMaxPanel);
+  static_assert(shape_of(isa, type) == CpuShape{.lanes = L::kLanes,
+                                                .vectors = L::kVectors,
+                                                .pack = L::kPack,
+                                                .real_size = sizeof(typename L::Real),
+                                                .unit_size = sizeof(typename L::Unit)});
+  return {.forward = run_forward<L>,
+          .combine = run_combine<L>,
+          .backward = run_backward<L>,
+          .spin = spin<L>};
+}
+
+}  // namespace
+}  // namespace regard

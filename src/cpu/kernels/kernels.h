@@ -1,0 +1,30 @@
+// The kernels of one instruction set, one row per type; compiled apart, chosen at run time.
+#pragma once
+
+#include "cpu/kernels/tasks.h"
+#include "plan/isa.h"
+
+namespace regard {
+
+struct CpuKernels {
+  void (*forward)(const Problem&, const CpuTiling&, const ForwardTask&, Spoiled, char* scratch);
+  void (*combine)(const Problem&, const CpuTiling&, const CombineTask&, Spoiled, char* scratch);
+  void (*backward)(const Problem&, const CpuTiling&, const BackwardShared&, const BackwardTask&,
+                   Spoiled, char* scratch);
+  // Runs a register-only loop of the product's instruction; returns its floating point operations.
+  double (*spin)(int64 rounds);
+};
+
+// Null where the instruction set has no kernels of its own for the type.
+struct IsaKernels {
+  const CpuKernels* f64 = nullptr;
+  const CpuKernels* f32 = nullptr;   // f16 and bf16 too, converted while they are packed
+  const CpuKernels* bf16 = nullptr;  // dot products of bf16
+};
+
+extern const IsaKernels scalar_kernels;
+extern const IsaKernels avx2_kernels;
+extern const IsaKernels avx512_kernels;
+extern const IsaKernels avx512bf16_kernels;
+
+}  // namespace regard

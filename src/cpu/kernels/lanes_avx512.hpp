@@ -1,0 +1,266 @@
+// Lanes of AVX-512 (F, BW, DQ, VL): 16 floats or 8 doubles; and of AVX512-BF16's dot products.
+#pragma once
+
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "regard/type.hpp"
+#include "semantics/portable.h"
+
+namespace regard {
+namespace {
+
+// Elements of a row that do not exist are never touched: every load and store is masked.
+REGARD_INLINE uint16_t first_lanes(int64 count) {
+  return count >= 16 ? uint16_t(0xffff) : uint16_t((1u << count) - 1);
+}
+
+struct Avx512F32 {
+  using Real = float;
+  using Vec = __m512;
+  using Mask = __mmask16;
+  using Unit = float;  // what one step of a product multiplies
+  using UnitVec = __m512;
+  static constexpr int kLanes = 16;
+  static constexpr int kVectors = 2;  // vectors of queries in a panel
+  static constexpr int kRows = 8;     // rows of a product held in registers
+  static constexpr int kPack = 1;     // elements in a Unit
+
+  static Vec set(float x) { return _mm512_set1_ps(x); }
+  static Vec load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
+  static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+  static Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+  static Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+  static Vec div(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+  static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+  static Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }  // b if either is NaN
+  static Vec abs(Vec x) { return _mm512_abs_ps(x); }
+  static Vec with_sign_of(Vec size, Vec sign) {
+    return _mm512_or_ps(size, _mm512_and_ps(sign, _mm512_set1_ps(-0.0f)));
+  }
+  static Mask equal(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+  static Mask less_equal(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
+  static Mask less(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static Vec select(Mask which, Vec yes, Vec no) { return _mm512_mask_mov_ps(no, which, yes); }
+  static Mask mask_of(uint64 bits) { return Mask(bits); }
+  static uint64 bits_of(Mask mask) { return mask; }
+  static Vec floor(Vec x) {
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  }
+  // x * 2^n for an integral n; 0 below the normal numbers.
+  static Vec times_power(Vec x, Vec n) {
+    const Mask normal = _mm512_cmp_ps_mask(n, set(-126), _CMP_NLT_UQ);
+    return _mm512_maskz_scalef_ps(normal, x, n);
+  }
+
+  static UnitVec load_units(const Unit* p) { return _mm512_loadu_ps(p); }
+  static UnitVec broadcast_unit(Unit x) { return _mm512_set1_ps(x); }
+  static Vec multiply_add(Vec sum, UnitVec a, UnitVec b) { return _mm512_fmadd_ps(a, b, sum); }
+
+  static Vec load_as(Type type, const void* data, int64 offset, int64 count) {
+    const Mask lanes = first_lanes(count);
+    switch (type) {
+      case Type::f32: return _mm512_maskz_loadu_ps(lanes, static_cast<const float*>(data) + offset);
+      case Type::f64: {
+        const auto* p = static_cast<const double*>(data) + offset;
+        const __m256 low = _mm512_cvtpd_ps(_mm512_maskz_loadu_pd(__mmask8(lanes), p));
+        // Not even the address past the row is formed where no upper lane is wanted.
+        const __m256 high = lanes >> 8 ? _mm512_cvtpd_ps(_mm512_maskz_loadu_pd(lanes >> 8, p + 8))
+                                       : _mm256_setzero_ps();
+        return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+      }
+      case Type::f16:
+        return _mm512_cvtph_ps(
+            _mm256_maskz_loadu_epi16(lanes, static_cast<const uint16_t*>(data) + offset));
+      case Type::bf16: {
+        const __m256i bits =
+            _mm256_maskz_loadu_epi16(lanes, static_cast<const uint16_t*>(data) + offset);
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+      }
+      case Type::boolean: {
+        const __m128i bytes =
+            _mm_maskz_loadu_epi8(lanes, static_cast<const uint8_t*>(data) + offset);
+        return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
+      }
+      default: return _mm512_setzero_ps();
+    }
+  }
+
+  static __m256i to_bf16(Vec x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded =
+        _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const Mask nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), nan,
+                                                       _mm512_set1_epi32(0x7fc0)));
+  }
+  static void store_as(Type type, void* data, int64 offset, int64 count, Vec x) {
+    const Mask lanes = first_lanes(count);
+    switch (type) {
+      case Type::f32:
+        _mm512_mask_storeu_ps(static_cast<float*>(data) + offset, lanes, x);
+        break;
+      case Type::f16:
+        _mm256_mask_storeu_epi16(static_cast<uint16_t*>(data) + offset, lanes,
+                                 _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+        break;
+      case Type::bf16:
+        _mm256_mask_storeu_epi16(static_cast<uint16_t*>(data) + offset, lanes, to_bf16(x));
+        break;
+      default: break;
+    }
+  }
+
+  static void transpose(Vec (&r)[16]) {
+    __m512d t[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 4) {
+      const Vec a = _mm512_unpacklo_ps(r[i], r[i + 1]), b = _mm512_unpackhi_ps(r[i], r[i + 1]);
+      const Vec c = _mm512_unpacklo_ps(r[i + 2], r[i + 3]);
+      const Vec d = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
+      t[i] = _mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(c));
+      t[i + 1] = _mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(c));
+      t[i + 2] = _mm512_unpacklo_pd(_mm512_castps_pd(b), _mm512_castps_pd(d));
+      t[i + 3] = _mm512_unpackhi_pd(_mm512_castps_pd(b), _mm512_castps_pd(d));
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512d a = _mm512_shuffle_f64x2(t[i], t[i + 4], 0x88);
+      const __m512d b = _mm512_shuffle_f64x2(t[i], t[i + 4], 0xdd);
+      const __m512d c = _mm512_shuffle_f64x2(t[i + 8], t[i + 12], 0x88);
+      const __m512d d = _mm512_shuffle_f64x2(t[i + 8], t[i + 12], 0xdd);
+      r[i] = _mm512_castpd_ps(_mm512_shuffle_f64x2(a, c, 0x88));
+      r[i + 4] = _mm512_castpd_ps(_mm512_shuffle_f64x2(b, d, 0x88));
+      r[i + 8] = _mm512_castpd_ps(_mm512_shuffle_f64x2(a, c, 0xdd));
+      r[i + 12] = _mm512_castpd_ps(_mm512_shuffle_f64x2(b, d, 0xdd));
+    }
+  }
+};
+
+struct Avx512F64 {
+  using Real = double;
+  using Vec = __m512d;
+  using Mask = __mmask8;
+  using Unit = double;
+  using UnitVec = __m512d;
+  static constexpr int kLanes = 8;
+  static constexpr int kVectors = 2;
+  static constexpr int kRows = 8;
+  static constexpr int kPack = 1;
+
+  static Vec set(double x) { return _mm512_set1_pd(x); }
+  static Vec load(const double* p) { return _mm512_loadu_pd(p); }
+  static void store(double* p, Vec x) { _mm512_storeu_pd(p, x); }
+  static Vec add(Vec a, Vec b) { return _mm512_add_pd(a, b); }
+  static Vec sub(Vec a, Vec b) { return _mm512_sub_pd(a, b); }
+  static Vec mul(Vec a, Vec b) { return _mm512_mul_pd(a, b); }
+  static Vec div(Vec a, Vec b) { return _mm512_div_pd(a, b); }
+  static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_pd(a, b, c); }
+  static Vec max(Vec a, Vec b) { return _mm512_max_pd(a, b); }
+  static Vec abs(Vec x) { return _mm512_abs_pd(x); }
+  static Vec with_sign_of(Vec size, Vec sign) {
+    return _mm512_or_pd(size, _mm512_and_pd(sign, _mm512_set1_pd(-0.0)));
+  }
+  static Mask equal(Vec a, Vec b) { return _mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ); }
+  static Mask less_equal(Vec a, Vec b) { return _mm512_cmp_pd_mask(a, b, _CMP_LE_OQ); }
+  static Mask less(Vec a, Vec b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ); }
+  static Vec select(Mask which, Vec yes, Vec no) { return _mm512_mask_mov_pd(no, which, yes); }
+  static Mask mask_of(uint64 bits) { return Mask(bits); }
+  static uint64 bits_of(Mask mask) { return mask; }
+  static Vec floor(Vec x) {
+    return _mm512_roundscale_pd(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  }
+  static Vec times_power(Vec x, Vec n) {
+    const Mask normal = _mm512_cmp_pd_mask(n, set(-1022), _CMP_NLT_UQ);
+    return _mm512_maskz_scalef_pd(normal, x, n);
+  }
+
+  static UnitVec load_units(const Unit* p) { return _mm512_loadu_pd(p); }
+  static UnitVec broadcast_unit(Unit x) { return _mm512_set1_pd(x); }
+  static Vec multiply_add(Vec sum, UnitVec a, UnitVec b) { return _mm512_fmadd_pd(a, b, sum); }
+
+  static Vec load_as(Type type, const void* data, int64 offset, int64 count) {
+    if (type == Type::f64) {
+      return _mm512_maskz_loadu_pd(Mask(first_lanes(count)),
+                                   static_cast<const double*>(data) + offset);
+    }
+    return _mm512_cvtps_pd(_mm512_castps512_ps256(
+        Avx512F32::load_as(type, data, offset, count < kLanes ? count : kLanes)));
+  }
+  static void store_as(Type type, void* data, int64 offset, int64 count, Vec x) {
+    if (type == Type::f64) {
+      _mm512_mask_storeu_pd(static_cast<double*>(data) + offset, Mask(first_lanes(count)), x);
+    } else {
+      Avx512F32::store_as(type, data, offset, count < kLanes ? count : kLanes,
+                          _mm512_castps256_ps512(_mm512_cvtpd_ps(x)));
+    }
+  }
+
+  static void transpose(Vec (&r)[8]) {
+    Vec t[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+      t[i] = _mm512_unpacklo_pd(r[i], r[i + 1]);
+      t[i + 1] = _mm512_unpackhi_pd(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      const Vec a = _mm512_shuffle_f64x2(t[i], t[i + 2], 0x88);
+      const Vec b = _mm512_shuffle_f64x2(t[i], t[i + 2], 0xdd);
+      const Vec c = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0x88);
+      const Vec d = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0xdd);
+      r[i] = _mm512_shuffle_f64x2(a, c, 0x88);
+      r[i + 2] = _mm512_shuffle_f64x2(b, d, 0x88);
+      r[i + 4] = _mm512_shuffle_f64x2(a, c, 0xdd);
+      r[i + 6] = _mm512_shuffle_f64x2(b, d, 0xdd);
+    }
+  }
+};
+
+#if defined(__AVX512BF16__)
+// bf16 inputs multiplied in pairs, summed in f32.
+struct Avx512Bf16 : Avx512F32 {
+  using Unit = uint32_t;  // two bf16, the earlier in the lower half
+  using UnitVec = __m512bh;
+  static constexpr int kPack = 2;
+
+  static UnitVec load_units(const Unit* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  static UnitVec broadcast_unit(Unit x) { return (__m512bh)_mm512_set1_epi32(int(x)); }
+  static Vec multiply_add(Vec sum, UnitVec a, UnitVec b) { return _mm512_dpbf16_ps(sum, a, b); }
+
+  // Pairs along a row: `count` bf16 as they lie in memory.
+  static Vec load_row_units(const void* data, int64 offset, int64 count) {
+    const __mmask32 lanes = count >= 32 ? ~0u : (1u << count) - 1;
+    return _mm512_castsi512_ps(
+        _mm512_maskz_loadu_epi16(lanes, static_cast<const uint16_t*>(data) + offset));
+  }
+  // Pairs of two rows: lane t holds (even[t], odd[t]); an odd row that is not there is zero.
+  static void store_pairs(Unit* to, const void* data, int64 even, int64 odd, bool has_odd,
+                          int64 count) {
+    const auto* p = static_cast<const uint16_t*>(data);
+    const uint16_t lanes = first_lanes(count);
+    const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, p + even));
+    const __m512i high =
+        has_odd ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, p + odd))
+                : _mm512_setzero_si512();
+    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+  }
+  // Rounds two rows of f32 to pairs.
+  static void store_rounded_pairs(Unit* to, Vec even, Vec odd) {
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9,
+                                           24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1,
+                                           16, 0);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, both));
+  }
+  // Rounds one row of 32 f32 to bf16, side by side.
+  static void store_rounded_row(Unit* to, Vec first, Vec second) {
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+  }
+};
+#endif
+
+}  // namespace
+}  // namespace regard

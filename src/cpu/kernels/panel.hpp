@@ -1,0 +1,204 @@
+// A panel: query rows of one kv head, side by side in the lanes of a few vectors.
+#pragma once
+
+#include "cpu/kernels/tasks.h"
+#include "semantics/portable.h"
+
+namespace regard {
+namespace {
+
+inline constexpr int kMaxPanel = 32;
+
+struct Panel {
+  int rows = 0;               // lanes in use
+  int64 first = 0;            // row of the kv head's row space that lane 0 holds
+  int64 head[kMaxPanel];      // query head of each lane
+  int64 query[kMaxPanel];     // row number within the sequence
+  Interval keys[kMaxPanel];   // what each lane sees, as far as intervals say
+  Interval hull;              // keys that some lane sees
+  Interval core;              // keys that every lane sees
+
+  // Everything that the lanes see of [begin, end) is everything there is.
+  REGARD_INLINE bool sees_all(int64 begin, int64 end) const {
+    return core.begin <= begin && end <= core.end;
+  }
+};
+
+// A kv head of one sequence: what all tasks of it have in common.
+struct HeadContext {
+  const Problem& problem;
+  int64 b;
+  int64 kv;
+  Sequence seq;
+
+  REGARD_INLINE int64 offset_q(const View& view, const Panel& panel, int lane) const {
+    return offset_of(view.strides, b, panel.head[lane], seq.first_q, panel.query[lane]);
+  }
+  REGARD_INLINE int64 offset_k(const View& view, int64 row) const {
+    return offset_of(view.strides, b, kv, seq.first_k, row);
+  }
+};
+
+// Fills `panels` from `rows` rows of the kv head's row space; returns how many it took.
+template <class L>
+int make_panels(Panel* panels, const HeadContext& context, int64 first, int64 rows) {
+  constexpr int kWidth = L::kLanes * L::kVectors;
+  const Problem& p = context.problem;
+  const Sequence& s = context.seq;
+  const int64 group = p.sizes.group();
+  int count = 0;
+  for (int64 at = 0; at < rows; at += kWidth, ++count) {
+    Panel& panel = panels[count];
+    panel.first = first + at;
+    panel.rows = int(smaller<int64>(kWidth, rows - at));
+    panel.hull = {s.len_k, 0};
+    panel.core = {0, s.len_k};
+    for (int lane = 0; lane < kWidth; ++lane) {
+      const int64 row = panel.first + (lane < panel.rows ? lane : 0);
+      panel.head[lane] = context.kv * group + row / s.len_q;
+      panel.query[lane] = row % s.len_q;
+      panel.keys[lane] = visible_keys(p.mask_params, panel.query[lane], s.len_q, s.len_k);
+      const Interval keys = panel.keys[lane];
+      if (!keys.empty()) {
+        panel.hull = {smaller(panel.hull.begin, keys.begin), larger(panel.hull.end, keys.end)};
+      }
+      panel.core = {larger(panel.core.begin, keys.begin), smaller(panel.core.end, keys.end)};
+    }
+  }
+  return count;
+}
+
+REGARD_INLINE Interval hull_of(const Panel* panels, int count) {
+  Interval hull{panels[0].hull};
+  for (int i = 1; i < count; ++i) {
+    if (panels[i].hull.empty()) continue;
+    if (hull.empty()) hull = panels[i].hull;
+    hull = {smaller(hull.begin, panels[i].hull.begin), larger(hull.end, panels[i].hull.end)};
+  }
+  return hull;
+}
+
+// ------------------------------------------------------------------------------------------ packing
+
+// Rows of a tensor as Units along the row: to[row][width], zeros after the row's end.
+template <class L>
+void pack_rows(typename L::Unit* to, int64 width, const HeadContext& context, const View& view,
+               int64 dim, int64 first, int64 rows) {
+  for (int64 row = 0; row < rows; ++row) {
+    const int64 offset = context.offset_k(view, first + row);
+    for (int64 d = 0; d < width; d += L::kLanes) {
+      typename L::Vec x;
+      if constexpr (L::kPack == 1) {
+        x = L::load_as(view.type, view.data, offset + d, dim - d);
+      } else {
+        x = L::load_row_units(view.data, offset + 2 * d, larger<int64>(dim - 2 * d, 0));
+      }
+      L::store(reinterpret_cast<typename L::Real*>(to + row * width + d), x);
+    }
+  }
+}
+
+// Rows of a tensor as Units across rows: to[row / pack][width]; a last odd row pairs with zeros.
+// offset(row) is where a row begins, -1 if it is not there.
+template <class L, class OffsetOf>
+void pack_pairs(typename L::Unit* to, int64 width, const View& view, int64 dim, int64 rows,
+                OffsetOf offset) {
+  for (int64 row = 0; row < rows; row += L::kPack) {
+    auto* const out = to + row / L::kPack * width;
+    const int64 even = offset(row);
+    if constexpr (L::kPack == 1) {
+      for (int64 d = 0; d < width; d += L::kLanes) {
+        L::store(out + d, even < 0 ? L::set(0)
+                                   : L::load_as(view.type, view.data, even + d, dim - d));
+      }
+    } else {
+      const int64 odd = row + 1 < rows ? offset(row + 1) : -1;
+      for (int64 d = 0; d < width; d += L::kLanes) {
+        const int64 count = even < 0 ? 0 : larger<int64>(dim - d, 0);
+        L::store_pairs(out + d, view.data, even + d, odd + d, odd >= 0, count);
+      }
+    }
+  }
+}
+
+// The panel's rows, transposed: to[unit][panel], zeros in lanes that are not in use.
+template <class L>
+void pack_lanes(typename L::Unit* to, const HeadContext& context, const Panel& panel,
+                const View& view, int64 dim) {
+  constexpr int kWidth = L::kLanes * L::kVectors;
+  const int64 units = divide_up(dim, L::kPack);
+  for (int v = 0; v < L::kVectors; ++v) {
+    int64 offset[L::kLanes];
+    for (int t = 0; t < L::kLanes; ++t) {
+      offset[t] = context.offset_q(view, panel, v * L::kLanes + t);
+    }
+    for (int64 u = 0; u < units; u += L::kLanes) {
+      typename L::Vec tile[L::kLanes];
+#pragma GCC unroll 16
+      for (int t = 0; t < L::kLanes; ++t) {
+        const bool used = v * L::kLanes + t < panel.rows;
+        if constexpr (L::kPack == 1) {
+          tile[t] = used ? L::load_as(view.type, view.data, offset[t] + u, dim - u) : L::set(0);
+        } else {
+          tile[t] = used ? L::load_row_units(view.data, offset[t] + 2 * u, dim - 2 * u) : L::set(0);
+        }
+      }
+      L::transpose(tile);
+#pragma GCC unroll 16
+      for (int t = 0; t < L::kLanes; ++t) {
+        L::store(reinterpret_cast<typename L::Real*>(to + (u + t) * kWidth + v * L::kLanes),
+                 tile[t]);
+      }
+    }
+  }
+}
+
+// The lanes (as bits) in which some element of sums[dim][panel] is not finite.
+template <class L>
+uint64 spoiled_lanes(const typename L::Real* sums, const Panel& panel, int64 dim) {
+  constexpr int kWidth = L::kLanes * L::kVectors;
+  uint64 finite = ~uint64(0);
+  for (int v = 0; v < L::kVectors; ++v) {
+    auto zeros = L::set(0);  // x - x is 0 for every finite x, and NaN for the others
+    for (int64 d = 0; d < dim; ++d) {
+      const auto x = L::load(sums + d * kWidth + v * L::kLanes);
+      zeros = L::add(zeros, L::sub(x, x));
+    }
+    const uint64 lanes = ((uint64(1) << L::kLanes) - 1) << (v * L::kLanes);
+    finite &= ~lanes | L::bits_of(L::equal(zeros, L::set(0))) << (v * L::kLanes);
+  }
+  return ~finite & ((uint64(1) << panel.rows) - 1);
+}
+
+// Writes sums[dim][panel], each lane times factor[lane], to the rows of a tensor; lanes in `skip`
+// are left as they are.
+template <class L>
+void store_lanes(const typename L::Real* sums, const typename L::Real* factor,
+                 const HeadContext& context, const Panel& panel, const View& view, int64 dim,
+                 bool accumulate, uint64 skip) {
+  constexpr int kWidth = L::kLanes * L::kVectors;
+  for (int v = 0; v < L::kVectors && v * L::kLanes < panel.rows; ++v) {
+    const auto scale = L::load(factor + v * L::kLanes);
+    for (int64 d = 0; d < dim; d += L::kLanes) {
+      typename L::Vec tile[L::kLanes];
+#pragma GCC unroll 16
+      for (int t = 0; t < L::kLanes; ++t) {
+        const int64 row = smaller(d + t, dim - 1);
+        tile[t] = L::mul(L::load(sums + row * kWidth + v * L::kLanes), scale);
+      }
+      L::transpose(tile);
+#pragma GCC unroll 16
+      for (int t = 0; t < L::kLanes; ++t) {
+        const int lane = v * L::kLanes + t;
+        if (lane >= panel.rows || (skip >> lane & 1)) continue;
+        const int64 at = context.offset_q(view, panel, lane) + d;
+        auto x = tile[t];
+        if (accumulate) x = L::add(L::load_as(view.type, view.data, at, dim - d), x);
+        L::store_as(view.type, view.data, at, dim - d, x);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace regard

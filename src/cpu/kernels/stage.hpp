@@ -1,0 +1,195 @@
+// Staging: the elementwise terms of one panel against one block of keys, turned so that the lanes
+// are query rows - which pairs are visible, which dropout keeps, and what the bias adds.
+#pragma once
+
+#include "cpu/kernels/panel.hpp"
+#include "semantics/softmax.h"
+
+namespace regard {
+namespace {
+
+template <class Real>
+struct Stage {
+  uint64* visible;
+  uint64* kept;
+  Real* bias;
+  Real* mask;
+
+  REGARD_INLINE Stage(char* scratch, const StageScratch& at)
+      : visible(reinterpret_cast<uint64*>(scratch + at.visible)),
+        kept(reinterpret_cast<uint64*>(scratch + at.kept)),
+        bias(reinterpret_cast<Real*>(scratch + at.bias)),
+        mask(reinterpret_cast<Real*>(scratch + at.mask)) {}
+};
+
+// A bias or mask tile: to[key][panel].
+template <class L>
+void stage_tile(typename L::Real* to, const HeadContext& context, const Panel& panel,
+                const View& view, Interval keys) {
+  constexpr int kWidth = L::kLanes * L::kVectors;
+  const int64 count = keys.end - keys.begin, step = view.strides.column;
+  for (int v = 0; v < L::kVectors; ++v) {
+    int64 offset[L::kLanes];
+    for (int t = 0; t < L::kLanes; ++t) {
+      const int lane = v * L::kLanes + t;
+      offset[t] = offset_of(view.strides, context.b, panel.head[lane], 0, panel.query[lane]) +
+                  keys.begin * step;
+    }
+    for (int64 j = 0; j < count; j += L::kLanes) {
+      typename L::Vec tile[L::kLanes];
+      if (step == 1) {
+#pragma GCC unroll 16
+        for (int t = 0; t < L::kLanes; ++t) {
+          tile[t] = L::load_as(view.type, view.data, offset[t] + j, count - j);
+        }
+      } else {
+        for (int t = 0; t < L::kLanes; ++t) {
+          typename L::Real lane[L::kLanes] = {};
+          for (int64 e = 0; e < L::kLanes && j + e < count; ++e) {
+            typename L::Real one[L::kLanes];
+            L::store(one, L::load_as(view.type, view.data, offset[t] + (j + e) * step, 1));
+            lane[e] = one[0];
+          }
+          tile[t] = L::load(lane);
+        }
+      }
+      L::transpose(tile);
+#pragma GCC unroll 16
+      for (int t = 0; t < L::kLanes; ++t) {
+        if (j + t < count) L::store(to + (j + t) * kWidth + v * L::kLanes, tile[t]);
+      }
+    }
+  }
+}
+
+// Bits of the lanes whose interval holds each key.
+template <class L>
+void stage_intervals(uint64* visible, const Panel& panel, Interval keys) {
+  using Real = typename L::Real;
+  constexpr int kWidth = L::kLanes * L::kVectors;
+  const int64 count = keys.end - keys.begin;
+  Real begin[kWidth], end[kWidth];
+  for (int lane = 0; lane < kWidth; ++lane) {
+    begin[lane] = Real(clamp_to<int64>(panel.keys[lane].begin - keys.begin, 0, count));
+    end[lane] = Real(clamp_to<int64>(panel.keys[lane].end - keys.begin, 0, count));
+  }
+  for (int64 j = 0; j < count; ++j) {
+    const auto key = L::set(Real(j));
+    uint64 bits = 0;
+#pragma GCC unroll 4
+    for (int v = 0; v < L::kVectors; ++v) {
+      const uint64 after = L::bits_of(L::less_equal(L::load(begin + v * L::kLanes), key));
+      const uint64 before = L::bits_of(L::less(key, L::load(end + v * L::kLanes)));
+      bits |= (after & before) << (v * L::kLanes);
+    }
+    visible[j] = bits;
+  }
+}
+
+// Bits of the lanes that a staged tile does not hide: value != hidden.
+template <class L>
+void hide_where(uint64* visible, const typename L::Real* tile, typename L::Real hidden,
+                int64 count) {
+  constexpr int kWidth = L::kLanes * L::kVectors;
+  for (int64 j = 0; j < count; ++j) {
+    uint64 bits = 0;
+#pragma GCC unroll 4
+    for (int v = 0; v < L::kVectors; ++v) {
+      bits |= L::bits_of(L::equal(L::load(tile + j * kWidth + v * L::kLanes), L::set(hidden)))
+              << (v * L::kLanes);
+    }
+    visible[j] &= ~bits;
+  }
+}
+
+// Bits of the lanes that dropout keeps: eight keys of every lane from one Philox call.
+template <class L>
+void stage_dropout(uint64* kept_bits, const HeadContext& context, const Panel& panel,
+                   Interval keys) {
+  constexpr int kWidth = L::kLanes * L::kVectors;
+  const DropoutParams params = context.problem.dropout;
+  uint32 row[kWidth], head[kWidth];
+  for (int lane = 0; lane < kWidth; ++lane) {
+    row[lane] = uint32(panel.query[lane]);
+    head[lane] = uint32(panel.head[lane]);
+  }
+  for (int64 stripe = keys.begin / 32 * 32; stripe < keys.end; stripe += 32) {
+    for (int64 pair = 0; pair < 8; pair += 2) {
+      const uint32 call = dropout_call(stripe + pair);
+      uint32 word[4][kWidth];
+      for (int lane = 0; lane < kWidth; ++lane) {
+        const Philox bits = dropout_bits(params, context.b, head[lane], row[lane], call);
+        for (int w = 0; w < 4; ++w) word[w][lane] = bits.word[w];
+      }
+      for (int slot = 0; slot < 8; ++slot) {
+        const int64 j = stripe + slot / 2 * 8 + pair + slot % 2;
+        if (j < keys.begin || j >= keys.end) continue;
+        uint64 bits = 0;
+        for (int lane = 0; lane < kWidth; ++lane) {
+          const uint32 number = (word[slot / 2][lane] >> (slot % 2 * 16)) & 0xffffu;
+          bits |= uint64(number >= params.threshold) << lane;
+        }
+        kept_bits[j - keys.begin] = bits;
+      }
+    }
+  }
+}
+
+// Fills the stage for the block; returns whether some pair in it may be hidden.
+template <class L>
+bool stage_block(const Stage<typename L::Real>& stage, const HeadContext& context,
+                 const Panel& panel, Interval keys) {
+  using Real = typename L::Real;
+  const Features on = context.problem.features;
+  const int64 count = keys.end - keys.begin;
+  const bool veiled = !panel.sees_all(keys.begin, keys.end) || on.mask || on.bias;
+  if (veiled) stage_intervals<L>(stage.visible, panel, keys);
+  if (on.mask) {
+    stage_tile<L>(stage.mask, context, panel, context.problem.mask, keys);
+    hide_where<L>(stage.visible, stage.mask, Real(0), count);
+  }
+  if (on.bias) {
+    stage_tile<L>(stage.bias, context, panel, context.problem.bias, keys);
+    hide_where<L>(stage.visible, stage.bias, -Real(__builtin_huge_val()), count);
+  }
+  if (on.dropout) stage_dropout<L>(stage.kept, context, panel, keys);
+  return veiled;
+}
+
+// What the scores of one panel need of the problem, in the lanes' own arithmetic.
+template <class L>
+struct ScoreTerms {
+  using Real = typename L::Real;
+  Features on;
+  ScoreParams<Real> params;
+  Real unit;      // of every logit
+  Real exponent;  // unit * log2(e): turns a logit into an exponent of 2
+  Real keep_scale;
+  Real slope[kMaxPanel];     // ALiBi's, of each lane
+  Real position[kMaxPanel];  // i + len_k - len_q
+
+  ScoreTerms(const HeadContext& context, const Panel& panel) {
+    const Problem& p = context.problem;
+    on = p.features;
+    params = {Real(p.score.scale), Real(p.score.softcap)};
+    unit = logit_unit(on, params);
+    exponent = Real(double(unit) * kLog2E);
+    keep_scale = Real(regard::keep_scale(p.dropout));
+    if (!on.alibi) return;
+    for (int lane = 0; lane < L::kLanes * L::kVectors; ++lane) {
+      slope[lane] = static_cast<const float*>(
+          p.alibi_slopes.data)[offset_of(p.alibi_slopes.strides, context.b, panel.head[lane], 0, 0)];
+      position[lane] = Real(panel.query[lane] + context.seq.len_k - context.seq.len_q);
+    }
+  }
+
+  // slope * |i + len_k - len_q - j| for vector v of the panel.
+  REGARD_INLINE typename L::Vec alibi(int v, int64 key) const {
+    if (!on.alibi) return L::set(0);
+    const auto distance = L::abs(L::sub(L::load(position + v * L::kLanes), L::set(Real(key))));
+    return L::mul(L::load(slope + v * L::kLanes), distance);
+  }
+};
+
+}  // namespace
+}  // namespace regard

@@ -1,0 +1,50 @@
+// What the backend hands to a kernel: one task, and where its results go.
+#pragma once
+
+#include "plan/tiling.h"
+#include "problem/problem.h"
+
+namespace regard {
+
+// One block of query rows of one kv head, against all keys or one chunk of them.
+struct ForwardTask {
+  int64 b = 0;
+  int64 kv = 0;
+  int64 block = 0;          // of RowBlocks
+  Interval keys;            // all of them, or a chunk
+  void* partial = nullptr;  // where a chunk leaves its partial results; null: finish here
+};
+
+// The chunks of one block of query rows, to be merged in their order.
+struct CombineTask {
+  int64 b = 0;
+  int64 kv = 0;
+  int64 block = 0;
+  int64 chunks = 0;
+  void* partial = nullptr;    // the first chunk's
+  int64 partial_stride = 0;   // bytes to the next one's
+};
+
+// One chunk of keys of one kv head, against all its query rows.
+struct BackwardTask {
+  int64 b = 0;
+  int64 kv = 0;
+  int64 chunk = 0;
+};
+
+// Results that tasks share, each in an order that does not depend on threads.
+struct BackwardShared {
+  void* dq = nullptr;     // [row blocks of this (b, kv)][block panels][dim][panel]
+  int32* turn = nullptr;  // [row blocks of this (b, kv)]: the chunk that may add to dq next
+  void* dbias = nullptr;  // Real, by dbias_strides; null: not wanted
+  Strides dbias_strides;
+  uint8* spoiled_k = nullptr;  // [len_k] of this (b, kv): a row to redo
+};
+
+// Rows whose result a NaN in a hidden place may have reached: [group][len_q] of this (b, kv), or
+// null where nothing is hidden.
+struct Spoiled {
+  uint8* rows = nullptr;
+};
+
+}  // namespace regard

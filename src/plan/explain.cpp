@@ -1,0 +1,76 @@
+// How a Plan explains itself to a person.
+#include <cstdio>
+
+#include "plan/plan.hpp"
+#include "problem/describe.hpp"
+
+namespace regard {
+namespace {
+
+std::string megabytes(int64 bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f MB", double(bytes) / 1e6);
+  return text;
+}
+
+std::string row(const char* name, const std::string& value) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%-11s", name);
+  return text + value + "\n";
+}
+
+const char* product_of(Isa isa, Type type) {
+  if (isa == Isa::avx512bf16) return "bf16 dot products summed in f32";
+  return type == Type::f64 ? "f64 arithmetic" : "f32 arithmetic";
+}
+
+std::string converts(Isa isa, Type type) {
+  if (isa == Isa::avx512bf16 || type == Type::f32 || type == Type::f64) return "";
+  return std::string(", ") + (type == Type::f16 ? "f16" : "bf16") + " converted as it is packed";
+}
+
+}  // namespace
+
+std::string kernel_line(const Problem& p, const Plan& plan) {
+  if (!plan.supported()) return "none";
+  std::string text = p.backward ? "backward" : "forward";
+  if (plan.backend == BackendKind::reference) return text + " rows in f64";
+  const CpuTiling& t = plan.tiling;
+  text += std::string(" ") + name_of(plan.isa) + ", " + product_of(plan.isa, p.type) +
+          converts(plan.isa, p.type) + ", tile " + std::to_string(t.block_q) + " x " +
+          std::to_string(t.block_k) + ", panel " + std::to_string(t.shape.panel());
+  if (p.backward) text += ", chunk " + std::to_string(t.chunk_k);
+  return text;
+}
+
+std::string explanation(const Problem& p, const Plan& plan) {
+  std::string text = row("problem", to_string(p) + (p.backward ? ", backward" : ", forward"));
+  if (!plan.supported()) return text + row("backend", "none: " + plan.refusal);
+  text += row("backend", plan.name);
+  for (const std::string& reason : plan.reasons) text += row("  because", reason);
+  text += row("kernel", kernel_line(p, plan));
+  const Sizes& s = p.sizes;
+  const double all = double(s.len_q) * double(s.len_k);
+  if (p.features.interval && all > 0) {
+    char share[64];
+    std::snprintf(share, sizeof share, "%.1f %% of the pairs are visible; tiles without any are skipped",
+                  100 * visible_pairs(p.mask_params, s.len_q, s.len_k) / all);
+    text += row("mask", share);
+  }
+  if (plan.backend == BackendKind::reference) return text;
+  if (!p.backward && splits_keys(plan.tiling, s.group() * s.len_q, s.len_k)) {
+    text += row("split", "few queries, many keys: chunks of " + std::to_string(plan.tiling.chunk_k) +
+                             " keys, merged in order");
+  }
+  if (p.features.bias || p.features.mask) {
+    text += row("note", "bias and mask tiles are turned in registers; every tile is a partial one");
+  }
+  if (hides_pairs(p)) {
+    text += row("note", "a row that a NaN in a hidden place reaches is computed again, alone");
+  }
+  return text + row("workers", std::to_string(plan.workers)) +
+         row("workspace", megabytes(plan.workspace.size) + ", of it " +
+                              megabytes(plan.workspace.scratch_size) + " for each worker");
+}
+
+}  // namespace regard

@@ -1,0 +1,65 @@
+// Plan: how a Problem will be computed - the one answer to "supported?", "which kernel?" and "how
+// much workspace?".
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/isa.h"
+#include "problem/problem.h"
+
+namespace regard {
+
+// What a CPU allows, as a value: plans for any processor can be made on any other.
+struct Processor {
+  std::vector<Isa> usable;        // widest first; scalar is always among them
+  bool bf16_dot_pays = false;     // measured: bf16 dot products beat f32 FMA
+};
+
+enum class BackendKind : uint8 { reference, cpu, none };
+
+// What the caller forces, from Run::backend or REGARD_BACKEND: "", "reference", "cpu", "cpu:avx2".
+struct Choice {
+  std::string name;
+};
+
+// Where each part of the CPU workspace begins, in bytes.
+struct CpuWorkspace {
+  int64 dq = 0;        // f32 or f64 sums of dq, by row block
+  int64 turns = 0;     // whose turn it is to add to them
+  int64 dbias = 0;     // sums of dbias where its type or strides do not let the result hold them
+  int64 partials = 0;  // chunks of a forward split
+  int64 spoiled_q = 0;
+  int64 spoiled_k = 0;
+  int64 scratch = 0;  // of the first worker
+  int64 scratch_size = 0;
+  int64 size = 0;
+};
+
+struct Plan {
+  BackendKind backend = BackendKind::none;
+  std::string name;                  // "cpu:avx512"
+  std::string refusal;               // why there is no backend
+  Isa isa = Isa::scalar;             // whose kernels run
+  CpuTiling tiling;
+  CpuWorkspace workspace;
+  int workers = 1;
+  std::vector<std::string> reasons;  // for a person
+
+  bool supported() const { return backend != BackendKind::none; }
+};
+
+Plan plan(const Problem&, const Processor&, const Choice&, int workers);
+
+// The row blocks of all heads, at most, and the chunks of the longest sequence.
+int64 row_blocks_bound(const Problem&, const CpuTiling&);
+int64 chunks_of(const CpuTiling&, int64 len_k);
+bool splits_keys(const CpuTiling&, int64 rows, int64 len_k);  // forward: few rows, many keys
+
+// Bias gradients are summed in place where the result's type and strides allow it.
+bool sums_dbias_in_place(const Problem&);
+
+std::string kernel_line(const Problem&, const Plan&);
+std::string explanation(const Problem&, const Plan&);
+
+}  // namespace regard

@@ -1,0 +1,186 @@
+// How a CPU kernel cuts attention into tiles, and what scratch memory a worker needs for it.
+#pragma once
+
+#include "semantics/portable.h"
+
+namespace regard {
+
+// What the vectors of an instruction set offer for one type.
+struct CpuShape {
+  int lanes = 1;      // elements of a vector of sums
+  int vectors = 1;    // vectors in a panel
+  int pack = 1;       // elements of a row that one product step takes
+  int real_size = 4;  // bytes of a sum
+  int unit_size = 4;  // bytes of `pack` elements
+
+  REGARD_INLINE int panel() const { return lanes * vectors; }  // query rows side by side
+
+  bool operator==(const CpuShape&) const = default;
+};
+
+// None of these may change a result beyond rounding, nor depend on threads or on the batch.
+struct CpuTiling {
+  CpuShape shape;
+  int64 block_q = 0;  // query rows of a task: they share packed keys
+  int64 block_k = 0;  // keys of a score tile
+  int64 chunk_k = 0;  // keys of a backward task; and of a forward one whose few rows are split
+};
+
+// Upper bound of what a kernel keeps of one panel's rows.
+inline constexpr int64 kPanelBytes = 2048;
+
+// Query rows of one kv head. Where a head has fewer rows than a panel, the heads of its group are
+// folded: row r is query r % len_q of head r / len_q.
+struct RowBlocks {
+  int64 len_q = 0;
+  int64 group = 1;
+  int64 block = 1;
+  bool folded = false;
+
+  REGARD_INLINE RowBlocks(const CpuTiling& tiling, int64 len_q, int64 group)
+      : len_q(len_q), group(group), block(tiling.block_q), folded(len_q < tiling.shape.panel()) {}
+
+  REGARD_INLINE int64 per_head() const { return divide_up(len_q, block); }
+  REGARD_INLINE int64 count() const {
+    return folded ? divide_up(group * len_q, block) : group * per_head();
+  }
+  REGARD_INLINE int64 first_row(int64 index) const {
+    return folded ? index * block : index / per_head() * len_q + index % per_head() * block;
+  }
+  REGARD_INLINE int64 rows(int64 index) const {
+    return folded ? smaller(block, group * len_q - index * block)
+                  : smaller(block, len_q - index % per_head() * block);
+  }
+};
+
+// Offsets of a worker's arrays in its scratch memory, in bytes, each on a cache line.
+class ScratchLayout {
+ public:
+  REGARD_INLINE int64 take(int64 bytes) {
+    const int64 offset = size_;
+    size_ += round_up(bytes, 64);
+    return offset;
+  }
+  REGARD_INLINE int64 size() const { return size_; }
+
+ private:
+  int64 size_ = 0;
+};
+
+struct HeadSizes {
+  int64 dim = 0;
+  int64 dim_v = 0;
+};
+
+// Elements and Units of one row, rounded up to whole vectors.
+REGARD_INLINE int64 padded(const CpuShape& s, int64 dim) { return round_up(dim, s.lanes); }
+REGARD_INLINE int64 units(const CpuShape& s, int64 dim) { return divide_up(dim, s.pack); }
+REGARD_INLINE int64 padded_units(const CpuShape& s, int64 dim) {
+  return round_up(units(s, dim), s.lanes);
+}
+
+// Arrays that stage the elementwise terms of one panel and key block.
+struct StageScratch {
+  int64 visible;   // [block_k] u64: bit r = row r sees the key
+  int64 kept;      // [block_k] u64: bit r = dropout keeps it
+  int64 bias;      // [block_k][panel]
+  int64 mask;      // [block_k][panel]
+};
+REGARD_INLINE StageScratch stage_scratch(ScratchLayout& l, const CpuTiling& t) {
+  const int64 tile = t.block_k * t.shape.panel() * t.shape.real_size;
+  return {.visible = l.take(t.block_k * 8),
+          .kept = l.take(t.block_k * 8),
+          .bias = l.take(tile),
+          .mask = l.take(tile)};
+}
+
+// The partial result of one panel: what a split over keys leaves to be merged.
+struct PartialLayout {
+  int64 out;  // [dim_v][panel]
+  int64 max;  // [panel]
+  int64 sum;  // [panel]
+  int64 size;
+};
+REGARD_INLINE PartialLayout partial_layout(const CpuTiling& t, HeadSizes d) {
+  ScratchLayout l;
+  const int64 row = int64(t.shape.panel()) * t.shape.real_size;
+  const int64 out = l.take(d.dim_v * row), max = l.take(row), sum = l.take(row);
+  return {out, max, sum, l.size()};
+}
+
+struct ForwardScratch {
+  StageScratch stage;
+  int64 panels;   // [block_q / panel] Panel
+  int64 queries;  // [block_q / panel][units(dim)][panel] Unit
+  int64 partial;  // [block_q / panel] PartialLayout
+  int64 keys;     // [block_k][padded_units(dim)] Unit
+  int64 values;   // [block_k / pack][padded(dim_v)] Unit
+  int64 scores;   // [block_k][panel]
+  int64 weights;  // [block_k / pack][panel] Unit
+  int64 size;
+};
+REGARD_INLINE ForwardScratch forward_scratch(const CpuTiling& t, HeadSizes d) {
+  const CpuShape& s = t.shape;
+  const int64 panels = divide_up(t.block_q, s.panel()), width = s.panel();
+  ScratchLayout l;
+  ForwardScratch x{};
+  x.stage = stage_scratch(l, t);
+  x.panels = l.take(panels * kPanelBytes);
+  x.queries = l.take(panels * padded_units(s, d.dim) * width * s.unit_size);
+  x.partial = l.take(panels * partial_layout(t, d).size);
+  x.keys = l.take(t.block_k * padded_units(s, d.dim) * s.unit_size);
+  x.values = l.take(units(s, t.block_k) * padded(s, d.dim_v) * s.unit_size);
+  x.scores = l.take(t.block_k * width * s.real_size);
+  x.weights = l.take(units(s, t.block_k) * width * s.unit_size);
+  x.size = l.size();
+  return x;
+}
+
+struct BackwardScratch {
+  StageScratch stage;
+  int64 panels;        // [block_q / panel] Panel
+  int64 keys;          // [chunk_k][padded_units(dim)] Unit, pairs along the row
+  int64 values;        // [chunk_k][padded_units(dim_v)] Unit
+  int64 key_pairs;     // [chunk_k / pack][padded(dim)] Unit, pairs of keys
+  int64 dk;            // [chunk_k][padded(dim)]
+  int64 dv;            // [chunk_k][padded(dim_v)]
+  int64 queries;       // [block_q / panel][units(dim)][panel] Unit: transposed
+  int64 douts;         // [block_q / panel][units(dim_v)][panel] Unit: transposed
+  int64 query_pairs;   // [block_q / pack][padded(dim)] Unit: pairs of queries
+  int64 dout_pairs;    // [block_q / pack][padded(dim_v)] Unit
+  int64 scores;        // [block_k][panel]
+  int64 dweights;      // [block_k][panel]
+  int64 weights;       // [block_k][block_q / pack] Unit: Z P, pairs along the row
+  int64 dscores;       // [block_k][block_q / pack] Unit: ds
+  int64 dscore_pairs;  // [block_k / pack][panel] Unit: ds, pairs of keys; only where pack > 1
+  int64 dq;            // [block_q / panel][dim][panel]
+  int64 size;
+};
+REGARD_INLINE BackwardScratch backward_scratch(const CpuTiling& t, HeadSizes d) {
+  const CpuShape& s = t.shape;
+  const int64 panels = divide_up(t.block_q, s.panel()), width = s.panel();
+  const int64 wide = padded(s, d.dim), wide_v = padded(s, d.dim_v);
+  ScratchLayout l;
+  BackwardScratch x{};
+  x.stage = stage_scratch(l, t);
+  x.panels = l.take(panels * kPanelBytes);
+  x.keys = l.take(t.chunk_k * padded_units(s, d.dim) * s.unit_size);
+  x.values = l.take(t.chunk_k * padded_units(s, d.dim_v) * s.unit_size);
+  x.key_pairs = s.pack == 1 ? x.keys : l.take(units(s, t.chunk_k) * wide * s.unit_size);
+  x.dk = l.take(t.chunk_k * wide * s.real_size);
+  x.dv = l.take(t.chunk_k * wide_v * s.real_size);
+  x.queries = l.take(panels * padded_units(s, d.dim) * width * s.unit_size);
+  x.douts = l.take(panels * padded_units(s, d.dim_v) * width * s.unit_size);
+  x.query_pairs = l.take(panels * width / s.pack * wide * s.unit_size);
+  x.dout_pairs = l.take(panels * width / s.pack * wide_v * s.unit_size);
+  x.scores = l.take(t.block_k * width * s.real_size);
+  x.dweights = l.take(t.block_k * width * s.real_size);
+  x.weights = l.take(t.block_k * panels * width / s.pack * s.unit_size);
+  x.dscores = l.take(t.block_k * panels * width / s.pack * s.unit_size);
+  x.dscore_pairs = s.pack == 1 ? x.dscores : l.take(units(s, t.block_k) * width * s.unit_size);
+  x.dq = l.take(panels * d.dim * width * s.real_size);
+  x.size = l.size();
+  return x;
+}
+
+}  // namespace regard
