@@ -1,0 +1,160 @@
+// The C++ API: describe, plan, run. The only file that knows every backend.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <ostream>
+
+#include "cpu/backend.hpp"
+#include "cpu/cpuid.hpp"
+#include "problem/describe.hpp"
+#include "problem/refuse.hpp"
+#include "reference/reference.hpp"
+#include "regard/regard.hpp"
+#include "threads/threads.hpp"
+
+namespace regard {
+namespace {
+
+Choice choice_of(const Run& run) {
+  if (!run.backend.empty()) return {run.backend};
+  const char* forced = std::getenv("REGARD_BACKEND");
+  return {forced ? forced : ""};
+}
+
+// A GPU runs nothing yet; its plans and its kernels come with the CUDA backend.
+void require_cpu(const Run& run) {
+  if (run.device.kind == Device::Kind::cpu) {
+    require(run.stream == nullptr, "stream", "a stream", "the CPU takes none");
+    return;
+  }
+  const bool is_chip = run.device.kind == Device::Kind::chip;
+  const std::string name =
+      is_chip ? run.device.name : "cuda:" + std::to_string(run.device.index);
+  refuse("device", name, "this build has no CUDA backend", Code::unavailable);
+}
+
+Plan make_plan(const Problem& problem, const Run& run) {
+  require_cpu(run);
+  return plan(problem, cpu_backend::this_processor(), choice_of(run), worker_count(run));
+}
+
+Plan make_supported_plan(const Problem& problem, const Run& run) {
+  Plan made = make_plan(problem, run);
+  if (!made.supported()) {
+    refuse(run.backend.empty() ? "REGARD_BACKEND" : "backend", choice_of(run).name, made.refusal,
+           Code::unavailable);
+  }
+  return made;
+}
+
+}  // namespace
+
+void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
+  const Problem problem = describe_forward(a, to);
+  const Plan plan = make_supported_plan(problem, run);
+  if (plan.backend == BackendKind::reference) {
+    reference::forward(problem, run);
+  } else {
+    cpu_backend::forward(problem, plan, run);
+  }
+}
+
+void backward(const Attention& a, const BackwardInputs& from, const Gradients& to,
+              const Run& run) {
+  const Problem problem = describe_backward(a, from, to);
+  const Plan plan = make_supported_plan(problem, run);
+  if (plan.backend == BackendKind::reference) {
+    reference::backward(problem, run);
+  } else {
+    cpu_backend::backward(problem, plan, run);
+  }
+}
+
+std::size_t workspace(const Attention& a, Pass pass, const Run& run) {
+  return static_cast<std::size_t>(
+      make_supported_plan(describe(a, pass, NullData::allowed), run).workspace.size);
+}
+
+Explanation explain(const Attention& a, Pass pass, const Run& run) {
+  const Problem problem = describe(a, pass, NullData::allowed);
+  const Plan plan = make_plan(problem, run);
+  const Sizes& s = problem.sizes;
+  Explanation e;
+  e.supported = plan.supported();
+  e.backend = plan.name;
+  e.kernel = kernel_line(problem, plan);
+  e.text = explanation(problem, plan);
+  e.workspace = static_cast<std::size_t>(plan.workspace.size);
+  e.pairs = visible_pairs(problem.mask_params, s.len_q, s.len_k) * double(s.batch) *
+            double(s.heads_q);
+  const double dim = double(s.dim), dim_v = double(s.dim_v);
+  e.flops = e.pairs * 2 * (problem.backward ? 3 * dim + 2 * dim_v : dim + dim_v);
+  return e;
+}
+
+std::ostream& operator<<(std::ostream& out, const Explanation& e) { return out << e.text; }
+
+void dropout_mask(const Attention& a, const Tensor& keep_tensor) {
+  const Problem p = describe(a, Pass::forward, NullData::allowed);
+  const View view = describe_keep(p, keep_tensor);
+  const Sizes& s = p.sizes;
+  const Run run;
+  parallel_tasks(s.batch * s.heads_q * s.len_q, worker_count(run), run, [&](int64 row, int) {
+    const int64 i = row % s.len_q, h = row / s.len_q % s.heads_q, b = row / s.len_q / s.heads_q;
+    const int64 first = offset_of(view.strides, b, h, 0, i);
+    for (int64 j = 0; j < s.len_k; ++j) {
+      static_cast<uint8*>(view.data)[first + j * view.strides.column] = keep(p.dropout, b, h, i, j);
+    }
+  });
+}
+
+double dropout_probability(double p) {
+  require(p >= 0 && p < 1, "p", p, "must be in [0, 1)");
+  return realised_probability(dropout_params(p, 0, 0));
+}
+
+std::vector<BackendInfo> backends() {
+  const Processor& processor = cpu_backend::this_processor();
+  const char* const notes[kIsaCount] = {
+      "any processor, one element at a time", "AVX2, FMA and F16C: 8 floats at a time",
+      "AVX-512 (F, BW, DQ, VL): 16 floats at a time",
+      "AVX512-BF16: dot products of bf16; other types as cpu:avx512"};
+  std::vector<BackendInfo> list;
+  for (int i = kIsaCount - 1; i >= 0; --i) {
+    const auto& usable = processor.usable;
+    const bool available = std::find(usable.begin(), usable.end(), Isa(i)) != usable.end();
+    std::string note = notes[i];
+    if (!available) note += " - not offered by this processor or its operating system";
+    if (available && Isa(i) == Isa::avx512bf16) {
+      note += processor.bf16_dot_pays ? " (faster than f32 FMA here)" : " (slower than f32 FMA here)";
+    }
+    list.push_back({std::string("cpu:") + name_of(Isa(i)), available, note});
+  }
+  list.push_back({"reference", true, "the textbook in float64, row by row: the judge of the others"});
+  list.push_back({"cuda", false, "this build has no CUDA backend"});
+  return list;
+}
+
+Machine machine() {
+  Machine m;
+  m.cpu = cpu_backend::processor_name();
+  for (Isa isa : cpu_backend::this_processor().usable) m.isa.push_back(name_of(isa));
+  m.threads = worker_count({});
+  m.l1 = cpu_backend::cache_size(1);
+  m.l2 = cpu_backend::cache_size(2);
+  m.l3 = cpu_backend::cache_size(3);
+  return m;
+}
+
+double measured_peak(Type type, const Run& run) {
+  const Tensor shape(nullptr, type, {1, 1, 1, 1});
+  const Problem problem =
+      describe({.q = shape, .k = shape, .v = shape}, Pass::forward, NullData::allowed);
+  const Plan plan = make_supported_plan(problem, run);
+  require(plan.backend == BackendKind::cpu, "backend", plan.name, "has no instruction to measure");
+  return cpu_backend::measured_peak(problem, plan, run);
+}
+
+const char* version() { return REGARD_VERSION; }
+
+}  // namespace regard

@@ -1,0 +1,413 @@
+// The C API over the C++ one: converts, calls, and lets no exception out.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "regard/regard.h"
+#include "regard/regard.hpp"
+
+namespace {
+
+// ------------------------------------------------------------------------------------- frozen
+// facts A program compiled against an older header relies on each of these numbers. Add fields at
+// the end of a struct only; then its sizeof grows and the rest of this list stays.
+
+static_assert(REGARD_OK == 0);
+static_assert(REGARD_INVALID_ARGUMENT == 1 + int(regard::Code::invalid_argument));
+static_assert(REGARD_UNSUPPORTED == 1 + int(regard::Code::unsupported));
+static_assert(REGARD_UNAVAILABLE == 1 + int(regard::Code::unavailable));
+static_assert(REGARD_OUT_OF_MEMORY == 1 + int(regard::Code::out_of_memory));
+static_assert(REGARD_INTERNAL == 1 + int(regard::Code::internal));
+
+static_assert(REGARD_NONE == int(regard::Type::none));
+static_assert(REGARD_F64 == int(regard::Type::f64));
+static_assert(REGARD_F32 == int(regard::Type::f32));
+static_assert(REGARD_F16 == int(regard::Type::f16));
+static_assert(REGARD_BF16 == int(regard::Type::bf16));
+static_assert(REGARD_BOOL == int(regard::Type::boolean));
+static_assert(REGARD_I32 == int(regard::Type::i32));
+
+static_assert(REGARD_CAUSAL_NONE == int(regard::Causal::none));
+static_assert(REGARD_CAUSAL_TOP_LEFT == int(regard::Causal::top_left));
+static_assert(REGARD_CAUSAL_BOTTOM_RIGHT == int(regard::Causal::bottom_right));
+static_assert(REGARD_PRECISION_FULL == int(regard::Precision::full));
+static_assert(REGARD_PRECISION_TF32 == int(regard::Precision::tf32));
+static_assert(REGARD_PRECISION_BF16 == int(regard::Precision::bf16));
+static_assert(REGARD_PASS_FORWARD == int(regard::Pass::forward));
+static_assert(REGARD_PASS_BACKWARD == int(regard::Pass::backward));
+static_assert(REGARD_DEVICE_CPU == int(regard::Device::Kind::cpu));
+static_assert(REGARD_DEVICE_CUDA == int(regard::Device::Kind::cuda));
+static_assert(REGARD_DEVICE_CHIP == int(regard::Device::Kind::chip));
+
+static_assert(sizeof(void*) == 8 && sizeof(size_t) == 8, "the layouts below are those of LP64");
+
+#define REGARD_PIN(type, field, offset) \
+  static_assert(offsetof(type, field) == offset, #type "::" #field " moved")
+
+REGARD_PIN(regard_tensor, data, 0);
+REGARD_PIN(regard_tensor, type, 8);
+REGARD_PIN(regard_tensor, rank, 12);
+REGARD_PIN(regard_tensor, sizes, 16);
+REGARD_PIN(regard_tensor, strides, 48);
+static_assert(sizeof(regard_tensor) == 80);
+
+REGARD_PIN(regard_attention, size, 0);
+REGARD_PIN(regard_attention, q, 8);
+REGARD_PIN(regard_attention, k, 88);
+REGARD_PIN(regard_attention, v, 168);
+REGARD_PIN(regard_attention, bias, 248);
+REGARD_PIN(regard_attention, mask, 328);
+REGARD_PIN(regard_attention, alibi_slopes, 408);
+REGARD_PIN(regard_attention, sink, 488);
+REGARD_PIN(regard_attention, cu_seqlens_q, 568);
+REGARD_PIN(regard_attention, cu_seqlens_k, 648);
+REGARD_PIN(regard_attention, seqused_q, 728);
+REGARD_PIN(regard_attention, seqused_k, 808);
+REGARD_PIN(regard_attention, max_seqlen_q, 888);
+REGARD_PIN(regard_attention, max_seqlen_k, 896);
+REGARD_PIN(regard_attention, scale, 904);
+REGARD_PIN(regard_attention, softcap, 912);
+REGARD_PIN(regard_attention, dropout_p, 920);
+REGARD_PIN(regard_attention, dropout_seed, 928);
+REGARD_PIN(regard_attention, dropout_offset, 936);
+REGARD_PIN(regard_attention, window_left, 944);
+REGARD_PIN(regard_attention, window_right, 952);
+REGARD_PIN(regard_attention, has_scale, 960);
+REGARD_PIN(regard_attention, causal, 964);
+REGARD_PIN(regard_attention, precision, 968);
+REGARD_PIN(regard_attention, deterministic, 972);
+static_assert(sizeof(regard_attention) == 976);
+
+REGARD_PIN(regard_forward_tensors, size, 0);
+REGARD_PIN(regard_forward_tensors, out, 8);
+REGARD_PIN(regard_forward_tensors, lse, 88);
+static_assert(sizeof(regard_forward_tensors) == 168);
+
+REGARD_PIN(regard_backward_tensors, size, 0);
+REGARD_PIN(regard_backward_tensors, out, 8);
+REGARD_PIN(regard_backward_tensors, lse, 88);
+REGARD_PIN(regard_backward_tensors, dout, 168);
+REGARD_PIN(regard_backward_tensors, dlse, 248);
+REGARD_PIN(regard_backward_tensors, dq, 328);
+REGARD_PIN(regard_backward_tensors, dk, 408);
+REGARD_PIN(regard_backward_tensors, dv, 488);
+REGARD_PIN(regard_backward_tensors, dbias, 568);
+REGARD_PIN(regard_backward_tensors, dsink, 648);
+REGARD_PIN(regard_backward_tensors, accumulate, 728);
+REGARD_PIN(regard_backward_tensors, reserved, 732);
+static_assert(sizeof(regard_backward_tensors) == 736);
+
+REGARD_PIN(regard_run, size, 0);
+REGARD_PIN(regard_run, device, 8);
+REGARD_PIN(regard_run, device_index, 12);
+REGARD_PIN(regard_run, device_name, 16);
+REGARD_PIN(regard_run, stream, 24);
+REGARD_PIN(regard_run, workspace, 32);
+REGARD_PIN(regard_run, workspace_size, 40);
+REGARD_PIN(regard_run, executor, 48);
+REGARD_PIN(regard_run, executor_self, 56);
+REGARD_PIN(regard_run, backend, 64);
+REGARD_PIN(regard_run, threads, 72);
+REGARD_PIN(regard_run, reserved, 76);
+static_assert(sizeof(regard_run) == 80);
+
+REGARD_PIN(regard_explanation, size, 0);
+REGARD_PIN(regard_explanation, supported, 8);
+REGARD_PIN(regard_explanation, reserved, 12);
+REGARD_PIN(regard_explanation, workspace, 16);
+REGARD_PIN(regard_explanation, pairs, 24);
+REGARD_PIN(regard_explanation, flops, 32);
+REGARD_PIN(regard_explanation, backend, 40);
+REGARD_PIN(regard_explanation, kernel, 104);
+static_assert(sizeof(regard_explanation) == 360);
+
+#undef REGARD_PIN
+
+static_assert(std::is_same_v<regard_executor, decltype(regard::Executor::run)>);
+
+// -------------------------------------------------------------------------------------- last error
+// Fixed buffers: recording a failed allocation must not allocate, and a thread's end has nothing to
+// destroy.
+
+struct LastError {
+  char message[1024];
+  char argument[128];
+  char value[256];
+};
+thread_local LastError last_error{};
+
+template <std::size_t N>
+void copy(char (&to)[N], const char* from) noexcept {
+  std::snprintf(to, N, "%s", from);
+}
+
+regard_status fail(regard_status status, const char* message, const char* argument = "",
+                   const char* value = "") noexcept {
+  copy(last_error.message, message);
+  copy(last_error.argument, argument);
+  copy(last_error.value, value);
+  return status;
+}
+
+// Calls body; what it throws becomes a status and the thread's last error.
+template <class Body>
+regard_status guarded(Body&& body) noexcept {
+  try {
+    std::forward<Body>(body)();
+    return fail(REGARD_OK, "");
+  } catch (const regard::Error& error) {
+    return fail(1 + static_cast<regard_status>(error.code()), error.what(),
+                error.argument().c_str(), error.value().c_str());
+  } catch (const std::bad_alloc&) {
+    return fail(REGARD_OUT_OF_MEMORY, "memory = exhausted: an allocation failed", "memory",
+                "exhausted");
+  } catch (const std::exception& error) {
+    return fail(REGARD_INTERNAL, error.what());
+  } catch (...) {
+    return fail(REGARD_INTERNAL, "an exception of unknown type");
+  }
+}
+
+[[noreturn]] void refuse(const std::string& argument, std::string value,
+                         const std::string& reason) {
+  throw regard::Error(regard::Code::invalid_argument, argument, std::move(value), reason);
+}
+
+template <class T>
+T& required(T* pointer, const char* argument) {
+  if (!pointer) refuse(argument, "null", "must be given");
+  return *pointer;
+}
+
+// ------------------------------------------------------------------------------------- conversions
+
+// The caller's struct with the fields past its size at their defaults. `least` ends the fields that
+// have no default; a struct is also refused when its size would cut a field in two.
+template <class T>
+T completed(const T* given, const char* argument, std::size_t least, T defaults) {
+  const std::size_t size = required(given, argument).size;
+  if (size < least || size > sizeof(T) || size % 8 != 0) {
+    refuse(std::string(argument) + ".size", std::to_string(size),
+           "must be sizeof the struct: at least " + std::to_string(least) + ", at most " +
+               std::to_string(sizeof(T)) + " in this version of the library");
+  }
+  std::memcpy(&defaults, given, size);
+  return defaults;
+}
+
+void must_be_zero(std::int32_t reserved, const char* argument) {
+  if (reserved != 0) refuse(argument, std::to_string(reserved), "must be 0");
+}
+
+template <class Enum>
+Enum to_enum(std::int32_t value, Enum last, const std::string& argument) {
+  if (value < 0 || value > static_cast<std::int32_t>(last)) {
+    refuse(argument, std::to_string(value),
+           "must be 0 to " + std::to_string(static_cast<int>(last)));
+  }
+  return static_cast<Enum>(value);
+}
+
+regard::Tensor to_tensor(const regard_tensor& given, const char* argument) {
+  regard::Tensor tensor;
+  tensor.data = given.data;
+  tensor.type = to_enum(given.type, regard::Type::i32, std::string(argument) + ".type");
+  tensor.rank = given.rank;
+  std::copy_n(given.sizes, 4, tensor.sizes.begin());
+  std::copy_n(given.strides, 4, tensor.strides.begin());
+  return tensor;
+}
+
+regard::Attention to_attention(const regard_attention* given) {
+  const auto a =
+      completed(given, "attention", offsetof(regard_attention, bias), REGARD_ATTENTION_INIT);
+  regard::Attention attention;
+  attention.q = to_tensor(a.q, "q");
+  attention.k = to_tensor(a.k, "k");
+  attention.v = to_tensor(a.v, "v");
+  attention.bias = to_tensor(a.bias, "bias");
+  attention.mask = to_tensor(a.mask, "mask");
+  attention.alibi_slopes = to_tensor(a.alibi_slopes, "alibi_slopes");
+  attention.sink = to_tensor(a.sink, "sink");
+  attention.cu_seqlens_q = to_tensor(a.cu_seqlens_q, "cu_seqlens_q");
+  attention.cu_seqlens_k = to_tensor(a.cu_seqlens_k, "cu_seqlens_k");
+  attention.seqused_q = to_tensor(a.seqused_q, "seqused_q");
+  attention.seqused_k = to_tensor(a.seqused_k, "seqused_k");
+  attention.max_seqlen_q = a.max_seqlen_q;
+  attention.max_seqlen_k = a.max_seqlen_k;
+  if (a.has_scale) attention.scale = a.scale;
+  attention.softcap = a.softcap;
+  attention.dropout = {.p = a.dropout_p, .seed = a.dropout_seed, .offset = a.dropout_offset};
+  attention.window = {.left = a.window_left, .right = a.window_right};
+  attention.causal = to_enum(a.causal, regard::Causal::bottom_right, "causal");
+  attention.precision = to_enum(a.precision, regard::Precision::bf16, "precision");
+  attention.deterministic = a.deterministic != 0;
+  return attention;
+}
+
+regard::Run to_run(const regard_run* given) {
+  regard::Run run;
+  if (!given) return run;
+  const auto r = completed(given, "run", offsetof(regard_run, device), REGARD_RUN_INIT);
+  must_be_zero(r.reserved, "run.reserved");
+  run.device.kind = to_enum(r.device, regard::Device::Kind::chip, "device");
+  run.device.index = r.device_index;
+  if (r.device_name) run.device.name = r.device_name;
+  run.stream = r.stream;
+  run.workspace = {.data = r.workspace, .size = r.workspace_size};
+  run.threads = r.threads;
+  run.executor = {.run = r.executor, .self = r.executor_self};
+  if (r.backend) run.backend = r.backend;
+  return run;
+}
+
+regard::Pass to_pass(regard_pass pass) { return to_enum(pass, regard::Pass::backward, "pass"); }
+
+// Made once and never destroyed: callers keep the strings, also while the process ends.
+const std::vector<regard::BackendInfo>& known_backends() {
+  static const auto* list = new std::vector<regard::BackendInfo>(regard::backends());
+  return *list;
+}
+
+const regard::BackendInfo* backend_at(std::int32_t index) noexcept {
+  try {
+    const auto& list = known_backends();
+    if (index < 0 || static_cast<std::size_t>(index) >= list.size()) return nullptr;
+    return &list[static_cast<std::size_t>(index)];
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+}  // namespace
+
+// --------------------------------------------------------------------------------------- functions
+
+extern "C" {
+
+regard_status regard_forward(const regard_attention* attention,
+                             const regard_forward_tensors* tensors, const regard_run* run) {
+  return guarded([&] {
+    const auto a = to_attention(attention);
+    const auto t = completed(tensors, "tensors", offsetof(regard_forward_tensors, lse),
+                             REGARD_FORWARD_TENSORS_INIT);
+    const regard::ForwardOutputs outputs{.out = to_tensor(t.out, "out"),
+                                         .lse = to_tensor(t.lse, "lse")};
+    regard::forward(a, outputs, to_run(run));
+  });
+}
+
+regard_status regard_backward(const regard_attention* attention,
+                              const regard_backward_tensors* tensors, const regard_run* run) {
+  return guarded([&] {
+    const auto a = to_attention(attention);
+    const auto t = completed(tensors, "tensors", offsetof(regard_backward_tensors, dlse),
+                             REGARD_BACKWARD_TENSORS_INIT);
+    must_be_zero(t.reserved, "tensors.reserved");
+    const regard::BackwardInputs inputs{.out = to_tensor(t.out, "out"),
+                                        .lse = to_tensor(t.lse, "lse"),
+                                        .dout = to_tensor(t.dout, "dout"),
+                                        .dlse = to_tensor(t.dlse, "dlse")};
+    const regard::Gradients gradients{.dq = to_tensor(t.dq, "dq"),
+                                      .dk = to_tensor(t.dk, "dk"),
+                                      .dv = to_tensor(t.dv, "dv"),
+                                      .dbias = to_tensor(t.dbias, "dbias"),
+                                      .dsink = to_tensor(t.dsink, "dsink"),
+                                      .accumulate = t.accumulate != 0};
+    regard::backward(a, inputs, gradients, to_run(run));
+  });
+}
+
+regard_status regard_workspace(const regard_attention* attention, regard_pass pass,
+                               const regard_run* run, size_t* bytes) {
+  return guarded([&] {
+    std::size_t& result = required(bytes, "bytes");
+    result = regard::workspace(to_attention(attention), to_pass(pass), to_run(run));
+  });
+}
+
+regard_status regard_explain(const regard_attention* attention, regard_pass pass,
+                             const regard_run* run, regard_explanation* numbers, char* text,
+                             size_t capacity, size_t* needed) {
+  return guarded([&] {
+    regard_explanation filled = REGARD_EXPLANATION_INIT;
+    if (numbers) {
+      filled.size =
+          completed(numbers, "numbers", offsetof(regard_explanation, backend), filled).size;
+    }
+    if (!text && capacity > 0) refuse("text", "null", "must be given where capacity > 0");
+    const regard::Explanation explanation =
+        regard::explain(to_attention(attention), to_pass(pass), to_run(run));
+    if (numbers) {
+      filled.supported = explanation.supported;
+      filled.workspace = explanation.workspace;
+      filled.pairs = explanation.pairs;
+      filled.flops = explanation.flops;
+      copy(filled.backend, explanation.backend.c_str());
+      copy(filled.kernel, explanation.kernel.c_str());
+      std::memcpy(numbers, &filled, filled.size);
+    }
+    if (capacity > 0) {
+      const std::size_t length = std::min(explanation.text.size(), capacity - 1);
+      std::memcpy(text, explanation.text.data(), length);
+      text[length] = '\0';
+    }
+    if (needed) *needed = explanation.text.size() + 1;
+  });
+}
+
+regard_status regard_dropout_mask(const regard_attention* attention, const regard_tensor* keep) {
+  return guarded([&] {
+    const auto a = to_attention(attention);
+    regard::dropout_mask(a, to_tensor(required(keep, "keep"), "keep"));
+  });
+}
+
+regard_status regard_dropout_probability(double p, double* realised) {
+  return guarded([&] {
+    double& result = required(realised, "realised");
+    result = regard::dropout_probability(p);
+  });
+}
+
+int32_t regard_backend_count(void) {
+  try {
+    return static_cast<int32_t>(known_backends().size());
+  } catch (...) {
+    return 0;
+  }
+}
+
+const char* regard_backend_name(int32_t index) {
+  const auto* backend = backend_at(index);
+  return backend ? backend->name.c_str() : nullptr;
+}
+
+int32_t regard_backend_available(int32_t index) {
+  const auto* backend = backend_at(index);
+  return backend && backend->available ? 1 : 0;
+}
+
+const char* regard_backend_note(int32_t index) {
+  const auto* backend = backend_at(index);
+  return backend ? backend->note.c_str() : nullptr;
+}
+
+const char* regard_version(void) { return regard::version(); }
+
+const char* regard_status_name(regard_status status) {
+  static constexpr const char* kNames[] = {"ok",          "invalid_argument", "unsupported",
+                                           "unavailable", "out_of_memory",    "internal"};
+  return status >= 0 && status <= REGARD_INTERNAL ? kNames[status] : "unknown";
+}
+
+const char* regard_last_error(void) { return last_error.message; }
+const char* regard_last_error_argument(void) { return last_error.argument; }
+const char* regard_last_error_value(void) { return last_error.value; }
+
+}  // extern "C"
