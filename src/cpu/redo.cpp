@@ -24,13 +24,6 @@ bool any(const std::uint8_t* flags, int64 count) {
   return std::any_of(flags, flags + count, [](std::uint8_t flag) { return flag != 0; });
 }
 
-bool lse_is_nan(const Head& head, int64 i) {
-  const View& lse = head.problem.lse;
-  const double value =
-      load_element(lse, offset_of(lse.strides, head.b, head.h, head.seq.first_q, i));
-  return value != value;
-}
-
 }  // namespace
 
 void redo_forward(const Problem& p, const Batch& batch, const std::uint8_t* spoiled, int workers,

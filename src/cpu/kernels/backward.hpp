@@ -123,8 +123,9 @@ struct BackwardKernel {
 
   // ---------------------------------------------------------------------------------- one tile
 
-  // P^T and dS^T of one panel and key block, from its S^T and dP^T.
-  void differentiate(int index, int count, Interval keys, bool veiled) const {
+  // P^T and dS^T of one panel and its keys, from S^T and dP^T, into rows `first_row` and on of the
+  // block's tiles.
+  void differentiate(int index, int count, Interval keys, int64 first_row, bool veiled) const {
     const GradientPanel<L>& panel = panels[index];
     const ScoreTerms<L> terms(context, panel);
     const Features on = terms.on;
@@ -134,8 +135,9 @@ struct BackwardKernel {
     Real* const scores = reals_at(at.scores);
     Real* const dweights = reals_at(at.dweights);
     const int64 row_stride = block_units(count);
-    Unit* const weights = units_at(at.weights) + index * kWidth / L::kPack;
-    Unit* const dscores = units_at(at.dscores) + index * kWidth / L::kPack;
+    const int64 first = first_row * row_stride + index * kWidth / L::kPack;
+    Unit* const weights = units_at(at.weights) + first;
+    Unit* const dscores = units_at(at.dscores) + first;
     const Vec log2e = L::set(Real(kLog2E)), unit = L::set(terms.unit);
     const Vec keep = L::set(terms.keep_scale);
 
@@ -239,40 +241,17 @@ struct BackwardKernel {
   }
 
   // One block of query rows against one key block of the chunk.
-  void attend(int count, int64 chunk_begin, Interval keys) const {
-    const int64 size = keys.end - keys.begin, from = keys.begin - chunk_begin;
-    const CpuShape& shape = tiling.shape;
-    bool any_seen = false;
+  void attend(int count, int64 chunk_begin, Interval block) const {
+    bool reached = false;
     for (int i = 0; i < count; ++i) {
-      const GradientPanel<L>& panel = panels[i];
-      Real* const scores = reals_at(at.scores);
-      const bool seen = panel.hull.begin < keys.end && keys.begin < panel.hull.end;
-      if (!seen) {
-        clear_panel(i, count, size);
-        continue;
-      }
-      any_seen = true;
-      multiply<L, L::kVectors, Walk::rows, Result::replace>(
-          {.a = units_at(at.keys) + from * row_units(dims.dim), .lda = row_units(dims.dim),
-           .b = units_at(at.queries) + i * row_units(dims.dim) * kWidth, .ldb = kWidth,
-           .c = scores, .ldc = kWidth, .m = size, .k = units(shape, dims.dim)});
-      multiply<L, L::kVectors, Walk::rows, Result::replace>(
-          {.a = units_at(at.values) + from * row_units(dims.dim_v), .lda = row_units(dims.dim_v),
-           .b = units_at(at.douts) + i * row_units(dims.dim_v) * kWidth, .ldb = kWidth,
-           .c = reals_at(at.dweights), .ldc = kWidth, .m = size, .k = units(shape, dims.dim_v)});
-      const bool veiled = stage_block<L>(stage, context, panel, keys);
-      differentiate(i, count, keys, veiled);
-      if (shared.dbias) add_bias_gradient(panel, keys);
-      if (!p.dq.given()) continue;
-      const bool pairs = L::kPack > 1;
-      multiply<L, L::kVectors, Walk::columns, Result::add>(
-          {.a = units_at(at.key_pairs) + from / L::kPack * wide, .lda = wide,
-           .b = units_at(at.dscore_pairs) + (pairs ? 0 : i * kWidth),
-           .ldb = pairs ? kWidth : block_units(count),
-           .c = reals_at(at.dq) + i * dims.dim * kWidth, .ldc = kWidth, .m = dims.dim,
-           .k = units(shape, size)});
+      const Interval keys = seen_part<L>(panels[i], block);
+      clear_unseen(i, count, block, keys);
+      if (keys.empty()) continue;
+      reached = true;
+      attend_panel(i, count, chunk_begin, block, keys);
     }
-    if (!any_seen) return;
+    if (!reached) return;
+    const int64 size = block.end - block.begin, from = block.begin - chunk_begin;
     const auto add_keys = [&](int64 a, int64 b, int64 c, int64 width) {
       multiply_wide<L, Walk::rows, Result::add>(
           {.a = units_at(a), .lda = block_units(count), .b = units_at(b), .ldb = width,
@@ -283,13 +262,42 @@ struct BackwardKernel {
     if (p.dk.given()) add_keys(at.dscores, at.query_pairs, at.dk, wide);
   }
 
-  // A panel that sees nothing of the key block adds nothing to dK and dV.
-  void clear_panel(int index, int count, int64 size) const {
+  // One panel against the keys of the block that it sees: its part of P, dS and dQ.
+  void attend_panel(int index, int count, int64 chunk_begin, Interval block, Interval keys) const {
+    const CpuShape& shape = tiling.shape;
+    const GradientPanel<L>& panel = panels[index];
+    const int64 size = keys.end - keys.begin, from = keys.begin - chunk_begin;
+    const auto score = [&](int64 a, int64 b, int64 c, int64 dim) {
+      multiply<L, L::kVectors, Walk::rows, Result::replace>(
+          {.a = units_at(a) + from * row_units(dim), .lda = row_units(dim),
+           .b = units_at(b) + index * row_units(dim) * kWidth, .ldb = kWidth, .c = reals_at(c),
+           .ldc = kWidth, .m = size, .k = units(shape, dim)});
+    };
+    score(at.keys, at.queries, at.scores, dims.dim);
+    score(at.values, at.douts, at.dweights, dims.dim_v);
+    const bool veiled = stage_block<L>(stage, context, panel, keys);
+    differentiate(index, count, keys, keys.begin - block.begin, veiled);
+    if (shared.dbias) add_bias_gradient(panel, keys);
+    if (!p.dq.given()) return;
+    const bool pairs = L::kPack > 1;
+    const int64 rows = pairs ? kWidth : block_units(count);
+    multiply<L, L::kVectors, Walk::columns, Result::add>(
+        {.a = units_at(at.key_pairs) + from / L::kPack * wide, .lda = wide,
+         .b = units_at(at.dscore_pairs) +
+              (pairs ? 0 : (keys.begin - block.begin) * rows + index * kWidth),
+         .ldb = rows, .c = reals_at(at.dq) + index * dims.dim * kWidth, .ldc = kWidth,
+         .m = dims.dim, .k = units(shape, size)});
+  }
+
+  // Keys of the block that a panel does not see get nothing from it in dK and dV.
+  void clear_unseen(int index, int count, Interval block, Interval keys) const {
     const int64 row = block_units(count), width = kWidth / L::kPack;
-    for (int64 j = 0; j < size; ++j) {
-      for (int64 u = 0; u < width; ++u) {
-        units_at(at.weights)[j * row + index * width + u] = 0;
-        units_at(at.dscores)[j * row + index * width + u] = 0;
+    for (int64 j = block.begin; j < block.end; ++j) {
+      if (keys.contains(j)) continue;
+      const int64 first = (j - block.begin) * row + index * width;
+      for (int64 u = first; u < first + width; ++u) {
+        units_at(at.weights)[u] = 0;
+        units_at(at.dscores)[u] = 0;
       }
     }
   }

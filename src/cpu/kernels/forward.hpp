@@ -169,13 +169,16 @@ struct ForwardKernel {
     }
   }
 
-  // One panel against one packed block of keys.
-  void attend(int index, const Running<L>& run, Interval keys) const {
+  // One panel against those keys of a packed block that it sees.
+  void attend(int index, const Running<L>& run, Interval block) const {
     const Panel& panel = panels[index];
-    const int64 count = keys.end - keys.begin;
+    const Interval keys = seen_part<L>(panel, block);
+    if (keys.empty()) return;
+    const int64 count = keys.end - keys.begin, from = keys.begin - block.begin;
     const CpuShape& shape = tiling.shape;
+    const int64 key_units = padded_units(shape, dims.dim), value_units = padded(shape, dims.dim_v);
     multiply<L, L::kVectors, Walk::rows, Result::replace>(
-        {.a = units_at(at.keys), .lda = padded_units(shape, dims.dim), .b = queries(index),
+        {.a = units_at(at.keys) + from * key_units, .lda = key_units, .b = queries(index),
          .ldb = kWidth, .c = reals_at(at.scores), .ldc = kWidth, .m = count,
          .k = units(shape, dims.dim)});
     const ScoreTerms<L> terms(context, panel);
@@ -190,8 +193,9 @@ struct ForwardKernel {
     shrink_out(run, shrink);
     weigh(run, terms, count);
     multiply<L, L::kVectors, Walk::columns, Result::add>(
-        {.a = units_at(at.values), .lda = padded(shape, dims.dim_v), .b = units_at(at.weights),
-         .ldb = kWidth, .c = run.out, .ldc = kWidth, .m = dims.dim_v, .k = units(shape, count)});
+        {.a = units_at(at.values) + from / L::kPack * value_units, .lda = value_units,
+         .b = units_at(at.weights), .ldb = kWidth, .c = run.out, .ldc = kWidth, .m = dims.dim_v,
+         .k = units(shape, count)});
   }
 
   void finish_rows(const Running<L>& run, const Panel& panel, uint8* spoiled) const {
@@ -232,10 +236,7 @@ struct ForwardKernel {
                    size);
       pack_pairs<L>(units_at(at.values), padded(shape, dims.dim_v), p.v, dims.dim_v, size,
                     [&](int64 row) { return context.offset_k(p.v, j + row); });
-      for (int i = 0; i < count; ++i) {
-        const Interval seen = panels[i].hull;
-        if (seen.begin < block.end && block.begin < seen.end) attend(i, running(memory, i), block);
-      }
+      for (int i = 0; i < count; ++i) attend(i, running(memory, i), block);
     }
     if (task.partial) return;
     for (int i = 0; i < count; ++i) finish_rows(running(memory, i), panels[i], spoiled);

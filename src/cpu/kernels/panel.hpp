@@ -68,6 +68,13 @@ int make_panels(Panel* panels, const HeadContext& context, int64 first, int64 ro
   return count;
 }
 
+// The keys of a packed block that the panel sees, beginning with a whole Unit of the block.
+template <class L>
+REGARD_INLINE Interval seen_part(const Panel& panel, Interval block) {
+  const int64 begin = larger(block.begin, panel.hull.begin);
+  return {begin - (begin - block.begin) % L::kPack, smaller(block.end, panel.hull.end)};
+}
+
 REGARD_INLINE Interval hull_of(const Panel* panels, int count) {
   Interval hull{panels[0].hull};
   for (int i = 1; i < count; ++i) {
