@@ -2,6 +2,7 @@
 #include "cpu/redo.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "rows/element.hpp"
 #include "rows/rows.hpp"
@@ -22,6 +23,61 @@ void each_spoiled_head(const Problem& p, int workers, const Run& run, Flags flag
 
 bool any(const std::uint8_t* flags, int64 count) {
   return std::any_of(flags, flags + count, [](std::uint8_t flag) { return flag != 0; });
+}
+
+bool is_nan(double x) { return x != x; }
+
+double lse_of(const Head& head, int64 i) {
+  const View& lse = head.problem.lse;
+  return load_element(lse, offset_of(lse.strides, head.b, head.h, head.seq.first_q, i));
+}
+
+void fill_with_nan(const View& view, int64 offset, int64 count) {
+  for (int64 d = 0; view.given() && d < count; ++d) {
+    store_element(view, offset + d, std::numeric_limits<double>::quiet_NaN());
+  }
+}
+
+// A NaN lse makes every product of its row NaN, which needs no computing: a training run that has
+// diverged must not crawl.
+bool sees_any_key(const Head& head, int64 i) {
+  for (int64 j = 0; j < head.seq.len_k; ++j) {
+    if (visible(head, i, j)) return true;
+  }
+  return false;
+}
+
+bool seen_by_nan_row(const Problem& p, int64 b, int64 kv, int64 j) {
+  const int64 group = p.sizes.group();
+  for (int64 h = kv * group; h < (kv + 1) * group; ++h) {
+    const Head head(p, b, h);
+    const Sequence& s = head.seq;
+    const Interval rows = visible_queries(p.mask_params, j, s.len_q, s.len_k);
+    for (int64 i = rows.begin; i < rows.end; ++i) {
+      if (is_nan(lse_of(head, i)) && visible(head, i, j)) return true;
+    }
+  }
+  return false;
+}
+
+void redo_query(const Head& head, int64 i, double delta, std::vector<double>& scratch) {
+  const Problem& p = head.problem;
+  if ((is_nan(lse_of(head, i)) || is_nan(delta)) && sees_any_key(head, i)) {
+    fill_with_nan(p.dq, offset_of(p.dq.strides, head.b, head.h, head.seq.first_q, i), p.sizes.dim);
+  } else {
+    query_gradient_row(head, i, delta, nullptr, scratch);
+  }
+}
+
+void redo_key(const Problem& p, int64 b, int64 kv, int64 j, const double* deltas,
+              std::vector<double>& scratch) {
+  if (seen_by_nan_row(p, b, kv, j)) {
+    const int64 first = sequence(p.sequences, b).first_k;
+    fill_with_nan(p.dk, offset_of(p.dk.strides, b, kv, first, j), p.sizes.dim);
+    fill_with_nan(p.dv, offset_of(p.dv.strides, b, kv, first, j), p.sizes.dim_v);
+  } else {
+    key_gradient_row(p, b, kv, j, deltas, scratch);
+  }
 }
 
 }  // namespace
@@ -63,14 +119,12 @@ void redo_backward(const Problem& p, const Batch& batch, const std::uint8_t* spo
           const std::uint8_t* const rows = spoiled_q + batch.first_q(b, kv) + g * len_q;
           for (int64 i = 0; i < len_q; ++i) {
             deltas[g * len_q + i] = delta_of(head, i);
-            if (rows[i] && p.dq.given()) {
-              query_gradient_row(head, i, deltas[g * len_q + i], nullptr, scratch);
-            }
+            if (rows[i]) redo_query(head, i, deltas[g * len_q + i], scratch);
           }
         }
         const std::uint8_t* const rows = spoiled_k + batch.first_k(b, kv);
         for (int64 j = 0; j < len_k; ++j) {
-          if (rows[j]) key_gradient_row(p, b, kv, j, deltas.data(), scratch);
+          if (rows[j]) redo_key(p, b, kv, j, deltas.data(), scratch);
         }
       });
 }

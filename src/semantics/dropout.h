@@ -14,6 +14,7 @@ struct Philox {
 };
 
 REGARD_INLINE Philox philox(Philox counter, uint32 key_low, uint32 key_high) {
+#pragma GCC unroll 10
   for (int round = 0; round < 10; ++round) {
     const uint64 a = uint64(counter.word[0]) * 0xD2511F53u;
     const uint64 b = uint64(counter.word[2]) * 0xCD9E8D57u;

@@ -45,6 +45,21 @@ struct Avx2F32 {
   }
   static uint64 bits_of(Mask mask) { return uint64(unsigned(_mm256_movemask_ps(mask))); }
   static Vec floor(Vec x) { return _mm256_floor_ps(x); }
+  struct Split {
+    Vec fraction;
+    Vec whole;
+  };
+  static Split split(Vec x) {
+    const Vec bounded = max(set(-256), x);
+    const Vec whole = floor(bounded);
+    return {sub(bounded, whole), whole};
+  }
+  static uint64 at_least(const uint32_t* numbers, uint32_t threshold) {
+    // The numbers have 16 bits, so that signed comparison serves.
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers));
+    return bits_of(_mm256_castsi256_ps(
+        _mm256_cmpgt_epi32(x, _mm256_set1_epi32(int(threshold) - 1))));
+  }
   static Vec times_power(Vec x, Vec n) {
     const Vec bounded = _mm256_min_ps(set(128), _mm256_max_ps(set(-127), n));
     const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(bounded), _mm256_set1_epi32(127));
@@ -183,6 +198,11 @@ struct Avx2F64 {
   }
   static uint64 bits_of(Mask mask) { return uint64(unsigned(_mm256_movemask_pd(mask))); }
   static Vec floor(Vec x) { return _mm256_floor_pd(x); }
+  static uint64 at_least(const uint32_t* numbers, uint32_t threshold) {
+    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers));
+    return uint64(unsigned(_mm_movemask_ps(
+        _mm_castsi128_ps(_mm_cmpgt_epi32(x, _mm_set1_epi32(int(threshold) - 1))))));
+  }
   static Vec times_power(Vec x, Vec n) {
     const Vec bounded = _mm256_min_pd(set(1024), _mm256_max_pd(set(-1023), n));
     const __m256i exponent = _mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_cvtpd_epi32(bounded)),

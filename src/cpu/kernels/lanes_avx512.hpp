@@ -48,10 +48,22 @@ struct Avx512F32 {
   static Vec floor(Vec x) {
     return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   }
-  // x * 2^n for an integral n; 0 below the normal numbers.
+  // What exp2 makes of x: 2^fraction by a polynomial, times 2^whole.
+  struct Split {
+    Vec fraction;  // x - floor(x); 0 for an infinity
+    Vec whole;     // x itself: times_power takes its floor
+  };
+  static Split split(Vec x) {
+    return {_mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC), x};
+  }
+  // x * 2^floor(n); 0 below the normal numbers.
   static Vec times_power(Vec x, Vec n) {
     const Mask normal = _mm512_cmp_ps_mask(n, set(-126), _CMP_NLT_UQ);
     return _mm512_maskz_scalef_ps(normal, x, n);
+  }
+  // Bits of the lanes whose number is at least the threshold.
+  static uint64 at_least(const uint32_t* numbers, uint32_t threshold) {
+    return _mm512_cmpge_epu32_mask(_mm512_loadu_si512(numbers), _mm512_set1_epi32(int(threshold)));
   }
 
   static UnitVec load_units(const Unit* p) { return _mm512_loadu_ps(p); }
@@ -175,6 +187,10 @@ struct Avx512F64 {
   static Vec times_power(Vec x, Vec n) {
     const Mask normal = _mm512_cmp_pd_mask(n, set(-1022), _CMP_NLT_UQ);
     return _mm512_maskz_scalef_pd(normal, x, n);
+  }
+  static uint64 at_least(const uint32_t* numbers, uint32_t threshold) {
+    const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers));
+    return _mm256_cmpge_epu32_mask(x, _mm256_set1_epi32(int(threshold)));
   }
 
   static UnitVec load_units(const Unit* p) { return _mm512_loadu_pd(p); }

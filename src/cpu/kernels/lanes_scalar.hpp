@@ -70,6 +70,18 @@ struct Scalar {
   static Mask mask_of(uint64 bits) { return bits & 1; }
   static uint64 bits_of(Mask mask) { return mask; }
   static Vec floor(Vec x) { return Real(__builtin_floor(double(x))); }
+  struct Split {
+    Vec fraction;
+    Vec whole;
+  };
+  static Split split(Vec x) {
+    const Vec bounded = max(-256, x);
+    const Vec whole = floor(bounded);
+    return {bounded - whole, whole};
+  }
+  static uint64 at_least(const uint32_t* numbers, uint32_t threshold) {
+    return *numbers >= threshold;
+  }
   static Vec times_power(Vec x, Vec n) {
     constexpr bool single = sizeof(Real) == 4;
     constexpr int bias = single ? 127 : 1023;

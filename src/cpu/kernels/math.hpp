@@ -24,14 +24,14 @@ struct WithMath : Base {
 
   // 0 for -inf and whatever lies below the normal numbers; NaN stays NaN.
   static Vec exp2(Vec x) {
-    const Vec t = Base::max(Base::set(kSingle ? -256 : -2048), x);
     if constexpr (kSingle) {
-      const Vec n = Base::floor(t), f = Base::sub(t, n);
+      const auto [fraction, whole] = Base::split(x);
       Vec p = Base::set(kExp2F32[0]);
 #pragma GCC unroll 8
-      for (int k = 1; k < 6; ++k) p = Base::fma(p, f, Base::set(kExp2F32[k]));
-      return Base::times_power(Base::fma(p, f, Base::set(1)), n);
+      for (int k = 1; k < 6; ++k) p = Base::fma(p, fraction, Base::set(kExp2F32[k]));
+      return Base::times_power(Base::fma(p, fraction, Base::set(1)), whole);
     } else {
+      const Vec t = Base::max(Base::set(-2048), x);
       const Vec n = Base::floor(Base::add(t, Base::set(0.5)));
       const Vec r = Base::mul(Base::sub(t, n), Base::set(kLn2));
       return Base::times_power(Base::fma(exp_minus_one_over(r), r, Base::set(1)), n);

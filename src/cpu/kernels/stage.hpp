@@ -116,18 +116,22 @@ void stage_dropout(uint64* kept_bits, const HeadContext& context, const Panel& p
   for (int64 stripe = keys.begin / 32 * 32; stripe < keys.end; stripe += 32) {
     for (int64 pair = 0; pair < 8; pair += 2) {
       const uint32 call = dropout_call(stripe + pair);
-      uint32 word[4][kWidth];
+      uint32 number[8][kWidth];  // by slot
       for (int lane = 0; lane < kWidth; ++lane) {
         const Philox bits = dropout_bits(params, context.b, head[lane], row[lane], call);
-        for (int w = 0; w < 4; ++w) word[w][lane] = bits.word[w];
+#pragma GCC unroll 4
+        for (int w = 0; w < 4; ++w) {
+          number[2 * w][lane] = bits.word[w] & 0xffffu;
+          number[2 * w + 1][lane] = bits.word[w] >> 16;
+        }
       }
       for (int slot = 0; slot < 8; ++slot) {
         const int64 j = stripe + slot / 2 * 8 + pair + slot % 2;
         if (j < keys.begin || j >= keys.end) continue;
         uint64 bits = 0;
-        for (int lane = 0; lane < kWidth; ++lane) {
-          const uint32 number = (word[slot / 2][lane] >> (slot % 2 * 16)) & 0xffffu;
-          bits |= uint64(number >= params.threshold) << lane;
+#pragma GCC unroll 4
+        for (int v = 0; v < L::kVectors; ++v) {
+          bits |= L::at_least(number[slot] + v * L::kLanes, params.threshold) << (v * L::kLanes);
         }
         kept_bits[j - keys.begin] = bits;
       }
