@@ -31,6 +31,7 @@ inline std::uint16_t f64_to_f16(double value) {
   const double size = std::fabs(value);
   if (std::isnan(value)) return sign | 0x7e00u;
   if (size >= 65520.0) return sign | 0x7c00u;
+  if (size == 0) return sign;
   int exponent = 0;
   std::frexp(size, &exponent);
   const int unit = (exponent < -13 ? -13 : exponent) - 11;  // log2 of one unit in the last place

@@ -134,9 +134,7 @@ void forward_row(const Head& head, int64 i, std::vector<double>& scores) {
     double sum_v = 0;
     for (int64 j = keys.begin; j < keys.end; ++j) {
       if (!seen[j] || (scores[j] == -kInfinity && lse == -kInfinity)) continue;
-      const double factor = dropout_factor(head, i, j);
-      if (factor == 0) continue;
-      sum_v += factor * std::exp(scores[j] - lse) *
+      sum_v += dropout_factor(head, i, j) * std::exp(scores[j] - lse) *
                load_row(p.v, head, head.kv(), s.first_k, j, d);
     }
     store_element(p.out, out + d, sum_v);
@@ -205,7 +203,7 @@ void key_gradient_row(const Problem& p, int64 b, int64 kv, int64 j, const double
       for (int64 d = 0; d < dim; ++d) {
         dk[d] += pair.ds * load_row(p.q, head, head.h, s.first_q, i, d);
       }
-      for (int64 d = 0; pair.kept_weight != 0 && d < dim_v; ++d) {
+      for (int64 d = 0; d < dim_v; ++d) {
         dv[d] += pair.kept_weight * load_row(p.dout, head, head.h, s.first_q, i, d);
       }
     }

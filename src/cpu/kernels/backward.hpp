@@ -113,7 +113,7 @@ struct BackwardKernel {
       const auto pairs = [&](int64 to, int64 width, const View& view, int64 dim) {
         pack_pairs<L>(units_at(to) + i * kWidth / L::kPack * width, width, view, dim, kWidth,
                       [&](int64 lane) {
-                        return lane < panel.rows ? context.offset_q(view, panel, int(lane)) : -1;
+                        return lane < panel.rows ? context.offset_q(view, panel, int(lane)) : kNoRow;
                       });
       };
       if (p.dk.given()) pairs(at.query_pairs, wide, p.q, dims.dim);
@@ -160,7 +160,7 @@ struct BackwardKernel {
         if (on.dropout) {
           const auto kept = L::mask_of(stage.kept[j] >> (v * L::kLanes));
           dweight = L::select(kept, L::mul(dweight, keep), zero);
-          weight[v] = L::select(kept, L::mul(whole, keep), zero);
+          weight[v] = L::mul(whole, L::select(kept, keep, zero));
         }
         dscore[v] = L::mul(whole, L::sub(dweight, L::load(panel.delta + v * L::kLanes)));
         if (veiled) {
@@ -324,32 +324,36 @@ struct BackwardKernel {
     for (int64 i = 0; i < size * wide_v; i += L::kLanes) L::store(reals_at(at.dv) + i, L::set(0));
   }
 
+  bool is_finite(const Real* row, int64 width) const {
+    Vec zeros = L::set(0);  // x - x is 0 for every finite x, and NaN for the others
+    for (int64 d = 0; d < width; d += L::kLanes) {
+      const Vec x = L::load(row + d);
+      zeros = L::add(zeros, L::sub(x, x));
+    }
+    return L::bits_of(L::equal(zeros, L::set(0))) == (uint64(1) << L::kLanes) - 1;
+  }
+
+  void store_row(const View& view, int64 row, const Real* sums, int64 dim, Real factor) const {
+    if (!view.given()) return;
+    const int64 offset = context.offset_k(view, row);
+    for (int64 d = 0; d < dim; d += L::kLanes) {
+      Vec x = L::mul(L::load(sums + d), L::set(factor));
+      if (p.accumulate) x = L::add(L::load_as(view.type, view.data, offset + d, dim - d), x);
+      L::store_as(view.type, view.data, offset + d, dim - d, x);
+    }
+  }
+
   void store_keys(Interval keys) const {
-    const Vec zero = L::set(0);
-    const auto rows = [&](const View& view, int64 from, int64 dim, int64 width, Real factor) {
-      for (int64 j = keys.begin; view.given() && j < keys.end; ++j) {
-        const Real* const sums = reals_at(from) + (j - keys.begin) * width;
-        const int64 offset = context.offset_k(view, j);
-        bool finite = true;
-        for (int64 d = 0; d < dim && shared.spoiled_k; d += L::kLanes) {
-          const Vec x = L::load(sums + d);
-          finite = finite && L::bits_of(L::equal(L::sub(x, x), zero)) ==
-                                 (uint64(1) << L::kLanes) - 1;
-        }
-        if (!finite) {  // left as it was, for the redo to write
-          shared.spoiled_k[j] = 1;
-          continue;
-        }
-        for (int64 d = 0; d < dim; d += L::kLanes) {
-          const Vec x = L::mul(L::load(sums + d), L::set(factor));
-          const Vec old =
-              p.accumulate ? L::load_as(view.type, view.data, offset + d, dim - d) : zero;
-          L::store_as(view.type, view.data, offset + d, dim - d, L::add(old, x));
-        }
+    for (int64 j = keys.begin; j < keys.end; ++j) {
+      const Real* const dk = reals_at(at.dk) + (j - keys.begin) * wide;
+      const Real* const dv = reals_at(at.dv) + (j - keys.begin) * wide_v;
+      if (shared.spoiled_k && !(is_finite(dk, wide) && is_finite(dv, wide_v))) {
+        shared.spoiled_k[j] = 1;  // both are left as they were, for the redo to write
+        continue;
       }
-    };
-    rows(p.dk, at.dk, dims.dim, wide, Real(p.score.scale));
-    rows(p.dv, at.dv, dims.dim_v, wide_v, 1);
+      store_row(p.dk, j, dk, dims.dim, Real(p.score.scale));
+      store_row(p.dv, j, dv, dims.dim_v, 1);
+    }
   }
 
   // Adds this chunk's dQ of a block to the shared sum when its turn has come; the last chunk that

@@ -246,22 +246,32 @@ struct Avx512Bf16 : Avx512F32 {
   static UnitVec broadcast_unit(Unit x) { return (__m512bh)_mm512_set1_epi32(int(x)); }
   static Vec multiply_add(Vec sum, UnitVec a, UnitVec b) { return _mm512_dpbf16_ps(sum, a, b); }
 
-  // Pairs along a row: `count` bf16 as they lie in memory.
-  static Vec load_row_units(const void* data, int64 offset, int64 count) {
-    const __mmask32 lanes = count >= 32 ? ~0u : (1u << count) - 1;
+  // Pairs along a row of bf16, or of f32 that is rounded.
+  static Vec load_row_units(Type type, const void* data, int64 offset, int64 count) {
+    const int64 present = larger<int64>(count, 0);
+    if (type == Type::f32) {
+      const Vec second = load_as(type, data, offset + 16, larger<int64>(count - 16, 0));
+      return _mm512_castsi512_ps(
+          (__m512i)_mm512_cvtne2ps_pbh(second, load_as(type, data, offset, present)));
+    }
+    const __mmask32 lanes = present >= 32 ? ~0u : (1u << present) - 1;
     return _mm512_castsi512_ps(
         _mm512_maskz_loadu_epi16(lanes, static_cast<const uint16_t*>(data) + offset));
   }
-  // Pairs of two rows: lane t holds (even[t], odd[t]); an odd row that is not there is zero.
-  static void store_pairs(Unit* to, const void* data, int64 even, int64 odd, bool has_odd,
-                          int64 count) {
-    const auto* p = static_cast<const uint16_t*>(data);
-    const uint16_t lanes = first_lanes(count);
-    const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, p + even));
-    const __m512i high =
-        has_odd ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, p + odd))
-                : _mm512_setzero_si512();
-    _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+  // Pairs of two rows: lane t holds (even[t], odd[t]), zero where a row has no such element.
+  static void store_pairs(Unit* to, Type type, const void* data, int64 even, int64 odd,
+                          int64 even_count, int64 odd_count) {
+    const auto row = [&](int64 offset, int64 count) {
+      const int64 present = larger<int64>(count, 0);
+      if (type == Type::f32) {
+        return _mm512_cvtepu16_epi32(
+            (__m256i)_mm512_cvtneps_pbh(load_as(type, data, offset, present)));
+      }
+      return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(
+          first_lanes(present), static_cast<const uint16_t*>(data) + offset));
+    };
+    _mm512_storeu_si512(to, _mm512_or_si512(row(even, even_count),
+                                            _mm512_slli_epi32(row(odd, odd_count), 16)));
   }
   // Rounds two rows of f32 to pairs.
   static void store_rounded_pairs(Unit* to, Vec even, Vec odd) {

@@ -98,15 +98,18 @@ void pack_rows(typename L::Unit* to, int64 width, const HeadContext& context, co
       if constexpr (L::kPack == 1) {
         x = L::load_as(view.type, view.data, offset + d, dim - d);
       } else {
-        x = L::load_row_units(view.data, offset + 2 * d, larger<int64>(dim - 2 * d, 0));
+        x = L::load_row_units(view.type, view.data, offset + 2 * d, dim - 2 * d);
       }
       L::store(reinterpret_cast<typename L::Real*>(to + row * width + d), x);
     }
   }
 }
 
+// Where a row that is not there begins; offsets may be negative.
+inline constexpr int64 kNoRow = -int64(~uint64(0) >> 1);
+
 // Rows of a tensor as Units across rows: to[row / pack][width]; a last odd row pairs with zeros.
-// offset(row) is where a row begins, -1 if it is not there.
+// offset(row) is where a row begins, or kNoRow.
 template <class L, class OffsetOf>
 void pack_pairs(typename L::Unit* to, int64 width, const View& view, int64 dim, int64 rows,
                 OffsetOf offset) {
@@ -115,14 +118,16 @@ void pack_pairs(typename L::Unit* to, int64 width, const View& view, int64 dim, 
     const int64 even = offset(row);
     if constexpr (L::kPack == 1) {
       for (int64 d = 0; d < width; d += L::kLanes) {
-        L::store(out + d, even < 0 ? L::set(0)
-                                   : L::load_as(view.type, view.data, even + d, dim - d));
+        L::store(out + d, even == kNoRow
+                              ? L::set(0)
+                              : L::load_as(view.type, view.data, even + d, dim - d));
       }
     } else {
-      const int64 odd = row + 1 < rows ? offset(row + 1) : -1;
+      const int64 odd = row + 1 < rows ? offset(row + 1) : kNoRow;
       for (int64 d = 0; d < width; d += L::kLanes) {
-        const int64 count = even < 0 ? 0 : larger<int64>(dim - d, 0);
-        L::store_pairs(out + d, view.data, even + d, odd + d, odd >= 0, count);
+        L::store_pairs(out + d, view.type, view.data, even == kNoRow ? 0 : even + d,
+                       odd == kNoRow ? 0 : odd + d, even == kNoRow ? 0 : dim - d,
+                       odd == kNoRow ? 0 : dim - d);
       }
     }
   }
@@ -147,7 +152,8 @@ void pack_lanes(typename L::Unit* to, const HeadContext& context, const Panel& p
         if constexpr (L::kPack == 1) {
           tile[t] = used ? L::load_as(view.type, view.data, offset[t] + u, dim - u) : L::set(0);
         } else {
-          tile[t] = used ? L::load_row_units(view.data, offset[t] + 2 * u, dim - 2 * u) : L::set(0);
+          tile[t] = used ? L::load_row_units(view.type, view.data, offset[t] + 2 * u, dim - 2 * u)
+                         : L::set(0);
         }
       }
       L::transpose(tile);
