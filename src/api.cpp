@@ -28,8 +28,7 @@ void require_cpu(const Run& run) {
     return;
   }
   const bool is_chip = run.device.kind == Device::Kind::chip;
-  const std::string name =
-      is_chip ? run.device.name : "cuda:" + std::to_string(run.device.index);
+  const std::string name = is_chip ? run.device.name : "cuda:" + std::to_string(run.device.index);
   refuse("device", name, "this build has no CUDA backend", Code::unavailable);
 }
 
@@ -59,8 +58,7 @@ void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
   }
 }
 
-void backward(const Attention& a, const BackwardInputs& from, const Gradients& to,
-              const Run& run) {
+void backward(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
   const Problem problem = describe_backward(a, from, to);
   const Plan plan = make_supported_plan(problem, run);
   if (plan.backend == BackendKind::reference) {
@@ -85,8 +83,8 @@ Explanation explain(const Attention& a, Pass pass, const Run& run) {
   e.kernel = kernel_line(problem, plan);
   e.text = explanation(problem, plan);
   e.workspace = static_cast<std::size_t>(plan.workspace.size);
-  e.pairs = visible_pairs(problem.mask_params, s.len_q, s.len_k) * double(s.batch) *
-            double(s.heads_q);
+  e.pairs =
+      visible_pairs(problem.mask_params, s.len_q, s.len_k) * double(s.batch) * double(s.heads_q);
   const double dim = double(s.dim), dim_v = double(s.dim_v);
   e.flops = e.pairs * 2 * (problem.backward ? 3 * dim + 2 * dim_v : dim + dim_v);
   return e;
@@ -126,11 +124,13 @@ std::vector<BackendInfo> backends() {
     std::string note = notes[i];
     if (!available) note += " - not offered by this processor or its operating system";
     if (available && Isa(i) == Isa::avx512bf16) {
-      note += processor.bf16_dot_pays ? " (faster than f32 FMA here)" : " (slower than f32 FMA here)";
+      note +=
+          processor.bf16_dot_pays ? " (faster than f32 FMA here)" : " (slower than f32 FMA here)";
     }
     list.push_back({std::string("cpu:") + name_of(Isa(i)), available, note});
   }
-  list.push_back({"reference", true, "the textbook in float64, row by row: the judge of the others"});
+  list.push_back(
+      {"reference", true, "the textbook in float64, row by row: the judge of the others"});
   list.push_back({"cuda", false, "this build has no CUDA backend"});
   return list;
 }

@@ -1,7 +1,7 @@
 // Exact scaled dot product attention, forward and backward: the whole C++ API.
 //
-// One value, Attention, says what is computed; forward, backward, workspace and explain all take it.
-// What each field means, to the last edge, stands in docs/semantics.md.
+// One value, Attention, says what is computed; forward, backward, workspace and explain all take
+// it. What each field means, to the last edge, stands in docs/semantics.md.
 #pragma once
 
 #include <cstddef>
@@ -61,7 +61,7 @@ struct Attention {
   std::int64_t max_seqlen_k = 0;
 
   std::optional<double> scale{};  // default 1 / sqrt(D)
-  double softcap = 0;           // > 0: score = softcap * tanh(score / softcap), before the bias
+  double softcap = 0;             // > 0: score = softcap * tanh(score / softcap), before the bias
   Causal causal = Causal::none;
   Window window{};
   Dropout dropout{};
@@ -73,7 +73,8 @@ enum class Pass : std::uint8_t { forward, backward };
 
 struct ForwardOutputs {
   Tensor out{};  // (B, Hq, Sq, Dv); q's type or f32. Packed: (total_q, Hq, Dv)
-  Tensor lse{};  // (B, Hq, Sq); f32 (f64 for f64 inputs); natural log; optional. Packed: (Hq, total_q)
+  Tensor
+      lse{};  // (B, Hq, Sq); f32 (f64 for f64 inputs); natural log; optional. Packed: (Hq, total_q)
 };
 
 struct BackwardInputs {
@@ -85,11 +86,11 @@ struct BackwardInputs {
 
 // Each is optional; what is not given is not computed.
 struct Gradients {
-  Tensor dq{};                // as q; q's type or f32
-  Tensor dk{};                // as k; q's type or f32
-  Tensor dv{};                // as v; q's type or f32
-  Tensor dbias{};             // exactly bias's sizes (broadcast dimensions summed); bias's type or f32
-  Tensor dsink{};             // (Hq); f32
+  Tensor dq{};     // as q; q's type or f32
+  Tensor dk{};     // as k; q's type or f32
+  Tensor dv{};     // as v; q's type or f32
+  Tensor dbias{};  // exactly bias's sizes (broadcast dimensions summed); bias's type or f32
+  Tensor dsink{};  // (Hq); f32
   bool accumulate = false;  // add to what the tensors hold instead of overwriting it
 };
 
@@ -98,7 +99,7 @@ struct Gradients {
 struct Device {
   enum class Kind : std::uint8_t { cpu, cuda, chip };
   Kind kind = Kind::cpu;
-  int index = 0;     // cuda: which GPU
+  int index = 0;       // cuda: which GPU
   std::string name{};  // chip: "sm_80"; for plans and explanations only
 };
 
@@ -117,7 +118,8 @@ struct Workspace {
 // A caller's thread pool. run must call task(context, index) once for each index in [0, tasks), in
 // any order and on any threads, and return when all have returned.
 struct Executor {
-  void (*run)(void* self, int tasks, void (*task)(void* context, int index), void* context) = nullptr;
+  void (*run)(void* self, int tasks, void (*task)(void* context, int index),
+              void* context) = nullptr;
   void* self = nullptr;
 };
 
@@ -125,8 +127,8 @@ struct Run {
   Device device{};
   void* stream = nullptr;  // GPU: the CUstream to run on
   Workspace workspace{};
-  int threads = 0;      // CPU: 0 = every core that the process may use
-  Executor executor{};  // CPU: empty = the library's own pool
+  int threads = 0;        // CPU: 0 = every core that the process may use
+  Executor executor{};    // CPU: empty = the library's own pool
   std::string backend{};  // "" = choose; or one of backends(): "reference", "cpu", "cpu:avx2", ...
 };
 
@@ -169,9 +171,10 @@ struct BackendInfo {
 std::vector<BackendInfo> backends();  // best first within a device
 
 struct Machine {
-  std::string cpu;                  // the processor's own name
-  std::vector<std::string> isa;     // the instruction sets that the kernels ask about and that are usable
-  int threads = 0;                  // cores that this process may use
+  std::string cpu;  // the processor's own name
+  std::vector<std::string>
+      isa;          // the instruction sets that the kernels ask about and that are usable
+  int threads = 0;  // cores that this process may use
   std::size_t l1 = 0, l2 = 0, l3 = 0;  // data cache bytes (one core's L1 and L2), 0 = unknown
 };
 Machine machine();

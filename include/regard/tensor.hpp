@@ -14,13 +14,18 @@ namespace regard {
 // Bytes of one element; 0 for Type::none.
 constexpr std::size_t size_of(Type type) noexcept {
   switch (type) {
-    case Type::f64: return 8;
+    case Type::f64:
+      return 8;
     case Type::f32:
-    case Type::i32: return 4;
+    case Type::i32:
+      return 4;
     case Type::f16:
-    case Type::bf16: return 2;
-    case Type::boolean: return 1;
-    case Type::none: break;
+    case Type::bf16:
+      return 2;
+    case Type::boolean:
+      return 1;
+    case Type::none:
+      break;
   }
   return 0;
 }

@@ -36,8 +36,7 @@ void split_task(const Problem& p, const CpuTiling& tiling, const ForwardTask& wh
                            .partial_stride = size});
   for (int64 chunk = 0; chunk < entry.chunk_count; ++chunk, partials += size) {
     ForwardTask task = whole;
-    task.keys = {chunk * tiling.chunk_k,
-                 std::min((chunk + 1) * tiling.chunk_k, entry.seq.len_k)};
+    task.keys = {chunk * tiling.chunk_k, std::min((chunk + 1) * tiling.chunk_k, entry.seq.len_k)};
     task.partial = partials;
     work.tasks.push_back(task);
   }
@@ -143,8 +142,7 @@ void forward(const Problem& given, const Plan& plan, const Run& run) {
   const auto spoiled_of = [&](int64 b, int64 kv) {
     return Spoiled{spoiled ? spoiled + batch.first_q(b, kv) : nullptr};
   };
-  const ForwardWork work =
-      forward_work(p, tiling, batch, memory.at(plan.workspace.partials));
+  const ForwardWork work = forward_work(p, tiling, batch, memory.at(plan.workspace.partials));
   parallel_tasks(work.tasks.size(), plan.workers, run, [&](int64 n, int worker) {
     const ForwardTask& task = work.tasks[n];
     k.forward(p, tiling, task, spoiled_of(task.b, task.kv), memory.scratch(worker));

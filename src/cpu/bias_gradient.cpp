@@ -10,8 +10,8 @@ namespace {
 
 // Calls each(offset in `a`, offset in `b`) for every element of the bias's sizes.
 template <class Each>
-void each_element(const Problem& p, const Strides& a, const Strides& b, int workers,
-                  const Run& run, Each each) {
+void each_element(const Problem& p, const Strides& a, const Strides& b, int workers, const Run& run,
+                  Each each) {
   const int64* n = p.bias_sizes;
   parallel_tasks(n[0] * n[1] * n[2], workers, run, [&](int64 row, int) {
     const int64 i = row % n[2], h = row / n[2] % n[1], batch = row / n[2] / n[1];
@@ -38,8 +38,8 @@ BiasGradient::BiasGradient(const Problem& p, void* workspace, int workers, const
   sums_ = in_place_ ? p.dbias.data : workspace;
   strides_ = in_place_ ? p.dbias.strides : dense_strides(p.bias_sizes);
   if (in_place_ && p.accumulate) return;
-  const View sums{.data = sums_, .type = computes_in_f64(p) ? Type::f64 : Type::f32,
-                  .strides = strides_};
+  const View sums{
+      .data = sums_, .type = computes_in_f64(p) ? Type::f64 : Type::f32, .strides = strides_};
   each_element(p, strides_, strides_, workers, run,
                [&](int64 at, int64) { store_element(sums, at, 0); });
 }
@@ -47,8 +47,8 @@ BiasGradient::BiasGradient(const Problem& p, void* workspace, int workers, const
 void BiasGradient::finish(int workers, const Run& run) const {
   if (!sums_ || in_place_) return;
   const Problem& p = problem_;
-  const View sums{.data = sums_, .type = computes_in_f64(p) ? Type::f64 : Type::f32,
-                  .strides = strides_};
+  const View sums{
+      .data = sums_, .type = computes_in_f64(p) ? Type::f64 : Type::f32, .strides = strides_};
   each_element(p, strides_, p.dbias.strides, workers, run, [&](int64 from, int64 to) {
     const double old = p.accumulate ? load_element(p.dbias, to) : 0;
     store_element(p.dbias, to, old + load_element(sums, from));

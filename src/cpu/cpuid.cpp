@@ -38,10 +38,9 @@ Processor probe() {
   constexpr unsigned kFma = 1u << 12, kAvx = 1u << 28, kF16c = 1u << 29, kAvx2 = 1u << 5;
   constexpr unsigned kAvx512F = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
   constexpr unsigned kBf16 = 1u << 5, kYmm = 0x6, kZmm = 0xe6;
-  const bool avx2 = all_of(states, kYmm) && all_of(one.ecx, kFma | kAvx | kF16c) &&
-                    all_of(seven.ebx, kAvx2);
-  const bool avx512 =
-      avx2 && all_of(states, kZmm) && all_of(seven.ebx, kAvx512F | kDq | kBw | kVl);
+  const bool avx2 =
+      all_of(states, kYmm) && all_of(one.ecx, kFma | kAvx | kF16c) && all_of(seven.ebx, kAvx2);
+  const bool avx512 = avx2 && all_of(states, kZmm) && all_of(seven.ebx, kAvx512F | kDq | kBw | kVl);
   Processor processor;
   if (avx512 && all_of(seven_one.eax, kBf16)) processor.usable.push_back(Isa::avx512bf16);
   if (avx512) processor.usable.push_back(Isa::avx512);

@@ -53,14 +53,15 @@ std::string explanation(const Problem& p, const Plan& plan) {
   const double all = double(s.len_q) * double(s.len_k);
   if (p.features.interval && all > 0) {
     char share[64];
-    std::snprintf(share, sizeof share, "%.1f %% of the pairs are visible; tiles without any are skipped",
+    std::snprintf(share, sizeof share,
+                  "%.1f %% of the pairs are visible; tiles without any are skipped",
                   100 * visible_pairs(p.mask_params, s.len_q, s.len_k) / all);
     text += row("mask", share);
   }
   if (plan.backend == BackendKind::reference) return text;
   if (!p.backward && splits_keys(plan.tiling, s.group() * s.len_q, s.len_k)) {
-    text += row("split", "few queries, many keys: chunks of " + std::to_string(plan.tiling.chunk_k) +
-                             " keys, merged in order");
+    text += row("split", "few queries, many keys: chunks of " +
+                             std::to_string(plan.tiling.chunk_k) + " keys, merged in order");
   }
   if (p.features.bias || p.features.mask) {
     text += row("note", "bias and mask tiles are turned in registers; every tile is a partial one");

@@ -41,11 +41,9 @@ CpuWorkspace workspace_for(const Problem& p, const CpuTiling& t, int workers) {
     w.scratch_size = backward_scratch(t, dims).size;
   } else {
     const int64 rows = s.group() * s.len_q;
-    const bool split = p.packed ? divide_up(s.len_k, t.chunk_k) > 1
-                                : splits_keys(t, rows, s.len_k);
-    w.partials = l.take(split ? s.batch * s.heads_kv * chunks_of(t, s.len_k) *
-                                    partial_layout(t, dims).size
-                              : 0);
+    const bool split = p.packed ? divide_up(s.len_k, t.chunk_k) > 1 : splits_keys(t, rows, s.len_k);
+    w.partials = l.take(
+        split ? s.batch * s.heads_kv * chunks_of(t, s.len_k) * partial_layout(t, dims).size : 0);
     w.scratch_size = forward_scratch(t, dims).size;
   }
   w.spoiled_q = l.take(hides_pairs(p) ? rows_q : 0);

@@ -12,8 +12,8 @@ namespace regard {
 
 // What a CPU allows, as a value: plans for any processor can be made on any other.
 struct Processor {
-  std::vector<Isa> usable;        // widest first; scalar is always among them
-  bool bf16_dot_pays = false;     // measured: bf16 dot products beat f32 FMA
+  std::vector<Isa> usable;     // widest first; scalar is always among them
+  bool bf16_dot_pays = false;  // measured: bf16 dot products beat f32 FMA
 };
 
 enum class BackendKind : uint8 { reference, cpu, none };
@@ -38,9 +38,9 @@ struct CpuWorkspace {
 
 struct Plan {
   BackendKind backend = BackendKind::none;
-  std::string name;                  // "cpu:avx512"
-  std::string refusal;               // why there is no backend
-  Isa isa = Isa::scalar;             // whose kernels run
+  std::string name;       // "cpu:avx512"
+  std::string refusal;    // why there is no backend
+  Isa isa = Isa::scalar;  // whose kernels run
   CpuTiling tiling;
   CpuWorkspace workspace;
   int workers = 1;

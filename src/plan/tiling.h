@@ -81,10 +81,10 @@ REGARD_INLINE int64 padded_units(const CpuShape& s, int64 dim) {
 
 // Arrays that stage the elementwise terms of one panel and key block.
 struct StageScratch {
-  int64 visible;   // [block_k] u64: bit r = row r sees the key
-  int64 kept;      // [block_k] u64: bit r = dropout keeps it
-  int64 bias;      // [block_k][panel]
-  int64 mask;      // [block_k][panel]
+  int64 visible;  // [block_k] u64: bit r = row r sees the key
+  int64 kept;     // [block_k] u64: bit r = dropout keeps it
+  int64 bias;     // [block_k][panel]
+  int64 mask;     // [block_k][panel]
 };
 REGARD_INLINE StageScratch stage_scratch(ScratchLayout& l, const CpuTiling& t) {
   const int64 tile = t.block_k * t.shape.panel() * t.shape.real_size;

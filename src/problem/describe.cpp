@@ -2,8 +2,8 @@
 #include "problem/describe.hpp"
 
 #include <cmath>
-#include <tuple>
 #include <limits>
+#include <tuple>
 
 #include "problem/refuse.hpp"
 #include "problem/tensor_checks.hpp"
@@ -13,9 +13,7 @@ namespace {
 
 constexpr std::int64_t kMaxSize = std::numeric_limits<std::int32_t>::max();
 
-bool is_float(Type type) {
-  return type == f64 || type == f32 || type == f16 || type == bf16;
-}
+bool is_float(Type type) { return type == f64 || type == f32 || type == f16 || type == bf16; }
 
 // Reads the sizes from q, k and v, and checks that they agree.
 Sizes read_sizes(const Attention& a, bool packed) {
@@ -72,8 +70,7 @@ const std::int32_t* lengths_table(const char* name, const Tensor& tensor, std::i
   if (!tensor.given()) return nullptr;
   require(tensor.type == i32, name, tensor, "must be i32");
   check_shape(name, tensor, 1, "must have one dimension");
-  require(tensor.sizes[0] == size, name, tensor,
-          "must have " + std::to_string(size) + " elements");
+  require(tensor.sizes[0] == size, name, tensor, "must have " + std::to_string(size) + " elements");
   check_last_stride(name, tensor);
   return static_cast<const std::int32_t*>(tensor.data);
 }
@@ -103,9 +100,10 @@ SequenceTable read_sequences(const Attention& a, const Sizes& s, bool packed, Nu
   table.used_q = lengths_table("seqused_q", a.seqused_q, s.batch);
   table.used_k = lengths_table("seqused_k", a.seqused_k, s.batch);
   if (nulls == NullData::allowed) return {.len_q = s.len_q, .len_k = s.len_k};
-  for (const auto& [name, tensor] :
-       {std::pair{"cu_seqlens_q", &a.cu_seqlens_q}, {"cu_seqlens_k", &a.cu_seqlens_k},
-        {"seqused_q", &a.seqused_q}, {"seqused_k", &a.seqused_k}}) {
+  for (const auto& [name, tensor] : {std::pair{"cu_seqlens_q", &a.cu_seqlens_q},
+                                     {"cu_seqlens_k", &a.cu_seqlens_k},
+                                     {"seqused_q", &a.seqused_q},
+                                     {"seqused_k", &a.seqused_k}}) {
     check_data(name, *tensor);
   }
   if (packed) {
@@ -179,9 +177,10 @@ void read_score_tensors(const Attention& a, Problem& p, NullData nulls) {
     p.sink = head_view("sink", a.sink, s, false);
   }
   if (nulls == NullData::refused) {
-    for (const auto& [name, tensor] :
-         {std::pair{"bias", &a.bias}, {"mask", &a.mask}, {"alibi_slopes", &a.alibi_slopes},
-          {"sink", &a.sink}}) {
+    for (const auto& [name, tensor] : {std::pair{"bias", &a.bias},
+                                       {"mask", &a.mask},
+                                       {"alibi_slopes", &a.alibi_slopes},
+                                       {"sink", &a.sink}}) {
       check_data(name, *tensor);
     }
   }
@@ -217,9 +216,12 @@ Problem describe(const Attention& a, Pass pass, NullData nulls) {
   }
   p.sizes = read_sizes(a, p.packed);
   p.type = a.q.type;
-  for (const auto& [name, size] :
-       {std::pair{"batch", p.sizes.batch}, {"heads", p.sizes.heads_q}, {"q's rows", p.sizes.rows_q},
-        {"k's rows", p.sizes.rows_k}, {"head size", p.sizes.dim}, {"v's head size", p.sizes.dim_v}}) {
+  for (const auto& [name, size] : {std::pair{"batch", p.sizes.batch},
+                                   {"heads", p.sizes.heads_q},
+                                   {"q's rows", p.sizes.rows_q},
+                                   {"k's rows", p.sizes.rows_k},
+                                   {"head size", p.sizes.dim},
+                                   {"v's head size", p.sizes.dim_v}}) {
     require(size >= 0 && size <= kMaxSize, name, size, "must be below 2^31");
   }
   p.sequences = read_sequences(a, p.sizes, p.packed, nulls);
@@ -268,16 +270,20 @@ Problem describe_backward(const Attention& a, const BackwardInputs& from, const 
     p.dsink = head_view("dsink", to.dsink, p.sizes, false);
     check_overlap("dsink", to.dsink);
   }
-  for (const auto& [name, tensor] :
-       {std::pair{"out", &from.out}, {"lse", &from.lse}, {"dout", &from.dout}, {"dlse", &from.dlse},
-        {"dq", &to.dq}, {"dk", &to.dk}, {"dv", &to.dv}, {"dbias", &to.dbias},
-        {"dsink", &to.dsink}}) {
+  for (const auto& [name, tensor] : {std::pair{"out", &from.out},
+                                     {"lse", &from.lse},
+                                     {"dout", &from.dout},
+                                     {"dlse", &from.dlse},
+                                     {"dq", &to.dq},
+                                     {"dk", &to.dk},
+                                     {"dv", &to.dv},
+                                     {"dbias", &to.dbias},
+                                     {"dsink", &to.dsink}}) {
     check_data(name, *tensor);
   }
-  check_distinct({{"dq", &to.dq}, {"dk", &to.dk}, {"dv", &to.dv}, {"dbias", &to.dbias},
-                  {"dsink", &to.dsink}},
-                 a, {{"out", &from.out}, {"lse", &from.lse}, {"dout", &from.dout},
-                     {"dlse", &from.dlse}});
+  check_distinct(
+      {{"dq", &to.dq}, {"dk", &to.dk}, {"dv", &to.dv}, {"dbias", &to.dbias}, {"dsink", &to.dsink}},
+      a, {{"out", &from.out}, {"lse", &from.lse}, {"dout", &from.dout}, {"dlse", &from.dlse}});
   p.accumulate = to.accumulate;
   p.gradients_named = true;
   return p;

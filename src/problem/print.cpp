@@ -6,12 +6,13 @@ namespace regard {
 
 std::string to_string(const Problem& p) {
   const Sizes& s = p.sizes;
-  std::string text = std::to_string(s.batch) + " x " + std::to_string(s.heads_q);
-  if (s.heads_kv != s.heads_q) text += "/" + std::to_string(s.heads_kv);
-  text += " heads, " + std::to_string(s.len_q) + " x " + std::to_string(s.len_k) + ", D " +
-          std::to_string(s.dim);
+  std::string text = std::to_string(s.batch);
+  text.append(" x ").append(std::to_string(s.heads_q));
+  if (s.heads_kv != s.heads_q) text.append("/").append(std::to_string(s.heads_kv));
+  text.append(" heads, ").append(std::to_string(s.len_q)).append(" x ");
+  text.append(std::to_string(s.len_k)).append(", D ").append(std::to_string(s.dim));
   if (s.dim_v != s.dim) text += " Dv " + std::to_string(s.dim_v);
-  text += std::string(", ") + name_of(p.type);
+  text.append(", ").append(name_of(p.type));
   const MaskParams& m = p.mask_params;
   if (p.packed) text += ", packed";
   if (p.sequences.used_q || p.sequences.used_k) text += ", seqused";

@@ -24,9 +24,9 @@ struct Sizes {
   int64 batch = 0;
   int64 heads_q = 0;
   int64 heads_kv = 0;
-  int64 len_q = 0;    // the longest sequence, if packed
+  int64 len_q = 0;  // the longest sequence, if packed
   int64 len_k = 0;
-  int64 rows_q = 0;   // rows of q per head over the whole batch: batch * len_q, or total_q
+  int64 rows_q = 0;  // rows of q per head over the whole batch: batch * len_q, or total_q
   int64 rows_k = 0;
   int64 dim = 0;
   int64 dim_v = 0;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "problem/refuse.hpp"
 
@@ -71,17 +72,14 @@ void check_data(const char* name, const Tensor& tensor) {
 
 void check_overlap(const char* name, const Tensor& tensor) {
   if (!has_elements(tensor)) return;
-  std::array<std::pair<std::int64_t, std::int64_t>, Tensor::kMaxRank> axes{};
-  int count = 0;
+  std::vector<std::pair<std::int64_t, std::int64_t>> axes;
   for (int axis = 0; axis < tensor.rank; ++axis) {
-    if (tensor.sizes[axis] > 1) {
-      axes[count++] = {std::abs(tensor.strides[axis]), tensor.sizes[axis]};
-    }
+    if (tensor.sizes[axis] > 1)
+      axes.emplace_back(std::abs(tensor.strides[axis]), tensor.sizes[axis]);
   }
-  std::sort(axes.begin(), axes.begin() + count);
+  std::sort(axes.begin(), axes.end());
   std::int64_t span = 1;
-  for (int axis = 0; axis < count; ++axis) {
-    const auto [stride, size] = axes[axis];
+  for (const auto& [stride, size] : axes) {
     require(stride >= span, name, tensor, "is written to, so its elements must not overlap");
     span += (size - 1) * stride;
   }
@@ -99,9 +97,13 @@ void check_distinct(std::initializer_list<NamedTensor> outputs, const Attention&
   for (const NamedTensor& output : outputs) {
     for (const NamedTensor& other : outputs) refuse_same(output, other);
     for (const NamedTensor& other : more_inputs) refuse_same(output, other);
-    for (const NamedTensor& other :
-         {NamedTensor{"q", &a.q}, {"k", &a.k}, {"v", &a.v}, {"bias", &a.bias}, {"mask", &a.mask},
-          {"alibi_slopes", &a.alibi_slopes}, {"sink", &a.sink}}) {
+    for (const NamedTensor& other : {NamedTensor{"q", &a.q},
+                                     {"k", &a.k},
+                                     {"v", &a.v},
+                                     {"bias", &a.bias},
+                                     {"mask", &a.mask},
+                                     {"alibi_slopes", &a.alibi_slopes},
+                                     {"sink", &a.sink}}) {
       refuse_same(output, other);
     }
   }
@@ -145,8 +147,8 @@ View broadcast_view(const char* name, const Tensor& tensor,
   for (int axis = absent; axis < 4; ++axis) {
     const std::int64_t size = tensor.sizes[axis - absent];
     require(size == 1 || size == full[axis], name, tensor,
-            "must broadcast to " + to_string(Tensor(nullptr, tensor.type, {full[0], full[1],
-                                                                           full[2], full[3]})));
+            "must broadcast to " +
+                to_string(Tensor(nullptr, tensor.type, {full[0], full[1], full[2], full[3]})));
     if (size != 1) strides[axis] = tensor.strides[axis - absent];
   }
   return {.data = tensor.data,

@@ -28,10 +28,8 @@ void write_bias_gradient(const Problem& p, const Scratch& sum) {
     for (int64 h = 0; h < n[1]; ++h) {
       for (int64 i = 0; i < n[2]; ++i) {
         for (int64 j = 0; j < n[3]; ++j, ++index) {
-          const int64 at =
-              offset_of(p.dbias.strides, b, h, 0, i) + j * p.dbias.strides.column;
-          store_element(p.dbias, at,
-                        sum[index] + (p.accumulate ? load_element(p.dbias, at) : 0));
+          const int64 at = offset_of(p.dbias.strides, b, h, 0, i) + j * p.dbias.strides.column;
+          store_element(p.dbias, at, sum[index] + (p.accumulate ? load_element(p.dbias, at) : 0));
         }
       }
     }

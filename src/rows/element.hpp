@@ -53,26 +53,44 @@ inline std::uint16_t f64_to_bf16(double value) {
 
 inline double load_element(const View& view, int64 offset) {
   switch (view.type) {
-    case Type::f64: return static_cast<const double*>(view.data)[offset];
-    case Type::f32: return static_cast<const float*>(view.data)[offset];
-    case Type::f16: return f16_to_f32(static_cast<const std::uint16_t*>(view.data)[offset]);
-    case Type::bf16: return bf16_to_f32(static_cast<const std::uint16_t*>(view.data)[offset]);
-    case Type::boolean: return static_cast<const std::uint8_t*>(view.data)[offset] != 0;
-    case Type::i32: return static_cast<const std::int32_t*>(view.data)[offset];
-    case Type::none: break;
+    case Type::f64:
+      return static_cast<const double*>(view.data)[offset];
+    case Type::f32:
+      return static_cast<const float*>(view.data)[offset];
+    case Type::f16:
+      return f16_to_f32(static_cast<const std::uint16_t*>(view.data)[offset]);
+    case Type::bf16:
+      return bf16_to_f32(static_cast<const std::uint16_t*>(view.data)[offset]);
+    case Type::boolean:
+      return static_cast<const std::uint8_t*>(view.data)[offset] != 0;
+    case Type::i32:
+      return static_cast<const std::int32_t*>(view.data)[offset];
+    case Type::none:
+      break;
   }
   return 0;
 }
 
 inline void store_element(const View& view, int64 offset, double value) {
   switch (view.type) {
-    case Type::f64: static_cast<double*>(view.data)[offset] = value; break;
-    case Type::f32: static_cast<float*>(view.data)[offset] = float(value); break;
-    case Type::f16: static_cast<std::uint16_t*>(view.data)[offset] = f64_to_f16(value); break;
-    case Type::bf16: static_cast<std::uint16_t*>(view.data)[offset] = f64_to_bf16(value); break;
-    case Type::boolean: static_cast<std::uint8_t*>(view.data)[offset] = value != 0; break;
+    case Type::f64:
+      static_cast<double*>(view.data)[offset] = value;
+      break;
+    case Type::f32:
+      static_cast<float*>(view.data)[offset] = float(value);
+      break;
+    case Type::f16:
+      static_cast<std::uint16_t*>(view.data)[offset] = f64_to_f16(value);
+      break;
+    case Type::bf16:
+      static_cast<std::uint16_t*>(view.data)[offset] = f64_to_bf16(value);
+      break;
+    case Type::boolean:
+      static_cast<std::uint8_t*>(view.data)[offset] = value != 0;
+      break;
     case Type::i32:
-    case Type::none: break;
+    case Type::none:
+      break;
   }
 }
 

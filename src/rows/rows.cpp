@@ -90,10 +90,10 @@ PairGradient pair_gradient(const Head& head, int64 i, int64 j, double delta) {
   const double weight = std::exp(pair.score - load_row(p.lse, head, head.h, s.first_q, i, 0));
   const double factor = dropout_factor(head, i, j);
   const double dweight =
-      factor == 0 ? 0
-                  : factor * dot(p.dout, offset_of(p.dout.strides, head.b, head.h, s.first_q, i),
-                                 p.v, offset_of(p.v.strides, head.b, head.kv(), s.first_k, j),
-                                 p.sizes.dim_v);
+      factor == 0
+          ? 0
+          : factor * dot(p.dout, offset_of(p.dout.strides, head.b, head.h, s.first_q, i), p.v,
+                         offset_of(p.v.strides, head.b, head.kv(), s.first_k, j), p.sizes.dim_v);
   const double dscore = weight * (dweight - delta);
   return {factor * weight, dscore * score_slope<Double>(p.features, p.score, pair.raw), dscore};
 }

@@ -36,8 +36,8 @@ struct DropoutParams {
 REGARD_INLINE DropoutParams dropout_params(double p, uint64 seed, uint64 offset) {
   const double steps = p * 65536 + 0.5;
   const uint32 threshold = steps >= 65535 ? 65535u : uint32(steps);
-  const Philox key = philox({{uint32(offset), uint32(offset >> 32), 0, 0}}, uint32(seed),
-                            uint32(seed >> 32));
+  const Philox key =
+      philox({{uint32(offset), uint32(offset >> 32), 0, 0}}, uint32(seed), uint32(seed >> 32));
   return {threshold, key.word[0], key.word[1]};
 }
 

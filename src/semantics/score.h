@@ -40,8 +40,7 @@ REGARD_INLINE Logit<L> score(Features on, const ScoreParams<typename L::Real>& p
 
 // d logit / d (scale * raw): 1 - tanh^2 under a softcap, else 1.
 template <class L>
-REGARD_INLINE typename L::Vec score_slope(Features on,
-                                          const ScoreParams<typename L::Real>& params,
+REGARD_INLINE typename L::Vec score_slope(Features on, const ScoreParams<typename L::Real>& params,
                                           typename L::Vec raw) {
   using Real = typename L::Real;
   if (!on.softcap) return L::set(Real(1));

@@ -89,9 +89,8 @@ class Pool {
 std::atomic<Pool*> current_pool{nullptr};
 
 Pool& pool() {
-  static const int registered = pthread_atfork(nullptr, nullptr, [] {
-    current_pool.store(nullptr, std::memory_order_relaxed);
-  });
+  static const int registered = pthread_atfork(
+      nullptr, nullptr, [] { current_pool.store(nullptr, std::memory_order_relaxed); });
   (void)registered;
   Pool* existing = current_pool.load(std::memory_order_acquire);
   if (existing) return *existing;

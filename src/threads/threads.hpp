@@ -11,8 +11,8 @@ namespace regard {
 int worker_count(const Run&);
 
 // Calls work(worker) once for each worker in [0, workers), on the caller's Executor if it gave one,
-// else on the library's own pool and the calling thread; returns when all have returned. Workers may
-// run one after another, so none may wait for another to begin. work must not throw.
+// else on the library's own pool and the calling thread; returns when all have returned. Workers
+// may run one after another, so none may wait for another to begin. work must not throw.
 void parallel(int workers, const Run&, const std::function<void(int)>& work);
 
 // Calls task(n, worker) for each n in [0, tasks), the numbers handed out in ascending order.

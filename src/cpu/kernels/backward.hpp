@@ -108,12 +108,13 @@ struct BackwardKernel {
       }
       pack_lanes<L>(units_at(at.queries) + i * row_units(dims.dim) * kWidth, context, panel, p.q,
                     dims.dim);
-      pack_lanes<L>(units_at(at.douts) + i * row_units(dims.dim_v) * kWidth, context, panel,
-                    p.dout, dims.dim_v);
+      pack_lanes<L>(units_at(at.douts) + i * row_units(dims.dim_v) * kWidth, context, panel, p.dout,
+                    dims.dim_v);
       const auto pairs = [&](int64 to, int64 width, const View& view, int64 dim) {
         pack_pairs<L>(units_at(to) + i * kWidth / L::kPack * width, width, view, dim, kWidth,
                       [&](int64 lane) {
-                        return lane < panel.rows ? context.offset_q(view, panel, int(lane)) : kNoRow;
+                        return lane < panel.rows ? context.offset_q(view, panel, int(lane))
+                                                 : kNoRow;
                       });
       };
       if (p.dk.given()) pairs(at.query_pairs, wide, p.q, dims.dim);
@@ -223,9 +224,8 @@ struct BackwardKernel {
         for (int t = 0; t < L::kLanes; ++t) {
           const int lane = v * L::kLanes + t;
           if (lane >= panel.rows) break;
-          const int64 offset =
-              offset_of(to, context.b, panel.head[lane], 0, panel.query[lane]) +
-              (keys.begin + j) * to.column;
+          const int64 offset = offset_of(to, context.b, panel.head[lane], 0, panel.query[lane]) +
+                               (keys.begin + j) * to.column;
           if (to.column == 1 && rows_apart && j + L::kLanes <= size) {
             L::store(sum + offset, L::add(L::load(sum + offset), tile[t]));
             continue;
@@ -253,10 +253,15 @@ struct BackwardKernel {
     if (!reached) return;
     const int64 size = block.end - block.begin, from = block.begin - chunk_begin;
     const auto add_keys = [&](int64 a, int64 b, int64 c, int64 width) {
-      multiply_wide<L, Walk::rows, Result::add>(
-          {.a = units_at(a), .lda = block_units(count), .b = units_at(b), .ldb = width,
-           .c = reals_at(c) + from * width, .ldc = width, .m = size, .k = block_units(count)},
-          width / L::kLanes);
+      multiply_wide<L, Walk::rows, Result::add>({.a = units_at(a),
+                                                 .lda = block_units(count),
+                                                 .b = units_at(b),
+                                                 .ldb = width,
+                                                 .c = reals_at(c) + from * width,
+                                                 .ldc = width,
+                                                 .m = size,
+                                                 .k = block_units(count)},
+                                                width / L::kLanes);
     };
     if (p.dv.given()) add_keys(at.weights, at.dout_pairs, at.dv, wide_v);
     if (p.dk.given()) add_keys(at.dscores, at.query_pairs, at.dk, wide);
@@ -269,9 +274,14 @@ struct BackwardKernel {
     const int64 size = keys.end - keys.begin, from = keys.begin - chunk_begin;
     const auto score = [&](int64 a, int64 b, int64 c, int64 dim) {
       multiply<L, L::kVectors, Walk::rows, Result::replace>(
-          {.a = units_at(a) + from * row_units(dim), .lda = row_units(dim),
-           .b = units_at(b) + index * row_units(dim) * kWidth, .ldb = kWidth, .c = reals_at(c),
-           .ldc = kWidth, .m = size, .k = units(shape, dim)});
+          {.a = units_at(a) + from * row_units(dim),
+           .lda = row_units(dim),
+           .b = units_at(b) + index * row_units(dim) * kWidth,
+           .ldb = kWidth,
+           .c = reals_at(c),
+           .ldc = kWidth,
+           .m = size,
+           .k = units(shape, dim)});
     };
     score(at.keys, at.queries, at.scores, dims.dim);
     score(at.values, at.douts, at.dweights, dims.dim_v);
@@ -282,11 +292,15 @@ struct BackwardKernel {
     const bool pairs = L::kPack > 1;
     const int64 rows = pairs ? kWidth : block_units(count);
     multiply<L, L::kVectors, Walk::columns, Result::add>(
-        {.a = units_at(at.key_pairs) + from / L::kPack * wide, .lda = wide,
+        {.a = units_at(at.key_pairs) + from / L::kPack * wide,
+         .lda = wide,
          .b = units_at(at.dscore_pairs) +
               (pairs ? 0 : (keys.begin - block.begin) * rows + index * kWidth),
-         .ldb = rows, .c = reals_at(at.dq) + index * dims.dim * kWidth, .ldc = kWidth,
-         .m = dims.dim, .k = units(shape, size)});
+         .ldb = rows,
+         .c = reals_at(at.dq) + index * dims.dim * kWidth,
+         .ldc = kWidth,
+         .m = dims.dim,
+         .k = units(shape, size)});
   }
 
   // Keys of the block that a panel does not see get nothing from it in dK and dV.

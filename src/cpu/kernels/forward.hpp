@@ -178,8 +178,13 @@ struct ForwardKernel {
     const CpuShape& shape = tiling.shape;
     const int64 key_units = padded_units(shape, dims.dim), value_units = padded(shape, dims.dim_v);
     multiply<L, L::kVectors, Walk::rows, Result::replace>(
-        {.a = units_at(at.keys) + from * key_units, .lda = key_units, .b = queries(index),
-         .ldb = kWidth, .c = reals_at(at.scores), .ldc = kWidth, .m = count,
+        {.a = units_at(at.keys) + from * key_units,
+         .lda = key_units,
+         .b = queries(index),
+         .ldb = kWidth,
+         .c = reals_at(at.scores),
+         .ldc = kWidth,
+         .m = count,
          .k = units(shape, dims.dim)});
     const ScoreTerms<L> terms(context, panel);
     const bool veiled = stage_block<L>(stage, context, panel, keys);
@@ -193,8 +198,13 @@ struct ForwardKernel {
     shrink_out(run, shrink);
     weigh(run, terms, count);
     multiply<L, L::kVectors, Walk::columns, Result::add>(
-        {.a = units_at(at.values) + from / L::kPack * value_units, .lda = value_units,
-         .b = units_at(at.weights), .ldb = kWidth, .c = run.out, .ldc = kWidth, .m = dims.dim_v,
+        {.a = units_at(at.values) + from / L::kPack * value_units,
+         .lda = value_units,
+         .b = units_at(at.weights),
+         .ldb = kWidth,
+         .c = run.out,
+         .ldc = kWidth,
+         .m = dims.dim_v,
          .k = units(shape, count)});
   }
 

@@ -57,8 +57,8 @@ struct Avx2F32 {
   static uint64 at_least(const uint32_t* numbers, uint32_t threshold) {
     // The numbers have 16 bits, so that signed comparison serves.
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(numbers));
-    return bits_of(_mm256_castsi256_ps(
-        _mm256_cmpgt_epi32(x, _mm256_set1_epi32(int(threshold) - 1))));
+    return bits_of(
+        _mm256_castsi256_ps(_mm256_cmpgt_epi32(x, _mm256_set1_epi32(int(threshold) - 1))));
   }
   static Vec times_power(Vec x, Vec n) {
     const Vec bounded = _mm256_min_ps(set(128), _mm256_max_ps(set(-127), n));
@@ -103,9 +103,10 @@ struct Avx2F32 {
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
       }
       case Type::boolean:
-        return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(
-            load_narrow(static_cast<const uint8_t*>(data) + offset, count)));
-      default: return _mm256_setzero_ps();
+        return _mm256_cvtepi32_ps(
+            _mm256_cvtepu8_epi32(load_narrow(static_cast<const uint8_t*>(data) + offset, count)));
+      default:
+        return _mm256_setzero_ps();
     }
   }
 
@@ -139,7 +140,8 @@ struct Avx2F32 {
       case Type::bf16:
         store_halves(static_cast<uint16_t*>(data) + offset, count, to_bf16(x));
         break;
-      default: break;
+      default:
+        break;
     }
   }
 
@@ -200,8 +202,8 @@ struct Avx2F64 {
   static Vec floor(Vec x) { return _mm256_floor_pd(x); }
   static uint64 at_least(const uint32_t* numbers, uint32_t threshold) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers));
-    return uint64(unsigned(_mm_movemask_ps(
-        _mm_castsi128_ps(_mm_cmpgt_epi32(x, _mm_set1_epi32(int(threshold) - 1))))));
+    return uint64(unsigned(
+        _mm_movemask_ps(_mm_castsi128_ps(_mm_cmpgt_epi32(x, _mm_set1_epi32(int(threshold) - 1))))));
   }
   static Vec times_power(Vec x, Vec n) {
     const Vec bounded = _mm256_min_pd(set(1024), _mm256_max_pd(set(-1023), n));

@@ -73,7 +73,8 @@ struct Avx512F32 {
   static Vec load_as(Type type, const void* data, int64 offset, int64 count) {
     const Mask lanes = first_lanes(count);
     switch (type) {
-      case Type::f32: return _mm512_maskz_loadu_ps(lanes, static_cast<const float*>(data) + offset);
+      case Type::f32:
+        return _mm512_maskz_loadu_ps(lanes, static_cast<const float*>(data) + offset);
       case Type::f64: {
         const auto* p = static_cast<const double*>(data) + offset;
         const __m256 low = _mm512_cvtpd_ps(_mm512_maskz_loadu_pd(__mmask8(lanes), p));
@@ -95,7 +96,8 @@ struct Avx512F32 {
             _mm_maskz_loadu_epi8(lanes, static_cast<const uint8_t*>(data) + offset);
         return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes));
       }
-      default: return _mm512_setzero_ps();
+      default:
+        return _mm512_setzero_ps();
     }
   }
 
@@ -105,8 +107,8 @@ struct Avx512F32 {
     const __m512i rounded =
         _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
     const Mask nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), nan,
-                                                       _mm512_set1_epi32(0x7fc0)));
+    return _mm512_cvtepi32_epi16(
+        _mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), nan, _mm512_set1_epi32(0x7fc0)));
   }
   static void store_as(Type type, void* data, int64 offset, int64 count, Vec x) {
     const Mask lanes = first_lanes(count);
@@ -121,7 +123,8 @@ struct Avx512F32 {
       case Type::bf16:
         _mm256_mask_storeu_epi16(static_cast<uint16_t*>(data) + offset, lanes, to_bf16(x));
         break;
-      default: break;
+      default:
+        break;
     }
   }
 
@@ -270,15 +273,15 @@ struct Avx512Bf16 : Avx512F32 {
       return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(
           first_lanes(present), static_cast<const uint16_t*>(data) + offset));
     };
-    _mm512_storeu_si512(to, _mm512_or_si512(row(even, even_count),
-                                            _mm512_slli_epi32(row(odd, odd_count), 16)));
+    _mm512_storeu_si512(
+        to, _mm512_or_si512(row(even, even_count), _mm512_slli_epi32(row(odd, odd_count), 16)));
   }
   // Rounds two rows of f32 to pairs.
   static void store_rounded_pairs(Unit* to, Vec even, Vec odd) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
-    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9,
-                                           24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1,
-                                           16, 0);
+    const __m512i order =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, both));
   }
   // Rounds one row of 32 f32 to bf16, side by side.

@@ -101,23 +101,37 @@ struct Scalar {
   static Vec load_as(Type type, const void* data, int64 offset, int64 count) {
     if (count < 1) return 0;
     switch (type) {
-      case Type::f64: return Real(static_cast<const double*>(data)[offset]);
-      case Type::f32: return static_cast<const float*>(data)[offset];
-      case Type::f16: return half_to_float(static_cast<const uint16_t*>(data)[offset]);
+      case Type::f64:
+        return Real(static_cast<const double*>(data)[offset]);
+      case Type::f32:
+        return static_cast<const float*>(data)[offset];
+      case Type::f16:
+        return half_to_float(static_cast<const uint16_t*>(data)[offset]);
       case Type::bf16:
         return bits_as<float>(uint32_t(static_cast<const uint16_t*>(data)[offset]) << 16);
-      case Type::boolean: return static_cast<const uint8_t*>(data)[offset];
-      default: return 0;
+      case Type::boolean:
+        return static_cast<const uint8_t*>(data)[offset];
+      default:
+        return 0;
     }
   }
   static void store_as(Type type, void* data, int64 offset, int64 count, Vec x) {
     if (count < 1) return;
     switch (type) {
-      case Type::f64: static_cast<double*>(data)[offset] = x; break;
-      case Type::f32: static_cast<float*>(data)[offset] = float(x); break;
-      case Type::f16: static_cast<uint16_t*>(data)[offset] = float_to_half(float(x)); break;
-      case Type::bf16: static_cast<uint16_t*>(data)[offset] = float_to_bf16(float(x)); break;
-      default: break;
+      case Type::f64:
+        static_cast<double*>(data)[offset] = x;
+        break;
+      case Type::f32:
+        static_cast<float*>(data)[offset] = float(x);
+        break;
+      case Type::f16:
+        static_cast<uint16_t*>(data)[offset] = float_to_half(float(x));
+        break;
+      case Type::bf16:
+        static_cast<uint16_t*>(data)[offset] = float_to_bf16(float(x));
+        break;
+      default:
+        break;
     }
   }
   static void transpose(Vec (&)[1]) {}

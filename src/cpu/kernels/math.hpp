@@ -11,10 +11,19 @@ inline constexpr float kExp2F32[] = {0x1.c54174p-13f, 0x1.46d64cp-10f, 0x1.3d0b9
                                      0x1.c68912p-5f,  0x1.ebfd58p-3f,  0x1.62e42cp-1f};
 
 // Taylor coefficients 1 / k!, the highest first: e^x to 4e-18 for |x| <= ln(2) / 2.
-inline constexpr double kExpF64[] = {
-    1 / 6227020800.0, 1 / 479001600.0, 1 / 39916800.0, 1 / 3628800.0, 1 / 362880.0, 1 / 40320.0,
-    1 / 5040.0,       1 / 720.0,       1 / 120.0,      1 / 24.0,      1 / 6.0,      1 / 2.0,
-    1};
+inline constexpr double kExpF64[] = {1 / 6227020800.0,
+                                     1 / 479001600.0,
+                                     1 / 39916800.0,
+                                     1 / 3628800.0,
+                                     1 / 362880.0,
+                                     1 / 40320.0,
+                                     1 / 5040.0,
+                                     1 / 720.0,
+                                     1 / 120.0,
+                                     1 / 24.0,
+                                     1 / 6.0,
+                                     1 / 2.0,
+                                     1};
 
 template <class Base>
 struct WithMath : Base {
@@ -55,11 +64,11 @@ struct WithMath : Base {
     const Vec n = Base::floor(Base::fma(y, Base::set(Real(1 / kLn2)), Base::set(Real(0.5))));
     // y - n ln 2 in two steps, the first exact.
     constexpr double kHigh = kSingle ? 0x1.62e4p-1 : 0x1.62e42fefap-1;
-    const Vec r = Base::fma(n, Base::set(Real(kHigh - kLn2)),
-                            Base::fma(n, Base::set(Real(-kHigh)), y));
+    const Vec r =
+        Base::fma(n, Base::set(Real(kHigh - kLn2)), Base::fma(n, Base::set(Real(-kHigh)), y));
     const Vec power = Base::times_power(Base::set(1), n);
-    const Vec expm1 = Base::fma(power, Base::mul(exp_minus_one_over(r), r),
-                                Base::sub(power, Base::set(1)));
+    const Vec expm1 =
+        Base::fma(power, Base::mul(exp_minus_one_over(r), r), Base::sub(power, Base::set(1)));
     return Base::with_sign_of(Base::div(expm1, Base::add(expm1, Base::set(2))), x);
   }
 

@@ -10,13 +10,13 @@ namespace {
 inline constexpr int kMaxPanel = 32;
 
 struct Panel {
-  int rows = 0;               // lanes in use
-  int64 first = 0;            // row of the kv head's row space that lane 0 holds
-  int64 head[kMaxPanel];      // query head of each lane
-  int64 query[kMaxPanel];     // row number within the sequence
-  Interval keys[kMaxPanel];   // what each lane sees, as far as intervals say
-  Interval hull;              // keys that some lane sees
-  Interval core;              // keys that every lane sees
+  int rows = 0;              // lanes in use
+  int64 first = 0;           // row of the kv head's row space that lane 0 holds
+  int64 head[kMaxPanel];     // query head of each lane
+  int64 query[kMaxPanel];    // row number within the sequence
+  Interval keys[kMaxPanel];  // what each lane sees, as far as intervals say
+  Interval hull;             // keys that some lane sees
+  Interval core;             // keys that every lane sees
 
   // Everything that the lanes see of [begin, end) is everything there is.
   REGARD_INLINE bool sees_all(int64 begin, int64 end) const {
@@ -85,7 +85,8 @@ REGARD_INLINE Interval hull_of(const Panel* panels, int count) {
   return hull;
 }
 
-// ------------------------------------------------------------------------------------------ packing
+// ------------------------------------------------------------------------------------------
+// packing
 
 // Rows of a tensor as Units along the row: to[row][width], zeros after the row's end.
 template <class L>
@@ -118,9 +119,8 @@ void pack_pairs(typename L::Unit* to, int64 width, const View& view, int64 dim, 
     const int64 even = offset(row);
     if constexpr (L::kPack == 1) {
       for (int64 d = 0; d < width; d += L::kLanes) {
-        L::store(out + d, even == kNoRow
-                              ? L::set(0)
-                              : L::load_as(view.type, view.data, even + d, dim - d));
+        L::store(out + d,
+                 even == kNoRow ? L::set(0) : L::load_as(view.type, view.data, even + d, dim - d));
       }
     } else {
       const int64 odd = row + 1 < rows ? offset(row + 1) : kNoRow;

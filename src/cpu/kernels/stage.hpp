@@ -181,8 +181,8 @@ struct ScoreTerms {
     keep_scale = Real(regard::keep_scale(p.dropout));
     if (!on.alibi) return;
     for (int lane = 0; lane < L::kLanes * L::kVectors; ++lane) {
-      slope[lane] = static_cast<const float*>(
-          p.alibi_slopes.data)[offset_of(p.alibi_slopes.strides, context.b, panel.head[lane], 0, 0)];
+      slope[lane] = static_cast<const float*>(p.alibi_slopes.data)[offset_of(
+          p.alibi_slopes.strides, context.b, panel.head[lane], 0, 0)];
       position[lane] = Real(panel.query[lane] + context.seq.len_k - context.seq.len_q);
     }
   }

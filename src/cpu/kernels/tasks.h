@@ -21,8 +21,8 @@ struct CombineTask {
   int64 kv = 0;
   int64 block = 0;
   int64 chunks = 0;
-  void* partial = nullptr;    // the first chunk's
-  int64 partial_stride = 0;   // bytes to the next one's
+  void* partial = nullptr;   // the first chunk's
+  int64 partial_stride = 0;  // bytes to the next one's
 };
 
 // One chunk of keys of one kv head, against all its query rows.
