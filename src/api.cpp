@@ -83,8 +83,7 @@ Explanation explain(const Attention& a, Pass pass, const Run& run) {
   e.kernel = kernel_line(problem, plan);
   e.text = explanation(problem, plan);
   e.workspace = static_cast<std::size_t>(plan.workspace.size);
-  e.pairs =
-      visible_pairs(problem.mask_params, s.len_q, s.len_k) * double(s.batch) * double(s.heads_q);
+  e.pairs = interval_pairs(problem);
   const double dim = double(s.dim), dim_v = double(s.dim_v);
   e.flops = e.pairs * 2 * (problem.backward ? 3 * dim + 2 * dim_v : dim + dim_v);
   return e;

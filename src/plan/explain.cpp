@@ -19,6 +19,19 @@ std::string row(const char* name, const std::string& value) {
   return text + value + "\n";
 }
 
+double pairs_under(const MaskParams& mask, const Problem& p) {
+  double pairs = 0;
+  for (int64 b = 0; b < p.sizes.batch; ++b) {
+    const Sequence seq = sequence(p.sequences, b);
+    pairs += visible_pairs(mask, seq.len_q, seq.len_k);
+    if (b == 0 && !p.sequences.begins_q && !p.sequences.used_q && !p.sequences.used_k) {
+      pairs *= double(p.sizes.batch);  // every sequence is the same
+      break;
+    }
+  }
+  return pairs * double(p.sizes.heads_q);
+}
+
 const char* product_of(Isa isa, Type type) {
   if (isa == Isa::avx512bf16) return "bf16 dot products summed in f32";
   return type == Type::f64 ? "f64 arithmetic" : "f32 arithmetic";
@@ -30,6 +43,8 @@ std::string converts(Isa isa, Type type) {
 }
 
 }  // namespace
+
+double interval_pairs(const Problem& p) { return pairs_under(p.mask_params, p); }
 
 std::string kernel_line(const Problem& p, const Plan& plan) {
   if (!plan.supported()) return "none";
@@ -50,12 +65,12 @@ std::string explanation(const Problem& p, const Plan& plan) {
   for (const std::string& reason : plan.reasons) text += row("  because", reason);
   text += row("kernel", kernel_line(p, plan));
   const Sizes& s = p.sizes;
-  const double all = double(s.len_q) * double(s.len_k);
+  const double all = pairs_under({}, p);
   if (p.features.interval && all > 0) {
     char share[64];
     std::snprintf(share, sizeof share,
                   "%.1f %% of the pairs are visible; tiles without any are skipped",
-                  100 * visible_pairs(p.mask_params, s.len_q, s.len_k) / all);
+                  100 * interval_pairs(p) / all);
     text += row("mask", share);
   }
   if (plan.backend == BackendKind::reference) return text;

@@ -59,6 +59,10 @@ bool splits_keys(const CpuTiling&, int64 rows, int64 len_k);  // forward: few ro
 // Bias gradients are summed in place where the result's type and strides allow it.
 bool sums_dbias_in_place(const Problem&);
 
+// (query, key) pairs that the intervals leave visible, over batch and heads; of packed sequences whose
+// lengths cannot be read, as if all were the longest.
+double interval_pairs(const Problem&);
+
 std::string kernel_line(const Problem&, const Plan&);
 std::string explanation(const Problem&, const Plan&);
 

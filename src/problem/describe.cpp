@@ -99,7 +99,10 @@ SequenceTable read_sequences(const Attention& a, const Sizes& s, bool packed, Nu
   }
   table.used_q = lengths_table("seqused_q", a.seqused_q, s.batch);
   table.used_k = lengths_table("seqused_k", a.seqused_k, s.batch);
-  if (nulls == NullData::allowed) return {.len_q = s.len_q, .len_k = s.len_k};
+  const bool readable = (!packed || (table.begins_q && table.begins_k)) &&
+                        (!a.seqused_q.given() || table.used_q) &&
+                        (!a.seqused_k.given() || table.used_k);
+  if (nulls == NullData::allowed && !readable) return {.len_q = s.len_q, .len_k = s.len_k};
   for (const auto& [name, tensor] : {std::pair{"cu_seqlens_q", &a.cu_seqlens_q},
                                      {"cu_seqlens_k", &a.cu_seqlens_k},
                                      {"seqused_q", &a.seqused_q},
