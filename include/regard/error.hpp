@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#pragma GCC visibility push(default)
+
 namespace regard {
 
 enum class Code {
@@ -34,3 +36,5 @@ class Error : public std::runtime_error {
 };
 
 }  // namespace regard
+
+#pragma GCC visibility pop

@@ -14,6 +14,8 @@
 #include "regard/error.hpp"
 #include "regard/tensor.hpp"
 
+#pragma GCC visibility push(default)
+
 namespace regard {
 
 // -------------------------------------------------------------------------------- what to compute
@@ -186,3 +188,5 @@ double measured_peak(Type type, const Run& = {});
 const char* version();  // "0.1.0"
 
 }  // namespace regard
+
+#pragma GCC visibility pop

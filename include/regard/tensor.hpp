@@ -9,6 +9,8 @@
 
 #include "regard/type.hpp"
 
+#pragma GCC visibility push(default)
+
 namespace regard {
 
 // Bytes of one element; 0 for Type::none.
@@ -81,3 +83,5 @@ struct Tensor {
 std::string to_string(const Tensor& tensor);
 
 }  // namespace regard
+
+#pragma GCC visibility pop
