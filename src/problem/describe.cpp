@@ -45,6 +45,8 @@ Sizes read_sizes(const Attention& a, bool packed) {
   require(s.dim_v >= 1, "v", a.v, "the head size must be at least 1");
   if (packed) {
     check_shape("cu_seqlens_q", a.cu_seqlens_q, 1, "must be (batch + 1)");
+    require(a.cu_seqlens_q.sizes[0] >= 1, "cu_seqlens_q", a.cu_seqlens_q,
+            "must have at least one element, the 0 of an empty batch");
     s.batch = a.cu_seqlens_q.sizes[0] - 1;
     s.len_q = a.max_seqlen_q;
     s.len_k = a.max_seqlen_k;
