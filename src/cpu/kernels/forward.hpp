@@ -88,14 +88,14 @@ struct ForwardKernel {
   }
 
   // Logits of the block, hidden ones -inf, and their maximum per lane as an exponent.
-  void finish_scores(const ScoreTerms<L>& terms, Interval keys, bool veiled, Vec* block_max) const {
+  void finish_scores(const ScoreTerms<L>& terms, int vectors, Interval keys, bool veiled,
+                     Vec* block_max) const {
     const int64 count = keys.end - keys.begin;
     Real* const scores = reals_at(at.scores);
     const bool plain = terms.unit == terms.params.scale && !terms.on.softcap && !terms.on.bias &&
                        !terms.on.alibi && !terms.on.signed_scale;
     const Vec lowest = L::set(-Real(__builtin_huge_val()));
-#pragma GCC unroll 4
-    for (int v = 0; v < L::kVectors; ++v) {
+    for (int v = 0; v < vectors; ++v) {
       Vec max = lowest;
       Real* const column = scores + v * L::kLanes;
       if (plain && !veiled) {
@@ -120,13 +120,12 @@ struct ForwardKernel {
   }
 
   // P^T = 2^(exponent - max), rounded to Units; returns nothing but adds to the running sums.
-  void weigh(const Running<L>& run, const ScoreTerms<L>& terms, int64 count) const {
+  void weigh(const Running<L>& run, const ScoreTerms<L>& terms, int vectors, int64 count) const {
     const Real* const scores = reals_at(at.scores);
     Unit* const weights = units_at(at.weights);
     const Vec exponent = L::set(terms.exponent);
     const bool dropout = terms.on.dropout;
-#pragma GCC unroll 4
-    for (int v = 0; v < L::kVectors; ++v) {
+    for (int v = 0; v < vectors; ++v) {
       SoftmaxRow<L> row = run.row(v);
       const Vec minus_max = L::sub(L::set(0), subtractable<L>(row.max));
       Vec sum = L::set(0);
@@ -153,16 +152,15 @@ struct ForwardKernel {
     }
   }
 
-  void shrink_out(const Running<L>& run, const Vec* shrink) const {
+  void shrink_out(const Running<L>& run, int vectors, const Vec* shrink) const {
     bool unchanged = true;
-    for (int v = 0; v < L::kVectors; ++v) {
+    for (int v = 0; v < vectors; ++v) {
       const uint64 same = L::bits_of(L::equal(shrink[v], L::set(1)));
       unchanged = unchanged && same == (uint64(1) << L::kLanes) - 1;
     }
     if (unchanged) return;
     for (int64 d = 0; d < dims.dim_v; ++d) {
-#pragma GCC unroll 4
-      for (int v = 0; v < L::kVectors; ++v) {
+      for (int v = 0; v < vectors; ++v) {
         Real* const out = run.out + d * kWidth + v * L::kLanes;
         L::store(out, L::mul(L::load(out), shrink[v]));
       }
@@ -177,27 +175,28 @@ struct ForwardKernel {
     const int64 count = keys.end - keys.begin, from = keys.begin - block.begin;
     const CpuShape& shape = tiling.shape;
     const int64 key_units = padded_units(shape, dims.dim), value_units = padded(shape, dims.dim_v);
-    multiply<L, L::kVectors, Walk::rows, Result::replace>(
-        {.a = units_at(at.keys) + from * key_units,
-         .lda = key_units,
-         .b = queries(index),
-         .ldb = kWidth,
-         .c = reals_at(at.scores),
-         .ldc = kWidth,
-         .m = count,
-         .k = units(shape, dims.dim)});
+    const int vectors = int(divide_up(panel.rows, L::kLanes));  // few rows leave vectors empty
+    multiply_wide<L, Walk::rows, Result::replace>({.a = units_at(at.keys) + from * key_units,
+                                                   .lda = key_units,
+                                                   .b = queries(index),
+                                                   .ldb = kWidth,
+                                                   .c = reals_at(at.scores),
+                                                   .ldc = kWidth,
+                                                   .m = count,
+                                                   .k = units(shape, dims.dim)},
+                                                  vectors);
     const ScoreTerms<L> terms(context, panel);
     const bool veiled = stage_block<L>(stage, context, panel, keys);
     Vec block_max[L::kVectors], shrink[L::kVectors];
-    finish_scores(terms, keys, veiled, block_max);
-    for (int v = 0; v < L::kVectors; ++v) {
+    finish_scores(terms, vectors, keys, veiled, block_max);
+    for (int v = 0; v < vectors; ++v) {
       SoftmaxRow<L> row = run.row(v);
       shrink[v] = raise_max<L>(row, block_max[v]);
       run.set_row(v, row);
     }
-    shrink_out(run, shrink);
-    weigh(run, terms, count);
-    multiply<L, L::kVectors, Walk::columns, Result::add>(
+    shrink_out(run, vectors, shrink);
+    weigh(run, terms, vectors, count);
+    multiply_wide<L, Walk::columns, Result::add>(
         {.a = units_at(at.values) + from / L::kPack * value_units,
          .lda = value_units,
          .b = units_at(at.weights),
@@ -205,7 +204,8 @@ struct ForwardKernel {
          .c = run.out,
          .ldc = kWidth,
          .m = dims.dim_v,
-         .k = units(shape, count)});
+         .k = units(shape, count)},
+        vectors);
   }
 
   void finish_rows(const Running<L>& run, const Panel& panel, uint8* spoiled) const {
