@@ -250,6 +250,7 @@ Problem describe_forward(const Attention& a, const ForwardOutputs& to) {
   if (to.lse.given()) p.lse = lse_view("lse", to.lse, p, Access::write);
   check_data("lse", to.lse);
   check_distinct({{"out", &to.out}, {"lse", &to.lse}}, a);
+  if (p.sizes.rows_q == 0) p.sizes.batch = 0;  // nothing to write, however many sequences
   return p;
 }
 
@@ -291,6 +292,7 @@ Problem describe_backward(const Attention& a, const BackwardInputs& from, const 
       a, {{"out", &from.out}, {"lse", &from.lse}, {"dout", &from.dout}, {"dlse", &from.dlse}});
   p.accumulate = to.accumulate;
   p.gradients_named = true;
+  if (p.sizes.rows_q == 0 && p.sizes.rows_k == 0) p.sizes.batch = 0;
   return p;
 }
 

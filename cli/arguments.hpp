@@ -1,0 +1,81 @@
+// What each command was asked to do: plain values, so that only one file knows the parser.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "regard/regard.hpp"
+
+namespace regard::cli {
+
+struct AttentionFlags {
+  std::string causal, window;
+  std::optional<double> scale;
+  double softcap = 0, dropout = 0;
+  std::uint64_t seed = 0, offset = 0;
+};
+
+struct ShapeFlags {
+  std::string q, type, bias, mask;
+  std::int64_t kv_heads = 0, kv_len = -1, dim_v = 0;  // 0, -1 = as q
+  bool alibi = false, sink = false;
+};
+
+struct RunFlags {
+  std::string device = "cpu", backend;
+  int threads = 0;
+};
+
+struct ExplainArguments {
+  ShapeFlags shape;
+  AttentionFlags attention;
+  RunFlags run;
+  bool backward = false, json = false;
+};
+
+struct AttendArguments {
+  std::vector<std::string> files;
+  std::map<std::string, std::string> extra_files;  // "bias" -> "bias.npy"
+  AttentionFlags attention;
+  RunFlags run;
+  std::string layout = "bhsd", type, out;
+  bool backward = false, compare = false, explain = false;
+  int repeat = 1;
+};
+
+struct CheckArguments {
+  std::string backend, type;
+  double seconds = 0;
+  std::int64_t problems = 0, problem = -1, max_len = 4000;
+  std::uint64_t seed = 1;
+  int threads = 0;
+  bool verbose = false;
+};
+
+struct BenchArguments {
+  std::string preset, passes = "forward,backward", json, commit, backends, types;
+  ShapeFlags shape;
+  AttentionFlags attention;
+  int threads = 0;
+  double seconds = 0.3;
+};
+
+// Each returns the exit status; bad usage and failures are thrown.
+int run_info();
+int run_explain(const ExplainArguments& arguments);
+int run_attend(const AttendArguments& arguments);
+int run_check(const CheckArguments& arguments);
+int run_bench(const BenchArguments& arguments);
+
+// Parses the command line and runs the command it names.
+int run_command_line(int argc, char** argv);
+
+// The Attention that the flags describe, tensors without data.
+Attention described_attention(const ShapeFlags& shape, const AttentionFlags& flags);
+void apply(const AttentionFlags& flags, Attention& attention);
+Run described_run(const RunFlags& flags);
+
+}  // namespace regard::cli

@@ -1,0 +1,215 @@
+// `regard bench`: checks each case, then times it; an aligned table and JSON lines.
+#include <fmt/core.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+
+#include "arguments.hpp"
+#include "bench_problem.hpp"
+#include "json_line.hpp"
+#include "parse.hpp"
+#include "progress.hpp"
+#include "table.hpp"
+#include "timing.hpp"
+
+namespace regard::cli {
+
+namespace {
+
+struct Case {
+  std::string name;
+  Attention described;
+  std::string mask;
+};
+
+std::string mask_name(const AttentionFlags& flags) {
+  std::string name;
+  if (!flags.causal.empty()) name = flags.causal == "top-left" ? "causal top-left" : "causal";
+  if (!flags.window.empty()) name += (name.empty() ? "" : " ") + ("window " + flags.window);
+  return name.empty() ? "full" : name;
+}
+
+std::vector<const char*> preset_shapes(const std::string& preset) {
+  if (preset == "long") return {"1x16x8192x64", "1x8x8192x128", "1x2x16384x128", "1x1x32768x64"};
+  if (preset == "short") return {"64x12x16x64", "32x12x64x64", "8x12x128x64", "8x16x256x64"};
+  return {"1x16x512x64", "1x16x2048x64", "1x8x2048x128", "1x1x8192x64", "8x12x128x64"};
+}
+
+std::vector<Case> cases_of(const BenchArguments& arguments) {
+  std::vector<Case> cases;
+  for (const std::string& type :
+       split(arguments.types.empty() ? "f32,bf16,f16" : arguments.types, ',')) {
+    parse_type(type, "--type");
+    ShapeFlags shape = arguments.shape;
+    shape.type = type;
+    AttentionFlags flags = arguments.attention;
+    if (!shape.q.empty()) {
+      cases.push_back({shape.q, described_attention(shape, flags), mask_name(flags)});
+      continue;
+    }
+    for (const char* q : preset_shapes(arguments.preset)) {
+      shape.q = q;
+      for (const char* causal : {"", "bottom-right"}) {
+        if (!arguments.attention.causal.empty() && *causal == '\0') continue;
+        if (*causal != '\0' && arguments.attention.causal.empty()) flags.causal = causal;
+        cases.push_back({q, described_attention(shape, flags), mask_name(flags)});
+        flags = arguments.attention;
+      }
+    }
+  }
+  return cases;
+}
+
+struct Passes {
+  bool forward = false, backward = false;
+};
+
+Passes passes_of(const std::string& text) {
+  Passes passes;
+  for (const std::string& word : split(text, ',')) {
+    if (word == "forward") {
+      passes.forward = true;
+    } else if (word == "backward") {
+      passes.backward = true;
+    } else {
+      throw UsageError(
+          fmt::format("--passes = \"{}\": must be forward, backward or forward,backward", text));
+    }
+  }
+  return passes;
+}
+
+// Median of at least three runs that together take at least `seconds`, after one to warm up.
+template <class Work>
+double timed(double seconds, Work&& work) {
+  work();
+  std::vector<double> times;
+  double total = 0;
+  while (times.size() < 3 || total < seconds) {
+    times.push_back(seconds_of(work));
+    total += times.back();
+  }
+  return median(std::move(times));
+}
+
+class Bench {
+ public:
+  explicit Bench(const BenchArguments& arguments)
+      : arguments_(arguments), passes_(passes_of(arguments.passes)) {
+    const char* const commit = std::getenv("REGARD_COMMIT");
+    commit_ = !arguments.commit.empty() ? arguments.commit : commit ? commit : "";
+    if (!arguments.json.empty()) {
+      json_.open(arguments.json, std::ios::app);
+      if (!json_) throw UsageError(fmt::format("--json = {}: cannot be written", arguments.json));
+    }
+  }
+
+  int run() {
+    const std::vector<Case> cases = cases_of(arguments_);
+    const std::vector<std::string> backends = split(arguments_.backends, ',');
+    Progress progress("benchmark");
+    std::size_t done = 0;
+    for (const Case& one : cases) {
+      for (const std::string& backend : backends) {
+        progress.set(fmt::format("{} of {}: {} {} {}", ++done, cases.size() * backends.size(),
+                                 one.name, name_of(one.described.q.type), one.mask));
+        run_case(one, backend);
+      }
+    }
+    fmt::print("\n{}", table_.text());
+    fmt::print(
+        "\nEach case was first compared with float64: every output at up to 192 keys, 1 "
+        "batch, 2 kv heads;\nand out, lse, dq of the last 16 rows of the last head at full "
+        "size (full, causal bottom-right, window).\n");
+    if (failed_ > 0) fmt::print("{} cases are wrong and were not timed\n", failed_);
+    return failed_ == 0 ? 0 : 1;
+  }
+
+ private:
+  void run_case(const Case& one, const std::string& backend) {
+    Run run;
+    run.backend = backend;
+    run.threads = arguments_.threads;
+    const BenchProblem small(shortened(one.described), passes_.backward);
+    small.run_forward(run);
+    if (passes_.backward) small.run_backward(run);
+    std::string complaint = small.check_all();
+    const BenchProblem problem(one.described, passes_.backward);
+    problem.run_forward(run);
+    if (passes_.backward) problem.run_backward(run);
+    if (complaint.empty() && problem.can_check_last_rows()) complaint = problem.check_last_rows();
+    if (!complaint.empty()) {
+      fmt::print("WRONG {} {} {} {}: {}\n", one.name, name_of(one.described.q.type), one.mask,
+                 backend, complaint);
+      ++failed_;
+      return;
+    }
+    if (passes_.forward) {
+      const double seconds = timed(arguments_.seconds, [&] { problem.run_forward(run); });
+      report(one, problem, Pass::forward, run, seconds);
+    }
+    if (passes_.backward) {
+      const double seconds = timed(arguments_.seconds, [&] { problem.run_backward(run); });
+      report(one, problem, Pass::backward, run, seconds);
+    }
+  }
+
+  void report(const Case& one, const BenchProblem& problem, Pass pass, const Run& run,
+              double seconds) {
+    const Explanation plan = explain(problem.attention(), pass, run);
+    const Type type = one.described.q.type;
+    const double flops = plan.flops / seconds, peak = peak_of(type, run);
+    const char* const pass_name = pass == Pass::forward ? "forward" : "backward";
+    table_.add({one.name, pass_name, name_of(type), one.mask, plan.backend,
+                fmt::format("{:.3f}", seconds * 1e3), fmt::format("{:.1f}", flops / 1e9),
+                fmt::format("{:.0f} %", 100 * flops / peak), bytes_text(double(plan.workspace))});
+    if (!json_.is_open()) return;
+    const Shape shape = shape_of(problem.attention());
+    JsonLine sizes, line;
+    sizes.integer("B", shape.batch);
+    sizes.integer("Hq", shape.heads_q);
+    sizes.integer("Hkv", shape.heads_kv);
+    sizes.integer("Sq", shape.len_q);
+    sizes.integer("Sk", shape.len_k);
+    sizes.integer("D", shape.dim);
+    sizes.integer("Dv", shape.dim_v);
+    line.text("case", one.name);
+    line.text("pass", pass_name);
+    line.text("backend", plan.backend);
+    line.text("type", name_of(type));
+    line.object("sizes", sizes);
+    line.text("mask", one.mask);
+    line.number("ms", seconds * 1e3);
+    line.number("gflops", flops / 1e9);
+    line.number("peak_gflops", peak / 1e9);
+    line.number("share", flops / peak);
+    line.integer("workspace", static_cast<std::int64_t>(plan.workspace));
+    line.integer("threads", run.threads > 0 ? run.threads : machine().threads);
+    line.text("device", machine().cpu);
+    line.text("commit", commit_);
+    json_ << line.str() << "\n" << std::flush;
+  }
+
+  double peak_of(Type type, const Run& run) {
+    const auto key = std::pair(run.backend, type);
+    const auto found = peaks_.find(key);
+    if (found != peaks_.end()) return found->second;
+    return peaks_[key] = measured_peak(type, run);
+  }
+
+  const BenchArguments& arguments_;
+  Passes passes_;
+  std::string commit_;
+  std::ofstream json_;
+  std::map<std::pair<std::string, Type>, double> peaks_;
+  Table table_{
+      {"<case", "<pass", "<type", "<mask", "<backend", "ms", "GFLOP/s", "of peak", "workspace"}};
+  int failed_ = 0;
+};
+
+}  // namespace
+
+int run_bench(const BenchArguments& arguments) { return Bench(arguments).run(); }
+
+}  // namespace regard::cli

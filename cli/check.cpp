@@ -1,0 +1,112 @@
+// `regard check`: draws problems until the count or the time is reached; prints how to repeat a
+// failure, a table of the worst ratios, and a last line "N passed, M failed".
+#include "check.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "arguments.hpp"
+#include "parse.hpp"
+#include "progress.hpp"
+#include "table.hpp"
+
+namespace regard::cli {
+
+namespace {
+
+struct Worst {
+  double ratio = 0;
+  std::uint64_t problem = 0;
+  std::uint64_t compared = 0;
+};
+
+struct Tally {
+  std::array<Worst, kOutputNames.size()> worst;
+  std::uint64_t passed = 0, failed = 0;
+
+  void add(const Verdict& verdict, std::uint64_t index) {
+    ++(verdict.complaints.empty() ? passed : failed);
+    for (std::size_t n = 0; n < worst.size(); ++n) {
+      if (!verdict.compared[n]) continue;
+      ++worst[n].compared;
+      if (verdict.ratios[n] > worst[n].ratio) {
+        worst[n].ratio = verdict.ratios[n];
+        worst[n].problem = index;
+      }
+    }
+  }
+
+  std::string table() const {
+    Table table({"<output", "problems", "worst error / tolerance", "in problem"});
+    for (std::size_t n = 0; n < worst.size(); ++n) {
+      if (worst[n].compared == 0) continue;
+      table.add({kOutputNames[n], std::to_string(worst[n].compared),
+                 fmt::format("{:.3g}", worst[n].ratio), std::to_string(worst[n].problem)});
+    }
+    return table.text();
+  }
+};
+
+// Runs the smallest problem, so that an unknown or missing backend is the library's own refusal.
+std::string chosen_backend(const std::string& asked) {
+  const Array one(f32, {1, 1, 1, 1}), out(f32, {1, 1, 1, 1});
+  Attention small;
+  small.q = small.k = small.v = one.tensor();
+  Run run;
+  run.backend = asked;
+  forward(small, {.out = out.tensor(), .lse = {}}, run);
+  return asked.empty() ? "the default backend" : asked;
+}
+
+std::string repeat_command(const CheckArguments& arguments, std::uint64_t index) {
+  std::string command = "regard check";
+  if (!arguments.backend.empty()) command += " --backend " + arguments.backend;
+  command += fmt::format(" --seed {} --problem {}", arguments.seed, index);
+  if (!arguments.type.empty()) command += " --type " + arguments.type;
+  if (arguments.max_len != 4000) command += fmt::format(" --max-len {}", arguments.max_len);
+  if (arguments.threads > 0) command += fmt::format(" --threads {}", arguments.threads);
+  return command;
+}
+
+}  // namespace
+
+int run_check(const CheckArguments& arguments) {
+  ProblemLimits limits;
+  if (!arguments.type.empty()) limits.type = parse_type(arguments.type, "--type");
+  limits.max_len = arguments.max_len;
+  const std::string name = chosen_backend(arguments.backend);
+  const bool single = arguments.problem >= 0;
+  const std::int64_t first = single ? arguments.problem : 0;
+  std::int64_t last = arguments.problems > 0 ? arguments.problems : INT64_MAX;
+  if (single) last = first + 1;
+  double seconds = arguments.seconds;
+  if (seconds <= 0 && last == INT64_MAX) seconds = 60;
+
+  fmt::print("{} against float64: seed {}\n", name, arguments.seed);
+  std::fflush(stdout);
+  Tally tally;
+  Progress progress("checking");
+  for (std::int64_t index = first; index < last; ++index) {
+    if (seconds > 0 && progress.seconds() >= seconds) break;
+    const auto number = static_cast<std::uint64_t>(index);
+    const RandomProblem problem = random_problem(arguments.seed, number, limits);
+    if (single || arguments.verbose) fmt::print("problem {}: {}\n", index, problem.description);
+    const Verdict verdict = judge(problem, arguments.backend, arguments.threads);
+    tally.add(verdict, number);
+    if (!verdict.complaints.empty()) {
+      fmt::print("FAILED problem {}: {}\n", index, problem.description);
+      for (const std::string& complaint : verdict.complaints) fmt::print("  {}\n", complaint);
+      fmt::print("  repeat: {}\n", repeat_command(arguments, number));
+      std::fflush(stdout);
+    }
+    progress.set(last == INT64_MAX
+                     ? fmt::format("checking: {} problems, {} failed", index + 1, tally.failed)
+                     : fmt::format("checking: {} of {} problems, {} failed", index - first + 1,
+                                   last - first, tally.failed));
+  }
+  fmt::print("{}{} passed, {} failed\n", tally.table(), tally.passed, tally.failed);
+  return tally.failed == 0 ? 0 : 1;
+}
+
+}  // namespace regard::cli

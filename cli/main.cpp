@@ -1,0 +1,26 @@
+// The tool's entry: every failure ends as one line on stderr and an exit status.
+#include <fmt/core.h>
+
+#include <exception>
+#include <new>
+
+#include "arguments.hpp"
+#include "parse.hpp"
+
+int main(int argc, char** argv) {
+  try {
+    return regard::cli::run_command_line(argc, argv);
+  } catch (const regard::cli::UsageError& error) {
+    fmt::print(stderr, "regard: {}\n", error.what());
+    return 2;
+  } catch (const regard::Error& error) {
+    fmt::print(stderr, "regard: {}\n", error.what());
+    return error.code() == regard::Code::internal ? 1 : 2;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "regard: memory: not enough for these sizes; try a smaller problem\n");
+    return 2;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "regard: {}\n", error.what());
+    return 1;
+  }
+}

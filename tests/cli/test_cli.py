@@ -1,0 +1,150 @@
+"""Usage, help, info, explain, check and bench of the tool: output, messages, exit statuses."""
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+from cli_support import CLI, fine, run
+
+
+@pytest.mark.parametrize("command", ["info", "explain", "attend", "check", "bench"])
+def test_help_fits_a_screen_and_shows_an_example(command):
+    text = fine(command, "--help")
+    assert "Example: regard " + command in text
+    lines = text.splitlines()
+    assert len(lines) <= 45 and max(map(len, lines)) <= 100
+
+
+def test_version_and_general_help():
+    assert fine("--version").startswith("regard ")
+    assert "Exit status" in fine("--help")
+
+
+Q = ["explain", "--q", "2x4x64x32"]
+BAD_USAGE = {
+    "nothing": [],
+    "unknown command": ["attention"],
+    "unknown option": [*Q, "--casual"],
+    "no q": ["explain"],
+    "q rank": ["explain", "--q", "2x4x64"],
+    "q text": ["explain", "--q", "2x4x64xx"],
+    "q negative": ["explain", "--q", "2x-4x64x32"],
+    "q overflow": ["explain", "--q", "2x99999999999999999999x64x32"],
+    "kv heads": [*Q, "--kv-heads", "3"],
+    "kv heads zero": [*Q, "--kv-heads", "0"],
+    "kv len text": [*Q, "--kv-len", "12k"],
+    "type": [*Q, "--type", "float32"],
+    "type int": [*Q, "--type", "i32"],
+    "causal": [*Q, "--causal=left"],
+    "window": [*Q, "--window", "3"],
+    "window text": [*Q, "--window", "3,b"],
+    "window below": [*Q, "--window", "-2,0"],
+    "scale": [*Q, "--scale", "x"],
+    "scale nan": [*Q, "--scale", "nan"],
+    "softcap": [*Q, "--softcap", "-1"],
+    "dropout": [*Q, "--dropout", "1"],
+    "dropout negative": [*Q, "--dropout", "-0.1"],
+    "bias shape": [*Q, "--bias", "1x3x64x64"],
+    "bias type": [*Q, "--bias", "1x1x64x64:i32"],
+    "mask type": [*Q, "--mask", "1x1x64x64:f32"],
+    "device": [*Q, "--device", "gpu"],
+    "device index": [*Q, "--device", "cuda:x"],
+    "backend": [*Q, "--backend", "cpu:mmx"],
+    "threads": [*Q, "--threads", "0"],
+    "positional": [*Q, "more"],
+    "attend no file": ["attend"],
+    "attend two files": ["attend", "a.npy", "b.npy"],
+    "attend layout": ["attend", "a.safetensors", "--layout", "sbhd"],
+    "check backend": ["check", "--backend", "nope", "--problems", "1"],
+    "check problems": ["check", "--problems", "-1"],
+    "check seed": ["check", "--seed", "x"],
+    "check type": ["check", "--type", "f8", "--problems", "1"],
+    "bench preset": ["bench", "--preset", "huge"],
+    "bench preset and q": ["bench", "--preset", "cpu", "--q", "1x1x8x8"],
+    "bench passes": ["bench", "--q", "1x1x8x8", "--passes", "sideways"],
+    "bench backend": ["bench", "--q", "1x1x8x8", "--backend", "cpu:mmx"],
+    "bench type": ["bench", "--q", "1x1x8x8", "--type", "f32,f8"],
+}
+
+
+@pytest.mark.parametrize("name", BAD_USAGE)
+def test_bad_usage(name):
+    done = run(*BAD_USAGE[name])
+    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
+    assert "regard: " in done.stderr
+    assert done.stdout == "" or name == "backend"  # explain's answer says why there is none
+
+
+# ---------------------------------------------------------------- info, explain, check, bench
+
+
+def test_info_lists_backends():
+    text = fine("info")
+    assert re.search(r"^reference +yes ", text, re.M) and "cores" in text
+
+
+EXPLAINED = [
+    ["--type", "bf16", "--causal"],
+    ["--type", "f64", "--causal=top-left", "--backward"],
+    ["--type", "f16", "--window", "-1,16", "--bias", "1x1x64x64:f32", "--backward"],
+    ["--kv-heads", "2", "--kv-len", "100", "--dim-v", "48", "--mask", "2x1x1x100"],
+    ["--softcap", "30", "--scale", "0.1", "--alibi", "--sink", "--dropout", "0.1", "--seed", "3"],
+    ["--backend", "reference", "--threads", "2"],
+]
+
+
+@pytest.mark.parametrize("options", EXPLAINED)
+def test_explain(options):
+    assert len(fine(*Q, *options).splitlines()) >= 3
+    fields = json.loads(fine(*Q, *options, "--json"))
+    assert set(fields) == {"supported", "backend", "kernel", "text", "workspace", "pairs", "flops"}
+    assert fields["supported"] is True and fields["text"] == fine(*Q, *options)
+
+
+def test_explain_counts_pairs_and_operations():
+    full = json.loads(fine(*Q, "--json"))
+    assert full["pairs"] == 2 * 4 * 64 * 64 and full["flops"] == full["pairs"] * 2 * (32 + 32)
+    causal = json.loads(fine(*Q, "--causal", "--backward", "--json"))
+    assert causal["pairs"] == 2 * 4 * 64 * 65 / 2
+    assert causal["flops"] == causal["pairs"] * 2 * (3 * 32 + 2 * 32)
+
+
+def test_check_passes_and_repeats_itself():
+    first, second = (fine("check", "--problems", 40, "--seed", 11) for _ in range(2))
+    assert first == second
+    assert first.splitlines()[-1] == "40 passed, 0 failed"
+    assert "seed 11" in first
+    one = fine("check", "--seed", 11, "--problem", 7)
+    assert "problem 7: " in one and one.splitlines()[-1] == "1 passed, 0 failed"
+
+
+def test_check_stops_after_its_seconds():
+    last = fine("check", "--seconds", 1, "--backend", "reference").splitlines()[-1]
+    assert re.fullmatch(r"\d+ passed, 0 failed", last)
+
+
+def test_bench_json(tmp_path):
+    text = fine("bench", "--q", "1x4x128x32", "--kv-heads", 2, "--type", "f32,bf16", "--causal",
+                "--seconds", 0.01, "--json", "r.jsonl", "--commit", "abc", "--threads", 1,
+                cwd=tmp_path)
+    assert "GFLOP/s" in text and "of peak" in text
+    lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert [(x["type"], x["pass"]) for x in lines] == [
+        ("f32", "forward"), ("f32", "backward"), ("bf16", "forward"), ("bf16", "backward")]
+    for line in lines:
+        assert set(line) == {"case", "pass", "backend", "type", "sizes", "mask", "ms", "gflops",
+                             "peak_gflops", "share", "workspace", "threads", "device", "commit"}
+        assert line["sizes"] == {"B": 1, "Hq": 4, "Hkv": 2, "Sq": 128, "Sk": 128, "D": 32, "Dv": 32}
+        assert line["mask"] == "causal" and line["commit"] == "abc" and line["threads"] == 1
+        assert line["ms"] > 0 and line["gflops"] > 0
+        assert abs(line["share"] - line["gflops"] / line["peak_gflops"]) < 1e-9
+
+
+def test_bench_takes_the_commit_from_the_environment(tmp_path):
+    environment = {**os.environ, "REGARD_COMMIT": "fromenv"}
+    subprocess.run([CLI, "bench", "--q", "1x1x16x8", "--type", "f32", "--passes", "forward",
+                    "--seconds", "0.01", "--json", "r.jsonl"], cwd=tmp_path, env=environment,
+                   check=True, capture_output=True)
+    assert json.loads((tmp_path / "r.jsonl").read_text())["commit"] == "fromenv"
