@@ -7,6 +7,7 @@
 //   dV += (Z P)^T dO     dK += dS^T Q     dQ^T += K^T dS^T
 #pragma once
 
+#include "cpu/kernels/gradient_tiles.hpp"
 #include "cpu/kernels/multiply.hpp"
 #include "cpu/kernels/stage.hpp"
 #include "cpu/kernels/turn.hpp"
@@ -16,111 +17,20 @@
 namespace regard {
 namespace {
 
-// A panel and what the backward pass knows of its rows.
 template <class L>
-struct GradientPanel : Panel {
-  typename L::Real lse[kMaxPanel];    // +inf in lanes that are not in use or saw nothing: P = 0
-  typename L::Real delta[kMaxPanel];  // dout . out - dlse
-};
+struct BackwardKernel : GradientTiles<L> {
+  using Tiles = GradientTiles<L>;
+  using Tiles::block_units, Tiles::reals_at, Tiles::row_units, Tiles::units_at;
+  using Tiles::kWidth, Tiles::p, Tiles::tiling, Tiles::context, Tiles::dims, Tiles::at;
+  using Tiles::panels, Tiles::scratch, Tiles::wide, Tiles::wide_v;
+  using typename Tiles::Real, typename Tiles::Unit, typename Tiles::Vec;
 
-template <class L>
-struct BackwardKernel {
-  static_assert(sizeof(GradientPanel<L>) <= kPanelBytes);
-  using Real = typename L::Real;
-  using Vec = typename L::Vec;
-  using Unit = typename L::Unit;
-  static constexpr int kWidth = L::kLanes * L::kVectors;
-
-  const Problem& p;
-  const CpuTiling& tiling;
   const BackwardShared shared;
-  const HeadContext context;
-  const HeadSizes dims;
-  const BackwardScratch at;
-  char* const scratch;
   const Stage<Real> stage;
-  GradientPanel<L>* const panels;
-  const int64 wide, wide_v;  // padded head sizes
 
   BackwardKernel(const Problem& problem, const CpuTiling& tiling, const BackwardShared& shared,
                  const BackwardTask& task, char* scratch)
-      : p(problem),
-        tiling(tiling),
-        shared(shared),
-        context{problem, task.b, task.kv, sequence(problem.sequences, task.b)},
-        dims{p.sizes.dim, p.sizes.dim_v},
-        at(backward_scratch(tiling, dims)),
-        scratch(scratch),
-        stage(scratch, at.stage),
-        panels(reinterpret_cast<GradientPanel<L>*>(scratch + at.panels)),
-        wide(padded(tiling.shape, dims.dim)),
-        wide_v(padded(tiling.shape, dims.dim_v)) {}
-
-  Unit* units_at(int64 offset) const { return reinterpret_cast<Unit*>(scratch + offset); }
-  Real* reals_at(int64 offset) const { return reinterpret_cast<Real*>(scratch + offset); }
-  int64 row_units(int64 dim) const { return padded_units(tiling.shape, dim); }
-  int64 block_units(int count) const { return int64(count) * kWidth / L::kPack; }
-
-  // ------------------------------------------------------------------------------ loading a block
-
-  // dout . out - dlse of one row. A row that sees nothing has out = 0 and takes nothing from dout.
-  Real delta_of(const Panel& panel, int lane) const {
-    const int64 out = context.offset_q(p.out, panel, lane);
-    const int64 dout = context.offset_q(p.dout, panel, lane);
-    const Vec zero = L::set(0);
-    Vec sum = zero;
-    for (int64 d = 0; d < dims.dim_v; d += L::kLanes) {
-      const Vec x = L::load_as(p.out.type, p.out.data, out + d, dims.dim_v - d);
-      const Vec y = L::load_as(p.dout.type, p.dout.data, dout + d, dims.dim_v - d);
-      sum = L::add(sum, L::select(L::equal(x, zero), zero, L::mul(x, y)));
-    }
-    Real each[L::kLanes], delta = 0;
-    L::store(each, sum);
-    for (Real x : each) delta += x;
-    return p.dlse.given() ? delta - row_value(p.dlse, panel, lane) : delta;
-  }
-
-  Real row_value(const View& view, const Panel& panel, int lane) const {
-    Real each[L::kLanes];
-    L::store(each, L::load_as(view.type, view.data, context.offset_q(view, panel, lane), 1));
-    return each[0];
-  }
-
-  int load_rows(const RowBlocks& blocks, int64 block) const {
-    const int64 first = blocks.first_row(block), rows = blocks.rows(block);
-    int count = 0;
-    for (int64 row = 0; row < rows; row += kWidth, ++count) {
-      make_panels<L>(&panels[count], context, first + row, smaller<int64>(kWidth, rows - row));
-    }
-    return count;
-  }
-
-  void load_block(int count) const {
-    for (int i = 0; i < count; ++i) {
-      GradientPanel<L>& panel = panels[i];
-      for (int lane = 0; lane < kWidth; ++lane) {
-        panel.lse[lane] = Real(__builtin_huge_val());
-        panel.delta[lane] = 0;
-        if (lane >= panel.rows) continue;
-        const Real lse = row_value(p.lse, panel, lane);
-        if (lse != -Real(__builtin_huge_val())) panel.lse[lane] = lse;
-        panel.delta[lane] = delta_of(panel, lane);
-      }
-      pack_lanes<L>(units_at(at.queries) + i * row_units(dims.dim) * kWidth, context, panel, p.q,
-                    dims.dim);
-      pack_lanes<L>(units_at(at.douts) + i * row_units(dims.dim_v) * kWidth, context, panel, p.dout,
-                    dims.dim_v);
-      const auto pairs = [&](int64 to, int64 width, const View& view, int64 dim) {
-        pack_pairs<L>(units_at(to) + i * kWidth / L::kPack * width, width, view, dim, kWidth,
-                      [&](int64 lane) {
-                        return lane < panel.rows ? context.offset_q(view, panel, int(lane))
-                                                 : kNoRow;
-                      });
-      };
-      if (p.dk.given()) pairs(at.query_pairs, wide, p.q, dims.dim);
-      if (p.dv.given()) pairs(at.dout_pairs, wide_v, p.dout, dims.dim_v);
-    }
-  }
+      : Tiles(problem, tiling, task, scratch), shared(shared), stage(scratch, at.stage) {}
 
   // ---------------------------------------------------------------------------------- one tile
 
@@ -318,58 +228,6 @@ struct BackwardKernel {
 
   // ---------------------------------------------------------------------------------- one task
 
-  Interval chunk_keys(int64 chunk) const {
-    const int64 begin = chunk * tiling.chunk_k;
-    return {begin, smaller(begin + tiling.chunk_k, context.seq.len_k)};
-  }
-
-  void load_chunk(Interval keys) const {
-    const int64 size = keys.end - keys.begin;
-    const auto rows = [&](int64 to, const View& view, int64 dim) {
-      pack_rows<L>(units_at(to), row_units(dim), context, view, dim, keys.begin, size);
-    };
-    rows(at.keys, p.k, dims.dim);
-    rows(at.values, p.v, dims.dim_v);
-    if constexpr (L::kPack > 1) {
-      pack_pairs<L>(units_at(at.key_pairs), wide, p.k, dims.dim, size,
-                    [&](int64 row) { return context.offset_k(p.k, keys.begin + row); });
-    }
-    for (int64 i = 0; i < size * wide; i += L::kLanes) L::store(reals_at(at.dk) + i, L::set(0));
-    for (int64 i = 0; i < size * wide_v; i += L::kLanes) L::store(reals_at(at.dv) + i, L::set(0));
-  }
-
-  bool is_finite(const Real* row, int64 width) const {
-    Vec zeros = L::set(0);  // x - x is 0 for every finite x, and NaN for the others
-    for (int64 d = 0; d < width; d += L::kLanes) {
-      const Vec x = L::load(row + d);
-      zeros = L::add(zeros, L::sub(x, x));
-    }
-    return L::bits_of(L::equal(zeros, L::set(0))) == (uint64(1) << L::kLanes) - 1;
-  }
-
-  void store_row(const View& view, int64 row, const Real* sums, int64 dim, Real factor) const {
-    if (!view.given()) return;
-    const int64 offset = context.offset_k(view, row);
-    for (int64 d = 0; d < dim; d += L::kLanes) {
-      Vec x = L::mul(L::load(sums + d), L::set(factor));
-      if (p.accumulate) x = L::add(L::load_as(view.type, view.data, offset + d, dim - d), x);
-      L::store_as(view.type, view.data, offset + d, dim - d, x);
-    }
-  }
-
-  void store_keys(Interval keys) const {
-    for (int64 j = keys.begin; j < keys.end; ++j) {
-      const Real* const dk = reals_at(at.dk) + (j - keys.begin) * wide;
-      const Real* const dv = reals_at(at.dv) + (j - keys.begin) * wide_v;
-      if (shared.spoiled_k && !(is_finite(dk, wide) && is_finite(dv, wide_v))) {
-        shared.spoiled_k[j] = 1;  // both are left as they were, for the redo to write
-        continue;
-      }
-      store_row(p.dk, j, dk, dims.dim, Real(p.score.scale));
-      store_row(p.dv, j, dv, dims.dim_v, 1);
-    }
-  }
-
   // Adds this chunk's dQ of a block to the shared sum when its turn has come; the last chunk that
   // the block sees writes the result.
   void share_dq(int count, int64 block, int64 chunk, Interval seen, uint8* spoiled) const {
@@ -408,13 +266,13 @@ struct BackwardKernel {
   }
 
   void run_task(int64 chunk, uint8* spoiled) const {
-    const Interval keys = chunk_keys(chunk);
+    const Interval keys = this->chunk_keys(chunk);
     const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
-    if (!keys.empty()) load_chunk(keys);
+    if (!keys.empty()) this->load_chunk(keys);
     // Blocks in descending order: under a causal mask every chunk then begins with the blocks that
     // all chunks see, and none waits for another to catch up.
     for (int64 block = context.seq.len_q > 0 ? blocks.count() - 1 : -1; block >= 0; --block) {
-      const int count = load_rows(blocks, block);
+      const int count = this->load_rows(blocks, block);
       Interval seen = panels[0].hull;
       for (int i = 1; i < count; ++i) {
         if (panels[i].hull.empty()) continue;
@@ -433,7 +291,7 @@ struct BackwardKernel {
         if (p.dq.given()) write_dq(count, spoiled);
         continue;
       }
-      load_block(count);
+      this->load_block(count);
       const Interval part{larger(keys.begin, seen.begin), smaller(keys.end, seen.end)};
       for (int64 j = part.begin / tiling.block_k * tiling.block_k; j < part.end;
            j += tiling.block_k) {
@@ -441,7 +299,7 @@ struct BackwardKernel {
       }
       if (p.dq.given()) share_dq(count, block, chunk, seen, spoiled);
     }
-    if (!keys.empty()) store_keys(keys);
+    if (!keys.empty()) this->store_chunk(keys, shared.spoiled_k);
   }
 };
 

@@ -1,0 +1,169 @@
+// What a backward task holds in its scratch memory: a chunk of keys with the sums of their
+// gradients, and the block of query rows that walks past it.
+#pragma once
+
+#include "cpu/kernels/panel.hpp"
+
+namespace regard {
+namespace {
+
+// A panel and what the backward pass knows of its rows.
+template <class L>
+struct GradientPanel : Panel {
+  typename L::Real lse[kMaxPanel];    // +inf in lanes that are not in use or saw nothing: P = 0
+  typename L::Real delta[kMaxPanel];  // dout . out - dlse
+};
+
+template <class L>
+struct GradientTiles {
+  static_assert(sizeof(GradientPanel<L>) <= kPanelBytes);
+  using Real = typename L::Real;
+  using Vec = typename L::Vec;
+  using Unit = typename L::Unit;
+  static constexpr int kWidth = L::kLanes * L::kVectors;
+
+  const Problem& p;
+  const CpuTiling& tiling;
+  const HeadContext context;
+  const HeadSizes dims;
+  const BackwardScratch at;
+  char* const scratch;
+  GradientPanel<L>* const panels;
+  const int64 wide, wide_v;  // padded head sizes
+
+  GradientTiles(const Problem& problem, const CpuTiling& tiling, const BackwardTask& task,
+                char* scratch)
+      : p(problem),
+        tiling(tiling),
+        context{problem, task.b, task.kv, sequence(problem.sequences, task.b)},
+        dims{p.sizes.dim, p.sizes.dim_v},
+        at(backward_scratch(tiling, dims)),
+        scratch(scratch),
+        panels(reinterpret_cast<GradientPanel<L>*>(scratch + at.panels)),
+        wide(padded(tiling.shape, dims.dim)),
+        wide_v(padded(tiling.shape, dims.dim_v)) {}
+
+  Unit* units_at(int64 offset) const { return reinterpret_cast<Unit*>(scratch + offset); }
+  Real* reals_at(int64 offset) const { return reinterpret_cast<Real*>(scratch + offset); }
+  int64 row_units(int64 dim) const { return padded_units(tiling.shape, dim); }
+  int64 block_units(int count) const { return int64(count) * kWidth / L::kPack; }
+
+  // ------------------------------------------------------------------------ the block of query
+  // rows
+
+  // dout . out - dlse of one row. A row that sees nothing has out = 0 and takes nothing from dout.
+  Real delta_of(const Panel& panel, int lane) const {
+    const int64 out = context.offset_q(p.out, panel, lane);
+    const int64 dout = context.offset_q(p.dout, panel, lane);
+    const Vec zero = L::set(0);
+    Vec sum = zero;
+    for (int64 d = 0; d < dims.dim_v; d += L::kLanes) {
+      const Vec x = L::load_as(p.out.type, p.out.data, out + d, dims.dim_v - d);
+      const Vec y = L::load_as(p.dout.type, p.dout.data, dout + d, dims.dim_v - d);
+      sum = L::add(sum, L::select(L::equal(x, zero), zero, L::mul(x, y)));
+    }
+    Real each[L::kLanes], delta = 0;
+    L::store(each, sum);
+    for (Real x : each) delta += x;
+    return p.dlse.given() ? delta - row_value(p.dlse, panel, lane) : delta;
+  }
+
+  Real row_value(const View& view, const Panel& panel, int lane) const {
+    Real each[L::kLanes];
+    L::store(each, L::load_as(view.type, view.data, context.offset_q(view, panel, lane), 1));
+    return each[0];
+  }
+
+  int load_rows(const RowBlocks& blocks, int64 block) const {
+    const int64 first = blocks.first_row(block), rows = blocks.rows(block);
+    int count = 0;
+    for (int64 row = 0; row < rows; row += kWidth, ++count) {
+      make_panels<L>(&panels[count], context, first + row, smaller<int64>(kWidth, rows - row));
+    }
+    return count;
+  }
+
+  void load_block(int count) const {
+    for (int i = 0; i < count; ++i) {
+      GradientPanel<L>& panel = panels[i];
+      for (int lane = 0; lane < kWidth; ++lane) {
+        panel.lse[lane] = Real(__builtin_huge_val());
+        panel.delta[lane] = 0;
+        if (lane >= panel.rows) continue;
+        const Real lse = row_value(p.lse, panel, lane);
+        if (lse != -Real(__builtin_huge_val())) panel.lse[lane] = lse;
+        panel.delta[lane] = delta_of(panel, lane);
+      }
+      pack_lanes<L>(units_at(at.queries) + i * row_units(dims.dim) * kWidth, context, panel, p.q,
+                    dims.dim);
+      pack_lanes<L>(units_at(at.douts) + i * row_units(dims.dim_v) * kWidth, context, panel, p.dout,
+                    dims.dim_v);
+      const auto pairs = [&](int64 to, int64 width, const View& view, int64 dim) {
+        pack_pairs<L>(units_at(to) + i * kWidth / L::kPack * width, width, view, dim, kWidth,
+                      [&](int64 lane) {
+                        return lane < panel.rows ? context.offset_q(view, panel, int(lane))
+                                                 : kNoRow;
+                      });
+      };
+      if (p.dk.given()) pairs(at.query_pairs, wide, p.q, dims.dim);
+      if (p.dv.given()) pairs(at.dout_pairs, wide_v, p.dout, dims.dim_v);
+    }
+  }
+
+  // ---------------------------------------------------------------------------- the chunk of keys
+
+  Interval chunk_keys(int64 chunk) const {
+    const int64 begin = chunk * tiling.chunk_k;
+    return {begin, smaller(begin + tiling.chunk_k, context.seq.len_k)};
+  }
+
+  void load_chunk(Interval keys) const {
+    const int64 size = keys.end - keys.begin;
+    const auto rows = [&](int64 to, const View& view, int64 dim) {
+      pack_rows<L>(units_at(to), row_units(dim), context, view, dim, keys.begin, size);
+    };
+    rows(at.keys, p.k, dims.dim);
+    rows(at.values, p.v, dims.dim_v);
+    if constexpr (L::kPack > 1) {
+      pack_pairs<L>(units_at(at.key_pairs), wide, p.k, dims.dim, size,
+                    [&](int64 row) { return context.offset_k(p.k, keys.begin + row); });
+    }
+    for (int64 i = 0; i < size * wide; i += L::kLanes) L::store(reals_at(at.dk) + i, L::set(0));
+    for (int64 i = 0; i < size * wide_v; i += L::kLanes) L::store(reals_at(at.dv) + i, L::set(0));
+  }
+
+  bool is_finite(const Real* row, int64 width) const {
+    Vec zeros = L::set(0);  // x - x is 0 for every finite x, and NaN for the others
+    for (int64 d = 0; d < width; d += L::kLanes) {
+      const Vec x = L::load(row + d);
+      zeros = L::add(zeros, L::sub(x, x));
+    }
+    return L::bits_of(L::equal(zeros, L::set(0))) == (uint64(1) << L::kLanes) - 1;
+  }
+
+  void store_row(const View& view, int64 row, const Real* sums, int64 dim, Real factor) const {
+    if (!view.given()) return;
+    const int64 offset = context.offset_k(view, row);
+    for (int64 d = 0; d < dim; d += L::kLanes) {
+      Vec x = L::mul(L::load(sums + d), L::set(factor));
+      if (p.accumulate) x = L::add(L::load_as(view.type, view.data, offset + d, dim - d), x);
+      L::store_as(view.type, view.data, offset + d, dim - d, x);
+    }
+  }
+
+  void store_chunk(Interval keys, uint8* spoiled_k) const {
+    for (int64 j = keys.begin; j < keys.end; ++j) {
+      const Real* const dk = reals_at(at.dk) + (j - keys.begin) * wide;
+      const Real* const dv = reals_at(at.dv) + (j - keys.begin) * wide_v;
+      if (spoiled_k && !(is_finite(dk, wide) && is_finite(dv, wide_v))) {
+        spoiled_k[j] = 1;  // both are left as they were, for the redo to write
+        continue;
+      }
+      store_row(p.dk, j, dk, dims.dim, Real(p.score.scale));
+      store_row(p.dv, j, dv, dims.dim_v, 1);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace regard
