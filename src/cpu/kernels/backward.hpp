@@ -272,13 +272,9 @@ struct BackwardKernel : GradientTiles<L> {
     // Blocks in descending order: under a causal mask every chunk then begins with the blocks that
     // all chunks see, and none waits for another to catch up.
     for (int64 block = context.seq.len_q > 0 ? blocks.count() - 1 : -1; block >= 0; --block) {
-      const int count = this->load_rows(blocks, block);
-      Interval seen = panels[0].hull;
-      for (int i = 1; i < count; ++i) {
-        if (panels[i].hull.empty()) continue;
-        if (seen.empty()) seen = panels[i].hull;
-        seen = {smaller(seen.begin, panels[i].hull.begin), larger(seen.end, panels[i].hull.end)};
-      }
+      const int count =
+          make_panels<L>(panels, context, blocks.first_row(block), blocks.rows(block));
+      const Interval seen = hull_of(panels, count);
       const bool reached = seen.begin < keys.end && keys.begin < seen.end;
       const bool nobody = seen.empty() && chunk == 0;
       if (!reached && !nobody) continue;

@@ -74,15 +74,6 @@ struct GradientTiles {
     return each[0];
   }
 
-  int load_rows(const RowBlocks& blocks, int64 block) const {
-    const int64 first = blocks.first_row(block), rows = blocks.rows(block);
-    int count = 0;
-    for (int64 row = 0; row < rows; row += kWidth, ++count) {
-      make_panels<L>(&panels[count], context, first + row, smaller<int64>(kWidth, rows - row));
-    }
-    return count;
-  }
-
   void load_block(int count) const {
     for (int i = 0; i < count; ++i) {
       GradientPanel<L>& panel = panels[i];

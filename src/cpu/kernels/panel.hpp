@@ -40,8 +40,8 @@ struct HeadContext {
 };
 
 // Fills `panels` from `rows` rows of the kv head's row space; returns how many it took.
-template <class L>
-int make_panels(Panel* panels, const HeadContext& context, int64 first, int64 rows) {
+template <class L, class SomePanel>
+int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int64 rows) {
   constexpr int kWidth = L::kLanes * L::kVectors;
   const Problem& p = context.problem;
   const Sequence& s = context.seq;
@@ -75,7 +75,8 @@ REGARD_INLINE Interval seen_part(const Panel& panel, Interval block) {
   return {begin - (begin - block.begin) % L::kPack, smaller(block.end, panel.hull.end)};
 }
 
-REGARD_INLINE Interval hull_of(const Panel* panels, int count) {
+template <class SomePanel>
+REGARD_INLINE Interval hull_of(const SomePanel* panels, int count) {
   Interval hull{panels[0].hull};
   for (int i = 1; i < count; ++i) {
     if (panels[i].hull.empty()) continue;
