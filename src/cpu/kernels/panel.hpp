@@ -86,8 +86,7 @@ REGARD_INLINE Interval hull_of(const SomePanel* panels, int count) {
   return hull;
 }
 
-// ------------------------------------------------------------------------------------------
-// packing
+// ---------------------------------------------------------------------------------------- packing
 
 // Rows of a tensor as Units along the row: to[row][width], zeros after the row's end.
 template <class L>
