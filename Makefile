@@ -1,0 +1,50 @@
+# Commands of the project; each does its own set-up. `make` lists them.
+#
+# Variables: PRESET=release (build; or library, asan, tsan, fuzz), SECONDS_EACH=60 (check),
+# FUZZ_SECONDS=300 (fuzz).
+
+SHELL := /bin/bash
+PYTHON := build/venv/bin/python
+PRESET ?= release
+SECONDS_EACH ?= 60
+FUZZ_SECONDS ?= 300
+export PYTHONDONTWRITEBYTECODE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test build check bench-cpu sanitize fuzz format clean setup-build setup-test setup-bench
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+demo: setup-build ## Attention of a trained model on real sentences: errors, speed, a picture
+	@tools/build.sh library
+	@$(PYTHON) examples/demo.py
+
+test: setup-test ## Everything that CI runs; the last line says how many passed
+	@$(PYTHON) tools/test.py
+
+build: setup-build ## Build library, tool, examples and tests (PRESET=release)
+	@tools/build.sh $(PRESET)
+
+check: build ## Random problems against float64, a minute on each instruction set
+	@$(PYTHON) tools/check_backends.py --seconds $(SECONDS_EACH)
+
+bench-cpu: setup-bench ## Time PyTorch's CPU kernel and ours side by side; writes bench/results
+	@tools/build.sh release
+	@$(PYTHON) bench/cpu.py
+	@$(PYTHON) bench/plot.py
+
+sanitize: setup-test ## The tests under the address, undefined behaviour and thread sanitizers
+	@$(PYTHON) tools/test.py --only asan,tsan
+
+fuzz: setup-test ## Fuzz the public API (FUZZ_SECONDS=300)
+	@$(PYTHON) tools/test.py --only fuzz --fuzz-seconds $(FUZZ_SECONDS)
+
+format: setup-test ## clang-format over every C and C++ file
+	@tools/format.sh
+
+clean: ## Remove build/: binaries, virtual environment, logs
+	rm -rf build
+
+setup-build setup-test setup-bench: setup-%:
+	@tools/setup.sh $*

@@ -1,0 +1,129 @@
+// The error does not grow with the number of keys, has no bias, and large scores lose nothing.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "tests/cpu/case.hpp"
+#include "tests/cpu/forced.hpp"
+
+using namespace regard;
+using namespace regard::tests;
+
+namespace {
+
+struct Errors {
+  double out, lse, dq, dv;
+  double mean;  // of out's signed errors, relative to their root mean square
+};
+
+Errors errors_at(Type type, std::int64_t len_k, std::int64_t len_q) {
+  Settings s{.type = type,
+             .len_q = len_q,
+             .len_k = len_k,
+             .dim = 16,
+             .dim_v = 4,
+             .wide_results = true,
+             .value_shift = 1};
+  s.seed = std::uint64_t(len_k);
+  const Case got(s), want(s, Case::Values::exact);
+  got.both({.threads = 2});
+  want.both({.threads = 2, .backend = "reference"});
+  double sum = 0, squares = 0;
+  for (std::int64_t n = 0; n < got.out.count(); ++n) {
+    const double error = got.out.get(n) - want.out.get(n);
+    sum += error;
+    squares += error * error;
+  }
+  const double count = double(got.out.count());
+  return {row_error(got.out, want.out), row_error(got.lse, want.lse), row_error(got.dq, want.dq),
+          row_error(got.dv, want.dv), sum / count / std::sqrt(squares / count)};
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("accuracy");
+
+TEST_CASE("no growth from 2^7 to 2^17 keys, forward and backward") {
+  forced_backend();
+  for (Type type : {f32, bf16}) {
+    // out is 1 and more: its error in units of the type's precision at the smaller length.
+    const double unit = type == f32 ? 0x1p-24 : 0x1p-9;
+    const Errors few = errors_at(type, 1 << 7, 4);
+    for (std::int64_t len_k : {1 << 12, 1 << 17}) {
+      const Errors many = errors_at(type, len_k, 4);
+      CAPTURE(std::string(name_of(type)));
+      CAPTURE(len_k);
+      CHECK(many.out <= 2 * few.out + 2 * unit);
+      CHECK(many.lse <= 2 * few.lse + 4 * 0x1p-24);
+      // P is recomputed from an lse that is rounded to f32, and lse itself grows with log(Sk).
+      CHECK(many.dv <= 2 * few.dv + 4 * unit + 12 * 0x1p-24);
+    }
+  }
+}
+
+TEST_CASE("the signed mean error shows no bias") {
+  forced_backend();
+  for (Type type : {f32, f16, bf16}) {
+    const Errors e = errors_at(type, 300, 500);
+    CAPTURE(std::string(name_of(type)));
+    CHECK(std::fabs(e.mean) < 0.25);
+  }
+}
+
+TEST_CASE("scores of a thousand and more neither overflow nor lose the row") {
+  forced_backend();
+  for (Type type : {f64, f32, f16, bf16}) {
+    for (double scale : {300.0, 3000.0, -3000.0}) {
+      Settings s{.type = type, .len_q = 33, .len_k = 65, .scale = scale, .wide_results = true};
+      const Case got(s), want(s, Case::Values::exact);
+      got.forward();
+      want.forward({.backend = "reference"});
+      // A score's own rounding is what the softmax sees: relative in lse, and most rows have one
+      // winner by far.
+      CHECK(row_error(got.lse, want.lse) < 1e-6);
+      int finite = 0, agree = 0;
+      for (std::int64_t n = 0; n < got.out.count(); ++n) {
+        finite += std::isfinite(got.out.get(n));
+        agree += std::fabs(got.out.get(n) - want.out.get(n)) < 2e-2;
+      }
+      CHECK(finite == got.out.count());
+      CHECK(agree > got.out.count() * 9 / 10);
+    }
+  }
+}
+
+TEST_CASE("options at the limits of f32 mean what they mean in float64") {
+  forced_backend();
+  for (double softcap : {1e-30, 1e-46, 1e30, 1e39, 1e300}) {
+    const Settings s{.len_q = 9, .len_k = 20, .softcap = softcap};
+    const Case got(s), want(s, Case::Values::exact);
+    for (const Case* c : {&got, &want}) {
+      for (std::int64_t d = 0; d < 8; ++d) c->q.set(d, 0);  // a row of zero scores
+    }
+    got.forward();
+    want.forward({.backend = "reference"});
+    CAPTURE(softcap);
+    CHECK(row_error(got.out, want.out) < 1e-5);
+  }
+  for (double scale : {0.0, 1e-46, -1e-46, 1e-38}) {
+    const Settings s{.len_q = 9, .len_k = 20, .scale = scale};
+    const Case got(s), want(s, Case::Values::exact);
+    got.forward();
+    want.forward({.backend = "reference"});
+    CAPTURE(scale);
+    CHECK(row_error(got.out, want.out) < 1e-5);
+  }
+}
+
+TEST_CASE("a float64 bias too low for f32 hides nothing") {
+  forced_backend();
+  const Settings s{.len_q = 9, .len_k = 20, .bias = f64};
+  const Case got(s), want(s, Case::Values::exact);
+  for (const Case* c : {&got, &want}) c->bias.fill(-1e300);
+  got.forward();
+  want.forward({.backend = "reference"});
+  CHECK(row_error(got.out, want.out) < 1e-5);
+}
+
+TEST_SUITE_END();

@@ -1,0 +1,143 @@
+// The kernels against float64 around every tile edge, with features, types and layouts in turn.
+#include <doctest/doctest.h>
+
+#include "tests/cpu/case.hpp"
+#include "tests/cpu/forced.hpp"
+
+using namespace regard;
+using namespace regard::tests;
+
+namespace {
+
+constexpr std::int64_t kLengths[] = {1,  2,  7,  15,  16,  17,  31,  32,  33,
+                                     63, 64, 65, 127, 128, 129, 255, 256, 257};
+constexpr std::int64_t kHeadSizes[] = {1,  2,  3,  15, 16, 17,  31,  32,
+                                       33, 64, 65, 80, 96, 128, 257, 300};
+constexpr Type kTypes[] = {f64, f32, f16, bf16};
+
+// Draws what the grid leaves open: type, heads and features.
+Settings drawn(std::uint64_t seed) {
+  const auto draw = [&](std::uint64_t stream, double below) {
+    return std::int64_t(uniform(seed, stream, 0) * below);
+  };
+  Settings s;
+  s.seed = seed;
+  s.type = kTypes[seed % 4];
+  s.batch = 1 + draw(11, 2);
+  s.heads_kv = 1 + draw(12, 2);
+  s.heads_q = s.heads_kv * (1 + draw(13, 3));
+  // Some features, not most of them: each alone and in company.
+  return with_features(s, unsigned(draw(14, 1 << kFeatureCount) & draw(15, 1 << kFeatureCount)));
+}
+
+void refine(Settings& s) {
+  const auto draw = [&](std::uint64_t stream, double below) {
+    return std::int64_t(uniform(s.seed, stream, 0) * below);
+  };
+  if (s.bias != Type::none) {
+    s.bias = kTypes[draw(16, 4)];
+    for (int axis = 0; axis < 4; ++axis) s.bias_broadcast[axis] = draw(17 + axis, 2) == 1;
+  }
+  if (s.window.left >= 0) s.window = {draw(22, 40) - 1, draw(23, 40) - 1};
+  if (s.causal != Causal::none && draw(24, 2) == 1) s.causal = Causal::top_left;
+  s.wide_results = draw(25, 4) == 0;
+  s.accumulate = draw(26, 4) == 0;
+  s.packed = !s.seqused && s.bias == Type::none && !s.mask && draw(27, 4) == 0;
+}
+
+void check(Settings s) {
+  refine(s);
+  const std::string wrong = disagreement(s, {.threads = 2});
+  if (!wrong.empty()) FAIL_CHECK(wrong);
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("kernels");
+
+TEST_CASE("the forced instruction set is the one that runs") {
+  const std::string forced = forced_backend();
+  if (forced.empty()) return;
+  const Case c(Settings{.type = bf16});
+  CHECK(explain(c.attention(), Pass::forward).backend == forced);
+  CHECK(explain(c.attention(), Pass::forward).kernel.find(forced.substr(4)) != std::string::npos);
+}
+
+TEST_CASE("all lengths of queries against all lengths of keys") {
+  forced_backend();
+  std::uint64_t seed = 1000;
+  for (std::int64_t len_q : kLengths) {
+    for (std::int64_t len_k : kLengths) {
+      Settings s = drawn(++seed);
+      s.len_q = len_q;
+      s.len_k = len_k;
+      s.dim = 3;
+      s.dim_v = 2;
+      if (len_q * len_k > 4000) s.batch = s.heads_kv = 1, s.heads_q = 1 + (seed % 3 == 0);
+      check(s);
+    }
+  }
+}
+
+TEST_CASE("all head sizes against all head sizes of values") {
+  forced_backend();
+  std::uint64_t seed = 2000;
+  for (std::int64_t dim : kHeadSizes) {
+    for (std::int64_t dim_v : kHeadSizes) {
+      Settings s = drawn(++seed);
+      s.len_q = 19;
+      s.len_k = 35;
+      s.dim = dim;
+      s.dim_v = dim_v;
+      if (dim + dim_v > 200) s.batch = s.heads_kv = s.heads_q = 1;
+      check(s);
+    }
+  }
+}
+
+TEST_CASE("every feature by itself and in pairs, in every type") {
+  forced_backend();
+  std::uint64_t seed = 3000;
+  for (int first = 0; first < kFeatureCount; ++first) {
+    for (int second = first; second < kFeatureCount; ++second) {
+      for (Type type : kTypes) {
+        Settings s{.type = type,
+                   .batch = 2,
+                   .heads_q = 2,
+                   .heads_kv = 1,
+                   .len_q = 37,
+                   .len_k = 70,
+                   .dim = 9,
+                   .dim_v = 5,
+                   .seed = ++seed};
+        check(with_features(s, 1u << first | 1u << second));
+      }
+    }
+  }
+}
+
+TEST_CASE("several chunks of keys, split keys, and blocks beyond the last") {
+  forced_backend();
+  std::uint64_t seed = 4000;
+  for (Type type : kTypes) {
+    Settings s{.type = type,
+               .heads_q = 2,
+               .heads_kv = 1,
+               .len_q = 300,
+               .len_k = 530,
+               .dim = 16,
+               .dim_v = 8};
+    for (unsigned features : {0x0u, 0x1u, 0x2u, 0x88u, 0x31u}) {
+      s.seed = ++seed;
+      check(with_features(s, features));
+    }
+    s = {
+        .type = type, .heads_q = 2, .heads_kv = 1, .len_q = 2, .len_k = 8200, .dim = 4, .dim_v = 4};
+    for (unsigned features : {0x0u, 0x41u, 0x82u, 0x10u}) {
+      s.seed = ++seed;
+      check(with_features(s, features));
+    }
+  }
+}
+
+TEST_SUITE_END();

@@ -1,0 +1,220 @@
+// Plans for processors that need not exist, and what they say of themselves.
+#include "plan/plan.hpp"
+
+#include <doctest/doctest.h>
+
+#include "problem/describe.hpp"
+
+using namespace regard;
+
+namespace {
+
+const Processor kScalarOnly{.usable = {Isa::scalar}};
+const Processor kAvx2{.usable = {Isa::avx2, Isa::scalar}};
+const Processor kAvx512{.usable = {Isa::avx512, Isa::avx2, Isa::scalar}};
+const Processor kSlowBf16{.usable = {Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::scalar}};
+const Processor kQuickBf16{.usable = {Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::scalar},
+                           .bf16_dot_pays = true};
+
+struct Shape {
+  Type type = f32;
+  std::int64_t batch = 2, heads_q = 8, heads_kv = 8, len_q = 1024, len_k = 1024, dim = 64,
+               dim_v = 64;
+};
+
+Attention attention(const Shape& s) {
+  return {.q = Tensor(nullptr, s.type, {s.batch, s.heads_q, s.len_q, s.dim}),
+          .k = Tensor(nullptr, s.type, {s.batch, s.heads_kv, s.len_k, s.dim}),
+          .v = Tensor(nullptr, s.type, {s.batch, s.heads_kv, s.len_k, s.dim_v})};
+}
+
+Problem problem(const Attention& a, Pass pass = Pass::forward) {
+  return describe(a, pass, NullData::allowed);
+}
+
+Plan plan_for(Type type, const Processor& processor, const char* choice = "") {
+  return plan(problem(attention({.type = type})), processor, {choice}, 1);
+}
+
+bool says(const Plan& plan, const char* words) {
+  for (const std::string& reason : plan.reasons) {
+    if (reason.find(words) != std::string::npos) return true;
+  }
+  return false;
+}
+
+constexpr Type kTypes[] = {f64, f32, f16, bf16};
+
+}  // namespace
+
+TEST_SUITE_BEGIN("plan");
+
+TEST_CASE("the widest instruction set is chosen") {
+  for (Type type : kTypes) {
+    CHECK(plan_for(type, kScalarOnly).name == "cpu:scalar");
+    CHECK(plan_for(type, kAvx2).name == "cpu:avx2");
+    CHECK(plan_for(type, kAvx512).name == "cpu:avx512");
+    CHECK(plan_for(type, kSlowBf16).name == "cpu:avx512");
+  }
+}
+
+TEST_CASE("bf16 dot products are used for bf16, and only where they pay") {
+  CHECK(plan_for(bf16, kQuickBf16).name == "cpu:avx512bf16");
+  CHECK(plan_for(bf16, kQuickBf16).isa == Isa::avx512bf16);
+  CHECK(says(plan_for(bf16, kQuickBf16), "faster than f32 FMA (measured)"));
+  CHECK(says(plan_for(bf16, kSlowBf16), "slower than f32 FMA (measured)"));
+  for (Type type : {f64, f32, f16}) CHECK(plan_for(type, kQuickBf16).name == "cpu:avx512");
+}
+
+TEST_CASE("any instruction set that is there can be forced") {
+  for (Type type : kTypes) {
+    for (Isa isa : kQuickBf16.usable) {
+      const std::string name = std::string("cpu:") + name_of(isa);
+      const Plan forced = plan_for(type, kQuickBf16, name.c_str());
+      CHECK(forced.supported());
+      CHECK(forced.name == name);
+      CHECK(forced.isa == kernels_for(isa, type));
+      CHECK(says(forced, "asked for by name"));
+    }
+  }
+  CHECK(plan_for(bf16, kSlowBf16, "cpu:avx512bf16").isa == Isa::avx512bf16);
+  CHECK(plan_for(f32, kSlowBf16, "cpu:avx512bf16").isa == Isa::avx512);
+  CHECK(says(plan_for(f32, kSlowBf16, "cpu:avx512bf16"), "has kernels for bf16 only"));
+  CHECK(plan_for(f32, kAvx2, "cpu").name == "cpu:avx2");
+}
+
+TEST_CASE("what is not there is refused with a reason") {
+  const auto refusal = [](const Processor& processor, const char* choice) {
+    const Plan refused = plan_for(f32, processor, choice);
+    CHECK(!refused.supported());
+    CHECK(kernel_line(problem(attention({})), refused) == "none");
+    return refused.refusal;
+  };
+  const std::string missing =
+      "this processor or its operating system does not offer the instruction set";
+  const std::string unknown = "no backend has this name; \"regard info\" lists them";
+  CHECK(refusal(kScalarOnly, "cpu:avx2") == missing);
+  CHECK(refusal(kAvx2, "cpu:avx512") == missing);
+  CHECK(refusal(kAvx512, "cpu:avx512bf16") == missing);
+  CHECK(refusal(kAvx512, "cpu:") == unknown);
+  CHECK(refusal(kAvx512, "cpu:AVX2") == unknown);
+  CHECK(refusal(kAvx512, "gpu") == unknown);
+  CHECK(refusal(kAvx512, "cuda:0") == "this build has no CUDA backend");
+}
+
+TEST_CASE("the reference serves every type and needs no workspace") {
+  for (Type type : kTypes) {
+    const Plan reference = plan_for(type, kAvx2, "reference");
+    CHECK(reference.backend == BackendKind::reference);
+    CHECK(reference.name == "reference");
+    CHECK(reference.workspace.size == 0);
+  }
+}
+
+TEST_CASE("a plan is a pure function") {
+  for (Pass pass : {Pass::forward, Pass::backward}) {
+    for (Type type : kTypes) {
+      const Problem p = problem(attention({.type = type, .len_q = 3}), pass);
+      const Plan one = plan(p, kQuickBf16, {""}, 4), two = plan(p, kQuickBf16, {""}, 4);
+      CHECK(explanation(p, one) == explanation(p, two));
+      CHECK(one.workspace.size == two.workspace.size);
+    }
+  }
+}
+
+TEST_CASE("tiles depend on neither batch, heads, lengths nor threads") {
+  for (Pass pass : {Pass::forward, Pass::backward}) {
+    for (const Processor& processor : {kScalarOnly, kAvx2, kAvx512, kQuickBf16}) {
+      for (std::int64_t dim : {1, 64, 300}) {
+        const auto tiling = [&](Shape s, int workers) {
+          s.dim = s.dim_v = dim;
+          return plan(problem(attention(s), pass), processor, {""}, workers).tiling;
+        };
+        const CpuTiling want = tiling({.type = bf16}, 1);
+        for (const CpuTiling& got :
+             {tiling({.type = bf16}, 9), tiling({.type = bf16, .batch = 1}, 1),
+              tiling({.type = bf16, .heads_q = 64}, 1), tiling({.type = bf16, .len_k = 7}, 1),
+              tiling({.type = bf16, .len_q = 100000}, 1)}) {
+          CHECK(got.shape == want.shape);
+          CHECK(got.block_q == want.block_q);
+          CHECK(got.block_k == want.block_k);
+          CHECK(got.chunk_k == want.chunk_k);
+        }
+        CHECK(want.block_q % want.shape.panel() == 0);
+        CHECK(want.chunk_k % want.block_k == 0);
+        CHECK(want.block_k % want.shape.pack == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("workspace: the scratch of every worker, and no more than O(S)") {
+  for (Pass pass : {Pass::forward, Pass::backward}) {
+    const auto size = [&](std::int64_t length, int workers) {
+      const Shape s{.batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = length, .len_k = length};
+      return plan(problem(attention(s), pass), kAvx512, {""}, workers).workspace;
+    };
+    const CpuWorkspace one = size(1024, 1), three = size(1024, 3);
+    CHECK(three.size - one.size == 2 * one.scratch_size);
+    const std::int64_t growth = size(65536, 1).size - one.size;
+    CHECK(growth <= (65536 - 1024) * std::int64_t(2 * 64 * 4));
+  }
+}
+
+TEST_CASE("golden explanations") {
+  const auto text = [](Attention a, Pass pass, const Processor& processor, const char* choice) {
+    const Problem p = problem(a, pass);
+    return explanation(p, plan(p, processor, {choice}, 4));
+  };
+  const std::string forward = text(attention({}), Pass::forward, kAvx512, "");
+  CHECK(
+      forward.starts_with("problem    2 x 8 heads, 1024 x 1024, D 64, f32, forward\n"
+                          "backend    cpu:avx512\n"
+                          "  because  the widest instruction set that this processor has\n"
+                          "kernel     forward avx512, f32 arithmetic, tile 128 x 128, panel 32\n"
+                          "workers    4\n"
+                          "workspace  "));
+  CHECK(forward.ends_with(" for each worker\n"));
+
+  Attention a = attention({.type = bf16, .heads_q = 32, .heads_kv = 8, .dim = 128, .dim_v = 96});
+  a.causal = Causal::bottom_right;
+  a.sink = Tensor(nullptr, f32, {32});
+  CHECK(text(a, Pass::backward, kQuickBf16, "")
+            .starts_with("problem    2 x 32/8 heads, 1024 x 1024, D 128 Dv 96, bf16, causal bottom "
+                         "right, sink, backward\n"
+                         "backend    cpu:avx512bf16\n"
+                         "  because  the widest instruction set that this processor has; its bf16 "
+                         "dot products are faster than f32 FMA (measured)\n"
+                         "kernel     backward avx512bf16, bf16 dot products summed in f32, tile 64 "
+                         "x 64, panel 32, chunk 256\n"
+                         "mask       50.0 % of the pairs are visible; tiles without any are "
+                         "skipped\n"));
+  CHECK(text(a, Pass::forward, kSlowBf16, "").find("bf16 converted as it is packed") !=
+        std::string::npos);
+
+  const Attention decode = attention({.heads_q = 8, .heads_kv = 1, .len_q = 1, .len_k = 32768});
+  CHECK(text(decode, Pass::forward, kAvx2, "")
+            .find("split      few queries, many keys: chunks of "
+                  "4096 keys, merged in order\n") != std::string::npos);
+  CHECK(text(attention({}), Pass::forward, kAvx2, "cpu:avx512") ==
+        "problem    2 x 8 heads, 1024 x 1024, D 64, f32, forward\n"
+        "backend    none: this processor or its operating system does not offer the instruction "
+        "set\n");
+  CHECK(text(attention({.type = f64}), Pass::forward, kAvx2, "reference") ==
+        "problem    2 x 8 heads, 1024 x 1024, D 64, f64, forward\n"
+        "backend    reference\n"
+        "  because  asked for by name: the textbook in float64, one row at a time\n"
+        "kernel     forward rows in f64\n");
+}
+
+TEST_CASE("explain: pairs and FLOP") {
+  Attention a = attention(
+      {.batch = 3, .heads_q = 4, .heads_kv = 2, .len_q = 5, .len_k = 9, .dim = 7, .dim_v = 3});
+  a.causal = Causal::bottom_right;  // rows see 5 to 9 keys
+  const Explanation e = explain(a, Pass::forward);
+  CHECK(e.pairs == 3 * 4 * (5 + 6 + 7 + 8 + 9));
+  CHECK(e.flops == e.pairs * 2 * (7 + 3));
+  CHECK(explain(a, Pass::backward).flops == e.pairs * 2 * (3 * 7 + 2 * 3));
+}
+
+TEST_SUITE_END();

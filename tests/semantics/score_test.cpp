@@ -1,0 +1,94 @@
+// The score's order of terms, and its slope against finite differences, for every combination.
+#include "semantics/score.h"
+
+#include <doctest/doctest.h>
+
+#include <initializer_list>
+
+#include "tests/semantics/plain_lanes.hpp"
+
+using namespace regard;
+using tests::Plain;
+
+namespace {
+
+struct Combination {
+  Features on;
+  ScoreParams<double> params;
+};
+
+template <class Check>
+void each_combination(Check check) {
+  for (int bits = 0; bits < 8; ++bits) {
+    for (double scale : {0.125, 1.0, 3.0, -0.5, 0.0}) {
+      for (double softcap : {0.7, 30.0}) {
+        Combination c;
+        c.on = {.softcap = (bits & 1) != 0,
+                .bias = (bits & 2) != 0,
+                .alibi = (bits & 4) != 0,
+                .signed_scale = scale <= 0};
+        c.params = {scale, c.on.softcap ? softcap : 0};
+        check(c);
+      }
+    }
+  }
+}
+
+double logit_of(const Combination& c, double raw, double bias, double alibi) {
+  const auto logit = score<Plain>(c.on, c.params, raw, bias, alibi);
+  return logit.value * logit.unit;
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("semantics");
+
+TEST_CASE("the score is scale, softcap, bias, ALiBi, in this order") {
+  each_combination([](const Combination& c) {
+    for (double raw : {-11.0, -0.3, 0.0, 2.5, 40.0}) {
+      double want = c.params.scale * raw;
+      if (c.on.softcap) want = c.params.softcap * std::tanh(want / c.params.softcap);
+      if (c.on.bias) want += 0.25;
+      if (c.on.alibi) want -= 1.75;
+      CHECK(logit_of(c, raw, 0.25, 1.75) == doctest::Approx(want).epsilon(1e-14));
+    }
+  });
+}
+
+TEST_CASE("terms that are off are not read") {
+  const double nan = std::nan("");
+  each_combination([&](const Combination& c) {
+    const double logit = logit_of(c, 1.0, c.on.bias ? 0.5 : nan, c.on.alibi ? 0.5 : nan);
+    CHECK(std::isfinite(logit));
+  });
+}
+
+TEST_CASE("every logit's unit is the one that logit_unit promises, and positive") {
+  each_combination([](const Combination& c) {
+    const auto logit = score<Plain>(c.on, c.params, 2.0, 0.5, 0.5);
+    CHECK(logit.unit == logit_unit(c.on, c.params));
+    CHECK(logit.unit > 0);
+  });
+}
+
+TEST_CASE("score_slope is the derivative by scale * raw") {
+  each_combination([](const Combination& c) {
+    if (c.params.scale == 0) return;
+    for (double raw : {-3.0, -0.3, 0.0, 0.8, 5.0}) {
+      const double step = 1e-5;
+      const double rise = logit_of(c, raw + step, 0.1, 0.2) - logit_of(c, raw - step, 0.1, 0.2);
+      const double want = rise / (2 * step * c.params.scale);
+      CHECK(score_slope<Plain>(c.on, c.params, raw) == doctest::Approx(want).epsilon(1e-7));
+    }
+  });
+}
+
+TEST_CASE("ALiBi measures the distance from the bottom right diagonal") {
+  CHECK(alibi_distance<double>(0, 0, 4, 4) == 0);
+  CHECK(alibi_distance<double>(3, 0, 4, 4) == 3);
+  CHECK(alibi_distance<double>(0, 3, 4, 4) == 3);
+  CHECK(alibi_distance<double>(0, 0, 1, 9) == 8);
+  CHECK(alibi_distance<double>(8, 0, 9, 1) == 0);
+}
+
+TEST_SUITE_END();

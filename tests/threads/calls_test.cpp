@@ -1,0 +1,121 @@
+// Whole calls: from many threads, nested in a pool's work, on an Executor, and after a fork.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "tests/cpu/case.hpp"
+#include "threads/threads.hpp"
+
+using namespace regard;
+using namespace regard::tests;
+
+namespace {
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kThreadSanitizer = true;
+#elif defined(__has_feature)
+constexpr bool kThreadSanitizer = __has_feature(thread_sanitizer);
+#else
+constexpr bool kThreadSanitizer = false;
+#endif
+
+// Several chunks of keys, so that workers of the backward pass wait for each other's sums of dq.
+Settings settings() {
+  return {.batch = 2,
+          .heads_q = 4,
+          .heads_kv = 2,
+          .len_q = 100,
+          .len_k = 600,
+          .dim = 8,
+          .dim_v = 8,
+          .causal = Causal::bottom_right,
+          .bias = f32,
+          .bias_broadcast = {true, true, false, false},
+          .sink = true};
+}
+
+std::string bits_with(const Run& run) {
+  const Case c(settings());
+  c.both(run);
+  return c.result_bytes();
+}
+
+void serial_backwards(void*, int tasks, void (*task)(void*, int), void* context) {
+  for (int index = tasks - 1; index >= 0; --index) task(context, index);
+}
+
+void own_threads(void*, int tasks, void (*task)(void*, int), void* context) {
+  std::vector<std::thread> threads;
+  for (int index = 0; index < tasks; ++index) threads.emplace_back(task, context, index);
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Calls in a child process; 0 if its results are the bits wanted.
+int status_of_child(const std::string& want) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);  // a deadlock ends the child, not the test
+    _exit(bits_with({.threads = 4}) == want ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + status;
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("threads");
+
+TEST_CASE("an Executor that runs the workers one by one, the last first, does not deadlock") {
+  const std::string want = bits_with({.threads = 1});
+  for (int threads : {1, 2, 3, 8}) {
+    CHECK(bits_with({.threads = threads, .executor = {.run = serial_backwards}}) == want);
+    CHECK(bits_with({.threads = threads, .executor = {.run = own_threads}}) == want);
+  }
+}
+
+TEST_CASE("many threads call forward and backward at once") {
+  const std::string want = bits_with({.threads = 1});
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 6; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (int again = 0; again < 3; ++again) wrong += bits_with({.threads = caller % 4}) != want;
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("a call within the pool's own work") {
+  const std::string want = bits_with({.threads = 1});
+  std::atomic<int> wrong{0};
+  parallel(3, {}, [&](int) { wrong += bits_with({.threads = 3}) != want; });
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("after a fork the child has a pool of its own") {
+  const std::string want = bits_with({.threads = 4});  // the parent's pool has threads
+  for (int again = 0; again < 3; ++again) CHECK(status_of_child(want) == 0);
+  CHECK(bits_with({.threads = 4}) == want);
+}
+
+// The thread sanitizer itself loses count of its threads in such a child.
+TEST_CASE("a fork while other threads call" * doctest::skip(kThreadSanitizer)) {
+  const std::string want = bits_with({.threads = 2});
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    while (!stop) bits_with({.threads = 3});
+  });
+  int failed = 0;
+  for (int again = 0; again < 5; ++again) failed += status_of_child(want) != 0;
+  stop = true;
+  busy.join();
+  CHECK(failed == 0);
+}
+
+TEST_SUITE_END();

@@ -1,0 +1,126 @@
+// parallel(): every worker exactly once - nested, from many threads at once, on any Executor.
+#include "threads/threads.hpp"
+
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "threads/task_queue.hpp"
+
+using namespace regard;
+
+namespace {
+
+// True if parallel(workers) calls each worker once.
+bool each_once(int workers, const Run& run = {}) {
+  std::vector<std::atomic<int>> calls(workers);
+  parallel(workers, run, [&](int worker) { ++calls[worker]; });
+  for (const auto& count : calls) {
+    if (count != 1) return false;
+  }
+  return true;
+}
+
+void serial_backwards(void*, int tasks, void (*task)(void*, int), void* context) {
+  for (int index = tasks - 1; index >= 0; --index) task(context, index);
+}
+
+void own_threads(void* self, int tasks, void (*task)(void*, int), void* context) {
+  ++*static_cast<std::atomic<int>*>(self);
+  std::vector<std::thread> threads;
+  for (int index = 0; index < tasks; ++index) threads.emplace_back(task, context, index);
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("threads");
+
+TEST_CASE("every worker once, for any number of them") {
+  for (int workers : {0, 1, 2, 3, 5, 8, 33}) {
+    for (int again = 0; again < 50; ++again) CHECK(each_once(workers));
+  }
+}
+
+TEST_CASE("every task once, and handed out in ascending order") {
+  for (std::int64_t tasks : {0, 1, 2, 7, 1000}) {
+    for (int workers : {1, 2, 5}) {
+      std::vector<std::atomic<int>> calls(tasks);
+      std::vector<std::int64_t> last(workers, -1);
+      std::atomic<int> wrong{0};
+      parallel_tasks(tasks, workers, {}, [&](std::int64_t task, int worker) {
+        ++calls[task];
+        wrong += worker < 0 || worker >= workers || task <= last[worker];
+        last[worker] = task;
+      });
+      for (const auto& count : calls) wrong += count != 1;
+      CHECK(wrong == 0);
+    }
+  }
+  TaskQueue queue(3);
+  std::int64_t task = -1;
+  for (std::int64_t want = 0; want < 3; ++want) {
+    CHECK(queue.next(task));
+    CHECK(task == want);
+  }
+  CHECK(!queue.next(task));
+  CHECK(!queue.next(task));
+}
+
+TEST_CASE("nested calls finish, to the third level") {
+  std::atomic<int> calls{0};
+  parallel(4, {},
+           [&](int) { parallel(3, {}, [&](int) { parallel(2, {}, [&](int) { ++calls; }); }); });
+  CHECK(calls == 24);
+}
+
+TEST_CASE("many threads call at once") {
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 8; ++caller) {
+    callers.emplace_back([&, caller] {
+      for (int again = 0; again < 100; ++again) wrong += !each_once(1 + (caller + again) % 6);
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("the pool's threads take part") {
+  // Two workers that wait for each other can only finish on two threads; the pool has one besides
+  // the caller. (No kernel may do this: an Executor may run workers one after another.)
+  std::atomic<int> arrived{0};
+  std::set<std::thread::id> ids;
+  std::mutex mutex;
+  parallel(2, {}, [&](int) {
+    ++arrived;
+    while (arrived < 2) std::this_thread::yield();
+    const std::lock_guard lock(mutex);
+    ids.insert(std::this_thread::get_id());
+  });
+  CHECK(ids.size() == 2);
+}
+
+TEST_CASE("a caller's Executor runs the workers") {
+  const Run backwards{.executor = {.run = serial_backwards}};
+  std::vector<int> order;
+  parallel(4, backwards, [&](int worker) { order.push_back(worker); });
+  CHECK(order == std::vector<int>{3, 2, 1, 0});
+  std::atomic<int> used{0};
+  const Run own{.executor = {.run = own_threads, .self = &used}};
+  CHECK(each_once(5, own));
+  CHECK(used == 1);
+}
+
+TEST_CASE("worker_count") {
+  CHECK(worker_count({.threads = 3}) == 3);
+  CHECK(worker_count({}) >= 1);
+  CHECK(worker_count({}) == machine().threads);
+  CHECK_THROWS_AS(worker_count({.threads = -1}), Error);
+}
+
+TEST_SUITE_END();

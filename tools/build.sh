@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Configures and builds one preset of CMakePresets.json; prints one line, or the errors.
+#
+#   tools/build.sh release | library | asan | tsan | fuzz
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+preset=${1:-release}
+log=build/$preset.log
+mkdir -p build
+begin=$EPOCHREALTIME
+printf 'build: %-70s ' "cmake --preset $preset && cmake --build --preset $preset"
+if ! { cmake --preset "$preset" && cmake --build --preset "$preset"; } >"$log" 2>&1; then
+  printf 'failed\n'
+  grep -E -A 8 'error|Error|FAILED' "$log" | head -n 60 >&2 || tail -n 60 "$log" >&2
+  echo "build: the whole output is in $log" >&2
+  exit 1
+fi
+awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%5.1f s\n", b - a }'

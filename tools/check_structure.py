@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Checks the layers of the tree, the length and letters of its files, and what the objects export.
+
+    tools/check_structure.py [--library libregard.so] [--objects isa_avx2.cpp.o ...] [--sanitized]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_LINES = 500
+FOLDERS = ["src", "include", "cli", "bench", "examples", "python", "tests", "tools"]
+CODE = {".c", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".py", ".sh"}
+
+# Folder: what its files may include with quotes - folders (with a slash) or single files.
+LAYERS = {
+    "include/regard": ["regard/"],
+    "src/semantics": ["semantics/"],
+    "src/problem": ["problem/", "semantics/", "regard/"],
+    "src/plan": ["plan/", "problem/", "semantics/", "regard/"],
+    "src/rows": ["rows/", "problem/", "semantics/", "regard/"],
+    "src/threads": ["threads/", "problem/refuse.hpp", "regard/"],
+    "src/reference": ["reference/", "rows/", "threads/", "plan/", "problem/", "semantics/",
+                      "regard/"],
+    "src/cpu": ["cpu/", "rows/", "threads/", "plan/", "problem/", "semantics/", "regard/"],
+    "src/cpu/kernels": ["cpu/kernels/", "semantics/", "plan/tiling.h", "plan/isa.h",
+                        "problem/problem.h", "regard/type.hpp"],
+}  # fmt: skip
+SYSTEM_HEADERS = {
+    "src/semantics": set(),
+    "src/cpu/kernels": {"immintrin.h", "stdint.h", "sched.h"},
+}
+EVERYTHING = {"src/api.cpp", "src/c_api.cpp"}
+PUBLIC_ONLY = ("cli", "bench", "examples", "python")
+INTERNAL = re.compile(r"(semantics|problem|plan|rows|threads|reference|cpu|cuda|src)/")
+
+RUNTIME = re.compile(r"(libc|libm|libstdc\+\+|libc\+\+|libgcc_s|libpthread|ld-linux-x86-64)\.so\.\d")
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+
+def files() -> list[Path]:
+    found = [p for folder in FOLDERS for p in sorted((ROOT / folder).rglob("*"))]
+    return [p for p in found if p.is_file() and p.suffix in CODE and "__pycache__" not in p.parts]
+
+
+def layer_of(name: str) -> str | None:
+    fitting = [layer for layer in LAYERS if name.startswith(layer + "/")]
+    return max(fitting, key=len, default=None)
+
+
+def include_problems(name: str, text: str) -> list[str]:
+    layer = layer_of(name)
+    problems = []
+    for kind, header in INCLUDE.findall(text):
+        if kind == "<" and layer in SYSTEM_HEADERS and header not in SYSTEM_HEADERS[layer]:
+            problems.append(f"{name}: {layer} may not include <{header}>")
+        if kind == '"' and layer:
+            allowed = LAYERS[layer]
+            if not any(header.startswith(a) if a.endswith("/") else header == a for a in allowed):
+                problems.append(f'{name}: {layer} may not include "{header}"')
+        if name.startswith(PUBLIC_ONLY) and (INTERNAL.match(header) or ".." in header):
+            problems.append(f"{name}: only public headers may be included here, not {header}")
+    if name.startswith("src/") and layer is None and name not in EVERYTHING:
+        problems.append(f"{name}: belongs to no layer")
+    return problems
+
+
+def text_problems(name: str, text: str) -> list[str]:
+    problems = []
+    lines = text.splitlines()
+    if len(lines) > MAX_LINES:
+        problems.append(f"{name}: has {len(lines)} lines, more than {MAX_LINES}")
+    for number, line in enumerate(lines, 1):
+        # What Python scripts draw and print may be typeset.
+        if not name.endswith(".py") and not line.isascii():
+            problems.append(f"{name}:{number}: not ASCII")
+    return problems
+
+
+def object_problems(objects: list[str]) -> list[str]:
+    """No weak symbol leaves an object that was compiled for one instruction set."""
+    problems = []
+    kernels = [o for o in objects if Path(o).name.startswith("isa_")]
+    if objects and not kernels:
+        problems.append("no object of an instruction set among those given")
+    for path in kernels:
+        output = subprocess.run(["nm", "-C", path], check=True, capture_output=True, text=True)
+        for line in output.stdout.splitlines():
+            found = re.match(r"[0-9a-f]+ ([WVu]) (.*)", line)
+            if found:
+                problems.append(f"{Path(path).name}: weak symbol {found[2]}")
+    return problems
+
+
+def library_problems(library: str) -> list[str]:
+    output = subprocess.run(["readelf", "-dW", library], check=True, capture_output=True, text=True)
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", output.stdout)
+    return [f"{Path(library).name}: needs {n}" for n in needed if not RUNTIME.fullmatch(n)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", help="the shared library")
+    parser.add_argument("--objects", nargs="*", default=[], help="the library's objects")
+    parser.add_argument("--sanitized", action="store_true", help="built with sanitizers")
+    arguments = parser.parse_args()
+    problems: list[str] = []
+    count = 0
+    for path in files():
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        problems += text_problems(name, text)
+        if path.suffix not in {".py", ".sh"}:
+            problems += include_problems(name, text)
+        count += 1
+    if not arguments.sanitized:
+        problems += object_problems(arguments.objects)
+        problems += library_problems(arguments.library) if arguments.library else []
+    for problem in problems:
+        print(problem)
+    print(f"{count} files, {len(arguments.objects)} objects: {len(problems)} problems")
+    return 1 if problems or count == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
