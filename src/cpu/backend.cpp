@@ -132,8 +132,7 @@ void write_sink_gradient(const Problem& p, int workers, const Run& run) {
 
 }  // namespace
 
-void forward(const Problem& given, const Plan& plan, const Run& run) {
-  Problem p = given;
+void forward(const Problem& p, const Plan& plan, const Run& run) {
   const CpuTiling& tiling = plan.tiling;
   const Memory memory(plan.workspace, run);
   const Batch batch(p, tiling);
@@ -168,9 +167,9 @@ void backward(const Problem& p, const Plan& plan, const Run& run) {
   }
   auto* const turns = memory.at<int32>(w.turns);
   if (p.dq.given()) std::memset(turns, 0, row_blocks_bound(p, tiling) * sizeof(int32));
+  const bool wants_any = p.dq.given() || p.dk.given() || p.dv.given() || p.dbias.given();
+  const TaskList list = wants_any ? backward_work(p, batch) : TaskList{.tasks = {}, .begins = {0}};
   const BiasGradient bias_gradient(p, memory.at(w.dbias), plan.workers, run);
-
-  const TaskList list = backward_work(p, batch);
   const int64 block_bytes = tiling.block_q * p.sizes.dim * tiling.shape.real_size;
   parallel_tasks(list.begins.size() - 1, plan.workers, run, [&](int64 n, int worker) {
     for (int64 t = list.begins[n]; t < list.begins[n + 1]; ++t) {

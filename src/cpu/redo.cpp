@@ -38,8 +38,6 @@ void fill_with_nan(const View& view, int64 offset, int64 count) {
   }
 }
 
-// A NaN lse makes every product of its row NaN, which needs no computing: a training run that has
-// diverged must not crawl.
 bool sees_any_key(const Head& head, int64 i) {
   for (int64 j = 0; j < head.seq.len_k; ++j) {
     if (visible(head, i, j)) return true;
@@ -47,20 +45,33 @@ bool sees_any_key(const Head& head, int64 i) {
   return false;
 }
 
-bool seen_by_nan_row(const Problem& p, int64 b, int64 kv, int64 j) {
+// What of a key's gradients is NaN without computing: dk and dv by a row whose lse is NaN, dk by
+// one whose delta is.
+struct Foregone {
+  bool dk = false;
+  bool dv = false;
+};
+Foregone foregone(const Problem& p, int64 b, int64 kv, int64 j, const double* deltas) {
   const int64 group = p.sizes.group();
-  for (int64 h = kv * group; h < (kv + 1) * group; ++h) {
-    const Head head(p, b, h);
+  Foregone lost;
+  for (int64 g = 0; g < group && !lost.dv; ++g) {
+    const Head head(p, b, kv * group + g);
     const Sequence& s = head.seq;
     const Interval rows = visible_queries(p.mask_params, j, s.len_q, s.len_k);
-    for (int64 i = rows.begin; i < rows.end; ++i) {
-      if (is_nan(lse_of(head, i)) && visible(head, i, j)) return true;
+    for (int64 i = rows.begin; i < rows.end && !lost.dv; ++i) {
+      const bool spoils_all = is_nan(lse_of(head, i));
+      if (!spoils_all && (lost.dk || !is_nan(deltas[g * s.len_q + i]))) continue;
+      if (!visible(head, i, j)) continue;
+      lost.dk = true;
+      lost.dv = spoils_all;
     }
   }
-  return false;
+  return lost;
 }
 
-void redo_query(const Head& head, int64 i, double delta, std::vector<double>& scratch) {
+// A NaN lse or delta settles its whole row without computing: a training run that has diverged must
+// not crawl.
+void redo_query(const Head& head, int64 i, double delta, RowScratch& scratch) {
   const Problem& p = head.problem;
   if ((is_nan(lse_of(head, i)) || is_nan(delta)) && sees_any_key(head, i)) {
     fill_with_nan(p.dq, offset_of(p.dq.strides, head.b, head.h, head.seq.first_q, i), p.sizes.dim);
@@ -70,14 +81,12 @@ void redo_query(const Head& head, int64 i, double delta, std::vector<double>& sc
 }
 
 void redo_key(const Problem& p, int64 b, int64 kv, int64 j, const double* deltas,
-              std::vector<double>& scratch) {
-  if (seen_by_nan_row(p, b, kv, j)) {
-    const int64 first = sequence(p.sequences, b).first_k;
-    fill_with_nan(p.dk, offset_of(p.dk.strides, b, kv, first, j), p.sizes.dim);
-    fill_with_nan(p.dv, offset_of(p.dv.strides, b, kv, first, j), p.sizes.dim_v);
-  } else {
-    key_gradient_row(p, b, kv, j, deltas, scratch);
-  }
+              RowScratch& scratch) {
+  const Foregone lost = foregone(p, b, kv, j, deltas);
+  const int64 first = sequence(p.sequences, b).first_k;
+  if (!lost.dv) key_gradient_row(p, b, kv, j, deltas, scratch);
+  if (lost.dk) fill_with_nan(p.dk, offset_of(p.dk.strides, b, kv, first, j), p.sizes.dim);
+  if (lost.dv) fill_with_nan(p.dv, offset_of(p.dv.strides, b, kv, first, j), p.sizes.dim_v);
 }
 
 }  // namespace
@@ -91,7 +100,7 @@ void redo_forward(const Problem& p, const Batch& batch, const std::uint8_t* spoi
         return any(spoiled + batch.first_q(b, kv), group * batch[b].seq.len_q);
       },
       [&](int64 b, int64 kv) {
-        std::vector<double> scratch;
+        RowScratch scratch;
         for (int64 g = 0; g < group; ++g) {
           const Head head(p, b, kv * group + g);
           const std::uint8_t* const rows = spoiled + batch.first_q(b, kv) + g * head.seq.len_q;
@@ -113,12 +122,12 @@ void redo_backward(const Problem& p, const Batch& batch, const std::uint8_t* spo
       },
       [&](int64 b, int64 kv) {
         const int64 len_q = batch[b].seq.len_q, len_k = batch[b].seq.len_k;
-        std::vector<double> deltas(group * len_q), scratch;
+        const std::vector<double> deltas = deltas_of(p, b, kv);
+        RowScratch scratch;
         for (int64 g = 0; g < group; ++g) {
           const Head head(p, b, kv * group + g);
           const std::uint8_t* const rows = spoiled_q + batch.first_q(b, kv) + g * len_q;
           for (int64 i = 0; i < len_q; ++i) {
-            deltas[g * len_q + i] = delta_of(head, i);
             if (rows[i]) redo_query(head, i, deltas[g * len_q + i], scratch);
           }
         }

@@ -64,7 +64,6 @@ std::string explanation(const Problem& p, const Plan& plan) {
   text += row("backend", plan.name);
   for (const std::string& reason : plan.reasons) text += row("  because", reason);
   text += row("kernel", kernel_line(p, plan));
-  const Sizes& s = p.sizes;
   const double all = pairs_under({}, p);
   if (p.features.interval && all > 0) {
     char share[64];
@@ -74,8 +73,9 @@ std::string explanation(const Problem& p, const Plan& plan) {
     text += row("mask", share);
   }
   if (plan.backend == BackendKind::reference) return text;
-  if (!p.backward && splits_keys(plan.tiling, s.group() * s.len_q, s.len_k)) {
-    text += row("split", "few queries, many keys: chunks of " +
+  if (!p.backward && may_split_keys(p, plan.tiling)) {
+    text += row("split", std::string(p.ragged ? "where a sequence has " : "") +
+                             "few queries, many keys: chunks of " +
                              std::to_string(plan.tiling.chunk_k) + " keys, merged in order");
   }
   if (p.features.bias || p.features.mask) {

@@ -40,10 +40,9 @@ CpuWorkspace workspace_for(const Problem& p, const CpuTiling& t, int workers) {
                          : 0);
     w.scratch_size = backward_scratch(t, dims).size;
   } else {
-    const int64 rows = s.group() * s.len_q;
-    const bool split = p.packed ? divide_up(s.len_k, t.chunk_k) > 1 : splits_keys(t, rows, s.len_k);
-    w.partials = l.take(
-        split ? s.batch * s.heads_kv * chunks_of(t, s.len_k) * partial_layout(t, dims).size : 0);
+    w.partials = l.take(may_split_keys(p, t) ? s.batch * s.heads_kv * chunks_of(t, s.len_k) *
+                                                   partial_layout(t, dims).size
+                                             : 0);
     w.scratch_size = forward_scratch(t, dims).size;
   }
   w.spoiled_q = l.take(hides_pairs(p) ? rows_q : 0);
@@ -83,6 +82,10 @@ bool splits_keys(const CpuTiling& t, int64 rows, int64 len_k) {
   return rows <= t.shape.panel() && len_k >= 2 * t.chunk_k;
 }
 
+bool may_split_keys(const Problem& p, const CpuTiling& t) {
+  return splits_keys(t, p.ragged ? 0 : p.sizes.group() * p.sizes.len_q, p.sizes.len_k);
+}
+
 int64 row_blocks_bound(const Problem& p, const CpuTiling& t) {
   const Sizes& s = p.sizes;
   if (!p.packed) return s.batch * s.heads_kv * RowBlocks(t, s.len_q, s.group()).count();
@@ -90,9 +93,21 @@ int64 row_blocks_bound(const Problem& p, const CpuTiling& t) {
 }
 
 bool sums_dbias_in_place(const Problem& p) {
-  // Before a dbias is given, its own type is assumed to be the bias's.
-  const Type type = p.dbias.given() ? p.dbias.type : p.bias.type;
-  return type == (computes_in_f64(p) ? Type::f64 : Type::f32);
+  if (computes_in_f64(p)) return p.dbias.given() && p.dbias.type == Type::f64;
+  // Before a dbias is named, its type is assumed to be the bias's; f32 would need less.
+  return (p.dbias.given() ? p.dbias.type : p.bias.type) == Type::f32;
+}
+
+// Stride-0 inputs make shapes possible whose workspace no address can reach.
+bool workspace_is_countable(const Problem& p, const CpuTiling& t, int workers) {
+  const Sizes& s = p.sizes;
+  const double rows = double(s.rows_q + s.batch * t.block_q) * double(s.heads_q) +
+                      double(s.rows_k + s.batch * t.chunk_k) * double(s.heads_kv);
+  const double dims = double(s.dim + s.dim_v + t.shape.panel());
+  const double bias = double(p.bias_sizes[0]) * double(p.bias_sizes[1]) * double(p.bias_sizes[2]) *
+                      double(p.bias_sizes[3]);
+  const double scratch = double(workers) * dims * double(t.block_q + t.block_k + t.chunk_k) * 8;
+  return 64 * (rows * dims + bias + scratch) < 0x1p60;
 }
 
 Plan plan(const Problem& p, const Processor& processor, const Choice& choice, int workers) {
@@ -135,6 +150,9 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
                            name_of(plan.isa) + " serves this type");
   }
   plan.tiling = tiling_for(p, shape_of(plan.isa, p.type));
+  if (!workspace_is_countable(p, plan.tiling, workers)) {
+    return refused("the problem's workspace would be larger than any memory");
+  }
   plan.workspace = workspace_for(p, plan.tiling, workers);
   return plan;
 }

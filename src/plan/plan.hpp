@@ -55,12 +55,13 @@ Plan plan(const Problem&, const Processor&, const Choice&, int workers);
 int64 row_blocks_bound(const Problem&, const CpuTiling&);
 int64 chunks_of(const CpuTiling&, int64 len_k);
 bool splits_keys(const CpuTiling&, int64 rows, int64 len_k);  // forward: few rows, many keys
+bool may_split_keys(const Problem&, const CpuTiling&);        // some sequence of the problem
 
 // Bias gradients are summed in place where the result's type and strides allow it.
 bool sums_dbias_in_place(const Problem&);
 
-// (query, key) pairs that the intervals leave visible, over batch and heads; of packed sequences whose
-// lengths cannot be read, as if all were the longest.
+// (query, key) pairs that the intervals leave visible, over batch and heads; of packed sequences
+// whose lengths cannot be read, as if all were the longest.
 double interval_pairs(const Problem&);
 
 std::string kernel_line(const Problem&, const Plan&);

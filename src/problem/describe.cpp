@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <limits>
-#include <tuple>
 
 #include "problem/refuse.hpp"
 #include "problem/tensor_checks.hpp"
@@ -79,16 +78,34 @@ const std::int32_t* lengths_table(const char* name, const Tensor& tensor, std::i
 
 void check_begins(const char* name, const std::int32_t* begins, std::int64_t batch,
                   std::int64_t rows, std::int64_t longest) {
-  const auto at = [&](std::int64_t b) { return std::string(name) + "[" + std::to_string(b) + "]"; };
-  require(begins[0] >= 0, at(0).c_str(), begins[0], "must not be negative");
+  const auto refuse_entry = [&](std::int64_t b, const std::string& reason) {
+    const std::string entry = std::string(name) + "[" + std::to_string(b) + "]";
+    refuse(entry.c_str(), begins[b], reason);
+  };
+  if (begins[0] < 0) refuse_entry(0, "must not be negative");
   for (std::int64_t b = 0; b < batch; ++b) {
-    require(begins[b + 1] >= begins[b], at(b + 1).c_str(), begins[b + 1],
-            "must not be below the entry before it, " + std::to_string(begins[b]));
-    require(begins[b + 1] - begins[b] <= longest, at(b + 1).c_str(), begins[b + 1],
-            "makes a sequence longer than max_seqlen, " + std::to_string(longest));
+    const std::int64_t length = std::int64_t(begins[b + 1]) - begins[b];
+    if (length < 0) {
+      refuse_entry(b + 1, "must not be below the entry before it, " + std::to_string(begins[b]));
+    }
+    if (length > longest) {
+      refuse_entry(b + 1, "makes a sequence longer than max_seqlen, " + std::to_string(longest));
+    }
   }
-  require(begins[batch] <= rows, at(batch).c_str(), begins[batch],
-          "runs past the end of the packed rows, " + std::to_string(rows));
+  if (begins[batch] > rows) {
+    refuse_entry(batch, "runs past the end of the packed rows, " + std::to_string(rows));
+  }
+}
+
+void check_used(const char* name, const std::int32_t* used, const std::int32_t* begins,
+                std::int64_t batch, std::int64_t longest) {
+  for (std::int64_t b = 0; used && b < batch; ++b) {
+    const std::int64_t room = begins ? begins[b + 1] - begins[b] : longest;
+    if (used[b] >= 0 && used[b] <= room) continue;
+    const std::string entry = std::string(name) + "[" + std::to_string(b) + "]";
+    refuse(entry.c_str(), used[b],
+           "must be between 0 and the sequence's length, " + std::to_string(room));
+  }
 }
 
 SequenceTable read_sequences(const Attention& a, const Sizes& s, bool packed, NullData nulls) {
@@ -115,22 +132,16 @@ SequenceTable read_sequences(const Attention& a, const Sizes& s, bool packed, Nu
     check_begins("cu_seqlens_q", table.begins_q, s.batch, s.rows_q, s.len_q);
     check_begins("cu_seqlens_k", table.begins_k, s.batch, s.rows_k, s.len_k);
   }
-  for (const auto& [name, used, begins, longest] :
-       {std::tuple{"seqused_q", table.used_q, table.begins_q, s.len_q},
-        {"seqused_k", table.used_k, table.begins_k, s.len_k}}) {
-    for (std::int64_t b = 0; used && b < s.batch; ++b) {
-      const std::int64_t room = begins ? begins[b + 1] - begins[b] : longest;
-      const std::string entry = std::string(name) + "[" + std::to_string(b) + "]";
-      require(used[b] >= 0 && used[b] <= room, entry.c_str(), used[b],
-              "must be between 0 and the sequence's length, " + std::to_string(room));
-    }
-  }
+  check_used("seqused_q", table.used_q, table.begins_q, s.batch, s.len_q);
+  check_used("seqused_k", table.used_k, table.begins_k, s.batch, s.len_k);
   return table;
 }
 
 void read_options(const Attention& a, Problem& p) {
   const double scale = a.scale.value_or(1 / std::sqrt(double(p.sizes.dim)));
   require(std::isfinite(scale), "scale", scale, "must be finite");
+  require(computes_in_f64(p) || std::fabs(scale) <= 0x1p120, "scale", scale,
+          "must be at most 2^120 in size for f32 arithmetic");
   require(std::isfinite(a.softcap) && a.softcap >= 0, "softcap", a.softcap,
           "must be finite and not negative (0 = off)");
   require(a.causal <= Causal::bottom_right, "causal", int(a.causal), "is no such alignment");
@@ -219,6 +230,7 @@ Problem describe(const Attention& a, Pass pass, NullData nulls) {
     require(a.cu_seqlens_q.given(), "cu_seqlens_q", a.cu_seqlens_q,
             "must be given with cu_seqlens_k");
   }
+  p.ragged = p.packed || a.seqused_q.given() || a.seqused_k.given();
   p.sizes = read_sizes(a, p.packed);
   p.type = a.q.type;
   for (const auto& [name, size] : {std::pair{"batch", p.sizes.batch},

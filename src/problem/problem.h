@@ -37,6 +37,7 @@ struct Sizes {
 struct Problem {
   bool backward = false;
   bool packed = false;
+  bool ragged = false;     // sequences may be shorter than the sizes say: packed, or seqused given
   Type type = Type::none;  // of q, k and v
   Sizes sizes;
   Features features;

@@ -25,9 +25,10 @@ template <class Value>
   throw Error(code, argument, printed(value), reason);
 }
 
-template <class Value>
-void require(bool holds, const char* argument, const Value& value, const std::string& reason) {
-  if (!holds) refuse(argument, value, reason);
+// The reason is a literal, or costs nothing to build: it is built whether the rule holds or not.
+template <class Value, class Reason>
+void require(bool holds, const char* argument, const Value& value, const Reason& reason) {
+  if (!holds) refuse(argument, value, std::string(reason));
 }
 
 }  // namespace regard

@@ -28,7 +28,7 @@ std::string to_string(const Tensor& tensor) {
   bool is_dense = true;
   for (int axis = std::min(tensor.rank, Tensor::kMaxRank) - 1; axis >= 0; --axis) {
     is_dense = is_dense && (tensor.sizes[axis] == 1 || tensor.strides[axis] == dense);
-    dense *= tensor.sizes[axis];
+    if (__builtin_mul_overflow(dense, tensor.sizes[axis], &dense)) is_dense = false;
   }
   return is_dense ? text : text + " strides " + list(tensor.strides);
 }

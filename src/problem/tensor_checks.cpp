@@ -37,7 +37,7 @@ Tensor only_sizes(const Tensor& tensor) {
   std::int64_t dense = 1;
   for (int axis = shape.rank - 1; axis >= 0; --axis) {
     shape.strides[axis] = dense;
-    dense *= shape.sizes[axis];
+    if (__builtin_mul_overflow(dense, shape.sizes[axis], &dense)) dense = 1;
   }
   return shape;
 }
@@ -112,7 +112,7 @@ void check_distinct(std::initializer_list<NamedTensor> outputs, const Attention&
 View row_view(const char* name, const Tensor& tensor, const Tensor& like, bool packed,
               Access access) {
   check_shape(name, tensor, like.rank, "must have as many dimensions as q");
-  require(same_sizes(tensor, like), name, tensor, "must be " + to_string(only_sizes(like)));
+  if (!same_sizes(tensor, like)) refuse(name, tensor, "must be " + to_string(only_sizes(like)));
   check_last_stride(name, tensor);
   if (access == Access::write) check_overlap(name, tensor);
   const auto& s = tensor.strides;
@@ -129,7 +129,7 @@ View lse_view(const char* name, const Tensor& tensor, const Problem& p, Access a
   const Tensor like = p.packed ? Tensor(nullptr, wanted, {n.heads_q, n.rows_q})
                                : Tensor(nullptr, wanted, {n.batch, n.heads_q, n.len_q});
   check_shape(name, tensor, like.rank, p.packed ? "must be (Hq, total_q)" : "must be (B, Hq, Sq)");
-  require(same_sizes(tensor, like), name, tensor, "must be " + to_string(like));
+  if (!same_sizes(tensor, like)) refuse(name, tensor, "must be " + to_string(like));
   if (access == Access::write) check_overlap(name, tensor);
   const auto& s = tensor.strides;
   return {.data = tensor.data,

@@ -8,20 +8,7 @@
 namespace regard::reference {
 namespace {
 
-using Scratch = std::vector<double>;
-
-// The deltas of every query head of one kv head: [group][len_q].
-Scratch deltas_of(const Problem& p, int64 b, int64 kv) {
-  const int64 group = p.sizes.group(), len = sequence(p.sequences, b).len_q;
-  Scratch deltas(group * len);
-  for (int64 g = 0; g < group; ++g) {
-    const Head head(p, b, kv * group + g);
-    for (int64 i = 0; i < len; ++i) deltas[g * len + i] = delta_of(head, i);
-  }
-  return deltas;
-}
-
-void write_bias_gradient(const Problem& p, const Scratch& sum) {
+void write_bias_gradient(const Problem& p, const std::vector<double>& sum) {
   const int64* n = p.bias_sizes;
   int64 index = 0;
   for (int64 b = 0; b < n[0]; ++b) {
@@ -42,14 +29,14 @@ void forward(const Problem& p, const Run& run) {
   const int64 heads = p.sizes.heads_q;
   parallel_tasks(p.sizes.batch * heads, worker_count(run), run, [&](int64 task, int) {
     const Head head(p, task / heads, task % heads);
-    Scratch scratch;
+    RowScratch scratch;
     for (int64 i = 0; i < head.seq.len_q; ++i) forward_row(head, i, scratch);
   });
 }
 
 void backward(const Problem& p, const Run& run) {
   const int64 heads = p.sizes.heads_kv, group = p.sizes.group();
-  Scratch dsink(p.sizes.heads_q, 0), dbias;
+  std::vector<double> dsink(p.sizes.heads_q, 0), dbias;
   if (p.dbias.given()) {
     dbias.assign(p.bias_sizes[0] * p.bias_sizes[1] * p.bias_sizes[2] * p.bias_sizes[3], 0);
   }
@@ -58,8 +45,8 @@ void backward(const Problem& p, const Run& run) {
   parallel_tasks(p.sizes.batch * heads, workers, run, [&](int64 task, int) {
     const int64 b = task / heads, kv = task % heads;
     const Sequence seq = sequence(p.sequences, b);
-    const Scratch deltas = deltas_of(p, b, kv);
-    Scratch scratch;
+    const std::vector<double> deltas = deltas_of(p, b, kv);
+    RowScratch scratch;
     for (int64 g = 0; g < group; ++g) {
       const Head head(p, b, kv * group + g);
       const double* const own = deltas.data() + g * seq.len_q;

@@ -71,6 +71,24 @@ inline double load_element(const View& view, int64 offset) {
   return 0;
 }
 
+// `count` elements in a row.
+inline void load_elements(const View& view, int64 offset, int64 count, double* to) {
+  switch (view.type) {
+    case Type::f64: {
+      const auto* p = static_cast<const double*>(view.data) + offset;
+      for (int64 d = 0; d < count; ++d) to[d] = p[d];
+      break;
+    }
+    case Type::f32: {
+      const auto* p = static_cast<const float*>(view.data) + offset;
+      for (int64 d = 0; d < count; ++d) to[d] = p[d];
+      break;
+    }
+    default:
+      for (int64 d = 0; d < count; ++d) to[d] = load_element(view, offset + d);
+  }
+}
+
 inline void store_element(const View& view, int64 offset, double value) {
   switch (view.type) {
     case Type::f64:

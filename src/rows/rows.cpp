@@ -22,17 +22,31 @@ struct Double {
   static double sub(double a, double b) { return a - b; }
   static double fma(double a, double b, double c) { return a * b + c; }
   static double tanh(double x) { return std::tanh(x); }
+  static double max(double a, double b) { return a > b ? a : b; }
 };
 
-double load_row(const View& view, const Head& head, int64 h, int64 first, int64 row, int64 column) {
-  return load_element(view, offset_of(view.strides, head.b, h, first, row) + column);
+// The value of a tensor that has one for each row: lse, dlse.
+double row_value(const View& view, const Head& head, int64 i) {
+  return load_element(view, offset_of(view.strides, head.b, head.h, head.seq.first_q, i));
 }
 
-double dot(const View& a, int64 a_begin, const View& b, int64 b_begin, int64 size) {
+const double* load_row(std::vector<double>& to, const View& view, int64 offset, int64 size) {
+  to.resize(size);
+  load_elements(view, offset, size, to.data());
+  return to.data();
+}
+const double* load_query_row(std::vector<double>& to, const View& view, const Head& head, int64 i,
+                             int64 size) {
+  return load_row(to, view, offset_of(view.strides, head.b, head.h, head.seq.first_q, i), size);
+}
+const double* load_key_row(std::vector<double>& to, const View& view, const Head& head, int64 j,
+                           int64 size) {
+  return load_row(to, view, offset_of(view.strides, head.b, head.kv(), head.seq.first_k, j), size);
+}
+
+double dot(const double* a, const double* b, int64 size) {
   double sum = 0;
-  for (int64 d = 0; d < size; ++d) {
-    sum += load_element(a, a_begin + d) * load_element(b, b_begin + d);
-  }
+  for (int64 d = 0; d < size; ++d) sum += a[d] * b[d];
   return sum;
 }
 
@@ -46,11 +60,10 @@ struct Pair {
   double score;
 };
 
-Pair score_pair(const Head& head, int64 i, int64 j) {
+Pair score_pair(const Head& head, int64 i, int64 j, const double* q, const double* k) {
   const Problem& p = head.problem;
   const Sequence& s = head.seq;
-  const double raw = dot(p.q, offset_of(p.q.strides, head.b, head.h, s.first_q, i), p.k,
-                         offset_of(p.k.strides, head.b, head.kv(), s.first_k, j), p.sizes.dim);
+  const double raw = dot(q, k, p.sizes.dim);
   const double bias = p.features.bias ? load_element(p.bias, score_offset(p.bias, head, i, j)) : 0;
   double alibi = 0;
   if (p.features.alibi) {
@@ -83,19 +96,21 @@ struct PairGradient {
   double dscore;       // before the softcap: what the bias receives
 };
 
-PairGradient pair_gradient(const Head& head, int64 i, int64 j, double delta) {
+// Of the rows that lie in the scratch: q and dout of query i, k and v of key j.
+PairGradient pair_gradient(const Head& head, int64 i, int64 j, double delta,
+                           const RowScratch& rows) {
   const Problem& p = head.problem;
-  const Sequence& s = head.seq;
-  const Pair pair = score_pair(head, i, j);
-  const double weight = std::exp(pair.score - load_row(p.lse, head, head.h, s.first_q, i, 0));
+  const Pair pair = score_pair(head, i, j, rows.q.data(), rows.k.data());
+  const double weight = std::exp(pair.score - row_value(p.lse, head, i));
   const double factor = dropout_factor(head, i, j);
   const double dweight =
-      factor == 0
-          ? 0
-          : factor * dot(p.dout, offset_of(p.dout.strides, head.b, head.h, s.first_q, i), p.v,
-                         offset_of(p.v.strides, head.b, head.kv(), s.first_k, j), p.sizes.dim_v);
+      factor == 0 ? 0 : factor * dot(rows.dout.data(), rows.v.data(), p.sizes.dim_v);
   const double dscore = weight * (dweight - delta);
   return {factor * weight, dscore * score_slope<Double>(p.features, p.score, pair.raw), dscore};
+}
+
+void add_multiple(std::vector<double>& sum, double factor, const std::vector<double>& row) {
+  for (std::size_t d = 0; d < row.size(); ++d) sum[d] += factor * row[d];
 }
 
 }  // namespace
@@ -108,37 +123,41 @@ bool visible(const Head& head, int64 i, int64 j) {
   return !p.features.bias || load_element(p.bias, score_offset(p.bias, head, i, j)) != -kInfinity;
 }
 
-void forward_row(const Head& head, int64 i, std::vector<double>& scores) {
+void forward_row(const Head& head, int64 i, RowScratch& rows) {
   const Problem& p = head.problem;
   const Sequence& s = head.seq;
   const Interval keys = visible_keys(p.mask_params, i, s.len_q, s.len_k);
   const double sink = sink_of(head);
   double max = sink;
-  bool sees_any = false;
-  scores.assign(s.len_k, -kInfinity);
-  std::vector<bool> seen(s.len_k, false);
+  std::vector<double>& weights = rows.weights;
+  const double* const q = load_query_row(rows.q, p.q, head, i, p.sizes.dim);
+  std::vector<char>& seen = rows.seen;
+  weights.assign(s.len_k, 0);
+  seen.assign(s.len_k, 0);
   for (int64 j = keys.begin; j < keys.end; ++j) {
     if (!visible(head, i, j)) continue;
-    scores[j] = score_pair(head, i, j).score;
-    max = std::fmax(max, scores[j]);
-    seen[j] = sees_any = true;
+    weights[j] = score_pair(head, i, j, q, load_key_row(rows.k, p.k, head, j, p.sizes.dim)).score;
+    max = std::fmax(max, weights[j]);
+    seen[j] = 1;
   }
   double sum = sink > -kInfinity ? std::exp(sink - max) : 0;
   for (int64 j = keys.begin; j < keys.end; ++j) {
-    if (seen[j]) sum += max == -kInfinity && scores[j] == max ? 0 : std::exp(scores[j] - max);
+    if (!seen[j]) continue;
+    weights[j] = max == -kInfinity && weights[j] == max ? 0 : std::exp(weights[j] - max);
+    sum += weights[j];
   }
-  if (std::isnan(sink)) sum = sink;
-  const double lse = sees_any && !(max == -kInfinity && sum == 0) ? max + std::log(sum) : sink;
+  // A sink that is no number spoils its head, empty rows included.
+  if (!(sink < kInfinity)) sum = std::numeric_limits<double>::quiet_NaN();
+  const bool nothing = sum == 0 || (max == sink && sum == 1);
+  const double lse = nothing ? sink : max + std::log(sum);
+  rows.sum.assign(p.sizes.dim_v, sum == sum ? 0 : sum);
+  for (int64 j = keys.begin; j < keys.end; ++j) {
+    if (!seen[j] || sum == 0) continue;
+    load_key_row(rows.v, p.v, head, j, p.sizes.dim_v);
+    add_multiple(rows.sum, dropout_factor(head, i, j) * weights[j] / sum, rows.v);
+  }
   const int64 out = offset_of(p.out.strides, head.b, head.h, s.first_q, i);
-  for (int64 d = 0; d < p.sizes.dim_v; ++d) {
-    double sum_v = 0;
-    for (int64 j = keys.begin; j < keys.end; ++j) {
-      if (!seen[j] || (scores[j] == -kInfinity && lse == -kInfinity)) continue;
-      sum_v += dropout_factor(head, i, j) * std::exp(scores[j] - lse) *
-               load_row(p.v, head, head.kv(), s.first_k, j, d);
-    }
-    store_element(p.out, out + d, sum_v);
-  }
+  for (int64 d = 0; d < p.sizes.dim_v; ++d) store_element(p.out, out + d, rows.sum[d]);
   if (p.lse.given()) {
     store_element(p.lse, offset_of(p.lse.strides, head.b, head.h, s.first_q, i), lse);
   }
@@ -155,66 +174,79 @@ double delta_of(const Head& head, int64 i) {
     const double value = load_element(p.out, out + d);
     if (value != 0) delta += value * load_element(p.dout, dout + d);
   }
-  if (p.dlse.given()) delta -= load_row(p.dlse, head, head.h, first, i, 0);
-  return delta;
+  return p.dlse.given() ? delta - row_value(p.dlse, head, i) : delta;
+}
+
+std::vector<double> deltas_of(const Problem& p, int64 b, int64 kv) {
+  const int64 group = p.sizes.group(), len = sequence(p.sequences, b).len_q;
+  std::vector<double> deltas(group * len);
+  for (int64 g = 0; g < group; ++g) {
+    const Head head(p, b, kv * group + g);
+    for (int64 i = 0; i < len; ++i) deltas[g * len + i] = delta_of(head, i);
+  }
+  return deltas;
 }
 
 void query_gradient_row(const Head& head, int64 i, double delta, double* dbias_sum,
-                        std::vector<double>& sum) {
+                        RowScratch& rows) {
   const Problem& p = head.problem;
   const Sequence& s = head.seq;
   const Interval keys = visible_keys(p.mask_params, i, s.len_q, s.len_k);
-  sum.assign(p.sizes.dim, 0);
+  rows.sum.assign(p.sizes.dim, 0);
+  load_query_row(rows.q, p.q, head, i, p.sizes.dim);
+  load_query_row(rows.dout, p.dout, head, i, p.sizes.dim_v);
   for (int64 j = keys.begin; j < keys.end; ++j) {
     if (!visible(head, i, j)) continue;
-    const PairGradient pair = pair_gradient(head, i, j, delta);
-    for (int64 d = 0; p.dq.given() && d < p.sizes.dim; ++d) {
-      sum[d] += pair.ds * load_row(p.k, head, head.kv(), s.first_k, j, d);
+    load_key_row(rows.k, p.k, head, j, p.sizes.dim);
+    load_key_row(rows.v, p.v, head, j, p.sizes.dim_v);
+    const PairGradient pair = pair_gradient(head, i, j, delta, rows);
+    add_multiple(rows.sum, pair.ds, rows.k);
+    if (!dbias_sum) continue;
+    const int64 index[4] = {head.b, head.h, i, j};
+    int64 offset = 0;
+    for (int axis = 0; axis < 4; ++axis) {
+      offset = offset * p.bias_sizes[axis] + (p.bias_sizes[axis] == 1 ? 0 : index[axis]);
     }
-    if (dbias_sum) {
-      const int64 index[4] = {head.b, head.h, i, j};
-      int64 offset = 0;
-      for (int axis = 0; axis < 4; ++axis) {
-        offset = offset * p.bias_sizes[axis] + (p.bias_sizes[axis] == 1 ? 0 : index[axis]);
-      }
-      dbias_sum[offset] += pair.dscore;
-    }
+    dbias_sum[offset] += pair.dscore;
   }
   if (!p.dq.given()) return;
   const int64 dq = offset_of(p.dq.strides, head.b, head.h, s.first_q, i);
   for (int64 d = 0; d < p.sizes.dim; ++d) {
-    store(p.dq, dq + d, p.score.scale * sum[d], p.accumulate);
+    store(p.dq, dq + d, p.score.scale * rows.sum[d], p.accumulate);
   }
 }
 
 void key_gradient_row(const Problem& p, int64 b, int64 kv, int64 j, const double* deltas,
-                      std::vector<double>& sum) {
+                      RowScratch& rows) {
   const Sequence s = sequence(p.sequences, b);
   const int64 dim = p.sizes.dim, dim_v = p.sizes.dim_v, group = p.sizes.group();
-  sum.assign(dim + dim_v, 0);
-  double* const dk = sum.data();
-  double* const dv = dk + dim;
+  std::vector<double>& dk = rows.sum;
+  std::vector<double>& dv = rows.weights;
+  dk.assign(dim, 0);
+  dv.assign(dim_v, 0);
   const Interval queries = visible_queries(p.mask_params, j, s.len_q, s.len_k);
   for (int64 g = 0; g < group; ++g) {
     const Head head(p, b, kv * group + g);
+    load_key_row(rows.k, p.k, head, j, dim);
+    load_key_row(rows.v, p.v, head, j, dim_v);
     for (int64 i = queries.begin; i < queries.end; ++i) {
       if (!visible(head, i, j)) continue;
-      const PairGradient pair = pair_gradient(head, i, j, deltas[g * s.len_q + i]);
-      for (int64 d = 0; d < dim; ++d) {
-        dk[d] += pair.ds * load_row(p.q, head, head.h, s.first_q, i, d);
-      }
-      for (int64 d = 0; d < dim_v; ++d) {
-        dv[d] += pair.kept_weight * load_row(p.dout, head, head.h, s.first_q, i, d);
-      }
+      load_query_row(rows.q, p.q, head, i, dim);
+      load_query_row(rows.dout, p.dout, head, i, dim_v);
+      const PairGradient pair = pair_gradient(head, i, j, deltas[g * s.len_q + i], rows);
+      add_multiple(dk, pair.ds, rows.q);
+      add_multiple(dv, pair.kept_weight, rows.dout);
     }
   }
-  const auto write = [&](const View& view, const double* row, int64 size, double scale) {
+  const auto write = [&](const View& view, const std::vector<double>& row, double scale) {
     if (!view.given()) return;
     const int64 offset = offset_of(view.strides, b, kv, s.first_k, j);
-    for (int64 d = 0; d < size; ++d) store(view, offset + d, scale * row[d], p.accumulate);
+    for (std::size_t d = 0; d < row.size(); ++d) {
+      store(view, offset + int64(d), scale * row[d], p.accumulate);
+    }
   };
-  write(p.dk, dk, dim, p.score.scale);
-  write(p.dv, dv, dim_v, 1);
+  write(p.dk, dk, p.score.scale);
+  write(p.dv, dv, 1);
 }
 
 double sink_gradient(const Head& head, const double* deltas) {
@@ -222,7 +254,7 @@ double sink_gradient(const Head& head, const double* deltas) {
   const double sink = sink_of(head);
   double sum = 0;
   for (int64 i = 0; sink != -kInfinity && i < head.seq.len_q; ++i) {
-    sum -= std::exp(sink - load_row(p.lse, head, head.h, head.seq.first_q, i, 0)) * deltas[i];
+    sum -= std::exp(sink - row_value(p.lse, head, i)) * deltas[i];
   }
   return sum;
 }

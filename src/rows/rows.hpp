@@ -20,20 +20,30 @@ struct Head {
   int64 kv() const { return h / problem.sizes.group(); }
 };
 
-// Writes row i of out and lse. `scores` is scratch.
-void forward_row(const Head&, int64 i, std::vector<double>& scores);
+// Rows as float64, and whatever else a row's computation holds; reused from row to row.
+struct RowScratch {
+  std::vector<double> q, k, v, dout;  // one row of each
+  std::vector<double> weights;        // of every key
+  std::vector<char> seen;             // of every key: whether the row sees it
+  std::vector<double> sum;            // the result
+};
+
+// Writes row i of out and lse.
+void forward_row(const Head&, int64 i, RowScratch&);
 
 // dout . out - dlse of row i.
 double delta_of(const Head&, int64 i);
 
+// The deltas of every query head of one kv head: [group][len_q].
+std::vector<double> deltas_of(const Problem&, int64 b, int64 kv);
+
 // Writes row i of dq (if given) and adds row i's ds to dbias_sum (if not null), which is dense with
 // the bias's sizes.
-void query_gradient_row(const Head&, int64 i, double delta, double* dbias_sum,
-                        std::vector<double>& sum);
+void query_gradient_row(const Head&, int64 i, double delta, double* dbias_sum, RowScratch&);
 
 // Writes row j of dk and dv, those given, for kv head `kv`. deltas: [group][len_q].
 void key_gradient_row(const Problem&, int64 b, int64 kv, int64 j, const double* deltas,
-                      std::vector<double>& sum);
+                      RowScratch&);
 
 // -exp(sink - lse) delta, summed over the rows of one head.
 double sink_gradient(const Head&, const double* deltas);

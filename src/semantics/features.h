@@ -1,4 +1,4 @@
-// Which terms of the specification take part: the compile-time half of the meaning.
+// Which terms of the specification take part: the half of the meaning without numbers.
 #pragma once
 
 namespace regard {

@@ -59,15 +59,20 @@ REGARD_INLINE TileKind classify(const MaskParams& mask, Interval rows, Interval 
   return TileKind::partial;
 }
 
+// Sum of clamp(i + shift, 0, limit) over i in [0, count).
+REGARD_INLINE double clamped_sum(int64 shift, int64 count, int64 limit) {
+  const int64 rising = clamp_to<int64>(-shift, 0, count);
+  const int64 level = clamp_to<int64>(limit - shift, rising, count);
+  const double steps = double(level - rising), first = double(rising + shift);
+  return steps * first + steps * (steps - 1) / 2 + double(count - level) * double(limit);
+}
+
 // Pairs that the intervals of all len_q rows leave visible.
 REGARD_INLINE double visible_pairs(const MaskParams& mask, int64 len_q, int64 len_k) {
-  if (mask.left < 0 && mask.right < 0) return double(len_q) * double(len_k);
-  double pairs = 0;
-  for (int64 i = 0; i < len_q; ++i) {
-    const Interval keys = visible_keys(mask, i, len_q, len_k);
-    if (!keys.empty()) pairs += double(keys.end - keys.begin);
-  }
-  return pairs;
+  const int64 shift = diagonal_shift(mask, len_q, len_k);
+  const double ends = mask.right < 0 ? double(len_q) * double(len_k)
+                                     : clamped_sum(shift + mask.right + 1, len_q, len_k);
+  return ends - (mask.left < 0 ? 0 : clamped_sum(shift - mask.left, len_q, len_k));
 }
 
 }  // namespace regard

@@ -37,4 +37,12 @@ REGARD_INLINE T clamp_to(T x, T low, T high) {
 REGARD_INLINE int64 divide_up(int64 a, int64 b) { return (a + b - 1) / b; }
 REGARD_INLINE int64 round_up(int64 a, int64 b) { return divide_up(a, b) * b; }
 
+inline constexpr double kLargestF32 = 0x1.fffffep127;
+
+// To f32; what is finite stays finite.
+REGARD_INLINE float narrowed(double x) {
+  const bool finite = x - x == 0;
+  return float(finite ? clamp_to(x, -kLargestF32, kLargestF32) : x);
+}
+
 }  // namespace regard

@@ -22,6 +22,19 @@ struct ScoreParams {
   Real softcap = 0;
 };
 
+// For arithmetic in f32: a softcap that f32 or its quotient with the scale cannot hold moves to
+// where it can, which changes no score by more than rounding.
+REGARD_INLINE ScoreParams<float> narrowed_params(const ScoreParams<double>& params) {
+  const double size = params.scale < 0 ? -params.scale : params.scale;
+  const double least = larger(1e-30, size * 0x1p-120);
+  return {float(params.scale), float(clamp_to(params.softcap, least, larger(1e18, least)))};
+}
+
+// The lowest finite logit: its product with log2(e) is still finite, and its lse is itself. A bias
+// below it (a mask by the type's lowest number) is as good as it.
+template <class Real>
+inline constexpr Real kLowestLogit = sizeof(Real) == 4 ? Real(-0x1p126) : Real(-0x1p1022);
+
 // bias, alibi: the terms to add and to subtract; read only where the feature is on.
 template <class L>
 REGARD_INLINE Logit<L> score(Features on, const ScoreParams<typename L::Real>& params,
@@ -35,6 +48,7 @@ REGARD_INLINE Logit<L> score(Features on, const ScoreParams<typename L::Real>& p
   if (on.signed_scale && !on.softcap) s = {L::mul(raw, L::set(params.scale)), Real(1)};
   if (on.bias) s = {L::fma(s.value, L::set(s.unit), bias), Real(1)};
   if (on.alibi) s = {L::sub(L::mul(s.value, L::set(s.unit)), alibi), Real(1)};
+  if (on.bias) s.value = L::max(L::set(kLowestLogit<Real>), s.value);
   return s;
 }
 
@@ -48,10 +62,15 @@ REGARD_INLINE typename L::Vec score_slope(Features on, const ScoreParams<typenam
   return L::sub(L::set(Real(1)), L::mul(bent, bent));
 }
 
+// Whether score() leaves the raw product as it is, for the unit to scale.
+REGARD_INLINE bool is_plain(Features on) {
+  return !on.softcap && !on.signed_scale && !on.bias && !on.alibi;
+}
+
 // The unit that score() gives to every logit under these features.
 template <class Real>
 REGARD_INLINE Real logit_unit(Features on, const ScoreParams<Real>& params) {
-  return on.softcap || on.signed_scale || on.bias || on.alibi ? Real(1) : params.scale;
+  return is_plain(on) ? params.scale : Real(1);
 }
 
 // What ALiBi subtracts: slope * |i + len_k - len_q - j|.

@@ -17,6 +17,9 @@ class TaskQueue {
     return task < tasks_;
   }
 
+  // No more tasks for anybody.
+  void close() noexcept { next_.store(tasks_, std::memory_order_relaxed); }
+
  private:
   std::atomic<std::int64_t> next_{0};
   const std::int64_t tasks_;

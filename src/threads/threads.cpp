@@ -9,7 +9,7 @@
 #include <condition_variable>
 #include <list>
 #include <mutex>
-#include <system_error>
+#include <new>
 #include <thread>
 
 #include "problem/refuse.hpp"
@@ -61,7 +61,7 @@ class Pool {
     while (threads_ < threads) {
       try {
         std::thread([this] { serve(); }).detach();
-      } catch (const std::system_error&) {
+      } catch (const std::exception&) {
         return;
       }
       ++threads_;
@@ -134,11 +134,21 @@ void parallel(int workers, const Run& run, const std::function<void(int)>& work)
 void parallel_tasks(std::int64_t tasks, int workers, const Run& run,
                     const std::function<void(std::int64_t, int)>& task) {
   TaskQueue queue(tasks);
+  std::atomic<bool> out_of_memory{false};
   const auto count = static_cast<int>(std::min<std::int64_t>(workers, tasks));
   parallel(count, run, [&](int worker) {
     std::int64_t number = 0;
-    while (queue.next(number)) task(number, worker);
+    try {
+      while (queue.next(number)) task(number, worker);
+    } catch (const std::bad_alloc&) {
+      out_of_memory = true;
+      queue.close();
+    }
   });
+  if (out_of_memory) {
+    refuse("workspace", "a few rows", "could not be allocated; results are incomplete",
+           Code::out_of_memory);
+  }
 }
 
 }  // namespace regard

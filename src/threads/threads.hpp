@@ -15,7 +15,9 @@ int worker_count(const Run&);
 // may run one after another, so none may wait for another to begin. work must not throw.
 void parallel(int workers, const Run&, const std::function<void(int)>& work);
 
-// Calls task(n, worker) for each n in [0, tasks), the numbers handed out in ascending order.
+// Calls task(n, worker) for each n in [0, tasks), the numbers handed out in ascending order. A task
+// that runs out of memory ends the others' supply of tasks and becomes an Error once all have
+// returned; it must not be one that others wait for.
 void parallel_tasks(std::int64_t tasks, int workers, const Run&,
                     const std::function<void(std::int64_t task, int worker)>& task);
 

@@ -42,7 +42,7 @@ struct BackwardKernel : GradientTiles<L> {
     const Features on = terms.on;
     const int64 size = keys.end - keys.begin;
     const Vec zero = L::set(0);
-    const bool plain = !on.softcap && !on.bias && !on.alibi && !on.signed_scale;
+    const bool plain = is_plain(on);
     Real* const scores = reals_at(at.scores);
     Real* const dweights = reals_at(at.dweights);
     const int64 row_stride = block_units(count);
@@ -122,7 +122,6 @@ struct BackwardKernel : GradientTiles<L> {
     Real* const sum = static_cast<Real*>(shared.dbias);
     const Strides& to = shared.dbias_strides;
     const int64 size = keys.end - keys.begin;
-    const bool rows_apart = to.row != 0 || p.bias_sizes[2] > 1;
     for (int v = 0; v < L::kVectors; ++v) {
       for (int64 j = 0; j < size; j += L::kLanes) {
         Vec tile[L::kLanes];
@@ -131,23 +130,39 @@ struct BackwardKernel : GradientTiles<L> {
           tile[t] = j + t < size ? L::load(ds + (j + t) * kWidth + v * L::kLanes) : L::set(0);
         }
         L::transpose(tile);
-        for (int t = 0; t < L::kLanes; ++t) {
-          const int lane = v * L::kLanes + t;
-          if (lane >= panel.rows) break;
-          const int64 offset = offset_of(to, context.b, panel.head[lane], 0, panel.query[lane]) +
-                               (keys.begin + j) * to.column;
-          if (to.column == 1 && rows_apart && j + L::kLanes <= size) {
-            L::store(sum + offset, L::add(L::load(sum + offset), tile[t]));
-            continue;
+        // Lanes that share their elements are added up first: sums of sums lose less.
+        for (int t = 0; t < L::kLanes && v * L::kLanes + t < panel.rows; ++t) {
+          Vec sums = tile[t];
+          const int64 offset = offset_of_lane(panel, v * L::kLanes + t);
+          while (t + 1 < L::kLanes && v * L::kLanes + t + 1 < panel.rows &&
+                 offset_of_lane(panel, v * L::kLanes + t + 1) == offset) {
+            sums = L::add(sums, tile[++t]);
           }
-          Real each[L::kLanes];
-          L::store(each, tile[t]);
-          for (int64 e = 0; e < L::kLanes && j + e < size; ++e) {
-            sum[offset + e * to.column] += each[e];
-          }
+          add_to_row(sum + offset + (keys.begin + j) * to.column, to.column, size - j, sums);
         }
       }
     }
+  }
+
+  int64 offset_of_lane(const Panel& panel, int lane) const {
+    return offset_of(shared.dbias_strides, context.b, panel.head[lane], 0, panel.query[lane]);
+  }
+
+  static void add_to_row(Real* to, int64 step, int64 count, Vec x) {
+    if (step == 1 && count >= L::kLanes) {
+      L::store(to, L::add(L::load(to), x));
+      return;
+    }
+    Real each[L::kLanes], total = 0;
+    L::store(each, x);
+    const int64 present = smaller<int64>(count, L::kLanes);
+    for (int64 e = 0; e < present; ++e) {
+      if (step == 0)
+        total += each[e];
+      else
+        to[e * step] += each[e];
+    }
+    if (step == 0) *to += total;
   }
 
   // One block of query rows against one key block of the chunk.

@@ -79,21 +79,24 @@ struct ForwardKernel {
     for (int v = 0; v < L::kVectors; ++v) run.set_row(v, empty_softmax<L>());
     if (!p.features.sink || !with_sink) return;
     for (int lane = 0; lane < kWidth; ++lane) {
-      const float sink =
-          static_cast<const float*>(p.sink.data)[panel.head[lane] * p.sink.strides.head];
+      const float sink = sink_of(panel, lane);
       if (sink == -__builtin_huge_valf()) continue;
-      run.max[lane] = Real(double(sink) * kLog2E);
-      run.sum[lane] = 1;
+      run.max[lane] = exponent_of_sink(sink);
+      run.sum[lane] = sink - sink == 0 ? Real(1) : Real(__builtin_nan(""));
     }
   }
+
+  float sink_of(const Panel& panel, int lane) const {
+    return static_cast<const float*>(p.sink.data)[panel.head[lane] * p.sink.strides.head];
+  }
+  static Real exponent_of_sink(float sink) { return Real(double(sink) * kLog2E); }
 
   // Logits of the block, hidden ones -inf, and their maximum per lane as an exponent.
   void finish_scores(const ScoreTerms<L>& terms, int vectors, Interval keys, bool veiled,
                      Vec* block_max) const {
     const int64 count = keys.end - keys.begin;
     Real* const scores = reals_at(at.scores);
-    const bool plain = terms.unit == terms.params.scale && !terms.on.softcap && !terms.on.bias &&
-                       !terms.on.alibi && !terms.on.signed_scale;
+    const bool plain = is_plain(terms.on);
     const Vec lowest = L::set(-Real(__builtin_huge_val()));
     for (int v = 0; v < vectors; ++v) {
       Vec max = lowest;
@@ -119,7 +122,7 @@ struct ForwardKernel {
     }
   }
 
-  // P^T = 2^(exponent - max), rounded to Units; returns nothing but adds to the running sums.
+  // P^T = 2^(exponent - max), rounded to Units, and their sums.
   void weigh(const Running<L>& run, const ScoreTerms<L>& terms, int vectors, int64 count) const {
     const Real* const scores = reals_at(at.scores);
     Unit* const weights = units_at(at.weights);
@@ -215,6 +218,11 @@ struct ForwardKernel {
       const SoftmaxRow<L> row = run.row(v);
       L::store(factor + v * L::kLanes, L::mul(normaliser<L>(row), L::set(keep)));
       L::store(lse + v * L::kLanes, lse_of<L>(row));
+    }
+    for (int lane = 0; p.features.sink && lane < panel.rows; ++lane) {
+      // Where nothing joined the sink, the lse is the sink, to the last bit.
+      const float sink = sink_of(panel, lane);
+      if (run.sum[lane] == 1 && run.max[lane] == exponent_of_sink(sink)) lse[lane] = sink;
     }
     const uint64 bad = spoiled ? spoiled_lanes<L>(run.out, panel, dims.dim_v) : 0;
     store_lanes<L>(run.out, factor, context, panel, p.out, dims.dim_v, false, 0);

@@ -93,7 +93,7 @@ struct Avx2F32 {
       case Type::f64: {
         const auto* p = static_cast<const double*>(data) + offset;
         alignas(32) float lanes[kLanes] = {};
-        for (int64 i = 0; i < count && i < kLanes; ++i) lanes[i] = float(p[i]);
+        for (int64 i = 0; i < count && i < kLanes; ++i) lanes[i] = narrowed(p[i]);
         return _mm256_load_ps(lanes);
       }
       case Type::f16:

@@ -70,6 +70,16 @@ struct Avx512F32 {
   static UnitVec broadcast_unit(Unit x) { return _mm512_set1_ps(x); }
   static Vec multiply_add(Vec sum, UnitVec a, UnitVec b) { return _mm512_fmadd_ps(a, b, sum); }
 
+  // To f32; what is finite stays finite.
+  static __m256 narrowed(__m512d x) {
+    const __m512d limit = _mm512_set1_pd(kLargestF32);
+    const __mmask8 finite =
+        _mm512_cmp_pd_mask(_mm512_abs_pd(x), _mm512_set1_pd(__builtin_inf()), _CMP_LT_OQ);
+    const __m512d bounded =
+        _mm512_max_pd(_mm512_sub_pd(_mm512_setzero_pd(), limit), _mm512_min_pd(limit, x));
+    return _mm512_cvtpd_ps(_mm512_mask_mov_pd(x, finite, bounded));
+  }
+
   static Vec load_as(Type type, const void* data, int64 offset, int64 count) {
     const Mask lanes = first_lanes(count);
     switch (type) {
@@ -77,10 +87,10 @@ struct Avx512F32 {
         return _mm512_maskz_loadu_ps(lanes, static_cast<const float*>(data) + offset);
       case Type::f64: {
         const auto* p = static_cast<const double*>(data) + offset;
-        const __m256 low = _mm512_cvtpd_ps(_mm512_maskz_loadu_pd(__mmask8(lanes), p));
+        const __m256 low = narrowed(_mm512_maskz_loadu_pd(__mmask8(lanes), p));
         // Not even the address past the row is formed where no upper lane is wanted.
-        const __m256 high = lanes >> 8 ? _mm512_cvtpd_ps(_mm512_maskz_loadu_pd(lanes >> 8, p + 8))
-                                       : _mm256_setzero_ps();
+        const __m256 high =
+            lanes >> 8 ? narrowed(_mm512_maskz_loadu_pd(lanes >> 8, p + 8)) : _mm256_setzero_ps();
         return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
       }
       case Type::f16:
@@ -246,7 +256,10 @@ struct Avx512Bf16 : Avx512F32 {
   static constexpr int kPack = 2;
 
   static UnitVec load_units(const Unit* p) { return (__m512bh)_mm512_loadu_si512(p); }
-  static UnitVec broadcast_unit(Unit x) { return (__m512bh)_mm512_set1_epi32(int(x)); }
+  // Not _mm512_set1_epi32, which crashes clang 16 here.
+  static UnitVec broadcast_unit(Unit x) {
+    return (__m512bh)_mm512_broadcastd_epi32(_mm_cvtsi32_si128(int(x)));
+  }
   static Vec multiply_add(Vec sum, UnitVec a, UnitVec b) { return _mm512_dpbf16_ps(sum, a, b); }
 
   // Pairs along a row of bf16, or of f32 that is rounded.

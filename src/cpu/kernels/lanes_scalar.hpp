@@ -101,8 +101,11 @@ struct Scalar {
   static Vec load_as(Type type, const void* data, int64 offset, int64 count) {
     if (count < 1) return 0;
     switch (type) {
-      case Type::f64:
-        return Real(static_cast<const double*>(data)[offset]);
+      case Type::f64: {
+        const double x = static_cast<const double*>(data)[offset];
+        if constexpr (sizeof(Real) == 4) return narrowed(x);
+        return Real(x);
+      }
       case Type::f32:
         return static_cast<const float*>(data)[offset];
       case Type::f16:

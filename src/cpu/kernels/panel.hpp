@@ -18,7 +18,6 @@ struct Panel {
   Interval hull;             // keys that some lane sees
   Interval core;             // keys that every lane sees
 
-  // Everything that the lanes see of [begin, end) is everything there is.
   REGARD_INLINE bool sees_all(int64 begin, int64 end) const {
     return core.begin <= begin && end <= core.end;
   }
@@ -59,6 +58,10 @@ int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int6
       panel.query[lane] = row % s.len_q;
       panel.keys[lane] = visible_keys(p.mask_params, panel.query[lane], s.len_q, s.len_k);
       const Interval keys = panel.keys[lane];
+      if (lane >= panel.rows) {
+        panel.keys[lane] = {};  // sees nothing, and has no say in hull and core
+        continue;
+      }
       if (!keys.empty()) {
         panel.hull = {smaller(panel.hull.begin, keys.begin), larger(panel.hull.end, keys.end)};
       }

@@ -146,7 +146,9 @@ bool stage_block(const Stage<typename L::Real>& stage, const HeadContext& contex
   using Real = typename L::Real;
   const Features on = context.problem.features;
   const int64 count = keys.end - keys.begin;
-  const bool veiled = !panel.sees_all(keys.begin, keys.end) || on.mask || on.bias;
+  // Lanes that are not in use are hidden, for their zeros times an infinite key would be NaN.
+  const bool veiled = panel.rows < L::kLanes * L::kVectors ||
+                      !panel.sees_all(keys.begin, keys.end) || on.mask || on.bias;
   if (veiled) stage_intervals<L>(stage.visible, panel, keys);
   if (on.mask) {
     stage_tile<L>(stage.mask, context, panel, context.problem.mask, keys);
@@ -175,7 +177,11 @@ struct ScoreTerms {
   ScoreTerms(const HeadContext& context, const Panel& panel) {
     const Problem& p = context.problem;
     on = p.features;
-    params = {Real(p.score.scale), Real(p.score.softcap)};
+    if constexpr (sizeof(Real) == 4) {
+      params = narrowed_params(p.score);
+    } else {
+      params = p.score;
+    }
     unit = logit_unit(on, params);
     exponent = Real(double(unit) * kLog2E);
     keep_scale = Real(regard::keep_scale(p.dropout));
