@@ -35,8 +35,11 @@ Counter = Callable[[str], tuple[int, int]]
 
 
 def count_ctest(log: str) -> tuple[int, int]:
-    found = re.search(r"(\d+) tests? failed out of (\d+)", log)
-    return (int(found[2]) - int(found[1]), int(found[1])) if found else (0, 0)
+    """Older versions of CTest name the failed ones even where there are none."""
+    total = re.search(r"tests passed.* out of (\d+)", log)
+    failed = re.search(r"(\d+) tests? failed out of", log)
+    count = int(failed[1]) if failed else 0
+    return (int(total[1]) - count, count) if total else (0, 0)
 
 
 def count_pytest(log: str) -> tuple[int, int]:

@@ -136,8 +136,8 @@ struct Run {
 
 // ------------------------------------------------------------------------------------ what happens
 
-// Blocks until the results are written. Throws Error; then nothing was written, unless memory ran out
-// while a few rows were redone (Code::out_of_memory; give a workspace to make that unlikely).
+// Blocks until the results are written. Throws Error; then nothing was written, unless memory ran
+// out while a few rows were redone (Code::out_of_memory; give a workspace to make that unlikely).
 void forward(const Attention&, const ForwardOutputs&, const Run& = {});
 void backward(const Attention&, const BackwardInputs&, const Gradients&, const Run& = {});
 

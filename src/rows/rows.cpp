@@ -44,10 +44,16 @@ const double* load_key_row(std::vector<double>& to, const View& view, const Head
   return load_row(to, view, offset_of(view.strides, head.b, head.kv(), head.seq.first_k, j), size);
 }
 
+// Partial sums side by side: quicker than one, and more exact.
 double dot(const double* a, const double* b, int64 size) {
-  double sum = 0;
-  for (int64 d = 0; d < size; ++d) sum += a[d] * b[d];
-  return sum;
+  constexpr int kParts = 8;
+  double part[kParts] = {};
+  int64 d = 0;
+  for (; d + kParts <= size; d += kParts) {
+    for (int t = 0; t < kParts; ++t) part[t] += a[d + t] * b[d + t];
+  }
+  for (int t = 0; d < size; ++d, ++t) part[t] += a[d] * b[d];
+  return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
 }
 
 int64 score_offset(const View& view, const Head& head, int64 i, int64 j) {
@@ -109,8 +115,15 @@ PairGradient pair_gradient(const Head& head, int64 i, int64 j, double delta,
   return {factor * weight, dscore * score_slope<Double>(p.features, p.score, pair.raw), dscore};
 }
 
-void add_multiple(std::vector<double>& sum, double factor, const std::vector<double>& row) {
-  for (std::size_t d = 0; d < row.size(); ++d) sum[d] += factor * row[d];
+// Compensated summation (Kahan, 1965): the judge's sums must not be longer than the judged ones'.
+void add_to(double& sum, double& lost, double x) {
+  const double term = x - lost, total = sum + term;
+  lost = (total - sum) - term;
+  sum = total;
+}
+
+void add_multiple(RowSum& to, double factor, const std::vector<double>& row) {
+  for (std::size_t d = 0; d < row.size(); ++d) add_to(to.sum[d], to.lost[d], factor * row[d]);
 }
 
 }  // namespace
@@ -140,24 +153,24 @@ void forward_row(const Head& head, int64 i, RowScratch& rows) {
     max = std::fmax(max, weights[j]);
     seen[j] = 1;
   }
-  double sum = sink > -kInfinity ? std::exp(sink - max) : 0;
+  double sum = sink > -kInfinity ? std::exp(sink - max) : 0, lost = 0;
   for (int64 j = keys.begin; j < keys.end; ++j) {
     if (!seen[j]) continue;
     weights[j] = max == -kInfinity && weights[j] == max ? 0 : std::exp(weights[j] - max);
-    sum += weights[j];
+    add_to(sum, lost, weights[j]);
   }
   // A sink that is no number spoils its head, empty rows included.
   if (!(sink < kInfinity)) sum = std::numeric_limits<double>::quiet_NaN();
   const bool nothing = sum == 0 || (max == sink && sum == 1);
   const double lse = nothing ? sink : max + std::log(sum);
-  rows.sum.assign(p.sizes.dim_v, sum == sum ? 0 : sum);
+  rows.sum.clear(p.sizes.dim_v, sum == sum ? 0 : sum);
   for (int64 j = keys.begin; j < keys.end; ++j) {
     if (!seen[j] || sum == 0) continue;
     load_key_row(rows.v, p.v, head, j, p.sizes.dim_v);
     add_multiple(rows.sum, dropout_factor(head, i, j) * weights[j] / sum, rows.v);
   }
   const int64 out = offset_of(p.out.strides, head.b, head.h, s.first_q, i);
-  for (int64 d = 0; d < p.sizes.dim_v; ++d) store_element(p.out, out + d, rows.sum[d]);
+  for (int64 d = 0; d < p.sizes.dim_v; ++d) store_element(p.out, out + d, rows.sum.sum[d]);
   if (p.lse.given()) {
     store_element(p.lse, offset_of(p.lse.strides, head.b, head.h, s.first_q, i), lse);
   }
@@ -192,7 +205,7 @@ void query_gradient_row(const Head& head, int64 i, double delta, double* dbias_s
   const Problem& p = head.problem;
   const Sequence& s = head.seq;
   const Interval keys = visible_keys(p.mask_params, i, s.len_q, s.len_k);
-  rows.sum.assign(p.sizes.dim, 0);
+  rows.sum.clear(p.sizes.dim, 0);
   load_query_row(rows.q, p.q, head, i, p.sizes.dim);
   load_query_row(rows.dout, p.dout, head, i, p.sizes.dim_v);
   for (int64 j = keys.begin; j < keys.end; ++j) {
@@ -212,7 +225,7 @@ void query_gradient_row(const Head& head, int64 i, double delta, double* dbias_s
   if (!p.dq.given()) return;
   const int64 dq = offset_of(p.dq.strides, head.b, head.h, s.first_q, i);
   for (int64 d = 0; d < p.sizes.dim; ++d) {
-    store(p.dq, dq + d, p.score.scale * rows.sum[d], p.accumulate);
+    store(p.dq, dq + d, p.score.scale * rows.sum.sum[d], p.accumulate);
   }
 }
 
@@ -220,10 +233,10 @@ void key_gradient_row(const Problem& p, int64 b, int64 kv, int64 j, const double
                       RowScratch& rows) {
   const Sequence s = sequence(p.sequences, b);
   const int64 dim = p.sizes.dim, dim_v = p.sizes.dim_v, group = p.sizes.group();
-  std::vector<double>& dk = rows.sum;
-  std::vector<double>& dv = rows.weights;
-  dk.assign(dim, 0);
-  dv.assign(dim_v, 0);
+  RowSum& dk = rows.sum;
+  RowSum& dv = rows.second_sum;
+  dk.clear(dim, 0);
+  dv.clear(dim_v, 0);
   const Interval queries = visible_queries(p.mask_params, j, s.len_q, s.len_k);
   for (int64 g = 0; g < group; ++g) {
     const Head head(p, b, kv * group + g);
@@ -245,8 +258,8 @@ void key_gradient_row(const Problem& p, int64 b, int64 kv, int64 j, const double
       store(view, offset + int64(d), scale * row[d], p.accumulate);
     }
   };
-  write(p.dk, dk, p.score.scale);
-  write(p.dv, dv, 1);
+  write(p.dk, dk.sum, p.score.scale);
+  write(p.dv, dv.sum, 1);
 }
 
 double sink_gradient(const Head& head, const double* deltas) {

@@ -20,12 +20,23 @@ struct Head {
   int64 kv() const { return h / problem.sizes.group(); }
 };
 
+// A row of sums, and what rounding has lost of each.
+struct RowSum {
+  std::vector<double> sum;
+  std::vector<double> lost;
+
+  void clear(int64 size, double value) {
+    sum.assign(size, value);
+    lost.assign(size, 0);
+  }
+};
+
 // Rows as float64, and whatever else a row's computation holds; reused from row to row.
 struct RowScratch {
   std::vector<double> q, k, v, dout;  // one row of each
   std::vector<double> weights;        // of every key
   std::vector<char> seen;             // of every key: whether the row sees it
-  std::vector<double> sum;            // the result
+  RowSum sum, second_sum;             // the results
 };
 
 // Writes row i of out and lse.

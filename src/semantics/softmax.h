@@ -1,5 +1,9 @@
 // The online softmax: one row's running maximum and sum, its next step, the merge of two partial
-// rows, and the final lse. Everything is in base 2: exponent = logit * log2(e).
+// rows, and the final lse.
+//
+// A logit is value * unit; maxima are values, and e^(logit) is 2^(value * exponent) with
+// exponent = unit * log2(e). Differences are formed before they are scaled: they are exact where it
+// matters, and the lse belongs to the maximum itself, not to a rounded multiple.
 #pragma once
 
 #include "semantics/portable.h"
@@ -9,7 +13,8 @@ namespace regard {
 inline constexpr double kLog2E = 1.4426950408889634074;
 inline constexpr double kLn2 = 0.69314718055994530942;
 
-// sum = sum over the keys seen so far of 2^(exponent - max). Nothing seen: max = -inf, sum = 0.
+// sum = sum over the keys seen so far of 2^((value - max) * exponent). Nothing seen: max = -inf,
+// sum = 0.
 template <class L>
 struct SoftmaxRow {
   typename L::Vec max;
@@ -30,12 +35,20 @@ REGARD_INLINE typename L::Vec subtractable(typename L::Vec max) {
   return L::select(nothing, L::set(Real(0)), max);
 }
 
+// The weight of a value beside `base`, a subtractable maximum.
+template <class L>
+REGARD_INLINE typename L::Vec weight_of(typename L::Vec value, typename L::Vec base,
+                                        typename L::Vec exponent) {
+  return L::exp2(L::mul(L::sub(value, base), exponent));
+}
+
 // Raises the row's maximum to cover a block's, and returns the factor by which everything that was
 // summed under the old maximum shrinks.
 template <class L>
-REGARD_INLINE typename L::Vec raise_max(SoftmaxRow<L>& row, typename L::Vec block_max) {
+REGARD_INLINE typename L::Vec raise_max(SoftmaxRow<L>& row, typename L::Vec block_max,
+                                        typename L::Vec exponent) {
   const auto max = L::max(row.max, block_max);
-  const auto shrink = L::exp2(L::sub(row.max, subtractable<L>(max)));
+  const auto shrink = weight_of<L>(row.max, subtractable<L>(max), exponent);
   row.max = max;
   row.sum = L::mul(row.sum, shrink);
   return shrink;
@@ -48,10 +61,12 @@ struct MergeFactors {
   typename L::Vec second;
 };
 template <class L>
-REGARD_INLINE MergeFactors<L> merge(SoftmaxRow<L>& row, const SoftmaxRow<L>& other) {
+REGARD_INLINE MergeFactors<L> merge(SoftmaxRow<L>& row, const SoftmaxRow<L>& other,
+                                    typename L::Vec exponent) {
   const auto max = L::max(row.max, other.max);
   const auto base = subtractable<L>(max);
-  const MergeFactors<L> factors{L::exp2(L::sub(row.max, base)), L::exp2(L::sub(other.max, base))};
+  const MergeFactors<L> factors{weight_of<L>(row.max, base, exponent),
+                                weight_of<L>(other.max, base, exponent)};
   row.sum = L::fma(other.sum, factors.second, L::mul(row.sum, factors.first));
   row.max = max;
   return factors;
@@ -59,9 +74,9 @@ REGARD_INLINE MergeFactors<L> merge(SoftmaxRow<L>& row, const SoftmaxRow<L>& oth
 
 // Natural-log lse: -inf where nothing was seen.
 template <class L>
-REGARD_INLINE typename L::Vec lse_of(const SoftmaxRow<L>& row) {
+REGARD_INLINE typename L::Vec lse_of(const SoftmaxRow<L>& row, typename L::Vec unit) {
   using Real = typename L::Real;
-  return L::mul(L::add(row.max, L::log2(row.sum)), L::set(Real(kLn2)));
+  return L::fma(row.max, unit, L::mul(L::log2(row.sum), L::set(Real(kLn2))));
 }
 
 // What the weighted sum of values is multiplied by; 0 for a row that saw nothing.

@@ -45,10 +45,10 @@ Partial walk(const std::vector<double>& logits, std::size_t begin, std::size_t e
   for (std::size_t j = begin; j < end; j += block) {
     const std::size_t stop = std::min(end, j + block);
     double max = -kInfinity;
-    for (std::size_t k = j; k < stop; ++k) max = std::fmax(max, logits[k] * kLog2E);
-    p.out *= raise_max<Plain>(p.row, max);
+    for (std::size_t k = j; k < stop; ++k) max = std::fmax(max, logits[k]);
+    p.out *= raise_max<Plain>(p.row, max, kLog2E);
     for (std::size_t k = j; k < stop; ++k) {
-      const double weight = std::exp2(logits[k] * kLog2E - subtractable<Plain>(p.row.max));
+      const double weight = weight_of<Plain>(logits[k], subtractable<Plain>(p.row.max), kLog2E);
       p.row.sum += weight;
       p.out += weight * value_of(k);
     }
@@ -56,7 +56,9 @@ Partial walk(const std::vector<double>& logits, std::size_t begin, std::size_t e
   return p;
 }
 
-Answer finish(const Partial& p) { return {lse_of<Plain>(p.row), p.out * normaliser<Plain>(p.row)}; }
+Answer finish(const Partial& p) {
+  return {lse_of<Plain>(p.row, 1), p.out * normaliser<Plain>(p.row)};
+}
 
 void check_same(const Answer& got, const Answer& want) {
   if (want.lse == -kInfinity) {
@@ -103,7 +105,7 @@ TEST_CASE("merging two parts, cut anywhere, gives the plain softmax") {
     for (std::size_t cut = 0; cut <= logits.size(); ++cut) {
       Partial first = walk(logits, 0, cut, 4);
       const Partial second = walk(logits, cut, logits.size(), 3);
-      const auto factors = merge<Plain>(first.row, second.row);
+      const auto factors = merge<Plain>(first.row, second.row, kLog2E);
       first.out = first.out * factors.first + second.out * factors.second;
       check_same(finish(first), plain(logits));
     }
@@ -118,7 +120,7 @@ TEST_CASE("a NaN reaches its own row's lse") {
 TEST_CASE("an empty row is neutral in a merge") {
   const Partial some = walk({1, 2, 3}, 0, 3, 2);
   SoftmaxRow<Plain> row = empty_softmax<Plain>();
-  const auto factors = merge<Plain>(row, some.row);
+  const auto factors = merge<Plain>(row, some.row, kLog2E);
   CHECK(factors.first == 0);
   CHECK(factors.second == 1);
   CHECK(row.max == some.row.max);

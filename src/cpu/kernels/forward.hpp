@@ -2,7 +2,7 @@
 //
 // The lanes of a vector are query rows, so that the softmax needs no sums across lanes, and keys
 // and values are read in their natural order, one broadcast element at a time:
-//   S^T [keys][panel] = K Q^T     P^T = 2^(S^T - max)     O^T [dim_v][panel] += V^T P^T
+//   S^T [keys][panel] = K Q^T     P^T = e^(S^T - max)     O^T [dim_v][panel] += V^T P^T
 #pragma once
 
 #include "cpu/kernels/multiply.hpp"
@@ -52,6 +52,8 @@ struct ForwardKernel {
   char* const scratch;
   const Stage<Real> stage;
   Panel* const panels;
+  const Real unit;      // of every logit
+  const Real exponent;  // unit * log2(e)
 
   ForwardKernel(const Problem& problem, const CpuTiling& tiling, int64 b, int64 kv, char* scratch)
       : p(problem),
@@ -62,7 +64,9 @@ struct ForwardKernel {
         partial_at(partial_layout(tiling, dims)),
         scratch(scratch),
         stage(scratch, at.stage),
-        panels(reinterpret_cast<Panel*>(scratch + at.panels)) {}
+        panels(reinterpret_cast<Panel*>(scratch + at.panels)),
+        unit(logit_unit(p.features, score_params<L>(p))),
+        exponent(Real(double(unit) * kLog2E)) {}
 
   Unit* units_at(int64 offset) const { return reinterpret_cast<Unit*>(scratch + offset); }
   Real* reals_at(int64 offset) const { return reinterpret_cast<Real*>(scratch + offset); }
@@ -81,7 +85,7 @@ struct ForwardKernel {
     for (int lane = 0; lane < kWidth; ++lane) {
       const float sink = sink_of(panel, lane);
       if (sink == -__builtin_huge_valf()) continue;
-      run.max[lane] = exponent_of_sink(sink);
+      run.max[lane] = value_of_sink(sink);
       run.sum[lane] = sink - sink == 0 ? Real(1) : Real(__builtin_nan(""));
     }
   }
@@ -89,9 +93,9 @@ struct ForwardKernel {
   float sink_of(const Panel& panel, int lane) const {
     return static_cast<const float*>(p.sink.data)[panel.head[lane] * p.sink.strides.head];
   }
-  static Real exponent_of_sink(float sink) { return Real(double(sink) * kLog2E); }
+  Real value_of_sink(float sink) const { return Real(double(sink) / double(unit)); }
 
-  // Logits of the block, hidden ones -inf, and their maximum per lane as an exponent.
+  // Logits of the block, hidden ones -inf, and their maximum per lane.
   void finish_scores(const ScoreTerms<L>& terms, int vectors, Interval keys, bool veiled,
                      Vec* block_max) const {
     const int64 count = keys.end - keys.begin;
@@ -118,35 +122,34 @@ struct ForwardKernel {
           max = L::max(max, s);
         }
       }
-      block_max[v] = L::mul(max, L::set(terms.exponent));
+      block_max[v] = max;
     }
   }
 
-  // P^T = 2^(exponent - max), rounded to Units, and their sums.
+  // P^T = 2^((S^T - max) exponent), rounded to Units, and their sums.
   void weigh(const Running<L>& run, const ScoreTerms<L>& terms, int vectors, int64 count) const {
     const Real* const scores = reals_at(at.scores);
     Unit* const weights = units_at(at.weights);
-    const Vec exponent = L::set(terms.exponent);
     const bool dropout = terms.on.dropout;
     for (int v = 0; v < vectors; ++v) {
       SoftmaxRow<L> row = run.row(v);
-      const Vec minus_max = L::sub(L::set(0), subtractable<L>(row.max));
+      const Vec base = subtractable<L>(row.max), factor = L::set(exponent);
       Vec sum = L::set(0);
-      const auto weight_of = [&](int64 j) {
+      const auto weigh_key = [&](int64 j) {
         const Vec s = L::load(scores + j * kWidth + v * L::kLanes);
-        const Vec weight = L::exp2(L::fma(s, exponent, minus_max));
+        const Vec weight = weight_of<L>(s, base, factor);
         sum = L::add(sum, weight);
         if (!dropout) return weight;
         return L::select(L::mask_of(stage.kept[j] >> (v * L::kLanes)), weight, L::set(0));
       };
       if constexpr (L::kPack == 1) {
         for (int64 j = 0; j < count; ++j) {
-          L::store(weights + j * kWidth + v * L::kLanes, weight_of(j));
+          L::store(weights + j * kWidth + v * L::kLanes, weigh_key(j));
         }
       } else {
         for (int64 j = 0; j < count; j += 2) {
-          const Vec even = weight_of(j);
-          const Vec odd = j + 1 < count ? weight_of(j + 1) : L::set(0);
+          const Vec even = weigh_key(j);
+          const Vec odd = j + 1 < count ? weigh_key(j + 1) : L::set(0);
           L::store_rounded_pairs(weights + j / 2 * kWidth + v * L::kLanes, even, odd);
         }
       }
@@ -194,7 +197,7 @@ struct ForwardKernel {
     finish_scores(terms, vectors, keys, veiled, block_max);
     for (int v = 0; v < vectors; ++v) {
       SoftmaxRow<L> row = run.row(v);
-      shrink[v] = raise_max<L>(row, block_max[v]);
+      shrink[v] = raise_max<L>(row, block_max[v], L::set(exponent));
       run.set_row(v, row);
     }
     shrink_out(run, vectors, shrink);
@@ -217,12 +220,12 @@ struct ForwardKernel {
     for (int v = 0; v < L::kVectors; ++v) {
       const SoftmaxRow<L> row = run.row(v);
       L::store(factor + v * L::kLanes, L::mul(normaliser<L>(row), L::set(keep)));
-      L::store(lse + v * L::kLanes, lse_of<L>(row));
+      L::store(lse + v * L::kLanes, lse_of<L>(row, L::set(unit)));
     }
     for (int lane = 0; p.features.sink && lane < panel.rows; ++lane) {
       // Where nothing joined the sink, the lse is the sink, to the last bit.
       const float sink = sink_of(panel, lane);
-      if (run.sum[lane] == 1 && run.max[lane] == exponent_of_sink(sink)) lse[lane] = sink;
+      if (run.sum[lane] == 1 && run.max[lane] == value_of_sink(sink)) lse[lane] = sink;
     }
     const uint64 bad = spoiled ? spoiled_lanes<L>(run.out, panel, dims.dim_v) : 0;
     store_lanes<L>(run.out, factor, context, panel, p.out, dims.dim_v, false, 0);
@@ -272,7 +275,7 @@ struct ForwardKernel {
         const Running<L> part = running(memory + chunk * task.partial_stride, i);
         for (int v = 0; v < L::kVectors; ++v) {
           SoftmaxRow<L> row = whole.row(v);
-          const MergeFactors<L> factors = merge<L>(row, part.row(v));
+          const MergeFactors<L> factors = merge<L>(row, part.row(v), L::set(exponent));
           whole.set_row(v, row);
           for (int64 d = 0; d < dims.dim_v; ++d) {
             const int64 offset = d * kWidth + v * L::kLanes;

@@ -162,14 +162,23 @@ bool stage_block(const Stage<typename L::Real>& stage, const HeadContext& contex
   return veiled;
 }
 
-// What the scores of one panel need of the problem, in the lanes' own arithmetic.
+// The problem's scale and softcap, in the lanes' own arithmetic.
+template <class L>
+ScoreParams<typename L::Real> score_params(const Problem& p) {
+  if constexpr (sizeof(typename L::Real) == 4) {
+    return narrowed_params(p.score);
+  } else {
+    return p.score;
+  }
+}
+
+// What the scores of one panel need of the problem.
 template <class L>
 struct ScoreTerms {
   using Real = typename L::Real;
   Features on;
   ScoreParams<Real> params;
-  Real unit;      // of every logit
-  Real exponent;  // unit * log2(e): turns a logit into an exponent of 2
+  Real unit;  // of every logit
   Real keep_scale;
   Real slope[kMaxPanel];     // ALiBi's, of each lane
   Real position[kMaxPanel];  // i + len_k - len_q
@@ -177,13 +186,8 @@ struct ScoreTerms {
   ScoreTerms(const HeadContext& context, const Panel& panel) {
     const Problem& p = context.problem;
     on = p.features;
-    if constexpr (sizeof(Real) == 4) {
-      params = narrowed_params(p.score);
-    } else {
-      params = p.score;
-    }
+    params = score_params<L>(p);
     unit = logit_unit(on, params);
-    exponent = Real(double(unit) * kLog2E);
     keep_scale = Real(regard::keep_scale(p.dropout));
     if (!on.alibi) return;
     for (int lane = 0; lane < L::kLanes * L::kVectors; ++lane) {
