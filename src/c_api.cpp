@@ -13,8 +13,8 @@
 
 namespace {
 
-// ------------------------------------------------------------------------------------- frozen
-// facts A program compiled against an older header relies on each of these numbers. Add fields at
+// ----------------------------------------------------------------------------------- frozen facts
+// A program compiled against an older header relies on each of these numbers. Add fields at
 // the end of a struct only; then its sizeof grows and the rest of this list stays.
 
 static_assert(REGARD_OK == 0);

@@ -76,8 +76,7 @@ enum { REGARD_PASS_FORWARD = 0, REGARD_PASS_BACKWARD = 1 };
 typedef int32_t regard_device;
 enum { REGARD_DEVICE_CPU = 0, REGARD_DEVICE_CUDA = 1, REGARD_DEVICE_CHIP = 2 };
 
-/* --------------------------------------------------------------------------------------- structs
- */
+/* -------------------------------------------------------------------------------------- structs */
 
 /* A view of memory that the caller owns. Sizes and strides count elements. All zero = "not given".
  * Inputs are only read, though the pointer is not const. */
@@ -248,8 +247,7 @@ static inline regard_tensor regard_dense(const void* data, regard_type type, int
   return tensor;
 }
 
-/* ------------------------------------------------------------------------------------- functions
- */
+/* ------------------------------------------------------------------------------------ functions */
 
 /* Computes out and, where given, lse; blocks until they are written.
  * Errors: REGARD_INVALID_ARGUMENT, _UNSUPPORTED, _UNAVAILABLE, _OUT_OF_MEMORY. */

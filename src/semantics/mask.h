@@ -22,8 +22,6 @@ struct Interval {
   REGARD_INLINE bool contains(int64 x) const { return begin <= x && x < end; }
 };
 
-enum class TileKind : uint8 { empty, partial, full };
-
 REGARD_INLINE int64 diagonal_shift(const MaskParams& mask, int64 len_q, int64 len_k) {
   return mask.top_left ? 0 : len_k - len_q;
 }
@@ -38,25 +36,6 @@ REGARD_INLINE Interval visible_queries(const MaskParams& mask, int64 j, int64 le
   const int64 row = j - diagonal_shift(mask, len_q, len_k);
   return {mask.right < 0 ? 0 : clamp_to<int64>(row - mask.right, 0, len_q),
           mask.left < 0 ? len_q : clamp_to<int64>(row + mask.left + 1, 0, len_q)};
-}
-
-// Keys that some row of [rows.begin, rows.end) sees, as one hull.
-REGARD_INLINE Interval visible_hull(const MaskParams& mask, Interval rows, int64 len_q,
-                                    int64 len_k) {
-  if (rows.empty()) return {};
-  return {visible_keys(mask, rows.begin, len_q, len_k).begin,
-          visible_keys(mask, rows.end - 1, len_q, len_k).end};
-}
-
-// How much of the tile rows x keys is visible; `partial` may be said of an empty tile, never the
-// reverse.
-REGARD_INLINE TileKind classify(const MaskParams& mask, Interval rows, Interval keys, int64 len_q,
-                                int64 len_k) {
-  const Interval first = visible_keys(mask, rows.begin, len_q, len_k);
-  const Interval last = visible_keys(mask, rows.end - 1, len_q, len_k);
-  if (keys.end <= first.begin || keys.begin >= last.end) return TileKind::empty;
-  if (last.begin <= keys.begin && keys.end <= first.end) return TileKind::full;
-  return TileKind::partial;
 }
 
 // Sum of clamp(i + shift, 0, limit) over i in [0, count).

@@ -76,54 +76,6 @@ TEST_CASE("both ends of the interval never decrease from row to row") {
   CHECK(wrong == 0);
 }
 
-TEST_CASE("classify agrees with counting, on every tile") {
-  int64 wrong = 0, kinds[3] = {};
-  each_mask(6, [&](const MaskParams& mask, int64 len_q, int64 len_k) {
-    for (int64 r = 0; r < len_q; ++r) {
-      for (int64 r_end = r + 1; r_end <= len_q; ++r_end) {
-        for (int64 c = 0; c < len_k; ++c) {
-          for (int64 c_end = c + 1; c_end <= len_k; ++c_end) {
-            int64 count = 0;
-            for (int64 i = r; i < r_end; ++i) {
-              for (int64 j = c; j < c_end; ++j) count += sees(mask, i, j, len_q, len_k);
-            }
-            const TileKind kind = classify(mask, {r, r_end}, {c, c_end}, len_q, len_k);
-            const bool full = count == (r_end - r) * (c_end - c);
-            ++kinds[int(kind)];
-            wrong += (kind == TileKind::full) != full;
-            wrong += kind == TileKind::empty && count != 0;
-          }
-        }
-      }
-    }
-  });
-  CHECK(wrong == 0);
-  for (int64 count : kinds) CHECK(count > 10000);
-}
-
-TEST_CASE("visible_hull holds every visible key, and nothing beyond the keys") {
-  int64 wrong = 0;
-  each_mask(kMost, [&](const MaskParams& mask, int64 len_q, int64 len_k) {
-    for (int64 r = 0; r <= len_q; ++r) {
-      for (int64 r_end = r; r_end <= len_q; ++r_end) {
-        const Interval hull = visible_hull(mask, {r, r_end}, len_q, len_k);
-        int64 first = len_k, last = -1;
-        for (int64 i = r; i < r_end; ++i) {
-          for (int64 j = 0; j < len_k; ++j) {
-            if (!sees(mask, i, j, len_q, len_k)) continue;
-            first = smaller(first, j);
-            last = larger(last, j);
-          }
-        }
-        wrong += last >= 0 && (hull.begin > first || hull.end <= last);
-        wrong += r == r_end && !hull.empty();
-        wrong += !hull.empty() && (hull.begin < 0 || hull.end > len_k);
-      }
-    }
-  });
-  CHECK(wrong == 0);
-}
-
 TEST_CASE("visible_pairs counts the predicate") {
   int64 wrong = 0;
   each_mask(kMost, [&](const MaskParams& mask, int64 len_q, int64 len_k) {

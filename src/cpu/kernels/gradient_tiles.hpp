@@ -48,8 +48,7 @@ struct GradientTiles {
   int64 row_units(int64 dim) const { return padded_units(tiling.shape, dim); }
   int64 block_units(int count) const { return int64(count) * kWidth / L::kPack; }
 
-  // ------------------------------------------------------------------------ the block of query
-  // rows
+  // ------------------------------------------------------------------------ the block of rows
 
   // dout . out - dlse of one row. A row that sees nothing has out = 0 and takes nothing from dout.
   Real delta_of(const Panel& panel, int lane) const {
