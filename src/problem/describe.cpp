@@ -158,7 +158,8 @@ void read_options(const Attention& a, Problem& p) {
   p.mask_params.top_left = a.causal == Causal::top_left;
   p.score = {.scale = scale, .softcap = a.softcap};
   p.dropout = dropout_params(a.dropout.p, a.dropout.seed, a.dropout.offset);
-  const bool positive = computes_in_f64(p) ? scale > 0 : float(scale) > 0;
+  // A sink is divided by the scale, where scores are not multiplied by it.
+  const bool positive = scale > (computes_in_f64(p) ? 0x1p-900 : 0x1p-100);
   p.features = {
       .softcap = a.softcap > 0,
       .bias = a.bias.given(),

@@ -11,7 +11,7 @@ struct Features {
   bool sink = false;
   bool dropout = false;
   bool interval = false;      // causal or a window: a row sees an interval of the keys
-  bool signed_scale = false;  // scale <= 0: a larger product is not a larger score
+  bool signed_scale = false;  // scale <= 0, or next to it: products are scaled one by one
 
   bool operator==(const Features&) const = default;
 };
