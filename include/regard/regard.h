@@ -17,7 +17,8 @@
  * without the macros (other languages): zero the struct, set size, and set both windows to -1.
  *
  * Errors. Functions that return a regard_status never throw, print or exit. On an error nothing was
- * written to any output, and regard_last_error() of the same thread says what was wrong.
+ * written to any output (REGARD_OUT_OF_MEMORY alone may come too late for that), and
+ * regard_last_error() of the same thread says what was wrong.
  *
  * Threads. Every function may be called from any number of threads at once.
  */
