@@ -139,7 +139,7 @@ void forward(const Problem& p, const Plan& plan, const Run& run) {
   const CpuKernels& k = kernels(plan.isa, p.type);
   auto* const spoiled = hides_pairs(p) ? memory.at<uint8>(plan.workspace.spoiled_q) : nullptr;
   const auto spoiled_of = [&](int64 b, int64 kv) {
-    return Spoiled{spoiled ? spoiled + batch.first_q(b, kv) : nullptr};
+    return spoiled ? spoiled + batch.first_q(b, kv) : nullptr;
   };
   const ForwardWork work = forward_work(p, tiling, batch, memory.at(plan.workspace.partials));
   parallel_tasks(work.tasks.size(), plan.workers, run, [&](int64 n, int worker) {
@@ -181,7 +181,7 @@ void backward(const Problem& p, const Plan& plan, const Run& run) {
           .dbias = bias_gradient.sums(),
           .dbias_strides = bias_gradient.strides(),
           .spoiled_k = spoiled_k ? spoiled_k + batch.first_k(task.b, task.kv) : nullptr};
-      const Spoiled spoiled{spoiled_q ? spoiled_q + batch.first_q(task.b, task.kv) : nullptr};
+      uint8* const spoiled = spoiled_q ? spoiled_q + batch.first_q(task.b, task.kv) : nullptr;
       k.backward(p, tiling, shared, task, spoiled, memory.scratch(worker));
     }
   });

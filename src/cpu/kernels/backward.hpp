@@ -316,8 +316,8 @@ struct BackwardKernel : GradientTiles<L> {
 
 template <class L>
 void run_backward(const Problem& problem, const CpuTiling& tiling, const BackwardShared& shared,
-                  const BackwardTask& task, Spoiled spoiled, char* scratch) {
-  BackwardKernel<L>(problem, tiling, shared, task, scratch).run_task(task.chunk, spoiled.rows);
+                  const BackwardTask& task, uint8* spoiled, char* scratch) {
+  BackwardKernel<L>(problem, tiling, shared, task, scratch).run_task(task.chunk, spoiled);
 }
 
 }  // namespace

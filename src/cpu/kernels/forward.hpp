@@ -291,14 +291,14 @@ struct ForwardKernel {
 
 template <class L>
 void run_forward(const Problem& problem, const CpuTiling& tiling, const ForwardTask& task,
-                 Spoiled spoiled, char* scratch) {
-  ForwardKernel<L>(problem, tiling, task.b, task.kv, scratch).run_task(task, spoiled.rows);
+                 uint8* spoiled, char* scratch) {
+  ForwardKernel<L>(problem, tiling, task.b, task.kv, scratch).run_task(task, spoiled);
 }
 
 template <class L>
 void run_combine(const Problem& problem, const CpuTiling& tiling, const CombineTask& task,
-                 Spoiled spoiled, char* scratch) {
-  ForwardKernel<L>(problem, tiling, task.b, task.kv, scratch).run_combine(task, spoiled.rows);
+                 uint8* spoiled, char* scratch) {
+  ForwardKernel<L>(problem, tiling, task.b, task.kv, scratch).run_combine(task, spoiled);
 }
 
 }  // namespace

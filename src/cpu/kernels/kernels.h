@@ -6,11 +6,15 @@
 
 namespace regard {
 
+// `spoiled`: [group][len_q] of the task's kv head, set where a NaN in a hidden place may have
+// reached a row; null where nothing is hidden.
 struct CpuKernels {
-  void (*forward)(const Problem&, const CpuTiling&, const ForwardTask&, Spoiled, char* scratch);
-  void (*combine)(const Problem&, const CpuTiling&, const CombineTask&, Spoiled, char* scratch);
+  void (*forward)(const Problem&, const CpuTiling&, const ForwardTask&, uint8* spoiled,
+                  char* scratch);
+  void (*combine)(const Problem&, const CpuTiling&, const CombineTask&, uint8* spoiled,
+                  char* scratch);
   void (*backward)(const Problem&, const CpuTiling&, const BackwardShared&, const BackwardTask&,
-                   Spoiled, char* scratch);
+                   uint8* spoiled, char* scratch);
   // Runs a register-only loop of the product's instruction; returns its floating point operations.
   double (*spin)(int64 rounds);
 };

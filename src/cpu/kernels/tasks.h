@@ -41,10 +41,4 @@ struct BackwardShared {
   uint8* spoiled_k = nullptr;  // [len_k] of this (b, kv): a row to redo
 };
 
-// Rows whose result a NaN in a hidden place may have reached: [group][len_q] of this (b, kv), or
-// null where nothing is hidden.
-struct Spoiled {
-  uint8* rows = nullptr;
-};
-
 }  // namespace regard
