@@ -1,6 +1,8 @@
 // Which elements dropout keeps: a pure function of (seed, offset, b, h, i, j).
 //
-// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011).
+// Philox4x32 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011): ten
+// rounds make the key of a call from seed and offset, seven an element's bits from that - the fewest
+// that pass the BigCrush tests there, and what a GPU can afford for every weight.
 // One call serves eight columns of one row: 16 bits each, laid out so that a thread of a matrix
 // instruction, which holds the column pairs {2c, 2c+1} of every eight, needs one call per 32 keys.
 #pragma once
@@ -13,9 +15,10 @@ struct Philox {
   uint32 word[4];
 };
 
+template <int kRounds>
 REGARD_INLINE Philox philox(Philox counter, uint32 key_low, uint32 key_high) {
-#pragma GCC unroll 10
-  for (int round = 0; round < 10; ++round) {
+  REGARD_UNROLL
+  for (int round = 0; round < kRounds; ++round) {
     const uint64 a = uint64(counter.word[0]) * 0xD2511F53u;
     const uint64 b = uint64(counter.word[2]) * 0xCD9E8D57u;
     counter = {{uint32(b >> 32) ^ counter.word[1] ^ key_low, uint32(b),
@@ -37,7 +40,7 @@ REGARD_INLINE DropoutParams dropout_params(double p, uint64 seed, uint64 offset)
   const double steps = p * 65536 + 0.5;
   const uint32 threshold = steps >= 65535 ? 65535u : uint32(steps);
   const Philox key =
-      philox({{uint32(offset), uint32(offset >> 32), 0, 0}}, uint32(seed), uint32(seed >> 32));
+      philox<10>({{uint32(offset), uint32(offset >> 32), 0, 0}}, uint32(seed), uint32(seed >> 32));
   return {threshold, key.word[0], key.word[1]};
 }
 
@@ -51,7 +54,7 @@ REGARD_INLINE int dropout_slot(int64 j) { return int(j % 32 / 8 * 2 + j % 2); }
 
 REGARD_INLINE Philox dropout_bits(const DropoutParams& params, int64 b, int64 h, int64 i,
                                   uint32 call) {
-  return philox({{call, uint32(i), uint32(h), uint32(b)}}, params.key_low, params.key_high);
+  return philox<7>({{call, uint32(i), uint32(h), uint32(b)}}, params.key_low, params.key_high);
 }
 
 REGARD_INLINE bool kept(const DropoutParams& params, const Philox& bits, int slot) {

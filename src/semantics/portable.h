@@ -3,9 +3,11 @@
 
 #if defined(__CUDACC__)
 #define REGARD_INLINE __host__ __device__ __forceinline__ constexpr
+#define REGARD_UNROLL _Pragma("unroll")
 #else
 // Always inline: no weak symbol may leave an object that was compiled for a newer instruction set.
 #define REGARD_INLINE [[gnu::always_inline]] inline constexpr
+#define REGARD_UNROLL _Pragma("GCC unroll 16")
 #endif
 
 namespace regard {
@@ -36,6 +38,12 @@ REGARD_INLINE T clamp_to(T x, T low, T high) {
 }
 REGARD_INLINE int64 divide_up(int64 a, int64 b) { return (a + b - 1) / b; }
 REGARD_INLINE int64 round_up(int64 a, int64 b) { return divide_up(a, b) * b; }
+
+// Not every compiler has __builtin_huge_val.
+template <class Real>
+REGARD_INLINE Real infinity() {
+  return Real(__builtin_bit_cast(float, 0x7f800000u));
+}
 
 inline constexpr double kLargestF32 = 0x1.fffffep127;
 

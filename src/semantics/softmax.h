@@ -24,14 +24,14 @@ struct SoftmaxRow {
 template <class L>
 REGARD_INLINE SoftmaxRow<L> empty_softmax() {
   using Real = typename L::Real;
-  return {L::set(-Real(__builtin_huge_val())), L::set(Real(0))};
+  return {L::set(-infinity<Real>()), L::set(Real(0))};
 }
 
 // A maximum that can be subtracted: 0 in place of the -inf of a row that has seen nothing.
 template <class L>
 REGARD_INLINE typename L::Vec subtractable(typename L::Vec max) {
   using Real = typename L::Real;
-  const auto nothing = L::equal(max, L::set(-Real(__builtin_huge_val())));
+  const auto nothing = L::equal(max, L::set(-infinity<Real>()));
   return L::select(nothing, L::set(Real(0)), max);
 }
 
@@ -85,6 +85,31 @@ REGARD_INLINE typename L::Vec normaliser(const SoftmaxRow<L>& row) {
   using Real = typename L::Real;
   const auto zero = L::set(Real(0));
   return L::select(L::equal(row.sum, zero), zero, L::div(L::set(Real(1)), row.sum));
+}
+
+// The same with one instruction less an element, for units that multiply and add with one rounding:
+// a row's `max` holds the reference round(max * exponent), in powers of two. Whatever the reference
+// is, weights are relative to it exactly; that of a row that has seen nothing is -inf.
+template <class L>
+REGARD_INLINE typename L::Vec weight_at(typename L::Vec value, typename L::Vec exponent,
+                                        typename L::Vec reference) {
+  return L::exp2(L::fma(value, exponent, L::sub(L::set(typename L::Real(0)), reference)));
+}
+
+// As raise_max, with block_max a value and row.max a reference.
+template <class L>
+REGARD_INLINE typename L::Vec raise_reference(SoftmaxRow<L>& row, typename L::Vec block_max,
+                                              typename L::Vec exponent) {
+  const auto reference = L::max(row.max, L::mul(block_max, exponent));
+  const auto shrink = L::exp2(L::sub(row.max, subtractable<L>(reference)));
+  row.max = reference;
+  row.sum = L::mul(row.sum, shrink);
+  return shrink;
+}
+
+template <class L>
+REGARD_INLINE typename L::Vec lse_of_reference(const SoftmaxRow<L>& row) {
+  return L::mul(L::add(row.max, L::log2(row.sum)), L::set(typename L::Real(kLn2)));
 }
 
 }  // namespace regard

@@ -1,4 +1,4 @@
-"""Philox4x32-10 and the dropout mask that docs/semantics.md derives from it, in NumPy.
+"""Philox4x32 and the dropout mask that docs/semantics.md derives from it, in NumPy.
 
 Source of the generator: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3"
 (2011). An element is decided by 16 bits of the block of its 8 columns' group:
@@ -10,11 +10,11 @@ import numpy as np
 MASK = np.uint64(0xFFFFFFFF)
 
 
-def philox4x32_10(counter, key):
+def philox4x32(counter, key, rounds):
     """counter: four integers or arrays below 2^32; key: two. Returns four uint64 arrays < 2^32."""
     c = [np.asarray(x, np.uint64) for x in np.broadcast_arrays(*counter)]
     k = [np.asarray(x, np.uint64) for x in key]
-    for _ in range(10):
+    for _ in range(rounds):
         wide0, wide1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
         c = [(wide1 >> np.uint64(32)) ^ c[1] ^ k[0], wide1 & MASK,
              (wide0 >> np.uint64(32)) ^ c[3] ^ k[1], wide0 & MASK]
@@ -34,9 +34,9 @@ def realised(p):
 def keep_mask(p, seed, offset, batch, heads, rows, columns):
     """(batch, heads, rows, columns) of bool; true = kept."""
     low = 0xFFFFFFFF
-    r = philox4x32_10((offset & low, offset >> 32, 0, 0), (seed & low, seed >> 32))
+    r = philox4x32((offset & low, offset >> 32, 0, 0), (seed & low, seed >> 32), 10)
     b, h, i, j = np.ogrid[:batch, :heads, :rows, :columns]
-    words = philox4x32_10(((j // 32) * 4 + (j % 8) // 2, i, h, b), (r[0], r[1]))
+    words = philox4x32(((j // 32) * 4 + (j % 8) // 2, i, h, b), (r[0], r[1]), 7)
     lane = ((j % 32) // 8) * 2 + j % 2
     word = np.choose(lane // 2, words)
     u = (word >> (16 * (lane % 2)).astype(np.uint64)) & np.uint64(0xFFFF)
