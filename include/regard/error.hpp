@@ -14,6 +14,7 @@ enum class Code {
   unavailable,       // the backend or device is not on this machine
   out_of_memory,     // a workspace could not be allocated
   internal,          // a bug of this library
+  device_failure,    // the driver of the GPU reported a failure; its own words are in the text
 };
 
 class Error : public std::runtime_error {

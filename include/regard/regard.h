@@ -49,7 +49,8 @@ enum {
   REGARD_UNSUPPORTED = 2,      /* well formed, but the chosen backend cannot do it */
   REGARD_UNAVAILABLE = 3,      /* the backend or device is not on this machine */
   REGARD_OUT_OF_MEMORY = 4,    /* memory could not be allocated */
-  REGARD_INTERNAL = 5          /* a bug of this library */
+  REGARD_INTERNAL = 5,         /* a bug of this library */
+  REGARD_DEVICE_FAILURE = 6    /* the GPU's driver reported a failure; its words are in the text */
 };
 
 typedef int32_t regard_type;
@@ -162,8 +163,8 @@ typedef struct regard_run {
   regard_device device;
   int32_t device_index;     /* cuda: which GPU */
   const char* device_name;  /* chip: "sm_80", for workspace and explain only; null = "" */
-  void* stream;             /* GPU: the CUstream to run on */
-  void* workspace;          /* null: the library allocates and frees its own */
+  void* stream;             /* GPU: the CUstream to run on; null = the default stream */
+  void* workspace;          /* null: the library's own; GPU: device memory, 256-byte aligned */
   size_t workspace_size;    /* bytes; at least what regard_workspace says */
   regard_executor executor; /* CPU; null = the library's own pool */
   void* executor_self;
@@ -250,13 +251,15 @@ static inline regard_tensor regard_dense(const void* data, regard_type type, int
 
 /* ------------------------------------------------------------------------------------ functions */
 
-/* Computes out and, where given, lse; blocks until they are written.
- * Errors: REGARD_INVALID_ARGUMENT, _UNSUPPORTED, _UNAVAILABLE, _OUT_OF_MEMORY. */
+/* Computes out and, where given, lse. On the CPU, blocks until they are written. On a GPU, all
+ * tensors lie in memory that the device reaches; the work is put on the stream, and the call
+ * returns without synchronising. The first call of a kind compiles its kernels, about a second.
+ * Errors: REGARD_INVALID_ARGUMENT, _UNSUPPORTED, _UNAVAILABLE, _OUT_OF_MEMORY, _DEVICE_FAILURE. */
 REGARD_API regard_status regard_forward(const regard_attention* attention,
                                         const regard_forward_tensors* tensors,
                                         const regard_run* run);
 
-/* Computes the gradients that are given; blocks until they are written. Errors as forward. */
+/* Computes the gradients that are given, as regard_forward does. Errors as forward. */
 REGARD_API regard_status regard_backward(const regard_attention* attention,
                                          const regard_backward_tensors* tensors,
                                          const regard_run* run);
@@ -274,6 +277,16 @@ REGARD_API regard_status regard_workspace(const regard_attention* attention, reg
 REGARD_API regard_status regard_explain(const regard_attention* attention, regard_pass pass,
                                         const regard_run* run, regard_explanation* numbers,
                                         char* text, size_t capacity, size_t* needed);
+
+/* Compiles the kernels that such a call needs, or finds them, so that the call itself will not
+ * wait. The device may be a chip; on the CPU there is nothing to do. The tensors' data may be null
+ * here; every output and gradient is taken to be wanted, in the inputs' own types. */
+REGARD_API regard_status regard_prepare(const regard_attention* attention, regard_pass pass,
+                                        const regard_run* run);
+
+/* 0: from now on, a GPU call whose kernels are not cached is REGARD_UNAVAILABLE, and the error
+ * names the missing kernel. 1 (the default): they are compiled. */
+REGARD_API void regard_allow_compilation(int32_t allowed);
 
 /* Writes the mask that dropout applies: keep is (B, Hq, Sq, Sk), bool, true = kept. q, k and v need
  * no data; packed sequences use their own row and column numbers. */

@@ -111,9 +111,10 @@ inline Device chip(std::string name) {
   return {.kind = Device::Kind::chip, .index = 0, .name = std::move(name)};
 }
 
-// Memory for intermediate results. Empty: the library allocates and frees its own.
+// Memory for intermediate results. Empty: the library allocates and frees its own (on a GPU in the
+// order of the stream).
 struct Workspace {
-  void* data = nullptr;
+  void* data = nullptr;  // on a GPU: device memory, aligned to 256 bytes
   std::size_t size = 0;  // bytes; at least workspace(...)
 };
 
@@ -127,17 +128,22 @@ struct Executor {
 
 struct Run {
   Device device{};
-  void* stream = nullptr;  // GPU: the CUstream to run on
+  void* stream = nullptr;  // GPU: the CUstream to run on; null = the default stream
   Workspace workspace{};
   int threads = 0;        // CPU: 0 = every core that the process may use
   Executor executor{};    // CPU: empty = the library's own pool
-  std::string backend{};  // "" = choose; or one of backends(): "reference", "cpu", "cpu:avx2", ...
+  std::string backend{};  // "" = choose; or one of backends(): "reference", "cpu:avx2", "cuda:mma"
 };
 
 // ------------------------------------------------------------------------------------ what happens
 
-// Blocks until the results are written. Throws Error; then nothing was written, unless memory ran
-// out while a few rows were redone (Code::out_of_memory; give a workspace to make that unlikely).
+// On the CPU, blocks until the results are written. Throws Error; then nothing was written, unless
+// memory ran out while a few rows were redone (Code::out_of_memory; give a workspace to make that
+// unlikely).
+// On a GPU, all tensors lie in memory that the device reaches. The work is put on the stream, in
+// the current context where that belongs to the device, and the call returns; it never
+// synchronises, and may be captured into a graph. The first call of a kind compiles its kernels,
+// about a second.
 void forward(const Attention&, const ForwardOutputs&, const Run& = {});
 void backward(const Attention&, const BackwardInputs&, const Gradients&, const Run& = {});
 

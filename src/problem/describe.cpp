@@ -108,7 +108,8 @@ void check_used(const char* name, const std::int32_t* used, const std::int32_t* 
   }
 }
 
-SequenceTable read_sequences(const Attention& a, const Sizes& s, bool packed, NullData nulls) {
+SequenceTable read_sequences(const Attention& a, const Sizes& s, bool packed, NullData nulls,
+                             Tables tables) {
   SequenceTable table{.len_q = s.len_q, .len_k = s.len_k};
   if (packed) {
     require(a.cu_seqlens_k.given(), "cu_seqlens_k", a.cu_seqlens_k,
@@ -121,13 +122,16 @@ SequenceTable read_sequences(const Attention& a, const Sizes& s, bool packed, Nu
   const bool readable = (!packed || (table.begins_q && table.begins_k)) &&
                         (!a.seqused_q.given() || table.used_q) &&
                         (!a.seqused_k.given() || table.used_k);
-  if (nulls == NullData::allowed && !readable) return {.len_q = s.len_q, .len_k = s.len_k};
+  if (nulls == NullData::allowed && (!readable || tables == Tables::unread)) {
+    return {.len_q = s.len_q, .len_k = s.len_k};
+  }
   for (const auto& [name, tensor] : {std::pair{"cu_seqlens_q", &a.cu_seqlens_q},
                                      {"cu_seqlens_k", &a.cu_seqlens_k},
                                      {"seqused_q", &a.seqused_q},
                                      {"seqused_k", &a.seqused_k}}) {
     check_data(name, *tensor);
   }
+  if (tables == Tables::unread) return table;
   if (packed) {
     check_begins("cu_seqlens_q", table.begins_q, s.batch, s.rows_q, s.len_q);
     check_begins("cu_seqlens_k", table.begins_k, s.batch, s.rows_k, s.len_k);
@@ -157,6 +161,8 @@ void read_options(const Attention& a, Problem& p) {
   p.mask_params.right = a.causal == Causal::none ? bound(a.window.right) : 0;
   p.mask_params.top_left = a.causal == Causal::top_left;
   p.score = {.scale = scale, .softcap = a.softcap};
+  p.precision = uint8(a.precision);
+  p.deterministic = a.deterministic;
   p.dropout = dropout_params(a.dropout.p, a.dropout.seed, a.dropout.offset);
   // A sink is divided by the scale, where scores are not multiplied by it.
   const bool positive = scale > (computes_in_f64(p) ? 0x1p-900 : 0x1p-100);
@@ -222,7 +228,7 @@ View out_view(const char* name, const Tensor& tensor, const Attention& a, const 
 
 }  // namespace
 
-Problem describe(const Attention& a, Pass pass, NullData nulls) {
+Problem describe(const Attention& a, Pass pass, NullData nulls, Tables tables) {
   require(pass <= Pass::backward, "pass", int(pass), "is no such pass");
   Problem p;
   p.backward = pass == Pass::backward;
@@ -242,7 +248,7 @@ Problem describe(const Attention& a, Pass pass, NullData nulls) {
                                    {"v's head size", p.sizes.dim_v}}) {
     require(size >= 0 && size <= kMaxSize, name, size, "must be below 2^31");
   }
-  p.sequences = read_sequences(a, p.sizes, p.packed, nulls);
+  p.sequences = read_sequences(a, p.sizes, p.packed, nulls, tables);
   read_options(a, p);
   p.q = row_view("q", a.q, a.q, p.packed, Access::read);
   p.k = row_view("k", a.k, a.k, p.packed, Access::read);
@@ -256,8 +262,8 @@ Problem describe(const Attention& a, Pass pass, NullData nulls) {
   return p;
 }
 
-Problem describe_forward(const Attention& a, const ForwardOutputs& to) {
-  Problem p = describe(a, Pass::forward, NullData::refused);
+Problem describe_forward(const Attention& a, const ForwardOutputs& to, Tables tables) {
+  Problem p = describe(a, Pass::forward, NullData::refused, tables);
   p.out = out_view("out", to.out, a, p, Access::write);
   check_data("out", to.out);
   if (to.lse.given()) p.lse = lse_view("lse", to.lse, p, Access::write);
@@ -267,8 +273,9 @@ Problem describe_forward(const Attention& a, const ForwardOutputs& to) {
   return p;
 }
 
-Problem describe_backward(const Attention& a, const BackwardInputs& from, const Gradients& to) {
-  Problem p = describe(a, Pass::backward, NullData::refused);
+Problem describe_backward(const Attention& a, const BackwardInputs& from, const Gradients& to,
+                          Tables tables) {
+  Problem p = describe(a, Pass::backward, NullData::refused, tables);
   p.out = out_view("out", from.out, a, p, Access::read);
   p.dout = out_view("dout", from.dout, a, p, Access::read);
   require(from.lse.given(), "lse", from.lse, "must be given");

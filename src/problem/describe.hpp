@@ -9,11 +9,16 @@ namespace regard {
 // `null_data`: explain and workspace look at shapes only, so data pointers may be null.
 enum class NullData : bool { refused, allowed };
 
-// Attention alone: everything but outputs and gradients.
-Problem describe(const Attention&, Pass, NullData);
+// `unread`: cu_seqlens and seqused lie where the host cannot read them. Where data may be null,
+// they are then left out altogether, as if every sequence were the longest.
+enum class Tables : bool { read, unread };
 
-Problem describe_forward(const Attention&, const ForwardOutputs&);
-Problem describe_backward(const Attention&, const BackwardInputs&, const Gradients&);
+// Attention alone: everything but outputs and gradients.
+Problem describe(const Attention&, Pass, NullData, Tables = Tables::read);
+
+Problem describe_forward(const Attention&, const ForwardOutputs&, Tables = Tables::read);
+Problem describe_backward(const Attention&, const BackwardInputs&, const Gradients&,
+                          Tables = Tables::read);
 
 // The mask that dropout_mask writes; returns where to write it.
 View describe_keep(const Problem&, const Tensor& keep);

@@ -37,8 +37,10 @@ struct Sizes {
 struct Problem {
   bool backward = false;
   bool packed = false;
-  bool ragged = false;     // sequences may be shorter than the sizes say: packed, or seqused given
-  Type type = Type::none;  // of q, k and v
+  bool ragged = false;  // sequences may be shorter than the sizes say: packed, or seqused given
+  bool deterministic = false;  // gradients must not depend on the order of a GPU's blocks
+  uint8 precision = 0;         // of f32 products: 0 = full, 1 = tf32, 2 = bf16
+  Type type = Type::none;      // of q, k and v
   Sizes sizes;
   Features features;
   MaskParams mask_params;

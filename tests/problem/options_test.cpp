@@ -72,16 +72,14 @@ TEST_CASE("runs") {
       {[](Call& c) { c.run.threads = 4097; }, "threads", "4097",
        "must be between 0 (every usable core) and 4096"},
       {[](Call& c) { c.run.stream = &nothing; }, "stream", "a stream", "the CPU takes none"},
-      {[](Call& c) { c.run.device = cuda(1); }, "device", "cuda:1",
-       "this build has no CUDA backend", unavailable},
       {[](Call& c) { c.run.device = chip("sm_80"); }, "device", "sm_80",
-       "this build has no CUDA backend", unavailable},
+       "is a chip to plan for; kernels run on cuda(0)", unavailable},
       {[](Call& c) { c.run.backend = "cpu:sse9"; }, "backend", "cpu:sse9",
        "no backend has this name; \"regard info\" lists them", unavailable},
       {[](Call& c) { c.run.backend = "warp"; }, "backend", "warp",
        "no backend has this name; \"regard info\" lists them", unavailable},
-      {[](Call& c) { c.run.backend = "cuda"; }, "backend", "cuda", "this build has no CUDA backend",
-       unavailable},
+      {[](Call& c) { c.run.backend = "cuda"; }, "backend", "cuda",
+       "is for GPUs, and the device is the CPU", unavailable},
   });
 }
 
