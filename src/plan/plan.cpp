@@ -131,7 +131,7 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
     why = "asked for by name";
   } else if (!choice.name.empty() && choice.name != "cpu") {
     return refused(choice.name.starts_with("cuda")
-                       ? "this build has no CUDA backend"
+                       ? "is for GPUs, and the device is the CPU"
                        : "no backend has this name; \"regard info\" lists them");
   } else if (isa == Isa::avx512bf16 && (p.type != Type::bf16 || !processor.bf16_dot_pays)) {
     isa = Isa::avx512;

@@ -99,7 +99,7 @@ TEST_CASE("what is not there is refused with a reason") {
   CHECK(refusal(kAvx512, "cpu:") == unknown);
   CHECK(refusal(kAvx512, "cpu:AVX2") == unknown);
   CHECK(refusal(kAvx512, "gpu") == unknown);
-  CHECK(refusal(kAvx512, "cuda:0") == "this build has no CUDA backend");
+  CHECK(refusal(kAvx512, "cuda:0") == "is for GPUs, and the device is the CPU");
 }
 
 TEST_CASE("the reference serves every type and needs no workspace") {

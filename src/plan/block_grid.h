@@ -1,0 +1,41 @@
+// Which part of a problem each block of a GPU kernel works on.
+#pragma once
+
+#include "semantics/portable.h"
+
+namespace regard {
+
+// A kernel's blocks in one dimension: for each group of heads, each tile of each of its heads.
+// Heads of a group take turns, so that their tiles are under way together and share the cache.
+struct BlockGrid {
+  int32 heads = 1;   // batch times heads (query heads, kv heads where a tile serves them all)
+  int32 tiles = 1;   // of a head
+  int32 splits = 1;  // blocks that share a tile
+  int32 heads_per_group = 1;
+  int32 batch = 1;  // > 1: the batch entries of a head follow one another, for a bias they share
+
+  REGARD_INLINE int64 blocks() const { return int64(heads) * tiles * splits; }
+
+  bool operator==(const BlockGrid&) const = default;
+};
+
+struct BlockPlace {
+  int32 head;  // b * heads of a batch entry + h
+  int32 tile;
+  int32 split;
+};
+
+REGARD_INLINE BlockPlace place_of(const BlockGrid& grid, int64 block) {
+  const int64 per_head = int64(grid.tiles) * grid.splits;
+  const int64 group = block / (per_head * grid.heads_per_group);
+  const int32 first = int32(group * grid.heads_per_group);
+  const int32 heads = smaller(grid.heads_per_group, grid.heads - first);
+  const int64 rest = block - group * per_head * grid.heads_per_group;
+  const int64 tile = rest / heads;
+  const int32 index = first + int32(rest % heads);
+  return {.head = index % grid.batch * (grid.heads / grid.batch) + index / grid.batch,
+          .tile = int32(tile % grid.tiles),
+          .split = int32(tile / grid.tiles)};
+}
+
+}  // namespace regard

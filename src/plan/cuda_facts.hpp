@@ -1,0 +1,108 @@
+// What the planner of GPUs asks of a problem and a chip; no answer costs more than a few divisions.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <utility>
+
+#include "plan/chip.hpp"
+#include "problem/problem.h"
+
+namespace regard {
+
+inline constexpr int64 kLargestGpuHead = 512;
+
+inline int level_of(const Chip& chip) {
+  const int capability = chip.capability();
+  return capability >= 90 ? 90 : capability >= 80 ? 80 : capability >= 75 ? 75 : 50;
+}
+
+inline int type_bytes(Type type) {
+  switch (type) {
+    case Type::f64:
+      return 8;
+    case Type::f32:
+    case Type::i32:
+      return 4;
+    case Type::f16:
+    case Type::bf16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+// Whether every row begins at a multiple of 16 bytes; null data, of a plan without any, does.
+inline bool begins_at_16(const View& view,
+                         std::initializer_list<std::pair<int64, int64>> sizes_strides) {
+  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) return false;
+  const int64 size = type_bytes(view.type);
+  for (const auto& [extent, stride] : sizes_strides) {
+    if (extent > 1 && stride * size % 16 != 0) return false;
+  }
+  return true;
+}
+
+inline bool rows_begin_at_16(const View& view, int64 batch, int64 heads, int64 rows) {
+  const Strides& s = view.strides;
+  return begins_at_16(view, {{batch, s.batch}, {heads, s.head}, {rows, s.row}});
+}
+
+inline bool is_aligned(const Problem& p) {
+  const Sizes& s = p.sizes;
+  const int64 rows_q = p.packed ? s.rows_q : s.len_q, rows_k = p.packed ? s.rows_k : s.len_k;
+  return rows_begin_at_16(p.q, s.batch, s.heads_q, rows_q) &&
+         rows_begin_at_16(p.k, s.batch, s.heads_kv, rows_k) &&
+         rows_begin_at_16(p.v, s.batch, s.heads_kv, rows_k) &&
+         (!p.dout.given() || rows_begin_at_16(p.dout, s.batch, s.heads_q, rows_q));
+}
+
+// The batch entries that read one bias and add to one gradient: they run while it is in the cache.
+inline int64 batch_of_bias(const Problem& p) {
+  return p.features.bias && p.bias_sizes[0] == 1 && p.bias_sizes[2] > 1
+             ? larger<int64>(1, p.sizes.batch)
+             : 1;
+}
+
+// Whether tiles of the bias can be copied 16 bytes at a time.
+inline bool is_bias_aligned(const Problem& p) {
+  if (!p.features.bias || p.bias.type == Type::f64) return false;
+  const Strides& s = p.bias.strides;
+  const int64* sizes = p.bias_sizes;
+  return sizes[3] > 1 && s.column == 1 &&
+         begins_at_16(p.bias, {{sizes[0], s.batch}, {sizes[1], s.head}, {sizes[2], s.row}});
+}
+
+// Whether f32 elements of a row can be added to by pairs that begin at 8 bytes.
+inline bool has_aligned_pairs(const View& view) {
+  const Strides& s = view.strides;
+  return s.column == 1 && (s.row | s.head | s.batch) % 2 == 0 &&
+         reinterpret_cast<std::uintptr_t>(view.data) % 8 == 0;
+}
+
+// The keys that some query of a sequence of the largest sizes sees.
+inline int64 keys_in_reach(const Problem& p) {
+  const Sizes& s = p.sizes;
+  if (!p.features.interval || s.len_q == 0 || p.ragged) return s.len_k;
+  const int64 begin = visible_keys(p.mask_params, 0, s.len_q, s.len_k).begin;
+  return larger<int64>(0, visible_keys(p.mask_params, s.len_q - 1, s.len_q, s.len_k).end - begin);
+}
+
+inline bool is_broadcast(const Problem& p) {
+  const Sizes& s = p.sizes;
+  const int64* sizes = p.bias_sizes;
+  return sizes[0] != s.batch || sizes[1] != s.heads_q || sizes[2] != s.len_q || sizes[3] != s.len_k;
+}
+
+// Stride-0 inputs make shapes possible whose workspace no address can reach.
+inline bool is_countable(const Problem& p) {
+  const Sizes& s = p.sizes;
+  const double rows = double(s.rows_q) + 32.0 * double(s.batch + 1);
+  const double bias = double(p.bias_sizes[0]) * double(p.bias_sizes[1]) * double(p.bias_sizes[2]) *
+                      (double(p.bias_sizes[3]) + 4);
+  return double(s.heads_q) * rows * (2 * kLargestGpuHead + 8) * 128 +
+             double(s.heads_kv) * double(s.rows_k) + 8 * bias <
+         0x1p60;
+}
+
+}  // namespace regard

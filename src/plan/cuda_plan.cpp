@@ -1,0 +1,500 @@
+// Every decision of the GPU: family, kernels, tiles, grids, splits, workspace.
+#include "plan/cuda_plan.hpp"
+
+#include <cstdint>
+#include <utility>
+
+#include "plan/cuda_facts.hpp"
+#include "plan/cuda_tiling.hpp"
+#include "plan/simt_layout.h"
+
+namespace regard {
+namespace {
+
+constexpr int64 kMostBlocks = INT32_MAX;  // of a grid
+
+// What a person is told of the decisions; costs nothing where nobody asks.
+class Because {
+ public:
+  Because(std::vector<std::string>& reasons, bool asked) : reasons_(reasons), asked_(asked) {}
+
+  template <class... Parts>
+  void operator()(const Parts&... parts) const {
+    if (!asked_) return;
+    std::string& text = reasons_.emplace_back();
+    (add(text, parts), ...);
+  }
+
+ private:
+  static void add(std::string& text, const char* part) { text += part; }
+  static void add(std::string& text, int64 part) { text += std::to_string(part); }
+
+  std::vector<std::string>& reasons_;
+  bool asked_;
+};
+
+constexpr const char* kWhyMarks =
+    "marks: a row or key whose result is not finite is computed again without tensor cores, where "
+    "0 * NaN of hidden pairs or of split products would spoil it";
+
+class Planner {
+ public:
+  Planner(const Problem& problem, const Chip& chip, const CudaChoice& choice, Reasons reasons)
+      : p_(problem),
+        s_(problem.sizes),
+        chip_(chip),
+        choice_(choice),
+        because_(plan_.reasons, reasons == Reasons::given) {}
+
+  CudaPlan make() {
+    if (!is_reasonable() || !choose_family()) return std::move(plan_);
+    plan_.launches.reserve(8);
+    if (p_.backward) {
+      plan_backward();
+    } else {
+      plan_forward();
+    }
+    if (!plan_.refusal.empty()) plan_.launches.clear();
+    return std::move(plan_);
+  }
+
+ private:
+  bool refuse(const char* why) {
+    plan_.refusal = why;
+    return false;
+  }
+
+  // ------------------------------------------------------------------------- what can be done at
+  // all
+
+  bool is_reasonable() {
+    if (chip_.capability() < 50) return refuse("GPUs before compute capability 5.0 are not served");
+    if (s_.dim > kLargestGpuHead || s_.dim_v > kLargestGpuHead) {
+      return refuse("head sizes above 512 are not served on a GPU");
+    }
+    if (choice_.shared > chip_.shared_per_block) {
+      return refuse("the chip has less shared memory than was asked for by name");
+    }
+    if (s_.batch * s_.heads_q > kMostBlocks) {
+      return refuse("batch times heads must be below 2^31 on a GPU");
+    }
+    if (!is_countable(p_)) {
+      return refuse("the problem's workspace would be larger than any memory");
+    }
+    limits_ = choice_.shared > 0
+                  ? SharedLimits{choice_.shared, choice_.shared + 1024}
+                  : SharedLimits{chip_.shared_per_block, chip_.shared_per_multiprocessor};
+    return true;
+  }
+
+  // Null where tensor cores can compute the problem.
+  const char* why_not_mma() const {
+    if (p_.type == Type::f64) return "f64 is computed without tensor cores";
+    if (level_ < 75) return "the chip has none of the tensor core instructions that are used here";
+    if (level_ < 80 && p_.type != Type::f16) {
+      return "tensor cores of level 75 multiply f16 alone";
+    }
+    return nullptr;
+  }
+
+  bool choose_family() {
+    const int chip_level = level_of(chip_);
+    level_ = choice_.level > 0 ? choice_.level : chip_level;
+    if (level_ > chip_level) {
+      return refuse("the chip lacks the instructions of the level that was asked for by name");
+    }
+    const bool simt_asked = !choice_.any_family && choice_.family == Family::simt;
+    if (simt_asked) {
+      because_("simt: asked for by name");
+      return take_simt();
+    }
+    const char* why_not = why_not_mma();
+    if (!why_not) {
+      main_ = mma_config();
+      const Fit fit = take_mma_tiling(main_, wish(true));
+      if (fit == Fit::fits) return took_mma();
+      if (choice_.has_tiling) return refuse_tiling(fit);
+      why_not = "no tile of these head sizes fits the shared memory of a block";
+    }
+    if (!choice_.any_family) return refuse(why_not);
+    because_("simt: ", why_not);
+    return take_simt();
+  }
+
+  bool refuse_tiling(Fit fit) {
+    return refuse(fit == Fit::impossible
+                      ? "the kernel cannot have the tiling that was asked for by name"
+                      : "the tiling that was asked for by name needs more shared memory than a "
+                        "block may use");
+  }
+
+  bool took_mma() {
+    plan_.family = Family::mma;
+    plan_.level = level_;
+    because_(choice_.any_family ? "mma: the chip's tensor cores multiply this type"
+                                : "mma: asked for by name");
+    if (main_.products == Products::tf32x3) {
+      because_("tf32x3: three products of tf32 for each of f32 keep f32's accuracy");
+    } else if (main_.products == Products::tf32) {
+      because_("tf32: one product of tf32 for each of f32, as the precision asks for");
+    }
+    if (choice_.has_tiling) because_("tiling: asked for by name");
+    if (!main_.aligned) {
+      because_(
+          "slow path: q, k, v or dout do not begin rows at multiples of 16 bytes; elements "
+          "are read one by one");
+    }
+    if (p_.features.bias && !main_.bias_aligned) {
+      because_("slow path: the bias is read one by one: ",
+               main_.folded ? "its rows are those of several heads"
+               : p_.bias.type == Type::f64
+                   ? "it is f64"
+                   : "its rows do not begin at multiples of 16 bytes, or all "
+                     "keys share it");
+    }
+    if (p_.features.mask) because_("mask: its bytes are read one by one, of every pair");
+    return true;
+  }
+
+  bool take_simt() {
+    main_ = simt_config(p_.backward ? Kernel::key_gradient : Kernel::forward);
+    const Fit fit = take_simt_tiling(main_, wish(true));
+    if (fit == Fit::fits) return true;
+    return choice_.has_tiling ? refuse_tiling(fit)
+                              : refuse("no tile fits the shared memory of a block");
+  }
+
+  // --------------------------------------------------------------------------------------- configs
+
+  bool wants_dbias() const { return p_.features.bias && p_.wants(p_.dbias); }
+  bool wants_dsink() const { return p_.features.sink && p_.wants(p_.dsink); }
+
+  TilingWish wish(bool main) const {
+    return {.dim = s_.dim,
+            .dim_v = s_.dim_v,
+            .rows = main_.folded ? s_.group() * s_.len_q : s_.len_q,
+            .heads = s_.batch * (main_.folded ? s_.heads_kv : s_.heads_q),
+            .multiprocessors = chip_.multiprocessors,
+            .limits = limits_,
+            .forced = main && choice_.has_tiling ? &choice_.tiling : nullptr};
+  }
+
+  // Sinks are in the lse that the backward pass starts from.
+  Features features() const {
+    Features features = p_.features;
+    if (p_.backward) features.sink = false;
+    return features;
+  }
+
+  KernelConfig mma_config() const {
+    KernelConfig c{.kernel = p_.backward ? Kernel::backward : Kernel::forward,
+                   .family = Family::mma,
+                   .level = level_,
+                   .type = p_.type,
+                   .bias_type = p_.features.bias ? p_.bias.type : Type::none,
+                   .features = features(),
+                   .aligned = is_aligned(p_),
+                   .bias_aligned = is_bias_aligned(p_),
+                   .ragged = p_.ragged};
+    if (p_.type == Type::f32) {
+      c.products = p_.precision == 0 ? Products::tf32x3 : Products::tf32;
+    }
+    if (!p_.backward) {
+      c.folded = folds();
+      if (c.folded) c.bias_aligned = false;  // a tile's rows are not evenly spaced
+      return c;
+    }
+    c.wants_dq = p_.wants(p_.dq);
+    c.wants_dk = p_.wants(p_.dk);
+    c.wants_dv = p_.wants(p_.dv);
+    c.wide_dout = p_.dout.given() && p_.dout.type != p_.type;
+    c.bias_gradient = bias_gradient();
+    c.ordered = p_.deterministic && c.wants_dq;
+    return c;
+  }
+
+  // Rows of all heads that share keys in one tile, where that at least halves the tiles. A folded
+  // tile walks over every key.
+  bool folds() const {
+    constexpr int64 kRows = 64;
+    const int64 group = s_.group();
+    return group > 1 && s_.len_q <= kRows &&
+           2 * divide_up(group * s_.len_q, kRows) <= group * divide_up(s_.len_q, kRows) &&
+           2 * keys_in_reach(p_) >= s_.len_k;
+  }
+
+  // Tiles that intervals or lengths hide are not visited, so that nothing would be stored in them.
+  bool sums_dbias() const {
+    return is_broadcast(p_) || (!p_.accumulate && (p_.features.interval || p_.ragged));
+  }
+  // Adding in any order is exact only where each element is added once.
+  bool has_bias_pass() const {
+    return wants_dbias() &&
+           (plan_.family == Family::simt || (p_.deterministic && is_broadcast(p_)));
+  }
+  // How the mma kernel makes dbias; not at all where a pass of its own does.
+  BiasGradient bias_gradient() const {
+    if (!wants_dbias() || (p_.deterministic && is_broadcast(p_))) return BiasGradient::none;
+    if (!sums_dbias()) return BiasGradient::store;
+    if (p_.bias_sizes[2] == 1) return BiasGradient::add_to_row;
+    return p_.bias_sizes[3] == 1 ? BiasGradient::add_to_column : BiasGradient::add;
+  }
+  bool adds_dbias() const {
+    return main_.bias_gradient != BiasGradient::none && main_.bias_gradient != BiasGradient::store;
+  }
+  bool sums_dbias_in_place() const {
+    return adds_dbias() && p_.accumulate && p_.dbias.given() && p_.dbias.type == Type::f32;
+  }
+
+  // Of a kernel that knows no head sizes and no features.
+  KernelConfig plain_config(Kernel kernel) const {
+    return {.kernel = kernel,
+            .family = Family::simt,
+            .level = 50,
+            .type = p_.type,
+            .ragged = p_.ragged};
+  }
+
+  KernelConfig simt_config(Kernel kernel) const {
+    KernelConfig c = plain_config(kernel);
+    c.bias_type = p_.features.bias ? p_.bias.type : Type::none;
+    c.features = features();
+    c.dim = int(s_.dim);
+    c.dim_v = int(s_.dim_v);
+    c.aligned = is_aligned(p_);
+    c.wants_dq = kernel == Kernel::query_gradient;
+    c.wants_dk = kernel == Kernel::key_gradient && p_.wants(p_.dk);
+    c.wants_dv = kernel == Kernel::key_gradient && p_.wants(p_.dv);
+    return c;
+  }
+
+  void launch(const KernelConfig& config, int64 heads, int64 tiles, int64 splits,
+              int64 heads_per_group) {
+    const double blocks = double(heads) * double(tiles) * double(splits);
+    if (blocks == 0) return;
+    if (blocks > double(kMostBlocks)) {
+      refuse("the problem needs more blocks than a grid can have");
+      return;
+    }
+    plan_.launches.push_back(
+        {.config = config,
+         .grid = {.heads = int32(heads),
+                  .tiles = int32(tiles),
+                  .splits = int32(splits),
+                  .heads_per_group = int32(clamp_to<int64>(heads_per_group, 1, heads)),
+                  .batch = config.family == Family::mma ? int32(batch_of_bias(p_)) : 1},
+         .threads = config.tiling.warps * 32,
+         .shared_bytes = shared_bytes_of(config)});
+  }
+
+  // A kernel of family simt; the main one has its tiling already.
+  void launch_simt(KernelConfig config) {
+    const bool is_main = plan_.family == Family::simt && config.kernel == main_.kernel;
+    if (!is_main && take_simt_tiling(config, wish(false)) != Fit::fits) {
+      refuse("no tile fits the shared memory of a block");
+    }
+    launch(config, simt_heads(p_, config), simt_tiles(p_, config), 1, 1);
+  }
+
+  void launch_marked(Kernel kernel) {
+    KernelConfig config = simt_config(kernel);
+    config.marked = true;
+    launch_simt(config);
+  }
+
+  bool spoils_hidden_pairs() const {
+    return plan_.family == Family::mma && (hides_pairs(p_) || main_.products == Products::tf32x3);
+  }
+
+  // --------------------------------------------------------------------------------------- forward
+
+  void plan_forward() {
+    if (plan_.family == Family::simt) {
+      launch_simt(main_);
+      return;
+    }
+    const bool marks = spoils_hidden_pairs();
+    const int64 heads = s_.batch * (main_.folded ? s_.heads_kv : s_.heads_q);
+    const int64 tiles =
+        divide_up(main_.folded ? s_.group() * s_.len_q : s_.len_q, main_.tiling.rows);
+    const int64 key_tiles = divide_up(keys_in_reach(p_), main_.tiling.keys);
+    plan_.splits = splits_for(main_, chip_, heads * tiles, key_tiles);
+    main_.split = plan_.splits > 1;
+    main_.marks = marks && !main_.split;
+    launch(main_, heads, tiles, plan_.splits, heads_sharing_cache());
+    if (main_.folded) {
+      because_("folded: the rows of ", s_.group(), " query heads that share keys fill a tile");
+    }
+    if (main_.split) {
+      because_("split: ", heads * tiles,
+               " tiles of rows would leave multiprocessors idle; the keys "
+               "of each go to ",
+               plan_.splits, " blocks");
+      KernelConfig combine = plain_config(Kernel::combine);
+      combine.features.sink = p_.features.sink;
+      combine.features.dropout = p_.features.dropout;
+      combine.dim_v = int(s_.dim_v);
+      combine.marks = marks;
+      launch_simt(combine);
+    }
+    if (marks) {
+      because_(kWhyMarks);
+      launch_marked(Kernel::forward);
+    }
+    Room room;
+    room.take(plan_.workspace.marks_q, marks ? s_.heads_q * s_.rows_q : 0);
+    room.take(plan_.workspace.marks_k, 0);
+    room.take(plan_.workspace.dbias_sums, 0);
+    // The forward kernel itself writes every mark, where one warp has the whole of a row.
+    plan_.workspace.clear = main_.split || main_.tiling.slices > 1 ? room.size : 0;
+    room.take(plan_.workspace.row_states, 0);
+    room.take(plan_.workspace.dq_sums, 0);
+    const int64 rows = main_.split ? plan_.splits * s_.heads_q * s_.rows_q : 0;
+    room.take(plan_.workspace.partial_out, rows * s_.dim_v * 4);
+    room.take(plan_.workspace.partial_rows, rows * 2 * 4);
+    plan_.workspace.size = room.size;
+  }
+
+  // Under intervals the last tiles of a head are the longest and begin first: those of as many
+  // heads as keep their keys and values in the cache together.
+  int64 heads_sharing_cache() const {
+    if (!p_.features.interval || batch_of_bias(p_) > 1) return batch_of_bias(p_);
+    const int64 bytes = s_.len_k * (s_.dim + s_.dim_v) * type_bytes(p_.type);
+    const int64 kv_heads = larger<int64>(1, chip_.l2 * 3 / 5 / larger<int64>(1, bytes));
+    return kv_heads * (main_.folded ? 1 : s_.group());
+  }
+
+  // -------------------------------------------------------------------------------------- backward
+
+  void plan_backward() {
+    const bool mma = plan_.family == Family::mma;
+    const bool wants_dq = p_.wants(p_.dq), wants_dkv = p_.wants(p_.dk) || p_.wants(p_.dv);
+    const bool marks = spoils_hidden_pairs() && (wants_dq || wants_dkv);
+    KernelConfig delta = plain_config(Kernel::delta);
+    delta.dim_v = int(s_.dim_v);
+    if (mma && wants_dq) {
+      delta.dim = main_.dim;
+      delta.wants_dq = true;
+    }
+    launch_simt(delta);
+    if (mma) {
+      main_.marks = marks && wants_dkv;
+      main_.bias_pairs = main_.bias_gradient == BiasGradient::add &&
+                         (!sums_dbias_in_place() || has_aligned_pairs(p_.dbias));
+      if (wants_dq || wants_dkv || main_.bias_gradient != BiasGradient::none) {
+        launch(main_, s_.batch * s_.heads_kv, divide_up(s_.len_k, main_.tiling.keys), 1,
+               larger<int64>(batch_of_bias(p_), main_.ordered ? 16 : 1));
+      }
+      if (wants_dq) launch_convert_dq(marks);
+      if (adds_dbias() && !sums_dbias_in_place()) launch_convert_dbias();
+    } else {
+      if (wants_dkv) launch_simt(main_);
+      if (wants_dq) launch_simt(simt_config(Kernel::query_gradient));
+    }
+    if (has_bias_pass()) launch_simt(simt_config(Kernel::bias_gradient));
+    if (wants_dsink()) launch_simt(plain_config(Kernel::sink_gradient));
+    if (marks) {
+      because_(kWhyMarks);
+      if (wants_dq) launch_marked(Kernel::query_gradient);
+      if (wants_dkv) launch_marked(Kernel::key_gradient);
+    }
+    explain_backward();
+    lay_out_backward(marks, mma && wants_dq, wants_dkv);
+  }
+
+  void launch_convert_dq(bool marks) {
+    KernelConfig config = plain_config(Kernel::convert_dq);
+    config.level = level_;  // the order of the sums depends on it
+    config.dim = main_.dim;
+    config.marks = marks;
+    launch_simt(config);
+  }
+  void launch_convert_dbias() {
+    KernelConfig config = plain_config(Kernel::convert_dbias);
+    config.bias_type = p_.bias.type;
+    config.ragged = false;
+    launch_simt(config);
+  }
+
+  void explain_backward() {
+    if (main_.ordered) {
+      because_("deterministic: blocks add to dq in the order of their keys, and wait for it");
+    }
+    if (!wants_dbias()) return;
+    if (has_bias_pass()) {
+      because_(plan_.family == Family::simt
+                   ? "dbias: a pass of its own"
+                   : "deterministic: a broadcast bias has its gradient from a pass of its own, "
+                     "without tensor cores");
+    } else if (main_.bias_gradient == BiasGradient::store) {
+      because_("dbias: not broadcast; every element is written once");
+    } else {
+      because_("dbias: added to f32 sums ",
+               sums_dbias_in_place() ? "in dbias itself" : "in the workspace");
+    }
+  }
+
+  void lay_out_backward(bool marks, bool sums_dq, bool wants_dkv) {
+    const int64 rows = s_.heads_q * s_.rows_q;
+    CudaWorkspace& w = plan_.workspace;
+    Room room;
+    room.take(w.turns, main_.ordered
+                           ? s_.batch * s_.heads_q * divide_up(s_.len_q, main_.tiling.rows) * 4
+                           : 0);
+    room.take(w.marks_q, marks && sums_dq ? rows : 0);
+    room.take(w.marks_k, marks && wants_dkv ? s_.heads_kv * s_.rows_k : 0);
+    room.take(w.dbias_sums, dbias_sums_bytes());
+    w.clear = room.size;
+    room.take(w.row_states, rows * 2 * (computes_in_f64(p_) ? 8 : 4));
+    room.take(w.dq_sums, sums_dq ? s_.heads_q * dq_sum_rows(p_) * main_.dim * 4 : 0);
+    room.take(w.partial_out, 0);
+    room.take(w.partial_rows, 0);
+    w.size = room.size;
+  }
+
+  // Sets the strides of the sums too.
+  int64 dbias_sums_bytes() {
+    if (!adds_dbias()) return 0;
+    if (sums_dbias_in_place()) {
+      plan_.dbias_strides = p_.dbias.strides;
+      return 0;
+    }
+    const int64* sizes = p_.bias_sizes;
+    // Rows of an even length, for additions by pairs.
+    const int64 row = sizes[3] > 1 ? round_up(sizes[3], 2) : 1;
+    const int64 head = sizes[2] * row, batch = sizes[1] * head;
+    plan_.dbias_strides = {.batch = sizes[0] == 1 ? 0 : batch,
+                           .head = sizes[1] == 1 ? 0 : head,
+                           .row = sizes[2] == 1 ? 0 : row,
+                           .column = sizes[3] == 1 ? 0 : 1};
+    return sizes[0] * batch * 4;
+  }
+
+  // The workspace so far.
+  struct Room {
+    int64 size = 0;
+    void take(int64& offset, int64 bytes) {
+      offset = size;
+      size += round_up(bytes, 256);
+    }
+  };
+
+  const Problem& p_;
+  const Sizes& s_;
+  const Chip& chip_;
+  const CudaChoice& choice_;
+  CudaPlan plan_;
+  Because because_;
+  SharedLimits limits_;
+  int level_ = 50;
+  KernelConfig main_;
+};
+
+}  // namespace
+
+CudaPlan plan_cuda(const Problem& problem, const Chip& chip, const CudaChoice& choice,
+                   Reasons reasons) {
+  return Planner(problem, chip, choice, reasons).make();
+}
+
+}  // namespace regard

@@ -1,0 +1,82 @@
+// CudaPlan: the launches of one call on a GPU, and the scratch memory between them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/block_grid.h"
+#include "plan/chip.hpp"
+#include "plan/kernel_config.h"
+#include "problem/problem.h"
+
+namespace regard {
+
+struct CudaLaunch {
+  KernelConfig config;
+  BlockGrid grid;
+  int threads = 0;
+  int64 shared_bytes = 0;  // dynamic
+};
+
+// Where each part of the GPU workspace begins, in bytes, 256-byte aligned; see CudaBuffers. `clear`
+// bytes from `turns` on must be 0 before the first launch. A part reaches to where the next begins;
+// one that is not used has size 0. The workspace itself must be 256-byte aligned.
+struct CudaWorkspace {
+  int64 turns = 0;
+  int64 marks_q = 0;
+  int64 marks_k = 0;
+  int64 dbias_sums = 0;
+  int64 clear = 0;  // turns, marks and dbias sums lie together, first
+  int64 row_states = 0;
+  int64 dq_sums = 0;
+  int64 partial_out = 0;
+  int64 partial_rows = 0;
+  int64 size = 0;
+};
+
+struct CudaPlan {
+  std::string refusal;               // why there are no launches, where they should be
+  Family family = Family::simt;      // of the main kernels
+  int level = 50;                    // theirs
+  std::vector<CudaLaunch> launches;  // in the order of the stream
+  CudaWorkspace workspace;
+  int splits = 1;
+  Strides dbias_strides;             // of the sums
+  std::vector<std::string> reasons;  // for a person; empty unless asked for
+
+  bool supported() const { return refusal.empty(); }
+  std::string name() const { return family == Family::mma ? "cuda:mma" : "cuda:simt"; }
+};
+
+// What the caller forces, from Run::backend or REGARD_BACKEND: "" or "cuda" (choose), "cuda:simt",
+// "cuda:mma", "cuda:mma75" (as on a chip of level 75; also mma80), after a / the kilobytes of
+// shared memory that a block may use ("cuda:mma/99", "cuda/99"), and after an @ what the tiles of
+// the pass's main kernel (simt backward: key_gradient) are:
+// "cuda:mma@rows=64,keys=128,warps=8,stages=2". What is not named of a tiling stays as the planner
+// would have it.
+struct CudaChoice {
+  Family family = Family::simt;
+  bool any_family = true;
+  int level = 0;     // 0 = the chip's
+  int64 shared = 0;  // bytes that a block may use; 0 = what the chip allows
+  bool has_tiling = false;
+  Tiling tiling;  // 0 = not named
+};
+bool parse_cuda_choice(const std::string& name, CudaChoice&, std::string& why_not);
+
+// Pure; cheap where reasons are left out. Sequence tables and data are never read: pointers are
+// asked for their alignment alone. Launches whose grid would be empty are left out.
+enum class Reasons : uint8 { left_out, given };
+CudaPlan plan_cuda(const Problem&, const Chip&, const CudaChoice&, Reasons);
+
+// The main kernel's configuration, in a line; and everything, of a plan with reasons.
+std::string cuda_kernel_line(const CudaPlan&);
+std::string cuda_explanation(const Problem&, const Chip&, const CudaPlan&);
+
+// The rows that sums of dq have for a query head: units of 16, each sequence beginning with one.
+inline int64 dq_sum_rows(const Problem& p) {
+  return p.packed ? round_up(p.sizes.rows_q + 16 * p.sizes.batch + 16, 16)
+                  : p.sizes.batch * round_up(p.sizes.len_q, 16);
+}
+
+}  // namespace regard

@@ -1,0 +1,86 @@
+// KernelConfig: everything that is fixed when a GPU kernel is compiled. One value: the kernel's
+// template argument, the text given to the run-time compiler, the cache's key, a line of explain.
+#pragma once
+
+#include "regard/type.hpp"
+#include "semantics/features.h"
+#include "semantics/portable.h"
+
+namespace regard {
+
+enum class Kernel : uint8 {
+  forward,         // out, lse of a tile of query rows
+  combine,         // out, lse from the partial results of a forward split over keys
+  delta,           // RowState of every query row; clears dq sums and turns
+  backward,        // mma: dk, dv of a tile of keys, dq and dbias added across tiles
+  key_gradient,    // simt: dk, dv of a tile of keys
+  query_gradient,  // simt: dq of a tile of query rows
+  bias_gradient,   // simt: dbias of a tile of the bias, over everything it is broadcast to
+  convert_dq,      // dq from its sums
+  convert_dbias,   // dbias from its sums
+  sink_gradient,   // dsink
+};
+inline constexpr int kKernelCount = 10;
+
+// Named after the instruction that multiplies.
+enum class Family : uint8 { simt, mma };
+
+// How the products of f32 inputs are made on tensor cores.
+enum class Products : uint8 {
+  direct,  // as the type is
+  tf32x3,  // three TF32 products of two-term sums: f32's accuracy
+  tf32,    // one: asked for by name
+};
+
+// What a call wants of dbias, and how it gets there.
+enum class BiasGradient : uint8 {
+  none,
+  store,         // the bias is not broadcast: every element is written once
+  add,           // added to f32 sums in memory
+  add_to_row,    // the same, of a bias of one row (all queries share it)
+  add_to_column  // of one column (all keys share it)
+};
+
+// May change a result by rounding only.
+struct Tiling {
+  int rows = 64;   // query rows of a tile
+  int keys = 64;   // keys of a tile
+  int warps = 4;   // of a block
+  int stages = 2;  // tiles of what is walked over that are in shared memory at once
+  int slices = 1;  // mma backward: warps that share a tile's keys, each with a slice of dk and dv
+  int blocks = 1;  // blocks that should fit a multiprocessor: the bound on registers
+
+  bool operator==(const Tiling&) const = default;
+};
+
+struct KernelConfig {
+  Kernel kernel = Kernel::forward;
+  Family family = Family::simt;
+  int level = 80;               // the oldest chip it must run on: 75, 80 or 90; simt: 50
+  Type type = Type::none;       // of q, k and v
+  Type bias_type = Type::none;  // none without a bias
+  Products products = Products::direct;
+  Features features{};
+  int dim = 0;  // mma: head sizes of the tiles, rounded up to 16 (f32: 8); else as they are
+  int dim_v = 0;
+  Tiling tiling{};
+  bool aligned = true;        // q, k, v, dout can be read 16 bytes at a time
+  bool exact = false;         // mma: head sizes are those of the tiles
+  bool wide_dout = false;     // backward: dout is f32 where the type is not
+  bool bias_aligned = false;  // f16, bf16 or f32 bias that can be read 16 bytes at a time
+  bool bias_pairs = false;    // the sums of dbias can be added to by pairs of keys
+  bool ragged = false;        // sequence lengths are read from memory
+  bool folded = false;        // forward: the rows of a tile run over the query heads of a kv head
+  bool split = false;         // forward: the keys are split over blocks
+  bool marks = false;         // notes rows whose result is not finite, to be computed again
+  bool marked = false;        // simt: computes only what is marked
+  bool ordered = false;       // backward: dq is added in a fixed order
+  bool wants_dq = false;
+  bool wants_dk = false;
+  bool wants_dv = false;
+  BiasGradient bias_gradient = BiasGradient::none;
+
+  bool operator==(const KernelConfig&) const = default;
+};
+
+}  // namespace regard

@@ -1,0 +1,86 @@
+// Shared memory of the mma kernels: every byte, in one place for the planner and the kernels.
+//
+// A tile's rows are followed by 16 unused bytes, so that eight rows of a matrix fragment lie in
+// different banks, whatever the head size, and addresses differ by constants alone.
+#pragma once
+
+#include "plan/kernel_config.h"
+
+namespace regard {
+
+REGARD_INLINE int element_bytes(Type type) { return type == Type::f32 ? 4 : 2; }
+
+// Elements of a row that one step of a product takes.
+REGARD_INLINE int step_of(Type type) { return type == Type::f32 ? 8 : 16; }
+
+REGARD_INLINE int tile_row_bytes(const KernelConfig& c, int columns) {
+  return columns * element_bytes(c.type) + 16;
+}
+
+// Staged bias: its elements as they are in memory, a row of keys for each query of the tile.
+REGARD_INLINE bool stages_bias(const KernelConfig& c) { return c.features.bias && c.bias_aligned; }
+REGARD_INLINE int bias_row_bytes(const KernelConfig& c) {
+  return c.tiling.keys * element_bytes(c.bias_type) + 16;
+}
+
+struct ForwardMmaLayout {
+  int queries = 0;  // [rows][dim]; later the tile of out, [rows][dim_v]
+  int stage = 0;    // the first stage
+  int keys = 0;     // within a stage: [keys][dim]
+  int values = 0;   // [keys][dim_v]
+  int bias = 0;     // [rows][keys]
+  int stage_bytes = 0;
+  int size = 0;
+};
+
+REGARD_INLINE ForwardMmaLayout forward_mma_layout(const KernelConfig& c) {
+  const Tiling& t = c.tiling;
+  ForwardMmaLayout x;
+  x.queries = 0;
+  x.stage = t.rows * tile_row_bytes(c, larger(c.dim, c.dim_v));
+  x.keys = 0;
+  x.values = t.keys * tile_row_bytes(c, c.dim);
+  x.bias = x.values + t.keys * tile_row_bytes(c, c.dim_v);
+  x.stage_bytes = x.bias + (stages_bias(c) ? t.rows * bias_row_bytes(c) : 0);
+  x.size = x.stage + t.stages * x.stage_bytes;
+  return x;
+}
+
+struct BackwardMmaLayout {
+  int keys = 0;     // [keys][dim]; later the tile of dk
+  int values = 0;   // [keys][dim_v]; later the tile of dv
+  int weights = 0;  // [keys][rows]: Z P, only where warps share a tile's keys
+  int dscores = 0;  // [keys][rows]
+  int stage = 0;    // the first stage
+  int queries = 0;  // within a stage: [rows][dim]
+  int douts = 0;    // [rows][dim_v]
+  int states = 0;   // [rows] RowState
+  int bias = 0;     // [rows][keys]
+  int stage_bytes = 0;
+  int size = 0;
+};
+
+REGARD_INLINE BackwardMmaLayout backward_mma_layout(const KernelConfig& c) {
+  const Tiling& t = c.tiling;
+  BackwardMmaLayout x;
+  const int exchange = t.keys * tile_row_bytes(c, t.rows);
+  x.keys = 0;
+  x.values = t.keys * tile_row_bytes(c, c.dim);
+  x.dscores = x.values + t.keys * tile_row_bytes(c, c.dim_v);
+  x.weights = x.dscores + exchange;
+  x.stage = x.weights + (t.slices > 1 ? exchange : 0);
+  x.queries = 0;
+  x.douts = t.rows * tile_row_bytes(c, c.dim);
+  x.states = x.douts + t.rows * tile_row_bytes(c, c.dim_v);
+  x.bias = x.states + t.rows * 8;
+  x.stage_bytes = x.bias + (stages_bias(c) ? t.rows * bias_row_bytes(c) : 0);
+  x.size = x.stage + t.stages * x.stage_bytes;
+  return x;
+}
+
+REGARD_INLINE int64 forward_mma_shared(const KernelConfig& c) { return forward_mma_layout(c).size; }
+REGARD_INLINE int64 backward_mma_shared(const KernelConfig& c) {
+  return backward_mma_layout(c).size;
+}
+
+}  // namespace regard

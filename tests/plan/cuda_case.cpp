@@ -1,0 +1,148 @@
+// What must hold for any plan for a GPU.
+#include "tests/plan/cuda_case.hpp"
+
+#include "cuda/kernels/params.h"
+#include "plan/config_text.hpp"
+#include "plan/mma_layout.h"
+#include "plan/simt_layout.h"
+
+namespace regard::cuda_case {
+namespace {
+
+std::int64_t real_size(const Problem& p) { return p.type == Type::f64 ? 8 : 4; }
+
+// Tiles times what a tile owns must reach the end, and not past it by a whole tile.
+void check_reach(std::int64_t tiles, std::int64_t owned, std::int64_t length) {
+  CHECK(tiles * owned >= length);
+  CHECK((tiles - 1) * owned < length);
+}
+
+void check_grid(const Problem& p, const CudaLaunch& launch) {
+  const KernelConfig& c = launch.config;
+  const BlockGrid& g = launch.grid;
+  const Sizes& s = p.sizes;
+  CHECK(g.heads >= 1);
+  CHECK(g.heads_per_group >= 1);
+  CHECK(g.heads_per_group <= g.heads);
+  CHECK(g.blocks() <= 0x7fffffff);
+  if (c.marked) {  // counts its tiles over all heads
+    CHECK(g.heads == 1);
+    check_reach(g.tiles, kMarkedTiles, simt_own_heads(p, c) * simt_own_tiles(p, c));
+    return;
+  }
+  switch (c.kernel) {
+    case Kernel::forward: {
+      CHECK(g.heads == s.batch * (c.folded ? s.heads_kv : s.heads_q));
+      check_reach(g.tiles, c.tiling.rows, c.folded ? s.group() * s.len_q : s.len_q);
+      break;
+    }
+    case Kernel::backward:
+    case Kernel::key_gradient:
+      CHECK(g.heads == s.batch * s.heads_kv);
+      check_reach(g.tiles, c.tiling.keys, s.len_k);
+      break;
+    case Kernel::bias_gradient:
+    case Kernel::convert_dbias:
+      CHECK(g.heads == p.bias_sizes[0] * p.bias_sizes[1]);
+      break;
+    case Kernel::sink_gradient:
+      CHECK(g.heads == s.heads_q);
+      break;
+    default:
+      CHECK(g.heads == s.batch * s.heads_q);
+      check_reach(g.tiles, c.tiling.rows, s.len_q);
+  }
+  CHECK(g.splits == (c.split ? g.splits : 1));
+}
+
+void check_tiling(const KernelConfig& c) {
+  const Tiling& t = c.tiling;
+  if (c.family == Family::simt) return;
+  const bool backward = c.kernel == Kernel::backward;
+  const int m = (backward ? t.keys : t.rows) * t.slices / t.warps;
+  CHECK((m == 16 || m == 32));
+  CHECK(t.keys % 16 == 0);
+  CHECK(t.rows % (backward ? 16 * t.slices : 16) == 0);
+  CHECK(c.dim_v % (16 * t.slices) == 0);
+  CHECK(c.dim % (backward ? 16 * t.slices : step_of(c.type)) == 0);
+  CHECK((t.stages == 1 || t.stages == 2));
+}
+
+struct Part {
+  std::string name;
+  std::int64_t begin, end, needed;
+};
+
+void check_workspace(const Problem& p, const CudaPlan& plan) {
+  const Sizes& s = p.sizes;
+  const CudaWorkspace& w = plan.workspace;
+  bool marks_q = false, marks_k = false, combines = false, adds = false;
+  std::int64_t dq = 0, turns = 0, rows_states = 0;
+  for (const CudaLaunch& launch : plan.launches) {
+    const KernelConfig& c = launch.config;
+    marks_q |= c.marked && (c.kernel == Kernel::forward || c.kernel == Kernel::query_gradient);
+    marks_k |= c.marked && c.kernel == Kernel::key_gradient;
+    combines |= c.kernel == Kernel::combine;
+    adds |= c.kernel == Kernel::convert_dbias;
+    if (c.kernel == Kernel::delta) rows_states = s.heads_q * s.rows_q * 2 * real_size(p);
+    if (c.kernel == Kernel::convert_dq) dq = s.heads_q * dq_rows(p) * c.dim * 4;
+    if (c.ordered) turns = s.batch * s.heads_q * divide_up(s.len_q, c.tiling.rows) * 4;
+  }
+  const std::int64_t partial = combines ? plan.splits * s.heads_q * s.rows_q : 0;
+  const std::int64_t* sizes = p.bias_sizes;
+  const std::int64_t bias_row = sizes[3] > 1 ? round_up(sizes[3], 2) : 1;  // whole pairs
+  // What begins behind the part that must be clear, if a plan needs one.
+  const std::int64_t marks_end = w.clear > 0 ? w.clear : w.row_states;
+  const Part parts[] = {{"turns", w.turns, w.marks_q, turns},
+                        {"marks_q", w.marks_q, w.marks_k, marks_q ? s.heads_q * s.rows_q : 0},
+                        {"marks_k", w.marks_k, w.dbias_sums, marks_k ? s.heads_kv * s.rows_k : 0},
+                        {"dbias_sums", w.dbias_sums, marks_end,
+                         adds ? sizes[0] * sizes[1] * sizes[2] * bias_row * 4 : 0},
+                        {"row_states", w.row_states, w.dq_sums, rows_states},
+                        {"dq_sums", w.dq_sums, w.partial_out, dq},
+                        {"partial_out", w.partial_out, w.partial_rows, partial * s.dim_v * 4},
+                        {"partial_rows", w.partial_rows, w.size, partial * 2 * 4}};
+  CHECK(w.turns == 0);
+  CHECK(w.row_states == marks_end);
+  for (const Part& part : parts) {
+    CAPTURE(part.name);
+    CHECK(part.begin % 256 == 0);
+    CHECK(part.end - part.begin >= part.needed);
+    CHECK(part.end - part.begin <= round_up(part.needed, 256));
+  }
+}
+
+}  // namespace
+
+std::string kernels_of(const CudaPlan& plan) {
+  std::string text;
+  for (const CudaLaunch& launch : plan.launches) {
+    text += (text.empty() ? "" : " ") + std::string(name_of(launch.config.kernel)) +
+            (launch.config.marked ? "*" : "");
+  }
+  return text;
+}
+
+void check_sound(const Problem& p, const Chip& chip, const CudaPlan& plan) {
+  REQUIRE(plan.supported());
+  CHECK(dq_sum_rows(p) == dq_rows(p));
+  for (const CudaLaunch& launch : plan.launches) {
+    const KernelConfig& c = launch.config;
+    CAPTURE(to_text(c));
+    CHECK(c.type == p.type);
+    CHECK(launch.threads == c.tiling.warps * 32);
+    CHECK(launch.threads <= 1024);
+    CHECK(launch.shared_bytes <= chip.shared_per_block);
+    CHECK(launch.shared_bytes == (c.family == Family::simt       ? simt_shared_bytes(c)
+                                  : c.kernel == Kernel::backward ? backward_mma_shared(c)
+                                                                 : forward_mma_shared(c)));
+    CHECK(c.tiling.blocks * (launch.shared_bytes + 1024) <=
+          larger(chip.shared_per_multiprocessor, launch.shared_bytes + 1024));
+    CHECK(c.level <= chip.capability());
+    check_tiling(c);
+    check_grid(p, launch);
+  }
+  check_workspace(p, plan);
+}
+
+}  // namespace regard::cuda_case

@@ -1,0 +1,207 @@
+// What a caller may force of a GPU plan, and what is refused with a reason.
+#include "plan/mma_layout.h"
+#include "tests/plan/cuda_case.hpp"
+
+using namespace regard;
+using namespace regard::cuda_case;
+
+namespace {
+
+std::string why_not(const std::string& name) {
+  CudaChoice choice;
+  std::string why;
+  CHECK(!parse_cuda_choice(name, choice, why));
+  return why;
+}
+
+std::string refusal(const Problem& p, const char* chip_name, const std::string& name = "") {
+  const CudaPlan plan = planned(p, chip_name, name);
+  CHECK(!plan.supported());
+  CHECK(plan.launches.empty());
+  CHECK(cuda_kernel_line(plan) == "none");
+  CHECK(cuda_explanation(p, chip(chip_name), plan).find("none: " + plan.refusal) !=
+        std::string::npos);
+  return plan.refusal;
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("cuda_plan");
+
+TEST_CASE("choices by name") {
+  for (const char* name : {"", "cuda"}) {
+    CHECK(choice(name).any_family);
+    CHECK(choice(name).level == 0);
+    CHECK(choice(name).shared == 0);
+    CHECK(!choice(name).has_tiling);
+  }
+  CHECK(!choice("cuda:simt").any_family);
+  CHECK(choice("cuda:simt").family == Family::simt);
+  CHECK(choice("cuda:mma").family == Family::mma);
+  CHECK(choice("cuda:mma").level == 0);
+  CHECK(choice("cuda:mma75").level == 75);
+  CHECK(choice("cuda:mma80").level == 80);
+  CHECK(choice("cuda:mma90").level == 90);
+  CHECK(choice("cuda:mma/99").shared == 99 * 1024);
+  CHECK(choice("cuda/64").any_family);
+  const CudaChoice all =
+      choice("cuda:mma80/163@rows=64,keys=128,warps=8,stages=2,slices=1,blocks=3");
+  CHECK(all.level == 80);
+  CHECK(all.shared == 163 * 1024);
+  CHECK(all.tiling == Tiling{.rows = 64, .keys = 128, .warps = 8, .stages = 2, .blocks = 3});
+  CHECK(choice("cuda@rows=64").tiling.rows == 64);
+  CHECK(choice("cuda@rows=64").tiling.keys == 0);
+}
+
+TEST_CASE("wrong names are refused with a reason") {
+  for (const char* name : {"cpu", "cuda:", "cuda:0", "cuda:MMA", "cuda:mma70", "cuda:mma ", "cud",
+                           "cudaa", "cuda:simt80", ":mma", "/99", "@rows=64"}) {
+    CAPTURE(std::string(name));
+    CHECK(why_not(name) == "no backend has this name; \"regard info\" lists them");
+  }
+  for (const char* name : {"cuda:mma/", "cuda:mma/99KB", "cuda/0", "cuda/-1", "cuda/99999"}) {
+    CHECK(why_not(name).find("kilobytes") != std::string::npos);
+  }
+  CHECK(why_not("cuda:mma@").find("must follow the @") != std::string::npos);
+  for (const char* name : {"cuda@row=1", "cuda@rows", "cuda@rows=", "cuda@rows=0", "cuda@rows=1e9",
+                           "cuda@rows=64,", "cuda@rows=64;keys=64", "cuda@rows=64,,keys=64"}) {
+    CAPTURE(std::string(name));
+    if (std::string(name) == "cuda@rows=64,") continue;  // a last comma does no harm
+    CHECK(why_not(name).find("no part of a tiling") != std::string::npos);
+  }
+}
+
+TEST_CASE("families: tensor cores wherever they multiply the type") {
+  const auto name = [](Type type, const char* chip_name) {
+    return planned(problem(attention({.type = type})), chip_name).name();
+  };
+  for (const char* old : {"sm_50", "sm_52", "sm_60", "sm_61", "sm_70"}) {
+    for (Type type : {f64, f32, f16, bf16}) CHECK(name(type, old) == "cuda:simt");
+  }
+  CHECK(name(f16, "sm_75") == "cuda:mma");
+  CHECK(name(bf16, "sm_75") == "cuda:simt");
+  CHECK(name(f32, "sm_75") == "cuda:simt");
+  for (const char* chip_name :
+       {"sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"}) {
+    for (Type type : {f32, f16, bf16}) CHECK(name(type, chip_name) == "cuda:mma");
+    CHECK(name(f64, chip_name) == "cuda:simt");
+  }
+  CHECK(says(planned(problem(attention({.type = bf16})), "sm_75"), "level 75 multiply f16 alone"));
+  CHECK(says(planned(problem(attention({.type = f64}))), "f64 is computed without tensor cores"));
+  CHECK(says(planned(problem(attention({.type = f16, .dim = 512}), Pass::backward), "sm_75"),
+             "no tile of these head sizes fits"));
+}
+
+TEST_CASE("levels follow the chip, or the name") {
+  const auto level = [](const char* chip_name, const char* name) {
+    return planned(problem(attention({.type = f16})), chip_name, name)
+        .launches.front()
+        .config.level;
+  };
+  CHECK(level("sm_75", "") == 75);
+  CHECK(level("sm_80", "") == 80);
+  CHECK(level("sm_89", "") == 80);
+  CHECK(level("sm_90", "") == 90);
+  CHECK(level("sm_121", "") == 90);
+  CHECK(level("sm_90", "cuda:mma80") == 80);
+  CHECK(level("sm_90", "cuda:mma75") == 75);
+  CHECK(level("sm_61", "") == 50);
+  CHECK(level("sm_90", "cuda:simt") == 50);
+}
+
+TEST_CASE("what cannot be done is refused with a reason") {
+  const Problem p = problem(attention({.type = bf16}));
+  CHECK(refusal(p, "sm_70", "cuda:mma").find("none of the tensor core instructions") !=
+        std::string::npos);
+  CHECK(refusal(p, "sm_75", "cuda:mma").find("f16 alone") != std::string::npos);
+  CHECK(refusal(p, "sm_90", "cuda:mma75").find("f16 alone") != std::string::npos);
+  CHECK(refusal(p, "sm_80", "cuda:mma90").find("lacks the instructions") != std::string::npos);
+  CHECK(refusal(problem(attention({.type = f64})), "sm_90", "cuda:mma").find("f64") !=
+        std::string::npos);
+  CHECK(refusal(p, "sm_86", "cuda:mma/163").find("less shared memory") != std::string::npos);
+  for (const char* name : {"", "cuda:mma", "cuda:simt"}) {
+    for (Shape shape : {Shape{.dim = 513}, Shape{.dim = 8, .dim_v = 513}}) {
+      CHECK(refusal(problem(attention(shape)), "sm_90", name).find("above 512") !=
+            std::string::npos);
+    }
+  }
+  CHECK(refusal(problem(attention({.type = f16, .dim = 512}), Pass::backward), "sm_75", "cuda:mma")
+            .find("fits the shared memory") != std::string::npos);
+  // Any memory: stride 0 makes such problems possible.
+  const std::int64_t many = 0x7fffffff;
+  Attention huge;
+  for (Tensor* tensor : {&huge.q, &huge.k, &huge.v}) {
+    *tensor = Tensor(nullptr, bf16, {1, many, many, 64}, {0, 0, 0, 1});
+  }
+  CHECK(refusal(problem(huge, Pass::backward), "sm_90").find("larger than any memory") !=
+        std::string::npos);
+  for (Tensor* tensor : {&huge.q, &huge.k, &huge.v}) {
+    *tensor = Tensor(nullptr, bf16, {many, 64, 1, 64}, {0, 0, 0, 1});
+  }
+  CHECK(refusal(problem(huge), "sm_90").find("below 2^31") != std::string::npos);
+  for (Tensor* tensor : {&huge.q, &huge.k, &huge.v}) {
+    *tensor = Tensor(nullptr, bf16, {1, 256, many, 64}, {0, 0, 0, 1});
+  }
+  CHECK(refusal(problem(huge), "sm_90").find("more blocks than a grid") != std::string::npos);
+}
+
+TEST_CASE("a tiling by name replaces what it names") {
+  const Problem forward = problem(attention({.dim = 128}));
+  const KernelConfig standard = planned(forward).launches.front().config;
+  const CudaPlan plan = planned(forward, "sm_90", "cuda:mma@rows=64,keys=32,warps=4,blocks=1");
+  CHECK(says(plan, "tiling: asked for by name"));
+  const Tiling tiling = plan.launches.front().config.tiling;
+  CHECK(tiling.rows == 64);
+  CHECK(tiling.keys == 32);
+  CHECK(tiling.stages == standard.tiling.stages);
+  check_sound(forward, chip("sm_90"), plan);
+
+  const Problem backward = problem(attention({.dim = 128}), Pass::backward);
+  const CudaPlan other =
+      planned(backward, "sm_90", "cuda@rows=32,keys=64,warps=8,slices=2,stages=1");
+  check_sound(backward, chip("sm_90"), other);
+  CHECK(launch_of(other, Kernel::backward)->config.tiling.slices == 2);
+  const CudaPlan simt = planned(backward, "sm_90", "cuda:simt@rows=16,keys=32");
+  check_sound(backward, chip("sm_90"), simt);
+  CHECK(launch_of(simt, Kernel::key_gradient)->config.tiling.rows == 16);
+  CHECK(launch_of(simt, Kernel::key_gradient)->config.tiling.keys == 32);
+
+  for (const char* name : {"cuda:mma@rows=48", "cuda:mma@keys=24", "cuda:mma@stages=3",
+                           "cuda:mma@warps=7", "cuda:simt@rows=48"}) {
+    CAPTURE(std::string(name));
+    CHECK(refusal(forward, "sm_90", name).find("cannot have the tiling") != std::string::npos);
+  }
+  CHECK(refusal(forward, "sm_90", "cuda:mma@rows=256,keys=256,warps=8")
+            .find("needs more shared memory") != std::string::npos);
+}
+
+TEST_CASE("a class of shared memory by name gives the tiles of its chips") {
+  for (std::int64_t dim : {64, 128, 256, 512}) {
+    for (Pass pass : {Pass::forward, Pass::backward}) {
+      const Problem p = problem(attention({.batch = 64, .dim = dim}), pass);
+      for (const auto& [name, chip_name] :
+           {std::pair{"cuda:mma80/99", "sm_86"}, {"cuda:mma80/163", "sm_80"}}) {
+        const CudaPlan named = planned(p, "sm_90", name), own = planned(p, chip_name);
+        CHECK(named.supported() == (own.family == Family::mma));
+        if (!named.supported()) continue;
+        check_sound(p, chip(chip_name), named);
+        CHECK(kernels_of(named) == kernels_of(own));
+        for (std::size_t i = 0; i < own.launches.size(); ++i) {
+          CHECK(named.launches[i].config == own.launches[i].config);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("chips by name") {
+  CHECK(chip_named("sm_80")->shared_per_block == 163 * 1024);
+  CHECK(chip_named("sm_80")->capability() == 80);
+  CHECK(chip_named("sm_103")->major == 10);
+  CHECK(chip_named("sm_103")->minor == 3);
+  CHECK(chip_named("sm_99") == nullptr);
+  CHECK(chip_named("") == nullptr);
+  CHECK(known_chips().size() == 15);
+}
+
+TEST_SUITE_END();

@@ -1,0 +1,304 @@
+// Which kernels a plan for a GPU launches, and why.
+#include "tests/plan/cuda_case.hpp"
+
+using namespace regard;
+using namespace regard::cuda_case;
+
+namespace {
+
+Attention causal(const Shape& shape = {}) {
+  Attention a = attention(shape);
+  a.causal = Causal::bottom_right;
+  return a;
+}
+
+// A backward problem with the gradients that are named, as types.
+Problem named(Problem p, Type dq, Type dk, Type dv, Type dbias = Type::none) {
+  p.gradients_named = true;
+  p.dq = {.type = dq, .strides = p.q.strides};
+  p.dk = {.type = dk, .strides = p.k.strides};
+  p.dv = {.type = dv, .strides = p.v.strides};
+  p.dbias = {.type = dbias, .strides = p.bias.strides};
+  return p;
+}
+
+Attention biased(std::array<std::int64_t, 4> sizes, Type type = f32) {
+  Attention a = attention({});
+  a.bias = Tensor(nullptr, type, {sizes[0], sizes[1], sizes[2], sizes[3]});
+  return a;
+}
+
+BiasGradient how(const CudaPlan& plan) {
+  const CudaLaunch* const launch = launch_of(plan, Kernel::backward);
+  REQUIRE(launch);
+  return launch->config.bias_gradient;
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("cuda_plan");
+
+TEST_CASE("launch lists") {
+  const Pass backward = Pass::backward;
+  CHECK(kernels_of(planned(problem(attention({})))) == "forward");
+  CHECK(kernels_of(planned(problem(causal()))) == "forward forward*");
+  CHECK(kernels_of(planned(problem(attention({.type = f32})))) == "forward forward*");
+  CHECK(kernels_of(planned(problem(attention({.type = f64})))) == "forward");
+  CHECK(kernels_of(planned(problem(attention({}), backward))) == "delta backward convert_dq");
+  CHECK(kernels_of(planned(problem(causal(), backward))) ==
+        "delta backward convert_dq query_gradient* key_gradient*");
+  CHECK(kernels_of(planned(problem(causal(), backward), "sm_90", "cuda:simt")) ==
+        "delta key_gradient query_gradient");
+  Attention a = biased({1, 8, 1024, 1024});
+  a.sink = Tensor(nullptr, f32, {8});
+  CHECK(kernels_of(planned(problem(a, backward))) ==
+        "delta backward convert_dq convert_dbias sink_gradient query_gradient* key_gradient*");
+  CHECK(kernels_of(planned(problem(a, backward), "sm_90", "cuda:simt")) ==
+        "delta key_gradient query_gradient bias_gradient sink_gradient");
+}
+
+TEST_CASE("only what is wanted is computed") {
+  const Problem p = problem(causal(), Pass::backward);
+  const Type no = Type::none;
+  CHECK(kernels_of(planned(named(p, bf16, no, no))) == "delta backward convert_dq query_gradient*");
+  CHECK(kernels_of(planned(named(p, no, bf16, no))) == "delta backward key_gradient*");
+  CHECK(kernels_of(planned(named(p, no, no, f32))) == "delta backward key_gradient*");
+  CHECK(kernels_of(planned(named(p, no, no, no))) == "delta");
+  CHECK(kernels_of(planned(named(p, bf16, no, no), "sm_61")) == "delta query_gradient");
+  const CudaPlan plan = planned(named(p, no, no, bf16));
+  CHECK(plan.workspace.dq_sums == plan.workspace.partial_out);
+  CHECK(!launch_of(plan, Kernel::backward)->config.wants_dk);
+  CHECK(!launch_of(plan, Kernel::delta)->config.wants_dq);
+}
+
+TEST_CASE("empty problems launch what writes zeros, and nothing else") {
+  CHECK(kernels_of(planned(problem(attention({.len_q = 0})))) == "");
+  CHECK(kernels_of(planned(problem(attention({.batch = 0})))) == "");
+  CHECK(kernels_of(planned(problem(attention({.len_k = 0})))) == "forward");
+  CHECK(kernels_of(planned(problem(attention({.len_q = 0}), Pass::backward))) == "backward");
+  CHECK(kernels_of(planned(problem(attention({.len_k = 0}), Pass::backward))) ==
+        "delta convert_dq");
+}
+
+TEST_CASE("dbias: stored, added, or a pass of its own") {
+  const auto plan = [](std::array<std::int64_t, 4> sizes) {
+    return planned(problem(biased(sizes), Pass::backward));
+  };
+  CHECK(how(plan({2, 8, 1024, 1024})) == BiasGradient::store);
+  CHECK(how(plan({1, 8, 1024, 1024})) == BiasGradient::add);
+  CHECK(how(plan({2, 1, 1024, 1024})) == BiasGradient::add);
+  CHECK(how(plan({2, 8, 1, 1024})) == BiasGradient::add_to_row);
+  CHECK(how(plan({2, 8, 1024, 1})) == BiasGradient::add_to_column);
+  CHECK(how(plan({1, 1, 1, 1})) == BiasGradient::add_to_row);
+  const Strides strides = plan({1, 8, 1024, 1024}).dbias_strides;
+  CHECK(strides.batch == 0);
+  CHECK(strides.head == 1024 * 1024);
+  CHECK(strides.row == 1024);
+  CHECK(strides.column == 1);
+  // Tiles that are hidden would not be stored.
+  Attention a = biased({2, 8, 1024, 1024});
+  a.causal = Causal::top_left;
+  Problem p = problem(a, Pass::backward);
+  CHECK(how(planned(p)) == BiasGradient::add);
+  p = named(p, bf16, bf16, bf16, f32);
+  p.accumulate = true;
+  CHECK(how(planned(p)) == BiasGradient::store);
+}
+
+TEST_CASE("dbias is summed in place where it is f32 and accumulated into") {
+  Problem p = named(problem(biased({1, 8, 1024, 1024}), Pass::backward), bf16, bf16, bf16, f32);
+  CHECK(launch_of(planned(p), Kernel::convert_dbias));
+  p.accumulate = true;
+  const CudaPlan plan = planned(p);
+  CHECK(!launch_of(plan, Kernel::convert_dbias));
+  CHECK(plan.workspace.dbias_sums == plan.workspace.clear);
+  CHECK(plan.dbias_strides.row == p.dbias.strides.row);
+  CHECK(launch_of(plan, Kernel::backward)->config.bias_pairs);
+  p.dbias.strides.row = 1025;
+  CHECK(!launch_of(planned(p), Kernel::backward)->config.bias_pairs);
+  p.dbias.type = bf16;
+  CHECK(launch_of(planned(p), Kernel::convert_dbias));
+  CHECK(launch_of(planned(p), Kernel::backward)->config.bias_pairs);
+}
+
+TEST_CASE("deterministic: dq in order, broadcast dbias in a pass of its own") {
+  Attention a = biased({1, 8, 1024, 1024});
+  a.deterministic = true;
+  CudaPlan plan = planned(problem(a, Pass::backward));
+  CHECK(how(plan) == BiasGradient::none);
+  CHECK(launch_of(plan, Kernel::bias_gradient));
+  CHECK(launch_of(plan, Kernel::bias_gradient)->config.family == Family::simt);
+  CHECK(!launch_of(plan, Kernel::convert_dbias));
+  const CudaLaunch& backward = *launch_of(plan, Kernel::backward);
+  CHECK(backward.config.ordered);
+  CHECK(backward.grid.heads_per_group == 16);
+  CHECK(plan.workspace.marks_q > plan.workspace.turns);
+  CHECK(says(plan, "deterministic: blocks add to dq in the order of their keys"));
+  CHECK(says(plan, "deterministic: a broadcast bias"));
+  // Each element of a whole bias is written once, in whatever order.
+  a = biased({2, 8, 1024, 1024});
+  a.deterministic = true;
+  plan = planned(problem(a, Pass::backward));
+  CHECK(how(plan) == BiasGradient::store);
+  CHECK(!launch_of(plan, Kernel::bias_gradient));
+  // What does not want dq has no order to keep.
+  const Problem keys = named(problem(a, Pass::backward), Type::none, bf16, bf16);
+  CHECK(!launch_of(planned(keys), Kernel::backward)->config.ordered);
+  CHECK(!launch_of(planned(problem(attention({}), Pass::backward)), Kernel::backward)
+             ->config.ordered);
+}
+
+TEST_CASE("precision of f32") {
+  Attention a = attention({.type = f32});
+  const auto products = [&] { return planned(problem(a)).launches.front().config.products; };
+  CHECK(products() == Products::tf32x3);
+  a.precision = Precision::tf32;
+  CHECK(products() == Products::tf32);
+  CHECK(kernels_of(planned(problem(a))) == "forward");
+  a.precision = Precision::bf16;
+  CHECK(products() == Products::tf32);
+  a = attention({.type = bf16});
+  a.precision = Precision::tf32;
+  CHECK(products() == Products::direct);
+}
+
+TEST_CASE("few rows of shared keys are folded into a tile") {
+  const auto folded = [](Shape s) {
+    return planned(problem(attention(s))).launches.front().config.folded;
+  };
+  CHECK(folded({.heads_q = 8, .heads_kv = 1, .len_q = 1}));
+  CHECK(folded({.heads_q = 8, .heads_kv = 4, .len_q = 1}));
+  CHECK(folded({.heads_q = 64, .heads_kv = 1, .len_q = 16}));
+  CHECK(!folded({.heads_q = 8, .heads_kv = 8, .len_q = 1}));
+  CHECK(!folded({.heads_q = 8, .heads_kv = 1, .len_q = 65}));
+  CHECK(!folded({.heads_q = 8, .heads_kv = 1, .len_q = 1024}));
+  // A folded tile walks over every key, which a narrow window would spare.
+  Attention a = attention({.heads_q = 8, .heads_kv = 1, .len_q = 1, .len_k = 65536});
+  a.window = {.left = 1000, .right = 0};
+  CHECK(!planned(problem(a)).launches.front().config.folded);
+}
+
+TEST_CASE("keys are split where tiles of rows would leave the chip idle") {
+  for (const Chip& chip : known_chips()) {
+    if (chip.capability() < 80) continue;
+    const Problem decode =
+        problem(attention({.batch = 1, .heads_kv = 2, .len_q = 1, .len_k = 131072, .dim = 128}));
+    const CudaPlan plan = planned(decode, chip.name.c_str());
+    const CudaLaunch& forward = plan.launches.front();
+    CAPTURE(chip.name);
+    CHECK(forward.config.split);
+    CHECK(plan.splits == forward.grid.splits);
+    CHECK(forward.grid.blocks() >= chip.multiprocessors * 2 / 3);
+    CHECK(kernels_of(plan) == "forward combine");
+    CHECK(says(plan, "split: "));
+    // No split is without keys, and each has two tiles.
+    const std::int64_t tiles = divide_up(131072, forward.config.tiling.keys);
+    const std::int64_t each = divide_up(tiles, plan.splits);
+    CHECK(each >= 2);
+    CHECK((plan.splits - 1) * each < tiles);
+  }
+  const auto splits = [](Shape s) { return planned(problem(attention(s))).splits; };
+  CHECK(splits({.batch = 16, .len_q = 4096, .len_k = 4096}) == 1);
+  CHECK(splits({.batch = 128, .heads_q = 32, .heads_kv = 8, .len_q = 1, .len_k = 8192}) == 1);
+  CHECK(splits({.batch = 1, .len_q = 1, .len_k = 100}) == 1);
+  CHECK(splits({.batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 100, .len_k = 50000}) > 32);
+  // A window leaves little to split.
+  Attention a = attention({.len_q = 1, .len_k = 100000});
+  a.window = {.left = 100, .right = 0};
+  CHECK(planned(problem(a)).splits == 1);
+  // What is split marks its rows where it is merged.
+  const CudaPlan plan = planned(problem(causal({.batch = 1, .len_q = 4, .len_k = 65536})));
+  CHECK(kernels_of(plan) == "forward combine forward*");
+  CHECK(!plan.launches[0].config.marks);
+  CHECK(plan.launches[1].config.marks);
+}
+
+TEST_CASE("pointers and strides decide whether rows are read 16 bytes at a time") {
+  Problem p = problem(attention({.type = bf16}));
+  const auto aligned = [&] { return planned(p).launches.front().config.aligned; };
+  CHECK(aligned());
+  p.k.data = reinterpret_cast<void*>(8);
+  CHECK(!aligned());
+  CHECK(says(planned(p), "slow path: q, k, v or dout"));
+  p.k.data = reinterpret_cast<void*>(32);
+  CHECK(aligned());
+  p.v.strides.row = 68;
+  CHECK(!aligned());
+  p.v.strides.row = 72;
+  CHECK(aligned());
+  // The stride of one row, head or batch says nothing.
+  p = problem(attention({.batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 1}));
+  p.q.strides = {.batch = 1, .head = 1, .row = 1, .column = 1};
+  CHECK(aligned());
+  p = problem(attention({.dim = 33}), Pass::backward);
+  CHECK(!launch_of(planned(p), Kernel::backward)->config.aligned);
+  CHECK(!launch_of(planned(p), Kernel::backward)->config.exact);
+  p = problem(attention({}), Pass::backward);
+  CHECK(launch_of(planned(p), Kernel::backward)->config.exact);
+  CHECK(!launch_of(planned(p), Kernel::backward)->config.wide_dout);
+  p.dout = {.data = reinterpret_cast<void*>(4), .type = f32, .strides = p.q.strides};
+  CHECK(!launch_of(planned(p), Kernel::backward)->config.aligned);
+  CHECK(launch_of(planned(p), Kernel::backward)->config.wide_dout);
+}
+
+TEST_CASE("a bias is staged where its rows are whole and begin at 16 bytes") {
+  const auto staged = [](const Attention& a) {
+    return planned(problem(a)).launches.front().config.bias_aligned;
+  };
+  CHECK(staged(biased({2, 8, 1024, 1024})));
+  CHECK(staged(biased({1, 1, 1, 1024}, bf16)));
+  CHECK(!staged(biased({2, 8, 1024, 1})));
+  CHECK(!staged(biased({2, 8, 1024, 1024}, f64)));
+  CHECK(says(planned(problem(biased({2, 8, 1024, 1024}, f64))), "slow path: the bias"));
+  Attention a = biased({2, 8, 1024, 1024});
+  a.bias.strides[2] = 1026;
+  CHECK(!staged(a));
+  // Tiles do not depend on it.
+  CHECK(planned(problem(a)).launches.front().config.tiling ==
+        planned(problem(biased({2, 8, 1024, 1024}))).launches.front().config.tiling);
+  a = attention({.heads_kv = 1, .len_q = 1});
+  a.bias = Tensor(nullptr, f32, {2, 8, 1, 1024});
+  CHECK(planned(problem(a)).launches.front().config.folded);
+  CHECK(!staged(a));
+}
+
+TEST_CASE("intervals: heads take turns while their keys and values share the cache") {
+  const auto group = [](const Attention& a) {
+    return planned(problem(a)).launches.front().grid.heads_per_group;
+  };
+  CHECK(group(attention({.batch = 32})) == 1);
+  CHECK(group(causal({.batch = 32, .len_q = 4096, .len_k = 4096, .dim = 128})) == 15);
+  CHECK(
+      group(causal(
+          {.batch = 32, .heads_q = 8, .heads_kv = 2, .len_q = 4096, .len_k = 4096, .dim = 128})) ==
+      60);
+  CHECK(group(causal({.batch = 1, .len_q = 128, .len_k = 128})) == 8);
+  CHECK(group(causal({.batch = 1, .heads_kv = 2, .len_q = 2000000, .len_k = 2000000})) == 4);
+}
+
+TEST_CASE("golden explanation") {
+  Attention a = attention({.heads_q = 32, .heads_kv = 8, .dim = 128});
+  a.deterministic = true;
+  a.sink = Tensor(nullptr, f32, {32});
+  const Problem p = problem(a, Pass::backward);
+  const CudaPlan plan = planned(p, "sm_80", "cuda:mma@rows=64,keys=64,warps=4,stages=2,slices=1");
+  CHECK(cuda_kernel_line(plan) == "backward mma level 80, tile 64 x 64, head 128, stages 2");
+  const std::string text = cuda_explanation(p, chip("sm_80"), plan);
+  CHECK(text.starts_with(
+      "problem    2 x 32/8 heads, 1024 x 1024, D 128, bf16, sink, backward\n"
+      "chip       sm_80, compute capability 8.0, 108 multiprocessors, 163 KB of shared memory for "
+      "a block, 41.94 MB of cache\n"
+      "backend    cuda:mma\n"
+      "  because  mma: asked for by name\n"
+      "  because  tiling: asked for by name\n"
+      "  because  deterministic: blocks add to dq in the order of their keys, and wait for it\n"
+      "kernel     delta, "));
+  CHECK(
+      text.find("kernel     backward mma level 80, tile 64 x 64, head 128, stages 2, 128 threads, "
+                "112.0 KB shared, 256 blocks = 16 heads x 16 tiles, 16 heads taking turns\n"
+                "kernel     convert_dq, ") != std::string::npos);
+  CHECK(
+      text.ends_with("workspace  34.08 MB: turns 0.00 MB, row states 0.52 MB, dq sums 33.55 MB\n"));
+}
+
+TEST_SUITE_END();

@@ -1,0 +1,242 @@
+// Plans for every chip: they fit, they cover everything, and their workspace is enough.
+#include <chrono>
+#include <functional>
+
+#include "cuda/kernels/params.h"
+#include "plan/config_text.hpp"
+#include "plan/representative.hpp"
+#include "tests/plan/cuda_case.hpp"
+
+using namespace regard;
+using namespace regard::cuda_case;
+
+namespace {
+
+constexpr Type kTypes[] = {f64, f32, f16, bf16};
+constexpr Pass kPasses[] = {Pass::forward, Pass::backward};
+
+struct Feature {
+  std::string name;
+  std::function<void(Attention&, const Shape&)> add;
+};
+
+const Feature kFeatures[] = {
+    {"plain", [](Attention&, const Shape&) {}},
+    {"causal", [](Attention& a, const Shape&) { a.causal = Causal::bottom_right; }},
+    {"softcap", [](Attention& a, const Shape&) { a.softcap = 30; }},
+    {"bias f32",
+     [](Attention& a, const Shape& s) {
+       a.bias = Tensor(nullptr, f32, {s.batch, s.heads_q, s.len_q, s.len_k});
+     }},
+    {"broadcast bias",
+     [](Attention& a, const Shape& s) {
+       a.bias = Tensor(nullptr, f64, {1, 1, s.len_q, s.len_k});
+     }},
+    {"dropout, sink",
+     [](Attention& a, const Shape& s) {
+       a.dropout.p = 0.5;
+       a.sink = Tensor(nullptr, f32, {s.heads_q});
+     }},
+    {"deterministic, bias, softcap",
+     [](Attention& a, const Shape& s) {
+       a.deterministic = true;
+       a.softcap = 30;
+       a.bias = Tensor(nullptr, bf16, {1, s.heads_q, s.len_q, s.len_k});
+     }},
+    {"seqused, mask",
+     [](Attention& a, const Shape& s) {
+       a.seqused_k = Tensor(nullptr, i32, {s.batch});
+       a.mask = Tensor(nullptr, boolean, {s.len_k});
+     }},
+};
+
+}  // namespace
+
+TEST_SUITE_BEGIN("cuda_plan");
+
+TEST_CASE("every chip, type, head size, pass and feature has a sound plan") {
+  for (const Chip& chip : known_chips()) {
+    for (Type type : kTypes) {
+      for (std::int64_t dim : {1, 8, 33, 64, 72, 96, 128, 192, 256, 257, 512}) {
+        for (const Feature& feature : kFeatures) {
+          for (Pass pass : kPasses) {
+            const Shape shape{.type = type, .heads_kv = 2, .len_q = 300, .len_k = 555, .dim = dim};
+            Attention a = attention(shape);
+            feature.add(a, shape);
+            const Problem p = problem(a, pass);
+            CAPTURE(chip.name);
+            CAPTURE(int(type));
+            CAPTURE(dim);
+            CAPTURE(feature.name);
+            CAPTURE(p.backward);
+            check_sound(p, chip, plan_cuda(p, chip, {}, Reasons::left_out));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("odd shapes have sound plans") {
+  const Shape shapes[] = {{.len_q = 1, .len_k = 100000},
+                          {.batch = 1, .heads_q = 64, .heads_kv = 1, .len_q = 5, .len_k = 9999},
+                          {.len_q = 0},
+                          {.len_k = 0},
+                          {.batch = 0},
+                          {.batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 1, .len_k = 1},
+                          {.len_q = 4097, .dim = 192, .dim_v = 128},
+                          {.dim = 16, .dim_v = 500},
+                          {.dim = 500, .dim_v = 16}};
+  for (const char* name : {"sm_61", "sm_75", "sm_80", "sm_89", "sm_90", "sm_120"}) {
+    for (Type type : kTypes) {
+      for (Shape shape : shapes) {
+        shape.type = type;
+        for (Pass pass : kPasses) {
+          const Problem p = problem(attention(shape), pass);
+          CAPTURE(std::string(name));
+          CAPTURE(to_string(p));
+          check_sound(p, chip(name), planned(p, name));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("packed sequences") {
+  const Tensor begins(nullptr, i32, {4});
+  Attention a{.q = Tensor(nullptr, bf16, {1000, 8, 64}),
+              .k = Tensor(nullptr, bf16, {3000, 2, 64}),
+              .v = Tensor(nullptr, bf16, {3000, 2, 64}),
+              .cu_seqlens_q = begins,
+              .cu_seqlens_k = begins,
+              .max_seqlen_q = 500,
+              .max_seqlen_k = 2000,
+              .causal = Causal::bottom_right};
+  for (Pass pass : kPasses) {
+    const Problem p = problem(a, pass);
+    const CudaPlan plan = planned(p);
+    check_sound(p, chip("sm_90"), plan);
+    CHECK(plan.launches.front().config.ragged);
+  }
+  // Tables in the GPU's memory are not read.
+  Problem p = problem(a);
+  p.sequences.begins_q = p.sequences.begins_k = reinterpret_cast<const int32*>(8);
+  CHECK(cuda_explanation(p, chip("sm_90"), planned(p)).find("longest sequences") !=
+        std::string::npos);
+}
+
+TEST_CASE("blocks cover every tile of every head once, earlier tiles of a head first") {
+  for (const BlockGrid& grid :
+       {BlockGrid{.heads = 5, .tiles = 7, .splits = 1},
+        BlockGrid{.heads = 5, .tiles = 3, .splits = 4, .heads_per_group = 2},
+        BlockGrid{.heads = 33, .tiles = 4, .heads_per_group = 16}}) {
+    std::vector<int> seen(std::size_t(grid.blocks()));
+    std::vector<int> last(std::size_t(grid.heads), -1);
+    for (std::int64_t block = 0; block < grid.blocks(); ++block) {
+      const BlockPlace place = place_of(grid, block);
+      const int tile = place.split * grid.tiles + place.tile;
+      ++seen.at(std::size_t((place.head * grid.splits + place.split) * grid.tiles + place.tile));
+      CHECK(tile > last.at(std::size_t(place.head)));
+      last[std::size_t(place.head)] = tile;
+    }
+    for (int count : seen) CHECK(count == 1);
+  }
+}
+
+TEST_CASE("what a call with names needs never exceeds the workspace that was asked for") {
+  for (const Feature& feature : kFeatures) {
+    for (std::int64_t dim : {64, 128, 192}) {
+      const Shape shape{.heads_kv = 2, .len_q = 300, .len_k = 555, .dim = dim};
+      Attention a = attention(shape);
+      feature.add(a, shape);
+      Problem p = problem(a, Pass::backward);
+      const std::int64_t asked = planned(p).workspace.size;
+      p.gradients_named = true;
+      p.q.data = reinterpret_cast<void*>(2);  // not aligned
+      p.bias.data = reinterpret_cast<void*>(8);
+      p.dbias = p.features.bias ? p.bias : View{};
+      for (int named = 0; named < 8; ++named) {
+        p.dq = named & 1 ? p.q : View{};
+        p.dk = named & 2 ? p.k : View{};
+        p.dv = named & 4 ? p.v : View{};
+        for (bool accumulate : {false, true}) {
+          p.accumulate = accumulate;
+          const CudaPlan plan = planned(p);
+          check_sound(p, chip("sm_90"), plan);
+          CHECK(plan.workspace.size <= asked);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a plan is a pure function") {
+  for (Pass pass : kPasses) {
+    const Problem p = problem(attention({.type = f32}), pass);
+    CHECK(cuda_explanation(p, chip("sm_86"), planned(p, "sm_86")) ==
+          cuda_explanation(p, chip("sm_86"), planned(p, "sm_86")));
+  }
+}
+
+TEST_CASE("planning is cheap, and says nothing where nobody asks") {
+  Attention a = attention({.heads_kv = 2, .len_q = 4, .len_k = 100000, .dim = 128});
+  a.causal = Causal::bottom_right;
+  for (Pass pass : kPasses) {
+    const Problem p = problem(a, pass);
+    double best = 1;
+    for (int attempt = 0; attempt < 20; ++attempt) {
+      constexpr int kCalls = 500;
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < kCalls; ++i) {
+        CHECK_UNARY(plan_cuda(p, chip("sm_90"), {}, Reasons::left_out).reasons.empty());
+      }
+      const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+      best = std::min(best, time.count() / kCalls);
+    }
+    MESSAGE("seconds of a plan: " << best);
+    CHECK(best < 50e-6);  // about half a microsecond; sanitizers and busy machines included
+  }
+}
+
+TEST_CASE("representative kernels: about fifty for a chip, of every kind") {
+  CHECK(representative_problems().size() > 20);
+  for (const Chip& chip : known_chips()) {
+    const std::vector<KernelConfig> kernels = representative_kernels(chip);
+    CHECK(kernels.size() >= 40);
+    CHECK(kernels.size() <= 64);
+    if (chip.capability() < 80) continue;
+    bool seen[kKernelCount] = {};
+    for (const KernelConfig& config : kernels) seen[int(config.kernel)] = true;
+    for (int kernel = 0; kernel < kKernelCount; ++kernel) {
+      CAPTURE(std::string(name_of(Kernel(kernel))));
+      CHECK((seen[kernel] || Kernel(kernel) == Kernel::bias_gradient));
+    }
+  }
+}
+
+TEST_CASE("configs as text: distinct, and without what is as by default") {
+  CHECK(to_text({}) ==
+        "regard::KernelConfig{.kernel = regard::Kernel::forward, .family = regard::Family::simt, "
+        ".level = 80}");
+  CHECK(to_text({.kernel = Kernel::backward,
+                 .family = Family::mma,
+                 .level = 75,
+                 .type = f16,
+                 .products = Products::direct,
+                 .features = {.interval = true},
+                 .dim = 64,
+                 .dim_v = 32,
+                 .tiling = {.rows = 32, .stages = 1},
+                 .aligned = false,
+                 .bias_gradient = BiasGradient::add}) ==
+        "regard::KernelConfig{.kernel = regard::Kernel::backward, .family = regard::Family::mma, "
+        ".level = 75, .type = regard::Type::f16, .features = regard::Features{.interval = true}, "
+        ".dim = 64, .dim_v = 32, .tiling = regard::Tiling{.rows = 32, .stages = 1}, "
+        ".aligned = false, .bias_gradient = regard::BiasGradient::add}");
+  const std::vector<KernelConfig> kernels = representative_kernels(chip("sm_80"));
+  for (const KernelConfig& a : kernels) {
+    for (const KernelConfig& b : kernels) CHECK((to_text(a) == to_text(b)) == (a == b));
+  }
+}
+
+TEST_SUITE_END();
