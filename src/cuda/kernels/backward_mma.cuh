@@ -1,0 +1,234 @@
+// Backward attention of a tile of keys: dk and dv, and its share of dq and dbias.
+//
+// A block keeps its keys and values in shared memory and walks over the query rows that see them,
+// of every query head that shares them. Scores are made transposed, S^T[keys, rows] = K Q^T: P^T
+// and dS^T then are operands of dv += P^T dO and dk += dS^T Q without leaving the registers, and
+// only dS^T goes through shared memory, once, for dq = dS K, which is added to f32 sums in memory.
+// Warps own 16 kN keys each. With slices > 1, that many warps share keys: each makes its part of
+// S^T's rows, passes P^T on as well, and owns a slice of the columns of dk and dv.
+#pragma once
+
+#include "cuda/kernels/tile/backward_bias.cuh"
+#include "cuda/kernels/tile/backward_dq.cuh"
+#include "cuda/kernels/tile/backward_place.cuh"
+#include "cuda/kernels/tile/backward_scores.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct BackwardMma {
+  using Place = BackwardPlace<kConfig>;
+  using Scores = typename Place::Scores;
+  using Step = typename Place::Step;
+  using F = FragmentsOf<kConfig>;
+  static constexpr Features kOn = kConfig.features;
+  static constexpr int kN = Place::kN, kSlices = Place::kSlices;
+  static constexpr int kKeyBlocks = kConfig.dim / kSlices / 8;  // of a warp's columns of dk
+  static constexpr int kValueBlocks = kConfig.dim_v / kSlices / 8;
+  static constexpr bool kAhead = kConfig.tiling.stages > 1;
+  static constexpr bool kWantsBias = kConfig.bias_gradient != BiasGradient::none;
+  static constexpr bool kWantsScores = kConfig.wants_dq || kConfig.wants_dk || kWantsBias;
+  static_assert(kKeyBlocks % 2 == 0 && kValueBlocks % 2 == 0);
+
+  const Place at;
+  const BackwardScores<kConfig> elementwise{at};
+  const BackwardDq<kConfig> dq{at};
+  BackwardBias<kConfig> dbias{at};
+  Accumulator dk[kN][kConfig.wants_dk ? kKeyBlocks : 1];
+  Accumulator dv[kN][kConfig.wants_dv ? kValueBlocks : 1];
+
+  // ------------------------------------------------------------------------------------- products
+
+  // x = A B^T, A's rows the warp's keys of `keys`, B's rows its part of the rows of `rows`.
+  template <int kColumns>
+  REGARD_DEVICE void multiply_scores(Scores& x, const TileView& keys, const TileView& rows) const {
+    multiply_transposed<F, kColumns / F::kStep>(
+        x, rows, at.warp_score_row(), [&](typename F::A& a, int m, int k) {
+          F::load_a(a, keys, at.warp_key() + m * 16, k * F::kStep);
+        });
+  }
+
+  // sums += X^T rows, over all rows of the tile: X^T from registers, or from where all slices of it
+  // lie together.
+  template <int kBlocks>
+  REGARD_DEVICE void multiply_rows(Accumulator (&sums)[kN][kBlocks], const Scores& x,
+                                   const TileView& exchanged, const TileView& rows) const {
+    add_product<F, Place::kRows / F::kStep>(
+        sums, rows, at.warp_slice() * kBlocks * 8, [&](typename F::A& a, int m, int k) {
+          if constexpr (kSlices == 1) {
+            F::from_accumulators(a, x[m], k);
+          } else {
+            F::load_a_in_order(a, exchanged, at.warp_key() + m * 16, k * F::kStep);
+          }
+        });
+  }
+
+  REGARD_DEVICE void exchange(const TileView& tile, const Scores& x) const {
+#pragma unroll
+    for (int m = 0; m < kN; ++m) {
+#pragma unroll
+      for (int n = 0; n < Place::kScoreBlocks; ++n) {
+        F::store(tile, at.warp_key() + m * 16, at.warp_score_row() + n * 8, x[m][n]);
+      }
+    }
+  }
+
+  // dv += P^T dO, or P^T on its way there.
+  REGARD_DEVICE void use_weights(const Scores& weights, int stage) {
+    if constexpr (kOn.dropout) {
+      Scores kept;
+      elementwise.keep_weights(kept, weights);
+      use_kept(kept, stage);
+    } else {
+      use_kept(weights, stage);
+    }
+  }
+  REGARD_DEVICE void use_kept(const Scores& weights, int stage) {
+    if constexpr (kSlices > 1) {
+      exchange(at.weight_tile(), weights);
+    } else {
+      multiply_rows(dv, weights, at.weight_tile(), at.dout_tile(stage));
+    }
+  }
+
+  // ------------------------------------------------------------------------------ a tile of rows
+
+  // From Q and dO in shared memory to dk, dv, dq and dbias. after_rows() is called when they have
+  // been used.
+  template <class AfterRows>
+  REGARD_DEVICE void work(int stage, const Step& step, AfterRows after_rows) {
+    Scores weights, slopes;
+    multiply_scores<kConfig.dim>(weights, at.key_tile(), at.query_tile(stage));
+    elementwise.make_weights(weights, slopes, stage, step);
+    if constexpr (kConfig.wants_dv) use_weights(weights, stage);
+    Scores ds;
+    if constexpr (kWantsScores) {
+      multiply_scores<kConfig.dim_v>(ds, at.value_tile(), at.dout_tile(stage));
+      elementwise.make_dlogits(ds, weights, stage);
+      if constexpr (kWantsBias) dbias.add(ds, step);
+      if constexpr (kOn.softcap) elementwise.apply_slopes(ds, slopes);
+      exchange(at.dscore_tile(), ds);
+    }
+    if constexpr (kConfig.wants_dk && kSlices == 1) {
+      multiply_rows(dk, ds, at.dscore_tile(), at.query_tile(stage));
+    }
+    if constexpr (kWantsScores || kSlices > 1) sync_block();
+    if constexpr (kConfig.wants_dv && kSlices > 1) {
+      multiply_rows(dv, weights, at.weight_tile(), at.dout_tile(stage));
+    }
+    if constexpr (kConfig.wants_dk && kSlices > 1) {
+      multiply_rows(dk, ds, at.dscore_tile(), at.query_tile(stage));
+    }
+    after_rows();
+    if constexpr (kConfig.wants_dq) dq.add(step);
+  }
+
+  // With two stages the next rows come during the whole of a tile, with one while dq is made.
+  REGARD_DEVICE void walk(const ShortInterval& tiles) {
+    Step step = at.first_step(tiles);
+    at.load_rows(0, step);
+    commit_copies();
+    int stage = 0;
+    while (at.exists(step)) {
+      const Step next = at.after(step, tiles);
+      wait_copies<0>();
+      sync_block();
+      if constexpr (kAhead) {
+        if (at.exists(next)) at.load_rows(stage ^ 1, next);
+        commit_copies();
+      }
+      work(stage, step, [&] {
+        if constexpr (!kAhead) {
+          sync_block();
+          if (at.exists(next)) at.load_rows(0, next);
+          commit_copies();
+        }
+      });
+      if (kAhead) stage ^= 1;
+      if (next.head != step.head) dbias.end_head(step.head);
+      step = next;
+    }
+  }
+
+  // --------------------------------------------------------------------------------------- result
+
+  // Scales a result, and marks keys where it is not finite.
+  template <int kBlocks>
+  REGARD_DEVICE void finish(Accumulator (&x)[kN][kBlocks], float scale) const {
+    uint8* const marks = at.params.buffers.marks_k;
+#pragma unroll
+    for (int m = 0; m < kN; ++m) {
+      bool finite[2] = {true, true};
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          x[m][n][e] *= scale;
+          finite[e / 2] = finite[e / 2] && x[m][n][e] - x[m][n][e] == 0;
+        }
+      }
+      if constexpr (kConfig.marks) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int key = at.key_of(m, half);
+          if (!finite[half] && key < at.key_count) marks[mark_of(key)] = 1;
+        }
+      }
+    }
+  }
+  REGARD_DEVICE int64 mark_of(int key) const {
+    return at.kv * at.p.sizes.rows_k + flat_key(at.p, at.seq.whole(), at.b, at.first_key + key);
+  }
+  // Results that are added to what is there must not be where they will be computed again.
+  REGARD_DEVICE bool is_written(int key) const {
+    if (key >= at.key_count) return false;
+    return !kConfig.marks || !at.p.accumulate || at.params.buffers.marks_k[mark_of(key)] == 0;
+  }
+
+  template <int kBlocks>
+  REGARD_DEVICE void write(const Accumulator (&x)[kN][kBlocks], const View& view,
+                           const TileView& tile, int columns) const {
+    const int first_column = at.warp_slice() * kBlocks * 8;
+#pragma unroll
+    for (int m = 0; m < kN; ++m) {
+      const int first = at.warp_key() + m * 16;
+      const TileView stage{tile.begin + first * tile.row_bytes + first_column * F::kBytes,
+                           tile.row_bytes};
+      store_rows<kConfig.type>(
+          x[m], view, columns - first_column, at.p.accumulate, stage,
+          [&](int row) {
+            return offset_of(view.strides, at.b, at.kv, at.seq.first_k,
+                             at.first_key + first + row) +
+                   first_column;
+          },
+          [&](int row) { return is_written(first + row); });
+    }
+  }
+
+  REGARD_DEVICE void run() {
+    clear(dk);
+    clear(dv);
+    dbias.clear();
+    const ShortInterval tiles = at.row_tiles();
+    if (tiles.begin < tiles.end) {
+      at.load_keys();
+      walk(tiles);
+    }
+    if constexpr (kConfig.wants_dk) finish(dk, float(at.p.score.scale));
+    if constexpr (kConfig.wants_dv)
+      finish(dv, kOn.dropout ? float(keep_scale(at.p.dropout)) : 1.0f);
+    wait_copies<0>();
+    sync_block();  // results take the place of keys and values; marks are seen by all
+    if constexpr (kConfig.wants_dk) write(dk, at.p.dk, at.key_tile(), int(at.p.sizes.dim));
+    if constexpr (kConfig.wants_dv) write(dv, at.p.dv, at.value_tile(), int(at.p.sizes.dim_v));
+  }
+};
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void backward_mma(const KernelParams& params) {
+  using Place = BackwardPlace<kConfig>;
+  BackwardMma<kConfig> block{Place(params, place_of(params.grid, block_index()))};
+  if (block.at.key_count > 0) block.run();
+}
+
+}  // namespace regard

@@ -1,0 +1,129 @@
+// Gradients from their f32 sums: dq, which is summed in the order of fragments, and dbias.
+#pragma once
+
+#include "cuda/kernels/tile/dq_order.cuh"
+#include "cuda/kernels/tile/simt_lines.cuh"
+
+namespace regard {
+
+// Columns of one block of eight for the rows r and r + 8 of a unit: four packs of four sums.
+struct DqBlock {
+  float low[8];
+  float high[8];
+};
+
+template <KernelConfig kConfig>
+REGARD_DEVICE DqBlock load_dq_block(const float* sums, int64 unit, int block, int r) {
+  constexpr bool kPacked = kConfig.level >= 90;  // a lane's four elements lie side by side
+  DqBlock x;
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    const int64 at = dq_offset(kConfig, unit, block, kPacked ? 4 * r + n : 4 * r, kPacked ? 0 : n);
+    const auto pack = load_pack<Pack<float, 4>>(sums + at);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int lane = kPacked ? n : k, e = kPacked ? k : n;
+      (e < 2 ? x.low : x.high)[2 * lane + e % 2] = pack.x[k];
+    }
+  }
+  return x;
+}
+
+// A warp converts a unit of 16 rows; thread t has the rows t / 4 and t / 4 + 8, and every fourth
+// block of columns.
+template <KernelConfig kConfig>
+REGARD_DEVICE void convert_dq(const KernelParams& params) {
+  static_assert(kConfig.tiling.rows == kConfig.tiling.warps * 16);
+  constexpr int kBlocks = kConfig.dim / 8;
+  const Problem& p = params.problem;
+  const BlockPlace place = place_of(params.grid, block_index());
+  const int64 heads = p.sizes.heads_q, b = place.head / heads, h = place.head % heads;
+  const Sequence seq = safe_sequence(p, b);
+  const int64 first = int64(place.tile) * kConfig.tiling.rows + warp_index() * 16;
+  if (first >= seq.len_q) return;
+  const int64 unit = (first_dq_row(p, seq, b) + first) / 16;
+  const float* const sums = params.buffers.dq_sums + h * dq_rows(p) * kConfig.dim;
+  const int r = lane_index() / 4, begin = lane_index() % 4;
+  const bool exist[2] = {first + r < seq.len_q, first + r + 8 < seq.len_q};
+  const float scale = float(p.score.scale);
+
+  const auto each_block = [&](auto work) {
+#pragma unroll 2
+    for (int block = begin; block < kBlocks; block += 4) {
+      DqBlock x = load_dq_block<kConfig>(sums, unit, block, r);
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        x.low[n] *= scale;
+        x.high[n] *= scale;
+      }
+      work(block, x);
+    }
+  };
+  float spoiled[2] = {0, 0};
+  const auto look = [&](int, const DqBlock& x) {
+    spoiled[0] += zero_if_finite(x.low);
+    spoiled[1] += zero_if_finite(x.high);
+  };
+  const auto mark = [&] {
+    const int64 row = h * p.sizes.rows_q + flat_row(p, seq, b, first + r);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      spoiled[n] = sum_of_lanes<4>(spoiled[n]);
+      if (spoiled[n] != 0 && exist[n] && begin == 0) params.buffers.marks_q[row + 8 * n] = 1;
+    }
+  };
+  // Spoiled rows that accumulate must stay as they are, for whoever computes them again.
+  bool written[2] = {exist[0], exist[1]};
+  if (kConfig.marks && p.accumulate) {
+    each_block(look);
+    mark();
+    written[0] = exist[0] && spoiled[0] == 0;
+    written[1] = exist[1] && spoiled[1] == 0;
+  }
+  const int64 to = offset_of(p.dq.strides, b, h, seq.first_q, first + r);
+  const bool aligned = is_aligned(p.dq);
+  with_type<kConfig.type>(p.dq.type, [&](auto type) {
+    constexpr Type kTo = decltype(type)::kElement;
+    each_block([&](int block, DqBlock& x) {
+      if (kConfig.marks && !p.accumulate) look(block, x);
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        if (!written[n]) continue;
+        auto& line = n == 0 ? x.low : x.high;
+        const int64 at = to + n * 8 * p.dq.strides.row + block * 8, count = p.sizes.dim - block * 8;
+        if (p.accumulate) {
+          float old[8];
+          load_line<kTo>(old, p.dq, at, count, aligned);
+#pragma unroll
+          for (int e = 0; e < 8; ++e) line[e] += old[e];
+        }
+        store_line<kTo>(p.dq, at, count, aligned, line);
+      }
+    });
+  });
+  if (kConfig.marks && !p.accumulate) mark();
+}
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void convert_dbias(const KernelParams& params) {
+  constexpr int kRows = kConfig.tiling.rows, kColumns = kConfig.tiling.keys;
+  const Problem& p = params.problem;
+  const int64* const n = p.bias_sizes;
+  const BlockPlace place = place_of(params.grid, block_index());
+  const int64 across = divide_up(n[3], kColumns), b = place.head / n[1], h = place.head % n[1];
+  const int64 first_row = place.tile / across * kRows,
+              first_column = place.tile % across * kColumns;
+  const Strides& from = params.buffers.dbias_strides;
+#pragma unroll 4
+  for (int element = thread_index(); element < kRows * kColumns;
+       element += kConfig.tiling.warps * 32) {
+    const int64 i = first_row + element / kColumns, j = first_column + element % kColumns;
+    if (i >= n[2] || j >= n[3]) continue;
+    float x = params.buffers.dbias_sums[offset_of(from, b, h, 0, i) + j * from.column];
+    const int64 at = offset_of(p.dbias.strides, b, h, 0, i) + j * p.dbias.strides.column;
+    if (p.accumulate) x += load_element<float>(p.dbias.data, p.dbias.type, at);
+    store_element(p.dbias.data, p.dbias.type, at, x);
+  }
+}
+
+}  // namespace regard

@@ -1,0 +1,245 @@
+// Forward attention of a tile of query rows: out and lse, or a part of them over a range of keys.
+//
+// A warp owns 16 kM of the block's rows. K and V tiles come through shared memory, a tile ahead of
+// the products. S[rows, keys] and out[rows, dim_v] live in accumulators; the weights P are made in
+// S's place and become the next product's operand without leaving the registers. With slices > 1,
+// that many warps share rows, each with its slice of out's columns.
+#pragma once
+
+#include "cuda/kernels/tile/forward_place.cuh"
+#include "cuda/kernels/tile/forward_scores.cuh"
+#include "cuda/kernels/tile/forward_softmax.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct ForwardMma {
+  using Place = ForwardPlace<kConfig>;
+  using Row = typename Place::Row;
+  using F = FragmentsOf<kConfig>;
+  using L = MmaLanes<kConfig.type>;
+  static constexpr Features kOn = kConfig.features;
+  static constexpr Tiling kTiling = kConfig.tiling;
+  static constexpr int kM = Place::kM, kKeys = Place::kKeys, kOutBlocks = Place::kOutBlocks;
+  static constexpr int kSteps = kConfig.dim / F::kStep;
+  static constexpr bool kKeepQueries = kM * kSteps * sizeof(typename F::A) <= 128;
+
+  const Place at;
+  ForwardScores<kConfig> elementwise{at};
+  const float exponent = elementwise.terms.unit() * float(kLog2E);
+
+  typename F::A queries[kKeepQueries ? kM : 1][kKeepQueries ? kSteps : 1];
+  typename Place::Scores scores;
+  typename Place::Out out;
+  ForwardSoftmax<kConfig> softmax;
+
+  // -------------------------------------------------------------------------------------- products
+
+  REGARD_DEVICE void load_operand(typename F::A& a, int m, int k) const {
+    F::load_a(a, at.query_tile(), at.warp_row() + m * 16, k * F::kStep);
+  }
+  REGARD_DEVICE void keep_queries() {
+    if constexpr (kKeepQueries) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int k = 0; k < kSteps; ++k) load_operand(queries[m][k], m, k);
+      }
+    }
+  }
+
+  // S = Q K^T.
+  REGARD_DEVICE void multiply_keys(int stage) {
+    multiply_transposed<F, kSteps>(scores, at.key_tile(stage), 0,
+                                   [&](typename F::A& a, int m, int k) {
+                                     if constexpr (kKeepQueries) {
+                                       a = queries[m][k];
+                                     } else {
+                                       load_operand(a, m, k);
+                                     }
+                                   });
+  }
+
+  // out += P V, P in the scores' place.
+  REGARD_DEVICE void multiply_values(int stage) {
+    add_product<F, kKeys / F::kStep>(
+        out, at.value_tile(stage), at.warp_column(),
+        [&](typename F::A& a, int m, int k) { F::from_accumulators(a, scores[m], k); });
+  }
+
+  REGARD_DEVICE void make_weights(int first_key) {
+    softmax.make_weights(scores, out, exponent);
+    if constexpr (kOn.dropout) elementwise.drop(scores, first_key);
+  }
+
+  // -------------------------------------------------------------------------------------- the walk
+
+  // Two stages: a tile's copies run during the whole of the one before.
+  REGARD_DEVICE void walk_ahead(const ShortInterval& tiles) {
+    int stage = 0;
+    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+      wait_copies<0>();
+      sync_block();
+      if (tile == tiles.begin) keep_queries();
+      if (tile + 1 < tiles.end) {
+        at.load_keys(stage ^ 1, (tile + 1) * kKeys);
+        at.load_values(stage ^ 1, (tile + 1) * kKeys);
+        commit_copies();
+      }
+      multiply_keys(stage);
+      elementwise.make_logits(scores, stage, tile * kKeys);
+      make_weights(tile * kKeys);
+      multiply_values(stage);
+      stage ^= 1;
+    }
+  }
+
+  // One: values are copied during the first product and the softmax, the next keys during the
+  // softmax and the second product.
+  REGARD_DEVICE void walk(const ShortInterval& tiles) {
+    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+      wait_copies<0>();
+      sync_block();
+      at.load_values(0, tile * kKeys);
+      commit_copies();
+      if (tile == tiles.begin) keep_queries();
+      multiply_keys(0);
+      elementwise.make_logits(scores, 0, tile * kKeys);
+      sync_block();
+      if (tile + 1 < tiles.end) at.load_keys(0, (tile + 1) * kKeys);
+      commit_copies();
+      make_weights(tile * kKeys);
+      wait_copies<1>();
+      sync_block();
+      multiply_values(0);
+    }
+  }
+
+  // ---------------------------------------------------------------------------------------- result
+
+  REGARD_DEVICE void write() {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      softmax.sum_over_lanes(m);
+      if constexpr (kConfig.split) {
+        write_partial(m);
+      } else {
+        finish_rows(m);
+        write_out(m);
+      }
+    }
+  }
+
+  REGARD_DEVICE bool holds_lse() const { return lane_index() % 4 == 0 && at.warp_column() == 0; }
+  REGARD_DEVICE int64 line_of(const Row& row) const {
+    return row.head * at.p.sizes.rows_q + flat_row(at.p, at.seq.whole(), at.b, row.i);
+  }
+
+  REGARD_DEVICE void write_partial(int m) const {
+    const auto& sizes = at.p.sizes;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int index = at.row_of(m, half);
+      if (index >= at.row_count) continue;
+      const int64 line = int64(at.split) * sizes.heads_q * sizes.rows_q + line_of(at.row_at(index));
+      float* const to = at.params.buffers.partial_out + line * sizes.dim_v;
+#pragma unroll
+      for (int n = 0; n < kOutBlocks; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int column = at.warp_column() + at.column_of(n, e);
+          if (column < sizes.dim_v) to[column] = out[m][n][half * 2 + e];
+        }
+      }
+      if (holds_lse()) {
+        at.params.buffers.partial_rows[2 * line] = softmax.rows[m][half].max;
+        at.params.buffers.partial_rows[2 * line + 1] = softmax.rows[m][half].sum;
+      }
+    }
+  }
+
+  // Divides by the sums; writes lse and marks.
+  REGARD_DEVICE void finish_rows(int m) {
+    const View& lse = at.p.lse;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int index = at.row_of(m, half);
+      const Row row = at.row_at(index);
+      if constexpr (kOn.sink) softmax.add_sink(out[m], m, half, sink_of(row.head));
+      const SoftmaxRow<L>& sums = softmax.rows[m][half];
+      const float factor =
+          normaliser<L>(sums) * (kOn.dropout ? float(keep_scale(at.p.dropout)) : 1.0f);
+      int spoiled = 0;
+#pragma unroll
+      for (int n = 0; n < kOutBlocks; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = out[m][n][half * 2 + e];
+          x *= factor;
+          spoiled |= !(x - x == 0);
+        }
+      }
+      if constexpr (kConfig.marks) {
+        spoiled |= shuffle_xor(spoiled, 1);
+        spoiled |= shuffle_xor(spoiled, 2);
+      }
+      if (index >= at.row_count) continue;
+      if (lse.given() && holds_lse()) {
+        const int64 to = offset_of(lse.strides, at.b, row.head, at.seq.first_q, row.i);
+        static_cast<float*>(lse.data)[to] = lse_of_reference<L>(sums);
+      }
+      if constexpr (kConfig.marks) write_mark(row, spoiled);
+    }
+  }
+  REGARD_DEVICE float sink_of(int head) const {
+    return static_cast<const float*>(at.p.sink.data)[head * at.p.sink.strides.head];
+  }
+  // Every row's mark, by one lane; slices of a row only set what was clear before.
+  REGARD_DEVICE void write_mark(const Row& row, int spoiled) const {
+    if (lane_index() % 4 != 0 || (kTiling.slices > 1 && !spoiled)) return;
+    at.params.buffers.marks_q[line_of(row)] = uint8(spoiled);
+  }
+
+  REGARD_DEVICE void write_out(int m) const {
+    const View& view = at.p.out;
+    const int first = at.warp_row() + m * 16, first_column = at.warp_column();
+    const TileView tile = at.out_tile();
+    const TileView stage{tile.begin + first * tile.row_bytes + first_column * F::kBytes,
+                         tile.row_bytes};
+    store_rows<kConfig.type>(
+        out[m], view, int(at.p.sizes.dim_v) - first_column, false, stage,
+        [&](int r) {
+          const Row row = at.row_at(first + r);
+          return offset_of(view.strides, at.b, row.head, at.seq.first_q, row.i) + first_column;
+        },
+        [&](int r) { return first + r < at.row_count; });
+  }
+  REGARD_DEVICE void run() {
+    elementwise.find_common_keys();
+    clear(out);
+    softmax.clear();
+    const ShortInterval tiles = at.key_tiles();
+    if (tiles.begin < tiles.end) {
+      at.load_queries();
+      at.load_keys(0, tiles.begin * Place::kKeys);
+      if constexpr (kConfig.tiling.stages > 1) at.load_values(0, tiles.begin * Place::kKeys);
+      commit_copies();
+      if constexpr (kConfig.tiling.stages > 1) {
+        walk_ahead(tiles);
+      } else {
+        walk(tiles);
+      }
+    }
+    sync_block();  // out's tile takes the place of the queries'
+    write();
+  }
+};
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void forward_mma(const KernelParams& params) {
+  using Place = ForwardPlace<kConfig>;
+  ForwardMma<kConfig> block{Place(params, Place::of_block(params))};
+  if (block.at.row_count > 0) block.run();
+}
+
+}  // namespace regard

@@ -1,0 +1,150 @@
+// Forward without tensor cores: a tile of query rows of one head walks its visible keys.
+//
+// Exact on any input: a hidden pair contributes nothing because it is passed over, not because it
+// is multiplied by 0.
+#pragma once
+
+#include "cuda/kernels/tile/simt_marks.cuh"
+
+namespace regard {
+
+// The running softmax of a thread's own rows; each of the 16 threads of a row has the sum of its
+// own keys.
+template <KernelConfig kConfig>
+struct SimtRows {
+  using Tile = SimtTile<kConfig>;
+  using Real = typename Tile::Real;
+  using Lanes = GpuLanes<Real>;
+
+  SoftmaxRow<Lanes> row[Tile::kRows];
+
+  REGARD_DEVICE void begin(const SimtHead<kConfig>& head, Real sink) {
+#pragma unroll
+    for (int r = 0; r < Tile::kRows; ++r) {
+      row[r] = empty_softmax<Lanes>();
+      if (!kConfig.features.sink || sink == -infinity<Real>()) continue;
+      row[r].max = value_of_sink(head, sink);
+      const Real spoiled = sink - sink;  // 0, or NaN from a sink that is not finite
+      if (simt_x() == 0) row[r].sum = 1 + spoiled;
+    }
+  }
+
+  static REGARD_DEVICE Real value_of_sink(const SimtHead<kConfig>& head, Real sink) {
+    return Real(double(sink) / double(head.unit));
+  }
+  // Raw products to weights, kept ones; `shrink` is the factor of what was summed before.
+  REGARD_DEVICE uint32 weigh(const SimtHead<kConfig>& head, const Range (&keys)[Tile::kRows],
+                             int first_row, int first_key, typename Tile::Square& s,
+                             Real (&shrink)[Tile::kRows]) {
+    const Real exponent = Real(double(head.unit) * kLog2E);
+    DropoutCall dropout(head.p);
+    uint32 seen = 0;
+#pragma unroll kPairLinesAtOnce < kConfig, Tile::kRows>
+    for (int r = 0; r < Tile::kRows; ++r) {
+      const int i = first_row + simt_y() + r * kSimtSide;
+      const Range visible = picked(keys, r);
+      SoftmaxRow<Lanes> own = picked(row, r);
+      typename Tile::Line line = picked(s, r);
+      uint32 sees = 0;
+      Real max = -infinity<Real>();
+#pragma unroll
+      for (int c = 0; c < Tile::kOthers; ++c) {
+        const int j = first_key + simt_x() + c * kSimtSide;
+        Real bias;
+        if (!visible.contains(j) || !head.visible(i, j, bias)) continue;
+        sees |= 1u << c;
+        line.x[c] = head.logit(line.x[c], bias, i, j);
+        max = max_of(max, line.x[c]);
+      }
+      put(shrink, r, raise_max<Lanes>(own, max_of_row(max), exponent));
+      const Real base = subtractable<Lanes>(own.max);
+      dropout.forget();
+      Real sum = 0;
+#pragma unroll
+      for (int c = 0; c < Tile::kOthers; ++c) {
+        const Real weight = sees >> c & 1 ? weight_of<Lanes>(line.x[c], base, exponent) : Real(0);
+        sum += weight;
+        line.x[c] = weight;
+        if constexpr (kConfig.features.dropout) {
+          const int j = first_key + simt_x() + c * kSimtSide;
+          if (!dropout.keep(head.b, head.h, i, j)) line.x[c] = 0;
+        }
+      }
+      own.sum += sum;
+      put(row, r, own);
+      put(s, r, line);
+      seen |= sees << (r * Tile::kOthers);
+    }
+    return seen;
+  }
+};
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void forward_tile(const KernelParams& params, const OwnTile<kConfig>& own) {
+  using Tile = SimtTile<kConfig>;
+  using Real = typename Tile::Real;
+  using Lanes = GpuLanes<Real>;
+  constexpr Type kType = kConfig.type;
+  constexpr int kCount = SimtColumns<Real, kConfig.dim_v>::kCount;
+  const Problem& p = params.problem;
+  const Sequence& seq = own.seq;
+  const int b = own.b, h = own.h;
+  const int64 first = own.first, last = own.end - 1;
+  const SimtHead<kConfig> head(p, seq, b, h);
+  Range keys[Tile::kRows];
+  Real out[Tile::kRows][kCount];
+#pragma unroll
+  for (int r = 0; r < Tile::kRows; ++r) {
+    const int64 i = first + simt_y() + r * kSimtSide;
+    if (i <= last) keys[r] = range_of(visible_keys(p.mask_params, i, seq.len_q, seq.len_k));
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) out[r][n] = 0;
+  }
+  Real sink = 0;
+  if constexpr (kConfig.features.sink) {
+    sink = static_cast<const float*>(p.sink.data)[h * p.sink.strides.head];
+  }
+  SimtRows<kConfig> rows;
+  rows.begin(head, sink);
+
+  const int64 begin = visible_keys(p.mask_params, first, seq.len_q, seq.len_k).begin;
+  const int64 end = visible_keys(p.mask_params, last, seq.len_q, seq.len_k).end;
+  const auto q = row_source<kType>(p.q, b, h, seq.first_q, first, seq.len_q);
+  for (int64 j = begin / Tile::kWalked * Tile::kWalked; j < end; j += Tile::kWalked) {
+    typename Tile::Square s;
+    Real shrink[Tile::kRows];
+    const auto k = row_source<kType>(p.k, b, head.kv(), seq.first_k, j, seq.len_k);
+    multiply_rows<kConfig, kConfig.dim>(s, q, k);
+    const uint32 seen = rows.weigh(head, keys, int(first), int(j), s, shrink);
+    store_weights<kConfig>(s, seen);
+    const auto v = row_source<kType>(p.v, b, head.kv(), seq.first_k, j, seq.len_k);
+    multiply_weights<kConfig, kConfig.dim_v, kConfig.dim_v>(out, shrink, v, 0);
+  }
+
+  Real factor[Tile::kRows];
+  uint32 written = 0;
+#pragma unroll
+  for (int r = 0; r < Tile::kRows; ++r) {
+    SoftmaxRow<Lanes> row = rows.row[r];
+    row.sum = sum_of_row(row.sum);
+    factor[r] = normaliser<Lanes>(row) * Real(keep_scale(p.dropout));
+    const int64 i = simt_y() + r * kSimtSide;
+    if (!own.writes(i)) continue;
+    written |= 1u << r;
+    if (simt_x() != 0 || !p.lse.given()) continue;
+    // Where nothing joined the sink, the lse is the sink, to the last bit.
+    const bool alone = kConfig.features.sink && row.sum == 1 &&
+                       row.max == SimtRows<kConfig>::value_of_sink(head, sink);
+    static_cast<Real*>(p.lse.data)[offset_of(p.lse.strides, b, h, seq.first_q, first + i)] =
+        alone ? sink : lse_of<Lanes>(row, head.unit);
+  }
+  const int64 offset = offset_of(p.out.strides, b, h, seq.first_q, first);
+  store_sums<kConfig, kConfig.dim_v, kConfig.dim_v>(p.out, offset, out, factor, written, false, 0);
+}
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void forward_simt(const KernelParams& params) {
+  each_own_tile<kConfig>(params, [&](const OwnTile<kConfig>& own) { forward_tile(params, own); });
+}
+
+}  // namespace regard

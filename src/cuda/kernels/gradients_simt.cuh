@@ -1,0 +1,413 @@
+// Gradients without tensor cores, each kernel on its own:
+//   key_gradient    dk, dv of a tile of keys, which walks the queries that see it
+//   query_gradient  dq of a tile of query rows, which walks its visible keys
+//   bias_gradient   dbias of a tile of the bias, which walks everything it is broadcast to
+// All are exact on any input and sum in a fixed order.
+#pragma once
+
+#include "cuda/kernels/tile/simt_marks.cuh"
+
+namespace regard {
+
+// What the backward pass knows of a row. The lse is read as it is: its product with log2(e), which
+// the row states have, is one rounding more.
+template <class Real>
+struct SimtRowState {
+  Real lse = infinity<Real>();
+  Real delta = 0;
+};
+
+template <KernelConfig kConfig>
+REGARD_DEVICE SimtRowState<RealOf<kConfig.type>> row_state(const KernelParams& params,
+                                                           const SimtHead<kConfig>& head, int64 i) {
+  using Real = RealOf<kConfig.type>;
+  const Problem& p = head.p;
+  if (i >= head.seq.len_q) return {};
+  const auto* const states = static_cast<const RowState<Real>*>(params.buffers.row_states);
+  const int64 at = offset_of(p.lse.strides, head.b, head.h, head.seq.first_q, i);
+  const Real lse = static_cast<const Real*>(p.lse.data)[at];
+  const int64 row = head.h * p.sizes.rows_q + flat_row(p, head.seq, head.b, i);
+  return {lse == -infinity<Real>() ? infinity<Real>() : lse, states[row].delta};
+}
+
+// The gradients that belong to one pair.
+template <class Real>
+struct PairGradient {
+  Real kept_weight;  // Z P
+  Real dscore;       // ds before the softcap: what the bias receives
+  Real dproduct;     // ds
+};
+
+// From q . k and dout . v of a visible pair.
+template <KernelConfig kConfig>
+REGARD_DEVICE PairGradient<RealOf<kConfig.type>> pair_gradient(
+    const SimtHead<kConfig>& head, const SimtRowState<RealOf<kConfig.type>>& row,
+    RealOf<kConfig.type> raw, RealOf<kConfig.type> dweight, RealOf<kConfig.type> bias, int i, int j,
+    DropoutCall& dropout) {
+  using Real = RealOf<kConfig.type>;
+  using Lanes = GpuLanes<Real>;
+  const Real logit = head.logit(raw, bias, i, j);
+  const Real weight =
+      exp2_of(fma_of(logit, logit_unit(head.kOn, head.params), -row.lse) * Real(kLog2E));
+  Real kept_weight = weight;
+  if constexpr (kConfig.features.dropout) {
+    const bool kept = dropout.keep(head.b, head.h, i, j);
+    const Real scale = Real(keep_scale(head.p.dropout));
+    kept_weight = weight * (kept ? scale : Real(0));
+    dweight = kept ? dweight * scale : Real(0);
+  }
+  const Real dscore = weight * (dweight - row.delta);
+  return {kept_weight, dscore, dscore * score_slope<Lanes>(head.kOn, head.params, raw)};
+}
+
+// sums[r][c] = own row r . walked row c where one of the two is of dout, whose type may be f32.
+template <KernelConfig kConfig, class Own, class Walked>
+REGARD_DEVICE void multiply_dout_rows(typename SimtTile<kConfig>::Square& sums, Type dout_type,
+                                      Own own, Walked walked) {
+  constexpr int kDim = kConfig.dim_v;
+  if (dout_type == kConfig.type) {
+    multiply_rows<kConfig, kDim>(sums, own(RowSource<kConfig.type>()),
+                                 walked(RowSource<kConfig.type>()));
+  } else {
+    multiply_rows<kConfig, kDim>(sums, own(RowSource<Type::f32>()), walked(RowSource<Type::f32>()));
+  }
+}
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void set_all(typename SimtTile<kConfig>::Real (&to)[SimtTile<kConfig>::kRows],
+                           typename SimtTile<kConfig>::Real value) {
+#pragma unroll
+  for (int r = 0; r < SimtTile<kConfig>::kRows; ++r) to[r] = value;
+}
+
+// -------------------------------------------------------------------------------------- dk and dv
+
+// The queries of a tile of keys.
+template <KernelConfig kConfig>
+struct OwnKeys : OwnTile<kConfig> {
+  using Tile = SimtTile<kConfig>;
+
+  Range queries[Tile::kRows];
+  Range hull;  // of all the tile's
+  uint32 written = 0;
+
+  REGARD_DEVICE OwnKeys(const Problem& p, const OwnTile<kConfig>& own) : OwnTile<kConfig>(own) {
+    const auto queries_of = [&](int64 j) {
+      return visible_queries(p.mask_params, j, own.seq.len_q, own.seq.len_k);
+    };
+    hull = range_of({queries_of(own.first).begin, queries_of(own.end - 1).end});
+#pragma unroll
+    for (int r = 0; r < Tile::kRows; ++r) {
+      const int64 j = simt_y() + r * kSimtSide;
+      if (own.first + j < own.end) queries[r] = range_of(queries_of(own.first + j));
+      if (own.writes(j)) written |= 1u << r;
+    }
+  }
+};
+
+// One turn of key_gradient: the slices of dk and dv from columns `at` and `at_v` on.
+template <KernelConfig kConfig>
+REGARD_DEVICE void key_gradient_turn(const KernelParams& params, const OwnKeys<kConfig>& own,
+                                     int at, int at_v) {
+  using Tile = SimtTile<kConfig>;
+  using Real = typename Tile::Real;
+  constexpr Type kType = kConfig.type;
+  constexpr int kDim = kConfig.dim, kDimV = kConfig.dim_v, kTurns = simt_turns(kConfig);
+  constexpr int kSlice = simt_slice(kDim, kTurns), kSliceV = simt_slice(kDimV, kTurns);
+  constexpr int kCount = SimtColumns<Real, kSlice>::kCount;
+  constexpr int kCountV = SimtColumns<Real, kSliceV>::kCount;
+  const Problem& p = params.problem;
+  const Sequence& seq = own.seq;
+  Real dk[Tile::kRows][kCount], dv[Tile::kRows][kCountV], factor[Tile::kRows];
+  set_all<kConfig>(factor, 1);
+#pragma unroll
+  for (int r = 0; r < Tile::kRows; ++r) {
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) dk[r][n] = 0;
+#pragma unroll
+    for (int n = 0; n < kCountV; ++n) dv[r][n] = 0;
+  }
+  const int group = int(p.sizes.group());  // own.h is a kv head
+  for (int h = own.h * group; h < (own.h + 1) * group; ++h) {
+    const SimtHead<kConfig> head(p, seq, own.b, h);
+    const int64 begin = own.hull.begin / Tile::kWalked * Tile::kWalked;
+    for (int64 i = begin; i < own.hull.end; i += Tile::kWalked) {
+      const auto dout = [&](auto type) {
+        return row_source<decltype(type)::kElement>(p.dout, own.b, h, seq.first_q, i, seq.len_q);
+      };
+      const auto q = row_source<kType>(p.q, own.b, h, seq.first_q, i, seq.len_q);
+      typename Tile::Square s, dweights;
+      multiply_rows<kConfig, kDim>(
+          s, row_source<kType>(p.k, own.b, own.h, seq.first_k, own.first, seq.len_k), q);
+      if constexpr (kConfig.wants_dk) {
+        const auto v = row_source<kType>(p.v, own.b, own.h, seq.first_k, own.first, seq.len_k);
+        multiply_dout_rows<kConfig>(
+            dweights, p.dout.type, [&](auto) { return v; }, dout);
+      }
+      DropoutCall dropout(head.p);
+      uint32 seen = 0;
+#pragma unroll kPairLinesAtOnce < kConfig, Tile::kOthers>
+      for (int c = 0; c < Tile::kOthers; ++c) {
+        const int row = int(i) + simt_x() + c * kSimtSide;
+        const SimtRowState<Real> state = row_state<kConfig>(params, head, row);
+        dropout.forget();
+#pragma unroll
+        for (int r = 0; r < Tile::kRows; ++r) {
+          const int key = int(own.first) + simt_y() + r * kSimtSide;
+          Real bias;
+          if (!own.queries[r].contains(row) || !head.visible(row, key, bias)) continue;
+          seen |= 1u << (r * Tile::kOthers + c);
+          const Real dweight = kConfig.wants_dk ? picked(dweights[r].x, c) : Real(0);
+          const auto pair = pair_gradient<kConfig>(head, state, picked(s[r].x, c), dweight, bias,
+                                                   row, key, dropout);
+          put(s[r].x, c, pair.kept_weight);
+          put(dweights[r].x, c, pair.dproduct);
+        }
+      }
+      if constexpr (kConfig.wants_dv) {
+        store_weights<kConfig>(s, seen);
+        if (p.dout.type == kType) {
+          multiply_weights<kConfig, kDimV, kSliceV>(dv, factor, dout(RowSource<kType>()), at_v);
+        } else {
+          multiply_weights<kConfig, kDimV, kSliceV>(dv, factor, dout(RowSource<Type::f32>()), at_v);
+        }
+      }
+      if constexpr (kConfig.wants_dk) {
+        store_weights<kConfig>(dweights, seen);
+        multiply_weights<kConfig, kDim, kSlice>(dk, factor, q, at);
+      }
+    }
+  }
+  if constexpr (kConfig.wants_dv) {
+    const int64 to = offset_of(p.dv.strides, own.b, own.h, seq.first_k, own.first);
+    store_sums<kConfig, kDimV, kSliceV>(p.dv, to, dv, factor, own.written, p.accumulate, at_v);
+  }
+  if constexpr (kConfig.wants_dk) {
+    set_all<kConfig>(factor, Real(p.score.scale));
+    const int64 to = offset_of(p.dk.strides, own.b, own.h, seq.first_k, own.first);
+    store_sums<kConfig, kDim, kSlice>(p.dk, to, dk, factor, own.written, p.accumulate, at);
+  }
+}
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void key_gradient_simt(const KernelParams& params) {
+  constexpr int kTurns = simt_turns(kConfig);
+  each_own_tile<kConfig>(params, [&](const OwnTile<kConfig>& tile) {
+    const OwnKeys<kConfig> own(params.problem, tile);
+#pragma unroll 1
+    for (int turn = 0; turn < kTurns; ++turn) {
+      key_gradient_turn(params, own, turn * simt_slice(kConfig.dim, kTurns),
+                        turn * simt_slice(kConfig.dim_v, kTurns));
+    }
+  });
+}
+
+// -------------------------------------------------------------------------- dscores of query rows
+
+// The thread's pairs of rows from `first` on, of which `keys` are visible, and keys from j on.
+// ds[r][c] as `part` says; returns which pairs are seen.
+template <KernelConfig kConfig>
+REGARD_DEVICE uint32
+dscores(const SimtHead<kConfig>& head, const Range (&keys)[SimtTile<kConfig>::kRows],
+        const SimtRowState<RealOf<kConfig.type>> (&states)[SimtTile<kConfig>::kRows], int64 first,
+        int64 j, RealOf<kConfig.type> PairGradient<RealOf<kConfig.type>>::*part,
+        typename SimtTile<kConfig>::Square& ds) {
+  using Tile = SimtTile<kConfig>;
+  using Real = typename Tile::Real;
+  constexpr Type kType = kConfig.type;
+  const Problem& p = head.p;
+  const Sequence& seq = head.seq;
+  typename Tile::Square s;
+  multiply_rows<kConfig, kConfig.dim>(
+      s, row_source<kType>(p.q, head.b, head.h, seq.first_q, first, seq.len_q),
+      row_source<kType>(p.k, head.b, head.kv(), seq.first_k, j, seq.len_k));
+  const auto dout = [&](auto type) {
+    return row_source<decltype(type)::kElement>(p.dout, head.b, head.h, seq.first_q, first,
+                                                seq.len_q);
+  };
+  const auto v = row_source<kType>(p.v, head.b, head.kv(), seq.first_k, j, seq.len_k);
+  multiply_dout_rows<kConfig>(ds, p.dout.type, dout, [&](auto) { return v; });
+  DropoutCall dropout(head.p);
+  uint32 seen = 0;
+#pragma unroll kPairLinesAtOnce < kConfig, Tile::kRows>
+  for (int r = 0; r < Tile::kRows; ++r) {
+    const int row = int(first) + simt_y() + r * kSimtSide;
+    const Range visible = picked(keys, r);
+    const SimtRowState<Real> state = picked(states, r);
+    const typename Tile::Line raw = picked(s, r), dweight = picked(ds, r);
+    typename Tile::Line result = {};
+    dropout.forget();
+#pragma unroll
+    for (int c = 0; c < Tile::kOthers; ++c) {
+      const int key = int(j) + simt_x() + c * kSimtSide;
+      Real bias;
+      if (!visible.contains(key) || !head.visible(row, key, bias)) continue;
+      seen |= 1u << (r * Tile::kOthers + c);
+      result.x[c] =
+          pair_gradient<kConfig>(head, state, raw.x[c], dweight.x[c], bias, row, key, dropout).*
+          part;
+    }
+    put(ds, r, result);
+  }
+  return seen;
+}
+
+// Ranges and states of the thread's own rows, those from `first` on up to `last`.
+template <KernelConfig kConfig>
+struct OwnQueries {
+  using Tile = SimtTile<kConfig>;
+
+  Range keys[Tile::kRows];
+  SimtRowState<typename Tile::Real> states[Tile::kRows];
+  Range hull;  // of all the block's
+
+  REGARD_DEVICE OwnQueries(const KernelParams& params, const SimtHead<kConfig>& head, int64 first,
+                           int64 last) {
+    const auto keys_of = [&](int64 i) {
+      return visible_keys(head.p.mask_params, i, head.seq.len_q, head.seq.len_k);
+    };
+    hull = range_of({keys_of(first).begin, keys_of(last).end});
+#pragma unroll
+    for (int r = 0; r < Tile::kRows; ++r) {
+      const int64 i = first + simt_y() + r * kSimtSide;
+      if (i <= last) keys[r] = range_of(keys_of(i));
+      states[r] = row_state<kConfig>(params, head, i);
+    }
+  }
+};
+
+// --------------------------------------------------------------------------------------------- dq
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void query_gradient_tile(const KernelParams& params, const OwnTile<kConfig>& tile) {
+  using Tile = SimtTile<kConfig>;
+  using Real = typename Tile::Real;
+  constexpr int kCount = SimtColumns<Real, kConfig.dim>::kCount;
+  const Problem& p = params.problem;
+  const Sequence& seq = tile.seq;
+  const int b = tile.b, h = tile.h;
+  const int64 first = tile.first;
+  const SimtHead<kConfig> head(p, seq, b, h);
+  const OwnQueries<kConfig> own(params, head, first, tile.end - 1);
+  Real dq[Tile::kRows][kCount], factor[Tile::kRows];
+  set_all<kConfig>(factor, 1);
+  uint32 written = 0;
+#pragma unroll
+  for (int r = 0; r < Tile::kRows; ++r) {
+    if (tile.writes(simt_y() + r * kSimtSide)) written |= 1u << r;
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) dq[r][n] = 0;
+  }
+  const int64 begin = own.hull.begin / Tile::kWalked * Tile::kWalked;
+  for (int64 j = begin; j < own.hull.end; j += Tile::kWalked) {
+    typename Tile::Square ds;
+    const uint32 seen =
+        dscores<kConfig>(head, own.keys, own.states, first, j, &PairGradient<Real>::dproduct, ds);
+    store_weights<kConfig>(ds, seen);
+    const auto k = row_source<kConfig.type>(p.k, b, head.kv(), seq.first_k, j, seq.len_k);
+    multiply_weights<kConfig, kConfig.dim, kConfig.dim>(dq, factor, k, 0);
+  }
+  set_all<kConfig>(factor, Real(p.score.scale));
+  const int64 to = offset_of(p.dq.strides, b, h, seq.first_q, first);
+  store_sums<kConfig, kConfig.dim, kConfig.dim>(p.dq, to, dq, factor, written, p.accumulate, 0);
+}
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void query_gradient_simt(const KernelParams& params) {
+  each_own_tile<kConfig>(params,
+                         [&](const OwnTile<kConfig>& tile) { query_gradient_tile(params, tile); });
+}
+
+// ------------------------------------------------------------------------------------------ dbias
+
+// What of a dimension a block walks over: all of it where the bias is broadcast, else its own part.
+REGARD_DEVICE Range bias_walk(int64 bias_size, int64 size, int64 first, int64 count) {
+  return range_of(bias_size == 1 ? Interval{0, size}
+                                 : Interval{first, smaller(first + count, bias_size)});
+}
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void bias_gradient_simt(const KernelParams& params) {
+  using Tile = SimtTile<kConfig>;
+  using Real = typename Tile::Real;
+  const Problem& p = params.problem;
+  const int64* const n = p.bias_sizes;
+  const BlockPlace place = place_of(params.grid, block_index());
+  const int64 across = divide_up(n[3], Tile::kWalked);
+  const int64 own_b = place.head / n[1], own_h = place.head % n[1];
+  const int64 first_row = place.tile / across * Tile::kOwn;
+  const int64 first_column = place.tile % across * Tile::kWalked;
+  const Range batches = bias_walk(n[0], p.sizes.batch, own_b, 1);
+  const Range heads = bias_walk(n[1], p.sizes.heads_q, own_h, 1);
+  const Range columns = bias_walk(n[3], p.sizes.len_k, first_column, Tile::kWalked);
+
+  // Position by position of the tile; positions that share an element are added up at the end.
+  typename Tile::Square sums = {};
+  for (int b = batches.begin; b < batches.end; ++b) {
+    const Sequence seq = safe_sequence(p, b);
+    const Range rows = bias_walk(n[2], seq.len_q, first_row, Tile::kOwn);
+    const int64 row_end = smaller<int64>(rows.end, seq.len_q);
+    for (int h = heads.begin; h < heads.end; ++h) {
+      const SimtHead<kConfig> head(p, seq, b, h);
+      for (int64 i = rows.begin; i < row_end; i += Tile::kOwn) {
+        const OwnQueries<kConfig> own(params, head, i, smaller(i + Tile::kOwn, row_end) - 1);
+        const int64 begin =
+            larger<int64>(columns.begin, own.hull.begin / Tile::kWalked * Tile::kWalked);
+        const int64 end = smaller<int64>(columns.end, own.hull.end);
+        for (int64 j = begin; j < end; j += Tile::kWalked) {
+          typename Tile::Square ds;
+          dscores<kConfig>(head, own.keys, own.states, i, j, &PairGradient<Real>::dscore, ds);
+#pragma unroll
+          for (int r = 0; r < Tile::kRows; ++r) {
+#pragma unroll
+            for (int c = 0; c < Tile::kOthers; ++c) sums[r].x[c] += ds[r].x[c];
+          }
+        }
+      }
+    }
+  }
+
+  Real* const shared = Tile::memory();
+  if (n[3] == 1) {
+#pragma unroll
+    for (int r = 0; r < Tile::kRows; ++r) {
+      Real sum = 0;
+#pragma unroll
+      for (int c = 0; c < Tile::kOthers; ++c) sum += sums[r].x[c];
+      sums[r].x[0] = sum_of_row(sum);
+    }
+  }
+  if (n[2] == 1) {
+    sync_block();
+#pragma unroll
+    for (int c = 0; c < Tile::kOthers; ++c) {
+      Real sum = 0;
+#pragma unroll
+      for (int r = 0; r < Tile::kRows; ++r) sum += sums[r].x[c];
+      shared[simt_y() * Tile::kWalked + simt_x() + c * kSimtSide] = sum;
+    }
+    sync_block();
+#pragma unroll
+    for (int c = 0; c < Tile::kOthers; ++c) {
+      sums[0].x[c] = 0;
+      for (int y = 0; y < kSimtSide; ++y) {
+        sums[0].x[c] += shared[y * Tile::kWalked + simt_x() + c * kSimtSide];
+      }
+    }
+  }
+  const int64 to = offset_of(p.dbias.strides, own_b, own_h, 0, 0);
+#pragma unroll
+  for (int r = 0; r < Tile::kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < Tile::kOthers; ++c) {
+      const int64 i = first_row + simt_y() + r * kSimtSide;
+      const int64 j = first_column + simt_x() + c * kSimtSide;
+      if (i >= n[2] || j >= n[3]) continue;
+      const int64 at = to + i * p.dbias.strides.row + j * p.dbias.strides.column;
+      const Real old = p.accumulate ? load_element<Real>(p.dbias.data, p.dbias.type, at) : Real(0);
+      store_element(p.dbias.data, p.dbias.type, at, old + sums[r].x[c]);
+    }
+  }
+}
+
+}  // namespace regard

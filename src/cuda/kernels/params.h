@@ -1,0 +1,67 @@
+// What a launched kernel is given: the problem, and where its scratch memory is.
+#pragma once
+
+#include "plan/block_grid.h"
+#include "problem/problem.h"
+
+namespace regard {
+
+// What the backward pass needs of a query row. A row that takes part in nothing (it saw no key, or
+// does not exist) has lse = +inf, so that its weights are 0.
+template <class Real>
+struct RowState {
+  Real lse;
+  Real delta;  // dout . out - dlse
+};
+
+// Null where the launch list does not use them. Real is f32, or f64 for f64 problems.
+struct CudaBuffers {
+  void* row_states = nullptr;  // [heads_q][rows_q] RowState<Real>, by flat row
+  float* dq_sums = nullptr;    // [heads_q][dq_rows][dim of the config], in fragment order
+  int32* turns =
+      nullptr;  // [batch * heads_q][row tiles of the backward kernel]: key tiles that have added
+  float* dbias_sums = nullptr;    // where BiasGradient::add adds; dbias itself where it is f32
+  Strides dbias_strides;          // of dbias_sums; 0 where the bias is broadcast
+  float* partial_out = nullptr;   // [splits][heads_q][rows_q][dim_v of the problem], not normalised
+  float* partial_rows = nullptr;  // [splits][heads_q][rows_q] x {reference, sum}
+  uint8* marks_q = nullptr;       // [heads_q][rows_q]: 1 = compute this row again
+  uint8* marks_k = nullptr;       // [heads_kv][rows_k]
+};
+
+struct KernelParams {
+  Problem problem;
+  CudaBuffers buffers;
+  BlockGrid grid;
+  int32 splits = 1;  // of the forward pass's keys (combine has another grid than its forward)
+};
+
+// The row of (b, i) in buffers that have one line per real row of a head.
+REGARD_INLINE int64 flat_row(const Problem& p, const Sequence& seq, int64 b, int64 i) {
+  return (p.packed ? seq.first_q : b * p.sizes.len_q) + i;
+}
+REGARD_INLINE int64 flat_key(const Problem& p, const Sequence& seq, int64 b, int64 j) {
+  return (p.packed ? seq.first_k : b * p.sizes.len_k) + j;
+}
+
+// dq sums are kept in units of 16 rows, each sequence beginning with a unit of its own.
+REGARD_INLINE int64 dq_rows(const Problem& p) {
+  return p.packed ? round_up(p.sizes.rows_q + 16 * p.sizes.batch + 16, 16)
+                  : p.sizes.batch * round_up(p.sizes.len_q, 16);
+}
+REGARD_INLINE int64 first_dq_row(const Problem& p, const Sequence& seq, int64 b) {
+  return p.packed ? (seq.first_q + 16 * b) / 16 * 16 : b * round_up(p.sizes.len_q, 16);
+}
+
+// A sequence whose table lies in device memory: what it says is cut to what the sizes allow.
+REGARD_INLINE Sequence safe_sequence(const Problem& p, int64 b) {
+  Sequence s = sequence(p.sequences, b);
+  const int64 room_q = p.packed ? p.sizes.rows_q : p.sizes.len_q;
+  const int64 room_k = p.packed ? p.sizes.rows_k : p.sizes.len_k;
+  s.first_q = clamp_to<int64>(s.first_q, 0, room_q);
+  s.first_k = clamp_to<int64>(s.first_k, 0, room_k);
+  s.len_q = clamp_to<int64>(s.len_q, 0, smaller(p.sizes.len_q, room_q - s.first_q));
+  s.len_k = clamp_to<int64>(s.len_k, 0, smaller(p.sizes.len_k, room_k - s.first_k));
+  return s;
+}
+
+}  // namespace regard

@@ -1,0 +1,140 @@
+// A block's share of dq: dq += dS K, added to f32 sums in memory.
+#pragma once
+
+#include "cuda/kernels/tile/backward_place.cuh"
+#include "cuda/kernels/tile/dq_order.cuh"
+
+namespace regard {
+
+// How warps share a tile of dq of 16-row units and pairs of column blocks: each has kUnits x kPairs
+// of them, as square as may be, so that its operands are read least often.
+template <int kAllUnits, int kAllPairs, int kWarps>
+struct DqWarps {
+  static constexpr int reads(int unit_warps) {
+    const int column_warps = kWarps / unit_warps;
+    return kAllUnits / unit_warps + (kAllPairs + column_warps - 1) / column_warps;
+  }
+  static constexpr int best() {
+    int chosen = 1;
+    for (int n = 2; n <= kAllUnits && n <= kWarps; ++n) {
+      const bool fits = kAllUnits % n == 0 && kWarps % n == 0;
+      if (fits && reads(n) <= reads(chosen)) chosen = n;
+    }
+    return chosen;
+  }
+  static constexpr int kUnitWarps = best();
+  static constexpr int kColumnWarps = kWarps / kUnitWarps;
+  static constexpr int kUnits = kAllUnits / kUnitWarps;
+  static constexpr int kPairs = (kAllPairs + kColumnWarps - 1) / kColumnWarps;
+
+  static REGARD_DEVICE int first_unit() { return warp_index() % kUnitWarps * kUnits; }
+
+  // Pairs are dealt in turn; the last round may not reach every warp.
+  static REGARD_DEVICE int pair(int round) {
+    return round * kColumnWarps + warp_index() / kUnitWarps;
+  }
+  static REGARD_DEVICE bool has(int round) {
+    return (round + 1) * kColumnWarps <= kAllPairs || pair(round) < kAllPairs;
+  }
+};
+
+template <KernelConfig kConfig>
+struct BackwardDq {
+  using Place = BackwardPlace<kConfig>;
+  using Step = typename Place::Step;
+  using F = FragmentsOf<kConfig>;
+  using Warps = DqWarps<Place::kRows / 16, kConfig.dim / 16, kConfig.tiling.warps>;
+  // Pairs whose sums a warp has in registers at once.
+  static constexpr int kUnits = Warps::kUnits;
+  static constexpr int kAtOnce = Warps::kPairs * kUnits <= 8 ? Warps::kPairs : 8 / kUnits;
+
+  using Sums = Accumulator[kUnits][kAtOnce * 2];
+
+  const Place at;
+
+  REGARD_DEVICE void add(const Step& step) const {
+    if constexpr (kConfig.ordered) await_turn(step);
+#pragma unroll
+    for (int round = 0; round < Warps::kPairs; round += kAtOnce) {
+      Sums sums;
+      multiply(sums, round);
+      add_to_memory(sums, round, step);
+    }
+    if constexpr (kConfig.ordered) end_turn(step);
+  }
+
+  REGARD_DEVICE void multiply(Sums& sums, int round) const {
+    clear(sums);
+#pragma unroll
+    for (int k = 0; k < Place::kKeys / F::kStep; ++k) {
+      typename F::A ds[kUnits];
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) {
+        F::load_a_transposed(ds[u], at.dscore_tile(), (Warps::first_unit() + u) * 16, k * F::kStep);
+      }
+#pragma unroll
+      for (int c = 0; c < kAtOnce; ++c) {
+        if (!Warps::has(round + c)) continue;
+        typename F::B keys[2];
+        F::load_b_transposed(keys, at.key_tile(), Warps::pair(round + c) * 16, k * F::kStep);
+#pragma unroll
+        for (int u = 0; u < kUnits; ++u) {
+          F::multiply(sums[u][c * 2], ds[u], keys[0]);
+          F::multiply(sums[u][c * 2 + 1], ds[u], keys[1]);
+        }
+      }
+    }
+  }
+
+  REGARD_DEVICE void add_to_memory(const Sums& sums, int round, const Step& step) const {
+    float* const to = at.params.buffers.dq_sums + step.head * dq_rows(at.p) * kConfig.dim;
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      const int row = step.first_row() + (Warps::first_unit() + u) * 16;
+      if (row >= at.seq.len_q) continue;
+      const int64 unit = (first_dq_row(at.p, at.seq.whole(), at.b) + row) / 16;
+#pragma unroll
+      for (int c = 0; c < kAtOnce; ++c) {
+        if (!Warps::has(round + c)) continue;
+        const int column_block = Warps::pair(round + c) * 2;
+        add_block(to, unit, column_block, sums[u][c * 2]);
+        add_block(to, unit, column_block + 1, sums[u][c * 2 + 1]);
+      }
+    }
+  }
+  static REGARD_DEVICE void add_block(float* to, int64 unit, int column_block,
+                                      const Accumulator& x) {
+    if constexpr (kConfig.level >= 90) {
+      add_global_4(to + dq_offset(kConfig, unit, column_block, lane_index(), 0), x);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        add_global(to + dq_offset(kConfig, unit, column_block, lane_index(), e), x[e]);
+      }
+    }
+  }
+
+  // Deterministic: the key tiles that see the rows, which follow one another, add in that order.
+  // Blocks of earlier tiles began earlier, so that waiting for them ends.
+  REGARD_DEVICE int32* turn_of(const Step& step) const {
+    const int64 tiles = divide_up(at.p.sizes.len_q, Place::kRows);
+    return at.params.buffers.turns + (at.b * at.p.sizes.heads_q + step.head) * tiles + step.tile;
+  }
+  // Of this block, among the key tiles that see the rows of a step.
+  REGARD_DEVICE int turn(const Step& step) const {
+    const Interval keys =
+        visible_keys(at.p.mask_params, step.first_row(), at.seq.len_q, at.seq.len_k);
+    return at.key_tile_index - int(keys.begin) / Place::kKeys;
+  }
+  REGARD_DEVICE void await_turn(const Step& step) const {
+    if (thread_index() == 0) wait_for_turn(turn_of(step), turn(step));
+    sync_block();
+  }
+  REGARD_DEVICE void end_turn(const Step& step) const {
+    fence_device();
+    sync_block();
+    if (thread_index() == 0) pass_turn(turn_of(step), turn(step) + 1);
+  }
+};
+
+}  // namespace regard

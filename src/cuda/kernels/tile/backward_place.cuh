@@ -1,0 +1,196 @@
+// The place of a block of the backward kernel: which keys are its own and which query rows it walks
+// over, where their tiles lie in shared memory and how they get there, and which elements of S^T a
+// lane holds.
+#pragma once
+
+#include "cuda/kernels/params.h"
+#include "cuda/kernels/tile/copy.cuh"
+#include "cuda/kernels/tile/score_tile.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct BackwardPlace {
+  using F = FragmentsOf<kConfig>;
+  static constexpr Tiling kTiling = kConfig.tiling;
+  static constexpr BackwardMmaLayout kLayout = backward_mma_layout(kConfig);
+  static constexpr int kThreads = kTiling.warps * 32;
+  static constexpr int kRows = kTiling.rows, kKeys = kTiling.keys, kSlices = kTiling.slices;
+  static constexpr int kN = kKeys * kSlices / kTiling.warps / 16;
+  static constexpr int kScoreRows = kRows / kSlices;  // of a warp's part of S^T
+  static constexpr int kScoreBlocks = kScoreRows / 8;
+  static_assert(kN * kTiling.warps * 16 == kKeys * kSlices && kScoreBlocks % 2 == 0);
+
+  using Scores = Accumulator[kN][kScoreBlocks];  // a warp's part of S^T
+
+  // A step of the walk: a tile of rows of one query head.
+  struct Step {
+    int head;  // the query head
+    int tile;
+
+    REGARD_DEVICE int first_row() const { return tile * kRows; }
+  };
+
+  const KernelParams& params;
+  const Problem& p;
+  const int b, kv;
+  const ShortSequence seq;
+  const int key_tile_index;
+  const int first_key;
+  const int key_count;
+  const SharedAddress shared;
+
+  REGARD_DEVICE BackwardPlace(const KernelParams& kernel_params, const BlockPlace& place)
+      : params(kernel_params),
+        p(kernel_params.problem),
+        b(place.head / int(p.sizes.heads_kv)),
+        kv(place.head % int(p.sizes.heads_kv)),
+        seq(short_sequence<kConfig>(p, b)),
+        key_tile_index(place.tile),
+        first_key(place.tile * kKeys),
+        key_count(clamp_to(seq.len_k - first_key, 0, kKeys)),
+        shared(shared_address(&shared_memory<uint8>())) {}
+
+  // ---------------------------------------------------------------------------------------- lanes
+
+  REGARD_DEVICE int warp_key() const { return warp_index() / kSlices * kN * 16; }
+  REGARD_DEVICE int warp_slice() const { return warp_index() % kSlices; }
+  REGARD_DEVICE int warp_score_row() const { return warp_slice() * kScoreRows; }
+
+  // The key and the row, within their tiles, of accumulator element 2 half + e of block [m][n].
+  REGARD_DEVICE int key_of(int m, int half) const {
+    return warp_key() + m * 16 + half * 8 + lane_index() / 4;
+  }
+  REGARD_DEVICE int row_of(int n, int e) const {
+    return warp_score_row() + n * 8 + lane_index() % 4 * 2 + e;
+  }
+
+  // ------------------------------------------------------------------------------------- the walk
+
+  // The tiles of rows that see some key of the block.
+  REGARD_DEVICE ShortInterval row_tiles() const {
+    Interval rows{0, seq.len_q};
+    if constexpr (kConfig.features.interval) {
+      const MaskParams& mask = p.mask_params;
+      rows = {visible_queries(mask, first_key, seq.len_q, seq.len_k).begin,
+              visible_queries(mask, first_key + key_count - 1, seq.len_q, seq.len_k).end};
+    }
+    if (rows.end <= rows.begin) return {0, 0};
+    return {int(rows.begin) / kRows, int(divide_up(rows.end, kRows))};
+  }
+  REGARD_DEVICE Step first_step(const ShortInterval& tiles) const {
+    return {kv * int(p.sizes.group()), tiles.begin};
+  }
+  REGARD_DEVICE Step after(const Step& step, const ShortInterval& tiles) const {
+    const bool last = step.tile + 1 == tiles.end;
+    return {step.head + last, last ? tiles.begin : step.tile + 1};
+  }
+  REGARD_DEVICE bool exists(const Step& step) const {
+    return step.head < (kv + 1) * int(p.sizes.group());
+  }
+  // Whether every row of the tile exists and sees every key of the block, as far as intervals say.
+  REGARD_DEVICE bool is_whole(const Step& step) const {
+    const int first = step.first_row();
+    if (first + kRows > seq.len_q || key_count < kKeys) return false;
+    if constexpr (!kConfig.features.interval) return true;
+    const Interval low = visible_keys(p.mask_params, first, seq.len_q, seq.len_k);
+    const Interval high = visible_keys(p.mask_params, first + kRows - 1, seq.len_q, seq.len_k);
+    return high.begin <= first_key && first_key + kKeys <= low.end;
+  }
+
+  // ---------------------------------------------------------------------------------------- tiles
+
+  REGARD_DEVICE TileView key_tile() const {
+    return {shared + kLayout.keys, tile_row_bytes(kConfig, kConfig.dim)};
+  }
+  REGARD_DEVICE TileView value_tile() const {
+    return {shared + kLayout.values, tile_row_bytes(kConfig, kConfig.dim_v)};
+  }
+  REGARD_DEVICE TileView dscore_tile() const {
+    return {shared + kLayout.dscores, tile_row_bytes(kConfig, kRows)};
+  }
+  REGARD_DEVICE TileView weight_tile() const {
+    return {shared + kLayout.weights, tile_row_bytes(kConfig, kRows)};
+  }
+  REGARD_DEVICE SharedAddress stage_at(int stage) const {
+    return shared + kLayout.stage + stage * kLayout.stage_bytes;
+  }
+  REGARD_DEVICE TileView query_tile(int stage) const {
+    return {stage_at(stage) + kLayout.queries, tile_row_bytes(kConfig, kConfig.dim)};
+  }
+  REGARD_DEVICE TileView dout_tile(int stage) const {
+    return {stage_at(stage) + kLayout.douts, tile_row_bytes(kConfig, kConfig.dim_v)};
+  }
+  REGARD_DEVICE TileView bias_tile(int stage) const {
+    return {stage_at(stage) + kLayout.bias, bias_row_bytes(kConfig)};
+  }
+  REGARD_DEVICE SharedAddress states_at(int stage, int row) const {
+    return stage_at(stage) + kLayout.states + row * 8;
+  }
+
+  // ---------------------------------------------------------------------------------------- loads
+
+  REGARD_DEVICE RowsInMemory rows_of(const View& view, int head, int first_row) const {
+    const int64 first = offset_of(view.strides, b, head, 0, first_row) * F::kBytes;
+    return {static_cast<const uint8*>(view.data) + first, view.strides.row * F::kBytes};
+  }
+
+  REGARD_DEVICE void load_keys() const {
+    load_tile<kThreads, kKeys, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact>(
+        key_tile(), key_count, int(p.sizes.dim), rows_of(p.k, kv, seq.first_k + first_key));
+    load_tile<kThreads, kKeys, kConfig.dim_v, F::kBytes, kConfig.aligned, kConfig.exact>(
+        value_tile(), key_count, int(p.sizes.dim_v), rows_of(p.v, kv, seq.first_k + first_key));
+  }
+
+  // Q, the rows' states, their bias and dO.
+  REGARD_DEVICE void load_rows(int stage, const Step& step) const {
+    const int count = seq.len_q - step.first_row();
+    load_tile<kThreads, kRows, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact>(
+        query_tile(stage), count, int(p.sizes.dim),
+        rows_of(p.q, step.head, seq.first_q + step.first_row()));
+    load_states(stage, step, count);
+    if constexpr (stages_bias(kConfig)) load_bias(stage, step, count);
+    load_douts(stage, step, count);
+  }
+  REGARD_DEVICE void load_states(int stage, const Step& step, int count) const {
+    const int64 first = step.head * p.sizes.rows_q + flat_row(p, seq.whole(), b, step.first_row());
+    const auto* const states = static_cast<const RowState<float>*>(params.buffers.row_states);
+    const int row = thread_index();
+    if (row >= kRows) return;
+    const bool exists = row < count;
+    copy_async<8>(states_at(stage, row), exists ? states + first + row : nullptr, exists ? 8 : 0);
+  }
+  REGARD_DEVICE void load_bias(int stage, const Step& step, int count) const {
+    constexpr int kBytes = element_bytes(kConfig.bias_type);
+    const Strides& s = p.bias.strides;
+    const int64 first = (offset_of(s, b, step.head, 0, step.first_row()) + first_key) * kBytes;
+    load_tile<kThreads, kRows, kKeys, kBytes, true, false>(
+        bias_tile(stage), count, key_count,
+        RowsInMemory{static_cast<const uint8*>(p.bias.data) + first, s.row * kBytes});
+  }
+  REGARD_DEVICE void load_douts(int stage, const Step& step, int count) const {
+    const int first = seq.first_q + step.first_row();
+    if constexpr (kConfig.wide_dout && F::kBytes == 2) {
+      narrow_douts(stage, count, offset_of(p.dout.strides, b, step.head, 0, first));
+    } else {
+      load_tile<kThreads, kRows, kConfig.dim_v, F::kBytes, kConfig.aligned, kConfig.exact>(
+          dout_tile(stage), count, int(p.sizes.dim_v), rows_of(p.dout, step.head, first));
+    }
+  }
+  // dout is f32 where the other inputs are not.
+  REGARD_DEVICE void narrow_douts(int stage, int count, int64 first) const {
+    constexpr int kPairs = kConfig.dim_v / 2;
+    const TileView tile = dout_tile(stage);
+    for (int index = thread_index(); index < kRows * kPairs; index += kThreads) {
+      const int row = index / kPairs, column = index % kPairs * 2;
+      const float* const from =
+          static_cast<const float*>(p.dout.data) + first + row * p.dout.strides.row;
+      const int left = row < count ? int(p.sizes.dim_v) - column : 0;
+      store_shared_32(tile.begin + row * tile.row_bytes + column * 2,
+                      pack<typename F::Format>(left > 0 ? from[column] : 0.0f,
+                                               left > 1 ? from[column + 1] : 0.0f));
+    }
+  }
+};
+
+}  // namespace regard

@@ -1,0 +1,208 @@
+// What the backward kernel does to single scores: from products to weights (terms, softmax, hidden
+// pairs, dropout), and from weights and their gradients to those of the scores.
+#pragma once
+
+#include "cuda/kernels/tile/backward_place.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct BackwardScores {
+  using Place = BackwardPlace<kConfig>;
+  using Scores = typename Place::Scores;
+  using Step = typename Place::Step;
+  using L = MmaLanes<kConfig.type>;
+  static constexpr Features kOn = kConfig.features;
+  static constexpr bool kHides = kOn.interval || kOn.mask || kOn.bias || kOn.dropout;
+  static constexpr int kN = Place::kN, kScoreBlocks = Place::kScoreBlocks;
+
+  const Place at;
+  const float unit = logit_unit(kOn, score_params<float>(at.p));
+
+  // From products to P (negative where dropout drops the weight), and the slopes of the scores.
+  REGARD_DEVICE void make_weights(Scores& x, Scores& slopes, int stage, const Step& step) const {
+    if constexpr (!is_plain(kOn) || kOn.mask) apply_terms(x, slopes, stage, step);
+#pragma unroll
+    for (int n = 0; n < kScoreBlocks; ++n) {
+      const Bits128 states = load_states(stage, n);
+      const float lse[2] = {float_of(states.word[0]), float_of(states.word[2])};
+#pragma unroll
+      for (int m = 0; m < kN; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[m][n][e] = weight(x[m][n][e], lse[e % 2]);
+      }
+    }
+    if (!at.is_whole(step)) clear_hidden(x, step);
+    if constexpr (kOn.dropout) drop(x, step);
+  }
+  // e^(value unit - lse). f32 pays for the difference before the scale: it is nearly exact.
+  REGARD_DEVICE float weight(float value, float lse) const {
+    if constexpr (kConfig.type == Type::f32) {
+      return L::exp2(fma_of(value, unit, -lse) * float(kLog2E));
+    }
+    return weight_at<L>(value, unit * float(kLog2E), lse * float(kLog2E));
+  }
+  // The states of a block's two rows of a lane.
+  REGARD_DEVICE Bits128 load_states(int stage, int n) const {
+    return load_shared_128(at.states_at(stage, at.row_of(n, 0)));
+  }
+
+  // From products to logits; what a bias or a mask hides becomes -inf.
+  REGARD_DEVICE void apply_terms(Scores& x, Scores& slopes, int stage, const Step& step) const {
+    const ScoreTerms<kConfig> terms(at.p, at.seq, at.b, step.head);
+    const float hidden = -infinity<float>();
+#pragma unroll
+    for (int n = 0; n < kScoreBlocks; n += 2) {
+#pragma unroll
+      for (int m = 0; m < kN; ++m) {
+        float biases[2][4] = {};
+        if constexpr (stages_bias(kConfig)) read_bias(biases, stage, m, n);
+#pragma unroll
+        for (int x8 = 0; x8 < 8; ++x8) {
+          const int block = n + x8 / 4, e = x8 % 4;
+          const int i = step.first_row() + at.row_of(block, e % 2);
+          const int j = at.first_key + at.key_of(m, e / 2);
+          const bool exists = i < at.seq.len_q && j < at.seq.len_k;
+          float& score = x[m][block][e];
+          float bias = biases[x8 / 4][e];
+          bool seen = true;
+          if constexpr (kOn.bias) {
+            if (!stages_bias(kConfig) && exists) bias = terms.bias_at(i, j);
+            seen = bias != hidden;
+          }
+          if constexpr (kOn.mask) seen = seen && exists && !terms.masked(i, j);
+          if constexpr (kOn.softcap) slopes[m][block][e] = terms.slope_of(score);
+          score = terms.value(score, bias, i, j);
+          if ((kOn.bias || kOn.mask) && !seen) score = hidden;
+        }
+      }
+    }
+  }
+  // The staged bias of a pair of blocks of S^T; by the loads of fragments where it is of 16 bits.
+  REGARD_DEVICE void read_bias(float (&bias)[2][4], int stage, int m, int n) const {
+    const TileView tile = at.bias_tile(stage);
+    if constexpr (element_bytes(kConfig.bias_type) == 4) {
+#pragma unroll
+      for (int x = 0; x < 8; ++x) {
+        const int row = at.row_of(n + x / 4, x % 2), key = at.key_of(m, x % 4 / 2);
+        bias[x / 4][x % 4] = float_of(load_shared_32(tile.begin + row * tile.row_bytes + key * 4));
+      }
+    } else {
+      using B = Fragments<kConfig.bias_type, Products::direct>;
+      typename B::A a;
+      B::load_a_transposed(a, tile, at.warp_key() + m * 16, at.warp_score_row() + n * 8);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        B::unpack(a, w, bias[w / 2][w % 2 * 2], bias[w / 2][w % 2 * 2 + 1]);
+      }
+    }
+  }
+
+  // The weights of pairs that do not exist or that intervals hide.
+  REGARD_DEVICE void clear_hidden(Scores& x, const Step& step) const {
+#pragma unroll
+    for (int m = 0; m < kN; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int j = at.first_key + at.key_of(m, half);
+        const Interval rows = visible_queries(at.p.mask_params, j, at.seq.len_q, at.seq.len_k);
+        const int begin = int(rows.begin) - step.first_row();
+        const int end = j < at.seq.len_k ? int(rows.end) - step.first_row() : begin;
+#pragma unroll
+        for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int row = at.row_of(n, e);
+            if (row < begin || row >= end) x[m][n][half * 2 + e] = 0;
+          }
+        }
+      }
+    }
+  }
+
+  // One Philox call serves a row's keys of a lane in 32 keys, and the lanes of neighbouring keys
+  // need the same: each makes that of one of their two rows, for both.
+  REGARD_DEVICE void drop(Scores& x, const Step& step) const {
+    static_assert(kN <= 2);
+    const DropoutParams& dropout = at.p.dropout;
+    const bool odd = lane_index() / 4 % 2;
+    const uint32 threshold = dropout.threshold << 16;
+    const int first = at.first_key + at.key_of(0, 0);
+    const bool late = kN == 1 && first % 32 >= 16;  // the second half of the 32
+#pragma unroll
+    for (int n = 0; n < kScoreBlocks; ++n) {
+      const int i = step.first_row() + at.row_of(n, odd);
+      const Philox mine = dropout_bits(dropout, at.b, step.head, i, dropout_call(first));
+#pragma unroll
+      for (int m = 0; m < kN; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32 own = late ? mine.word[2 + half] : mine.word[2 * m + half];
+          const uint32 other = shuffle_xor(own, 4);
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const uint32 bits = (e == 1) == odd ? own : other;
+            float& weight = x[m][n][half * 2 + e];
+            if ((odd ? bits : bits << 16) < threshold) weight = -weight;
+          }
+        }
+      }
+    }
+  }
+  static REGARD_DEVICE bool is_dropped(float weight) { return bits_of(weight) >> 31; }
+
+  static REGARD_DEVICE void keep_weights(Scores& kept, const Scores& weights) {
+#pragma unroll
+    for (int m = 0; m < kN; ++m) {
+#pragma unroll
+      for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          kept[m][n][e] = is_dropped(weights[m][n][e]) ? 0.0f : weights[m][n][e];
+        }
+      }
+    }
+  }
+
+  // From P and dP to the gradients of the logits, in dP's place; a kept weight's dP counts
+  // keep_scale times.
+  REGARD_DEVICE void make_dlogits(Scores& ds, const Scores& weights, int stage) const {
+    const float scale = kOn.dropout ? float(keep_scale(at.p.dropout)) : 1.0f;
+#pragma unroll
+    for (int n = 0; n < kScoreBlocks; ++n) {
+      const Bits128 states = load_states(stage, n);
+      const float delta[2] = {float_of(states.word[1]), float_of(states.word[3])};
+#pragma unroll
+      for (int m = 0; m < kN; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float weight = weights[m][n][e];
+          float& x = ds[m][n][e];
+          if constexpr (kOn.dropout) {
+            const bool dropped = is_dropped(weight);
+            x = (dropped ? -weight : weight) * ((dropped ? 0.0f : x * scale) - delta[e % 2]);
+          } else {
+            x = weight * (x - delta[e % 2]);
+          }
+          // A hidden pair has no share in what its row or key would spoil.
+          if (kHides && weight == 0) x = 0;
+        }
+      }
+    }
+  }
+  // From those to the gradients of the scaled products.
+  static REGARD_DEVICE void apply_slopes(Scores& ds, const Scores& slopes) {
+#pragma unroll
+    for (int m = 0; m < kN; ++m) {
+#pragma unroll
+      for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          ds[m][n][e] = ds[m][n][e] == 0 ? 0.0f : ds[m][n][e] * slopes[m][n][e];
+        }
+      }
+    }
+  }
+};
+
+}  // namespace regard

@@ -1,0 +1,174 @@
+// The place of a block of the forward kernel: which rows and keys are its own, where their tiles
+// lie in shared memory and how they get there, and which of their elements a lane holds.
+#pragma once
+
+#include "cuda/kernels/params.h"
+#include "cuda/kernels/tile/copy.cuh"
+#include "cuda/kernels/tile/score_tile.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct ForwardPlace {
+  using F = FragmentsOf<kConfig>;
+  static constexpr Features kOn = kConfig.features;
+  static constexpr Tiling kTiling = kConfig.tiling;
+  static constexpr ForwardMmaLayout kLayout = forward_mma_layout(kConfig);
+  static constexpr int kThreads = kTiling.warps * 32;
+  static constexpr int kRows = kTiling.rows, kKeys = kTiling.keys;
+  static constexpr int kM = kRows * kTiling.slices / kTiling.warps / 16;
+  static constexpr int kColumns = kConfig.dim_v / kTiling.slices;  // of out, a warp's
+  static constexpr int kKeyBlocks = kKeys / 8, kOutBlocks = kColumns / 8;
+  static_assert(kM * kTiling.warps * 16 == kRows * kTiling.slices && kKeyBlocks % 2 == 0);
+  static_assert(kOutBlocks % 2 == 0 && kKeys % F::kStep == 0);
+
+  // A warp's part of the tile of S, and of out.
+  using Scores = Accumulator[kM][kKeyBlocks];
+  using Out = Accumulator[kM][kOutBlocks];
+
+  struct Row {
+    int head;
+    int i;
+  };
+
+  const KernelParams& params;
+  const Problem& p;
+  const ShortSequence seq;
+  const int b, head;  // the first query head of the tile
+  const int kv;
+  const int first_row;  // of the tile, among the head's (folded: the group's) rows
+  const int row_count;
+  const int split;
+  const SharedAddress shared;
+
+  REGARD_DEVICE ForwardPlace(const KernelParams& kernel_params, const BlockPlace& place)
+      : params(kernel_params),
+        p(kernel_params.problem),
+        seq(short_sequence<kConfig>(p, place.head / heads_of_a_batch(p))),
+        b(place.head / heads_of_a_batch(p)),
+        head(place.head % heads_of_a_batch(p) * folded_heads(p)),
+        kv(head / int(p.sizes.group())),
+        first_row(place.tile * kRows),
+        row_count(clamp_to(seq.len_q * folded_heads(p) - first_row, 0, kRows)),
+        split(place.split),
+        shared(shared_address(&shared_memory<uint8>())) {}
+
+  static REGARD_DEVICE BlockPlace of_block(const KernelParams& params) {
+    BlockPlace place = place_of(params.grid, block_index());
+    // The last rows see the most keys under a causal mask: they begin first.
+    if (kOn.interval) place.tile = params.grid.tiles - 1 - place.tile;
+    return place;
+  }
+  static REGARD_DEVICE int heads_of_a_batch(const Problem& p) {
+    return int(kConfig.folded ? p.sizes.heads_kv : p.sizes.heads_q);
+  }
+  static REGARD_DEVICE int folded_heads(const Problem& p) {
+    return kConfig.folded ? int(p.sizes.group()) : 1;
+  }
+
+  REGARD_DEVICE Row row_at(int row) const {
+    int index = first_row + row;
+    if constexpr (kConfig.folded) {
+      index = smaller(index, seq.len_q * int(p.sizes.group()) - 1);  // rows that do not exist
+      return {head + index / seq.len_q, index % seq.len_q};
+    }
+    return {head, index};
+  }
+
+  // The key tiles that some row sees, and of them those of this split.
+  REGARD_DEVICE ShortInterval key_tiles() const {
+    Interval seen{0, seq.len_k};
+    if (kOn.interval && !kConfig.folded) {
+      seen = {keys_of(first_row).begin, keys_of(first_row + row_count - 1).end};
+    }
+    ShortInterval tiles{int(seen.begin) / kKeys, int(divide_up(seen.end, kKeys))};
+    if constexpr (kConfig.split) {
+      const int each = (tiles.end - tiles.begin + params.splits - 1) / params.splits;
+      const int begin = tiles.begin + split * each;
+      tiles = {begin, smaller(begin + each, tiles.end)};
+    }
+    return tiles;
+  }
+  // The keys that every row of the tile sees, as far as intervals say.
+  REGARD_DEVICE ShortInterval common_keys() const {
+    if (!kOn.interval) return {0, seq.len_k};
+    if (kConfig.folded) return {0, 0};
+    return {int(keys_of(first_row + row_count - 1).begin), int(keys_of(first_row).end)};
+  }
+  REGARD_DEVICE Interval keys_of(int i) const {
+    return visible_keys(p.mask_params, i, seq.len_q, seq.len_k);
+  }
+
+  // -------------------------------------------------------------------------------------- a lane's
+
+  REGARD_DEVICE int warp_row() const { return warp_index() / kTiling.slices * kM * 16; }
+  REGARD_DEVICE int warp_column() const { return warp_index() % kTiling.slices * kColumns; }
+
+  // The row and column of accumulator element 2 half + e of block [m][n].
+  REGARD_DEVICE int row_of(int m, int half) const {
+    return warp_row() + m * 16 + half * 8 + lane_index() / 4;
+  }
+  static REGARD_DEVICE int column_of(int n, int e) { return n * 8 + lane_index() % 4 * 2 + e; }
+
+  // ----------------------------------------------------------------------------------------- tiles
+
+  REGARD_DEVICE SharedAddress stage_at(int stage) const {
+    return shared + kLayout.stage + stage * kLayout.stage_bytes;
+  }
+  REGARD_DEVICE TileView query_tile() const {
+    return {shared + kLayout.queries, tile_row_bytes(kConfig, kConfig.dim)};
+  }
+  REGARD_DEVICE TileView out_tile() const {
+    return {shared + kLayout.queries, tile_row_bytes(kConfig, kConfig.dim_v)};
+  }
+  REGARD_DEVICE TileView key_tile(int stage) const {
+    return {stage_at(stage) + kLayout.keys, tile_row_bytes(kConfig, kConfig.dim)};
+  }
+  REGARD_DEVICE TileView value_tile(int stage) const {
+    return {stage_at(stage) + kLayout.values, tile_row_bytes(kConfig, kConfig.dim_v)};
+  }
+  REGARD_DEVICE TileView bias_tile(int stage) const {
+    return {stage_at(stage) + kLayout.bias, bias_row_bytes(kConfig)};
+  }
+
+  // ----------------------------------------------------------------------------------------- loads
+
+  // The rows of the tile of queries, of several heads if folded.
+  struct QueryRows {
+    const ForwardPlace& at;
+    REGARD_DEVICE const uint8* row(int r) const {
+      const View& q = at.p.q;
+      const Row row = at.row_at(r);
+      const int64 first = offset_of(q.strides, at.b, row.head, at.seq.first_q, row.i);
+      return static_cast<const uint8*>(q.data) + first * F::kBytes;
+    }
+  };
+  REGARD_DEVICE RowsInMemory rows_of(const View& view, int first_key) const {
+    const int64 first = offset_of(view.strides, b, kv, seq.first_k, first_key) * F::kBytes;
+    return {static_cast<const uint8*>(view.data) + first, view.strides.row * F::kBytes};
+  }
+
+  REGARD_DEVICE void load_queries() const {
+    load_tile<kThreads, kRows, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact>(
+        query_tile(), row_count, int(p.sizes.dim), QueryRows{*this});
+  }
+  REGARD_DEVICE void load_keys(int stage, int first_key) const {
+    load_tile<kThreads, kKeys, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact>(
+        key_tile(stage), seq.len_k - first_key, int(p.sizes.dim), rows_of(p.k, first_key));
+    if constexpr (stages_bias(kConfig)) load_bias(stage, first_key);
+  }
+  REGARD_DEVICE void load_values(int stage, int first_key) const {
+    load_tile<kThreads, kKeys, kConfig.dim_v, F::kBytes, kConfig.aligned, kConfig.exact>(
+        value_tile(stage), seq.len_k - first_key, int(p.sizes.dim_v), rows_of(p.v, first_key));
+  }
+  REGARD_DEVICE void load_bias(int stage, int first_key) const {
+    constexpr int kBytes = element_bytes(kConfig.bias_type);
+    const Strides& s = p.bias.strides;
+    const int64 first = (offset_of(s, b, head, 0, first_row) + first_key) * kBytes;
+    load_tile<kThreads, kRows, kKeys, kBytes, true, false>(
+        bias_tile(stage), row_count, seq.len_k - first_key,
+        RowsInMemory{static_cast<const uint8*>(p.bias.data) + first, s.row * kBytes});
+  }
+};
+
+}  // namespace regard

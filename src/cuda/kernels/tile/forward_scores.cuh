@@ -1,0 +1,127 @@
+// What the forward kernel does to single scores: the terms beside q . k, hidden pairs, dropout.
+#pragma once
+
+#include "cuda/kernels/tile/forward_place.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct ForwardScores {
+  using Place = ForwardPlace<kConfig>;
+  using Scores = typename Place::Scores;
+  static constexpr Features kOn = kConfig.features;
+  static constexpr int kM = Place::kM, kKeys = Place::kKeys, kKeyBlocks = Place::kKeyBlocks;
+
+  const Place at;
+  const ScoreTerms<kConfig> terms;
+  ShortInterval common_keys;
+
+  REGARD_DEVICE explicit ForwardScores(const Place& place)
+      : at(place), terms(at.p, at.seq, at.b, at.head) {}
+
+  // For a tile that has rows.
+  REGARD_DEVICE void find_common_keys() { common_keys = at.common_keys(); }
+
+  // From products to logits; hidden pairs become -inf.
+  REGARD_DEVICE void make_logits(Scores& scores, int stage, int first_key) const {
+    if constexpr (!is_plain(kOn) || kOn.mask) apply_terms(scores, stage, first_key);
+    if (first_key < common_keys.begin || first_key + kKeys > common_keys.end) {
+      hide(scores, first_key);
+    }
+  }
+
+  REGARD_DEVICE void apply_terms(Scores& scores, int stage, int first_key) const {
+    const float hidden = -infinity<float>();
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = at.row_of(m, half);
+        const int i = at.row_at(row).i;
+        const ScoreTerms<kConfig> of_row = terms_of(row);
+#pragma unroll
+        for (int n = 0; n < kKeyBlocks; ++n) {
+          float bias[2] = {};
+          if constexpr (stages_bias(kConfig)) {
+            const TileView tile = at.bias_tile(stage);
+            load_staged_pair<kConfig.bias_type>(bias, tile.begin + row * tile.row_bytes,
+                                                at.column_of(n, 0));
+          }
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int j = first_key + at.column_of(n, e);
+            const bool exists = row < at.row_count && j < at.seq.len_k;
+            float& score = scores[m][n][half * 2 + e];
+            bool seen = true;
+            if constexpr (kOn.bias) {
+              if (!stages_bias(kConfig) && exists) bias[e] = of_row.bias_at(i, j);
+              seen = bias[e] != hidden;
+            }
+            if constexpr (kOn.mask) seen = seen && exists && !of_row.masked(i, j);
+            score = of_row.value(score, bias[e], i, j);
+            if ((kOn.bias || kOn.mask) && !seen) score = hidden;
+          }
+        }
+      }
+    }
+  }
+  // The terms of the row's own head.
+  REGARD_DEVICE ScoreTerms<kConfig> terms_of(int row) const {
+    if constexpr (!kConfig.folded) {
+      return terms;
+    } else {
+      return ScoreTerms<kConfig>(at.p, at.seq, at.b, at.row_at(row).head);
+    }
+  }
+
+  // Pairs that do not exist or that intervals hide.
+  REGARD_DEVICE void hide(Scores& scores, int first_key) const {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = at.row_of(m, half);
+        const Interval keys = terms.keys_of(at.row_at(row).i);
+        const int begin = int(keys.begin) - first_key;
+        const int end = row < at.row_count ? int(keys.end) - first_key : begin;
+#pragma unroll
+        for (int n = 0; n < kKeyBlocks; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const int column = at.column_of(n, e);
+            if (column < begin || column >= end) scores[m][n][half * 2 + e] = -infinity<float>();
+          }
+        }
+      }
+    }
+  }
+
+  // Clears the weights that dropout drops. One Philox call serves a row's eight elements of a lane
+  // in 32 keys.
+  REGARD_DEVICE void drop(Scores& weights, int first_key) const {
+    static_assert(!kOn.dropout || kKeys % 32 == 0 || kKeys == 16);
+    const uint32 threshold = terms.dropout.threshold << 16;
+    // Of a tile of 16 keys, whether it is the second half of the 32.
+    const bool late = kKeys == 16 && first_key % 32 != 0;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const auto row = at.row_at(at.row_of(m, half));
+#pragma unroll
+        for (int first = 0; first < kKeyBlocks; first += 4) {
+          const uint32 call = dropout_call(first_key + at.column_of(first, 0));
+          const Philox bits = dropout_bits(terms.dropout, at.b, row.head, row.i, call);
+#pragma unroll
+          for (int n = first; n < first + 4 && n < kKeyBlocks; ++n) {
+            const uint32 word = late ? bits.word[2 + n % 2] : bits.word[n % 4];
+            if ((word << 16) < threshold) weights[m][n][half * 2] = 0;
+            if (word < threshold) weights[m][n][half * 2 + 1] = 0;
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace regard

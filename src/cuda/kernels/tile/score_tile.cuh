@@ -1,0 +1,109 @@
+// The elementwise terms of a tile of scores: what lies between the product q . k and the softmax.
+#pragma once
+
+#include "cuda/kernels/params.h"
+#include "cuda/kernels/tile/copy.cuh"
+#include "plan/kernel_config.h"
+#include "semantics/softmax.h"
+
+namespace regard {
+
+// Elementwise maths of the mma kernels: exponentials by one instruction; tanh by two where the type
+// of q rounds more than that.
+template <Type kType>
+struct MmaLanes : GpuLanes<float> {
+  static REGARD_DEVICE float exp2(float x) { return exp2_approximate(x); }
+  static REGARD_DEVICE float tanh(float x) {
+    if constexpr (kType == Type::f32) return tanh_of(x);
+    return 1 - 2 * reciprocal_approximate(exp2_approximate(x * float(2 * kLog2E)) + 1);
+  }
+};
+
+// A Sequence in 32 bits, which every length and row number fits.
+struct ShortSequence {
+  int len_q, len_k;
+  int first_q, first_k;
+
+  REGARD_DEVICE Sequence whole() const { return {len_q, len_k, first_q, first_k}; }
+};
+
+// An Interval in 32 bits.
+struct ShortInterval {
+  int begin, end;
+};
+
+template <KernelConfig kConfig>
+REGARD_DEVICE ShortSequence short_sequence(const Problem& p, int64 b) {
+  if constexpr (!kConfig.ragged) return {int(p.sizes.len_q), int(p.sizes.len_k), 0, 0};
+  const Sequence s = safe_sequence(p, b);
+  return {int(s.len_q), int(s.len_k), int(s.first_q), int(s.first_k)};
+}
+
+// One head's terms, with offsets from the head's first row and key.
+template <KernelConfig kConfig>
+struct ScoreTerms {
+  using L = MmaLanes<kConfig.type>;
+  static constexpr Features kOn = kConfig.features;
+
+  ScoreParams<float> params;
+  MaskParams mask_params;
+  int len_q, len_k;
+  const void* bias;
+  int64 bias_row, bias_column;
+  const uint8* mask;
+  int64 mask_row, mask_column;
+  float slope;
+  DropoutParams dropout;
+  int32 b, h;
+
+  REGARD_DEVICE ScoreTerms(const Problem& p, const ShortSequence& seq, int batch, int head)
+      : params(score_params<float>(p)),
+        mask_params(p.mask_params),
+        len_q(seq.len_q),
+        len_k(seq.len_k),
+        dropout(p.dropout),
+        b(batch),
+        h(head) {
+    if constexpr (kOn.bias) {
+      constexpr int kBytes = kConfig.bias_type == Type::f64 ? 8 : element_bytes(kConfig.bias_type);
+      bias = static_cast<const uint8*>(p.bias.data) +
+             (batch * p.bias.strides.batch + head * p.bias.strides.head) * kBytes;
+      bias_row = p.bias.strides.row;
+      bias_column = p.bias.strides.column;
+    }
+    if constexpr (kOn.mask) {
+      mask = static_cast<const uint8*>(p.mask.data) + batch * p.mask.strides.batch +
+             head * p.mask.strides.head;
+      mask_row = p.mask.strides.row;
+      mask_column = p.mask.strides.column;
+    }
+    if constexpr (kOn.alibi) {
+      const Strides& s = p.alibi_slopes.strides;
+      slope = static_cast<const float*>(p.alibi_slopes.data)[batch * s.batch + head * s.head];
+    }
+  }
+
+  REGARD_DEVICE Interval keys_of(int i) const { return visible_keys(mask_params, i, len_q, len_k); }
+  REGARD_DEVICE float unit() const { return logit_unit(kOn, params); }
+
+  // The bias that a tile staged for a pair, or the one in memory.
+  REGARD_DEVICE float bias_at(int i, int j) const {
+    const int64 at = i * bias_row + j * bias_column;
+    if constexpr (kConfig.bias_type == Type::f64) {
+      return narrowed(static_cast<const double*>(bias)[at]);
+    }
+    return load_element<float>(bias, kConfig.bias_type, at);
+  }
+  REGARD_DEVICE bool masked(int i, int j) const {
+    return mask[i * mask_row + j * mask_column] == 0;
+  }
+
+  // The logit's value of an existing pair; its unit is unit().
+  REGARD_DEVICE float value(float raw, float bias_value, int i, int j) const {
+    const float alibi = kOn.alibi ? slope * alibi_distance<float>(i, j, len_q, len_k) : 0.0f;
+    return score<L>(kOn, params, raw, bias_value, alibi).value;
+  }
+  REGARD_DEVICE float slope_of(float raw) const { return score_slope<L>(kOn, params, raw); }
+};
+
+}  // namespace regard

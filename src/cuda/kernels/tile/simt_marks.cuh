@@ -1,0 +1,65 @@
+// Which tiles a block of a simt kernel computes: its own, or those of many that hold a mark.
+#pragma once
+
+#include "cuda/kernels/tile/simt_pairs.cuh"
+
+namespace regard {
+
+// A tile of rows of one query head, or of keys of one kv head: those from `first` up to `end`.
+template <KernelConfig kConfig>
+struct OwnTile {
+  static constexpr bool kOfKeys = kConfig.kernel == Kernel::key_gradient;
+
+  int32 b, h;
+  Sequence seq;
+  int64 first, end;
+  const uint8* marks;  // of its rows
+
+  REGARD_DEVICE OwnTile(const KernelParams& params, int64 head, int64 tile) {
+    constexpr int kOwn = SimtTile<kConfig>::kOwn;
+    const Problem& p = params.problem;
+    const int64 heads = kOfKeys ? p.sizes.heads_kv : p.sizes.heads_q;
+    b = int32(head / heads);
+    h = int32(head % heads);
+    seq = safe_sequence(p, b);
+    first = tile * kOwn;
+    end = smaller(first + kOwn, kOfKeys ? seq.len_k : seq.len_q);
+    marks = kOfKeys ? params.buffers.marks_k + h * p.sizes.rows_k + flat_key(p, seq, b, first)
+                    : params.buffers.marks_q + h * p.sizes.rows_q + flat_row(p, seq, b, first);
+  }
+  REGARD_DEVICE bool marked(int64 row) const { return first + row < end && marks[row] != 0; }
+  // Whether a row of the tile is to be written.
+  REGARD_DEVICE bool writes(int64 row) const {
+    return first + row < end && (!kConfig.marked || marks[row] != 0);
+  }
+};
+
+// Calls compute(OwnTile) for each tile of the block that exists and, in a marked kernel, has a
+// mark.
+template <KernelConfig kConfig, class Compute>
+REGARD_DEVICE void each_own_tile(const KernelParams& params, Compute compute) {
+  if constexpr (!kConfig.marked) {
+    const BlockPlace place = place_of(params.grid, block_index());
+    const OwnTile<kConfig> own(params, place.head, place.tile);
+    if (own.first < own.end) compute(own);
+  } else {
+    constexpr int kOwn = SimtTile<kConfig>::kOwn;
+    const int64 tiles = simt_own_tiles(params.problem, kConfig);
+    const int64 begin = block_index() * kMarkedTiles;
+    const int64 all = tiles * simt_own_heads(params.problem, kConfig);
+    const int count = int(smaller<int64>(kMarkedTiles, all - begin));
+    bool marked = false;
+#pragma unroll 2
+    for (int n = thread_index(); n < count * kOwn; n += kSimtThreads) {
+      const int64 tile = begin + n / kOwn;
+      marked = marked || OwnTile<kConfig>(params, tile / tiles, tile % tiles).marked(n % kOwn);
+    }
+    if (!any_in_block(marked)) return;
+    for (int n = 0; n < count; ++n) {
+      const OwnTile<kConfig> own(params, (begin + n) / tiles, (begin + n) % tiles);
+      if (any_in_block(thread_index() < kOwn && own.marked(thread_index()))) compute(own);
+    }
+  }
+}
+
+}  // namespace regard

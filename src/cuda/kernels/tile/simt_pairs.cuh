@@ -1,0 +1,189 @@
+// Pairs of a query and a key: whether they see each other, their logit, and what dropout keeps.
+#pragma once
+
+#include "cuda/kernels/params.h"
+#include "cuda/kernels/tile/simt_products.cuh"
+#include "semantics/softmax.h"
+
+namespace regard {
+
+// Numbers within a tensor of rows or keys, which has fewer than 2^31.
+struct Range {
+  int32 begin = 0;
+  int32 end = 0;
+
+  REGARD_DEVICE bool contains(int x) const { return begin <= x && x < end; }
+};
+REGARD_DEVICE Range range_of(const Interval& x) { return {int32(x.begin), int32(x.end)}; }
+
+// One query head of one sequence.
+template <KernelConfig kConfig>
+struct SimtHead {
+  static constexpr Features kOn = kConfig.features;
+  using Real = RealOf<kConfig.type>;
+  using Lanes = GpuLanes<Real>;
+
+  const Problem& p;
+  const Sequence seq;
+  const int32 b, h;
+  const ScoreParams<Real> params;
+  const Real unit;
+  Real slope = 0;  // of ALiBi
+  int64 bias_at = 0, mask_at = 0;
+
+  REGARD_DEVICE SimtHead(const Problem& problem, const Sequence& sequence, int b, int h)
+      : p(problem),
+        seq(sequence),
+        b(b),
+        h(h),
+        params(score_params<Real>(problem)),
+        unit(logit_unit(kOn, params)) {
+    if constexpr (kOn.alibi) {
+      const int64 at = offset_of(p.alibi_slopes.strides, b, h, 0, 0);
+      slope = Real(static_cast<const float*>(p.alibi_slopes.data)[at]);
+    }
+    if constexpr (kOn.bias) bias_at = offset_of(p.bias.strides, b, h, 0, 0);
+    if constexpr (kOn.mask) mask_at = offset_of(p.mask.strides, b, h, 0, 0);
+  }
+
+  REGARD_DEVICE int kv() const { return h / int32(p.sizes.group()); }
+
+  // What the bias adds to a pair. A finite f64 stays finite.
+  REGARD_DEVICE Real bias_of(int i, int j) const {
+    const int64 at = bias_at + i * p.bias.strides.row + j * p.bias.strides.column;
+    if constexpr (kConfig.bias_type == Type::f64 && sizeof(Real) == 4) {
+      return narrowed(static_cast<const double*>(p.bias.data)[at]);
+    } else {
+      return load_element<Real>(p.bias.data, kConfig.bias_type, at);
+    }
+  }
+
+  // Whether a pair that the intervals leave visible is so, and what the bias adds to it.
+  REGARD_DEVICE bool visible(int i, int j, Real& bias) const {
+    bias = 0;
+    if constexpr (kOn.mask) {
+      const int64 at = mask_at + i * p.mask.strides.row + j * p.mask.strides.column;
+      if (static_cast<const uint8*>(p.mask.data)[at] == 0) return false;
+    }
+    if constexpr (kOn.bias) {
+      bias = bias_of(i, j);
+      if (bias == -infinity<Real>()) return false;
+    }
+    return true;
+  }
+
+  // The logit in units of `unit`.
+  REGARD_DEVICE Real logit(Real raw, Real bias, int i, int j) const {
+    Real alibi = 0;
+    if constexpr (kOn.alibi) alibi = slope * alibi_distance<Real>(i, j, seq.len_q, seq.len_k);
+    return score<Lanes>(kOn, params, raw, bias, alibi).value;
+  }
+};
+
+// Dropout's numbers of one query and the keys j, j + 16, j + 32 ...: neighbours among them often
+// share a call. Made anew for each tile, by the whole warp.
+struct DropoutCall {
+  DropoutParams params;
+  Philox bits;
+  uint32 call = ~0u;
+
+  // What comes out of a shuffle is not known to stay the same from tile to tile: the compiler would
+  // keep the keys of all rounds in registers.
+  REGARD_DEVICE explicit DropoutCall(const Problem& p)
+      : params{p.dropout.threshold, shuffle(p.dropout.key_low, 0), shuffle(p.dropout.key_high, 0)} {
+  }
+
+  // The next query's.
+  REGARD_DEVICE void forget() { call = ~0u; }
+
+  REGARD_DEVICE bool keep(int b, int h, int i, int j) {
+    const uint32 wanted = dropout_call(j);
+    if (wanted != call) {
+      call = wanted;
+      bits = dropout_bits(params, b, h, i, wanted);
+    }
+    const int slot = dropout_slot(j);
+    // By selection: an index at run time would put the bits into local memory.
+    const uint32 low = slot & 2 ? bits.word[1] : bits.word[0];
+    const uint32 high = slot & 2 ? bits.word[3] : bits.word[2];
+    return kept(params, Philox{{slot & 4 ? high : low, 0, 0, 0}}, slot & 1);
+  }
+};
+
+// Element r of an array in registers: by selection, as they have no index at run time.
+template <class T, int kCount>
+REGARD_DEVICE T picked(const T (&from)[kCount], int r) {
+  T x = from[0];
+#pragma unroll
+  for (int n = 1; n < kCount; ++n) {
+    if (n == r) x = from[n];
+  }
+  return x;
+}
+template <class T, int kCount>
+REGARD_DEVICE void put(T (&to)[kCount], int r, const T& x) {
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    if (n == r) to[n] = x;
+  }
+}
+
+// Lines of a thread's pairs that are worked on at once: all, or one where a pair takes many
+// registers, for the addresses of its terms above all.
+template <KernelConfig kConfig, int kLines>
+inline constexpr int kPairLinesAtOnce = kConfig.features.softcap || kConfig.features.bias ||
+                                                kConfig.features.mask || kConfig.features.dropout
+                                            ? 1
+                                            : kLines;
+
+// Sum, or the largest that is a number, over the 16 threads that share an own row.
+template <class Real>
+REGARD_DEVICE Real sum_of_row(Real x) {
+#pragma unroll
+  for (int mask = kSimtSide / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+  return x;
+}
+template <class Real>
+REGARD_DEVICE Real max_of_row(Real x) {
+#pragma unroll
+  for (int mask = kSimtSide / 2; mask > 0; mask /= 2) x = max_of(x, shuffle_xor(x, mask));
+  return x;
+}
+
+// Writes the rows of `rows` (bits r) times factor to the own rows from `offset` on: a slice of
+// kWidth of their kDim columns, from `first` on.
+template <KernelConfig kConfig, int kDim, int kWidth, int kCount>
+REGARD_DEVICE void store_sums(
+    const View& view, int64 offset,
+    const typename SimtTile<kConfig>::Real (&sums)[SimtTile<kConfig>::kRows][kCount],
+    const typename SimtTile<kConfig>::Real (&factor)[SimtTile<kConfig>::kRows], uint32 rows,
+    bool accumulate, int first) {
+  using Tile = SimtTile<kConfig>;
+  using Real = typename Tile::Real;
+  using Columns = SimtColumns<Real, kWidth>;
+  const auto store = [&](auto type) {
+    constexpr Type kTo = decltype(type)::kElement;
+    using Stored = typename ElementOf<kTo>::Stored;
+    Stored* const to = static_cast<Stored*>(view.data) + offset;
+#pragma unroll
+    for (int r = 0; r < Tile::kRows; ++r) {
+      if (!(rows >> r & 1)) continue;
+      Stored* const row = to + (simt_y() + r * kSimtSide) * view.strides.row;
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        const int column = first + Columns::column(n);
+        if (column >= kDim) continue;
+        Real x = sums[r][n] * factor[r];
+        if (accumulate) x += Real(real_of<kTo>(row[column]));
+        row[column] = stored_of<kTo>(x);
+      }
+    }
+  };
+  if (view.type == kConfig.type) {
+    store(RowSource<kConfig.type>());
+  } else {
+    store(RowSource<Type::f32>());
+  }
+}
+
+}  // namespace regard

@@ -1,0 +1,233 @@
+// The two kinds of product of a simt kernel, made by 16 x 16 threads.
+//
+// Thread (y, x) has the own rows y + 16 r. In sums over head elements it has the walked rows
+// x + 16 c; in sums over walked rows it has columns, see SimtColumns. All that belongs to an own
+// row thus stays within half a warp.
+#pragma once
+
+#include "cuda/kernels/tile/simt_memory.cuh"
+
+namespace regard {
+
+REGARD_DEVICE int simt_x() { return thread_index() % kSimtSide; }
+REGARD_DEVICE int simt_y() { return thread_index() / kSimtSide; }
+
+// What stands for the weight of a hidden pair, for the product to pass over: nothing that adds up
+// to it is of use.
+template <class Real>
+inline constexpr Real kHidden =
+    sizeof(Real) == 4 ? Real(-0x1.fffffep127) : Real(-0x1.fffffffffffffp1023);
+
+// Types and sizes of a kernel of products.
+template <KernelConfig kConfig>
+struct SimtTile {
+  static constexpr Type kType = kConfig.type;
+  using Real = RealOf<kType>;
+  static constexpr SimtLayout kAt = simt_layout(kConfig);
+  static constexpr int kOwn = kAt.own, kWalked = kAt.walked;
+  static constexpr int kRows = kOwn / kSimtSide;       // own rows of a thread
+  static constexpr int kOthers = kWalked / kSimtSide;  // walked rows of a thread
+  static constexpr int kVector = 16 / int(sizeof(Real));
+  // Steps of a product that are under way at once: more take more registers than there are.
+  static constexpr bool kManySums =
+      kOwn * simt_sums(kConfig.kernel, kConfig.dim, kConfig.dim_v) > 32 * kSimtThreads;
+  static constexpr int kStepsAtOnce =
+      sizeof(Real) == 8 || kConfig.kernel == Kernel::key_gradient || kConfig.marked || kManySums
+          ? 1
+          : 2;
+  // A pair of two rows that exist may be hidden; else weights of pairs that are not there are 0,
+  // and so are their rows in shared memory.
+  static constexpr bool kVeiled =
+      kConfig.features.interval || kConfig.features.mask || kConfig.features.bias;
+  struct Line {  // the thread's pairs of one own row
+    Real x[kOthers];
+  };
+  using Square = Line[kRows];
+
+  static REGARD_DEVICE Real* memory() { return &shared_memory<Real>(); }
+};
+
+// How the columns of a row of sums lie with the 16 threads that share it: in chunks of 64, four
+// for each thread, and the rest in steps of 16.
+template <class Real, int kWidth>
+struct SimtColumns {
+  static constexpr int kPadded = int(round_up(kWidth, kSimtSide));
+  static constexpr int kFull = kPadded / kSimtColumns;
+  static constexpr int kRest = kPadded % kSimtColumns / kSimtSide;
+  static constexpr int kCount = 4 * kFull + kRest;  // of a thread
+  static constexpr int kVector = 16 / int(sizeof(Real));
+
+  // How many of a thread's columns of a chunk lie side by side.
+  static constexpr int side_by_side(int columns) { return columns == 4 ? kVector : 1; }
+
+  // The column, within its chunk, of a thread's n-th of it.
+  template <int kColumns>
+  static REGARD_DEVICE int place(int n) {
+    constexpr int kPer = side_by_side(kColumns);
+    return (n / kPer * kSimtSide + simt_x()) * kPer + n % kPer;
+  }
+  // The column of a thread's n-th of all.
+  static REGARD_DEVICE int column(int n) {
+    return n < 4 * kFull ? n / 4 * kSimtColumns + place<4>(n % 4)
+                         : kFull * kSimtColumns + place<1>(n - 4 * kFull);
+  }
+};
+
+// sums[r][c] = own row r . walked row c, over kDim head elements.
+template <KernelConfig kConfig, int kDim, Type kOwnType, Type kWalkedType>
+REGARD_DEVICE void multiply_rows(typename SimtTile<kConfig>::Square& sums,
+                                 const RowSource<kOwnType>& own,
+                                 const RowSource<kWalkedType>& walked) {
+  using Tile = SimtTile<kConfig>;
+  using Real = typename Tile::Real;
+  constexpr int kChunk = simt_chunk(kConfig.type, kDim), kStride = Tile::kAt.chunk_stride;
+  constexpr int kVector = Tile::kVector;
+  Real* const own_stage = Tile::memory();
+  Real* const walked_stage = own_stage + Tile::kAt.walked_rows;
+  Fetched<kOwnType, Tile::kOwn, kChunk> own_part;
+  Fetched<kWalkedType, Tile::kWalked, kChunk> walked_part;
+  const auto fetch = [&](int at) {
+    own_part.template fetch<kDim, kConfig.aligned>(own, at);
+    walked_part.template fetch<kDim, kConfig.aligned>(walked, at);
+  };
+  fetch(0);
+#pragma unroll
+  for (int r = 0; r < Tile::kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < Tile::kOthers; ++c) sums[r].x[c] = 0;
+  }
+#pragma unroll 1
+  for (int at = 0; at < kDim; at += kChunk) {
+    sync_block();  // nobody reads the stage any more
+    own_part.template put<kStride>(own_stage);
+    walked_part.template put<kStride>(walked_stage);
+    sync_block();
+    if (at + kChunk < kDim) fetch(at + kChunk);
+    const int size = kDim % kChunk == 0 ? kChunk : smaller(kChunk, kDim - at);
+#pragma unroll Tile::kStepsAtOnce
+    for (int d = 0; d < size; d += kVector) {
+      Pack<Real, kVector> x[Tile::kRows], y[Tile::kOthers];
+#pragma unroll
+      for (int r = 0; r < Tile::kRows; ++r) {
+        x[r] = *reinterpret_cast<const Pack<Real, kVector>*>(
+            own_stage + (simt_y() + r * kSimtSide) * kStride + d);
+      }
+#pragma unroll
+      for (int c = 0; c < Tile::kOthers; ++c) {
+        y[c] = *reinterpret_cast<const Pack<Real, kVector>*>(
+            walked_stage + (simt_x() + c * kSimtSide) * kStride + d);
+      }
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+#pragma unroll
+        for (int r = 0; r < Tile::kRows; ++r) {
+#pragma unroll
+          for (int c = 0; c < Tile::kOthers; ++c) {
+            sums[r].x[c] = fma_of(x[r].x[e], y[c].x[e], sums[r].x[c]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Stores the weights of the thread's pairs for multiply_weights: kHidden where `seen` has no bit
+// r * kOthers + c. Only the half warp that shares the own rows reads them.
+template <KernelConfig kConfig>
+REGARD_DEVICE void store_weights(const typename SimtTile<kConfig>::Square& weights, uint32 seen) {
+  using Tile = SimtTile<kConfig>;
+  using Real = typename Tile::Real;
+  Real* const to = Tile::memory() + Tile::kAt.weights;
+  sync_warp();
+#pragma unroll
+  for (int r = 0; r < Tile::kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < Tile::kOthers; ++c) {
+      to[(simt_y() + r * kSimtSide) * Tile::kAt.weight_stride + simt_x() + c * kSimtSide] =
+          seen >> (r * Tile::kOthers + c) & 1 ? weights[r].x[c]
+                                              : (Tile::kVeiled ? kHidden<Real> : Real(0));
+    }
+  }
+  sync_warp();
+}
+
+// part[r][n] = sum over walked rows of weight * the n-th of kColumns columns in shared memory.
+template <KernelConfig kConfig, int kColumns>
+REGARD_DEVICE void multiply_chunk(
+    typename SimtTile<kConfig>::Real (&part)[SimtTile<kConfig>::kRows][kColumns]) {
+  using Tile = SimtTile<kConfig>;
+  using Real = typename Tile::Real;
+  using Columns = SimtColumns<Real, kColumns * kSimtSide>;
+  constexpr int kVector = Tile::kVector, kPer = Columns::side_by_side(kColumns);
+  const Real* const weights =
+      Tile::memory() + Tile::kAt.weights + simt_y() * Tile::kAt.weight_stride;
+  const Real* const columns = Tile::memory() + simt_x() * kPer;
+#pragma unroll
+  for (int r = 0; r < Tile::kRows; ++r) {
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) part[r][n] = 0;
+  }
+#pragma unroll Tile::kStepsAtOnce
+  for (int walked = 0; walked < Tile::kWalked; walked += kVector) {
+    Pack<Real, kVector> weight[Tile::kRows];
+#pragma unroll
+    for (int r = 0; r < Tile::kRows; ++r) {
+      weight[r] = *reinterpret_cast<const Pack<Real, kVector>*>(
+          weights + r * kSimtSide * Tile::kAt.weight_stride + walked);
+    }
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) {
+      Pack<Real, kPer> y[kColumns / kPer];
+#pragma unroll
+      for (int n = 0; n < kColumns / kPer; ++n) {
+        y[n] = *reinterpret_cast<const Pack<Real, kPer>*>(
+            columns + (walked + e) * (kColumns * kSimtSide) + n * kSimtSide * kPer);
+      }
+#pragma unroll
+      for (int r = 0; r < Tile::kRows; ++r) {
+        if (Tile::kVeiled && weight[r].x[e] == kHidden<Real>) continue;
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) {
+          part[r][n] = fma_of(weight[r].x[e], y[n / kPer].x[n % kPer], part[r][n]);
+        }
+      }
+    }
+  }
+}
+
+// sums[r][n] = sums[r][n] * shrink[r] + sum over walked rows of weight * column n of that row, for
+// a slice of kWidth columns from `column` on. The rows have kDim.
+template <KernelConfig kConfig, int kDim, int kWidth, Type kFrom, int kCount>
+REGARD_DEVICE void multiply_weights(
+    typename SimtTile<kConfig>::Real (&sums)[SimtTile<kConfig>::kRows][kCount],
+    const typename SimtTile<kConfig>::Real (&shrink)[SimtTile<kConfig>::kRows],
+    const RowSource<kFrom>& walked, int column) {
+  using Tile = SimtTile<kConfig>;
+  using Real = typename Tile::Real;
+  using Columns = SimtColumns<Real, kWidth>;
+  static_assert(kCount == Columns::kCount);
+  const auto chunk = [&](auto columns, int first) {
+    constexpr int kColumns = decltype(columns)::kCount;
+    Fetched<kFrom, Tile::kWalked, kColumns * kSimtSide> fetched;
+    fetched.template fetch<kDim, kConfig.aligned>(walked, column + first / 4 * kSimtColumns);
+    sync_block();  // nobody reads the stage any more
+    fetched.template put<kColumns * kSimtSide>(Tile::memory());
+    sync_block();
+    Real part[Tile::kRows][kColumns];
+    multiply_chunk<kConfig, kColumns>(part);
+#pragma unroll
+    for (int r = 0; r < Tile::kRows; ++r) {
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) {
+        sums[r][first + n] = fma_of(sums[r][first + n], shrink[r], part[r][n]);
+      }
+    }
+  };
+#pragma unroll
+  for (int n = 0; n < Columns::kFull; ++n) chunk(SimtColumns<Real, kSimtColumns>(), 4 * n);
+  if constexpr (Columns::kRest > 0) {
+    chunk(SimtColumns<Real, Columns::kRest * kSimtSide>(), 4 * Columns::kFull);
+  }
+}
+
+}  // namespace regard
