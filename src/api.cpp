@@ -6,6 +6,9 @@
 
 #include "cpu/backend.hpp"
 #include "cpu/cpuid.hpp"
+#include "cuda/backend.hpp"
+#include "cuda/planning.hpp"
+#include "plan/config_text.hpp"
 #include "problem/describe.hpp"
 #include "problem/refuse.hpp"
 #include "reference/reference.hpp"
@@ -21,19 +24,8 @@ Choice choice_of(const Run& run) {
   return {forced ? forced : ""};
 }
 
-// A GPU runs nothing yet; its plans and its kernels come with the CUDA backend.
-void require_cpu(const Run& run) {
-  if (run.device.kind == Device::Kind::cpu) {
-    require(run.stream == nullptr, "stream", "a stream", "the CPU takes none");
-    return;
-  }
-  const bool is_chip = run.device.kind == Device::Kind::chip;
-  const std::string name = is_chip ? run.device.name : "cuda:" + std::to_string(run.device.index);
-  refuse("device", name, "this build has no CUDA backend", Code::unavailable);
-}
-
 Plan make_plan(const Problem& problem, const Run& run) {
-  require_cpu(run);
+  require(run.stream == nullptr, "stream", "a stream", "the CPU takes none");
   return plan(problem, cpu_backend::this_processor(), choice_of(run), worker_count(run));
 }
 
@@ -46,9 +38,37 @@ Plan make_supported_plan(const Problem& problem, const Run& run) {
   return made;
 }
 
+Tables tables_of(const Run& run) {
+  return cuda_backend::on_gpu(run) ? Tables::unread : Tables::read;
+}
+
+double flops_of(const Problem& problem, double pairs) {
+  const double dim = double(problem.sizes.dim), dim_v = double(problem.sizes.dim_v);
+  return pairs * 2 * (problem.backward ? 3 * dim + 2 * dim_v : dim + dim_v);
+}
+
+Explanation explain_gpu(const Problem& problem, const Run& run) {
+  const Chip& chip = cuda_backend::chip_of(run);
+  const CudaPlan plan = cuda_backend::make_plan(problem, run, Reasons::given);
+  Explanation e;
+  e.supported = plan.supported();
+  e.backend = plan.supported() ? plan.name() : "";
+  e.kernel = cuda_kernel_line(plan);
+  e.text = cuda_explanation(problem, chip, plan) + cuda_backend::resources_text(plan, chip);
+  e.workspace = static_cast<std::size_t>(plan.workspace.size);
+  e.pairs = interval_pairs(problem);
+  e.flops = flops_of(problem, e.pairs);
+  return e;
+}
+
 }  // namespace
 
 void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
+  if (cuda_backend::on_gpu(run)) {
+    const Problem problem = describe_forward(a, to, Tables::unread);
+    cuda_backend::run(problem, cuda_backend::make_supported_plan(problem, run), run);
+    return;
+  }
   const Problem problem = describe_forward(a, to);
   const Plan plan = make_supported_plan(problem, run);
   if (plan.backend == BackendKind::reference) {
@@ -59,6 +79,11 @@ void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
 }
 
 void backward(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
+  if (cuda_backend::on_gpu(run)) {
+    const Problem problem = describe_backward(a, from, to, Tables::unread);
+    cuda_backend::run(problem, cuda_backend::make_supported_plan(problem, run), run);
+    return;
+  }
   const Problem problem = describe_backward(a, from, to);
   const Plan plan = make_supported_plan(problem, run);
   if (plan.backend == BackendKind::reference) {
@@ -69,14 +94,17 @@ void backward(const Attention& a, const BackwardInputs& from, const Gradients& t
 }
 
 std::size_t workspace(const Attention& a, Pass pass, const Run& run) {
-  return static_cast<std::size_t>(
-      make_supported_plan(describe(a, pass, NullData::allowed), run).workspace.size);
+  const Problem problem = describe(a, pass, NullData::allowed, tables_of(run));
+  const int64 size = cuda_backend::on_gpu(run)
+                         ? cuda_backend::make_supported_plan(problem, run).workspace.size
+                         : make_supported_plan(problem, run).workspace.size;
+  return static_cast<std::size_t>(size);
 }
 
 Explanation explain(const Attention& a, Pass pass, const Run& run) {
-  const Problem problem = describe(a, pass, NullData::allowed);
+  const Problem problem = describe(a, pass, NullData::allowed, tables_of(run));
+  if (cuda_backend::on_gpu(run)) return explain_gpu(problem, run);
   const Plan plan = make_plan(problem, run);
-  const Sizes& s = problem.sizes;
   Explanation e;
   e.supported = plan.supported();
   e.backend = plan.name;
@@ -84,8 +112,7 @@ Explanation explain(const Attention& a, Pass pass, const Run& run) {
   e.text = explanation(problem, plan);
   e.workspace = static_cast<std::size_t>(plan.workspace.size);
   e.pairs = interval_pairs(problem);
-  const double dim = double(s.dim), dim_v = double(s.dim_v);
-  e.flops = e.pairs * 2 * (problem.backward ? 3 * dim + 2 * dim_v : dim + dim_v);
+  e.flops = flops_of(problem, e.pairs);
   return e;
 }
 
@@ -130,7 +157,13 @@ std::vector<BackendInfo> backends() {
   }
   list.push_back(
       {"reference", true, "the textbook in float64, row by row: the judge of the others"});
-  list.push_back({"cuda", false, "this build has no CUDA backend"});
+  for (const Family family : {Family::mma, Family::simt}) {
+    std::string note = family == Family::mma ? "tensor cores of GPUs from compute capability 7.5 on"
+                                             : "any GPU; f64, and what tensor cores do not take";
+    const std::string missing = cuda_backend::missing(family);
+    if (!missing.empty()) note += " - " + missing;
+    list.push_back({std::string("cuda:") + name_of(family), missing.empty(), note});
+  }
   return list;
 }
 
@@ -146,6 +179,8 @@ Machine machine() {
 }
 
 double measured_peak(Type type, const Run& run) {
+  require(!cuda_backend::on_gpu(run), "device", cuda_backend::device_name(run),
+          "only the CPU's peak can be measured");
   const Tensor shape(nullptr, type, {1, 1, 1, 1});
   const Problem problem =
       describe({.q = shape, .k = shape, .v = shape}, Pass::forward, NullData::allowed);

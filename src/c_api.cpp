@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "regard/cuda.hpp"
 #include "regard/regard.h"
 #include "regard/regard.hpp"
 
@@ -23,6 +24,7 @@ static_assert(REGARD_UNSUPPORTED == 1 + int(regard::Code::unsupported));
 static_assert(REGARD_UNAVAILABLE == 1 + int(regard::Code::unavailable));
 static_assert(REGARD_OUT_OF_MEMORY == 1 + int(regard::Code::out_of_memory));
 static_assert(REGARD_INTERNAL == 1 + int(regard::Code::internal));
+static_assert(REGARD_DEVICE_FAILURE == 1 + int(regard::Code::device_failure));
 
 static_assert(REGARD_NONE == int(regard::Type::none));
 static_assert(REGARD_F64 == int(regard::Type::f64));
@@ -361,6 +363,13 @@ regard_status regard_explain(const regard_attention* attention, regard_pass pass
   });
 }
 
+regard_status regard_prepare(const regard_attention* attention, regard_pass pass,
+                             const regard_run* run) {
+  return guarded([&] { regard::prepare(to_attention(attention), to_pass(pass), to_run(run)); });
+}
+
+void regard_allow_compilation(int32_t allowed) { regard::allow_compilation(allowed != 0); }
+
 regard_status regard_dropout_mask(const regard_attention* attention, const regard_tensor* keep) {
   return guarded([&] {
     const auto a = to_attention(attention);
@@ -401,9 +410,10 @@ const char* regard_backend_note(int32_t index) {
 const char* regard_version(void) { return regard::version(); }
 
 const char* regard_status_name(regard_status status) {
-  static constexpr const char* kNames[] = {"ok",          "invalid_argument", "unsupported",
-                                           "unavailable", "out_of_memory",    "internal"};
-  return status >= 0 && status <= REGARD_INTERNAL ? kNames[status] : "unknown";
+  static constexpr const char* kNames[] = {
+      "ok",       "invalid_argument", "unsupported", "unavailable", "out_of_memory",
+      "internal", "device_failure"};
+  return status >= 0 && status <= REGARD_DEVICE_FAILURE ? kNames[status] : "unknown";
 }
 
 const char* regard_last_error(void) { return last_error.message; }

@@ -402,7 +402,8 @@ static void test_names(void) {
   CHECK(strcmp(regard_status_name(REGARD_INVALID_ARGUMENT), "invalid_argument") == 0);
   CHECK(strcmp(regard_status_name(REGARD_INTERNAL), "internal") == 0);
   CHECK(strcmp(regard_status_name(-1), "unknown") == 0);
-  CHECK(strcmp(regard_status_name(6), "unknown") == 0);
+  CHECK(strcmp(regard_status_name(REGARD_DEVICE_FAILURE), "device_failure") == 0);
+  CHECK(strcmp(regard_status_name(7), "unknown") == 0);
   CHECK(regard_backend_count() >= 1);
   int reference = 0;
   for (int32_t index = 0; index < regard_backend_count(); ++index) {

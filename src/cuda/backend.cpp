@@ -1,0 +1,243 @@
+// Checks the caller's memory, finds workspace, builds the parameters, launches.
+#include "cuda/backend.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+
+#include "cuda/driver.hpp"
+#include "cuda/kernel_cache.hpp"
+#include "cuda/kernels/params.h"
+#include "plan/config_text.hpp"
+#include "problem/refuse.hpp"
+
+namespace regard::cuda_backend {
+namespace {
+
+std::string printed_pointer(const void* pointer) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%p", pointer);
+  return text;
+}
+
+// ----------------------------------------------------------------------------- the caller's memory
+
+// Memory that the current context's kernels may access: the device's own, a peer's, managed, or
+// registered by the host.
+void check_reachable(const Driver& d, const char* name, const void* pointer, int index) {
+  if (!pointer) return;
+  int ordinal = -1;
+  std::uint32_t kind = 0;
+  DevicePointer reachable_at = 0;
+  int attributes[] = {kReachableAt, kOrdinal, kMemoryType};
+  void* values[] = {&reachable_at, &ordinal, &kind};
+  const auto address = reinterpret_cast<DevicePointer>(pointer);
+  check(d.pointer_attributes(3, attributes, values, address), "cuPointerGetAttributes", index);
+  if (reachable_at == address) return;
+  const std::string device = "cuda:" + std::to_string(index);
+  if (kind == 0) {
+    refuse(name, printed_pointer(pointer),
+           "is memory of the host that " + device + " does not know");
+  }
+  refuse(name, printed_pointer(pointer),
+         "is memory of cuda:" + std::to_string(ordinal) + " that " + device + " cannot reach");
+}
+
+void check_memory(const Driver& d, const Problem& p, int index) {
+  const std::pair<const char*, const void*> tensors[] = {
+      {"q", p.q.data},
+      {"k", p.k.data},
+      {"v", p.v.data},
+      {"bias", p.bias.data},
+      {"mask", p.mask.data},
+      {"alibi_slopes", p.alibi_slopes.data},
+      {"sink", p.sink.data},
+      {"cu_seqlens_q", p.sequences.begins_q},
+      {"cu_seqlens_k", p.sequences.begins_k},
+      {"seqused_q", p.sequences.used_q},
+      {"seqused_k", p.sequences.used_k},
+      {"out", p.out.data},
+      {"lse", p.lse.data},
+      {"dout", p.dout.data},
+      {"dlse", p.dlse.data},
+      {"dq", p.dq.data},
+      {"dk", p.dk.data},
+      {"dv", p.dv.data},
+      {"dbias", p.dbias.data},
+      {"dsink", p.dsink.data},
+  };
+  for (const auto& [name, pointer] : tensors) check_reachable(d, name, pointer, index);
+}
+
+// ------------------------------------------------------------------------------------- workspace
+
+// The caller's, or memory that exists in the stream's order from here to the end of this.
+class DeviceWorkspace {
+ public:
+  DeviceWorkspace(const Driver& d, std::int64_t size, const Run& run)
+      : d_(d), stream_(static_cast<Stream>(run.stream)) {
+    if (size == 0) return;
+    const int index = run.device.index;
+    if (run.workspace.data || run.workspace.size > 0) {
+      use(d, size, run.workspace, index);
+      return;
+    }
+    if (!device_at(index).has_pools) {
+      refuse("workspace", "none", "this device cannot allocate in a stream's order: give one");
+    }
+    const Result result = d.allocate_async(&begin_, size, stream_);
+    if (result == kOutOfMemory) {
+      refuse("workspace", size, "so many bytes could not be allocated: " + text_of(result),
+             Code::out_of_memory);
+    }
+    check(result, "cuMemAllocAsync", index);
+    owned_ = true;
+  }
+  // Its only failures are those of earlier work on the stream, which the caller will meet there.
+  ~DeviceWorkspace() {
+    if (owned_) d_.free_async(begin_, stream_);
+  }
+  DeviceWorkspace(const DeviceWorkspace&) = delete;
+  DeviceWorkspace& operator=(const DeviceWorkspace&) = delete;
+
+  DevicePointer begin() const { return begin_; }
+  template <class T>
+  T* at(std::int64_t offset) const {
+    return begin_ ? reinterpret_cast<T*>(begin_ + offset) : nullptr;
+  }
+
+ private:
+  void use(const Driver& d, std::int64_t size, const Workspace& given, int index) {
+    require(given.data != nullptr, "workspace.data", "null", "must be given with a size");
+    if (given.size < std::size_t(size)) {
+      refuse("workspace.size", given.size, "must be at least " + std::to_string(size));
+    }
+    require(reinterpret_cast<std::uintptr_t>(given.data) % 256 == 0, "workspace.data",
+            printed_pointer(given.data), "must be aligned to 256 bytes on a GPU");
+    check_reachable(d, "workspace.data", given.data, index);
+    begin_ = reinterpret_cast<DevicePointer>(given.data);
+  }
+
+  const Driver& d_;
+  Stream stream_;
+  DevicePointer begin_ = 0;
+  bool owned_ = false;
+};
+
+CudaBuffers buffers_of(const Problem& p, const CudaPlan& plan, const DeviceWorkspace& memory) {
+  const CudaWorkspace& w = plan.workspace;
+  CudaBuffers b{.row_states = memory.at<void>(w.row_states),
+                .dq_sums = memory.at<float>(w.dq_sums),
+                .turns = memory.at<int32>(w.turns),
+                .dbias_sums = memory.at<float>(w.dbias_sums),
+                .dbias_strides = plan.dbias_strides,
+                .partial_out = memory.at<float>(w.partial_out),
+                .partial_rows = memory.at<float>(w.partial_rows),
+                .marks_q = memory.at<uint8>(w.marks_q),
+                .marks_k = memory.at<uint8>(w.marks_k)};
+  const bool has_own_sums =
+      std::any_of(plan.launches.begin(), plan.launches.end(),
+                  [](const CudaLaunch& l) { return l.config.kernel == Kernel::convert_dbias; });
+  if (!has_own_sums) b.dbias_sums = static_cast<float*>(p.dbias.data);
+  return b;
+}
+
+// --------------------------------------------------------------------------------------- launches
+
+constexpr std::int64_t kMostBlocks = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kSharedWithoutAsking = 48 << 10;
+
+void allow_shared(const Driver& d, const LoadedKernel& kernel, std::int64_t bytes, int index) {
+  if (bytes <= kernel.shared_bytes.load(std::memory_order_relaxed)) return;
+  if (bytes > kSharedWithoutAsking) {
+    const Result result = d.set_function_attribute(kernel.function, kMaxDynamicShared, int(bytes));
+    check(result, "cuFuncSetAttribute of shared memory", index);
+  }
+  kernel.shared_bytes.store(int(bytes), std::memory_order_relaxed);
+}
+
+const LoadedKernel& kernel_of(const CudaLaunch& launch, const CudaPlan& plan, const Chip& chip,
+                              std::uint64_t context) {
+  const LoadedKernel* kernel = loaded_kernel(launch.config, context);
+  if (!kernel) {
+    load_kernels(plan, chip, context);
+    kernel = loaded_kernel(launch.config, context);
+  }
+  return *kernel;
+}
+
+void launch_kernel(const Driver& d, const CudaLaunch& launch, const LoadedKernel& kernel,
+                   KernelParams& params, Stream stream, int index) {
+  const std::int64_t blocks = launch.grid.blocks();
+  params.grid = launch.grid;
+  void* arguments[] = {&params};
+  const Result result = d.launch(kernel.function, unsigned(blocks), 1, 1, unsigned(launch.threads),
+                                 1, 1, unsigned(launch.shared_bytes), stream, arguments, nullptr);
+  if (result != kSuccess) {
+    check(result, ("cuLaunchKernel of " + printed(launch.config)).c_str(), index);
+  }
+}
+
+}  // namespace
+
+const Chip& this_chip(int device) { return device_at(device).chip; }
+
+std::string missing(Family family) {
+  if (!driver_if_any()) return why_no_driver();
+  bool fits = family == Family::simt;
+  for (int i = 0; i < device_count(); ++i) fits |= device_at(i).chip.capability() >= 75;
+  if (!fits) return "no GPU of this machine has them";
+  return Compiler::if_any() ? "" : "only kernels that are cached can run: " + Compiler::why_not();
+}
+
+void run(const Problem& p, const CudaPlan& plan, const Run& run) {
+  if (run.device.kind != Device::Kind::cuda) {
+    refuse("device", run.device.name, "is a chip to plan for; kernels run on cuda(0)",
+           Code::unavailable);
+  }
+  const Driver& d = driver();
+  const int index = run.device.index;
+  const auto stream = static_cast<Stream>(run.stream);
+  const CurrentContext context(index, stream);
+  check_memory(d, p, index);
+  // Whatever can fail does so before anything is written.
+  constexpr std::size_t kMostLaunches = 16;
+  const LoadedKernel* kernels[kMostLaunches];
+  require(plan.launches.size() <= kMostLaunches, "launches", plan.launches.size(), "too many");
+  for (std::size_t i = 0; i < plan.launches.size(); ++i) {
+    const CudaLaunch& launch = plan.launches[i];
+    require(launch.grid.blocks() <= kMostBlocks, "blocks", launch.grid.blocks(),
+            "a grid has at most 2^31 - 1");
+    kernels[i] = &kernel_of(launch, plan, this_chip(index), context.id());
+    allow_shared(d, *kernels[i], launch.shared_bytes, index);
+  }
+  const DeviceWorkspace memory(d, plan.workspace.size, run);
+  KernelParams params{
+      .problem = p, .buffers = buffers_of(p, plan, memory), .grid = {}, .splits = plan.splits};
+  if (plan.workspace.clear > 0) {
+    check(d.fill_async(memory.begin() + plan.workspace.turns, 0, plan.workspace.clear, stream),
+          "cuMemsetD8Async", index);
+  }
+  for (std::size_t i = 0; i < plan.launches.size(); ++i) {
+    if (plan.launches[i].grid.blocks() == 0) continue;
+    launch_kernel(d, plan.launches[i], *kernels[i], params, stream, index);
+  }
+}
+
+std::string resources_text(const CudaPlan& plan, const Chip& chip) {
+  std::string text;
+  for (const KernelConfig& config : configs_of(plan)) {
+    KernelBinary binary;
+    if (!kernel_at_hand(config, chip.capability(), binary)) continue;
+    const KernelResources& r = binary.resources;
+    char line[200];
+    std::snprintf(line, sizeof line,
+                  "%-11s%s: %d registers, %d bytes of static shared memory, %d spilled, stack %d\n",
+                  "compiled", name_of(config.kernel), r.registers, r.shared_bytes, r.spill_bytes,
+                  r.stack_bytes);
+    text += line;
+  }
+  return text;
+}
+
+}  // namespace regard::cuda_backend

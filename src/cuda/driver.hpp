@@ -1,0 +1,118 @@
+// The CUDA driver, opened at run time: the few of its functions that we call, and its devices.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "plan/chip.hpp"
+
+namespace regard::cuda_backend {
+
+using Context = struct ContextTag*;
+using Stream = struct StreamTag*;
+using Module = struct ModuleTag*;
+using Function = struct FunctionTag*;
+using Event = struct EventTag*;
+using DevicePointer = std::uint64_t;
+using Result = int;
+
+// Results that we tell apart.
+inline constexpr Result kSuccess = 0;
+inline constexpr Result kOutOfMemory = 2;
+inline constexpr Result kInvalidImage = 200;
+inline constexpr Result kNoBinary = 209;
+inline constexpr Result kUnsupportedPtx = 222;
+
+enum FunctionAttribute : int { kRegisters = 4, kLocalBytes = 3, kMaxDynamicShared = 8 };
+enum PointerAttribute : int { kMemoryType = 2, kReachableAt = 3, kOrdinal = 9 };
+enum CaptureMode : int { kRelaxed = 2 };
+
+// Signatures of the driver API, version 12.0.
+struct Driver {
+  Result (*init)(unsigned flags);
+  Result (*version)(int*);
+  Result (*device_count)(int*);
+  Result (*device)(int* device, int ordinal);
+  Result (*device_name)(char* name, int size, int device);
+  Result (*device_attribute)(int* value, int attribute, int device);
+  Result (*device_memory)(std::size_t* bytes, int device);
+  Result (*reaches_peer)(int* can, int device, int peer);
+
+  Result (*current_context)(Context*);
+  Result (*push_context)(Context);
+  Result (*pop_context)(Context*);
+  Result (*device_of_context)(int* device);
+  Result (*context_id)(Context, unsigned long long*);
+  Result (*retain_primary)(Context*, int device);
+  Result (*synchronize)();
+
+  Result (*context_of_stream)(Stream, Context*);
+  Result (*synchronize_stream)(Stream);
+  Result (*exchange_capture_mode)(int* mode);
+
+  Result (*allocate)(DevicePointer*, std::size_t);
+  Result (*free)(DevicePointer);
+  Result (*allocate_async)(DevicePointer*, std::size_t, Stream);
+  Result (*free_async)(DevicePointer, Stream);
+  Result (*fill_async)(DevicePointer, unsigned char, std::size_t, Stream);
+  Result (*copy_in)(DevicePointer, const void*, std::size_t);
+  Result (*copy_out)(void*, DevicePointer, std::size_t);
+  Result (*pointer_attributes)(unsigned count, int* attributes, void** values, DevicePointer);
+
+  Result (*load_module)(Module*, const void* image, unsigned count, int* options, void** values);
+  Result (*function)(Function*, Module, const char* name);
+  Result (*set_function_attribute)(Function, int attribute, int value);
+  Result (*function_attribute)(int* value, int attribute, Function);
+  Result (*launch)(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream,
+                   void** parameters, void** extra);
+
+  Result (*create_event)(Event*, unsigned flags);
+  Result (*record_event)(Event, Stream);
+  Result (*synchronize_event)(Event);
+  Result (*elapsed)(float* milliseconds, Event, Event);
+  Result (*destroy_event)(Event);
+
+  Result (*error_name)(Result, const char**);
+  Result (*error_text)(Result, const char**);
+};
+
+// The machine's driver, opened and initialised at the first call; null where there is none.
+const Driver* driver_if_any();
+const std::string& why_no_driver();  // and how to get one
+
+const Driver& driver();  // or an Error
+int driver_version();    // 13000 for CUDA 13.0; 0 without a driver
+int device_count();      // 0 without a driver
+
+// What is known of a device; asked for once.
+struct Gpu {
+  int ordinal = 0;
+  Chip chip;
+  std::size_t memory = 0;
+  bool has_pools = false;  // memory can be allocated in the order of a stream
+};
+const Gpu& device_at(int index);  // or an Error
+
+// An Error unless the call succeeded. `during` says what was being done.
+void check(Result, const char* during, int device);
+std::string text_of(Result);  // "CUDA_ERROR_OUT_OF_MEMORY, out of memory"
+
+// The context of the stream, or the current one where it belongs to the device, or the device's
+// primary one; it is current while this lives.
+class CurrentContext {
+ public:
+  CurrentContext(int device, Stream stream);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+
+  std::uint64_t id() const { return id_; }  // no other context ever had it
+
+ private:
+  std::uint64_t id_ = 0;
+  bool pushed_ = false;
+};
+
+}  // namespace regard::cuda_backend

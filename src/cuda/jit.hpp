@@ -1,0 +1,34 @@
+// From a KernelConfig to machine code, and what the code takes of the chip.
+#pragma once
+
+#include <string>
+
+#include "cuda/kernel_text.hpp"
+#include "plan/kernel_config.h"
+
+namespace regard::cuda_backend {
+
+struct KernelResources {
+  int registers = 0;     // per thread
+  int stack_bytes = 0;   // per thread
+  int spill_bytes = 0;   // stores and loads, per thread
+  int shared_bytes = 0;  // static, per block
+  double seconds = 0;    // of a processor, that the compiler took
+};
+
+struct KernelBinary {
+  std::string image;  // cubin, or PTX
+  KernelResources resources;
+};
+
+// "forward mma, level 80, bf16, dim 128 ...": for messages.
+std::string printed(const KernelConfig&);
+
+// Error where the compiler fails; its log is in it.
+KernelBinary compile_kernel(const KernelConfig&, const KernelUnit&, const Compiler&,
+                            const std::string& architecture);
+
+// What ptxas said with -v.
+KernelResources resources_in(const std::string& log);
+
+}  // namespace regard::cuda_backend

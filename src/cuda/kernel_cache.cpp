@@ -1,0 +1,239 @@
+// Kernels in memory, by configuration.
+#include "cuda/kernel_cache.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "cuda/disk_cache.hpp"
+#include "cuda/environment.hpp"
+#include "cuda/in_parallel.hpp"
+#include "plan/config_text.hpp"
+#include "problem/refuse.hpp"
+
+namespace regard::cuda_backend {
+namespace {
+
+// What a kernel is made for, and whose it is: a context's or a compute capability's.
+struct Key {
+  KernelConfig config;
+  std::uint64_t owner = 0;
+
+  bool operator==(const Key&) const = default;
+};
+
+// Of what tells most kernels apart; the rest is left to ==.
+struct KeyHash {
+  std::size_t operator()(const Key& key) const {
+    const KernelConfig& c = key.config;
+    const Features& f = c.features;
+    const Tiling& t = c.tiling;
+    std::uint64_t sum = key.owner;
+    const auto mix = [&](auto... parts) {
+      std::uint64_t word = 0;
+      ((word = word << 10 ^ std::uint64_t(parts)), ...);
+      sum = (sum ^ word) * 0x9e3779b97f4a7c15u;
+      sum ^= sum >> 29;
+    };
+    mix(c.kernel, c.family, c.level, c.type, c.dim, c.dim_v);
+    mix(t.rows, t.keys, t.warps, t.stages, c.bias_type, c.bias_gradient);
+    std::uint64_t flags = 0;
+    for (const bool flag : {f.softcap, f.bias, f.mask, f.alibi, f.sink, f.dropout, f.interval,
+                            f.signed_scale, c.aligned, c.ragged, c.folded, c.split, c.marks,
+                            c.marked, c.ordered, c.wants_dq, c.wants_dk, c.wants_dv}) {
+      flags = flags << 1 | flag;
+    }
+    mix(flags);
+    return sum;
+  }
+};
+
+// ------------------------------------------------------------------------------ kernels as binary
+
+std::atomic<bool> may_compile{true};
+
+// One kernel for one compute capability; the mutex lets one thread make it and the others wait.
+struct Slot {
+  std::mutex mutex;
+  std::atomic<bool> ready{false};
+  KernelBinary binary;
+};
+
+Slot& slot_of(const KernelConfig& config, int capability) {
+  static std::mutex mutex;
+  static auto* const slots = new std::unordered_map<Key, std::unique_ptr<Slot>, KeyHash>;
+  const std::lock_guard lock(mutex);
+  std::unique_ptr<Slot>& slot = (*slots)[Key{config, std::uint64_t(capability)}];
+  if (!slot) slot = std::make_unique<Slot>();
+  return *slot;
+}
+
+[[noreturn]] void refuse_missing(const KernelConfig& config, const std::string& architecture,
+                                 const std::string& reason) {
+  refuse("kernel", printed(config),
+         "is not among the cached kernels of " +
+             (cache_folder().empty() ? "any folder" : cache_folder()) + " for " + architecture +
+             ", and " + reason + "; `regard prebuild --devices " + architecture +
+             "` fills the folder on any machine with NVRTC",
+         Code::unavailable);
+}
+
+KernelBinary make_binary(const KernelConfig& config, int capability, Origin& origin) {
+  const KernelUnit unit = kernel_unit(config);
+  const bool may = may_compile.load(std::memory_order_relaxed);
+  const Compiler* const compiler = may ? Compiler::if_any() : nullptr;
+  const std::string architecture =
+      compiler ? compiler->architecture(capability) : "sm_" + std::to_string(capability);
+  KernelBinary binary;
+  const KernelKey key =
+      kernel_key(config, unit, architecture, compiler ? compiler->name() : std::string());
+  if (load_kernel(key, binary)) {
+    origin = Origin::disk;
+    if (is_logging()) log_line("from disk, " + architecture + ": " + printed(config));
+    return binary;
+  }
+  if (!may) refuse_missing(config, architecture, "compiling is switched off");
+  if (!compiler)
+    refuse_missing(config, architecture, "there is no compiler: " + Compiler::why_not());
+  if (architecture.empty()) {
+    refuse("device", "sm_" + std::to_string(capability),
+           compiler->name() + " does not know chips as old as this one", Code::unavailable);
+  }
+  binary = compile_kernel(config, unit, *compiler, architecture);
+  store_kernel(key, binary);
+  origin = Origin::compiler;
+  return binary;
+}
+
+// ------------------------------------------------------------------------------ kernels in
+// contexts
+
+// Only ever grows, so that readers need no lock.
+struct Node {
+  Key key;
+  LoadedKernel kernel;
+  Node* next = nullptr;
+};
+constexpr std::size_t kBuckets = 1024;
+std::atomic<Node*> buckets[kBuckets];
+std::mutex loading;
+
+std::atomic<Node*>& bucket_of(const Key& key) { return buckets[KeyHash()(key) % kBuckets]; }
+
+Node* find(const Key& key) {
+  Node* node = bucket_of(key).load(std::memory_order_acquire);
+  while (node && node->key != key) node = node->next;
+  return node;
+}
+
+// Loading is among the calls that a capture in another thread would forbid; it touches no stream.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const Driver& d) : d_(d) { d_.exchange_capture_mode(&mode_); }
+  ~RelaxedCapture() { d_.exchange_capture_mode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const Driver& d_;
+  int mode_ = kRelaxed;
+};
+
+[[noreturn]] void refuse_load(Result result, const KernelConfig& config) {
+  std::string reason = "the driver does not load it: " + text_of(result);
+  if (result == kNoBinary || result == kInvalidImage || result == kUnsupportedPtx) {
+    const Compiler* const compiler = Compiler::if_any();
+    reason += "; is the driver (CUDA " + std::to_string(driver_version() / 1000) + "." +
+              std::to_string(driver_version() % 1000 / 10) + ") older than the compiler" +
+              (compiler ? " (" + compiler->name() + ")" : std::string()) + "?";
+  }
+  refuse("kernel", printed(config), reason,
+         result == kOutOfMemory ? Code::out_of_memory : Code::device_failure);
+}
+
+void load(const Key& key, const KernelBinary& binary) {
+  const Driver& d = driver();
+  const std::lock_guard lock(loading);
+  if (find(key)) return;
+  const RelaxedCapture relaxed(d);
+  Module module = nullptr;
+  Function function = nullptr;
+  Result result = d.load_module(&module, binary.image.data(), 0, nullptr, nullptr);
+  if (result == kSuccess) result = d.function(&function, module, kKernelSymbol);
+  if (result != kSuccess) refuse_load(result, key.config);
+  auto* const node = new Node;
+  node->key = key;
+  node->kernel.function = function;
+
+  std::atomic<Node*>& bucket = bucket_of(key);
+  node->next = bucket.load(std::memory_order_relaxed);
+  bucket.store(node, std::memory_order_release);
+}
+
+}  // namespace
+
+void set_compilation(bool allowed) { may_compile.store(allowed, std::memory_order_relaxed); }
+bool compilation_allowed() { return may_compile.load(std::memory_order_relaxed); }
+
+const KernelBinary& kernel_binary(const KernelConfig& config, int capability, Origin* origin) {
+  Slot& slot = slot_of(config, capability);
+  Origin found = Origin::memory;
+  if (!slot.ready.load(std::memory_order_acquire)) {
+    const std::lock_guard lock(slot.mutex);
+    if (!slot.ready.load(std::memory_order_relaxed)) {
+      slot.binary = make_binary(config, capability, found);
+      slot.ready.store(true, std::memory_order_release);
+    }
+  }
+  if (origin) *origin = found;
+  return slot.binary;
+}
+
+bool kernel_at_hand(const KernelConfig& config, int capability, KernelBinary& binary) {
+  Slot& slot = slot_of(config, capability);
+  if (slot.ready.load(std::memory_order_acquire)) {
+    binary = slot.binary;
+    return true;
+  }
+  const Compiler* const compiler = Compiler::if_any();
+  const std::string architecture =
+      compiler ? compiler->architecture(capability) : "sm_" + std::to_string(capability);
+  const std::string name = compiler ? compiler->name() : "";
+  return load_kernel(kernel_key(config, kernel_unit(config), architecture, name), binary);
+}
+
+void compile_each(const std::vector<KernelConfig>& configs, int capability,
+                  const std::function<void(const KernelConfig&, Origin)>& done) {
+  in_parallel(configs.size(), [&](std::size_t i) {
+    Origin origin = Origin::memory;
+    kernel_binary(configs[i], capability, &origin);
+    if (done) done(configs[i], origin);
+  });
+}
+
+std::vector<KernelConfig> configs_of(const CudaPlan& plan) {
+  std::vector<KernelConfig> configs;
+  for (const CudaLaunch& launch : plan.launches) {
+    if (std::find(configs.begin(), configs.end(), launch.config) == configs.end()) {
+      configs.push_back(launch.config);
+    }
+  }
+  return configs;
+}
+
+const LoadedKernel* loaded_kernel(const KernelConfig& config, std::uint64_t context) {
+  const Node* const node = find(Key{config, context});
+  return node ? &node->kernel : nullptr;
+}
+
+void load_kernels(const CudaPlan& plan, const Chip& chip, std::uint64_t context) {
+  std::vector<KernelConfig> missing = configs_of(plan);
+  std::erase_if(missing, [&](const KernelConfig& c) { return loaded_kernel(c, context); });
+  compile_each(missing, chip.capability(), {});
+  for (const KernelConfig& config : missing) {
+    load({config, context}, kernel_binary(config, chip.capability()));
+  }
+}
+
+}  // namespace regard::cuda_backend

@@ -1,0 +1,128 @@
+// Which file and function each kernel is, and which headers a file needs.
+#include "cuda/kernel_text.hpp"
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <string_view>
+
+#include "cuda/environment.hpp"
+#include "plan/config_text.hpp"
+#include "problem/refuse.hpp"
+
+namespace regard::cuda_backend {
+namespace {
+
+struct KernelSource {
+  Kernel kernel;
+  Family family;
+  const char* file;
+  const char* function;
+};
+
+constexpr KernelSource kSources[] = {
+    {Kernel::forward, Family::mma, "forward_mma.cuh", "forward_mma"},
+    {Kernel::backward, Family::mma, "backward_mma.cuh", "backward_mma"},
+    {Kernel::forward, Family::simt, "forward_simt.cuh", "forward_simt"},
+    {Kernel::key_gradient, Family::simt, "gradients_simt.cuh", "key_gradient_simt"},
+    {Kernel::query_gradient, Family::simt, "gradients_simt.cuh", "query_gradient_simt"},
+    {Kernel::bias_gradient, Family::simt, "gradients_simt.cuh", "bias_gradient_simt"},
+    {Kernel::combine, Family::simt, "combine.cuh", "combine"},
+    {Kernel::delta, Family::simt, "delta.cuh", "delta"},
+    {Kernel::convert_dq, Family::simt, "convert.cuh", "convert_dq"},
+    {Kernel::convert_dbias, Family::simt, "convert.cuh", "convert_dbias"},
+    {Kernel::sink_gradient, Family::simt, "sink_gradient.cuh", "sink_gradient"},
+};
+
+const KernelSource& source_of(const KernelConfig& c) {
+  const auto* const found = std::find_if(std::begin(kSources), std::end(kSources), [&](auto& s) {
+    return s.kernel == c.kernel && s.family == c.family;
+  });
+  if (found == std::end(kSources)) {
+    refuse("kernel", to_text(c), "there is no such kernel", Code::internal);
+  }
+  return *found;
+}
+
+bool embedded_text(const std::string& name, std::string& text) {
+  for (int i = 0; i < kEmbeddedTextCount; ++i) {
+    if (name != kEmbeddedTexts[i].name) continue;
+    text = kEmbeddedTexts[i].text;
+    return true;
+  }
+  return false;
+}
+
+// A folder as the source tree has them: with src/ and include/ below it, or their contents.
+bool text_in_folder(const std::string& folder, const std::string& name, std::string& text) {
+  for (const char* below : {"/", "/src/", "/include/"}) {
+    std::ifstream file(folder + below + name, std::ios::binary);
+    if (!file) continue;
+    std::ostringstream all;
+    all << file.rdbuf();
+    text = all.str();
+    return true;
+  }
+  return false;
+}
+
+std::string text_named(const std::string& name) {
+  std::string text;
+  const std::string folder = kernel_folder();
+  if (!folder.empty() && text_in_folder(folder, name, text)) return text;
+  if (embedded_text(name, text)) return text;
+  refuse("kernel", name, "the library holds no such text", Code::internal);
+}
+
+// The names in its lines #include "name".
+std::vector<std::string> includes_of(const std::string& text) {
+  constexpr std::string_view kInclude = "#include \"";
+  std::vector<std::string> names;
+  for (std::size_t at = text.find(kInclude); at != std::string::npos;
+       at = text.find(kInclude, at + 1)) {
+    if (at > 0 && text[at - 1] != '\n') continue;
+    const std::size_t first = at + kInclude.size();
+    names.push_back(text.substr(first, text.find('"', first) - first));
+  }
+  return names;
+}
+
+void add_headers(const std::string& text, std::vector<SourceText>& headers) {
+  for (const std::string& name : includes_of(text)) {
+    const auto known = [&](const SourceText& header) { return header.name == name; };
+    if (std::any_of(headers.begin(), headers.end(), known)) continue;
+    headers.push_back({name, text_named(name)});
+    add_headers(std::string(headers.back().text), headers);
+  }
+}
+
+}  // namespace
+
+KernelUnit kernel_unit(const KernelConfig& c) {
+  const KernelSource& source = source_of(c);
+  KernelUnit unit;
+  unit.text = "#define REGARD_LEVEL " + std::to_string(c.level) +
+              "\n"
+              "#include \"cuda/kernels/" +
+              source.file +
+              "\"\n"
+              "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700\n"
+              "#define REGARD_IN_PLACE  // older chips copy the parameters\n"
+              "#else\n"
+              "#define REGARD_IN_PLACE __grid_constant__\n"
+              "#endif\n"
+              "extern \"C\" __global__ void __launch_bounds__(" +
+              std::to_string(c.tiling.warps * 32) + ", " + std::to_string(c.tiling.blocks) + ") " +
+              kKernelSymbol +
+              "(\n"
+              "    const REGARD_IN_PLACE regard::KernelParams params) {\n"
+              "  regard::" +
+              source.function + "<" + to_text(c) +
+              ">(params);\n"
+              "}\n";
+  add_headers(unit.text, unit.headers);
+  return unit;
+}
+
+}  // namespace regard::cuda_backend

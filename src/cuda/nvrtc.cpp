@@ -1,0 +1,216 @@
+// Finds NVRTC, and compiles with it.
+#include "cuda/nvrtc.hpp"
+
+#include <algorithm>
+
+#include "cuda/driver.hpp"
+#include "cuda/environment.hpp"
+#include "cuda/shared_library.hpp"
+#include "problem/refuse.hpp"
+
+namespace regard::cuda_backend {
+
+using Program = struct ProgramTag*;
+
+// Signatures of NVRTC 12.0.
+struct Nvrtc {
+  int (*version)(int* major, int* minor);
+  int (*architecture_count)(int*);
+  int (*architectures)(int*);
+  int (*create)(Program*, const char* text, const char* name, int headers,
+                const char* const* header_texts, const char* const* header_names);
+  int (*destroy)(Program*);
+  int (*compile)(Program, int count, const char* const* options);
+  int (*log_size)(Program, std::size_t*);
+  int (*log)(Program, char*);
+  int (*cubin_size)(Program, std::size_t*);
+  int (*cubin)(Program, char*);
+  int (*ptx_size)(Program, std::size_t*);
+  int (*ptx)(Program, char*);
+  const char* (*error_text)(int);
+};
+
+namespace {
+
+constexpr const char* kHowToGetIt =
+    "; `pip install \"nvidia-cuda-nvrtc==13.0.*\"` or NVIDIA's CUDA toolkit brings it";
+
+std::string missing_function(const SharedLibrary& library, Nvrtc& n) {
+  std::string missing;
+  const auto find = [&](const char* symbol, auto& function) {
+    library.find(symbol, function, missing);
+  };
+  find("nvrtcVersion", n.version);
+  find("nvrtcGetNumSupportedArchs", n.architecture_count);
+  find("nvrtcGetSupportedArchs", n.architectures);
+  find("nvrtcCreateProgram", n.create);
+  find("nvrtcDestroyProgram", n.destroy);
+  find("nvrtcCompileProgram", n.compile);
+  find("nvrtcGetProgramLogSize", n.log_size);
+  find("nvrtcGetProgramLog", n.log);
+  find("nvrtcGetCUBINSize", n.cubin_size);
+  find("nvrtcGetCUBIN", n.cubin);
+  find("nvrtcGetPTXSize", n.ptx_size);
+  find("nvrtcGetPTX", n.ptx);
+  find("nvrtcGetErrorString", n.error_text);
+  return missing;
+}
+
+std::string text_from(int (*size_of)(Program, std::size_t*), int (*get)(Program, char*),
+                      Program program) {
+  std::size_t size = 0;
+  if (size_of(program, &size) != 0 || size == 0) return "";
+  std::string text(size, '\0');
+  if (get(program, text.data()) != 0) return "";
+  return text;
+}
+
+// A program of NVRTC, destroyed with this.
+class OwnedProgram {
+ public:
+  OwnedProgram(const Nvrtc& n, Program program) : n_(n), program_(program) {}
+  ~OwnedProgram() { n_.destroy(&program_); }
+  OwnedProgram(const OwnedProgram&) = delete;
+  OwnedProgram& operator=(const OwnedProgram&) = delete;
+
+ private:
+  const Nvrtc& n_;
+  Program program_;
+};
+
+}  // namespace
+
+// The search, once per process.
+struct CompilerSearch {
+  Compiler compiler;
+  Nvrtc functions{};
+  std::string why_not;
+
+  // A driver runs what a compiler of its own major version, or an older one, has made.
+  static std::vector<int> majors() {
+    const int driver_major = driver_version() / 1000;
+    return driver_major == 12 ? std::vector<int>{12, 13} : std::vector<int>{13, 12};
+  }
+
+  // NVRTC opens its built-ins by name, which fails outside the loader's path unless they are open.
+  static void open_builtins(const std::string& folder, int major) {
+    for (int minor = 9; minor >= 0; --minor) {
+      SharedLibrary builtins;
+      const std::string name =
+          "libnvrtc-builtins.so." + std::to_string(major) + "." + std::to_string(minor);
+      if (builtins.open(folder + "/" + name)) return;
+    }
+  }
+
+  bool open(const std::string& folder, int major) {
+    const std::string name = "libnvrtc.so." + std::to_string(major);
+    const std::string path = folder.empty() ? name : folder + "/" + name;
+    SharedLibrary library;
+    if (!folder.empty()) open_builtins(folder, major);
+    if (!library.open(path)) return false;
+    if (const std::string missing = missing_function(library, functions); !missing.empty()) {
+      why_not = path + " has no " + missing;
+      return false;
+    }
+    int found_major = 0, minor = 0, count = 0;
+    if (functions.version(&found_major, &minor) != 0 || found_major < 12) return false;
+    if (functions.architecture_count(&count) != 0) return false;
+    compiler.capabilities_.resize(count);
+    if (functions.architectures(compiler.capabilities_.data()) != 0) return false;
+    std::sort(compiler.capabilities_.begin(), compiler.capabilities_.end());
+    compiler.functions_ = &functions;
+    compiler.path_ = SharedLibrary::path_of(reinterpret_cast<const void*>(functions.version));
+    compiler.name_ = "nvrtc" + std::to_string(found_major) + "." + std::to_string(minor);
+    compiler.has_minimal_ = found_major > 12 || minor >= 8;
+    return true;
+  }
+
+  bool run() {
+    // The loader's own path first, of either version: who set it meant it.
+    for (int major : majors()) {
+      if (open("", major)) return true;
+    }
+    const std::vector<std::string> folders = compiler_folders();
+    for (int major : majors()) {
+      for (const std::string& folder : folders) {
+        if (open(folder, major)) return true;
+      }
+    }
+    if (why_not.empty()) why_not = "libnvrtc.so.13 or .12 was not found";
+    why_not += kHowToGetIt;
+    return false;
+  }
+
+  static const CompilerSearch& once() {
+    static const CompilerSearch* const search = [] {
+      auto* const made = new CompilerSearch;
+      made->run();
+      return made;
+    }();
+    return *search;
+  }
+};
+
+const Compiler* Compiler::if_any() {
+  const CompilerSearch& search = CompilerSearch::once();
+  return search.compiler.functions_ ? &search.compiler : nullptr;
+}
+
+const std::string& Compiler::why_not() { return CompilerSearch::once().why_not; }
+
+std::string Compiler::architecture(int capability) const {
+  int same_major = 0, older = 0;
+  for (int known : capabilities_) {
+    if (known > capability) break;
+    older = known;
+    if (known / 10 == capability / 10) same_major = known;
+  }
+  // Machine code runs on later chips of its major version; PTX on every later chip.
+  if (same_major) return "sm_" + std::to_string(same_major);
+  return older ? "compute_" + std::to_string(older) : "";
+}
+
+const std::vector<std::string>& Compiler::options() {
+  static const auto* const options = new std::vector<std::string>{
+      "--std=c++20", "--device-as-default-execution-space",
+      "--diag-suppress=161",  // "#pragma GCC unroll", for the other compilers of the semantics
+      "--ptxas-options=-v",   // registers and spills, into the log
+  };
+  return *options;
+}
+
+Compilation Compiler::compile(const std::string& unit, const std::vector<SourceText>& headers,
+                              const std::string& architecture) const {
+  const Nvrtc& n = *functions_;
+  std::vector<const char*> texts, names;
+  for (const SourceText& header : headers) {
+    texts.push_back(header.text.c_str());
+    names.push_back(header.name.c_str());
+  }
+  const std::string target = "--gpu-architecture=" + architecture;
+  std::vector<const char*> flags = {target.c_str()};
+  for (const std::string& option : options()) flags.push_back(option.c_str());
+  if (has_minimal_) flags.push_back("--minimal");  // declares less: a few milliseconds
+  Program program = nullptr;
+  Compilation done;
+  const auto failed = [&](const char* function, int result) {
+    done.log += std::string(function) + ": " + n.error_text(result);
+    return done;
+  };
+  if (const int result = n.create(&program, unit.c_str(), "regard_kernel.cu", int(headers.size()),
+                                  texts.data(), names.data())) {
+    return failed("nvrtcCreateProgram", result);
+  }
+  const OwnedProgram owned(n, program);
+  const int result = n.compile(program, int(flags.size()), flags.data());
+  done.log = text_from(n.log_size, n.log, program).c_str();
+  if (result != 0) return failed("nvrtcCompileProgram", result);
+  const bool is_binary = architecture.starts_with("sm_");
+  done.image =
+      is_binary ? text_from(n.cubin_size, n.cubin, program) : text_from(n.ptx_size, n.ptx, program);
+  done.succeeded = !done.image.empty();
+  if (!done.succeeded) done.log += "NVRTC made nothing for " + architecture;
+  return done;
+}
+
+}  // namespace regard::cuda_backend

@@ -1,0 +1,70 @@
+// Reads what is forced, finds the chip, plans.
+#include "cuda/planning.hpp"
+
+#include "cuda/backend.hpp"
+#include "cuda/environment.hpp"
+#include "problem/refuse.hpp"
+
+namespace regard::cuda_backend {
+namespace {
+
+std::string forced_backend(const Run& run) {
+  return run.backend.empty() ? backend_variable() : run.backend;
+}
+const char* who_forces(const Run& run) {
+  return run.backend.empty() ? "REGARD_BACKEND" : "backend";
+}
+
+CudaChoice choice_of(const Run& run) {
+  const std::string name = forced_backend(run);
+  CudaChoice choice;
+  std::string why_not;
+  if (!name.empty() && !name.starts_with("cuda")) {
+    refuse(who_forces(run), name, "is for the CPU, and the device is " + device_name(run),
+           Code::unavailable);
+  }
+  if (!parse_cuda_choice(name, choice, why_not)) {
+    refuse(who_forces(run), name, why_not, Code::unavailable);
+  }
+  return choice;
+}
+
+}  // namespace
+
+std::string device_name(const Run& run) {
+  switch (run.device.kind) {
+    case Device::Kind::cuda:
+      return "cuda:" + std::to_string(run.device.index);
+    case Device::Kind::chip:
+      return run.device.name;
+    default:
+      return "cpu";
+  }
+}
+
+const Chip& chip_of(const Run& run) {
+  if (run.device.kind == Device::Kind::cuda) return this_chip(run.device.index);
+  const Chip* const chip = chip_named(run.device.name);
+  if (!chip) {
+    std::string names;
+    for (const Chip& known : known_chips()) names += (names.empty() ? "" : ", ") + known.name;
+    refuse("device", run.device.name, "is no known chip; known are " + names, Code::unavailable);
+  }
+  return *chip;
+}
+
+CudaPlan make_plan(const Problem& problem, const Run& run, Reasons reasons) {
+  return plan_cuda(problem, chip_of(run), choice_of(run), reasons);
+}
+
+CudaPlan make_supported_plan(const Problem& problem, const Run& run) {
+  CudaPlan made = make_plan(problem, run, Reasons::left_out);
+  if (!made.supported()) {
+    const std::string forced = forced_backend(run);
+    refuse(forced.empty() ? "device" : who_forces(run), forced.empty() ? device_name(run) : forced,
+           made.refusal, Code::unsupported);
+  }
+  return made;
+}
+
+}  // namespace regard::cuda_backend

@@ -1,0 +1,21 @@
+// From a Run on a GPU to a plan: what is forced, which chip.
+#pragma once
+
+#include <string>
+
+#include "plan/cuda_plan.hpp"
+#include "regard/regard.hpp"
+
+namespace regard::cuda_backend {
+
+inline bool on_gpu(const Run& run) { return run.device.kind != Device::Kind::cpu; }
+
+std::string device_name(const Run&);  // "cpu", "cuda:0", "sm_80"
+
+// The chip of the device, or the one that is named; an Error where there is none.
+const Chip& chip_of(const Run&);
+
+CudaPlan make_plan(const Problem&, const Run&, Reasons);
+CudaPlan make_supported_plan(const Problem&, const Run&);
+
+}  // namespace regard::cuda_backend

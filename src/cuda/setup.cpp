@@ -1,0 +1,132 @@
+// What cuda.hpp says of devices, compiler and cached kernels.
+#include <exception>
+#include <mutex>
+
+#include "cuda/backend.hpp"
+#include "cuda/disk_cache.hpp"
+#include "cuda/driver.hpp"
+#include "cuda/environment.hpp"
+#include "cuda/in_parallel.hpp"
+#include "cuda/kernel_cache.hpp"
+#include "cuda/planning.hpp"
+#include "plan/config_text.hpp"
+#include "plan/representative.hpp"
+#include "problem/describe.hpp"
+#include "problem/refuse.hpp"
+#include "regard/cuda.hpp"
+
+namespace regard {
+namespace {
+
+using namespace cuda_backend;
+
+std::string chip_name(const Chip& chip) { return "sm_" + std::to_string(chip.capability()); }
+
+CompiledKernel compiled(const KernelBinary& binary) {
+  CompiledKernel k;
+  k.bytes = binary.image.size();
+  k.registers = binary.resources.registers;
+  k.spill_bytes = binary.resources.spill_bytes;
+  k.stack_bytes = binary.resources.stack_bytes;
+  k.shared_bytes = binary.resources.shared_bytes;
+  k.seconds = binary.resources.seconds;
+  return k;
+}
+
+void make_ready(const Problem& problem, const Run& run) {
+  const CudaPlan plan = make_supported_plan(problem, run);
+  if (run.device.kind == Device::Kind::cuda) {
+    const CurrentContext context(run.device.index, static_cast<Stream>(run.stream));
+    load_kernels(plan, chip_of(run), context.id());
+  } else {
+    compile_each(configs_of(plan), chip_of(run).capability(), {});
+  }
+}
+
+}  // namespace
+
+CudaSetup cuda_setup() {
+  CudaSetup setup;
+  setup.has_driver = driver_if_any() != nullptr;
+  setup.driver = setup.has_driver ? std::to_string(driver_version() / 1000) + "." +
+                                        std::to_string(driver_version() % 1000 / 10)
+                                  : why_no_driver();
+  for (int i = 0; i < device_count(); ++i) {
+    const Gpu& device = device_at(i);
+    const Chip& chip = device.chip;
+    setup.devices.push_back({.name = chip.name,
+                             .chip = chip_name(chip),
+                             .multiprocessors = chip.multiprocessors,
+                             .memory = device.memory,
+                             .l2 = std::size_t(chip.l2),
+                             .shared_per_block = std::size_t(chip.shared_per_block)});
+  }
+  const Compiler* const compiler = Compiler::if_any();
+  setup.has_compiler = compiler != nullptr;
+  setup.compiler = compiler ? compiler->name() + ", " + compiler->path() : Compiler::why_not();
+  setup.cache = cache_folder();
+  return setup;
+}
+
+void prepare(const Attention& a, Pass pass, const Run& run) {
+  if (on_gpu(run)) make_ready(describe(a, pass, NullData::allowed, Tables::unread), run);
+}
+
+void prepare(const Attention& a, const ForwardOutputs& to, const Run& run) {
+  if (on_gpu(run)) make_ready(describe_forward(a, to, Tables::unread), run);
+}
+
+void prepare(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
+  if (on_gpu(run)) make_ready(describe_backward(a, from, to, Tables::unread), run);
+}
+
+void allow_compilation(bool allowed) { set_compilation(allowed); }
+
+std::vector<CompiledKernel> cached_kernels() {
+  std::vector<CompiledKernel> list;
+  for (const CacheEntry& entry : cache_entries()) {
+    CompiledKernel k = compiled(entry.binary);
+    k.file = entry.path;
+    k.fault = entry.fault;
+    k.compiler = entry.compiler;
+    k.was_cached = true;
+    const std::size_t line = entry.subject.find('\n');
+    if (line != std::string::npos) {
+      k.config = entry.subject.substr(0, line);
+      k.chip = entry.subject.substr(line + 1, entry.subject.find(' ', line) - line - 1);
+    }
+    list.push_back(std::move(k));
+  }
+  return list;
+}
+
+int clear_cached_kernels() { return clear_cache(); }
+
+void prebuild(const std::string& name,
+              const std::function<void(const CompiledKernel&, int number, int count)>& done) {
+  const Chip& chip =
+      chip_of({.device = regard::chip(name), .workspace = {}, .executor = {}, .backend = {}});
+  const std::vector<KernelConfig> kernels = representative_kernels(chip);
+  std::mutex mutex;
+  int number = 0;
+  in_parallel(kernels.size(), [&](std::size_t i) {
+    CompiledKernel k;
+    std::exception_ptr failure;
+    try {
+      Origin origin = Origin::memory;
+      k = compiled(kernel_binary(kernels[i], chip.capability(), &origin));
+      k.was_cached = origin != Origin::compiler;
+    } catch (const Error& error) {
+      k.fault = error.what();
+      failure = std::current_exception();
+    }
+    k.config = to_text(kernels[i]);
+    k.chip = chip_name(chip);
+    const std::lock_guard lock(mutex);
+    ++number;
+    if (done) done(k, number, int(kernels.size()));
+    if (failure) std::rethrow_exception(failure);
+  });
+}
+
+}  // namespace regard
