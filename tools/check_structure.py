@@ -30,16 +30,21 @@ LAYERS = {
     "src/cpu": ["cpu/", "rows/", "threads/", "plan/", "problem/", "semantics/", "regard/"],
     "src/cpu/kernels": ["cpu/kernels/", "semantics/", "plan/tiling.h", "plan/isa.h",
                         "problem/problem.h", "regard/type.hpp"],
+    "src/cuda": ["cuda/", "plan/", "problem/", "semantics/", "regard/"],
+    "src/cuda/kernels": ["cuda/kernels/", "semantics/", "plan/kernel_config.h",
+                         "plan/block_grid.h", "plan/mma_layout.h", "plan/simt_layout.h",
+                         "problem/problem.h", "regard/type.hpp"],
 }  # fmt: skip
 SYSTEM_HEADERS = {
     "src/semantics": set(),
     "src/cpu/kernels": {"immintrin.h", "stdint.h", "sched.h"},
+    "src/cuda/kernels": set(),
 }
 EVERYTHING = {"src/api.cpp", "src/c_api.cpp"}
 PUBLIC_ONLY = ("cli", "bench", "examples", "python")
 INTERNAL = re.compile(r"(semantics|problem|plan|rows|threads|reference|cpu|cuda|src)/")
 
-RUNTIME = re.compile(r"(libc|libm|libstdc\+\+|libc\+\+|libgcc_s|libpthread|ld-linux-x86-64)\.so\.\d")
+RUNTIME = re.compile(r"(libc|libm|libdl|libstdc\+\+|libc\+\+|libgcc_s|libpthread|ld-linux-x86-64)\.so\.\d")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 

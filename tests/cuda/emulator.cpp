@@ -1,0 +1,190 @@
+// From a plan to launches on the emulated machine.
+#include "tests/cuda/emulator.hpp"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "cuda/kernel_text.hpp"
+#include "plan/config_text.hpp"
+
+namespace regard::emulated {
+namespace {
+
+namespace files = std::filesystem;
+
+// FNV-1a.
+std::uint64_t hash(const std::string& text, std::uint64_t h = 0xcbf29ce484222325u) {
+  for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return h;
+}
+
+// Of every text that a kernel may include.
+std::uint64_t hash_of_texts() {
+  std::vector<files::path> paths;
+  for (const char* folder : {"src/cuda/kernels", "src/plan", "src/problem", "src/semantics",
+                             "include/regard", "tests/cuda/machine"}) {
+    for (const auto& entry : files::recursive_directory_iterator(source_folder() / folder)) {
+      const std::string kind = entry.path().extension();
+      if (kind == ".h" || kind == ".cuh" || entry.path().filename() == "machine.hpp") {
+        paths.push_back(entry.path());
+      }
+    }
+  }
+  std::sort(paths.begin(), paths.end());
+  std::uint64_t h = hash("");
+  for (const files::path& path : paths) h = hash(content(path), h);
+  return h;
+}
+
+// The folder of compiled kernels; only this user may write to it.
+files::path cache_folder() {
+  const files::path folder =
+      setting("REGARD_EMULATOR_CACHE",
+              files::temp_directory_path() / ("regard-emulator-" + std::to_string(getuid())));
+  files::create_directories(folder);
+  struct stat state {};
+  if (stat(folder.c_str(), &state) != 0 || state.st_uid != getuid()) {
+    throw std::runtime_error(folder.string() + " belongs to somebody else");
+  }
+  chmod(folder.c_str(), 0700);
+  return folder;
+}
+
+// A part of the workspace as memory of its own, so that a sanitizer sees where it ends.
+class Part {
+ public:
+  Part(std::int64_t begin, std::int64_t end, bool clear) : size_(end - begin) {
+    if (size_ <= 0) return;
+    if (posix_memalign(&memory_, 256, std::size_t(size_))) throw std::bad_alloc();
+    std::memset(memory_, clear ? 0 : 0xff, std::size_t(size_));
+  }
+  ~Part() { std::free(memory_); }
+  Part(const Part&) = delete;
+  Part& operator=(const Part&) = delete;
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(memory_);
+  }
+
+ private:
+  std::int64_t size_ = 0;
+  void* memory_ = nullptr;
+};
+
+}  // namespace
+
+namespace {
+
+// Where the unit's library is; built if it is not there.
+files::path built(const std::string& unit) {
+  static const std::uint64_t texts = hash_of_texts();
+  const std::string command =
+      compiler_command({source_folder() / "src", source_folder() / "include"});
+  char name[40];
+  std::snprintf(name, sizeof name, "%016llx.so",
+                static_cast<unsigned long long>(hash(unit, hash(command, texts))));
+  const files::path path = cache_folder() / name;
+  if (!files::exists(path)) build_kernel(unit, command, path);
+  return path;
+}
+
+std::string unit_of(const CudaLaunch& launch) {
+  return cuda_backend::kernel_unit(launch.config).text;
+}
+
+// Builds the kernels of a plan side by side.
+void build_each(const CudaPlan& plan) {
+  std::set<std::string> units;
+  for (const CudaLaunch& launch : plan.launches) units.insert(unit_of(launch));
+  std::vector<std::future<files::path>> builds;
+  for (const std::string& unit : units) {
+    builds.push_back(std::async(std::launch::async, built, unit));
+  }
+  for (auto& build : builds) build.get();
+}
+
+}  // namespace
+
+KernelEntry compiled(const std::string& unit, Machine& machine) {
+  static std::mutex mutex;
+  static std::map<std::string, KernelEntry> known;
+  const std::lock_guard lock(mutex);
+  KernelEntry& entry = known[unit];
+  if (!entry) entry = load_kernel(built(unit), machine);
+  return entry;
+}
+
+void run_launch(const CudaLaunch& launch, KernelParams params, Schedule schedule) {
+  static std::mutex mutex;
+  static BlockMachine block_machine;
+  struct Bound {
+    KernelEntry entry;
+    KernelParams params;
+  };
+  const std::lock_guard lock(mutex);
+  params.grid = launch.grid;
+  const Bound bound{compiled(unit_of(launch), block_machine), params};
+  try {
+    block_machine.run({.kernel =
+                           [](const void* context) {
+                             const Bound& kernel = *static_cast<const Bound*>(context);
+                             kernel.entry(kernel.params);
+                           },
+                       .params = &bound,
+                       .blocks = launch.grid.blocks(),
+                       .threads = launch.threads,
+                       .shared_bytes = launch.shared_bytes,
+                       .order = schedule.order,
+                       .blocks_in_order = launch.config.ordered,
+                       .seed = schedule.seed});
+  } catch (const Fault& fault) {
+    throw Fault(std::string(fault.what()) + "\n  in " + to_text(launch.config));
+  }
+}
+
+void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
+  const CudaWorkspace& w = plan.workspace;
+  std::vector<std::int64_t> ends{w.turns,      w.marks_q, w.marks_k,     w.dbias_sums,   w.clear,
+                                 w.row_states, w.dq_sums, w.partial_out, w.partial_rows, w.size};
+  std::sort(ends.begin(), ends.end());
+  // From where a part begins to where the next one does; none where two begin together.
+  const auto part = [&](std::int64_t begin) {
+    const auto end = std::upper_bound(ends.begin(), ends.end(), begin);
+    return std::make_unique<Part>(begin, end == ends.end() ? begin : *end, begin < w.clear);
+  };
+  const auto turns = part(w.turns), marks_q = part(w.marks_q), marks_k = part(w.marks_k),
+             dbias_sums = part(w.dbias_sums), row_states = part(w.row_states),
+             dq_sums = part(w.dq_sums), partial_out = part(w.partial_out),
+             partial_rows = part(w.partial_rows);
+  KernelParams params{.problem = problem, .buffers = {}, .grid = {}, .splits = plan.splits};
+  params.buffers = {.row_states = row_states->as<void>(),
+                    .dq_sums = dq_sums->as<float>(),
+                    .turns = turns->as<int32>(),
+                    .dbias_sums = dbias_sums->as<float>(),
+                    .dbias_strides = plan.dbias_strides,
+                    .partial_out = partial_out->as<float>(),
+                    .partial_rows = partial_rows->as<float>(),
+                    .marks_q = marks_q->as<uint8>(),
+                    .marks_k = marks_k->as<uint8>()};
+  const bool has_own_sums = std::any_of(
+      plan.launches.begin(), plan.launches.end(),
+      [](const CudaLaunch& launch) { return launch.config.kernel == Kernel::convert_dbias; });
+  if (!has_own_sums) params.buffers.dbias_sums = static_cast<float*>(problem.dbias.data);
+  build_each(plan);
+  for (const CudaLaunch& launch : plan.launches) run_launch(launch, params, schedule);
+}
+
+}  // namespace regard::emulated

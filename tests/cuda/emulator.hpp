@@ -1,0 +1,27 @@
+// The emulated GPU: compiles planned kernels with the C++ compiler and runs them on the CPU.
+#pragma once
+
+#include <string>
+
+#include "plan/cuda_plan.hpp"
+#include "tests/cuda/emulator_build.hpp"
+#include "tests/cuda/machine/block_machine.hpp"
+
+namespace regard::emulated {
+
+struct Schedule {
+  Order order = Order::forward;
+  std::uint64_t seed = 1;
+};
+
+// The kernel of a unit (cuda/kernel_text.hpp) that runs on the machine, from memory, from the
+// folder of compiled kernels (REGARD_EMULATOR_CACHE), or from the compiler.
+KernelEntry compiled(const std::string& unit, Machine&);
+
+// Runs one launch; params.grid is the launch's.
+void run_launch(const CudaLaunch&, KernelParams, Schedule);
+
+// Runs a plan in host memory, its workspace filled with NaN where it is not cleared.
+void emulate(const Problem&, const CudaPlan&, Schedule);
+
+}  // namespace regard::emulated

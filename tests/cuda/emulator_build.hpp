@@ -1,0 +1,34 @@
+// Makes a kernel for the emulated machine of the unit that is NVRTC's on a GPU.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "cuda/kernels/params.h"
+#include "tests/cuda/machine/machine.hpp"
+
+namespace regard::emulated {
+
+// A kernel as one thread runs it.
+using KernelEntry = void (*)(KernelParams);
+
+std::string setting(const char* variable, const std::string& otherwise);
+std::string content(const std::filesystem::path&);
+
+// The project's folder: REGARD_EMULATOR_SOURCE, or the one that this was built from.
+std::filesystem::path source_folder();
+
+// How the compiler is called: REGARD_EMULATOR_CXX (g++) and REGARD_EMULATOR_FLAGS, the machine's
+// headers, and then these folders.
+std::string compiler_command(const std::vector<std::filesystem::path>& folders);
+
+// Writes a shared library; an existing one is replaced as a whole. Throws std::runtime_error with
+// what the compiler said.
+void build_kernel(const std::string& unit, const std::string& command,
+                  const std::filesystem::path& to);
+
+// The entry of a library, which will run on the machine.
+KernelEntry load_kernel(const std::filesystem::path&, Machine&);
+
+}  // namespace regard::emulated

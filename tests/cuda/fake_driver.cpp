@@ -1,0 +1,284 @@
+// The fake driver's libcuda.so.1: memory is the host's, kernels are written down.
+#include "tests/cuda/fake_driver.hpp"
+
+#include <cstdlib>
+#include <cstring>
+
+using namespace regard::fake;
+
+namespace {
+
+constexpr int kOk = 0, kInvalid = 1, kOutOfMemory = 2, kInvalidDevice = 101, kNoContext = 201;
+constexpr int kInvalidHandle = 400, kForbiddenInCapture = 906;
+
+Machine& machine() {
+  static Machine* const made = new Machine;
+  return *made;
+}
+
+thread_local std::vector<Context*> contexts;
+thread_local int capture_mode = 0;  // 2 = relaxed
+int captures = 0;                   // streams that capture
+
+Context* current() { return contexts.empty() ? nullptr : contexts.back(); }
+
+struct Call {
+  Machine& m = machine();
+  std::lock_guard<std::mutex> lock{m.mutex};
+  int failure = kOk;
+
+  explicit Call(const char* name) {
+    if (!m.is_recording) return;
+    ++m.calls[name];
+    const auto found = m.failures.find(name);
+    if (found != m.failures.end()) failure = found->second;
+  }
+  // Calls that a capture of any thread forbids, unless this thread relaxed its mode.
+  bool forbidden() {
+    if (captures == 0 || capture_mode == 2) return false;
+    m.broken_capture = true;
+    return true;
+  }
+};
+
+const std::pair<const std::uintptr_t, Allocation>* allocation_at(std::uint64_t address) {
+  Machine& m = machine();
+  auto next = m.memory.upper_bound(address);
+  if (next == m.memory.begin()) return nullptr;
+  --next;
+  return address < next->first + next->second.bytes ? &*next : nullptr;
+}
+
+int allocate(std::uint64_t* memory, std::size_t bytes, bool in_stream_order) {
+  if (!current()) return kNoContext;
+  void* const made = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (!made) return kOutOfMemory;
+  *memory = reinterpret_cast<std::uint64_t>(made);
+  machine().memory[*memory] = {bytes, current()->device, in_stream_order};
+  return kOk;
+}
+
+int release(std::uint64_t memory) {
+  if (machine().memory.erase(memory) == 0) return kInvalid;
+  std::free(reinterpret_cast<void*>(memory));
+  return kOk;
+}
+
+Context* primary_of(int device) {
+  static Context primaries[8];
+  primaries[device] = {device, std::uint64_t(100 + device)};
+  return &primaries[device];
+}
+
+}  // namespace
+
+#define FAKE extern "C" __attribute__((visibility("default")))
+#define BEGIN(name)                 \
+  [[maybe_unused]] Call call(name); \
+  if (call.failure) return call.failure
+
+FAKE Machine* regard_fake_machine() { return &machine(); }
+
+// --------------------------------------------------------------------------- for tests to act with
+
+FAKE Context* regard_fake_context(int device) {
+  static std::uint64_t next = 1;
+  return new Context{device, next++};
+}
+FAKE Stream* regard_fake_stream(Context* context) { return new Stream{context, false}; }
+FAKE void regard_fake_capture(Stream* stream, bool on) {
+  captures += int(on) - int(stream->captures);
+  stream->captures = on;
+}
+
+// ----------------------------------------------------------------------------- devices and
+// contexts
+
+FAKE int cuInit(unsigned) {
+  const char* const result = std::getenv("REGARD_FAKE_INIT");
+  return result ? std::atoi(result) : kOk;
+}
+FAKE int cuDriverGetVersion(int* version) { return *version = 13000, kOk; }
+FAKE int cuDeviceGetCount(int* count) { return *count = machine().devices, kOk; }
+FAKE int cuDeviceGet(int* device, int ordinal) {
+  if (ordinal < 0 || ordinal >= machine().devices) return kInvalidDevice;
+  return *device = ordinal, kOk;
+}
+FAKE int cuDeviceGetName(char* name, int size, int) {
+  return std::strncpy(name, "Fake GPU", size), kOk;
+}
+FAKE int cuDeviceTotalMem_v2(std::size_t* bytes, int) { return *bytes = std::size_t(1) << 34, kOk; }
+FAKE int cuDeviceCanAccessPeer(int* can, int, int) { return *can = 0, kOk; }
+FAKE int cuDeviceGetAttribute(int* value, int attribute, int) {
+  BEGIN("cuDeviceGetAttribute");
+  const int capability = call.m.capability;
+  switch (attribute) {
+    case 16:
+      return *value = 132, kOk;
+    case 38:
+      return *value = 50 << 20, kOk;
+    case 75:
+      return *value = capability / 10, kOk;
+    case 76:
+      return *value = capability % 10, kOk;
+    case 81:
+      return *value = 228 << 10, kOk;
+    case 82:
+      return *value = 65536, kOk;
+    case 97:
+      return *value = 227 << 10, kOk;
+    case 115:
+      return *value = 1, kOk;
+    default:
+      return kInvalid;
+  }
+}
+
+FAKE int cuCtxGetCurrent(Context** context) { return *context = current(), kOk; }
+FAKE int cuCtxPushCurrent_v2(Context* context) {
+  BEGIN("cuCtxPushCurrent");
+  return contexts.push_back(context), kOk;
+}
+FAKE int cuCtxPopCurrent_v2(Context** context) {
+  BEGIN("cuCtxPopCurrent");
+  if (contexts.empty()) return kNoContext;
+  *context = contexts.back();
+  return contexts.pop_back(), kOk;
+}
+FAKE int cuCtxGetDevice(int* device) {
+  if (!current()) return kNoContext;
+  return *device = current()->device, kOk;
+}
+FAKE int cuCtxGetId(Context* context, unsigned long long* id) {
+  if (!context) context = current();
+  if (!context) return kNoContext;
+  return *id = context->id, kOk;
+}
+FAKE int cuDevicePrimaryCtxRetain(Context** context, int device) {
+  BEGIN("cuDevicePrimaryCtxRetain");
+  return *context = primary_of(device), kOk;
+}
+FAKE int cuCtxSynchronize() {
+  BEGIN("cuCtxSynchronize");
+  return call.forbidden() ? kForbiddenInCapture : kOk;
+}
+
+// -------------------------------------------------------------------------------------- streams
+
+FAKE int cuStreamGetCtx(Stream* stream, Context** context) {
+  BEGIN("cuStreamGetCtx");
+  return *context = stream->context, kOk;
+}
+FAKE int cuStreamSynchronize(Stream*) {
+  BEGIN("cuStreamSynchronize");
+  return call.forbidden() ? kForbiddenInCapture : kOk;
+}
+FAKE int cuThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, capture_mode);
+  return kOk;
+}
+FAKE int cuEventCreate(void** event, unsigned) { return *event = &machine(), kOk; }
+FAKE int cuEventRecord(void*, Stream*) { return kOk; }
+FAKE int cuEventSynchronize(void*) { return kOk; }
+FAKE int cuEventElapsedTime(float* milliseconds, void*, void*) { return *milliseconds = 1, kOk; }
+FAKE int cuEventDestroy_v2(void*) { return kOk; }
+
+// --------------------------------------------------------------------------------------- memory
+
+FAKE int cuMemAlloc_v2(std::uint64_t* memory, std::size_t bytes) {
+  BEGIN("cuMemAlloc");
+  if (call.forbidden()) return kForbiddenInCapture;
+  return allocate(memory, bytes, false);
+}
+FAKE int cuMemFree_v2(std::uint64_t memory) {
+  BEGIN("cuMemFree");
+  if (call.forbidden()) return kForbiddenInCapture;
+  return release(memory);
+}
+FAKE int cuMemAllocAsync(std::uint64_t* memory, std::size_t bytes, Stream*) {
+  BEGIN("cuMemAllocAsync");
+  return allocate(memory, bytes, true);
+}
+FAKE int cuMemFreeAsync(std::uint64_t memory, Stream*) {
+  BEGIN("cuMemFreeAsync");
+  return release(memory);
+}
+FAKE int cuMemsetD8Async(std::uint64_t memory, unsigned char byte, std::size_t bytes, Stream*) {
+  BEGIN("cuMemsetD8Async");
+  const auto* const allocation = allocation_at(memory);
+  if (!allocation || memory + bytes > allocation->first + allocation->second.bytes) return kInvalid;
+  std::memset(reinterpret_cast<void*>(memory), byte, bytes);
+  return kOk;
+}
+FAKE int cuMemcpyHtoD_v2(std::uint64_t to, const void* from, std::size_t bytes) {
+  BEGIN("cuMemcpyHtoD");
+  if (call.forbidden()) return kForbiddenInCapture;
+  return std::memcpy(reinterpret_cast<void*>(to), from, bytes), kOk;
+}
+FAKE int cuMemcpyDtoH_v2(void* to, std::uint64_t from, std::size_t bytes) {
+  BEGIN("cuMemcpyDtoH");
+  if (call.forbidden()) return kForbiddenInCapture;
+  return std::memcpy(to, reinterpret_cast<const void*>(from), bytes), kOk;
+}
+FAKE int cuPointerGetAttributes(unsigned count, int* attributes, void** values,
+                                std::uint64_t pointer) {
+  BEGIN("cuPointerGetAttributes");
+  const auto* const allocation = allocation_at(pointer);
+  const bool reachable = allocation && current() && allocation->second.device == current()->device;
+  for (unsigned i = 0; i < count; ++i) {
+    if (attributes[i] == 2) *static_cast<unsigned*>(values[i]) = allocation ? 2 : 0;
+    if (attributes[i] == 3) *static_cast<std::uint64_t*>(values[i]) = reachable ? pointer : 0;
+    if (attributes[i] == 9)
+      *static_cast<int*>(values[i]) = allocation ? allocation->second.device : -2;
+  }
+  return kOk;
+}
+
+// -------------------------------------------------------------------------------------- kernels
+
+FAKE int cuModuleLoadDataEx(Module** module, const void* image, unsigned, int*, void**) {
+  BEGIN("cuModuleLoadDataEx");
+  if (call.forbidden()) return kForbiddenInCapture;
+  if (!current()) return kNoContext;
+  *module = new Module{static_cast<const char*>(image)};
+  return kOk;
+}
+FAKE int cuModuleGetFunction(Module** function, Module* module, const char* name) {
+  BEGIN("cuModuleGetFunction");
+  if (std::strcmp(name, "regard_kernel") != 0) return 500;
+  return *function = module, kOk;
+}
+FAKE int cuFuncSetAttribute(Module*, int, int) {
+  BEGIN("cuFuncSetAttribute");
+  return kOk;
+}
+FAKE int cuFuncGetAttribute(int* value, int, Module*) { return *value = 0, kOk; }
+FAKE int cuLaunchKernel(Module* function, unsigned x, unsigned y, unsigned z, unsigned threads,
+                        unsigned threads_y, unsigned threads_z, unsigned shared_bytes,
+                        Stream* stream, void** parameters, void** extra) {
+  BEGIN("cuLaunchKernel");
+  if (!current()) return kNoContext;
+  if (x == 0 || y * z * threads_y * threads_z != 1 || threads == 0 || threads > 1024 || extra) {
+    return kInvalid;
+  }
+  if (reinterpret_cast<std::uintptr_t>(stream) > 2 && stream->context != current()) {
+    return kInvalidHandle;
+  }
+  if (!call.m.is_recording) return kOk;
+  call.m.launches.push_back({.image = function->image,
+                             .blocks = x,
+                             .threads = threads,
+                             .shared_bytes = shared_bytes,
+                             .stream = stream,
+                             .params = *static_cast<const regard::KernelParams*>(parameters[0])});
+  return kOk;
+}
+
+FAKE int cuGetErrorName(int result, const char** name) {
+  *name = result == kOutOfMemory          ? "CUDA_ERROR_OUT_OF_MEMORY"
+          : result == kForbiddenInCapture ? "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"
+          : result == 719                 ? "CUDA_ERROR_LAUNCH_FAILED"
+                                          : nullptr;
+  return *name ? kOk : kInvalid;
+}
+FAKE int cuGetErrorString(int, const char** text) { return *text = "as the test wants it", kOk; }

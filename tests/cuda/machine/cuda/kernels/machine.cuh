@@ -1,0 +1,244 @@
+// The emulated machine that the tests run kernels on: the functions of src/cuda/kernels/machine.cuh
+// in plain C++, found before that file on the include path.
+//
+// What costs a thread its turn, and what is checked, goes to Machine (machine.hpp).
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "machine.hpp"
+#include "semantics/portable.h"
+
+#define REGARD_DEVICE inline
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+// The host sets it before the first launch. A kernel is one translation unit.
+extern "C" {
+regard::emulated::Machine* regard_emulated_machine = nullptr;
+}
+
+namespace regard {
+
+using emulated::here;
+using emulated::Where;
+static emulated::Machine*& machine = regard_emulated_machine;
+
+// ------------------------------------------------------------------------------------- where am I
+
+REGARD_DEVICE int thread_index() { return machine->thread; }
+REGARD_DEVICE int lane_index() { return machine->thread % 32; }
+REGARD_DEVICE int warp_index() { return machine->thread / 32; }
+REGARD_DEVICE int64 block_index() { return machine->block; }
+
+// ------------------------------------------------------------------------------------ cooperation
+
+REGARD_DEVICE void sync_block(Where where = here()) { machine->sync_block(where); }
+REGARD_DEVICE void sync_warp(Where where = here()) { machine->sync_warp(where); }
+template <class T>
+REGARD_DEVICE T shuffle(T value, int lane, Where where = here()) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  uint64 bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  bits = machine->shuffle(bits, lane & 31, where);
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+template <class T>
+REGARD_DEVICE T shuffle_xor(T value, int mask, Where where = here()) {
+  return shuffle(value, lane_index() ^ mask, where);
+}
+REGARD_DEVICE bool any_in_warp(bool value, Where where = here()) {
+  return machine->any_in_warp(value, where);
+}
+REGARD_DEVICE bool any_in_block(bool value, Where where = here()) {
+  return machine->any_in_block(value, where);
+}
+
+// --------------------------------------------------------------------------------- shared memory
+
+template <class T>
+REGARD_DEVICE T& shared_memory(Where where = here()) {
+  return *static_cast<T*>(machine->shared_memory(sizeof(T), where));
+}
+
+using SharedAddress = uint32;
+REGARD_DEVICE SharedAddress shared_address(const void* pointer, Where where = here()) {
+  return machine->shared_address(pointer, where);
+}
+
+struct Bits128 {
+  uint32 word[4];
+};
+
+REGARD_DEVICE Bits128 load_shared_128(SharedAddress from, Where where = here()) {
+  Bits128 x;
+  std::memcpy(&x, machine->shared_at(from, 16, emulated::Access::read, where), 16);
+  return x;
+}
+REGARD_DEVICE uint32 load_shared_32(SharedAddress from, Where where = here()) {
+  uint32 x;
+  std::memcpy(&x, machine->shared_at(from, 4, emulated::Access::read, where), 4);
+  return x;
+}
+REGARD_DEVICE void store_shared_128(SharedAddress to, const Bits128& x, Where where = here()) {
+  std::memcpy(machine->shared_at(to, 16, emulated::Access::write, where), &x, 16);
+}
+REGARD_DEVICE void store_shared_64(SharedAddress to, uint32 x, uint32 y, Where where = here()) {
+  const uint32 words[2] = {x, y};
+  std::memcpy(machine->shared_at(to, 8, emulated::Access::write, where), words, 8);
+}
+REGARD_DEVICE void store_shared_32(SharedAddress to, uint32 x, Where where = here()) {
+  std::memcpy(machine->shared_at(to, 4, emulated::Access::write, where), &x, 4);
+}
+
+REGARD_DEVICE void load_matrices(uint32 (&m)[4], SharedAddress row, Where where = here()) {
+  machine->load_matrices(m, row, false, where);
+}
+REGARD_DEVICE void load_matrices_transposed(uint32 (&m)[4], SharedAddress row,
+                                            Where where = here()) {
+  machine->load_matrices(m, row, true, where);
+}
+
+// ---------------------------------------------------------------------- global to shared memory
+
+template <int kBytes>
+REGARD_DEVICE void copy_async(SharedAddress to, const void* from, int valid, Where where = here()) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+  machine->copy(to, from, kBytes, valid, REGARD_LEVEL >= 80, where);
+}
+template <int kBytes>
+REGARD_DEVICE void copy_async(SharedAddress to, const void* from, Where where = here()) {
+  machine->copy(to, from, kBytes, kBytes, REGARD_LEVEL >= 80, where);
+}
+REGARD_DEVICE void commit_copies() { machine->commit_copies(); }
+template <int kPending>
+REGARD_DEVICE void wait_copies(Where where = here()) {
+  machine->wait_copies(kPending, where);
+}
+
+// ---------------------------------------------------------------------------------- global memory
+
+REGARD_DEVICE Bits128 load_global_128(const void* from, Where where = here()) {
+  machine->check_aligned(from, 16, where);
+  Bits128 x;
+  std::memcpy(&x, from, 16);
+  return x;
+}
+REGARD_DEVICE void store_global_128(void* to, const Bits128& x, Where where = here()) {
+  machine->check_aligned(to, 16, where);
+  std::memcpy(to, &x, 16);
+}
+
+REGARD_DEVICE void add_global(float* to, float x, Where where = here()) {
+  machine->check_aligned(to, 4, where);
+  *to += x;
+}
+REGARD_DEVICE void add_global_2(float* to, float x, float y, Where where = here()) {
+  machine->check_aligned(to, 8, where);
+  to[0] += x;
+  to[1] += y;
+}
+REGARD_DEVICE void add_global_4(float* to, const float (&x)[4], Where where = here()) {
+  machine->check_aligned(to, 16, where);
+  for (int i = 0; i < 4; ++i) to[i] += x[i];
+}
+
+REGARD_DEVICE void wait_for_turn(const int32* turn, int32 mine, Where where = here()) {
+  machine->wait_for_turn(turn, mine, where);
+}
+REGARD_DEVICE void pass_turn(int32* turn, int32 next) { *turn = next; }
+REGARD_DEVICE void fence_device() {}
+
+// --------------------------------------------------------------------------------- matrix products
+
+struct F16;
+struct Bf16;
+template <class T>
+inline constexpr bool kIsF16 = false;
+template <>
+inline constexpr bool kIsF16<F16> = true;
+
+template <class T>
+REGARD_DEVICE void multiply_16(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1,
+                               Where where = here()) {
+  if (REGARD_LEVEL < (kIsF16<T> ? 75 : 80)) machine->fail("no such product at this level", where);
+  machine->multiply(kIsF16<T> ? emulated::Format::f16 : emulated::Format::bf16, d, a, b0, b1,
+                    where);
+}
+REGARD_DEVICE void multiply_tf32(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1,
+                                 Where where = here()) {
+  if (REGARD_LEVEL < 80) machine->fail("no such product at this level", where);
+  machine->multiply(emulated::Format::tf32, d, a, b0, b1, where);
+}
+
+// ------------------------------------------------------------------------------------------ maths
+
+REGARD_DEVICE uint32 bits_of(float x) { return __builtin_bit_cast(uint32, x); }
+REGARD_DEVICE float float_of(uint32 x) { return __builtin_bit_cast(float, x); }
+
+namespace emulated {
+// Numbers below 2^-126 count as 0, as ".ftz" says.
+REGARD_DEVICE float without_subnormals(float x) {
+  return (bits_of(x) & 0x7f800000) == 0 ? float_of(bits_of(x) & 0x80000000) : x;
+}
+}  // namespace emulated
+
+REGARD_DEVICE float exp2_approximate(float x) {
+  return emulated::without_subnormals(exp2f(emulated::without_subnormals(x)));
+}
+REGARD_DEVICE float reciprocal_approximate(float x) {
+  return emulated::without_subnormals(1 / emulated::without_subnormals(x));
+}
+
+REGARD_DEVICE float exp2_of(float x) { return exp2f(x); }
+REGARD_DEVICE double exp2_of(double x) { return exp2(x); }
+REGARD_DEVICE float log2_of(float x) { return log2f(x); }
+REGARD_DEVICE double log2_of(double x) { return log2(x); }
+REGARD_DEVICE float tanh_of(float x) { return tanhf(x); }
+REGARD_DEVICE double tanh_of(double x) { return tanh(x); }
+REGARD_DEVICE float fma_of(float a, float b, float c) { return fmaf(a, b, c); }
+REGARD_DEVICE double fma_of(double a, double b, double c) { return fma(a, b, c); }
+REGARD_DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
+REGARD_DEVICE double max_of(double a, double b) { return fmax(a, b); }
+
+namespace emulated {
+
+REGARD_DEVICE uint16 f16_of(float x) {
+  const uint32 sign = bits_of(x) >> 16 & 0x8000, size = bits_of(x) & 0x7fffffff;
+  if (size > 0x7f800000) return 0x7fff;
+  if (size >= 0x47800000) return uint16(sign | 0x7c00);
+  if (size < 0x38800000) {  // below 2^-14: 1/2 has the same last place
+    return uint16(sign | (bits_of(float_of(size) + 0.5f) - bits_of(0.5f)));
+  }
+  return uint16(sign | (size + 0xfff + (size >> 13 & 1) - 0x38000000) >> 13);
+}
+REGARD_DEVICE float of_f16(uint16 bits) {
+  const uint32 sign = uint32(bits & 0x8000) << 16, size = uint32(bits & 0x7fff) << 13;
+  if (size >= 0x0f800000) return float_of(sign | 0x70000000 | size);
+  return float_of(sign | bits_of(float_of(size) * 0x1p112f));
+}
+REGARD_DEVICE uint16 bf16_of(float x) {
+  const uint32 bits = bits_of(x);
+  if (x != x) return 0x7fff;
+  return uint16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+}  // namespace emulated
+
+template <class T>
+REGARD_DEVICE uint16 narrow(float x) {
+  return kIsF16<T> ? emulated::f16_of(x) : emulated::bf16_of(x);
+}
+template <class T>
+REGARD_DEVICE uint32 pack(float low, float high) {
+  return uint32(narrow<T>(low)) | uint32(narrow<T>(high)) << 16;
+}
+template <class T>
+REGARD_DEVICE float widen(uint16 bits) {
+  return kIsF16<T> ? emulated::of_f16(bits) : float_of(uint32(bits) << 16);
+}
+
+}  // namespace regard
