@@ -5,13 +5,14 @@
 
 SHELL := /bin/bash
 PYTHON := build/venv/bin/python
+PYTHON_GPU ?= python3
 PRESET ?= release
 SECONDS_EACH ?= 60
 FUZZ_SECONDS ?= 300
 export PYTHONDONTWRITEBYTECODE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build check bench-cpu sanitize fuzz format clean setup-build setup-test setup-bench
+.PHONY: help demo test test-gpu build check bench-cpu bench-gpu sanitize fuzz format clean setup-build setup-test setup-bench
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -23,6 +24,9 @@ demo: setup-build ## Attention of a trained model on real sentences: errors, spe
 test: setup-test ## Everything that CI runs; the last line says how many passed
 	@$(PYTHON) tools/test.py
 
+test-gpu: ## The GPU's tests, with this machine's python3 (NumPy, pytest, PyTorch)
+	@$(PYTHON_GPU) tools/test_gpu.py
+
 build: setup-build ## Build library, tool, examples and tests (PRESET=release)
 	@tools/build.sh $(PRESET)
 
@@ -33,6 +37,11 @@ bench-cpu: setup-bench ## Time PyTorch's CPU kernel and ours side by side; write
 	@tools/build.sh release
 	@$(PYTHON) bench/cpu.py
 	@$(PYTHON) bench/plot.py
+
+bench-gpu: ## Time PyTorch's GPU kernels and ours side by side; writes bench/results
+	@$(PYTHON_GPU) tools/test_gpu.py --only build
+	@REGARD_LIBRARY=$${REGARD_LIBRARY:-build/gpu/libregard.so} $(PYTHON_GPU) bench/gpu.py
+	@$(PYTHON_GPU) bench/plot_gpu.py
 
 sanitize: setup-test ## The tests under the address, undefined behaviour and thread sanitizers
 	@$(PYTHON) tools/test.py --only asan,tsan
