@@ -54,11 +54,12 @@ struct BackwardDq {
 
   REGARD_DEVICE void add(const Step& step) const {
     if constexpr (kConfig.ordered) await_turn(step);
+    float* const to = at.params.buffers.dq_sums + step.head * dq_rows(at.p) * kConfig.dim;
 #pragma unroll
     for (int round = 0; round < Warps::kPairs; round += kAtOnce) {
       Sums sums;
       multiply(sums, round);
-      add_to_memory(sums, round, step);
+      add_to_memory(to, sums, round, step);
     }
     if constexpr (kConfig.ordered) end_turn(step);
   }
@@ -86,8 +87,7 @@ struct BackwardDq {
     }
   }
 
-  REGARD_DEVICE void add_to_memory(const Sums& sums, int round, const Step& step) const {
-    float* const to = at.params.buffers.dq_sums + step.head * dq_rows(at.p) * kConfig.dim;
+  REGARD_DEVICE void add_to_memory(float* to, const Sums& sums, int round, const Step& step) const {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
       const int row = step.first_row() + (Warps::first_unit() + u) * 16;
