@@ -36,6 +36,11 @@ void add_threads(CLI::App& app, int& threads) {
   app.add_option("--threads", threads, "default: every core")->check(CLI::Range(1, 4096));
 }
 
+void add_device(CLI::App& app, std::string& device, bool& forbid_compiling) {
+  app.add_option("--device", device, "cpu (default) or cuda:N");
+  app.add_flag("--forbid-compiling", forbid_compiling, "GPU: only kernels of the cache");
+}
+
 CLI::App* add_command(CLI::App& app, const char* name, const char* what, const char* example) {
   CLI::App* const command = app.add_subcommand(name, what);
   command->footer(std::string("Example: ") + example);
@@ -55,6 +60,7 @@ void add_explain(CLI::App& app, ExplainArguments& arguments) {
   command->add_option("--device", arguments.run.device, "cpu (default), cuda:N, or a chip: sm_90");
   command->add_option("--backend", arguments.run.backend, "one of `regard info`");
   add_threads(*command, arguments.run.threads);
+  command->add_flag("--compile", arguments.compile, "GPU: first compile, to show registers");
   command->add_flag("--json", arguments.json, "print the fields as JSON");
 }
 
@@ -93,6 +99,7 @@ void add_attend(CLI::App& app, AttendArguments& arguments) {
   command->add_flag("--explain", arguments.explain, "print the plan and why");
   command->add_option("--repeat", arguments.repeat, "time the median of N runs")
       ->check(CLI::Range(1, 1000000));
+  add_device(*command, arguments.run.device, arguments.run.forbid_compiling);
   command->add_option("--backend", arguments.run.backend, "one of `regard info`");
   add_threads(*command, arguments.run.threads);
 }
@@ -101,7 +108,9 @@ void add_check(CLI::App& app, CheckArguments& arguments) {
   CLI::App* const command =
       add_command(app, "check", "Random problems: the chosen backend against float64",
                   "regard check --backend cpu:avx2 --seconds 60 --seed 7\n"
+                  "         regard check --device cuda:0 --backend cuda:mma --problems 200\n"
                   "A failure prints the command that repeats it; exit status 1.");
+  add_device(*command, arguments.device, arguments.forbid_compiling);
   command->add_option("--backend", arguments.backend, "one of `regard info`");
   command->add_option("--problems", arguments.problems, "how many")->check(CLI::PositiveNumber);
   command->add_option("--seconds", arguments.seconds, "for how long (default 60)")
@@ -113,7 +122,9 @@ void add_check(CLI::App& app, CheckArguments& arguments) {
   command->add_option("--max-len", arguments.max_len, "longest sequence (default 4000)")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24));
   command->add_flag("--verbose", arguments.verbose, "describe every problem");
-  command->add_option("--threads", arguments.threads, "default: drawn per problem")
+  command
+      ->add_option("--threads", arguments.threads,
+                   "default: drawn per problem; GPU: that compile ahead (every core)")
       ->check(CLI::Range(1, 4096));
 }
 
@@ -121,12 +132,15 @@ void add_bench(CLI::App& app, BenchArguments& arguments) {
   CLI::App* const command =
       add_command(app, "bench", "Check, then time: a table and JSON lines",
                   "regard bench --preset cpu --type f32,bf16 --json results.jsonl\n"
-                  "         regard bench --q 1x16x2048x64 --causal --backend cpu:avx2,cpu:avx512");
-  command->add_option("--preset", arguments.preset, "cpu (default), long, short")
-      ->check(CLI::IsMember({"cpu", "long", "short"}));
+                  "         regard bench --q 1x16x2048x64 --causal --backend cpu:avx2,cpu:avx512\n"
+                  "         regard bench --device cuda:0 --preset gpu --backend cuda:mma");
+  add_device(*command, arguments.device, arguments.forbid_compiling);
+  command->add_option("--preset", arguments.preset, "cpu, gpu (defaults), long, short")
+      ->check(CLI::IsMember({"cpu", "gpu", "long", "short"}));
   add_shape(*command, arguments.shape, false);
   command->get_option("--q")->excludes("--preset");
-  command->add_option("--type", arguments.types, "one or more, by comma (default f32,bf16,f16)");
+  command->add_option("--type", arguments.types,
+                      "one or more, by comma (default f32,bf16,f16; GPU: bf16,f16)");
   add_score_tensors(*command, arguments.shape);
   add_attention(*command, arguments.attention);
   command->add_option("--passes", arguments.passes, "forward,backward (default both)");
@@ -136,6 +150,35 @@ void add_bench(CLI::App& app, BenchArguments& arguments) {
       ->check(CLI::PositiveNumber);
   command->add_option("--json", arguments.json, "append a JSON line per case to this file");
   command->add_option("--commit", arguments.commit, "recorded in JSON; else REGARD_COMMIT");
+}
+
+void add_cache(CLI::App& app, CacheArguments& arguments) {
+  CLI::App* const command = add_command(app, "cache", "The GPU kernels that are kept compiled",
+                                        "regard cache list\n"
+                                        "They lie in REGARD_CACHE_DIR, or in the user's cache.");
+  command->require_subcommand(1);
+  using Action = CacheArguments::Action;
+  const auto add = [&](const char* name, Action action, const char* what) {
+    command->add_subcommand(name, what)->callback([&arguments, action] {
+      arguments.action = action;
+    });
+  };
+  add("list", Action::list, "Each kernel: what for, registers, spills, size");
+  add("clear", Action::clear, "Delete them all");
+  add("verify", Action::verify, "Name the files that are not used, and why; exit status 1");
+}
+
+void add_prebuild(CLI::App& app, PrebuildArguments& arguments) {
+  CLI::App* const command =
+      add_command(app, "prebuild", "Compile the usual GPU kernels into the cache; needs no GPU",
+                  "regard prebuild --devices sm_80,sm_90\n"
+                  "         regard prebuild --check --devices sm_75,sm_120 --known FILE");
+  command->add_option("--devices", arguments.devices,
+                      "chips, by comma, or all (default: those of this machine)");
+  command->add_flag("--check", arguments.check, "fail where registers spill or a stack is used");
+  command->add_option("--known", arguments.known, "with --check: the list of kernels that may")
+      ->needs("--check");
+  command->add_flag("--verbose", arguments.verbose, "a line for every kernel");
 }
 
 }  // namespace
@@ -157,6 +200,10 @@ int run_command_line(int argc, char** argv) {
   add_attend(app, to_attend);
   add_check(app, to_check);
   add_bench(app, to_bench);
+  CacheArguments to_cache;
+  PrebuildArguments to_prebuild;
+  add_cache(app, to_cache);
+  add_prebuild(app, to_prebuild);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -171,6 +218,8 @@ int run_command_line(int argc, char** argv) {
   if (app.got_subcommand("explain")) return run_explain(to_explain);
   if (app.got_subcommand("attend")) return run_attend(to_attend);
   if (app.got_subcommand("check")) return run_check(to_check);
+  if (app.got_subcommand("cache")) return run_cache(to_cache);
+  if (app.got_subcommand("prebuild")) return run_prebuild(to_prebuild);
   return run_bench(to_bench);
 }
 

@@ -27,13 +27,14 @@ struct ShapeFlags {
 struct RunFlags {
   std::string device = "cpu", backend;
   int threads = 0;
+  bool forbid_compiling = false;
 };
 
 struct ExplainArguments {
   ShapeFlags shape;
   AttentionFlags attention;
   RunFlags run;
-  bool backward = false, json = false;
+  bool backward = false, json = false, compile = false;
 };
 
 struct AttendArguments {
@@ -47,20 +48,30 @@ struct AttendArguments {
 };
 
 struct CheckArguments {
-  std::string backend, type;
+  std::string device = "cpu", backend, type;
   double seconds = 0;
   std::int64_t problems = 0, problem = -1, max_len = 4000;
   std::uint64_t seed = 1;
   int threads = 0;
-  bool verbose = false;
+  bool verbose = false, forbid_compiling = false;
 };
 
 struct BenchArguments {
-  std::string preset, passes = "forward,backward", json, commit, backends, types;
+  std::string device = "cpu", preset, passes = "forward,backward", json, commit, backends, types;
   ShapeFlags shape;
   AttentionFlags attention;
   int threads = 0;
   double seconds = 0.3;
+  bool forbid_compiling = false;
+};
+
+struct CacheArguments {
+  enum class Action { list, clear, verify } action = Action::list;
+};
+
+struct PrebuildArguments {
+  std::string devices, known;
+  bool check = false, verbose = false;
 };
 
 // Each returns the exit status; bad usage and failures are thrown.
@@ -69,6 +80,8 @@ int run_explain(const ExplainArguments& arguments);
 int run_attend(const AttendArguments& arguments);
 int run_check(const CheckArguments& arguments);
 int run_bench(const BenchArguments& arguments);
+int run_cache(const CacheArguments& arguments);
+int run_prebuild(const PrebuildArguments& arguments);
 
 // Parses the command line and runs the command it names.
 int run_command_line(int argc, char** argv);

@@ -4,14 +4,15 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 
+#include "mirror.hpp"
 #include "npy.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
 #include "safetensors.hpp"
 #include "table.hpp"
-#include "timing.hpp"
 
 namespace regard::cli {
 
@@ -22,6 +23,10 @@ using Named = std::vector<std::pair<std::string, Tensor>>;
 Array zeros_like(const AttendInputs& in, const char* name) {
   const Array& array = in.arrays.at(name);
   return Array(array.type, array.sizes);
+}
+
+std::array<const Array*, 7> all_of(const AttendResults& r) {
+  return {&r.out, &r.lse, &r.dq, &r.dk, &r.dv, &r.dbias, &r.dsink};
 }
 
 Named named(const AttendResults& r) {
@@ -80,6 +85,7 @@ int run_attend(const AttendArguments& arguments) {
   AttendInputs in = read_inputs(arguments);
   const Attention& a = in.attention;
   const Run run = described_run(arguments.run);
+  Mirror mirror(run.device);
   check_target(arguments.out, in);
   const Explanation forward_plan = explain(a, Pass::forward, run);
   Explanation backward_plan;
@@ -97,34 +103,49 @@ int run_attend(const AttendArguments& arguments) {
   r.out = in.like_q(a.v.sizes[in.packed ? 2 : 3], a.q.type);
   r.lse = in.like_lse();
   r.workspace = std::max(forward_plan.workspace, backward_plan.workspace);
-  const ForwardOutputs outputs{.out = in.view(r.out), .lse = in.lse_view(r.lse)};
-  Table table({"<pass", "time", "GFLOP/s", "workspace", "<  kernel"});
-  const auto add = [&](const char* pass, double seconds, const Explanation& plan) {
-    table.add({pass, duration_text(seconds), fmt::format("{:.1f}", plan.flops / seconds / 1e9),
-               bytes_text(double(plan.workspace)), "  " + plan.backend + ": " + plan.kernel});
-  };
-  {
-    const Progress progress("forward");
-    r.forward_seconds = median_seconds(arguments.repeat, [&] { forward(a, outputs, run); });
-  }
-  add("forward", r.forward_seconds, forward_plan);
   if (arguments.backward) {
     r.dq = zeros_like(in, "q");
     r.dk = zeros_like(in, "k");
     r.dv = zeros_like(in, "v");
     if (a.bias.given()) r.dbias = zeros_like(in, "bias");
     if (a.sink.given()) r.dsink = zeros_like(in, "sink");
-    const BackwardInputs from{
-        .out = outputs.out, .lse = outputs.lse, .dout = in.dout, .dlse = in.dlse};
-    const Gradients to{.dq = in.view(r.dq),
-                       .dk = in.view(r.dk),
-                       .dv = in.view(r.dv),
-                       .dbias = r.dbias.tensor(),
-                       .dsink = r.dsink.tensor()};
+  }
+  for (const auto& [name, array] : in.arrays) mirror.add(array.data(), array.byte_count());
+  for (const Array* array : all_of(r)) mirror.add(array->data(), array->byte_count());
+  mirror.upload();
+
+  Table table({"<pass", "time", "GFLOP/s", "workspace", "<  kernel"});
+  const auto add = [&](const char* pass, double seconds, const Explanation& plan) {
+    table.add({pass, duration_text(seconds), fmt::format("{:.1f}", plan.flops / seconds / 1e9),
+               bytes_text(double(plan.workspace)), "  " + plan.backend + ": " + plan.kernel});
+  };
+  const Attention there = mirror.at(a);
+  const ForwardOutputs outputs =
+      mirror.at(ForwardOutputs{.out = in.view(r.out), .lse = in.lse_view(r.lse)});
+  {
+    const Progress progress("forward");
+    prepare(there, outputs, run);
+    r.forward_seconds =
+        median_device_seconds(run.device, arguments.repeat, [&] { forward(there, outputs, run); });
+  }
+  add("forward", r.forward_seconds, forward_plan);
+  if (arguments.backward) {
+    const BackwardInputs from{.out = outputs.out,
+                              .lse = outputs.lse,
+                              .dout = mirror.at(in.dout),
+                              .dlse = mirror.at(in.dlse)};
+    const Gradients to = mirror.at(Gradients{.dq = in.view(r.dq),
+                                             .dk = in.view(r.dk),
+                                             .dv = in.view(r.dv),
+                                             .dbias = r.dbias.tensor(),
+                                             .dsink = r.dsink.tensor()});
     const Progress progress("backward");
-    r.backward_seconds = median_seconds(arguments.repeat, [&] { backward(a, from, to, run); });
+    prepare(there, from, to, run);
+    r.backward_seconds = median_device_seconds(run.device, arguments.repeat,
+                                               [&] { backward(there, from, to, run); });
     add("backward", r.backward_seconds, backward_plan);
   }
+  mirror.download();
   fmt::print("q {}\nk {}\nv {}\n\n{}", to_string(a.q), to_string(a.k), to_string(a.v),
              table.text());
   std::fflush(stdout);

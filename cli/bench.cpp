@@ -1,6 +1,7 @@
 // `regard bench`: checks each case, then times it; an aligned table and JSON lines.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -8,6 +9,7 @@
 #include "arguments.hpp"
 #include "bench_problem.hpp"
 #include "json_line.hpp"
+#include "mirror.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
 #include "table.hpp"
@@ -31,15 +33,25 @@ std::string mask_name(const AttentionFlags& flags) {
 }
 
 std::vector<const char*> preset_shapes(const std::string& preset) {
+  if (preset == "gpu") return {"16x16x1024x64", "4x16x4096x64", "8x16x1024x128", "2x16x4096x128"};
   if (preset == "long") return {"1x16x8192x64", "1x8x8192x128", "1x2x16384x128", "1x1x32768x64"};
   if (preset == "short") return {"64x12x16x64", "32x12x64x64", "8x12x128x64", "8x16x256x64"};
   return {"1x16x512x64", "1x16x2048x64", "1x8x2048x128", "1x1x8192x64", "8x12x128x64"};
 }
 
+const char* default_types(const BenchArguments& arguments) {
+  return arguments.device == "cpu" ? "f32,bf16,f16" : "bf16,f16";
+}
+
+std::string preset_of(const BenchArguments& arguments) {
+  if (!arguments.preset.empty()) return arguments.preset;
+  return arguments.device == "cpu" ? "cpu" : "gpu";
+}
+
 std::vector<Case> cases_of(const BenchArguments& arguments) {
   std::vector<Case> cases;
   for (const std::string& type :
-       split(arguments.types.empty() ? "f32,bf16,f16" : arguments.types, ',')) {
+       split(arguments.types.empty() ? default_types(arguments) : arguments.types, ',')) {
     parse_type(type, "--type");
     ShapeFlags shape = arguments.shape;
     shape.type = type;
@@ -48,7 +60,7 @@ std::vector<Case> cases_of(const BenchArguments& arguments) {
       cases.push_back({shape.q, described_attention(shape, flags), mask_name(flags)});
       continue;
     }
-    for (const char* q : preset_shapes(arguments.preset)) {
+    for (const char* q : preset_shapes(preset_of(arguments))) {
       shape.q = q;
       for (const char* causal : {"", "bottom-right"}) {
         if (!arguments.attention.causal.empty() && *causal == '\0') continue;
@@ -80,15 +92,27 @@ Passes passes_of(const std::string& text) {
   return passes;
 }
 
-// Median of at least three runs that together take at least `seconds`, after one to warm up.
+std::string gpu_name(int index) {
+  return cuda_setup().devices.at(static_cast<std::size_t>(index)).name;
+}
+
+// Median of at least three measurements that together take at least `seconds`, after a run to warm
+// up. On a GPU a measurement is of so many runs that their launches do not count.
 template <class Work>
-double timed(double seconds, Work&& work) {
+double timed(const Device& device, double seconds, Work&& work) {
   work();
+  int runs = 1;
+  if (device.kind == Device::Kind::cuda) {
+    runs = static_cast<int>(std::clamp(0.01 / device_seconds(device, work), 1.0, 1000.0));
+  }
   std::vector<double> times;
   double total = 0;
   while (times.size() < 3 || total < seconds) {
-    times.push_back(seconds_of(work));
-    total += times.back();
+    const double taken = device_seconds(device, [&] {
+      for (int n = 0; n < runs; ++n) work();
+    });
+    times.push_back(taken / runs);
+    total += taken;
   }
   return median(std::move(times));
 }
@@ -96,7 +120,10 @@ double timed(double seconds, Work&& work) {
 class Bench {
  public:
   explicit Bench(const BenchArguments& arguments)
-      : arguments_(arguments), passes_(passes_of(arguments.passes)) {
+      : arguments_(arguments),
+        passes_(passes_of(arguments.passes)),
+        device_(parse_device(arguments.device)) {
+    allow_compilation(!arguments.forbid_compiling);
     const char* const commit = std::getenv("REGARD_COMMIT");
     commit_ = !arguments.commit.empty() ? arguments.commit : commit ? commit : "";
     if (!arguments.json.empty()) {
@@ -129,15 +156,18 @@ class Bench {
  private:
   void run_case(const Case& one, const std::string& backend) {
     Run run;
+    run.device = device_;
     run.backend = backend;
     run.threads = arguments_.threads;
-    const BenchProblem small(shortened(one.described), passes_.backward);
+    BenchProblem small(shortened(one.described), passes_.backward, device_);
     small.run_forward(run);
     if (passes_.backward) small.run_backward(run);
+    small.fetch();
     std::string complaint = small.check_all();
-    const BenchProblem problem(one.described, passes_.backward);
+    BenchProblem problem(one.described, passes_.backward, device_);
     problem.run_forward(run);
     if (passes_.backward) problem.run_backward(run);
+    problem.fetch();
     if (complaint.empty() && problem.can_check_last_rows()) complaint = problem.check_last_rows();
     if (!complaint.empty()) {
       fmt::print("WRONG {} {} {} {}: {}\n", one.name, name_of(one.described.q.type), one.mask,
@@ -146,11 +176,11 @@ class Bench {
       return;
     }
     if (passes_.forward) {
-      const double seconds = timed(arguments_.seconds, [&] { problem.run_forward(run); });
+      const double seconds = timed(device_, arguments_.seconds, [&] { problem.run_forward(run); });
       report(one, problem, Pass::forward, run, seconds);
     }
     if (passes_.backward) {
-      const double seconds = timed(arguments_.seconds, [&] { problem.run_backward(run); });
+      const double seconds = timed(device_, arguments_.seconds, [&] { problem.run_backward(run); });
       report(one, problem, Pass::backward, run, seconds);
     }
   }
@@ -159,11 +189,13 @@ class Bench {
               double seconds) {
     const Explanation plan = explain(problem.attention(), pass, run);
     const Type type = one.described.q.type;
-    const double flops = plan.flops / seconds, peak = peak_of(type, run);
+    const bool on_gpu = device_.kind == Device::Kind::cuda;
+    const double flops = plan.flops / seconds, peak = on_gpu ? 0 : peak_of(type, run);
     const char* const pass_name = pass == Pass::forward ? "forward" : "backward";
     table_.add({one.name, pass_name, name_of(type), one.mask, plan.backend,
                 fmt::format("{:.3f}", seconds * 1e3), fmt::format("{:.1f}", flops / 1e9),
-                fmt::format("{:.0f} %", 100 * flops / peak), bytes_text(double(plan.workspace))});
+                on_gpu ? "-" : fmt::format("{:.0f} %", 100 * flops / peak),
+                bytes_text(double(plan.workspace))});
     if (!json_.is_open()) return;
     const Shape shape = shape_of(problem.attention());
     JsonLine sizes, line;
@@ -182,11 +214,11 @@ class Bench {
     line.text("mask", one.mask);
     line.number("ms", seconds * 1e3);
     line.number("gflops", flops / 1e9);
-    line.number("peak_gflops", peak / 1e9);
-    line.number("share", flops / peak);
+    if (!on_gpu) line.number("peak_gflops", peak / 1e9);
+    if (!on_gpu) line.number("share", flops / peak);
     line.integer("workspace", static_cast<std::int64_t>(plan.workspace));
-    line.integer("threads", run.threads > 0 ? run.threads : machine().threads);
-    line.text("device", machine().cpu);
+    if (!on_gpu) line.integer("threads", run.threads > 0 ? run.threads : machine().threads);
+    line.text("device", on_gpu ? gpu_name(device_.index) : machine().cpu);
     line.text("commit", commit_);
     json_ << line.str() << "\n" << std::flush;
   }
@@ -200,6 +232,7 @@ class Bench {
 
   const BenchArguments& arguments_;
   Passes passes_;
+  Device device_;
   std::string commit_;
   std::ofstream json_;
   std::map<std::pair<std::string, Type>, double> peaks_;

@@ -55,8 +55,8 @@ constexpr Tolerance kGradient{.factor = 3, .slack = 6};
 
 }  // namespace
 
-BenchProblem::BenchProblem(const Attention& described, bool backward)
-    : attention_(described), backward_(backward) {
+BenchProblem::BenchProblem(const Attention& described, bool backward, const Device& device)
+    : attention_(described), backward_(backward), mirror_(device) {
   Random random(1, 1);
   // A table of normals: drawing each element anew would take longer than the attention.
   std::vector<float> normals(65521);
@@ -83,28 +83,36 @@ BenchProblem::BenchProblem(const Attention& described, bool backward)
   out.sizes[3] = described.v.sizes[3];
   out_ = zeros(out.type, out);
   lse_ = Array(out.type == f64 ? f64 : f32, {out.sizes[0], out.sizes[1], out.sizes[2]});
-  if (!backward) return;
-  at = 54321;
-  dout_ = filled(out, normal);
-  dq_ = zeros(out.type, described.q);
-  dk_ = zeros(out.type, described.k);
-  dv_ = zeros(out.type, described.v);
-  dbias_ = zeros(described.bias.type, described.bias);
-  dsink_ = zeros(f32, described.sink);
+  if (backward) {
+    at = 54321;
+    dout_ = filled(out, normal);
+    dq_ = zeros(out.type, described.q);
+    dk_ = zeros(out.type, described.k);
+    dv_ = zeros(out.type, described.v);
+    dbias_ = zeros(described.bias.type, described.bias);
+    dsink_ = zeros(f32, described.sink);
+  }
+  for (const Array* array : {&q_, &k_, &v_, &bias_, &mask_, &alibi_slopes_, &sink_, &out_, &lse_,
+                             &dout_, &dq_, &dk_, &dv_, &dbias_, &dsink_}) {
+    mirror_.add(array->data(), array->byte_count());
+  }
+  mirror_.upload();
 }
 
 void BenchProblem::run_forward(const Run& run) const {
-  forward(attention_, {.out = out_.tensor(), .lse = lse_.tensor()}, run);
+  forward(mirror_.at(attention_),
+          mirror_.at(ForwardOutputs{.out = out_.tensor(), .lse = lse_.tensor()}), run);
 }
 
 void BenchProblem::run_backward(const Run& run) const {
-  backward(attention_,
-           {.out = out_.tensor(), .lse = lse_.tensor(), .dout = dout_.tensor(), .dlse = {}},
-           {.dq = dq_.tensor(),
-            .dk = dk_.tensor(),
-            .dv = dv_.tensor(),
-            .dbias = dbias_.tensor(),
-            .dsink = dsink_.tensor()},
+  backward(mirror_.at(attention_),
+           mirror_.at(BackwardInputs{
+               .out = out_.tensor(), .lse = lse_.tensor(), .dout = dout_.tensor(), .dlse = {}}),
+           mirror_.at(Gradients{.dq = dq_.tensor(),
+                                .dk = dk_.tensor(),
+                                .dv = dv_.tensor(),
+                                .dbias = dbias_.tensor(),
+                                .dsink = dsink_.tensor()}),
            run);
 }
 

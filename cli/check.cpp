@@ -6,7 +6,9 @@
 
 #include <algorithm>
 
+#include "ahead.hpp"
 #include "arguments.hpp"
+#include "mirror.hpp"
 #include "parse.hpp"
 #include "progress.hpp"
 #include "table.hpp"
@@ -23,9 +25,14 @@ struct Worst {
 
 struct Tally {
   std::array<Worst, kOutputNames.size()> worst;
-  std::uint64_t passed = 0, failed = 0;
+  std::uint64_t passed = 0, failed = 0, left_out = 0;
+  std::string why_left_out;  // the first time
 
   void add(const Verdict& verdict, std::uint64_t index) {
+    if (!verdict.left_out.empty()) {
+      if (++left_out == 1) why_left_out = verdict.left_out;
+      return;
+    }
     ++(verdict.complaints.empty() ? passed : failed);
     for (std::size_t n = 0; n < worst.size(); ++n) {
       if (!verdict.compared[n]) continue;
@@ -49,18 +56,26 @@ struct Tally {
 };
 
 // Runs the smallest problem, so that an unknown or missing backend is the library's own refusal.
-std::string chosen_backend(const std::string& asked) {
+std::string chosen_backend(const CheckArguments& arguments, const Run& run) {
   const Array one(f32, {1, 1, 1, 1}), out(f32, {1, 1, 1, 1});
+  Mirror mirror(run.device);
+  for (const Array* array : {&one, &out}) mirror.add(array->data(), array->byte_count());
+  mirror.upload();
   Attention small;
   small.q = small.k = small.v = one.tensor();
-  Run run;
-  run.backend = asked;
-  forward(small, {.out = out.tensor(), .lse = {}}, run);
-  return asked.empty() ? "the default backend" : asked;
+  try {
+    forward(mirror.at(small), mirror.at(ForwardOutputs{.out = out.tensor(), .lse = {}}), run);
+  } catch (const Error& error) {
+    if (error.code() != Code::unsupported) throw;  // of other problems it may be capable
+  }
+  const bool on_cpu = run.device.kind == Device::Kind::cpu;
+  const std::string name = run.backend.empty() ? "the default backend" : run.backend;
+  return on_cpu ? name : fmt::format("{} on {}", name, arguments.device);
 }
 
 std::string repeat_command(const CheckArguments& arguments, std::uint64_t index) {
   std::string command = "regard check";
+  if (arguments.device != "cpu") command += " --device " + arguments.device;
   if (!arguments.backend.empty()) command += " --backend " + arguments.backend;
   command += fmt::format(" --seed {} --problem {}", arguments.seed, index);
   if (!arguments.type.empty()) command += " --type " + arguments.type;
@@ -75,7 +90,12 @@ int run_check(const CheckArguments& arguments) {
   ProblemLimits limits;
   if (!arguments.type.empty()) limits.type = parse_type(arguments.type, "--type");
   limits.max_len = arguments.max_len;
-  const std::string name = chosen_backend(arguments.backend);
+  Run run;
+  run.device = parse_device(arguments.device);
+  run.backend = arguments.backend;
+  run.threads = arguments.threads;
+  allow_compilation(!arguments.forbid_compiling);
+  const std::string name = chosen_backend(arguments, run);
   const bool single = arguments.problem >= 0;
   const std::int64_t first = single ? arguments.problem : 0;
   std::int64_t last = arguments.problems > 0 ? arguments.problems : INT64_MAX;
@@ -87,12 +107,22 @@ int run_check(const CheckArguments& arguments) {
   std::fflush(stdout);
   Tally tally;
   Progress progress("checking");
+  Ahead ahead({.seed = arguments.seed, .first = first, .last = last}, limits, run,
+              arguments.threads);
   for (std::int64_t index = first; index < last; ++index) {
     if (seconds > 0 && progress.seconds() >= seconds) break;
     const auto number = static_cast<std::uint64_t>(index);
-    const RandomProblem problem = random_problem(arguments.seed, number, limits);
+    RandomProblem problem = ahead.next();
     if (single || arguments.verbose) fmt::print("problem {}: {}\n", index, problem.description);
-    const Verdict verdict = judge(problem, arguments.backend, arguments.threads);
+    Verdict verdict;
+    bool device_failed = false;
+    try {
+      verdict = judge(problem, run);
+    } catch (const Error& error) {
+      if (error.code() != Code::device_failure) throw;
+      verdict.complaints.push_back(error.what());
+      device_failed = true;  // it may not answer again
+    }
     tally.add(verdict, number);
     if (!verdict.complaints.empty()) {
       fmt::print("FAILED problem {}: {}\n", index, problem.description);
@@ -104,8 +134,13 @@ int run_check(const CheckArguments& arguments) {
                      ? fmt::format("checking: {} problems, {} failed", index + 1, tally.failed)
                      : fmt::format("checking: {} of {} problems, {} failed", index - first + 1,
                                    last - first, tally.failed));
+    if (device_failed) break;
   }
-  fmt::print("{}{} passed, {} failed\n", tally.table(), tally.passed, tally.failed);
+  fmt::print("{}", tally.table());
+  if (tally.left_out > 0) {
+    fmt::print("{} left out, the first because {}\n", tally.left_out, tally.why_left_out);
+  }
+  fmt::print("{} passed, {} failed\n", tally.passed, tally.failed);
   return tally.failed == 0 ? 0 : 1;
 }
 

@@ -15,9 +15,11 @@ struct Verdict {
   std::array<double, kOutputNames.size()> ratios{};  // worst error / tolerance; 0 = not computed
   std::array<bool, kOutputNames.size()> compared{};
   std::vector<std::string> complaints;  // empty: passed
+  std::string left_out;                 // why a GPU's kernels do not take the problem
 };
 
-// Runs the problem on the backend and judges every output. threads 0: as the problem says.
-Verdict judge(const RandomProblem& problem, const std::string& backend, int threads);
+// Runs the problem on `run`'s device and backend and judges every output. run.threads 0: as the
+// problem says.
+Verdict judge(RandomProblem& problem, Run run);
 
 }  // namespace regard::cli

@@ -3,6 +3,7 @@
 
 #include "arguments.hpp"
 #include "parse.hpp"
+#include "regard/cuda.hpp"
 
 namespace regard::cli {
 
@@ -40,6 +41,7 @@ Run described_run(const RunFlags& flags) {
   run.device = parse_device(flags.device);
   run.backend = flags.backend;
   run.threads = flags.threads;
+  allow_compilation(!flags.forbid_compiling);
   return run;
 }
 

@@ -3,13 +3,16 @@
 
 #include "arguments.hpp"
 #include "json_line.hpp"
+#include "regard/cuda.hpp"
 
 namespace regard::cli {
 
 int run_explain(const ExplainArguments& arguments) {
   const Attention attention = described_attention(arguments.shape, arguments.attention);
   const Pass pass = arguments.backward ? Pass::backward : Pass::forward;
-  const Explanation e = explain(attention, pass, described_run(arguments.run));
+  const Run run = described_run(arguments.run);
+  if (arguments.compile && explain(attention, pass, run).supported) prepare(attention, pass, run);
+  const Explanation e = explain(attention, pass, run);
   if (arguments.json) {
     JsonLine line;
     line.boolean("supported", e.supported);

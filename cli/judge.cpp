@@ -4,6 +4,7 @@
 #include "check.hpp"
 #include "comparison.hpp"
 #include "float64.hpp"
+#include "mirror.hpp"
 #include "rounding.hpp"
 
 namespace regard::cli {
@@ -43,21 +44,36 @@ Array held_before(const Slab& slab) {
 
 }  // namespace
 
-Verdict judge(const RandomProblem& p, const std::string& backend, int threads) {
+Verdict judge(RandomProblem& p, Run run) {
   Verdict verdict;
-  Run run;
-  run.backend = backend;
-  run.threads = threads > 0 ? threads : p.threads;
+  const int threads = run.threads;
+  const bool on_gpu = run.device.kind != Device::Kind::cpu;
+  if (threads == 0) run.threads = p.threads;
   std::vector<std::vector<std::byte>> inputs;
   for (const Slab& slab : p.slabs) {
     inputs.push_back(slab.before.empty() ? slab.memory : std::vector<std::byte>{});
   }
+  Mirror mirror(run.device);
+  for (const Slab& slab : p.slabs) mirror.add(slab.memory.data(), slab.memory.size());
+  mirror.upload();
   try {
-    forward(p.attention, p.forward_outputs(), run);
-    if (p.dout) backward(p.attention, p.backward_inputs(), p.gradients(), run);
+    const Attention a = mirror.at(p.attention);
+    forward(a, mirror.at(p.forward_outputs()), run);
+    if (p.dout) backward(a, mirror.at(p.backward_inputs()), mirror.at(p.gradients()), run);
   } catch (const Error& error) {
-    verdict.complaints.push_back(fmt::format("refused: {}", error.what()));
+    const bool of_device =
+        error.code() == Code::unavailable || error.code() == Code::device_failure;
+    if (on_gpu && of_device) throw;
+    if (on_gpu && error.code() == Code::unsupported) {
+      verdict.left_out = error.what();
+    } else {
+      verdict.complaints.push_back(fmt::format("refused: {}", error.what()));
+    }
     return verdict;
+  }
+  mirror.download();
+  if (mirror.written_between()) {
+    verdict.complaints.push_back("bytes outside every tensor's memory were written");
   }
   for (std::size_t n = 0; n < p.slabs.size(); ++n) {
     if (p.slabs[n].before.empty() && p.slabs[n].memory != inputs[n]) {

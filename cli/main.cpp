@@ -15,7 +15,9 @@ int main(int argc, char** argv) {
     return 2;
   } catch (const regard::Error& error) {
     fmt::print(stderr, "regard: {}\n", error.what());
-    return error.code() == regard::Code::internal ? 1 : 2;
+    const bool not_by_the_user =
+        error.code() == regard::Code::internal || error.code() == regard::Code::device_failure;
+    return not_by_the_user ? 1 : 2;
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "regard: memory: not enough for these sizes; try a smaller problem\n");
     return 2;

@@ -1,4 +1,4 @@
-// Timing of repeated work.
+// Times of work on the host.
 #pragma once
 
 #include <algorithm>
@@ -18,15 +18,6 @@ inline double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const std::size_t half = values.size() / 2;
   return values.size() % 2 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
-// The median of `count` runs; more than one is preceded by a run that is not counted.
-template <class Work>
-double median_seconds(int count, Work&& work) {
-  if (count > 1) work();
-  std::vector<double> times;
-  for (int n = 0; n < count; ++n) times.push_back(seconds_of(work));
-  return median(std::move(times));
 }
 
 }  // namespace regard::cli

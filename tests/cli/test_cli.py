@@ -9,7 +9,8 @@ import pytest
 from cli_support import CLI, fine, run
 
 
-@pytest.mark.parametrize("command", ["info", "explain", "attend", "check", "bench"])
+@pytest.mark.parametrize("command", ["info", "explain", "attend", "check", "bench",
+                                     "cache", "prebuild"])
 def test_help_fits_a_screen_and_shows_an_example(command):
     text = fine(command, "--help")
     assert "Example: regard " + command in text

@@ -1,0 +1,73 @@
+// `regard cache`: the compiled kernels on disk, listed, checked, deleted.
+#include <fmt/core.h>
+
+#include "arguments.hpp"
+#include "kernel_words.hpp"
+#include "regard/cuda.hpp"
+#include "table.hpp"
+
+namespace regard::cli {
+
+namespace {
+
+// Names and words come from files that anybody may have written.
+std::string printable(const std::string& text) {
+  std::string kept;
+  for (const char c : text) kept += c >= ' ' && c != 0x7f ? c : '?';
+  return kept;
+}
+
+int list(const std::string& folder) {
+  Table table({"<chip", "<compiler", "registers", "spill", "stack", "size", "<  kernel"});
+  std::size_t bytes = 0, count = 0, faulty = 0;
+  for (const CompiledKernel& k : cached_kernels()) {
+    if (!k.fault.empty()) {
+      ++faulty;
+      continue;
+    }
+    table.add({printable(k.chip), printable(k.compiler), std::to_string(k.registers),
+               std::to_string(k.spill_bytes), std::to_string(k.stack_bytes),
+               bytes_text(double(k.bytes)), "  " + joined(kernel_words(k.config))});
+    bytes += k.bytes;
+    ++count;
+  }
+  if (count > 0) fmt::print("{}", table.text());
+  fmt::print("{} kernels, {} in {}\n", count, bytes_text(double(bytes)), printable(folder));
+  if (faulty > 0) {
+    fmt::print("{} more files are not used: `regard cache verify` says why\n", faulty);
+  }
+  return 0;
+}
+
+int verify(const std::string& folder) {
+  std::size_t good = 0, faulty = 0;
+  for (const CompiledKernel& k : cached_kernels()) {
+    ++(k.fault.empty() ? good : faulty);
+    if (!k.fault.empty()) fmt::print("{} {}\n", printable(k.file), k.fault);
+  }
+  fmt::print("{} kernels in {}, {} files are not used\n", good, printable(folder), faulty);
+  if (faulty > 0) fmt::print("`regard cache clear` deletes them all\n");
+  return faulty == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int run_cache(const CacheArguments& arguments) {
+  const std::string folder = cuda_setup().cache;
+  if (folder.empty()) {
+    throw Error(Code::unavailable, "REGARD_CACHE_DIR", "not set",
+                "there is no cache, as HOME is not set either");
+  }
+  switch (arguments.action) {
+    case CacheArguments::Action::list:
+      return list(folder);
+    case CacheArguments::Action::verify:
+      return verify(folder);
+    case CacheArguments::Action::clear:
+      break;
+  }
+  fmt::print("{} files deleted in {}\n", clear_cached_kernels(), printable(folder));
+  return 0;
+}
+
+}  // namespace regard::cli

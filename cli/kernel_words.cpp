@@ -1,0 +1,55 @@
+// ".member = value" pairs, at any depth of braces.
+#include "kernel_words.hpp"
+
+#include <cctype>
+#include <string_view>
+
+namespace regard::cli {
+
+namespace {
+
+constexpr std::string_view kName = "abcdefghijklmnopqrstuvwxyz_";
+
+std::string printable(std::string_view text) {
+  std::string kept;
+  for (const char c : text) kept += std::isprint(static_cast<unsigned char>(c)) ? c : '?';
+  return kept;
+}
+
+bool is_plain(std::string_view member) {
+  return member == "kernel" || member == "family" || member == "type" || member == "products";
+}
+
+std::string word_of(std::string_view member, std::string_view value) {
+  if (value == "true") return printable(member);
+  if (value == "false") return "no_" + printable(member);
+  value.remove_prefix(value.rfind(':') == value.npos ? 0 : value.rfind(':') + 1);
+  return is_plain(member) ? printable(value) : printable(member) + "=" + printable(value);
+}
+
+}  // namespace
+
+std::vector<std::string> kernel_words(const std::string& config) {
+  std::vector<std::string> words;
+  std::string_view text = config;
+  for (;;) {
+    const std::size_t dot = text.find('.');
+    if (dot == text.npos) return words;
+    text.remove_prefix(dot + 1);
+    const std::string_view member = text.substr(0, text.find_first_not_of(kName));
+    constexpr std::string_view kEquals = " = ";
+    if (member.empty() || !text.substr(member.size()).starts_with(kEquals)) continue;
+    text.remove_prefix(member.size() + kEquals.size());
+    const std::size_t end = text.find_first_of(",{}");
+    if (end != text.npos && text[end] == '{') continue;  // its members follow
+    words.push_back(word_of(member, text.substr(0, end)));
+  }
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string line;
+  for (const std::string& word : words) line += (line.empty() ? "" : " ") + word;
+  return line;
+}
+
+}  // namespace regard::cli

@@ -1,0 +1,182 @@
+// `regard prebuild`: compiles the usual kernels for chips that need not be here; --check reads what
+// they take of the chip.
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "arguments.hpp"
+#include "kernel_words.hpp"
+#include "known_spills.hpp"
+#include "parse.hpp"
+#include "progress.hpp"
+#include "table.hpp"
+
+namespace regard::cli {
+
+namespace {
+
+// From 7.5, the oldest that current compilers know, on.
+const std::vector<std::string>& all_chips() {
+  static const std::vector<std::string> chips{"sm_75", "sm_80",  "sm_86",  "sm_87",  "sm_89",
+                                              "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"};
+  return chips;
+}
+
+std::vector<std::string> chips_of(const std::string& text, const CudaSetup& setup) {
+  if (text == "all") return all_chips();
+  std::vector<std::string> chips;
+  if (!text.empty()) {
+    for (const std::string& name : split(text, ',')) {
+      if (!name.starts_with("sm_")) {
+        throw UsageError(
+            fmt::format("--devices = \"{}\": must be chips such as sm_80,sm_90", text));
+      }
+      chips.push_back(name);
+    }
+  }
+  for (const CudaDevice& device : setup.devices) {
+    if (text.empty()) chips.push_back(device.chip);
+  }
+  if (chips.empty()) {
+    throw UsageError("--devices: there is no GPU here; name the chips, for example sm_80,sm_90");
+  }
+  std::vector<std::string> unique;
+  for (const std::string& chip : chips) {
+    if (std::find(unique.begin(), unique.end(), chip) == unique.end()) unique.push_back(chip);
+  }
+  return unique;
+}
+
+struct OfChip {
+  int kernels = 0, compiled = 0, spilling = 0, known = 0, failed = 0, registers = 0;
+  std::size_t bytes = 0;
+  double seconds = 0;
+};
+
+class Prebuild {
+ public:
+  explicit Prebuild(const PrebuildArguments& arguments) : arguments_(arguments) {
+    if (!arguments.known.empty()) known_ = read_known_spills(arguments.known);
+  }
+
+  int run(const std::vector<std::string>& chips) {
+    for (const std::string& chip : chips) {
+      OfChip& of = chips_.emplace_back();
+      std::vector<CompiledKernel> kernels;
+      Progress progress("compiling for " + chip);
+      try {
+        prebuild(chip, [&](const CompiledKernel& k, int number, int count) {
+          progress.set(fmt::format("compiling for {}: {} of {} kernels", chip, number, count));
+          kernels.push_back(k);
+        });
+      } catch (const Error&) {
+        if (kernels.empty()) throw;  // no kernel's own fault
+      }
+      std::sort(kernels.begin(), kernels.end(),
+                [](const auto& a, const auto& b) { return a.config < b.config; });
+      for (const CompiledKernel& k : kernels) add(k, of);
+      summary_.add({chip, std::to_string(of.kernels), std::to_string(of.compiled),
+                    fmt::format("{:.1f}", of.seconds), std::to_string(of.registers),
+                    bytes_text(double(of.bytes)), std::to_string(of.spilling),
+                    std::to_string(of.known), std::to_string(of.failed)});
+    }
+    return report();
+  }
+
+ private:
+  void add(const CompiledKernel& k, OfChip& of) {
+    ++of.kernels;
+    if (!k.fault.empty()) {
+      ++of.failed;
+      fmt::print("FAILED {}: {}\n", k.chip, joined(kernel_words(k.config)));
+      if (of.failed == 1) fmt::print("{}\n", k.fault);
+      return;
+    }
+    if (!k.was_cached) {
+      ++of.compiled;
+      of.seconds += k.seconds;
+    }
+    of.registers = std::max(of.registers, k.registers);
+    of.bytes += k.bytes;
+    const bool spills = k.spill_bytes > 0 || k.stack_bytes > 0;
+    const KnownSpill* const known = spills ? known_spill(known_, k) : nullptr;
+    of.spilling += spills;
+    of.known += known != nullptr;
+    if (spills && !known) unknown_.push_back(spill_line(k));
+    if (arguments_.verbose || (arguments_.check && spills)) {
+      kernels_.add({k.chip, std::to_string(k.registers), std::to_string(k.spill_bytes),
+                    std::to_string(k.stack_bytes), std::to_string(k.shared_bytes),
+                    fmt::format("{:.2f}", k.seconds),
+                    "  " + joined(kernel_words(k.config)) +
+                        (known ? "  (known: " + known->reason + ")" : std::string())});
+      any_kernel_ = true;
+    }
+  }
+
+  int report() const {
+    int failed = 0;
+    for (const OfChip& of : chips_) failed += of.failed;
+    if (any_kernel_) fmt::print("{}\n", kernels_.text());
+    fmt::print("{}", summary_.text());
+    if (!arguments_.check) return failed == 0 ? 0 : 1;
+    for (const KnownSpill& known : known_) {
+      if (!known.used) {
+        fmt::print("note: {}:{} covers nothing here: {}\n", arguments_.known, known.line,
+                   joined(known.words));
+      }
+    }
+    if (!unknown_.empty()) {
+      fmt::print("\nNot known; mend the kernel, or write into the list with a reason:\n");
+    }
+    for (const std::string& line : unknown_) fmt::print("  {}\n", line);
+    int kernels = 0;
+    for (const OfChip& of : chips_) kernels += of.kernels;
+    const int wrong = failed + static_cast<int>(unknown_.size());
+    fmt::print("{} passed, {} failed\n", kernels - wrong, wrong);
+    return wrong == 0 ? 0 : 1;
+  }
+
+  const PrebuildArguments& arguments_;
+  std::vector<KnownSpill> known_;
+  std::vector<OfChip> chips_;
+  std::vector<std::string> unknown_;
+  Table kernels_{
+      {"<chip", "registers", "spill bytes", "stack bytes", "shared", "seconds", "<  kernel"}};
+  bool any_kernel_ = false;
+  Table summary_{{"<chip", "kernels", "compiled", "seconds of a core", "most registers", "size",
+                  "spilling", "known", "failed"}};
+};
+
+// What was compiled but is not there now could not be stored.
+void refuse_unstored(const std::string& folder, const std::vector<std::string>& chips) {
+  const std::vector<CompiledKernel> cached = cached_kernels();
+  for (const std::string& chip : chips) {
+    const bool any = std::any_of(cached.begin(), cached.end(), [&](const CompiledKernel& k) {
+      return k.fault.empty() && (k.chip == chip || !k.chip.starts_with("sm_"));
+    });
+    if (any) continue;
+    throw Error(Code::unavailable, "REGARD_CACHE_DIR", folder,
+                "kernels could not be stored there; it must be a folder that only you may write");
+  }
+}
+
+}  // namespace
+
+int run_prebuild(const PrebuildArguments& arguments) {
+  const CudaSetup setup = cuda_setup();
+  const std::vector<std::string> chips = chips_of(arguments.devices, setup);
+  Prebuild prebuild(arguments);
+  if (!setup.has_compiler) throw Error(Code::unavailable, "NVRTC", "missing", setup.compiler);
+  if (setup.cache.empty() && !arguments.check) {
+    throw Error(Code::unavailable, "REGARD_CACHE_DIR", "not set",
+                "there is nowhere to keep kernels, as HOME is not set either");
+  }
+  fmt::print("{}\nkernels go to {}\n\n", setup.compiler,
+             setup.cache.empty() ? "nowhere: there is no cache" : setup.cache);
+  std::fflush(stdout);
+  const int status = prebuild.run(chips);
+  if (status == 0 && !arguments.check) refuse_unstored(setup.cache, chips);
+  return status;
+}
+
+}  // namespace regard::cli

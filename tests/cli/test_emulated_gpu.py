@@ -1,0 +1,122 @@
+"""attend, check and bench with --device cuda:0, on the emulated GPU of tests/cuda."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from cli_support import CLI, ROOT, assert_close, attention, problem, read_safetensors, safetensors_bytes
+
+BUILD = pathlib.Path(CLI).resolve().parents[1]
+LIBRARIES = BUILD / "emulated_gpu"
+
+pytestmark = pytest.mark.skipif(not LIBRARIES.exists(), reason="the emulated GPU is not built")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def run(cache, tmp_path):
+    def run(*arguments, status=0, **environment):
+        environment = {"REGARD_CACHE_DIR": str(cache), "LD_LIBRARY_PATH": str(LIBRARIES),
+                       "REGARD_EMULATOR_CACHE": str(BUILD / "emulated_kernels"), **environment}
+        done = subprocess.run([CLI, *map(str, arguments)], capture_output=True, text=True,
+                              timeout=300, env={**os.environ, **environment}, cwd=tmp_path)
+        assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
+        return {0: done.stdout, 1: done, 2: done.stderr}[status]
+
+    return run
+
+
+def test_info(run):
+    text = run("info")
+    assert "cuda:0        emulated sm_86: sm_86, " in text and "driver        for CUDA " in text
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(np.float16, 3e-3), (np.float32, 1e-5),
+                                              (np.float64, 1e-12)])
+def test_attend(run, tmp_path, dtype, tolerance):
+    given = problem(dtype, shape=(1, 4, 33, 24), len_k=41)
+    (tmp_path / "in.safetensors").write_bytes(safetensors_bytes(given))
+    text = run("attend", "in.safetensors", "--causal", "--backward", "--device", "cuda:0",
+               "--out", "out.safetensors", "--repeat", 2, "--compare")
+    assert ("cuda:simt" if dtype == np.float64 else "cuda:mma") in text
+    got = read_safetensors(tmp_path / "out.safetensors")
+    assert_close(got, attention(**given, causal="bottom-right"), tolerance)
+
+
+def test_attend_packed(run, tmp_path):
+    rng = np.random.default_rng(3)
+    draw = lambda heads: rng.standard_normal((50, heads, 16)).astype(np.float16)  # noqa: E731
+    begins = np.array([0, 17, 17, 50], np.int32)
+    given = {"q": draw(4), "k": draw(2), "v": draw(2)}
+    tables = {"cu_seqlens_q": begins, "cu_seqlens_k": begins}
+    (tmp_path / "in.safetensors").write_bytes(safetensors_bytes(given))
+    for name, values in tables.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    run("attend", "in.safetensors", "--cu-seqlens-q", "cu_seqlens_q.npy", "--cu-seqlens-k",
+        "cu_seqlens_k.npy", "--device", "cuda:0", "--out", "out.safetensors")
+    out = read_safetensors(tmp_path / "out.safetensors")["out"]
+    for begin, end in [(0, 17), (17, 50)]:
+        part = {name: rows[begin:end].swapaxes(0, 1)[None] for name, rows in given.items()}
+        want = attention(**part)["out"][0].swapaxes(0, 1)
+        assert np.abs(out[begin:end] - want).max() < 3e-3
+
+
+def test_check_and_the_cache_it_leaves(run, tmp_path):
+    check = ["check", "--device", "cuda:0", "--problems", 4, "--seed", 5, "--max-len", 40]
+    first = run(*check)
+    assert first.splitlines()[-1] == "4 passed, 0 failed" and " on cuda:0 against float64" in first
+    # All kernels are there now, and none elsewhere.
+    assert run(*check, "--forbid-compiling") == first
+    message = run(*check, "--forbid-compiling", status=2, REGARD_CACHE_DIR=str(tmp_path / "none"))
+    assert message.startswith("regard: kernel = ") and "compiling is switched off" in message
+
+
+def test_check_leaves_out_what_a_family_does_not_take(run):
+    text = run("check", "--device", "cuda:0", "--backend", "cuda:mma", "--type", "f64",
+               "--problems", 3)
+    assert "3 left out, the first because" in text
+    assert text.splitlines()[-1] == "0 passed, 0 failed"
+
+
+def test_bench(run, tmp_path):
+    text = run("bench", "--device", "cuda:0", "--q", "1x2x40x16", "--type", "f16", "--seconds",
+               0.01, "--json", "r.jsonl")
+    assert "cuda:mma" in text and "GFLOP/s" in text
+    lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert [line["pass"] for line in lines] == ["forward", "backward"]
+    for line in lines:
+        assert line["device"] == "emulated sm_86" and line["ms"] > 0 and "share" not in line
+
+
+def test_a_device_that_is_not_there(run):
+    for command in ["check", "bench"]:
+        assert "cuda:7" in run(command, "--device", "cuda:7", status=2)
+
+
+@pytest.mark.parametrize("statement, says", [
+    ("if (thread_index() == 0) sync_block();", "is at sync_block"),  # a fault of the GPU
+    ("this is no statement;", "failed for sm_86"),  # of the library
+])
+def test_what_the_user_did_not_do_wrong_has_exit_status_1(run, tmp_path, statement, says):
+    for folder in ["src", "include"]:
+        shutil.copytree(ROOT / folder, tmp_path / "texts" / folder)
+    text = tmp_path / "texts/src/cuda/kernels/forward_simt.cuh"
+    begin = "void forward_simt(const KernelParams& params) {"
+    assert text.read_text().count(begin) == 1
+    text.write_text(text.read_text().replace(begin, begin + "\n  " + statement))
+    given = problem(np.float16, shape=(1, 2, 16, 16), heads_kv=2, len_k=16)
+    (tmp_path / "in.safetensors").write_bytes(safetensors_bytes(given))
+    done = run("attend", "in.safetensors", "--device", "cuda:0", "--backend", "cuda:simt",
+               status=1, REGARD_KERNEL_DIR=str(tmp_path / "texts"))
+    assert "\nregard: " in "\n" + done.stderr and says in done.stderr
+    check = run("check", "--device", "cuda:0", "--backend", "cuda:simt", "--problems", 3,
+                "--type", "f16", status=1, REGARD_KERNEL_DIR=str(tmp_path / "texts"))
+    assert says in check.stdout + check.stderr
