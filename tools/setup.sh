@@ -70,5 +70,14 @@ install_python() {
   echo "$hash" >"$stamp"
 }
 
+# The last compiler that knows GPUs before 7.5, beside the one in build/venv.
+install_old_compiler() {
+  local package='nvidia-cuda-nvrtc-cu12==12.9.86'
+  [[ -f build/nvrtc12/nvidia/cuda_nvrtc/lib/libnvrtc.so.12 ]] && return 0
+  step "pip install --target build/nvrtc12 $package" build/venv/bin/python -m pip install \
+    --disable-pip-version-check --no-deps --target build/nvrtc12 "$package"
+}
+
 install_packages
 install_python
+[[ $purpose != test ]] || install_old_compiler

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ SANITIZED_PROBLEMS = 200
 THREADED_TESTS = "threads|forcing|invariance"
 SEED = 1
 TAIL_LINES = 60
+MOST_KERNELS = 3000  # kept compiled in build/kernels; one state of the texts has about 600
 
 Counter = Callable[[str], tuple[int, int]]
 
@@ -98,14 +100,14 @@ def ctest_stage(preset: str, group: str, only: str = "") -> Stage:
     )
 
 
-def pytest_stage(name: str, folder: str) -> Stage:
+def pytest_stage(name: str, folder: str, environment: dict[str, str] | None = None) -> Stage:
     return Stage(
         name,
         name,
         [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider", folder],
         count_pytest,
         needs="build release",
-        environment={"REGARD_LIBRARY": str(backends.library())},
+        environment={"REGARD_LIBRARY": str(backends.library()), **(environment or {})},
     )
 
 
@@ -163,14 +165,54 @@ def fuzz_stages(seconds: int) -> list[Stage]:
     ]
 
 
+def emulated_stage() -> Stage:
+    """The API on the emulated GPU, against the oracle; the C++ tests of it are among CTest's."""
+    emulator = {
+        "REGARD_LIBRARY": str(ROOT / "build/release/tests/cuda/libregard_emulator.so"),
+        "REGARD_EMULATOR_CACHE": str(ROOT / "build/release/emulated_kernels"),
+    }
+    return pytest_stage("emulated", "tests/python/test_emulated.py", emulator)
+
+
+def kernel_stages() -> list[Stage]:
+    """The GPU's kernels compile for every chip; NVRTC needs none of them."""
+    tool = "build/release/cli/regard"
+    cache = ROOT / "build/kernels"
+    if cache.exists() and len(list(cache.iterdir())) > MOST_KERNELS:
+        shutil.rmtree(cache)  # of texts that were changed since
+    check = [tool, "prebuild", "--check", "--devices", "all", "--known", "tools/known_spills.txt"]
+    return [
+        Stage(
+            "kernels compile for every chip, few spill",
+            "kernels",
+            check,
+            count_check,
+            needs="build release",
+            environment={"REGARD_CACHE_DIR": str(cache), "VIRTUAL_ENV": str(ROOT / "build/venv")},
+        ),
+        Stage(
+            "kernels compile for old chips, NVRTC 12",
+            "kernels",
+            [tool, "prebuild", "--devices", "sm_50,sm_61,sm_70"],
+            needs="build release",
+            environment={
+                "REGARD_CACHE_DIR": str(cache),
+                "LD_LIBRARY_PATH": str(ROOT / "build/nvrtc12/nvidia/cuda_nvrtc/lib"),
+            },
+        ),
+    ]
+
+
 def first_stages() -> list[Stage]:
     return [
         Stage("format", "format", ["tools/format.sh", "--check"]),
         build_stage("release"),
         ctest_stage("release", "ctest"),
         pytest_stage("python", "tests/python"),
+        emulated_stage(),
         pytest_stage("cli", "tests/cli"),
         pytest_stage("examples", "examples"),
+        *kernel_stages(),
     ]
 
 
@@ -256,13 +298,13 @@ def main() -> int:
         "--only",
         default="",
         help="groups, with commas: format, release, ctest, "
-        "python, cli, examples, check, asan, tsan, fuzz",
+        "python, emulated, cli, examples, kernels, check, asan, tsan, fuzz",
     )
     parser.add_argument("--fuzz-seconds", type=int, default=30)
     arguments = parser.parse_args()
     wanted = set(filter(None, arguments.only.split(",")))
     # pytest and check use the release build; asking for them builds it.
-    if wanted & {"ctest", "python", "cli", "examples", "check"}:
+    if wanted & {"ctest", "python", "emulated", "cli", "examples", "kernels", "check"}:
         wanted.add("release")
 
     def chosen(stages: list[Stage]) -> list[Stage]:
