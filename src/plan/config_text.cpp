@@ -82,8 +82,7 @@ std::string to_text(const KernelConfig& c) {
   constexpr KernelConfig standard;
   // Fails where a member is added: it must be added below too.
   [[maybe_unused]] const auto& [m01, m02, m03, m04, m05, m06, m07, m08, m09, m10, m11, m12, m13,
-                                m14, m15, m16, m17, m18, m19, m20, m21, m22, m23, m24,
-                                m25] = c;
+                                m14, m15, m16, m17, m18, m19, m20, m21, m22, m23, m24, m25] = c;
   static_assert(int(Kernel::sink_gradient) + 1 == int(std::size(kKernels)));
   Initialisers x("KernelConfig");
   x.word("kernel", "Kernel", name_of(c.kernel));

@@ -1,10 +1,10 @@
 // Which elements dropout keeps: a pure function of (seed, offset, b, h, i, j).
 //
 // Philox4x32 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011): ten
-// rounds make the key of a call from seed and offset, seven an element's bits from that - the fewest
-// that pass the BigCrush tests there, and what a GPU can afford for every weight.
-// One call serves eight columns of one row: 16 bits each, laid out so that a thread of a matrix
-// instruction, which holds the column pairs {2c, 2c+1} of every eight, needs one call per 32 keys.
+// rounds make the key of a call from seed and offset, seven an element's bits from that - the
+// fewest that pass the BigCrush tests there, and what a GPU can afford for every weight. One call
+// serves eight columns of one row: 16 bits each, laid out so that a thread of a matrix instruction,
+// which holds the column pairs {2c, 2c+1} of every eight, needs one call per 32 keys.
 #pragma once
 
 #include "semantics/portable.h"

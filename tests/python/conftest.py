@@ -15,12 +15,17 @@ sys.path.insert(0, os.path.dirname(__file__))
 import regard_ctypes as regard  # noqa: E402
 
 
+def host_backends():
+    """Those that take NumPy's memory; a GPU's are tested by tests/gpu."""
+    return [name for name in regard.backends() if not name.startswith("cuda")]
+
+
 @pytest.hookimpl(trylast=True)  # so that backend varies fastest, and a cached case serves them all
 def pytest_generate_tests(metafunc):
     if "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", regard.backends())
+        metafunc.parametrize("backend", host_backends())
     if "kernel" in metafunc.fixturenames:
-        kernels = [name for name in regard.backends() if name != "reference"]
+        kernels = [name for name in host_backends() if name != "reference"]
         metafunc.parametrize("kernel", kernels)
 
 
