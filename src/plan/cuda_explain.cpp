@@ -87,10 +87,12 @@ std::string workspace_text(const CudaWorkspace& w) {
     const char* name;
     int64 begin, end;
   };
-  const Part parts[] = {
-      {"turns", w.turns, w.marks_q},         {"marks", w.marks_q, w.dbias_sums},
-      {"dbias sums", w.dbias_sums, w.clear}, {"row states", w.row_states, w.dq_sums},
-      {"dq sums", w.dq_sums, w.partial_out}, {"partial results", w.partial_out, w.size}};
+  const Part parts[] = {{"turns", w.turns, w.marks_q},
+                        {"marks", w.marks_q, w.dbias_sums},
+                        {"dbias sums", w.dbias_sums, w.row_states},
+                        {"row states", w.row_states, w.dq_sums},
+                        {"dq sums", w.dq_sums, w.partial_out},
+                        {"partial results", w.partial_out, w.size}};
   std::string text = megabytes(w.size), separator = ": ";
   for (const Part& part : parts) {
     if (part.end == part.begin) continue;
