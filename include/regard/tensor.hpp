@@ -58,10 +58,10 @@ struct Tensor {
     for (std::int64_t size : sizes) {
       if (axis < kMaxRank) this->sizes[axis++] = size;
     }
-    std::int64_t stride = 1;
+    std::uint64_t stride = 1;  // sizes that no memory holds wrap around; validation refuses them
     for (axis = (rank < kMaxRank ? rank : kMaxRank) - 1; axis >= 0; --axis) {
-      strides[axis] = stride;
-      stride *= this->sizes[axis] > 0 ? this->sizes[axis] : 1;
+      strides[axis] = static_cast<std::int64_t>(stride);
+      stride *= this->sizes[axis] > 0 ? static_cast<std::uint64_t>(this->sizes[axis]) : 1;
     }
   }
 

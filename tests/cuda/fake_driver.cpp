@@ -1,8 +1,11 @@
 // The fake driver's libcuda.so.1: memory is the host's, kernels are written down.
 #include "tests/cuda/fake_driver.hpp"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <mutex>
 
 using namespace regard::fake;
 
@@ -81,11 +84,24 @@ FAKE Machine* regard_fake_machine() { return &machine(); }
 
 // --------------------------------------------------------------------------- for tests to act with
 
-FAKE Context* regard_fake_context(int device) {
-  static std::uint64_t next = 1;
-  return new Context{device, next++};
+namespace {
+
+// Contexts and streams live as long as the process.
+template <class T>
+T* kept(T value) {
+  static std::mutex mutex;
+  static std::deque<T> all;
+  const std::lock_guard lock(mutex);
+  return &all.emplace_back(value);
 }
-FAKE Stream* regard_fake_stream(Context* context) { return new Stream{context, false}; }
+
+}  // namespace
+
+FAKE Context* regard_fake_context(int device) {
+  static std::atomic<std::uint64_t> next = 1;
+  return kept(Context{device, next++});
+}
+FAKE Stream* regard_fake_stream(Context* context) { return kept(Stream{context, false}); }
 FAKE void regard_fake_capture(Stream* stream, bool on) {
   captures += int(on) - int(stream->captures);
   stream->captures = on;
