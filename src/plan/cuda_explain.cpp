@@ -3,22 +3,11 @@
 
 #include "plan/config_text.hpp"
 #include "plan/cuda_plan.hpp"
+#include "plan/explain_lines.hpp"
 #include "problem/describe.hpp"
 
 namespace regard {
 namespace {
-
-std::string megabytes(int64 bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f MB", double(bytes) / 1e6);
-  return text;
-}
-
-std::string row(const char* name, const std::string& value) {
-  char text[16];
-  std::snprintf(text, sizeof text, "%-11s", name);
-  return text + value + "\n";
-}
 
 std::string number(int64 x) { return std::to_string(x); }
 

@@ -7,6 +7,7 @@
 
 #include "plan/chip.hpp"
 #include "problem/problem.h"
+#include "regard/tensor.hpp"
 
 namespace regard {
 
@@ -17,26 +18,11 @@ inline int level_of(const Chip& chip) {
   return capability >= 90 ? 90 : capability >= 80 ? 80 : capability >= 75 ? 75 : 50;
 }
 
-inline int type_bytes(Type type) {
-  switch (type) {
-    case Type::f64:
-      return 8;
-    case Type::f32:
-    case Type::i32:
-      return 4;
-    case Type::f16:
-    case Type::bf16:
-      return 2;
-    default:
-      return 1;
-  }
-}
-
 // Whether every row begins at a multiple of 16 bytes; null data, of a plan without any, does.
 inline bool begins_at_16(const View& view,
                          std::initializer_list<std::pair<int64, int64>> sizes_strides) {
   if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) return false;
-  const int64 size = type_bytes(view.type);
+  const int64 size = int64(size_of(view.type));
   for (const auto& [extent, stride] : sizes_strides) {
     if (extent > 1 && stride * size % 16 != 0) return false;
   }

@@ -359,7 +359,7 @@ class Planner {
   // heads as keep their keys and values in the cache together.
   int64 heads_sharing_cache() const {
     if (!p_.features.interval || batch_of_bias(p_) > 1) return batch_of_bias(p_);
-    const int64 bytes = s_.len_k * (s_.dim + s_.dim_v) * type_bytes(p_.type);
+    const int64 bytes = s_.len_k * (s_.dim + s_.dim_v) * int64(size_of(p_.type));
     const int64 kv_heads = larger<int64>(1, chip_.l2 * 3 / 5 / larger<int64>(1, bytes));
     return kv_heads * (main_.folded ? 1 : s_.group());
   }

@@ -1,23 +1,12 @@
 // How a Plan explains itself to a person.
 #include <cstdio>
 
+#include "plan/explain_lines.hpp"
 #include "plan/plan.hpp"
 #include "problem/describe.hpp"
 
 namespace regard {
 namespace {
-
-std::string megabytes(int64 bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f MB", double(bytes) / 1e6);
-  return text;
-}
-
-std::string row(const char* name, const std::string& value) {
-  char text[16];
-  std::snprintf(text, sizeof text, "%-11s", name);
-  return text + value + "\n";
-}
 
 double pairs_under(const MaskParams& mask, const Problem& p) {
   double pairs = 0;
