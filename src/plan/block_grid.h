@@ -1,7 +1,7 @@
-// Which part of a problem each block of a GPU kernel works on.
+// Which part of a problem each block of a GPU kernel works on, and how they share dq.
 #pragma once
 
-#include "semantics/portable.h"
+#include "problem/problem.h"
 
 namespace regard {
 
@@ -36,6 +36,12 @@ REGARD_INLINE BlockPlace place_of(const BlockGrid& grid, int64 block) {
   return {.head = index % grid.batch * (grid.heads / grid.batch) + index / grid.batch,
           .tile = int32(tile % grid.tiles),
           .split = int32(tile / grid.tiles)};
+}
+
+// dq sums are kept in units of 16 rows, each sequence beginning with a unit of its own.
+REGARD_INLINE int64 dq_rows(const Problem& p) {
+  return p.packed ? round_up(p.sizes.rows_q + 16 * p.sizes.batch + 16, 16)
+                  : p.sizes.batch * round_up(p.sizes.len_q, 16);
 }
 
 }  // namespace regard

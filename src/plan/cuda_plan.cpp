@@ -446,7 +446,7 @@ class Planner {
     room.take(w.dbias_sums, dbias_sums_bytes());
     w.clear = room.size;
     room.take(w.row_states, rows * 2 * (computes_in_f64(p_) ? 8 : 4));
-    room.take(w.dq_sums, sums_dq ? s_.heads_q * dq_sum_rows(p_) * main_.dim * 4 : 0);
+    room.take(w.dq_sums, sums_dq ? s_.heads_q * dq_rows(p_) * main_.dim * 4 : 0);
     room.take(w.partial_out, 0);
     room.take(w.partial_rows, 0);
     w.size = room.size;

@@ -73,10 +73,4 @@ CudaPlan plan_cuda(const Problem&, const Chip&, const CudaChoice&, Reasons);
 std::string cuda_kernel_line(const CudaPlan&);
 std::string cuda_explanation(const Problem&, const Chip&, const CudaPlan&);
 
-// The rows that sums of dq have for a query head: units of 16, each sequence beginning with one.
-inline int64 dq_sum_rows(const Problem& p) {
-  return p.packed ? round_up(p.sizes.rows_q + 16 * p.sizes.batch + 16, 16)
-                  : p.sizes.batch * round_up(p.sizes.len_q, 16);
-}
-
 }  // namespace regard

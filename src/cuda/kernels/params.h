@@ -43,11 +43,7 @@ REGARD_INLINE int64 flat_key(const Problem& p, const Sequence& seq, int64 b, int
   return (p.packed ? seq.first_k : b * p.sizes.len_k) + j;
 }
 
-// dq sums are kept in units of 16 rows, each sequence beginning with a unit of its own.
-REGARD_INLINE int64 dq_rows(const Problem& p) {
-  return p.packed ? round_up(p.sizes.rows_q + 16 * p.sizes.batch + 16, 16)
-                  : p.sizes.batch * round_up(p.sizes.len_q, 16);
-}
+// The first of a sequence's rows of dq sums.
 REGARD_INLINE int64 first_dq_row(const Problem& p, const Sequence& seq, int64 b) {
   return p.packed ? (seq.first_q + 16 * b) / 16 * 16 : b * round_up(p.sizes.len_q, 16);
 }
