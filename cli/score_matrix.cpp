@@ -62,14 +62,17 @@ std::vector<Real> absolute(std::vector<Real> values) {
 }
 
 // Softcap: scores become c * tanh(s / c), slope 1 - tanh^2; the magnitude shrinks with the slope.
+// 16-bit kernels may take tanh as 1 - 2 / (e^2x + 1), whose error is of the cap's size
+// (docs/numerics.md).
 template <class Real>
-void cap(ScoreMatrix<Real>& m, Real softcap) {
+void cap(ScoreMatrix<Real>& m, Real softcap, bool narrow) {
   m.slope.resize(m.scores.size());
   for (std::size_t n = 0; n < m.scores.size(); ++n) {
     const Real t = std::tanh(m.scores[n] / softcap);
     m.scores[n] = softcap * t;
     m.slope[n] = 1 - t * t;
-    if (!m.magnitude.empty()) m.magnitude[n] = m.magnitude[n] * m.slope[n] + std::fabs(m.scores[n]);
+    if (m.magnitude.empty()) continue;
+    m.magnitude[n] = m.magnitude[n] * m.slope[n] + (narrow ? softcap : std::fabs(m.scores[n]));
   }
 }
 
@@ -100,7 +103,9 @@ ScoreMatrix<Real> score_matrix(const Attention& a, const Shape& shape, const Seq
                  m.columns);
     for (Real& x : m.magnitude) x *= std::fabs(scale);
   }
-  if (a.softcap > 0) cap(m, static_cast<Real>(a.softcap));
+  if (a.softcap > 0) {
+    cap(m, static_cast<Real>(a.softcap), a.q.type == Type::f16 || a.q.type == Type::bf16);
+  }
 
   const PairStrides bias_at(a.bias), mask_at(a.mask);
   const auto alibi = static_cast<Real>(slope_of(a.alibi_slopes, b, h));
