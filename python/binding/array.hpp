@@ -1,0 +1,38 @@
+// A Python array as the library sees it: a regard::Tensor and the device that its memory is on.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <regard/regard.hpp>
+
+#include <string>
+#include <vector>
+
+namespace regard::python {
+
+struct Array {
+  Tensor tensor{};
+  int device = kHost;        // index of the GPU, or kHost
+  nanobind::object owner{};  // keeps the memory alive; may be empty
+
+  static constexpr int kHost = -1;
+};
+
+// "f32" and so on, as name_of writes them. Error for another name.
+Type type_named(const std::string& argument, const std::string& name);
+
+// A view of memory at `pointer`; strides count elements.
+Array array_at(std::uintptr_t pointer, const std::string& type,
+               const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides,
+               int device, nanobind::object owner);
+
+// A view of anything that speaks DLPack or the buffer protocol. `argument` is for the Error;
+// `type` overrides the element type where the protocol knows none (bf16 as 16-bit integers).
+Array array_from(const nanobind::object& source, const std::string& argument,
+                 const std::string& type);
+
+// The same memory with two axes exchanged: (B, S, H, D) as (B, H, S, D). Error for no such axis.
+Array swapped(const Array& array, int first, int second);
+
+std::string device_name(int device);  // "cpu", "cuda:0"
+
+}  // namespace regard::python

@@ -1,0 +1,24 @@
+"""Exact fused attention, forward and backward, for NumPy, PyTorch, JAX and CuPy.
+
+    import regard
+    out = regard.attention(q, k, v, causal=True)
+
+`attention` takes and returns the arrays of any of these frameworks. Frameworks' own interfaces, with
+gradients: `regard.torch`, `regard.transformers`, `regard.jax`. `regard.bench` measures.
+"""
+
+from ._core import allow_compilation, dropout_probability, version
+from .attention import (Explanation, Gradients, attention, attention_backward, dropout_mask,
+                        explain, prepare)
+from .errors import (DeviceFailure, Error, InternalError, InvalidArgument, OutOfMemory, Unavailable,
+                     Unsupported, WrongType)
+from .machine import Backend, Gpu, Info, info
+
+__version__ = version()
+
+__all__ = [
+    "Backend", "DeviceFailure", "Error", "Explanation", "Gpu", "Gradients", "Info", "InternalError",
+    "InvalidArgument", "OutOfMemory", "Unavailable", "Unsupported", "WrongType", "__version__",
+    "allow_compilation", "attention", "attention_backward", "dropout_mask", "dropout_probability",
+    "explain", "info", "prepare", "version",
+]

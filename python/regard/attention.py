@@ -1,0 +1,258 @@
+"""Attention and its gradients for the arrays of any framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from . import _core
+from .arrays import Framework, framework_of, shape_only, view
+from .call import Call, call_of
+from .errors import Unsupported, refuse
+from .settings import Causal, Layout, Precision, Window, type_name
+
+GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What `attention_backward` computed; None where it was not asked for."""
+
+    dq: Any = None
+    dk: Any = None
+    dv: Any = None
+    dbias: Any = None
+    dsink: Any = None
+
+
+def attention(q: Any, k: Any, v: Any, *, bias: Any = None, mask: Any = None,
+              causal: Causal = False, window: Window = None, scale: float | None = None,
+              softcap: float = 0.0, alibi_slopes: Any = None, sink: Any = None,
+              dropout_p: float = 0.0, dropout_seed: int = 0, dropout_offset: int = 0,
+              cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+              max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+              seqused_q: Any = None, seqused_k: Any = None, layout: Layout = "bhsd",
+              precision: Precision = "full", deterministic: bool = False,
+              return_lse: bool = False, out_type: Any = None, out: Any = None, lse: Any = None,
+              threads: int = 0, backend: str = "") -> Any:
+    """softmax(scale q k^T + bias) v, exactly, in memory linear in the sequence.
+
+    Arrays of NumPy, PyTorch, JAX or CuPy are read in place, and results are arrays of the same
+    framework on the same device; on a GPU they are queued on the framework's current stream.
+    PyTorch's and JAX's are differentiable.
+
+    Args:
+        q: (B, Hq, Sq, D), or (B, Sq, Hq, D) with layout="bshd", or packed (total_q, Hq, D) with
+            cu_seqlens; float64, float32, float16 or bfloat16, any strides with the last one 1.
+        k: (B, Hkv, Sk, D) likewise; Hq is a multiple of Hkv, and consecutive query heads share one.
+        v: (B, Hkv, Sk, Dv) likewise.
+        bias: added to the scores; broadcasts to (B, Hq, Sq, Sk); any float type.
+        mask: bool, True = visible; broadcasts to (B, Hq, Sq, Sk).
+        causal: "top_left": query i sees keys up to i; "bottom_right": up to i + Sk - Sq; True where
+            both are the same.
+        window: (left, right) keys beside the diagonal that stay visible; None is unbounded.
+        scale: of q k^T; 1/sqrt(D) if None.
+        softcap: c > 0 replaces scores s by c tanh(s/c), before the bias.
+        alibi_slopes: (Hq) or (B, Hq) float32; score -= slope |i + Sk - Sq - j|.
+        sink: (Hq) float32; a logit that joins each row's denominator and carries no value.
+        dropout_p: probability to drop a weight, in steps of 1/65536; which ones is a function of
+            (dropout_seed, dropout_offset, b, h, i, j) alone: see `dropout_mask`.
+        cu_seqlens_q, cu_seqlens_k: (B + 1) int32; where each packed sequence begins; with
+            max_seqlen_q and max_seqlen_k, the longest ones.
+        seqused_q, seqused_k: (B) int32; how many rows of each sequence are real.
+        precision: how a GPU's tensor cores may round float32 inputs.
+        deterministic: gradients that repeat to the bit on a GPU (a CPU's always do).
+        return_lse: also return the log of the softmax's denominators, natural, (B, Hq, Sq), packed
+            (Hq, total_q); float32 (float64 for float64).
+        out_type: "float32" gives float32 results for float16 and bfloat16 inputs.
+        out, lse: arrays to write to (not for JAX; PyTorch's then carry no gradient).
+        threads: of the CPU; 0 is every core.
+        backend: forces one of `info().backends`; "" chooses.
+
+    Returns:
+        out, (B, Hq, Sq, Dv) in q's layout, or (out, lse). A row that sees no key is 0, its lse -inf.
+
+    Raises:
+        InvalidArgument (a ValueError), WrongType (a TypeError), Unsupported, Unavailable,
+        OutOfMemory, DeviceFailure; each names the argument and its value.
+    """
+    options = dict(bias=bias, mask=mask, causal=causal, window=window, scale=scale,
+                   softcap=softcap, alibi_slopes=alibi_slopes, sink=sink, dropout_p=dropout_p,
+                   dropout_seed=dropout_seed, dropout_offset=dropout_offset,
+                   cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+                   max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q,
+                   seqused_k=seqused_k, layout=layout, precision=precision,
+                   deterministic=deterministic)
+    framework = framework_of(q, "q")
+    if framework.name == "JAX":
+        from . import jax
+
+        _refuse_outputs(out=out, lse=lse)
+        return jax.attention(q, k, v, return_lse=return_lse, out_type=out_type, backend=backend,
+                             **options)
+    if framework.name == "PyTorch" and out is None and lse is None:
+        from . import torch
+
+        return torch.attention(q, k, v, return_lse=return_lse, out_type=out_type, threads=threads,
+                               backend=backend, **options)
+    call = call_of(q, k, v, view, **options)
+    problem = call.problem()
+    type = problem.type if out_type is None else type_name("out_type", out_type)
+    out = framework.empty(call.out_shape(), type, q) if out is None else out
+    if lse is None and return_lse:
+        lse = framework.empty(call.lse_shape(), sums_type(problem), q)
+    problem.forward(call.rows(out, "out"), None if lse is None else view(lse, "lse"),
+                    stream=framework.stream(q), threads=threads, backend=backend)
+    return (out, lse) if return_lse else out
+
+
+def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
+                       gradients: Iterable[str] | None = None, gradient_type: Any = None,
+                       into: Gradients | None = None, accumulate: bool = False, threads: int = 0,
+                       backend: str = "", **options: Any) -> Gradients:
+    """The gradients of `attention`, from what it returned.
+
+    Args:
+        dout: the gradient that arrives at out; as out, or float32.
+        q, k, v, **options: as `attention` had them.
+        out, lse: as `attention` returned them (return_lse=True).
+        dlse: the gradient that arrives at lse; as lse.
+        gradients: which to compute, of "dq", "dk", "dv", "dbias", "dsink"; by default all that exist.
+        gradient_type: "float32" gives float32 results for float16 and bfloat16 inputs.
+        into: arrays to write to, instead of new ones.
+        accumulate: add to what `into` holds.
+
+    Returns:
+        Gradients; each as its input in shape and type (dsink float32).
+
+    Raises:
+        as `attention`.
+    """
+    framework = framework_of(q, "q")
+    if framework.name == "JAX":
+        from . import jax
+
+        _refuse_outputs(into=into, accumulate=accumulate or None)
+        return jax.attention_backward(dout, q, k, v, out, lse, dlse=dlse, gradients=gradients,
+                                      gradient_type=gradient_type, backend=backend, **options)
+    call = call_of(q, k, v, view, **options)
+    wanted = wanted_gradients(gradients, call, into)
+    if accumulate and into is None:
+        raise refuse("accumulate", True, "needs `into`, the arrays to add to")
+    results = {name: getattr(into, name) if into is not None else
+               _empty_gradient(name, call, framework, gradient_type) for name in wanted}
+    arrays = {name: call.rows(x, name) if name in ("dq", "dk", "dv") else view(x, name)
+              for name, x in results.items()}
+    call.problem().backward(
+        call.rows(out, "out"), view(lse, "lse"), call.rows(dout, "dout"),
+        None if dlse is None else view(dlse, "dlse"), **arrays, accumulate=accumulate,
+        stream=framework.stream(q), threads=threads, backend=backend)
+    return Gradients(**results)
+
+
+def wanted_gradients(gradients: Iterable[str] | None, call: Call,
+                     into: Gradients | None = None) -> list[str]:
+    """Errors: InvalidArgument for a name that is none, or a gradient of what is not given."""
+    if gradients is None:
+        if into is not None:
+            return [name for name in GRADIENTS if getattr(into, name) is not None]
+        absent = {"dbias": call.extras["bias"] is None, "dsink": call.extras["sink"] is None}
+        return [name for name in GRADIENTS if not absent.get(name)]
+    wanted = [gradients] if isinstance(gradients, str) else list(gradients)
+    for name in wanted:
+        if name not in GRADIENTS:
+            raise refuse("gradients", repr(name), f"must be of {', '.join(GRADIENTS)}")
+        source = name[1:]
+        if source in call.extras and call.extras[source] is None:
+            raise refuse("gradients", repr(name), f"there is no {source}")
+        if into is not None and getattr(into, name) is None:
+            raise refuse("into", f"without {name}", "must hold every gradient that is asked for")
+    return wanted
+
+
+def dropout_mask(batch: int, heads: int, len_q: int, len_k: int, p: float, *, seed: int = 0,
+                 offset: int = 0) -> Any:
+    """Which weights dropout keeps: a NumPy bool array (batch, heads, len_q, len_k), True = kept.
+
+    Any device, type and thread count drops the same ones. Packed sequences use their own row and
+    column numbers. Errors: InvalidArgument.
+    """
+    import numpy
+
+    sizes = {"batch": batch, "heads": heads, "len_q": len_q, "len_k": len_k}
+    for name, size in sizes.items():
+        if size < 0:
+            raise refuse(name, size, "must not be negative")
+    q, k = (_core.Array.at(0, "f32", [batch, heads, length, 1], [heads * length, length, 1, 1])
+            for length in (len_q, len_k))
+    keep = numpy.empty((batch, heads, len_q, len_k), bool)
+    problem = _core.Problem(q, k, k, dropout_p=p, dropout_seed=seed, dropout_offset=offset)
+    problem.dropout_mask(view(keep, "keep"))
+    return keep
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which kernel runs, on what tiling and why; print it.
+
+    workspace is in bytes; pairs counts the (query, key) pairs that lengths, causal mask and window
+    leave visible; flops is 2 (D + Dv) for each forward, 2 (3 D + 2 Dv) backward.
+    """
+
+    supported: bool
+    backend: str
+    kernel: str
+    text: str
+    workspace: int
+    pairs: float
+    flops: float
+
+    def __str__(self) -> str:
+        return self.text.rstrip("\n")
+
+
+def explain(q: Any, k: Any, v: Any, *, pass_: str = "forward", device: str | None = None,
+            threads: int = 0, backend: str = "", **options: Any) -> Explanation:
+    """How such a call would run. Arguments as `attention`; anything with shape and dtype will do.
+
+    Args:
+        pass_: "forward" or "backward".
+        device: None is where q is; else "cpu", "cuda:0", or a chip that need not be there: "sm_80".
+    """
+    call = call_of(q, k, v, shape_only if device is not None else _view_or_shape, **options)
+    return Explanation(**call.problem().explain(pass_, device or "", threads, backend))
+
+
+def prepare(q: Any, k: Any, v: Any, *, pass_: str = "forward", device: str | None = None,
+            backend: str = "", **options: Any) -> None:
+    """Compiles the GPU kernels of such a call, or finds them, so that the call will not wait.
+
+    Arguments as `explain`. On the CPU there is nothing to do. Errors: Unavailable without NVRTC.
+    """
+    call = call_of(q, k, v, shape_only if device is not None else _view_or_shape, **options)
+    call.problem().prepare(pass_, device or "", backend)
+
+
+def sums_type(problem: _core.Problem) -> str:
+    """Of lse and dlse."""
+    return "f64" if problem.type == "f64" else "f32"
+
+
+def _view_or_shape(x: Any, argument: str) -> _core.Array:
+    return view(x, argument) if hasattr(x, "__dlpack__") else shape_only(x, argument)
+
+
+def _empty_gradient(name: str, call: Call, framework: Framework, type: Any) -> Any:
+    if name == "dsink":
+        return framework.empty(call.extras["sink"].shape, "f32", call.q)
+    source = getattr(call, name[1:]) if name != "dbias" else call.extras["bias"]
+    own = call.read(source, name[1:]).type if type is None else type_name("gradient_type", type)
+    return framework.empty(source.shape, own, call.q)
+
+
+def _refuse_outputs(**given: Any) -> None:
+    for name, x in given.items():
+        if x is not None:
+            raise refuse(name, "given", "JAX's arrays cannot be written to; leave it out",
+                         Unsupported)

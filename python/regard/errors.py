@@ -1,0 +1,52 @@
+"""What Regard raises: the argument, its value and the rule that it breaks, as text and as fields."""
+
+from __future__ import annotations
+
+
+class Error(Exception):
+    """Base of all errors of the library.
+
+    Attributes: argument ("k"), value ("f32 [2, 4, 10, 64]"); the text holds both and the reason.
+    """
+
+    def __init__(self, text: str, argument: str = "", value: str = "") -> None:
+        super().__init__(text)
+        self.argument = argument
+        self.value = value
+
+    def __reduce__(self) -> tuple[type[Error], tuple[str, str, str]]:
+        return type(self), (str(self), self.argument, self.value)
+
+
+class InvalidArgument(Error, ValueError):
+    """An argument breaks a rule of docs/semantics.md."""
+
+
+class WrongType(InvalidArgument, TypeError):
+    """An argument is no array, or of a framework or element type that is not known."""
+
+
+class Unsupported(Error, NotImplementedError):
+    """Well formed, but the backend in question cannot do it."""
+
+
+class Unavailable(Error, RuntimeError):
+    """The backend, device or compiler is not on this machine."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """Memory could not be allocated."""
+
+
+class DeviceFailure(Error, RuntimeError):
+    """The GPU's driver reported a failure; its own words are in the text."""
+
+
+class InternalError(Error, RuntimeError):
+    """A bug of the library."""
+
+
+def refuse(argument: str, value: object, reason: str,
+           kind: type[Error] = InvalidArgument) -> Error:
+    """The error to raise, in the library's own form "argument = value: reason"."""
+    return kind(f"{argument} = {value}: {reason}", argument, str(value))

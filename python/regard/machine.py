@@ -1,0 +1,55 @@
+"""What this machine offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import _core
+
+
+@dataclass(frozen=True)
+class Backend:
+    name: str  # what `backend` and REGARD_BACKEND take
+    available: bool
+    note: str  # what it is, or why it is missing and how to get it
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    chip: str  # "sm_90"
+    multiprocessors: int
+    memory: int  # bytes
+
+
+@dataclass(frozen=True)
+class Info:
+    version: str
+    cpu: str
+    isa: list[str]
+    threads: int  # cores that this process may use
+    gpus: list[Gpu]
+    driver: str  # of CUDA; or why there is none
+    compiler: str  # NVRTC; or why there is none
+    cache: str  # folder of compiled kernels; "" = none
+    backends: list[Backend]
+
+    def __str__(self) -> str:
+        rows = [("regard", self.version), ("CPU", f"{self.cpu}, {self.threads} cores"),
+                ("", " ".join(self.isa))]
+        rows += [("GPU", f"{gpu.name} ({gpu.chip}), {gpu.multiprocessors} multiprocessors, "
+                  f"{gpu.memory / 2**30:.0f} GiB") for gpu in self.gpus]
+        rows += [("CUDA driver", self.driver), ("NVRTC", self.compiler),
+                 ("kernel cache", self.cache or "none")]
+        rows += [(backend.name, ("yes  " if backend.available else "no   ") + backend.note)
+                 for backend in self.backends]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:{width}}  {text}".rstrip() for name, text in rows)
+
+
+def info() -> Info:
+    """The machine, its GPUs, and which backends are usable; print it."""
+    found = _core.setup()
+    found["gpus"] = [Gpu(**gpu) for gpu in found["gpus"]]
+    found["backends"] = [Backend(**backend) for backend in found["backends"]]
+    return Info(**found)
