@@ -2,6 +2,7 @@
 # Configures and builds one preset of CMakePresets.json; prints one line, or the errors.
 #
 #   tools/build.sh release | library | asan | tsan | fuzz
+#   tools/build.sh python                                   the package, into build/venv
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,8 +10,18 @@ preset=${1:-release}
 log=build/$preset.log
 mkdir -p build
 begin=$EPOCHREALTIME
-printf 'build: %-70s ' "cmake --preset $preset && cmake --build --preset $preset"
-if ! { cmake --preset "$preset" && cmake --build --preset "$preset"; } >"$log" 2>&1; then
+if [[ $preset == python ]]; then
+  text='pip install .'
+  build() {
+    build/venv/bin/python -m pip install --disable-pip-version-check --no-deps \
+      --no-build-isolation --force-reinstall .
+  }
+else
+  text="cmake --preset $preset && cmake --build --preset $preset"
+  build() { cmake --preset "$preset" && cmake --build --preset "$preset"; }
+fi
+printf 'build: %-70s ' "$text"
+if ! build >"$log" 2>&1; then
   printf 'failed\n'
   grep -E -A 8 'error|Error|FAILED' "$log" | head -n 60 >&2 || tail -n 60 "$log" >&2
   echo "build: the whole output is in $log" >&2

@@ -12,7 +12,10 @@ packages=(g++ cmake ninja-build pkg-config doctest-dev libcli11-dev nlohmann-jso
 requirements=tools/requirements.txt
 case $purpose in
   build) ;;
-  test) packages+=(clang-16 libclang-rt-16-dev clang-format-16) ;;
+  test)
+    requirements=tools/requirements-test.txt
+    packages+=(clang-16 libclang-rt-16-dev clang-format-16)
+    ;;
   bench) requirements=tools/requirements-bench.txt ;;
   *) echo "usage: tools/setup.sh build | test | bench" >&2; exit 2 ;;
 esac
@@ -47,6 +50,8 @@ install_packages() {
     installed "$package" || missing+=("$package")
   done
   python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
+  [[ -f $(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h ]] ||
+    missing+=(python3-dev)
   ((${#missing[@]})) || return 0
   if ! command -v apt-get >/dev/null; then
     echo "setup: please install: ${missing[*]} (no apt-get here to do it)" >&2

@@ -203,6 +203,13 @@ def kernel_stages() -> list[Stage]:
     ]
 
 
+def package_stages() -> list[Stage]:
+    """The wheel as users get it, installed into build/venv, with the frameworks on the CPU."""
+    tests = pytest_stage("package", "tests/package")
+    tests.needs = "build python"
+    return [Stage("build python", "package", ["tools/build.sh", "python"]), tests]
+
+
 def first_stages() -> list[Stage]:
     return [
         Stage("format", "format", ["tools/format.sh", "--check"]),
@@ -212,6 +219,7 @@ def first_stages() -> list[Stage]:
         emulated_stage(),
         pytest_stage("cli", "tests/cli"),
         pytest_stage("examples", "examples"),
+        *package_stages(),
         *kernel_stages(),
     ]
 
@@ -298,7 +306,7 @@ def main() -> int:
         "--only",
         default="",
         help="groups, with commas: format, release, ctest, "
-        "python, emulated, cli, examples, kernels, check, asan, tsan, fuzz",
+        "python, emulated, cli, examples, package, kernels, check, asan, tsan, fuzz",
     )
     parser.add_argument("--fuzz-seconds", type=int, default=30)
     arguments = parser.parse_args()
