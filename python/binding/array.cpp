@@ -56,10 +56,10 @@ Array array_at(std::uintptr_t pointer, const std::string& type,
     throw Error(Code::invalid_argument, "strides", std::to_string(strides.size()) + " numbers",
                 "must be as many as sizes, " + std::to_string(sizes.size()));
   }
-  Array array{.tensor = tensor_of(reinterpret_cast<void*>(pointer), type_named("type", type),
-                                  sizes.size()),
-              .device = device < 0 ? Array::kHost : device,
-              .owner = std::move(owner)};
+  Array array{
+      .tensor = tensor_of(reinterpret_cast<void*>(pointer), type_named("type", type), sizes.size()),
+      .device = device < 0 ? Array::kHost : device,
+      .owner = std::move(owner)};
   std::copy(sizes.begin(), sizes.end(), array.tensor.sizes.begin());
   std::copy(strides.begin(), strides.end(), array.tensor.strides.begin());
   return array;
@@ -69,15 +69,16 @@ Array array_from(const nanobind::object& source, const std::string& argument,
                  const std::string& type) {
   nanobind::ndarray<nanobind::ro> view;
   if (!nanobind::try_cast(source, view)) {
-    throw Error(Code::invalid_argument, argument,
-                nanobind::type_name(source.type()).c_str(), "must be an array that speaks DLPack");
+    throw Error(Code::invalid_argument, argument, nanobind::type_name(source.type()).c_str(),
+                "must be an array that speaks DLPack");
   }
   require_rank(argument, view.ndim());
   const Type own = type.empty() ? type_of(view.dtype()) : type_named("type", type);
   if (own == Type::none || (!type.empty() && view.itemsize() != size_of(own))) {
-    throw Error(Code::invalid_argument, argument,
-                nanobind::str(nanobind::getattr(source, "dtype", nanobind::str("its type"))).c_str(),
-                "must hold f64, f32, f16, bf16, bool or i32");
+    throw Error(
+        Code::invalid_argument, argument,
+        nanobind::str(nanobind::getattr(source, "dtype", nanobind::str("its type"))).c_str(),
+        "must hold f64, f32, f16, bf16, bool or i32");
   }
   const bool on_gpu = view.device_type() == nanobind::device::cuda::value ||
                       view.device_type() == nanobind::device::cuda_managed::value;

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
-#include <regard/regard.hpp>
 
+#include <regard/regard.hpp>
 #include <string>
 #include <vector>
 

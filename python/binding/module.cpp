@@ -4,9 +4,12 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+
+#include <algorithm>
 #include <regard/cuda.hpp>
 
 #include "problem.hpp"
+#include "xla.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -33,14 +36,17 @@ const char* name_of_code(Code code) {
   return "InternalError";
 }
 
-// regard.errors has a class for each code, made from (text, argument, value).
+// regard.errors has a class for each code, made from (text, argument, value). What is a field of a
+// field in C++, dropout.p, is one keyword in Python, dropout_p.
 void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
   } catch (const Error& error) {
-    const nb::object type =
-        nb::module_::import_("regard.errors").attr(name_of_code(error.code()));
-    const nb::object value = type(error.what(), error.argument(), error.value());
+    const nb::object type = nb::module_::import_("regard.errors").attr(name_of_code(error.code()));
+    std::string argument = error.argument();
+    std::replace(argument.begin(), argument.end(), '.', '_');
+    const std::string text = argument + std::string(error.what()).substr(argument.size());
+    const nb::object value = type(text, argument, error.value());
     PyErr_SetObject(type.ptr(), value.ptr());
   }
 }
@@ -51,18 +57,30 @@ Pass pass_named(const std::string& name) {
   throw Error(Code::invalid_argument, "pass", "'" + name + "'", "must be forward or backward");
 }
 
-void run_forward(Problem& p, const Array& out, const Array* lse, std::uintptr_t stream, int threads,
-                 const std::string& backend) {
+// Address and bytes; none: the library allocates its own.
+using Memory = std::pair<std::uintptr_t, std::size_t>;
+
+Run run_with(const Problem& p, std::uintptr_t stream, int threads, const std::string& backend,
+             const std::optional<Memory>& workspace) {
+  Run run = run_of(p, "", stream, threads, backend);
+  if (workspace) {
+    run.workspace = {.data = reinterpret_cast<void*>(workspace->first), .size = workspace->second};
+  }
+  return run;
+}
+
+void run_forward(const Problem& p, const Array& out, const Array* lse, std::uintptr_t stream,
+                 int threads, const std::string& backend, const std::optional<Memory>& workspace) {
   const ForwardOutputs outputs{.out = p.place("out", &out), .lse = p.place("lse", lse)};
-  const Run run = run_of(p, "", stream, threads, backend);
+  const Run run = run_with(p, stream, threads, backend, workspace);
   const nb::gil_scoped_release release;
   forward(p.attention, outputs, run);
 }
 
-void run_backward(Problem& p, const Array& out, const Array& lse, const Array& dout,
+void run_backward(const Problem& p, const Array& out, const Array& lse, const Array& dout,
                   const Array* dlse, const Array* dq, const Array* dk, const Array* dv,
                   const Array* dbias, const Array* dsink, bool accumulate, std::uintptr_t stream,
-                  int threads, const std::string& backend) {
+                  int threads, const std::string& backend, const std::optional<Memory>& workspace) {
   const BackwardInputs inputs{.out = p.place("out", &out),
                               .lse = p.place("lse", &lse),
                               .dout = p.place("dout", &dout),
@@ -73,7 +91,7 @@ void run_backward(Problem& p, const Array& out, const Array& lse, const Array& d
                             .dbias = p.place("dbias", dbias),
                             .dsink = p.place("dsink", dsink),
                             .accumulate = accumulate};
-  const Run run = run_of(p, "", stream, threads, backend);
+  const Run run = run_with(p, stream, threads, backend, workspace);
   const nb::gil_scoped_release release;
   backward(p.attention, inputs, gradients, run);
 }
@@ -115,6 +133,7 @@ nb::dict setup() {
 
 NB_MODULE(_core, m) {
   nb::register_exception_translator(translate);
+  nb::set_leak_warnings(false);  // of Problems that a program still holds when it ends
 
   nb::class_<Array>(m, "Array", "Memory, its element type, sizes and strides (in elements).")
       .def_static("at", &array_at, "pointer"_a, "type"_a, "sizes"_a, "strides"_a, "device"_a = -1,
@@ -165,14 +184,21 @@ NB_MODULE(_core, m) {
           "precision"_a = "full", "deterministic"_a = false)
       .def_prop_ro("type", [](const Problem& p) { return name_of(p.attention.q.type); })
       .def("forward", &run_forward, "out"_a, "lse"_a = nb::none(), nb::kw_only(), "stream"_a = 0,
-           "threads"_a = 0, "backend"_a = "")
+           "threads"_a = 0, "backend"_a = "", "workspace"_a = nb::none())
       .def("backward", &run_backward, "out"_a, "lse"_a, "dout"_a, "dlse"_a = nb::none(),
            nb::kw_only(), "dq"_a = nb::none(), "dk"_a = nb::none(), "dv"_a = nb::none(),
            "dbias"_a = nb::none(), "dsink"_a = nb::none(), "accumulate"_a = false, "stream"_a = 0,
-           "threads"_a = 0, "backend"_a = "")
+           "threads"_a = 0, "backend"_a = "", "workspace"_a = nb::none())
+      .def(
+          "workspace",
+          [](const Problem& p, const std::string& pass, int threads, const std::string& backend) {
+            return workspace(p.attention, pass_named(pass), run_of(p, "", 0, threads, backend));
+          },
+          "pass_"_a = "forward", "threads"_a = 0, "backend"_a = "",
+          "Bytes that a call needs beside its arrays; on a GPU, aligned to 256.")
       .def(
           "dropout_mask",
-          [](Problem& p, const Array& keep) {
+          [](const Problem& p, const Array& keep) {
             const Tensor tensor = keep.tensor;
             const nb::gil_scoped_release release;
             dropout_mask(p.attention, tensor);
@@ -207,8 +233,16 @@ NB_MODULE(_core, m) {
           "pass_"_a = "forward", "device"_a = "", "backend"_a = "");
 
   m.def("setup", &setup);
+  m.def("xla_handlers", &xla_handlers);
   m.def("version", &version);
   m.def("dropout_probability", &dropout_probability, "p"_a);
+  m.def(
+      "measured_peak",
+      [](const std::string& type, int threads, const std::string& backend) {
+        return measured_peak(type_named("type", type), {.threads = threads, .backend = backend});
+      },
+      "type"_a, "threads"_a = 0, "backend"_a = "",
+      "FLOP/s of the instruction behind a CPU kernel in a register-only loop, measured now.");
   m.def("allow_compilation", &allow_compilation, "allowed"_a);
 }
 

@@ -28,23 +28,26 @@ constexpr std::array<std::pair<std::string_view, Precision>, 3> kPrecision{
 
 }  // namespace
 
-Tensor Problem::place(const char* argument, const Array* array) {
+Tensor Problem::place(const char* argument, const Array* array) const {
   if (!array || !array->tensor.given()) return {};
   if (array->device != device) {
     throw Error(Code::invalid_argument, argument, "an array on " + device_name(array->device),
                 "must be on " + device_name(device) + ", where q is");
   }
-  if (array->owner.is_valid()) owners.push_back(array->owner);
   return array->tensor;
 }
 
 Problem problem_of(const Array& q, const Array& k, const Array& v, const Arrays& more,
                    const Settings& settings) {
   Problem problem{.device = q.device};
+  const auto keep = [&](const char* argument, const Array* array) {
+    if (array && array->owner.is_valid()) problem.owners.push_back(array->owner);
+    return problem.place(argument, array);
+  };
   Attention& a = problem.attention;
-  a.q = problem.place("q", &q);
-  a.k = problem.place("k", &k);
-  a.v = problem.place("v", &v);
+  a.q = keep("q", &q);
+  a.k = keep("k", &k);
+  a.v = keep("v", &v);
   const std::pair<const char*, Tensor*> fields[] = {
       {"bias", &a.bias},
       {"mask", &a.mask},
@@ -57,7 +60,7 @@ Problem problem_of(const Array& q, const Array& k, const Array& v, const Arrays&
   };
   for (const auto& [name, field] : fields) {
     if (const auto found = more.find(name); found != more.end()) {
-      *field = problem.place(name, found->second);
+      *field = keep(name, found->second);
     }
   }
   a.max_seqlen_q = settings.max_seqlen_q;
@@ -66,9 +69,8 @@ Problem problem_of(const Array& q, const Array& k, const Array& v, const Arrays&
   a.softcap = settings.softcap;
   a.causal = named("causal", settings.causal, kCausal);
   a.window = {.left = settings.window.first, .right = settings.window.second};
-  a.dropout = {.p = settings.dropout_p,
-               .seed = settings.dropout_seed,
-               .offset = settings.dropout_offset};
+  a.dropout = {
+      .p = settings.dropout_p, .seed = settings.dropout_seed, .offset = settings.dropout_offset};
   a.precision = named("precision", settings.precision, kPrecision);
   a.deterministic = settings.deterministic;
   return problem;

@@ -17,7 +17,7 @@ struct Problem {
   std::vector<nanobind::object> owners{};
 
   // Refuses an array on another device than q's; a null one is "not given".
-  Tensor place(const char* argument, const Array* array);
+  Tensor place(const char* argument, const Array* array) const;
 };
 
 // The arrays of an Attention by the names of its fields; null: not given.

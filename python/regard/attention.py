@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,9 +100,10 @@ def attention(q: Any, k: Any, v: Any, *, bias: Any = None, mask: Any = None,
     call = call_of(q, k, v, view, **options)
     problem = call.problem()
     type = problem.type if out_type is None else type_name("out_type", out_type)
-    out = framework.empty(call.out_shape(), type, q) if out is None else out
+    if out is None:
+        out = _made(call, framework, call.out_shape(), type, 0)
     if lse is None and return_lse:
-        lse = framework.empty(call.lse_shape(), sums_type(problem), q)
+        lse = _made(call, framework, call.lse_shape(), sums_type(problem), -math.inf)
     problem.forward(call.rows(out, "out"), None if lse is None else view(lse, "lse"),
                     stream=framework.stream(q), threads=threads, backend=backend)
     return (out, lse) if return_lse else out
@@ -248,7 +250,15 @@ def _empty_gradient(name: str, call: Call, framework: Framework, type: Any) -> A
         return framework.empty(call.extras["sink"].shape, "f32", call.q)
     source = getattr(call, name[1:]) if name != "dbias" else call.extras["bias"]
     own = call.read(source, name[1:]).type if type is None else type_name("gradient_type", type)
-    return framework.empty(source.shape, own, call.q)
+    return _made(call, framework, source.shape, own, 0)
+
+
+def _made(call: Call, framework: Framework, shape: Sequence[int], type: str, padding: float) -> Any:
+    """A new array; the library does not write rows outside of every sequence, so they hold this."""
+    array = framework.empty(shape, type, call.q)
+    if call.is_ragged():
+        array[...] = padding
+    return array
 
 
 def _refuse_outputs(**given: Any) -> None:

@@ -48,6 +48,11 @@ class Call:
         array = self.read(x, argument)
         return array.swapped(1, 2) if self.layout == "bshd" and not self.packed else array
 
+    def is_ragged(self) -> bool:
+        """Whether rows may lie outside of every sequence."""
+        return self.packed or any(self.extras[name] is not None
+                                  for name in ("seqused_q", "seqused_k"))
+
     def out_shape(self) -> tuple[int, ...]:
         return (*self.q.shape[:-1], self.v.shape[-1])
 

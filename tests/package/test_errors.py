@@ -38,7 +38,7 @@ REFUSED = [
     ("alibi_slopes", {"alibi_slopes": np.ones(4)}, regard.InvalidArgument),
     ("scale", {"scale": float("nan")}, regard.InvalidArgument),
     ("softcap", {"softcap": -1.0}, regard.InvalidArgument),
-    ("dropout.p", {"dropout_p": 1.0}, regard.InvalidArgument),
+    ("dropout_p", {"dropout_p": 1.0}, regard.InvalidArgument),
     ("causal", {"causal": "diagonal"}, regard.InvalidArgument),
     ("causal", {"causal": True, "k": K[:, :, :5], "v": K[:, :, :5]}, regard.InvalidArgument),
     ("window", {"window": (1, 2, 3)}, regard.InvalidArgument),

@@ -1,0 +1,252 @@
+#include "xla.hpp"
+
+#include <cstring>
+#include <exception>
+#include <new>
+#include <regard/cuda.hpp>
+
+#include "problem.hpp"
+#include "xla_call.hpp"
+
+namespace nb = nanobind;
+
+namespace regard::python {
+
+namespace {
+
+using namespace xla;
+
+// An error of XLA itself, on its way back to it.
+struct Failed {
+  Failure* failure;
+};
+
+void check(Failure* failure) {
+  if (failure) throw Failed{failure};
+}
+
+Failure* failure_of(const CallFrame& frame, FailureCode code, const char* message) {
+  MakeFailure make{
+      .size = sizeof(MakeFailure), .extension = nullptr, .message = message, .code = code};
+  return frame.api->make_failure(&make);
+}
+
+FailureCode failure_code(Code code) {
+  switch (code) {
+    case Code::invalid_argument:
+      return kInvalidArgument;
+    case Code::unsupported:
+      return kUnimplemented;
+    case Code::unavailable:
+      return kUnavailable;
+    case Code::out_of_memory:
+      return kResourceExhausted;
+    case Code::device_failure:
+    case Code::internal:
+      break;
+  }
+  return kInternal;
+}
+
+// XLA asks each handler which interface it was written for, instead of calling it.
+bool answers_question(const CallFrame& frame) {
+  bool asked = false;
+  for (Extension* one = frame.extension; one; one = one->next) {
+    if (one->type != kMetadata) continue;
+    Metadata& answer = *reinterpret_cast<MetadataExtension*>(one)->metadata;
+    answer.version = {
+        .size = sizeof(Version), .extension = nullptr, .major = kMajor, .minor = kMinor};
+    answer.traits = 0;
+    asked = true;
+  }
+  return asked;
+}
+
+// ------------------------------------------------------------------------------------ on a device
+
+int device_of(const CallFrame& frame) {
+  if (frame.api->size < sizeof(Api)) {
+    throw Error(Code::unavailable, "jaxlib", "a version before 0.6",
+                "cannot say which GPU a call is for");
+  }
+  GetDevice get{
+      .size = sizeof(GetDevice), .extension = nullptr, .context = frame.context, .ordinal = 0};
+  check(frame.api->get_device(&get));
+  return get.ordinal;
+}
+
+std::uintptr_t stream_of(const CallFrame& frame) {
+  GetStream get{
+      .size = sizeof(GetStream), .extension = nullptr, .context = frame.context, .stream = nullptr};
+  check(frame.api->get_stream(&get));
+  return reinterpret_cast<std::uintptr_t>(get.stream);
+}
+
+// Device memory of XLA's own pool, in the order of the call's stream: what is queued before the end
+// of this may use it.
+class Scratch {
+ public:
+  static constexpr std::size_t kAlignment = 256;  // more than XLA can be asked for
+
+  Scratch(const CallFrame& frame, std::size_t bytes) : frame_(frame), size_(bytes) {
+    if (bytes == 0) return;
+    AllocateMemory allocate{.size = sizeof(AllocateMemory),
+                            .extension = nullptr,
+                            .context = frame.context,
+                            .bytes = bytes + kAlignment,
+                            .alignment = 1,
+                            .data = nullptr};
+    check(frame.api->allocate_memory(&allocate));
+    data_ = allocate.data;
+  }
+  ~Scratch() {
+    if (!data_) return;
+    FreeMemory free{.size = sizeof(FreeMemory),
+                    .extension = nullptr,
+                    .context = frame_.context,
+                    .bytes = size_ + kAlignment,
+                    .data = data_};
+    frame_.api->free_memory(&free);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  Workspace workspace() const {
+    if (!data_) return {};
+    const auto begin = reinterpret_cast<std::uintptr_t>(data_) + kAlignment - 1;
+    return {.data = reinterpret_cast<void*>(begin / kAlignment * kAlignment), .size = size_};
+  }
+
+ private:
+  const CallFrame& frame_;
+  std::size_t size_;
+  void* data_ = nullptr;
+};
+
+// ------------------------------------------------------------------------------------- the problem
+
+// A seed in memory: on a GPU the device has to finish what computes it first.
+std::uint64_t seed_of(const Call& call, int device) {
+  const Buffer* buffer = call.buffer_if_any("dropout_seed");
+  if (!buffer) return static_cast<std::uint64_t>(call.integer("dropout_seed"));
+  if (buffer->type != kU32 || buffer->rank != 1 || buffer->sizes[0] != 2) {
+    throw Error(Code::invalid_argument, "dropout_seed", "an array", "must be two uint32");
+  }
+  std::uint32_t words[2] = {};
+  if (device == Array::kHost) {
+    std::memcpy(words, buffer->data, sizeof words);
+  } else {
+    cuda_memory::synchronize(device);
+    cuda_memory::to_host(device, words, buffer->data, sizeof words);
+  }
+  return std::uint64_t(words[1]) << 32 | words[0];
+}
+
+Problem problem_in(const Call& call, int device) {
+  std::map<std::string, Array> extras;
+  Arrays arrays;
+  for (const char* name : {"bias", "mask", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k",
+                           "seqused_q", "seqused_k"}) {
+    if (!call.buffer_if_any(name)) continue;
+    extras[name] = call.array(name, device);
+    arrays[name] = &extras[name];
+  }
+  Settings settings{.scale = {},
+                    .softcap = call.number("softcap"),
+                    .causal = call.text("causal"),
+                    .window = {call.integer("window_left"), call.integer("window_right")},
+                    .dropout_p = call.number("dropout_p"),
+                    .dropout_seed = seed_of(call, device),
+                    .dropout_offset = static_cast<std::uint64_t>(call.integer("dropout_offset")),
+                    .max_seqlen_q = call.integer("max_seqlen_q"),
+                    .max_seqlen_k = call.integer("max_seqlen_k"),
+                    .precision = call.text("precision"),
+                    .deterministic = call.integer("deterministic") != 0};
+  if (call.integer("has_scale") != 0) settings.scale = call.number("scale");
+  return problem_of(call.array("q", device), call.array("k", device), call.array("v", device),
+                    arrays, settings);
+}
+
+// ---------------------------------------------------------------------------------------- the call
+
+enum class Platform { cpu, cuda };
+
+template <Pass pass>
+void compute(const Call& call, Problem& problem, const Run& run) {
+  const auto tensor = [&](const char* name) {
+    return call.array_if_any(name, problem.device).tensor;
+  };
+  if constexpr (pass == Pass::forward) {
+    forward(problem.attention, {.out = tensor("out"), .lse = tensor("lse")}, run);
+  } else {
+    backward(problem.attention,
+             {.out = tensor("out"),
+              .lse = tensor("lse"),
+              .dout = tensor("dout"),
+              .dlse = tensor("dlse")},
+             {.dq = tensor("dq"),
+              .dk = tensor("dk"),
+              .dv = tensor("dv"),
+              .dbias = tensor("dbias"),
+              .dsink = tensor("dsink")},
+             run);
+  }
+}
+
+// The workspace that the library says a pass needs is that of outputs in the inputs' type; for
+// others it is left to find its own.
+bool knows_workspace(const Call& call) {
+  const Buffer* q = call.buffer_if_any("q");
+  const Buffer* dout = call.buffer_if_any("dout");
+  return !dout || (q && q->type == dout->type);
+}
+
+template <Pass pass, Platform platform>
+void execute(const CallFrame& frame) {
+  const Call call(frame);
+  const int device = platform == Platform::cuda ? device_of(frame) : Array::kHost;
+  Problem problem = problem_in(call, device);
+  const auto threads = static_cast<int>(call.integer("threads"));
+  if constexpr (platform == Platform::cpu) {
+    compute<pass>(call, problem, run_of(problem, "", 0, threads, call.text("backend")));
+  } else {
+    Run run = run_of(problem, "", stream_of(frame), threads, call.text("backend"));
+    const Scratch scratch(frame,
+                          knows_workspace(call) ? workspace(problem.attention, pass, run) : 0);
+    run.workspace = scratch.workspace();
+    compute<pass>(call, problem, run);
+  }
+}
+
+template <Pass pass, Platform platform>
+Failure* handle(CallFrame* frame) {
+  if (answers_question(*frame)) return nullptr;
+  try {
+    if (frame->stage == kExecute) execute<pass, platform>(*frame);
+    return nullptr;
+  } catch (const Failed& failed) {
+    return failed.failure;
+  } catch (const Error& error) {
+    return failure_of(*frame, failure_code(error.code()), error.what());
+  } catch (const std::bad_alloc&) {
+    return failure_of(*frame, kResourceExhausted, "regard: out of memory");
+  } catch (const std::exception& error) {
+    return failure_of(*frame, kInternal, error.what());
+  }
+}
+
+}  // namespace
+
+nb::dict xla_handlers() {
+  const auto capsule = [](Handler* handler) {
+    return nb::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
+  };
+  nb::dict all;
+  all[nb::make_tuple("regard_forward", "cpu")] = capsule(&handle<Pass::forward, Platform::cpu>);
+  all[nb::make_tuple("regard_forward", "CUDA")] = capsule(&handle<Pass::forward, Platform::cuda>);
+  all[nb::make_tuple("regard_backward", "cpu")] = capsule(&handle<Pass::backward, Platform::cpu>);
+  all[nb::make_tuple("regard_backward", "CUDA")] = capsule(&handle<Pass::backward, Platform::cuda>);
+  return all;
+}
+
+}  // namespace regard::python

@@ -1,0 +1,17 @@
+// The library's calls as functions that XLA puts into its programs.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace regard::python {
+
+// {(name, platform): capsule} for jax.ffi.register_ffi_target; the names are "regard_forward" and
+// "regard_backward", the platforms "cpu" and "CUDA".
+//
+// A call names its operands and results in two attributes, "operands" and "results": a list such as
+// "q k v bias" of the fields of Attention, BackwardInputs, ForwardOutputs and Gradients.
+// "dropout_seed" is an operand of two uint32, low and high, instead of the attribute; operands
+// named "zeros" are the initial values of results, and not looked at.
+nanobind::dict xla_handlers();
+
+}  // namespace regard::python
