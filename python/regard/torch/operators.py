@@ -1,0 +1,170 @@
+"""The library's two passes as operators of PyTorch: shapes, gradients, autocast.
+
+`regard::forward` returns out and lse, `regard::backward` those gradients that are wanted. Both are
+functions of their arguments alone. Kernels are registered with the dispatcher directly, as
+`torch.library.custom_op` adds checks to every call that cost as much as the call itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..errors import Unsupported, refuse
+from .kernels import (TENSOR_OPTIONS, Options, backward_results, forward_results, run_backward,
+                      run_forward)
+
+_SCHEMA = """Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sink, Tensor? mask,
+    Tensor? alibi_slopes, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q,
+    Tensor? seqused_k, Tensor? drawn_seed, float? scale, float softcap, str causal,
+    SymInt[2] window, float dropout_p, SymInt dropout_seed, SymInt dropout_offset,
+    SymInt max_seqlen_q, SymInt max_seqlen_k, str layout, str precision, bool deterministic,
+    ScalarType? out_type, int threads, str backend"""
+
+_library: Any = torch.library.Library("regard", "DEF")  # type: ignore[no-untyped-call]
+_library.define(f"forward({_SCHEMA}) -> (Tensor out, Tensor lse)",
+                tags=(torch.Tag.pt2_compliant_tag,))
+_library.define("backward(bool[5] wanted, Tensor dout, Tensor? dlse, Tensor out, Tensor lse, "
+                f"{_SCHEMA}) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+forward = torch.ops.regard.forward.default
+backward = torch.ops.regard.backward.default
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("forward", run_forward, _device)
+    _library.impl("backward", run_backward, _device)
+
+
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None,
+                  *rest: Any) -> tuple[Tensor, Tensor]:
+    return forward_results(q, v, Options(*rest))
+
+
+def _fake_backward(wanted: Sequence[bool], dout: Tensor, dlse: Tensor | None, out: Tensor,
+                   lse: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
+                   sink: Tensor | None, *rest: Any) -> list[Tensor]:
+    return list(backward_results(wanted, q, k, v, bias, sink).values())
+
+
+torch.library.register_fake("regard::forward", _fake_forward, lib=_library)
+torch.library.register_fake("regard::backward", _fake_backward, lib=_library)
+
+
+_PLAIN = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+
+def _below_autograd(operator: Any, kernel: Any, keys: Any, *arguments: Any) -> Any:
+    """What the dispatcher calls next. For plain tensors, to which nothing else listens, that is the
+    kernel: a call in Python saves turning thirty arguments into C++ and back."""
+    keys = keys & torch._C._after_autograd_keyset
+    if keys.highestPriorityTypeId() in _PLAIN:
+        return kernel(*arguments)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator.redispatch(keys, *arguments)
+
+
+# ---------------------------------------------------------------------------------------- autograd
+
+class RegardAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
+                sink: Tensor | None, keys: Any, rest: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        out, lse = _below_autograd(forward, run_forward, keys, q, k, v, bias, sink, *rest)
+        ctx.save_for_backward(out, lse, q, k, v, bias, sink, *rest[:TENSOR_OPTIONS])
+        ctx.settings = rest[TENSOR_OPTIONS:]
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        wanted = ctx.needs_input_grad[:5]
+        gradients: list[Tensor] = []
+        if dout is not None or dlse is not None:
+            saved = ctx.saved_tensors
+            if dout is None:
+                dout = saved[0].new_zeros(saved[0].shape[-1]).expand_as(saved[0])
+            gradients = backward(wanted, dout, dlse, *saved, *ctx.settings)
+        found = iter(gradients)
+        return (*(next(found, None) if is_wanted else None for is_wanted in wanted), None, None)
+
+
+class RegardAttentionGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, q: Tensor,
+                k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None, wanted: list[bool],
+                keys: Any, rest: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        return tuple(_below_autograd(backward, run_backward, keys, wanted, dout, dlse, out, lse,
+                                     q, k, v, bias, sink, *rest))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise refuse("create_graph", True, "gradients of attention's gradients are not available; "
+                     "torch.nn.functional.scaled_dot_product_attention under "
+                     "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) has them", Unsupported)
+
+
+_attention: Any = RegardAttention.apply
+_attention_gradients: Any = RegardAttentionGradients.apply
+_unpack_dual: Any = forward_ad.unpack_dual
+
+
+def _any_requires_grad(tensors: Sequence[Any]) -> bool:
+    return any(x is not None and x.requires_grad for x in tensors)
+
+
+def _refuse_transforms(tensors: Sequence[Any]) -> None:
+    if torch._C._are_functorch_transforms_active():
+        raise refuse("q", "a tensor inside of torch.func", "has gradients by torch.autograd only",
+                     Unsupported)
+    if forward_ad._current_level >= 0 and any(
+            x is not None and _unpack_dual(x).tangent is not None for x in tensors):
+        raise refuse("q", "a tensor with a tangent", "attention has no forward-mode derivative",
+                     Unsupported)
+
+
+def _forward_with_gradients(keys: Any, *arguments: Any) -> Any:
+    if forward_ad._current_level >= 0:
+        _refuse_transforms(arguments[:5])
+    if torch.is_grad_enabled():
+        slopes = arguments[5 + Options._fields.index("alibi_slopes")]
+        if slopes is not None and slopes.requires_grad:
+            raise refuse("alibi_slopes", "a tensor that requires grad",
+                         "has no gradient; detach it", Unsupported)
+        if _any_requires_grad(arguments[:5]):
+            _refuse_transforms(())
+            return _attention(*arguments[:5], keys, arguments[5:])
+    return _below_autograd(forward, run_forward, keys, *arguments)
+
+
+def _backward_with_gradients(keys: Any, wanted: list[bool], *arguments: Any) -> Any:
+    if torch.is_grad_enabled() and _any_requires_grad(arguments[:9]):
+        return list(_attention_gradients(*arguments[:9], wanted, keys, arguments[9:]))
+    return _below_autograd(backward, run_backward, keys, wanted, *arguments)
+
+
+_library.impl("forward", _forward_with_gradients, "Autograd", with_keyset=True)
+_library.impl("backward", _backward_with_gradients, "Autograd", with_keyset=True)
+
+
+# ---------------------------------------------------------------------------------------- autocast
+
+def _cast(device: str, key: Any) -> Any:
+    excluded = torch._C.DispatchKeySet(key)
+
+    def cast_and_run(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+        """As PyTorch's own attention: q, k and v become the autocast type, but for float64. The
+        bias keeps its type, which need not be q's, and the sums are in float32 or wider anyway."""
+        type = torch.get_autocast_dtype(device)
+        q, k, v = (x.to(type) if x.is_floating_point() and x.dtype != torch.float64 else x
+                   for x in (q, k, v))
+        with torch._C._ExcludeDispatchKeyGuard(excluded):
+            return forward(q, k, v, *rest)
+
+    return cast_and_run
+
+
+_library.impl("forward", _cast("cpu", torch._C.DispatchKey.AutocastCPU), "AutocastCPU")
+_library.impl("forward", _cast("cuda", torch._C.DispatchKey.AutocastCUDA), "AutocastCUDA")

@@ -1,0 +1,147 @@
+"""`scaled_dot_product_attention` with PyTorch's signature and meaning, and Regard's extensions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import WrongType, refuse
+from ..settings import Causal, Precision, Window
+from .surface import Result, attention
+
+
+def scaled_dot_product_attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+        enable_gqa: bool = False, *, bias: Tensor | None = None, causal: Causal = False,
+        window: Window = None, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+        sink: Tensor | None = None, dropout_seed: int | None = None, dropout_offset: int = 0,
+        precision: Precision = "full", deterministic: bool = False, return_lse: bool = False,
+        out_type: Any = None, threads: int = 0, backend: str = "") -> Result:
+    """As torch.nn.functional.scaled_dot_product_attention; more by keywords.
+
+    Args:
+        query: (..., Hq, L, E), from two dimensions on. Leading dimensions broadcast.
+        key: (..., H, S, E).
+        value: (..., H, S, Ev).
+        attn_mask: broadcasts to (..., Hq, L, S); bool, True = attend; or of any float type, added
+            to the scores, with a gradient.
+        dropout_p: applied whenever it is above 0.
+        is_causal: query i sees keys up to i (top left), whatever L and S.
+        scale: of the scores; 1/sqrt(E) if None.
+        enable_gqa: lets Hq be a multiple of H. Without it heads must broadcast.
+        bias: float, beside a bool attn_mask.
+        causal: as `attention` takes it, where is_causal is not meant: "bottom_right".
+        window, softcap, alibi_slopes, sink, dropout_seed, dropout_offset, precision,
+        deterministic, out_type, threads, backend: as `attention`.
+        return_lse: also return the log of the denominators, (..., Hq, L).
+
+    Returns:
+        (..., Hq, L, Ev), or with its lse. A row that sees no key is 0.
+
+    Raises:
+        as `attention`; InvalidArgument for attn_mask with is_causal, as PyTorch does.
+    """
+    given = {"query": query, "key": key, "value": value}
+    for name, x in given.items():
+        if not isinstance(x, Tensor):
+            raise refuse(name, f"a {type(x).__name__}", "must be a tensor of PyTorch", WrongType)
+    mask = None
+    if attn_mask is not None:
+        if is_causal:
+            raise refuse("attn_mask", "a tensor", "must be None where is_causal is True")
+        if attn_mask.dtype == torch.bool:
+            mask = attn_mask
+        elif not attn_mask.is_floating_point():
+            raise refuse("attn_mask", f"a tensor of {attn_mask.dtype}",
+                         "must be bool or of a float type", WrongType)
+        elif bias is not None:
+            raise refuse("bias", "a tensor", "must be None where attn_mask is one already")
+        else:
+            bias = attn_mask
+    if is_causal and causal is False:
+        causal = "top_left"
+    lead: tuple[int, ...] = query.shape[:-3]
+    batched = (query.dim() == 4 and key.dim() == 4 and value.dim() == 4
+               and key.shape[0] == lead[0] and value.shape[0] == lead[0])
+    alone = False  # one head without its dimension
+    if not batched:
+        rank = _rank(given)
+        alone = rank == 2
+        lead = tuple(_common_size(given, axis) for axis in range(-rank, -3))
+        query, key, value = (_folded(x, lead) for x in (query, key, value))
+        mask, bias = _folded_scores(mask, lead), _folded_scores(bias, lead)
+    if not enable_gqa:
+        query, key, value = _with_equal_heads(query, key, value)
+    result = attention(
+        query, key, value, bias=bias, mask=mask, causal=causal, window=window, scale=scale,
+        softcap=softcap, alibi_slopes=alibi_slopes, sink=sink, dropout_p=dropout_p,
+        dropout_seed=dropout_seed, dropout_offset=dropout_offset, precision=precision,
+        deterministic=deterministic, return_lse=return_lse, out_type=out_type, threads=threads,
+        backend=backend)
+    if batched:
+        return result
+    if isinstance(result, tuple):
+        return _unfolded(result[0], lead, alone), _unfolded(result[1], lead, alone)
+    return _unfolded(result, lead, alone)
+
+
+def _rank(given: dict[str, Tensor]) -> int:
+    for name, x in given.items():
+        if x.dim() < 2:
+            raise refuse(name, f"a tensor of shape {tuple(x.shape)}",
+                         "must have at least 2 dimensions")
+    return max(x.dim() for x in given.values())
+
+
+def _common_size(given: dict[str, Tensor], axis: int) -> int:
+    """What the sizes along an axis, counted from the end, broadcast to."""
+    common = 1
+    for name, x in given.items():
+        size = x.shape[axis] if x.dim() >= -axis else 1
+        if common == 1:
+            common = size
+        elif size != 1 and size != common:
+            raise refuse(name, f"a tensor of shape {tuple(x.shape)}",
+                         f"its size {size} does not broadcast to {common}")
+    return common
+
+
+def _folded(x: Tensor, lead: tuple[int, ...]) -> Tensor:
+    """(B, H, S, D), with a copy only where leading dimensions cannot be one."""
+    heads = x.shape[-3] if x.dim() > 2 else 1
+    rows = x.shape[-2:]
+    return x.expand(*lead, heads, *rows).reshape(math.prod(lead), heads, *rows)
+
+
+def _folded_scores(x: Tensor | None, lead: tuple[int, ...]) -> Tensor | None:
+    """attn_mask and bias, which broadcast, and whose heads may be missing."""
+    if x is None or x.dim() <= 3:
+        return x
+    if x.dim() > len(lead) + 3:
+        raise refuse("attn_mask", f"a tensor of shape {tuple(x.shape)}",
+                     f"must have at most {len(lead) + 3} dimensions")
+    if all(size == 1 for size in x.shape[:-3]):
+        return x.reshape(1, *x.shape[-3:])
+    return x.expand(*lead, *x.shape[-3:]).reshape(math.prod(lead), *x.shape[-3:])
+
+
+def _with_equal_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    heads = query.shape[1], key.shape[1], value.shape[1]
+    if heads[1] == heads[2] and heads[1] in (1, heads[0]):
+        return query, key, value
+    for name, size in zip(("key", "value"), heads[1:]):
+        if 1 != size != heads[0] != 1:
+            raise refuse(name, f"{size} heads", f"beside {heads[0]} of query: must be as many, or "
+                         "give enable_gqa=True")
+    common = _common_size({"query": query, "key": key, "value": value}, -3)
+    query, key, value = (x.expand(-1, common, -1, -1) for x in (query, key, value))
+    return query, key, value
+
+
+def _unfolded(x: Tensor, lead: tuple[int, ...], alone: bool) -> Tensor:
+    x = x.reshape(*lead, *x.shape[1:])
+    return x[0] if alone else x

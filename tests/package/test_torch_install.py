@@ -1,0 +1,198 @@
+"""regard.torch.install: who is caught by it, what is left to PyTorch, and that it can be undone."""
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import regard.torch as rt  # noqa: E402
+import regard.torch.replacement as replacement  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch_cases import DEVICES  # noqa: E402
+
+STOCK = [F.scaled_dot_product_attention]  # a name for it would be found and replaced
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def undone():
+    yield
+    rt.uninstall()
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often Regard's function ran."""
+    count = []
+    original = replacement.scaled_dot_product_attention
+
+    def counting(*arguments, **options):
+        count.append(arguments)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(replacement, "scaled_dot_product_attention", counting)
+    return count
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def run_twice(module, *inputs, **options):
+    """Outputs and gradients of every parameter, by PyTorch and under install."""
+    results = []
+    for install in (False, True):
+        if install:
+            rt.install()
+        torch.manual_seed(1)
+        module.zero_grad()
+        out = module(*inputs, **options)
+        out = out[0] if isinstance(out, tuple) else out
+        gradients = []
+        if torch.is_grad_enabled() and out.requires_grad:
+            out.square().sum().backward()
+            gradients = [x.grad.clone() for x in module.parameters()]
+        results.append([out, *gradients])
+    for wanted, found in zip(*results):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_install_and_undo(calls):
+    q = normal(1, 2, 4, 8)
+    importer = types.ModuleType("importer")
+    importer.attention = F.scaled_dot_product_attention
+    sys.modules["importer"] = importer
+    try:
+        rt.install()
+        rt.install()
+        assert F.scaled_dot_product_attention is not STOCK[0]
+        assert importer.attention is F.scaled_dot_product_attention
+        importer.attention(q, q, q, is_causal=True, scale=0.5)
+        assert len(calls) == 1
+        rt.uninstall()
+        assert F.scaled_dot_product_attention is STOCK[0]
+        assert importer.attention is STOCK[0]
+        rt.uninstall()
+        with rt.installed():
+            with rt.installed():
+                pass
+            assert F.scaled_dot_product_attention is not STOCK[0]
+            assert not torch.backends.mha.get_fastpath_enabled()
+        assert F.scaled_dot_product_attention is STOCK[0]
+        assert torch.backends.mha.get_fastpath_enabled()
+        with pytest.raises(ZeroDivisionError), rt.installed():
+            1 / 0
+        assert F.scaled_dot_product_attention is STOCK[0]
+    finally:
+        del sys.modules["importer"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("masked", [False, True])
+def test_multihead_attention(training, masked, calls, device):
+    module = torch.nn.MultiheadAttention(16, 2, batch_first=True).train(training).to(device)
+    x = normal(3, 5, 16).to(device)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(5).to(device) if masked else None
+    padding = torch.zeros(3, 5, device=device).masked_fill(torch.arange(5, device=device) > 3,
+                                                           -torch.inf) if masked else None
+    with torch.set_grad_enabled(training):
+        run_twice(module, x, x, x, need_weights=False, attn_mask=mask, key_padding_mask=padding)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_transformer_encoder_layer(training, calls):
+    module = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    with torch.set_grad_enabled(training):
+        run_twice(module.train(training), normal(2, 5, 16))
+    assert len(calls) == 1
+
+
+def test_dropout_of_modules_is_drawn_by_the_generator():
+    module = torch.nn.MultiheadAttention(16, 2, dropout=0.5, batch_first=True)
+    x = normal(3, 5, 16)
+    with rt.installed():
+        torch.manual_seed(1)
+        first = module(x, x, x, need_weights=False)[0]
+        second = module(x, x, x, need_weights=False)[0]
+        torch.manual_seed(1)
+        again = module(x, x, x, need_weights=False)[0]
+    assert torch.equal(first, again) and not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+def test_compiled_code_looks_the_function_up_again(backend, calls):
+    q = normal(1, 2, 4, 8).requires_grad_()
+    compiled = torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True),
+                             fullgraph=True, backend=backend)
+    wanted = compiled(q)
+    with rt.installed():
+        found = compiled(q)
+        (gradient,) = torch.autograd.grad(found.sum(), q)
+        assert found.grad_fn is not None
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(gradient, torch.autograd.grad(wanted.sum(), q)[0])
+    assert calls  # while it was traced
+    assert torch.equal(compiled(q), wanted)
+
+
+def test_subclasses_keep_their_own_attention(calls):
+    from torch.nn.attention.bias import causal_lower_right
+
+    q, k = normal(1, 2, 4, 8), normal(1, 2, 6, 8, seed=1)
+    wanted = F.scaled_dot_product_attention(q, k, k, causal_lower_right(4, 6))
+
+    class Plain(torch.Tensor):
+        pass
+
+    with rt.installed():
+        found = F.scaled_dot_product_attention(q, k, k, causal_lower_right(4, 6))
+        mine = F.scaled_dot_product_attention(q.as_subclass(Plain), k, k)
+    torch.testing.assert_close(found, wanted)
+    assert isinstance(mine, Plain) and calls
+    torch.testing.assert_close(mine.as_subclass(torch.Tensor), STOCK[0](q, k, k))
+
+
+def test_what_regard_cannot_take_goes_to_pytorch(calls, monkeypatch):
+    monkeypatch.setattr(replacement, "_reasons_told", set())
+    q = normal(2, 3, 2, 8)
+    nested = torch.nested.nested_tensor([x for x in q.transpose(1, 2)],
+                                        layout=torch.jagged).transpose(1, 2)
+    with rt.installed():
+        with pytest.warns(UserWarning, match="nested tensors"):
+            out = F.scaled_dot_product_attention(nested, nested, nested)
+        assert out.is_nested
+        with pytest.warns(UserWarning, match="torch.func"):
+            batched = torch.vmap(F.scaled_dot_product_attention)(q, q, q)
+        torch.testing.assert_close(batched, STOCK[0](q, q, q))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="regard.*")
+            F.scaled_dot_product_attention(nested, nested, nested)  # told already
+        assert not calls
+        with pytest.raises(TypeError, match="key"):
+            F.scaled_dot_product_attention(q, None, q)
+        meta = q.to("meta")
+        assert F.scaled_dot_product_attention(meta, meta, meta).device.type == "meta"
+        assert len(calls) == 2
+
+
+def test_stock_signature(calls):
+    q, mask = normal(2, 2, 4, 8), normal(4, 4, seed=1)
+    with rt.installed():
+        ours = F.scaled_dot_product_attention
+        for arguments, options in (((q, q, q, mask, 0.0, False), {"scale": 0.3}),
+                                   ((q,), {"key": q, "value": q, "attn_mask": mask > 0}),
+                                   ((q, q[:, :1], q[:, :1]), {"enable_gqa": True})):
+            wanted = STOCK[0](*arguments, **options)
+            torch.testing.assert_close(ours(*arguments, **options), wanted)
+    assert len(calls) == 3

@@ -1,0 +1,253 @@
+"""The operators under what PyTorch wraps around them: compilers, autocast, checkpoints, threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import regard.torch as rt  # noqa: E402
+from regard.torch.kernels import Options  # noqa: E402
+from regard.torch.operators import backward, forward  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch_cases import CASES, DEVICES, assert_same, problem  # noqa: E402
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    yield
+    torch._dynamo.reset()
+
+
+def normal(*shape, seed=0, device="cpu"):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=draw).to(device)
+
+
+def leaves(*shape, device="cpu"):
+    return [normal(*shape, seed=seed, device=device).requires_grad_() for seed in range(3)]
+
+
+def operator_arguments(case, transposed=False):
+    """As the surface gives them to the operator."""
+    given = problem(case)
+    tensors, options = given.leaves(), dict(given.options)
+    q, k, v = (tensors[name] for name in "qkv")
+    if transposed:
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    seed = options.pop("dropout_seed", None)
+    if seed is not None:
+        options["drawn_seed"] = torch.tensor(seed - 2**64)
+    return q, k, v, tensors.get("bias"), tensors.get("sink"), *Options(**options)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("name", ["plain", "bias", "sink", "dropout", "packed"])
+def test_opcheck(name, transposed):
+    if name == "packed" and transposed:
+        pytest.skip("packed tensors have no batch beside which to transpose")
+    arguments = operator_arguments(BY_NAME[name], transposed)
+    torch.library.opcheck(forward, arguments)
+    with torch.no_grad():
+        out, lse = forward(*arguments)
+    wanted = [x is not None for x in arguments[:5]]
+    detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+    dlse = torch.ones_like(lse)
+    torch.library.opcheck(backward, (wanted, torch.ones_like(out), dlse, out, lse, *detached))
+
+
+def test_shapes_without_memory():
+    q = normal(2, 6, 4, 8).to("meta").transpose(1, 2)
+    out, lse = rt.attention(q, q, q[..., :5], return_lse=True, out_type=torch.float32)
+    real = rt.attention(*(torch.empty(2, 6, 4, 8).transpose(1, 2),) * 2,
+                        torch.empty(2, 6, 4, 5).transpose(1, 2), return_lse=True)
+    for found, wanted in zip((out, lse), real):
+        assert found.shape == wanted.shape and found.stride() == wanted.stride()
+    assert out.device.type == "meta"
+
+
+def everything(q, k, v, bias, sink, mask):
+    return rt.attention(q, k, v, bias=bias, sink=sink, mask=mask, causal="top_left",
+                        window=(3, None), softcap=2.0, return_lse=True)
+
+
+def dropping(q, k, v, bias, sink, mask):
+    return rt.attention(q, k, v, bias=bias, sink=sink, dropout_p=0.5, return_lse=True)
+
+
+def in_stock_terms(q, k, v, bias, sink, mask):
+    out = rt.scaled_dot_product_attention(q, k, v, bias, sink=sink, dropout_p=0.3,
+                                          dropout_seed=2**63 + 1)
+    return rt.flash_attn_func(out, k, v, causal=True, return_attn_probs=True)[:2]
+
+
+@pytest.mark.parametrize("function", [everything, dropping, in_stock_terms])
+def test_compiled_whole(function):
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for length in (6, 9):  # the second time with sizes as symbols
+        given = [*leaves(2, 2, length, 8), normal(2, 1, length, seed=5).requires_grad_(),
+                 normal(2, seed=6).requires_grad_(), normal(length, length, seed=7) > -1]
+        results = []
+        for run in (function, compiled):
+            torch.manual_seed(4)
+            out, lse = run(*given)
+            total = out.square().sum() + lse.sum()
+            results.append((out, lse, *torch.autograd.grad(total, given[:5])))
+        for found, wanted in zip(results[1], results[0]):
+            assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+
+
+def test_compiled_by_inductor():
+    def layer(x, weight):
+        qkv = (x @ weight).view(2, 5, 3, 2, 8)
+        return rt.flash_attn_qkvpacked_func(qkv, causal=True).reshape(2, 5, 16) @ weight[:, :16]
+
+    x, weight = normal(2, 5, 16).requires_grad_(), normal(16, 48, seed=1).requires_grad_()
+    results = []
+    for function in (layer, torch.compile(layer, fullgraph=True)):
+        out = function(x, weight)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (x, weight))))
+    for wanted, found in zip(*results):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_compiled_packed_sequences():
+    def function(q, k, v, begins):
+        return rt.flash_attn_varlen_func(q, k, v, begins, begins, 6, 6, causal=True)
+
+    given = leaves(10, 2, 8)
+    begins = torch.tensor([0, 4, 10], dtype=torch.int32)
+    found = torch.compile(function, fullgraph=True, backend="aot_eager")(*given, begins)
+    wanted = function(*given, begins)
+    assert torch.equal(found, wanted)
+    for a, b in zip(torch.autograd.grad(found.square().sum(), given),
+                    torch.autograd.grad(wanted.square().sum(), given)):
+        assert torch.equal(a, b)
+
+
+def test_exported():
+    class Module(torch.nn.Module):
+        def forward(self, q, k, v):
+            return rt.attention(q, k, v, causal="bottom_right")
+
+    given = tuple(x.detach() for x in leaves(1, 2, 6, 8))
+    program = torch.export.export(Module(), given)
+    assert any(node.target is forward for node in program.graph.nodes)
+    assert torch.equal(program.module()(*given), Module()(*given))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype, device):
+    given = leaves(2, 2, 6, 8, device=device)
+    bias = normal(6, 6, seed=5, device=device).requires_grad_()
+    with torch.autocast(device, dtype):
+        out, lse = rt.attention(*given, bias=bias, return_lse=True)
+        stock = torch.nn.functional.scaled_dot_product_attention(*given)
+        wide = rt.attention(*(x.double() for x in given))
+    assert out.dtype == stock.dtype == dtype and lse.dtype == torch.float32
+    assert wide.dtype == torch.float64
+    assert torch.equal(out, rt.attention(*(x.to(dtype) for x in given), bias=bias))
+    out.float().sum().backward()
+    assert all(x.grad.dtype == torch.float32 for x in (*given, bias))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_checkpoints_drop_the_same_weights_again(use_reentrant, compiled, device):
+    if compiled and use_reentrant:
+        pytest.skip("torch.compile takes no reentrant checkpoints")
+
+    def block(q, k, v):
+        return rt.attention(q, k, v, dropout_p=0.5).sin()
+
+    def kept(q, k, v):
+        return checkpoint(block, q, k, v, use_reentrant=use_reentrant)
+
+    given = leaves(2, 2, 6, 8, device=device)
+    results = []
+    for function in (block, torch.compile(kept, fullgraph=True, backend="aot_eager")
+                     if compiled else kept):
+        torch.manual_seed(5)
+        tensors = [x.detach().requires_grad_() for x in given]
+        out = function(*tensors)
+        torch.manual_seed(6)
+        out.sum().backward()
+        results.append((out, *(x.grad for x in tensors)))
+    for wanted, found in zip(*results):
+        assert_same(found, wanted)
+
+
+def test_anomaly_mode_and_hooks_see_the_function():
+    q, k, v = leaves(1, 1, 3, 4)
+    with torch.autograd.detect_anomaly(check_nan=True):
+        out = rt.attention(q, k, v)
+        assert out.grad_fn.name() == "RegardAttentionBackward"
+        out.sum().backward()
+    with torch.autograd.graph.save_on_cpu():
+        saved = rt.attention(q, k, v)
+    assert torch.equal(torch.autograd.grad(saved.sum(), q)[0], q.grad)
+
+
+def test_deterministic_algorithms_reach_the_library(monkeypatch):
+    seen = []
+    original = rt.kernels._core.Problem
+
+    def recording(*arguments, **options):
+        seen.append(options["deterministic"])
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(rt.kernels._core, "Problem", recording)
+    q = normal(1, 1, 3, 4)
+    rt.attention(q, q, q)
+    rt.attention(q, q, q, deterministic=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        rt.attention(q, q, q), rt.scaled_dot_product_attention(q, q, q)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [False, True, True, True]
+
+
+def test_eight_threads_and_every_thread_count_give_the_same_bits(device):
+    given = [normal(2, 4, 70, 16, seed=seed, device=device) for seed in range(3)]
+
+    def results(threads=0):
+        tensors = [x.clone().requires_grad_() for x in given]
+        out = rt.attention(*tensors, causal=True, dropout_p=0.2, dropout_seed=1, threads=threads,
+                           deterministic=True)
+        return out, *torch.autograd.grad(out.square().sum(), tensors)
+
+    wanted = results()
+    found, failures = [], []
+
+    def work():
+        try:
+            found.extend(results() for _ in range(5))
+        except BaseException as failure:  # noqa: BLE001 - told by the assertion below
+            failures.append(failure)
+
+    workers = [threading.Thread(target=work) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures and len(found) == 40
+    found += [results(1), results(3)]
+    for result in found:
+        assert all(torch.equal(a, b) for a, b in zip(result, wanted))
+
+
+def test_errors_of_the_library_come_through_compiled_code():
+    compiled = torch.compile(rt.attention, backend="aot_eager")
+    q = normal(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="bias"):
+        compiled(q, q, q, bias=torch.zeros(5, 1, 1, 1))
