@@ -17,8 +17,8 @@ export PYTHONDONTWRITEBYTECODE := 1
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
-demo: setup-build ## Attention of a trained model on real sentences: errors, speed, a picture
-	@tools/build.sh library
+demo: setup-build ## A trained model on regard.attention: sentences, errors, speed, a picture
+	@tools/build.sh python
 	@$(PYTHON) examples/demo.py
 
 test: setup-test ## Everything that CI runs; the last line says how many passed
@@ -33,15 +33,14 @@ build: setup-build ## Build library, tool, examples and tests (PRESET=release)
 check: build ## Random problems against float64, a minute on each instruction set
 	@$(PYTHON) tools/check_backends.py --seconds $(SECONDS_EACH)
 
-bench-cpu: setup-bench ## Time PyTorch's CPU kernel and ours side by side; writes bench/results
-	@tools/build.sh release
-	@$(PYTHON) bench/cpu.py
-	@$(PYTHON) bench/plot.py
+bench-cpu: setup-bench ## Time PyTorch, JAX, NumPy and ours on the CPU; writes bench/results
+	@tools/build.sh python
+	@$(PYTHON) -m regard.bench --device cpu --preset full --out bench/results \
+	  --plot bench/images/cpu.svg
 
-bench-gpu: ## Time PyTorch's GPU kernels and ours side by side; writes bench/results
-	@$(PYTHON_GPU) tools/test_gpu.py --only build
-	@REGARD_LIBRARY=$${REGARD_LIBRARY:-build/gpu/libregard.so} $(PYTHON_GPU) bench/gpu.py
-	@$(PYTHON_GPU) bench/plot_gpu.py
+bench-gpu: ## The same on a GPU, by this machine's python3, which has PyTorch and regard
+	@$(PYTHON_GPU) -m regard.bench --device cuda:0 --preset full --out bench/results \
+	  --plot bench/images/gpu.svg
 
 sanitize: setup-test ## The tests under the address, undefined behaviour and thread sanitizers
 	@$(PYTHON) tools/test.py --only asan,tsan

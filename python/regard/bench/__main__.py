@@ -1,0 +1,237 @@
+"""python -m regard.bench: times Regard beside every attention that is installed.
+
+    python -m regard.bench [--preset quick|small|full] [--only REGEX] [--plot]
+    python -m regard.bench --tune --case d128-causal-16384-bwd \\
+        --backends "cuda:mma;cuda:mma@rows=64,keys=128,warps=8"
+    python -m regard.bench plot gpu_h200.jsonl --out gpu.svg
+
+Each result is checked against float64 before it is timed; a wrong one of ours makes the status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import info
+from .cases import PRESETS, Case, cases_of
+from .environment import prepare_environment
+from .watch import Progress, watch
+
+
+def default_device() -> str:
+    return "cuda:0" if info().gpus else "cpu"
+
+
+def parser_of_run() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m regard.bench", description=__doc__.split("\n", 1)[1],
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--device", default=default_device(), help="cpu or cuda:0 (default: %(default)s)")
+    add("--preset", default="small", choices=["quick", "small", "full"],
+        help="which cases (default: %(default)s, a minute or two on two cores)")
+    add("--quick", dest="preset", action="store_const", const="quick", help="--preset quick")
+    add("--only", default="", metavar="REGEX", help='of "case-pass" in the preset')
+    add("--list", action="store_true", help="name the preset's cases")
+    add("--peers", default="all", metavar="NAMES",
+        help="with commas between, of those installed (default: all); none")
+    add("--backends", default="", help='ours, with ";" between (default: the library chooses): '
+        '"cuda:mma;cuda:mma@rows=64,keys=128,warps=8"')
+    add("--tune", action="store_true", help="sort our backends on one case; without peers")
+    add("--case", default="", help='with --tune: "d128-causal-16384-bwd"')
+    add("--seconds", type=float, default=0.0,
+        help="of timing a case and pass (default: 1 on a CPU, 0.3 on a GPU)")
+    add("--threads", type=int, default=0, help="of the CPU, for every side (default: all)")
+    add("--out", type=Path, default=Path("."), metavar="PATH",
+        help="JSON lines: a file, or a folder for cpu_ISA.jsonl, gpu_NAME.jsonl (default: here)")
+    add("--plot", type=Path, nargs="?", const=Path(""), metavar="SVG",
+        help="draw the results as well (default: beside them)")
+    add("--one-process", action="store_true", help="do not outlive a peer that hangs or crashes")
+    for name in ("--progress", "--done"):
+        add(name, default="", help=argparse.SUPPRESS)
+    add("--lost", action="append", default=[], help=argparse.SUPPRESS)
+    return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = parser_of_run()
+    a = parser.parse_args(argv)
+    if not re.fullmatch(r"cpu|cuda:\d+", a.device):
+        parser.error(f"--device = {a.device}: must be cpu or cuda:NUMBER")
+    try:
+        re.compile(a.only)
+    except re.error as error:
+        parser.error(f"--only = {a.only}: {error}")
+    a.kind = a.device.partition(":")[0]
+    cores = len(os.sched_getaffinity(0))
+    a.threads = a.threads or cores
+    if not 1 <= a.threads <= cores:
+        parser.error(f"--threads = {a.threads}: must be 1 to {cores}")
+    a.seconds = a.seconds or (1.0 if a.kind == "cpu" else 0.3)
+    a.backends = [name.strip() for name in a.backends.split(";") if name.strip()] or [a.kind]
+    if a.tune:
+        a.preset, a.peers = "full", "none" if a.peers == "all" else a.peers
+        if not a.case:
+            parser.error("--tune needs --case; --list names them")
+    elif a.case:
+        parser.error("--case needs --tune; --only chooses otherwise")
+    a.cases = selected(a)
+    if not a.cases:
+        parser.error(f"no case of preset {a.preset} is called {a.case or a.only}; see --list")
+    return a
+
+
+def selected(a: argparse.Namespace) -> list[Case]:
+    cases = cases_of(a.kind, a.preset)
+    if a.tune:
+        base = re.sub(r"-(fwd|bwd)$", "", a.case)
+        a.only = re.escape(a.case) if base != a.case else f"^{re.escape(base)}-(fwd|bwd)$"
+        cases = [case for case in cases if case.name == base]
+    return [case for case in cases
+            if any(re.search(a.only, f"{case.name}-{which}") for which in case.passes)]
+
+
+def chosen_peers(a: argparse.Namespace) -> dict[str, str]:
+    """Peers and their versions. Errors: exits for a name that is not to be had."""
+    from .sides import installed
+
+    if a.peers == "all":
+        return installed(a.kind)
+    names = [] if a.peers == "none" else [name.strip() for name in a.peers.split(",")]
+    found = installed(a.kind, names)
+    for name in names:
+        if name not in found:
+            sys.exit(f"--peers = {name}: not to be had here; there are "
+                     f"{', '.join(installed(a.kind)) or 'none'}")
+    return found
+
+
+def work(a: argparse.Namespace) -> int:
+    """All cases, in this process; the rows go to the file of results as they come."""
+    prepare_environment(a.kind, a.threads)
+    from . import facts, tables
+    from .measure import Bench, say, status
+    from .sides import reason
+
+    warnings.filterwarnings("ignore")  # PyTorch says at length why a kernel of its own cannot run
+    peers = chosen_peers(a)
+    set_torch_up(a, "torch" in peers)
+    bench = Bench(a.device, a.backends, list(peers), a.threads, a.seconds, a.only,
+                  Progress(a.progress, a.lost))
+    known = facts.facts(bench.memory, a.threads, peers)
+    begun = json.loads(Path(a.done).read_text()) if a.done else []
+    rows: list[tables.Row] = list(begun)
+    cases = [case for case in a.cases if not any(row["case"] == case.name for row in rows)]
+    if not begun and not a.lost:
+        libraries = ("regard", "torch", "jax", "numpy", "cudnn")
+        say(f"{known['device']}, " + (f"{a.threads} threads" if a.kind == "cpu" else a.device)
+            + "; " + ", ".join(f"{name} {known[name]}" for name in libraries if name in known))
+        say(f"at the beginning: {facts.load(bench.memory)}")
+    began = time.perf_counter()
+    if count := bench.compile(cases):
+        say(f"kernels of {count} problems compiled in {time.perf_counter() - began:.1f} s")
+    group, broken = None, sum(what.endswith("|timing") for what in a.lost)
+    for index, case in enumerate(cases):
+        status(f"[{index + 1}/{len(cases)}] {case.name}")
+        try:
+            measured = bench.rows(case)
+        except Exception as error:  # noqa: BLE001 - too little memory, say: the other cases go on
+            say(f"{case.name}: {reason(error)}")
+            bench.look_for_fault(error, case.name)
+            broken += 1
+            continue
+        for row in measured:
+            rows.append(row | known)
+            columns = a.backends + [name for name in peers if name in {
+                peer for one in cases if one.group == case.group for peer in one.peers}]
+            if a.tune:
+                say(tables.tuned_table(rows[-1]))
+                continue
+            if case.group != group:
+                group = case.group
+                say("\n" + tables.header(columns, tables.rates(rows[-1])[0]))
+            say(tables.line_of(rows[-1], columns))
+        if a.done:
+            Path(a.done).write_text(json.dumps(rows))
+    say(f"\nat the end: {facts.load(bench.memory)}")
+    return finish(a, rows, broken, facts.results_name(bench.memory))
+
+
+def set_torch_up(a: argparse.Namespace, is_peer: bool) -> None:
+    """Errors: exits where a GPU cannot be used."""
+    if a.kind == "cpu" and is_peer:
+        import torch
+
+        torch.set_num_threads(a.threads)
+    elif a.kind == "cuda":
+        try:
+            import torch
+        except ImportError:
+            sys.exit(f"--device = {a.device}: needs PyTorch, for its stream and its events")
+        if not torch.cuda.is_available():
+            sys.exit(f"--device = {a.device}: no GPU that PyTorch {torch.__version__} can use")
+        torch.cuda.set_device(a.device)
+
+
+def finish(a: argparse.Namespace, rows: list[Any], broken: int, name: str) -> int:
+    """Writes and draws the rows; broken: cases without any. The exit status."""
+    from . import tables
+    from .measure import say
+
+    features = [row for row in rows if row["group"] == "features"]
+    if features and not a.tune:
+        say(tables.feature_table(features))
+    if text := tables.left_out(rows):
+        say(text)
+    wrong = sum(bool(row["wrong"]) for row in rows)
+    failed = broken + sum(any(map(tables.is_ours, row["why_not"])) for row in rows)
+    if not a.tune:
+        path = a.out if a.out.suffix == ".jsonl" else a.out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        say(f"\n{len(rows)} rows, {wrong} with a wrong result, {failed} that we could not run; "
+            f"written to {path}")
+        if a.plot is not None:
+            from .plot import draw_file
+
+            say(f"plot: {draw_file(path, a.plot if a.plot.name else path.with_suffix('.svg'))}")
+    return 1 if wrong or failed and not a.tune else 0
+
+
+def plot_main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m regard.bench plot",
+                                     description="Draws results from their JSON lines.")
+    parser.add_argument("results", type=Path, help="a file of JSON lines that the benchmark wrote")
+    parser.add_argument("--out", type=Path, help=".svg or .png (default: beside the results)")
+    a = parser.parse_args(argv)
+    from .plot import draw_file
+
+    print(f"plot: {draw_file(a.results, a.out or a.results.with_suffix('.svg'))}")
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["plot"]:
+        return plot_main(argv[1:])
+    a = parse(argv)
+    if a.list:
+        for case in a.cases:
+            print(" ".join(f"{case.name}-{which}" for which in case.passes))
+        return 0
+    if a.one_process or a.progress:
+        return work(a)
+    return watch([sys.executable, "-m", "regard.bench", *argv])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

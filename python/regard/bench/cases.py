@@ -1,0 +1,180 @@
+"""What is timed: sizes, types and options by name, and which of them each preset takes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+SIZE_OF = {"f32": 4, "f16": 2, "bf16": 2}
+PASSES = {"fwd": "forward", "bwd": "backward"}
+FUSED = ("torch", "flash", "efficient", "cudnn", "jax-cudnn")
+UNFUSED = ("math", "jax", "numpy")
+
+# On a GPU.
+TOKENS, WIDTH = 16384, 2048  # batch * length and heads * head size of the grid
+LENGTHS = (512, 2048, 4096, 8192, 16384)
+# On a CPU: batch, heads, length, head size.
+CPU_SHAPES = ((1, 16, 512, 64), (1, 16, 2048, 64), (1, 8, 2048, 128), (1, 1, 8192, 64),
+              (8, 12, 128, 64))
+
+PRESETS = {
+    "cpu": {"quick": r"^f32-b1-h16-s512-d64-",
+            "small": r"^(f32|bf16)-b1-h16-s512-|^f32-b1-h16-s2048-|^decode-b1-.*-bf16",
+            "full": ""},
+    "cuda": {"quick": r"^d128-causal-4096$|^decode-b1-.*8192",
+             "small": r"^d128-(full|causal)-(2048|16384)$|^d64-causal-4096$|^f32-d128-causal|"
+                      r"^bias-d128|^decode-b1-.*8192",
+             "full": ""},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """options: of `regard.attention`; arrays by the letters of their shapes, see problem.py."""
+
+    name: str
+    group: str
+    batch: int
+    heads: int
+    heads_kv: int
+    rows: int
+    columns: int
+    dim: int
+    type: str = "bf16"
+    causal: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    peers: tuple[str, ...] = ()
+    passes: tuple[str, ...] = ("fwd", "bwd")
+
+    def flops(self, which: str) -> float:
+        """4 B H Sq Sk D forward, half of it with a causal mask, 2.5 times that backward."""
+        whole = 4.0 * self.batch * self.heads * self.rows * self.columns * self.dim
+        return whole * (0.5 if self.causal else 1.0) * (1.0 if which == "fwd" else 2.5)
+
+    def bytes(self) -> float:
+        """Of k and v: what decoding must read."""
+        return 2.0 * self.batch * self.heads_kv * self.columns * self.dim * SIZE_OF[self.type]
+
+    def weights(self) -> float:
+        """Bytes of the whole table of weights in float32, which an unfused computation holds."""
+        return 4.0 * self.batch * self.heads * self.rows * self.columns
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self.batch, self.heads, self.heads_kv, self.rows, self.columns, self.dim]
+
+    @property
+    def mask(self) -> str:
+        return "causal" if self.causal else "full"
+
+
+def cases_of(device: str, preset: str) -> list[Case]:
+    """Of "cpu" or "cuda"; preset: a key of PRESETS[device]."""
+    every = cpu_cases() if device == "cpu" else gpu_cases()
+    return [case for case in every if re.search(PRESETS[device][preset], case.name)]
+
+
+# ----------------------------------------------------------------------------------------- on a CPU
+
+
+def cpu_cases() -> list[Case]:
+    cases = []
+    for batch, heads, length, dim in CPU_SHAPES:
+        for type in SIZE_OF:
+            for causal in (False, True):
+                name = f"{type}-b{batch}-h{heads}-s{length}-d{dim}-{'causal' if causal else 'full'}"
+                cases.append(Case(name, "grid", batch, heads, heads, length, length, dim, type,
+                                  causal, peers=FUSED + UNFUSED))
+    for batch in (1, 8):
+        for type in ("f32", "bf16"):
+            cases.append(Case(f"decode-b{batch}-h32-8-4096-{type}", "decode", batch, 32, 8, 1, 4096,
+                              128, type, peers=("torch", "jax"), passes=("fwd",)))
+    plain = {"batch": 1, "heads": 8, "heads_kv": 8, "rows": 1024, "columns": 1024, "dim": 64,
+             "type": "f32"}
+    return cases + feature_cases(plain, window=256, without=("f32-outputs",))
+
+
+# ----------------------------------------------------------------------------------------- on a GPU
+
+
+def grid_case(name: str, group: str, dim: int, length: int, peers: tuple[str, ...] = (),
+              **more: Any) -> Case:
+    heads = max(1, WIDTH // dim)
+    heads_kv = more.pop("heads_kv", heads)
+    return Case(name, group, max(1, TOKENS // length), heads, heads_kv, length, length, dim,
+                peers=peers, **more)
+
+
+def gpu_cases() -> list[Case]:
+    cases = []
+    every = FUSED + UNFUSED
+    for dim in (64, 128, 256):
+        for mask in ("full", "causal"):
+            for length in LENGTHS:
+                cases.append(grid_case(f"d{dim}-{mask}-{length}", "grid", dim, length, every,
+                                       causal=mask == "causal"))
+    for dim in (64, 128):
+        for mask in ("full", "causal"):
+            cases.append(grid_case(f"f32-d{dim}-{mask}-4096", "f32", dim, 4096,
+                                   ("efficient", "math", "jax"), type="f32",
+                                   causal=mask == "causal"))
+    for dim in (64, 128):
+        cases.append(grid_case(f"bias-d{dim}-4096", "bias", dim, 4096,
+                               ("efficient", "eff.+dbias", "cudnn", "jax-cudnn"),
+                               options={"bias": ("1", "h", "q", "k")}))
+    for dim in (64, 128):
+        cases.append(grid_case(f"dropout-d{dim}-causal-4096", "dropout", dim, 4096,
+                               ("flash", "efficient", "cudnn"), causal=True,
+                               options={"dropout": (0.1, 1, 2)}))
+    for dim in (40, 80, 96, 192):
+        cases.append(grid_case(f"odd-d{dim}-causal-4096", "odd", dim, 4096,
+                               ("flash", "efficient", "cudnn", "jax-cudnn"), causal=True))
+    cases.append(grid_case("odd-grouped-16-4-d128-causal-4096", "odd", 128, 4096,
+                           ("flash", "cudnn", "jax-cudnn"), causal=True, heads_kv=4))
+    plain = {"batch": 4, "heads": 16, "heads_kv": 16, "rows": 4096, "columns": 4096, "dim": 128,
+             "type": "bf16"}
+    cases += feature_cases(plain, window=1024)
+    for batch, heads, heads_kv, length in ((32, 32, 8, 4096), (1, 32, 8, 8192), (1, 32, 8, 131072),
+                                           (16, 32, 32, 8192)):
+        cases.append(Case(f"decode-b{batch}-h{heads}-{heads_kv}-{length}", "decode", batch, heads,
+                          heads_kv, 1, length, 128, passes=("fwd",),
+                          peers=("flash", "cudnn", "jax", "jax-cudnn")))
+    return cases
+
+
+# ------------------------------------------------------------------------------- what features cost
+
+
+def feature_cases(plain: dict[str, Any], window: int, without: tuple[str, ...] = ()) -> list[Case]:
+    """One feature at a time, beside the plain problem."""
+    features: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "causal": {"causal": True},
+        f"window-{window}": {"window": (window, 0)},
+        "softcap": {"softcap": 30.0},
+        "alibi": {"alibi": True},
+        "sink": {"sink": True},
+        "bias": {"bias": ("1", "h", "q", "k")},
+        "bias-without-dbias": {"bias": ("1", "h", "q", "k"), "no_dbias": True},
+        "bias-not-broadcast": {"bias": ("b", "h", "q", "k")},
+        "bias-of-keys": {"bias": ("b", "1", "1", "k")},
+        "mask": {"mask": ("b", "1", "q", "k")},
+        "dropout": {"dropout": (0.1, 1, 2)},
+        f"grouped-{plain['heads']}-{plain['heads'] // 4}": {"heads_kv": plain["heads"] // 4},
+        "packed": {"packed": True},
+        "seqused": {"seqused": True},
+        "deterministic": {"deterministic": True},
+        "causal-deterministic": {"causal": True, "deterministic": True},
+        "dlse": {"dlse": True},
+        "f32-outputs": {"f32_outputs": True},
+        "unaligned": {"unaligned": True},
+        "f16": {"type": "f16"},
+    }
+    cases = []
+    for name, options in features.items():
+        if name not in without:
+            rest = dict(options)
+            fields = {key: rest.pop(key) for key in ("causal", "type", "heads_kv") if key in rest}
+            cases.append(Case(f"feature-{name}", "features", options=rest, **(plain | fields)))
+    return cases

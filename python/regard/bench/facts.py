@@ -1,0 +1,91 @@
+"""What a result depends on beside the code: machine, clocks, versions, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from .. import _core, info
+from .memory import GpuMemory, Memory
+from .sides import PEERS
+
+
+def facts(memory: Memory, threads: int, peers: dict[str, str]) -> dict[str, Any]:
+    """The fields that every row of results carries. peers: versions of libraries by peer."""
+    known: dict[str, Any] = {"device": device_name(memory), "regard": info().version}
+    if not memory.cuda:
+        known["threads"] = threads
+    kind = "cuda" if memory.cuda else "cpu"
+    known |= {PEERS[kind][name]: version for name, version in peers.items()}
+    if isinstance(memory, GpuMemory):
+        known["torch"] = str(memory.torch.__version__)
+        known["cudnn"] = str(memory.torch.backends.cudnn.version())
+    return known | {"commit": commit()}
+
+
+def device_name(memory: Memory) -> str:
+    if isinstance(memory, GpuMemory):
+        return str(memory.torch.cuda.get_device_name(memory.device))
+    return info().cpu or platform.processor() or platform.machine()
+
+
+def results_name(memory: Memory) -> str:
+    """cpu_avx512bf16.jsonl, gpu_h200.jsonl"""
+    if memory.cuda:
+        name = device_name(memory).lower().replace("nvidia", "")
+        return "gpu_" + re.sub(r"\W+", "_", name).strip("_") + ".jsonl"
+    best = next(backend.name for backend in info().backends
+                if backend.available and backend.name.startswith("cpu:"))
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    amx = "_amx" if re.search(r"\bamx_tile\b", flags) else ""
+    return f"cpu_{best.split(':')[-1]}{amx}.jsonl"
+
+
+def peak(type: str, threads: int, backend: str) -> float | None:
+    """FLOP/s of the instruction behind a CPU type's kernel, in registers alone."""
+    measure = getattr(_core, "measured_peak", None)
+    return float(measure(type, threads, backend)) if measure else None
+
+
+def commit() -> str:
+    """The commit's abbreviated name; "+" where tracked files differ from it; else REGARD_COMMIT."""
+    folder = Path(__file__).resolve().parent
+    root = next((one for one in folder.parents if (one / "python/regard/bench").is_dir()), None)
+    known = os.environ.get("REGARD_COMMIT", "none")
+    if root is None:
+        return known
+
+    def git(*command: str) -> str:
+        try:
+            done = subprocess.run(["git", *command], cwd=root, capture_output=True, text=True)
+        except OSError:
+            return ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    name = git("rev-parse", "--short=10", "HEAD")
+    return name + ("+" if git("status", "--porcelain", "--untracked-files=no") else "") if name \
+        else known
+
+
+def load(memory: Memory) -> str:
+    """What the timings depend on now: a GPU's clocks under load, or what else uses the CPU."""
+    if not isinstance(memory, GpuMemory):
+        return f"{os.getloadavg()[0]:.1f} other processes ran in the last minute"
+    torch = memory.torch
+    x = torch.randn((8192, 8192), dtype=torch.bfloat16, device=memory.device)
+    for _ in range(800):  # more than a second of work, while nvidia-smi looks
+        torch.mm(x, x)
+    command = ["nvidia-smi", f"--id={torch.device(memory.device).index or 0}",
+               "--format=csv,noheader",
+               "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        text = done.stdout.strip().splitlines()[0]
+    except (OSError, subprocess.TimeoutExpired, IndexError):
+        text = "unknown"
+    memory.wait()
+    return f"under load {text}"

@@ -1,0 +1,214 @@
+"""One case after the other: every side checked, then timed; a row of results for each pass."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .cases import PASSES, Case
+from .exact import TOLERANCE, TOLERANCE_LSE, errors, exact_parts
+from .facts import peak
+from .memory import GpuMemory, HostMemory, Memory, NoMemory
+from .problem import Problem
+from .sides import LeftOut, Side, ours, peer, reason
+from .tables import Row, is_ours
+from .timing import WARM_SECONDS, Clock, clock_of, graphed, medians
+from .watch import HANG_SECONDS, Progress
+
+COMPILERS = 16  # kernels that are compiled at a time
+
+
+@dataclass
+class Sides:
+    """Those that work, the errors of their results, and why others do not."""
+
+    ready: list[Side] = field(default_factory=list)
+    errors: dict[str, dict[str, float]] = field(default_factory=dict)
+    why_not: dict[str, str] = field(default_factory=dict)
+
+
+class Bench:
+    """device: "cpu" or "cuda:0"; backends: ours; peers: the names of those to compare with."""
+
+    def __init__(self, device: str, backends: list[str], peers: list[str], threads: int,
+                 seconds: float, only: str, progress: Progress) -> None:
+        self.memory: Memory = HostMemory() if device == "cpu" else GpuMemory(device)
+        self.clock: Clock = clock_of(self.memory)
+        self.backends, self.peers, self.threads = backends, peers, threads
+        self.seconds, self.only, self.progress = seconds, only, progress
+        self.peaks: dict[tuple[str, str], float | None] = {}
+
+    @property
+    def kind(self) -> str:
+        return "cuda" if self.memory.cuda else "cpu"
+
+    def wanted(self, case: Case, which: str) -> bool:
+        return re.search(self.only, f"{case.name}-{which}") is not None
+
+    # ------------------------------------------------------------------------------- compilation
+
+    def compile(self, cases: list[Case]) -> int:
+        """The kernels of all cases, side by side, on a GPU; how many problems that were.
+
+        What cannot be compiled is said when its turn comes.
+        """
+        if not self.memory.cuda or "compiling" in self.progress.lost:
+            return 0
+        wanted = {}
+        for case in cases:
+            for which in case.passes:
+                for backend in self.backends:
+                    if self.wanted(case, which):
+                        wanted[case.name, which, backend] = case
+
+        def one(key: tuple[str, str, str]) -> None:
+            _, which, backend = key
+            try:
+                Problem(wanted[key], NoMemory()).core.prepare(PASSES[which], self.memory.device,
+                                                              backend)
+            except Exception:  # noqa: BLE001
+                pass
+
+        self.progress.begin("compiling", 5 * HANG_SECONDS)
+        with concurrent.futures.ThreadPoolExecutor(COMPILERS) as pool:
+            list(pool.map(one, wanted))
+        self.progress.end()
+        return len(wanted)
+
+    # ------------------------------------------------------------------------------------ one case
+
+    def rows(self, case: Case) -> list[Row]:
+        problem = Problem(case, self.memory)
+        rows = []
+        for which in case.passes:
+            label = f"{case.name}-{which}"
+            if not self.wanted(case, which) or f"{label}|timing" in self.progress.lost:
+                continue
+            status(f"{label}: checking")
+            first = self.backends[0]
+            why = self.first_forward(problem, label) if which == "bwd" else ""
+            sides = Sides(why_not={first: why}) if why else self.checked(problem, which, label)
+            status(f"{label}: timing " + ", ".join(side.name for side in sides.ready))
+            rows.append(self.row(case, which, sides, self.timed(case, sides.ready, label)))
+        return rows
+
+    def first_forward(self, problem: Problem, label: str) -> str:
+        """What our backward pass starts from; why there is none, or ""."""
+        backend = self.backends[0]
+        self.progress.begin(f"{label}|{backend}")
+        try:
+            ours(problem, "fwd", backend.split("@")[0], self.threads).call()
+            self.memory.wait()
+        except Exception as error:  # noqa: BLE001 - the row says it
+            self.look_for_fault(error, label)
+            return reason(error)
+        finally:
+            self.progress.end()
+        return ""
+
+    def checked(self, problem: Problem, which: str, label: str) -> Sides:
+        """Every side's first call, and its errors."""
+        found = Sides()
+        exact = exact_parts(problem)
+        makers: dict[str, Callable[[], Side]] = {
+            name: functools.partial(ours, problem, which, name, self.threads)
+            for name in self.backends}
+        makers |= {name: functools.partial(peer, problem, which, name)
+                   for name in problem.case.peers if name in self.peers}
+        for name, make in makers.items():
+            if f"{label}|{name}" in self.progress.lost:
+                found.why_not[name] = "the process was lost in it"
+                continue
+            self.progress.begin(f"{label}|{name}")
+            try:
+                side = make()
+                with side.around():
+                    side.call()
+                if side.wait:
+                    side.wait()
+                self.memory.wait()
+                found.errors[name] = errors(exact, side.results(), problem)
+                found.ready.append(side)
+            except LeftOut as error:
+                found.why_not[name] = reason(error)
+            except Exception as error:  # noqa: BLE001 - a side that cannot run is left out
+                found.why_not[name] = reason(error)
+                self.look_for_fault(error, label)
+            self.progress.end()
+        return found
+
+    def look_for_fault(self, error: Exception, label: str) -> None:
+        """After a kernel has failed, a process can do no more on its GPU."""
+        try:
+            self.memory.wait()
+        except Exception:  # noqa: BLE001
+            say(f"{label}: {reason(error)}")
+            self.progress.give_up()
+            raise
+
+    def timed(self, case: Case, sides: list[Side], label: str) -> dict[str, float]:
+        if not sides:
+            return {}
+        self.progress.begin(f"{label}|timing", HANG_SECONDS + 10 * (self.seconds + WARM_SECONDS))
+        if case.group == "decode" and isinstance(self.memory, GpuMemory):
+            sides = graphed(sides, self.memory, say)
+        times = medians(sides, self.seconds, self.clock)
+        self.progress.end()
+        return times
+
+    def row(self, case: Case, which: str, sides: Sides, times: dict[str, float]) -> Row:
+        limit = TOLERANCE[self.kind][case.type]
+        mine = [name for name in sides.errors if is_ours(name)]
+        wrong = [f"{name} {result} {error:.1e}" for name in mine
+                 for result, error in sides.errors[name].items()
+                 if not error <= (TOLERANCE_LSE if result == "lse" else limit)]
+        flops, amount = case.flops(which), case.bytes()
+        row: dict[str, Any] = {
+            "case": case.name, "pass": which, "group": case.group, "type": case.type,
+            "sizes": case.sizes, "mask": case.mask,
+            "ms": {name: digits(1e3 * time) for name, time in times.items()},
+            "tflops": {name: digits(1e-12 * flops / time) for name, time in times.items()},
+            "tbytes": {name: digits(1e-12 * amount / time) for name, time in times.items()},
+            "error": {name: max(found.values(), default=None)
+                      for name, found in sides.errors.items()},
+            "errors": {name: sides.errors[name] for name in mine},
+            "wrong": wrong, "why_not": sides.why_not,
+            "backend": {side.name: side.backend for side in sides.ready if side.backend},
+            "kernel": {side.name: side.kernel for side in sides.ready if side.kernel},
+        }
+        if not self.memory.cuda:
+            row["share"] = self.shares(case.type, row)
+        return row
+
+    def shares(self, type: str, row: Row) -> dict[str, float]:
+        """Of the peak that the backend's own instruction reaches on these threads."""
+        found = {}
+        for name, backend in row["backend"].items():
+            key = type, backend
+            if key not in self.peaks:
+                self.peaks[key] = peak(type, self.threads, backend)
+            top = self.peaks[key]
+            if top and name in row["tflops"]:
+                found[name] = digits(1e12 * row["tflops"][name] / top)
+        return found
+
+
+def digits(value: float) -> float:
+    """Five of them."""
+    return float(f"{value:.5g}")
+
+
+def status(text: str) -> None:
+    """What is being done, on the terminal's last line; nothing where there is no terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[2K{text[:100]}", end="\r", file=sys.stderr, flush=True)
+
+
+def say(text: str) -> None:
+    status("")
+    print(text, flush=True)

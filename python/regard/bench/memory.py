@@ -1,0 +1,157 @@
+"""Where a case's arrays live: NumPy's on the host, PyTorch's on a GPU, or nowhere at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from ..arrays import NAMES, view
+
+SEED = 1
+
+
+def numpy_type(type: str) -> Any:
+    if type == "bf16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(NAMES[type])
+
+
+class HostMemory:
+    """NumPy. Heads lie as (B, H, S, D)."""
+
+    device = "cpu"
+    cuda = False
+    xp: Any = np
+
+    def __init__(self) -> None:
+        self.random = np.random.default_rng(SEED)
+
+    def normal(self, shape: Sequence[int], type: str) -> Any:
+        return self.random.standard_normal(shape, np.float32).astype(numpy_type(type), copy=False)
+
+    def kept(self, shape: Sequence[int], share: float) -> Any:
+        """bool, a share of it True."""
+        return self.random.random(shape, np.float32) < share
+
+    def empty(self, shape: Sequence[int], type: str) -> Any:
+        return np.empty(shape, numpy_type(type))
+
+    def placed(self, values: Any) -> Any:
+        """A NumPy array, here."""
+        return values
+
+    def heads(self, shape: Sequence[int], type: str) -> Any:
+        return self.normal(shape, type)
+
+    def shifted(self, x: Any) -> Any:
+        """A copy that begins one element behind an aligned address."""
+        room = np.empty(x.size + 1, x.dtype)[1:].reshape(x.shape)
+        room[...] = x
+        return room
+
+    def double(self, x: Any) -> Any:
+        return x.astype(np.float64)
+
+    def order(self, count: int) -> Any:
+        return np.arange(count)
+
+    def stream(self) -> int:
+        return 0
+
+    def wait(self) -> None:
+        """Nothing is queued."""
+
+    def view(self, x: Any, argument: str) -> _core.Array:
+        return view(x, argument)
+
+
+class GpuMemory:
+    """PyTorch on one GPU. Heads are (B, H, S, D) views of (B, S, H, D), as models have them."""
+
+    cuda = True
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.xp = self.torch = torch
+        self.device = device
+        torch.manual_seed(SEED)
+
+    def type(self, type: str) -> Any:
+        return getattr(self.torch, NAMES[type])
+
+    def normal(self, shape: Sequence[int], type: str) -> Any:
+        return self.torch.randn(tuple(shape), dtype=self.type(type), device=self.device)
+
+    def kept(self, shape: Sequence[int], share: float) -> Any:
+        return self.torch.rand(tuple(shape), device=self.device) < share
+
+    def empty(self, shape: Sequence[int], type: str) -> Any:
+        return self.torch.empty(tuple(shape), dtype=self.type(type), device=self.device)
+
+    def placed(self, values: Any) -> Any:
+        return self.torch.from_numpy(values).to(self.device)
+
+    def heads(self, shape: Sequence[int], type: str) -> Any:
+        batch, heads, length, dim = shape
+        return self.normal((batch, length, heads, dim), type).transpose(1, 2)
+
+    def shifted(self, x: Any) -> Any:
+        """Keeps the order of x's memory."""
+        dense = x.transpose(1, 2)
+        room = self.torch.empty(dense.numel() + 1, dtype=x.dtype, device=self.device)
+        return room[1:].view(dense.shape).copy_(dense).transpose(1, 2)
+
+    def double(self, x: Any) -> Any:
+        return x.double()
+
+    def order(self, count: int) -> Any:
+        return self.torch.arange(count, device=self.device)
+
+    def stream(self) -> int:
+        return self.torch.cuda.current_stream(self.device).cuda_stream
+
+    def wait(self) -> None:
+        self.torch.cuda.synchronize(self.device)
+
+    def view(self, x: Any, argument: str) -> _core.Array:
+        return view(x, argument)
+
+
+class NoMemory:
+    """Sizes and types alone: enough to compile a case's kernels."""
+
+    device = ""
+    cuda = False
+
+    def normal(self, shape: Sequence[int], type: str) -> _core.Array:
+        strides: list[int] = []
+        stride = 1
+        for size in reversed(shape):
+            strides.insert(0, stride)
+            stride *= size
+        return _core.Array.at(0, type, list(shape), strides)
+
+    def kept(self, shape: Sequence[int], share: float) -> _core.Array:
+        return self.normal(shape, "bool")
+
+    def placed(self, values: Any) -> _core.Array:
+        return self.normal(values.shape, {"int32": "i32", "float32": "f32"}[values.dtype.name])
+
+    def heads(self, shape: Sequence[int], type: str) -> _core.Array:
+        batch, heads, length, dim = shape
+        return self.normal((batch, length, heads, dim), type).swapped(1, 2)
+
+    def shifted(self, x: _core.Array) -> _core.Array:
+        return x
+
+    def view(self, x: _core.Array, argument: str) -> _core.Array:
+        return x
+
+
+Memory = HostMemory | GpuMemory

@@ -1,0 +1,139 @@
+"""Median times: sides take turns, after a warm-up, on the host's clock or by a stream's events."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .memory import GpuMemory, Memory
+from .sides import Side, reason
+
+WARM_SECONDS = 0.3  # of all sides in turns, before a case is timed
+ROUNDS = 3          # at least
+GRAPH_CALLS = 10
+
+Samples = Callable[[], list[float]]  # seconds a call; known once the queue is empty
+
+
+class HostClock:
+    """A turn is a pause, in which other libraries' threads stop spinning, a call that does not
+    count, and calls for about 30 ms; each is a sample."""
+
+    PAUSE, TURN = 0.003, 0.03  # seconds
+    MOST = 50                  # calls a turn
+
+    def turn(self, side: Side) -> Samples:
+        time.sleep(self.PAUSE)
+        with side.around():
+            first = self._timed(side)
+            if first > 10 * self.TURN:
+                return lambda: [first]
+            count = max(1, min(self.MOST, round(self.TURN / max(first, 1e-7))))
+            samples = [self._timed(side) for _ in range(count)]
+        return lambda: samples
+
+    def wait(self) -> None:
+        """Nothing is queued."""
+
+    @staticmethod
+    def _timed(side: Side) -> float:
+        begin = time.perf_counter()
+        side.call()
+        if side.wait:
+            side.wait()
+        return time.perf_counter() - begin
+
+
+class CudaClock:
+    """A turn is calls for about 4 ms between two events; their mean is a sample.
+
+    A side with a queue of its own (JAX) is timed by the host, from an empty queue to an empty one.
+    """
+
+    TURN = 4e-3
+    MOST = 50
+
+    def __init__(self, memory: GpuMemory) -> None:
+        self.memory = memory
+        self.repeats: dict[int, int] = {}
+
+    def turn(self, side: Side) -> Samples:
+        if id(side) not in self.repeats:
+            once = self._mean(side, 1)
+            self.wait()
+            self.repeats[id(side)] = max(1, min(self.MOST, round(self.TURN / max(once(), 1e-6))))
+        mean = self._mean(side, self.repeats[id(side)])
+        return lambda: [mean()]
+
+    def wait(self) -> None:
+        self.memory.wait()
+
+    def _mean(self, side: Side, repeats: int) -> Callable[[], float]:
+        count = repeats * side.times
+        if side.wait:
+            self.wait()
+            begin = time.perf_counter()
+            for _ in range(repeats):
+                side.call()
+            side.wait()
+            seconds = time.perf_counter() - begin
+            return lambda: seconds / count
+        first, last = (self.memory.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with side.around():
+            first.record()
+            for _ in range(repeats):
+                side.call()
+            last.record()
+        return lambda: 1e-3 * float(first.elapsed_time(last)) / count
+
+
+Clock = HostClock | CudaClock
+
+
+def clock_of(memory: Memory) -> Clock:
+    return CudaClock(memory) if isinstance(memory, GpuMemory) else HostClock()
+
+
+def medians(sides: list[Side], seconds: float, clock: Clock) -> dict[str, float]:
+    """Median seconds of a call by side: turns for `seconds`, at least ROUNDS of them."""
+    samples: dict[str, list[float]] = {side.name: [] for side in sides}
+    for side in sides:
+        clock.turn(side)  # finds how often it fits into a turn
+    began, warm, rounds = time.perf_counter(), False, 0
+    while not (warm and rounds >= ROUNDS and time.perf_counter() - began >= seconds):
+        if not warm and time.perf_counter() - began >= WARM_SECONDS:
+            warm, began = True, time.perf_counter()
+        first = rounds % len(sides)
+        turns = [(side.name, clock.turn(side)) for side in sides[first:] + sides[:first]]
+        clock.wait()
+        if warm:
+            rounds += 1
+            for name, found in turns:
+                samples[name] += found()
+    return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def graphed(sides: list[Side], memory: GpuMemory, say: Callable[[str], Any]) -> list[Side]:
+    """Ten calls of each side as one CUDA graph, where it can be captured: as decoding would."""
+    torch = memory.torch
+    for side in sides:
+        if side.wait:
+            continue  # JAX launches its kernels on streams of its own
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        call = side.on(stream.cuda_stream) if side.on else side.call
+        try:
+            with torch.cuda.stream(stream), side.around():
+                call()
+            memory.wait()
+            with side.around(), torch.cuda.graph(graph, stream=stream):
+                for _ in range(GRAPH_CALLS):
+                    call()
+        except Exception as error:  # noqa: BLE001 - timed without a graph then
+            say(f"      {side.name}: no graph: {reason(error)}")
+            memory.wait()
+            continue
+        side.call, side.times, side.keep = graph.replay, GRAPH_CALLS, (graph, call)
+    return sides

@@ -1,0 +1,74 @@
+"""Runs the benchmark in a second process, so that a peer that hangs or crashes costs itself alone.
+
+The child writes what it is about to do to a file; the parent ends a child that stays in one thing
+for too long, and starts another that leaves that thing out and goes on behind the last result.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HANG_SECONDS = 60  # one side's first call, compilation included, or a case's timing beyond its own
+LOST = 9           # a child's exit status: a kernel failed, and this process can do no more
+MOST_LOST = 20
+
+
+class Progress:
+    """The child's end: what is being done, and what not to do again. Without a file: nothing."""
+
+    def __init__(self, path: str, lost: list[str]) -> None:
+        self.path, self.lost = path, set(lost)
+
+    def begin(self, what: str, seconds: float = HANG_SECONDS) -> None:
+        """To be ended, or followed by another, within so many seconds."""
+        if self.path:
+            Path(self.path).write_text(f"{time.time() + seconds}|{what}")
+
+    def end(self) -> None:
+        if self.path:
+            Path(self.path).write_text("")
+
+    def give_up(self) -> None:
+        """Leaves this process to its parent. Without one, the caller's error goes on."""
+        if self.path:
+            sys.stdout.flush()
+            os._exit(LOST)
+
+
+def watch(command: list[str]) -> int:
+    """Runs a child until all is done; its exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        progress, done = Path(folder) / "progress", Path(folder) / "done"
+        done.write_text("[]")
+        lost: list[str] = []
+        while True:
+            progress.write_text("")
+            more = ["--progress", str(progress), "--done", str(done)]
+            for what in lost:
+                more += ["--lost", what]
+            status = wait_for(subprocess.Popen(command + more), progress)
+            _, _, what = progress.read_text().partition("|")
+            if status in (0, 1, 2) or not what or what in lost or len(lost) >= MOST_LOST:
+                return status if status >= 0 else 128 - status
+            print(f"      lost in {what} (status {status}); going on without it", flush=True)
+            lost.append(what)
+
+
+def wait_for(child: subprocess.Popen[bytes], progress: Path) -> int:
+    """The child's exit status; ends it where it is overdue, and with this process."""
+    try:
+        while True:
+            try:
+                return child.wait(1.0)
+            except subprocess.TimeoutExpired:
+                until = progress.read_text().partition("|")[0]
+                if until and time.time() > float(until):
+                    child.kill()
+    except BaseException:
+        child.kill()
+        raise

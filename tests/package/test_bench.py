@@ -1,0 +1,281 @@
+"""regard.bench on the CPU: what it writes, prints and draws, and that it notices wrong results."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regard.bench import __main__ as bench
+from regard.bench import cases, exact, sides, tables, watch
+from regard.bench.memory import GpuMemory, HostMemory, NoMemory
+from regard.bench.problem import Problem
+
+FIELDS = {"case", "pass", "group", "type", "sizes", "mask", "ms", "tflops", "tbytes", "error",
+          "errors", "wrong", "why_not", "backend", "kernel", "share", "device", "regard", "threads",
+          "commit"}
+TINY = (
+    cases.Case("tiny-full", "grid", 1, 2, 2, 96, 96, 16, "f32", peers=("torch", "jax", "numpy")),
+    cases.Case("tiny-causal", "grid", 1, 2, 2, 96, 96, 16, "bf16", True, peers=("numpy",)),
+    cases.Case("decode-tiny", "decode", 2, 4, 2, 1, 128, 16, "f32", passes=("fwd",)),
+)
+
+
+def small_features() -> list[cases.Case]:
+    plain = {"batch": 2, "heads": 4, "heads_kv": 4, "rows": 70, "columns": 70, "dim": 16,
+             "type": "f32"}
+    return cases.feature_cases(plain, window=20, without=("f32-outputs",))
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "cpu_cases", lambda: list(TINY))
+    monkeypatch.setitem(cases.PRESETS["cpu"], "small", "")
+
+
+def run(path: Path, *more: str) -> tuple[int, list[tables.Row]]:
+    status = bench.main(["--device", "cpu", "--one-process", "--seconds", "0.01", "--peers",
+                         "numpy", "--out", str(path), *more])
+    return status, [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_writes_prints_and_draws(tiny: None, tmp_path: Path,
+                                 capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "plots/cpu.svg"
+    status, rows = run(tmp_path / "rows.jsonl", "--plot", str(picture))
+    text = capsys.readouterr().out
+    assert status == 0, text
+    assert [(row["case"], row["pass"]) for row in rows] == [
+        ("tiny-full", "fwd"), ("tiny-full", "bwd"), ("tiny-causal", "fwd"), ("tiny-causal", "bwd"),
+        ("decode-tiny", "fwd")]
+    for row in rows:
+        assert FIELDS <= set(row), FIELDS - set(row)
+        assert row["ms"]["cpu"] > 0 and not row["wrong"]
+        assert 0 < row["error"]["cpu"] < exact.TOLERANCE["cpu"][row["type"]]
+        assert row["backend"]["cpu"].startswith("cpu:")
+    assert set(rows[0]["ms"]) == {"cpu", "numpy"}
+    assert 0 < rows[0]["error"]["numpy"] < 2e-6
+    assert "16-bit" in rows[2]["why_not"]["numpy"] and "16-bit" in text
+    expected = 4 * 2 * 96 * 96 * 16 * 1e-9 / rows[0]["ms"]["cpu"]
+    assert rows[0]["tflops"]["cpu"] == pytest.approx(expected, rel=1e-3)
+    assert "GB/s" in text and "GFLOP/s" in text and "5 rows, 0 with a wrong result" in text
+    drawn = picture.read_text()
+    assert "<svg" in drawn and "NumPy unfused" in drawn and "float32, backward" in drawn
+
+
+def test_a_wrong_result_is_reported(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                    capsys: pytest.CaptureFixture[str]) -> None:
+    right = sides.ours
+
+    def wrong(problem: Problem, which: str, backend: str, threads: int) -> sides.Side:
+        side = right(problem, which, backend, threads)
+        call = side.call
+
+        def slightly_off() -> None:
+            call()
+            if which == "bwd":
+                problem.gradients["dk"][..., -1, 3] += 0.1
+
+        side.call = slightly_off
+        return side
+
+    monkeypatch.setattr("regard.bench.measure.ours", wrong)
+    status, rows = run(tmp_path / "rows.jsonl", "--only", "tiny-full")
+    assert status == 1
+    assert rows[0]["wrong"] == []
+    assert [text.split()[:2] for text in rows[1]["wrong"]] == [["cpu", "dk"]]
+    text = capsys.readouterr().out
+    assert "WRONG: cpu dk" in text and "1 with a wrong result" in text
+
+
+def test_a_case_that_fails_costs_itself_alone(tiny: None, tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+    right = Problem.__init__
+
+    def failing(self: Problem, case: cases.Case, memory: HostMemory) -> None:
+        if case.name == "tiny-full":
+            raise MemoryError("no room for it")
+        right(self, case, memory)
+
+    monkeypatch.setattr(Problem, "__init__", failing)
+    status, rows = run(tmp_path / "rows.jsonl")
+    assert status == 1 and {row["case"] for row in rows} == {"tiny-causal", "decode-tiny"}
+    assert "tiny-full: MemoryError: no room for it" in capsys.readouterr().out
+
+
+def test_a_side_that_writes_nothing_is_wrong(tiny: None, tmp_path: Path,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    right = sides.ours
+
+    def idle(*arguments: object) -> sides.Side:
+        side = right(*arguments)  # type: ignore[arg-type]
+        side.call = lambda: None
+        return side
+
+    monkeypatch.setattr("regard.bench.measure.ours", idle)
+    status, rows = run(tmp_path / "rows.jsonl", "--only", "tiny-full-fwd")
+    assert status == 1 and len(rows[0]["wrong"]) == 2  # out, lse
+
+
+@pytest.mark.parametrize("case", small_features(), ids=lambda case: case.name)
+def test_every_feature_agrees_with_float64(case: cases.Case) -> None:
+    problem = Problem(case, HostMemory())
+    parts = exact.exact_parts(problem)
+    for which in case.passes:
+        side = sides.ours(problem, which, "cpu", 1)
+        side.call()
+        found = exact.errors(parts, side.results(), problem)
+        assert set(found) == set(side.results())
+        assert max(found.values()) < exact.TOLERANCE["cpu"][case.type], found
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "numpy"])
+@pytest.mark.parametrize("which", ["fwd", "bwd"])
+def test_peers_agree_with_float64(name: str, which: str) -> None:
+    if name not in sides.installed("cpu"):
+        pytest.skip(f"{name} is not installed")
+    for causal in (False, True):
+        case = cases.Case("peer", "grid", 2, 3, 3, 64, 64, 16, "f32", causal)
+        problem = Problem(case, HostMemory())
+        side = sides.peer(problem, which, name)
+        with side.around():
+            side.call()
+        found = exact.errors(exact.exact_parts(problem), side.results(), problem)
+        assert set(found) == ({"out"} if which == "fwd" else {"dq", "dk", "dv"})
+        assert max(found.values()) < 2e-6, found
+
+
+class TensorsOnHost(GpuMemory):
+    """A GPU's arrays and their order, on the CPU."""
+
+    cuda = False
+
+    def stream(self) -> int:
+        return 0
+
+    def wait(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("case", small_features(), ids=lambda case: case.name)
+def test_tensors_agree_with_float64(case: cases.Case) -> None:
+    pytest.importorskip("torch")
+    problem = Problem(case, TensorsOnHost("cpu"))
+    parts = exact.exact_parts(problem)
+    for which in case.passes:
+        side = sides.ours(problem, which, "cpu", 1)
+        side.call()
+        found = exact.errors(parts, side.results(), problem)
+        assert set(found) == set(side.results())
+        assert max(found.values()) < exact.TOLERANCE["cpu"][case.type], found
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+@pytest.mark.parametrize("heads_kv", [4, 2])
+def test_peers_on_tensors_agree_with_float64(name: str, heads_kv: int) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip(name)
+    case = cases.Case("peer", "grid", 2, 4, heads_kv, 64, 64, 16, "f32", True)
+    for which in case.passes:
+        problem = Problem(case, TensorsOnHost("cpu"))
+        side = sides.peer(problem, which, name)
+        with side.around():
+            side.call()
+        found = exact.errors(exact.exact_parts(problem), side.results(), problem)
+        assert set(found) == ({"out"} if which == "fwd" else {"dq", "dk", "dv"})
+        assert max(found.values()) < 2e-6, found
+
+
+@pytest.mark.parametrize("which", ["fwd", "bwd"])
+def test_a_gpu_takes_every_case(which: str) -> None:
+    """Without memory, as kernels are compiled before anything runs."""
+    for case in cases.gpu_cases():
+        if which in case.passes:
+            core = Problem(case, NoMemory()).core
+            plan = core.explain(cases.PASSES[which], "sm_90", 0, "cuda")
+            assert plan["supported"], f"{case.name}: {plan['text']}"
+
+
+def test_unfused_peers_are_left_out_of_long_cases() -> None:
+    case = cases.Case("long", "grid", 1, 1, 1, 20000, 20000, 1, "f32")
+    with pytest.raises(sides.LeftOut, match="1.5 GiB"):
+        sides.peer(Problem(case, HostMemory()), "fwd", "numpy")
+
+
+def test_tuning_sorts_backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                               capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cases, "cpu_cases", lambda: list(TINY))
+    status = bench.main(["--device", "cpu", "--one-process", "--seconds", "0.01", "--tune",
+                         "--case", "tiny-full-fwd", "--backends", "reference;cpu;cpu:none"])
+    text = capsys.readouterr().out
+    lines = [line.split()[-1] for line in text.splitlines() if line.endswith(("cpu", "reference"))]
+    assert status == 0 and lines == ["cpu", "reference"], text
+    assert "cpu:none:" in text and "tiny-full-bwd" not in text
+
+
+def test_list_and_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--device", "cpu", "--preset", "full", "--list"]) == 0
+    listed = capsys.readouterr().out.split()
+    assert "f32-b1-h16-s512-d64-causal-bwd" in listed and len(listed) == len(set(listed)) > 60
+    for wrong, named in ((["--only", "nothing"], "nothing"), (["--only", "("], "--only"),
+                         (["--device", "gpu"], "--device"), (["--threads", "-1"], "--threads"),
+                         (["--tune"], "--case")):
+        with pytest.raises(SystemExit) as stopped:
+            bench.main(["--device", "cpu", *wrong])
+        assert stopped.value.code == 2 and named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["cpu_avx512bf16", "gpu_h200"])
+def test_committed_results_are_drawn(name: str, tmp_path: Path) -> None:
+    results = Path(__file__).resolve().parents[2] / f"bench/results/{name}.jsonl"
+    assert bench.main(["plot", str(results), "--out", str(tmp_path / "plot.svg")]) == 0
+    text = (tmp_path / "plot.svg").read_text()
+    assert "FlashAttention-2" in text if name.startswith("gpu") else "1.2×" in text
+
+
+def test_a_peer_that_hangs_costs_itself_alone(tmp_path: Path) -> None:
+    """The child hangs in "first", unless it is told to leave that out; the parent tells it."""
+    program = tmp_path / "child.py"
+    program.write_text(
+        "import argparse, time, pathlib\n"
+        "from regard.bench.watch import Progress\n"
+        "p = argparse.ArgumentParser()\n"
+        "p.add_argument('--progress'); p.add_argument('--done')\n"
+        "p.add_argument('--lost', action='append', default=[])\n"
+        "a = p.parse_args()\n"
+        "progress = Progress(a.progress, a.lost)\n"
+        "for what in ('first', 'second'):\n"
+        "    if what not in progress.lost:\n"
+        "        progress.begin(what, 1.0)\n"
+        "        if what == 'first': time.sleep(60)\n"
+        f"        pathlib.Path({str(tmp_path / 'reached')!r}).write_text(what)\n"
+        "progress.end()\n")
+    began = time.perf_counter()
+    assert watch.watch([sys.executable, str(program)]) == 0
+    assert (tmp_path / "reached").read_text() == "second"
+    assert time.perf_counter() - began < 20
+
+
+def test_runs_as_a_module(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "regard.bench", "--quick", "--device", "cpu", "--only", "full-fwd",
+         "--peers", "none", "--seconds", "0.01", "--out", str(tmp_path)], capture_output=True,
+        text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [written] = tmp_path.glob("cpu_*.jsonl")
+    assert len(written.read_text().splitlines()) == 1
+
+
+def test_errors_are_relative_norms() -> None:
+    case = cases.Case("norm", "grid", 1, 1, 1, 8, 8, 4, "f32")
+    problem = Problem(case, HostMemory())
+    want = np.array([3.0, 4.0])
+    parts: list[exact.Part] = [("out", lambda x: x, want, 5.0)]
+    assert exact.errors(parts, {"out": np.array([3.0, 4.5])}, problem) == {"out": 0.1}
+    assert np.isnan(exact.errors(parts, {"out": np.array([3.0, np.nan])}, problem)["out"])
