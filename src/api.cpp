@@ -61,6 +61,13 @@ Explanation explain_gpu(const Problem& problem, const Run& run) {
   return e;
 }
 
+std::size_t workspace_of(const Problem& problem, const Run& run) {
+  const int64 size = cuda_backend::on_gpu(run)
+                         ? cuda_backend::make_supported_plan(problem, run).workspace.size
+                         : make_supported_plan(problem, run).workspace.size;
+  return static_cast<std::size_t>(size);
+}
+
 }  // namespace
 
 void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
@@ -94,11 +101,16 @@ void backward(const Attention& a, const BackwardInputs& from, const Gradients& t
 }
 
 std::size_t workspace(const Attention& a, Pass pass, const Run& run) {
-  const Problem problem = describe(a, pass, NullData::allowed, tables_of(run));
-  const int64 size = cuda_backend::on_gpu(run)
-                         ? cuda_backend::make_supported_plan(problem, run).workspace.size
-                         : make_supported_plan(problem, run).workspace.size;
-  return static_cast<std::size_t>(size);
+  return workspace_of(describe(a, pass, NullData::allowed, tables_of(run)), run);
+}
+
+std::size_t workspace(const Attention& a, const ForwardOutputs& to, const Run& run) {
+  return workspace_of(describe_forward(a, to, tables_of(run)), run);
+}
+
+std::size_t workspace(const Attention& a, const BackwardInputs& from, const Gradients& to,
+                      const Run& run) {
+  return workspace_of(describe_backward(a, from, to, tables_of(run)), run);
 }
 
 Explanation explain(const Attention& a, Pass pass, const Run& run) {

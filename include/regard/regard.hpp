@@ -147,8 +147,11 @@ struct Run {
 void forward(const Attention&, const ForwardOutputs&, const Run& = {});
 void backward(const Attention&, const BackwardInputs&, const Gradients&, const Run& = {});
 
-// Bytes that Run::workspace must have; data pointers of the tensors may be null here.
+// Bytes that Run::workspace must have. With a pass alone, data pointers may be null, and the call
+// is taken to give every output and gradient in the inputs' own types.
 std::size_t workspace(const Attention&, Pass, const Run& = {});
+std::size_t workspace(const Attention&, const ForwardOutputs&, const Run& = {});
+std::size_t workspace(const Attention&, const BackwardInputs&, const Gradients&, const Run& = {});
 
 // Which kernel runs, on what tiling and why; data pointers of the tensors may be null here.
 struct Explanation {

@@ -57,22 +57,26 @@ Pass pass_named(const std::string& name) {
   throw Error(Code::invalid_argument, "pass", "'" + name + "'", "must be forward or backward");
 }
 
-// Address and bytes; none: the library allocates its own.
-using Memory = std::pair<std::uintptr_t, std::size_t>;
+// A function of Python that is given a number of bytes and returns the address of as many; none:
+// the library allocates its own. The caller keeps the memory until the call has returned.
+using Allocate = std::optional<nb::callable>;
 
-Run run_with(const Problem& p, std::uintptr_t stream, int threads, const std::string& backend,
-             const std::optional<Memory>& workspace) {
-  Run run = run_of(p, "", stream, threads, backend);
-  if (workspace) {
-    run.workspace = {.data = reinterpret_cast<void*>(workspace->first), .size = workspace->second};
-  }
+template <class... Tensors>
+Run with_workspace(Run run, const Allocate& allocate, const Attention& a,
+                   const Tensors&... tensors) {
+  if (!allocate) return run;
+  const std::size_t size = workspace(a, tensors..., run);
+  if (size == 0) return run;
+  const auto address = nb::cast<std::uintptr_t>((*allocate)(size));
+  run.workspace = {.data = reinterpret_cast<void*>(address), .size = size};
   return run;
 }
 
 void run_forward(const Problem& p, const Array& out, const Array* lse, std::uintptr_t stream,
-                 int threads, const std::string& backend, const std::optional<Memory>& workspace) {
+                 int threads, const std::string& backend, const Allocate& allocate) {
   const ForwardOutputs outputs{.out = p.place("out", &out), .lse = p.place("lse", lse)};
-  const Run run = run_with(p, stream, threads, backend, workspace);
+  const Run run =
+      with_workspace(run_of(p, "", stream, threads, backend), allocate, p.attention, outputs);
   const nb::gil_scoped_release release;
   forward(p.attention, outputs, run);
 }
@@ -80,7 +84,7 @@ void run_forward(const Problem& p, const Array& out, const Array* lse, std::uint
 void run_backward(const Problem& p, const Array& out, const Array& lse, const Array& dout,
                   const Array* dlse, const Array* dq, const Array* dk, const Array* dv,
                   const Array* dbias, const Array* dsink, bool accumulate, std::uintptr_t stream,
-                  int threads, const std::string& backend, const std::optional<Memory>& workspace) {
+                  int threads, const std::string& backend, const Allocate& allocate) {
   const BackwardInputs inputs{.out = p.place("out", &out),
                               .lse = p.place("lse", &lse),
                               .dout = p.place("dout", &dout),
@@ -91,7 +95,8 @@ void run_backward(const Problem& p, const Array& out, const Array& lse, const Ar
                             .dbias = p.place("dbias", dbias),
                             .dsink = p.place("dsink", dsink),
                             .accumulate = accumulate};
-  const Run run = run_with(p, stream, threads, backend, workspace);
+  const Run run = with_workspace(run_of(p, "", stream, threads, backend), allocate, p.attention,
+                                 inputs, gradients);
   const nb::gil_scoped_release release;
   backward(p.attention, inputs, gradients, run);
 }
@@ -184,18 +189,11 @@ NB_MODULE(_core, m) {
           "precision"_a = "full", "deterministic"_a = false)
       .def_prop_ro("type", [](const Problem& p) { return name_of(p.attention.q.type); })
       .def("forward", &run_forward, "out"_a, "lse"_a = nb::none(), nb::kw_only(), "stream"_a = 0,
-           "threads"_a = 0, "backend"_a = "", "workspace"_a = nb::none())
+           "threads"_a = 0, "backend"_a = "", "allocate"_a = nb::none())
       .def("backward", &run_backward, "out"_a, "lse"_a, "dout"_a, "dlse"_a = nb::none(),
            nb::kw_only(), "dq"_a = nb::none(), "dk"_a = nb::none(), "dv"_a = nb::none(),
            "dbias"_a = nb::none(), "dsink"_a = nb::none(), "accumulate"_a = false, "stream"_a = 0,
-           "threads"_a = 0, "backend"_a = "", "workspace"_a = nb::none())
-      .def(
-          "workspace",
-          [](const Problem& p, const std::string& pass, int threads, const std::string& backend) {
-            return workspace(p.attention, pass_named(pass), run_of(p, "", 0, threads, backend));
-          },
-          "pass_"_a = "forward", "threads"_a = 0, "backend"_a = "",
-          "Bytes that a call needs beside its arrays; on a GPU, aligned to 256.")
+           "threads"_a = 0, "backend"_a = "", "allocate"_a = nb::none())
       .def(
           "dropout_mask",
           [](const Problem& p, const Array& keep) {

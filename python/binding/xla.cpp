@@ -171,51 +171,43 @@ Problem problem_in(const Call& call, int device) {
 
 enum class Platform { cpu, cuda };
 
-template <Pass pass>
-void compute(const Call& call, Problem& problem, const Run& run) {
-  const auto tensor = [&](const char* name) {
-    return call.array_if_any(name, problem.device).tensor;
-  };
+// body(ForwardOutputs), or body(BackwardInputs, Gradients).
+template <Pass pass, class Body>
+void with_tensors(const Call& call, int device, const Body& body) {
+  const auto tensor = [&](const char* name) { return call.array_if_any(name, device).tensor; };
   if constexpr (pass == Pass::forward) {
-    forward(problem.attention, {.out = tensor("out"), .lse = tensor("lse")}, run);
+    body(ForwardOutputs{.out = tensor("out"), .lse = tensor("lse")});
   } else {
-    backward(problem.attention,
-             {.out = tensor("out"),
-              .lse = tensor("lse"),
-              .dout = tensor("dout"),
-              .dlse = tensor("dlse")},
-             {.dq = tensor("dq"),
-              .dk = tensor("dk"),
-              .dv = tensor("dv"),
-              .dbias = tensor("dbias"),
-              .dsink = tensor("dsink")},
-             run);
+    body(BackwardInputs{.out = tensor("out"),
+                        .lse = tensor("lse"),
+                        .dout = tensor("dout"),
+                        .dlse = tensor("dlse")},
+         Gradients{.dq = tensor("dq"),
+                   .dk = tensor("dk"),
+                   .dv = tensor("dv"),
+                   .dbias = tensor("dbias"),
+                   .dsink = tensor("dsink")});
   }
-}
-
-// The workspace that the library says a pass needs is that of outputs in the inputs' type; for
-// others it is left to find its own.
-bool knows_workspace(const Call& call) {
-  const Buffer* q = call.buffer_if_any("q");
-  const Buffer* dout = call.buffer_if_any("dout");
-  return !dout || (q && q->type == dout->type);
 }
 
 template <Pass pass, Platform platform>
 void execute(const CallFrame& frame) {
   const Call call(frame);
-  const int device = platform == Platform::cuda ? device_of(frame) : Array::kHost;
-  Problem problem = problem_in(call, device);
-  const auto threads = static_cast<int>(call.integer("threads"));
-  if constexpr (platform == Platform::cpu) {
-    compute<pass>(call, problem, run_of(problem, "", 0, threads, call.text("backend")));
-  } else {
-    Run run = run_of(problem, "", stream_of(frame), threads, call.text("backend"));
-    const Scratch scratch(frame,
-                          knows_workspace(call) ? workspace(problem.attention, pass, run) : 0);
+  constexpr bool on_gpu = platform == Platform::cuda;
+  const int device = on_gpu ? device_of(frame) : Array::kHost;
+  const Problem problem = problem_in(call, device);
+  const Attention& a = problem.attention;
+  Run run = run_of(problem, "", on_gpu ? stream_of(frame) : 0,
+                   static_cast<int>(call.integer("threads")), call.text("backend"));
+  with_tensors<pass>(call, device, [&](const auto&... tensors) {
+    const Scratch scratch(frame, on_gpu ? workspace(a, tensors..., run) : 0);
     run.workspace = scratch.workspace();
-    compute<pass>(call, problem, run);
-  }
+    if constexpr (pass == Pass::forward) {
+      forward(a, tensors..., run);
+    } else {
+      backward(a, tensors..., run);
+    }
+  });
 }
 
 template <Pass pass, Platform platform>

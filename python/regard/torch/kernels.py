@@ -138,14 +138,19 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor 
         deterministic=options.deterministic)
 
 
-def _where(problem: _core.Problem, pass_: str, q: Tensor, options: Options) -> dict[str, Any]:
-    """Keywords of a pass. A GPU's workspace comes from PyTorch's own pool: freed on return, it is
-    given out again only to what follows on the stream."""
+def _where(q: Tensor, options: Options) -> dict[str, Any]:
+    """Keywords of a pass. A GPU's workspace comes from PyTorch's own pool: freed when the call has
+    returned, it is given out again only to what follows on the stream."""
     if not q.is_cuda:
         return {"threads": options.threads or torch.get_num_threads(), "backend": options.backend}
-    memory = q.new_empty(problem.workspace(pass_, backend=options.backend), dtype=torch.uint8)
+    held = []
+
+    def allocate(size: int) -> int:
+        held.append(q.new_empty(size, dtype=torch.uint8))
+        return held[0].data_ptr()
+
     return {"stream": torch.cuda.current_stream(q.device).cuda_stream, "backend": options.backend,
-            "workspace": (memory.data_ptr(), memory.numel()) if memory.numel() else None}
+            "allocate": allocate}
 
 
 def run_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None,
@@ -156,8 +161,7 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tens
     if _is_ragged(options):
         out.zero_()
         lse.fill_(-torch.inf)
-    problem.forward(_rows(out, "out", options), _array(lse, "lse"),
-                    **_where(problem, "forward", q, options))
+    problem.forward(_rows(out, "out", options), _array(lse, "lse"), **_where(q, options))
     return out, lse
 
 
@@ -173,6 +177,5 @@ def run_backward(wanted: Sequence[bool], dout: Tensor, dlse: Tensor | None, out:
         for name in results.keys() & set(GRADIENTS[:3]):
             results[name].zero_()
     problem.backward(_rows(out, "out", options), _array(lse, "lse"), _rows(dout, "dout", options),
-                     None if dlse is None else _array(dlse, "dlse"), **arrays,
-                     **_where(problem, "backward", q, options))
+                     None if dlse is None else _array(dlse, "dlse"), **arrays, **_where(q, options))
     return list(results.values())
