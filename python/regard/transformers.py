@@ -1,0 +1,304 @@
+"""Attention of the models of Hugging Face's transformers.
+
+    import regard.transformers
+    regard.transformers.register()
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="regard")
+
+Two functions are registered: one computes attention, one says which keys a query sees. The second
+returns a matrix (B, 1, Sq, Sk) only where it must. Causal masks, sliding windows, padding and
+packed sequences become *key tables* of linear size, so that memory stays linear and hidden tiles
+cost nothing:
+
+    (B, S) bool          which keys are real
+    (B, S) integer       the number of the packed sequence that a key belongs to
+    (B or 1, S or 1, W)  as either, with a window of W keys, the query's own included; the last
+                         dimension has stride 0 and only its size means something
+
+All of them are causal. Only the model's mask knows the window for certain (some models do not pass
+it to the attention function), so that it travels with the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from . import torch as regard_torch
+from .errors import Unavailable, Unsupported, WrongType, refuse
+
+MINIMUM = "4.53"  # the first one where a mask function can be registered
+
+
+class Packed(NamedTuple):
+    """Sequences one after the other: where each begins (int32), and the end; the longest one."""
+
+    starts_q: torch.Tensor
+    starts_k: torch.Tensor
+    longest_q: int
+    longest_k: int
+
+
+class CausalPattern(NamedTuple):
+    """A causal mask that needs no matrix. segments: (B, S), equal for keys of one sequence."""
+
+    window: int | None
+    segments: torch.Tensor | None
+
+
+def register(name: str = "regard", *, key_tables: bool = True) -> None:
+    """Makes `attn_implementation=name` mean Regard in every model of this process.
+
+    Args:
+        name: any but "eager", and without "flash" or "|", which transformers treats apart.
+        key_tables: False makes every mask a matrix, for models that compute with their masks.
+
+    Raises:
+        InvalidArgument: for such a name. Unavailable: transformers is missing or too old.
+    """
+    if not isinstance(name, str) or not name or name == "eager" or "flash" in name or "|" in name:
+        raise refuse("name", repr(name), "must be a name of its own, without 'flash' and '|'")
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+    except ImportError as error:
+        raise Unavailable(f"transformers: {MINIMUM} or later is needed: {error}", "transformers",
+                          "") from error
+    AttentionInterface.register(name, attention_forward)
+    AttentionMaskInterface.register(name, visible_keys if key_tables else sdpa_mask)
+
+
+def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
+                      value: torch.Tensor, attention_mask: torch.Tensor | None,
+                      dropout: float = 0.0, scaling: float | None = None,
+                      is_causal: bool | None = None, sliding_window: int | None = None,
+                      softcap: float | None = None, s_aux: torch.Tensor | None = None,
+                      position_bias: torch.Tensor | None = None,
+                      **kwargs: Any) -> tuple[torch.Tensor, None]:
+    """What a model's attention layer calls.
+
+    Args:
+        module: the layer; its `training` and `is_causal` are read.
+        query: (B, Hq, Sq, D). key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv), heads not repeated.
+        attention_mask: bool (True = visible) or added to the scores, broadcasts to (B, Hq, Sq, Sk);
+            or a key table; or None: causal where the layer is and Sq > 1, from the first key on.
+        dropout: the probability, in training alone.
+        sliding_window: with a causal layer and no mask, keys that a query sees, its own included.
+        softcap, s_aux: cap of the scores; logits (Hq) that join the denominators.
+        position_bias: added to the scores, with a gradient; broadcasts to (B, Hq, Sq, Sk).
+        kwargs: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k of packed sequences. What
+            the stock implementations ignore is ignored.
+
+    Returns:
+        (B, Sq, Hq, Dv), contiguous, and None for the weights, which are never in memory.
+
+    Raises:
+        as `regard.torch.attention`; Unsupported for a paged cache or a mask for heads.
+    """
+    _refuse_what_would_be_lost(kwargs)
+    if query.shape[0] == 1 != key.shape[0]:  # learned queries, the same for the whole batch
+        query = query.expand(key.shape[0], -1, -1, -1)
+    options: dict[str, Any] = {
+        "scale": scaling, "softcap": softcap or 0.0, "bias": position_bias,
+        "sink": None if s_aux is None else s_aux.reshape(-1).float(),
+        "dropout_p": dropout if module.training else 0.0,
+    }
+    causal = query.shape[2] > 1 and (
+        is_causal if is_causal is not None else getattr(module, "is_causal", True))
+    if attention_mask is not None and attention_mask.ndim == 4:
+        _add_matrix(options, attention_mask[..., :key.shape[2]])
+        return _dense(query, key, value, options), None
+    packed = _packed_by_lengths(kwargs)
+    if attention_mask is None:
+        if causal:
+            options.update(causal="top_left", window=_window(sliding_window))
+    else:
+        window, keys = _read_table(attention_mask, query, key)
+        options.update(causal="top_left", window=_window(window))
+        if keys is not None and keys.dtype == torch.bool:
+            if packed is not None:
+                raise refuse("cu_seq_lens_q", list(packed.starts_q.shape),
+                             "packed sequences cannot have padding", Unsupported)
+            options["mask"] = keys[:, None, None, :]
+        elif keys is not None and packed is None:
+            packed = _packed_by_segments(attention_mask, keys)
+    if packed is not None:
+        return _packed(query, key, value, packed, options), None
+    return _dense(query, key, value, options), None
+
+
+def visible_keys(**options: Any) -> torch.Tensor | None:
+    """The mask function: None, a key table, or the matrix that transformers makes for SDPA.
+
+    Takes the keywords that transformers passes (batch_size, q_length, kv_length, mask_function,
+    attention_mask (B, Sk), ...).
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    padding = options.get("attention_mask")
+    if padding is not None and padding.ndim == 3:  # made before the forward pass, by generate()
+        return cast(torch.Tensor, padding)
+    pattern = _causal_pattern(options)
+    if pattern is None:
+        return sdpa_mask(**options)
+    window = pattern.window
+    if window is not None and window >= options["kv_length"]:
+        window = None
+    table = pattern.segments
+    if table is None and padding is not None and not bool(padding.all()):
+        table = padding.bool()
+    if window is None:
+        return table
+    if table is None:
+        table = torch.ones((1, 1), dtype=torch.bool, device=options.get("device", "cpu"))
+    return table[..., None].expand(*table.shape, window)
+
+
+# ------------------------------------------------------------------------------------ what is seen
+
+
+def _causal_pattern(options: dict[str, Any]) -> CausalPattern | None:
+    """None: the mask is another one, or cannot be told from outside."""
+    length, padding = options["kv_length"], options.get("attention_mask")
+    offsets = options.get("q_offset", 0), options.get("kv_offset", 0)
+    if (options.get("q_length") != length or length < 2 or torch.compiler.is_compiling()
+            or torch.jit.is_tracing()):  # type: ignore[attr-defined, no-untyped-call]
+        return None
+    if any(isinstance(offset, torch.Tensor) or offset != 0 for offset in offsets):
+        return None
+    if padding is not None and tuple(padding.shape) != (options["batch_size"], length):
+        return None
+    pattern = _pattern_of(options.get("mask_function"))
+    if pattern is None:
+        return None
+    if pattern.segments is None:  # then transformers says itself whether the mask is a plain one
+        return pattern if options.get("allow_is_causal_skip", True) else None
+    return pattern if padding is None else None
+
+
+def _pattern_of(function: Callable[..., Any] | None) -> CausalPattern | None:
+    """What a mask function of transformers.masking_utils computes, read from its closure."""
+    from transformers import masking_utils
+
+    if function is None or getattr(function, "__module__", None) != masking_utils.__name__:
+        return None
+    if function is masking_utils.causal_mask_function:
+        return CausalPattern(None, None)
+    parts = _closure(function, "and_masks").get("mask_functions", ())
+    if len(parts) != 2:
+        return None
+    window = _closure(parts[0], "sliding_window_overlay").get("sliding_window")
+    if isinstance(window, int) and window > 0 and parts[1] is masking_utils.causal_mask_function:
+        return CausalPattern(window, None)
+    # Packed sequences: one part compares their numbers; the other one is the mask within each,
+    # by places in the batch or in the sequence, which is the same where both count up one by one.
+    for numbers, inner in (parts, reversed(parts)):
+        segments = _closure(numbers, "packed_sequence_mask_function").get("packed_sequence_mask")
+        if segments is not None:
+            remapped = _closure(inner, "remap_positions_for_packed_sequence")
+            pattern = _pattern_of(remapped.get("mask_function", inner))
+            if pattern is not None and pattern.segments is None:
+                return CausalPattern(pattern.window, segments)
+    return None
+
+
+def _closure(function: Callable[..., Any], maker: str) -> dict[str, Any]:
+    """The variables that `function` took from `maker`, which made it; none if another one did."""
+    if not getattr(function, "__qualname__", "").startswith(f"{maker}.<locals>."):
+        return {}
+    cells = function.__closure__ or ()
+    return {name: cell.cell_contents
+            for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}
+
+
+def _read_table(table: torch.Tensor, query: torch.Tensor,
+                key: torch.Tensor) -> tuple[int | None, torch.Tensor | None]:
+    """The window, and (B, S): real keys as bool, or sequences as integers; None: all are seen."""
+    shape = tuple(table.shape)
+    length = query.shape[2]
+    if (table.ndim not in (2, 3) or table.is_floating_point() or key.shape[2] != length
+            or shape[:2] not in ((query.shape[0], length), (1, 1))):
+        raise refuse("attention_mask", f"{table.dtype} {list(shape)}",
+                     f"must be (B, Hq, Sq, Sk), or hold one bool or integer for each of "
+                     f"{query.shape[0]} x {length} keys, with as many queries", WrongType)
+    window = shape[2] if table.ndim == 3 else None
+    rows = table[..., 0] if table.ndim == 3 else table
+    return window, rows if shape[1] == length else None
+
+
+def _add_matrix(options: dict[str, Any], matrix: torch.Tensor) -> None:
+    if matrix.dtype == torch.bool:
+        options["mask"] = matrix
+    elif options["bias"] is None:
+        options["bias"] = matrix
+    else:
+        options["bias"] = options["bias"] + matrix
+
+
+def _window(size: int | None) -> tuple[int, None] | None:
+    """A sliding window of `size` keys, the query's own included; causality bounds its right."""
+    return None if size is None else (size - 1, None)
+
+
+# ---------------------------------------------------------------------------------------- the call
+
+
+def _dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+           options: dict[str, Any]) -> torch.Tensor:
+    rows = (x.transpose(1, 2) for x in (query, key, value))
+    out = cast(torch.Tensor, regard_torch.attention(*rows, layout="bshd", **options))
+    return out.contiguous()
+
+
+def _packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: Packed,
+            options: dict[str, Any]) -> torch.Tensor:
+    """Rows of all batch entries one after the other."""
+    if options["bias"] is not None:
+        raise refuse("position_bias", list(options["bias"].shape),
+                     "packed sequences cannot have one", Unsupported)
+    rows = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    out = cast(torch.Tensor, regard_torch.attention(
+        *rows, cu_seqlens_q=packed.starts_q, cu_seqlens_k=packed.starts_k,
+        max_seqlen_q=packed.longest_q, max_seqlen_k=packed.longest_k, **options))
+    return out.reshape(query.shape[0], query.shape[2], *out.shape[1:]).contiguous()
+
+
+def _packed_by_lengths(kwargs: dict[str, Any]) -> Packed | None:
+    """As the caller says: the arguments that transformers has for packed sequences."""
+    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    starts_q, starts_k, longest_q, longest_k = (kwargs.get(name) for name in names)
+    if starts_q is None or starts_k is None or longest_q is None or longest_k is None:
+        return None
+    return Packed(starts_q.to(torch.int32), starts_k.to(torch.int32), int(longest_q),
+                  int(longest_k))
+
+
+def _packed_by_segments(table: torch.Tensor, segments: torch.Tensor) -> Packed:
+    """Looks at the values, so that it is kept with the table, which all layers of a pass share."""
+    kept: Packed | None = getattr(table, "regard_packed", None)
+    if kept is not None:
+        return kept
+    first = torch.ones_like(segments, dtype=torch.bool)
+    first[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    starts = first.flatten().nonzero().flatten()
+    starts = torch.cat((starts, starts.new_tensor([segments.numel()]))).to(torch.int32)
+    longest = int(starts.diff().max())
+    packed = Packed(starts, starts, longest, longest)
+    table.regard_packed = packed  # type: ignore[attr-defined]
+    return packed
+
+
+def _refuse_what_would_be_lost(kwargs: dict[str, Any]) -> None:
+    if kwargs.get("cache") is not None:
+        raise refuse("cache", type(kwargs["cache"]).__name__,
+                     "continuous batching needs another attn_implementation", Unsupported)
+    if kwargs.get("head_mask") is not None:
+        raise refuse("head_mask", list(kwargs["head_mask"].shape),
+                     "needs attn_implementation='eager'", Unsupported)
+    if kwargs.get("output_attentions", False):
+        from transformers.utils import logging
+
+        logging.get_logger("transformers").warning_once(
+            "Regard never holds the attention weights: output_attentions=True returns none. For "
+            "weights use attn_implementation='eager'.")

@@ -1,0 +1,478 @@
+"""Small models of transformers, randomly initialised: Regard against their "eager" attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+pytest.importorskip("transformers", reason="needs transformers")
+
+import transformers as hf  # noqa: E402
+from transformers.masking_utils import (and_masks, causal_mask_function,  # noqa: E402
+                                        chunked_causal_mask_function, packed_sequence_mask_function,
+                                        sdpa_mask, sliding_window_causal_mask_function)
+
+import regard  # noqa: E402
+import regard.torch  # noqa: E402
+import regard.transformers  # noqa: E402
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+LENGTH = 13  # longer than every window below
+WINDOW = 5
+VOCABULARY = 64
+SIZES: dict[str, Any] = dict(
+    vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
+    pad_token_id=0, bos_token_id=1, eos_token_id=None, initializer_range=0.2)
+
+
+def llama() -> Any:
+    return hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES))
+
+
+def mistral() -> Any:
+    return hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=WINDOW))
+
+
+def gemma2() -> Any:
+    return hf.Gemma2ForCausalLM(hf.Gemma2Config(
+        **SIZES, sliding_window=WINDOW, query_pre_attn_scalar=8, attn_logit_softcapping=2.0,
+        layer_types=["sliding_attention", "full_attention"]))
+
+
+def gemma3() -> Any:
+    return hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(
+        **SIZES, sliding_window=WINDOW, query_pre_attn_scalar=8,
+        layer_types=["sliding_attention", "full_attention"]))
+
+
+def gpt_oss() -> Any:
+    return hf.GptOssForCausalLM(hf.GptOssConfig(
+        **SIZES, sliding_window=WINDOW, num_local_experts=2, num_experts_per_tok=2,
+        layer_types=["sliding_attention", "full_attention"]))
+
+
+def phimoe() -> Any:
+    """Has windows and does not pass them to the attention function."""
+    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
+    return hf.PhimoeForCausalLM(hf.PhimoeConfig(
+        **sizes, sliding_window=WINDOW, num_local_experts=2, num_experts_per_tok=1))
+
+
+def llama4() -> Any:
+    """Chunks: a mask that only a matrix can say."""
+    return hf.Llama4ForCausalLM(hf.Llama4TextConfig(
+        **SIZES, intermediate_size_mlp=48, attention_chunk_size=WINDOW, num_local_experts=2,
+        num_experts_per_tok=1, moe_layers=[], no_rope_layers=[1, 0],
+        layer_types=["chunked_attention", "full_attention"]))
+
+
+def gpt2() -> Any:
+    return hf.GPT2LMHeadModel(hf.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, pad_token_id=0, bos_token_id=1, eos_token_id=None,
+        initializer_range=0.2))
+
+
+def bert() -> Any:
+    return hf.BertForMaskedLM(hf.BertConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, initializer_range=0.2))
+
+
+def t5() -> Any:
+    return hf.T5ForConditionalGeneration(hf.T5Config(
+        vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+        relative_attention_num_buckets=8, dropout_rate=0.0, pad_token_id=0,
+        decoder_start_token_id=0, eos_token_id=None))
+
+
+DECODERS = [llama, mistral, gemma2, gemma3, gpt_oss, phimoe, llama4, gpt2]
+ALL = [*DECODERS, bert, t5]
+# Their own attention or norms are float64 throughout; the others' round to float32 inside.
+DOUBLES = [gpt2, bert]
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    """One thread: the matrices are too small for two."""
+    regard.transformers.register()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """The keywords of every call of `regard.torch.attention`."""
+    made: list[dict[str, Any]] = []
+    attention = regard.torch.attention
+
+    def spy(*arrays: Any, **options: Any) -> Any:
+        made.append(options)
+        return attention(*arrays, **options)
+
+    monkeypatch.setattr(regard.torch, "attention", spy)
+    yield made
+
+
+def build(make: Callable[[], Any], device: str = "cpu", dtype: Any = torch.float32) -> Any:
+    torch.manual_seed(1)
+    return make().to(device=device, dtype=dtype).train()
+
+
+def words(rows: int = 3, length: int = LENGTH, device: str = "cpu") -> torch.Tensor:
+    random = torch.Generator().manual_seed(2)
+    return torch.randint(2, VOCABULARY, (rows, length), generator=random).to(device)
+
+
+def padding(side: str, device: str = "cpu") -> torch.Tensor | None:
+    """(3, LENGTH), 1 = a word; rows of 13, 6 and 9 words."""
+    if side == "none":
+        return None
+    mask = (torch.arange(LENGTH) < torch.tensor([13, 6, 9])[:, None]).long()
+    return (mask.flip(1) if side == "left" else mask).to(device)
+
+
+def results(model: Any, name: str, ids: torch.Tensor, mask: torch.Tensor | None,
+            **options: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Logits of the words, and the gradients of a loss on them, by the implementation `name`."""
+    model.set_attn_implementation(name)
+    model.zero_grad()
+    if model.config.is_encoder_decoder:
+        options["decoder_input_ids"] = ids.flip(0, 1)
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
+    if mask is not None and not model.config.is_encoder_decoder:
+        logits = logits[mask.bool()]
+    logits.float().log_softmax(-1)[..., 1].sum().backward()
+    return logits.detach(), {n: p.grad.clone() for n, p in model.named_parameters()
+                             if p.grad is not None}
+
+
+def check_same(make: Callable[[], Any], side: str, device: str, dtype: Any,
+               tolerance: float) -> None:
+    model = build(make, device, dtype)
+    ids, mask = words(device=device), padding(side, device)
+    expected, gradients = results(model, "eager", ids, mask)
+    found, ours = results(model, "regard", ids, mask)
+    assert expected.std() > 0.1  # the model says something
+    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
+    assert ours.keys() == gradients.keys()
+    largest = max(g.abs().max() for g in gradients.values())
+    for name, gradient in gradients.items():
+        assert (ours[name] - gradient).abs().max() <= tolerance * largest, name
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("side", ["none", "right", "left"])
+@pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
+def test_models_in_float32(make: Callable[[], Any], side: str, device: str) -> None:
+    check_same(make, side, device, torch.float32, 2e-5)
+
+
+@pytest.mark.parametrize("side", ["none", "right", "left"])
+@pytest.mark.parametrize("make", DOUBLES, ids=lambda make: make.__name__)
+def test_models_in_float64(make: Callable[[], Any], side: str) -> None:
+    """The loss is float32, so gradients see its rounding, the same in both."""
+    check_same(make, side, "cpu", torch.float64, 1e-7)
+
+
+@pytest.mark.parametrize("make", [llama, gemma2], ids=lambda make: make.__name__)
+def test_bfloat16_is_no_worse_than_eager(make: Callable[[], Any]) -> None:
+    ids = words()
+    exact, _ = results(build(make), "eager", ids, None)
+    rounded = build(make, dtype=torch.bfloat16)
+    theirs, _ = results(rounded, "eager", ids, None)
+    ours, _ = results(rounded, "regard", ids, None)
+    assert (ours - exact).norm() <= 1.25 * (theirs - exact).norm()
+
+
+def test_autocast() -> None:
+    model, ids = build(llama), words()
+    exact, _ = results(model, "eager", ids, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs, _ = results(model, "eager", ids, None)
+        ours, gradients = results(model, "regard", ids, None)
+    assert (ours - exact).norm() <= 1.25 * (theirs - exact).norm()
+    assert all(gradient.dtype == torch.float32 for gradient in gradients.values())
+
+
+def test_layers_are_called_and_memory_is_linear(calls: list[dict[str, Any]]) -> None:
+    """No mask or bias with as many elements as there are pairs, whatever the padding and window."""
+    for make in (llama, mistral, gemma2, gpt_oss):
+        for side in ("none", "right", "left"):
+            calls.clear()
+            results(build(make), "regard", words(), padding(side))
+            assert len(calls) == 2
+            for call in calls:
+                assert call["bias"] is None
+                assert call["causal"] == "top_left"
+                mask = call.get("mask")
+                assert (mask is None) == (side == "none")
+                assert mask is None or mask.shape == (3, 1, 1, LENGTH)
+            windowed = [call["window"] for call in calls if call["window"] is not None]
+            assert len(windowed) == {llama: 0, mistral: 2, gemma2: 1, gpt_oss: 1}[make]
+            assert all(window == (WINDOW - 1, None) for window in windowed)
+
+
+# ------------------------------------------------------------------------------------------- caches
+
+
+def generated(model: Any, name: str, **options: Any) -> list[list[int]]:
+    model.set_attn_implementation(name)
+    ids = words() * padding("left")
+    out = model.generate(input_ids=ids, attention_mask=padding("left"), max_new_tokens=9,
+                         do_sample=False, **options)
+    return out[:, LENGTH:].tolist()
+
+
+@pytest.mark.parametrize("make, cache", [(make, cache) for make in DECODERS for cache in
+                                         ("dynamic", "static") if (make, cache) !=
+                                         (llama4, "static")])  # not by every transformers
+def test_generate_with_padding(make: Callable[[], Any], cache: str) -> None:
+    model = build(make).eval()
+    options = {} if cache == "dynamic" else {"cache_implementation": "static",
+                                             "disable_compile": True}
+    expected = generated(model, "eager", **options)
+    assert len({tuple(row) for row in expected}) == 3
+    assert generated(model, "regard", **options) == expected
+
+
+def test_generate_with_an_encoder() -> None:
+    model = build(t5).eval()
+    texts = []
+    for name in ("eager", "regard"):
+        model.set_attn_implementation(name)
+        texts.append(model.generate(input_ids=words(), attention_mask=padding("right"),
+                                    max_new_tokens=9, do_sample=False).tolist())
+    assert texts[0] == texts[1]
+
+
+def test_prefill_in_pieces() -> None:
+    """More than one query, and keys in the cache before them."""
+    model, ids = build(llama).eval(), words()
+    whole, _ = results(model, "eager", ids, None)
+    model.set_attn_implementation("regard")
+    cache = hf.DynamicCache(config=model.config)
+    with torch.no_grad():
+        pieces = [model(input_ids=piece, past_key_values=cache).logits
+                  for piece in ids.split([4, 6, 1, 2], dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-4, atol=1e-4)
+
+
+# ----------------------------------------------------------------------------------------- packing
+
+
+LENGTHS = (4, 7, 1, 9)
+
+
+def separately(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        return torch.cat([model(input_ids=piece).logits for piece in ids.split(LENGTHS, 1)], 1)
+
+
+@pytest.mark.parametrize("make", [llama, mistral, gemma2], ids=lambda make: make.__name__)
+def test_packed_by_positions(make: Callable[[], Any], calls: list[dict[str, Any]]) -> None:
+    model, ids = build(make).eval(), words(1, sum(LENGTHS))
+    expected = separately(model, ids)
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    model.set_attn_implementation("regard")
+    found = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for call in calls:
+        assert call["cu_seqlens_q"].tolist() == [0, 4, 11, 12, 21]
+        assert call["max_seqlen_k"] == 9
+        assert call.get("mask") is None
+
+
+@pytest.mark.parametrize("make", [mistral, gpt_oss], ids=lambda make: make.__name__)
+def test_packed_by_lengths(make: Callable[[], Any], calls: list[dict[str, Any]]) -> None:
+    """The second one does not show its positions to its masks."""
+    model, ids = build(make).eval(), words(1, sum(LENGTHS))
+    expected = separately(model, ids)
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
+    starts = torch.tensor([0, 4, 11, 12, 21])
+    model.set_attn_implementation("regard")
+    found = model(input_ids=ids, position_ids=positions, use_cache=False, cu_seq_lens_q=starts,
+                  cu_seq_lens_k=starts, max_length_q=9, max_length_k=9).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert all(call["cu_seqlens_q"].dtype == torch.int32 for call in calls)
+
+
+def test_packed_rows_of_a_batch_and_their_gradients() -> None:
+    model, ids = build(llama), words(2, 12)
+    positions = torch.tensor([[*range(5), *range(7)], [*range(3), *range(9)]])
+    expected, gradients = results(model, "eager", ids, None, position_ids=positions)
+    found, ours = results(model, "regard", ids, None, position_ids=positions)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
+
+
+# ---------------------------------------------------------------------------------- the mask alone
+
+
+def as_matrix(table: torch.Tensor | None, rows: int, length: int) -> torch.Tensor:
+    """What a key table says, pair by pair."""
+    visible = torch.ones(rows, 1, length, length, dtype=torch.bool).tril()
+    if table is None:
+        return visible
+    if table.ndim == 4:
+        return table
+    if table.ndim == 3:
+        visible = visible & ~torch.ones(length, length, dtype=torch.bool).tril(-table.shape[2])
+        table = table[..., 0]
+    if table.dtype == torch.bool:
+        return visible & table[:, None, None, :]
+    return visible & (table[:, None, :, None] == table[:, None, None, :])
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 11, 12, 30])
+@pytest.mark.parametrize("kind", ["plain", "right", "left", "packed"])
+def test_key_tables_say_what_the_matrix_says(window: int | None, kind: str) -> None:
+    rows, length = 2, 12
+    function = (causal_mask_function if window is None else
+                sliding_window_causal_mask_function(window))
+    options: dict[str, Any] = dict(batch_size=rows, q_length=length, kv_length=length,
+                                   local_size=window, allow_is_causal_skip=kind != "packed")
+    if kind in ("right", "left"):
+        real = torch.arange(length) < torch.tensor([[12], [7]])
+        options["attention_mask"] = real if kind == "right" else real.flip(1)
+    if kind == "packed":
+        numbers = torch.tensor([[0] * 5 + [1] * 7, [0] * 3 + [1] * 9])
+        function = and_masks(function, packed_sequence_mask_function(numbers))
+    table = regard.transformers.visible_keys(mask_function=function, **options)
+    assert table is None or table.untyped_storage().nbytes() <= rows * length * 8
+    matrix = sdpa_mask(mask_function=function, **{**options, "allow_is_causal_skip": False})
+    assert torch.equal(as_matrix(table, rows, length), matrix)
+
+
+def test_other_masks_stay_matrices() -> None:
+    options: dict[str, Any] = dict(batch_size=2, q_length=12, kv_length=12)
+
+    def every_other(batch: Any, head: Any, q: Any, k: Any) -> Any:
+        return (q - k) % 2 == 0
+
+    chunks = chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64))
+    for function, allowed in ((every_other, False), (chunks, True), (causal_mask_function, False)):
+        options.update(mask_function=function, allow_is_causal_skip=allowed, local_size=4)
+        table = regard.transformers.visible_keys(**options)
+        assert table is not None and table.shape == (2, 1, 12, 12)
+        assert torch.equal(table, sdpa_mask(**options))
+    # Keys that a static cache has not yet, and a query that follows others.
+    for offset, queries in ((0, 5), (5, 3), (7, 1)):
+        options.update(mask_function=causal_mask_function, q_length=queries, q_offset=offset,
+                       allow_is_causal_skip=True, local_size=None)
+        table, theirs = regard.transformers.visible_keys(**options), sdpa_mask(**options)
+        assert (table is None) == (theirs is None)
+        assert table is None or torch.equal(table, theirs)
+
+
+def test_matrices_on_request() -> None:
+    regard.transformers.register("regard_matrices", key_tables=False)
+    model, ids, mask = build(mistral), words(), padding("left")
+    expected, _ = results(model, "regard", ids, mask)
+    found, _ = results(model, "regard_matrices", ids, mask)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+# --------------------------------------------------------------------------- the function by itself
+
+
+class Layer(torch.nn.Module):
+    is_causal = False
+
+
+def arrays(*, queries: int = 5, keys: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    random = torch.Generator().manual_seed(3)
+    return tuple(torch.randn(2, heads, length, 8, dtype=torch.float64, generator=random)
+                 for heads, length in ((4, queries), (2, keys), (2, keys)))  # type: ignore
+
+
+def test_additive_mask_with_a_position_bias() -> None:
+    q, k, v = arrays(queries=3)
+    bias = torch.randn(1, 4, 3, 5, dtype=torch.float64, requires_grad=True)
+    mask = torch.zeros(2, 1, 3, 5, dtype=torch.float64)
+    mask[1, :, :, 2] = torch.finfo(torch.float64).min
+    out, weights = regard.transformers.attention_forward(Layer(), q, k, v, mask, scaling=0.5,
+                                                         position_bias=bias)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=bias + mask, scale=0.5, enable_gqa=True).transpose(1, 2)
+    assert weights is None and out.is_contiguous()
+    torch.testing.assert_close(out, expected)
+    found, = torch.autograd.grad(out.square().sum(), bias)
+    wanted, = torch.autograd.grad(expected.square().sum(), bias)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_mask_longer_than_the_keys_and_one_query_for_all() -> None:
+    q, k, v = arrays(queries=3)
+    mask = torch.rand(2, 1, 3, 9) < 0.7
+    mask[..., 0] = True
+    out, _ = regard.transformers.attention_forward(Layer(), q[:1], k, v, mask)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q[:1].expand(2, -1, -1, -1), k, v, attn_mask=mask[..., :5], enable_gqa=True)
+    torch.testing.assert_close(out, expected.transpose(1, 2))
+
+
+def test_causal_comes_from_the_layer_and_begins_at_the_first_key() -> None:
+    layer = Layer()
+    layer.is_causal = True
+    for queries, keys, said in ((5, 5, None), (3, 5, None), (5, 5, False), (1, 5, None)):
+        q, k, v = arrays(queries=queries, keys=keys)
+        out, _ = regard.transformers.attention_forward(layer, q, k, v, None, is_causal=said)
+        causal = queries > 1 and said is not False
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, enable_gqa=True)
+        torch.testing.assert_close(out, expected.transpose(1, 2))
+
+
+def test_dropout_only_in_training(calls: list[dict[str, Any]]) -> None:
+    layer, (q, k, v) = Layer(), arrays()
+    exact, _ = regard.transformers.attention_forward(layer.eval(), q, k, v, None)
+    still, _ = regard.transformers.attention_forward(layer.eval(), q, k, v, None, dropout=0.5)
+    assert torch.equal(still, exact)
+    torch.manual_seed(4)
+    once, _ = regard.transformers.attention_forward(layer.train(), q, k, v, None, dropout=0.5)
+    again, _ = regard.transformers.attention_forward(layer.train(), q, k, v, None, dropout=0.5)
+    assert [call["dropout_p"] for call in calls] == [0, 0, 0.5, 0.5]
+    assert not torch.equal(once, exact) and not torch.equal(once, again)
+
+
+def test_weights_are_not_returned_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    hf.utils.logging.enable_propagation()
+    q, k, v = arrays()
+    try:
+        _, weights = regard.transformers.attention_forward(Layer(), q, k, v, None,
+                                                           output_attentions=True)
+    finally:
+        hf.utils.logging.disable_propagation()
+    assert weights is None
+    assert "output_attentions=True" in caplog.text
+
+
+def test_errors_name_argument_and_value() -> None:
+    q, k, v = arrays()
+    attend = regard.transformers.attention_forward
+    with pytest.raises(regard.Unsupported, match="head_mask"):
+        attend(Layer(), q, k, v, None, head_mask=torch.ones(4))
+    with pytest.raises(regard.Unsupported, match="cache = object"):
+        attend(Layer(), q, k, v, None, cache=object())
+    with pytest.raises(regard.WrongType, match=r"attention_mask = torch.bool \[2, 4\]"):
+        attend(Layer(), q, k, v, torch.ones(2, 4, dtype=torch.bool))
+    with pytest.raises(regard.Unsupported, match="position_bias"):
+        attend(Layer(), q, k, v, torch.tensor([[0, 0, 1, 1, 1]] * 2),
+               position_bias=torch.zeros(1, 4, 5, 5))
+    with pytest.raises(regard.Unsupported, match="cu_seq_lens_q.* padding"):
+        attend(Layer(), q, k, v, torch.tensor([[True] * 4 + [False]] * 2), max_length_q=5,
+               max_length_k=5, cu_seq_lens_q=torch.tensor([0, 5, 10]),
+               cu_seq_lens_k=torch.tensor([0, 5, 10]))
+    for name in ("", "eager", "flash_regard", "paged|regard", None):
+        with pytest.raises(regard.InvalidArgument, match="name"):
+            regard.transformers.register(name)  # type: ignore[arg-type]
