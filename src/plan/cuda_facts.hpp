@@ -59,6 +59,35 @@ inline bool is_bias_aligned(const Problem& p) {
          begins_at_16(p.bias, {{sizes[0], s.batch}, {sizes[1], s.head}, {sizes[2], s.row}});
 }
 
+// Whether tiles of the bias are one row, of neighbouring keys, that all queries share. The rows of
+// a folded tile are those of several heads.
+inline bool is_bias_of_keys(const Problem& p, bool folded) {
+  const Strides& s = p.bias.strides;
+  return p.features.bias && p.bias.type != Type::f64 && s.column == 1 && s.row == 0 &&
+         (!folded || s.head == 0);
+}
+inline bool is_mask_of_keys(const Problem& p, bool folded) {
+  const Strides& s = p.mask.strides;
+  return p.features.mask && s.row == 0 && (!folded || s.head == 0);
+}
+
+// The bytes of a tile's row of the mask that can be copied at once: 16, 8, 4, or 1.
+inline int bytes_of_mask_copy(const Problem& p) {
+  if (!p.features.mask || p.mask.strides.column != 1) return 1;
+  for (const int bytes : {16, 8, 4}) {
+    const Strides& s = p.mask.strides;
+    const auto steps = [&](int64 extent, int64 stride) {
+      return extent <= 1 || stride % bytes == 0;
+    };
+    if (reinterpret_cast<std::uintptr_t>(p.mask.data) % std::uintptr_t(bytes) == 0 &&
+        steps(p.sizes.batch, s.batch) && steps(p.sizes.heads_q, s.head) &&
+        steps(p.sizes.len_q, s.row)) {
+      return bytes;
+    }
+  }
+  return 1;
+}
+
 // Whether f32 elements of a row can be added to by pairs that begin at 8 bytes.
 inline bool has_aligned_pairs(const View& view) {
   const Strides& s = view.strides;

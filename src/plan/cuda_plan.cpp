@@ -64,8 +64,7 @@ class Planner {
     return false;
   }
 
-  // ------------------------------------------------------------------------- what can be done at
-  // all
+  // ---------------------------------------------------------------------------- what can be done
 
   bool is_reasonable() {
     if (chip_.capability() < 50) return refuse("GPUs before compute capability 5.0 are not served");
@@ -144,15 +143,15 @@ class Planner {
           "slow path: q, k, v or dout do not begin rows at multiples of 16 bytes; elements "
           "are read one by one");
     }
-    if (p_.features.bias && !main_.bias_aligned) {
+    if (p_.features.bias && !main_.bias_aligned && !main_.bias_of_keys) {
       because_("slow path: the bias is read one by one: ",
-               main_.folded ? "its rows are those of several heads"
-               : p_.bias.type == Type::f64
+               p_.bias.type == Type::f64
                    ? "it is f64"
-                   : "its rows do not begin at multiples of 16 bytes, or all "
-                     "keys share it");
+                   : "its rows do not begin at 16 bytes, or all keys share it");
     }
-    if (p_.features.mask) because_("mask: its bytes are read one by one, of every pair");
+    if (p_.features.mask && main_.mask_copy == 1) {
+      because_("slow path: the mask's rows do not begin at 4 bytes, or its keys lie apart");
+    }
     return true;
   }
 
@@ -187,6 +186,7 @@ class Planner {
   }
 
   KernelConfig mma_config() const {
+    const bool folded = !p_.backward && folds();
     KernelConfig c{.kernel = p_.backward ? Kernel::backward : Kernel::forward,
                    .family = Family::mma,
                    .level = level_,
@@ -195,15 +195,15 @@ class Planner {
                    .features = features(),
                    .aligned = is_aligned(p_),
                    .bias_aligned = is_bias_aligned(p_),
-                   .ragged = p_.ragged};
+                   .bias_of_keys = is_bias_of_keys(p_, folded),
+                   .mask_of_keys = is_mask_of_keys(p_, folded),
+                   .mask_copy = bytes_of_mask_copy(p_),
+                   .ragged = p_.ragged,
+                   .folded = folded};
     if (p_.type == Type::f32) {
       c.products = p_.precision == 0 ? Products::tf32x3 : Products::tf32;
     }
-    if (!p_.backward) {
-      c.folded = folds();
-      if (c.folded) c.bias_aligned = false;  // a tile's rows are not evenly spaced
-      return c;
-    }
+    if (!p_.backward) return c;
     c.wants_dq = p_.wants(p_.dq);
     c.wants_dk = p_.wants(p_.dk);
     c.wants_dv = p_.wants(p_.dv);

@@ -162,12 +162,13 @@ const Line* first_line(std::span<const Line> table, const TilingWish& wish) {
   return nullptr;
 }
 
-// Elementwise terms leave few registers for two units of rows a warp.
+// Terms of single pairs, and softcaps, leave few registers for two units of rows a warp.
 bool is_too_wide(const KernelConfig& c) {
   const Features& f = c.features;
+  const bool of_pairs = (f.bias && !c.bias_of_keys) || (f.mask && !c.mask_of_keys);
   const bool narrow = c.tiling.keys <= 32 && c.dim > 64;
   return c.kernel == Kernel::forward && c.tiling.rows * c.tiling.slices > c.tiling.warps * 16 &&
-         !narrow && (f.softcap || f.bias || f.mask || f.alibi);
+         !narrow && (f.softcap || of_pairs);
 }
 
 bool fits(const KernelConfig& c, const SharedLimits& limits) {

@@ -17,10 +17,25 @@ REGARD_INLINE int tile_row_bytes(const KernelConfig& c, int columns) {
   return columns * element_bytes(c.type) + 16;
 }
 
-// Staged bias: its elements as they are in memory, a row of keys for each query of the tile.
-REGARD_INLINE bool stages_bias(const KernelConfig& c) { return c.features.bias && c.bias_aligned; }
+// Staged bias: its elements as they are in memory, a row of keys for each query of the tile, or one
+// row for all.
+REGARD_INLINE bool stages_bias(const KernelConfig& c) {
+  return c.features.bias && (c.bias_aligned || c.bias_of_keys);
+}
+REGARD_INLINE int bias_rows(const KernelConfig& c) { return c.bias_of_keys ? 1 : c.tiling.rows; }
 REGARD_INLINE int bias_row_bytes(const KernelConfig& c) {
   return c.tiling.keys * element_bytes(c.bias_type) + 16;
+}
+REGARD_INLINE int bias_bytes(const KernelConfig& c) {
+  return stages_bias(c) ? bias_rows(c) * bias_row_bytes(c) : 0;
+}
+
+// The staged mask: its bytes, likewise. Rows are an odd multiple of 16 bytes apart, so that eight
+// of them lie in different banks.
+REGARD_INLINE int mask_rows(const KernelConfig& c) { return c.mask_of_keys ? 1 : c.tiling.rows; }
+REGARD_INLINE int mask_row_bytes(const KernelConfig& c) { return (c.tiling.keys / 16 | 1) * 16; }
+REGARD_INLINE int mask_bytes(const KernelConfig& c) {
+  return c.features.mask ? mask_rows(c) * mask_row_bytes(c) : 0;
 }
 
 struct ForwardMmaLayout {
@@ -29,6 +44,7 @@ struct ForwardMmaLayout {
   int keys = 0;     // within a stage: [keys][dim]
   int values = 0;   // [keys][dim_v]
   int bias = 0;     // [rows][keys]
+  int mask = 0;     // [rows][keys]
   int stage_bytes = 0;
   int size = 0;
 };
@@ -41,7 +57,8 @@ REGARD_INLINE ForwardMmaLayout forward_mma_layout(const KernelConfig& c) {
   x.keys = 0;
   x.values = t.keys * tile_row_bytes(c, c.dim);
   x.bias = x.values + t.keys * tile_row_bytes(c, c.dim_v);
-  x.stage_bytes = x.bias + (stages_bias(c) ? t.rows * bias_row_bytes(c) : 0);
+  x.mask = x.bias + bias_bytes(c);
+  x.stage_bytes = x.mask + mask_bytes(c);
   x.size = x.stage + t.stages * x.stage_bytes;
   return x;
 }
@@ -56,6 +73,7 @@ struct BackwardMmaLayout {
   int douts = 0;    // [rows][dim_v]
   int states = 0;   // [rows] RowState
   int bias = 0;     // [rows][keys]
+  int mask = 0;     // [rows][keys]
   int stage_bytes = 0;
   int size = 0;
 };
@@ -73,7 +91,8 @@ REGARD_INLINE BackwardMmaLayout backward_mma_layout(const KernelConfig& c) {
   x.douts = t.rows * tile_row_bytes(c, c.dim);
   x.states = x.douts + t.rows * tile_row_bytes(c, c.dim_v);
   x.bias = x.states + t.rows * 8;
-  x.stage_bytes = x.bias + (stages_bias(c) ? t.rows * bias_row_bytes(c) : 0);
+  x.mask = x.bias + bias_bytes(c);
+  x.stage_bytes = x.mask + mask_bytes(c);
   x.size = x.stage + t.stages * x.stage_bytes;
   return x;
 }

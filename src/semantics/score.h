@@ -30,10 +30,10 @@ REGARD_INLINE ScoreParams<float> narrowed_params(const ScoreParams<double>& para
   return {float(params.scale), float(clamp_to(params.softcap, least, larger(1e18, least)))};
 }
 
-// The lowest finite logit: its product with log2(e) is still finite, and its lse is itself. A bias
-// below it (a mask by the type's lowest number) is as good as it.
+// The lowest finite bias: its product with log2(e) is still finite, and the lse of a row of such
+// logits is itself. A bias below it (a mask by the type's lowest number) is as good as it.
 template <class Real>
-inline constexpr Real kLowestLogit = sizeof(Real) == 4 ? Real(-0x1p126) : Real(-0x1p1022);
+inline constexpr Real kLowestBias = sizeof(Real) == 4 ? Real(-0x1p126) : Real(-0x1p1022);
 
 // bias, alibi: the terms to add and to subtract; read only where the feature is on.
 template <class L>
@@ -46,9 +46,11 @@ REGARD_INLINE Logit<L> score(Features on, const ScoreParams<typename L::Real>& p
     s = {L::mul(bent, L::set(params.softcap)), Real(1)};
   }
   if (on.signed_scale && !on.softcap) s = {L::mul(raw, L::set(params.scale)), Real(1)};
-  if (on.bias) s = {L::fma(s.value, L::set(s.unit), bias), Real(1)};
+  if (on.bias) {
+    const auto no_lower = L::max(L::set(kLowestBias<Real>), bias);
+    s = {L::fma(s.value, L::set(s.unit), no_lower), Real(1)};
+  }
   if (on.alibi) s = {L::sub(L::mul(s.value, L::set(s.unit)), alibi), Real(1)};
-  if (on.bias) s.value = L::max(L::set(kLowestLogit<Real>), s.value);
   return s;
 }
 

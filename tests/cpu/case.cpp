@@ -64,6 +64,17 @@ Sizes running_sums(const Sizes& values) {
   return sums;
 }
 
+// The same memory from its last element on. Of booleans: strides are bytes.
+Tensor reversed(Tensor tensor) {
+  auto* first = static_cast<char*>(tensor.data);
+  for (std::size_t axis = 0; axis < std::size_t(tensor.rank); ++axis) {
+    first += (tensor.sizes[axis] - 1) * tensor.strides[axis];
+    tensor.strides[axis] = -tensor.strides[axis];
+  }
+  tensor.data = first;
+  return tensor;
+}
+
 }  // namespace
 
 double uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t n) {
@@ -94,10 +105,12 @@ std::string to_string(const Settings& s) {
        << int(s.causal) << ", window " << s.window.left << " " << s.window.right << ", softcap "
        << s.softcap << ", scale " << s.scale.value_or(0) << ", bias " << name_of(s.bias);
   for (bool broadcast : s.bias_broadcast) text << broadcast;
-  text << ", mask " << s.mask << ", alibi " << s.alibi << ", sink " << s.sink << ", dropout "
-       << s.dropout << ", packed " << s.packed << ", seqused " << s.seqused << ", dlse " << s.dlse
-       << ", accumulate " << s.accumulate << ", wide " << s.wide_results << ", gaps " << s.gaps
-       << ", seed " << s.seed;
+  text << ", mask " << s.mask;
+  for (bool broadcast : s.mask_broadcast) text << broadcast;
+  text << (s.mask_reversed ? " reversed" : "") << ", alibi " << s.alibi << ", sink " << s.sink
+       << ", dropout " << s.dropout << ", packed " << s.packed << ", seqused " << s.seqused
+       << ", dlse " << s.dlse << ", accumulate " << s.accumulate << ", wide " << s.wide_results
+       << ", gaps " << s.gaps << ", seed " << s.seed;
   return text.str();
 }
 
@@ -128,18 +141,22 @@ Case::Case(const Settings& settings, Values values) : s(settings) {
   v = random(type, s.type, rows(s.heads_kv, true, s.dim_v), s.value_shift - 1, s.value_shift + 1);
   dout =
       random(result, s.wide_results ? Type::f32 : s.type, rows(s.heads_q, false, s.dim_v), -1, 1);
-  Sizes scores{s.batch, s.heads_q, s.len_q, s.len_k};
+  const auto score_sizes = [&](const std::array<bool, 4>& broadcast) {
+    Sizes sizes{s.batch, s.heads_q, s.len_q, s.len_k};
+    for (std::size_t axis = 0; axis < 4; ++axis) sizes[axis] = broadcast[axis] ? 1 : sizes[axis];
+    return sizes;
+  };
   if (s.mask) {
-    mask = random(boolean, boolean, scores, 0, 1);
+    mask = random(boolean, boolean, score_sizes(s.mask_broadcast), 0, 1);
     for (std::int64_t n = 0; n < mask.count(); ++n) mask.set(n, uniform(s.seed, 7, n) < 0.7);
   }
   if (s.bias != Type::none) {
-    for (int axis = 0; axis < 4; ++axis) scores[axis] = s.bias_broadcast[axis] ? 1 : scores[axis];
-    bias = random(exact ? f64 : s.bias, s.bias, scores, -2, 2);
+    const Sizes sizes = score_sizes(s.bias_broadcast);
+    bias = random(exact ? f64 : s.bias, s.bias, sizes, -2, 2);
     for (std::int64_t n = 0; n < bias.count(); ++n) {
       if (uniform(s.seed, 8, n) < 0.1) bias.set(n, -std::numeric_limits<double>::infinity());
     }
-    dbias = random(exact ? f64 : s.bias, s.bias, scores, -1, 1);
+    dbias = random(exact ? f64 : s.bias, s.bias, sizes, -1, 1);
   }
   if (s.alibi) slopes = random(f32, f32, {s.batch, s.heads_q}, 0, 0.1);
   if (s.sink) {
@@ -168,7 +185,7 @@ Attention Case::attention() const {
           .k = k,
           .v = v,
           .bias = bias,
-          .mask = mask,
+          .mask = s.mask_reversed ? reversed(mask) : mask,
           .alibi_slopes = slopes,
           .sink = sink,
           .cu_seqlens_q = begins_q,

@@ -20,6 +20,8 @@ struct Settings {
   Type bias = Type::none;
   std::array<bool, 4> bias_broadcast{};
   bool mask = false, alibi = false, sink = false;
+  std::array<bool, 4> mask_broadcast{};
+  bool mask_reversed = false;  // its last element comes first in memory
   double dropout = 0;
   bool packed = false;   // sequences of random lengths up to len_q and len_k
   bool seqused = false;  // random lengths of padded sequences

@@ -48,6 +48,8 @@ int main(int count, char** words) {
   s.bias = type_named(given["bias"]);
   for (const char axis : given["broadcast"]) s.bias_broadcast[std::size_t(axis - '0')] = true;
   s.mask = number("mask", 0) != 0;
+  for (const char axis : given["mask_broadcast"]) s.mask_broadcast[std::size_t(axis - '0')] = true;
+  s.mask_reversed = number("mask_reversed", 0) != 0;
   s.alibi = number("alibi", 0) != 0;
   s.sink = number("sink", 0) != 0;
   s.dropout = number("dropout", 0);

@@ -35,6 +35,10 @@ void refine(Settings& s) {
     s.bias = kTypes[draw(s.seed, 16, 4)];
     for (int axis = 0; axis < 4; ++axis) s.bias_broadcast[axis] = draw(s.seed, 17 + axis, 2) == 1;
   }
+  if (s.mask) {
+    for (int axis = 0; axis < 4; ++axis) s.mask_broadcast[axis] = draw(s.seed, 43 + axis, 3) == 1;
+    s.mask_reversed = draw(s.seed, 47, 4) == 0;
+  }
   if (s.window.left >= 0) s.window = {draw(s.seed, 22, 40) - 1, draw(s.seed, 23, 40) - 1};
   if (s.causal != Causal::none && draw(s.seed, 24, 2) == 1) s.causal = Causal::top_left;
   s.wide_results = draw(s.seed, 25, 4) == 0;

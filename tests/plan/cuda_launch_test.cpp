@@ -259,7 +259,50 @@ TEST_CASE("a bias is staged where its rows are whole and begin at 16 bytes") {
   a = attention({.heads_kv = 1, .len_q = 1});
   a.bias = Tensor(nullptr, f32, {2, 8, 1, 1024});
   CHECK(planned(problem(a)).launches.front().config.folded);
-  CHECK(!staged(a));
+  CHECK(staged(a));
+}
+
+TEST_CASE("a mask is copied by as many bytes as its rows allow") {
+  const auto config = [](const Attention& a) {
+    return planned(problem(a)).launches.front().config;
+  };
+  Attention a = attention({});
+  a.mask = Tensor(nullptr, boolean, {1, 1, 1024, 1024});
+  CHECK(config(a).mask_copy == 16);
+  for (const int bytes : {8, 4, 2, 1}) {
+    a.mask.strides[2] = 1024 + bytes;
+    CHECK(config(a).mask_copy == (bytes >= 4 ? bytes : 1));
+  }
+  CHECK(says(planned(problem(a)), "slow path: the mask"));
+  a.mask.strides = {0, 0, -1040, 1};
+  CHECK(config(a).mask_copy == 16);
+  a.mask.strides = {0, 0, 1024, -1};
+  CHECK(config(a).mask_copy == 1);
+}
+
+TEST_CASE("a bias or mask that all queries share is staged as one row") {
+  const auto config = [](const Attention& a) {
+    return planned(problem(a)).launches.front().config;
+  };
+  Attention a = attention({.batch = 32});
+  const Tiling plain = config(a).tiling;
+  a.bias = Tensor(nullptr, bf16, {1, 8, 1, 1024});
+  a.mask = Tensor(nullptr, boolean, {32, 1, 1, 1024});
+  CHECK(config(a).bias_of_keys);
+  CHECK(config(a).mask_of_keys);
+  CHECK(config(a).tiling == plain);  // terms of keys need no lower tiles
+  a.mask = Tensor(nullptr, boolean, {1, 1, 1024, 1024});
+  CHECK(!config(a).mask_of_keys);
+  CHECK(config(a).tiling != plain);
+  CHECK(!config(biased({2, 8, 1024, 1024}, bf16)).bias_of_keys);
+  CHECK(!config(biased({2, 8, 1, 1024}, f64)).bias_of_keys);
+  // The rows of a folded tile are those of several heads.
+  a = attention({.heads_kv = 1, .len_q = 1});
+  a.bias = Tensor(nullptr, f32, {2, 8, 1, 1024});
+  a.mask = Tensor(nullptr, boolean, {2, 1, 1, 1024});
+  CHECK(config(a).folded);
+  CHECK(!config(a).bias_of_keys);
+  CHECK(config(a).mask_of_keys);
 }
 
 TEST_CASE("intervals: heads take turns while their keys and values share the cache") {

@@ -62,6 +62,16 @@ REGARD_DEVICE uint32 load_shared_32(SharedAddress from) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from));
   return x;
 }
+REGARD_DEVICE uint32 load_shared_16(SharedAddress from) {
+  uint16 x;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(from));
+  return x;
+}
+REGARD_DEVICE uint32 load_shared_8(SharedAddress from) {
+  uint32 x;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(from));
+  return x;
+}
 REGARD_DEVICE void store_shared_128(SharedAddress to, const Bits128& x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.word[0]), "r"(x.word[1]),
                "r"(x.word[2]), "r"(x.word[3])
@@ -284,6 +294,17 @@ REGARD_DEVICE float fma_of(float a, float b, float c) { return __fmaf_rn(a, b, c
 REGARD_DEVICE double fma_of(double a, double b, double c) { return __fma_rn(a, b, c); }
 REGARD_DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
 REGARD_DEVICE double max_of(double a, double b) { return fmax(a, b); }
+REGARD_DEVICE float magnitude_of(float x) { return fabsf(x); }
+// x where it is above 0, else 0; NaN stays.
+REGARD_DEVICE float positive_part(float x) {
+#if REGARD_LEVEL >= 80
+  float y;
+  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return x < 0 ? 0.0f : x;
+#endif
+}
 
 // Conversions of 16-bit elements, rounded to nearest even; the first argument is the lower half.
 template <class T>

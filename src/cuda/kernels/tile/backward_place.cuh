@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/kernels/params.h"
-#include "cuda/kernels/tile/copy.cuh"
+#include "cuda/kernels/tile/mask_copy.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
 
 namespace regard {
@@ -124,6 +124,9 @@ struct BackwardPlace {
   REGARD_DEVICE TileView bias_tile(int stage) const {
     return {stage_at(stage) + kLayout.bias, bias_row_bytes(kConfig)};
   }
+  REGARD_DEVICE TileView mask_tile(int stage) const {
+    return {stage_at(stage) + kLayout.mask, mask_row_bytes(kConfig)};
+  }
   REGARD_DEVICE SharedAddress states_at(int stage, int row) const {
     return stage_at(stage) + kLayout.states + row * 8;
   }
@@ -142,7 +145,7 @@ struct BackwardPlace {
         value_tile(), key_count, int(p.sizes.dim_v), rows_of(p.v, kv, seq.first_k + first_key));
   }
 
-  // Q, the rows' states, their bias and dO.
+  // Q, the rows' states, their bias and mask, and dO.
   REGARD_DEVICE void load_rows(int stage, const Step& step) const {
     const int count = seq.len_q - step.first_row();
     load_tile<kThreads, kRows, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact>(
@@ -150,6 +153,7 @@ struct BackwardPlace {
         rows_of(p.q, step.head, seq.first_q + step.first_row()));
     load_states(stage, step, count);
     if constexpr (stages_bias(kConfig)) load_bias(stage, step, count);
+    if constexpr (kConfig.features.mask) load_mask(stage, step, count);
     load_douts(stage, step, count);
   }
   REGARD_DEVICE void load_states(int stage, const Step& step, int count) const {
@@ -161,12 +165,20 @@ struct BackwardPlace {
     copy_async<8>(states_at(stage, row), exists ? states + first + row : nullptr, exists ? 8 : 0);
   }
   REGARD_DEVICE void load_bias(int stage, const Step& step, int count) const {
-    constexpr int kBytes = element_bytes(kConfig.bias_type);
+    constexpr int kBytes = element_bytes(kConfig.bias_type), kStaged = bias_rows(kConfig);
     const Strides& s = p.bias.strides;
     const int64 first = (offset_of(s, b, step.head, 0, step.first_row()) + first_key) * kBytes;
-    load_tile<kThreads, kRows, kKeys, kBytes, true, false>(
-        bias_tile(stage), count, key_count,
+    load_tile<kThreads, kStaged, kKeys, kBytes, kConfig.bias_aligned, false>(
+        bias_tile(stage), smaller(count, kStaged), key_count,
         RowsInMemory{static_cast<const uint8*>(p.bias.data) + first, s.row * kBytes});
+  }
+  REGARD_DEVICE void load_mask(int stage, const Step& step, int count) const {
+    constexpr int kStaged = mask_rows(kConfig);
+    const Strides& s = p.mask.strides;
+    const int64 first = offset_of(s, b, step.head, 0, step.first_row()) + first_key * s.column;
+    load_mask_tile<kThreads, kStaged, kKeys, kConfig.mask_copy>(
+        mask_tile(stage), smaller(count, kStaged), key_count, first_key, s.column,
+        RowsInMemory{static_cast<const uint8*>(p.mask.data) + first, s.row});
   }
   REGARD_DEVICE void load_douts(int stage, const Step& step, int count) const {
     const int first = seq.first_q + step.first_row();

@@ -50,33 +50,64 @@ struct BackwardScores {
   // From products to logits; what a bias or a mask hides becomes -inf.
   REGARD_DEVICE void apply_terms(Scores& x, Scores& slopes, int stage, const Step& step) const {
     const ScoreTerms<kConfig> terms(at.p, at.seq, at.b, step.head);
-    const float hidden = -infinity<float>();
+    const float distance =
+        terms.distance(step.first_row() + at.row_of(0, 0), at.first_key + at.key_of(0, 0));
+    KeyTerms keys[kN];
+    if constexpr (kConfig.bias_of_keys || kConfig.mask_of_keys) read_key_terms(keys, stage);
 #pragma unroll
     for (int n = 0; n < kScoreBlocks; n += 2) {
 #pragma unroll
       for (int m = 0; m < kN; ++m) {
         float biases[2][4] = {};
-        if constexpr (stages_bias(kConfig)) read_bias(biases, stage, m, n);
+        if constexpr (stages_bias(kConfig) && !kConfig.bias_of_keys) {
+          read_bias(biases, stage, m, n);
+        }
 #pragma unroll
         for (int x8 = 0; x8 < 8; ++x8) {
-          const int block = n + x8 / 4, e = x8 % 4;
-          const int i = step.first_row() + at.row_of(block, e % 2);
-          const int j = at.first_key + at.key_of(m, e / 2);
-          const bool exists = i < at.seq.len_q && j < at.seq.len_k;
-          float& score = x[m][block][e];
-          float bias = biases[x8 / 4][e];
-          bool seen = true;
-          if constexpr (kOn.bias) {
-            if (!stages_bias(kConfig) && exists) bias = terms.bias_at(i, j);
-            seen = bias != hidden;
+          const int block = n + x8 / 4, half = x8 % 4 / 2, e = x8 % 2;
+          float bias = biases[x8 / 4][x8 % 4];
+          if constexpr (kConfig.bias_of_keys) bias = keys[m].bias[half];
+          if constexpr (kOn.bias && !stages_bias(kConfig)) {
+            const int i = step.first_row() + at.row_of(block, e);
+            const int j = at.first_key + at.key_of(m, half);
+            bias = i < at.seq.len_q && j < at.seq.len_k ? terms.bias_at(i, j) : 0.0f;
           }
-          if constexpr (kOn.mask) seen = seen && exists && !terms.masked(i, j);
-          if constexpr (kOn.softcap) slopes[m][block][e] = terms.slope_of(score);
-          score = terms.value(score, bias, i, j);
-          if ((kOn.bias || kOn.mask) && !seen) score = hidden;
+          bool seen = true;
+          if constexpr (kConfig.mask_of_keys) seen = keys[m].seen[half];
+          if constexpr (kOn.mask && !kConfig.mask_of_keys) {
+            seen = read_mask(stage, at.row_of(block, e), at.key_of(m, half));
+          }
+          float& score = x[m][block][half * 2 + e];
+          if constexpr (kOn.softcap) slopes[m][block][half * 2 + e] = terms.slope_of(score);
+          score = terms.value(score, bias, distance + float(block * 8 + e - m * 16 - half * 8));
+          if (kOn.bias && bias == -infinity<float>()) score = -infinity<float>();
+          if (kOn.mask && !seen) score = -infinity<float>();
         }
       }
     }
+  }
+  // The terms that all rows share, of a lane's two keys of a block.
+  struct KeyTerms {
+    float bias[2];
+    bool seen[2];
+  };
+  REGARD_DEVICE void read_key_terms(KeyTerms (&keys)[kN], int stage) const {
+#pragma unroll
+    for (int m = 0; m < kN; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key = at.key_of(m, half);
+        if constexpr (kConfig.bias_of_keys) {
+          keys[m].bias[half] = load_staged<kConfig.bias_type>(at.bias_tile(stage).begin, key);
+        }
+        if constexpr (kConfig.mask_of_keys) keys[m].seen[half] = read_mask(stage, 0, key);
+      }
+    }
+  }
+  // Whether the staged mask shows a pair; what does not exist is hidden.
+  REGARD_DEVICE bool read_mask(int stage, int row, int key) const {
+    const TileView tile = at.mask_tile(stage);
+    return load_shared_8(tile.begin + row * tile.row_bytes + key) != 0;
   }
   // The staged bias of a pair of blocks of S^T; by the loads of fragments where it is of 16 bits.
   REGARD_DEVICE void read_bias(float (&bias)[2][4], int stage, int m, int n) const {
@@ -149,23 +180,20 @@ struct BackwardScores {
       }
     }
   }
-  static REGARD_DEVICE bool is_dropped(float weight) { return bits_of(weight) >> 31; }
-
   static REGARD_DEVICE void keep_weights(Scores& kept, const Scores& weights) {
 #pragma unroll
     for (int m = 0; m < kN; ++m) {
 #pragma unroll
       for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          kept[m][n][e] = is_dropped(weights[m][n][e]) ? 0.0f : weights[m][n][e];
-        }
+        for (int e = 0; e < 4; ++e) kept[m][n][e] = positive_part(weights[m][n][e]);
       }
     }
   }
 
   // From P and dP to the gradients of the logits, in dP's place; a kept weight's dP counts
-  // keep_scale times.
+  // keep_scale times. What is dropped is told by arithmetic alone: a condition for every weight,
+  // needed twice, would take more registers than there are.
   REGARD_DEVICE void make_dlogits(Scores& ds, const Scores& weights, int stage) const {
     const float scale = kOn.dropout ? float(keep_scale(at.p.dropout)) : 1.0f;
 #pragma unroll
@@ -179,8 +207,7 @@ struct BackwardScores {
           const float weight = weights[m][n][e];
           float& x = ds[m][n][e];
           if constexpr (kOn.dropout) {
-            const bool dropped = is_dropped(weight);
-            x = (dropped ? -weight : weight) * ((dropped ? 0.0f : x * scale) - delta[e % 2]);
+            x = positive_part(weight) * x * scale - magnitude_of(weight) * delta[e % 2];
           } else {
             x = weight * (x - delta[e % 2]);
           }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/params.h"
-#include "cuda/kernels/tile/copy.cuh"
+#include "cuda/kernels/tile/mask_copy.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
 
 namespace regard {
@@ -130,6 +130,9 @@ struct ForwardPlace {
   REGARD_DEVICE TileView bias_tile(int stage) const {
     return {stage_at(stage) + kLayout.bias, bias_row_bytes(kConfig)};
   }
+  REGARD_DEVICE TileView mask_tile(int stage) const {
+    return {stage_at(stage) + kLayout.mask, mask_row_bytes(kConfig)};
+  }
 
   // ----------------------------------------------------------------------------------------- loads
 
@@ -156,18 +159,36 @@ struct ForwardPlace {
     load_tile<kThreads, kKeys, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact>(
         key_tile(stage), seq.len_k - first_key, int(p.sizes.dim), rows_of(p.k, first_key));
     if constexpr (stages_bias(kConfig)) load_bias(stage, first_key);
+    if constexpr (kOn.mask) load_mask(stage, first_key);
   }
   REGARD_DEVICE void load_values(int stage, int first_key) const {
     load_tile<kThreads, kKeys, kConfig.dim_v, F::kBytes, kConfig.aligned, kConfig.exact>(
         value_tile(stage), seq.len_k - first_key, int(p.sizes.dim_v), rows_of(p.v, first_key));
   }
+  // Rows of a bias or mask from a key on, one for each query or one for all.
+  struct TermRows {
+    const ForwardPlace& at;
+    const View& view;
+    int bytes;
+    int first_key;
+    REGARD_DEVICE const uint8* row(int r) const {
+      const Row row = at.row_at(r);
+      const int64 first = offset_of(view.strides, at.b, row.head, 0, row.i);
+      return static_cast<const uint8*>(view.data) +
+             (first + first_key * view.strides.column) * bytes;
+    }
+  };
   REGARD_DEVICE void load_bias(int stage, int first_key) const {
-    constexpr int kBytes = element_bytes(kConfig.bias_type);
-    const Strides& s = p.bias.strides;
-    const int64 first = (offset_of(s, b, head, 0, first_row) + first_key) * kBytes;
-    load_tile<kThreads, kRows, kKeys, kBytes, true, false>(
-        bias_tile(stage), row_count, seq.len_k - first_key,
-        RowsInMemory{static_cast<const uint8*>(p.bias.data) + first, s.row * kBytes});
+    constexpr int kBytes = element_bytes(kConfig.bias_type), kStaged = bias_rows(kConfig);
+    load_tile<kThreads, kStaged, kKeys, kBytes, kConfig.bias_aligned, false>(
+        bias_tile(stage), smaller(row_count, kStaged), seq.len_k - first_key,
+        TermRows{*this, p.bias, kBytes, first_key});
+  }
+  REGARD_DEVICE void load_mask(int stage, int first_key) const {
+    constexpr int kStaged = mask_rows(kConfig);
+    load_mask_tile<kThreads, kStaged, kKeys, kConfig.mask_copy>(
+        mask_tile(stage), smaller(row_count, kStaged), seq.len_k - first_key, first_key,
+        p.mask.strides.column, TermRows{*this, p.mask, 1, first_key});
   }
 };
 

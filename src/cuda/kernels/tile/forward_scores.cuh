@@ -31,39 +31,52 @@ struct ForwardScores {
   }
 
   REGARD_DEVICE void apply_terms(Scores& scores, int stage, int first_key) const {
-    const float hidden = -infinity<float>();
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
+    for (int n = 0; n < kKeyBlocks; ++n) {
+      float bias[2] = {};
+      bool seen[2] = {true, true};
+      if constexpr (kConfig.bias_of_keys) read_bias(bias, stage, 0, n);
+      if constexpr (kConfig.mask_of_keys) read_mask(seen, stage, 0, n);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = at.row_of(m, half);
-        const int i = at.row_at(row).i;
-        const ScoreTerms<kConfig> of_row = terms_of(row);
+      for (int m = 0; m < kM; ++m) {
 #pragma unroll
-        for (int n = 0; n < kKeyBlocks; ++n) {
-          float bias[2] = {};
-          if constexpr (stages_bias(kConfig)) {
-            const TileView tile = at.bias_tile(stage);
-            load_staged_pair<kConfig.bias_type>(bias, tile.begin + row * tile.row_bytes,
-                                                at.column_of(n, 0));
+        for (int half = 0; half < 2; ++half) {
+          const int row = at.row_of(m, half);
+          const int i = at.row_at(row).i;
+          const ScoreTerms<kConfig> of_row = terms_of(row);
+          const float distance = of_row.distance(i, first_key + at.column_of(0, 0));
+          if constexpr (stages_bias(kConfig) && !kConfig.bias_of_keys) {
+            read_bias(bias, stage, row, n);
           }
+          if constexpr (kOn.mask && !kConfig.mask_of_keys) read_mask(seen, stage, row, n);
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const int j = first_key + at.column_of(n, e);
-            const bool exists = row < at.row_count && j < at.seq.len_k;
-            float& score = scores[m][n][half * 2 + e];
-            bool seen = true;
-            if constexpr (kOn.bias) {
-              if (!stages_bias(kConfig) && exists) bias[e] = of_row.bias_at(i, j);
-              seen = bias[e] != hidden;
+            if constexpr (kOn.bias && !stages_bias(kConfig)) {
+              const int j = first_key + at.column_of(n, e);
+              const bool exists = row < at.row_count && j < at.seq.len_k;
+              bias[e] = exists ? of_row.bias_at(i, j) : 0.0f;
             }
-            if constexpr (kOn.mask) seen = seen && exists && !of_row.masked(i, j);
-            score = of_row.value(score, bias[e], i, j);
-            if ((kOn.bias || kOn.mask) && !seen) score = hidden;
+            float& score = scores[m][n][half * 2 + e];
+            score = of_row.value(score, bias[e], distance - float(n * 8 + e));
+            if (kOn.bias && bias[e] == -infinity<float>()) score = -infinity<float>();
+            if (kOn.mask && !seen[e]) score = -infinity<float>();
           }
         }
       }
     }
+  }
+  // The staged bias of a row's two keys of a block.
+  REGARD_DEVICE void read_bias(float (&bias)[2], int stage, int row, int n) const {
+    const TileView tile = at.bias_tile(stage);
+    load_staged_pair<kConfig.bias_type>(bias, tile.begin + row * tile.row_bytes,
+                                        at.column_of(n, 0));
+  }
+  // Whether the staged mask shows them; what does not exist is hidden.
+  REGARD_DEVICE void read_mask(bool (&seen)[2], int stage, int row, int n) const {
+    const TileView tile = at.mask_tile(stage);
+    const uint32 bytes = load_shared_16(tile.begin + row * tile.row_bytes + at.column_of(n, 0));
+    seen[0] = (bytes & 0xff) != 0;
+    seen[1] = bytes >> 8 != 0;
   }
   // The terms of the row's own head.
   REGARD_DEVICE ScoreTerms<kConfig> terms_of(int row) const {

@@ -296,6 +296,16 @@ REGARD_DEVICE void add_product(Accumulator (&sums)[kM][kBlocks], const TileView&
   }
 }
 
+// An f16, bf16 or f32 element of a row in shared memory.
+template <Type kType>
+REGARD_DEVICE float load_staged(SharedAddress row, int column) {
+  if constexpr (kType == Type::f32) {
+    return float_of(load_shared_32(row + column * 4));
+  } else {
+    return widen<typename ElementOf<kType>::Format>(uint16(load_shared_16(row + column * 2)));
+  }
+}
+
 // A pair of neighbouring f16, bf16 or f32 elements from a row in shared memory.
 template <Type kType>
 REGARD_DEVICE void load_staged_pair(float (&pair)[2], SharedAddress row, int column) {

@@ -50,8 +50,6 @@ struct ScoreTerms {
   int len_q, len_k;
   const void* bias;
   int64 bias_row, bias_column;
-  const uint8* mask;
-  int64 mask_row, mask_column;
   float slope;
   DropoutParams dropout;
   int32 b, h;
@@ -71,12 +69,6 @@ struct ScoreTerms {
       bias_row = p.bias.strides.row;
       bias_column = p.bias.strides.column;
     }
-    if constexpr (kOn.mask) {
-      mask = static_cast<const uint8*>(p.mask.data) + batch * p.mask.strides.batch +
-             head * p.mask.strides.head;
-      mask_row = p.mask.strides.row;
-      mask_column = p.mask.strides.column;
-    }
     if constexpr (kOn.alibi) {
       const Strides& s = p.alibi_slopes.strides;
       slope = static_cast<const float*>(p.alibi_slopes.data)[batch * s.batch + head * s.head];
@@ -86,7 +78,7 @@ struct ScoreTerms {
   REGARD_DEVICE Interval keys_of(int i) const { return visible_keys(mask_params, i, len_q, len_k); }
   REGARD_DEVICE float unit() const { return logit_unit(kOn, params); }
 
-  // The bias that a tile staged for a pair, or the one in memory.
+  // The bias in memory, where no tile of it is staged.
   REGARD_DEVICE float bias_at(int i, int j) const {
     const int64 at = i * bias_row + j * bias_column;
     if constexpr (kConfig.bias_type == Type::f64) {
@@ -94,13 +86,13 @@ struct ScoreTerms {
     }
     return load_element<float>(bias, kConfig.bias_type, at);
   }
-  REGARD_DEVICE bool masked(int i, int j) const {
-    return mask[i * mask_row + j * mask_column] == 0;
-  }
+  // What ALiBi measures, with its sign. Of one pair of a tile: those of the others differ from it
+  // by constants.
+  REGARD_DEVICE float distance(int i, int j) const { return float(i - len_q + len_k - j); }
 
-  // The logit's value of an existing pair; its unit is unit().
-  REGARD_DEVICE float value(float raw, float bias_value, int i, int j) const {
-    const float alibi = kOn.alibi ? slope * alibi_distance<float>(i, j, len_q, len_k) : 0.0f;
+  // The logit's value; its unit is unit().
+  REGARD_DEVICE float value(float raw, float bias_value, float distance) const {
+    const float alibi = kOn.alibi ? slope * magnitude_of(distance) : 0.0f;
     return score<L>(kOn, params, raw, bias_value, alibi).value;
   }
   REGARD_DEVICE float slope_of(float raw) const { return score_slope<L>(kOn, params, raw); }

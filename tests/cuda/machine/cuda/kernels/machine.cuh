@@ -83,6 +83,16 @@ REGARD_DEVICE uint32 load_shared_32(SharedAddress from, Where where = here()) {
   std::memcpy(&x, machine->shared_at(from, 4, emulated::Access::read, where), 4);
   return x;
 }
+REGARD_DEVICE uint32 load_shared_16(SharedAddress from, Where where = here()) {
+  uint16 x;
+  std::memcpy(&x, machine->shared_at(from, 2, emulated::Access::read, where), 2);
+  return x;
+}
+REGARD_DEVICE uint32 load_shared_8(SharedAddress from, Where where = here()) {
+  uint8 x;
+  std::memcpy(&x, machine->shared_at(from, 1, emulated::Access::read, where), 1);
+  return x;
+}
 REGARD_DEVICE void store_shared_128(SharedAddress to, const Bits128& x, Where where = here()) {
   std::memcpy(machine->shared_at(to, 16, emulated::Access::write, where), &x, 16);
 }
@@ -203,6 +213,8 @@ REGARD_DEVICE float fma_of(float a, float b, float c) { return fmaf(a, b, c); }
 REGARD_DEVICE double fma_of(double a, double b, double c) { return fma(a, b, c); }
 REGARD_DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
 REGARD_DEVICE double max_of(double a, double b) { return fmax(a, b); }
+REGARD_DEVICE float magnitude_of(float x) { return std::fabs(x); }
+REGARD_DEVICE float positive_part(float x) { return x > 0 || x != x ? x : 0.0f; }
 
 namespace emulated {
 
