@@ -169,9 +169,11 @@ std::vector<BackendInfo> backends() {
   }
   list.push_back(
       {"reference", true, "the textbook in float64, row by row: the judge of the others"});
-  for (const Family family : {Family::mma, Family::simt}) {
-    std::string note = family == Family::mma ? "tensor cores of GPUs from compute capability 7.5 on"
-                                             : "any GPU; f64, and what tensor cores do not take";
+  for (const Family family : {Family::wgmma, Family::mma, Family::simt}) {
+    std::string note =
+        family == Family::wgmma ? "warpgroups of GPUs of compute capability 9.0, forward"
+        : family == Family::mma ? "tensor cores of GPUs from compute capability 7.5 on"
+                                : "any GPU; f64, and what tensor cores do not take";
     const std::string missing = cuda_backend::missing(family);
     if (!missing.empty()) note += " - " + missing;
     list.push_back({std::string("cuda:") + name_of(family), missing.empty(), note});

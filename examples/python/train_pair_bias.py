@@ -158,13 +158,15 @@ def run(kind: str, attention: str, dtype: str, device: str, size: Size, seed: in
 
 
 def peak_of_process() -> int:
-    """Bytes of the largest resident set of this process so far; 0 where it cannot be asked."""
-    try:
-        import resource
-    except ImportError:
+    """Bytes of the largest resident set of this program so far; 0 where it cannot be asked.
+
+    getrusage would count what the process was before it became this program.
+    """
+    status = Path("/proc/self/status")
+    if not status.exists():
         return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
 
 
 def run_in_process(kind: str, attention: str, dtype: str, device: str, size: Size,

@@ -8,6 +8,7 @@
 #include "cuda/driver.hpp"
 #include "cuda/kernel_cache.hpp"
 #include "cuda/kernels/params.h"
+#include "cuda/tensor_maps.hpp"
 #include "plan/config_text.hpp"
 #include "problem/refuse.hpp"
 
@@ -135,6 +136,8 @@ CudaBuffers buffers_of(const Problem& p, const CudaPlan& plan, const DeviceWorks
                 .partial_rows = memory.at<float>(w.partial_rows),
                 .marks_q = memory.at<uint8>(w.marks_q),
                 .marks_k = memory.at<uint8>(w.marks_k)};
+  b.row_terms = memory.at<void>(w.row_terms);
+  if (plan.counts_tiles()) b.tile_counter = memory.at<int32>(w.tile_counter);
   const bool has_own_sums =
       std::any_of(plan.launches.begin(), plan.launches.end(),
                   [](const CudaLaunch& l) { return l.config.kernel == Kernel::convert_dbias; });
@@ -168,9 +171,13 @@ const LoadedKernel& kernel_of(const CudaLaunch& launch, const CudaPlan& plan, co
 
 void launch_kernel(const Driver& d, const CudaLaunch& launch, const LoadedKernel& kernel,
                    KernelParams& params, Stream stream, int index) {
-  const std::int64_t blocks = launch.grid.blocks();
+  const std::int64_t blocks = launch.blocks();
   params.grid = launch.grid;
-  void* arguments[] = {&params};
+  LaunchMaps maps;
+  if (launch.config.family == Family::wgmma) {
+    maps = launch_maps(d, params.problem, launch.config, index);
+  }
+  void* arguments[] = {&params, &maps};
   const Result result = d.launch(kernel.function, unsigned(blocks), 1, 1, unsigned(launch.threads),
                                  1, 1, unsigned(launch.shared_bytes), stream, arguments, nullptr);
   if (result != kSuccess) {
@@ -185,7 +192,10 @@ const Chip& this_chip(int device) { return device_at(device).chip; }
 std::string missing(Family family) {
   if (!driver_if_any()) return why_no_driver();
   bool fits = family == Family::simt;
-  for (int i = 0; i < device_count(); ++i) fits |= device_at(i).chip.capability() >= 75;
+  for (int i = 0; i < device_count(); ++i) {
+    const Chip& chip = device_at(i).chip;
+    fits |= family == Family::wgmma ? chip.major == 9 : chip.capability() >= 75;
+  }
   if (!fits) return "no GPU of this machine has them";
   return Compiler::if_any() ? "" : "only kernels that are cached can run: " + Compiler::why_not();
 }
@@ -215,8 +225,7 @@ void run(const Problem& p, const CudaPlan& plan, const Run& run) {
   KernelParams params{
       .problem = p, .buffers = buffers_of(p, plan, memory), .grid = {}, .splits = plan.splits};
   if (plan.workspace.clear > 0) {
-    check(d.fill_async(memory.begin() + plan.workspace.turns, 0, plan.workspace.clear, stream),
-          "cuMemsetD8Async", index);
+    check(d.fill_async(memory.begin(), 0, plan.workspace.clear, stream), "cuMemsetD8Async", index);
   }
   for (std::size_t i = 0; i < plan.launches.size(); ++i) {
     if (plan.launches[i].grid.blocks() == 0) continue;

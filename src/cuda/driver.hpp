@@ -68,6 +68,11 @@ struct Driver {
                    unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream,
                    void** parameters, void** extra);
 
+  Result (*encode_tiled)(void* map, int type, std::uint32_t rank, void* data,
+                         const std::uint64_t* sizes, const std::uint64_t* strides,
+                         const std::uint32_t* box, const std::uint32_t* steps, int interleave,
+                         int swizzle, int promotion, int fill);
+
   Result (*create_event)(Event*, unsigned flags);
   Result (*record_event)(Event, Stream);
   Result (*synchronize_event)(Event);

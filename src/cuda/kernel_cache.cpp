@@ -40,8 +40,8 @@ struct KeyHash {
     mix(t.rows, t.keys, t.warps, t.stages, c.bias_type, c.bias_gradient);
     std::uint64_t flags = 0;
     for (const bool flag : {f.softcap, f.bias, f.mask, f.alibi, f.sink, f.dropout, f.interval,
-                            f.signed_scale, c.aligned, c.ragged, c.folded, c.split, c.marks,
-                            c.marked, c.ordered, c.wants_dq, c.wants_dk, c.wants_dv}) {
+                            f.signed_scale, c.aligned, c.boxed_out, c.ragged, c.folded, c.split,
+                            c.marks, c.marked, c.ordered, c.wants_dq, c.wants_dk, c.wants_dv}) {
       flags = flags << 1 | flag;
     }
     mix(flags);
@@ -79,12 +79,18 @@ Slot& slot_of(const KernelConfig& config, int capability) {
          Code::unavailable);
 }
 
+// What the kernel is compiled for, or would be.
+std::string architecture_of(const KernelConfig& config, const Compiler* compiler, int capability) {
+  const bool own_features = config.family == Family::wgmma;
+  if (compiler) return compiler->architecture(capability, own_features);
+  return "sm_" + std::to_string(capability) + (own_features ? "a" : "");
+}
+
 KernelBinary make_binary(const KernelConfig& config, int capability, Origin& origin) {
   const KernelUnit unit = kernel_unit(config);
   const bool may = may_compile.load(std::memory_order_relaxed);
   const Compiler* const compiler = may ? Compiler::if_any() : nullptr;
-  const std::string architecture =
-      compiler ? compiler->architecture(capability) : "sm_" + std::to_string(capability);
+  const std::string architecture = architecture_of(config, compiler, capability);
   KernelBinary binary;
   const KernelKey key =
       kernel_key(config, unit, architecture, compiler ? compiler->name() : std::string());
@@ -197,8 +203,7 @@ bool kernel_at_hand(const KernelConfig& config, int capability, KernelBinary& bi
     return true;
   }
   const Compiler* const compiler = Compiler::if_any();
-  const std::string architecture =
-      compiler ? compiler->architecture(capability) : "sm_" + std::to_string(capability);
+  const std::string architecture = architecture_of(config, compiler, capability);
   const std::string name = compiler ? compiler->name() : "";
   return load_kernel(kernel_key(config, kernel_unit(config), architecture, name), binary);
 }

@@ -22,6 +22,8 @@ struct KernelSource {
 };
 
 constexpr KernelSource kSources[] = {
+    {Kernel::forward, Family::wgmma, "forward_wgmma.cuh", "forward_wgmma"},
+    {Kernel::backward, Family::wgmma, "backward_wgmma.cuh", "backward_wgmma"},
     {Kernel::forward, Family::mma, "forward_mma.cuh", "forward_mma"},
     {Kernel::backward, Family::mma, "backward_mma.cuh", "backward_mma"},
     {Kernel::forward, Family::simt, "forward_simt.cuh", "forward_simt"},
@@ -101,6 +103,8 @@ void add_headers(const std::string& text, std::vector<SourceText>& headers) {
 
 KernelUnit kernel_unit(const KernelConfig& c) {
   const KernelSource& source = source_of(c);
+  const bool has_maps = c.family == Family::wgmma;
+  const std::string maps = c.kernel == Kernel::backward ? "BackwardMaps" : "ForwardMaps";
   KernelUnit unit;
   unit.text = "#define REGARD_LEVEL " + std::to_string(c.level) +
               "\n"
@@ -116,11 +120,12 @@ KernelUnit kernel_unit(const KernelConfig& c) {
               std::to_string(c.tiling.warps * 32) + ", " + std::to_string(c.tiling.blocks) + ") " +
               kKernelSymbol +
               "(\n"
-              "    const REGARD_IN_PLACE regard::KernelParams params) {\n"
+              "    const REGARD_IN_PLACE regard::KernelParams params" +
+              (has_maps ? ",\n    const REGARD_IN_PLACE regard::" + maps + " maps" : "") +
+              ") {\n"
               "  regard::" +
               source.function + "<" + to_text(c) +
-              ">(params);\n"
-              "}\n";
+              (has_maps ? ">(params, maps);\n" : ">(params);\n") + "}\n";
   add_headers(unit.text, unit.headers);
   return unit;
 }

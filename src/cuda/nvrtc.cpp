@@ -158,7 +158,7 @@ const Compiler* Compiler::if_any() {
 
 const std::string& Compiler::why_not() { return CompilerSearch::once().why_not; }
 
-std::string Compiler::architecture(int capability) const {
+std::string Compiler::architecture(int capability, bool own_features) const {
   int same_major = 0, older = 0;
   for (int known : capabilities_) {
     if (known > capability) break;
@@ -166,7 +166,10 @@ std::string Compiler::architecture(int capability) const {
     if (known / 10 == capability / 10) same_major = known;
   }
   // Machine code runs on later chips of its major version; PTX on every later chip.
-  if (same_major) return "sm_" + std::to_string(same_major);
+  if (same_major) {
+    return "sm_" + std::to_string(same_major) +
+           (own_features && same_major == capability ? "a" : "");
+  }
   return older ? "compute_" + std::to_string(older) : "";
 }
 

@@ -30,7 +30,8 @@ class Compiler {
 
   // What to compile for, for a GPU of this compute capability: "sm_86", or "compute_90" where the
   // GPU is newer than the compiler; "" where it is older than all that the compiler knows.
-  std::string architecture(int capability) const;
+  // Kernels of `own_features` run on chips of this very capability alone: "sm_90a".
+  std::string architecture(int capability, bool own_features = false) const;
 
   Compilation compile(const std::string& unit, const std::vector<SourceText>& headers,
                       const std::string& architecture) const;

@@ -25,17 +25,19 @@ struct BlockPlace {
   int32 split;
 };
 
-REGARD_INLINE BlockPlace place_of(const BlockGrid& grid, int64 block) {
-  const int64 per_head = int64(grid.tiles) * grid.splits;
-  const int64 group = block / (per_head * grid.heads_per_group);
-  const int32 first = int32(group * grid.heads_per_group);
+// All of it in 32 bits: a grid has fewer than 2^31 blocks.
+REGARD_INLINE BlockPlace place_of(const BlockGrid& grid, int64 number) {
+  const int32 block = int32(number);
+  const int32 per_head = grid.tiles * grid.splits;
+  const int32 group = block / (per_head * grid.heads_per_group);
+  const int32 first = group * grid.heads_per_group;
   const int32 heads = smaller(grid.heads_per_group, grid.heads - first);
-  const int64 rest = block - group * per_head * grid.heads_per_group;
-  const int64 tile = rest / heads;
-  const int32 index = first + int32(rest % heads);
+  const int32 rest = block - first * per_head;
+  const int32 tile = rest / heads;
+  const int32 index = first + rest % heads;
   return {.head = index % grid.batch * (grid.heads / grid.batch) + index / grid.batch,
-          .tile = int32(tile % grid.tiles),
-          .split = int32(tile / grid.tiles)};
+          .tile = tile % grid.tiles,
+          .split = tile / grid.tiles};
 }
 
 // dq sums are kept in units of 16 rows, each sequence beginning with a unit of its own.
@@ -43,5 +45,9 @@ REGARD_INLINE int64 dq_rows(const Problem& p) {
   return p.packed ? round_up(p.sizes.rows_q + 16 * p.sizes.batch + 16, 16)
                   : p.sizes.batch * round_up(p.sizes.len_q, 16);
 }
+
+// Rows of lse in the row terms, after which those of delta begin: tiles at the end may reach past
+// it.
+REGARD_INLINE int64 term_rows(const Problem& p) { return p.sizes.heads_q * dq_rows(p) + 64; }
 
 }  // namespace regard

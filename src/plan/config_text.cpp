@@ -68,7 +68,10 @@ Initialisers initialisers(const Tiling& t) {
 }  // namespace
 
 const char* name_of(Kernel kernel) { return kKernels[int(kernel)]; }
-const char* name_of(Family family) { return family == Family::mma ? "mma" : "simt"; }
+const char* name_of(Family family) {
+  constexpr const char* names[] = {"simt", "mma", "wgmma"};
+  return names[int(family)];
+}
 const char* name_of(Products products) {
   constexpr const char* names[] = {"direct", "tf32x3", "tf32"};
   return names[int(products)];
@@ -83,7 +86,7 @@ std::string to_text(const KernelConfig& c) {
   // Fails where a member is added: it must be added below too.
   [[maybe_unused]] const auto& [m01, m02, m03, m04, m05, m06, m07, m08, m09, m10, m11, m12, m13,
                                 m14, m15, m16, m17, m18, m19, m20, m21, m22, m23, m24, m25, m26,
-                                m27, m28] = c;
+                                m27, m28, m29, m30] = c;
   static_assert(int(Kernel::sink_gradient) + 1 == int(std::size(kKernels)));
   Initialisers x("KernelConfig");
   x.word("kernel", "Kernel", name_of(c.kernel));
@@ -103,6 +106,7 @@ std::string to_text(const KernelConfig& c) {
   x.flag("aligned", c.aligned, standard.aligned);
   x.flag("exact", c.exact, standard.exact);
   x.flag("wide_dout", c.wide_dout, standard.wide_dout);
+  x.flag("boxed_out", c.boxed_out, standard.boxed_out);
   x.flag("bias_aligned", c.bias_aligned, standard.bias_aligned);
   x.flag("bias_of_keys", c.bias_of_keys, standard.bias_of_keys);
   x.flag("mask_of_keys", c.mask_of_keys, standard.mask_of_keys);
@@ -111,6 +115,7 @@ std::string to_text(const KernelConfig& c) {
   x.flag("ragged", c.ragged, standard.ragged);
   x.flag("folded", c.folded, standard.folded);
   x.flag("split", c.split, standard.split);
+  x.flag("row_terms", c.row_terms, standard.row_terms);
   x.flag("marks", c.marks, standard.marks);
   x.flag("marked", c.marked, standard.marked);
   x.flag("ordered", c.ordered, standard.ordered);

@@ -1,5 +1,5 @@
 // What Run::backend and REGARD_BACKEND may say of a GPU:
-//   cuda[:simt | :mma | :mma75 | :mma80 | :mma90][/KB][@member=number,...]
+//   cuda[:simt | :mma | :mma75 | :mma80 | :mma90 | :wgmma][/KB][@member=number,...]
 #include <algorithm>
 #include <charconv>
 #include <iterator>
@@ -36,8 +36,8 @@ bool parse_number(std::string_view text, int& number) {
 
 bool parse_family(std::string_view name, CudaChoice& choice) {
   choice.any_family = false;
-  choice.family = name == "simt" ? Family::simt : Family::mma;
-  if (name == "simt" || name == "mma") return true;
+  choice.family = name == "simt" ? Family::simt : name == "wgmma" ? Family::wgmma : Family::mma;
+  if (name == "simt" || name == "mma" || name == "wgmma") return true;
   for (const int level : {75, 80, 90}) {
     if (name == "mma" + std::to_string(level)) {
       choice.level = level;

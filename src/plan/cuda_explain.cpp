@@ -31,7 +31,7 @@ std::string config_line(const KernelConfig& c) {
   std::string text = name_of(c.kernel);
   if (!has_product_tiles(c)) return text;
   text += std::string(" ") + name_of(c.family);
-  if (c.family == Family::mma) text += " level " + number(c.level);
+  if (c.family != Family::simt) text += " level " + number(c.level);
   if (c.products != Products::direct) text += std::string(", ") + name_of(c.products);
   text += tile_text(c);
   if (c.folded) text += ", folded";
@@ -45,8 +45,9 @@ std::string launch_line(const CudaLaunch& launch) {
   std::snprintf(shared, sizeof shared, "%.1f KB", double(launch.shared_bytes) / 1024);
   const BlockGrid& g = launch.grid;
   std::string text = config_line(launch.config) + ", " + number(launch.threads) + " threads, " +
-                     shared + " shared, " + number(g.blocks()) + " blocks = " + number(g.heads) +
-                     " heads x " + number(g.tiles) + " tiles";
+                     shared + " shared, " + number(launch.blocks()) + " blocks" +
+                     (launch.resident > 0 ? " for " : " = ") + number(g.heads) + " heads x " +
+                     number(g.tiles) + " tiles";
   if (g.splits > 1) text += " x " + number(g.splits) + " splits";
   if (g.heads_per_group > 1) text += ", " + number(g.heads_per_group) + " heads taking turns";
   return text;
@@ -76,12 +77,11 @@ std::string workspace_text(const CudaWorkspace& w) {
     const char* name;
     int64 begin, end;
   };
-  const Part parts[] = {{"turns", w.turns, w.marks_q},
-                        {"marks", w.marks_q, w.dbias_sums},
-                        {"dbias sums", w.dbias_sums, w.row_states},
-                        {"row states", w.row_states, w.dq_sums},
-                        {"dq sums", w.dq_sums, w.partial_out},
-                        {"partial results", w.partial_out, w.size}};
+  const Part parts[] = {
+      {"tile counter", w.tile_counter, w.turns}, {"turns", w.turns, w.marks_q},
+      {"marks", w.marks_q, w.dbias_sums},        {"dbias sums", w.dbias_sums, w.row_states},
+      {"row states", w.row_states, w.row_terms}, {"row terms", w.row_terms, w.dq_sums},
+      {"dq sums", w.dq_sums, w.partial_out},     {"partial results", w.partial_out, w.size}};
   std::string text = megabytes(w.size), separator = ": ";
   for (const Part& part : parts) {
     if (part.end == part.begin) continue;

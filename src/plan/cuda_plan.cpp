@@ -4,34 +4,18 @@
 #include <cstdint>
 #include <utility>
 
+#include "plan/config_text.hpp"
 #include "plan/cuda_facts.hpp"
+#include "plan/cuda_reasons.hpp"
 #include "plan/cuda_tiling.hpp"
+#include "plan/cuda_wgmma.hpp"
+#include "plan/cuda_wgmma_backward.hpp"
 #include "plan/simt_layout.h"
 
 namespace regard {
 namespace {
 
 constexpr int64 kMostBlocks = INT32_MAX;  // of a grid
-
-// What a person is told of the decisions; costs nothing where nobody asks.
-class Because {
- public:
-  Because(std::vector<std::string>& reasons, bool asked) : reasons_(reasons), asked_(asked) {}
-
-  template <class... Parts>
-  void operator()(const Parts&... parts) const {
-    if (!asked_) return;
-    std::string& text = reasons_.emplace_back();
-    (add(text, parts), ...);
-  }
-
- private:
-  static void add(std::string& text, const char* part) { text += part; }
-  static void add(std::string& text, int64 part) { text += std::to_string(part); }
-
-  std::vector<std::string>& reasons_;
-  bool asked_;
-};
 
 constexpr const char* kWhyMarks =
     "marks: a row or key whose result is not finite is computed again without tensor cores, where "
@@ -107,11 +91,12 @@ class Planner {
       because_("simt: asked for by name");
       return take_simt();
     }
+    if (choose_wgmma()) return plan_.refusal.empty();
     const char* why_not = why_not_mma();
     if (!why_not) {
       main_ = mma_config();
       const Fit fit = take_mma_tiling(main_, wish(true));
-      if (fit == Fit::fits) return took_mma();
+      if (fit == Fit::fits) return took(Family::mma);
       if (choice_.has_tiling) return refuse_tiling(fit);
       why_not = "no tile of these head sizes fits the shared memory of a block";
     }
@@ -120,39 +105,43 @@ class Planner {
     return take_simt();
   }
 
+  // Whether the choice is made: wgmma, or a refusal where it was asked for by name.
+  bool choose_wgmma() {
+    if (!choice_.any_family && choice_.family != Family::wgmma) return false;
+    const bool back = p_.backward;
+    const char* why_not =
+        back ? why_not_wgmma_backward(p_, chip_, level_) : why_not_wgmma(p_, chip_, level_);
+    if (!why_not && choice_.any_family && !back) why_not = why_rather_mma(p_, chip_);
+    if (!why_not) {
+      main_ = back ? wgmma_backward_config(p_, level_) : wgmma_config(p_, level_);
+      const Fit fit = back ? take_wgmma_backward_tiling(main_, wish(true))
+                           : take_wgmma_tiling(main_, wish(true));
+      if (fit == Fit::fits) return took(Family::wgmma);
+      why_not = "no tile of the wgmma kernels fits";
+      if (choice_.has_tiling && !choice_.any_family) refuse_tiling(fit);
+      main_ = {};
+    }
+    // What they cannot do of the backward pass is mma's, also where wgmma was asked for.
+    if (choice_.any_family || (back && plan_.refusal.empty())) {
+      if (level_ >= 90) because_("not wgmma: ", why_not);
+      return false;
+    }
+    if (plan_.refusal.empty()) refuse(why_not);
+    return true;
+  }
+
+  bool took(Family family) {
+    plan_.family = family;
+    plan_.level = level_;
+    explain_family(because_, p_, choice_, main_);
+    return true;
+  }
+
   bool refuse_tiling(Fit fit) {
     return refuse(fit == Fit::impossible
                       ? "the kernel cannot have the tiling that was asked for by name"
                       : "the tiling that was asked for by name needs more shared memory than a "
                         "block may use");
-  }
-
-  bool took_mma() {
-    plan_.family = Family::mma;
-    plan_.level = level_;
-    because_(choice_.any_family ? "mma: the chip's tensor cores multiply this type"
-                                : "mma: asked for by name");
-    if (main_.products == Products::tf32x3) {
-      because_("tf32x3: three products of tf32 for each of f32 keep f32's accuracy");
-    } else if (main_.products == Products::tf32) {
-      because_("tf32: one product of tf32 for each of f32, as the precision asks for");
-    }
-    if (choice_.has_tiling) because_("tiling: asked for by name");
-    if (!main_.aligned) {
-      because_(
-          "slow path: q, k, v or dout do not begin rows at multiples of 16 bytes; elements "
-          "are read one by one");
-    }
-    if (p_.features.bias && !main_.bias_aligned && !main_.bias_of_keys) {
-      because_("slow path: the bias is read one by one: ",
-               p_.bias.type == Type::f64
-                   ? "it is f64"
-                   : "its rows do not begin at 16 bytes, or all keys share it");
-    }
-    if (p_.features.mask && main_.mask_copy == 1) {
-      because_("slow path: the mask's rows do not begin at 4 bytes, or its keys lie apart");
-    }
-    return true;
   }
 
   bool take_simt() {
@@ -282,9 +271,10 @@ class Planner {
                   .tiles = int32(tiles),
                   .splits = int32(splits),
                   .heads_per_group = int32(clamp_to<int64>(heads_per_group, 1, heads)),
-                  .batch = config.family == Family::mma ? int32(batch_of_bias(p_)) : 1},
+                  .batch = config.family == Family::simt ? 1 : int32(batch_of_bias(p_))},
          .threads = config.tiling.warps * 32,
-         .shared_bytes = shared_bytes_of(config)});
+         .shared_bytes = shared_bytes_of(config),
+         .resident = config.family == Family::wgmma && !p_.backward ? chip_.multiprocessors : 0});
   }
 
   // A kernel of family simt; the main one has its tiling already.
@@ -303,7 +293,7 @@ class Planner {
   }
 
   bool spoils_hidden_pairs() const {
-    return plan_.family == Family::mma && (hides_pairs(p_) || main_.products == Products::tf32x3);
+    return plan_.family != Family::simt && (hides_pairs(p_) || main_.products == Products::tf32x3);
   }
 
   // --------------------------------------------------------------------------------------- forward
@@ -317,8 +307,9 @@ class Planner {
     const int64 heads = s_.batch * (main_.folded ? s_.heads_kv : s_.heads_q);
     const int64 tiles =
         divide_up(main_.folded ? s_.group() * s_.len_q : s_.len_q, main_.tiling.rows);
+    const bool wgmma = plan_.family == Family::wgmma;
     const int64 key_tiles = divide_up(keys_in_reach(p_), main_.tiling.keys);
-    plan_.splits = splits_for(main_, chip_, heads * tiles, key_tiles);
+    plan_.splits = wgmma ? 1 : splits_for(main_, chip_, heads * tiles, key_tiles);
     main_.split = plan_.splits > 1;
     main_.marks = marks && !main_.split;
     launch(main_, heads, tiles, plan_.splits, heads_sharing_cache());
@@ -342,12 +333,17 @@ class Planner {
       launch_marked(Kernel::forward);
     }
     Room room;
+    // Tiles of one length need no counter to share them out.
+    room.take(plan_.workspace.tile_counter, wgmma && (p_.features.interval || p_.ragged) ? 4 : 0);
+    room.take(plan_.workspace.turns, 0);
+    plan_.workspace.clear = room.size;
     room.take(plan_.workspace.marks_q, marks ? s_.heads_q * s_.rows_q : 0);
     room.take(plan_.workspace.marks_k, 0);
     room.take(plan_.workspace.dbias_sums, 0);
     // The forward kernel itself writes every mark, where one warp has the whole of a row.
-    plan_.workspace.clear = main_.split || main_.tiling.slices > 1 ? room.size : 0;
+    if (main_.split || main_.tiling.slices > 1) plan_.workspace.clear = room.size;
     room.take(plan_.workspace.row_states, 0);
+    room.take(plan_.workspace.row_terms, 0);
     room.take(plan_.workspace.dq_sums, 0);
     const int64 rows = main_.split ? plan_.splits * s_.heads_q * s_.rows_q : 0;
     room.take(plan_.workspace.partial_out, rows * s_.dim_v * 4);
@@ -367,7 +363,7 @@ class Planner {
   // -------------------------------------------------------------------------------------- backward
 
   void plan_backward() {
-    const bool mma = plan_.family == Family::mma;
+    const bool mma = plan_.family != Family::simt, wgmma = plan_.family == Family::wgmma;
     const bool wants_dq = p_.wants(p_.dq), wants_dkv = p_.wants(p_.dk) || p_.wants(p_.dv);
     const bool marks = spoils_hidden_pairs() && (wants_dq || wants_dkv);
     KernelConfig delta = plain_config(Kernel::delta);
@@ -376,6 +372,7 @@ class Planner {
       delta.dim = main_.dim;
       delta.wants_dq = true;
     }
+    if (wgmma) ask_for_row_terms(delta, main_);
     launch_simt(delta);
     if (mma) {
       main_.marks = marks && wants_dkv;
@@ -446,6 +443,7 @@ class Planner {
     room.take(w.dbias_sums, dbias_sums_bytes());
     w.clear = room.size;
     room.take(w.row_states, rows * 2 * (computes_in_f64(p_) ? 8 : 4));
+    room.take(w.row_terms, main_.family == Family::wgmma ? row_terms_bytes(p_) : 0);
     room.take(w.dq_sums, sums_dq ? s_.heads_q * dq_rows(p_) * main_.dim * 4 : 0);
     room.take(w.partial_out, 0);
     room.take(w.partial_rows, 0);
@@ -491,6 +489,8 @@ class Planner {
 };
 
 }  // namespace
+
+std::string CudaPlan::name() const { return std::string("cuda:") + name_of(family); }
 
 CudaPlan plan_cuda(const Problem& problem, const Chip& chip, const CudaChoice& choice,
                    Reasons reasons) {

@@ -16,18 +16,23 @@ struct CudaLaunch {
   BlockGrid grid;
   int threads = 0;
   int64 shared_bytes = 0;  // dynamic
+  int64 resident = 0;      // blocks that take the grid's places in turn; 0: a block for each
+
+  int64 blocks() const { return resident > 0 ? smaller(resident, grid.blocks()) : grid.blocks(); }
 };
 
 // Where each part of the GPU workspace begins, in bytes, 256-byte aligned; see CudaBuffers. `clear`
-// bytes from `turns` on must be 0 before the first launch. A part reaches to where the next begins;
-// one that is not used has size 0. The workspace itself must be 256-byte aligned.
+// bytes from the first part on must be 0 before the first launch. A part reaches to where the next
+// begins; one that is not used has size 0. The workspace itself must be 256-byte aligned.
 struct CudaWorkspace {
+  int64 tile_counter = 0;
   int64 turns = 0;
   int64 marks_q = 0;
   int64 marks_k = 0;
   int64 dbias_sums = 0;
-  int64 clear = 0;  // turns, marks and dbias sums lie together, first
+  int64 clear = 0;  // all up to here, or less
   int64 row_states = 0;
+  int64 row_terms = 0;
   int64 dq_sums = 0;
   int64 partial_out = 0;
   int64 partial_rows = 0;
@@ -45,15 +50,16 @@ struct CudaPlan {
   std::vector<std::string> reasons;  // for a person; empty unless asked for
 
   bool supported() const { return refusal.empty(); }
-  std::string name() const { return family == Family::mma ? "cuda:mma" : "cuda:simt"; }
+  bool counts_tiles() const { return workspace.turns > workspace.tile_counter; }
+  std::string name() const;
 };
 
 // What the caller forces, from Run::backend or REGARD_BACKEND: "" or "cuda" (choose), "cuda:simt",
-// "cuda:mma", "cuda:mma75" (as on a chip of level 75; also mma80), after a / the kilobytes of
-// shared memory that a block may use ("cuda:mma/99", "cuda/99"), and after an @ what the tiles of
-// the pass's main kernel (simt backward: key_gradient) are:
-// "cuda:mma@rows=64,keys=128,warps=8,stages=2". What is not named of a tiling stays as the planner
-// would have it.
+// "cuda:mma", "cuda:wgmma" (its backward pass is mma's), "cuda:mma75" (as on a chip of level 75;
+// also mma80), after a / the kilobytes of shared memory that a block may use ("cuda:mma/99",
+// "cuda/99"), and after an @ what the tiles of the pass's main kernel (simt backward: key_gradient)
+// are: "cuda:mma@rows=64,keys=128,warps=8,stages=2". What is not named of a tiling stays as the
+// planner would have it.
 struct CudaChoice {
   Family family = Family::simt;
   bool any_family = true;

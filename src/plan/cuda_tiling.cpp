@@ -7,6 +7,7 @@
 
 #include "plan/mma_layout.h"
 #include "plan/simt_layout.h"
+#include "plan/wgmma_backward_layout.h"
 
 namespace regard {
 namespace {
@@ -223,6 +224,9 @@ int mma_head_size(const KernelConfig& c, int64 size, bool sliced) {
 
 int64 shared_bytes_of(const KernelConfig& c) {
   if (c.family == Family::simt) return simt_shared_bytes(c);
+  if (c.family == Family::wgmma) {
+    return c.kernel == Kernel::backward ? backward_wgmma_shared(c) : forward_wgmma_shared(c);
+  }
   return c.kernel == Kernel::backward ? backward_mma_shared(c) : forward_mma_shared(c);
 }
 

@@ -23,7 +23,7 @@ enum class Kernel : uint8 {
 inline constexpr int kKernelCount = 10;
 
 // Named after the instruction that multiplies.
-enum class Family : uint8 { simt, mma };
+enum class Family : uint8 { simt, mma, wgmma };
 
 // How the products of f32 inputs are made on tensor cores.
 enum class Products : uint8 {
@@ -45,7 +45,7 @@ enum class BiasGradient : uint8 {
 struct Tiling {
   int rows = 64;   // query rows of a tile
   int keys = 64;   // keys of a tile
-  int warps = 4;   // of a block
+  int warps = 4;   // of a block; wgmma: four of them only load
   int stages = 2;  // tiles of what is walked over that are in shared memory at once
   int slices = 1;  // mma backward: warps that share a tile's keys, each with a slice of dk and dv
   int blocks = 1;  // blocks that should fit a multiprocessor: the bound on registers
@@ -67,6 +67,7 @@ struct KernelConfig {
   bool aligned = true;        // q, k, v, dout can be read 16 bytes at a time
   bool exact = false;         // mma: head sizes are those of the tiles
   bool wide_dout = false;     // backward: dout is f32 where the type is not
+  bool boxed_out = false;     // wgmma: out, or dk and dv, leave through the copy engine
   bool bias_aligned = false;  // f16, bf16 or f32 bias that can be read 16 bytes at a time
   bool bias_of_keys = false;  // mma: f16, bf16 or f32 bias of one row for all rows of a tile
   bool mask_of_keys = false;  // mma: the same of the mask
@@ -75,6 +76,7 @@ struct KernelConfig {
   bool ragged = false;        // sequence lengths are read from memory
   bool folded = false;        // forward: the rows of a tile run over the query heads of a kv head
   bool split = false;         // forward: the keys are split over blocks
+  bool row_terms = false;     // delta: also writes what the wgmma backward kernel reads of a row
   bool marks = false;         // notes rows whose result is not finite, to be computed again
   bool marked = false;        // simt: computes only what is marked
   bool ordered = false;       // backward: dq is added in a fixed order

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cuda/kernel_text.hpp"
+#include "plan/boxed_tensor.hpp"
 #include "plan/config_text.hpp"
 
 namespace regard::emulated {
@@ -116,6 +117,44 @@ void build_each(const CudaPlan& plan) {
   for (auto& build : builds) build.get();
 }
 
+BoxMap map_of(const BoxedTensor& x) {
+  BoxMap map{.data = x.data,
+             .sizes = {},
+             .strides = {},
+             .box_columns = x.box_columns,
+             .box_rows = x.box_rows};
+  std::copy_n(x.sizes, 4, map.sizes);
+  std::copy_n(x.strides, 4, map.strides);
+  return map;
+}
+
+LaunchMaps maps_of(const CudaLaunch& launch, const KernelParams& params) {
+  LaunchMaps maps{};
+  if (launch.config.family != Family::wgmma) return maps;
+  const auto set = [](TensorMap& to, const BoxedTensor& x) {
+    const BoxMap map = map_of(x);
+    static_assert(sizeof map <= sizeof to);
+    std::memcpy(&to, &map, sizeof map);
+  };
+  if (launch.config.kernel == Kernel::backward) {
+    const BackwardBoxes boxes = backward_boxes(params.problem, launch.config.tiling);
+    BackwardMaps& to = maps.backward;
+    set(to.q, boxes.q);
+    set(to.k, boxes.k);
+    set(to.v, boxes.v);
+    set(to.dout, boxes.dout);
+    set(to.dk, boxes.dk);
+    set(to.dv, boxes.dv);
+    return maps;
+  }
+  const ForwardBoxes boxes = forward_boxes(params.problem, launch.config.tiling);
+  set(maps.forward.q, boxes.q);
+  set(maps.forward.k, boxes.k);
+  set(maps.forward.v, boxes.v);
+  set(maps.forward.out, boxes.out);
+  return maps;
+}
+
 }  // namespace
 
 KernelEntry compiled(const std::string& unit, Machine& machine) {
@@ -123,7 +162,7 @@ KernelEntry compiled(const std::string& unit, Machine& machine) {
   static std::map<std::string, KernelEntry> known;
   const std::lock_guard lock(mutex);
   KernelEntry& entry = known[unit];
-  if (!entry) entry = load_kernel(built(unit), machine);
+  if (!entry.function) entry = load_kernel(built(unit), machine);
   return entry;
 }
 
@@ -133,18 +172,19 @@ void run_launch(const CudaLaunch& launch, KernelParams params, Schedule schedule
   struct Bound {
     KernelEntry entry;
     KernelParams params;
+    LaunchMaps maps;
   };
   const std::lock_guard lock(mutex);
   params.grid = launch.grid;
-  const Bound bound{compiled(unit_of(launch), block_machine), params};
+  const Bound bound{compiled(unit_of(launch), block_machine), params, maps_of(launch, params)};
   try {
     block_machine.run({.kernel =
                            [](const void* context) {
                              const Bound& kernel = *static_cast<const Bound*>(context);
-                             kernel.entry(kernel.params);
+                             kernel.entry(kernel.params, kernel.maps);
                            },
                        .params = &bound,
-                       .blocks = launch.grid.blocks(),
+                       .blocks = launch.blocks(),
                        .threads = launch.threads,
                        .shared_bytes = launch.shared_bytes,
                        .order = schedule.order,
@@ -157,16 +197,18 @@ void run_launch(const CudaLaunch& launch, KernelParams params, Schedule schedule
 
 void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
   const CudaWorkspace& w = plan.workspace;
-  std::vector<std::int64_t> ends{w.turns,      w.marks_q, w.marks_k,     w.dbias_sums,   w.clear,
-                                 w.row_states, w.dq_sums, w.partial_out, w.partial_rows, w.size};
+  std::vector<std::int64_t> ends{w.tile_counter, w.turns,       w.marks_q,      w.marks_k,
+                                 w.dbias_sums,   w.clear,       w.row_states,   w.row_terms,
+                                 w.dq_sums,      w.partial_out, w.partial_rows, w.size};
   std::sort(ends.begin(), ends.end());
   // From where a part begins to where the next one does; none where two begin together.
   const auto part = [&](std::int64_t begin) {
     const auto end = std::upper_bound(ends.begin(), ends.end(), begin);
     return std::make_unique<Part>(begin, end == ends.end() ? begin : *end, begin < w.clear);
   };
-  const auto turns = part(w.turns), marks_q = part(w.marks_q), marks_k = part(w.marks_k),
-             dbias_sums = part(w.dbias_sums), row_states = part(w.row_states),
+  const auto tile_counter = part(w.tile_counter), turns = part(w.turns), marks_q = part(w.marks_q),
+             marks_k = part(w.marks_k), dbias_sums = part(w.dbias_sums),
+             row_states = part(w.row_states), row_terms = part(w.row_terms),
              dq_sums = part(w.dq_sums), partial_out = part(w.partial_out),
              partial_rows = part(w.partial_rows);
   KernelParams params{.problem = problem, .buffers = {}, .grid = {}, .splits = plan.splits};
@@ -179,6 +221,8 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
                     .partial_rows = partial_rows->as<float>(),
                     .marks_q = marks_q->as<uint8>(),
                     .marks_k = marks_k->as<uint8>()};
+  params.buffers.row_terms = row_terms->as<void>();
+  if (plan.counts_tiles()) params.buffers.tile_counter = tile_counter->as<int32>();
   const bool has_own_sums = std::any_of(
       plan.launches.begin(), plan.launches.end(),
       [](const CudaLaunch& launch) { return launch.config.kernel == Kernel::convert_dbias; });

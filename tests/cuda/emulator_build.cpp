@@ -61,9 +61,10 @@ void build_kernel(const std::string& unit, const std::string& command, const fil
 KernelEntry load_kernel(const files::path& path, Machine& machine) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) throw std::runtime_error(dlerror());
-  const auto entry = reinterpret_cast<KernelEntry>(dlsym(library, "regard_kernel"));
+  const KernelEntry entry{.function = dlsym(library, "regard_kernel"),
+                          .takes_maps = dlsym(library, "regard_emulated_maps") != nullptr};
   auto* const slot = static_cast<Machine**>(dlsym(library, "regard_emulated_machine"));
-  if (!entry || !slot) throw std::runtime_error(path.string() + " is not a kernel");
+  if (!entry.function || !slot) throw std::runtime_error(path.string() + " is not a kernel");
   *slot = &machine;
   return entry;
 }

@@ -6,12 +6,25 @@
 #include <vector>
 
 #include "cuda/kernels/params.h"
+#include "cuda/kernels/tensor_maps.h"
 #include "tests/cuda/machine/machine.hpp"
 
 namespace regard::emulated {
 
 // A kernel as one thread runs it.
-using KernelEntry = void (*)(KernelParams);
+struct KernelEntry {
+  void* function = nullptr;
+  bool takes_maps = false;
+
+  // Maps of either pass: a kernel reads its own of them, where they begin.
+  void operator()(const KernelParams& params, const LaunchMaps& maps) const {
+    if (takes_maps) {
+      reinterpret_cast<void (*)(KernelParams, LaunchMaps)>(function)(params, maps);
+    } else {
+      reinterpret_cast<void (*)(KernelParams)>(function)(params);
+    }
+  }
+};
 
 std::string setting(const char* variable, const std::string& otherwise);
 std::string content(const std::filesystem::path&);

@@ -43,7 +43,7 @@ struct Event {
   std::chrono::steady_clock::time_point time;
 };
 struct Function {
-  KernelEntry entry = nullptr;
+  KernelEntry entry;
   int most_shared = 48 << 10;
 };
 struct Module {
@@ -106,6 +106,7 @@ int copy(Pointer to, const void* from, std::size_t bytes) {
 struct Bound {
   KernelEntry entry;
   KernelParams params;
+  LaunchMaps maps;
 };
 
 }  // namespace
@@ -207,6 +208,28 @@ EXPORTED int cuStreamSynchronize(Stream*) { return cuCtxSynchronize(); }
 EXPORTED int cuStreamQuery(Stream*) { return cuCtxSynchronize(); }
 EXPORTED int cuThreadExchangeStreamCaptureMode(int* mode) { return *mode = 0, kSuccess; }
 
+EXPORTED int cuTensorMapEncodeTiled(void* map, int, std::uint32_t rank, void* data,
+                                    const std::uint64_t* sizes, const std::uint64_t* strides,
+                                    const std::uint32_t* box, const std::uint32_t*, int, int, int,
+                                    int) {
+  if (rank != 4 || reinterpret_cast<Pointer>(data) % 16 != 0) return kInvalidValue;
+  BoxMap made{.data = data,
+              .sizes = {},
+              .strides = {2},
+              .box_columns = int(box[0]),
+              .box_rows = int(box[1])};
+  for (int i = 0; i < 4; ++i) made.sizes[i] = std::int64_t(sizes[i]);
+  for (int i = 0; i < 3; ++i) {
+    if (strides[i] % 16 != 0 || strides[i] >> 40 != 0) return kInvalidValue;
+    made.strides[i + 1] = std::int64_t(strides[i]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    if (sizes[i] == 0 || sizes[i] >> 32 != 0 || box[i] == 0 || box[i] > 256) return kInvalidValue;
+  }
+  std::memcpy(map, &made, sizeof made);
+  return kSuccess;
+}
+
 EXPORTED int cuEventCreate(Event** event, unsigned) { return *event = new Event, kSuccess; }
 EXPORTED int cuEventDestroy_v2(Event* event) { return delete event, kSuccess; }
 EXPORTED int cuEventRecord(Event* event, Stream*) {
@@ -291,13 +314,15 @@ EXPORTED int cuLaunchKernel(Function* function, unsigned blocks, unsigned y, uns
   if (blocks == 0 || y * z * threads_y * threads_z != 1 || threads > 1024) return kInvalidValue;
   if (int(shared) > function->most_shared) return kInvalidValue;
   const std::lock_guard lock(mutex);
-  const Bound bound{function->entry, *static_cast<const KernelParams*>(parameters[0])};
+  const Bound bound{
+      function->entry, *static_cast<const KernelParams*>(parameters[0]),
+      function->entry.takes_maps ? *static_cast<const LaunchMaps*>(parameters[1]) : LaunchMaps{}};
   try {
     block_machine().run(
         {.kernel =
              [](const void* context) {
                const Bound& kernel = *static_cast<const Bound*>(context);
-               kernel.entry(kernel.params);
+               kernel.entry(kernel.params, kernel.maps);
              },
          .params = &bound,
          .blocks = blocks,

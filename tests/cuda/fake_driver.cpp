@@ -7,6 +7,8 @@
 #include <deque>
 #include <mutex>
 
+#include "cuda/kernels/tensor_maps.h"
+
 using namespace regard::fake;
 
 namespace {
@@ -193,6 +195,14 @@ FAKE int cuThreadExchangeStreamCaptureMode(int* mode) {
   std::swap(*mode, capture_mode);
   return kOk;
 }
+FAKE int cuTensorMapEncodeTiled(void* map, int, std::uint32_t, void*, const std::uint64_t*,
+                                const std::uint64_t*, const std::uint32_t*, const std::uint32_t*,
+                                int, int, int, int) {
+  BEGIN("cuTensorMapEncodeTiled");
+  std::memset(map, 0, sizeof(regard::TensorMap));
+  return kOk;
+}
+
 FAKE int cuEventCreate(void** event, unsigned) { return *event = &machine(), kOk; }
 FAKE int cuEventRecord(void*, Stream*) { return kOk; }
 FAKE int cuEventSynchronize(void*) { return kOk; }

@@ -46,7 +46,7 @@ std::string run(const std::string& lines, Shape shape = {}, const void* q = null
     machine.run({.kernel =
                      [](const void* context) {
                        const Bound& kernel = *static_cast<const Bound*>(context);
-                       kernel.entry(kernel.params);
+                       kernel.entry(kernel.params, {});
                      },
                  .params = &bound,
                  .blocks = shape.blocks,

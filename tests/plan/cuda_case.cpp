@@ -5,6 +5,7 @@
 #include "plan/config_text.hpp"
 #include "plan/mma_layout.h"
 #include "plan/simt_layout.h"
+#include "plan/wgmma_backward_layout.h"
 
 namespace regard::cuda_case {
 namespace {
@@ -58,6 +59,24 @@ void check_grid(const Problem& p, const CudaLaunch& launch) {
 void check_tiling(const KernelConfig& c) {
   const Tiling& t = c.tiling;
   if (c.family == Family::simt) return;
+  if (c.family == Family::wgmma && c.kernel == Kernel::backward) {
+    CHECK(t.rows == 64);
+    CHECK(t.keys == 128);
+    CHECK(t.warps == 12);
+    CHECK(c.dim % 16 + c.dim_v % 16 == 0);
+    return;
+  }
+  if (c.family == Family::wgmma) {
+    const int consumers = consumers_of(t);
+    CHECK((consumers == 2 || consumers == 3));
+    CHECK(t.warps == 4 * (consumers + 1));
+    CHECK(t.rows == 64 * consumers);
+    CHECK(t.keys % (c.features.dropout ? 32 : 16) == 0);
+    CHECK(c.dim % 16 + c.dim_v % 16 == 0);
+    CHECK(t.stages >= 2);
+    CHECK(t.slices * t.blocks == 1);
+    return;
+  }
   const bool backward = c.kernel == Kernel::backward;
   const int m = (backward ? t.keys : t.rows) * t.slices / t.warps;
   CHECK((m == 16 || m == 32));
@@ -77,33 +96,40 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
   const Sizes& s = p.sizes;
   const CudaWorkspace& w = plan.workspace;
   bool marks_q = false, marks_k = false, combines = false, adds = false;
-  std::int64_t dq = 0, turns = 0, rows_states = 0;
+  std::int64_t counter = 0, dq = 0, turns = 0, rows_states = 0, row_terms = 0;
   for (const CudaLaunch& launch : plan.launches) {
     const KernelConfig& c = launch.config;
     marks_q |= c.marked && (c.kernel == Kernel::forward || c.kernel == Kernel::query_gradient);
     marks_k |= c.marked && c.kernel == Kernel::key_gradient;
+    if (launch.resident > 0 && (p.features.interval || p.ragged)) counter = 4;
     combines |= c.kernel == Kernel::combine;
     adds |= c.kernel == Kernel::convert_dbias;
     if (c.kernel == Kernel::delta) rows_states = s.heads_q * s.rows_q * 2 * real_size(p);
+    if (c.row_terms) row_terms = 2 * (s.heads_q * dq_rows(p) + 64) * 16;
     if (c.kernel == Kernel::convert_dq) dq = s.heads_q * dq_rows(p) * c.dim * 4;
     if (c.ordered) turns = s.batch * s.heads_q * divide_up(s.len_q, c.tiling.rows) * 4;
   }
   const std::int64_t partial = combines ? plan.splits * s.heads_q * s.rows_q : 0;
   const std::int64_t* sizes = p.bias_sizes;
   const std::int64_t bias_row = sizes[3] > 1 ? round_up(sizes[3], 2) : 1;  // whole pairs
-  // What begins behind the part that must be clear, if a plan needs one.
-  const std::int64_t marks_end = w.clear > 0 ? w.clear : w.row_states;
-  const Part parts[] = {{"turns", w.turns, w.marks_q, turns},
+  const Part parts[] = {{"tile_counter", w.tile_counter, w.turns, counter},
+                        {"turns", w.turns, w.marks_q, turns},
                         {"marks_q", w.marks_q, w.marks_k, marks_q ? s.heads_q * s.rows_q : 0},
                         {"marks_k", w.marks_k, w.dbias_sums, marks_k ? s.heads_kv * s.rows_k : 0},
-                        {"dbias_sums", w.dbias_sums, marks_end,
+                        {"dbias_sums", w.dbias_sums, w.row_states,
                          adds ? sizes[0] * sizes[1] * sizes[2] * bias_row * 4 : 0},
-                        {"row_states", w.row_states, w.dq_sums, rows_states},
+                        {"row_states", w.row_states, w.row_terms, rows_states},
+                        {"row_terms", w.row_terms, w.dq_sums, row_terms},
                         {"dq_sums", w.dq_sums, w.partial_out, dq},
                         {"partial_out", w.partial_out, w.partial_rows, partial * s.dim_v * 4},
                         {"partial_rows", w.partial_rows, w.size, partial * 2 * 4}};
-  CHECK(w.turns == 0);
-  CHECK(w.row_states == marks_end);
+  CHECK(w.tile_counter == 0);
+  // What must be clear before the first launch ends where a part does.
+  if (p.backward || combines) {
+    CHECK(w.clear == w.row_states);
+  } else {
+    CHECK((w.clear == w.turns || w.clear == w.row_states));
+  }
   for (const Part& part : parts) {
     CAPTURE(part.name);
     CHECK(part.begin % 256 == 0);
@@ -132,9 +158,12 @@ void check_sound(const Problem& p, const Chip& chip, const CudaPlan& plan) {
     CHECK(launch.threads == c.tiling.warps * 32);
     CHECK(launch.threads <= 1024);
     CHECK(launch.shared_bytes <= chip.shared_per_block);
-    CHECK(launch.shared_bytes == (c.family == Family::simt       ? simt_shared_bytes(c)
-                                  : c.kernel == Kernel::backward ? backward_mma_shared(c)
-                                                                 : forward_mma_shared(c)));
+    CHECK(launch.shared_bytes ==
+          (c.family == Family::simt ? simt_shared_bytes(c)
+           : c.family == Family::wgmma
+               ? (p.backward ? backward_wgmma_shared(c) : forward_wgmma_shared(c))
+           : c.kernel == Kernel::backward ? backward_mma_shared(c)
+                                          : forward_mma_shared(c)));
     CHECK(c.tiling.blocks * (launch.shared_bytes + 1024) <=
           larger(chip.shared_per_multiprocessor, launch.shared_bytes + 1024));
     CHECK(c.level <= chip.capability());

@@ -83,7 +83,11 @@ TEST_CASE("families: tensor cores wherever they multiply the type") {
   CHECK(name(f32, "sm_75") == "cuda:simt");
   for (const char* chip_name :
        {"sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"}) {
-    for (Type type : {f32, f16, bf16}) CHECK(name(type, chip_name) == "cuda:mma");
+    const bool hopper = std::string(chip_name) == "sm_90";
+    for (Type type : {f16, bf16}) {
+      CHECK(name(type, chip_name) == (hopper ? "cuda:wgmma" : "cuda:mma"));
+    }
+    CHECK(name(f32, chip_name) == "cuda:mma");
     CHECK(name(f64, chip_name) == "cuda:simt");
   }
   CHECK(says(planned(problem(attention({.type = bf16})), "sm_75"), "level 75 multiply f16 alone"));

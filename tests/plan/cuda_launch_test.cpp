@@ -231,14 +231,14 @@ TEST_CASE("pointers and strides decide whether rows are read 16 bytes at a time"
   p.q.strides = {.batch = 1, .head = 1, .row = 1, .column = 1};
   CHECK(aligned());
   p = problem(attention({.dim = 33}), Pass::backward);
-  CHECK(!launch_of(planned(p), Kernel::backward)->config.aligned);
-  CHECK(!launch_of(planned(p), Kernel::backward)->config.exact);
+  CHECK(!launch_of(planned(p, "sm_80"), Kernel::backward)->config.aligned);
+  CHECK(!launch_of(planned(p, "sm_80"), Kernel::backward)->config.exact);
   p = problem(attention({}), Pass::backward);
-  CHECK(launch_of(planned(p), Kernel::backward)->config.exact);
-  CHECK(!launch_of(planned(p), Kernel::backward)->config.wide_dout);
+  CHECK(launch_of(planned(p, "sm_80"), Kernel::backward)->config.exact);
+  CHECK(!launch_of(planned(p, "sm_80"), Kernel::backward)->config.wide_dout);
   p.dout = {.data = reinterpret_cast<void*>(4), .type = f32, .strides = p.q.strides};
-  CHECK(!launch_of(planned(p), Kernel::backward)->config.aligned);
-  CHECK(launch_of(planned(p), Kernel::backward)->config.wide_dout);
+  CHECK(!launch_of(planned(p, "sm_80"), Kernel::backward)->config.aligned);
+  CHECK(launch_of(planned(p, "sm_80"), Kernel::backward)->config.wide_dout);
 }
 
 TEST_CASE("a bias is staged where its rows are whole and begin at 16 bytes") {
@@ -264,7 +264,7 @@ TEST_CASE("a bias is staged where its rows are whole and begin at 16 bytes") {
 
 TEST_CASE("a mask is copied by as many bytes as its rows allow") {
   const auto config = [](const Attention& a) {
-    return planned(problem(a)).launches.front().config;
+    return planned(problem(a), "sm_80").launches.front().config;
   };
   Attention a = attention({});
   a.mask = Tensor(nullptr, boolean, {1, 1, 1024, 1024});
@@ -273,7 +273,7 @@ TEST_CASE("a mask is copied by as many bytes as its rows allow") {
     a.mask.strides[2] = 1024 + bytes;
     CHECK(config(a).mask_copy == (bytes >= 4 ? bytes : 1));
   }
-  CHECK(says(planned(problem(a)), "slow path: the mask"));
+  CHECK(says(planned(problem(a), "sm_80"), "slow path: the mask"));
   a.mask.strides = {0, 0, -1040, 1};
   CHECK(config(a).mask_copy == 16);
   a.mask.strides = {0, 0, 1024, -1};
@@ -282,7 +282,7 @@ TEST_CASE("a mask is copied by as many bytes as its rows allow") {
 
 TEST_CASE("a bias or mask that all queries share is staged as one row") {
   const auto config = [](const Attention& a) {
-    return planned(problem(a)).launches.front().config;
+    return planned(problem(a), "sm_80").launches.front().config;
   };
   Attention a = attention({.batch = 32});
   const Tiling plain = config(a).tiling;

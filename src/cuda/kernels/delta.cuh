@@ -1,6 +1,7 @@
 // What the backward pass needs of every query row; and clears the sums of dq.
 #pragma once
 
+#include "cuda/kernels/tile/row_terms.cuh"
 #include "cuda/kernels/tile/simt_lines.cuh"
 #include "semantics/softmax.h"
 
@@ -93,6 +94,9 @@ REGARD_DEVICE void delta(const KernelParams& params) {
         }
       }
       states[h * p.sizes.rows_q + flat_row(p, seq, b, row)] = state;
+      if constexpr (kConfig.row_terms) {
+        store_row_terms<kConfig>(params, h * dq_rows(p) + first_dq_row(p, seq, b) + row, state);
+      }
     }
   }
 }

@@ -25,7 +25,7 @@ struct ForwardMma {
   static constexpr bool kKeepQueries = kM * kSteps * sizeof(typename F::A) <= 128;
 
   const Place at;
-  ForwardScores<kConfig> elementwise{at};
+  ForwardScores<kConfig, Place> elementwise{at};
   const float exponent = elementwise.terms.unit() * float(kLog2E);
 
   typename F::A queries[kKeepQueries ? kM : 1][kKeepQueries ? kSteps : 1];

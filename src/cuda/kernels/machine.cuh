@@ -34,10 +34,10 @@ REGARD_DEVICE bool any_in_block(bool value) { return __syncthreads_or(value); }
 
 // --------------------------------------------------------------------------------- shared memory
 
-// The block's dynamic shared memory, 16-byte aligned.
+// The block's dynamic shared memory; swizzled tiles need its alignment.
 template <class T>
 REGARD_DEVICE T& shared_memory() {
-  extern __shared__ __align__(128) unsigned char regard_shared_memory[];
+  extern __shared__ __align__(1024) unsigned char regard_shared_memory[];
   return *reinterpret_cast<T*>(regard_shared_memory);
 }
 

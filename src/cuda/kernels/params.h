@@ -26,6 +26,8 @@ struct CudaBuffers {
   float* partial_rows = nullptr;  // [splits][heads_q][rows_q] x {reference, sum}
   uint8* marks_q = nullptr;       // [heads_q][rows_q]: 1 = compute this row again
   uint8* marks_k = nullptr;       // [heads_kv][rows_k]
+  int32* tile_counter = nullptr;  // wgmma: tiles that blocks have taken beyond their first
+  void* row_terms = nullptr;      // wgmma: lse of [heads_q][dq_rows] rows, 16 bytes each; delta
 };
 
 struct KernelParams {

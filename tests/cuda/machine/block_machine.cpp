@@ -37,6 +37,12 @@ const char* name_of(Call call) {
       return "load_matrices";
     case Call::multiply:
       return "a matrix product";
+    case Call::sync_threads:
+      return "sync_threads";
+    case Call::store_matrices:
+      return "store_matrices";
+    case Call::wait_products:
+      return "wait_products";
     case Call::exit:
       return "the kernel's end";
   }
@@ -97,7 +103,8 @@ void BlockMachine::prepare(const Launch& launch) {
   warps_.resize(launch.threads / 32);
   warp_order_.resize(warps_.size());
   void* memory = nullptr;
-  if (posix_memalign(&memory, 128, std::max<int64>(launch.shared_bytes, 1))) throw std::bad_alloc();
+  if (posix_memalign(&memory, 1024, std::max<int64>(launch.shared_bytes, 1)))
+    throw std::bad_alloc();
   shared_ = {static_cast<unsigned char*>(memory), std::free};
   words_.assign((launch.shared_bytes + 3) / 4, {});
   lane_step_ = launch.order == Order::forward ? 1 : launch.order == Order::backward ? 31 : 13;
@@ -111,10 +118,19 @@ void BlockMachine::begin_block(int64 index) {
   for (int t = 0; t < launch_.threads; ++t) {
     threads_[t]->groups = 0;
     threads_[t]->copies.clear();
+    threads_[t]->stores.clear();
+    threads_[t]->products.clear();
+    threads_[t]->accumulators.clear();
+    threads_[t]->product_groups = 0;
   }
+  barriers_.clear();
+  boxes_.clear();
+  at_threads_.clear();
+  waits_in_vain_ = 0;
   for (Warp& warp : warps_) {
     warp.state = Warp::State::runnable;
     warp.arrived = 0;
+    warp.parked = 0;
   }
   release_barrier();
 }
@@ -124,6 +140,7 @@ void BlockMachine::run_thread(void* argument) {
   for (;;) {
     BlockMachine& m = *t.machine;
     m.launch_.kernel(m.launch_.params);
+    m.finish_thread(t);
     Request request{.call = Call::exit};
     m.arrive(request);
   }
@@ -136,6 +153,13 @@ std::uint64_t BlockMachine::random() {
   random_state_ ^= random_state_ >> 7;
   random_state_ ^= random_state_ << 17;
   return random_state_;
+}
+
+// The next lane that has not come to the warp's call yet; the same where all others have.
+int BlockMachine::lane_after(const Warp& warp, int lane) const {
+  do lane = (lane + lane_step_) % 32;
+  while (warp.parked >> lane & 1);
+  return lane;
 }
 
 void BlockMachine::switch_thread(int index) {
@@ -152,6 +176,7 @@ void BlockMachine::switch_warp() {
       return;
     }
   }
+  if (done_ < int(warps_.size())) fail("every warp waits for another", {});
   switch_fiber(threads_[thread]->fiber, host_);
 }
 
@@ -169,9 +194,9 @@ void BlockMachine::arrive(Request& request) {
   const int me = thread;
   Warp& warp = warps_[me / 32];
   warp.request[me % 32] = &request;
+  warp.parked |= 1u << me % 32;
   if (++warp.arrived < 32) {
-    // Every lane comes here once a call, so that going round meets them all.
-    switch_thread(me / 32 * 32 + (me + lane_step_) % 32);
+    switch_thread(me / 32 * 32 + lane_after(warp, me % 32));
     return;
   }
   for (int lane = 0; lane < 32; ++lane) {
@@ -183,6 +208,7 @@ void BlockMachine::arrive(Request& request) {
     }
   }
   warp.arrived = 0;
+  warp.parked = 0;
   warp.next_lane = me % 32;
   finish_call(warp);
 }
@@ -217,6 +243,15 @@ void BlockMachine::finish_call(Warp& warp) {
       break;
     case Call::multiply:
       perform_multiply(warp);
+      break;
+    case Call::sync_threads:
+      enter_threads(warp);
+      return;
+    case Call::store_matrices:
+      perform_store(warp);
+      break;
+    case Call::wait_products:
+      perform_products(warp);
       break;
   }
   maybe_yield();

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -59,13 +60,45 @@ struct PendingCopy {
 enum class Call : std::uint8_t;
 struct Request;
 
+// A barrier in shared memory.
+struct SharedBarrier {
+  int arrivals = 0;  // of a phase
+  int missing = 0;   // of the present one
+  int64 bytes = 0;   // that are to come
+  int phase = 0;
+};
+
+struct BoxOnItsWay {
+  uint32 to;
+  uint32 barrier;
+  std::vector<unsigned char> data;
+};
+
+// Read from shared memory when its group is waited for, and not before.
+struct BoxToStore {
+  BoxMap map;
+  int at[4];
+  uint32 from;
+  Where where;
+};
+
+// The same of a product: its accumulators are NaN, and its operands must stay, until then.
+struct ProductOnItsWay {
+  WarpgroupProduct product;
+  uint32 registers[4];
+  int group;
+  Where where;
+};
+
 struct Warp {
-  enum class State : std::uint8_t { runnable, at_barrier, done };
+  enum class State : std::uint8_t { runnable, at_barrier, at_threads, done };
 
   Request* request[32] = {};
   int arrived = 0;
-  int next_lane = 0;  // who goes on when the warp does
+  std::uint32_t parked = 0;  // the lanes that have arrived
+  int next_lane = 0;         // who goes on when the warp does
   State state = State::runnable;
+  int barrier = 0;  // at_threads: the number
   std::uint32_t epoch = 1;
 };
 
@@ -89,6 +122,20 @@ class BlockMachine final : public Machine {
   void copy(uint32 to, const void* from, int bytes, int valid, bool asynchronous, Where) override;
   void commit_copies() override;
   void wait_copies(int pending, Where) override;
+  int64 block_count() override { return launch_.blocks; }
+  void init_barrier(uint32 address, int arrivals, Where) override;
+  void arrive(uint32 address, int bytes, Where) override;
+  void wait_barrier(uint32 address, int parity, Where) override;
+  void sync_threads(int number, int threads, Where) override;
+  void load_box(uint32 to, const BoxMap&, const int (&at)[4], uint32 barrier, Where) override;
+  void load_bytes(uint32 to, const void* from, int bytes, uint32 barrier, Where) override;
+  void store_box(const BoxMap&, const int (&at)[4], uint32 from, Where) override;
+  void commit_stores() override;
+  void wait_stores(Where) override;
+  void store_matrices(uint32 row, const uint32 (&m)[4], Where) override;
+  void multiply(const WarpgroupProduct&, Where) override;
+  void commit_products() override;
+  void wait_products(int pending, Where) override;
   void wait_for_turn(const int32* turn, int32 mine, Where) override;
   void check_aligned(const void* pointer, int bytes, Where) override;
   [[noreturn]] void fail(const char* reason, Where) override;
@@ -100,6 +147,10 @@ class BlockMachine final : public Machine {
     int index = 0;
     int groups = 0;  // of copies that were closed
     std::vector<PendingCopy> copies;
+    std::vector<BoxToStore> stores;
+    std::vector<ProductOnItsWay> products;
+    std::map<float*, std::vector<float>> accumulators;  // as they were before the products
+    int product_groups = 0;                             // that were closed
   };
 
   [[noreturn]] static void run_thread(void*);
@@ -109,6 +160,7 @@ class BlockMachine final : public Machine {
   void finish_call(Warp&);
   void enter_barrier(Warp&);
   void release_barrier();
+  int lane_after(const Warp&, int lane) const;
   void switch_thread(int index);
   void switch_warp();
   bool maybe_yield();
@@ -116,6 +168,15 @@ class BlockMachine final : public Machine {
   void perform_shuffle(Warp&);
   void perform_load(Warp&);
   void perform_multiply(Warp&);
+  void perform_store(Warp&);
+  void perform_products(Warp&);
+  void perform_product(int first_lane, std::size_t index);
+  void enter_threads(Warp&);
+  SharedBarrier& barrier_at(uint32 address, Where);
+  void end_phase(SharedBarrier&);
+  void send(BoxOnItsWay, Where);
+  void deliver_boxes(uint32 barrier);
+  void finish_thread(Thread&);
   void check_range(uint32 address, int bytes, const char* what, Where);
   void note(uint32 address, int bytes, Access, int thread, Where);
   void note_read(SharedWord&, uint32 address, int by, int warp_index, Where);
@@ -136,6 +197,10 @@ class BlockMachine final : public Machine {
   int done_ = 0;
   int lane_step_ = 1;
   std::uint64_t random_state_ = 1;
+  std::map<uint32, SharedBarrier> barriers_;
+  std::vector<BoxOnItsWay> boxes_;
+  std::map<int, int> at_threads_;  // threads that wait, by number
+  int waits_in_vain_ = 0;
   Fiber host_;
   std::string fault_;
   const void* trapped_at_ = nullptr;

@@ -18,6 +18,27 @@ constexpr Where here(const char* file = __builtin_FILE(), int line = __builtin_L
 enum class Format { f16, bf16, tf32 };
 enum class Access { read, write };
 
+// A tensor map as this machine encodes it: bytes of column, row, head, batch.
+struct BoxMap {
+  const void* data;
+  int64 sizes[4];
+  int64 strides[4];
+  int box_columns, box_rows;
+};
+
+// A product of a warpgroup: of b's tile, and a's tile or a lane's registers.
+struct WarpgroupProduct {
+  Format format;
+  float* d;  // 4 of each block of eight columns
+  int blocks;
+  const uint32* a;        // registers; or null
+  uint32 a_tile, b_tile;  // the low words of descriptors
+  bool adds;
+  bool by_rows = false;     // a in registers: b's rows are d's columns
+  bool strip = false;       // b has rows of 16 bytes, of which each is taken twice
+  bool transposed = false;  // the columns of both tiles run along d
+};
+
 class Machine {
  public:
   int thread = 0;  // of the block: the one that runs
@@ -43,6 +64,22 @@ class Machine {
                     Where) = 0;
   virtual void commit_copies() = 0;
   virtual void wait_copies(int pending, Where) = 0;
+
+  // Hopper's: machine_hopper.cuh.
+  virtual int64 block_count() = 0;
+  virtual void init_barrier(uint32 address, int arrivals, Where) = 0;
+  virtual void arrive(uint32 address, int bytes, Where) = 0;
+  virtual void wait_barrier(uint32 address, int parity, Where) = 0;
+  virtual void sync_threads(int number, int threads, Where) = 0;
+  virtual void load_box(uint32 to, const BoxMap&, const int (&at)[4], uint32 barrier, Where) = 0;
+  virtual void load_bytes(uint32 to, const void* from, int bytes, uint32 barrier, Where) = 0;
+  virtual void store_box(const BoxMap&, const int (&at)[4], uint32 from, Where) = 0;
+  virtual void commit_stores() = 0;
+  virtual void wait_stores(Where) = 0;
+  virtual void store_matrices(uint32 row, const uint32 (&m)[4], Where) = 0;
+  virtual void multiply(const WarpgroupProduct&, Where) = 0;
+  virtual void commit_products() = 0;
+  virtual void wait_products(int pending, Where) = 0;
 
   virtual void wait_for_turn(const int32* turn, int32 mine, Where) = 0;
   virtual void check_aligned(const void* pointer, int bytes, Where) = 0;

@@ -13,6 +13,9 @@ enum class Call : unsigned char {
   shuffle,
   load_matrices,
   multiply,
+  sync_threads,
+  store_matrices,
+  wait_products,
   exit,
 };
 
@@ -22,8 +25,9 @@ struct Request {
   bool value = false;  // a vote; whether matrices are transposed
   uint64 bits = 0;     // shuffles
   uint64 received = 0;
-  int from = 0;
-  uint32 row = 0;  // load_matrices
+  int from = 0;     // a lane; the number of a barrier; groups that may be under way
+  int threads = 0;  // of a barrier
+  uint32 row = 0;   // load_matrices
   uint32 (*matrices)[4] = nullptr;
   Format format = Format::f16;  // products
   float (*d)[4] = nullptr;

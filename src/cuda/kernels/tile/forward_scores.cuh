@@ -1,13 +1,14 @@
 // What the forward kernel does to single scores: the terms beside q . k, hidden pairs, dropout.
 #pragma once
 
-#include "cuda/kernels/tile/forward_place.cuh"
+#include "cuda/kernels/tile/score_tile.cuh"
 
 namespace regard {
 
-template <KernelConfig kConfig>
+// Place says which rows and keys a lane's accumulators are: ForwardPlace, WarpgroupPlace.
+template <KernelConfig kConfig, class PlaceOfRows>
 struct ForwardScores {
-  using Place = ForwardPlace<kConfig>;
+  using Place = PlaceOfRows;
   using Scores = typename Place::Scores;
   static constexpr Features kOn = kConfig.features;
   static constexpr int kM = Place::kM, kKeys = Place::kKeys, kKeyBlocks = Place::kKeyBlocks;
@@ -48,14 +49,17 @@ struct ForwardScores {
           if constexpr (stages_bias(kConfig) && !kConfig.bias_of_keys) {
             read_bias(bias, stage, row, n);
           }
-          if constexpr (kOn.mask && !kConfig.mask_of_keys) read_mask(seen, stage, row, n);
+          if constexpr (stages_mask(kConfig) && !kConfig.mask_of_keys) {
+            read_mask(seen, stage, row, n);
+          }
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
+            const int j = first_key + at.column_of(n, e);
+            const bool exists = row < at.row_count && j < at.seq.len_k;
             if constexpr (kOn.bias && !stages_bias(kConfig)) {
-              const int j = first_key + at.column_of(n, e);
-              const bool exists = row < at.row_count && j < at.seq.len_k;
               bias[e] = exists ? of_row.bias_at(i, j) : 0.0f;
             }
+            if constexpr (kOn.mask && !stages_mask(kConfig)) seen[e] = exists && of_row.shows(i, j);
             float& score = scores[m][n][half * 2 + e];
             score = of_row.value(score, bias[e], distance - float(n * 8 + e));
             if (kOn.bias && bias[e] == -infinity<float>()) score = -infinity<float>();

@@ -50,6 +50,8 @@ struct ScoreTerms {
   int len_q, len_k;
   const void* bias;
   int64 bias_row, bias_column;
+  const uint8* mask;
+  int64 mask_row, mask_column;
   float slope;
   DropoutParams dropout;
   int32 b, h;
@@ -69,6 +71,12 @@ struct ScoreTerms {
       bias_row = p.bias.strides.row;
       bias_column = p.bias.strides.column;
     }
+    if constexpr (kOn.mask && !stages_mask(kConfig)) {
+      mask = static_cast<const uint8*>(p.mask.data) + batch * p.mask.strides.batch +
+             head * p.mask.strides.head;
+      mask_row = p.mask.strides.row;
+      mask_column = p.mask.strides.column;
+    }
     if constexpr (kOn.alibi) {
       const Strides& s = p.alibi_slopes.strides;
       slope = static_cast<const float*>(p.alibi_slopes.data)[batch * s.batch + head * s.head];
@@ -85,6 +93,9 @@ struct ScoreTerms {
       return narrowed(static_cast<const double*>(bias)[at]);
     }
     return load_element<float>(bias, kConfig.bias_type, at);
+  }
+  REGARD_DEVICE bool shows(int i, int j) const {
+    return mask[i * mask_row + j * mask_column] != 0;
   }
   // What ALiBi measures, with its sign. Of one pair of a tile: those of the others differ from it
   // by constants.

@@ -1,0 +1,31 @@
+// Forward attention on Hopper: out and lse of tile after tile of query rows.
+//
+// A block stays on its multiprocessor. One warpgroup keeps shared memory filled through the copy
+// engine, the others multiply: each has 64 rows of the tile. Registers go from the one to the
+// others.
+#pragma once
+
+#include "cuda/kernels/tile/forward_consumer.cuh"
+#include "cuda/kernels/tile/forward_producer.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void forward_wgmma(const KernelParams& params, const ForwardMaps& maps) {
+  // Of the 65536 of a block: what its threads have at the start is shared out anew.
+  constexpr bool kTwo = consumers_of(kConfig.tiling) == 2;
+  static_assert(kTwo || consumers_of(kConfig.tiling) == 3);
+  const WarpgroupMemory<kConfig> memory;
+  const int warpgroup = warpgroup_index();
+  if (thread_index() == 0) memory.init_barriers();
+  sync_block();
+  if (warpgroup == 0) {
+    give_registers<kTwo ? 40 : 32>();
+    if (thread_index() == 0) ForwardProducer<kConfig>{params, maps, memory}.run();
+  } else {
+    take_registers<kTwo ? 232 : 160>();
+    ForwardConsumer<kConfig>{params, maps, memory, warpgroup - 1}.run();
+  }
+}
+
+}  // namespace regard

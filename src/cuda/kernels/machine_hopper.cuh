@@ -1,0 +1,194 @@
+// The machine's Hopper part (compute capability 9.0): barriers in shared memory, the copy engine,
+// products of warpgroups, registers that warps hand to one another.
+//
+// As machine.cuh, of which it is a sister: nothing else that kernels for Hopper use is CUDA's.
+#pragma once
+
+#include "cuda/kernels/gradient_products.cuh"
+#include "cuda/kernels/machine.cuh"
+#include "cuda/kernels/tensor_maps.h"
+#include "cuda/kernels/warpgroup_products.cuh"
+
+namespace regard {
+
+// ---------------------------------------------------------------------------------- where am I
+
+// What is the same in the whole warp, so that the compiler knows it: descriptors of products must
+// be in uniform registers, or each is moved there first.
+REGARD_DEVICE int uniform(int x) { return shuffle(x, 0); }
+REGARD_DEVICE int warpgroup_index() { return uniform(int(threadIdx.x / 128)); }
+REGARD_DEVICE int64 block_count() { return gridDim.x; }
+
+// ------------------------------------------------------------------------- registers of a role
+
+// For a whole warpgroup: how many registers each of its threads has from here on.
+template <int kRegisters>
+REGARD_DEVICE void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+REGARD_DEVICE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// ------------------------------------------------------------------------------------ barriers
+
+// A barrier for the first threads of a block, whole warps; numbers from 1 to 15.
+REGARD_DEVICE void sync_threads(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// Barriers in shared memory, 8 bytes each. A phase ends when so many arrivals and all announced
+// bytes have come.
+REGARD_DEVICE void init_barrier(SharedAddress barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+// After init_barrier, by the same thread; a barrier of the block follows.
+REGARD_DEVICE void publish_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+REGARD_DEVICE void arrive(SharedAddress barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// The same, and so many bytes are to come in this phase.
+REGARD_DEVICE void arrive_expecting(SharedAddress barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+// Until the phase of this parity is over. The first phase has parity 0; parity 1 is over before it.
+REGARD_DEVICE void wait_barrier(SharedAddress barrier, int parity) {
+  asm volatile(
+      "{.reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra over;\n"
+      "bra again;\n"
+      "over: }" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// -------------------------------------------------------------------------------- copy engine
+
+// The first element of a box in its tensor.
+struct BoxPlace {
+  int column, row, head, batch;
+};
+
+// Elements outside the tensor become 0. `barrier` is told of the whole box's bytes.
+REGARD_DEVICE void load_box(SharedAddress to, const TensorMap& map, const BoxPlace& at,
+                            SharedAddress barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+      "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(barrier)
+      : "memory");
+}
+// Elements outside the tensor are not written.
+REGARD_DEVICE void store_box(const TensorMap& map, const BoxPlace& at, SharedAddress from) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
+      "[%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
+      "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(from)
+      : "memory");
+}
+// Closes a group of this thread's stores; waits until those that are closed have been read.
+REGARD_DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+REGARD_DEVICE void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+// What this thread wrote to shared memory can be read by the copy engine and by products.
+REGARD_DEVICE void publish_shared_writes() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit elements, as load_matrices reads them.
+REGARD_DEVICE void store_matrices(SharedAddress row, const uint32 (&m)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+               "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+               : "memory");
+}
+
+// ---------------------------------------------------------------------- products of a warpgroup
+
+// A tile in shared memory with the 128-byte swizzle, as products name it: groups of eight rows are
+// 1024 bytes apart; panels, where the tile's columns are b's, so many bytes. The low word counts in
+// units of 16 bytes, and may be moved within the tile by adding to it.
+REGARD_DEVICE uint32 tile_word(SharedAddress begin, int panel) {
+  return uint32(begin >> 4) | uint32(panel >> 4) << 16;
+}
+REGARD_DEVICE uint64 tile_descriptor(uint32 word) { return uint64(0x40000040u) << 32 | word; }
+
+// Products run in the background: begin, multiply, commit; wait until at most so many committed
+// groups are under way. Operands in registers and accumulators are not touched meanwhile.
+REGARD_DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+REGARD_DEVICE void commit_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+REGARD_DEVICE void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// d = (adds ? d : 0) + a b^T over 16 columns of both tiles.
+template <class T, int kBlocks>
+REGARD_DEVICE void multiply_tiles(float (&d)[kBlocks][4], uint64 a, uint64 b, bool adds) {
+  WarpgroupProduct<T, kBlocks>::of_tiles(d, a, b, adds);
+}
+// d = (adds ? d : 0) + a b over 16 rows of b; a: those columns of a warp's 16 rows.
+template <class T, int kBlocks>
+REGARD_DEVICE void multiply_registers(float (&d)[kBlocks][4], const uint32 (&a)[4], uint64 b,
+                                      bool adds) {
+  WarpgroupProduct<T, kBlocks>::of_registers(d, a, b, adds);
+}
+
+// Reads and writes of d stay on their side of this.
+template <int kBlocks>
+REGARD_DEVICE void hold(float (&d)[kBlocks][4]) {
+#pragma unroll
+  for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(d[n][e])::"memory");
+  }
+}
+
+// ------------------------------------------------------------------------------- shared counters
+
+// What the counter was, before one is added.
+REGARD_DEVICE int32 take_number(int32* counter) { return atomicAdd(counter, 1); }
+
+// --------------------------------------------------------------------------- the backward pass
+
+// The compiler forgets what it knows of x, so that it does not keep what follows from it in
+// registers across a loop.
+REGARD_DEVICE void forget(uint32& x) { asm volatile("" : "+r"(x)); }
+
+// Bytes as they lie in global memory: a multiple of 16, from and to multiples of 16. `barrier` is
+// told of them.
+REGARD_DEVICE void load_bytes(SharedAddress to, const void* from, int bytes,
+                              SharedAddress barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// A tile of rows of 16 bytes, one after another. A product takes each row's eight elements twice,
+// as the first and as the second half of its sixteen.
+REGARD_DEVICE uint64 strip_descriptor(SharedAddress begin) {
+  return uint64(128 >> 4) << 32 | begin >> 4;
+}
+// d = (adds ? d : 0) + a b^T over 16 columns of b's tile, whose rows are d's columns; a: those
+// columns of a warp's 16 rows.
+template <class T, int kBlocks>
+REGARD_DEVICE void multiply_registers_by_rows(float (&d)[kBlocks][4], const uint32 (&a)[4],
+                                              uint64 b, bool adds) {
+  GradientProduct<T, kBlocks>::of_registers_by_rows(d, a, b, adds);
+}
+// d = (adds ? d : 0) + a^T b over 16 rows of both tiles.
+template <class T, int kBlocks>
+REGARD_DEVICE void multiply_transposed_tile(float (&d)[kBlocks][4], uint64 a, uint64 b, bool adds) {
+  GradientProduct<T, kBlocks>::of_transposed_tile(d, a, b, adds);
+}
+
+}  // namespace regard

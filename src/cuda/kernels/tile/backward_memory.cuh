@@ -1,0 +1,131 @@
+// Shared memory of a wgmma backward block: tiles, the barriers that hand them on, and what all of
+// its warpgroups know of the block's keys.
+#pragma once
+
+#include "cuda/kernels/machine_hopper.cuh"
+#include "cuda/kernels/params.h"
+#include "cuda/kernels/tile/row_terms.cuh"
+#include "cuda/kernels/tile/score_tile.cuh"
+#include "cuda/kernels/tile/warpgroup_memory.cuh"
+#include "plan/wgmma_backward_layout.h"
+
+namespace regard {
+
+// A block's keys and the tiles of query rows that see some of them, of each query head that shares
+// them.
+struct BackwardTask {
+  int b, kv;
+  int tile_index;  // among the tiles of keys
+  int first_key;   // in its sequence
+  int key_count;
+  int first_tile, end_tile;  // of rows
+  int steps;                 // tiles of rows of all the heads
+  ShortSequence seq;
+};
+static_assert(sizeof(BackwardTask) <= kBackwardTaskBytes);
+
+template <KernelConfig kConfig>
+struct BackwardMemory {
+  static constexpr BackwardWgmmaLayout kLayout = backward_wgmma_layout(kConfig);
+  static constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
+  static constexpr int kStages = kConfig.tiling.stages;  // of dO
+  static constexpr int kQueryStages = query_stages(kConfig.tiling);
+  static constexpr int kKeyWarps = kConfig.tiling.warps - 4;
+  static_assert(kStages <= kMostBackwardStages && kRows == kPanelColumns);
+  static_assert(kKeys == kWarpgroupRows * kKeyWarps / 4);
+
+  SharedAddress begin = shared_address(&shared_memory<uint8>());
+
+  REGARD_DEVICE SharedAddress keys() const { return begin + kLayout.keys; }
+  REGARD_DEVICE SharedAddress values() const { return begin + kLayout.values; }
+  REGARD_DEVICE SharedAddress queries(int stage) const {
+    return begin + kLayout.queries + stage * kLayout.query_bytes;
+  }
+  REGARD_DEVICE SharedAddress douts(int stage) const {
+    return begin + kLayout.douts + stage * kLayout.dout_bytes;
+  }
+  REGARD_DEVICE SharedAddress dscores(int buffer) const {
+    return begin + kLayout.dscores + buffer * kLayout.dscore_bytes;
+  }
+  REGARD_DEVICE SharedAddress lse(int stage) const {
+    return begin + kLayout.lse + stage * kRows * kRowTermBytes;
+  }
+  REGARD_DEVICE SharedAddress delta(int stage) const {
+    return begin + kLayout.delta + stage * kRows * kRowTermBytes;
+  }
+  REGARD_DEVICE BackwardTask& task() const {
+    return *reinterpret_cast<BackwardTask*>(&shared_memory<uint8>() + kLayout.task);
+  }
+
+  // Where the barriers of each kind begin.
+  static constexpr int kKeysFull = 0, kValuesFull = 1, kQueryFull = 2;
+  static constexpr int kDoutFull = kQueryFull + kMostBackwardStages + 1;
+  static constexpr int kDscoreFull = kDoutFull + kMostBackwardStages;
+  static constexpr int kDscoreEmpty = kDscoreFull + kDscoreBuffers;
+  static_assert(kDscoreEmpty + kDscoreBuffers == kBackwardBarriers);
+
+  REGARD_DEVICE SharedAddress barrier(int kind, int index = 0) const {
+    return begin + kLayout.barriers + (kind + index) * 8;
+  }
+
+  // Tiles are full by one arrival and the copies' bytes; dS^T is when every key warp has arrived,
+  // and empty when every warp that makes dq has.
+  REGARD_DEVICE void init_barriers() const {
+    init_barrier(barrier(kKeysFull), 1);
+    init_barrier(barrier(kValuesFull), 1);
+    for (int stage = 0; stage < kQueryStages; ++stage) init_barrier(barrier(kQueryFull, stage), 1);
+    for (int stage = 0; stage < kStages; ++stage) init_barrier(barrier(kDoutFull, stage), 1);
+    for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
+      init_barrier(barrier(kDscoreFull, buffer), kKeyWarps);
+      init_barrier(barrier(kDscoreEmpty, buffer), 4);
+    }
+    publish_barriers();
+  }
+};
+
+// The block's task. No steps: no row sees its keys; no keys: there is nothing to do at all.
+template <KernelConfig kConfig>
+REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
+  constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
+  const Problem& p = params.problem;
+  const BlockPlace place = place_of(params.grid, int(block_index()));
+  const int heads = int(p.sizes.heads_kv);
+  BackwardTask x;
+  x.b = place.head / heads;
+  x.kv = place.head % heads;
+  x.seq = short_sequence<kConfig>(p, x.b);
+  // In order, the last keys of intervals add first: their rows begin the latest.
+  x.tile_index = kConfig.ordered && kConfig.features.interval ? params.grid.tiles - 1 - place.tile
+                                                              : place.tile;
+  x.first_key = x.tile_index * kKeys;
+  x.key_count = clamp_to(x.seq.len_k - x.first_key, 0, kKeys);
+  Interval rows{0, x.seq.len_q};
+  if constexpr (kConfig.features.interval) {
+    const MaskParams& mask = p.mask_params;
+    const int last = x.first_key + x.key_count - 1;
+    rows = {visible_queries(mask, x.first_key, x.seq.len_q, x.seq.len_k).begin,
+            visible_queries(mask, last, x.seq.len_q, x.seq.len_k).end};
+  }
+  const bool any = x.key_count > 0 && !rows.empty();
+  x.first_tile = any ? int(rows.begin) / kRows : 0;
+  x.end_tile = any ? (int(rows.end) + kRows - 1) / kRows : 0;
+  x.steps = (x.end_tile - x.first_tile) * int(p.sizes.group());
+  return x;
+}
+
+// A step of the walk: a tile of rows of one query head.
+struct BackwardStep {
+  int head;
+  int tile;
+
+  REGARD_DEVICE void advance(const BackwardTask& task) {
+    if (++tile < task.end_tile) return;
+    tile = task.first_tile;
+    ++head;
+  }
+};
+
+// Two stages in turn.
+REGARD_DEVICE int parity_of(int use) { return use >> 1 & 1; }
+
+}  // namespace regard

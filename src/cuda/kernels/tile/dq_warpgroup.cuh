@@ -1,0 +1,203 @@
+// The first warpgroup of a wgmma backward block: it makes dq = dS K, which it adds to f32 sums in
+// memory, and one of its threads fills shared memory through the copy engine.
+//
+// That dS^T of a tile is there says that the key warpgroups have done with its dO and with Q of the
+// tile before: tiles of rows need no barriers to be given back.
+#pragma once
+
+#include "cuda/kernels/tile/backward_memory.cuh"
+#include "cuda/kernels/tile/dq_order.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct DqWarpgroup {
+  using Memory = BackwardMemory<kConfig>;
+  using Format = typename ElementOf<kConfig.type>::Format;
+  static constexpr int kRows = Memory::kRows, kKeys = Memory::kKeys;
+  static constexpr int kAtOnce = 8;  // blocks of columns, whose sums are in registers
+  static constexpr int kThreads = 128;
+  static constexpr int kBarrier = 4;
+  static constexpr int kNoPanel = 16;  // a tile of one panel: no next one begins anywhere
+
+  const KernelParams& params;
+  const BackwardMaps& maps;
+  Memory memory;
+
+  // ----------------------------------------------------------------------------------------- loads
+
+  REGARD_DEVICE int batch_of(const BackwardTask& task) const {
+    return params.problem.packed ? 0 : task.b;
+  }
+  REGARD_DEVICE void load_panels(SharedAddress to, int columns, int rows, const TensorMap& map,
+                                 int row, int head, int batch, SharedAddress barrier) const {
+    for (int panel = 0; panel < panels_of(columns); ++panel) {
+      load_box(to + panel * panel_bytes(rows), map,
+               {.column = panel * kPanelColumns, .row = row, .head = head, .batch = batch},
+               barrier);
+    }
+  }
+  REGARD_DEVICE void load_keys(const BackwardTask& task) const {
+    const SharedAddress barrier = memory.barrier(Memory::kKeysFull);
+    arrive_expecting(barrier, panels_of(kConfig.dim) * panel_bytes(kKeys));
+    load_panels(memory.keys(), kConfig.dim, kKeys, maps.k, task.seq.first_k + task.first_key,
+                task.kv, batch_of(task), barrier);
+  }
+  REGARD_DEVICE void load_values(const BackwardTask& task) const {
+    const SharedAddress barrier = memory.barrier(Memory::kValuesFull);
+    arrive_expecting(barrier, panels_of(kConfig.dim_v) * panel_bytes(kKeys));
+    load_panels(memory.values(), kConfig.dim_v, kKeys, maps.v, task.seq.first_k + task.first_key,
+                task.kv, batch_of(task), barrier);
+  }
+
+  // The terms of a tile's rows: of lse, or `of_delta`.
+  REGARD_DEVICE const uint8* terms_of(const BackwardTask& task, const BackwardStep& step,
+                                      bool of_delta) const {
+    const Problem& p = params.problem;
+    const int64 row = step.head * dq_rows(p) + first_dq_row(p, task.seq.whole(), task.b) +
+                      step.tile * kRows + (of_delta ? term_rows(p) : 0);
+    return static_cast<const uint8*>(params.buffers.row_terms) + row * kRowTermBytes;
+  }
+  REGARD_DEVICE void load_queries(const BackwardTask& task, const BackwardStep& step,
+                                  int use) const {
+    const int stage = use % Memory::kQueryStages;
+    const SharedAddress barrier = memory.barrier(Memory::kQueryFull, stage);
+    arrive_expecting(barrier, panels_of(kConfig.dim) * panel_bytes(kRows) + kRows * kRowTermBytes);
+    load_panels(memory.queries(stage), kConfig.dim, kRows, maps.q,
+                task.seq.first_q + step.tile * kRows, step.head, batch_of(task), barrier);
+    load_bytes(memory.lse(stage), terms_of(task, step, false), kRows * kRowTermBytes, barrier);
+  }
+  REGARD_DEVICE void load_douts(const BackwardTask& task, const BackwardStep& step, int use) const {
+    const int stage = use & 1;
+    const SharedAddress barrier = memory.barrier(Memory::kDoutFull, stage);
+    arrive_expecting(barrier,
+                     panels_of(kConfig.dim_v) * panel_bytes(kRows) + kRows * kRowTermBytes);
+    load_panels(memory.douts(stage), kConfig.dim_v, kRows, maps.dout,
+                task.seq.first_q + step.tile * kRows, step.head, batch_of(task), barrier);
+    load_bytes(memory.delta(stage), terms_of(task, step, true), kRows * kRowTermBytes, barrier);
+  }
+
+  // What the first two tiles need, in the order in which they need it.
+  REGARD_DEVICE void load_first(const BackwardTask& task, const BackwardStep& first) const {
+    load_keys(task);
+    load_queries(task, first, 0);
+    load_values(task);
+    load_douts(task, first, 0);
+    if (task.steps == 1) return;
+    BackwardStep second = first;
+    second.advance(task);
+    load_queries(task, second, 1);
+    load_douts(task, second, 1);
+  }
+
+  // -------------------------------------------------------------------------------------------- dq
+
+  // Of the tile's 64 rows, kBlocks blocks of columns: over all keys.
+  template <int kBlocks>
+  REGARD_DEVICE void multiply(Accumulator (&sums)[kBlocks], int buffer, int first_block) const {
+    const uint32 a = tile_word(memory.dscores(buffer), kNoPanel);
+    const uint32 b = tile_word(memory.keys() + first_block / 8 * panel_bytes(kKeys), kNoPanel);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+      multiply_transposed_tile<Format>(sums, tile_descriptor(a + k * panel_bytes(16) / 16),
+                                       tile_descriptor(b + k * panel_bytes(16) / 16), k > 0);
+    }
+    commit_products();
+    wait_products<0>();
+    hold(sums);
+  }
+
+  template <int kBlocks>
+  REGARD_DEVICE void add_to_memory(const Accumulator (&sums)[kBlocks], const BackwardTask& task,
+                                   const BackwardStep& step, int first_block) const {
+    const Problem& p = params.problem;
+    const int row = step.tile * kRows + warp_index() * 16;
+    if (row >= task.seq.len_q) return;
+    const int64 unit = (first_dq_row(p, task.seq.whole(), task.b) + row) / 16;
+    float* const to = params.buffers.dq_sums + step.head * dq_rows(p) * kConfig.dim +
+                      dq_offset(kConfig, unit, first_block, lane_index(), 0);
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) add_global_4(to + n * 128, sums[n]);
+  }
+
+  template <int kBlocks>
+  REGARD_DEVICE void make_part(const BackwardTask& task, const BackwardStep& step, int use,
+                               int first_block, bool is_last) const {
+    Accumulator sums[kBlocks];
+    multiply(sums, use & 1, first_block);
+    if (is_last) free_dscores(use);
+    add_to_memory(sums, task, step, first_block);
+  }
+  REGARD_DEVICE void free_dscores(int use) const {
+    if (lane_index() == 0) arrive(memory.barrier(Memory::kDscoreEmpty, use & 1));
+  }
+  REGARD_DEVICE void make_dq(const BackwardTask& task, const BackwardStep& step, int use) const {
+    constexpr int kBlocks = kConfig.dim / 8, kWhole = kBlocks / kAtOnce, kRest = kBlocks % kAtOnce;
+    if constexpr (kConfig.ordered) await_turn(task, step);
+#pragma unroll 1
+    for (int part = 0; part < kWhole; ++part) {
+      make_part<kAtOnce>(task, step, use, part * kAtOnce, kRest == 0 && part == kWhole - 1);
+    }
+    if constexpr (kRest > 0) make_part<kRest>(task, step, use, kWhole * kAtOnce, true);
+    if constexpr (kConfig.ordered) end_turn(task, step);
+  }
+
+  // Deterministic: the tiles of keys that see the rows add in their order, under intervals from the
+  // last to the first. Blocks of tiles before began before, so that waiting for them ends.
+  REGARD_DEVICE int32* turn_of(const BackwardTask& task, const BackwardStep& step) const {
+    const Sizes& s = params.problem.sizes;
+    const int64 tiles = divide_up(s.len_q, kRows);
+    return params.buffers.turns + (task.b * s.heads_q + step.head) * tiles + step.tile;
+  }
+  REGARD_DEVICE int turn(const BackwardTask& task, const BackwardStep& step) const {
+    if constexpr (!kConfig.features.interval) return task.tile_index;
+    const ShortSequence& seq = task.seq;
+    const int last_row = smaller(step.tile * kRows + kRows, seq.len_q) - 1;
+    const Interval keys = visible_keys(params.problem.mask_params, last_row, seq.len_q, seq.len_k);
+    return (int(keys.end) - 1) / kKeys - task.tile_index;
+  }
+  REGARD_DEVICE void await_turn(const BackwardTask& task, const BackwardStep& step) const {
+    if (thread_index() == 0) wait_for_turn(turn_of(task, step), turn(task, step));
+    sync_threads(kBarrier, kThreads);
+  }
+  REGARD_DEVICE void end_turn(const BackwardTask& task, const BackwardStep& step) const {
+    fence_device();
+    sync_threads(kBarrier, kThreads);
+    if (thread_index() == 0) pass_turn(turn_of(task, step), turn(task, step) + 1);
+  }
+
+  // -------------------------------------------------------------------------------------- the walk
+
+  REGARD_DEVICE void run() {
+    const BackwardTask& task = memory.task();
+    if (task.steps == 0) return;
+    BackwardStep step{task.kv * int(params.problem.sizes.group()), task.first_tile};
+    BackwardStep ahead = step;  // the tile that is loaded next
+    if (thread_index() == 0) load_first(task, step);
+    ahead.advance(task);
+    ahead.advance(task);
+    sync_warp();
+    wait_barrier(memory.barrier(Memory::kKeysFull), 0);
+    const int steps = task.steps;
+#pragma unroll 1
+    for (int use = 0; use < steps; ++use) {
+      forget(memory.begin);
+      wait_barrier(memory.barrier(Memory::kDscoreFull, use & 1), parity_of(use));
+      if (thread_index() == 0 && use + 2 < steps) {
+        load_queries(task, ahead, use + 2);
+        load_douts(task, ahead, use + 2);
+      }
+      sync_warp();
+      if constexpr (kConfig.wants_dq) {
+        make_dq(task, step, use);
+      } else {
+        free_dscores(use);
+      }
+      step.advance(task);
+      ahead.advance(task);
+    }
+  }
+};
+
+}  // namespace regard

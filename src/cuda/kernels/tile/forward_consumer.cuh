@@ -1,0 +1,281 @@
+// A consumer warpgroup of a wgmma forward block: 64 query rows of every tile that the producer
+// takes.
+//
+// A step is always: S = Q K^T of a block of keys and out += P V of the block before, both under
+// way; wait for S; softmax; wait for out. It goes on from tile to tile: the first step of a tile
+// carries the last P V of the tile before, whose results leave beside the next products. There is
+// one text of the step, with branches for masks and results, so that the compiler keeps the
+// products asynchronous.
+#pragma once
+
+#include "cuda/kernels/tile/forward_scores.cuh"
+#include "cuda/kernels/tile/warpgroup_results.cuh"
+#include "cuda/kernels/tile/warpgroup_softmax.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct ForwardConsumer {
+  using Memory = WarpgroupMemory<kConfig>;
+  using Place = WarpgroupPlace<kConfig>;
+  using Softmax = WarpgroupSoftmax<kConfig>;
+  using Format = typename ElementOf<kConfig.type>::Format;
+  static constexpr Features kOn = kConfig.features;
+  static constexpr ForwardWgmmaLayout kLayout = Memory::kLayout;
+  static constexpr int kRows = Memory::kRows, kKeys = Memory::kKeys, kSlots = Memory::kSlots;
+  static constexpr int kKeyBlocks = Place::kKeyBlocks;
+  static constexpr int kSteps = kConfig.dim / 16;  // of Q K^T
+  static constexpr int kValueSteps = kKeys / 16;   // of P V
+  static constexpr int kConsumerThreads = Memory::kConsumerWarps * 32;
+  // Blocks of eight columns that become weights before the wait for out, the others after it.
+  static constexpr int kEarly = kConfig.dim_v <= 64 ? kKeyBlocks : kKeyBlocks / 2;
+  static constexpr int kOwnRows = 1, kAllRows = 2;  // numbers of barriers
+
+  const KernelParams& params;
+  const ForwardMaps& maps;
+  const Memory memory;
+  const int warpgroup;  // among the consumers
+  const int warpgroup_row = warpgroup * kWarpgroupRows;
+  const int warp_row = warpgroup_row + uniform(warp_index() % 4) * 16;
+  const float exponent = logit_unit(kOn, score_params<float>(params.problem)) * float(kLog2E);
+
+  typename Place::Scores scores;
+  typename Place::Out out;
+  uint32 weights[kValueSteps][4];
+  Softmax softmax;
+  Ring<Memory::kStages> keys, values;
+  ShortInterval common_keys;
+  bool started = false;     // weights are there whose values are to come
+  bool adds = false;        // out holds sums of this tile
+  int values_left = kKeys;  // of the block whose values are to come
+
+  // -------------------------------------------------------------------------------------- products
+
+  REGARD_DEVICE void multiply_keys(int slot) {
+    const uint32 a = tile_word(memory.queries(slot) + warpgroup * panel_bytes(kWarpgroupRows), 0);
+    const uint32 b = tile_word(memory.keys(keys.stage), 0);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      const int column = k % 4 * 2;
+      multiply_tiles<Format>(
+          scores[0], tile_descriptor(a + k / 4 * (panel_bytes(kRows) / 16) + column),
+          tile_descriptor(b + k / 4 * (panel_bytes(kKeys) / 16) + column), k > 0);
+    }
+    commit_products();
+  }
+  // The first product of all has no values yet: it multiplies keys that are there, by weights of 0,
+  // and nobody reads its result. Leaving it out would be a branch around a product, for which the
+  // compiler waits after every product.
+  REGARD_DEVICE void multiply_values() {
+    const uint32 b = started ? tile_word(memory.values(values.stage), panel_bytes(kKeys))
+                             : tile_word(memory.keys(keys.stage), 0);
+#pragma unroll
+    for (int k = 0; k < kValueSteps; ++k) {
+      multiply_registers<Format>(out, weights[k], tile_descriptor(b + k * panel_bytes(16) / 16),
+                                 k > 0 || adds);
+    }
+    adds = true;
+    commit_products();
+  }
+
+  // The scores of this warp's rows once more, from the same tiles.
+  REGARD_DEVICE void multiply_keys_again(int slot) {
+    const int lane = lane_index();
+    const SharedAddress q = memory.queries(slot), k = memory.keys(keys.stage);
+    clear(scores);
+#pragma unroll 1
+    for (int step = 0; step < kSteps; ++step) {
+      uint32 a[4];
+      const int a_piece = step * 2 + lane / 16;
+      load_matrices(a, q + a_piece / 8 * panel_bytes(kRows) +
+                           piece_offset(warp_row + lane % 16, a_piece % 8));
+      const int b_piece = step * 2 + lane / 8 % 2;
+      const SharedAddress panel = k + b_piece / 8 * panel_bytes(kKeys);
+#pragma unroll
+      for (int n = 0; n < kKeyBlocks; n += 2) {
+        uint32 b[4];
+        load_matrices(b, panel + piece_offset(n * 8 + lane / 16 * 8 + lane % 8, b_piece % 8));
+        multiply_16<Format>(scores[0][n], a, b[0], b[1]);
+        multiply_16<Format>(scores[0][n + 1], a, b[2], b[3]);
+      }
+    }
+  }
+
+  // ----------------------------------------------------------------------------- rows not its own
+
+  // Rows of a tile that belong to another sequence, or to none: whatever they hold must not meet a
+  // weight of 0, nor make scores that show in other rows. `threads` of a barrier hold the tile.
+  REGARD_DEVICE void clear_rows(SharedAddress tile, int panels, int rows, int first, int last,
+                                int thread, int threads, int number) const {
+    for (int panel = 0; panel < panels; ++panel) {
+      for (int piece = first * 8 + thread; piece < last * 8; piece += threads) {
+        store_shared_128(tile + panel * panel_bytes(rows) + piece * 16, {});
+      }
+    }
+    publish_shared_writes();
+    sync_threads(number, threads);
+  }
+  REGARD_DEVICE void clear_foreign_queries(int slot, int row_count) const {
+    if (row_count >= warpgroup_row + kWarpgroupRows) return;
+    clear_rows(memory.queries(slot), panels_of(kConfig.dim), kRows,
+               larger(row_count, warpgroup_row), warpgroup_row + kWarpgroupRows,
+               thread_index() % 128, 128, 3 + warpgroup);
+  }
+  REGARD_DEVICE void clear_foreign_values() const {
+    if (values_left >= kKeys) return;
+    clear_rows(memory.values(values.stage), panels_of(kConfig.dim_v), kKeys, larger(values_left, 0),
+               kKeys, thread_index() - 128, kConsumerThreads, 2);
+  }
+
+  // ---------------------------------------------------------------------------------- elementwise
+
+  // From products to logits.
+  REGARD_DEVICE void make_logits(const ForwardTask& task, int first_key, bool hides) {
+    if constexpr (is_plain(kOn) && !kOn.mask) {
+      if (!hides) return;
+    }
+    const ForwardScores<kConfig, Place> terms{Place(params, task, warp_row)};
+    if constexpr (!is_plain(kOn) || kOn.mask) terms.apply_terms(scores, 0, first_key);
+    if (hides) terms.hide(scores, first_key);
+  }
+
+  // The block again, where the sums ran away from the references; `before` are those without it.
+  REGARD_DEVICE void return_to_block(const ForwardTask& task, int slot, int first_key, bool hides,
+                                     const float (&before)[2]) {
+    float least[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = before[half];
+      sum = max_of(sum, shuffle_xor(sum, 1));
+      sum = max_of(sum, shuffle_xor(sum, 2));
+      softmax.rows[half].sum = before[half];
+      least[half] = log2_of(sum);
+    }
+    multiply_keys_again(slot);
+    make_logits(task, first_key, hides);
+    softmax.raise(scores, exponent, least);
+    softmax.template make_weights<0, kKeyBlocks>(scores, exponent);
+    softmax.rescale(out);
+  }
+
+  REGARD_DEVICE void pack_weights() {
+#pragma unroll
+    for (int k = 0; k < kValueSteps; ++k) {
+      const Accumulator &low = scores[0][2 * k], &high = scores[0][2 * k + 1];
+      weights[k][0] = pack<Format>(low[0], low[1]);
+      weights[k][1] = pack<Format>(low[2], low[3]);
+      weights[k][2] = pack<Format>(high[0], high[1]);
+      weights[k][3] = pack<Format>(high[2], high[3]);
+    }
+  }
+
+  // -------------------------------------------------------------------------------------- the walk
+
+  REGARD_DEVICE void free(int barriers, int index) const {
+    if (lane_index() == 0) arrive(memory.barrier(barriers, index));
+  }
+  REGARD_DEVICE void write_results(int taken, const Softmax& of_tile) {
+    WarpgroupResults<kConfig> results{params, maps, memory, memory.task(taken), warp_row, of_tile};
+    results.write(out);
+  }
+
+  REGARD_DEVICE void run() {
+    clear_weights();
+    int taken = -1;  // tiles
+    int first_block = 0;
+    constexpr float kNothing[2] = {};
+#pragma unroll 1
+    for (int left = 0;; --left) {
+      const bool fresh = left == 0;
+      if (fresh) {
+        ++taken;
+        wait_barrier(memory.barrier(Memory::kQueryFull, taken % kSlots), taken / kSlots % 2);
+        const ForwardTask& task = memory.task(taken);
+        left = uniform(task.blocks);
+        if (left == 0) break;
+        first_block = uniform(task.first_block);
+        const ShortInterval common = Place(params, task, warp_row).common_keys(warpgroup_row);
+        common_keys = {uniform(common.begin), uniform(common.end)};
+        if constexpr (kConfig.ragged) {
+          clear_foreign_queries(taken % kSlots, uniform(task.row_count));
+        }
+      }
+      const ForwardTask& task = memory.task(taken);
+      const int slot = taken % kSlots;
+      const int first_key = (first_block + left - 1) * kKeys;
+      wait_barrier(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
+      if (started) {
+        wait_barrier(memory.barrier(Memory::kValueFull, values.stage), values.parity);
+        if constexpr (kConfig.ragged) clear_foreign_values();
+      }
+      begin_products();
+      multiply_keys(slot);
+      multiply_values();
+      wait_products<1>();
+      hold(scores[0]);
+
+      const Softmax before_tile = softmax;
+      const bool hides = first_key < common_keys.begin || first_key + kKeys > common_keys.end;
+      make_logits(task, first_key, hides);
+      if (fresh) softmax.clear();
+      if (!Softmax::kStays || fresh || hides || unsettled) {
+        softmax.raise(scores, exponent, kNothing);
+        unsettled = softmax.lacks_reference();
+      } else {
+        softmax.leave();
+      }
+      const float before[2] = {softmax.rows[0].sum, softmax.rows[1].sum};
+      softmax.template make_weights<0, kEarly>(scores, exponent);
+      hold(scores[0]);
+      // Long over: a branch, across which the compiler does not move the wait for out.
+      wait_barrier(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
+      wait_products<0>();
+      hold(out);
+      if (started) {
+        free(Memory::kValueEmpty, values.stage);
+        values.advance();
+      }
+      if (fresh) {
+        if (started) write_results(taken - 1, before_tile);
+        adds = false;
+        started = true;
+      } else {
+        softmax.rescale(out);
+      }
+      softmax.template make_weights<kEarly, kKeyBlocks>(scores, exponent);
+      if constexpr (Softmax::kStays) {
+        if (softmax.ran_away()) return_to_block(task, slot, first_key, hides, before);
+      }
+      free(Memory::kKeyEmpty, keys.stage);
+      if (left == 1) free(Memory::kQueryEmpty, slot);
+      keys.advance();
+      if constexpr (kOn.dropout) {
+        const ForwardScores<kConfig, Place> terms{Place(params, task, warp_row)};
+        terms.drop(scores, first_key);
+      }
+      if constexpr (kConfig.ragged) values_left = uniform(task.len_k) - first_key;
+      pack_weights();
+    }
+    if (!started) return;
+    wait_barrier(memory.barrier(Memory::kValueFull, values.stage), values.parity);
+    if constexpr (kConfig.ragged) clear_foreign_values();
+    begin_products();
+    multiply_values();
+    wait_products<0>();
+    hold(out);
+    write_results(taken - 1, softmax);
+    WarpgroupResults<kConfig>::finish();
+  }
+
+  bool unsettled = false;  // some row has no reference yet
+
+  REGARD_DEVICE void clear_weights() {
+#pragma unroll
+    for (int k = 0; k < kValueSteps; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) weights[k][i] = 0;
+    }
+  }
+};
+
+}  // namespace regard

@@ -1,0 +1,142 @@
+// The producer of a wgmma forward block: one thread that takes tiles of query rows, one after
+// another, and keeps their queries, keys and values coming in the order in which they are used:
+// K0, K1, V0, K2, V1, ..., on through the tiles.
+#pragma once
+
+#include "cuda/kernels/tile/score_tile.cuh"
+#include "cuda/kernels/tile/warpgroup_memory.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct ForwardProducer {
+  using Memory = WarpgroupMemory<kConfig>;
+  static constexpr ForwardWgmmaLayout kLayout = Memory::kLayout;
+  static constexpr int kRows = Memory::kRows, kKeys = Memory::kKeys, kSlots = Memory::kSlots;
+
+  const KernelParams& params;
+  const ForwardMaps& maps;
+  const Memory memory;
+  int number = int(block_index());  // of the next tile
+  Ring<Memory::kStages> keys, values;
+
+  // Where a block of keys is in K and V.
+  struct BlockOfKeys {
+    int row, head, batch;
+  };
+
+  // ----------------------------------------------------------------------------------------- tiles
+
+  // Tiles differ in length under intervals and in packed batches: who is done takes the next.
+  REGARD_DEVICE int next_number() const {
+    int32* const counter = params.buffers.tile_counter;
+    return counter ? int(block_count()) + take_number(counter) : number + int(block_count());
+  }
+
+  REGARD_DEVICE bool take_task(ForwardTask& task) {
+    const int count = int(params.grid.blocks());
+    while (number < count) {
+      const int mine = number;
+      number = next_number();
+      if (make_task(task, mine)) return true;
+    }
+    task.blocks = 0;
+    return false;
+  }
+
+  // False where the tile has no rows.
+  REGARD_DEVICE bool make_task(ForwardTask& task, int mine) const {
+    const Problem& p = params.problem;
+    BlockPlace place = place_of(params.grid, mine);
+    // The last rows see the most keys under a causal mask: they begin first.
+    if (kConfig.features.interval) place.tile = params.grid.tiles - 1 - place.tile;
+    const int heads = int(p.sizes.heads_q);
+    const int b = place.head / heads;
+    const ShortSequence seq = short_sequence<kConfig>(p, b);
+    const int first_row = place.tile * kRows;
+    if (first_row >= seq.len_q) return false;
+    const int row_count = smaller(kRows, seq.len_q - first_row);
+    int begin = 0, end = seq.len_k;
+    if constexpr (kConfig.features.interval) {
+      const MaskParams& mask = p.mask_params;
+      begin = int(visible_keys(mask, first_row, seq.len_q, seq.len_k).begin);
+      end = int(visible_keys(mask, first_row + row_count - 1, seq.len_q, seq.len_k).end);
+    }
+    const int first_block = begin / kKeys;
+    // Rows that see nothing walk over one block all the same, every pair of which is hidden.
+    const int blocks = larger(1, (end + kKeys - 1) / kKeys - first_block);
+    task = {.blocks = blocks,
+            .first_block = first_block,
+            .b = b,
+            .head = place.head % heads,
+            .first_row = first_row,
+            .row_count = row_count,
+            .len_q = seq.len_q,
+            .len_k = seq.len_k,
+            .first_q = seq.first_q,
+            .first_k = seq.first_k};
+    return true;
+  }
+
+  // ----------------------------------------------------------------------------------------- loads
+
+  REGARD_DEVICE void load_panels(SharedAddress to, int panels, int rows, const TensorMap& map,
+                                 int row, int head, int batch, SharedAddress barrier) const {
+    arrive_expecting(barrier, panels * panel_bytes(rows));
+    for (int panel = 0; panel < panels; ++panel) {
+      load_box(to + panel * panel_bytes(rows), map,
+               {.column = panel * kPanelColumns, .row = row, .head = head, .batch = batch},
+               barrier);
+    }
+  }
+
+  REGARD_DEVICE void load_queries(int slot, const ForwardTask& task) const {
+    load_panels(memory.queries(slot), panels_of(kConfig.dim), kRows, maps.q,
+                task.first_q + task.first_row, task.head, batch_of(task.b),
+                memory.barrier(Memory::kQueryFull, slot));
+  }
+  REGARD_DEVICE void load_keys(const BlockOfKeys& block) {
+    wait_barrier(memory.barrier(Memory::kKeyEmpty, keys.stage), keys.parity ^ 1);
+    load_panels(memory.keys(keys.stage), panels_of(kConfig.dim), kKeys, maps.k, block.row,
+                block.head, block.batch, memory.barrier(Memory::kKeyFull, keys.stage));
+    keys.advance();
+  }
+  REGARD_DEVICE void load_values(const BlockOfKeys& block) {
+    wait_barrier(memory.barrier(Memory::kValueEmpty, values.stage), values.parity ^ 1);
+    load_panels(memory.values(values.stage), panels_of(kConfig.dim_v), kKeys, maps.v, block.row,
+                block.head, block.batch, memory.barrier(Memory::kValueFull, values.stage));
+    values.advance();
+  }
+  REGARD_DEVICE int batch_of(int b) const { return params.problem.packed ? 0 : b; }
+
+  REGARD_DEVICE void run() {
+    const int group = int(params.problem.sizes.group());
+    BlockOfKeys before{};
+    bool owes_values = false;  // those of `before` are to come
+    for (int taken = 0;; ++taken) {
+      ForwardTask task;
+      const bool any = take_task(task);
+      const int slot = taken % kSlots;
+      wait_barrier(memory.barrier(Memory::kQueryEmpty, slot), taken / kSlots % 2 ^ 1);
+      memory.task(taken) = task;
+      if (!any) {
+        arrive(memory.barrier(Memory::kQueryFull, slot));
+        break;
+      }
+      load_queries(slot, task);
+      BlockOfKeys block{.row = task.first_k + (task.first_block + task.blocks - 1) * kKeys,
+                        .head = task.head / group,
+                        .batch = batch_of(task.b)};
+      for (int left = task.blocks; left > 0; --left) {
+        load_keys(block);
+        if (owes_values) load_values(before);
+        owes_values = true;
+        before = block;
+        block.row -= kKeys;
+      }
+    }
+    if (owes_values) load_values(before);
+  }
+};
+
+}  // namespace regard

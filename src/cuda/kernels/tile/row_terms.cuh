@@ -1,0 +1,54 @@
+// lse and delta of a row as the wgmma backward kernel takes them: in a product's sum, or as they
+// are.
+#pragma once
+
+#include "cuda/kernels/element.cuh"
+#include "cuda/kernels/params.h"
+#include "plan/wgmma_backward_layout.h"
+
+namespace regard {
+
+inline constexpr int kRowTerms = 3;
+
+// The sum of a row's terms times these is exact to f32's last place. f16 ends at 65504.
+template <Type kType>
+REGARD_DEVICE float row_term_factor(int term) {
+  if constexpr (kType == Type::bf16) return 1.0f;
+  return term == 0 ? 0x1p15f : term == 1 ? 0x1p3f : 0x1p-9f;
+}
+
+// Sixteen bytes: x as terms, the others 0. What is not finite, or past the type's range, is in the
+// first.
+template <Type kType>
+REGARD_DEVICE Bits128 split_in_terms(float x) {
+  using Format = typename ElementOf<kType>::Format;
+  float terms[kRowTerms] = {};
+#pragma unroll
+  for (int n = 0; n < kRowTerms; ++n) {
+    const float factor = row_term_factor<kType>(n);
+    const float term = widen<Format>(narrow<Format>(x / factor));
+    terms[n] = term;
+    x -= term * factor;
+    if (!(term - term == 0)) x = 0;
+  }
+  return {{pack<Format>(terms[0], terms[1]), pack<Format>(terms[2], 0.0f), 0, 0}};
+}
+
+// Sixteen bytes that begin with x.
+REGARD_DEVICE Bits128 as_it_is(float x) { return {{bits_of(x), 0, 0, 0}}; }
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void store_row_terms(const KernelParams& params, int64 row,
+                                   const RowState<float>& state) {
+  const Problem& p = params.problem;
+  auto* const to = static_cast<Bits128*>(params.buffers.row_terms) + row;
+  const float scale = score_params<float>(p).scale;
+  store_global_128(to, adds_lse_by_product(kConfig.features)
+                           ? split_in_terms<kConfig.type>(-state.lse / scale)
+                           : as_it_is(state.lse));
+  store_global_128(to + term_rows(p), adds_delta_by_product(kConfig.features)
+                                          ? split_in_terms<kConfig.type>(-state.delta)
+                                          : as_it_is(state.delta));
+}
+
+}  // namespace regard

@@ -1,0 +1,95 @@
+// Shared memory of a wgmma forward block: tiles, the barriers that hand them on, and what the
+// producer tells the consumers of a tile of rows.
+#pragma once
+
+#include "cuda/kernels/machine_hopper.cuh"
+#include "cuda/kernels/params.h"
+#include "plan/wgmma_layout.h"
+
+namespace regard {
+
+// A tile of query rows and the blocks of keys that it is to see. No blocks: the work is done.
+struct ForwardTask {
+  int blocks;       // of keys, taken from the last to the first
+  int first_block;  // the number of the first
+  int b, head;
+  int first_row;  // in its sequence
+  int row_count;
+  int len_q, len_k;
+  int first_q, first_k;
+};
+static_assert(sizeof(ForwardTask) <= kTaskBytes);
+
+// Stages in the order in which they are filled and emptied.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  int parity = 0;  // of the barriers' present phase
+
+  REGARD_DEVICE void advance() {
+    if (++stage < kStages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+// One piece of 16 bytes in a panel.
+REGARD_DEVICE int piece_offset(int row, int piece) {
+  return row * kPanelRowBytes + ((piece ^ row % 8) << 4);
+}
+
+template <KernelConfig kConfig>
+struct WarpgroupMemory {
+  static constexpr ForwardWgmmaLayout kLayout = forward_wgmma_layout(kConfig);
+  static constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
+  static constexpr int kStages = kConfig.tiling.stages, kSlots = kLayout.query_slots;
+  static constexpr int kConsumerWarps = kConfig.tiling.warps - 4;
+  static_assert(kStages <= kMostWgmmaStages && kSlots <= kMostQuerySlots);
+
+  const SharedAddress begin = shared_address(&shared_memory<uint8>());
+
+  REGARD_DEVICE SharedAddress queries(int slot) const {
+    return begin + kLayout.queries + slot * kLayout.query_bytes;
+  }
+  REGARD_DEVICE SharedAddress keys(int stage) const {
+    return begin + kLayout.keys + stage * kLayout.key_bytes;
+  }
+  REGARD_DEVICE SharedAddress values(int stage) const {
+    return begin + kLayout.values + stage * kLayout.value_bytes;
+  }
+  REGARD_DEVICE SharedAddress out(int panel) const {
+    return begin + kLayout.out + panel * panel_bytes(kRows);
+  }
+  REGARD_DEVICE ForwardTask& task(int number) const {
+    uint8* const first = &shared_memory<uint8>() + kLayout.tasks;
+    return reinterpret_cast<ForwardTask*>(first)[number % kTasksAtOnce];
+  }
+
+  // Where the barriers of each kind begin.
+  static constexpr int kQueryFull = 0, kQueryEmpty = kMostQuerySlots;
+  static constexpr int kKeyFull = 2 * kMostQuerySlots, kKeyEmpty = kKeyFull + kMostWgmmaStages;
+  static constexpr int kValueFull = kKeyEmpty + kMostWgmmaStages;
+  static constexpr int kValueEmpty = kValueFull + kMostWgmmaStages;
+  static_assert(kValueEmpty + kMostWgmmaStages == kBarriers);
+
+  REGARD_DEVICE SharedAddress barrier(int kind, int index) const {
+    return begin + kLayout.barriers + (kind + index) * 8;
+  }
+
+  // Full by one arrival and the copies' bytes, empty when every consumer warp has arrived.
+  REGARD_DEVICE void init_barriers() const {
+    for (int slot = 0; slot < kSlots; ++slot) {
+      init_barrier(barrier(kQueryFull, slot), 1);
+      init_barrier(barrier(kQueryEmpty, slot), kConsumerWarps);
+    }
+    for (int stage = 0; stage < kStages; ++stage) {
+      init_barrier(barrier(kKeyFull, stage), 1);
+      init_barrier(barrier(kKeyEmpty, stage), kConsumerWarps);
+      init_barrier(barrier(kValueFull, stage), 1);
+      init_barrier(barrier(kValueEmpty, stage), kConsumerWarps);
+    }
+    publish_barriers();
+  }
+};
+
+}  // namespace regard

@@ -1,0 +1,181 @@
+// The results of a warp's 16 rows of a wgmma forward tile: out, lse, marks.
+#pragma once
+
+#include "cuda/kernels/tile/warpgroup_softmax.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct WarpgroupResults {
+  using Memory = WarpgroupMemory<kConfig>;
+  using Place = WarpgroupPlace<kConfig>;
+  using Out = typename Place::Out;
+  using L = MmaLanes<kConfig.type>;
+  using Format = typename ElementOf<kConfig.type>::Format;
+  static constexpr Features kOn = kConfig.features;
+  static constexpr int kOutBlocks = Place::kOutBlocks, kRows = Memory::kRows;
+  static constexpr int kPanels = Memory::kLayout.out_panels;  // at once
+
+  const KernelParams& params;
+  const ForwardMaps& maps;
+  const Memory memory;
+  const ForwardTask& task;
+  const int warp_row;
+  WarpgroupSoftmax<kConfig> softmax;
+  const int rows_left = uniform(task.row_count) - warp_row;  // of the warp; <= 0: none
+
+  REGARD_DEVICE int row_of(int half) const { return half * 8 + lane_index() / 4; }  // of the warp
+  REGARD_DEVICE int64 line_of(int half) const {
+    const Sequence seq{.first_q = task.first_q};
+    return int64(task.head) * params.problem.sizes.rows_q +
+           flat_row(params.problem, seq, task.b, task.first_row + warp_row + row_of(half));
+  }
+
+  REGARD_DEVICE void write(Out& out) {
+    const Problem& p = params.problem;
+    softmax.sum_over_lanes();
+    if constexpr (kOn.sink) {
+      softmax.add_sink(static_cast<const float*>(p.sink.data)[task.head * p.sink.strides.head]);
+      softmax.rescale(out);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) finish_row(out, half);
+    if (rows_left <= 0) return;
+    if constexpr (kPanels > 0) {
+      store_panels(out);
+    } else {
+      store_pairs(out);
+    }
+  }
+
+  // Divides by the sum; writes lse and mark.
+  REGARD_DEVICE void finish_row(Out& out, int half) const {
+    const Problem& p = params.problem;
+    const SoftmaxRow<L>& row = softmax.rows[half];
+    const float factor = normaliser<L>(row) * (kOn.dropout ? float(keep_scale(p.dropout)) : 1.0f);
+    int spoiled = 0;
+#pragma unroll
+    for (int n = 0; n < kOutBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = out[n][half * 2 + e];
+        x *= factor;
+        if constexpr (kConfig.marks) spoiled |= !(x - x == 0);
+      }
+    }
+    if constexpr (kConfig.marks) {
+      spoiled |= shuffle_xor(spoiled, 1);
+      spoiled |= shuffle_xor(spoiled, 2);
+    }
+    if (lane_index() % 4 != 0 || row_of(half) >= rows_left) return;
+    if (p.lse.given()) {
+      const int64 to = offset_of(p.lse.strides, task.b, task.head, task.first_q,
+                                 task.first_row + warp_row + row_of(half));
+      static_cast<float*>(p.lse.data)[to] = lse_of_reference<L>(row);
+    }
+    if constexpr (kConfig.marks) params.buffers.marks_q[line_of(half)] = uint8(spoiled);
+  }
+
+  // Through shared memory of the warp's own, as many panels at a time as there are.
+  REGARD_DEVICE void store_panels(const Out& out) const {
+    const int lane = lane_index();
+    constexpr int kAll = panels_of(kConfig.dim_v);
+#pragma unroll
+    for (int first = 0; first < kAll; first += kPanels) {
+      if (lane == 0) wait_stores_read();
+      sync_warp();
+#pragma unroll
+      for (int n = first * 8; n < kOutBlocks && n < (first + kPanels) * 8; n += 2) {
+        const uint32 m[4] = {pack<Format>(out[n][0], out[n][1]), pack<Format>(out[n][2], out[n][3]),
+                             pack<Format>(out[n + 1][0], out[n + 1][1]),
+                             pack<Format>(out[n + 1][2], out[n + 1][3])};
+        store_matrices(
+            memory.out(n / 8 - first) + piece_offset(warp_row + lane % 16, n % 8 + lane / 16), m);
+      }
+      publish_shared_writes();
+      sync_warp();
+      if (kConfig.ragged && rows_left < 16) {
+        copy_rows(first);
+      } else if (lane == 0) {
+        store_boxes(first);
+      }
+    }
+  }
+  REGARD_DEVICE void store_boxes(int first) const {
+    const bool packed = params.problem.packed;
+#pragma unroll
+    for (int panel = first; panel < first + kPanels && panel < panels_of(kConfig.dim_v); ++panel) {
+      store_box(maps.out,
+                {.column = panel * kPanelColumns,
+                 .row = task.first_q + task.first_row + warp_row,
+                 .head = task.head,
+                 .batch = packed ? 0 : task.b},
+                memory.out(panel - first) + warp_row * kPanelRowBytes);
+    }
+    commit_stores();
+  }
+  // Where rows follow that are not the tile's: the copy engine would write them all.
+  REGARD_DEVICE void copy_rows(int first) const {
+    const View& view = params.problem.out;
+    const int columns = int(params.problem.sizes.dim_v);
+    const int count = rows_left * kPanels * kPanelColumns;
+#pragma unroll 1
+    for (int index = lane_index(); index < count; index += 32) {
+      const int row = index / (kPanels * kPanelColumns);
+      const int column = index % (kPanels * kPanelColumns);
+      const int to_column = first * kPanelColumns + column;
+      if (to_column >= columns) continue;
+      const SharedAddress from = memory.out(column / kPanelColumns) +
+                                 piece_offset(warp_row + row, column % kPanelColumns / 8);
+      const uint32 word = load_shared_32(from + column % 8 / 2 * 4);
+      const int64 to = offset_of(view.strides, task.b, task.head, task.first_q,
+                                 task.first_row + warp_row + row) +
+                       to_column;
+      static_cast<uint16*>(view.data)[to] = uint16(word >> (column % 2 * 16));
+    }
+  }
+
+  // From registers: f32, or rows that the copy engine cannot write.
+  REGARD_DEVICE void store_pairs(const Out& out) const {
+    if (params.problem.out.type == Type::f32) {
+      store_pairs_as<Type::f32>(out);
+    } else {
+      store_pairs_as<kConfig.type>(out);
+    }
+  }
+  template <Type kType>
+  REGARD_DEVICE void store_pairs_as(const Out& out) const {
+    using Stored = typename ElementOf<kType>::Stored;
+    const View& view = params.problem.out;
+    const int columns = int(params.problem.sizes.dim_v) - Place::column_of(0, 0);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row_of(half) >= rows_left) continue;
+      Stored* const to = static_cast<Stored*>(view.data) + Place::column_of(0, 0) +
+                         offset_of(view.strides, task.b, task.head, task.first_q,
+                                   task.first_row + warp_row + row_of(half));
+#pragma unroll
+      for (int n = 0; n < kOutBlocks; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float x = out[n][half * 2 + e];
+          if (n * 8 + e >= columns) continue;
+          if constexpr (kType == Type::f32) {
+            to[n * 8 + e] = x;
+          } else {
+            to[n * 8 + e] = narrow<Format>(x);
+          }
+        }
+      }
+    }
+  }
+
+  // Before the block ends: its shared memory has been read.
+  static REGARD_DEVICE void finish() {
+    if constexpr (kPanels > 0) {
+      if (lane_index() == 0) wait_stores_read();
+    }
+  }
+};
+
+}  // namespace regard

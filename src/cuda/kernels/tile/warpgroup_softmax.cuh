@@ -1,0 +1,127 @@
+// The online softmax of a consumer warpgroup: two rows a lane.
+//
+// kStays: a row's reference is the maximum of the first block in which it sees a key, and stays. A
+// maximum only guards against overflow, so that a look at the sums once a block is enough: where
+// they pass kBound the block is made again, and the reference is raised (forward_wgmma.cuh). Else
+// it follows the maxima, by steps of 2^kSlack and more.
+#pragma once
+
+#include "cuda/kernels/tile/score_tile.cuh"
+#include "cuda/kernels/tile/warpgroup_place.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct WarpgroupSoftmax {
+  using L = MmaLanes<kConfig.type>;
+  using Place = WarpgroupPlace<kConfig>;
+  using Scores = typename Place::Scores;
+  using Out = typename Place::Out;
+  static constexpr int kKeyBlocks = Place::kKeyBlocks;
+  static constexpr bool kStays = is_plain(kConfig.features) && !kConfig.features.mask;
+  // Weights become f16 or bf16, and results sums of so many times a value.
+  static constexpr float kBound = kConfig.type == Type::f16 ? 0x1p14f : 0x1p40f;
+  static constexpr float kSlack = 8;
+
+  SoftmaxRow<L> rows[2];  // sums are the lane's own until the end
+  float shrink[2];        // what the last raise leaves of earlier results
+
+  REGARD_DEVICE void clear() { rows[0] = rows[1] = empty_softmax<L>(); }
+
+  // A row's maximum over the four lanes that hold it; eight chains, as the latency of one would
+  // show.
+  static REGARD_DEVICE float maximum(const Scores& scores, int half) {
+    constexpr int kChains = 8;
+    float most[kChains];
+#pragma unroll
+    for (int n = 0; n < kKeyBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& chain = most[(2 * n + e) % kChains];
+        const float x = scores[0][n][half * 2 + e];
+        chain = 2 * n + e < kChains ? x : max_of(chain, x);
+      }
+    }
+#pragma unroll
+    for (int width = kChains / 2; width > 0; width /= 2) {
+#pragma unroll
+      for (int i = 0; i < width; ++i) most[i] = max_of(most[i], most[i + width]);
+    }
+    const float pair = max_of(most[0], shuffle_xor(most[0], 1));
+    return max_of(pair, shuffle_xor(pair, 2));
+  }
+
+  // References follow the maxima of the block; at least to references + least where they stay.
+  REGARD_DEVICE void raise(const Scores& scores, float exponent, const float (&least)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      SoftmaxRow<L>& row = rows[half];
+      const float most = maximum(scores, half) * exponent;
+      const float before = row.max;
+      if constexpr (kStays) {
+        row.max = max_of(max_of(most, before), before + least[half]);
+      } else {
+        row.max = most > before + kSlack ? most : before;
+      }
+      shrink[half] = exp2_approximate(before - subtractable<L>(row.max));
+      if (row.max == before) shrink[half] = 1;
+      row.sum *= shrink[half];
+    }
+  }
+  REGARD_DEVICE void leave() { shrink[0] = shrink[1] = 1; }
+
+  // A row that has seen no key yet has no reference.
+  REGARD_DEVICE bool lacks_reference() const {
+    return any_in_warp(rows[0].max == -infinity<float>() || rows[1].max == -infinity<float>());
+  }
+  REGARD_DEVICE bool ran_away() const {
+    return any_in_warp(rows[0].sum >= kBound || rows[1].sum >= kBound);
+  }
+
+  // Logits of blocks [kFrom, kTo) become weights.
+  template <int kFrom, int kTo>
+  REGARD_DEVICE void make_weights(Scores& scores, float exponent) {
+    const float reference[2] = {subtractable<L>(rows[0].max), subtractable<L>(rows[1].max)};
+#pragma unroll
+    for (int n = kFrom; n < kTo; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = scores[0][n][half * 2 + e];
+          score = weight_at<L>(score, exponent, reference[half]);
+        }
+        rows[half].sum += scores[0][n][half * 2] + scores[0][n][half * 2 + 1];
+      }
+    }
+  }
+
+  // Earlier results follow a raise.
+  REGARD_DEVICE void rescale(Out& out) const {
+    if (!any_in_warp(shrink[0] != 1 || shrink[1] != 1)) return;
+#pragma unroll
+    for (int n = 0; n < Place::kOutBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[n][e] *= shrink[e / 2];
+    }
+  }
+
+  REGARD_DEVICE void sum_over_lanes() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float& sum = rows[half].sum;
+      sum += shuffle_xor(sum, 1);
+      sum += shuffle_xor(sum, 2);
+    }
+  }
+  // A logit without a value.
+  REGARD_DEVICE void add_sink(float sink) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      shrink[half] = raise_reference<L>(rows[half], sink, float(kLog2E));
+      rows[half].sum += weight_at<L>(sink, float(kLog2E), subtractable<L>(rows[half].max));
+    }
+  }
+};
+
+}  // namespace regard

@@ -1,0 +1,18 @@
+// Tensor maps of a launch, encoded by the driver.
+#pragma once
+
+#include "cuda/driver.hpp"
+#include "cuda/kernels/tensor_maps.h"
+#include "plan/kernel_config.h"
+#include "problem/problem.h"
+
+namespace regard::cuda_backend {
+
+// Of a kernel of family wgmma. Error where the driver does not take a tensor, which plans exclude.
+ForwardMaps forward_maps(const Driver&, const Problem&, const KernelConfig&, int device);
+
+BackwardMaps backward_maps(const Driver&, const Problem&, const KernelConfig&, int device);
+// Of either.
+LaunchMaps launch_maps(const Driver&, const Problem&, const KernelConfig&, int device);
+
+}  // namespace regard::cuda_backend

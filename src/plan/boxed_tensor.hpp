@@ -1,0 +1,35 @@
+// BoxedTensor: a tensor as Hopper's copy engine sees it, from which it loads boxes; and whether it
+// can.
+#pragma once
+
+#include "plan/kernel_config.h"
+#include "problem/problem.h"
+
+namespace regard {
+
+// Dimensions: column, row, head, batch. A box has one panel of columns and some rows of one head.
+struct BoxedTensor {
+  const void* data = nullptr;
+  Type type = Type::none;
+  int64 sizes[4] = {1, 1, 1, 1};
+  int64 strides[4] = {0, 0, 0, 0};  // bytes
+  int box_columns = 0;
+  int box_rows = 0;
+};
+
+struct ForwardBoxes {
+  BoxedTensor q, k, v, out;
+};
+
+// Packed sequences are one batch entry.
+ForwardBoxes forward_boxes(const Problem&, const Tiling&);
+
+struct BackwardBoxes {
+  BoxedTensor q, k, v, dout, dk, dv;
+};
+BackwardBoxes backward_boxes(const Problem&, const Tiling&);
+
+// 16-byte aligned, strides multiples of 16 bytes, above 0 and below 2^40.
+bool is_boxable(const BoxedTensor&);
+
+}  // namespace regard

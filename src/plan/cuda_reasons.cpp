@@ -1,0 +1,55 @@
+// Reasons for the main kernel of a plan.
+#include "plan/cuda_reasons.hpp"
+
+#include "plan/config_text.hpp"
+
+namespace regard {
+namespace {
+
+std::string family_reason(const CudaChoice& choice, Family family) {
+  const std::string name = name_of(family);
+  if (!choice.any_family) {
+    return choice.family == family ? name + ": asked for by name"
+                                   : name + ": the backward pass of " + name_of(choice.family);
+  }
+  return name + (family == Family::wgmma ? ": this chip's warpgroups multiply this type"
+                                         : ": the chip's tensor cores multiply this type");
+}
+
+const char* why_bias_is_not_staged(const Problem& p, const KernelConfig& main) {
+  if (main.family == Family::wgmma) return "wgmma kernels have no room for its tiles";
+  if (p.bias.type == Type::f64) return "it is f64";
+  return "its rows do not begin at 16 bytes, or all keys share it";
+}
+
+}  // namespace
+
+void explain_family(const Because& because, const Problem& p, const CudaChoice& choice,
+                    const KernelConfig& main) {
+  if (!because.asked()) return;
+  because(family_reason(choice, main.family).c_str());
+  if (main.products == Products::tf32x3) {
+    because("tf32x3: three products of tf32 for each of f32 keep f32's accuracy");
+  } else if (main.products == Products::tf32) {
+    because("tf32: one product of tf32 for each of f32, as the precision asks for");
+  }
+  if (choice.has_tiling) because("tiling: asked for by name");
+  if (!main.aligned) {
+    because(
+        "slow path: q, k, v or dout do not begin rows at multiples of 16 bytes; elements are read "
+        "one by one");
+  }
+  if (main.family == Family::wgmma && !main.boxed_out) {
+    because("out: written from registers, as the copy engine does not take it");
+  }
+  if (p.features.bias && !main.bias_aligned && !main.bias_of_keys) {
+    because("slow path: the bias is read one by one: ", why_bias_is_not_staged(p, main));
+  }
+  if (p.features.mask && main.family == Family::wgmma) {
+    because("slow path: the mask's bytes are read one by one");
+  } else if (p.features.mask && main.mask_copy == 1) {
+    because("slow path: the mask's rows do not begin at 4 bytes, or its keys lie apart");
+  }
+}
+
+}  // namespace regard

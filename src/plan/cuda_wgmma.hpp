@@ -1,0 +1,22 @@
+// The forward pass by products of warpgroups (Hopper): whether it can be, and with which tiles.
+#pragma once
+
+#include "plan/chip.hpp"
+#include "plan/cuda_tiling.hpp"
+#include "problem/problem.h"
+
+namespace regard {
+
+// Null where kernels of family wgmma can compute the problem.
+const char* why_not_wgmma(const Problem&, const Chip&, int level);
+
+// Null where they are also the better choice; of a problem that they can compute.
+const char* why_rather_mma(const Problem&, const Chip&);
+
+// Without tiling and head sizes.
+KernelConfig wgmma_config(const Problem&, int level);
+
+// Sets tiling, dim, dim_v and what depends on them.
+Fit take_wgmma_tiling(KernelConfig&, const TilingWish&);
+
+}  // namespace regard

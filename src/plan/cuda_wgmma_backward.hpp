@@ -1,0 +1,23 @@
+// The backward pass by products of warpgroups (Hopper): whether it can be, and with which tiles.
+#pragma once
+
+#include "plan/chip.hpp"
+#include "plan/cuda_tiling.hpp"
+#include "problem/problem.h"
+
+namespace regard {
+
+// Null where the kernel of family wgmma can compute the problem.
+const char* why_not_wgmma_backward(const Problem&, const Chip&, int level);
+
+// Without tiling and head sizes, and what depends on the plan: marks.
+KernelConfig wgmma_backward_config(const Problem&, int level);
+
+// Sets tiling, dim and dim_v.
+Fit take_wgmma_backward_tiling(KernelConfig&, const TilingWish&);
+
+// What the delta kernel is to write for the main kernel; the bytes of it.
+void ask_for_row_terms(KernelConfig& delta, const KernelConfig& main);
+int64 row_terms_bytes(const Problem&);
+
+}  // namespace regard

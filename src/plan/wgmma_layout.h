@@ -1,0 +1,79 @@
+// Shared memory of the wgmma kernels: every byte, in one place for the planner and the kernels.
+//
+// Tiles lie in panels of 64 columns: a row of a panel is 128 bytes, whose eight pieces of 16 bytes
+// are permuted by the row's number (the 128-byte swizzle of tensor maps and matrix descriptors). A
+// panel begins at a multiple of 1024 bytes.
+#pragma once
+
+#include "plan/kernel_config.h"
+
+namespace regard {
+
+inline constexpr int kPanelColumns = 64;
+inline constexpr int kPanelRowBytes = 128;
+inline constexpr int kWarpgroupRows = 64;   // of a product
+inline constexpr int kTasksAtOnce = 4;      // tiles of rows that a block knows of
+inline constexpr int kMostWgmmaStages = 4;  // of keys and of values
+inline constexpr int kMostQuerySlots = 2;
+inline constexpr int kWgmmaShared = 227 << 10;  // what a block may use at most
+
+REGARD_INLINE int panels_of(int columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
+REGARD_INLINE int panel_bytes(int rows) { return rows * kPanelRowBytes; }
+
+// Warps of the block beside those of the producer's warpgroup, in warpgroups.
+REGARD_INLINE int consumers_of(const Tiling& t) { return t.warps / 4 - 1; }
+
+struct ForwardWgmmaLayout {
+  int query_slots = 0;  // tiles of queries at once
+  int out_panels = 0;   // of a tile of out on its way to memory; 0: straight from registers
+  int queries = 0;      // the first slot, panels of [rows]
+  int query_bytes = 0;  // of a slot
+  int keys = 0;         // the first stage, panels of [keys]
+  int key_bytes = 0;    // of a stage
+  int values = 0;       // the first stage, panels of [keys]
+  int value_bytes = 0;
+  int out = 0;       // panels of [rows]
+  int tasks = 0;     // kTasksAtOnce x ForwardTask
+  int barriers = 0;  // 8 bytes each
+  int size = 0;
+};
+
+inline constexpr int kTaskBytes = 48;
+inline constexpr int kBarriers = 2 * (kMostQuerySlots + 2 * kMostWgmmaStages);
+
+REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c, int query_slots,
+                                                      int out_panels) {
+  const Tiling& t = c.tiling;
+  ForwardWgmmaLayout x;
+  x.query_slots = query_slots;
+  x.out_panels = out_panels;
+  x.query_bytes = panels_of(c.dim) * panel_bytes(t.rows);
+  x.key_bytes = panels_of(c.dim) * panel_bytes(t.keys);
+  x.value_bytes = panels_of(c.dim_v) * panel_bytes(t.keys);
+  x.keys = query_slots * x.query_bytes;
+  x.values = x.keys + t.stages * x.key_bytes;
+  x.out = x.values + t.stages * x.value_bytes;
+  x.tasks = x.out + out_panels * panel_bytes(t.rows);
+  x.barriers = x.tasks + kTasksAtOnce * kTaskBytes;
+  x.size = x.barriers + kBarriers * 8;
+  return x;
+}
+
+// Two tiles of queries where there is room, so that the next is there when its turn comes; then as
+// much of a tile of out as there is room for.
+REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c) {
+  const int panels = c.boxed_out ? panels_of(c.dim_v) : 0;
+  for (int slots = kMostQuerySlots; slots >= 1; --slots) {
+    for (int out = panels; out >= (panels > 0 ? 1 : 0); --out) {
+      const ForwardWgmmaLayout x = forward_wgmma_layout(c, slots, out);
+      if (x.size <= kWgmmaShared) return x;
+    }
+  }
+  return forward_wgmma_layout(c, 1, panels > 0 ? 1 : 0);
+}
+
+REGARD_INLINE int64 forward_wgmma_shared(const KernelConfig& c) {
+  return forward_wgmma_layout(c).size;
+}
+
+}  // namespace regard

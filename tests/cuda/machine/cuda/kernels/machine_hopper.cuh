@@ -1,0 +1,142 @@
+// The emulated machine's Hopper part: the functions of src/cuda/kernels/machine_hopper.cuh in plain
+// C++, found before that file on the include path.
+#pragma once
+
+#include "cuda/kernels/machine.cuh"
+#include "cuda/kernels/tensor_maps.h"
+
+// A kernel that has it takes tensor maps.
+extern "C" {
+bool regard_emulated_maps = true;
+}
+
+namespace regard {
+
+REGARD_DEVICE int uniform(int x, Where where = here()) { return shuffle(x, 0, where); }
+REGARD_DEVICE int warpgroup_index() { return machine->thread / 128; }
+REGARD_DEVICE int64 block_count() { return machine->block_count(); }
+
+template <int kRegisters>
+REGARD_DEVICE void give_registers() {}
+template <int kRegisters>
+REGARD_DEVICE void take_registers() {}
+
+REGARD_DEVICE void sync_threads(int number, int threads, Where where = here()) {
+  machine->sync_threads(number, threads, where);
+}
+REGARD_DEVICE void init_barrier(SharedAddress barrier, int arrivals, Where where = here()) {
+  machine->init_barrier(barrier, arrivals, where);
+}
+REGARD_DEVICE void publish_barriers() {}
+REGARD_DEVICE void arrive(SharedAddress barrier, Where where = here()) {
+  machine->arrive(barrier, 0, where);
+}
+REGARD_DEVICE void arrive_expecting(SharedAddress barrier, int bytes, Where where = here()) {
+  machine->arrive(barrier, bytes, where);
+}
+REGARD_DEVICE void wait_barrier(SharedAddress barrier, int parity, Where where = here()) {
+  machine->wait_barrier(barrier, parity, where);
+}
+
+struct BoxPlace {
+  int column, row, head, batch;
+};
+REGARD_DEVICE void load_box(SharedAddress to, const TensorMap& map, const BoxPlace& at,
+                            SharedAddress barrier, Where where = here()) {
+  machine->load_box(to, reinterpret_cast<const emulated::BoxMap&>(map),
+                    {at.column, at.row, at.head, at.batch}, barrier, where);
+}
+REGARD_DEVICE void store_box(const TensorMap& map, const BoxPlace& at, SharedAddress from,
+                             Where where = here()) {
+  machine->store_box(reinterpret_cast<const emulated::BoxMap&>(map),
+                     {at.column, at.row, at.head, at.batch}, from, where);
+}
+REGARD_DEVICE void commit_stores() { machine->commit_stores(); }
+REGARD_DEVICE void wait_stores_read(Where where = here()) { machine->wait_stores(where); }
+REGARD_DEVICE void publish_shared_writes() {}
+
+REGARD_DEVICE void store_matrices(SharedAddress row, const uint32 (&m)[4], Where where = here()) {
+  machine->store_matrices(row, m, where);
+}
+
+REGARD_DEVICE uint32 tile_word(SharedAddress begin, int panel) {
+  return uint32(begin >> 4) | uint32(panel >> 4) << 16;
+}
+REGARD_DEVICE uint64 tile_descriptor(uint32 word) { return word; }
+
+REGARD_DEVICE void begin_products() {}
+REGARD_DEVICE void commit_products() { machine->commit_products(); }
+template <int kPending>
+REGARD_DEVICE void wait_products(Where where = here()) {
+  machine->wait_products(kPending, where);
+}
+template <class T, int kBlocks>
+REGARD_DEVICE void multiply_tiles(float (&d)[kBlocks][4], uint64 a, uint64 b, bool adds,
+                                  Where where = here()) {
+  machine->multiply({.format = kIsF16<T> ? emulated::Format::f16 : emulated::Format::bf16,
+                     .d = &d[0][0],
+                     .blocks = kBlocks,
+                     .a = nullptr,
+                     .a_tile = uint32(a),
+                     .b_tile = uint32(b),
+                     .adds = adds},
+                    where);
+}
+template <class T, int kBlocks>
+REGARD_DEVICE void multiply_registers(float (&d)[kBlocks][4], const uint32 (&a)[4], uint64 b,
+                                      bool adds, Where where = here()) {
+  machine->multiply({.format = kIsF16<T> ? emulated::Format::f16 : emulated::Format::bf16,
+                     .d = &d[0][0],
+                     .blocks = kBlocks,
+                     .a = a,
+                     .a_tile = 0,
+                     .b_tile = uint32(b),
+                     .adds = adds},
+                    where);
+}
+template <int kBlocks>
+REGARD_DEVICE void hold(float (&)[kBlocks][4]) {}
+
+REGARD_DEVICE int32 take_number(int32* counter) { return (*counter)++; }
+
+REGARD_DEVICE void forget(uint32&) {}
+
+REGARD_DEVICE void load_bytes(SharedAddress to, const void* from, int bytes, SharedAddress barrier,
+                              Where where = here()) {
+  machine->load_bytes(to, from, bytes, barrier, where);
+}
+
+namespace emulated {
+inline constexpr uint64 kStrip = uint64(1) << 63;
+}  // namespace emulated
+
+REGARD_DEVICE uint64 strip_descriptor(SharedAddress begin) { return emulated::kStrip | begin >> 4; }
+template <class T, int kBlocks>
+REGARD_DEVICE void multiply_registers_by_rows(float (&d)[kBlocks][4], const uint32 (&a)[4],
+                                              uint64 b, bool adds, Where where = here()) {
+  machine->multiply({.format = kIsF16<T> ? emulated::Format::f16 : emulated::Format::bf16,
+                     .d = &d[0][0],
+                     .blocks = kBlocks,
+                     .a = a,
+                     .a_tile = 0,
+                     .b_tile = uint32(b),
+                     .adds = adds,
+                     .by_rows = true,
+                     .strip = (b & emulated::kStrip) != 0},
+                    where);
+}
+template <class T, int kBlocks>
+REGARD_DEVICE void multiply_transposed_tile(float (&d)[kBlocks][4], uint64 a, uint64 b, bool adds,
+                                            Where where = here()) {
+  machine->multiply({.format = kIsF16<T> ? emulated::Format::f16 : emulated::Format::bf16,
+                     .d = &d[0][0],
+                     .blocks = kBlocks,
+                     .a = nullptr,
+                     .a_tile = uint32(a),
+                     .b_tile = uint32(b),
+                     .adds = adds,
+                     .transposed = true},
+                    where);
+}
+
+}  // namespace regard
