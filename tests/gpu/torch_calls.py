@@ -1,6 +1,6 @@
 """The library on PyTorch tensors: no copies, PyTorch's current stream; and attention in float64.
 
-Shared by smoke.py, test_torch.py and bench/gpu.py. Tensors are (B, H, S, D) with any strides, as
+Shared by smoke.py and test_torch.py. Tensors are (B, H, S, D) with any strides, as
 views of (B, S, H, D) memory, or packed (total, H, D).
 """
 

@@ -46,9 +46,9 @@ def results_name(memory: Memory) -> str:
 
 
 def peak(type: str, threads: int, backend: str) -> float | None:
-    """FLOP/s of the instruction behind a CPU type's kernel, in registers alone."""
-    measure = getattr(_core, "measured_peak", None)
-    return float(measure(type, threads, backend)) if measure else None
+    """FLOP/s of the instruction behind a CPU type's kernel, in registers alone; None for the
+    reference, which has none."""
+    return None if backend == "reference" else _core.measured_peak(type, threads, backend)
 
 
 def commit() -> str:

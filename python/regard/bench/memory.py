@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,6 +112,17 @@ class GpuMemory:
 
     def order(self, count: int) -> Any:
         return self.torch.arange(count, device=self.device)
+
+    def workspace(self) -> Callable[[int], int]:
+        """What gives a side its scratch memory, the same at each call."""
+        held: list[Any] = []
+
+        def allocate(size: int) -> int:
+            if not held or held[0].numel() < size:
+                held[:] = [self.torch.empty(size, dtype=self.torch.uint8, device=self.device)]
+            return int(held[0].data_ptr())
+
+        return allocate
 
     def stream(self) -> int:
         return self.torch.cuda.current_stream(self.device).cuda_stream

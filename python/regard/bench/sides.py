@@ -76,6 +76,8 @@ def ours(problem: Problem, which: str, backend: str, threads: int) -> Side:
     p, memory = problem, problem.memory
     out, lse = memory.view(p.out, "out"), memory.view(p.lse, "lse")
     how: dict[str, Any] = {"threads": threads, "backend": backend}
+    if memory.cuda:
+        how["allocate"] = memory.workspace()
     if which == "fwd":
         written = {"out": p.out, "lse": p.lse}
         bound = functools.partial(p.core.forward, out, lse, **how)
