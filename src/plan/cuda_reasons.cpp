@@ -2,6 +2,7 @@
 #include "plan/cuda_reasons.hpp"
 
 #include "plan/config_text.hpp"
+#include "plan/mma_layout.h"
 
 namespace regard {
 namespace {
@@ -45,7 +46,7 @@ void explain_family(const Because& because, const Problem& p, const CudaChoice& 
   if (p.features.bias && !main.bias_aligned && !main.bias_of_keys) {
     because("slow path: the bias is read one by one: ", why_bias_is_not_staged(p, main));
   }
-  if (p.features.mask && main.family == Family::wgmma) {
+  if (p.features.mask && !stages_mask(main)) {
     because("slow path: the mask's bytes are read one by one");
   } else if (p.features.mask && main.mask_copy == 1) {
     because("slow path: the mask's rows do not begin at 4 bytes, or its keys lie apart");

@@ -10,6 +10,7 @@ namespace regard {
 namespace {
 
 constexpr int64 kLargestHead = 128;  // dk and dv of 64 keys are 128 registers then
+constexpr int64 kLargestHeadOfSoftcapAndDropout = 64;
 // Scales below it would make lse / scale pass what the sum of three f16 terms can be.
 constexpr double kLeastScaleF16 = 0x1p-12;
 
@@ -22,9 +23,12 @@ bool is_storable(const Problem& p, const View& gradient, const BoxedTensor& x) {
   return !gradient.given() || (gradient.type == p.type && is_boxable(x));
 }
 
-const char* why_not_features(const Features& f) {
-  if (f.softcap || f.bias || f.mask || f.alibi || f.dropout || f.signed_scale) {
-    return "the wgmma backward kernel has no terms beside scale and intervals";
+const char* why_not_bias(const Problem& p) {
+  if (!p.features.bias) return nullptr;
+  if (p.wants(p.dbias)) return "the wgmma backward kernel makes no gradient of the bias";
+  if (!is_bias_aligned(p) && !is_bias_of_keys(p, false)) {
+    return "the wgmma backward kernel reads no bias one by one: it is f64, unaligned, or all keys "
+           "share it";
   }
   return nullptr;
 }
@@ -39,10 +43,15 @@ const char* why_not_wgmma_backward(const Problem& p, const Chip& chip, int level
   if (p.sizes.dim > kLargestHead || p.sizes.dim_v > kLargestHead) {
     return "the wgmma backward kernel has no tile for head sizes above 128";
   }
-  if (p.type == Type::f16 && p.score.scale < kLeastScaleF16) {
+  if (p.type == Type::f16 && adds_lse_by_product(p.features) && p.score.scale < kLeastScaleF16) {
     return "lse / scale would pass the range of f16 terms";
   }
   if (p.dout.given() && p.dout.type != p.type) return "dout is f32";
+  if (p.features.softcap && p.features.dropout &&
+      larger(p.sizes.dim, p.sizes.dim_v) > kLargestHeadOfSoftcapAndDropout) {
+    return "softcap and dropout together take more registers than there are for head sizes above "
+           "64";
+  }
   const BackwardBoxes boxes = backward_boxes(p, kTiling);
   for (const BoxedTensor* x : {&boxes.q, &boxes.k, &boxes.v}) {
     if (x->sizes[1] == 0 || x->sizes[3] == 0) return "there are no rows to load";
@@ -53,7 +62,7 @@ const char* why_not_wgmma_backward(const Problem& p, const Chip& chip, int level
              "16 bytes, nor strides of 0 or below";
     }
   }
-  return why_not_features(p.features);
+  return why_not_bias(p);
 }
 
 KernelConfig wgmma_backward_config(const Problem& p, int level) {
@@ -62,9 +71,14 @@ KernelConfig wgmma_backward_config(const Problem& p, int level) {
                  .family = Family::wgmma,
                  .level = level,
                  .type = p.type,
+                 .bias_type = p.features.bias ? p.bias.type : Type::none,
                  .features = p.features,
                  .boxed_out = !p.accumulate && is_storable(p, p.dk, boxes.dk) &&
                               is_storable(p, p.dv, boxes.dv),
+                 .bias_aligned = is_bias_aligned(p),
+                 .bias_of_keys = is_bias_of_keys(p, false),
+                 .mask_of_keys = is_mask_of_keys(p, false),
+                 .mask_copy = bytes_of_mask_copy(p),
                  .ragged = p.ragged,
                  .wants_dq = p.wants(p.dq),
                  .wants_dk = p.wants(p.dk),

@@ -2,12 +2,15 @@
 // as wgmma_layout.h says.
 #pragma once
 
+#include "plan/mma_layout.h"
 #include "plan/wgmma_layout.h"
+#include "semantics/score.h"
 
 namespace regard {
 
 inline constexpr int kRowTermBytes = 16;  // of a row's lse, and of its delta: eight 16-bit terms
 inline constexpr int kDscoreBuffers = 2;
+inline constexpr int kPairTermBuffers = 2;
 inline constexpr int kMostBackwardStages = 3;
 inline constexpr int kBackwardTaskBytes = 64;
 
@@ -15,8 +18,9 @@ inline constexpr int kBackwardTaskBytes = 64;
 REGARD_INLINE int query_stages(const Tiling& t) { return t.stages + 1; }
 
 // What key warpgroups ask of the delta kernel: lse and delta as terms of a product's sum, where
-// nothing nonlinear lies between the product and them; else as they are, in f32.
-REGARD_INLINE bool adds_lse_by_product(const Features& f) { return !f.softcap && !f.signed_scale; }
+// nothing but a positive factor lies between the product and them; else as they are, in f32. An lse
+// beside a bias may be so large that its product with 1 / scale has no place in the sum.
+REGARD_INLINE bool adds_lse_by_product(const Features& f) { return is_plain(f); }
 REGARD_INLINE bool adds_delta_by_product(const Features& f) { return !f.dropout; }
 
 struct BackwardWgmmaLayout {
@@ -30,13 +34,15 @@ struct BackwardWgmmaLayout {
   int dscore_bytes = 0;
   int lse = 0;    // [query stages][rows] row terms
   int delta = 0;  // [stages][rows]
+  int bias = 0;   // [pair term buffers][rows][keys], as mma_layout.h says
+  int mask = 0;   // [pair term buffers][rows][keys]
   int task = 0;   // BackwardTask
   int barriers = 0;
   int size = 0;
 };
 
 inline constexpr int kBackwardBarriers =
-    2 + (kMostBackwardStages + 1) + kMostBackwardStages + 2 * kDscoreBuffers;
+    2 + (kMostBackwardStages + 1) + kMostBackwardStages + 2 * kDscoreBuffers + kPairTermBuffers;
 
 REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   const Tiling& t = c.tiling;
@@ -50,7 +56,9 @@ REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   x.dscores = x.douts + t.stages * x.dout_bytes;
   x.lse = x.dscores + kDscoreBuffers * x.dscore_bytes;
   x.delta = x.lse + query_stages(t) * t.rows * kRowTermBytes;
-  x.task = x.delta + t.stages * t.rows * kRowTermBytes;
+  x.bias = x.delta + t.stages * t.rows * kRowTermBytes;
+  x.mask = x.bias + kPairTermBuffers * bias_bytes(c);
+  x.task = x.mask + kPairTermBuffers * mask_bytes(c);
   x.barriers = x.task + kBackwardTaskBytes;
   x.size = x.barriers + kBackwardBarriers * 8;
   return x;

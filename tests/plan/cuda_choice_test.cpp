@@ -96,6 +96,45 @@ TEST_CASE("families: tensor cores wherever they multiply the type") {
              "no tile of these head sizes fits"));
 }
 
+TEST_CASE("Hopper's own kernel makes the backward pass, but for what it has no room for") {
+  const auto backward = [](const Shape& shape, auto&& set) {
+    Attention a = attention(shape);
+    set(a);
+    Problem p = problem(a, Pass::backward);
+    p.gradients_named = true;  // without dbias
+    p.dq = p.q;
+    p.dk = p.k;
+    p.dv = p.v;
+    return planned(p);
+  };
+  const Shape wide{.type = bf16, .dim = 128}, narrow{.type = f16, .dim = 64};
+  const auto bias = [](Type type) {
+    return [type](Attention& a) { a.bias = Tensor(nullptr, type, {1, 8, 1024, 1024}); };
+  };
+  const auto mask = [](Attention& a) { a.mask = Tensor(nullptr, boolean, {1024, 1024}); };
+  for (const Shape& shape : {wide, narrow}) {
+    CHECK(backward(shape, [](Attention& a) { a.softcap = 30; }).name() == "cuda:wgmma");
+    CHECK(backward(shape, [](Attention& a) { a.dropout.p = 0.1; }).name() == "cuda:wgmma");
+    CHECK(backward(shape, [](Attention& a) { a.scale = -1; }).name() == "cuda:wgmma");
+    CHECK(backward(shape, mask).name() == "cuda:wgmma");
+    CHECK(backward(shape, bias(bf16)).name() == "cuda:wgmma");
+  }
+  CHECK(backward(narrow, bias(f32)).name() == "cuda:wgmma");
+  CHECK(says(backward(wide, bias(f32)), "not wgmma: no tile of the wgmma kernels fits"));
+  CHECK(
+      says(backward(narrow, bias(f64)), "not wgmma: the wgmma backward kernel reads no bias one"));
+  const auto both = [](Attention& a) {
+    a.softcap = 30;
+    a.dropout.p = 0.1;
+  };
+  CHECK(backward(narrow, both).name() == "cuda:wgmma");
+  CHECK(says(backward(wide, both), "not wgmma: softcap and dropout together"));
+  Attention a = attention(narrow);
+  bias(f16)(a);
+  CHECK(says(planned(problem(a, Pass::backward)),
+             "not wgmma: the wgmma backward kernel makes no gradient of the bias"));
+}
+
 TEST_CASE("levels follow the chip, or the name") {
   const auto level = [](const char* chip_name, const char* name) {
     return planned(problem(attention({.type = f16})), chip_name, name)

@@ -24,6 +24,10 @@ struct BackwardTask {
 };
 static_assert(sizeof(BackwardTask) <= kBackwardTaskBytes);
 
+// Whether there is a bias or a mask, of which key warpgroups find tiles in shared memory.
+template <KernelConfig kConfig>
+inline constexpr bool kHasPairTerms = kConfig.features.bias || kConfig.features.mask;
+
 template <KernelConfig kConfig>
 struct BackwardMemory {
   static constexpr BackwardWgmmaLayout kLayout = backward_wgmma_layout(kConfig);
@@ -53,6 +57,12 @@ struct BackwardMemory {
   REGARD_DEVICE SharedAddress delta(int stage) const {
     return begin + kLayout.delta + stage * kRows * kRowTermBytes;
   }
+  REGARD_DEVICE TileView bias_tile(int buffer) const {
+    return {begin + kLayout.bias + buffer * bias_bytes(kConfig), bias_row_bytes(kConfig)};
+  }
+  REGARD_DEVICE TileView mask_tile(int buffer) const {
+    return {begin + kLayout.mask + buffer * mask_bytes(kConfig), mask_row_bytes(kConfig)};
+  }
   REGARD_DEVICE BackwardTask& task() const {
     return *reinterpret_cast<BackwardTask*>(&shared_memory<uint8>() + kLayout.task);
   }
@@ -62,14 +72,16 @@ struct BackwardMemory {
   static constexpr int kDoutFull = kQueryFull + kMostBackwardStages + 1;
   static constexpr int kDscoreFull = kDoutFull + kMostBackwardStages;
   static constexpr int kDscoreEmpty = kDscoreFull + kDscoreBuffers;
-  static_assert(kDscoreEmpty + kDscoreBuffers == kBackwardBarriers);
+  static constexpr int kPairTermsFull = kDscoreEmpty + kDscoreBuffers;
+  static_assert(kPairTermsFull + kPairTermBuffers == kBackwardBarriers);
 
   REGARD_DEVICE SharedAddress barrier(int kind, int index = 0) const {
     return begin + kLayout.barriers + (kind + index) * 8;
   }
 
   // Tiles are full by one arrival and the copies' bytes; dS^T is when every key warp has arrived,
-  // and empty when every warp that makes dq has.
+  // and empty when every warp that makes dq has. Bias and mask are full when each of those has
+  // brought its part.
   REGARD_DEVICE void init_barriers() const {
     init_barrier(barrier(kKeysFull), 1);
     init_barrier(barrier(kValuesFull), 1);
@@ -78,6 +90,9 @@ struct BackwardMemory {
     for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
       init_barrier(barrier(kDscoreFull, buffer), kKeyWarps);
       init_barrier(barrier(kDscoreEmpty, buffer), 4);
+    }
+    for (int buffer = 0; buffer < kPairTermBuffers; ++buffer) {
+      init_barrier(barrier(kPairTermsFull, buffer), 4);
     }
     publish_barriers();
   }
@@ -111,6 +126,20 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
   x.end_tile = any ? (int(rows.end) + kRows - 1) / kRows : 0;
   x.steps = (x.end_tile - x.first_tile) * int(p.sizes.group());
   return x;
+}
+
+// The same, known to be the same in the whole warp: in registers, uniform ones where they can be.
+REGARD_DEVICE BackwardTask uniform_task(const BackwardTask& x) {
+  return {
+      uniform(x.b),
+      uniform(x.kv),
+      uniform(x.tile_index),
+      uniform(x.first_key),
+      uniform(x.key_count),
+      uniform(x.first_tile),
+      uniform(x.end_tile),
+      uniform(x.steps),
+      {uniform(x.seq.len_q), uniform(x.seq.len_k), uniform(x.seq.first_q), uniform(x.seq.first_k)}};
 }
 
 // A step of the walk: a tile of rows of one query head.

@@ -1,5 +1,6 @@
 // The first warpgroup of a wgmma backward block: it makes dq = dS K, which it adds to f32 sums in
-// memory, and one of its threads fills shared memory through the copy engine.
+// memory, and one of its threads fills shared memory through the copy engine; all of them copy bias
+// and mask.
 //
 // That dS^T of a tile is there says that the key warpgroups have done with its dO and with Q of the
 // tile before: tiles of rows need no barriers to be given back.
@@ -7,6 +8,7 @@
 
 #include "cuda/kernels/tile/backward_memory.cuh"
 #include "cuda/kernels/tile/dq_order.cuh"
+#include "cuda/kernels/tile/mask_copy.cuh"
 
 namespace regard {
 
@@ -23,6 +25,12 @@ struct DqWarpgroup {
   const KernelParams& params;
   const BackwardMaps& maps;
   Memory memory;
+  int64 rows_of_head, first_row_of_sequence;  // of dq's sums
+
+  // A tile's first row of dq's sums.
+  REGARD_DEVICE int64 first_sum(const BackwardStep& step) const {
+    return step.head * rows_of_head + first_row_of_sequence + step.tile * kRows;
+  }
 
   // ----------------------------------------------------------------------------------------- loads
 
@@ -51,11 +59,8 @@ struct DqWarpgroup {
   }
 
   // The terms of a tile's rows: of lse, or `of_delta`.
-  REGARD_DEVICE const uint8* terms_of(const BackwardTask& task, const BackwardStep& step,
-                                      bool of_delta) const {
-    const Problem& p = params.problem;
-    const int64 row = step.head * dq_rows(p) + first_dq_row(p, task.seq.whole(), task.b) +
-                      step.tile * kRows + (of_delta ? term_rows(p) : 0);
+  REGARD_DEVICE const uint8* terms_of(const BackwardStep& step, bool of_delta) const {
+    const int64 row = first_sum(step) + (of_delta ? term_rows(params.problem) : 0);
     return static_cast<const uint8*>(params.buffers.row_terms) + row * kRowTermBytes;
   }
   REGARD_DEVICE void load_queries(const BackwardTask& task, const BackwardStep& step,
@@ -65,7 +70,7 @@ struct DqWarpgroup {
     arrive_expecting(barrier, panels_of(kConfig.dim) * panel_bytes(kRows) + kRows * kRowTermBytes);
     load_panels(memory.queries(stage), kConfig.dim, kRows, maps.q,
                 task.seq.first_q + step.tile * kRows, step.head, batch_of(task), barrier);
-    load_bytes(memory.lse(stage), terms_of(task, step, false), kRows * kRowTermBytes, barrier);
+    load_bytes(memory.lse(stage), terms_of(step, false), kRows * kRowTermBytes, barrier);
   }
   REGARD_DEVICE void load_douts(const BackwardTask& task, const BackwardStep& step, int use) const {
     const int stage = use & 1;
@@ -74,7 +79,7 @@ struct DqWarpgroup {
                      panels_of(kConfig.dim_v) * panel_bytes(kRows) + kRows * kRowTermBytes);
     load_panels(memory.douts(stage), kConfig.dim_v, kRows, maps.dout,
                 task.seq.first_q + step.tile * kRows, step.head, batch_of(task), barrier);
-    load_bytes(memory.delta(stage), terms_of(task, step, true), kRows * kRowTermBytes, barrier);
+    load_bytes(memory.delta(stage), terms_of(step, true), kRows * kRowTermBytes, barrier);
   }
 
   // What the first two tiles need, in the order in which they need it.
@@ -88,6 +93,70 @@ struct DqWarpgroup {
     second.advance(task);
     load_queries(task, second, 1);
     load_douts(task, second, 1);
+  }
+
+  // Copies rows of kBytes bytes, kAtOnce at a time, of which `left` exist in the first `count`
+  // rows. In steps: the addresses of all copies at once would take too many registers.
+  template <int kBytes, int kAtOnce>
+  static REGARD_DEVICE void copy_rows(const TileView& tile, const uint8* from, int64 row_bytes,
+                                      int count, int left) {
+    constexpr int kChunks = kBytes / kAtOnce, kStep = kThreads / kChunks;
+    const int bytes = thread_index() % kChunks * kAtOnce;
+    const int exist = clamp_to(left - bytes, 0, kAtOnce);
+    int row = thread_index() / kChunks;
+    SharedAddress to = tile.begin + row * tile.row_bytes + bytes;
+    from += row * row_bytes + bytes;
+#pragma unroll 1
+    for (; row < kRows; row += kStep) {
+      const int some = row < count ? exist : 0;
+      copy_async<kAtOnce>(to, some > 0 ? from : nullptr, some);
+      from += kStep * row_bytes;
+      to += kStep * tile.row_bytes;
+    }
+  }
+  REGARD_DEVICE void load_bias(const BackwardTask& task, const BackwardStep& step, int use) const {
+    constexpr int kBytes = element_bytes(kConfig.bias_type);
+    static_assert(stages_bias(kConfig));
+    const View& bias = params.problem.bias;
+    const int first_row = step.tile * kRows;
+    const int64 first = offset_of(bias.strides, task.b, step.head, 0, first_row) + task.first_key;
+    const uint8* const from = static_cast<const uint8*>(bias.data) + first * kBytes;
+    if constexpr (kConfig.bias_of_keys) {
+      load_tile<kThreads, 1, kKeys, kBytes, kConfig.bias_aligned, false>(
+          memory.bias_tile(use & 1), 1, task.key_count, RowsInMemory{from, 0});
+    } else {
+      copy_rows<kKeys * kBytes, 16>(memory.bias_tile(use & 1), from, bias.strides.row * kBytes,
+                                    task.seq.len_q - first_row, task.key_count * kBytes);
+    }
+  }
+  REGARD_DEVICE void load_mask(const BackwardTask& task, const BackwardStep& step, int use) const {
+    const View& mask = params.problem.mask;
+    const int first_row = step.tile * kRows, count = task.seq.len_q - first_row;
+    const int64 column = mask.strides.column;
+    const int64 first =
+        offset_of(mask.strides, task.b, step.head, 0, first_row) + task.first_key * column;
+    const uint8* const from = static_cast<const uint8*>(mask.data) + first;
+    if constexpr (kConfig.mask_of_keys || kConfig.mask_copy == 1) {
+      constexpr int kStaged = mask_rows(kConfig);
+      load_mask_tile<kThreads, kStaged, kKeys, kConfig.mask_copy>(
+          memory.mask_tile(use & 1), smaller(count, kStaged), task.key_count, task.first_key,
+          column, RowsInMemory{from, mask.strides.row});
+    } else {
+      copy_rows<kKeys, kConfig.mask_copy>(memory.mask_tile(use & 1), from, mask.strides.row, count,
+                                          task.key_count);
+    }
+  }
+  // The bias and the mask of a tile's rows and the block's keys.
+  REGARD_DEVICE void load_pair_terms(const BackwardTask& task, const BackwardStep& step,
+                                     int use) const {
+    if constexpr (kConfig.features.bias) load_bias(task, step, use);
+    if constexpr (kConfig.features.mask) load_mask(task, step, use);
+    commit_copies();
+  }
+  REGARD_DEVICE void hand_over_pair_terms(int use) const {
+    wait_copies<0>();
+    sync_warp();
+    if (lane_index() == 0) arrive(memory.barrier(Memory::kPairTermsFull, use & 1));
   }
 
   // -------------------------------------------------------------------------------------------- dq
@@ -111,12 +180,10 @@ struct DqWarpgroup {
   template <int kBlocks>
   REGARD_DEVICE void add_to_memory(const Accumulator (&sums)[kBlocks], const BackwardTask& task,
                                    const BackwardStep& step, int first_block) const {
-    const Problem& p = params.problem;
-    const int row = step.tile * kRows + warp_index() * 16;
-    if (row >= task.seq.len_q) return;
-    const int64 unit = (first_dq_row(p, task.seq.whole(), task.b) + row) / 16;
-    float* const to = params.buffers.dq_sums + step.head * dq_rows(p) * kConfig.dim +
-                      dq_offset(kConfig, unit, first_block, lane_index(), 0);
+    if (step.tile * kRows + warp_index() * 16 >= task.seq.len_q) return;
+    const int64 unit = first_sum(step) / 16 + warp_index();
+    float* const to =
+        params.buffers.dq_sums + dq_offset(kConfig, unit, first_block, lane_index(), 0);
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) add_global_4(to + n * 128, sums[n]);
   }
@@ -170,14 +237,24 @@ struct DqWarpgroup {
   // -------------------------------------------------------------------------------------- the walk
 
   REGARD_DEVICE void run() {
-    const BackwardTask& task = memory.task();
+    const BackwardTask task = uniform_task(memory.task());
     if (task.steps == 0) return;
+    rows_of_head = dq_rows(params.problem);
+    first_row_of_sequence = first_dq_row(params.problem, task.seq.whole(), task.b);
     BackwardStep step{task.kv * int(params.problem.sizes.group()), task.first_tile};
     BackwardStep ahead = step;  // the tile that is loaded next
     if (thread_index() == 0) load_first(task, step);
-    ahead.advance(task);
-    ahead.advance(task);
     sync_warp();
+#pragma unroll 1
+    for (int use = 0; use < 2; ++use) {
+      if constexpr (kHasPairTerms<kConfig>) {
+        if (use < task.steps) {
+          load_pair_terms(task, ahead, use);
+          hand_over_pair_terms(use);
+        }
+      }
+      ahead.advance(task);
+    }
     wait_barrier(memory.barrier(Memory::kKeysFull), 0);
     const int steps = task.steps;
 #pragma unroll 1
@@ -189,10 +266,16 @@ struct DqWarpgroup {
         load_douts(task, ahead, use + 2);
       }
       sync_warp();
+      if constexpr (kHasPairTerms<kConfig>) {
+        if (use + 2 < steps) load_pair_terms(task, ahead, use + 2);
+      }
       if constexpr (kConfig.wants_dq) {
         make_dq(task, step, use);
       } else {
         free_dscores(use);
+      }
+      if constexpr (kHasPairTerms<kConfig>) {
+        if (use + 2 < steps) hand_over_pair_terms(use + 2);
       }
       step.advance(task);
       ahead.advance(task);

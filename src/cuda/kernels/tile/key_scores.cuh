@@ -14,7 +14,14 @@ struct KeyScores {
   static constexpr Features kOn = kConfig.features;
   static constexpr int kRows = Memory::kRows;
   static constexpr int kRowBlocks = kRows / 8, kRowSteps = kRows / 16;
-  static constexpr bool kPlain = is_plain(kOn);
+  // Nothing lies between S^T, which lse is part of, and the weights but a factor.
+  static constexpr bool kPlain = is_plain(kOn) && !kOn.mask && !kOn.dropout;
+  // dS^T is made of shares: the weights times the slope of the scores, negative where dropout drops
+  // the weight. Else of the weights, which are dv's.
+  static constexpr bool kHasShares = kOn.softcap || kOn.dropout;
+  static constexpr bool kHidesAlways = kOn.mask || kOn.bias || kOn.dropout;
+  static constexpr bool kAddsLse = adds_lse_by_product(kOn);
+  static constexpr bool kAddsDelta = adds_delta_by_product(kOn);
 
   using Scores = Accumulator[kRowBlocks];  // of S^T: 16 keys of a warp by the tile's rows
   using Operand = uint32[kRowSteps][4];    // the same in 16 bits, as a product takes it
@@ -27,9 +34,18 @@ struct KeyScores {
   REGARD_DEVICE int key_of(int half) const { return warp_key + half * 8 + lane_index() / 4; }
   static REGARD_DEVICE int row_of(int n, int e) { return n * 8 + lane_index() % 4 * 2 + e; }
 
-  // From S^T, less lse already, to P^T.
-  REGARD_DEVICE void make_weights(Operand& weights, Scores& x, const BackwardTask& task,
-                                  const BackwardStep& step, bool hides) const {
+  // From S^T to P^T, and to its shares. Q is in this stage.
+  REGARD_DEVICE void make_weights(Operand& weights, Operand& shares, Scores& x,
+                                  const BackwardTask& task, const BackwardStep& step,
+                                  const Memory& memory, int stage, int use, bool hides) const {
+    if constexpr (!kPlain) {
+      if (hides) {
+        apply_terms<true>(weights, shares, x, task, step, memory, stage, use);
+      } else {
+        apply_terms<false>(weights, shares, x, task, step, memory, stage, use);
+      }
+      return;
+    }
     if (hides) hide(x, task, step);
 #pragma unroll
     for (int n = 0; n < kRowBlocks; ++n) {
@@ -42,49 +58,205 @@ struct KeyScores {
     }
   }
 
+  // The rows of the tile that intervals let a lane's key see, counted from the first; empty where
+  // the key does not exist.
+  REGARD_DEVICE ShortInterval rows_of(const BackwardTask& task, const BackwardStep& step,
+                                      int half) const {
+    const int j = task.first_key + key_of(half), first_row = step.tile * kRows;
+    const Interval rows =
+        visible_queries(params.problem.mask_params, j, task.seq.len_q, task.seq.len_k);
+    const int begin = int(rows.begin) - first_row;
+    return {begin, j < task.seq.len_k ? int(rows.end) - first_row : begin};
+  }
   // -inf for the pairs that do not exist or that intervals hide.
   REGARD_DEVICE void hide(Scores& x, const BackwardTask& task, const BackwardStep& step) const {
-    const MaskParams& mask = params.problem.mask_params;
-    const int first_row = step.tile * kRows;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int j = task.first_key + key_of(half);
-      const Interval rows = visible_queries(mask, j, task.seq.len_q, task.seq.len_k);
-      const int begin = int(rows.begin) - first_row;
-      const int end = j < task.seq.len_k ? int(rows.end) - first_row : begin;
+      const ShortInterval rows = rows_of(task, step, half);
 #pragma unroll
       for (int n = 0; n < kRowBlocks; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int row = row_of(n, e);
-          if (row < begin || row >= end) x[n][half * 2 + e] = -infinity<float>();
+          if (row < rows.begin || row >= rows.end) x[n][half * 2 + e] = -infinity<float>();
         }
       }
     }
   }
 
-  // From P^T and dP^T, less delta already, to dS^T. Hidden pairs have no share in what their row or
-  // key would spoil.
-  REGARD_DEVICE void make_dscores(Operand& ds, const Operand& weights, const Scores& x,
-                                  bool hides) const {
-    if (hides) {
-      make_dscores<true>(ds, weights, x);
+  // ----------------------------------------------------------------------------------------- terms
+
+  // All that lies between the product and the weight, block by block: logits and slopes of a whole
+  // tile would take too many registers.
+  template <bool kHides>
+  REGARD_DEVICE void apply_terms(Operand& weights, Operand& shares, const Scores& x,
+                                 const BackwardTask& task, const BackwardStep& step,
+                                 const Memory& memory, int stage, int use) const {
+    const ScoreTerms<kConfig> terms(params.problem, task.seq, task.b, step.head);
+    const float distance =
+        terms.distance(step.tile * kRows + row_of(0, 0), task.first_key + key_of(0));
+    ShortInterval rows[2] = {};
+    if constexpr (kHides) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) rows[half] = rows_of(task, step, half);
+    }
+    PairTerms pairs[2];
+    read_key_terms(pairs, memory, use);
+#pragma unroll
+    for (int n = 0; n < kRowBlocks; ++n) {
+      if (n % 2 == 0) read_bias(pairs, memory, use, n);
+      read_mask(pairs[n % 2], memory, use, n);
+      float lse[2] = {};
+      if constexpr (!kAddsLse) read_rows(lse, memory.lse(stage), n);
+      uint32 bits[4] = {};
+      if constexpr (kOn.dropout) draw(bits, task, step, n);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float weight[2], share[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int i = half * 2 + e, row = row_of(n, e);
+          const float raw = x[n][i], bias = pairs[n % 2].bias[i];
+          float score = terms.value(raw, bias, distance + float(n * 8 + e - half * 8));
+          if (kOn.bias && bias == -infinity<float>()) score = -infinity<float>();
+          if (kOn.mask && !pairs[n % 2].seen[i]) score = -infinity<float>();
+          weight[e] = weight_at<L>(score, exponent, lse[e] * float(kLog2E));
+          // A row that does not exist has no lse.
+          if (kHides && (row < rows[half].begin || row >= rows[half].end)) weight[e] = 0;
+          share[e] = weight[e];
+          if constexpr (kOn.softcap) {
+            share[e] *= terms.slope_of(raw);
+            if ((kHides || kHidesAlways) && weight[e] == 0) share[e] = 0;
+          }
+          if constexpr (kOn.dropout) {
+            const bool drops = bits[i] < params.problem.dropout.threshold << 16;
+            share[e] = drops ? -share[e] : share[e];
+            weight[e] = drops ? 0.0f : weight[e];
+          }
+        }
+        weights[n / 2][n % 2 * 2 + half] = pack<Format>(weight[0], weight[1]);
+        if constexpr (kHasShares)
+          shares[n / 2][n % 2 * 2 + half] = pack<Format>(share[0], share[1]);
+      }
+    }
+  }
+
+  // f32 values of a lane's rows of a block.
+  static REGARD_DEVICE void read_rows(float (&values)[2], SharedAddress of_tile, int n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      values[e] = float_of(load_shared_32(of_tile + row_of(n, e) * kRowTermBytes));
+    }
+  }
+
+  // The staged bias and mask of a lane's elements of a block. What does not exist is hidden.
+  struct PairTerms {
+    float bias[4];
+    bool seen[4];
+  };
+  // Where all rows share them.
+  REGARD_DEVICE void read_key_terms(PairTerms (&pairs)[2], const Memory& memory, int use) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float bias = 0;
+      bool seen = true;
+      if constexpr (kConfig.bias_of_keys) {
+        bias = load_staged<kConfig.bias_type>(memory.bias_tile(use & 1).begin, key_of(i / 2));
+      }
+      if constexpr (kConfig.mask_of_keys) {
+        seen = load_shared_8(memory.mask_tile(use & 1).begin + key_of(i / 2)) != 0;
+      }
+      pairs[0].bias[i] = pairs[1].bias[i] = bias;
+      pairs[0].seen[i] = pairs[1].seen[i] = seen;
+    }
+  }
+  // Of blocks n and n + 1; by the loads of fragments where the bias is of 16 bits.
+  REGARD_DEVICE void read_bias(PairTerms (&pairs)[2], const Memory& memory, int use, int n) const {
+    if constexpr (kOn.bias && !kConfig.bias_of_keys) {
+      const TileView tile = memory.bias_tile(use & 1);
+      if constexpr (element_bytes(kConfig.bias_type) == 4) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int row = row_of(n + i / 4, i % 2), key = key_of(i % 4 / 2);
+          pairs[i / 4].bias[i % 4] =
+              float_of(load_shared_32(tile.begin + row * tile.row_bytes + key * 4));
+        }
+      } else {
+        using B = Fragments<kConfig.bias_type, Products::direct>;
+        typename B::A a;
+        B::load_a_transposed(a, tile, warp_key, n * 8);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          float(&bias)[4] = pairs[w / 2].bias;
+          B::unpack(a, w, bias[w % 2 * 2], bias[w % 2 * 2 + 1]);
+        }
+      }
+    }
+  }
+  REGARD_DEVICE void read_mask(PairTerms& pairs, const Memory& memory, int use, int n) const {
+    if constexpr (kOn.mask && !kConfig.mask_of_keys) {
+      const TileView tile = memory.mask_tile(use & 1);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        pairs.seen[i] =
+            load_shared_8(tile.begin + row_of(n, i % 2) * tile.row_bytes + key_of(i / 2)) != 0;
+      }
+    }
+  }
+
+  // Dropout's 16 bits of a lane's elements of a block, in the upper halves. The lanes of
+  // neighbouring keys need the same call of Philox, of two rows: each makes that of one, for both.
+  REGARD_DEVICE void draw(uint32 (&bits)[4], const BackwardTask& task, const BackwardStep& step,
+                          int n) const {
+    const bool odd = lane_index() / 4 % 2;
+    const bool late = warp_key % 32 >= 16;  // the second half of the call's 32 keys
+    const Philox mine =
+        dropout_bits(params.problem.dropout, task.b, step.head, step.tile * kRows + row_of(n, odd),
+                     dropout_call(task.first_key + key_of(0)));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32 own = late ? mine.word[2 + half] : mine.word[half];
+      const uint32 other = shuffle_xor(own, 4);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const uint32 both = (e == 1) == odd ? own : other;
+        bits[half * 2 + e] = odd ? both : both << 16;
+      }
+    }
+  }
+
+  // ------------------------------------------------------------------------------------- gradients
+
+  // From P^T or its shares, and dP^T (less delta already, but under dropout), to dS^T. Hidden pairs
+  // have no share in what their row or key would spoil.
+  REGARD_DEVICE void make_dscores(Operand& ds, const Operand& shares, const Scores& x,
+                                  const Memory& memory, int use, bool hides) const {
+    if (kHidesAlways || hides) {
+      make_dscores<true>(ds, shares, x, memory, use);
     } else {
-      make_dscores<false>(ds, weights, x);
+      make_dscores<false>(ds, shares, x, memory, use);
     }
   }
   template <bool kHides>
-  REGARD_DEVICE void make_dscores(Operand& ds, const Operand& weights, const Scores& x) const {
+  REGARD_DEVICE void make_dscores(Operand& ds, const Operand& shares, const Scores& x,
+                                  const Memory& memory, int use) const {
+    const float scale = kOn.dropout ? float(keep_scale(params.problem.dropout)) : 1.0f;
 #pragma unroll
     for (int n = 0; n < kRowBlocks; ++n) {
+      float delta[2] = {};
+      if constexpr (!kAddsDelta) read_rows(delta, memory.delta(use & 1), n);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint32 pair = weights[n / 2][n % 2 * 2 + half];
-        const float low = widen<Format>(uint16(pair)), high = widen<Format>(uint16(pair >> 16));
-        float first = low * x[n][half * 2], second = high * x[n][half * 2 + 1];
-        if (kHides && low == 0) first = 0;
-        if (kHides && high == 0) second = 0;
-        ds[n / 2][n % 2 * 2 + half] = pack<Format>(first, second);
+        const uint32 pair = shares[n / 2][n % 2 * 2 + half];
+        float d[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float share = widen<Format>(uint16(pair >> e * 16)), dp = x[n][half * 2 + e];
+          d[e] = kOn.dropout ? positive_part(share) * dp * scale - magnitude_of(share) * delta[e]
+                             : share * dp;
+          if (kHides && share == 0) d[e] = 0;
+        }
+        ds[n / 2][n % 2 * 2 + half] = pack<Format>(d[0], d[1]);
       }
     }
   }

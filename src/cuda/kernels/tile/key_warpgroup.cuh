@@ -17,7 +17,7 @@ namespace regard {
 template <KernelConfig kConfig>
 struct HeldSteps {
   static constexpr bool kNarrow = kConfig.dim <= 64 && kConfig.dim_v <= 64;
-  static constexpr bool kFree = is_plain(kConfig.features) && !kConfig.features.dropout;
+  static constexpr bool kFree = KeyScores<kConfig>::kPlain;
   static constexpr bool kCausal = kConfig.features.interval;
   static constexpr int kKeys = !kFree ? 0 : kNarrow ? (kCausal ? 2 : 0) : 1;
   static constexpr int kValues = kFree && kNarrow && kCausal ? 2 : 0;
@@ -52,7 +52,7 @@ struct KeyWarpgroup {
 
   Accumulator dk[kConfig.dim / 8], dv[kConfig.dim_v / 8];
   Scores x;
-  Operand weights, ds;
+  Operand weights, shares, ds;
   HeldOperand held_keys, held_values;
   uint32 factors[4];    // of row terms, as an operand
   ShortInterval whole;  // the rows from which all keys are seen
@@ -103,8 +103,7 @@ struct KeyWarpgroup {
     commit_products();
   }
 
-  // ----------------------------------------------------------------------------- tiles and
-  // operands
+  // --------------------------------------------------------------------------- tiles and operands
 
   // Rows of a tile that belong to another sequence, or to none: whatever they hold must not meet a
   // weight of 0. `threads` of a barrier have the tile.
@@ -167,8 +166,7 @@ struct KeyWarpgroup {
     return step.tile * kRows < whole.begin || step.tile * kRows + kRows > whole.end;
   }
 
-  // -------------------------------------------------------------------------------------------
-  // dS^T
+  // ------------------------------------------------------------------------------------------ dS^T
 
   REGARD_DEVICE void store_dscores(int use) const {
     wait_barrier(memory.barrier(Memory::kDscoreEmpty, use & 1), parity_of(use) ^ 1);
@@ -217,7 +215,13 @@ struct KeyWarpgroup {
     for (int use = 0;; ++use) {  // S^T is there, and dk's product of the tile before under way
       forget(memory.begin);
       const bool hides_pairs = hides(step);
-      elementwise.make_weights(weights, x, task, step, hides_pairs);
+      // Terms beside dk's product would take too many registers.
+      if constexpr (!kOverlaps && !Elementwise::kPlain) wait_products<0>();
+      if constexpr (kHasPairTerms<kConfig>) {
+        wait_barrier(memory.barrier(Memory::kPairTermsFull, use & 1), parity_of(use));
+      }
+      elementwise.make_weights(weights, shares, x, task, step, memory, queries.stage, use,
+                               hides_pairs);
       // The compiler moves the wait for products up to the branch before it. Above 64 columns it
       // must: exponentials beside dk's product would take too many registers.
       if constexpr (!kOverlaps) wait_products<0>();
@@ -227,7 +231,8 @@ struct KeyWarpgroup {
       if constexpr (kConfig.wants_dv) multiply_rows(dv, weights, memory.douts(use & 1));
       wait_products<0>();
       hold(x);
-      elementwise.make_dscores(ds, weights, x, hides_pairs);
+      elementwise.make_dscores(ds, Elementwise::kHasShares ? shares : weights, x, memory, use,
+                               hides_pairs);
       store_dscores(use);
       const SharedAddress rows = memory.queries(queries.stage);
       queries.advance();
@@ -251,10 +256,17 @@ struct KeyWarpgroup {
     }
   }
 
+  // Beside terms there are no registers for the task.
   REGARD_DEVICE void run() {
+    if constexpr (Elementwise::kPlain) {
+      run(uniform_task(memory.task()));
+    } else {
+      run(memory.task());
+    }
+  }
+  REGARD_DEVICE void run(const BackwardTask& task) {
     clear_sums(dk);
     clear_sums(dv);
-    const BackwardTask& task = memory.task();
     if (task.steps > 0) walk(task);
     // dv was made before the last dS^T; the last product of dk is still under way.
     KeyResults<kConfig> results{params, maps, memory, task, warpgroup, fragment};

@@ -94,9 +94,7 @@ struct ScoreTerms {
     }
     return load_element<float>(bias, kConfig.bias_type, at);
   }
-  REGARD_DEVICE bool shows(int i, int j) const {
-    return mask[i * mask_row + j * mask_column] != 0;
-  }
+  REGARD_DEVICE bool shows(int i, int j) const { return mask[i * mask_row + j * mask_column] != 0; }
   // What ALiBi measures, with its sign. Of one pair of a tile: those of the others differ from it
   // by constants.
   REGARD_DEVICE float distance(int i, int j) const { return float(i - len_q + len_k - j); }
