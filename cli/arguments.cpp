@@ -175,7 +175,8 @@ void add_prebuild(CLI::App& app, PrebuildArguments& arguments) {
                   "         regard prebuild --check --devices sm_75,sm_120 --known FILE");
   command->add_option("--devices", arguments.devices,
                       "chips, by comma, or all (default: those of this machine)");
-  command->add_flag("--check", arguments.check, "fail where registers spill or a stack is used");
+  command->add_flag("--check", arguments.check,
+                    "fail where registers spill, a stack is used, products wait");
   command->add_option("--known", arguments.known, "with --check: the list of kernels that may")
       ->needs("--check");
   command->add_flag("--verbose", arguments.verbose, "a line for every kernel");

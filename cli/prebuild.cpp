@@ -48,7 +48,7 @@ std::vector<std::string> chips_of(const std::string& text, const CudaSetup& setu
 }
 
 struct OfChip {
-  int kernels = 0, compiled = 0, spilling = 0, known = 0, failed = 0, registers = 0;
+  int kernels = 0, compiled = 0, spilling = 0, known = 0, serialized = 0, failed = 0, registers = 0;
   std::size_t bytes = 0;
   double seconds = 0;
 };
@@ -78,7 +78,8 @@ class Prebuild {
       summary_.add({chip, std::to_string(of.kernels), std::to_string(of.compiled),
                     fmt::format("{:.1f}", of.seconds), std::to_string(of.registers),
                     bytes_text(double(of.bytes)), std::to_string(of.spilling),
-                    std::to_string(of.known), std::to_string(of.failed)});
+                    std::to_string(of.known), std::to_string(of.serialized),
+                    std::to_string(of.failed)});
     }
     return report();
   }
@@ -103,6 +104,9 @@ class Prebuild {
     of.spilling += spills;
     of.known += known != nullptr;
     if (spills && !known) unknown_.push_back(spill_line(k));
+    of.serialized += k.serialized;
+    if (k.serialized) serialized_.push_back(k.chip + ": " + joined(kernel_words(k.config)));
+    wrong_ += k.serialized || (spills && !known);
     if (arguments_.verbose || (arguments_.check && spills)) {
       kernels_.add({k.chip, std::to_string(k.registers), std::to_string(k.spill_bytes),
                     std::to_string(k.stack_bytes), std::to_string(k.shared_bytes),
@@ -129,9 +133,14 @@ class Prebuild {
       fmt::print("\nNot known; mend the kernel, or write into the list with a reason:\n");
     }
     for (const std::string& line : unknown_) fmt::print("  {}\n", line);
+    if (!serialized_.empty()) {
+      fmt::print(
+          "\nProducts of warpgroups wait for each other (ptxas: Potential Performance Loss):\n");
+    }
+    for (const std::string& line : serialized_) fmt::print("  {}\n", line);
     int kernels = 0;
     for (const OfChip& of : chips_) kernels += of.kernels;
-    const int wrong = failed + static_cast<int>(unknown_.size());
+    const int wrong = failed + wrong_;
     fmt::print("{} passed, {} failed\n", kernels - wrong, wrong);
     return wrong == 0 ? 0 : 1;
   }
@@ -139,12 +148,13 @@ class Prebuild {
   const PrebuildArguments& arguments_;
   std::vector<KnownSpill> known_;
   std::vector<OfChip> chips_;
-  std::vector<std::string> unknown_;
+  std::vector<std::string> unknown_, serialized_;
+  int wrong_ = 0;  // kernels that compile, but are among these
   Table kernels_{
       {"<chip", "registers", "spill bytes", "stack bytes", "shared", "seconds", "<  kernel"}};
   bool any_kernel_ = false;
   Table summary_{{"<chip", "kernels", "compiled", "seconds of a core", "most registers", "size",
-                  "spilling", "known", "failed"}};
+                  "spilling", "known", "serialized", "failed"}};
 };
 
 // What was compiled but is not there now could not be stored.

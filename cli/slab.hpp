@@ -13,6 +13,7 @@ namespace regard::cli {
 struct SlabLayout {
   bool may_broadcast = false;  // leading axes may get stride 0 (inputs only)
   bool free_last = false;      // the last stride may differ from 1 and any axis may be innermost
+  bool boxed = false;  // strides above 0, rows at multiples of 16 bytes: as copy engines ask
 };
 
 struct Slab {

@@ -72,11 +72,12 @@ struct CompiledKernel {
   std::string file;
   std::string fault;  // why the cache does not use the file, or why there is none; "" = all is well
   std::size_t bytes = 0;
-  int registers = 0;     // of a thread
-  int spill_bytes = 0;   // of a thread: stores and loads
-  int stack_bytes = 0;   // of a thread
-  int shared_bytes = 0;  // of a block
-  double seconds = 0;    // of a processor, that the compiler took
+  int registers = 0;        // of a thread
+  int spill_bytes = 0;      // of a thread: stores and loads
+  int stack_bytes = 0;      // of a thread
+  int shared_bytes = 0;     // of a block
+  bool serialized = false;  // products that should overlap wait for each other
+  double seconds = 0;       // of a processor, that the compiler took
   bool was_cached = false;
 };
 

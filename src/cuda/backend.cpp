@@ -240,10 +240,11 @@ std::string resources_text(const CudaPlan& plan, const Chip& chip) {
     if (!kernel_at_hand(config, chip.capability(), binary)) continue;
     const KernelResources& r = binary.resources;
     char line[200];
-    std::snprintf(line, sizeof line,
-                  "%-11s%s: %d registers, %d bytes of static shared memory, %d spilled, stack %d\n",
-                  "compiled", name_of(config.kernel), r.registers, r.shared_bytes, r.spill_bytes,
-                  r.stack_bytes);
+    std::snprintf(
+        line, sizeof line,
+        "%-11s%s: %d registers, %d bytes of static shared memory, %d spilled, stack %d%s\n",
+        "compiled", name_of(config.kernel), r.registers, r.shared_bytes, r.spill_bytes,
+        r.stack_bytes, r.serialized ? ", products serialized" : "");
     text += line;
   }
   return text;

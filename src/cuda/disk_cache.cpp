@@ -19,7 +19,7 @@
 namespace regard::cuda_backend {
 namespace {
 
-constexpr char kMagic[8] = {'R', 'e', 'g', 'a', 'r', 'd', 'K', '1'};
+constexpr char kMagic[8] = {'R', 'e', 'g', 'a', 'r', 'd', 'K', '2'};
 constexpr const char* kEnding = ".kernel";
 constexpr std::uint64_t kMostBytes = 64 << 20;
 

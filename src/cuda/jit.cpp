@@ -38,7 +38,8 @@ KernelResources resources_in(const std::string& log) {
           .stack_bytes = number_before(log, " bytes stack frame"),
           .spill_bytes =
               number_before(log, " bytes spill stores") + number_before(log, " bytes spill loads"),
-          .shared_bytes = number_before(log, " bytes smem")};
+          .shared_bytes = number_before(log, " bytes smem"),
+          .serialized = log.find("Potential Performance Loss") != std::string::npos};
 }
 
 KernelBinary compile_kernel(const KernelConfig& config, const KernelUnit& unit,
@@ -52,12 +53,13 @@ KernelBinary compile_kernel(const KernelConfig& config, const KernelUnit& unit,
            Code::internal);
   }
   KernelBinary binary{.image = std::move(done.image), .resources = resources_in(done.log)};
-  binary.resources.seconds = seconds;
+  binary.resources.seconds = float(seconds);
   if (is_logging()) {
-    char figures[160];
+    char figures[200];
     const KernelResources& r = binary.resources;
-    std::snprintf(figures, sizeof figures, "compiled in %.3f s, %d registers, %d bytes spilled, ",
-                  r.seconds, r.registers, r.spill_bytes);
+    std::snprintf(figures, sizeof figures, "compiled in %.3f s, %d registers, %d bytes spilled, %s",
+                  double(r.seconds), r.registers, r.spill_bytes,
+                  r.serialized ? "products serialized, " : "");
     log_line(figures + architecture + ", " + compiler.name() + ": " + printed(config));
   }
   return binary;

@@ -13,7 +13,8 @@ struct KernelResources {
   int stack_bytes = 0;   // per thread
   int spill_bytes = 0;   // stores and loads, per thread
   int shared_bytes = 0;  // static, per block
-  double seconds = 0;    // of a processor, that the compiler took
+  int serialized = 0;    // 1: products of warpgroups wait for each other (see resources_in)
+  float seconds = 0;     // of a processor, that the compiler took
 };
 
 struct KernelBinary {
@@ -28,7 +29,8 @@ std::string printed(const KernelConfig&);
 KernelBinary compile_kernel(const KernelConfig&, const KernelUnit&, const Compiler&,
                             const std::string& architecture);
 
-// What ptxas said with -v.
+// What ptxas said with -v. `serialized` is its note "Potential Performance Loss": it waits after
+// every product of a warpgroup where it cannot follow who uses the registers of one under way.
 KernelResources resources_in(const std::string& log);
 
 }  // namespace regard::cuda_backend

@@ -29,7 +29,8 @@ CompiledKernel compiled(const KernelBinary& binary) {
   k.spill_bytes = binary.resources.spill_bytes;
   k.stack_bytes = binary.resources.stack_bytes;
   k.shared_bytes = binary.resources.shared_bytes;
-  k.seconds = binary.resources.seconds;
+  k.serialized = binary.resources.serialized != 0;
+  k.seconds = double(binary.resources.seconds);
   return k;
 }
 

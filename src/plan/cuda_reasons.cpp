@@ -2,6 +2,7 @@
 #include "plan/cuda_reasons.hpp"
 
 #include "plan/config_text.hpp"
+#include "plan/cuda_facts.hpp"
 #include "plan/mma_layout.h"
 
 namespace regard {
@@ -18,8 +19,8 @@ std::string family_reason(const CudaChoice& choice, Family family) {
 }
 
 const char* why_bias_is_not_staged(const Problem& p, const KernelConfig& main) {
-  if (main.family == Family::wgmma) return "wgmma kernels have no room for its tiles";
   if (p.bias.type == Type::f64) return "it is f64";
+  if (is_bias_aligned(p)) return "shared memory has no room for its tiles";
   return "its rows do not begin at 16 bytes, or all keys share it";
 }
 

@@ -88,8 +88,8 @@ const char* why_rather_mma(const Problem& p, const Chip& chip) {
   if (2 * s.batch * s.heads_q * divide_up(s.len_q, kRows) < chip.multiprocessors) {
     return "tiles of 128 rows would leave most multiprocessors idle";
   }
-  if (p.features.bias) return "mma kernels stage tiles of the bias, wgmma kernels do not";
-  if (p.features.mask) return "mma kernels stage tiles of the mask, wgmma kernels do not";
+  if (p.features.bias) return "wgmma kernels with a bias were not measured to be quicker";
+  if (p.features.mask) return "wgmma kernels with a mask were not measured to be quicker";
   return nullptr;
 }
 
@@ -102,6 +102,8 @@ KernelConfig wgmma_config(const Problem& p, int level) {
           .features = p.features,
           .boxed_out = !p.out.given() ||
                        (p.out.type == p.type && is_boxable(forward_boxes(p, kLines[0].tiling).out)),
+          .bias_aligned = is_bias_aligned(p),
+          .mask_copy = bytes_of_mask_copy(p),
           .ragged = p.ragged};
 }
 
@@ -111,9 +113,14 @@ Fit take_wgmma_tiling(KernelConfig& c, const TilingWish& wish) {
     set_tiling(c, wish, line.tiling);
     if (wish.forced && !is_possible(c)) return Fit::impossible;
     if (!wish.forced && is_too_high(c, wish)) continue;
-    return shared_bytes_of(c) <= wish.limits.block ? Fit::fits : Fit::no_room;
+    if (shared_bytes_of(c) <= wish.limits.block) return Fit::fits;
+    if (wish.forced) break;
   }
-  return Fit::no_room;
+  if (!stages_bias(c) && !stages_mask(c)) return Fit::no_room;
+  // Then the bias and the mask are read where they are.
+  c.bias_aligned = false;
+  c.mask_copy = 1;
+  return take_wgmma_tiling(c, wish);
 }
 
 }  // namespace regard

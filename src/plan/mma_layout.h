@@ -31,9 +31,11 @@ REGARD_INLINE int bias_bytes(const KernelConfig& c) {
 }
 
 // The staged mask: its bytes, likewise. Rows are an odd multiple of 16 bytes apart, so that eight
-// of them lie in different banks.
+// of them lie in different banks. The wgmma kernel stages what copies in the background can bring.
 REGARD_INLINE bool stages_mask(const KernelConfig& c) {
-  return c.features.mask && (c.family == Family::mma || c.kernel == Kernel::backward);
+  const bool in_background = c.kernel == Kernel::backward || c.mask_copy >= 4;
+  return c.features.mask &&
+         (c.family == Family::mma || (c.family == Family::wgmma && in_background));
 }
 REGARD_INLINE int mask_rows(const KernelConfig& c) { return c.mask_of_keys ? 1 : c.tiling.rows; }
 REGARD_INLINE int mask_row_bytes(const KernelConfig& c) { return (c.tiling.keys / 16 | 1) * 16; }

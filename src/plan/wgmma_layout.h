@@ -5,7 +5,7 @@
 // panel begins at a multiple of 1024 bytes.
 #pragma once
 
-#include "plan/kernel_config.h"
+#include "plan/mma_layout.h"
 
 namespace regard {
 
@@ -33,6 +33,8 @@ struct ForwardWgmmaLayout {
   int values = 0;       // the first stage, panels of [keys]
   int value_bytes = 0;
   int out = 0;       // panels of [rows]
+  int bias = 0;      // [rows][keys], staged by the warps that read it
+  int mask = 0;      // [rows][keys]
   int tasks = 0;     // kTasksAtOnce x ForwardTask
   int barriers = 0;  // 8 bytes each
   int size = 0;
@@ -53,7 +55,9 @@ REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c, int
   x.keys = query_slots * x.query_bytes;
   x.values = x.keys + t.stages * x.key_bytes;
   x.out = x.values + t.stages * x.value_bytes;
-  x.tasks = x.out + out_panels * panel_bytes(t.rows);
+  x.bias = x.out + out_panels * panel_bytes(t.rows);
+  x.mask = x.bias + bias_bytes(c);
+  x.tasks = x.mask + mask_bytes(c);
   x.barriers = x.tasks + kTasksAtOnce * kTaskBytes;
   x.size = x.barriers + kBarriers * 8;
   return x;

@@ -294,3 +294,29 @@ def test_the_list_of_the_project_is_well_formed():
     message = run("prebuild", "--check", "--devices", "sm_42", "--known",
                   ROOT / "tools/known_spills.txt", status=2)
     assert "sm_42" in message and "known_spills" not in message
+
+
+# ------------------------------------------------------------------------------ what ptxas notes
+
+FAKE_COMPILER = pathlib.Path(CLI).resolve().parents[1] / "fake/nvrtc"  # of tests/cuda
+
+
+@pytest.mark.skipif(not FAKE_COMPILER.exists(), reason="the fake compiler is not built")
+def test_products_that_wait_for_each_other_fail_the_check(tmp_path):
+    """The fake compiler's kernels all spill a little, which the list allows."""
+    known = tmp_path / "known.txt"
+    known.write_text("".join(f"all: {kernel}, spill 16, stack 8: the fake compiler's\n"
+                             for kernel in ["mma", "simt", "wgmma"]))
+    check = ["prebuild", "--check", "--devices", "sm_90", "--known", known]
+    fake = {"LD_LIBRARY_PATH": str(FAKE_COMPILER)}
+    text = run(*check, **fake)
+    assert re.search(r"^[1-9]\d* passed, 0 failed$", text, re.M) and "Potential" not in text
+    note = ("ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
+            "serialized due to insufficient register resources for the wgmma pipeline\n")
+    noted = fake | {"REGARD_FAKE_COMPILER_NOTE": note,
+                    "REGARD_CACHE_DIR": str(tmp_path / "noted")}
+    for attempt in ("compiled", "from the cache"):
+        text = run(*check, status=1, **noted)
+        assert "Products of warpgroups wait for each other" in text, attempt
+        assert re.search(r"^  sm_90: forward wgmma ", text, re.M), attempt
+        assert re.search(r"^0 passed, [1-9]\d* failed$", text, re.M), attempt

@@ -324,7 +324,26 @@ TEST_CASE("what ptxas says of a kernel") {
   CHECK(r.stack_bytes == 8);
   CHECK(r.spill_bytes == 16);
   CHECK(r.shared_bytes == 1024);
+  CHECK(r.serialized == 0);
   CHECK(resources_in("").registers == 0);
+}
+
+TEST_CASE("a note of ptxas on serialized products is kept, also on disk") {
+  const CompilationCount compilations;
+  const KernelConfig quiet = fresh_config(), noted = fresh_config();
+  CHECK(kernel_binary(quiet, 90).resources.serialized == 0);
+  setenv("REGARD_FAKE_COMPILER_NOTE",
+         "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
+         "serialized due to insufficient register resources\n",
+         1);
+  CHECK(kernel_binary(noted, 90).resources.serialized == 1);
+  unsetenv("REGARD_FAKE_COMPILER_NOTE");
+  int kept = 0;
+  for (const CacheEntry& entry : cache_entries()) {
+    CHECK(entry.binary.resources.registers == 168);
+    kept += entry.binary.resources.serialized;
+  }
+  CHECK(kept == 1);
 }
 
 TEST_SUITE_END();

@@ -179,7 +179,18 @@ def workspace_size(attention, which, run):
     return size.value if status == 0 else 0  # what is refused is refused again by the call
 
 
-def call(which, attention, tensors, **fields):
+def call(which, attention, tensors, backend="", **fields):
+    """cuda:wgmma may refuse, for a reason of NOT_WGMMA: then the library's own choice must do."""
+    try:
+        return call_once(which, attention, tensors, backend=backend, **fields)
+    except regard.RegardError as error:
+        explained = error.argument == "backend" and any(why in str(error) for why in NOT_WGMMA)
+        if backend != "cuda:wgmma" or not explained:
+            raise
+    return call_once(which, attention, tensors, backend="cuda", **fields)
+
+
+def call_once(which, attention, tensors, **fields):
     machine = STATE.driver
     fields = run_fields(**fields)
     rooms = Rooms(arrays_of(attention, tensors))
@@ -284,6 +295,9 @@ def install(chosen):
 
 # Each is tested by the tests that take `backend`; those of LEVELS by fewer.
 FAMILIES = {"cuda:mma": ("f32", "bf16", "f16"), "cuda:simt": ("f64", "f32", "bf16", "f16")}
+HOPPER = {"cuda:wgmma": ("bf16", "f16")}  # of capability 9.0 alone
+NOT_WGMMA = ("wgmma kernels multiply f16 and bf16", "the copy engine takes neither",
+             "no tile for head sizes above 256", "there is no key to load")
 LEVELS = {"cuda:mma75": ("f16",), "cuda:mma80": ("f32", "bf16", "f16"),
           "cuda:mma/99": ("f32", "bf16", "f16"), "cuda:mma/163": ("f32", "bf16", "f16")}
 
@@ -291,7 +305,9 @@ LEVELS = {"cuda:mma75": ("f16",), "cuda:mma80": ("f32", "bf16", "f16"),
 def backends():
     if is_host():
         return [name for name in CPU["backends"]() if name in ("cpu:avx2", "reference")]
-    return list(FAMILIES)
+    machine = STATE.driver
+    hopper = machine is not None and machine.capability() == 90
+    return list(FAMILIES | HOPPER if hopper else FAMILIES)
 
 
 def levels():
@@ -299,7 +315,11 @@ def levels():
 
 
 def takes(backend, type):
-    return type in (FAMILIES | LEVELS).get(backend, ("f64", "f32", "bf16", "f16"))
+    return type in types_of(backend)
+
+
+def types_of(backend):
+    return (FAMILIES | HOPPER | LEVELS).get(backend, ("f64", "f32", "bf16", "f16"))
 
 
 def cache_folder():

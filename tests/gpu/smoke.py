@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The first thing to run on a GPU: some twenty problems on both kernel families against float64.
+"""The first thing to run on a GPU: some twenty problems on its kernel families against float64.
 
     python tests/gpu/smoke.py [--only REGEX] [--families mma,simt] [--types bf16,f16] [--workers 8]
 
@@ -255,6 +255,13 @@ def line_of(item: tuple[str, str, str], result: dict) -> str:
     return f"{name:<17} {family:<6} {type:<5} {word:<5}{errors} {times}"
 
 
+def families_of(device: str) -> str:
+    import driver
+
+    hopper = device == "cuda" and driver.Driver().capability() == 90
+    return "wgmma,mma,simt" if hopper else "mma,simt"
+
+
 def attend_to(items: list[int], arguments: argparse.Namespace, results: dict, lock) -> None:
     """Runs a worker over the items, and another over the rest wherever one ends early."""
     everything = work(arguments)
@@ -297,7 +304,8 @@ def attend_to(items: list[int], arguments: argparse.Namespace, results: dict, lo
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help='of "case family type"')
-    parser.add_argument("--families", default="mma,simt", help="also mma75, mma80, mma/99, ...")
+    parser.add_argument("--families", default="",
+                        help="default: those of the GPU; also mma75, mma80, mma/99, ...")
     parser.add_argument("--types", default="", help="default: one a case, some cases all")
     parser.add_argument("--workers", type=int, default=min(8, os.cpu_count() or 1))
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"],
@@ -307,6 +315,7 @@ def main() -> int:
     if arguments.worker:
         worker([int(x) for x in arguments.worker.split(",")], arguments)
         return 0
+    arguments.families = arguments.families or families_of(arguments.device)
     items = work(arguments)
     began = time.perf_counter()
     print(f"{'case':<17} {'family':<6} {'type':<5} {'':<5}"

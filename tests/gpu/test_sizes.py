@@ -26,14 +26,14 @@ def judge(case, backend, **how):
 @pytest.mark.parametrize("size", HEAD_SIZES, ids=str)
 def test_head_size(size, type, backend):
     if size not in ALL_TYPES:
-        types = device.FAMILIES.get(backend, TYPES)
+        types = device.types_of(backend)
         if types[HEAD_SIZES.index(size) % len(types)] != type:
             pytest.skip("another type has this size")
     features = ("bottom_right",) if size in ALL_TYPES or HEAD_SIZES.index(size) % 3 == 0 else ()
     case = cases.make(features, type, sizes=(75, 140), dim=size[0], dim_v=size[1])
     for which in ("forward", "backward"):
         text, numbers = regard.explain(case.attention(), which, backend=backend)
-        if not numbers.supported:
+        if not numbers.supported and backend != "cuda:wgmma":  # which device.call follows up
             large = device.STATE.driver.capability() in (80, 90, 100)  # shared memory
             assert backend == "cuda:mma" and max(size) > 256, text
             assert type == "f32" or not large, text

@@ -14,7 +14,7 @@ if device.is_host() or not torch.cuda.is_available():
 import regard_ctypes as regard  # noqa: E402
 import torch_calls as calls  # noqa: E402
 
-BACKENDS = list(device.FAMILIES)
+BACKENDS = device.backends()
 LIMITS = {"f32": 5e-6, "bf16": 1.2e-2, "f16": 2e-3}
 
 

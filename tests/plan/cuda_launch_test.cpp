@@ -1,4 +1,6 @@
 // Which kernels a plan for a GPU launches, and why.
+#include <utility>
+
 #include "tests/plan/cuda_case.hpp"
 
 using namespace regard;
@@ -342,6 +344,28 @@ TEST_CASE("golden explanation") {
                 "kernel     convert_dq, ") != std::string::npos);
   CHECK(
       text.ends_with("workspace  34.08 MB: turns 0.00 MB, row states 0.52 MB, dq sums 33.55 MB\n"));
+}
+
+TEST_CASE("wgmma stages tiles of bias and mask where there is room") {
+  const auto made = [](std::int64_t dim, Type bias, bool mask) {
+    Attention a = attention({.dim = dim});
+    a.bias = Tensor(nullptr, bias, {1, 8, 1024, 1024});
+    if (mask) a.mask = Tensor(nullptr, boolean, {2, 1, 1024, 1024});
+    return planned(problem(a), "sm_90", "cuda:wgmma");
+  };
+  const auto staged = [](const CudaPlan& plan) {
+    const KernelConfig& c = plan.launches.front().config;
+    return std::pair(c.bias_aligned, c.mask_copy == 16);
+  };
+  CHECK(staged(made(64, bf16, true)) == std::pair(true, true));
+  CHECK(staged(made(128, f32, false)) == std::pair(true, false));
+  CHECK(staged(made(128, f64, true)) == std::pair(false, true));
+  CHECK(says(made(64, f64, true), "it is f64"));
+  const CudaPlan large = made(256, f32, true);
+  CHECK(large.name() == "cuda:wgmma");
+  CHECK(staged(large) == std::pair(false, false));
+  CHECK(says(large, "shared memory has no room for its tiles"));
+  CHECK(says(large, "the mask's bytes are read one by one"));
 }
 
 TEST_SUITE_END();

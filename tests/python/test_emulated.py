@@ -8,6 +8,7 @@ import functools
 import os
 import sys
 
+import numpy as np
 import pytest
 
 sys.path.append(os.path.join(os.path.dirname(__file__), os.pardir, "gpu"))
@@ -15,12 +16,13 @@ sys.path.append(os.path.join(os.path.dirname(__file__), os.pardir, "gpu"))
 import cases  # noqa: E402
 import cover  # noqa: E402
 import regard_ctypes as regard  # noqa: E402
+from solve import normal, solve, with_values  # noqa: E402
 
 pytestmark = pytest.mark.skipif("emulated:mma" not in regard.backends(),
                                 reason="REGARD_LIBRARY is not the emulator's")
 
 TYPES = ["f16", "bf16", "f32", "f64"]
-FAMILIES = ["mma", "simt"]
+FAMILIES = ["mma", "simt", "wgmma"]
 SETS = cover.cover()
 SHAPES = [{}, {"sizes": (70, 133), "dim": 40}, {"sizes": (40, 90), "dim": 128}]
 CHIPS = ["sm_86", "sm_80", "sm_90"]
@@ -29,8 +31,17 @@ EVERYTHING = ("bias_head", "sink", "grouped", "bottom_right", "window", "softcap
               "alibi_batch", "dropout", "seqused", "value_size", "odd", "dlse", "gaps")
 
 
+TYPES_OF = {"mma": ["f16", "bf16", "f32"], "simt": TYPES, "wgmma": ["f16", "bf16"]}
+
+
 def runs(family, type):
-    return family == "simt" or type != "f64"
+    return type in TYPES_OF[family]
+
+
+def is_unaligned(features):
+    """What the copy engine does not take; packed k and v are not broadcast over a batch."""
+    return {"odd", "gaps", "reversed"} & set(features) or (
+        "stride_0" in features and "packed" not in features)
 
 
 @functools.lru_cache(maxsize=8)
@@ -46,18 +57,37 @@ def judge(case, backend, deterministic=False, **how):
     cases.compare(case, cases.run(case, backend, **how))
 
 
-BOTH = pytest.mark.parametrize("type, family", [
-    (type, family) for type in TYPES for family in FAMILIES if runs(family, type)])
+def each(*families):
+    return pytest.mark.parametrize("type, family", [
+        (type, family) for type in TYPES for family in families if runs(family, type)])
 
 
-@BOTH
+def refused(case, backend):
+    """The reason why a backend does not take the forward pass; "" where it does."""
+    results = cases.Outputs()
+    results.add("out", case.dout.shape, case.dout.dtype, case.spec["layout"])
+    try:
+        regard.workspace(case.attention(), "forward", backend=backend)
+        regard.forward(case.attention(), results["out"], backend=backend)
+    except regard.RegardError as error:
+        assert (error.argument, error.status) == ("backend", "unavailable"), str(error)
+        return str(error)
+    return ""
+
+
+@each(*FAMILIES)
 @pytest.mark.parametrize("index", range(len(SETS)), ids=lambda index: "+".join(SETS[index]))
 def test_set_of_features(index, type, family):
     """Each type and family meets a third of the sets, each set a third of them."""
     if (index + TYPES.index(type) + FAMILIES.index(family)) % 3:
         pytest.skip("other types meet this set")
-    name = f"emulated:{family}+{CHIPS[index % 3]}+{ORDERS[index // 3 % 3]}+{index}"
-    judge(made(SETS[index], type, index // 2 % 3), name, deterministic=index // 2 % 2 == 1)
+    chip = "sm_90" if family == "wgmma" else CHIPS[index % 3]
+    name = f"emulated:{family}+{chip}+{ORDERS[index // 3 % 3]}+{index}"
+    case = made(SETS[index], type, index // 2 % 3)
+    if family == "wgmma" and is_unaligned(SETS[index]):
+        assert "the copy engine takes neither" in refused(case, name)
+        return
+    judge(case, name, deterministic=index // 2 % 2 == 1)
 
 
 @pytest.mark.parametrize("index", range(0, len(SETS), 3), ids=lambda index: "+".join(SETS[index]))
@@ -65,14 +95,132 @@ def test_on_the_oldest_chip_with_tensor_cores(index):
     judge(made(SETS[index], "f16", index % 3), "emulated:mma+sm_75+mixed")
 
 
-@BOTH
+@each("mma", "simt")
 @pytest.mark.parametrize("wanted", ["dq", "dk", "dv", "dbias", "dsink"])
 def test_one_gradient_alone(wanted, type, family):
     case = made(("bias_head", "sink", "grouped", "bottom_right"), type, 0)
     judge(case, f"emulated:{family}", wanted=[wanted])
 
 
-@BOTH
+@each("mma", "simt")
 @pytest.mark.parametrize("deterministic", [False, True], ids=["", "deterministic"])
 def test_everything_at_once(deterministic, type, family):
     judge(made(EVERYTHING, type, 0), f"emulated:{family}+mixed", deterministic)
+
+
+# -------------------------------------------------------------------------- the wgmma kernel's own
+
+WGMMA = "emulated:wgmma+sm_90"
+
+
+def judge_forward(case, backend):
+    results = cases.Outputs()
+    wide = np.dtype(np.float32) if case.spec.get("f32_outputs") else case.dout.dtype
+    results.add("out", case.dout.shape, wide, case.spec["layout"])
+    results.add("lse", case.truth["lse"].shape, np.dtype(np.float32), case.spec["layout"])
+    regard.forward(case.attention(), results["out"], results["lse"], backend=backend)
+    cases.compare(case, results)
+
+
+# One for each line of its table of tiles, with tails of rows, keys and columns.
+TILES = [  # type, features, (Sq, Sk), D, Dv
+    ("bf16", ("top_left",), (391, 300), 64, 64),
+    ("f16", ("grouped", "dropout", "sink"), (129, 257), 48, 56),
+    ("f16", ("packed", "bottom_right"), (193, 200), 64, 64),
+    ("bf16", ("bottom_right", "window", "f32_outputs"), (130, 400), 72, 128),
+    ("f16", ("seqused",), (65, 300), 192, 128),
+    ("bf16", (), (64, 193), 136, 168),
+    ("f16", ("softcap",), (63, 200), 256, 40),
+    ("bf16", ("alibi", "bshd"), (70, 130), 256, 200),
+    # Tiles of bias and mask beside them; where there is no room, or rows are not aligned, none.
+    ("bf16", ("bias", "mask", "dropout"), (150, 304), 64, 64),
+    ("f16", ("bias_infinite", "seqused", "top_left"), (200, 296), 128, 128),
+    ("f16", ("bias_head", "mask_keys"), (70, 320), 256, 256),
+    ("bf16", ("bias_head", "mask", "packed"), (70, 333), 64, 64)]
+
+
+@pytest.mark.parametrize("type, features, sizes, dim, dim_v", TILES, ids=str)
+def test_tiles_of_warpgroups(type, features, sizes, dim, dim_v):
+    base = {"heads": (2, 2)} if "grouped" not in features else {}
+    case = cases.make(features, type, sizes=sizes, dim=dim, dim_v=dim_v, batch=2, **base)
+    judge_forward(case, WGMMA + "+mixed+" + str(dim))
+
+
+@pytest.mark.parametrize("shift, stays", [(8, True), (4, False)])
+def test_where_rows_must_begin(shift, stays):
+    """A piece of 16 bytes further is fine; half a piece is refused, and mma's by default."""
+    case = cases.make(("bottom_right",), "bf16", sizes=(70, 90), dim=64)
+    room = cases.sentinel((case.inputs["k"].size + 64,), regard.BF16)
+    start = (-room.ctypes.data // 2) % 8 + shift
+    view = room[start : start + case.inputs["k"].size].reshape(case.inputs["k"].shape)
+    view[...] = case.inputs["k"]
+    case.inputs["k"] = view
+    assert ("the copy engine" in refused(case, WGMMA)) != stays
+    judge_forward(case, "emulated+sm_90" if not stays else WGMMA)
+
+
+@pytest.mark.parametrize("type", ["f16", "bf16"])
+def test_rows_of_other_sequences_are_not_felt(type):
+    """Tiles reach over the ends of sequences: what is behind them must change no bit."""
+    begins_q, begins_k = [0, 70, 70, 233, 260, 270], [0, 300, 303, 703, 703, 710]
+    tables = {"cu_seqlens_q": np.array(begins_q[:-1], np.int32), "max_seqlen_q": 163,
+              "cu_seqlens_k": np.array(begins_k[:-1], np.int32), "max_seqlen_k": 400}
+    given = {"q": normal(270, 2, 64, type=type), "k": normal(710, 2, 64, type=type, seed=1),
+             "v": normal(710, 2, 64, type=type, seed=2)}
+    want = solve(**given, backend=WGMMA, **tables)
+    for spoilt in (2, 3, 4):  # 4: the rows behind the last sequence
+        part_q, part_k = (np.s_[begins[spoilt] : begins[spoilt + 1]]
+                          for begins in (begins_q, begins_k))
+        for query in (np.nan, 3e4):
+            got = solve(q=with_values(given["q"], part_q, query), backend=WGMMA,
+                        k=with_values(given["k"], part_k, np.nan),
+                        v=with_values(given["v"], part_k, np.nan), **tables)
+            for axis, name in enumerate(("out", "lse")):
+                others = [np.delete(results[name], part_q, axis) for results in (got, want)]
+                assert others[0].tobytes() == others[1].tobytes(), (name, spoilt, query)
+
+
+# A row keeps the reference of its first block of keys while sums stay below 2^40 (bf16) or 2^14
+# (f16) of it; else the block is computed again. These are scores over groups of keys, in steps
+# around those bounds and far beyond, each row its own.
+STEPS = [-1e4, -300, -28, -27.5, -10, -9.5, 0, 0, 9.5, 9.75, 10, 27.5, 27.75, 28, 300, 1e4]
+
+
+def runaway(rng, shape):
+    kind = rng.integers(4)
+    if kind == 0:  # whatever comes
+        return rng.choice(STEPS, shape)
+    if kind == 1:  # ever larger, from the last block to the first: in every block of keys
+        return np.cumsum(np.abs(rng.choice(STEPS[2:-1], shape)), axis=-1)[..., ::-1]
+    if kind == 2:  # ever smaller
+        return np.cumsum(np.abs(rng.choice(STEPS[2:-1], shape)), axis=-1)
+    return np.repeat(rng.choice([-5e4, 0, 5e4], shape[:-1] + (1,)), shape[-1], -1)  # large, even
+
+
+def with_scores(case, levels, group):
+    """q and k such that a score is the level of its row and group of keys, plus a little."""
+    groups = levels.shape[-1]
+    rng = np.random.default_rng(groups)
+    q, k = (rng.standard_normal(case.inputs[name].shape) / 8 for name in "qk")
+    q[..., :groups] = levels
+    k[..., :groups] = np.arange(k.shape[2])[:, None] // group == np.arange(groups)
+    for name, array in (("q", q), ("k", k)):
+        case.inputs[name] = regard.store(array, case.inputs[name].dtype)
+        case.values[name] = regard.load(case.inputs[name])
+    case.options["scale"] = case.values["scale"] = 1.0
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # gradients, which are not asked for
+@pytest.mark.parametrize("type", ["f16", "bf16"])
+@pytest.mark.parametrize("features", [(), ("bottom_right", "window")], ids=["", "window"])
+def test_references_that_run_away(features, type):
+    rng = np.random.default_rng([len(features), TYPES.index(type)])
+    for turn in range(8):
+        group = [16, 43, 128][turn % 3]
+        case = cases.make(features, type, batch=1, sizes=(140, 600), dim=64,
+                          **({"window": (400, 30)} if features else {}))
+        if type == "bf16" and turn % 2:
+            case.values["v"] = case.values["v"] * 2.0**75
+            case.inputs["v"] = regard.store(case.values["v"], case.inputs["v"].dtype)
+        with_scores(case, runaway(rng, (1, 2, 140, -(-600 // group))), group)
+        judge_forward(case, WGMMA + "+mixed+" + str(turn))

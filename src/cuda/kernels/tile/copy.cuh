@@ -38,15 +38,16 @@ REGARD_DEVICE void load_chunk(SharedAddress to, const uint8* from, int left) {
 // Rows from `rows` on and columns from `columns` on are cleared and not read; kExact: no column is
 // missing. With kAligned the copies run in the background (commit_copies, wait_copies); without,
 // elements are read one by one and the tile is there after a barrier. `from` has row(r), as
-// RowsInMemory has.
+// RowsInMemory has. Fewer threads than the block's: `thread` is this one's number among them.
 template <int kThreads, int kRows, int kColumns, int kBytes, bool kAligned, bool kExact, class From>
-REGARD_DEVICE void load_tile(const TileView& tile, int rows, int columns, const From& from) {
+REGARD_DEVICE void load_tile(const TileView& tile, int rows, int columns, const From& from,
+                             int thread = thread_index()) {
   constexpr int kPerChunk = 16 / kBytes;
   constexpr int kChunks = (kColumns + kPerChunk - 1) / kPerChunk;
   constexpr int kCount = kRows * kChunks;
 #pragma unroll
   for (int i = 0; i * kThreads < kCount; ++i) {
-    const int index = i * kThreads + thread_index();
+    const int index = i * kThreads + thread;
     if (kCount % kThreads != 0 && index >= kCount) break;
     const int row = index / kChunks, column = index % kChunks * kPerChunk;
     const int left = kExact ? 16 : clamp_to((columns - column) * kBytes, 0, 16);

@@ -30,6 +30,7 @@ struct ForwardConsumer {
   // Blocks of eight columns that become weights before the wait for out, the others after it.
   static constexpr int kEarly = kConfig.dim_v <= 64 ? kKeyBlocks : kKeyBlocks / 2;
   static constexpr int kOwnRows = 1, kAllRows = 2;  // numbers of barriers
+  static constexpr bool kStagesTerms = stages_bias(kConfig) || stages_mask(kConfig);
 
   const KernelParams& params;
   const ForwardMaps& maps;
@@ -203,6 +204,10 @@ struct ForwardConsumer {
       const ForwardTask& task = memory.task(taken);
       const int slot = taken % kSlots;
       const int first_key = (first_block + left - 1) * kKeys;
+      if constexpr (kStagesTerms) {
+        sync_warp();  // the block before has been read
+        Place(params, task, warp_row).load_terms(first_key);
+      }
       wait_barrier(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
       if (started) {
         wait_barrier(memory.barrier(Memory::kValueFull, values.stage), values.parity);
@@ -215,6 +220,10 @@ struct ForwardConsumer {
       hold(scores[0]);
 
       const Softmax before_tile = softmax;
+      if constexpr (kStagesTerms) {
+        wait_copies<0>();
+        sync_warp();
+      }
       const bool hides = first_key < common_keys.begin || first_key + kKeys > common_keys.end;
       make_logits(task, first_key, hides);
       if (fresh) softmax.clear();

@@ -33,16 +33,16 @@ REGARD_DEVICE Bits128 gather_bytes(const uint8* from, int64 step, int before, in
 // block; `from` has row(r), as RowsInMemory has, and `first` columns precede the tile. Rows from
 // `rows` on and columns from `columns` on are cleared and not read. Copies of kCopy = 16, 8 or 4
 // aligned bytes run in the background (commit_copies, wait_copies); otherwise the tile is there
-// after a barrier.
+// after a barrier. `thread` as load_tile has it.
 template <int kThreads, int kRows, int kColumns, int kCopy, class From>
 REGARD_DEVICE void load_mask_tile(const TileView& tile, int rows, int columns, int first,
-                                  int64 step, const From& from) {
+                                  int64 step, const From& from, int thread = thread_index()) {
   constexpr bool kAligned = kCopy >= 4;
   constexpr int kChunk = kAligned ? kCopy : 16;
   constexpr int kChunks = kColumns / kChunk, kCount = kRows * kChunks;
 #pragma unroll
   for (int i = 0; i * kThreads < kCount; ++i) {
-    const int index = i * kThreads + thread_index();
+    const int index = i * kThreads + thread;
     if (kCount % kThreads != 0 && index >= kCount) break;
     const int row = index / kChunks, column = index % kChunks * kChunk;
     const int left = row < rows ? larger(columns - column, 0) : 0;

@@ -2,6 +2,7 @@
 // it of a block of the mma kernel, for one tile of rows after another.
 #pragma once
 
+#include "cuda/kernels/tile/mask_copy.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
 #include "cuda/kernels/tile/warpgroup_memory.cuh"
 
@@ -60,6 +61,51 @@ struct WarpgroupPlace {
   }
   REGARD_DEVICE Interval keys_of(int i) const {
     return visible_keys(p.mask_params, i, seq.len_q, seq.len_k);
+  }
+
+  // ------------------------------------------------------------------------------- bias and mask
+
+  // Staged tiles of all rows, of which each warp copies and reads its own.
+  REGARD_DEVICE TileView bias_tile(int) const {
+    return {WarpgroupMemory<kConfig>().begin + WarpgroupMemory<kConfig>::kLayout.bias,
+            bias_row_bytes(kConfig)};
+  }
+  REGARD_DEVICE TileView mask_tile(int) const {
+    return {WarpgroupMemory<kConfig>().begin + WarpgroupMemory<kConfig>::kLayout.mask,
+            mask_row_bytes(kConfig)};
+  }
+
+  // Rows of a bias or mask from a key on, the warp's first row first.
+  struct TermRows {
+    const WarpgroupPlace& at;
+    const View& view;
+    int bytes;
+    int first_key;
+    REGARD_DEVICE const uint8* row(int r) const {
+      const int64 first = offset_of(view.strides, at.b, at.head, 0, at.row_at(at.warp_row + r).i);
+      return static_cast<const uint8*>(view.data) + (first + first_key) * bytes;
+    }
+  };
+  REGARD_DEVICE TileView of_warp(const TileView& tile) const {
+    return {tile.begin + warp_row * tile.row_bytes, tile.row_bytes};
+  }
+
+  // Copies what a block of keys needs of them in the background, after sync_warp.
+  REGARD_DEVICE void load_terms(int first_key) const {
+    constexpr int kWarpRows = 16;
+    const int rows = row_count - warp_row, columns = seq.len_k - first_key;
+    if constexpr (stages_bias(kConfig)) {
+      constexpr int kBytes = element_bytes(kConfig.bias_type);
+      load_tile<32, kWarpRows, kKeys, kBytes, true, false>(
+          of_warp(bias_tile(0)), rows, columns, TermRows{*this, p.bias, kBytes, first_key},
+          lane_index());
+    }
+    if constexpr (stages_mask(kConfig)) {
+      load_mask_tile<32, kWarpRows, kKeys, kConfig.mask_copy>(
+          of_warp(mask_tile(0)), rows, columns, first_key, 1, TermRows{*this, p.mask, 1, first_key},
+          lane_index());
+    }
+    commit_copies();
   }
 };
 
