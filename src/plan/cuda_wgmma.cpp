@@ -88,6 +88,9 @@ const char* why_rather_mma(const Problem& p, const Chip& chip) {
   if (2 * s.batch * s.heads_q * divide_up(s.len_q, kRows) < chip.multiprocessors) {
     return "tiles of 128 rows would leave most multiprocessors idle";
   }
+  if (p.features.bias && is_bias_of_keys(p, false)) {
+    return "mma kernels read a bias of keys once for all rows of a tile";
+  }
   return nullptr;
 }
 

@@ -231,7 +231,7 @@ def test_list_and_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
         assert stopped.value.code == 2 and named in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["cpu_avx512bf16", "gpu_h200"])
+@pytest.mark.parametrize("name", ["cpu_avx512bf16", "gpu_h200", "gpu_h200_mma"])
 def test_committed_results_are_drawn(name: str, tmp_path: Path) -> None:
     results = Path(__file__).resolve().parents[2] / f"bench/results/{name}.jsonl"
     assert bench.main(["plot", str(results), "--out", str(tmp_path / "plot.svg")]) == 0

@@ -96,6 +96,22 @@ TEST_CASE("families: tensor cores wherever they multiply the type") {
              "no tile of these head sizes fits"));
 }
 
+TEST_CASE("Hopper's own forward kernel takes a bias and a mask, but for a bias of keys") {
+  const auto chosen = [](auto&& set) {
+    Attention a = attention({.type = bf16, .batch = 8, .dim = 128});
+    set(a);
+    return planned(problem(a));
+  };
+  const auto sized = [](std::initializer_list<std::int64_t> sizes) {
+    return [sizes](Attention& a) { a.bias = Tensor(nullptr, bf16, sizes); };
+  };
+  CHECK(chosen(sized({1, 8, 1024, 1024})).name() == "cuda:wgmma");
+  CHECK(chosen([](Attention& a) {
+          a.mask = Tensor(nullptr, boolean, {1, 1, 1024, 1024});
+        }).name() == "cuda:wgmma");
+  CHECK(says(chosen(sized({8, 1, 1, 1024})), "read a bias of keys once"));
+}
+
 TEST_CASE("Hopper's own kernel makes the backward pass, but for what it has no room for") {
   const auto backward = [](const Shape& shape, auto&& set) {
     Attention a = attention(shape);
