@@ -8,10 +8,11 @@ gradients: `regard.torch`, `regard.transformers`, `regard.jax`. `regard.bench` m
 """
 
 from ._core import allow_compilation, dropout_probability, version
-from .attention import (Explanation, Gradients, attention, attention_backward, dropout_mask,
-                        explain, prepare)
+from .attention import (Explanation, attention, attention_backward, dropout_mask, explain,
+                        prepare)
 from .errors import (DeviceFailure, Error, InternalError, InvalidArgument, OutOfMemory, Unavailable,
                      Unsupported, WrongType)
+from .gradients import Gradients
 from .machine import Backend, Gpu, Info, info
 
 __version__ = version()

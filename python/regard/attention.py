@@ -11,20 +11,8 @@ from . import _core
 from .arrays import Framework, framework_of, shape_only, view
 from .call import Call, call_of
 from .errors import Unsupported, refuse
+from .gradients import Gradients, sums_type, wanted_gradients
 from .settings import Causal, Layout, Precision, Window, type_name
-
-GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """What `attention_backward` computed; None where it was not asked for."""
-
-    dq: Any = None
-    dk: Any = None
-    dv: Any = None
-    dbias: Any = None
-    dsink: Any = None
 
 
 def attention(q: Any, k: Any, v: Any, *, bias: Any = None, mask: Any = None,
@@ -90,8 +78,8 @@ def attention(q: Any, k: Any, v: Any, *, bias: Any = None, mask: Any = None,
         from . import jax
 
         _refuse_outputs(out=out, lse=lse)
-        return jax.attention(q, k, v, return_lse=return_lse, out_type=out_type, backend=backend,
-                             **options)
+        return jax.attention(q, k, v, return_lse=return_lse, out_type=out_type, threads=threads,
+                             backend=backend, **options)
     if framework.name == "PyTorch" and out is None and lse is None:
         from . import torch
 
@@ -137,7 +125,8 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
 
         _refuse_outputs(into=into, accumulate=accumulate or None)
         return jax.attention_backward(dout, q, k, v, out, lse, dlse=dlse, gradients=gradients,
-                                      gradient_type=gradient_type, backend=backend, **options)
+                                      gradient_type=gradient_type, threads=threads,
+                                      backend=backend, **options)
     call = call_of(q, k, v, view, **options)
     wanted = wanted_gradients(gradients, call, into)
     if accumulate and into is None:
@@ -151,26 +140,6 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
         None if dlse is None else view(dlse, "dlse"), **arrays, accumulate=accumulate,
         stream=framework.stream(q), threads=threads, backend=backend)
     return Gradients(**results)
-
-
-def wanted_gradients(gradients: Iterable[str] | None, call: Call,
-                     into: Gradients | None = None) -> list[str]:
-    """Errors: InvalidArgument for a name that is none, or a gradient of what is not given."""
-    if gradients is None:
-        if into is not None:
-            return [name for name in GRADIENTS if getattr(into, name) is not None]
-        absent = {"dbias": call.extras["bias"] is None, "dsink": call.extras["sink"] is None}
-        return [name for name in GRADIENTS if not absent.get(name)]
-    wanted = [gradients] if isinstance(gradients, str) else list(gradients)
-    for name in wanted:
-        if name not in GRADIENTS:
-            raise refuse("gradients", repr(name), f"must be of {', '.join(GRADIENTS)}")
-        source = name[1:]
-        if source in call.extras and call.extras[source] is None:
-            raise refuse("gradients", repr(name), f"there is no {source}")
-        if into is not None and getattr(into, name) is None:
-            raise refuse("into", f"without {name}", "must hold every gradient that is asked for")
-    return wanted
 
 
 def dropout_mask(batch: int, heads: int, len_q: int, len_k: int, p: float, *, seed: int = 0,
@@ -234,11 +203,6 @@ def prepare(q: Any, k: Any, v: Any, *, pass_: str = "forward", device: str | Non
     """
     call = call_of(q, k, v, shape_only if device is not None else _view_or_shape, **options)
     call.problem().prepare(pass_, device or "", backend)
-
-
-def sums_type(problem: _core.Problem) -> str:
-    """Of lse and dlse."""
-    return "f64" if problem.type == "f64" else "f32"
 
 
 def _view_or_shape(x: Any, argument: str) -> _core.Array:

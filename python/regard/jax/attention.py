@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..arrays import shape_only
-from ..attention import GRADIENTS, Gradients, sums_type, wanted_gradients
 from ..call import EXTRAS, Call, call_of
 from ..errors import Unsupported, WrongType, refuse
+from ..gradients import GRADIENTS, Gradients, sums_type, wanted_gradients
 from ..settings import TYPE_NAMES, Causal, Layout, Precision, Window, type_name
 from . import batching
 from .calls import Arrays, Spec, vary_alike

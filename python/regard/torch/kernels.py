@@ -10,10 +10,10 @@ from torch import Tensor
 
 from .. import _core
 from ..errors import Unsupported, WrongType, refuse
+from ..gradients import GRADIENTS
 
 TYPES = {torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
          torch.bool: "bool", torch.int32: "i32"}
-GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
 
 
 class Options(NamedTuple):
