@@ -59,7 +59,7 @@ Pass pass_named(const std::string& name) {
 
 // A function of Python that is given a number of bytes and returns the address of as many; none:
 // the library allocates its own. The caller keeps the memory until the call has returned.
-using Allocate = std::optional<nb::callable>;
+using Allocate = std::optional<nb::typed<nb::callable, std::uintptr_t(std::size_t)>>;
 
 template <class... Tensors>
 Run with_workspace(Run run, const Allocate& allocate, const Attention& a,
@@ -101,7 +101,10 @@ void run_backward(const Problem& p, const Array& out, const Array& lse, const Ar
   backward(p.attention, inputs, gradients, run);
 }
 
-nb::dict setup() {
+// What is said of something, by name.
+using Facts = nb::typed<nb::dict, nb::str, nb::any>;
+
+Facts setup() {
   nb::list backends_list;
   for (const BackendInfo& backend : backends()) {
     nb::dict one;
@@ -146,16 +149,20 @@ NB_MODULE(_core, m) {
       .def_static("of", &array_from, "source"_a, "argument"_a, "type"_a = "")
       .def("swapped", &swapped, "first"_a, "second"_a)
       .def_prop_ro("type", [](const Array& a) { return name_of(a.tensor.type); })
-      .def_prop_ro("shape",
-                   [](const Array& a) {
-                     return nb::tuple(nb::cast(std::vector<std::int64_t>(
-                         a.tensor.sizes.begin(), a.tensor.sizes.begin() + a.tensor.rank)));
-                   })
-      .def_prop_ro("strides",
-                   [](const Array& a) {
-                     return nb::tuple(nb::cast(std::vector<std::int64_t>(
-                         a.tensor.strides.begin(), a.tensor.strides.begin() + a.tensor.rank)));
-                   })
+      .def_prop_ro(
+          "shape",
+          [](const Array& a) {
+            return nb::tuple(nb::cast(std::vector<std::int64_t>(
+                a.tensor.sizes.begin(), a.tensor.sizes.begin() + a.tensor.rank)));
+          },
+          nb::sig("def shape(self) -> tuple[int, ...]"))
+      .def_prop_ro(
+          "strides",
+          [](const Array& a) {
+            return nb::tuple(nb::cast(std::vector<std::int64_t>(
+                a.tensor.strides.begin(), a.tensor.strides.begin() + a.tensor.rank)));
+          },
+          nb::sig("def strides(self) -> tuple[int, ...]"))
       .def_prop_ro("device", [](const Array& a) { return device_name(a.device); })
       .def("__repr__", [](const Array& a) {
         return "<Array " + to_string(a.tensor) + " on " + device_name(a.device) + ">";
@@ -205,7 +212,7 @@ NB_MODULE(_core, m) {
       .def(
           "explain",
           [](const Problem& p, const std::string& pass, const std::string& device, int threads,
-             const std::string& backend) {
+             const std::string& backend) -> Facts {
             const Explanation e =
                 explain(p.attention, pass_named(pass), run_of(p, device, 0, threads, backend));
             nb::dict all;

@@ -229,7 +229,7 @@ Failure* handle(CallFrame* frame) {
 
 }  // namespace
 
-nb::dict xla_handlers() {
+nb::typed<nb::dict, nb::any, nb::any> xla_handlers() {
   const auto capsule = [](Handler* handler) {
     return nb::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
   };

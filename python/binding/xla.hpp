@@ -12,6 +12,6 @@ namespace regard::python {
 // "q k v bias" of the fields of Attention, BackwardInputs, ForwardOutputs and Gradients.
 // "dropout_seed" is an operand of two uint32, low and high, instead of the attribute; operands
 // named "zeros" are the initial values of results, and not looked at.
-nanobind::dict xla_handlers();
+nanobind::typed<nanobind::dict, nanobind::any, nanobind::any> xla_handlers();
 
 }  // namespace regard::python

@@ -72,7 +72,7 @@ class CuPy(Framework):
 
     def stream(self, x: Any) -> int:
         with x.device:
-            return sys.modules["cupy"].cuda.get_current_stream().ptr
+            return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
 
 
 class PyTorch(Framework):
@@ -98,7 +98,7 @@ class PyTorch(Framework):
     def stream(self, x: Any) -> int:
         if x.device.type != "cuda":
             return 0
-        return sys.modules["torch"].cuda.current_stream(x.device).cuda_stream
+        return int(sys.modules["torch"].cuda.current_stream(x.device).cuda_stream)
 
 
 class Jax(Framework):
@@ -136,7 +136,8 @@ def shape_only(x: Any, argument: str) -> _core.Array:
     type = TYPE_NAMES.get(dtype)
     if type is None:
         raise refuse(argument, dtype, "is no element type of the library", WrongType)
-    strides, stride = [], 1
+    strides: list[int] = []
+    stride = 1
     for size in reversed(x.shape):
         strides.insert(0, stride)
         stride *= max(1, int(size))

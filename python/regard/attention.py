@@ -133,8 +133,9 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
         raise refuse("accumulate", True, "needs `into`, the arrays to add to")
     results = {name: getattr(into, name) if into is not None else
                _empty_gradient(name, call, framework, gradient_type) for name in wanted}
-    arrays = {name: call.rows(x, name) if name in ("dq", "dk", "dv") else view(x, name)
-              for name, x in results.items()}
+    arrays: dict[str, Any] = {
+        name: call.rows(x, name) if name in ("dq", "dk", "dv") else view(x, name)
+        for name, x in results.items()}
     call.problem().backward(
         call.rows(out, "out"), view(lse, "lse"), call.rows(dout, "dout"),
         None if dlse is None else view(dlse, "dlse"), **arrays, accumulate=accumulate,

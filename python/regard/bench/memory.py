@@ -60,6 +60,9 @@ class HostMemory:
     def order(self, count: int) -> Any:
         return np.arange(count)
 
+    def workspace(self) -> None:
+        """The library's own."""
+
     def stream(self) -> int:
         return 0
 

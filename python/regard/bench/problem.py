@@ -39,9 +39,9 @@ class Problem:
         if self.dropout:
             names = ("dropout_p", "dropout_seed", "dropout_offset")
             self.settings |= dict(zip(names, self.dropout))
-        self.core = _core.Problem(
-            *(memory.view(self.given[name], name) for name in "qkv"),
-            {name: memory.view(x, name) for name, x in self.extras.items()}, **self.settings)
+        q, k, v = (memory.view(self.given[name], name) for name in "qkv")
+        extras = {name: memory.view(x, name) for name, x in self.extras.items()}
+        self.core = _core.Problem(q, k, v, extras, **self.settings)
         if not isinstance(memory, NoMemory):
             self._make_results(memory)
 

@@ -75,15 +75,13 @@ def ours(problem: Problem, which: str, backend: str, threads: int) -> Side:
     """Results are NaN until the first call; backward starts from our own forward pass."""
     p, memory = problem, problem.memory
     out, lse = memory.view(p.out, "out"), memory.view(p.lse, "lse")
-    how: dict[str, Any] = {"threads": threads, "backend": backend}
-    if memory.cuda:
-        how["allocate"] = memory.workspace()
+    how: dict[str, Any] = {"threads": threads, "backend": backend, "allocate": memory.workspace()}
     if which == "fwd":
         written = {"out": p.out, "lse": p.lse}
         bound = functools.partial(p.core.forward, out, lse, **how)
     else:
         written = p.gradients
-        arrays = {name: memory.view(x, name) for name, x in written.items()}
+        arrays: dict[str, Any] = {name: memory.view(x, name) for name, x in written.items()}
         dlse = None if p.dlse is None else memory.view(p.dlse, "dlse")
         bound = functools.partial(p.core.backward, out, lse, memory.view(p.dout, "dout"), dlse,
                                   **arrays, **how)

@@ -131,7 +131,7 @@ def _problem(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor 
     return _core.Problem(
         _rows(q, "q", options), _rows(k, "k", options), _rows(v, "v", options), arrays,
         scale=options.scale, softcap=options.softcap, causal=options.causal,
-        window=tuple(options.window), dropout_p=options.dropout_p,
+        window=(options.window[0], options.window[1]), dropout_p=options.dropout_p,
         dropout_seed=_seed(q, options) if options.dropout_p > 0 else 0,
         dropout_offset=_unsigned(options.dropout_offset), max_seqlen_q=options.max_seqlen_q,
         max_seqlen_k=options.max_seqlen_k, precision=options.precision,
@@ -171,8 +171,9 @@ def run_backward(wanted: Sequence[bool], dout: Tensor, dlse: Tensor | None, out:
     options = Options(*rest)
     problem = _problem(q, k, v, bias, sink, options)
     results = backward_results(wanted, q, k, v, bias, sink)
-    arrays = {name: _rows(x, name, options) if name in GRADIENTS[:3] else _array(x, name)
-              for name, x in results.items()}
+    arrays: dict[str, Any] = {
+        name: _rows(x, name, options) if name in GRADIENTS[:3] else _array(x, name)
+        for name, x in results.items()}
     if _is_ragged(options):
         for name in results.keys() & set(GRADIENTS[:3]):
             results[name].zero_()
