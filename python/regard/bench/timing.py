@@ -18,10 +18,13 @@ Samples = Callable[[], list[float]]  # seconds a call; known once the queue is e
 
 
 class HostClock:
-    """A turn is a pause, in which other libraries' threads stop spinning, a call that does not
-    count, and calls for about 30 ms; each is a sample."""
+    """A turn is a pause, a call that does not count, and calls for about 30 ms; each is a sample.
 
-    PAUSE, TURN = 0.003, 0.03  # seconds
+    In the pause the threads of other libraries stop spinning: OpenBLAS's do so for tens of
+    milliseconds, in which one of two cores is theirs.
+    """
+
+    PAUSE, TURN = 0.12, 0.03  # seconds
     MOST = 50                  # calls a turn
 
     def turn(self, side: Side) -> Samples:
