@@ -12,7 +12,6 @@ reverse, which sums the same numbers in another order.
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +20,8 @@ from torch import nn
 from torch.nn import functional
 
 from texts import VOCABULARY, Batches
-from training import (ATTENTIONS, DTYPES, Attend, Run, read_lines, spread_weights, train, widest,
-                      write_lines)
+from training import (ATTENTIONS, DTYPES, Attend, Run, options, read_lines, spread_weights, train,
+                      widest, write_lines)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -139,19 +138,8 @@ def report(runs: list[Run], tokens: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--attention", choices=ATTENTIONS, default="regard")
+    parser = options(__doc__.splitlines()[0], "60 on the CPU, 200 on a GPU", ["layers", "context"])
     parser.add_argument("--dtype", choices=DTYPES, help="default: float32; with --compare, both")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", type=int, help="default: 60 on the CPU, 200 on a GPU")
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--context", type=int)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--compare", action="store_true",
-                        help="train by both, and on reversed keys")
-    parser.add_argument("--lines", type=Path, help="write the runs as JSON lines")
-    parser.add_argument("--picture", type=Path, help="draw --compare's curves, as .svg")
-    parser.add_argument("--draw", type=Path, metavar="LINES", help="only draw these lines again")
     arguments = parser.parse_args()
     if arguments.draw:
         return draw(read_lines(arguments.draw), arguments.picture)

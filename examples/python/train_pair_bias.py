@@ -15,7 +15,6 @@ first step.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -27,8 +26,8 @@ from torch import nn
 from torch.nn import functional
 
 from texts import VOCABULARY, Batches
-from training import (ATTENTIONS, DTYPES, Attend, Run, read_lines, spread_weights, train, widest,
-                      write_lines)
+from training import (ATTENTIONS, DTYPES, Attend, Run, options, read_lines, spread_weights, train,
+                      widest, write_lines)
 
 HIDDEN = VOCABULARY  # the number of "guess this byte"
 FEATURES = 16  # of a pair of positions
@@ -223,19 +222,9 @@ def report(runs: list[Run]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__.splitlines()[0], "40 on the CPU, 100 on a GPU", ["length"])
     parser.add_argument("--bias", choices=("relative", "pair"), help="default: both")
-    parser.add_argument("--attention", choices=ATTENTIONS, default="regard")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", type=int, help="default: 40 on the CPU, 100 on a GPU")
-    parser.add_argument("--length", type=int)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--compare", action="store_true",
-                        help="train by both, and on reversed keys")
-    parser.add_argument("--lines", type=Path, help="write the runs as JSON lines")
-    parser.add_argument("--picture", type=Path, help="draw --compare's figures, as .svg")
-    parser.add_argument("--draw", type=Path, metavar="LINES", help="only draw these lines again")
     arguments = parser.parse_args()
     if arguments.draw:
         return draw(read_lines(arguments.draw), arguments.picture)

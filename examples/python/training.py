@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Callable
@@ -100,3 +101,20 @@ def write_lines(path: Path, runs: list[Run]) -> None:
 
 def read_lines(path: Path) -> list[Run]:
     return [Run(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def options(text: str, steps: str, lengths: list[str]) -> argparse.ArgumentParser:
+    """What both scripts' command lines have in common. lengths: options that change the sizes."""
+    parser = argparse.ArgumentParser(description=text)
+    parser.add_argument("--attention", choices=ATTENTIONS, default="regard")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", type=int, help=f"default: {steps}")
+    for name in lengths:
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--compare", action="store_true",
+                        help="train by both, and on reversed keys")
+    parser.add_argument("--lines", type=Path, help="write the runs as JSON lines")
+    parser.add_argument("--picture", type=Path, help="draw what --compare finds, as .svg")
+    parser.add_argument("--draw", type=Path, metavar="LINES", help="only draw these lines again")
+    return parser
