@@ -171,7 +171,7 @@ std::vector<BackendInfo> backends() {
       {"reference", true, "the textbook in float64, row by row: the judge of the others"});
   for (const Family family : {Family::wgmma, Family::mma, Family::simt}) {
     std::string note =
-        family == Family::wgmma ? "warpgroups of GPUs of compute capability 9.0, forward"
+        family == Family::wgmma ? "warpgroups of GPUs of compute capability 9.0 (H100, H200)"
         : family == Family::mma ? "tensor cores of GPUs from compute capability 7.5 on"
                                 : "any GPU; f64, and what tensor cores do not take";
     const std::string missing = cuda_backend::missing(family);
