@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import info
-from .cases import PRESETS, Case, cases_of
+from .cases import Case, cases_of
 from .environment import prepare_environment
 from .watch import Progress, watch
 

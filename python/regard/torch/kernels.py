@@ -11,9 +11,9 @@ from torch import Tensor
 from .. import _core
 from ..errors import Unsupported, WrongType, refuse
 from ..gradients import GRADIENTS
+from ..settings import TYPE_NAMES
 
-TYPES = {torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
-         torch.bool: "bool", torch.int32: "i32"}
+TYPES = {getattr(torch, name): short for name, short in TYPE_NAMES.items()}
 
 
 class Options(NamedTuple):
