@@ -64,4 +64,8 @@ bool is_boxable(const BoxedTensor& x) {
   return true;
 }
 
+bool is_boxable_result(const BoxedTensor& x) {
+  return is_boxable(x) && x.sizes[0] * x.strides[0] % 16 == 0;
+}
+
 }  // namespace regard

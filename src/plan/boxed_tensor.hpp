@@ -32,4 +32,8 @@ BackwardBoxes backward_boxes(const Problem&, const Tiling&);
 // 16-byte aligned, strides multiples of 16 bytes, above 0 and below 2^40.
 bool is_boxable(const BoxedTensor&);
 
+// Whether boxes can be stored to it as well. The copy engine writes whole pieces of 16 bytes: where
+// a row ends within one, it would write over what follows.
+bool is_boxable_result(const BoxedTensor&);
+
 }  // namespace regard

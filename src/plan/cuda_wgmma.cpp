@@ -101,8 +101,9 @@ KernelConfig wgmma_config(const Problem& p, int level) {
           .type = p.type,
           .bias_type = p.features.bias ? p.bias.type : Type::none,
           .features = p.features,
-          .boxed_out = !p.out.given() ||
-                       (p.out.type == p.type && is_boxable(forward_boxes(p, kLines[0].tiling).out)),
+          .boxed_out =
+              !p.out.given() ||
+              (p.out.type == p.type && is_boxable_result(forward_boxes(p, kLines[0].tiling).out)),
           .bias_aligned = is_bias_aligned(p),
           .mask_copy = bytes_of_mask_copy(p),
           .ragged = p.ragged};

@@ -20,7 +20,7 @@ bool is_loadable(const BoxedTensor& x) { return x.sizes[1] > 0 && is_boxable(x);
 
 // Whether a gradient that is wanted can be written by the copy engine.
 bool is_storable(const Problem& p, const View& gradient, const BoxedTensor& x) {
-  return !gradient.given() || (gradient.type == p.type && is_boxable(x));
+  return !gradient.given() || (gradient.type == p.type && is_boxable_result(x));
 }
 
 const char* why_not_bias(const Problem& p) {

@@ -69,6 +69,14 @@ def test_layouts(dim, layout, type, backend):
           backend)
 
 
+@pytest.mark.parametrize("type", ["bf16", "f16"])
+@pytest.mark.parametrize("dim", [4, 26, 127, 250])
+def test_rows_that_end_within_sixteen_bytes(dim, type, backend):
+    """What follows them, up to where the next row begins, is not written."""
+    judge(cases.make(("grouped", "bottom_right"), type, sizes=(70, 150), dim=dim, layout="padded"),
+          backend)
+
+
 @pytest.mark.parametrize("shift", [1, 2, 4])
 @pytest.mark.parametrize("type", ["f32", "bf16", "f16"])
 def test_unaligned_pointers(type, shift, backend):

@@ -346,6 +346,21 @@ TEST_CASE("golden explanation") {
       text.ends_with("workspace  34.08 MB: turns 0.00 MB, row states 0.52 MB, dq sums 33.55 MB\n"));
 }
 
+TEST_CASE("the copy engine writes rows of whole pieces of 16 bytes alone") {
+  for (const std::int64_t dim : {64, 72, 127, 26, 20}) {
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      Problem p = problem(attention({.dim = dim}), pass);
+      for (View* x : {&p.q, &p.k, &p.v, &p.out, &p.dout, &p.dk, &p.dv}) {
+        *x = {.type = bf16, .strides = {.batch = 1 << 24, .head = 1 << 18, .row = 128}};
+      }
+      const CudaPlan plan = planned(p, "sm_90", "cuda:wgmma");
+      REQUIRE(plan.name() == "cuda:wgmma");
+      const Kernel main = pass == Pass::forward ? Kernel::forward : Kernel::backward;
+      CHECK(launch_of(plan, main)->config.boxed_out == (dim % 8 == 0));
+    }
+  }
+}
+
 TEST_CASE("wgmma stages tiles of bias and mask where there is room") {
   const auto made = [](std::int64_t dim, Type bias, bool mask) {
     Attention a = attention({.dim = dim});

@@ -48,6 +48,7 @@ FEATURES = {
     "accumulate": {"accumulate": True},
     "bshd": {"layout": "bshd"},
     "gaps": {"layout": "gaps"},
+    "padded": {"layout": "padded"},
     "stride_0": {"layout": "stride_0"},
     "reversed": {"layout": "reversed"},
 }
@@ -82,6 +83,11 @@ def lay_out(array, layout, shared_batch=False):
     if layout == "reversed":  # negative strides in all but the last axis
         backwards = (np.s_[::-1],) * (array.ndim - 1)
         return array[backwards].copy()[backwards]
+    if layout == "padded":  # rows of whole pieces of 16 bytes, which they do not fill
+        columns = array.shape[-1]
+        room = sentinel((*array.shape[:-1], (columns // 8 + 2) * 8), array.dtype)
+        room[..., :columns] = array
+        return room[..., :columns]
     if layout == "gaps":
         room = sentinel([size + 1 + axis for axis, size in enumerate(array.shape)], array.dtype)
         view = room[tuple(np.s_[1 : size + 1] for size in array.shape)]
@@ -227,14 +233,27 @@ def lse_type(type):
 
 
 class Outputs(dict):
-    """Named arrays in the case's layout, and their whole memory as it was before a call."""
+    """Named arrays in the case's layout, and what lay between their elements before a call."""
+
+    def __init__(self):
+        self.between = {}
 
     def add(self, name, shape, dtype, layout, start=None):
         content = sentinel(shape, dtype) if start is None else regard.store(start, dtype)
         self[name] = lay_out(content, layout)
+        self.between[name] = between(self[name])
 
-    def rooms(self):
-        return {name: room(array) for name, array in self.items()}
+    def keeps_between(self, name):
+        return self.between[name] == between(self[name])
+
+
+def between(array):
+    """The bytes of the memory that array is a view of, with zeros for its own elements."""
+    memory = room(array)
+    copied = memory.copy()
+    np.ndarray(array.shape, array.dtype, copied.data, array.ctypes.data - memory.ctypes.data,
+               array.strides)[...] = 0
+    return copied.tobytes()
 
 
 def room(array):
@@ -294,6 +313,8 @@ def compare(case, results):
     # Scores and lse are f32 (f64 for f64): their rounding is an error of P in proportion.
     unit_score = UNIT["f64" if case.type == "f64" else "f32"]
     for name, array in results.items():
+        if isinstance(results, Outputs):
+            assert results.keeps_between(name), f"{name}: memory between its rows was written"
         where = written(case, name)
         got, want = regard.load(array), case.truth[name]
         plain = case.unfused[name].astype(np.float64)

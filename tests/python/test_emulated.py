@@ -40,7 +40,8 @@ def runs(family, type):
 
 def is_unaligned(features):
     """What the copy engine does not take; packed k and v are not broadcast over a batch."""
-    return {"odd", "gaps", "reversed"} & set(features) or (
+    return {"gaps", "reversed"} & set(features) or (
+        "odd" in features and "padded" not in features) or (
         "stride_0" in features and "packed" not in features)
 
 
@@ -157,6 +158,13 @@ def test_where_rows_must_begin(shift, stays):
     case.inputs["k"] = view
     assert ("the copy engine" in refused(case, WGMMA)) != stays
     judge_forward(case, "emulated+sm_90" if not stays else WGMMA)
+
+
+@pytest.mark.parametrize("features, dim, dim_v", [
+    (("padded",), 26, 26), (("padded", "packed"), 20, 127), (("padded", "seqused"), 64, 15)], ids=str)
+def test_rows_that_end_within_sixteen_bytes(features, dim, dim_v):
+    """The copy engine writes sixteen bytes at a time: what follows a row must stay as it is."""
+    judge(cases.make(features, "f16", sizes=(70, 90), dim=dim, dim_v=dim_v), WGMMA + "+mixed")
 
 
 @pytest.mark.parametrize("type", ["f16", "bf16"])

@@ -83,7 +83,7 @@ REGARD_DEVICE void load_box(SharedAddress to, const TensorMap& map, const BoxPla
       "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(barrier)
       : "memory");
 }
-// Elements outside the tensor are not written.
+// Elements outside the tensor are not written, but for those of the 16 bytes in which a row ends.
 REGARD_DEVICE void store_box(const TensorMap& map, const BoxPlace& at, SharedAddress from) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "

@@ -178,6 +178,8 @@ void BlockMachine::store_box(const BoxMap& map, const int (&at)[4], uint32 from,
 // Whoever closes groups also waits for all of them.
 void BlockMachine::commit_stores() {}
 
+// As the hardware: rows are written by pieces of 16 bytes, the last one as a whole.
+
 void BlockMachine::wait_stores(Where) {
   for (const BoxToStore& box : threads_[thread]->stores) {
     const BoxMap& map = box.map;
@@ -187,7 +189,8 @@ void BlockMachine::wait_stores(Where) {
         int64 offset = 0;
         bool exists = true;
         for (int i = 0; i < 4; ++i) {
-          exists &= place[i] >= 0 && place[i] < map.sizes[i];
+          const int64 end = i == 0 ? (map.sizes[0] + 7) / 8 * 8 : map.sizes[i];
+          exists &= place[i] >= 0 && place[i] < end;
           offset += place[i] * map.strides[i];
         }
         if (!exists) continue;

@@ -35,6 +35,9 @@ struct BackwardMemory {
   static constexpr int kStages = kConfig.tiling.stages;  // of dO
   static constexpr int kQueryStages = query_stages(kConfig.tiling);
   static constexpr int kKeyWarps = kConfig.tiling.warps - 4;
+  // Who says that bias and mask are there: a warp whose copies run in the background, or each thread
+  // that writes bytes itself.
+  static constexpr bool kEachArrives = kConfig.features.mask && kConfig.mask_copy == 1;
   static_assert(kStages <= kMostBackwardStages && kRows == kPanelColumns);
   static_assert(kKeys == kWarpgroupRows * kKeyWarps / 4);
 
@@ -92,7 +95,7 @@ struct BackwardMemory {
       init_barrier(barrier(kDscoreEmpty, buffer), 4);
     }
     for (int buffer = 0; buffer < kPairTermBuffers; ++buffer) {
-      init_barrier(barrier(kPairTermsFull, buffer), 4);
+      init_barrier(barrier(kPairTermsFull, buffer), kEachArrives ? 128 : 4);
     }
     publish_barriers();
   }

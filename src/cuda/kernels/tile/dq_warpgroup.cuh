@@ -156,7 +156,9 @@ struct DqWarpgroup {
   REGARD_DEVICE void hand_over_pair_terms(int use) const {
     wait_copies<0>();
     sync_warp();
-    if (lane_index() == 0) arrive(memory.barrier(Memory::kPairTermsFull, use & 1));
+    if (Memory::kEachArrives || lane_index() == 0) {
+      arrive(memory.barrier(Memory::kPairTermsFull, use & 1));
+    }
   }
 
   // -------------------------------------------------------------------------------------------- dq
