@@ -30,13 +30,13 @@ struct BackwardWgmmaLayout {
   int query_bytes = 0;
   int douts = 0;  // the first stage, panels of [rows]
   int dout_bytes = 0;
+  int lse = 0;      // [query stages][rows] row terms
+  int delta = 0;    // [stages][rows]
   int dscores = 0;  // the first buffer: dS^T, a panel of [keys], a tile's rows across
   int dscore_bytes = 0;
-  int lse = 0;    // [query stages][rows] row terms
-  int delta = 0;  // [stages][rows]
-  int bias = 0;   // [pair term buffers][rows][keys], as mma_layout.h says
-  int mask = 0;   // [pair term buffers][rows][keys]
-  int task = 0;   // BackwardTask
+  int bias = 0;  // [pair term buffers][rows][keys], as mma_layout.h says
+  int mask = 0;  // [pair term buffers][rows][keys]
+  int task = 0;  // BackwardTask
   int barriers = 0;
   int size = 0;
 };
@@ -53,10 +53,10 @@ REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   x.values = panels_of(c.dim) * panel_bytes(t.keys);
   x.queries = x.values + panels_of(c.dim_v) * panel_bytes(t.keys);
   x.douts = x.queries + query_stages(t) * x.query_bytes;
-  x.dscores = x.douts + t.stages * x.dout_bytes;
-  x.lse = x.dscores + kDscoreBuffers * x.dscore_bytes;
+  x.lse = x.douts + t.stages * x.dout_bytes;
   x.delta = x.lse + query_stages(t) * t.rows * kRowTermBytes;
-  x.bias = x.delta + t.stages * t.rows * kRowTermBytes;
+  x.dscores = x.delta + t.stages * t.rows * kRowTermBytes;
+  x.bias = x.dscores + kDscoreBuffers * x.dscore_bytes;
   x.mask = x.bias + kPairTermBuffers * bias_bytes(c);
   x.task = x.mask + kPairTermBuffers * mask_bytes(c);
   x.barriers = x.task + kBackwardTaskBytes;

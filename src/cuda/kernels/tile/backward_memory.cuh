@@ -37,7 +37,8 @@ struct BackwardMemory {
   static constexpr int kKeyWarps = kConfig.tiling.warps - 4;
   // Who says that bias and mask are there: a warp whose copies run in the background, or each thread
   // that writes bytes itself.
-  static constexpr bool kEachArrives = kConfig.features.mask && kConfig.mask_copy == 1;
+  static constexpr bool kEachArrives = (kConfig.features.mask && kConfig.mask_copy == 1) ||
+                                       (kConfig.features.bias && !kConfig.bias_aligned);
   static_assert(kStages <= kMostBackwardStages && kRows == kPanelColumns);
   static_assert(kKeys == kWarpgroupRows * kKeyWarps / 4);
 
