@@ -135,7 +135,8 @@ CudaBuffers buffers_of(const Problem& p, const CudaPlan& plan, const DeviceWorks
                 .partial_out = memory.at<float>(w.partial_out),
                 .partial_rows = memory.at<float>(w.partial_rows),
                 .marks_q = memory.at<uint8>(w.marks_q),
-                .marks_k = memory.at<uint8>(w.marks_k)};
+                .marks_k = memory.at<uint8>(w.marks_k),
+                .any_mark = memory.at<int32>(w.any_mark)};
   b.row_terms = memory.at<void>(w.row_terms);
   if (plan.counts_tiles()) b.tile_counter = memory.at<int32>(w.tile_counter);
   const bool has_own_sums =

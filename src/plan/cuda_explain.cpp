@@ -78,8 +78,8 @@ std::string workspace_text(const CudaWorkspace& w) {
     int64 begin, end;
   };
   const Part parts[] = {
-      {"tile counter", w.tile_counter, w.turns}, {"turns", w.turns, w.marks_q},
-      {"marks", w.marks_q, w.dbias_sums},        {"dbias sums", w.dbias_sums, w.row_states},
+      {"tile counter", w.tile_counter, w.turns}, {"turns", w.turns, w.any_mark},
+      {"marks", w.any_mark, w.dbias_sums},       {"dbias sums", w.dbias_sums, w.row_states},
       {"row states", w.row_states, w.row_terms}, {"row terms", w.row_terms, w.dq_sums},
       {"dq sums", w.dq_sums, w.partial_out},     {"partial results", w.partial_out, w.size}};
   std::string text = megabytes(w.size), separator = ": ";

@@ -17,6 +17,8 @@ namespace {
 
 constexpr int64 kMostBlocks = INT32_MAX;  // of a grid
 
+constexpr int64 kAnyMarkBytes = 8;  // of rows and of keys: whether one is marked
+
 constexpr const char* kWhyMarks =
     "marks: a row or key whose result is not finite is computed again without tensor cores, where "
     "0 * NaN of hidden pairs or of split products would spoil it";
@@ -336,6 +338,7 @@ class Planner {
     // Tiles of one length need no counter to share them out.
     room.take(plan_.workspace.tile_counter, wgmma && (p_.features.interval || p_.ragged) ? 4 : 0);
     room.take(plan_.workspace.turns, 0);
+    room.take(plan_.workspace.any_mark, marks ? kAnyMarkBytes : 0);
     plan_.workspace.clear = room.size;
     room.take(plan_.workspace.marks_q, marks ? s_.heads_q * s_.rows_q : 0);
     room.take(plan_.workspace.marks_k, 0);
@@ -438,6 +441,7 @@ class Planner {
     room.take(w.turns, main_.ordered
                            ? s_.batch * s_.heads_q * divide_up(s_.len_q, main_.tiling.rows) * 4
                            : 0);
+    room.take(w.any_mark, marks ? kAnyMarkBytes : 0);
     room.take(w.marks_q, marks && sums_dq ? rows : 0);
     room.take(w.marks_k, marks && wants_dkv ? s_.heads_kv * s_.rows_k : 0);
     room.take(w.dbias_sums, dbias_sums_bytes());

@@ -27,6 +27,7 @@ struct CudaLaunch {
 struct CudaWorkspace {
   int64 tile_counter = 0;
   int64 turns = 0;
+  int64 any_mark = 0;
   int64 marks_q = 0;
   int64 marks_k = 0;
   int64 dbias_sums = 0;

@@ -119,7 +119,12 @@ REGARD_INLINE int lanes_of_row(int dim_v, int elements_of_lane) {
 REGARD_INLINE Tiling simt_tiling(Kernel kernel, Type type, int dim, int dim_v, int64 shared_limit) {
   switch (kernel) {
     case Kernel::delta:
-      return {.rows = 64, .keys = 0, .warps = 8, .stages = 1, .slices = 1, .blocks = 4};
+      return {.rows = 64,
+              .keys = 0,
+              .warps = 8,
+              .stages = 1,
+              .slices = 1,
+              .blocks = type == Type::f64 ? 4 : 6};
     case Kernel::combine:
       return {.rows = 128 / lanes_of_row(dim_v, 4),
               .keys = 0,

@@ -197,9 +197,9 @@ void run_launch(const CudaLaunch& launch, KernelParams params, Schedule schedule
 
 void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
   const CudaWorkspace& w = plan.workspace;
-  std::vector<std::int64_t> ends{w.tile_counter, w.turns,       w.marks_q,      w.marks_k,
-                                 w.dbias_sums,   w.clear,       w.row_states,   w.row_terms,
-                                 w.dq_sums,      w.partial_out, w.partial_rows, w.size};
+  std::vector<std::int64_t> ends{
+      w.tile_counter, w.turns,     w.any_mark, w.marks_q,     w.marks_k,      w.dbias_sums, w.clear,
+      w.row_states,   w.row_terms, w.dq_sums,  w.partial_out, w.partial_rows, w.size};
   std::sort(ends.begin(), ends.end());
   // From where a part begins to where the next one does; none where two begin together.
   const auto part = [&](std::int64_t begin) {
@@ -207,10 +207,10 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
     return std::make_unique<Part>(begin, end == ends.end() ? begin : *end, begin < w.clear);
   };
   const auto tile_counter = part(w.tile_counter), turns = part(w.turns), marks_q = part(w.marks_q),
-             marks_k = part(w.marks_k), dbias_sums = part(w.dbias_sums),
-             row_states = part(w.row_states), row_terms = part(w.row_terms),
-             dq_sums = part(w.dq_sums), partial_out = part(w.partial_out),
-             partial_rows = part(w.partial_rows);
+             marks_k = part(w.marks_k), any_mark = part(w.any_mark),
+             dbias_sums = part(w.dbias_sums), row_states = part(w.row_states),
+             row_terms = part(w.row_terms), dq_sums = part(w.dq_sums),
+             partial_out = part(w.partial_out), partial_rows = part(w.partial_rows);
   KernelParams params{.problem = problem, .buffers = {}, .grid = {}, .splits = plan.splits};
   params.buffers = {.row_states = row_states->as<void>(),
                     .dq_sums = dq_sums->as<float>(),
@@ -220,7 +220,8 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
                     .partial_out = partial_out->as<float>(),
                     .partial_rows = partial_rows->as<float>(),
                     .marks_q = marks_q->as<uint8>(),
-                    .marks_k = marks_k->as<uint8>()};
+                    .marks_k = marks_k->as<uint8>(),
+                    .any_mark = any_mark->as<int32>()};
   params.buffers.row_terms = row_terms->as<void>();
   if (plan.counts_tiles()) params.buffers.tile_counter = tile_counter->as<int32>();
   const bool has_own_sums = std::any_of(

@@ -155,7 +155,6 @@ struct BackwardMma {
   // Scales a result, and marks keys where it is not finite.
   template <int kBlocks>
   REGARD_DEVICE void finish(Accumulator (&x)[kN][kBlocks], float scale) const {
-    uint8* const marks = at.params.buffers.marks_k;
 #pragma unroll
     for (int m = 0; m < kN; ++m) {
       bool finite[2] = {true, true};
@@ -171,7 +170,7 @@ struct BackwardMma {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int key = at.key_of(m, half);
-          if (!finite[half] && key < at.key_count) marks[mark_of(key)] = 1;
+          if (!finite[half] && key < at.key_count) mark_key(at.params.buffers, mark_of(key));
         }
       }
     }

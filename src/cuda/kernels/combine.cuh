@@ -84,7 +84,7 @@ REGARD_DEVICE void combine(const KernelParams& params) {
   }
   if constexpr (kConfig.marks) {
     spoiled = sum_of_lanes<kLanes>(spoiled);
-    if (lane == 0 && exists && spoiled != 0) params.buffers.marks_q[row] = 1;
+    if (lane == 0 && exists && spoiled != 0) mark_row(params.buffers, row);
   }
   if (lane != 0 || !exists || !p.lse.given()) return;
   // Where nothing joined the sink, the lse is the sink, to the last bit.

@@ -69,7 +69,7 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       spoiled[n] = sum_of_lanes<4>(spoiled[n]);
-      if (spoiled[n] != 0 && exist[n] && begin == 0) params.buffers.marks_q[row + 8 * n] = 1;
+      if (spoiled[n] != 0 && exist[n] && begin == 0) mark_row(params.buffers, row + 8 * n);
     }
   };
   // Spoiled rows that accumulate must stay as they are, for whoever computes them again.

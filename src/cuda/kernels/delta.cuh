@@ -7,35 +7,89 @@
 
 namespace regard {
 
-// dout . out of kRows rows, `step` apart from row i on, for the kLanes threads that share them.
-template <Type kOut, Type kDout, int kLanes, int kElements, class Real, int kRows>
-REGARD_DEVICE void multiply_out(Real (&sums)[kRows], const Problem& p, const Sequence& seq, int64 b,
-                                int64 h, int64 i, int step, bool aligned) {
-  const int64 dim = p.sizes.dim_v;
+// dout . out of kRows rows, `step` apart from row i on, for the kLanes threads that share them: of
+// whole lines of kElements in q's type, loaded all at once. Rows past the end are the last once more.
+template <Type kType, int kLanes, int kElements, class Real, int kRows>
+REGARD_DEVICE void multiply_lines(Real (&sums)[kRows], const Problem& p, const Sequence& seq,
+                                  int64 b, int64 h, int64 i, int step) {
+  using Stored = typename ElementOf<kType>::Stored;
+  using Line = Pack<Stored, kElements>;
+  const int64 last = larger<int64>(seq.len_q - 1, 0);
+  const auto* const out =
+      static_cast<const Stored*>(p.out.data) + offset_of(p.out.strides, b, h, seq.first_q, 0);
+  const auto* const dout =
+      static_cast<const Stored*>(p.dout.data) + offset_of(p.dout.strides, b, h, seq.first_q, 0);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) sums[r] = 0;
-  for (int64 d = lane_index() % kLanes * kElements; d < dim; d += kLanes * kElements) {
-    Real out[kRows][kElements], dout[kRows][kElements];
+  for (int d = lane_index() % kLanes * kElements; d < p.sizes.dim_v; d += kLanes * kElements) {
+    Line x[kRows], y[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int64 row = i + r * step, count = row < seq.len_q ? dim - d : 0;
-      load_line<kOut>(out[r], p.out, offset_of(p.out.strides, b, h, seq.first_q, row) + d, count,
-                      aligned);
-      load_line<kDout>(dout[r], p.dout, offset_of(p.dout.strides, b, h, seq.first_q, row) + d,
-                       count, aligned);
+      const int64 row = smaller(i + r * step, last);
+      x[r] = *reinterpret_cast<const Line*>(out + row * p.out.strides.row + d);
+      y[r] = *reinterpret_cast<const Line*>(dout + row * p.dout.strides.row + d);
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
       for (int n = 0; n < kElements; ++n) {
         // A row that sees nothing has out = 0 and takes nothing from dout, whatever that holds.
-        if (out[r][n] != 0) sums[r] = fma_of(out[r][n], dout[r][n], sums[r]);
+        const Real of_out = Real(real_of<kType>(x[r].x[n]));
+        if (of_out != 0) sums[r] = fma_of(of_out, Real(real_of<kType>(y[r].x[n])), sums[r]);
       }
     }
   }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) sums[r] = sum_of_lanes<kLanes>(sums[r]);
 }
+
+// The same of rows of any types and strides, one after another.
+template <Type kType, int kLanes, int kElements, class Real, int kRows>
+REGARD_DEVICE void multiply_any(Real (&sums)[kRows], const Problem& p, const Sequence& seq, int64 b,
+                                int64 h, int64 i, int step) {
+  const int64 dim = p.sizes.dim_v;
+#pragma unroll 1
+  for (int r = 0; r < kRows; ++r) {
+    const int64 row = i + r * step, count = row < seq.len_q ? dim : 0;
+    Real sum = 0;
+    for (int64 d = lane_index() % kLanes * kElements; d < count; d += kLanes * kElements) {
+      Real out[kElements], dout[kElements];
+      const auto load = [&](Real(&x)[kElements], const View& view) {
+        with_type<kType>(view.type, [&](auto type) {
+          load_line<decltype(type)::kElement>(
+              x, view, offset_of(view.strides, b, h, seq.first_q, row) + d, dim - d, false);
+        });
+      };
+      load(out, p.out);
+      load(dout, p.dout);
+#pragma unroll
+      for (int n = 0; n < kElements; ++n) {
+        if (out[n] != 0) sum = fma_of(out[n], dout[n], sum);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kRows; ++n) sums[n] = n == r ? sum : sums[n];
+  }
+}
+
+// A row's lse, and what its delta is less than dout . out by.
+template <class Real>
+struct RowInputs {
+  Real lse = -infinity<Real>();
+  Real dlse = 0;
+
+  REGARD_DEVICE void load(const Problem& p, const Sequence& seq, int64 b, int64 h, int64 row) {
+    if (row >= seq.len_q) return;
+    lse = static_cast<const Real*>(
+        p.lse.data)[offset_of(p.lse.strides, b, h, seq.first_q, row)];
+    if (p.dlse.given()) {
+      dlse = static_cast<const Real*>(
+          p.dlse.data)[offset_of(p.dlse.strides, b, h, seq.first_q, row)];
+    }
+  }
+  REGARD_DEVICE RowState<Real> state(Real product) const {
+    if (lse == -infinity<Real>()) return {infinity<Real>(), 0};
+    return {lse, product - dlse};
+  }
+};
 
 template <KernelConfig kConfig>
 REGARD_DEVICE void clear_dq_sums(const KernelParams& params) {
@@ -56,7 +110,9 @@ REGARD_DEVICE void delta(const KernelParams& params) {
   constexpr int kLanes = lanes_of_row(kConfig.dim_v, kElements);
   constexpr int kStep = kConfig.tiling.warps * 32 / kLanes;  // rows that a block has under way
   constexpr int kRows = 2;                                   // of a thread at once
-  if constexpr (kConfig.wants_dq) clear_dq_sums<kConfig>(params);
+  // Each of the lanes that share rows finishes every kLanes-th of them.
+  constexpr int kTurns = (kRows + kLanes - 1) / kLanes;
+  const int lane = lane_index() % kLanes;
   const Problem& p = params.problem;
   const BlockPlace place = place_of(params.grid, block_index());
   const int64 heads = p.sizes.heads_q, b = place.head / heads, h = place.head % heads;
@@ -65,40 +121,43 @@ REGARD_DEVICE void delta(const KernelParams& params) {
   // Rows past a sequence's end have a state of their own where they have a place of their own.
   const int64 end =
       smaller<int64>(first + kConfig.tiling.rows, p.packed ? seq.len_q : p.sizes.len_q);
-  const bool aligned = is_aligned(p.out) && is_aligned(p.dout);
+  const bool has_lines = p.out.type == kType && p.dout.type == kType && is_aligned(p.out) &&
+                         is_aligned(p.dout) && p.sizes.dim_v % kElements == 0;
   auto* const states = static_cast<RowState<Real>*>(params.buffers.row_states);
 
   for (int64 base = first; base < end; base += kRows * kStep) {
     const int64 i = base + thread_index() / kLanes;
-    Real sums[kRows];
-    with_type<kType>(p.out.type, [&](auto out) {
-      with_type<kType>(p.dout.type, [&](auto dout) {
-        multiply_out<decltype(out)::kElement, decltype(dout)::kElement, kLanes, kElements>(
-            sums, p, seq, b, h, i, kStep, aligned);
-      });
-    });
+    RowInputs<Real> inputs[kTurns];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int r = turn * kLanes + lane;
+      if (r < kRows) inputs[turn].load(p, seq, b, h, i + r * kStep);
+    }
+    Real sums[kRows] = {};
+    if (has_lines) {
+      multiply_lines<kType, kLanes, kElements>(sums, p, seq, b, h, i, kStep);
+    } else {
+      multiply_any<kType, kLanes, kElements>(sums, p, seq, b, h, i, kStep);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) sums[r] = sum_of_lanes<kLanes>(sums[r]);
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      Real product = 0;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) product = r == turn * kLanes + lane ? sums[r] : product;
+      const int r = turn * kLanes + lane;
       const int64 row = i + r * kStep;
-      if (lane_index() % kLanes != 0 || row >= end) continue;
-      RowState<Real> state{infinity<Real>(), 0};
-      if (row < seq.len_q) {
-        const int64 at = offset_of(p.lse.strides, b, h, seq.first_q, row);
-        const Real lse = static_cast<const Real*>(p.lse.data)[at];
-        if (lse != -infinity<Real>()) {
-          state = {lse, sums[r]};
-          if (p.dlse.given()) {
-            state.delta -= static_cast<const Real*>(
-                p.dlse.data)[offset_of(p.dlse.strides, b, h, seq.first_q, row)];
-          }
-        }
-      }
+      if (r >= kRows || row >= end) continue;
+      const RowState<Real> state = inputs[turn].state(product);
       states[h * p.sizes.rows_q + flat_row(p, seq, b, row)] = state;
       if constexpr (kConfig.row_terms) {
         store_row_terms<kConfig>(params, h * dq_rows(p) + first_dq_row(p, seq, b) + row, state);
       }
     }
   }
+  // Last: nothing waits for it.
+  if constexpr (kConfig.wants_dq) clear_dq_sums<kConfig>(params);
 }
 
 }  // namespace regard

@@ -197,7 +197,7 @@ struct ForwardMma {
   // Every row's mark, by one lane; slices of a row only set what was clear before.
   REGARD_DEVICE void write_mark(const Row& row, int spoiled) const {
     if (lane_index() % 4 != 0 || (kTiling.slices > 1 && !spoiled)) return;
-    at.params.buffers.marks_q[line_of(row)] = uint8(spoiled);
+    write_row_mark(at.params.buffers, line_of(row), spoiled != 0);
   }
 
   REGARD_DEVICE void write_out(int m) const {

@@ -26,6 +26,7 @@ struct CudaBuffers {
   float* partial_rows = nullptr;  // [splits][heads_q][rows_q] x {reference, sum}
   uint8* marks_q = nullptr;       // [heads_q][rows_q]: 1 = compute this row again
   uint8* marks_k = nullptr;       // [heads_kv][rows_k]
+  int32* any_mark = nullptr;      // of marks_q, of marks_k: whether there is one
   int32* tile_counter = nullptr;  // wgmma: tiles that blocks have taken beyond their first
   void* row_terms = nullptr;      // wgmma: lse of [heads_q][dq_rows] rows, 16 bytes each; delta
 };
@@ -36,6 +37,20 @@ struct KernelParams {
   BlockGrid grid;
   int32 splits = 1;  // of the forward pass's keys (combine has another grid than its forward)
 };
+
+// Marks a row or key whose result is not finite, for a marked kernel to compute it again. Where
+// every row's mark is written, none is clear before.
+REGARD_INLINE void write_row_mark(const CudaBuffers& buffers, int64 row, bool spoiled) {
+  buffers.marks_q[row] = uint8(spoiled);
+  if (spoiled) buffers.any_mark[0] = 1;
+}
+REGARD_INLINE void mark_row(const CudaBuffers& buffers, int64 row) {
+  write_row_mark(buffers, row, true);
+}
+REGARD_INLINE void mark_key(const CudaBuffers& buffers, int64 key) {
+  buffers.marks_k[key] = 1;
+  buffers.any_mark[1] = 1;
+}
 
 // The row of (b, i) in buffers that have one line per real row of a head.
 REGARD_INLINE int64 flat_row(const Problem& p, const Sequence& seq, int64 b, int64 i) {

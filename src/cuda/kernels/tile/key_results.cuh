@@ -60,8 +60,9 @@ struct KeyResults {
       spoiled |= shuffle_xor(spoiled, 2);
       if (spoiled && lane_index() % 4 == 0 && key_of(half) < keys_left) {
         const Problem& p = params.problem;
-        params.buffers.marks_k[task.kv * p.sizes.rows_k +
-                               flat_key(p, task.seq.whole(), task.b, first_key + key_of(half))] = 1;
+        mark_key(params.buffers,
+                 task.kv * p.sizes.rows_k +
+                     flat_key(p, task.seq.whole(), task.b, first_key + key_of(half)));
       }
     }
     return spoiled != 0;

@@ -73,7 +73,7 @@ struct WarpgroupResults {
                                  task.first_row + warp_row + row_of(half));
       static_cast<float*>(p.lse.data)[to] = lse_of_reference<L>(row);
     }
-    if constexpr (kConfig.marks) params.buffers.marks_q[line_of(half)] = uint8(spoiled);
+    if constexpr (kConfig.marks) write_row_mark(params.buffers, line_of(half), spoiled != 0);
   }
 
   // Through shared memory of the warp's own, as many panels at a time as there are.
