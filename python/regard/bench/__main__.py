@@ -50,6 +50,8 @@ def parser_of_run() -> argparse.ArgumentParser:
     add("--case", default="", help='with --tune: "d128-causal-16384-bwd"')
     add("--seconds", type=float, default=0.0,
         help="of timing a case and pass (default: 1 on a CPU, 0.3 on a GPU)")
+    add("--pause", type=float, default=0.0, metavar="SECONDS",
+        help="GPU: idle before each turn of about 4 ms, for the figures of short bursts")
     add("--threads", type=int, default=0, help="of the CPU, for every side (default: all)")
     add("--out", type=Path, default=Path("."), metavar="PATH",
         help="JSON lines: a file, or a folder for cpu_ISA.jsonl, gpu_NAME.jsonl (default: here)")
@@ -76,6 +78,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     a.threads = a.threads or cores
     if not 1 <= a.threads <= cores:
         parser.error(f"--threads = {a.threads}: must be 1 to {cores}")
+    if a.pause < 0 or (a.pause and a.kind == "cpu"):
+        parser.error(f"--pause = {a.pause}: must be 0 or, on a GPU, above it")
     a.seconds = a.seconds or (1.0 if a.kind == "cpu" else 0.3)
     a.backends = [name.strip() for name in a.backends.split(";") if name.strip()] or [a.kind]
     if a.tune:
@@ -125,9 +129,11 @@ def work(a: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore")  # PyTorch says at length why a kernel of its own cannot run
     peers = chosen_peers(a)
     set_torch_up(a, "torch" in peers)
-    bench = Bench(a.device, a.backends, list(peers), a.threads, a.seconds, a.only,
-                  Progress(a.progress, a.lost))
+    bench = Bench(a.device, a.backends, list(peers), a.threads, a.seconds, a.pause,
+                  a.only, Progress(a.progress, a.lost))
     known = facts.facts(bench.memory, a.threads, peers)
+    if a.pause:
+        known["pause"] = a.pause
     begun = json.loads(Path(a.done).read_text()) if a.done else []
     rows: list[tables.Row] = list(begun)
     cases = [case for case in a.cases if not any(row["case"] == case.name for row in rows)]
@@ -135,7 +141,7 @@ def work(a: argparse.Namespace) -> int:
         libraries = ("regard", "torch", "jax", "numpy", "cudnn")
         say(f"{known['device']}, " + (f"{a.threads} threads" if a.kind == "cpu" else a.device)
             + "; " + ", ".join(f"{name} {known[name]}" for name in libraries if name in known))
-        say(f"at the beginning: {facts.load(bench.memory)}")
+        say(f"at the beginning: {facts.load(bench.memory)[0]}")
     began = time.perf_counter()
     if count := bench.compile(cases):
         say(f"kernels of {count} problems compiled in {time.perf_counter() - began:.1f} s")
@@ -162,7 +168,9 @@ def work(a: argparse.Namespace) -> int:
             say(tables.line_of(rows[-1], columns))
         if a.done:
             Path(a.done).write_text(json.dumps(rows))
-    say(f"\nat the end: {facts.load(bench.memory)}")
+    text, rates = facts.load(bench.memory)
+    say(f"\nat the end: {text}")
+    rows = [row | rates for row in rows]
     return finish(a, rows, broken, facts.results_name(bench.memory))
 
 

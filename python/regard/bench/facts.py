@@ -6,12 +6,16 @@ import os
 import platform
 import re
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 from .. import _core, info
 from .memory import GpuMemory, Memory
 from .sides import PEERS
+
+PAUSE = 0.5   # seconds, before the products of a burst
+BURST, LASTING = 4, 400  # products
 
 
 def facts(memory: Memory, threads: int, peers: dict[str, str]) -> dict[str, Any]:
@@ -71,21 +75,40 @@ def commit() -> str:
         else known
 
 
-def load(memory: Memory) -> str:
-    """What the timings depend on now: a GPU's clocks under load, or what else uses the CPU."""
+def load(memory: Memory) -> tuple[str, dict[str, Any]]:
+    """What the timings depend on now: what else uses the CPU; or a GPU's clock under load.
+
+    With it the rates of PyTorch's matrix product of 8192^3 bf16, after a pause ("burst") and under
+    lasting load ("steady"), as text and as the field "product_tflops" of a row.
+    """
     if not isinstance(memory, GpuMemory):
-        return f"{os.getloadavg()[0]:.1f} other processes ran in the last minute"
+        return f"{os.getloadavg()[0]:.1f} other processes ran in the last minute", {}
     torch = memory.torch
-    x = torch.randn((8192, 8192), dtype=torch.bfloat16, device=memory.device)
-    for _ in range(800):  # more than a second of work, while nvidia-smi looks
-        torch.mm(x, x)
-    command = ["nvidia-smi", f"--id={torch.device(memory.device).index or 0}",
-               "--format=csv,noheader",
+    size = 8192
+    x = torch.randn((size, size), dtype=torch.bfloat16, device=memory.device)
+    torch.mm(x, x)
+    memory.wait()
+    time.sleep(PAUSE)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
+    for count, last in zip((BURST, LASTING, LASTING), marks[1:], strict=True):
+        if count == BURST:
+            marks[0].record()
+        for _ in range(count):
+            torch.mm(x, x)
+        last.record()
+    text = clocks(torch.device(memory.device).index or 0)  # while the GPU works
+    memory.wait()
+    rates = {name: round(count * 2e-9 * size ** 3 / marks[n].elapsed_time(marks[n + 1]), 1)
+             for name, n, count in (("burst", 0, BURST), ("steady", 2, LASTING))}
+    return (f"a product of {size}^3 {rates['burst']:.0f} TFLOP/s at once, {rates['steady']:.0f} "
+            f"under load: {text}"), {"product_tflops": rates}
+
+
+def clocks(index: int) -> str:
+    command = ["nvidia-smi", f"--id={index}", "--format=csv,noheader",
                "--query-gpu=clocks.sm,clocks.mem,power.draw,temperature.gpu"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-        text = done.stdout.strip().splitlines()[0]
+        return done.stdout.strip().splitlines()[0]
     except (OSError, subprocess.TimeoutExpired, IndexError):
-        text = "unknown"
-    memory.wait()
-    return f"under load {text}"
+        return "unknown clock"

@@ -36,9 +36,9 @@ class Bench:
     """device: "cpu" or "cuda:0"; backends: ours; peers: the names of those to compare with."""
 
     def __init__(self, device: str, backends: list[str], peers: list[str], threads: int,
-                 seconds: float, only: str, progress: Progress) -> None:
+                 seconds: float, pause: float, only: str, progress: Progress) -> None:
         self.memory: Memory = HostMemory() if device == "cpu" else GpuMemory(device)
-        self.clock: Clock = clock_of(self.memory)
+        self.clock: Clock = clock_of(self.memory, pause)
         self.backends, self.peers, self.threads = backends, peers, threads
         self.seconds, self.only, self.progress = seconds, only, progress
         self.peaks: dict[tuple[str, str], float | None] = {}

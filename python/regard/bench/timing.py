@@ -52,14 +52,14 @@ class HostClock:
 class CudaClock:
     """A turn is calls for about 4 ms between two events; their mean is a sample.
 
-    A side with a queue of its own (JAX) is timed by the host, from an empty queue to an empty one.
+    With a pause (seconds) before each turn a GPU has the clock of short bursts. A side with a queue of its own (JAX) is timed by the host, from an empty queue to an empty one.
     """
 
     TURN = 4e-3
     MOST = 50
 
-    def __init__(self, memory: GpuMemory) -> None:
-        self.memory = memory
+    def __init__(self, memory: GpuMemory, pause: float) -> None:
+        self.memory, self.pause = memory, pause
         self.repeats: dict[int, int] = {}
 
     def turn(self, side: Side) -> Samples:
@@ -75,6 +75,9 @@ class CudaClock:
 
     def _mean(self, side: Side, repeats: int) -> Callable[[], float]:
         count = repeats * side.times
+        if self.pause:
+            self.wait()
+            time.sleep(self.pause)
         if side.wait:
             self.wait()
             begin = time.perf_counter()
@@ -95,16 +98,20 @@ class CudaClock:
 Clock = HostClock | CudaClock
 
 
-def clock_of(memory: Memory) -> Clock:
-    return CudaClock(memory) if isinstance(memory, GpuMemory) else HostClock()
+def clock_of(memory: Memory, pause: float) -> Clock:
+    return CudaClock(memory, pause) if isinstance(memory, GpuMemory) else HostClock()
 
 
 def medians(sides: list[Side], seconds: float, clock: Clock) -> dict[str, float]:
-    """Median seconds of a call by side: turns for `seconds`, at least ROUNDS of them."""
+    """Median seconds of a call by side: turns for `seconds`, at least ROUNDS of them.
+
+    They begin when all sides have taken turns for WARM_SECONDS, but not where turns follow pauses.
+    """
     samples: dict[str, list[float]] = {side.name: [] for side in sides}
     for side in sides:
         clock.turn(side)  # finds how often it fits into a turn
-    began, warm, rounds = time.perf_counter(), False, 0
+    cold = isinstance(clock, CudaClock) and clock.pause > 0
+    began, warm, rounds = time.perf_counter(), cold, 0
     while not (warm and rounds >= ROUNDS and time.perf_counter() - began >= seconds):
         if not warm and time.perf_counter() - began >= WARM_SECONDS:
             warm, began = True, time.perf_counter()
