@@ -19,12 +19,14 @@ struct KernelSource {
   Family family;
   const char* file;
   const char* function;
+  bool walkers = false;
 };
 
 constexpr KernelSource kSources[] = {
     {Kernel::forward, Family::wgmma, "forward_wgmma.cuh", "forward_wgmma"},
     {Kernel::backward, Family::wgmma, "backward_wgmma.cuh", "backward_wgmma"},
     {Kernel::forward, Family::mma, "forward_mma.cuh", "forward_mma"},
+    {Kernel::forward, Family::mma, "forward_walkers.cuh", "forward_walkers", true},
     {Kernel::backward, Family::mma, "backward_mma.cuh", "backward_mma"},
     {Kernel::forward, Family::simt, "forward_simt.cuh", "forward_simt"},
     {Kernel::key_gradient, Family::simt, "gradients_simt.cuh", "key_gradient_simt"},
@@ -39,7 +41,7 @@ constexpr KernelSource kSources[] = {
 
 const KernelSource& source_of(const KernelConfig& c) {
   const auto* const found = std::find_if(std::begin(kSources), std::end(kSources), [&](auto& s) {
-    return s.kernel == c.kernel && s.family == c.family;
+    return s.kernel == c.kernel && s.family == c.family && s.walkers == (c.tiling.walkers > 1);
   });
   if (found == std::end(kSources)) {
     refuse("kernel", to_text(c), "there is no such kernel", Code::internal);

@@ -29,6 +29,11 @@ struct BlockPlace {
 REGARD_INLINE BlockPlace place_of(const BlockGrid& grid, int64 number) {
   const int32 block = int32(number);
   const int32 per_head = grid.tiles * grid.splits;
+  if (grid.heads_per_group == 1) {  // spares divisions, of which a block of few keys sees much
+    const int32 head = block / per_head, rest = block - head * per_head;
+    const int32 split = grid.splits == 1 ? 0 : rest / grid.tiles;
+    return {.head = head, .tile = rest - split * grid.tiles, .split = split};
+  }
   const int32 group = block / (per_head * grid.heads_per_group);
   const int32 first = group * grid.heads_per_group;
   const int32 heads = smaller(grid.heads_per_group, grid.heads - first);

@@ -61,6 +61,7 @@ Initialisers initialisers(const Tiling& t) {
   x.number("warps", t.warps, standard.warps);
   x.number("stages", t.stages, standard.stages);
   x.number("slices", t.slices, standard.slices);
+  x.number("walkers", t.walkers, standard.walkers);
   x.number("blocks", t.blocks, standard.blocks);
   return x;
 }

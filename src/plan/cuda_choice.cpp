@@ -18,7 +18,8 @@ struct Member {
 };
 constexpr Member kMembers[] = {{"rows", &Tiling::rows},     {"keys", &Tiling::keys},
                                {"warps", &Tiling::warps},   {"stages", &Tiling::stages},
-                               {"slices", &Tiling::slices}, {"blocks", &Tiling::blocks}};
+                               {"slices", &Tiling::slices}, {"walkers", &Tiling::walkers},
+                               {"blocks", &Tiling::blocks}};
 
 // What stands before the separator; `text` keeps what stands after it.
 std::string_view before(std::string_view& text, char separator) {
@@ -50,16 +51,18 @@ bool parse_family(std::string_view name, CudaChoice& choice) {
 // Members that are not named become 0: they stay as the planner would have them.
 bool parse_tiling(std::string_view list, CudaChoice& choice, std::string& why_not) {
   choice.has_tiling = true;
-  choice.tiling = {.rows = 0, .keys = 0, .warps = 0, .stages = 0, .slices = 0, .blocks = 0};
+  choice.tiling = {
+      .rows = 0, .keys = 0, .warps = 0, .stages = 0, .slices = 0, .walkers = 0, .blocks = 0};
   while (!list.empty()) {
     std::string_view number = before(list, ',');
     const std::string_view name = before(number, '=');
     const auto member = std::find_if(std::begin(kMembers), std::end(kMembers),
                                      [&](const Member& m) { return m.name == name; });
     if (member == std::end(kMembers) || !parse_number(number, choice.tiling.*(member->value))) {
-      why_not = "\"" + std::string(name) +
-                "\" is no part of a tiling: rows, keys, warps, stages, slices and blocks may be "
-                "numbers from 1 on";
+      why_not =
+          "\"" + std::string(name) +
+          "\" is no part of a tiling: rows, keys, warps, stages, slices, walkers and blocks may be "
+          "numbers from 1 on";
       return false;
     }
   }

@@ -24,6 +24,7 @@ std::string tile_text(const KernelConfig& c) {
   text += ", head " + number(c.dim) + (c.dim_v == c.dim ? "" : " and " + number(c.dim_v));
   text += ", stages " + number(t.stages);
   if (t.slices > 1) text += ", slices " + number(t.slices);
+  if (t.walkers > 1) text += ", walkers " + number(t.walkers);
   return text;
 }
 
@@ -81,7 +82,8 @@ std::string workspace_text(const CudaWorkspace& w) {
       {"tile counter", w.tile_counter, w.turns}, {"turns", w.turns, w.any_mark},
       {"marks", w.any_mark, w.dbias_sums},       {"dbias sums", w.dbias_sums, w.row_states},
       {"row states", w.row_states, w.row_terms}, {"row terms", w.row_terms, w.dq_sums},
-      {"dq sums", w.dq_sums, w.partial_out},     {"partial results", w.partial_out, w.size}};
+      {"dq sums", w.dq_sums, w.partial_out},     {"partial results", w.partial_out, w.arrivals},
+      {"arrivals", w.arrivals, w.size}};
   std::string text = megabytes(w.size), separator = ": ";
   for (const Part& part : parts) {
     if (part.end == part.begin) continue;

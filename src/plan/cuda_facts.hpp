@@ -103,6 +103,16 @@ inline int64 keys_in_reach(const Problem& p) {
   return larger<int64>(0, visible_keys(p.mask_params, s.len_q - 1, s.len_q, s.len_k).end - begin);
 }
 
+// Under intervals the last tiles of a head are the longest and begin first: those of as many heads
+// as keep their keys and values in the cache together.
+inline int64 heads_sharing_cache(const Problem& p, const Chip& chip, bool folded) {
+  const Sizes& s = p.sizes;
+  if (!p.features.interval || batch_of_bias(p) > 1) return batch_of_bias(p);
+  const int64 bytes = s.len_k * (s.dim + s.dim_v) * int64(size_of(p.type));
+  const int64 kv_heads = larger<int64>(1, chip.l2 * 3 / 5 / larger<int64>(1, bytes));
+  return kv_heads * (folded ? 1 : s.group());
+}
+
 inline bool is_broadcast(const Problem& p) {
   const Sizes& s = p.sizes;
   const int64* sizes = p.bias_sizes;

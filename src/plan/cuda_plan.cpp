@@ -10,6 +10,7 @@
 #include "plan/cuda_tiling.hpp"
 #include "plan/cuda_wgmma.hpp"
 #include "plan/cuda_wgmma_backward.hpp"
+#include "plan/mma_layout.h"
 #include "plan/simt_layout.h"
 
 namespace regard {
@@ -204,14 +205,12 @@ class Planner {
     return c;
   }
 
-  // Rows of all heads that share keys in one tile, where that at least halves the tiles. A folded
-  // tile walks over every key.
+  // Rows of all heads that share keys in one tile, where that at least halves the tiles.
   bool folds() const {
     constexpr int64 kRows = 64;
     const int64 group = s_.group();
     return group > 1 && s_.len_q <= kRows &&
-           2 * divide_up(group * s_.len_q, kRows) <= group * divide_up(s_.len_q, kRows) &&
-           2 * keys_in_reach(p_) >= s_.len_k;
+           2 * divide_up(group * s_.len_q, kRows) <= group * divide_up(s_.len_q, kRows);
   }
 
   // Tiles that intervals or lengths hide are not visited, so that nothing would be stored in them.
@@ -311,10 +310,12 @@ class Planner {
         divide_up(main_.folded ? s_.group() * s_.len_q : s_.len_q, main_.tiling.rows);
     const bool wgmma = plan_.family == Family::wgmma;
     const int64 key_tiles = divide_up(keys_in_reach(p_), main_.tiling.keys);
-    plan_.splits = wgmma ? 1 : splits_for(main_, chip_, heads * tiles, key_tiles);
+    plan_.splits = wgmma ? 1 : splits_for(main_, chip_, wish(true), heads * tiles, key_tiles);
     main_.split = plan_.splits > 1;
-    main_.marks = marks && !main_.split;
-    launch(main_, heads, tiles, plan_.splits, heads_sharing_cache());
+    main_.ordered = main_.split && last_split_merges(main_, wish(true), plan_.splits);
+    const bool combines = main_.split && !main_.ordered;
+    main_.marks = marks && !combines;
+    launch(main_, heads, tiles, plan_.splits, heads_sharing_cache(p_, chip_, main_.folded));
     if (main_.folded) {
       because_("folded: the rows of ", s_.group(), " query heads that share keys fill a tile");
     }
@@ -322,7 +323,9 @@ class Planner {
       because_("split: ", heads * tiles,
                " tiles of rows would leave multiprocessors idle; the keys "
                "of each go to ",
-               plan_.splits, " blocks");
+               plan_.splits, main_.ordered ? " blocks, of which the last merges" : " blocks");
+    }
+    if (combines) {
       KernelConfig combine = plain_config(Kernel::combine);
       combine.features.sink = p_.features.sink;
       combine.features.dropout = p_.features.dropout;
@@ -343,24 +346,18 @@ class Planner {
     room.take(plan_.workspace.marks_q, marks ? s_.heads_q * s_.rows_q : 0);
     room.take(plan_.workspace.marks_k, 0);
     room.take(plan_.workspace.dbias_sums, 0);
-    // The forward kernel itself writes every mark, where one warp has the whole of a row.
-    if (main_.split || main_.tiling.slices > 1) plan_.workspace.clear = room.size;
+    // Every mark is written, but by warps that have slices of a row.
+    if (!main_.split && main_.tiling.slices > 1) plan_.workspace.clear = room.size;
     room.take(plan_.workspace.row_states, 0);
     room.take(plan_.workspace.row_terms, 0);
     room.take(plan_.workspace.dq_sums, 0);
-    const int64 rows = main_.split ? plan_.splits * s_.heads_q * s_.rows_q : 0;
-    room.take(plan_.workspace.partial_out, rows * s_.dim_v * 4);
+    const int64 rows = combines ? plan_.splits * s_.heads_q * s_.rows_q : 0;
+    const int64 blocks = main_.ordered ? heads * tiles * plan_.splits : 0;
+    room.take(plan_.workspace.partial_out,
+              rows * s_.dim_v * 4 + blocks * main_.tiling.rows * part_bytes(main_));
     room.take(plan_.workspace.partial_rows, rows * 2 * 4);
+    room.take(plan_.workspace.arrivals, blocks * 8);
     plan_.workspace.size = room.size;
-  }
-
-  // Under intervals the last tiles of a head are the longest and begin first: those of as many
-  // heads as keep their keys and values in the cache together.
-  int64 heads_sharing_cache() const {
-    if (!p_.features.interval || batch_of_bias(p_) > 1) return batch_of_bias(p_);
-    const int64 bytes = s_.len_k * (s_.dim + s_.dim_v) * int64(size_of(p_.type));
-    const int64 kv_heads = larger<int64>(1, chip_.l2 * 3 / 5 / larger<int64>(1, bytes));
-    return kv_heads * (main_.folded ? 1 : s_.group());
   }
 
   // -------------------------------------------------------------------------------------- backward
@@ -451,6 +448,7 @@ class Planner {
     room.take(w.dq_sums, sums_dq ? s_.heads_q * dq_rows(p_) * main_.dim * 4 : 0);
     room.take(w.partial_out, 0);
     room.take(w.partial_rows, 0);
+    room.take(w.arrivals, 0);
     w.size = room.size;
   }
 

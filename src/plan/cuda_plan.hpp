@@ -37,6 +37,7 @@ struct CudaWorkspace {
   int64 dq_sums = 0;
   int64 partial_out = 0;
   int64 partial_rows = 0;
+  int64 arrivals = 0;
   int64 size = 0;
 };
 

@@ -36,6 +36,9 @@ void explain_family(const Because& because, const Problem& p, const CudaChoice& 
     because("tf32: one product of tf32 for each of f32, as the precision asks for");
   }
   if (choice.has_tiling) because("tiling: asked for by name");
+  if (main.tiling.walkers > 1) {
+    because("walkers: every warp has the few rows of a tile, and keys of its own");
+  }
   if (!main.aligned) {
     because(
         "slow path: q, k, v or dout do not begin rows at multiples of 16 bytes; elements are read "

@@ -23,15 +23,19 @@ struct Line {
   Tiling tiling;
 };
 
-// Forward. rows * slices = warps * 16 m with m = 1 or 2; out takes m * dim_v / slices / 2 registers
-// of a thread, a row of scores m * keys / 2.
+// Forward. rows * slices * walkers = warps * 16 m with m = 1 or 2; out takes m * dim_v / slices / 2
+// registers of a thread, a row of scores m * keys / 2.
 constexpr Line kForward16[] = {
     {64, 64, {.rows = 128, .keys = 64, .warps = 4, .stages = 2, .blocks = 2}},
     {64, 64, {.rows = 128, .keys = 64, .warps = 4, .stages = 2}},
     {64, 64, {.rows = 64, .keys = 64, .warps = 4, .stages = 2, .blocks = 3}},
     {64, 64, {.rows = 64, .keys = 64, .warps = 4, .stages = 2, .blocks = 2}},
     {64, 64, {.rows = 64, .keys = 64, .warps = 4, .stages = 2}},
+    {64, 64, {.rows = 32, .keys = 32, .warps = 4, .stages = 3, .walkers = 4, .blocks = 2}},
+    {64, 64, {.rows = 32, .keys = 32, .warps = 4, .stages = 2, .walkers = 4}},
     {64, 64, {.rows = 32, .keys = 64, .warps = 2, .stages = 2}},
+    {64, 64, {.rows = 16, .keys = 32, .warps = 4, .stages = 3, .walkers = 4, .blocks = 2}},
+    {64, 64, {.rows = 16, .keys = 32, .warps = 4, .stages = 2, .walkers = 4}},
     {64, 64, {.rows = 16, .keys = 64, .warps = 1, .stages = 2}},
 
     {128, 128, {.rows = 128, .keys = 64, .warps = 4, .stages = 2, .blocks = 2}},
@@ -40,8 +44,12 @@ constexpr Line kForward16[] = {
     {128, 128, {.rows = 128, .keys = 32, .warps = 8, .stages = 2}},
     {128, 128, {.rows = 64, .keys = 64, .warps = 4, .stages = 2, .blocks = 2}},
     {128, 128, {.rows = 64, .keys = 32, .warps = 4, .stages = 2}},
+    {128, 128, {.rows = 32, .keys = 16, .warps = 4, .stages = 3, .walkers = 4, .blocks = 2}},
+    {128, 128, {.rows = 32, .keys = 16, .warps = 4, .stages = 2, .walkers = 4}},
     {128, 128, {.rows = 32, .keys = 64, .warps = 2, .stages = 2}},
     {128, 128, {.rows = 32, .keys = 32, .warps = 2, .stages = 2}},
+    {128, 128, {.rows = 16, .keys = 16, .warps = 4, .stages = 3, .walkers = 4, .blocks = 2}},
+    {128, 128, {.rows = 16, .keys = 16, .warps = 4, .stages = 2, .walkers = 4}},
     {128, 128, {.rows = 16, .keys = 64, .warps = 1, .stages = 2}},
     {128, 128, {.rows = 16, .keys = 32, .warps = 1, .stages = 2}},
 
@@ -52,6 +60,8 @@ constexpr Line kForward16[] = {
     {256, 256, {.rows = 64, .keys = 16, .warps = 4, .stages = 1}},
     {256, 256, {.rows = 32, .keys = 32, .warps = 2, .stages = 2}},
     {256, 256, {.rows = 32, .keys = 16, .warps = 2, .stages = 1}},
+    {256, 256, {.rows = 16, .keys = 16, .warps = 4, .stages = 3, .walkers = 4}},
+    {256, 256, {.rows = 16, .keys = 16, .warps = 4, .stages = 2, .walkers = 4}},
     {256, 256, {.rows = 16, .keys = 32, .warps = 2, .stages = 2, .slices = 2}},
     {256, 256, {.rows = 16, .keys = 16, .warps = 2, .stages = 2, .slices = 2}},
 
@@ -145,13 +155,19 @@ std::span<const Line> table_of(const KernelConfig& c) {
   return kForward16;
 }
 
+// Walkers live by copies in the background.
+bool has_walkers(int level) { return level >= 80; }
+
 // The warps that share a tile's rows (forward) or keys (backward) have 16 or 32 each.
 bool is_possible(const KernelConfig& c) {
   const Tiling& t = c.tiling;
   const bool backward = c.kernel == Kernel::backward;
-  const int owned = (backward ? t.keys : t.rows) * t.slices, each = t.warps * 16;
+  const int owned = (backward ? t.keys : t.rows * t.walkers) * t.slices, each = t.warps * 16;
+  const bool walks = t.walkers == 1 ? t.stages <= 2
+                                    : !backward && has_walkers(c.level) && t.walkers == t.warps &&
+                                          t.slices == 1 && t.stages >= 2 && t.stages <= 8;
   return (owned == each || owned == 2 * each) && t.warps % t.slices == 0 && t.warps <= 32 &&
-         t.rows % 16 == 0 && t.keys % 16 == 0 && t.rows <= 256 && t.keys <= 256 && t.stages <= 2 &&
+         t.rows % 16 == 0 && t.keys % 16 == 0 && t.rows <= 256 && t.keys <= 256 && walks &&
          t.blocks <= 32 && (!backward || t.rows % (16 * t.slices) == 0);
 }
 
@@ -168,8 +184,9 @@ bool is_too_wide(const KernelConfig& c) {
   const Features& f = c.features;
   const bool of_pairs = (f.bias && !c.bias_of_keys) || (f.mask && !c.mask_of_keys);
   const bool narrow = c.tiling.keys <= 32 && c.dim > 64;
-  return c.kernel == Kernel::forward && c.tiling.rows * c.tiling.slices > c.tiling.warps * 16 &&
-         !narrow && (f.softcap || of_pairs);
+  return c.kernel == Kernel::forward && c.tiling.walkers == 1 &&
+         c.tiling.rows * c.tiling.slices > c.tiling.warps * 16 && !narrow &&
+         (f.softcap || of_pairs);
 }
 
 bool fits(const KernelConfig& c, const SharedLimits& limits) {
@@ -181,7 +198,7 @@ bool fits(const KernelConfig& c, const SharedLimits& limits) {
 
 Tiling overridden(Tiling tiling, const Tiling& by) {
   for (int Tiling::*const member : {&Tiling::rows, &Tiling::keys, &Tiling::warps, &Tiling::stages,
-                                    &Tiling::slices, &Tiling::blocks}) {
+                                    &Tiling::slices, &Tiling::walkers, &Tiling::blocks}) {
     if (by.*member > 0) tiling.*member = by.*member;
   }
   return tiling;
@@ -238,7 +255,50 @@ int64 resident_blocks(const KernelConfig& c, int64 shared_bytes, const Chip& chi
   return larger<int64>(1, smaller(by_registers, by_shared));
 }
 
-int splits_for(const KernelConfig& c, const Chip& chip, int64 blocks, int64 key_tiles) {
+namespace {
+
+// What one block reads to merge the splits of a tile: only its rows that exist.
+int64 bytes_of_merge(const KernelConfig& c, const TilingWish& wish, int64 splits) {
+  return smaller<int64>(wish.rows, c.tiling.rows) * splits * part_bytes(c);
+}
+
+// Memory is what walkers wait for. Costs are bytes that a multiprocessor could read meanwhile.
+int splits_of_walkers(const KernelConfig& c, const Chip& chip, const TilingWish& wish, int64 blocks,
+                      int64 key_tiles) {
+  constexpr int64 kMostSplits = 128, kBeginning = 40 << 10, kMerging = 64 << 10;
+  constexpr int64 kCombining = 144 << 10;
+  if (blocks == 0) return 1;
+  const Tiling& t = c.tiling;
+  const int64 tile = t.keys * (c.dim + c.dim_v) * int64(element_bytes(c.type));
+  const auto merging = [&](int64 splits) {
+    return splits == 1                          ? 0
+           : last_split_merges(c, wish, splits) ? kMerging + bytes_of_merge(c, wish, splits)
+                                                : kCombining;
+  };
+  const auto cost = [&](int64 splits) {
+    const int64 each = divide_up(blocks * splits, chip.multiprocessors);
+    return each * (divide_up(key_tiles, splits) * tile + kBeginning) + merging(splits);
+  };
+  int64 best = 1;
+  for (int64 each = 1; each <= 4; ++each) {
+    const int64 splits = smaller(smaller(each * chip.multiprocessors / blocks, kMostSplits),
+                                 key_tiles / larger(2, t.walkers));
+    if (splits >= 2 && cost(splits) < cost(best)) best = splits;
+  }
+  return int(best);
+}
+
+}  // namespace
+
+bool last_split_merges(const KernelConfig& c, const TilingWish& wish, int64 splits) {
+  constexpr int64 kMost = 80 << 10;  // more takes longer than a launch that all the chip works on
+  return c.tiling.walkers > 1 && splits * part_bytes(c) <= merge_room(c) &&
+         bytes_of_merge(c, wish, splits) <= kMost;
+}
+
+int splits_for(const KernelConfig& c, const Chip& chip, const TilingWish& wish, int64 blocks,
+               int64 key_tiles) {
+  if (c.tiling.walkers > 1) return splits_of_walkers(c, chip, wish, blocks, key_tiles);
   constexpr int64 kMostSplits = 128, kBusyWarps = 4;
   const int64 resident = resident_blocks(c, shared_bytes_of(c), chip);
   const int64 busy = smaller(resident, divide_up(kBusyWarps, c.tiling.warps));
@@ -272,6 +332,8 @@ Fit take_mma_tiling(KernelConfig& c, const TilingWish& wish) {
   for (const Line* line = first; line != table.data() + table.size(); ++line) {
     if (line->dim != first->dim || line->dim_v != first->dim_v) break;
     set_tiling(c, wish, line->tiling);
+    const bool asked = !wish.forced || wish.forced->walkers > 0;
+    if (line->tiling.walkers > 1 && !(asked && has_walkers(c.level))) continue;
     if (wish.forced ? !is_possible(c) : is_too_wide(c)) continue;
     if (!fits(c, wish.limits)) {
       if (fit == Fit::impossible) fit = Fit::no_room;

@@ -45,7 +45,10 @@ int64 shared_bytes_of(const KernelConfig&);
 int64 resident_blocks(const KernelConfig&, int64 shared_bytes, const Chip&);
 
 // How many blocks share the keys of a tile of rows, so that a few tiles of many keys fill the chip:
-// the number whose waves of blocks end first. Each has two key tiles at least.
-int splits_for(const KernelConfig&, const Chip&, int64 blocks, int64 key_tiles);
+// the number whose blocks end first. Each has two key tiles at least.
+int splits_for(const KernelConfig&, const Chip&, const TilingWish&, int64 blocks, int64 key_tiles);
+
+// Whether the last block of a tile merges its splits: where that is sooner done than a launch.
+bool last_split_merges(const KernelConfig&, const TilingWish&, int64 splits);
 
 }  // namespace regard

@@ -35,7 +35,7 @@ bool is_possible(const KernelConfig& c) {
   return t.warps % 4 == 0 && (consumers == 2 || consumers == 3) &&
          t.rows == consumers * kWarpgroupRows && t.keys % 16 == 0 && t.keys <= 256 &&
          (!c.features.dropout || t.keys % 32 == 0) && t.stages <= kMostWgmmaStages &&
-         t.slices == 1 && t.blocks == 1 && registers <= (consumers == 2 ? 196 : 132);
+         t.slices * t.walkers == 1 && t.blocks == 1 && registers <= (consumers == 2 ? 196 : 132);
 }
 
 // Three warpgroups have no registers for elementwise terms, and leave more of a short row idle:
@@ -51,7 +51,7 @@ void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling) {
   c.tiling = tiling;
   if (wish.forced) {
     for (int Tiling::*const member : {&Tiling::rows, &Tiling::keys, &Tiling::warps, &Tiling::stages,
-                                      &Tiling::slices, &Tiling::blocks}) {
+                                      &Tiling::slices, &Tiling::walkers, &Tiling::blocks}) {
       if (wish.forced->*member > 0) c.tiling.*member = wish.forced->*member;
     }
     if (wish.forced->warps == 0) c.tiling.warps = 4 * (c.tiling.rows / kWarpgroupRows + 1);

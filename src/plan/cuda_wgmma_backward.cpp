@@ -94,7 +94,7 @@ Fit take_wgmma_backward_tiling(KernelConfig& c, const TilingWish& wish) {
   c.dim_v = int(round_up(wish.dim_v, 16));
   if (wish.forced) {
     for (int Tiling::*const member : {&Tiling::rows, &Tiling::keys, &Tiling::warps, &Tiling::stages,
-                                      &Tiling::slices, &Tiling::blocks}) {
+                                      &Tiling::slices, &Tiling::walkers, &Tiling::blocks}) {
       const int asked = wish.forced->*member;
       if (asked > 0 && asked != kTiling.*member) return Fit::impossible;
     }

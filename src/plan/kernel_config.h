@@ -43,12 +43,13 @@ enum class BiasGradient : uint8 {
 
 // May change a result by rounding only.
 struct Tiling {
-  int rows = 64;   // query rows of a tile
-  int keys = 64;   // keys of a tile
-  int warps = 4;   // of a block; wgmma: four of them only load
-  int stages = 2;  // tiles of what is walked over that are in shared memory at once
-  int slices = 1;  // mma backward: warps that share a tile's keys, each with a slice of dk and dv
-  int blocks = 1;  // blocks that should fit a multiprocessor: the bound on registers
+  int rows = 64;    // query rows of a tile
+  int keys = 64;    // keys of a tile; with walkers, of one's
+  int warps = 4;    // of a block; wgmma: four of them only load
+  int stages = 2;   // tiles of what is walked over that are in shared memory at once
+  int slices = 1;   // mma backward: warps that share a tile's keys, each with a slice of dk and dv
+  int walkers = 1;  // mma forward: warps that have the same rows, each with key tiles of its own
+  int blocks = 1;   // blocks that should fit a multiprocessor: the bound on registers
 
   bool operator==(const Tiling&) const = default;
 };
@@ -79,7 +80,8 @@ struct KernelConfig {
   bool row_terms = false;     // delta: also writes what the wgmma backward kernel reads of a row
   bool marks = false;         // notes rows whose result is not finite, to be computed again
   bool marked = false;        // simt: computes only what is marked
-  bool ordered = false;       // backward: dq is added in a fixed order
+  bool ordered = false;  // blocks wait for those before them: dq is added in a fixed order, or the
+                         // last of a tile's splits merges them
   bool wants_dq = false;
   bool wants_dk = false;
   bool wants_dv = false;

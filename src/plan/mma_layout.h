@@ -51,8 +51,12 @@ struct ForwardMmaLayout {
   int bias = 0;     // [rows][keys]
   int mask = 0;     // [rows][keys]
   int stage_bytes = 0;
+  int walker_bytes = 0;  // the stages of one
   int size = 0;
 };
+
+// What a walker or a split has of a row: the sums of its columns, its reference and its sum.
+REGARD_INLINE int part_bytes(const KernelConfig& c) { return c.dim_v * 4 + 16; }
 
 REGARD_INLINE ForwardMmaLayout forward_mma_layout(const KernelConfig& c) {
   const Tiling& t = c.tiling;
@@ -64,8 +68,17 @@ REGARD_INLINE ForwardMmaLayout forward_mma_layout(const KernelConfig& c) {
   x.bias = x.values + t.keys * tile_row_bytes(c, c.dim_v);
   x.mask = x.bias + bias_bytes(c);
   x.stage_bytes = x.mask + mask_bytes(c);
-  x.size = x.stage + t.stages * x.stage_bytes;
+  x.walker_bytes = t.stages * x.stage_bytes;
+  x.size = x.stage + t.walkers * x.walker_bytes;
+  // Parts of every row take the place of the stages once all keys are done.
+  if (t.walkers > 1) x.size = larger(x.size, x.stage + t.walkers * t.rows * part_bytes(c));
   return x;
+}
+
+// That place; the splits of one row must fit it, too.
+REGARD_INLINE int merge_room(const KernelConfig& c) {
+  const ForwardMmaLayout x = forward_mma_layout(c);
+  return x.size - x.stage;
 }
 
 struct BackwardMmaLayout {

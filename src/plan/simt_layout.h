@@ -65,7 +65,11 @@ REGARD_INLINE int64 simt_shared_bytes(const KernelConfig& config) {
   if (has_simt_tiles(config.kernel)) {
     return int64(simt_layout(config).size) * real_bytes(config.type);
   }
-  return config.kernel == Kernel::sink_gradient ? config.tiling.warps * 32 * 8 : 0;
+  // A sum of every thread; four of them.
+  const int bytes = config.kernel == Kernel::sink_gradient ? 8
+                    : config.kernel == Kernel::combine     ? 16
+                                                           : 0;
+  return config.tiling.warps * 32 * bytes;
 }
 
 // Whether a simt kernel of products can have this tiling.
@@ -126,7 +130,7 @@ REGARD_INLINE Tiling simt_tiling(Kernel kernel, Type type, int dim, int dim_v, i
               .slices = 1,
               .blocks = type == Type::f64 ? 4 : 6};
     case Kernel::combine:
-      return {.rows = 128 / lanes_of_row(dim_v, 4),
+      return {.rows = 32 / lanes_of_row(dim_v, 4),
               .keys = 0,
               .warps = 4,
               .stages = 1,

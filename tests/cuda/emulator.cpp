@@ -199,7 +199,7 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
   const CudaWorkspace& w = plan.workspace;
   std::vector<std::int64_t> ends{
       w.tile_counter, w.turns,     w.any_mark, w.marks_q,     w.marks_k,      w.dbias_sums, w.clear,
-      w.row_states,   w.row_terms, w.dq_sums,  w.partial_out, w.partial_rows, w.size};
+      w.row_states,   w.row_terms, w.dq_sums,  w.partial_out, w.partial_rows, w.arrivals,   w.size};
   std::sort(ends.begin(), ends.end());
   // From where a part begins to where the next one does; none where two begin together.
   const auto part = [&](std::int64_t begin) {
@@ -210,8 +210,10 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
              marks_k = part(w.marks_k), any_mark = part(w.any_mark),
              dbias_sums = part(w.dbias_sums), row_states = part(w.row_states),
              row_terms = part(w.row_terms), dq_sums = part(w.dq_sums),
-             partial_out = part(w.partial_out), partial_rows = part(w.partial_rows);
-  KernelParams params{.problem = problem, .buffers = {}, .grid = {}, .splits = plan.splits};
+             partial_out = part(w.partial_out), partial_rows = part(w.partial_rows),
+             arrivals = part(w.arrivals);
+  KernelParams params{
+      .problem = problem, .buffers = {}, .grid = {}, .splits = plan.splits, .call = 1};
   params.buffers = {.row_states = row_states->as<void>(),
                     .dq_sums = dq_sums->as<float>(),
                     .turns = turns->as<int32>(),
@@ -223,6 +225,7 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
                     .marks_k = marks_k->as<uint8>(),
                     .any_mark = any_mark->as<int32>()};
   params.buffers.row_terms = row_terms->as<void>();
+  params.buffers.arrivals = arrivals->as<uint64>();
   if (plan.counts_tiles()) params.buffers.tile_counter = tile_counter->as<int32>();
   const bool has_own_sums = std::any_of(
       plan.launches.begin(), plan.launches.end(),

@@ -238,8 +238,9 @@ def test_a_capture_may_be_the_first_call(backend):
     work.check()
 
 
-def test_capture_of_split_keys():
-    work = Work((1, 8, 3000, 128), kv_heads=2)
+@pytest.mark.parametrize("kv_heads", [1, 8], ids=["a launch merges", "the last block merges"])
+def test_capture_of_split_keys(kv_heads):
+    work = Work((1, 8, 3000, 128), kv_heads=kv_heads)
     q = work.given["q"][:, :, :1].contiguous()
     attention = calls.attention(q=q, k=work.given["k"], v=work.given["v"])
     out, lse = torch.empty_like(q), torch.empty((1, 8, 1), device="cuda")

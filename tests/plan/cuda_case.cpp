@@ -78,13 +78,22 @@ void check_tiling(const KernelConfig& c) {
     return;
   }
   const bool backward = c.kernel == Kernel::backward;
-  const int m = (backward ? t.keys : t.rows) * t.slices / t.warps;
+  const int m = (backward ? t.keys : t.rows * t.walkers) * t.slices / t.warps;
   CHECK((m == 16 || m == 32));
   CHECK(t.keys % 16 == 0);
   CHECK(t.rows % (backward ? 16 * t.slices : 16) == 0);
   CHECK(c.dim_v % (16 * t.slices) == 0);
   CHECK(c.dim % (backward ? 16 * t.slices : step_of(c.type)) == 0);
-  CHECK((t.stages == 1 || t.stages == 2));
+  if (t.walkers == 1) {
+    CHECK((t.stages == 1 || t.stages == 2));
+  } else {
+    CHECK(!backward);
+    CHECK(c.level >= 80);
+    CHECK(t.walkers == t.warps);
+    CHECK(t.slices == 1);
+    CHECK(t.stages >= 2);
+  }
+  if (!backward && c.ordered) CHECK((c.split && t.walkers > 1));
 }
 
 struct Part {
@@ -95,21 +104,30 @@ struct Part {
 void check_workspace(const Problem& p, const CudaPlan& plan) {
   const Sizes& s = p.sizes;
   const CudaWorkspace& w = plan.workspace;
-  bool marks_q = false, marks_k = false, combines = false, adds = false;
+  bool marks_q = false, marks_k = false, adds = false, sliced = false;
   std::int64_t counter = 0, dq = 0, turns = 0, rows_states = 0, row_terms = 0;
+  std::int64_t partial_out = 0, partial_rows = 0, arrivals = 0;
   for (const CudaLaunch& launch : plan.launches) {
     const KernelConfig& c = launch.config;
     marks_q |= c.marked && (c.kernel == Kernel::forward || c.kernel == Kernel::query_gradient);
     marks_k |= c.marked && c.kernel == Kernel::key_gradient;
     if (launch.resident > 0 && (p.features.interval || p.ragged)) counter = 4;
-    combines |= c.kernel == Kernel::combine;
+    if (c.split && c.ordered) {
+      arrivals = launch.grid.blocks() * 8;
+      partial_out = launch.grid.blocks() * c.tiling.rows * part_bytes(c);
+      CHECK(plan.splits * part_bytes(c) <= merge_room(c));
+    } else if (c.split) {
+      partial_rows = plan.splits * s.heads_q * s.rows_q * 2 * 4;
+      partial_out = plan.splits * s.heads_q * s.rows_q * s.dim_v * 4;
+    }
+    sliced |= c.kernel == Kernel::forward && c.tiling.slices > 1 && !c.split;
     adds |= c.kernel == Kernel::convert_dbias;
     if (c.kernel == Kernel::delta) rows_states = s.heads_q * s.rows_q * 2 * real_size(p);
     if (c.row_terms) row_terms = 2 * (s.heads_q * dq_rows(p) + 64) * 16;
     if (c.kernel == Kernel::convert_dq) dq = s.heads_q * dq_rows(p) * c.dim * 4;
-    if (c.ordered) turns = s.batch * s.heads_q * divide_up(s.len_q, c.tiling.rows) * 4;
+    if (p.backward && c.ordered)
+      turns = s.batch * s.heads_q * divide_up(s.len_q, c.tiling.rows) * 4;
   }
-  const std::int64_t partial = combines ? plan.splits * s.heads_q * s.rows_q : 0;
   const std::int64_t* sizes = p.bias_sizes;
   const std::int64_t bias_row = sizes[3] > 1 ? round_up(sizes[3], 2) : 1;  // whole pairs
   // An empty problem may have planned for marks before there was nothing to launch.
@@ -125,15 +143,12 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
                         {"row_states", w.row_states, w.row_terms, rows_states},
                         {"row_terms", w.row_terms, w.dq_sums, row_terms},
                         {"dq_sums", w.dq_sums, w.partial_out, dq},
-                        {"partial_out", w.partial_out, w.partial_rows, partial * s.dim_v * 4},
-                        {"partial_rows", w.partial_rows, w.size, partial * 2 * 4}};
+                        {"partial_out", w.partial_out, w.partial_rows, partial_out},
+                        {"partial_rows", w.partial_rows, w.arrivals, partial_rows},
+                        {"arrivals", w.arrivals, w.size, arrivals}};
   CHECK(w.tile_counter == 0);
   // What must be clear before the first launch ends where a part does.
-  if (p.backward || combines) {
-    CHECK(w.clear == w.row_states);
-  } else {
-    CHECK((w.clear == w.marks_q || w.clear == w.row_states));
-  }
+  CHECK(w.clear == (p.backward || sliced ? w.row_states : w.marks_q));
   for (const Part& part : parts) {
     CAPTURE(part.name);
     CHECK(part.begin % 256 == 0);

@@ -45,7 +45,7 @@ TEST_CASE("choices by name") {
   CHECK(choice("cuda:mma/99").shared == 99 * 1024);
   CHECK(choice("cuda/64").any_family);
   const CudaChoice all =
-      choice("cuda:mma80/163@rows=64,keys=128,warps=8,stages=2,slices=1,blocks=3");
+      choice("cuda:mma80/163@rows=64,keys=128,warps=8,stages=2,slices=1,walkers=1,blocks=3");
   CHECK(all.level == 80);
   CHECK(all.shared == 163 * 1024);
   CHECK(all.tiling == Tiling{.rows = 64, .keys = 128, .warps = 8, .stages = 2, .blocks = 3});

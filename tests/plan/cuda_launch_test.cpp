@@ -174,10 +174,10 @@ TEST_CASE("few rows of shared keys are folded into a tile") {
   CHECK(!folded({.heads_q = 8, .heads_kv = 8, .len_q = 1}));
   CHECK(!folded({.heads_q = 8, .heads_kv = 1, .len_q = 65}));
   CHECK(!folded({.heads_q = 8, .heads_kv = 1, .len_q = 1024}));
-  // A folded tile walks over every key, which a narrow window would spare.
+  // A folded tile walks over the keys that a window leaves to all heads.
   Attention a = attention({.heads_q = 8, .heads_kv = 1, .len_q = 1, .len_k = 65536});
   a.window = {.left = 1000, .right = 0};
-  CHECK(!planned(problem(a)).launches.front().config.folded);
+  CHECK(planned(problem(a)).launches.front().config.folded);
 }
 
 TEST_CASE("keys are split where tiles of rows would leave the chip idle") {
@@ -191,13 +191,11 @@ TEST_CASE("keys are split where tiles of rows would leave the chip idle") {
     CHECK(forward.config.split);
     CHECK(plan.splits == forward.grid.splits);
     CHECK(forward.grid.blocks() >= chip.multiprocessors * 2 / 3);
-    CHECK(kernels_of(plan) == "forward combine");
+    CHECK(kernels_of(plan) == (forward.config.ordered ? "forward" : "forward combine"));
     CHECK(says(plan, "split: "));
-    // No split is without keys, and each has two tiles.
-    const std::int64_t tiles = divide_up(131072, forward.config.tiling.keys);
-    const std::int64_t each = divide_up(tiles, plan.splits);
-    CHECK(each >= 2);
-    CHECK((plan.splits - 1) * each < tiles);
+    // Every walker of a split has a tile.
+    const Tiling& t = forward.config.tiling;
+    CHECK(divide_up(131072, t.keys) / plan.splits >= t.walkers);
   }
   const auto splits = [](Shape s) { return planned(problem(attention(s))).splits; };
   CHECK(splits({.batch = 16, .len_q = 4096, .len_k = 4096}) == 1);
@@ -209,10 +207,74 @@ TEST_CASE("keys are split where tiles of rows would leave the chip idle") {
   a.window = {.left = 100, .right = 0};
   CHECK(planned(problem(a)).splits == 1);
   // What is split marks its rows where it is merged.
-  const CudaPlan plan = planned(problem(causal({.batch = 1, .len_q = 4, .len_k = 65536})));
+  CudaPlan plan = planned(problem(causal({.batch = 1, .len_q = 40, .len_k = 65536})));
   CHECK(kernels_of(plan) == "forward combine forward*");
   CHECK(!plan.launches[0].config.marks);
   CHECK(plan.launches[1].config.marks);
+  plan = planned(problem(causal({.batch = 1, .len_q = 4, .len_k = 65536})));
+  CHECK(kernels_of(plan) == "forward forward*");
+  CHECK(plan.launches[0].config.marks);
+}
+
+TEST_CASE("few rows have walkers, whose splits fill the chip once") {
+  struct Expected {
+    Shape shape;
+    int rows, walkers;
+    std::int64_t least, most;  // splits
+  };
+  const Expected cases[] = {
+      {{.batch = 1, .heads_q = 32, .heads_kv = 8, .len_q = 1, .len_k = 8192, .dim = 128},
+       16,
+       4,
+       12,
+       16},
+      {{.batch = 32, .heads_q = 32, .heads_kv = 8, .len_q = 1, .len_k = 4096, .dim = 128},
+       16,
+       4,
+       1,
+       1},
+      {{.batch = 1, .heads_q = 32, .heads_kv = 8, .len_q = 8, .len_k = 8192, .dim = 64},
+       32,
+       4,
+       8,
+       16},
+      {{.batch = 1, .heads_q = 8, .heads_kv = 8, .len_q = 16, .len_k = 64, .dim = 256},
+       16,
+       4,
+       1,
+       1},
+      {{.batch = 1, .heads_q = 32, .heads_kv = 8, .len_q = 9, .len_k = 8192, .dim = 128},
+       64,
+       1,
+       2,
+       32}};
+  for (const Expected& expected : cases) {
+    const CudaPlan plan = planned(problem(attention(expected.shape)));
+    const Tiling& t = plan.launches.front().config.tiling;
+    CAPTURE(expected.rows);
+    CAPTURE(expected.shape.dim);
+    CHECK(t.rows == expected.rows);
+    CHECK(t.walkers == expected.walkers);
+    CHECK(says(plan, "walkers: ") == (t.walkers > 1));
+    CHECK(plan.splits >= expected.least);
+    CHECK(plan.splits <= expected.most);
+  }
+  // The last block merges a few rows of a few splits; more of them are a launch of their own.
+  const auto merge = [](Shape s) { return kernels_of(planned(problem(attention(s)))); };
+  const Shape one{.batch = 1, .heads_q = 32, .heads_kv = 8, .len_q = 1, .len_k = 8192, .dim = 128};
+  CHECK(merge(one) == "forward");
+  Shape more = one;
+  more.len_q = 8;
+  CHECK(merge(more) == "forward combine");
+  more = one;
+  more.heads_q = 8;
+  more.heads_kv = 1;
+  more.len_k = 131072;
+  CHECK(merge(more) == "forward combine");
+  // Copies that nobody waits for begin with level 80.
+  const CudaPlan old =
+      planned(problem(attention({.type = f16, .len_q = 1})), "sm_90", "cuda:mma75");
+  CHECK(old.launches.front().config.tiling.walkers == 1);
 }
 
 TEST_CASE("pointers and strides decide whether rows are read 16 bytes at a time") {

@@ -109,6 +109,29 @@ def test_everything_at_once(deterministic, type, family):
     judge(made(EVERYTHING, type, 0), f"emulated:{family}+mixed", deterministic)
 
 
+# ------------------------------------------------------------------------------------ few rows
+
+# Walkers of each line of the table, with and without splits, one tile of rows and two; heads that
+# share keys in one tile, with the terms that tell them apart.
+FEW_ROWS = [  # type, features, (Hq, Hkv), (Sq, Sk), D, Dv
+    ("bf16", (), (2, 2), (1, 900), 128, 128),
+    ("f16", ("sink", "dlse"), (4, 1), (4, 800), 128, 72),
+    ("bf16", ("bottom_right", "window"), (6, 2), (5, 700), 64, 64),
+    ("f16", ("alibi_batch", "mask", "softcap"), (6, 2), (3, 500), 96, 40),
+    ("bf16", ("packed", "bottom_right"), (4, 2), (9, 300), 256, 136),
+    ("f16", ("seqused", "dropout"), (4, 2), (6, 600), 48, 128),
+    ("bf16", ("bias_head", "scale"), (4, 1), (4, 400), 128, 128),
+    ("f16", ("bias_infinite", "mask_keys"), (2, 1), (8, 333), 256, 256),
+    ("bf16", ("odd", "gaps", "f32_outputs"), (4, 1), (3, 500), 40, 24)]
+
+
+@pytest.mark.parametrize("type, features, heads, sizes, dim, dim_v", FEW_ROWS, ids=str)
+@pytest.mark.parametrize("chip", ["sm_90", "sm_86"])
+def test_few_rows(type, features, heads, sizes, dim, dim_v, chip):
+    case = cases.make(features, type, sizes=sizes, heads=heads, dim=dim, dim_v=dim_v)
+    judge_forward(case, f"emulated:mma+{chip}+mixed+{dim}")
+
+
 # -------------------------------------------------------------------------- the wgmma kernel's own
 
 WGMMA = "emulated:wgmma+sm_90"

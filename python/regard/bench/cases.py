@@ -135,11 +135,12 @@ def gpu_cases() -> list[Case]:
     plain = {"batch": 4, "heads": 16, "heads_kv": 16, "rows": 4096, "columns": 4096, "dim": 128,
              "type": "bf16"}
     cases += feature_cases(plain, window=1024)
-    for batch, heads, heads_kv, length in ((32, 32, 8, 4096), (1, 32, 8, 8192), (1, 32, 8, 131072),
-                                           (16, 32, 32, 8192)):
-        cases.append(Case(f"decode-b{batch}-h{heads}-{heads_kv}-{length}", "decode", batch, heads,
-                          heads_kv, 1, length, 128, passes=("fwd",),
-                          peers=("flash", "cudnn", "jax", "jax-cudnn")))
+    for batch, heads, heads_kv, length, rows in (
+            (32, 32, 8, 4096, 1), (1, 32, 8, 8192, 1), (1, 32, 8, 131072, 1), (16, 32, 32, 8192, 1),
+            (1, 32, 8, 1024, 1), (8, 32, 8, 4096, 1), (1, 32, 8, 8192, 4), (8, 32, 8, 4096, 16)):
+        name = f"decode-b{batch}-h{heads}-{heads_kv}-{length}" + (f"-q{rows}" if rows > 1 else "")
+        cases.append(Case(name, "decode", batch, heads, heads_kv, rows, length, 128,
+                          passes=("fwd",), peers=("flash", "cudnn", "jax", "jax-cudnn")))
     return cases
 
 

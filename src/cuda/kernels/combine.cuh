@@ -1,96 +1,102 @@
 // Out and lse from the partial results of a forward pass whose keys were split over blocks.
-//
-// Part s of a row holds a reference r_s and, relative to it, the sum of its weights and the sum of
-// its weighted values: sum_s = sum over its keys of 2^(x - r_s), with x the logit times log2(e).
-// A part that saw no key has the reference -inf; its values are not read.
 #pragma once
 
-#include "cuda/kernels/tile/simt_lines.cuh"
-#include "semantics/softmax.h"
+#include "cuda/kernels/tile/merged_row.cuh"
 
 namespace regard {
 
-// The reference and sum of one part of a row.
-struct RowPart {
-  float reference;
-  float sum;
+// A block has a few rows; each of its warps has all of them, and its share of the splits.
+template <KernelConfig kConfig>
+struct Combine {
+  using Row = MergedRow<kConfig>;
+  static constexpr int kElements = Row::kElements, kLanes = Row::kLanes;
+  static constexpr int kWarps = kConfig.tiling.warps, kRows = 32 / kLanes;
+  static constexpr int kAtOnce = 8;  // parts on their way
+  static_assert(kConfig.tiling.rows == kRows);
+
+  const KernelParams& params;
+  Row row;
+  const int splits = params.splits;
+  const int64 dim = row.p.sizes.dim_v, lines = row.p.sizes.heads_q * row.p.sizes.rows_q;
+  const RowPart* const parts =
+      reinterpret_cast<const RowPart*>(params.buffers.partial_rows) + row.line;
+  const View partial{.data = params.buffers.partial_out, .type = Type::f32, .strides = {}};
+  const SharedAddress shared = shared_address(&shared_memory<uint8>());
+
+  // The row's reference and sum, in every warp.
+  REGARD_DEVICE void weigh() {
+    row.see_sink();
+#pragma unroll 4
+    for (int s = row.lane; s < splits; s += kLanes) row.see(parts[s * lines].reference);
+    row.largest = max_of_lanes<kLanes>(row.largest);
+#pragma unroll 4
+    for (int s = row.lane; s < splits; s += kLanes) row.add(parts[s * lines]);
+    row.total = sum_of_lanes<kLanes>(row.total);
+    row.add_sink();
+  }
+
+  // Of columns [d, d + kElements), from this warp's splits.
+  REGARD_DEVICE void add_splits(float (&sums)[kElements], int64 d) const {
+    for (int first = warp_index(); first < splits; first += kWarps * kAtOnce) {
+      float x[kAtOnce][kElements], reference[kAtOnce];
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const int s = first + n * kWarps;
+        const int64 from = smaller(s, splits - 1) * lines;
+        reference[n] = s < splits ? parts[from].reference : -infinity<float>();
+        load_line<Type::f32>(x[n], partial, (from + row.line) * dim + d, dim - d,
+                             dim % kElements == 0);
+      }
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        if (reference[n] == -infinity<float>()) continue;
+        const float weight = row.weight_of(reference[n]);
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) sums[e] = fma_of(x[n][e], weight, sums[e]);
+      }
+    }
+  }
+
+  REGARD_DEVICE SharedAddress sums_of(int warp) const {
+    return shared + (warp * 32 + lane_index()) * int(sizeof(Bits128));
+  }
+
+  REGARD_DEVICE void run() {
+    weigh();
+    for (int64 begin = 0; begin < dim; begin += kLanes * kElements) {
+      const int64 d = begin + row.lane * kElements;
+      float sums[kElements] = {};
+      if (d < dim) add_splits(sums, d);
+      sync_block();  // the columns before these have been read
+      store_shared_128(sums_of(warp_index()),
+                       {{bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3])}});
+      sync_block();
+      if (warp_index() != 0 || d >= dim) continue;
+      for (int warp = 1; warp < kWarps; ++warp) {
+        const Bits128 more = load_shared_128(sums_of(warp));
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) sums[e] += float_of(more.word[e]);
+      }
+      row.write_columns(d, sums);
+    }
+    if (warp_index() == 0) row.write_end();
+  }
 };
 
 template <KernelConfig kConfig>
 REGARD_DEVICE void combine(const KernelParams& params) {
-  constexpr int kElements = 4;
-  constexpr int kLanes = lanes_of_row(kConfig.dim_v, kElements);
-  constexpr int kRows = kConfig.tiling.warps * 32 / kLanes;  // of a block
-  static_assert(kConfig.tiling.rows == kRows);
+  using Row = MergedRow<kConfig>;
   const Problem& p = params.problem;
   const BlockPlace place = place_of(params.grid, block_index());
   const int64 heads = p.sizes.heads_q, b = place.head / heads, h = place.head % heads;
   const Sequence seq = safe_sequence(p, b);
-  const int64 first = int64(place.tile) * kRows;
+  const int64 first = int64(place.tile) * kConfig.tiling.rows;
   if (first >= seq.len_q) return;
   // Threads past the last row do its work too, and write nothing.
-  const int64 i = smaller(first + thread_index() / kLanes, seq.len_q - 1);
-  const bool exists = first + thread_index() / kLanes < seq.len_q;
-  const int lane = lane_index() % kLanes;
-  const int64 row = h * p.sizes.rows_q + flat_row(p, seq, b, i), rows = heads * p.sizes.rows_q;
-  const auto* const parts = reinterpret_cast<const RowPart*>(params.buffers.partial_rows) + row;
-
-  float sink = -infinity<float>();
-  if constexpr (kConfig.features.sink) {
-    sink = static_cast<const float*>(p.sink.data)[h * p.sink.strides.head];
-  }
-  const float sink_reference = sink * float(kLog2E);
-  float largest = sink_reference;
-  for (int s = lane; s < params.splits; s += kLanes) {
-    largest = max_of(largest, parts[s * rows].reference);
-  }
-  largest = max_of_lanes<kLanes>(largest);
-  const float base = largest == -infinity<float>() ? 0 : largest;
-  float total = 0;
-  for (int s = lane; s < params.splits; s += kLanes) {
-    const RowPart part = parts[s * rows];
-    if (part.reference == -infinity<float>()) continue;
-    total = fma_of(part.sum, exp2_of(part.reference - base), total);
-  }
-  total = sum_of_lanes<kLanes>(total);
-  // Not finite unless the sink is; nothing from one of -inf.
-  if (sink != -infinity<float>()) total += exp2_of(sink_reference - base) + (sink - sink);
-  const float factor = total == 0 ? 0.0f : float(keep_scale(p.dropout)) / total;
-
-  const int64 out = offset_of(p.out.strides, b, h, seq.first_q, i), dim = p.sizes.dim_v;
-  const View partial{
-      .data = params.buffers.partial_out, .type = Type::f32, .strides = {.row = dim}};
-  const bool dense = dim % kElements == 0, aligned = is_aligned(p.out);
-  float spoiled = 0;
-  for (int64 d = lane * kElements; d < dim; d += kLanes * kElements) {
-    float sums[kElements] = {};
-#pragma unroll 4
-    for (int s = 0; s < params.splits; ++s) {
-      const float reference = parts[s * rows].reference;
-      if (reference == -infinity<float>()) continue;
-      const float weight = exp2_of(reference - base);
-      float x[kElements];
-      load_line<Type::f32>(x, partial, (s * rows + row) * dim + d, dim - d, dense);
-#pragma unroll
-      for (int n = 0; n < kElements; ++n) sums[n] = fma_of(x[n], weight, sums[n]);
-    }
-#pragma unroll
-    for (int n = 0; n < kElements; ++n) sums[n] *= factor;
-    spoiled += zero_if_finite(sums);
-    if (!exists) continue;
-    with_type<kConfig.type>(p.out.type, [&](auto type) {
-      store_line<decltype(type)::kElement>(p.out, out + d, dim - d, aligned, sums);
-    });
-  }
-  if constexpr (kConfig.marks) {
-    spoiled = sum_of_lanes<kLanes>(spoiled);
-    if (lane == 0 && exists && spoiled != 0) mark_row(params.buffers, row);
-  }
-  if (lane != 0 || !exists || !p.lse.given()) return;
-  // Where nothing joined the sink, the lse is the sink, to the last bit.
-  const bool alone = kConfig.features.sink && total == 1 && largest == sink_reference;
-  static_cast<float*>(p.lse.data)[offset_of(p.lse.strides, b, h, seq.first_q, i)] =
-      alone ? sink : (largest + log2_of(total)) * float(kLn2);
+  const int64 index = first + lane_index() / Row::kLanes;
+  Combine<kConfig> block{params,
+                         Row(params, seq, b, h, smaller(index, seq.len_q - 1), index < seq.len_q)};
+  block.run();
 }
 
 }  // namespace regard

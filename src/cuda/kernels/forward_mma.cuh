@@ -6,14 +6,13 @@
 // that many warps share rows, each with its slice of out's columns.
 #pragma once
 
-#include "cuda/kernels/tile/forward_place.cuh"
-#include "cuda/kernels/tile/forward_scores.cuh"
-#include "cuda/kernels/tile/forward_softmax.cuh"
+#include "cuda/kernels/tile/forward_step.cuh"
 
 namespace regard {
 
 template <KernelConfig kConfig>
-struct ForwardMma {
+struct ForwardMma : ForwardStep<kConfig> {
+  using Step = ForwardStep<kConfig>;
   using Place = ForwardPlace<kConfig>;
   using Row = typename Place::Row;
   using F = FragmentsOf<kConfig>;
@@ -21,56 +20,8 @@ struct ForwardMma {
   static constexpr Features kOn = kConfig.features;
   static constexpr Tiling kTiling = kConfig.tiling;
   static constexpr int kM = Place::kM, kKeys = Place::kKeys, kOutBlocks = Place::kOutBlocks;
-  static constexpr int kSteps = kConfig.dim / F::kStep;
-  static constexpr bool kKeepQueries = kM * kSteps * sizeof(typename F::A) <= 128;
-
-  const Place at;
-  ForwardScores<kConfig, Place> elementwise{at};
-  const float exponent = elementwise.terms.unit() * float(kLog2E);
-
-  typename F::A queries[kKeepQueries ? kM : 1][kKeepQueries ? kSteps : 1];
-  typename Place::Scores scores;
-  typename Place::Out out;
-  ForwardSoftmax<kConfig> softmax;
-
-  // -------------------------------------------------------------------------------------- products
-
-  REGARD_DEVICE void load_operand(typename F::A& a, int m, int k) const {
-    F::load_a(a, at.query_tile(), at.warp_row() + m * 16, k * F::kStep);
-  }
-  REGARD_DEVICE void keep_queries() {
-    if constexpr (kKeepQueries) {
-#pragma unroll
-      for (int m = 0; m < kM; ++m) {
-#pragma unroll
-        for (int k = 0; k < kSteps; ++k) load_operand(queries[m][k], m, k);
-      }
-    }
-  }
-
-  // S = Q K^T.
-  REGARD_DEVICE void multiply_keys(int stage) {
-    multiply_transposed<F, kSteps>(scores, at.key_tile(stage), 0,
-                                   [&](typename F::A& a, int m, int k) {
-                                     if constexpr (kKeepQueries) {
-                                       a = queries[m][k];
-                                     } else {
-                                       load_operand(a, m, k);
-                                     }
-                                   });
-  }
-
-  // out += P V, P in the scores' place.
-  REGARD_DEVICE void multiply_values(int stage) {
-    add_product<F, kKeys / F::kStep>(
-        out, at.value_tile(stage), at.warp_column(),
-        [&](typename F::A& a, int m, int k) { F::from_accumulators(a, scores[m], k); });
-  }
-
-  REGARD_DEVICE void make_weights(int first_key) {
-    softmax.make_weights(scores, out, exponent);
-    if constexpr (kOn.dropout) elementwise.drop(scores, first_key);
-  }
+  using Step::at, Step::elementwise, Step::scores, Step::out, Step::softmax;
+  using Step::keep_queries, Step::multiply_keys, Step::make_weights, Step::multiply_values;
 
   // -------------------------------------------------------------------------------------- the walk
 
@@ -86,10 +37,7 @@ struct ForwardMma {
         at.load_values(stage ^ 1, (tile + 1) * kKeys);
         commit_copies();
       }
-      multiply_keys(stage);
-      elementwise.make_logits(scores, stage, tile * kKeys);
-      make_weights(tile * kKeys);
-      multiply_values(stage);
+      this->take(stage, tile * kKeys);
       stage ^= 1;
     }
   }
@@ -238,7 +186,7 @@ struct ForwardMma {
 template <KernelConfig kConfig>
 REGARD_DEVICE void forward_mma(const KernelParams& params) {
   using Place = ForwardPlace<kConfig>;
-  ForwardMma<kConfig> block{Place(params, Place::of_block(params))};
+  ForwardMma<kConfig> block{{Place(params, Place::of_block(params))}};
   if (block.at.row_count > 0) block.run();
 }
 

@@ -216,6 +216,18 @@ REGARD_DEVICE void pass_turn(int32* turn, int32 next) {
 }
 REGARD_DEVICE void fence_device() { __threadfence(); }
 
+// Signals: what a block wrote before it gives one is seen by the block that has waited for it. Any
+// thread may call these, after a barrier of its block to give one, before a barrier to wait.
+REGARD_DEVICE void give_signal(uint64* signal, uint64 value) {
+  asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(signal), "l"(value) : "memory");
+}
+REGARD_DEVICE void wait_for_signal(const uint64* signal, uint64 value) {
+  uint64 x;
+  do {
+    asm volatile("ld.acquire.gpu.global.b64 %0, [%1];" : "=l"(x) : "l"(signal) : "memory");
+  } while (x != value);
+}
+
 // --------------------------------------------------------------------------------- matrix products
 
 // d += a b for 16 x 8 of d: lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next.

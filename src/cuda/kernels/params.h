@@ -20,15 +20,17 @@ struct CudaBuffers {
   float* dq_sums = nullptr;    // [heads_q][dq_rows][dim of the config], in fragment order
   int32* turns =
       nullptr;  // [batch * heads_q][row tiles of the backward kernel]: key tiles that have added
-  float* dbias_sums = nullptr;    // where BiasGradient::add adds; dbias itself where it is f32
-  Strides dbias_strides;          // of dbias_sums; 0 where the bias is broadcast
-  float* partial_out = nullptr;   // [splits][heads_q][rows_q][dim_v of the problem], not normalised
+  float* dbias_sums = nullptr;   // where BiasGradient::add adds; dbias itself where it is f32
+  Strides dbias_strides;         // of dbias_sums; 0 where the bias is broadcast
+  float* partial_out = nullptr;  // [splits][heads_q][rows_q][dim_v of the problem], not normalised;
+                                 // walkers: [blocks of the grid][rows of a tile][part_bytes]
   float* partial_rows = nullptr;  // [splits][heads_q][rows_q] x {reference, sum}
   uint8* marks_q = nullptr;       // [heads_q][rows_q]: 1 = compute this row again
   uint8* marks_k = nullptr;       // [heads_kv][rows_k]
   int32* any_mark = nullptr;      // of marks_q, of marks_k: whether there is one
   int32* tile_counter = nullptr;  // wgmma: tiles that blocks have taken beyond their first
   void* row_terms = nullptr;      // wgmma: lse of [heads_q][dq_rows] rows, 16 bytes each; delta
+  uint64* arrivals = nullptr;     // [blocks of the grid]: KernelParams::call once it wrote its part
 };
 
 struct KernelParams {
@@ -36,6 +38,7 @@ struct KernelParams {
   CudaBuffers buffers;
   BlockGrid grid;
   int32 splits = 1;  // of the forward pass's keys (combine has another grid than its forward)
+  uint64 call = 0;   // a number that nothing else would have left in the workspace
 };
 
 // Marks a row or key whose result is not finite, for a marked kernel to compute it again. Where

@@ -81,6 +81,28 @@ REGARD_DEVICE void load_tile(const TileView& tile, int rows, int columns,
                                                                                from);
 }
 
+// The same in less code, where copies are not what a kernel waits to issue: one path, whether all
+// rows exist or not.
+template <int kThreads, int kRows, int kColumns, int kBytes, bool kAligned, bool kExact>
+REGARD_DEVICE void load_tile_in_steps(const TileView& tile, int rows, int columns,
+                                      const RowsInMemory& from, int thread) {
+  constexpr int kChunks = (kColumns * kBytes + 15) / 16;
+  constexpr int kStep = kThreads / larger(kChunks, 1);
+  if constexpr (kAligned && kExact && kThreads % kChunks == 0 && kRows % kStep == 0) {
+    const int row = thread / kChunks, bytes = thread % kChunks * 16;
+    const SharedAddress to = tile.begin + row * tile.row_bytes + bytes;
+    const uint8* next = from.row(row) + bytes;
+#pragma unroll
+    for (int r = 0; r < kRows; r += kStep) {
+      copy_async<16>(to + r * tile.row_bytes, next, row + r < rows ? 16 : 0);
+      next += kStep * from.stride;
+    }
+  } else {
+    load_tile<kThreads, kRows, kColumns, kBytes, kAligned, kExact, RowsInMemory>(
+        tile, rows, columns, from, thread);
+  }
+}
+
 // Writes 16 rows of a result from accumulators to global memory, by one warp. row_at(r) is the
 // offset in view.data of row r's first column; rows that row_exists(r) denies are left alone.
 // `stage` is shared memory of the warp's own for 16 rows of `kBlocks` blocks of the type: results

@@ -14,12 +14,14 @@ struct ForwardPlace {
   static constexpr Features kOn = kConfig.features;
   static constexpr Tiling kTiling = kConfig.tiling;
   static constexpr ForwardMmaLayout kLayout = forward_mma_layout(kConfig);
-  static constexpr int kThreads = kTiling.warps * 32;
+  static constexpr int kBlockThreads = kTiling.warps * 32, kWalkers = kTiling.walkers;
+  static constexpr int kThreads = kBlockThreads / kWalkers;  // that walk over keys together
   static constexpr int kRows = kTiling.rows, kKeys = kTiling.keys;
-  static constexpr int kM = kRows * kTiling.slices / kTiling.warps / 16;
+  static constexpr int kM = kRows * kTiling.slices * kWalkers / kTiling.warps / 16;
   static constexpr int kColumns = kConfig.dim_v / kTiling.slices;  // of out, a warp's
   static constexpr int kKeyBlocks = kKeys / 8, kOutBlocks = kColumns / 8;
-  static_assert(kM * kTiling.warps * 16 == kRows * kTiling.slices && kKeyBlocks % 2 == 0);
+  static_assert(kM * kTiling.warps * 16 == kRows * kTiling.slices * kWalkers);
+  static_assert(kKeyBlocks % 2 == 0);
   static_assert(kOutBlocks % 2 == 0 && kKeys % F::kStep == 0);
 
   // A warp's part of the tile of S, and of out.
@@ -34,8 +36,9 @@ struct ForwardPlace {
   const KernelParams& params;
   const Problem& p;
   const ShortSequence seq;
-  const int b, head;  // the first query head of the tile
-  const int kv;
+  const int group;  // query heads that share keys
+  const int b, kv;
+  const int head;       // the first query head of the tile
   const int first_row;  // of the tile, among the head's (folded: the group's) rows
   const int row_count;
   const int split;
@@ -45,11 +48,12 @@ struct ForwardPlace {
       : params(kernel_params),
         p(kernel_params.problem),
         seq(short_sequence<kConfig>(p, place.head / heads_of_a_batch(p))),
+        group(int(p.sizes.heads_q) / int(p.sizes.heads_kv)),
         b(place.head / heads_of_a_batch(p)),
-        head(place.head % heads_of_a_batch(p) * folded_heads(p)),
-        kv(head / int(p.sizes.group())),
+        kv(place.head % heads_of_a_batch(p) / (kConfig.folded ? 1 : group)),
+        head(place.head % heads_of_a_batch(p) * (kConfig.folded ? group : 1)),
         first_row(place.tile * kRows),
-        row_count(clamp_to(seq.len_q * folded_heads(p) - first_row, 0, kRows)),
+        row_count(clamp_to(seq.len_q * (kConfig.folded ? group : 1) - first_row, 0, kRows)),
         split(place.split),
         shared(shared_address(&shared_memory<uint8>())) {}
 
@@ -62,14 +66,11 @@ struct ForwardPlace {
   static REGARD_DEVICE int heads_of_a_batch(const Problem& p) {
     return int(kConfig.folded ? p.sizes.heads_kv : p.sizes.heads_q);
   }
-  static REGARD_DEVICE int folded_heads(const Problem& p) {
-    return kConfig.folded ? int(p.sizes.group()) : 1;
-  }
 
   REGARD_DEVICE Row row_at(int row) const {
     int index = first_row + row;
     if constexpr (kConfig.folded) {
-      index = smaller(index, seq.len_q * int(p.sizes.group()) - 1);  // rows that do not exist
+      index = smaller(index, seq.len_q * group - 1);  // rows that do not exist
       return {head + index / seq.len_q, index % seq.len_q};
     }
     return {head, index};
@@ -78,22 +79,26 @@ struct ForwardPlace {
   // The key tiles that some row sees, and of them those of this split.
   REGARD_DEVICE ShortInterval key_tiles() const {
     Interval seen{0, seq.len_k};
-    if (kOn.interval && !kConfig.folded) {
-      seen = {keys_of(first_row).begin, keys_of(first_row + row_count - 1).end};
-    }
+    if (kOn.interval) seen = {keys_of(first_query()).begin, keys_of(last_query()).end};
     ShortInterval tiles{int(seen.begin) / kKeys, int(divide_up(seen.end, kKeys))};
     if constexpr (kConfig.split) {
-      const int each = (tiles.end - tiles.begin + params.splits - 1) / params.splits;
-      const int begin = tiles.begin + split * each;
-      tiles = {begin, smaller(begin + each, tiles.end)};
+      // As even as can be; the first splits have one tile more.
+      const int count = larger(tiles.end - tiles.begin, 0);
+      const int each = count / params.splits, more = count - each * params.splits;
+      const int begin = tiles.begin + split * each + smaller(split, more);
+      tiles = {begin, begin + each + (split < more ? 1 : 0)};
     }
     return tiles;
   }
   // The keys that every row of the tile sees, as far as intervals say.
   REGARD_DEVICE ShortInterval common_keys() const {
     if (!kOn.interval) return {0, seq.len_k};
-    if (kConfig.folded) return {0, 0};
-    return {int(keys_of(first_row + row_count - 1).begin), int(keys_of(first_row).end)};
+    return {int(keys_of(last_query()).begin), int(keys_of(first_query()).end)};
+  }
+  // The tile's rows are among these queries; a folded one's begin anew with each head.
+  REGARD_DEVICE int first_query() const { return kConfig.folded ? 0 : first_row; }
+  REGARD_DEVICE int last_query() const {
+    return kConfig.folded ? seq.len_q - 1 : first_row + row_count - 1;
   }
   REGARD_DEVICE Interval keys_of(int i) const {
     return visible_keys(p.mask_params, i, seq.len_q, seq.len_k);
@@ -101,7 +106,12 @@ struct ForwardPlace {
 
   // -------------------------------------------------------------------------------------- a lane's
 
-  REGARD_DEVICE int warp_row() const { return warp_index() / kTiling.slices * kM * 16; }
+  // Which of the walkers its warp belongs to, and its number among that one's threads.
+  static REGARD_DEVICE int walker() { return thread_index() / kThreads; }
+  static REGARD_DEVICE int walker_thread() { return thread_index() % kThreads; }
+  REGARD_DEVICE int warp_row() const {
+    return warp_index() % (kThreads / 32) / kTiling.slices * kM * 16;
+  }
   REGARD_DEVICE int warp_column() const { return warp_index() % kTiling.slices * kColumns; }
 
   // The row and column of accumulator element 2 half + e of block [m][n].
@@ -113,7 +123,7 @@ struct ForwardPlace {
   // ----------------------------------------------------------------------------------------- tiles
 
   REGARD_DEVICE SharedAddress stage_at(int stage) const {
-    return shared + kLayout.stage + stage * kLayout.stage_bytes;
+    return shared + kLayout.stage + walker() * kLayout.walker_bytes + stage * kLayout.stage_bytes;
   }
   REGARD_DEVICE TileView query_tile() const {
     return {shared + kLayout.queries, tile_row_bytes(kConfig, kConfig.dim)};
@@ -152,18 +162,28 @@ struct ForwardPlace {
   }
 
   REGARD_DEVICE void load_queries() const {
-    load_tile<kThreads, kRows, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact>(
+    load_tile<kBlockThreads, kRows, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact>(
         query_tile(), row_count, int(p.sizes.dim), QueryRows{*this});
   }
   REGARD_DEVICE void load_keys(int stage, int first_key) const {
-    load_tile<kThreads, kKeys, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact>(
-        key_tile(stage), seq.len_k - first_key, int(p.sizes.dim), rows_of(p.k, first_key));
+    load_rows<kConfig.dim>(key_tile(stage), first_key, p.sizes.dim, p.k);
     if constexpr (stages_bias(kConfig)) load_bias(stage, first_key);
     if constexpr (kOn.mask) load_mask(stage, first_key);
   }
   REGARD_DEVICE void load_values(int stage, int first_key) const {
-    load_tile<kThreads, kKeys, kConfig.dim_v, F::kBytes, kConfig.aligned, kConfig.exact>(
-        value_tile(stage), seq.len_k - first_key, int(p.sizes.dim_v), rows_of(p.v, first_key));
+    load_rows<kConfig.dim_v>(value_tile(stage), first_key, p.sizes.dim_v, p.v);
+  }
+  template <int kWidth>
+  REGARD_DEVICE void load_rows(const TileView& tile, int first_key, int64 dim,
+                               const View& view) const {
+    const int rows = seq.len_k - first_key;
+    if constexpr (kWalkers > 1) {
+      load_tile_in_steps<kThreads, kKeys, kWidth, F::kBytes, kConfig.aligned, kConfig.exact>(
+          tile, rows, int(dim), rows_of(view, first_key), walker_thread());
+    } else {
+      load_tile<kThreads, kKeys, kWidth, F::kBytes, kConfig.aligned, kConfig.exact>(
+          tile, rows, int(dim), rows_of(view, first_key));
+    }
   }
   // Rows of a bias or mask from a key on, one for each query or one for all.
   struct TermRows {
@@ -182,13 +202,13 @@ struct ForwardPlace {
     constexpr int kBytes = element_bytes(kConfig.bias_type), kStaged = bias_rows(kConfig);
     load_tile<kThreads, kStaged, kKeys, kBytes, kConfig.bias_aligned, false>(
         bias_tile(stage), smaller(row_count, kStaged), seq.len_k - first_key,
-        TermRows{*this, p.bias, kBytes, first_key});
+        TermRows{*this, p.bias, kBytes, first_key}, walker_thread());
   }
   REGARD_DEVICE void load_mask(int stage, int first_key) const {
     constexpr int kStaged = mask_rows(kConfig);
     load_mask_tile<kThreads, kStaged, kKeys, kConfig.mask_copy>(
         mask_tile(stage), smaller(row_count, kStaged), seq.len_k - first_key, first_key,
-        p.mask.strides.column, TermRows{*this, p.mask, 1, first_key});
+        p.mask.strides.column, TermRows{*this, p.mask, 1, first_key}, walker_thread());
   }
 };
 

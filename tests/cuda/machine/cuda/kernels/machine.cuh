@@ -161,6 +161,10 @@ REGARD_DEVICE void wait_for_turn(const int32* turn, int32 mine, Where where = he
 }
 REGARD_DEVICE void pass_turn(int32* turn, int32 next) { *turn = next; }
 REGARD_DEVICE void fence_device() {}
+REGARD_DEVICE void give_signal(uint64* signal, uint64 value) { *signal = value; }
+REGARD_DEVICE void wait_for_signal(const uint64* signal, uint64 value, Where where = here()) {
+  if (*signal != value) machine->fail("waits for a signal that never comes: a deadlock", where);
+}
 
 // --------------------------------------------------------------------------------- matrix products
 

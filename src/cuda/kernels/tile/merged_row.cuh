@@ -1,0 +1,102 @@
+// A row's result from parts of it, each over some of its keys.
+//
+// A part holds a reference r and, relative to it, the sum of its weights and the sums of its
+// weighted values: sum = sum over its keys of 2^(x - r), with x the logit times log2(e). A part
+// that saw no key has the reference -inf; its values count for nothing.
+#pragma once
+
+#include "cuda/kernels/tile/simt_lines.cuh"
+#include "plan/simt_layout.h"
+#include "semantics/softmax.h"
+
+namespace regard {
+
+struct RowPart {
+  float reference;
+  float sum;
+};
+
+// Of kLanes neighbouring threads of a warp, which all take part. Every part is seen before any is
+// added.
+template <KernelConfig kConfig>
+struct MergedRow {
+  static constexpr int kElements = 4;  // of a thread, at once
+  static constexpr int kLanes = lanes_of_row(kConfig.dim_v, kElements);
+
+  const KernelParams& params;
+  const Problem& p;
+  const Sequence seq;
+  const int64 b, h, i;
+  const bool exists;  // whether the results are wanted
+  const int lane = lane_index() % kLanes;
+  const int64 line = h * p.sizes.rows_q + flat_row(p, seq, b, i);
+  float largest = -infinity<float>();
+  float total = 0;
+  float spoiled = 0;
+
+  REGARD_DEVICE MergedRow(const KernelParams& kernel_params, const Sequence& sequence, int64 batch,
+                          int64 head, int64 row, bool row_exists)
+      : params(kernel_params),
+        p(kernel_params.problem),
+        seq(sequence),
+        b(batch),
+        h(head),
+        i(row),
+        exists(row_exists) {}
+
+  REGARD_DEVICE float base() const { return largest == -infinity<float>() ? 0 : largest; }
+  REGARD_DEVICE float weight_of(float reference) const { return exp2_of(reference - base()); }
+
+  REGARD_DEVICE void see(float reference) { largest = max_of(largest, reference); }
+  REGARD_DEVICE void add(const RowPart& part) {
+    if (part.reference == -infinity<float>()) return;
+    total = fma_of(part.sum, weight_of(part.reference), total);
+  }
+
+  // -------------------------------------------------------------------------------- the whole row
+
+  REGARD_DEVICE float sink() const {
+    if constexpr (!kConfig.features.sink) return -infinity<float>();
+    return static_cast<const float*>(p.sink.data)[h * p.sink.strides.head];
+  }
+  REGARD_DEVICE void see_sink() { see(sink() * float(kLog2E)); }
+  // Not finite unless the sink is; nothing from one of -inf.
+  REGARD_DEVICE void add_sink() {
+    const float value = sink();
+    if (value == -infinity<float>()) return;
+    total += weight_of(value * float(kLog2E)) + (value - value);
+  }
+  REGARD_DEVICE float factor() const {
+    float kept = 1;
+    if constexpr (kConfig.features.dropout) kept = float(keep_scale(p.dropout));
+    return total == 0 ? 0.0f : kept / total;
+  }
+
+  // The weighted sums of columns [d, d + kElements), as out.
+  REGARD_DEVICE void write_columns(int64 d, float (&sums)[kElements]) {
+    const float by = factor();
+    const bool aligned = is_aligned(p.out);
+#pragma unroll
+    for (int n = 0; n < kElements; ++n) sums[n] *= by;
+    spoiled += zero_if_finite(sums);
+    if (!exists) return;
+    const int64 to = offset_of(p.out.strides, b, h, seq.first_q, i) + d;
+    with_type<kConfig.type>(p.out.type, [&](auto type) {
+      store_line<decltype(type)::kElement>(p.out, to, p.sizes.dim_v - d, aligned, sums);
+    });
+  }
+  // Lse and mark, after the columns.
+  REGARD_DEVICE void write_end() {
+    if constexpr (kConfig.marks) {
+      spoiled = sum_of_lanes<kLanes>(spoiled);
+      if (lane == 0 && exists) write_row_mark(params.buffers, line, spoiled != 0);
+    }
+    if (lane != 0 || !exists || !p.lse.given()) return;
+    // Where nothing joined the sink, the lse is the sink, to the last bit.
+    const bool alone = kConfig.features.sink && total == 1 && largest == sink() * float(kLog2E);
+    static_cast<float*>(p.lse.data)[offset_of(p.lse.strides, b, h, seq.first_q, i)] =
+        alone ? sink() : (largest + log2_of(total)) * float(kLn2);
+  }
+};
+
+}  // namespace regard
