@@ -9,6 +9,7 @@
 
 #include "cuda/environment.hpp"
 #include "plan/config_text.hpp"
+#include "plan/wgmma_backward_layout.h"
 #include "problem/refuse.hpp"
 
 namespace regard::cuda_backend {
@@ -39,7 +40,13 @@ constexpr KernelSource kSources[] = {
     {Kernel::sink_gradient, Family::simt, "sink_gradient.cuh", "sink_gradient"},
 };
 
+constexpr KernelSource kWideBackward = {Kernel::backward, Family::wgmma, "backward_wide.cuh",
+                                        "backward_wide"};
+
 const KernelSource& source_of(const KernelConfig& c) {
+  if (c.kernel == Kernel::backward && c.family == Family::wgmma && is_wide(c)) {
+    return kWideBackward;
+  }
   const auto* const found = std::find_if(std::begin(kSources), std::end(kSources), [&](auto& s) {
     return s.kernel == c.kernel && s.family == c.family && s.walkers == (c.tiling.walkers > 1);
   });
@@ -108,7 +115,9 @@ KernelUnit kernel_unit(const KernelConfig& c) {
   const bool has_maps = c.family == Family::wgmma;
   const std::string maps = c.kernel == Kernel::backward ? "BackwardMaps" : "ForwardMaps";
   KernelUnit unit;
+  const bool paired = has_maps && c.paired;
   unit.text = "#define REGARD_LEVEL " + std::to_string(c.level) +
+              (paired ? "\n#define REGARD_CLUSTER 2" : "") +
               "\n"
               "#include \"cuda/kernels/" +
               source.file +
@@ -118,7 +127,8 @@ KernelUnit kernel_unit(const KernelConfig& c) {
               "#else\n"
               "#define REGARD_IN_PLACE __grid_constant__\n"
               "#endif\n"
-              "extern \"C\" __global__ void __launch_bounds__(" +
+              "extern \"C\" __global__ void " +
+              (paired ? "__cluster_dims__(REGARD_CLUSTER, 1, 1) " : "") + "__launch_bounds__(" +
               std::to_string(c.tiling.warps * 32) + ", " + std::to_string(c.tiling.blocks) + ") " +
               kKernelSymbol +
               "(\n"

@@ -4,6 +4,7 @@
 #include "plan/config_text.hpp"
 #include "plan/cuda_plan.hpp"
 #include "plan/explain_lines.hpp"
+#include "plan/wgmma_backward_layout.h"
 #include "problem/describe.hpp"
 
 namespace regard {
@@ -35,6 +36,10 @@ std::string config_line(const KernelConfig& c) {
   if (c.family != Family::simt) text += " level " + number(c.level);
   if (c.products != Products::direct) text += std::string(", ") + name_of(c.products);
   text += tile_text(c);
+  if (c.kernel == Kernel::backward && c.family == Family::wgmma && is_wide(c)) {
+    text += ", a warpgroup each for dv, dk and dq";
+    if (c.paired) text += ", blocks in pairs";
+  }
   if (c.folded) text += ", folded";
   if (c.split) text += ", split";
   if (c.marked) text += ", marked rows or keys alone";

@@ -379,7 +379,7 @@ class Planner {
       main_.bias_pairs = main_.bias_gradient == BiasGradient::add &&
                          (!sums_dbias_in_place() || has_aligned_pairs(p_.dbias));
       if (wants_dq || wants_dkv || main_.bias_gradient != BiasGradient::none) {
-        launch(main_, s_.batch * s_.heads_kv, divide_up(s_.len_k, main_.tiling.keys), 1,
+        launch(main_, s_.batch * s_.heads_kv, key_tiles(main_, s_.len_k), 1,
                larger<int64>(batch_of_bias(p_), main_.ordered ? 16 : 1));
       }
       if (wants_dq) launch_convert_dq(marks);

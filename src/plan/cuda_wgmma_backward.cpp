@@ -9,12 +9,24 @@
 namespace regard {
 namespace {
 
-constexpr int64 kLargestHead = 128;  // dk and dv of 64 keys are 128 registers then
-constexpr int64 kLargestHeadOfSoftcapAndDropout = 64;
+constexpr int64 kLargestHead = 256;        // dk or dv of 64 keys is 128 registers then
+constexpr int64 kLargestHeadOfBoth = 128;  // of dk and dv in one warpgroup's registers
 // Scales below it would make lse / scale pass what the sum of three f16 terms can be.
 constexpr double kLeastScaleF16 = 0x1p-12;
 
 constexpr Tiling kTiling = {.rows = 64, .keys = 128, .warps = 12, .stages = 2};
+constexpr Tiling kWideTiling = {.rows = 64, .keys = 64, .warps = 12, .stages = 2};
+
+const Tiling& tiling_of(int64 dim, int64 dim_v) {
+  return larger(dim, dim_v) > kLargestHeadOfBoth ? kWideTiling : kTiling;
+}
+const Tiling& tiling_of(const Problem& p) { return tiling_of(p.sizes.dim, p.sizes.dim_v); }
+
+// Under softcap and dropout weights and their shares in dS^T are two operands at once.
+bool has_registers_for_shares(const Sizes& s) {
+  const int64 largest = larger(s.dim, s.dim_v);
+  return largest > kLargestHeadOfBoth ? s.dim_v <= 192 : largest <= 64;
+}
 
 bool is_loadable(const BoxedTensor& x) { return x.sizes[1] > 0 && is_boxable(x); }
 
@@ -33,6 +45,23 @@ const char* why_not_bias(const Problem& p) {
   return nullptr;
 }
 
+// Where a pair of blocks shares dq's columns: panels must be even, rows many enough for the price
+// of an exchange, and shared memory has no room for terms beside it.
+bool is_paired(const Problem& p) {
+  constexpr int64 kLeastRows = 512;
+  const bool plain = is_plain(p.features) && !p.features.mask && !p.features.dropout;
+  return plain && !p.ragged && !p.deterministic && p.wants(p.dq) && p.sizes.len_q >= kLeastRows &&
+         p.sizes.len_k > kWideTiling.keys && round_up(p.sizes.dim, 16) == 2 * kLargestHeadOfBoth;
+}
+
+bool is_asked_for(const Tiling& tiling, const Tiling& asked) {
+  for (int Tiling::*const member : {&Tiling::rows, &Tiling::keys, &Tiling::warps, &Tiling::stages,
+                                    &Tiling::slices, &Tiling::walkers, &Tiling::blocks}) {
+    if (asked.*member > 0 && asked.*member != tiling.*member) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 const char* why_not_wgmma_backward(const Problem& p, const Chip& chip, int level) {
@@ -41,18 +70,16 @@ const char* why_not_wgmma_backward(const Problem& p, const Chip& chip, int level
   }
   if (p.type != Type::f16 && p.type != Type::bf16) return "wgmma kernels multiply f16 and bf16";
   if (p.sizes.dim > kLargestHead || p.sizes.dim_v > kLargestHead) {
-    return "the wgmma backward kernel has no tile for head sizes above 128";
+    return "the wgmma backward kernel has no tile for head sizes above 256";
   }
   if (p.type == Type::f16 && adds_lse_by_product(p.features) && p.score.scale < kLeastScaleF16) {
     return "lse / scale would pass the range of f16 terms";
   }
   if (p.dout.given() && p.dout.type != p.type) return "dout is f32";
-  if (p.features.softcap && p.features.dropout &&
-      larger(p.sizes.dim, p.sizes.dim_v) > kLargestHeadOfSoftcapAndDropout) {
-    return "softcap and dropout together take more registers than there are for head sizes above "
-           "64";
+  if (p.features.softcap && p.features.dropout && !has_registers_for_shares(p.sizes)) {
+    return "softcap and dropout together take more registers than there are for these head sizes";
   }
-  const BackwardBoxes boxes = backward_boxes(p, kTiling);
+  const BackwardBoxes boxes = backward_boxes(p, tiling_of(p));
   for (const BoxedTensor* x : {&boxes.q, &boxes.k, &boxes.v}) {
     if (x->sizes[1] == 0 || x->sizes[3] == 0) return "there are no rows to load";
   }
@@ -66,7 +93,7 @@ const char* why_not_wgmma_backward(const Problem& p, const Chip& chip, int level
 }
 
 KernelConfig wgmma_backward_config(const Problem& p, int level) {
-  const BackwardBoxes boxes = backward_boxes(p, kTiling);
+  const BackwardBoxes boxes = backward_boxes(p, tiling_of(p));
   KernelConfig c{.kernel = Kernel::backward,
                  .family = Family::wgmma,
                  .level = level,
@@ -85,25 +112,33 @@ KernelConfig wgmma_backward_config(const Problem& p, int level) {
                  .wants_dv = p.wants(p.dv)};
   c.features.sink = false;  // it is in the lse
   c.ordered = p.deterministic && c.wants_dq;
+  c.paired = is_paired(p);
   return c;
 }
 
 Fit take_wgmma_backward_tiling(KernelConfig& c, const TilingWish& wish) {
-  c.tiling = kTiling;
   c.dim = int(round_up(wish.dim, 16));
   c.dim_v = int(round_up(wish.dim_v, 16));
-  if (wish.forced) {
-    for (int Tiling::*const member : {&Tiling::rows, &Tiling::keys, &Tiling::warps, &Tiling::stages,
-                                      &Tiling::slices, &Tiling::walkers, &Tiling::blocks}) {
-      const int asked = wish.forced->*member;
-      if (asked > 0 && asked != kTiling.*member) return Fit::impossible;
-    }
+  Fit fit = Fit::impossible;
+  // The wide kernel takes as many stages as there is room for.
+  for (int stages = is_wide(c) ? kMostBackwardStages : 2; stages >= 2; --stages) {
+    c.tiling = tiling_of(wish.dim, wish.dim_v);
+    c.tiling.stages = stages;
+    if (wish.forced && !is_asked_for(c.tiling, *wish.forced)) continue;
+    if (backward_wgmma_shared(c) <= wish.limits.block) return Fit::fits;
+    fit = Fit::no_room;
   }
-  return backward_wgmma_shared(c) <= wish.limits.block ? Fit::fits : Fit::no_room;
+  return fit;
+}
+
+int64 key_tiles(const KernelConfig& c, int64 len_k) {
+  const int64 tiles = divide_up(len_k, c.tiling.keys);
+  return c.paired ? round_up(tiles, 2) : tiles;
 }
 
 void ask_for_row_terms(KernelConfig& delta, const KernelConfig& main) {
   delta.row_terms = true;
+  delta.paired = main.paired;
   delta.features.signed_scale = !adds_lse_by_product(main.features);
   delta.features.dropout = !adds_delta_by_product(main.features);
 }

@@ -16,6 +16,9 @@ KernelConfig wgmma_backward_config(const Problem&, int level);
 // Sets tiling, dim and dim_v.
 Fit take_wgmma_backward_tiling(KernelConfig&, const TilingWish&);
 
+// Blocks of a head's keys, of a backward kernel that owns keys; even where blocks are pairs.
+int64 key_tiles(const KernelConfig&, int64 len_k);
+
 // What the delta kernel is to write for the main kernel; the bytes of it.
 void ask_for_row_terms(KernelConfig& delta, const KernelConfig& main);
 int64 row_terms_bytes(const Problem&);

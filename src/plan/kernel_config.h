@@ -78,6 +78,7 @@ struct KernelConfig {
   bool folded = false;        // forward: the rows of a tile run over the query heads of a kv head
   bool split = false;         // forward: the keys are split over blocks
   bool row_terms = false;     // delta: also writes what the wgmma backward kernel reads of a row
+  bool paired = false;        // wide wgmma backward: clusters of two blocks share the columns of dq
   bool marks = false;         // notes rows whose result is not finite, to be computed again
   bool marked = false;        // simt: computes only what is marked
   bool ordered = false;  // blocks wait for those before them: dq is added in a fixed order, or the

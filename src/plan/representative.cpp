@@ -11,6 +11,7 @@ namespace {
 struct Shape {
   Type type = bf16;
   std::int64_t dim = 128;
+  std::int64_t dim_v = 0;  // 0: dim
   std::int64_t heads_kv = 32;
   std::int64_t len_q = 4096;
   std::int64_t batch = 8;
@@ -19,9 +20,10 @@ struct Shape {
 constexpr std::int64_t kBatch = 8, kHeads = 32, kLength = 4096;
 
 Attention attention(const Shape& s) {
-  return {.q = Tensor(nullptr, s.type, {s.batch, kHeads, s.len_q, s.dim}),
-          .k = Tensor(nullptr, s.type, {s.batch, s.heads_kv, kLength, s.dim}),
-          .v = Tensor(nullptr, s.type, {s.batch, s.heads_kv, kLength, s.dim})};
+  return {
+      .q = Tensor(nullptr, s.type, {s.batch, kHeads, s.len_q, s.dim}),
+      .k = Tensor(nullptr, s.type, {s.batch, s.heads_kv, kLength, s.dim}),
+      .v = Tensor(nullptr, s.type, {s.batch, s.heads_kv, kLength, s.dim_v > 0 ? s.dim_v : s.dim})};
 }
 
 Attention causal(const Shape& shape) {
@@ -56,6 +58,7 @@ std::vector<Problem> representative_problems() {
   for (const std::int64_t dim : {64, 128, 512}) add_both(attention({.dim = dim}));
   add_both(attention({.type = f16, .dim = 128}));
   add_both(attention({.type = f16, .dim = 256}));
+  add(causal({.dim = 192, .dim_v = 128}), Pass::backward);
   add(attention({.type = f16, .dim = 32}), Pass::forward);
   add(attention({.type = f16, .dim = 96}), Pass::forward);
   add_both(attention({.type = f32, .dim = 64}));
@@ -68,6 +71,10 @@ std::vector<Problem> representative_problems() {
   features.sink = Tensor(nullptr, f32, {kHeads});
   features.dropout.p = 0.1;
   add_both(features);
+  features = packed({.dim = 256});
+  features.dropout.p = 0.1;
+  features.alibi_slopes = Tensor(nullptr, f32, {kHeads});
+  add(features, Pass::backward);
   features = attention({.dim = 64});
   features.bias = Tensor(nullptr, bf16, {1, kHeads, kLength, kLength});
   features.mask = Tensor(nullptr, boolean, {kBatch, 1, 1, kLength});

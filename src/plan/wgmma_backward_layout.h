@@ -10,12 +10,24 @@ namespace regard {
 
 inline constexpr int kRowTermBytes = 16;  // of a row's lse, and of its delta: eight 16-bit terms
 inline constexpr int kDscoreBuffers = 2;
-inline constexpr int kPairTermBuffers = 2;
+inline constexpr int kMostPairTermBuffers = 2;
 inline constexpr int kMostBackwardStages = 3;
 inline constexpr int kBackwardTaskBytes = 64;
 
-// Q is needed until dk has it, a tile longer than dO.
-REGARD_INLINE int query_stages(const Tiling& t) { return t.stages + 1; }
+// Head sizes above 128: dk and dv of 64 keys fill the registers of two warpgroups, of which one has
+// S^T and dv, the other dP^T and dk.
+REGARD_INLINE bool is_wide(const KernelConfig& c) { return c.dim > 128 || c.dim_v > 128; }
+
+// Q is needed until dk has it, a tile longer than dO; but in the wide kernel each stage is given
+// back on its own.
+REGARD_INLINE int query_stages(const KernelConfig& c) {
+  return c.tiling.stages + (is_wide(c) ? 0 : 1);
+}
+// Columns of dq that a block of a pair makes, and of K that it takes from the other block's keys.
+REGARD_INLINE int peer_columns(const KernelConfig& c) { return c.paired ? c.dim / 2 : 0; }
+REGARD_INLINE int pair_term_buffers(const KernelConfig& c) {
+  return is_wide(c) ? 1 : kMostPairTermBuffers;
+}
 
 // What key warpgroups ask of the delta kernel: lse and delta as terms of a product's sum, where
 // nothing but a positive factor lies between the product and them; else as they are, in f32. An lse
@@ -24,15 +36,17 @@ REGARD_INLINE bool adds_lse_by_product(const Features& f) { return is_plain(f); 
 REGARD_INLINE bool adds_delta_by_product(const Features& f) { return !f.dropout; }
 
 struct BackwardWgmmaLayout {
-  int keys = 0;     // panels of [keys]
-  int values = 0;   // panels of [keys]; later dv's and dk's on their way to memory
-  int queries = 0;  // the first stage, panels of [rows]
+  int keys = 0;       // panels of [keys]
+  int values = 0;     // panels of [keys]; later dv's and dk's on their way to memory
+  int peer_keys = 0;  // paired: panels of the other block's [keys]
+  int queries = 0;    // the first stage, panels of [rows]
   int query_bytes = 0;
   int douts = 0;  // the first stage, panels of [rows]
   int dout_bytes = 0;
   int lse = 0;      // [query stages][rows] row terms
   int delta = 0;    // [stages][rows]
-  int dscores = 0;  // the first buffer: dS^T, a panel of [keys], a tile's rows across
+  int dscores = 0;  // the first buffer: dS^T, a panel of [keys], a tile's rows across; wide: P^T
+                    // before it
   int dscore_bytes = 0;
   int bias = 0;  // [pair term buffers][rows][keys], as mma_layout.h says
   int mask = 0;  // [pair term buffers][rows][keys]
@@ -41,8 +55,8 @@ struct BackwardWgmmaLayout {
   int size = 0;
 };
 
-inline constexpr int kBackwardBarriers =
-    2 + (kMostBackwardStages + 1) + kMostBackwardStages + 2 * kDscoreBuffers + kPairTermBuffers;
+inline constexpr int kBackwardBarriers = 2 + (kMostBackwardStages + 1) + 3 * kMostBackwardStages +
+                                         3 * kDscoreBuffers + kMostPairTermBuffers + 2;
 
 REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   const Tiling& t = c.tiling;
@@ -51,14 +65,16 @@ REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   x.dout_bytes = panels_of(c.dim_v) * panel_bytes(t.rows);
   x.dscore_bytes = panel_bytes(t.keys);
   x.values = panels_of(c.dim) * panel_bytes(t.keys);
-  x.queries = x.values + panels_of(c.dim_v) * panel_bytes(t.keys);
-  x.douts = x.queries + query_stages(t) * x.query_bytes;
+  x.peer_keys = x.values + panels_of(c.dim_v) * panel_bytes(t.keys);
+  x.queries = x.peer_keys + panels_of(peer_columns(c)) * panel_bytes(t.keys);
+  x.douts = x.queries + query_stages(c) * x.query_bytes;
   x.lse = x.douts + t.stages * x.dout_bytes;
-  x.delta = x.lse + query_stages(t) * t.rows * kRowTermBytes;
+  // Of a pair both are in the same rows.
+  x.delta = c.paired ? x.lse : x.lse + query_stages(c) * t.rows * kRowTermBytes;
   x.dscores = x.delta + t.stages * t.rows * kRowTermBytes;
   x.bias = x.dscores + kDscoreBuffers * x.dscore_bytes;
-  x.mask = x.bias + kPairTermBuffers * bias_bytes(c);
-  x.task = x.mask + kPairTermBuffers * mask_bytes(c);
+  x.mask = x.bias + pair_term_buffers(c) * bias_bytes(c);
+  x.task = x.mask + pair_term_buffers(c) * mask_bytes(c);
   x.barriers = x.task + kBackwardTaskBytes;
   x.size = x.barriers + kBackwardBarriers * 8;
   return x;

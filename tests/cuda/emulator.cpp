@@ -187,6 +187,7 @@ void run_launch(const CudaLaunch& launch, KernelParams params, Schedule schedule
                        .blocks = launch.blocks(),
                        .threads = launch.threads,
                        .shared_bytes = launch.shared_bytes,
+                       .cluster = bound.entry.cluster,
                        .order = schedule.order,
                        .blocks_in_order = launch.config.ordered,
                        .seed = schedule.seed});

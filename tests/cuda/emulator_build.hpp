@@ -15,6 +15,7 @@ namespace regard::emulated {
 struct KernelEntry {
   void* function = nullptr;
   bool takes_maps = false;
+  int cluster = 1;
 
   // Maps of either pass: a kernel reads its own of them, where they begin.
   void operator()(const KernelParams& params, const LaunchMaps& maps) const {

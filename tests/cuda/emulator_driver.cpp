@@ -328,6 +328,7 @@ EXPORTED int cuLaunchKernel(Function* function, unsigned blocks, unsigned y, uns
          .blocks = blocks,
          .threads = int(threads),
          .shared_bytes = shared,
+         .cluster = bound.entry.cluster,
          .order = order(),
          .seed = std::strtoull(setting("REGARD_EMULATED_SEED", "1").c_str(), nullptr, 10)});
   } catch (const Fault& fault) {

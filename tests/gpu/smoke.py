@@ -40,6 +40,17 @@ CASES = {
     "bottom right": (1, 2, 2, 150, 400, 64, 64, {"causal": "bottom_right"}),
     "window": (1, 2, 2, 300, 300, 64, 64, {"causal": "top_left", "window": (70, -1)}),
     "d256": (1, 2, 2, 200, 300, 256, 256, {"causal": "bottom_right"}),
+    "d256 pairs": (2, 2, 1, 600, 700, 256, 256, {"causal": "bottom_right"}),
+    "d256 dv96 pairs": (1, 2, 2, 577, 321, 256, 96, {"dlse": True, "sink": True}),
+    "d192": (1, 2, 2, 200, 300, 192, 192, {}),
+    "d192 dv128": (1, 4, 2, 300, 300, 192, 128, {"causal": "top_left"}),
+    "d136 dv200": (2, 2, 1, 130, 190, 136, 200, {"window": (70, 40)}),
+    "d256 terms": (1, 2, 2, 150, 200, 256, 256, {
+        "causal": "bottom_right", "softcap": 3.0, "alibi": True, "sink": True, "dlse": True,
+        "bias": (1, 2, 150, 200), "scale": 0.2}),
+    "d256 dropout": (1, 2, 2, 150, 200, 256, 256, {"dropout": (0.2, 1, 2), "alibi": True}),
+    "d256 deterministic": (1, 4, 2, 300, 300, 256, 256, {
+        "causal": "top_left", "mask": (1, 1, 300, 300), "deterministic": 1}),
     "d96 dv48": (1, 2, 2, 200, 300, 96, 48, {}),
     "d40": (1, 2, 2, 130, 190, 40, 40, {}),
     "d17 unaligned": (1, 2, 2, 70, 90, 17, 13, {}),

@@ -40,7 +40,7 @@ void check_grid(const Problem& p, const CudaLaunch& launch) {
     case Kernel::backward:
     case Kernel::key_gradient:
       CHECK(g.heads == s.batch * s.heads_kv);
-      check_reach(g.tiles, c.tiling.keys, s.len_k);
+      check_reach(c.paired ? g.tiles / 2 : g.tiles, c.tiling.keys * (c.paired ? 2 : 1), s.len_k);
       break;
     case Kernel::bias_gradient:
     case Kernel::convert_dbias:
@@ -61,8 +61,10 @@ void check_tiling(const KernelConfig& c) {
   if (c.family == Family::simt) return;
   if (c.family == Family::wgmma && c.kernel == Kernel::backward) {
     CHECK(t.rows == 64);
-    CHECK(t.keys == 128);
+    CHECK(t.keys == (is_wide(c) ? 64 : 128));
     CHECK(t.warps == 12);
+    CHECK(t.stages >= 2);
+    CHECK(t.stages <= (is_wide(c) ? kMostBackwardStages : 2));
     CHECK(c.dim % 16 + c.dim_v % 16 == 0);
     return;
   }

@@ -128,7 +128,8 @@ TEST_CASE("Hopper's own kernel makes the backward pass, but for what it has no r
     return [type](Attention& a) { a.bias = Tensor(nullptr, type, {1, 8, 1024, 1024}); };
   };
   const auto mask = [](Attention& a) { a.mask = Tensor(nullptr, boolean, {1024, 1024}); };
-  for (const Shape& shape : {wide, narrow}) {
+  const Shape widest{.type = bf16, .dim = 256}, uneven{.type = f16, .dim = 192, .dim_v = 128};
+  for (const Shape& shape : {widest, uneven, wide, narrow}) {
     CHECK(backward(shape, [](Attention& a) { a.softcap = 30; }).name() == "cuda:wgmma");
     CHECK(backward(shape, [](Attention& a) { a.dropout.p = 0.1; }).name() == "cuda:wgmma");
     CHECK(backward(shape, [](Attention& a) { a.scale = -1; }).name() == "cuda:wgmma");
@@ -144,7 +145,11 @@ TEST_CASE("Hopper's own kernel makes the backward pass, but for what it has no r
     a.dropout.p = 0.1;
   };
   CHECK(backward(narrow, both).name() == "cuda:wgmma");
+  CHECK(backward(uneven, both).name() == "cuda:wgmma");
   CHECK(says(backward(wide, both), "not wgmma: softcap and dropout together"));
+  CHECK(says(backward(widest, both), "not wgmma: softcap and dropout together"));
+  CHECK(says(backward(widest, bias(f32)), "not wgmma: no tile of the wgmma kernels fits"));
+  CHECK(backward(uneven, bias(f32)).name() == "cuda:wgmma");
   Attention a = attention(narrow);
   bias(f16)(a);
   CHECK(says(planned(problem(a, Pass::backward)),

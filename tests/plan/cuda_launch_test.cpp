@@ -445,4 +445,28 @@ TEST_CASE("wgmma stages tiles of bias and mask where there is room") {
   CHECK(says(large, "the mask's bytes are read one by one"));
 }
 
+TEST_CASE(
+    "wide wgmma backward blocks are pairs, of an even number of tiles, where nothing forbids") {
+  const auto made = [](const Shape& shape, auto&& set) {
+    Attention a = attention(shape);
+    set(a);
+    return planned(problem(a, Pass::backward), "sm_90").launches;
+  };
+  const auto nothing = [](Attention&) {};
+  const Shape wide{.len_q = 520, .len_k = 600, .dim = 256};
+  const auto paired = made(wide, nothing);
+  CHECK(paired.at(0).config.paired);  // delta, whose row terms are others
+  CHECK(paired.at(1).config.paired);
+  CHECK(paired.at(1).grid.tiles == 10);
+  CHECK(made({.len_q = 520, .len_k = 590, .dim = 256}, nothing).at(1).grid.tiles == 10);
+  CHECK(made(wide, [](Attention& a) { a.causal = Causal::top_left; }).at(1).config.paired);
+  for (const Shape& shape : {Shape{.len_q = 500, .dim = 256}, Shape{.dim = 192}, Shape{.dim = 128},
+                             Shape{.len_k = 64, .dim = 256}}) {
+    CHECK_FALSE(made(shape, nothing).at(1).config.paired);
+  }
+  CHECK_FALSE(made(wide, [](Attention& a) { a.deterministic = true; }).at(1).config.paired);
+  CHECK_FALSE(made(wide, [](Attention& a) { a.dropout.p = 0.1; }).at(1).config.paired);
+  CHECK_FALSE(made(wide, [](Attention& a) { a.scale = -1; }).at(1).config.paired);
+}
+
 TEST_SUITE_END();

@@ -170,6 +170,32 @@ def test_tiles_of_warpgroups(type, features, sizes, dim, dim_v):
     judge_forward(case, WGMMA + "+mixed+" + str(dim))
 
 
+# Backward, of head sizes above 128: where one warpgroup has weights and dv, another dk.
+WIDE = [  # type, features, (Sq, Sk), D, Dv, deterministic
+    ("bf16", (), (200, 130), 256, 256, False),
+    ("f16", ("bottom_right", "grouped"), (130, 200), 192, 128, True),
+    ("bf16", ("top_left", "window", "softcap"), (200, 190), 136, 40, False),
+    ("f16", ("packed", "bottom_right"), (140, 150), 64, 256, False),
+    ("bf16", ("seqused", "dlse", "sink", "mask"), (100, 150), 192, 192, True),
+    ("bf16", ("accumulate", "alibi", "dropout"), (70, 130), 256, 200, False),
+    ("f16", ("f32_outputs", "negative_scale"), (65, 65), 168, 144, False),
+    ("f16", ("softcap", "dropout", "packed", "mask_keys"), (100, 133), 256, 144, True),
+    ("bf16", ("bias_infinite", "mask", "bottom_right"), (100, 136), 256, 256, False),
+    ("bf16", ("bias_batch", "grouped", "dropout"), (100, 152), 192, 192, False),
+    ("f16", ("bias_keys", "seqused", "alibi"), (70, 133), 256, 256, True),
+    # Of 512 rows and more blocks are pairs: an odd tile of keys, and one that no row sees.
+    ("bf16", ("bottom_right", "grouped"), (520, 130), 256, 256, False),
+    ("f16", ("window",), (513, 200), 248, 64, False),
+    ("bf16", ("sink", "dlse", "f32_outputs"), (515, 70), 256, 128, False)]
+
+
+@pytest.mark.parametrize("type, features, sizes, dim, dim_v, deterministic", WIDE, ids=str)
+def test_gradients_of_wide_heads(type, features, sizes, dim, dim_v, deterministic):
+    case = cases.make(features, type, sizes=sizes, dim=dim, dim_v=dim_v)
+    no_dbias = {"wanted": ["dq", "dk", "dv"]} if any("bias" in x for x in features) else {}
+    judge(case, WGMMA + "+mixed+" + str(dim), deterministic, **no_dbias)
+
+
 @pytest.mark.parametrize("shift, stays", [(8, True), (4, False)])
 def test_where_rows_must_begin(shift, stays):
     """A piece of 16 bytes further is fine; half a piece is refused, and mma's by default."""

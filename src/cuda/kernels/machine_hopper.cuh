@@ -113,8 +113,9 @@ REGARD_DEVICE void store_matrices(SharedAddress row, const uint32 (&m)[4]) {
 // A tile in shared memory with the 128-byte swizzle, as products name it: groups of eight rows are
 // 1024 bytes apart; panels, where the tile's columns are b's, so many bytes. The low word counts in
 // units of 16 bytes, and may be moved within the tile by adding to it.
+inline constexpr uint32 kWithinBlock = 0x3ffff;  // of an address; above are a cluster's blocks
 REGARD_DEVICE uint32 tile_word(SharedAddress begin, int panel) {
-  return uint32(begin >> 4) | uint32(panel >> 4) << 16;
+  return uint32((begin & kWithinBlock) >> 4) | uint32(panel >> 4) << 16;
 }
 REGARD_DEVICE uint64 tile_descriptor(uint32 word) { return uint64(0x40000040u) << 32 | word; }
 
@@ -176,7 +177,7 @@ REGARD_DEVICE void load_bytes(SharedAddress to, const void* from, int bytes,
 // A tile of rows of 16 bytes, one after another. A product takes each row's eight elements twice,
 // as the first and as the second half of its sixteen.
 REGARD_DEVICE uint64 strip_descriptor(SharedAddress begin) {
-  return uint64(128 >> 4) << 32 | begin >> 4;
+  return uint64(128 >> 4) << 32 | (begin & kWithinBlock) >> 4;
 }
 // d = (adds ? d : 0) + a b^T over 16 columns of b's tile, whose rows are d's columns; a: those
 // columns of a warp's 16 rows.
@@ -189,6 +190,43 @@ REGARD_DEVICE void multiply_registers_by_rows(float (&d)[kBlocks][4], const uint
 template <class T, int kBlocks>
 REGARD_DEVICE void multiply_transposed_tile(float (&d)[kBlocks][4], uint64 a, uint64 b, bool adds) {
   GradientProduct<T, kBlocks>::of_transposed_tile(d, a, b, adds);
+}
+
+// ------------------------------------------------------------------------------ clusters of two
+
+// Of all threads of both blocks; what was written to shared memory before can be seen.
+REGARD_DEVICE void sync_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;" ::
+          : "memory");
+}
+// The same place in the other block's shared memory.
+REGARD_DEVICE SharedAddress of_peer(SharedAddress own) {
+  uint32 other;
+  asm volatile(
+      "{.reg .u32 rank;\n"
+      "mov.u32 rank, %%cluster_ctarank;\n"
+      "xor.b32 rank, rank, 1;\n"
+      "mapa.shared::cluster.u32 %0, %1, rank; }"
+      : "=r"(other)
+      : "r"(own));
+  return other;
+}
+// At the other block's barrier. That this thread has read is all that it says.
+REGARD_DEVICE void arrive_at_peer(SharedAddress barrier) {
+  asm volatile(
+      "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(of_peer(barrier))
+      : "memory");
+}
+// By the copy engine, to a place in the other block, whose barrier is told of the bytes.
+REGARD_DEVICE void send_to_peer(SharedAddress to, SharedAddress from, int bytes,
+                                SharedAddress barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(of_peer(to)),
+      "r"(from), "r"(bytes), "r"(of_peer(barrier))
+      : "memory");
 }
 
 }  // namespace regard

@@ -72,9 +72,10 @@ void BlockMachine::run(const Launch& launch) {
     running->trapped_at_ = instruction;
     running->fail(what, {});
   });
-  for (int64 n = 0; n < launch.blocks; ++n) {
+  const int64 clusters = launch.blocks / launch.cluster;
+  for (int64 n = 0; n < clusters; ++n) {
     const bool backward = !launch.blocks_in_order && launch.order != Order::forward;
-    begin_block(backward ? launch.blocks - 1 - n : n);
+    begin_block((backward ? clusters - 1 - n : n) * launch.cluster);
     Thread& first = *threads_[warp_order_[0] * 32 + warps_[warp_order_[0]].next_lane];
     thread = first.index;
     switch_fiber(host_, first.fiber);
@@ -86,13 +87,22 @@ void BlockMachine::run(const Launch& launch) {
 }
 
 void BlockMachine::prepare(const Launch& launch) {
-  if (launch.threads <= 0 || launch.threads % 32 != 0 || launch.threads > kMostThreads) {
+  if (launch.threads <= 0 || launch.threads % 32 != 0 ||
+      launch.threads * launch.cluster > kMostThreads) {
     throw Fault("a block of " + std::to_string(launch.threads) + " threads");
   }
+  if (launch.blocks % launch.cluster != 0) throw Fault("blocks that fill no cluster");
   launch_ = launch;
+  threads = launch.threads;
+  block_bytes = uint32(launch.shared_bytes);
+  if (launch.cluster > 1) {
+    block_bytes = (block_bytes + 1023) / 1024 * 1024;
+    launch_.threads *= launch.cluster;
+    launch_.shared_bytes = block_bytes * launch.cluster;
+  }
   random_state_ = launch.seed * 0x9E3779B97F4A7C15u + 1;
   if (!stacks_) stacks_ = std::make_unique<Stacks>(kMostThreads, kStackSize);
-  while (int(threads_.size()) < launch.threads) {
+  while (int(threads_.size()) < launch_.threads) {
     const int index = int(threads_.size());
     threads_.push_back(std::make_unique<Thread>());
     Thread& t = *threads_.back();
@@ -100,13 +110,13 @@ void BlockMachine::prepare(const Launch& launch) {
     t.index = index;
     make_fiber(t.fiber, stacks_->bottom(index), stacks_->size(index), run_thread, &t);
   }
-  warps_.resize(launch.threads / 32);
+  warps_.resize(launch_.threads / 32);
   warp_order_.resize(warps_.size());
   void* memory = nullptr;
-  if (posix_memalign(&memory, 1024, std::max<int64>(launch.shared_bytes, 1)))
+  if (posix_memalign(&memory, 1024, std::max<int64>(launch_.shared_bytes, 1)))
     throw std::bad_alloc();
   shared_ = {static_cast<unsigned char*>(memory), std::free};
-  words_.assign((launch.shared_bytes + 3) / 4, {});
+  words_.assign((launch_.shared_bytes + 3) / 4, {});
   lane_step_ = launch.order == Order::forward ? 1 : launch.order == Order::backward ? 31 : 13;
 }
 

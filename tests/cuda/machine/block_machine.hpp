@@ -30,8 +30,9 @@ struct Launch {
   void (*kernel)(const void* params) = nullptr;  // what each thread runs
   const void* params = nullptr;
   int64 blocks = 0;
-  int threads = 0;
+  int threads = 0;  // of a block
   int64 shared_bytes = 0;
+  int cluster = 1;  // blocks that run together; addresses of shared memory count through theirs
   Order order = Order::forward;
   bool blocks_in_order = true;  // else in the same order as the warps
   std::uint64_t seed = 1;
@@ -129,6 +130,7 @@ class BlockMachine final : public Machine {
   void sync_threads(int number, int threads, Where) override;
   void load_box(uint32 to, const BoxMap&, const int (&at)[4], uint32 barrier, Where) override;
   void load_bytes(uint32 to, const void* from, int bytes, uint32 barrier, Where) override;
+  void send_bytes(uint32 to, uint32 from, int bytes, uint32 barrier, Where) override;
   void store_box(const BoxMap&, const int (&at)[4], uint32 from, Where) override;
   void commit_stores() override;
   void wait_stores(Where) override;

@@ -102,18 +102,19 @@ void BlockMachine::enter_threads(Warp& warp) {
   if (request.from < 1 || request.from > 15 || request.threads % 32 != 0) {
     fail("no such barrier", request.where);
   }
-  int& waiting = at_threads_[request.from];
+  const int number = request.from + 16 * rank();
+  int& waiting = at_threads_[number];
   waiting += 32;
   if (waiting < request.threads) {
     warp.state = Warp::State::at_threads;
-    warp.barrier = request.from;
+    warp.barrier = number;
     switch_warp();
     return;
   }
   waiting = 0;
   ++epoch_;
   for (Warp& other : warps_) {
-    if (other.state == Warp::State::at_threads && other.barrier == request.from) {
+    if (other.state == Warp::State::at_threads && other.barrier == number) {
       other.state = Warp::State::runnable;
     }
   }
@@ -154,6 +155,16 @@ void BlockMachine::load_bytes(uint32 to, const void* from, int bytes, uint32 bar
   if (to % 16 != 0 || bytes % 16 != 0) fail("bytes that are no multiple of 16", where);
   if (int64(to) + bytes > launch_.shared_bytes) fail("bytes beyond shared memory", where);
   const auto* const begin = static_cast<const unsigned char*>(from);
+  send({.to = to, .barrier = barrier, .data = {begin, begin + bytes}}, where);
+}
+
+void BlockMachine::send_bytes(uint32 to, uint32 from, int bytes, uint32 barrier, Where where) {
+  barrier_at(barrier, where);
+  if ((to | from | uint32(bytes)) % 16 != 0) fail("bytes that are no multiple of 16", where);
+  for (int i = 0; i < bytes; i += 4) {
+    note_read(words_[(from + i) / 4], from + i, -1, thread / 32, where);
+  }
+  const unsigned char* const begin = shared_.get() + from;
   send({.to = to, .barrier = barrier, .data = {begin, begin + bytes}}, where);
 }
 
@@ -287,7 +298,8 @@ void BlockMachine::perform_product(int first_lane, std::size_t index) {
   const ProductOnItsWay& first = threads_[first_lane]->products[index];
   const WarpgroupProduct& p = first.product;
   const int columns = p.blocks * 8, warp_row = first_lane / 32 % 4 * 16;
-  const auto tile = [&](uint32 word) { return (word & 0x3fff) << 4; };
+  const uint32 first_byte = first_lane / threads * block_bytes;  // where descriptors count from
+  const auto tile = [&](uint32 word) { return first_byte + ((word & 0x3fff) << 4); };
   const auto at = [&](uint32 linear) {
     const uint32 address = p.strip ? linear : swizzled(linear);
     if (int64(address) + 2 > launch_.shared_bytes) fail("a product beyond memory", first.where);

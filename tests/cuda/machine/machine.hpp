@@ -41,8 +41,12 @@ struct WarpgroupProduct {
 
 class Machine {
  public:
-  int thread = 0;  // of the block: the one that runs
-  int64 block = 0;
+  int thread = 0;          // of the cluster: the one that runs
+  int64 block = 0;         // the cluster's first
+  int threads = 1;         // of a block
+  uint32 block_bytes = 0;  // of shared memory, from one block of the cluster to the next
+
+  int rank() const { return thread / threads; }  // of the block that runs, in its cluster
 
   // Every thread of the block, or of the warp, must make the same of these calls.
   virtual void sync_block(Where) = 0;
@@ -73,6 +77,7 @@ class Machine {
   virtual void sync_threads(int number, int threads, Where) = 0;
   virtual void load_box(uint32 to, const BoxMap&, const int (&at)[4], uint32 barrier, Where) = 0;
   virtual void load_bytes(uint32 to, const void* from, int bytes, uint32 barrier, Where) = 0;
+  virtual void send_bytes(uint32 to, uint32 from, int bytes, uint32 barrier, Where) = 0;
   virtual void store_box(const BoxMap&, const int (&at)[4], uint32 from, Where) = 0;
   virtual void commit_stores() = 0;
   virtual void wait_stores(Where) = 0;

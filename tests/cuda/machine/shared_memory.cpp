@@ -98,7 +98,7 @@ void* BlockMachine::shared_memory(int64 bytes, Where where) {
     fail_at(thread, where, "uses %lld bytes of shared memory, was given %lld",
             static_cast<long long>(bytes), static_cast<long long>(launch_.shared_bytes));
   }
-  return shared_.get();
+  return shared_.get() + rank() * block_bytes;
 }
 
 uint32 BlockMachine::shared_address(const void* pointer, Where where) {

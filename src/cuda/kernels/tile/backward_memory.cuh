@@ -33,8 +33,10 @@ struct BackwardMemory {
   static constexpr BackwardWgmmaLayout kLayout = backward_wgmma_layout(kConfig);
   static constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
   static constexpr int kStages = kConfig.tiling.stages;  // of dO
-  static constexpr int kQueryStages = query_stages(kConfig.tiling);
-  static constexpr int kKeyWarps = kConfig.tiling.warps - 4;
+  static constexpr int kQueryStages = query_stages(kConfig);
+  static constexpr int kPairTermBuffers = pair_term_buffers(kConfig);
+  static constexpr bool kWide = is_wide(kConfig);
+  static constexpr int kKeyWarps = kWide ? 4 : kConfig.tiling.warps - 4;  // that make dS^T
   // Who says that bias and mask are there: a warp whose copies run in the background, or each thread
   // that writes bytes itself.
   static constexpr bool kEachArrives = (kConfig.features.mask && kConfig.mask_copy == 1) ||
@@ -44,14 +46,19 @@ struct BackwardMemory {
 
   SharedAddress begin = shared_address(&shared_memory<uint8>());
 
+  static REGARD_DEVICE int dout_stage(int use) { return kStages == 2 ? use & 1 : use % kStages; }
+
   REGARD_DEVICE SharedAddress keys() const { return begin + kLayout.keys; }
   REGARD_DEVICE SharedAddress values() const { return begin + kLayout.values; }
+  REGARD_DEVICE SharedAddress peer_keys() const { return begin + kLayout.peer_keys; }
   REGARD_DEVICE SharedAddress queries(int stage) const {
     return begin + kLayout.queries + stage * kLayout.query_bytes;
   }
   REGARD_DEVICE SharedAddress douts(int stage) const {
     return begin + kLayout.douts + stage * kLayout.dout_bytes;
   }
+  // Of a tile's P^T and dS^T; of a pair the other buffer is for what the other block sends.
+  static REGARD_DEVICE int own_dscores(int use) { return kConfig.paired ? 0 : use & 1; }
   REGARD_DEVICE SharedAddress dscores(int buffer) const {
     return begin + kLayout.dscores + buffer * kLayout.dscore_bytes;
   }
@@ -62,10 +69,12 @@ struct BackwardMemory {
     return begin + kLayout.delta + stage * kRows * kRowTermBytes;
   }
   REGARD_DEVICE TileView bias_tile(int buffer) const {
-    return {begin + kLayout.bias + buffer * bias_bytes(kConfig), bias_row_bytes(kConfig)};
+    return {begin + kLayout.bias + buffer % kPairTermBuffers * bias_bytes(kConfig),
+            bias_row_bytes(kConfig)};
   }
   REGARD_DEVICE TileView mask_tile(int buffer) const {
-    return {begin + kLayout.mask + buffer * mask_bytes(kConfig), mask_row_bytes(kConfig)};
+    return {begin + kLayout.mask + buffer % kPairTermBuffers * mask_bytes(kConfig),
+            mask_row_bytes(kConfig)};
   }
   REGARD_DEVICE BackwardTask& task() const {
     return *reinterpret_cast<BackwardTask*>(&shared_memory<uint8>() + kLayout.task);
@@ -77,13 +86,20 @@ struct BackwardMemory {
   static constexpr int kDscoreFull = kDoutFull + kMostBackwardStages;
   static constexpr int kDscoreEmpty = kDscoreFull + kDscoreBuffers;
   static constexpr int kPairTermsFull = kDscoreEmpty + kDscoreBuffers;
-  static_assert(kPairTermsFull + kPairTermBuffers == kBackwardBarriers);
+  // Of the wide kernel: P^T is there; nobody needs a tile of dO, or of Q, any more.
+  static constexpr int kWeightsFull = kPairTermsFull + kMostPairTermBuffers;
+  static constexpr int kDoutFree = kWeightsFull + kDscoreBuffers;
+  static constexpr int kQueryFree = kDoutFree + kMostBackwardStages;
+  // Of a pair: dS^T of the other block's keys, and its keys.
+  static constexpr int kReceivedFull = kQueryFree + kMostBackwardStages;
+  static constexpr int kPeerKeysFull = kReceivedFull + 1;
+  static_assert(kPeerKeysFull + 1 == kBackwardBarriers);
 
   REGARD_DEVICE SharedAddress barrier(int kind, int index = 0) const {
     return begin + kLayout.barriers + (kind + index) * 8;
   }
 
-  // Tiles are full by one arrival and the copies' bytes; dS^T is when every key warp has arrived,
+  // Tiles are full by one arrival and the copies' bytes; dS^T is when every warp of it has arrived,
   // and empty when every warp that makes dq has. Bias and mask are full when each of those has
   // brought its part.
   REGARD_DEVICE void init_barriers() const {
@@ -93,16 +109,30 @@ struct BackwardMemory {
     for (int stage = 0; stage < kStages; ++stage) init_barrier(barrier(kDoutFull, stage), 1);
     for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
       init_barrier(barrier(kDscoreFull, buffer), kKeyWarps);
-      init_barrier(barrier(kDscoreEmpty, buffer), 4);
+      init_barrier(barrier(kDscoreEmpty, buffer), kConfig.paired ? 8 : 4);
     }
-    for (int buffer = 0; buffer < kPairTermBuffers; ++buffer) {
+    for (int buffer = 0; buffer < kMostPairTermBuffers; ++buffer) {
       init_barrier(barrier(kPairTermsFull, buffer), kEachArrives ? 128 : 4);
+    }
+    if constexpr (kConfig.paired) {
+      init_barrier(barrier(kReceivedFull), 1);
+      init_barrier(barrier(kPeerKeysFull), 1);
+    }
+    if constexpr (kWide) {
+      for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
+        init_barrier(barrier(kWeightsFull, buffer), 4);
+      }
+      for (int stage = 0; stage < kStages; ++stage) {
+        init_barrier(barrier(kDoutFree, stage), 8);
+        init_barrier(barrier(kQueryFree, stage), 4);
+      }
     }
     publish_barriers();
   }
 };
 
-// The block's task. No steps: no row sees its keys; no keys: there is nothing to do at all.
+// The block's task. No steps: no row sees its keys; no keys: there is nothing to do at all, but for
+// the other block of a pair.
 template <KernelConfig kConfig>
 REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
   constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
@@ -121,11 +151,14 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
   Interval rows{0, x.seq.len_q};
   if constexpr (kConfig.features.interval) {
     const MaskParams& mask = p.mask_params;
-    const int last = x.first_key + x.key_count - 1;
-    rows = {visible_queries(mask, x.first_key, x.seq.len_q, x.seq.len_k).begin,
+    // Blocks of a pair walk together, over the rows of both.
+    const int first = kConfig.paired ? x.tile_index / 2 * 2 * kKeys : x.first_key;
+    const int last = kConfig.paired ? smaller(first + 2 * kKeys, x.seq.len_k) - 1
+                                    : x.first_key + x.key_count - 1;
+    rows = {visible_queries(mask, first, x.seq.len_q, x.seq.len_k).begin,
             visible_queries(mask, last, x.seq.len_q, x.seq.len_k).end};
   }
-  const bool any = x.key_count > 0 && !rows.empty();
+  const bool any = (x.key_count > 0 || kConfig.paired) && !rows.empty();
   x.first_tile = any ? int(rows.begin) / kRows : 0;
   x.end_tile = any ? (int(rows.end) + kRows - 1) / kRows : 0;
   x.steps = (x.end_tile - x.first_tile) * int(p.sizes.group());

@@ -27,6 +27,10 @@ struct DqWarpgroup {
   Memory memory;
   int64 rows_of_head, first_row_of_sequence;  // of dq's sums
 
+  REGARD_DEVICE void set_rows(const BackwardTask& task) {
+    rows_of_head = dq_rows(params.problem);
+    first_row_of_sequence = first_dq_row(params.problem, task.seq.whole(), task.b);
+  }
   // A tile's first row of dq's sums.
   REGARD_DEVICE int64 first_sum(const BackwardStep& step) const {
     return step.head * rows_of_head + first_row_of_sequence + step.tile * kRows;
@@ -73,13 +77,15 @@ struct DqWarpgroup {
     load_bytes(memory.lse(stage), terms_of(step, false), kRows * kRowTermBytes, barrier);
   }
   REGARD_DEVICE void load_douts(const BackwardTask& task, const BackwardStep& step, int use) const {
-    const int stage = use & 1;
+    const int stage = Memory::dout_stage(use);
     const SharedAddress barrier = memory.barrier(Memory::kDoutFull, stage);
-    arrive_expecting(barrier,
-                     panels_of(kConfig.dim_v) * panel_bytes(kRows) + kRows * kRowTermBytes);
+    const int terms = kConfig.paired ? 0 : kRows * kRowTermBytes;  // a pair's came with Q
+    arrive_expecting(barrier, panels_of(kConfig.dim_v) * panel_bytes(kRows) + terms);
     load_panels(memory.douts(stage), kConfig.dim_v, kRows, maps.dout,
                 task.seq.first_q + step.tile * kRows, step.head, batch_of(task), barrier);
-    load_bytes(memory.delta(stage), terms_of(step, true), kRows * kRowTermBytes, barrier);
+    if constexpr (!kConfig.paired) {
+      load_bytes(memory.delta(stage), terms_of(step, true), kRows * kRowTermBytes, barrier);
+    }
   }
 
   // What the first two tiles need, in the order in which they need it.
@@ -241,8 +247,7 @@ struct DqWarpgroup {
   REGARD_DEVICE void run() {
     const BackwardTask task = uniform_task(memory.task());
     if (task.steps == 0) return;
-    rows_of_head = dq_rows(params.problem);
-    first_row_of_sequence = first_dq_row(params.problem, task.seq.whole(), task.b);
+    set_rows(task);
     BackwardStep step{task.kv * int(params.problem.sizes.group()), task.first_tile};
     BackwardStep ahead = step;  // the tile that is loaded next
     if (thread_index() == 0) load_first(task, step);

@@ -1,4 +1,4 @@
-// The results of a key warpgroup: dk and dv of its 64 keys, and marks.
+// The results of a warpgroup that has 64 keys: their dk, dv or both, and marks.
 #pragma once
 
 #include "cuda/kernels/tile/backward_memory.cuh"
@@ -15,16 +15,17 @@ struct KeyResults {
   const BackwardMaps& maps;
   const Memory memory;
   const BackwardTask& task;
-  const int warpgroup;
-  const int fragment;  // of a lane in a panel of values
-  // Of the warpgroup's keys.
-  const int first_key = task.first_key + warpgroup * kWarpgroupRows;
-  const int keys_left = task.key_count - warpgroup * kWarpgroupRows;  // <= 0: none
+  const int own_keys;           // the warpgroup's first key in the tile
+  const SharedAddress staging;  // panels of [keys] that nobody else needs any more
+  const int number;             // of the warpgroup's barrier
+  const int fragment;           // of a lane in a panel of keys
+  const int first_key = task.first_key + own_keys;
+  const int keys_left = task.key_count - own_keys;  // <= 0: none
   const int warp_key = warp_index() % 4 * 16;
 
   REGARD_DEVICE int key_of(int half) const { return warp_key + half * 8 + lane_index() / 4; }
   REGARD_DEVICE bool issues() const { return thread_index() % 128 == 0; }
-  REGARD_DEVICE void sync() const { sync_threads(1 + warpgroup, 128); }
+  REGARD_DEVICE void sync() const { sync_threads(number, 128); }
 
   template <int kBlocks>
   REGARD_DEVICE void write(Accumulator (&sums)[kBlocks], const TensorMap& map, const View& view,
@@ -68,7 +69,7 @@ struct KeyResults {
     return spoiled != 0;
   }
 
-  // By the copy engine, through the values that this warpgroup alone has read.
+  // By the copy engine.
   template <int kBlocks>
   REGARD_DEVICE void store_panels(const Accumulator (&sums)[kBlocks], const TensorMap& map) const {
     constexpr int kAll = (kBlocks + 7) / 8;
@@ -82,22 +83,22 @@ struct KeyResults {
                              pack<Format>(sums[n][2], sums[n][3]),
                              pack<Format>(sums[n + 1][0], sums[n + 1][1]),
                              pack<Format>(sums[n + 1][2], sums[n + 1][3])};
-        store_matrices(memory.values() + (n / 8 - first) * panel_bytes(Memory::kKeys) +
-                           (fragment ^ n % 8 / 2 << 5),
-                       m);
+        store_matrices(
+            staging + (n / 8 - first) * panel_bytes(Memory::kKeys) + (fragment ^ n % 8 / 2 << 5),
+            m);
       }
       publish_shared_writes();
       sync();
       if (!issues()) continue;
 #pragma unroll
       for (int panel = first; panel < kAll && panel < first + kPanels; ++panel) {
-        store_box(map,
-                  {.column = panel * kPanelColumns,
-                   .row = task.seq.first_k + first_key,
-                   .head = task.kv,
-                   .batch = params.problem.packed ? 0 : task.b},
-                  memory.values() + (panel - first) * panel_bytes(Memory::kKeys) +
-                      warpgroup * panel_bytes(kWarpgroupRows));
+        store_box(
+            map,
+            {.column = panel * kPanelColumns,
+             .row = task.seq.first_k + first_key,
+             .head = task.kv,
+             .batch = params.problem.packed ? 0 : task.b},
+            staging + (panel - first) * panel_bytes(Memory::kKeys) + own_keys * kPanelRowBytes);
       }
       commit_stores();
     }

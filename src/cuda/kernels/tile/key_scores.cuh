@@ -244,7 +244,7 @@ struct KeyScores {
 #pragma unroll
     for (int n = 0; n < kRowBlocks; ++n) {
       float delta[2] = {};
-      if constexpr (!kAddsDelta) read_rows(delta, memory.delta(use & 1), n);
+      if constexpr (!kAddsDelta) read_rows(delta, memory.delta(Memory::dout_stage(use)), n);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const uint32 pair = shares[n / 2][n % 2 * 2 + half];

@@ -269,7 +269,10 @@ struct KeyWarpgroup {
     clear_sums(dv);
     if (task.steps > 0) walk(task);
     // dv was made before the last dS^T; the last product of dk is still under way.
-    KeyResults<kConfig> results{params, maps, memory, task, warpgroup, fragment};
+    // The values, of which this warpgroup alone has read its rows.
+    const KeyResults<kConfig> results{
+        params,          maps,          memory,  task, warpgroup * kWarpgroupRows,
+        memory.values(), 1 + warpgroup, fragment};
     if constexpr (kConfig.wants_dv) {
       hold(dv);
       results.write(dv, maps.dv, params.problem.dv, int(params.problem.sizes.dim_v),

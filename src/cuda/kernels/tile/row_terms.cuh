@@ -34,6 +34,12 @@ REGARD_DEVICE Bits128 split_in_terms(float x) {
   return {{pack<Format>(terms[0], terms[1]), pack<Format>(terms[2], 0.0f), 0, 0}};
 }
 
+// The terms of a, then those of b.
+REGARD_DEVICE Bits128 side_by_side(const Bits128& a, const Bits128& b) {
+  return {
+      {a.word[0], (a.word[1] & 0xffff) | b.word[0] << 16, b.word[0] >> 16 | b.word[1] << 16, 0}};
+}
+
 // Sixteen bytes that begin with x.
 REGARD_DEVICE Bits128 as_it_is(float x) { return {{bits_of(x), 0, 0, 0}}; }
 
@@ -43,6 +49,11 @@ REGARD_DEVICE void store_row_terms(const KernelParams& params, int64 row,
   const Problem& p = params.problem;
   auto* const to = static_cast<Bits128*>(params.buffers.row_terms) + row;
   const float scale = score_params<float>(p).scale;
+  if constexpr (kConfig.paired) {
+    store_global_128(to, side_by_side(split_in_terms<kConfig.type>(-state.lse / scale),
+                                      split_in_terms<kConfig.type>(-state.delta)));
+    return;
+  }
   store_global_128(to, adds_lse_by_product(kConfig.features)
                            ? split_in_terms<kConfig.type>(-state.lse / scale)
                            : as_it_is(state.lse));

@@ -14,10 +14,14 @@
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 
 // The host sets it before the first launch. A kernel is one translation unit.
 extern "C" {
 regard::emulated::Machine* regard_emulated_machine = nullptr;
+#ifdef REGARD_CLUSTER
+int regard_emulated_cluster = REGARD_CLUSTER;
+#endif
 }
 
 namespace regard {
@@ -28,10 +32,10 @@ static emulated::Machine*& machine = regard_emulated_machine;
 
 // ------------------------------------------------------------------------------------- where am I
 
-REGARD_DEVICE int thread_index() { return machine->thread; }
+REGARD_DEVICE int thread_index() { return machine->thread % machine->threads; }
 REGARD_DEVICE int lane_index() { return machine->thread % 32; }
-REGARD_DEVICE int warp_index() { return machine->thread / 32; }
-REGARD_DEVICE int64 block_index() { return machine->block; }
+REGARD_DEVICE int warp_index() { return thread_index() / 32; }
+REGARD_DEVICE int64 block_index() { return machine->block + machine->rank(); }
 
 // ------------------------------------------------------------------------------------ cooperation
 

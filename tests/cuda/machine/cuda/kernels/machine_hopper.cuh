@@ -13,7 +13,7 @@ bool regard_emulated_maps = true;
 namespace regard {
 
 REGARD_DEVICE int uniform(int x, Where where = here()) { return shuffle(x, 0, where); }
-REGARD_DEVICE int warpgroup_index() { return machine->thread / 128; }
+REGARD_DEVICE int warpgroup_index() { return thread_index() / 128; }
 REGARD_DEVICE int64 block_count() { return machine->block_count(); }
 
 template <int kRegisters>
@@ -60,7 +60,7 @@ REGARD_DEVICE void store_matrices(SharedAddress row, const uint32 (&m)[4], Where
 }
 
 REGARD_DEVICE uint32 tile_word(SharedAddress begin, int panel) {
-  return uint32(begin >> 4) | uint32(panel >> 4) << 16;
+  return uint32((begin - machine->rank() * machine->block_bytes) >> 4) | uint32(panel >> 4) << 16;
 }
 REGARD_DEVICE uint64 tile_descriptor(uint32 word) { return word; }
 
@@ -110,7 +110,21 @@ namespace emulated {
 inline constexpr uint64 kStrip = uint64(1) << 63;
 }  // namespace emulated
 
-REGARD_DEVICE uint64 strip_descriptor(SharedAddress begin) { return emulated::kStrip | begin >> 4; }
+REGARD_DEVICE uint64 strip_descriptor(SharedAddress begin) {
+  return emulated::kStrip | (begin - machine->rank() * machine->block_bytes) >> 4;
+}
+
+REGARD_DEVICE void sync_cluster(Where where = here()) { machine->sync_block(where); }
+REGARD_DEVICE SharedAddress of_peer(SharedAddress own) {
+  return machine->rank() == 0 ? own + machine->block_bytes : own - machine->block_bytes;
+}
+REGARD_DEVICE void arrive_at_peer(SharedAddress barrier, Where where = here()) {
+  machine->arrive(of_peer(barrier), 0, where);
+}
+REGARD_DEVICE void send_to_peer(SharedAddress to, SharedAddress from, int bytes,
+                                SharedAddress barrier, Where where = here()) {
+  machine->send_bytes(of_peer(to), from, bytes, of_peer(barrier), where);
+}
 template <class T, int kBlocks>
 REGARD_DEVICE void multiply_registers_by_rows(float (&d)[kBlocks][4], const uint32 (&a)[4],
                                               uint64 b, bool adds, Where where = here()) {
