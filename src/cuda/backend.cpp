@@ -141,6 +141,7 @@ CudaBuffers buffers_of(const Problem& p, const CudaPlan& plan, const DeviceWorks
                 .any_mark = memory.at<int32>(w.any_mark)};
   b.row_terms = memory.at<void>(w.row_terms);
   b.arrivals = memory.at<uint64>(w.arrivals);
+  b.planes = memory.at<uint8>(w.planes);
   if (plan.counts_tiles()) b.tile_counter = memory.at<int32>(w.tile_counter);
   const bool has_own_sums =
       std::any_of(plan.launches.begin(), plan.launches.end(),
@@ -190,7 +191,7 @@ void launch_kernel(const Driver& d, const CudaLaunch& launch, const LoadedKernel
   params.grid = launch.grid;
   LaunchMaps maps;
   if (launch.config.family == Family::wgmma) {
-    maps = launch_maps(d, params.problem, launch.config, index);
+    maps = launch_maps(d, params.problem, launch.config, params.buffers.planes, index);
   }
   void* arguments[] = {&params, &maps};
   const Result result = d.launch(kernel.function, unsigned(blocks), 1, 1, unsigned(launch.threads),

@@ -38,6 +38,7 @@ constexpr KernelSource kSources[] = {
     {Kernel::convert_dq, Family::simt, "convert.cuh", "convert_dq"},
     {Kernel::convert_dbias, Family::simt, "convert.cuh", "convert_dbias"},
     {Kernel::sink_gradient, Family::simt, "sink_gradient.cuh", "sink_gradient"},
+    {Kernel::planes, Family::simt, "planes.cuh", "planes"},
 };
 
 constexpr KernelSource kWideBackward = {Kernel::backward, Family::wgmma, "backward_wide.cuh",

@@ -26,8 +26,9 @@ void encode(const Driver& d, TensorMap& map, const BoxedTensor& x, int device) {
 }  // namespace
 
 ForwardMaps forward_maps(const Driver& d, const Problem& p, const KernelConfig& config,
-                         int device) {
-  const ForwardBoxes boxes = forward_boxes(p, config.tiling);
+                         const void* planes, int device) {
+  const ForwardBoxes boxes = config.products == Products::f16x3 ? plane_boxes(p, config, planes)
+                                                                : forward_boxes(p, config.tiling);
   ForwardMaps maps{};
   encode(d, maps.q, boxes.q, device);
   encode(d, maps.k, boxes.k, device);
@@ -49,9 +50,10 @@ BackwardMaps backward_maps(const Driver& d, const Problem& p, const KernelConfig
   return maps;
 }
 
-LaunchMaps launch_maps(const Driver& d, const Problem& p, const KernelConfig& config, int device) {
+LaunchMaps launch_maps(const Driver& d, const Problem& p, const KernelConfig& config,
+                       const void* planes, int device) {
   if (config.kernel == Kernel::backward) return {.backward = backward_maps(d, p, config, device)};
-  return {.forward = forward_maps(d, p, config, device)};
+  return {.forward = forward_maps(d, p, config, planes, device)};
 }
 
 }  // namespace regard::cuda_backend

@@ -9,10 +9,13 @@
 namespace regard::cuda_backend {
 
 // Of a kernel of family wgmma. Error where the driver does not take a tensor, which plans exclude.
-ForwardMaps forward_maps(const Driver&, const Problem&, const KernelConfig&, int device);
+// planes: those of f32, in the workspace.
+ForwardMaps forward_maps(const Driver&, const Problem&, const KernelConfig&, const void* planes,
+                         int device);
 
 BackwardMaps backward_maps(const Driver&, const Problem&, const KernelConfig&, int device);
 // Of either.
-LaunchMaps launch_maps(const Driver&, const Problem&, const KernelConfig&, int device);
+LaunchMaps launch_maps(const Driver&, const Problem&, const KernelConfig&, const void* planes,
+                       int device);
 
 }  // namespace regard::cuda_backend

@@ -40,6 +40,35 @@ ForwardBoxes forward_boxes(const Problem& p, const Tiling& tiling) {
           .out = boxed(p.out, s.dim_v, rows_q, s.heads_q, batch, kRowsOfStore)};
 }
 
+ForwardBoxes plane_boxes(const Problem& p, const KernelConfig& c, const void* planes) {
+  const PlaneLayout layout = plane_layout(p, c);
+  const auto boxed = [&](const PlaneTensor& t, int box_rows) {
+    const int64 row = t.columns * 2, head = t.rows * row;
+    return BoxedTensor{.data = static_cast<const uint8*>(planes) + t.planes,
+                       .type = Type::f16,
+                       .sizes = {t.columns, t.rows, t.heads, kPlanes},
+                       .strides = {2, row, head, t.heads * head},
+                       .box_columns = kPanelColumns,
+                       .box_rows = box_rows};
+  };
+  return {.q = boxed(layout.q, c.tiling.rows),
+          .k = boxed(layout.k, c.tiling.keys),
+          .v = boxed(layout.v, c.tiling.keys),
+          .out = {}};
+}
+
+bool has_plane_boxes(const Problem& p) {
+  constexpr int64 kMostRows = INT32_MAX / 2;
+  constexpr double kRowsOfBlock = 16, kTensors = 3;  // at least, at most
+  const Sizes& s = p.sizes;
+  const double blocks = double(s.batch) * double(s.heads_q) *
+                        (double(larger(s.len_q, s.len_k)) / kRowsOfBlock + 1) * kTensors;
+  return larger(plane_rows(p, s.rows_q, s.len_q, 1), plane_rows(p, s.rows_k, s.len_k, 1)) +
+                 256 * (s.batch + 2) <=
+             kMostRows &&
+         blocks <= INT32_MAX;
+}
+
 BackwardBoxes backward_boxes(const Problem& p, const Tiling& tiling) {
   const Sizes& s = p.sizes;
   const int64 batch = p.packed ? 1 : s.batch;

@@ -24,6 +24,11 @@ struct ForwardBoxes {
 // Packed sequences are one batch entry.
 ForwardBoxes forward_boxes(const Problem&, const Tiling&);
 
+// Of f32: planes of q, k and v in scratch memory, the planes in place of batch entries; no out.
+ForwardBoxes plane_boxes(const Problem&, const KernelConfig&, const void* planes);
+// Whether the copy engine can count their rows, and a grid the blocks that make them.
+bool has_plane_boxes(const Problem&);
+
 struct BackwardBoxes {
   BoxedTensor q, k, v, dout, dk, dv;
 };

@@ -88,7 +88,7 @@ std::string workspace_text(const CudaWorkspace& w) {
       {"marks", w.any_mark, w.dbias_sums},       {"dbias sums", w.dbias_sums, w.row_states},
       {"row states", w.row_states, w.row_terms}, {"row terms", w.row_terms, w.dq_sums},
       {"dq sums", w.dq_sums, w.partial_out},     {"partial results", w.partial_out, w.arrivals},
-      {"arrivals", w.arrivals, w.size}};
+      {"arrivals", w.arrivals, w.planes},        {"planes", w.planes, w.size}};
   std::string text = megabytes(w.size), separator = ": ";
   for (const Part& part : parts) {
     if (part.end == part.begin) continue;

@@ -12,6 +12,7 @@
 #include "plan/cuda_wgmma_backward.hpp"
 #include "plan/mma_layout.h"
 #include "plan/simt_layout.h"
+#include "plan/workspace_room.hpp"
 
 namespace regard {
 namespace {
@@ -294,7 +295,7 @@ class Planner {
   }
 
   bool spoils_hidden_pairs() const {
-    return plan_.family != Family::simt && (hides_pairs(p_) || main_.products == Products::tf32x3);
+    return plan_.family != Family::simt && (hides_pairs(p_) || has_two_terms(main_.products));
   }
 
   // --------------------------------------------------------------------------------------- forward
@@ -315,6 +316,7 @@ class Planner {
     main_.ordered = main_.split && last_split_merges(main_, wish(true), plan_.splits);
     const bool combines = main_.split && !main_.ordered;
     main_.marks = marks && !combines;
+    add_planes_launch(plan_, p_, main_);
     launch(main_, heads, tiles, plan_.splits, heads_sharing_cache(p_, chip_, main_.folded));
     if (main_.folded) {
       because_("folded: the rows of ", s_.group(), " query heads that share keys fill a tile");
@@ -337,27 +339,25 @@ class Planner {
       because_(kWhyMarks);
       launch_marked(Kernel::forward);
     }
-    Room room;
+    WorkspaceRoom room;
     // Tiles of one length need no counter to share them out.
     room.take(plan_.workspace.tile_counter, wgmma && (p_.features.interval || p_.ragged) ? 4 : 0);
     room.take(plan_.workspace.turns, 0);
     room.take(plan_.workspace.any_mark, marks ? kAnyMarkBytes : 0);
     plan_.workspace.clear = room.size;
     room.take(plan_.workspace.marks_q, marks ? s_.heads_q * s_.rows_q : 0);
-    room.take(plan_.workspace.marks_k, 0);
-    room.take(plan_.workspace.dbias_sums, 0);
+    CudaWorkspace& w = plan_.workspace;
+    room.take_none(w.marks_k, w.dbias_sums);
     // Every mark is written, but by warps that have slices of a row.
-    if (!main_.split && main_.tiling.slices > 1) plan_.workspace.clear = room.size;
-    room.take(plan_.workspace.row_states, 0);
-    room.take(plan_.workspace.row_terms, 0);
-    room.take(plan_.workspace.dq_sums, 0);
+    if (!main_.split && main_.tiling.slices > 1) w.clear = room.size;
+    room.take_none(w.row_states, w.row_terms, w.dq_sums);
     const int64 rows = combines ? plan_.splits * s_.heads_q * s_.rows_q : 0;
     const int64 blocks = main_.ordered ? heads * tiles * plan_.splits : 0;
-    room.take(plan_.workspace.partial_out,
-              rows * s_.dim_v * 4 + blocks * main_.tiling.rows * part_bytes(main_));
-    room.take(plan_.workspace.partial_rows, rows * 2 * 4);
-    room.take(plan_.workspace.arrivals, blocks * 8);
-    plan_.workspace.size = room.size;
+    room.take(w.partial_out, rows * s_.dim_v * 4 + blocks * main_.tiling.rows * part_bytes(main_));
+    room.take(w.partial_rows, rows * 2 * 4);
+    room.take(w.arrivals, blocks * 8);
+    room.take(w.planes, planes_bytes(p_, main_));
+    w.size = room.size;
   }
 
   // -------------------------------------------------------------------------------------- backward
@@ -434,7 +434,7 @@ class Planner {
   void lay_out_backward(bool marks, bool sums_dq, bool wants_dkv) {
     const int64 rows = s_.heads_q * s_.rows_q;
     CudaWorkspace& w = plan_.workspace;
-    Room room;
+    WorkspaceRoom room;
     room.take(w.turns, main_.ordered
                            ? s_.batch * s_.heads_q * divide_up(s_.len_q, main_.tiling.rows) * 4
                            : 0);
@@ -446,9 +446,7 @@ class Planner {
     room.take(w.row_states, rows * 2 * (computes_in_f64(p_) ? 8 : 4));
     room.take(w.row_terms, main_.family == Family::wgmma ? row_terms_bytes(p_) : 0);
     room.take(w.dq_sums, sums_dq ? s_.heads_q * dq_rows(p_) * main_.dim * 4 : 0);
-    room.take(w.partial_out, 0);
-    room.take(w.partial_rows, 0);
-    room.take(w.arrivals, 0);
+    room.take_none(w.partial_out, w.partial_rows, w.arrivals, w.planes);
     w.size = room.size;
   }
 
@@ -469,15 +467,6 @@ class Planner {
                            .column = sizes[3] == 1 ? 0 : 1};
     return sizes[0] * batch * 4;
   }
-
-  // The workspace so far.
-  struct Room {
-    int64 size = 0;
-    void take(int64& offset, int64 bytes) {
-      offset = size;
-      size += round_up(bytes, 256);
-    }
-  };
 
   const Problem& p_;
   const Sizes& s_;

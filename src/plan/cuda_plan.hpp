@@ -38,6 +38,7 @@ struct CudaWorkspace {
   int64 partial_out = 0;
   int64 partial_rows = 0;
   int64 arrivals = 0;
+  int64 planes = 0;
   int64 size = 0;
 };
 

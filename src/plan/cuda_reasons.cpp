@@ -32,6 +32,9 @@ void explain_family(const Because& because, const Problem& p, const CudaChoice& 
   because(family_reason(choice, main.family).c_str());
   if (main.products == Products::tf32x3) {
     because("tf32x3: three products of tf32 for each of f32 keep f32's accuracy");
+  } else if (main.products == Products::f16x3) {
+    because(
+        "f16x3: three products of f16 for each of f32, from planes made first, keep its accuracy");
   } else if (main.products == Products::tf32) {
     because("tf32: one product of tf32 for each of f32, as the precision asks for");
   }
@@ -44,7 +47,7 @@ void explain_family(const Because& because, const Problem& p, const CudaChoice& 
         "slow path: q, k, v or dout do not begin rows at multiples of 16 bytes; elements are read "
         "one by one");
   }
-  if (main.family == Family::wgmma && !main.boxed_out) {
+  if (main.family == Family::wgmma && main.products == Products::direct && !main.boxed_out) {
     because("out: written from registers, as the copy engine does not take it");
   }
   if (p.features.bias && !main.bias_aligned && !main.bias_of_keys) {

@@ -1,6 +1,8 @@
 // What the wgmma kernels take, and their table of tiles.
 #include "plan/cuda_wgmma.hpp"
 
+#include <span>
+
 #include "plan/boxed_tensor.hpp"
 #include "plan/cuda_facts.hpp"
 #include "plan/wgmma_layout.h"
@@ -8,7 +10,8 @@
 namespace regard {
 namespace {
 
-constexpr int64 kLargestHead = 256;  // accumulators of out are 128 registers then
+constexpr int64 kLargestHead = 256;       // accumulators of out are 128 registers then
+constexpr int64 kLargestPlaneHead = 128;  // f32, which has them twice
 
 struct Line {
   int dim;  // the largest that it is meant for
@@ -28,14 +31,35 @@ constexpr Line kLines[] = {
     {256, 256, {.rows = 128, .keys = 64, .warps = 12, .stages = 2}},
 };
 
+// f32: scores and weights take keys registers of a thread, out and P V of a block dim_v. Fewer keys
+// leave room for tiles of a bias and a mask.
+constexpr Line kPlaneLines[] = {
+    {64, 64, {.rows = 128, .keys = 128, .warps = 12, .stages = 2}},
+    {128, 128, {.rows = 128, .keys = 64, .warps = 12, .stages = 2}},
+    {128, 128, {.rows = 128, .keys = 48, .warps = 12, .stages = 2}},
+    {128, 128, {.rows = 128, .keys = 32, .warps = 12, .stages = 2}},
+};
+
+std::span<const Line> table_of(const KernelConfig& c) {
+  if (c.products == Products::f16x3) return kPlaneLines;
+  return kLines;
+}
+
+// Whose bits are made for 32 keys at a time.
+bool serves_dropout(const KernelConfig& c) {
+  return !c.features.dropout || c.tiling.keys % 32 == 0;
+}
+
 bool is_possible(const KernelConfig& c) {
   const Tiling& t = c.tiling;
   const int consumers = consumers_of(t);
-  const int registers = t.keys * 3 / 4 + c.dim_v / 2;
+  const bool planes = c.products == Products::f16x3;
+  const int registers = planes ? t.keys + c.dim_v : t.keys * 3 / 4 + c.dim_v / 2;
+  if (planes && (t.keys < 16 || t.keys > 128)) return false;
   return t.warps % 4 == 0 && (consumers == 2 || consumers == 3) &&
          t.rows == consumers * kWarpgroupRows && t.keys % 16 == 0 && t.keys <= 256 &&
-         (!c.features.dropout || t.keys % 32 == 0) && t.stages <= kMostWgmmaStages &&
-         t.slices * t.walkers == 1 && t.blocks == 1 && registers <= (consumers == 2 ? 196 : 132);
+         serves_dropout(c) && t.stages <= kMostWgmmaStages && t.slices * t.walkers == 1 &&
+         t.blocks == 1 && registers <= (consumers == 2 ? 196 : 132);
 }
 
 // Three warpgroups have no registers for elementwise terms, and leave more of a short row idle:
@@ -60,17 +84,34 @@ void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling) {
   c.dim_v = int(round_up(wish.dim_v, 16));
 }
 
+// Out as it will be, where it is not given yet.
+bool is_out_boxed(const Problem& p) {
+  return !p.out.given() ||
+         (p.out.type == p.type && is_boxable_result(forward_boxes(p, kLines[0].tiling).out));
+}
+
 }  // namespace
 
 const char* why_not_wgmma(const Problem& p, const Chip& chip, int level) {
   if (chip.major != 9 || level < 90) {
     return "products of warpgroups are of compute capability 9.0 alone";
   }
-  if (p.type != Type::f16 && p.type != Type::bf16) return "wgmma kernels multiply f16 and bf16";
+  if (p.type == Type::f64) return "f64 is computed without tensor cores";
+  if (p.type == Type::f32 && p.precision != 0) {
+    return "wgmma kernels multiply f32 at its own precision alone";
+  }
+  if (p.type == Type::f32 && larger(p.sizes.dim, p.sizes.dim_v) > kLargestPlaneHead) {
+    return "wgmma kernels have no tile for head sizes of f32 above 128";
+  }
   if (p.sizes.dim > kLargestHead || p.sizes.dim_v > kLargestHead) {
     return "wgmma kernels have no tile for head sizes above 256";
   }
   if (p.sizes.len_k == 0 || p.sizes.rows_k == 0) return "there is no key to load";
+  if (p.type == Type::f32) {
+    return has_plane_boxes(p)
+               ? nullptr
+               : "its planes of f16 would have more rows or blocks than 31 bits count";
+  }
   const ForwardBoxes boxes = forward_boxes(p, kLines[0].tiling);
   for (const BoxedTensor* x : {&boxes.q, &boxes.k, &boxes.v}) {
     if (x->sizes[1] > 0 && x->sizes[3] > 0 && !is_boxable(*x)) {
@@ -84,8 +125,11 @@ const char* why_not_wgmma(const Problem& p, const Chip& chip, int level) {
 const char* why_rather_mma(const Problem& p, const Chip& chip) {
   const Sizes& s = p.sizes;
   constexpr int64 kRows = 128;
+  const bool planes = p.type == Type::f32;
+  if (planes && s.group() * s.len_q <= kRows) return "so few query rows do not repay its planes";
   if (s.len_q <= kRows / 2) return "so few query rows leave most of a tile of 128 idle";
-  if (2 * s.batch * s.heads_q * divide_up(s.len_q, kRows) < chip.multiprocessors) {
+  // Of f32 a quarter of them is as fast as all with mma.
+  if ((planes ? 4 : 2) * s.batch * s.heads_q * divide_up(s.len_q, kRows) < chip.multiprocessors) {
     return "tiles of 128 rows would leave most multiprocessors idle";
   }
   if (p.features.bias && is_bias_of_keys(p, false)) {
@@ -100,21 +144,20 @@ KernelConfig wgmma_config(const Problem& p, int level) {
           .level = level,
           .type = p.type,
           .bias_type = p.features.bias ? p.bias.type : Type::none,
+          .products = p.type == Type::f32 ? Products::f16x3 : Products::direct,
           .features = p.features,
-          .boxed_out =
-              !p.out.given() ||
-              (p.out.type == p.type && is_boxable_result(forward_boxes(p, kLines[0].tiling).out)),
+          .boxed_out = p.type != Type::f32 && is_out_boxed(p),
           .bias_aligned = is_bias_aligned(p),
           .mask_copy = bytes_of_mask_copy(p),
           .ragged = p.ragged};
 }
 
 Fit take_wgmma_tiling(KernelConfig& c, const TilingWish& wish) {
-  for (const Line& line : kLines) {
+  for (const Line& line : table_of(c)) {
     if (wish.dim > line.dim || wish.dim_v > line.dim_v) continue;
     set_tiling(c, wish, line.tiling);
     if (wish.forced && !is_possible(c)) return Fit::impossible;
-    if (!wish.forced && is_too_high(c, wish)) continue;
+    if (!wish.forced && (is_too_high(c, wish) || !serves_dropout(c))) continue;
     if (shared_bytes_of(c) <= wish.limits.block) return Fit::fits;
     if (wish.forced) break;
   }
@@ -123,6 +166,36 @@ Fit take_wgmma_tiling(KernelConfig& c, const TilingWish& wish) {
   c.bias_aligned = false;
   c.mask_copy = 1;
   return take_wgmma_tiling(c, wish);
+}
+
+void add_planes_launch(CudaPlan& plan, const Problem& p, const KernelConfig& main) {
+  constexpr int kTensors = 3;
+  const Sizes& s = p.sizes;
+  if (main.products != Products::f16x3 || s.batch * s.heads_q * s.len_q == 0) return;
+  const KernelConfig c{.kernel = Kernel::planes,
+                       .family = Family::simt,
+                       .level = 50,
+                       .type = p.type,
+                       .dim = main.dim,
+                       .dim_v = main.dim_v,
+                       .tiling = {.rows = main.tiling.keys,
+                                  .keys = main.tiling.keys,
+                                  .warps = 8,
+                                  .stages = 1,
+                                  .slices = 1,
+                                  .blocks = 1},
+                       .aligned = is_aligned(p),
+                       .ragged = p.ragged};
+  const int64 tiles = divide_up(larger(s.len_q, s.len_k), c.tiling.keys);
+  plan.launches.push_back(
+      {.config = c,
+       .grid = {.heads = int32(s.batch * s.heads_q), .tiles = int32(tiles), .splits = kTensors},
+       .threads = c.tiling.warps * 32,
+       .shared_bytes = shared_bytes_of(c)});
+}
+
+int64 planes_bytes(const Problem& p, const KernelConfig& main) {
+  return main.products == Products::f16x3 ? plane_layout(p, main).size : 0;
 }
 
 }  // namespace regard

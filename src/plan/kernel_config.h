@@ -19,8 +19,9 @@ enum class Kernel : uint8 {
   convert_dq,      // dq from its sums
   convert_dbias,   // dbias from its sums
   sink_gradient,   // dsink
+  planes,          // wgmma forward of f32: q, k, v as pairs of f16 planes
 };
-inline constexpr int kKernelCount = 10;
+inline constexpr int kKernelCount = 11;
 
 // Named after the instruction that multiplies.
 enum class Family : uint8 { simt, mma, wgmma };
@@ -30,7 +31,13 @@ enum class Products : uint8 {
   direct,  // as the type is
   tf32x3,  // three TF32 products of two-term sums: f32's accuracy
   tf32,    // one: asked for by name
+  f16x3,   // wgmma: three f16 products of two-term sums: f32's accuracy
 };
+
+// Whether infinities become NaN on the way, and rows that meet one are computed again.
+REGARD_INLINE bool has_two_terms(Products products) {
+  return products == Products::tf32x3 || products == Products::f16x3;
+}
 
 // What a call wants of dbias, and how it gets there.
 enum class BiasGradient : uint8 {

@@ -62,6 +62,8 @@ std::vector<Problem> representative_problems() {
   add(attention({.type = f16, .dim = 32}), Pass::forward);
   add(attention({.type = f16, .dim = 96}), Pass::forward);
   add_both(attention({.type = f32, .dim = 64}));
+  add(attention({.type = f32, .dim = 128}), Pass::forward);
+  add(causal({.type = f32}), Pass::forward);
   add_both(attention({.type = f64, .dim = 64}));
   add_both(causal({}));
   add_both(packed({}));

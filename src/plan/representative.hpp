@@ -9,7 +9,7 @@
 namespace regard {
 
 // Shapes of an ordinary size, without data: every type, the usual head sizes, both passes, each
-// feature at least once. As they share kernels, a chip needs about seventy.
+// feature at least once. As they share kernels, a chip needs about eighty.
 std::vector<Problem> representative_problems();
 
 // The kernels that these problems need on a chip, each once.

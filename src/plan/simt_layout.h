@@ -65,6 +65,7 @@ REGARD_INLINE int64 simt_shared_bytes(const KernelConfig& config) {
   if (has_simt_tiles(config.kernel)) {
     return int64(simt_layout(config).size) * real_bytes(config.type);
   }
+  if (config.kernel == Kernel::planes) return config.tiling.warps * 4;
   // A sum of every thread; four of them.
   const int bytes = config.kernel == Kernel::sink_gradient ? 8
                     : config.kernel == Kernel::combine     ? 16

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "plan/mma_layout.h"
+#include "plan/plane_layout.h"
 
 namespace regard {
 
@@ -26,11 +27,11 @@ REGARD_INLINE int consumers_of(const Tiling& t) { return t.warps / 4 - 1; }
 struct ForwardWgmmaLayout {
   int query_slots = 0;  // tiles of queries at once
   int out_panels = 0;   // of a tile of out on its way to memory; 0: straight from registers
-  int queries = 0;      // the first slot, panels of [rows]
+  int queries = 0;      // the first slot: its planes of panels of [rows]
   int query_bytes = 0;  // of a slot
-  int keys = 0;         // the first stage, panels of [keys]
+  int keys = 0;         // the first stage: its planes of panels of [keys]
   int key_bytes = 0;    // of a stage
-  int values = 0;       // the first stage, panels of [keys]
+  int values = 0;       // the first stage, likewise
   int value_bytes = 0;
   int out = 0;       // panels of [rows]
   int bias = 0;      // [rows][keys], staged by the warps that read it
@@ -49,9 +50,9 @@ REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c, int
   ForwardWgmmaLayout x;
   x.query_slots = query_slots;
   x.out_panels = out_panels;
-  x.query_bytes = panels_of(c.dim) * panel_bytes(t.rows);
-  x.key_bytes = panels_of(c.dim) * panel_bytes(t.keys);
-  x.value_bytes = panels_of(c.dim_v) * panel_bytes(t.keys);
+  x.query_bytes = planes_of(c) * panels_of(c.dim) * panel_bytes(t.rows);
+  x.key_bytes = planes_of(c) * panels_of(c.dim) * panel_bytes(t.keys);
+  x.value_bytes = planes_of(c) * panels_of(c.dim_v) * panel_bytes(t.keys);
   x.keys = query_slots * x.query_bytes;
   x.values = x.keys + t.stages * x.key_bytes;
   x.out = x.values + t.stages * x.value_bytes;

@@ -147,7 +147,10 @@ LaunchMaps maps_of(const CudaLaunch& launch, const KernelParams& params) {
     set(to.dv, boxes.dv);
     return maps;
   }
-  const ForwardBoxes boxes = forward_boxes(params.problem, launch.config.tiling);
+  const bool planes = launch.config.products == Products::f16x3;
+  const ForwardBoxes boxes = planes
+                                 ? plane_boxes(params.problem, launch.config, params.buffers.planes)
+                                 : forward_boxes(params.problem, launch.config.tiling);
   set(maps.forward.q, boxes.q);
   set(maps.forward.k, boxes.k);
   set(maps.forward.v, boxes.v);
@@ -198,9 +201,10 @@ void run_launch(const CudaLaunch& launch, KernelParams params, Schedule schedule
 
 void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
   const CudaWorkspace& w = plan.workspace;
-  std::vector<std::int64_t> ends{
-      w.tile_counter, w.turns,     w.any_mark, w.marks_q,     w.marks_k,      w.dbias_sums, w.clear,
-      w.row_states,   w.row_terms, w.dq_sums,  w.partial_out, w.partial_rows, w.arrivals,   w.size};
+  std::vector<std::int64_t> ends{w.tile_counter, w.turns,      w.any_mark,    w.marks_q,
+                                 w.marks_k,      w.dbias_sums, w.clear,       w.row_states,
+                                 w.row_terms,    w.dq_sums,    w.partial_out, w.partial_rows,
+                                 w.arrivals,     w.planes,     w.size};
   std::sort(ends.begin(), ends.end());
   // From where a part begins to where the next one does; none where two begin together.
   const auto part = [&](std::int64_t begin) {
@@ -212,7 +216,7 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
              dbias_sums = part(w.dbias_sums), row_states = part(w.row_states),
              row_terms = part(w.row_terms), dq_sums = part(w.dq_sums),
              partial_out = part(w.partial_out), partial_rows = part(w.partial_rows),
-             arrivals = part(w.arrivals);
+             arrivals = part(w.arrivals), planes = part(w.planes);
   KernelParams params{
       .problem = problem, .buffers = {}, .grid = {}, .splits = plan.splits, .call = 1};
   params.buffers = {.row_states = row_states->as<void>(),
@@ -227,6 +231,7 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
                     .any_mark = any_mark->as<int32>()};
   params.buffers.row_terms = row_terms->as<void>();
   params.buffers.arrivals = arrivals->as<uint64>();
+  params.buffers.planes = planes->as<uint8>();
   if (plan.counts_tiles()) params.buffers.tile_counter = tile_counter->as<int32>();
   const bool has_own_sums = std::any_of(
       plan.launches.begin(), plan.launches.end(),

@@ -295,9 +295,10 @@ def install(chosen):
 
 # Each is tested by the tests that take `backend`; those of LEVELS by fewer.
 FAMILIES = {"cuda:mma": ("f32", "bf16", "f16"), "cuda:simt": ("f64", "f32", "bf16", "f16")}
-HOPPER = {"cuda:wgmma": ("bf16", "f16")}  # of capability 9.0 alone
-NOT_WGMMA = ("wgmma kernels multiply f16 and bf16", "the copy engine takes neither",
-             "no tile for head sizes above 256", "there is no key to load")
+HOPPER = {"cuda:wgmma": ("f32", "bf16", "f16")}  # of capability 9.0 alone
+NOT_WGMMA = ("f64 is computed without", "wgmma kernels multiply f32 at its own precision",
+             "wgmma kernels have no tile", "the copy engine takes neither",
+             "there is no key to load")
 LEVELS = {"cuda:mma75": ("f16",), "cuda:mma80": ("f32", "bf16", "f16"),
           "cuda:mma/99": ("f32", "bf16", "f16"), "cuda:mma/163": ("f32", "bf16", "f16")}
 

@@ -49,6 +49,11 @@ void check_grid(const Problem& p, const CudaLaunch& launch) {
     case Kernel::sink_gradient:
       CHECK(g.heads == s.heads_q);
       break;
+    case Kernel::planes:
+      CHECK(g.heads == s.batch * s.heads_q);
+      check_reach(g.tiles, c.tiling.keys, larger(s.len_q, s.len_k));
+      CHECK(g.splits == 3);
+      return;
     default:
       CHECK(g.heads == s.batch * s.heads_q);
       check_reach(g.tiles, c.tiling.rows, s.len_q);
@@ -107,7 +112,7 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
   const Sizes& s = p.sizes;
   const CudaWorkspace& w = plan.workspace;
   bool marks_q = false, marks_k = false, adds = false, sliced = false;
-  std::int64_t counter = 0, dq = 0, turns = 0, rows_states = 0, row_terms = 0;
+  std::int64_t counter = 0, dq = 0, turns = 0, rows_states = 0, row_terms = 0, planes = 0;
   std::int64_t partial_out = 0, partial_rows = 0, arrivals = 0;
   for (const CudaLaunch& launch : plan.launches) {
     const KernelConfig& c = launch.config;
@@ -125,6 +130,7 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
     sliced |= c.kernel == Kernel::forward && c.tiling.slices > 1 && !c.split;
     adds |= c.kernel == Kernel::convert_dbias;
     if (c.kernel == Kernel::delta) rows_states = s.heads_q * s.rows_q * 2 * real_size(p);
+    if (c.kernel == Kernel::planes) planes = plane_layout(p, c).size;
     if (c.row_terms) row_terms = 2 * (s.heads_q * dq_rows(p) + 64) * 16;
     if (c.kernel == Kernel::convert_dq) dq = s.heads_q * dq_rows(p) * c.dim * 4;
     if (p.backward && c.ordered)
@@ -147,7 +153,8 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
                         {"dq_sums", w.dq_sums, w.partial_out, dq},
                         {"partial_out", w.partial_out, w.partial_rows, partial_out},
                         {"partial_rows", w.partial_rows, w.arrivals, partial_rows},
-                        {"arrivals", w.arrivals, w.size, arrivals}};
+                        {"arrivals", w.arrivals, w.planes, arrivals},
+                        {"planes", w.planes, w.size, planes}};
   CHECK(w.tile_counter == 0);
   // What must be clear before the first launch ends where a part does.
   CHECK(w.clear == (p.backward || sliced ? w.row_states : w.marks_q));

@@ -84,10 +84,9 @@ TEST_CASE("families: tensor cores wherever they multiply the type") {
   for (const char* chip_name :
        {"sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"}) {
     const bool hopper = std::string(chip_name) == "sm_90";
-    for (Type type : {f16, bf16}) {
+    for (Type type : {f32, f16, bf16}) {
       CHECK(name(type, chip_name) == (hopper ? "cuda:wgmma" : "cuda:mma"));
     }
-    CHECK(name(f32, chip_name) == "cuda:mma");
     CHECK(name(f64, chip_name) == "cuda:simt");
   }
   CHECK(says(planned(problem(attention({.type = bf16})), "sm_75"), "level 75 multiply f16 alone"));
@@ -110,6 +109,27 @@ TEST_CASE("Hopper's own forward kernel takes a bias and a mask, but for a bias o
           a.mask = Tensor(nullptr, boolean, {1, 1, 1024, 1024});
         }).name() == "cuda:wgmma");
   CHECK(says(chosen(sized({8, 1, 1, 1024})), "read a bias of keys once"));
+}
+
+TEST_CASE("Hopper's own forward kernel takes f32 by planes, but for large heads and few rows") {
+  const auto chosen = [](const Shape& shape, const char* backend = "") {
+    Shape s = shape;
+    s.type = f32;
+    return planned(problem(attention(s)), "sm_90", backend);
+  };
+  CHECK(chosen({.dim = 128}).name() == "cuda:wgmma");
+  CHECK(says(chosen({.dim = 64}), "f16x3: three products of f16"));
+  CHECK(chosen({.dim = 17, .dim_v = 33}).name() == "cuda:wgmma");  // rows that begin anywhere
+  CHECK(says(chosen({.dim = 136}), "no tile for head sizes of f32 above 128"));
+  CHECK(says(chosen({.dim = 64, .dim_v = 256}), "no tile for head sizes of f32 above 128"));
+  CHECK(says(chosen({.batch = 64, .len_q = 128}), "do not repay its planes"));
+  CHECK(chosen({.batch = 64, .heads_kv = 2, .len_q = 128}).name() == "cuda:wgmma");
+  CHECK(says(chosen({.batch = 1, .heads_q = 4, .heads_kv = 4}), "multiprocessors idle"));
+  CHECK(chosen({.batch = 64, .len_q = 128}, "cuda:wgmma").name() == "cuda:wgmma");
+  Attention a = attention({.type = f32});
+  a.precision = Precision::tf32;
+  CHECK(says(planned(problem(a)), "multiply f32 at its own precision alone"));
+  CHECK(planned(problem(attention({.type = f32}), Pass::backward)).name() == "cuda:mma");
 }
 
 TEST_CASE("Hopper's own kernel makes the backward pass, but for what it has no room for") {

@@ -44,7 +44,8 @@ TEST_CASE("launch lists") {
   const Pass backward = Pass::backward;
   CHECK(kernels_of(planned(problem(attention({})))) == "forward");
   CHECK(kernels_of(planned(problem(causal()))) == "forward forward*");
-  CHECK(kernels_of(planned(problem(attention({.type = f32})))) == "forward forward*");
+  CHECK(kernels_of(planned(problem(attention({.type = f32})))) == "planes forward forward*");
+  CHECK(kernels_of(planned(problem(attention({.type = f32})), "sm_80")) == "forward forward*");
   CHECK(kernels_of(planned(problem(attention({.type = f64})))) == "forward");
   CHECK(kernels_of(planned(problem(attention({}), backward))) == "delta backward convert_dq");
   CHECK(kernels_of(planned(problem(causal(), backward))) ==
@@ -152,8 +153,11 @@ TEST_CASE("deterministic: dq in order, broadcast dbias in a pass of its own") {
 
 TEST_CASE("precision of f32") {
   Attention a = attention({.type = f32});
-  const auto products = [&] { return planned(problem(a)).launches.front().config.products; };
-  CHECK(products() == Products::tf32x3);
+  const auto products = [&](const char* chip_name = "sm_90") {
+    return launch_of(planned(problem(a), chip_name), Kernel::forward)->config.products;
+  };
+  CHECK(products() == Products::f16x3);
+  CHECK(products("sm_80") == Products::tf32x3);
   a.precision = Precision::tf32;
   CHECK(products() == Products::tf32);
   CHECK(kernels_of(planned(problem(a))) == "forward");

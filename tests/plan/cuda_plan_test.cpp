@@ -198,18 +198,19 @@ TEST_CASE("planning is cheap, and says nothing where nobody asks") {
   }
 }
 
-TEST_CASE("representative kernels: about seventy for a chip, of every kind") {
+TEST_CASE("representative kernels: about eighty for a chip, of every kind") {
   CHECK(representative_problems().size() > 20);
   for (const Chip& chip : known_chips()) {
     const std::vector<KernelConfig> kernels = representative_kernels(chip);
     CHECK(kernels.size() >= 40);
-    CHECK(kernels.size() <= 80);
+    CHECK(kernels.size() <= 96);
     if (chip.capability() < 80) continue;
     bool seen[kKernelCount] = {};
     for (const KernelConfig& config : kernels) seen[int(config.kernel)] = true;
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
       CAPTURE(std::string(name_of(Kernel(kernel))));
-      CHECK((seen[kernel] || Kernel(kernel) == Kernel::bias_gradient));
+      const bool elsewhere = Kernel(kernel) == Kernel::planes && chip.major != 9;
+      CHECK((seen[kernel] || Kernel(kernel) == Kernel::bias_gradient || elsewhere));
     }
   }
 }

@@ -31,7 +31,7 @@ EVERYTHING = ("bias_head", "sink", "grouped", "bottom_right", "window", "softcap
               "alibi_batch", "dropout", "seqused", "value_size", "odd", "dlse", "gaps")
 
 
-TYPES_OF = {"mma": ["f16", "bf16", "f32"], "simt": TYPES, "wgmma": ["f16", "bf16"]}
+TYPES_OF = {"mma": ["f16", "bf16", "f32"], "simt": TYPES, "wgmma": ["f16", "bf16", "f32"]}
 
 
 def runs(family, type):
@@ -85,7 +85,7 @@ def test_set_of_features(index, type, family):
     chip = "sm_90" if family == "wgmma" else CHIPS[index % 3]
     name = f"emulated:{family}+{chip}+{ORDERS[index // 3 % 3]}+{index}"
     case = made(SETS[index], type, index // 2 % 3)
-    if family == "wgmma" and is_unaligned(SETS[index]):
+    if family == "wgmma" and type != "f32" and is_unaligned(SETS[index]):
         assert "the copy engine takes neither" in refused(case, name)
         return
     judge(case, name, deterministic=index // 2 % 2 == 1)
@@ -160,7 +160,16 @@ TILES = [  # type, features, (Sq, Sk), D, Dv
     ("bf16", ("bias", "mask", "dropout"), (150, 304), 64, 64),
     ("f16", ("bias_infinite", "seqused", "top_left"), (200, 296), 128, 128),
     ("f16", ("bias_head", "mask_keys"), (70, 320), 256, 256),
-    ("bf16", ("bias_head", "mask", "packed"), (70, 333), 64, 64)]
+    ("bf16", ("bias_head", "mask", "packed"), (70, 333), 64, 64),
+    # Pairs of planes, whatever the strides.
+    ("f32", ("top_left", "gaps"), (191, 300), 64, 64),
+    ("f32", ("grouped", "dropout", "sink", "reversed"), (129, 257), 48, 56),
+    ("f32", ("packed", "bottom_right"), (193, 200), 128, 96),
+    ("f32", ("bottom_right", "window"), (130, 400), 40, 128),
+    ("f32", ("seqused", "softcap"), (65, 300), 128, 16),
+    ("f32", ("alibi", "bshd", "stride_0"), (70, 130), 17, 33),
+    ("f32", ("bias", "mask"), (150, 304), 128, 128),
+    ("f32", ("bias_infinite", "seqused", "top_left"), (140, 296), 64, 64)]
 
 
 @pytest.mark.parametrize("type, features, sizes, dim, dim_v", TILES, ids=str)
@@ -268,7 +277,7 @@ def with_scores(case, levels, group):
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # gradients, which are not asked for
-@pytest.mark.parametrize("type", ["f16", "bf16"])
+@pytest.mark.parametrize("type", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize("features", [(), ("bottom_right", "window")], ids=["", "window"])
 def test_references_that_run_away(features, type):
     rng = np.random.default_rng([len(features), TYPES.index(type)])
@@ -281,3 +290,37 @@ def test_references_that_run_away(features, type):
             case.inputs["v"] = regard.store(case.values["v"], case.inputs["v"].dtype)
         with_scores(case, runaway(rng, (1, 2, 140, -(-600 // group))), group)
         judge_forward(case, WGMMA + "+mixed+" + str(turn))
+
+
+def test_the_largest_head_of_planes():
+    case = cases.make((), "f32", sizes=(70, 90), dim=136, dim_v=64)
+    assert "no tile for head sizes of f32 above 128" in refused(case, WGMMA)
+
+
+@pytest.mark.filterwarnings("ignore")  # gradients, which are not asked for
+@pytest.mark.parametrize("features", [(), ("top_left",), ("packed",)], ids=["", "causal", "packed"])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("low, high", [(-6, 6), (-37, -30), (-44, -20), (8, 12)])
+def test_planes_of_any_size(low, high, name, features):
+    """Rows of f32 from denormal to huge, beside one another: each as exact as if it were alone."""
+    case = cases.make(features, "f32", batch=1, sizes=(140, 200), dim=32)
+    values = case.values[name]
+    rng = np.random.default_rng([abs(high), "qkv".index(name), len(features)])
+    sizes = 10.0 ** rng.uniform(low, high, values.shape[:-1] + (1,))
+    case.inputs[name] = regard.store(values * sizes, case.inputs[name].dtype)
+    case.values[name] = regard.load(case.inputs[name])
+    judge_forward(case, WGMMA + "+mixed")
+
+
+@pytest.mark.parametrize("spoilt", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_planes_of_what_is_not_finite(name, spoilt):
+    """What one row holds is not felt by rows that do not see it."""
+    given = {n: normal(1, 2, 150, 64, type="f32", seed=i) for i, n in enumerate("qkv")}
+    want = solve(**given, backend="emulated:simt", causal="top_left")
+    given[name] = with_values(given[name], np.s_[:, :, 77], spoilt)
+    for backend in (WGMMA, "emulated:simt"):
+        got = solve(**given, backend=backend, causal="top_left")
+        rows = np.s_[:, :, [i for i in range(150) if i < 77 or (name == "q" and i > 77)]]
+        error = np.abs(got["out"][rows] - want["out"][rows]).max()
+        assert error < 2e-6, (backend, error)

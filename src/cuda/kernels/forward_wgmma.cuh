@@ -7,6 +7,8 @@
 
 #include "cuda/kernels/tile/forward_consumer.cuh"
 #include "cuda/kernels/tile/forward_producer.cuh"
+#include "cuda/kernels/tile/plane_consumer.cuh"
+#include "cuda/kernels/tile/plane_producer.cuh"
 
 namespace regard {
 
@@ -19,7 +21,15 @@ REGARD_DEVICE void forward_wgmma(const KernelParams& params, const ForwardMaps& 
   const int warpgroup = warpgroup_index();
   if (thread_index() == 0) memory.init_barriers();
   sync_block();
-  if (warpgroup == 0) {
+  if constexpr (planes_of(kConfig) > 1) {
+    if (warpgroup == 0) {
+      give_registers<kTwo ? 24 : 32>();
+      if (thread_index() == 0) PlaneProducer<kConfig>{params, maps, memory}.run();
+    } else {
+      take_registers<kTwo ? 240 : 160>();
+      PlaneConsumer<kConfig>{params, maps, memory, warpgroup - 1}.run();
+    }
+  } else if (warpgroup == 0) {
     give_registers<kTwo ? 40 : 32>();
     if (thread_index() == 0) ForwardProducer<kConfig>{params, maps, memory}.run();
   } else {

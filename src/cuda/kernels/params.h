@@ -31,6 +31,7 @@ struct CudaBuffers {
   int32* tile_counter = nullptr;  // wgmma: tiles that blocks have taken beyond their first
   void* row_terms = nullptr;      // wgmma: lse of [heads_q][dq_rows] rows, 16 bytes each; delta
   uint64* arrivals = nullptr;     // [blocks of the grid]: KernelParams::call once it wrote its part
+  uint8* planes = nullptr;        // wgmma of f32: see plane_layout.h
 };
 
 struct KernelParams {

@@ -27,6 +27,16 @@ struct ForwardProducer {
 
   // ----------------------------------------------------------------------------------------- tiles
 
+  // The producer of planes has few registers: what follows from the grid is not kept.
+  REGARD_DEVICE BlockGrid grid() const {
+    BlockGrid grid = params.grid;
+    if constexpr (Memory::kPlanes > 1) {
+      uint32 tiles = uint32(grid.tiles);
+      forget(tiles);
+      grid.tiles = int32(tiles);
+    }
+    return grid;
+  }
   // Tiles differ in length under intervals and in packed batches: who is done takes the next.
   REGARD_DEVICE int next_number() const {
     int32* const counter = params.buffers.tile_counter;
@@ -34,7 +44,7 @@ struct ForwardProducer {
   }
 
   REGARD_DEVICE bool take_task(ForwardTask& task) {
-    const int count = int(params.grid.blocks());
+    const int count = int(grid().blocks());
     while (number < count) {
       const int mine = number;
       number = next_number();
@@ -47,9 +57,9 @@ struct ForwardProducer {
   // False where the tile has no rows.
   REGARD_DEVICE bool make_task(ForwardTask& task, int mine) const {
     const Problem& p = params.problem;
-    BlockPlace place = place_of(params.grid, mine);
+    BlockPlace place = place_of(grid(), mine);
     // The last rows see the most keys under a causal mask: they begin first.
-    if (kConfig.features.interval) place.tile = params.grid.tiles - 1 - place.tile;
+    if (kConfig.features.interval) place.tile = grid().tiles - 1 - place.tile;
     const int heads = int(p.sizes.heads_q);
     const int b = place.head / heads;
     const ShortSequence seq = short_sequence<kConfig>(p, b);
@@ -62,6 +72,8 @@ struct ForwardProducer {
       begin = int(visible_keys(mask, first_row, seq.len_q, seq.len_k).begin);
       end = int(visible_keys(mask, first_row + row_count - 1, seq.len_q, seq.len_k).end);
     }
+    // Planes have no block behind a sequence.
+    if constexpr (Memory::kPlanes > 1) begin = smaller(begin, larger(seq.len_k - 1, 0));
     const int first_block = begin / kKeys;
     // Rows that see nothing walk over one block all the same, every pair of which is hidden.
     const int blocks = larger(1, (end + kKeys - 1) / kKeys - first_block);

@@ -44,6 +44,7 @@ struct WarpgroupMemory {
   static constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
   static constexpr int kStages = kConfig.tiling.stages, kSlots = kLayout.query_slots;
   static constexpr int kConsumerWarps = kConfig.tiling.warps - 4;
+  static constexpr int kPlanes = planes_of(kConfig);  // of f32, one behind the other
   static_assert(kStages <= kMostWgmmaStages && kSlots <= kMostQuerySlots);
 
   const SharedAddress begin = shared_address(&shared_memory<uint8>());

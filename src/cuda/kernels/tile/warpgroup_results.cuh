@@ -137,7 +137,7 @@ struct WarpgroupResults {
 
   // From registers: f32, or rows that the copy engine cannot write.
   REGARD_DEVICE void store_pairs(const Out& out) const {
-    if (params.problem.out.type == Type::f32) {
+    if (kConfig.type == Type::f32 || params.problem.out.type == Type::f32) {
       store_pairs_as<Type::f32>(out);
     } else {
       store_pairs_as<kConfig.type>(out);

@@ -1,0 +1,94 @@
+// The producer of a wgmma forward block of f32: as ForwardProducer, of which it has its tiles, with
+// pairs of planes. It has few registers, as the consumers need more.
+#pragma once
+
+#include "cuda/kernels/tile/forward_producer.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct PlaneProducer {
+  using Memory = WarpgroupMemory<kConfig>;
+  static constexpr int kRows = Memory::kRows, kKeys = Memory::kKeys, kSlots = Memory::kSlots;
+  static constexpr int kStages = Memory::kStages;
+
+  const KernelParams& params;
+  const ForwardMaps& maps;
+  const Memory memory;
+  ForwardProducer<kConfig> tiles{params, maps, memory};
+
+  // Both planes of `rows` rows; the map has planes in place of batch entries.
+  REGARD_DEVICE void load_planes(SharedAddress to, int panels, int rows, const TensorMap& map,
+                                 int row, int head, SharedAddress barrier) const {
+    arrive_expecting(barrier, Memory::kPlanes * panels * panel_bytes(rows));
+#pragma unroll 1
+    for (int plane = 0; plane < Memory::kPlanes; ++plane) {
+#pragma unroll 1
+      for (int column = 0; column < panels * kPanelColumns; column += kPanelColumns) {
+        load_box(to, map, {.column = column, .row = row, .head = head, .batch = plane}, barrier);
+        to += panel_bytes(rows);
+      }
+    }
+  }
+
+  REGARD_DEVICE void load_queries(int slot, const ForwardTask& task) const {
+    const Problem& p = params.problem;
+    const int first = first_plane_row<int>(p, task.b, task.first_q, int(p.sizes.len_q), kKeys);
+    load_planes(memory.queries(slot), panels_of(kConfig.dim), kRows, maps.q, first + task.first_row,
+                task.head, memory.barrier(Memory::kQueryFull, slot));
+  }
+  // `number`: of the block, counted from the first that this producer loads.
+  REGARD_DEVICE void load_keys(int row, int head, int number) const {
+    const int stage = number % kStages;
+    wait_barrier(memory.barrier(Memory::kKeyEmpty, stage), number / kStages % 2 ^ 1);
+    load_planes(memory.keys(stage), panels_of(kConfig.dim), kKeys, maps.k, row, head,
+                memory.barrier(Memory::kKeyFull, stage));
+  }
+  REGARD_DEVICE void load_values(int row, int head, int number) const {
+    const int stage = number % kStages;
+    wait_barrier(memory.barrier(Memory::kValueEmpty, stage), number / kStages % 2 ^ 1);
+    load_planes(memory.values(stage), panels_of(kConfig.dim_v), kKeys, maps.v, row, head,
+                memory.barrier(Memory::kValueFull, stage));
+  }
+
+  // Not kept from tile to tile.
+  REGARD_DEVICE int group() const {
+    uint32 heads = uint32(params.problem.sizes.heads_kv);
+    forget(heads);
+    return int(uint32(params.problem.sizes.heads_q) / heads);
+  }
+
+  REGARD_DEVICE void run() {
+    const Problem& p = params.problem;
+    int blocks = 0;                       // of keys that are loaded, or under way
+    int row_before = 0, head_before = 0;  // of the last of them, whose values are to come
+    for (int taken = 0;; ++taken) {
+      ForwardTask task;
+      const bool any = tiles.take_task(task);
+      const int slot = taken % kSlots;
+      wait_barrier(memory.barrier(Memory::kQueryEmpty, slot), taken / kSlots % 2 ^ 1);
+      memory.task(taken) = task;
+      if (!any) {
+        arrive(memory.barrier(Memory::kQueryFull, slot));
+        break;
+      }
+      load_queries(slot, task);
+      const int head = task.head / group();
+      const int first = first_plane_row<int>(p, task.b, task.first_k, int(p.sizes.len_k), kKeys) +
+                        task.first_block * kKeys;
+      int row = first + task.blocks * kKeys;
+#pragma unroll 1
+      do {
+        row -= kKeys;
+        load_keys(row, head, blocks);
+        if (blocks > 0) load_values(row_before, head_before, blocks - 1);
+        ++blocks;
+        row_before = row;
+        head_before = head;
+      } while (row > first);
+    }
+    if (blocks > 0) load_values(row_before, head_before, blocks - 1);
+  }
+};
+
+}  // namespace regard

@@ -1,0 +1,74 @@
+// f32 tensors as pairs of f16 planes, for products of warpgroups: where they lie in scratch memory.
+//
+// x = (high + low) / scale, each of eleven bits, with a power of two that brings the largest value
+// below 2^15: one for each row of q, one for each unit of keys (the keys of a tile) of k and of v.
+// What is kept of it is its factor, 1 / scale, in f32. Sequences begin at whole units, and what is
+// left of a sequence's last unit is 0.
+#pragma once
+
+#include "plan/kernel_config.h"
+#include "problem/problem.h"
+
+namespace regard {
+
+inline constexpr int kPlanes = 2;  // high, low
+
+// Of what a product takes from shared memory.
+REGARD_INLINE int planes_of(const KernelConfig& c) {
+  return c.products == Products::f16x3 ? kPlanes : 1;
+}
+
+// One tensor: [kPlanes][heads][rows][columns] of f16.
+struct PlaneTensor {
+  int64 heads = 0;
+  int64 rows = 0;     // a multiple of the unit
+  int64 columns = 0;  // the head size of the tiles
+  int64 planes = 0;   // where they begin, in bytes
+
+  REGARD_INLINE int64 elements() const { return heads * rows * columns; }  // of a plane
+};
+
+struct alignas(8) KeyFactors {
+  float key, value;
+};
+
+struct PlaneLayout {
+  // In bytes. First of all, [heads_kv][units] of KeyFactors.
+  int64 query_factors = 0;  // [heads_q][rows] of f32
+  PlaneTensor q, k, v;
+  int64 size = 0;
+};
+
+// Rows of a head, and the first of a sequence's.
+REGARD_INLINE int64 plane_rows(const Problem& p, int64 rows, int64 len, int64 unit) {
+  return p.packed ? (rows / unit + p.sizes.batch + 2) * unit : p.sizes.batch * round_up(len, unit);
+}
+template <class Int>
+REGARD_INLINE Int first_plane_row(const Problem& p, Int b, Int first, Int len, Int unit) {
+  return p.packed ? (first / unit + b) * unit : b * ((len + unit - 1) / unit * unit);
+}
+
+// c: the main kernel's configuration, or that of the one that makes the planes.
+REGARD_INLINE PlaneLayout plane_layout(const Problem& p, const KernelConfig& c) {
+  const Sizes& s = p.sizes;
+  const int64 unit = c.tiling.keys, dim = c.dim, dim_v = c.dim_v;
+  const int64 rows_q = plane_rows(p, s.rows_q, s.len_q, unit);
+  const int64 rows_k = plane_rows(p, s.rows_k, s.len_k, unit);
+  PlaneLayout x;
+  x.q = {.heads = s.heads_q, .rows = rows_q, .columns = dim};
+  x.k = {.heads = s.heads_kv, .rows = rows_k, .columns = dim};
+  x.v = {.heads = s.heads_kv, .rows = rows_k, .columns = dim_v};
+  const auto take = [&](int64& begin, int64 bytes) {
+    begin = x.size;
+    x.size += round_up(bytes, 256);
+  };
+  int64 key_factors;
+  take(key_factors, s.heads_kv * rows_k / unit * int64(sizeof(KeyFactors)));
+  take(x.query_factors, s.heads_q * rows_q * 4);
+  take(x.q.planes, kPlanes * x.q.elements() * 2);
+  take(x.k.planes, kPlanes * x.k.elements() * 2);
+  take(x.v.planes, kPlanes * x.v.elements() * 2);
+  return x;
+}
+
+}  // namespace regard
