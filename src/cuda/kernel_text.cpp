@@ -116,29 +116,28 @@ KernelUnit kernel_unit(const KernelConfig& c) {
   const bool has_maps = c.family == Family::wgmma;
   const std::string maps = c.kernel == Kernel::backward ? "BackwardMaps" : "ForwardMaps";
   KernelUnit unit;
-  const bool paired = has_maps && c.paired;
-  unit.text = "#define REGARD_LEVEL " + std::to_string(c.level) +
-              (paired ? "\n#define REGARD_CLUSTER 2" : "") +
-              "\n"
-              "#include \"cuda/kernels/" +
-              source.file +
-              "\"\n"
-              "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700\n"
-              "#define REGARD_IN_PLACE  // older chips copy the parameters\n"
-              "#else\n"
-              "#define REGARD_IN_PLACE __grid_constant__\n"
-              "#endif\n"
-              "extern \"C\" __global__ void " +
-              (paired ? "__cluster_dims__(REGARD_CLUSTER, 1, 1) " : "") + "__launch_bounds__(" +
-              std::to_string(c.tiling.warps * 32) + ", " + std::to_string(c.tiling.blocks) + ") " +
-              kKernelSymbol +
-              "(\n"
-              "    const REGARD_IN_PLACE regard::KernelParams params" +
-              (has_maps ? ",\n    const REGARD_IN_PLACE regard::" + maps + " maps" : "") +
-              ") {\n"
-              "  regard::" +
-              source.function + "<" + to_text(c) +
-              (has_maps ? ">(params, maps);\n" : ">(params);\n") + "}\n";
+  unit.text =
+      "#define REGARD_LEVEL " + std::to_string(c.level) + "\n" +
+      (cluster_size(c) > 1 ? "#define REGARD_CLUSTER " + std::to_string(cluster_size(c)) + "\n"
+                           : "") +
+      "#include \"cuda/kernels/" + source.file +
+      "\"\n"
+      "#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700\n"
+      "#define REGARD_IN_PLACE  // older chips copy the parameters\n"
+      "#else\n"
+      "#define REGARD_IN_PLACE __grid_constant__\n"
+      "#endif\n"
+      "extern \"C\" __global__ void " +
+      (cluster_size(c) > 1 ? "__cluster_dims__(REGARD_CLUSTER, 1, 1) " : "") +
+      "__launch_bounds__(" + std::to_string(c.tiling.warps * 32) + ", " +
+      std::to_string(c.tiling.blocks) + ") " + kKernelSymbol +
+      "(\n"
+      "    const REGARD_IN_PLACE regard::KernelParams params" +
+      (has_maps ? ",\n    const REGARD_IN_PLACE regard::" + maps + " maps" : "") +
+      ") {\n"
+      "  regard::" +
+      source.function + "<" + to_text(c) + (has_maps ? ">(params, maps);\n" : ">(params);\n") +
+      "}\n";
   add_headers(unit.text, unit.headers);
   return unit;
 }

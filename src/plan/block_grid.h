@@ -29,7 +29,7 @@ struct BlockPlace {
 REGARD_INLINE BlockPlace place_of(const BlockGrid& grid, int64 number) {
   const int32 block = int32(number);
   const int32 per_head = grid.tiles * grid.splits;
-  if (grid.heads_per_group == 1) {  // spares divisions, of which a block of few keys sees much
+  if (grid.heads_per_group == 1 && grid.batch == 1) {  // fewer divisions: decoding feels them
     const int32 head = block / per_head, rest = block - head * per_head;
     const int32 split = grid.splits == 1 ? 0 : rest / grid.tiles;
     return {.head = head, .tile = rest - split * grid.tiles, .split = split};

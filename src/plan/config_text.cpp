@@ -88,7 +88,7 @@ std::string to_text(const KernelConfig& c) {
   // Fails where a member is added: it must be added below too.
   [[maybe_unused]] const auto& [m01, m02, m03, m04, m05, m06, m07, m08, m09, m10, m11, m12, m13,
                                 m14, m15, m16, m17, m18, m19, m20, m21, m22, m23, m24, m25, m26,
-                                m27, m28, m29, m30, m31] = c;
+                                m27, m28, m29, m30, m31, m32, m33, m34] = c;
   static_assert(int(Kernel::planes) + 1 == int(std::size(kKernels)));
   Initialisers x("KernelConfig");
   x.word("kernel", "Kernel", name_of(c.kernel));
@@ -128,6 +128,9 @@ std::string to_text(const KernelConfig& c) {
   if (c.bias_gradient != standard.bias_gradient) {
     x.word("bias_gradient", "BiasGradient", name_of(c.bias_gradient));
   }
+  x.flag("dbias_aligned", c.dbias_aligned, standard.dbias_aligned);
+  x.flag("wide_dbias", c.wide_dbias, standard.wide_dbias);
+  x.number("cluster", c.cluster, standard.cluster);
   return x.text();
 }
 

@@ -95,6 +95,14 @@ inline bool has_aligned_pairs(const View& view) {
          reinterpret_cast<std::uintptr_t>(view.data) % 8 == 0;
 }
 
+// Whether 16 bytes of neighbouring elements of a row can be written at once.
+inline bool has_aligned_vectors(const View& view) {
+  const Strides& s = view.strides;
+  const int64 count = 16 / int64(size_of(view.type));
+  return s.column == 1 && (s.row | s.head | s.batch) % count == 0 &&
+         reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
+}
+
 // The keys that some query of a sequence of the largest sizes sees.
 inline int64 keys_in_reach(const Problem& p) {
   const Sizes& s = p.sizes;

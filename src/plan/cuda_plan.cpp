@@ -219,10 +219,7 @@ class Planner {
     return is_broadcast(p_) || (!p_.accumulate && (p_.features.interval || p_.ragged));
   }
   // Adding in any order is exact only where each element is added once.
-  bool has_bias_pass() const {
-    return wants_dbias() &&
-           (plan_.family == Family::simt || (p_.deterministic && is_broadcast(p_)));
-  }
+  bool has_bias_pass() const { return wants_dbias() && main_.bias_gradient == BiasGradient::none; }
   // How the mma kernel makes dbias; not at all where a pass of its own does.
   BiasGradient bias_gradient() const {
     if (!wants_dbias() || (p_.deterministic && is_broadcast(p_))) return BiasGradient::none;
@@ -376,11 +373,11 @@ class Planner {
     launch_simt(delta);
     if (mma) {
       main_.marks = marks && wants_dkv;
-      main_.bias_pairs = main_.bias_gradient == BiasGradient::add &&
+      main_.bias_pairs = !wgmma && main_.bias_gradient == BiasGradient::add &&
                          (!sums_dbias_in_place() || has_aligned_pairs(p_.dbias));
       if (wants_dq || wants_dkv || main_.bias_gradient != BiasGradient::none) {
         launch(main_, s_.batch * s_.heads_kv, key_tiles(main_, s_.len_k), 1,
-               larger<int64>(batch_of_bias(p_), main_.ordered ? 16 : 1));
+               round_up(main_.ordered ? 16 : 1, batch_of_bias(p_)));
       }
       if (wants_dq) launch_convert_dq(marks);
       if (adds_dbias() && !sums_dbias_in_place()) launch_convert_dbias();
@@ -424,7 +421,9 @@ class Planner {
                    : "deterministic: a broadcast bias has its gradient from a pass of its own, "
                      "without tensor cores");
     } else if (main_.bias_gradient == BiasGradient::store) {
-      because_("dbias: not broadcast; every element is written once");
+      because_(main_.cluster > 1 ? "dbias: clusters of blocks sum over the batch; every element "
+                                   "is written once"
+                                 : "dbias: not broadcast; every element is written once");
     } else {
       because_("dbias: added to f32 sums ",
                sums_dbias_in_place() ? "in dbias itself" : "in the workspace");
@@ -458,8 +457,8 @@ class Planner {
       return 0;
     }
     const int64* sizes = p_.bias_sizes;
-    // Rows of an even length, for additions by pairs.
-    const int64 row = sizes[3] > 1 ? round_up(sizes[3], 2) : 1;
+    // Rows that begin at 16 bytes, for additions by pairs and fours.
+    const int64 row = sizes[3] > 1 ? round_up(sizes[3], 4) : 1;
     const int64 head = sizes[2] * row, batch = sizes[1] * head;
     plan_.dbias_strides = {.batch = sizes[0] == 1 ? 0 : batch,
                            .head = sizes[1] == 1 ? 0 : head,

@@ -351,6 +351,11 @@ Fit take_mma_tiling(KernelConfig& c, const TilingWish& wish) {
 
 Fit take_simt_tiling(KernelConfig& c, const TilingWish& wish) {
   c.tiling = simt_tiling(c.kernel, c.type, c.dim, c.dim_v, wish.limits.block);
+  // With rows enough for every multiprocessor, a warp has all splits of its own.
+  if (c.kernel == Kernel::combine && wish.heads * wish.rows > 4 * wish.multiprocessors) {
+    c.tiling.rows *= c.tiling.slices;
+    c.tiling.slices = 1;
+  }
   if (wish.forced) c.tiling = overridden(c.tiling, *wish.forced);
   if (shared_bytes_of(c) > wish.limits.block) return Fit::no_room;
   if (wish.forced && !simt_tiling_fits(c, wish.limits.block)) return Fit::impossible;

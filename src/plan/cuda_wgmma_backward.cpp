@@ -37,7 +37,13 @@ bool is_storable(const Problem& p, const View& gradient, const BoxedTensor& x) {
 
 const char* why_not_bias(const Problem& p) {
   if (!p.features.bias) return nullptr;
-  if (p.wants(p.dbias)) return "the wgmma backward kernel makes no gradient of the bias";
+  if (p.wants(p.dbias) && larger(p.sizes.dim, p.sizes.dim_v) > kLargestHeadOfBoth) {
+    return "the wgmma backward kernel has no gradient of the bias for head sizes above 128";
+  }
+  if (p.wants(p.dbias) && p.features.softcap) {
+    return "the wgmma backward kernel has no gradient of the bias beside a softcap, whose slope is "
+           "in its dS";
+  }
   if (!is_bias_aligned(p) && !is_bias_of_keys(p, false)) {
     return "the wgmma backward kernel reads no bias one by one: it is f64, unaligned, or all keys "
            "share it";
@@ -60,6 +66,35 @@ bool is_asked_for(const Tiling& tiling, const Tiling& asked) {
     if (asked.*member > 0 && asked.*member != tiling.*member) return false;
   }
   return true;
+}
+
+// The batch entries of a cluster: they walk over the same rows and keys, and share the bias.
+int batch_of_cluster(const Problem& p) {
+  if (p.ragged || p.bias_sizes[2] != p.sizes.len_q) return 1;
+  for (const int blocks : kBlocksOfCluster) {
+    if (batch_of_bias(p) % blocks == 0) return blocks;
+  }
+  return 1;
+}
+
+void ask_for_dbias(KernelConfig& c, const Problem& p) {
+  if (!p.features.bias || !p.wants(p.dbias)) return;
+  const Sizes& s = p.sizes;
+  const int64* const sizes = p.bias_sizes;
+  const int cluster = batch_of_cluster(p);
+  const bool whole = sizes[1] == s.heads_q && sizes[2] == s.len_q && sizes[3] == s.len_k &&
+                     (sizes[0] == s.batch || cluster == s.batch);
+  // The order of additions in memory is nobody's; a pass of its own makes dbias then.
+  if (p.deterministic && !whole) return;
+  c.cluster = cluster;
+  const bool stores = whole && !p.ragged;
+  c.bias_gradient = stores          ? BiasGradient::store
+                    : sizes[2] == 1 ? BiasGradient::add_to_row
+                                    : BiasGradient::add;
+  c.wide_dbias = stores && p.dbias.given() && p.dbias.type != p.bias.type;
+  // Sums of the workspace begin their rows at 16 bytes.
+  const bool in_place = stores || (p.accumulate && p.dbias.type == Type::f32);
+  c.dbias_aligned = !in_place || !p.dbias.given() || has_aligned_vectors(p.dbias);
 }
 
 }  // namespace
@@ -113,6 +148,7 @@ KernelConfig wgmma_backward_config(const Problem& p, int level) {
   c.features.sink = false;  // it is in the lse
   c.ordered = p.deterministic && c.wants_dq;
   c.paired = is_paired(p);
+  ask_for_dbias(c, p);
   return c;
 }
 

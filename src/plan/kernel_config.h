@@ -54,7 +54,8 @@ struct Tiling {
   int keys = 64;    // keys of a tile; with walkers, of one's
   int warps = 4;    // of a block; wgmma: four of them only load
   int stages = 2;   // tiles of what is walked over that are in shared memory at once
-  int slices = 1;   // mma backward: warps that share a tile's keys, each with a slice of dk and dv
+  int slices = 1;   // mma backward: warps that share a tile's keys, each with a slice of dk and dv;
+                    // combine: that share rows, each with some of the splits
   int walkers = 1;  // mma forward: warps that have the same rows, each with key tiles of its own
   int blocks = 1;   // blocks that should fit a multiprocessor: the bound on registers
 
@@ -94,8 +95,14 @@ struct KernelConfig {
   bool wants_dk = false;
   bool wants_dv = false;
   BiasGradient bias_gradient = BiasGradient::none;
+  bool dbias_aligned = false;  // wgmma: 16 bytes of dbias, or of its sums, are one access
+  bool wide_dbias = false;     // wgmma, store: dbias is f32 where the bias is not
+  int cluster = 1;  // wgmma backward: blocks of a cluster, batch entries that share a bias
 
   bool operator==(const KernelConfig&) const = default;
 };
+
+// Blocks of a cluster.
+REGARD_INLINE int cluster_size(const KernelConfig& c) { return c.paired ? 2 : c.cluster; }
 
 }  // namespace regard

@@ -83,6 +83,15 @@ std::vector<Problem> representative_problems() {
   features.alibi_slopes = Tensor(nullptr, f32, {kHeads});
   add_both(features);
 
+  // Biases whose gradient blocks of a cluster sum, and that f32 sums in memory take up.
+  features = attention({});
+  features.bias = Tensor(nullptr, bf16, {1, kHeads, kLength, kLength});
+  add(features, Pass::backward);
+  features.bias = Tensor(nullptr, bf16, {kBatch, 1, kLength, kLength});
+  add(features, Pass::backward);
+  features.bias = Tensor(nullptr, bf16, {kBatch, 1, 1, kLength});
+  add(features, Pass::backward);
+
   // One query after many keys.
   add(attention({.heads_kv = 4, .len_q = 1, .batch = 1}), Pass::forward);
   add(attention({.dim = 64, .len_q = 1}), Pass::forward);

@@ -129,13 +129,13 @@ REGARD_INLINE Tiling simt_tiling(Kernel kernel, Type type, int dim, int dim_v, i
               .warps = 8,
               .stages = 1,
               .slices = 1,
-              .blocks = type == Type::f64 ? 4 : 6};
+              .blocks = type == Type::f64 ? 2 : 6};
     case Kernel::combine:
       return {.rows = 32 / lanes_of_row(dim_v, 4),
               .keys = 0,
               .warps = 4,
               .stages = 1,
-              .slices = 1,
+              .slices = 4,
               .blocks = 4};
     case Kernel::convert_dq:
       return {.rows = 64, .keys = 0, .warps = 4, .stages = 1, .slices = 1, .blocks = 4};

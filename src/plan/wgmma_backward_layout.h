@@ -13,6 +13,7 @@ inline constexpr int kDscoreBuffers = 2;
 inline constexpr int kMostPairTermBuffers = 2;
 inline constexpr int kMostBackwardStages = 3;
 inline constexpr int kBackwardTaskBytes = 64;
+inline constexpr int kBlocksOfCluster[] = {8, 6, 4, 3, 2};
 
 // Head sizes above 128: dk and dv of 64 keys fill the registers of two warpgroups, of which one has
 // S^T and dv, the other dP^T and dk.
@@ -35,6 +36,22 @@ REGARD_INLINE int pair_term_buffers(const KernelConfig& c) {
 REGARD_INLINE bool adds_lse_by_product(const Features& f) { return is_plain(f); }
 REGARD_INLINE bool adds_delta_by_product(const Features& f) { return !f.dropout; }
 
+// The kernel's own elements of dbias, and f32 sums of it, are f32.
+REGARD_INLINE bool writes_f32_dbias(const KernelConfig& c) {
+  return c.bias_gradient != BiasGradient::store || c.wide_dbias || c.bias_type == Type::f32;
+}
+// The sum of a cluster's dS^T passes shared memory as one 16-bit term where dbias is of 16 bits;
+// else as two, far closer to f32 than what they are summed from.
+REGARD_INLINE int dbias_parts(const KernelConfig& c) { return writes_f32_dbias(c) ? 2 : 1; }
+// Keys that are moved at once: 32 of 16 bits, where each block of a cluster has whole groups of
+// them, else 16.
+REGARD_INLINE int dbias_group(const KernelConfig& c) {
+  return !writes_f32_dbias(c) && c.tiling.keys / 32 % c.cluster == 0 ? 32 : 16;
+}
+REGARD_INLINE int dbias_term_bytes(const KernelConfig& c) {
+  return c.cluster > 1 ? 2 * dbias_parts(c) * panel_bytes(dbias_group(c)) : 0;
+}
+
 struct BackwardWgmmaLayout {
   int keys = 0;       // panels of [keys]
   int values = 0;     // panels of [keys]; later dv's and dk's on their way to memory
@@ -48,15 +65,17 @@ struct BackwardWgmmaLayout {
   int dscores = 0;  // the first buffer: dS^T, a panel of [keys], a tile's rows across; wide: P^T
                     // before it
   int dscore_bytes = 0;
-  int bias = 0;  // [pair term buffers][rows][keys], as mma_layout.h says
-  int mask = 0;  // [pair term buffers][rows][keys]
-  int task = 0;  // BackwardTask
+  int dbias_terms = 0;  // in a cluster over the batch: sums of groups of keys, two in turn
+  int bias = 0;         // [pair term buffers][rows][keys], as mma_layout.h says
+  int mask = 0;         // [pair term buffers][rows][keys]
+  int task = 0;         // BackwardTask
   int barriers = 0;
   int size = 0;
 };
 
 inline constexpr int kBackwardBarriers = 2 + (kMostBackwardStages + 1) + 3 * kMostBackwardStages +
-                                         3 * kDscoreBuffers + kMostPairTermBuffers + 2;
+                                         3 * kDscoreBuffers + kMostPairTermBuffers + 2 +
+                                         kDscoreBuffers;
 
 REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   const Tiling& t = c.tiling;
@@ -72,7 +91,8 @@ REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   // Of a pair both are in the same rows.
   x.delta = c.paired ? x.lse : x.lse + query_stages(c) * t.rows * kRowTermBytes;
   x.dscores = x.delta + t.stages * t.rows * kRowTermBytes;
-  x.bias = x.dscores + kDscoreBuffers * x.dscore_bytes;
+  x.dbias_terms = x.dscores + kDscoreBuffers * x.dscore_bytes;
+  x.bias = x.dbias_terms + dbias_term_bytes(c);
   x.mask = x.bias + pair_term_buffers(c) * bias_bytes(c);
   x.task = x.mask + pair_term_buffers(c) * mask_bytes(c);
   x.barriers = x.task + kBackwardTaskBytes;

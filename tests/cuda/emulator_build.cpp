@@ -61,13 +61,14 @@ void build_kernel(const std::string& unit, const std::string& command, const fil
 KernelEntry load_kernel(const files::path& path, Machine& machine) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) throw std::runtime_error(dlerror());
-  const auto* const cluster = static_cast<int*>(dlsym(library, "regard_emulated_cluster"));
-  const KernelEntry entry{.function = dlsym(library, "regard_kernel"),
-                          .takes_maps = dlsym(library, "regard_emulated_maps") != nullptr,
-                          .cluster = cluster ? *cluster : 1};
+  KernelEntry entry{.function = dlsym(library, "regard_kernel"),
+                    .takes_maps = dlsym(library, "regard_emulated_maps") != nullptr};
   auto* const slot = static_cast<Machine**>(dlsym(library, "regard_emulated_machine"));
-  if (!entry.function || !slot) throw std::runtime_error(path.string() + " is not a kernel");
+  const auto* const cluster = static_cast<const int*>(dlsym(library, "regard_emulated_cluster"));
+  if (!entry.function || !slot || !cluster)
+    throw std::runtime_error(path.string() + " is not a kernel");
   *slot = &machine;
+  entry.cluster = *cluster;
   return entry;
 }
 

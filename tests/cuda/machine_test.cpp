@@ -2,6 +2,7 @@
 // what a GPU would pass over in silence.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -21,17 +22,20 @@ struct Shape {
   int shared = 4096;
   int blocks = 1;
   int level = 80;
+  int cluster = 1;  // more: with Hopper's part of the machine
 };
 
 // Runs a kernel of these lines; q, k, v and out are its pointers. Returns the fault, or "".
 std::string run(const std::string& lines, Shape shape = {}, const void* q = nullptr,
                 const void* k = nullptr, void* out = nullptr, Order order = Order::forward) {
-  const std::string unit = "#define REGARD_LEVEL " + std::to_string(shape.level) +
-                           "\n#include \"cuda/kernels/params.h\"\n"
-                           "#include \"cuda/kernels/element.cuh\"\n"
-                           "using namespace regard;\n"
-                           "extern \"C\" void regard_kernel(KernelParams params) {\n" +
-                           lines + "}\n";
+  const std::string unit =
+      "#define REGARD_LEVEL " + std::to_string(shape.level) + "\n#define REGARD_CLUSTER " +
+      std::to_string(shape.cluster) + "\n#include \"cuda/kernels/params.h\"\n" +
+      (shape.cluster > 1 ? "#include \"cuda/kernels/machine_hopper.cuh\"\n" : "") +
+      "#include \"cuda/kernels/element.cuh\"\n"
+      "using namespace regard;\n"
+      "extern \"C\" void regard_kernel(KernelParams params) {\n" +
+      lines + "}\n";
   struct Bound {
     KernelEntry entry;
     KernelParams params;
@@ -52,6 +56,7 @@ std::string run(const std::string& lines, Shape shape = {}, const void* q = null
                  .blocks = shape.blocks,
                  .threads = shape.warps * 32,
                  .shared_bytes = shape.shared,
+                 .cluster = bound.entry.cluster,
                  .order = order});
   } catch (const Fault& fault) {
     return fault.what();
@@ -210,6 +215,43 @@ TEST_CASE("a missing barrier is reported, whatever the order") {
       "has read, without a sync_block", {.warps = 2});
   CHECK(run(write + "sync_block();\n" + read + "sync_block();\n" + write, {.warps = 2}) == "");
   CHECK(run(write + "sync_warp();\n" + near + "sync_warp();\n" + write, {.warps = 2}) == "");
+}
+
+TEST_CASE("blocks of a cluster read each other's shared memory") {
+  const Shape shape{.warps = 2, .blocks = 6, .cluster = 3};
+  const std::string write =
+      "const SharedAddress own = shared_address(&shared_memory<uint8>()) + thread_index() * 16;\n"
+      "const uint32 mine = uint32(block_index() * 64 + thread_index());\n"
+      "store_shared_128(own, {{mine, 0, 0, 0}});\n";
+  const std::string read =
+      "const int other = (cluster_rank() + 1) % 3;\n"
+      "((uint32*)params.problem.out.data)[mine] =\n"
+      "    load_cluster_128(address_in_cluster(own, other)).word[0];\n";
+  std::vector<std::uint32_t> out(6 * 64);
+  for (const Order order : {Order::forward, Order::backward, Order::mixed}) {
+    std::fill(out.begin(), out.end(), 0);
+    const auto go = [&](const std::string& between) {
+      return run(write + between + read + "sync_cluster();\n", shape, nullptr, nullptr, out.data(),
+                 order);
+    };
+    CHECK(go("sync_cluster();\n") == "");
+    for (int block = 0; block < 6; ++block) {
+      const int other = block / 3 * 3 + (block + 1) % 3;
+      for (int t = 0; t < 64; ++t) REQUIRE(out[block * 64 + t] == unsigned(other * 64 + t));
+    }
+    CHECK(go("if (cluster_rank() == 0) sync_cluster(); else sync_block();\n") != "");
+  }
+  const std::string meet =
+      "const SharedAddress barrier = shared_address(&shared_memory<uint8>());\n"
+      "if (thread_index() == 0) init_barrier(barrier, 3);\nsync_cluster();\n"
+      "if (thread_index() < 3) arrive_in_cluster(address_in_cluster(barrier, thread_index()));\n";
+  CHECK(run(meet + "wait_barrier(barrier, 0);\nsync_cluster();\n", shape) == "");
+  check_fault(
+      meet + "wait_barrier(barrier, 1);\nwait_barrier(barrier, 0);\nwait_barrier(barrier, 1);",
+      "never ends", shape);
+  check_fault("load_cluster_128(address_in_cluster(0, 3));\n", "no such block", shape);
+  check_fault("load_cluster_128(address_in_cluster(0, 2) + 4096);\n", "of 4096", shape);
+  check_fault("sync_cluster();\n", "in a grid of 4", {.blocks = 4, .cluster = 3});
 }
 
 TEST_CASE("copies arrive when they are waited for") {

@@ -57,13 +57,20 @@ CASES = {
     "grouped": (2, 8, 2, 130, 257, 64, 64, {"causal": "bottom_right"}),
     "decode": (2, 8, 2, 1, 5000, 128, 128, {}),
     "decode 5": (1, 4, 4, 5, 3000, 64, 64, {"causal": "bottom_right"}),
-    "decode 16 grouped": (2, 8, 4, 16, 4000, 128, 128, {"causal": "bottom_right", "window": (900, -1)}),
+    "decode 16 grouped": (2, 8, 4, 16, 4000, 128, 128, {
+        "causal": "bottom_right", "window": (900, -1)}),
     "decode d256": (1, 12, 2, 2, 3000, 256, 192, {"sink": True}),
     "decode with terms": (3, 6, 2, 3, 2500, 96, 128, {
         "softcap": 3.0, "alibi": True, "mask": (3, 1, 3, 2500), "dropout": (0.2, 1, 2)}),
     "decode without splits": (40, 8, 2, 1, 600, 128, 128, {}),
     "bias": (2, 2, 2, 150, 200, 64, 64, {"bias": (2, 2, 150, 200)}),
     "bias of heads": (2, 2, 2, 150, 200, 64, 64, {"bias": (1, 2, 150, 200)}),
+    "bias of heads causal": (4, 2, 2, 300, 456, 128, 128, {"bias": (1, 2, 300, 456), "causal":
+                                                           "top_left"}),
+    "bias of three": (3, 4, 2, 197, 200, 64, 64, {"bias": (1, 4, 197, 200)}),
+    "bias of eight": (8, 2, 2, 130, 264, 128, 128, {
+        "bias": (1, 2, 130, 264), "dropout": (0.3, 7, 9), "deterministic": 1}),
+    "bias of all": (16, 2, 2, 130, 200, 64, 64, {"bias": (1, 1, 130, 200)}),
     "bias of keys": (2, 2, 2, 150, 200, 64, 64, {"bias": (2, 1, 1, 200)}),
     "mask": (2, 2, 2, 150, 200, 64, 64, {"mask": (2, 1, 150, 200)}),
     "softcap alibi": (2, 2, 2, 150, 200, 64, 64, {"softcap": 2.0, "alibi": True}),

@@ -172,8 +172,10 @@ TEST_CASE("Hopper's own kernel makes the backward pass, but for what it has no r
   CHECK(backward(uneven, bias(f32)).name() == "cuda:wgmma");
   Attention a = attention(narrow);
   bias(f16)(a);
+  CHECK(planned(problem(a, Pass::backward)).name() == "cuda:wgmma");
+  a.softcap = 30;
   CHECK(says(planned(problem(a, Pass::backward)),
-             "not wgmma: the wgmma backward kernel makes no gradient of the bias"));
+             "not wgmma: the wgmma backward kernel has no gradient of the bias beside a softcap"));
 }
 
 TEST_CASE("levels follow the chip, or the name") {

@@ -30,6 +30,9 @@ Attention biased(std::array<std::int64_t, 4> sizes, Type type = f32) {
   return a;
 }
 
+// By the mma kernels: those of Hopper are in cuda_dbias_test.cpp.
+CudaPlan planned_mma(const Problem& p) { return planned(p, "sm_90", "cuda:mma"); }
+
 BiasGradient how(const CudaPlan& plan) {
   const CudaLaunch* const launch = launch_of(plan, Kernel::backward);
   REQUIRE(launch);
@@ -55,6 +58,8 @@ TEST_CASE("launch lists") {
   Attention a = biased({1, 8, 1024, 1024});
   a.sink = Tensor(nullptr, f32, {8});
   CHECK(kernels_of(planned(problem(a, backward))) ==
+        "delta backward convert_dq sink_gradient query_gradient* key_gradient*");
+  CHECK(kernels_of(planned(problem(a, backward), "sm_90", "cuda:mma")) ==
         "delta backward convert_dq convert_dbias sink_gradient query_gradient* key_gradient*");
   CHECK(kernels_of(planned(problem(a, backward), "sm_90", "cuda:simt")) ==
         "delta key_gradient query_gradient bias_gradient sink_gradient");
@@ -85,7 +90,7 @@ TEST_CASE("empty problems launch what writes zeros, and nothing else") {
 
 TEST_CASE("dbias: stored, added, or a pass of its own") {
   const auto plan = [](std::array<std::int64_t, 4> sizes) {
-    return planned(problem(biased(sizes), Pass::backward));
+    return planned_mma(problem(biased(sizes), Pass::backward));
   };
   CHECK(how(plan({2, 8, 1024, 1024})) == BiasGradient::store);
   CHECK(how(plan({1, 8, 1024, 1024})) == BiasGradient::add);
@@ -102,32 +107,32 @@ TEST_CASE("dbias: stored, added, or a pass of its own") {
   Attention a = biased({2, 8, 1024, 1024});
   a.causal = Causal::top_left;
   Problem p = problem(a, Pass::backward);
-  CHECK(how(planned(p)) == BiasGradient::add);
+  CHECK(how(planned_mma(p)) == BiasGradient::add);
   p = named(p, bf16, bf16, bf16, f32);
   p.accumulate = true;
-  CHECK(how(planned(p)) == BiasGradient::store);
+  CHECK(how(planned_mma(p)) == BiasGradient::store);
 }
 
 TEST_CASE("dbias is summed in place where it is f32 and accumulated into") {
   Problem p = named(problem(biased({1, 8, 1024, 1024}), Pass::backward), bf16, bf16, bf16, f32);
-  CHECK(launch_of(planned(p), Kernel::convert_dbias));
+  CHECK(launch_of(planned_mma(p), Kernel::convert_dbias));
   p.accumulate = true;
-  const CudaPlan plan = planned(p);
+  const CudaPlan plan = planned_mma(p);
   CHECK(!launch_of(plan, Kernel::convert_dbias));
   CHECK(plan.workspace.dbias_sums == plan.workspace.clear);
   CHECK(plan.dbias_strides.row == p.dbias.strides.row);
   CHECK(launch_of(plan, Kernel::backward)->config.bias_pairs);
   p.dbias.strides.row = 1025;
-  CHECK(!launch_of(planned(p), Kernel::backward)->config.bias_pairs);
+  CHECK(!launch_of(planned_mma(p), Kernel::backward)->config.bias_pairs);
   p.dbias.type = bf16;
-  CHECK(launch_of(planned(p), Kernel::convert_dbias));
-  CHECK(launch_of(planned(p), Kernel::backward)->config.bias_pairs);
+  CHECK(launch_of(planned_mma(p), Kernel::convert_dbias));
+  CHECK(launch_of(planned_mma(p), Kernel::backward)->config.bias_pairs);
 }
 
 TEST_CASE("deterministic: dq in order, broadcast dbias in a pass of its own") {
   Attention a = biased({1, 8, 1024, 1024});
   a.deterministic = true;
-  CudaPlan plan = planned(problem(a, Pass::backward));
+  CudaPlan plan = planned_mma(problem(a, Pass::backward));
   CHECK(how(plan) == BiasGradient::none);
   CHECK(launch_of(plan, Kernel::bias_gradient));
   CHECK(launch_of(plan, Kernel::bias_gradient)->config.family == Family::simt);
@@ -141,7 +146,7 @@ TEST_CASE("deterministic: dq in order, broadcast dbias in a pass of its own") {
   // Each element of a whole bias is written once, in whatever order.
   a = biased({2, 8, 1024, 1024});
   a.deterministic = true;
-  plan = planned(problem(a, Pass::backward));
+  plan = planned_mma(problem(a, Pass::backward));
   CHECK(how(plan) == BiasGradient::store);
   CHECK(!launch_of(plan, Kernel::bias_gradient));
   // What does not want dq has no order to keep.

@@ -26,6 +26,7 @@ FEATURES = {
     "zero_scale": {"scale": 0.0},
     "bias": {"bias": ("b", "h", "q", "k")},
     "bias_head": {"bias": (1, "h", "q", "k"), "bias_type": "f32"},
+    "bias_shared": {"bias": (1, "h", "q", "k")},
     "bias_batch": {"bias": ("b", 1, "q", "k"), "bias_type": "bf16"},
     "bias_keys": {"bias": ("b", 1, 1, "k"), "bias_type": "f16"},
     "bias_queries": {"bias": (1, "h", "q", 1), "bias_type": "f64"},

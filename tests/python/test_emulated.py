@@ -246,6 +246,32 @@ def test_rows_of_other_sequences_are_not_felt(type):
                 assert others[0].tobytes() == others[1].tobytes(), (name, spoilt, query)
 
 
+# How Hopper's backward kernel makes dbias: clusters of 2, 3, 4 and 8 batch entries that store it,
+# tiles that nothing sees, f32 sums where heads or the batch share it, and a bias of one row.
+DBIASES = [  # type, features, B, (Sq, Sk), D, what else
+    ("bf16", ("bias_shared",), 2, (150, 200), 64, {}),
+    ("f16", ("bias_shared", "top_left", "deterministic"), 3, (130, 264), 128,
+     {"bias_type": "bf16"}),
+    ("bf16", ("bias_shared", "window", "grouped"), 4, (200, 328), 64, {"bias_type": "f32"}),
+    ("f16", ("bias_shared", "dropout"), 8, (70, 136), 64, {}),
+    ("bf16", ("bias_both", "mask"), 4, (100, 152), 64, {}),
+    ("bf16", ("bias_shared", "accumulate", "bottom_right"), 2, (100, 133), 40, {}),
+    ("f16", ("bias", "top_left", "alibi"), 2, (150, 133), 128, {"bias_type": "bf16"}),
+    ("bf16", ("bias_shared", "seqused"), 2, (150, 200), 64, {}),
+    ("f16", ("bias_shared", "packed", "dropout"), 2, (100, 136), 64, {}),
+    ("bf16", ("bias_infinite", "grouped"), 2, (130, 264), 96, {}),
+    ("f16", ("bias_keys", "bottom_right"), 2, (150, 200), 64, {})]
+
+
+@pytest.mark.parametrize("type, features, batch, sizes, dim, more", DBIASES, ids=str)
+def test_the_bias_has_its_gradient_from_warpgroups(type, features, batch, sizes, dim, more):
+    deterministic = "deterministic" in features
+    features = tuple(feature for feature in features if feature != "deterministic")
+    case = cases.make(features, type, batch=batch, sizes=sizes, dim=dim, **more)
+    wanted = [name for name in case.truth if name not in ("out", "lse")]
+    judge(case, f"{WGMMA}+mixed+{batch}", deterministic, wanted=wanted)
+
+
 # A row keeps the reference of its first block of keys while sums stay below 2^40 (bf16) or 2^14
 # (f16) of it; else the block is computed again. These are scores over groups of keys, in steps
 # around those bounds and far beyond, each row its own.

@@ -12,23 +12,27 @@ namespace regard {
 
 template <KernelConfig kConfig>
 REGARD_DEVICE void backward_wgmma(const KernelParams& params, const BackwardMaps& maps) {
-  // Of the 504 that a thread of each warpgroup has at the start, together.
   static_assert(kConfig.tiling.warps == 12);
   const BackwardMemory<kConfig> memory;
   if (thread_index() == 0) {
     memory.init_barriers();
     memory.task() = backward_task<kConfig>(params);
   }
-  sync_block();
+  if constexpr (kConfig.cluster > 1) {
+    sync_cluster();
+  } else {
+    sync_block();
+  }
   if (memory.task().key_count == 0) return;
   const int warpgroup = warpgroup_index();
   if (warpgroup == 0) {
-    give_registers<72>();
+    give_registers<registers_of_dq<kConfig>()>();
     DqWarpgroup<kConfig>{params, maps, memory}.run();
   } else {
-    take_registers<216>();
+    take_registers<registers_of_keys<kConfig>()>();
     KeyWarpgroup<kConfig>{params, maps, memory, warpgroup - 1}.run();
   }
+  if constexpr (kConfig.cluster > 1) sync_cluster();  // others read its shared memory until then
 }
 
 }  // namespace regard

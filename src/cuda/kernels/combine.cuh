@@ -5,14 +5,14 @@
 
 namespace regard {
 
-// A block has a few rows; each of its warps has all of them, and its share of the splits.
+// A warp has a few rows; `slices` warps have the same ones, each with its share of the splits.
 template <KernelConfig kConfig>
 struct Combine {
   using Row = MergedRow<kConfig>;
   static constexpr int kElements = Row::kElements, kLanes = Row::kLanes;
-  static constexpr int kWarps = kConfig.tiling.warps, kRows = 32 / kLanes;
+  static constexpr int kSlices = kConfig.tiling.slices, kRowsOfWarp = 32 / kLanes;
   static constexpr int kAtOnce = 8;  // parts on their way
-  static_assert(kConfig.tiling.rows == kRows);
+  static_assert(kConfig.tiling.rows * kSlices == kConfig.tiling.warps * kRowsOfWarp);
 
   const KernelParams& params;
   Row row;
@@ -35,13 +35,15 @@ struct Combine {
     row.add_sink();
   }
 
+  static REGARD_DEVICE int slice() { return warp_index() % kSlices; }
+
   // Of columns [d, d + kElements), from this warp's splits.
   REGARD_DEVICE void add_splits(float (&sums)[kElements], int64 d) const {
-    for (int first = warp_index(); first < splits; first += kWarps * kAtOnce) {
+    for (int first = slice(); first < splits; first += kSlices * kAtOnce) {
       float x[kAtOnce][kElements], reference[kAtOnce];
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
-        const int s = first + n * kWarps;
+        const int s = first + n * kSlices;
         const int64 from = smaller(s, splits - 1) * lines;
         reference[n] = s < splits ? parts[from].reference : -infinity<float>();
         load_line<Type::f32>(x[n], partial, (from + row.line) * dim + d, dim - d,
@@ -61,25 +63,30 @@ struct Combine {
     return shared + (warp * 32 + lane_index()) * int(sizeof(Bits128));
   }
 
+  // The other slices' sums, in the first one's warp.
+  REGARD_DEVICE void add_slices(float (&sums)[kElements]) const {
+    sync_block();  // the columns before these have been read
+    store_shared_128(sums_of(warp_index()),
+                     {{bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3])}});
+    sync_block();
+    if (slice() != 0) return;
+    for (int other = 1; other < kSlices; ++other) {
+      const Bits128 more = load_shared_128(sums_of(warp_index() + other));
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) sums[e] += float_of(more.word[e]);
+    }
+  }
+
   REGARD_DEVICE void run() {
     weigh();
     for (int64 begin = 0; begin < dim; begin += kLanes * kElements) {
       const int64 d = begin + row.lane * kElements;
       float sums[kElements] = {};
       if (d < dim) add_splits(sums, d);
-      sync_block();  // the columns before these have been read
-      store_shared_128(sums_of(warp_index()),
-                       {{bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3])}});
-      sync_block();
-      if (warp_index() != 0 || d >= dim) continue;
-      for (int warp = 1; warp < kWarps; ++warp) {
-        const Bits128 more = load_shared_128(sums_of(warp));
-#pragma unroll
-        for (int e = 0; e < kElements; ++e) sums[e] += float_of(more.word[e]);
-      }
-      row.write_columns(d, sums);
+      if constexpr (kSlices > 1) add_slices(sums);
+      if (slice() == 0 && d < dim) row.write_columns(d, sums);
     }
-    if (warp_index() == 0) row.write_end();
+    if (slice() == 0) row.write_end();
   }
 };
 
@@ -93,7 +100,8 @@ REGARD_DEVICE void combine(const KernelParams& params) {
   const int64 first = int64(place.tile) * kConfig.tiling.rows;
   if (first >= seq.len_q) return;
   // Threads past the last row do its work too, and write nothing.
-  const int64 index = first + lane_index() / Row::kLanes;
+  const int64 index = first + warp_index() / kConfig.tiling.slices * (32 / Row::kLanes) +
+                      lane_index() / Row::kLanes;
   Combine<kConfig> block{params,
                          Row(params, seq, b, h, smaller(index, seq.len_q - 1), index < seq.len_q)};
   block.run();

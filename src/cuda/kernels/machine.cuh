@@ -180,6 +180,9 @@ REGARD_DEVICE Bits128 load_global_128(const void* from) {
 REGARD_DEVICE void store_global_128(void* to, const Bits128& x) {
   *static_cast<uint4*>(to) = make_uint4(x.word[0], x.word[1], x.word[2], x.word[3]);
 }
+REGARD_DEVICE void store_global_64(void* to, uint32 x, uint32 y) {
+  *static_cast<uint2*>(to) = make_uint2(x, y);
+}
 
 // *to += x, by whoever comes when.
 REGARD_DEVICE void add_global(float* to, float x) {

@@ -101,6 +101,63 @@ REGARD_DEVICE void publish_shared_writes() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// ------------------------------------------------------------------------------------- clusters
+
+REGARD_DEVICE int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// Every thread of every block of the cluster; what was written to shared memory before can be seen.
+REGARD_DEVICE void sync_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;" ::
+          : "memory");
+}
+// The same place in the shared memory of another block of the cluster; an address without the
+// block, as descriptors want it.
+#ifdef REGARD_CLUSTER
+inline constexpr uint32 kWithinBlock = 0x3ffff;
+#else
+inline constexpr uint32 kWithinBlock = ~0u;
+#endif
+REGARD_DEVICE SharedAddress address_in_cluster(SharedAddress own, int rank) {
+  SharedAddress x;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(x) : "r"(own), "r"(rank));
+  return x;
+}
+REGARD_DEVICE SharedAddress address_in_block(SharedAddress x) { return x & kWithinBlock; }
+REGARD_DEVICE Bits128 load_cluster_128(SharedAddress from) {
+  Bits128 x;
+  asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3])
+               : "r"(from)
+               : "memory");
+  return x;
+}
+// At a barrier of another block. It orders nothing by itself: a release would wait for all that the
+// thread has written to memory. What it tells of is in shared memory already, of which there is one
+// copy, or in registers.
+REGARD_DEVICE void arrive_in_cluster(SharedAddress barrier) {
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+}
+
+// In a cluster of two: the same place in the other block.
+REGARD_DEVICE SharedAddress of_peer(SharedAddress own) {
+  return address_in_cluster(own, cluster_rank() ^ 1);
+}
+// By the copy engine, to a place in the other block, whose barrier is told of the bytes.
+REGARD_DEVICE void send_to_peer(SharedAddress to, SharedAddress from, int bytes,
+                                SharedAddress barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(of_peer(to)),
+      "r"(from), "r"(bytes), "r"(of_peer(barrier))
+      : "memory");
+}
+
 // Four 8 x 8 matrices of 16-bit elements, as load_matrices reads them.
 REGARD_DEVICE void store_matrices(SharedAddress row, const uint32 (&m)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
@@ -113,9 +170,8 @@ REGARD_DEVICE void store_matrices(SharedAddress row, const uint32 (&m)[4]) {
 // A tile in shared memory with the 128-byte swizzle, as products name it: groups of eight rows are
 // 1024 bytes apart; panels, where the tile's columns are b's, so many bytes. The low word counts in
 // units of 16 bytes, and may be moved within the tile by adding to it.
-inline constexpr uint32 kWithinBlock = 0x3ffff;  // of an address; above are a cluster's blocks
 REGARD_DEVICE uint32 tile_word(SharedAddress begin, int panel) {
-  return uint32((begin & kWithinBlock) >> 4) | uint32(panel >> 4) << 16;
+  return (address_in_block(begin) >> 4) | uint32(panel >> 4) << 16;
 }
 REGARD_DEVICE uint64 tile_descriptor(uint32 word) { return uint64(0x40000040u) << 32 | word; }
 
@@ -159,6 +215,13 @@ REGARD_DEVICE int32 take_number(int32* counter) { return atomicAdd(counter, 1); 
 
 // --------------------------------------------------------------------------- the backward pass
 
+// Of the two halves, numbers without a sign, each the larger one.
+REGARD_DEVICE uint32 larger_halves(uint32 a, uint32 b) {
+  uint32 x;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(x) : "r"(a), "r"(b));
+  return x;
+}
+
 // The compiler forgets what it knows of x, so that it does not keep what follows from it in
 // registers across a loop.
 REGARD_DEVICE void forget(uint32& x) { asm volatile("" : "+r"(x)); }
@@ -190,43 +253,6 @@ REGARD_DEVICE void multiply_registers_by_rows(float (&d)[kBlocks][4], const uint
 template <class T, int kBlocks>
 REGARD_DEVICE void multiply_transposed_tile(float (&d)[kBlocks][4], uint64 a, uint64 b, bool adds) {
   GradientProduct<T, kBlocks>::of_transposed_tile(d, a, b, adds);
-}
-
-// ------------------------------------------------------------------------------ clusters of two
-
-// Of all threads of both blocks; what was written to shared memory before can be seen.
-REGARD_DEVICE void sync_cluster() {
-  asm volatile(
-      "barrier.cluster.arrive.release;\n"
-      "barrier.cluster.wait.acquire;" ::
-          : "memory");
-}
-// The same place in the other block's shared memory.
-REGARD_DEVICE SharedAddress of_peer(SharedAddress own) {
-  uint32 other;
-  asm volatile(
-      "{.reg .u32 rank;\n"
-      "mov.u32 rank, %%cluster_ctarank;\n"
-      "xor.b32 rank, rank, 1;\n"
-      "mapa.shared::cluster.u32 %0, %1, rank; }"
-      : "=r"(other)
-      : "r"(own));
-  return other;
-}
-// At the other block's barrier. That this thread has read is all that it says.
-REGARD_DEVICE void arrive_at_peer(SharedAddress barrier) {
-  asm volatile(
-      "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(of_peer(barrier))
-      : "memory");
-}
-// By the copy engine, to a place in the other block, whose barrier is told of the bytes.
-REGARD_DEVICE void send_to_peer(SharedAddress to, SharedAddress from, int bytes,
-                                SharedAddress barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-      "[%3];" ::"r"(of_peer(to)),
-      "r"(from), "r"(bytes), "r"(of_peer(barrier))
-      : "memory");
 }
 
 }  // namespace regard

@@ -19,12 +19,16 @@ constexpr std::size_t kStackSize = 512 << 10;
 #else
 constexpr std::size_t kStackSize = 128 << 10;
 #endif
-constexpr int kMostThreads = 1024;
+constexpr int kMostThreads = 1024, kMostBlocks = 8;
+// As on the chip: of an address, a descriptor has what is within a block.
+constexpr std::uint32_t kClusterStride = 1 << 18;
 
 const char* name_of(Call call) {
   switch (call) {
     case Call::sync_block:
       return "sync_block";
+    case Call::sync_cluster:
+      return "sync_cluster";
     case Call::any_in_block:
       return "any_in_block";
     case Call::sync_warp:
@@ -87,22 +91,20 @@ void BlockMachine::run(const Launch& launch) {
 }
 
 void BlockMachine::prepare(const Launch& launch) {
-  if (launch.threads <= 0 || launch.threads % 32 != 0 ||
-      launch.threads * launch.cluster > kMostThreads) {
+  if (launch.threads <= 0 || launch.threads % 32 != 0 || launch.threads > kMostThreads) {
     throw Fault("a block of " + std::to_string(launch.threads) + " threads");
   }
-  if (launch.blocks % launch.cluster != 0) throw Fault("blocks that fill no cluster");
+  if (launch.cluster < 1 || launch.cluster > kMostBlocks || launch.blocks % launch.cluster != 0) {
+    throw Fault("clusters of " + std::to_string(launch.cluster) + " blocks in a grid of " +
+                std::to_string(launch.blocks));
+  }
   launch_ = launch;
   threads = launch.threads;
-  block_bytes = uint32(launch.shared_bytes);
-  if (launch.cluster > 1) {
-    block_bytes = (block_bytes + 1023) / 1024 * 1024;
-    launch_.threads *= launch.cluster;
-    launch_.shared_bytes = block_bytes * launch.cluster;
-  }
+  stride_ = launch.cluster > 1 ? kClusterStride : std::uint32_t(launch.shared_bytes);
+  const int all = launch.threads * launch.cluster;
   random_state_ = launch.seed * 0x9E3779B97F4A7C15u + 1;
-  if (!stacks_) stacks_ = std::make_unique<Stacks>(kMostThreads, kStackSize);
-  while (int(threads_.size()) < launch_.threads) {
+  if (!stacks_) stacks_ = std::make_unique<Stacks>(kMostThreads * kMostBlocks, kStackSize);
+  while (int(threads_.size()) < all) {
     const int index = int(threads_.size());
     threads_.push_back(std::make_unique<Thread>());
     Thread& t = *threads_.back();
@@ -110,22 +112,24 @@ void BlockMachine::prepare(const Launch& launch) {
     t.index = index;
     make_fiber(t.fiber, stacks_->bottom(index), stacks_->size(index), run_thread, &t);
   }
-  warps_.resize(launch_.threads / 32);
+  warps_.resize(all / 32);
   warp_order_.resize(warps_.size());
   void* memory = nullptr;
-  if (posix_memalign(&memory, 1024, std::max<int64>(launch_.shared_bytes, 1)))
-    throw std::bad_alloc();
+  const int64 bytes = int64(stride_) * (launch.cluster - 1) + launch.shared_bytes;
+  if (posix_memalign(&memory, 1024, std::max<int64>(bytes, 1))) throw std::bad_alloc();
   shared_ = {static_cast<unsigned char*>(memory), std::free};
-  words_.assign((launch_.shared_bytes + 3) / 4, {});
+  words_.assign((bytes + 3) / 4, {});
   lane_step_ = launch.order == Order::forward ? 1 : launch.order == Order::backward ? 31 : 13;
 }
 
 void BlockMachine::begin_block(int64 index) {
   block = index;
-  at_barrier_ = done_ = 0;
-  std::memset(shared_.get(), 0xff, launch_.shared_bytes);  // NaN in every format
+  done_ = 0;
+  for (int n = 0; n < launch_.cluster; ++n) {  // NaN in every format
+    std::memset(shared_.get() + n * stride_, 0xff, launch_.shared_bytes);
+  }
   std::fill(words_.begin(), words_.end(), SharedWord{});
-  for (int t = 0; t < launch_.threads; ++t) {
+  for (int t = 0; t < launch_.threads * launch_.cluster; ++t) {
     threads_[t]->groups = 0;
     threads_[t]->copies.clear();
     threads_[t]->stores.clear();
@@ -227,14 +231,15 @@ void BlockMachine::finish_call(Warp& warp) {
   Request& request = *warp.request[thread % 32];
   switch (request.call) {
     case Call::sync_block:
+    case Call::sync_cluster:
     case Call::any_in_block:
+      warp.state = Warp::State::at_barrier;
       enter_barrier(warp);
       return;
     case Call::exit:
       warp.state = Warp::State::done;
       ++done_;
-      if (at_barrier_ + done_ == int(warps_.size()) && at_barrier_ > 0) enter_barrier(warp);
-      switch_warp();
+      enter_barrier(warp);
       return;
     case Call::sync_warp:
       ++warp.epoch;
@@ -267,37 +272,48 @@ void BlockMachine::finish_call(Warp& warp) {
   maybe_yield();
 }
 
-// The warp has come to a barrier of the block (or, with others waiting there, to its end).
+// The warp has come to a barrier of its block or cluster (or, with others waiting there, to its
+// end).
 void BlockMachine::enter_barrier(Warp& warp) {
-  if (warp.state != Warp::State::done) {
-    warp.state = Warp::State::at_barrier;
-    ++at_barrier_;
+  const int count = warps_of_block(), first = int(&warp - warps_.data()) / count * count;
+  if (!end_barrier(first, first + count, Call::sync_block)) {
+    end_barrier(0, int(warps_.size()), Call::sync_cluster);
   }
-  if (at_barrier_ + done_ < int(warps_.size())) {
-    switch_warp();
-    return;
-  }
+  switch_warp();
+}
+
+// Lets these warps go on where all of them have come to their barrier: one of the cluster, or of
+// its block.
+bool BlockMachine::end_barrier(int first_warp, int end_warp, Call scope) {
   const Warp* first = nullptr;
-  for (const Warp& w : warps_) {
+  for (int n = first_warp; n < end_warp; ++n) {
+    const Warp& w = warps_[n];
+    if (w.state != Warp::State::at_barrier && w.state != Warp::State::done) return false;
     if (w.state == Warp::State::at_barrier && !first) first = &w;
   }
+  if (!first) return false;
+  const auto is_of_cluster = [](const Warp& w) { return w.request[0]->call == Call::sync_cluster; };
   bool any = false;
-  for (const Warp& w : warps_) {
+  for (int n = first_warp; n < end_warp; ++n) {
+    const Warp& w = warps_[n];
+    if (w.state == Warp::State::done && scope == Call::sync_cluster) continue;
     const Request &a = *first->request[0], &b = *w.request[0];
     if (a.call != b.call || a.where.line != b.where.line) {
       fail_at(int(first - warps_.data()) * 32, a.where, "warp %d is at %s while warp %d is at %s",
-              int(first - warps_.data()), place(a.call, a.where).c_str(), int(&w - warps_.data()),
+              int(first - warps_.data()), place(a.call, a.where).c_str(), n,
               place(b.call, b.where).c_str());
     }
     for (const Request* r : w.request) any |= r->value;
   }
-  for (Warp& w : warps_) {
+  if (scope == Call::sync_block && is_of_cluster(*first)) return false;
+  for (int n = first_warp; n < end_warp; ++n) {
+    Warp& w = warps_[n];
+    if (w.state == Warp::State::done) continue;
     for (Request* r : w.request) r->value = any;
     w.state = Warp::State::runnable;
   }
-  at_barrier_ = 0;
   release_barrier();
-  switch_warp();
+  return true;
 }
 
 void BlockMachine::release_barrier() {
@@ -322,6 +338,11 @@ bool BlockMachine::any_in_block(bool value, Where where) {
   Request request{.call = Call::any_in_block, .where = where, .value = value};
   arrive(request);
   return request.value;
+}
+
+void BlockMachine::sync_cluster(Where where) {
+  Request request{.call = Call::sync_cluster, .where = where};
+  arrive(request);
 }
 
 void BlockMachine::sync_warp(Where where) {

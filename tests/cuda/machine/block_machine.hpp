@@ -1,5 +1,5 @@
-// BlockMachine: runs a kernel's blocks one after another, each thread as a fiber, and checks what a
-// GPU would not say.
+// BlockMachine: runs a kernel's blocks one after another (those of a cluster together), each thread
+// as a fiber, and checks what a GPU would not say.
 //
 // Threads change places at cooperative calls only. A warp's 32 lanes must make the same call from
 // the same line; the last to arrive does the work for all. See README.md for what is checked.
@@ -32,7 +32,7 @@ struct Launch {
   int64 blocks = 0;
   int threads = 0;  // of a block
   int64 shared_bytes = 0;
-  int cluster = 1;  // blocks that run together; addresses of shared memory count through theirs
+  int cluster = 1;  // blocks that run together and read each other's shared memory
   Order order = Order::forward;
   bool blocks_in_order = true;  // else in the same order as the warps
   std::uint64_t seed = 1;
@@ -40,7 +40,7 @@ struct Launch {
 
 // A word of 4 bytes of shared memory: who wrote it last, who has read it since, and when.
 struct SharedWord {
-  std::uint32_t written_in = 0;  // the block's epoch: barriers so far
+  std::uint32_t written_in = 0;  // the epoch: barriers so far
   std::uint32_t written_in_warp = 0;
   std::uint32_t read_in = 0;
   std::uint32_t read_in_warp = 0;
@@ -111,6 +111,7 @@ class BlockMachine final : public Machine {
   void run(const Launch&);  // throws Fault
 
   void sync_block(Where) override;
+  void sync_cluster(Where) override;
   bool any_in_block(bool value, Where) override;
   void sync_warp(Where) override;
   bool any_in_warp(bool value, Where) override;
@@ -119,6 +120,7 @@ class BlockMachine final : public Machine {
   void multiply(Format, float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1, Where) override;
   void* shared_memory(int64 bytes, Where) override;
   uint32 shared_address(const void* pointer, Where) override;
+  uint32 address_in_cluster(uint32 own, int block, Where) override;
   void* shared_at(uint32 address, int bytes, Access, Where) override;
   void copy(uint32 to, const void* from, int bytes, int valid, bool asynchronous, Where) override;
   void commit_copies() override;
@@ -161,6 +163,7 @@ class BlockMachine final : public Machine {
   void arrive(Request&);
   void finish_call(Warp&);
   void enter_barrier(Warp&);
+  bool end_barrier(int first_warp, int end_warp, Call);
   void release_barrier();
   int lane_after(const Warp&, int lane) const;
   void switch_thread(int index);
@@ -179,6 +182,8 @@ class BlockMachine final : public Machine {
   void send(BoxOnItsWay, Where);
   void deliver_boxes(uint32 barrier);
   void finish_thread(Thread&);
+  int warps_of_block() const { return launch_.threads / 32; }
+  bool is_shared(uint32 address, int64 bytes) const;
   void check_range(uint32 address, int bytes, const char* what, Where);
   void note(uint32 address, int bytes, Access, int thread, Where);
   void note_read(SharedWord&, uint32 address, int by, int warp_index, Where);
@@ -195,13 +200,13 @@ class BlockMachine final : public Machine {
   std::unique_ptr<unsigned char[], void (*)(void*)> shared_{nullptr, nullptr};
   std::vector<SharedWord> words_;
   std::uint32_t epoch_ = 1;
-  int at_barrier_ = 0;
+  std::uint32_t stride_ = 0;  // from the shared memory of a block of the cluster to the next's
   int done_ = 0;
   int lane_step_ = 1;
   std::uint64_t random_state_ = 1;
   std::map<uint32, SharedBarrier> barriers_;
   std::vector<BoxOnItsWay> boxes_;
-  std::map<int, int> at_threads_;  // threads that wait, by number
+  std::map<int, int> at_threads_;  // threads that wait, by block and number
   int waits_in_vain_ = 0;
   Fiber host_;
   std::string fault_;

@@ -102,7 +102,7 @@ void BlockMachine::enter_threads(Warp& warp) {
   if (request.from < 1 || request.from > 15 || request.threads % 32 != 0) {
     fail("no such barrier", request.where);
   }
-  const int number = request.from + 16 * rank();
+  const int number = rank() * 16 + request.from;
   int& waiting = at_threads_[number];
   waiting += 32;
   if (waiting < request.threads) {
@@ -130,7 +130,7 @@ void BlockMachine::load_box(uint32 to, const BoxMap& map, const int (&at)[4], ui
   if (map.box_columns != kPanelColumns || to % kGroupBytes != 0) {
     fail("a box that is no panel at a multiple of 1024 bytes", where);
   }
-  if (int64(to) + bytes > launch_.shared_bytes) fail("a box beyond shared memory", where);
+  if (!is_shared(to, bytes)) fail("a box beyond shared memory", where);
   box.data.resize(bytes);
   for (int row = 0; row < map.box_rows; ++row) {
     for (int column = 0; column < kPanelColumns; ++column) {
@@ -153,7 +153,7 @@ void BlockMachine::load_bytes(uint32 to, const void* from, int bytes, uint32 bar
   barrier_at(barrier, where);
   check_aligned(from, 16, where);
   if (to % 16 != 0 || bytes % 16 != 0) fail("bytes that are no multiple of 16", where);
-  if (int64(to) + bytes > launch_.shared_bytes) fail("bytes beyond shared memory", where);
+  if (!is_shared(to, bytes)) fail("bytes beyond shared memory", where);
   const auto* const begin = static_cast<const unsigned char*>(from);
   send({.to = to, .barrier = barrier, .data = {begin, begin + bytes}}, where);
 }
@@ -298,11 +298,11 @@ void BlockMachine::perform_product(int first_lane, std::size_t index) {
   const ProductOnItsWay& first = threads_[first_lane]->products[index];
   const WarpgroupProduct& p = first.product;
   const int columns = p.blocks * 8, warp_row = first_lane / 32 % 4 * 16;
-  const uint32 first_byte = first_lane / threads * block_bytes;  // where descriptors count from
-  const auto tile = [&](uint32 word) { return first_byte + ((word & 0x3fff) << 4); };
+  const uint32 begin_of_block = block_of(first_lane) * stride_;
+  const auto tile = [&](uint32 word) { return begin_of_block + ((word & 0x3fff) << 4); };
   const auto at = [&](uint32 linear) {
     const uint32 address = p.strip ? linear : swizzled(linear);
-    if (int64(address) + 2 > launch_.shared_bytes) fail("a product beyond memory", first.where);
+    if (!is_shared(address, 2)) fail("a product beyond memory", first.where);
     note_read(words_[address / 4], address, -1, first_lane / 32, first.where);
     uint16 bits;
     std::memcpy(&bits, shared_.get() + address, 2);

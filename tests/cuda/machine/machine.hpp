@@ -41,15 +41,16 @@ struct WarpgroupProduct {
 
 class Machine {
  public:
-  int thread = 0;          // of the cluster: the one that runs
-  int64 block = 0;         // the cluster's first
-  int threads = 1;         // of a block
-  uint32 block_bytes = 0;  // of shared memory, from one block of the cluster to the next
+  int thread = 0;   // of the cluster: the one that runs
+  int64 block = 0;  // the first of the cluster
+  int threads = 1;  // of a block
 
-  int rank() const { return thread / threads; }  // of the block that runs, in its cluster
+  int block_of(int any_thread) const { return any_thread / threads; }  // of the cluster
+  int rank() const { return block_of(thread); }
 
   // Every thread of the block, or of the warp, must make the same of these calls.
   virtual void sync_block(Where) = 0;
+  virtual void sync_cluster(Where) = 0;
   virtual bool any_in_block(bool value, Where) = 0;
   virtual void sync_warp(Where) = 0;
   virtual bool any_in_warp(bool value, Where) = 0;
@@ -61,6 +62,8 @@ class Machine {
   // The whole of the shared memory, of which the kernel uses so many bytes.
   virtual void* shared_memory(int64 bytes, Where) = 0;
   virtual uint32 shared_address(const void* pointer, Where) = 0;
+  // The same place in the memory of a block of the cluster.
+  virtual uint32 address_in_cluster(uint32 own, int block, Where) = 0;
   // A pointer to so many bytes, aligned to them.
   virtual void* shared_at(uint32 address, int bytes, Access, Where) = 0;
 

@@ -7,6 +7,7 @@ namespace regard::emulated {
 
 enum class Call : unsigned char {
   sync_block,
+  sync_cluster,
   any_in_block,
   sync_warp,
   any_in_warp,

@@ -8,10 +8,17 @@ namespace regard::emulated {
 
 // --------------------------------------------------------------------------------- who may access
 
+// Of one block of the cluster.
+bool BlockMachine::is_shared(uint32 address, int64 bytes) const {
+  const uint32 block = launch_.cluster > 1 ? address / stride_ : 0;
+  return int(block) < launch_.cluster && address - block * stride_ + bytes <= launch_.shared_bytes;
+}
+
 void BlockMachine::check_range(uint32 address, int bytes, const char* what, Where where) {
-  if (int64(address) + bytes > launch_.shared_bytes) {
-    fail_at(thread, where, "%s bytes %u to %u of %lld of shared memory", what, address,
-            address + bytes, static_cast<long long>(launch_.shared_bytes));
+  if (!is_shared(address, bytes)) {
+    const uint32 in_block = launch_.cluster > 1 ? address % stride_ : address;
+    fail_at(thread, where, "%s bytes %u to %u of %lld of shared memory", what, in_block,
+            in_block + bytes, static_cast<long long>(launch_.shared_bytes));
   }
   if (address % uint32(bytes) != 0) {
     fail_at(thread, where, "%s shared byte %u, which is not a multiple of %d", what, address,
@@ -98,15 +105,21 @@ void* BlockMachine::shared_memory(int64 bytes, Where where) {
     fail_at(thread, where, "uses %lld bytes of shared memory, was given %lld",
             static_cast<long long>(bytes), static_cast<long long>(launch_.shared_bytes));
   }
-  return shared_.get() + rank() * block_bytes;
+  return shared_.get() + rank() * stride_;
 }
 
 uint32 BlockMachine::shared_address(const void* pointer, Where where) {
   const auto offset = static_cast<const unsigned char*>(pointer) - shared_.get();
-  if (offset < 0 || offset > launch_.shared_bytes) {
+  const auto own = offset - std::int64_t(rank() * stride_);
+  if (own < 0 || own > launch_.shared_bytes) {
     fail_at(thread, where, "takes the shared address of what is not in shared memory");
   }
   return uint32(offset);
+}
+
+uint32 BlockMachine::address_in_cluster(uint32 own, int block, Where where) {
+  if (block < 0 || block >= launch_.cluster) fail_at(thread, where, "no such block");
+  return own % stride_ + block * stride_;
 }
 
 void* BlockMachine::shared_at(uint32 address, int bytes, Access access, Where where) {

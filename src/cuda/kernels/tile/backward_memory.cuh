@@ -24,6 +24,21 @@ struct BackwardTask {
 };
 static_assert(sizeof(BackwardTask) <= kBackwardTaskBytes);
 
+// Registers of a thread of each key warpgroup; of the 504 that a thread of each of the three has at
+// the start, what is left is for dq. Where that one makes dbias as well, it has some of those that
+// the keys can spare.
+template <KernelConfig kConfig>
+constexpr int registers_of_keys() {
+  const Features& f = kConfig.features;
+  if (kConfig.bias_gradient == BiasGradient::none) return 216;
+  if (kConfig.dim <= 64 && kConfig.dim_v <= 64) return 192;
+  return f.mask || f.alibi || f.dropout ? 216 : 208;
+}
+template <KernelConfig kConfig>
+constexpr int registers_of_dq() {
+  return 504 - 2 * registers_of_keys<kConfig>();
+}
+
 // Whether there is a bias or a mask, of which key warpgroups find tiles in shared memory.
 template <KernelConfig kConfig>
 inline constexpr bool kHasPairTerms = kConfig.features.bias || kConfig.features.mask;
@@ -62,6 +77,7 @@ struct BackwardMemory {
   REGARD_DEVICE SharedAddress dscores(int buffer) const {
     return begin + kLayout.dscores + buffer * kLayout.dscore_bytes;
   }
+  REGARD_DEVICE SharedAddress dbias_terms() const { return begin + kLayout.dbias_terms; }
   REGARD_DEVICE SharedAddress lse(int stage) const {
     return begin + kLayout.lse + stage * kRows * kRowTermBytes;
   }
@@ -93,7 +109,10 @@ struct BackwardMemory {
   // Of a pair: dS^T of the other block's keys, and its keys.
   static constexpr int kReceivedFull = kQueryFree + kMostBackwardStages;
   static constexpr int kPeerKeysFull = kReceivedFull + 1;
-  static_assert(kPeerKeysFull + 1 == kBackwardBarriers);
+  // Of a cluster over the batch: dS^T of all of its blocks.
+  static constexpr int kPeersFull = kPeerKeysFull + 1;
+  static_assert(kPeersFull + kDscoreBuffers == kBackwardBarriers);
+
 
   REGARD_DEVICE SharedAddress barrier(int kind, int index = 0) const {
     return begin + kLayout.barriers + (kind + index) * 8;
@@ -101,7 +120,8 @@ struct BackwardMemory {
 
   // Tiles are full by one arrival and the copies' bytes; dS^T is when every warp of it has arrived,
   // and empty when every warp that makes dq has. Bias and mask are full when each of those has
-  // brought its part.
+  // brought its part. In a cluster, dS^T is read by the warps of all of its blocks, and each says
+  // to all that its own is full.
   REGARD_DEVICE void init_barriers() const {
     init_barrier(barrier(kKeysFull), 1);
     init_barrier(barrier(kValuesFull), 1);
@@ -109,7 +129,8 @@ struct BackwardMemory {
     for (int stage = 0; stage < kStages; ++stage) init_barrier(barrier(kDoutFull, stage), 1);
     for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
       init_barrier(barrier(kDscoreFull, buffer), kKeyWarps);
-      init_barrier(barrier(kDscoreEmpty, buffer), kConfig.paired ? 8 : 4);
+      init_barrier(barrier(kDscoreEmpty, buffer), 4 * cluster_size(kConfig));
+      init_barrier(barrier(kPeersFull, buffer), kConfig.cluster);
     }
     for (int buffer = 0; buffer < kMostPairTermBuffers; ++buffer) {
       init_barrier(barrier(kPairTermsFull, buffer), kEachArrives ? 128 : 4);

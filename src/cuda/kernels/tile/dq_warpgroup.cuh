@@ -8,6 +8,7 @@
 
 #include "cuda/kernels/tile/backward_memory.cuh"
 #include "cuda/kernels/tile/dq_order.cuh"
+#include "cuda/kernels/tile/dscore_bias.cuh"
 #include "cuda/kernels/tile/mask_copy.cuh"
 
 namespace regard {
@@ -20,11 +21,16 @@ struct DqWarpgroup {
   static constexpr int kAtOnce = 8;  // blocks of columns, whose sums are in registers
   static constexpr int kThreads = 128;
   static constexpr int kBarrier = 4;
+  static constexpr bool kMakesDbias = kConfig.bias_gradient != BiasGradient::none;
+  // Whether dbias is made while products of dq are under way.
+  static constexpr bool kHasRoom = registers_of_dq<kConfig>() > 72;
+  static constexpr bool kFreesEarly = kConfig.wants_dq && (!kMakesDbias || kHasRoom);
   static constexpr int kNoPanel = 16;  // a tile of one panel: no next one begins anywhere
 
   const KernelParams& params;
   const BackwardMaps& maps;
   Memory memory;
+  DscoreBias<kConfig> dbias{params, memory};
   int64 rows_of_head, first_row_of_sequence;  // of dq's sums
 
   REGARD_DEVICE void set_rows(const BackwardTask& task) {
@@ -173,7 +179,8 @@ struct DqWarpgroup {
   template <int kBlocks>
   REGARD_DEVICE void multiply(Accumulator (&sums)[kBlocks], int buffer, int first_block) const {
     const uint32 a = tile_word(memory.dscores(buffer), kNoPanel);
-    const uint32 b = tile_word(memory.keys() + first_block / 8 * panel_bytes(kKeys), kNoPanel);
+    const SharedAddress keys = memory.keys() + first_block / 8 * panel_bytes(kKeys);
+    const uint32 b = tile_word(keys, kNoPanel);
     begin_products();
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
@@ -181,8 +188,6 @@ struct DqWarpgroup {
                                        tile_descriptor(b + k * panel_bytes(16) / 16), k > 0);
     }
     commit_products();
-    wait_products<0>();
-    hold(sums);
   }
 
   template <int kBlocks>
@@ -198,23 +203,36 @@ struct DqWarpgroup {
 
   template <int kBlocks>
   REGARD_DEVICE void make_part(const BackwardTask& task, const BackwardStep& step, int use,
-                               int first_block, bool is_last) const {
+                               int part) {
+    constexpr int kParts = (kConfig.dim / 8 + kAtOnce - 1) / kAtOnce;
+    const int first_block = part * kAtOnce;
     Accumulator sums[kBlocks];
     multiply(sums, use & 1, first_block);
-    if (is_last) free_dscores(use);
+    if constexpr (kMakesDbias && kHasRoom) dbias.add(task, step, use, part, kParts);
+    wait_products<0>();
+    hold(sums);
+    if (part == kParts - 1 && kFreesEarly) free_dscores(use);
     add_to_memory(sums, task, step, first_block);
   }
   REGARD_DEVICE void free_dscores(int use) const {
-    if (lane_index() == 0) arrive(memory.barrier(Memory::kDscoreEmpty, use & 1));
+    const SharedAddress barrier = memory.barrier(Memory::kDscoreEmpty, use & 1);
+    if constexpr (kConfig.cluster > 1) {
+      sync_warp();
+      if (lane_index() < kConfig.cluster) {
+        arrive_in_cluster(address_in_cluster(barrier, lane_index()));
+      }
+    } else if (lane_index() == 0) {
+      arrive(barrier);
+    }
   }
-  REGARD_DEVICE void make_dq(const BackwardTask& task, const BackwardStep& step, int use) const {
+  REGARD_DEVICE void make_dq(const BackwardTask& task, const BackwardStep& step, int use) {
     constexpr int kBlocks = kConfig.dim / 8, kWhole = kBlocks / kAtOnce, kRest = kBlocks % kAtOnce;
     if constexpr (kConfig.ordered) await_turn(task, step);
 #pragma unroll 1
     for (int part = 0; part < kWhole; ++part) {
-      make_part<kAtOnce>(task, step, use, part * kAtOnce, kRest == 0 && part == kWhole - 1);
+      make_part<kAtOnce>(task, step, use, part);
     }
-    if constexpr (kRest > 0) make_part<kRest>(task, step, use, kWhole * kAtOnce, true);
+    if constexpr (kRest > 0) make_part<kRest>(task, step, use, kWhole);
     if constexpr (kConfig.ordered) end_turn(task, step);
   }
 
@@ -246,6 +264,7 @@ struct DqWarpgroup {
 
   REGARD_DEVICE void run() {
     const BackwardTask task = uniform_task(memory.task());
+    dbias.clear_unseen(task);
     if (task.steps == 0) return;
     set_rows(task);
     BackwardStep step{task.kv * int(params.problem.sizes.group()), task.first_tile};
@@ -268,6 +287,7 @@ struct DqWarpgroup {
     for (int use = 0; use < steps; ++use) {
       forget(memory.begin);
       wait_barrier(memory.barrier(Memory::kDscoreFull, use & 1), parity_of(use));
+      if (warp_index() == 0) dbias.announce(use);
       if (thread_index() == 0 && use + 2 < steps) {
         load_queries(task, ahead, use + 2);
         load_douts(task, ahead, use + 2);
@@ -278,9 +298,11 @@ struct DqWarpgroup {
       }
       if constexpr (kConfig.wants_dq) {
         make_dq(task, step, use);
-      } else {
-        free_dscores(use);
       }
+      if constexpr (kMakesDbias && !(kConfig.wants_dq && kHasRoom)) {
+        dbias.add(task, step, use, 0, 1);
+      }
+      if constexpr (!kFreesEarly) free_dscores(use);
       if constexpr (kHasPairTerms<kConfig>) {
         if (use + 2 < steps) hand_over_pair_terms(use + 2);
       }

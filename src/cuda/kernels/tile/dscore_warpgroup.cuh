@@ -91,7 +91,9 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
       forget(memory.begin);
       if constexpr (Elementwise::kAddsDelta) this->arrive_once(Memory::kDoutFree, ring.stage);
       take_weights(use);
-      this->elementwise.make_dscores(ds, shares, x, memory, use, this->hides(step));
+      // Only who made the weights knows whether the bias hides pairs.
+      this->elementwise.make_dscores(ds, shares, x, memory, use,
+                                     kConfig.features.bias || this->hides(step));
       // Delta, which comes with dO, has been read.
       if constexpr (!Elementwise::kAddsDelta) {
         sync_warp();

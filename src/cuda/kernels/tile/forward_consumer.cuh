@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/forward_scores.cuh"
+#include "cuda/kernels/tile/warpgroup_bias.cuh"
 #include "cuda/kernels/tile/warpgroup_results.cuh"
 #include "cuda/kernels/tile/warpgroup_softmax.cuh"
 
@@ -49,6 +50,7 @@ struct ForwardConsumer {
   bool started = false;     // weights are there whose values are to come
   bool adds = false;        // out holds sums of this tile
   int values_left = kKeys;  // of the block whose values are to come
+  int bias_parity = 0;      // of the barrier's present phase
 
   // -------------------------------------------------------------------------------------- products
 
@@ -136,7 +138,16 @@ struct ForwardConsumer {
       if (!hides) return;
     }
     const ForwardScores<kConfig, Place> terms{Place(params, task, warp_row)};
-    if constexpr (!is_plain(kOn) || kOn.mask) terms.apply_terms(scores, 0, first_key);
+    if constexpr (WarpgroupBias<kConfig>::kOn) {
+      const WarpgroupBias<kConfig> bias(terms.at);
+      if (bias.is_low()) {
+        terms.apply_terms(scores, 0, first_key);
+      } else {
+        bias.add(scores, terms.terms, terms.at, first_key);
+      }
+    } else if constexpr (!is_plain(kOn) || kOn.mask) {
+      terms.apply_terms(scores, 0, first_key);
+    }
     if (hides) terms.hide(scores, first_key);
   }
 
@@ -168,6 +179,34 @@ struct ForwardConsumer {
       weights[k][2] = pack<Format>(high[0], high[1]);
       weights[k][3] = pack<Format>(high[2], high[3]);
     }
+  }
+
+  // Bias and mask of a block of keys, a step ahead: the block before has been read.
+  REGARD_DEVICE void load_terms(const ForwardTask& task, int first_key) const {
+    if constexpr (kStagesTerms) {
+      sync_warp();
+      const Place at(params, task, warp_row);
+      if (at.sends_bias(first_key)) {
+        at.send_bias(first_key, bias_barrier());
+        sync_warp();
+      } else {
+        at.load_terms(first_key);
+      }
+    }
+  }
+  REGARD_DEVICE void await_terms(const ForwardTask& task, int first_key) {
+    if constexpr (kStagesTerms) {
+      if (Place(params, task, warp_row).sends_bias(first_key)) {
+        wait_barrier(bias_barrier(), bias_parity);
+        bias_parity ^= 1;
+      } else {
+        wait_copies<0>();
+        sync_warp();
+      }
+    }
+  }
+  REGARD_DEVICE SharedAddress bias_barrier() const {
+    return memory.barrier(Memory::kBiasFull, warp_row / 16);
   }
 
   // -------------------------------------------------------------------------------------- the walk
@@ -204,10 +243,7 @@ struct ForwardConsumer {
       const ForwardTask& task = memory.task(taken);
       const int slot = taken % kSlots;
       const int first_key = (first_block + left - 1) * kKeys;
-      if constexpr (kStagesTerms) {
-        sync_warp();  // the block before has been read
-        Place(params, task, warp_row).load_terms(first_key);
-      }
+      if (fresh) load_terms(task, first_key);
       wait_barrier(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
       if (started) {
         wait_barrier(memory.barrier(Memory::kValueFull, values.stage), values.parity);
@@ -220,12 +256,10 @@ struct ForwardConsumer {
       hold(scores[0]);
 
       const Softmax before_tile = softmax;
-      if constexpr (kStagesTerms) {
-        wait_copies<0>();
-        sync_warp();
-      }
+      await_terms(task, first_key);
       const bool hides = first_key < common_keys.begin || first_key + kKeys > common_keys.end;
       make_logits(task, first_key, hides);
+      if (left > 1) load_terms(task, first_key - kKeys);
       if (fresh) softmax.clear();
       if (!Softmax::kStays || fresh || hides || unsettled) {
         softmax.raise(scores, exponent, kNothing);

@@ -109,7 +109,7 @@ struct KeyRole {
   // Whoever has done with a tile of rows loads the one that takes its place.
   REGARD_DEVICE bool issues() const { return thread_index() % 128 == 0; }
   REGARD_DEVICE DqWarpgroup<kConfig> loader(const BackwardTask& task) const {
-    DqWarpgroup<kConfig> loads{params, maps, memory, 0, 0};
+    DqWarpgroup<kConfig> loads{params, maps, memory};
     loads.set_rows(task);
     return loads;
   }

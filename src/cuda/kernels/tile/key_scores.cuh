@@ -19,12 +19,20 @@ struct KeyScores {
   // dS^T is made of shares: the weights times the slope of the scores, negative where dropout drops
   // the weight. Else of the weights, which are dv's.
   static constexpr bool kHasShares = kOn.softcap || kOn.dropout;
-  static constexpr bool kHidesAlways = kOn.mask || kOn.bias || kOn.dropout;
+  static constexpr bool kHidesAlways = kOn.mask || kOn.dropout;
+  static constexpr bool kReadsBias = kOn.bias && !kConfig.bias_of_keys;
+  static constexpr bool kPacksBias = kReadsBias && element_bytes(kConfig.bias_type) == 2;
+  static constexpr bool kHoldsBias = kPacksBias && !kHidesAlways;
+  // Whether tiles are told apart whose bias hides no pair and is not too low to be added as it is.
+  static constexpr bool kLooksAtBias =
+      kOn.bias && !kHidesAlways && (kHoldsBias || kConfig.bias_of_keys);
   static constexpr bool kAddsLse = adds_lse_by_product(kOn);
   static constexpr bool kAddsDelta = adds_delta_by_product(kOn);
 
   using Scores = Accumulator[kRowBlocks];  // of S^T: 16 keys of a warp by the tile's rows
   using Operand = uint32[kRowSteps][4];    // the same in 16 bits, as a product takes it
+  using BiasFragments = Fragments<kPacksBias ? kConfig.bias_type : Type::bf16, Products::direct>;
+  using BiasTile = typename BiasFragments::A[kHoldsBias ? kRowSteps : 1];  // as it is staged
 
   const KernelParams& params;
   const int warp_key;  // the warp's first key in the tile
@@ -34,17 +42,22 @@ struct KeyScores {
   REGARD_DEVICE int key_of(int half) const { return warp_key + half * 8 + lane_index() / 4; }
   static REGARD_DEVICE int row_of(int n, int e) { return n * 8 + lane_index() % 4 * 2 + e; }
 
-  // From S^T to P^T, and to its shares. Q is in this stage.
-  REGARD_DEVICE void make_weights(Operand& weights, Operand& shares, Scores& x,
+  // From S^T to P^T, and to its shares. Q is in this stage. Whether some pairs may be hidden: by
+  // intervals, of which `hides` speaks, or by the bias.
+  REGARD_DEVICE bool make_weights(Operand& weights, Operand& shares, Scores& x,
                                   const BackwardTask& task, const BackwardStep& step,
                                   const Memory& memory, int stage, int use, bool hides) const {
     if constexpr (!kPlain) {
-      if (hides) {
-        apply_terms<true>(weights, shares, x, task, step, memory, stage, use);
+      BiasTile bias;
+      if constexpr (kHoldsBias) read_bias_tile(bias, memory, use);
+      bool by_bias = kOn.bias && !kLooksAtBias;
+      if constexpr (kLooksAtBias) by_bias = any_in_warp(has_low_bias(bias, memory, use));
+      if (hides || (kLooksAtBias && by_bias)) {
+        apply_terms<true>(weights, shares, x, bias, task, step, memory, stage, use);
       } else {
-        apply_terms<false>(weights, shares, x, task, step, memory, stage, use);
+        apply_terms<false>(weights, shares, x, bias, task, step, memory, stage, use);
       }
-      return;
+      return hides || by_bias;
     }
     if (hides) hide(x, task, step);
 #pragma unroll
@@ -56,6 +69,7 @@ struct KeyScores {
         weights[n / 2][n % 2 * 2 + half] = pack<Format>(low, high);
       }
     }
+    return hides;
   }
 
   // The rows of the tile that intervals let a lane's key see, counted from the first; empty where
@@ -90,8 +104,9 @@ struct KeyScores {
   // tile would take too many registers.
   template <bool kHides>
   REGARD_DEVICE void apply_terms(Operand& weights, Operand& shares, const Scores& x,
-                                 const BackwardTask& task, const BackwardStep& step,
-                                 const Memory& memory, int stage, int use) const {
+                                 const BiasTile& bias_tile, const BackwardTask& task,
+                                 const BackwardStep& step, const Memory& memory, int stage,
+                                 int use) const {
     const ScoreTerms<kConfig> terms(params.problem, task.seq, task.b, step.head);
     const float distance =
         terms.distance(step.tile * kRows + row_of(0, 0), task.first_key + key_of(0));
@@ -104,7 +119,7 @@ struct KeyScores {
     read_key_terms(pairs, memory, use);
 #pragma unroll
     for (int n = 0; n < kRowBlocks; ++n) {
-      if (n % 2 == 0) read_bias(pairs, memory, use, n);
+      if (n % 2 == 0) read_bias(pairs, bias_tile, memory, use, n);
       read_mask(pairs[n % 2], memory, use, n);
       float lse[2] = {};
       if constexpr (!kAddsLse) read_rows(lse, memory.lse(stage), n);
@@ -117,8 +132,14 @@ struct KeyScores {
         for (int e = 0; e < 2; ++e) {
           const int i = half * 2 + e, row = row_of(n, e);
           const float raw = x[n][i], bias = pairs[n % 2].bias[i];
-          float score = terms.value(raw, bias, distance + float(n * 8 + e - half * 8));
-          if (kOn.bias && bias == -infinity<float>()) score = -infinity<float>();
+          const float apart = distance + float(n * 8 + e - half * 8);
+          float score;
+          if constexpr (kLooksAtBias && !kHides) {
+            score = terms.value_of_bias(raw, bias, apart);
+          } else {
+            score = terms.value(raw, bias, apart);
+            if (kOn.bias && bias == -infinity<float>()) score = -infinity<float>();
+          }
           if (kOn.mask && !pairs[n % 2].seen[i]) score = -infinity<float>();
           weight[e] = weight_at<L>(score, exponent, lse[e] * float(kLog2E));
           // A row that does not exist has no lse.
@@ -170,11 +191,34 @@ struct KeyScores {
       pairs[0].seen[i] = pairs[1].seen[i] = seen;
     }
   }
-  // Of blocks n and n + 1; by the loads of fragments where the bias is of 16 bits.
-  REGARD_DEVICE void read_bias(PairTerms (&pairs)[2], const Memory& memory, int use, int n) const {
-    if constexpr (kOn.bias && !kConfig.bias_of_keys) {
-      const TileView tile = memory.bias_tile(use & 1);
-      if constexpr (element_bytes(kConfig.bias_type) == 4) {
+  // All of a lane's bias, by the loads of fragments.
+  REGARD_DEVICE void read_bias_tile(BiasTile& bias, const Memory& memory, int use) const {
+#pragma unroll
+    for (int k = 0; k < kRowSteps; ++k) {
+      BiasFragments::load_a_transposed(bias[k], memory.bias_tile(use & 1), warp_key, k * 16);
+    }
+  }
+  // Whether some of a lane's bias is -inf, or so low that score() raises it.
+  REGARD_DEVICE bool has_low_bias(const BiasTile& bias, const Memory& memory, int use) const {
+    if constexpr (kHoldsBias) {
+      uint32 most = bias[0].word[0];
+#pragma unroll
+      for (int i = 1; i < kRowSteps * 4; ++i) {
+        most = larger_halves(most, bias[i / 4].word[i % 4]);
+      }
+      return has_low_half<kConfig.bias_type>(most);
+    } else {
+      PairTerms pairs[2];
+      read_key_terms(pairs, memory, use);
+      return !(pairs[0].bias[0] > kLowestBias<float> && pairs[0].bias[2] > kLowestBias<float>);
+    }
+  }
+  // Of blocks n and n + 1.
+  REGARD_DEVICE void read_bias(PairTerms (&pairs)[2], const BiasTile& bias_tile,
+                               const Memory& memory, int use, int n) const {
+    if constexpr (kReadsBias) {
+      if constexpr (!kPacksBias) {
+        const TileView tile = memory.bias_tile(use & 1);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const int row = row_of(n + i / 4, i % 2), key = key_of(i % 4 / 2);
@@ -182,13 +226,16 @@ struct KeyScores {
               float_of(load_shared_32(tile.begin + row * tile.row_bytes + key * 4));
         }
       } else {
-        using B = Fragments<kConfig.bias_type, Products::direct>;
-        typename B::A a;
-        B::load_a_transposed(a, tile, warp_key, n * 8);
+        typename BiasFragments::A words;
+        if constexpr (kHoldsBias) {
+          words = bias_tile[n / 2];
+        } else {
+          BiasFragments::load_a_transposed(words, memory.bias_tile(use & 1), warp_key, n * 8);
+        }
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
           float(&bias)[4] = pairs[w / 2].bias;
-          B::unpack(a, w, bias[w % 2 * 2], bias[w % 2 * 2 + 1]);
+          BiasFragments::unpack(words, w, bias[w % 2 * 2], bias[w % 2 * 2 + 1]);
         }
       }
     }

@@ -66,9 +66,11 @@ struct KeyWarpgroup {
                                      SharedAddress terms) {
     begin_products();
     if constexpr (kAdds) {
-      multiply_registers_by_rows<Format>(x, factors, strip_descriptor(terms), false);
+      multiply_registers_by_rows<Format>(x, factors, strip_descriptor(terms),
+                                         false);
     }
-    const uint32 a = tile_word(own + own_rows, 0), b = tile_word(rows, 0);
+    const uint32 a = tile_word(own + own_rows, 0);
+    const uint32 b = tile_word(rows, 0);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const int column = k % 4 * 2;
@@ -214,14 +216,14 @@ struct KeyWarpgroup {
 #pragma unroll 1
     for (int use = 0;; ++use) {  // S^T is there, and dk's product of the tile before under way
       forget(memory.begin);
-      const bool hides_pairs = hides(step);
+      bool hides_pairs = hides(step);
       // Terms beside dk's product would take too many registers.
       if constexpr (!kOverlaps && !Elementwise::kPlain) wait_products<0>();
       if constexpr (kHasPairTerms<kConfig>) {
         wait_barrier(memory.barrier(Memory::kPairTermsFull, use & 1), parity_of(use));
       }
-      elementwise.make_weights(weights, shares, x, task, step, memory, queries.stage, use,
-                               hides_pairs);
+      hides_pairs = elementwise.make_weights(weights, shares, x, task, step, memory, queries.stage,
+                                             use, hides_pairs);
       // The compiler moves the wait for products up to the branch before it. Above 64 columns it
       // must: exponentials beside dk's product would take too many registers.
       if constexpr (!kOverlaps) wait_products<0>();

@@ -77,7 +77,7 @@ struct PairedDq {
     dq.free_dscores(use);
     wait_barrier(memory.barrier(Memory::kReceivedFull), use & 1);
     take(other, 1);
-    if (lane_index() == 0) arrive_at_peer(memory.barrier(Memory::kDscoreEmpty, use & 1));
+    if (lane_index() == 0) arrive_in_cluster(of_peer(memory.barrier(Memory::kDscoreEmpty, use & 1)));
 #pragma unroll 1
     for (int part = 0; part < kColumns / kAtOnce; ++part) {
       const int column = part * kAtOnce;

@@ -39,6 +39,14 @@ REGARD_DEVICE ShortSequence short_sequence(const Problem& p, int64 b) {
   return {int(s.len_q), int(s.len_k), int(s.first_q), int(s.first_k)};
 }
 
+// Whether a half of the word is a 16-bit bias that hides its pair, or that score() raises; or NaN
+// with a sign. As numbers without a sign, those are the halves from one on.
+template <Type kType>
+REGARD_DEVICE bool has_low_half(uint32 word) {
+  constexpr uint32 kLow = kType == Type::bf16 ? 0xfe80 : 0xfc00;
+  return (word & 0xffff) >= kLow || word >> 16 >= kLow;
+}
+
 // One head's terms, with offsets from the head's first row and key.
 template <KernelConfig kConfig>
 struct ScoreTerms {
@@ -103,6 +111,14 @@ struct ScoreTerms {
   REGARD_DEVICE float value(float raw, float bias_value, float distance) const {
     const float alibi = kOn.alibi ? slope * magnitude_of(distance) : 0.0f;
     return score<L>(kOn, params, raw, bias_value, alibi).value;
+  }
+  // The same of a bias that is not as low as kLowestBias.
+  REGARD_DEVICE float value_of_bias(float raw, float bias_value, float distance) const {
+    Features others = kOn;
+    others.bias = false;
+    const float alibi = kOn.alibi ? slope * magnitude_of(distance) : 0.0f;
+    const Logit<L> rest = score<L>(others, params, raw, 0, alibi);
+    return L::fma(rest.value, rest.unit, bias_value);
   }
   REGARD_DEVICE float slope_of(float raw) const { return score_slope<L>(kOn, params, raw); }
 };

@@ -71,7 +71,8 @@ struct WarpgroupMemory {
   static constexpr int kKeyFull = 2 * kMostQuerySlots, kKeyEmpty = kKeyFull + kMostWgmmaStages;
   static constexpr int kValueFull = kKeyEmpty + kMostWgmmaStages;
   static constexpr int kValueEmpty = kValueFull + kMostWgmmaStages;
-  static_assert(kValueEmpty + kMostWgmmaStages == kBarriers);
+  static constexpr int kBiasFull = kValueEmpty + kMostWgmmaStages;  // of a consumer warp's rows
+  static_assert(kBiasFull + kMostConsumerWarps == kBarriers);
 
   REGARD_DEVICE SharedAddress barrier(int kind, int index) const {
     return begin + kLayout.barriers + (kind + index) * 8;
@@ -88,6 +89,9 @@ struct WarpgroupMemory {
       init_barrier(barrier(kKeyEmpty, stage), kConsumerWarps);
       init_barrier(barrier(kValueFull, stage), 1);
       init_barrier(barrier(kValueEmpty, stage), kConsumerWarps);
+    }
+    if constexpr (kConfig.features.bias) {
+      for (int warp = 0; warp < kConsumerWarps; ++warp) init_barrier(barrier(kBiasFull, warp), 1);
     }
     publish_barriers();
   }

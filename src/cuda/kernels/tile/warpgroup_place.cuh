@@ -90,6 +90,28 @@ struct WarpgroupPlace {
     return {tile.begin + warp_row * tile.row_bytes, tile.row_bytes};
   }
 
+  // Whether the copy engine brings the bias of a block of keys: rows of whole pieces of 16 bytes.
+  REGARD_DEVICE bool sends_bias(int first_key) const {
+    if constexpr (!stages_bias(kConfig) || kConfig.bias_of_keys || kConfig.features.mask) {
+      return false;
+    }
+    return smaller(seq.len_k - first_key, kKeys) * element_bytes(kConfig.bias_type) % 16 == 0;
+  }
+  // What does not exist stays as it is: its pairs are hidden.
+  REGARD_DEVICE void send_bias(int first_key, SharedAddress barrier) const {
+    if constexpr (stages_bias(kConfig)) {
+      constexpr int kBytes = element_bytes(kConfig.bias_type);
+      const int rows = clamp_to(row_count - warp_row, 0, 16), row = lane_index();
+      const int bytes = smaller(seq.len_k - first_key, kKeys) * kBytes;
+      if (row == 0) arrive_expecting(barrier, rows * bytes);
+      sync_warp();
+      if (row >= rows) return;
+      const TermRows from{*this, p.bias, kBytes, first_key};
+      const TileView to = of_warp(bias_tile(0));
+      load_bytes(to.begin + row * to.row_bytes, from.row(row), bytes, barrier);
+    }
+  }
+
   // Copies what a block of keys needs of them in the background, after sync_warp.
   REGARD_DEVICE void load_terms(int first_key) const {
     constexpr int kWarpRows = 16;

@@ -15,13 +15,14 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
+#ifndef REGARD_CLUSTER
+#define REGARD_CLUSTER 1
+#endif
 
 // The host sets it before the first launch. A kernel is one translation unit.
 extern "C" {
 regard::emulated::Machine* regard_emulated_machine = nullptr;
-#ifdef REGARD_CLUSTER
 int regard_emulated_cluster = REGARD_CLUSTER;
-#endif
 }
 
 namespace regard {
@@ -144,6 +145,11 @@ REGARD_DEVICE Bits128 load_global_128(const void* from, Where where = here()) {
 REGARD_DEVICE void store_global_128(void* to, const Bits128& x, Where where = here()) {
   machine->check_aligned(to, 16, where);
   std::memcpy(to, &x, 16);
+}
+REGARD_DEVICE void store_global_64(void* to, uint32 x, uint32 y, Where where = here()) {
+  machine->check_aligned(to, 8, where);
+  const uint32 words[2] = {x, y};
+  std::memcpy(to, words, 8);
 }
 
 REGARD_DEVICE void add_global(float* to, float x, Where where = here()) {

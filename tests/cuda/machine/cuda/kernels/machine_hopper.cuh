@@ -55,12 +55,25 @@ REGARD_DEVICE void commit_stores() { machine->commit_stores(); }
 REGARD_DEVICE void wait_stores_read(Where where = here()) { machine->wait_stores(where); }
 REGARD_DEVICE void publish_shared_writes() {}
 
+REGARD_DEVICE int cluster_rank() { return machine->rank(); }
+REGARD_DEVICE void sync_cluster(Where where = here()) { machine->sync_cluster(where); }
+REGARD_DEVICE SharedAddress address_in_cluster(SharedAddress own, int rank, Where where = here()) {
+  return machine->address_in_cluster(own, rank, where);
+}
+REGARD_DEVICE SharedAddress address_in_block(SharedAddress x) { return x & 0x3ffff; }
+REGARD_DEVICE Bits128 load_cluster_128(SharedAddress from, Where where = here()) {
+  return load_shared_128(from, where);
+}
+REGARD_DEVICE void arrive_in_cluster(SharedAddress barrier, Where where = here()) {
+  arrive(barrier, where);
+}
+
 REGARD_DEVICE void store_matrices(SharedAddress row, const uint32 (&m)[4], Where where = here()) {
   machine->store_matrices(row, m, where);
 }
 
 REGARD_DEVICE uint32 tile_word(SharedAddress begin, int panel) {
-  return uint32((begin - machine->rank() * machine->block_bytes) >> 4) | uint32(panel >> 4) << 16;
+  return address_in_block(begin) >> 4 | uint32(panel >> 4) << 16;
 }
 REGARD_DEVICE uint64 tile_descriptor(uint32 word) { return word; }
 
@@ -99,6 +112,10 @@ REGARD_DEVICE void hold(float (&)[kBlocks][4]) {}
 
 REGARD_DEVICE int32 take_number(int32* counter) { return (*counter)++; }
 
+REGARD_DEVICE uint32 larger_halves(uint32 a, uint32 b) {
+  const uint32 low = (a & 0xffff) > (b & 0xffff) ? a : b, high = a >> 16 > b >> 16 ? a : b;
+  return (low & 0xffff) | (high & 0xffff0000);
+}
 REGARD_DEVICE void forget(uint32&) {}
 
 REGARD_DEVICE void load_bytes(SharedAddress to, const void* from, int bytes, SharedAddress barrier,
@@ -111,15 +128,11 @@ inline constexpr uint64 kStrip = uint64(1) << 63;
 }  // namespace emulated
 
 REGARD_DEVICE uint64 strip_descriptor(SharedAddress begin) {
-  return emulated::kStrip | (begin - machine->rank() * machine->block_bytes) >> 4;
+  return emulated::kStrip | address_in_block(begin) >> 4;
 }
 
-REGARD_DEVICE void sync_cluster(Where where = here()) { machine->sync_block(where); }
 REGARD_DEVICE SharedAddress of_peer(SharedAddress own) {
-  return machine->rank() == 0 ? own + machine->block_bytes : own - machine->block_bytes;
-}
-REGARD_DEVICE void arrive_at_peer(SharedAddress barrier, Where where = here()) {
-  machine->arrive(of_peer(barrier), 0, where);
+  return address_in_cluster(own, cluster_rank() ^ 1);
 }
 REGARD_DEVICE void send_to_peer(SharedAddress to, SharedAddress from, int bytes,
                                 SharedAddress barrier, Where where = here()) {
