@@ -66,6 +66,7 @@ struct DqRole {
       }
       step = ahead;
     }
+    if constexpr (kConfig.ordered) dq.turns.finish();
   }
 };
 

@@ -8,6 +8,7 @@
 
 #include "cuda/kernels/tile/backward_memory.cuh"
 #include "cuda/kernels/tile/dq_order.cuh"
+#include "cuda/kernels/tile/dq_turns.cuh"
 #include "cuda/kernels/tile/dscore_bias.cuh"
 #include "cuda/kernels/tile/mask_copy.cuh"
 
@@ -20,7 +21,6 @@ struct DqWarpgroup {
   static constexpr int kRows = Memory::kRows, kKeys = Memory::kKeys;
   static constexpr int kAtOnce = 8;  // blocks of columns, whose sums are in registers
   static constexpr int kThreads = 128;
-  static constexpr int kBarrier = 4;
   static constexpr bool kMakesDbias = kConfig.bias_gradient != BiasGradient::none;
   // Whether dbias is made while products of dq are under way.
   static constexpr bool kHasRoom = registers_of_dq<kConfig>() > 72;
@@ -31,6 +31,7 @@ struct DqWarpgroup {
   const BackwardMaps& maps;
   Memory memory;
   DscoreBias<kConfig> dbias{params, memory};
+  DqTurns<kConfig> turns{params};
   int64 rows_of_head, first_row_of_sequence;  // of dq's sums
 
   REGARD_DEVICE void set_rows(const BackwardTask& task) {
@@ -212,6 +213,7 @@ struct DqWarpgroup {
     wait_products<0>();
     hold(sums);
     if (part == kParts - 1 && kFreesEarly) free_dscores(use);
+    if (kConfig.ordered && part == 0) turns.take(task, step);
     add_to_memory(sums, task, step, first_block);
   }
   REGARD_DEVICE void free_dscores(int use) const {
@@ -227,37 +229,11 @@ struct DqWarpgroup {
   }
   REGARD_DEVICE void make_dq(const BackwardTask& task, const BackwardStep& step, int use) {
     constexpr int kBlocks = kConfig.dim / 8, kWhole = kBlocks / kAtOnce, kRest = kBlocks % kAtOnce;
-    if constexpr (kConfig.ordered) await_turn(task, step);
 #pragma unroll 1
     for (int part = 0; part < kWhole; ++part) {
       make_part<kAtOnce>(task, step, use, part);
     }
     if constexpr (kRest > 0) make_part<kRest>(task, step, use, kWhole);
-    if constexpr (kConfig.ordered) end_turn(task, step);
-  }
-
-  // Deterministic: the tiles of keys that see the rows add in their order, under intervals from the
-  // last to the first. Blocks of tiles before began before, so that waiting for them ends.
-  REGARD_DEVICE int32* turn_of(const BackwardTask& task, const BackwardStep& step) const {
-    const Sizes& s = params.problem.sizes;
-    const int64 tiles = divide_up(s.len_q, kRows);
-    return params.buffers.turns + (task.b * s.heads_q + step.head) * tiles + step.tile;
-  }
-  REGARD_DEVICE int turn(const BackwardTask& task, const BackwardStep& step) const {
-    if constexpr (!kConfig.features.interval) return task.tile_index;
-    const ShortSequence& seq = task.seq;
-    const int last_row = smaller(step.tile * kRows + kRows, seq.len_q) - 1;
-    const Interval keys = visible_keys(params.problem.mask_params, last_row, seq.len_q, seq.len_k);
-    return (int(keys.end) - 1) / kKeys - task.tile_index;
-  }
-  REGARD_DEVICE void await_turn(const BackwardTask& task, const BackwardStep& step) const {
-    if (thread_index() == 0) wait_for_turn(turn_of(task, step), turn(task, step));
-    sync_threads(kBarrier, kThreads);
-  }
-  REGARD_DEVICE void end_turn(const BackwardTask& task, const BackwardStep& step) const {
-    fence_device();
-    sync_threads(kBarrier, kThreads);
-    if (thread_index() == 0) pass_turn(turn_of(task, step), turn(task, step) + 1);
   }
 
   // -------------------------------------------------------------------------------------- the walk
@@ -309,6 +285,7 @@ struct DqWarpgroup {
       step.advance(task);
       ahead.advance(task);
     }
+    if constexpr (kConfig.ordered) turns.finish();
   }
 };
 
