@@ -76,7 +76,8 @@ def test_explain_for_every_chip(chip, options):
     assert fields["supported"] and fields["text"] == run(*options)
     capability = int(chip[3:])
     takes = {"f16": 75, "bf16": 80, "f32": 80, "f64": 10**6}[options[6]]
-    assert fields["backend"] == ("cuda:mma" if capability >= takes else "cuda:simt")
+    best = "cuda:wgmma" if (chip, options[6]) == ("sm_90", "bf16") else "cuda:mma"
+    assert fields["backend"] == (best if capability >= takes else "cuda:simt")
     forced = json.loads(run(*options, "--json", "--backend", "cuda:simt"))
     assert forced["backend"] == "cuda:simt" and forced["flops"] == fields["flops"]
 
