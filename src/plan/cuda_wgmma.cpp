@@ -84,6 +84,18 @@ void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling) {
   c.dim_v = int(round_up(wish.dim_v, 16));
 }
 
+Fit take_line(KernelConfig& c, const TilingWish& wish) {
+  for (const Line& line : table_of(c)) {
+    if (wish.dim > line.dim || wish.dim_v > line.dim_v) continue;
+    set_tiling(c, wish, line.tiling);
+    if (wish.forced && !is_possible(c)) return Fit::impossible;
+    if (!wish.forced && (is_too_high(c, wish) || !serves_dropout(c))) continue;
+    if (shared_bytes_of(c) <= wish.limits.block) return Fit::fits;
+    if (wish.forced) break;
+  }
+  return Fit::no_room;
+}
+
 // Out as it will be, where it is not given yet.
 bool is_out_boxed(const Problem& p) {
   return !p.out.given() ||
@@ -153,19 +165,21 @@ KernelConfig wgmma_config(const Problem& p, int level) {
 }
 
 Fit take_wgmma_tiling(KernelConfig& c, const TilingWish& wish) {
-  for (const Line& line : table_of(c)) {
-    if (wish.dim > line.dim || wish.dim_v > line.dim_v) continue;
-    set_tiling(c, wish, line.tiling);
-    if (wish.forced && !is_possible(c)) return Fit::impossible;
-    if (!wish.forced && (is_too_high(c, wish) || !serves_dropout(c))) continue;
-    if (shared_bytes_of(c) <= wish.limits.block) return Fit::fits;
-    if (wish.forced) break;
+  // Where bias and mask lie in memory decides neither the tile nor the size of the workspace.
+  const bool bias_aligned = c.bias_aligned;
+  const int mask_copy = c.mask_copy;
+  c.bias_aligned = c.features.bias && c.bias_type != Type::f64;
+  if (c.features.mask) c.mask_copy = 16;
+  const Fit fit = take_line(c, wish);
+  if (fit == Fit::no_room && (stages_bias(c) || stages_mask(c))) {
+    // Then they are read where they are.
+    c.bias_aligned = false;
+    c.mask_copy = 1;
+    return take_line(c, wish);
   }
-  if (!stages_bias(c) && !stages_mask(c)) return Fit::no_room;
-  // Then the bias and the mask are read where they are.
-  c.bias_aligned = false;
-  c.mask_copy = 1;
-  return take_wgmma_tiling(c, wish);
+  c.bias_aligned = bias_aligned;
+  c.mask_copy = mask_copy;
+  return fit;
 }
 
 void add_planes_launch(CudaPlan& plan, const Problem& p, const KernelConfig& main) {

@@ -103,7 +103,9 @@ const char* why_not_wgmma_backward(const Problem& p, const Chip& chip, int level
   if (chip.major != 9 || level < 90) {
     return "products of warpgroups are of compute capability 9.0 alone";
   }
-  if (p.type != Type::f16 && p.type != Type::bf16) return "wgmma kernels multiply f16 and bf16";
+  if (p.type != Type::f16 && p.type != Type::bf16) {
+    return "the wgmma backward kernel multiplies f16 and bf16";
+  }
   if (p.sizes.dim > kLargestHead || p.sizes.dim_v > kLargestHead) {
     return "the wgmma backward kernel has no tile for head sizes above 256";
   }

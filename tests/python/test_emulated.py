@@ -329,7 +329,9 @@ def test_the_largest_head_of_planes():
 @pytest.mark.parametrize("low, high", [(-6, 6), (-37, -30), (-44, -20), (8, 12)])
 def test_planes_of_any_size(low, high, name, features):
     """Rows of f32 from denormal to huge, beside one another: each as exact as if it were alone."""
-    case = cases.make(features, "f32", batch=1, sizes=(140, 200), dim=32)
+    # Logits of some ten to the power of half of the range, whatever their size.
+    scale = 1.0 if name == "v" else 0.2 * 10.0 ** -((low + high) / 2)
+    case = cases.make(features, "f32", batch=1, sizes=(140, 200), dim=32, scale=scale)
     values = case.values[name]
     rng = np.random.default_rng([abs(high), "qkv".index(name), len(features)])
     sizes = 10.0 ** rng.uniform(low, high, values.shape[:-1] + (1,))
@@ -345,8 +347,40 @@ def test_planes_of_what_is_not_finite(name, spoilt):
     given = {n: normal(1, 2, 150, 64, type="f32", seed=i) for i, n in enumerate("qkv")}
     want = solve(**given, backend="emulated:simt", causal="top_left")
     given[name] = with_values(given[name], np.s_[:, :, 77], spoilt)
+    results = []
     for backend in (WGMMA, "emulated:simt"):
         got = solve(**given, backend=backend, causal="top_left")
         rows = np.s_[:, :, [i for i in range(150) if i < 77 or (name == "q" and i > 77)]]
         error = np.abs(got["out"][rows] - want["out"][rows]).max()
         assert error < 2e-6, (backend, error)
+        results.append(got["out"])
+    # Rows that see it: the same of them are not finite, the others are as exact.
+    finite = np.isfinite(results[0])
+    assert np.array_equal(finite, np.isfinite(results[1]))
+    size = np.abs(results[1][finite]).max(initial=1)
+    assert np.abs(results[0][finite] - results[1][finite]).max(initial=0) < 4e-6 * size
+
+
+@pytest.mark.parametrize("scale", [1.3e-6, 7.9e-5])
+def test_planes_of_tiny_queries_and_huge_keys(scale):
+    """No factor on the way from products to logits is rounded as a denormal."""
+    given = {"q": normal(1, 1, 70, 128, type="f32") * np.float32(2.0 ** -114),
+             "k": normal(1, 1, 90, 128, type="f32", seed=1) * np.float32(2.0 ** 124),
+             "v": normal(1, 1, 90, 128, type="f32", seed=2)}
+    got, want = (solve(**given, backend=name, scale=scale) for name in (WGMMA, "emulated:simt"))
+    assert np.abs(got["out"] - want["out"]).max() < 1e-5
+
+
+@pytest.mark.parametrize("heads, sizes", [((8, 1), (2, 6000)), ((1, 1), (64, 3000))], ids=str)
+def test_scores_that_are_not_numbers(heads, sizes):
+    """A NaN in a query reaches its own row's results, however its keys are split; and no other's."""
+    given = {"q": normal(1, heads[0], sizes[0], 64, type="f16"),
+             "k": normal(1, heads[1], sizes[1], 64, type="f16", seed=1),
+             "v": normal(1, heads[1], sizes[1], 64, type="f16", seed=2)}
+    given["q"][0, 0, 1, 5] = np.nan
+    got = solve(**given, backend="emulated:mma+sm_90")
+    for name in ("out", "lse"):
+        spoilt = np.isnan(np.asarray(got[name], np.float64))
+        assert spoilt[0, 0, 1].all(), name
+        spoilt[0, 0, 1] = False
+        assert not spoilt.any(), name

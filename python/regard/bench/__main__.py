@@ -170,7 +170,7 @@ def work(a: argparse.Namespace) -> int:
             Path(a.done).write_text(json.dumps(rows))
     text, rates = facts.load(bench.memory)
     say(f"\nat the end: {text}")
-    rows = [row | rates for row in rows]
+    rows = begun + [row | rates for row in rows[len(begun):]]
     return finish(a, rows, broken, facts.results_name(bench.memory))
 
 

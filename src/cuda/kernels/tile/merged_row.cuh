@@ -48,8 +48,8 @@ struct MergedRow {
   REGARD_DEVICE float weight_of(float reference) const { return exp2_of(reference - base()); }
 
   REGARD_DEVICE void see(float reference) { largest = max_of(largest, reference); }
+  // A part of -inf adds nothing, unless its scores were NaN.
   REGARD_DEVICE void add(const RowPart& part) {
-    if (part.reference == -infinity<float>()) return;
     total = fma_of(part.sum, weight_of(part.reference), total);
   }
 

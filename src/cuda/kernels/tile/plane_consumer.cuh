@@ -123,7 +123,7 @@ struct PlaneConsumer {
                               int(layout.q.rows) - 1);
       query_factor[half] = reinterpret_cast<const float*>(
           params.buffers.planes + layout.query_factors)[task.head * layout.q.rows + row];
-      if constexpr (is_plain(kOn)) query_factor[half] *= exponent();
+      if constexpr (is_plain(kOn)) query_factor[half] *= max_of(exponent(), 1.0f);
     }
     key_factors = reinterpret_cast<const KeyFactors*>(params.buffers.planes) +
                   (head * layout.k.rows + first_k) / kKeys + task.first_block;
@@ -139,7 +139,9 @@ struct PlaneConsumer {
     constexpr bool kPlain = is_plain(kOn);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float factor = query_factor[half] * key_factor;
+      // The exponent is in it, but in an order in which no product becomes denormal on the way.
+      float factor = query_factor[half] * key_factor;
+      if constexpr (kPlain) factor *= smaller(exponent(), 1.0f);
       // A score is exact to 2^-10 of this or better; a hidden key among a block's may make it
       // large.
       const float in_twos =
