@@ -8,10 +8,10 @@
 // S^T's rows, passes P^T on as well, and owns a slice of the columns of dk and dv.
 #pragma once
 
-#include "cuda/kernels/tile/backward_bias.cuh"
-#include "cuda/kernels/tile/backward_dq.cuh"
-#include "cuda/kernels/tile/backward_place.cuh"
-#include "cuda/kernels/tile/backward_scores.cuh"
+#include "cuda/kernels/tile/mma/backward_bias.cuh"
+#include "cuda/kernels/tile/mma/backward_dq.cuh"
+#include "cuda/kernels/tile/mma/backward_place.cuh"
+#include "cuda/kernels/tile/mma/backward_scores.cuh"
 
 namespace regard {
 

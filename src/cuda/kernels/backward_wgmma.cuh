@@ -5,8 +5,8 @@
 // loads; registers go from the one to the others.
 #pragma once
 
-#include "cuda/kernels/tile/dq_warpgroup.cuh"
-#include "cuda/kernels/tile/key_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/dq_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/key_warpgroup.cuh"
 
 namespace regard {
 

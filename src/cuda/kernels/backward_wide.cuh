@@ -6,9 +6,9 @@
 // dv, the third the gradients of scores and dk, the first dq.
 #pragma once
 
-#include "cuda/kernels/tile/dq_role.cuh"
-#include "cuda/kernels/tile/dscore_warpgroup.cuh"
-#include "cuda/kernels/tile/weight_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/dq_role.cuh"
+#include "cuda/kernels/tile/wgmma/dscore_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/weight_warpgroup.cuh"
 
 namespace regard {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/dq_order.cuh"
-#include "cuda/kernels/tile/simt_lines.cuh"
+#include "cuda/kernels/tile/simt/simt_lines.cuh"
 
 namespace regard {
 

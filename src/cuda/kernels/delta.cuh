@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/row_terms.cuh"
-#include "cuda/kernels/tile/simt_lines.cuh"
+#include "cuda/kernels/tile/simt/simt_lines.cuh"
 #include "semantics/softmax.h"
 
 namespace regard {

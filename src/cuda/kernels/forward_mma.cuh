@@ -6,7 +6,7 @@
 // that many warps share rows, each with its slice of out's columns.
 #pragma once
 
-#include "cuda/kernels/tile/forward_step.cuh"
+#include "cuda/kernels/tile/mma/forward_step.cuh"
 
 namespace regard {
 

@@ -4,7 +4,7 @@
 // is multiplied by 0.
 #pragma once
 
-#include "cuda/kernels/tile/simt_marks.cuh"
+#include "cuda/kernels/tile/simt/simt_marks.cuh"
 
 namespace regard {
 

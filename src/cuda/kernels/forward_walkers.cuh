@@ -7,8 +7,8 @@
 // for the others: they began before it.
 #pragma once
 
-#include "cuda/kernels/tile/forward_step.cuh"
-#include "cuda/kernels/tile/parts_in_shared.cuh"
+#include "cuda/kernels/tile/mma/forward_step.cuh"
+#include "cuda/kernels/tile/mma/parts_in_shared.cuh"
 
 namespace regard {
 

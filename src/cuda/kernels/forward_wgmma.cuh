@@ -5,10 +5,10 @@
 // others.
 #pragma once
 
-#include "cuda/kernels/tile/forward_consumer.cuh"
-#include "cuda/kernels/tile/forward_producer.cuh"
-#include "cuda/kernels/tile/plane_consumer.cuh"
-#include "cuda/kernels/tile/plane_producer.cuh"
+#include "cuda/kernels/tile/wgmma/forward_consumer.cuh"
+#include "cuda/kernels/tile/wgmma/forward_producer.cuh"
+#include "cuda/kernels/tile/wgmma/plane_consumer.cuh"
+#include "cuda/kernels/tile/wgmma/plane_producer.cuh"
 
 namespace regard {
 

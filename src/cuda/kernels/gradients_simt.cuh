@@ -5,7 +5,7 @@
 // All are exact on any input and sum in a fixed order.
 #pragma once
 
-#include "cuda/kernels/tile/simt_marks.cuh"
+#include "cuda/kernels/tile/simt/simt_marks.cuh"
 
 namespace regard {
 

@@ -1,7 +1,7 @@
 // q, k and v of f32 as pairs of f16 planes: see plan/plane_layout.h.
 #pragma once
 
-#include "cuda/kernels/tile/simt_lines.cuh"
+#include "cuda/kernels/tile/simt/simt_lines.cuh"
 #include "plan/plane_layout.h"
 
 namespace regard {

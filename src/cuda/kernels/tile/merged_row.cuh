@@ -5,7 +5,7 @@
 // that saw no key has the reference -inf; its values count for nothing.
 #pragma once
 
-#include "cuda/kernels/tile/simt_lines.cuh"
+#include "cuda/kernels/tile/simt/simt_lines.cuh"
 #include "plan/simt_layout.h"
 #include "semantics/softmax.h"
 

@@ -2,7 +2,7 @@
 // pairs, dropout), and from weights and their gradients to those of the scores.
 #pragma once
 
-#include "cuda/kernels/tile/backward_place.cuh"
+#include "cuda/kernels/tile/mma/backward_place.cuh"
 
 namespace regard {
 

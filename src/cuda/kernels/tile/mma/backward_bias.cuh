@@ -1,7 +1,7 @@
 // The gradient of the bias: that of the logits, stored, or added up over what shares an element.
 #pragma once
 
-#include "cuda/kernels/tile/backward_place.cuh"
+#include "cuda/kernels/tile/mma/backward_place.cuh"
 
 namespace regard {
 

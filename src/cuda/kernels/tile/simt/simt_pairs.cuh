@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/params.h"
-#include "cuda/kernels/tile/simt_products.cuh"
+#include "cuda/kernels/tile/simt/simt_products.cuh"
 #include "semantics/softmax.h"
 
 namespace regard {

@@ -2,7 +2,7 @@
 // and their gradients to those of the scores.
 #pragma once
 
-#include "cuda/kernels/tile/backward_memory.cuh"
+#include "cuda/kernels/tile/wgmma/backward_memory.cuh"
 
 namespace regard {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/score_tile.cuh"
-#include "cuda/kernels/tile/warpgroup_memory.cuh"
+#include "cuda/kernels/tile/wgmma/warpgroup_memory.cuh"
 
 namespace regard {
 

@@ -1,7 +1,7 @@
 // The results of a warpgroup that has 64 keys: their dk, dv or both, and marks.
 #pragma once
 
-#include "cuda/kernels/tile/backward_memory.cuh"
+#include "cuda/kernels/tile/wgmma/backward_memory.cuh"
 
 namespace regard {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/params.h"
-#include "cuda/kernels/tile/simt_memory.cuh"
+#include "cuda/kernels/tile/simt/simt_memory.cuh"
 
 namespace regard {
 

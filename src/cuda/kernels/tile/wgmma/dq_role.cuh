@@ -2,8 +2,8 @@
 // copies bias and mask. Later tiles are loaded by the warpgroups that have done with those before.
 #pragma once
 
-#include "cuda/kernels/tile/dq_warpgroup.cuh"
-#include "cuda/kernels/tile/paired_dq.cuh"
+#include "cuda/kernels/tile/wgmma/dq_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/paired_dq.cuh"
 
 namespace regard {
 

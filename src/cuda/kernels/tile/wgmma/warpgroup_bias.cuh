@@ -4,7 +4,7 @@
 
 #include "cuda/kernels/machine_hopper.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
-#include "cuda/kernels/tile/warpgroup_place.cuh"
+#include "cuda/kernels/tile/wgmma/warpgroup_place.cuh"
 
 namespace regard {
 

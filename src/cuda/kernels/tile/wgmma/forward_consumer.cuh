@@ -9,9 +9,9 @@
 #pragma once
 
 #include "cuda/kernels/tile/forward_scores.cuh"
-#include "cuda/kernels/tile/warpgroup_bias.cuh"
-#include "cuda/kernels/tile/warpgroup_results.cuh"
-#include "cuda/kernels/tile/warpgroup_softmax.cuh"
+#include "cuda/kernels/tile/wgmma/warpgroup_bias.cuh"
+#include "cuda/kernels/tile/wgmma/warpgroup_results.cuh"
+#include "cuda/kernels/tile/wgmma/warpgroup_softmax.cuh"
 
 namespace regard {
 

@@ -7,8 +7,8 @@
 // clear rows.
 #pragma once
 
-#include "cuda/kernels/tile/key_results.cuh"
-#include "cuda/kernels/tile/key_scores.cuh"
+#include "cuda/kernels/tile/wgmma/key_results.cuh"
+#include "cuda/kernels/tile/wgmma/key_scores.cuh"
 
 namespace regard {
 

@@ -6,7 +6,7 @@
 #include "cuda/kernels/params.h"
 #include "cuda/kernels/tile/row_terms.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
-#include "cuda/kernels/tile/warpgroup_memory.cuh"
+#include "cuda/kernels/tile/wgmma/warpgroup_memory.cuh"
 #include "plan/wgmma_backward_layout.h"
 
 namespace regard {

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/score_tile.cuh"
-#include "cuda/kernels/tile/warpgroup_place.cuh"
+#include "cuda/kernels/tile/wgmma/warpgroup_place.cuh"
 
 namespace regard {
 

@@ -1,7 +1,7 @@
 // A block's share of dq: dq += dS K, added to f32 sums in memory.
 #pragma once
 
-#include "cuda/kernels/tile/backward_place.cuh"
+#include "cuda/kernels/tile/mma/backward_place.cuh"
 #include "cuda/kernels/tile/dq_order.cuh"
 
 namespace regard {

@@ -4,7 +4,7 @@
 // additions: by that time they have reached memory, and the fence finds little to wait for.
 #pragma once
 
-#include "cuda/kernels/tile/backward_memory.cuh"
+#include "cuda/kernels/tile/wgmma/backward_memory.cuh"
 
 namespace regard {
 

@@ -7,8 +7,8 @@
 #pragma once
 
 #include "cuda/kernels/tile/forward_scores.cuh"
-#include "cuda/kernels/tile/plane_softmax.cuh"
-#include "cuda/kernels/tile/warpgroup_results.cuh"
+#include "cuda/kernels/tile/wgmma/plane_softmax.cuh"
+#include "cuda/kernels/tile/wgmma/warpgroup_results.cuh"
 
 namespace regard {
 

@@ -5,7 +5,7 @@
 // brings, dS^T to shared memory for dq, and dk += dS^T Q with dS^T from registers. It loads Q.
 #pragma once
 
-#include "cuda/kernels/tile/key_role.cuh"
+#include "cuda/kernels/tile/wgmma/key_role.cuh"
 
 namespace regard {
 

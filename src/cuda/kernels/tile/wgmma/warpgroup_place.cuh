@@ -4,7 +4,7 @@
 
 #include "cuda/kernels/tile/mask_copy.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
-#include "cuda/kernels/tile/warpgroup_memory.cuh"
+#include "cuda/kernels/tile/wgmma/warpgroup_memory.cuh"
 
 namespace regard {
 

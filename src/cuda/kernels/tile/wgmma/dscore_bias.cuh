@@ -7,7 +7,7 @@
 // leaves once, always in the same order.
 #pragma once
 
-#include "cuda/kernels/tile/backward_memory.cuh"
+#include "cuda/kernels/tile/wgmma/backward_memory.cuh"
 
 namespace regard {
 

@@ -1,7 +1,7 @@
 // The results of a warp's 16 rows of a wgmma forward tile: out, lse, marks.
 #pragma once
 
-#include "cuda/kernels/tile/warpgroup_softmax.cuh"
+#include "cuda/kernels/tile/wgmma/warpgroup_softmax.cuh"
 
 namespace regard {
 

@@ -6,10 +6,10 @@
 // tile before: tiles of rows need no barriers to be given back.
 #pragma once
 
-#include "cuda/kernels/tile/backward_memory.cuh"
+#include "cuda/kernels/tile/wgmma/backward_memory.cuh"
 #include "cuda/kernels/tile/dq_order.cuh"
-#include "cuda/kernels/tile/dq_turns.cuh"
-#include "cuda/kernels/tile/dscore_bias.cuh"
+#include "cuda/kernels/tile/wgmma/dq_turns.cuh"
+#include "cuda/kernels/tile/wgmma/dscore_bias.cuh"
 #include "cuda/kernels/tile/mask_copy.cuh"
 
 namespace regard {

@@ -2,7 +2,7 @@
 // pairs of planes. It has few registers, as the consumers need more.
 #pragma once
 
-#include "cuda/kernels/tile/forward_producer.cuh"
+#include "cuda/kernels/tile/wgmma/forward_producer.cuh"
 
 namespace regard {
 

@@ -1,7 +1,7 @@
 // Which tiles a block of a simt kernel computes: its own, or those of many that hold a mark.
 #pragma once
 
-#include "cuda/kernels/tile/simt_pairs.cuh"
+#include "cuda/kernels/tile/simt/simt_pairs.cuh"
 
 namespace regard {
 

@@ -5,7 +5,7 @@
 // row thus stays within half a warp.
 #pragma once
 
-#include "cuda/kernels/tile/simt_memory.cuh"
+#include "cuda/kernels/tile/simt/simt_memory.cuh"
 
 namespace regard {
 

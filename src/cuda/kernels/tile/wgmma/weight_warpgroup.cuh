@@ -4,7 +4,7 @@
 // memory, and dv += P^T dO with P^T from registers. It loads dO.
 #pragma once
 
-#include "cuda/kernels/tile/key_role.cuh"
+#include "cuda/kernels/tile/wgmma/key_role.cuh"
 
 namespace regard {
 

@@ -6,7 +6,7 @@
 // the buffers back at once: the other block's weights wait for that too.
 #pragma once
 
-#include "cuda/kernels/tile/dq_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/dq_warpgroup.cuh"
 
 namespace regard {
 

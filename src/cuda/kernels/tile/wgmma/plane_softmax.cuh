@@ -1,7 +1,7 @@
 // The online softmax of f32 on warpgroups: weights become pairs of f16 terms.
 #pragma once
 
-#include "cuda/kernels/tile/warpgroup_softmax.cuh"
+#include "cuda/kernels/tile/wgmma/warpgroup_softmax.cuh"
 
 namespace regard {
 

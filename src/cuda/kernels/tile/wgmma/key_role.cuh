@@ -2,9 +2,9 @@
 // of a tile of rows, the rows and keys that are no part of the task, and results.
 #pragma once
 
-#include "cuda/kernels/tile/dq_warpgroup.cuh"
-#include "cuda/kernels/tile/key_results.cuh"
-#include "cuda/kernels/tile/key_scores.cuh"
+#include "cuda/kernels/tile/wgmma/dq_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/key_results.cuh"
+#include "cuda/kernels/tile/wgmma/key_scores.cuh"
 
 namespace regard {
 

@@ -2,7 +2,7 @@
 // references and sums, and what a raised reference does to the results so far.
 #pragma once
 
-#include "cuda/kernels/tile/forward_place.cuh"
+#include "cuda/kernels/tile/mma/forward_place.cuh"
 
 namespace regard {
 
