@@ -291,8 +291,11 @@ class Planner {
     launch_simt(config);
   }
 
+  // Pairs of blocks keep lse and delta in one row of terms: what is not finite of one is multiplied
+  // by the 0 of the other's product.
   bool spoils_hidden_pairs() const {
-    return plan_.family != Family::simt && (hides_pairs(p_) || has_two_terms(main_.products));
+    return plan_.family != Family::simt &&
+           (hides_pairs(p_) || has_two_terms(main_.products) || main_.paired);
   }
 
   // --------------------------------------------------------------------------------------- forward

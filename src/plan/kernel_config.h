@@ -102,7 +102,9 @@ struct KernelConfig {
   bool operator==(const KernelConfig&) const = default;
 };
 
-// Blocks of a cluster.
-REGARD_INLINE int cluster_size(const KernelConfig& c) { return c.paired ? 2 : c.cluster; }
+// Blocks of a cluster. (The delta kernel of pairs, which writes what they read, has none.)
+REGARD_INLINE int cluster_size(const KernelConfig& c) {
+  return c.paired && c.kernel == Kernel::backward ? 2 : c.cluster;
+}
 
 }  // namespace regard

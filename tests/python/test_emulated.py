@@ -205,6 +205,25 @@ def test_gradients_of_wide_heads(type, features, sizes, dim, dim_v, deterministi
     judge(case, WGMMA + "+mixed+" + str(dim), deterministic, **no_dbias)
 
 
+def gradients_of(case, backend):
+    results = cases.run(case, backend, wanted=["dq", "dk", "dv"])
+    return {name: regard.load(results[name]) for name in ("dq", "dk", "dv")}
+
+
+@pytest.mark.filterwarnings("ignore")  # of NaN
+@pytest.mark.parametrize("spoilt", [0.0, np.inf, np.nan])
+def test_pairs_of_an_odd_grid(spoilt):
+    """One head and nine tiles of rows; and what is not finite of dlse is felt as by other kernels."""
+    case = cases.make(("dlse",), "bf16", batch=1, heads=(1, 1), sizes=(520, 130), dim=256)
+    if not spoilt:
+        judge(case, WGMMA + "+mixed", wanted=["dq", "dk", "dv"])
+        return
+    case.dlse[0, 0, 77] = spoilt
+    got, want = (gradients_of(case, name) for name in (WGMMA + "+mixed", "emulated:simt"))
+    for name, array in got.items():
+        assert np.array_equal(np.isfinite(array), np.isfinite(want[name])), name
+
+
 @pytest.mark.parametrize("shift, stays", [(8, True), (4, False)])
 def test_where_rows_must_begin(shift, stays):
     """A piece of 16 bytes further is fine; half a piece is refused, and mma's by default."""

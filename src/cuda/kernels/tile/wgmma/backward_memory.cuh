@@ -52,8 +52,8 @@ struct BackwardMemory {
   static constexpr int kPairTermBuffers = pair_term_buffers(kConfig);
   static constexpr bool kWide = is_wide(kConfig);
   static constexpr int kKeyWarps = kWide ? 4 : kConfig.tiling.warps - 4;  // that make dS^T
-  // Who says that bias and mask are there: a warp whose copies run in the background, or each thread
-  // that writes bytes itself.
+  // Who says that bias and mask are there, and that they have been read: a warp whose copies run in
+  // the background, or each thread that writes bytes itself, and each that reads them.
   static constexpr bool kEachArrives = (kConfig.features.mask && kConfig.mask_copy == 1) ||
                                        (kConfig.features.bias && !kConfig.bias_aligned);
   static_assert(kStages <= kMostBackwardStages && kRows == kPanelColumns);
@@ -128,7 +128,7 @@ struct BackwardMemory {
     for (int stage = 0; stage < kQueryStages; ++stage) init_barrier(barrier(kQueryFull, stage), 1);
     for (int stage = 0; stage < kStages; ++stage) init_barrier(barrier(kDoutFull, stage), 1);
     for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
-      init_barrier(barrier(kDscoreFull, buffer), kKeyWarps);
+      init_barrier(barrier(kDscoreFull, buffer), kEachArrives && !kWide ? kKeyWarps * 32 : kKeyWarps);
       init_barrier(barrier(kDscoreEmpty, buffer), 4 * cluster_size(kConfig));
       init_barrier(barrier(kPeersFull, buffer), kConfig.cluster);
     }
@@ -141,7 +141,7 @@ struct BackwardMemory {
     }
     if constexpr (kWide) {
       for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
-        init_barrier(barrier(kWeightsFull, buffer), 4);
+        init_barrier(barrier(kWeightsFull, buffer), kEachArrives ? 128 : 4);
       }
       for (int stage = 0; stage < kStages; ++stage) {
         init_barrier(barrier(kDoutFree, stage), 8);

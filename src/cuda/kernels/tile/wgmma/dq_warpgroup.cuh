@@ -218,8 +218,8 @@ struct DqWarpgroup {
   }
   REGARD_DEVICE void free_dscores(int use) const {
     const SharedAddress barrier = memory.barrier(Memory::kDscoreEmpty, use & 1);
+    sync_warp();  // every lane has read it, for dbias
     if constexpr (kConfig.cluster > 1) {
-      sync_warp();
       if (lane_index() < kConfig.cluster) {
         arrive_in_cluster(address_in_cluster(barrier, lane_index()));
       }

@@ -180,7 +180,9 @@ struct KeyWarpgroup {
   REGARD_DEVICE void hand_over(int use) const {
     publish_shared_writes();
     sync_warp();
-    if (lane_index() == 0) arrive(memory.barrier(Memory::kDscoreFull, use & 1));
+    if (Memory::kEachArrives || lane_index() == 0) {
+      arrive(memory.barrier(Memory::kDscoreFull, use & 1));
+    }
   }
 
   // -------------------------------------------------------------------------------------- the walk

@@ -51,7 +51,9 @@ struct WeightWarpgroup : KeyRole<kConfig> {
       store_shared_128(to + k * 512, {{given[k][0], given[k][1], given[k][2], given[k][3]}});
     }
     sync_warp();
-    this->arrive_once(Memory::kWeightsFull, use & 1);
+    if (Memory::kEachArrives || lane_index() == 0) {
+      arrive(memory.barrier(Memory::kWeightsFull, use & 1));
+    }
   }
 
   // Of this tile's place, when both warpgroups have done with it.
