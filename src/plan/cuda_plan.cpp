@@ -22,8 +22,9 @@ constexpr int64 kMostBlocks = INT32_MAX;  // of a grid
 constexpr int64 kAnyMarkBytes = 8;  // of rows and of keys: whether one is marked
 
 constexpr const char* kWhyMarks =
-    "marks: a row or key whose result is not finite is computed again without tensor cores, where "
-    "0 * NaN of hidden pairs or of split products would spoil it";
+    "marks: a row or key whose result is not finite, or of which planes may have lost too much, is "
+    "computed again without tensor cores: 0 * NaN of hidden pairs, split products or terms spoils "
+    "it";
 
 class Planner {
  public:
@@ -293,7 +294,7 @@ class Planner {
 
   // Pairs of blocks keep lse and delta in one row of terms: what is not finite of one is multiplied
   // by the 0 of the other's product.
-  bool spoils_hidden_pairs() const {
+  bool may_spoil_results() const {
     return plan_.family != Family::simt &&
            (hides_pairs(p_) || has_two_terms(main_.products) || main_.paired);
   }
@@ -305,7 +306,7 @@ class Planner {
       launch_simt(main_);
       return;
     }
-    const bool marks = spoils_hidden_pairs();
+    const bool marks = may_spoil_results();
     const int64 heads = s_.batch * (main_.folded ? s_.heads_kv : s_.heads_q);
     const int64 tiles =
         divide_up(main_.folded ? s_.group() * s_.len_q : s_.len_q, main_.tiling.rows);
@@ -365,7 +366,7 @@ class Planner {
   void plan_backward() {
     const bool mma = plan_.family != Family::simt, wgmma = plan_.family == Family::wgmma;
     const bool wants_dq = p_.wants(p_.dq), wants_dkv = p_.wants(p_.dk) || p_.wants(p_.dv);
-    const bool marks = spoils_hidden_pairs() && (wants_dq || wants_dkv);
+    const bool marks = may_spoil_results() && (wants_dq || wants_dkv);
     KernelConfig delta = plain_config(Kernel::delta);
     delta.dim_v = int(s_.dim_v);
     if (mma && wants_dq) {

@@ -58,11 +58,11 @@ struct CudaPlan {
 };
 
 // What the caller forces, from Run::backend or REGARD_BACKEND: "" or "cuda" (choose), "cuda:simt",
-// "cuda:mma", "cuda:wgmma", "cuda:mma75" (as on a chip of level 75;
-// also mma80), after a / the kilobytes of shared memory that a block may use ("cuda:mma/99",
-// "cuda/99"), and after an @ what the tiles of the pass's main kernel (simt backward: key_gradient)
-// are: "cuda:mma@rows=64,keys=128,warps=8,stages=2". What is not named of a tiling stays as the
-// planner would have it.
+// "cuda:mma", "cuda:wgmma", "cuda:mma75" (as on a chip of level 75; also mma80), after a / the
+// kilobytes of shared memory that a block may use ("cuda:mma/99", "cuda/99"), and after an @ what
+// the tiles of the pass's main kernel (simt backward: key_gradient) are:
+// "cuda:mma@rows=64,keys=128,warps=8,stages=2". What is not named of a tiling stays as the planner
+// would have it.
 struct CudaChoice {
   Family family = Family::simt;
   bool any_family = true;
