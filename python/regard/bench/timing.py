@@ -52,11 +52,14 @@ class HostClock:
 class CudaClock:
     """A turn is calls for about 4 ms between two events; their mean is a sample.
 
-    With a pause (seconds) before each turn a GPU has the clock of short bursts. A side with a queue of its own (JAX) is timed by the host, from an empty queue to an empty one.
+    With a pause (seconds), each turn follows one and a call that does not count, and has at least
+    BURST calls: the GPU has the clock of short bursts. A side with a queue of its own (JAX) is
+    timed by the host, from an empty queue to an empty one.
     """
 
     TURN = 4e-3
     MOST = 50
+    BURST = 4  # calls at least, after a pause
 
     def __init__(self, memory: GpuMemory, pause: float) -> None:
         self.memory, self.pause = memory, pause
@@ -66,7 +69,8 @@ class CudaClock:
         if id(side) not in self.repeats:
             once = self._mean(side, 1)
             self.wait()
-            self.repeats[id(side)] = max(1, min(self.MOST, round(self.TURN / max(once(), 1e-6))))
+            fits = round(self.TURN / max(once(), 1e-6))
+            self.repeats[id(side)] = max(self.BURST if self.pause else 1, min(self.MOST, fits))
         mean = self._mean(side, self.repeats[id(side)])
         return lambda: [mean()]
 
@@ -78,6 +82,8 @@ class CudaClock:
         if self.pause:
             self.wait()
             time.sleep(self.pause)
+            with side.around():
+                side.call()  # brings a rested GPU back to its clock
         if side.wait:
             self.wait()
             begin = time.perf_counter()
