@@ -34,7 +34,7 @@ LAYERS = {
     "src/cuda/kernels": ["cuda/kernels/", "semantics/", "plan/kernel_config.h",
                          "plan/block_grid.h", "plan/mma_layout.h", "plan/simt_layout.h",
                          "plan/wgmma_layout.h", "plan/wgmma_backward_layout.h",
-                         "plan/plane_layout.h",
+                         "plan/plane_layout.h", "plan/copy_layout.h",
                          "problem/problem.h", "regard/type.hpp"],
 }  # fmt: skip
 SYSTEM_HEADERS = {

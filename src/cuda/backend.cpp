@@ -12,6 +12,7 @@
 #include "cuda/kernels/params.h"
 #include "cuda/tensor_maps.hpp"
 #include "plan/config_text.hpp"
+#include "plan/input_copies.hpp"
 #include "problem/refuse.hpp"
 
 namespace regard::cuda_backend {
@@ -127,7 +128,9 @@ class DeviceWorkspace {
   bool owned_ = false;
 };
 
-CudaBuffers buffers_of(const Problem& p, const CudaPlan& plan, const DeviceWorkspace& memory) {
+// copied: the problem with the plan's copies in place of inputs.
+CudaBuffers buffers_of(const Problem& p, const Problem& copied, const CudaPlan& plan,
+                       const DeviceWorkspace& memory) {
   const CudaWorkspace& w = plan.workspace;
   CudaBuffers b{.row_states = memory.at<void>(w.row_states),
                 .dq_sums = memory.at<float>(w.dq_sums),
@@ -142,6 +145,9 @@ CudaBuffers buffers_of(const Problem& p, const CudaPlan& plan, const DeviceWorks
   b.row_terms = memory.at<void>(w.row_terms);
   b.arrivals = memory.at<uint64>(w.arrivals);
   b.planes = memory.at<uint8>(w.planes);
+  for (int n = 0; n < kInputs; ++n) {
+    if (plan.copies.has(Input(n))) b.copies[n] = view_of(copied, Input(n)).data;
+  }
   if (plan.counts_tiles()) b.tile_counter = memory.at<int32>(w.tile_counter);
   const bool has_own_sums =
       std::any_of(plan.launches.begin(), plan.launches.end(),
@@ -238,8 +244,9 @@ void run(const Problem& p, const CudaPlan& plan, const Run& run) {
     allow_shared(d, *kernels[i], launch.shared_bytes, index);
   }
   const DeviceWorkspace memory(d, plan.workspace.size, run);
+  const Problem copied = with_copies(p, plan.copies, memory.at<uint8>(plan.workspace.copies));
   KernelParams params{.problem = p,
-                      .buffers = buffers_of(p, plan, memory),
+                      .buffers = buffers_of(p, copied, plan, memory),
                       .grid = {},
                       .splits = plan.splits,
                       .call = number_of_call()};
@@ -248,6 +255,7 @@ void run(const Problem& p, const CudaPlan& plan, const Run& run) {
   }
   for (std::size_t i = 0; i < plan.launches.size(); ++i) {
     if (plan.launches[i].grid.blocks() == 0) continue;
+    params.problem = reads_copies(plan.launches[i].config) ? copied : p;
     launch_kernel(d, plan.launches[i], *kernels[i], params, stream, index);
   }
 }

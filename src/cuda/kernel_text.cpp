@@ -39,6 +39,7 @@ constexpr KernelSource kSources[] = {
     {Kernel::convert_dbias, Family::simt, "convert.cuh", "convert_dbias"},
     {Kernel::sink_gradient, Family::simt, "sink_gradient.cuh", "sink_gradient"},
     {Kernel::planes, Family::simt, "planes.cuh", "planes"},
+    {Kernel::copy_inputs, Family::simt, "copy_inputs.cuh", "copy_inputs"},
 };
 
 constexpr KernelSource kWideBackward = {Kernel::backward, Family::wgmma, "backward_wide.cuh",

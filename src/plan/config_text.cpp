@@ -9,7 +9,7 @@ namespace {
 constexpr const char* kKernels[kKernelCount] = {"forward",       "combine",      "delta",
                                                 "backward",      "key_gradient", "query_gradient",
                                                 "bias_gradient", "convert_dq",   "convert_dbias",
-                                                "sink_gradient", "planes"};
+                                                "sink_gradient", "planes",       "copy_inputs"};
 constexpr const char* kTypes[] = {"none", "f64", "f32", "f16", "bf16", "boolean", "i32"};
 
 // "Name{.a = 1, .b = true}", without the members that equal their defaults.
@@ -89,7 +89,7 @@ std::string to_text(const KernelConfig& c) {
   [[maybe_unused]] const auto& [m01, m02, m03, m04, m05, m06, m07, m08, m09, m10, m11, m12, m13,
                                 m14, m15, m16, m17, m18, m19, m20, m21, m22, m23, m24, m25, m26,
                                 m27, m28, m29, m30, m31, m32, m33, m34] = c;
-  static_assert(int(Kernel::planes) + 1 == int(std::size(kKernels)));
+  static_assert(int(Kernel::copy_inputs) + 1 == int(std::size(kKernels)));
   Initialisers x("KernelConfig");
   x.word("kernel", "Kernel", name_of(c.kernel));
   x.word("family", "Family", name_of(c.family));

@@ -83,12 +83,17 @@ std::string workspace_text(const CudaWorkspace& w) {
     const char* name;
     int64 begin, end;
   };
-  const Part parts[] = {
-      {"tile counter", w.tile_counter, w.turns}, {"turns", w.turns, w.any_mark},
-      {"marks", w.any_mark, w.dbias_sums},       {"dbias sums", w.dbias_sums, w.row_states},
-      {"row states", w.row_states, w.row_terms}, {"row terms", w.row_terms, w.dq_sums},
-      {"dq sums", w.dq_sums, w.partial_out},     {"partial results", w.partial_out, w.arrivals},
-      {"arrivals", w.arrivals, w.planes},        {"planes", w.planes, w.size}};
+  const Part parts[] = {{"tile counter", w.tile_counter, w.turns},
+                        {"turns", w.turns, w.any_mark},
+                        {"marks", w.any_mark, w.dbias_sums},
+                        {"dbias sums", w.dbias_sums, w.row_states},
+                        {"row states", w.row_states, w.row_terms},
+                        {"row terms", w.row_terms, w.dq_sums},
+                        {"dq sums", w.dq_sums, w.partial_out},
+                        {"partial results", w.partial_out, w.arrivals},
+                        {"arrivals", w.arrivals, w.planes},
+                        {"planes", w.planes, w.copies},
+                        {"copies", w.copies, w.size}};
   std::string text = megabytes(w.size), separator = ": ";
   for (const Part& part : parts) {
     if (part.end == part.begin) continue;

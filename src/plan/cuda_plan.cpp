@@ -2,6 +2,7 @@
 #include "plan/cuda_plan.hpp"
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "plan/config_text.hpp"
@@ -10,6 +11,7 @@
 #include "plan/cuda_tiling.hpp"
 #include "plan/cuda_wgmma.hpp"
 #include "plan/cuda_wgmma_backward.hpp"
+#include "plan/input_copies.hpp"
 #include "plan/mma_layout.h"
 #include "plan/simt_layout.h"
 #include "plan/workspace_room.hpp"
@@ -114,11 +116,15 @@ class Planner {
   bool choose_wgmma() {
     if (!choice_.any_family && choice_.family != Family::wgmma) return false;
     const bool back = p_.backward;
+    plan_.copies = inputs_to_copy(p_);
+    const Problem& p =
+        plan_.copies.empty() ? p_ : copied_.emplace(with_copies(p_, plan_.copies, nullptr));
     const char* why_not =
-        back ? why_not_wgmma_backward(p_, chip_, level_) : why_not_wgmma(p_, chip_, level_);
-    if (!why_not && choice_.any_family && !back) why_not = why_rather_mma(p_, chip_);
+        back ? why_not_wgmma_backward(p, chip_, level_) : why_not_wgmma(p, chip_, level_);
+    if (!why_not && choice_.any_family && !back) why_not = why_rather_mma(p, chip_);
+    if (!why_not && choice_.any_family) why_not = why_not_copies(p_, plan_.copies);
     if (!why_not) {
-      main_ = back ? wgmma_backward_config(p_, level_) : wgmma_config(p_, level_);
+      main_ = back ? wgmma_backward_config(p, level_) : wgmma_config(p, level_);
       const Fit fit = back ? take_wgmma_backward_tiling(main_, wish(true))
                            : take_wgmma_tiling(main_, wish(true));
       if (fit == Fit::fits) return took(Family::wgmma);
@@ -126,6 +132,7 @@ class Planner {
       if (choice_.has_tiling && !choice_.any_family) refuse_tiling(fit);
       main_ = {};
     }
+    plan_.copies = {};
     // What they cannot do of the backward pass is mma's, also where wgmma was asked for.
     if (choice_.any_family || (back && plan_.refusal.empty())) {
       if (level_ >= 90) because_("not wgmma: ", why_not);
@@ -317,6 +324,7 @@ class Planner {
     main_.ordered = main_.split && last_split_merges(main_, wish(true), plan_.splits);
     const bool combines = main_.split && !main_.ordered;
     main_.marks = marks && !combines;
+    add_copies_launch(plan_, p_, because_);
     add_planes_launch(plan_, p_, main_);
     launch(main_, heads, tiles, plan_.splits, heads_sharing_cache(p_, chip_, main_.folded));
     if (main_.folded) {
@@ -358,6 +366,7 @@ class Planner {
     room.take(w.partial_rows, rows * 2 * 4);
     room.take(w.arrivals, blocks * 8);
     room.take(w.planes, planes_bytes(p_, main_));
+    room.take(w.copies, copies_bytes(p_, plan_.copies));
     w.size = room.size;
   }
 
@@ -373,6 +382,7 @@ class Planner {
       delta.dim = main_.dim;
       delta.wants_dq = true;
     }
+    add_copies_launch(plan_, p_, because_);
     if (wgmma) ask_for_row_terms(delta, main_);
     launch_simt(delta);
     if (mma) {
@@ -396,7 +406,7 @@ class Planner {
       if (wants_dq) launch_marked(Kernel::query_gradient);
       if (wants_dkv) launch_marked(Kernel::key_gradient);
     }
-    explain_backward();
+    explain_gradients(because_, p_, main_, sums_dbias_in_place());
     lay_out_backward(marks, mma && wants_dq, wants_dkv);
   }
 
@@ -412,26 +422,6 @@ class Planner {
     config.bias_type = p_.bias.type;
     config.ragged = false;
     launch_simt(config);
-  }
-
-  void explain_backward() {
-    if (main_.ordered) {
-      because_("deterministic: blocks add to dq in the order of their keys, and wait for it");
-    }
-    if (!wants_dbias()) return;
-    if (has_bias_pass()) {
-      because_(plan_.family == Family::simt
-                   ? "dbias: a pass of its own"
-                   : "deterministic: a broadcast bias has its gradient from a pass of its own, "
-                     "without tensor cores");
-    } else if (main_.bias_gradient == BiasGradient::store) {
-      because_(main_.cluster > 1 ? "dbias: clusters of blocks sum over the batch; every element "
-                                   "is written once"
-                                 : "dbias: not broadcast; every element is written once");
-    } else {
-      because_("dbias: added to f32 sums ",
-               sums_dbias_in_place() ? "in dbias itself" : "in the workspace");
-    }
   }
 
   void lay_out_backward(bool marks, bool sums_dq, bool wants_dkv) {
@@ -450,6 +440,7 @@ class Planner {
     room.take(w.row_terms, main_.family == Family::wgmma ? row_terms_bytes(p_) : 0);
     room.take(w.dq_sums, sums_dq ? s_.heads_q * dq_rows(p_) * main_.dim * 4 : 0);
     room.take_none(w.partial_out, w.partial_rows, w.arrivals, w.planes);
+    room.take(w.copies, copies_bytes(p_, plan_.copies));
     w.size = room.size;
   }
 
@@ -480,6 +471,7 @@ class Planner {
   SharedLimits limits_;
   int level_ = 50;
   KernelConfig main_;
+  std::optional<Problem> copied_;  // p_, with the plan's copies in place of inputs
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "plan/block_grid.h"
 #include "plan/chip.hpp"
+#include "plan/copy_layout.h"
 #include "plan/kernel_config.h"
 #include "problem/problem.h"
 
@@ -39,6 +40,7 @@ struct CudaWorkspace {
   int64 partial_rows = 0;
   int64 arrivals = 0;
   int64 planes = 0;
+  int64 copies = 0;
   int64 size = 0;
 };
 
@@ -49,6 +51,7 @@ struct CudaPlan {
   std::vector<CudaLaunch> launches;  // in the order of the stream
   CudaWorkspace workspace;
   int splits = 1;
+  InputSet copies;                   // made first
   Strides dbias_strides;             // of the sums
   std::vector<std::string> reasons;  // for a person; empty unless asked for
 

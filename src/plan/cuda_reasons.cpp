@@ -18,7 +18,7 @@ std::string family_reason(const CudaChoice& choice, Family family) {
                                          : ": the chip's tensor cores multiply this type");
 }
 
-const char* why_bias_is_not_staged(const Problem& p, const KernelConfig& main) {
+const char* why_bias_is_not_staged(const Problem& p) {
   if (p.bias.type == Type::f64) return "it is f64";
   if (is_bias_aligned(p)) return "shared memory has no room for its tiles";
   return "its rows do not begin at 16 bytes, or all keys share it";
@@ -51,12 +51,36 @@ void explain_family(const Because& because, const Problem& p, const CudaChoice& 
     because("out: written from registers, as the copy engine does not take it");
   }
   if (p.features.bias && !main.bias_aligned && !main.bias_of_keys) {
-    because("slow path: the bias is read one by one: ", why_bias_is_not_staged(p, main));
+    because("slow path: the bias is read one by one: ", why_bias_is_not_staged(p));
   }
   if (p.features.mask && !stages_mask(main)) {
     because("slow path: the mask's bytes are read one by one");
   } else if (p.features.mask && main.mask_copy == 1) {
     because("slow path: the mask's rows do not begin at 4 bytes, or its keys lie apart");
+  }
+}
+
+void explain_gradients(const Because& because, const Problem& p, const KernelConfig& main,
+                       bool sums_dbias_in_place) {
+  if (main.ordered) {
+    because("deterministic: blocks add to dq in the order of their keys, and wait for it");
+  }
+  if (!p.features.bias || !p.wants(p.dbias)) return;
+  switch (main.bias_gradient) {
+    case BiasGradient::none:
+      because(main.family == Family::simt
+                  ? "dbias: a pass of its own"
+                  : "deterministic: a broadcast bias has its gradient from a pass of its own, "
+                    "without tensor cores");
+      break;
+    case BiasGradient::store:
+      because(main.cluster > 1 ? "dbias: clusters of blocks sum over the batch; every element is "
+                                 "written once"
+                               : "dbias: not broadcast; every element is written once");
+      break;
+    default:
+      because("dbias: added to f32 sums ",
+              sums_dbias_in_place ? "in dbias itself" : "in the workspace");
   }
 }
 

@@ -22,6 +22,7 @@ class Because {
 
  private:
   static void add(std::string& text, const char* part) { text += part; }
+  static void add(std::string& text, const std::string& part) { text += part; }
   static void add(std::string& text, int64 part) { text += std::to_string(part); }
 
   std::vector<std::string>& reasons_;
@@ -30,5 +31,9 @@ class Because {
 
 // Why the main kernel is of its family, and what of it is slower than it might be.
 void explain_family(const Because&, const Problem&, const CudaChoice&, const KernelConfig& main);
+
+// How dq and dbias are summed.
+void explain_gradients(const Because&, const Problem&, const KernelConfig& main,
+                       bool sums_dbias_in_place);
 
 }  // namespace regard

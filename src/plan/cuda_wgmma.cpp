@@ -127,8 +127,9 @@ const char* why_not_wgmma(const Problem& p, const Chip& chip, int level) {
   const ForwardBoxes boxes = forward_boxes(p, kLines[0].tiling);
   for (const BoxedTensor* x : {&boxes.q, &boxes.k, &boxes.v}) {
     if (x->sizes[1] > 0 && x->sizes[3] > 0 && !is_boxable(*x)) {
-      return "the copy engine takes neither q, k, v that do not begin rows at multiples of 16 "
-             "bytes, nor strides of 0 or below";
+      return "the copy engine takes no q, k, v whose data does not begin at a multiple of 16 "
+             "bytes, "
+             "and no 2^31 rows";
     }
   }
   return nullptr;

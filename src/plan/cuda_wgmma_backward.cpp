@@ -112,7 +112,6 @@ const char* why_not_wgmma_backward(const Problem& p, const Chip& chip, int level
   if (p.type == Type::f16 && adds_lse_by_product(p.features) && p.score.scale < kLeastScaleF16) {
     return "lse / scale would pass the range of f16 terms";
   }
-  if (p.dout.given() && p.dout.type != p.type) return "dout is f32";
   if (p.features.softcap && p.features.dropout && !has_registers_for_shares(p.sizes)) {
     return "softcap and dropout together take more registers than there are for these head sizes";
   }
@@ -122,8 +121,8 @@ const char* why_not_wgmma_backward(const Problem& p, const Chip& chip, int level
   }
   for (const BoxedTensor* x : {&boxes.q, &boxes.k, &boxes.v, &boxes.dout}) {
     if (x->type != Type::none && !is_loadable(*x)) {
-      return "the copy engine takes neither q, k, v, dout that do not begin rows at multiples of "
-             "16 bytes, nor strides of 0 or below";
+      return "the copy engine takes no q, k, v, dout whose data does not begin at a multiple of 16 "
+             "bytes, and no 2^31 rows";
     }
   }
   return why_not_bias(p);

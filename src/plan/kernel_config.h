@@ -20,8 +20,9 @@ enum class Kernel : uint8 {
   convert_dbias,   // dbias from its sums
   sink_gradient,   // dsink
   planes,          // wgmma forward of f32: q, k, v as pairs of f16 planes
+  copy_inputs,     // wgmma: copies of q, k, v, dout that the copy engine can load
 };
-inline constexpr int kKernelCount = 11;
+inline constexpr int kKernelCount = 12;
 
 // Named after the instruction that multiplies.
 enum class Family : uint8 { simt, mma, wgmma };

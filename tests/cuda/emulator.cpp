@@ -19,6 +19,7 @@
 #include "cuda/kernel_text.hpp"
 #include "plan/boxed_tensor.hpp"
 #include "plan/config_text.hpp"
+#include "plan/input_copies.hpp"
 
 namespace regard::emulated {
 namespace {
@@ -204,7 +205,7 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
   std::vector<std::int64_t> ends{w.tile_counter, w.turns,      w.any_mark,    w.marks_q,
                                  w.marks_k,      w.dbias_sums, w.clear,       w.row_states,
                                  w.row_terms,    w.dq_sums,    w.partial_out, w.partial_rows,
-                                 w.arrivals,     w.planes,     w.size};
+                                 w.arrivals,     w.planes,     w.copies,      w.size};
   std::sort(ends.begin(), ends.end());
   // From where a part begins to where the next one does; none where two begin together.
   const auto part = [&](std::int64_t begin) {
@@ -216,7 +217,7 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
              dbias_sums = part(w.dbias_sums), row_states = part(w.row_states),
              row_terms = part(w.row_terms), dq_sums = part(w.dq_sums),
              partial_out = part(w.partial_out), partial_rows = part(w.partial_rows),
-             arrivals = part(w.arrivals), planes = part(w.planes);
+             arrivals = part(w.arrivals), planes = part(w.planes), copies = part(w.copies);
   KernelParams params{
       .problem = problem, .buffers = {}, .grid = {}, .splits = plan.splits, .call = 1};
   params.buffers = {.row_states = row_states->as<void>(),
@@ -232,13 +233,20 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
   params.buffers.row_terms = row_terms->as<void>();
   params.buffers.arrivals = arrivals->as<uint64>();
   params.buffers.planes = planes->as<uint8>();
+  const Problem copied = with_copies(problem, plan.copies, copies->as<uint8>());
+  for (int n = 0; n < kInputs; ++n) {
+    if (plan.copies.has(Input(n))) params.buffers.copies[n] = view_of(copied, Input(n)).data;
+  }
   if (plan.counts_tiles()) params.buffers.tile_counter = tile_counter->as<int32>();
   const bool has_own_sums = std::any_of(
       plan.launches.begin(), plan.launches.end(),
       [](const CudaLaunch& launch) { return launch.config.kernel == Kernel::convert_dbias; });
   if (!has_own_sums) params.buffers.dbias_sums = static_cast<float*>(problem.dbias.data);
   build_each(plan);
-  for (const CudaLaunch& launch : plan.launches) run_launch(launch, params, schedule);
+  for (const CudaLaunch& launch : plan.launches) {
+    params.problem = reads_copies(launch.config) ? copied : problem;
+    run_launch(launch, params, schedule);
+  }
 }
 
 }  // namespace regard::emulated

@@ -94,12 +94,9 @@ def work(arguments: argparse.Namespace) -> list[tuple[str, str, str]]:
         for family in families:
             types = TYPES.get(family, ["bf16"])
             if family == "wgmma":
-                # Refused: of 16-bit types rows that do not begin at 16 bytes, of f32 large heads.
-                large = max(CASES[name][5:7]) > 128
+                # Refused: large heads of f32.
                 types = [type for type in types
-                         if not ("unaligned" in name if type != "f32" else large)]
-                if not types:
-                    continue
+                         if type != "f32" or max(CASES[name][5:7]) <= 128]
             if arguments.types:
                 types = [type for type in types if type in arguments.types.split(",")]
             elif name not in ("one tile", "tiles d128", "causal d64", "everything"):

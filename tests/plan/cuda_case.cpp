@@ -54,6 +54,12 @@ void check_grid(const Problem& p, const CudaLaunch& launch) {
       check_reach(g.tiles, c.tiling.keys, larger(s.len_q, s.len_k));
       CHECK(g.splits == 3);
       return;
+    case Kernel::copy_inputs:
+      CHECK(g.heads <= s.batch * s.heads_q);
+      CHECK(g.splits <= kInputs);
+      CHECK(g.tiles * c.tiling.rows >= smaller(s.len_q, s.len_k));
+      CHECK((g.tiles - 1) * c.tiling.rows < larger(s.rows_q, s.rows_k));
+      return;
     default:
       CHECK(g.heads == s.batch * s.heads_q);
       check_reach(g.tiles, c.tiling.rows, s.len_q);
@@ -113,7 +119,7 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
   const CudaWorkspace& w = plan.workspace;
   bool marks_q = false, marks_k = false, adds = false, sliced = false;
   std::int64_t counter = 0, dq = 0, turns = 0, rows_states = 0, row_terms = 0, planes = 0;
-  std::int64_t partial_out = 0, partial_rows = 0, arrivals = 0;
+  std::int64_t partial_out = 0, partial_rows = 0, arrivals = 0, copies = 0;
   for (const CudaLaunch& launch : plan.launches) {
     const KernelConfig& c = launch.config;
     marks_q |= c.marked && (c.kernel == Kernel::forward || c.kernel == Kernel::query_gradient);
@@ -136,6 +142,13 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
     if (p.backward && c.ordered)
       turns = s.batch * s.heads_q * divide_up(s.len_q, c.tiling.rows) * 4;
   }
+  for (int n = 0; n < kInputs; ++n) {
+    const bool queries = n == 0 || n == 3, of_scores = n < 2;
+    if (!plan.copies.has(Input(n))) continue;
+    copies += round_up((queries ? s.heads_q * s.rows_q : s.heads_kv * s.rows_k) *
+                           round_up(of_scores ? s.dim : s.dim_v, 8) * 2,
+                       256);
+  }
   const std::int64_t* sizes = p.bias_sizes;
   const std::int64_t bias_row = sizes[3] > 1 ? round_up(sizes[3], 2) : 1;  // whole pairs
   // An empty problem may have planned for marks before there was nothing to launch.
@@ -154,7 +167,8 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
                         {"partial_out", w.partial_out, w.partial_rows, partial_out},
                         {"partial_rows", w.partial_rows, w.arrivals, partial_rows},
                         {"arrivals", w.arrivals, w.planes, arrivals},
-                        {"planes", w.planes, w.size, planes}};
+                        {"planes", w.planes, w.copies, planes},
+                        {"copies", w.copies, w.size, copies}};
   CHECK(w.tile_counter == 0);
   // What must be clear before the first launch ends where a part does.
   CHECK(w.clear == (p.backward || sliced ? w.row_states : w.marks_q));

@@ -111,6 +111,45 @@ TEST_CASE("Hopper's own forward kernel takes a bias and a mask, but for a bias o
   CHECK(says(chosen(sized({8, 1, 1, 1024})), "read a bias of keys once"));
 }
 
+TEST_CASE("what the copy engine cannot load is copied first, where keys are many") {
+  const auto copied = [](const Problem& p) {
+    const CudaPlan plan = planned(p);
+    const CudaLaunch* const copies = launch_of(plan, Kernel::copy_inputs);
+    CHECK((copies != nullptr) == !plan.copies.empty());
+    CHECK((copies == nullptr || copies == &plan.launches.front()));
+    std::string names;
+    for (int n = 0; n < kInputs; ++n) names += plan.copies.has(Input(n)) ? "qkvo"[n] : '-';
+    return (plan.family == Family::wgmma ? "" : "not wgmma ") + names;
+  };
+  Problem p = problem(attention({.len_q = 1024, .len_k = 1024}));
+  CHECK(copied(p) == "----");
+  p.k.strides.row = 68;
+  CHECK(copied(p) == "-k--");
+  CHECK(says(planned(p), "copied first: k: the copy engine loads no"));
+  p.v.strides.head = 0;
+  CHECK(copied(p) == "-kv-");
+  p.q.strides.row = -64;
+  CHECK(copied(p) == "qkv-");
+  p.v.data = reinterpret_cast<void*>(8);  // of a copied input it does not count
+  CHECK(copied(p) == "qkv-");
+  CHECK(planned(p, "sm_80").copies.empty());
+  p.sizes.len_k = 200;
+  CHECK(copied(p) == "not wgmma ----");
+  CHECK(says(planned(p), "so few keys do not repay copies"));
+  CHECK(planned(p, "sm_90", "cuda:wgmma").copies.has(Input::q));
+  // Where data lies is not known when a workspace is asked for.
+  p = problem(attention({.len_q = 1024, .len_k = 1024}));
+  p.k.data = reinterpret_cast<void*>(8);
+  CHECK(copied(p) == "not wgmma ----");
+  p = problem(attention({.len_q = 1024, .len_k = 1024, .dim = 33}), Pass::backward);
+  CHECK(copied(p) == "qkv-");
+  p = problem(attention({.len_q = 1024, .len_k = 1024}), Pass::backward);
+  p.dout = {.data = reinterpret_cast<void*>(4), .type = f32, .strides = p.q.strides};
+  CHECK(copied(p) == "---o");
+  p = problem(attention({.type = f32, .len_q = 1024, .len_k = 1024, .dim = 33}));
+  CHECK(copied(p) == "----");
+}
+
 TEST_CASE("Hopper's own forward kernel takes f32 by planes, but for large heads and few rows") {
   const auto chosen = [](const Shape& shape, const char* backend = "") {
     Shape s = shape;

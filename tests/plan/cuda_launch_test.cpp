@@ -288,11 +288,11 @@ TEST_CASE("few rows have walkers, whose splits fill the chip once") {
 
 TEST_CASE("pointers and strides decide whether rows are read 16 bytes at a time") {
   Problem p = problem(attention({.type = bf16}));
-  const auto aligned = [&] { return planned(p).launches.front().config.aligned; };
+  const auto aligned = [&] { return planned(p, "sm_80").launches.front().config.aligned; };
   CHECK(aligned());
   p.k.data = reinterpret_cast<void*>(8);
   CHECK(!aligned());
-  CHECK(says(planned(p), "slow path: q, k, v or dout"));
+  CHECK(says(planned(p, "sm_80"), "slow path: q, k, v or dout"));
   p.k.data = reinterpret_cast<void*>(32);
   CHECK(aligned());
   p.v.strides.row = 68;

@@ -48,9 +48,9 @@ class HostMemory:
     def heads(self, shape: Sequence[int], type: str) -> Any:
         return self.normal(shape, type)
 
-    def shifted(self, x: Any) -> Any:
-        """A copy that begins one element behind an aligned address."""
-        room = np.empty(x.size + 1, x.dtype)[1:].reshape(x.shape)
+    def loosened(self, x: Any) -> Any:
+        """A copy whose rows are one element longer than what is used of them."""
+        room = np.empty((*x.shape[:-1], x.shape[-1] + 1), x.dtype)[..., :-1]
         room[...] = x
         return room
 
@@ -104,11 +104,12 @@ class GpuMemory:
         batch, heads, length, dim = shape
         return self.normal((batch, length, heads, dim), type).transpose(1, 2)
 
-    def shifted(self, x: Any) -> Any:
+    def loosened(self, x: Any) -> Any:
         """Keeps the order of x's memory."""
         dense = x.transpose(1, 2)
-        room = self.torch.empty(dense.numel() + 1, dtype=x.dtype, device=self.device)
-        return room[1:].view(dense.shape).copy_(dense).transpose(1, 2)
+        room = self.torch.empty((*dense.shape[:-1], dense.shape[-1] + 1), dtype=x.dtype,
+                                device=self.device)
+        return room[..., :-1].copy_(dense).transpose(1, 2)
 
     def double(self, x: Any) -> Any:
         return x.double()
@@ -161,7 +162,7 @@ class NoMemory:
         batch, heads, length, dim = shape
         return self.normal((batch, length, heads, dim), type).swapped(1, 2)
 
-    def shifted(self, x: _core.Array) -> _core.Array:
+    def loosened(self, x: _core.Array) -> _core.Array:
         return x
 
     def view(self, x: _core.Array, argument: str) -> _core.Array:

@@ -67,7 +67,7 @@ class Problem:
         if self.packed:
             return self.memory.normal((batch * length, heads, dim), type or self.case.type)
         x = self.memory.heads(shape, type or self.case.type)
-        return self.memory.shifted(x) if self.unaligned else x
+        return self.memory.loosened(x) if self.unaligned else x
 
     def _like(self, x: Any, type: str) -> Any:
         """Of x's shape and order of memory, filled with NaN."""

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "plan/block_grid.h"
+#include "plan/copy_layout.h"
 #include "problem/problem.h"
 
 namespace regard {
@@ -32,6 +33,7 @@ struct CudaBuffers {
   void* row_terms = nullptr;      // wgmma: lse of [heads_q][dq_rows] rows, 16 bytes each; delta
   uint64* arrivals = nullptr;     // [blocks of the grid]: KernelParams::call once it wrote its part
   uint8* planes = nullptr;        // wgmma of f32: see plane_layout.h
+  void* copies[kInputs] = {};     // of inputs, by Input; null where there is none
 };
 
 struct KernelParams {

@@ -1,0 +1,53 @@
+// Copies of inputs that the copy engine cannot load: see plan/copy_layout.h.
+#pragma once
+
+#include "cuda/kernels/tile/simt/simt_lines.cuh"
+#include "plan/copy_layout.h"
+
+namespace regard {
+
+// A block's split says which of them is its own.
+REGARD_DEVICE Input input_of_split(const CudaBuffers& buffers, int split) {
+  int found = 0;
+#pragma unroll
+  for (int n = kInputs - 1; n >= 0; --n) {
+    int before = 0;
+#pragma unroll
+    for (int m = 0; m < n; ++m) before += buffers.copies[m] != nullptr;
+    if (buffers.copies[n] && before == split) found = n;
+  }
+  return Input(found);
+}
+
+// A tile of rows of one head. Columns past the last are 0.
+template <KernelConfig kConfig>
+REGARD_DEVICE void copy_inputs(const KernelParams& params) {
+  constexpr int kLine = InputShape::kLine;
+  const Problem& p = params.problem;
+  const BlockPlace place = place_of(params.grid, block_index());
+  const Input input = input_of_split(params.buffers, place.split);
+  const InputShape shape = shape_of(p, input);
+  if (place.head >= shape.batch * shape.heads) return;
+  const int64 b = place.head / shape.heads, h = place.head % shape.heads;
+  const int64 first = int64(place.tile) * kConfig.tiling.rows;
+  const int rows = int(smaller<int64>(kConfig.tiling.rows, shape.rows - first));
+  const int columns = int(shape.columns), lines = (columns + kLine - 1) / kLine;
+  const View& from = view_of(p, input);
+  const View to{
+      .data = params.buffers.copies[int(input)], .type = kConfig.type, .strides = shape.strides()};
+  const int64 begin = offset_of(from.strides, b, h, first, 0);
+  const int64 to_begin = offset_of(to.strides, b, h, first, 0);
+  const bool aligned = is_aligned(from);
+  with_type<kConfig.type>(from.type, [&](auto type) {
+#pragma unroll 2
+    for (int n = thread_index(); n < rows * lines; n += kConfig.tiling.warps * 32) {
+      const int row = n / lines, column = (n - row * lines) * kLine;
+      float x[kLine];
+      load_line<decltype(type)::kElement>(x, from, begin + row * from.strides.row + column,
+                                          columns - column, aligned);
+      store_line<kConfig.type>(to, to_begin + row * to.strides.row + column, kLine, true, x);
+    }
+  });
+}
+
+}  // namespace regard

@@ -1,0 +1,29 @@
+// Which inputs are copied before a kernel of Hopper's copy engine, and the problem as it sees them.
+#pragma once
+
+#include "plan/copy_layout.h"
+#include "plan/cuda_plan.hpp"
+#include "plan/cuda_reasons.hpp"
+#include "problem/problem.h"
+
+namespace regard {
+
+// What the copy engine cannot load of f16 and bf16, by its strides or its type. Where data lies
+// does not count: a workspace is asked for before there is any.
+InputSet inputs_to_copy(const Problem&);
+
+// Null where copies are worth their time.
+const char* why_not_copies(const Problem&, InputSet);
+
+// The problem with its copies in place of the inputs; memory: where they begin, or null in a plan.
+Problem with_copies(const Problem&, InputSet, uint8* memory);
+int64 copies_bytes(const Problem&, InputSet);
+
+// Whether a kernel is given the problem with copies.
+inline bool reads_copies(const KernelConfig& c) {
+  return c.family == Family::wgmma || c.kernel == Kernel::delta;
+}
+
+void add_copies_launch(CudaPlan&, const Problem&, const Because&);
+
+}  // namespace regard
