@@ -161,6 +161,7 @@ Fit take_wgmma_backward_tiling(KernelConfig& c, const TilingWish& wish) {
   for (int stages = is_wide(c) ? kMostBackwardStages : 2; stages >= 2; --stages) {
     c.tiling = tiling_of(wish.dim, wish.dim_v);
     c.tiling.stages = stages;
+    c.tiling.warps = backward_warps(c);
     if (wish.forced && !is_asked_for(c.tiling, *wish.forced)) continue;
     if (backward_wgmma_shared(c) <= wish.limits.block) return Fit::fits;
     fit = Fit::no_room;

@@ -19,6 +19,15 @@ inline constexpr int kBlocksOfCluster[] = {8, 6, 4, 3, 2};
 // S^T and dv, the other dP^T and dk.
 REGARD_INLINE bool is_wide(const KernelConfig& c) { return c.dim > 128 || c.dim_v > 128; }
 
+// Whether a warpgroup of its own makes dbias. Else that of dq does: where terms beside the bias
+// leave no registers for a fourth.
+REGARD_INLINE bool has_dbias_warpgroup(const KernelConfig& c) {
+  const Features& f = c.features;
+  return c.bias_gradient != BiasGradient::none &&
+         (larger(c.dim, c.dim_v) <= 64 || !(f.mask || f.alibi || f.dropout));
+}
+REGARD_INLINE int backward_warps(const KernelConfig& c) { return has_dbias_warpgroup(c) ? 16 : 12; }
+
 // Q is needed until dk has it, a tile longer than dO; but in the wide kernel each stage is given
 // back on its own.
 REGARD_INLINE int query_stages(const KernelConfig& c) {

@@ -251,6 +251,8 @@ TEST_CASE("blocks of a cluster read each other's shared memory") {
       "never ends", shape);
   check_fault("load_cluster_128(address_in_cluster(0, 3));\n", "no such block", shape);
   check_fault("load_cluster_128(address_in_cluster(0, 2) + 4096);\n", "of 4096", shape);
+  check_fault("uint32 x, y; load_cluster_64(address_in_cluster(0, 2) + 4096, x, y);\n", "of 4096",
+              shape);
   check_fault("sync_cluster();\n", "in a grid of 4", {.blocks = 4, .cluster = 3});
 }
 

@@ -262,14 +262,18 @@ def test_rows_of_other_sequences_are_not_felt(type):
                 assert others[0].tobytes() == others[1].tobytes(), (name, spoilt, query)
 
 
-# How Hopper's backward kernel makes dbias: clusters of 2, 3, 4 and 8 batch entries that store it,
-# tiles that nothing sees, f32 sums where heads or the batch share it, and a bias of one row.
+# How Hopper's backward kernel makes dbias: clusters of 2, 3, 4, 6 and 8 batch entries that store it,
+# clusters that add their sums, tiles that nothing sees, f32 sums where heads or the batch share it,
+# and a bias of one row; with and without a warpgroup of its own.
 DBIASES = [  # type, features, B, (Sq, Sk), D, what else
     ("bf16", ("bias_shared",), 2, (150, 200), 64, {}),
     ("f16", ("bias_shared", "top_left", "deterministic"), 3, (130, 264), 128,
      {"bias_type": "bf16"}),
     ("bf16", ("bias_shared", "window", "grouped"), 4, (200, 328), 64, {"bias_type": "f32"}),
     ("f16", ("bias_shared", "dropout"), 8, (70, 136), 64, {}),
+    ("bf16", ("bias_shared",), 6, (70, 200), 128, {}),
+    ("bf16", ("bias_shared", "top_left"), 8, (130, 136), 128, {}),
+    ("f16", ("bias_shared",), 9, (70, 136), 64, {}),
     ("bf16", ("bias_both", "mask"), 4, (100, 152), 64, {}),
     ("bf16", ("bias_shared", "accumulate", "bottom_right"), 2, (100, 133), 40, {}),
     ("f16", ("bias", "top_left", "alibi"), 2, (150, 133), 128, {"bias_type": "bf16"}),

@@ -1,8 +1,8 @@
 // Backward attention on Hopper, of a tile of keys: dk and dv, and its share of dq.
 //
 // A block keeps its keys and values in shared memory and walks over the query rows that see them,
-// of every query head that shares them. Two warpgroups have 64 keys each, the third makes dq and
-// loads; registers go from the one to the others.
+// of every query head that shares them. Two warpgroups have 64 keys each, another makes dq and
+// loads, and a fourth may make dbias; registers go from the others to those of the keys.
 #pragma once
 
 #include "cuda/kernels/tile/wgmma/dq_warpgroup.cuh"
@@ -12,7 +12,7 @@ namespace regard {
 
 template <KernelConfig kConfig>
 REGARD_DEVICE void backward_wgmma(const KernelParams& params, const BackwardMaps& maps) {
-  static_assert(kConfig.tiling.warps == 12);
+  static_assert(kConfig.tiling.warps == backward_warps(kConfig));
   const BackwardMemory<kConfig> memory;
   if (thread_index() == 0) {
     memory.init_barriers();
@@ -28,6 +28,9 @@ REGARD_DEVICE void backward_wgmma(const KernelParams& params, const BackwardMaps
   if (warpgroup == 0) {
     give_registers<registers_of_dq<kConfig>()>();
     DqWarpgroup<kConfig>{params, maps, memory}.run();
+  } else if (has_dbias_warpgroup(kConfig) && warpgroup == 3) {
+    give_registers<registers_of_dbias<kConfig>()>();
+    DscoreBias<kConfig>{params, memory}.run();
   } else {
     take_registers<registers_of_keys<kConfig>()>();
     KeyWarpgroup<kConfig>{params, maps, memory, warpgroup - 1}.run();

@@ -136,6 +136,12 @@ REGARD_DEVICE Bits128 load_cluster_128(SharedAddress from) {
                : "memory");
   return x;
 }
+REGARD_DEVICE void load_cluster_64(SharedAddress from, uint32& x, uint32& y) {
+  asm volatile("ld.shared::cluster.v2.b32 {%0, %1}, [%2];"
+               : "=r"(x), "=r"(y)
+               : "r"(from)
+               : "memory");
+}
 // At a barrier of another block. It orders nothing by itself: a release would wait for all that the
 // thread has written to memory. What it tells of is in shared memory already, of which there is one
 // copy, or in registers.

@@ -24,19 +24,22 @@ struct BackwardTask {
 };
 static_assert(sizeof(BackwardTask) <= kBackwardTaskBytes);
 
-// Registers of a thread of each key warpgroup; of the 504 that a thread of each of the three has at
-// the start, what is left is for dq. Where that one makes dbias as well, it has some of those that
-// the keys can spare.
+// Registers of a thread of each role: of the keys, of dbias, and what is left for dq.
 template <KernelConfig kConfig>
 constexpr int registers_of_keys() {
-  const Features& f = kConfig.features;
   if (kConfig.bias_gradient == BiasGradient::none) return 216;
-  if (kConfig.dim <= 64 && kConfig.dim_v <= 64) return 192;
-  return f.mask || f.alibi || f.dropout ? 216 : 208;
+  if (larger(kConfig.dim, kConfig.dim_v) <= 64) return 184;
+  return has_dbias_warpgroup(kConfig) ? 208 : 216;
+}
+template <KernelConfig kConfig>
+constexpr int registers_of_dbias() {
+  if (!has_dbias_warpgroup(kConfig)) return 0;
+  return larger(kConfig.dim, kConfig.dim_v) <= 64 ? 56 : 32;
 }
 template <KernelConfig kConfig>
 constexpr int registers_of_dq() {
-  return 504 - 2 * registers_of_keys<kConfig>();
+  const int at_start = has_dbias_warpgroup(kConfig) ? 4 * 128 : 3 * 168;
+  return at_start - 2 * registers_of_keys<kConfig>() - registers_of_dbias<kConfig>();
 }
 
 // Whether there is a bias or a mask, of which key warpgroups find tiles in shared memory.
@@ -51,7 +54,7 @@ struct BackwardMemory {
   static constexpr int kQueryStages = query_stages(kConfig);
   static constexpr int kPairTermBuffers = pair_term_buffers(kConfig);
   static constexpr bool kWide = is_wide(kConfig);
-  static constexpr int kKeyWarps = kWide ? 4 : kConfig.tiling.warps - 4;  // that make dS^T
+  static constexpr int kKeyWarps = kWide ? 4 : 8;  // that make dS^T
   // Who says that bias and mask are there, and that they have been read: a warp whose copies run in
   // the background, or each thread that writes bytes itself, and each that reads them.
   static constexpr bool kEachArrives = (kConfig.features.mask && kConfig.mask_copy == 1) ||
@@ -113,24 +116,24 @@ struct BackwardMemory {
   static constexpr int kPeersFull = kPeerKeysFull + 1;
   static_assert(kPeersFull + kDscoreBuffers == kBackwardBarriers);
 
-
   REGARD_DEVICE SharedAddress barrier(int kind, int index = 0) const {
     return begin + kLayout.barriers + (kind + index) * 8;
   }
 
   // Tiles are full by one arrival and the copies' bytes; dS^T is when every warp of it has arrived,
   // and empty when every warp that makes dq has. Bias and mask are full when each of those has
-  // brought its part. In a cluster, dS^T is read by the warps of all of its blocks, and each says
-  // to all that its own is full.
+  // brought its part. In a cluster over the batch, all that make dS^T say so to all of its blocks,
+  // and each block says to all that it has read theirs.
   REGARD_DEVICE void init_barriers() const {
     init_barrier(barrier(kKeysFull), 1);
     init_barrier(barrier(kValuesFull), 1);
     for (int stage = 0; stage < kQueryStages; ++stage) init_barrier(barrier(kQueryFull, stage), 1);
     for (int stage = 0; stage < kStages; ++stage) init_barrier(barrier(kDoutFull, stage), 1);
     for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
-      init_barrier(barrier(kDscoreFull, buffer), kEachArrives && !kWide ? kKeyWarps * 32 : kKeyWarps);
-      init_barrier(barrier(kDscoreEmpty, buffer), 4 * cluster_size(kConfig));
-      init_barrier(barrier(kPeersFull, buffer), kConfig.cluster);
+      init_barrier(barrier(kDscoreFull, buffer),
+                   kEachArrives && !kWide ? kKeyWarps * 32 : kKeyWarps);
+      init_barrier(barrier(kDscoreEmpty, buffer), (kConfig.paired ? 8 : 4) + readers_for_dbias());
+      init_barrier(barrier(kPeersFull, buffer), kKeyWarps * kConfig.cluster);
     }
     for (int buffer = 0; buffer < kMostPairTermBuffers; ++buffer) {
       init_barrier(barrier(kPairTermsFull, buffer), kEachArrives ? 128 : 4);
@@ -149,6 +152,11 @@ struct BackwardMemory {
       }
     }
     publish_barriers();
+  }
+  // Arrivals that say that dbias has a tile's dS^T: of a cluster one of each block.
+  static constexpr int readers_for_dbias() {
+    if (kConfig.bias_gradient == BiasGradient::none) return 0;
+    return kConfig.cluster > 1 ? kConfig.cluster : 4;
   }
 };
 

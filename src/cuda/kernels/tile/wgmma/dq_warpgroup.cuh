@@ -6,11 +6,11 @@
 // tile before: tiles of rows need no barriers to be given back.
 #pragma once
 
-#include "cuda/kernels/tile/wgmma/backward_memory.cuh"
 #include "cuda/kernels/tile/dq_order.cuh"
+#include "cuda/kernels/tile/mask_copy.cuh"
+#include "cuda/kernels/tile/wgmma/backward_memory.cuh"
 #include "cuda/kernels/tile/wgmma/dq_turns.cuh"
 #include "cuda/kernels/tile/wgmma/dscore_bias.cuh"
-#include "cuda/kernels/tile/mask_copy.cuh"
 
 namespace regard {
 
@@ -21,16 +21,13 @@ struct DqWarpgroup {
   static constexpr int kRows = Memory::kRows, kKeys = Memory::kKeys;
   static constexpr int kAtOnce = 8;  // blocks of columns, whose sums are in registers
   static constexpr int kThreads = 128;
-  static constexpr bool kMakesDbias = kConfig.bias_gradient != BiasGradient::none;
-  // Whether dbias is made while products of dq are under way.
-  static constexpr bool kHasRoom = registers_of_dq<kConfig>() > 72;
-  static constexpr bool kFreesEarly = kConfig.wants_dq && (!kMakesDbias || kHasRoom);
+  static constexpr bool kMakesDbias =
+      kConfig.bias_gradient != BiasGradient::none && !has_dbias_warpgroup(kConfig);
   static constexpr int kNoPanel = 16;  // a tile of one panel: no next one begins anywhere
 
   const KernelParams& params;
   const BackwardMaps& maps;
   Memory memory;
-  DscoreBias<kConfig> dbias{params, memory};
   DqTurns<kConfig> turns{params};
   int64 rows_of_head, first_row_of_sequence;  // of dq's sums
 
@@ -209,23 +206,15 @@ struct DqWarpgroup {
     const int first_block = part * kAtOnce;
     Accumulator sums[kBlocks];
     multiply(sums, use & 1, first_block);
-    if constexpr (kMakesDbias && kHasRoom) dbias.add(task, step, use, part, kParts);
     wait_products<0>();
     hold(sums);
-    if (part == kParts - 1 && kFreesEarly) free_dscores(use);
+    if (part == kParts - 1) free_dscores(use);
     if (kConfig.ordered && part == 0) turns.take(task, step);
     add_to_memory(sums, task, step, first_block);
   }
   REGARD_DEVICE void free_dscores(int use) const {
     const SharedAddress barrier = memory.barrier(Memory::kDscoreEmpty, use & 1);
-    sync_warp();  // every lane has read it, for dbias
-    if constexpr (kConfig.cluster > 1) {
-      if (lane_index() < kConfig.cluster) {
-        arrive_in_cluster(address_in_cluster(barrier, lane_index()));
-      }
-    } else if (lane_index() == 0) {
-      arrive(barrier);
-    }
+    if (lane_index() == 0) arrive(barrier);
   }
   REGARD_DEVICE void make_dq(const BackwardTask& task, const BackwardStep& step, int use) {
     constexpr int kBlocks = kConfig.dim / 8, kWhole = kBlocks / kAtOnce, kRest = kBlocks % kAtOnce;
@@ -240,7 +229,8 @@ struct DqWarpgroup {
 
   REGARD_DEVICE void run() {
     const BackwardTask task = uniform_task(memory.task());
-    dbias.clear_unseen(task);
+    DscoreBias<kConfig> dbias{params, memory};
+    if constexpr (kMakesDbias) dbias.clear_unseen(task);
     if (task.steps == 0) return;
     set_rows(task);
     BackwardStep step{task.kv * int(params.problem.sizes.group()), task.first_tile};
@@ -263,7 +253,6 @@ struct DqWarpgroup {
     for (int use = 0; use < steps; ++use) {
       forget(memory.begin);
       wait_barrier(memory.barrier(Memory::kDscoreFull, use & 1), parity_of(use));
-      if (warp_index() == 0) dbias.announce(use);
       if (thread_index() == 0 && use + 2 < steps) {
         load_queries(task, ahead, use + 2);
         load_douts(task, ahead, use + 2);
@@ -274,11 +263,10 @@ struct DqWarpgroup {
       }
       if constexpr (kConfig.wants_dq) {
         make_dq(task, step, use);
+      } else {
+        free_dscores(use);
       }
-      if constexpr (kMakesDbias && !(kConfig.wants_dq && kHasRoom)) {
-        dbias.add(task, step, use, 0, 1);
-      }
-      if constexpr (!kFreesEarly) free_dscores(use);
+      if constexpr (kMakesDbias) dbias.add(task, step, use);
       if constexpr (kHasPairTerms<kConfig>) {
         if (use + 2 < steps) hand_over_pair_terms(use + 2);
       }

@@ -1,5 +1,4 @@
-// The gradient of the bias, from the tiles of dS^T of a wgmma backward block, by the warpgroup that
-// makes dq.
+// The gradient of the bias, from the tiles of dS^T of a wgmma backward block, by a warpgroup.
 //
 // Elements go straight to dbias where nothing else adds to them, else to f32 sums in memory. The
 // batch entries that share a bias may be the blocks of a cluster: at the same time they have dS^T
@@ -24,22 +23,31 @@ struct DscoreBias {
   static constexpr int kGroupKeys = dbias_group(kConfig);  // of a tile's keys, moved at once
   static constexpr int kGroups = kKeys / kGroupKeys;
   static constexpr int kLaneKeys = kGroupKeys / 4;  // of a row, that a lane writes
+  static constexpr int kWords = kLaneKeys / 2;
   static constexpr int kThreads = 128, kBarrier = 5;
-  // Blocks of a cluster whose dS^T is in registers at once.
-  static constexpr int kAtOnce = kConfig.cluster <= 4 ? kConfig.cluster : kConfig.cluster / 2;
-  static_assert(kConfig.cluster % kAtOnce == 0);
   static constexpr int kParts = dbias_parts(kConfig);  // 16-bit terms of an element's sum
   static constexpr Type kTo = writes_f32_dbias(kConfig) ? Type::f32 : kConfig.bias_type;
   static constexpr Type kTerm = kTo == Type::f16 ? Type::f16 : Type::bf16;
   using Term = typename ElementOf<kTerm>::Format;
+  // What is moved: the sums of a cluster, or dS^T.
+  static constexpr Type kMoved = kShares ? kTerm : kConfig.type;
+  using Moved = typename ElementOf<kMoved>::Format;
+  static constexpr bool kMovesWords = kStores && kTo == kMoved;
 
   const KernelParams& params;
   const Memory memory;
-  // Of the block's groups, those that it sums.
-  const int first_group = kShares ? cluster_rank() * kGroups / kConfig.cluster : 0;
-  const int end_group = kShares ? (cluster_rank() + 1) * kGroups / kConfig.cluster : kGroups;
-  int turn = 0;       // of the two places where a group's sum passes shared memory
   float key_sum = 0;  // of a bias of one row: of this thread's key, over the rows of a head
+
+  static REGARD_DEVICE int thread() { return thread_index() % kThreads; }
+  static REGARD_DEVICE int warp() { return warp_index() % (kThreads / 32); }
+
+  // Of the block's groups, those that it sums.
+  static REGARD_DEVICE int first_group() {
+    return kShares ? cluster_rank() * kGroups / kConfig.cluster : 0;
+  }
+  static REGARD_DEVICE int end_group() {
+    return kShares ? (cluster_rank() + 1) * kGroups / kConfig.cluster : kGroups;
+  }
 
   // ------------------------------------------------------------------------------------ the places
 
@@ -54,72 +62,69 @@ struct DscoreBias {
   // A lane's keys of a row, of which `left` exist; the first is `at` in memory.
   REGARD_DEVICE void put(int64 at, int left, const float (&x)[kLaneKeys]) const {
     if constexpr (kStores) {
-      store(at, left, x);
-    } else {
-      float* const to = params.buffers.dbias_sums + at;
-      if (kConfig.dbias_aligned && left >= kLaneKeys) {
-        add_global_4(to, x);
-        return;
+      if (kConfig.dbias_aligned && left >= kLaneKeys && !params.problem.accumulate) {
+        store_row(at, x);
+      } else {
+#pragma unroll 1
+        for (int e = 0; e < kLaneKeys && e < left; ++e) store_key(at, e, choose(x, e));
       }
-#pragma unroll
-      for (int e = 0; e < kLaneKeys; ++e) {
-        if (e < left) add_global(to + e * strides().column, x[e]);
+    } else {
+      if (kConfig.dbias_aligned && left >= kLaneKeys) {
+        add_global_4(params.buffers.dbias_sums + at, x);
+      } else {
+#pragma unroll 1
+        for (int e = 0; e < kLaneKeys && e < left; ++e) {
+          add_global(params.buffers.dbias_sums + at + e * strides().column, choose(x, e));
+        }
       }
     }
   }
-  REGARD_DEVICE void store(int64 at, int left, const float (&x)[kLaneKeys]) const {
-    if (params.problem.accumulate) {
-#pragma unroll 1
-      for (int e = 0; e < kLaneKeys && e < left; ++e) {
-        const int64 to = at + e * strides().column;
-        store_element(dbias().data, kTo, to,
-                      load_element<float>(dbias().data, kTo, to) + choose(x, e));
-      }
-    } else if (kConfig.dbias_aligned && left >= kLaneKeys) {
+  REGARD_DEVICE void store_key(int64 at, int e, float x) const {
+    at += e * strides().column;
+    if (params.problem.accumulate) x += load_element<float>(dbias().data, kTo, at);
+    store_element(dbias().data, kTo, at, x);
+  }
+  REGARD_DEVICE void store_row(int64 at, const float (&x)[kLaneKeys]) const {
+    if constexpr (kTo == Type::f32) {
       Bits128 words;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        if constexpr (kTo == Type::f32) {
-          words.word[w] = bits_of(x[w]);
-        } else if (2 * w < kLaneKeys) {
-          words.word[w] = pack<Term>(x[2 * w], x[2 * w + 1]);
-        }
-      }
-      if constexpr (kTo == Type::f32) {
-        store_global_128(static_cast<float*>(dbias().data) + at, words);
-      } else if constexpr (kLaneKeys == 8) {
-        store_global_128(static_cast<uint16*>(dbias().data) + at, words);
-      } else {
-        store_global_64(static_cast<uint16*>(dbias().data) + at, words.word[0], words.word[1]);
-      }
+      for (int w = 0; w < 4; ++w) words.word[w] = bits_of(x[w]);
+      store_global_128(static_cast<float*>(dbias().data) + at, words);
     } else {
-#pragma unroll 1
-      for (int e = 0; e < kLaneKeys && e < left; ++e) {
-        store_element(dbias().data, kTo, at + e * strides().column, choose(x, e));
-      }
+      uint32 words[kWords];
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) words[w] = pack<Term>(x[2 * w], x[2 * w + 1]);
+      store_words(at, words);
+    }
+  }
+  REGARD_DEVICE void store_words(int64 at, const uint32 (&x)[kWords]) const {
+    uint16* const to = static_cast<uint16*>(dbias().data) + at;
+    if constexpr (kWords == 4) {
+      store_global_128(to, {x[0], x[1], x[2], x[3]});
+    } else {
+      store_global_64(to, x[0], x[1]);
     }
   }
   // x[e], by selection: a register has no address.
-  static REGARD_DEVICE float choose(const float (&x)[kLaneKeys], int e) {
-    float chosen = x[0];
+  template <class T, int kCount>
+  static REGARD_DEVICE T choose(const T (&x)[kCount], int e) {
+    T chosen = x[0];
 #pragma unroll
-    for (int i = 1; i < kLaneKeys; ++i) chosen = e == i ? x[i] : chosen;
+    for (int i = 1; i < kCount; ++i) chosen = e == i ? x[i] : chosen;
     return chosen;
   }
 
   // ------------------------------------------------------------------------------------- from dS^T
 
-  // Adds a row of a group to a lane's sums: of the warp's rows, that of number 8 half + lane / 4,
-  // from key kLaneKeys (lane % 4) on. A matrix of the load has eight of the keys, those of a lane
-  // in neighbouring places, in an order that keeps all of them in different banks: what lane c has
+  // A lane's keys of a row of a group: of the warp's rows, that of number 8 half + lane / 4, from
+  // key kLaneKeys (lane % 4) on. A matrix of the load has eight of the keys, those of a lane in
+  // neighbouring places, in an order that keeps all of them in different banks: what lane c has
   // first is turned by c.
-  template <class Of>
-  static REGARD_DEVICE void add_row(float (&sums)[kLaneKeys], SharedAddress group, int half) {
-    constexpr int kWords = kLaneKeys / 2;
+  static REGARD_DEVICE void take_row(uint32 (&row)[kWords], SharedAddress group, int half) {
     const int place = lane_index() % 8, matrix = lane_index() / 8 % kWords;
     const int turned = kWords == 4 ? (matrix + place / 2) % 4 : matrix ^ place / 4;
     const int key = place / 2 * kLaneKeys + turned * 2 + place % 2;
-    const int piece = warp_index() * 2 + (kWords == 4 ? half : lane_index() / 16);
+    const int piece = warp() * 2 + (kWords == 4 ? half : lane_index() / 16);
     uint32 x[4];
     load_matrices_transposed(x, group + piece_offset(key, piece));
     const int lane = lane_index() % 4;
@@ -130,97 +135,142 @@ struct DscoreBias {
 #pragma unroll
         for (int w = 0; w < 4; ++w) x[w] = lane & step ? before[(w + 4 - step) % 4] : before[w];
       }
-    } else {
-      const uint32 low = x[half * 2], high = x[half * 2 + 1];
-      x[0] = lane & 2 ? high : low;
-      x[1] = lane & 2 ? low : high;
-    }
 #pragma unroll
-    for (int e = 0; e < kLaneKeys; ++e) sums[e] += widen<Of>(uint16(x[e / 2] >> e % 2 * 16));
+      for (int w = 0; w < kWords; ++w) row[w] = x[w];
+    } else {
+      const uint32 low = half ? x[2] : x[0], high = half ? x[3] : x[1];
+      row[0] = lane & 2 ? high : low;
+      row[1] = lane & 2 ? low : high;
+    }
+  }
+  static REGARD_DEVICE float key_of(const uint32 (&row)[kWords], int e) {
+    return widen<Moved>(uint16(choose(row, e / 2) >> e % 2 * 16));
   }
 
   // The sum of all blocks' dS^T of a group goes to shared memory: as one 16-bit term of the kind
-  // that dbias has, or as two. A thread has eight rows of a key.
+  // that dbias has, or as two. As many blocks' as there are come at once, in few registers: a
+  // thread has four or eight rows of a key.
   REGARD_DEVICE void sum_group(SharedAddress group, SharedAddress to) const {
+    constexpr int kSumWords = kConfig.cluster <= 4 && kParts == 1 ? 4 : 2;
+    constexpr int kThreadsOfKey = 32 / kSumWords;
+    const int word = thread() % kThreadsOfKey * kSumWords;
 #pragma unroll
-    for (int first_key = 0; first_key < kGroupKeys; first_key += kThreads / 8) {
-      sum_keys(group, to, piece_offset(first_key + thread_index() / 8, thread_index() % 8));
+    for (int first = 0; first < kGroupKeys; first += kThreads / kThreadsOfKey) {
+      const int key = first + thread() / kThreadsOfKey;
+      sum_rows_of_key<kSumWords>(group, to, piece_offset(key, word / 4) + word % 4 * 4);
     }
     sync_threads(kBarrier, kThreads);
   }
-  REGARD_DEVICE void sum_keys(SharedAddress group, SharedAddress to, int own) const {
-    float sums[8] = {};
-#pragma unroll 1
-    for (int first = 0; first < kConfig.cluster; first += kAtOnce) {
-      Bits128 x[kAtOnce];
+  template <int kSumWords>
+  REGARD_DEVICE void sum_rows_of_key(SharedAddress group, SharedAddress to, int own) const {
+    uint32 x[kConfig.cluster][kSumWords];
 #pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-        x[n] = load_cluster_128(address_in_cluster(group + own, first + n));
+    for (int n = 0; n < kConfig.cluster; ++n) {
+      load_cluster(x[n], address_in_cluster(group + own, n));
+    }
+#pragma unroll
+    for (int w = 0; w < kSumWords; ++w) {
+      float low = widen<Format>(uint16(x[0][w])), high = widen<Format>(uint16(x[0][w] >> 16));
+#pragma unroll
+      for (int n = 1; n < kConfig.cluster; ++n) {
+        low += widen<Format>(uint16(x[n][w]));
+        high += widen<Format>(uint16(x[n][w] >> 16));
       }
 #pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          sums[e] += widen<Format>(uint16(x[n].word[e / 2] >> e % 2 * 16));
-        }
+      for (int part = 0; part < kParts; ++part) {
+        const uint32 term = pack<Term>(low, high);
+        x[part][w] = term;
+        low = rest_of(low, uint16(term));
+        high = rest_of(high, uint16(term >> 16));
       }
     }
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      Bits128 terms;
-#pragma unroll
-      for (int w = 0; w < 4; ++w) terms.word[w] = pack<Term>(sums[2 * w], sums[2 * w + 1]);
-      store_shared_128(to + part * panel_bytes(kGroupKeys) + own, terms);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const float rest = sums[e] - widen<Term>(uint16(terms.word[e / 2] >> e % 2 * 16));
-        sums[e] = rest - rest == 0 ? rest : 0;  // what is not finite is in the first term alone
-      }
+      store_shared(to + part * panel_bytes(kGroupKeys) + own, x[part]);
     }
   }
+  // What is not finite is in the first term alone.
+  static REGARD_DEVICE float rest_of(float x, uint16 term) {
+    const float rest = x - widen<Term>(term);
+    return rest - rest == 0 ? rest : 0;
+  }
+  static REGARD_DEVICE void load_cluster(uint32 (&x)[4], SharedAddress from) {
+    const Bits128 four = load_cluster_128(from);
+#pragma unroll
+    for (int w = 0; w < 4; ++w) x[w] = four.word[w];
+  }
+  static REGARD_DEVICE void load_cluster(uint32 (&x)[2], SharedAddress from) {
+    load_cluster_64(from, x[0], x[1]);
+  }
+  static REGARD_DEVICE void store_shared(SharedAddress to, const uint32 (&x)[4]) {
+    store_shared_128(to, {x[0], x[1], x[2], x[3]});
+  }
+  static REGARD_DEVICE void store_shared(SharedAddress to, const uint32 (&x)[2]) {
+    store_shared_64(to, x[0], x[1]);
+  }
 
-  REGARD_DEVICE void put_group(int64 at, int64 rows_on, int left, int rows_left,
+  // Of a tile of rows and the block's keys. Where it is comes late, from shared memory: the sums
+  // need the registers.
+  REGARD_DEVICE void put_group(const BackwardTask& task, const BackwardStep& step, int n,
                                SharedAddress group) const {
-    using Of = typename ElementOf<kShares ? kTerm : kConfig.type>::Format;
+    const Strides& s = strides();
+    int row = step.tile * kRows + warp() * 16 + lane_index() / 4;
+    const int key = task.first_key + n * kGroupKeys + lane_index() % 4 * kLaneKeys;
+    const int left = task.seq.len_k - key;
+    int64 at = head_offset(task, step.head) + row * s.row + key * s.column;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sums[kLaneKeys] = {};
+      uint32 words[kWords];
+      take_row(words, group, half);
+      if constexpr (kMovesWords) {
+        if (row < task.seq.len_q) put_words(at, left, words);
+      } else {
+        float x[kLaneKeys];
 #pragma unroll
-      for (int part = 0; part < (kShares ? kParts : 1); ++part) {
-        add_row<Of>(sums, group + part * panel_bytes(kGroupKeys), half);
+        for (int e = 0; e < kLaneKeys; ++e) x[e] = key_of(words, e);
+        if constexpr (kShares && kParts == 2) {
+          take_row(words, group + panel_bytes(kGroupKeys), half);
+#pragma unroll
+          for (int e = 0; e < kLaneKeys; ++e) x[e] += key_of(words, e);
+        }
+        if (row < task.seq.len_q) put(at, left, x);
       }
-      if (rows_left > half * 8) put(at + half * rows_on, left, sums);
+      row += 8;
+      at += 8 * s.row;
+    }
+  }
+  // As they are.
+  REGARD_DEVICE void put_words(int64 at, int left, const uint32 (&row)[kWords]) const {
+    if (kConfig.dbias_aligned && left >= kLaneKeys && !params.problem.accumulate) {
+      store_words(at, row);
+    } else {
+#pragma unroll 1
+      for (int e = 0; e < kLaneKeys && e < left; ++e) store_key(at, e, key_of(row, e));
     }
   }
 
-  // Some groups of a tile of rows and the block's keys, whose dS^T is in this buffer.
-  REGARD_DEVICE void put_groups(const BackwardTask& task, const BackwardStep& step, int buffer,
-                                int first, int end) {
-    const Strides& s = strides();
-    const int first_row = step.tile * kRows + warp_index() * 16 + lane_index() / 4;
-    const int key = task.first_key + first * kGroupKeys + lane_index() % 4 * kLaneKeys;
-    int64 at = head_offset(task, step.head) + first_row * s.row + key * s.column;
-    int left = task.seq.len_k - key;
-    const int rows_left = task.seq.len_q - first_row;
-    SharedAddress group = memory.dscores(buffer) + first * panel_bytes(kGroupKeys);
+  // All of the groups that the block sums.
+  REGARD_DEVICE void put_groups(const BackwardTask& task, const BackwardStep& step, int use) const {
+    constexpr bool kEven = kGroups % kConfig.cluster == 0;
+    const int count = kEven ? kGroups / kConfig.cluster : end_group() - first_group();
 #pragma unroll 1
-    for (int n = first; n < end; ++n) {
-      SharedAddress from = group;
+    for (int n = 0; n < count; ++n) {
+      const int group = first_group() + n;
+      SharedAddress from = memory.dscores(use & 1) + group * panel_bytes(kGroupKeys);
       if constexpr (kShares) {
-        from = memory.dbias_terms() + turn * kParts * panel_bytes(kGroupKeys);
-        turn ^= 1;
-        sum_group(group, from);
+        const int turn = (use * count + n) & 1;
+        const SharedAddress sums = memory.dbias_terms() + turn * kParts * panel_bytes(kGroupKeys);
+        sum_group(from, sums);
+        if (n + 1 == count) free(use & 1);
+        from = sums;
       }
-      put_group(at, 8 * s.row, left, rows_left, from);
-      group += panel_bytes(kGroupKeys);
-      at += kGroupKeys * s.column;
-      left -= kGroupKeys;
+      put_group(task, step, group, from);
     }
   }
 
   // A bias of one row: each thread has a key, whose rows are one row of dS^T.
   REGARD_DEVICE void sum_rows(int buffer) {
-    const int key = thread_index();
+    const int key = thread();
 #pragma unroll
     for (int piece = 0; piece < kRows / 8; ++piece) {
       const Bits128 x = load_shared_128(memory.dscores(buffer) + piece_offset(key, piece));
@@ -231,7 +281,7 @@ struct DscoreBias {
     }
   }
   REGARD_DEVICE void add_key_sum(const BackwardTask& task, int head) {
-    const int j = task.first_key + thread_index();
+    const int j = task.first_key + thread();
     if (j < task.seq.len_k) {
       add_global(params.buffers.dbias_sums + head_offset(task, head) + j * strides().column,
                  key_sum);
@@ -239,32 +289,46 @@ struct DscoreBias {
     key_sum = 0;
   }
 
-  // ---------------------------------------------------------------------------------- what C calls
+  // -------------------------------------------------------------------------------------- the walk
 
-  // dS^T of this use is in all of the block's own memory: by one warp.
-  REGARD_DEVICE void announce(int use) const {
-    if constexpr (kShares) {
-      if (lane_index() < kConfig.cluster) {
-        arrive_in_cluster(
-            address_in_cluster(memory.barrier(Memory::kPeersFull, use & 1), lane_index()));
+  // The warpgroup has read dS^T of this buffer; in a cluster, that of all blocks.
+  REGARD_DEVICE void free(int buffer) const {
+    const SharedAddress barrier = memory.barrier(Memory::kDscoreEmpty, buffer);
+    if constexpr (kShares) {  // behind a barrier of the warpgroup
+      if (warp() == 0 && lane_index() < kConfig.cluster) {
+        arrive_in_cluster(address_in_cluster(barrier, lane_index()));
       }
+    } else {
+      sync_warp();
+      if (lane_index() == 0) arrive(barrier);
     }
   }
-  // The part of a tile's work that is done beside the `part`th of so many products of dq. Other
-  // blocks' dS^T is waited for as late as may be.
-  REGARD_DEVICE void add(const BackwardTask& task, const BackwardStep& step, int use, int part,
-                         int parts) {
-    const bool is_last = part == parts - 1;
+
+  // The block's own dS^T is there; that of others is waited for.
+  REGARD_DEVICE void add(const BackwardTask& task, const BackwardStep& step, int use) {
     if constexpr (kSumsRows) {
-      if (!is_last) return;
       sum_rows(use & 1);
-      if (step.tile + 1 == task.end_tile) add_key_sum(task, step.head);
     } else if constexpr (kShares) {
-      if (!is_last) return;
       wait_barrier(memory.barrier(Memory::kPeersFull, use & 1), parity_of(use));
-      put_groups(task, step, use & 1, first_group, end_group);
-    } else if constexpr (kOn) {
-      put_groups(task, step, use & 1, part * kGroups / parts, (part + 1) * kGroups / parts);
+      put_groups(task, step, use);
+    } else {
+      put_groups(task, step, use);
+    }
+    if constexpr (!kShares) free(use & 1);
+    if (kSumsRows && step.tile + 1 == task.end_tile) add_key_sum(task, step.head);
+  }
+  // The walk of a warpgroup that does nothing else.
+  REGARD_DEVICE void run() {
+    const BackwardTask& task = memory.task();
+    clear_unseen(task);
+    BackwardStep step{task.kv * int(params.problem.sizes.group()), task.first_tile};
+#pragma unroll 1
+    for (int use = 0; use < task.steps; ++use) {
+      if constexpr (!kShares) {
+        wait_barrier(memory.barrier(Memory::kDscoreFull, use & 1), parity_of(use));
+      }
+      add(task, step, use);
+      step.advance(task);
     }
   }
 
@@ -286,11 +350,11 @@ struct DscoreBias {
   }
   REGARD_DEVICE void clear_tile(const BackwardTask& task, const BackwardStep& step) const {
     const Strides& s = strides();
-    const int first_row = step.tile * kRows + warp_index() * 16 + lane_index() / 4;
+    const int first_row = step.tile * kRows + warp() * 16 + lane_index() / 4;
     const int key = task.first_key + lane_index() % 4 * kLaneKeys;
     const int64 at = head_offset(task, step.head) + first_row * s.row + key * s.column;
 #pragma unroll 1
-    for (int n = first_group; n < end_group; ++n) {
+    for (int n = first_group(); n < end_group(); ++n) {
       const int left = task.seq.len_k - key - n * kGroupKeys;
       const int64 to = at + n * kGroupKeys * s.column;
       if (first_row < task.seq.len_q) put(to, left, {});

@@ -66,8 +66,7 @@ struct KeyWarpgroup {
                                      SharedAddress terms) {
     begin_products();
     if constexpr (kAdds) {
-      multiply_registers_by_rows<Format>(x, factors, strip_descriptor(terms),
-                                         false);
+      multiply_registers_by_rows<Format>(x, factors, strip_descriptor(terms), false);
     }
     const uint32 a = tile_word(own + own_rows, 0);
     const uint32 b = tile_word(rows, 0);
@@ -182,6 +181,11 @@ struct KeyWarpgroup {
     sync_warp();
     if (Memory::kEachArrives || lane_index() == 0) {
       arrive(memory.barrier(Memory::kDscoreFull, use & 1));
+    }
+    // From here, so that nothing else of a block delays the others.
+    if (kConfig.cluster > 1 && lane_index() < kConfig.cluster) {
+      arrive_in_cluster(
+          address_in_cluster(memory.barrier(Memory::kPeersFull, use & 1), lane_index()));
     }
   }
 

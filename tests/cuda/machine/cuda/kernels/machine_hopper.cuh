@@ -64,10 +64,15 @@ REGARD_DEVICE SharedAddress address_in_block(SharedAddress x) { return x & 0x3ff
 REGARD_DEVICE Bits128 load_cluster_128(SharedAddress from, Where where = here()) {
   return load_shared_128(from, where);
 }
+REGARD_DEVICE void load_cluster_64(SharedAddress from, uint32& x, uint32& y, Where where = here()) {
+  uint32 words[2];
+  std::memcpy(words, machine->shared_at(from, 8, emulated::Access::read, where), 8);
+  x = words[0];
+  y = words[1];
+}
 REGARD_DEVICE void arrive_in_cluster(SharedAddress barrier, Where where = here()) {
   arrive(barrier, where);
 }
-
 REGARD_DEVICE void store_matrices(SharedAddress row, const uint32 (&m)[4], Where where = here()) {
   machine->store_matrices(row, m, where);
 }
