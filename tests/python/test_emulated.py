@@ -324,17 +324,37 @@ def with_scores(case, levels, group):
 
 @pytest.mark.filterwarnings("ignore:overflow")  # gradients, which are not asked for
 @pytest.mark.parametrize("type", ["f16", "bf16", "f32"])
-@pytest.mark.parametrize("features", [(), ("bottom_right", "window")], ids=["", "window"])
+@pytest.mark.parametrize("features", [(), ("bottom_right", "window"), ("mask",), ("alibi", "sink"),
+                                      ("bias",), ("softcap", "dropout")], ids="+".join)
 def test_references_that_run_away(features, type):
     rng = np.random.default_rng([len(features), TYPES.index(type)])
+    more = {"window": (400, 30)} if "window" in features else {}
+    more |= {"softcap": 1e4} if "softcap" in features else {}
     for turn in range(8):
         group = [16, 43, 128][turn % 3]
-        case = cases.make(features, type, batch=1, sizes=(140, 600), dim=64,
-                          **({"window": (400, 30)} if features else {}))
+        case = cases.make(features, type, batch=1, sizes=(140, 600), dim=64, **more)
         if type == "bf16" and turn % 2:
             case.values["v"] = case.values["v"] * 2.0**75
             case.inputs["v"] = regard.store(case.values["v"], case.inputs["v"].dtype)
         with_scores(case, runaway(rng, (1, 2, 140, -(-600 // group))), group)
+        judge_forward(case, WGMMA + "+mixed+" + str(turn))
+
+
+@pytest.mark.parametrize("bias", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("type", ["f16", "bf16"])
+@pytest.mark.parametrize("features", [("bias",), ("bias_infinite", "top_left"), ("bias", "mask")],
+                         ids="+".join)
+def test_references_that_run_away_with_the_bias(features, type, bias):
+    """The block that is computed again needs the bias whose place the next one's has taken."""
+    rng = np.random.default_rng([len(features), TYPES.index(type), TYPES.index(bias)])
+    for turn in range(4):
+        # Rows of 600 keys are copied by the copy engine, of 604 by the lanes, of 603 one by one.
+        keys = [600, 604, 603][turn % 3]
+        case = cases.make(features, type, batch=1, sizes=(140, keys), dim=64, bias_type=bias)
+        levels = runaway(rng, (1, 1, 140, -(-keys // 43))).clip(-6e4, 6e4).repeat(43, -1)
+        values = case.values["bias"] + levels[..., :keys]
+        case.inputs["bias"] = regard.store(values, regard.DTYPES[bias])
+        case.values["bias"] = regard.load(case.inputs["bias"])
         judge_forward(case, WGMMA + "+mixed+" + str(turn))
 
 

@@ -14,7 +14,7 @@ struct ForwardScores {
   static constexpr int kM = Place::kM, kKeys = Place::kKeys, kKeyBlocks = Place::kKeyBlocks;
 
   const Place at;
-  const ScoreTerms<kConfig> terms;
+  ScoreTerms<kConfig> terms;
   ShortInterval common_keys;
 
   REGARD_DEVICE explicit ForwardScores(const Place& place)

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/forward_scores.cuh"
+#include "cuda/kernels/tile/wgmma/steady_weights.cuh"
 #include "cuda/kernels/tile/wgmma/warpgroup_bias.cuh"
 #include "cuda/kernels/tile/wgmma/warpgroup_results.cuh"
 #include "cuda/kernels/tile/wgmma/warpgroup_softmax.cuh"
@@ -20,6 +21,8 @@ struct ForwardConsumer {
   using Memory = WarpgroupMemory<kConfig>;
   using Place = WarpgroupPlace<kConfig>;
   using Softmax = WarpgroupSoftmax<kConfig>;
+  using Elementwise = ForwardScores<kConfig, Place>;
+  using Steady = SteadyWeights<kConfig>;
   using Format = typename ElementOf<kConfig.type>::Format;
   static constexpr Features kOn = kConfig.features;
   static constexpr ForwardWgmmaLayout kLayout = Memory::kLayout;
@@ -30,6 +33,8 @@ struct ForwardConsumer {
   static constexpr int kConsumerThreads = Memory::kConsumerWarps * 32;
   // Blocks of eight columns that become weights before the wait for out, the others after it.
   static constexpr int kEarly = kConfig.dim_v <= 64 ? kKeyBlocks : kKeyBlocks / 2;
+  // Steady blocks have read their terms before they make weights.
+  static constexpr bool kReadsEarly = Steady::kHoldsBias;
   static constexpr int kOwnRows = 1, kAllRows = 2;  // numbers of barriers
   static constexpr bool kStagesTerms = stages_bias(kConfig) || stages_mask(kConfig);
 
@@ -137,7 +142,8 @@ struct ForwardConsumer {
     if constexpr (is_plain(kOn) && !kOn.mask) {
       if (!hides) return;
     }
-    const ForwardScores<kConfig, Place> terms{Place(params, task, warp_row)};
+    Elementwise terms{Place(params, task, warp_row)};
+    if constexpr (kOn.alibi) terms.terms.slope = slope;
     if constexpr (WarpgroupBias<kConfig>::kOn) {
       const WarpgroupBias<kConfig> bias(terms.at);
       if (bias.is_low()) {
@@ -151,21 +157,39 @@ struct ForwardConsumer {
     if (hides) terms.hide(scores, first_key);
   }
 
-  // The block again, where the sums ran away from the references; `before` are those without it.
+  // The same of a block with nothing to raise but the sums, and its weights.
+  template <int kFrom, int kTo>
+  REGARD_DEVICE void make_steady(const ForwardTask& task, int first_key,
+                                 const typename Steady::Bias& bias, uint32& bits) {
+    Elementwise terms{Place(params, task, warp_row)};
+    if constexpr (kOn.alibi) terms.terms.slope = slope;
+    const float reference[2] = {softmax.rows[0].max, softmax.rows[1].max};
+    const Steady weights{terms, first_key, Steady::unit_of(params.problem), reference};
+    weights.template make<kFrom, kTo>(scores, softmax.rows, bias, bits);
+  }
+  REGARD_DEVICE void save_sums(float (&sums)[2]) const {
+    sums[0] = softmax.rows[0].sum;
+    sums[1] = softmax.rows[1].sum;
+  }
+
+  // The block again, where the sums ran away from the references, or scores were not small as a
+  // steady block takes them to be. `before` are the sums without it; has_next: whether the next
+  // block's terms are on their way to the place of its own.
   REGARD_DEVICE void return_to_block(const ForwardTask& task, int slot, int first_key, bool hides,
-                                     const float (&before)[2]) {
+                                     bool has_next, const float (&before)[2]) {
     float least[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = before[half];
-      sum = max_of(sum, shuffle_xor(sum, 1));
-      sum = max_of(sum, shuffle_xor(sum, 2));
       softmax.rows[half].sum = before[half];
-      least[half] = log2_of(sum);
+      least[half] = log2_of(Softmax::over_lanes_largest(before[half]));
     }
     multiply_keys_again(slot);
+    if (has_next) await_terms(task, first_key - kKeys);
+    load_terms(task, first_key);
+    await_terms(task, first_key);
     make_logits(task, first_key, hides);
-    softmax.raise(scores, exponent, least);
+    if (has_next) load_terms(task, first_key - kKeys);
+    softmax.raise(scores, exponent, least, 0);
     softmax.template make_weights<0, kKeyBlocks>(scores, exponent);
     softmax.rescale(out);
   }
@@ -239,6 +263,8 @@ struct ForwardConsumer {
         if constexpr (kConfig.ragged) {
           clear_foreign_queries(taken % kSlots, uniform(task.row_count));
         }
+        if constexpr (kOn.alibi) read_slope(task);
+        swells = false;
       }
       const ForwardTask& task = memory.task(taken);
       const int slot = taken % kSlots;
@@ -258,17 +284,35 @@ struct ForwardConsumer {
       const Softmax before_tile = softmax;
       await_terms(task, first_key);
       const bool hides = first_key < common_keys.begin || first_key + kKeys > common_keys.end;
-      make_logits(task, first_key, hides);
-      if (left > 1) load_terms(task, first_key - kKeys);
-      if (fresh) softmax.clear();
-      if (!Softmax::kStays || fresh || hides || unsettled) {
-        softmax.raise(scores, exponent, kNothing);
-        unsettled = softmax.lacks_reference();
+      const bool steady = Steady::kExists && !(fresh || hides || unsettled || follows);
+      typename Steady::Bias bias;
+      float before[2];
+      uint32 bits = 0;
+      if (steady) {
+        if constexpr (Steady::kExists) {
+          Steady::read_bias(bias, Place(params, task, warp_row));
+          if (kReadsEarly && left > 1) load_terms(task, first_key - kKeys);
+          if (swells) {
+            softmax.raise_to_sums();
+          } else {
+            softmax.leave();
+          }
+          save_sums(before);
+          make_steady<0, kEarly>(task, first_key, bias, bits);
+        }
       } else {
-        softmax.leave();
+        make_logits(task, first_key, hides);
+        if (left > 1) load_terms(task, first_key - kKeys);
+        if (fresh) softmax.clear();
+        if (!Softmax::kBare || fresh || hides || unsettled) {
+          softmax.raise(scores, exponent, kNothing, Softmax::kSlack);
+          unsettled = softmax.lacks_reference();
+        } else {
+          softmax.leave();
+        }
+        save_sums(before);
+        softmax.template make_weights<0, kEarly>(scores, exponent);
       }
-      const float before[2] = {softmax.rows[0].sum, softmax.rows[1].sum};
-      softmax.template make_weights<0, kEarly>(scores, exponent);
       hold(scores[0]);
       // Long over: a branch, across which the compiler does not move the wait for out.
       wait_barrier(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
@@ -285,16 +329,31 @@ struct ForwardConsumer {
       } else {
         softmax.rescale(out);
       }
-      softmax.template make_weights<kEarly, kKeyBlocks>(scores, exponent);
-      if constexpr (Softmax::kStays) {
-        if (softmax.ran_away()) return_to_block(task, slot, first_key, hides, before);
+      if (steady) {
+        if constexpr (Steady::kExists) {
+          make_steady<kEarly, kKeyBlocks>(task, first_key, bias, bits);
+          if (!kReadsEarly && left > 1) load_terms(task, first_key - kKeys);
+        }
+      } else {
+        softmax.template make_weights<kEarly, kKeyBlocks>(scores, exponent);
+      }
+      if constexpr (Softmax::kBare) {
+        if (softmax.ran_away()) return_to_block(task, slot, first_key, hides, left > 1, before);
+      } else if constexpr (Steady::kExists) {
+        swells = softmax.swells();
+        const bool lost =
+            (steady && Steady::was_large(bits)) || (swells && !follows && softmax.ran_away());
+        if (lost) {
+          return_to_block(task, slot, first_key, hides, left > 1, before);
+          follows = true;
+        }
+        if (left == 1) follows = false;
       }
       free(Memory::kKeyEmpty, keys.stage);
       if (left == 1) free(Memory::kQueryEmpty, slot);
       keys.advance();
       if constexpr (kOn.dropout) {
-        const ForwardScores<kConfig, Place> terms{Place(params, task, warp_row)};
-        terms.drop(scores, first_key);
+        Elementwise{Place(params, task, warp_row)}.drop(scores, first_key);
       }
       if constexpr (kConfig.ragged) values_left = uniform(task.len_k) - first_key;
       pack_weights();
@@ -311,6 +370,19 @@ struct ForwardConsumer {
   }
 
   bool unsettled = false;  // some row has no reference yet
+  bool follows = false;    // references of this tile follow the maxima
+  bool swells = false;     // some sum has passed kSwell
+
+  float slope = 0;  // ALiBi's, of the tile's head
+
+  // References follow where ALiBi alone would make sums run away again and again.
+  REGARD_DEVICE void read_slope(const ForwardTask& task) {
+    constexpr bool kF16 = kConfig.type == Type::f16;
+    const Place at(params, task, warp_row);
+    slope = Elementwise{at}.terms.slope;
+    const float rise = magnitude_of(slope) * float(kF16 ? at.seq.len_k : kKeys) * float(kLog2E);
+    follows = !(rise <= (kF16 ? 10.0f : 24.0f));
+  }
 
   REGARD_DEVICE void clear_weights() {
 #pragma unroll

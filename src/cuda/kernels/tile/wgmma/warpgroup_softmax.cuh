@@ -1,9 +1,10 @@
 // The online softmax of a consumer warpgroup: two rows a lane.
 //
-// kStays: a row's reference is the maximum of the first block in which it sees a key, and stays. A
-// maximum only guards against overflow, so that a look at the sums once a block is enough: where
-// they pass kBound the block is made again, and the reference is raised (forward_wgmma.cuh). Else
-// it follows the maxima, by steps of 2^kSlack and more.
+// A row's reference is the maximum of the first block in which it sees a key, and stays. A maximum
+// only guards against overflow, so that a look at the sums once a block is enough: where they pass
+// kBound the block is made again, and the reference is raised (forward_consumer.cuh). Under terms
+// beside scale and intervals it is also raised to the sums where they pass kSwell, and from where
+// it was too low nevertheless it follows the maxima, by steps of 2^kSlack and more.
 #pragma once
 
 #include "cuda/kernels/tile/score_tile.cuh"
@@ -18,9 +19,10 @@ struct WarpgroupSoftmax {
   using Scores = typename Place::Scores;
   using Out = typename Place::Out;
   static constexpr int kKeyBlocks = Place::kKeyBlocks;
-  static constexpr bool kStays = is_plain(kConfig.features) && !kConfig.features.mask;
+  static constexpr bool kBare = is_plain(kConfig.features) && !kConfig.features.mask;
   // Weights become f16 or bf16, and results sums of so many times a value.
   static constexpr float kBound = kConfig.type == Type::f16 ? 0x1p14f : 0x1p40f;
+  static constexpr float kSwell = kConfig.type == Type::f16 ? kBound : 0x1p10f;
   static constexpr float kSlack = 8;
 
   SoftmaxRow<L> rows[2];  // sums are the lane's own until the end
@@ -47,21 +49,27 @@ struct WarpgroupSoftmax {
 #pragma unroll
       for (int i = 0; i < width; ++i) most[i] = max_of(most[i], most[i + width]);
     }
-    const float pair = max_of(most[0], shuffle_xor(most[0], 1));
+    return over_lanes_largest(most[0]);
+  }
+  static REGARD_DEVICE float over_lanes_largest(float x) {
+    const float pair = max_of(x, shuffle_xor(x, 1));
     return max_of(pair, shuffle_xor(pair, 2));
   }
 
-  // References follow the maxima of the block; at least to references + least where they stay.
-  REGARD_DEVICE void raise(const Scores& scores, float exponent, const float (&least)[2]) {
+  // References follow the maxima of the block, at least to references + least, where that is more
+  // than slack above them.
+  REGARD_DEVICE void raise(const Scores& scores, float exponent, const float (&least)[2],
+                           float slack) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       SoftmaxRow<L>& row = rows[half];
       const float most = maximum(scores, half) * exponent;
       const float before = row.max;
-      if constexpr (kStays) {
+      if constexpr (kBare) {
         row.max = max_of(max_of(most, before), before + least[half]);
       } else {
-        row.max = most > before + kSlack ? most : before;
+        const float top = max_of(most, before + least[half]);
+        row.max = top > before + slack ? top : before;
       }
       shrink[half] = exp2_approximate(before - subtractable<L>(row.max));
       if (row.max == before) shrink[half] = 1;
@@ -69,13 +77,32 @@ struct WarpgroupSoftmax {
     }
   }
   REGARD_DEVICE void leave() { shrink[0] = shrink[1] = 1; }
-
-  // A row that has seen no key yet has no reference.
-  REGARD_DEVICE bool lacks_reference() const {
-    return any_in_warp(rows[0].max == -infinity<float>() || rows[1].max == -infinity<float>());
+  // References rise to the sums.
+  REGARD_DEVICE void raise_to_sums() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      SoftmaxRow<L>& row = rows[half];
+      const float before = row.max;
+      row.max += log2_of(max_of(over_lanes_largest(row.sum), 1.0f));
+      shrink[half] = exp2_approximate(before - subtractable<L>(row.max));
+      if (row.max == before) shrink[half] = 1;
+      row.sum *= shrink[half];
+    }
   }
-  REGARD_DEVICE bool ran_away() const {
-    return any_in_warp(rows[0].sum >= kBound || rows[1].sum >= kBound);
+
+  // A row that has seen no key yet has no reference, one that has seen only lowest biases none that
+  // others are measured by.
+  REGARD_DEVICE bool lacks_reference() const {
+    constexpr float kNone = -infinity<float>(), kLow = -0x1p100f;
+    if constexpr (!kConfig.features.bias) {
+      return any_in_warp(rows[0].max == kNone || rows[1].max == kNone);
+    }
+    return any_in_warp(rows[0].max <= kLow || rows[1].max <= kLow);
+  }
+  REGARD_DEVICE bool ran_away() const { return has_sum_from(kBound); }
+  REGARD_DEVICE bool swells() const { return has_sum_from(kSwell); }
+  REGARD_DEVICE bool has_sum_from(float least) const {
+    return any_in_warp(rows[0].sum >= least || rows[1].sum >= least);
   }
 
   // Logits of blocks [kFrom, kTo) become weights.
