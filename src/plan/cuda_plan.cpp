@@ -14,6 +14,7 @@
 #include "plan/input_copies.hpp"
 #include "plan/mma_layout.h"
 #include "plan/simt_layout.h"
+#include "plan/wgmma_backward_layout.h"
 #include "plan/workspace_room.hpp"
 
 namespace regard {
@@ -391,7 +392,7 @@ class Planner {
                          (!sums_dbias_in_place() || has_aligned_pairs(p_.dbias));
       if (wants_dq || wants_dkv || main_.bias_gradient != BiasGradient::none) {
         launch(main_, s_.batch * s_.heads_kv, key_tiles(main_, s_.len_k), 1,
-               round_up(main_.ordered ? 16 : 1, batch_of_bias(p_)));
+               round_up(heads_taking_turns(main_, chip_, s_.len_k), batch_of_bias(p_)));
       }
       if (wants_dq) launch_convert_dq(marks);
       if (adds_dbias() && !sums_dbias_in_place()) launch_convert_dbias();
@@ -428,9 +429,7 @@ class Planner {
     const int64 rows = s_.heads_q * s_.rows_q;
     CudaWorkspace& w = plan_.workspace;
     WorkspaceRoom room;
-    room.take(w.turns, main_.ordered
-                           ? s_.batch * s_.heads_q * divide_up(s_.len_q, main_.tiling.rows) * 4
-                           : 0);
+    room.take(w.turns, main_.ordered ? s_.batch * s_.heads_q * dq_turns(main_, s_.len_q) * 4 : 0);
     room.take(w.any_mark, marks ? kAnyMarkBytes : 0);
     room.take(w.marks_q, marks && sums_dq ? rows : 0);
     room.take(w.marks_k, marks && wants_dkv ? s_.heads_kv * s_.rows_k : 0);

@@ -56,7 +56,7 @@ const char* why_not_bias(const Problem& p) {
 bool is_paired(const Problem& p) {
   constexpr int64 kLeastRows = 512;
   const bool plain = is_plain(p.features) && !p.features.mask && !p.features.dropout;
-  return plain && !p.ragged && !p.deterministic && p.wants(p.dq) && p.sizes.len_q >= kLeastRows &&
+  return plain && !p.ragged && p.wants(p.dq) && p.sizes.len_q >= kLeastRows &&
          p.sizes.len_k > kWideTiling.keys && round_up(p.sizes.dim, 16) == 2 * kLargestHeadOfBoth;
 }
 
@@ -172,6 +172,13 @@ Fit take_wgmma_backward_tiling(KernelConfig& c, const TilingWish& wish) {
 int64 key_tiles(const KernelConfig& c, int64 len_k) {
   const int64 tiles = divide_up(len_k, c.tiling.keys);
   return c.paired ? round_up(tiles, 2) : tiles;
+}
+
+int64 heads_taking_turns(const KernelConfig& c, const Chip& chip, int64 len_k) {
+  if (!c.ordered) return 1;
+  if (c.family == Family::mma) return 16;
+  // About two blocks a multiprocessor: few enough for the cache to keep what they add to.
+  return larger<int64>(2 * chip.multiprocessors / larger<int64>(key_tiles(c, len_k), 1), 1);
 }
 
 void ask_for_row_terms(KernelConfig& delta, const KernelConfig& main) {

@@ -19,6 +19,10 @@ Fit take_wgmma_backward_tiling(KernelConfig&, const TilingWish&);
 // Blocks of a head's keys, of a backward kernel that owns keys; even where blocks are pairs.
 int64 key_tiles(const KernelConfig&, int64 len_k);
 
+// Heads whose blocks take turns in the grid. Where tiles of keys wait for each other, those of
+// other heads are between them.
+int64 heads_taking_turns(const KernelConfig&, const Chip&, int64 len_k);
+
 // What the delta kernel is to write for the main kernel; the bytes of it.
 void ask_for_row_terms(KernelConfig& delta, const KernelConfig& main);
 int64 row_terms_bytes(const Problem&);

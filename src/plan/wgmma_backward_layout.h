@@ -61,6 +61,14 @@ REGARD_INLINE int dbias_term_bytes(const KernelConfig& c) {
   return c.cluster > 1 ? 2 * dbias_parts(c) * panel_bytes(dbias_group(c)) : 0;
 }
 
+// Turns in which blocks add to a head's dq: of so many tiles of rows each. Blocks of a pair, which
+// have columns of their own, take turns of their own.
+REGARD_INLINE int tiles_of_turn(const KernelConfig& c) { return c.family == Family::wgmma ? 2 : 1; }
+REGARD_INLINE int blocks_at_once(const KernelConfig& c) { return c.paired ? 2 : 1; }
+REGARD_INLINE int64 dq_turns(const KernelConfig& c, int64 len_q) {
+  return divide_up(len_q, tiles_of_turn(c) * c.tiling.rows) * blocks_at_once(c);
+}
+
 struct BackwardWgmmaLayout {
   int keys = 0;       // panels of [keys]
   int values = 0;     // panels of [keys]; later dv's and dk's on their way to memory

@@ -51,6 +51,9 @@ CASES = {
     "d256 dropout": (1, 2, 2, 150, 200, 256, 256, {"dropout": (0.2, 1, 2), "alibi": True}),
     "d256 deterministic": (1, 4, 2, 300, 300, 256, 256, {
         "causal": "top_left", "mask": (1, 1, 300, 300), "deterministic": 1}),
+    "d256 pairs deterministic": (2, 2, 1, 600, 700, 256, 256, {
+        "causal": "bottom_right", "deterministic": 1}),
+    "turns": (2, 4, 2, 500, 900, 128, 128, {"window": (300, 100), "deterministic": 1}),
     "d96 dv48": (1, 2, 2, 200, 300, 96, 48, {}),
     "d40": (1, 2, 2, 130, 190, 40, 40, {}),
     "d17 unaligned": (1, 2, 2, 70, 90, 17, 13, {}),

@@ -139,8 +139,11 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
     if (c.kernel == Kernel::planes) planes = plane_layout(p, c).size;
     if (c.row_terms) row_terms = 2 * (s.heads_q * dq_rows(p) + 64) * 16;
     if (c.kernel == Kernel::convert_dq) dq = s.heads_q * dq_rows(p) * c.dim * 4;
-    if (p.backward && c.ordered)
-      turns = s.batch * s.heads_q * divide_up(s.len_q, c.tiling.rows) * 4;
+    if (p.backward && c.ordered) {
+      const int tiles = c.family == Family::wgmma ? 2 : 1;
+      turns =
+          s.batch * s.heads_q * divide_up(s.len_q, tiles * c.tiling.rows) * (c.paired ? 2 : 1) * 4;
+    }
   }
   for (int n = 0; n < kInputs; ++n) {
     const bool queries = n == 0 || n == 3, of_scores = n < 2;

@@ -473,7 +473,19 @@ TEST_CASE(
                              Shape{.len_k = 64, .dim = 256}}) {
     CHECK_FALSE(made(shape, nothing).at(1).config.paired);
   }
-  CHECK_FALSE(made(wide, [](Attention& a) { a.deterministic = true; }).at(1).config.paired);
+  const auto ordered = [](Attention& a) { a.deterministic = true; };
+  CHECK(made(wide, ordered).at(1).config.paired);
+  CHECK(made(wide, ordered).at(1).grid.heads_per_group == 16);  // all
+  // Two blocks a multiprocessor of 132.
+  const auto group = [&](std::int64_t length, std::int64_t dim) {
+    return made({.batch = 4, .len_q = length, .len_k = length, .dim = dim}, ordered)
+        .at(1)
+        .grid.heads_per_group;
+  };
+  CHECK(group(2048, 128) == 16);
+  CHECK(group(4096, 128) == 8);
+  CHECK(group(4096, 256) == 4);
+  CHECK(group(65536, 64) == 1);
   CHECK_FALSE(made(wide, [](Attention& a) { a.dropout.p = 0.1; }).at(1).config.paired);
   CHECK_FALSE(made(wide, [](Attention& a) { a.scale = -1; }).at(1).config.paired);
 }

@@ -192,7 +192,10 @@ WIDE = [  # type, features, (Sq, Sk), D, Dv, deterministic
     # Of 512 rows and more blocks are pairs: an odd tile of keys, and one that no row sees.
     ("bf16", ("bottom_right", "grouped"), (520, 130), 256, 256, False),
     ("f16", ("window",), (513, 200), 248, 64, False),
-    ("bf16", ("sink", "dlse", "f32_outputs"), (515, 70), 256, 128, False)]
+    ("bf16", ("sink", "dlse", "f32_outputs"), (515, 70), 256, 128, False),
+    ("bf16", ("grouped",), (515, 300), 256, 256, True),
+    ("f16", ("window", "bottom_right"), (520, 460), 256, 96, True),
+    ("bf16", ("top_left", "accumulate"), (700, 330), 248, 128, True)]
 
 
 @pytest.mark.parametrize("type, features, sizes, dim, dim_v, deterministic", WIDE, ids=str)
@@ -200,6 +203,25 @@ def test_gradients_of_wide_heads(type, features, sizes, dim, dim_v, deterministi
     case = cases.make(features, type, sizes=sizes, dim=dim, dim_v=dim_v)
     no_dbias = {"wanted": ["dq", "dk", "dv"]} if any("bias" in x for x in features) else {}
     judge(case, WGMMA + "+mixed+" + str(dim), deterministic, **no_dbias)
+
+
+# Tiles of keys that take turns: of two tiles of rows, some of which not all of them see.
+TURNS = [  # type, features, (Sq, Sk), D, Dv
+    ("bf16", (), (330, 400), 128, 128),
+    ("f16", ("top_left",), (520, 530), 64, 64),
+    ("bf16", ("top_left",), (300, 700), 128, 96),
+    ("f16", ("bottom_right", "grouped"), (600, 300), 128, 128),
+    ("bf16", ("window", "bottom_right"), (450, 700), 64, 128),
+    ("f16", ("window", "top_left"), (700, 450), 128, 64),
+    ("bf16", ("packed", "bottom_right", "grouped"), (400, 500), 64, 64),
+    ("f16", ("seqused", "top_left", "dropout"), (400, 500), 128, 128),
+    ("bf16", ("window",), (450, 390), 192, 160)]
+
+
+@pytest.mark.parametrize("type, features, sizes, dim, dim_v", TURNS, ids=str)
+def test_key_tiles_take_turns(type, features, sizes, dim, dim_v):
+    case = cases.make(features, type, sizes=sizes, dim=dim, dim_v=dim_v)
+    judge(case, WGMMA + "+mixed+" + str(dim), deterministic=True)
 
 
 def gradients_of(case, backend):

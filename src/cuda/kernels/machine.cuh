@@ -209,12 +209,14 @@ REGARD_DEVICE void add_global_4(float* to, const float (&x)[4]) {  // 16-byte al
 
 // Turns: blocks that wait for one another in an order. One thread of a block calls these.
 REGARD_DEVICE void wait_for_turn(const int32* turn, int32 mine) {
-  while (*static_cast<const volatile int32*>(turn) != mine) {
-  }
-  __threadfence();
+  int32 x;
+  do {
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(turn) : "memory");
+  } while (x != mine);
 }
 REGARD_DEVICE void pass_turn(int32* turn, int32 next) {
-  __threadfence();
+  // Not one store that releases: in some kernels ptxas spills around its predicate.
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
   *static_cast<volatile int32*>(turn) = next;
 }
 REGARD_DEVICE void fence_device() { __threadfence(); }

@@ -160,13 +160,24 @@ struct BackwardMemory {
   }
 };
 
+// Blocks of a pair have tiles that lie side by side.
+template <KernelConfig kConfig>
+REGARD_DEVICE BlockPlace backward_place(BlockGrid grid) {
+  const int block = int(block_index());
+  if constexpr (!kConfig.paired) return place_of(grid, block);
+  grid.tiles /= 2;
+  BlockPlace place = place_of(grid, block / 2);
+  place.tile = 2 * place.tile + block % 2;
+  return place;
+}
+
 // The block's task. No steps: no row sees its keys; no keys: there is nothing to do at all, but for
 // the other block of a pair.
 template <KernelConfig kConfig>
 REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
   constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
   const Problem& p = params.problem;
-  const BlockPlace place = place_of(params.grid, int(block_index()));
+  const BlockPlace place = backward_place<kConfig>(params.grid);
   const int heads = int(p.sizes.heads_kv);
   BackwardTask x;
   x.b = place.head / heads;

@@ -15,7 +15,7 @@ struct DqRole {
   DqWarpgroup<kConfig> dq;
 
   // What the first tiles need, in the order in which they need it.
-  REGARD_DEVICE void load_first(const BackwardTask& task, BackwardStep step) const {
+  REGARD_DEVICE void load_first(const BackwardTask& task, BackwardStep step) {
     dq.load_keys(task);
     dq.load_queries(task, step, 0);
     dq.load_values(task);

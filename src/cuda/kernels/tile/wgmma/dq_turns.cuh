@@ -1,7 +1,13 @@
-// Deterministic sums of dq: the tiles of keys that see a tile of rows add to it in their order.
+// Deterministic sums of dq: the tiles of keys that see some rows add to them in their order, which
+// depends on nothing but the problem.
 //
-// A block waits for its turn just before it adds, and passes it on only then before its next
-// additions: by that time they have reached memory, and the fence finds little to wait for.
+// A block waits for blocks before it in the grid alone. Those began before it, and pass on the turn
+// that they have before they wait for another: the first of all that run waits for nobody. Blocks
+// of a cluster, which wait for each other, run together, and those before are whole clusters.
+//
+// To wait for a turn and to pass one on takes longer than the warpgroup that makes dq has to spare.
+// So a turn is of two tiles of rows, and both are done at once, beside the first one's product. It
+// is passed on only there: by that time the additions have reached memory.
 #pragma once
 
 #include "cuda/kernels/tile/wgmma/backward_memory.cuh"
@@ -10,45 +16,48 @@ namespace regard {
 
 template <KernelConfig kConfig>
 struct DqTurns {
-  static constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
+  static constexpr int kBlocks = blocks_at_once(kConfig);
+  static constexpr int kTiles = tiles_of_turn(kConfig), kRows = kTiles * kConfig.tiling.rows;
+  static constexpr int kKeys = kBlocks * kConfig.tiling.keys;
   static constexpr int kBarrier = 4, kThreads = 128;  // of the warpgroup that makes dq
 
   const KernelParams& params;
-  int32* owed = nullptr;  // the turn that is to be passed on
+  int32* held = nullptr;  // the turn that is to be passed on
   int next = 0;           // whose it will be
 
-  // All threads: until dq's sums of these rows are this block's.
+  // All threads: until dq's sums of the tile are this block's.
   REGARD_DEVICE void take(const BackwardTask& task, const BackwardStep& step) {
     int32* const turn = turn_of(task, step);
+    if (turn == held) return;
     const int mine = number_of(task, step);
     sync_threads(kBarrier, kThreads);
-    if (thread_index() == 0) {
-      if (owed) pass_turn(owed, next);
-      wait_for_turn(turn, mine);
-    }
+    if (thread_index() == 0 && held) pass_turn(held, next);
+    if (thread_index() == 32) wait_for_turn(turn, mine);
     sync_threads(kBarrier, kThreads);
-    owed = turn;
+    held = turn;
     next = mine + 1;
   }
   REGARD_DEVICE void finish() const {
     sync_threads(kBarrier, kThreads);
-    if (thread_index() == 0 && owed) pass_turn(owed, next);
+    if (thread_index() == 0 && held) pass_turn(held, next);
   }
 
  private:
+  // Blocks of a pair add to columns of their own, in turns of their own.
   REGARD_DEVICE int32* turn_of(const BackwardTask& task, const BackwardStep& step) const {
     const Sizes& s = params.problem.sizes;
-    const int64 tiles = divide_up(s.len_q, kRows);
-    return params.buffers.turns + (task.b * s.heads_q + step.head) * tiles + step.tile;
+    const int64 first = (task.b * s.heads_q + step.head) * dq_turns(kConfig, s.len_q);
+    return params.buffers.turns + first + step.tile / kTiles * kBlocks + task.tile_index % kBlocks;
   }
-  // Under intervals from the last tile of keys to the first. Blocks of tiles before began before,
-  // so that waiting for them ends.
+  // Under intervals from the last tile of keys to the first. All that see some of the turn's rows
+  // follow one another.
   REGARD_DEVICE int number_of(const BackwardTask& task, const BackwardStep& step) const {
-    if constexpr (!kConfig.features.interval) return task.tile_index;
+    const int own = task.tile_index / kBlocks;
+    if constexpr (!kConfig.features.interval) return own;
     const ShortSequence& seq = task.seq;
-    const int last_row = smaller(step.tile * kRows + kRows, seq.len_q) - 1;
+    const int last_row = smaller((step.tile / kTiles + 1) * kRows, seq.len_q) - 1;
     const Interval keys = visible_keys(params.problem.mask_params, last_row, seq.len_q, seq.len_k);
-    return (int(keys.end) - 1) / kKeys - task.tile_index;
+    return (int(keys.end) - 1) / kKeys - own;
   }
 };
 

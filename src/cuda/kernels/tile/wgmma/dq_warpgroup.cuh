@@ -206,10 +206,10 @@ struct DqWarpgroup {
     const int first_block = part * kAtOnce;
     Accumulator sums[kBlocks];
     multiply(sums, use & 1, first_block);
+    if (kConfig.ordered && part == 0) turns.take(task, step);
     wait_products<0>();
     hold(sums);
     if (part == kParts - 1) free_dscores(use);
-    if (kConfig.ordered && part == 0) turns.take(task, step);
     add_to_memory(sums, task, step, first_block);
   }
   REGARD_DEVICE void free_dscores(int use) const {

@@ -21,7 +21,7 @@ struct PairedDq {
   static_assert(kColumns % kPanelColumns == 0 && kPanelColumns % kAtOnce == 0);
 
   const Memory& memory;
-  const DqWarpgroup<kConfig>& dq;
+  DqWarpgroup<kConfig>& dq;
 
   static REGARD_DEVICE int first_panel(const BackwardTask& task) {
     return task.tile_index % 2 * panels_of(kColumns);
@@ -77,7 +77,8 @@ struct PairedDq {
     dq.free_dscores(use);
     wait_barrier(memory.barrier(Memory::kReceivedFull), use & 1);
     take(other, 1);
-    if (lane_index() == 0) arrive_in_cluster(of_peer(memory.barrier(Memory::kDscoreEmpty, use & 1)));
+    if (lane_index() == 0)
+      arrive_in_cluster(of_peer(memory.barrier(Memory::kDscoreEmpty, use & 1)));
 #pragma unroll 1
     for (int part = 0; part < kColumns / kAtOnce; ++part) {
       const int column = part * kAtOnce;
@@ -87,6 +88,7 @@ struct PairedDq {
       multiply(sums, own, memory.keys() + first_panel(task) * kPanelBytes + offset, false);
       multiply(sums, other, memory.peer_keys() + offset, true);
       commit_products();
+      if (kConfig.ordered && part == 0) dq.turns.take(task, step);
       wait_products<0>();
       hold(sums);
       dq.add_to_memory(sums, task, step, (first_panel(task) * kPanelColumns + column) / 8);
