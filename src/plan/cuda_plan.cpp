@@ -174,6 +174,7 @@ class Planner {
     return {.dim = s_.dim,
             .dim_v = s_.dim_v,
             .rows = main_.folded ? s_.group() * s_.len_q : s_.len_q,
+            .keys = s_.len_k,
             .heads = s_.batch * (main_.folded ? s_.heads_kv : s_.heads_q),
             .multiprocessors = chip_.multiprocessors,
             .limits = limits_,
@@ -327,7 +328,8 @@ class Planner {
     main_.marks = marks && !combines;
     add_copies_launch(plan_, p_, because_);
     add_planes_launch(plan_, p_, main_);
-    launch(main_, heads, tiles, plan_.splits, heads_sharing_cache(p_, chip_, main_.folded));
+    launch(main_, heads, tiles, plan_.splits,
+           wgmma ? heads_of_wgmma_group(p_, chip_) : heads_sharing_cache(p_, chip_, main_.folded));
     if (main_.folded) {
       because_("folded: the rows of ", s_.group(), " query heads that share keys fill a tile");
     }

@@ -17,6 +17,7 @@ struct TilingWish {
   int64 dim = 0;  // head sizes as the problem has them
   int64 dim_v = 0;
   int64 rows = 0;   // forward: of a head, at most; few rows get low tiles
+  int64 keys = 0;   // of a sequence
   int64 heads = 0;  // forward: that have so many rows; so do few tiles
   int64 multiprocessors = 0;
   SharedLimits limits;

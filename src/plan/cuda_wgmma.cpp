@@ -20,8 +20,10 @@ struct Line {
 };
 
 // The first line for the head sizes whose rows are not too many. Accumulators and weights take
-// keys * 3 / 4 + dim_v / 2 registers of a thread; two consumer warpgroups leave it 232, three 160.
+// keys * 3 / 4 + dim_v / 2 registers of a thread; two consumer warpgroups leave it 232, three 160,
+// four 112.
 constexpr Line kLines[] = {
+    {64, 64, {.rows = 256, .keys = 64, .warps = 20, .stages = 4}},
     {64, 64, {.rows = 192, .keys = 128, .warps = 16, .stages = 3}},
     {64, 64, {.rows = 128, .keys = 128, .warps = 12, .stages = 3}},
     {128, 128, {.rows = 128, .keys = 128, .warps = 12, .stages = 2}},
@@ -56,19 +58,28 @@ bool is_possible(const KernelConfig& c) {
   const bool planes = c.products == Products::f16x3;
   const int registers = planes ? t.keys + c.dim_v : t.keys * 3 / 4 + c.dim_v / 2;
   if (planes && (t.keys < 16 || t.keys > 128)) return false;
-  return t.warps % 4 == 0 && (consumers == 2 || consumers == 3) &&
+  return t.warps % 4 == 0 && consumers >= 2 && consumers <= (planes ? 3 : 4) &&
          t.rows == consumers * kWarpgroupRows && t.keys % 16 == 0 && t.keys <= 256 &&
          serves_dropout(c) && t.stages <= kMostWgmmaStages && t.slices * t.walkers == 1 &&
-         t.blocks == 1 && registers <= (consumers == 2 ? 196 : 132);
+         t.blocks == 1 &&
+         registers <= (consumers == 2   ? 196
+                       : consumers == 3 ? 132
+                                        : 80);
 }
 
 // Three warpgroups have no registers for elementwise terms, and leave more of a short row idle:
-// under intervals at its diagonal, without at its end.
+// under intervals at its diagonal, without at its end. Four hide in one another's products what a
+// tile of rows costs beside its own, which is most of it where rows are short; their steps of half
+// the keys cost more where they are long.
 bool is_too_high(const KernelConfig& c, const TilingWish& wish) {
   const Features& f = c.features;
   if (c.tiling.rows <= 128) return false;
-  const bool terms = f.softcap || f.bias || f.mask || f.alibi || f.sink || f.dropout;
-  return terms || (f.interval ? wish.rows < 4096 : wish.rows <= 128);
+  if (f.softcap || f.bias || f.mask || f.alibi || f.sink || f.dropout) return true;
+  if (c.tiling.rows <= 192) return f.interval ? wish.rows < 4096 : wish.rows <= 128;
+  const int64 tiles = wish.heads * divide_up(wish.rows, int64(c.tiling.rows));
+  const int64 length = larger(wish.rows, wish.keys);
+  return c.ragged || !c.boxed_out || wish.rows <= 128 || length > (f.interval ? 1024 : 512) ||
+         tiles < 4 * wish.multiprocessors;
 }
 
 void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling) {
@@ -87,6 +98,8 @@ void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling) {
 Fit take_line(KernelConfig& c, const TilingWish& wish) {
   for (const Line& line : table_of(c)) {
     if (wish.dim > line.dim || wish.dim_v > line.dim_v) continue;
+    // What is forced changes the common tiles, or those of so many rows.
+    if (wish.forced && line.tiling.rows > 192 && wish.forced->rows != line.tiling.rows) continue;
     set_tiling(c, wish, line.tiling);
     if (wish.forced && !is_possible(c)) return Fit::impossible;
     if (!wish.forced && (is_too_high(c, wish) || !serves_dropout(c))) continue;
@@ -149,6 +162,14 @@ const char* why_rather_mma(const Problem& p, const Chip& chip) {
     return "mma kernels read a bias of keys once for all rows of a tile";
   }
   return nullptr;
+}
+
+int64 heads_of_wgmma_group(const Problem& p, const Chip& chip) {
+  constexpr int64 kShort = 512, kFew = 4;
+  const int64 heads = heads_sharing_cache(p, chip, false);
+  const Sizes& s = p.sizes;
+  const bool is_short = s.len_k <= kShort && s.dim > 64 && s.dim <= 128;
+  return p.features.interval && is_short && batch_of_bias(p) == 1 ? smaller(heads, kFew) : heads;
 }
 
 KernelConfig wgmma_config(const Problem& p, int level) {

@@ -14,6 +14,10 @@ const char* why_not_wgmma(const Problem&, const Chip&, int level);
 // Null where they are also the better choice; of a problem that they can compute.
 const char* why_rather_mma(const Problem&, const Chip&);
 
+// Heads whose tiles are under way together. Where rows are short, the longest tiles of as many as
+// the cache holds would ask memory for all their keys at once, and the other tiles for none.
+int64 heads_of_wgmma_group(const Problem&, const Chip&);
+
 // Without tiling and head sizes.
 KernelConfig wgmma_config(const Problem&, int level);
 

@@ -32,6 +32,13 @@ Attention causal(const Shape& shape) {
   return a;
 }
 
+Attention short_rows(Causal causal) {
+  const Tensor all(nullptr, bf16, {2 * kBatch, kHeads, 512, 64});
+  Attention a{.q = all, .k = all, .v = all};
+  a.causal = causal;
+  return a;
+}
+
 Attention packed(const Shape& s) {
   const Tensor begins(nullptr, i32, {kBatch + 1});
   return {.q = Tensor(nullptr, s.type, {kBatch * kLength, kHeads, s.dim}),
@@ -61,6 +68,8 @@ std::vector<Problem> representative_problems() {
   add(causal({.dim = 192, .dim_v = 128}), Pass::backward);
   add(attention({.type = f16, .dim = 32}), Pass::forward);
   add(attention({.type = f16, .dim = 96}), Pass::forward);
+  add(short_rows(Causal::none), Pass::forward);
+  add(short_rows(Causal::bottom_right), Pass::forward);
   add_both(attention({.type = f32, .dim = 64}));
   add(attention({.type = f32, .dim = 128}), Pass::forward);
   add(causal({.type = f32}), Pass::forward);
@@ -91,7 +100,7 @@ std::vector<Problem> representative_problems() {
   // Biases whose gradient blocks of a cluster sum, and that f32 sums in memory take up.
   features = attention({});
   features.bias = Tensor(nullptr, bf16, {1, kHeads, kLength, kLength});
-  add(features, Pass::backward);
+  add_both(features);
   features.bias = Tensor(nullptr, bf16, {kBatch, 1, kLength, kLength});
   add(features, Pass::backward);
   features.bias = Tensor(nullptr, bf16, {kBatch, 1, 1, kLength});

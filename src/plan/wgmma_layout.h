@@ -42,7 +42,7 @@ struct ForwardWgmmaLayout {
 };
 
 inline constexpr int kTaskBytes = 48;
-inline constexpr int kMostConsumerWarps = 12;
+inline constexpr int kMostConsumerWarps = 16;
 inline constexpr int kBarriers = 2 * (kMostQuerySlots + 2 * kMostWgmmaStages) + kMostConsumerWarps;
 
 REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c, int query_slots,

@@ -176,6 +176,18 @@ def test_tiles_of_warpgroups(type, features, sizes, dim, dim_v):
     judge_forward(case, WGMMA + "+mixed+" + str(dim))
 
 
+# More tiles than multiprocessors, so that blocks go on from one to the next past keys that only some
+# of a tile's warpgroups see.
+@pytest.mark.parametrize("order", ["forward", "backward", "mixed"])
+@pytest.mark.parametrize("features, sizes, tiling", [
+    (("top_left",), (256, 256), "rows=256,keys=64,stages=4"),
+    (("bottom_right", "window"), (200, 270), "rows=256,keys=64,stages=2"),
+    (("top_left",), (128, 128), "rows=128,keys=32,stages=2")], ids=str)
+def test_keys_that_some_warpgroups_pass(features, sizes, tiling, order):
+    case = cases.make(features, "bf16", sizes=sizes, dim=16, dim_v=16, batch=10, heads=(15, 15))
+    judge_forward(case, f"emulated:wgmma@{tiling}+sm_90+{order}")
+
+
 # Backward, of head sizes above 128: where one warpgroup has weights and dv, another dk.
 WIDE = [  # type, features, (Sq, Sk), D, Dv, deterministic
     ("bf16", (), (200, 130), 256, 256, False),

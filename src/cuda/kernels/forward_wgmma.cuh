@@ -15,8 +15,9 @@ namespace regard {
 template <KernelConfig kConfig>
 REGARD_DEVICE void forward_wgmma(const KernelParams& params, const ForwardMaps& maps) {
   // Of the 65536 of a block: what its threads have at the start is shared out anew.
-  constexpr bool kTwo = consumers_of(kConfig.tiling) == 2;
-  static_assert(kTwo || consumers_of(kConfig.tiling) == 3);
+  constexpr int kConsumers = consumers_of(kConfig.tiling);
+  static_assert(kConsumers >= 2 && kConsumers <= 4);
+  constexpr bool kTwo = kConsumers == 2;
   const WarpgroupMemory<kConfig> memory;
   const int warpgroup = warpgroup_index();
   if (thread_index() == 0) memory.init_barriers();
@@ -33,7 +34,7 @@ REGARD_DEVICE void forward_wgmma(const KernelParams& params, const ForwardMaps& 
     give_registers<kTwo ? 40 : 32>();
     if (thread_index() == 0) ForwardProducer<kConfig>{params, maps, memory}.run();
   } else {
-    take_registers<kTwo ? 232 : 160>();
+    take_registers<kTwo ? 232 : kConsumers == 3 ? 160 : 112>();
     ForwardConsumer<kConfig>{params, maps, memory, warpgroup - 1}.run();
   }
 }

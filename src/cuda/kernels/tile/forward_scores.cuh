@@ -93,22 +93,33 @@ struct ForwardScores {
 
   // Pairs that do not exist or that intervals hide.
   REGARD_DEVICE void hide(Scores& scores, int first_key) const {
+    const ShortBand band(at.p.mask_params, at.seq.len_q, at.seq.len_k);
+    const int first_column = first_key + at.column_of(0, 0);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = at.row_of(m, half);
-        const Interval keys = terms.keys_of(at.row_at(row).i);
-        const int begin = int(keys.begin) - first_key;
-        const int end = row < at.row_count ? int(keys.end) - first_key : begin;
-#pragma unroll
-        for (int n = 0; n < kKeyBlocks; ++n) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int column = at.column_of(n, e);
-            if (column < begin || column >= end) scores[m][n][half * 2 + e] = -infinity<float>();
-          }
+        const ShortInterval keys = band.keys_of(at.row_at(row).i);
+        const int begin = keys.begin - first_column;
+        const int end = row < at.row_count ? keys.end - first_column : 0;
+        hide_columns(scores[m], half, [&](int column) { return column >= end; });
+        // Mostly none: a look at the warp's rows costs less than at their keys.
+        if (any_in_warp(begin > 0)) {
+          hide_columns(scores[m], half, [&](int column) { return column < begin; });
         }
+      }
+    }
+  }
+  // Columns from the lane's first on.
+  template <class IsHidden>
+  static REGARD_DEVICE void hide_columns(Accumulator (&scores)[kKeyBlocks], int half,
+                                         IsHidden is_hidden) {
+#pragma unroll
+    for (int n = 0; n < kKeyBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        if (is_hidden(n * 8 + e)) scores[n][half * 2 + e] = -infinity<float>();
       }
     }
   }

@@ -32,6 +32,29 @@ struct ShortInterval {
   int begin, end;
 };
 
+// What visible_keys says of rows [0, len_q), in 32 bits: both ends are the row's number moved by a
+// constant, within [0, len_k].
+struct ShortBand {
+  struct End {
+    int shift;  // in [-len_q, len_k]
+    int rows;   // those behind are cut
+
+    REGARD_DEVICE End(int64 wanted, int len_q, int len_k)
+        : shift(int(clamp_to<int64>(wanted, -len_q, len_k))),
+          rows(int(smaller<int64>(int64(len_k) - shift, kMostRows))) {}
+    REGARD_DEVICE int of(int i) const { return larger(smaller(i, rows) + shift, 0); }
+  };
+  static constexpr int64 kMostRows = 0x7fffffff;
+  const End begin, end;
+
+  REGARD_DEVICE ShortBand(const MaskParams& mask, int len_q, int len_k)
+      : begin(mask.left < 0 ? -len_q : diagonal_shift(mask, len_q, len_k) - mask.left, len_q,
+              len_k),
+        end(mask.right < 0 ? len_k : diagonal_shift(mask, len_q, len_k) + mask.right + 1, len_q,
+            len_k) {}
+  REGARD_DEVICE ShortInterval keys_of(int i) const { return {begin.of(i), end.of(i)}; }
+};
+
 template <KernelConfig kConfig>
 REGARD_DEVICE ShortSequence short_sequence(const Problem& p, int64 b) {
   if constexpr (!kConfig.ragged) return {int(p.sizes.len_q), int(p.sizes.len_k), 0, 0};

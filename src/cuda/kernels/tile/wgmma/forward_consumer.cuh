@@ -36,6 +36,9 @@ struct ForwardConsumer {
   // Steady blocks have read their terms before they make weights.
   static constexpr bool kReadsEarly = Steady::kHoldsBias;
   static constexpr int kOwnRows = 1, kAllRows = 2;  // numbers of barriers
+  // Blocks of keys that some warpgroups of a tile see and others do not. Of more keys than a
+  // warpgroup has rows there is one at most, and the look at it costs as much.
+  static constexpr bool kPasses = kOn.interval && !kConfig.ragged && kKeys <= kWarpgroupRows;
   static constexpr bool kStagesTerms = stages_bias(kConfig) || stages_mask(kConfig);
 
   const KernelParams& params;
@@ -55,6 +58,7 @@ struct ForwardConsumer {
   bool started = false;     // weights are there whose values are to come
   bool adds = false;        // out holds sums of this tile
   int values_left = kKeys;  // of the block whose values are to come
+  int unseen = 0;           // blocks before that one whose values are nobody's in the warpgroup
   int bias_parity = 0;      // of the barrier's present phase
 
   // -------------------------------------------------------------------------------------- products
@@ -235,6 +239,37 @@ struct ForwardConsumer {
 
   // -------------------------------------------------------------------------------------- the walk
 
+  // How many of the tile's blocks no row of the warpgroup sees, of those that come first: under a
+  // causal mask other warpgroups have the last rows. Not all, and no more than can be under way
+  // together: their values are given back in the step after their keys.
+  REGARD_DEVICE int unseen_blocks(const ForwardTask& task) const {
+    const int last = Place(params, task, warp_row).last_key_end(warpgroup_row);
+    const int seen = larger((last + kKeys - 1) / kKeys - task.first_block, 1);
+    return clamp_to(task.blocks - seen, 0, Memory::kStages - 1);
+  }
+  REGARD_DEVICE void pass_keys(int blocks) {
+#pragma unroll 1
+    for (int i = 0; i < blocks; ++i) {
+      wait_barrier(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
+      sync_warp();
+      free(Memory::kKeyEmpty, keys.stage);
+      keys.advance();
+    }
+  }
+  REGARD_DEVICE void pass_values() {
+#pragma unroll 1
+    for (; unseen > 0; --unseen) {
+      wait_barrier(memory.barrier(Memory::kValueFull, values.stage), values.parity);
+      sync_warp();
+      free(Memory::kValueEmpty, values.stage);
+      values.advance();
+    }
+  }
+  REGARD_DEVICE void await_values() const {
+    wait_barrier(memory.barrier(Memory::kValueFull, values.stage), values.parity);
+    if constexpr (kConfig.ragged) clear_foreign_values();
+  }
+
   REGARD_DEVICE void free(int barriers, int index) const {
     if (lane_index() == 0) arrive(memory.barrier(barriers, index));
   }
@@ -251,6 +286,7 @@ struct ForwardConsumer {
 #pragma unroll 1
     for (int left = 0;; --left) {
       const bool fresh = left == 0;
+      int unseen_here = 0;
       if (fresh) {
         ++taken;
         wait_barrier(memory.barrier(Memory::kQueryFull, taken % kSlots), taken / kSlots % 2);
@@ -258,6 +294,10 @@ struct ForwardConsumer {
         left = uniform(task.blocks);
         if (left == 0) break;
         first_block = uniform(task.first_block);
+        if constexpr (kPasses) {
+          unseen_here = uniform(unseen_blocks(task));
+          left -= unseen_here;
+        }
         const ShortInterval common = Place(params, task, warp_row).common_keys(warpgroup_row);
         common_keys = {uniform(common.begin), uniform(common.end)};
         if constexpr (kConfig.ragged) {
@@ -270,11 +310,12 @@ struct ForwardConsumer {
       const int slot = taken % kSlots;
       const int first_key = (first_block + left - 1) * kKeys;
       if (fresh) load_terms(task, first_key);
-      wait_barrier(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
-      if (started) {
-        wait_barrier(memory.barrier(Memory::kValueFull, values.stage), values.parity);
-        if constexpr (kConfig.ragged) clear_foreign_values();
+      if constexpr (kPasses) {
+        pass_values();  // first: keys to come may wait for their room
+        pass_keys(unseen_here);
       }
+      wait_barrier(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
+      if (started) await_values();
       begin_products();
       multiply_keys(slot);
       multiply_values();
@@ -322,6 +363,7 @@ struct ForwardConsumer {
         free(Memory::kValueEmpty, values.stage);
         values.advance();
       }
+      if constexpr (kPasses) unseen = unseen_here;
       if (fresh) {
         if (started) write_results(taken - 1, before_tile);
         adds = false;
@@ -350,7 +392,10 @@ struct ForwardConsumer {
         if (left == 1) follows = false;
       }
       free(Memory::kKeyEmpty, keys.stage);
-      if (left == 1) free(Memory::kQueryEmpty, slot);
+      if (left == 1) {
+        sync_warp();  // all lanes have read the task before
+        free(Memory::kQueryEmpty, slot);
+      }
       keys.advance();
       if constexpr (kOn.dropout) {
         Elementwise{Place(params, task, warp_row)}.drop(scores, first_key);
@@ -359,8 +404,8 @@ struct ForwardConsumer {
       pack_weights();
     }
     if (!started) return;
-    wait_barrier(memory.barrier(Memory::kValueFull, values.stage), values.parity);
-    if constexpr (kConfig.ragged) clear_foreign_values();
+    if constexpr (kPasses) pass_values();
+    await_values();
     begin_products();
     multiply_values();
     wait_products<0>();

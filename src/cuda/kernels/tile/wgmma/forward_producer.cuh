@@ -27,15 +27,18 @@ struct ForwardProducer {
 
   // ----------------------------------------------------------------------------------------- tiles
 
-  // The producer of planes has few registers: what follows from the grid is not kept.
+  // The producer has few registers: what follows from the grid is not kept.
   REGARD_DEVICE BlockGrid grid() const {
     BlockGrid grid = params.grid;
-    if constexpr (Memory::kPlanes > 1) {
-      uint32 tiles = uint32(grid.tiles);
-      forget(tiles);
-      grid.tiles = int32(tiles);
-    }
+    uint32 tiles = uint32(grid.tiles);
+    forget(tiles);
+    grid.tiles = int32(tiles);
     return grid;
+  }
+  REGARD_DEVICE int group() const {
+    uint32 heads = uint32(params.problem.sizes.heads_kv);
+    forget(heads);
+    return int(uint32(params.problem.sizes.heads_q) / heads);
   }
   // Tiles differ in length under intervals and in packed batches: who is done takes the next.
   REGARD_DEVICE int next_number() const {
@@ -44,7 +47,7 @@ struct ForwardProducer {
   }
 
   REGARD_DEVICE bool take_task(ForwardTask& task) {
-    const int count = int(grid().blocks());
+    const int count = grid().heads * grid().tiles;
     while (number < count) {
       const int mine = number;
       number = next_number();
@@ -57,20 +60,20 @@ struct ForwardProducer {
   // False where the tile has no rows.
   REGARD_DEVICE bool make_task(ForwardTask& task, int mine) const {
     const Problem& p = params.problem;
-    BlockPlace place = place_of(grid(), mine);
+    BlockPlace place = place_of_unsplit(grid(), mine);
     // The last rows see the most keys under a causal mask: they begin first.
     if (kConfig.features.interval) place.tile = grid().tiles - 1 - place.tile;
     const int heads = int(p.sizes.heads_q);
-    const int b = place.head / heads;
+    const int b = int(uint32(place.head) / uint32(heads));
     const ShortSequence seq = short_sequence<kConfig>(p, b);
     const int first_row = place.tile * kRows;
     if (first_row >= seq.len_q) return false;
     const int row_count = smaller(kRows, seq.len_q - first_row);
     int begin = 0, end = seq.len_k;
     if constexpr (kConfig.features.interval) {
-      const MaskParams& mask = p.mask_params;
-      begin = int(visible_keys(mask, first_row, seq.len_q, seq.len_k).begin);
-      end = int(visible_keys(mask, first_row + row_count - 1, seq.len_q, seq.len_k).end);
+      const ShortBand band(p.mask_params, seq.len_q, seq.len_k);
+      begin = band.begin.of(first_row);
+      end = band.end.of(first_row + row_count - 1);
     }
     // Planes have no block behind a sequence.
     if constexpr (Memory::kPlanes > 1) begin = smaller(begin, larger(seq.len_k - 1, 0));
@@ -80,7 +83,7 @@ struct ForwardProducer {
     task = {.blocks = blocks,
             .first_block = first_block,
             .b = b,
-            .head = place.head % heads,
+            .head = place.head - b * heads,
             .first_row = first_row,
             .row_count = row_count,
             .len_q = seq.len_q,
@@ -122,29 +125,37 @@ struct ForwardProducer {
   REGARD_DEVICE int batch_of(int b) const { return params.problem.packed ? 0 : b; }
 
   REGARD_DEVICE void run() {
-    const int group = int(params.problem.sizes.group());
     BlockOfKeys before{};
     bool owes_values = false;  // those of `before` are to come
+    take_task(memory.task(0));
     for (int taken = 0;; ++taken) {
-      ForwardTask task;
-      const bool any = take_task(task);
-      const int slot = taken % kSlots;
-      wait_barrier(memory.barrier(Memory::kQueryEmpty, slot), taken / kSlots % 2 ^ 1);
-      memory.task(taken) = task;
-      if (!any) {
+      const ForwardTask& task = memory.task(taken);
+      const int slot = taken % kSlots, blocks = task.blocks;
+      const auto await_slot = [&] {
+        wait_barrier(memory.barrier(Memory::kQueryEmpty, slot), taken / kSlots % 2 ^ 1);
+      };
+      if (blocks == 0) {
+        await_slot();
         arrive(memory.barrier(Memory::kQueryFull, slot));
         break;
       }
-      load_queries(slot, task);
-      BlockOfKeys block{.row = task.first_k + (task.first_block + task.blocks - 1) * kKeys,
-                        .head = task.head / group,
+      BlockOfKeys block{.row = task.first_k + (task.first_block + blocks - 1) * kKeys,
+                        .head = task.head / group(),
                         .batch = batch_of(task.b)};
-      for (int left = task.blocks; left > 0; --left) {
+#pragma unroll 1
+      for (int i = 0; i < blocks; ++i) {
         load_keys(block);
+        if (i == 0) {
+          await_slot();
+          load_queries(slot, task);
+        }
         if (owes_values) load_values(before);
         owes_values = true;
         before = block;
         block.row -= kKeys;
+        // The next tile, while the stages are full and nothing waits for it. Whoever read the task
+        // whose place it takes has since given back the queries of a later one.
+        if (i == 0) take_task(memory.task(taken + 1));
       }
     }
     if (owes_values) load_values(before);

@@ -51,13 +51,6 @@ struct PlaneProducer {
                 memory.barrier(Memory::kValueFull, stage));
   }
 
-  // Not kept from tile to tile.
-  REGARD_DEVICE int group() const {
-    uint32 heads = uint32(params.problem.sizes.heads_kv);
-    forget(heads);
-    return int(uint32(params.problem.sizes.heads_q) / heads);
-  }
-
   REGARD_DEVICE void run() {
     const Problem& p = params.problem;
     int blocks = 0;                       // of keys that are loaded, or under way
@@ -73,7 +66,7 @@ struct PlaneProducer {
         break;
       }
       load_queries(slot, task);
-      const int head = task.head / group();
+      const int head = task.head / tiles.group();
       const int first = first_plane_row<int>(p, task.b, task.first_k, int(p.sizes.len_k), kKeys) +
                         task.first_block * kKeys;
       int row = first + task.blocks * kKeys;

@@ -57,10 +57,14 @@ struct WarpgroupPlace {
     if (!kConfig.features.interval) return {0, seq.len_k};
     const int last = seq.len_q - 1;
     const int first = smaller(first_row + warpgroup_row, last);
-    return {int(keys_of(smaller(first + kWarpgroupRows - 1, last)).begin), int(keys_of(first).end)};
+    const ShortBand band(p.mask_params, seq.len_q, seq.len_k);
+    return {band.begin.of(smaller(first + kWarpgroupRows - 1, last)), band.end.of(first)};
   }
-  REGARD_DEVICE Interval keys_of(int i) const {
-    return visible_keys(p.mask_params, i, seq.len_q, seq.len_k);
+
+  // Behind the last key that a row of the warpgroup sees, as far as intervals say.
+  REGARD_DEVICE int last_key_end(int warpgroup_row) const {
+    const int last = smaller(first_row + warpgroup_row + kWarpgroupRows, seq.len_q) - 1;
+    return ShortBand(p.mask_params, seq.len_q, seq.len_k).end.of(last);
   }
 
   // ------------------------------------------------------------------------------- bias and mask

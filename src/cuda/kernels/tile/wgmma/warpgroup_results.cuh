@@ -38,42 +38,66 @@ struct WarpgroupResults {
       softmax.add_sink(static_cast<const float*>(p.sink.data)[task.head * p.sink.strides.head]);
       softmax.rescale(out);
     }
+    bool spoiled[2];  // by the lane's own results
 #pragma unroll
-    for (int half = 0; half < 2; ++half) finish_row(out, half);
+    for (int half = 0; half < 2; ++half) spoiled[half] = divide(out, half);
     if (rows_left <= 0) return;
     if constexpr (kPanels > 0) {
       store_panels(out);
     } else {
       store_pairs(out);
     }
+    if (params.problem.lse.given() || kConfig.marks) write_rows(spoiled);
   }
 
-  // Divides by the sum; writes lse and mark.
-  REGARD_DEVICE void finish_row(Out& out, int half) const {
-    const Problem& p = params.problem;
-    const SoftmaxRow<L>& row = softmax.rows[half];
-    const float factor = normaliser<L>(row) * (kOn.dropout ? float(keep_scale(p.dropout)) : 1.0f);
-    int spoiled = 0;
+  // By the row's sum. Whether a result of the lane's is not finite, where rows are marked.
+  REGARD_DEVICE bool divide(Out& out, int half) const {
+    constexpr int kChains = 4;
+    const float factor = normaliser_of(softmax.rows[half]) *
+                         (kOn.dropout ? float(keep_scale(params.problem.dropout)) : 1.0f);
+    float zero[kChains] = {};  // NaN once a result was not finite
 #pragma unroll
     for (int n = 0; n < kOutBlocks; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float& x = out[n][half * 2 + e];
         x *= factor;
-        if constexpr (kConfig.marks) spoiled |= !(x - x == 0);
+        if constexpr (kConfig.marks) zero[(2 * n + e) % kChains] += x * 0.0f;
       }
     }
+    return kConfig.marks && !(zero[0] + zero[1] + (zero[2] + zero[3]) == 0);
+  }
+  // What 16 bits round needs no division, whose branch for numbers that no sum is takes longer than
+  // the rest of a row.
+  static REGARD_DEVICE float normaliser_of(const SoftmaxRow<L>& row) {
+    if constexpr (kConfig.type == Type::f32) return normaliser<L>(row);
+    return row.sum == 0 ? 0.0f : reciprocal_approximate(row.sum);
+  }
+  // Lse and marks, of each row by one of the four lanes that hold it.
+  REGARD_DEVICE void write_rows(const bool (&spoiled)[2]) const {
+    const Problem& p = params.problem;
+    int marks[2] = {};
     if constexpr (kConfig.marks) {
-      spoiled |= shuffle_xor(spoiled, 1);
-      spoiled |= shuffle_xor(spoiled, 2);
+      if (any_in_warp(spoiled[0] || spoiled[1])) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          marks[half] = spoiled[half];
+          marks[half] |= shuffle_xor(marks[half], 1);
+          marks[half] |= shuffle_xor(marks[half], 2);
+        }
+      }
     }
-    if (lane_index() % 4 != 0 || row_of(half) >= rows_left) return;
+    const int half = lane_index() % 4;
+    if (half >= 2 || row_of(half) >= rows_left) return;
     if (p.lse.given()) {
       const int64 to = offset_of(p.lse.strides, task.b, task.head, task.first_q,
                                  task.first_row + warp_row + row_of(half));
-      static_cast<float*>(p.lse.data)[to] = lse_of_reference<L>(row);
+      static_cast<float*>(p.lse.data)[to] =
+          lse_of_reference<L>(half == 0 ? softmax.rows[0] : softmax.rows[1]);
     }
-    if constexpr (kConfig.marks) write_row_mark(params.buffers, line_of(half), spoiled != 0);
+    if constexpr (kConfig.marks) {
+      write_row_mark(params.buffers, line_of(half), (half == 0 ? marks[0] : marks[1]) != 0);
+    }
   }
 
   // Through shared memory of the warp's own, as many panels at a time as there are.
