@@ -38,8 +38,10 @@ ForwardMaps forward_maps(const Driver& d, const Problem& p, const KernelConfig& 
 }
 
 BackwardMaps backward_maps(const Driver& d, const Problem& p, const KernelConfig& config,
-                           int device) {
-  const BackwardBoxes boxes = backward_boxes(p, config.tiling);
+                           const void* planes, int device) {
+  const BackwardBoxes boxes = config.products == Products::f16x3
+                                  ? plane_gradient_boxes(p, config, planes)
+                                  : backward_boxes(p, config.tiling);
   BackwardMaps maps{};
   encode(d, maps.q, boxes.q, device);
   encode(d, maps.k, boxes.k, device);
@@ -52,7 +54,9 @@ BackwardMaps backward_maps(const Driver& d, const Problem& p, const KernelConfig
 
 LaunchMaps launch_maps(const Driver& d, const Problem& p, const KernelConfig& config,
                        const void* planes, int device) {
-  if (config.kernel == Kernel::backward) return {.backward = backward_maps(d, p, config, device)};
+  if (config.kernel == Kernel::backward) {
+    return {.backward = backward_maps(d, p, config, planes, device)};
+  }
   return {.forward = forward_maps(d, p, config, planes, device)};
 }
 

@@ -13,7 +13,8 @@ namespace regard::cuda_backend {
 ForwardMaps forward_maps(const Driver&, const Problem&, const KernelConfig&, const void* planes,
                          int device);
 
-BackwardMaps backward_maps(const Driver&, const Problem&, const KernelConfig&, int device);
+BackwardMaps backward_maps(const Driver&, const Problem&, const KernelConfig&, const void* planes,
+                           int device);
 // Of either.
 LaunchMaps launch_maps(const Driver&, const Problem&, const KernelConfig&, const void* planes,
                        int device);

@@ -11,6 +11,17 @@ namespace {
 
 constexpr int kRowsOfStore = 16;  // a warp's
 
+// Planes are in place of batch entries.
+BoxedTensor boxed(const PlaneTensor& t, const void* planes, int box_rows) {
+  const int64 row = t.columns * 2, head = t.rows * row;
+  return {.data = static_cast<const uint8*>(planes) + t.planes,
+          .type = Type::f16,
+          .sizes = {t.columns, t.rows, t.heads, kPlanes},
+          .strides = {2, row, head, t.heads * head},
+          .box_columns = kPanelColumns,
+          .box_rows = box_rows};
+}
+
 BoxedTensor boxed(const View& view, int64 columns, int64 rows, int64 heads, int64 batch,
                   int box_rows) {
   const int64 bytes = int64(size_of(view.type));
@@ -42,19 +53,20 @@ ForwardBoxes forward_boxes(const Problem& p, const Tiling& tiling) {
 
 ForwardBoxes plane_boxes(const Problem& p, const KernelConfig& c, const void* planes) {
   const PlaneLayout layout = plane_layout(p, c);
-  const auto boxed = [&](const PlaneTensor& t, int box_rows) {
-    const int64 row = t.columns * 2, head = t.rows * row;
-    return BoxedTensor{.data = static_cast<const uint8*>(planes) + t.planes,
-                       .type = Type::f16,
-                       .sizes = {t.columns, t.rows, t.heads, kPlanes},
-                       .strides = {2, row, head, t.heads * head},
-                       .box_columns = kPanelColumns,
-                       .box_rows = box_rows};
-  };
-  return {.q = boxed(layout.q, c.tiling.rows),
-          .k = boxed(layout.k, c.tiling.keys),
-          .v = boxed(layout.v, c.tiling.keys),
+  return {.q = boxed(layout.q, planes, c.tiling.rows),
+          .k = boxed(layout.k, planes, c.tiling.keys),
+          .v = boxed(layout.v, planes, c.tiling.keys),
           .out = {}};
+}
+
+BackwardBoxes plane_gradient_boxes(const Problem& p, const KernelConfig& c, const void* planes) {
+  const PlaneLayout layout = plane_layout(p, c);
+  return {.q = boxed(layout.q, planes, c.tiling.rows),
+          .k = boxed(layout.k, planes, c.tiling.keys),
+          .v = boxed(layout.v, planes, c.tiling.keys),
+          .dout = boxed(layout.dout, planes, c.tiling.rows),
+          .dk = {},
+          .dv = {}};
 }
 
 bool has_plane_boxes(const Problem& p) {

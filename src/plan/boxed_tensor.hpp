@@ -21,18 +21,20 @@ struct ForwardBoxes {
   BoxedTensor q, k, v, out;
 };
 
-// Packed sequences are one batch entry.
-ForwardBoxes forward_boxes(const Problem&, const Tiling&);
-
-// Of f32: planes of q, k and v in scratch memory, the planes in place of batch entries; no out.
-ForwardBoxes plane_boxes(const Problem&, const KernelConfig&, const void* planes);
-// Whether the copy engine can count their rows, and a grid the blocks that make them.
-bool has_plane_boxes(const Problem&);
-
 struct BackwardBoxes {
   BoxedTensor q, k, v, dout, dk, dv;
 };
+
+// Packed sequences are one batch entry.
+ForwardBoxes forward_boxes(const Problem&, const Tiling&);
 BackwardBoxes backward_boxes(const Problem&, const Tiling&);
+
+// Of f32: planes of q, k and v in scratch memory, the planes in place of batch entries; no out.
+ForwardBoxes plane_boxes(const Problem&, const KernelConfig&, const void* planes);
+// The same of the backward pass, and of dout; no dk and dv.
+BackwardBoxes plane_gradient_boxes(const Problem&, const KernelConfig&, const void* planes);
+// Whether the copy engine can count their rows, and a grid the blocks that make them.
+bool has_plane_boxes(const Problem&);
 
 // 16-byte aligned, strides multiples of 16 bytes, above 0 and below 2^40.
 bool is_boxable(const BoxedTensor&);

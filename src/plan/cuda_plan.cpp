@@ -122,8 +122,10 @@ class Planner {
         plan_.copies.empty() ? p_ : copied_.emplace(with_copies(p_, plan_.copies, nullptr));
     const char* why_not =
         back ? why_not_wgmma_backward(p, chip_, level_) : why_not_wgmma(p, chip_, level_);
-    if (!why_not && choice_.any_family && !back) why_not = why_rather_mma(p, chip_);
-    if (!why_not && choice_.any_family) why_not = why_not_copies(p_, plan_.copies);
+    if (!why_not && choice_.any_family) {
+      why_not = back ? why_rather_mma_backward(p) : why_rather_mma(p, chip_);
+      if (!why_not) why_not = why_not_copies(p_, plan_.copies);
+    }
     if (!why_not) {
       main_ = back ? wgmma_backward_config(p, level_) : wgmma_config(p, level_);
       const Fit fit = back ? take_wgmma_backward_tiling(main_, wish(true))
@@ -388,6 +390,7 @@ class Planner {
     add_copies_launch(plan_, p_, because_);
     if (wgmma) ask_for_row_terms(delta, main_);
     launch_simt(delta);
+    if (wants_dq || wants_dkv) add_planes_launch(plan_, p_, main_);
     if (mma) {
       main_.marks = marks && wants_dkv;
       main_.bias_pairs = !wgmma && main_.bias_gradient == BiasGradient::add &&
@@ -417,6 +420,7 @@ class Planner {
     KernelConfig config = plain_config(Kernel::convert_dq);
     config.level = level_;  // the order of the sums depends on it
     config.dim = main_.dim;
+    config.row_terms = main_.products == Products::f16x3;
     config.marks = marks;
     launch_simt(config);
   }
@@ -438,9 +442,11 @@ class Planner {
     room.take(w.dbias_sums, dbias_sums_bytes());
     w.clear = room.size;
     room.take(w.row_states, rows * 2 * (computes_in_f64(p_) ? 8 : 4));
-    room.take(w.row_terms, main_.family == Family::wgmma ? row_terms_bytes(p_) : 0);
+    const bool own = main_.products != Products::f16x3 || sums_dq || wants_dkv;
+    room.take(w.row_terms, own && main_.family == Family::wgmma ? row_terms_bytes(p_, main_) : 0);
     room.take(w.dq_sums, sums_dq ? s_.heads_q * dq_rows(p_) * main_.dim * 4 : 0);
-    room.take_none(w.partial_out, w.partial_rows, w.arrivals, w.planes);
+    room.take_none(w.partial_out, w.partial_rows, w.arrivals);
+    room.take(w.planes, own ? planes_bytes(p_, main_) : 0);
     room.take(w.copies, copies_bytes(p_, plan_.copies));
     w.size = room.size;
   }

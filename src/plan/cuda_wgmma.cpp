@@ -205,24 +205,23 @@ Fit take_wgmma_tiling(KernelConfig& c, const TilingWish& wish) {
 }
 
 void add_planes_launch(CudaPlan& plan, const Problem& p, const KernelConfig& main) {
-  constexpr int kTensors = 3;
+  constexpr int kTensors = 3;  // q is with dout
   const Sizes& s = p.sizes;
   if (main.products != Products::f16x3 || s.batch * s.heads_q * s.len_q == 0) return;
-  const KernelConfig c{.kernel = Kernel::planes,
-                       .family = Family::simt,
-                       .level = 50,
-                       .type = p.type,
-                       .dim = main.dim,
-                       .dim_v = main.dim_v,
-                       .tiling = {.rows = main.tiling.keys,
-                                  .keys = main.tiling.keys,
-                                  .warps = 8,
-                                  .stages = 1,
-                                  .slices = 1,
-                                  .blocks = 1},
-                       .aligned = is_aligned(p),
-                       .ragged = p.ragged};
-  const int64 tiles = divide_up(larger(s.len_q, s.len_k), c.tiling.keys);
+  const int rows = p.backward ? main.tiling.rows : main.tiling.keys;  // of a block
+  const KernelConfig c{
+      .kernel = Kernel::planes,
+      .family = Family::simt,
+      .level = 50,
+      .type = p.type,
+      .dim = main.dim,
+      .dim_v = main.dim_v,
+      .tiling = {.rows = rows, .keys = rows, .warps = 8, .stages = 1, .slices = 1, .blocks = 1},
+      .aligned = is_aligned(p),
+      .ragged = p.ragged,
+      .row_terms = p.backward};
+  const int64 unit = p.backward ? kPlaneGradientUnit : c.tiling.keys;
+  const int64 tiles = round_up(larger(s.len_q, s.len_k), unit) / c.tiling.keys;
   plan.launches.push_back(
       {.config = c,
        .grid = {.heads = int32(s.batch * s.heads_q), .tiles = int32(tiles), .splits = kTensors},

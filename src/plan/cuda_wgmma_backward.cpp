@@ -11,16 +11,18 @@ namespace {
 
 constexpr int64 kLargestHead = 256;        // dk or dv of 64 keys is 128 registers then
 constexpr int64 kLargestHeadOfBoth = 128;  // of dk and dv in one warpgroup's registers
+constexpr int64 kLargestPlaneHead = 128;   // f32, which has sums of a tile beside those of all
 // Scales below it would make lse / scale pass what the sum of three f16 terms can be.
 constexpr double kLeastScaleF16 = 0x1p-12;
 
 constexpr Tiling kTiling = {.rows = 64, .keys = 128, .warps = 12, .stages = 2};
 constexpr Tiling kWideTiling = {.rows = 64, .keys = 64, .warps = 12, .stages = 2};
 
-const Tiling& tiling_of(int64 dim, int64 dim_v) {
-  return larger(dim, dim_v) > kLargestHeadOfBoth ? kWideTiling : kTiling;
+const Tiling& tiling_of(Type type, int64 dim, int64 dim_v) {
+  const int64 largest = type == Type::f32 ? kLargestPlaneHead / 2 : kLargestHeadOfBoth;
+  return larger(dim, dim_v) > largest ? kWideTiling : kTiling;
 }
-const Tiling& tiling_of(const Problem& p) { return tiling_of(p.sizes.dim, p.sizes.dim_v); }
+const Tiling& tiling_of(const Problem& p) { return tiling_of(p.type, p.sizes.dim, p.sizes.dim_v); }
 
 // Under softcap and dropout weights and their shares in dS^T are two operands at once.
 bool has_registers_for_shares(const Sizes& s) {
@@ -97,15 +99,45 @@ void ask_for_dbias(KernelConfig& c, const Problem& p) {
   c.dbias_aligned = !in_place || !p.dbias.given() || has_aligned_vectors(p.dbias);
 }
 
+// What planes do not take; their rows begin anywhere, and a product adds neither lse nor delta.
+const char* why_not_planes(const Problem& p) {
+  const Sizes& s = p.sizes;
+  if (p.precision != 0) return "wgmma kernels multiply f32 at its own precision alone";
+  if (larger(s.dim, s.dim_v) > kLargestPlaneHead) {
+    return "wgmma kernels have no tile for head sizes of f32 above 128";
+  }
+  if (s.len_q * s.rows_q * s.len_k * s.rows_k == 0) return "there are no rows to load";
+  if (!has_plane_boxes(p)) {
+    return "its planes of f16 would have more rows or blocks than 31 bits count";
+  }
+  if (p.features.bias && p.wants(p.dbias)) {
+    return "the wgmma backward kernel of f32 has no gradient of the bias";
+  }
+  return why_not_bias(p);
+}
+
+// The wide kernel takes as many stages as there is room for.
+Fit take_stages(KernelConfig& c, const TilingWish& wish, const Tiling& tiling) {
+  Fit fit = Fit::impossible;
+  for (int stages = tiling == kWideTiling ? kMostBackwardStages : 2; stages >= 2; --stages) {
+    c.tiling = tiling;
+    c.tiling.stages = stages;
+    c.tiling.warps = backward_warps(c);
+    if (wish.forced && !is_asked_for(c.tiling, *wish.forced)) continue;
+    if (backward_wgmma_shared(c) <= wish.limits.block) return Fit::fits;
+    fit = Fit::no_room;
+  }
+  return fit;
+}
+
 }  // namespace
 
 const char* why_not_wgmma_backward(const Problem& p, const Chip& chip, int level) {
   if (chip.major != 9 || level < 90) {
     return "products of warpgroups are of compute capability 9.0 alone";
   }
-  if (p.type != Type::f16 && p.type != Type::bf16) {
-    return "the wgmma backward kernel multiplies f16 and bf16";
-  }
+  if (p.type == Type::f64) return "f64 is computed without tensor cores";
+  if (p.type == Type::f32) return why_not_planes(p);
   if (p.sizes.dim > kLargestHead || p.sizes.dim_v > kLargestHead) {
     return "the wgmma backward kernel has no tile for head sizes above 256";
   }
@@ -128,6 +160,14 @@ const char* why_not_wgmma_backward(const Problem& p, const Chip& chip, int level
   return why_not_bias(p);
 }
 
+const char* why_rather_mma_backward(const Problem& p) {
+  constexpr int64 kRows = 128;
+  if (p.type == Type::f32 && p.sizes.len_q <= kRows) {
+    return "so few query rows do not repay its planes";
+  }
+  return nullptr;
+}
+
 KernelConfig wgmma_backward_config(const Problem& p, int level) {
   const BackwardBoxes boxes = backward_boxes(p, tiling_of(p));
   KernelConfig c{.kernel = Kernel::backward,
@@ -135,9 +175,10 @@ KernelConfig wgmma_backward_config(const Problem& p, int level) {
                  .level = level,
                  .type = p.type,
                  .bias_type = p.features.bias ? p.bias.type : Type::none,
+                 .products = p.type == Type::f32 ? Products::f16x3 : Products::direct,
                  .features = p.features,
-                 .boxed_out = !p.accumulate && is_storable(p, p.dk, boxes.dk) &&
-                              is_storable(p, p.dv, boxes.dv),
+                 .boxed_out = p.type != Type::f32 && !p.accumulate &&
+                              is_storable(p, p.dk, boxes.dk) && is_storable(p, p.dv, boxes.dv),
                  .bias_aligned = is_bias_aligned(p),
                  .bias_of_keys = is_bias_of_keys(p, false),
                  .mask_of_keys = is_mask_of_keys(p, false),
@@ -148,6 +189,7 @@ KernelConfig wgmma_backward_config(const Problem& p, int level) {
                  .wants_dv = p.wants(p.dv)};
   c.features.sink = false;  // it is in the lse
   c.ordered = p.deterministic && c.wants_dq;
+  if (p.type == Type::f32) return c;
   c.paired = is_paired(p);
   ask_for_dbias(c, p);
   return c;
@@ -156,17 +198,10 @@ KernelConfig wgmma_backward_config(const Problem& p, int level) {
 Fit take_wgmma_backward_tiling(KernelConfig& c, const TilingWish& wish) {
   c.dim = int(round_up(wish.dim, 16));
   c.dim_v = int(round_up(wish.dim_v, 16));
-  Fit fit = Fit::impossible;
-  // The wide kernel takes as many stages as there is room for.
-  for (int stages = is_wide(c) ? kMostBackwardStages : 2; stages >= 2; --stages) {
-    c.tiling = tiling_of(wish.dim, wish.dim_v);
-    c.tiling.stages = stages;
-    c.tiling.warps = backward_warps(c);
-    if (wish.forced && !is_asked_for(c.tiling, *wish.forced)) continue;
-    if (backward_wgmma_shared(c) <= wish.limits.block) return Fit::fits;
-    fit = Fit::no_room;
-  }
-  return fit;
+  const Tiling& first = tiling_of(c.type, wish.dim, wish.dim_v);
+  const Fit fit = take_stages(c, wish, first);
+  if (fit == Fit::fits || c.type != Type::f32 || first == kWideTiling) return fit;
+  return take_stages(c, wish, kWideTiling);
 }
 
 int64 key_tiles(const KernelConfig& c, int64 len_k) {
@@ -182,12 +217,17 @@ int64 heads_taking_turns(const KernelConfig& c, const Chip& chip, int64 len_k) {
 }
 
 void ask_for_row_terms(KernelConfig& delta, const KernelConfig& main) {
+  if (main.products == Products::f16x3) return;  // of whoever makes the planes
   delta.row_terms = true;
   delta.paired = main.paired;
   delta.features.signed_scale = !adds_lse_by_product(main.features);
   delta.features.dropout = !adds_delta_by_product(main.features);
 }
 
-int64 row_terms_bytes(const Problem& p) { return 2 * term_rows(p) * kRowTermBytes; }
+int64 row_terms_bytes(const Problem& p, const KernelConfig& main) {
+  const int64 rows =
+      main.products == Products::f16x3 ? p.sizes.heads_q * plane_term_rows(p) : term_rows(p);
+  return rows * (2 * row_term_bytes(main) + (main.products == Products::f16x3 ? 4 : 0));
+}
 
 }  // namespace regard

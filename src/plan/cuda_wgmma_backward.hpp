@@ -10,6 +10,9 @@ namespace regard {
 // Null where the kernel of family wgmma can compute the problem.
 const char* why_not_wgmma_backward(const Problem&, const Chip&, int level);
 
+// Null where it is also the better choice; of a problem that it can compute.
+const char* why_rather_mma_backward(const Problem&);
+
 // Without tiling and head sizes, and what depends on the plan: marks.
 KernelConfig wgmma_backward_config(const Problem&, int level);
 
@@ -25,6 +28,6 @@ int64 heads_taking_turns(const KernelConfig&, const Chip&, int64 len_k);
 
 // What the delta kernel is to write for the main kernel; the bytes of it.
 void ask_for_row_terms(KernelConfig& delta, const KernelConfig& main);
-int64 row_terms_bytes(const Problem&);
+int64 row_terms_bytes(const Problem&, const KernelConfig& main);
 
 }  // namespace regard

@@ -19,7 +19,7 @@ enum class Kernel : uint8 {
   convert_dq,      // dq from its sums
   convert_dbias,   // dbias from its sums
   sink_gradient,   // dsink
-  planes,          // wgmma forward of f32: q, k, v as pairs of f16 planes
+  planes,          // wgmma of f32: q, k, v, dout as pairs of f16 planes
   copy_inputs,     // wgmma: copies of q, k, v, dout that the copy engine can load
 };
 inline constexpr int kKernelCount = 12;
@@ -86,7 +86,8 @@ struct KernelConfig {
   bool ragged = false;        // sequence lengths are read from memory
   bool folded = false;        // forward: the rows of a tile run over the query heads of a kv head
   bool split = false;         // forward: the keys are split over blocks
-  bool row_terms = false;     // delta: also writes what the wgmma backward kernel reads of a row
+  bool row_terms = false;     // delta, planes: also writes what the wgmma backward kernel reads of
+                              // a row; convert_dq: reads a factor of dq there
   bool paired = false;        // wide wgmma backward: clusters of two blocks share the columns of dq
   bool marks = false;         // notes rows whose result is not finite, to be computed again
   bool marked = false;        // simt: computes only what is marked

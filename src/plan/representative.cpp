@@ -72,7 +72,7 @@ std::vector<Problem> representative_problems() {
   add(short_rows(Causal::bottom_right), Pass::forward);
   add_both(attention({.type = f32, .dim = 64}));
   add(attention({.type = f32, .dim = 128}), Pass::forward);
-  add(causal({.type = f32}), Pass::forward);
+  add_both(causal({.type = f32}));
   add_both(attention({.type = f64, .dim = 64}));
   add_both(causal({}));
   add_both(packed({}));

@@ -10,14 +10,22 @@ namespace regard {
 
 inline constexpr int kRowTermBytes = 16;  // of a row's lse, and of its delta: eight 16-bit terms
 inline constexpr int kDscoreBuffers = 2;
+inline constexpr int kDscoreSizeBytes = 8 * 4;  // of planes: the largest of each warp's dS^T
 inline constexpr int kMostPairTermBuffers = 2;
 inline constexpr int kMostBackwardStages = 3;
 inline constexpr int kBackwardTaskBytes = 64;
 inline constexpr int kBlocksOfCluster[] = {8, 6, 4, 3, 2};
 
 // Head sizes above 128: dk and dv of 64 keys fill the registers of two warpgroups, of which one has
-// S^T and dv, the other dP^T and dk.
-REGARD_INLINE bool is_wide(const KernelConfig& c) { return c.dim > 128 || c.dim_v > 128; }
+// S^T and dv, the other dP^T and dk. So do they of planes of f32 above 64, and where shared memory
+// has no room for planes of 128 keys.
+REGARD_INLINE bool is_wide(const KernelConfig& c) {
+  if (c.products == Products::f16x3) return c.tiling.keys == kWarpgroupRows;
+  return c.dim > 128 || c.dim_v > 128;
+}
+REGARD_INLINE int row_term_bytes(const KernelConfig& c) {
+  return c.products == Products::f16x3 ? int(sizeof(PlaneRowTerm)) : kRowTermBytes;
+}
 
 // Whether a warpgroup of its own makes dbias. Else that of dq does: where terms beside the bias
 // leave no registers for a fourth.
@@ -82,10 +90,11 @@ struct BackwardWgmmaLayout {
   int dscores = 0;  // the first buffer: dS^T, a panel of [keys], a tile's rows across; wide: P^T
                     // before it
   int dscore_bytes = 0;
-  int dbias_terms = 0;  // in a cluster over the batch: sums of groups of keys, two in turn
-  int bias = 0;         // [pair term buffers][rows][keys], as mma_layout.h says
-  int mask = 0;         // [pair term buffers][rows][keys]
-  int task = 0;         // BackwardTask
+  int dscore_sizes = 0;  // of planes, of each buffer
+  int dbias_terms = 0;   // in a cluster over the batch: sums of groups of keys, two in turn
+  int bias = 0;          // [pair term buffers][rows][keys], as mma_layout.h says
+  int mask = 0;          // [pair term buffers][rows][keys]
+  int task = 0;          // BackwardTask
   int barriers = 0;
   int size = 0;
 };
@@ -97,18 +106,20 @@ inline constexpr int kBackwardBarriers = 2 + (kMostBackwardStages + 1) + 3 * kMo
 REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   const Tiling& t = c.tiling;
   BackwardWgmmaLayout x;
-  x.query_bytes = panels_of(c.dim) * panel_bytes(t.rows);
-  x.dout_bytes = panels_of(c.dim_v) * panel_bytes(t.rows);
-  x.dscore_bytes = panel_bytes(t.keys);
-  x.values = panels_of(c.dim) * panel_bytes(t.keys);
-  x.peer_keys = x.values + panels_of(c.dim_v) * panel_bytes(t.keys);
+  const int planes = planes_of(c);
+  x.query_bytes = planes * panels_of(c.dim) * panel_bytes(t.rows);
+  x.dout_bytes = planes * panels_of(c.dim_v) * panel_bytes(t.rows);
+  x.dscore_bytes = planes * panel_bytes(t.keys);
+  x.values = planes * panels_of(c.dim) * panel_bytes(t.keys);
+  x.peer_keys = x.values + planes * panels_of(c.dim_v) * panel_bytes(t.keys);
   x.queries = x.peer_keys + panels_of(peer_columns(c)) * panel_bytes(t.keys);
   x.douts = x.queries + query_stages(c) * x.query_bytes;
   x.lse = x.douts + t.stages * x.dout_bytes;
   // Of a pair both are in the same rows.
-  x.delta = c.paired ? x.lse : x.lse + query_stages(c) * t.rows * kRowTermBytes;
-  x.dscores = x.delta + t.stages * t.rows * kRowTermBytes;
-  x.dbias_terms = x.dscores + kDscoreBuffers * x.dscore_bytes;
+  x.delta = c.paired ? x.lse : x.lse + query_stages(c) * t.rows * row_term_bytes(c);
+  x.dscores = int(round_up(x.delta + t.stages * t.rows * row_term_bytes(c), 1024));
+  x.dscore_sizes = x.dscores + kDscoreBuffers * x.dscore_bytes;
+  x.dbias_terms = x.dscore_sizes + (planes > 1 ? kDscoreBuffers * kDscoreSizeBytes : 0);
   x.bias = x.dbias_terms + dbias_term_bytes(c);
   x.mask = x.bias + pair_term_buffers(c) * bias_bytes(c);
   x.task = x.mask + pair_term_buffers(c) * mask_bytes(c);

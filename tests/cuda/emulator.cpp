@@ -138,7 +138,10 @@ LaunchMaps maps_of(const CudaLaunch& launch, const KernelParams& params) {
     std::memcpy(&to, &map, sizeof map);
   };
   if (launch.config.kernel == Kernel::backward) {
-    const BackwardBoxes boxes = backward_boxes(params.problem, launch.config.tiling);
+    const BackwardBoxes boxes =
+        launch.config.products == Products::f16x3
+            ? plane_gradient_boxes(params.problem, launch.config, params.buffers.planes)
+            : backward_boxes(params.problem, launch.config.tiling);
     BackwardMaps& to = maps.backward;
     set(to.q, boxes.q);
     set(to.k, boxes.k);

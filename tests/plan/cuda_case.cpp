@@ -51,7 +51,8 @@ void check_grid(const Problem& p, const CudaLaunch& launch) {
       break;
     case Kernel::planes:
       CHECK(g.heads == s.batch * s.heads_q);
-      check_reach(g.tiles, c.tiling.keys, larger(s.len_q, s.len_k));
+      check_reach(g.tiles, c.tiling.keys,
+                  round_up(larger(s.len_q, s.len_k), c.row_terms ? 128 : 1));
       CHECK(g.splits == 3);
       return;
     case Kernel::copy_inputs:
@@ -137,7 +138,12 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
     adds |= c.kernel == Kernel::convert_dbias;
     if (c.kernel == Kernel::delta) rows_states = s.heads_q * s.rows_q * 2 * real_size(p);
     if (c.kernel == Kernel::planes) planes = plane_layout(p, c).size;
-    if (c.row_terms) row_terms = 2 * (s.heads_q * dq_rows(p) + 64) * 16;
+    if (c.kernel == Kernel::delta && c.row_terms) {
+      row_terms = 2 * (s.heads_q * dq_rows(p) + 64) * 16;
+    }
+    if (c.kernel == Kernel::planes && c.row_terms) {
+      row_terms = s.heads_q * plane_rows(p, s.rows_q, s.len_q, 128) * (2 * 8 + 4);
+    }
     if (c.kernel == Kernel::convert_dq) dq = s.heads_q * dq_rows(p) * c.dim * 4;
     if (p.backward && c.ordered) {
       const int tiles = c.family == Family::wgmma ? 2 : 1;

@@ -168,7 +168,43 @@ TEST_CASE("Hopper's own forward kernel takes f32 by planes, but for large heads 
   Attention a = attention({.type = f32});
   a.precision = Precision::tf32;
   CHECK(says(planned(problem(a)), "multiply f32 at its own precision alone"));
-  CHECK(planned(problem(attention({.type = f32}), Pass::backward)).name() == "cuda:mma");
+}
+
+TEST_CASE("gradients of f32 by planes: two warpgroups of keys, or one each for dv and dk") {
+  const auto backward = [](const Shape& shape, auto&& set) {
+    Shape f32_shape = shape;
+    f32_shape.type = f32;
+    Attention a = attention(f32_shape);
+    set(a);
+    Problem p = problem(a, Pass::backward);
+    p.gradients_named = true;  // without dbias
+    p.dq = p.q;
+    p.dk = p.k;
+    p.dv = p.v;
+    return planned(p);
+  };
+  const auto nothing = [](Attention&) {};
+  const auto keys_of = [](const CudaPlan& plan) {
+    const CudaLaunch* const launch = launch_of(plan, Kernel::backward);
+    return launch && launch->config.products == Products::f16x3 ? launch->config.tiling.keys : 0;
+  };
+  CHECK(keys_of(backward({.dim = 64}, nothing)) == 128);
+  CHECK(keys_of(backward({.dim = 17, .dim_v = 33}, nothing)) == 128);  // rows that begin anywhere
+  CHECK(keys_of(backward({.dim = 128}, nothing)) == 64);
+  CHECK(keys_of(backward({.dim = 64, .dim_v = 72}, nothing)) == 64);
+  CHECK(says(backward({.dim = 136}, nothing), "no tile for head sizes of f32 above 128"));
+  CHECK(says(backward({.len_q = 128}, nothing), "do not repay its planes"));
+  const auto mask = [](Attention& a) { a.mask = Tensor(nullptr, boolean, {1024, 1024}); };
+  const auto bias = [](Attention& a) { a.bias = Tensor(nullptr, f32, {1, 8, 1024, 1024}); };
+  CHECK(keys_of(backward({.dim = 64}, mask)) == 64);
+  CHECK(keys_of(backward({.dim = 64}, bias)) == 64);
+  CHECK(says(backward({.dim = 128}, bias), "no tile of the wgmma kernels fits"));
+  Attention a = attention({.type = f32, .dim = 64});
+  bias(a);
+  CHECK(says(planned(problem(a, Pass::backward)), "f32 has no gradient of the bias"));
+  a = attention({.type = f32});
+  a.precision = Precision::tf32;
+  CHECK(says(planned(problem(a, Pass::backward)), "multiply f32 at its own precision alone"));
 }
 
 TEST_CASE("Hopper's own kernel makes the backward pass, but for what it has no room for") {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/dq_order.cuh"
+#include "cuda/kernels/tile/plane_pair.cuh"
 #include "cuda/kernels/tile/simt/simt_lines.cuh"
 
 namespace regard {
@@ -45,7 +46,27 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
   const float* const sums = params.buffers.dq_sums + h * dq_rows(p) * kConfig.dim;
   const int r = lane_index() / 4, begin = lane_index() % 4;
   const bool exist[2] = {first + r < seq.len_q, first + r + 8 < seq.len_q};
-  const float scale = float(p.score.scale);
+  // What the rows' sums are multiplied by; from planes, they are in units of factors of dout.
+  float scale[2] = {float(p.score.scale), float(p.score.scale)};
+  // Planes of dS and k bring errors of 2^-7 of its losses to a row, at most: it is marked where
+  // they may be 2^-13 of its largest. A row that is below that has next to no gradient.
+  constexpr float kLeast = 0x1p6f;
+  float least[2] = {}, most[2] = {};
+  if constexpr (kConfig.row_terms) {
+    const auto* const terms =
+        static_cast<const PlaneRowTerm*>(params.buffers.row_terms) + h * plane_term_rows(p) +
+        first + first_plane_row<int64>(p, b, seq.first_q, p.sizes.len_q, kPlaneGradientUnit);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) scale[n] *= float_of(terms[r + 8 * n].factors << 16);
+    const float* const losses =
+        dq_losses(params) + (terms - static_cast<const PlaneRowTerm*>(params.buffers.row_terms)) +
+        r;
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const bool sees = terms[r + 8 * n].value < infinity<float>();  // its lse
+      least[n] = sees ? losses[8 * n] * kLeast * magnitude_of(scale[n]) : 0.0f;
+    }
+  }
 
   const auto each_block = [&](auto work) {
 #pragma unroll 2
@@ -53,8 +74,8 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
       DqBlock x = load_dq_block<kConfig>(sums, unit, block, r);
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        x.low[n] *= scale;
-        x.high[n] *= scale;
+        x.low[n] *= scale[0];
+        x.high[n] *= scale[1];
       }
       work(block, x);
     }
@@ -63,12 +84,23 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
   const auto look = [&](int, const DqBlock& x) {
     spoiled[0] += zero_if_finite(x.low);
     spoiled[1] += zero_if_finite(x.high);
+    if constexpr (kConfig.row_terms) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        most[0] = max_of(most[0], magnitude_of(x.low[e]));
+        most[1] = max_of(most[1], magnitude_of(x.high[e]));
+      }
+    }
   };
   const auto mark = [&] {
     const int64 row = h * p.sizes.rows_q + flat_row(p, seq, b, first + r);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       spoiled[n] = sum_of_lanes<4>(spoiled[n]);
+      if constexpr (kConfig.row_terms) {
+        most[n] = max_of_lanes<4>(most[n]);
+        if (!(most[n] >= least[n])) spoiled[n] = infinity<float>();
+      }
       if (spoiled[n] != 0 && exist[n] && begin == 0) mark_row(params.buffers, row + 8 * n);
     }
   };

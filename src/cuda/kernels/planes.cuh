@@ -1,24 +1,11 @@
-// q, k and v of f32 as pairs of f16 planes: see plan/plane_layout.h.
+// q, k, v and dout of f32 as pairs of f16 planes: see plan/plane_layout.h.
 #pragma once
 
+#include "cuda/kernels/tile/plane_pair.cuh"
 #include "cuda/kernels/tile/simt/simt_lines.cuh"
 #include "plan/plane_layout.h"
 
 namespace regard {
-
-REGARD_DEVICE float power_of_two(int exponent) { return float_of(uint32(exponent + 127) << 23); }
-
-// 2^s such that 2^s largest is in [2^14, 2^15), or as near as 2^s and 2^-s are normal numbers; and
-// its factor, 2^-s, or 0 where there is nothing to multiply.
-struct PlaneScale {
-  float scale, factor;
-};
-REGARD_DEVICE PlaneScale plane_scale(float largest) {
-  constexpr int kMost = 126;
-  if (largest == 0) return {1, 0};
-  const int exponent = smaller(127 + 14 - int(bits_of(largest) >> 23), kMost);
-  return {power_of_two(exponent), power_of_two(-exponent)};
-}
 
 // A block's unit of rows of one tensor; half a warp has a row.
 template <KernelConfig kConfig, int kColumns>
@@ -88,10 +75,10 @@ struct PlaneUnit {
       Pack<uint32, 2> high, low;
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
-        const float a = x[turn][quad][2 * pair] * scale, b = x[turn][quad][2 * pair + 1] * scale;
-        high.x[pair] = pack<F16>(a, b);
-        low.x[pair] = pack<F16>(a - widen<F16>(uint16(high.x[pair])),
-                                b - widen<F16>(uint16(high.x[pair] >> 16)));
+        const PlanePair both =
+            split_in_planes(x[turn][quad][2 * pair] * scale, x[turn][quad][2 * pair + 1] * scale);
+        high.x[pair] = both.high;
+        low.x[pair] = both.low;
       }
       uint16* const at = to + int64(row_of(turn)) * kColumns + column;
       *reinterpret_cast<Pack<uint32, 2>*>(at) = high;
@@ -152,9 +139,125 @@ REGARD_DEVICE void make_planes(const KernelParams& params, const BlockPlace& pla
   }
 }
 
+// ------------------------------------------------------------------------------ the backward pass
+
+// The place of a block's rows in the planes of a tensor.
+struct PlanePlace {
+  int64 b, h, first;  // of its sequence's rows
+  int64 row;          // of the planes
+  Sequence seq;
+};
+
+// A key's own factors, so that no key is felt by its neighbours.
+template <KernelConfig kConfig, PlaneRole kRole>
+REGARD_DEVICE void make_key_planes(const KernelParams& params, const PlanePlace& at) {
+  constexpr bool kKeys = kRole == PlaneRole::key;
+  constexpr int kColumns = kKeys ? kConfig.dim : kConfig.dim_v;
+  using Unit = PlaneUnit<kConfig, kColumns>;
+  const Problem& p = params.problem;
+  const PlaneLayout layout = plane_layout(p, kConfig);
+  const PlaneTensor& to = kKeys ? layout.k : layout.v;
+  const View& view = kKeys ? p.k : p.v;
+  const int64 line = at.h * to.rows + at.row;
+  Unit unit;
+  unit.load(view, offset_of(view.strides, at.b, at.h, at.seq.first_k, at.first),
+            at.seq.len_k - at.first, kKeys ? p.sizes.dim : p.sizes.dim_v);
+  unit.find_largest();
+  auto* const planes =
+      reinterpret_cast<uint16*>(params.buffers.planes + to.planes) + line * kColumns;
+  auto* const factors = reinterpret_cast<KeyFactors*>(params.buffers.planes) + line;
+#pragma unroll
+  for (int turn = 0; turn < Unit::kTurns; ++turn) {
+    const PlaneScale own = plane_scale(unit.largest[turn]);
+    unit.store(planes, to.elements(), turn, own.scale);
+    if (lane_index() % Unit::kLanes != 0) continue;
+    KeyFactors& of_key = factors[Unit::row_of(turn)];
+    (kKeys ? of_key.key : of_key.value) = own.factor;
+  }
+}
+
+// q, dout and the row terms; what dq may lose is cleared.
+template <KernelConfig kConfig>
+REGARD_DEVICE void make_row_planes(const KernelParams& params, const PlanePlace& at) {
+  using Queries = PlaneUnit<kConfig, kConfig.dim>;
+  using Douts = PlaneUnit<kConfig, kConfig.dim_v>;
+  constexpr int kTurns = Queries::kTurns;
+  const Problem& p = params.problem;
+  const PlaneLayout layout = plane_layout(p, kConfig);
+  const int64 line = at.h * layout.q.rows + at.row, left = at.seq.len_q - at.first;
+  const auto planes_of_row = [&](const PlaneTensor& to) {
+    return reinterpret_cast<uint16*>(params.buffers.planes + to.planes) + line * to.columns;
+  };
+  float query_factors[kTurns];
+  {
+    Queries unit;
+    unit.load(p.q, offset_of(p.q.strides, at.b, at.h, at.seq.first_q, at.first), left, p.sizes.dim);
+    unit.find_largest();
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const PlaneScale own = plane_scale(unit.largest[turn]);
+      unit.store(planes_of_row(layout.q), layout.q.elements(), turn, own.scale);
+      query_factors[turn] = own.factor;
+    }
+  }
+  Douts unit;
+  unit.load(p.dout, offset_of(p.dout.strides, at.b, at.h, at.seq.first_q, at.first), left,
+            p.sizes.dim_v);
+  unit.find_largest();
+  auto* const terms = static_cast<PlaneRowTerm*>(params.buffers.row_terms) + line;
+  const int64 of_delta = p.sizes.heads_q * layout.q.rows;
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int row = Queries::row_of(turn);
+    RowState<float> state{infinity<float>(), 0};
+    if (row < left) {
+      state = static_cast<const RowState<float>*>(
+          params.buffers
+              .row_states)[at.h * p.sizes.rows_q + flat_row(p, at.seq, at.b, at.first + row)];
+    }
+    // Gradients of scores are made in units of the row's factor, delta among them: what there is
+    // without dout is dlse.
+    const PlaneScale own = plane_scale(unit.largest[turn]);
+    unit.store(planes_of_row(layout.dout), layout.dout.elements(), turn, own.scale);
+    const PlaneScale by = own.factor > 0 ? own : plane_scale(magnitude_of(state.delta));
+    if (lane_index() % Queries::kLanes != 0) continue;
+    const uint32 factors = bits_of(query_factors[turn]) | bits_of(by.factor) >> 16;
+    terms[row] = {state.lse, factors};
+    terms[row + of_delta] = {state.delta * by.scale, factors};
+    dq_losses(params)[line + row] = 0;
+  }
+}
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void gradient_planes(const KernelParams& params, const BlockPlace& place) {
+  constexpr int kRows = kConfig.tiling.keys, kUnit = kPlaneGradientUnit;
+  const Problem& p = params.problem;
+  const bool of_rows = place.split == 0;
+  const int64 heads = of_rows ? p.sizes.heads_q : p.sizes.heads_kv;
+  if (place.head >= p.sizes.batch * heads) return;
+  PlanePlace at{place.head / heads, place.head % heads, int64(place.tile) * kRows, 0, {}};
+  at.seq = safe_sequence(p, at.b);
+  if (at.first >= round_up(of_rows ? at.seq.len_q : at.seq.len_k, kUnit)) return;
+  at.row = at.first + first_plane_row<int64>(p, at.b, of_rows ? at.seq.first_q : at.seq.first_k,
+                                             of_rows ? p.sizes.len_q : p.sizes.len_k, kUnit);
+  if (place.split == 0) {
+    make_row_planes<kConfig>(params, at);
+  } else if (place.split == 1) {
+    make_key_planes<kConfig, PlaneRole::key>(params, at);
+  } else {
+    make_key_planes<kConfig, PlaneRole::value>(params, at);
+  }
+}
+
+// ------------------------------------------------------------------------------------- the kernel
+
 template <KernelConfig kConfig>
 REGARD_DEVICE void planes(const KernelParams& params) {
   const BlockPlace place = place_of(params.grid, block_index());
+  if constexpr (kConfig.row_terms) {
+    gradient_planes<kConfig>(params, place);
+    return;
+  }
   if (place.split == 0) {
     make_planes<kConfig, PlaneRole::query>(params, place);
   } else if (place.split == 1) {

@@ -80,12 +80,15 @@ struct BackwardMemory {
   REGARD_DEVICE SharedAddress dscores(int buffer) const {
     return begin + kLayout.dscores + buffer * kLayout.dscore_bytes;
   }
+  REGARD_DEVICE SharedAddress dscore_sizes(int buffer) const {
+    return begin + kLayout.dscore_sizes + buffer * kDscoreSizeBytes;
+  }
   REGARD_DEVICE SharedAddress dbias_terms() const { return begin + kLayout.dbias_terms; }
   REGARD_DEVICE SharedAddress lse(int stage) const {
-    return begin + kLayout.lse + stage * kRows * kRowTermBytes;
+    return begin + kLayout.lse + stage * kRows * row_term_bytes(kConfig);
   }
   REGARD_DEVICE SharedAddress delta(int stage) const {
-    return begin + kLayout.delta + stage * kRows * kRowTermBytes;
+    return begin + kLayout.delta + stage * kRows * row_term_bytes(kConfig);
   }
   REGARD_DEVICE TileView bias_tile(int buffer) const {
     return {begin + kLayout.bias + buffer % kPairTermBuffers * bias_bytes(kConfig),

@@ -34,9 +34,13 @@ struct KeyResults {
 #pragma unroll
     for (int half = 0; half < 2; ++half) spoiled[half] = finish_key(sums, half, factor);
     if (keys_left <= 0) return;
-    if (kConfig.boxed_out && (!kConfig.ragged || keys_left >= kWarpgroupRows)) {
-      store_panels(sums, map);
-    } else if (view.type == Type::f32) {
+    if constexpr (kConfig.boxed_out) {
+      if (!kConfig.ragged || keys_left >= kWarpgroupRows) {
+        store_panels(sums, map);
+        return;
+      }
+    }
+    if (view.type == Type::f32) {
       store_pairs<Type::f32>(sums, view, columns, spoiled);
     } else {
       store_pairs<kConfig.type>(sums, view, columns, spoiled);
@@ -61,9 +65,8 @@ struct KeyResults {
       spoiled |= shuffle_xor(spoiled, 2);
       if (spoiled && lane_index() % 4 == 0 && key_of(half) < keys_left) {
         const Problem& p = params.problem;
-        mark_key(params.buffers,
-                 task.kv * p.sizes.rows_k +
-                     flat_key(p, task.seq.whole(), task.b, first_key + key_of(half)));
+        mark_key(params.buffers, task.kv * p.sizes.rows_k + flat_key(p, task.seq.whole(), task.b,
+                                                                     first_key + key_of(half)));
       }
     }
     return spoiled != 0;

@@ -1,4 +1,4 @@
-// What the two warpgroups of a wide wgmma backward block that have its 64 keys share: the products
+// What warpgroups of a wgmma backward block that have 64 of its keys share: the products
 // of a tile of rows, the rows and keys that are no part of the task, and results.
 #pragma once
 
@@ -22,8 +22,9 @@ struct KeyRole {
   const KernelParams& params;
   const BackwardMaps& maps;
   Memory memory;
-  const int number;  // of this warpgroup's barrier
-  const int warp_key = warp_index() % 4 * 16;
+  const int number;       // of this warpgroup's barrier
+  const int own_key = 0;  // its first key in the tile
+  const int warp_key = own_key + warp_index() % 4 * 16;
   const Elementwise elementwise{params, warp_key};
   // Where a lane's row of a fragment of 16 keys begins in a panel of keys.
   const int fragment = piece_offset(warp_key + lane_index() % 16, lane_index() / 16);
@@ -134,14 +135,14 @@ struct KeyRole {
   }
 
   REGARD_DEVICE void set_whole_rows(const BackwardTask& task) {
-    const int last = task.first_key + kKeys - 1;
+    const int first = task.first_key + own_key, last = first + kWarpgroupRows - 1;
     whole = {0, 0};
     if (last >= task.seq.len_k) return;
     whole = {0, task.seq.len_q};
     if constexpr (kConfig.features.interval) {
       const MaskParams& mask = params.problem.mask_params;
       whole = {int(visible_queries(mask, last, task.seq.len_q, task.seq.len_k).begin),
-               int(visible_queries(mask, task.first_key, task.seq.len_q, task.seq.len_k).end)};
+               int(visible_queries(mask, first, task.seq.len_q, task.seq.len_k).end)};
     }
   }
   REGARD_DEVICE bool hides(const BackwardStep& step) const {
@@ -151,7 +152,7 @@ struct KeyRole {
   // Where a lane's part of P^T lies on its way from the one warpgroup to the other, which then has
   // its dS^T, in another order, in the same bytes of the same warp.
   REGARD_DEVICE SharedAddress handed(int use) const {
-    return memory.dscores(Memory::own_dscores(use)) + warp_index() % 4 * kWarpBytes +
+    return memory.dscores(Memory::own_dscores(use)) + warp_key / 16 * kWarpBytes +
            lane_index() * 16;
   }
 
@@ -159,7 +160,8 @@ struct KeyRole {
   REGARD_DEVICE void write_result(Accumulator (&sums)[kBlocks], const BackwardTask& task,
                                   SharedAddress staging, const TensorMap& map, const View& view,
                                   int columns, float scale) const {
-    const KeyResults<kConfig> results{params, maps, memory, task, 0, staging, number, fragment};
+    const KeyResults<kConfig> results{params,  maps,    memory, task,
+                                      own_key, staging, number, fragment};
     results.write(sums, map, view, columns, scale);
     results.finish();
   }

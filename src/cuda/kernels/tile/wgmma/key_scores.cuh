@@ -48,16 +48,23 @@ struct KeyScores {
                                   const BackwardTask& task, const BackwardStep& step,
                                   const Memory& memory, int stage, int use, bool hides) const {
     if constexpr (!kPlain) {
-      BiasTile bias;
-      if constexpr (kHoldsBias) read_bias_tile(bias, memory, use);
-      bool by_bias = kOn.bias && !kLooksAtBias;
-      if constexpr (kLooksAtBias) by_bias = any_in_warp(has_low_bias(bias, memory, use));
-      if (hides || (kLooksAtBias && by_bias)) {
-        apply_terms<true>(weights, shares, x, bias, task, step, memory, stage, use);
-      } else {
-        apply_terms<false>(weights, shares, x, bias, task, step, memory, stage, use);
-      }
-      return hides || by_bias;
+      const auto products_of = [&](int n) {
+        ScoreBlock products{x[n], exponent};
+        if constexpr (!kAddsLse) read_rows(products.lse, memory.lse(stage), n);
+        return products;
+      };
+      return apply_terms(
+          task, step, memory, use, hides, products_of,
+          [&](int n, const float(&weight)[4], const float(&share)[4]) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const int at = n % 2 * 2 + half;
+              weights[n / 2][at] = pack<Format>(weight[half * 2], weight[half * 2 + 1]);
+              if constexpr (kHasShares) {
+                shares[n / 2][at] = pack<Format>(share[half * 2], share[half * 2 + 1]);
+              }
+            }
+          });
     }
     if (hides) hide(x, task, step);
 #pragma unroll
@@ -100,13 +107,40 @@ struct KeyScores {
 
   // ----------------------------------------------------------------------------------------- terms
 
+  // A block of S^T: its products, and from logits to weights.
+  struct ScoreBlock {
+    const Accumulator& x;
+    float exponent;
+    float lse[2] = {};  // of its rows, where a product has not added them
+
+    REGARD_DEVICE float raw(int i) const { return x[i]; }
+    REGARD_DEVICE float weight(float score, int i) const {
+      return weight_at<L>(score, exponent, lse[i % 2] * float(kLog2E));
+    }
+  };
+
   // All that lies between the product and the weight, block by block: logits and slopes of a whole
-  // tile would take too many registers.
-  template <bool kHides>
-  REGARD_DEVICE void apply_terms(Operand& weights, Operand& shares, const Scores& x,
-                                 const BiasTile& bias_tile, const BackwardTask& task,
-                                 const BackwardStep& step, const Memory& memory, int stage,
-                                 int use) const {
+  // tile would take too many registers. `products_of` gives a block, `emit` takes its weights and
+  // their shares. Whether some pairs may be hidden.
+  template <class ProductsOf, class Emit>
+  REGARD_DEVICE bool apply_terms(const BackwardTask& task, const BackwardStep& step,
+                                 const Memory& memory, int use, bool hides, ProductsOf products_of,
+                                 Emit emit) const {
+    BiasTile bias;
+    if constexpr (kHoldsBias) read_bias_tile(bias, memory, use);
+    bool by_bias = kOn.bias && !kLooksAtBias;
+    if constexpr (kLooksAtBias) by_bias = any_in_warp(has_low_bias(bias, memory, use));
+    if (hides || (kLooksAtBias && by_bias)) {
+      apply_terms<true>(bias, task, step, memory, use, products_of, emit);
+    } else {
+      apply_terms<false>(bias, task, step, memory, use, products_of, emit);
+    }
+    return hides || by_bias;
+  }
+  template <bool kHides, class ProductsOf, class Emit>
+  REGARD_DEVICE void apply_terms(const BiasTile& bias_tile, const BackwardTask& task,
+                                 const BackwardStep& step, const Memory& memory, int use,
+                                 ProductsOf products_of, Emit emit) const {
     const ScoreTerms<kConfig> terms(params.problem, task.seq, task.b, step.head);
     const float distance =
         terms.distance(step.tile * kRows + row_of(0, 0), task.first_key + key_of(0));
@@ -121,44 +155,40 @@ struct KeyScores {
     for (int n = 0; n < kRowBlocks; ++n) {
       if (n % 2 == 0) read_bias(pairs, bias_tile, memory, use, n);
       read_mask(pairs[n % 2], memory, use, n);
-      float lse[2] = {};
-      if constexpr (!kAddsLse) read_rows(lse, memory.lse(stage), n);
+      const auto products = products_of(n);
       uint32 bits[4] = {};
       if constexpr (kOn.dropout) draw(bits, task, step, n);
+      float weights[4], shares[4];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float weight[2], share[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int i = half * 2 + e, row = row_of(n, e);
-          const float raw = x[n][i], bias = pairs[n % 2].bias[i];
-          const float apart = distance + float(n * 8 + e - half * 8);
-          float score;
-          if constexpr (kLooksAtBias && !kHides) {
-            score = terms.value_of_bias(raw, bias, apart);
-          } else {
-            score = terms.value(raw, bias, apart);
-            if (kOn.bias && bias == -infinity<float>()) score = -infinity<float>();
-          }
-          if (kOn.mask && !pairs[n % 2].seen[i]) score = -infinity<float>();
-          weight[e] = weight_at<L>(score, exponent, lse[e] * float(kLog2E));
-          // A row that does not exist has no lse.
-          if (kHides && (row < rows[half].begin || row >= rows[half].end)) weight[e] = 0;
-          share[e] = weight[e];
-          if constexpr (kOn.softcap) {
-            share[e] *= terms.slope_of(raw);
-            if ((kHides || kHidesAlways) && weight[e] == 0) share[e] = 0;
-          }
-          if constexpr (kOn.dropout) {
-            const bool drops = bits[i] < params.problem.dropout.threshold << 16;
-            share[e] = drops ? -share[e] : share[e];
-            weight[e] = drops ? 0.0f : weight[e];
-          }
+      for (int i = 0; i < 4; ++i) {
+        const int half = i / 2, e = i % 2, row = row_of(n, e);
+        const float raw = products.raw(i), bias = pairs[n % 2].bias[i];
+        const float apart = distance + float(n * 8 + e - half * 8);
+        float score;
+        if constexpr (kLooksAtBias && !kHides) {
+          score = terms.value_of_bias(raw, bias, apart);
+        } else {
+          score = terms.value(raw, bias, apart);
+          if (kOn.bias && bias == -infinity<float>()) score = -infinity<float>();
         }
-        weights[n / 2][n % 2 * 2 + half] = pack<Format>(weight[0], weight[1]);
-        if constexpr (kHasShares)
-          shares[n / 2][n % 2 * 2 + half] = pack<Format>(share[0], share[1]);
+        if (kOn.mask && !pairs[n % 2].seen[i]) score = -infinity<float>();
+        float weight = products.weight(score, i);
+        // A row that does not exist has no lse.
+        if (kHides && (row < rows[half].begin || row >= rows[half].end)) weight = 0;
+        float share = weight;
+        if constexpr (kOn.softcap) {
+          share *= terms.slope_of(raw);
+          if ((kHides || kHidesAlways) && weight == 0) share = 0;
+        }
+        if constexpr (kOn.dropout) {
+          const bool drops = bits[i] < params.problem.dropout.threshold << 16;
+          share = drops ? -share : share;
+          weight = drops ? 0.0f : weight;
+        }
+        weights[i] = weight;
+        shares[i] = share;
       }
+      emit(n, weights, shares);
     }
   }
 

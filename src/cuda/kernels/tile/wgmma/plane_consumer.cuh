@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/forward_scores.cuh"
+#include "cuda/kernels/tile/plane_pair.cuh"
 #include "cuda/kernels/tile/wgmma/plane_softmax.cuh"
 #include "cuda/kernels/tile/wgmma/warpgroup_results.cuh"
 
@@ -170,11 +171,9 @@ struct PlaneConsumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const Accumulator& block = scores[0][2 * k + i / 2];
-        const float a = block[i % 2 * 2], b = block[i % 2 * 2 + 1];
-        const uint32 high = pack<F16>(a, b);
-        weights[0][k][i] = high;
-        weights[1][k][i] =
-            pack<F16>(a - widen<F16>(uint16(high)), b - widen<F16>(uint16(high >> 16)));
+        const PlanePair both = split_in_planes(block[i % 2 * 2], block[i % 2 * 2 + 1]);
+        weights[0][k][i] = both.high;
+        weights[1][k][i] = both.low;
       }
     }
   }
