@@ -255,7 +255,7 @@ void run(const Problem& p, const CudaPlan& plan, const Run& run) {
   }
   for (std::size_t i = 0; i < plan.launches.size(); ++i) {
     if (plan.launches[i].grid.blocks() == 0) continue;
-    params.problem = reads_copies(plan.launches[i].config) ? copied : p;
+    params.problem = reads_copies(plan.launches[i].config, p) ? copied : p;
     launch_kernel(d, plan.launches[i], *kernels[i], params, stream, index);
   }
 }

@@ -88,7 +88,7 @@ std::string to_text(const KernelConfig& c) {
   // Fails where a member is added: it must be added below too.
   [[maybe_unused]] const auto& [m01, m02, m03, m04, m05, m06, m07, m08, m09, m10, m11, m12, m13,
                                 m14, m15, m16, m17, m18, m19, m20, m21, m22, m23, m24, m25, m26,
-                                m27, m28, m29, m30, m31, m32, m33, m34] = c;
+                                m27, m28, m29, m30, m31, m32, m33, m34, m35] = c;
   static_assert(int(Kernel::copy_inputs) + 1 == int(std::size(kKernels)));
   Initialisers x("KernelConfig");
   x.word("kernel", "Kernel", name_of(c.kernel));
@@ -117,6 +117,7 @@ std::string to_text(const KernelConfig& c) {
   x.flag("ragged", c.ragged, standard.ragged);
   x.flag("folded", c.folded, standard.folded);
   x.flag("split", c.split, standard.split);
+  x.flag("uneven", c.uneven, standard.uneven);
   x.flag("row_terms", c.row_terms, standard.row_terms);
   x.flag("paired", c.paired, standard.paired);
   x.flag("marks", c.marks, standard.marks);

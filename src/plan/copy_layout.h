@@ -33,7 +33,10 @@ struct InputShape {
   REGARD_INLINE int64 row() const { return round_up(columns, kLine); }
   REGARD_INLINE int64 elements() const { return batch * heads * rows * row(); }
   REGARD_INLINE Strides strides() const {
-    return {.batch = heads * rows * row(), .head = rows * row(), .row = row(), .column = 1};
+    return {.batch = batch > 1 ? heads * rows * row() : 0,
+            .head = rows * row(),
+            .row = row(),
+            .column = 1};
   }
 };
 

@@ -371,7 +371,7 @@ class Planner {
     room.take(w.partial_rows, rows * 2 * 4);
     room.take(w.arrivals, blocks * 8);
     room.take(w.planes, planes_bytes(p_, main_));
-    room.take(w.copies, copies_bytes(p_, plan_.copies));
+    room.take(w.copies, copies_bytes(p_, copies_at_most(plan_, p_)));
     w.size = room.size;
   }
 
@@ -447,7 +447,7 @@ class Planner {
     room.take(w.dq_sums, sums_dq ? s_.heads_q * dq_rows(p_) * main_.dim * 4 : 0);
     room.take_none(w.partial_out, w.partial_rows, w.arrivals);
     room.take(w.planes, own ? planes_bytes(p_, main_) : 0);
-    room.take(w.copies, copies_bytes(p_, plan_.copies));
+    room.take(w.copies, copies_bytes(p_, copies_at_most(plan_, p_)));
     w.size = room.size;
   }
 

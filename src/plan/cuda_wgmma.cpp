@@ -82,6 +82,14 @@ bool is_too_high(const KernelConfig& c, const TilingWish& wish) {
          tiles < 4 * wish.multiprocessors;
 }
 
+// Of more keys than a warpgroup has rows there is one block at most that it does not see, and the
+// look at it costs as much; where rows are long, warpgroups that walk together are faster.
+bool is_uneven(const KernelConfig& c, const TilingWish& wish) {
+  constexpr int64 kMostKeys = 1024;
+  return c.features.interval && !c.ragged && c.products == Products::direct &&
+         c.tiling.keys <= kWarpgroupRows && wish.keys <= kMostKeys;
+}
+
 void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling) {
   c.tiling = tiling;
   if (wish.forced) {
@@ -93,6 +101,7 @@ void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling) {
   }
   c.dim = int(round_up(wish.dim, 16));
   c.dim_v = int(round_up(wish.dim_v, 16));
+  c.uneven = is_uneven(c, wish);
 }
 
 Fit take_line(KernelConfig& c, const TilingWish& wish) {

@@ -12,6 +12,7 @@ namespace {
 constexpr int64 kLargestHead = 256;        // dk or dv of 64 keys is 128 registers then
 constexpr int64 kLargestHeadOfBoth = 128;  // of dk and dv in one warpgroup's registers
 constexpr int64 kLargestPlaneHead = 128;   // f32, which has sums of a tile beside those of all
+constexpr int64 kLeastPlaneRows = 16;
 // Scales below it would make lse / scale pass what the sum of three f16 terms can be.
 constexpr double kLeastScaleF16 = 0x1p-12;
 
@@ -106,7 +107,12 @@ const char* why_not_planes(const Problem& p) {
   if (larger(s.dim, s.dim_v) > kLargestPlaneHead) {
     return "wgmma kernels have no tile for head sizes of f32 above 128";
   }
-  if (s.len_q * s.rows_q * s.len_k * s.rows_k == 0) return "there are no rows to load";
+  if (s.len_q == 0 || s.rows_q == 0 || s.len_k == 0 || s.rows_k == 0) {
+    return "there are no rows to load";
+  }
+  if (s.group() * s.len_q < kLeastPlaneRows) {
+    return "so few query rows do not repay planes, and dv of a few terms shows their rounding";
+  }
   if (!has_plane_boxes(p)) {
     return "its planes of f16 would have more rows or blocks than 31 bits count";
   }

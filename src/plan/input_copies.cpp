@@ -1,6 +1,7 @@
 // Copies of what the copy engine cannot load.
 #include "plan/input_copies.hpp"
 
+#include <cstdint>
 #include <string>
 
 #include "plan/boxed_tensor.hpp"
@@ -11,6 +12,7 @@
 namespace regard {
 namespace {
 
+constexpr int kRows = 64;  // of a block
 constexpr const char* kNames[kInputs] = {"q", "k", "v", "dout"};
 
 template <class Work>
@@ -30,6 +32,27 @@ int64 lay_out(const Problem& p, InputSet inputs, Place place) {
     place(input, offset);
   });
   return room.size;
+}
+
+// What there is of k or v in memory: heads and batch entries that share it count once.
+int64 distinct_elements(const Problem& p, Input input) {
+  const InputShape shape = shape_of(p, input);
+  const Strides& s = view_of(p, input).strides;
+  return (s.batch == 0 ? 1 : shape.batch) * (s.head == 0 ? 1 : shape.heads) *
+         (s.row == 0 ? 1 : shape.rows) * shape.columns;
+}
+
+BlockGrid copies_grid(const Problem& p, InputSet inputs) {
+  int64 heads = 0, rows = 0;
+  int32 count = 0;
+  each_of(inputs, [&](Input input) {
+    const InputShape shape = shape_of(p, input);
+    heads = larger(heads, shape.batch * shape.heads);
+    rows = larger(rows, shape.rows);
+    ++count;
+  });
+  const auto number = [](int64 x) { return int32(smaller<int64>(x, INT32_MAX)); };
+  return {.heads = number(heads), .tiles = number(divide_up(rows, kRows)), .splits = count};
 }
 
 std::string names_of(InputSet inputs) {
@@ -59,8 +82,22 @@ InputSet inputs_to_copy(const Problem& p) {
 
 const char* why_not_copies(const Problem& p, InputSet inputs) {
   constexpr int64 kLeastKeys = 256;
-  if (inputs.empty() || keys_in_reach(p) >= kLeastKeys) return nullptr;
-  return "so few keys do not repay copies of inputs that the copy engine cannot load";
+  constexpr int64 kMostTimes = 4;  // what the other tensors take
+  if (inputs.empty()) return nullptr;
+  if (keys_in_reach(p) < kLeastKeys) {
+    return "so few keys do not repay copies of inputs that the copy engine cannot load";
+  }
+  const int64 of_rows = shape_of(p, Input::q).elements() + shape_of(p, Input::dout).elements();
+  int64 of_keys = 0;
+  for (const Input input : {Input::k, Input::v}) of_keys += distinct_elements(p, input);
+  if (copies_bytes(p, inputs) > kMostTimes * (of_rows + of_keys) * int64(size_of(p.type))) {
+    return "copies of broadcast keys and values would be many times what is there";
+  }
+  const BlockGrid grid = copies_grid(p, inputs);
+  if (double(grid.heads) * grid.tiles * grid.splits > double(INT32_MAX)) {
+    return "copies would take more blocks than a grid can have";
+  }
+  return nullptr;
 }
 
 Problem with_copies(const Problem& p, InputSet inputs, uint8* memory) {
@@ -77,15 +114,15 @@ int64 copies_bytes(const Problem& p, InputSet inputs) {
   return lay_out(p, inputs, [](Input, int64) {});
 }
 
+InputSet copies_at_most(const CudaPlan& plan, const Problem& p) {
+  InputSet inputs = plan.copies;
+  const bool may_load_dout = plan.family == Family::wgmma && p.type != Type::f32;
+  if (p.backward && may_load_dout && !p.dout.given()) inputs.add(Input::dout);
+  return inputs;
+}
+
 void add_copies_launch(CudaPlan& plan, const Problem& p, const Because& because) {
-  int64 heads = 0, rows = 0, count = 0;
-  each_of(plan.copies, [&](Input input) {
-    const InputShape shape = shape_of(p, input);
-    heads = larger(heads, shape.batch * shape.heads);
-    rows = larger(rows, shape.rows);
-    ++count;
-  });
-  if (count == 0) return;
+  if (plan.copies.empty()) return;
   if (because.asked()) {
     because("copied first: ", names_of(plan.copies),
             ": the copy engine loads no f32 beside 16-bit types, no rows that do not begin at 16 "
@@ -95,11 +132,9 @@ void add_copies_launch(CudaPlan& plan, const Problem& p, const Because& because)
                        .family = Family::simt,
                        .level = 50,
                        .type = p.type,
-                       .tiling = {.rows = 64, .keys = 64, .warps = 8, .stages = 1}};
+                       .tiling = {.rows = kRows, .keys = kRows, .warps = 8, .stages = 1}};
   plan.launches.push_back({.config = c,
-                           .grid = {.heads = int32(heads),
-                                    .tiles = int32(divide_up(rows, c.tiling.rows)),
-                                    .splits = int32(count)},
+                           .grid = copies_grid(p, plan.copies),
                            .threads = c.tiling.warps * 32,
                            .shared_bytes = simt_shared_bytes(c)});
 }

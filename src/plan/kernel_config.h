@@ -86,11 +86,12 @@ struct KernelConfig {
   bool ragged = false;        // sequence lengths are read from memory
   bool folded = false;        // forward: the rows of a tile run over the query heads of a kv head
   bool split = false;         // forward: the keys are split over blocks
-  bool row_terms = false;     // delta, planes: also writes what the wgmma backward kernel reads of
-                              // a row; convert_dq: reads a factor of dq there
-  bool paired = false;        // wide wgmma backward: clusters of two blocks share the columns of dq
-  bool marks = false;         // notes rows whose result is not finite, to be computed again
-  bool marked = false;        // simt: computes only what is marked
+  bool uneven = false;     // wgmma forward: warpgroups leave out keys that none of their rows sees
+  bool row_terms = false;  // delta, planes: also writes what the wgmma backward kernel reads of
+                           // a row; convert_dq: reads a factor of dq there
+  bool paired = false;     // wide wgmma backward: clusters of two blocks share the columns of dq
+  bool marks = false;      // notes rows whose result is not finite, to be computed again
+  bool marked = false;     // simt: computes only what is marked
   bool ordered = false;  // blocks wait for those before them: dq is added in a fixed order, or the
                          // last of a tile's splits merges them
   bool wants_dq = false;

@@ -247,7 +247,7 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
   if (!has_own_sums) params.buffers.dbias_sums = static_cast<float*>(problem.dbias.data);
   build_each(plan);
   for (const CudaLaunch& launch : plan.launches) {
-    params.problem = reads_copies(launch.config) ? copied : problem;
+    params.problem = reads_copies(launch.config, problem) ? copied : problem;
     run_launch(launch, params, schedule);
   }
 }

@@ -151,9 +151,12 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
           s.batch * s.heads_q * divide_up(s.len_q, tiles * c.tiling.rows) * (c.paired ? 2 : 1) * 4;
     }
   }
+  const bool is_16_bit = p.type == f16 || p.type == bf16;
   for (int n = 0; n < kInputs; ++n) {
     const bool queries = n == 0 || n == 3, of_scores = n < 2;
-    if (!plan.copies.has(Input(n))) continue;
+    const bool unknown =
+        n == 3 && p.backward && !p.dout.given() && is_16_bit && plan.family == Family::wgmma;
+    if (!plan.copies.has(Input(n)) && !unknown) continue;
     copies += round_up((queries ? s.heads_q * s.rows_q : s.heads_kv * s.rows_k) *
                            round_up(of_scores ? s.dim : s.dim_v, 8) * 2,
                        256);

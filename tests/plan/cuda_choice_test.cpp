@@ -150,6 +150,51 @@ TEST_CASE("what the copy engine cannot load is copied first, where keys are many
   CHECK(copied(p) == "----");
 }
 
+TEST_CASE("copies of broadcast keys stay within what else there is") {
+  Problem p = problem(attention(
+      {.batch = 64, .heads_q = 32, .heads_kv = 32, .len_q = 128, .len_k = 4096, .dim = 128}));
+  p.k.strides.batch = p.k.strides.head = p.v.strides.batch = p.v.strides.head = 0;
+  CHECK(says(planned(p), "copies of broadcast keys and values would be many times"));
+  CHECK(planned(p).workspace.size < 1 << 20);
+  // Those of as many queries are.
+  p = problem(attention({.batch = 4, .heads_q = 32, .heads_kv = 32, .len_q = 4096, .len_k = 4096}));
+  p.k.strides.head = p.v.strides.head = 0;
+  CHECK(planned(p).copies.has(Input::k));
+}
+
+TEST_CASE("a workspace asked for by the pass alone is enough for any dout") {
+  for (const std::int64_t dim : {33, 64}) {
+    Problem p = problem(attention({.len_q = 1024, .len_k = 1024, .dim = dim}), Pass::backward);
+    const std::int64_t size = planned(p).workspace.size;
+    p.dout = {.data = nullptr, .type = p.type, .strides = p.q.strides};
+    CHECK(planned(p).workspace.size <= size);
+    p.dout.strides = {};  // the gradient of a sum
+    CHECK(planned(p).copies.has(Input::dout));
+    CHECK(planned(p).workspace.size <= size);
+    p.dout = {.data = nullptr, .type = f32, .strides = p.q.strides};
+    CHECK(planned(p).copies.has(Input::dout));
+    CHECK(planned(p).workspace.size <= size);
+  }
+}
+
+TEST_CASE("f32 backward: planes for many rows, however many") {
+  const auto family = [](std::int64_t rows, std::int64_t heads) {
+    return planned(problem(attention({.type = f32,
+                                      .heads_q = heads,
+                                      .heads_kv = heads,
+                                      .len_q = rows,
+                                      .len_k = 65536,
+                                      .dim = 64}),
+                           Pass::backward))
+        .family;
+  };
+  CHECK(family(65536, 2) == Family::wgmma);
+  CHECK(family(128, 2) == Family::mma);
+  CHECK(says(
+      planned(problem(attention({.type = f32, .len_q = 1}), Pass::backward), "sm_90", "cuda:wgmma"),
+      "so few query rows do not repay planes"));
+}
+
 TEST_CASE("Hopper's own forward kernel takes f32 by planes, but for large heads and few rows") {
   const auto chosen = [](const Shape& shape, const char* backend = "") {
     Shape s = shape;

@@ -156,10 +156,11 @@ struct BackwardMemory {
     }
     publish_barriers();
   }
-  // Arrivals that say that dbias has a tile's dS^T: of a cluster one of each block.
+  // Arrivals that say that dbias has a tile's dS^T: of a cluster one of each block, else of every
+  // thread that reads it.
   static constexpr int readers_for_dbias() {
     if (kConfig.bias_gradient == BiasGradient::none) return 0;
-    return kConfig.cluster > 1 ? kConfig.cluster : 4;
+    return kConfig.cluster > 1 ? kConfig.cluster : 128;
   }
 };
 

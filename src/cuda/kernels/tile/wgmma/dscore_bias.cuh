@@ -299,8 +299,7 @@ struct DscoreBias {
         arrive_in_cluster(address_in_cluster(barrier, lane_index()));
       }
     } else {
-      sync_warp();
-      if (lane_index() == 0) arrive(barrier);
+      arrive(barrier);
     }
   }
 

@@ -36,9 +36,8 @@ struct ForwardConsumer {
   // Steady blocks have read their terms before they make weights.
   static constexpr bool kReadsEarly = Steady::kHoldsBias;
   static constexpr int kOwnRows = 1, kAllRows = 2;  // numbers of barriers
-  // Blocks of keys that some warpgroups of a tile see and others do not. Of more keys than a
-  // warpgroup has rows there is one at most, and the look at it costs as much.
-  static constexpr bool kPasses = kOn.interval && !kConfig.ragged && kKeys <= kWarpgroupRows;
+  // Blocks of keys that some warpgroups of a tile see and others do not.
+  static constexpr bool kPasses = kConfig.uneven;
   static constexpr bool kStagesTerms = stages_bias(kConfig) || stages_mask(kConfig);
 
   const KernelParams& params;

@@ -101,7 +101,8 @@ struct WarpgroupPlace {
     }
     return smaller(seq.len_k - first_key, kKeys) * element_bytes(kConfig.bias_type) % 16 == 0;
   }
-  // What does not exist stays as it is: its pairs are hidden.
+  // Keys that do not exist stay as they are: their pairs are hidden. Rows that do not are cleared:
+  // their sums take part in what a warp decides for all of its rows.
   REGARD_DEVICE void send_bias(int first_key, SharedAddress barrier) const {
     if constexpr (stages_bias(kConfig)) {
       constexpr int kBytes = element_bytes(kConfig.bias_type);
@@ -109,10 +110,16 @@ struct WarpgroupPlace {
       const int bytes = smaller(seq.len_k - first_key, kKeys) * kBytes;
       if (row == 0) arrive_expecting(barrier, rows * bytes);
       sync_warp();
-      if (row >= rows) return;
       const TermRows from{*this, p.bias, kBytes, first_key};
-      const TileView to = of_warp(bias_tile(0));
-      load_bytes(to.begin + row * to.row_bytes, from.row(row), bytes, barrier);
+      const TileView tile = of_warp(bias_tile(0));
+      const SharedAddress to = tile.begin + row * tile.row_bytes;
+      if (row < rows) {
+        load_bytes(to, from.row(row), bytes, barrier);
+      } else if (row < 16) {
+#pragma unroll 1
+        for (int n = 0; n < kKeys * kBytes; n += 16) store_shared_128(to + n, {});
+      }
+      sync_warp();
     }
   }
 
