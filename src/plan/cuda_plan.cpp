@@ -23,6 +23,7 @@ namespace {
 constexpr int64 kMostBlocks = INT32_MAX;  // of a grid
 
 constexpr int64 kAnyMarkBytes = 8;  // of rows and of keys: whether one is marked
+constexpr int64 kKeyMarkBytes = 2;  // of a key: one for dk and one for dv
 
 constexpr const char* kWhyMarks =
     "marks: a row or key whose result is not finite, or of which planes may have lost too much, is "
@@ -438,7 +439,7 @@ class Planner {
     room.take(w.turns, main_.ordered ? s_.batch * s_.heads_q * dq_turns(main_, s_.len_q) * 4 : 0);
     room.take(w.any_mark, marks ? kAnyMarkBytes : 0);
     room.take(w.marks_q, marks && sums_dq ? rows : 0);
-    room.take(w.marks_k, marks && wants_dkv ? s_.heads_kv * s_.rows_k : 0);
+    room.take(w.marks_k, marks && wants_dkv ? s_.heads_kv * s_.rows_k * kKeyMarkBytes : 0);
     room.take(w.dbias_sums, dbias_sums_bytes());
     w.clear = room.size;
     room.take(w.row_states, rows * 2 * (computes_in_f64(p_) ? 8 : 4));

@@ -166,11 +166,12 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
   // An empty problem may have planned for marks before there was nothing to launch.
   const bool is_empty = s.batch * s.heads_q * s.len_q * s.len_k == 0;
   const bool any_mark = is_empty ? w.marks_q > w.any_mark : marks_q || marks_k;
+  const std::int64_t key_marks = marks_k ? s.heads_kv * s.rows_k * 2 : 0;
   const Part parts[] = {{"tile_counter", w.tile_counter, w.turns, counter},
                         {"turns", w.turns, w.any_mark, turns},
                         {"any_mark", w.any_mark, w.marks_q, any_mark ? 8 : 0},
                         {"marks_q", w.marks_q, w.marks_k, marks_q ? s.heads_q * s.rows_q : 0},
-                        {"marks_k", w.marks_k, w.dbias_sums, marks_k ? s.heads_kv * s.rows_k : 0},
+                        {"marks_k", w.marks_k, w.dbias_sums, key_marks},
                         {"dbias_sums", w.dbias_sums, w.row_states,
                          adds ? sizes[0] * sizes[1] * sizes[2] * bias_row * 4 : 0},
                         {"row_states", w.row_states, w.row_terms, rows_states},

@@ -154,7 +154,8 @@ struct BackwardMma {
 
   // Scales a result, and marks keys where it is not finite.
   template <int kBlocks>
-  REGARD_DEVICE void finish(Accumulator (&x)[kN][kBlocks], float scale) const {
+  REGARD_DEVICE void finish(Accumulator (&x)[kN][kBlocks], KeyGradient gradient,
+                            float scale) const {
 #pragma unroll
     for (int m = 0; m < kN; ++m) {
       bool finite[2] = {true, true};
@@ -170,7 +171,8 @@ struct BackwardMma {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int key = at.key_of(m, half);
-          if (!finite[half] && key < at.key_count) mark_key(at.params.buffers, mark_of(key));
+          if (finite[half] || key >= at.key_count) continue;
+          mark_key(at.params.buffers, mark_of(key), gradient);
         }
       }
     }
@@ -179,14 +181,15 @@ struct BackwardMma {
     return at.kv * at.p.sizes.rows_k + flat_key(at.p, at.seq.whole(), at.b, at.first_key + key);
   }
   // Results that are added to what is there must not be where they will be computed again.
-  REGARD_DEVICE bool is_written(int key) const {
+  REGARD_DEVICE bool is_written(int key, KeyGradient gradient) const {
     if (key >= at.key_count) return false;
-    return !kConfig.marks || !at.p.accumulate || at.params.buffers.marks_k[mark_of(key)] == 0;
+    return !kConfig.marks || !at.p.accumulate ||
+           key_mark(at.params.buffers, mark_of(key), gradient) == 0;
   }
 
   template <int kBlocks>
-  REGARD_DEVICE void write(const Accumulator (&x)[kN][kBlocks], const View& view,
-                           const TileView& tile, int columns) const {
+  REGARD_DEVICE void write(const Accumulator (&x)[kN][kBlocks], KeyGradient gradient,
+                           const View& view, const TileView& tile, int columns) const {
     const int first_column = at.warp_slice() * kBlocks * 8;
 #pragma unroll
     for (int m = 0; m < kN; ++m) {
@@ -200,7 +203,7 @@ struct BackwardMma {
                              at.first_key + first + row) +
                    first_column;
           },
-          [&](int row) { return is_written(first + row); });
+          [&](int row) { return is_written(first + row, gradient); });
     }
   }
 
@@ -213,13 +216,15 @@ struct BackwardMma {
       at.load_keys();
       walk(tiles);
     }
-    if constexpr (kConfig.wants_dk) finish(dk, float(at.p.score.scale));
+    if constexpr (kConfig.wants_dk) finish(dk, KeyGradient::dk, float(at.p.score.scale));
     if constexpr (kConfig.wants_dv)
-      finish(dv, kOn.dropout ? float(keep_scale(at.p.dropout)) : 1.0f);
+      finish(dv, KeyGradient::dv, kOn.dropout ? float(keep_scale(at.p.dropout)) : 1.0f);
     wait_copies<0>();
     sync_block();  // results take the place of keys and values; marks are seen by all
-    if constexpr (kConfig.wants_dk) write(dk, at.p.dk, at.key_tile(), int(at.p.sizes.dim));
-    if constexpr (kConfig.wants_dv) write(dv, at.p.dv, at.value_tile(), int(at.p.sizes.dim_v));
+    if constexpr (kConfig.wants_dk)
+      write(dk, KeyGradient::dk, at.p.dk, at.key_tile(), int(at.p.sizes.dim));
+    if constexpr (kConfig.wants_dv)
+      write(dv, KeyGradient::dv, at.p.dv, at.value_tile(), int(at.p.sizes.dim_v));
   }
 };
 

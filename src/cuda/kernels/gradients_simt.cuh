@@ -88,8 +88,8 @@ struct OwnKeys : OwnTile<kConfig> {
   using Tile = SimtTile<kConfig>;
 
   Range queries[Tile::kRows];
-  Range hull;  // of all the tile's
-  uint32 written = 0;
+  Range hull;                             // of all the tile's
+  uint32 dk_written = 0, dv_written = 0;  // bits of the thread's keys
 
   REGARD_DEVICE OwnKeys(const Problem& p, const OwnTile<kConfig>& own) : OwnTile<kConfig>(own) {
     const auto queries_of = [&](int64 j) {
@@ -100,7 +100,8 @@ struct OwnKeys : OwnTile<kConfig> {
     for (int r = 0; r < Tile::kRows; ++r) {
       const int64 j = simt_y() + r * kSimtSide;
       if (own.first + j < own.end) queries[r] = range_of(queries_of(own.first + j));
-      if (own.writes(j)) written |= 1u << r;
+      if (own.writes(j, int(KeyGradient::dk))) dk_written |= 1u << r;
+      if (own.writes(j, int(KeyGradient::dv))) dv_written |= 1u << r;
     }
   }
 };
@@ -180,12 +181,12 @@ REGARD_DEVICE void key_gradient_turn(const KernelParams& params, const OwnKeys<k
   }
   if constexpr (kConfig.wants_dv) {
     const int64 to = offset_of(p.dv.strides, own.b, own.h, seq.first_k, own.first);
-    store_sums<kConfig, kDimV, kSliceV>(p.dv, to, dv, factor, own.written, p.accumulate, at_v);
+    store_sums<kConfig, kDimV, kSliceV>(p.dv, to, dv, factor, own.dv_written, p.accumulate, at_v);
   }
   if constexpr (kConfig.wants_dk) {
     set_all<kConfig>(factor, Real(p.score.scale));
     const int64 to = offset_of(p.dk.strides, own.b, own.h, seq.first_k, own.first);
-    store_sums<kConfig, kDim, kSlice>(p.dk, to, dk, factor, own.written, p.accumulate, at);
+    store_sums<kConfig, kDim, kSlice>(p.dk, to, dk, factor, own.dk_written, p.accumulate, at);
   }
 }
 

@@ -15,6 +15,9 @@ struct RowState {
   Real delta;  // dout . out - dlse
 };
 
+// The gradients of a key, each with marks of its own: either alone may have to be computed again.
+enum class KeyGradient : int32 { dk, dv };
+
 // Null where the launch list does not use them. Real is f32, or f64 for f64 problems.
 struct CudaBuffers {
   void* row_states = nullptr;  // [heads_q][rows_q] RowState<Real>, by flat row
@@ -27,7 +30,7 @@ struct CudaBuffers {
                                  // walkers: [blocks of the grid][rows of a tile][part_bytes]
   float* partial_rows = nullptr;  // [splits][heads_q][rows_q] x {reference, sum}
   uint8* marks_q = nullptr;       // [heads_q][rows_q]: 1 = compute this row again
-  uint8* marks_k = nullptr;       // [heads_kv][rows_k]
+  uint8* marks_k = nullptr;       // [heads_kv][rows_k][2]: of dk and of dv, by KeyGradient
   int32* any_mark = nullptr;      // of marks_q, of marks_k: whether there is one
   int32* tile_counter = nullptr;  // wgmma: tiles that blocks have taken beyond their first
   void* row_terms = nullptr;      // wgmma: lse of [heads_q][dq_rows] rows, 16 bytes each; delta
@@ -44,8 +47,8 @@ struct KernelParams {
   uint64 call = 0;   // a number that nothing else would have left in the workspace
 };
 
-// Marks a row or key whose result is not finite, for a marked kernel to compute it again. Where
-// every row's mark is written, none is clear before.
+// Marks a row's result or a key's gradient that is not finite, for a marked kernel to compute it
+// again. Where every row's mark is written, none is clear before.
 REGARD_INLINE void write_row_mark(const CudaBuffers& buffers, int64 row, bool spoiled) {
   buffers.marks_q[row] = uint8(spoiled);
   if (spoiled) buffers.any_mark[0] = 1;
@@ -53,8 +56,11 @@ REGARD_INLINE void write_row_mark(const CudaBuffers& buffers, int64 row, bool sp
 REGARD_INLINE void mark_row(const CudaBuffers& buffers, int64 row) {
   write_row_mark(buffers, row, true);
 }
-REGARD_INLINE void mark_key(const CudaBuffers& buffers, int64 key) {
-  buffers.marks_k[key] = 1;
+REGARD_INLINE uint8& key_mark(const CudaBuffers& buffers, int64 key, KeyGradient gradient) {
+  return buffers.marks_k[key * 2 + int(gradient)];
+}
+REGARD_INLINE void mark_key(const CudaBuffers& buffers, int64 key, KeyGradient gradient) {
+  key_mark(buffers, key, gradient) = 1;
   buffers.any_mark[1] = 1;
 }
 

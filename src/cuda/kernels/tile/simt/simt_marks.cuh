@@ -9,11 +9,12 @@ namespace regard {
 template <KernelConfig kConfig>
 struct OwnTile {
   static constexpr bool kOfKeys = kConfig.kernel == Kernel::key_gradient;
+  static constexpr int kResults = kOfKeys ? 2 : 1;  // of a row that have marks: of a key, two
 
   int32 b, h;
   Sequence seq;
   int64 first, end;
-  const uint8* marks;  // of its rows
+  const uint8* marks;  // [rows][kResults]
 
   REGARD_DEVICE OwnTile(const KernelParams& params, int64 head, int64 tile) {
     constexpr int kOwn = SimtTile<kConfig>::kOwn;
@@ -24,13 +25,18 @@ struct OwnTile {
     seq = safe_sequence(p, b);
     first = tile * kOwn;
     end = smaller(first + kOwn, kOfKeys ? seq.len_k : seq.len_q);
-    marks = kOfKeys ? params.buffers.marks_k + h * p.sizes.rows_k + flat_key(p, seq, b, first)
+    marks = kOfKeys ? params.buffers.marks_k +
+                          (h * p.sizes.rows_k + flat_key(p, seq, b, first)) * kResults
                     : params.buffers.marks_q + h * p.sizes.rows_q + flat_row(p, seq, b, first);
   }
-  REGARD_DEVICE bool marked(int64 row) const { return first + row < end && marks[row] != 0; }
-  // Whether a row of the tile is to be written.
-  REGARD_DEVICE bool writes(int64 row) const {
-    return first + row < end && (!kConfig.marked || marks[row] != 0);
+  // Whether some result of a row is marked.
+  REGARD_DEVICE bool marked(int64 row) const {
+    const uint8* const of_row = marks + row * kResults;
+    return first + row < end && (of_row[0] | of_row[kResults - 1]) != 0;
+  }
+  // Whether a result of a row is to be written: of a key, the one that KeyGradient numbers.
+  REGARD_DEVICE bool writes(int64 row, int result = 0) const {
+    return first + row < end && (!kConfig.marked || marks[row * kResults + result] != 0);
   }
 };
 

@@ -136,7 +136,7 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
     if constexpr (kConfig.wants_dk) {
       hold(dk);
       // Through the values, which nobody else reads.
-      this->write_result(dk, task, memory.values(), maps.dk, params.problem.dk,
+      this->write_result(dk, KeyGradient::dk, task, memory.values(), maps.dk, params.problem.dk,
                          int(params.problem.sizes.dim), float(params.problem.score.scale));
     }
   }

@@ -28,11 +28,11 @@ struct KeyResults {
   REGARD_DEVICE void sync() const { sync_threads(number, 128); }
 
   template <int kBlocks>
-  REGARD_DEVICE void write(Accumulator (&sums)[kBlocks], const TensorMap& map, const View& view,
-                           int columns, float factor) const {
+  REGARD_DEVICE void write(Accumulator (&sums)[kBlocks], KeyGradient gradient, const TensorMap& map,
+                           const View& view, int columns, float factor) const {
     bool spoiled[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) spoiled[half] = finish_key(sums, half, factor);
+    for (int half = 0; half < 2; ++half) spoiled[half] = finish_key(sums, gradient, half, factor);
     if (keys_left <= 0) return;
     if constexpr (kConfig.boxed_out) {
       if (!kConfig.ragged || keys_left >= kWarpgroupRows) {
@@ -49,7 +49,8 @@ struct KeyResults {
 
   // Scales a key's sums; whether some are not finite, which a mark then says.
   template <int kBlocks>
-  REGARD_DEVICE bool finish_key(Accumulator (&sums)[kBlocks], int half, float factor) const {
+  REGARD_DEVICE bool finish_key(Accumulator (&sums)[kBlocks], KeyGradient gradient, int half,
+                                float factor) const {
     int spoiled = 0;
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
@@ -65,8 +66,10 @@ struct KeyResults {
       spoiled |= shuffle_xor(spoiled, 2);
       if (spoiled && lane_index() % 4 == 0 && key_of(half) < keys_left) {
         const Problem& p = params.problem;
-        mark_key(params.buffers, task.kv * p.sizes.rows_k + flat_key(p, task.seq.whole(), task.b,
-                                                                     first_key + key_of(half)));
+        mark_key(params.buffers,
+                 task.kv * p.sizes.rows_k +
+                     flat_key(p, task.seq.whole(), task.b, first_key + key_of(half)),
+                 gradient);
       }
     }
     return spoiled != 0;
@@ -117,7 +120,7 @@ struct KeyResults {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (key_of(half) >= keys_left) continue;
-      // Whoever computes a marked key again adds to what is there.
+      // Whoever computes a marked gradient again adds it to what is there.
       if (kConfig.marks && p.accumulate && spoiled[half]) continue;
       Stored* const to =
           static_cast<Stored*>(view.data) + first_column +

@@ -157,12 +157,13 @@ struct KeyRole {
   }
 
   template <int kBlocks>
-  REGARD_DEVICE void write_result(Accumulator (&sums)[kBlocks], const BackwardTask& task,
-                                  SharedAddress staging, const TensorMap& map, const View& view,
-                                  int columns, float scale) const {
+  REGARD_DEVICE void write_result(Accumulator (&sums)[kBlocks], KeyGradient gradient,
+                                  const BackwardTask& task, SharedAddress staging,
+                                  const TensorMap& map, const View& view, int columns,
+                                  float scale) const {
     const KeyResults<kConfig> results{params,  maps,    memory, task,
                                       own_key, staging, number, fragment};
-    results.write(sums, map, view, columns, scale);
+    results.write(sums, gradient, map, view, columns, scale);
     results.finish();
   }
 };

@@ -283,13 +283,14 @@ struct KeyWarpgroup {
         memory.values(), 1 + warpgroup, fragment};
     if constexpr (kConfig.wants_dv) {
       hold(dv);
-      results.write(dv, maps.dv, params.problem.dv, int(params.problem.sizes.dim_v),
+      results.write(dv, KeyGradient::dv, maps.dv, params.problem.dv,
+                    int(params.problem.sizes.dim_v),
                     kConfig.features.dropout ? float(keep_scale(params.problem.dropout)) : 1.0f);
     }
     wait_products<0>();
     if constexpr (kConfig.wants_dk) {
       hold(dk);
-      results.write(dk, maps.dk, params.problem.dk, int(params.problem.sizes.dim),
+      results.write(dk, KeyGradient::dk, maps.dk, params.problem.dk, int(params.problem.sizes.dim),
                     float(params.problem.score.scale));
     }
     results.finish();

@@ -102,7 +102,7 @@ struct PlaneDscoreWarpgroup : PlaneKeyRole<kConfig> {
     Role::clear_sums(dk);
     if (task.steps > 0) walk(task);
     if constexpr (kConfig.wants_dk) {
-      this->write_result(dk, task, 0, Role::maps.dk, params.problem.dk,
+      this->write_result(dk, KeyGradient::dk, task, 0, Role::maps.dk, params.problem.dk,
                          int(params.problem.sizes.dim), float(params.problem.score.scale));
     }
   }

@@ -100,11 +100,11 @@ struct PlaneKeyWarpgroup : PlaneKeyRole<kConfig> {
     const Sizes& s = params.problem.sizes;
     if constexpr (kConfig.wants_dv) {
       this->write_result(
-          dv, task, 0, maps.dv, params.problem.dv, int(s.dim_v),
+          dv, KeyGradient::dv, task, 0, maps.dv, params.problem.dv, int(s.dim_v),
           kConfig.features.dropout ? float(keep_scale(params.problem.dropout)) : 1.0f);
     }
     if constexpr (kConfig.wants_dk) {
-      this->write_result(dk, task, 0, maps.dk, params.problem.dk, int(s.dim),
+      this->write_result(dk, KeyGradient::dk, task, 0, maps.dk, params.problem.dk, int(s.dim),
                          float(params.problem.score.scale));
     }
   }

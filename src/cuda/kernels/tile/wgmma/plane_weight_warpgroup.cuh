@@ -96,7 +96,8 @@ struct PlaneWeightWarpgroup : PlaneKeyRole<kConfig> {
     if (task.steps > 0) walk(task, ring);
     if constexpr (kConfig.wants_dv) {
       this->write_result(
-          dv, task, 0, Role::maps.dv, params.problem.dv, int(params.problem.sizes.dim_v),
+          dv, KeyGradient::dv, task, 0, Role::maps.dv, params.problem.dv,
+          int(params.problem.sizes.dim_v),
           kConfig.features.dropout ? float(keep_scale(params.problem.dropout)) : 1.0f);
     }
   }

@@ -119,7 +119,7 @@ struct WeightWarpgroup : KeyRole<kConfig> {
       hold(dv);
       // Through the last tile of dO.
       this->write_result(
-          dv, task, memory.douts(ring.stage), maps.dv, params.problem.dv,
+          dv, KeyGradient::dv, task, memory.douts(ring.stage), maps.dv, params.problem.dv,
           int(params.problem.sizes.dim_v),
           kConfig.features.dropout ? float(keep_scale(params.problem.dropout)) : 1.0f);
     }
