@@ -100,11 +100,13 @@ def ctest_stage(preset: str, group: str, only: str = "") -> Stage:
     )
 
 
-def pytest_stage(name: str, folder: str, environment: dict[str, str] | None = None) -> Stage:
+def pytest_stage(name: str, paths: str, environment: dict[str, str] | None = None) -> Stage:
+    """paths: a folder, or a pattern of files."""
+    found = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(paths))
     return Stage(
         name,
         name,
-        [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider", folder],
+        [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider", *found],
         count_pytest,
         needs="build release",
         environment={"REGARD_LIBRARY": str(backends.library()), **(environment or {})},
@@ -171,7 +173,7 @@ def emulated_stage() -> Stage:
         "REGARD_LIBRARY": str(ROOT / "build/release/tests/cuda/libregard_emulator.so"),
         "REGARD_EMULATOR_CACHE": str(ROOT / "build/release/emulated_kernels"),
     }
-    return pytest_stage("emulated", "tests/python/test_emulated.py", emulator)
+    return pytest_stage("emulated", "tests/python/test_emulated*.py", emulator)
 
 
 def kernel_stages() -> list[Stage]:

@@ -200,7 +200,7 @@ TEST_CASE("a workspace that is given is checked and used") {
   const auto& buffers = fake.machine->launches.back().params.buffers;
   CHECK(reinterpret_cast<std::uintptr_t>(buffers.row_states) - begin < size);
 
-  c.run.workspace.size = size - 1;
+  c.run.workspace.size = c.backward_workspace() - 1;
   Error error = error_of([&] { c.backward(); });
   CHECK(error.argument() == "workspace.size");
   c.run.workspace = {.data = static_cast<char*>(memory.data()) + 16, .size = size};

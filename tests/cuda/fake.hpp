@@ -129,6 +129,7 @@ struct DeviceCase {
 
   void forward() const { regard::forward(a, outputs, run); }
   void backward() const { regard::backward(a, inputs, gradients, run); }
+  std::size_t backward_workspace() const { return workspace(a, inputs, gradients, run); }
 };
 
 // The Error that a call throws; fails the test where there is none.

@@ -286,30 +286,6 @@ def test_where_rows_must_begin(shift, stays):
     judge_forward(case, "emulated+sm_90" if not stays else WGMMA)
 
 
-# What is copied first: rows that begin within 16 bytes, strides of 0 or below, f32 dout.
-COPIED = [  # type, features, (Sq, Sk), D, Dv
-    ("f16", ("packed",), (70, 90), 64, 12),
-    ("bf16", ("packed", "gaps", "f32_outputs", "grouped"), (100, 130), 40, 40),
-    ("bf16", ("stride_0", "seqused", "bottom_right"), (70, 130), 64, 64),
-    ("f16", ("reversed", "dropout", "accumulate"), (65, 90), 72, 33),
-    ("bf16", ("f32_outputs", "sink", "dlse"), (70, 90), 64, 64)]
-
-
-@pytest.mark.parametrize("type, features, sizes, dim, dim_v", COPIED, ids=str)
-def test_copied_inputs(type, features, sizes, dim, dim_v):
-    judge(cases.make(features, type, sizes=sizes, dim=dim, dim_v=dim_v), WGMMA + "+mixed")
-
-
-@pytest.mark.parametrize("scale", [1e-8, 1e5])
-def test_a_wide_dout_beyond_its_narrow_type(scale):
-    """delta, and with it the gradient of sinks, is of dout as it is given."""
-    case = cases.make(("f32_outputs", "sink"), "f16", sizes=(70, 90), dim=64)
-    case.dout[...] = (case.dout * scale).astype(np.float32)
-    got, want = (regard.load(cases.run(case, name, wanted=["dsink"])["dsink"])
-                 for name in (WGMMA + "+mixed", "emulated:simt"))
-    assert np.allclose(got, want, rtol=1e-2, atol=1e-2 * np.abs(want).max()), (got, want)
-
-
 @pytest.mark.parametrize("features, dim, dim_v", [
     (("padded",), 26, 26), (("padded", "packed"), 20, 127), (("padded", "seqused"), 64, 15)], ids=str)
 def test_rows_that_end_within_sixteen_bytes(features, dim, dim_v):
