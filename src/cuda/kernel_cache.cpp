@@ -38,7 +38,7 @@ struct KeyHash {
     };
     mix(c.kernel, c.family, c.level, c.type, c.dim, c.dim_v);
     mix(t.rows, t.keys, t.warps, t.stages, c.bias_type, c.bias_gradient);
-    mix(c.cluster, c.dbias_aligned, c.wide_dbias);
+    mix(c.cluster, c.dbias_aligned, c.wide_dbias, c.boxed_bias);
     std::uint64_t flags = 0;
     for (const bool flag : {f.softcap, f.bias, f.mask, f.alibi, f.sink, f.dropout, f.interval,
                             f.signed_scale, c.aligned, c.boxed_out, c.ragged, c.folded, c.split,

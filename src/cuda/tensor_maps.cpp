@@ -34,6 +34,7 @@ ForwardMaps forward_maps(const Driver& d, const Problem& p, const KernelConfig& 
   encode(d, maps.k, boxes.k, device);
   encode(d, maps.v, boxes.v, device);
   if (config.boxed_out) encode(d, maps.out, boxes.out, device);
+  if (config.boxed_bias) encode(d, maps.bias, boxes.bias, device);
   return maps;
 }
 

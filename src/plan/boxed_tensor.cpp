@@ -39,6 +39,13 @@ BoxedTensor boxed(const View& view, int64 columns, int64 rows, int64 heads, int6
   return x;
 }
 
+BoxedTensor boxed_bias(const Problem& p) {
+  if (!p.features.bias) return {};
+  const Strides& s = p.bias.strides;
+  return boxed(p.bias, p.sizes.len_k, p.sizes.len_q, s.head == 0 ? 1 : p.sizes.heads_q,
+               s.batch == 0 ? 1 : p.sizes.batch, kWarpgroupRows);
+}
+
 }  // namespace
 
 ForwardBoxes forward_boxes(const Problem& p, const Tiling& tiling) {
@@ -48,7 +55,8 @@ ForwardBoxes forward_boxes(const Problem& p, const Tiling& tiling) {
   return {.q = boxed(p.q, s.dim, rows_q, s.heads_q, batch, tiling.rows),
           .k = boxed(p.k, s.dim, rows_k, s.heads_kv, batch, tiling.keys),
           .v = boxed(p.v, s.dim_v, rows_k, s.heads_kv, batch, tiling.keys),
-          .out = boxed(p.out, s.dim_v, rows_q, s.heads_q, batch, kRowsOfStore)};
+          .out = boxed(p.out, s.dim_v, rows_q, s.heads_q, batch, kRowsOfStore),
+          .bias = boxed_bias(p)};
 }
 
 ForwardBoxes plane_boxes(const Problem& p, const KernelConfig& c, const void* planes) {
@@ -56,7 +64,8 @@ ForwardBoxes plane_boxes(const Problem& p, const KernelConfig& c, const void* pl
   return {.q = boxed(layout.q, planes, c.tiling.rows),
           .k = boxed(layout.k, planes, c.tiling.keys),
           .v = boxed(layout.v, planes, c.tiling.keys),
-          .out = {}};
+          .out = {},
+          .bias = {}};
 }
 
 BackwardBoxes plane_gradient_boxes(const Problem& p, const KernelConfig& c, const void* planes) {

@@ -18,14 +18,14 @@ struct BoxedTensor {
 };
 
 struct ForwardBoxes {
-  BoxedTensor q, k, v, out;
+  BoxedTensor q, k, v, out, bias;
 };
 
 struct BackwardBoxes {
   BoxedTensor q, k, v, dout, dk, dv;
 };
 
-// Packed sequences are one batch entry.
+// Packed sequences are one batch entry. Where the bias is broadcast there is one of it.
 ForwardBoxes forward_boxes(const Problem&, const Tiling&);
 BackwardBoxes backward_boxes(const Problem&, const Tiling&);
 

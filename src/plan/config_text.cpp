@@ -88,7 +88,7 @@ std::string to_text(const KernelConfig& c) {
   // Fails where a member is added: it must be added below too.
   [[maybe_unused]] const auto& [m01, m02, m03, m04, m05, m06, m07, m08, m09, m10, m11, m12, m13,
                                 m14, m15, m16, m17, m18, m19, m20, m21, m22, m23, m24, m25, m26,
-                                m27, m28, m29, m30, m31, m32, m33, m34, m35] = c;
+                                m27, m28, m29, m30, m31, m32, m33, m34, m35, m36] = c;
   static_assert(int(Kernel::copy_inputs) + 1 == int(std::size(kKernels)));
   Initialisers x("KernelConfig");
   x.word("kernel", "Kernel", name_of(c.kernel));
@@ -110,6 +110,7 @@ std::string to_text(const KernelConfig& c) {
   x.flag("wide_dout", c.wide_dout, standard.wide_dout);
   x.flag("boxed_out", c.boxed_out, standard.boxed_out);
   x.flag("bias_aligned", c.bias_aligned, standard.bias_aligned);
+  x.flag("boxed_bias", c.boxed_bias, standard.boxed_bias);
   x.flag("bias_of_keys", c.bias_of_keys, standard.bias_of_keys);
   x.flag("mask_of_keys", c.mask_of_keys, standard.mask_of_keys);
   x.number("mask_copy", c.mask_copy, standard.mask_copy);

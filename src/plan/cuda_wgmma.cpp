@@ -67,14 +67,15 @@ bool is_possible(const KernelConfig& c) {
                                         : 80);
 }
 
-// Three warpgroups have no registers for elementwise terms, and leave more of a short row idle:
-// under intervals at its diagonal, without at its end. Four hide in one another's products what a
-// tile of rows costs beside its own, which is most of it where rows are short; their steps of half
-// the keys cost more where they are long.
+// Three warpgroups have no registers for elementwise terms but a bias that boxes bring, and leave
+// more of a short row idle: under intervals at its diagonal, without at its end. Four hide in one
+// another's products what a tile of rows costs beside its own, which is most of it where rows are
+// short; their steps of half the keys cost more where they are long.
 bool is_too_high(const KernelConfig& c, const TilingWish& wish) {
   const Features& f = c.features;
   if (c.tiling.rows <= 128) return false;
-  if (f.softcap || f.bias || f.mask || f.alibi || f.sink || f.dropout) return true;
+  if (f.softcap || f.mask || f.alibi || f.sink || f.dropout) return true;
+  if (f.bias && (!c.boxed_bias || f.interval || c.tiling.rows > 192)) return true;
   if (c.tiling.rows <= 192) return f.interval ? wish.rows < 4096 : wish.rows <= 128;
   const int64 tiles = wish.heads * divide_up(wish.rows, int64(c.tiling.rows));
   const int64 length = larger(wish.rows, wish.keys);
@@ -86,7 +87,7 @@ bool is_too_high(const KernelConfig& c, const TilingWish& wish) {
 // look at it costs as much; where rows are long, warpgroups that walk together are faster.
 bool is_uneven(const KernelConfig& c, const TilingWish& wish) {
   constexpr int64 kMostKeys = 1024;
-  return c.features.interval && !c.ragged && c.products == Products::direct &&
+  return c.features.interval && !c.ragged && !c.features.bias && c.products == Products::direct &&
          c.tiling.keys <= kWarpgroupRows && wish.keys <= kMostKeys;
 }
 
@@ -105,11 +106,13 @@ void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling) {
 }
 
 Fit take_line(KernelConfig& c, const TilingWish& wish) {
+  const bool boxed_bias = c.boxed_bias;
   for (const Line& line : table_of(c)) {
     if (wish.dim > line.dim || wish.dim_v > line.dim_v) continue;
     // What is forced changes the common tiles, or those of so many rows.
     if (wish.forced && line.tiling.rows > 192 && wish.forced->rows != line.tiling.rows) continue;
     set_tiling(c, wish, line.tiling);
+    c.boxed_bias = boxed_bias && c.tiling.keys % kPanelColumns == 0;
     if (wish.forced && !is_possible(c)) return Fit::impossible;
     if (!wish.forced && (is_too_high(c, wish) || !serves_dropout(c))) continue;
     if (shared_bytes_of(c) <= wish.limits.block) return Fit::fits;
@@ -122,6 +125,12 @@ Fit take_line(KernelConfig& c, const TilingWish& wish) {
 bool is_out_boxed(const Problem& p) {
   return !p.out.given() ||
          (p.out.type == p.type && is_boxable_result(forward_boxes(p, kLines[0].tiling).out));
+}
+
+// Rows behind a sequence would bring what others' biases are.
+bool is_bias_boxed(const Problem& p) {
+  return is_bias_aligned(p) && !is_bias_of_keys(p, false) && !p.features.mask && !p.ragged &&
+         p.type != Type::f32 && is_boxable(forward_boxes(p, kLines[0].tiling).bias);
 }
 
 }  // namespace
@@ -191,12 +200,14 @@ KernelConfig wgmma_config(const Problem& p, int level) {
           .features = p.features,
           .boxed_out = p.type != Type::f32 && is_out_boxed(p),
           .bias_aligned = is_bias_aligned(p),
+          .boxed_bias = is_bias_boxed(p),
           .mask_copy = bytes_of_mask_copy(p),
           .ragged = p.ragged};
 }
 
 Fit take_wgmma_tiling(KernelConfig& c, const TilingWish& wish) {
-  // Where bias and mask lie in memory decides neither the tile nor the size of the workspace.
+  // Where bias and mask lie in memory does not decide the size of the workspace; nor the tile, but
+  // for the rows that boxes of a bias allow.
   const bool bias_aligned = c.bias_aligned;
   const int mask_copy = c.mask_copy;
   c.bias_aligned = c.features.bias && c.bias_type != Type::f64;
@@ -204,7 +215,7 @@ Fit take_wgmma_tiling(KernelConfig& c, const TilingWish& wish) {
   const Fit fit = take_line(c, wish);
   if (fit == Fit::no_room && (stages_bias(c) || stages_mask(c))) {
     // Then they are read where they are.
-    c.bias_aligned = false;
+    c.bias_aligned = c.boxed_bias = false;
     c.mask_copy = 1;
     return take_line(c, wish);
   }

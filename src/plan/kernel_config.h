@@ -79,6 +79,7 @@ struct KernelConfig {
   bool wide_dout = false;     // backward: dout is f32 where the type is not
   bool boxed_out = false;     // wgmma: out, or dk and dv, leave through the copy engine
   bool bias_aligned = false;  // f16, bf16 or f32 bias that can be read 16 bytes at a time
+  bool boxed_bias = false;    // wgmma forward: the bias comes through the copy engine's boxes
   bool bias_of_keys = false;  // staged: f16, bf16 or f32 bias of one row for all rows of a tile
   bool mask_of_keys = false;  // staged: the same of the mask
   int mask_copy = 1;          // staged: bytes of the mask that are copied at once: 16, 8, 4 or 1

@@ -105,6 +105,9 @@ std::vector<Problem> representative_problems() {
   add(features, Pass::backward);
   features.bias = Tensor(nullptr, bf16, {kBatch, 1, 1, kLength});
   add(features, Pass::backward);
+  features = attention({.dim = 64});
+  features.bias = Tensor(nullptr, bf16, {1, kHeads, kLength, kLength});
+  add(features, Pass::forward);
 
   // One query after many keys.
   add(attention({.heads_kv = 4, .len_q = 1, .batch = 1}), Pass::forward);

@@ -34,7 +34,7 @@ struct ForwardWgmmaLayout {
   int values = 0;       // the first stage, likewise
   int value_bytes = 0;
   int out = 0;       // panels of [rows]
-  int bias = 0;      // [rows][keys], staged by the warps that read it
+  int bias = 0;      // [rows][keys], staged by the warps that read it; boxed: panels of [rows]
   int mask = 0;      // [rows][keys]
   int tasks = 0;     // kTasksAtOnce x ForwardTask
   int barriers = 0;  // 8 bytes each
@@ -42,7 +42,8 @@ struct ForwardWgmmaLayout {
 };
 
 inline constexpr int kTaskBytes = 48;
-inline constexpr int kMostConsumerWarps = 16;
+inline constexpr int kMostConsumers = 4;  // warpgroups
+inline constexpr int kMostConsumerWarps = 4 * kMostConsumers;
 inline constexpr int kBarriers = 2 * (kMostQuerySlots + 2 * kMostWgmmaStages) + kMostConsumerWarps;
 
 REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c, int query_slots,
@@ -58,7 +59,7 @@ REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c, int
   x.values = x.keys + t.stages * x.key_bytes;
   x.out = x.values + t.stages * x.value_bytes;
   x.bias = x.out + out_panels * panel_bytes(t.rows);
-  x.mask = x.bias + bias_bytes(c);
+  x.mask = x.bias + (c.boxed_bias ? panels_of(t.keys) * panel_bytes(t.rows) : bias_bytes(c));
   x.tasks = x.mask + mask_bytes(c);
   x.barriers = x.tasks + kTasksAtOnce * kTaskBytes;
   x.size = x.barriers + kBarriers * 8;

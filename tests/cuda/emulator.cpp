@@ -159,6 +159,7 @@ LaunchMaps maps_of(const CudaLaunch& launch, const KernelParams& params) {
   set(maps.forward.k, boxes.k);
   set(maps.forward.v, boxes.v);
   set(maps.forward.out, boxes.out);
+  set(maps.forward.bias, boxes.bias);
   return maps;
 }
 

@@ -12,7 +12,7 @@ struct alignas(64) TensorMap {
 
 // Of four dimensions each: column, row, head, batch (packed: one).
 struct ForwardMaps {
-  TensorMap q, k, v, out;
+  TensorMap q, k, v, out, bias;
 };
 
 struct BackwardMaps {

@@ -71,9 +71,7 @@ struct ForwardScores {
   }
   // The staged bias of a row's two keys of a block.
   REGARD_DEVICE void read_bias(float (&bias)[2], int stage, int row, int n) const {
-    const TileView tile = at.bias_tile(stage);
-    load_staged_pair<kConfig.bias_type>(bias, tile.begin + row * tile.row_bytes,
-                                        at.column_of(n, 0));
+    load_staged_pair<kConfig.bias_type>(bias, at.bias_pair(stage, row, at.column_of(n, 0)));
   }
   // Whether the staged mask shows them; what does not exist is hidden.
   REGARD_DEVICE void read_mask(bool (&seen)[2], int stage, int row, int n) const {

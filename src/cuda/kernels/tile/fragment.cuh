@@ -306,15 +306,15 @@ REGARD_DEVICE float load_staged(SharedAddress row, int column) {
   }
 }
 
-// A pair of neighbouring f16, bf16 or f32 elements from a row in shared memory.
+// A pair of neighbouring f16, bf16 or f32 elements in shared memory.
 template <Type kType>
-REGARD_DEVICE void load_staged_pair(float (&pair)[2], SharedAddress row, int column) {
+REGARD_DEVICE void load_staged_pair(float (&pair)[2], SharedAddress from) {
   if constexpr (kType == Type::f32) {
-    pair[0] = float_of(load_shared_32(row + column * 4));
-    pair[1] = float_of(load_shared_32(row + column * 4 + 4));
+    pair[0] = float_of(load_shared_32(from));
+    pair[1] = float_of(load_shared_32(from + 4));
   } else {
     using Format = typename ElementOf<kType>::Format;
-    const uint32 bits = load_shared_32(row + column * 2);
+    const uint32 bits = load_shared_32(from);
     pair[0] = widen<Format>(uint16(bits));
     pair[1] = widen<Format>(uint16(bits >> 16));
   }

@@ -140,6 +140,11 @@ struct ForwardPlace {
   REGARD_DEVICE TileView bias_tile(int stage) const {
     return {stage_at(stage) + kLayout.bias, bias_row_bytes(kConfig)};
   }
+  // The staged bias of a row and two keys of the block.
+  REGARD_DEVICE SharedAddress bias_pair(int stage, int row, int column) const {
+    const TileView tile = bias_tile(stage);
+    return tile.begin + row * tile.row_bytes + column * element_bytes(kConfig.bias_type);
+  }
   REGARD_DEVICE TileView mask_tile(int stage) const {
     return {stage_at(stage) + kLayout.mask, mask_row_bytes(kConfig)};
   }

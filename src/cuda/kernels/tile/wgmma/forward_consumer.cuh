@@ -34,7 +34,7 @@ struct ForwardConsumer {
   // Blocks of eight columns that become weights before the wait for out, the others after it.
   static constexpr int kEarly = kConfig.dim_v <= 64 ? kKeyBlocks : kKeyBlocks / 2;
   // Steady blocks have read their terms before they make weights.
-  static constexpr bool kReadsEarly = Steady::kHoldsBias;
+  static constexpr bool kReadsEarly = Steady::kReadsAhead;
   static constexpr int kOwnRows = 1, kAllRows = 2;  // numbers of barriers
   // Blocks of keys that some warpgroups of a tile see and others do not.
   static constexpr bool kPasses = kConfig.uneven;
@@ -148,11 +148,11 @@ struct ForwardConsumer {
     Elementwise terms{Place(params, task, warp_row)};
     if constexpr (kOn.alibi) terms.terms.slope = slope;
     if constexpr (WarpgroupBias<kConfig>::kOn) {
-      const WarpgroupBias<kConfig> bias(terms.at);
+      WarpgroupBias<kConfig> bias(terms.at);
       if (bias.is_low()) {
         terms.apply_terms(scores, 0, first_key);
       } else {
-        bias.add(scores, terms.terms, terms.at, first_key);
+        bias.add(scores, terms.terms, first_key);
       }
     } else if constexpr (!is_plain(kOn) || kOn.mask) {
       terms.apply_terms(scores, 0, first_key);
@@ -160,10 +160,18 @@ struct ForwardConsumer {
     if (hides) terms.hide(scores, first_key);
   }
 
+  // The same where the staged bias is another block's already.
+  REGARD_DEVICE void make_logits_from_memory(const ForwardTask& task, int first_key, bool hides) {
+    Elementwise terms{Place(params, task, warp_row)};
+    if constexpr (kOn.alibi) terms.terms.slope = slope;
+    WarpgroupBias<kConfig>::apply_from_memory(scores, terms.terms, terms.at, first_key);
+    if (hides) terms.hide(scores, first_key);
+  }
+
   // The same of a block with nothing to raise but the sums, and its weights.
   template <int kFrom, int kTo>
   REGARD_DEVICE void make_steady(const ForwardTask& task, int first_key,
-                                 const typename Steady::Bias& bias, uint32& bits) {
+                                 typename Steady::Bias& bias, uint32& bits) {
     Elementwise terms{Place(params, task, warp_row)};
     if constexpr (kOn.alibi) terms.terms.slope = slope;
     const float reference[2] = {softmax.rows[0].max, softmax.rows[1].max};
@@ -187,11 +195,15 @@ struct ForwardConsumer {
       least[half] = log2_of(Softmax::over_lanes_largest(before[half]));
     }
     multiply_keys_again(slot);
-    if (has_next) await_terms(task, first_key - kKeys);
-    load_terms(task, first_key);
-    await_terms(task, first_key);
-    make_logits(task, first_key, hides);
-    if (has_next) load_terms(task, first_key - kKeys);
+    if constexpr (kConfig.boxed_bias) {
+      make_logits_from_memory(task, first_key, hides);
+    } else {
+      if (has_next) await_terms(task, first_key - kKeys);
+      load_terms(task, first_key);
+      await_terms(task, first_key);
+      make_logits(task, first_key, hides);
+      if (has_next) load_terms(task, first_key - kKeys);
+    }
     softmax.raise(scores, exponent, least, 0);
     softmax.template make_weights<0, kKeyBlocks>(scores, exponent);
     softmax.rescale(out);
@@ -208,9 +220,10 @@ struct ForwardConsumer {
     }
   }
 
-  // Bias and mask of a block of keys, a step ahead: the block before has been read.
+  // Bias and mask of a block of keys, a step ahead: the block before has been read. Boxes of a bias
+  // are the producer's.
   REGARD_DEVICE void load_terms(const ForwardTask& task, int first_key) const {
-    if constexpr (kStagesTerms) {
+    if constexpr (kStagesTerms && !kConfig.boxed_bias) {
       sync_warp();
       const Place at(params, task, warp_row);
       if (at.sends_bias(first_key)) {
@@ -222,7 +235,10 @@ struct ForwardConsumer {
     }
   }
   REGARD_DEVICE void await_terms(const ForwardTask& task, int first_key) {
-    if constexpr (kStagesTerms) {
+    if constexpr (kConfig.boxed_bias) {
+      wait_barrier(memory.barrier(Memory::kBiasFull, warpgroup), bias_parity);
+      bias_parity ^= 1;
+    } else if constexpr (kStagesTerms) {
       if (Place(params, task, warp_row).sends_bias(first_key)) {
         wait_barrier(bias_barrier(), bias_parity);
         bias_parity ^= 1;
@@ -230,6 +246,15 @@ struct ForwardConsumer {
         wait_copies<0>();
         sync_warp();
       }
+    }
+  }
+  // The block's have been read: those of the next may take their place.
+  REGARD_DEVICE void pass_terms(const ForwardTask& task, int next_key, bool has_next) const {
+    if constexpr (kConfig.boxed_bias) {
+      sync_warp();
+      free(Memory::kBiasEmpty, warpgroup);
+    } else if (has_next) {
+      load_terms(task, next_key);
     }
   }
   REGARD_DEVICE SharedAddress bias_barrier() const {
@@ -331,7 +356,7 @@ struct ForwardConsumer {
       if (steady) {
         if constexpr (Steady::kExists) {
           Steady::read_bias(bias, Place(params, task, warp_row));
-          if (kReadsEarly && left > 1) load_terms(task, first_key - kKeys);
+          if (kReadsEarly) pass_terms(task, first_key - kKeys, left > 1);
           if (swells) {
             softmax.raise_to_sums();
           } else {
@@ -342,7 +367,7 @@ struct ForwardConsumer {
         }
       } else {
         make_logits(task, first_key, hides);
-        if (left > 1) load_terms(task, first_key - kKeys);
+        pass_terms(task, first_key - kKeys, left > 1);
         if (fresh) softmax.clear();
         if (!Softmax::kBare || fresh || hides || unsettled) {
           softmax.raise(scores, exponent, kNothing, Softmax::kSlack);
@@ -373,7 +398,7 @@ struct ForwardConsumer {
       if (steady) {
         if constexpr (Steady::kExists) {
           make_steady<kEarly, kKeyBlocks>(task, first_key, bias, bits);
-          if (!kReadsEarly && left > 1) load_terms(task, first_key - kKeys);
+          if (!kReadsEarly) pass_terms(task, first_key - kKeys, left > 1);
         }
       } else {
         softmax.template make_weights<kEarly, kKeyBlocks>(scores, exponent);

@@ -1,6 +1,6 @@
 // The producer of a wgmma forward block: one thread that takes tiles of query rows, one after
 // another, and keeps their queries, keys and values coming in the order in which they are used:
-// K0, K1, V0, K2, V1, ..., on through the tiles.
+// K0, K1, V0, K2, V1, ..., on through the tiles; with each block of keys its bias.
 #pragma once
 
 #include "cuda/kernels/tile/score_tile.cuh"
@@ -19,6 +19,7 @@ struct ForwardProducer {
   const Memory memory;
   int number = int(block_index());  // of the next tile
   Ring<Memory::kStages> keys, values;
+  int bias_parity = 0;
 
   // Where a block of keys is in K and V.
   struct BlockOfKeys {
@@ -122,6 +123,28 @@ struct ForwardProducer {
                 block.head, block.batch, memory.barrier(Memory::kValueFull, values.stage));
     values.advance();
   }
+  // Of each warpgroup's rows, when it has read those of the block before.
+  REGARD_DEVICE void load_bias(const ForwardTask& task, int first_key) {
+    constexpr int kPanels = panels_of(kKeys), kBytes = panel_bytes(kWarpgroupRows);
+    const Strides& strides = params.problem.bias.strides;
+    const int head = strides.head == 0 ? 0 : task.head, batch = strides.batch == 0 ? 0 : task.b;
+#pragma unroll 1
+    for (int warpgroup = 0; warpgroup < Memory::kConsumerWarps / 4; ++warpgroup) {
+      const SharedAddress full = memory.barrier(Memory::kBiasFull, warpgroup);
+      wait_barrier(memory.barrier(Memory::kBiasEmpty, warpgroup), bias_parity ^ 1);
+      arrive_expecting(full, kPanels * kBytes);
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+        load_box(memory.bias(panel) + warpgroup * kBytes, maps.bias,
+                 {.column = first_key + panel * kPanelColumns,
+                  .row = task.first_row + warpgroup * kWarpgroupRows,
+                  .head = head,
+                  .batch = batch},
+                 full);
+      }
+    }
+    bias_parity ^= 1;
+  }
   REGARD_DEVICE int batch_of(int b) const { return params.problem.packed ? 0 : b; }
 
   REGARD_DEVICE void run() {
@@ -150,6 +173,7 @@ struct ForwardProducer {
           load_queries(slot, task);
         }
         if (owes_values) load_values(before);
+        if constexpr (kConfig.boxed_bias) load_bias(task, block.row);
         owes_values = true;
         before = block;
         block.row -= kKeys;

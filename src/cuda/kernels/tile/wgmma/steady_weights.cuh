@@ -29,7 +29,9 @@ struct SteadyWeights {
       !WarpgroupSoftmax<kConfig>::kBare && kTerms <= (kOn.bias ? 1 : 2) &&
       kOn.bias == stages_bias(kConfig) && kOn.mask == stages_mask(kConfig);
   using F = Fragments<kHoldsBias ? kConfig.bias_type : Type::bf16, Products::direct>;
-  using Bias = typename F::A[kHoldsBias ? kKeyBlocks / 2 : 1];  // 16 rows, 16 keys each
+  // Read before all weights are made, or as they are: three warpgroups have no registers for it.
+  static constexpr bool kReadsAhead = kHoldsBias && consumers_of(kConfig.tiling) == 2;
+  using Bias = typename F::A[kReadsAhead ? kKeyBlocks / 2 : 1];  // 16 rows, 16 keys each
 
   const Elementwise terms;
   const int first_key;
@@ -37,17 +39,15 @@ struct SteadyWeights {
   const float (&reference)[2];
 
   static REGARD_DEVICE void read_bias(Bias& bias, const Place& at) {
-    if constexpr (kHoldsBias) {
+    if constexpr (kReadsAhead) {
 #pragma unroll
-      for (int k = 0; k < kKeyBlocks / 2; ++k) {
-        F::load_a(bias[k], at.bias_tile(0), at.warp_row, k * 16);
-      }
+      for (int k = 0; k < kKeyBlocks / 2; ++k) at.load_bias_fragment(bias[k].word, k);
     }
   }
 
   // Of blocks [kFrom, kTo): adds to the rows' sums, and notes the bits of what must be small.
   template <int kFrom, int kTo>
-  REGARD_DEVICE void make(Scores& scores, SoftmaxRow<L> (&rows)[2], const Bias& bias,
+  REGARD_DEVICE void make(Scores& scores, SoftmaxRow<L> (&rows)[2], Bias& bias,
                           uint32& bits) const {
     const SmallTanh tanh(float(kLog2E) * score_params<float>(terms.at.p).softcap);
     float distance[2];
@@ -59,13 +59,16 @@ struct SteadyWeights {
     const float fall = kOn.alibi ? -terms.terms.slope * float(kLog2E) : 0.0f;
 #pragma unroll
     for (int n = kFrom; n < kTo; ++n) {
+      if (kHoldsBias && !kReadsAhead && n % 2 == 0) {
+        terms.at.load_bias_fragment(bias[0].word, n / 2);
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = terms.at.row_of(0, half);
         float of_bias[2] = {};
         bool seen[2] = {true, true};
         if constexpr (kHoldsBias) {
-          F::unpack(bias[n / 2], n % 2 * 2 + half, of_bias[0], of_bias[1]);
+          F::unpack(bias[kReadsAhead ? n / 2 : 0], n % 2 * 2 + half, of_bias[0], of_bias[1]);
         } else if constexpr (kOn.bias) {
           terms.read_bias(of_bias, 0, row, n);
         }

@@ -14,40 +14,81 @@ struct WarpgroupBias {
   static constexpr bool kOn = stages_bias(kConfig) && !kConfig.bias_of_keys &&
                               element_bytes(kConfig.bias_type) == 2 && !kConfig.features.mask;
   using F = Fragments<kOn ? kConfig.bias_type : Type::bf16, Products::direct>;
-  static constexpr int kFragments = Place::kKeyBlocks / 2;
+  static constexpr int kFragments = Place::kKeyBlocks / 2;  // of 16 rows and 16 keys
+  // Held in registers, or read twice: three warpgroups have none for it.
+  static constexpr bool kHolds = consumers_of(kConfig.tiling) == 2;
 
-  typename F::A fragments[kFragments];  // 16 rows, 16 keys each
+  const Place& at;
+  typename F::A held[kHolds ? kFragments : 1];
 
-  REGARD_DEVICE explicit WarpgroupBias(const Place& at) {
+  REGARD_DEVICE explicit WarpgroupBias(const Place& place) : at(place) {
+    if constexpr (!kHolds) return;
 #pragma unroll
-    for (int k = 0; k < kFragments; ++k)
-      F::load_a(fragments[k], at.bias_tile(0), at.warp_row, k * 16);
+    for (int k = 0; k < kFragments; ++k) at.load_bias_fragment(held[k].word, k);
+  }
+  REGARD_DEVICE const typename F::A& fragment(int k) {
+    if constexpr (kHolds) return held[k];
+    at.load_bias_fragment(held[0].word, k);
+    return held[0];
   }
 
   // Whether some lane's bias is -inf, or low.
-  REGARD_DEVICE bool is_low() const {
-    uint32 most = fragments[0].word[0];
+  REGARD_DEVICE bool is_low() {
+    uint32 most = 0;
 #pragma unroll
-    for (int i = 1; i < kFragments * 4; ++i) {
-      most = larger_halves(most, fragments[i / 4].word[i % 4]);
+    for (int k = 0; k < kFragments; ++k) {
+      const typename F::A& of_keys = fragment(k);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) most = larger_halves(most, of_keys.word[i]);
     }
     return any_in_warp(has_low_half<kConfig.bias_type>(most));
   }
 
   REGARD_DEVICE void add(typename Place::Scores& scores, const ScoreTerms<kConfig>& terms,
-                         const Place& at, int first_key) const {
+                         int first_key) {
+#pragma unroll
+    for (int k = 0; k < kFragments; ++k) {
+      const typename F::A& of_keys = fragment(k);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int i = at.row_at(at.row_of(0, half)).i;
+        const float distance = terms.distance(i, first_key + at.column_of(0, 0));
+#pragma unroll
+        for (int n = 2 * k; n < 2 * k + 2; ++n) {
+          float bias[2];
+          F::unpack(of_keys, n % 2 * 2 + half, bias[0], bias[1]);
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& score = scores[0][n][half * 2 + e];
+            score = terms.value_of_bias(score, bias[e], distance - float(n * 8 + e));
+          }
+        }
+      }
+    }
+  }
+
+  // From products to logits with the bias where it is in memory, of neighbouring keys.
+  static REGARD_DEVICE void apply_from_memory(typename Place::Scores& scores,
+                                              const ScoreTerms<kConfig>& terms, const Place& at,
+                                              int first_key) {
+    using Format = typename ElementOf<kConfig.bias_type>::Format;
+    const int first_column = first_key + at.column_of(0, 0), left = at.seq.len_k - first_column;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int i = at.row_at(at.row_of(0, half)).i;
-      const float distance = terms.distance(i, first_key + at.column_of(0, 0));
+      const int row = at.row_of(0, half), i = at.row_at(row).i;
+      const auto* const from =
+          static_cast<const uint16*>(terms.bias) + i * terms.bias_row + first_column;
+      const int keys = row < at.row_count ? left : 0;
+      const float distance = terms.distance(i, first_column);
 #pragma unroll
       for (int n = 0; n < Place::kKeyBlocks; ++n) {
-        float bias[2];
-        F::unpack(fragments[n / 2], n % 2 * 2 + half, bias[0], bias[1]);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
+          const int key = n * 8 + e;
+          const float bias = key < keys ? widen<Format>(from[key]) : 0.0f;
           float& score = scores[0][n][half * 2 + e];
-          score = terms.value_of_bias(score, bias[e], distance - float(n * 8 + e));
+          score = terms.value(score, bias, distance - float(key));
+          if (bias == -infinity<float>()) score = -infinity<float>();
         }
       }
     }

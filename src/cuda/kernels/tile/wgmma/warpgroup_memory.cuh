@@ -61,6 +61,9 @@ struct WarpgroupMemory {
   REGARD_DEVICE SharedAddress out(int panel) const {
     return begin + kLayout.out + panel * panel_bytes(kRows);
   }
+  REGARD_DEVICE SharedAddress bias(int panel) const {
+    return begin + kLayout.bias + panel * panel_bytes(kRows);
+  }
   REGARD_DEVICE ForwardTask& task(int number) const {
     uint8* const first = &shared_memory<uint8>() + kLayout.tasks;
     return reinterpret_cast<ForwardTask*>(first)[number % kTasksAtOnce];
@@ -71,7 +74,9 @@ struct WarpgroupMemory {
   static constexpr int kKeyFull = 2 * kMostQuerySlots, kKeyEmpty = kKeyFull + kMostWgmmaStages;
   static constexpr int kValueFull = kKeyEmpty + kMostWgmmaStages;
   static constexpr int kValueEmpty = kValueFull + kMostWgmmaStages;
-  static constexpr int kBiasFull = kValueEmpty + kMostWgmmaStages;  // of a consumer warp's rows
+  // Of a consumer warp's rows; boxed: of a warpgroup's, with others to give them back.
+  static constexpr int kBiasFull = kValueEmpty + kMostWgmmaStages;
+  static constexpr int kBiasEmpty = kBiasFull + kMostConsumers;
   static_assert(kBiasFull + kMostConsumerWarps == kBarriers);
 
   REGARD_DEVICE SharedAddress barrier(int kind, int index) const {
@@ -90,7 +95,12 @@ struct WarpgroupMemory {
       init_barrier(barrier(kValueFull, stage), 1);
       init_barrier(barrier(kValueEmpty, stage), kConsumerWarps);
     }
-    if constexpr (kConfig.features.bias) {
+    if constexpr (kConfig.boxed_bias) {
+      for (int warpgroup = 0; warpgroup < kConsumerWarps / 4; ++warpgroup) {
+        init_barrier(barrier(kBiasFull, warpgroup), 1);
+        init_barrier(barrier(kBiasEmpty, warpgroup), 4);
+      }
+    } else if constexpr (kConfig.features.bias) {
       for (int warp = 0; warp < kConsumerWarps; ++warp) init_barrier(barrier(kBiasFull, warp), 1);
     }
     publish_barriers();

@@ -79,6 +79,28 @@ struct WarpgroupPlace {
             mask_row_bytes(kConfig)};
   }
 
+  // The staged bias of a row and eight keys of the block, 16 bits each.
+  REGARD_DEVICE SharedAddress bias_piece(int row, int piece) const {
+    if constexpr (kConfig.boxed_bias) {
+      uint32 now = uint32(row);
+      forget(now);  // or the places of all pieces are kept
+      return WarpgroupMemory<kConfig>().bias(piece / 8) + piece_offset(int(now), piece % 8);
+    }
+    const TileView tile = bias_tile(0);
+    return tile.begin + row * tile.row_bytes + piece * 16;
+  }
+  // That of the warp's rows and 16 keys, as a lane has an operand of a product.
+  REGARD_DEVICE void load_bias_fragment(uint32 (&words)[4], int k) const {
+    const int lane = lane_index();
+    load_matrices(words, bias_piece(warp_row + lane % 16, k * 2 + lane / 16));
+  }
+  // That of a row and two keys of the block.
+  REGARD_DEVICE SharedAddress bias_pair(int, int row, int column) const {
+    if constexpr (kConfig.boxed_bias) return bias_piece(row, column / 8) + column % 8 * 2;
+    const TileView tile = bias_tile(0);
+    return tile.begin + row * tile.row_bytes + column * element_bytes(kConfig.bias_type);
+  }
+
   // Rows of a bias or mask from a key on, the warp's first row first.
   struct TermRows {
     const WarpgroupPlace& at;
@@ -96,7 +118,8 @@ struct WarpgroupPlace {
 
   // Whether the copy engine brings the bias of a block of keys: rows of whole pieces of 16 bytes.
   REGARD_DEVICE bool sends_bias(int first_key) const {
-    if constexpr (!stages_bias(kConfig) || kConfig.bias_of_keys || kConfig.features.mask) {
+    if constexpr (!stages_bias(kConfig) || kConfig.boxed_bias || kConfig.bias_of_keys ||
+                  kConfig.features.mask) {
       return false;
     }
     return smaller(seq.len_k - first_key, kKeys) * element_bytes(kConfig.bias_type) % 16 == 0;

@@ -1,0 +1,60 @@
+"""The bias that comes through the copy engine's boxes in family wgmma, on the emulated machine.
+
+As test_emulated.py, whose environment these tests need.
+"""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+
+sys.path.append(os.path.join(os.path.dirname(__file__), os.pardir, "gpu"))
+
+import cases  # noqa: E402
+import regard_ctypes as regard  # noqa: E402
+
+pytestmark = pytest.mark.skipif("emulated:mma" not in regard.backends(),
+                                reason="REGARD_LIBRARY is not the emulator's")
+
+
+def judge(case, backend):
+    """out and lse against the oracle."""
+    results = cases.Outputs()
+    results.add("out", case.dout.shape, case.dout.dtype, case.spec["layout"])
+    results.add("lse", case.truth["lse"].shape, np.dtype(np.float32), case.spec["layout"])
+    regard.forward(case.attention(), results["out"], results["lse"], backend=backend)
+    cases.compare(case, results)
+
+
+# Rows of a multiple of eight keys; shapes by what is broadcast.
+SHAPES = [(1, "h", "q", "k"), ("b", 1, "q", "k"), ("b", "h", "q", "k"), ("q", "k")]
+TERMS = [(), ("top_left",), ("bottom_right", "window"), ("bias_infinite", "bottom_right"),
+         ("softcap", "alibi"), ("dropout", "sink"), ("grouped", "gaps")]
+
+
+@pytest.mark.parametrize("dim, sizes", [(64, (140, 264)), (128, (70, 400)), (256, (130, 136)),
+                                        (192, (70, 200))], ids=str)
+@pytest.mark.parametrize("features", TERMS, ids="+".join)
+def test_boxes_of_a_bias(features, dim, sizes):
+    turn = TERMS.index(features) + dim // 64
+    type = ["bf16", "f16"][turn % 2]
+    named = () if "bias_infinite" in features else ("bias",)
+    more = {} if "bias_infinite" in features else {"bias": SHAPES[turn % len(SHAPES)]}
+    case = cases.make(named + features, type, sizes=sizes, dim=dim, dim_v=dim, batch=2, **more)
+    judge(case, f"emulated:wgmma+sm_90+mixed+{dim}")
+
+
+# More tiles than multiprocessors: blocks go on from one to the next.
+@pytest.mark.parametrize("order", ["forward", "backward", "mixed"])
+@pytest.mark.parametrize("features, sizes, dim, tiling", [
+    (("top_left",), (136, 264), 16, "rows=128,keys=128,stages=2"),
+    (("window",), (130, 200), 16, "rows=128,keys=64,stages=2"),
+    ((), (200, 136), 16, "rows=192,keys=128,stages=2"),
+    (("top_left",), (130, 264), 128, "rows=128,keys=128,stages=2")], ids=str)
+def test_the_bias_of_tile_after_tile(features, sizes, dim, tiling, order):
+    more = {"window": (40, 9)} if "window" in features else {}
+    heads = (15, 15) if dim == 16 else (7, 7)
+    case = cases.make(("bias",) + features, "bf16", sizes=sizes, dim=dim, dim_v=dim, batch=10,
+                      heads=heads, bias=(1, "h", "q", "k"), **more)
+    judge(case, f"emulated:wgmma@{tiling}+sm_90+{order}")
