@@ -56,15 +56,18 @@ struct Tally {
 };
 
 // Runs the smallest problem, so that an unknown or missing backend is the library's own refusal.
-std::string chosen_backend(const CheckArguments& arguments, const Run& run) {
+std::string chosen_backend(const CheckArguments& arguments, Run run) {
   const Array one(f32, {1, 1, 1, 1}), out(f32, {1, 1, 1, 1});
   Mirror mirror(run.device);
   for (const Array* array : {&one, &out}) mirror.add(array->data(), array->byte_count());
   mirror.upload();
   Attention small;
   small.q = small.k = small.v = one.tensor();
+  const Attention there = mirror.at(small);
+  const ForwardOutputs outputs = mirror.at(ForwardOutputs{.out = out.tensor(), .lse = {}});
   try {
-    forward(mirror.at(small), mirror.at(ForwardOutputs{.out = out.tensor(), .lse = {}}), run);
+    run.workspace = mirror.workspace(workspace(there, outputs, run));
+    forward(there, outputs, run);
   } catch (const Error& error) {
     if (error.code() != Code::unsupported) throw;  // of other problems it may be capable
   }

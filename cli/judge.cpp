@@ -1,6 +1,8 @@
 // Runs one random problem and judges every byte that the library may or may not have written.
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "check.hpp"
 #include "comparison.hpp"
 #include "float64.hpp"
@@ -58,8 +60,15 @@ Verdict judge(RandomProblem& p, Run run) {
   mirror.upload();
   try {
     const Attention a = mirror.at(p.attention);
-    forward(a, mirror.at(p.forward_outputs()), run);
-    if (p.dout) backward(a, mirror.at(p.backward_inputs()), mirror.at(p.gradients()), run);
+    const ForwardOutputs outputs = mirror.at(p.forward_outputs());
+    const BackwardInputs from = mirror.at(p.backward_inputs());
+    const Gradients gradients = mirror.at(p.gradients());
+    if (on_gpu) {  // a workspace that no kernel may find cleared
+      const std::size_t backward = p.dout ? workspace(a, from, gradients, run) : 0;
+      run.workspace = mirror.workspace(std::max(workspace(a, outputs, run), backward));
+    }
+    forward(a, outputs, run);
+    if (p.dout) backward(a, from, gradients, run);
   } catch (const Error& error) {
     const bool of_device =
         error.code() == Code::unavailable || error.code() == Code::device_failure;

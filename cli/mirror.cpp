@@ -30,6 +30,7 @@ Mirror::Mirror(const Device& device)
 Mirror::~Mirror() {
   try {
     if (memory_) cuda_memory::free(device_, memory_);
+    if (workspace_) cuda_memory::free(device_, workspace_);
   } catch (const Error&) {
     // The device has failed, and whoever asked it for results knows.
   }
@@ -73,6 +74,14 @@ void Mirror::download() {
     between = block.begin + block.bytes;
   }
   look(between, end_);
+}
+
+Workspace Mirror::workspace(std::size_t bytes) {
+  if (!on_gpu_ || bytes == 0) return {};
+  workspace_ = cuda_memory::allocate(device_, bytes);
+  cuda_memory::fill(device_, workspace_, kBetween, bytes);
+  cuda_memory::synchronize(device_);
+  return {.data = workspace_, .size = bytes};
 }
 
 Tensor Mirror::at(Tensor tensor) const {

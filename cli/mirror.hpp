@@ -23,6 +23,9 @@ class Mirror {
   void download();  // waits for the device; also looks at the memory between the copies
   bool written_between() const { return written_between_; }
 
+  // So many bytes of the device that hold NaN; none on the CPU. Once.
+  Workspace workspace(std::size_t bytes);
+
   // The same tensors on the device; on the CPU as they are.
   Tensor at(Tensor tensor) const;
   Attention at(const Attention& attention) const;
@@ -41,6 +44,7 @@ class Mirror {
   int device_ = 0;
   std::vector<Block> blocks_;
   std::byte* memory_ = nullptr;
+  void* workspace_ = nullptr;
   std::size_t end_ = 0;
   bool written_between_ = false;
 };

@@ -141,14 +141,14 @@ CudaBuffers buffers_of(const Problem& p, const Problem& copied, const CudaPlan& 
                 .partial_rows = memory.at<float>(w.partial_rows),
                 .marks_q = memory.at<uint8>(w.marks_q),
                 .marks_k = memory.at<uint8>(w.marks_k),
-                .any_mark = memory.at<int32>(w.any_mark)};
+                .any_mark = memory.at<uint64>(w.any_mark)};
   b.row_terms = memory.at<void>(w.row_terms);
   b.arrivals = memory.at<uint64>(w.arrivals);
   b.planes = memory.at<uint8>(w.planes);
   for (int n = 0; n < kInputs; ++n) {
     if (plan.copies.has(Input(n))) b.copies[n] = view_of(copied, Input(n)).data;
   }
-  if (plan.counts_tiles()) b.tile_counter = memory.at<int32>(w.tile_counter);
+  if (plan.counts_tiles()) b.tile_counter = memory.at<uint64>(w.tile_counter);
   const bool has_own_sums =
       std::any_of(plan.launches.begin(), plan.launches.end(),
                   [](const CudaLaunch& l) { return l.config.kernel == Kernel::convert_dbias; });
@@ -200,10 +200,16 @@ void launch_kernel(const Driver& d, const CudaLaunch& launch, const LoadedKernel
     maps = launch_maps(d, params.problem, launch.config, params.buffers.planes, index);
   }
   void* arguments[] = {&params, &maps};
-  const Result result = d.launch(kernel.function, unsigned(blocks), 1, 1, unsigned(launch.threads),
-                                 1, 1, unsigned(launch.shared_bytes), stream, arguments, nullptr);
+  constexpr LaunchAttribute kOverlap = {.id = kProgrammaticSerialization, .value = 1, .unused = {}};
+  const LaunchConfig config = {.grid = {unsigned(blocks), 1, 1},
+                               .block = {unsigned(launch.threads), 1, 1},
+                               .shared_bytes = unsigned(launch.shared_bytes),
+                               .stream = stream,
+                               .attributes = &kOverlap,
+                               .attribute_count = kernel.may_overlap ? 1u : 0u};
+  const Result result = d.launch(&config, kernel.function, arguments, nullptr);
   if (result != kSuccess) {
-    check(result, ("cuLaunchKernel of " + printed(launch.config)).c_str(), index);
+    check(result, ("cuLaunchKernelEx of " + printed(launch.config)).c_str(), index);
   }
 }
 

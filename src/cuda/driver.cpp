@@ -55,7 +55,7 @@ std::string missing_function(const SharedLibrary& library, Driver& d) {
   find("cuModuleGetFunction", d.function);
   find("cuFuncSetAttribute", d.set_function_attribute);
   find("cuFuncGetAttribute", d.function_attribute);
-  find("cuLaunchKernel", d.launch);
+  find("cuLaunchKernelEx", d.launch);
   find("cuTensorMapEncodeTiled", d.encode_tiled);
   find("cuEventCreate", d.create_event);
   find("cuEventRecord", d.record_event);

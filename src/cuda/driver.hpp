@@ -24,9 +24,28 @@ inline constexpr Result kInvalidImage = 200;
 inline constexpr Result kNoBinary = 209;
 inline constexpr Result kUnsupportedPtx = 222;
 
-enum FunctionAttribute : int { kRegisters = 4, kLocalBytes = 3, kMaxDynamicShared = 8 };
+enum FunctionAttribute : int { kPtxVersion = 5, kMaxDynamicShared = 8 };
 enum PointerAttribute : int { kMemoryType = 2, kReachableAt = 3, kOrdinal = 9 };
 enum CaptureMode : int { kRelaxed = 2 };
+enum LaunchAttributeId : int { kProgrammaticSerialization = 6 };
+
+// CUlaunchAttribute and CUlaunchConfig.
+struct LaunchAttribute {
+  LaunchAttributeId id;
+  alignas(8) int value;
+  unsigned char unused[60];
+};
+static_assert(sizeof(LaunchAttribute) == 72);
+
+struct LaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  Stream stream;
+  const LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+static_assert(sizeof(LaunchConfig) == 56);
 
 // Signatures of the driver API, version 12.0.
 struct Driver {
@@ -64,9 +83,7 @@ struct Driver {
   Result (*function)(Function*, Module, const char* name);
   Result (*set_function_attribute)(Function, int attribute, int value);
   Result (*function_attribute)(int* value, int attribute, Function);
-  Result (*launch)(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                   unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream,
-                   void** parameters, void** extra);
+  Result (*launch)(const LaunchConfig*, Function, void** parameters, void** extra);
 
   Result (*encode_tiled)(void* map, int type, std::uint32_t rank, void* data,
                          const std::uint64_t* sizes, const std::uint64_t* strides,

@@ -159,6 +159,16 @@ class RelaxedCapture {
          result == kOutOfMemory ? Code::out_of_memory : Code::device_failure);
 }
 
+// Whether the kernel has the wait that kernel_text.cpp begins it with, and the driver knows
+// launches that rely on it, also in graphs. An old compiler makes kernels without it for later
+// chips too.
+bool waits_by_itself(const Driver& d, Function function) {
+  constexpr int kFirstVersion = 90, kFirstDriver = 12030;
+  int version = 0;
+  if (d.function_attribute(&version, kPtxVersion, function) != kSuccess) return false;
+  return version >= kFirstVersion && driver_version() >= kFirstDriver;
+}
+
 void load(const Key& key, const KernelBinary& binary) {
   const Driver& d = driver();
   const std::lock_guard lock(loading);
@@ -172,6 +182,7 @@ void load(const Key& key, const KernelBinary& binary) {
   auto* const node = new Node;
   node->key = key;
   node->kernel.function = function;
+  node->kernel.may_overlap = waits_by_itself(d, function);
 
   std::atomic<Node*>& bucket = bucket_of(key);
   node->next = bucket.load(std::memory_order_relaxed);

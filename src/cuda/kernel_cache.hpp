@@ -15,6 +15,7 @@ namespace regard::cuda_backend {
 // A kernel in a context.
 struct LoadedKernel {
   Function function = nullptr;
+  bool may_overlap = false;                  // it waits for the kernel before it by itself
   mutable std::atomic<int> shared_bytes{0};  // dynamic, that it may use
 };
 

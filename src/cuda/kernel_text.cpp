@@ -113,6 +113,18 @@ void add_headers(const std::string& text, std::vector<SourceText>& headers) {
   }
 }
 
+// Kernels are launched so that they may begin while the one before them still runs (backend.cpp).
+// Each waits for that one here, every thread of it, before it touches global memory: what it reads
+// is as if it had begun then, and it is done after the one before. So any chain of our kernels is
+// ordered as without, and the first of a call is behind what the caller put on the stream. What is
+// launched otherwise (copies, memory that is cleared or freed, a caller's kernels) begins when all
+// before it is done. Parameters, tensor maps among them, are the launch's own and may be read
+// before. Dependents are let in after the wait: what a caller's kernel reads before its own is then
+// at least what the kernel before ours has written.
+constexpr const char* kBeginning =
+    "  regard::wait_for_prerequisites();\n"
+    "  regard::launch_dependents();\n";
+
 }  // namespace
 
 KernelUnit kernel_unit(const KernelConfig& c) {
@@ -137,11 +149,9 @@ KernelUnit kernel_unit(const KernelConfig& c) {
       std::to_string(c.tiling.blocks) + ") " + kKernelSymbol +
       "(\n"
       "    const REGARD_IN_PLACE regard::KernelParams params" +
-      (has_maps ? ",\n    const REGARD_IN_PLACE regard::" + maps + " maps" : "") +
-      ") {\n"
-      "  regard::" +
-      source.function + "<" + to_text(c) + (has_maps ? ">(params, maps);\n" : ">(params);\n") +
-      "}\n";
+      (has_maps ? ",\n    const REGARD_IN_PLACE regard::" + maps + " maps" : "") + ") {\n" +
+      kBeginning + "  regard::" + source.function + "<" + to_text(c) +
+      (has_maps ? ">(params, maps);\n" : ">(params);\n") + "}\n";
   add_headers(unit.text, unit.headers);
   return unit;
 }

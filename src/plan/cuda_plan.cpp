@@ -22,8 +22,9 @@ namespace {
 
 constexpr int64 kMostBlocks = INT32_MAX;  // of a grid
 
-constexpr int64 kAnyMarkBytes = 8;  // of rows and of keys: whether one is marked
-constexpr int64 kKeyMarkBytes = 2;  // of a key: one for dk and one for dv
+constexpr int64 kCounterBytes = 8;
+constexpr int64 kAnyMarkBytes = 16;  // of rows and of keys: the call that marked one
+constexpr int64 kKeyMarkBytes = 2;   // of a key: one for dk and one for dv
 
 constexpr const char* kWhyMarks =
     "marks: a row or key whose result is not finite, or of which planes may have lost too much, is "
@@ -355,15 +356,14 @@ class Planner {
       launch_marked(Kernel::forward);
     }
     WorkspaceRoom room;
-    // Tiles of one length need no counter to share them out.
-    room.take(plan_.workspace.tile_counter, wgmma && (p_.features.interval || p_.ragged) ? 4 : 0);
+    room.take(plan_.workspace.tile_counter, counts_tiles(main_) ? kCounterBytes : 0);
     room.take(plan_.workspace.turns, 0);
     room.take(plan_.workspace.any_mark, marks ? kAnyMarkBytes : 0);
-    plan_.workspace.clear = room.size;
     room.take(plan_.workspace.marks_q, marks ? s_.heads_q * s_.rows_q : 0);
     CudaWorkspace& w = plan_.workspace;
     room.take_none(w.marks_k, w.dbias_sums);
-    // Every mark is written, but by warps that have slices of a row.
+    // The counter and what says that there are marks begin as anything: they bring the number of
+    // their call. Every mark is written, but by warps that have slices of a row.
     if (!main_.split && main_.tiling.slices > 1) w.clear = room.size;
     room.take_none(w.row_states, w.row_terms, w.dq_sums);
     const int64 rows = combines ? plan_.splits * s_.heads_q * s_.rows_q : 0;

@@ -32,7 +32,7 @@ struct CudaWorkspace {
   int64 marks_q = 0;
   int64 marks_k = 0;
   int64 dbias_sums = 0;
-  int64 clear = 0;  // all up to here, or less
+  int64 clear = 0;  // all up to here, or nothing
   int64 row_states = 0;
   int64 row_terms = 0;
   int64 dq_sums = 0;

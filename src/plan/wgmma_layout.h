@@ -24,6 +24,11 @@ REGARD_INLINE int panel_bytes(int rows) { return rows * kPanelRowBytes; }
 // Warps of the block beside those of the producer's warpgroup, in warpgroups.
 REGARD_INLINE int consumers_of(const Tiling& t) { return t.warps / 4 - 1; }
 
+// Whether the forward kernel's tiles differ in length, so that blocks take them from a counter.
+REGARD_INLINE bool counts_tiles(const KernelConfig& c) {
+  return c.family == Family::wgmma && (c.features.interval || c.ragged);
+}
+
 struct ForwardWgmmaLayout {
   int query_slots = 0;  // tiles of queries at once
   int out_panels = 0;   // of a tile of out on its way to memory; 0: straight from registers

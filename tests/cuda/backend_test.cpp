@@ -73,6 +73,52 @@ TEST_CASE("both passes launch what the plan says, on the stream, and wait for no
   }
 }
 
+TEST_CASE("a forward call is its kernels and nothing else") {
+  const FakeCuda fake;
+  const EmptyCache cache;
+  DeviceCase c;
+  const DeviceBytes memory(0, c.backward_workspace() + (1 << 20));
+  c.run.workspace = {.data = memory.data(), .size = c.backward_workspace() + (1 << 20)};
+  c.a.causal = Causal::bottom_right;
+  for (const char* backend : {"cuda:wgmma", "cuda:mma"}) {
+    CAPTURE(backend);
+    c.run.backend = backend;
+    c.forward();
+    fake.clear();
+    c.forward();
+    REQUIRE(fake.machine->launches.size() == 2);
+    CHECK(fake.machine->calls["cuMemsetD8Async"] == 0);
+    const KernelParams &main = fake.machine->launches[0].params,
+                       &marked = fake.machine->launches[1].params;
+    CHECK(main.call != 0);
+    CHECK(marked.call == main.call);
+    CHECK(main.buffers.any_mark != nullptr);
+    const std::uint64_t call = main.call;
+    c.forward();
+    CHECK(fake.machine->launches[2].params.call != call);
+  }
+}
+
+// The wait is the kernel's own, which the driver tells by what it was compiled for.
+TEST_CASE("launches overlap where the kernel waits by itself") {
+  const FakeCuda fake;
+  const EmptyCache cache;
+  DeviceCase c;
+  c.run.stream = fake.stream(fake.context(0));  // where nothing is loaded yet
+  bool overlaps = true;
+  SUBCASE("for compute capability 9.0") {}
+  SUBCASE("not where the driver does not say so") {
+    fake.machine->failures["cuFuncGetAttribute"] = 1;
+    overlaps = false;
+  }
+  c.forward();
+  c.backward();
+  REQUIRE(fake.machine->launches.size() >= 3);
+  for (const fake::Launch& launch : fake.machine->launches) {
+    CHECK(launch.may_overlap == overlaps);
+  }
+}
+
 TEST_CASE("kernels are compiled once and loaded once a context") {
   const FakeCuda fake;
   const EmptyCache cache;
@@ -117,7 +163,7 @@ TEST_CASE("the context that is current is left current") {
     fake.pop(&popped);
   }
   SUBCASE("also after a failure") {
-    fake.machine->failures["cuLaunchKernel"] = 719;
+    fake.machine->failures["cuLaunchKernelEx"] = 719;
     (void)error_of([&] { c.forward(); });
     CHECK(fake.current_context() == nullptr);
   }
@@ -226,7 +272,7 @@ TEST_CASE("failures of the driver, in its own words") {
     CHECK(fake.machine->launches.empty());
   }
   SUBCASE("a launch") {
-    fake.machine->failures["cuLaunchKernel"] = 719;
+    fake.machine->failures["cuLaunchKernelEx"] = 719;
     const Error error = error_of([&] { c.backward(); });
     CHECK(error.code() == Code::device_failure);
     CHECK(std::string(error.what()).find("CUDA_ERROR_LAUNCH_FAILED, as the test wants it") !=
@@ -235,7 +281,7 @@ TEST_CASE("failures of the driver, in its own words") {
   }
   SUBCASE("clearing, and an error without a name") {
     fake.machine->failures["cuMemsetD8Async"] = 12345;
-    fake.machine->failures["cuLaunchKernel"] = 12345;
+    fake.machine->failures["cuLaunchKernelEx"] = 12345;
     const Error error = error_of([&] { c.backward(); });
     CHECK(std::string(error.what()).find("error 12345 of the driver") != std::string::npos);
   }
@@ -368,6 +414,20 @@ TEST_CASE("what a call costs the host") {
   MESSAGE("forward ", forward, " us, backward ", backward, " us");
   CHECK(forward < 500);  // far above what it is, for slow machines and sanitizers
   CHECK(backward < 500);
+}
+
+TEST_SUITE_END();
+
+TEST_SUITE_BEGIN("cuda_older");
+
+TEST_CASE("launches do not overlap under a driver whose graphs do not know it") {
+  const FakeCuda fake;
+  const EmptyCache cache;
+  REQUIRE(cuda_backend::driver_version() == 12020);
+  const DeviceCase c;
+  c.forward();
+  REQUIRE(!fake.machine->launches.empty());
+  for (const fake::Launch& launch : fake.machine->launches) CHECK_FALSE(launch.may_overlap);
 }
 
 TEST_SUITE_END();

@@ -64,15 +64,23 @@ files::path cache_folder() {
   return folder;
 }
 
-// A part of the workspace as memory of its own, so that a sanitizer sees where it ends.
+// A part of the workspace: of the given one, or memory of its own, so that a sanitizer sees where
+// it ends.
 class Part {
  public:
-  Part(std::int64_t begin, std::int64_t end, bool clear) : size_(end - begin) {
+  Part(void* given, std::int64_t begin, std::int64_t end, bool clear)
+      : size_(end - begin), owned_(!given) {
     if (size_ <= 0) return;
-    if (posix_memalign(&memory_, 256, std::size_t(size_))) throw std::bad_alloc();
-    std::memset(memory_, clear ? 0 : 0xff, std::size_t(size_));
+    if (given) {
+      memory_ = static_cast<char*>(given) + begin;
+    } else if (posix_memalign(&memory_, 256, std::size_t(size_))) {
+      throw std::bad_alloc();
+    }
+    if (clear || owned_) std::memset(memory_, clear ? 0 : 0xff, std::size_t(size_));
   }
-  ~Part() { std::free(memory_); }
+  ~Part() {
+    if (owned_) std::free(memory_);
+  }
   Part(const Part&) = delete;
   Part& operator=(const Part&) = delete;
 
@@ -83,6 +91,7 @@ class Part {
 
  private:
   std::int64_t size_ = 0;
+  bool owned_ = true;
   void* memory_ = nullptr;
 };
 
@@ -204,7 +213,7 @@ void run_launch(const CudaLaunch& launch, KernelParams params, Schedule schedule
   }
 }
 
-void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
+void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule, void* workspace) {
   const CudaWorkspace& w = plan.workspace;
   std::vector<std::int64_t> ends{w.tile_counter, w.turns,      w.any_mark,    w.marks_q,
                                  w.marks_k,      w.dbias_sums, w.clear,       w.row_states,
@@ -214,7 +223,8 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
   // From where a part begins to where the next one does; none where two begin together.
   const auto part = [&](std::int64_t begin) {
     const auto end = std::upper_bound(ends.begin(), ends.end(), begin);
-    return std::make_unique<Part>(begin, end == ends.end() ? begin : *end, begin < w.clear);
+    return std::make_unique<Part>(workspace, begin, end == ends.end() ? begin : *end,
+                                  begin < w.clear);
   };
   const auto tile_counter = part(w.tile_counter), turns = part(w.turns), marks_q = part(w.marks_q),
              marks_k = part(w.marks_k), any_mark = part(w.any_mark),
@@ -222,8 +232,11 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
              row_terms = part(w.row_terms), dq_sums = part(w.dq_sums),
              partial_out = part(w.partial_out), partial_rows = part(w.partial_rows),
              arrivals = part(w.arrivals), planes = part(w.planes), copies = part(w.copies);
-  KernelParams params{
-      .problem = problem, .buffers = {}, .grid = {}, .splits = plan.splits, .call = 1};
+  KernelParams params{.problem = problem,
+                      .buffers = {},
+                      .grid = {},
+                      .splits = plan.splits,
+                      .call = schedule.seed * 0x9E3779B97F4A7C15u | 1};
   params.buffers = {.row_states = row_states->as<void>(),
                     .dq_sums = dq_sums->as<float>(),
                     .turns = turns->as<int32>(),
@@ -233,7 +246,7 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
                     .partial_rows = partial_rows->as<float>(),
                     .marks_q = marks_q->as<uint8>(),
                     .marks_k = marks_k->as<uint8>(),
-                    .any_mark = any_mark->as<int32>()};
+                    .any_mark = any_mark->as<uint64>()};
   params.buffers.row_terms = row_terms->as<void>();
   params.buffers.arrivals = arrivals->as<uint64>();
   params.buffers.planes = planes->as<uint8>();
@@ -241,7 +254,7 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule) {
   for (int n = 0; n < kInputs; ++n) {
     if (plan.copies.has(Input(n))) params.buffers.copies[n] = view_of(copied, Input(n)).data;
   }
-  if (plan.counts_tiles()) params.buffers.tile_counter = tile_counter->as<int32>();
+  if (plan.counts_tiles()) params.buffers.tile_counter = tile_counter->as<uint64>();
   const bool has_own_sums = std::any_of(
       plan.launches.begin(), plan.launches.end(),
       [](const CudaLaunch& launch) { return launch.config.kernel == Kernel::convert_dbias; });

@@ -21,7 +21,9 @@ KernelEntry compiled(const std::string& unit, Machine&);
 // Runs one launch; params.grid is the launch's.
 void run_launch(const CudaLaunch&, KernelParams, Schedule);
 
-// Runs a plan in host memory, its workspace filled with NaN where it is not cleared.
-void emulate(const Problem&, const CudaPlan&, Schedule);
+// Runs a plan in host memory, its workspace filled with NaN where it is not cleared; a given
+// workspace keeps there what it holds. The number of the call follows from the seed: a given
+// workspace meets the same again as with a graph that is replayed.
+void emulate(const Problem&, const CudaPlan&, Schedule, void* workspace);
 
 }  // namespace regard::emulated

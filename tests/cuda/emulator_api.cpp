@@ -65,7 +65,13 @@ void emulate(const Problem& problem, const Run& run) {
   const std::string name = name_of(run);
   const EmulatedRun how = parse(name);
   try {
-    emulated::emulate(problem, planned(problem, how, name), how.schedule);
+    const CudaPlan plan = planned(problem, how, name);
+    const Workspace& given = run.workspace;
+    if (given.data && given.size < std::size_t(plan.workspace.size)) {
+      refuse("workspace.size", given.size,
+             "must be at least " + std::to_string(plan.workspace.size));
+    }
+    emulated::emulate(problem, plan, how.schedule, given.data);
   } catch (const emulated::Fault& fault) {
     throw Error(Code::internal, "kernel", name, fault.what());
   }

@@ -49,6 +49,12 @@ struct Function {
 struct Module {
   Function function;
 };
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  Stream* stream;
+  const void* attributes;  // of launches that may overlap; these do not
+  unsigned attribute_count;
+};
 
 std::mutex mutex;  // of everything below
 Context primary{1};
@@ -305,14 +311,16 @@ EXPORTED int cuFuncSetAttribute(Function* function, int attribute, int value) {
   return function->most_shared = value, kSuccess;
 }
 EXPORTED int cuFuncGetAttribute(int* value, int attribute, Function*) {
-  return *value = attribute == 4 ? 32 : 0, kSuccess;
+  return *value = attribute == 5 ? chip().capability() : 0, kSuccess;  // the PTX version
 }
 
-EXPORTED int cuLaunchKernel(Function* function, unsigned blocks, unsigned y, unsigned z,
-                            unsigned threads, unsigned threads_y, unsigned threads_z,
-                            unsigned shared, Stream*, void** parameters, void**) {
-  if (blocks == 0 || y * z * threads_y * threads_z != 1 || threads > 1024) return kInvalidValue;
-  if (int(shared) > function->most_shared) return kInvalidValue;
+EXPORTED int cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** parameters,
+                              void**) {
+  const unsigned *const grid = config->grid, *const block = config->block;
+  if (grid[0] == 0 || grid[1] * grid[2] * block[1] * block[2] != 1 || block[0] > 1024) {
+    return kInvalidValue;
+  }
+  if (int(config->shared_bytes) > function->most_shared) return kInvalidValue;
   const std::lock_guard lock(mutex);
   const Bound bound{
       function->entry, *static_cast<const KernelParams*>(parameters[0]),
@@ -325,9 +333,9 @@ EXPORTED int cuLaunchKernel(Function* function, unsigned blocks, unsigned y, uns
                kernel.entry(kernel.params, kernel.maps);
              },
          .params = &bound,
-         .blocks = blocks,
-         .threads = int(threads),
-         .shared_bytes = shared,
+         .blocks = grid[0],
+         .threads = int(block[0]),
+         .shared_bytes = config->shared_bytes,
          .cluster = bound.entry.cluster,
          .order = order(),
          .seed = std::strtoull(setting("REGARD_EMULATED_SEED", "1").c_str(), nullptr, 10)});

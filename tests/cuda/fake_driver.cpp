@@ -13,6 +13,16 @@ using namespace regard::fake;
 
 namespace {
 
+struct LaunchAttribute {
+  int id, padding, value, rest[15];
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  Stream* stream;
+  const LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
 constexpr int kOk = 0, kInvalid = 1, kOutOfMemory = 2, kInvalidDevice = 101, kNoContext = 201;
 constexpr int kInvalidHandle = 400, kForbiddenInCapture = 906;
 
@@ -116,7 +126,10 @@ FAKE int cuInit(unsigned) {
   const char* const result = std::getenv("REGARD_FAKE_INIT");
   return result ? std::atoi(result) : kOk;
 }
-FAKE int cuDriverGetVersion(int* version) { return *version = 13000, kOk; }
+FAKE int cuDriverGetVersion(int* version) {
+  const char* const forced = std::getenv("REGARD_FAKE_DRIVER_VERSION");
+  return *version = forced ? std::atoi(forced) : 13000, kOk;
+}
 FAKE int cuDeviceGetCount(int* count) { return *count = machine().devices, kOk; }
 FAKE int cuDeviceGet(int* device, int ordinal) {
   if (ordinal < 0 || ordinal >= machine().devices) return kInvalidDevice;
@@ -278,23 +291,36 @@ FAKE int cuFuncSetAttribute(Module*, int, int) {
   BEGIN("cuFuncSetAttribute");
   return kOk;
 }
-FAKE int cuFuncGetAttribute(int* value, int, Module*) { return *value = 0, kOk; }
-FAKE int cuLaunchKernel(Module* function, unsigned x, unsigned y, unsigned z, unsigned threads,
-                        unsigned threads_y, unsigned threads_z, unsigned shared_bytes,
-                        Stream* stream, void** parameters, void** extra) {
-  BEGIN("cuLaunchKernel");
+FAKE int cuFuncGetAttribute(int* value, int attribute, Module* function) {
+  BEGIN("cuFuncGetAttribute");
+  const char kTarget[] = "--gpu-architecture=";  // of the image, which names what it was made with
+  const std::size_t target = function->image.find("_", function->image.find(kTarget));
+  return *value = attribute == 5 ? std::atoi(function->image.c_str() + target + 1) : 0, kOk;
+}
+FAKE int cuLaunchKernelEx(const LaunchConfig* config, Module* function, void** parameters,
+                          void** extra) {
+  BEGIN("cuLaunchKernelEx");
   if (!current()) return kNoContext;
-  if (x == 0 || y * z * threads_y * threads_z != 1 || threads == 0 || threads > 1024 || extra) {
+  const auto& [grid, block, shared_bytes, stream, attributes, attribute_count] = *config;
+  const unsigned threads = block[0];
+  if (grid[0] == 0 || grid[1] * grid[2] * block[1] * block[2] != 1 || threads == 0 ||
+      threads > 1024 || extra) {
     return kInvalid;
   }
   if (reinterpret_cast<std::uintptr_t>(stream) > 2 && stream->context != current()) {
     return kInvalidHandle;
   }
+  bool may_overlap = false;
+  for (unsigned i = 0; i < attribute_count; ++i) {
+    if (attributes[i].id != 6) return kInvalid;  // programmatic stream serialization
+    may_overlap = attributes[i].value == 1;
+  }
   if (!call.m.is_recording) return kOk;
   call.m.launches.push_back({.image = function->image,
-                             .blocks = x,
+                             .blocks = grid[0],
                              .threads = threads,
                              .shared_bytes = shared_bytes,
+                             .may_overlap = may_overlap,
                              .stream = stream,
                              .params = *static_cast<const regard::KernelParams*>(parameters[0])});
   return kOk;

@@ -30,6 +30,7 @@ struct Launch {
   unsigned blocks = 0;
   unsigned threads = 0;
   unsigned shared_bytes = 0;
+  bool may_overlap = false;  // begin before what is launched before it is done
   void* stream = nullptr;
   KernelParams params;
 };

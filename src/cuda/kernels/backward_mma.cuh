@@ -172,7 +172,7 @@ struct BackwardMma {
         for (int half = 0; half < 2; ++half) {
           const int key = at.key_of(m, half);
           if (finite[half] || key >= at.key_count) continue;
-          mark_key(at.params.buffers, mark_of(key), gradient);
+          mark_key(at.params, mark_of(key), gradient);
         }
       }
     }

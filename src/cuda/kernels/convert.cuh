@@ -101,7 +101,7 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
         most[n] = max_of_lanes<4>(most[n]);
         if (!(most[n] >= least[n])) spoiled[n] = infinity<float>();
       }
-      if (spoiled[n] != 0 && exist[n] && begin == 0) mark_row(params.buffers, row + 8 * n);
+      if (spoiled[n] != 0 && exist[n] && begin == 0) mark_row(params, row + 8 * n);
     }
   };
   // Spoiled rows that accumulate must stay as they are, for whoever computes them again.

@@ -17,6 +17,22 @@ REGARD_DEVICE int lane_index() { return threadIdx.x % 32; }
 REGARD_DEVICE int warp_index() { return threadIdx.x / 32; }
 REGARD_DEVICE int64 block_index() { return blockIdx.x; }
 
+// -------------------------------------------------------------------------------- other kernels
+
+// Of launches that may overlap; before compute capability 9.0 none do. Once every block has called
+// this, the blocks of the kernel behind may take what room there is, and begin.
+REGARD_DEVICE void launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Until the kernel before is done, and its writes are seen.
+REGARD_DEVICE void wait_for_prerequisites() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ------------------------------------------------------------------------------------ cooperation
 
 REGARD_DEVICE void sync_block() { __syncthreads(); }

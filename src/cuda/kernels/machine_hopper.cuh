@@ -216,8 +216,17 @@ REGARD_DEVICE void hold(float (&d)[kBlocks][4]) {
 
 // ------------------------------------------------------------------------------- shared counters
 
-// What the counter was, before one is added.
-REGARD_DEVICE int32 take_number(int32* counter) { return atomicAdd(counter, 1); }
+// A number in global memory that blocks share, each at its own time: what it is; what it was before
+// one is added; x in place of what it was, if it is that still.
+REGARD_DEVICE uint64 read_number(const uint64* number) {
+  uint64 x;
+  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(x) : "l"(number) : "memory");
+  return x;
+}
+REGARD_DEVICE uint64 take_number(uint64* number) { return atomicAdd(number, uint64(1)); }
+REGARD_DEVICE void replace_number(uint64* number, uint64 was, uint64 x) {
+  atomicCAS(number, was, x);
+}
 
 // --------------------------------------------------------------------------- the backward pass
 

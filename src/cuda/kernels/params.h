@@ -28,15 +28,15 @@ struct CudaBuffers {
   Strides dbias_strides;         // of dbias_sums; 0 where the bias is broadcast
   float* partial_out = nullptr;  // [splits][heads_q][rows_q][dim_v of the problem], not normalised;
                                  // walkers: [blocks of the grid][rows of a tile][part_bytes]
-  float* partial_rows = nullptr;  // [splits][heads_q][rows_q] x {reference, sum}
-  uint8* marks_q = nullptr;       // [heads_q][rows_q]: 1 = compute this row again
-  uint8* marks_k = nullptr;       // [heads_kv][rows_k][2]: of dk and of dv, by KeyGradient
-  int32* any_mark = nullptr;      // of marks_q, of marks_k: whether there is one
-  int32* tile_counter = nullptr;  // wgmma: tiles that blocks have taken beyond their first
-  void* row_terms = nullptr;      // wgmma: lse of [heads_q][dq_rows] rows, 16 bytes each; delta
-  uint64* arrivals = nullptr;     // [blocks of the grid]: KernelParams::call once it wrote its part
-  uint8* planes = nullptr;        // wgmma of f32: see plane_layout.h
-  void* copies[kInputs] = {};     // of inputs, by Input; null where there is none
+  float* partial_rows = nullptr;   // [splits][heads_q][rows_q] x {reference, sum}
+  uint8* marks_q = nullptr;        // [heads_q][rows_q]: 1 = compute this row again
+  uint8* marks_k = nullptr;        // [heads_kv][rows_k][2]: of dk and of dv, by KeyGradient
+  uint64* any_mark = nullptr;      // of marks_q, of marks_k: KernelParams::call where there is one
+  uint64* tile_counter = nullptr;  // wgmma: numbers that blocks have taken, see tile_numbers.cuh
+  void* row_terms = nullptr;       // wgmma: lse of [heads_q][dq_rows] rows, 16 bytes each; delta
+  uint64* arrivals = nullptr;  // [blocks of the grid]: KernelParams::call once it wrote its part
+  uint8* planes = nullptr;     // wgmma of f32: see plane_layout.h
+  void* copies[kInputs] = {};  // of inputs, by Input; null where there is none
 };
 
 struct KernelParams {
@@ -49,19 +49,24 @@ struct KernelParams {
 
 // Marks a row's result or a key's gradient that is not finite, for a marked kernel to compute it
 // again. Where every row's mark is written, none is clear before.
-REGARD_INLINE void write_row_mark(const CudaBuffers& buffers, int64 row, bool spoiled) {
-  buffers.marks_q[row] = uint8(spoiled);
-  if (spoiled) buffers.any_mark[0] = 1;
+REGARD_INLINE void write_row_mark(const KernelParams& params, int64 row, bool spoiled) {
+  params.buffers.marks_q[row] = uint8(spoiled);
+  if (spoiled) params.buffers.any_mark[0] = params.call;
 }
-REGARD_INLINE void mark_row(const CudaBuffers& buffers, int64 row) {
-  write_row_mark(buffers, row, true);
+REGARD_INLINE void mark_row(const KernelParams& params, int64 row) {
+  write_row_mark(params, row, true);
 }
 REGARD_INLINE uint8& key_mark(const CudaBuffers& buffers, int64 key, KeyGradient gradient) {
   return buffers.marks_k[key * 2 + int(gradient)];
 }
-REGARD_INLINE void mark_key(const CudaBuffers& buffers, int64 key, KeyGradient gradient) {
-  key_mark(buffers, key, gradient) = 1;
-  buffers.any_mark[1] = 1;
+REGARD_INLINE void mark_key(const KernelParams& params, int64 key, KeyGradient gradient) {
+  key_mark(params.buffers, key, gradient) = 1;
+  params.buffers.any_mark[1] = params.call;
+}
+// Whether a row, or a key, of this call is marked. A graph that comes again brings the same number:
+// what it left only costs a look at marks that are all of its last run.
+REGARD_INLINE bool has_marks(const KernelParams& params, bool of_keys) {
+  return params.buffers.any_mark[of_keys] == params.call;
 }
 
 // The row of (b, i) in buffers that have one line per real row of a head.

@@ -89,7 +89,7 @@ struct MergedRow {
   REGARD_DEVICE void write_end() {
     if constexpr (kConfig.marks) {
       spoiled = sum_of_lanes<kLanes>(spoiled);
-      if (lane == 0 && exists) write_row_mark(params.buffers, line, spoiled != 0);
+      if (lane == 0 && exists) write_row_mark(params, line, spoiled != 0);
     }
     if (lane != 0 || !exists || !p.lse.given()) return;
     // Where nothing joined the sink, the lse is the sink, to the last bit.

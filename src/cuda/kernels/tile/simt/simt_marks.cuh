@@ -50,7 +50,7 @@ REGARD_DEVICE void each_own_tile(const KernelParams& params, Compute compute) {
     if (own.first < own.end) compute(own);
   } else {
     constexpr int kOwn = SimtTile<kConfig>::kOwn;
-    if (params.buffers.any_mark[OwnTile<kConfig>::kOfKeys] == 0) return;
+    if (!has_marks(params, OwnTile<kConfig>::kOfKeys)) return;
     const int64 tiles = simt_own_tiles(params.problem, kConfig);
     const int64 begin = block_index() * kMarkedTiles;
     const int64 all = tiles * simt_own_heads(params.problem, kConfig);

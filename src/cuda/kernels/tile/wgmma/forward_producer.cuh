@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/score_tile.cuh"
+#include "cuda/kernels/tile/wgmma/tile_numbers.cuh"
 #include "cuda/kernels/tile/wgmma/warpgroup_memory.cuh"
 
 namespace regard {
@@ -17,7 +18,7 @@ struct ForwardProducer {
   const KernelParams& params;
   const ForwardMaps& maps;
   const Memory memory;
-  int number = int(block_index());  // of the next tile
+  int number = int(block_index());  // of the next tile; ~ of the last, where none is taken ahead
   Ring<Memory::kStages> keys, values;
   int bias_parity = 0;
 
@@ -41,17 +42,21 @@ struct ForwardProducer {
     forget(heads);
     return int(uint32(params.problem.sizes.heads_q) / heads);
   }
-  // Tiles differ in length under intervals and in packed batches: who is done takes the next.
-  REGARD_DEVICE int next_number() const {
-    int32* const counter = params.buffers.tile_counter;
-    return counter ? int(block_count()) + take_number(counter) : number + int(block_count());
-  }
 
-  REGARD_DEVICE bool take_task(ForwardTask& task) {
+  // Where tiles differ in length, under intervals and in packed batches, their numbers come from a
+  // counter; one is taken ahead. Beside the first task none is: what it loads is not to wait for
+  // the counter.
+  REGARD_DEVICE bool take_task(ForwardTask& task, bool is_first) {
+    const TileNumbers<kConfig> numbers{params};
     const int count = grid().heads * grid().tiles;
-    while (number < count) {
+    for (;;) {
+      if (number < 0) {
+        numbers.begin(count);
+        number = numbers.after(~number);
+      }
+      if (number >= count) break;
       const int mine = number;
-      number = next_number();
+      number = is_first ? ~mine : numbers.after(mine);
       if (make_task(task, mine)) return true;
     }
     task.blocks = 0;
@@ -150,7 +155,7 @@ struct ForwardProducer {
   REGARD_DEVICE void run() {
     BlockOfKeys before{};
     bool owes_values = false;  // those of `before` are to come
-    take_task(memory.task(0));
+    take_task(memory.task(0), true);
     for (int taken = 0;; ++taken) {
       const ForwardTask& task = memory.task(taken);
       const int slot = taken % kSlots, blocks = task.blocks;
@@ -177,9 +182,11 @@ struct ForwardProducer {
         owes_values = true;
         before = block;
         block.row -= kKeys;
-        // The next tile, while the stages are full and nothing waits for it. Whoever read the task
-        // whose place it takes has since given back the queries of a later one.
-        if (i == 0) take_task(memory.task(taken + 1));
+        // The next tile, while the stages are full and nothing waits for it: in the block's first
+        // tile once they are. Whoever read the task whose place it takes has since given back the
+        // queries of a later one.
+        const int full = taken > 0 ? 0 : smaller(blocks, Memory::kStages) - 1;
+        if (i == full) take_task(memory.task(taken + 1), false);
       }
     }
     if (owes_values) load_values(before);

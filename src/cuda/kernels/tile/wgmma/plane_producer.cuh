@@ -57,7 +57,7 @@ struct PlaneProducer {
     int row_before = 0, head_before = 0;  // of the last of them, whose values are to come
     for (int taken = 0;; ++taken) {
       ForwardTask task;
-      const bool any = tiles.take_task(task);
+      const bool any = tiles.take_task(task, taken == 0);
       const int slot = taken % kSlots;
       wait_barrier(memory.barrier(Memory::kQueryEmpty, slot), taken / kSlots % 2 ^ 1);
       memory.task(taken) = task;

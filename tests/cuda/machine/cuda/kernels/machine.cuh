@@ -38,6 +38,12 @@ REGARD_DEVICE int lane_index() { return machine->thread % 32; }
 REGARD_DEVICE int warp_index() { return thread_index() / 32; }
 REGARD_DEVICE int64 block_index() { return machine->block + machine->rank(); }
 
+// -------------------------------------------------------------------------------- other kernels
+
+// A launch is over before the next one begins.
+REGARD_DEVICE void launch_dependents() {}
+REGARD_DEVICE void wait_for_prerequisites() {}
+
 // ------------------------------------------------------------------------------------ cooperation
 
 REGARD_DEVICE void sync_block(Where where = here()) { machine->sync_block(where); }

@@ -115,7 +115,11 @@ REGARD_DEVICE void multiply_registers(float (&d)[kBlocks][4], const uint32 (&a)[
 template <int kBlocks>
 REGARD_DEVICE void hold(float (&)[kBlocks][4]) {}
 
-REGARD_DEVICE int32 take_number(int32* counter) { return (*counter)++; }
+REGARD_DEVICE uint64 read_number(const uint64* number) { return *number; }
+REGARD_DEVICE uint64 take_number(uint64* number) { return (*number)++; }
+REGARD_DEVICE void replace_number(uint64* number, uint64 was, uint64 x) {
+  if (*number == was) *number = x;
+}
 
 REGARD_DEVICE uint32 larger_halves(uint32 a, uint32 b) {
   const uint32 low = (a & 0xffff) > (b & 0xffff) ? a : b, high = a >> 16 > b >> 16 ? a : b;
