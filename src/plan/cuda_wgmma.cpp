@@ -159,8 +159,7 @@ const char* why_not_wgmma(const Problem& p, const Chip& chip, int level) {
   for (const BoxedTensor* x : {&boxes.q, &boxes.k, &boxes.v}) {
     if (x->sizes[1] > 0 && x->sizes[3] > 0 && !is_boxable(*x)) {
       return "the copy engine takes no q, k, v whose data does not begin at a multiple of 16 "
-             "bytes, "
-             "and no 2^31 rows";
+             "bytes, and no 2^31 rows";
     }
   }
   return nullptr;

@@ -11,7 +11,7 @@ namespace regard {
 enum class Kernel : uint8 {
   forward,         // out, lse of a tile of query rows
   combine,         // out, lse from the partial results of a forward split over keys
-  delta,           // RowState of every query row; clears dq sums and turns
+  delta,           // RowState of every query row; clears dq sums
   backward,        // mma: dk, dv of a tile of keys, dq and dbias added across tiles
   key_gradient,    // simt: dk, dv of a tile of keys
   query_gradient,  // simt: dq of a tile of query rows

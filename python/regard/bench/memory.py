@@ -163,7 +163,11 @@ class NoMemory:
         return self.normal((batch, length, heads, dim), type).swapped(1, 2)
 
     def loosened(self, x: _core.Array) -> _core.Array:
-        return x
+        """Rows one element longer than what is used of them, in x's order."""
+        row = x.shape[-1]
+        return _core.Array.at(0, x.type, x.shape,
+                              [step if step < row else step // row * (row + 1)
+                               for step in x.strides])
 
     def view(self, x: _core.Array, argument: str) -> _core.Array:
         return x

@@ -23,7 +23,7 @@ struct CudaBuffers {
   void* row_states = nullptr;  // [heads_q][rows_q] RowState<Real>, by flat row
   float* dq_sums = nullptr;    // [heads_q][dq_rows][dim of the config], in fragment order
   int32* turns =
-      nullptr;  // [batch * heads_q][row tiles of the backward kernel]: key tiles that have added
+      nullptr;  // [batch * heads_q][dq_turns of the backward kernel]: key tiles that have added
   float* dbias_sums = nullptr;   // where BiasGradient::add adds; dbias itself where it is f32
   Strides dbias_strides;         // of dbias_sums; 0 where the bias is broadcast
   float* partial_out = nullptr;  // [splits][heads_q][rows_q][dim_v of the problem], not normalised;
@@ -33,7 +33,8 @@ struct CudaBuffers {
   uint8* marks_k = nullptr;        // [heads_kv][rows_k][2]: of dk and of dv, by KeyGradient
   uint64* any_mark = nullptr;      // of marks_q, of marks_k: KernelParams::call where there is one
   uint64* tile_counter = nullptr;  // wgmma: numbers that blocks have taken, see tile_numbers.cuh
-  void* row_terms = nullptr;       // wgmma: lse of [heads_q][dq_rows] rows, 16 bytes each; delta
+  void* row_terms =
+      nullptr;  // wgmma: lse of [heads_q][dq_rows], 16 bytes each; delta (f32: plane_layout.h)
   uint64* arrivals = nullptr;  // [blocks of the grid]: KernelParams::call once it wrote its part
   uint8* planes = nullptr;     // wgmma of f32: see plane_layout.h
   void* copies[kInputs] = {};  // of inputs, by Input; null where there is none

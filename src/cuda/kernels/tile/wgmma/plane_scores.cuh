@@ -19,8 +19,8 @@ struct PlaneScores {
   using L = typename Terms::L;
   static constexpr Features kOn = kConfig.features;
   static constexpr int kRowBlocks = Terms::kRowBlocks, kRowSteps = Terms::kRowSteps;
-  // Products of a row and a key whose factors, with the scale, are above this are exact to less
-  // than 2^-20 in powers of two.
+  // Where the factors of a row and a key, with the scale, are above this, their score may be as
+  // large as 2^17 in powers of two, which f32 itself has to 2^-7 alone.
   static constexpr float kMostFactor = 0x1p-13f;
 
   // Of a tile's S^T, as a product takes it from registers.

@@ -3,8 +3,9 @@
 // multiplications of one score run while the exponential of another is made. (One exponential takes
 // a quarter of a multiprocessor eight clocks, in which it issues seven other instructions.)
 //
-// What is hidden by the bias has the weight 0 without a look at it: its power is -inf. A finite
-// bias is low beside a reference that is none of a low bias (WarpgroupSoftmax::lacks_reference).
+// What is hidden by the bias has the weight 0 without a look at it: its power is -inf, but for a
+// product that is not finite, which spoils the row (params.h). A finite bias is low beside a
+// reference that is none of a low bias (WarpgroupSoftmax::lacks_reference).
 #pragma once
 
 #include "cuda/kernels/tile/forward_scores.cuh"
