@@ -216,10 +216,16 @@ int64 key_tiles(const KernelConfig& c, int64 len_k) {
 }
 
 int64 heads_taking_turns(const KernelConfig& c, const Chip& chip, int64 len_k) {
-  if (!c.ordered) return 1;
-  if (c.family == Family::mma) return 16;
+  constexpr int64 kFewTiles = 16;
+  if (c.family == Family::mma) return c.ordered ? 16 : 1;
+  const int64 tiles = larger<int64>(key_tiles(c, len_k), 1);
   // About two blocks a multiprocessor: few enough for the cache to keep what they add to.
-  return larger<int64>(2 * chip.multiprocessors / larger<int64>(key_tiles(c, len_k), 1), 1);
+  if (c.ordered) return larger<int64>(2 * chip.multiprocessors / tiles, 1);
+  // Under a causal mask the first keys are seen by the most rows. Those of about as many heads as
+  // fill the chip begin first, so that no long tile begins last; of few tiles the cache would have
+  // to hold too many heads.
+  const bool differ = c.features.interval && tiles >= kFewTiles;
+  return differ ? larger<int64>(chip.multiprocessors / tiles, 1) : 1;
 }
 
 void ask_for_row_terms(KernelConfig& delta, const KernelConfig& main) {

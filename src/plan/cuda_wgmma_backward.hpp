@@ -23,7 +23,7 @@ Fit take_wgmma_backward_tiling(KernelConfig&, const TilingWish&);
 int64 key_tiles(const KernelConfig&, int64 len_k);
 
 // Heads whose blocks take turns in the grid. Where tiles of keys wait for each other, those of
-// other heads are between them.
+// other heads are between them; under a causal mask, so that the long ones of several begin first.
 int64 heads_taking_turns(const KernelConfig&, const Chip&, int64 len_k);
 
 // What the delta kernel is to write for the main kernel; the bytes of it.

@@ -477,15 +477,20 @@ TEST_CASE(
   CHECK(made(wide, ordered).at(1).config.paired);
   CHECK(made(wide, ordered).at(1).grid.heads_per_group == 16);  // all
   // Two blocks a multiprocessor of 132.
-  const auto group = [&](std::int64_t length, std::int64_t dim) {
-    return made({.batch = 4, .len_q = length, .len_k = length, .dim = dim}, ordered)
+  const auto group = [&](std::int64_t length, std::int64_t dim, auto set) {
+    return made({.batch = 4, .len_q = length, .len_k = length, .dim = dim}, set)
         .at(1)
         .grid.heads_per_group;
   };
-  CHECK(group(2048, 128) == 16);
-  CHECK(group(4096, 128) == 8);
-  CHECK(group(4096, 256) == 4);
-  CHECK(group(65536, 64) == 1);
+  CHECK(group(2048, 128, ordered) == 16);
+  CHECK(group(4096, 128, ordered) == 8);
+  CHECK(group(4096, 256, ordered) == 4);
+  CHECK(group(65536, 64, ordered) == 1);
+  // One where tiles differ in length and are not few.
+  const auto causal = [](Attention& a) { a.causal = Causal::top_left; };
+  CHECK(group(4096, 128, nothing) == 1);
+  CHECK(group(4096, 128, causal) == 4);
+  CHECK(group(512, 128, causal) == 1);
   CHECK_FALSE(made(wide, [](Attention& a) { a.dropout.p = 0.1; }).at(1).config.paired);
   CHECK_FALSE(made(wide, [](Attention& a) { a.scale = -1; }).at(1).config.paired);
 }
