@@ -217,7 +217,7 @@ int64 key_tiles(const KernelConfig& c, int64 len_k) {
 
 int64 heads_taking_turns(const KernelConfig& c, const Chip& chip, int64 len_k) {
   constexpr int64 kFewTiles = 16;
-  if (c.family == Family::mma) return c.ordered ? 16 : 1;
+  if (c.ordered && c.family == Family::mma) return 16;
   const int64 tiles = larger<int64>(key_tiles(c, len_k), 1);
   // About two blocks a multiprocessor: few enough for the cache to keep what they add to.
   if (c.ordered) return larger<int64>(2 * chip.multiprocessors / tiles, 1);
