@@ -157,8 +157,8 @@ CudaBuffers buffers_of(const Problem& p, const Problem& copied, const CudaPlan& 
 }
 
 // Another one each time, and none that memory would hold by chance: signals in a workspace that
-// nobody has cleared begin as anything else. A graph that comes again brings the same number; its
-// signals are cleared where they have been seen.
+// nobody has cleared begin as anything else. A graph that comes again brings the same number: each
+// user says why that does no harm (arrivals, tile_numbers.cuh, has_marks).
 uint64 number_of_call() {
   static std::atomic<uint64> calls{std::random_device()()};
   uint64 x = calls.fetch_add(1, std::memory_order_relaxed) * 0x9e3779b97f4a7c15;

@@ -116,7 +116,8 @@ void add_headers(const std::string& text, std::vector<SourceText>& headers) {
 // Kernels are launched so that they may begin while the one before them still runs (backend.cpp).
 // Each waits for that one here, every thread of it, before it touches global memory: what it reads
 // is as if it had begun then, and it is done after the one before. So any chain of our kernels is
-// ordered as without, and the first of a call is behind what the caller put on the stream. What is
+// ordered as without, and the first of a call is behind what the caller put on the stream (but for
+// what a kernel of the caller's that overlaps others, and waits for none, was put behind). What is
 // launched otherwise (copies, memory that is cleared or freed, a caller's kernels) begins when all
 // before it is done. Parameters, tensor maps among them, are the launch's own and may be read
 // before. Dependents are let in after the wait: what a caller's kernel reads before its own is then

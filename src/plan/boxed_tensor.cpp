@@ -1,4 +1,4 @@
-// What the copy engine can be told of q, k, v and out.
+// What the copy engine can be told of the tensors of a problem, and of its planes.
 #include "plan/boxed_tensor.hpp"
 
 #include <cstdint>

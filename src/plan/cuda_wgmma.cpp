@@ -84,14 +84,15 @@ bool is_too_high(const KernelConfig& c, const TilingWish& wish) {
 }
 
 // Of more keys than a warpgroup has rows there is one block at most that it does not see, and the
-// look at it costs as much; where rows are long, warpgroups that walk together are faster.
+// look at it costs as much; where rows are long, warpgroups that walk together are faster. Boxes of
+// a bias are taken by all.
 bool is_uneven(const KernelConfig& c, const TilingWish& wish) {
   constexpr int64 kMostKeys = 1024;
-  return c.features.interval && !c.ragged && !c.features.bias && c.products == Products::direct &&
+  return c.features.interval && !c.ragged && !c.boxed_bias && c.products == Products::direct &&
          c.tiling.keys <= kWarpgroupRows && wish.keys <= kMostKeys;
 }
 
-void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling) {
+void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling, bool boxes_bias) {
   c.tiling = tiling;
   if (wish.forced) {
     for (int Tiling::*const member : {&Tiling::rows, &Tiling::keys, &Tiling::warps, &Tiling::stages,
@@ -102,17 +103,17 @@ void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling) {
   }
   c.dim = int(round_up(wish.dim, 16));
   c.dim_v = int(round_up(wish.dim_v, 16));
+  c.boxed_bias = boxes_bias && c.tiling.keys % kPanelColumns == 0;
   c.uneven = is_uneven(c, wish);
 }
 
 Fit take_line(KernelConfig& c, const TilingWish& wish) {
-  const bool boxed_bias = c.boxed_bias;
+  const bool boxes_bias = c.boxed_bias;
   for (const Line& line : table_of(c)) {
     if (wish.dim > line.dim || wish.dim_v > line.dim_v) continue;
     // What is forced changes the common tiles, or those of so many rows.
     if (wish.forced && line.tiling.rows > 192 && wish.forced->rows != line.tiling.rows) continue;
-    set_tiling(c, wish, line.tiling);
-    c.boxed_bias = boxed_bias && c.tiling.keys % kPanelColumns == 0;
+    set_tiling(c, wish, line.tiling, boxes_bias);
     if (wish.forced && !is_possible(c)) return Fit::impossible;
     if (!wish.forced && (is_too_high(c, wish) || !serves_dropout(c))) continue;
     if (shared_bytes_of(c) <= wish.limits.block) return Fit::fits;
@@ -127,7 +128,7 @@ bool is_out_boxed(const Problem& p) {
          (p.out.type == p.type && is_boxable_result(forward_boxes(p, kLines[0].tiling).out));
 }
 
-// Rows behind a sequence would bring what others' biases are.
+// Not in ragged batches: rows behind a sequence would take part in what a warp decides for its own.
 bool is_bias_boxed(const Problem& p) {
   return is_bias_aligned(p) && !is_bias_of_keys(p, false) && !p.features.mask && !p.ragged &&
          p.type != Type::f32 && is_boxable(forward_boxes(p, kLines[0].tiling).bias);

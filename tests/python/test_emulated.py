@@ -400,7 +400,8 @@ def test_references_that_run_away_with_the_bias(features, type, bias):
     """The block that is computed again needs the bias whose place the next one's has taken."""
     rng = np.random.default_rng([len(features), TYPES.index(type), TYPES.index(bias)])
     for turn in range(4):
-        # Rows of 600 keys are copied by the copy engine, of 604 by the lanes, of 603 one by one.
+        # Rows of 600 keys come in boxes (of f32: by the copy engine, of 604 by the lanes); others
+        # are read where they are.
         keys = [600, 604, 603][turn % 3]
         case = cases.make(features, type, batch=1, sizes=(140, keys), dim=64, bias_type=bias)
         levels = runaway(rng, (1, 1, 140, -(-keys // 43))).clip(-6e4, 6e4).repeat(43, -1)

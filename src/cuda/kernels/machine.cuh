@@ -189,8 +189,9 @@ REGARD_DEVICE void wait_copies() {
 
 // ---------------------------------------------------------------------------------- global memory
 
+// Not as constant memory: the kernel before may still write it when this one begins.
 REGARD_DEVICE Bits128 load_global_128(const void* from) {
-  const uint4 y = __ldg(static_cast<const uint4*>(from));
+  const uint4 y = *static_cast<const uint4*>(from);
   return {{y.x, y.y, y.z, y.w}};
 }
 REGARD_DEVICE void store_global_128(void* to, const Bits128& x) {

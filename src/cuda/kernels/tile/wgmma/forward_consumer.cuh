@@ -38,6 +38,7 @@ struct ForwardConsumer {
   static constexpr int kOwnRows = 1, kAllRows = 2;  // numbers of barriers
   // Blocks of keys that some warpgroups of a tile see and others do not.
   static constexpr bool kPasses = kConfig.uneven;
+  static_assert(!(kPasses && kConfig.boxed_bias));  // whose boxes come with every block
   static constexpr bool kStagesTerms = stages_bias(kConfig) || stages_mask(kConfig);
 
   const KernelParams& params;

@@ -83,7 +83,7 @@ struct WarpgroupMemory {
     return begin + kLayout.barriers + (kind + index) * 8;
   }
 
-  // Full by one arrival and the copies' bytes, empty when every consumer warp has arrived.
+  // Full by one arrival and the copies' bytes, empty when every warp that reads them has arrived.
   REGARD_DEVICE void init_barriers() const {
     for (int slot = 0; slot < kSlots; ++slot) {
       init_barrier(barrier(kQueryFull, slot), 1);
