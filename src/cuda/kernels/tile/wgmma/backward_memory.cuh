@@ -59,6 +59,9 @@ struct BackwardMemory {
   // the background, or each thread that writes bytes itself, and each that reads them.
   static constexpr bool kEachArrives = (kConfig.features.mask && kConfig.mask_copy == 1) ||
                                        (kConfig.features.bias && !kConfig.bias_aligned);
+  // Who says that P^T is there for another warpgroup: each thread that wrote it; of pairs, whose
+  // tiles are the shortest, a lane for its warp (of which racecheck does not know).
+  static constexpr bool kEachHandsOver = !kConfig.paired;
   static_assert(kStages <= kMostBackwardStages && kRows == kPanelColumns);
   static_assert(kKeys == kWarpgroupRows * kKeyWarps / 4);
 
@@ -147,7 +150,7 @@ struct BackwardMemory {
     }
     if constexpr (kWide) {
       for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
-        init_barrier(barrier(kWeightsFull, buffer), kEachArrives ? 128 : 4);
+        init_barrier(barrier(kWeightsFull, buffer), kEachHandsOver ? 128 : 4);
       }
       for (int stage = 0; stage < kStages; ++stage) {
         init_barrier(barrier(kDoutFree, stage), 8);

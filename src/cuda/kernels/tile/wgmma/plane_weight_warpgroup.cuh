@@ -55,7 +55,7 @@ struct PlaneWeightWarpgroup : PlaneKeyRole<kConfig> {
       float most[2], factors[2];
       this->make_weights(most, key_factors, task, step, use, ring.stage);
       sync_warp();
-      if (Memory::kEachArrives || lane_index() == 0) {
+      if (Memory::kEachHandsOver || lane_index() == 0) {
         arrive(memory.barrier(Memory::kWeightsFull, use & 1));
       }
       if constexpr (kConfig.wants_dv) this->split_weights(weights, factors, most);

@@ -51,7 +51,7 @@ struct WeightWarpgroup : KeyRole<kConfig> {
       store_shared_128(to + k * 512, {{given[k][0], given[k][1], given[k][2], given[k][3]}});
     }
     sync_warp();
-    if (Memory::kEachArrives || lane_index() == 0) {
+    if (Memory::kEachHandsOver || lane_index() == 0) {
       arrive(memory.barrier(Memory::kWeightsFull, use & 1));
     }
   }
