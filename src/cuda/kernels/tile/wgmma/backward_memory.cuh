@@ -59,8 +59,8 @@ struct BackwardMemory {
   // the background, or each thread that writes bytes itself, and each that reads them.
   static constexpr bool kEachArrives = (kConfig.features.mask && kConfig.mask_copy == 1) ||
                                        (kConfig.features.bias && !kConfig.bias_aligned);
-  // Who says that P^T is there for another warpgroup: each thread that wrote it; of pairs, whose
-  // tiles are the shortest, a lane for its warp (of which racecheck does not know).
+  // Who says that P^T is there for another warpgroup: each thread that wrote it; of pairs, which
+  // terms do not slow down, a lane for its warp, which racecheck does not follow.
   static constexpr bool kEachHandsOver = !kConfig.paired;
   static_assert(kStages <= kMostBackwardStages && kRows == kPanelColumns);
   static_assert(kKeys == kWarpgroupRows * kKeyWarps / 4);
