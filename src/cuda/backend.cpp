@@ -141,14 +141,14 @@ CudaBuffers buffers_of(const Problem& p, const Problem& copied, const CudaPlan& 
                 .partial_rows = memory.at<float>(w.partial_rows),
                 .marks_q = memory.at<uint8>(w.marks_q),
                 .marks_k = memory.at<uint8>(w.marks_k),
-                .any_mark = memory.at<uint64>(w.any_mark)};
+                .any_mark = memory.at<uint64>(w.any_mark),
+                .tile_counter = memory.at<uint64>(w.tile_counter)};
   b.row_terms = memory.at<void>(w.row_terms);
   b.arrivals = memory.at<uint64>(w.arrivals);
   b.planes = memory.at<uint8>(w.planes);
   for (int n = 0; n < kInputs; ++n) {
     if (plan.copies.has(Input(n))) b.copies[n] = view_of(copied, Input(n)).data;
   }
-  if (plan.counts_tiles()) b.tile_counter = memory.at<uint64>(w.tile_counter);
   const bool has_own_sums =
       std::any_of(plan.launches.begin(), plan.launches.end(),
                   [](const CudaLaunch& l) { return l.config.kernel == Kernel::convert_dbias; });

@@ -56,7 +56,6 @@ struct CudaPlan {
   std::vector<std::string> reasons;  // for a person; empty unless asked for
 
   bool supported() const { return refusal.empty(); }
-  bool counts_tiles() const { return workspace.turns > workspace.tile_counter; }
   std::string name() const;
 };
 

@@ -254,7 +254,7 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule, vo
   for (int n = 0; n < kInputs; ++n) {
     if (plan.copies.has(Input(n))) params.buffers.copies[n] = view_of(copied, Input(n)).data;
   }
-  if (plan.counts_tiles()) params.buffers.tile_counter = tile_counter->as<uint64>();
+  params.buffers.tile_counter = tile_counter->as<uint64>();
   const bool has_own_sums = std::any_of(
       plan.launches.begin(), plan.launches.end(),
       [](const CudaLaunch& launch) { return launch.config.kernel == Kernel::convert_dbias; });
