@@ -43,6 +43,8 @@ const char* name_of(Call call) {
       return "a matrix product";
     case Call::sync_threads:
       return "sync_threads";
+    case Call::arrive_at_threads:
+      return "arrive_at_threads";
     case Call::store_matrices:
       return "store_matrices";
     case Call::wait_products:
@@ -262,6 +264,9 @@ void BlockMachine::finish_call(Warp& warp) {
     case Call::sync_threads:
       enter_threads(warp);
       return;
+    case Call::arrive_at_threads:
+      arrive_at_threads(warp);
+      break;
     case Call::store_matrices:
       perform_store(warp);
       break;

@@ -130,6 +130,7 @@ class BlockMachine final : public Machine {
   void arrive(uint32 address, int bytes, Where) override;
   void wait_barrier(uint32 address, int parity, Where) override;
   void sync_threads(int number, int threads, Where) override;
+  void arrive_at_threads(int number, int threads, Where) override;
   void load_box(uint32 to, const BoxMap&, const int (&at)[4], uint32 barrier, Where) override;
   void load_bytes(uint32 to, const void* from, int bytes, uint32 barrier, Where) override;
   void send_bytes(uint32 to, uint32 from, int bytes, uint32 barrier, Where) override;
@@ -176,6 +177,7 @@ class BlockMachine final : public Machine {
   void perform_store(Warp&);
   void perform_products(Warp&);
   void perform_product(int first_lane, std::size_t index);
+  bool arrive_at_threads(Warp&);
   void enter_threads(Warp&);
   SharedBarrier& barrier_at(uint32 address, Where);
   void end_phase(SharedBarrier&);

@@ -97,27 +97,36 @@ void BlockMachine::sync_threads(int number, int threads, Where where) {
   arrive(request);
 }
 
-void BlockMachine::enter_threads(Warp& warp) {
+void BlockMachine::arrive_at_threads(int number, int threads, Where where) {
+  Request request{
+      .call = Call::arrive_at_threads, .where = where, .from = number, .threads = threads};
+  arrive(request);
+}
+
+// Whether the warp is the last, so that all go on.
+bool BlockMachine::arrive_at_threads(Warp& warp) {
   const Request& request = *warp.request[thread % 32];
   if (request.from < 1 || request.from > 15 || request.threads % 32 != 0) {
     fail("no such barrier", request.where);
   }
-  const int number = rank() * 16 + request.from;
-  int& waiting = at_threads_[number];
-  waiting += 32;
-  if (waiting < request.threads) {
-    warp.state = Warp::State::at_threads;
-    warp.barrier = number;
-    switch_warp();
-    return;
-  }
-  waiting = 0;
+  warp.barrier = rank() * 16 + request.from;
+  int& arrived = at_threads_[warp.barrier];
+  arrived += 32;
+  if (arrived < request.threads) return false;
+  arrived = 0;
   ++epoch_;
   for (Warp& other : warps_) {
-    if (other.state == Warp::State::at_threads && other.barrier == number) {
+    if (other.state == Warp::State::at_threads && other.barrier == warp.barrier) {
       other.state = Warp::State::runnable;
     }
   }
+  return true;
+}
+
+void BlockMachine::enter_threads(Warp& warp) {
+  if (arrive_at_threads(warp)) return;
+  warp.state = Warp::State::at_threads;
+  switch_warp();
 }
 
 // ----------------------------------------------------------------------------------------- boxes

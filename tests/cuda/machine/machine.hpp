@@ -78,6 +78,7 @@ class Machine {
   virtual void arrive(uint32 address, int bytes, Where) = 0;
   virtual void wait_barrier(uint32 address, int parity, Where) = 0;
   virtual void sync_threads(int number, int threads, Where) = 0;
+  virtual void arrive_at_threads(int number, int threads, Where) = 0;
   virtual void load_box(uint32 to, const BoxMap&, const int (&at)[4], uint32 barrier, Where) = 0;
   virtual void load_bytes(uint32 to, const void* from, int bytes, uint32 barrier, Where) = 0;
   virtual void send_bytes(uint32 to, uint32 from, int bytes, uint32 barrier, Where) = 0;

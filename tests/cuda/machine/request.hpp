@@ -15,6 +15,7 @@ enum class Call : unsigned char {
   load_matrices,
   multiply,
   sync_threads,
+  arrive_at_threads,
   store_matrices,
   wait_products,
   exit,

@@ -24,6 +24,9 @@ REGARD_DEVICE void take_registers() {}
 REGARD_DEVICE void sync_threads(int number, int threads, Where where = here()) {
   machine->sync_threads(number, threads, where);
 }
+REGARD_DEVICE void arrive_at_threads(int number, int threads, Where where = here()) {
+  machine->arrive_at_threads(number, threads, where);
+}
 REGARD_DEVICE void init_barrier(SharedAddress barrier, int arrivals, Where where = here()) {
   machine->init_barrier(barrier, arrivals, where);
 }
@@ -124,6 +127,13 @@ REGARD_DEVICE void replace_number(uint64* number, uint64 was, uint64 x) {
 REGARD_DEVICE uint32 larger_halves(uint32 a, uint32 b) {
   const uint32 low = (a & 0xffff) > (b & 0xffff) ? a : b, high = a >> 16 > b >> 16 ? a : b;
   return (low & 0xffff) | (high & 0xffff0000);
+}
+REGARD_DEVICE uint32 halves_below(uint32 x, uint32 limits) {
+  return uint32((x & 0xffff) < (limits & 0xffff)) | uint32(x >> 16 < limits >> 16) << 16;
+}
+template <int kBit>
+REGARD_DEVICE uint32 halves_of_bit(uint32 x) {
+  return (x >> kBit & 1 ? 0xffff : 0) | (x >> (kBit + 16) & 1 ? 0xffff0000 : 0);
 }
 REGARD_DEVICE void forget(uint32&) {}
 
