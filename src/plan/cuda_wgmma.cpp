@@ -23,23 +23,23 @@ struct Line {
 // keys * 3 / 4 + dim_v / 2 registers of a thread; two consumer warpgroups leave it 232, three 160,
 // four 112.
 constexpr Line kLines[] = {
-    {64, 64, {.rows = 256, .keys = 64, .warps = 20, .stages = 4}},
-    {64, 64, {.rows = 192, .keys = 128, .warps = 16, .stages = 3}},
-    {64, 64, {.rows = 128, .keys = 128, .warps = 12, .stages = 3}},
-    {128, 128, {.rows = 128, .keys = 128, .warps = 12, .stages = 2}},
-    {192, 128, {.rows = 128, .keys = 128, .warps = 12, .stages = 2}},
-    {192, 192, {.rows = 128, .keys = 96, .warps = 12, .stages = 2}},
-    {256, 128, {.rows = 128, .keys = 96, .warps = 12, .stages = 2}},
-    {256, 256, {.rows = 128, .keys = 64, .warps = 12, .stages = 2}},
+    {64, 64, {.rows = 256, .keys = 64, .stages = 4}},
+    {64, 64, {.rows = 192, .keys = 128, .stages = 3}},
+    {64, 64, {.rows = 128, .keys = 128, .stages = 3}},
+    {128, 128, {.rows = 128, .keys = 128, .stages = 2}},
+    {192, 128, {.rows = 128, .keys = 128, .stages = 2}},
+    {192, 192, {.rows = 128, .keys = 96, .stages = 2}},
+    {256, 128, {.rows = 128, .keys = 96, .stages = 2}},
+    {256, 256, {.rows = 128, .keys = 64, .stages = 2}},
 };
 
 // f32: scores and weights take keys registers of a thread, out and P V of a block dim_v. Fewer keys
 // leave room for tiles of a bias and a mask.
 constexpr Line kPlaneLines[] = {
-    {64, 64, {.rows = 128, .keys = 128, .warps = 12, .stages = 2}},
-    {128, 128, {.rows = 128, .keys = 64, .warps = 12, .stages = 2}},
-    {128, 128, {.rows = 128, .keys = 48, .warps = 12, .stages = 2}},
-    {128, 128, {.rows = 128, .keys = 32, .warps = 12, .stages = 2}},
+    {64, 64, {.rows = 128, .keys = 128, .stages = 2}},
+    {128, 128, {.rows = 128, .keys = 64, .stages = 2}},
+    {128, 128, {.rows = 128, .keys = 48, .stages = 2}},
+    {128, 128, {.rows = 128, .keys = 32, .stages = 2}},
 };
 
 std::span<const Line> table_of(const KernelConfig& c) {
@@ -58,7 +58,7 @@ bool is_possible(const KernelConfig& c) {
   const bool planes = c.products == Products::f16x3;
   const int registers = planes ? t.keys + c.dim_v : t.keys * 3 / 4 + c.dim_v / 2;
   if (planes && (t.keys < 16 || t.keys > 128)) return false;
-  return t.warps % 4 == 0 && consumers >= 2 && consumers <= (planes ? 3 : 4) &&
+  return t.warps == forward_warps(c) && consumers >= 2 && consumers <= (planes ? 3 : 4) &&
          t.rows == consumers * kWarpgroupRows && t.keys % 16 == 0 && t.keys <= 256 &&
          serves_dropout(c) && t.stages <= kMostWgmmaStages && t.slices * t.walkers == 1 &&
          t.blocks == 1 &&
@@ -85,11 +85,12 @@ bool is_too_high(const KernelConfig& c, const TilingWish& wish) {
 
 // Of more keys than a warpgroup has rows there is one block at most that it does not see, and the
 // look at it costs as much; where rows are long, warpgroups that walk together are faster. Boxes of
-// a bias are taken by all.
+// a bias, and what dropout drops, are taken by all.
 bool is_uneven(const KernelConfig& c, const TilingWish& wish) {
   constexpr int64 kMostKeys = 1024;
-  return c.features.interval && !c.ragged && !c.boxed_bias && c.products == Products::direct &&
-         c.tiling.keys <= kWarpgroupRows && wish.keys <= kMostKeys;
+  return c.features.interval && !c.ragged && !c.boxed_bias && !has_dropout_warpgroup(c) &&
+         c.products == Products::direct && c.tiling.keys <= kWarpgroupRows &&
+         wish.keys <= kMostKeys;
 }
 
 void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling, bool boxes_bias) {
@@ -99,10 +100,10 @@ void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling, b
                                       &Tiling::slices, &Tiling::walkers, &Tiling::blocks}) {
       if (wish.forced->*member > 0) c.tiling.*member = wish.forced->*member;
     }
-    if (wish.forced->warps == 0) c.tiling.warps = 4 * (c.tiling.rows / kWarpgroupRows + 1);
   }
   c.dim = int(round_up(wish.dim, 16));
   c.dim_v = int(round_up(wish.dim_v, 16));
+  if (!wish.forced || wish.forced->warps == 0) c.tiling.warps = forward_warps(c);
   c.boxed_bias = boxes_bias && c.tiling.keys % kPanelColumns == 0;
   c.uneven = is_uneven(c, wish);
 }

@@ -34,7 +34,16 @@ REGARD_INLINE bool has_dbias_warpgroup(const KernelConfig& c) {
   return c.bias_gradient != BiasGradient::none &&
          (larger(c.dim, c.dim_v) <= 64 || !(f.mask || f.alibi || f.dropout));
 }
-REGARD_INLINE int backward_warps(const KernelConfig& c) { return has_dbias_warpgroup(c) ? 16 : 12; }
+// Whether one draws which weights are dropped, of which there are two a word for each pair of a
+// thread's. Else those that have the weights do: beside a warpgroup for dbias, and in the wide
+// kernel.
+REGARD_INLINE bool has_backward_drops(const KernelConfig& c) {
+  return c.features.dropout && c.products == Products::direct && !is_wide(c) &&
+         !has_dbias_warpgroup(c);
+}
+REGARD_INLINE int backward_warps(const KernelConfig& c) {
+  return has_dbias_warpgroup(c) || has_backward_drops(c) ? 16 : 12;
+}
 
 // Q is needed until dk has it, a tile longer than dO; but in the wide kernel each stage is given
 // back on its own.
@@ -94,6 +103,7 @@ struct BackwardWgmmaLayout {
   int dbias_terms = 0;   // in a cluster over the batch: sums of groups of keys, two in turn
   int bias = 0;          // [pair term buffers][rows][keys], as mma_layout.h says
   int mask = 0;          // [pair term buffers][rows][keys]
+  int drops = 0;         // a word of each thread of the keys
   int task = 0;          // BackwardTask
   int barriers = 0;
   int size = 0;
@@ -101,7 +111,7 @@ struct BackwardWgmmaLayout {
 
 inline constexpr int kBackwardBarriers = 2 + (kMostBackwardStages + 1) + 3 * kMostBackwardStages +
                                          3 * kDscoreBuffers + kMostPairTermBuffers + 2 +
-                                         kDscoreBuffers;
+                                         kDscoreBuffers + 1;
 
 REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   const Tiling& t = c.tiling;
@@ -122,7 +132,8 @@ REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   x.dbias_terms = x.dscore_sizes + (planes > 1 ? kDscoreBuffers * kDscoreSizeBytes : 0);
   x.bias = x.dbias_terms + dbias_term_bytes(c);
   x.mask = x.bias + pair_term_buffers(c) * bias_bytes(c);
-  x.task = x.mask + pair_term_buffers(c) * mask_bytes(c);
+  x.drops = x.mask + pair_term_buffers(c) * mask_bytes(c);
+  x.task = x.drops + (has_backward_drops(c) ? 256 * 4 : 0);
   x.barriers = x.task + kBackwardTaskBytes;
   x.size = x.barriers + kBackwardBarriers * 8;
   return x;

@@ -21,8 +21,23 @@ inline constexpr int kWgmmaShared = 227 << 10;  // what a block may use at most
 REGARD_INLINE int panels_of(int columns) { return (columns + kPanelColumns - 1) / kPanelColumns; }
 REGARD_INLINE int panel_bytes(int rows) { return rows * kPanelRowBytes; }
 
-// Warps of the block beside those of the producer's warpgroup, in warpgroups.
-REGARD_INLINE int consumers_of(const Tiling& t) { return t.warps / 4 - 1; }
+// Warpgroups of the forward kernel that multiply.
+REGARD_INLINE int consumers_of(const Tiling& t) { return t.rows / kWarpgroupRows; }
+
+// Whether a warpgroup of its own draws which weights the forward kernel drops. Else those that have
+// the weights do.
+REGARD_INLINE bool has_dropout_warpgroup(const KernelConfig& c) {
+  return c.features.dropout && c.products == Products::direct && consumers_of(c.tiling) == 2 &&
+         c.tiling.keys <= 128 && c.dim_v <= 192;
+}
+// With the producer's.
+REGARD_INLINE int forward_warps(const KernelConfig& c) {
+  return 4 * (1 + consumers_of(c.tiling) + has_dropout_warpgroup(c));
+}
+// Of a block of keys: a bit for each weight of a lane, of rows l / 4 and l / 4 + 8 a word each.
+REGARD_INLINE int drop_bytes(const KernelConfig& c) {
+  return has_dropout_warpgroup(c) ? consumers_of(c.tiling) * 128 * 8 : 0;
+}
 
 // Whether the forward kernel's tiles differ in length, so that blocks take them from a counter.
 REGARD_INLINE bool counts_tiles(const KernelConfig& c) {
@@ -41,6 +56,7 @@ struct ForwardWgmmaLayout {
   int out = 0;       // panels of [rows]
   int bias = 0;      // [rows][keys], staged by the warps that read it; boxed: panels of [rows]
   int mask = 0;      // [rows][keys]
+  int drops = 0;     // [2][consumer threads] words
   int tasks = 0;     // kTasksAtOnce x ForwardTask
   int barriers = 0;  // 8 bytes each
   int size = 0;
@@ -49,7 +65,8 @@ struct ForwardWgmmaLayout {
 inline constexpr int kTaskBytes = 48;
 inline constexpr int kMostConsumers = 4;  // warpgroups
 inline constexpr int kMostConsumerWarps = 4 * kMostConsumers;
-inline constexpr int kBarriers = 2 * (kMostQuerySlots + 2 * kMostWgmmaStages) + kMostConsumerWarps;
+inline constexpr int kBarriers =
+    2 * (kMostQuerySlots + 2 * kMostWgmmaStages) + kMostConsumerWarps + 1;
 
 REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c, int query_slots,
                                                       int out_panels) {
@@ -65,7 +82,8 @@ REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c, int
   x.out = x.values + t.stages * x.value_bytes;
   x.bias = x.out + out_panels * panel_bytes(t.rows);
   x.mask = x.bias + (c.boxed_bias ? panels_of(t.keys) * panel_bytes(t.rows) : bias_bytes(c));
-  x.tasks = x.mask + mask_bytes(c);
+  x.drops = x.mask + mask_bytes(c);
+  x.tasks = x.drops + drop_bytes(c);
   x.barriers = x.tasks + kTasksAtOnce * kTaskBytes;
   x.size = x.barriers + kBarriers * 8;
   return x;

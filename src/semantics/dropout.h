@@ -15,18 +15,28 @@ struct Philox {
   uint32 word[4];
 };
 
-template <int kRounds>
-REGARD_INLINE Philox philox(Philox counter, uint32 key_low, uint32 key_high) {
+// Several calls side by side: the products of one run while those of another are waited for.
+template <int kRounds, int kCalls>
+REGARD_INLINE void philox(Philox (&counters)[kCalls], uint32 key_low, uint32 key_high) {
   REGARD_UNROLL
   for (int round = 0; round < kRounds; ++round) {
-    const uint64 a = uint64(counter.word[0]) * 0xD2511F53u;
-    const uint64 b = uint64(counter.word[2]) * 0xCD9E8D57u;
-    counter = {{uint32(b >> 32) ^ counter.word[1] ^ key_low, uint32(b),
-                uint32(a >> 32) ^ counter.word[3] ^ key_high, uint32(a)}};
+    REGARD_UNROLL
+    for (int i = 0; i < kCalls; ++i) {
+      Philox& counter = counters[i];
+      const uint64 a = uint64(counter.word[0]) * 0xD2511F53u;
+      const uint64 b = uint64(counter.word[2]) * 0xCD9E8D57u;
+      counter = {{uint32(b >> 32) ^ counter.word[1] ^ key_low, uint32(b),
+                  uint32(a >> 32) ^ counter.word[3] ^ key_high, uint32(a)}};
+    }
     key_low += 0x9E3779B9u;
     key_high += 0xBB67AE85u;
   }
-  return counter;
+}
+template <int kRounds>
+REGARD_INLINE Philox philox(Philox counter, uint32 key_low, uint32 key_high) {
+  Philox counters[1] = {counter};
+  philox<kRounds>(counters, key_low, key_high);
+  return counters[0];
 }
 
 struct DropoutParams {
@@ -52,9 +62,18 @@ REGARD_INLINE double realised_probability(const DropoutParams& params) {
 REGARD_INLINE uint32 dropout_call(int64 j) { return uint32(j / 32 * 4 + j % 8 / 2); }
 REGARD_INLINE int dropout_slot(int64 j) { return int(j % 32 / 8 * 2 + j % 2); }
 
+REGARD_INLINE Philox dropout_counter(int64 b, int64 h, int64 i, uint32 call) {
+  return {{call, uint32(i), uint32(h), uint32(b)}};
+}
+template <int kCalls>
+REGARD_INLINE void draw_dropout(const DropoutParams& params, Philox (&counters)[kCalls]) {
+  philox<7>(counters, params.key_low, params.key_high);
+}
 REGARD_INLINE Philox dropout_bits(const DropoutParams& params, int64 b, int64 h, int64 i,
                                   uint32 call) {
-  return philox<7>({{call, uint32(i), uint32(h), uint32(b)}}, params.key_low, params.key_high);
+  Philox counters[1] = {dropout_counter(b, h, i, call)};
+  draw_dropout(params, counters);
+  return counters[0];
 }
 
 REGARD_INLINE bool kept(const DropoutParams& params, const Philox& bits, int slot) {

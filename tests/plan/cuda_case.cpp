@@ -74,7 +74,7 @@ void check_tiling(const KernelConfig& c) {
   if (c.family == Family::wgmma && c.kernel == Kernel::backward) {
     CHECK(t.rows == 64);
     CHECK(t.keys == (is_wide(c) ? 64 : 128));
-    CHECK(t.warps == 12);
+    CHECK(t.warps == backward_warps(c));
     CHECK(t.stages >= 2);
     CHECK(t.stages <= (is_wide(c) ? kMostBackwardStages : 2));
     CHECK(c.dim % 16 + c.dim_v % 16 == 0);
@@ -83,7 +83,7 @@ void check_tiling(const KernelConfig& c) {
   if (c.family == Family::wgmma) {
     const int consumers = consumers_of(t);
     CHECK((consumers == 2 || consumers == 3));
-    CHECK(t.warps == 4 * (consumers + 1));
+    CHECK(t.warps == 4 * (consumers + 1 + has_dropout_warpgroup(c)));
     CHECK(t.rows == 64 * consumers);
     CHECK(t.keys % (c.features.dropout ? 32 : 16) == 0);
     CHECK(c.dim % 16 + c.dim_v % 16 == 0);

@@ -332,6 +332,7 @@ DBIASES = [  # type, features, B, (Sq, Sk), D, what else
     ("bf16", ("bias_shared", "seqused"), 2, (150, 200), 64, {}),
     ("f16", ("bias_shared", "packed", "dropout"), 2, (100, 136), 64, {}),
     ("bf16", ("bias_infinite", "grouped"), 2, (130, 264), 96, {}),
+    ("f16", ("bias_shared", "dropout", "top_left"), 4, (130, 264), 96, {}),
     ("f16", ("bias_keys", "bottom_right"), 2, (150, 200), 64, {})]
 
 

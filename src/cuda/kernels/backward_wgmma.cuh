@@ -5,6 +5,7 @@
 // loads, and a fourth may make dbias; registers go from the others to those of the keys.
 #pragma once
 
+#include "cuda/kernels/tile/wgmma/backward_drops.cuh"
 #include "cuda/kernels/tile/wgmma/dq_warpgroup.cuh"
 #include "cuda/kernels/tile/wgmma/key_warpgroup.cuh"
 
@@ -31,6 +32,9 @@ REGARD_DEVICE void backward_wgmma(const KernelParams& params, const BackwardMaps
   } else if (has_dbias_warpgroup(kConfig) && warpgroup == 3) {
     give_registers<registers_of_dbias<kConfig>()>();
     DscoreBias<kConfig>{params, memory}.run();
+  } else if (has_backward_drops(kConfig) && warpgroup == 3) {
+    give_registers<registers_of_drops<kConfig>()>();
+    BackwardDrops<kConfig>{params, memory}.run();
   } else {
     take_registers<registers_of_keys<kConfig>()>();
     KeyWarpgroup<kConfig>{params, maps, memory, warpgroup - 1}.run();

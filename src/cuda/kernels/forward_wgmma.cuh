@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/wgmma/forward_consumer.cuh"
+#include "cuda/kernels/tile/wgmma/forward_drops.cuh"
 #include "cuda/kernels/tile/wgmma/forward_producer.cuh"
 #include "cuda/kernels/tile/wgmma/plane_consumer.cuh"
 #include "cuda/kernels/tile/wgmma/plane_producer.cuh"
@@ -17,7 +18,9 @@ REGARD_DEVICE void forward_wgmma(const KernelParams& params, const ForwardMaps& 
   // Of the 65536 of a block: what its threads have at the start is shared out anew.
   constexpr int kConsumers = consumers_of(kConfig.tiling);
   static_assert(kConsumers >= 2 && kConsumers <= 4);
-  constexpr bool kTwo = kConsumers == 2;
+  static_assert(kConfig.tiling.warps == forward_warps(kConfig));
+  constexpr bool kTwo = kConsumers == 2, kDrops = has_dropout_warpgroup(kConfig);
+  constexpr int kOfDrops = kConfig.dim_v <= 64 ? 48 : 64;  // by measurement
   const WarpgroupMemory<kConfig> memory;
   const int warpgroup = warpgroup_index();
   if (thread_index() == 0) memory.init_barriers();
@@ -31,10 +34,13 @@ REGARD_DEVICE void forward_wgmma(const KernelParams& params, const ForwardMaps& 
       PlaneConsumer<kConfig>{params, maps, memory, warpgroup - 1}.run();
     }
   } else if (warpgroup == 0) {
-    give_registers<kTwo ? 40 : 32>();
+    give_registers<kTwo && !kDrops ? 40 : 32>();
     if (thread_index() == 0) ForwardProducer<kConfig>{params, maps, memory}.run();
+  } else if (kDrops && warpgroup == kConsumers + 1) {
+    give_registers<kOfDrops>();
+    ForwardDrops<kConfig>{params, memory}.run();
   } else {
-    take_registers<kTwo ? 232 : kConsumers == 3 ? 160 : 112>();
+    take_registers<kDrops ? (480 - kOfDrops) / 2 : kTwo ? 232 : kConsumers == 3 ? 160 : 112>();
     ForwardConsumer<kConfig>{params, maps, memory, warpgroup - 1}.run();
   }
 }

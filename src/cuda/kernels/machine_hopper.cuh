@@ -38,6 +38,10 @@ REGARD_DEVICE void sync_threads(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+// Says so at one, and does not wait.
+REGARD_DEVICE void arrive_at_threads(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
 // Barriers in shared memory, 8 bytes each. A phase ends when so many arrivals and all announced
 // bytes have come.
 REGARD_DEVICE void init_barrier(SharedAddress barrier, int arrivals) {
@@ -228,7 +232,7 @@ REGARD_DEVICE void replace_number(uint64* number, uint64 was, uint64 x) {
   atomicCAS(number, was, x);
 }
 
-// --------------------------------------------------------------------------- the backward pass
+// -------------------------------------------------------------------------- halves of a word
 
 // Of the two halves, numbers without a sign, each the larger one.
 REGARD_DEVICE uint32 larger_halves(uint32 a, uint32 b) {
@@ -236,6 +240,31 @@ REGARD_DEVICE uint32 larger_halves(uint32 a, uint32 b) {
   asm("max.u16x2 %0, %1, %2;" : "=r"(x) : "r"(a), "r"(b));
   return x;
 }
+// In each half 1 where that of x is below its limit, else 0.
+REGARD_DEVICE uint32 halves_below(uint32 x, uint32 limits) {
+  uint32 negative;
+  asm("add.u16x2 %0, %1, %2;" : "=r"(negative) : "r"(~limits), "r"(0x00010001));
+  uint32 below;
+  asm("{.reg .b32 least, missing;\n"
+      "min.u16x2 least, %1, %2;\n"
+      "add.u16x2 missing, least, %3;\n"  // 0, or by how much it is below, as a negative number
+      "min.u16x2 %0, missing, %4; }"
+      : "=r"(below)
+      : "r"(x), "r"(limits), "r"(negative), "r"(0x00010001));
+  return below;
+}
+// Each half all ones where this bit of it is one, else 0.
+template <int kBit>
+REGARD_DEVICE uint32 halves_of_bit(uint32 x) {
+  static_assert(kBit >= 0 && kBit < 16);
+  constexpr uint32 kSigns = kBit >= 8 ? 0xbb99 : 0xaa88;  // of bytes 1 and 3, or 0 and 2, spread
+  uint32 halves;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(halves) : "r"(x << (7 - kBit % 8)), "n"(kSigns));
+  return halves;
+}
+
+// --------------------------------------------------------------------------- the backward pass
+
 
 // The compiler forgets what it knows of x, so that it does not keep what follows from it in
 // registers across a loop.

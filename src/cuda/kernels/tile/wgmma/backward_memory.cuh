@@ -24,9 +24,10 @@ struct BackwardTask {
 };
 static_assert(sizeof(BackwardTask) <= kBackwardTaskBytes);
 
-// Registers of a thread of each role: of the keys, of dbias, and what is left for dq.
+// Registers of a thread of each role: of the keys, of dbias or drops, and what is left for dq.
 template <KernelConfig kConfig>
 constexpr int registers_of_keys() {
+  if (has_backward_drops(kConfig)) return 208;
   if (kConfig.bias_gradient == BiasGradient::none) return 216;
   if (larger(kConfig.dim, kConfig.dim_v) <= 64) return 184;
   return has_dbias_warpgroup(kConfig) ? 208 : 216;
@@ -37,9 +38,14 @@ constexpr int registers_of_dbias() {
   return larger(kConfig.dim, kConfig.dim_v) <= 64 ? 56 : 32;
 }
 template <KernelConfig kConfig>
+constexpr int registers_of_drops() {
+  return has_backward_drops(kConfig) ? 32 : 0;
+}
+template <KernelConfig kConfig>
 constexpr int registers_of_dq() {
-  const int at_start = has_dbias_warpgroup(kConfig) ? 4 * 128 : 3 * 168;
-  return at_start - 2 * registers_of_keys<kConfig>() - registers_of_dbias<kConfig>();
+  const int at_start = backward_warps(kConfig) == 16 ? 4 * 128 : 3 * 168;
+  return at_start - 2 * registers_of_keys<kConfig>() - registers_of_dbias<kConfig>() -
+         registers_of_drops<kConfig>();
 }
 
 // Whether there is a bias or a mask, of which key warpgroups find tiles in shared memory.
@@ -101,6 +107,9 @@ struct BackwardMemory {
     return {begin + kLayout.mask + buffer % kPairTermBuffers * mask_bytes(kConfig),
             mask_row_bytes(kConfig)};
   }
+  REGARD_DEVICE SharedAddress drops(int, int thread) const {
+    return begin + kLayout.drops + thread * 4;
+  }
   REGARD_DEVICE BackwardTask& task() const {
     return *reinterpret_cast<BackwardTask*>(&shared_memory<uint8>() + kLayout.task);
   }
@@ -120,7 +129,10 @@ struct BackwardMemory {
   static constexpr int kPeerKeysFull = kReceivedFull + 1;
   // Of a cluster over the batch: dS^T of all of its blocks.
   static constexpr int kPeersFull = kPeerKeysFull + 1;
-  static_assert(kPeersFull + kDscoreBuffers == kBackwardBarriers);
+  static constexpr int kDropsFull = kPeersFull + kDscoreBuffers;
+  static_assert(kDropsFull + 1 == kBackwardBarriers);
+  // The number of a barrier of the block, at which all of the keys say that they have read them.
+  static constexpr int kDropsRead = 8, kDropReaders = kKeyWarps * 32;
 
   REGARD_DEVICE SharedAddress barrier(int kind, int index = 0) const {
     return begin + kLayout.barriers + (kind + index) * 8;
@@ -144,6 +156,7 @@ struct BackwardMemory {
     for (int buffer = 0; buffer < kMostPairTermBuffers; ++buffer) {
       init_barrier(barrier(kPairTermsFull, buffer), kEachArrives ? 128 : 4);
     }
+    if constexpr (has_backward_drops(kConfig)) init_barrier(barrier(kDropsFull), 128);
     if constexpr (kConfig.paired) {
       init_barrier(barrier(kReceivedFull), 1);
       init_barrier(barrier(kPeerKeysFull), 1);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/forward_scores.cuh"
+#include "cuda/kernels/tile/wgmma/drops.cuh"
 #include "cuda/kernels/tile/wgmma/steady_weights.cuh"
 #include "cuda/kernels/tile/wgmma/warpgroup_bias.cuh"
 #include "cuda/kernels/tile/wgmma/warpgroup_results.cuh"
@@ -39,6 +40,8 @@ struct ForwardConsumer {
   // Blocks of keys that some warpgroups of a tile see and others do not.
   static constexpr bool kPasses = kConfig.uneven;
   static_assert(!(kPasses && kConfig.boxed_bias));  // whose boxes come with every block
+  static constexpr bool kReadsDrops = has_dropout_warpgroup(kConfig);
+  static_assert(!(kPasses && kReadsDrops));
   static constexpr bool kStagesTerms = stages_bias(kConfig) || stages_mask(kConfig);
 
   const KernelParams& params;
@@ -60,6 +63,7 @@ struct ForwardConsumer {
   int values_left = kKeys;  // of the block whose values are to come
   int unseen = 0;           // blocks before that one whose values are nobody's in the warpgroup
   int bias_parity = 0;      // of the barrier's present phase
+  DropReader<Memory, 2> drop_reader;
 
   // -------------------------------------------------------------------------------------- products
 
@@ -218,6 +222,16 @@ struct ForwardConsumer {
       weights[k][1] = pack<Format>(low[2], low[3]);
       weights[k][2] = pack<Format>(high[0], high[1]);
       weights[k][3] = pack<Format>(high[2], high[3]);
+    }
+  }
+
+  // Clears the weights that dropout drops; a word of each half's row.
+  REGARD_DEVICE void drop_weights(const uint32 (&drops)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      each_dropped<kKeyBlocks>(drops[half], [&](int n, uint32 dropped) {
+        weights[n / 2][n % 2 * 2 + half] &= ~dropped;
+      });
     }
   }
 
@@ -389,6 +403,8 @@ struct ForwardConsumer {
         values.advance();
       }
       if constexpr (kPasses) unseen = unseen_here;
+      uint32 drops[2];
+      if constexpr (kReadsDrops) drop_reader.read(drops, memory);
       if (fresh) {
         if (started) write_results(taken - 1, before_tile);
         adds = false;
@@ -422,11 +438,12 @@ struct ForwardConsumer {
         free(Memory::kQueryEmpty, slot);
       }
       keys.advance();
-      if constexpr (kOn.dropout) {
+      if constexpr (kOn.dropout && !kReadsDrops) {
         Elementwise{Place(params, task, warp_row)}.drop(scores, first_key);
       }
       if constexpr (kConfig.ragged) values_left = uniform(task.len_k) - first_key;
       pack_weights();
+      if constexpr (kReadsDrops) drop_weights(drops);
     }
     if (!started) return;
     if constexpr (kPasses) pass_values();

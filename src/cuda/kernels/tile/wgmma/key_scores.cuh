@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/wgmma/backward_memory.cuh"
+#include "cuda/kernels/tile/wgmma/drops.cuh"
 
 namespace regard {
 
@@ -14,12 +15,15 @@ struct KeyScores {
   static constexpr Features kOn = kConfig.features;
   static constexpr int kRows = Memory::kRows;
   static constexpr int kRowBlocks = kRows / 8, kRowSteps = kRows / 16;
+  // Which weights are dropped has been drawn by another warpgroup.
+  static constexpr bool kReadsDrops = has_backward_drops(kConfig);
+  static constexpr bool kDraws = kOn.dropout && !kReadsDrops;
   // Nothing lies between S^T, which lse is part of, and the weights but a factor.
-  static constexpr bool kPlain = is_plain(kOn) && !kOn.mask && !kOn.dropout;
+  static constexpr bool kPlain = is_plain(kOn) && !kOn.mask && !kDraws;
   // dS^T is made of shares: the weights times the slope of the scores, negative where dropout drops
   // the weight. Else of the weights, which are dv's.
   static constexpr bool kHasShares = kOn.softcap || kOn.dropout;
-  static constexpr bool kHidesAlways = kOn.mask || kOn.dropout;
+  static constexpr bool kHidesAlways = kOn.mask || kDraws;
   static constexpr bool kReadsBias = kOn.bias && !kConfig.bias_of_keys;
   static constexpr bool kPacksBias = kReadsBias && element_bytes(kConfig.bias_type) == 2;
   static constexpr bool kHoldsBias = kPacksBias && !kHidesAlways;
@@ -73,10 +77,19 @@ struct KeyScores {
       for (int half = 0; half < 2; ++half) {
         const float low = L::exp2(x[n][half * 2] * exponent);
         const float high = L::exp2(x[n][half * 2 + 1] * exponent);
-        weights[n / 2][n % 2 * 2 + half] = pack<Format>(low, high);
+        (kHasShares ? shares : weights)[n / 2][n % 2 * 2 + half] = pack<Format>(low, high);
       }
     }
     return hides;
+  }
+
+  // From weights, or their shares, to what is left of them.
+  REGARD_DEVICE void drop(Operand& weights, Operand& shares, uint32 drops) const {
+    each_dropped<kRowBlocks * 2>(drops, [&](int at, uint32 dropped) {
+      uint32& share = shares[at / 4][at % 4];
+      weights[at / 4][at % 4] = (kOn.softcap ? weights[at / 4][at % 4] : share) & ~dropped;
+      share |= dropped & 0x80008000;
+    });
   }
 
   // The rows of the tile that intervals let a lane's key see, counted from the first; empty where
@@ -157,7 +170,7 @@ struct KeyScores {
       read_mask(pairs[n % 2], memory, use, n);
       const auto products = products_of(n);
       uint32 bits[4] = {};
-      if constexpr (kOn.dropout) draw(bits, task, step, n);
+      if constexpr (kDraws) draw(bits, task, step, n);
       float weights[4], shares[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -180,7 +193,7 @@ struct KeyScores {
           share *= terms.slope_of(raw);
           if ((kHides || kHidesAlways) && weight == 0) share = 0;
         }
-        if constexpr (kOn.dropout) {
+        if constexpr (kDraws) {
           const bool drops = bits[i] < params.problem.dropout.threshold << 16;
           share = drops ? -share : share;
           weight = drops ? 0.0f : weight;

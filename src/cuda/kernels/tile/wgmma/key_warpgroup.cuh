@@ -17,7 +17,7 @@ namespace regard {
 template <KernelConfig kConfig>
 struct HeldSteps {
   static constexpr bool kNarrow = kConfig.dim <= 64 && kConfig.dim_v <= 64;
-  static constexpr bool kFree = KeyScores<kConfig>::kPlain;
+  static constexpr bool kFree = KeyScores<kConfig>::kPlain && !kConfig.features.dropout;
   static constexpr bool kCausal = kConfig.features.interval;
   static constexpr int kKeys = !kFree ? 0 : kNarrow ? (kCausal ? 2 : 0) : 1;
   static constexpr int kValues = kFree && kNarrow && kCausal ? 2 : 0;
@@ -57,6 +57,7 @@ struct KeyWarpgroup {
   uint32 factors[4];    // of row terms, as an operand
   ShortInterval whole;  // the rows from which all keys are seen
   Ring<Memory::kQueryStages> queries;
+  DropReader<Memory, 1> drop_reader;
 
   // -------------------------------------------------------------------------------------- products
 
@@ -228,8 +229,11 @@ struct KeyWarpgroup {
       if constexpr (kHasPairTerms<kConfig>) {
         wait_barrier(memory.barrier(Memory::kPairTermsFull, use & 1), parity_of(use));
       }
+      uint32 drops[1];
+      if constexpr (Elementwise::kReadsDrops) drop_reader.read(drops, memory);
       hides_pairs = elementwise.make_weights(weights, shares, x, task, step, memory, queries.stage,
                                              use, hides_pairs);
+      if constexpr (Elementwise::kReadsDrops) elementwise.drop(weights, shares, drops[0]);
       // The compiler moves the wait for products up to the branch before it. Above 64 columns it
       // must: exponentials beside dk's product would take too many registers.
       if constexpr (!kOverlaps) wait_products<0>();

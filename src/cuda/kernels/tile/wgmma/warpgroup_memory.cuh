@@ -43,7 +43,7 @@ struct WarpgroupMemory {
   static constexpr ForwardWgmmaLayout kLayout = forward_wgmma_layout(kConfig);
   static constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
   static constexpr int kStages = kConfig.tiling.stages, kSlots = kLayout.query_slots;
-  static constexpr int kConsumerWarps = kConfig.tiling.warps - 4;
+  static constexpr int kConsumerWarps = 4 * consumers_of(kConfig.tiling);
   static constexpr int kPlanes = planes_of(kConfig);  // of f32, one behind the other
   static_assert(kStages <= kMostWgmmaStages && kSlots <= kMostQuerySlots);
 
@@ -64,6 +64,11 @@ struct WarpgroupMemory {
   REGARD_DEVICE SharedAddress bias(int panel) const {
     return begin + kLayout.bias + panel * panel_bytes(kRows);
   }
+  // Of a thread among the consumers: which weights of its row, or of the one eight below, are
+  // dropped.
+  REGARD_DEVICE SharedAddress drops(int half, int thread) const {
+    return begin + kLayout.drops + (half * kConsumerWarps * 32 + thread) * 4;
+  }
   REGARD_DEVICE ForwardTask& task(int number) const {
     uint8* const first = &shared_memory<uint8>() + kLayout.tasks;
     return reinterpret_cast<ForwardTask*>(first)[number % kTasksAtOnce];
@@ -77,7 +82,11 @@ struct WarpgroupMemory {
   // Of a consumer warp's rows; boxed: of a warpgroup's, with others to give them back.
   static constexpr int kBiasFull = kValueEmpty + kMostWgmmaStages;
   static constexpr int kBiasEmpty = kBiasFull + kMostConsumers;
-  static_assert(kBiasFull + kMostConsumerWarps == kBarriers);
+  static constexpr int kDropsFull = kBiasFull + kMostConsumerWarps;
+  static_assert(kDropsFull + 1 == kBarriers);
+
+  // The number of a barrier of the block, at which all consumers say that they have read the drops.
+  static constexpr int kDropsRead = 3 + kMostConsumers, kDropReaders = kConsumerWarps * 32;
 
   REGARD_DEVICE SharedAddress barrier(int kind, int index) const {
     return begin + kLayout.barriers + (kind + index) * 8;
@@ -103,6 +112,7 @@ struct WarpgroupMemory {
     } else if constexpr (kConfig.features.bias) {
       for (int warp = 0; warp < kConsumerWarps; ++warp) init_barrier(barrier(kBiasFull, warp), 1);
     }
+    if constexpr (has_dropout_warpgroup(kConfig)) init_barrier(barrier(kDropsFull, 0), 128);
     publish_barriers();
   }
 };
