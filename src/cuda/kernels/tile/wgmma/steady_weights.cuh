@@ -10,6 +10,7 @@
 
 #include "cuda/kernels/tile/forward_scores.cuh"
 #include "cuda/kernels/tile/wgmma/small_tanh.cuh"
+#include "cuda/kernels/tile/wgmma/warpgroup_bias.cuh"
 #include "cuda/kernels/tile/wgmma/warpgroup_softmax.cuh"
 
 namespace regard {
@@ -25,13 +26,14 @@ struct SteadyWeights {
   static constexpr bool kHoldsBias = stages_bias(kConfig) && element_bytes(kConfig.bias_type) == 2;
   // Bias and mask where tiles of them are staged; for more than two terms, and for others beside a
   // bias, there are no registers.
-  static constexpr int kTerms = kOn.softcap + kOn.bias + kOn.mask + kOn.alibi + kOn.dropout;
+  static constexpr int kTerms = kOn.softcap + kOn.bias + kOn.mask + kOn.alibi +
+                                (kOn.dropout && !has_dropout_warpgroup(kConfig));
   static constexpr bool kExists =
       !WarpgroupSoftmax<kConfig>::kBare && kTerms <= (kOn.bias ? 1 : 2) &&
       kOn.bias == stages_bias(kConfig) && kOn.mask == stages_mask(kConfig);
   using F = Fragments<kHoldsBias ? kConfig.bias_type : Type::bf16, Products::direct>;
-  // Read before all weights are made, or as they are: three warpgroups have no registers for it.
-  static constexpr bool kReadsAhead = kHoldsBias && consumers_of(kConfig.tiling) == 2;
+  // Read before all weights are made, or as they are.
+  static constexpr bool kReadsAhead = kHoldsBias && WarpgroupBias<kConfig>::kHolds;
   using Bias = typename F::A[kReadsAhead ? kKeyBlocks / 2 : 1];  // 16 rows, 16 keys each
 
   const Elementwise terms;

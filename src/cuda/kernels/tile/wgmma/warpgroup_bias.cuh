@@ -15,8 +15,10 @@ struct WarpgroupBias {
                               element_bytes(kConfig.bias_type) == 2 && !kConfig.features.mask;
   using F = Fragments<kOn ? kConfig.bias_type : Type::bf16, Products::direct>;
   static constexpr int kFragments = Place::kKeyBlocks / 2;  // of 16 rows and 16 keys
-  // Held in registers, or read twice: three warpgroups have none for it.
-  static constexpr bool kHolds = consumers_of(kConfig.tiling) == 2;
+  // Held in registers, or read twice: three warpgroups have none for it, nor two beside one that
+  // draws.
+  static constexpr bool kHolds =
+      consumers_of(kConfig.tiling) == 2 && !has_dropout_warpgroup(kConfig);
 
   const Place& at;
   typename F::A held[kHolds ? kFragments : 1];
