@@ -32,6 +32,7 @@ MAX_SHOWN = 40      # failures that are named on the terminal
 TORCH = "tests/gpu/test_torch.py"  # apart: importing PyTorch takes seconds
 SHARE_SECONDS = 280
 CHECK_PROBLEMS = 20  # of each process of `regard check`
+FOLLOWED = "^(?!.*pairs)"  # by racecheck: of pairs of blocks a lane hands over for its warp
 TOOLS = {"memcheck": ["--leak-check", "no"], "racecheck": [], "initcheck": [], "synccheck": []}
 
 
@@ -225,7 +226,8 @@ def count_sanitizer(log: str) -> tuple[int, int]:
     errors = sum(map(int, found + hazards))
     passed, failed = suite.count_check(log)
     if not passed and not failed:
-        passed, failed = pytest_counts(log)
+        smoke = re.search(r"^\d+ passed, \d+ failed in", log, re.MULTILINE)
+        passed, failed = count_smoke(log) if smoke else pytest_counts(log)
     return passed, failed + errors
 
 
@@ -240,7 +242,8 @@ def sanitizer() -> str | None:
 
 
 def sanitizer_stages(program: str, place: Path | None, problems: int) -> list[Stage]:
-    """Random problems, with backends that cover every family; else a few tests."""
+    """Random problems, with backends that cover every family; else a few tests. On Hopper races of
+    the smoke test's problems too."""
     stages = []
     backends = [("", []), ("cuda:simt", [])]
     if place and is_hopper(place):
@@ -258,6 +261,13 @@ def sanitizer_stages(program: str, place: Path | None, problems: int) -> list[St
                 [*prefix, sys.executable, "-m", "pytest", "-q", "--color=no", "-p",
                  "no:cacheprovider", "tests/gpu/test_features.py", "-k",
                  "test_everything_at_once or test_one_gradient_alone"], count_sanitizer))
+    if place and is_hopper(place):
+        # Longer than the random problems, so that every place in shared memory is used again.
+        stages.append(Stage(
+            "racecheck, smoke cuda:wgmma", "sanitizer",
+            [program, "--tool", "racecheck", "--target-processes", "all", "--kernel-name",
+             "kns=regard_kernel", "--print-limit", "5", sys.executable, "tests/gpu/smoke.py",
+             "--families", "wgmma", "--only", FOLLOWED, "--workers", "4"], count_sanitizer))
     return stages
 
 

@@ -25,11 +25,9 @@ const Tiling& tiling_of(Type type, int64 dim, int64 dim_v) {
 }
 const Tiling& tiling_of(const Problem& p) { return tiling_of(p.type, p.sizes.dim, p.sizes.dim_v); }
 
-// Under softcap and dropout weights and their shares in dS^T are two operands at once.
-bool has_registers_for_shares(const Sizes& s) {
-  const int64 largest = larger(s.dim, s.dim_v);
-  return largest > kLargestHeadOfBoth ? s.dim_v <= 192 : largest <= 64;
-}
+// Under softcap and dropout weights and their shares in dS^T are two operands at once, which leave
+// no registers to draw what is dropped beside the widest dv.
+bool has_registers_for_shares(const Sizes& s) { return s.dim_v <= 192; }
 
 bool is_loadable(const BoxedTensor& x) { return x.sizes[1] > 0 && is_boxable(x); }
 

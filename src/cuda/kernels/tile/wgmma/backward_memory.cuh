@@ -61,13 +61,20 @@ struct BackwardMemory {
   static constexpr int kPairTermBuffers = pair_term_buffers(kConfig);
   static constexpr bool kWide = is_wide(kConfig);
   static constexpr int kKeyWarps = kWide ? 4 : 8;  // that make dS^T
-  // Who says that bias and mask are there, and that they have been read: a warp whose copies run in
-  // the background, or each thread that writes bytes itself, and each that reads them.
-  static constexpr bool kEachArrives = (kConfig.features.mask && kConfig.mask_copy == 1) ||
-                                       (kConfig.features.bias && !kConfig.bias_aligned);
-  // Who says that P^T is there for another warpgroup: each thread that wrote it; of pairs, which
-  // terms do not slow down, a lane for its warp, which racecheck does not follow.
+  // Who says that P^T is there for another warpgroup, or dS^T, and with it that what comes with a
+  // tile's rows has been read: each thread that reads or wrote it other than by products. A lane
+  // could say so for its warp, and does where products alone read, and of pairs, which it delays;
+  // but racecheck does not follow that.
+  static constexpr bool kReadsDelta = kConfig.products == Products::f16x3 ||
+                                      !adds_delta_by_product(kConfig.features);
   static constexpr bool kEachHandsOver = !kConfig.paired;
+  static constexpr bool kEachHasRead =
+      kEachHandsOver && (kWide || kHasPairTerms<kConfig> || kReadsDelta ||
+                         !adds_lse_by_product(kConfig.features));
+  // Of the warpgroup that makes dq, which reads the sizes of planes' dS^T.
+  static constexpr int kDqReaders = kConfig.products == Products::f16x3 ? 128
+                                    : kConfig.paired                    ? 8
+                                                                        : 4;
   static_assert(kStages <= kMostBackwardStages && kRows == kPanelColumns);
   static_assert(kKeys == kWarpgroupRows * kKeyWarps / 4);
 
@@ -149,12 +156,12 @@ struct BackwardMemory {
     for (int stage = 0; stage < kStages; ++stage) init_barrier(barrier(kDoutFull, stage), 1);
     for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
       init_barrier(barrier(kDscoreFull, buffer),
-                   kEachArrives && !kWide ? kKeyWarps * 32 : kKeyWarps);
-      init_barrier(barrier(kDscoreEmpty, buffer), (kConfig.paired ? 8 : 4) + readers_for_dbias());
+                   kEachHasRead ? kKeyWarps * 32 : kKeyWarps);
+      init_barrier(barrier(kDscoreEmpty, buffer), kDqReaders + readers_for_dbias());
       init_barrier(barrier(kPeersFull, buffer), kKeyWarps * kConfig.cluster);
     }
     for (int buffer = 0; buffer < kMostPairTermBuffers; ++buffer) {
-      init_barrier(barrier(kPairTermsFull, buffer), kEachArrives ? 128 : 4);
+      init_barrier(barrier(kPairTermsFull, buffer), 128);
     }
     if constexpr (has_backward_drops(kConfig)) init_barrier(barrier(kDropsFull), 128);
     if constexpr (kConfig.paired) {
@@ -166,7 +173,8 @@ struct BackwardMemory {
         init_barrier(barrier(kWeightsFull, buffer), kEachHandsOver ? 128 : 4);
       }
       for (int stage = 0; stage < kStages; ++stage) {
-        init_barrier(barrier(kDoutFree, stage), 8);
+        init_barrier(barrier(kDoutFree, stage),
+                     4 + (kReadsDelta ? 128 : 4));
         init_barrier(barrier(kQueryFree, stage), 4);
       }
     }

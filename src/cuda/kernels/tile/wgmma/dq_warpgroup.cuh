@@ -165,10 +165,7 @@ struct DqWarpgroup {
   }
   REGARD_DEVICE void hand_over_pair_terms(int use) const {
     wait_copies<0>();
-    sync_warp();
-    if (Memory::kEachArrives || lane_index() == 0) {
-      arrive(memory.barrier(Memory::kPairTermsFull, use & 1));
-    }
+    arrive(memory.barrier(Memory::kPairTermsFull, use & 1));
   }
 
   // -------------------------------------------------------------------------------------------- dq

@@ -60,7 +60,9 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
   REGARD_DEVICE void hand_over(int use) const {
     publish_shared_writes();
     sync_warp();
-    this->arrive_once(Memory::kDscoreFull, use & 1);
+    if (Memory::kEachHasRead || lane_index() == 0) {
+      arrive(memory.barrier(Memory::kDscoreFull, use & 1));
+    }
   }
 
   // Of this tile's place; that its weights were there says that the other warpgroup has done with
@@ -96,8 +98,7 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
                                      kConfig.features.bias || this->hides(step));
       // Delta, which comes with dO, has been read.
       if constexpr (!Elementwise::kAddsDelta) {
-        sync_warp();
-        this->arrive_once(Memory::kDoutFree, ring.stage);
+        arrive(memory.barrier(Memory::kDoutFree, ring.stage));
       }
       store_dscores(use);
       if constexpr (kConfig.wants_dk) this->multiply_rows(dk, ds, memory.queries(ring.stage));

@@ -180,7 +180,7 @@ struct KeyWarpgroup {
   REGARD_DEVICE void hand_over(int use) const {
     publish_shared_writes();
     sync_warp();
-    if (Memory::kEachArrives || lane_index() == 0) {
+    if (Memory::kEachHasRead || lane_index() == 0) {
       arrive(memory.barrier(Memory::kDscoreFull, use & 1));
     }
     // From here, so that nothing else of a block delays the others.

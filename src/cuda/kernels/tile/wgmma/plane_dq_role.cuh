@@ -133,8 +133,7 @@ struct PlaneDqRole {
     add_to_memory(sums, task, step, part * kAtOnce);
   }
   REGARD_DEVICE void free_dscores(int use) const {
-    sync_warp();  // every lane has seen that it was there
-    if (lane_index() == 0) arrive(memory.barrier(Memory::kDscoreEmpty, use & 1));
+    arrive(memory.barrier(Memory::kDscoreEmpty, use & 1));
   }
   REGARD_DEVICE void make_dq(const BackwardTask& task, const BackwardStep& step, int use) {
     constexpr int kBlocks = kConfig.dim / 8, kWhole = kBlocks / kAtOnce, kRest = kBlocks % kAtOnce;

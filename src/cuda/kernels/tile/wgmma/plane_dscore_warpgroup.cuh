@@ -63,7 +63,7 @@ struct PlaneDscoreWarpgroup : PlaneKeyRole<kConfig> {
       this->make_dscores(most, key_factors, value_factors, step, use, ring.stage);
       if constexpr (kConfig.wants_dk) this->split_dscores(ds, factors, most, ring.stage);
       sync_warp();
-      this->arrive_once(Memory::kDoutFree, ring.stage);  // delta has been read
+      arrive(memory.barrier(Memory::kDoutFree, ring.stage));  // delta has been read
       this->store_dscores(key_factors, use);
       wait_barrier(memory.barrier(Memory::kQueryFull, ring.stage), ring.parity);
       if (use == last) {

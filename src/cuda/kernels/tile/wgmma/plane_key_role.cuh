@@ -182,7 +182,7 @@ struct PlaneKeyRole : KeyRole<kConfig> {
   REGARD_DEVICE void hand_over_dscores(int use) const {
     publish_shared_writes();
     sync_warp();
-    if ((Memory::kEachArrives && !Memory::kWide) || lane_index() == 0) {
+    if (Memory::kEachHasRead || lane_index() == 0) {
       arrive(memory.barrier(Memory::kDscoreFull, use & 1));
     }
   }
