@@ -100,13 +100,15 @@ def ctest_stage(preset: str, group: str, only: str = "") -> Stage:
     )
 
 
-def pytest_stage(name: str, paths: str, environment: dict[str, str] | None = None) -> Stage:
+def pytest_stage(name: str, paths: str, environment: dict[str, str] | None = None,
+                 more: tuple[str, ...] = ()) -> Stage:
     """paths: a folder, or a pattern of files."""
     found = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(paths))
     return Stage(
         name,
         name,
-        [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider", *found],
+        [sys.executable, "-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider", *more,
+         *found],
         count_pytest,
         needs="build release",
         environment={"REGARD_LIBRARY": str(backends.library()), **(environment or {})},
@@ -168,12 +170,13 @@ def fuzz_stages(seconds: int) -> list[Stage]:
 
 
 def emulated_stage() -> Stage:
-    """The API on the emulated GPU, against the oracle; the C++ tests of it are among CTest's."""
+    """The API on the emulated GPU, against the oracle; the C++ tests of it are among CTest's. A
+    process each core, since it computes with one."""
     emulator = {
         "REGARD_LIBRARY": str(ROOT / "build/release/tests/cuda/libregard_emulator.so"),
         "REGARD_EMULATOR_CACHE": str(ROOT / "build/release/emulated_kernels"),
     }
-    return pytest_stage("emulated", "tests/python/test_emulated*.py", emulator)
+    return pytest_stage("emulated", "tests/python/test_emulated*.py", emulator, ("-n", "auto"))
 
 
 def kernel_stages() -> list[Stage]:
