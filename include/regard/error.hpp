@@ -1,4 +1,5 @@
-// Error: what the library throws when it refuses or fails; it names the argument and its value.
+/// \file
+/// Error: what the library throws when it refuses or fails; it names the argument and its value.
 #pragma once
 
 #include <stdexcept>
@@ -8,26 +9,31 @@
 
 namespace regard {
 
+/// Why the library refused or failed.
 enum class Code {
-  invalid_argument,  // an argument breaks a rule of docs/semantics.md
-  unsupported,       // well formed, but the chosen backend cannot do it
-  unavailable,       // the backend or device is not on this machine
-  out_of_memory,     // a workspace could not be allocated
-  internal,          // a bug of this library
-  device_failure,    // the driver of the GPU reported a failure; its own words are in the text
+  invalid_argument,  ///< an argument breaks a rule of docs/semantics.md
+  unsupported,       ///< well formed, but the chosen backend cannot do it
+  unavailable,       ///< the backend or device is not on this machine
+  out_of_memory,     ///< a workspace could not be allocated
+  internal,          ///< a bug of this library
+  device_failure,    ///< the driver of the GPU reported a failure; its own words are in the text
 };
 
+/// What every function of the library throws.
 class Error : public std::runtime_error {
  public:
-  // what() reads "argument = value: reason".
+  /// what() reads "argument = value: reason".
   Error(Code code, std::string argument, std::string value, const std::string& reason)
       : std::runtime_error(argument + " = " + value + ": " + reason),
         code_(code),
         argument_(std::move(argument)),
         value_(std::move(value)) {}
 
+  /// Why.
   Code code() const noexcept { return code_; }
+  /// The argument that is wrong, or what failed.
   const std::string& argument() const noexcept { return argument_; }
+  /// Its value, as text.
   const std::string& value() const noexcept { return value_; }
 
  private:

@@ -1,4 +1,5 @@
-/* Exact scaled dot product attention, forward and backward: the whole C API.
+/** \file
+ * Exact scaled dot product attention, forward and backward: the whole C API.
  *
  * One value, regard_attention, says what is computed; regard_forward, regard_backward,
  * regard_workspace and regard_explain all take it. What each field means, to the last edge, stands
@@ -42,147 +43,156 @@ extern "C" {
  * The types are int32_t, not enums: one size under every compiler, and a wrong value is an error
  * that is reported instead of undefined behaviour. */
 
+/** What a call returns: REGARD_OK or why not. */
 typedef int32_t regard_status;
 enum {
-  REGARD_OK = 0,
-  REGARD_INVALID_ARGUMENT = 1, /* an argument breaks a rule of docs/semantics.md */
-  REGARD_UNSUPPORTED = 2,      /* well formed, but the chosen backend cannot do it */
-  REGARD_UNAVAILABLE = 3,      /* the backend or device is not on this machine */
-  REGARD_OUT_OF_MEMORY = 4,    /* memory could not be allocated */
-  REGARD_INTERNAL = 5,         /* a bug of this library */
-  REGARD_DEVICE_FAILURE = 6    /* the GPU's driver reported a failure; its words are in the text */
+  REGARD_OK = 0,               /**< every output was written or, on a GPU, put on the stream */
+  REGARD_INVALID_ARGUMENT = 1, /**< an argument breaks a rule of docs/semantics.md */
+  REGARD_UNSUPPORTED = 2,      /**< well formed, but the chosen backend cannot do it */
+  REGARD_UNAVAILABLE = 3,      /**< the backend or device is not on this machine */
+  REGARD_OUT_OF_MEMORY = 4,    /**< memory could not be allocated */
+  REGARD_INTERNAL = 5,         /**< a bug of this library */
+  REGARD_DEVICE_FAILURE = 6    /**< the GPU's driver reported a failure; the text quotes it */
 };
 
+/** What one element of a tensor is. */
 typedef int32_t regard_type;
 enum {
-  REGARD_NONE = 0, /* a tensor of this type is not given */
+  REGARD_NONE = 0, /**< a tensor of this type is not given */
   REGARD_F64 = 1,
   REGARD_F32 = 2,
-  REGARD_F16 = 3,  /* IEEE binary16 */
-  REGARD_BF16 = 4, /* the upper half of an f32 */
-  REGARD_BOOL = 5, /* one byte; 0 is false, anything else true */
+  REGARD_F16 = 3,  /**< IEEE binary16 */
+  REGARD_BF16 = 4, /**< the upper half of an f32 */
+  REGARD_BOOL = 5, /**< one byte; 0 is false, anything else true */
   REGARD_I32 = 6
 };
 
-/* Query i sees keys j <= i (top left) or j <= i + Sk - Sq (bottom right). */
+/** Query i sees keys j <= i (top left) or j <= i + Sk - Sq (bottom right). */
 typedef int32_t regard_causal;
 enum { REGARD_CAUSAL_NONE = 0, REGARD_CAUSAL_TOP_LEFT = 1, REGARD_CAUSAL_BOTTOM_RIGHT = 2 };
 
-/* How tensor cores may round f32 inputs; the CPU computes `full` whatever is asked. */
+/** How tensor cores may round f32 inputs; the CPU computes `full` whatever is asked. */
 typedef int32_t regard_precision;
 enum { REGARD_PRECISION_FULL = 0, REGARD_PRECISION_TF32 = 1, REGARD_PRECISION_BF16 = 2 };
 
+/** Which of the two calls is meant. */
 typedef int32_t regard_pass;
 enum { REGARD_PASS_FORWARD = 0, REGARD_PASS_BACKWARD = 1 };
 
+/** Where the tensors lie and the work is done. */
 typedef int32_t regard_device;
 enum { REGARD_DEVICE_CPU = 0, REGARD_DEVICE_CUDA = 1, REGARD_DEVICE_CHIP = 2 };
 
 /* -------------------------------------------------------------------------------------- structs */
 
-/* A view of memory that the caller owns. Sizes and strides count elements. All zero = "not given".
+/** A view of memory that the caller owns. Sizes and strides count elements. All zero = "not given".
  * Inputs are only read, though the pointer is not const. */
 typedef struct regard_tensor {
   void* data;
   regard_type type;
-  int32_t rank; /* 0 to 4: how many sizes and strides count */
+  int32_t rank; /**< 0 to 4: how many sizes and strides count */
   int64_t sizes[4];
   int64_t strides[4];
 } regard_tensor;
 
-/* B batches, Hq query heads, Hkv key/value heads (Hq a multiple of Hkv), Sq queries, Sk keys, head
+/** B batches, Hq query heads, Hkv key/value heads (Hq a multiple of Hkv), Sq queries, Sk keys, head
  * sizes D and Dv. Packed sequences: q is (total_q, Hq, D), k and v (total_k, Hkv, D or Dv);
  * cu_seqlens_* and max_seqlen_* are given, and Sq, Sk below stand for the max_seqlen. */
 typedef struct regard_attention {
-  size_t size; /* sizeof(regard_attention) */
+  size_t size; /**< sizeof(regard_attention) */
 
-  regard_tensor q; /* (B, Hq, Sq, D)   f64, f32, f16, bf16; last stride 1 */
-  regard_tensor k; /* (B, Hkv, Sk, D)  q's type */
-  regard_tensor v; /* (B, Hkv, Sk, Dv) q's type */
+  regard_tensor q; /**< (B, Hq, Sq, D)   f64, f32, f16, bf16; last stride 1 */
+  regard_tensor k; /**< (B, Hkv, Sk, D)  q's type */
+  regard_tensor v; /**< (B, Hkv, Sk, Dv) q's type */
 
-  regard_tensor bias; /* broadcasts to (B, Hq, Sq, Sk); f64, f32, f16, bf16; added to the scores */
-  regard_tensor mask; /* broadcasts to (B, Hq, Sq, Sk); bool; true = the pair is visible */
-  regard_tensor alibi_slopes; /* (Hq) or (B, Hq); f32; score -= slope * |i + Sk - Sq - j| */
-  regard_tensor sink;         /* (Hq); f32; a logit that joins the denominator, without a value */
+  /** broadcasts to (B, Hq, Sq, Sk); f64, f32, f16, bf16; added to the scores */
+  regard_tensor bias;
+  regard_tensor mask; /**< broadcasts to (B, Hq, Sq, Sk); bool; true = the pair is visible */
+  regard_tensor alibi_slopes; /**< (Hq) or (B, Hq); f32; score -= slope * |i + Sk - Sq - j| */
+  regard_tensor sink;         /**< (Hq); f32; a logit that joins the denominator, without a value */
 
-  regard_tensor cu_seqlens_q; /* (B + 1); i32; where each packed sequence begins */
-  regard_tensor cu_seqlens_k;
-  regard_tensor seqused_q; /* (B); i32; how many rows of each sequence are real */
-  regard_tensor seqused_k;
-  int64_t max_seqlen_q; /* packed only: the longest sequence */
-  int64_t max_seqlen_k;
+  regard_tensor cu_seqlens_q; /**< (B + 1); i32; where each packed sequence begins */
+  regard_tensor cu_seqlens_k; /**< as cu_seqlens_q */
+  regard_tensor seqused_q;    /**< (B); i32; how many rows of each sequence are real */
+  regard_tensor seqused_k;    /**< as seqused_q */
+  int64_t max_seqlen_q;       /**< packed only: the longest sequence */
+  int64_t max_seqlen_k;       /**< as max_seqlen_q */
 
-  double scale;               /* used when has_scale is set; otherwise 1 / sqrt(D) */
-  double softcap;             /* > 0: score = softcap * tanh(score / softcap), before the bias */
-  double dropout_p;           /* 0 <= p < 1; realised in steps of 1/65536 */
-  uint64_t dropout_seed;      /* the mask is a pure function of */
-  uint64_t dropout_offset;    /* (seed, offset, b, h, i, j) */
-  int64_t window_left;        /* keys from diag - left to diag + right stay visible; default -1 = */
-  int64_t window_right;       /* unbounded; diag is i for causal top left, else i + Sk - Sq */
-  int32_t has_scale;          /* 0 or 1 */
-  regard_causal causal;       /* default REGARD_CAUSAL_NONE */
-  regard_precision precision; /* default REGARD_PRECISION_FULL */
-  int32_t deterministic;      /* 1: GPU gradients bitwise repeatable; the CPU's always are */
+  double scale;               /**< used when has_scale is set; otherwise 1 / sqrt(D) */
+  double softcap;             /**< > 0: score = softcap * tanh(score / softcap), before the bias */
+  double dropout_p;           /**< 0 <= p < 1; realised in steps of 1/65536 */
+  uint64_t dropout_seed;      /**< dropout is a pure function of (seed, offset, b, h, i, j) */
+  uint64_t dropout_offset;    /**< see dropout_seed */
+  int64_t window_left;        /**< keys from diag - left on are visible; default -1 = unbounded */
+  int64_t window_right;       /**< keys up to diag + right are visible; diag is i for causal top
+                                 left, else i + Sk - Sq */
+  int32_t has_scale;          /**< 0 or 1 */
+  regard_causal causal;       /**< default REGARD_CAUSAL_NONE */
+  regard_precision precision; /**< default REGARD_PRECISION_FULL */
+  int32_t deterministic;      /**< 1: GPU gradients bitwise repeatable; the CPU's always are */
 } regard_attention;
 
+/** What regard_forward writes. */
 typedef struct regard_forward_tensors {
-  size_t size;       /* sizeof(regard_forward_tensors) */
-  regard_tensor out; /* (B, Hq, Sq, Dv); q's type or f32. Packed: (total_q, Hq, Dv) */
-  regard_tensor
-      lse; /* (B, Hq, Sq); f32 (f64 for f64); natural log; optional. Packed: (Hq, total_q) */
+  size_t size;       /**< sizeof(regard_forward_tensors) */
+  regard_tensor out; /**< (B, Hq, Sq, Dv); q's type or f32. Packed: (total_q, Hq, Dv) */
+  /** (B, Hq, Sq); f32 (f64 for f64); natural log; optional. Packed: (Hq, total_q) */
+  regard_tensor lse;
 } regard_forward_tensors;
 
+/** What regard_backward reads next to the inputs, and what it writes. */
 typedef struct regard_backward_tensors {
-  size_t size; /* sizeof(regard_backward_tensors) */
+  size_t size; /**< sizeof(regard_backward_tensors) */
 
   /* Read. */
-  regard_tensor out;  /* as forward wrote it */
-  regard_tensor lse;  /* as forward wrote it */
-  regard_tensor dout; /* as out; q's type or f32 */
-  regard_tensor dlse; /* as lse; the gradient that arrives at the lse; optional */
+  regard_tensor out;  /**< as forward wrote it */
+  regard_tensor lse;  /**< as forward wrote it */
+  regard_tensor dout; /**< as out; q's type or f32 */
+  regard_tensor dlse; /**< as lse; the gradient that arrives at the lse; optional */
 
   /* Written; each is optional, and what is not given is not computed. */
-  regard_tensor dq;    /* as q; q's type or f32 */
-  regard_tensor dk;    /* as k; q's type or f32 */
-  regard_tensor dv;    /* as v; q's type or f32 */
-  regard_tensor dbias; /* exactly bias's sizes (broadcast dimensions summed); bias's type or f32 */
-  regard_tensor dsink; /* (Hq); f32 */
+  regard_tensor dq; /**< as q; q's type or f32 */
+  regard_tensor dk; /**< as k; q's type or f32 */
+  regard_tensor dv; /**< as v; q's type or f32 */
+  /** exactly bias's sizes (broadcast dimensions summed); bias's type or f32 */
+  regard_tensor dbias;
+  regard_tensor dsink; /**< (Hq); f32 */
 
-  int32_t accumulate; /* 1: add to what the tensors hold instead of overwriting it */
-  int32_t reserved;   /* 0 */
+  int32_t accumulate; /**< 1: add to what the tensors hold instead of overwriting it */
+  int32_t reserved;   /**< 0 */
 } regard_backward_tensors;
 
-/* A caller's thread pool: must call task(context, index) once for each index in [0, tasks), in any
+/** A caller's thread pool: must call task(context, index) once for each index in [0, tasks), in any
  * order and on any threads, and return when all have returned. `self` is passed through. */
 typedef void (*regard_executor)(void* self, int tasks, void (*task)(void* context, int index),
                                 void* context);
 
-/* Where and how to run. A null pointer instead of a regard_run means all defaults. */
+/** Where and how to run. A null pointer instead of a regard_run means all defaults. */
 typedef struct regard_run {
-  size_t size; /* sizeof(regard_run) */
-  regard_device device;
-  int32_t device_index;     /* cuda: which GPU */
-  const char* device_name;  /* chip: "sm_80", for workspace and explain only; null = "" */
-  void* stream;             /* GPU: the CUstream to run on; null = the default stream */
-  void* workspace;          /* null: the library's own; GPU: device memory, 256-byte aligned */
-  size_t workspace_size;    /* bytes; at least what regard_workspace says */
-  regard_executor executor; /* CPU; null = the library's own pool */
-  void* executor_self;
-  const char* backend; /* null or "" = choose; or a name from regard_backend_name */
-  int32_t threads;     /* CPU: 0 = every core that the process may use */
-  int32_t reserved;    /* 0 */
+  size_t size;              /**< sizeof(regard_run) */
+  regard_device device;     /**< default REGARD_DEVICE_CPU */
+  int32_t device_index;     /**< cuda: which GPU */
+  const char* device_name;  /**< chip: "sm_80", for workspace and explain only; null = "" */
+  void* stream;             /**< GPU: the CUstream to run on; null = the default stream */
+  void* workspace;          /**< null: the library's own; GPU: device memory, 256-byte aligned */
+  size_t workspace_size;    /**< bytes; at least what regard_workspace says */
+  regard_executor executor; /**< CPU; null = the library's own pool */
+  void* executor_self;      /**< what the executor gets as `self` */
+  const char* backend;      /**< null or "" = choose; or a name from regard_backend_name */
+  int32_t threads;          /**< CPU: 0 = every core that the process may use */
+  int32_t reserved;         /**< 0 */
 } regard_run;
 
-/* What regard_explain says in numbers. The strings end with a zero and are cut where too long. */
+/** What regard_explain says in numbers. The strings end with a zero and are cut where too long. */
 typedef struct regard_explanation {
-  size_t size;       /* sizeof(regard_explanation), set by the caller */
-  int32_t supported; /* 0 or 1 */
-  int32_t reserved;
-  size_t workspace; /* bytes */
-  double pairs;     /* (query, key) pairs that the intervals leave visible, over B and Hq */
-  double flops;     /* 2 (D + Dv) per pair forward, 2 (3 D + 2 Dv) backward */
-  char backend[64]; /* "cpu:avx512" */
-  char kernel[256]; /* the configuration in one line */
+  size_t size;       /**< sizeof(regard_explanation), set by the caller */
+  int32_t supported; /**< 0 or 1 */
+  int32_t reserved;  /**< 0 */
+  size_t workspace;  /**< bytes */
+  double pairs;      /**< (query, key) pairs that the intervals leave visible, over B and Hq */
+  double flops;      /**< 2 (D + Dv) per pair forward, 2 (3 D + 2 Dv) backward */
+  char backend[64];  /**< "cpu:avx512" */
+  char kernel[256];  /**< the configuration in one line */
 } regard_explanation;
 
 /* Initialisers: size and defaults. In C++ they are expressions, in C braced lists. */
@@ -231,7 +241,7 @@ static inline regard_explanation regard_explanation_initial() {
   { .size = sizeof(regard_explanation) }
 #endif
 
-/* A tensor that is dense in row-major order. A rank outside 0 to 4 gives a tensor that every
+/** A tensor that is dense in row-major order. A rank outside 0 to 4 gives a tensor that every
  * function refuses. */
 static inline regard_tensor regard_dense(const void* data, regard_type type, int32_t rank,
                                          const int64_t* sizes) {
@@ -251,7 +261,7 @@ static inline regard_tensor regard_dense(const void* data, regard_type type, int
 
 /* ------------------------------------------------------------------------------------ functions */
 
-/* Computes out and, where given, lse. On the CPU, blocks until they are written. On a GPU, all
+/** Computes out and, where given, lse. On the CPU, blocks until they are written. On a GPU, all
  * tensors lie in memory that the device reaches; the work is put on the stream, and the call
  * returns without synchronising. The first call of a kind compiles its kernels, about a second.
  * Errors: REGARD_INVALID_ARGUMENT, _UNSUPPORTED, _UNAVAILABLE, _OUT_OF_MEMORY, _DEVICE_FAILURE. */
@@ -259,16 +269,16 @@ REGARD_API regard_status regard_forward(const regard_attention* attention,
                                         const regard_forward_tensors* tensors,
                                         const regard_run* run);
 
-/* Computes the gradients that are given, as regard_forward does. Errors as forward. */
+/** Computes the gradients that are given, as regard_forward does. Errors as forward. */
 REGARD_API regard_status regard_backward(const regard_attention* attention,
                                          const regard_backward_tensors* tensors,
                                          const regard_run* run);
 
-/* *bytes = what regard_run::workspace must hold. The tensors' data may be null here. */
+/** Sets *bytes to what regard_run::workspace must hold. The tensors' data may be null here. */
 REGARD_API regard_status regard_workspace(const regard_attention* attention, regard_pass pass,
                                           const regard_run* run, size_t* bytes);
 
-/* Which kernel runs, on what tiling and why. The tensors' data may be null here.
+/** Which kernel runs, on what tiling and why. The tensors' data may be null here.
  * numbers (optional): the explanation in numbers; set its size first.
  * text (optional): receives the explanation for a person, as much as fits into capacity bytes, and
  * a terminating zero whenever capacity > 0.
@@ -278,43 +288,45 @@ REGARD_API regard_status regard_explain(const regard_attention* attention, regar
                                         const regard_run* run, regard_explanation* numbers,
                                         char* text, size_t capacity, size_t* needed);
 
-/* Compiles the kernels that such a call needs, or finds them, so that the call itself will not
+/** Compiles the kernels that such a call needs, or finds them, so that the call itself will not
  * wait. The device may be a chip; on the CPU there is nothing to do. The tensors' data may be null
  * here; every output and gradient is taken to be wanted, in the inputs' own types. */
 REGARD_API regard_status regard_prepare(const regard_attention* attention, regard_pass pass,
                                         const regard_run* run);
 
-/* 0: from now on, a GPU call whose kernels are not cached is REGARD_UNAVAILABLE, and the error
+/** 0: from now on, a GPU call whose kernels are not cached is REGARD_UNAVAILABLE, and the error
  * names the missing kernel. 1 (the default): they are compiled. */
 REGARD_API void regard_allow_compilation(int32_t allowed);
 
-/* Writes the mask that dropout applies: keep is (B, Hq, Sq, Sk), bool, true = kept. q, k and v need
- * no data; packed sequences use their own row and column numbers. */
+/** Writes the mask that dropout applies: keep is (B, Hq, Sq, Sk), bool, true = kept. q, k and v
+ * need no data; packed sequences use their own row and column numbers. */
 REGARD_API regard_status regard_dropout_mask(const regard_attention* attention,
                                              const regard_tensor* keep);
 
-/* *realised = the probability that dropout realises for p: the nearest multiple of 1/65536 below 1.
+/** Sets *realised to the probability that dropout realises for p: the nearest multiple of 1/65536
+ * below 1.
  * Errors: REGARD_INVALID_ARGUMENT for a p outside [0, 1). */
 REGARD_API regard_status regard_dropout_probability(double p, double* realised);
 
-/* The backends of this library, best first within a device; index from 0 to count - 1. Outside it
- * name and note are null and available is 0. The strings live as long as the process. */
+/** How many backends this library has, best first within a device: the functions below take an
+ * index from 0 to count - 1. Outside it name and note are null and available is 0. The strings live
+ * as long as the process. */
 REGARD_API int32_t regard_backend_count(void);
-REGARD_API const char* regard_backend_name(int32_t index);  /* what regard_run::backend takes */
-REGARD_API int32_t regard_backend_available(int32_t index); /* 1 = usable on this machine */
-REGARD_API const char* regard_backend_note(int32_t index);  /* what it is, or how to get it */
+REGARD_API const char* regard_backend_name(int32_t index);  /**< what regard_run::backend takes */
+REGARD_API int32_t regard_backend_available(int32_t index); /**< 1 = usable on this machine */
+REGARD_API const char* regard_backend_note(int32_t index);  /**< what it is, or how to get it */
 
-/* "0.1.0". */
+/** "0.1.0". */
 REGARD_API const char* regard_version(void);
 
-/* "ok", "invalid_argument", ...; "unknown" for a value that is no status. */
+/** "ok", "invalid_argument", ...; "unknown" for a value that is no status. */
 REGARD_API const char* regard_status_name(regard_status status);
 
-/* About the last call of this thread that returned a regard_status: "argument = value: reason" and
+/** About the last call of this thread that returned a regard_status: "argument = value: reason" and
  * its first two parts; all are "" after REGARD_OK. Valid until this thread's next such call. */
 REGARD_API const char* regard_last_error(void);
-REGARD_API const char* regard_last_error_argument(void);
-REGARD_API const char* regard_last_error_value(void);
+REGARD_API const char* regard_last_error_argument(void); /**< "scale"; see regard_last_error */
+REGARD_API const char* regard_last_error_value(void);    /**< "nan"; see regard_last_error */
 
 #ifdef __cplusplus
 } /* extern "C" */

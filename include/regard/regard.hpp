@@ -1,7 +1,8 @@
-// Exact scaled dot product attention, forward and backward: the whole C++ API.
-//
-// One value, Attention, says what is computed; forward, backward, workspace and explain all take
-// it. What each field means, to the last edge, stands in docs/semantics.md.
+/// \file
+/// Exact scaled dot product attention, forward and backward: the whole C++ API.
+///
+/// One value, Attention, says what is computed; forward, backward, workspace and explain all take
+/// it. What each field means, to the last edge, stands in docs/semantics.md.
 #pragma once
 
 #include <cstddef>
@@ -20,182 +21,207 @@ namespace regard {
 
 // -------------------------------------------------------------------------------- what to compute
 
-// Where the diagonal of a causal mask ends: query i sees keys j <= i (top_left) or
-// j <= i + Sk - Sq (bottom_right). Equal when Sq = Sk.
+/// Where the diagonal of a causal mask ends: query i sees keys j <= i (top_left) or
+/// j <= i + Sk - Sq (bottom_right). Equal when Sq = Sk.
 enum class Causal : std::uint8_t { none, top_left, bottom_right };
 
-// How tensor cores may round f32 inputs; the CPU computes `full` whatever is asked.
+/// How tensor cores may round f32 inputs; the CPU computes `full` whatever is asked.
 enum class Precision : std::uint8_t { full, tf32, bf16 };
 
-// Keys from diag - left to diag + right stay visible; -1 means unbounded. diag is i for
-// Causal::top_left, else i + Sk - Sq.
+/// Keys from diag - left to diag + right stay visible; -1 means unbounded. diag is i for
+/// Causal::top_left, else i + Sk - Sq.
 struct Window {
-  std::int64_t left = -1;
-  std::int64_t right = -1;
+  std::int64_t left = -1;   ///< -1 = unbounded
+  std::int64_t right = -1;  ///< -1 = unbounded
 };
 
-// Each element of the softmax is kept with probability 1 - p by a pure function of
-// (seed, offset, b, h, i, j), and scaled by 1 / (1 - p). p is realised in steps of 1/65536.
+/// Each element of the softmax is kept with probability 1 - p by a pure function of
+/// (seed, offset, b, h, i, j), and scaled by 1 / (1 - p). p is realised in steps of 1/65536.
 struct Dropout {
-  double p = 0;
-  std::uint64_t seed = 0;
-  std::uint64_t offset = 0;
+  double p = 0;              ///< 0 <= p < 1
+  std::uint64_t seed = 0;    ///< any number
+  std::uint64_t offset = 0;  ///< any number; another one gives another mask
 };
 
-// B batches, Hq query heads, Hkv key/value heads, Sq queries, Sk keys, head sizes D and Dv.
-// Packed sequences: q is (total_q, Hq, D), k and v (total_k, Hkv, D or Dv); cu_seqlens_* and
-// max_seqlen_* are given, and Sq, Sk below stand for the max_seqlen.
+/// B batches, Hq query heads, Hkv key/value heads, Sq queries, Sk keys, head sizes D and Dv.
+/// Packed sequences: q is (total_q, Hq, D), k and v (total_k, Hkv, D or Dv); cu_seqlens_* and
+/// max_seqlen_* are given, and Sq, Sk below stand for the max_seqlen.
 struct Attention {
-  Tensor q{};  // (B, Hq, Sq, D)   f64, f32, f16, bf16; last stride 1
-  Tensor k{};  // (B, Hkv, Sk, D)  q's type
-  Tensor v{};  // (B, Hkv, Sk, Dv) q's type
+  Tensor q{};  ///< (B, Hq, Sq, D)   f64, f32, f16, bf16; last stride 1
+  Tensor k{};  ///< (B, Hkv, Sk, D)  q's type
+  Tensor v{};  ///< (B, Hkv, Sk, Dv) q's type
 
-  Tensor bias{};          // broadcasts to (B, Hq, Sq, Sk); f64, f32, f16, bf16; added to the scores
-  Tensor mask{};          // broadcasts to (B, Hq, Sq, Sk); bool; true = the pair is visible
-  Tensor alibi_slopes{};  // (Hq) or (B, Hq); f32; score -= slope * |i + Sk - Sq - j|
-  Tensor sink{};          // (Hq); f32; a logit that joins the denominator and carries no value
+  Tensor bias{};  ///< broadcasts to (B, Hq, Sq, Sk); f64, f32, f16, bf16; added to the scores
+  Tensor mask{};  ///< broadcasts to (B, Hq, Sq, Sk); bool; true = the pair is visible
+  Tensor alibi_slopes{};  ///< (Hq) or (B, Hq); f32; score -= slope * |i + Sk - Sq - j|
+  Tensor sink{};          ///< (Hq); f32; a logit that joins the denominator and carries no value
 
-  Tensor cu_seqlens_q{};  // (B + 1); i32; where each packed sequence begins
-  Tensor cu_seqlens_k{};
-  Tensor seqused_q{};  // (B); i32; how many rows of each sequence are real
-  Tensor seqused_k{};
-  std::int64_t max_seqlen_q = 0;  // packed only: the longest sequence
-  std::int64_t max_seqlen_k = 0;
+  Tensor cu_seqlens_q{};          ///< (B + 1); i32; where each packed sequence begins
+  Tensor cu_seqlens_k{};          ///< as cu_seqlens_q
+  Tensor seqused_q{};             ///< (B); i32; how many rows of each sequence are real
+  Tensor seqused_k{};             ///< as seqused_q
+  std::int64_t max_seqlen_q = 0;  ///< packed only: the longest sequence
+  std::int64_t max_seqlen_k = 0;  ///< as max_seqlen_q
 
-  std::optional<double> scale{};  // default 1 / sqrt(D)
-  double softcap = 0;             // > 0: score = softcap * tanh(score / softcap), before the bias
-  Causal causal = Causal::none;
-  Window window{};
-  Dropout dropout{};
-  Precision precision = Precision::full;
-  bool deterministic = false;  // GPU gradients bitwise repeatable; the CPU's always are
+  std::optional<double> scale{};  ///< default 1 / sqrt(D)
+  double softcap = 0;             ///< > 0: score = softcap * tanh(score / softcap), before the bias
+  Causal causal = Causal::none;   ///< default: every key is visible
+  Window window{};                ///< default: unbounded
+  Dropout dropout{};              ///< default: none
+  Precision precision = Precision::full;  ///< of f32 on tensor cores
+  bool deterministic = false;  ///< GPU gradients bitwise repeatable; the CPU's always are
 };
 
+/// Which of the two calls is meant.
 enum class Pass : std::uint8_t { forward, backward };
 
+/// What forward writes.
 struct ForwardOutputs {
-  Tensor out{};  // (B, Hq, Sq, Dv); q's type or f32. Packed: (total_q, Hq, Dv)
-  Tensor
-      lse{};  // (B, Hq, Sq); f32 (f64 for f64 inputs); natural log; optional. Packed: (Hq, total_q)
+  /// (B, Hq, Sq, Dv); q's type or f32. Packed: (total_q, Hq, Dv).
+  Tensor out{};
+  /// (B, Hq, Sq); f32 (f64 for f64 inputs); natural log; optional. Packed: (Hq, total_q).
+  Tensor lse{};
 };
 
+/// What backward reads next to the inputs.
 struct BackwardInputs {
-  Tensor out{};   // as forward wrote it
-  Tensor lse{};   // as forward wrote it
-  Tensor dout{};  // as out; q's type or f32
-  Tensor dlse{};  // as lse; the gradient that arrives at the lse; optional
+  Tensor out{};   ///< as forward wrote it
+  Tensor lse{};   ///< as forward wrote it
+  Tensor dout{};  ///< as out; q's type or f32
+  Tensor dlse{};  ///< as lse; the gradient that arrives at the lse; optional
 };
 
-// Each is optional; what is not given is not computed.
+/// What backward writes. Each is optional; what is not given is not computed.
 struct Gradients {
-  Tensor dq{};     // as q; q's type or f32
-  Tensor dk{};     // as k; q's type or f32
-  Tensor dv{};     // as v; q's type or f32
-  Tensor dbias{};  // exactly bias's sizes (broadcast dimensions summed); bias's type or f32
-  Tensor dsink{};  // (Hq); f32
-  bool accumulate = false;  // add to what the tensors hold instead of overwriting it
+  Tensor dq{};     ///< as q; q's type or f32
+  Tensor dk{};     ///< as k; q's type or f32
+  Tensor dv{};     ///< as v; q's type or f32
+  Tensor dbias{};  ///< exactly bias's sizes (broadcast dimensions summed); bias's type or f32
+  Tensor dsink{};  ///< (Hq); f32
+  bool accumulate = false;  ///< add to what the tensors hold instead of overwriting it
 };
 
 // ----------------------------------------------------------------------------------- where and how
 
+/// Where the tensors lie and the work is done.
 struct Device {
+  /// The CPU, a GPU of this machine, or a chip that need not be here.
   enum class Kind : std::uint8_t { cpu, cuda, chip };
-  Kind kind = Kind::cpu;
-  int index = 0;       // cuda: which GPU
-  std::string name{};  // chip: "sm_80"; for plans and explanations only
+  Kind kind = Kind::cpu;  ///< default: the CPU
+  int index = 0;          ///< cuda: which GPU
+  std::string name{};     ///< chip: "sm_80"; for plans and explanations only
 };
 
+/// The CPU.
 inline Device cpu() { return {}; }
+/// A GPU of this machine.
 inline Device cuda(int index) { return {.kind = Device::Kind::cuda, .index = index, .name = {}}; }
+/// A kind of GPU by its name, "sm_80", for plans and explanations only.
 inline Device chip(std::string name) {
   return {.kind = Device::Kind::chip, .index = 0, .name = std::move(name)};
 }
 
-// Memory for intermediate results. Empty: the library allocates and frees its own (on a GPU in the
-// order of the stream).
+/// Memory for intermediate results. Empty: the library allocates and frees its own (on a GPU in the
+/// order of the stream).
 struct Workspace {
-  void* data = nullptr;  // on a GPU: device memory, aligned to 256 bytes
-  std::size_t size = 0;  // bytes; at least workspace(...)
+  void* data = nullptr;  ///< on a GPU: device memory, aligned to 256 bytes
+  std::size_t size = 0;  ///< bytes; at least workspace(...)
 };
 
-// A caller's thread pool. run must call task(context, index) once for each index in [0, tasks), in
-// any order and on any threads, and return when all have returned.
+/// A caller's thread pool. run must call task(context, index) once for each index in [0, tasks), in
+/// any order and on any threads, and return when all have returned.
 struct Executor {
   void (*run)(void* self, int tasks, void (*task)(void* context, int index),
               void* context) = nullptr;
-  void* self = nullptr;
+  void* self = nullptr;  ///< passed through to run
 };
 
+/// Where and how to run.
 struct Run {
-  Device device{};
-  void* stream = nullptr;  // GPU: the CUstream to run on; null = the default stream
-  Workspace workspace{};
-  int threads = 0;        // CPU: 0 = every core that the process may use
-  Executor executor{};    // CPU: empty = the library's own pool
-  std::string backend{};  // "" = choose; or one of backends(): "reference", "cpu:avx2", "cuda:mma"
+  Device device{};         ///< default: the CPU
+  void* stream = nullptr;  ///< GPU: the CUstream to run on; null = the default stream
+  Workspace workspace{};   ///< default: the library's own
+  int threads = 0;         ///< CPU: 0 = every core that the process may use
+  Executor executor{};     ///< CPU: empty = the library's own pool
+  /// "" = choose; or the name of one of backends(): "reference", "cpu:avx2", "cuda:mma".
+  std::string backend{};
 };
 
 // ------------------------------------------------------------------------------------ what happens
 
-// On the CPU, blocks until the results are written. Throws Error; then nothing was written, unless
-// memory ran out while a few rows were redone (Code::out_of_memory; give a workspace to make that
-// unlikely).
-// On a GPU, all tensors lie in memory that the device reaches. The work is put on the stream, in
-// the current context where that belongs to the device, and the call returns; it never
-// synchronises, and may be captured into a graph. The first call of a kind compiles its kernels,
-// about a second.
+/// Computes out and, where given, lse.
+///
+/// On the CPU, blocks until the results are written. Throws Error; then nothing was written, unless
+/// memory ran out while a few rows were redone (Code::out_of_memory; give a workspace to make that
+/// unlikely).
+///
+/// On a GPU, all tensors lie in memory that the device reaches. The work is put on the stream, in
+/// the current context where that belongs to the device, and the call returns; it never
+/// synchronises, and may be captured into a graph. The first call of a kind compiles its kernels,
+/// about a second.
 void forward(const Attention&, const ForwardOutputs&, const Run& = {});
+/// Computes the gradients that are given, as forward does.
 void backward(const Attention&, const BackwardInputs&, const Gradients&, const Run& = {});
 
-// Bytes that Run::workspace must have. With a pass alone, data pointers may be null, and the call
-// is taken to give every output and gradient in the inputs' own types.
+/// Bytes that Run::workspace must have. With a pass alone, data pointers may be null, and the call
+/// is taken to give every output and gradient in the inputs' own types.
 std::size_t workspace(const Attention&, Pass, const Run& = {});
+/// The same for these outputs.
 std::size_t workspace(const Attention&, const ForwardOutputs&, const Run& = {});
+/// The same for these gradients.
 std::size_t workspace(const Attention&, const BackwardInputs&, const Gradients&, const Run& = {});
 
-// Which kernel runs, on what tiling and why; data pointers of the tensors may be null here.
+/// Which kernel runs, on what tiling and why; data pointers of the tensors may be null here.
 struct Explanation {
-  bool supported = false;
-  std::string backend;        // "cpu:avx512"
-  std::string kernel;         // the configuration in one line
-  std::string text;           // everything, for a person; ends with a newline
-  std::size_t workspace = 0;  // bytes
-  double pairs = 0;           // (query, key) pairs that the intervals leave visible, over B and Hq
-  double flops = 0;           // 2 (D + Dv) per pair forward, 2 (3 D + 2 Dv) backward
+  bool supported = false;     ///< whether forward or backward would run
+  std::string backend;        ///< "cpu:avx512"
+  std::string kernel;         ///< the configuration in one line
+  std::string text;           ///< everything, for a person; ends with a newline
+  std::size_t workspace = 0;  ///< bytes
+  double pairs = 0;  ///< (query, key) pairs that the intervals leave visible, over B and Hq
+  double flops = 0;  ///< 2 (D + Dv) per pair forward, 2 (3 D + 2 Dv) backward
 };
 Explanation explain(const Attention&, Pass, const Run& = {});
+/// Writes Explanation::text.
 std::ostream& operator<<(std::ostream&, const Explanation&);
 
-// Writes the mask that dropout applies: keep (B, Hq, Sq, Sk); bool; true = kept. Needs no data in
-// q, k and v; packed sequences use their own row and column numbers.
+/// Writes the mask that dropout applies: keep (B, Hq, Sq, Sk); bool; true = kept. Needs no data in
+/// q, k and v; packed sequences use their own row and column numbers.
 void dropout_mask(const Attention&, const Tensor& keep);
 
-// The probability that dropout realises for p: the nearest multiple of 1/65536 below 1.
+/// The probability that dropout realises for p: the nearest multiple of 1/65536 below 1.
 double dropout_probability(double p);
 
 // ------------------------------------------------------------------------------- what is available
 
+/// An implementation that this library has.
 struct BackendInfo {
-  std::string name;  // what Run::backend and REGARD_BACKEND take
-  bool available = false;
-  std::string note;  // what it is; or why it is missing and how to get it
+  std::string name;        ///< what Run::backend and REGARD_BACKEND take
+  bool available = false;  ///< usable on this machine
+  std::string note;        ///< what it is; or why it is missing and how to get it
 };
-std::vector<BackendInfo> backends();  // best first within a device
+/// Every implementation, best first within a device.
+std::vector<BackendInfo> backends();
 
+/// This machine's CPU.
 struct Machine {
-  std::string cpu;  // the processor's own name
-  std::vector<std::string>
-      isa;          // the instruction sets that the kernels ask about and that are usable
-  int threads = 0;  // cores that this process may use
-  std::size_t l1 = 0, l2 = 0, l3 = 0;  // data cache bytes (one core's L1 and L2), 0 = unknown
+  std::string cpu;  ///< the processor's own name
+  /// The instruction sets that the kernels ask about and that are usable.
+  std::vector<std::string> isa;
+  int threads = 0;     ///< cores that this process may use
+  std::size_t l1 = 0;  ///< bytes of one core's first data cache; 0 = unknown
+  std::size_t l2 = 0;  ///< bytes of one core's second cache; 0 = unknown
+  std::size_t l3 = 0;  ///< bytes of the third cache; 0 = unknown
 };
+/// Describes this machine's CPU.
 Machine machine();
 
-// FLOP/s that the instruction behind the chosen kernel reaches in a register-only loop on
-// Run::threads threads, measured now (about 50 ms).
+/// FLOP/s that the instruction behind the chosen kernel reaches in a register-only loop on
+/// Run::threads threads, measured now (about 50 ms).
 double measured_peak(Type type, const Run& = {});
 
-const char* version();  // "0.1.0"
+/// The version of the library: "0.1.0".
+const char* version();
 
 }  // namespace regard
 

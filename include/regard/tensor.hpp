@@ -1,4 +1,5 @@
-// Tensor: a view of memory that somebody else owns - pointer, type, sizes, strides.
+/// \file
+/// Tensor: a view of memory that somebody else owns - pointer, type, sizes, strides.
 #pragma once
 
 #include <array>
@@ -13,7 +14,7 @@
 
 namespace regard {
 
-// Bytes of one element; 0 for Type::none.
+/// Bytes of one element; 0 for Type::none.
 constexpr std::size_t size_of(Type type) noexcept {
   switch (type) {
     case Type::f64:
@@ -32,26 +33,28 @@ constexpr std::size_t size_of(Type type) noexcept {
   return 0;
 }
 
+/// "f64", "f32", "f16", "bf16", "bool", "i32" or "none".
 constexpr const char* name_of(Type type) noexcept {
   constexpr const char* names[] = {"none", "f64", "f32", "f16", "bf16", "bool", "i32"};
   const auto index = static_cast<std::size_t>(type);
   return index < 7 ? names[index] : "unknown";
 }
 
-// Sizes and strides count elements. A default-made Tensor means "not given".
-// One type serves inputs and outputs: the library writes only through output arguments.
+/// Sizes and strides count elements. A default-made Tensor means "not given".
+/// One type serves inputs and outputs: the library writes only through output arguments.
 struct Tensor {
-  static constexpr int kMaxRank = 4;
+  static constexpr int kMaxRank = 4;  ///< dimensions that a tensor may have
 
-  void* data = nullptr;
-  Type type = Type::none;
-  int rank = 0;
-  std::array<std::int64_t, kMaxRank> sizes{};
-  std::array<std::int64_t, kMaxRank> strides{};
+  void* data = nullptr;                          ///< the first element
+  Type type = Type::none;                        ///< none = not given
+  int rank = 0;                                  ///< how many sizes and strides count
+  std::array<std::int64_t, kMaxRank> sizes{};    ///< elements
+  std::array<std::int64_t, kMaxRank> strides{};  ///< elements from one index to the next
 
+  /// Not given.
   constexpr Tensor() = default;
 
-  // Dense in row-major order.
+  /// Dense in row-major order.
   Tensor(const void* data, Type type, std::initializer_list<std::int64_t> sizes)
       : data(const_cast<void*>(data)), type(type), rank(static_cast<int>(sizes.size())) {
     int axis = 0;
@@ -65,7 +68,7 @@ struct Tensor {
     }
   }
 
-  // With strides, as many as sizes (validation refuses any other number, and a rank over 4).
+  /// With strides, as many as sizes (validation refuses any other number, and a rank over 4).
   Tensor(const void* data, Type type, std::initializer_list<std::int64_t> sizes,
          std::initializer_list<std::int64_t> strides)
       : Tensor(data, type, sizes) {
@@ -76,10 +79,11 @@ struct Tensor {
     }
   }
 
+  /// Whether this is a tensor at all.
   constexpr bool given() const noexcept { return type != Type::none; }
 };
 
-// "bf16 [2, 8, 128, 64] strides [65536, 8192, 64, 1]".
+/// "bf16 [2, 8, 128, 64] strides [65536, 8192, 64, 1]".
 std::string to_string(const Tensor& tensor);
 
 }  // namespace regard

@@ -1,15 +1,17 @@
-// Type: what one element of a tensor is.
+/// \file
+/// Type: what one element of a tensor is.
 #pragma once
 
 namespace regard {
 
+/// f64, f32, f16 (IEEE binary16), bf16 (the upper half of an f32), boolean (one byte) and i32.
 enum class Type : unsigned char { none, f64, f32, f16, bf16, boolean, i32 };
 
-inline constexpr Type f64 = Type::f64;
-inline constexpr Type f32 = Type::f32;
-inline constexpr Type f16 = Type::f16;          // IEEE binary16
-inline constexpr Type bf16 = Type::bf16;        // the upper half of an f32
-inline constexpr Type boolean = Type::boolean;  // one byte; 0 is false, anything else true
-inline constexpr Type i32 = Type::i32;
+inline constexpr Type f64 = Type::f64;          ///< IEEE binary64
+inline constexpr Type f32 = Type::f32;          ///< IEEE binary32
+inline constexpr Type f16 = Type::f16;          ///< IEEE binary16
+inline constexpr Type bf16 = Type::bf16;        ///< the upper half of an f32
+inline constexpr Type boolean = Type::boolean;  ///< one byte; 0 is false, anything else true
+inline constexpr Type i32 = Type::i32;          ///< 32-bit signed integer
 
 }  // namespace regard
