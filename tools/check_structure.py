@@ -107,7 +107,10 @@ def object_problems(objects: list[str]) -> list[str]:
 def library_problems(library: str) -> list[str]:
     output = subprocess.run(["readelf", "-dW", library], check=True, capture_output=True, text=True)
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", output.stdout)
-    return [f"{Path(library).name}: needs {n}" for n in needed if not RUNTIME.fullmatch(n)]
+    problems = [f"{Path(library).name}: needs {n}" for n in needed if not RUNTIME.fullmatch(n)]
+    if not re.search(r"\(FLAGS_1\).*\bNODELETE\b", output.stdout):
+        problems.append(f"{Path(library).name}: dlclose may unmap it (no NODELETE flag)")
+    return problems
 
 
 def main() -> int:

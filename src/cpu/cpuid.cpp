@@ -57,8 +57,9 @@ Processor probe() {
 }  // namespace
 
 const Processor& this_processor() {
-  static const Processor processor = probe();
-  return processor;
+  // Never destroyed: calls may come while the process ends.
+  static const Processor* const processor = new Processor(probe());
+  return *processor;
 }
 
 std::string processor_name() {

@@ -51,8 +51,9 @@ std::vector<Chip> make_chips() {
 }  // namespace
 
 const std::vector<Chip>& known_chips() {
-  static const std::vector<Chip> chips = make_chips();
-  return chips;
+  // Never destroyed: calls may come while the process ends.
+  static const auto* const chips = new std::vector<Chip>(make_chips());
+  return *chips;
 }
 
 const Chip* chip_named(const std::string& name) {

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "problem/refuse.hpp"
+#include "threads/resident.hpp"
 #include "threads/task_queue.hpp"
 
 namespace regard {
@@ -94,6 +95,7 @@ Pool& pool() {
   (void)registered;
   Pool* existing = current_pool.load(std::memory_order_acquire);
   if (existing) return *existing;
+  keep_code_resident();
   auto* made = new Pool;
   if (current_pool.compare_exchange_strong(existing, made)) return *made;
   delete made;

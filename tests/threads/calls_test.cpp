@@ -1,9 +1,12 @@
-// Whole calls: from many threads, nested in a pool's work, on an Executor, and after a fork.
+// Whole calls: from many threads, nested in a pool's work, on an Executor, after a fork, at the
+// process's end and after dlclose.
+#include <dlfcn.h>
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -53,6 +56,18 @@ void own_threads(void*, int tasks, void (*task)(void*, int), void* context) {
   for (int index = 0; index < tasks; ++index) threads.emplace_back(task, context, index);
   for (std::thread& thread : threads) thread.join();
 }
+
+// What a call says while static objects are destroyed; made before the library's own.
+struct LateCall {
+  std::string want;
+  ~LateCall() {
+    if (want.empty()) return;
+    const Tensor shape(nullptr, f32, {1, 1, 4, 4});
+    const Attention attention{.q = shape, .k = shape, .v = shape};
+    _exit(explain(attention, Pass::forward).backend == want ? 0 : 1);
+  }
+};
+LateCall late_call;
 
 // Calls in a child process; 0 if its results are the bits wanted.
 int status_of_child(const std::string& want) {
@@ -116,6 +131,33 @@ TEST_CASE("a fork while other threads call" * doctest::skip(kSanitizer)) {
   stop = true;
   busy.join();
   CHECK(failed == 0);
+}
+
+TEST_CASE("calls while the process ends choose the kernels that they always do") {
+  const Case c(settings());
+  const std::string backend = explain(c.attention(), Pass::forward).backend;
+  const pid_t child = fork();
+  if (child == 0) {
+    late_call.want = backend;
+    std::exit(2);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+}
+
+// A plug-in that contains the static library, unloaded while the pool's threads wait in its code.
+TEST_CASE("dlclose leaves the code in place that the pool's threads run") {
+  void* const plugin = dlopen(REGARD_TEST_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+  REQUIRE(plugin != nullptr);
+  const auto call = reinterpret_cast<int (*)()>(dlsym(plugin, "plugin_call"));
+  REQUIRE(bool(call));
+  CHECK(call() == 0);
+  CHECK(dlclose(plugin) == 0);
+  void* const still = dlopen(REGARD_TEST_PLUGIN, RTLD_NOW | RTLD_NOLOAD);
+  CHECK(still != nullptr);
+  if (still) dlclose(still);
 }
 
 TEST_SUITE_END();
