@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "problem/refuse.hpp"
+#include "threads/executor_call.hpp"
 #include "threads/resident.hpp"
 #include "threads/task_queue.hpp"
 
@@ -123,14 +124,10 @@ void parallel(int workers, const Run& run, const std::function<void(int)>& work)
     return;
   }
   if (run.executor.run) {
-    const auto call = [](void* context, int index) {
-      (*static_cast<const std::function<void(int)>*>(context))(index);
-    };
-    run.executor.run(run.executor.self, workers, call,
-                     const_cast<void*>(static_cast<const void*>(&work)));
-    return;
+    ExecutorCall::run(run.executor, workers, work);
+  } else {
+    pool().run(workers, work);
   }
-  pool().run(workers, work);
 }
 
 void parallel_tasks(std::int64_t tasks, int workers, const Run& run,

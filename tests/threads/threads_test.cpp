@@ -116,6 +116,64 @@ TEST_CASE("a caller's Executor runs the workers") {
   CHECK(used == 1);
 }
 
+TEST_CASE("an Executor that breaks its contract is an Error, and runs no worker twice") {
+  using Task = void (*)(void*, int);
+  const auto nothing = [](void*, int, Task, void*) {};
+  const auto all_but_last = [](void*, int tasks, Task task, void* context) {
+    for (int index = 0; index + 1 < tasks; ++index) task(context, index);
+  };
+  const auto first_twice = [](void*, int tasks, Task task, void* context) {
+    task(context, 0);
+    for (int index = 0; index < tasks; ++index) task(context, index);
+  };
+  const auto one_too_many = [](void*, int tasks, Task task, void* context) {
+    for (int index = 0; index <= tasks; ++index) task(context, index);
+  };
+  const auto below_zero = [](void*, int tasks, Task task, void* context) {
+    for (int index = -1; index < tasks; ++index) task(context, index);
+  };
+  const std::pair<decltype(Executor::run), const char*> broken[] = {
+      {nothing, "executor = 3: of 3 tasks were not called; results are incomplete"},
+      {all_but_last, "executor = 1: of 3 tasks were not called; results are incomplete"},
+      {first_twice,
+       "executor = 0: a task was called with this index twice, or out of range; results are "
+       "incomplete"},
+      {one_too_many,
+       "executor = 3: a task was called with this index twice, or out of range; results are "
+       "incomplete"},
+      {below_zero,
+       "executor = -1: a task was called with this index twice, or out of range; results are "
+       "incomplete"}};
+  for (const auto& [executor, message] : broken) {
+    std::atomic<int> calls[3]{};
+    CHECK_THROWS_WITH_AS(
+        parallel(3, {.executor = {.run = executor}}, [&](int worker) { ++calls[worker]; }), message,
+        Error);
+    for (const auto& count : calls) CHECK(count <= 1);
+  }
+}
+
+namespace {
+
+struct Deferred {
+  void (*task)(void*, int) = nullptr;
+  void* context = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("a task that an Executor calls after it has returned does nothing") {
+  Deferred later;
+  const auto defer = [](void* self, int, void (*task)(void*, int), void* context) {
+    *static_cast<Deferred*>(self) = {task, context};
+  };
+  std::atomic<int> calls{0};
+  CHECK_THROWS_AS(parallel(2, {.executor = {.run = defer, .self = &later}}, [&](int) { ++calls; }),
+                  Error);
+  later.task(later.context, 1);
+  CHECK(calls == 0);
+}
+
 TEST_CASE("worker_count") {
   CHECK(worker_count({.threads = 3}) == 3);
   CHECK(worker_count({}) >= 1);
