@@ -1,4 +1,5 @@
-// The C++ API: describe, plan, run. The only file that knows every backend.
+// The C++ API: describe, plan, run. The only file that knows every backend. Each function computes
+// under the default floating-point state.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 #include "problem/refuse.hpp"
 #include "reference/reference.hpp"
 #include "regard/regard.hpp"
+#include "threads/float_state.hpp"
 #include "threads/threads.hpp"
 
 namespace regard {
@@ -71,6 +73,7 @@ std::size_t workspace_of(const Problem& problem, const Run& run) {
 }  // namespace
 
 void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
+  const DefaultFloatState floats;
   if (cuda_backend::on_gpu(run)) {
     const Problem problem = describe_forward(a, to, Tables::unread);
     cuda_backend::run(problem, cuda_backend::make_supported_plan(problem, run), run);
@@ -86,6 +89,7 @@ void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
 }
 
 void backward(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
+  const DefaultFloatState floats;
   if (cuda_backend::on_gpu(run)) {
     const Problem problem = describe_backward(a, from, to, Tables::unread);
     cuda_backend::run(problem, cuda_backend::make_supported_plan(problem, run), run);
@@ -101,19 +105,23 @@ void backward(const Attention& a, const BackwardInputs& from, const Gradients& t
 }
 
 std::size_t workspace(const Attention& a, Pass pass, const Run& run) {
+  const DefaultFloatState floats;
   return workspace_of(describe(a, pass, NullData::allowed, tables_of(run)), run);
 }
 
 std::size_t workspace(const Attention& a, const ForwardOutputs& to, const Run& run) {
+  const DefaultFloatState floats;
   return workspace_of(describe_forward(a, to, tables_of(run)), run);
 }
 
 std::size_t workspace(const Attention& a, const BackwardInputs& from, const Gradients& to,
                       const Run& run) {
+  const DefaultFloatState floats;
   return workspace_of(describe_backward(a, from, to, tables_of(run)), run);
 }
 
 Explanation explain(const Attention& a, Pass pass, const Run& run) {
+  const DefaultFloatState floats;
   const Problem problem = describe(a, pass, NullData::allowed, tables_of(run));
   if (cuda_backend::on_gpu(run)) return explain_gpu(problem, run);
   const Plan plan = make_plan(problem, run);
@@ -131,6 +139,7 @@ Explanation explain(const Attention& a, Pass pass, const Run& run) {
 std::ostream& operator<<(std::ostream& out, const Explanation& e) { return out << e.text; }
 
 void dropout_mask(const Attention& a, const Tensor& keep_tensor) {
+  const DefaultFloatState floats;
   const Problem p = describe(a, Pass::forward, NullData::allowed);
   const View view = describe_keep(p, keep_tensor);
   const Sizes& s = p.sizes;
@@ -145,6 +154,7 @@ void dropout_mask(const Attention& a, const Tensor& keep_tensor) {
 }
 
 double dropout_probability(double p) {
+  const DefaultFloatState floats;
   require(p >= 0 && p < 1, "p", p, "must be in [0, 1)");
   return realised_probability(dropout_params(p, 0, 0));
 }
@@ -193,6 +203,7 @@ Machine machine() {
 }
 
 double measured_peak(Type type, const Run& run) {
+  const DefaultFloatState floats;
   require(!cuda_backend::on_gpu(run), "device", cuda_backend::device_name(run),
           "only the CPU's peak can be measured");
   const Tensor shape(nullptr, type, {1, 1, 1, 1});

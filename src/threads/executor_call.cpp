@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "problem/refuse.hpp"
+#include "threads/float_state.hpp"
 
 namespace regard {
 
@@ -32,6 +33,7 @@ void ExecutorCall::start(int index) {
     wrong_index_ = index;
     return;
   }
+  const DefaultFloatState floats;
   work_(index);
   ended_.fetch_add(1, std::memory_order_release);
 }

@@ -14,6 +14,7 @@
 
 #include "problem/refuse.hpp"
 #include "threads/executor_call.hpp"
+#include "threads/float_state.hpp"
 #include "threads/resident.hpp"
 #include "threads/task_queue.hpp"
 
@@ -46,9 +47,14 @@ class Pool {
   void start_one(Job& job, std::unique_lock<std::mutex>& lock) {
     const int worker = job.started++;
     lock.unlock();
-    job.work(worker);
+    run_worker(job, worker);
     lock.lock();
     if (++job.finished == job.workers) done_.notify_all();
+  }
+
+  static void run_worker(Job& job, int worker) {
+    const DefaultFloatState floats;
+    job.work(worker);
   }
 
   Job* find_job() {

@@ -1,0 +1,44 @@
+// The floating-point state that results are computed under, whatever the thread's own is.
+#pragma once
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#else
+#include <cfenv>
+#endif
+
+namespace regard {
+
+// For its scope, the thread rounds to nearest, keeps subnormals and traps nothing; then the
+// thread's own state returns, its exception flags included. Without it a caller's rounding mode,
+// flush-to-zero or unmasked exceptions would reach the results of that thread's share of the work.
+class DefaultFloatState {
+ public:
+  DefaultFloatState() noexcept { save(); }
+  ~DefaultFloatState() { restore(); }
+  DefaultFloatState(const DefaultFloatState&) = delete;
+  DefaultFloatState& operator=(const DefaultFloatState&) = delete;
+
+ private:
+#if defined(__SSE2__)
+  static constexpr unsigned kDefault = 0x1f80;  // all exceptions masked, nothing else set
+
+  void save() noexcept {
+    own_ = _mm_getcsr();
+    _mm_setcsr(kDefault);
+  }
+  void restore() noexcept { _mm_setcsr(own_); }
+
+  unsigned own_ = kDefault;
+#else
+  void save() noexcept {
+    std::fegetenv(&own_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  void restore() noexcept { std::fesetenv(&own_); }
+
+  std::fenv_t own_;
+#endif
+};
+
+}  // namespace regard
