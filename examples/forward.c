@@ -1,4 +1,4 @@
-/* Attention with grouped heads on the CPU, from C. The README shows this file. */
+/* Attention with grouped heads on the CPU, from C. docs/guide-c.md shows this file. */
 #include <math.h>
 #include <regard/regard.h>
 #include <stdio.h>

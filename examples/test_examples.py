@@ -1,4 +1,5 @@
-"""The README's programs run, are the ones in the README, and build against an installed library."""
+"""The documents' programs run, and build against an installed library; that the documents show these
+very programs is tested in tests/docs."""
 
 from __future__ import annotations
 
@@ -56,11 +57,15 @@ def test_c_example_runs() -> None:
     check_c(output_of(BUILD / "examples/example_forward_c"))
 
 
-@pytest.mark.parametrize("name, language", [("forward.cpp", "cpp"), ("forward.c", "c")])
-def test_readme_shows_the_example(name: str, language: str) -> None:
-    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    code = (EXAMPLES / name).read_text().split("\n", 1)[1]  # without the comment at its head
-    assert code in blocks, f"README.md has no ```{language} block with the text of examples/{name}"
+def test_guide_runs() -> None:
+    """Each of its programs checks what it computed."""
+    text = output_of(BUILD / "examples/example_guide_cpp")
+    assert text.endswith("the guide's programs are right\n")
+
+
+def test_gpu_example_runs() -> None:
+    text = output_of(BUILD / "examples/example_gpu_cpp")
+    assert re.match(r"no GPU to use: |a mean of ones on the GPU is off by \d\.\de-0[6-9]", text), text
 
 
 def test_find_package(prefix: Path, tmp_path: Path) -> None:
