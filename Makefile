@@ -12,7 +12,7 @@ FUZZ_SECONDS ?= 300
 export PYTHONDONTWRITEBYTECODE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu build check bench-cpu bench-gpu sanitize fuzz format clean setup-build setup-test setup-bench
+.PHONY: help demo test test-gpu build check bench-cpu bench-gpu sanitize fuzz format docs clean setup-build setup-test setup-bench setup-docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -51,8 +51,13 @@ fuzz: setup-test ## Fuzz the public API (FUZZ_SECONDS=300)
 format: setup-test ## clang-format over every C and C++ file
 	@tools/format.sh
 
+docs: setup-docs ## The guides and the API reference, as a site in build/docs
+	@doxygen docs/reference/Doxyfile
+	@$(PYTHON) -m sphinx -q -W --keep-going -c docs/reference -d build/doctrees docs build/docs
+	@echo "docs: build/docs/index.html"
+
 clean: ## Remove build/: binaries, virtual environment, logs
 	rm -rf build
 
-setup-build setup-test setup-bench: setup-%:
+setup-build setup-test setup-bench setup-docs: setup-%:
 	@tools/setup.sh $*

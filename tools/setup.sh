@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what is missing to build, test or compare: Debian packages and build/venv.
+# Installs what is missing to build, test, compare or document: Debian packages and build/venv.
 #
-#   tools/setup.sh build | test | bench
+#   tools/setup.sh build | test | bench | docs
 #
 # Each step is skipped where nothing is missing, so that a second run takes a fraction of a second.
 set -euo pipefail
@@ -17,7 +17,11 @@ case $purpose in
     packages+=(clang-16 libclang-rt-16-dev clang-format-16)
     ;;
   bench) requirements=tools/requirements-bench.txt ;;
-  *) echo "usage: tools/setup.sh build | test | bench" >&2; exit 2 ;;
+  docs)
+    requirements=tools/requirements-docs.txt
+    packages+=(doxygen)
+    ;;
+  *) echo "usage: tools/setup.sh build | test | bench | docs" >&2; exit 2 ;;
 esac
 
 # step TEXT COMMAND...: runs the command quietly; its output appears only where it fails.

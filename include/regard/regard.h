@@ -88,11 +88,11 @@ enum { REGARD_DEVICE_CPU = 0, REGARD_DEVICE_CUDA = 1, REGARD_DEVICE_CHIP = 2 };
 /** A view of memory that the caller owns. Sizes and strides count elements. All zero = "not given".
  * Inputs are only read, though the pointer is not const. */
 typedef struct regard_tensor {
-  void* data;
-  regard_type type;
-  int32_t rank; /**< 0 to 4: how many sizes and strides count */
-  int64_t sizes[4];
-  int64_t strides[4];
+  void* data;         /**< the first element */
+  regard_type type;   /**< REGARD_NONE = not given */
+  int32_t rank;       /**< 0 to 4: how many sizes and strides count */
+  int64_t sizes[4];   /**< elements */
+  int64_t strides[4]; /**< elements from one index to the next */
 } regard_tensor;
 
 /** B batches, Hq query heads, Hkv key/value heads (Hq a multiple of Hkv), Sq queries, Sk keys, head

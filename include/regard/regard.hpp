@@ -131,6 +131,7 @@ struct Workspace {
 /// A caller's thread pool. run must call task(context, index) once for each index in [0, tasks), in
 /// any order and on any threads, and return when all have returned.
 struct Executor {
+  /// Calls task(context, index) for each index.
   void (*run)(void* self, int tasks, void (*task)(void* context, int index),
               void* context) = nullptr;
   void* self = nullptr;  ///< passed through to run
@@ -181,6 +182,7 @@ struct Explanation {
   double pairs = 0;  ///< (query, key) pairs that the intervals leave visible, over B and Hq
   double flops = 0;  ///< 2 (D + Dv) per pair forward, 2 (3 D + 2 Dv) backward
 };
+/// Says which kernel a call would run, and why.
 Explanation explain(const Attention&, Pass, const Run& = {});
 /// Writes Explanation::text.
 std::ostream& operator<<(std::ostream&, const Explanation&);

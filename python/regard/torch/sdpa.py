@@ -35,9 +35,8 @@ def scaled_dot_product_attention(
         enable_gqa: lets Hq be a multiple of H. Without it heads must broadcast.
         bias: float, beside a bool attn_mask.
         causal: as `attention` takes it, where is_causal is not meant: "bottom_right".
-        window, softcap, alibi_slopes, sink, dropout_seed, dropout_offset, precision,
-        deterministic, out_type, threads, backend: as `attention`.
         return_lse: also return the log of the denominators, (..., Hq, L).
+        window and all others: as `attention` takes them.
 
     Returns:
         (..., Hq, L, Ev), or with its lse. A row that sees no key is 0.

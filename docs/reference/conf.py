@@ -1,0 +1,37 @@
+"""Sphinx's settings for `make docs`: the guides and the reference as one site in build/docs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+project = "Regard"
+copyright = "the authors of Regard; Apache-2.0"
+version = (ROOT / "CMakeLists.txt").read_text().split("project(regard VERSION ")[1].split()[0]
+extensions = ["breathe", "myst_parser", "autoapi.extension", "sphinx.ext.napoleon"]
+html_theme = "furo"
+html_title = f"Regard {version}"
+
+breathe_projects = {"regard": str(ROOT / "build/doxygen/xml")}
+breathe_default_project = "regard"
+breathe_domain_by_extension = {"h": "c", "hpp": "cpp"}
+
+# Read as text: neither the compiled module nor a framework is needed.
+autoapi_dirs = [str(ROOT / "python/regard")]
+autoapi_generate_api_docs = False
+python_maximum_signature_line_length = 80
+
+myst_heading_anchors = 4
+# The guides also link to files outside docs/, which are no pages here; tests/docs checks those links.
+suppress_warnings = ["myst.xref_missing", "duplicate_declaration.c", "duplicate_declaration.cpp",
+                     "autoapi.python_import_resolution"]
+
+
+def plain_text(app, what, name, thing, options, lines: list[str]) -> None:
+    """Docstrings are plain text: | and * mean themselves."""
+    lines[:] = [line.replace("|", r"\|").replace("*", r"\*") for line in lines]
+
+
+def setup(app) -> None:
+    app.connect("autodoc-process-docstring", plain_text, priority=400)  # before napoleon reads it
