@@ -5,12 +5,12 @@
  * regard_workspace and regard_explain all take it. What each field means, to the last edge, stands
  * in docs/semantics.md. Valid C11 and C++20.
  *
- *   regard_attention a = REGARD_ATTENTION_INIT;
- *   a.q = regard_dense(q, REGARD_F32, 4, (const int64_t[]){B, Hq, Sq, D});
- *   ... k and v likewise; every other field may keep its default, which is "off" ...
- *   regard_forward_tensors tensors = REGARD_FORWARD_TENSORS_INIT;
- *   tensors.out = regard_dense(out, REGARD_F32, 4, (const int64_t[]){B, Hq, Sq, Dv});
- *   if (regard_forward(&a, &tensors, NULL) != REGARD_OK) puts(regard_last_error());
+ *     regard_attention a = REGARD_ATTENTION_INIT;
+ *     a.q = regard_dense(q, REGARD_F32, 4, (const int64_t[]){B, Hq, Sq, D});
+ *     ... k and v likewise; every other field may keep its default, which is "off" ...
+ *     regard_forward_tensors tensors = REGARD_FORWARD_TENSORS_INIT;
+ *     tensors.out = regard_dense(out, REGARD_F32, 4, (const int64_t[]){B, Hq, Sq, Dv});
+ *     if (regard_forward(&a, &tensors, NULL) != REGARD_OK) puts(regard_last_error());
  *
  * Versions. Every struct that may grow begins with `size`, the caller's own sizeof; the INIT macros
  * set it. A field that lies past the caller's size has its default, so that a program built against

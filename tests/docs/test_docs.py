@@ -109,6 +109,22 @@ def test_length(name: str, most: int) -> None:
     assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= most
 
 
+def test_options_of_the_build_have_a_line() -> None:
+    text = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    options = set(re.findall(r"^(?:option|set)\((REGARD_\w+) ", text, re.MULTILINE))
+    table = re.findall(r"^\| `(REGARD_\w+)`", (ROOT / "docs/guide-cpp.md").read_text(), re.MULTILINE)
+    assert options == set(table)
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        code = re.findall(r"`make ([\w-]+)|^    make ([\w-]+)", page.read_text(encoding="utf-8"),
+                          re.MULTILINE)
+        for name in filter(None, (a or b for a, b in code)):
+            assert name in targets, f"{name_of(page)}: no make {name}"
+
+
 def test_environment_variables_have_a_line() -> None:
     """What the library, the tool and the package read from the environment is in docs/gpu.md."""
     sources = [path for folder in ("src", "cli", "python") for path in (ROOT / folder).rglob("*")
