@@ -226,6 +226,7 @@ def first_stages() -> list[Stage]:
         pytest_stage("cli", "tests/cli"),
         pytest_stage("examples", "examples"),
         pytest_stage("docs", "tests/docs"),
+        pytest_stage("install", "tests/install"),
         *package_stages(),
         *kernel_stages(),
     ]
@@ -313,13 +314,14 @@ def main() -> int:
         "--only",
         default="",
         help="groups, with commas: format, release, ctest, "
-        "python, emulated, cli, examples, docs, package, kernels, check, asan, tsan, fuzz",
+        "python, emulated, cli, examples, docs, install, package, kernels, check, asan, tsan, fuzz",
     )
     parser.add_argument("--fuzz-seconds", type=int, default=30)
     arguments = parser.parse_args()
     wanted = set(filter(None, arguments.only.split(",")))
     # pytest and check use the release build; asking for them builds it.
-    if wanted & {"ctest", "python", "emulated", "cli", "examples", "docs", "kernels", "check"}:
+    if wanted & {"ctest", "python", "emulated", "cli", "examples", "docs", "install",
+                 "kernels", "check"}:
         wanted.add("release")
 
     def chosen(stages: list[Stage]) -> list[Stage]:
