@@ -104,6 +104,19 @@ def test_named_files_exist(page: Path) -> None:
             part in name for part in PLACEHOLDERS), f"no file {name}"
 
 
+@pytest.mark.parametrize("name", ["architecture", "extending", "kernels"])
+def test_named_functions_and_values_exist(name: str) -> None:
+    """Each `name` of the pages for contributors is a word of the code."""
+    words: set[str] = set()
+    for folder in ("include", "src", "tests", "tools", "python"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in {".h", ".hpp", ".cpp", ".cuh", ".py"}:
+                words |= set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    page = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([A-Za-z_]\w{3,})(?:<\w+>)?`", page))
+    assert named and not named - words
+
+
 @pytest.mark.parametrize("name, most", MOST_LINES.items())
 def test_length(name: str, most: int) -> None:
     assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= most
