@@ -42,6 +42,8 @@ class Initialisers {
 
 Initialisers initialisers(const Features& f) {
   constexpr Features standard;
+  // Fails where a member is added: it must be added below too.
+  [[maybe_unused]] const auto& [m1, m2, m3, m4, m5, m6, m7, m8] = f;
   Initialisers x("Features");
   x.flag("softcap", f.softcap, standard.softcap);
   x.flag("bias", f.bias, standard.bias);
@@ -56,6 +58,7 @@ Initialisers initialisers(const Features& f) {
 
 Initialisers initialisers(const Tiling& t) {
   constexpr Tiling standard;
+  [[maybe_unused]] const auto& [m1, m2, m3, m4, m5, m6, m7] = t;  // as above
   Initialisers x("Tiling");
   x.number("rows", t.rows, standard.rows);
   x.number("keys", t.keys, standard.keys);
