@@ -53,7 +53,7 @@ format: setup-test ## clang-format over every C and C++ file
 
 docs: setup-docs ## The guides and the API reference, as a site in build/docs
 	@doxygen docs/reference/Doxyfile
-	@$(PYTHON) -m sphinx -q -W --keep-going -c docs/reference -d build/doctrees docs build/docs
+	@$(PYTHON) -m sphinx -q -E -W --keep-going -c docs/reference -d build/doctrees docs build/docs
 	@echo "docs: build/docs/index.html"
 
 clean: ## Remove build/: binaries, virtual environment, logs

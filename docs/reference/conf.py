@@ -29,8 +29,15 @@ suppress_warnings = ["myst.xref_missing", "duplicate_declaration.c", "duplicate_
 
 
 def plain_text(app, what, name, thing, options, lines: list[str]) -> None:
-    """Docstrings are plain text: | and * mean themselves."""
-    lines[:] = [line.replace("|", r"\|").replace("*", r"\*") for line in lines]
+    """Docstrings are plain text: | and * mean themselves, and indented paragraphs are code."""
+    text: list[str] = []
+    in_code = False
+    for line in lines:
+        begins = line.startswith("    ") and text[-1:] == [""] and not text[-2].startswith(" ")
+        in_code = begins or (in_code and (not line or line.startswith("    ")))
+        text += ["::", ""] if begins else []
+        text.append(line if in_code else line.replace("|", r"\|").replace("*", r"\*"))
+    lines[:] = text
 
 
 def setup(app) -> None:

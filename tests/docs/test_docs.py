@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ["docs", "bench", "examples", ".github"]
+FOLDERS = ["docs", "bench", "examples", "tests", ".github"]
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS
                                       for page in (ROOT / folder).rglob("*.md"))])
 MOST_LINES = {"README.md": 150, "docs/performance.md": 150}
