@@ -33,6 +33,7 @@ std::string gpu_text() {
   if (setup.devices.empty()) table.add({"GPUs", "none"});
   table.add({"driver", setup.has_driver ? "for CUDA " + setup.driver : "none: " + setup.driver});
   table.add({"compiler", setup.has_compiler ? setup.compiler : "none: " + setup.compiler});
+  for (const std::string& sentence : setup.skipped) table.add({"not trusted", sentence});
   table.add({"kernel cache", cache_text(setup.cache)});
   return table.text().substr(1);
 }

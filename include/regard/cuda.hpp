@@ -35,7 +35,9 @@ struct CudaSetup {
   bool has_driver = false;    ///< whether `driver` is a version
   std::string compiler;       ///< NVRTC's version and file; or why there is none
   bool has_compiler = false;  ///< whether `compiler` is a version and a file
-  std::string cache;          ///< the folder of compiled kernels; "" = none
+  /// What the search for the compiler found but did not trust, and why; each a sentence.
+  std::vector<std::string> skipped;
+  std::string cache;  ///< the folder of compiled kernels; "" = none
 };
 /// Opens the driver and NVRTC and says what was found.
 CudaSetup cuda_setup();

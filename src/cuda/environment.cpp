@@ -8,6 +8,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+
+#include "cuda/trust.hpp"
 
 namespace regard::cuda_backend {
 namespace {
@@ -16,20 +19,6 @@ namespace {
 std::string variable(const char* name) {
   const char* const value = secure_getenv(name);
   return value ? value : "";
-}
-
-std::vector<std::string> entries_beginning_with(const std::string& folder,
-                                                const std::string& prefix) {
-  std::vector<std::string> found;
-  DIR* const directory = opendir(folder.c_str());
-  if (!directory) return found;
-  while (const dirent* entry = readdir(directory)) {
-    const std::string name = entry->d_name;
-    if (name.starts_with(prefix)) found.push_back(folder + "/" + name);
-  }
-  closedir(directory);
-  std::sort(found.rbegin(), found.rend());  // newer versions first
-  return found;
 }
 
 // Where pip puts NVRTC below a site-packages folder.
@@ -47,22 +36,47 @@ void add_prefix(const std::string& prefix, std::vector<std::string>& folders) {
   }
 }
 
-std::string folder_of(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "" : path.substr(0, slash);
+int add_name(dl_phdr_info* info, std::size_t, void* names) {
+  static_cast<std::vector<std::string>*>(names)->emplace_back(info->dlpi_name);
+  return 0;
 }
 
-// Libraries that the process has already loaded have brought their own NVRTC beside them.
-int add_neighbours(dl_phdr_info* info, std::size_t, void* list) {
-  auto& folders = *static_cast<std::vector<std::string>*>(list);
-  const std::string path = info->dlpi_name ? info->dlpi_name : "";
-  const std::size_t packages = path.find("site-packages/");
-  if (packages != std::string::npos) {
-    folders.push_back(path.substr(0, packages) + "site-packages");
-  } else if (path.find("/libcudart") != std::string::npos) {
-    folders.push_back(folder_of(path));
+// Libraries that the process has already loaded have brought their own NVRTC with them. A name
+// that is not absolute was relative to a working directory that may be another one by now.
+void add_neighbours(std::vector<std::string>& folders) {
+  std::vector<std::string> libraries;
+  dl_iterate_phdr(add_name, &libraries);
+  for (const std::string& path : libraries) {
+    if (!path.starts_with('/')) continue;
+    for (const std::string packages : {"/site-packages", "/dist-packages"}) {
+      const std::size_t at = path.find(packages + "/");
+      if (at != std::string::npos) add_packages(path.substr(0, at) + packages, folders);
+    }
+    if (path.find("/libcudart") != std::string::npos) folders.push_back(folder_of(path));
   }
-  return 0;
+}
+
+// Where the program's own folder is prefix/bin, as Python's is; a program elsewhere has no prefix.
+void add_prefix_of_program(std::vector<std::string>& folders) {
+  char self[4096];
+  const ssize_t length = readlink("/proc/self/exe", self, sizeof self);
+  const std::string folder = length > 0 ? folder_of(std::string(self, length)) : "";
+  if (folder.ends_with("/bin")) add_prefix(folder_of(folder), folders);
+}
+
+// "" where the variable is not set, or is no absolute path, which is noted.
+std::string absolute_variable(const char* name, std::vector<std::string>& ignored) {
+  std::string value = variable(name);
+  if (value.empty() || value.starts_with('/')) return value;
+  ignored.push_back(std::string(name) + " = \"" + printable(value) +
+                    "\" is not used: it is not an absolute path");
+  return "";
+}
+
+// Paths that the user has named for this very purpose may be relative.
+std::string absolute(const std::string& path) {
+  std::error_code failure;
+  return path.empty() ? "" : std::filesystem::absolute(path, failure).string();
 }
 
 }  // namespace
@@ -70,48 +84,59 @@ int add_neighbours(dl_phdr_info* info, std::size_t, void* list) {
 std::string backend_variable() { return variable("REGARD_BACKEND"); }
 
 std::string cache_folder() {
-  if (std::string folder = variable("REGARD_CACHE_DIR"); !folder.empty()) return folder;
+  if (std::string folder = variable("REGARD_CACHE_DIR"); !folder.empty()) return absolute(folder);
   // The specification of XDG asks that relative paths be ignored.
   if (std::string base = variable("XDG_CACHE_HOME"); base.starts_with('/')) return base + "/regard";
   if (std::string home = variable("HOME"); home.starts_with('/')) return home + "/.cache/regard";
   return "";
 }
 
-std::string kernel_folder() { return variable("REGARD_KERNEL_DIR"); }
+std::string kernel_folder() { return absolute(variable("REGARD_KERNEL_DIR")); }
 
-std::vector<std::string> compiler_folders() {
-  std::vector<std::string> folders;
-  std::vector<std::string> neighbours;
-  dl_iterate_phdr(add_neighbours, &neighbours);
-  for (const std::string& neighbour : neighbours) {
-    if (neighbour.ends_with("site-packages")) {
-      add_packages(neighbour, folders);
-    } else {
-      folders.push_back(neighbour);
-    }
+std::vector<std::string> entries_beginning_with(const std::string& folder,
+                                                const std::string& prefix) {
+  std::vector<std::string> found;
+  DIR* const directory = opendir(folder.c_str());
+  if (!directory) return found;
+  while (const dirent* entry = readdir(directory)) {
+    const std::string name = entry->d_name;
+    if (name.starts_with(prefix)) found.push_back(folder + "/" + name);
   }
-  for (const char* name : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
-    if (const std::string prefix = variable(name); !prefix.empty()) {
-      add_prefix(prefix, folders);
-      folders.push_back(prefix + "/lib");
-    }
-  }
-  char self[4096];
-  const ssize_t length = readlink("/proc/self/exe", self, sizeof self);
-  if (length > 0) add_prefix(folder_of(folder_of(std::string(self, length))), folders);
+  closedir(directory);
+  std::sort(found.rbegin(), found.rend());  // newer versions first
+  return found;
+}
+
+std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "" : path.substr(0, slash);
+}
+
+CompilerFolders compiler_folders() {
+  std::vector<std::string> folders, ignored;
+  add_neighbours(folders);
   for (const char* name : {"CUDA_HOME", "CUDA_PATH"}) {
-    if (const std::string home = variable(name); !home.empty()) folders.push_back(home + "/lib64");
+    const std::string home = absolute_variable(name, ignored);
+    if (!home.empty()) folders.push_back(home + "/lib64");
   }
   for (const std::string& toolkit : entries_beginning_with("/usr/local", "cuda")) {
     folders.push_back(toolkit + "/lib64");
   }
-  std::vector<std::string> unique;
+  for (const char* name : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
+    const std::string prefix = absolute_variable(name, ignored);
+    if (prefix.empty()) continue;
+    add_prefix(prefix, folders);
+    folders.push_back(prefix + "/lib");
+  }
+  add_prefix_of_program(folders);
+  CompilerFolders found{.folders = {}, .ignored = std::move(ignored)};
   for (std::string& folder : folders) {
-    if (std::find(unique.begin(), unique.end(), folder) == unique.end()) {
-      unique.push_back(std::move(folder));
+    const auto& known = found.folders;
+    if (std::find(known.begin(), known.end(), folder) == known.end()) {
+      found.folders.push_back(std::move(folder));
     }
   }
-  return unique;
+  return found;
 }
 
 bool is_logging() {

@@ -11,8 +11,18 @@ std::string backend_variable();  // REGARD_BACKEND
 std::string cache_folder();      // REGARD_CACHE_DIR, or the user's own; "" where there is none
 std::string kernel_folder();     // REGARD_KERNEL_DIR: texts to be used instead of the embedded ones
 
-// Folders in which NVRTC may lie, likeliest first: toolkits, pip packages.
-std::vector<std::string> compiler_folders();
+// Folders in which NVRTC may lie, likeliest first: next to libraries that the process has loaded,
+// in toolkits, in Python's packages. None has been checked yet.
+struct CompilerFolders {
+  std::vector<std::string> folders;  // absolute, each once
+  std::vector<std::string> ignored;  // variables that name no absolute folder, each a sentence
+};
+CompilerFolders compiler_folders();
+
+std::string folder_of(const std::string& path);  // "" where there is no slash
+// Full paths of a folder's entries that begin so; newer versions first.
+std::vector<std::string> entries_beginning_with(const std::string& folder,
+                                                const std::string& prefix);
 
 // One line to where REGARD_LOG says: "stderr", or a file. Costs a comparison where it is not set.
 bool is_logging();

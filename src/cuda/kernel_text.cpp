@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "cuda/environment.hpp"
+#include "cuda/trust.hpp"
 #include "plan/config_text.hpp"
 #include "plan/wgmma_backward_layout.h"
 #include "problem/refuse.hpp"
@@ -70,11 +71,17 @@ bool embedded_text(const std::string& name, std::string& text) {
   return false;
 }
 
-// A folder as the source tree has them: with src/ and include/ below it, or their contents.
+// A folder as the source tree has them: with src/ and include/ below it, or their contents. What
+// others may have written there is an Error, because the embedded text is not what was asked for.
 bool text_in_folder(const std::string& folder, const std::string& name, std::string& text) {
   for (const char* below : {"/", "/src/", "/include/"}) {
-    std::ifstream file(folder + below + name, std::ios::binary);
-    if (!file) continue;
+    const TrustedPath found = trusted_path(folder + below + name);
+    if (!found.exists) continue;
+    if (!found.fault.empty()) {
+      refuse("REGARD_KERNEL_DIR", folder, folder + below + name + " is not used: it " + found.fault,
+             Code::unavailable);
+    }
+    std::ifstream file(found.path, std::ios::binary);
     std::ostringstream all;
     all << file.rdbuf();
     text = all.str();

@@ -6,6 +6,7 @@
 #include "cuda/driver.hpp"
 #include "cuda/environment.hpp"
 #include "cuda/shared_library.hpp"
+#include "cuda/trust.hpp"
 #include "problem/refuse.hpp"
 
 namespace regard::cuda_backend {
@@ -85,28 +86,53 @@ struct CompilerSearch {
   Compiler compiler;
   Nvrtc functions{};
   std::string why_not;
+  std::vector<std::string> skipped;  // what was found but is not used, each a sentence
 
   // A driver runs what a compiler of its own major version, or an older one, has made.
   static std::vector<int> majors() {
     const int driver_major = driver_version() / 1000;
     return driver_major == 12 ? std::vector<int>{12, 13} : std::vector<int>{13, 12};
   }
-
-  // NVRTC opens its built-ins by name, which fails outside the loader's path unless they are open.
-  static void open_builtins(const std::string& folder, int major) {
-    for (int minor = 9; minor >= 0; --minor) {
-      SharedLibrary builtins;
-      const std::string name =
-          "libnvrtc-builtins.so." + std::to_string(major) + "." + std::to_string(minor);
-      if (builtins.open(folder + "/" + name)) return;
-    }
+  static std::string file_name(int major) { return "libnvrtc.so." + std::to_string(major); }
+  static std::string builtins_name(int major) {
+    return "libnvrtc-builtins.so." + std::to_string(major) + ".";
   }
 
-  bool open(const std::string& folder, int major) {
-    const std::string name = "libnvrtc.so." + std::to_string(major);
-    const std::string path = folder.empty() ? name : folder + "/" + name;
+  void skip(const std::string& path, const std::string& reason) {
+    constexpr std::size_t kMost = 8;  // of names that anybody may have made up
+    if (skipped.size() < kMost) skipped.push_back(printable(path) + " is not used: it " + reason);
+  }
+
+  // NVRTC opens its built-ins by name: those next to it, trusted or not, or none where its folder
+  // is outside of the loader's path.
+  bool open_builtins(const std::string& folder, int major) {
+    const auto files = entries_beginning_with(folder, builtins_name(major));
+    for (const std::string& file : files) {
+      if (const std::string fault = trusted_path(file).fault; !fault.empty()) {
+        skip(file, printable(fault));
+        return false;
+      }
+    }
+    for (const std::string& file : files) {
+      SharedLibrary builtins;
+      builtins.open(file);
+    }
+    return true;
+  }
+
+  bool open_in(const std::string& folder, int major) {
+    const std::string file = folder + "/" + file_name(major);
+    const TrustedPath found = trusted_path(file);
+    if (!found.exists) return false;
+    if (!found.fault.empty()) {
+      skip(file, printable(found.fault));
+      return false;
+    }
+    return open_builtins(folder_of(found.path), major) && open(found.path);
+  }
+
+  bool open(const std::string& path) {
     SharedLibrary library;
-    if (!folder.empty()) open_builtins(folder, major);
     if (!library.open(path)) return false;
     if (const std::string missing = missing_function(library, functions); !missing.empty()) {
       why_not = path + " has no " + missing;
@@ -125,20 +151,27 @@ struct CompilerSearch {
     return true;
   }
 
-  bool run() {
-    // The loader's own path first, of either version: who set it meant it.
+  bool find() {
+    // What is loaded already, and the loader's own path, of either version: the environment and
+    // the system's configuration name it for this very purpose.
     for (int major : majors()) {
-      if (open("", major)) return true;
+      if (open(file_name(major))) return true;
     }
-    const std::vector<std::string> folders = compiler_folders();
+    CompilerFolders known = compiler_folders();
+    skipped = std::move(known.ignored);
     for (int major : majors()) {
-      for (const std::string& folder : folders) {
-        if (open(folder, major)) return true;
+      for (const std::string& folder : known.folders) {
+        if (open_in(folder, major)) return true;
       }
     }
-    if (why_not.empty()) why_not = "libnvrtc.so.13 or .12 was not found";
-    why_not += kHowToGetIt;
     return false;
+  }
+
+  void run() {
+    if (find()) return;
+    if (why_not.empty()) why_not = "libnvrtc.so.13 or .12 was not found";
+    for (const std::string& sentence : skipped) why_not += "; " + sentence;
+    why_not += kHowToGetIt;
   }
 
   static const CompilerSearch& once() {
@@ -157,6 +190,8 @@ const Compiler* Compiler::if_any() {
 }
 
 const std::string& Compiler::why_not() { return CompilerSearch::once().why_not; }
+
+const std::vector<std::string>& Compiler::skipped() { return CompilerSearch::once().skipped; }
 
 std::string Compiler::architecture(int capability, bool own_features) const {
   int same_major = 0, older = 0;

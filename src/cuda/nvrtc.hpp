@@ -24,6 +24,8 @@ class Compiler {
   // Found and opened at the first call; null where there is none.
   static const Compiler* if_any();
   static const std::string& why_not();  // and how to get it
+  // Files and variables that the search has met but does not trust, and why, each a sentence.
+  static const std::vector<std::string>& skipped();
 
   const std::string& path() const { return path_; }
   const std::string& name() const { return name_; }  // "nvrtc13.0"

@@ -65,6 +65,7 @@ CudaSetup cuda_setup() {
   const Compiler* const compiler = Compiler::if_any();
   setup.has_compiler = compiler != nullptr;
   setup.compiler = compiler ? compiler->name() + ", " + compiler->path() : Compiler::why_not();
+  setup.skipped = Compiler::skipped();
   setup.cache = cache_folder();
   return setup;
 }
