@@ -100,7 +100,8 @@ def test_named_files_exist(page: Path) -> None:
     text = re.sub(r"^```.*?^```|^    .*?$", "", page.read_text(encoding="utf-8"),
                   flags=re.MULTILINE | re.DOTALL)
     for name in re.findall(r"`([\w/.-]+\.(?:c|h|hpp|cpp|cuh|py|cmake|sh|txt|jsonl))`", text):
-        assert any(file == name or file.endswith("/" + name) for file in FILES) or any(
+        assert (page.parent / name).exists() or any(
+            file == name or file.endswith("/" + name) for file in FILES) or any(
             part in name for part in PLACEHOLDERS), f"no file {name}"
 
 
