@@ -1,7 +1,8 @@
 # Commands of the project; each does its own set-up. `make` lists them.
 #
 # Variables: PRESET=release (build; or library, asan, tsan, fuzz), SECONDS_EACH=60 (check),
-# FUZZ_SECONDS=300 (fuzz).
+# FUZZ_SECONDS=300 (fuzz), SLACK=1 (test; 3 on a slower machine: multiplies the seconds that a stage
+# may take).
 
 SHELL := /bin/bash
 PYTHON := build/venv/bin/python
@@ -9,10 +10,11 @@ PYTHON_GPU ?= python3
 PRESET ?= release
 SECONDS_EACH ?= 60
 FUZZ_SECONDS ?= 300
+SLACK ?= 1
 export PYTHONDONTWRITEBYTECODE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu build check bench-cpu bench-gpu sanitize fuzz format docs clean setup-build setup-test setup-bench setup-docs
+.PHONY: help demo test test-all test-gpu build check bench-cpu bench-gpu sanitize fuzz format docs clean setup-build setup-test setup-bench setup-docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -21,8 +23,11 @@ demo: setup-build ## A trained model on regard.attention: sentences, errors, spe
 	@tools/build.sh python
 	@$(PYTHON) examples/demo.py
 
-test: setup-test ## Everything that CI runs; the last line says how many passed
-	@$(PYTHON) tools/test.py
+test: setup-test ## All features and pairs of them, in ten minutes; the last line says how many passed
+	@$(PYTHON) tools/test.py --slack $(SLACK)
+
+test-all: setup-test ## What CI runs: the same, then exhaustive tests, every chip, sanitizers, fuzzing
+	@$(PYTHON) tools/test.py --tier all --slack $(SLACK)
 
 test-gpu: ## The GPU's tests, with this machine's python3 (NumPy, pytest, PyTorch)
 	@$(PYTHON_GPU) tools/test_gpu.py
@@ -43,10 +48,10 @@ bench-gpu: ## The same on a GPU, by this machine's python3, which has PyTorch an
 	  --plot bench/images/gpu.svg
 
 sanitize: setup-test ## The tests under the address, undefined behaviour and thread sanitizers
-	@$(PYTHON) tools/test.py --only asan,tsan
+	@$(PYTHON) tools/test.py --tier all --only asan,tsan --slack $(SLACK)
 
 fuzz: setup-test ## Fuzz the public API (FUZZ_SECONDS=300)
-	@$(PYTHON) tools/test.py --only fuzz --fuzz-seconds $(FUZZ_SECONDS)
+	@$(PYTHON) tools/test.py --tier all --only fuzz --slack $(SLACK) --fuzz-seconds $(FUZZ_SECONDS)
 
 format: setup-test ## clang-format over every C and C++ file
 	@tools/format.sh

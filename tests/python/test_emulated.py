@@ -5,18 +5,16 @@ kernels are compiled when they are first used, and kept in REGARD_EMULATOR_CACHE
 """
 
 import functools
-import os
-import sys
+import itertools
 
 import numpy as np
 import pytest
 
-sys.path.append(os.path.join(os.path.dirname(__file__), os.pardir, "gpu"))
-
-import cases  # noqa: E402
-import cover  # noqa: E402
-import regard_ctypes as regard  # noqa: E402
-from solve import close, normal, problem, solve, with_values  # noqa: E402
+import cases
+import cover
+import regard_ctypes as regard
+from solve import close, normal, problem, solve, with_values
+from selection import mostly_exhaustive, one_in
 
 pytestmark = pytest.mark.skipif("emulated:mma" not in regard.backends(),
                                 reason="REGARD_LIBRARY is not the emulator's")
@@ -88,7 +86,8 @@ def test_set_of_features(index, type, family):
     judge(case, name, deterministic=index // 2 % 2 == 1)
 
 
-@pytest.mark.parametrize("index", range(0, len(SETS), 3), ids=lambda index: "+".join(SETS[index]))
+@pytest.mark.parametrize("index", mostly_exhaustive(range(0, len(SETS), 3), *range(0, 50, 9)),
+                         ids=lambda index: "+".join(SETS[index]))
 def test_on_the_oldest_chip_with_tensor_cores(index):
     judge(made(SETS[index], "f16", index % 3), "emulated:mma+sm_75+mixed")
 
@@ -123,7 +122,7 @@ FEW_ROWS = [  # type, features, (Hq, Hkv), (Sq, Sk), D, Dv
 
 
 @pytest.mark.parametrize("type, features, heads, sizes, dim, dim_v", FEW_ROWS, ids=str)
-@pytest.mark.parametrize("chip", ["sm_90", "sm_86"])
+@pytest.mark.parametrize("chip", mostly_exhaustive(["sm_90", "sm_86"], "sm_90"))
 def test_few_rows(type, features, heads, sizes, dim, dim_v, chip):
     case = cases.make(features, type, sizes=sizes, heads=heads, dim=dim, dim_v=dim_v)
     judge_forward(case, f"emulated:mma+{chip}+mixed+{dim}")
@@ -178,7 +177,7 @@ def test_tiles_of_warpgroups(type, features, sizes, dim, dim_v):
 
 # More tiles than multiprocessors, so that blocks go on from one to the next past keys that only some
 # of a tile's warpgroups see.
-@pytest.mark.parametrize("order", ["forward", "backward", "mixed"])
+@pytest.mark.parametrize("order", mostly_exhaustive(ORDERS, "mixed"))
 @pytest.mark.parametrize("features, sizes, tiling", [
     (("top_left",), (256, 256), "rows=256,keys=64,stages=4"),
     (("bottom_right", "window"), (200, 270), "rows=256,keys=64,stages=2"),
@@ -380,37 +379,39 @@ def with_scores(case, levels, group):
 @pytest.mark.parametrize("type", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize("features", [(), ("bottom_right", "window"), ("mask",), ("alibi", "sink"),
                                       ("bias",), ("softcap", "dropout")], ids="+".join)
-def test_references_that_run_away(features, type):
-    rng = np.random.default_rng([len(features), TYPES.index(type)])
+@pytest.mark.parametrize("turn", mostly_exhaustive(range(8), 1, 2))
+def test_references_that_run_away(turn, features, type):
+    rng = np.random.default_rng([turn, len(features), TYPES.index(type)])
     more = {"window": (400, 30)} if "window" in features else {}
     more |= {"softcap": 1e4} if "softcap" in features else {}
-    for turn in range(8):
-        group = [16, 43, 128][turn % 3]
-        case = cases.make(features, type, batch=1, sizes=(140, 600), dim=64, **more)
-        if type == "bf16" and turn % 2:
-            case.values["v"] = case.values["v"] * 2.0**75
-            case.inputs["v"] = regard.store(case.values["v"], case.inputs["v"].dtype)
-        with_scores(case, runaway(rng, (1, 2, 140, -(-600 // group))), group)
-        judge_forward(case, WGMMA + "+mixed+" + str(turn))
+    group = [16, 43, 128][turn % 3]
+    case = cases.make(features, type, batch=1, sizes=(140, 600), dim=64, **more)
+    if type == "bf16" and turn % 2:
+        case.values["v"] = case.values["v"] * 2.0**75
+        case.inputs["v"] = regard.store(case.values["v"], case.inputs["v"].dtype)
+    with_scores(case, runaway(rng, (1, 2, 140, -(-600 // group))), group)
+    judge_forward(case, WGMMA + "+mixed+" + str(turn))
 
 
 @pytest.mark.parametrize("bias", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize("type", ["f16", "bf16"])
 @pytest.mark.parametrize("features", [("bias",), ("bias_infinite", "top_left"), ("bias", "mask")],
                          ids="+".join)
-def test_references_that_run_away_with_the_bias(features, type, bias):
+@pytest.mark.parametrize("turn", mostly_exhaustive(range(4), 0))
+def test_references_that_run_away_with_the_bias(turn, features, type, bias):
     """The block that is computed again needs the bias whose place the next one's has taken."""
-    rng = np.random.default_rng([len(features), TYPES.index(type), TYPES.index(bias)])
-    for turn in range(4):
-        # Rows of 600 keys come in boxes (of f32: by the copy engine, of 604 by the lanes); others
-        # are read where they are.
-        keys = [600, 604, 603][turn % 3]
-        case = cases.make(features, type, batch=1, sizes=(140, keys), dim=64, bias_type=bias)
-        levels = runaway(rng, (1, 1, 140, -(-keys // 43))).clip(-6e4, 6e4).repeat(43, -1)
-        values = case.values["bias"] + levels[..., :keys]
-        case.inputs["bias"] = regard.store(values, regard.DTYPES[bias])
-        case.values["bias"] = regard.load(case.inputs["bias"])
-        judge_forward(case, WGMMA + "+mixed+" + str(turn))
+    kind = TYPES.index(type) + TYPES.index(bias) + len(features)
+    turn = (turn + kind) % 4
+    rng = np.random.default_rng([turn, kind])
+    # Rows of 600 keys come in boxes (of f32: by the copy engine, of 604 by the lanes); others
+    # are read where they are.
+    keys = [600, 604, 603][turn % 3]
+    case = cases.make(features, type, batch=1, sizes=(140, keys), dim=64, bias_type=bias)
+    levels = runaway(rng, (1, 1, 140, -(-keys // 43))).clip(-6e4, 6e4).repeat(43, -1)
+    values = case.values["bias"] + levels[..., :keys]
+    case.inputs["bias"] = regard.store(values, regard.DTYPES[bias])
+    case.values["bias"] = regard.load(case.inputs["bias"])
+    judge_forward(case, WGMMA + "+mixed+" + str(turn))
 
 
 def test_the_largest_head_of_planes():
@@ -419,18 +420,18 @@ def test_the_largest_head_of_planes():
 
 
 @pytest.mark.filterwarnings("ignore")  # gradients, which are not asked for
-@pytest.mark.parametrize("features", [(), ("top_left",), ("packed",)], ids=["", "causal", "packed"])
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-@pytest.mark.parametrize("low, high", [(-6, 6), (-37, -30), (-44, -20), (8, 12)])
-def test_planes_of_any_size(low, high, name, features):
+@pytest.mark.parametrize("features, name, sizes", one_in(5, itertools.product(
+    [(), ("top_left",), ("packed",)], "qkv", [(-6, 6), (-37, -30), (-44, -20), (8, 12)])), ids=str)
+def test_planes_of_any_size(features, name, sizes):
     """Rows of f32 from denormal to huge, beside one another: each as exact as if it were alone."""
+    low, high = sizes
     # Logits of some ten to the power of half of the range, whatever their size.
     scale = 1.0 if name == "v" else 0.2 * 10.0 ** -((low + high) / 2)
     case = cases.make(features, "f32", batch=1, sizes=(140, 200), dim=32, scale=scale)
     values = case.values[name]
     rng = np.random.default_rng([abs(high), "qkv".index(name), len(features)])
-    sizes = 10.0 ** rng.uniform(low, high, values.shape[:-1] + (1,))
-    case.inputs[name] = regard.store(values * sizes, case.inputs[name].dtype)
+    factors = 10.0 ** rng.uniform(low, high, values.shape[:-1] + (1,))
+    case.inputs[name] = regard.store(values * factors, case.inputs[name].dtype)
     case.values[name] = regard.load(case.inputs[name])
     judge_forward(case, WGMMA + "+mixed")
 

@@ -3,16 +3,12 @@
 As test_emulated.py, whose environment these tests need.
 """
 
-import os
-import sys
 
 import numpy as np
 import pytest
 
-sys.path.append(os.path.join(os.path.dirname(__file__), os.pardir, "gpu"))
-
-import cases  # noqa: E402
-import regard_ctypes as regard  # noqa: E402
+import cases
+import regard_ctypes as regard
 
 pytestmark = pytest.mark.skipif("emulated:mma" not in regard.backends(),
                                 reason="REGARD_LIBRARY is not the emulator's")

@@ -4,17 +4,14 @@ As test_emulated.py, whose environment these tests need. Up to 64 columns a warp
 64 keys, above one has dv and another dk; so it is as well where bias and mask leave no room.
 """
 
-import os
-import sys
 
 import numpy as np
 import pytest
 
-sys.path.append(os.path.join(os.path.dirname(__file__), os.pardir, "gpu"))
-
-import cases  # noqa: E402
-import regard_ctypes as regard  # noqa: E402
-from solve import normal, problem, solve, with_values  # noqa: E402
+import cases
+import regard_ctypes as regard
+from solve import normal, problem, solve, with_values
+from selection import one_in
 
 pytestmark = pytest.mark.skipif("emulated:mma" not in regard.backends(),
                                 reason="REGARD_LIBRARY is not the emulator's")
@@ -60,9 +57,10 @@ def test_one_gradient_alone(wanted, dim):
     cases.compare(case, cases.run(case, BACKEND, wanted=[wanted]))
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
-@pytest.mark.parametrize("low, high, dim", [(-6, 6, 64), (-30, -24, 32), (6, 9, 96)])
-def test_rows_of_any_size(low, high, dim, name):
+@pytest.mark.parametrize("name, low, high, dim", one_in(2, (
+    (name, *range) for name in ["q", "k", "v", "dout"]
+    for range in [(-6, 6, 64), (-30, -24, 32), (6, 9, 96)])))
+def test_rows_of_any_size(name, low, high, dim):
     """Rows from tiny to huge, beside one another: as exact as where nothing is scaled or split."""
     scale = 0.2 * 10.0 ** -((low + high) / 2) if name in "qk" else 1.0
     given = problem(1, 4, 2, 140, 200, dim, seed=7)

@@ -6,18 +6,15 @@ name. A graph that is replayed finds its own number again.
 """
 
 import ctypes
-import os
-import sys
 
 import numpy as np
 import pytest
 
-sys.path.append(os.path.join(os.path.dirname(__file__), os.pardir, "gpu"))
-
-import cases  # noqa: E402
-import regard_ctypes as regard  # noqa: E402
-from cases import sentinel  # noqa: E402
-from solve import problem, same_bits, solve, with_values  # noqa: E402
+import cases
+import regard_ctypes as regard
+from cases import sentinel
+from solve import problem, same_bits, solve, with_values
+from selection import mostly_exhaustive
 
 pytestmark = pytest.mark.skipif("emulated:mma" not in regard.backends(),
                                 reason="REGARD_LIBRARY is not the emulator's")
@@ -42,7 +39,8 @@ def forward(case, backend, **how):
 
 
 # Tiles that come from a counter: 200 and more for 132 multiprocessors, some of them without rows.
-@pytest.mark.parametrize("byte, order", [(0x00, "forward"), (0x5A, "mixed"), (0xFF, "backward")])
+@pytest.mark.parametrize("byte, order", mostly_exhaustive(
+    [(0x00, "forward"), (0x5A, "mixed"), (0xFF, "backward")], (0x5A, "mixed")))
 @pytest.mark.parametrize("type, features, sizes", [
     ("bf16", ("top_left",), (80, 90)), ("f16", ("packed",), (150, 90)),
     ("bf16", ("seqused", "window", "bottom_right"), (70, 140)),
@@ -62,7 +60,7 @@ def test_tiles_are_counted_from_anything(type, features, sizes, byte, order):
     assert (memory[:size] != byte).any(), "the workspace was not used"
 
 
-@pytest.mark.parametrize("byte", [0x00, 0x5A, 0xFF])
+@pytest.mark.parametrize("byte", mostly_exhaustive([0x00, 0x5A, 0xFF], 0x5A))
 @pytest.mark.parametrize("family, type, sizes", [
     ("wgmma", "bf16", (100, 200)), ("wgmma", "f32", (100, 200)), ("mma", "bf16", (100, 200)),
     ("mma@rows=32,warps=4,slices=2", "f16", (70, 140)), ("mma", "bf16", (2, 3000))], ids=str)

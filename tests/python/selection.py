@@ -1,0 +1,28 @@
+"""Which backends and parameters a test runs with, and which of them `make test` leaves out."""
+
+import pytest
+
+import regard_ctypes as regard
+
+
+def host_backends():
+    """Those that take NumPy's memory, best first; a GPU's are tested by tests/gpu."""
+    return [name for name in regard.backends() if not name.startswith("cuda")]
+
+
+def is_repeated(backend, type):
+    """AVX512-BF16 has kernels of its own for bf16 alone: for other types its are AVX-512's."""
+    return backend == "cpu:avx512bf16" and type not in (None, "bf16")
+
+
+def mostly_exhaustive(values, *core):
+    """The values as parameters; those that are not in core are for `make test-all`."""
+    marks = [() if value in core else pytest.mark.exhaustive for value in values]
+    return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark)
+            for value, mark in zip(values, marks)]
+
+
+def one_in(count, rows):
+    """Rows of parameters, of which each count-th is for `make test`, the first among them."""
+    return [pytest.param(*row, marks=() if index % count == 0 else pytest.mark.exhaustive)
+            for index, row in enumerate(rows)]
