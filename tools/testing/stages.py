@@ -26,8 +26,8 @@ THREADED_TESTS = "threads|forcing|invariance"
 def stages(tier: str, fuzz_seconds: int) -> list[Stage]:
     """Of a tier, in the order in which they run."""
     if tier == REST:
-        return [*tests(REST), *check(REST), *kernels(REST), *old_kernels(), *sanitizer("asan"),
-                *sanitizer("tsan"), *fuzz(fuzz_seconds)]
+        return [*tests(REST), *check(REST), *kernels(REST), *old_kernels(), site(),
+                *sanitizer("asan"), *sanitizer("tsan"), *fuzz(fuzz_seconds)]
     return [
         Stage("format", "format", ["tools/format.sh", "--check"], budget=20, lanes=1),
         build("release", 240),
@@ -161,6 +161,11 @@ def old_kernels() -> list[Stage]:
             },
         )
     ]
+
+
+def site() -> Stage:
+    """Guides and API reference without a warning; installs what it needs, as `make docs` does."""
+    return Stage("site of the documents", "docs", ["make", "docs"], budget=200)
 
 
 # ------------------------------------------------------------------------- other builds of the code
