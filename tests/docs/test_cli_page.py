@@ -31,3 +31,16 @@ def test_options_exist(command: str) -> None:
         assert line.startswith(f"regard {command}")
     for option in set(re.findall(r"--[a-z-]+", CHAPTERS[command])):
         assert re.search(rf"{option}\b", text), f"regard {command} has no {option}"
+
+
+def plans() -> list[str]:
+    """The commands of all pages that need neither files nor time."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    return sorted({line.split("  #")[0].strip() for page in pages for line in re.findall(
+        r"^    (regard (?:info|explain) *.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)})
+
+
+@pytest.mark.parametrize("command", plans())
+def test_plans_run(command: str) -> None:
+    done = subprocess.run([TOOL, *command.split()[1:]], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout, done.stderr
