@@ -39,6 +39,49 @@ void require_rank(const std::string& argument, std::size_t rank) {
               "an array has at most 4");
 }
 
+// The device of a DLPack view, as Array::device counts.
+int device_of(int type, int index, const std::string& argument) {
+  namespace device = nanobind::device;
+  if (type == device::cpu::value || type == device::cuda_host::value) return Array::kHost;
+  const std::string named = "device (" + std::to_string(type) + ", " + std::to_string(index) + ")";
+  if (type != device::cuda::value && type != device::cuda_managed::value) {
+    throw Error(Code::unsupported, argument, named + " of DLPack",
+                "must be in memory of the CPU or of a CUDA GPU");
+  }
+  if (index < 0) {
+    throw Error(Code::invalid_argument, argument, named + " of DLPack",
+                "a GPU's index must not be negative");
+  }
+  return index;
+}
+
+// View: an ndarray with the access that is wanted.
+template <class View>
+Array described(const nanobind::object& source, const std::string& argument,
+                const std::string& type) {
+  View view;
+  if (!nanobind::try_cast(source, view)) {
+    throw Error(Code::invalid_argument, argument, nanobind::type_name(source.type()).c_str(),
+                "must be an array that speaks DLPack");
+  }
+  require_rank(argument, view.ndim());
+  const Type own = type.empty() ? type_of(view.dtype()) : type_named("type", type);
+  if (own == Type::none || (!type.empty() && view.itemsize() != size_of(own))) {
+    throw Error(
+        Code::invalid_argument, argument,
+        nanobind::str(nanobind::getattr(source, "dtype", nanobind::str("its type"))).c_str(),
+        "must hold f64, f32, f16, bf16, bool or i32");
+  }
+  Array array{.tensor = tensor_of(view.data(), own, view.ndim()),
+              .device = device_of(view.device_type(), view.device_id(), argument),
+              .owner = nanobind::cast(view)};
+  for (std::size_t axis = 0; axis < view.ndim(); ++axis) {
+    array.tensor.sizes[axis] = static_cast<std::int64_t>(view.shape(axis));
+    array.tensor.strides[axis] = view.stride(axis);
+  }
+  return array;
+}
+
 }  // namespace
 
 Type type_named(const std::string& argument, const std::string& name) {
@@ -66,37 +109,14 @@ Array array_at(std::uintptr_t pointer, const std::string& type,
 }
 
 Array array_from(const nanobind::object& source, const std::string& argument,
-                 const std::string& type) {
-  nanobind::ndarray<nanobind::ro> view;
-  if (!nanobind::try_cast(source, view)) {
-    throw Error(Code::invalid_argument, argument, nanobind::type_name(source.type()).c_str(),
-                "must be an array that speaks DLPack");
+                 const std::string& type, bool writable) {
+  if (!writable) return described<nanobind::ndarray<nanobind::ro>>(source, argument, type);
+  nanobind::ndarray<nanobind::ro> readable;
+  nanobind::ndarray<> view;
+  if (nanobind::try_cast(source, readable) && !nanobind::try_cast(source, view)) {
+    throw Error(Code::invalid_argument, argument, "a read-only array", "must be writable");
   }
-  require_rank(argument, view.ndim());
-  const Type own = type.empty() ? type_of(view.dtype()) : type_named("type", type);
-  if (own == Type::none || (!type.empty() && view.itemsize() != size_of(own))) {
-    throw Error(
-        Code::invalid_argument, argument,
-        nanobind::str(nanobind::getattr(source, "dtype", nanobind::str("its type"))).c_str(),
-        "must hold f64, f32, f16, bf16, bool or i32");
-  }
-  const bool on_gpu = view.device_type() == nanobind::device::cuda::value ||
-                      view.device_type() == nanobind::device::cuda_managed::value;
-  const bool on_host = view.device_type() == nanobind::device::cpu::value ||
-                       view.device_type() == nanobind::device::cuda_host::value;
-  if (!on_gpu && !on_host) {
-    throw Error(Code::unsupported, argument,
-                "device " + std::to_string(view.device_type()) + " of DLPack",
-                "must be in memory of the CPU or of a CUDA GPU");
-  }
-  Array array{.tensor = tensor_of(view.data(), own, view.ndim()),
-              .device = on_gpu ? view.device_id() : Array::kHost,
-              .owner = nanobind::cast(view)};
-  for (std::size_t axis = 0; axis < view.ndim(); ++axis) {
-    array.tensor.sizes[axis] = static_cast<std::int64_t>(view.shape(axis));
-    array.tensor.strides[axis] = view.stride(axis);
-  }
-  return array;
+  return described<nanobind::ndarray<>>(source, argument, type);
 }
 
 Array swapped(const Array& array, int first, int second) {

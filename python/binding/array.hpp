@@ -26,9 +26,10 @@ Array array_at(std::uintptr_t pointer, const std::string& type,
                int device, nanobind::object owner);
 
 // A view of anything that speaks DLPack or the buffer protocol. `argument` is for the Error;
-// `type` overrides the element type where the protocol knows none (bf16 as 16-bit integers).
+// `type` overrides the element type where the protocol knows none (bf16 as 16-bit integers);
+// `writable` asks for memory that may be written, and refuses what says that it may not.
 Array array_from(const nanobind::object& source, const std::string& argument,
-                 const std::string& type);
+                 const std::string& type, bool writable);
 
 // The same memory with two axes exchanged: (B, S, H, D) as (B, H, S, D). Error for no such axis.
 Array swapped(const Array& array, int first, int second);

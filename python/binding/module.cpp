@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <regard/cuda.hpp>
 
+#include "gil.hpp"
 #include "problem.hpp"
 #include "xla.hpp"
 
@@ -77,8 +78,7 @@ void run_forward(const Problem& p, const Array& out, const Array* lse, std::uint
   const ForwardOutputs outputs{.out = p.place("out", &out), .lse = p.place("lse", lse)};
   const Run run =
       with_workspace(run_of(p, "", stream, threads, backend), allocate, p.attention, outputs);
-  const nb::gil_scoped_release release;
-  forward(p.attention, outputs, run);
+  without_gil([&] { forward(p.attention, outputs, run); });
 }
 
 void run_backward(const Problem& p, const Array& out, const Array& lse, const Array& dout,
@@ -97,8 +97,7 @@ void run_backward(const Problem& p, const Array& out, const Array& lse, const Ar
                             .accumulate = accumulate};
   const Run run = with_workspace(run_of(p, "", stream, threads, backend), allocate, p.attention,
                                  inputs, gradients);
-  const nb::gil_scoped_release release;
-  backward(p.attention, inputs, gradients, run);
+  without_gil([&] { backward(p.attention, inputs, gradients, run); });
 }
 
 // What is said of something, by name.
@@ -139,14 +138,14 @@ Facts setup() {
 
 }  // namespace
 
-NB_MODULE(_core, m) {
+NB_MODULE(_core_of_main, m) {
   nb::register_exception_translator(translate);
   nb::set_leak_warnings(false);  // of Problems that a program still holds when it ends
 
   nb::class_<Array>(m, "Array", "Memory, its element type, sizes and strides (in elements).")
       .def_static("at", &array_at, "pointer"_a, "type"_a, "sizes"_a, "strides"_a, "device"_a = -1,
                   "owner"_a = nb::none())
-      .def_static("of", &array_from, "source"_a, "argument"_a, "type"_a = "")
+      .def_static("of", &array_from, "source"_a, "argument"_a, "type"_a = "", "writable"_a = false)
       .def("swapped", &swapped, "first"_a, "second"_a)
       .def_prop_ro("type", [](const Array& a) { return name_of(a.tensor.type); })
       .def_prop_ro(
@@ -204,9 +203,7 @@ NB_MODULE(_core, m) {
       .def(
           "dropout_mask",
           [](const Problem& p, const Array& keep) {
-            const Tensor tensor = keep.tensor;
-            const nb::gil_scoped_release release;
-            dropout_mask(p.attention, tensor);
+            without_gil([&] { dropout_mask(p.attention, keep.tensor); });
           },
           "keep"_a)
       .def(
@@ -232,8 +229,7 @@ NB_MODULE(_core, m) {
              const std::string& backend) {
             const Pass which = pass_named(pass);
             const Run run = run_of(p, device, 0, 0, backend);
-            const nb::gil_scoped_release release;
-            prepare(p.attention, which, run);
+            without_gil([&] { prepare(p.attention, which, run); });
           },
           "pass_"_a = "forward", "device"_a = "", "backend"_a = "");
 
@@ -252,3 +248,15 @@ NB_MODULE(_core, m) {
 }
 
 }  // namespace regard::python
+
+// The binding's types are the process's: ending a second interpreter would take them from the
+// first.
+extern "C" NB_EXPORT PyObject* PyInit__core() {
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+    PyErr_SetString(PyExc_ImportError,
+                    "regard can be imported into Python's main interpreter only, not into a "
+                    "subinterpreter");
+    return nullptr;
+  }
+  return regard::python::PyInit__core_of_main();
+}
