@@ -11,6 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import regard.torch as rt  # noqa: E402
+import regard.torch.fast_path as fast_path  # noqa: E402
+import regard.torch.limits as limits  # noqa: E402
 import regard.torch.replacement as replacement  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch_cases import DEVICES  # noqa: E402
@@ -40,7 +42,8 @@ def calls(monkeypatch):
         count.append(arguments)
         return original(*arguments, **options)
 
-    monkeypatch.setattr(replacement, "scaled_dot_product_attention", counting)
+    for module in (replacement, fast_path):
+        monkeypatch.setattr(module, "scaled_dot_product_attention", counting)
     return count
 
 
@@ -87,9 +90,7 @@ def test_install_and_undo(calls):
             with rt.installed():
                 pass
             assert F.scaled_dot_product_attention is not STOCK[0]
-            assert not torch.backends.mha.get_fastpath_enabled()
         assert F.scaled_dot_product_attention is STOCK[0]
-        assert torch.backends.mha.get_fastpath_enabled()
         with pytest.raises(ZeroDivisionError), rt.installed():
             1 / 0
         assert F.scaled_dot_product_attention is STOCK[0]
@@ -164,7 +165,7 @@ def test_subclasses_keep_their_own_attention(calls):
 
 
 def test_what_regard_cannot_take_goes_to_pytorch(calls, monkeypatch):
-    monkeypatch.setattr(replacement, "_reasons_told", set())
+    monkeypatch.setattr(limits, "_told", set())
     q = normal(2, 3, 2, 8)
     nested = torch.nested.nested_tensor([x for x in q.transpose(1, 2)],
                                         layout=torch.jagged).transpose(1, 2)

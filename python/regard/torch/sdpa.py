@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..errors import WrongType, refuse
 from ..settings import Causal, Precision, Window
@@ -75,12 +76,21 @@ def scaled_dot_product_attention(
         mask, bias = _folded_scores(mask, lead), _folded_scores(bias, lead)
     if not enable_gqa:
         query, key, value = _with_equal_heads(query, key, value)
+    width = value.shape[-1]
+    if query.shape[-1] == 0 == key.shape[-1]:  # products are 0, as those of a column of zeros
+        query, key = (pad(x, (0, 1)) for x in (query, key))
+        scale = 1.0 if scale is None else scale
+    if width == 0:
+        value = pad(value, (0, 1))
     result = attention(
         query, key, value, bias=bias, mask=mask, causal=causal, window=window, scale=scale,
         softcap=softcap, alibi_slopes=alibi_slopes, sink=sink, dropout_p=dropout_p,
         dropout_seed=dropout_seed, dropout_offset=dropout_offset, precision=precision,
         deterministic=deterministic, return_lse=return_lse, out_type=out_type, threads=threads,
         backend=backend)
+    if width == 0:
+        result = ((result[0][..., :0], result[1]) if isinstance(result, tuple) else
+                  result[..., :0])
     if batched:
         return result
     if isinstance(result, tuple):
@@ -142,5 +152,5 @@ def _with_equal_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor
 
 
 def _unfolded(x: Tensor, lead: tuple[int, ...], alone: bool) -> Tensor:
-    x = x.reshape(*lead, *x.shape[1:])
+    x = x.reshape(*lead, *x.shape[1:]).contiguous()
     return x[0] if alone else x
