@@ -11,24 +11,34 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _core
-from .errors import WrongType, refuse
+from .element_types import element_type
+from .errors import Unsupported, WrongType, refuse
+from .options import class_name
 from .settings import TYPE_NAMES
 
 NAMES = {short: name for name, short in TYPE_NAMES.items()}
 
 
 class Framework:
-    """Anything that speaks DLPack: it can be read, but nothing can be made."""
+    """Anything that speaks DLPack: it can be read and written, but nothing can be made."""
 
     name = "DLPack"
+    dense = "a copy of {} with dense rows"
 
     def array(self, x: Any, argument: str) -> _core.Array:
         """A view without a copy. Errors: WrongType."""
         return _core.Array.of(x, argument)
 
+    def output(self, x: Any, argument: str) -> _core.Array:
+        """A view to write to. Errors: InvalidArgument for what is read-only; as `array`."""
+        return _core.Array.of(x, argument, writable=True)
+
+    def written(self, x: Any) -> None:
+        """To be called after a write."""
+
     def empty(self, shape: Sequence[int], type: str, like: Any) -> Any:
         """A dense array where `like` is, with nothing in it yet."""
-        raise refuse("q", f"an array of {_class_name(like)}",
+        raise refuse("q", f"an array of {class_name(like)}",
                      "results cannot be made in this framework; give out", WrongType)
 
     def stream(self, x: Any) -> int:
@@ -38,11 +48,22 @@ class Framework:
 
 class NumPy(Framework):
     name = "NumPy"
+    dense = "np.ascontiguousarray({})"
 
     def array(self, x: Any, argument: str) -> _core.Array:
-        if x.dtype.name == "bfloat16":  # of ml_dtypes; NumPy does not export it
-            return _core.Array.of(x.view("uint16"), argument, "bf16")
-        return _core.Array.of(x, argument)
+        return self._view(x, argument, False)
+
+    def output(self, x: Any, argument: str) -> _core.Array:
+        if not x.flags.writeable:
+            raise refuse(argument, "a read-only array", "must be writable")
+        return self._view(x, argument, True)
+
+    def _view(self, x: Any, argument: str, writable: bool) -> _core.Array:
+        refuse_masked(x, argument)
+        type = element_type(x, argument)
+        if type == "bf16":  # of ml_dtypes; NumPy does not export it
+            return _core.Array.of(x.view("uint16"), argument, "bf16", writable)
+        return _core.Array.of(x, argument, writable=writable)
 
     def empty(self, shape: Sequence[int], type: str, like: Any) -> Any:
         numpy = sys.modules["numpy"]
@@ -55,14 +76,14 @@ class NumPy(Framework):
 
 class CuPy(Framework):
     name = "CuPy"
+    dense = "cupy.ascontiguousarray({})"
 
     def array(self, x: Any, argument: str) -> _core.Array:
-        type = TYPE_NAMES.get(x.dtype.name)
-        if type is None:
-            raise refuse(argument, f"an array of {x.dtype}",
-                         "must hold float64, float32, float16, bfloat16, bool or int32", WrongType)
+        type = element_type(x, argument)
         strides = [stride // x.itemsize for stride in x.strides]
         return _core.Array.at(x.data.ptr, type, x.shape, strides, x.device.id, x)
+
+    output = array
 
     def empty(self, shape: Sequence[int], type: str, like: Any) -> Any:
         cupy = sys.modules["cupy"]
@@ -77,6 +98,7 @@ class CuPy(Framework):
 
 class PyTorch(Framework):
     name = "PyTorch"
+    dense = "{}.contiguous()"
 
     def array(self, x: Any, argument: str) -> _core.Array:
         kind = x.device.type
@@ -84,12 +106,23 @@ class PyTorch(Framework):
             raise refuse(argument, f"a tensor on {x.device}", "must be on the CPU or a CUDA GPU")
         if x.layout is not sys.modules["torch"].strided:
             raise refuse(argument, f"a tensor of layout {x.layout}", "must be strided", WrongType)
-        type = TYPE_NAMES.get(str(x.dtype)[6:])  # torch.float32
-        if type is None:
-            raise refuse(argument, f"a tensor of {x.dtype}",
-                         "must hold float64, float32, float16, bfloat16, bool or int32", WrongType)
+        type = element_type(x, argument)
+        x = x.resolve_neg()  # a view may be lazily negated: memory holds the other sign
         return _core.Array.at(x.data_ptr(), type, x.shape, x.stride(),
                               x.device.index if kind == "cuda" else -1, x)
+
+    def output(self, x: Any, argument: str) -> _core.Array:
+        if x.is_neg():
+            raise refuse(argument, "a lazily negated tensor", "must be written to as it is; "
+                         f"give {argument}.resolve_neg()")
+        if x.requires_grad and sys.modules["torch"].is_grad_enabled():
+            raise refuse(argument, "a tensor that requires grad",
+                         f"is written to, which has no gradient; give {argument}.detach()")
+        return self.array(x, argument)
+
+    def written(self, x: Any) -> None:
+        if not x.is_inference():  # autograd must notice that a tensor that it kept has changed
+            sys.modules["torch"].autograd.graph.increment_version(x)
 
     def empty(self, shape: Sequence[int], type: str, like: Any) -> Any:
         torch = sys.modules["torch"]
@@ -103,6 +136,13 @@ class PyTorch(Framework):
 
 class Jax(Framework):
     name = "JAX"
+
+    def array(self, x: Any, argument: str) -> _core.Array:
+        element_type(x, argument)
+        return _core.Array.of(x, argument)
+
+    def output(self, x: Any, argument: str) -> _core.Array:
+        raise refuse(argument, "an array of JAX", "cannot be written to", Unsupported)
 
 
 FRAMEWORKS: dict[str, Framework] = {
@@ -120,7 +160,7 @@ def framework_of(x: Any, argument: str) -> Framework:
             return framework
     if hasattr(x, "__dlpack__"):
         return _DLPACK
-    raise refuse(argument, f"a {_class_name(x)}",
+    raise refuse(argument, f"a {class_name(x)}",
                  "must be an array of NumPy, PyTorch, JAX or CuPy, or speak DLPack", WrongType)
 
 
@@ -128,22 +168,32 @@ def view(x: Any, argument: str) -> _core.Array:
     return framework_of(x, argument).array(x, argument)
 
 
+def output(x: Any, argument: str) -> _core.Array:
+    """A view to write to; `written(x)` belongs after the write."""
+    return framework_of(x, argument).output(x, argument)
+
+
+def written(x: Any) -> None:
+    framework_of(x, "out").written(x)
+
+
+def refuse_masked(x: Any, argument: str) -> None:
+    """numpy.ma's arrays: what is masked out would be read like everything else."""
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(x, masked.MaskedArray):
+        raise refuse(argument, f"a masked array of shape {x.shape}",
+                     f"must be a plain array: {argument}.filled(0), and hide keys by mask",
+                     WrongType)
+
+
 def shape_only(x: Any, argument: str) -> _core.Array:
     """Sizes and type of anything with shape and dtype, without its memory: enough to explain."""
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-        raise refuse(argument, f"a {_class_name(x)}", "must have a shape and a dtype", WrongType)
-    dtype = getattr(x.dtype, "name", str(x.dtype).rpartition(".")[2])
-    type = TYPE_NAMES.get(dtype)
-    if type is None:
-        raise refuse(argument, dtype, "is no element type of the library", WrongType)
+        raise refuse(argument, f"a {class_name(x)}", "must have a shape and a dtype", WrongType)
+    type = element_type(x, argument)
     strides: list[int] = []
     stride = 1
     for size in reversed(x.shape):
         strides.insert(0, stride)
         stride *= max(1, int(size))
     return _core.Array.at(0, type, [int(size) for size in x.shape], strides)
-
-
-def _class_name(x: object) -> str:
-    kind = type(x)
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _core
-from .arrays import Framework, framework_of, shape_only, view
+from .arrays import Framework, framework_of, output, shape_only, view, written
 from .call import Call, call_of
-from .errors import Unsupported, refuse
+from .errors import InvalidArgument, Unsupported, refuse
 from .gradients import Gradients, sums_type, wanted_gradients
+from .options import checked, integer, number, one_of, text
 from .settings import Causal, Layout, Precision, Window, type_name
 
 
@@ -86,14 +87,22 @@ def attention(q: Any, k: Any, v: Any, *, bias: Any = None, mask: Any = None,
         return torch.attention(q, k, v, return_lse=return_lse, out_type=out_type, threads=threads,
                                backend=backend, **options)
     call = call_of(q, k, v, view, **options)
-    problem = call.problem()
-    type = problem.type if out_type is None else type_name("out_type", out_type)
-    if out is None:
-        out = _made(call, framework, call.out_shape(), type, 0)
-    if lse is None and return_lse:
-        lse = _made(call, framework, call.lse_shape(), sums_type(problem), -math.inf)
-    problem.forward(call.rows(out, "out"), None if lse is None else view(lse, "lse"),
-                    stream=framework.stream(q), threads=threads, backend=backend)
+    threads, backend = checked("threads", threads), checked("backend", backend)
+    wants_lse = checked("return_lse", return_lse) or lse is not None
+    try:
+        problem = call.problem()
+        type = problem.type if out_type is None else type_name("out_type", out_type)
+        if out is None:
+            out = _made(call, framework, call.out_shape(), type, 0)
+        if lse is None and wants_lse:
+            lse = _made(call, framework, call.lse_shape(), sums_type(problem), -math.inf)
+        problem.forward(call.rows(output(out, "out")), output(lse, "lse") if wants_lse else None,
+                        stream=framework.stream(q), threads=threads, backend=backend)
+    except InvalidArgument as error:
+        raise call.advised(error, framework.dense) from None
+    written(out)
+    if wants_lse:
+        written(lse)
     return (out, lse) if return_lse else out
 
 
@@ -123,23 +132,29 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
     if framework.name == "JAX":
         from . import jax
 
-        _refuse_outputs(into=into, accumulate=accumulate or None)
+        _refuse_outputs(into=into, accumulate=checked("accumulate", accumulate) or None)
         return jax.attention_backward(dout, q, k, v, out, lse, dlse=dlse, gradients=gradients,
                                       gradient_type=gradient_type, threads=threads,
                                       backend=backend, **options)
     call = call_of(q, k, v, view, **options)
+    threads, backend = checked("threads", threads), checked("backend", backend)
     wanted = wanted_gradients(gradients, call, into)
-    if accumulate and into is None:
+    if checked("accumulate", accumulate) and into is None:
         raise refuse("accumulate", True, "needs `into`, the arrays to add to")
     results = {name: getattr(into, name) if into is not None else
                _empty_gradient(name, call, framework, gradient_type) for name in wanted}
     arrays: dict[str, Any] = {
-        name: call.rows(x, name) if name in ("dq", "dk", "dv") else view(x, name)
+        name: call.rows(output(x, name)) if name in ("dq", "dk", "dv") else output(x, name)
         for name, x in results.items()}
-    call.problem().backward(
-        call.rows(out, "out"), view(lse, "lse"), call.rows(dout, "dout"),
-        None if dlse is None else view(dlse, "dlse"), **arrays, accumulate=accumulate,
-        stream=framework.stream(q), threads=threads, backend=backend)
+    try:
+        call.problem().backward(
+            call.rows(view(out, "out")), view(lse, "lse"), call.rows(view(dout, "dout")),
+            None if dlse is None else view(dlse, "dlse"), **arrays, accumulate=bool(accumulate),
+            stream=framework.stream(q), threads=threads, backend=backend)
+    except InvalidArgument as error:
+        raise call.advised(error, framework.dense) from None
+    for x in results.values():
+        written(x)
     return Gradients(**results)
 
 
@@ -152,10 +167,12 @@ def dropout_mask(batch: int, heads: int, len_q: int, len_k: int, p: float, *, se
     """
     import numpy
 
-    sizes = {"batch": batch, "heads": heads, "len_q": len_q, "len_k": len_k}
-    for name, size in sizes.items():
-        if size < 0:
-            raise refuse(name, size, "must not be negative")
+    batch, heads, len_q, len_k = (
+        integer(name, size, 0, 2**31 - 1) for name, size in
+        (("batch", batch), ("heads", heads), ("len_q", len_q), ("len_k", len_k)))
+    p = number("p", p)
+    seed, offset = (integer(name, word, 0, 2**64 - 1)
+                    for name, word in (("seed", seed), ("offset", offset)))
     q, k = (_core.Array.at(0, "f32", [batch, heads, length, 1], [heads * length, length, 1, 1])
             for length in (len_q, len_k))
     keep = numpy.empty((batch, heads, len_q, len_k), bool)
@@ -192,8 +209,9 @@ def explain(q: Any, k: Any, v: Any, *, pass_: str = "forward", device: str | Non
         pass_: "forward" or "backward".
         device: None is where q is; else "cpu", "cuda:0", or a chip that need not be there: "sm_80".
     """
-    call = call_of(q, k, v, shape_only if device is not None else _view_or_shape, **options)
-    return Explanation(**call.problem().explain(pass_, device or "", threads, backend))
+    problem, pass_, device = _described(q, k, v, pass_, device, options)
+    return Explanation(**problem.explain(pass_, device, checked("threads", threads),
+                                         checked("backend", backend)))
 
 
 def prepare(q: Any, k: Any, v: Any, *, pass_: str = "forward", device: str | None = None,
@@ -202,8 +220,16 @@ def prepare(q: Any, k: Any, v: Any, *, pass_: str = "forward", device: str | Non
 
     Arguments as `explain`. On the CPU there is nothing to do. Errors: Unavailable without NVRTC.
     """
+    problem, pass_, device = _described(q, k, v, pass_, device, options)
+    problem.prepare(pass_, device, checked("backend", backend))
+
+
+def _described(q: Any, k: Any, v: Any, pass_: str, device: str | None, options: dict[str, Any]
+               ) -> tuple[_core.Problem, str, str]:
+    """What `explain` and `prepare` ask the binding about."""
     call = call_of(q, k, v, shape_only if device is not None else _view_or_shape, **options)
-    call.problem().prepare(pass_, device or "", backend)
+    return (call.problem(), one_of("pass_", pass_, ("forward", "backward")),
+            "" if device is None else text("device", device))
 
 
 def _view_or_shape(x: Any, argument: str) -> _core.Array:

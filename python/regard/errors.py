@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 
-class Error(Exception):
-    """Base of all errors of the library.
+class Error(RuntimeError):
+    """Base of all errors of the library: a RuntimeError, as what PyTorch's functions raise.
 
     Attributes: argument ("k"), value ("f32 [2, 4, 10, 64]"); the text holds both and the reason.
     """
@@ -30,7 +30,7 @@ class Unsupported(Error, NotImplementedError):
     """Well formed, but the backend in question cannot do it."""
 
 
-class Unavailable(Error, RuntimeError):
+class Unavailable(Error):
     """The backend, device or compiler is not on this machine."""
 
 
@@ -38,11 +38,11 @@ class OutOfMemory(Error, MemoryError):
     """Memory could not be allocated."""
 
 
-class DeviceFailure(Error, RuntimeError):
+class DeviceFailure(Error):
     """The GPU's driver reported a failure; its own words are in the text."""
 
 
-class InternalError(Error, RuntimeError):
+class InternalError(Error):
     """A bug of the library."""
 
 

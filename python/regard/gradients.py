@@ -8,7 +8,8 @@ from typing import Any
 
 from . import _core
 from .call import Call
-from .errors import refuse
+from .errors import WrongType, refuse
+from .options import shown
 
 GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
 
@@ -27,14 +28,20 @@ class Gradients:
 def wanted_gradients(gradients: Iterable[str] | None, call: Call,
                      into: Gradients | None = None) -> list[str]:
     """Errors: InvalidArgument for a name that is none, or a gradient of what is not given."""
+    if into is not None and not isinstance(into, Gradients):
+        raise refuse("into", shown(into), "must be regard.Gradients of the arrays to write to",
+                     WrongType)
     if gradients is None:
         if into is not None:
             return [name for name in GRADIENTS if getattr(into, name) is not None]
         absent = {"dbias": call.extras["bias"] is None, "dsink": call.extras["sink"] is None}
         return [name for name in GRADIENTS if not absent.get(name)]
+    if not isinstance(gradients, Iterable):
+        raise refuse("gradients", shown(gradients), f"must be names of {', '.join(GRADIENTS)}",
+                     WrongType)
     wanted = [gradients] if isinstance(gradients, str) else list(gradients)
     for name in wanted:
-        if name not in GRADIENTS:
+        if not isinstance(name, str) or name not in GRADIENTS:
             raise refuse("gradients", repr(name), f"must be of {', '.join(GRADIENTS)}")
         source = name[1:]
         if source in call.extras and call.extras[source] is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Union
 
 from .errors import WrongType, refuse
+from .options import integer, is_numpy_bool, shown
 
 Causal = Union[bool, Literal["none", "top_left", "bottom_right"]]
 Window = Union[None, int, tuple[Union[int, None], Union[int, None]]]
@@ -39,40 +40,53 @@ class Settings:
         return dict(self.__dict__)
 
 
-def causal_name(causal: Causal, len_q: int, len_k: int) -> str:
-    """True is "the" causal mask only where all conventions agree: for as many queries as keys."""
+def causal_name(causal: Causal, len_q: int, len_k: int, advice: str = "") -> str:
+    """True is "the" causal mask only where all conventions agree: for as many queries as keys.
+
+    advice: what to add to the refusal of True, where the lengths are not what the caller thinks.
+    """
     if causal is None or causal is False:
         return "none"
     if causal is True:
         if len_q != len_k:
             raise refuse("causal", True, f"with {len_q} queries and {len_k} keys say 'top_left' "
-                         "(query i sees keys up to i) or 'bottom_right' (the last query sees all)")
+                         "(query i sees keys up to i) or 'bottom_right' (the last query sees all)"
+                         + advice)
         return "bottom_right"
-    if causal in ("none", "top_left", "bottom_right"):
+    if isinstance(causal, str) and causal in ("none", "top_left", "bottom_right"):
         return causal
-    raise refuse("causal", repr(causal), "must be False, True, 'top_left' or 'bottom_right'")
+    if is_numpy_bool(causal):
+        return causal_name(bool(causal), len_q, len_k, advice)
+    raise refuse("causal", shown(causal),
+                 "must be False, True, 'none', 'top_left' or 'bottom_right'")
 
 
 def window_pair(window: Window) -> tuple[int, int]:
     """None is unbounded, on one side or both; one number bounds both sides."""
     if window is None:
         return -1, -1
-    sides = (window, window) if isinstance(window, int) else tuple(window)
-    if len(sides) != 2 or not all(side is None or _is_integer(side) for side in sides):
-        raise refuse("window", window, "must be None, a number of keys, or a pair of these")
-    left, right = (-1 if side is None else int(side) for side in sides)
-    return left, right
+    sides: Any = (window, window)
+    if not isinstance(window, (int, str)):
+        try:
+            sides = tuple(window)
+        except TypeError:
+            pass
+    if len(sides) != 2:
+        raise refuse("window", shown(window), "must be None, a number of keys, or a pair of these")
+    left, right = sides
+    return _side(left), _side(right)
+
+
+def _side(size: Any) -> int:
+    return -1 if size is None else integer("window", size, -1, 2**63 - 1)
 
 
 def type_name(argument: str, dtype: object) -> str:
     """"f32" of "f32", "float32", numpy.float32, torch.float32, ..."""
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    name = name.rsplit(".", 1)[-1]
+    name = str(name).rsplit(".", 1)[-1]
     name = TYPE_NAMES.get(name, name)
     if name not in TYPES:
-        raise refuse(argument, dtype, "must be float64, float32, float16 or bfloat16", WrongType)
+        raise refuse(argument, shown(dtype), "must be float64, float32, float16 or bfloat16",
+                     WrongType)
     return name
-
-
-def _is_integer(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)

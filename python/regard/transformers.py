@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-import torch
+from . import torch as regard_torch  # says how to get PyTorch where it is missing
+import torch  # isort: skip
 
-from . import torch as regard_torch
 from .errors import Unavailable, Unsupported, WrongType, refuse
 
 MINIMUM = "4.53"  # the first one where a mask function can be registered

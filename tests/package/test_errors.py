@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 import regard
@@ -69,7 +72,72 @@ def test_refusal_names_argument_and_value(argument, changes, kind):
     assert str(error).startswith(f"{argument} = {error.value}: ") and len(str(error)) > 20
 
 
+BSHD = np.ones((2, 6, 4, 8), np.float32)  # (B, S, H, D), where (B, H, S, D) is expected
+BEGINS = np.array([0, 6])
+ADVICE = {
+    "mask of numbers": ({"mask": np.ones((6, 6), np.int64)},
+                        "mask = int64 [6, 6]: must be bool: mask != 0"),
+    "mask of floats": ({"mask": np.ones((6, 6), np.float32)},
+                       "must be bool: mask != 0; what is added to the scores is the bias"),
+    "mask of keys": ({"mask": np.ones((2, 6), bool)}, "give mask[:, None, None, :]"),
+    "bias of keys": ({"bias": np.ones((2, 6), np.float32)}, "give bias[:, None, None, :]"),
+    "tables": ({"q": Q[0], "k": K[0], "v": K[0], "cu_seqlens_q": BEGINS, "cu_seqlens_k": BEGINS,
+                "max_seqlen_q": 6, "max_seqlen_k": 6},
+               "cu_seqlens_q = int64 [2]: must be int32: cu_seqlens_q.astype(np.int32)"),
+    "lengths": ({"seqused_k": np.array([6, 6])}, "seqused_k.astype(np.int32)"),
+    "slopes": ({"alibi_slopes": np.ones(4)}, "must be float32: alibi_slopes.astype(np.float32)"),
+    "integers": ({"q": Q.astype(np.int64)},
+                 "q = int64 [2, 4, 6, 8]: must hold float64, float32, float16 or bfloat16"),
+    "byte order": ({"q": Q.astype(">f4")}, "q = >f4 [2, 4, 6, 8]: must have this machine's byte"),
+    "float8": ({"q": Q.astype(ml_dtypes.float8_e4m3fn)}, "q = float8_e4m3fn [2, 4, 6, 8]: must"),
+    "masked array": ({"q": np.ma.masked_less(Q, 0)}, "q = a masked array of shape"),
+    "masked tensor of keys": ({"mask": np.ma.ones((6, 6), bool)}, "mask = a masked array"),
+    "last stride": ({"q": Q[..., ::2], "k": K[..., :4], "v": K}, "np.ascontiguousarray(q) is"),
+    "causal": ({"causal": "diagonal"},
+               "must be False, True, 'none', 'top_left' or 'bottom_right'"),
+    "heads and lengths": ({"q": BSHD, "k": np.ones((2, 9, 2, 8), np.float32),
+                           "v": np.ones((2, 9, 2, 8), np.float32)},
+                          "these shapes fit layout='bshd', (B, S, H, D)"),
+    "heads and lengths, causal": ({"q": BSHD, "k": BSHD[:, :, :1], "v": BSHD[:, :, :1],
+                                   "causal": True}, "these shapes fit layout='bshd'"),
+    "heads and lengths, mask": ({"q": BSHD, "k": BSHD, "v": BSHD, "mask": np.ones((6, 6), bool)},
+                                "these shapes fit layout='bshd'"),
+    "lengths and heads": ({"q": Q, "k": np.ones((2, 2, 9, 8), np.float32),
+                           "v": np.ones((2, 2, 9, 8), np.float32), "layout": "bshd"},
+                          "these shapes fit layout='bhsd', (B, H, S, D)"),
+}
+
+
+@pytest.mark.parametrize("surface", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("name", ADVICE)
+def test_a_refusal_says_what_to_do(name, surface):
+    changes, text = ADVICE[name]
+    if surface != "numpy":
+        if name in ("byte order", "float8", "masked array", "masked tensor of keys",
+                    "last stride") or (surface, name) == ("torch", "slopes"):
+            return  # NumPy's alone, or taken as it is
+        package = pytest.importorskip("torch" if surface == "torch" else "jax.numpy")
+        if surface == "jax" and ("int64" in text or "lengths" == name or name == "slopes"):
+            return  # JAX has 32 bits by default
+        changes = {"q": Q, "k": K, "v": K} | changes
+        changes = {key: package.asarray(x) if isinstance(x, np.ndarray) else x
+                   for key, x in changes.items()}
+        text = text.replace(".astype(np.int32)", ".to(torch.int32)")
+    with pytest.raises(regard.InvalidArgument) as caught:
+        attention(**changes)
+    assert text in str(caught.value), str(caught.value)
+    assert str(caught.value).startswith(f"{caught.value.argument} = {caught.value.value}: ")
+
+
+def test_a_missing_framework_is_named_with_the_way_to_get_it():
+    for module, extra in (("torch", "torch"), ("transformers", "torch"), ("jax", "jax")):
+        text = f"import sys; sys.modules[{extra!r}] = None; import regard.{module}"
+        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+        assert f"pip install 'regard[{extra}]'" in done.stderr
+
+
 def test_classes_are_pythons_own_too():
+    assert issubclass(regard.Error, RuntimeError)  # as PyTorch's
     assert issubclass(regard.InvalidArgument, ValueError)
     assert issubclass(regard.WrongType, TypeError)
     assert issubclass(regard.Unsupported, NotImplementedError)

@@ -182,7 +182,7 @@ BAD = {
     "types": (dict(k=np.zeros((2, 2, 11, 8), np.float32)), "k = f32"),
     "a list": (dict(q=[[1.0]]), "q = a list"),
     "bias": (dict(bias=np.zeros((3, 1, 1, 1))), "bias = f64"),
-    "mask": (dict(mask=np.zeros((9, 11))), "mask = f64"),
+    "mask": (dict(mask=np.zeros((9, 11))), "mask = float64"),
     "sink": (dict(sink=np.zeros(3, np.float32)), "sink = f32"),
     "lengths": (dict(seqused_k=np.int32([1, 2, 3])), "seqused_k = i32"),
     "causal": (dict(causal="left"), "causal = 'left'"),

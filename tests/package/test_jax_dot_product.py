@@ -104,7 +104,7 @@ def test_documented_differences():
     (dict(local_window_size=(-1, 0)), "local_window_size = "),
     (dict(query=np.zeros((2, 3))), "query = an array of shape"),
     (dict(key=[1.0]), "key = a list"),
-    (dict(mask=np.zeros((7, 7))), "mask = f64"),
+    (dict(mask=np.zeros((7, 7))), "mask = float64"),
     (dict(query_seq_lengths=np.int64([1, 2, 3])), r"query_seq_lengths = int64 \[3\]")])
 def test_bad_arguments(change, text):
     q, k, v = inputs()

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..arrays import shape_only
+from ..arrays import refuse_masked, shape_only
 from ..call import EXTRAS, Call, call_of
 from ..errors import Unsupported, WrongType, refuse
 from ..gradients import GRADIENTS, Gradients, sums_type, wanted_gradients
+from ..options import checked
 from ..settings import TYPE_NAMES, Causal, Layout, Precision, Window, type_name
 from . import batching
 from .calls import Arrays, Spec, vary_alike
@@ -58,11 +59,12 @@ def attention(q: Any, k: Any, v: Any, *, bias: Any = None, mask: Any = None,
         cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
         seqused_q=seqused_q, seqused_k=seqused_k, layout=layout, precision=precision,
         deterministic=deterministic)
+    return_lse = checked("return_lse", return_lse)
     own = call.read(call.q, "q").type
     type = own if out_type is None else type_name("out_type", out_type)
     if type not in (own, "f32"):
         raise refuse("out_type", out_type, f"must be float32 or q's type, {call.q.dtype}")
-    out, lse = _attend(spec, type, bool(return_lse), vary_alike(arrays))
+    out, lse = _attend(spec, type, return_lse, vary_alike(arrays))
     return (out, lse) if return_lse else out
 
 
@@ -214,19 +216,25 @@ def _described(q: Any, k: Any, v: Any, threads: int, backend: str, **options: An
               **{name: x for name, x in call.extras.items() if x is not None}}
     if not isinstance(seed, int) and call.settings.dropout_p > 0:
         arrays["dropout_seed"] = _seed_words(seed)
-    return Spec(call.settings, call.layout, int(threads), str(backend)), arrays, call
+    spec = Spec(call.settings, call.layout, checked("threads", threads),
+                checked("backend", backend))
+    return spec, arrays, call
 
 
 def as_array(x: Any, argument: str) -> Any:
     if isinstance(x, jax.Array):
         return x
     if isinstance(x, (np.ndarray, np.generic)):
+        refuse_masked(x, argument)
         return jnp.asarray(x)
     raise refuse(argument, f"a {type(x).__name__}", "must be an array of JAX or NumPy", WrongType)
 
 
 def _seed_words(seed: Any) -> Any:
     """Two uint32, low and high, of an integer or a key."""
+    if isinstance(seed, (np.ndarray, np.generic)) and seed.shape == () and seed.dtype.kind in "iu":
+        number = checked("dropout_seed", int(seed))  # JAX may not have 64 bits for it
+        return jnp.asarray(np.array([number & 0xFFFFFFFF, number >> 32], np.uint32))
     if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
         words = jax.random.key_data(seed)
         if words.shape == (2,):

@@ -14,6 +14,7 @@ import numpy as np
 from .. import _core
 from ..arrays import NAMES, shape_only
 from ..call import EXTRAS, Call
+from ..errors import InvalidArgument
 from ..settings import Settings
 
 Arrays = Mapping[str, Any]
@@ -43,7 +44,11 @@ class Spec:
 
     def check(self, arrays: Arrays, pass_: str) -> None:
         """What shapes, types and settings tell. Errors: as `regard.attention`."""
-        self.call(arrays).problem().explain(pass_, "cpu", 0, "reference")
+        call = self.call(arrays)
+        try:
+            call.problem().explain(pass_, "cpu", 0, "reference")
+        except InvalidArgument as error:
+            raise call.advised(error, "a copy of {} with dense rows") from None
 
     @cached_property
     def attributes(self) -> dict[str, Any]:

@@ -7,6 +7,11 @@
     regard.torch.install()   # and PyTorch's own scaled_dot_product_attention is Regard's
 """
 
+try:
+    import torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("regard.torch needs PyTorch: pip install 'regard[torch]'") from error
+
 from .flash_attention import (flash_attn_func, flash_attn_kvpacked_func, flash_attn_qkvpacked_func,
                               flash_attn_varlen_func)
 from .replacement import install, installed, uninstall

@@ -78,7 +78,7 @@ def flash_attn_varlen_func(
 
     Args:
         cu_seqlens_q, cu_seqlens_k: (B + 1) int32; where each sequence begins.
-        max_seqlen_q, max_seqlen_k: the longest ones.
+        max_seqlen_q, max_seqlen_k: the longest ones, or any numbers above.
         block_table: must be None; paged keys are not supported.
 
     Returns:
@@ -92,16 +92,22 @@ def flash_attn_varlen_func(
     return _flash(q, k, v, softmax_scale, window_size, return_attn_probs, dropout_p=dropout_p,
                   causal=causal, softcap=softcap, alibi_slopes=alibi_slopes,
                   deterministic=deterministic, cu_seqlens_q=cu_seqlens_q,
-                  cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)
+                  cu_seqlens_k=cu_seqlens_k, max_seqlen_q=_at_most(max_seqlen_q, q),
+                  max_seqlen_k=_at_most(max_seqlen_k, k))
+
+
+def _at_most(longest: int, x: Tensor) -> int:
+    """No sequence is longer than all rows together; callers round the bound up."""
+    return min(longest, x.shape[0]) if isinstance(longest, int) else longest
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None,
            window_size: tuple[int, int], return_attn_probs: bool, *, causal: bool,
            **options: Any) -> FlashResult:
-    left, right = window_size
+    left, right = (-1 if isinstance(side, int) and side < 0 else side for side in window_size)
     # Both windows lie on the bottom-right diagonal, with and without causal.
     result = attention(q, k, v, scale=softmax_scale, causal="bottom_right" if causal else False,
-                       window=(max(left, -1), max(right, -1)), return_lse=return_attn_probs,
+                       window=(left, right), return_lse=return_attn_probs,
                        **options)
     if isinstance(result, tuple):
         return (*result, None)

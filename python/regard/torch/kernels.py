@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from ..errors import Unsupported, WrongType, refuse
+from ..element_types import allowed_types, wrong_element_type
+from ..errors import InvalidArgument, Unsupported, refuse
 from ..gradients import GRADIENTS
+from ..repair import advised
 from ..settings import TYPE_NAMES
 
 TYPES = {getattr(torch, name): short for name, short in TYPE_NAMES.items()}
@@ -50,9 +52,8 @@ TENSOR_OPTIONS = Options._fields.index("scale")  # so many of them, the first on
 
 def _array(x: Tensor, argument: str) -> _core.Array:
     type = TYPES.get(x.dtype)
-    if type is None:
-        raise refuse(argument, f"a tensor of {x.dtype}",
-                     "must hold float64, float32, float16, bfloat16, bool or int32", WrongType)
+    if type is None or type not in allowed_types(argument):
+        raise wrong_element_type(x, argument)
     return _core.Array.at(x.data_ptr(), type, x.shape, x.stride(), x.get_device(), x)
 
 
@@ -68,13 +69,13 @@ def _rows(x: Tensor, argument: str, options: Options) -> _core.Array:
 
 
 def _dense(like: Tensor, size: int, type: torch.dtype | None) -> Tensor:
-    """Room for rows of `size` beside those of `like`, heads and rows in the same order of memory:
-    what was transposed before the call is dense when it is transposed back."""
-    shape = [*like.shape[:-1], size]
-    if like.dim() != 4 or like.stride(1) >= like.stride(2):
-        return like.new_empty(shape, dtype=type)
-    shape[1], shape[2] = shape[2], shape[1]
-    return like.new_empty(shape, dtype=type).transpose(1, 2)
+    """Room for rows of `size`, dense, in the order of memory that `like` has. PyTorch's own fused
+    attention lays out its results so: what was transposed before is dense when transposed back."""
+    if like.shape[-1] == size and like.stride(-1) == 1:
+        return torch.empty_like(like, dtype=type)
+    order = sorted(range(like.dim() - 1), key=like.stride, reverse=True)
+    made = like.new_empty([*(like.shape[axis] for axis in order), size], dtype=type)
+    return made.permute(*(order.index(axis) for axis in range(like.dim() - 1)), like.dim() - 1)
 
 
 def forward_results(q: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
@@ -156,12 +157,18 @@ def _where(q: Tensor, options: Options) -> dict[str, Any]:
 def run_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None,
                 *rest: Any) -> tuple[Tensor, Tensor]:
     options = Options(*rest)
-    problem = _problem(q, k, v, bias, sink, options)
-    out, lse = forward_results(q, v, options)
-    if _is_ragged(options):
-        out.zero_()
-        lse.fill_(-torch.inf)
-    problem.forward(_rows(out, "out", options), _array(lse, "lse"), **_where(q, options))
+    try:
+        problem = _problem(q, k, v, bias, sink, options)
+        out, lse = forward_results(q, v, options)
+        if _is_ragged(options):
+            out.zero_()
+            lse.fill_(-torch.inf)
+        problem.forward(_rows(out, "out", options), _array(lse, "lse"), **_where(q, options))
+    except InvalidArgument as error:
+        shapes = {name: x.shape for name, x in (("bias", bias), ("mask", options.mask))
+                  if x is not None}
+        raise advised(error, q.shape, k.shape, v.shape, options.layout, shapes,
+                      "{}.contiguous()") from None
     return out, lse
 
 

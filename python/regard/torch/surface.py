@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import Unsupported, WrongType, refuse
+from ..options import checked
+from ..repair import layout_advice
 from ..settings import (TYPE_NAMES, Causal, Layout, Precision, Window, causal_name, type_name,
                         window_pair)
 from .kernels import Options
@@ -75,6 +77,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None,
         OutOfMemory, DeviceFailure; each names the argument and its value.
     """
     packed = cu_seqlens_q is not None
+    layout = checked("layout", layout)
     for name, x in (("q", q), ("k", k), ("v", v)):
         _require_rows(name, x, packed, layout)
     for name, extra in (("bias", bias), ("mask", mask), ("alibi_slopes", alibi_slopes),
@@ -83,24 +86,33 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None,
                         ("seqused_k", seqused_k)):
         if extra is not None:
             _require_tensor(name, extra)
+    max_seqlen_q = checked("max_seqlen_q", max_seqlen_q)
+    max_seqlen_k = checked("max_seqlen_k", max_seqlen_k)
     if packed and (max_seqlen_q is None or max_seqlen_k is None):
         raise refuse("max_seqlen_q" if max_seqlen_q is None else "max_seqlen_k", None,
                      "must be given with cu_seqlens_q: the longest sequence")
-    axis = 1 if layout == "bshd" else 2
-    length_q = q.shape[axis] if max_seqlen_q is None else max_seqlen_q
-    length_k = k.shape[axis] if max_seqlen_k is None else max_seqlen_k
+    alignment = "none"
+    if causal is not False:
+        axis = 1 if layout == "bshd" else 2
+        length_q = q.shape[axis] if max_seqlen_q is None else max_seqlen_q
+        length_k = k.shape[axis] if max_seqlen_k is None else max_seqlen_k
+        advice = "" if packed else layout_advice(q.shape, k.shape, v.shape, layout)
+        alignment = causal_name(causal, length_q, length_k, advice)
+    dropout_p = checked("dropout_p", dropout_p)
     drawn_seed = None
     if dropout_p > 0 and dropout_seed is None:
         drawn_seed = torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device="cpu")
     out, lse = forward(q, k, v, bias, _as_float32(sink), *Options(
         mask, _as_float32(alibi_slopes), cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k,
-        drawn_seed, scale, softcap, causal_name(causal, length_q, length_k), window_pair(window),
-        dropout_p, _signed("dropout_seed", dropout_seed or 0),
-        _signed("dropout_offset", dropout_offset), max_seqlen_q or 0, max_seqlen_k or 0, layout,
-        precision, deterministic or torch.are_deterministic_algorithms_enabled(),
-        None if out_type is None else _OUT_TYPES[type_name("out_type", out_type)], threads,
-        backend))
-    return (out, lse) if return_lse else out
+        drawn_seed, checked("scale", scale), checked("softcap", softcap), alignment,
+        window_pair(window), dropout_p,
+        _signed(checked("dropout_seed", 0 if dropout_seed is None else dropout_seed)),
+        _signed(checked("dropout_offset", dropout_offset)), max_seqlen_q or 0, max_seqlen_k or 0,
+        layout, checked("precision", precision),
+        checked("deterministic", deterministic) or torch.are_deterministic_algorithms_enabled(),
+        None if out_type is None else _OUT_TYPES[type_name("out_type", out_type)],
+        checked("threads", threads), checked("backend", backend)))
+    return (out, lse) if checked("return_lse", return_lse) else out
 
 
 def _require_tensor(name: str, x: Any) -> None:
@@ -110,8 +122,6 @@ def _require_tensor(name: str, x: Any) -> None:
 
 def _require_rows(name: str, x: Any, packed: bool, layout: str) -> None:
     _require_tensor(name, x)
-    if layout != "bhsd" and layout != "bshd":
-        raise refuse("layout", repr(layout), "must be 'bhsd' or 'bshd'")
     if x.dim() != (3 if packed else 4):
         wanted = ("3 dimensions, (total, H, D), as cu_seqlens_q is given" if packed else
                   f"4 dimensions, ({', '.join(layout.upper())}), or 3 with cu_seqlens_q")
@@ -130,8 +140,6 @@ def _as_float32(x: Tensor | None) -> Tensor | None:
     return x if x is None or x.dtype == torch.float32 else x.float()
 
 
-def _signed(argument: str, number: int) -> int:
+def _signed(number: int) -> int:
     """64 bits, as the schema's signed integers hold them."""
-    if not 0 <= number < 2**64:
-        raise refuse(argument, number, "must be between 0 and 2^64 - 1")
     return number if number < 2**63 else number - 2**64
