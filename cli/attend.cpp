@@ -7,12 +7,12 @@
 #include <array>
 #include <filesystem>
 
-#include "mirror.hpp"
-#include "npy.hpp"
-#include "parse.hpp"
-#include "progress.hpp"
-#include "safetensors.hpp"
-#include "table.hpp"
+#include "command_line/parse.hpp"
+#include "files/npy.hpp"
+#include "files/safetensors.hpp"
+#include "output/progress.hpp"
+#include "output/table.hpp"
+#include "tensors/mirror.hpp"
 
 namespace regard::cli {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attend_inputs.hpp"
-#include "unfused.hpp"
+#include "verify/unfused.hpp"
 
 namespace regard::cli {
 

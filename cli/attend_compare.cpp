@@ -2,12 +2,12 @@
 #include <fmt/core.h>
 
 #include "attend.hpp"
-#include "comparison.hpp"
-#include "float64.hpp"
-#include "geometry.hpp"
-#include "progress.hpp"
-#include "table.hpp"
-#include "timing.hpp"
+#include "output/progress.hpp"
+#include "output/table.hpp"
+#include "tensors/geometry.hpp"
+#include "tensors/timing.hpp"
+#include "verify/comparison.hpp"
+#include "verify/float64.hpp"
 
 namespace regard::cli {
 

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 
-#include "npy.hpp"
-#include "parse.hpp"
-#include "safetensors.hpp"
+#include "command_line/parse.hpp"
+#include "files/npy.hpp"
+#include "files/safetensors.hpp"
 
 namespace regard::cli {
 

@@ -3,8 +3,8 @@
 
 #include <map>
 
-#include "arguments.hpp"
-#include "array.hpp"
+#include "command_line/arguments.hpp"
+#include "tensors/array.hpp"
 
 namespace regard::cli {
 

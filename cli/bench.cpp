@@ -6,14 +6,14 @@
 #include <fstream>
 #include <map>
 
-#include "arguments.hpp"
 #include "bench_problem.hpp"
-#include "json_line.hpp"
-#include "mirror.hpp"
-#include "parse.hpp"
-#include "progress.hpp"
-#include "table.hpp"
-#include "timing.hpp"
+#include "command_line/arguments.hpp"
+#include "command_line/parse.hpp"
+#include "output/json_line.hpp"
+#include "output/progress.hpp"
+#include "output/table.hpp"
+#include "tensors/mirror.hpp"
+#include "tensors/timing.hpp"
 
 namespace regard::cli {
 

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 
-#include "comparison.hpp"
-#include "float64.hpp"
-#include "parse.hpp"
-#include "random.hpp"
-#include "rounding.hpp"
+#include "command_line/parse.hpp"
+#include "tensors/random.hpp"
+#include "verify/comparison.hpp"
+#include "verify/float64.hpp"
+#include "verify/rounding.hpp"
 
 namespace regard::cli {
 

@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "geometry.hpp"
-#include "mirror.hpp"
-#include "unfused.hpp"
+#include "tensors/geometry.hpp"
+#include "tensors/mirror.hpp"
+#include "verify/unfused.hpp"
 
 namespace regard::cli {
 

@@ -1,10 +1,10 @@
 // `regard cache`: the compiled kernels on disk, listed, checked, deleted.
 #include <fmt/core.h>
 
-#include "arguments.hpp"
+#include "command_line/arguments.hpp"
 #include "kernel_words.hpp"
+#include "output/table.hpp"
 #include "regard/cuda.hpp"
-#include "table.hpp"
 
 namespace regard::cli {
 

@@ -1,17 +1,16 @@
 // `regard check`: draws problems until the count or the time is reached; prints how to repeat a
 // failure, a table of the worst ratios, and a last line "N passed, M failed".
-#include "check.hpp"
-
 #include <fmt/core.h>
 
 #include <algorithm>
 
-#include "ahead.hpp"
-#include "arguments.hpp"
-#include "mirror.hpp"
-#include "parse.hpp"
-#include "progress.hpp"
-#include "table.hpp"
+#include "command_line/arguments.hpp"
+#include "command_line/parse.hpp"
+#include "output/progress.hpp"
+#include "output/table.hpp"
+#include "tensors/mirror.hpp"
+#include "verify/ahead.hpp"
+#include "verify/judge.hpp"
 
 namespace regard::cli {
 

@@ -1,8 +1,8 @@
 // `regard explain`: which kernel would run, and why; nothing is computed.
 #include <fmt/core.h>
 
-#include "arguments.hpp"
-#include "json_line.hpp"
+#include "command_line/arguments.hpp"
+#include "output/json_line.hpp"
 #include "regard/cuda.hpp"
 
 namespace regard::cli {

@@ -1,9 +1,9 @@
 // `regard info`: the machine and its backends, and how to get what is missing.
 #include <fmt/core.h>
 
-#include "arguments.hpp"
+#include "command_line/arguments.hpp"
+#include "output/table.hpp"
 #include "regard/cuda.hpp"
-#include "table.hpp"
 
 namespace regard::cli {
 

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <sstream>
 
-#include "file.hpp"
+#include "command_line/parse.hpp"
+#include "files/file.hpp"
 #include "kernel_words.hpp"
-#include "parse.hpp"
 
 namespace regard::cli {
 

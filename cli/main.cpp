@@ -4,8 +4,8 @@
 #include <exception>
 #include <new>
 
-#include "arguments.hpp"
-#include "parse.hpp"
+#include "command_line/arguments.hpp"
+#include "command_line/parse.hpp"
 
 int main(int argc, char** argv) {
   try {

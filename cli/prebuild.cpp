@@ -4,12 +4,12 @@
 
 #include <algorithm>
 
-#include "arguments.hpp"
+#include "command_line/arguments.hpp"
+#include "command_line/parse.hpp"
 #include "kernel_words.hpp"
 #include "known_spills.hpp"
-#include "parse.hpp"
-#include "progress.hpp"
-#include "table.hpp"
+#include "output/progress.hpp"
+#include "output/table.hpp"
 
 namespace regard::cli {
 

@@ -1,0 +1,48 @@
+// Turns flags into the library's values; the library itself checks what they mean together.
+#include <fmt/core.h>
+
+#include "command_line/arguments.hpp"
+#include "command_line/parse.hpp"
+#include "regard/cuda.hpp"
+
+namespace regard::cli {
+
+void apply(const AttentionFlags& flags, Attention& a) {
+  a.causal = parse_causal(flags.causal);
+  a.window = parse_window(flags.window);
+  a.scale = flags.scale;
+  a.softcap = flags.softcap;
+  a.dropout = {.p = flags.dropout, .seed = flags.seed, .offset = flags.offset};
+}
+
+Attention described_attention(const ShapeFlags& shape, const AttentionFlags& flags) {
+  const Sizes q = parse_shape(shape.q, "--q");
+  if (q.size() != 4) {
+    throw UsageError(fmt::format(
+        "--q = \"{}\": must be BATCHxHEADSxLENGTHxSIZE, for example 2x32x4096x128", shape.q));
+  }
+  const Type type = parse_type(shape.type.empty() ? "f32" : shape.type, "--type");
+  const Index heads_kv = shape.kv_heads > 0 ? shape.kv_heads : q[1];
+  const Index len_k = shape.kv_len >= 0 ? shape.kv_len : q[2];
+  Attention a;
+  a.q = shape_only(type, q);
+  a.k = shape_only(type, {q[0], heads_kv, len_k, q[3]});
+  a.v = shape_only(type, {q[0], heads_kv, len_k, shape.dim_v > 0 ? shape.dim_v : q[3]});
+  a.bias = parse_tensor(shape.bias, "--bias", type);
+  a.mask = parse_tensor(shape.mask, "--mask", boolean);
+  if (shape.alibi) a.alibi_slopes = shape_only(f32, {q[1]});
+  if (shape.sink) a.sink = shape_only(f32, {q[1]});
+  apply(flags, a);
+  return a;
+}
+
+Run described_run(const RunFlags& flags) {
+  Run run;
+  run.device = parse_device(flags.device);
+  run.backend = flags.backend;
+  run.threads = flags.threads;
+  allow_compilation(!flags.forbid_compiling);
+  return run;
+}
+
+}  // namespace regard::cli

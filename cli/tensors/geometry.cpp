@@ -1,0 +1,76 @@
+// Offsets and visibility, written from docs/semantics.md and sharing no code with the library.
+#include "tensors/geometry.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace regard::cli {
+
+Shape shape_of(const Attention& a) {
+  Shape shape;
+  shape.packed = a.cu_seqlens_q.given();
+  if (shape.packed) {
+    shape.batch = a.cu_seqlens_q.sizes[0] - 1;
+    shape.heads_q = a.q.sizes[1];
+    shape.heads_kv = a.k.sizes[1];
+    shape.len_q = a.max_seqlen_q;
+    shape.len_k = a.max_seqlen_k;
+    shape.dim = a.q.sizes[2];
+    shape.dim_v = a.v.sizes[2];
+  } else {
+    shape.batch = a.q.sizes[0];
+    shape.heads_q = a.q.sizes[1];
+    shape.heads_kv = a.k.sizes[1];
+    shape.len_q = a.q.sizes[2];
+    shape.len_k = a.k.sizes[2];
+    shape.dim = a.q.sizes[3];
+    shape.dim_v = a.v.sizes[3];
+  }
+  return shape;
+}
+
+namespace {
+
+Index integer_at(const Tensor& tensor, Index index) {
+  return static_cast<const std::int32_t*>(tensor.data)[index * tensor.strides[0]];
+}
+
+}  // namespace
+
+Sequence sequence_of(const Attention& a, const Shape& shape, Index b) {
+  Sequence s{shape.len_q, shape.len_k, 0, 0};
+  if (a.cu_seqlens_q.given()) {
+    s.first_q = integer_at(a.cu_seqlens_q, b);
+    s.len_q = integer_at(a.cu_seqlens_q, b + 1) - s.first_q;
+  }
+  if (a.cu_seqlens_k.given()) {
+    s.first_k = integer_at(a.cu_seqlens_k, b);
+    s.len_k = integer_at(a.cu_seqlens_k, b + 1) - s.first_k;
+  }
+  if (a.seqused_q.given()) s.len_q = integer_at(a.seqused_q, b);
+  if (a.seqused_k.given()) s.len_k = integer_at(a.seqused_k, b);
+  return s;
+}
+
+PairStrides::PairStrides(const Tensor& tensor) {
+  Index* const strides[] = {&b, &h, &i, &j};
+  for (int axis = 0; axis < tensor.rank; ++axis) {
+    if (tensor.sizes[axis] != 1) *strides[4 - tensor.rank + axis] = tensor.strides[axis];
+  }
+}
+
+Interval visible_keys(const Attention& a, const Sequence& s, Index i) {
+  const Index diagonal = a.causal == Causal::top_left ? i : i + s.len_k - s.len_q;
+  Index right = a.window.right;
+  if (a.causal != Causal::none) right = 0;
+  Interval keys{0, s.len_k};
+  if (a.window.left >= 0) keys.begin = std::clamp<Index>(diagonal - a.window.left, 0, s.len_k);
+  if (right >= 0) keys.end = std::clamp<Index>(diagonal + right + 1, 0, s.len_k);
+  return keys;
+}
+
+double scale_of(const Attention& a, const Shape& shape) {
+  return a.scale ? *a.scale : 1 / std::sqrt(static_cast<double>(std::max<Index>(shape.dim, 1)));
+}
+
+}  // namespace regard::cli
