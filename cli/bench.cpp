@@ -10,6 +10,7 @@
 #include "command_line/arguments.hpp"
 #include "command_line/parse.hpp"
 #include "output/json_line.hpp"
+#include "output/output.hpp"
 #include "output/progress.hpp"
 #include "output/table.hpp"
 #include "tensors/mirror.hpp"
@@ -135,6 +136,9 @@ class Bench {
   int run() {
     const std::vector<Case> cases = cases_of(arguments_);
     const std::vector<std::string> backends = split(arguments_.backends, ',');
+    for (const Case& one : cases) {
+      for (const std::string& backend : backends) refuse_impossible(one, backend);
+    }
     Progress progress("benchmark");
     std::size_t done = 0;
     for (const Case& one : cases) {
@@ -144,21 +148,36 @@ class Bench {
         run_case(one, backend);
       }
     }
-    fmt::print("\n{}", table_.text());
-    fmt::print(
+    output::print("\n{}", table_.text());
+    output::print(
         "\nEach case was first compared with float64: every output at up to 192 keys, 1 "
         "batch, 2 kv heads;\nand out, lse, dq of the last 16 rows of the last head at full "
         "size (full, causal bottom-right, window).\n");
-    if (failed_ > 0) fmt::print("{} cases are wrong and were not timed\n", failed_);
+    if (failed_ > 0) output::print("{} cases are wrong and were not timed\n", failed_);
     return failed_ == 0 ? 0 : 1;
   }
 
  private:
-  void run_case(const Case& one, const std::string& backend) {
+  Run run_on(const std::string& backend) const {
     Run run;
     run.device = device_;
     run.backend = backend;
     run.threads = arguments_.threads;
+    return run;
+  }
+
+  // What the library refuses, or what no memory holds, is refused before tensors are filled.
+  void refuse_impossible(const Case& one, const std::string& backend) const {
+    if (passes_.forward) explain(one.described, Pass::forward, run_on(backend));
+    if (passes_.backward) explain(one.described, Pass::backward, run_on(backend));
+    const double bytes = bytes_needed(one.described, passes_.backward);
+    if (bytes <= double(physical_memory())) return;
+    throw UsageError(fmt::format("--q = {}: the tensors need {}, more than this machine has",
+                                 one.name, bytes_text(bytes)));
+  }
+
+  void run_case(const Case& one, const std::string& backend) {
+    const Run run = run_on(backend);
     BenchProblem small(shortened(one.described), passes_.backward, device_);
     small.run_forward(run);
     if (passes_.backward) small.run_backward(run);
@@ -170,8 +189,8 @@ class Bench {
     problem.fetch();
     if (complaint.empty() && problem.can_check_last_rows()) complaint = problem.check_last_rows();
     if (!complaint.empty()) {
-      fmt::print("WRONG {} {} {} {}: {}\n", one.name, name_of(one.described.q.type), one.mask,
-                 backend, complaint);
+      output::print("WRONG {} {} {} {}: {}\n", one.name, name_of(one.described.q.type), one.mask,
+                    backend, complaint);
       ++failed_;
       return;
     }
@@ -216,11 +235,12 @@ class Bench {
     line.number("gflops", flops / 1e9);
     if (!on_gpu) line.number("peak_gflops", peak / 1e9);
     if (!on_gpu) line.number("share", flops / peak);
-    line.integer("workspace", static_cast<std::int64_t>(plan.workspace));
+    line.count("workspace", plan.workspace);
     if (!on_gpu) line.integer("threads", run.threads > 0 ? run.threads : machine().threads);
     line.text("device", on_gpu ? gpu_name(device_.index) : machine().cpu);
     line.text("commit", commit_);
     json_ << line.str() << "\n" << std::flush;
+    if (!json_) throw UsageError(fmt::format("--json = {}: cannot be written", arguments_.json));
   }
 
   double peak_of(Type type, const Run& run) {

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "command_line/parse.hpp"
 #include "tensors/random.hpp"
@@ -19,13 +20,44 @@ constexpr Index kCheckedRows = 16;
 
 Sizes sizes_of(const Tensor& t) { return {t.sizes.begin(), t.sizes.begin() + t.rank}; }
 
-template <class Value>
-Array filled(const Tensor& like, Value&& value) {
-  if (!like.given()) return {};
-  Array array(like.type, sizes_of(like));
-  for (Index n = 0; n < array.count(); ++n) array.set(n, value());
-  return array;
-}
+// Normals from a table: drawing each element anew would take longer than the attention.
+class Normals {
+ public:
+  Normals() : values_(kPeriod) {
+    Random random(1, 1);
+    for (float& x : values_) x = static_cast<float>(random.normal());
+  }
+
+  void begin_at(std::size_t at) { at_ = at; }
+
+  // value_of: of a normal. One period is made element by element; the rest is copied from it.
+  template <class ValueOf>
+  Array filled(const Tensor& like, ValueOf&& value_of) {
+    if (!like.given()) return {};
+    Array array(like.type, sizes_of(like));
+    const auto count = static_cast<std::size_t>(array.count());
+    for (std::size_t n = 0; n < std::min(count, kPeriod); ++n) {
+      array.set(static_cast<Index>(n), value_of(values_[(at_ + 1 + n) % kPeriod]));
+    }
+    at_ = (at_ + count) % kPeriod;
+    auto* const bytes = static_cast<std::byte*>(array.data());
+    for (std::size_t done = kPeriod * size_of(like.type); done < array.byte_count();) {
+      const std::size_t more = std::min(done, array.byte_count() - done);
+      std::memcpy(bytes + done, bytes, more);
+      done += more;
+    }
+    return array;
+  }
+
+  Array filled(const Tensor& like) {
+    return filled(like, [](float x) { return x; });
+  }
+
+ private:
+  static constexpr std::size_t kPeriod = 65521;
+  std::vector<float> values_;
+  std::size_t at_ = 0;
+};
 
 Array zeros(Type type, const Tensor& like) {
   return like.given() ? Array(type, sizes_of(like)) : Array{};
@@ -57,21 +89,16 @@ constexpr Tolerance kGradient{.factor = 3, .slack = 6};
 
 BenchProblem::BenchProblem(const Attention& described, bool backward, const Device& device)
     : attention_(described), backward_(backward), mirror_(device) {
-  Random random(1, 1);
-  // A table of normals: drawing each element anew would take longer than the attention.
-  std::vector<float> normals(65521);
-  for (float& x : normals) x = static_cast<float>(random.normal());
-  std::size_t at = 0;
-  const auto normal = [&] { return normals[at = (at + 1) % normals.size()]; };
-  q_ = filled(described.q, normal);
-  at = 12345;
-  k_ = filled(described.k, normal);
-  at = 33333;
-  v_ = filled(described.v, normal);
-  bias_ = filled(described.bias, normal);
-  mask_ = filled(described.mask, [&] { return normal() > -1; });
-  alibi_slopes_ = filled(described.alibi_slopes, [&] { return 0.01; });
-  sink_ = filled(described.sink, normal);
+  Normals normals;
+  q_ = normals.filled(described.q);
+  normals.begin_at(12345);
+  k_ = normals.filled(described.k);
+  normals.begin_at(33333);
+  v_ = normals.filled(described.v);
+  bias_ = normals.filled(described.bias);
+  mask_ = normals.filled(described.mask, [](float x) { return x > -1; });
+  alibi_slopes_ = normals.filled(described.alibi_slopes, [](float) { return 0.01; });
+  sink_ = normals.filled(described.sink);
   attention_.q = q_.tensor();
   attention_.k = k_.tensor();
   attention_.v = v_.tensor();
@@ -84,8 +111,8 @@ BenchProblem::BenchProblem(const Attention& described, bool backward, const Devi
   out_ = zeros(out.type, out);
   lse_ = Array(out.type == f64 ? f64 : f32, {out.sizes[0], out.sizes[1], out.sizes[2]});
   if (backward) {
-    at = 54321;
-    dout_ = filled(out, normal);
+    normals.begin_at(54321);
+    dout_ = normals.filled(out);
     dq_ = zeros(out.type, described.q);
     dk_ = zeros(out.type, described.k);
     dv_ = zeros(out.type, described.v);
@@ -197,6 +224,17 @@ std::string BenchProblem::check_last_rows() const {
     if (!complaint.empty()) return complaint + " (the last rows of the last head)";
   }
   return {};
+}
+
+double bytes_needed(const Attention& a, bool backward) {
+  const auto bytes = [](const Tensor& t) {
+    double product = t.given() ? double(size_of(t.type)) : 0;
+    for (int axis = 0; axis < t.rank; ++axis) product *= double(t.sizes[axis]);
+    return product;
+  };
+  const double out = bytes(a.q) / double(std::max<Index>(1, a.q.sizes[3])) * double(a.v.sizes[3]);
+  const double inputs = bytes(a.q) + bytes(a.k) + bytes(a.v) + bytes(a.bias);
+  return bytes(a.mask) + inputs + out + (backward ? inputs + out : 0);
 }
 
 Attention shortened(const Attention& described) {

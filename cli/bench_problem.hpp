@@ -35,6 +35,9 @@ class BenchProblem {
   Mirror mirror_;
 };
 
+// Of all tensors of a BenchProblem.
+double bytes_needed(const Attention& described, bool backward);
+
 // The same options at a length and head count that float64 can afford.
 Attention shortened(const Attention& described);
 

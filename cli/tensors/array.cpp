@@ -1,6 +1,8 @@
 // Element conversions, rounding properties of the types, and dense copies of strided tensors.
 #include "tensors/array.hpp"
 
+#include <unistd.h>
+
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -160,6 +162,11 @@ Index count_of(const Sizes& sizes, const std::string& argument) {
     }
   }
   return none ? 0 : count;
+}
+
+std::uint64_t physical_memory() {
+  return static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+         static_cast<std::uint64_t>(sysconf(_SC_PAGE_SIZE));
 }
 
 Array::Array(Type type, Sizes sizes) : type(type), sizes(std::move(sizes)) {

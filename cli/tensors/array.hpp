@@ -38,6 +38,8 @@ double largest_finite(Type type);
 // The product of sizes; throws Error (named `argument`) if it overflows or a size is negative.
 Index count_of(const Sizes& sizes, const std::string& argument);
 
+std::uint64_t physical_memory();  // bytes of this machine
+
 struct Array {
   Type type = Type::none;
   Sizes sizes;

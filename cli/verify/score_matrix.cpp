@@ -1,6 +1,7 @@
 // Scores of one head in order of docs/semantics.md: scale, softcap, bias, ALiBi, visibility.
 #include "verify/score_matrix.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 namespace regard::cli {
@@ -63,16 +64,21 @@ std::vector<Real> absolute(std::vector<Real> values) {
 
 // Softcap: scores become c * tanh(s / c), slope 1 - tanh^2; the magnitude shrinks with the slope.
 // 16-bit kernels may take tanh as 1 - 2 / (e^2x + 1), whose error is of the cap's size
-// (docs/numerics.md).
+// (docs/numerics.md); beyond 2^24, where that leaves nothing of a score, the size stays as it is.
+// A cap that f32 cannot hold is as good as 2^120.
 template <class Real>
-void cap(ScoreMatrix<Real>& m, Real softcap, bool narrow) {
+void cap(ScoreMatrix<Real>& m, double softcap_given, bool narrow) {
+  const auto softcap =
+      static_cast<Real>(sizeof(Real) == 4 ? std::min(softcap_given, 0x1p120) : softcap_given);
+  const Real size_if_narrow = std::min(softcap, Real{0x1p24});
   m.slope.resize(m.scores.size());
   for (std::size_t n = 0; n < m.scores.size(); ++n) {
     const Real t = std::tanh(m.scores[n] / softcap);
     m.scores[n] = softcap * t;
     m.slope[n] = 1 - t * t;
     if (m.magnitude.empty()) continue;
-    m.magnitude[n] = m.magnitude[n] * m.slope[n] + (narrow ? softcap : std::fabs(m.scores[n]));
+    m.magnitude[n] =
+        m.magnitude[n] * m.slope[n] + (narrow ? size_if_narrow : std::fabs(m.scores[n]));
   }
 }
 
@@ -104,7 +110,7 @@ ScoreMatrix<Real> score_matrix(const Attention& a, const Shape& shape, const Seq
     for (Real& x : m.magnitude) x *= std::fabs(scale);
   }
   if (a.softcap > 0) {
-    cap(m, static_cast<Real>(a.softcap), a.q.type == Type::f16 || a.q.type == Type::bf16);
+    cap(m, a.softcap, a.q.type == Type::f16 || a.q.type == Type::bf16);
   }
 
   const PairStrides bias_at(a.bias), mask_at(a.mask);

@@ -149,3 +149,23 @@ def test_bench_takes_the_commit_from_the_environment(tmp_path):
                     "--seconds", "0.01", "--json", "r.jsonl"], cwd=tmp_path, env=environment,
                    check=True, capture_output=True)
     assert json.loads((tmp_path / "r.jsonl").read_text())["commit"] == "fromenv"
+
+
+def test_bench_judges_an_enormous_softcap():
+    """Rounding units that overflow are no sign of rows that nothing is added to."""
+    text = fine("bench", "--q", "1x2x32x16", "--softcap", "1e308", "--type", "f64,f32,bf16,f16",
+                "--seconds", 0.001)
+    assert "WRONG" not in text and "1e308" not in text
+
+
+@pytest.mark.parametrize("options", [["--q", "1x1x1x8", "--mask", "1x1x65536x32768"],
+                                     ["--q", "1x1x1x8", "--bias", "1x1x65536x32768"],
+                                     ["--q", "1x1x4000000000x8", "--kv-len", "1"]])
+def test_bench_refuses_before_it_fills_memory(options):
+    done = run("bench", *options, "--type", "f64", "--seconds", 0.001, timeout=10)
+    assert done.returncode == 2 and "regard: " in done.stderr
+
+
+def test_seconds_that_never_pass_are_refused():
+    for seconds in ("nan", "inf", "0"):
+        assert run("check", "--seconds", seconds, timeout=10).returncode == 2
