@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "command_line/parse.hpp"
-#include "files/file.hpp"
+#include "files/input_file.hpp"
 #include "kernel_words.hpp"
 
 namespace regard::cli {

@@ -9,7 +9,9 @@
 #include <optional>
 
 #include "command_line/parse.hpp"
-#include "files/file.hpp"
+#include "files/content.hpp"
+#include "files/input_file.hpp"
+#include "files/output_file.hpp"
 
 namespace regard::cli {
 
@@ -131,16 +133,29 @@ class HeaderReader {
 
 struct Format {
   const char* descr;
-  Type type;
+  Type type;  // none: only read to be refused, or int64
   std::size_t width;
+  const char* name;
 };
-constexpr Format kFormats[] = {{"<f8", Type::f64, 8}, {"<f4", Type::f32, 4},
-                               {"<f2", Type::f16, 2}, {"|b1", Type::boolean, 1},
-                               {"<i4", Type::i32, 4}, {"<i8", Type::none, 8}};
+constexpr Format kFormats[] = {
+    {"<f8", Type::f64, 8, "float64"}, {"<f4", Type::f32, 4, "float32"},
+    {"<f2", Type::f16, 2, "float16"}, {"|b1", Type::boolean, 1, "bool"},
+    {"<i4", Type::i32, 4, "int32"},   {"<i8", Type::none, 8, "int64"},
+    {"<u8", Type::none, 8, "uint64"}, {"<u4", Type::none, 4, "uint32"},
+    {"<i2", Type::none, 2, "int16"},  {"<u2", Type::none, 2, "uint16"},
+    {"|i1", Type::none, 1, "int8"},   {"|u1", Type::none, 1, "uint8"},
+};
 
-const Format& format_of(const InputFile& file, const std::string& descr) {
+bool is_int64(const Format& format) { return std::string_view(format.descr) == "<i8"; }
+
+const Format& format_of(const InputFile& file, const std::string& descr,
+                        const std::string& tensor) {
   for (const Format& format : kFormats) {
-    if (descr == format.descr) return format;
+    if (descr != format.descr) continue;
+    const std::string fault = content_fault(
+        tensor, {.type = format.type, .int64 = is_int64(format), .name = format.name});
+    if (!fault.empty()) file.refuse("descr", fault);
+    return format;
   }
   const std::string shown = HeaderReader::printable(descr);
   if (descr.starts_with('>')) {
@@ -154,7 +169,7 @@ const Format& format_of(const InputFile& file, const std::string& descr) {
 
 }  // namespace
 
-Array read_npy(const std::string& path) {
+Array read_npy(const std::string& path, const std::string& tensor) {
   const InputFile file(path);
   unsigned char start[12] = {};
   if (file.size() < 10) file.refuse("header", "the file is too short to be .npy");
@@ -182,7 +197,7 @@ Array read_npy(const std::string& path) {
   if (!header.descr) file.refuse("descr", "is missing");
   if (!header.fortran_order) file.refuse("fortran_order", "is missing");
   if (!header.shape) file.refuse("shape", "is missing");
-  const Format& format = format_of(file, *header.descr);
+  const Format& format = format_of(file, *header.descr, tensor);
   if (*header.fortran_order) {
     file.refuse("fortran_order", "is True; save numpy.ascontiguousarray(array)");
   }
@@ -228,7 +243,7 @@ void write_npy(const std::string& path, const Tensor& tensor) {
   header.resize((10 + header.size() + 1 + 63) / 64 * 64 - 10, ' ');
   header.back() = '\n';
   const Array dense = converted(tensor, tensor.type);
-  AtomicFile file(path);
+  OutputFile file(path);
   const unsigned char start[] = {0x93,
                                  'N',
                                  'U',

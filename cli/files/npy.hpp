@@ -7,7 +7,8 @@
 
 namespace regard::cli {
 
-Array read_npy(const std::string& path);
+// Refuses elements that the tensor of that name ("q", "mask", ...) must not hold.
+Array read_npy(const std::string& path, const std::string& tensor);
 void write_npy(const std::string& path, const Tensor& tensor);
 
 }  // namespace regard::cli

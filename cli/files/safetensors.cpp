@@ -8,7 +8,9 @@
 #include <set>
 
 #include "command_line/parse.hpp"
-#include "files/file.hpp"
+#include "files/content.hpp"
+#include "files/input_file.hpp"
+#include "files/output_file.hpp"
 
 namespace regard::cli {
 
@@ -189,11 +191,10 @@ Array read_entry(const InputFile& file, const Entry& e, std::uint64_t data_begin
   const Format* const format = format_of(e.dtype);
   if (e.shape.size() > Tensor::kMaxRank)
     file.refuse(name + ": shape", "has more than 4 dimensions");
-  if (!format || (format->type == Type::none && e.dtype != "I64")) {
-    file.refuse(name + ": dtype",
-                fmt::format("{} is not supported; F64, F32, F16, BF16, BOOL, I32 and I64 are",
-                            HeaderEvents::shown(e.dtype)));
-  }
+  const std::string fault = content_fault(e.name, {.type = format ? format->type : Type::none,
+                                                   .int64 = e.dtype == "I64",
+                                                   .name = HeaderEvents::shown(e.dtype)});
+  if (!fault.empty()) file.refuse(name + ": dtype", fault);
   Sizes sizes;
   for (std::uint64_t size : e.shape) {
     if (size > INT64_MAX) file.refuse(name + ": shape", "has a size beyond 63 bits");
@@ -265,7 +266,7 @@ void write_safetensors(const std::string& path,
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
-  AtomicFile file(path);
+  OutputFile file(path);
   unsigned char start[8];
   for (int n = 0; n < 8; ++n) start[n] = static_cast<unsigned char>(text.size() >> (8 * n));
   file.write(start, 8);

@@ -91,6 +91,30 @@ def test_npy_integers_that_do_not_fit(tmp_path):
     assert "cu.npy" in message and "1099511627776" in message
 
 
+CONTENTS = [("mask", np.int64, "bool"), ("mask", np.uint8, "bool"), ("mask", np.float32, "bool"),
+            ("bias", bool, "float32"), ("q", np.int64, "float32"), ("q", np.uint16, "float32"),
+            ("seqused_k", np.float32, "int32"), ("cu_seqlens_q", np.uint64, "int32")]
+
+
+@pytest.mark.parametrize(("tensor", "held", "wanted"), CONTENTS)
+def test_a_file_of_the_wrong_type_names_it_and_the_way_out(tmp_path, tensor, held, wanted):
+    """Its own type, not that to which it would be converted."""
+    for name in ("q", "k", "v"):
+        np.save(tmp_path / f"{name}.npy", np.zeros((1, 1, 4, 8), np.float32))
+    np.save(tmp_path / f"{tensor}.npy", np.zeros((4, 4), held))
+    extra = [] if tensor == "q" else ["--" + tensor.replace("_", "-"), f"{tensor}.npy"]
+    message = refused("attend", "q.npy", "k.npy", "v.npy", *extra, cwd=tmp_path)
+    assert f"{tensor}.npy: " in message and f"{tensor} holds {np.dtype(held)}," in message
+    assert f"save {tensor}.astype(" in message and wanted in message
+
+
+def test_a_mask_of_integers_in_safetensors_is_named(tmp_path):
+    content = packed(three(mask=entry("I64", (1, 1, 2, 2), (96, 128))), 128)
+    (tmp_path / "x.safetensors").write_bytes(content)
+    message = refused("attend", "x.safetensors", cwd=tmp_path)
+    assert "mask holds I64, but must hold bool: save mask.astype(bool)" in message
+
+
 def entry(dtype="F32", shape=(1, 1, 2, 4), offsets=(0, 32)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 

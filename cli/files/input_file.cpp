@@ -1,5 +1,5 @@
-// POSIX files with checked ranges and errors in words.
-#include "files/file.hpp"
+// POSIX reads with checked ranges and errors in words.
+#include "files/input_file.hpp"
 
 #include <fcntl.h>
 #include <fmt/core.h>
@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
 #include "command_line/parse.hpp"
@@ -47,46 +46,6 @@ void InputFile::read(std::uint64_t offset, void* to, std::size_t bytes, const ch
     next += count;
     offset += static_cast<std::uint64_t>(count);
     bytes -= static_cast<std::size_t>(count);
-  }
-}
-
-AtomicFile::AtomicFile(const std::string& path)
-    : path_(path), temporary_(fmt::format("{}.{}.part", path, getpid())) {
-  descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) {
-    throw UsageError(fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
-  }
-}
-
-AtomicFile::~AtomicFile() {
-  if (descriptor_ < 0) return;
-  close(descriptor_);
-  unlink(temporary_.c_str());
-}
-
-void AtomicFile::fail(const char* action) {
-  throw UsageError(fmt::format("{}: cannot be {}: {}", path_, action, std::strerror(errno)));
-}
-
-void AtomicFile::write(const void* data, std::size_t bytes) {
-  const auto* next = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t count = ::write(descriptor_, next, bytes);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail("written");
-    next += count;
-    bytes -= static_cast<std::size_t>(count);
-  }
-}
-
-void AtomicFile::commit() {
-  const int descriptor = descriptor_;
-  descriptor_ = -1;
-  if (close(descriptor) != 0 || std::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    const int code = errno;
-    unlink(temporary_.c_str());
-    errno = code;
-    fail("renamed into place");
   }
 }
 

@@ -1,4 +1,4 @@
-// Files read within their bounds and written whole or not at all.
+// Regular files, read within their bounds.
 #pragma once
 
 #include <cstddef>
@@ -25,24 +25,6 @@ class InputFile {
   std::string path_;
   int descriptor_ = -1;
   std::uint64_t size_ = 0;
-};
-
-// Writes beside the target and renames at commit(), so that no reader sees half a file.
-class AtomicFile {
- public:
-  explicit AtomicFile(const std::string& path);
-  ~AtomicFile();
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-
-  void write(const void* data, std::size_t bytes);
-  void commit();
-
- private:
-  [[noreturn]] void fail(const char* action);
-
-  std::string path_, temporary_;
-  int descriptor_ = -1;
 };
 
 }  // namespace regard::cli

@@ -1,0 +1,112 @@
+"""What --out names: links, FIFOs, stdout, nothing; and what a signal leaves."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import threading
+import time
+
+import numpy as np
+import pytest
+from cli_support import CLI, attention, fine, problem, read_safetensors, refused, safetensors_bytes
+
+
+@pytest.fixture
+def tensors(tmp_path):
+    arrays = problem(shape=(1, 2, 16, 8), heads_kv=2, len_k=16, dim_v=8)
+    (tmp_path / "in.safetensors").write_bytes(safetensors_bytes(arrays))
+    del arrays["dout"]
+    return tmp_path, attention(**arrays)["out"]
+
+
+def holds(path, want):
+    return np.allclose(read_safetensors(path)["out"], want, atol=1e-5)
+
+
+def test_an_empty_name_is_refused(tensors):
+    for arguments in (["attend", "in.safetensors", "--out", ""],
+                      ["bench", "--q", "1x1x8x8", "--json", ""], ["explain", "--q", ""]):
+        assert "must not be empty" in refused(*arguments, cwd=tensors[0])
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_links_are_followed(tensors, exists):
+    folder, want = tensors
+    (folder / "deep").mkdir()
+    (folder / "deep/hop.safetensors").symlink_to("real.safetensors")
+    (folder / "link.safetensors").symlink_to("deep/hop.safetensors")
+    if exists:
+        (folder / "deep/real.safetensors").write_bytes(b"old")
+    fine("attend", "in.safetensors", "--out", "link.safetensors", cwd=folder)
+    assert (folder / "link.safetensors").is_symlink()
+    assert (folder / "deep/hop.safetensors").is_symlink()
+    assert holds(folder / "deep/real.safetensors", want)
+
+
+def test_a_loop_of_links_is_refused(tensors):
+    folder, _ = tensors
+    (folder / "a.safetensors").symlink_to("b.safetensors")
+    (folder / "b.safetensors").symlink_to("a.safetensors")
+    message = refused("attend", "in.safetensors", "--out", "a.safetensors", cwd=folder)
+    assert "a.safetensors" in message and "links" in message
+
+
+@pytest.mark.parametrize("name", ["pipe", "pipe.safetensors"])
+def test_a_fifo_is_written_through(tensors, name):
+    folder, want = tensors
+    os.mkfifo(folder / name)
+    got = []
+    reader = threading.Thread(target=lambda: got.append((folder / name).read_bytes()), daemon=True)
+    reader.start()
+    fine("attend", "in.safetensors", "--out", name, cwd=folder, timeout=30)
+    reader.join(30)
+    (folder / "got.safetensors").write_bytes(got[0])
+    assert holds(folder / "got.safetensors", want) and (folder / name).is_fifo()
+
+
+@pytest.mark.parametrize("redirection", ["| cat > got.safetensors", "> got.safetensors"])
+def test_stdout_carries_the_tensors_alone(tensors, redirection):
+    folder, want = tensors
+    line = f'"$0" attend in.safetensors --out /dev/stdout {redirection}'
+    done = subprocess.run(["sh", "-c", line, CLI], capture_output=True, text=True, cwd=folder,
+                          check=True, timeout=60)
+    assert holds(folder / "got.safetensors", want) and "GFLOP/s" in done.stderr
+    quiet = subprocess.run([CLI, "attend", "in.safetensors", "--out", "/dev/stdout", "--quiet"],
+                           capture_output=True, cwd=folder, check=True, timeout=60)
+    assert quiet.stdout == (folder / "got.safetensors").read_bytes() and quiet.stderr == b""
+
+
+def test_devices_are_written_through(tensors):
+    fine("attend", "in.safetensors", "--out", "/dev/null", cwd=tensors[0])
+    assert pathlib.Path("/dev/null").is_char_device()
+    assert "No space left" in refused("attend", "in.safetensors", "--out", "/dev/full",
+                                      cwd=tensors[0])
+
+
+def stopped_while_writing(folder):
+    """Starts the tool on results of 64 MB and stops it while the .part file is there."""
+    for _ in range(20):
+        tool = subprocess.Popen([CLI, "attend", "q.npy", "k.npy", "v.npy", "--out", "results"],
+                                cwd=folder, stdout=subprocess.DEVNULL)
+        while tool.poll() is None and not list(folder.glob("results/*.part")):
+            time.sleep(0.001)
+        tool.send_signal(signal.SIGSTOP)
+        if tool.poll() is None and list(folder.glob("results/*.part")):
+            return tool
+        tool.send_signal(signal.SIGCONT)
+        tool.wait()
+    pytest.fail("the tool wrote too fast to be stopped")
+
+
+def test_a_signal_while_writing_leaves_no_part_of_a_file(tmp_path):
+    for name, shape in {"q": (65536, 1), "k": (1, 1), "v": (1, 256)}.items():
+        np.save(tmp_path / f"{name}.npy", np.ones(shape, np.float32))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        tool = stopped_while_writing(tmp_path)
+        tool.send_signal(number)
+        tool.send_signal(signal.SIGCONT)
+        assert tool.wait(30) == -number
+        assert list(tmp_path.glob("results/*.part")) == [], number
+        for done in tmp_path.glob("results/*.npy"):
+            done.unlink()
