@@ -2,13 +2,13 @@
 #include "attend_inputs.hpp"
 
 #include <fmt/core.h>
-#include <unistd.h>
 
 #include <algorithm>
 
 #include "command_line/parse.hpp"
 #include "files/npy.hpp"
 #include "files/safetensors.hpp"
+#include "output/output.hpp"
 
 namespace regard::cli {
 
@@ -32,7 +32,8 @@ void read_files(const AttendArguments& arguments, AttendInputs& inputs) {
   std::vector<std::string> names{"q", "k", "v"};
   for (const auto& [name, file] : arguments.extra_files) names.push_back(name);
   if (arguments.files.size() == 3) {
-    for (int n = 0; n < 3; ++n) inputs.arrays.emplace(names[n], read_npy(arguments.files[n]));
+    for (int n = 0; n < 3; ++n)
+      inputs.arrays.emplace(names[n], read_npy(arguments.files[n], names[n]));
   } else if (arguments.files.size() == 1 && arguments.files[0].ends_with(".safetensors")) {
     std::vector<std::string> ignored;
     inputs.arrays = read_safetensors(arguments.files[0], names, ignored);
@@ -43,12 +44,12 @@ void read_files(const AttendArguments& arguments, AttendInputs& inputs) {
     }
     std::string list;
     for (const std::string& name : ignored) list += (list.empty() ? "" : ", ") + name;
-    if (!list.empty()) fmt::print(stderr, "note: {}: not used: {}\n", arguments.files[0], list);
+    if (!list.empty()) output::note("{}: not used: {}", arguments.files[0], list);
   } else {
     throw UsageError("files: give one FILE.safetensors, or three: q.npy k.npy v.npy");
   }
   for (const auto& [name, file] : arguments.extra_files) {
-    if (!file.empty()) inputs.arrays.insert_or_assign(name, read_npy(file));
+    if (!file.empty()) inputs.arrays.insert_or_assign(name, read_npy(file, name));
   }
 }
 
@@ -56,8 +57,7 @@ void convert(AttendInputs& inputs, const std::string& name, Type type) {
   const auto found = inputs.arrays.find(name);
   if (found == inputs.arrays.end() || found->second.type == type) return;
   if (!is_float(found->second.type)) return;  // the library refuses it by name
-  fmt::print(stderr, "note: {}: {} converted to {}\n", name, name_of(found->second.type),
-             name_of(type));
+  output::note("{}: {} converted to {}", name, name_of(found->second.type), name_of(type));
   found->second = converted(found->second.tensor(), type);
 }
 
@@ -80,11 +80,6 @@ void require_rank(const char* name, const Array& array, int rank) {
 }
 
 }  // namespace
-
-std::uint64_t physical_memory() {
-  return static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-         static_cast<std::uint64_t>(sysconf(_SC_PAGE_SIZE));
-}
 
 Tensor AttendInputs::view(const Array& array) const {
   if (packed || !array.given()) return array.tensor();

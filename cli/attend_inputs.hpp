@@ -25,6 +25,4 @@ struct AttendInputs {
 
 AttendInputs read_inputs(const AttendArguments& arguments);
 
-std::uint64_t physical_memory();  // bytes of this machine
-
 }  // namespace regard::cli

@@ -6,6 +6,8 @@
 
 #include "command_line/arguments.hpp"
 #include "command_line/parse.hpp"
+#include "output/json_line.hpp"
+#include "output/output.hpp"
 #include "output/progress.hpp"
 #include "output/table.hpp"
 #include "tensors/mirror.hpp"
@@ -52,6 +54,19 @@ struct Tally {
     }
     return table.text();
   }
+
+  std::vector<JsonLine> json() const {
+    std::vector<JsonLine> list;
+    for (std::size_t n = 0; n < worst.size(); ++n) {
+      if (worst[n].compared == 0) continue;
+      JsonLine& line = list.emplace_back();
+      line.text("output", kOutputNames[n]);
+      line.count("problems", worst[n].compared);
+      line.number("ratio", worst[n].ratio);
+      line.count("problem", worst[n].problem);
+    }
+    return list;
+  }
 };
 
 // Runs the smallest problem, so that an unknown or missing backend is the library's own refusal.
@@ -86,6 +101,85 @@ std::string repeat_command(const CheckArguments& arguments, std::uint64_t index)
   return command;
 }
 
+// Prints as it goes, or all at finish() as one JSON object.
+class CheckReport {
+ public:
+  CheckReport(const CheckArguments& arguments, const std::string& backend) : arguments_(arguments) {
+    json_.text("backend", backend);
+    json_.count("seed", arguments.seed);
+    if (arguments.json) return;
+    output::print("{} against float64: seed {}\n", backend, arguments.seed);
+    output::flush();
+  }
+
+  void begin(std::uint64_t index, const RandomProblem& problem) const {
+    if (arguments_.json || !(arguments_.verbose || arguments_.problem >= 0)) return;
+    output::print("problem {}: {}\n", index, problem.description);
+  }
+
+  void fail(std::uint64_t index, const RandomProblem& problem, const Verdict& verdict) {
+    const std::string repeat = repeat_command(arguments_, index);
+    if (arguments_.json) {
+      JsonLine& failure = failures_.emplace_back();
+      failure.count("problem", index);
+      failure.text("description", problem.description);
+      failure.list("complaints", verdict.complaints);
+      failure.text("repeat", repeat);
+      return;
+    }
+    output::print("FAILED problem {}: {}\n", index, problem.description);
+    for (const std::string& complaint : verdict.complaints) output::print("  {}\n", complaint);
+    output::print("  repeat: {}\n", repeat);
+    output::flush();
+  }
+
+  void finish(const Tally& tally) {
+    if (arguments_.json) {
+      json_.count("passed", tally.passed);
+      json_.count("failed", tally.failed);
+      json_.count("left_out", tally.left_out);
+      json_.list("failures", failures_);
+      json_.list("worst", tally.json());
+      output::print("{}\n", json_.str());
+      return;
+    }
+    output::put(tally.table());
+    if (tally.left_out > 0) {
+      output::print("{} left out, the first because {}\n", tally.left_out, tally.why_left_out);
+    }
+    output::print("{} passed, {} failed\n", tally.passed, tally.failed);
+  }
+
+ private:
+  const CheckArguments& arguments_;
+  JsonLine json_;
+  std::vector<JsonLine> failures_;
+};
+
+struct Limit {
+  std::int64_t first = 0, last = INT64_MAX;
+  double seconds = 0;  // 0 = none
+};
+
+Limit limit_of(const CheckArguments& arguments) {
+  Limit limit;
+  if (arguments.problem >= 0) {
+    limit.first = arguments.problem;
+    limit.last = limit.first + 1;
+  } else if (arguments.problems > 0) {
+    limit.last = arguments.problems;
+  }
+  limit.seconds = arguments.seconds;
+  if (limit.seconds <= 0 && limit.last == INT64_MAX) limit.seconds = 60;
+  return limit;
+}
+
+std::string progress_text(const Limit& limit, std::int64_t done, std::uint64_t failed) {
+  return limit.last == INT64_MAX ? fmt::format("checking: {} problems, {} failed", done, failed)
+                                 : fmt::format("checking: {} of {} problems, {} failed", done,
+                                               limit.last - limit.first, failed);
+}
+
 }  // namespace
 
 int run_check(const CheckArguments& arguments) {
@@ -97,52 +191,31 @@ int run_check(const CheckArguments& arguments) {
   run.backend = arguments.backend;
   run.threads = arguments.threads;
   allow_compilation(!arguments.forbid_compiling);
-  const std::string name = chosen_backend(arguments, run);
-  const bool single = arguments.problem >= 0;
-  const std::int64_t first = single ? arguments.problem : 0;
-  std::int64_t last = arguments.problems > 0 ? arguments.problems : INT64_MAX;
-  if (single) last = first + 1;
-  double seconds = arguments.seconds;
-  if (seconds <= 0 && last == INT64_MAX) seconds = 60;
-
-  fmt::print("{} against float64: seed {}\n", name, arguments.seed);
-  std::fflush(stdout);
+  CheckReport report(arguments, chosen_backend(arguments, run));
+  const Limit limit = limit_of(arguments);
   Tally tally;
   Progress progress("checking");
-  Ahead ahead({.seed = arguments.seed, .first = first, .last = last}, limits, run,
+  Ahead ahead({.seed = arguments.seed, .first = limit.first, .last = limit.last}, limits, run,
               arguments.threads);
-  for (std::int64_t index = first; index < last; ++index) {
-    if (seconds > 0 && progress.seconds() >= seconds) break;
+  bool device_failed = false;  // it may not answer again
+  for (std::int64_t index = limit.first; index < limit.last && !device_failed; ++index) {
+    if (limit.seconds > 0 && progress.seconds() >= limit.seconds) break;
     const auto number = static_cast<std::uint64_t>(index);
     RandomProblem problem = ahead.next();
-    if (single || arguments.verbose) fmt::print("problem {}: {}\n", index, problem.description);
+    report.begin(number, problem);
     Verdict verdict;
-    bool device_failed = false;
     try {
       verdict = judge(problem, run);
     } catch (const Error& error) {
       if (error.code() != Code::device_failure) throw;
       verdict.complaints.push_back(error.what());
-      device_failed = true;  // it may not answer again
+      device_failed = true;
     }
     tally.add(verdict, number);
-    if (!verdict.complaints.empty()) {
-      fmt::print("FAILED problem {}: {}\n", index, problem.description);
-      for (const std::string& complaint : verdict.complaints) fmt::print("  {}\n", complaint);
-      fmt::print("  repeat: {}\n", repeat_command(arguments, number));
-      std::fflush(stdout);
-    }
-    progress.set(last == INT64_MAX
-                     ? fmt::format("checking: {} problems, {} failed", index + 1, tally.failed)
-                     : fmt::format("checking: {} of {} problems, {} failed", index - first + 1,
-                                   last - first, tally.failed));
-    if (device_failed) break;
+    if (!verdict.complaints.empty()) report.fail(number, problem, verdict);
+    progress.set(progress_text(limit, index - limit.first + 1, tally.failed));
   }
-  fmt::print("{}", tally.table());
-  if (tally.left_out > 0) {
-    fmt::print("{} left out, the first because {}\n", tally.left_out, tally.why_left_out);
-  }
-  fmt::print("{} passed, {} failed\n", tally.passed, tally.failed);
+  report.finish(tally);
   return tally.failed == 0 ? 0 : 1;
 }
 

@@ -1,8 +1,7 @@
 // `regard explain`: which kernel would run, and why; nothing is computed.
-#include <fmt/core.h>
-
 #include "command_line/arguments.hpp"
 #include "output/json_line.hpp"
+#include "output/output.hpp"
 #include "regard/cuda.hpp"
 
 namespace regard::cli {
@@ -19,16 +18,16 @@ int run_explain(const ExplainArguments& arguments) {
     line.text("backend", e.backend);
     line.text("kernel", e.kernel);
     line.text("text", e.text);
-    line.integer("workspace", static_cast<std::int64_t>(e.workspace));
+    line.count("workspace", e.workspace);
     line.number("pairs", e.pairs);
     line.number("flops", e.flops);
-    fmt::print("{}\n", line.str());
+    output::print("{}\n", line.str());
   } else {
-    fmt::print("{}", e.text);
+    output::print("{}", e.text);
   }
   if (e.supported) return 0;
-  std::fflush(stdout);
-  fmt::print(stderr, "regard: no backend can run this; the text above says why\n");
+  output::flush();
+  output::error("no backend can run this; the text above says why");
   return 2;
 }
 

@@ -1,7 +1,10 @@
 // `regard info`: the machine and its backends, and how to get what is missing.
 #include <fmt/core.h>
+#include <fmt/format.h>
 
 #include "command_line/arguments.hpp"
+#include "output/json_line.hpp"
+#include "output/output.hpp"
 #include "output/table.hpp"
 #include "regard/cuda.hpp"
 
@@ -38,13 +41,53 @@ std::string gpu_text() {
   return table.text().substr(1);
 }
 
-}  // namespace
+JsonLine gpu_json() {
+  const CudaSetup setup = cuda_setup();
+  std::vector<JsonLine> devices;
+  for (const CudaDevice& d : setup.devices) {
+    JsonLine& device = devices.emplace_back();
+    device.text("name", d.name);
+    device.text("chip", d.chip);
+    device.integer("multiprocessors", d.multiprocessors);
+    device.count("memory", d.memory);
+    device.count("l2", d.l2);
+    device.count("shared_per_block", d.shared_per_block);
+  }
+  JsonLine gpu;
+  gpu.list("devices", devices);
+  gpu.boolean("has_driver", setup.has_driver);
+  gpu.text("driver", setup.driver);
+  gpu.boolean("has_compiler", setup.has_compiler);
+  gpu.text("compiler", setup.compiler);
+  gpu.text("cache", setup.cache);
+  return gpu;
+}
 
-int run_info() {
-  const Machine m = machine();
-  std::string isa;
-  for (const std::string& name : m.isa) isa += (isa.empty() ? "" : " ") + name;
-  auto cache = [](std::size_t bytes) {
+std::string json_text(const Machine& m) {
+  JsonLine caches, line;
+  caches.count("l1", m.l1);
+  caches.count("l2", m.l2);
+  caches.count("l3", m.l3);
+  std::vector<JsonLine> list;
+  for (const BackendInfo& b : backends()) {
+    JsonLine& backend = list.emplace_back();
+    backend.text("name", b.name);
+    backend.boolean("available", b.available);
+    backend.text("note", b.note);
+  }
+  line.text("version", version());
+  line.text("cpu", m.cpu);
+  line.integer("threads", m.threads);
+  line.list("isa", m.isa);
+  line.object("caches", caches);
+  line.object("gpu", gpu_json());
+  line.list("backends", list);
+  return line.str();
+}
+
+std::string tables(const Machine& m) {
+  const std::string isa = fmt::format("{}", fmt::join(m.isa, " "));
+  const auto cache = [](std::size_t bytes) {
     return bytes == 0 ? std::string("unknown") : fmt::format("{} KiB", bytes / 1024);
   };
   Table about({"<", "<"});
@@ -53,13 +96,19 @@ int run_info() {
   about.add({"cores", fmt::format("{} usable by this process", m.threads)});
   about.add({"instructions", isa.empty() ? "baseline only" : isa});
   about.add({"caches", fmt::format("L1 {}, L2 {}, L3 {}", cache(m.l1), cache(m.l2), cache(m.l3))});
-  fmt::print("{}\n", about.text().substr(1));
-  fmt::print("{}\n", gpu_text());
+  std::string text = fmt::format("{}\n{}\n", about.text().substr(1), gpu_text());
   Table table({"<backend", "<available", "<what it is, or how to get it"});
   for (const BackendInfo& backend : backends()) {
     table.add({backend.name, backend.available ? "yes" : "no", backend.note});
   }
-  fmt::print("{}", table.text());
+  return text + table.text();
+}
+
+}  // namespace
+
+int run_info(const InfoArguments& arguments) {
+  const Machine m = machine();
+  output::put(arguments.json ? json_text(m) + "\n" : tables(m));
   return 0;
 }
 

@@ -30,6 +30,10 @@ struct RunFlags {
   bool forbid_compiling = false;
 };
 
+struct InfoArguments {
+  bool json = false;
+};
+
 struct ExplainArguments {
   ShapeFlags shape;
   AttentionFlags attention;
@@ -43,7 +47,7 @@ struct AttendArguments {
   AttentionFlags attention;
   RunFlags run;
   std::string layout = "bhsd", type, out;
-  bool backward = false, compare = false, explain = false;
+  bool backward = false, compare = false, explain = false, json = false;
   int repeat = 1;
 };
 
@@ -53,7 +57,7 @@ struct CheckArguments {
   std::int64_t problems = 0, problem = -1, max_len = 4000;
   std::uint64_t seed = 1;
   int threads = 0;
-  bool verbose = false, forbid_compiling = false;
+  bool verbose = false, forbid_compiling = false, json = false;
 };
 
 struct BenchArguments {
@@ -74,8 +78,24 @@ struct PrebuildArguments {
   bool check = false, verbose = false;
 };
 
+struct CompletionArguments {
+  std::string shell;  // bash, zsh or fish
+};
+
+struct Arguments {
+  bool quiet = false;
+  InfoArguments info;
+  ExplainArguments explain;
+  AttendArguments attend;
+  CheckArguments check;
+  BenchArguments bench;
+  CacheArguments cache;
+  PrebuildArguments prebuild;
+  CompletionArguments completion;
+};
+
 // Each returns the exit status; bad usage and failures are thrown.
-int run_info();
+int run_info(const InfoArguments& arguments);
 int run_explain(const ExplainArguments& arguments);
 int run_attend(const AttendArguments& arguments);
 int run_check(const CheckArguments& arguments);

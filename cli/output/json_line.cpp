@@ -16,12 +16,21 @@ JsonLine::JsonLine(JsonLine&&) noexcept = default;
 void JsonLine::text(const char* name, const std::string& value) { data_->value[name] = value; }
 void JsonLine::number(const char* name, double value) { data_->value[name] = value; }
 void JsonLine::integer(const char* name, std::int64_t value) { data_->value[name] = value; }
+void JsonLine::count(const char* name, std::uint64_t value) { data_->value[name] = value; }
 void JsonLine::boolean(const char* name, bool value) { data_->value[name] = value; }
 void JsonLine::object(const char* name, const JsonLine& value) {
   data_->value[name] = value.data_->value;
 }
 void JsonLine::list(const char* name, const std::vector<std::int64_t>& values) {
   data_->value[name] = values;
+}
+
+void JsonLine::list(const char* name, const std::vector<std::string>& values) {
+  data_->value[name] = values;
+}
+void JsonLine::list(const char* name, const std::vector<JsonLine>& values) {
+  auto& list = data_->value[name] = nlohmann::ordered_json::array();
+  for (const JsonLine& value : values) list.push_back(value.data_->value);
 }
 
 std::string JsonLine::str() const {

@@ -1,8 +1,9 @@
 // A watching thread, because the library's calls block.
 #include "output/progress.hpp"
 
-#include <fmt/core.h>
 #include <unistd.h>
+
+#include "output/output.hpp"
 
 namespace regard::cli {
 
@@ -28,21 +29,21 @@ double Progress::seconds() const {
 
 void Progress::watch() {
   using namespace std::chrono_literals;
+  if (output::is_quiet()) return;
   const bool terminal = isatty(STDERR_FILENO) != 0;
   bool shown = false;
   std::unique_lock lock(mutex_);
   auto pause = terminal ? 2000ms : 10000ms;
   while (!wake_.wait_for(lock, pause, [this] { return done_; })) {
     if (terminal) {
-      fmt::print(stderr, "\r\x1b[K{} ... {:.0f} s", text_, seconds());
-      std::fflush(stderr);
+      output::put_progress(fmt::format("\r\x1b[K{} ... {:.0f} s", text_, seconds()));
       pause = 300ms;
     } else {
-      fmt::print(stderr, "{} ... {:.0f} s\n", text_, seconds());
+      output::put_progress(fmt::format("{} ... {:.0f} s\n", text_, seconds()));
     }
     shown = true;
   }
-  if (shown && terminal) fmt::print(stderr, "\r\x1b[K");
+  if (shown && terminal) output::put_progress("\r\x1b[K");
 }
 
 }  // namespace regard::cli

@@ -1,5 +1,5 @@
-// The command line's grammar: subcommands, options, their help and examples.
-#include "command_line/arguments.hpp"
+// Subcommands and options with their help and examples.
+#include "command_line/grammar.hpp"
 
 #include <CLI/CLI.hpp>
 
@@ -7,37 +7,72 @@ namespace regard::cli {
 
 namespace {
 
+// Checks that say nothing in --help: the option's type name does.
+CLI::Validator silent(CLI::Validator check) { return check.description(""); }
+CLI::Validator one_of(std::vector<std::string> choices) {
+  return silent(CLI::IsMember(std::move(choices)));
+}
+
+// Refuses NaN as well, which would never be over.
+const CLI::Validator kSeconds(
+    [](const std::string& text) {
+      double value = 0;
+      const bool fine = CLI::detail::lexical_cast(text, value) && value > 0 && value <= 1e9;
+      return std::string(fine ? "" : text + " is not above 0 and at most 1e9");
+    },
+    "");
+const CLI::Validator kPositive = silent(CLI::PositiveNumber);
+const CLI::Validator kNotNegative = silent(CLI::NonNegativeNumber);
+
+template <class Number>
+CLI::Validator between(Number least, Number most) {
+  return silent(CLI::Range(least, most));
+}
+
+constexpr const char* kType = "f64|f32|f16|bf16";
+
 void add_attention(CLI::App& app, AttentionFlags& flags) {
-  app.add_flag("--causal{bottom-right}", flags.causal, "hide later keys; also --causal=top-left");
-  app.add_option("--window", flags.window, "keys around the diagonal: L,R; -1 = unbounded");
-  app.add_option("--scale", flags.scale, "default 1 / sqrt(head size)");
-  app.add_option("--softcap", flags.softcap, "score = c tanh(score / c); 0 = off");
-  app.add_option("--dropout", flags.dropout, "probability of dropping, below 1");
-  app.add_option("--seed", flags.seed, "of dropout");
-  app.add_option("--offset", flags.offset, "of dropout");
+  app.add_flag("--causal{bottom-right}", flags.causal, "hide later keys; also --causal=top-left")
+      ->type_name("bottom-right|top-left")
+      ->option_text(" ");
+  app.add_option("--window", flags.window, "keys around the diagonal; -1 = unbounded")
+      ->type_name("L,R");
+  app.add_option("--scale", flags.scale, "default 1 / sqrt(head size)")->type_name("X");
+  app.add_option("--softcap", flags.softcap, "score = c tanh(score / c); 0 = off")->type_name("C");
+  app.add_option("--dropout", flags.dropout, "probability of dropping, below 1")->type_name("P");
+  app.add_option("--seed", flags.seed, "of dropout")->type_name("N");
+  app.add_option("--offset", flags.offset, "of dropout")->type_name("N");
 }
 
 void add_shape(CLI::App& app, ShapeFlags& shape, bool with_type) {
   app.add_option("--q", shape.q, "BATCHxHEADSxLENGTHxSIZE")->type_name("SHAPE");
-  app.add_option("--kv-heads", shape.kv_heads, "default: q's heads")->check(CLI::PositiveNumber);
-  app.add_option("--kv-len", shape.kv_len, "default: q's length")->check(CLI::NonNegativeNumber);
-  app.add_option("--dim-v", shape.dim_v, "default: q's head size")->check(CLI::PositiveNumber);
-  if (with_type) app.add_option("--type", shape.type, "f64, f32 (default), f16, bf16");
+  app.add_option("--kv-heads", shape.kv_heads, "default: q's heads")
+      ->check(kPositive)
+      ->type_name("N");
+  app.add_option("--kv-len", shape.kv_len, "default: q's length")
+      ->check(kNotNegative)
+      ->type_name("N");
+  app.add_option("--dim-v", shape.dim_v, "default: q's head size")
+      ->check(kPositive)
+      ->type_name("N");
+  if (with_type) app.add_option("--type", shape.type, "default f32")->type_name(kType);
 }
 
 void add_score_tensors(CLI::App& app, ShapeFlags& shape) {
-  app.add_option("--bias", shape.bias, "SHAPE[:type], broadcasts to BxHqxSqxSk");
-  app.add_option("--mask", shape.mask, "SHAPE, bool, broadcasts likewise");
+  app.add_option("--bias", shape.bias, "broadcasts to BxHqxSqxSk")->type_name("SHAPE[:type]");
+  app.add_option("--mask", shape.mask, "bool, broadcasts likewise")->type_name("SHAPE");
   app.add_flag("--alibi", shape.alibi, "with ALiBi slopes");
   app.add_flag("--sink", shape.sink, "with attention sinks");
 }
 
 void add_threads(CLI::App& app, int& threads) {
-  app.add_option("--threads", threads, "default: every core")->check(CLI::Range(1, 4096));
+  app.add_option("--threads", threads, "default: every core")
+      ->check(between(1, 4096))
+      ->type_name("N");
 }
 
 void add_device(CLI::App& app, std::string& device, bool& forbid_compiling) {
-  app.add_option("--device", device, "cpu (default) or cuda:N");
+  app.add_option("--device", device, "cpu (default) or cuda:N")->type_name("DEVICE");
   app.add_flag("--forbid-compiling", forbid_compiling, "GPU: only kernels of the cache");
 }
 
@@ -57,8 +92,10 @@ void add_explain(CLI::App& app, ExplainArguments& arguments) {
   add_score_tensors(*command, arguments.shape);
   add_attention(*command, arguments.attention);
   command->add_flag("--backward", arguments.backward, "the backward pass");
-  command->add_option("--device", arguments.run.device, "cpu (default), cuda:N, or a chip: sm_90");
-  command->add_option("--backend", arguments.run.backend, "one of `regard info`");
+  command->add_option("--device", arguments.run.device, "cpu (default), cuda:N, or a chip: sm_90")
+      ->type_name("DEVICE");
+  command->add_option("--backend", arguments.run.backend, "one of `regard info`")
+      ->type_name("BACKEND");
   add_threads(*command, arguments.run.threads);
   command->add_flag("--compile", arguments.compile, "GPU: first compile, to show registers");
   command->add_flag("--json", arguments.json, "print the fields as JSON");
@@ -71,6 +108,7 @@ void add_attend(CLI::App& app, AttendArguments& arguments) {
                   "         regard attend q.npy k.npy v.npy --bias bias.npy --out results/\n"
                   "A .safetensors file holds q, k, v and optionally the tensors above, by name.");
   command->add_option("files", arguments.files, "FILE.safetensors, or q.npy k.npy v.npy")
+      ->type_name("FILE")
       ->required()
       ->expected(1, 3);
   static const std::pair<const char*, const char*> kExtra[] = {
@@ -90,18 +128,24 @@ void add_attend(CLI::App& app, AttendArguments& arguments) {
     command->add_option(option, arguments.extra_files[name], what)->type_name("NPY");
   }
   add_attention(*command, arguments.attention);
-  command->add_option("--layout", arguments.layout, "of q k v out: bhsd (default) or bshd")
-      ->check(CLI::IsMember({"bhsd", "bshd"}));
-  command->add_option("--type", arguments.type, "first round the tensors to this type");
+  command->add_option("--layout", arguments.layout, "of q k v out; default bhsd")
+      ->check(one_of({"bhsd", "bshd"}))
+      ->type_name("bhsd|bshd");
+  command->add_option("--type", arguments.type, "first round the tensors to this type")
+      ->type_name(kType);
   command->add_flag("--backward", arguments.backward, "gradients too; dout defaults to ones");
-  command->add_option("--out", arguments.out, "FILE.safetensors, or a directory for .npy");
+  command->add_option("--out", arguments.out, ".safetensors, or a directory for .npy")
+      ->type_name("FILE");
   command->add_flag("--compare", arguments.compare, "errors, time, memory: ours, unfused");
   command->add_flag("--explain", arguments.explain, "print the plan and why");
   command->add_option("--repeat", arguments.repeat, "time the median of N runs")
-      ->check(CLI::Range(1, 1000000));
+      ->check(between(1, 1000000))
+      ->type_name("N");
   add_device(*command, arguments.run.device, arguments.run.forbid_compiling);
-  command->add_option("--backend", arguments.run.backend, "one of `regard info`");
+  command->add_option("--backend", arguments.run.backend, "one of `regard info`")
+      ->type_name("BACKEND");
   add_threads(*command, arguments.run.threads);
+  command->add_flag("--json", arguments.json, "print the tables as JSON");
 }
 
 void add_check(CLI::App& app, CheckArguments& arguments) {
@@ -111,21 +155,28 @@ void add_check(CLI::App& app, CheckArguments& arguments) {
                   "         regard check --device cuda:0 --backend cuda:mma --problems 200\n"
                   "A failure prints the command that repeats it; exit status 1.");
   add_device(*command, arguments.device, arguments.forbid_compiling);
-  command->add_option("--backend", arguments.backend, "one of `regard info`");
-  command->add_option("--problems", arguments.problems, "how many")->check(CLI::PositiveNumber);
+  command->add_option("--backend", arguments.backend, "one of `regard info`")->type_name("BACKEND");
+  command->add_option("--problems", arguments.problems, "how many")
+      ->check(kPositive)
+      ->type_name("N");
   command->add_option("--seconds", arguments.seconds, "for how long (default 60)")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--seed", arguments.seed, "default 1");
+      ->check(kSeconds)
+      ->type_name("S");
+  command->add_option("--seed", arguments.seed, "default 1")->type_name("N");
   command->add_option("--problem", arguments.problem, "only this one, in detail")
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--type", arguments.type, "only f64, f32, f16 or bf16");
+      ->check(between(std::int64_t{0}, INT64_MAX - 1))
+      ->type_name("N");
+  command->add_option("--type", arguments.type, "only this type")->type_name(kType);
   command->add_option("--max-len", arguments.max_len, "longest sequence (default 4000)")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24));
+      ->check(between(std::int64_t{1}, std::int64_t{1} << 24))
+      ->type_name("N");
   command->add_flag("--verbose", arguments.verbose, "describe every problem");
+  command->add_flag("--json", arguments.json, "print the failures and the table as JSON");
   command
       ->add_option("--threads", arguments.threads,
                    "default: drawn per problem; GPU: that compile ahead (every core)")
-      ->check(CLI::Range(1, 4096));
+      ->check(between(1, 4096))
+      ->type_name("N");
 }
 
 void add_bench(CLI::App& app, BenchArguments& arguments) {
@@ -135,21 +186,28 @@ void add_bench(CLI::App& app, BenchArguments& arguments) {
                   "         regard bench --q 1x16x2048x64 --causal --backend cpu:avx2,cpu:avx512\n"
                   "         regard bench --device cuda:0 --preset gpu --backend cuda:mma");
   add_device(*command, arguments.device, arguments.forbid_compiling);
-  command->add_option("--preset", arguments.preset, "cpu, gpu (defaults), long, short")
-      ->check(CLI::IsMember({"cpu", "gpu", "long", "short"}));
+  command->add_option("--preset", arguments.preset, "default cpu or gpu, as the device")
+      ->check(one_of({"cpu", "gpu", "long", "short"}))
+      ->type_name("cpu|gpu|long|short");
   add_shape(*command, arguments.shape, false);
   command->get_option("--q")->excludes("--preset");
-  command->add_option("--type", arguments.types,
-                      "one or more, by comma (default f32,bf16,f16; GPU: bf16,f16)");
+  command
+      ->add_option("--type", arguments.types,
+                   "one or more, by comma (default f32,bf16,f16; GPU: bf16,f16)")
+      ->type_name("TYPES");
   add_score_tensors(*command, arguments.shape);
   add_attention(*command, arguments.attention);
-  command->add_option("--passes", arguments.passes, "forward,backward (default both)");
-  command->add_option("--backend", arguments.backends, "one or more, by comma");
+  command->add_option("--passes", arguments.passes, "default both: forward,backward")
+      ->type_name("PASSES");
+  command->add_option("--backend", arguments.backends, "one or more, by comma")
+      ->type_name("BACKEND");
   add_threads(*command, arguments.threads);
   command->add_option("--seconds", arguments.seconds, "to time each case (default 0.3)")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--json", arguments.json, "append a JSON line per case to this file");
-  command->add_option("--commit", arguments.commit, "recorded in JSON; else REGARD_COMMIT");
+      ->check(kSeconds)
+      ->type_name("S");
+  command->add_option("--json", arguments.json, "append a JSON line per case")->type_name("FILE");
+  command->add_option("--commit", arguments.commit, "recorded in JSON; else REGARD_COMMIT")
+      ->type_name("TEXT");
 }
 
 void add_cache(CLI::App& app, CacheArguments& arguments) {
@@ -173,55 +231,70 @@ void add_prebuild(CLI::App& app, PrebuildArguments& arguments) {
       add_command(app, "prebuild", "Compile the usual GPU kernels into the cache; needs no GPU",
                   "regard prebuild --devices sm_80,sm_90\n"
                   "         regard prebuild --check --devices sm_75,sm_120 --known FILE");
-  command->add_option("--devices", arguments.devices,
-                      "chips, by comma, or all (default: those of this machine)");
+  command
+      ->add_option("--devices", arguments.devices,
+                   "chips, by comma, or all (default: those of this machine)")
+      ->type_name("CHIPS");
   command->add_flag("--check", arguments.check,
                     "fail where registers spill, a stack is used, products wait");
   command->add_option("--known", arguments.known, "with --check: the list of kernels that may")
+      ->type_name("FILE")
       ->needs("--check");
   command->add_flag("--verbose", arguments.verbose, "a line for every kernel");
 }
 
+void add_info(CLI::App& app, InfoArguments& arguments) {
+  CLI::App* const command =
+      add_command(app, "info", "What this machine offers, what is missing", "regard info");
+  command->add_flag("--json", arguments.json, "print the fields as JSON");
+}
+
+void add_completion(CLI::App& app, CompletionArguments& arguments) {
+  CLI::App* const command =
+      add_command(app, "completion", "Print a script that completes commands in a shell",
+                  "regard completion bash > ~/.local/share/bash-completion/completions/regard\n"
+                  "         regard completion zsh > FOLDER_OF_FPATH/_regard\n"
+                  "         regard completion fish > ~/.config/fish/completions/regard.fish");
+  command->add_option("shell", arguments.shell, "which")
+      ->required()
+      ->check(one_of({"bash", "zsh", "fish"}))
+      ->type_name("bash|zsh|fish");
+}
+
+// Once all options are there: what holds for each of them.
+void finish(CLI::App& app, bool& quiet) {
+  const CLI::Validator not_empty(
+      [](const std::string& value) {
+        return std::string(value.empty() ? "must not be empty" : "");
+      },
+      "");
+  for (CLI::Option* const option : app.get_options()) option->check(not_empty);
+  app.add_flag("--quiet", quiet, "no notes and no progress on stderr");
+  for (CLI::App* const command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    finish(*command, quiet);
+  }
+}
+
 }  // namespace
 
-int run_command_line(int argc, char** argv) {
-  CLI::App app{"Exact scaled dot product attention, forward and backward", "regard"};
+void define(CLI::App& app, Arguments& arguments) {
+  app.description("Exact scaled dot product attention, forward and backward");
+  app.name("regard");
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("regard ") + version());
   app.footer(
       "regard COMMAND --help shows a command's options and an example.\n"
       "Exit status: 0 fine, 1 wrong result or failed check, 2 bad usage or input.");
-  CLI::App* const info = app.add_subcommand("info", "What this machine offers, what is missing");
-  info->footer("Example: regard info");
-  ExplainArguments to_explain;
-  AttendArguments to_attend;
-  CheckArguments to_check;
-  BenchArguments to_bench;
-  add_explain(app, to_explain);
-  add_attend(app, to_attend);
-  add_check(app, to_check);
-  add_bench(app, to_bench);
-  CacheArguments to_cache;
-  PrebuildArguments to_prebuild;
-  add_cache(app, to_cache);
-  add_prebuild(app, to_prebuild);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-    std::cerr << "regard: " << error.what() << "\n";
-    const auto chosen = app.get_subcommands();
-    std::cerr << "See: regard " << (chosen.empty() ? "" : chosen[0]->get_name() + " ")
-              << "--help\n";
-    return 2;
-  }
-  if (app.got_subcommand("info")) return run_info();
-  if (app.got_subcommand("explain")) return run_explain(to_explain);
-  if (app.got_subcommand("attend")) return run_attend(to_attend);
-  if (app.got_subcommand("check")) return run_check(to_check);
-  if (app.got_subcommand("cache")) return run_cache(to_cache);
-  if (app.got_subcommand("prebuild")) return run_prebuild(to_prebuild);
-  return run_bench(to_bench);
+  add_info(app, arguments.info);
+  add_explain(app, arguments.explain);
+  add_attend(app, arguments.attend);
+  add_check(app, arguments.check);
+  add_bench(app, arguments.bench);
+  add_cache(app, arguments.cache);
+  add_prebuild(app, arguments.prebuild);
+  add_completion(app, arguments.completion);
+  app.add_subcommand("manual", "Print the manual page")->group("");  // hidden
+  finish(app, arguments.quiet);
 }
 
 }  // namespace regard::cli
