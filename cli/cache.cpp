@@ -3,6 +3,7 @@
 
 #include "command_line/arguments.hpp"
 #include "kernel_words.hpp"
+#include "output/output.hpp"
 #include "output/table.hpp"
 #include "regard/cuda.hpp"
 
@@ -31,10 +32,10 @@ int list(const std::string& folder) {
     bytes += k.bytes;
     ++count;
   }
-  if (count > 0) fmt::print("{}", table.text());
-  fmt::print("{} kernels, {} in {}\n", count, bytes_text(double(bytes)), printable(folder));
+  if (count > 0) output::print("{}", table.text());
+  output::print("{} kernels, {} in {}\n", count, bytes_text(double(bytes)), printable(folder));
   if (faulty > 0) {
-    fmt::print("{} more files are not used: `regard cache verify` says why\n", faulty);
+    output::print("{} more files are not used: `regard cache verify` says why\n", faulty);
   }
   return 0;
 }
@@ -43,10 +44,10 @@ int verify(const std::string& folder) {
   std::size_t good = 0, faulty = 0;
   for (const CompiledKernel& k : cached_kernels()) {
     ++(k.fault.empty() ? good : faulty);
-    if (!k.fault.empty()) fmt::print("{} {}\n", printable(k.file), k.fault);
+    if (!k.fault.empty()) output::print("{} {}\n", printable(k.file), k.fault);
   }
-  fmt::print("{} kernels in {}, {} files are not used\n", good, printable(folder), faulty);
-  if (faulty > 0) fmt::print("`regard cache clear` deletes them all\n");
+  output::print("{} kernels in {}, {} files are not used\n", good, printable(folder), faulty);
+  if (faulty > 0) output::print("`regard cache clear` deletes them all\n");
   return faulty == 0 ? 0 : 1;
 }
 
@@ -66,7 +67,7 @@ int run_cache(const CacheArguments& arguments) {
     case CacheArguments::Action::clear:
       break;
   }
-  fmt::print("{} files deleted in {}\n", clear_cached_kernels(), printable(folder));
+  output::print("{} files deleted in {}\n", clear_cached_kernels(), printable(folder));
   return 0;
 }
 

@@ -59,6 +59,7 @@ JsonLine gpu_json() {
   gpu.text("driver", setup.driver);
   gpu.boolean("has_compiler", setup.has_compiler);
   gpu.text("compiler", setup.compiler);
+  gpu.list("skipped", setup.skipped);
   gpu.text("cache", setup.cache);
   return gpu;
 }

@@ -8,6 +8,7 @@
 #include "command_line/parse.hpp"
 #include "kernel_words.hpp"
 #include "known_spills.hpp"
+#include "output/output.hpp"
 #include "output/progress.hpp"
 #include "output/table.hpp"
 
@@ -89,8 +90,8 @@ class Prebuild {
     ++of.kernels;
     if (!k.fault.empty()) {
       ++of.failed;
-      fmt::print("FAILED {}: {}\n", k.chip, joined(kernel_words(k.config)));
-      if (of.failed == 1) fmt::print("{}\n", k.fault);
+      output::print("FAILED {}: {}\n", k.chip, joined(kernel_words(k.config)));
+      if (of.failed == 1) output::print("{}\n", k.fault);
       return;
     }
     if (!k.was_cached) {
@@ -120,28 +121,28 @@ class Prebuild {
   int report() const {
     int failed = 0;
     for (const OfChip& of : chips_) failed += of.failed;
-    if (any_kernel_) fmt::print("{}\n", kernels_.text());
-    fmt::print("{}", summary_.text());
+    if (any_kernel_) output::print("{}\n", kernels_.text());
+    output::print("{}", summary_.text());
     if (!arguments_.check) return failed == 0 ? 0 : 1;
     for (const KnownSpill& known : known_) {
       if (!known.used) {
-        fmt::print("note: {}:{} covers nothing here: {}\n", arguments_.known, known.line,
-                   joined(known.words));
+        output::print("note: {}:{} covers nothing here: {}\n", arguments_.known, known.line,
+                      joined(known.words));
       }
     }
     if (!unknown_.empty()) {
-      fmt::print("\nNot known; mend the kernel, or write into the list with a reason:\n");
+      output::print("\nNot known; mend the kernel, or write into the list with a reason:\n");
     }
-    for (const std::string& line : unknown_) fmt::print("  {}\n", line);
+    for (const std::string& line : unknown_) output::print("  {}\n", line);
     if (!serialized_.empty()) {
-      fmt::print(
+      output::print(
           "\nProducts of warpgroups wait for each other (ptxas: Potential Performance Loss):\n");
     }
-    for (const std::string& line : serialized_) fmt::print("  {}\n", line);
+    for (const std::string& line : serialized_) output::print("  {}\n", line);
     int kernels = 0;
     for (const OfChip& of : chips_) kernels += of.kernels;
     const int wrong = failed + wrong_;
-    fmt::print("{} passed, {} failed\n", kernels - wrong, wrong);
+    output::print("{} passed, {} failed\n", kernels - wrong, wrong);
     return wrong == 0 ? 0 : 1;
   }
 
@@ -181,9 +182,9 @@ int run_prebuild(const PrebuildArguments& arguments) {
     throw Error(Code::unavailable, "REGARD_CACHE_DIR", "not set",
                 "there is nowhere to keep kernels, as HOME is not set either");
   }
-  fmt::print("{}\nkernels go to {}\n\n", setup.compiler,
-             setup.cache.empty() ? "nowhere: there is no cache" : setup.cache);
-  std::fflush(stdout);
+  output::print("{}\nkernels go to {}\n\n", setup.compiler,
+                setup.cache.empty() ? "nowhere: there is no cache" : setup.cache);
+  output::flush();
   const int status = prebuild.run(chips);
   if (status == 0 && !arguments.check) refuse_unstored(setup.cache, chips);
   return status;

@@ -46,6 +46,9 @@ EVERYTHING = {"src/api.cpp", "src/c_api.cpp"}
 PUBLIC_ONLY = ("cli", "bench", "examples", "python")
 INTERNAL = re.compile(r"(semantics|problem|plan|rows|threads|reference|cpu|cuda|src)/")
 
+# The tool prints in one place, where no failure of a stream throws.
+PRINTING = ("cli/output/output.cpp", re.compile(r"\b(stdout|stderr|fmt::print|std::c(out|err)|printf)\b"))
+
 RUNTIME = re.compile(r"(libc|libm|libdl|libstdc\+\+|libc\+\+|libgcc_s|libpthread|ld-linux-x86-64)\.so\.\d")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
@@ -89,6 +92,15 @@ def text_problems(name: str, text: str) -> list[str]:
     return problems
 
 
+def printing_problems(name: str, text: str) -> list[str]:
+    where, printing = PRINTING
+    if not name.startswith("cli/") or name == where:
+        return []
+    code = re.sub(r"//.*|\"(\\.|[^\"\\])*\"", "", text)
+    found = printing.search(code)
+    return [f"{name}: names {found[0]}, which only {where} may"] if found else []
+
+
 def object_problems(objects: list[str]) -> list[str]:
     """No weak symbol leaves an object that was compiled for one instruction set."""
     problems = []
@@ -126,6 +138,7 @@ def main() -> int:
         problems += text_problems(name, text)
         if path.suffix not in {".py", ".sh"}:
             problems += include_problems(name, text)
+            problems += printing_problems(name, text)
         count += 1
     if not arguments.sanitized:
         problems += object_problems(arguments.objects)

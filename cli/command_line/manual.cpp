@@ -85,7 +85,8 @@ Sizes are bytes, and a number that is not finite is null.
 \fBregard info\fR
 version, cpu, threads, isa (a list), caches (l1, l2, l3),
 gpu (devices, each with name, chip, multiprocessors, memory, l2,
-shared_per_block; has_driver, driver, has_compiler, compiler, cache),
+shared_per_block; has_driver, driver, has_compiler, compiler, skipped,
+cache),
 backends (each with name, available, note).
 .TP
 \fBregard explain\fR

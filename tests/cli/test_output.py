@@ -1,6 +1,7 @@
 """Streams that are closed or full, --quiet and --json."""
 
 import json
+import re
 import subprocess
 
 import numpy as np
@@ -108,6 +109,22 @@ def test_check_as_json():
     assert (fields["seed"], fields["passed"], fields["failed"]) == (3, 20, 0)
     assert fields["failures"] == [] and fields["worst"][0]["output"] == "out"
     assert 0 < fields["worst"][0]["ratio"] < 1
+
+
+def keys_in(value):
+    if isinstance(value, dict):
+        return set(value).union(*map(keys_in, value.values()))
+    return set().union(*map(keys_in, value)) if isinstance(value, list) else set()
+
+
+def test_the_manual_names_every_key(tensors):
+    page = re.search(r"^\.SH JSON\n(.*?)^\.SH ", fine("manual"), re.M | re.S)[1]
+    named = set(re.findall(r"\w+", page))
+    for command in (["info"], [*EXPLAIN], ["check", "--problems", 3], [
+            "attend", "in.safetensors", "--compare", "--explain", "--backward", "--quiet", "--out",
+            "o.safetensors"]):
+        keys = keys_in(json.loads(fine(*command, "--json", cwd=tensors)))
+        assert keys and keys <= named, keys - named
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path):

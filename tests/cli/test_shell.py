@@ -87,6 +87,18 @@ def test_bash_completes(line, offers, tmp_path):
     assert completed(line, tmp_path) == offers
 
 
+@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not here")
+@pytest.mark.parametrize(("line", "offers"), [
+    ("regard at", {"attend"}), ("regard attend --layout ", {"bhsd", "bshd"}),
+    ("regard cache l", {"list"}), ("regard check --probl", {"--problem", "--problems"})])
+def test_fish_completes(line, offers, tmp_path):
+    (tmp_path / "script").write_text(fine("completion", "fish"))
+    program = f"source script; complete -C '{line}'"
+    done = subprocess.run(["fish", "--no-config", "-c", program], cwd=tmp_path, capture_output=True,
+                          text=True, check=True)
+    assert {text.split("\t")[0] for text in done.stdout.splitlines()} == offers
+
+
 def test_an_unknown_shell_is_refused():
     assert "tcsh" in refused("completion", "tcsh")
 
