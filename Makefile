@@ -11,10 +11,11 @@ PRESET ?= release
 SECONDS_EACH ?= 60
 FUZZ_SECONDS ?= 300
 SLACK ?= 1
-export PYTHONDONTWRITEBYTECODE := 1
+# Compiled on first import, which is quicker than compiling all that pip installs.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu build check bench-cpu bench-gpu sanitize fuzz format docs clean setup-build setup-test setup-bench setup-docs
+.PHONY: help demo test test-all test-gpu build check bench-cpu bench-gpu sanitize fuzz format docs clean setup-build setup-test setup-test-all setup-bench setup-docs
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -26,7 +27,7 @@ demo: setup-build ## A trained model on regard.attention: sentences, errors, spe
 test: setup-test ## All features and pairs of them, in ten minutes; the last line says how many passed
 	@$(PYTHON) tools/test.py --slack $(SLACK)
 
-test-all: setup-test ## What CI runs: the same, then exhaustive tests, every chip, sanitizers, fuzzing
+test-all: setup-test-all ## What CI runs: the same, then exhaustive tests, every chip, sanitizers, fuzzing
 	@$(PYTHON) tools/test.py --tier all --slack $(SLACK)
 
 test-gpu: ## The GPU's tests, with this machine's python3 (NumPy, pytest, PyTorch)
@@ -47,10 +48,10 @@ bench-gpu: ## The same on a GPU, by this machine's python3, which has PyTorch an
 	@$(PYTHON_GPU) -m regard.bench --device cuda:0 --preset full --out bench/results \
 	  --plot bench/images/gpu.svg
 
-sanitize: setup-test ## The tests under the address, undefined behaviour and thread sanitizers
+sanitize: setup-test-all ## The tests under the address, undefined behaviour and thread sanitizers
 	@$(PYTHON) tools/test.py --tier all --only asan,tsan --slack $(SLACK)
 
-fuzz: setup-test ## Fuzz the public API (FUZZ_SECONDS=300)
+fuzz: setup-test-all ## Fuzz the public API (FUZZ_SECONDS=300)
 	@$(PYTHON) tools/test.py --tier all --only fuzz --slack $(SLACK) --fuzz-seconds $(FUZZ_SECONDS)
 
 format: setup-test ## clang-format over every C and C++ file
@@ -64,5 +65,5 @@ docs: setup-docs ## The guides and the API reference, as a site in build/docs
 clean: ## Remove build/: binaries, virtual environment, logs
 	rm -rf build
 
-setup-build setup-test setup-bench setup-docs: setup-%:
+setup-build setup-test setup-test-all setup-bench setup-docs: setup-%:
 	@tools/setup.sh $*

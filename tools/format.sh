@@ -3,6 +3,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+if ! command -v clang-format-16 >/dev/null; then
+  echo 'format: clang-format-16 is missing (Debian: apt-get install clang-format-16)' >&2
+  exit 1
+fi
+
 mapfile -d '' files < <(find include src cli tests examples bench -type f \
   \( -name '*.h' -o -name '*.hpp' -o -name '*.c' -o -name '*.cpp' \) -print0)
 

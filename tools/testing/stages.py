@@ -49,6 +49,7 @@ def tests(tier: str) -> list[Stage]:
         ctest("release", tier, 60 if core else 200),
         pytest(f"python{suffix}", "tests/python", tier, 100 if core else 200),
         emulated(tier, 200 if core else 400),
+        pytest(f"install{suffix}", "tests/install", tier, 100 if core else 400),
     ]
     if not core:
         return both
@@ -57,7 +58,6 @@ def tests(tier: str) -> list[Stage]:
         pytest("cli", "tests/cli", tier, 60),
         pytest("examples", "examples", tier, 60),
         pytest("docs and tools", "tests/docs tests/tools", tier, 60),
-        pytest("install", "tests/install", tier, 100),
         Stage("build python", "package", ["tools/build.sh", "python"], budget=120),
         package,
     ]
