@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string_view>
 #include <vector>
 
 #include "cuda/kernel_text.hpp"
@@ -32,21 +33,33 @@ std::uint64_t hash(const std::string& text, std::uint64_t h = 0xcbf29ce484222325
   return h;
 }
 
-// Of every text that a kernel may include.
-std::uint64_t hash_of_texts() {
-  std::vector<files::path> paths;
-  for (const char* folder : {"src/cuda/kernels", "src/plan", "src/problem", "src/semantics",
-                             "include/regard", "tests/cuda/machine"}) {
-    for (const auto& entry : files::recursive_directory_iterator(source_folder() / folder)) {
-      const std::string kind = entry.path().extension();
-      if (kind == ".h" || kind == ".cuh" || entry.path().filename() == "machine.hpp") {
-        paths.push_back(entry.path());
-      }
+// Folders that a kernel's texts are included from, first to last.
+std::vector<files::path> include_folders() {
+  return {source_folder() / "tests/cuda/machine", source_folder() / "src",
+          source_folder() / "include"};
+}
+
+// Adds every text that a text includes, and that those include, by their paths.
+void add_includes(const std::string& text, std::map<files::path, std::string>& found) {
+  constexpr std::string_view kInclude = "#include \"";
+  for (std::size_t at = text.find(kInclude); at != text.npos; at = text.find(kInclude, at + 1)) {
+    const std::size_t first = at + kInclude.size();
+    const std::string name = text.substr(first, text.find('"', first) - first);
+    for (const files::path& folder : include_folders()) {
+      if (!files::exists(folder / name)) continue;
+      const auto [added, is_new] = found.try_emplace(folder / name, content(folder / name));
+      if (is_new) add_includes(added->second, found);
+      break;
     }
   }
-  std::sort(paths.begin(), paths.end());
-  std::uint64_t h = hash("");
-  for (const files::path& path : paths) h = hash(content(path), h);
+}
+
+// Of a unit and of every text that it includes.
+std::uint64_t hash_of_texts(const std::string& unit) {
+  std::map<files::path, std::string> texts;
+  add_includes(unit, texts);
+  std::uint64_t h = hash(unit);
+  for (const auto& [path, text] : texts) h = hash(text, h);
   return h;
 }
 
@@ -64,25 +77,40 @@ files::path cache_folder() {
   return folder;
 }
 
-// A part of the workspace: of the given one, or memory of its own, so that a sanitizer sees where
-// it ends.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr std::int64_t kBand = 0;  // the sanitizer sees each access that is outside
+#else
+constexpr std::int64_t kBand = 256;
+#endif
+constexpr char kPattern = char(0xa5);
+
+// A part of the workspace: of the given one, or memory of its own between two bands of a pattern,
+// which show where a kernel wrote outside its part.
 class Part {
  public:
   Part(void* given, std::int64_t begin, std::int64_t end, bool clear)
-      : size_(end - begin), owned_(!given) {
+      : begin_(begin), size_(end - begin) {
     if (size_ <= 0) return;
     if (given) {
       memory_ = static_cast<char*>(given) + begin;
-    } else if (posix_memalign(&memory_, 256, std::size_t(size_))) {
-      throw std::bad_alloc();
+    } else {
+      if (posix_memalign(&owned_, 256, std::size_t(size_ + 2 * kBand))) throw std::bad_alloc();
+      std::memset(owned_, kPattern, std::size_t(size_ + 2 * kBand));
+      memory_ = static_cast<char*>(owned_) + kBand;
     }
     if (clear || owned_) std::memset(memory_, clear ? 0 : 0xff, std::size_t(size_));
   }
-  ~Part() {
-    if (owned_) std::free(memory_);
-  }
+  ~Part() { std::free(owned_); }
   Part(const Part&) = delete;
   Part& operator=(const Part&) = delete;
+
+  // Throws a Fault where a band has changed.
+  void check() const {
+    for (std::int64_t n = 0; owned_ && n < kBand; ++n) {
+      check(-1 - n);
+      check(size_ + n);
+    }
+  }
 
   template <class T>
   T* as() const {
@@ -90,8 +118,15 @@ class Part {
   }
 
  private:
-  std::int64_t size_ = 0;
-  bool owned_ = true;
+  void check(std::int64_t n) const {
+    if (static_cast<const char*>(memory_)[n] == kPattern) return;
+    throw Fault("byte " + std::to_string(n) + " of a part of " + std::to_string(size_) +
+                " bytes was written, which begins at byte " + std::to_string(begin_) +
+                " of the workspace");
+  }
+
+  std::int64_t begin_ = 0, size_ = 0;
+  void* owned_ = nullptr;
   void* memory_ = nullptr;
 };
 
@@ -101,12 +136,11 @@ namespace {
 
 // Where the unit's library is; built if it is not there.
 files::path built(const std::string& unit) {
-  static const std::uint64_t texts = hash_of_texts();
   const std::string command =
       compiler_command({source_folder() / "src", source_folder() / "include"});
   char name[40];
   std::snprintf(name, sizeof name, "%016llx.so",
-                static_cast<unsigned long long>(hash(unit, hash(command, texts))));
+                static_cast<unsigned long long>(hash(command, hash_of_texts(unit))));
   const files::path path = cache_folder() / name;
   if (!files::exists(path)) build_kernel(unit, command, path);
   return path;
@@ -221,10 +255,12 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule, vo
                                  w.arrivals,     w.planes,     w.copies,      w.size};
   std::sort(ends.begin(), ends.end());
   // From where a part begins to where the next one does; none where two begin together.
-  const auto part = [&](std::int64_t begin) {
+  std::vector<std::unique_ptr<Part>> parts;
+  const auto part = [&](std::int64_t begin) -> const Part* {
     const auto end = std::upper_bound(ends.begin(), ends.end(), begin);
-    return std::make_unique<Part>(workspace, begin, end == ends.end() ? begin : *end,
-                                  begin < w.clear);
+    parts.push_back(std::make_unique<Part>(workspace, begin, end == ends.end() ? begin : *end,
+                                           begin < w.clear));
+    return parts.back().get();
   };
   const auto tile_counter = part(w.tile_counter), turns = part(w.turns), marks_q = part(w.marks_q),
              marks_k = part(w.marks_k), any_mark = part(w.any_mark),
@@ -264,6 +300,7 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule, vo
     params.problem = reads_copies(launch.config, problem) ? copied : problem;
     run_launch(launch, params, schedule);
   }
+  for (const auto& each : parts) each->check();
 }
 
 }  // namespace regard::emulated

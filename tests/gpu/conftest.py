@@ -19,7 +19,8 @@ sys.dont_write_bytecode = True
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(os.path.dirname(HERE), "python")]
 pytest.register_assert_rewrite("solve", "cases", "test_edges", "test_metamorphic",
-                               "test_invariance", "test_dropout", "test_concurrency")
+                               "test_invariance", "test_dropout", "test_concurrency",
+                               "test_adversarial")
 
 import device  # noqa: E402
 import regard_ctypes as regard  # noqa: E402

@@ -6,6 +6,7 @@ import pytest
 
 import cases
 import cover
+import sensitivity
 
 TYPES = ["f64", "f32", "bf16", "f16"]
 SETS = cover.cover()
@@ -43,14 +44,18 @@ def skip_some(index, type, backend, mma_turns=1):
 def test_feature_across_tiles(feature, type, backend):
     """Lengths that no tile divides, over several tiles."""
     skip_some(list(cases.FEATURES).index(feature), type, backend)
-    judge(made((feature,), type, 1), backend)
+    case = made((feature,), type, 1)
+    sensitivity.check(case)
+    judge(case, backend)
 
 
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("index", range(len(SETS)), ids=lambda index: "+".join(SETS[index]))
 def test_set_of_features(index, type, backend):
     skip_some(index, type, backend, mma_turns=3)
-    judge(made(SETS[index], type, index % 3), backend, deterministic=index % 2 == 1)
+    case = made(SETS[index], type, index % 3)
+    sensitivity.check(case)
+    judge(case, backend, deterministic=index % 2 == 1)
 
 
 @pytest.mark.parametrize("type", TYPES)

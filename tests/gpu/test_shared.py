@@ -15,6 +15,9 @@ import test_dropout
 import test_edges
 import test_invariance
 import test_metamorphic
+from test_adversarial import (
+    test_a_tenth_of_the_sequences_is_empty, test_half_a_tile_behind_whole_ones,
+    test_rows_far_below_zero, test_strides_of_axes_of_one)
 from test_concurrency import test_calls_from_many_threads
 from test_dropout import test_forward_applies_this_mask, test_p_of_zero_changes_no_bit
 from test_edges import (

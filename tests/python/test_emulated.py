@@ -13,6 +13,7 @@ import pytest
 import cases
 import cover
 import regard_ctypes as regard
+import sensitivity
 from solve import close, normal, problem, solve, with_values
 from selection import mostly_exhaustive, one_in
 
@@ -83,6 +84,7 @@ def test_set_of_features(index, type, family):
     chip = "sm_90" if family == "wgmma" else CHIPS[index % 3]
     name = f"emulated:{family}+{chip}+{ORDERS[index // 3 % 3]}+{index}"
     case = made(SETS[index], type, index // 2 % 3)
+    sensitivity.check(case)
     judge(case, name, deterministic=index // 2 % 2 == 1)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import cases
 import cover
+import sensitivity
 from selection import host_backends, is_repeated
 
 TYPES = ["f64", "f32", "bf16", "f16"]
@@ -52,14 +53,16 @@ def shaped(features, shape):
 @pytest.mark.parametrize("pair", PAIRS, ids="+".join)
 def test_pair(pair, type, backend):
     case = made(pair, type)
-    cases.compare(case, cases.run(case, backend))
+    sensitivity.check(case)
+    cases.compare(case, cases.run(case, backend, guard=True))
 
 
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("index", range(len(SETS)), ids=lambda index: "+".join(SETS[index]))
 def test_set_of_features(index, type, backend):
     case = made(SETS[index], type, **shaped(SETS[index], SHAPES[index % len(SHAPES)]))
-    cases.compare(case, cases.run(case, backend, threads=2))
+    sensitivity.check(case)
+    cases.compare(case, cases.run(case, backend, threads=2, guard=True))
 
 
 @pytest.mark.parametrize("type, kernel", [
@@ -68,6 +71,7 @@ def test_set_of_features(index, type, backend):
 @pytest.mark.parametrize("feature", [name for name in cases.FEATURES if name != "odd"])
 def test_feature_across_tiles(feature, type, kernel):
     case = made((feature,), type, **shaped((feature,), LARGE))
+    sensitivity.check(case)
     cases.compare(case, cases.run(case, kernel, threads=2))
 
 

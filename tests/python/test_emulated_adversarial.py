@@ -1,0 +1,45 @@
+"""Adversarial inputs on the emulated GPU, of each family: a few of test_adversarial.py's.
+
+As test_emulated.py, whose environment these tests need.
+"""
+
+import pytest
+
+import regard_ctypes as regard
+import test_adversarial as adversarial
+
+pytestmark = pytest.mark.skipif("emulated:mma" not in regard.backends(),
+                                reason="REGARD_LIBRARY is not the emulator's")
+
+FAMILIES = [("mma", "bf16"), ("mma", "f32"), ("wgmma", "bf16"), ("wgmma", "f32"), ("simt", "f64")]
+each_family = pytest.mark.parametrize("family, type", FAMILIES)
+
+
+def backend(family):
+    return f"emulated:{family}+sm_90+mixed"
+
+
+@each_family
+@pytest.mark.parametrize("depth", [100, 2000])
+def test_rows_far_below_zero(depth, family, type):
+    adversarial.test_rows_far_below_zero(depth, ("sink",), type, backend(family))
+
+
+@each_family
+@pytest.mark.parametrize("sizes", [(64, 192), (192, 64)], ids=str)
+def test_half_a_tile_behind_whole_ones(sizes, family, type):
+    adversarial.test_half_a_tile_behind_whole_ones(sizes, ("bottom_right",), type, backend(family))
+
+
+@each_family
+def test_a_tenth_of_the_sequences_is_empty(family, type):
+    adversarial.test_a_tenth_of_the_sequences_is_empty("both", type, backend(family))
+
+
+@each_family
+@pytest.mark.parametrize("stride", [0, 99990001])
+def test_strides_of_axes_of_one(stride, family, type):
+    base = adversarial.ONES[0]
+    if family == "wgmma":  # whose copy engine takes strides of whole pieces of 16 bytes
+        stride = stride // 8 * 8
+    adversarial.test_strides_of_axes_of_one(base, stride, type, backend(family))
