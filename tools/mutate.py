@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,7 @@ EMULATED = {
     "src/cuda/kernels/gradients_simt": SIMT,
     "": "test_few_rows or (alone or at_once) and mma or test_emulated_adversarial and mma",
 }
+SCALAR_SOURCES = ["src/cpu/kernels/isa_scalar.cpp", "src/problem/describe.cpp", "src/rows/rows.cpp"]
 SCALAR = "(test_set_of_features or test_everything or test_rows_far or tenth or infinity) and scalar"
 
 
@@ -146,19 +148,25 @@ class Copy:
     def restore(self, mutant: Mutant) -> None:
         shutil.copy(ROOT / mutant.path, self.root / mutant.path)
 
-    def scalar_library(self) -> Path | None:
-        """The library with the scalar kernels of the changed texts; None if they do not compile."""
-        source = "src/cpu/kernels/isa_scalar.cpp"
-        built = RELEASE / "CMakeFiles/regard_objects.dir" / (source + ".o")
-        changed, library = self.objects / "isa_scalar.o", self.objects / "libregard.so"
+    def compile(self, source: str) -> Path | None:
+        """None where the compiler refuses the text."""
+        to = self.objects / (Path(source).name + ".o")
         command = ["g++", "-std=c++20", "-O1", "-w", "-fPIC", "-fvisibility=hidden",
                    f"-I{self.root}/src", f"-I{self.root}/include", "-c", str(self.root / source),
-                   "-o", str(changed)]
-        if subprocess.run(command, capture_output=True).returncode:
+                   "-o", str(to)]
+        return None if subprocess.run(command, capture_output=True).returncode else to
+
+    def scalar_library(self) -> Path | None:
+        """The library with SCALAR_SOURCES of the changed texts; None if they do not compile."""
+        with ThreadPoolExecutor() as pool:
+            changed = list(pool.map(self.compile, SCALAR_SOURCES))
+        if None in changed:
             return None
-        others = [str(path) for path in built.parents[3].rglob("*.o") if path != built]
-        subprocess.run(["g++", "-shared", "-pthread", *others, str(changed), "-o", str(library),
-                        "-ldl"], check=True)
+        objects = RELEASE / "CMakeFiles/regard_objects.dir"
+        others = set(objects.rglob("*.o")) - {objects / (name + ".o") for name in SCALAR_SOURCES}
+        library = self.objects / "libregard.so"
+        subprocess.run(["g++", "-shared", "-pthread", *map(str, [*others, *changed]), "-o",
+                        str(library), "-ldl"], check=True)
         return library
 
 

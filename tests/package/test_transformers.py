@@ -169,14 +169,19 @@ def check_same(make: Callable[[], Any], side: str, device: str, dtype: Any,
         assert (ours[name] - gradient).abs().max() <= tolerance * largest, name
 
 
+def exhaustive(value: str) -> Any:
+    """A parameter for `make test-all` alone."""
+    return pytest.param(value, marks=pytest.mark.exhaustive)
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("side", ["none", "right", "left"])
+@pytest.mark.parametrize("side", [*map(exhaustive, ["none", "right"]), "left"])
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
 def test_models_in_float32(make: Callable[[], Any], side: str, device: str) -> None:
     check_same(make, side, device, torch.float32, 2e-5)
 
 
-@pytest.mark.parametrize("side", ["none", "right", "left"])
+@pytest.mark.parametrize("side", ["none", *map(exhaustive, ["right", "left"])])
 @pytest.mark.parametrize("make", DOUBLES, ids=lambda make: make.__name__)
 def test_models_in_float64(make: Callable[[], Any], side: str) -> None:
     """The loss is float32, so gradients see its rounding, the same in both."""

@@ -42,7 +42,8 @@ def tests(tier: str) -> list[Stage]:
     core = tier == CORE
     suffix = "" if core else ", exhaustive"
     # PyTorch's threads wait by spinning, which two cores with other work cannot afford.
-    package = pytest(f"package{suffix}", "tests/package", tier, 150 if core else 200,
+    others = "" if core else " tests/cli"
+    package = pytest("package", "tests/package" + others, tier, 150,
                      {"GOMP_SPINCOUNT": "0"})
     package.needs = "build python"
     both = [
@@ -52,7 +53,8 @@ def tests(tier: str) -> list[Stage]:
         pytest(f"install{suffix}", "tests/install", tier, 100 if core else 400),
     ]
     if not core:
-        return both
+        package.name = "package and cli, exhaustive"
+        return [*both, package]
     return [
         *both,
         pytest("cli", "tests/cli", tier, 60),
