@@ -138,7 +138,6 @@ def test_extensions_are_those_of_attention():
 
 
 @pytest.mark.parametrize("argument, change", [
-    ("attn_mask", {"attn_mask": torch.ones(4, 4) > 0, "is_causal": True}),
     ("attn_mask", {"attn_mask": torch.ones(4, 4).int()}),
     ("attn_mask", {"attn_mask": torch.ones(2, 1, 1, 4, 4), "query": torch.ones(1, 4, 8)}),
     ("mask", {"attn_mask": torch.ones(3, 1, 1) > 0}),

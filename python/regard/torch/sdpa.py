@@ -31,7 +31,8 @@ def scaled_dot_product_attention(
         attn_mask: broadcasts to (..., Hq, L, S); bool, True = attend; or of any float type, added
             to the scores, with a gradient.
         dropout_p: applied whenever it is above 0.
-        is_causal: query i sees keys up to i (top left), whatever L and S.
+        is_causal: query i sees keys up to i (top left), whatever L and S; beside attn_mask, with
+            which some of PyTorch's kernels refuse it.
         scale: of the scores; 1/sqrt(E) if None.
         enable_gqa: lets Hq be a multiple of H. Without it heads must broadcast.
         bias: float, beside a bool attn_mask.
@@ -43,7 +44,7 @@ def scaled_dot_product_attention(
         (..., Hq, L, Ev), or with its lse. A row that sees no key is 0.
 
     Raises:
-        as `attention`; InvalidArgument for attn_mask with is_causal, as PyTorch does.
+        as `attention`.
     """
     given = {"query": query, "key": key, "value": value}
     for name, x in given.items():
@@ -51,8 +52,6 @@ def scaled_dot_product_attention(
             raise refuse(name, f"a {type(x).__name__}", "must be a tensor of PyTorch", WrongType)
     mask = None
     if attn_mask is not None:
-        if is_causal:
-            raise refuse("attn_mask", "a tensor", "must be None where is_causal is True")
         if attn_mask.dtype == torch.bool:
             mask = attn_mask
         elif not attn_mask.is_floating_point():
@@ -77,6 +76,10 @@ def scaled_dot_product_attention(
     if not enable_gqa:
         query, key, value = _with_equal_heads(query, key, value)
     width = value.shape[-1]
+    if query.shape[1] == 0 == key.shape[1]:
+        # Without heads there is nothing in out, which yet depends on all three.
+        out, lse = pad(query[..., :0], (0, width)) + key.sum() + value.sum(), query.sum(-1)
+        return (out, lse) if return_lse else out
     if query.shape[-1] == 0 == key.shape[-1]:  # products are 0, as those of a column of zeros
         query, key = (pad(x, (0, 1)) for x in (query, key))
         scale = 1.0 if scale is None else scale
