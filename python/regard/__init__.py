@@ -10,6 +10,7 @@ gradients: `regard.torch`, `regard.transformers`, `regard.jax`. `regard.bench` m
 from ._core import allow_compilation, dropout_probability, version
 from .attention import (Explanation, attention, attention_backward, dropout_mask, explain,
                         prepare)
+from .checking import Check, CheckedOutput, check
 from .errors import (DeviceFailure, Error, InternalError, InvalidArgument, OutOfMemory, Unavailable,
                      Unsupported, WrongType)
 from .gradients import Gradients
@@ -18,8 +19,8 @@ from .machine import Backend, Gpu, Info, info
 __version__ = version()
 
 __all__ = [
-    "Backend", "DeviceFailure", "Error", "Explanation", "Gpu", "Gradients", "Info", "InternalError",
+    "Backend", "Check", "CheckedOutput", "DeviceFailure", "Error", "Explanation", "Gpu", "Gradients", "Info", "InternalError",
     "InvalidArgument", "OutOfMemory", "Unavailable", "Unsupported", "WrongType", "__version__",
-    "allow_compilation", "attention", "attention_backward", "dropout_mask", "dropout_probability",
+    "allow_compilation", "attention", "attention_backward", "check", "dropout_mask", "dropout_probability",
     "explain", "info", "prepare", "version",
 ]

@@ -100,6 +100,8 @@ CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "deterministic": flag,
     "return_lse": flag,
     "accumulate": flag,
+    "backward": flag,
+    "show": flag,
     "threads": lambda argument, value: integer(argument, value, 0, 2**31 - 1),
     "backend": text,
 }

@@ -1,0 +1,197 @@
+"""`regard.check`: one call's results against float64, for users who doubt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .attention import attention, attention_backward
+from .arrays import framework_of, view
+from .call import Call, call_of
+from .errors import refuse
+from .exact import Exact, Space
+from .gradients import GRADIENTS
+from .options import checked
+
+# An output's largest error may be `factor` times the unfused computation's and `units` roundings of
+# the largest result; in float64 the truth itself is rounded, and there is a limit of its own.
+_FACTORS = {"out": (2, 4), "lse": (2, 8)}
+_FACTORS_OF_GRADIENTS = (3, 6)
+_ROUNDING = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+_LIMIT_F64 = 1e-12
+
+
+@dataclass(frozen=True)
+class CheckedOutput:
+    """One result: its errors, the unfused computation's error in the same type, the verdict.
+
+    error and unfused are the largest absolute differences from float64; relative is the norm of the
+    difference over the norm of the truth; inf where a NaN or an infinity is not where it belongs.
+    For float64 unfused is 0: the truth is the unfused computation.
+    """
+
+    name: str
+    type: str
+    error: float
+    relative: float
+    unfused: float
+    right: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """What `check` found; print it. It is true where every output is right."""
+
+    call: str
+    outputs: tuple[CheckedOutput, ...]
+
+    @property
+    def right(self) -> bool:
+        return all(output.right for output in self.outputs)
+
+    def __bool__(self) -> bool:
+        return self.right
+
+    def __str__(self) -> str:
+        rows = [("output", "type", "max error", "relative", "max error, unfused", "verdict")]
+        rows += [(x.name, x.type, f"{x.error:.2e}", f"{x.relative:.2e}",
+                  "-" if x.type == "f64" else f"{x.unfused:.2e}",
+                  "right" if x.right else "WRONG") for x in self.outputs]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths)).rstrip()
+                 for row in rows]
+        return "\n".join([self.call, *lines])
+
+
+def check(q: Any, k: Any, v: Any, *, backward: bool = False, dout: Any = None, dlse: Any = None,
+          out_type: Any = None, threads: int = 0, backend: str = "", show: bool = True,
+          **options: Any) -> Check:
+    """Runs this very call, and compares its results with the definition in float64.
+
+    The definition is computed with NumPy on the CPU, or with PyTorch or CuPy where q is, a block of
+    rows at a time: memory stays linear in the sequence, time is that of plain matrix products. The
+    same lines in q's type, every matrix rounded to it, say what an unfused computation errs.
+
+    Args:
+        q, k, v, out_type, threads, backend, **options: as `attention`; finite values.
+        backward: also the gradients, of everything that has one.
+        dout: the gradient that arrives at out; random numbers if None. With it, backward is True.
+        dlse: the gradient that arrives at lse; none if None.
+        show: print the table.
+
+    Returns:
+        Check: true where every output is right, which is: its largest error and its relative one
+        are at most twice the unfused computation's (for gradients three times) and a few roundings.
+
+    Raises:
+        as `attention`; InvalidArgument for NaN or infinity in q, k, v or dout.
+    """
+    backward = checked("backward", backward) or dout is not None
+    framework = framework_of(q, "q")
+    q, k, v = (_without_gradient(x) for x in (q, k, v))
+    options = {name: _without_gradient(x) for name, x in options.items()}
+    call = call_of(q, k, v, view, **options)
+    space = Space(q)
+    where: dict[str, Any] = {"threads": threads, "backend": backend}
+    out, lse = attention(q, k, v, return_lse=True, out_type=out_type, **where, **options)
+    found = {"out": out, "lse": lse}
+    if backward:
+        dout = _random_like(out, space) if dout is None else dout
+        gradients = attention_backward(dout, q, k, v, out, lse, dlse=dlse, **where, **options)
+        found |= {name: getattr(gradients, name) for name in GRADIENTS
+                  if getattr(gradients, name) is not None}
+    given = {"q": q, "k": k, "v": v} | ({"dout": dout} if backward else {})
+    for name, x in given.items():
+        if not bool(space.xp.isfinite(space.cast(space.here(x), "f64")).all()):
+            raise refuse(name, "an array with NaN or infinity", "must be finite to be compared")
+    result = Check(_title(call, framework.name), _judged(call, space, found, dout, dlse))
+    if checked("show", show):
+        print(result)
+    return result
+
+
+def _without_gradient(x: Any) -> Any:
+    return x.detach() if hasattr(x, "detach") else x
+
+
+def _title(call: Call, framework: str) -> str:
+    shapes = ", ".join(f"{name} {list(x.shape)}"
+                       for name, x in (("q", call.q), ("k", call.k), ("v", call.v)))
+    array = call.read(call.q, "q")
+    return f"attention of {array.type} {shapes}, {framework} on {array.device}"
+
+
+def _judged(call: Call, space: Space, found: dict[str, Any], dout: Any, dlse: Any
+            ) -> tuple[CheckedOutput, ...]:
+    type = call.read(call.q, "q").type
+    dout = dout if "dq" in found else None
+    exact = Exact(call, space, dout, dlse).run()
+    unfused = Exact(call, space, dout, dlse, work="f64" if type == "f64" else "f32",
+                    rounded=_rounding(space, type, call.settings.precision)).run()
+    return tuple(_compared(name, call, space, x, exact[name], unfused[name])
+                 for name, x in found.items())
+
+
+def _rounding(space: Space, type: str, precision: str) -> Callable[[Any], Any]:
+    """Each intermediate matrix to the storage type, or to what tensor cores make of float32."""
+    if type in ("f64", "f32") and precision == "full":
+        return lambda x: x
+    if type == "f32" and precision == "tf32":
+        def to_tf32(x: Any) -> Any:
+            mantissa, exponent = space.xp.frexp(x)
+            return space.xp.ldexp(space.xp.round(mantissa * 2048) / 2048, exponent)
+
+        return to_tf32
+    narrow = "bf16" if type == "f32" else type
+    return lambda x: space.cast(space.cast(x, narrow), "f32")
+
+
+def _compared(name: str, call: Call, space: Space, found: Any, exact: Any, unfused: Any
+              ) -> CheckedOutput:
+    own = view(found, name).type
+    by_input = call.read(call.q, "q").type
+    got = space.cast(space.here(found), "f64")
+    unfused = space.cast(space.cast(unfused, own), "f64")  # as it would be stored
+    error, relative = _errors(space, got, exact)
+    unfused_error, unfused_relative = _errors(space, unfused, exact)
+    finite = space.xp.where(space.xp.isfinite(exact), exact, 0.0)
+    largest = float(abs(finite).max()) if math.prod(exact.shape) else 0.0
+    factor, units = _FACTORS.get(name, _FACTORS_OF_GRADIENTS)
+    if by_input == "f64":
+        unit = _LIMIT_F64
+        right = error <= unit * max(1.0, largest)
+    else:
+        unit = units * _ROUNDING[own]
+        right = (error <= factor * unfused_error + unit * max(largest, 2.0**-100)
+                 and relative <= factor * unfused_relative + unit)
+    return CheckedOutput(name, own, error, relative, unfused_error, right)
+
+
+def _errors(space: Space, found: Any, exact: Any) -> tuple[float, float]:
+    """The largest absolute difference, and the norm of all over the norm of the truth."""
+    xp = space.xp
+    if not math.prod(exact.shape):
+        return 0.0, 0.0
+    finite = xp.isfinite(exact)
+    if not bool(xp.where(finite, xp.isfinite(found), found == exact).all()):
+        return math.inf, math.inf
+    difference = xp.where(finite, found, 0.0) - xp.where(finite, exact, 0.0)
+    size = float((xp.where(finite, exact, 0.0) ** 2).sum()) ** 0.5
+    norm = float((difference**2).sum()) ** 0.5
+    return float(abs(difference).max()), norm / size if size else norm
+
+
+def _random_like(out: Any, space: Space) -> Any:
+    """Normal numbers in out's place and type."""
+    import numpy
+
+    numbers = numpy.random.default_rng(0).standard_normal(tuple(out.shape))
+    if space.torch:
+        return space.from_numpy(numbers).to(out.dtype)
+    if framework_of(out, "out").name == "JAX":
+        import jax.numpy
+
+        return jax.numpy.asarray(numbers.astype(out.dtype))
+    return space.xp.asarray(numbers).astype(out.dtype)

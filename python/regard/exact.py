@@ -1,0 +1,262 @@
+"""Attention and its gradients by their definition, a block of rows at a time: what `check` trusts.
+
+Written from docs/semantics.md with matrices of NumPy, CuPy or PyTorch; shares no code with the
+library. The same lines in the inputs' own type, each intermediate matrix rounded to it, are the
+unfused computation.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .call import Call
+from .settings import TYPE_NAMES, Settings
+
+NAMES = {short: name for name, short in TYPE_NAMES.items()}
+_ELEMENTS = 2**22  # of a block's matrices
+
+
+class Space:
+    """Where matrices are: NumPy's memory, or where CuPy's and PyTorch's arrays are."""
+
+    def __init__(self, like: Any) -> None:
+        package = type(like).__module__.partition(".")[0]
+        torch = sys.modules.get("torch")
+        self.torch = torch is not None and isinstance(like, torch.Tensor)
+        self.device = like.device if self.torch else None
+        if self.torch:
+            self.xp: Any = torch
+        elif package == "cupy":
+            self.xp = sys.modules["cupy"]
+        else:
+            import numpy
+
+            self.xp = numpy
+
+    def here(self, x: Any) -> Any:
+        """An array of any framework, without its gradient."""
+        if self.torch:
+            return x.detach()
+        return x if self.xp.__name__ == "cupy" else self.xp.asarray(x)
+
+    def cast(self, x: Any, type: str) -> Any:
+        if self.torch:
+            return x.to(getattr(self.xp, NAMES[type]))
+        if type == "bf16":
+            import ml_dtypes
+
+            return x.astype(ml_dtypes.bfloat16)
+        return x.astype(NAMES[type])
+
+    def full(self, shape: tuple[int, ...], value: float) -> Any:
+        more = {"device": self.device} if self.torch else {}
+        return self.xp.full(tuple(shape), value, dtype=self.xp.float64, **more)
+
+    def order(self, begin: int, end: int) -> Any:
+        return self.xp.arange(begin, end, **({"device": self.device} if self.torch else {}))
+
+    def from_numpy(self, x: Any) -> Any:
+        if self.torch:
+            return self.xp.from_numpy(x).to(self.device)
+        return self.xp.asarray(x)
+
+
+@dataclass
+class Exact:
+    """One call's results; `work` is the type of its arithmetic, `rounded` follows each matrix."""
+
+    call: Call
+    space: Space
+    dout: Any = None  # None: forward only
+    dlse: Any = None
+    work: str = "f64"
+    rounded: Callable[[Any], Any] = lambda x: x
+    results: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> dict[str, Any]:
+        """out, lse, and with dout the gradients, in float64 and the user's layout."""
+        call, space = self.call, self.space
+        self.results = {"out": space.full(call.out_shape(), 0.0),
+                        "lse": space.full(call.lse_shape(), -math.inf)}
+        if self.dout is not None:
+            for name, x in (("dq", call.q), ("dk", call.k), ("dv", call.v),
+                            ("dbias", call.extras["bias"]), ("dsink", call.extras["sink"])):
+                if x is not None:
+                    self.results[name] = space.full(x.shape, 0.0)
+        heads = call.q.shape[2 if call.layout == "bshd" and not call.packed else 1]
+        for b, rows_q, rows_k in self._sequences():
+            for h in range(heads):
+                self._head(b, h, rows_q, rows_k)
+        return self.results
+
+    # ------------------------------------------------------------------------------- where things are
+
+    def _sequences(self) -> Iterator[tuple[int, slice, slice]]:
+        """The batch entries, with the rows of q and of k that are real."""
+        extras = {name: None if x is None else [int(n) for n in self.space.here(x).tolist()]
+                  for name, x in self.call.extras.items() if name.startswith(("cu_", "seqused"))}
+        begins_q, begins_k = extras["cu_seqlens_q"], extras["cu_seqlens_k"]
+        axis = 1 if self.call.layout == "bshd" else 2
+        count = self.call.q.shape[0] if begins_q is None else len(begins_q) - 1
+
+        def rows(x: Any, begins: list[int] | None, used: list[int] | None, b: int) -> slice:
+            begin, end = (0, x.shape[axis]) if begins is None else (begins[b], begins[b + 1])
+            return slice(begin, end if used is None else begin + used[b])
+
+        for b in range(count):
+            yield (b, rows(self.call.q, begins_q, extras["seqused_q"], b),
+                   rows(self.call.k, begins_k, extras["seqused_k"], b))
+
+    def _at(self, x: Any, b: int, h: int, rows: slice) -> Any:
+        """A view of one head's rows."""
+        if self.call.packed:
+            return x[rows, h]
+        return x[b, rows, h] if self.call.layout == "bshd" else x[b, h, rows]
+
+    def _sums_at(self, x: Any, b: int, h: int, rows: slice) -> Any:
+        return x[h, rows] if self.call.packed else x[b, h, rows]
+
+    def _matrix(self, x: Any) -> Any:
+        return self.space.cast(self.space.here(x), self.work)
+
+    def _scores_at(self, x: Any, b: int, h: int, i: slice, n: int) -> Any:
+        """The part of a bias or a mask, (1 or rows, 1 or n)."""
+        x = self.space.here(x)
+        x = x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
+        x = x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0]
+        x = x[i] if x.shape[0] > 1 else x
+        return x[:, :n] if x.shape[1] > 1 else x
+
+    # -------------------------------------------------------------------------------- the computation
+
+    def _head(self, b: int, h: int, rows_q: slice, rows_k: slice) -> None:
+        call, found = self.call, self.results
+        heads_axis = 2 if call.layout == "bshd" and not call.packed else 1
+        g = h // (call.q.shape[heads_axis] // call.k.shape[heads_axis])
+        k, v = (self._matrix(self._at(x, b, g, rows_k)) for x in (call.k, call.v))
+        length, n = rows_q.stop - rows_q.start, rows_k.stop - rows_k.start
+        step = max(1, _ELEMENTS // max(1, n))
+        for begin in range(0, length, step):
+            i = slice(begin, min(begin + step, length))
+            rows = slice(rows_q.start + i.start, rows_q.start + i.stop)
+            block = _Block(self, b, h, i, length, self._matrix(self._at(call.q, b, h, rows)), k, v)
+            self._at(found["out"], b, h, rows)[...] = block.out
+            self._sums_at(found["lse"], b, h, rows)[...] = block.lse
+            if self.dout is None:
+                continue
+            dlse = 0.0 if self.dlse is None else self._matrix(self._sums_at(self.dlse, b, h, rows))
+            dq, dk, dv, ds, dsink = block.backward(
+                self._matrix(self._at(self.dout, b, h, rows)), dlse)
+            self._at(found["dq"], b, h, rows)[...] = dq
+            self._at(found["dk"], b, g, rows_k)[...] += dk
+            self._at(found["dv"], b, g, rows_k)[...] += dv
+            if "dsink" in found:
+                found["dsink"][h] += dsink
+            if "dbias" in found:
+                dbias = self._scores_at(found["dbias"], b, h, i, n)  # a view
+                for axis in (0, 1):
+                    ds = ds.sum(axis, keepdims=True) if dbias.shape[axis] == 1 else ds
+                dbias[...] += ds
+
+
+class _Block:
+    """Some rows of one head: their scores, weights and results."""
+
+    def __init__(self, exact: Exact, b: int, h: int, i: slice, length: int, q: Any, k: Any,
+                 v: Any) -> None:
+        xp, rnd, settings = exact.space.xp, exact.rounded, exact.call.settings
+        self.exact, self.q, self.k, self.v = exact, q, k, v
+        n, extras = k.shape[0], exact.call.extras
+        self.scale = q.shape[1] ** -0.5 if settings.scale is None else settings.scale
+        score = rnd(rnd(q @ k.T) * self.scale)
+        self.slope: Any = 1.0
+        if settings.softcap > 0:
+            score = rnd(settings.softcap * xp.tanh(score / settings.softcap))
+            self.slope = 1 - (score / settings.softcap) ** 2
+        if extras["bias"] is not None:
+            score = rnd(score + exact._matrix(exact._scores_at(extras["bias"], b, h, i, n)))
+        row = exact.space.order(i.start, i.stop)[:, None]
+        column = exact.space.order(0, n)[None, :]
+        if extras["alibi_slopes"] is not None:
+            slopes = exact._matrix(extras["alibi_slopes"])
+            slope = slopes[h] if slopes.ndim == 1 else slopes[b, h]
+            score = rnd(score - slope * exact._matrix(abs(row + n - length - column)))
+        diagonal = row if settings.causal == "top_left" else row + n - length
+        left, right = settings.window
+        seen = (column >= diagonal - left) if left >= 0 else (column >= 0) | (row < 0)
+        seen = seen & (column <= diagonal + right) if right >= 0 else seen
+        seen = seen & (column <= diagonal) if settings.causal != "none" else seen
+        if extras["mask"] is not None:
+            seen = seen & exact._scores_at(extras["mask"], b, h, i, n)
+        score = xp.where(seen, score, -math.inf)
+        self.sink = None if extras["sink"] is None else exact._matrix(extras["sink"])[h]
+        self.lse = self._log_sum(score)
+        weights = xp.exp(score - xp.where(self.lse == -math.inf, 0.0, self.lse)[:, None])
+        self.weights = rnd(weights)
+        self.factor: Any = 1.0
+        if settings.dropout_p > 0:
+            self.factor = exact._matrix(exact.space.from_numpy(_kept(settings, b, h, i, n)))
+        self.dropped = rnd(self.weights * self.factor)
+        self.out = rnd(self.dropped @ v)
+
+    def _log_sum(self, score: Any) -> Any:
+        """The log of each row's sum of exponentials, the sink's among them."""
+        xp = self.exact.space.xp
+        largest = xp.amax(score, 1) if score.shape[1] else xp.full_like(self.q[:, 0], -math.inf)
+        if self.sink is not None:
+            largest = xp.where(largest > self.sink, largest, self.sink)
+        shift = xp.where(largest == -math.inf, 0.0, largest)
+        total = xp.exp(score - shift[:, None]).sum(1)
+        if self.sink is not None:
+            total = total + xp.exp(self.sink - shift)
+        return xp.where(total > 0, xp.log(xp.where(total > 0, total, 1.0)) + shift, -math.inf)
+
+    def backward(self, dout: Any, dlse: Any) -> tuple[Any, ...]:
+        """dq, dk, dv, the gradient of the scores after the cap, dsink."""
+        xp, rnd = self.exact.space.xp, self.exact.rounded
+        delta = rnd((dout * self.out).sum(1)) - dlse
+        dp = rnd(rnd(dout @ self.v.T) * self.factor)
+        ds = rnd(self.weights * (dp - delta[:, None]))
+        dr = rnd(ds * self.slope)
+        dsink = None
+        if self.sink is not None:
+            share = xp.exp(self.sink - xp.where(self.lse == -math.inf, math.inf, self.lse))
+            dsink = -(share * delta).sum()
+        return (rnd(self.scale * (dr @ self.k)), rnd(self.scale * (dr.T @ self.q)),
+                rnd(self.dropped.T @ dout), ds, dsink)
+
+
+def _kept(settings: Settings, b: int, h: int, rows: slice, columns: int) -> Any:
+    """What dropout multiplies weights with, 0 or 1 / (1 - p): a NumPy matrix."""
+    import numpy as np
+
+    threshold = min(65535, math.floor(65536 * settings.dropout_p + 0.5))
+    seed, offset, low = settings.dropout_seed, settings.dropout_offset, 0xFFFFFFFF
+    key = _philox([offset & low, offset >> 32, 0, 0], [seed & low, seed >> 32], 10)[:2]
+    row = np.arange(rows.start, rows.stop, dtype=np.uint64)[:, None]
+    group = np.arange(-(-columns // 32) * 4, dtype=np.uint64)[None, :]
+    words = _philox([group, row, np.uint64(h), np.uint64(b)], [int(word) for word in key], 7)
+    column = np.arange(columns)
+    lane = column % 32 // 8 * 2 + column % 2
+    word = np.stack(np.broadcast_arrays(*words))[lane // 2, :, column // 32 * 4 + column % 8 // 2]
+    sixteen = word.T >> np.uint64(16) * (lane % 2).astype(np.uint64) & np.uint64(0xFFFF)
+    return (sixteen >= threshold) / (1 - threshold / 65536)
+
+
+def _philox(counter: list[Any], key: list[int], rounds: int) -> list[Any]:
+    """Philox4x32 on words in 64 bits."""
+    import numpy as np
+
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    a, b, c, d = (np.asarray(word, np.uint64) for word in counter)
+    for n in range(rounds):
+        first, second = np.uint64(0xD2511F53) * a, np.uint64(0xCD9E8D57) * c
+        key_0, key_1 = ((word + n * step) & 0xFFFFFFFF
+                        for word, step in zip(key, (0x9E3779B9, 0xBB67AE85)))
+        a, b, c, d = ((second >> half) ^ b ^ np.uint64(key_0), second & low,
+                      (first >> half) ^ d ^ np.uint64(key_1), first & low)
+    return [a, b, c, d]
