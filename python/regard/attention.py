@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import _core
 from .arrays import Framework, framework_of, output, shape_only, view, written
@@ -14,6 +14,31 @@ from .errors import InvalidArgument, Unsupported, refuse
 from .gradients import Gradients, sums_type, wanted_gradients
 from .options import checked, integer, number, one_of, text
 from .settings import Causal, Layout, Precision, Window, type_name
+from .typing import Array, ArrayT, AttentionOptions, Pass
+
+if TYPE_CHECKING:
+    from .typing import Unpack
+
+
+# Results have q's type; an lse, and an out of another element type, are arrays of q's framework.
+@overload
+def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[False] = False,
+              out_type: None = None, out: Array | None = None, lse: Array | None = None,
+              threads: int = 0, backend: str = "", **options: Unpack[AttentionOptions]
+              ) -> ArrayT: ...
+
+
+@overload
+def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[True],
+              out_type: None = None, out: Array | None = None, lse: Array | None = None,
+              threads: int = 0, backend: str = "", **options: Unpack[AttentionOptions]
+              ) -> tuple[ArrayT, Any]: ...
+
+
+@overload
+def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, out_type: Any = None,
+              out: Array | None = None, lse: Array | None = None, threads: int = 0,
+              backend: str = "", **options: Unpack[AttentionOptions]) -> Any: ...
 
 
 def attention(q: Any, k: Any, v: Any, *, bias: Any = None, mask: Any = None,
@@ -106,10 +131,11 @@ def attention(q: Any, k: Any, v: Any, *, bias: Any = None, mask: Any = None,
     return (out, lse) if return_lse else out
 
 
-def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
-                       gradients: Iterable[str] | None = None, gradient_type: Any = None,
-                       into: Gradients | None = None, accumulate: bool = False, threads: int = 0,
-                       backend: str = "", **options: Any) -> Gradients:
+def attention_backward(dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, *,
+                       dlse: Array | None = None, gradients: Iterable[str] | None = None,
+                       gradient_type: Any = None, into: Gradients | None = None,
+                       accumulate: bool = False, threads: int = 0, backend: str = "",
+                       **options: Unpack[AttentionOptions]) -> Gradients:
     """The gradients of `attention`, from what it returned.
 
     Args:
@@ -201,30 +227,31 @@ class Explanation:
         return self.text.rstrip("\n")
 
 
-def explain(q: Any, k: Any, v: Any, *, pass_: str = "forward", device: str | None = None,
-            threads: int = 0, backend: str = "", **options: Any) -> Explanation:
+def explain(q: Array, k: Array, v: Array, *, pass_: Pass = "forward", device: str | None = None,
+            threads: int = 0, backend: str = "", **options: Unpack[AttentionOptions]
+            ) -> Explanation:
     """How such a call would run. Arguments as `attention`; anything with shape and dtype will do.
 
     Args:
         pass_: "forward" or "backward".
         device: None is where q is; else "cpu", "cuda:0", or a chip that need not be there: "sm_80".
     """
-    problem, pass_, device = _described(q, k, v, pass_, device, options)
-    return Explanation(**problem.explain(pass_, device, checked("threads", threads),
+    problem, which, where = _described(q, k, v, pass_, device, options)
+    return Explanation(**problem.explain(which, where, checked("threads", threads),
                                          checked("backend", backend)))
 
 
-def prepare(q: Any, k: Any, v: Any, *, pass_: str = "forward", device: str | None = None,
-            backend: str = "", **options: Any) -> None:
+def prepare(q: Array, k: Array, v: Array, *, pass_: Pass = "forward", device: str | None = None,
+            backend: str = "", **options: Unpack[AttentionOptions]) -> None:
     """Compiles the GPU kernels of such a call, or finds them, so that the call will not wait.
 
     Arguments as `explain`. On the CPU there is nothing to do. Errors: Unavailable without NVRTC.
     """
-    problem, pass_, device = _described(q, k, v, pass_, device, options)
-    problem.prepare(pass_, device, checked("backend", backend))
+    problem, which, where = _described(q, k, v, pass_, device, options)
+    problem.prepare(which, where, checked("backend", backend))
 
 
-def _described(q: Any, k: Any, v: Any, pass_: str, device: str | None, options: dict[str, Any]
+def _described(q: Any, k: Any, v: Any, pass_: str, device: str | None, options: Mapping[str, Any]
                ) -> tuple[_core.Problem, str, str]:
     """What `explain` and `prepare` ask the binding about."""
     call = call_of(q, k, v, shape_only if device is not None else _view_or_shape, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .attention import attention, attention_backward
 from .arrays import framework_of, view
@@ -14,6 +14,10 @@ from .errors import refuse
 from .exact import Exact, Space
 from .gradients import GRADIENTS
 from .options import checked
+from .typing import Array, AttentionOptions
+
+if TYPE_CHECKING:
+    from .typing import Unpack
 
 # An output's largest error may be `factor` times the unfused computation's and `units` roundings of
 # the largest result; in float64 the truth itself is rounded, and there is a limit of its own.
@@ -65,9 +69,9 @@ class Check:
         return "\n".join([self.call, *lines])
 
 
-def check(q: Any, k: Any, v: Any, *, backward: bool = False, dout: Any = None, dlse: Any = None,
-          out_type: Any = None, threads: int = 0, backend: str = "", show: bool = True,
-          **options: Any) -> Check:
+def check(q: Array, k: Array, v: Array, *, backward: bool = False, dout: Array | None = None,
+          dlse: Array | None = None, out_type: Any = None, threads: int = 0, backend: str = "",
+          show: bool = True, **options: Unpack[AttentionOptions]) -> Check:
     """Runs this very call, and compares its results with the definition in float64.
 
     The definition is computed with NumPy on the CPU, or with PyTorch or CuPy where q is, a block of
@@ -91,19 +95,19 @@ def check(q: Any, k: Any, v: Any, *, backward: bool = False, dout: Any = None, d
     backward = checked("backward", backward) or dout is not None
     framework = framework_of(q, "q")
     q, k, v = (_without_gradient(x) for x in (q, k, v))
-    options = {name: _without_gradient(x) for name, x in options.items()}
-    call = call_of(q, k, v, view, **options)
+    given = {name: _without_gradient(x) for name, x in options.items()}
+    call = call_of(q, k, v, view, **given)
     space = Space(q)
     where: dict[str, Any] = {"threads": threads, "backend": backend}
-    out, lse = attention(q, k, v, return_lse=True, out_type=out_type, **where, **options)
+    out, lse = attention(q, k, v, return_lse=True, out_type=out_type, **where, **given)
     found = {"out": out, "lse": lse}
     if backward:
         dout = _random_like(out, space) if dout is None else dout
-        gradients = attention_backward(dout, q, k, v, out, lse, dlse=dlse, **where, **options)
+        gradients = attention_backward(dout, q, k, v, out, lse, dlse=dlse, **where, **given)
         found |= {name: getattr(gradients, name) for name in GRADIENTS
                   if getattr(gradients, name) is not None}
-    given = {"q": q, "k": k, "v": v} | ({"dout": dout} if backward else {})
-    for name, x in given.items():
+    finite = {"q": q, "k": k, "v": v} | ({"dout": dout} if backward else {})
+    for name, x in finite.items():
         if not bool(space.xp.isfinite(space.cast(space.here(x), "f64")).all()):
             raise refuse(name, "an array with NaN or infinity", "must be finite to be compared")
     result = Check(_title(call, framework.name), _judged(call, space, found, dout, dlse))

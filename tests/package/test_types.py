@@ -13,15 +13,48 @@ pytest.importorskip("mypy")
 
 USER = """
 import numpy as np
+import numpy.typing as npt
 import regard
+from typing import assert_type
 
-q = np.ones((1, 2, 8, 16), np.float32)
+q: npt.NDArray[np.float32] = np.ones((1, 2, 8, 16), np.float32)
 explanation: regard.Explanation = regard.explain(q, q, q, causal="top_left")
 workspace: int = explanation.workspace
 gradients: regard.Gradients = regard.attention_backward(q, q, q, q, q, q[..., 0], threads=1)
+out: npt.NDArray[np.float32] = regard.attention(q, q, q, causal=True, window=(3, None))
+out, lse = regard.attention(q, q, q, return_lse=True)
+assert_type(out, npt.NDArray[np.float32])
+regard.attention(q, q, q, out_type="float64", return_lse=bool(lse[0, 0, 0] > 1)).anything
+check: regard.Check = regard.check(q, q, q, backward=True, softcap=2.0)
+right: bool = check.outputs[0].right
 names: list[str] = [backend.name for backend in regard.info().backends]
 regard.attention(q, q, q, causal="diagonal")  # wrong
 regard.explain(q, q, q).workspace.append(1)  # wrong
+regard.attention(1, 2, 3)  # wrong
+regard.attention(q, q, q, causl=True)  # wrong
+regard.attention_backward(q, q, q, q, q, q, causl=True)  # wrong
+regard.attention_backward(q, q, q, q, q, q, softcap="1")  # wrong
+regard.explain(q, q, q, pass_="sideways")  # wrong
+regard.check(q, q, q, layout="sbhd")  # wrong
+first: npt.NDArray[np.float32] = regard.attention(q, q, q, return_lse=True)  # wrong
+"""
+
+
+TORCH_USER = """
+import torch
+import regard
+import regard.torch as rt
+from typing import assert_type
+
+q = torch.ones(1, 2, 8, 16)
+assert_type(regard.attention(q, q, q), torch.Tensor)
+assert_type(rt.attention(q, q, q, causal="top_left"), torch.Tensor)
+assert_type(rt.attention(q, q, q, return_lse=True), tuple[torch.Tensor, torch.Tensor])
+assert_type(rt.scaled_dot_product_attention(q, q, q, is_causal=True), torch.Tensor)
+rt.scaled_dot_product_attention(q, q, q, None, 0.0, True, return_lse=True, softcap=1.0)[1].sum()
+rt.attention(q, q, q, return_lse=True).sum()  # wrong
+rt.attention(q, q, q, causl=True)  # wrong
+rt.scaled_dot_product_attention(q, q, q, causl=True)  # wrong
 """
 
 
@@ -35,8 +68,10 @@ def mypy(*arguments: str, folder: Path) -> list[str]:
 
 def test_package_and_its_use(tmp_path: Path) -> None:
     assert (Path(regard.__file__).parent / "py.typed").exists()
-    (tmp_path / "user.py").write_text(USER)
-    errors = mypy("user.py", folder=tmp_path)
-    wrong = [n for n, line in enumerate(USER.splitlines(), 1) if "# wrong" in line]
-    assert [int(line.split(":")[1]) for line in errors] == wrong, errors
+    pytest.importorskip("torch")
+    for text in (USER, TORCH_USER):
+        (tmp_path / "user.py").write_text(text)
+        errors = mypy("--python-version", "3.11", "user.py", folder=tmp_path)
+        wrong = [n for n, line in enumerate(text.splitlines(), 1) if "# wrong" in line]
+        assert sorted({int(line.split(":")[1]) for line in errors}) == wrong, errors
     assert mypy("-p", "regard", folder=tmp_path) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -13,13 +13,32 @@ from ..errors import WrongType, refuse
 from ..settings import Causal, Precision, Window
 from .surface import Result, attention
 
+if TYPE_CHECKING:
+    from ..typing import SdpaExtensions, Unpack
+
+
+@overload
+def scaled_dot_product_attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+        enable_gqa: bool = False, *, return_lse: Literal[False] = False,
+        **extensions: Unpack[SdpaExtensions]) -> Tensor: ...
+
+
+@overload
+def scaled_dot_product_attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+        enable_gqa: bool = False, *, return_lse: Literal[True],
+        **extensions: Unpack[SdpaExtensions]) -> tuple[Tensor, Tensor]: ...
+
 
 def scaled_dot_product_attention(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-        enable_gqa: bool = False, *, bias: Tensor | None = None, causal: Causal = False,
-        window: Window = None, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
-        sink: Tensor | None = None, dropout_seed: int | None = None, dropout_offset: int = 0,
+        enable_gqa: bool = False, *, bias: Any = None, causal: Causal = False,
+        window: Window = None, softcap: float = 0.0, alibi_slopes: Any = None,
+        sink: Any = None, dropout_seed: int | None = None, dropout_offset: int = 0,
         precision: Precision = "full", deterministic: bool = False, return_lse: bool = False,
         out_type: Any = None, threads: int = 0, backend: str = "") -> Result:
     """As torch.nn.functional.scaled_dot_product_attention; more by keywords.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Literal, Union, overload
 
 import torch
 from torch import Tensor
@@ -15,18 +15,39 @@ from ..settings import (TYPE_NAMES, Causal, Layout, Precision, Window, causal_na
 from .kernels import Options
 from .operators import forward
 
+if TYPE_CHECKING:
+    from ..typing import AttentionOptions, Unpack
+
 Result = Union[Tensor, tuple[Tensor, Tensor]]
 _OUT_TYPES = {short: getattr(torch, name) for name, short in TYPE_NAMES.items()}
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None,
-              mask: Tensor | None = None, causal: Causal = False, window: Window = None,
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False,
+              out_type: Any = None, threads: int = 0, backend: str = "",
+              **options: Unpack[AttentionOptions]) -> Tensor: ...
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True],
+              out_type: Any = None, threads: int = 0, backend: str = "",
+              **options: Unpack[AttentionOptions]) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, out_type: Any = None,
+              threads: int = 0, backend: str = "", **options: Unpack[AttentionOptions]
+              ) -> Result: ...
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, bias: Any = None,
+              mask: Any = None, causal: Causal = False, window: Window = None,
               scale: float | None = None, softcap: float = 0.0,
-              alibi_slopes: Tensor | None = None, sink: Tensor | None = None,
+              alibi_slopes: Any = None, sink: Any = None,
               dropout_p: float = 0.0, dropout_seed: int | None = None, dropout_offset: int = 0,
-              cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
+              cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
               max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-              seqused_q: Tensor | None = None, seqused_k: Tensor | None = None,
+              seqused_q: Any = None, seqused_k: Any = None,
               layout: Layout = "bhsd", precision: Precision = "full", deterministic: bool = False,
               return_lse: bool = False, out_type: Any = None, threads: int = 0,
               backend: str = "") -> Result:
