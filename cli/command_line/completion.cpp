@@ -41,7 +41,7 @@ Words words_of(const CommandHelp& command) {
 
 // ------------------------------------------------------------------------------------------- bash
 
-// What follows an option: its choices, files (return 1 lets bash complete them), or nothing.
+// What follows an option: its choices, files (which bash completes itself), or nothing.
 std::string bash_values(const CommandHelp& command) {
   std::string text;
   Words files, others;

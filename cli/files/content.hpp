@@ -7,14 +7,15 @@
 
 namespace regard::cli {
 
-// held: the type of the elements in a file, none for one that attention has no use for; int64 =
-// they are 64-bit integers; name: the file's word for the type. Returns "" if `tensor` may hold
-// them, else what it must hold and how to convert.
+// The elements of a tensor in a file.
 struct Held {
-  Type type = Type::none;
+  Type type = Type::none;  // none: a type that attention has no use for, or int64
   bool int64 = false;
-  std::string name;
+  std::string name;  // the file's word for the type
 };
+
+// "" if the tensor of that name ("q", "mask", ...) may hold them; else what it must hold, and how
+// to convert it.
 std::string content_fault(const std::string& tensor, const Held& held);
 
 }  // namespace regard::cli

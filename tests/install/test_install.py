@@ -63,6 +63,17 @@ def test_the_tool_starts_where_it_lies(prefix: Path, tmp_path: Path) -> None:
         moved.rename(prefix)
 
 
+@pytest.mark.parametrize("command, place", [
+    ("manual", "man/man1/regard.1"),
+    ("completion bash", "bash-completion/completions/regard"),
+    ("completion zsh", "zsh/site-functions/_regard"),
+    ("completion fish", "fish/vendor_completions.d/regard.fish"),
+])  # fmt: skip
+def test_the_texts_are_the_tools_own(prefix: Path, command: str, place: str) -> None:
+    (text,) = prefix.rglob(place)
+    assert text.read_text() == run(prefix / "bin/regard", *command.split())
+
+
 def test_the_licence_is_there(prefix: Path) -> None:
     (licence,) = prefix.rglob("LICENSE")
     assert licence.read_text() == (ROOT / "LICENSE").read_text()
