@@ -4,8 +4,8 @@
   tools/mutate.py --seed 1 --count 50 --out docs/notes/mutation.md
 
 The texts are those of src/cuda/kernels, which the emulated GPU compiles, and of src/semantics and
-src/cpu/kernels, of which the CPU's scalar instruction set is compiled anew. A change is one operator,
-comparison, constant or function. The tests are a few of tests/python (TESTS) that run the changed
+src/cpu/kernels, of which the CPU's scalar instruction set is compiled anew. A change is one
+operator, comparison, constant or function. The tests are a few of tests/python (TESTS) that run the changed
 kernel; where one of them fails the change is found. A change that does not compile counts for
 nothing. What survives is either a blind spot of those tests or no change of what is computed: only
 a reader can tell.
@@ -49,8 +49,8 @@ CHANGES = [
     (r"\bsync_(?:block|warp)\(\);", [";"]),
 ]
 
-# By the beginning of a changed file's path: which tests of tests/python. Those of the CPU and of what
-# all backends share run on the scalar instruction set, the others on the emulated GPU.
+# By the beginning of a changed file's path: which tests of tests/python. Those of the CPU and of
+# what all backends share run on the scalar instruction set, the others on the emulated GPU.
 FORWARD_WGMMA = "tiles_of_warpgroups or boxes_of_a_bias"
 SIMT = "(alone or at_once) and simt or test_emulated_adversarial and simt"
 EMULATED = {
@@ -70,7 +70,8 @@ EMULATED = {
     "": "test_few_rows or (alone or at_once) and mma or test_emulated_adversarial and mma",
 }
 SCALAR_SOURCES = ["src/cpu/kernels/isa_scalar.cpp", "src/problem/describe.cpp", "src/rows/rows.cpp"]
-SCALAR = "(test_set_of_features or test_everything or test_rows_far or tenth or infinity) and scalar"
+SCALAR = ("scalar and "
+          "(test_set_of_features or test_everything or test_rows_far or tenth or infinity)")
 
 
 @dataclass
@@ -183,8 +184,8 @@ def judge(mutant: Mutant, copy: Copy, cache: Path) -> str:
     else:
         environment |= {"REGARD_LIBRARY": str(EMULATOR), "REGARD_EMULATOR_SOURCE": str(copy.root),
                         "REGARD_EMULATOR_CACHE": str(cache)}
-        paths = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("tests/python/test_emulated*.py"))
-        selection = next(tests for begin, tests in EMULATED.items() if mutant.path.startswith(begin))
+        paths = sorted(map(str, ROOT.glob("tests/python/test_emulated*.py")))
+        selection = next(EMULATED[begin] for begin in EMULATED if mutant.path.startswith(begin))
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--color=no", "-p", "no:cacheprovider",
                "-n", "auto", "-m", "not exhaustive", "-k", selection, *paths]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE,
@@ -199,7 +200,7 @@ def judge(mutant: Mutant, copy: Copy, cache: Path) -> str:
     return {0: "survives", NO_TESTS: "no test"}.get(process.returncode, "found")
 
 
-# --------------------------------------------------------------------------------------- what it says
+# ------------------------------------------------------------------------------------ what it says
 
 
 def report(mutants: list[Mutant], seed: int) -> str:
@@ -207,8 +208,8 @@ def report(mutants: list[Mutant], seed: int) -> str:
              for outcome in ("found", "hangs", "survives", "does not compile", "no test")}
     found, judged = count["found"] + count["hangs"], sum(count.values())
     judged -= count["does not compile"] + count["no test"]
-    lines = [f"Seed {seed}: of {len(mutants)} changes {count['does not compile']} do not compile; of the "
-             f"other {judged} the tests find {found} ({100 * found / max(judged, 1):.0f} %).", "",
+    lines = [f"Seed {seed}: of {len(mutants)} changes {count['does not compile']} do not compile; "
+             f"of the other {judged} the tests find {found} ({100 * found / max(judged, 1):.0f} %).", "",
              "| survivor | text | change |", "|---|---|---|"]
     for m in mutants:
         if m.outcome in ("survives", "no test"):
@@ -224,7 +225,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--only", default="", help="files whose path contains this")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after these")
+    parser.add_argument("--seconds", type=float, default=float("inf"),
+                        help="begin none after these")
     parser.add_argument("--out", type=Path, help="a file for the report, which is printed as well")
     given = parser.parse_args()
     mutants = [m for m in draw(given.seed, given.count) if given.only in m.path]

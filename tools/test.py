@@ -6,17 +6,16 @@
                                  every chip, sanitizers and fuzzing; nothing runs twice
   tools/test.py --only python    one group of stages
 
-A stage over its budget of seconds (tools/testing/stages.py) is ended and has failed. Budgets are for
-two idle cores; --slack 3 gives a slower or busier machine three times as much.
+A stage over its budget of seconds (tools/testing/stages.py) is ended and has failed. Budgets are
+for two idle cores; --slack 3 gives a slower or busier machine three times as much.
 
-The last line of the output is "N passed, M failed"; the exit status is 0 only where M is 0. The whole
-output of each stage is kept in build/test/.
+The last line of the output is "N passed, M failed"; the exit status is 0 only where M is 0. The
+whole output of each stage is kept in build/test/.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import time
@@ -34,10 +33,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tier", choices=TIERS, default="core")
-    parser.add_argument("--only", default="", help="groups of stages, with commas; --list names them")
+    parser.add_argument("--only", default="",
+                        help="groups of stages, with commas; --list names them")
     parser.add_argument("--list", action="store_true", help="print the stages, and run none")
-    parser.add_argument("--slack", type=float, default=float(os.environ.get("REGARD_TEST_SLACK", 1)),
-                        help="multiplies every budget (default: REGARD_TEST_SLACK, or 1)")
+    parser.add_argument("--slack", type=float, default=1, help="multiplies every budget")
     parser.add_argument("--fuzz-seconds", type=int, default=30)
     return parser.parse_args()
 

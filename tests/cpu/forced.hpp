@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "regard/regard.hpp"
 
@@ -21,6 +22,13 @@ inline std::string forced_backend() {
     }
   }
   return name;
+}
+
+// Those for which the forced instruction set has kernels of its own: for others AVX512-BF16 has
+// AVX-512's, which are tested under that name.
+inline const std::vector<Type>& tested_types() {
+  static const std::vector<Type> all{f64, f32, f16, bf16}, own{bf16};
+  return forced_backend() == "cpu:avx512bf16" ? own : all;
 }
 
 }  // namespace regard::tests

@@ -12,7 +12,6 @@ using namespace regard::tests;
 
 namespace {
 
-constexpr Type kTypes[] = {f64, f32, f16, bf16};
 const double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -87,7 +86,7 @@ TEST_SUITE_BEGIN("hidden");
 
 TEST_CASE("NaN and infinity in hidden rows and pairs give what zeros there give") {
   forced_backend();
-  for (Type type : kTypes) {
+  for (Type type : tested_types()) {
     for (bool by_bias : {false, true}) {
       for (double value : {kNan, kInfinity, -kInfinity}) {
         const Settings s = hidden_settings(type, by_bias);
@@ -131,7 +130,7 @@ TEST_CASE("NaN and infinity in hidden rows and pairs give what zeros there give"
 
 TEST_CASE("the same with gradients that accumulate") {
   forced_backend();
-  for (Type type : kTypes) {
+  for (Type type : tested_types()) {
     for (int place = 0; place < 4; ++place) {
       Settings s{.type = type,
                  .len_q = 40,
@@ -174,7 +173,7 @@ TEST_CASE("the same with gradients that accumulate") {
 
 TEST_CASE("a NaN in a visible score spoils its own row only") {
   forced_backend();
-  for (Type type : kTypes) {
+  for (Type type : tested_types()) {
     for (unsigned features : {0x0u, 0x1u, 0x4u, 0x40u}) {
       const Settings s = with_features({.type = type, .len_q = 40, .len_k = 50}, features);
       const Case clean(s), spoiled(s);
@@ -194,7 +193,7 @@ TEST_CASE("a NaN in a visible score spoils its own row only") {
 
 TEST_CASE("padding behind seqused, and gaps, change no bit and are not written") {
   forced_backend();
-  for (Type type : kTypes) {
+  for (Type type : tested_types()) {
     Settings s{.type = type,
                .batch = 3,
                .heads_q = 2,

@@ -11,11 +11,9 @@ using namespace regard::tests;
 
 namespace {
 
-constexpr Type kTypes[] = {f64, f32, f16, bf16};
-
 std::vector<Settings> problems() {
   std::vector<Settings> list;
-  for (Type type : kTypes) {
+  for (Type type : tested_types()) {
     Settings s{.type = type,
                .batch = 2,
                .heads_q = 4,
@@ -47,7 +45,7 @@ std::vector<Settings> problems() {
   }
   Settings decode{
       .batch = 2, .heads_q = 6, .heads_kv = 2, .len_q = 1, .len_k = 9000, .dim = 8, .dim_v = 8};
-  for (Type type : kTypes) {
+  for (Type type : tested_types()) {
     decode.type = type;
     list.push_back(decode);
   }
@@ -96,7 +94,7 @@ TEST_CASE("the same call again gives the same bits") {
 
 TEST_CASE("what else is in the batch changes no bit of an entry") {
   forced_backend();
-  for (Type type : kTypes) {
+  for (Type type : tested_types()) {
     for (unsigned features : {0x0u, 0x1u, 0x82u, 0x60u, 0x10u}) {
       Settings s{.type = type,
                  .batch = 3,
@@ -128,7 +126,7 @@ TEST_CASE("what else is in the batch changes no bit of an entry") {
 
 TEST_CASE("a packed sequence has the bits that it has alone") {
   forced_backend();
-  for (Type type : kTypes) {
+  for (Type type : tested_types()) {
     Settings s{.type = type,
                .batch = 3,
                .heads_q = 2,

@@ -35,10 +35,11 @@ constexpr char kSanitizer[] = "";
 #endif
 
 std::string compiler_command(const std::vector<files::path>& folders) {
-  // Variables without a value begin with a pattern, as registers hold anything.
+  // Variables without a value begin with a pattern, as registers hold anything. Most kernels run
+  // once: they take longer to optimise than to run.
   std::string command =
       setting("REGARD_EMULATOR_CXX", "g++") + " -std=c++20 " +
-      setting("REGARD_EMULATOR_FLAGS", "-O1 -g1 -w -ftrivial-auto-var-init=pattern") + kSanitizer +
+      setting("REGARD_EMULATOR_FLAGS", "-O0 -g1 -w -ftrivial-auto-var-init=pattern") + kSanitizer +
       " -shared -fPIC -I" + (source_folder() / "tests/cuda/machine").string();
   for (const files::path& folder : folders) command += " -I" + folder.string();
   return command;

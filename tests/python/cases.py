@@ -379,4 +379,5 @@ def compare(case, results):
         assert not np.isnan(error).any(), f"{name}: NaN"
         over = (error - np.broadcast_to(limit, want.shape)[where]).max(initial=-1)
         assert over <= 0, (
-            f"{name}: error {error.max():.3g}, tolerance up to {np.max(limit):.3g}, over by {over:.3g}")
+            f"{name}: error {error.max():.3g}, tolerance up to {np.max(limit):.3g}, "
+            f"over by {over:.3g}")

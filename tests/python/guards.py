@@ -37,6 +37,7 @@ class Workspace:
     def check(self, what):
         outside = np.delete(self.memory, np.s_[self.begin : self.begin + self.size])
         places = np.flatnonzero(outside != PATTERN)
-        assert places.size == 0, (
-            f"{what}: {places.size} bytes outside its workspace of {self.size} bytes were written, the "
-            f"first at byte {places[0] + (self.size if places[0] >= self.begin else 0) - self.begin}")
+        if places.size:
+            first = places[0] - self.begin + (self.size if places[0] >= self.begin else 0)
+            raise AssertionError(f"{what}: {places.size} bytes outside its workspace of {self.size} "
+                                 f"bytes were written, the first at byte {first}")

@@ -27,7 +27,7 @@ OFF = {
 
 
 def cannot_move(case, key):
-    """Scores that are all 0 have no use for a cap, and no gradient of q and k that dlse is part of."""
+    """Where all scores are 0, a cap changes nothing, and dlse no gradient of q and k."""
     return key in ("softcap", "dlse") and case.spec.get("scale") == 0
 
 

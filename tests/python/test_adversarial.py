@@ -1,4 +1,4 @@
-"""What random draws never meet: rows deep below zero, many empty sequences, half tiles, odd strides."""
+"""What random draws never meet: scores far below zero, empty sequences, half tiles, odd strides."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def test_half_a_tile_behind_whole_ones(sizes, features, type, kernel):
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("side", ["q", "k", "both"])
 def test_a_tenth_of_the_sequences_is_empty(side, type, backend):
-    """Packed, of 20 sequences; an empty side beside a full one, both empty, some beside one another."""
+    """Packed, of 20 sequences; one side of a sequence empty, or both; two empty ones in a row."""
     rng = np.random.default_rng(len(side))
     lengths = {name: rng.integers(1, 40, 20) for name in "qk"}
     empty = [0, 7, 8, 19]

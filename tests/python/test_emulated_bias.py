@@ -9,7 +9,7 @@ import pytest
 
 import cases
 import regard_ctypes as regard
-from selection import mostly_exhaustive
+from selection import mostly_exhaustive, one_in
 
 pytestmark = pytest.mark.skipif("emulated:mma" not in regard.backends(),
                                 reason="REGARD_LIBRARY is not the emulator's")
@@ -33,8 +33,8 @@ TERMS = [(), ("top_left",), ("bottom_right", "window"), ("bias_infinite", "botto
 SIZES = {64: (140, 264), 128: (70, 400), 192: (70, 200), 256: (130, 136)}  # 192: no boxes
 
 
-@pytest.mark.parametrize("turn, dim", [(turn, dim) for turn in range(len(TERMS))
-                                       for dim in (64, [128, 256, 192][turn % 3])])
+@pytest.mark.parametrize("turn, dim", one_in(2, (
+    (turn, dim) for turn in range(len(TERMS)) for dim in ([128, 256, 192][turn % 3], 64))))
 def test_boxes_of_a_bias(turn, dim):
     features, sizes = TERMS[turn], SIZES[dim]
     turn += dim // 64

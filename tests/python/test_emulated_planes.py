@@ -11,7 +11,7 @@ import pytest
 import cases
 import regard_ctypes as regard
 from solve import normal, problem, solve, with_values
-from selection import one_in
+from selection import mostly_exhaustive, one_in
 
 pytestmark = pytest.mark.skipif("emulated:mma" not in regard.backends(),
                                 reason="REGARD_LIBRARY is not the emulator's")
@@ -42,7 +42,7 @@ CASES = [  # features, (Sq, Sk), D, Dv, deterministic
     (("bias_infinite", "seqused", "dropout"), (70, 136), 40, 64, False)]
 
 
-@pytest.mark.parametrize("features, sizes, dim, dim_v, deterministic", CASES, ids=str)
+@pytest.mark.parametrize("features, sizes, dim, dim_v, deterministic", one_in(3, CASES), ids=str)
 def test_gradients_of_planes(features, sizes, dim, dim_v, deterministic):
     case = cases.make(features, "f32", sizes=sizes, dim=dim, dim_v=dim_v)
     case.options["deterministic"] = int(deterministic)
@@ -50,7 +50,7 @@ def test_gradients_of_planes(features, sizes, dim, dim_v, deterministic):
     cases.compare(case, cases.run(case, BACKEND, **no_dbias))
 
 
-@pytest.mark.parametrize("dim", [32, 96])
+@pytest.mark.parametrize("dim", mostly_exhaustive([32, 96], 32))
 @pytest.mark.parametrize("wanted", GRADIENTS)
 def test_one_gradient_alone(wanted, dim):
     case = cases.make(("top_left", "grouped"), "f32", sizes=(100, 140), dim=dim)

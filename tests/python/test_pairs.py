@@ -1,8 +1,8 @@
 """All pairs of features, forward and backward, on every backend and type, against the oracle.
 
-Each backend and type meets all pairs in the sets of cover.py. Each pair by itself, which tells more of
-a fault, is for the kernels that the library would choose here, and for the reference in float64; for
-the other backends and types those tests are exhaustive.
+Each backend and type meets all pairs in the sets of cover.py. Each pair by itself, which tells more
+of a fault, is for the kernels that the library would choose here, and for the reference in float64;
+for the other backends and types those tests are exhaustive.
 """
 
 import functools

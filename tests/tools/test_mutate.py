@@ -21,7 +21,8 @@ def test_comments_strings_and_assertions_are_left(line, code):
 def test_changes_of_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(mutate, "ROOT", tmp_path)
     path = tmp_path / "text.cuh"
-    path.write_text("// 1 < 2\nfor (int i = 0; i < n && !last; i += 8) std::vector<int> x = a * b;\n")
+    path.write_text("// 1 < 2\n"
+                    "for (int i = 0; i < n && !last; i += 8) std::vector<int> x = a * b;\n")
     found = {(m.before, m.after) for m in mutate.mutants_of(path)}
     assert found == {("0", "1"), (" < ", " <= "), (" && ", " || "), ("!", ""), (" += ", " -= "),
                      ("8", "9"), (" * ", " + ")}
@@ -41,7 +42,7 @@ def test_a_text_is_changed_in_one_place_and_restored(tmp_path):
     mutant = mutate.draw(3, 50)[0]
     copy.change(mutant)
     before, after = ((root / mutant.path).read_text().splitlines() for root in (ROOT, copy.root))
-    assert [n for n, pair in enumerate(zip(before, after), 1) if pair[0] != pair[1]] == [mutant.line]
+    assert [n for n, (a, b) in enumerate(zip(before, after), 1) if a != b] == [mutant.line]
     line = before[mutant.line - 1]
     assert after[mutant.line - 1] == (line[:mutant.column] + mutant.after
                                       + line[mutant.column + len(mutant.before):])

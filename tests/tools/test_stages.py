@@ -93,7 +93,8 @@ def test_cpu_seconds_are_of_children_too():
 
 
 def test_the_table_aligns():
-    results = list(run(python("a", COUNTED), python("a longer name", "raise SystemExit(1)")).values())
+    stages_run = python("a", COUNTED), python("a longer name", "raise SystemExit(1)")
+    results = list(run(*stages_run).values())
     lines = table.table(results, 1.0, 12.3, 480).splitlines()
     columns = [line.index(word) + len(word) for line in lines[:1]
                for word in ("passed", "failed", "seconds", "budget", "CPU s")]
