@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -97,6 +98,10 @@ def test_packed_sequences(options, device):
     tables = [torch.tensor(x, dtype=torch.int32, device=device) for x in (begins_q, begins_k)]
     out, lse, _ = rt.flash_attn_varlen_func(q, k, v, *tables, 5, 5, **options,
                                             return_attn_probs=True)
+    # The longest may be rounded up, past all rows together.
+    for longest in (128, torch.tensor(7), np.int64(2**40)):
+        assert torch.equal(rt.flash_attn_varlen_func(q, k, v, *tables, longest, longest, **options),
+                           out)
     names = {"window_size": "window"}
     options = {names.get(name, name): value for name, value in options.items()}
     parts = [plain(q[a:b], k[c:d], v[c:d], **options) for a, b, c, d in

@@ -7,6 +7,7 @@ from typing import Any, Union
 from torch import Tensor
 
 from ..errors import Unsupported, refuse
+from ..options import checked
 from .surface import attention
 
 FlashResult = Union[Tensor, tuple[Tensor, Tensor, None]]
@@ -92,13 +93,14 @@ def flash_attn_varlen_func(
     return _flash(q, k, v, softmax_scale, window_size, return_attn_probs, dropout_p=dropout_p,
                   causal=causal, softcap=softcap, alibi_slopes=alibi_slopes,
                   deterministic=deterministic, cu_seqlens_q=cu_seqlens_q,
-                  cu_seqlens_k=cu_seqlens_k, max_seqlen_q=_at_most(max_seqlen_q, q),
-                  max_seqlen_k=_at_most(max_seqlen_k, k))
+                  cu_seqlens_k=cu_seqlens_k, max_seqlen_q=_at_most("max_seqlen_q", max_seqlen_q, q),
+                  max_seqlen_k=_at_most("max_seqlen_k", max_seqlen_k, k))
 
 
-def _at_most(longest: int, x: Tensor) -> int:
+def _at_most(argument: str, longest: Any, x: Tensor) -> Any:
     """No sequence is longer than all rows together; callers round the bound up."""
-    return min(longest, x.shape[0]) if isinstance(longest, int) else longest
+    size = checked(argument, int(longest) if isinstance(longest, Tensor) else longest)
+    return size if size is None or not isinstance(x, Tensor) else min(size, x.shape[0])
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None,
