@@ -54,10 +54,15 @@ int verify(const std::string& folder) {
 }  // namespace
 
 int run_cache(const CacheArguments& arguments) {
-  const std::string folder = cuda_setup().cache;
+  const CudaSetup setup = cuda_setup();
+  const std::string& folder = setup.cache;
   if (folder.empty()) {
     throw Error(Code::unavailable, "REGARD_CACHE_DIR", "not set",
                 "there is no cache, as HOME is not set either");
+  }
+  if (!setup.cache_fault.empty() && arguments.action != CacheArguments::Action::clear) {
+    output::print("{}: nothing in it is used\n", printable(setup.cache_fault));
+    return 1;
   }
   switch (arguments.action) {
     case CacheArguments::Action::list:

@@ -12,14 +12,15 @@ namespace regard::cli {
 
 namespace {
 
-std::string cache_text(const std::string& folder) {
-  if (folder.empty()) return "none: neither REGARD_CACHE_DIR nor HOME says where it may lie";
+std::string cache_text(const CudaSetup& setup) {
+  if (!setup.cache_fault.empty()) return "none: " + setup.cache_fault;
   std::size_t bytes = 0, count = 0;
   for (const CompiledKernel& kernel : cached_kernels()) {
+    if (!kernel.fault.empty()) continue;
     bytes += kernel.bytes;
     ++count;
   }
-  return fmt::format("{}: {} kernels, {}", folder, count, bytes_text(double(bytes)));
+  return fmt::format("{}: {} kernels, {}", setup.cache, count, bytes_text(double(bytes)));
 }
 
 // Devices, driver, compiler, cache: what kernels need, or how to get it.
@@ -37,7 +38,7 @@ std::string gpu_text() {
   table.add({"driver", setup.has_driver ? "for CUDA " + setup.driver : "none: " + setup.driver});
   table.add({"compiler", setup.has_compiler ? setup.compiler : "none: " + setup.compiler});
   for (const std::string& sentence : setup.skipped) table.add({"not trusted", sentence});
-  table.add({"kernel cache", cache_text(setup.cache)});
+  table.add({"kernel cache", cache_text(setup)});
   return table.text().substr(1);
 }
 
@@ -61,6 +62,7 @@ JsonLine gpu_json() {
   gpu.text("compiler", setup.compiler);
   gpu.list("skipped", setup.skipped);
   gpu.text("cache", setup.cache);
+  gpu.text("cache_fault", setup.cache_fault);
   return gpu;
 }
 

@@ -86,6 +86,14 @@ class Prebuild {
   }
 
  private:
+  // The cache is what the command is for, except with --check.
+  bool all_kept() const {
+    if (not_kept_ > 0) {
+      output::print("\nNOT KEPT: {} kernels; {}\n", not_kept_, reason_);
+    }
+    return not_kept_ == 0;
+  }
+
   void add(const CompiledKernel& k, OfChip& of) {
     ++of.kernels;
     if (!k.fault.empty()) {
@@ -93,6 +101,10 @@ class Prebuild {
       output::print("FAILED {}: {}\n", k.chip, joined(kernel_words(k.config)));
       if (of.failed == 1) output::print("{}\n", k.fault);
       return;
+    }
+    if (!k.not_kept.empty()) {
+      ++not_kept_;
+      reason_ = k.not_kept;
     }
     if (!k.was_cached) {
       ++of.compiled;
@@ -123,7 +135,7 @@ class Prebuild {
     for (const OfChip& of : chips_) failed += of.failed;
     if (any_kernel_) output::print("{}\n", kernels_.text());
     output::print("{}", summary_.text());
-    if (!arguments_.check) return failed == 0 ? 0 : 1;
+    if (!arguments_.check) return failed == 0 && all_kept() ? 0 : 1;
     for (const KnownSpill& known : known_) {
       if (!known.used) {
         output::print("note: {}:{} covers nothing here: {}\n", arguments_.known, known.line,
@@ -150,26 +162,15 @@ class Prebuild {
   std::vector<KnownSpill> known_;
   std::vector<OfChip> chips_;
   std::vector<std::string> unknown_, serialized_;
-  int wrong_ = 0;  // kernels that compile, but are among these
+  int not_kept_ = 0;
+  std::string reason_;  // why the cache did not keep them
+  int wrong_ = 0;       // kernels that compile, but are among these
   Table kernels_{
       {"<chip", "registers", "spill bytes", "stack bytes", "shared", "seconds", "<  kernel"}};
   bool any_kernel_ = false;
   Table summary_{{"<chip", "kernels", "compiled", "seconds of a core", "most registers", "size",
                   "spilling", "known", "serialized", "failed"}};
 };
-
-// What was compiled but is not there now could not be stored.
-void refuse_unstored(const std::string& folder, const std::vector<std::string>& chips) {
-  const std::vector<CompiledKernel> cached = cached_kernels();
-  for (const std::string& chip : chips) {
-    const bool any = std::any_of(cached.begin(), cached.end(), [&](const CompiledKernel& k) {
-      return k.fault.empty() && (k.chip == chip || !k.chip.starts_with("sm_"));
-    });
-    if (any) continue;
-    throw Error(Code::unavailable, "REGARD_CACHE_DIR", folder,
-                "kernels could not be stored there; it must be a folder that only you may write");
-  }
-}
 
 }  // namespace
 
@@ -178,16 +179,13 @@ int run_prebuild(const PrebuildArguments& arguments) {
   const std::vector<std::string> chips = chips_of(arguments.devices, setup);
   Prebuild prebuild(arguments);
   if (!setup.has_compiler) throw Error(Code::unavailable, "NVRTC", "missing", setup.compiler);
-  if (setup.cache.empty() && !arguments.check) {
-    throw Error(Code::unavailable, "REGARD_CACHE_DIR", "not set",
-                "there is nowhere to keep kernels, as HOME is not set either");
-  }
+  const bool has_cache = setup.cache_fault.empty();
   output::print("{}\nkernels go to {}\n\n", setup.compiler,
-                setup.cache.empty() ? "nowhere: there is no cache" : setup.cache);
+                has_cache ? setup.cache : "nowhere: " + setup.cache_fault);
   output::flush();
-  const int status = prebuild.run(chips);
-  if (status == 0 && !arguments.check) refuse_unstored(setup.cache, chips);
-  return status;
+  if (has_cache || arguments.check) return prebuild.run(chips);
+  output::error("kernels cannot be kept: {}", setup.cache_fault);
+  return 1;
 }
 
 }  // namespace regard::cli

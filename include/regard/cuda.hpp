@@ -38,6 +38,9 @@ struct CudaSetup {
   /// What the search for the compiler found but did not trust, and why; each a sentence.
   std::vector<std::string> skipped;
   std::string cache;  ///< the folder of compiled kernels; "" = none
+  /// Why kernels are neither found nor kept there, naming the folder; "" = all is well, also where
+  /// the folder does not exist yet.
+  std::string cache_fault;
 };
 /// Opens the driver and NVRTC and says what was found.
 CudaSetup cuda_setup();
@@ -87,6 +90,8 @@ struct CompiledKernel {
   std::string file;      ///< its path in the cache
   /// Why the cache does not use the file, or why there is none; "" = all is well.
   std::string fault;
+  /// After compiling: why the cache did not keep the kernel; "" = it did.
+  std::string not_kept;
   std::size_t bytes = 0;    ///< of the file
   int registers = 0;        ///< of a thread
   int spill_bytes = 0;      ///< of a thread: stores and loads

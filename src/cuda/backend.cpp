@@ -7,6 +7,7 @@
 #include <limits>
 #include <random>
 
+#include "cuda/disk_cache.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/kernel_cache.hpp"
 #include "cuda/kernels/params.h"
@@ -268,6 +269,7 @@ void run(const Problem& p, const CudaPlan& plan, const Run& run) {
 
 std::string resources_text(const CudaPlan& plan, const Chip& chip) {
   std::string text;
+  std::string not_kept = plan.launches.empty() ? "" : cache_fault();
   for (const KernelConfig& config : configs_of(plan)) {
     KernelBinary binary;
     if (!kernel_at_hand(config, chip.capability(), binary)) continue;
@@ -279,8 +281,10 @@ std::string resources_text(const CudaPlan& plan, const Chip& chip) {
         "compiled", name_of(config.kernel), r.registers, r.shared_bytes, r.spill_bytes,
         r.stack_bytes, r.serialized ? ", products serialized" : "");
     text += line;
+    if (!binary.not_kept.empty()) not_kept = binary.not_kept;
   }
-  return text;
+  if (not_kept.empty()) return text;
+  return text + "not kept   " + not_kept + "; each process compiles anew\n";
 }
 
 }  // namespace regard::cuda_backend

@@ -1,4 +1,4 @@
-// The format of a cached kernel, and everything that is checked about it.
+// The folder of compiled kernels.
 #include "cuda/disk_cache.hpp"
 
 #include <dirent.h>
@@ -10,153 +10,99 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <string_view>
+#include <ctime>
 
 #include "cuda/environment.hpp"
 #include "cuda/hash.hpp"
+#include "cuda/trust.hpp"
 #include "plan/config_text.hpp"
 
 namespace regard::cuda_backend {
 namespace {
 
-constexpr char kMagic[8] = {'R', 'e', 'g', 'a', 'r', 'd', 'K', '2'};
-constexpr const char* kEnding = ".kernel";
-constexpr std::uint64_t kMostBytes = 64 << 20;
+constexpr const char* kNowhere = "neither REGARD_CACHE_DIR nor HOME says where kernels may be kept";
+constexpr std::time_t kHour = 3600, kDay = 24 * kHour;
 
-// A file: this, then subject, compiler and image. `checksum` is of all that follows it.
-struct Header {
-  char magic[8];
-  Hash checksum;
-  std::uint64_t subject_bytes;
-  std::uint64_t compiler_bytes;
-  std::uint64_t image_bytes;
-  KernelResources resources;
-};
-static_assert(sizeof(Header) == 72 && offsetof(Header, subject_bytes) == 24);
-
-class File {
- public:
-  explicit File(int descriptor) : descriptor_(descriptor) {}
-  ~File() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  int descriptor() const { return descriptor_; }
-  bool is_open() const { return descriptor_ >= 0; }
-
-  bool read_all(std::string& text) const {
-    std::size_t done = 0;
-    while (done < text.size()) {
-      const ssize_t got = read(descriptor_, text.data() + done, text.size() - done);
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) return false;
-      done += got;
-    }
-    return true;
-  }
-  bool write_all(std::string_view text) const {
-    while (!text.empty()) {
-      const ssize_t put = write(descriptor_, text.data(), text.size());
-      if (put < 0 && errno == EINTR) continue;
-      if (put <= 0) return false;
-      text.remove_prefix(put);
-    }
-    return true;
-  }
-
- private:
-  int descriptor_;
-};
-
-// Nobody but the user and root could have changed it.
-const char* trust_fault(const struct stat& s) {
-  if (s.st_uid != geteuid() && s.st_uid != 0) return "belongs to another user";
-  if (s.st_mode & (S_IWGRP | S_IWOTH)) return "can be written by others";
-  return nullptr;
-}
-
-const char* folder_fault(const std::string& folder) {
+bool is_folder(const std::string& path) {
   struct stat s {};
-  if (folder.empty()) return "neither REGARD_CACHE_DIR nor HOME says where it is";
-  if (stat(folder.c_str(), &s) != 0) return "does not exist";
-  if (!S_ISDIR(s.st_mode)) return "is no folder";
-  return trust_fault(s);
+  return stat(path.c_str(), &s) == 0 && S_ISDIR(s.st_mode);
 }
 
-bool make_folder(const std::string& folder) {
-  for (std::size_t slash = 1; slash != std::string::npos;) {
-    slash = folder.find('/', slash + 1);
-    mkdir(folder.substr(0, slash).c_str(), 0700);  // most of them exist
-  }
-  return !folder_fault(folder);
+// Of a path that exists; "" where kernels may be read there.
+std::string fault_of(const std::string& folder, const TrustedPath& found) {
+  if (!found.fault.empty()) return folder + " " + found.fault;
+  return is_folder(found.path) ? "" : folder + " is no folder";
 }
 
-std::string file_name(const KernelKey& key) {
-  return hash_of(key.subject).text() + "-" + key.compiler + kEnding;
+// "" where the folder is there and may be read.
+std::string folder_fault(const std::string& folder) {
+  if (folder.empty()) return kNowhere;
+  const TrustedPath found = trusted_path(folder);
+  return found.exists ? fault_of(folder, found) : folder + " does not exist";
 }
 
-// Reads and checks a file; returns what is wrong with it.
-const char* read_entry(const std::string& path, CacheEntry& entry) {
-  const File file(open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
-  if (!file.is_open()) return errno == ELOOP ? "is a symbolic link" : "cannot be opened";
+// The folder that Regard has chosen itself is for the user alone; one that the user has named stays
+// as it is. Nothing is done where others could exchange the folder meanwhile.
+bool narrow(const std::string& folder) {
+  if (cache_folder_is_named() || !trusted_path(folder_of(folder)).fault.empty()) return false;
   struct stat s {};
-  if (fstat(file.descriptor(), &s) != 0 || !S_ISREG(s.st_mode)) return "is no regular file";
-  if (const char* fault = trust_fault(s)) return fault;
-  const std::uint64_t size = s.st_size;
-  if (size < sizeof(Header) || size > kMostBytes) return "has an impossible size";
-  std::string bytes(size, '\0');
-  if (!file.read_all(bytes)) return "cannot be read";
-  Header h;
-  std::memcpy(&h, bytes.data(), sizeof h);
-  if (std::memcmp(h.magic, kMagic, sizeof kMagic) != 0) return "is no kernel of this version";
-  constexpr std::size_t kChecked = offsetof(Header, subject_bytes);
-  if (h.checksum != hash_of(std::string_view(bytes).substr(kChecked))) return "is damaged";
-  // Sizes below the most cannot overflow when added.
-  const bool sane = h.subject_bytes <= size && h.compiler_bytes <= size && h.image_bytes <= size;
-  if (!sane || sizeof h + h.subject_bytes + h.compiler_bytes + h.image_bytes != size) {
-    return "contradicts itself";
-  }
-  std::size_t at = sizeof h;
-  const auto take = [&](std::uint64_t count) {
-    at += count;
-    return bytes.substr(at - count, count);
-  };
-  entry.subject = take(h.subject_bytes);
-  entry.compiler = take(h.compiler_bytes);
-  entry.binary = {.image = take(h.image_bytes), .resources = h.resources};
-  return nullptr;
+  if (lstat(folder.c_str(), &s) != 0 || !S_ISDIR(s.st_mode) || s.st_uid != geteuid()) return false;
+  if (chmod(folder.c_str(), 0700) != 0) return false;
+  log_line("cache: " + folder + " had a mode that let others write; it is 0700 now");
+  return true;
 }
 
-std::vector<std::string> files_in(const std::string& folder, const std::string& prefix) {
-  std::vector<std::string> paths;
+bool is_kernel(const std::string& name) {
+  return name.ends_with(kKernelEnding) && name.front() != '.';
+}
+// What write_entry was writing when the process ended, or is writing now.
+bool is_partial(const std::string& name) {
+  return name.front() == '.' && name.ends_with(".part") &&
+         name.find(kKernelEnding) != std::string::npos;
+}
+
+template <class Visit>
+void for_each_name(const std::string& folder, const Visit& visit) {
   DIR* const directory = opendir(folder.c_str());
-  if (!directory) return paths;
-  while (const dirent* entry = readdir(directory)) {
-    const std::string name = entry->d_name;
-    const bool fits = name.ends_with(kEnding) && name.starts_with(prefix);
-    if (fits && name.front() != '.') paths.push_back(folder + "/" + name);
-  }
+  if (!directory) return;
+  while (const dirent* entry = readdir(directory)) visit(std::string(entry->d_name));
   closedir(directory);
+}
+
+std::vector<std::string> kernels_in(const std::string& folder, const std::string& prefix) {
+  std::vector<std::string> paths;
+  for_each_name(folder, [&](const std::string& name) {
+    if (is_kernel(name) && name.starts_with(prefix)) paths.push_back(folder + "/" + name);
+  });
   std::sort(paths.begin(), paths.end());
   return paths;
 }
 
+// The time of modification is that of the last use, to a day: what shrink_cache goes by.
+void note_use(const std::string& path) {
+  struct stat s {};
+  if (lstat(path.c_str(), &s) != 0 || s.st_mtime + kDay > std::time(nullptr)) return;
+  utimensat(AT_FDCWD, path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);  // a cache of root's stays as is
+}
+
 bool load_from(const std::string& path, const KernelKey& key, KernelBinary& binary) {
-  CacheEntry entry;
-  const char* fault = read_entry(path, entry);
-  if (!fault &&
-      (entry.subject != key.subject || (!key.compiler.empty() && entry.compiler != key.compiler))) {
-    fault = "is of another kernel than its name says";
-  }
-  if (fault) {
-    log_line("cache: " + path + " " + fault);
+  std::string image;
+  const CacheEntry entry = read_entry(path, &image);
+  if (!entry.fault.empty()) {
+    log_line("cache: " + path + " " + entry.fault);
     return false;
   }
-  binary = std::move(entry.binary);
+  if (entry.key.subject != key.subject) return false;  // another key of the same hash
+  note_use(path);
+  binary = {.image = std::move(image), .resources = entry.resources, .not_kept = ""};
   return true;
 }
+
+struct Candidate {
+  std::string path;
+  std::uint64_t bytes = 0;
+  std::time_t used = 0;
+};
 
 }  // namespace
 
@@ -177,61 +123,73 @@ KernelKey kernel_key(const KernelConfig& config, const KernelUnit& unit,
 
 bool load_kernel(const KernelKey& key, KernelBinary& binary) {
   const std::string folder = cache_folder();
-  if (const char* fault = folder_fault(folder)) {
-    if (is_logging()) log_line("cache: " + folder + " " + fault);
+  if (const std::string fault = folder_fault(folder); !fault.empty()) {
+    log_line("cache: " + fault);
     return false;
   }
   if (!key.compiler.empty()) {
     const std::string path = folder + "/" + file_name(key);
     return access(path.c_str(), F_OK) == 0 && load_from(path, key, binary);
   }
-  for (const std::string& path : files_in(folder, hash_of(key.subject).text() + "-")) {
+  for (const std::string& path : kernels_in(folder, hash_of(key.subject).text() + "-")) {
     if (load_from(path, key, binary)) return true;
   }
   return false;
 }
 
-void store_kernel(const KernelKey& key, const KernelBinary& binary) {
-  static std::atomic<unsigned> counter{0};
+std::string make_cache_folder() {
   const std::string folder = cache_folder();
-  if (folder.empty() || !make_folder(folder)) return;
-  Header h{.magic = {},
-           .checksum = {},
-           .subject_bytes = key.subject.size(),
-           .compiler_bytes = key.compiler.size(),
-           .image_bytes = binary.image.size(),
-           .resources = binary.resources};
-  std::memcpy(h.magic, kMagic, sizeof kMagic);
-  std::string bytes(reinterpret_cast<const char*>(&h), sizeof h);
-  bytes += key.subject + key.compiler + binary.image;
-  h.checksum = hash_of(std::string_view(bytes).substr(offsetof(Header, subject_bytes)));
-  std::memcpy(bytes.data(), &h, sizeof h);
+  if (folder.empty()) return kNowhere;
+  int error = 0;
+  for (std::size_t slash = 1; slash != std::string::npos;) {
+    slash = folder.find('/', slash + 1);
+    const bool made = mkdir(folder.substr(0, slash).c_str(), 0700) == 0;
+    if (!made && errno != EEXIST && error == 0) error = errno;
+  }
+  TrustedPath found = trusted_path(folder);
+  if (!found.exists) {
+    const std::string fault = cache_fault();
+    return fault.empty() ? folder + " cannot be made: " + std::strerror(error) : fault;
+  }
+  if (!found.fault.empty() && narrow(folder)) found = trusted_path(folder);
+  return fault_of(folder, found);
+}
 
-  const std::string name = file_name(key);
-  const std::string temporary = folder + "/." + name + "." + std::to_string(getpid()) + "." +
-                                std::to_string(counter.fetch_add(1)) + ".part";
-  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-  bool written = false;
-  {
-    const File file(open(temporary.c_str(), kFlags, 0600));
-    if (!file.is_open()) return;
-    written = file.write_all(bytes) && fsync(file.descriptor()) == 0;
+std::string cache_fault() {
+  const std::string folder = cache_folder();
+  if (folder.empty()) return kNowhere;
+  if (const TrustedPath found = trusted_path(folder); found.exists) return fault_of(folder, found);
+  std::string above = folder;
+  struct stat s {};
+  while (lstat(above.c_str(), &s) != 0 && above.size() > 1) {
+    above = above.rfind('/') == 0 ? "/" : folder_of(above);
   }
-  if (!written || rename(temporary.c_str(), (folder + "/" + name).c_str()) != 0) {
-    unlink(temporary.c_str());
+  if (!is_folder(above)) return folder + " cannot be made: " + above + " is no folder";
+  if (access(above.c_str(), W_OK | X_OK) == 0) return "";
+  return folder + " cannot be made: " + above + ": " + std::strerror(errno);
+}
+
+std::string store_kernel(const KernelKey& key, const KernelBinary& binary) {
+  static std::atomic<unsigned> counter{0};
+  if (std::string fault = make_cache_folder(); !fault.empty()) return fault;
+  shrink_cache(kMostCacheBytes);
+  const std::string folder = cache_folder(), name = file_name(key);
+  const std::string partial = folder + "/." + name + "." + std::to_string(getpid()) + "." +
+                              std::to_string(counter.fetch_add(1)) + ".part";
+  std::string reason = write_entry(partial, key, binary);
+  if (reason.empty() && rename(partial.c_str(), (folder + "/" + name).c_str()) != 0) {
+    reason = std::strerror(errno);
+    unlink(partial.c_str());
   }
+  return reason.empty() ? "" : "in " + folder + " no file can be written: " + reason;
 }
 
 std::vector<CacheEntry> cache_entries() {
   std::vector<CacheEntry> entries;
-  const std::string folder = cache_folder();
-  const char* const folder_is = folder_fault(folder);
-  for (const std::string& path : files_in(folder, "")) {
-    CacheEntry entry{.path = path, .subject = "", .compiler = "", .binary = {}, .fault = ""};
-    const char* fault = read_entry(path, entry);
-    if (!fault) fault = folder_is;
-    if (fault) entry.fault = fault;
-    entries.push_back(std::move(entry));
+  const std::string folder = cache_folder(), fault = folder_fault(folder);
+  for (const std::string& path : kernels_in(folder, "")) {
+    entries.push_back(read_entry(path));
+    if (entries.back().fault.empty()) entries.back().fault = fault;
   }
   return entries;
 }
@@ -239,15 +197,44 @@ std::vector<CacheEntry> cache_entries() {
 int clear_cache() {
   const std::string folder = cache_folder();
   int count = 0;
-  DIR* const directory = opendir(folder.c_str());
-  if (!directory) return 0;
-  while (const dirent* entry = readdir(directory)) {
-    const std::string name = entry->d_name;
-    const bool ours = name.ends_with(kEnding) || (name.front() == '.' && name.ends_with(".part") &&
-                                                  name.find(kEnding) != std::string::npos);
-    if (ours && unlinkat(dirfd(directory), entry->d_name, 0) == 0) ++count;
+  for_each_name(folder, [&](const std::string& name) {
+    const bool is_ours = name.ends_with(kKernelEnding) || is_partial(name);
+    if (is_ours || name == kLockName) {
+      const bool went = unlink((folder + "/" + name).c_str()) == 0;
+      count += is_ours && went;
+    }
+  });
+  return count;
+}
+
+int shrink_cache(std::uint64_t most_bytes) {
+  const std::string folder = cache_folder();
+  std::vector<Candidate> files;
+  std::uint64_t bytes = 0;
+  int count = 0;
+  for_each_name(folder, [&](const std::string& name) {
+    const std::string path = folder + "/" + name;
+    struct stat s {};
+    if (!(is_kernel(name) || is_partial(name)) || lstat(path.c_str(), &s) != 0) return;
+    if (!S_ISREG(s.st_mode)) return;
+    if (is_partial(name) && s.st_mtime + kHour < std::time(nullptr)) {
+      count += unlink(path.c_str()) == 0;  // the process that wrote it has been killed
+    } else if (is_kernel(name)) {
+      const std::uint64_t size = s.st_size;
+      files.push_back({path, size, size > kMostFileBytes ? 0 : s.st_mtime});  // useless ones first
+      bytes += size;
+    }
+  });
+  if (bytes <= most_bytes) return count;
+  std::sort(files.begin(), files.end(),
+            [](const Candidate& a, const Candidate& b) { return a.used < b.used; });
+  for (const Candidate& file : files) {
+    if (bytes <= most_bytes / 4 * 3) break;
+    if (unlink(file.path.c_str()) != 0) continue;
+    bytes -= file.bytes;
+    ++count;
   }
-  closedir(directory);
+  log_line("cache: " + std::to_string(count) + " files deleted, unused for the longest time");
   return count;
 }
 

@@ -1,37 +1,38 @@
-// Compiled kernels on disk: one file each, which is checked before it is believed.
+// Compiled kernels on disk: a folder with one file each, which is checked before it is believed.
 //
-// The folder belongs to the user alone (0700). A file is written beside its place and renamed, so
-// that nobody reads half of one. A file is used if it is a regular file of the user (or of root,
-// who may have installed it), that nobody else may write, whose checksum holds, and whose key is,
-// letter for letter, the one that is looked for. Anything else is as if it were not there.
+// The folder is the user's alone (0700) and trusted by trust.hpp. A file is written under another
+// name and renamed, so that nobody reads half of one. A file is used if it is a regular file that
+// is trusted, whose checksum holds, and whose key is, letter for letter, the one that is looked
+// for. Anything else is as if it were not there. Files that have not been used for the longest time
+// are deleted where all of them together take too much room.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "cuda/jit.hpp"
+#include "cuda/cache_file.hpp"
 
 namespace regard::cuda_backend {
-
-struct KernelKey {
-  std::string subject;   // config, chip, options, hash of the texts: one a line
-  std::string compiler;  // "nvrtc13.0"; empty: whichever made it
-};
 
 KernelKey kernel_key(const KernelConfig&, const KernelUnit&, const std::string& architecture,
                      const std::string& compiler);
 
 bool load_kernel(const KernelKey&, KernelBinary&);
-void store_kernel(const KernelKey&, const KernelBinary&);  // or not: a cache may fail
+// Returns why the kernel was not kept: folder or file, and the reason; "" where it was.
+std::string store_kernel(const KernelKey&, const KernelBinary&);
 
-struct CacheEntry {
-  std::string path;
-  std::string subject;
-  std::string compiler;
-  KernelBinary binary;
-  std::string fault;  // why it is not used; empty where it would be
-};
+// Makes the folder where there is none; returns why there is no folder to write to, "" = there is.
+std::string make_cache_folder();
+// Why the folder is not used, or could not be made; "" where it is used. Changes nothing.
+std::string cache_fault();
+
 std::vector<CacheEntry> cache_entries();
-int clear_cache();  // how many files went
+inline constexpr const char* kLockName = ".lock";  // kernel_lock.hpp
+int clear_cache();                                 // how many files went
+
+inline constexpr std::uint64_t kMostCacheBytes = std::uint64_t(1) << 30;
+// Where files take more than this: deletes those unused for the longest time until a quarter of the
+// room is free. Returns how many went.
+int shrink_cache(std::uint64_t most_bytes);
 
 }  // namespace regard::cuda_backend

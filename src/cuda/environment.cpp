@@ -91,6 +91,8 @@ std::string cache_folder() {
   return "";
 }
 
+bool cache_folder_is_named() { return !variable("REGARD_CACHE_DIR").empty(); }
+
 std::string kernel_folder() { return absolute(variable("REGARD_KERNEL_DIR")); }
 
 std::vector<std::string> entries_beginning_with(const std::string& folder,

@@ -9,6 +9,7 @@ namespace regard::cuda_backend {
 
 std::string backend_variable();  // REGARD_BACKEND
 std::string cache_folder();      // REGARD_CACHE_DIR, or the user's own; "" where there is none
+bool cache_folder_is_named();    // by REGARD_CACHE_DIR
 std::string kernel_folder();     // REGARD_KERNEL_DIR: texts to be used instead of the embedded ones
 
 // Folders in which NVRTC may lie, likeliest first: next to libraries that the process has loaded,

@@ -27,41 +27,68 @@ struct Hash {
   }
 };
 
-inline Hash hash_of(std::string_view bytes) {
-  // The key: the project's name and a number, as bytes; who wants collisions owns the cache anyway.
-  constexpr std::uint64_t k0 = 0x6472616765722d31u, k1 = 0x2d6b65726e656c73u;
-  std::uint64_t v0 = k0 ^ 0x736f6d6570736575u, v1 = k1 ^ 0x646f72616e646f6du ^ 0xee;
-  std::uint64_t v2 = k0 ^ 0x6c7967656e657261u, v3 = k1 ^ 0x7465646279746573u;
-  const auto rounds = [&](int count) {
-    for (int i = 0; i < count; ++i) {
-      v0 += v1, v1 = std::rotl(v1, 13) ^ v0, v0 = std::rotl(v0, 32);
-      v2 += v3, v3 = std::rotl(v3, 16) ^ v2;
-      v0 += v3, v3 = std::rotl(v3, 21) ^ v0;
-      v2 += v1, v1 = std::rotl(v1, 17) ^ v2, v2 = std::rotl(v2, 32);
+// Takes a text in pieces of any sizes.
+class Hasher {
+ public:
+  void add(std::string_view bytes) {
+    count_ += bytes.size();
+    const char* from = bytes.data();
+    std::size_t left = bytes.size();
+    for (; pending_ > 0 && left > 0; ++from, --left) add_byte(*from);
+    for (; left >= 8; from += 8, left -= 8) {
+      std::uint64_t word;
+      std::memcpy(&word, from, 8);
+      absorb(word);
     }
-  };
-  const auto absorb = [&](std::uint64_t word) {
-    v3 ^= word;
-    rounds(2);
-    v0 ^= word;
-  };
-  const char* from = bytes.data();
-  std::size_t left = bytes.size();
-  for (; left >= 8; from += 8, left -= 8) {
-    std::uint64_t word;
-    std::memcpy(&word, from, 8);
-    absorb(word);
+    for (; left > 0; ++from, --left) add_byte(*from);
   }
-  std::uint64_t last = std::uint64_t(bytes.size()) << 56;
-  for (std::size_t i = 0; i < left; ++i) last |= std::uint64_t(std::uint8_t(from[i])) << (8 * i);
-  absorb(last);
-  v2 ^= 0xee;
-  rounds(4);
-  Hash hash{.low = v0 ^ v1 ^ v2 ^ v3};
-  v1 ^= 0xdd;
-  rounds(4);
-  hash.high = v0 ^ v1 ^ v2 ^ v3;
-  return hash;
+
+  Hash end() {
+    absorb(word_ | count_ << 56);
+    v2_ ^= 0xee;
+    rounds(4);
+    Hash hash{.low = v0_ ^ v1_ ^ v2_ ^ v3_};
+    v1_ ^= 0xdd;
+    rounds(4);
+    hash.high = v0_ ^ v1_ ^ v2_ ^ v3_;
+    return hash;
+  }
+
+ private:
+  void add_byte(char byte) {
+    word_ |= std::uint64_t(std::uint8_t(byte)) << (8 * pending_);
+    if (++pending_ < 8) return;
+    absorb(word_);
+    word_ = 0;
+    pending_ = 0;
+  }
+  void absorb(std::uint64_t word) {
+    v3_ ^= word;
+    rounds(2);
+    v0_ ^= word;
+  }
+  void rounds(int count) {
+    for (int i = 0; i < count; ++i) {
+      v0_ += v1_, v1_ = std::rotl(v1_, 13) ^ v0_, v0_ = std::rotl(v0_, 32);
+      v2_ += v3_, v3_ = std::rotl(v3_, 16) ^ v2_;
+      v0_ += v3_, v3_ = std::rotl(v3_, 21) ^ v0_;
+      v2_ += v1_, v1_ = std::rotl(v1_, 17) ^ v2_, v2_ = std::rotl(v2_, 32);
+    }
+  }
+
+  // The key: the project's name and a number, as bytes; who wants collisions owns the cache anyway.
+  static constexpr std::uint64_t k0 = 0x6472616765722d31u, k1 = 0x2d6b65726e656c73u;
+  std::uint64_t v0_ = k0 ^ 0x736f6d6570736575u, v1_ = k1 ^ 0x646f72616e646f6du ^ 0xee;
+  std::uint64_t v2_ = k0 ^ 0x6c7967656e657261u, v3_ = k1 ^ 0x7465646279746573u;
+  std::uint64_t word_ = 0;  // bytes that do not fill a word yet
+  int pending_ = 0;         // how many
+  std::uint64_t count_ = 0;
+};
+
+inline Hash hash_of(std::string_view bytes) {
+  Hasher hasher;
+  hasher.add(bytes);
+  return hasher.end();
 }
 
 }  // namespace regard::cuda_backend

@@ -52,7 +52,8 @@ KernelBinary compile_kernel(const KernelConfig& config, const KernelUnit& unit,
            compiler.name() + " failed for " + architecture + ":\n" + unit.text + done.log,
            Code::internal);
   }
-  KernelBinary binary{.image = std::move(done.image), .resources = resources_in(done.log)};
+  KernelBinary binary{
+      .image = std::move(done.image), .resources = resources_in(done.log), .not_kept = ""};
   binary.resources.seconds = float(seconds);
   if (is_logging()) {
     char figures[200];

@@ -20,6 +20,7 @@ struct KernelResources {
 struct KernelBinary {
   std::string image;  // cubin, or PTX
   KernelResources resources;
+  std::string not_kept;  // why the disk cache did not keep it, "" = it did
 };
 
 // "forward mma, level 80, bf16, dim 128 ...": for messages.

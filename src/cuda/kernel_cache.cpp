@@ -9,6 +9,7 @@
 #include "cuda/disk_cache.hpp"
 #include "cuda/environment.hpp"
 #include "cuda/in_parallel.hpp"
+#include "cuda/kernel_lock.hpp"
 #include "plan/config_text.hpp"
 #include "problem/refuse.hpp"
 
@@ -87,6 +88,12 @@ std::string architecture_of(const KernelConfig& config, const Compiler* compiler
   return "sm_" + std::to_string(capability) + (own_features ? "a" : "");
 }
 
+// One line a process: what ails the folder ails every kernel.
+void log_once(const std::string& reason) {
+  static std::atomic<bool> logged{false};
+  if (!logged.exchange(true)) log_line("cache: kernels are not kept: " + reason);
+}
+
 KernelBinary make_binary(const KernelConfig& config, int capability, Origin& origin) {
   const KernelUnit unit = kernel_unit(config);
   const bool may = may_compile.load(std::memory_order_relaxed);
@@ -107,8 +114,14 @@ KernelBinary make_binary(const KernelConfig& config, int capability, Origin& ori
     refuse("device", "sm_" + std::to_string(capability),
            compiler->name() + " does not know chips as old as this one", Code::unavailable);
   }
+  const KernelLock lock(key);
+  if (lock.is_held() && load_kernel(key, binary)) {  // another process has just made it
+    origin = Origin::disk;
+    return binary;
+  }
   binary = compile_kernel(config, unit, *compiler, architecture);
-  store_kernel(key, binary);
+  binary.not_kept = store_kernel(key, binary);
+  if (!binary.not_kept.empty()) log_once(binary.not_kept);
   origin = Origin::compiler;
   return binary;
 }

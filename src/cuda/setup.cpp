@@ -22,15 +22,15 @@ using namespace cuda_backend;
 
 std::string chip_name(const Chip& chip) { return "sm_" + std::to_string(chip.capability()); }
 
-CompiledKernel compiled(const KernelBinary& binary) {
+CompiledKernel compiled(std::size_t bytes, const KernelResources& resources) {
   CompiledKernel k;
-  k.bytes = binary.image.size();
-  k.registers = binary.resources.registers;
-  k.spill_bytes = binary.resources.spill_bytes;
-  k.stack_bytes = binary.resources.stack_bytes;
-  k.shared_bytes = binary.resources.shared_bytes;
-  k.serialized = binary.resources.serialized != 0;
-  k.seconds = double(binary.resources.seconds);
+  k.bytes = bytes;
+  k.registers = resources.registers;
+  k.spill_bytes = resources.spill_bytes;
+  k.stack_bytes = resources.stack_bytes;
+  k.shared_bytes = resources.shared_bytes;
+  k.serialized = resources.serialized != 0;
+  k.seconds = double(resources.seconds);
   return k;
 }
 
@@ -67,6 +67,7 @@ CudaSetup cuda_setup() {
   setup.compiler = compiler ? compiler->name() + ", " + compiler->path() : Compiler::why_not();
   setup.skipped = Compiler::skipped();
   setup.cache = cache_folder();
+  setup.cache_fault = cache_fault();
   return setup;
 }
 
@@ -87,15 +88,16 @@ void allow_compilation(bool allowed) { set_compilation(allowed); }
 std::vector<CompiledKernel> cached_kernels() {
   std::vector<CompiledKernel> list;
   for (const CacheEntry& entry : cache_entries()) {
-    CompiledKernel k = compiled(entry.binary);
+    CompiledKernel k = compiled(entry.image_bytes, entry.resources);
     k.file = entry.path;
     k.fault = entry.fault;
-    k.compiler = entry.compiler;
+    k.compiler = entry.key.compiler;
     k.was_cached = true;
-    const std::size_t line = entry.subject.find('\n');
+    const std::string& subject = entry.key.subject;
+    const std::size_t line = subject.find('\n');
     if (line != std::string::npos) {
-      k.config = entry.subject.substr(0, line);
-      k.chip = entry.subject.substr(line + 1, entry.subject.find(' ', line) - line - 1);
+      k.config = subject.substr(0, line);
+      k.chip = subject.substr(line + 1, subject.find(' ', line) - line - 1);
     }
     list.push_back(std::move(k));
   }
@@ -116,8 +118,10 @@ void prebuild(const std::string& name,
     std::exception_ptr failure;
     try {
       Origin origin = Origin::memory;
-      k = compiled(kernel_binary(kernels[i], chip.capability(), &origin));
+      const KernelBinary& binary = kernel_binary(kernels[i], chip.capability(), &origin);
+      k = compiled(binary.image.size(), binary.resources);
       k.was_cached = origin != Origin::compiler;
+      k.not_kept = binary.not_kept;
     } catch (const Error& error) {
       k.fault = error.what();
       failure = std::current_exception();

@@ -1,0 +1,35 @@
+// Lets one process compile a kernel while others that want the same one wait for it.
+//
+// A lock can only save work: it belongs to an open file, so that it ends with its process at the
+// latest; nobody waits for longer than a limit; and without it the kernel is compiled. The file is
+// in the cache's folder and is the user's alone (0600), so that no other user can hold the lock.
+#pragma once
+
+#include <chrono>
+
+#include "cuda/disk_cache.hpp"
+
+namespace regard::cuda_backend {
+
+class KernelLock {
+ public:
+  static constexpr std::chrono::milliseconds kLongestWait{60'000};
+
+  // Waits until no other process has it. Where one kept it for all that time, this process does not
+  // wait for any kernel any more.
+  explicit KernelLock(const KernelKey&, std::chrono::milliseconds longest = kLongestWait);
+  ~KernelLock();
+  KernelLock(const KernelLock&) = delete;
+  KernelLock& operator=(const KernelLock&) = delete;
+
+  bool is_held() const { return is_held_; }
+
+ private:
+  bool change(short type) const;
+
+  int file_ = -1;
+  long at_ = 0;  // each kernel has a byte of its own in one file
+  bool is_held_ = false;
+};
+
+}  // namespace regard::cuda_backend
