@@ -86,7 +86,7 @@ Sizes are bytes, and a number that is not finite is null.
 version, cpu, threads, isa (a list), caches (l1, l2, l3),
 gpu (devices, each with name, chip, multiprocessors, memory, l2,
 shared_per_block; has_driver, driver, has_compiler, compiler, skipped,
-cache),
+cache, cache_fault),
 backends (each with name, available, note).
 .TP
 \fBregard explain\fR
