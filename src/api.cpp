@@ -33,6 +33,7 @@ Plan make_plan(const Problem& problem, const Run& run) {
 
 Plan make_supported_plan(const Problem& problem, const Run& run) {
   Plan made = make_plan(problem, run);
+  if (made.too_large) refuse("workspace", to_string(problem), made.refusal, Code::unsupported);
   if (!made.supported()) {
     refuse(run.backend.empty() ? "REGARD_BACKEND" : "backend", choice_of(run).name, made.refusal,
            Code::unavailable);

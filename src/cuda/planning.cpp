@@ -3,6 +3,7 @@
 
 #include "cuda/backend.hpp"
 #include "cuda/environment.hpp"
+#include "problem/describe.hpp"
 #include "problem/refuse.hpp"
 
 namespace regard::cuda_backend {
@@ -59,6 +60,7 @@ CudaPlan make_plan(const Problem& problem, const Run& run, Reasons reasons) {
 
 CudaPlan make_supported_plan(const Problem& problem, const Run& run) {
   CudaPlan made = make_plan(problem, run, Reasons::left_out);
+  if (made.too_large) refuse("workspace", to_string(problem), made.refusal, Code::unsupported);
   if (!made.supported()) {
     const std::string forced = forced_backend(run);
     refuse(forced.empty() ? "device" : who_forces(run), forced.empty() ? device_name(run) : forced,

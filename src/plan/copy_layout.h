@@ -31,7 +31,6 @@ struct InputShape {
   int64 batch, heads, rows, columns;
 
   REGARD_INLINE int64 row() const { return round_up(columns, kLine); }
-  REGARD_INLINE int64 elements() const { return batch * heads * rows * row(); }
   REGARD_INLINE Strides strides() const {
     return {.batch = batch > 1 ? heads * rows * row() : 0,
             .head = rows * row(),

@@ -127,15 +127,4 @@ inline bool is_broadcast(const Problem& p) {
   return sizes[0] != s.batch || sizes[1] != s.heads_q || sizes[2] != s.len_q || sizes[3] != s.len_k;
 }
 
-// Stride-0 inputs make shapes possible whose workspace no address can reach.
-inline bool is_countable(const Problem& p) {
-  const Sizes& s = p.sizes;
-  const double rows = double(s.rows_q) + 32.0 * double(s.batch + 1);
-  const double bias = double(p.bias_sizes[0]) * double(p.bias_sizes[1]) * double(p.bias_sizes[2]) *
-                      (double(p.bias_sizes[3]) + 4);
-  return double(s.heads_q) * rows * (2 * kLargestGpuHead + 8) * 128 +
-             double(s.heads_kv) * double(s.rows_k) + 8 * bias <
-         0x1p60;
-}
-
 }  // namespace regard

@@ -48,7 +48,14 @@ class Planner {
     } else {
       plan_forward();
     }
-    if (!plan_.refusal.empty()) plan_.launches.clear();
+    if (plan_.refusal.empty() && !Count(plan_.workspace.size).fits()) {
+      plan_.too_large = true;
+      refuse(kTooLarge);
+    }
+    if (!plan_.refusal.empty()) {
+      plan_.launches.clear();
+      plan_.workspace = {};
+    }
     return std::move(plan_);
   }
 
@@ -70,9 +77,6 @@ class Planner {
     }
     if (s_.batch * s_.heads_q > kMostBlocks) {
       return refuse("batch times heads must be below 2^31 on a GPU");
-    }
-    if (!is_countable(p_)) {
-      return refuse("the problem's workspace would be larger than any memory");
     }
     limits_ = choice_.shared > 0
                   ? SharedLimits{choice_.shared, choice_.shared + 1024}
@@ -359,21 +363,21 @@ class Planner {
     room.take(plan_.workspace.tile_counter, counts_tiles(main_) ? kCounterBytes : 0);
     room.take(plan_.workspace.turns, 0);
     room.take(plan_.workspace.any_mark, marks ? kAnyMarkBytes : 0);
-    room.take(plan_.workspace.marks_q, marks ? s_.heads_q * s_.rows_q : 0);
+    room.take(plan_.workspace.marks_q, marks ? Count(s_.heads_q) * s_.rows_q : 0);
     CudaWorkspace& w = plan_.workspace;
     room.take_none(w.marks_k, w.dbias_sums);
     // The counter and what says that there are marks begin as anything: they bring the number of
     // their call. Every mark is written, but by warps that have slices of a row.
-    if (!main_.split && main_.tiling.slices > 1) w.clear = room.size;
+    if (!main_.split && main_.tiling.slices > 1) w.clear = room.size();
     room.take_none(w.row_states, w.row_terms, w.dq_sums);
-    const int64 rows = combines ? plan_.splits * s_.heads_q * s_.rows_q : 0;
-    const int64 blocks = main_.ordered ? heads * tiles * plan_.splits : 0;
+    const Count rows = combines ? Count(plan_.splits) * s_.heads_q * s_.rows_q : 0;
+    const Count blocks = main_.ordered ? Count(heads) * tiles * plan_.splits : 0;
     room.take(w.partial_out, rows * s_.dim_v * 4 + blocks * main_.tiling.rows * part_bytes(main_));
     room.take(w.partial_rows, rows * 2 * 4);
     room.take(w.arrivals, blocks * 8);
     room.take(w.planes, planes_bytes(p_, main_));
     room.take(w.copies, copies_bytes(p_, copies_at_most(plan_, p_)));
-    w.size = room.size;
+    w.size = room.size();
   }
 
   // -------------------------------------------------------------------------------------- backward
@@ -433,27 +437,28 @@ class Planner {
   }
 
   void lay_out_backward(bool marks, bool sums_dq, bool wants_dkv) {
-    const int64 rows = s_.heads_q * s_.rows_q;
+    const Count rows = Count(s_.heads_q) * s_.rows_q;
     CudaWorkspace& w = plan_.workspace;
     WorkspaceRoom room;
-    room.take(w.turns, main_.ordered ? s_.batch * s_.heads_q * dq_turns(main_, s_.len_q) * 4 : 0);
+    room.take(w.turns,
+              main_.ordered ? Count(s_.batch * s_.heads_q) * dq_turns(main_, s_.len_q) * 4 : 0);
     room.take(w.any_mark, marks ? kAnyMarkBytes : 0);
     room.take(w.marks_q, marks && sums_dq ? rows : 0);
-    room.take(w.marks_k, marks && wants_dkv ? s_.heads_kv * s_.rows_k * kKeyMarkBytes : 0);
+    room.take(w.marks_k, marks && wants_dkv ? Count(s_.heads_kv) * s_.rows_k * kKeyMarkBytes : 0);
     room.take(w.dbias_sums, dbias_sums_bytes());
-    w.clear = room.size;
+    w.clear = room.size();
     room.take(w.row_states, rows * 2 * (computes_in_f64(p_) ? 8 : 4));
     const bool own = main_.products != Products::f16x3 || sums_dq || wants_dkv;
     room.take(w.row_terms, own && main_.family == Family::wgmma ? row_terms_bytes(p_, main_) : 0);
-    room.take(w.dq_sums, sums_dq ? s_.heads_q * dq_rows(p_) * main_.dim * 4 : 0);
+    room.take(w.dq_sums, sums_dq ? Count(s_.heads_q) * dq_rows(p_) * main_.dim * 4 : 0);
     room.take_none(w.partial_out, w.partial_rows, w.arrivals);
     room.take(w.planes, own ? planes_bytes(p_, main_) : 0);
     room.take(w.copies, copies_bytes(p_, copies_at_most(plan_, p_)));
-    w.size = room.size;
+    w.size = room.size();
   }
 
   // Sets the strides of the sums too.
-  int64 dbias_sums_bytes() {
+  Count dbias_sums_bytes() {
     if (!adds_dbias()) return 0;
     if (sums_dbias_in_place()) {
       plan_.dbias_strides = p_.dbias.strides;
@@ -462,12 +467,12 @@ class Planner {
     const int64* sizes = p_.bias_sizes;
     // Rows that begin at 16 bytes, for additions by pairs and fours.
     const int64 row = sizes[3] > 1 ? round_up(sizes[3], 4) : 1;
-    const int64 head = sizes[2] * row, batch = sizes[1] * head;
-    plan_.dbias_strides = {.batch = sizes[0] == 1 ? 0 : batch,
-                           .head = sizes[1] == 1 ? 0 : head,
+    const Count head = Count(sizes[2]) * row, batch = head * sizes[1];
+    plan_.dbias_strides = {.batch = sizes[0] == 1 ? 0 : batch.value(),
+                           .head = sizes[1] == 1 ? 0 : head.value(),
                            .row = sizes[2] == 1 ? 0 : row,
                            .column = sizes[3] == 1 ? 0 : 1};
-    return sizes[0] * batch * 4;
+    return batch * sizes[0] * 4;
   }
 
   const Problem& p_;

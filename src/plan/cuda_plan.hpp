@@ -46,6 +46,7 @@ struct CudaWorkspace {
 
 struct CudaPlan {
   std::string refusal;               // why there are no launches, where they should be
+  bool too_large = false;            // no chip could do it: stride 0 makes such problems
   Family family = Family::simt;      // of the main kernels
   int level = 50;                    // theirs
   std::vector<CudaLaunch> launches;  // in the order of the stream

@@ -250,8 +250,16 @@ void add_planes_launch(CudaPlan& plan, const Problem& p, const KernelConfig& mai
        .shared_bytes = shared_bytes_of(c)});
 }
 
-int64 planes_bytes(const Problem& p, const KernelConfig& main) {
-  return main.products == Products::f16x3 ? plane_layout(p, main).size : 0;
+// The layout is the kernels' too, in plain numbers: they are asked for only where none wraps
+// around.
+Count planes_bytes(const Problem& p, const KernelConfig& main) {
+  if (main.products != Products::f16x3) return 0;
+  const Sizes& s = p.sizes;
+  const int64 unit = p.backward ? kPlaneGradientUnit : main.tiling.keys;
+  const int64 rows =
+      plane_rows(p, s.rows_q, s.len_q, unit) + plane_rows(p, s.rows_k, s.len_k, unit);
+  const Count more = Count(s.heads_q) * (rows + 1) * (main.dim + main.dim_v) * 16;
+  return more.fits() ? Count(plane_layout(p, main).size) : more;
 }
 
 }  // namespace regard

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "plan/chip.hpp"
+#include "plan/count.h"
 #include "plan/cuda_plan.hpp"
 #include "plan/cuda_tiling.hpp"
 #include "problem/problem.h"
@@ -26,6 +27,6 @@ Fit take_wgmma_tiling(KernelConfig&, const TilingWish&);
 
 // What a main kernel of f32 needs before it: planes of q, k and v, in so much of the workspace.
 void add_planes_launch(CudaPlan&, const Problem&, const KernelConfig& main);
-int64 planes_bytes(const Problem&, const KernelConfig& main);
+Count planes_bytes(const Problem&, const KernelConfig& main);
 
 }  // namespace regard

@@ -234,9 +234,10 @@ void ask_for_row_terms(KernelConfig& delta, const KernelConfig& main) {
   delta.features.dropout = !adds_delta_by_product(main.features);
 }
 
-int64 row_terms_bytes(const Problem& p, const KernelConfig& main) {
-  const int64 rows =
-      main.products == Products::f16x3 ? p.sizes.heads_q * plane_term_rows(p) : term_rows(p);
+Count row_terms_bytes(const Problem& p, const KernelConfig& main) {
+  const Count heads = p.sizes.heads_q;
+  const Count rows =
+      main.products == Products::f16x3 ? heads * plane_term_rows(p) : heads * dq_rows(p) + 64;
   return rows * (2 * row_term_bytes(main) + (main.products == Products::f16x3 ? 4 : 0));
 }
 

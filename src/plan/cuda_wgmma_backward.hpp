@@ -2,6 +2,7 @@
 #pragma once
 
 #include "plan/chip.hpp"
+#include "plan/count.h"
 #include "plan/cuda_tiling.hpp"
 #include "problem/problem.h"
 
@@ -28,6 +29,6 @@ int64 heads_taking_turns(const KernelConfig&, const Chip&, int64 len_k);
 
 // What the delta kernel is to write for the main kernel; the bytes of it.
 void ask_for_row_terms(KernelConfig& delta, const KernelConfig& main);
-int64 row_terms_bytes(const Problem&, const KernelConfig& main);
+Count row_terms_bytes(const Problem&, const KernelConfig& main);
 
 }  // namespace regard

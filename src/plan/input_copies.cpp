@@ -22,23 +22,25 @@ void each_of(InputSet inputs, Work work) {
   }
 }
 
+Count elements(const InputShape& x) { return Count(x.batch) * x.heads * x.rows * x.row(); }
+
 // Calls place(input, offset) for each, and returns the bytes of all.
 template <class Place>
-int64 lay_out(const Problem& p, InputSet inputs, Place place) {
+Count lay_out(const Problem& p, InputSet inputs, Place place) {
   WorkspaceRoom room;
   each_of(inputs, [&](Input input) {
     int64 offset = 0;
-    room.take(offset, shape_of(p, input).elements() * int64(size_of(p.type)));
+    room.take(offset, elements(shape_of(p, input)) * int64(size_of(p.type)));
     place(input, offset);
   });
-  return room.size;
+  return room.size();
 }
 
 // What there is of k or v in memory: heads and batch entries that share it count once.
-int64 distinct_elements(const Problem& p, Input input) {
+Count distinct_elements(const Problem& p, Input input) {
   const InputShape shape = shape_of(p, input);
   const Strides& s = view_of(p, input).strides;
-  return (s.batch == 0 ? 1 : shape.batch) * (s.head == 0 ? 1 : shape.heads) *
+  return Count(s.batch == 0 ? 1 : shape.batch) * (s.head == 0 ? 1 : shape.heads) *
          (s.row == 0 ? 1 : shape.rows) * shape.columns;
 }
 
@@ -74,7 +76,7 @@ InputSet inputs_to_copy(const Problem& p) {
   const BoxedTensor* const boxed[] = {&boxes.q, &boxes.k, &boxes.v, &boxes.dout};
   for (int n = 0; n < kInputs; ++n) {
     const InputShape shape = shape_of(p, Input(n));
-    const bool given = view_of(p, Input(n)).given() && shape.elements() > 0;
+    const bool given = view_of(p, Input(n)).given() && shape.batch * shape.heads * shape.rows > 0;
     if (given && !is_boxable(*boxed[n])) inputs.add(Input(n));
   }
   return inputs;
@@ -87,10 +89,10 @@ const char* why_not_copies(const Problem& p, InputSet inputs) {
   if (keys_in_reach(p) < kLeastKeys) {
     return "so few keys do not repay copies of inputs that the copy engine cannot load";
   }
-  const int64 of_rows = shape_of(p, Input::q).elements() + shape_of(p, Input::dout).elements();
-  int64 of_keys = 0;
-  for (const Input input : {Input::k, Input::v}) of_keys += distinct_elements(p, input);
-  if (copies_bytes(p, inputs) > kMostTimes * (of_rows + of_keys) * int64(size_of(p.type))) {
+  const Count there = elements(shape_of(p, Input::q)) + elements(shape_of(p, Input::dout)) +
+                      distinct_elements(p, Input::k) + distinct_elements(p, Input::v);
+  const Count most = there * kMostTimes * int64(size_of(p.type));
+  if (copies_bytes(p, inputs).value() > most.value()) {
     return "copies of broadcast keys and values would be many times what is there";
   }
   const BlockGrid grid = copies_grid(p, inputs);
@@ -110,7 +112,7 @@ Problem with_copies(const Problem& p, InputSet inputs, uint8* memory) {
   return copied;
 }
 
-int64 copies_bytes(const Problem& p, InputSet inputs) {
+Count copies_bytes(const Problem& p, InputSet inputs) {
   return lay_out(p, inputs, [](Input, int64) {});
 }
 

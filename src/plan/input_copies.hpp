@@ -2,6 +2,7 @@
 #pragma once
 
 #include "plan/copy_layout.h"
+#include "plan/count.h"
 #include "plan/cuda_plan.hpp"
 #include "plan/cuda_reasons.hpp"
 #include "problem/problem.h"
@@ -17,7 +18,7 @@ const char* why_not_copies(const Problem&, InputSet);
 
 // The problem with its copies in place of the inputs; memory: where they begin, or null in a plan.
 Problem with_copies(const Problem&, InputSet, uint8* memory);
-int64 copies_bytes(const Problem&, InputSet);
+Count copies_bytes(const Problem&, InputSet);
 // The inputs that a call may copy: also dout where it is not given yet, which may be of any
 // strides.
 InputSet copies_at_most(const CudaPlan&, const Problem&);

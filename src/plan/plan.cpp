@@ -24,31 +24,32 @@ CpuTiling tiling_for(const Problem& p, CpuShape shape) {
   return t;
 }
 
+// What no memory holds ends at Count::kMost.
 CpuWorkspace workspace_for(const Problem& p, const CpuTiling& t, int workers) {
   const Sizes& s = p.sizes;
   const HeadSizes dims{s.dim, s.dim_v};
   ScratchLayout l;
   CpuWorkspace w;
-  const int64 rows_q = s.rows_q * s.heads_q, rows_k = s.rows_k * s.heads_kv;
+  const Count rows_q = Count(s.rows_q) * s.heads_q, rows_k = Count(s.rows_k) * s.heads_kv;
   if (p.backward) {
-    const int64 blocks = p.wants(p.dq) ? row_blocks_bound(p, t) : 0;
+    const Count blocks = p.wants(p.dq) ? row_blocks_bound(p, t) : 0;
     w.dq = l.take(blocks * t.block_q * s.dim * t.shape.real_size);
     w.turns = l.take(blocks * 4);
     const int64* b = p.bias_sizes;
     w.dbias = l.take(p.features.bias && p.wants(p.dbias) && !sums_dbias_in_place(p)
-                         ? b[0] * b[1] * b[2] * b[3] * t.shape.real_size
+                         ? Count(b[0]) * b[1] * b[2] * b[3] * t.shape.real_size
                          : 0);
     w.scratch_size = backward_scratch(t, dims).size;
   } else {
-    w.partials = l.take(may_split_keys(p, t) ? s.batch * s.heads_kv * chunks_of(t, s.len_k) *
-                                                   partial_layout(t, dims).size
-                                             : 0);
+    w.partials =
+        l.take(Count(split_chunks_bound(p, t)) * s.heads_kv * partial_layout(t, dims).size);
     w.scratch_size = forward_scratch(t, dims).size;
   }
   w.spoiled_q = l.take(hides_pairs(p) ? rows_q : 0);
   w.spoiled_k = l.take(hides_pairs(p) && p.backward ? rows_k : 0);
-  w.scratch = l.take(w.scratch_size * workers);
-  w.size = l.size() + 64;  // the caller's memory may begin anywhere
+  w.scratch = l.take(Count(w.scratch_size) * workers);
+  l.take(64);  // the caller's memory may begin anywhere
+  w.size = l.size();
   return w;
 }
 
@@ -66,9 +67,10 @@ bool contains(const std::vector<Isa>& list, Isa isa) {
   return std::find(list.begin(), list.end(), isa) != list.end();
 }
 
-Plan refused(std::string why) {
+Plan refused(std::string why, bool too_large = false) {
   Plan plan;
   plan.refusal = std::move(why);
+  plan.too_large = too_large;
   return plan;
 }
 
@@ -86,6 +88,14 @@ bool may_split_keys(const Problem& p, const CpuTiling& t) {
   return splits_keys(t, p.ragged ? 0 : p.sizes.group() * p.sizes.len_q, p.sizes.len_k);
 }
 
+// A split sequence has at least 2 whole chunks, so that a last one, which may be short, makes them
+// half as many again as its rows fill.
+int64 split_chunks_bound(const Problem& p, const CpuTiling& t) {
+  if (!may_split_keys(p, t)) return 0;
+  const Sizes& s = p.sizes;
+  return smaller(s.batch * chunks_of(t, s.len_k), s.rows_k * 3 / (2 * t.chunk_k));
+}
+
 int64 row_blocks_bound(const Problem& p, const CpuTiling& t) {
   const Sizes& s = p.sizes;
   if (!p.packed) return s.batch * s.heads_kv * RowBlocks(t, s.len_q, s.group()).count();
@@ -96,18 +106,6 @@ bool sums_dbias_in_place(const Problem& p) {
   if (computes_in_f64(p)) return p.dbias.given() && p.dbias.type == Type::f64;
   // Before a dbias is named, its type is assumed to be the bias's; f32 would need less.
   return (p.dbias.given() ? p.dbias.type : p.bias.type) == Type::f32;
-}
-
-// Stride-0 inputs make shapes possible whose workspace no address can reach.
-bool workspace_is_countable(const Problem& p, const CpuTiling& t, int workers) {
-  const Sizes& s = p.sizes;
-  const double rows = double(s.rows_q + s.batch * t.block_q) * double(s.heads_q) +
-                      double(s.rows_k + s.batch * t.chunk_k) * double(s.heads_kv);
-  const double dims = double(s.dim + s.dim_v + t.shape.panel());
-  const double bias = double(p.bias_sizes[0]) * double(p.bias_sizes[1]) * double(p.bias_sizes[2]) *
-                      double(p.bias_sizes[3]);
-  const double scratch = double(workers) * dims * double(t.block_q + t.block_k + t.chunk_k) * 8;
-  return 64 * (rows * dims + bias + scratch) < 0x1p60;
 }
 
 Plan plan(const Problem& p, const Processor& processor, const Choice& choice, int workers) {
@@ -150,11 +148,8 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
                            name_of(plan.isa) + " serves this type");
   }
   plan.tiling = tiling_for(p, shape_of(plan.isa, p.type));
-  if (!workspace_is_countable(p, plan.tiling, workers)) {
-    return refused("the problem's workspace would be larger than any memory");
-  }
   plan.workspace = workspace_for(p, plan.tiling, workers);
-  return plan;
+  return Count(plan.workspace.size).fits() ? plan : refused(kTooLarge, true);
 }
 
 }  // namespace regard

@@ -38,9 +38,10 @@ struct CpuWorkspace {
 
 struct Plan {
   BackendKind backend = BackendKind::none;
-  std::string name;       // "cpu:avx512"
-  std::string refusal;    // why there is no backend
-  Isa isa = Isa::scalar;  // whose kernels run
+  std::string name;        // "cpu:avx512"
+  std::string refusal;     // why there is no backend
+  bool too_large = false;  // no backend could do it: stride 0 makes such problems
+  Isa isa = Isa::scalar;   // whose kernels run
   CpuTiling tiling;
   CpuWorkspace workspace;
   int workers = 1;
@@ -51,9 +52,12 @@ struct Plan {
 
 Plan plan(const Problem&, const Processor&, const Choice&, int workers);
 
-// The row blocks of all heads, at most, and the chunks of the longest sequence.
+// The row blocks of all heads, at most.
 int64 row_blocks_bound(const Problem&, const CpuTiling&);
+// The chunks of keys of one sequence; and of all sequences whose keys are split, at most, for each
+// kv head, whatever the tables of sequences say.
 int64 chunks_of(const CpuTiling&, int64 len_k);
+int64 split_chunks_bound(const Problem&, const CpuTiling&);
 bool splits_keys(const CpuTiling&, int64 rows, int64 len_k);  // forward: few rows, many keys
 bool may_split_keys(const Problem&, const CpuTiling&);        // some sequence of the problem
 

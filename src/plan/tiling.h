@@ -1,7 +1,7 @@
 // How a CPU kernel cuts attention into tiles, and what scratch memory a worker needs for it.
 #pragma once
 
-#include "semantics/portable.h"
+#include "plan/count.h"
 
 namespace regard {
 
@@ -56,15 +56,16 @@ struct RowBlocks {
 // Offsets of a worker's arrays in its scratch memory, in bytes, each on a cache line.
 class ScratchLayout {
  public:
-  REGARD_INLINE int64 take(int64 bytes) {
-    const int64 offset = size_;
-    size_ += round_up(bytes, 64);
+  REGARD_INLINE int64 take(Count bytes) {
+    const int64 offset = size();
+    size_ = size_ + bytes.rounded_up(64);
     return offset;
   }
-  REGARD_INLINE int64 size() const { return size_; }
+  REGARD_INLINE int64 size() const { return size_.value(); }
+  REGARD_INLINE bool fits() const { return size_.fits(); }
 
  private:
-  int64 size_ = 0;
+  Count size_ = 0;
 };
 
 struct HeadSizes {

@@ -1,21 +1,25 @@
 // The parts of a GPU workspace, one behind the other.
 #pragma once
 
-#include "semantics/portable.h"
+#include "plan/count.h"
 
 namespace regard {
 
-struct WorkspaceRoom {
-  int64 size = 0;  // so far
-
-  void take(int64& offset, int64 bytes) {
-    offset = size;
-    size += round_up(bytes, 256);
+class WorkspaceRoom {
+ public:
+  void take(int64& offset, Count bytes) {
+    offset = size();
+    size_ = size_ + bytes.rounded_up(256);
   }
   template <class... Offsets>
   void take_none(Offsets&... offsets) {
-    ((offsets = size), ...);
+    ((offsets = size()), ...);
   }
+  int64 size() const { return size_.value(); }  // so far
+  bool fits() const { return size_.fits(); }
+
+ private:
+  Count size_ = 0;
 };
 
 }  // namespace regard

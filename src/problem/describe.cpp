@@ -312,7 +312,9 @@ Problem describe_backward(const Attention& a, const BackwardInputs& from, const 
       a, {{"out", &from.out}, {"lse", &from.lse}, {"dout", &from.dout}, {"dlse", &from.dlse}});
   p.accumulate = to.accumulate;
   p.gradients_named = true;
-  if (p.sizes.rows_q == 0 && p.sizes.rows_k == 0) p.sizes.batch = 0;
+  // Nothing to write for any sequence, however many there are.
+  const bool wants_keys = p.sizes.rows_k > 0 && (p.dk.given() || p.dv.given());
+  if (p.sizes.rows_q == 0 && !wants_keys) p.sizes.batch = 0;
   return p;
 }
 

@@ -42,6 +42,11 @@ Tensor only_sizes(const Tensor& tensor) {
   return shape;
 }
 
+// A stride that reaches no second element may be any number, with which nobody is to compute.
+std::int64_t stride_of(const Tensor& tensor, int axis) {
+  return tensor.sizes[axis] > 1 ? tensor.strides[axis] : 0;
+}
+
 }  // namespace
 
 void check_shape(const char* name, const Tensor& tensor, int rank, const char* wanted) {
@@ -115,11 +120,11 @@ View row_view(const char* name, const Tensor& tensor, const Tensor& like, bool p
   if (!same_sizes(tensor, like)) refuse(name, tensor, "must be " + to_string(only_sizes(like)));
   check_last_stride(name, tensor);
   if (access == Access::write) check_overlap(name, tensor);
-  const auto& s = tensor.strides;
+  const auto s = [&](int axis) { return stride_of(tensor, axis); };
   return {.data = tensor.data,
           .type = tensor.type,
-          .strides = packed ? Strides{.batch = 0, .head = s[1], .row = s[0], .column = 1}
-                            : Strides{.batch = s[0], .head = s[1], .row = s[2], .column = 1}};
+          .strides = packed ? Strides{.batch = 0, .head = s(1), .row = s(0), .column = 1}
+                            : Strides{.batch = s(0), .head = s(1), .row = s(2), .column = 1}};
 }
 
 View lse_view(const char* name, const Tensor& tensor, const Problem& p, Access access) {
@@ -131,11 +136,11 @@ View lse_view(const char* name, const Tensor& tensor, const Problem& p, Access a
   check_shape(name, tensor, like.rank, p.packed ? "must be (Hq, total_q)" : "must be (B, Hq, Sq)");
   if (!same_sizes(tensor, like)) refuse(name, tensor, "must be " + to_string(like));
   if (access == Access::write) check_overlap(name, tensor);
-  const auto& s = tensor.strides;
+  const auto s = [&](int axis) { return stride_of(tensor, axis); };
   return {.data = tensor.data,
           .type = tensor.type,
-          .strides = p.packed ? Strides{.batch = 0, .head = s[0], .row = s[1], .column = 0}
-                              : Strides{.batch = s[0], .head = s[1], .row = s[2], .column = 0}};
+          .strides = p.packed ? Strides{.batch = 0, .head = s(0), .row = s(1), .column = 0}
+                              : Strides{.batch = s(0), .head = s(1), .row = s(2), .column = 0}};
 }
 
 View broadcast_view(const char* name, const Tensor& tensor,
@@ -163,9 +168,10 @@ View head_view(const char* name, const Tensor& tensor, const Sizes& sizes, bool 
           name, tensor,
           "must have " + std::to_string(sizes.heads_q) + " heads" +
               (per_batch ? " in " + std::to_string(sizes.batch) + " batches" : ""));
-  return {.data = tensor.data,
-          .type = tensor.type,
-          .strides = {.batch = per_batch ? tensor.strides[0] : 0, .head = tensor.strides[head]}};
+  return {
+      .data = tensor.data,
+      .type = tensor.type,
+      .strides = {.batch = per_batch ? stride_of(tensor, 0) : 0, .head = stride_of(tensor, head)}};
 }
 
 View like_view(const char* name, const Tensor& tensor, const Tensor& bias, const Problem& p) {

@@ -32,6 +32,9 @@ std::vector<Settings> problems() {
     s.len_k = 9000;  // the keys are split among workers
     s.heads_q = s.heads_kv = 1;
     list.push_back(s);
+    s.batch = 9;  // more sequences than are split
+    list.push_back(s);
+    s.batch = plain.batch;
     s.packed = false;
     list.push_back(s);
     s.len_q = 64;  // split only because few of the rows are real
