@@ -21,6 +21,11 @@
  * written to any output (REGARD_OUT_OF_MEMORY alone may come too late for that), and
  * regard_last_error() of the same thread says what was wrong.
  *
+ * Memory. No element of an output may share memory with an element of another output or of an
+ * input, tables of sequences included; a call in which one does is refused. Elements may lie
+ * between one another: dq, dk and dv may be slices of one buffer. Inputs may overlap. The workspace
+ * must not share memory with any tensor, which is not checked.
+ *
  * Threads. Every function may be called from any number of threads at once.
  */
 #ifndef REGARD_REGARD_H

@@ -3,6 +3,13 @@
 ///
 /// One value, Attention, says what is computed; forward, backward, workspace and explain all take
 /// it. What each field means, to the last edge, stands in docs/semantics.md.
+///
+/// Memory. No element of an output may share memory with an element of another output or of an
+/// input, tables of sequences included; a call in which one does is refused. Elements may lie
+/// between one another: dq, dk and dv may be slices of one buffer. Inputs may overlap. The workspace
+/// must not share memory with any tensor, which is not checked.
+///
+/// Threads. Every function may be called from any number of threads at once.
 #pragma once
 
 #include <cstddef>

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "problem/overlap.hpp"
 #include "problem/refuse.hpp"
 #include "problem/tensor_checks.hpp"
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
 
+#include "problem/overlap.hpp"
 #include "problem/refuse.hpp"
 
 namespace regard {
@@ -73,45 +73,6 @@ void check_data(const char* name, const Tensor& tensor) {
   require(reinterpret_cast<std::uintptr_t>(tensor.data) % size_of(tensor.type) == 0, name,
           tensor.data == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(tensor.data),
           "must be aligned to its elements");
-}
-
-void check_overlap(const char* name, const Tensor& tensor) {
-  if (!has_elements(tensor)) return;
-  std::vector<std::pair<std::int64_t, std::int64_t>> axes;
-  for (int axis = 0; axis < tensor.rank; ++axis) {
-    if (tensor.sizes[axis] > 1)
-      axes.emplace_back(std::abs(tensor.strides[axis]), tensor.sizes[axis]);
-  }
-  std::sort(axes.begin(), axes.end());
-  std::int64_t span = 1;
-  for (const auto& [stride, size] : axes) {
-    require(stride >= span, name, tensor, "is written to, so its elements must not overlap");
-    span += (size - 1) * stride;
-  }
-}
-
-void check_distinct(std::initializer_list<NamedTensor> outputs, const Attention& a,
-                    std::initializer_list<NamedTensor> more_inputs) {
-  const auto refuse_same = [](const NamedTensor& output, const NamedTensor& other) {
-    const auto& [name, tensor] = output;
-    if (tensor == other.second || !tensor->given() || !other.second->given()) return;
-    if (!has_elements(*tensor) || !has_elements(*other.second)) return;
-    require(tensor->data != other.second->data, name, *tensor,
-            std::string("must not share its memory with ") + other.first);
-  };
-  for (const NamedTensor& output : outputs) {
-    for (const NamedTensor& other : outputs) refuse_same(output, other);
-    for (const NamedTensor& other : more_inputs) refuse_same(output, other);
-    for (const NamedTensor& other : {NamedTensor{"q", &a.q},
-                                     {"k", &a.k},
-                                     {"v", &a.v},
-                                     {"bias", &a.bias},
-                                     {"mask", &a.mask},
-                                     {"alibi_slopes", &a.alibi_slopes},
-                                     {"sink", &a.sink}}) {
-      refuse_same(output, other);
-    }
-  }
 }
 
 View row_view(const char* name, const Tensor& tensor, const Tensor& like, bool packed,

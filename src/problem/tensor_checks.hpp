@@ -2,8 +2,6 @@
 #pragma once
 
 #include <array>
-#include <initializer_list>
-#include <utility>
 
 #include "problem/problem.h"
 #include "regard/regard.hpp"
@@ -12,16 +10,9 @@ namespace regard {
 
 enum class Access : bool { read, write };
 
-using NamedTensor = std::pair<const char*, const Tensor*>;
-
 void check_shape(const char* name, const Tensor&, int rank, const char* wanted);
 void check_last_stride(const char* name, const Tensor&);
-void check_data(const char* name, const Tensor&);     // null only where there are no elements
-void check_overlap(const char* name, const Tensor&);  // no element may be written twice
-
-// No output may begin where another output or an input begins.
-void check_distinct(std::initializer_list<NamedTensor> outputs, const Attention& inputs,
-                    std::initializer_list<NamedTensor> more_inputs = {});
+void check_data(const char* name, const Tensor&);  // null only where there are no elements
 
 // Tensors of rows with a head size: q, k, v, out and their gradients; sizes as `like`.
 View row_view(const char* name, const Tensor&, const Tensor& like, bool packed, Access);
