@@ -41,8 +41,9 @@ Plan make_supported_plan(const Problem& problem, const Run& run) {
   return made;
 }
 
-Tables tables_of(const Run& run) {
-  return cuda_backend::on_gpu(run) ? Tables::unread : Tables::read;
+// Tables of a call on a GPU stay there.
+TableCopies* copies_for(const Run& run, TableCopies& copies) {
+  return cuda_backend::on_gpu(run) ? nullptr : &copies;
 }
 
 double flops_of(const Problem& problem, double pairs) {
@@ -76,11 +77,12 @@ std::size_t workspace_of(const Problem& problem, const Run& run) {
 void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
   const DefaultFloatState floats;
   if (cuda_backend::on_gpu(run)) {
-    const Problem problem = describe_forward(a, to, Tables::unread);
+    const Problem problem = describe_forward(a, to);
     cuda_backend::run(problem, cuda_backend::make_supported_plan(problem, run), run);
     return;
   }
-  const Problem problem = describe_forward(a, to);
+  TableCopies copies;
+  const Problem problem = describe_forward(a, to, &copies);
   const Plan plan = make_supported_plan(problem, run);
   if (plan.backend == BackendKind::reference) {
     reference::forward(problem, run);
@@ -92,11 +94,12 @@ void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
 void backward(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
   const DefaultFloatState floats;
   if (cuda_backend::on_gpu(run)) {
-    const Problem problem = describe_backward(a, from, to, Tables::unread);
+    const Problem problem = describe_backward(a, from, to);
     cuda_backend::run(problem, cuda_backend::make_supported_plan(problem, run), run);
     return;
   }
-  const Problem problem = describe_backward(a, from, to);
+  TableCopies copies;
+  const Problem problem = describe_backward(a, from, to, &copies);
   const Plan plan = make_supported_plan(problem, run);
   if (plan.backend == BackendKind::reference) {
     reference::backward(problem, run);
@@ -107,23 +110,27 @@ void backward(const Attention& a, const BackwardInputs& from, const Gradients& t
 
 std::size_t workspace(const Attention& a, Pass pass, const Run& run) {
   const DefaultFloatState floats;
-  return workspace_of(describe(a, pass, NullData::allowed, tables_of(run)), run);
+  TableCopies copies;
+  return workspace_of(describe(a, pass, NullData::allowed, copies_for(run, copies)), run);
 }
 
 std::size_t workspace(const Attention& a, const ForwardOutputs& to, const Run& run) {
   const DefaultFloatState floats;
-  return workspace_of(describe_forward(a, to, tables_of(run)), run);
+  TableCopies copies;
+  return workspace_of(describe_forward(a, to, copies_for(run, copies)), run);
 }
 
 std::size_t workspace(const Attention& a, const BackwardInputs& from, const Gradients& to,
                       const Run& run) {
   const DefaultFloatState floats;
-  return workspace_of(describe_backward(a, from, to, tables_of(run)), run);
+  TableCopies copies;
+  return workspace_of(describe_backward(a, from, to, copies_for(run, copies)), run);
 }
 
 Explanation explain(const Attention& a, Pass pass, const Run& run) {
   const DefaultFloatState floats;
-  const Problem problem = describe(a, pass, NullData::allowed, tables_of(run));
+  TableCopies copies;
+  const Problem problem = describe(a, pass, NullData::allowed, copies_for(run, copies));
   if (cuda_backend::on_gpu(run)) return explain_gpu(problem, run);
   const Plan plan = make_plan(problem, run);
   Explanation e;
@@ -141,7 +148,8 @@ std::ostream& operator<<(std::ostream& out, const Explanation& e) { return out <
 
 void dropout_mask(const Attention& a, const Tensor& keep_tensor) {
   const DefaultFloatState floats;
-  const Problem p = describe(a, Pass::forward, NullData::allowed);
+  TableCopies copies;
+  const Problem p = describe(a, Pass::forward, NullData::allowed, &copies);
   const View view = describe_keep(p, keep_tensor);
   const Sizes& s = p.sizes;
   const Run run;

@@ -24,7 +24,8 @@
  * Memory. No element of an output may share memory with an element of another output or of an
  * input, tables of sequences included; a call in which one does is refused. Elements may lie
  * between one another: dq, dk and dv may be slices of one buffer. Inputs may overlap. The workspace
- * must not share memory with any tensor, which is not checked.
+ * must not share memory with any tensor, which is not checked. Tables of sequences are read once on
+ * the CPU; on a GPU they must not change before the call's work is done.
  *
  * Threads. Every function may be called from any number of threads at once.
  */

@@ -72,15 +72,15 @@ CudaSetup cuda_setup() {
 }
 
 void prepare(const Attention& a, Pass pass, const Run& run) {
-  if (on_gpu(run)) make_ready(describe(a, pass, NullData::allowed, Tables::unread), run);
+  if (on_gpu(run)) make_ready(describe(a, pass, NullData::allowed), run);
 }
 
 void prepare(const Attention& a, const ForwardOutputs& to, const Run& run) {
-  if (on_gpu(run)) make_ready(describe_forward(a, to, Tables::unread), run);
+  if (on_gpu(run)) make_ready(describe_forward(a, to), run);
 }
 
 void prepare(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
-  if (on_gpu(run)) make_ready(describe_backward(a, from, to, Tables::unread), run);
+  if (on_gpu(run)) make_ready(describe_backward(a, from, to), run);
 }
 
 void allow_compilation(bool allowed) { set_compilation(allowed); }

@@ -68,80 +68,6 @@ Sizes read_sizes(const Attention& a, bool packed) {
   return s;
 }
 
-const std::int32_t* lengths_table(const char* name, const Tensor& tensor, std::int64_t size) {
-  if (!tensor.given()) return nullptr;
-  require(tensor.type == i32, name, tensor, "must be i32");
-  check_shape(name, tensor, 1, "must have one dimension");
-  require(tensor.sizes[0] == size, name, tensor, "must have " + std::to_string(size) + " elements");
-  check_last_stride(name, tensor);
-  return static_cast<const std::int32_t*>(tensor.data);
-}
-
-void check_begins(const char* name, const std::int32_t* begins, std::int64_t batch,
-                  std::int64_t rows, std::int64_t longest) {
-  const auto refuse_entry = [&](std::int64_t b, const std::string& reason) {
-    const std::string entry = std::string(name) + "[" + std::to_string(b) + "]";
-    refuse(entry.c_str(), begins[b], reason);
-  };
-  if (begins[0] < 0) refuse_entry(0, "must not be negative");
-  for (std::int64_t b = 0; b < batch; ++b) {
-    const std::int64_t length = std::int64_t(begins[b + 1]) - begins[b];
-    if (length < 0) {
-      refuse_entry(b + 1, "must not be below the entry before it, " + std::to_string(begins[b]));
-    }
-    if (length > longest) {
-      refuse_entry(b + 1, "makes a sequence longer than max_seqlen, " + std::to_string(longest));
-    }
-  }
-  if (begins[batch] > rows) {
-    refuse_entry(batch, "runs past the end of the packed rows, " + std::to_string(rows));
-  }
-}
-
-void check_used(const char* name, const std::int32_t* used, const std::int32_t* begins,
-                std::int64_t batch, std::int64_t longest) {
-  for (std::int64_t b = 0; used && b < batch; ++b) {
-    const std::int64_t room = begins ? begins[b + 1] - begins[b] : longest;
-    if (used[b] >= 0 && used[b] <= room) continue;
-    const std::string entry = std::string(name) + "[" + std::to_string(b) + "]";
-    refuse(entry.c_str(), used[b],
-           "must be between 0 and the sequence's length, " + std::to_string(room));
-  }
-}
-
-SequenceTable read_sequences(const Attention& a, const Sizes& s, bool packed, NullData nulls,
-                             Tables tables) {
-  SequenceTable table{.len_q = s.len_q, .len_k = s.len_k};
-  if (packed) {
-    require(a.cu_seqlens_k.given(), "cu_seqlens_k", a.cu_seqlens_k,
-            "must be given with cu_seqlens_q");
-    table.begins_q = lengths_table("cu_seqlens_q", a.cu_seqlens_q, s.batch + 1);
-    table.begins_k = lengths_table("cu_seqlens_k", a.cu_seqlens_k, s.batch + 1);
-  }
-  table.used_q = lengths_table("seqused_q", a.seqused_q, s.batch);
-  table.used_k = lengths_table("seqused_k", a.seqused_k, s.batch);
-  const bool readable = (!packed || (table.begins_q && table.begins_k)) &&
-                        (!a.seqused_q.given() || table.used_q) &&
-                        (!a.seqused_k.given() || table.used_k);
-  if (nulls == NullData::allowed && (!readable || tables == Tables::unread)) {
-    return {.len_q = s.len_q, .len_k = s.len_k};
-  }
-  for (const auto& [name, tensor] : {std::pair{"cu_seqlens_q", &a.cu_seqlens_q},
-                                     {"cu_seqlens_k", &a.cu_seqlens_k},
-                                     {"seqused_q", &a.seqused_q},
-                                     {"seqused_k", &a.seqused_k}}) {
-    check_data(name, *tensor);
-  }
-  if (tables == Tables::unread) return table;
-  if (packed) {
-    check_begins("cu_seqlens_q", table.begins_q, s.batch, s.rows_q, s.len_q);
-    check_begins("cu_seqlens_k", table.begins_k, s.batch, s.rows_k, s.len_k);
-  }
-  check_used("seqused_q", table.used_q, table.begins_q, s.batch, s.len_q);
-  check_used("seqused_k", table.used_k, table.begins_k, s.batch, s.len_k);
-  return table;
-}
-
 void read_options(const Attention& a, Problem& p) {
   const double scale = a.scale.value_or(1 / std::sqrt(double(p.sizes.dim)));
   require(std::isfinite(scale), "scale", scale, "must be finite");
@@ -229,7 +155,7 @@ View out_view(const char* name, const Tensor& tensor, const Attention& a, const 
 
 }  // namespace
 
-Problem describe(const Attention& a, Pass pass, NullData nulls, Tables tables) {
+Problem describe(const Attention& a, Pass pass, NullData nulls, TableCopies* copies) {
   require(pass <= Pass::backward, "pass", int(pass), "is no such pass");
   Problem p;
   p.backward = pass == Pass::backward;
@@ -249,7 +175,7 @@ Problem describe(const Attention& a, Pass pass, NullData nulls, Tables tables) {
                                    {"v's head size", p.sizes.dim_v}}) {
     require(size >= 0 && size <= kMaxSize, name, size, "must be below 2^31");
   }
-  p.sequences = read_sequences(a, p.sizes, p.packed, nulls, tables);
+  p.sequences = read_sequences(a, p.sizes, p.packed, nulls, copies);
   read_options(a, p);
   p.q = row_view("q", a.q, a.q, p.packed, Access::read);
   p.k = row_view("k", a.k, a.k, p.packed, Access::read);
@@ -263,8 +189,8 @@ Problem describe(const Attention& a, Pass pass, NullData nulls, Tables tables) {
   return p;
 }
 
-Problem describe_forward(const Attention& a, const ForwardOutputs& to, Tables tables) {
-  Problem p = describe(a, Pass::forward, NullData::refused, tables);
+Problem describe_forward(const Attention& a, const ForwardOutputs& to, TableCopies* copies) {
+  Problem p = describe(a, Pass::forward, NullData::refused, copies);
   p.out = out_view("out", to.out, a, p, Access::write);
   check_data("out", to.out);
   if (to.lse.given()) p.lse = lse_view("lse", to.lse, p, Access::write);
@@ -275,8 +201,8 @@ Problem describe_forward(const Attention& a, const ForwardOutputs& to, Tables ta
 }
 
 Problem describe_backward(const Attention& a, const BackwardInputs& from, const Gradients& to,
-                          Tables tables) {
-  Problem p = describe(a, Pass::backward, NullData::refused, tables);
+                          TableCopies* copies) {
+  Problem p = describe(a, Pass::backward, NullData::refused, copies);
   p.out = out_view("out", from.out, a, p, Access::read);
   p.dout = out_view("dout", from.dout, a, p, Access::read);
   require(from.lse.given(), "lse", from.lse, "must be given");

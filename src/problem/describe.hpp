@@ -1,24 +1,18 @@
 // From the caller's tensors and options to a Problem, or an Error that names the argument.
 #pragma once
 
-#include "problem/problem.h"
-#include "regard/regard.hpp"
+#include "problem/sequence_tables.hpp"
 
 namespace regard {
 
-// `null_data`: explain and workspace look at shapes only, so data pointers may be null.
-enum class NullData : bool { refused, allowed };
+// Attention alone: everything except outputs and gradients. The Problem reads its tables of
+// sequences from the copies, as long as they live; without copies, from the caller's memory (a
+// GPU's).
+Problem describe(const Attention&, Pass, NullData, TableCopies* = nullptr);
 
-// `unread`: cu_seqlens and seqused lie where the host cannot read them. Where data may be null,
-// they are then left out altogether, as if every sequence were the longest.
-enum class Tables : bool { read, unread };
-
-// Attention alone: everything but outputs and gradients.
-Problem describe(const Attention&, Pass, NullData, Tables = Tables::read);
-
-Problem describe_forward(const Attention&, const ForwardOutputs&, Tables = Tables::read);
+Problem describe_forward(const Attention&, const ForwardOutputs&, TableCopies* = nullptr);
 Problem describe_backward(const Attention&, const BackwardInputs&, const Gradients&,
-                          Tables = Tables::read);
+                          TableCopies* = nullptr);
 
 // The mask that dropout_mask writes; returns where to write it.
 View describe_keep(const Problem&, const Tensor& keep);

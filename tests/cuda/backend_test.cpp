@@ -17,9 +17,8 @@ using namespace regard::tests;
 namespace {
 
 CudaPlan plan_of(const DeviceCase& c, Pass pass) {
-  const Problem problem = pass == Pass::forward
-                              ? describe_forward(c.a, c.outputs, Tables::unread)
-                              : describe_backward(c.a, c.inputs, c.gradients, Tables::unread);
+  const Problem problem = pass == Pass::forward ? describe_forward(c.a, c.outputs)
+                                                : describe_backward(c.a, c.inputs, c.gradients);
   return plan_cuda(problem, cuda_backend::this_chip(c.device), {}, Reasons::left_out);
 }
 

@@ -81,19 +81,18 @@ void emulate(const Problem& problem, const Run& run) {
 
 void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
   if (run.backend == "reference") return reference::forward(describe_forward(a, to), run);
-  emulate(describe_forward(a, to, Tables::unread), run);
+  emulate(describe_forward(a, to), run);
 }
 
 void backward(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
   if (run.backend == "reference") return reference::backward(describe_backward(a, from, to), run);
-  emulate(describe_backward(a, from, to, Tables::unread), run);
+  emulate(describe_backward(a, from, to), run);
 }
 
 std::size_t workspace(const Attention& a, Pass pass, const Run& run) {
   const std::string name = name_of(run);
   return static_cast<std::size_t>(
-      planned(describe(a, pass, NullData::allowed, Tables::unread), parse(name), name)
-          .workspace.size);
+      planned(describe(a, pass, NullData::allowed), parse(name), name).workspace.size);
 }
 
 Explanation explain(const Attention&, Pass, const Run& run) {

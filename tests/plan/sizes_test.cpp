@@ -234,7 +234,8 @@ TEST_CASE("chunks of split keys are bounded for any table of sequences") {
     a.cu_seqlens_k = Tensor(begins_k.data(), i32, {batch + 1});
     a.max_seqlen_q = longest_q;
     a.max_seqlen_k = longest_k;
-    const Problem p = describe(a, Pass::forward, NullData::allowed);
+    TableCopies copies;
+    const Problem p = describe(a, Pass::forward, NullData::allowed, &copies);
     const CpuTiling t = plan(p, kAny, {"cpu"}, 1).tiling;
     int64 chunks = 0;
     for (int64 b = 0; b < batch; ++b) {

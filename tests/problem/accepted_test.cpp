@@ -169,7 +169,8 @@ TEST_CASE("a problem prints itself") {
   CHECK(to_string(describe(w.attention(), Pass::forward, NullData::refused)) ==
         "3 x 1 heads, 5 x 7, D 8, f32, packed, window 2 1");
   const Case u(Settings{.type = f64, .seqused = true});
-  CHECK(to_string(describe(u.attention(), Pass::forward, NullData::allowed)) ==
+  TableCopies copies;
+  CHECK(to_string(describe(u.attention(), Pass::forward, NullData::allowed, &copies)) ==
         "1 x 1 heads, 5 x 7, D 8, f64, seqused");
 }
 

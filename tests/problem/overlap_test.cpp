@@ -169,6 +169,10 @@ TEST_CASE("partial overlaps of outputs are refused by name") {
                      {[&](Call& c) { c.gradients.dsink.data = moved(c.inputs.lse.data, 4); },
                       "dsink", "f32 [4]", kShared + "lse"}},
                     Through::backward);
+  const Settings packed{.batch = 3, .packed = true};
+  check_refused({[&](Call& c) { c.outputs.lse.data = c.a.cu_seqlens_q.data; }, "lse", "f32 [1, 10]",
+                 kShared + "cu_seqlens_q"},
+                Through::forward, packed);
   Settings ragged = refusal_settings();
   ragged.seqused = true;
   check_refused({[&](Call& c) { c.outputs.lse.data = moved(c.a.seqused_k.data, -4); }, "lse",
