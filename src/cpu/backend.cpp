@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "cpu/batch.hpp"
 #include "cpu/bias_gradient.hpp"
@@ -42,17 +43,20 @@ void split_task(const Problem& p, const CpuTiling& tiling, const ForwardTask& wh
   }
 }
 
+std::vector<int64> longest_first(const Batch& batch) {
+  std::vector<int64> order(batch.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64 a, int64 b) { return batch[a].block_count > batch[b].block_count; });
+  return order;
+}
+
 ForwardWork forward_work(const Problem& p, const CpuTiling& tiling, const Batch& batch,
                          char* partials) {
   const int64 heads = p.sizes.heads_kv;
-  int64 most_blocks = 0;
-  for (int64 b = 0; b < batch.size(); ++b) {
-    most_blocks = std::max(most_blocks, batch[b].block_count);
-  }
   ForwardWork work;
   const auto add = [&](int64 b, int64 kv, int64 block) {
     const BatchEntry& entry = batch[b];
-    if (block >= entry.block_count) return;
     const ForwardTask task{.b = b, .kv = kv, .block = block, .keys = {0, entry.seq.len_k}};
     if (splits_keys(tiling, p.sizes.group() * entry.seq.len_q, entry.seq.len_k)) {
       split_task(p, tiling, task, entry, partials, work);
@@ -62,14 +66,16 @@ ForwardWork forward_work(const Problem& p, const CpuTiling& tiling, const Batch&
   };
   if (p.features.interval) {
     // The last rows see the most keys under a causal mask: heaviest first.
-    for (int64 block = most_blocks - 1; block >= 0; --block) {
-      for (int64 head = 0; head < batch.size() * heads; ++head) {
-        add(head / heads, head % heads, block);
-      }
+    const std::vector<int64> order = longest_first(batch);
+    int64 reached = 0;  // entries that have the block
+    for (int64 block = order.empty() ? -1 : batch[order[0]].block_count - 1; block >= 0; --block) {
+      while (reached < batch.size() && batch[order[reached]].block_count > block) ++reached;
+      for (int64 n = 0; n < reached * heads; ++n) add(order[n / heads], n % heads, block);
     }
   } else {
     for (int64 head = 0; head < batch.size() * heads; ++head) {
-      for (int64 block = 0; block < most_blocks; ++block) add(head / heads, head % heads, block);
+      const int64 blocks = batch[head / heads].block_count;
+      for (int64 block = 0; block < blocks; ++block) add(head / heads, head % heads, block);
     }
   }
   return work;
@@ -89,12 +95,10 @@ TaskList backward_work(const Problem& p, const Batch& batch) {
   const bool across_batch = summed && p.bias_sizes[0] == 1;
   const bool across_heads = summed && p.bias_sizes[1] == 1;
   const bool across_keys = summed && p.bias_sizes[3] == 1;
-  int64 most_chunks = 1;
-  for (int64 b = 0; b < s.batch; ++b) most_chunks = std::max(most_chunks, batch[b].chunk_count);
   TaskList list;
-  const auto add_chunk = [&](int64 first_b, int64 first_kv, int64 chunk) {
-    for (int64 b = first_b; b < (across_batch ? s.batch : first_b + 1); ++b) {
-      if (chunk >= batch[b].chunk_count) continue;
+  std::vector<int64> entries;  // that have the chunk
+  const auto add_chunk = [&](int64 first_kv, int64 chunk) {
+    for (const int64 b : entries) {
       for (int64 kv = first_kv; kv < (across_heads ? s.heads_kv : first_kv + 1); ++kv) {
         list.tasks.push_back({.b = b, .kv = kv, .chunk = chunk});
       }
@@ -106,9 +110,12 @@ TaskList backward_work(const Problem& p, const Batch& batch) {
   };
   for (int64 b = 0; b < (across_batch ? std::min<int64>(1, s.batch) : s.batch); ++b) {
     for (int64 kv = 0; kv < (across_heads ? 1 : s.heads_kv); ++kv) {
-      for (int64 chunk = 0; chunk < most_chunks; ++chunk) {
-        add_chunk(b, kv, chunk);
+      entries.resize(across_batch ? s.batch : 1);
+      std::iota(entries.begin(), entries.end(), b);
+      for (int64 chunk = 0; !entries.empty(); ++chunk) {
+        add_chunk(kv, chunk);
         if (!across_keys) end_run();
+        std::erase_if(entries, [&](int64 e) { return batch[e].chunk_count <= chunk + 1; });
       }
       end_run();
     }

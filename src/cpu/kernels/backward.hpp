@@ -280,35 +280,57 @@ struct BackwardKernel : GradientTiles<L> {
     }
   }
 
+  // The blocks of a head (folded: of all heads) whose rows may see the chunk; the first chunk also
+  // visits those that see nothing, to write their dq.
+  Interval blocks_to_visit(const RowBlocks& blocks, int64 chunk, Interval keys) const {
+    if (chunk == 0 || blocks.folded) {
+      return {0, blocks.folded ? blocks.count() : blocks.per_head()};
+    }
+    const Sequence& s = context.seq;
+    const int64 first = visible_queries(p.mask_params, keys.begin, s.len_q, s.len_k).begin;
+    const int64 end = visible_queries(p.mask_params, keys.end - 1, s.len_q, s.len_k).end;
+    return {first / blocks.block, divide_up(end, blocks.block)};
+  }
+
+  void visit_block(const RowBlocks& blocks, int64 block, int64 chunk, Interval keys,
+                   uint8* spoiled) const {
+    const int count = make_panels<L>(panels, context, blocks.first_row(block), blocks.rows(block));
+    const Interval seen = hull_of(panels, count);
+    const bool reached = seen.begin < keys.end && keys.begin < seen.end;
+    const bool nobody = seen.empty() && chunk == 0;
+    if (!reached && !nobody) return;
+    if (p.dq.given()) {
+      for (int64 i = 0; i < count * dims.dim * kWidth; i += L::kLanes) {
+        L::store(reals_at(at.dq) + i, L::set(0));
+      }
+    }
+    if (nobody) {
+      if (p.dq.given()) write_dq(count, spoiled);
+      return;
+    }
+    this->load_block(count);
+    const Interval part{larger(keys.begin, seen.begin), smaller(keys.end, seen.end)};
+    for (int64 j = part.begin / tiling.block_k * tiling.block_k; j < part.end;
+         j += tiling.block_k) {
+      attend(count, keys.begin, {j, smaller(keys.end, j + tiling.block_k)});
+    }
+    if (p.dq.given()) share_dq(count, block, chunk, seen, spoiled);
+  }
+
   void run_task(int64 chunk, uint8* spoiled) const {
     const Interval keys = this->chunk_keys(chunk);
-    const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
     if (!keys.empty()) this->load_chunk(keys);
     // Blocks in descending order: under a causal mask every chunk then begins with the blocks that
     // all chunks see, and none waits for another to catch up.
-    for (int64 block = context.seq.len_q > 0 ? blocks.count() - 1 : -1; block >= 0; --block) {
-      const int count =
-          make_panels<L>(panels, context, blocks.first_row(block), blocks.rows(block));
-      const Interval seen = hull_of(panels, count);
-      const bool reached = seen.begin < keys.end && keys.begin < seen.end;
-      const bool nobody = seen.empty() && chunk == 0;
-      if (!reached && !nobody) continue;
-      if (p.dq.given()) {
-        for (int64 i = 0; i < count * dims.dim * kWidth; i += L::kLanes) {
-          L::store(reals_at(at.dq) + i, L::set(0));
+    if (context.seq.len_q > 0) {
+      const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
+      const int64 step = blocks.folded ? blocks.count() : blocks.per_head();
+      const Interval visited = blocks_to_visit(blocks, chunk, keys);
+      for (int64 head = blocks.count() - step; head >= 0; head -= step) {
+        for (int64 block = visited.end - 1; block >= visited.begin; --block) {
+          visit_block(blocks, head + block, chunk, keys, spoiled);
         }
       }
-      if (nobody) {
-        if (p.dq.given()) write_dq(count, spoiled);
-        continue;
-      }
-      this->load_block(count);
-      const Interval part{larger(keys.begin, seen.begin), smaller(keys.end, seen.end)};
-      for (int64 j = part.begin / tiling.block_k * tiling.block_k; j < part.end;
-           j += tiling.block_k) {
-        attend(count, keys.begin, {j, smaller(keys.end, j + tiling.block_k)});
-      }
-      if (p.dq.given()) share_dq(count, block, chunk, seen, spoiled);
     }
     if (!keys.empty()) this->store_chunk(keys, shared.spoiled_k);
   }
