@@ -107,7 +107,8 @@ PairGradient pair_gradient(const Head& head, int64 i, int64 j, double delta,
                            const RowScratch& rows) {
   const Problem& p = head.problem;
   const Pair pair = score_pair(head, i, j, rows.q.data(), rows.k.data());
-  const double weight = std::exp(pair.score - row_value(p.lse, head, i));
+  const double lse = row_value(p.lse, head, i);
+  const double weight = std::exp(pair.score - (lse == -kInfinity ? kInfinity : lse));
   const double factor = dropout_factor(head, i, j);
   const double dweight =
       factor == 0 ? 0 : factor * dot(rows.dout.data(), rows.v.data(), p.sizes.dim_v);
@@ -118,7 +119,7 @@ PairGradient pair_gradient(const Head& head, int64 i, int64 j, double delta,
 // Compensated summation (Kahan, 1965): the judge's sums must not be longer than the judged ones'.
 void add_to(double& sum, double& lost, double x) {
   const double term = x - lost, total = sum + term;
-  lost = (total - sum) - term;
+  lost = total - total == 0 ? (total - sum) - term : 0;  // an infinite sum stays infinite
   sum = total;
 }
 
@@ -145,29 +146,33 @@ void forward_row(const Head& head, int64 i, RowScratch& rows) {
   std::vector<double>& weights = rows.weights;
   const double* const q = load_query_row(rows.q, p.q, head, i, p.sizes.dim);
   std::vector<char>& seen = rows.seen;
-  weights.assign(s.len_k, 0);
-  seen.assign(s.len_k, 0);
-  for (int64 j = keys.begin; j < keys.end; ++j) {
+  const int64 count = larger<int64>(0, keys.end - keys.begin);
+  weights.assign(count, 0);
+  seen.assign(count, 0);
+  for (int64 n = 0; n < count; ++n) {
+    const int64 j = keys.begin + n;
     if (!visible(head, i, j)) continue;
-    weights[j] = score_pair(head, i, j, q, load_key_row(rows.k, p.k, head, j, p.sizes.dim)).score;
-    max = std::fmax(max, weights[j]);
-    seen[j] = 1;
+    weights[n] = score_pair(head, i, j, q, load_key_row(rows.k, p.k, head, j, p.sizes.dim)).score;
+    max = std::fmax(max, weights[n]);
+    seen[n] = 1;
   }
   double sum = sink > -kInfinity ? std::exp(sink - max) : 0, lost = 0;
-  for (int64 j = keys.begin; j < keys.end; ++j) {
-    if (!seen[j]) continue;
-    weights[j] = max == -kInfinity && weights[j] == max ? 0 : std::exp(weights[j] - max);
-    add_to(sum, lost, weights[j]);
+  for (int64 n = 0; n < count; ++n) {
+    if (!seen[n]) continue;
+    weights[n] = max == -kInfinity && weights[n] == max ? 0 : std::exp(weights[n] - max);
+    add_to(sum, lost, weights[n]);
   }
   // A sink that is no number spoils its head, empty rows included.
   if (!(sink < kInfinity)) sum = std::numeric_limits<double>::quiet_NaN();
   const bool nothing = sum == 0 || (max == sink && sum == 1);
   const double lse = nothing ? sink : max + std::log(sum);
   rows.sum.clear(p.sizes.dim_v, sum == sum ? 0 : sum);
-  for (int64 j = keys.begin; j < keys.end; ++j) {
-    if (!seen[j] || sum == 0) continue;
+  for (int64 n = 0; n < count; ++n) {
+    if (!seen[n]) continue;
+    const int64 j = keys.begin + n;
     load_key_row(rows.v, p.v, head, j, p.sizes.dim_v);
-    add_multiple(rows.sum, dropout_factor(head, i, j) * weights[j] / sum, rows.v);
+    const double weight = sum == 0 ? 0 : weights[n] / sum;  // 0 also where all scores are -inf
+    add_multiple(rows.sum, dropout_factor(head, i, j) * weight, rows.v);
   }
   const int64 out = offset_of(p.out.strides, head.b, head.h, s.first_q, i);
   for (int64 d = 0; d < p.sizes.dim_v; ++d) store_element(p.out, out + d, rows.sum.sum[d]);

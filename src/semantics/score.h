@@ -23,11 +23,13 @@ struct ScoreParams {
 };
 
 // For arithmetic in f32: a softcap that f32 or its quotient with the scale cannot hold moves to
-// where it can, which changes no score by more than rounding.
+// where it can. That changes no score by more than rounding as long as scores and products of q and
+// k stay below 2^108.
 REGARD_INLINE ScoreParams<float> narrowed_params(const ScoreParams<double>& params) {
   const double size = params.scale < 0 ? -params.scale : params.scale;
   const double least = larger(1e-30, size * 0x1p-120);
-  return {float(params.scale), float(clamp_to(params.softcap, least, larger(1e18, least)))};
+  const double most = larger(least, smaller(1.0, size) * 0x1p120);
+  return {float(params.scale), float(clamp_to(params.softcap, least, most))};
 }
 
 // The lowest finite bias: its product with log2(e) is still finite, and the lse of a row of such
@@ -73,6 +75,14 @@ REGARD_INLINE bool is_plain(Features on) {
 template <class Real>
 REGARD_INLINE Real logit_unit(Features on, const ScoreParams<Real>& params) {
   return is_plain(on) ? params.scale : Real(1);
+}
+
+// A sink is a logit; this is the value that the unit makes it of. One that f32 cannot hold becomes
+// the largest, beside which no score counts.
+template <class Real>
+REGARD_INLINE Real value_of_sink(float sink, Real unit) {
+  const double value = double(sink) / double(unit);
+  return sizeof(Real) == 4 ? Real(narrowed(value)) : Real(value);
 }
 
 // What ALiBi subtracts: slope * |i + len_k - len_q - j|.

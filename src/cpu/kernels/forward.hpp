@@ -85,7 +85,7 @@ struct ForwardKernel {
     for (int lane = 0; lane < kWidth; ++lane) {
       const float sink = sink_of(panel, lane);
       if (sink == -__builtin_huge_valf()) continue;
-      run.max[lane] = value_of_sink(sink);
+      run.max[lane] = value_of_sink(sink, unit);
       run.sum[lane] = sink - sink == 0 ? Real(1) : Real(__builtin_nan(""));
     }
   }
@@ -93,7 +93,6 @@ struct ForwardKernel {
   float sink_of(const Panel& panel, int lane) const {
     return static_cast<const float*>(p.sink.data)[panel.head[lane] * p.sink.strides.head];
   }
-  Real value_of_sink(float sink) const { return Real(double(sink) / double(unit)); }
 
   // Logits of the block, hidden ones -inf, and their maximum per lane.
   void finish_scores(const ScoreTerms<L>& terms, int vectors, Interval keys, bool veiled,
@@ -225,7 +224,7 @@ struct ForwardKernel {
     for (int lane = 0; p.features.sink && lane < panel.rows; ++lane) {
       // Where nothing joined the sink, the lse is the sink, to the last bit.
       const float sink = sink_of(panel, lane);
-      if (run.sum[lane] == 1 && run.max[lane] == value_of_sink(sink)) lse[lane] = sink;
+      if (run.sum[lane] == 1 && run.max[lane] == value_of_sink(sink, unit)) lse[lane] = sink;
     }
     const uint64 bad = spoiled ? spoiled_lanes<L>(run.out, panel, dims.dim_v) : 0;
     store_lanes<L>(run.out, factor, context, panel, p.out, dims.dim_v, false, 0);

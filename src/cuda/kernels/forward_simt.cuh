@@ -23,15 +23,12 @@ struct SimtRows {
     for (int r = 0; r < Tile::kRows; ++r) {
       row[r] = empty_softmax<Lanes>();
       if (!kConfig.features.sink || sink == -infinity<Real>()) continue;
-      row[r].max = value_of_sink(head, sink);
+      row[r].max = value_of_sink(float(sink), head.unit);
       const Real spoiled = sink - sink;  // 0, or NaN from a sink that is not finite
       if (simt_x() == 0) row[r].sum = 1 + spoiled;
     }
   }
 
-  static REGARD_DEVICE Real value_of_sink(const SimtHead<kConfig>& head, Real sink) {
-    return Real(double(sink) / double(head.unit));
-  }
   // Raw products to weights, kept ones; `shrink` is the factor of what was summed before.
   REGARD_DEVICE uint32 weigh(const SimtHead<kConfig>& head, const Range (&keys)[Tile::kRows],
                              int first_row, int first_key, typename Tile::Square& s,
@@ -134,7 +131,7 @@ REGARD_DEVICE void forward_tile(const KernelParams& params, const OwnTile<kConfi
     if (simt_x() != 0 || !p.lse.given()) continue;
     // Where nothing joined the sink, the lse is the sink, to the last bit.
     const bool alone = kConfig.features.sink && row.sum == 1 &&
-                       row.max == SimtRows<kConfig>::value_of_sink(head, sink);
+                       row.max == value_of_sink(float(sink), head.unit);
     static_cast<Real*>(p.lse.data)[offset_of(p.lse.strides, b, h, seq.first_q, first + i)] =
         alone ? sink : lse_of<Lanes>(row, head.unit);
   }
