@@ -215,6 +215,11 @@ Enum to_enum(std::int32_t value, Enum last, const std::string& argument) {
   return static_cast<Enum>(value);
 }
 
+bool to_bool(std::int32_t value, const char* argument) {
+  if (value != 0 && value != 1) refuse(argument, std::to_string(value), "must be 0 or 1");
+  return value == 1;
+}
+
 regard::Tensor to_tensor(const regard_tensor& given, const char* argument) {
   regard::Tensor tensor;
   tensor.data = given.data;
@@ -242,13 +247,13 @@ regard::Attention to_attention(const regard_attention* given) {
   attention.seqused_k = to_tensor(a.seqused_k, "seqused_k");
   attention.max_seqlen_q = a.max_seqlen_q;
   attention.max_seqlen_k = a.max_seqlen_k;
-  if (a.has_scale) attention.scale = a.scale;
+  if (to_bool(a.has_scale, "has_scale")) attention.scale = a.scale;
   attention.softcap = a.softcap;
   attention.dropout = {.p = a.dropout_p, .seed = a.dropout_seed, .offset = a.dropout_offset};
   attention.window = {.left = a.window_left, .right = a.window_right};
   attention.causal = to_enum(a.causal, regard::Causal::bottom_right, "causal");
   attention.precision = to_enum(a.precision, regard::Precision::bf16, "precision");
-  attention.deterministic = a.deterministic != 0;
+  attention.deterministic = to_bool(a.deterministic, "deterministic");
   return attention;
 }
 
@@ -320,7 +325,7 @@ regard_status regard_backward(const regard_attention* attention,
                                       .dv = to_tensor(t.dv, "dv"),
                                       .dbias = to_tensor(t.dbias, "dbias"),
                                       .dsink = to_tensor(t.dsink, "dsink"),
-                                      .accumulate = t.accumulate != 0};
+                                      .accumulate = to_bool(t.accumulate, "accumulate")};
     regard::backward(a, inputs, gradients, to_run(run));
   });
 }

@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #pragma GCC visibility push(default)
 
@@ -23,11 +24,12 @@ enum class Code {
 class Error : public std::runtime_error {
  public:
   /// what() reads "argument = value: reason".
-  Error(Code code, std::string argument, std::string value, const std::string& reason)
-      : std::runtime_error(argument + " = " + value + ": " + reason),
-        code_(code),
-        argument_(std::move(argument)),
-        value_(std::move(value)) {}
+  Error(Code error_code, std::string argument_name, std::string argument_value,
+        const std::string& reason)
+      : std::runtime_error(argument_name + " = " + argument_value + ": " + reason),
+        code_(error_code),
+        argument_(std::move(argument_name)),
+        value_(std::move(argument_value)) {}
 
   /// Why.
   Code code() const noexcept { return code_; }

@@ -135,7 +135,7 @@ typedef struct regard_attention {
   int32_t has_scale;          /**< 0 or 1 */
   regard_causal causal;       /**< default REGARD_CAUSAL_NONE */
   regard_precision precision; /**< default REGARD_PRECISION_FULL */
-  int32_t deterministic;      /**< 1: GPU gradients bitwise repeatable; the CPU's always are */
+  int32_t deterministic; /**< 0 or 1; 1: GPU gradients bitwise repeatable; the CPU's always are */
 } regard_attention;
 
 /** What regard_forward writes. */
@@ -164,7 +164,7 @@ typedef struct regard_backward_tensors {
   regard_tensor dbias;
   regard_tensor dsink; /**< (Hq); f32 */
 
-  int32_t accumulate; /**< 1: add to what the tensors hold instead of overwriting it */
+  int32_t accumulate; /**< 0 or 1; 1: add to what the tensors hold instead of overwriting it */
   int32_t reserved;   /**< 0 */
 } regard_backward_tensors;
 
@@ -248,19 +248,20 @@ static inline regard_explanation regard_explanation_initial() {
 #endif
 
 /** A tensor that is dense in row-major order. A rank outside 0 to 4 gives a tensor that every
- * function refuses. */
+ * function refuses, as do sizes of more elements than an int64_t counts. */
 static inline regard_tensor regard_dense(const void* data, regard_type type, int32_t rank,
                                          const int64_t* sizes) {
   regard_tensor tensor = {0, 0, 0, {0, 0, 0, 0}, {0, 0, 0, 0}};
   int64_t stride = 1;
   int32_t axis;
-  tensor.data = (void*)data;
+  tensor.data = (void*)(uintptr_t)data;
   tensor.type = type;
   tensor.rank = rank;
   for (axis = (rank < 4 ? rank : 4) - 1; axis >= 0; --axis) {
     tensor.sizes[axis] = sizes[axis];
     tensor.strides[axis] = stride;
-    stride *= sizes[axis] > 0 ? sizes[axis] : 1;
+    if (sizes[axis] > 0)
+      stride = stride > INT64_MAX / sizes[axis] ? INT64_MAX : stride * sizes[axis];
   }
   return tensor;
 }

@@ -18,6 +18,7 @@
 #include <iosfwd>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "regard/error.hpp"
@@ -33,8 +34,11 @@ namespace regard {
 /// j <= i + Sk - Sq (bottom_right). Equal when Sq = Sk.
 enum class Causal : std::uint8_t { none, top_left, bottom_right };
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"  // bf16 is a Type as well
 /// How tensor cores may round f32 inputs; the CPU computes `full` whatever is asked.
 enum class Precision : std::uint8_t { full, tf32, bf16 };
+#pragma GCC diagnostic pop
 
 /// Keys from diag - left to diag + right stay visible; -1 means unbounded. diag is i for
 /// Causal::top_left, else i + Sk - Sq.

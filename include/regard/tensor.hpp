@@ -2,10 +2,12 @@
 /// Tensor: a view of memory that somebody else owns - pointer, type, sizes, strides.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <string>
 
 #include "regard/type.hpp"
@@ -54,33 +56,35 @@ struct Tensor {
   /// Not given.
   constexpr Tensor() = default;
 
-  /// Dense in row-major order.
-  Tensor(const void* data, Type type, std::initializer_list<std::int64_t> sizes)
-      : data(const_cast<void*>(data)), type(type), rank(static_cast<int>(sizes.size())) {
-    int axis = 0;
-    for (std::int64_t size : sizes) {
-      if (axis < kMaxRank) this->sizes[axis++] = size;
-    }
-    std::uint64_t stride = 1;  // sizes that no memory holds wrap around; validation refuses them
-    for (axis = (rank < kMaxRank ? rank : kMaxRank) - 1; axis >= 0; --axis) {
-      strides[axis] = static_cast<std::int64_t>(stride);
-      stride *= this->sizes[axis] > 0 ? static_cast<std::uint64_t>(this->sizes[axis]) : 1;
+  /// Dense in row-major order. Sizes of more elements than an int64 counts are refused by every
+  /// call.
+  Tensor(const void* memory, Type element, std::initializer_list<std::int64_t> dense_sizes)
+      : data(const_cast<void*>(memory)), type(element), rank(static_cast<int>(dense_sizes.size())) {
+    copy(dense_sizes, sizes);
+    constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+    std::int64_t stride = 1;
+    for (std::size_t axis = std::min(dense_sizes.size(), sizes.size()); axis-- > 0;) {
+      strides[axis] = stride;
+      if (sizes[axis] > 0) stride = stride > most / sizes[axis] ? most : stride * sizes[axis];
     }
   }
 
   /// With strides, as many as sizes (validation refuses any other number, and a rank over 4).
-  Tensor(const void* data, Type type, std::initializer_list<std::int64_t> sizes,
-         std::initializer_list<std::int64_t> strides)
-      : Tensor(data, type, sizes) {
-    if (strides.size() != sizes.size()) rank = -1;
-    int axis = 0;
-    for (std::int64_t stride : strides) {
-      if (axis < kMaxRank) this->strides[axis++] = stride;
-    }
+  Tensor(const void* memory, Type element, std::initializer_list<std::int64_t> given_sizes,
+         std::initializer_list<std::int64_t> given_strides)
+      : Tensor(memory, element, given_sizes) {
+    if (given_strides.size() != given_sizes.size()) rank = -1;
+    copy(given_strides, strides);
   }
 
   /// Whether this is a tensor at all.
   constexpr bool given() const noexcept { return type != Type::none; }
+
+ private:
+  static void copy(std::initializer_list<std::int64_t> from,
+                   std::array<std::int64_t, kMaxRank>& to) {
+    std::copy_n(from.begin(), std::min(from.size(), to.size()), to.begin());
+  }
 };
 
 /// "bf16 [2, 8, 128, 64] strides [65536, 8192, 64, 1]".

@@ -2,6 +2,10 @@
 /// Type: what one element of a tensor is.
 #pragma once
 
+#if __cplusplus < 202002L
+#error "regard: the C++ API needs C++20 (-std=c++20); regard/regard.h serves C and older C++"
+#endif
+
 namespace regard {
 
 /// f64, f32, f16 (IEEE binary16), bf16 (the upper half of an f32), boolean (one byte) and i32.

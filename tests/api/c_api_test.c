@@ -214,6 +214,27 @@ static void test_errors(void) {
   reserved.reserved = -1;
   EXPECT(regard_backward(&good, &reserved, NULL), "tensors.reserved", "-1", "must be 0");
 
+  /* Flags are 0 or 1. */
+  a = good;
+  a.has_scale = 2;
+  EXPECT(regard_forward(&a, &to, NULL), "has_scale", "2", "must be 0 or 1");
+  a = good;
+  a.deterministic = -1;
+  EXPECT(regard_forward(&a, &to, NULL), "deterministic", "-1", "must be 0 or 1");
+  regard_backward_tensors sums = back;
+  sums.accumulate = 256;
+  EXPECT(regard_backward(&good, &sums, NULL), "accumulate", "256", "must be 0 or 1");
+
+  /* Dense tensors of more elements than there are numbers for. */
+  const int64_t huge[] = {3, INT32_MAX, INT32_MAX, INT32_MAX};
+  a = good;
+  a.q = regard_dense(NULL, REGARD_F32, 4, huge);
+  CHECK(a.q.strides[1] == (int64_t)INT32_MAX * INT32_MAX && a.q.strides[0] == INT64_MAX);
+  EXPECT(regard_workspace(&a, 0, NULL, &bytes), "q",
+         "f32 [3, 2147483647, 2147483647, 2147483647] strides [9223372036854775807, "
+         "4611686014132420609, 2147483647, 1]",
+         "spans more memory than there is");
+
   /* Values that a narrower C++ enum would have cut to a valid one. */
   a = good;
   a.causal = 256;

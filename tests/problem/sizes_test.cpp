@@ -176,4 +176,12 @@ TEST_CASE("packed sequences") {
       Through::both, s);
 }
 
+TEST_CASE("dense strides of hostile sizes end at the largest number") {
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  const Tensor t(nullptr, f32, {2, 1 << 22, 1 << 22, most / 2});
+  CHECK(t.strides == std::array<std::int64_t, 4>{most, most, most / 2, 1});
+  const Tensor negative(nullptr, f32, {4, -3, 5});
+  CHECK(negative.strides == std::array<std::int64_t, 4>{5, 5, 1, 0});
+}
+
 TEST_SUITE_END();
