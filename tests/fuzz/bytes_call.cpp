@@ -1,19 +1,21 @@
 // A call of the public API, made of bytes: sizes, strides, types and options, valid or not.
 #include "tests/fuzz/bytes_call.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <memory>
-#include <vector>
 
 #include "regard/regard.hpp"
+#include "tests/fuzz/placed.hpp"
 
 namespace regard::tests {
 namespace {
 
-constexpr std::int64_t kMaxBytes = 1 << 16;  // of one tensor
+constexpr std::int64_t kLongest = 1 << 16;  // a longer axis has all its elements in one place
+constexpr std::int64_t kGiants[] = {1 << 17, 1 << 20, (1 << 24) + 1, 1 << 30, 0x7fffffff};
 constexpr std::int64_t kOdd[] = {0,
                                  1,
                                  -1,
@@ -48,15 +50,24 @@ class Caller {
   // A tensor of the sizes, sometimes spoiled. Its memory spans exactly what its strides reach.
   Tensor tensor(Type type, std::initializer_list<std::int64_t> sizes, bool filled = true);
   void spoil(Tensor& t);
-  void place(Tensor& t, bool filled);
+  Tensor output(Type type, std::initializer_list<std::int64_t> sizes);
+  Tensor rows(Type type, std::int64_t heads, std::int64_t length, std::int64_t dim);
+  Tensor filled_like(Tensor t);
   Tensor lengths(std::int64_t count, std::int64_t longest, bool sums);
   Tensor score_tensor(Type type);
   void read_sizes();
   Attention attention();
   Run read_run();
+  Gradients gradients(const Attention&, Type wide);
+  bool is_small(const Attention&, Pass, const Run&);
+  void give_workspace(Run&, const Attention&, Pass);
+  template <class Outputs, class Call, class All>
+  void call_and_compare(const Outputs&, Call, All);
 
   Bytes in_;
-  std::vector<std::unique_ptr<char[]>> memory_;
+  Placed placed_;
+  std::unique_ptr<char[]> workspace_;
+  bool shares_ = false;  // some output lies in another tensor's memory
   Type type_ = f32;
   bool packed_ = false;
   std::int64_t batch_ = 0, heads_ = 0, group_ = 0, len_q_ = 0, len_k_ = 0, dim_ = 0, dim_v_ = 0;
@@ -86,51 +97,32 @@ void Caller::spoil(Tensor& t) {
   }
 }
 
-// Gives the tensor memory from its lowest to its highest element, or none where that is too much:
-// then the pointer is null, or a page that is not there.
-void Caller::place(Tensor& t, bool filled) {
-  const auto size = std::int64_t(size_of(t.type));
-  __int128 low = 0, high = size > 0 ? 1 : 0;
-  for (int axis = 0; axis < t.rank && axis < Tensor::kMaxRank; ++axis) {
-    if (t.sizes[axis] <= 0) {
-      high = low = 0;
-      break;
-    }
-    const __int128 reach = __int128(t.sizes[axis] - 1) * t.strides[axis];
-    (reach < 0 ? low : high) += reach;
-  }
-  if ((high - low) * size > kMaxBytes || size == 0) {
-    t.data = nullptr;
-    return;
-  }
-  const auto bytes = std::int64_t(high - low) * size;
-  auto memory = std::make_unique<char[]>(std::size_t(bytes));
-  for (std::int64_t n = 0; n < bytes; ++n) {
-    // Small numbers of every type, seldom a NaN or an infinity.
-    const std::int64_t mixed = n / size * 0x9e3779b9 >> 8;
-    const int byte = n % size == size - 1 ? 0x3c + mixed % 3 : mixed % 128;
-    memory[n] = filled ? char(byte | (mixed % 5 == 0 && n % size == size - 1 ? 0x80 : 0)) : 0;
-  }
-  if (filled && bytes > 8 && in_.rarely()) std::memset(memory.get(), 0xff, 8);
-  t.data = memory.get() - std::int64_t(low) * size;
-  memory_.push_back(std::move(memory));
-}
-
 Tensor Caller::tensor(Type type, std::initializer_list<std::int64_t> sizes, bool filled) {
   Tensor t(nullptr, type, sizes);
+  std::int64_t dense = 1;
+  for (int axis = t.rank - 1; axis >= 0; --axis) {
+    const bool giant = t.sizes[axis] > kLongest;
+    t.strides[axis] = giant ? 0 : dense;
+    if (!giant) dense *= std::max<std::int64_t>(1, t.sizes[axis]);
+  }
   const std::uint8_t how = in_.next();
   if (how % 8 == 1 && t.rank == 4) {  // (batch, length, heads, size) in memory
     std::swap(t.strides[1], t.strides[2]);
-    t.strides[1] = t.sizes[3];
-    t.strides[2] = t.sizes[3] * t.sizes[1];
+    t.strides[1] = t.sizes[1] > kLongest ? 0 : t.sizes[3];
+    t.strides[2] = t.sizes[2] > kLongest ? 0 : t.sizes[3] * std::min(t.sizes[1], kLongest);
   }
   if (how % 8 == 2) {
     for (int axis = 0; axis + 1 < t.rank; ++axis) t.strides[axis] *= 2;
   }
   if (how % 8 == 3 && filled && t.rank > 1) t.strides[0] = 0;
   if (how >= 240) spoil(t);
-  place(t, filled);
+  placed_.place(t, in_, filled);
   if (how == 239) t.data = nullptr;
+  return t;
+}
+
+Tensor Caller::filled_like(Tensor t) {
+  placed_.place(t, in_, true);
   return t;
 }
 
@@ -138,8 +130,10 @@ Tensor Caller::lengths(std::int64_t count, std::int64_t longest, bool sums) {
   Tensor t = tensor(i32, {count + (sums ? 1 : 0)});
   const bool wild = in_.rarely();
   std::int32_t at = 0;
-  for (std::int64_t n = 0; t.data && t.type == i32 && t.rank == 1 && n < t.sizes[0]; ++n) {
-    const auto length = std::int32_t(wild ? odd() : in_.below(int(longest) + 1));
+  for (std::int64_t n = 0;
+       t.data && t.type == i32 && t.rank == 1 && n < std::min(t.sizes[0], kLongest); ++n) {
+    const auto length =
+        std::int32_t(wild ? odd() : in_.below(int(std::min<std::int64_t>(longest, 255)) + 1));
     const std::int32_t value = sums ? at : length;
     static_cast<std::int32_t*>(t.data)[n * t.strides[0]] = wild ? length : value;
     at += wild ? 0 : length;
@@ -163,6 +157,18 @@ void Caller::read_sizes() {
   len_k_ = in_.below(8) == 0 ? in_.below(250) : in_.below(40);
   dim_ = 1 + in_.below(36);
   dim_v_ = 1 + in_.below(36);
+  const std::int64_t kind = in_.below(16);
+  if (kind == 1) {  // keys that are split
+    len_k_ = 8000 + in_.below(256) * 20;
+    dim_ = 1 + dim_ % 4;
+    dim_v_ = 1 + dim_v_ % 4;
+  } else if (kind == 2) {
+    len_k_ = kGiants[in_.below(5)];
+  } else if (kind == 3) {
+    std::int64_t* const sizes[] = {&batch_, &len_q_, &len_k_};
+    *sizes[in_.below(3)] = kGiants[in_.below(5)];
+    heads_ *= in_.below(2) ? 1 : kGiants[in_.below(4)];
+  }
 }
 
 Attention Caller::attention() {
@@ -209,6 +215,78 @@ Run Caller::read_run() {
   return run;
 }
 
+Tensor Caller::output(Type type, std::initializer_list<std::int64_t> sizes) {
+  Tensor t = tensor(type, sizes, false);
+  if (in_.next() % 16 == 13) shares_ = placed_.share(t, in_) || shares_;
+  return t;
+}
+
+Tensor Caller::rows(Type type, std::int64_t heads, std::int64_t length, std::int64_t dim) {
+  return packed_ ? output(type, {batch_ * length, heads, dim})
+                 : output(type, {batch_, heads, length, dim});
+}
+
+// Plans of every size must be made, or refused; only calls of little work are then run.
+bool Caller::is_small(const Attention& a, Pass pass, const Run& run) {
+  for (const char* chip_name : {"sm_75", "sm_80", "sm_90"}) {
+    try {
+      if (type_ != f64) (void)workspace(a, pass, {.device = chip(chip_name)});
+    } catch (const Error& error) {
+      if (error.code() != Code::unsupported && error.code() != Code::unavailable) throw;
+    }
+  }
+  const Explanation e = explain(a, pass, run);
+  const bool by_reference = run.backend == "reference";
+  const double keys = double(batch_) * double(heads_) * double(len_k_);
+  return e.pairs * double(dim_ + dim_v_) < 3e7 && e.workspace < (1 << 26) &&
+         (packed_ || keys < 1e6 || (pass == Pass::forward && !by_reference));
+}
+
+void Caller::give_workspace(Run& run, const Attention& a, Pass pass) {
+  run.workspace = {};
+  if (in_.below(4) != 0) return;
+  const std::size_t size = workspace(a, pass, run);
+  workspace_ = std::make_unique<char[]>(size);
+  run.workspace = {workspace_.get(), size - (in_.rarely() && size > 0 ? 1 : 0)};
+}
+
+// Where outputs share the memory of other tensors, the call is refused, or gives what it gives
+// where none does. `call` takes outputs; `all` lists their tensors.
+template <class Outputs, class Call, class All>
+void Caller::call_and_compare(const Outputs& to, Call call, All all) {
+  std::string wanted;
+  if (shares_) {
+    Outputs apart = to;
+    for (Tensor* t : all(apart)) *t = placed_.apart(*t);
+    call(apart);
+    for (Tensor* t : all(apart)) wanted += elements_of(*t);
+  }
+  call(to);
+  if (!shares_) return;
+  std::string got;
+  Outputs given = to;
+  for (Tensor* t : all(given)) got += elements_of(*t);
+  if (got == wanted) return;
+  std::fprintf(stderr, "outputs in shared memory are wrong\n");
+  std::abort();
+}
+
+Gradients Caller::gradients(const Attention& a, Type wide) {
+  const std::uint8_t wanted = in_.next();
+  const std::int64_t heads_kv = heads_ / group_;
+  Gradients g;
+  if (wanted & 1) g.dq = rows(wide, heads_, len_q_, dim_);
+  if (wanted & 2) g.dk = rows(wide, heads_kv, len_k_, dim_);
+  if (wanted & 4) g.dv = rows(wide, heads_kv, len_k_, dim_v_);
+  if (a.bias.given() && (wanted & 8) && a.bias.rank == 4) {
+    g.dbias = output(wanted & 16 ? f32 : a.bias.type,
+                     {a.bias.sizes[0], a.bias.sizes[1], a.bias.sizes[2], a.bias.sizes[3]});
+  }
+  if (a.sink.given() && (wanted & 32)) g.dsink = output(f32, {heads_});
+  g.accumulate = (wanted & 64) != 0;
+  return g;
+}
+
 void Caller::run() {
   read_sizes();
   const Attention a = attention();
@@ -216,46 +294,30 @@ void Caller::run() {
   const Type wide = in_.below(4) == 0 ? f32 : type_;
   const Type sums = type_ == f64 ? f64 : f32;
   const bool lse_wanted = in_.below(4) != 0;
-  const auto rows = [&](std::int64_t heads, std::int64_t length, std::int64_t dim, bool filled) {
-    return packed_ ? tensor(wide, {batch_ * length, heads, dim}, filled)
-                   : tensor(wide, {batch_, heads, length, dim}, filled);
+  const auto lse_like = [&] {
+    return packed_ ? output(sums, {heads_, batch_ * len_q_})
+                   : output(sums, {batch_, heads_, len_q_});
   };
-  const auto lse_like = [&](bool filled) {
-    return packed_ ? tensor(sums, {heads_, batch_ * len_q_}, filled)
-                   : tensor(sums, {batch_, heads_, len_q_}, filled);
+  const ForwardOutputs to{.out = rows(wide, heads_, len_q_, dim_v_), .lse = lse_like()};
+  if (!is_small(a, Pass::forward, run)) return;
+  give_workspace(run, a, Pass::forward);
+  const auto outputs = [](ForwardOutputs& x) { return std::array{&x.out, &x.lse}; };
+  call_and_compare(
+      ForwardOutputs{.out = to.out, .lse = lse_wanted ? to.lse : Tensor()},
+      [&](const ForwardOutputs& x) { forward(a, x, run); }, outputs);
+  const BackwardInputs from{.out = to.out,
+                            .lse = to.lse,
+                            .dout = filled_like(to.out),
+                            .dlse = in_.below(4) == 0 ? filled_like(to.lse) : Tensor()};
+  shares_ = false;
+  const Gradients g = gradients(a, wide);
+  if (!is_small(a, Pass::backward, run)) return;
+  give_workspace(run, a, Pass::backward);
+  const auto each = [](Gradients& x) {
+    return std::array{&x.dq, &x.dk, &x.dv, &x.dbias, &x.dsink};
   };
-  const std::int64_t heads_kv = heads_ / group_;
-  const Tensor out = rows(heads_, len_q_, dim_v_, false), lse = lse_like(false);
-  std::unique_ptr<char[]> workspace_memory;
-  const auto give_workspace = [&](Pass pass) {
-    if (in_.below(4) != 0) return;
-    const std::size_t size = workspace(a, pass, run);
-    if (size > (1 << 26)) return;
-    workspace_memory = std::make_unique<char[]>(size);
-    run.workspace = {workspace_memory.get(), size - (in_.rarely() && size > 0 ? 1 : 0)};
-  };
-  (void)explain(a, Pass::backward, {.backend = run.backend});
-  give_workspace(Pass::forward);
-  forward(a, {.out = out, .lse = lse_wanted ? lse : Tensor()}, run);
-  const std::uint8_t wanted = in_.next();
-  const auto if_wanted = [&](int bit, const Tensor& t) { return wanted >> bit & 1 ? t : Tensor(); };
-  Gradients g{.dq = if_wanted(0, rows(heads_, len_q_, dim_, false)),
-              .dk = if_wanted(1, rows(heads_kv, len_k_, dim_, false)),
-              .dv = if_wanted(2, rows(heads_kv, len_k_, dim_v_, false))};
-  if (a.bias.given() && (wanted & 8) && a.bias.rank == 4) {
-    g.dbias = tensor(wanted & 16 ? f32 : a.bias.type,
-                     {a.bias.sizes[0], a.bias.sizes[1], a.bias.sizes[2], a.bias.sizes[3]}, false);
-  }
-  if (a.sink.given() && (wanted & 32)) g.dsink = tensor(f32, {heads_}, false);
-  g.accumulate = (wanted & 64) != 0;
-  run.workspace = {};
-  give_workspace(Pass::backward);
-  backward(a,
-           {.out = out,
-            .lse = lse,
-            .dout = rows(heads_, len_q_, dim_v_, true),
-            .dlse = if_wanted(7, lse_like(true))},
-           g, run);
+  call_and_compare(
+      g, [&](const Gradients& x) { backward(a, from, x, run); }, each);
 }
 
 }  // namespace
