@@ -78,7 +78,7 @@ std::vector<std::string> kernels_in(const std::string& folder, const std::string
   return paths;
 }
 
-// The time of modification is that of the last use, to a day: what shrink_cache goes by.
+// A file's time of modification says when it was last used, to a day; shrink_cache goes by it.
 void note_use(const std::string& path) {
   struct stat s {};
   if (lstat(path.c_str(), &s) != 0 || s.st_mtime + kDay > std::time(nullptr)) return;

@@ -2,7 +2,7 @@
 //
 // The folder is the user's alone (0700) and trusted by trust.hpp. A file is written under another
 // name and renamed, so that nobody reads half of one. A file is used if it is a regular file that
-// is trusted, whose checksum holds, and whose key is, letter for letter, the one that is looked
+// is trusted, if its checksum holds, and if its key is, letter for letter, the one that is looked
 // for. Anything else is as if it were not there. Files that have not been used for the longest time
 // are deleted where all of them together take too much room.
 #pragma once

@@ -1,4 +1,4 @@
-"""Where the tool looks for NVRTC, and whose files it opens.
+"""Where the tool looks for NVRTC, and which files it opens.
 
 The fake compiler of tests/cuda stands in for NVRTC: `regard info` names the file that was opened.
 """

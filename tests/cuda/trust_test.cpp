@@ -1,4 +1,4 @@
-// Whose files are trusted: owners, modes, links, groups, namespaces.
+// Which files are trusted: owners, modes, links, groups, namespaces.
 #include "cuda/trust.hpp"
 
 #include <fcntl.h>
