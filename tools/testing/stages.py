@@ -49,7 +49,7 @@ def tests(tier: str) -> list[Stage]:
     both = [
         ctest("release", tier, 60 if core else 200),
         pytest(f"python{suffix}", "tests/python", tier, 100 if core else 200),
-        emulated(tier, 200 if core else 400),
+        emulated(tier, 300 if core else 600),
         pytest(f"install{suffix}", "tests/install", tier, 100 if core else 400),
     ]
     if not core:
