@@ -7,6 +7,7 @@
 
 #include "cpu/backend.hpp"
 #include "cpu/cpuid.hpp"
+#include "cpu/processor.hpp"
 #include "cuda/backend.hpp"
 #include "cuda/planning.hpp"
 #include "plan/config_text.hpp"
@@ -14,6 +15,7 @@
 #include "problem/refuse.hpp"
 #include "reference/reference.hpp"
 #include "regard/regard.hpp"
+#include "system/system.hpp"
 #include "threads/float_state.hpp"
 #include "threads/threads.hpp"
 
@@ -205,9 +207,9 @@ Machine machine() {
   m.cpu = cpu_backend::processor_name();
   for (Isa isa : cpu_backend::this_processor().usable) m.isa.push_back(name_of(isa));
   m.threads = worker_count({});
-  m.l1 = cpu_backend::cache_size(1);
-  m.l2 = cpu_backend::cache_size(2);
-  m.l3 = cpu_backend::cache_size(3);
+  m.l1 = system::cache_size(1);
+  m.l2 = system::cache_size(2);
+  m.l3 = system::cache_size(3);
   return m;
 }
 

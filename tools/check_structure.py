@@ -24,13 +24,14 @@ LAYERS = {
     "src/problem": ["problem/", "semantics/", "regard/"],
     "src/plan": ["plan/", "problem/", "semantics/", "regard/"],
     "src/rows": ["rows/", "problem/", "semantics/", "regard/"],
-    "src/threads": ["threads/", "problem/refuse.hpp", "regard/"],
+    "src/system": ["system/"],
+    "src/threads": ["threads/", "system/", "problem/refuse.hpp", "regard/"],
     "src/reference": ["reference/", "rows/", "threads/", "plan/", "problem/", "semantics/",
                       "regard/"],
     "src/cpu": ["cpu/", "rows/", "threads/", "plan/", "problem/", "semantics/", "regard/"],
     "src/cpu/kernels": ["cpu/kernels/", "semantics/", "plan/tiling.h", "plan/isa.h",
                         "problem/problem.h", "regard/type.hpp"],
-    "src/cuda": ["cuda/", "plan/", "problem/", "semantics/", "regard/"],
+    "src/cuda": ["cuda/", "system/", "plan/", "problem/", "semantics/", "regard/"],
     "src/cuda/kernels": ["cuda/kernels/", "semantics/", "plan/kernel_config.h",
                          "plan/block_grid.h", "plan/mma_layout.h", "plan/simt_layout.h",
                          "plan/wgmma_layout.h", "plan/wgmma_backward_layout.h",
@@ -44,12 +45,12 @@ SYSTEM_HEADERS = {
 }
 EVERYTHING = {"src/api.cpp", "src/c_api.cpp"}
 PUBLIC_ONLY = ("cli", "bench", "examples", "python")
-INTERNAL = re.compile(r"(semantics|problem|plan|rows|threads|reference|cpu|cuda|src)/")
+INTERNAL = re.compile(r"(semantics|problem|plan|rows|threads|reference|cpu|cuda|system|src)/")
 
 # The tool prints in one place, where no failure of a stream throws.
 PRINTING = ("cli/output/output.cpp", re.compile(r"\b(stdout|stderr|fmt::print|std::c(out|err)|printf)\b"))
 
-RUNTIME = re.compile(r"(libc|libm|libdl|libstdc\+\+|libc\+\+|libgcc_s|libpthread|ld-linux-x86-64)\.so\.\d")
+RUNTIME = re.compile(r"(libc|libm|libdl|libstdc\+\+|libc\+\+|libgcc_s|libpthread|ld-linux-[\w-]+)\.so\.\d")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs what is missing to build, test, compare or document: Debian packages and build/venv.
+# Installs what is missing to build, test, compare, document or cross-compile: Debian packages and build/venv.
 #
-#   tools/setup.sh build | test | test-all | bench | docs
+#   tools/setup.sh build | test | test-all | bench | docs | cross
 #
 # Each step is skipped where nothing is missing, so that a second run takes a fraction of a second.
 # Python packages have exactly the contents that tools/requirements/*.txt name by their hashes.
@@ -23,7 +23,8 @@ case $purpose in
     locks=(test model torch)
     ;;
   docs) packages+=(doxygen) ;;
-  *) echo "usage: tools/setup.sh build | test | test-all | bench | docs" >&2; exit 2 ;;
+  cross) packages+=(g++-aarch64-linux-gnu qemu-user) ;;
+  *) echo "usage: tools/setup.sh build | test | test-all | bench | docs | cross" >&2; exit 2 ;;
 esac
 
 # step TEXT COMMAND...: runs the command quietly; its output appears only where it fails.

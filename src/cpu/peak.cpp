@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <chrono>
 
+#include "cpu/processor.hpp"
+
 namespace regard::cpu_backend {
 
 const CpuKernels& kernels(Isa isa, Type type) {
-  constexpr const IsaKernels* kTables[kIsaCount] = {&scalar_kernels, &avx2_kernels, &avx512_kernels,
-                                                    &avx512bf16_kernels};
-  const IsaKernels& table = *kTables[int(kernels_for(isa, type))];
+  const IsaKernels& table = kernels_of(kernels_for(isa, type));
   if (type == Type::f64) return *table.f64;
   return table.bf16 && type == Type::bf16 ? *table.bf16 : *table.f32;
 }

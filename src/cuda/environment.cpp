@@ -3,23 +3,18 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <link.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 
 #include "cuda/trust.hpp"
+#include "system/system.hpp"
 
 namespace regard::cuda_backend {
 namespace {
 
-// A program with more rights than its caller's does not follow the caller's environment.
-std::string variable(const char* name) {
-  const char* const value = secure_getenv(name);
-  return value ? value : "";
-}
+using system::variable;
 
 // Where pip puts NVRTC below a site-packages folder.
 void add_packages(const std::string& site_packages, std::vector<std::string>& folders) {
@@ -36,17 +31,10 @@ void add_prefix(const std::string& prefix, std::vector<std::string>& folders) {
   }
 }
 
-int add_name(dl_phdr_info* info, std::size_t, void* names) {
-  static_cast<std::vector<std::string>*>(names)->emplace_back(info->dlpi_name);
-  return 0;
-}
-
 // Libraries that the process has already loaded have brought their own NVRTC with them. A name
 // that is not absolute was relative to a working directory that may be another one by now.
 void add_neighbours(std::vector<std::string>& folders) {
-  std::vector<std::string> libraries;
-  dl_iterate_phdr(add_name, &libraries);
-  for (const std::string& path : libraries) {
+  for (const std::string& path : system::loaded_libraries()) {
     if (!path.starts_with('/')) continue;
     for (const std::string packages : {"/site-packages", "/dist-packages"}) {
       const std::size_t at = path.find(packages + "/");
@@ -58,9 +46,7 @@ void add_neighbours(std::vector<std::string>& folders) {
 
 // Where the program's own folder is prefix/bin, as Python's is; a program elsewhere has no prefix.
 void add_prefix_of_program(std::vector<std::string>& folders) {
-  char self[4096];
-  const ssize_t length = readlink("/proc/self/exe", self, sizeof self);
-  const std::string folder = length > 0 ? folder_of(std::string(self, length)) : "";
+  const std::string folder = folder_of(system::program_file());
   if (folder.ends_with("/bin")) add_prefix(folder_of(folder), folders);
 }
 

@@ -4,7 +4,6 @@
 #include <grp.h>
 #include <pwd.h>
 #include <sys/stat.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,8 @@
 #include <cstring>
 #include <fstream>
 #include <vector>
+
+#include "system/system.hpp"
 
 namespace regard::cuda_backend {
 namespace {
@@ -38,14 +39,9 @@ bool is_private_group(gid_t group) {
   return group == 0 || (group == getegid() && user == entry.gr_name);
 }
 
-bool has_access_list(const char* path) {
-  if (getxattr(path, "system.posix_acl_access", nullptr, 0) >= 0) return true;
-  return errno != ENODATA && errno != ENOTSUP;
-}
-
 std::string mode_fault(const struct stat& s, const char* path) {
   const bool by_group =
-      (s.st_mode & S_IWGRP) && (!is_private_group(s.st_gid) || has_access_list(path));
+      (s.st_mode & S_IWGRP) && (!is_private_group(s.st_gid) || system::has_access_list(path));
   if (!by_group && !(s.st_mode & S_IWOTH)) return "";
   char text[64];
   std::snprintf(text, sizeof text, "can be written by others (mode %04o)", s.st_mode & 07777u);

@@ -2,7 +2,6 @@
 #include "threads/threads.hpp"
 
 #include <pthread.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +12,7 @@
 #include <thread>
 
 #include "problem/refuse.hpp"
+#include "system/system.hpp"
 #include "threads/executor_call.hpp"
 #include "threads/float_state.hpp"
 #include "threads/resident.hpp"
@@ -109,19 +109,12 @@ Pool& pool() {
   return *existing;
 }
 
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());
-}
-
 }  // namespace
 
 int worker_count(const Run& run) {
   require(run.threads >= 0 && run.threads <= 4096, "threads", run.threads,
           "must be between 0 (every usable core) and 4096");
-  return run.threads > 0 ? run.threads : usable_cores();
+  return run.threads > 0 ? run.threads : system::usable_cores();
 }
 
 void parallel(int workers, const Run& run, const std::function<void(int)>& work) {

@@ -12,6 +12,8 @@
 #include <limits>
 #include <utility>
 
+#include "tests/cpu/half.hpp"
+
 namespace regard::tests {
 namespace {
 
@@ -82,7 +84,7 @@ double rounded(Type type, double x) {
     case Type::f32:
       return float(x);
     case Type::f16:
-      return double(static_cast<_Float16>(x));
+      return double(static_cast<Half>(x));
     case Type::bf16:
       return std::bit_cast<float>(std::uint32_t(to_bf16(x)) << 16);
     default:
@@ -144,7 +146,7 @@ double Array::get(std::int64_t n) const {
     case Type::f32:
       return as(float{});
     case Type::f16:
-      return double(as(_Float16{}));
+      return double(as(Half{}));
     case Type::bf16:
       return std::bit_cast<float>(std::uint32_t(as(std::uint16_t{})) << 16);
     case Type::i32:
@@ -163,7 +165,7 @@ void Array::set(std::int64_t n, double x) const {
     case Type::f32:
       return put(float(x));
     case Type::f16:
-      return put(static_cast<_Float16>(x));
+      return put(static_cast<Half>(x));
     case Type::bf16:
       return put(to_bf16(x));
     case Type::i32:

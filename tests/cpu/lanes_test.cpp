@@ -23,8 +23,11 @@ const double kNan = std::numeric_limits<double>::quiet_NaN();
 // Calls check(table, name) for each instruction set that this machine has.
 template <class Check>
 void each_lanes(Check check) {
-  const std::pair<Isa, const LanesTable*> tables[] = {
-      {Isa::scalar, &scalar_lanes}, {Isa::avx2, &avx2_lanes}, {Isa::avx512, &avx512_lanes}};
+  std::vector<std::pair<Isa, const LanesTable*>> tables = {{Isa::scalar, &scalar_lanes}};
+#if defined(__x86_64__)
+  tables.emplace_back(Isa::avx2, &avx2_lanes);
+  tables.emplace_back(Isa::avx512, &avx512_lanes);
+#endif
   int checked = 0;
   for (const auto& [isa, table] : tables) {
     for (Isa usable : cpu_backend::this_processor().usable) {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "tests/cpu/guarded.hpp"
+#include "tests/cpu/half.hpp"
 
 using namespace regard;
 
@@ -27,7 +28,7 @@ TEST_SUITE_BEGIN("rows");
 TEST_CASE("every half is what the compiler says") {
   int wrong = 0;
   for (int bits = 0; bits < kAll; ++bits) {
-    const double want = double(std::bit_cast<_Float16>(std::uint16_t(bits)));
+    const double want = double(std::bit_cast<tests::Half>(std::uint16_t(bits)));
     const double got = value_of(f16, bits);
     wrong += std::isnan(want)
                  ? !std::isnan(got)

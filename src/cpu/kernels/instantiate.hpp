@@ -5,6 +5,7 @@
 #include "cpu/kernels/forward.hpp"
 #include "cpu/kernels/kernels.h"
 #include "cpu/kernels/math.hpp"
+#include "cpu/kernels/processor.h"
 
 namespace regard {
 namespace {
@@ -22,7 +23,7 @@ double spin(int64 rounds) {
 #pragma GCC unroll 16
     for (auto& x : sum) x = L::multiply_add(x, a, a);
 #pragma GCC unroll 16
-    for (auto& x : sum) asm volatile("" : "+x"(x));
+    for (auto& x : sum) keep_in_register(x);
   }
   return 2.0 * L::kLanes * L::kPack * kSums * double(rounds);
 }

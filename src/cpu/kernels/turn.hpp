@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include "cpu/kernels/processor.h"
 #include "semantics/portable.h"
 
 namespace regard {
@@ -14,7 +15,7 @@ inline void wait_for_turn(const int32* counter, int32 turn) {
     if (spins > 1000) {
       sched_yield();
     } else {
-      __builtin_ia32_pause();
+      pause_processor();
     }
   }
 }

@@ -1,0 +1,12 @@
+// Processors without kernels of their own: the plain C++ ones.
+#include "cpu/processor.hpp"
+
+namespace regard::cpu_backend {
+
+std::vector<Isa> usable_isas() { return {Isa::scalar}; }
+
+const IsaKernels& kernels_of(Isa) { return scalar_kernels; }
+
+std::string processor_name() { return "unknown"; }
+
+}  // namespace regard::cpu_backend

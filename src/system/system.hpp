@@ -1,0 +1,30 @@
+// What operating systems do in different ways. One file implements it for each of them, and nothing
+// else in the library asks which system it runs on.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace regard::system {
+
+// Cores that this process may use, 1 at least.
+int usable_cores();
+
+// Bytes of a data cache (level 1 to 3), 0 if unknown.
+std::size_t cache_size(int level);
+
+// "" where it is not set. A program with more rights than its caller does not follow the caller's
+// environment: it has no variables.
+std::string variable(const char* name);
+
+// The files of the libraries that the process has loaded, as the loader names them.
+std::vector<std::string> loaded_libraries();
+
+// The file of the program; "" if unknown.
+std::string program_file();
+
+// Whether more rules than the mode say who may write to the file; true where that is unknown.
+bool has_access_list(const char* path);
+
+}  // namespace regard::system
