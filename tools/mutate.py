@@ -71,7 +71,7 @@ EMULATED = {
 }
 SCALAR_SOURCES = ["src/cpu/kernels/isa_scalar.cpp", "src/problem/describe.cpp", "src/rows/rows.cpp"]
 SCALAR = ("scalar and "
-          "(test_set_of_features or test_everything or test_rows_far or tenth or infinity)")
+          "(test_set_of_features or test_everything or rows_far or tenth or infinity or hidden)")
 
 
 @dataclass
