@@ -30,8 +30,9 @@ void each_element(const Tensor& t, Visit visit) {
 
 Span span_of(const Tensor& t) {
   const auto size = std::int64_t(size_of(t.type));
+  if (t.rank < 0 || t.rank > Tensor::kMaxRank) return {};
   __int128 low = 0, high = size > 0 ? 1 : 0;
-  for (int axis = 0; axis < t.rank && axis < Tensor::kMaxRank; ++axis) {
+  for (int axis = 0; axis < t.rank; ++axis) {
     if (t.sizes[axis] <= 0) return {};
     const __int128 reach = __int128(t.sizes[axis] - 1) * t.strides[axis];
     (reach < 0 ? low : high) += reach;
