@@ -23,17 +23,26 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import test as suite
-from test import LOGS, ROOT, Result, Stage, show
+from testing.counters import count_check
+from testing.lanes import Lanes, show
+from testing.stage import LOGS, ROOT, Result, Stage
+from testing.table import table, totals
 
 ENDED_EARLY = 9     # of tests/gpu/conftest.py
 MAX_RESTARTS = 6    # of one share
 MAX_SHOWN = 40      # failures that are named on the terminal
 TORCH = "tests/gpu/test_torch.py"  # apart: importing PyTorch takes seconds
-SHARE_SECONDS = 280
+SHARE_SECONDS = 280  # of each stage, and of each process of the suite
 CHECK_PROBLEMS = 20  # of each process of `regard check`
 FOLLOWED = "^(?!.*pairs)"  # by racecheck: of pairs of blocks a lane hands over for its warp
 TOOLS = {"memcheck": ["--leak-check", "no"], "racecheck": [], "initcheck": [], "synccheck": []}
+
+
+def run(stage: Stage) -> Result:
+    """One stage, by itself."""
+    lanes = Lanes(slack=1)
+    lanes.run([stage])
+    return lanes.results[0]
 
 
 # ------------------------------------------------------------------------------------- the library
@@ -51,7 +60,7 @@ def build(arguments: argparse.Namespace) -> Result | None:
     configure = f"cmake -S . -B {folder} -G Ninja -DCMAKE_BUILD_TYPE=Release"
     configure += " -DREGARD_BUILD_CLI=OFF -DREGARD_BUILD_TESTS=OFF -DREGARD_BUILD_EXAMPLES=OFF"
     command = ["bash", "-c", f"{configure} && cmake --build {folder}"]
-    return suite.run(Stage("build", "build", command))
+    return run(Stage("build", "build", command, SHARE_SECONDS))
 
 
 def tool() -> Path | None:
@@ -141,7 +150,8 @@ def suite_result(name: str, shares: list[Share], workers: int, may_be_empty: boo
     skipped = f"{count['skipped']} skipped" if count["skipped"] else ""
     (LOGS / f"failures-{re.sub(r'[^a-z]+', '-', name)}.jsonl").write_text(
         "".join(json.dumps(test) + "\n" for test in failed))
-    return Result(Stage(name, "suite", []), count["passed"], len(failed), seconds, skipped)
+    return Result(Stage(name, "suite", [], SHARE_SECONDS), count["passed"], len(failed), seconds,
+                  note=skipped)
 
 
 def show_failures(failed: list[dict]) -> None:
@@ -173,19 +183,18 @@ def check_command(place: Path, backend: str, problems: int, seed: int, *more: st
 
 
 def together(stages: list[Stage], workers: int) -> list[Result]:
-    """Like suite.run for each, side by side; lines come when a stage ends."""
+    """Stages side by side; the lines of each come when it ends."""
 
-    def run(stage: Stage) -> Result:
+    def run_one(stage: Stage) -> Result:
         begin = time.monotonic()
-        path = LOGS / (re.sub(r"\W+", "-", stage.name).strip("-") + ".log")
         try:
             done = subprocess.run(stage.command, cwd=ROOT, capture_output=True, text=True,
-                                  errors="replace", timeout=SHARE_SECONDS)
+                                  errors="replace", timeout=stage.budget)
             text, status = done.stdout + done.stderr, done.returncode
         except subprocess.TimeoutExpired as error:
             text = (error.stdout or b"").decode(errors="replace") + "\n(no end)"
             status = 1
-        path.write_text(text)
+        stage.log.write_text(text)
         passed, failed = stage.counter(text)
         if failed == 0 and (status != 0 or passed == 0):
             failed = 1
@@ -195,10 +204,10 @@ def together(stages: list[Stage], workers: int) -> list[Result]:
             lines += [f"    {line}" for line in text.splitlines()[-20:]]
         show("\n".join(lines))
         return Result(stage, passed, failed, seconds,
-                      f"see {path.relative_to(ROOT)}" if failed else "")
+                      note=f"see {stage.log.relative_to(ROOT)}" if failed else "")
 
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(run, stages))
+        return list(pool.map(run_one, stages))
 
 
 def check_stages(place: Path, problems: int) -> list[Stage]:
@@ -209,10 +218,10 @@ def check_stages(place: Path, problems: int) -> list[Stage]:
         typed += [("cuda:wgmma", "bf16"), ("cuda:wgmma", "f16")]
     stages = [Stage(f"check {backend or 'the default'}, seed {seed}", "check",
                     check_command(place, backend, problems, seed, "--max-len", "1500"),
-                    suite.count_check) for backend, seed in forced]
+                    SHARE_SECONDS, count_check) for backend, seed in forced]
     stages += [Stage(f"check {backend} {type}", "check",
                      check_command(place, backend, problems, 10 + index, "--type", type,
-                                   "--max-len", "1500"), suite.count_check)
+                                   "--max-len", "1500"), SHARE_SECONDS, count_check)
                for index, (backend, type) in enumerate(typed)]
     return stages
 
@@ -224,7 +233,7 @@ def count_sanitizer(log: str) -> tuple[int, int]:
     if not found and not hazards:
         return 0, 1
     errors = sum(map(int, found + hazards))
-    passed, failed = suite.count_check(log)
+    passed, failed = count_check(log)
     if not passed and not failed:
         smoke = re.search(r"^\d+ passed, \d+ failed in", log, re.MULTILINE)
         passed, failed = count_smoke(log) if smoke else pytest_counts(log)
@@ -254,20 +263,22 @@ def sanitizer_stages(program: str, place: Path | None, problems: int) -> list[St
             for backend, more in backends:
                 check = check_command(place, backend, problems, 3, "--max-len", "300", *more)
                 stages.append(Stage(f"{name}, check {backend or 'the default'}", "sanitizer",
-                                    [*prefix, *check], count_sanitizer))
+                                    [*prefix, *check], SHARE_SECONDS, count_sanitizer))
         else:
             stages.append(Stage(
                 f"{name}, some tests", "sanitizer",
                 [*prefix, sys.executable, "-m", "pytest", "-q", "--color=no", "-p",
                  "no:cacheprovider", "tests/gpu/test_features.py", "-k",
-                 "test_everything_at_once or test_one_gradient_alone"], count_sanitizer))
+                 "test_everything_at_once or test_one_gradient_alone"], SHARE_SECONDS,
+                count_sanitizer))
     if place and is_hopper(place):
         # Longer than the random problems, so that every place in shared memory is used again.
         stages.append(Stage(
             "racecheck, smoke cuda:wgmma", "sanitizer",
             [program, "--tool", "racecheck", "--target-processes", "all", "--kernel-name",
              "kns=regard_kernel", "--print-limit", "5", sys.executable, "tests/gpu/smoke.py",
-             "--families", "wgmma", "--only", FOLLOWED, "--workers", "4"], count_sanitizer))
+             "--families", "wgmma", "--only", FOLLOWED, "--workers", "4"], SHARE_SECONDS,
+            count_sanitizer))
     return stages
 
 
@@ -294,14 +305,13 @@ def main() -> int:
     if built:
         results.append(built)
         if built.failed:
-            suite.summary(results)
-            return 1
+            return summary(results, begin)
     if wanted == {"build"}:
         return 0
     if "smoke" in wanted:
         command = [sys.executable, "tests/gpu/smoke.py", "--workers", str(min(10, arguments.jobs))]
         command += ["--device", "cpu"] if arguments.device == "host" else []
-        results.append(suite.run(Stage("smoke", "smoke", command, count_smoke)))
+        results.append(run(Stage("smoke", "smoke", command, SHARE_SECONDS, count_smoke)))
     more = ["--device", arguments.device, *(["-k", arguments.k] if arguments.k else []),
             *(["--all-pairs"] if arguments.all_pairs else [])]
     if "suite" in wanted:
@@ -326,9 +336,15 @@ def main() -> int:
             results += together(stages, min(4, arguments.jobs))
         else:
             show("test: sanitizer: not run: compute-sanitizer is not installed")
-    show(f"\nall in {time.monotonic() - begin:.0f} s")
-    suite.summary(results)
-    return 1 if any(r.failed for r in results) or not any(r.passed for r in results) else 0
+    return summary(results, begin)
+
+
+def summary(results: list[Result], begin: float) -> int:
+    """Prints the table of stages; returns the exit status."""
+    passed, failed = totals(results)
+    show("\n" + table(results, 1, time.monotonic() - begin, 0) + "\n")
+    show(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
 
 
 def count_smoke(log: str) -> tuple[int, int]:

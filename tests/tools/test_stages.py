@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import subprocess
 import sys
 import time
 
@@ -136,3 +137,13 @@ def test_ctest_is_counted(log, counts):
     ("no tests ran in 0.1s", (0, 0))])
 def test_pytest_is_counted(last, counts):
     assert counters.count_pytest("....\n" + last + "\n") == counts
+
+
+def test_the_gpu_suite_runs_dry_on_the_cpu():
+    """Its stages and its table; without a GPU all but a few tests are skipped."""
+    tools = pathlib.Path(__file__).resolve().parents[2] / "tools"
+    done = subprocess.run(
+        [sys.executable, tools / "test_gpu.py", "--device", "host", "--only", "alone", "--jobs", "1",
+         "-k", "no_such_test"], capture_output=True, text=True, timeout=60)
+    assert re.search(r"^tests/gpu, alone +0 +0 ", done.stdout, re.MULTILINE), done.stderr
+    assert done.returncode == 1  # nothing passed
