@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing to build, test, compare, document or cross-compile: Debian packages and build/venv.
 #
-#   tools/setup.sh build | test | test-all | bench | docs | cross
+#   tools/setup.sh build | test | test-all | bench | docs | cross | release
 #
 # Each step is skipped where nothing is missing, so that a second run takes a fraction of a second.
 # Python packages have exactly the contents that tools/requirements/*.txt name by their hashes.
@@ -12,7 +12,7 @@ purpose=${1:-build}
 packages=(g++ cmake ninja-build pkg-config doctest-dev libcli11-dev nlohmann-json3-dev libfmt-dev)
 locks=("$purpose")
 case $purpose in
-  build) ;;
+  build | release) ;;
   bench) locks=(bench torch) ;;
   test)
     packages+=(clang-format-16)
@@ -24,7 +24,7 @@ case $purpose in
     ;;
   docs) packages+=(doxygen) ;;
   cross) packages+=(g++-aarch64-linux-gnu qemu-user) ;;
-  *) echo "usage: tools/setup.sh build | test | test-all | bench | docs | cross" >&2; exit 2 ;;
+  *) echo "usage: tools/setup.sh build | test | test-all | bench | docs | cross | release" >&2; exit 2 ;;
 esac
 
 # step TEXT COMMAND...: runs the command quietly; its output appears only where it fails.
