@@ -25,13 +25,14 @@ torch==2.13.0+cpu \\
     --hash=sha256:6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"""
 
 
-def locked(source: Path) -> list[str]:
-    """One text for each package: its name, version, marker and hashes."""
+def locked(source: Path, before: list[str]) -> list[str]:
+    """One text for each package: its name, version, marker and hashes. It agrees with the locks
+    written before, so that all of them fit into one environment."""
     command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
     command += ["--generate-hashes", "--no-annotate", "--no-header"]
     command += ["--no-deps"] if source.stem in ALONE else []
-    # All locks fit into one environment.
-    command += ["--constraints", f"{FIRST}.txt"] if source.stem != FIRST else []
+    for name in before:
+        command += ["--constraints", f"{name}.txt"]
     text = subprocess.run([*command, source.name], cwd=FOLDER, check=True, capture_output=True,
                           text=True).stdout
     return re.split(r"\n(?=\S)", text.strip())
@@ -45,16 +46,18 @@ def write(name: str, packages: list[str], sources: str) -> None:
 
 def main() -> None:
     torch: dict[str, str] = {}
+    written: list[str] = []
     for source in sorted(FOLDER.glob("*.in"), key=lambda path: (path.stem != FIRST, path)):
         wanted = set(source.read_text().split())
         packages = []
-        for package in locked(source):
+        for package in locked(source, written):
             name = package.split(" ")[0]
             if name.startswith("torch=") or (GPU_LIBRARIES.match(name) and name not in wanted):
                 torch[name] = package
             else:
                 packages.append(package)
         write(source.stem, packages, source.name)
+        written.append(source.stem)
     write("torch", [torch[name] for name in sorted(torch)], "torch in test.in and bench.in")
     write("torch-cpu", [TORCH_CPU], "its own text")
 
