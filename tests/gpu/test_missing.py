@@ -96,15 +96,14 @@ def test_without_a_compiler(shim, tmp_path):
 
 def test_with_a_filled_cache_no_compiler_is_needed(shim, tmp_path):
     assert said(tmp_path) == "ok"
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert files
+    assert list(tmp_path.rglob("*.kernel"))
     assert said(tmp_path, shim, "libnvrtc") == "ok"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "one byte", "garbage"])
 def test_a_damaged_cache_is_filled_anew(damage, tmp_path):
     assert said(tmp_path) == "ok"
-    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+    for path in list(tmp_path.rglob("*.kernel")):
         content = bytearray(path.read_bytes())
         if damage == "one byte":
             content[len(content) // 2] ^= 0x10

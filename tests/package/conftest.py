@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy: its matrices are small here
+# JAX would take most of a GPU's memory for each process of the tests.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
 

@@ -110,12 +110,8 @@ def test_gaps_change_no_bit_and_are_not_written(features, type, backend):
         array[...] = content
     got, want = cases.run(poisoned, backend), cases.run(clean, backend)
     same_bits(got, want)
-    for name, array in got.items():
-        room = cases.room(array)
-        content = array.copy()
-        array[...] = cases.sentinel(array.shape, array.dtype)
-        assert room.tobytes() == cases.sentinel(room.shape, room.dtype).tobytes(), name
-        array[...] = content
+    for name in got:
+        assert got.keeps_between(name), name
 
 
 @pytest.mark.parametrize("type", TYPES)
