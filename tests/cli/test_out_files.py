@@ -84,11 +84,21 @@ def test_devices_are_written_through(tensors):
                                       cwd=tensors[0])
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def heed_signals():
+    """What the tests' own parent ignores (a shell's background job: SIGINT) children ignore too."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 def stopped_while_writing(folder):
     """Starts the tool on results of 64 MB and stops it while the .part file is there."""
     for _ in range(20):
         tool = subprocess.Popen([CLI, "attend", "q.npy", "k.npy", "v.npy", "--out", "results"],
-                                cwd=folder, stdout=subprocess.DEVNULL)
+                                cwd=folder, stdout=subprocess.DEVNULL,
+                                preexec_fn=heed_signals)
         while tool.poll() is None and not list(folder.glob("results/*.part")):
             time.sleep(0.001)
         tool.send_signal(signal.SIGSTOP)
@@ -102,7 +112,7 @@ def stopped_while_writing(folder):
 def test_a_signal_while_writing_leaves_no_part_of_a_file(tmp_path):
     for name, shape in {"q": (65536, 1), "k": (1, 1), "v": (1, 256)}.items():
         np.save(tmp_path / f"{name}.npy", np.ones(shape, np.float32))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         tool = stopped_while_writing(tmp_path)
         tool.send_signal(number)
         tool.send_signal(signal.SIGCONT)

@@ -65,7 +65,7 @@ def pytorch_alone(device):
     return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else contextlib.nullcontext()
 
 
-def compare(function, *tensors, strides=False):
+def compare(function, *tensors, strides=False, limit=None):
     """function(*tensors) and its gradients by PyTorch, then with Regard installed."""
     results = []
     for context in (pytorch_alone(tensors[0].device), rt.installed()):
@@ -74,8 +74,8 @@ def compare(function, *tensors, strides=False):
     for by_pytorch, found in zip(*results):
         assert (found is None) == (by_pytorch is None)
         if found is not None:
-            limit = TOLERANCE[found.dtype]
-            torch.testing.assert_close(found, by_pytorch, rtol=limit, atol=limit)
+            off = limit or TOLERANCE[found.dtype]
+            torch.testing.assert_close(found, by_pytorch, rtol=off, atol=off)
     if strides:
         assert results[1][0].stride() == results[0][0].stride()
     return results[1][0]
@@ -291,8 +291,10 @@ def test_encoder_in_eval_mode(mask, options, nested, fast_calls, device):
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, **options)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).to(device).eval()
     masks = {name: x.to(device) for name, x in MASKS[mask].items()}
+    # PyTorch's own fast path on a GPU has GELU by its tanh approximation, whatever was asked for.
+    limit = 1e-3 if device == "cuda" and "activation" in options else None
     with torch.no_grad():
-        compare(lambda x: encoder(x, **masks), normal(3, 6, 16, device=device))
+        compare(lambda x: encoder(x, **masks), normal(3, 6, 16, device=device), limit=limit)
     # A padding mask alone makes nested tensors, which are PyTorch's.
     packs = nested and mask == "padding" and "norm_first" not in options
     assert len(fast_calls) == (0 if packs else 2)
