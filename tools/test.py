@@ -4,6 +4,7 @@
   tools/test.py                  what `make test` runs: tier core, every pair of features everywhere
   tools/test.py --tier all       what CI runs: the same, then what is marked or labelled exhaustive,
                                  every chip, sanitizers and fuzzing; nothing runs twice
+  tools/test.py --tier rest      what "all" adds to "core", on the builds that core left
   tools/test.py --only python    one group of stages
 
 A stage over its budget of seconds (tools/testing/stages.py) is ended and has failed. Budgets are
@@ -26,7 +27,7 @@ from testing.stages import BUDGET, CORE, REST, stages
 from testing.table import table, totals
 
 MOST_KERNELS = 3000  # kept compiled in build/kernels; one state of the texts has about 600
-TIERS = {"core": (CORE,), "all": (CORE, REST)}
+TIERS = {"core": (CORE,), "rest": (REST,), "all": (CORE, REST)}
 
 
 def arguments() -> argparse.Namespace:
