@@ -44,6 +44,7 @@ def run(path: Path, *more: str) -> tuple[int, list[tables.Row]]:
     return status, [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.exhaustive
 def test_writes_prints_and_draws(tiny: None, tmp_path: Path,
                                  capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "plots/cpu.svg"
@@ -231,6 +232,7 @@ def test_list_and_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
         assert stopped.value.code == 2 and named in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["cpu_avx512bf16", "gpu_h200", "gpu_h200_mma"])
 def test_committed_results_are_drawn(name: str, tmp_path: Path) -> None:
     results = Path(__file__).resolve().parents[2] / f"bench/results/{name}.jsonl"

@@ -14,7 +14,15 @@ FRAMEWORKS = {"pytorch.md": ["torch"], "jax.md": ["jax"], "models.md": ["torch"]
               "transformers.md": ["torch", "transformers"]}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def pages():
+    """Those that load a whole framework for one example are for `make test-all`."""
+    slow = {"jax.md", "transformers.md"}
+    return [pytest.param(page, id=page.relative_to(ROOT).as_posix(),
+                         marks=pytest.mark.exhaustive if page.name in slow else ())
+            for page in PAGES]
+
+
+@pytest.mark.parametrize("page", pages())
 def test_examples_run(page):
     for module in FRAMEWORKS.get(page.name, []):
         pytest.importorskip(module)

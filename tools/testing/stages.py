@@ -29,7 +29,7 @@ def stages(tier: str, fuzz_seconds: int) -> list[Stage]:
                 *sanitizer("asan"), *sanitizer("tsan"), *fuzz(fuzz_seconds)]
     return [
         Stage("format", "format", ["tools/format.sh", "--check"], budget=20, lanes=1),
-        build("release", 240),
+        build("release", 300),
         *tests(CORE),
         *check(CORE),
     ]
@@ -41,13 +41,13 @@ def tests(tier: str) -> list[Stage]:
     suffix = "" if core else ", exhaustive"
     # PyTorch's threads wait by spinning, which two cores with other work cannot afford.
     others = "" if core else " tests/cli"
-    package = pytest("package", "tests/package" + others, tier, 150,
+    package = pytest("package", "tests/package" + others, tier, 200 if core else 500,
                      {"GOMP_SPINCOUNT": "0"})
     package.needs = "build python"
     both = [
-        ctest("release", tier, 60 if core else 200),
+        ctest("release", tier, 90 if core else 300),
         pytest(f"python{suffix}", "tests/python", tier, 100 if core else 200),
-        emulated(tier, 300 if core else 600),
+        emulated(tier, 300 if core else 1200),
         pytest(f"install{suffix}", "tests/install", tier, 100 if core else 400),
     ]
     if not core:
@@ -55,10 +55,10 @@ def tests(tier: str) -> list[Stage]:
         return [*both, package]
     return [
         *both,
-        pytest("cli", "tests/cli", tier, 60),
+        pytest("cli", "tests/cli", tier, 90),
         pytest("examples", "examples", tier, 60),
         pytest("docs and tools", "tests/docs tests/tools", tier, 60),
-        Stage("build python", "package", ["tools/build.sh", "python"], budget=120),
+        Stage("build python", "package", ["tools/build.sh", "python"], budget=150),
         package,
     ]
 
@@ -136,7 +136,7 @@ def kernels() -> list[Stage]:
             "kernels compile for every chip, few spill",
             "kernels",
             [*command, "--known", "tools/known_spills.txt"],
-            700,
+            900,
             count_check,
             needs="build release",
             environment={
@@ -193,7 +193,7 @@ def sanitizer(preset: str) -> list[Stage]:
     """One build, the C++ tests, and random problems on the backend that would be chosen."""
     command = [f"build/{preset}/cli/regard", "check", "--problems", str(SANITIZED_PROBLEMS)]
     return [
-        build(preset, 600),
+        build(preset, 900),
         ctest(preset, REST, 600, THREADED_TESTS if preset == "tsan" else ""),
         Stage(
             f"check, {preset}, {SANITIZED_PROBLEMS} problems",
@@ -209,7 +209,7 @@ def sanitizer(preset: str) -> list[Stage]:
 
 def fuzz(seconds: int) -> list[Stage]:
     return [
-        build("fuzz", 300),
+        build("fuzz", 600),
         Stage(
             f"fuzz, {seconds} s a target",
             "fuzz",
