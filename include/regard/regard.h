@@ -169,7 +169,8 @@ typedef struct regard_backward_tensors {
 } regard_backward_tensors;
 
 /** A caller's thread pool: must call task(context, index) once for each index in [0, tasks), in any
- * order and on any threads, and return when all have returned. `self` is passed through. */
+ * order and on any threads, and return when all have returned. Anything else is an error of the
+ * argument `executor`; the results are then incomplete. `self` is passed through. */
 typedef void (*regard_executor)(void* self, int tasks, void (*task)(void* context, int index),
                                 void* context);
 

@@ -141,7 +141,8 @@ struct Workspace {
 };
 
 /// A caller's thread pool. run must call task(context, index) once for each index in [0, tasks), in
-/// any order and on any threads, and return when all have returned.
+/// any order and on any threads, and return when all have returned. Anything else is an Error that
+/// names `executor`; the results are then incomplete.
 struct Executor {
   /// Calls task(context, index) for each index.
   void (*run)(void* self, int tasks, void (*task)(void* context, int index),
@@ -166,7 +167,8 @@ struct Run {
 ///
 /// On the CPU, blocks until the results are written. Throws Error; then nothing was written, unless
 /// memory ran out while a few rows were redone (Code::out_of_memory; give a workspace to make that
-/// unlikely).
+/// unlikely) or an Executor broke its contract. The calling thread's rounding mode, flush-to-zero
+/// setting and unmasked floating-point exceptions change no result, and stay as they are.
 ///
 /// On a GPU, all tensors lie in memory that the device reaches. The work is put on the stream, in
 /// the current context where that belongs to the device, and the call returns; it never
