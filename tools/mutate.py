@@ -5,7 +5,7 @@
 
 The texts are those of src/cuda/kernels, which the emulated GPU compiles, and of src/semantics and
 src/cpu/kernels, of which the CPU's scalar instruction set is compiled anew. A change is one
-operator, comparison, constant or function. The tests are a few of tests/python (TESTS) that run the changed
+operator, comparison, constant or function. The tests are a few of tests/python that run the changed
 kernel; where one of them fails the change is found. A change that does not compile counts for
 nothing. What survives is either a blind spot of those tests or no change of what is computed: only
 a reader can tell.
@@ -208,8 +208,9 @@ def report(mutants: list[Mutant], seed: int) -> str:
              for outcome in ("found", "hangs", "survives", "does not compile", "no test")}
     found, judged = count["found"] + count["hangs"], sum(count.values())
     judged -= count["does not compile"] + count["no test"]
+    share = 100 * found / max(judged, 1)
     lines = [f"Seed {seed}: of {len(mutants)} changes {count['does not compile']} do not compile; "
-             f"of the other {judged} the tests find {found} ({100 * found / max(judged, 1):.0f} %).", "",
+             f"of the other {judged} the tests find {found} ({share:.0f} %).", "",
              "| survivor | text | change |", "|---|---|---|"]
     for m in mutants:
         if m.outcome in ("survives", "no test"):

@@ -6,6 +6,8 @@ arrives, and that every result comes back.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -233,3 +235,34 @@ def test_threads_run_side_by_side(random):
     with ThreadPoolExecutor(8) as pool:
         for got in pool.map(lambda _: regard.attention(q, k, v), range(32)):
             assert (got == want).all()
+
+
+CHANGED_TABLES = """
+import threading
+import numpy as np, regard
+
+rows = [np.ones((2048, 2, 16), np.float32) for _ in range(3)]
+table = np.arange(0, 2049, 64, dtype=np.int32)
+good = table.copy()
+
+def attend():
+    for _ in range(100):
+        try:
+            regard.attention(*rows, cu_seqlens_q=table, cu_seqlens_k=table, max_seqlen_q=64,
+                             max_seqlen_k=64)
+        except regard.InvalidArgument:
+            pass
+
+caller = threading.Thread(target=attend)
+caller.start()
+while caller.is_alive():
+    table[5:] = 2**30
+    table[5:] = good[5:]
+"""
+
+
+def test_tables_that_another_thread_changes():
+    """They are copied before they are checked: such a call is refused, or runs, and never crashes."""
+    done = subprocess.run([sys.executable, "-c", CHANGED_TABLES], capture_output=True, text=True,
+                          timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
