@@ -21,7 +21,6 @@ namespace regard {
 namespace {
 
 constexpr int64 kMostBlocks = INT32_MAX;  // of a grid
-
 constexpr int64 kCounterBytes = 8;
 constexpr int64 kAnyMarkBytes = 16;  // of rows and of keys: the call that marked one
 constexpr int64 kKeyMarkBytes = 2;   // of a key: one for dk and one for dv
@@ -124,10 +123,12 @@ class Planner {
     if (!choice_.any_family && choice_.family != Family::wgmma) return false;
     const bool back = p_.backward;
     plan_.copies = inputs_to_copy(p_);
-    const Problem& p =
-        plan_.copies.empty() ? p_ : copied_.emplace(with_copies(p_, plan_.copies, nullptr));
-    const char* why_not =
-        back ? why_not_wgmma_backward(p, chip_, level_) : why_not_wgmma(p, chip_, level_);
+    const bool fits = copies_bytes(p_, plan_.copies).fits();
+    if (fits && !plan_.copies.empty()) copied_ = with_copies(p_, plan_.copies, nullptr);
+    const Problem& p = copied_ ? *copied_ : p_;
+    const char* why_not = !fits  ? kTooLarge
+                          : back ? why_not_wgmma_backward(p, chip_, level_)
+                                 : why_not_wgmma(p, chip_, level_);
     if (!why_not && choice_.any_family) {
       why_not = back ? why_rather_mma_backward(p) : why_rather_mma(p, chip_);
       if (!why_not) why_not = why_not_copies(p_, plan_.copies);
