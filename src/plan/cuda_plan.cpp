@@ -24,7 +24,6 @@ constexpr int64 kMostBlocks = INT32_MAX;  // of a grid
 constexpr int64 kCounterBytes = 8;
 constexpr int64 kAnyMarkBytes = 16;  // of rows and of keys: the call that marked one
 constexpr int64 kKeyMarkBytes = 2;   // of a key: one for dk and one for dv
-
 constexpr const char* kWhyMarks =
     "marks: a row or key whose result is not finite, or of which planes may have lost too much, is "
     "computed again without tensor cores: 0 * NaN of hidden pairs, split products or terms spoils "
@@ -149,6 +148,7 @@ class Planner {
       return false;
     }
     if (plan_.refusal.empty()) refuse(why_not);
+    plan_.too_large = !fits;
     return true;
   }
 
