@@ -129,11 +129,13 @@ def check(tier: str) -> list[Stage]:
 
 
 def kernels() -> list[Stage]:
-    """The GPU's kernels compile for every chip; NVRTC needs none of them."""
-    command = ["build/release/cli/regard", "prebuild", "--check", "--devices", "all"]
+    """The GPU's kernels compile for one chip of each kind; NVRTC needs none of them. sm_87, sm_89,
+    sm_103 and sm_121 have the texts and tiles of a chip that is here."""
+    chips = "sm_75,sm_80,sm_86,sm_90,sm_100,sm_120"
+    command = ["build/release/cli/regard", "prebuild", "--check", "--devices", chips]
     return [
         Stage(
-            "kernels compile for every chip, few spill",
+            "kernels compile for each kind of chip, few spill",
             "kernels",
             [*command, "--known", "tools/known_spills.txt"],
             900,
