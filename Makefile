@@ -24,7 +24,7 @@ demo: setup-build ## A trained model on regard.attention: sentences, errors, spe
 	@tools/build.sh python
 	@$(PYTHON) examples/demo.py
 
-test: setup-test ## All features and pairs of them, in ten minutes; the last line says how many passed
+test: setup-test ## All features and pairs of them; the last line says how many passed
 	@$(PYTHON) tools/test.py --slack $(SLACK)
 
 test-all: setup-test-all ## What CI runs: the same, then exhaustive tests, every chip, sanitizers, fuzzing
