@@ -27,7 +27,7 @@ demo: setup-build ## A trained model on regard.attention: sentences, errors, spe
 test: setup-test ## All features and pairs of them; the last line says how many passed
 	@$(PYTHON) tools/test.py --slack $(SLACK)
 
-test-all: setup-test-all ## What CI runs: the same, then exhaustive tests, every chip, sanitizers, fuzzing
+test-all: setup-test-all ## What CI runs: the same, then exhaustive tests, a chip of each kind, sanitizers, fuzzing
 	@$(PYTHON) tools/test.py --tier all --slack $(SLACK)
 
 test-gpu: ## The GPU's tests, with this machine's python3 (NumPy, pytest, PyTorch)

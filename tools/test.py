@@ -3,7 +3,7 @@
 
   tools/test.py                  what `make test` runs: tier core, every pair of features everywhere
   tools/test.py --tier all       what CI runs: the same, then what is marked or labelled exhaustive,
-                                 every chip, sanitizers and fuzzing; nothing runs twice
+                                 a chip of each kind, sanitizers and fuzzing; nothing runs twice
   tools/test.py --tier rest      what "all" adds to "core", on the builds that core left
   tools/test.py --only python    one group of stages
 
