@@ -16,15 +16,15 @@ namespace regard::cli {
 
 namespace {
 
-// From 7.5, the oldest that current compilers know, on.
-const std::vector<std::string>& all_chips() {
-  static const std::vector<std::string> chips{"sm_75", "sm_80",  "sm_86",  "sm_87",  "sm_89",
-                                              "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"};
-  return chips;
+// NVRTC 13 compiles for no older chip.
+std::vector<std::string> current_chips() {
+  std::vector<std::string> names = chips();
+  names.erase(names.begin(), std::find(names.begin(), names.end(), "sm_75"));
+  return names;
 }
 
 std::vector<std::string> chips_of(const std::string& text, const CudaSetup& setup) {
-  if (text == "all") return all_chips();
+  if (text == "all") return current_chips();
   std::vector<std::string> chips;
   if (!text.empty()) {
     for (const std::string& name : split(text, ',')) {

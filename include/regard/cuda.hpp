@@ -92,7 +92,7 @@ struct CompiledKernel {
   std::string fault;
   /// After compiling: why the cache did not keep the kernel; "" = it did.
   std::string not_kept;
-  std::size_t bytes = 0;    ///< of the file
+  std::size_t bytes = 0;    ///< of its machine code
   int registers = 0;        ///< of a thread
   int spill_bytes = 0;      ///< of a thread: stores and loads
   int stack_bytes = 0;      ///< of a thread
@@ -106,6 +106,9 @@ struct CompiledKernel {
 std::vector<CompiledKernel> cached_kernels();
 /// Empties the cache's folder and returns how many files were removed.
 int clear_cached_kernels();
+
+/// The kinds of GPUs that plans can be made for, the oldest first: "sm_50", "sm_52", ...
+std::vector<std::string> chips();
 
 /// Compiles, into the cache, the kernels of usual problems (head sizes, types, masks) for a chip.
 /// `done` is told of each, also of one that fails, from several threads, one at a time. Afterwards

@@ -106,6 +106,12 @@ std::vector<CompiledKernel> cached_kernels() {
 
 int clear_cached_kernels() { return clear_cache(); }
 
+std::vector<std::string> chips() {
+  std::vector<std::string> names;
+  for (const Chip& chip : known_chips()) names.push_back(chip.name);
+  return names;
+}
+
 void prebuild(const std::string& name,
               const std::function<void(const CompiledKernel&, int number, int count)>& done) {
   const Chip& chip =

@@ -348,6 +348,11 @@ TEST_CASE("chips are planned for, and run nothing") {
   CHECK(workspace(c.a, Pass::backward, c.run) > 0);
   CHECK(std::string(error_of([&] { c.forward(); }).what()) ==
         "device = sm_80: is a chip to plan for; kernels run on cuda(0)");
+  CHECK(chips().front() == "sm_50");
+  for (const std::string& name : chips()) {
+    c.run.device = chip(name);
+    CHECK(explain(c.a, Pass::forward, c.run).supported);
+  }
   c.run.device = chip("sm_1");
   CHECK(error_of([&] { (void)explain(c.a, Pass::forward, c.run); }).argument() == "device");
 }

@@ -9,9 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "plan/chip.hpp"
 #include "tests/cuda/emulator_build.hpp"
 #include "tests/cuda/emulator_image.hpp"
 
+using regard::known_chips;
 using namespace regard::emulated;
 namespace files = std::filesystem;
 
@@ -25,7 +27,6 @@ struct Program {
 };
 
 constexpr int kInvalidInput = 3, kCompilation = 6;
-constexpr int kCapabilities[] = {75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121};
 
 // A folder of a compilation's own.
 class Scratch {
@@ -57,11 +58,11 @@ EXPORTED int nvrtcVersion(int* major, int* minor) {
   return 0;
 }
 EXPORTED int nvrtcGetNumSupportedArchs(int* count) {
-  *count = int(std::size(kCapabilities));
+  *count = int(known_chips().size());
   return 0;
 }
 EXPORTED int nvrtcGetSupportedArchs(int* list) {
-  std::copy(std::begin(kCapabilities), std::end(kCapabilities), list);
+  for (const regard::Chip& chip : known_chips()) *list++ = chip.capability();
   return 0;
 }
 
