@@ -220,13 +220,31 @@ def test_tuning_sorts_backends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert "cpu:none:" in text and "tiny-full-bwd" not in text
 
 
+def test_one_problem(tmp_path: Path) -> None:
+    status, rows = run(tmp_path / "rows.jsonl", "--q", "1x4x40x16", "--kv-heads", "2", "--kv-len",
+                       "50", "--dim-v", "8", "--type", "f32,bf16", "--only", "fwd|f32", "--with",
+                       "causal", "window=30,4", "bias=1h1k", "softcap=20", "sink")
+    assert status == 0
+    assert [(row["type"], row["pass"]) for row in rows] == [
+        ("f32", "fwd"), ("f32", "bwd"), ("bf16", "fwd")]
+    for row in rows:
+        assert row["sizes"] == [1, 4, 2, 40, 50, 16, 8] and row["mask"] == "causal"
+        assert row["ms"]["cpu"] > 0 and not row["wrong"] and set(row["ms"]) == {"cpu"}
+    assert set(rows[1]["errors"]["cpu"]) >= {"dq", "dk", "dv", "dbias", "dsink"}
+    _, [plain] = run(tmp_path / "rows.jsonl", "--q", "1x2x40x16", "--type", "f32", "--only", "fwd")
+    assert set(plain["ms"]) == {"cpu", "numpy"}
+
+
 def test_list_and_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--device", "cpu", "--preset", "full", "--list"]) == 0
     listed = capsys.readouterr().out.split()
     assert "f32-b1-h16-s512-d64-causal-bwd" in listed and len(listed) == len(set(listed)) > 60
     for wrong, named in ((["--only", "nothing"], "nothing"), (["--only", "("], "--only"),
                          (["--device", "gpu"], "--device"), (["--threads", "-1"], "--threads"),
-                         (["--tune"], "--case")):
+                         (["--tune"], "--case"), (["--q", "1x2x3"], "--q"),
+                         (["--q", "1x1x8x8", "--type", "f8"], "--type"),
+                         (["--q", "1x1x8x8", "--with", "softcap"], "--with softcap"),
+                         (["--q", "1x1x8x8", "--with", "bias=hq"], "b1qk")):
         with pytest.raises(SystemExit) as stopped:
             bench.main(["--device", "cpu", *wrong])
         assert stopped.value.code == 2 and named in capsys.readouterr().err

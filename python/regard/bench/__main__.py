@@ -1,6 +1,7 @@
 """python -m regard.bench: times Regard beside every attention that is installed.
 
     python -m regard.bench [--preset quick|small|full] [--only REGEX] [--plot]
+    python -m regard.bench --q 1x16x2048x64 --type f32,bf16 --with causal softcap=30
     python -m regard.bench --tune --case d128-causal-16384-bwd \\
         --backends "cuda:mma;cuda:mma@rows=64,keys=128,warps=8"
     python -m regard.bench plot gpu_h200.jsonl --out gpu.svg
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import info
-from .cases import Case, cases_of
+from .cases import FLAGS, VALUES, Case, cases_of, given_cases
 from .environment import prepare_environment
 from .watch import Progress, watch
 
@@ -58,6 +59,13 @@ def parser_of_run() -> argparse.ArgumentParser:
     add("--plot", type=Path, nargs="?", const=Path(""), metavar="SVG",
         help="draw the results as well (default: beside them)")
     add("--one-process", action="store_true", help="do not outlive a peer that hangs or crashes")
+    one = parser.add_argument_group("one problem instead of a preset").add_argument
+    one("--q", default="", metavar="BxHxSxD", help="sizes of q: 1x16x2048x64")
+    one("--type", default="bf16", help="f32, f16, bf16, with commas between (default: bf16)")
+    for name, what in (("--kv-heads", "heads"), ("--kv-len", "length"), ("--dim-v", "head size")):
+        one(name, type=int, default=0, metavar="N", help=f"default: q's {what}")
+    one("--with", dest="options", nargs="+", default=[], metavar="OPTION",
+        help=", ".join([*FLAGS, *(f"{name}={example}" for name, (example, _) in VALUES.items())]))
     for name in ("--progress", "--done"):
         add(name, default="", help=argparse.SUPPRESS)
     add("--lost", action="append", default=[], help=argparse.SUPPRESS)
@@ -88,7 +96,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             parser.error("--tune needs --case; --list names them")
     elif a.case:
         parser.error("--case needs --tune; --only chooses otherwise")
-    a.cases = selected(a)
+    try:
+        a.cases = selected(a)
+    except ValueError as error:
+        parser.error(str(error))
     if not a.cases:
         parser.error(f"no case of preset {a.preset} is called {a.case or a.only}; see --list")
     return a
@@ -96,7 +107,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def selected(a: argparse.Namespace) -> list[Case]:
     cases = cases_of(a.kind, a.preset)
-    if a.tune:
+    if a.q:
+        cases = given_cases(a.q, a.type, a.kv_heads, a.kv_len, a.dim_v, a.options)
+    elif a.tune:
         base = re.sub(r"-(fwd|bwd)$", "", a.case)
         a.only = re.escape(a.case) if base != a.case else f"^{re.escape(base)}-(fwd|bwd)$"
         cases = [case for case in cases if case.name == base]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,15 +47,23 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     peers: tuple[str, ...] = ()
     passes: tuple[str, ...] = ("fwd", "bwd")
+    dim_v: int = 0  # 0: as dim
+
+    @property
+    def columns_out(self) -> int:
+        return self.dim_v or self.dim
 
     def flops(self, which: str) -> float:
-        """4 B H Sq Sk D forward, half of it with a causal mask, 2.5 times that backward."""
-        whole = 4.0 * self.batch * self.heads * self.rows * self.columns * self.dim
-        return whole * (0.5 if self.causal else 1.0) * (1.0 if which == "fwd" else 2.5)
+        """2 B H Sq Sk (D + Dv) forward, (3 D + 2 Dv) backward; half of it with a causal mask."""
+        d, dv = self.dim, self.columns_out
+        dims = d + dv if which == "fwd" else 3 * d + 2 * dv
+        whole = 2.0 * self.batch * self.heads * self.rows * self.columns * dims
+        return whole * (0.5 if self.causal else 1.0)
 
     def bytes(self) -> float:
         """Of k and v: what decoding must read."""
-        return 2.0 * self.batch * self.heads_kv * self.columns * self.dim * SIZE_OF[self.type]
+        return (float(self.dim + self.columns_out) * self.batch * self.heads_kv * self.columns
+                * SIZE_OF[self.type])
 
     def weights(self) -> float:
         """Bytes of the whole table of weights in float32, which an unfused computation holds."""
@@ -62,7 +71,8 @@ class Case:
 
     @property
     def sizes(self) -> list[int]:
-        return [self.batch, self.heads, self.heads_kv, self.rows, self.columns, self.dim]
+        sizes = [self.batch, self.heads, self.heads_kv, self.rows, self.columns, self.dim]
+        return [*sizes, self.dim_v] if self.dim_v else sizes
 
     @property
     def mask(self) -> str:
@@ -178,4 +188,58 @@ def feature_cases(plain: dict[str, Any], window: int, without: tuple[str, ...] =
             rest = dict(options)
             fields = {key: rest.pop(key) for key in ("causal", "type", "heads_kv") if key in rest}
             cases.append(Case(f"feature-{name}", "features", options=rest, **(plain | fields)))
+    return cases
+
+
+# -------------------------------------------------------------------------- one problem, as it is given
+
+
+def _letters(text: str) -> tuple[str, ...]:
+    if not re.fullmatch("[1bhqk]{4}", text):
+        raise ValueError("four letters of b, h, q, k, and 1 where it is broadcast")
+    return tuple(text)
+
+
+def _window(text: str) -> tuple[int, int]:
+    left, right = text.split(",")
+    return int(left), int(right)
+
+
+FLAGS = ("causal", "alibi", "sink", "packed", "seqused", "deterministic", "dlse", "no_dbias",
+         "f32_outputs", "unaligned")
+VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {  # an example, and what reads it
+    "bias": ("1hqk", _letters), "mask": ("b1qk", _letters), "window": ("128,0", _window),
+    "softcap": ("30", float), "scale": ("0.125", float),
+    "dropout": ("0.1", lambda text: (float(text), 1, 2))}
+
+
+def given_cases(q: str, types: str, heads_kv: int, columns: int, dim_v: int,
+                options: Sequence[str]) -> list[Case]:
+    """A case of each type. q: "1x16x2048x64"; 0: as q; options: "causal", "softcap=30".
+
+    Errors: ValueError that names the argument.
+    """
+    if not re.fullmatch(r"\d+(x\d+){3}", q):
+        raise ValueError(f"--q = {q}: must be BATCHxHEADSxLENGTHxSIZE, such as 1x16x2048x64")
+    batch, heads, rows, dim = map(int, q.split("x"))
+    found: dict[str, Any] = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if name in FLAGS and not equals:
+            found[name] = True
+            continue
+        try:
+            found[name] = VALUES[name][1](value)
+        except (KeyError, ValueError) as error:
+            known = *FLAGS, *(f"{name}={example}" for name, (example, _) in VALUES.items())
+            raise ValueError(f"--with {option}: must be one of {', '.join(known)}") from error
+    causal = found.pop("causal", False)
+    peers = () if found or dim_v or (causal and columns not in (0, rows)) else FUSED + UNFUSED
+    cases = []
+    for type in types.split(","):
+        if type not in SIZE_OF:
+            raise ValueError(f"--type = {type}: must be one of {', '.join(SIZE_OF)}")
+        name = "-".join([type, q, *(option.replace("=", "") for option in options)])
+        cases.append(Case(name, "given", batch, heads, heads_kv or heads, rows, columns or rows, dim,
+                          type, causal, found, peers, dim_v=dim_v))
     return cases

@@ -28,8 +28,10 @@ class Problem:
         self.no_dbias = options.pop("no_dbias", False)
         self.wide = "f32" if options.pop("f32_outputs", False) else case.type
         self.has_dlse = options.pop("dlse", False)
-        kv = case.batch, case.heads_kv, case.columns, case.dim
-        self.given = {"q": self._heads(self.shape_q), "k": self._heads(kv), "v": self._heads(kv)}
+        kv = case.batch, case.heads_kv, case.columns
+        self.given = {"q": self._heads((*self.shape_rows, case.dim)),
+                      "k": self._heads((*kv, case.dim)),
+                      "v": self._heads((*kv, case.columns_out))}
         self.dropout: tuple[float, int, int] | None = options.pop("dropout", None)
         self.settings: dict[str, Any] = {}
         self.extras = self._extras(options)
@@ -46,15 +48,15 @@ class Problem:
             self._make_results(memory)
 
     @property
-    def shape_q(self) -> tuple[int, int, int, int]:
-        return self.case.batch, self.case.heads, self.case.rows, self.case.dim
+    def shape_rows(self) -> tuple[int, int, int]:
+        return self.case.batch, self.case.heads, self.case.rows
 
     def _make_results(self, memory: Memory) -> None:
         case, xp = self.case, memory.xp
-        self.dout = self._heads(self.shape_q, self.wide)
-        self.dlse = memory.normal(self.shape_q[:3], "f32") if self.has_dlse else None
-        self.out = self._like(self.given["q"], self.wide)
-        rows = (case.heads, case.batch * case.rows) if self.packed else self.shape_q[:3]
+        self.dout = self._heads((*self.shape_rows, case.columns_out), self.wide)
+        self.dlse = memory.normal(self.shape_rows, "f32") if self.has_dlse else None
+        self.out = self._like(self.dout, self.wide)
+        rows = (case.heads, case.batch * case.rows) if self.packed else self.shape_rows
         self.lse = memory.empty(rows, "f32")
         self.gradients = {"d" + name: self._like(x, self.wide) for name, x in self.given.items()}
         if "bias" in self.extras and not self.no_dbias:
