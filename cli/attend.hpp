@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "attend_inputs.hpp"
-#include "output/json_line.hpp"
+#include "output/json.hpp"
 #include "verify/comparison.hpp"
 
 namespace regard::cli {
@@ -34,7 +34,7 @@ struct UnfusedComparison {
   };
   std::vector<Line> lines;
   double matrices = 0;    // bytes of the score matrices; the rest is 0 where they do not fit
-  std::size_t bytes = 0;  // held beside the tensors
+  std::size_t bytes = 0;  // held in addition to the tensors
   double forward_seconds = 0, both_seconds = 0;
   int threads = 0;
 
@@ -58,7 +58,7 @@ class AttendReport {
  private:
   const AttendInputs& inputs_;
   const AttendArguments& arguments_;
-  JsonLine json_;
+  Fields json_;
 };
 
 // Refuses before hours of work what write_results() would refuse after them.

@@ -12,45 +12,41 @@ namespace {
 
 double gflops(const TimedPass& pass) { return pass.plan.flops / pass.seconds / 1e9; }
 
-JsonLine json_of(const Tensor& tensor) {
-  JsonLine json;
-  json.text("type", name_of(tensor.type));
-  json.list("sizes", Sizes(tensor.sizes.begin(), tensor.sizes.begin() + tensor.rank));
-  return json;
+Json json_of(const Tensor& tensor) {
+  return Fields{{"type", name_of(tensor.type)},
+                {"sizes", Sizes(tensor.sizes.begin(), tensor.sizes.begin() + tensor.rank)}};
 }
 
-JsonLine json_of(const TimedPass& pass, bool with_text) {
-  JsonLine json;
-  json.text("pass", pass.name);
-  json.text("backend", pass.plan.backend);
-  json.text("kernel", pass.plan.kernel);
-  json.number("ms", pass.seconds * 1e3);
-  json.number("gflops", gflops(pass));
-  json.number("flops", pass.plan.flops);
-  json.count("workspace", pass.plan.workspace);
-  if (with_text) json.text("text", pass.plan.text);
-  return json;
+Json json_of(const TimedPass& pass, bool with_text) {
+  Fields fields{{"pass", pass.name},
+                {"backend", pass.plan.backend},
+                {"kernel", pass.plan.kernel},
+                {"ms", pass.seconds * 1e3},
+                {"gflops", gflops(pass)},
+                {"flops", pass.plan.flops},
+                {"workspace", pass.plan.workspace}};
+  if (with_text) fields.emplace_back("text", pass.plan.text);
+  return fields;
 }
 
-JsonLine json_of(const UnfusedComparison& c, bool backward) {
-  JsonLine json;
-  std::vector<JsonLine> lines;
+Json json_of(const UnfusedComparison& c, bool backward) {
+  std::vector<Json> lines;
   for (const auto& line : c.lines) {
-    JsonLine& one = lines.emplace_back();
-    one.text("output", line.output);
-    one.number("norm", line.ours.relative_norm);
-    one.number("worst_row", line.ours.worst_row);
-    if (!line.unfused) continue;
-    one.number("unfused_norm", line.unfused->relative_norm);
-    one.number("unfused_worst_row", line.unfused->worst_row);
+    Fields one{{"output", line.output},
+               {"norm", line.ours.relative_norm},
+               {"worst_row", line.ours.worst_row}};
+    if (line.unfused) {
+      one.emplace_back("unfused_norm", line.unfused->relative_norm);
+      one.emplace_back("unfused_worst_row", line.unfused->worst_row);
+    }
+    lines.emplace_back(one);
   }
-  json.list("errors", lines);
-  json.boolean("unfused_fits", c.fits());
-  if (!c.fits()) return json;
-  json.number("unfused_forward_ms", c.forward_seconds * 1e3);
-  if (backward) json.number("unfused_both_ms", c.both_seconds * 1e3);
-  json.count("unfused_bytes", c.bytes);
-  return json;
+  Fields fields{{"errors", lines}, {"unfused_fits", c.fits()}};
+  if (!c.fits()) return fields;
+  fields.emplace_back("unfused_forward_ms", c.forward_seconds * 1e3);
+  if (backward) fields.emplace_back("unfused_both_ms", c.both_seconds * 1e3);
+  fields.emplace_back("unfused_bytes", c.bytes);
+  return fields;
 }
 
 std::string passes_text(const AttendResults& r) {
@@ -76,7 +72,7 @@ std::string errors_text(const UnfusedComparison& c) {
 
 std::string costs_text(const UnfusedComparison& c, const AttendResults& r, bool backward) {
   const auto both = [&](double seconds) { return backward ? duration_text(seconds) : "-"; };
-  Table table({"<", "forward", "forward + backward", "memory beside the tensors"});
+  Table table({"<", "forward", "forward + backward", "memory in addition to the tensors"});
   table.add({"ours", duration_text(r.forward_seconds()), both(r.both_seconds()),
              bytes_text(double(r.workspace()))});
   table.add({"unfused", duration_text(c.forward_seconds), both(c.both_seconds),
@@ -95,12 +91,9 @@ void AttendReport::add_plans(const AttendResults& r) {
 void AttendReport::add_passes(const AttendResults& r) {
   const Attention& a = inputs_.attention;
   if (arguments_.json) {
-    json_.object("q", json_of(a.q));
-    json_.object("k", json_of(a.k));
-    json_.object("v", json_of(a.v));
-    std::vector<JsonLine> passes;
+    std::vector<Json> passes;
     for (const TimedPass& pass : r.passes) passes.push_back(json_of(pass, arguments_.explain));
-    json_.list("passes", passes);
+    json_ = {{"q", json_of(a.q)}, {"k", json_of(a.k)}, {"v", json_of(a.v)}, {"passes", passes}};
     return;
   }
   output::print("q {}\nk {}\nv {}\n\n{}", to_string(a.q), to_string(a.k), to_string(a.v),
@@ -110,7 +103,7 @@ void AttendReport::add_passes(const AttendResults& r) {
 
 void AttendReport::add_comparison(const UnfusedComparison& c, const AttendResults& r) {
   if (arguments_.json) {
-    json_.object("comparison", json_of(c, arguments_.backward));
+    json_.emplace_back("comparison", json_of(c, arguments_.backward));
     return;
   }
   output::print("\nerrors against float64 on the same inputs\n{}\n", errors_text(c));
@@ -128,14 +121,11 @@ void AttendReport::add_written(const std::vector<std::string>& tensors) {
     output::print("wrote {}: {}\n", arguments_.out, fmt::join(tensors, ", "));
     return;
   }
-  JsonLine wrote;
-  wrote.text("path", arguments_.out);
-  wrote.list("tensors", tensors);
-  json_.object("wrote", wrote);
+  json_.emplace_back("wrote", Fields{{"path", arguments_.out}, {"tensors", tensors}});
 }
 
 void AttendReport::finish() const {
-  if (arguments_.json) output::print("{}\n", json_.str());
+  if (arguments_.json) output::print("{}\n", Json(json_).text());
 }
 
 }  // namespace regard::cli

@@ -3,6 +3,7 @@
 
 #include "command_line/arguments.hpp"
 #include "kernel_words.hpp"
+#include "output/json.hpp"
 #include "output/output.hpp"
 #include "output/table.hpp"
 #include "regard/cuda.hpp"
@@ -18,7 +19,26 @@ std::string printable(const std::string& text) {
   return kept;
 }
 
-int list(const std::string& folder) {
+void list_as_json(const std::string& folder) {
+  std::vector<Json> kernels;
+  for (const CompiledKernel& k : cached_kernels()) {
+    kernels.push_back(Fields{{"chip", k.chip},
+                             {"compiler", k.compiler},
+                             {"config", k.config},
+                             {"file", k.file},
+                             {"registers", k.registers},
+                             {"spill_bytes", k.spill_bytes},
+                             {"stack_bytes", k.stack_bytes},
+                             {"shared_bytes", k.shared_bytes},
+                             {"bytes", k.bytes},
+                             {"serialized", k.serialized},
+                             {"fault", k.fault}});
+  }
+  const Json all = Fields{{"folder", folder}, {"kernels", kernels}};
+  output::print("{}\n", all.text());
+}
+
+void list(const std::string& folder) {
   Table table({"<chip", "<compiler", "registers", "spill", "stack", "size", "<  kernel"});
   std::size_t bytes = 0, count = 0, faulty = 0;
   for (const CompiledKernel& k : cached_kernels()) {
@@ -37,7 +57,6 @@ int list(const std::string& folder) {
   if (faulty > 0) {
     output::print("{} more files are not used: `regard cache verify` says why\n", faulty);
   }
-  return 0;
 }
 
 int verify(const std::string& folder) {
@@ -58,7 +77,7 @@ int run_cache(const CacheArguments& arguments) {
   const std::string& folder = setup.cache;
   if (folder.empty()) {
     throw Error(Code::unavailable, "REGARD_CACHE_DIR", "not set",
-                "there is no cache, as HOME is not set either");
+                "there is no cache, because HOME is not set either");
   }
   if (!setup.cache_fault.empty() && arguments.action != CacheArguments::Action::clear) {
     output::print("{}: nothing in it is used\n", printable(setup.cache_fault));
@@ -66,7 +85,8 @@ int run_cache(const CacheArguments& arguments) {
   }
   switch (arguments.action) {
     case CacheArguments::Action::list:
-      return list(folder);
+      arguments.json ? list_as_json(folder) : list(folder);
+      return 0;
     case CacheArguments::Action::verify:
       return verify(folder);
     case CacheArguments::Action::clear:

@@ -6,7 +6,7 @@
 
 #include "command_line/arguments.hpp"
 #include "command_line/parse.hpp"
-#include "output/json_line.hpp"
+#include "output/json.hpp"
 #include "output/output.hpp"
 #include "output/progress.hpp"
 #include "output/table.hpp"
@@ -55,15 +55,14 @@ struct Tally {
     return table.text();
   }
 
-  std::vector<JsonLine> json() const {
-    std::vector<JsonLine> list;
+  std::vector<Json> json() const {
+    std::vector<Json> list;
     for (std::size_t n = 0; n < worst.size(); ++n) {
       if (worst[n].compared == 0) continue;
-      JsonLine& line = list.emplace_back();
-      line.text("output", kOutputNames[n]);
-      line.count("problems", worst[n].compared);
-      line.number("ratio", worst[n].ratio);
-      line.count("problem", worst[n].problem);
+      list.push_back(Fields{{"output", kOutputNames[n]},
+                            {"problems", worst[n].compared},
+                            {"ratio", worst[n].ratio},
+                            {"problem", worst[n].problem}});
     }
     return list;
   }
@@ -104,9 +103,8 @@ std::string repeat_command(const CheckArguments& arguments, std::uint64_t index)
 // Prints as it goes, or all at finish() as one JSON object.
 class CheckReport {
  public:
-  CheckReport(const CheckArguments& arguments, const std::string& backend) : arguments_(arguments) {
-    json_.text("backend", backend);
-    json_.count("seed", arguments.seed);
+  CheckReport(const CheckArguments& arguments, const std::string& backend)
+      : arguments_(arguments), backend_(backend) {
     if (arguments.json) return;
     output::print("{} against float64: seed {}\n", backend, arguments.seed);
     output::flush();
@@ -120,11 +118,10 @@ class CheckReport {
   void fail(std::uint64_t index, const RandomProblem& problem, const Verdict& verdict) {
     const std::string repeat = repeat_command(arguments_, index);
     if (arguments_.json) {
-      JsonLine& failure = failures_.emplace_back();
-      failure.count("problem", index);
-      failure.text("description", problem.description);
-      failure.list("complaints", verdict.complaints);
-      failure.text("repeat", repeat);
+      failures_.push_back(Fields{{"problem", index},
+                                 {"description", problem.description},
+                                 {"complaints", verdict.complaints},
+                                 {"repeat", repeat}});
       return;
     }
     output::print("FAILED problem {}: {}\n", index, problem.description);
@@ -135,12 +132,11 @@ class CheckReport {
 
   void finish(const Tally& tally) {
     if (arguments_.json) {
-      json_.count("passed", tally.passed);
-      json_.count("failed", tally.failed);
-      json_.count("left_out", tally.left_out);
-      json_.list("failures", failures_);
-      json_.list("worst", tally.json());
-      output::print("{}\n", json_.str());
+      const Json all =
+          Fields{{"backend", backend_},    {"seed", arguments_.seed},    {"passed", tally.passed},
+                 {"failed", tally.failed}, {"left_out", tally.left_out}, {"failures", failures_},
+                 {"worst", tally.json()}};
+      output::print("{}\n", all.text());
       return;
     }
     output::put(tally.table());
@@ -152,8 +148,8 @@ class CheckReport {
 
  private:
   const CheckArguments& arguments_;
-  JsonLine json_;
-  std::vector<JsonLine> failures_;
+  const std::string backend_;
+  std::vector<Json> failures_;
 };
 
 struct Limit {

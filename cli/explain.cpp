@@ -1,6 +1,6 @@
 // `regard explain`: which kernel would run, and why; nothing is computed.
 #include "command_line/arguments.hpp"
-#include "output/json_line.hpp"
+#include "output/json.hpp"
 #include "output/output.hpp"
 #include "regard/cuda.hpp"
 
@@ -13,15 +13,10 @@ int run_explain(const ExplainArguments& arguments) {
   if (arguments.compile && explain(attention, pass, run).supported) prepare(attention, pass, run);
   const Explanation e = explain(attention, pass, run);
   if (arguments.json) {
-    JsonLine line;
-    line.boolean("supported", e.supported);
-    line.text("backend", e.backend);
-    line.text("kernel", e.kernel);
-    line.text("text", e.text);
-    line.count("workspace", e.workspace);
-    line.number("pairs", e.pairs);
-    line.number("flops", e.flops);
-    output::print("{}\n", line.str());
+    const Json fields = Fields{
+        {"supported", e.supported}, {"backend", e.backend}, {"kernel", e.kernel}, {"text", e.text},
+        {"workspace", e.workspace}, {"pairs", e.pairs},     {"flops", e.flops}};
+    output::print("{}\n", fields.text());
   } else {
     output::print("{}", e.text);
   }

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "command_line/arguments.hpp"
-#include "output/json_line.hpp"
+#include "output/json.hpp"
 #include "output/output.hpp"
 #include "output/table.hpp"
 #include "regard/cuda.hpp"
@@ -42,50 +42,35 @@ std::string gpu_text() {
   return table.text().substr(1);
 }
 
-JsonLine gpu_json() {
+Json gpu_json() {
   const CudaSetup setup = cuda_setup();
-  std::vector<JsonLine> devices;
+  std::vector<Json> devices;
   for (const CudaDevice& d : setup.devices) {
-    JsonLine& device = devices.emplace_back();
-    device.text("name", d.name);
-    device.text("chip", d.chip);
-    device.integer("multiprocessors", d.multiprocessors);
-    device.count("memory", d.memory);
-    device.count("l2", d.l2);
-    device.count("shared_per_block", d.shared_per_block);
+    devices.push_back(Fields{{"name", d.name},
+                             {"chip", d.chip},
+                             {"multiprocessors", d.multiprocessors},
+                             {"memory", d.memory},
+                             {"l2", d.l2},
+                             {"shared_per_block", d.shared_per_block}});
   }
-  JsonLine gpu;
-  gpu.list("devices", devices);
-  gpu.boolean("has_driver", setup.has_driver);
-  gpu.text("driver", setup.driver);
-  gpu.boolean("has_compiler", setup.has_compiler);
-  gpu.text("compiler", setup.compiler);
-  gpu.list("skipped", setup.skipped);
-  gpu.text("cache", setup.cache);
-  gpu.text("cache_fault", setup.cache_fault);
-  return gpu;
+  return Fields{{"devices", devices},         {"has_driver", setup.has_driver},
+                {"driver", setup.driver},     {"has_compiler", setup.has_compiler},
+                {"compiler", setup.compiler}, {"skipped", setup.skipped},
+                {"cache", setup.cache},       {"cache_fault", setup.cache_fault}};
 }
 
-std::string json_text(const Machine& m) {
-  JsonLine caches, line;
-  caches.count("l1", m.l1);
-  caches.count("l2", m.l2);
-  caches.count("l3", m.l3);
-  std::vector<JsonLine> list;
+Json json_of(const Machine& m) {
+  std::vector<Json> list;
   for (const BackendInfo& b : backends()) {
-    JsonLine& backend = list.emplace_back();
-    backend.text("name", b.name);
-    backend.boolean("available", b.available);
-    backend.text("note", b.note);
+    list.push_back(Fields{{"name", b.name}, {"available", b.available}, {"note", b.note}});
   }
-  line.text("version", version());
-  line.text("cpu", m.cpu);
-  line.integer("threads", m.threads);
-  line.list("isa", m.isa);
-  line.object("caches", caches);
-  line.object("gpu", gpu_json());
-  line.list("backends", list);
-  return line.str();
+  return Fields{{"version", version()},
+                {"cpu", m.cpu},
+                {"threads", m.threads},
+                {"isa", m.isa},
+                {"caches", Fields{{"l1", m.l1}, {"l2", m.l2}, {"l3", m.l3}}},
+                {"gpu", gpu_json()},
+                {"backends", list}};
 }
 
 std::string tables(const Machine& m) {
@@ -111,7 +96,7 @@ std::string tables(const Machine& m) {
 
 int run_info(const InfoArguments& arguments) {
   const Machine m = machine();
-  output::put(arguments.json ? json_text(m) + "\n" : tables(m));
+  output::put(arguments.json ? json_of(m).text() + "\n" : tables(m));
   return 0;
 }
 

@@ -60,17 +60,9 @@ struct CheckArguments {
   bool verbose = false, forbid_compiling = false, json = false;
 };
 
-struct BenchArguments {
-  std::string device = "cpu", preset, passes = "forward,backward", json, commit, backends, types;
-  ShapeFlags shape;
-  AttentionFlags attention;
-  int threads = 0;
-  double seconds = 0.3;
-  bool forbid_compiling = false;
-};
-
 struct CacheArguments {
   enum class Action { list, clear, verify } action = Action::list;
+  bool json = false;
 };
 
 struct PrebuildArguments {
@@ -88,7 +80,6 @@ struct Arguments {
   ExplainArguments explain;
   AttendArguments attend;
   CheckArguments check;
-  BenchArguments bench;
   CacheArguments cache;
   PrebuildArguments prebuild;
   CompletionArguments completion;
@@ -99,7 +90,6 @@ int run_info(const InfoArguments& arguments);
 int run_explain(const ExplainArguments& arguments);
 int run_attend(const AttendArguments& arguments);
 int run_check(const CheckArguments& arguments);
-int run_bench(const BenchArguments& arguments);
 int run_cache(const CacheArguments& arguments);
 int run_prebuild(const PrebuildArguments& arguments);
 

@@ -71,7 +71,6 @@ int run_chosen(const CLI::App& app, const Arguments& arguments) {
   if (app.got_subcommand("explain")) return run_explain(arguments.explain);
   if (app.got_subcommand("attend")) return run_attend(arguments.attend);
   if (app.got_subcommand("check")) return run_check(arguments.check);
-  if (app.got_subcommand("bench")) return run_bench(arguments.bench);
   if (app.got_subcommand("cache")) return run_cache(arguments.cache);
   if (app.got_subcommand("prebuild")) return run_prebuild(arguments.prebuild);
   const CommandHelp help = help_of(app);

@@ -44,8 +44,8 @@ void add_attention(CLI::App& app, AttentionFlags& flags) {
   app.add_option("--offset", flags.offset, "of dropout")->type_name("N");
 }
 
-void add_shape(CLI::App& app, ShapeFlags& shape, bool with_type) {
-  app.add_option("--q", shape.q, "BATCHxHEADSxLENGTHxSIZE")->type_name("SHAPE");
+void add_shape(CLI::App& app, ShapeFlags& shape) {
+  app.add_option("--q", shape.q, "BATCHxHEADSxLENGTHxSIZE")->type_name("SHAPE")->required();
   app.add_option("--kv-heads", shape.kv_heads, "default: q's heads")
       ->check(kPositive)
       ->type_name("N");
@@ -55,10 +55,7 @@ void add_shape(CLI::App& app, ShapeFlags& shape, bool with_type) {
   app.add_option("--dim-v", shape.dim_v, "default: q's head size")
       ->check(kPositive)
       ->type_name("N");
-  if (with_type) app.add_option("--type", shape.type, "default f32")->type_name(kType);
-}
-
-void add_score_tensors(CLI::App& app, ShapeFlags& shape) {
+  app.add_option("--type", shape.type, "default f32")->type_name(kType);
   app.add_option("--bias", shape.bias, "broadcasts to BxHqxSqxSk")->type_name("SHAPE[:type]");
   app.add_option("--mask", shape.mask, "bool, broadcasts likewise")->type_name("SHAPE");
   app.add_flag("--alibi", shape.alibi, "with ALiBi slopes");
@@ -87,9 +84,7 @@ void add_explain(CLI::App& app, ExplainArguments& arguments) {
   CLI::App* const command =
       add_command(app, "explain", "Which kernel would run, and why",
                   "regard explain --q 2x32x4096x128 --kv-heads 8 --type bf16 --causal --backward");
-  add_shape(*command, arguments.shape, true);
-  command->get_option("--q")->required();
-  add_score_tensors(*command, arguments.shape);
+  add_shape(*command, arguments.shape);
   add_attention(*command, arguments.attention);
   command->add_flag("--backward", arguments.backward, "the backward pass");
   command->add_option("--device", arguments.run.device, "cpu (default), cuda:N, or a chip: sm_90")
@@ -179,37 +174,6 @@ void add_check(CLI::App& app, CheckArguments& arguments) {
       ->type_name("N");
 }
 
-void add_bench(CLI::App& app, BenchArguments& arguments) {
-  CLI::App* const command =
-      add_command(app, "bench", "Check, then time: a table and JSON lines",
-                  "regard bench --preset cpu --type f32,bf16 --json results.jsonl\n"
-                  "         regard bench --q 1x16x2048x64 --causal --backend cpu:avx2,cpu:avx512\n"
-                  "         regard bench --device cuda:0 --preset gpu --backend cuda:mma");
-  add_device(*command, arguments.device, arguments.forbid_compiling);
-  command->add_option("--preset", arguments.preset, "default cpu or gpu, as the device")
-      ->check(one_of({"cpu", "gpu", "long", "short"}))
-      ->type_name("cpu|gpu|long|short");
-  add_shape(*command, arguments.shape, false);
-  command->get_option("--q")->excludes("--preset");
-  command
-      ->add_option("--type", arguments.types,
-                   "one or more, by comma (default f32,bf16,f16; GPU: bf16,f16)")
-      ->type_name("TYPES");
-  add_score_tensors(*command, arguments.shape);
-  add_attention(*command, arguments.attention);
-  command->add_option("--passes", arguments.passes, "default both: forward,backward")
-      ->type_name("PASSES");
-  command->add_option("--backend", arguments.backends, "one or more, by comma")
-      ->type_name("BACKEND");
-  add_threads(*command, arguments.threads);
-  command->add_option("--seconds", arguments.seconds, "to time each case (default 0.3)")
-      ->check(kSeconds)
-      ->type_name("S");
-  command->add_option("--json", arguments.json, "append a JSON line per case")->type_name("FILE");
-  command->add_option("--commit", arguments.commit, "recorded in JSON; else REGARD_COMMIT")
-      ->type_name("TEXT");
-}
-
 void add_cache(CLI::App& app, CacheArguments& arguments) {
   CLI::App* const command = add_command(app, "cache", "The GPU kernels that are kept compiled",
                                         "regard cache list\n"
@@ -217,11 +181,12 @@ void add_cache(CLI::App& app, CacheArguments& arguments) {
   command->require_subcommand(1);
   using Action = CacheArguments::Action;
   const auto add = [&](const char* name, Action action, const char* what) {
-    command->add_subcommand(name, what)->callback([&arguments, action] {
+    return command->add_subcommand(name, what)->callback([&arguments, action] {
       arguments.action = action;
     });
   };
-  add("list", Action::list, "Each kernel: what for, registers, spills, size");
+  add("list", Action::list, "Each kernel: what for, registers, spills, size")
+      ->add_flag("--json", arguments.json, "print the kernels as JSON");
   add("clear", Action::clear, "Delete them all");
   add("verify", Action::verify, "Name the files that are not used, and why; exit status 1");
 }
@@ -289,7 +254,6 @@ void define(CLI::App& app, Arguments& arguments) {
   add_explain(app, arguments.explain);
   add_attend(app, arguments.attend);
   add_check(app, arguments.check);
-  add_bench(app, arguments.bench);
   add_cache(app, arguments.cache);
   add_prebuild(app, arguments.prebuild);
   add_completion(app, arguments.completion);

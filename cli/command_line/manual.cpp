@@ -109,9 +109,9 @@ backend, seed, passed, failed, left_out,
 failures (each with problem, description, complaints, repeat),
 worst (each with output, problems, ratio, problem).
 .TP
-\fBregard bench\fR
-A line for each case and pass is appended to a file: case, pass, backend, type,
-sizes, mask, ms, gflops, peak_gflops, share, workspace, threads, device, commit.
+\fBregard cache list\fR
+folder, kernels (each with chip, compiler, config, file, registers,
+spill_bytes, stack_bytes, shared_bytes, bytes, serialized, fault).
 .SH EXIT STATUS
 0: fine.
 1: a wrong result, a failed check, or results that stdout did not take.
@@ -126,11 +126,6 @@ does not say.
 .TP
 \fBREGARD_CACHE_DIR\fR
 The folder of compiled GPU kernels.
-.TP
-\fBREGARD_COMMIT\fR
-What
-.B regard bench
-records as the commit.
 )";
 
 }  // namespace

@@ -1,33 +1,36 @@
-// JSON objects on one line, fields in the order they were added.
+// JSON values, each kept as its text on one line.
 #pragma once
 
-#include <cstdint>
-#include <memory>
+#include <concepts>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace regard::cli {
 
-class JsonLine {
- public:
-  JsonLine();
-  ~JsonLine();
-  JsonLine(JsonLine&&) noexcept;
+class Json;
+using Fields = std::vector<std::pair<const char*, Json>>;  // in this order
 
-  void text(const char* name, const std::string& value);
-  void number(const char* name, double value);
-  void integer(const char* name, std::int64_t value);
-  void count(const char* name, std::uint64_t value);
-  void boolean(const char* name, bool value);
-  void object(const char* name, const JsonLine& value);
-  void list(const char* name, const std::vector<std::int64_t>& values);
-  void list(const char* name, const std::vector<std::string>& values);
-  void list(const char* name, const std::vector<JsonLine>& values);
-  std::string str() const;  // NaN and infinities become null
+class Json {
+ public:
+  Json(const Fields& fields);  // an object
+  Json(const std::string& text);
+  Json(const char* text) : Json(std::string(text)) {}
+  Json(double number);  // NaN and infinities become null
+  template <std::integral Number>
+  Json(Number number) : text_(std::to_string(number)) {
+    if constexpr (std::same_as<Number, bool>) text_ = number ? "true" : "false";
+  }
+  template <class Value>
+  Json(const std::vector<Value>& values) : text_("[") {
+    for (const Value& value : values) text_ += (text_ == "[" ? "" : ",") + Json(value).text();
+    text_ += "]";
+  }
+
+  const std::string& text() const { return text_; }
 
  private:
-  struct Data;
-  std::unique_ptr<Data> data_;
+  std::string text_;
 };
 
 }  // namespace regard::cli

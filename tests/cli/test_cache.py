@@ -3,6 +3,7 @@
 The fake compiler of tests/cuda takes 50 ms a kernel.
 """
 
+import json
 import os
 import pathlib
 import re
@@ -137,6 +138,21 @@ def test_a_kernel_under_another_name(tmp_path):
     text = run("cache", "verify", status=1, cache=cache)
     assert "nvrtc13.8.kernel is of another kernel than its name says" in text
     assert "1 files are not used" in text
+
+
+def test_list_as_json(tmp_path):
+    cache = tmp_path / "cache"
+    run(*COMPILE, cache=cache)
+    (cache / "other.kernel").write_text("x")
+    fields = json.loads(run("cache", "list", "--json", cache=cache))
+    assert fields["folder"] == str(cache)
+    [used] = [kernel for kernel in fields["kernels"] if not kernel["fault"]]
+    assert used["chip"] == "sm_80" and used["compiler"] == "nvrtc13.9" and used["registers"] == 168
+    assert (used["spill_bytes"], used["stack_bytes"], used["shared_bytes"]) == (16, 8, 1024)
+    assert 0 < used["bytes"] < pathlib.Path(used["file"]).stat().st_size and "f16" in used["config"]
+    assert [k["file"] for k in fields["kernels"] if k["fault"]] == [str(cache / "other.kernel")]
+    page = re.search(r"cache list\\fR\n(.*?)^\.", run("manual"), re.M | re.S)[1]
+    assert all(key in page for key in used)
 
 
 def test_processes_share_the_work(tmp_path):

@@ -1,16 +1,14 @@
-"""Usage, help, info, explain, check and bench of the tool: output, messages, exit statuses."""
+"""Usage, help, info, explain and check of the tool: output, messages, exit statuses."""
 
 import json
-import os
 import re
-import subprocess
 
 import pytest
-from cli_support import CLI, fine, run
+from cli_support import fine, run
 
 
-@pytest.mark.parametrize("command", ["info", "explain", "attend", "check", "bench",
-                                     "cache", "prebuild"])
+@pytest.mark.parametrize("command", ["info", "explain", "attend", "check", "cache",
+                                     "prebuild"])
 def test_help_fits_a_screen_and_shows_an_example(command):
     text = fine(command, "--help")
     assert "Example: regard " + command in text
@@ -62,11 +60,6 @@ BAD_USAGE = {
     "check problems": ["check", "--problems", "-1"],
     "check seed": ["check", "--seed", "x"],
     "check type": ["check", "--type", "f8", "--problems", "1"],
-    "bench preset": ["bench", "--preset", "huge"],
-    "bench preset and q": ["bench", "--preset", "cpu", "--q", "1x1x8x8"],
-    "bench passes": ["bench", "--q", "1x1x8x8", "--passes", "sideways"],
-    "bench backend": ["bench", "--q", "1x1x8x8", "--backend", "cpu:mmx"],
-    "bench type": ["bench", "--q", "1x1x8x8", "--type", "f32,f8"],
 }
 
 
@@ -78,7 +71,7 @@ def test_bad_usage(name):
     assert done.stdout == "" or name == "backend"  # explain's answer says why there is none
 
 
-# ---------------------------------------------------------------- info, explain, check, bench
+# ----------------------------------------------------------------------- info, explain, check
 
 
 def test_info_lists_backends():
@@ -124,46 +117,6 @@ def test_check_passes_and_repeats_itself():
 def test_check_stops_after_its_seconds():
     last = fine("check", "--seconds", 1, "--backend", "reference").splitlines()[-1]
     assert re.fullmatch(r"\d+ passed, 0 failed", last)
-
-
-def test_bench_json(tmp_path):
-    text = fine("bench", "--q", "1x4x128x32", "--kv-heads", 2, "--type", "f32,bf16", "--causal",
-                "--seconds", 0.01, "--json", "r.jsonl", "--commit", "abc", "--threads", 1,
-                cwd=tmp_path)
-    assert "GFLOP/s" in text and "of peak" in text
-    lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
-    assert [(x["type"], x["pass"]) for x in lines] == [
-        ("f32", "forward"), ("f32", "backward"), ("bf16", "forward"), ("bf16", "backward")]
-    for line in lines:
-        assert set(line) == {"case", "pass", "backend", "type", "sizes", "mask", "ms", "gflops",
-                             "peak_gflops", "share", "workspace", "threads", "device", "commit"}
-        assert line["sizes"] == {"B": 1, "Hq": 4, "Hkv": 2, "Sq": 128, "Sk": 128, "D": 32, "Dv": 32}
-        assert line["mask"] == "causal" and line["commit"] == "abc" and line["threads"] == 1
-        assert line["ms"] > 0 and line["gflops"] > 0
-        assert abs(line["share"] - line["gflops"] / line["peak_gflops"]) < 1e-9
-
-
-def test_bench_takes_the_commit_from_the_environment(tmp_path):
-    environment = {**os.environ, "REGARD_COMMIT": "fromenv"}
-    subprocess.run([CLI, "bench", "--q", "1x1x16x8", "--type", "f32", "--passes", "forward",
-                    "--seconds", "0.01", "--json", "r.jsonl"], cwd=tmp_path, env=environment,
-                   check=True, capture_output=True)
-    assert json.loads((tmp_path / "r.jsonl").read_text())["commit"] == "fromenv"
-
-
-@pytest.mark.parametrize("options", [["--softcap", "1e308"],
-                                     ["--softcap", "1e20", "--scale", "1e18"]])
-def test_bench_judges_an_enormous_softcap(options):
-    """Rounding units that overflow are no sign of rows that nothing is added to."""
-    fine("bench", "--q", "1x2x32x16", *options, "--type", "f64,f32,bf16,f16", "--seconds", 0.001)
-
-
-@pytest.mark.parametrize("options", [["--q", "1x1x1x8", "--mask", "1x1x65536x32768"],
-                                     ["--q", "1x1x1x8", "--bias", "1x1x65536x32768"],
-                                     ["--q", "1x1x4000000000x8", "--kv-len", "1"]])
-def test_bench_refuses_before_it_fills_memory(options):
-    done = run("bench", *options, "--type", "f64", "--seconds", 0.001, timeout=10)
-    assert done.returncode == 2 and "regard: " in done.stderr
 
 
 def test_seconds_that_never_pass_are_refused():

@@ -1,4 +1,4 @@
-"""attend, check and bench with --device cuda:0, on the emulated GPU of tests/cuda."""
+"""attend and check with --device cuda:0, on the emulated GPU of tests/cuda."""
 
 import json
 import os
@@ -86,19 +86,35 @@ def test_check_leaves_out_what_a_family_does_not_take(run):
     assert text.splitlines()[-1] == "0 passed, 0 failed"
 
 
-def test_bench(run, tmp_path):
-    text = run("bench", "--device", "cuda:0", "--q", "1x2x40x16", "--type", "f16", "--seconds",
-               0.01, "--json", "r.jsonl")
-    assert "cuda:mma" in text and "GFLOP/s" in text
-    lines = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
-    assert [line["pass"] for line in lines] == ["forward", "backward"]
-    for line in lines:
-        assert line["device"] == "emulated sm_86" and line["ms"] > 0 and "share" not in line
-
-
 def test_a_device_that_is_not_there(run):
-    for command in ["check", "bench"]:
-        assert "cuda:7" in run(command, "--device", "cuda:7", status=2)
+    assert "cuda:7" in run("check", "--device", "cuda:7", status=2)
+
+
+def changed_texts(folder, name, old, new):
+    """A copy of the kernels' texts with one place changed, as an environment variable."""
+    for part in ["src", "include"]:
+        shutil.copytree(ROOT / part, folder / "texts" / part)
+    text = folder / "texts/src" / name
+    assert text.read_text().count(old) == 1
+    text.write_text(text.read_text().replace(old, new))
+    return {"REGARD_KERNEL_DIR": str(folder / "texts")}
+
+
+def test_check_lists_its_failures_as_json(run, tmp_path):
+    """dk is 2 % too large."""
+    wrong = changed_texts(tmp_path, "cuda/kernels/gradients_simt.cuh",
+                          "if constexpr (kConfig.wants_dk) {\n    set_all<kConfig>(factor, ",
+                          "if constexpr (kConfig.wants_dk) {\n    set_all<kConfig>(factor, 1.02f * ")
+    check = ["check", "--device", "cuda:0", "--backend", "cuda:simt", "--seed", 4, "--type", "f32",
+             "--max-len", 30]
+    done = run(*check, "--problem", 5, "--json", status=1, **wrong)
+    [failure] = json.loads(done.stdout)["failures"]
+    assert set(failure) == {"problem", "description", "complaints", "repeat"}
+    assert failure["problem"] == 5 and failure["description"].startswith("f32 B")
+    assert [complaint.partition("[")[0] for complaint in failure["complaints"]] == ["dk"]
+    again = run(*failure["repeat"].split()[1:], status=1, **wrong)
+    assert failure["complaints"][0] in again.stdout and "0 passed, 1 failed" in again.stdout
+    assert "1 passed, 0 failed" in run(*check, "--problem", 5)
 
 
 @pytest.mark.parametrize("statement, says", [
@@ -106,17 +122,13 @@ def test_a_device_that_is_not_there(run):
     ("this is no statement;", "failed for sm_86"),  # of the library
 ])
 def test_what_the_user_did_not_do_wrong_has_exit_status_1(run, tmp_path, statement, says):
-    for folder in ["src", "include"]:
-        shutil.copytree(ROOT / folder, tmp_path / "texts" / folder)
-    text = tmp_path / "texts/src/cuda/kernels/forward_simt.cuh"
     begin = "void forward_simt(const KernelParams& params) {"
-    assert text.read_text().count(begin) == 1
-    text.write_text(text.read_text().replace(begin, begin + "\n  " + statement))
+    wrong = changed_texts(tmp_path, "cuda/kernels/forward_simt.cuh", begin, begin + statement)
     given = problem(np.float16, shape=(1, 2, 16, 16), heads_kv=2, len_k=16)
     (tmp_path / "in.safetensors").write_bytes(safetensors_bytes(given))
     done = run("attend", "in.safetensors", "--device", "cuda:0", "--backend", "cuda:simt",
-               status=1, REGARD_KERNEL_DIR=str(tmp_path / "texts"))
+               status=1, **wrong)
     assert "\nregard: " in "\n" + done.stderr and says in done.stderr
     check = run("check", "--device", "cuda:0", "--backend", "cuda:simt", "--problems", 3,
-                "--type", "f16", status=1, REGARD_KERNEL_DIR=str(tmp_path / "texts"))
+                "--type", "f16", status=1, **wrong)
     assert says in check.stdout + check.stderr

@@ -26,7 +26,7 @@ def holds(path, want):
 
 def test_an_empty_name_is_refused(tensors):
     for arguments in (["attend", "in.safetensors", "--out", ""],
-                      ["bench", "--q", "1x1x8x8", "--json", ""], ["explain", "--q", ""]):
+                      ["explain", "--q", ""]):
         assert "must not be empty" in refused(*arguments, cwd=tensors[0])
 
 

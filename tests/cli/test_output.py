@@ -53,12 +53,6 @@ def test_results_that_stdout_does_not_take_are_a_failure(command, where):
     assert status == 1 and "stdout: cannot be written: " in message
 
 
-def test_a_json_file_that_takes_nothing_is_a_failure():
-    done = run("bench", "--q", "1x1x8x8", "--type", "f32", "--passes", "forward", "--seconds",
-               0.001, "--json", "/dev/full")
-    assert done.returncode == 2 and "--json = /dev/full: cannot be written" in done.stderr
-
-
 def test_a_reader_that_leaves_ends_the_tool_by_its_signal():
     done = subprocess.run(["bash", "-c", '"$0" info | true; echo "${PIPESTATUS[0]}"', CLI],
                           capture_output=True, text=True, timeout=60)

@@ -28,8 +28,7 @@ COMMANDS = listed(fine("--help"), "Subcommands")
 
 
 def test_there_are_commands():
-    assert {"info", "explain", "attend", "check", "bench", "cache", "prebuild",
-            "completion"} <= set(COMMANDS)
+    assert {"info", "explain", "attend", "check", "cache", "prebuild", "completion"} <= set(COMMANDS)
 
 
 def part_of(script, shell, command):
