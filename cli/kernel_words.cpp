@@ -1,4 +1,4 @@
-// ".member = value" pairs, at any depth of braces.
+// ".member = value" pairs; a member of a group has the group's name before it: bias.type=f16.
 #include "kernel_words.hpp"
 
 #include <cctype>
@@ -31,18 +31,24 @@ std::string word_of(std::string_view member, std::string_view value) {
 
 std::vector<std::string> kernel_words(const std::string& config) {
   std::vector<std::string> words;
+  std::string group;  // the member whose members are read
   std::string_view text = config;
   for (;;) {
-    const std::size_t dot = text.find('.');
-    if (dot == text.npos) return words;
-    text.remove_prefix(dot + 1);
+    const std::size_t at = text.find_first_of(".}");
+    if (at == text.npos) return words;
+    if (text[at] == '}') group.clear();
+    const bool is_member = text[at] == '.';
+    text.remove_prefix(at + 1);
     const std::string_view member = text.substr(0, text.find_first_not_of(kName));
     constexpr std::string_view kEquals = " = ";
-    if (member.empty() || !text.substr(member.size()).starts_with(kEquals)) continue;
+    if (!is_member || member.empty() || !text.substr(member.size()).starts_with(kEquals)) continue;
     text.remove_prefix(member.size() + kEquals.size());
     const std::size_t end = text.find_first_of(",{}");
-    if (end != text.npos && text[end] == '{') continue;  // its members follow
-    words.push_back(word_of(member, text.substr(0, end)));
+    if (end != text.npos && text[end] == '{') {
+      group = member == "features" || member == "tiling" ? "" : std::string(member) + ".";
+    } else {
+      words.push_back(word_of(group + std::string(member), text.substr(0, end)));
+    }
   }
 }
 

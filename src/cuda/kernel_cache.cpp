@@ -2,6 +2,7 @@
 #include "cuda/kernel_cache.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -10,6 +11,7 @@
 #include "cuda/environment.hpp"
 #include "cuda/in_parallel.hpp"
 #include "cuda/kernel_lock.hpp"
+#include "plan/config_members.hpp"
 #include "plan/config_text.hpp"
 #include "problem/refuse.hpp"
 
@@ -24,30 +26,22 @@ struct Key {
   bool operator==(const Key&) const = default;
 };
 
-// Of what tells most kernels apart; the rest is left to ==.
+// Of every member; seven bits apart, so that no two flags meet.
+template <class Value>
+void mix(std::uint64_t& sum, const Value& value) {
+  if constexpr (std::is_class_v<Value>) {
+    for_each_member(value, [&](const char*, const auto& member) { mix(sum, member); });
+  } else {
+    sum = std::rotl(sum, 7) ^ std::uint64_t(value);
+  }
+}
+
 struct KeyHash {
   std::size_t operator()(const Key& key) const {
-    const KernelConfig& c = key.config;
-    const Features& f = c.features;
-    const Tiling& t = c.tiling;
-    std::uint64_t sum = key.owner;
-    const auto mix = [&](auto... parts) {
-      std::uint64_t word = 0;
-      ((word = word << 10 ^ std::uint64_t(parts)), ...);
-      sum = (sum ^ word) * 0x9e3779b97f4a7c15u;
-      sum ^= sum >> 29;
-    };
-    mix(c.kernel, c.family, c.level, c.type, c.dim, c.dim_v);
-    mix(t.rows, t.keys, t.warps, t.stages, c.bias_type, c.bias_gradient);
-    mix(c.cluster, c.dbias_aligned, c.wide_dbias, c.boxed_bias);
-    std::uint64_t flags = 0;
-    for (const bool flag : {f.softcap, f.bias, f.mask, f.alibi, f.sink, f.dropout, f.interval,
-                            f.signed_scale, c.aligned, c.boxed_out, c.ragged, c.folded, c.split,
-                            c.marks, c.marked, c.ordered, c.wants_dq, c.wants_dk, c.wants_dv}) {
-      flags = flags << 1 | flag;
-    }
-    mix(flags);
-    return sum;
+    std::uint64_t sum = 0;
+    mix(sum, key.config);
+    sum = (sum ^ key.owner) * 0x9e3779b97f4a7c15u;
+    return sum ^ sum >> 29;
   }
 };
 
@@ -126,8 +120,7 @@ KernelBinary make_binary(const KernelConfig& config, int capability, Origin& ori
   return binary;
 }
 
-// ------------------------------------------------------------------------------ kernels in
-// contexts
+// ---------------------------------------------------------------------------- kernels in contexts
 
 // Only ever grows, so that readers need no lock.
 struct Node {

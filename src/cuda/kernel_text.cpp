@@ -21,14 +21,14 @@ struct KernelSource {
   Family family;
   const char* file;
   const char* function;
-  bool walkers = false;
+  bool key_warps = false;
 };
 
 constexpr KernelSource kSources[] = {
     {Kernel::forward, Family::wgmma, "forward_wgmma.cuh", "forward_wgmma"},
     {Kernel::backward, Family::wgmma, "backward_wgmma.cuh", "backward_wgmma"},
     {Kernel::forward, Family::mma, "forward_mma.cuh", "forward_mma"},
-    {Kernel::forward, Family::mma, "forward_walkers.cuh", "forward_walkers", true},
+    {Kernel::forward, Family::mma, "forward_decode.cuh", "forward_decode", true},
     {Kernel::backward, Family::mma, "backward_mma.cuh", "backward_mma"},
     {Kernel::forward, Family::simt, "forward_simt.cuh", "forward_simt"},
     {Kernel::key_gradient, Family::simt, "gradients_simt.cuh", "key_gradient_simt"},
@@ -54,7 +54,7 @@ const KernelSource& source_of(const KernelConfig& c) {
     if (is_wide(c)) return kWideBackward;
   }
   const auto* const found = std::find_if(std::begin(kSources), std::end(kSources), [&](auto& s) {
-    return s.kernel == c.kernel && s.family == c.family && s.walkers == (c.tiling.walkers > 1);
+    return s.kernel == c.kernel && s.family == c.family && s.key_warps == (c.tiling.key_warps > 1);
   });
   if (found == std::end(kSources)) {
     refuse("kernel", to_text(c), "there is no such kernel", Code::internal);
@@ -154,7 +154,7 @@ KernelUnit kernel_unit(const KernelConfig& c) {
       "extern \"C\" __global__ void " +
       (cluster_size(c) > 1 ? "__cluster_dims__(REGARD_CLUSTER, 1, 1) " : "") +
       "__launch_bounds__(" + std::to_string(c.tiling.warps * 32) + ", " +
-      std::to_string(c.tiling.blocks) + ") " + kKernelSymbol +
+      std::to_string(c.tiling.min_blocks) + ") " + kKernelSymbol +
       "(\n"
       "    const REGARD_IN_PLACE regard::KernelParams params" +
       (has_maps ? ",\n    const REGARD_IN_PLACE regard::" + maps + " maps" : "") + ") {\n" +

@@ -33,8 +33,8 @@ ForwardMaps forward_maps(const Driver& d, const Problem& p, const KernelConfig& 
   encode(d, maps.q, boxes.q, device);
   encode(d, maps.k, boxes.k, device);
   encode(d, maps.v, boxes.v, device);
-  if (config.boxed_out) encode(d, maps.out, boxes.out, device);
-  if (config.boxed_bias) encode(d, maps.bias, boxes.bias, device);
+  if (config.out_by_tma) encode(d, maps.out, boxes.out, device);
+  if (config.bias.by_tma) encode(d, maps.bias, boxes.bias, device);
   return maps;
 }
 
@@ -48,8 +48,8 @@ BackwardMaps backward_maps(const Driver& d, const Problem& p, const KernelConfig
   encode(d, maps.k, boxes.k, device);
   encode(d, maps.v, boxes.v, device);
   encode(d, maps.dout, boxes.dout, device);
-  if (config.boxed_out && config.wants_dk) encode(d, maps.dk, boxes.dk, device);
-  if (config.boxed_out && config.wants_dv) encode(d, maps.dv, boxes.dv, device);
+  if (config.out_by_tma && config.wanted.dk) encode(d, maps.dk, boxes.dk, device);
+  if (config.out_by_tma && config.wanted.dv) encode(d, maps.dv, boxes.dv, device);
   return maps;
 }
 

@@ -1,25 +1,15 @@
 // What Run::backend and REGARD_BACKEND may say of a GPU:
 //   cuda[:simt | :mma | :mma75 | :mma80 | :mma90 | :wgmma][/KB][@member=number,...]
-#include <algorithm>
 #include <charconv>
-#include <iterator>
 #include <string_view>
 
+#include "plan/config_members.hpp"
 #include "plan/cuda_plan.hpp"
 
 namespace regard {
 namespace {
 
 constexpr const char* kUnknownName = "no backend has this name; \"regard info\" lists them";
-
-struct Member {
-  std::string_view name;
-  int Tiling::*value;
-};
-constexpr Member kMembers[] = {{"rows", &Tiling::rows},     {"keys", &Tiling::keys},
-                               {"warps", &Tiling::warps},   {"stages", &Tiling::stages},
-                               {"slices", &Tiling::slices}, {"walkers", &Tiling::walkers},
-                               {"blocks", &Tiling::blocks}};
 
 // What stands before the separator; `text` keeps what stands after it.
 std::string_view before(std::string_view& text, char separator) {
@@ -51,18 +41,21 @@ bool parse_family(std::string_view name, CudaChoice& choice) {
 // Members that are not named become 0: they stay as the planner would have them.
 bool parse_tiling(std::string_view list, CudaChoice& choice, std::string& why_not) {
   choice.has_tiling = true;
-  choice.tiling = {
-      .rows = 0, .keys = 0, .warps = 0, .stages = 0, .slices = 0, .walkers = 0, .blocks = 0};
+  for_each_member(choice.tiling, [](const char*, int& value) { value = 0; });
   while (!list.empty()) {
     std::string_view number = before(list, ',');
     const std::string_view name = before(number, '=');
-    const auto member = std::find_if(std::begin(kMembers), std::end(kMembers),
-                                     [&](const Member& m) { return m.name == name; });
-    if (member == std::end(kMembers) || !parse_number(number, choice.tiling.*(member->value))) {
-      why_not =
-          "\"" + std::string(name) +
-          "\" is no part of a tiling: rows, keys, warps, stages, slices, walkers and blocks may be "
-          "numbers from 1 on";
+    bool known = false;
+    for_each_member(choice.tiling, [&](const char* member, int& value) {
+      if (name == member) known = parse_number(number, value);
+    });
+    if (!known) {
+      std::string members;
+      for_each_member(choice.tiling, [&](const char* member, int) {
+        members.append(members.empty() ? "" : ", ").append(member);
+      });
+      why_not = "\"" + std::string(name) + "\" is no part of a tiling: " + members +
+                " may be numbers from 1 to 4096";
       return false;
     }
   }

@@ -25,7 +25,7 @@ std::string tile_text(const KernelConfig& c) {
   text += ", head " + number(c.dim) + (c.dim_v == c.dim ? "" : " and " + number(c.dim_v));
   text += ", stages " + number(t.stages);
   if (t.slices > 1) text += ", slices " + number(t.slices);
-  if (t.walkers > 1) text += ", walkers " + number(t.walkers);
+  if (t.key_warps > 1) text += ", key warps " + number(t.key_warps);
   return text;
 }
 
@@ -38,11 +38,11 @@ std::string config_line(const KernelConfig& c) {
   text += tile_text(c);
   if (c.kernel == Kernel::backward && c.family == Family::wgmma && is_wide(c)) {
     text += ", a warpgroup each for dv, dk and dq";
-    if (c.paired) text += ", blocks in pairs";
+    if (c.cta_pair) text += ", blocks in pairs";
   }
-  if (c.folded) text += ", folded";
-  if (c.split) text += ", split";
-  if (c.marked) text += ", marked rows or keys alone";
+  if (c.pack_gqa) text += ", packed GQA";
+  if (c.split_kv) text += ", split";
+  if (c.only_flagged) text += ", flagged rows or keys alone";
   return text;
 }
 
@@ -67,7 +67,7 @@ std::string visible_text(const Problem& p) {
   std::snprintf(share, sizeof share,
                 "%.1f %% of the pairs%s are visible; tiles without any are skipped",
                 100 * visible_pairs(p.mask_params, p.sizes.len_q, p.sizes.len_k) / all,
-                p.ragged ? " of the longest sequences" : "");
+                p.varlen ? " of the longest sequences" : "");
   return share;
 }
 
@@ -104,8 +104,8 @@ std::string workspace_text(const CudaWorkspace& w) {
 }
 
 bool is_main(const KernelConfig& c) {
-  return !c.marked && (c.kernel == Kernel::forward || c.kernel == Kernel::backward ||
-                       (c.family == Family::simt && has_product_tiles(c)));
+  return !c.only_flagged && (c.kernel == Kernel::forward || c.kernel == Kernel::backward ||
+                             (c.family == Family::simt && has_product_tiles(c)));
 }
 
 }  // namespace

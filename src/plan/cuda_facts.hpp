@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "plan/chip.hpp"
+#include "plan/kernel_config.h"
 #include "problem/problem.h"
 #include "regard/tensor.hpp"
 
@@ -60,15 +61,15 @@ inline bool is_bias_aligned(const Problem& p) {
 }
 
 // Whether tiles of the bias are one row, of neighbouring keys, that all queries share. The rows of
-// a folded tile are those of several heads.
-inline bool is_bias_of_keys(const Problem& p, bool folded) {
+// a pack_gqa tile are those of several heads.
+inline bool is_bias_of_keys(const Problem& p, bool pack_gqa) {
   const Strides& s = p.bias.strides;
   return p.features.bias && p.bias.type != Type::f64 && s.column == 1 && s.row == 0 &&
-         (!folded || s.head == 0);
+         (!pack_gqa || s.head == 0);
 }
-inline bool is_mask_of_keys(const Problem& p, bool folded) {
+inline bool is_mask_of_keys(const Problem& p, bool pack_gqa) {
   const Strides& s = p.mask.strides;
-  return p.features.mask && s.row == 0 && (!folded || s.head == 0);
+  return p.features.mask && s.row == 0 && (!pack_gqa || s.head == 0);
 }
 
 // The bytes of a tile's row of the mask that can be copied at once: 16, 8, 4, or 1.
@@ -86,6 +87,20 @@ inline int bytes_of_mask_copy(const Problem& p) {
     }
   }
   return 1;
+}
+
+// How a kernel that stages tiles of bias and mask reads them.
+inline BiasForm bias_form(const Problem& p, bool pack_gqa) {
+  return {.type = p.features.bias ? p.bias.type : Type::none,
+          .aligned = is_bias_aligned(p),
+          .one_row = is_bias_of_keys(p, pack_gqa)};
+}
+inline MaskForm mask_form(const Problem& p, bool pack_gqa) {
+  return {.one_row = is_mask_of_keys(p, pack_gqa), .copy_bytes = bytes_of_mask_copy(p)};
+}
+
+inline Wanted wanted_of(const Problem& p) {
+  return {.dq = p.wants(p.dq), .dk = p.wants(p.dk), .dv = p.wants(p.dv)};
 }
 
 // Whether f32 elements of a row can be added to by pairs that begin at 8 bytes.
@@ -106,19 +121,19 @@ inline bool has_aligned_vectors(const View& view) {
 // The keys that some query of a sequence of the largest sizes sees.
 inline int64 keys_in_reach(const Problem& p) {
   const Sizes& s = p.sizes;
-  if (!p.features.interval || s.len_q == 0 || p.ragged) return s.len_k;
+  if (!p.features.interval || s.len_q == 0 || p.varlen) return s.len_k;
   const int64 begin = visible_keys(p.mask_params, 0, s.len_q, s.len_k).begin;
   return larger<int64>(0, visible_keys(p.mask_params, s.len_q - 1, s.len_q, s.len_k).end - begin);
 }
 
 // Under intervals the last tiles of a head are the longest and begin first: those of as many heads
 // as keep their keys and values in the cache together.
-inline int64 heads_sharing_cache(const Problem& p, const Chip& chip, bool folded) {
+inline int64 heads_sharing_cache(const Problem& p, const Chip& chip, bool pack_gqa) {
   const Sizes& s = p.sizes;
   if (!p.features.interval || batch_of_bias(p) > 1) return batch_of_bias(p);
   const int64 bytes = s.len_k * (s.dim + s.dim_v) * int64(size_of(p.type));
   const int64 kv_heads = larger<int64>(1, chip.l2 * 3 / 5 / larger<int64>(1, bytes));
-  return kv_heads * (folded ? 1 : s.group());
+  return kv_heads * (pack_gqa ? 1 : s.group());
 }
 
 inline bool is_broadcast(const Problem& p) {

@@ -182,9 +182,9 @@ class Planner {
   TilingWish wish(bool main) const {
     return {.dim = s_.dim,
             .dim_v = s_.dim_v,
-            .rows = main_.folded ? s_.group() * s_.len_q : s_.len_q,
+            .rows = main_.pack_gqa ? s_.group() * s_.len_q : s_.len_q,
             .keys = s_.len_k,
-            .heads = s_.batch * (main_.folded ? s_.heads_kv : s_.heads_q),
+            .heads = s_.batch * (main_.pack_gqa ? s_.heads_kv : s_.heads_q),
             .multiprocessors = chip_.multiprocessors,
             .limits = limits_,
             .forced = main && choice_.has_tiling ? &choice_.tiling : nullptr};
@@ -198,35 +198,30 @@ class Planner {
   }
 
   KernelConfig mma_config() const {
-    const bool folded = !p_.backward && folds();
+    const bool pack_gqa = !p_.backward && packs_gqa();
     KernelConfig c{.kernel = p_.backward ? Kernel::backward : Kernel::forward,
                    .family = Family::mma,
                    .level = level_,
                    .type = p_.type,
-                   .bias_type = p_.features.bias ? p_.bias.type : Type::none,
                    .features = features(),
                    .aligned = is_aligned(p_),
-                   .bias_aligned = is_bias_aligned(p_),
-                   .bias_of_keys = is_bias_of_keys(p_, folded),
-                   .mask_of_keys = is_mask_of_keys(p_, folded),
-                   .mask_copy = bytes_of_mask_copy(p_),
-                   .ragged = p_.ragged,
-                   .folded = folded};
+                   .bias = bias_form(p_, pack_gqa),
+                   .mask = mask_form(p_, pack_gqa),
+                   .varlen = p_.varlen,
+                   .pack_gqa = pack_gqa};
     if (p_.type == Type::f32) {
       c.products = p_.precision == 0 ? Products::tf32x3 : Products::tf32;
     }
     if (!p_.backward) return c;
-    c.wants_dq = p_.wants(p_.dq);
-    c.wants_dk = p_.wants(p_.dk);
-    c.wants_dv = p_.wants(p_.dv);
-    c.wide_dout = p_.dout.given() && p_.dout.type != p_.type;
-    c.bias_gradient = bias_gradient();
-    c.ordered = p_.deterministic && c.wants_dq;
+    c.wanted = wanted_of(p_);
+    c.dout_is_f32 = p_.dout.given() && p_.dout.type != p_.type;
+    c.dbias.how = bias_gradient();
+    c.ordered_dq = p_.deterministic && c.wanted.dq;
     return c;
   }
 
   // Rows of all heads that share keys in one tile, where that at least halves the tiles.
-  bool folds() const {
+  bool packs_gqa() const {
     constexpr int64 kRows = 64;
     const int64 group = s_.group();
     return group > 1 && s_.len_q <= kRows &&
@@ -235,10 +230,10 @@ class Planner {
 
   // Tiles that intervals or lengths hide are not visited, so that nothing would be stored in them.
   bool sums_dbias() const {
-    return is_broadcast(p_) || (!p_.accumulate && (p_.features.interval || p_.ragged));
+    return is_broadcast(p_) || (!p_.accumulate && (p_.features.interval || p_.varlen));
   }
   // Adding in any order is exact only where each element is added once.
-  bool has_bias_pass() const { return wants_dbias() && main_.bias_gradient == BiasGradient::none; }
+  bool has_bias_pass() const { return wants_dbias() && main_.dbias.how == BiasGradient::none; }
   // How the mma kernel makes dbias; not at all where a pass of its own does.
   BiasGradient bias_gradient() const {
     if (!wants_dbias() || (p_.deterministic && is_broadcast(p_))) return BiasGradient::none;
@@ -247,7 +242,7 @@ class Planner {
     return p_.bias_sizes[3] == 1 ? BiasGradient::add_to_column : BiasGradient::add;
   }
   bool adds_dbias() const {
-    return main_.bias_gradient != BiasGradient::none && main_.bias_gradient != BiasGradient::store;
+    return main_.dbias.how != BiasGradient::none && main_.dbias.how != BiasGradient::store;
   }
   bool sums_dbias_in_place() const {
     return adds_dbias() && p_.accumulate && p_.dbias.given() && p_.dbias.type == Type::f32;
@@ -259,19 +254,19 @@ class Planner {
             .family = Family::simt,
             .level = 50,
             .type = p_.type,
-            .ragged = p_.ragged};
+            .varlen = p_.varlen};
   }
 
   KernelConfig simt_config(Kernel kernel) const {
     KernelConfig c = plain_config(kernel);
-    c.bias_type = p_.features.bias ? p_.bias.type : Type::none;
+    c.bias.type = p_.features.bias ? p_.bias.type : Type::none;
     c.features = features();
     c.dim = int(s_.dim);
     c.dim_v = int(s_.dim_v);
     c.aligned = is_aligned(p_);
-    c.wants_dq = kernel == Kernel::query_gradient;
-    c.wants_dk = kernel == Kernel::key_gradient && p_.wants(p_.dk);
-    c.wants_dv = kernel == Kernel::key_gradient && p_.wants(p_.dv);
+    c.wanted.dq = kernel == Kernel::query_gradient;
+    c.wanted.dk = kernel == Kernel::key_gradient && p_.wants(p_.dk);
+    c.wanted.dv = kernel == Kernel::key_gradient && p_.wants(p_.dv);
     return c;
   }
 
@@ -306,7 +301,7 @@ class Planner {
 
   void launch_marked(Kernel kernel) {
     KernelConfig config = simt_config(kernel);
-    config.marked = true;
+    config.only_flagged = true;
     launch_simt(config);
   }
 
@@ -314,7 +309,7 @@ class Planner {
   // by the 0 of the other's product.
   bool may_spoil_results() const {
     return plan_.family != Family::simt &&
-           (hides_pairs(p_) || has_two_terms(main_.products) || main_.paired);
+           (hides_pairs(p_) || has_two_terms(main_.products) || main_.cta_pair);
   }
 
   // --------------------------------------------------------------------------------------- forward
@@ -325,35 +320,36 @@ class Planner {
       return;
     }
     const bool marks = may_spoil_results();
-    const int64 heads = s_.batch * (main_.folded ? s_.heads_kv : s_.heads_q);
+    const int64 heads = s_.batch * (main_.pack_gqa ? s_.heads_kv : s_.heads_q);
     const int64 tiles =
-        divide_up(main_.folded ? s_.group() * s_.len_q : s_.len_q, main_.tiling.rows);
+        divide_up(main_.pack_gqa ? s_.group() * s_.len_q : s_.len_q, main_.tiling.rows);
     const bool wgmma = plan_.family == Family::wgmma;
     const int64 key_tiles = divide_up(keys_in_reach(p_), main_.tiling.keys);
     plan_.splits = wgmma ? 1 : splits_for(main_, chip_, wish(true), heads * tiles, key_tiles);
-    main_.split = plan_.splits > 1;
-    main_.ordered = main_.split && last_split_merges(main_, wish(true), plan_.splits);
-    const bool combines = main_.split && !main_.ordered;
-    main_.marks = marks && !combines;
+    main_.split_kv = plan_.splits > 1;
+    main_.merges_splits = main_.split_kv && last_split_merges(main_, wish(true), plan_.splits);
+    const bool combines = main_.split_kv && !main_.merges_splits;
+    main_.flags_nonfinite = marks && !combines;
     add_copies_launch(plan_, p_, because_);
     add_planes_launch(plan_, p_, main_);
-    launch(main_, heads, tiles, plan_.splits,
-           wgmma ? heads_of_wgmma_group(p_, chip_) : heads_sharing_cache(p_, chip_, main_.folded));
-    if (main_.folded) {
-      because_("folded: the rows of ", s_.group(), " query heads that share keys fill a tile");
+    launch(
+        main_, heads, tiles, plan_.splits,
+        wgmma ? heads_of_wgmma_group(p_, chip_) : heads_sharing_cache(p_, chip_, main_.pack_gqa));
+    if (main_.pack_gqa) {
+      because_("packed GQA: the rows of ", s_.group(), " query heads that share keys fill a tile");
     }
-    if (main_.split) {
+    if (main_.split_kv) {
       because_("split: ", heads * tiles,
                " tiles of rows would leave multiprocessors idle; the keys "
                "of each go to ",
-               plan_.splits, main_.ordered ? " blocks, of which the last merges" : " blocks");
+               plan_.splits, main_.merges_splits ? " blocks, of which the last merges" : " blocks");
     }
     if (combines) {
       KernelConfig combine = plain_config(Kernel::combine);
       combine.features.sink = p_.features.sink;
       combine.features.dropout = p_.features.dropout;
       combine.dim_v = int(s_.dim_v);
-      combine.marks = marks;
+      combine.flags_nonfinite = marks;
       launch_simt(combine);
     }
     if (marks) {
@@ -369,10 +365,10 @@ class Planner {
     room.take_none(w.marks_k, w.dbias_sums);
     // The counter and what says that there are marks begin as anything: they bring the number of
     // their call. Every mark is written, but by warps that have slices of a row.
-    if (!main_.split && main_.tiling.slices > 1) w.clear = room.size();
+    if (!main_.split_kv && main_.tiling.slices > 1) w.clear = room.size();
     room.take_none(w.row_states, w.row_terms, w.dq_sums);
     const Count rows = combines ? Count(plan_.splits) * s_.heads_q * s_.rows_q : 0;
-    const Count blocks = main_.ordered ? Count(heads) * tiles * plan_.splits : 0;
+    const Count blocks = main_.merges_splits ? Count(heads) * tiles * plan_.splits : 0;
     room.take(w.partial_out, rows * s_.dim_v * 4 + blocks * main_.tiling.rows * part_bytes(main_));
     room.take(w.partial_rows, rows * 2 * 4);
     room.take(w.arrivals, blocks * 8);
@@ -391,17 +387,17 @@ class Planner {
     delta.dim_v = int(s_.dim_v);
     if (mma && wants_dq) {
       delta.dim = main_.dim;
-      delta.wants_dq = true;
+      delta.wanted.dq = true;
     }
     add_copies_launch(plan_, p_, because_);
     if (wgmma) ask_for_row_terms(delta, main_);
     launch_simt(delta);
     if (wants_dq || wants_dkv) add_planes_launch(plan_, p_, main_);
     if (mma) {
-      main_.marks = marks && wants_dkv;
-      main_.bias_pairs = !wgmma && main_.bias_gradient == BiasGradient::add &&
-                         (!sums_dbias_in_place() || has_aligned_pairs(p_.dbias));
-      if (wants_dq || wants_dkv || main_.bias_gradient != BiasGradient::none) {
+      main_.flags_nonfinite = marks && wants_dkv;
+      main_.dbias.pairs = !wgmma && main_.dbias.how == BiasGradient::add &&
+                          (!sums_dbias_in_place() || has_aligned_pairs(p_.dbias));
+      if (wants_dq || wants_dkv || main_.dbias.how != BiasGradient::none) {
         launch(main_, s_.batch * s_.heads_kv, key_tiles(main_, s_.len_k), 1,
                round_up(heads_taking_turns(main_, chip_, s_.len_k), batch_of_bias(p_)));
       }
@@ -426,14 +422,14 @@ class Planner {
     KernelConfig config = plain_config(Kernel::convert_dq);
     config.level = level_;  // the order of the sums depends on it
     config.dim = main_.dim;
-    config.row_terms = main_.products == Products::f16x3;
-    config.marks = marks;
+    config.row_terms.used = main_.products == Products::f16x3;
+    config.flags_nonfinite = marks;
     launch_simt(config);
   }
   void launch_convert_dbias() {
     KernelConfig config = plain_config(Kernel::convert_dbias);
-    config.bias_type = p_.bias.type;
-    config.ragged = false;
+    config.bias.type = p_.bias.type;
+    config.varlen = false;
     launch_simt(config);
   }
 
@@ -442,7 +438,7 @@ class Planner {
     CudaWorkspace& w = plan_.workspace;
     WorkspaceRoom room;
     room.take(w.turns,
-              main_.ordered ? Count(s_.batch * s_.heads_q) * dq_turns(main_, s_.len_q) * 4 : 0);
+              main_.ordered_dq ? Count(s_.batch * s_.heads_q) * dq_turns(main_, s_.len_q) * 4 : 0);
     room.take(w.any_mark, marks ? kAnyMarkBytes : 0);
     room.take(w.marks_q, marks && sums_dq ? rows : 0);
     room.take(w.marks_k, marks && wants_dkv ? Count(s_.heads_kv) * s_.rows_k * kKeyMarkBytes : 0);

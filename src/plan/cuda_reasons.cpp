@@ -39,34 +39,34 @@ void explain_family(const Because& because, const Problem& p, const CudaChoice& 
     because("tf32: one product of tf32 for each of f32, as the precision asks for");
   }
   if (choice.has_tiling) because("tiling: asked for by name");
-  if (main.tiling.walkers > 1) {
-    because("walkers: every warp has the few rows of a tile, and keys of its own");
+  if (main.tiling.key_warps > 1) {
+    because("split over warps: every warp has the few rows of a tile, and keys of its own");
   }
   if (!main.aligned) {
     because(
         "slow path: q, k, v or dout do not begin rows at multiples of 16 bytes; elements are read "
         "one by one");
   }
-  if (main.family == Family::wgmma && main.products == Products::direct && !main.boxed_out) {
+  if (main.family == Family::wgmma && main.products == Products::direct && !main.out_by_tma) {
     because("out: written from registers, as the copy engine does not take it");
   }
-  if (p.features.bias && !main.bias_aligned && !main.bias_of_keys) {
+  if (p.features.bias && !main.bias.aligned && !main.bias.one_row) {
     because("slow path: the bias is read one by one: ", why_bias_is_not_staged(p));
   }
   if (p.features.mask && !stages_mask(main)) {
     because("slow path: the mask's bytes are read one by one");
-  } else if (p.features.mask && main.mask_copy == 1) {
+  } else if (p.features.mask && main.mask.copy_bytes == 1) {
     because("slow path: the mask's rows do not begin at 4 bytes, or its keys lie apart");
   }
 }
 
 void explain_gradients(const Because& because, const Problem& p, const KernelConfig& main,
                        bool sums_dbias_in_place) {
-  if (main.ordered) {
+  if (main.ordered_dq) {
     because("deterministic: blocks add to dq in the order of their keys, and wait for it");
   }
   if (!p.features.bias || !p.wants(p.dbias)) return;
-  switch (main.bias_gradient) {
+  switch (main.dbias.how) {
     case BiasGradient::none:
       because(main.family == Family::simt
                   ? "dbias: a pass of its own"

@@ -1,10 +1,11 @@
 // Tiling tables. Of a table's lines for the head sizes, the first that fits is taken: its shared
-// memory is that of plan/*_layout.h, `blocks` times on a multiprocessor. Every line is a guess that
-// a measurement may overrule; none changes a result beyond rounding.
+// memory is that of plan/*_layout.h, `min_blocks` times on a multiprocessor. Every line is a guess
+// that a measurement may overrule; none changes a result beyond rounding.
 #include "plan/cuda_tiling.hpp"
 
 #include <span>
 
+#include "plan/config_members.hpp"
 #include "plan/mma_layout.h"
 #include "plan/simt_layout.h"
 #include "plan/wgmma_backward_layout.h"
@@ -23,33 +24,33 @@ struct Line {
   Tiling tiling;
 };
 
-// Forward. rows * slices * walkers = warps * 16 m with m = 1 or 2; out takes m * dim_v / slices / 2
-// registers of a thread, a row of scores m * keys / 2.
+// Forward. rows * slices * key_warps = warps * 16 m with m = 1 or 2; out takes m * dim_v / slices /
+// 2 registers of a thread, a row of scores m * keys / 2.
 constexpr Line kForward16[] = {
-    {64, 64, {.rows = 128, .keys = 64, .warps = 4, .stages = 2, .blocks = 2}},
+    {64, 64, {.rows = 128, .keys = 64, .warps = 4, .stages = 2, .min_blocks = 2}},
     {64, 64, {.rows = 128, .keys = 64, .warps = 4, .stages = 2}},
-    {64, 64, {.rows = 64, .keys = 64, .warps = 4, .stages = 2, .blocks = 3}},
-    {64, 64, {.rows = 64, .keys = 64, .warps = 4, .stages = 2, .blocks = 2}},
+    {64, 64, {.rows = 64, .keys = 64, .warps = 4, .stages = 2, .min_blocks = 3}},
+    {64, 64, {.rows = 64, .keys = 64, .warps = 4, .stages = 2, .min_blocks = 2}},
     {64, 64, {.rows = 64, .keys = 64, .warps = 4, .stages = 2}},
-    {64, 64, {.rows = 32, .keys = 32, .warps = 4, .stages = 3, .walkers = 4, .blocks = 2}},
-    {64, 64, {.rows = 32, .keys = 32, .warps = 4, .stages = 2, .walkers = 4}},
+    {64, 64, {.rows = 32, .keys = 32, .warps = 4, .stages = 3, .key_warps = 4, .min_blocks = 2}},
+    {64, 64, {.rows = 32, .keys = 32, .warps = 4, .stages = 2, .key_warps = 4}},
     {64, 64, {.rows = 32, .keys = 64, .warps = 2, .stages = 2}},
-    {64, 64, {.rows = 16, .keys = 32, .warps = 4, .stages = 3, .walkers = 4, .blocks = 2}},
-    {64, 64, {.rows = 16, .keys = 32, .warps = 4, .stages = 2, .walkers = 4}},
+    {64, 64, {.rows = 16, .keys = 32, .warps = 4, .stages = 3, .key_warps = 4, .min_blocks = 2}},
+    {64, 64, {.rows = 16, .keys = 32, .warps = 4, .stages = 2, .key_warps = 4}},
     {64, 64, {.rows = 16, .keys = 64, .warps = 1, .stages = 2}},
 
-    {128, 128, {.rows = 128, .keys = 64, .warps = 4, .stages = 2, .blocks = 2}},
-    {128, 128, {.rows = 128, .keys = 32, .warps = 4, .stages = 2, .blocks = 2}},
+    {128, 128, {.rows = 128, .keys = 64, .warps = 4, .stages = 2, .min_blocks = 2}},
+    {128, 128, {.rows = 128, .keys = 32, .warps = 4, .stages = 2, .min_blocks = 2}},
     {128, 128, {.rows = 128, .keys = 64, .warps = 8, .stages = 2}},
     {128, 128, {.rows = 128, .keys = 32, .warps = 8, .stages = 2}},
-    {128, 128, {.rows = 64, .keys = 64, .warps = 4, .stages = 2, .blocks = 2}},
+    {128, 128, {.rows = 64, .keys = 64, .warps = 4, .stages = 2, .min_blocks = 2}},
     {128, 128, {.rows = 64, .keys = 32, .warps = 4, .stages = 2}},
-    {128, 128, {.rows = 32, .keys = 16, .warps = 4, .stages = 3, .walkers = 4, .blocks = 2}},
-    {128, 128, {.rows = 32, .keys = 16, .warps = 4, .stages = 2, .walkers = 4}},
+    {128, 128, {.rows = 32, .keys = 16, .warps = 4, .stages = 3, .key_warps = 4, .min_blocks = 2}},
+    {128, 128, {.rows = 32, .keys = 16, .warps = 4, .stages = 2, .key_warps = 4}},
     {128, 128, {.rows = 32, .keys = 64, .warps = 2, .stages = 2}},
     {128, 128, {.rows = 32, .keys = 32, .warps = 2, .stages = 2}},
-    {128, 128, {.rows = 16, .keys = 16, .warps = 4, .stages = 3, .walkers = 4, .blocks = 2}},
-    {128, 128, {.rows = 16, .keys = 16, .warps = 4, .stages = 2, .walkers = 4}},
+    {128, 128, {.rows = 16, .keys = 16, .warps = 4, .stages = 3, .key_warps = 4, .min_blocks = 2}},
+    {128, 128, {.rows = 16, .keys = 16, .warps = 4, .stages = 2, .key_warps = 4}},
     {128, 128, {.rows = 16, .keys = 64, .warps = 1, .stages = 2}},
     {128, 128, {.rows = 16, .keys = 32, .warps = 1, .stages = 2}},
 
@@ -60,8 +61,8 @@ constexpr Line kForward16[] = {
     {256, 256, {.rows = 64, .keys = 16, .warps = 4, .stages = 1}},
     {256, 256, {.rows = 32, .keys = 32, .warps = 2, .stages = 2}},
     {256, 256, {.rows = 32, .keys = 16, .warps = 2, .stages = 1}},
-    {256, 256, {.rows = 16, .keys = 16, .warps = 4, .stages = 3, .walkers = 4}},
-    {256, 256, {.rows = 16, .keys = 16, .warps = 4, .stages = 2, .walkers = 4}},
+    {256, 256, {.rows = 16, .keys = 16, .warps = 4, .stages = 3, .key_warps = 4}},
+    {256, 256, {.rows = 16, .keys = 16, .warps = 4, .stages = 2, .key_warps = 4}},
     {256, 256, {.rows = 16, .keys = 32, .warps = 2, .stages = 2, .slices = 2}},
     {256, 256, {.rows = 16, .keys = 16, .warps = 2, .stages = 2, .slices = 2}},
 
@@ -75,14 +76,14 @@ constexpr Line kForward16[] = {
 };
 
 constexpr Line kForward32[] = {
-    {64, 64, {.rows = 128, .keys = 32, .warps = 4, .stages = 1, .blocks = 2}},
-    {64, 64, {.rows = 64, .keys = 64, .warps = 4, .stages = 2, .blocks = 2}},
-    {64, 64, {.rows = 64, .keys = 32, .warps = 4, .stages = 2, .blocks = 2}},
+    {64, 64, {.rows = 128, .keys = 32, .warps = 4, .stages = 1, .min_blocks = 2}},
+    {64, 64, {.rows = 64, .keys = 64, .warps = 4, .stages = 2, .min_blocks = 2}},
+    {64, 64, {.rows = 64, .keys = 32, .warps = 4, .stages = 2, .min_blocks = 2}},
     {64, 64, {.rows = 64, .keys = 32, .warps = 4, .stages = 2}},
     {64, 64, {.rows = 32, .keys = 32, .warps = 2, .stages = 2}},
     {64, 64, {.rows = 16, .keys = 32, .warps = 1, .stages = 2}},
 
-    {128, 128, {.rows = 64, .keys = 32, .warps = 4, .stages = 2, .blocks = 2}},
+    {128, 128, {.rows = 64, .keys = 32, .warps = 4, .stages = 2, .min_blocks = 2}},
     {128, 128, {.rows = 64, .keys = 32, .warps = 4, .stages = 2}},
     {128, 128, {.rows = 64, .keys = 32, .warps = 4, .stages = 1}},
     {128, 128, {.rows = 32, .keys = 32, .warps = 2, .stages = 2}},
@@ -104,7 +105,7 @@ constexpr Line kForward32[] = {
 // Backward. keys * slices = warps * 16 m with m = 1 or 2, rows / slices a multiple of 16; dk and dv
 // take m (dim + dim_v) / slices / 2 registers of a thread, two tiles of scores m * rows / slices.
 constexpr Line kBackward16[] = {
-    {64, 64, {.rows = 32, .keys = 128, .warps = 4, .stages = 2, .blocks = 2}},
+    {64, 64, {.rows = 32, .keys = 128, .warps = 4, .stages = 2, .min_blocks = 2}},
     {64, 64, {.rows = 64, .keys = 128, .warps = 8, .stages = 2}},
     {64, 64, {.rows = 64, .keys = 64, .warps = 4, .stages = 2}},
     {64, 64, {.rows = 32, .keys = 64, .warps = 4, .stages = 2}},
@@ -131,7 +132,7 @@ constexpr Line kBackward16[] = {
 
 constexpr Line kBackward32[] = {
     {64, 64, {.rows = 64, .keys = 128, .warps = 8, .stages = 1, .slices = 2}},
-    {64, 64, {.rows = 32, .keys = 64, .warps = 4, .stages = 1, .blocks = 2}},
+    {64, 64, {.rows = 32, .keys = 64, .warps = 4, .stages = 1, .min_blocks = 2}},
     {64, 64, {.rows = 64, .keys = 64, .warps = 4, .stages = 2}},
     {64, 64, {.rows = 32, .keys = 64, .warps = 4, .stages = 2}},
     {64, 64, {.rows = 32, .keys = 64, .warps = 4, .stages = 1}},
@@ -155,20 +156,21 @@ std::span<const Line> table_of(const KernelConfig& c) {
   return kForward16;
 }
 
-// Walkers live by copies in the background.
-bool has_walkers(int level) { return level >= 80; }
+// Warps that split the keys rely on asynchronous copies.
+bool splits_over_warps(int level) { return level >= 80; }
 
 // The warps that share a tile's rows (forward) or keys (backward) have 16 or 32 each.
 bool is_possible(const KernelConfig& c) {
   const Tiling& t = c.tiling;
   const bool backward = c.kernel == Kernel::backward;
-  const int owned = (backward ? t.keys : t.rows * t.walkers) * t.slices, each = t.warps * 16;
-  const bool walks = t.walkers == 1 ? t.stages <= 2
-                                    : !backward && has_walkers(c.level) && t.walkers == t.warps &&
-                                          t.slices == 1 && t.stages >= 2 && t.stages <= 8;
+  const int owned = (backward ? t.keys : t.rows * t.key_warps) * t.slices, each = t.warps * 16;
+  const bool walks = t.key_warps == 1
+                         ? t.stages <= 2
+                         : !backward && splits_over_warps(c.level) && t.key_warps == t.warps &&
+                               t.slices == 1 && t.stages >= 2 && t.stages <= 8;
   return (owned == each || owned == 2 * each) && t.warps % t.slices == 0 && t.warps <= 32 &&
          t.rows % 16 == 0 && t.keys % 16 == 0 && t.rows <= 256 && t.keys <= 256 && walks &&
-         t.blocks <= 32 && (!backward || t.rows % (16 * t.slices) == 0);
+         t.min_blocks <= 32 && (!backward || t.rows % (16 * t.slices) == 0);
 }
 
 // The first line for the head sizes; the others of its block follow it.
@@ -182,9 +184,9 @@ const Line* first_line(std::span<const Line> table, const TilingWish& wish) {
 // Terms of single pairs, and softcaps, leave few registers for two units of rows a warp.
 bool is_too_wide(const KernelConfig& c) {
   const Features& f = c.features;
-  const bool of_pairs = (f.bias && !c.bias_of_keys) || (f.mask && !c.mask_of_keys);
+  const bool of_pairs = (f.bias && !c.bias.one_row) || (f.mask && !c.mask.one_row);
   const bool narrow = c.tiling.keys <= 32 && c.dim > 64;
-  return c.kernel == Kernel::forward && c.tiling.walkers == 1 &&
+  return c.kernel == Kernel::forward && c.tiling.key_warps == 1 &&
          c.tiling.rows * c.tiling.slices > c.tiling.warps * 16 && !narrow &&
          (f.softcap || of_pairs);
 }
@@ -192,16 +194,8 @@ bool is_too_wide(const KernelConfig& c) {
 bool fits(const KernelConfig& c, const SharedLimits& limits) {
   const int64 bytes = shared_bytes_of(c);
   return bytes <= limits.block &&
-         (c.tiling.blocks == 1 ||
-          c.tiling.blocks * (bytes + kReservedShared) <= limits.multiprocessor);
-}
-
-Tiling overridden(Tiling tiling, const Tiling& by) {
-  for (int Tiling::*const member : {&Tiling::rows, &Tiling::keys, &Tiling::warps, &Tiling::stages,
-                                    &Tiling::slices, &Tiling::walkers, &Tiling::blocks}) {
-    if (by.*member > 0) tiling.*member = by.*member;
-  }
-  return tiling;
+         (c.tiling.min_blocks == 1 ||
+          c.tiling.min_blocks * (bytes + kReservedShared) <= limits.multiprocessor);
 }
 
 // Forward: half the tile would hold all rows, or tiles so high leave multiprocessors without any.
@@ -214,7 +208,7 @@ bool is_too_high(int rows, const TilingWish& wish) {
 void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling) {
   c.tiling = tiling;
   // The slope of a softcap is one more value of every score: half the rows keep within registers.
-  if (c.kernel == Kernel::backward && c.features.softcap && tiling.rows == 64 &&
+  if (c.kernel == Kernel::backward && has_slope(c.features) && tiling.rows == 64 &&
       tiling.slices <= 2) {
     c.tiling.rows = 32;
   }
@@ -229,7 +223,7 @@ void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling) {
   if (wish.forced) c.tiling = overridden(c.tiling, *wish.forced);
   c.dim = mma_head_size(c, wish.dim, c.kernel == Kernel::backward);
   c.dim_v = mma_head_size(c, wish.dim_v, true);
-  c.exact = c.dim == wish.dim && c.dim_v == wish.dim_v;
+  c.exact_dims = c.dim == wish.dim && c.dim_v == wish.dim_v;
 }
 
 }  // namespace
@@ -250,7 +244,7 @@ int64 shared_bytes_of(const KernelConfig& c) {
 int64 resident_blocks(const KernelConfig& c, int64 shared_bytes, const Chip& chip) {
   const int64 registers = c.tiling.warps * 32 * kRegistersOfThread;
   const int64 by_registers =
-      larger<int64>(c.tiling.blocks, chip.registers_per_multiprocessor / registers);
+      larger<int64>(c.tiling.min_blocks, chip.registers_per_multiprocessor / registers);
   const int64 by_shared = chip.shared_per_multiprocessor / (shared_bytes + kReservedShared);
   return larger<int64>(1, smaller(by_registers, by_shared));
 }
@@ -262,9 +256,9 @@ int64 bytes_of_merge(const KernelConfig& c, const TilingWish& wish, int64 splits
   return smaller<int64>(wish.rows, c.tiling.rows) * splits * part_bytes(c);
 }
 
-// Memory is what walkers wait for. Costs are bytes that a multiprocessor could read meanwhile.
-int splits_of_walkers(const KernelConfig& c, const Chip& chip, const TilingWish& wish, int64 blocks,
-                      int64 key_tiles) {
+// Decoding waits for memory. Costs are bytes that a multiprocessor could read meanwhile.
+int splits_of_decoding(const KernelConfig& c, const Chip& chip, const TilingWish& wish,
+                       int64 blocks, int64 key_tiles) {
   constexpr int64 kMostSplits = 128, kBeginning = 40 << 10, kMerging = 64 << 10;
   constexpr int64 kCombining = 144 << 10;
   if (blocks == 0) return 1;
@@ -282,7 +276,7 @@ int splits_of_walkers(const KernelConfig& c, const Chip& chip, const TilingWish&
   int64 best = 1;
   for (int64 each = 1; each <= 4; ++each) {
     const int64 splits = smaller(smaller(each * chip.multiprocessors / blocks, kMostSplits),
-                                 key_tiles / larger(2, t.walkers));
+                                 key_tiles / larger(2, t.key_warps));
     if (splits >= 2 && cost(splits) < cost(best)) best = splits;
   }
   return int(best);
@@ -292,13 +286,13 @@ int splits_of_walkers(const KernelConfig& c, const Chip& chip, const TilingWish&
 
 bool last_split_merges(const KernelConfig& c, const TilingWish& wish, int64 splits) {
   constexpr int64 kMost = 80 << 10;  // more takes longer than a launch that all the chip works on
-  return c.tiling.walkers > 1 && splits * part_bytes(c) <= merge_room(c) &&
+  return c.tiling.key_warps > 1 && splits * part_bytes(c) <= merge_room(c) &&
          bytes_of_merge(c, wish, splits) <= kMost;
 }
 
 int splits_for(const KernelConfig& c, const Chip& chip, const TilingWish& wish, int64 blocks,
                int64 key_tiles) {
-  if (c.tiling.walkers > 1) return splits_of_walkers(c, chip, wish, blocks, key_tiles);
+  if (c.tiling.key_warps > 1) return splits_of_decoding(c, chip, wish, blocks, key_tiles);
   constexpr int64 kMostSplits = 128, kBusyWarps = 4;
   const int64 resident = resident_blocks(c, shared_bytes_of(c), chip);
   const int64 busy = smaller(resident, divide_up(kBusyWarps, c.tiling.warps));
@@ -325,15 +319,15 @@ Fit take_mma_tiling(KernelConfig& c, const TilingWish& wish) {
   const Line* const first = first_line(table, wish);
   if (!first) return Fit::no_room;
   // Tiles do not depend on pointers: there is room for a bias, whether it can be staged or not.
-  const bool bias_aligned = c.bias_aligned;
-  c.bias_aligned = c.features.bias && c.bias_type != Type::f64;
+  const bool bias_aligned = c.bias.aligned;
+  c.bias.aligned = c.features.bias && c.bias.type != Type::f64;
   Fit fit = wish.forced ? Fit::impossible : Fit::no_room;
   KernelConfig taken = c;
   for (const Line* line = first; line != table.data() + table.size(); ++line) {
     if (line->dim != first->dim || line->dim_v != first->dim_v) break;
     set_tiling(c, wish, line->tiling);
-    const bool asked = !wish.forced || wish.forced->walkers > 0;
-    if (line->tiling.walkers > 1 && !(asked && has_walkers(c.level))) continue;
+    const bool asked = !wish.forced || wish.forced->key_warps > 0;
+    if (line->tiling.key_warps > 1 && !(asked && splits_over_warps(c.level))) continue;
     if (wish.forced ? !is_possible(c) : is_too_wide(c)) continue;
     if (!fits(c, wish.limits)) {
       if (fit == Fit::impossible) fit = Fit::no_room;
@@ -345,7 +339,7 @@ Fit take_mma_tiling(KernelConfig& c, const TilingWish& wish) {
     if (c.kernel == Kernel::backward || wish.forced || !is_too_high(c.tiling.rows, wish)) break;
   }
   c = taken;
-  c.bias_aligned = bias_aligned;
+  c.bias.aligned = bias_aligned;
   return fit;
 }
 

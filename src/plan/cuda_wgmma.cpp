@@ -4,6 +4,7 @@
 #include <span>
 
 #include "plan/boxed_tensor.hpp"
+#include "plan/config_members.hpp"
 #include "plan/cuda_facts.hpp"
 #include "plan/wgmma_layout.h"
 
@@ -60,8 +61,8 @@ bool is_possible(const KernelConfig& c) {
   if (planes && (t.keys < 16 || t.keys > 128)) return false;
   return t.warps == forward_warps(c) && consumers >= 2 && consumers <= (planes ? 3 : 4) &&
          t.rows == consumers * kWarpgroupRows && t.keys % 16 == 0 && t.keys <= 256 &&
-         serves_dropout(c) && t.stages <= kMostWgmmaStages && t.slices * t.walkers == 1 &&
-         t.blocks == 1 &&
+         serves_dropout(c) && t.stages <= kMostWgmmaStages && t.slices * t.key_warps == 1 &&
+         t.min_blocks == 1 &&
          registers <= (consumers == 2   ? 196
                        : consumers == 3 ? 132
                                         : 80);
@@ -74,12 +75,12 @@ bool is_possible(const KernelConfig& c) {
 bool is_too_high(const KernelConfig& c, const TilingWish& wish) {
   const Features& f = c.features;
   if (c.tiling.rows <= 128) return false;
-  if (f.softcap || f.mask || f.alibi || f.sink || f.dropout) return true;
-  if (f.bias && (!c.boxed_bias || f.interval || c.tiling.rows > 192)) return true;
+  if (!is_within(f, {.bias = true, .interval = true, .signed_scale = true})) return true;
+  if (f.bias && (!c.bias.by_tma || f.interval || c.tiling.rows > 192)) return true;
   if (c.tiling.rows <= 192) return f.interval ? wish.rows < 4096 : wish.rows <= 128;
   const int64 tiles = wish.heads * divide_up(wish.rows, int64(c.tiling.rows));
   const int64 length = larger(wish.rows, wish.keys);
-  return c.ragged || !c.boxed_out || wish.rows <= 128 || length > (f.interval ? 1024 : 512) ||
+  return c.varlen || !c.out_by_tma || wish.rows <= 128 || length > (f.interval ? 1024 : 512) ||
          tiles < 4 * wish.multiprocessors;
 }
 
@@ -88,28 +89,23 @@ bool is_too_high(const KernelConfig& c, const TilingWish& wish) {
 // a bias, and what dropout drops, are taken by all.
 bool is_uneven(const KernelConfig& c, const TilingWish& wish) {
   constexpr int64 kMostKeys = 1024;
-  return c.features.interval && !c.ragged && !c.boxed_bias && !has_dropout_warpgroup(c) &&
+  return c.features.interval && !c.varlen && !c.bias.by_tma && !has_dropout_warpgroup(c) &&
          c.products == Products::direct && c.tiling.keys <= kWarpgroupRows &&
          wish.keys <= kMostKeys;
 }
 
 void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling, bool boxes_bias) {
   c.tiling = tiling;
-  if (wish.forced) {
-    for (int Tiling::*const member : {&Tiling::rows, &Tiling::keys, &Tiling::warps, &Tiling::stages,
-                                      &Tiling::slices, &Tiling::walkers, &Tiling::blocks}) {
-      if (wish.forced->*member > 0) c.tiling.*member = wish.forced->*member;
-    }
-  }
+  if (wish.forced) c.tiling = overridden(c.tiling, *wish.forced);
   c.dim = int(round_up(wish.dim, 16));
   c.dim_v = int(round_up(wish.dim_v, 16));
   if (!wish.forced || wish.forced->warps == 0) c.tiling.warps = forward_warps(c);
-  c.boxed_bias = boxes_bias && c.tiling.keys % kPanelColumns == 0;
-  c.uneven = is_uneven(c, wish);
+  c.bias.by_tma = boxes_bias && c.tiling.keys % kPanelColumns == 0;
+  c.skips_blocks = is_uneven(c, wish);
 }
 
 Fit take_line(KernelConfig& c, const TilingWish& wish) {
-  const bool boxes_bias = c.boxed_bias;
+  const bool boxes_bias = c.bias.by_tma;
   for (const Line& line : table_of(c)) {
     if (wish.dim > line.dim || wish.dim_v > line.dim_v) continue;
     // What is forced changes the common tiles, or those of so many rows.
@@ -129,9 +125,9 @@ bool is_out_boxed(const Problem& p) {
          (p.out.type == p.type && is_boxable_result(forward_boxes(p, kLines[0].tiling).out));
 }
 
-// Not in ragged batches: rows behind a sequence would take part in what a warp decides for its own.
+// Not in varlen batches: rows behind a sequence would take part in what a warp decides for its own.
 bool is_bias_boxed(const Problem& p) {
-  return is_bias_aligned(p) && !is_bias_of_keys(p, false) && !p.features.mask && !p.ragged &&
+  return is_bias_aligned(p) && !is_bias_of_keys(p, false) && !p.features.mask && !p.varlen &&
          p.type != Type::f32 && is_boxable(forward_boxes(p, kLines[0].tiling).bias);
 }
 
@@ -196,32 +192,32 @@ KernelConfig wgmma_config(const Problem& p, int level) {
           .family = Family::wgmma,
           .level = level,
           .type = p.type,
-          .bias_type = p.features.bias ? p.bias.type : Type::none,
           .products = p.type == Type::f32 ? Products::f16x3 : Products::direct,
           .features = p.features,
-          .boxed_out = p.type != Type::f32 && is_out_boxed(p),
-          .bias_aligned = is_bias_aligned(p),
-          .boxed_bias = is_bias_boxed(p),
-          .mask_copy = bytes_of_mask_copy(p),
-          .ragged = p.ragged};
+          .out_by_tma = p.type != Type::f32 && is_out_boxed(p),
+          .bias = {.type = p.features.bias ? p.bias.type : Type::none,
+                   .aligned = is_bias_aligned(p),
+                   .by_tma = is_bias_boxed(p)},
+          .mask = {.copy_bytes = bytes_of_mask_copy(p)},
+          .varlen = p.varlen};
 }
 
 Fit take_wgmma_tiling(KernelConfig& c, const TilingWish& wish) {
   // Where bias and mask lie in memory does not decide the size of the workspace; nor the tile, but
   // for the rows that boxes of a bias allow.
-  const bool bias_aligned = c.bias_aligned;
-  const int mask_copy = c.mask_copy;
-  c.bias_aligned = c.features.bias && c.bias_type != Type::f64;
-  if (c.features.mask) c.mask_copy = 16;
+  const bool bias_aligned = c.bias.aligned;
+  const int mask_copy = c.mask.copy_bytes;
+  c.bias.aligned = c.features.bias && c.bias.type != Type::f64;
+  if (c.features.mask) c.mask.copy_bytes = 16;
   const Fit fit = take_line(c, wish);
   if (fit == Fit::no_room && (stages_bias(c) || stages_mask(c))) {
     // Then they are read where they are.
-    c.bias_aligned = c.boxed_bias = false;
-    c.mask_copy = 1;
+    c.bias.aligned = c.bias.by_tma = false;
+    c.mask.copy_bytes = 1;
     return take_line(c, wish);
   }
-  c.bias_aligned = bias_aligned;
-  c.mask_copy = mask_copy;
+  c.bias.aligned = bias_aligned;
+  c.mask.copy_bytes = mask_copy;
   return fit;
 }
 
@@ -237,10 +233,10 @@ void add_planes_launch(CudaPlan& plan, const Problem& p, const KernelConfig& mai
       .type = p.type,
       .dim = main.dim,
       .dim_v = main.dim_v,
-      .tiling = {.rows = rows, .keys = rows, .warps = 8, .stages = 1, .slices = 1, .blocks = 1},
+      .tiling = {.rows = rows, .keys = rows, .warps = 8, .stages = 1, .slices = 1, .min_blocks = 1},
       .aligned = is_aligned(p),
-      .ragged = p.ragged,
-      .row_terms = p.backward};
+      .varlen = p.varlen,
+      .row_terms = {.used = p.backward}};
   const int64 unit = p.backward ? kPlaneGradientUnit : c.tiling.keys;
   const int64 tiles = round_up(larger(s.len_q, s.len_k), unit) / c.tiling.keys;
   plan.launches.push_back(

@@ -3,6 +3,7 @@
 
 #include "plan/block_grid.h"
 #include "plan/boxed_tensor.hpp"
+#include "plan/config_members.hpp"
 #include "plan/cuda_facts.hpp"
 #include "plan/wgmma_backward_layout.h"
 
@@ -41,7 +42,7 @@ const char* why_not_bias(const Problem& p) {
   if (p.wants(p.dbias) && larger(p.sizes.dim, p.sizes.dim_v) > kLargestHeadOfBoth) {
     return "the wgmma backward kernel has no gradient of the bias for head sizes above 128";
   }
-  if (p.wants(p.dbias) && p.features.softcap) {
+  if (p.wants(p.dbias) && has_slope(p.features)) {
     return "the wgmma backward kernel has no gradient of the bias beside a softcap, whose slope is "
            "in its dS";
   }
@@ -57,21 +58,13 @@ const char* why_not_bias(const Problem& p) {
 bool is_paired(const Problem& p) {
   constexpr int64 kLeastRows = 512;
   const bool plain = is_plain(p.features) && !p.features.mask && !p.features.dropout;
-  return plain && !p.ragged && p.wants(p.dq) && p.sizes.len_q >= kLeastRows &&
+  return plain && !p.varlen && p.wants(p.dq) && p.sizes.len_q >= kLeastRows &&
          p.sizes.len_k > kWideTiling.keys && round_up(p.sizes.dim, 16) == 2 * kLargestHeadOfBoth;
-}
-
-bool is_asked_for(const Tiling& tiling, const Tiling& asked) {
-  for (int Tiling::*const member : {&Tiling::rows, &Tiling::keys, &Tiling::warps, &Tiling::stages,
-                                    &Tiling::slices, &Tiling::walkers, &Tiling::blocks}) {
-    if (asked.*member > 0 && asked.*member != tiling.*member) return false;
-  }
-  return true;
 }
 
 // The batch entries of a cluster: they walk over the same rows and keys, and share the bias.
 int batch_of_cluster(const Problem& p) {
-  if (p.ragged || p.bias_sizes[2] != p.sizes.len_q) return 1;
+  if (p.varlen || p.bias_sizes[2] != p.sizes.len_q) return 1;
   for (const int blocks : kBlocksOfCluster) {
     if (batch_of_bias(p) % blocks == 0) return blocks;
   }
@@ -88,14 +81,14 @@ void ask_for_dbias(KernelConfig& c, const Problem& p) {
   // The order of additions in memory is nobody's; a pass of its own makes dbias then.
   if (p.deterministic && !whole) return;
   c.cluster = cluster;
-  const bool stores = whole && !p.ragged;
-  c.bias_gradient = stores          ? BiasGradient::store
-                    : sizes[2] == 1 ? BiasGradient::add_to_row
-                                    : BiasGradient::add;
-  c.wide_dbias = stores && p.dbias.given() && p.dbias.type != p.bias.type;
+  const bool stores = whole && !p.varlen;
+  c.dbias.how = stores          ? BiasGradient::store
+                : sizes[2] == 1 ? BiasGradient::add_to_row
+                                : BiasGradient::add;
+  c.dbias.is_f32 = stores && p.dbias.given() && p.dbias.type != p.bias.type;
   // Sums of the workspace begin their rows at 16 bytes.
   const bool in_place = stores || (p.accumulate && p.dbias.type == Type::f32);
-  c.dbias_aligned = !in_place || !p.dbias.given() || has_aligned_vectors(p.dbias);
+  c.dbias.aligned = !in_place || !p.dbias.given() || has_aligned_vectors(p.dbias);
 }
 
 // What planes do not take; their rows begin anywhere, and a product adds neither lse nor delta.
@@ -127,7 +120,7 @@ Fit take_stages(KernelConfig& c, const TilingWish& wish, const Tiling& tiling) {
     c.tiling = tiling;
     c.tiling.stages = stages;
     c.tiling.warps = backward_warps(c);
-    if (wish.forced && !is_asked_for(c.tiling, *wish.forced)) continue;
+    if (wish.forced && overridden(c.tiling, *wish.forced) != c.tiling) continue;
     if (backward_wgmma_shared(c) <= wish.limits.block) return Fit::fits;
     fit = Fit::no_room;
   }
@@ -148,7 +141,7 @@ const char* why_not_wgmma_backward(const Problem& p, const Chip& chip, int level
   if (p.type == Type::f16 && adds_lse_by_product(p.features) && p.score.scale < kLeastScaleF16) {
     return "lse / scale would pass the range of f16 terms";
   }
-  if (p.features.softcap && p.features.dropout && !has_registers_for_shares(p.sizes)) {
+  if (has_slope(p.features) && p.features.dropout && !has_registers_for_shares(p.sizes)) {
     return "softcap and dropout together take more registers than there are for these head sizes";
   }
   const BackwardBoxes boxes = backward_boxes(p, tiling_of(p));
@@ -178,23 +171,18 @@ KernelConfig wgmma_backward_config(const Problem& p, int level) {
                  .family = Family::wgmma,
                  .level = level,
                  .type = p.type,
-                 .bias_type = p.features.bias ? p.bias.type : Type::none,
                  .products = p.type == Type::f32 ? Products::f16x3 : Products::direct,
                  .features = p.features,
-                 .boxed_out = p.type != Type::f32 && !p.accumulate &&
-                              is_storable(p, p.dk, boxes.dk) && is_storable(p, p.dv, boxes.dv),
-                 .bias_aligned = is_bias_aligned(p),
-                 .bias_of_keys = is_bias_of_keys(p, false),
-                 .mask_of_keys = is_mask_of_keys(p, false),
-                 .mask_copy = bytes_of_mask_copy(p),
-                 .ragged = p.ragged,
-                 .wants_dq = p.wants(p.dq),
-                 .wants_dk = p.wants(p.dk),
-                 .wants_dv = p.wants(p.dv)};
+                 .out_by_tma = p.type != Type::f32 && !p.accumulate &&
+                               is_storable(p, p.dk, boxes.dk) && is_storable(p, p.dv, boxes.dv),
+                 .bias = bias_form(p, false),
+                 .mask = mask_form(p, false),
+                 .varlen = p.varlen,
+                 .wanted = wanted_of(p)};
   c.features.sink = false;  // it is in the lse
-  c.ordered = p.deterministic && c.wants_dq;
+  c.ordered_dq = p.deterministic && c.wanted.dq;
   if (p.type == Type::f32) return c;
-  c.paired = is_paired(p);
+  c.cta_pair = is_paired(p);
   ask_for_dbias(c, p);
   return c;
 }
@@ -210,15 +198,15 @@ Fit take_wgmma_backward_tiling(KernelConfig& c, const TilingWish& wish) {
 
 int64 key_tiles(const KernelConfig& c, int64 len_k) {
   const int64 tiles = divide_up(len_k, c.tiling.keys);
-  return c.paired ? round_up(tiles, 2) : tiles;
+  return c.cta_pair ? round_up(tiles, 2) : tiles;
 }
 
 int64 heads_taking_turns(const KernelConfig& c, const Chip& chip, int64 len_k) {
   constexpr int64 kFewTiles = 16;
-  if (c.ordered && c.family == Family::mma) return 16;
+  if (c.ordered_dq && c.family == Family::mma) return 16;
   const int64 tiles = larger<int64>(key_tiles(c, len_k), 1);
   // About two blocks a multiprocessor: few enough for the cache to keep what they add to.
-  if (c.ordered) return larger<int64>(2 * chip.multiprocessors / tiles, 1);
+  if (c.ordered_dq) return larger<int64>(2 * chip.multiprocessors / tiles, 1);
   // Under a causal mask the first keys are seen by the most rows. Those of about as many heads as
   // fill the chip begin first, so that no long tile begins last; of few tiles the cache would have
   // to hold too many heads.
@@ -228,10 +216,10 @@ int64 heads_taking_turns(const KernelConfig& c, const Chip& chip, int64 len_k) {
 
 void ask_for_row_terms(KernelConfig& delta, const KernelConfig& main) {
   if (main.products == Products::f16x3) return;  // of whoever makes the planes
-  delta.row_terms = true;
-  delta.paired = main.paired;
-  delta.features.signed_scale = !adds_lse_by_product(main.features);
-  delta.features.dropout = !adds_delta_by_product(main.features);
+  delta.row_terms = {.used = true,
+                     .joined = main.cta_pair,
+                     .lse_in_product = adds_lse_by_product(main.features),
+                     .delta_in_product = adds_delta_by_product(main.features)};
 }
 
 Count row_terms_bytes(const Problem& p, const KernelConfig& main) {

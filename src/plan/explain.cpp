@@ -63,7 +63,7 @@ std::string explanation(const Problem& p, const Plan& plan) {
   }
   if (plan.backend == BackendKind::reference) return text;
   if (!p.backward && may_split_keys(p, plan.tiling)) {
-    text += row("split", std::string(p.ragged ? "where a sequence has " : "") +
+    text += row("split", std::string(p.varlen ? "where a sequence has " : "") +
                              "few queries, many keys: chunks of " +
                              std::to_string(plan.tiling.chunk_k) + " keys, merged in order");
   }

@@ -51,64 +51,96 @@ enum class BiasGradient : uint8 {
 
 // May change a result by rounding only.
 struct Tiling {
-  int rows = 64;    // query rows of a tile
-  int keys = 64;    // keys of a tile; with walkers, of one's
-  int warps = 4;    // of a block; wgmma: four of them only load
-  int stages = 2;   // tiles of what is walked over that are in shared memory at once
-  int slices = 1;   // mma backward: warps that share a tile's keys, each with a slice of dk and dv;
-                    // combine: that share rows, each with some of the splits
-  int walkers = 1;  // mma forward: warps that have the same rows, each with key tiles of its own
-  int blocks = 1;   // blocks that should fit a multiprocessor: the bound on registers
+  int rows = 64;      // query rows of a tile
+  int keys = 64;      // keys of a tile; with key_warps, of the tile of one warp
+  int warps = 4;      // of a block; wgmma: four of them only load
+  int stages = 2;     // tiles in shared memory at once, of those that the kernel loops over
+  int slices = 1;     // mma backward: warps that share a tile's keys, each with a slice of the
+                      // columns of dk and dv; combine: warps that share rows, each with some splits
+  int key_warps = 1;  // mma forward: warps that share a tile's rows and split its keys
+  int min_blocks = 1;  // blocks that should fit a multiprocessor: the bound on registers
 
   bool operator==(const Tiling&) const = default;
+};
+
+struct BiasForm {
+  Type type = Type::none;  // none without a bias
+  bool aligned = false;    // f16, bf16 or f32 that can be read 16 bytes at a time
+  bool one_row = false;    // staged: f16, bf16 or f32 of one row for all rows of a tile
+  bool by_tma = false;     // wgmma forward: TMA loads its tiles
+
+  bool operator==(const BiasForm&) const = default;
+};
+
+struct MaskForm {
+  bool one_row = false;  // staged: one row for all rows of a tile
+  int copy_bytes = 1;    // staged: bytes that are copied at once: 16, 8, 4 or 1
+
+  bool operator==(const MaskForm&) const = default;
+};
+
+// What the wgmma backward kernel reads of a query row.
+struct RowTerms {
+  bool used = false;              // delta, planes: write them; convert_dq: reads a factor of dq
+  bool joined = false;            // lse and delta share one 16-byte vector
+  bool lse_in_product = false;    // the product that makes scores also adds lse
+  bool delta_in_product = false;  // the product that makes dP also adds delta
+
+  bool operator==(const RowTerms&) const = default;
+};
+
+struct Wanted {
+  bool dq = false;
+  bool dk = false;
+  bool dv = false;
+
+  bool operator==(const Wanted&) const = default;
+};
+
+struct DbiasForm {
+  BiasGradient how = BiasGradient::none;
+  bool pairs = false;    // mma: its sums can be added to by pairs of keys
+  bool aligned = false;  // wgmma: 16 bytes of dbias, or of its sums, are one access
+  bool is_f32 = false;   // wgmma, store: dbias is f32 where the bias is not
+
+  bool operator==(const DbiasForm&) const = default;
 };
 
 struct KernelConfig {
   Kernel kernel = Kernel::forward;
   Family family = Family::simt;
-  int level = 80;               // the oldest chip it must run on: 75, 80 or 90; simt: 50
-  Type type = Type::none;       // of q, k and v
-  Type bias_type = Type::none;  // none without a bias
+  int level = 80;          // the oldest chip it must run on: 75, 80 or 90; simt: 50
+  Type type = Type::none;  // of q, k and v
   Products products = Products::direct;
   Features features{};
   int dim = 0;  // mma: head sizes of the tiles, rounded up to 16 (f32: 8); else as they are
   int dim_v = 0;
   Tiling tiling{};
-  bool aligned = true;        // q, k, v, dout can be read 16 bytes at a time
-  bool exact = false;         // mma: head sizes are those of the tiles
-  bool wide_dout = false;     // backward: dout is f32 where the type is not
-  bool boxed_out = false;     // wgmma: out, or dk and dv, leave through the copy engine
-  bool bias_aligned = false;  // f16, bf16 or f32 bias that can be read 16 bytes at a time
-  bool boxed_bias = false;    // wgmma forward: the bias comes through the copy engine's boxes
-  bool bias_of_keys = false;  // staged: f16, bf16 or f32 bias of one row for all rows of a tile
-  bool mask_of_keys = false;  // staged: the same of the mask
-  int mask_copy = 1;          // staged: bytes of the mask that are copied at once: 16, 8, 4 or 1
-  bool bias_pairs = false;    // the sums of dbias can be added to by pairs of keys
-  bool ragged = false;        // sequence lengths are read from memory
-  bool folded = false;        // forward: the rows of a tile run over the query heads of a kv head
-  bool split = false;         // forward: the keys are split over blocks
-  bool uneven = false;     // wgmma forward: warpgroups leave out keys that none of their rows sees
-  bool row_terms = false;  // delta, planes: also writes what the wgmma backward kernel reads of
-                           // a row; convert_dq: reads a factor of dq there
-  bool paired = false;     // wide wgmma backward: clusters of two blocks share the columns of dq
-  bool marks = false;      // notes rows whose result is not finite, to be computed again
-  bool marked = false;     // simt: computes only what is marked
-  bool ordered = false;  // blocks wait for those before them: dq is added in a fixed order, or the
-                         // last of a tile's splits merges them
-  bool wants_dq = false;
-  bool wants_dk = false;
-  bool wants_dv = false;
-  BiasGradient bias_gradient = BiasGradient::none;
-  bool dbias_aligned = false;  // wgmma: 16 bytes of dbias, or of its sums, are one access
-  bool wide_dbias = false;     // wgmma, store: dbias is f32 where the bias is not
+  bool aligned = true;       // q, k, v, dout can be read 16 bytes at a time
+  bool exact_dims = false;   // mma: head sizes are those of the tiles
+  bool dout_is_f32 = false;  // backward: dout is f32 where the type is not
+  bool out_by_tma = false;   // wgmma: TMA stores out, or dk and dv
+  BiasForm bias{};
+  MaskForm mask{};
+  bool varlen = false;         // sequence lengths are read from memory
+  bool pack_gqa = false;       // forward: a tile's rows run over the query heads of a key head
+  bool split_kv = false;       // forward: the keys are split over blocks
+  bool merges_splits = false;  // forward: the last block of a tile's splits merges them
+  bool skips_blocks = false;   // wgmma forward: warpgroups skip key blocks that are masked for
+                               // all of their rows
+  RowTerms row_terms{};
+  bool cta_pair = false;         // wide wgmma backward: two blocks of a cluster share the columns
+                                 // of dq
+  bool flags_nonfinite = false;  // flags rows whose result is not finite, to be computed again
+  bool only_flagged = false;     // simt: computes only what is flagged
+  bool ordered_dq = false;       // blocks add to dq in a fixed order: deterministic
+  Wanted wanted{};
+  DbiasForm dbias{};
   int cluster = 1;  // wgmma backward: blocks of a cluster, batch entries that share a bias
 
   bool operator==(const KernelConfig&) const = default;
 };
 
-// Blocks of a cluster. (The delta kernel of pairs, which writes what they read, has none.)
-REGARD_INLINE int cluster_size(const KernelConfig& c) {
-  return c.paired && c.kernel == Kernel::backward ? 2 : c.cluster;
-}
+REGARD_INLINE int cluster_size(const KernelConfig& c) { return c.cta_pair ? 2 : c.cluster; }
 
 }  // namespace regard

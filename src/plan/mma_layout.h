@@ -20,11 +20,11 @@ REGARD_INLINE int tile_row_bytes(const KernelConfig& c, int columns) {
 // Staged bias: its elements as they are in memory, a row of keys for each query of the tile, or one
 // row for all.
 REGARD_INLINE bool stages_bias(const KernelConfig& c) {
-  return c.features.bias && (c.bias_aligned || c.bias_of_keys);
+  return c.features.bias && (c.bias.aligned || c.bias.one_row);
 }
-REGARD_INLINE int bias_rows(const KernelConfig& c) { return c.bias_of_keys ? 1 : c.tiling.rows; }
+REGARD_INLINE int bias_rows(const KernelConfig& c) { return c.bias.one_row ? 1 : c.tiling.rows; }
 REGARD_INLINE int bias_row_bytes(const KernelConfig& c) {
-  return c.tiling.keys * element_bytes(c.bias_type) + 16;
+  return c.tiling.keys * element_bytes(c.bias.type) + 16;
 }
 REGARD_INLINE int bias_bytes(const KernelConfig& c) {
   return stages_bias(c) ? bias_rows(c) * bias_row_bytes(c) : 0;
@@ -33,11 +33,11 @@ REGARD_INLINE int bias_bytes(const KernelConfig& c) {
 // The staged mask: its bytes, likewise. Rows are an odd multiple of 16 bytes apart, so that eight
 // of them lie in different banks. The wgmma kernel stages what copies in the background can bring.
 REGARD_INLINE bool stages_mask(const KernelConfig& c) {
-  const bool in_background = c.kernel == Kernel::backward || c.mask_copy >= 4;
+  const bool in_background = c.kernel == Kernel::backward || c.mask.copy_bytes >= 4;
   return c.features.mask &&
          (c.family == Family::mma || (c.family == Family::wgmma && in_background));
 }
-REGARD_INLINE int mask_rows(const KernelConfig& c) { return c.mask_of_keys ? 1 : c.tiling.rows; }
+REGARD_INLINE int mask_rows(const KernelConfig& c) { return c.mask.one_row ? 1 : c.tiling.rows; }
 REGARD_INLINE int mask_row_bytes(const KernelConfig& c) { return (c.tiling.keys / 16 | 1) * 16; }
 REGARD_INLINE int mask_bytes(const KernelConfig& c) {
   return stages_mask(c) ? mask_rows(c) * mask_row_bytes(c) : 0;
@@ -69,9 +69,9 @@ REGARD_INLINE ForwardMmaLayout forward_mma_layout(const KernelConfig& c) {
   x.mask = x.bias + bias_bytes(c);
   x.stage_bytes = x.mask + mask_bytes(c);
   x.walker_bytes = t.stages * x.stage_bytes;
-  x.size = x.stage + t.walkers * x.walker_bytes;
+  x.size = x.stage + t.key_warps * x.walker_bytes;
   // Parts of every row take the place of the stages once all keys are done.
-  if (t.walkers > 1) x.size = larger(x.size, x.stage + t.walkers * t.rows * part_bytes(c));
+  if (t.key_warps > 1) x.size = larger(x.size, x.stage + t.key_warps * t.rows * part_bytes(c));
   return x;
 }
 

@@ -85,7 +85,7 @@ bool splits_keys(const CpuTiling& t, int64 rows, int64 len_k) {
 }
 
 bool may_split_keys(const Problem& p, const CpuTiling& t) {
-  return splits_keys(t, p.ragged ? 0 : p.sizes.group() * p.sizes.len_q, p.sizes.len_k);
+  return splits_keys(t, p.varlen ? 0 : p.sizes.group() * p.sizes.len_q, p.sizes.len_k);
 }
 
 // A split sequence has at least 2 whole chunks, so that a last one, which may be short, makes them

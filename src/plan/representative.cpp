@@ -113,7 +113,7 @@ std::vector<Problem> representative_problems() {
   add(attention({.heads_kv = 4, .len_q = 1, .batch = 1}), Pass::forward);
   add(attention({.dim = 64, .len_q = 1}), Pass::forward);
   add(attention({.type = f16, .dim = 256, .heads_kv = 4, .len_q = 1}), Pass::forward);
-  // A few: with and without walkers.
+  // A few: with and without warps that split the keys.
   features = causal({.heads_kv = 8, .len_q = 8, .batch = 1});
   features.softcap = 50;
   features.sink = Tensor(nullptr, f32, {kHeads});

@@ -129,20 +129,20 @@ REGARD_INLINE Tiling simt_tiling(Kernel kernel, Type type, int dim, int dim_v, i
               .warps = 8,
               .stages = 1,
               .slices = 1,
-              .blocks = type == Type::f64 ? 2 : 6};
+              .min_blocks = type == Type::f64 ? 2 : 6};
     case Kernel::combine:
       return {.rows = 32 / lanes_of_row(dim_v, 4),
               .keys = 0,
               .warps = 4,
               .stages = 1,
               .slices = 4,
-              .blocks = 4};
+              .min_blocks = 4};
     case Kernel::convert_dq:
-      return {.rows = 64, .keys = 0, .warps = 4, .stages = 1, .slices = 1, .blocks = 4};
+      return {.rows = 64, .keys = 0, .warps = 4, .stages = 1, .slices = 1, .min_blocks = 4};
     case Kernel::convert_dbias:
-      return {.rows = 8, .keys = 256, .warps = 8, .stages = 1, .slices = 1, .blocks = 4};
+      return {.rows = 8, .keys = 256, .warps = 8, .stages = 1, .slices = 1, .min_blocks = 4};
     case Kernel::sink_gradient:
-      return {.rows = 1, .keys = 0, .warps = 8, .stages = 1, .slices = 1, .blocks = 1};
+      return {.rows = 1, .keys = 0, .warps = 8, .stages = 1, .slices = 1, .min_blocks = 1};
     default:
       break;
   }
@@ -159,7 +159,7 @@ REGARD_INLINE Tiling simt_tiling(Kernel kernel, Type type, int dim, int dim_v, i
                   .warps = kSimtThreads / 32,
                   .stages = 1,
                   .slices = 1,
-                  .blocks = 1};
+                  .min_blocks = 1};
   };
   const auto fits = [&] {
     return simt_tiling_fits({.kernel = kernel,
@@ -210,11 +210,11 @@ inline constexpr int kMarkedTiles = 64;
 
 // The grid of any kernel of family simt; that of a marked one counts its tiles over all heads.
 REGARD_INLINE int64 simt_heads(const Problem& p, const KernelConfig& config) {
-  return config.marked ? 1 : simt_own_heads(p, config);
+  return config.only_flagged ? 1 : simt_own_heads(p, config);
 }
 REGARD_INLINE int64 simt_tiles(const Problem& p, const KernelConfig& config) {
   const int64 tiles = simt_own_tiles(p, config);
-  return config.marked ? divide_up(simt_own_heads(p, config) * tiles, kMarkedTiles) : tiles;
+  return config.only_flagged ? divide_up(simt_own_heads(p, config) * tiles, kMarkedTiles) : tiles;
 }
 REGARD_INLINE BlockGrid simt_grid(const Problem& p, const KernelConfig& config) {
   return {.heads = int32(simt_heads(p, config)), .tiles = int32(simt_tiles(p, config))};

@@ -31,7 +31,7 @@ REGARD_INLINE int row_term_bytes(const KernelConfig& c) {
 // leave no registers for a fourth.
 REGARD_INLINE bool has_dbias_warpgroup(const KernelConfig& c) {
   const Features& f = c.features;
-  return c.bias_gradient != BiasGradient::none &&
+  return c.dbias.how != BiasGradient::none &&
          (larger(c.dim, c.dim_v) <= 64 || !(f.mask || f.alibi || f.dropout));
 }
 // Whether one draws which weights are dropped, of which there are two a word for each pair of a
@@ -51,7 +51,7 @@ REGARD_INLINE int query_stages(const KernelConfig& c) {
   return c.tiling.stages + (is_wide(c) ? 0 : 1);
 }
 // Columns of dq that a block of a pair makes, and of K that it takes from the other block's keys.
-REGARD_INLINE int peer_columns(const KernelConfig& c) { return c.paired ? c.dim / 2 : 0; }
+REGARD_INLINE int peer_columns(const KernelConfig& c) { return c.cta_pair ? c.dim / 2 : 0; }
 REGARD_INLINE int pair_term_buffers(const KernelConfig& c) {
   return is_wide(c) ? 1 : kMostPairTermBuffers;
 }
@@ -64,7 +64,7 @@ REGARD_INLINE bool adds_delta_by_product(const Features& f) { return !f.dropout;
 
 // The kernel's own elements of dbias, and f32 sums of it, are f32.
 REGARD_INLINE bool writes_f32_dbias(const KernelConfig& c) {
-  return c.bias_gradient != BiasGradient::store || c.wide_dbias || c.bias_type == Type::f32;
+  return c.dbias.how != BiasGradient::store || c.dbias.is_f32 || c.bias.type == Type::f32;
 }
 // The sum of a cluster's dS^T passes shared memory as one 16-bit term where dbias is of 16 bits;
 // else as two, far closer to f32 than what they are summed from.
@@ -81,7 +81,7 @@ REGARD_INLINE int dbias_term_bytes(const KernelConfig& c) {
 // Turns in which blocks add to a head's dq: of so many tiles of rows each. Blocks of a pair, which
 // have columns of their own, take turns of their own.
 REGARD_INLINE int tiles_of_turn(const KernelConfig& c) { return c.family == Family::wgmma ? 2 : 1; }
-REGARD_INLINE int blocks_at_once(const KernelConfig& c) { return c.paired ? 2 : 1; }
+REGARD_INLINE int blocks_at_once(const KernelConfig& c) { return c.cta_pair ? 2 : 1; }
 REGARD_INLINE int64 dq_turns(const KernelConfig& c, int64 len_q) {
   return divide_up(len_q, tiles_of_turn(c) * c.tiling.rows) * blocks_at_once(c);
 }
@@ -126,7 +126,7 @@ REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   x.douts = x.queries + query_stages(c) * x.query_bytes;
   x.lse = x.douts + t.stages * x.dout_bytes;
   // Of a pair both are in the same rows.
-  x.delta = c.paired ? x.lse : x.lse + query_stages(c) * t.rows * row_term_bytes(c);
+  x.delta = c.cta_pair ? x.lse : x.lse + query_stages(c) * t.rows * row_term_bytes(c);
   x.dscores = int(round_up(x.delta + t.stages * t.rows * row_term_bytes(c), 1024));
   x.dscore_sizes = x.dscores + kDscoreBuffers * x.dscore_bytes;
   x.dbias_terms = x.dscore_sizes + (planes > 1 ? kDscoreBuffers * kDscoreSizeBytes : 0);

@@ -41,7 +41,7 @@ REGARD_INLINE int drop_bytes(const KernelConfig& c) {
 
 // Whether the forward kernel's tiles differ in length, so that blocks take them from a counter.
 REGARD_INLINE bool counts_tiles(const KernelConfig& c) {
-  return c.family == Family::wgmma && (c.features.interval || c.ragged);
+  return c.family == Family::wgmma && (c.features.interval || c.varlen);
 }
 
 struct ForwardWgmmaLayout {
@@ -81,7 +81,7 @@ REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c, int
   x.values = x.keys + t.stages * x.key_bytes;
   x.out = x.values + t.stages * x.value_bytes;
   x.bias = x.out + out_panels * panel_bytes(t.rows);
-  x.mask = x.bias + (c.boxed_bias ? panels_of(t.keys) * panel_bytes(t.rows) : bias_bytes(c));
+  x.mask = x.bias + (c.bias.by_tma ? panels_of(t.keys) * panel_bytes(t.rows) : bias_bytes(c));
   x.drops = x.mask + mask_bytes(c);
   x.tasks = x.drops + drop_bytes(c);
   x.barriers = x.tasks + kTasksAtOnce * kTaskBytes;
@@ -92,7 +92,7 @@ REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c, int
 // Two tiles of queries where there is room, so that the next is there when its turn comes; then as
 // much of a tile of out as there is room for.
 REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c) {
-  const int panels = c.boxed_out ? panels_of(c.dim_v) : 0;
+  const int panels = c.out_by_tma ? panels_of(c.dim_v) : 0;
   for (int slots = kMostQuerySlots; slots >= 1; --slots) {
     for (int out = panels; out >= (panels > 0 ? 1 : 0); --out) {
       const ForwardWgmmaLayout x = forward_wgmma_layout(c, slots, out);

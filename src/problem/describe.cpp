@@ -164,7 +164,7 @@ Problem describe(const Attention& a, Pass pass, NullData nulls, TableCopies* cop
     require(a.cu_seqlens_q.given(), "cu_seqlens_q", a.cu_seqlens_q,
             "must be given with cu_seqlens_k");
   }
-  p.ragged = p.packed || a.seqused_q.given() || a.seqused_k.given();
+  p.varlen = p.packed || a.seqused_q.given() || a.seqused_k.given();
   p.sizes = read_sizes(a, p.packed);
   p.type = a.q.type;
   for (const auto& [name, size] : {std::pair{"batch", p.sizes.batch},

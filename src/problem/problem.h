@@ -37,7 +37,7 @@ struct Sizes {
 struct Problem {
   bool backward = false;
   bool packed = false;
-  bool ragged = false;  // sequences may be shorter than the sizes say: packed, or seqused given
+  bool varlen = false;  // sequences may be shorter than the sizes say: packed, or seqused given
   bool deterministic = false;  // gradients must not depend on the order of a GPU's blocks
   uint8 precision = 0;         // of f32 products: 0 = full, 1 = tf32, 2 = bf16
   Type type = Type::none;      // of q, k and v

@@ -26,10 +26,11 @@ struct ScoreParams {
 // where it can. That changes no score by more than rounding as long as scores and products of q and
 // k stay below 2^108.
 REGARD_INLINE ScoreParams<float> narrowed_params(const ScoreParams<double>& params) {
-  const double size = params.scale < 0 ? -params.scale : params.scale;
+  const auto& [scale, softcap] = params;  // each of them is narrowed below
+  const double size = scale < 0 ? -scale : scale;
   const double least = larger(1e-30, size * 0x1p-120);
   const double most = larger(least, smaller(1.0, size) * 0x1p120);
-  return {float(params.scale), float(clamp_to(params.softcap, least, most))};
+  return {.scale = float(scale), .softcap = float(clamp_to(softcap, least, most))};
 }
 
 // The lowest finite bias: its product with log2(e) is still finite, and the lse of a row of such
@@ -56,12 +57,15 @@ REGARD_INLINE Logit<L> score(Features on, const ScoreParams<typename L::Real>& p
   return s;
 }
 
+// Whether score_slope() is other than 1.
+REGARD_INLINE bool has_slope(Features on) { return on.softcap; }
+
 // d logit / d (scale * raw): 1 - tanh^2 under a softcap, else 1.
 template <class L>
 REGARD_INLINE typename L::Vec score_slope(Features on, const ScoreParams<typename L::Real>& params,
                                           typename L::Vec raw) {
   using Real = typename L::Real;
-  if (!on.softcap) return L::set(Real(1));
+  if (!has_slope(on)) return L::set(Real(1));
   const auto bent = L::tanh(L::mul(raw, L::set(params.scale / params.softcap)));
   return L::sub(L::set(Real(1)), L::mul(bent, bent));
 }

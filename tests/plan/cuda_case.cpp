@@ -26,21 +26,22 @@ void check_grid(const Problem& p, const CudaLaunch& launch) {
   CHECK(g.heads_per_group >= 1);
   CHECK(g.heads_per_group <= g.heads);
   CHECK(g.blocks() <= 0x7fffffff);
-  if (c.marked) {  // counts its tiles over all heads
+  if (c.only_flagged) {  // counts its tiles over all heads
     CHECK(g.heads == 1);
     check_reach(g.tiles, kMarkedTiles, simt_own_heads(p, c) * simt_own_tiles(p, c));
     return;
   }
   switch (c.kernel) {
     case Kernel::forward: {
-      CHECK(g.heads == s.batch * (c.folded ? s.heads_kv : s.heads_q));
-      check_reach(g.tiles, c.tiling.rows, c.folded ? s.group() * s.len_q : s.len_q);
+      CHECK(g.heads == s.batch * (c.pack_gqa ? s.heads_kv : s.heads_q));
+      check_reach(g.tiles, c.tiling.rows, c.pack_gqa ? s.group() * s.len_q : s.len_q);
       break;
     }
     case Kernel::backward:
     case Kernel::key_gradient:
       CHECK(g.heads == s.batch * s.heads_kv);
-      check_reach(c.paired ? g.tiles / 2 : g.tiles, c.tiling.keys * (c.paired ? 2 : 1), s.len_k);
+      check_reach(c.cta_pair ? g.tiles / 2 : g.tiles, c.tiling.keys * (c.cta_pair ? 2 : 1),
+                  s.len_k);
       break;
     case Kernel::bias_gradient:
     case Kernel::convert_dbias:
@@ -52,7 +53,7 @@ void check_grid(const Problem& p, const CudaLaunch& launch) {
     case Kernel::planes:
       CHECK(g.heads == s.batch * s.heads_q);
       check_reach(g.tiles, c.tiling.keys,
-                  round_up(larger(s.len_q, s.len_k), c.row_terms ? 128 : 1));
+                  round_up(larger(s.len_q, s.len_k), c.row_terms.used ? 128 : 1));
       CHECK(g.splits == 3);
       return;
     case Kernel::copy_inputs:
@@ -65,7 +66,7 @@ void check_grid(const Problem& p, const CudaLaunch& launch) {
       CHECK(g.heads == s.batch * s.heads_q);
       check_reach(g.tiles, c.tiling.rows, s.len_q);
   }
-  CHECK(g.splits == (c.split ? g.splits : 1));
+  CHECK(g.splits == (c.split_kv ? g.splits : 1));
 }
 
 void check_tiling(const KernelConfig& c) {
@@ -88,26 +89,26 @@ void check_tiling(const KernelConfig& c) {
     CHECK(t.keys % (c.features.dropout ? 32 : 16) == 0);
     CHECK(c.dim % 16 + c.dim_v % 16 == 0);
     CHECK(t.stages >= 2);
-    CHECK(t.slices * t.blocks == 1);
+    CHECK(t.slices * t.min_blocks == 1);
     return;
   }
   const bool backward = c.kernel == Kernel::backward;
-  const int m = (backward ? t.keys : t.rows * t.walkers) * t.slices / t.warps;
+  const int m = (backward ? t.keys : t.rows * t.key_warps) * t.slices / t.warps;
   CHECK((m == 16 || m == 32));
   CHECK(t.keys % 16 == 0);
   CHECK(t.rows % (backward ? 16 * t.slices : 16) == 0);
   CHECK(c.dim_v % (16 * t.slices) == 0);
   CHECK(c.dim % (backward ? 16 * t.slices : step_of(c.type)) == 0);
-  if (t.walkers == 1) {
+  if (t.key_warps == 1) {
     CHECK((t.stages == 1 || t.stages == 2));
   } else {
     CHECK(!backward);
     CHECK(c.level >= 80);
-    CHECK(t.walkers == t.warps);
+    CHECK(t.key_warps == t.warps);
     CHECK(t.slices == 1);
     CHECK(t.stages >= 2);
   }
-  if (!backward && c.ordered) CHECK((c.split && t.walkers > 1));
+  if (c.merges_splits) CHECK((!backward && c.split_kv && t.key_warps > 1));
 }
 
 struct Part {
@@ -123,32 +124,33 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
   std::int64_t partial_out = 0, partial_rows = 0, arrivals = 0, copies = 0;
   for (const CudaLaunch& launch : plan.launches) {
     const KernelConfig& c = launch.config;
-    marks_q |= c.marked && (c.kernel == Kernel::forward || c.kernel == Kernel::query_gradient);
-    marks_k |= c.marked && c.kernel == Kernel::key_gradient;
-    if (launch.resident > 0 && (p.features.interval || p.ragged)) counter = 8;
-    if (c.split && c.ordered) {
+    marks_q |=
+        c.only_flagged && (c.kernel == Kernel::forward || c.kernel == Kernel::query_gradient);
+    marks_k |= c.only_flagged && c.kernel == Kernel::key_gradient;
+    if (launch.resident > 0 && (p.features.interval || p.varlen)) counter = 8;
+    if (c.merges_splits) {
       arrivals = launch.grid.blocks() * 8;
       partial_out = launch.grid.blocks() * c.tiling.rows * part_bytes(c);
       CHECK(plan.splits * part_bytes(c) <= merge_room(c));
-    } else if (c.split) {
+    } else if (c.split_kv) {
       partial_rows = plan.splits * s.heads_q * s.rows_q * 2 * 4;
       partial_out = plan.splits * s.heads_q * s.rows_q * s.dim_v * 4;
     }
-    sliced |= c.kernel == Kernel::forward && c.tiling.slices > 1 && !c.split;
+    sliced |= c.kernel == Kernel::forward && c.tiling.slices > 1 && !c.split_kv;
     adds |= c.kernel == Kernel::convert_dbias;
     if (c.kernel == Kernel::delta) rows_states = s.heads_q * s.rows_q * 2 * real_size(p);
     if (c.kernel == Kernel::planes) planes = plane_layout(p, c).size;
-    if (c.kernel == Kernel::delta && c.row_terms) {
+    if (c.kernel == Kernel::delta && c.row_terms.used) {
       row_terms = 2 * (s.heads_q * dq_rows(p) + 64) * 16;
     }
-    if (c.kernel == Kernel::planes && c.row_terms) {
+    if (c.kernel == Kernel::planes && c.row_terms.used) {
       row_terms = s.heads_q * plane_rows(p, s.rows_q, s.len_q, 128) * (2 * 8 + 4);
     }
     if (c.kernel == Kernel::convert_dq) dq = s.heads_q * dq_rows(p) * c.dim * 4;
-    if (p.backward && c.ordered) {
+    if (p.backward && c.ordered_dq) {
       const int tiles = c.family == Family::wgmma ? 2 : 1;
-      turns =
-          s.batch * s.heads_q * divide_up(s.len_q, tiles * c.tiling.rows) * (c.paired ? 2 : 1) * 4;
+      turns = s.batch * s.heads_q * divide_up(s.len_q, tiles * c.tiling.rows) *
+              (c.cta_pair ? 2 : 1) * 4;
     }
   }
   const bool is_16_bit = p.type == f16 || p.type == bf16;
@@ -199,7 +201,7 @@ std::string kernels_of(const CudaPlan& plan) {
   std::string text;
   for (const CudaLaunch& launch : plan.launches) {
     text += (text.empty() ? "" : " ") + std::string(name_of(launch.config.kernel)) +
-            (launch.config.marked ? "*" : "");
+            (launch.config.only_flagged ? "*" : "");
   }
   return text;
 }
@@ -219,7 +221,7 @@ void check_sound(const Problem& p, const Chip& chip, const CudaPlan& plan) {
                ? (p.backward ? backward_wgmma_shared(c) : forward_wgmma_shared(c))
            : c.kernel == Kernel::backward ? backward_mma_shared(c)
                                           : forward_mma_shared(c)));
-    CHECK(c.tiling.blocks * (launch.shared_bytes + 1024) <=
+    CHECK(c.tiling.min_blocks * (launch.shared_bytes + 1024) <=
           larger(chip.shared_per_multiprocessor, launch.shared_bytes + 1024));
     CHECK(c.level <= chip.capability());
     check_tiling(c);

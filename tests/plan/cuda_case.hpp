@@ -48,7 +48,7 @@ inline CudaPlan planned(const Problem& p, const char* chip_name = "sm_90",
 // The launch of a kernel; nullptr where the plan has none.
 inline const CudaLaunch* launch_of(const CudaPlan& plan, Kernel kernel) {
   for (const CudaLaunch& launch : plan.launches) {
-    if (launch.config.kernel == kernel && !launch.config.marked) return &launch;
+    if (launch.config.kernel == kernel && !launch.config.only_flagged) return &launch;
   }
   return nullptr;
 }

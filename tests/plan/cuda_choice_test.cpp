@@ -45,10 +45,10 @@ TEST_CASE("choices by name") {
   CHECK(choice("cuda:mma/99").shared == 99 * 1024);
   CHECK(choice("cuda/64").any_family);
   const CudaChoice all =
-      choice("cuda:mma80/163@rows=64,keys=128,warps=8,stages=2,slices=1,walkers=1,blocks=3");
+      choice("cuda:mma80/163@rows=64,keys=128,warps=8,stages=2,slices=1,key_warps=1,min_blocks=3");
   CHECK(all.level == 80);
   CHECK(all.shared == 163 * 1024);
-  CHECK(all.tiling == Tiling{.rows = 64, .keys = 128, .warps = 8, .stages = 2, .blocks = 3});
+  CHECK(all.tiling == Tiling{.rows = 64, .keys = 128, .warps = 8, .stages = 2, .min_blocks = 3});
   CHECK(choice("cuda@rows=64").tiling.rows == 64);
   CHECK(choice("cuda@rows=64").tiling.keys == 0);
 }
@@ -354,7 +354,7 @@ TEST_CASE("what cannot be done is refused with a reason") {
 TEST_CASE("a tiling by name replaces what it names") {
   const Problem forward = problem(attention({.dim = 128}));
   const KernelConfig standard = planned(forward).launches.front().config;
-  const CudaPlan plan = planned(forward, "sm_90", "cuda:mma@rows=64,keys=32,warps=4,blocks=1");
+  const CudaPlan plan = planned(forward, "sm_90", "cuda:mma@rows=64,keys=32,warps=4,min_blocks=1");
   CHECK(says(plan, "tiling: asked for by name"));
   const Tiling tiling = plan.launches.front().config.tiling;
   CHECK(tiling.rows == 64);

@@ -41,8 +41,8 @@ TEST_CASE("wgmma: blocks of a cluster share the bias, one for each batch entry")
       const CudaPlan plan =
           planned(biased({.sizes = {1, 8, 1024, 1024}, .batch = batch, .causal = causal}));
       CHECK(config(plan).cluster == batch);
-      CHECK(config(plan).bias_gradient == BiasGradient::store);
-      CHECK(config(plan).dbias_aligned);
+      CHECK(config(plan).dbias.how == BiasGradient::store);
+      CHECK(config(plan).dbias.aligned);
       CHECK(!launch_of(plan, Kernel::convert_dbias));
       CHECK(says(plan, "dbias: clusters of blocks sum over the batch"));
       const BlockGrid& grid = launch_of(plan, Kernel::backward)->grid;
@@ -63,7 +63,7 @@ TEST_CASE("wgmma: blocks of a cluster share the bias, one for each batch entry")
 TEST_CASE("wgmma: what a cluster cannot sum is added to f32 sums") {
   const auto check = [](const Asked& asked, BiasGradient how, int cluster) {
     const CudaPlan plan = planned(biased(asked));
-    CHECK(config(plan).bias_gradient == how);
+    CHECK(config(plan).dbias.how == how);
     CHECK(config(plan).cluster == cluster);
     CHECK((launch_of(plan, Kernel::convert_dbias) != nullptr) == (how != BiasGradient::store));
   };
@@ -82,11 +82,11 @@ TEST_CASE("wgmma: what a cluster cannot sum is added to f32 sums") {
 
 TEST_CASE("wgmma: deterministic, only what is written once is made beside dq") {
   const CudaPlan once = planned(biased({.sizes = {1, 8, 1024, 1024}, .deterministic = true}));
-  CHECK(config(once).bias_gradient == BiasGradient::store);
-  CHECK(config(once).ordered);
+  CHECK(config(once).dbias.how == BiasGradient::store);
+  CHECK(config(once).ordered_dq);
   CHECK(launch_of(once, Kernel::backward)->grid.heads_per_group % 4 == 0);
   const CudaPlan pass = planned(biased({.sizes = {1, 1, 1024, 1024}, .deterministic = true}));
-  CHECK(config(pass).bias_gradient == BiasGradient::none);
+  CHECK(config(pass).dbias.how == BiasGradient::none);
   CHECK(config(pass).cluster == 1);
   CHECK(launch_of(pass, Kernel::bias_gradient));
   CHECK(says(pass, "deterministic: a broadcast bias"));
@@ -97,12 +97,12 @@ TEST_CASE("wgmma: dbias as it lies in memory") {
   p.gradients_named = true;
   p.dq = p.q;
   p.dbias = p.bias;
-  CHECK(config(planned(p)).dbias_aligned);
-  CHECK(!config(planned(p)).wide_dbias);
+  CHECK(config(planned(p)).dbias.aligned);
+  CHECK(!config(planned(p)).dbias.is_f32);
   p.dbias.strides.row = 1026;
-  CHECK(!config(planned(p)).dbias_aligned);
+  CHECK(!config(planned(p)).dbias.aligned);
   p.dbias.type = f32;
-  CHECK(config(planned(p)).wide_dbias);
+  CHECK(config(planned(p)).dbias.is_f32);
   p.accumulate = true;
-  CHECK(config(planned(p)).bias_gradient == BiasGradient::store);
+  CHECK(config(planned(p)).dbias.how == BiasGradient::store);
 }

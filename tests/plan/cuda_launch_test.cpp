@@ -36,7 +36,7 @@ CudaPlan planned_mma(const Problem& p) { return planned(p, "sm_90", "cuda:mma");
 BiasGradient how(const CudaPlan& plan) {
   const CudaLaunch* const launch = launch_of(plan, Kernel::backward);
   REQUIRE(launch);
-  return launch->config.bias_gradient;
+  return launch->config.dbias.how;
 }
 
 }  // namespace
@@ -75,8 +75,8 @@ TEST_CASE("only what is wanted is computed") {
   CHECK(kernels_of(planned(named(p, bf16, no, no), "sm_61")) == "delta query_gradient");
   const CudaPlan plan = planned(named(p, no, no, bf16));
   CHECK(plan.workspace.dq_sums == plan.workspace.partial_out);
-  CHECK(!launch_of(plan, Kernel::backward)->config.wants_dk);
-  CHECK(!launch_of(plan, Kernel::delta)->config.wants_dq);
+  CHECK(!launch_of(plan, Kernel::backward)->config.wanted.dk);
+  CHECK(!launch_of(plan, Kernel::delta)->config.wanted.dq);
 }
 
 TEST_CASE("empty problems launch what writes zeros, and nothing else") {
@@ -121,12 +121,12 @@ TEST_CASE("dbias is summed in place where it is f32 and accumulated into") {
   CHECK(!launch_of(plan, Kernel::convert_dbias));
   CHECK(plan.workspace.dbias_sums == plan.workspace.clear);
   CHECK(plan.dbias_strides.row == p.dbias.strides.row);
-  CHECK(launch_of(plan, Kernel::backward)->config.bias_pairs);
+  CHECK(launch_of(plan, Kernel::backward)->config.dbias.pairs);
   p.dbias.strides.row = 1025;
-  CHECK(!launch_of(planned_mma(p), Kernel::backward)->config.bias_pairs);
+  CHECK(!launch_of(planned_mma(p), Kernel::backward)->config.dbias.pairs);
   p.dbias.type = bf16;
   CHECK(launch_of(planned_mma(p), Kernel::convert_dbias));
-  CHECK(launch_of(planned_mma(p), Kernel::backward)->config.bias_pairs);
+  CHECK(launch_of(planned_mma(p), Kernel::backward)->config.dbias.pairs);
 }
 
 TEST_CASE("deterministic: dq in order, broadcast dbias in a pass of its own") {
@@ -138,7 +138,7 @@ TEST_CASE("deterministic: dq in order, broadcast dbias in a pass of its own") {
   CHECK(launch_of(plan, Kernel::bias_gradient)->config.family == Family::simt);
   CHECK(!launch_of(plan, Kernel::convert_dbias));
   const CudaLaunch& backward = *launch_of(plan, Kernel::backward);
-  CHECK(backward.config.ordered);
+  CHECK(backward.config.ordered_dq);
   CHECK(backward.grid.heads_per_group == 16);
   CHECK(plan.workspace.marks_q > plan.workspace.turns);
   CHECK(says(plan, "deterministic: blocks add to dq in the order of their keys"));
@@ -151,9 +151,9 @@ TEST_CASE("deterministic: dq in order, broadcast dbias in a pass of its own") {
   CHECK(!launch_of(plan, Kernel::bias_gradient));
   // What does not want dq has no order to keep.
   const Problem keys = named(problem(a, Pass::backward), Type::none, bf16, bf16);
-  CHECK(!launch_of(planned(keys), Kernel::backward)->config.ordered);
+  CHECK(!launch_of(planned(keys), Kernel::backward)->config.ordered_dq);
   CHECK(!launch_of(planned(problem(attention({}), Pass::backward)), Kernel::backward)
-             ->config.ordered);
+             ->config.ordered_dq);
 }
 
 TEST_CASE("precision of f32") {
@@ -173,20 +173,20 @@ TEST_CASE("precision of f32") {
   CHECK(products() == Products::direct);
 }
 
-TEST_CASE("few rows of shared keys are folded into a tile") {
-  const auto folded = [](Shape s) {
-    return planned(problem(attention(s))).launches.front().config.folded;
+TEST_CASE("few rows of shared keys are packed into a tile") {
+  const auto packs = [](Shape s) {
+    return planned(problem(attention(s))).launches.front().config.pack_gqa;
   };
-  CHECK(folded({.heads_q = 8, .heads_kv = 1, .len_q = 1}));
-  CHECK(folded({.heads_q = 8, .heads_kv = 4, .len_q = 1}));
-  CHECK(folded({.heads_q = 64, .heads_kv = 1, .len_q = 16}));
-  CHECK(!folded({.heads_q = 8, .heads_kv = 8, .len_q = 1}));
-  CHECK(!folded({.heads_q = 8, .heads_kv = 1, .len_q = 65}));
-  CHECK(!folded({.heads_q = 8, .heads_kv = 1, .len_q = 1024}));
-  // A folded tile walks over the keys that a window leaves to all heads.
+  CHECK(packs({.heads_q = 8, .heads_kv = 1, .len_q = 1}));
+  CHECK(packs({.heads_q = 8, .heads_kv = 4, .len_q = 1}));
+  CHECK(packs({.heads_q = 64, .heads_kv = 1, .len_q = 16}));
+  CHECK(!packs({.heads_q = 8, .heads_kv = 8, .len_q = 1}));
+  CHECK(!packs({.heads_q = 8, .heads_kv = 1, .len_q = 65}));
+  CHECK(!packs({.heads_q = 8, .heads_kv = 1, .len_q = 1024}));
+  // A tile of packed GQA walks over the keys that a window leaves to all heads.
   Attention a = attention({.heads_q = 8, .heads_kv = 1, .len_q = 1, .len_k = 65536});
   a.window = {.left = 1000, .right = 0};
-  CHECK(planned(problem(a)).launches.front().config.folded);
+  CHECK(planned(problem(a)).launches.front().config.pack_gqa);
 }
 
 TEST_CASE("keys are split where tiles of rows would leave the chip idle") {
@@ -197,14 +197,14 @@ TEST_CASE("keys are split where tiles of rows would leave the chip idle") {
     const CudaPlan plan = planned(decode, chip.name.c_str());
     const CudaLaunch& forward = plan.launches.front();
     CAPTURE(chip.name);
-    CHECK(forward.config.split);
+    CHECK(forward.config.split_kv);
     CHECK(plan.splits == forward.grid.splits);
     CHECK(forward.grid.blocks() >= chip.multiprocessors * 2 / 3);
-    CHECK(kernels_of(plan) == (forward.config.ordered ? "forward" : "forward combine"));
+    CHECK(kernels_of(plan) == (forward.config.merges_splits ? "forward" : "forward combine"));
     CHECK(says(plan, "split: "));
     // Every walker of a split has a tile.
     const Tiling& t = forward.config.tiling;
-    CHECK(divide_up(131072, t.keys) / plan.splits >= t.walkers);
+    CHECK(divide_up(131072, t.keys) / plan.splits >= t.key_warps);
   }
   const auto splits = [](Shape s) { return planned(problem(attention(s))).splits; };
   CHECK(splits({.batch = 16, .len_q = 4096, .len_k = 4096}) == 1);
@@ -218,17 +218,17 @@ TEST_CASE("keys are split where tiles of rows would leave the chip idle") {
   // What is split marks its rows where it is merged.
   CudaPlan plan = planned(problem(causal({.batch = 1, .len_q = 40, .len_k = 65536})));
   CHECK(kernels_of(plan) == "forward combine forward*");
-  CHECK(!plan.launches[0].config.marks);
-  CHECK(plan.launches[1].config.marks);
+  CHECK(!plan.launches[0].config.flags_nonfinite);
+  CHECK(plan.launches[1].config.flags_nonfinite);
   plan = planned(problem(causal({.batch = 1, .len_q = 4, .len_k = 65536})));
   CHECK(kernels_of(plan) == "forward forward*");
-  CHECK(plan.launches[0].config.marks);
+  CHECK(plan.launches[0].config.flags_nonfinite);
 }
 
-TEST_CASE("few rows have walkers, whose splits fill the chip once") {
+TEST_CASE("few rows have warps that split the keys; splits fill the chip once") {
   struct Expected {
     Shape shape;
-    int rows, walkers;
+    int rows, key_warps;
     std::int64_t least, most;  // splits
   };
   const Expected cases[] = {
@@ -263,8 +263,8 @@ TEST_CASE("few rows have walkers, whose splits fill the chip once") {
     CAPTURE(expected.rows);
     CAPTURE(expected.shape.dim);
     CHECK(t.rows == expected.rows);
-    CHECK(t.walkers == expected.walkers);
-    CHECK(says(plan, "walkers: ") == (t.walkers > 1));
+    CHECK(t.key_warps == expected.key_warps);
+    CHECK(says(plan, "split over warps: ") == (t.key_warps > 1));
     CHECK(plan.splits >= expected.least);
     CHECK(plan.splits <= expected.most);
   }
@@ -283,7 +283,7 @@ TEST_CASE("few rows have walkers, whose splits fill the chip once") {
   // Copies that nobody waits for begin with level 80.
   const CudaPlan old =
       planned(problem(attention({.type = f16, .len_q = 1})), "sm_90", "cuda:mma75");
-  CHECK(old.launches.front().config.tiling.walkers == 1);
+  CHECK(old.launches.front().config.tiling.key_warps == 1);
 }
 
 TEST_CASE("pointers and strides decide whether rows are read 16 bytes at a time") {
@@ -305,18 +305,18 @@ TEST_CASE("pointers and strides decide whether rows are read 16 bytes at a time"
   CHECK(aligned());
   p = problem(attention({.dim = 33}), Pass::backward);
   CHECK(!launch_of(planned(p, "sm_80"), Kernel::backward)->config.aligned);
-  CHECK(!launch_of(planned(p, "sm_80"), Kernel::backward)->config.exact);
+  CHECK(!launch_of(planned(p, "sm_80"), Kernel::backward)->config.exact_dims);
   p = problem(attention({}), Pass::backward);
-  CHECK(launch_of(planned(p, "sm_80"), Kernel::backward)->config.exact);
-  CHECK(!launch_of(planned(p, "sm_80"), Kernel::backward)->config.wide_dout);
+  CHECK(launch_of(planned(p, "sm_80"), Kernel::backward)->config.exact_dims);
+  CHECK(!launch_of(planned(p, "sm_80"), Kernel::backward)->config.dout_is_f32);
   p.dout = {.data = reinterpret_cast<void*>(4), .type = f32, .strides = p.q.strides};
   CHECK(!launch_of(planned(p, "sm_80"), Kernel::backward)->config.aligned);
-  CHECK(launch_of(planned(p, "sm_80"), Kernel::backward)->config.wide_dout);
+  CHECK(launch_of(planned(p, "sm_80"), Kernel::backward)->config.dout_is_f32);
 }
 
 TEST_CASE("a bias is staged where its rows are whole and begin at 16 bytes") {
   const auto staged = [](const Attention& a) {
-    return planned(problem(a)).launches.front().config.bias_aligned;
+    return planned(problem(a)).launches.front().config.bias.aligned;
   };
   CHECK(staged(biased({2, 8, 1024, 1024})));
   CHECK(staged(biased({1, 1, 1, 1024}, bf16)));
@@ -331,7 +331,7 @@ TEST_CASE("a bias is staged where its rows are whole and begin at 16 bytes") {
         planned(problem(biased({2, 8, 1024, 1024}))).launches.front().config.tiling);
   a = attention({.heads_kv = 1, .len_q = 1});
   a.bias = Tensor(nullptr, f32, {2, 8, 1, 1024});
-  CHECK(planned(problem(a)).launches.front().config.folded);
+  CHECK(planned(problem(a)).launches.front().config.pack_gqa);
   CHECK(staged(a));
 }
 
@@ -341,16 +341,16 @@ TEST_CASE("a mask is copied by as many bytes as its rows allow") {
   };
   Attention a = attention({});
   a.mask = Tensor(nullptr, boolean, {1, 1, 1024, 1024});
-  CHECK(config(a).mask_copy == 16);
+  CHECK(config(a).mask.copy_bytes == 16);
   for (const int bytes : {8, 4, 2, 1}) {
     a.mask.strides[2] = 1024 + bytes;
-    CHECK(config(a).mask_copy == (bytes >= 4 ? bytes : 1));
+    CHECK(config(a).mask.copy_bytes == (bytes >= 4 ? bytes : 1));
   }
   CHECK(says(planned(problem(a), "sm_80"), "slow path: the mask"));
   a.mask.strides = {0, 0, -1040, 1};
-  CHECK(config(a).mask_copy == 16);
+  CHECK(config(a).mask.copy_bytes == 16);
   a.mask.strides = {0, 0, 1024, -1};
-  CHECK(config(a).mask_copy == 1);
+  CHECK(config(a).mask.copy_bytes == 1);
 }
 
 TEST_CASE("a bias or mask that all queries share is staged as one row") {
@@ -361,21 +361,21 @@ TEST_CASE("a bias or mask that all queries share is staged as one row") {
   const Tiling plain = config(a).tiling;
   a.bias = Tensor(nullptr, bf16, {1, 8, 1, 1024});
   a.mask = Tensor(nullptr, boolean, {32, 1, 1, 1024});
-  CHECK(config(a).bias_of_keys);
-  CHECK(config(a).mask_of_keys);
+  CHECK(config(a).bias.one_row);
+  CHECK(config(a).mask.one_row);
   CHECK(config(a).tiling == plain);  // terms of keys need no lower tiles
   a.mask = Tensor(nullptr, boolean, {1, 1, 1024, 1024});
-  CHECK(!config(a).mask_of_keys);
+  CHECK(!config(a).mask.one_row);
   CHECK(config(a).tiling != plain);
-  CHECK(!config(biased({2, 8, 1024, 1024}, bf16)).bias_of_keys);
-  CHECK(!config(biased({2, 8, 1, 1024}, f64)).bias_of_keys);
-  // The rows of a folded tile are those of several heads.
+  CHECK(!config(biased({2, 8, 1024, 1024}, bf16)).bias.one_row);
+  CHECK(!config(biased({2, 8, 1, 1024}, f64)).bias.one_row);
+  // The rows of a tile of packed GQA are those of several heads.
   a = attention({.heads_kv = 1, .len_q = 1});
   a.bias = Tensor(nullptr, f32, {2, 8, 1, 1024});
   a.mask = Tensor(nullptr, boolean, {2, 1, 1, 1024});
-  CHECK(config(a).folded);
-  CHECK(!config(a).bias_of_keys);
-  CHECK(config(a).mask_of_keys);
+  CHECK(config(a).pack_gqa);
+  CHECK(!config(a).bias.one_row);
+  CHECK(config(a).mask.one_row);
 }
 
 TEST_CASE("intervals: heads take turns while their keys and values share the cache") {
@@ -427,7 +427,7 @@ TEST_CASE("the copy engine writes rows of whole pieces of 16 bytes alone") {
       const CudaPlan plan = planned(p, "sm_90", "cuda:wgmma");
       REQUIRE(plan.name() == "cuda:wgmma");
       const Kernel main = pass == Pass::forward ? Kernel::forward : Kernel::backward;
-      CHECK(launch_of(plan, main)->config.boxed_out == (dim % 8 == 0));
+      CHECK(launch_of(plan, main)->config.out_by_tma == (dim % 8 == 0));
     }
   }
 }
@@ -441,7 +441,7 @@ TEST_CASE("wgmma stages tiles of bias and mask where there is room") {
   };
   const auto staged = [](const CudaPlan& plan) {
     const KernelConfig& c = plan.launches.front().config;
-    return std::pair(c.bias_aligned, c.mask_copy == 16);
+    return std::pair(c.bias.aligned, c.mask.copy_bytes == 16);
   };
   CHECK(staged(made(64, bf16, true)) == std::pair(true, true));
   CHECK(staged(made(128, f32, false)) == std::pair(true, false));
@@ -464,17 +464,17 @@ TEST_CASE(
   const auto nothing = [](Attention&) {};
   const Shape wide{.len_q = 520, .len_k = 600, .dim = 256};
   const auto paired = made(wide, nothing);
-  CHECK(paired.at(0).config.paired);  // delta, whose row terms are others
-  CHECK(paired.at(1).config.paired);
+  CHECK(paired.at(0).config.row_terms.joined);  // delta
+  CHECK(paired.at(1).config.cta_pair);
   CHECK(paired.at(1).grid.tiles == 10);
   CHECK(made({.len_q = 520, .len_k = 590, .dim = 256}, nothing).at(1).grid.tiles == 10);
-  CHECK(made(wide, [](Attention& a) { a.causal = Causal::top_left; }).at(1).config.paired);
+  CHECK(made(wide, [](Attention& a) { a.causal = Causal::top_left; }).at(1).config.cta_pair);
   for (const Shape& shape : {Shape{.len_q = 500, .dim = 256}, Shape{.dim = 192}, Shape{.dim = 128},
                              Shape{.len_k = 64, .dim = 256}}) {
-    CHECK_FALSE(made(shape, nothing).at(1).config.paired);
+    CHECK_FALSE(made(shape, nothing).at(1).config.cta_pair);
   }
   const auto ordered = [](Attention& a) { a.deterministic = true; };
-  CHECK(made(wide, ordered).at(1).config.paired);
+  CHECK(made(wide, ordered).at(1).config.cta_pair);
   CHECK(made(wide, ordered).at(1).grid.heads_per_group == 16);  // all
   // Two blocks a multiprocessor of 132.
   const auto group = [&](std::int64_t length, std::int64_t dim, auto set) {
@@ -491,8 +491,8 @@ TEST_CASE(
   CHECK(group(4096, 128, nothing) == 1);
   CHECK(group(4096, 128, causal) == 4);
   CHECK(group(512, 128, causal) == 1);
-  CHECK_FALSE(made(wide, [](Attention& a) { a.dropout.p = 0.1; }).at(1).config.paired);
-  CHECK_FALSE(made(wide, [](Attention& a) { a.scale = -1; }).at(1).config.paired);
+  CHECK_FALSE(made(wide, [](Attention& a) { a.dropout.p = 0.1; }).at(1).config.cta_pair);
+  CHECK_FALSE(made(wide, [](Attention& a) { a.scale = -1; }).at(1).config.cta_pair);
 }
 
 TEST_SUITE_END();

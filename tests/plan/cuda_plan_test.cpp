@@ -144,7 +144,7 @@ TEST_CASE("packed sequences") {
     const Problem p = problem(a, pass);
     const CudaPlan plan = planned(p);
     check_sound(p, chip("sm_90"), plan);
-    CHECK(plan.launches.front().config.ragged);
+    CHECK(plan.launches.front().config.varlen);
   }
   // Tables in the GPU's memory are not read.
   Problem p = problem(a);
@@ -259,11 +259,11 @@ TEST_CASE("configs as text: distinct, and without what is as by default") {
                  .dim_v = 32,
                  .tiling = {.rows = 32, .stages = 1},
                  .aligned = false,
-                 .bias_gradient = BiasGradient::add}) ==
+                 .dbias = {.how = BiasGradient::add}}) ==
         "regard::KernelConfig{.kernel = regard::Kernel::backward, .family = regard::Family::mma, "
         ".level = 75, .type = regard::Type::f16, .features = regard::Features{.interval = true}, "
         ".dim = 64, .dim_v = 32, .tiling = regard::Tiling{.rows = 32, .stages = 1}, "
-        ".aligned = false, .bias_gradient = regard::BiasGradient::add}");
+        ".aligned = false, .dbias = regard::DbiasForm{.how = regard::BiasGradient::add}}");
   const std::vector<KernelConfig> kernels = representative_kernels(chip("sm_80"));
   for (const KernelConfig& a : kernels) {
     for (const KernelConfig& b : kernels) CHECK((to_text(a) == to_text(b)) == (a == b));

@@ -97,7 +97,7 @@ Real dbias_elements(const Problem& p) {
 // longer than 2 chunks; or the longest alone.
 Real chunks_demanded(const Problem& p, const CpuTiling& t) {
   const Sizes& s = p.sizes;
-  const int64 rows = p.ragged ? 1 : s.group() * s.len_q, least = 2 * t.chunk_k;
+  const int64 rows = p.varlen ? 1 : s.group() * s.len_q, least = 2 * t.chunk_k;
   if (s.batch == 0 || s.len_k < least || rows > t.shape.panel()) return 0;
   if (!p.packed) return Real(s.batch) * Real((s.len_k + t.chunk_k - 1) / t.chunk_k);
   const Real longest = Real((s.len_k + t.chunk_k - 1) / t.chunk_k);
@@ -165,7 +165,7 @@ Real cuda_bytes(const Problem& p, const CudaPlan& plan) {
     if (c.kernel == Kernel::planes) {
       bytes += 4 * (rows_q * Real(s.dim) + rows_k * Real(s.dim + s.dim_v));
     }
-    if (c.marks && c.kernel == Kernel::forward) bytes += rows_q;
+    if (c.flags_nonfinite && c.kernel == Kernel::forward) bytes += rows_q;
   }
   return bytes;
 }

@@ -87,7 +87,7 @@ def test_everything_at_once(deterministic, type, family):
 
 # ------------------------------------------------------------------------------------ few rows
 
-# Walkers of each line of the table, with and without splits, one tile of rows and two; heads that
+# Decoding with each line of the table, with and without splits, one tile of rows and two; heads that
 # share keys in one tile, with the terms that tell them apart.
 FEW_ROWS = [  # type, features, (Hq, Hkv), (Sq, Sk), D, Dv
     ("bf16", (), (2, 2), (1, 900), 128, 128),

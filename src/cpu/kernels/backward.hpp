@@ -81,7 +81,7 @@ struct BackwardKernel : GradientTiles<L> {
         }
         // What the bias receives is kept as f32, where S was.
         if (shared.dbias) L::store(scores + place, dscore[v]);
-        if (on.softcap) {
+        if (has_slope(on)) {
           dscore[v] = L::mul(dscore[v], score_slope<L>(on, terms.params, raw));
           if (veiled) {
             const auto seen = L::mask_of(stage.visible[j] >> (v * L::kLanes));

@@ -26,16 +26,16 @@ struct BackwardMma {
   static constexpr int kKeyBlocks = kConfig.dim / kSlices / 8;  // of a warp's columns of dk
   static constexpr int kValueBlocks = kConfig.dim_v / kSlices / 8;
   static constexpr bool kAhead = kConfig.tiling.stages > 1;
-  static constexpr bool kWantsBias = kConfig.bias_gradient != BiasGradient::none;
-  static constexpr bool kWantsScores = kConfig.wants_dq || kConfig.wants_dk || kWantsBias;
+  static constexpr bool kWantsBias = kConfig.dbias.how != BiasGradient::none;
+  static constexpr bool kWantsScores = kConfig.wanted.dq || kConfig.wanted.dk || kWantsBias;
   static_assert(kKeyBlocks % 2 == 0 && kValueBlocks % 2 == 0);
 
   const Place at;
   const BackwardScores<kConfig> elementwise{at};
   const BackwardDq<kConfig> dq{at};
   BackwardBias<kConfig> dbias{at};
-  Accumulator dk[kN][kConfig.wants_dk ? kKeyBlocks : 1];
-  Accumulator dv[kN][kConfig.wants_dv ? kValueBlocks : 1];
+  Accumulator dk[kN][kConfig.wanted.dk ? kKeyBlocks : 1];
+  Accumulator dv[kN][kConfig.wanted.dv ? kValueBlocks : 1];
 
   // ------------------------------------------------------------------------------------- products
 
@@ -100,27 +100,27 @@ struct BackwardMma {
     Scores weights, slopes;
     multiply_scores<kConfig.dim>(weights, at.key_tile(), at.query_tile(stage));
     elementwise.make_weights(weights, slopes, stage, step);
-    if constexpr (kConfig.wants_dv) use_weights(weights, stage);
+    if constexpr (kConfig.wanted.dv) use_weights(weights, stage);
     Scores ds;
     if constexpr (kWantsScores) {
       multiply_scores<kConfig.dim_v>(ds, at.value_tile(), at.dout_tile(stage));
       elementwise.make_dlogits(ds, weights, stage);
       if constexpr (kWantsBias) dbias.add(ds, step);
-      if constexpr (kOn.softcap) elementwise.apply_slopes(ds, slopes);
+      if constexpr (has_slope(kOn)) elementwise.apply_slopes(ds, slopes);
       exchange(at.dscore_tile(), ds);
     }
-    if constexpr (kConfig.wants_dk && kSlices == 1) {
+    if constexpr (kConfig.wanted.dk && kSlices == 1) {
       multiply_rows(dk, ds, at.dscore_tile(), at.query_tile(stage));
     }
     if constexpr (kWantsScores || kSlices > 1) sync_block();
-    if constexpr (kConfig.wants_dv && kSlices > 1) {
+    if constexpr (kConfig.wanted.dv && kSlices > 1) {
       multiply_rows(dv, weights, at.weight_tile(), at.dout_tile(stage));
     }
-    if constexpr (kConfig.wants_dk && kSlices > 1) {
+    if constexpr (kConfig.wanted.dk && kSlices > 1) {
       multiply_rows(dk, ds, at.dscore_tile(), at.query_tile(stage));
     }
     after_rows();
-    if constexpr (kConfig.wants_dq) dq.add(step);
+    if constexpr (kConfig.wanted.dq) dq.add(step);
   }
 
   // With two stages the next rows come during the whole of a tile, with one while dq is made.
@@ -167,7 +167,7 @@ struct BackwardMma {
           finite[e / 2] = finite[e / 2] && x[m][n][e] - x[m][n][e] == 0;
         }
       }
-      if constexpr (kConfig.marks) {
+      if constexpr (kConfig.flags_nonfinite) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int key = at.key_of(m, half);
@@ -183,7 +183,7 @@ struct BackwardMma {
   // Results that are added to what is there must not be where they will be computed again.
   REGARD_DEVICE bool is_written(int key, KeyGradient gradient) const {
     if (key >= at.key_count) return false;
-    return !kConfig.marks || !at.p.accumulate ||
+    return !kConfig.flags_nonfinite || !at.p.accumulate ||
            key_mark(at.params.buffers, mark_of(key), gradient) == 0;
   }
 
@@ -216,14 +216,14 @@ struct BackwardMma {
       at.load_keys();
       walk(tiles);
     }
-    if constexpr (kConfig.wants_dk) finish(dk, KeyGradient::dk, float(at.p.score.scale));
-    if constexpr (kConfig.wants_dv)
+    if constexpr (kConfig.wanted.dk) finish(dk, KeyGradient::dk, float(at.p.score.scale));
+    if constexpr (kConfig.wanted.dv)
       finish(dv, KeyGradient::dv, kOn.dropout ? float(keep_scale(at.p.dropout)) : 1.0f);
     wait_copies<0>();
     sync_block();  // results take the place of keys and values; marks are seen by all
-    if constexpr (kConfig.wants_dk)
+    if constexpr (kConfig.wanted.dk)
       write(dk, KeyGradient::dk, at.p.dk, at.key_tile(), int(at.p.sizes.dim));
-    if constexpr (kConfig.wants_dv)
+    if constexpr (kConfig.wanted.dv)
       write(dv, KeyGradient::dv, at.p.dv, at.value_tile(), int(at.p.sizes.dim_v));
   }
 };

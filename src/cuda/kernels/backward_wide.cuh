@@ -19,7 +19,7 @@ struct WideRegisters {
 };
 template <KernelConfig kConfig>
 inline constexpr WideRegisters kWideRegisters =
-    kConfig.paired               ? WideRegisters{88, 208, 208}
+    kConfig.cta_pair               ? WideRegisters{88, 208, 208}
     : KeyScores<kConfig>::kPlain ? WideRegisters{72, 216, 216}
                                  : WideRegisters{72, 224, 208};
 
@@ -32,7 +32,7 @@ REGARD_DEVICE void backward_wide(const KernelParams& params, const BackwardMaps&
     memory.init_barriers();
     memory.task() = backward_task<kConfig>(params);
   }
-  if constexpr (kConfig.paired) {
+  if constexpr (kConfig.cta_pair) {
     sync_cluster();
   } else {
     sync_block();
@@ -50,7 +50,7 @@ REGARD_DEVICE void backward_wide(const KernelParams& params, const BackwardMaps&
     DscoreWarpgroup<kConfig>{{params, maps, memory, 2}}.run();
   }
   // The other block may still write to this one's memory.
-  if constexpr (kConfig.paired) sync_cluster();
+  if constexpr (kConfig.cta_pair) sync_cluster();
 }
 
 }  // namespace regard

@@ -52,7 +52,7 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
   // they may be 2^-13 of its largest. A row that is below that has next to no gradient.
   constexpr float kLeast = 0x1p6f;
   float least[2] = {}, most[2] = {};
-  if constexpr (kConfig.row_terms) {
+  if constexpr (kConfig.row_terms.used) {
     const auto* const terms =
         static_cast<const PlaneRowTerm*>(params.buffers.row_terms) + h * plane_term_rows(p) +
         first + first_plane_row<int64>(p, b, seq.first_q, p.sizes.len_q, kPlaneGradientUnit);
@@ -84,7 +84,7 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
   const auto look = [&](int, const DqBlock& x) {
     spoiled[0] += zero_if_finite(x.low);
     spoiled[1] += zero_if_finite(x.high);
-    if constexpr (kConfig.row_terms) {
+    if constexpr (kConfig.row_terms.used) {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         most[0] = max_of(most[0], magnitude_of(x.low[e]));
@@ -97,7 +97,7 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       spoiled[n] = sum_of_lanes<4>(spoiled[n]);
-      if constexpr (kConfig.row_terms) {
+      if constexpr (kConfig.row_terms.used) {
         most[n] = max_of_lanes<4>(most[n]);
         if (!(most[n] >= least[n])) spoiled[n] = infinity<float>();
       }
@@ -106,7 +106,7 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
   };
   // Spoiled rows that accumulate must stay as they are, for whoever computes them again.
   bool written[2] = {exist[0], exist[1]};
-  if (kConfig.marks && p.accumulate) {
+  if (kConfig.flags_nonfinite && p.accumulate) {
     each_block(look);
     mark();
     written[0] = exist[0] && spoiled[0] == 0;
@@ -117,7 +117,7 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
   with_type<kConfig.type>(p.dq.type, [&](auto type) {
     constexpr Type kTo = decltype(type)::kElement;
     each_block([&](int block, DqBlock& x) {
-      if (kConfig.marks && !p.accumulate) look(block, x);
+      if (kConfig.flags_nonfinite && !p.accumulate) look(block, x);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         if (!written[n]) continue;
@@ -133,7 +133,7 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
       }
     });
   });
-  if (kConfig.marks && !p.accumulate) mark();
+  if (kConfig.flags_nonfinite && !p.accumulate) mark();
 }
 
 template <KernelConfig kConfig>

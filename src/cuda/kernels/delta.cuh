@@ -151,13 +151,13 @@ REGARD_DEVICE void delta(const KernelParams& params) {
       if (r >= kRows || row >= end) continue;
       const RowState<Real> state = inputs[turn].state(product);
       states[h * p.sizes.rows_q + flat_row(p, seq, b, row)] = state;
-      if constexpr (kConfig.row_terms) {
+      if constexpr (kConfig.row_terms.used) {
         store_row_terms<kConfig>(params, h * dq_rows(p) + first_dq_row(p, seq, b) + row, state);
       }
     }
   }
   // Last: nothing waits for it.
-  if constexpr (kConfig.wants_dq) clear_dq_sums<kConfig>(params);
+  if constexpr (kConfig.wanted.dq) clear_dq_sums<kConfig>(params);
 }
 
 }  // namespace regard

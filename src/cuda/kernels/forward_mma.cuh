@@ -69,7 +69,7 @@ struct ForwardMma : ForwardStep<kConfig> {
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       softmax.sum_over_lanes(m);
-      if constexpr (kConfig.split) {
+      if constexpr (kConfig.split_kv) {
         write_partial(m);
       } else {
         finish_rows(m);
@@ -127,7 +127,7 @@ struct ForwardMma : ForwardStep<kConfig> {
           spoiled |= !(x - x == 0);
         }
       }
-      if constexpr (kConfig.marks) {
+      if constexpr (kConfig.flags_nonfinite) {
         spoiled |= shuffle_xor(spoiled, 1);
         spoiled |= shuffle_xor(spoiled, 2);
       }
@@ -136,7 +136,7 @@ struct ForwardMma : ForwardStep<kConfig> {
         const int64 to = offset_of(lse.strides, at.b, row.head, at.seq.first_q, row.i);
         static_cast<float*>(lse.data)[to] = lse_of_reference<L>(sums);
       }
-      if constexpr (kConfig.marks) write_mark(row, spoiled);
+      if constexpr (kConfig.flags_nonfinite) write_mark(row, spoiled);
     }
   }
   REGARD_DEVICE float sink_of(int head) const {

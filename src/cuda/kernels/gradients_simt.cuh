@@ -140,7 +140,7 @@ REGARD_DEVICE void key_gradient_turn(const KernelParams& params, const OwnKeys<k
       typename Tile::Square s, dweights;
       multiply_rows<kConfig, kDim>(
           s, row_source<kType>(p.k, own.b, own.h, seq.first_k, own.first, seq.len_k), q);
-      if constexpr (kConfig.wants_dk) {
+      if constexpr (kConfig.wanted.dk) {
         const auto v = row_source<kType>(p.v, own.b, own.h, seq.first_k, own.first, seq.len_k);
         multiply_dout_rows<kConfig>(
             dweights, p.dout.type, [&](auto) { return v; }, dout);
@@ -158,14 +158,14 @@ REGARD_DEVICE void key_gradient_turn(const KernelParams& params, const OwnKeys<k
           Real bias;
           if (!own.queries[r].contains(row) || !head.visible(row, key, bias)) continue;
           seen |= 1u << (r * Tile::kOthers + c);
-          const Real dweight = kConfig.wants_dk ? picked(dweights[r].x, c) : Real(0);
+          const Real dweight = kConfig.wanted.dk ? picked(dweights[r].x, c) : Real(0);
           const auto pair = pair_gradient<kConfig>(head, state, picked(s[r].x, c), dweight, bias,
                                                    row, key, dropout);
           put(s[r].x, c, pair.kept_weight);
           put(dweights[r].x, c, pair.dproduct);
         }
       }
-      if constexpr (kConfig.wants_dv) {
+      if constexpr (kConfig.wanted.dv) {
         store_weights<kConfig>(s, seen);
         if (p.dout.type == kType) {
           multiply_weights<kConfig, kDimV, kSliceV>(dv, factor, dout(RowSource<kType>()), at_v);
@@ -173,17 +173,17 @@ REGARD_DEVICE void key_gradient_turn(const KernelParams& params, const OwnKeys<k
           multiply_weights<kConfig, kDimV, kSliceV>(dv, factor, dout(RowSource<Type::f32>()), at_v);
         }
       }
-      if constexpr (kConfig.wants_dk) {
+      if constexpr (kConfig.wanted.dk) {
         store_weights<kConfig>(dweights, seen);
         multiply_weights<kConfig, kDim, kSlice>(dk, factor, q, at);
       }
     }
   }
-  if constexpr (kConfig.wants_dv) {
+  if constexpr (kConfig.wanted.dv) {
     const int64 to = offset_of(p.dv.strides, own.b, own.h, seq.first_k, own.first);
     store_sums<kConfig, kDimV, kSliceV>(p.dv, to, dv, factor, own.dv_written, p.accumulate, at_v);
   }
-  if constexpr (kConfig.wants_dk) {
+  if constexpr (kConfig.wanted.dk) {
     set_all<kConfig>(factor, Real(p.score.scale));
     const int64 to = offset_of(p.dk.strides, own.b, own.h, seq.first_k, own.first);
     store_sums<kConfig, kDim, kSlice>(p.dk, to, dk, factor, own.dk_written, p.accumulate, at);

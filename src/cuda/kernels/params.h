@@ -27,7 +27,7 @@ struct CudaBuffers {
   float* dbias_sums = nullptr;   // where BiasGradient::add adds; dbias itself where it is f32
   Strides dbias_strides;         // of dbias_sums; 0 where the bias is broadcast
   float* partial_out = nullptr;  // [splits][heads_q][rows_q][dim_v of the problem], not normalised;
-                                 // walkers: [blocks of the grid][rows of a tile][part_bytes]
+                                 // decoding: [blocks of the grid][rows of a tile][part_bytes]
   float* partial_rows = nullptr;   // [splits][heads_q][rows_q] x {reference, sum}
   uint8* marks_q = nullptr;        // [heads_q][rows_q]: 1 = compute this row again
   uint8* marks_k = nullptr;        // [heads_kv][rows_k][2]: of dk and of dv, by KeyGradient

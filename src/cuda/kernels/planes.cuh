@@ -254,7 +254,7 @@ REGARD_DEVICE void gradient_planes(const KernelParams& params, const BlockPlace&
 template <KernelConfig kConfig>
 REGARD_DEVICE void planes(const KernelParams& params) {
   const BlockPlace place = place_of(params.grid, block_index());
-  if constexpr (kConfig.row_terms) {
+  if constexpr (kConfig.row_terms.used) {
     gradient_planes<kConfig>(params, place);
     return;
   }

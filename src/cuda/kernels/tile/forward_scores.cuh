@@ -36,8 +36,8 @@ struct ForwardScores {
     for (int n = 0; n < kKeyBlocks; ++n) {
       float bias[2] = {};
       bool seen[2] = {true, true};
-      if constexpr (kConfig.bias_of_keys) read_bias(bias, stage, 0, n);
-      if constexpr (kConfig.mask_of_keys) read_mask(seen, stage, 0, n);
+      if constexpr (kConfig.bias.one_row) read_bias(bias, stage, 0, n);
+      if constexpr (kConfig.mask.one_row) read_mask(seen, stage, 0, n);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -46,10 +46,10 @@ struct ForwardScores {
           const int i = at.row_at(row).i;
           const ScoreTerms<kConfig> of_row = terms_of(row);
           const float distance = of_row.distance(i, first_key + at.column_of(0, 0));
-          if constexpr (stages_bias(kConfig) && !kConfig.bias_of_keys) {
+          if constexpr (stages_bias(kConfig) && !kConfig.bias.one_row) {
             read_bias(bias, stage, row, n);
           }
-          if constexpr (stages_mask(kConfig) && !kConfig.mask_of_keys) {
+          if constexpr (stages_mask(kConfig) && !kConfig.mask.one_row) {
             read_mask(seen, stage, row, n);
           }
 #pragma unroll
@@ -71,7 +71,7 @@ struct ForwardScores {
   }
   // The staged bias of a row's two keys of a block.
   REGARD_DEVICE void read_bias(float (&bias)[2], int stage, int row, int n) const {
-    load_staged_pair<kConfig.bias_type>(bias, at.bias_pair(stage, row, at.column_of(n, 0)));
+    load_staged_pair<kConfig.bias.type>(bias, at.bias_pair(stage, row, at.column_of(n, 0)));
   }
   // Whether the staged mask shows them; what does not exist is hidden.
   REGARD_DEVICE void read_mask(bool (&seen)[2], int stage, int row, int n) const {
@@ -82,7 +82,7 @@ struct ForwardScores {
   }
   // The terms of the row's own head.
   REGARD_DEVICE ScoreTerms<kConfig> terms_of(int row) const {
-    if constexpr (!kConfig.folded) {
+    if constexpr (!kConfig.pack_gqa) {
       return terms;
     } else {
       return ScoreTerms<kConfig>(at.p, at.seq, at.b, at.row_at(row).head);

@@ -87,7 +87,7 @@ struct MergedRow {
   }
   // Lse and mark, after the columns.
   REGARD_DEVICE void write_end() {
-    if constexpr (kConfig.marks) {
+    if constexpr (kConfig.flags_nonfinite) {
       spoiled = sum_of_lanes<kLanes>(spoiled);
       if (lane == 0 && exists) write_row_mark(params, line, spoiled != 0);
     }

@@ -49,15 +49,15 @@ REGARD_DEVICE void store_row_terms(const KernelParams& params, int64 row,
   const Problem& p = params.problem;
   auto* const to = static_cast<Bits128*>(params.buffers.row_terms) + row;
   const float scale = score_params<float>(p).scale;
-  if constexpr (kConfig.paired) {
+  if constexpr (kConfig.row_terms.joined) {
     store_global_128(to, side_by_side(split_in_terms<kConfig.type>(-state.lse / scale),
                                       split_in_terms<kConfig.type>(-state.delta)));
     return;
   }
-  store_global_128(to, adds_lse_by_product(kConfig.features)
+  store_global_128(to, kConfig.row_terms.lse_in_product
                            ? split_in_terms<kConfig.type>(-state.lse / scale)
                            : as_it_is(state.lse));
-  store_global_128(to + term_rows(p), adds_delta_by_product(kConfig.features)
+  store_global_128(to + term_rows(p), kConfig.row_terms.delta_in_product
                                           ? split_in_terms<kConfig.type>(-state.delta)
                                           : as_it_is(state.delta));
 }

@@ -57,7 +57,7 @@ struct ShortBand {
 
 template <KernelConfig kConfig>
 REGARD_DEVICE ShortSequence short_sequence(const Problem& p, int64 b) {
-  if constexpr (!kConfig.ragged) return {int(p.sizes.len_q), int(p.sizes.len_k), 0, 0};
+  if constexpr (!kConfig.varlen) return {int(p.sizes.len_q), int(p.sizes.len_k), 0, 0};
   const Sequence s = safe_sequence(p, b);
   return {int(s.len_q), int(s.len_k), int(s.first_q), int(s.first_k)};
 }
@@ -96,7 +96,7 @@ struct ScoreTerms {
         b(batch),
         h(head) {
     if constexpr (kOn.bias) {
-      constexpr int kBytes = kConfig.bias_type == Type::f64 ? 8 : element_bytes(kConfig.bias_type);
+      constexpr int kBytes = kConfig.bias.type == Type::f64 ? 8 : element_bytes(kConfig.bias.type);
       bias = static_cast<const uint8*>(p.bias.data) +
              (batch * p.bias.strides.batch + head * p.bias.strides.head) * kBytes;
       bias_row = p.bias.strides.row;
@@ -120,10 +120,10 @@ struct ScoreTerms {
   // The bias in memory, where no tile of it is staged.
   REGARD_DEVICE float bias_at(int i, int j) const {
     const int64 at = i * bias_row + j * bias_column;
-    if constexpr (kConfig.bias_type == Type::f64) {
+    if constexpr (kConfig.bias.type == Type::f64) {
       return narrowed(static_cast<const double*>(bias)[at]);
     }
-    return load_element<float>(bias, kConfig.bias_type, at);
+    return load_element<float>(bias, kConfig.bias.type, at);
   }
   REGARD_DEVICE bool shows(int i, int j) const { return mask[i * mask_row + j * mask_column] != 0; }
   // What ALiBi measures, with its sign. Of one pair of a tile: those of the others differ from it

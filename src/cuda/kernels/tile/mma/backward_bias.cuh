@@ -10,7 +10,7 @@ struct BackwardBias {
   using Place = BackwardPlace<kConfig>;
   using Scores = typename Place::Scores;
   using Step = typename Place::Step;
-  static constexpr BiasGradient kHow = kConfig.bias_gradient;
+  static constexpr BiasGradient kHow = kConfig.dbias.how;
   static constexpr int kN = Place::kN, kScoreBlocks = Place::kScoreBlocks;
 
   const Place at;
@@ -86,7 +86,7 @@ struct BackwardBias {
   }
   REGARD_DEVICE void add_pair(float* to, int j, float first, float second) const {
     const int len_k = at.seq.len_k;
-    if (kConfig.bias_pairs && j + 1 < len_k) {
+    if (kConfig.dbias.pairs && j + 1 < len_k) {
       add_global_2(to, first, second);
     } else {
       if (j < len_k) add_global(to, first);

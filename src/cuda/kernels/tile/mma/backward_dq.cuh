@@ -53,7 +53,7 @@ struct BackwardDq {
   const Place at;
 
   REGARD_DEVICE void add(const Step& step) const {
-    if constexpr (kConfig.ordered) await_turn(step);
+    if constexpr (kConfig.ordered_dq) await_turn(step);
     float* const to = at.params.buffers.dq_sums + step.head * dq_rows(at.p) * kConfig.dim;
 #pragma unroll
     for (int round = 0; round < Warps::kPairs; round += kAtOnce) {
@@ -61,7 +61,7 @@ struct BackwardDq {
       multiply(sums, round);
       add_to_memory(to, sums, round, step);
     }
-    if constexpr (kConfig.ordered) end_turn(step);
+    if constexpr (kConfig.ordered_dq) end_turn(step);
   }
 
   REGARD_DEVICE void multiply(Sums& sums, int round) const {

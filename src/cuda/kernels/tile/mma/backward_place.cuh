@@ -139,16 +139,16 @@ struct BackwardPlace {
   }
 
   REGARD_DEVICE void load_keys() const {
-    load_tile<kThreads, kKeys, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact>(
+    load_tile<kThreads, kKeys, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
         key_tile(), key_count, int(p.sizes.dim), rows_of(p.k, kv, seq.first_k + first_key));
-    load_tile<kThreads, kKeys, kConfig.dim_v, F::kBytes, kConfig.aligned, kConfig.exact>(
+    load_tile<kThreads, kKeys, kConfig.dim_v, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
         value_tile(), key_count, int(p.sizes.dim_v), rows_of(p.v, kv, seq.first_k + first_key));
   }
 
   // Q, the rows' states, their bias and mask, and dO.
   REGARD_DEVICE void load_rows(int stage, const Step& step) const {
     const int count = seq.len_q - step.first_row();
-    load_tile<kThreads, kRows, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact>(
+    load_tile<kThreads, kRows, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
         query_tile(stage), count, int(p.sizes.dim),
         rows_of(p.q, step.head, seq.first_q + step.first_row()));
     load_states(stage, step, count);
@@ -165,10 +165,10 @@ struct BackwardPlace {
     copy_async<8>(states_at(stage, row), exists ? states + first + row : nullptr, exists ? 8 : 0);
   }
   REGARD_DEVICE void load_bias(int stage, const Step& step, int count) const {
-    constexpr int kBytes = element_bytes(kConfig.bias_type), kStaged = bias_rows(kConfig);
+    constexpr int kBytes = element_bytes(kConfig.bias.type), kStaged = bias_rows(kConfig);
     const Strides& s = p.bias.strides;
     const int64 first = (offset_of(s, b, step.head, 0, step.first_row()) + first_key) * kBytes;
-    load_tile<kThreads, kStaged, kKeys, kBytes, kConfig.bias_aligned, false>(
+    load_tile<kThreads, kStaged, kKeys, kBytes, kConfig.bias.aligned, false>(
         bias_tile(stage), smaller(count, kStaged), key_count,
         RowsInMemory{static_cast<const uint8*>(p.bias.data) + first, s.row * kBytes});
   }
@@ -176,16 +176,16 @@ struct BackwardPlace {
     constexpr int kStaged = mask_rows(kConfig);
     const Strides& s = p.mask.strides;
     const int64 first = offset_of(s, b, step.head, 0, step.first_row()) + first_key * s.column;
-    load_mask_tile<kThreads, kStaged, kKeys, kConfig.mask_copy>(
+    load_mask_tile<kThreads, kStaged, kKeys, kConfig.mask.copy_bytes>(
         mask_tile(stage), smaller(count, kStaged), key_count, first_key, s.column,
         RowsInMemory{static_cast<const uint8*>(p.mask.data) + first, s.row});
   }
   REGARD_DEVICE void load_douts(int stage, const Step& step, int count) const {
     const int first = seq.first_q + step.first_row();
-    if constexpr (kConfig.wide_dout && F::kBytes == 2) {
+    if constexpr (kConfig.dout_is_f32 && F::kBytes == 2) {
       narrow_douts(stage, count, offset_of(p.dout.strides, b, step.head, 0, first));
     } else {
-      load_tile<kThreads, kRows, kConfig.dim_v, F::kBytes, kConfig.aligned, kConfig.exact>(
+      load_tile<kThreads, kRows, kConfig.dim_v, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
           dout_tile(stage), count, int(p.sizes.dim_v), rows_of(p.dout, step.head, first));
     }
   }

@@ -53,32 +53,32 @@ struct BackwardScores {
     const float distance =
         terms.distance(step.first_row() + at.row_of(0, 0), at.first_key + at.key_of(0, 0));
     KeyTerms keys[kN];
-    if constexpr (kConfig.bias_of_keys || kConfig.mask_of_keys) read_key_terms(keys, stage);
+    if constexpr (kConfig.bias.one_row || kConfig.mask.one_row) read_key_terms(keys, stage);
 #pragma unroll
     for (int n = 0; n < kScoreBlocks; n += 2) {
 #pragma unroll
       for (int m = 0; m < kN; ++m) {
         float biases[2][4] = {};
-        if constexpr (stages_bias(kConfig) && !kConfig.bias_of_keys) {
+        if constexpr (stages_bias(kConfig) && !kConfig.bias.one_row) {
           read_bias(biases, stage, m, n);
         }
 #pragma unroll
         for (int x8 = 0; x8 < 8; ++x8) {
           const int block = n + x8 / 4, half = x8 % 4 / 2, e = x8 % 2;
           float bias = biases[x8 / 4][x8 % 4];
-          if constexpr (kConfig.bias_of_keys) bias = keys[m].bias[half];
+          if constexpr (kConfig.bias.one_row) bias = keys[m].bias[half];
           if constexpr (kOn.bias && !stages_bias(kConfig)) {
             const int i = step.first_row() + at.row_of(block, e);
             const int j = at.first_key + at.key_of(m, half);
             bias = i < at.seq.len_q && j < at.seq.len_k ? terms.bias_at(i, j) : 0.0f;
           }
           bool seen = true;
-          if constexpr (kConfig.mask_of_keys) seen = keys[m].seen[half];
-          if constexpr (kOn.mask && !kConfig.mask_of_keys) {
+          if constexpr (kConfig.mask.one_row) seen = keys[m].seen[half];
+          if constexpr (kOn.mask && !kConfig.mask.one_row) {
             seen = read_mask(stage, at.row_of(block, e), at.key_of(m, half));
           }
           float& score = x[m][block][half * 2 + e];
-          if constexpr (kOn.softcap) slopes[m][block][half * 2 + e] = terms.slope_of(score);
+          if constexpr (has_slope(kOn)) slopes[m][block][half * 2 + e] = terms.slope_of(score);
           score = terms.value(score, bias, distance + float(block * 8 + e - m * 16 - half * 8));
           if (kOn.bias && bias == -infinity<float>()) score = -infinity<float>();
           if (kOn.mask && !seen) score = -infinity<float>();
@@ -97,10 +97,10 @@ struct BackwardScores {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int key = at.key_of(m, half);
-        if constexpr (kConfig.bias_of_keys) {
-          keys[m].bias[half] = load_staged<kConfig.bias_type>(at.bias_tile(stage).begin, key);
+        if constexpr (kConfig.bias.one_row) {
+          keys[m].bias[half] = load_staged<kConfig.bias.type>(at.bias_tile(stage).begin, key);
         }
-        if constexpr (kConfig.mask_of_keys) keys[m].seen[half] = read_mask(stage, 0, key);
+        if constexpr (kConfig.mask.one_row) keys[m].seen[half] = read_mask(stage, 0, key);
       }
     }
   }
@@ -112,14 +112,14 @@ struct BackwardScores {
   // The staged bias of a pair of blocks of S^T; by the loads of fragments where it is of 16 bits.
   REGARD_DEVICE void read_bias(float (&bias)[2][4], int stage, int m, int n) const {
     const TileView tile = at.bias_tile(stage);
-    if constexpr (element_bytes(kConfig.bias_type) == 4) {
+    if constexpr (element_bytes(kConfig.bias.type) == 4) {
 #pragma unroll
       for (int x = 0; x < 8; ++x) {
         const int row = at.row_of(n + x / 4, x % 2), key = at.key_of(m, x % 4 / 2);
         bias[x / 4][x % 4] = float_of(load_shared_32(tile.begin + row * tile.row_bytes + key * 4));
       }
     } else {
-      using B = Fragments<kConfig.bias_type, Products::direct>;
+      using B = Fragments<kConfig.bias.type, Products::direct>;
       typename B::A a;
       B::load_a_transposed(a, tile, at.warp_key() + m * 16, at.warp_score_row() + n * 8);
 #pragma unroll

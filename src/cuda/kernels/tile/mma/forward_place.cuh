@@ -14,13 +14,13 @@ struct ForwardPlace {
   static constexpr Features kOn = kConfig.features;
   static constexpr Tiling kTiling = kConfig.tiling;
   static constexpr ForwardMmaLayout kLayout = forward_mma_layout(kConfig);
-  static constexpr int kBlockThreads = kTiling.warps * 32, kWalkers = kTiling.walkers;
-  static constexpr int kThreads = kBlockThreads / kWalkers;  // that walk over keys together
+  static constexpr int kBlockThreads = kTiling.warps * 32, kKeyWarps = kTiling.key_warps;
+  static constexpr int kThreads = kBlockThreads / kKeyWarps;  // that walk over keys together
   static constexpr int kRows = kTiling.rows, kKeys = kTiling.keys;
-  static constexpr int kM = kRows * kTiling.slices * kWalkers / kTiling.warps / 16;
+  static constexpr int kM = kRows * kTiling.slices * kKeyWarps / kTiling.warps / 16;
   static constexpr int kColumns = kConfig.dim_v / kTiling.slices;  // of out, a warp's
   static constexpr int kKeyBlocks = kKeys / 8, kOutBlocks = kColumns / 8;
-  static_assert(kM * kTiling.warps * 16 == kRows * kTiling.slices * kWalkers);
+  static_assert(kM * kTiling.warps * 16 == kRows * kTiling.slices * kKeyWarps);
   static_assert(kKeyBlocks % 2 == 0);
   static_assert(kOutBlocks % 2 == 0 && kKeys % F::kStep == 0);
 
@@ -50,10 +50,10 @@ struct ForwardPlace {
         seq(short_sequence<kConfig>(p, place.head / heads_of_a_batch(p))),
         group(int(p.sizes.heads_q) / int(p.sizes.heads_kv)),
         b(place.head / heads_of_a_batch(p)),
-        kv(place.head % heads_of_a_batch(p) / (kConfig.folded ? 1 : group)),
-        head(place.head % heads_of_a_batch(p) * (kConfig.folded ? group : 1)),
+        kv(place.head % heads_of_a_batch(p) / (kConfig.pack_gqa ? 1 : group)),
+        head(place.head % heads_of_a_batch(p) * (kConfig.pack_gqa ? group : 1)),
         first_row(place.tile * kRows),
-        row_count(clamp_to(seq.len_q * (kConfig.folded ? group : 1) - first_row, 0, kRows)),
+        row_count(clamp_to(seq.len_q * (kConfig.pack_gqa ? group : 1) - first_row, 0, kRows)),
         split(place.split),
         shared(shared_address(&shared_memory<uint8>())) {}
 
@@ -64,12 +64,12 @@ struct ForwardPlace {
     return place;
   }
   static REGARD_DEVICE int heads_of_a_batch(const Problem& p) {
-    return int(kConfig.folded ? p.sizes.heads_kv : p.sizes.heads_q);
+    return int(kConfig.pack_gqa ? p.sizes.heads_kv : p.sizes.heads_q);
   }
 
   REGARD_DEVICE Row row_at(int row) const {
     int index = first_row + row;
-    if constexpr (kConfig.folded) {
+    if constexpr (kConfig.pack_gqa) {
       index = smaller(index, seq.len_q * group - 1);  // rows that do not exist
       return {head + index / seq.len_q, index % seq.len_q};
     }
@@ -81,7 +81,7 @@ struct ForwardPlace {
     Interval seen{0, seq.len_k};
     if (kOn.interval) seen = {keys_of(first_query()).begin, keys_of(last_query()).end};
     ShortInterval tiles{int(seen.begin) / kKeys, int(divide_up(seen.end, kKeys))};
-    if constexpr (kConfig.split) {
+    if constexpr (kConfig.split_kv) {
       // As even as can be; the first splits have one tile more.
       const int count = larger(tiles.end - tiles.begin, 0);
       const int each = count / params.splits, more = count - each * params.splits;
@@ -96,9 +96,9 @@ struct ForwardPlace {
     return {int(keys_of(last_query()).begin), int(keys_of(first_query()).end)};
   }
   // The tile's rows are among these queries; a folded one's begin anew with each head.
-  REGARD_DEVICE int first_query() const { return kConfig.folded ? 0 : first_row; }
+  REGARD_DEVICE int first_query() const { return kConfig.pack_gqa ? 0 : first_row; }
   REGARD_DEVICE int last_query() const {
-    return kConfig.folded ? seq.len_q - 1 : first_row + row_count - 1;
+    return kConfig.pack_gqa ? seq.len_q - 1 : first_row + row_count - 1;
   }
   REGARD_DEVICE Interval keys_of(int i) const {
     return visible_keys(p.mask_params, i, seq.len_q, seq.len_k);
@@ -106,7 +106,7 @@ struct ForwardPlace {
 
   // -------------------------------------------------------------------------------------- a lane's
 
-  // Which of the walkers its warp belongs to, and its number among that one's threads.
+  // Which share of the keys the warp has, and the thread among those of that share.
   static REGARD_DEVICE int walker() { return thread_index() / kThreads; }
   static REGARD_DEVICE int walker_thread() { return thread_index() % kThreads; }
   REGARD_DEVICE int warp_row() const {
@@ -143,7 +143,7 @@ struct ForwardPlace {
   // The staged bias of a row and two keys of the block.
   REGARD_DEVICE SharedAddress bias_pair(int stage, int row, int column) const {
     const TileView tile = bias_tile(stage);
-    return tile.begin + row * tile.row_bytes + column * element_bytes(kConfig.bias_type);
+    return tile.begin + row * tile.row_bytes + column * element_bytes(kConfig.bias.type);
   }
   REGARD_DEVICE TileView mask_tile(int stage) const {
     return {stage_at(stage) + kLayout.mask, mask_row_bytes(kConfig)};
@@ -167,7 +167,7 @@ struct ForwardPlace {
   }
 
   REGARD_DEVICE void load_queries() const {
-    load_tile<kBlockThreads, kRows, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact>(
+    load_tile<kBlockThreads, kRows, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
         query_tile(), row_count, int(p.sizes.dim), QueryRows{*this});
   }
   REGARD_DEVICE void load_keys(int stage, int first_key) const {
@@ -182,11 +182,11 @@ struct ForwardPlace {
   REGARD_DEVICE void load_rows(const TileView& tile, int first_key, int64 dim,
                                const View& view) const {
     const int rows = seq.len_k - first_key;
-    if constexpr (kWalkers > 1) {
-      load_tile_in_steps<kThreads, kKeys, kWidth, F::kBytes, kConfig.aligned, kConfig.exact>(
+    if constexpr (kKeyWarps > 1) {
+      load_tile_in_steps<kThreads, kKeys, kWidth, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
           tile, rows, int(dim), rows_of(view, first_key), walker_thread());
     } else {
-      load_tile<kThreads, kKeys, kWidth, F::kBytes, kConfig.aligned, kConfig.exact>(
+      load_tile<kThreads, kKeys, kWidth, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
           tile, rows, int(dim), rows_of(view, first_key));
     }
   }
@@ -204,14 +204,14 @@ struct ForwardPlace {
     }
   };
   REGARD_DEVICE void load_bias(int stage, int first_key) const {
-    constexpr int kBytes = element_bytes(kConfig.bias_type), kStaged = bias_rows(kConfig);
-    load_tile<kThreads, kStaged, kKeys, kBytes, kConfig.bias_aligned, false>(
+    constexpr int kBytes = element_bytes(kConfig.bias.type), kStaged = bias_rows(kConfig);
+    load_tile<kThreads, kStaged, kKeys, kBytes, kConfig.bias.aligned, false>(
         bias_tile(stage), smaller(row_count, kStaged), seq.len_k - first_key,
         TermRows{*this, p.bias, kBytes, first_key}, walker_thread());
   }
   REGARD_DEVICE void load_mask(int stage, int first_key) const {
     constexpr int kStaged = mask_rows(kConfig);
-    load_mask_tile<kThreads, kStaged, kKeys, kConfig.mask_copy>(
+    load_mask_tile<kThreads, kStaged, kKeys, kConfig.mask.copy_bytes>(
         mask_tile(stage), smaller(row_count, kStaged), seq.len_k - first_key, first_key,
         p.mask.strides.column, TermRows{*this, p.mask, 1, first_key}, walker_thread());
   }

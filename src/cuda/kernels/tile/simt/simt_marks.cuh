@@ -36,7 +36,7 @@ struct OwnTile {
   }
   // Whether a result of a row is to be written: of a key, the one that KeyGradient numbers.
   REGARD_DEVICE bool writes(int64 row, int result = 0) const {
-    return first + row < end && (!kConfig.marked || marks[row * kResults + result] != 0);
+    return first + row < end && (!kConfig.only_flagged || marks[row * kResults + result] != 0);
   }
 };
 
@@ -44,7 +44,7 @@ struct OwnTile {
 // mark.
 template <KernelConfig kConfig, class Compute>
 REGARD_DEVICE void each_own_tile(const KernelParams& params, Compute compute) {
-  if constexpr (!kConfig.marked) {
+  if constexpr (!kConfig.only_flagged) {
     const BlockPlace place = place_of(params.grid, block_index());
     const OwnTile<kConfig> own(params, place.head, place.tile);
     if (own.first < own.end) compute(own);

@@ -51,10 +51,10 @@ struct SimtHead {
   // What the bias adds to a pair. A finite f64 stays finite.
   REGARD_DEVICE Real bias_of(int i, int j) const {
     const int64 at = bias_at + i * p.bias.strides.row + j * p.bias.strides.column;
-    if constexpr (kConfig.bias_type == Type::f64 && sizeof(Real) == 4) {
+    if constexpr (kConfig.bias.type == Type::f64 && sizeof(Real) == 4) {
       return narrowed(static_cast<const double*>(p.bias.data)[at]);
     } else {
-      return load_element<Real>(p.bias.data, kConfig.bias_type, at);
+      return load_element<Real>(p.bias.data, kConfig.bias.type, at);
     }
   }
 

@@ -28,7 +28,7 @@ static_assert(sizeof(BackwardTask) <= kBackwardTaskBytes);
 template <KernelConfig kConfig>
 constexpr int registers_of_keys() {
   if (has_backward_drops(kConfig)) return 208;
-  if (kConfig.bias_gradient == BiasGradient::none) return 216;
+  if (kConfig.dbias.how == BiasGradient::none) return 216;
   if (larger(kConfig.dim, kConfig.dim_v) <= 64) return 184;
   return has_dbias_warpgroup(kConfig) ? 208 : 216;
 }
@@ -67,13 +67,13 @@ struct BackwardMemory {
   // but racecheck does not follow that.
   static constexpr bool kReadsDelta = kConfig.products == Products::f16x3 ||
                                       !adds_delta_by_product(kConfig.features);
-  static constexpr bool kEachHandsOver = !kConfig.paired;
+  static constexpr bool kEachHandsOver = !kConfig.cta_pair;
   static constexpr bool kEachHasRead =
       kEachHandsOver && (kWide || kHasPairTerms<kConfig> || kReadsDelta ||
                          !adds_lse_by_product(kConfig.features));
   // Of the warpgroup that makes dq, which reads the sizes of planes' dS^T.
   static constexpr int kDqReaders = kConfig.products == Products::f16x3 ? 128
-                                    : kConfig.paired                    ? 8
+                                    : kConfig.cta_pair                    ? 8
                                                                         : 4;
   static_assert(kStages <= kMostBackwardStages && kRows == kPanelColumns);
   static_assert(kKeys == kWarpgroupRows * kKeyWarps / 4);
@@ -92,7 +92,7 @@ struct BackwardMemory {
     return begin + kLayout.douts + stage * kLayout.dout_bytes;
   }
   // Of a tile's P^T and dS^T; of a pair the other buffer is for what the other block sends.
-  static REGARD_DEVICE int own_dscores(int use) { return kConfig.paired ? 0 : use & 1; }
+  static REGARD_DEVICE int own_dscores(int use) { return kConfig.cta_pair ? 0 : use & 1; }
   REGARD_DEVICE SharedAddress dscores(int buffer) const {
     return begin + kLayout.dscores + buffer * kLayout.dscore_bytes;
   }
@@ -164,7 +164,7 @@ struct BackwardMemory {
       init_barrier(barrier(kPairTermsFull, buffer), 128);
     }
     if constexpr (has_backward_drops(kConfig)) init_barrier(barrier(kDropsFull), 128);
-    if constexpr (kConfig.paired) {
+    if constexpr (kConfig.cta_pair) {
       init_barrier(barrier(kReceivedFull), 1);
       init_barrier(barrier(kPeerKeysFull), 1);
     }
@@ -183,7 +183,7 @@ struct BackwardMemory {
   // Arrivals that say that dbias has a tile's dS^T: of a cluster one of each block, else of every
   // thread that reads it.
   static constexpr int readers_for_dbias() {
-    if (kConfig.bias_gradient == BiasGradient::none) return 0;
+    if (kConfig.dbias.how == BiasGradient::none) return 0;
     return kConfig.cluster > 1 ? kConfig.cluster : 128;
   }
 };
@@ -192,7 +192,7 @@ struct BackwardMemory {
 template <KernelConfig kConfig>
 REGARD_DEVICE BlockPlace backward_place(BlockGrid grid) {
   const int block = int(block_index());
-  if constexpr (!kConfig.paired) return place_of(grid, block);
+  if constexpr (!kConfig.cta_pair) return place_of(grid, block);
   grid.tiles /= 2;
   BlockPlace place = place_of(grid, block / 2);
   place.tile = 2 * place.tile + block % 2;
@@ -212,7 +212,7 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
   x.kv = place.head % heads;
   x.seq = short_sequence<kConfig>(p, x.b);
   // In order, the last keys of intervals add first: their rows begin the latest.
-  x.tile_index = kConfig.ordered && kConfig.features.interval ? params.grid.tiles - 1 - place.tile
+  x.tile_index = kConfig.ordered_dq && kConfig.features.interval ? params.grid.tiles - 1 - place.tile
                                                               : place.tile;
   x.first_key = x.tile_index * kKeys;
   x.key_count = clamp_to(x.seq.len_k - x.first_key, 0, kKeys);
@@ -220,13 +220,13 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
   if constexpr (kConfig.features.interval) {
     const MaskParams& mask = p.mask_params;
     // Blocks of a pair walk together, over the rows of both.
-    const int first = kConfig.paired ? x.tile_index / 2 * 2 * kKeys : x.first_key;
-    const int last = kConfig.paired ? smaller(first + 2 * kKeys, x.seq.len_k) - 1
+    const int first = kConfig.cta_pair ? x.tile_index / 2 * 2 * kKeys : x.first_key;
+    const int last = kConfig.cta_pair ? smaller(first + 2 * kKeys, x.seq.len_k) - 1
                                     : x.first_key + x.key_count - 1;
     rows = {visible_queries(mask, first, x.seq.len_q, x.seq.len_k).begin,
             visible_queries(mask, last, x.seq.len_q, x.seq.len_k).end};
   }
-  const bool any = (x.key_count > 0 || kConfig.paired) && !rows.empty();
+  const bool any = (x.key_count > 0 || kConfig.cta_pair) && !rows.empty();
   x.first_tile = any ? int(rows.begin) / kRows : 0;
   x.end_tile = any ? (int(rows.end) + kRows - 1) / kRows : 0;
   x.steps = (x.end_tile - x.first_tile) * int(p.sizes.group());

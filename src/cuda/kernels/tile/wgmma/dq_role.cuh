@@ -19,7 +19,7 @@ struct DqRole {
     dq.load_keys(task);
     dq.load_queries(task, step, 0);
     dq.load_values(task);
-    if constexpr (kConfig.paired) PairedDq<kConfig>{memory, dq}.load_peer_keys(task);
+    if constexpr (kConfig.cta_pair) PairedDq<kConfig>{memory, dq}.load_peer_keys(task);
     dq.load_douts(task, step, 0);
 #pragma unroll 1
     for (int use = 1; use < Memory::kStages && use < task.steps; ++use) {
@@ -41,7 +41,7 @@ struct DqRole {
       dq.hand_over_pair_terms(0);
     }
     wait_barrier(memory.barrier(Memory::kKeysFull), 0);
-    if constexpr (kConfig.paired) wait_barrier(memory.barrier(Memory::kPeerKeysFull), 0);
+    if constexpr (kConfig.cta_pair) wait_barrier(memory.barrier(Memory::kPeerKeysFull), 0);
     const int steps = task.steps;
     BackwardStep ahead = step;
 #pragma unroll 1
@@ -54,9 +54,9 @@ struct DqRole {
         if (use + 1 < steps) dq.load_pair_terms(task, ahead, use + 1);
       }
       wait_barrier(dq.memory.barrier(Memory::kDscoreFull, use & 1), parity_of(use));
-      if constexpr (kConfig.paired) {
+      if constexpr (kConfig.cta_pair) {
         PairedDq<kConfig>{dq.memory, dq}.make(task, step, use);
-      } else if constexpr (kConfig.wants_dq) {
+      } else if constexpr (kConfig.wanted.dq) {
         dq.make_dq(task, step, use);
       } else {
         dq.free_dscores(use);
@@ -66,7 +66,7 @@ struct DqRole {
       }
       step = ahead;
     }
-    if constexpr (kConfig.ordered) dq.turns.finish();
+    if constexpr (kConfig.ordered_dq) dq.turns.finish();
   }
 };
 

@@ -22,7 +22,7 @@ struct DqWarpgroup {
   static constexpr int kAtOnce = 8;  // blocks of columns, whose sums are in registers
   static constexpr int kThreads = 128;
   static constexpr bool kMakesDbias =
-      kConfig.bias_gradient != BiasGradient::none && !has_dbias_warpgroup(kConfig);
+      kConfig.dbias.how != BiasGradient::none && !has_dbias_warpgroup(kConfig);
   static constexpr int kNoPanel = 16;  // a tile of one panel: no next one begins anywhere
 
   const KernelParams& params;
@@ -83,11 +83,11 @@ struct DqWarpgroup {
   REGARD_DEVICE void load_douts(const BackwardTask& task, const BackwardStep& step, int use) const {
     const int stage = Memory::dout_stage(use);
     const SharedAddress barrier = memory.barrier(Memory::kDoutFull, stage);
-    const int terms = kConfig.paired ? 0 : kRows * kRowTermBytes;  // a pair's came with Q
+    const int terms = kConfig.cta_pair ? 0 : kRows * kRowTermBytes;  // a pair's came with Q
     arrive_expecting(barrier, panels_of(kConfig.dim_v) * panel_bytes(kRows) + terms);
     load_panels(memory.douts(stage), kConfig.dim_v, kRows, maps.dout,
                 task.seq.first_q + step.tile * kRows, step.head, batch_of(task), barrier);
-    if constexpr (!kConfig.paired) {
+    if constexpr (!kConfig.cta_pair) {
       load_bytes(memory.delta(stage), terms_of(step, true), kRows * kRowTermBytes, barrier);
     }
   }
@@ -125,14 +125,14 @@ struct DqWarpgroup {
     }
   }
   REGARD_DEVICE void load_bias(const BackwardTask& task, const BackwardStep& step, int use) const {
-    constexpr int kBytes = element_bytes(kConfig.bias_type);
+    constexpr int kBytes = element_bytes(kConfig.bias.type);
     static_assert(stages_bias(kConfig));
     const View& bias = params.problem.bias;
     const int first_row = step.tile * kRows;
     const int64 first = offset_of(bias.strides, task.b, step.head, 0, first_row) + task.first_key;
     const uint8* const from = static_cast<const uint8*>(bias.data) + first * kBytes;
-    if constexpr (kConfig.bias_of_keys) {
-      load_tile<kThreads, 1, kKeys, kBytes, kConfig.bias_aligned, false>(
+    if constexpr (kConfig.bias.one_row) {
+      load_tile<kThreads, 1, kKeys, kBytes, kConfig.bias.aligned, false>(
           memory.bias_tile(use & 1), 1, task.key_count, RowsInMemory{from, 0});
     } else {
       copy_rows<kKeys * kBytes, 16>(memory.bias_tile(use & 1), from, bias.strides.row * kBytes,
@@ -146,13 +146,13 @@ struct DqWarpgroup {
     const int64 first =
         offset_of(mask.strides, task.b, step.head, 0, first_row) + task.first_key * column;
     const uint8* const from = static_cast<const uint8*>(mask.data) + first;
-    if constexpr (kConfig.mask_of_keys || kConfig.mask_copy == 1) {
+    if constexpr (kConfig.mask.one_row || kConfig.mask.copy_bytes == 1) {
       constexpr int kStaged = mask_rows(kConfig);
-      load_mask_tile<kThreads, kStaged, kKeys, kConfig.mask_copy>(
+      load_mask_tile<kThreads, kStaged, kKeys, kConfig.mask.copy_bytes>(
           memory.mask_tile(use & 1), smaller(count, kStaged), task.key_count, task.first_key,
           column, RowsInMemory{from, mask.strides.row});
     } else {
-      copy_rows<kKeys, kConfig.mask_copy>(memory.mask_tile(use & 1), from, mask.strides.row, count,
+      copy_rows<kKeys, kConfig.mask.copy_bytes>(memory.mask_tile(use & 1), from, mask.strides.row, count,
                                           task.key_count);
     }
   }
@@ -203,7 +203,7 @@ struct DqWarpgroup {
     const int first_block = part * kAtOnce;
     Accumulator sums[kBlocks];
     multiply(sums, use & 1, first_block);
-    if (kConfig.ordered && part == 0) turns.take(task, step);
+    if (kConfig.ordered_dq && part == 0) turns.take(task, step);
     wait_products<0>();
     hold(sums);
     if (part == kParts - 1) free_dscores(use);
@@ -258,7 +258,7 @@ struct DqWarpgroup {
       if constexpr (kHasPairTerms<kConfig>) {
         if (use + 2 < steps) load_pair_terms(task, ahead, use + 2);
       }
-      if constexpr (kConfig.wants_dq) {
+      if constexpr (kConfig.wanted.dq) {
         make_dq(task, step, use);
       } else {
         free_dscores(use);
@@ -270,7 +270,7 @@ struct DqWarpgroup {
       step.advance(task);
       ahead.advance(task);
     }
-    if constexpr (kConfig.ordered) turns.finish();
+    if constexpr (kConfig.ordered_dq) turns.finish();
   }
 };
 

@@ -14,7 +14,7 @@ template <KernelConfig kConfig>
 struct DscoreBias {
   using Memory = BackwardMemory<kConfig>;
   using Format = typename ElementOf<kConfig.type>::Format;
-  static constexpr BiasGradient kHow = kConfig.bias_gradient;
+  static constexpr BiasGradient kHow = kConfig.dbias.how;
   static constexpr bool kOn = kHow != BiasGradient::none;
   static constexpr bool kSumsRows = kHow == BiasGradient::add_to_row;
   static constexpr bool kStores = kHow == BiasGradient::store;
@@ -26,7 +26,7 @@ struct DscoreBias {
   static constexpr int kWords = kLaneKeys / 2;
   static constexpr int kThreads = 128, kBarrier = 5;
   static constexpr int kParts = dbias_parts(kConfig);  // 16-bit terms of an element's sum
-  static constexpr Type kTo = writes_f32_dbias(kConfig) ? Type::f32 : kConfig.bias_type;
+  static constexpr Type kTo = writes_f32_dbias(kConfig) ? Type::f32 : kConfig.bias.type;
   static constexpr Type kTerm = kTo == Type::f16 ? Type::f16 : Type::bf16;
   using Term = typename ElementOf<kTerm>::Format;
   // What is moved: the sums of a cluster, or dS^T.
@@ -62,14 +62,14 @@ struct DscoreBias {
   // A lane's keys of a row, of which `left` exist; the first is `at` in memory.
   REGARD_DEVICE void put(int64 at, int left, const float (&x)[kLaneKeys]) const {
     if constexpr (kStores) {
-      if (kConfig.dbias_aligned && left >= kLaneKeys && !params.problem.accumulate) {
+      if (kConfig.dbias.aligned && left >= kLaneKeys && !params.problem.accumulate) {
         store_row(at, x);
       } else {
 #pragma unroll 1
         for (int e = 0; e < kLaneKeys && e < left; ++e) store_key(at, e, choose(x, e));
       }
     } else {
-      if (kConfig.dbias_aligned && left >= kLaneKeys) {
+      if (kConfig.dbias.aligned && left >= kLaneKeys) {
         add_global_4(params.buffers.dbias_sums + at, x);
       } else {
 #pragma unroll 1
@@ -241,7 +241,7 @@ struct DscoreBias {
   }
   // As they are.
   REGARD_DEVICE void put_words(int64 at, int left, const uint32 (&row)[kWords]) const {
-    if (kConfig.dbias_aligned && left >= kLaneKeys && !params.problem.accumulate) {
+    if (kConfig.dbias.aligned && left >= kLaneKeys && !params.problem.accumulate) {
       store_words(at, row);
     } else {
 #pragma unroll 1

@@ -25,14 +25,14 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
   REGARD_DEVICE void await_queries(const BackwardTask& task, const BackwardStep& step,
                                    const Ring<Memory::kStages>& ring) const {
     wait_barrier(memory.barrier(Memory::kQueryFull, ring.stage), ring.parity);
-    if constexpr (kConfig.ragged) {
+    if constexpr (kConfig.varlen) {
       this->clear_foreign_rows(task, step, memory.queries(ring.stage), kConfig.dim);
     }
   }
   REGARD_DEVICE void await_douts(const BackwardTask& task, const BackwardStep& step,
                                  const Ring<Memory::kStages>& ring) const {
     wait_barrier(memory.barrier(Memory::kDoutFull, ring.stage), ring.parity);
-    if constexpr (kConfig.ragged) {
+    if constexpr (kConfig.varlen) {
       this->clear_foreign_rows(task, step, memory.douts(ring.stage), kConfig.dim_v);
     }
   }
@@ -77,8 +77,8 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
 
   REGARD_DEVICE void walk(const BackwardTask& task) {
     wait_barrier(memory.barrier(Memory::kValuesFull), 0);
-    if constexpr (kConfig.ragged) this->clear_foreign_keys(task, memory.values(), kConfig.dim_v);
-    this->set_factors(kConfig.paired ? kRowTerms : 0);
+    if constexpr (kConfig.varlen) this->clear_foreign_keys(task, memory.values(), kConfig.dim_v);
+    this->set_factors(kConfig.cta_pair ? kRowTerms : 0);
     this->set_whole_rows(task);
     BackwardStep step{task.kv * int(params.problem.sizes.group()), task.first_tile};
     Ring<Memory::kStages> ring;
@@ -101,13 +101,13 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
         arrive(memory.barrier(Memory::kDoutFree, ring.stage));
       }
       store_dscores(use);
-      if constexpr (kConfig.wants_dk) this->multiply_rows(dk, ds, memory.queries(ring.stage));
+      if constexpr (kConfig.wanted.dk) this->multiply_rows(dk, ds, memory.queries(ring.stage));
       if (use == last) {
         hand_over(use);
         break;
       }
       // Where rows are cleared the warpgroups wait for each other, and dS^T must not wait for that.
-      if constexpr (kConfig.ragged) hand_over(use);
+      if constexpr (kConfig.varlen) hand_over(use);
       const BackwardStep before = step;
       const Ring<Memory::kStages> done = ring;
       step.advance(task);
@@ -115,7 +115,7 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
       await_queries(task, step, ring);
       await_douts(task, step, ring);
       multiply_douts(ring.stage);
-      if constexpr (!kConfig.ragged) hand_over(use);
+      if constexpr (!kConfig.varlen) hand_over(use);
       wait_products<1>();
       load_queries(task, before, use, done);
       wait_products<0>();
@@ -134,7 +134,7 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
   REGARD_DEVICE void run(const BackwardTask& task) {
     Role::clear_sums(dk);
     if (task.steps > 0) walk(task);
-    if constexpr (kConfig.wants_dk) {
+    if constexpr (kConfig.wanted.dk) {
       hold(dk);
       // Through the values, which nobody else reads.
       this->write_result(dk, KeyGradient::dk, task, memory.values(), maps.dk, params.problem.dk,

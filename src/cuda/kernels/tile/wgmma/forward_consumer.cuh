@@ -38,8 +38,8 @@ struct ForwardConsumer {
   static constexpr bool kReadsEarly = Steady::kReadsAhead;
   static constexpr int kOwnRows = 1, kAllRows = 2;  // numbers of barriers
   // Blocks of keys that some warpgroups of a tile see and others do not.
-  static constexpr bool kPasses = kConfig.uneven;
-  static_assert(!(kPasses && kConfig.boxed_bias));  // whose boxes come with every block
+  static constexpr bool kPasses = kConfig.skips_blocks;
+  static_assert(!(kPasses && kConfig.bias.by_tma));  // whose boxes come with every block
   static constexpr bool kReadsDrops = has_dropout_warpgroup(kConfig);
   static_assert(!(kPasses && kReadsDrops));
   static constexpr bool kStagesTerms = stages_bias(kConfig) || stages_mask(kConfig);
@@ -200,7 +200,7 @@ struct ForwardConsumer {
       least[half] = log2_of(Softmax::over_lanes_largest(before[half]));
     }
     multiply_keys_again(slot);
-    if constexpr (kConfig.boxed_bias) {
+    if constexpr (kConfig.bias.by_tma) {
       make_logits_from_memory(task, first_key, hides);
     } else {
       if (has_next) await_terms(task, first_key - kKeys);
@@ -238,7 +238,7 @@ struct ForwardConsumer {
   // Bias and mask of a block of keys, a step ahead: the block before has been read. Boxes of a bias
   // are the producer's.
   REGARD_DEVICE void load_terms(const ForwardTask& task, int first_key) const {
-    if constexpr (kStagesTerms && !kConfig.boxed_bias) {
+    if constexpr (kStagesTerms && !kConfig.bias.by_tma) {
       sync_warp();
       const Place at(params, task, warp_row);
       if (at.sends_bias(first_key)) {
@@ -250,7 +250,7 @@ struct ForwardConsumer {
     }
   }
   REGARD_DEVICE void await_terms(const ForwardTask& task, int first_key) {
-    if constexpr (kConfig.boxed_bias) {
+    if constexpr (kConfig.bias.by_tma) {
       wait_barrier(memory.barrier(Memory::kBiasFull, warpgroup), bias_parity);
       bias_parity ^= 1;
     } else if constexpr (kStagesTerms) {
@@ -265,7 +265,7 @@ struct ForwardConsumer {
   }
   // The block's have been read: those of the next may take their place.
   REGARD_DEVICE void pass_terms(const ForwardTask& task, int next_key, bool has_next) const {
-    if constexpr (kConfig.boxed_bias) {
+    if constexpr (kConfig.bias.by_tma) {
       sync_warp();
       free(Memory::kBiasEmpty, warpgroup);
     } else if (has_next) {
@@ -306,7 +306,7 @@ struct ForwardConsumer {
   }
   REGARD_DEVICE void await_values() const {
     wait_barrier(memory.barrier(Memory::kValueFull, values.stage), values.parity);
-    if constexpr (kConfig.ragged) clear_foreign_values();
+    if constexpr (kConfig.varlen) clear_foreign_values();
   }
 
   REGARD_DEVICE void free(int barriers, int index) const {
@@ -339,7 +339,7 @@ struct ForwardConsumer {
         }
         const ShortInterval common = Place(params, task, warp_row).common_keys(warpgroup_row);
         common_keys = {uniform(common.begin), uniform(common.end)};
-        if constexpr (kConfig.ragged) {
+        if constexpr (kConfig.varlen) {
           clear_foreign_queries(taken % kSlots, uniform(task.row_count));
         }
         if constexpr (kOn.alibi) read_slope(task);
@@ -441,7 +441,7 @@ struct ForwardConsumer {
       if constexpr (kOn.dropout && !kReadsDrops) {
         Elementwise{Place(params, task, warp_row)}.drop(scores, first_key);
       }
-      if constexpr (kConfig.ragged) values_left = uniform(task.len_k) - first_key;
+      if constexpr (kConfig.varlen) values_left = uniform(task.len_k) - first_key;
       pack_weights();
       if constexpr (kReadsDrops) drop_weights(drops);
     }

@@ -178,7 +178,7 @@ struct ForwardProducer {
           load_queries(slot, task);
         }
         if (owes_values) load_values(before);
-        if constexpr (kConfig.boxed_bias) load_bias(task, block.row);
+        if constexpr (kConfig.bias.by_tma) load_bias(task, block.row);
         owes_values = true;
         before = block;
         block.row -= kKeys;

@@ -34,8 +34,8 @@ struct KeyResults {
 #pragma unroll
     for (int half = 0; half < 2; ++half) spoiled[half] = finish_key(sums, gradient, half, factor);
     if (keys_left <= 0) return;
-    if constexpr (kConfig.boxed_out) {
-      if (!kConfig.ragged || keys_left >= kWarpgroupRows) {
+    if constexpr (kConfig.out_by_tma) {
+      if (!kConfig.varlen || keys_left >= kWarpgroupRows) {
         store_panels(sums, map);
         return;
       }
@@ -58,10 +58,10 @@ struct KeyResults {
       for (int e = 0; e < 2; ++e) {
         float& x = sums[n][half * 2 + e];
         x *= factor;
-        if constexpr (kConfig.marks) spoiled |= !(x - x == 0);
+        if constexpr (kConfig.flags_nonfinite) spoiled |= !(x - x == 0);
       }
     }
-    if constexpr (kConfig.marks) {
+    if constexpr (kConfig.flags_nonfinite) {
       spoiled |= shuffle_xor(spoiled, 1);
       spoiled |= shuffle_xor(spoiled, 2);
       if (spoiled && lane_index() % 4 == 0 && key_of(half) < keys_left) {
@@ -121,7 +121,7 @@ struct KeyResults {
     for (int half = 0; half < 2; ++half) {
       if (key_of(half) >= keys_left) continue;
       // Whoever computes a marked gradient again adds it to what is there.
-      if (kConfig.marks && p.accumulate && spoiled[half]) continue;
+      if (kConfig.flags_nonfinite && p.accumulate && spoiled[half]) continue;
       Stored* const to =
           static_cast<Stored*>(view.data) + first_column +
           offset_of(view.strides, task.b, task.kv, task.seq.first_k, first_key + key_of(half));
@@ -140,7 +140,7 @@ struct KeyResults {
 
   // Before the block ends: its shared memory has been read.
   REGARD_DEVICE void finish() const {
-    if (kConfig.boxed_out && issues()) wait_stores_read();
+    if (kConfig.out_by_tma && issues()) wait_stores_read();
   }
 };
 

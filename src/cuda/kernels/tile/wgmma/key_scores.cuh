@@ -22,20 +22,20 @@ struct KeyScores {
   static constexpr bool kPlain = is_plain(kOn) && !kOn.mask && !kDraws;
   // dS^T is made of shares: the weights times the slope of the scores, negative where dropout drops
   // the weight. Else of the weights, which are dv's.
-  static constexpr bool kHasShares = kOn.softcap || kOn.dropout;
+  static constexpr bool kHasShares = has_slope(kOn) || kOn.dropout;
   static constexpr bool kHidesAlways = kOn.mask || kDraws;
-  static constexpr bool kReadsBias = kOn.bias && !kConfig.bias_of_keys;
-  static constexpr bool kPacksBias = kReadsBias && element_bytes(kConfig.bias_type) == 2;
+  static constexpr bool kReadsBias = kOn.bias && !kConfig.bias.one_row;
+  static constexpr bool kPacksBias = kReadsBias && element_bytes(kConfig.bias.type) == 2;
   static constexpr bool kHoldsBias = kPacksBias && !kHidesAlways;
   // Whether tiles are told apart whose bias hides no pair and is not too low to be added as it is.
   static constexpr bool kLooksAtBias =
-      kOn.bias && !kHidesAlways && (kHoldsBias || kConfig.bias_of_keys);
+      kOn.bias && !kHidesAlways && (kHoldsBias || kConfig.bias.one_row);
   static constexpr bool kAddsLse = adds_lse_by_product(kOn);
   static constexpr bool kAddsDelta = adds_delta_by_product(kOn);
 
   using Scores = Accumulator[kRowBlocks];  // of S^T: 16 keys of a warp by the tile's rows
   using Operand = uint32[kRowSteps][4];    // the same in 16 bits, as a product takes it
-  using BiasFragments = Fragments<kPacksBias ? kConfig.bias_type : Type::bf16, Products::direct>;
+  using BiasFragments = Fragments<kPacksBias ? kConfig.bias.type : Type::bf16, Products::direct>;
   using BiasTile = typename BiasFragments::A[kHoldsBias ? kRowSteps : 1];  // as it is staged
 
   const KernelParams& params;
@@ -87,7 +87,7 @@ struct KeyScores {
   REGARD_DEVICE void drop(Operand& weights, Operand& shares, uint32 drops) const {
     each_dropped<kRowBlocks * 2>(drops, [&](int at, uint32 dropped) {
       uint32& share = shares[at / 4][at % 4];
-      weights[at / 4][at % 4] = (kOn.softcap ? weights[at / 4][at % 4] : share) & ~dropped;
+      weights[at / 4][at % 4] = (has_slope(kOn) ? weights[at / 4][at % 4] : share) & ~dropped;
       share |= dropped & 0x80008000;
     });
   }
@@ -189,7 +189,7 @@ struct KeyScores {
         // A row that does not exist has no lse.
         if (kHides && (row < rows[half].begin || row >= rows[half].end)) weight = 0;
         float share = weight;
-        if constexpr (kOn.softcap) {
+        if constexpr (has_slope(kOn)) {
           share *= terms.slope_of(raw);
           if ((kHides || kHidesAlways) && weight == 0) share = 0;
         }
@@ -224,10 +224,10 @@ struct KeyScores {
     for (int i = 0; i < 4; ++i) {
       float bias = 0;
       bool seen = true;
-      if constexpr (kConfig.bias_of_keys) {
-        bias = load_staged<kConfig.bias_type>(memory.bias_tile(use & 1).begin, key_of(i / 2));
+      if constexpr (kConfig.bias.one_row) {
+        bias = load_staged<kConfig.bias.type>(memory.bias_tile(use & 1).begin, key_of(i / 2));
       }
-      if constexpr (kConfig.mask_of_keys) {
+      if constexpr (kConfig.mask.one_row) {
         seen = load_shared_8(memory.mask_tile(use & 1).begin + key_of(i / 2)) != 0;
       }
       pairs[0].bias[i] = pairs[1].bias[i] = bias;
@@ -249,7 +249,7 @@ struct KeyScores {
       for (int i = 1; i < kRowSteps * 4; ++i) {
         most = larger_halves(most, bias[i / 4].word[i % 4]);
       }
-      return has_low_half<kConfig.bias_type>(most);
+      return has_low_half<kConfig.bias.type>(most);
     } else {
       PairTerms pairs[2];
       read_key_terms(pairs, memory, use);
@@ -284,7 +284,7 @@ struct KeyScores {
     }
   }
   REGARD_DEVICE void read_mask(PairTerms& pairs, const Memory& memory, int use, int n) const {
-    if constexpr (kOn.mask && !kConfig.mask_of_keys) {
+    if constexpr (kOn.mask && !kConfig.mask.one_row) {
       const TileView tile = memory.mask_tile(use & 1);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

@@ -194,20 +194,20 @@ struct KeyWarpgroup {
 
   REGARD_DEVICE void await_queries(const BackwardTask& task, const BackwardStep& step) {
     wait_barrier(memory.barrier(Memory::kQueryFull, queries.stage), queries.parity);
-    if constexpr (kConfig.ragged) {
+    if constexpr (kConfig.varlen) {
       clear_foreign_rows(task, step, memory.queries(queries.stage), kConfig.dim);
     }
   }
   REGARD_DEVICE void await_douts(const BackwardTask& task, const BackwardStep& step, int use) {
     wait_barrier(memory.barrier(Memory::kDoutFull, use & 1), parity_of(use));
-    if constexpr (kConfig.ragged) {
+    if constexpr (kConfig.varlen) {
       clear_foreign_rows(task, step, memory.douts(use & 1), kConfig.dim_v);
     }
   }
 
   REGARD_DEVICE void walk(const BackwardTask& task) {
     wait_barrier(memory.barrier(Memory::kKeysFull), 0);
-    if constexpr (kConfig.ragged) clear_foreign_keys(task, memory.keys(), kConfig.dim);
+    if constexpr (kConfig.varlen) clear_foreign_keys(task, memory.keys(), kConfig.dim);
     hold_steps(held_keys, Held::kKeys, memory.keys());
     set_factors();
     set_whole_rows(task);
@@ -215,7 +215,7 @@ struct KeyWarpgroup {
     await_queries(task, step);
     multiply_queries();
     wait_barrier(memory.barrier(Memory::kValuesFull), 0);
-    if constexpr (kConfig.ragged) clear_foreign_keys(task, memory.values(), kConfig.dim_v);
+    if constexpr (kConfig.varlen) clear_foreign_keys(task, memory.values(), kConfig.dim_v);
     hold_steps(held_values, Held::kValues, memory.values());
     wait_products<0>();
     hold(x);
@@ -240,7 +240,7 @@ struct KeyWarpgroup {
       await_douts(task, step, use);
       if constexpr (kOverlaps) wait_products<0>();
       multiply_douts(use & 1);
-      if constexpr (kConfig.wants_dv) multiply_rows(dv, weights, memory.douts(use & 1));
+      if constexpr (kConfig.wanted.dv) multiply_rows(dv, weights, memory.douts(use & 1));
       wait_products<0>();
       hold(x);
       elementwise.make_dscores(ds, Elementwise::kHasShares ? shares : weights, x, memory, use,
@@ -250,14 +250,14 @@ struct KeyWarpgroup {
       queries.advance();
       if (use == last) {
         begin_products();
-        if constexpr (kConfig.wants_dk) multiply_rows(dk, ds, rows);
+        if constexpr (kConfig.wanted.dk) multiply_rows(dk, ds, rows);
         hand_over(use);
         break;
       }
       step.advance(task);
       await_queries(task, step);
       multiply_queries();
-      if constexpr (kConfig.wants_dk) {
+      if constexpr (kConfig.wanted.dk) {
         multiply_rows(dk, ds, rows);
       } else {
         commit_products();
@@ -285,14 +285,14 @@ struct KeyWarpgroup {
     const KeyResults<kConfig> results{
         params,          maps,          memory,  task, warpgroup * kWarpgroupRows,
         memory.values(), 1 + warpgroup, fragment};
-    if constexpr (kConfig.wants_dv) {
+    if constexpr (kConfig.wanted.dv) {
       hold(dv);
       results.write(dv, KeyGradient::dv, maps.dv, params.problem.dv,
                     int(params.problem.sizes.dim_v),
                     kConfig.features.dropout ? float(keep_scale(params.problem.dropout)) : 1.0f);
     }
     wait_products<0>();
-    if constexpr (kConfig.wants_dk) {
+    if constexpr (kConfig.wanted.dk) {
       hold(dk);
       results.write(dk, KeyGradient::dk, maps.dk, params.problem.dk, int(params.problem.sizes.dim),
                     float(params.problem.score.scale));

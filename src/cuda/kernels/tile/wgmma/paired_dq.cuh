@@ -88,7 +88,7 @@ struct PairedDq {
       multiply(sums, own, memory.keys() + first_panel(task) * kPanelBytes + offset, false);
       multiply(sums, other, memory.peer_keys() + offset, true);
       commit_products();
-      if (kConfig.ordered && part == 0) dq.turns.take(task, step);
+      if (kConfig.ordered_dq && part == 0) dq.turns.take(task, step);
       wait_products<0>();
       hold(sums);
       dq.add_to_memory(sums, task, step, (first_panel(task) * kPanelColumns + column) / 8);

@@ -127,7 +127,7 @@ struct PlaneDqRole {
       multiply(sums, use & 1, part * kAtOnce, kWarpgroupRows - factors.first_key, true);
     }
     if (part == kParts - 1) free_dscores(use);
-    if (kConfig.ordered && part == 0) turns.take(task, step);
+    if (kConfig.ordered_dq && part == 0) turns.take(task, step);
     if (part == 0) note_losses(task, step, factors.last);
     scale(sums, factors.last);
     add_to_memory(sums, task, step, part * kAtOnce);
@@ -188,7 +188,7 @@ struct PlaneDqRole {
           if (loads) pair_terms.load_pair_terms(task, ahead, use + kAhead);
         }
       }
-      if constexpr (kConfig.wants_dq) {
+      if constexpr (kConfig.wanted.dq) {
         make_dq(task, step, use);
       } else {
         free_dscores(use);
@@ -199,7 +199,7 @@ struct PlaneDqRole {
       step.advance(task);
       ahead.advance(task);
     }
-    if constexpr (kConfig.ordered) turns.finish();
+    if constexpr (kConfig.ordered_dq) turns.finish();
   }
 };
 

@@ -21,7 +21,7 @@ struct PlaneDscoreWarpgroup : PlaneKeyRole<kConfig> {
   }
 
   REGARD_DEVICE void multiply_dscores(int stage) {
-    if constexpr (kConfig.wants_dk) {
+    if constexpr (kConfig.wanted.dk) {
       Role::multiply_rows(of_tile, ds, memory.queries(stage));
     } else {
       commit_products();
@@ -61,7 +61,7 @@ struct PlaneDscoreWarpgroup : PlaneKeyRole<kConfig> {
       float most[2], factors[2];
       wait_barrier(memory.barrier(Memory::kWeightsFull, use & 1), parity_of(use));
       this->make_dscores(most, key_factors, value_factors, step, use, ring.stage);
-      if constexpr (kConfig.wants_dk) this->split_dscores(ds, factors, most, ring.stage);
+      if constexpr (kConfig.wanted.dk) this->split_dscores(ds, factors, most, ring.stage);
       sync_warp();
       arrive(memory.barrier(Memory::kDoutFree, ring.stage));  // delta has been read
       this->store_dscores(key_factors, use);
@@ -91,7 +91,7 @@ struct PlaneDscoreWarpgroup : PlaneKeyRole<kConfig> {
     }
   }
   REGARD_DEVICE void add(const float (&factors)[2]) {
-    if constexpr (kConfig.wants_dk) {
+    if constexpr (kConfig.wanted.dk) {
       hold(of_tile);
       Role::add_tile(dk, of_tile, factors);
     }
@@ -101,7 +101,7 @@ struct PlaneDscoreWarpgroup : PlaneKeyRole<kConfig> {
     const BackwardTask& task = memory.task();  // there are no registers for it
     Role::clear_sums(dk);
     if (task.steps > 0) walk(task);
-    if constexpr (kConfig.wants_dk) {
+    if constexpr (kConfig.wanted.dk) {
       this->write_result(dk, KeyGradient::dk, task, 0, Role::maps.dk, params.problem.dk,
                          int(params.problem.sizes.dim), float(params.problem.score.scale));
     }

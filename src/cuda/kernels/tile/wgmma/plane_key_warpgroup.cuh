@@ -98,12 +98,12 @@ struct PlaneKeyWarpgroup : PlaneKeyRole<kConfig> {
     Role::clear_sums(dv);
     if (task.steps > 0) walk(task);
     const Sizes& s = params.problem.sizes;
-    if constexpr (kConfig.wants_dv) {
+    if constexpr (kConfig.wanted.dv) {
       this->write_result(
           dv, KeyGradient::dv, task, 0, maps.dv, params.problem.dv, int(s.dim_v),
           kConfig.features.dropout ? float(keep_scale(params.problem.dropout)) : 1.0f);
     }
-    if constexpr (kConfig.wants_dk) {
+    if constexpr (kConfig.wanted.dk) {
       this->write_result(dk, KeyGradient::dk, task, 0, maps.dk, params.problem.dk, int(s.dim),
                          float(params.problem.score.scale));
     }

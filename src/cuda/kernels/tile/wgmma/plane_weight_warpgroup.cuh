@@ -21,7 +21,7 @@ struct PlaneWeightWarpgroup : PlaneKeyRole<kConfig> {
   }
 
   REGARD_DEVICE void multiply_weights(int stage) {
-    if constexpr (kConfig.wants_dv) {
+    if constexpr (kConfig.wanted.dv) {
       Role::multiply_rows(of_tile, weights, memory.douts(stage));
     } else {
       commit_products();
@@ -58,7 +58,7 @@ struct PlaneWeightWarpgroup : PlaneKeyRole<kConfig> {
       if (Memory::kEachHandsOver || lane_index() == 0) {
         arrive(memory.barrier(Memory::kWeightsFull, use & 1));
       }
-      if constexpr (kConfig.wants_dv) this->split_weights(weights, factors, most);
+      if constexpr (kConfig.wanted.dv) this->split_weights(weights, factors, most);
       wait_barrier(memory.barrier(Memory::kDoutFull, ring.stage), ring.parity);
       if (use == last) {
         begin_products();
@@ -83,7 +83,7 @@ struct PlaneWeightWarpgroup : PlaneKeyRole<kConfig> {
     }
   }
   REGARD_DEVICE void add(const float (&factors)[2]) {
-    if constexpr (kConfig.wants_dv) {
+    if constexpr (kConfig.wanted.dv) {
       hold(of_tile);
       Role::add_tile(dv, of_tile, factors);
     }
@@ -94,7 +94,7 @@ struct PlaneWeightWarpgroup : PlaneKeyRole<kConfig> {
     Role::clear_sums(dv);
     Ring<Memory::kStages> ring;
     if (task.steps > 0) walk(task, ring);
-    if constexpr (kConfig.wants_dv) {
+    if constexpr (kConfig.wanted.dv) {
       this->write_result(
           dv, KeyGradient::dv, task, 0, Role::maps.dv, params.problem.dv,
           int(params.problem.sizes.dim_v),

@@ -23,15 +23,23 @@ struct SteadyWeights {
   using Elementwise = ForwardScores<kConfig, Place>;
   static constexpr Features kOn = kConfig.features;
   static constexpr int kKeyBlocks = Place::kKeyBlocks;
-  static constexpr bool kHoldsBias = stages_bias(kConfig) && element_bytes(kConfig.bias_type) == 2;
+  static constexpr bool kHoldsBias = stages_bias(kConfig) && element_bytes(kConfig.bias.type) == 2;
   // Bias and mask where tiles of them are staged; for more than two terms, and for others beside a
   // bias, there are no registers.
   static constexpr int kTerms = kOn.softcap + kOn.bias + kOn.mask + kOn.alibi +
                                 (kOn.dropout && !has_dropout_warpgroup(kConfig));
+  static constexpr Features kKnown{.softcap = true,
+                                   .bias = true,
+                                   .mask = true,
+                                   .alibi = true,
+                                   .sink = true,
+                                   .dropout = true,
+                                   .interval = true,
+                                   .signed_scale = true};
   static constexpr bool kExists =
-      !WarpgroupSoftmax<kConfig>::kBare && kTerms <= (kOn.bias ? 1 : 2) &&
+      !WarpgroupSoftmax<kConfig>::kBare && is_within(kOn, kKnown) && kTerms <= (kOn.bias ? 1 : 2) &&
       kOn.bias == stages_bias(kConfig) && kOn.mask == stages_mask(kConfig);
-  using F = Fragments<kHoldsBias ? kConfig.bias_type : Type::bf16, Products::direct>;
+  using F = Fragments<kHoldsBias ? kConfig.bias.type : Type::bf16, Products::direct>;
   // Read before all weights are made, or as they are.
   static constexpr bool kReadsAhead = kHoldsBias && WarpgroupBias<kConfig>::kHolds;
   using Bias = typename F::A[kReadsAhead ? kKeyBlocks / 2 : 1];  // 16 rows, 16 keys each

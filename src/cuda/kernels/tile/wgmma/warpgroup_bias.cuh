@@ -11,9 +11,9 @@ namespace regard {
 template <KernelConfig kConfig>
 struct WarpgroupBias {
   using Place = WarpgroupPlace<kConfig>;
-  static constexpr bool kOn = stages_bias(kConfig) && !kConfig.bias_of_keys &&
-                              element_bytes(kConfig.bias_type) == 2 && !kConfig.features.mask;
-  using F = Fragments<kOn ? kConfig.bias_type : Type::bf16, Products::direct>;
+  static constexpr bool kOn = stages_bias(kConfig) && !kConfig.bias.one_row &&
+                              element_bytes(kConfig.bias.type) == 2 && !kConfig.features.mask;
+  using F = Fragments<kOn ? kConfig.bias.type : Type::bf16, Products::direct>;
   static constexpr int kFragments = Place::kKeyBlocks / 2;  // of 16 rows and 16 keys
   // Held in registers, or read twice: three warpgroups have none for it, nor two beside one that
   // draws.
@@ -43,7 +43,7 @@ struct WarpgroupBias {
 #pragma unroll
       for (int i = 0; i < 4; ++i) most = larger_halves(most, of_keys.word[i]);
     }
-    return any_in_warp(has_low_half<kConfig.bias_type>(most));
+    return any_in_warp(has_low_half<kConfig.bias.type>(most));
   }
 
   REGARD_DEVICE void add(typename Place::Scores& scores, const ScoreTerms<kConfig>& terms,
@@ -73,7 +73,7 @@ struct WarpgroupBias {
   static REGARD_DEVICE void apply_from_memory(typename Place::Scores& scores,
                                               const ScoreTerms<kConfig>& terms, const Place& at,
                                               int first_key) {
-    using Format = typename ElementOf<kConfig.bias_type>::Format;
+    using Format = typename ElementOf<kConfig.bias.type>::Format;
     const int first_column = first_key + at.column_of(0, 0), left = at.seq.len_k - first_column;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -104,7 +104,7 @@ struct WarpgroupMemory {
       init_barrier(barrier(kValueFull, stage), 1);
       init_barrier(barrier(kValueEmpty, stage), kConsumerWarps);
     }
-    if constexpr (kConfig.boxed_bias) {
+    if constexpr (kConfig.bias.by_tma) {
       for (int warpgroup = 0; warpgroup < kConsumerWarps / 4; ++warpgroup) {
         init_barrier(barrier(kBiasFull, warpgroup), 1);
         init_barrier(barrier(kBiasEmpty, warpgroup), 4);

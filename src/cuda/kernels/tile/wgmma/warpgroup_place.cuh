@@ -43,7 +43,7 @@ struct WarpgroupPlace {
         warp_row(first_row_of_warp) {}
 
   static REGARD_DEVICE ShortSequence sequence_of(const Problem& p, const ForwardTask& task) {
-    if constexpr (!kConfig.ragged) return {int(p.sizes.len_q), int(p.sizes.len_k), 0, 0};
+    if constexpr (!kConfig.varlen) return {int(p.sizes.len_q), int(p.sizes.len_k), 0, 0};
     return {task.len_q, task.len_k, task.first_q, task.first_k};
   }
 
@@ -81,7 +81,7 @@ struct WarpgroupPlace {
 
   // The staged bias of a row and eight keys of the block, 16 bits each.
   REGARD_DEVICE SharedAddress bias_piece(int row, int piece) const {
-    if constexpr (kConfig.boxed_bias) {
+    if constexpr (kConfig.bias.by_tma) {
       uint32 now = uint32(row);
       forget(now);  // or the places of all pieces are kept
       return WarpgroupMemory<kConfig>().bias(piece / 8) + piece_offset(int(now), piece % 8);
@@ -96,9 +96,9 @@ struct WarpgroupPlace {
   }
   // That of a row and two keys of the block.
   REGARD_DEVICE SharedAddress bias_pair(int, int row, int column) const {
-    if constexpr (kConfig.boxed_bias) return bias_piece(row, column / 8) + column % 8 * 2;
+    if constexpr (kConfig.bias.by_tma) return bias_piece(row, column / 8) + column % 8 * 2;
     const TileView tile = bias_tile(0);
-    return tile.begin + row * tile.row_bytes + column * element_bytes(kConfig.bias_type);
+    return tile.begin + row * tile.row_bytes + column * element_bytes(kConfig.bias.type);
   }
 
   // Rows of a bias or mask from a key on, the warp's first row first.
@@ -118,17 +118,17 @@ struct WarpgroupPlace {
 
   // Whether the copy engine brings the bias of a block of keys: rows of whole pieces of 16 bytes.
   REGARD_DEVICE bool sends_bias(int first_key) const {
-    if constexpr (!stages_bias(kConfig) || kConfig.boxed_bias || kConfig.bias_of_keys ||
+    if constexpr (!stages_bias(kConfig) || kConfig.bias.by_tma || kConfig.bias.one_row ||
                   kConfig.features.mask) {
       return false;
     }
-    return smaller(seq.len_k - first_key, kKeys) * element_bytes(kConfig.bias_type) % 16 == 0;
+    return smaller(seq.len_k - first_key, kKeys) * element_bytes(kConfig.bias.type) % 16 == 0;
   }
   // Keys that do not exist stay as they are: their pairs are hidden. Rows that do not are cleared:
   // their sums take part in what a warp decides for all of its rows.
   REGARD_DEVICE void send_bias(int first_key, SharedAddress barrier) const {
     if constexpr (stages_bias(kConfig)) {
-      constexpr int kBytes = element_bytes(kConfig.bias_type);
+      constexpr int kBytes = element_bytes(kConfig.bias.type);
       const int rows = clamp_to(row_count - warp_row, 0, 16), row = lane_index();
       const int bytes = smaller(seq.len_k - first_key, kKeys) * kBytes;
       if (row == 0) arrive_expecting(barrier, rows * bytes);
@@ -151,13 +151,13 @@ struct WarpgroupPlace {
     constexpr int kWarpRows = 16;
     const int rows = row_count - warp_row, columns = seq.len_k - first_key;
     if constexpr (stages_bias(kConfig)) {
-      constexpr int kBytes = element_bytes(kConfig.bias_type);
+      constexpr int kBytes = element_bytes(kConfig.bias.type);
       load_tile<32, kWarpRows, kKeys, kBytes, true, false>(
           of_warp(bias_tile(0)), rows, columns, TermRows{*this, p.bias, kBytes, first_key},
           lane_index());
     }
     if constexpr (stages_mask(kConfig)) {
-      load_mask_tile<32, kWarpRows, kKeys, kConfig.mask_copy>(
+      load_mask_tile<32, kWarpRows, kKeys, kConfig.mask.copy_bytes>(
           of_warp(mask_tile(0)), rows, columns, first_key, 1, TermRows{*this, p.mask, 1, first_key},
           lane_index());
     }

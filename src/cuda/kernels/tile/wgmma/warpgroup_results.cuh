@@ -47,7 +47,7 @@ struct WarpgroupResults {
     } else {
       store_pairs(out);
     }
-    if (params.problem.lse.given() || kConfig.marks) write_rows(spoiled);
+    if (params.problem.lse.given() || kConfig.flags_nonfinite) write_rows(spoiled);
   }
 
   // By the row's sum. Whether a result of the lane's is not finite, where rows are marked.
@@ -62,10 +62,10 @@ struct WarpgroupResults {
       for (int e = 0; e < 2; ++e) {
         float& x = out[n][half * 2 + e];
         x *= factor;
-        if constexpr (kConfig.marks) zero[(2 * n + e) % kChains] += x * 0.0f;
+        if constexpr (kConfig.flags_nonfinite) zero[(2 * n + e) % kChains] += x * 0.0f;
       }
     }
-    return kConfig.marks && !(zero[0] + zero[1] + (zero[2] + zero[3]) == 0);
+    return kConfig.flags_nonfinite && !(zero[0] + zero[1] + (zero[2] + zero[3]) == 0);
   }
   // What 16 bits round needs no division, whose branch for numbers that no sum is takes longer than
   // the rest of a row.
@@ -77,7 +77,7 @@ struct WarpgroupResults {
   REGARD_DEVICE void write_rows(const bool (&spoiled)[2]) const {
     const Problem& p = params.problem;
     int marks[2] = {};
-    if constexpr (kConfig.marks) {
+    if constexpr (kConfig.flags_nonfinite) {
       if (any_in_warp(spoiled[0] || spoiled[1])) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -95,7 +95,7 @@ struct WarpgroupResults {
       static_cast<float*>(p.lse.data)[to] =
           lse_of_reference<L>(half == 0 ? softmax.rows[0] : softmax.rows[1]);
     }
-    if constexpr (kConfig.marks) {
+    if constexpr (kConfig.flags_nonfinite) {
       write_row_mark(params, line_of(half), (half == 0 ? marks[0] : marks[1]) != 0);
     }
   }
@@ -118,7 +118,7 @@ struct WarpgroupResults {
       }
       publish_shared_writes();
       sync_warp();
-      if (kConfig.ragged && rows_left < 16) {
+      if (kConfig.varlen && rows_left < 16) {
         copy_rows(first);
       } else if (lane == 0) {
         store_boxes(first);

@@ -24,21 +24,21 @@ struct WeightWarpgroup : KeyRole<kConfig> {
   REGARD_DEVICE void await_queries(const BackwardTask& task, const BackwardStep& step,
                                    const Ring<Memory::kStages>& ring) const {
     wait_barrier(memory.barrier(Memory::kQueryFull, ring.stage), ring.parity);
-    if constexpr (kConfig.ragged) {
+    if constexpr (kConfig.varlen) {
       this->clear_foreign_rows(task, step, memory.queries(ring.stage), kConfig.dim);
     }
   }
   REGARD_DEVICE void await_douts(const BackwardTask& task, const BackwardStep& step,
                                  const Ring<Memory::kStages>& ring) const {
     wait_barrier(memory.barrier(Memory::kDoutFull, ring.stage), ring.parity);
-    if constexpr (kConfig.ragged) {
+    if constexpr (kConfig.varlen) {
       this->clear_foreign_rows(task, step, memory.douts(ring.stage), kConfig.dim_v);
     }
   }
 
   REGARD_DEVICE void hand_over_weights(int use) const {
     const Operand& given = Elementwise::kHasShares ? shares : weights;
-    if constexpr (kConfig.paired) {  // what is there is of the tile before
+    if constexpr (kConfig.cta_pair) {  // what is there is of the tile before
       if (use > 0) {
         wait_barrier(memory.barrier(Memory::kDscoreEmpty, (use - 1) & 1), parity_of(use - 1));
       }
@@ -67,7 +67,7 @@ struct WeightWarpgroup : KeyRole<kConfig> {
 
   REGARD_DEVICE void walk(const BackwardTask& task, Ring<Memory::kStages>& ring) {
     wait_barrier(memory.barrier(Memory::kKeysFull), 0);
-    if constexpr (kConfig.ragged) this->clear_foreign_keys(task, memory.keys(), kConfig.dim);
+    if constexpr (kConfig.varlen) this->clear_foreign_keys(task, memory.keys(), kConfig.dim);
     this->set_factors(0);
     this->set_whole_rows(task);
     BackwardStep step{task.kv * int(params.problem.sizes.group()), task.first_tile};
@@ -86,7 +86,7 @@ struct WeightWarpgroup : KeyRole<kConfig> {
                                      this->hides(step));
       hand_over_weights(use);
       await_douts(task, step, ring);
-      if constexpr (kConfig.wants_dv) this->multiply_rows(dv, weights, memory.douts(ring.stage));
+      if constexpr (kConfig.wanted.dv) this->multiply_rows(dv, weights, memory.douts(ring.stage));
       if (use == last) break;
       const BackwardStep before = step;
       const Ring<Memory::kStages> done = ring;
@@ -115,7 +115,7 @@ struct WeightWarpgroup : KeyRole<kConfig> {
     Role::clear_sums(dv);
     Ring<Memory::kStages> ring;
     if (task.steps > 0) walk(task, ring);
-    if constexpr (kConfig.wants_dv) {
+    if constexpr (kConfig.wanted.dv) {
       hold(dv);
       // Through the last tile of dO.
       this->write_result(

@@ -1,7 +1,7 @@
 // Forward attention of few query rows over many keys, as in decoding.
 //
 // Every warp has all rows of the tile and walks over key tiles of its own, with stages of its own:
-// nothing waits for another warp until the keys are done, so that copies never pause. The walkers'
+// nothing waits for another warp until the keys are done, so that copies never pause. The warps'
 // results are then merged in shared memory. Where keys are split over blocks too, what the splits
 // leave in memory is merged by `combine`, or (ordered) by the block of the last split, which waits
 // for the others: they began before it.
@@ -13,17 +13,17 @@
 namespace regard {
 
 template <KernelConfig kConfig>
-struct ForwardWalkers : ForwardStep<kConfig> {
+struct ForwardDecode : ForwardStep<kConfig> {
   using Step = ForwardStep<kConfig>;
   using Place = ForwardPlace<kConfig>;
   using Merged = MergedRow<kConfig>;
-  static constexpr int kWalkers = Place::kWalkers, kStages = kConfig.tiling.stages;
+  static constexpr int kKeyWarps = Place::kKeyWarps, kStages = kConfig.tiling.stages;
   static constexpr int kAhead = kStages - 1;  // tiles on their way while one is worked on
   static constexpr int kElements = Merged::kElements;
   static constexpr int kPartFloats = part_bytes(kConfig) / 4;
   static constexpr int kRowsAtOnce = Place::kBlockThreads / Merged::kLanes;
   static_assert(kAhead > 0 && Place::kThreads == 32);
-  static_assert(kConfig.split || !kConfig.ordered);
+  static_assert(kConfig.split_kv || !kConfig.merges_splits);
   using Step::at, Step::elementwise, Step::out, Step::softmax;
 
   // -------------------------------------------------------------------------------------- the walk
@@ -38,7 +38,7 @@ struct ForwardWalkers : ForwardStep<kConfig> {
   REGARD_DEVICE void walk(const ShortInterval& tiles) {
     int tile = tiles.begin + at.walker(), next = tile;
 #pragma unroll 1
-    for (int stage = 0; stage < kAhead; ++stage, next += kWalkers) {
+    for (int stage = 0; stage < kAhead; ++stage, next += kKeyWarps) {
       load(stage, next, tiles.end);
       if (stage == 0) at.load_queries();
       commit_copies();
@@ -47,7 +47,7 @@ struct ForwardWalkers : ForwardStep<kConfig> {
     sync_block();
     Step::keep_queries();
     int stage = 0, spare = kAhead;
-    for (; tile < tiles.end; tile += kWalkers, next += kWalkers) {
+    for (; tile < tiles.end; tile += kKeyWarps, next += kKeyWarps) {
       wait_copies<kAhead - 1>();
       sync_warp();
       load(spare, next, tiles.end);
@@ -61,10 +61,10 @@ struct ForwardWalkers : ForwardStep<kConfig> {
 
   // ------------------------------------------------------------------------------------- the merge
 
-  // Of a row of the tile: [walkers][rows].
+  // Of a row of the tile: [warps][rows].
   REGARD_DEVICE PartsInShared<kConfig> parts_of(int row) const {
     constexpr int kBytes = part_bytes(kConfig);
-    return {at.shared + Place::kLayout.stage + row * kBytes, Place::kRows * kBytes, kWalkers};
+    return {at.shared + Place::kLayout.stage + row * kBytes, Place::kRows * kBytes, kKeyWarps};
   }
 
   // This walker's part of every row.
@@ -92,13 +92,13 @@ struct ForwardWalkers : ForwardStep<kConfig> {
     }
   }
 
-  // A row of the tile from the walkers' parts: out, or the block's own part of it.
-  REGARD_DEVICE void merge_walkers(Merged& row, int index, int block) const {
-    if constexpr (!kConfig.split) {
+  // A row of the tile from the warps' parts: out, or the block's own part of it.
+  REGARD_DEVICE void merge_warps(Merged& row, int index, int block) const {
+    if constexpr (!kConfig.split_kv) {
       parts_of(index).template merge<true>(
           row, [&](int d, float(&sums)[kElements]) { row.write_columns(d, sums); });
       row.write_end();
-    } else if constexpr (!kConfig.ordered) {
+    } else if constexpr (!kConfig.merges_splits) {
       const auto& sizes = at.p.sizes;
       const int64 line = int64(at.split) * sizes.heads_q * sizes.rows_q + row.line;
       const View to{.data = at.params.buffers.partial_out, .type = Type::f32, .strides = {}};
@@ -190,16 +190,16 @@ struct ForwardWalkers : ForwardStep<kConfig> {
     store_parts();
     sync_block();
     for_rows(0, at.row_count,
-             [&](Merged& row, int index) { merge_walkers(row, index, first + at.split); });
-    if constexpr (kConfig.ordered) merge_splits(first);
+             [&](Merged& row, int index) { merge_warps(row, index, first + at.split); });
+    if constexpr (kConfig.merges_splits) merge_splits(first);
   }
 };
 
 template <KernelConfig kConfig>
-REGARD_DEVICE void forward_walkers(const KernelParams& params) {
+REGARD_DEVICE void forward_decode(const KernelParams& params) {
   using Place = ForwardPlace<kConfig>;
   const BlockPlace place = Place::of_block(params);
-  ForwardWalkers<kConfig> block{{Place(params, place)}};
+  ForwardDecode<kConfig> block{{Place(params, place)}};
   const int tile = place.head * params.grid.tiles + place.tile;
   if (block.at.row_count > 0) block.run(tile * params.splits);
 }
