@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RELEASE = ROOT / "build/release"
 EMULATOR = RELEASE / "tests/cuda/libregard_emulator.so"
 TEXTS = {"src/semantics": 1, "src/cuda/kernels": 3, "src/cpu/kernels": 1}  # and their shares
-LEFT_OUT = ("machine.cuh", "machine_hopper.cuh", "isa_", "lanes_avx",
+LEFT_OUT = ("ptx.cuh", "ptx_hopper.cuh", "isa_", "lanes_avx",
             "features.h")  # what is not compiled here
 TIMEOUT = 600  # seconds of a mutant's tests: one that hangs is found
 NO_TESTS = 5  # pytest's exit status where it has collected none

@@ -130,8 +130,8 @@ void add_headers(const std::string& text, std::vector<SourceText>& headers) {
 // before. Dependents are let in after the wait: what a caller's kernel reads before its own is then
 // at least what the kernel before ours has written.
 constexpr const char* kBeginning =
-    "  regard::wait_for_prerequisites();\n"
-    "  regard::launch_dependents();\n";
+    "  regard::griddepcontrol_wait();\n"
+    "  regard::griddepcontrol_launch_dependents();\n";
 
 }  // namespace
 

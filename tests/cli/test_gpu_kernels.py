@@ -171,7 +171,7 @@ def test_text_of_other_kernels_is_another_kernel(compiler, cache, tmp_path):
     folder = tmp_path / "texts"
     shutil.copytree(ROOT / "src", folder / "src")
     shutil.copytree(ROOT / "include", folder / "include")
-    with open(folder / "src/cuda/kernels/machine.cuh", "a") as text:
+    with open(folder / "src/cuda/kernels/ptx.cuh", "a") as text:
         text.write("// changed\n")
     run(*COMPILE, REGARD_KERNEL_DIR=str(folder))
     assert len(kernels_in(cache)) == 2 * count

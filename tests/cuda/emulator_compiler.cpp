@@ -1,5 +1,5 @@
 // libnvrtc for the emulated GPU: the calls of src/cuda/nvrtc.cpp, over the C++ compiler. Kernels
-// are made of the texts that are given, all but machine.cuh.
+// are made of the texts that are given, all but ptx.cuh.
 #include <unistd.h>
 
 #include <algorithm>
@@ -86,7 +86,7 @@ EXPORTED int nvrtcCompileProgram(Program* program, int count, const char* const*
     if (!has_target) return kInvalidInput;
     const Scratch scratch;
     for (const auto& [name, text] : program->headers) {
-      if (name == "cuda/kernels/machine.cuh") continue;
+      if (name == "cuda/kernels/ptx.cuh") continue;
       files::create_directories((scratch.path / name).parent_path());
       std::ofstream(scratch.path / name) << text;
     }

@@ -28,14 +28,14 @@ struct Shape {
 // Runs a kernel of these lines; q, k, v and out are its pointers. Returns the fault, or "".
 std::string run(const std::string& lines, Shape shape = {}, const void* q = nullptr,
                 const void* k = nullptr, void* out = nullptr, Order order = Order::forward) {
-  const std::string unit =
-      "#define REGARD_LEVEL " + std::to_string(shape.level) + "\n#define REGARD_CLUSTER " +
-      std::to_string(shape.cluster) + "\n#include \"cuda/kernels/params.h\"\n" +
-      (shape.level >= 90 ? "#include \"cuda/kernels/machine_hopper.cuh\"\n" : "") +
-      "#include \"cuda/kernels/element.cuh\"\n"
-      "using namespace regard;\n"
-      "extern \"C\" void regard_kernel(KernelParams params) {\n" +
-      lines + "}\n";
+  const std::string unit = "#define REGARD_LEVEL " + std::to_string(shape.level) +
+                           "\n#define REGARD_CLUSTER " + std::to_string(shape.cluster) +
+                           "\n#include \"cuda/kernels/params.h\"\n" +
+                           (shape.level >= 90 ? "#include \"cuda/kernels/ptx_hopper.cuh\"\n" : "") +
+                           "#include \"cuda/kernels/element.cuh\"\n"
+                           "using namespace regard;\n"
+                           "extern \"C\" void regard_kernel(KernelParams params) {\n" +
+                           lines + "}\n";
   struct Bound {
     KernelEntry entry;
     KernelParams params;
@@ -121,19 +121,19 @@ TEST_CASE("16-bit products, from rows and from transposed columns") {
       exact_b[i] = load_element(view_b, i);
     }
     const std::string product =
-        std::string("multiply_16<") + (type == f16 ? "F16" : "Bf16") + ">(d, a, b[0], b[1]);\n";
-    const std::string load_a = "load_matrices(a, lane % 16 * 32 + lane / 16 * 16);\n";
+        std::string("mma_m16n8k16<") + (type == f16 ? "F16" : "Bf16") + ">(d, a, b[0], b[1]);\n";
+    const std::string load_a = "ldmatrix(a, lane % 16 * 32 + lane / 16 * 16);\n";
     // The second half of what is loaded repeats the first.
-    check_product(load_a + "load_matrices_transposed(b, 512 + lane % 16 * 16);\n" + product,
-                  exact_a, exact_b, 16, a.data(), b.data());
+    check_product(load_a + "ldmatrix_trans(b, 512 + lane % 16 * 16);\n" + product, exact_a, exact_b,
+                  16, a.data(), b.data());
     if (type == f16) {
-      check_product(load_a + "load_matrices_transposed(b, 512 + lane % 16 * 16);\n" + product,
-                    exact_a, exact_b, 16, a.data(), b.data(), 75);
+      check_product(load_a + "ldmatrix_trans(b, 512 + lane % 16 * 16);\n" + product, exact_a,
+                    exact_b, 16, a.data(), b.data(), 75);
     }
     // b by its columns: 8 rows of 16.
     std::vector<std::uint16_t> columns(128);
     for (int i = 0; i < 128; ++i) columns[i % 8 * 16 + i / 8] = b[i];
-    check_product(load_a + "load_matrices(b, 512 + lane % 8 * 32 + lane / 8 % 2 * 16);\n" + product,
+    check_product(load_a + "ldmatrix(b, 512 + lane % 8 * 32 + lane / 8 % 2 * 16);\n" + product,
                   exact_a, exact_b, 16, a.data(), columns.data());
   }
 }
@@ -150,9 +150,9 @@ TEST_CASE("TF32 products leave out the last 13 bits") {
     columns[i % 8 * 8 + i / 8] = b[i];
   }
   check_product(
-      "load_matrices(a, lane % 16 * 32 + lane / 16 * 16);\n"
-      "load_matrices(b, 512 + lane % 8 * 32 + lane / 8 % 2 * 16);\n"
-      "multiply_tf32(d, a, b[0], b[1]);\n",
+      "ldmatrix(a, lane % 16 * 32 + lane / 16 * 16);\n"
+      "ldmatrix(b, 512 + lane % 8 * 32 + lane / 8 % 2 * 16);\n"
+      "mma_m16n8k8_tf32(d, a, b[0], b[1]);\n",
       exact_a, exact_b, 8, a.data(), columns.data());
 }
 
@@ -207,7 +207,7 @@ TEST_CASE("a missing barrier is reported, whatever the order") {
   check_fault(write + read, "without a sync_block", {.warps = 2});
   check_fault(write + "sync_warp();\n" + read, "without a sync_block", {.warps = 2});
   check_fault(write + near, "without a sync_warp", {.warps = 2});
-  check_fault(write + "uint32 m[4]; load_matrices(m, lane_index() * 16);\n", "without a sync_warp");
+  check_fault(write + "uint32 m[4]; ldmatrix(m, lane_index() * 16);\n", "without a sync_warp");
   check_fault(read + write, "without a sync_block", {.warps = 2});
   check_fault(
       "if (warp_index() == 0) load_shared_32(lane_index() * 4);\n"
@@ -221,10 +221,10 @@ TEST_CASE("who arrives at a barrier of some threads does not wait there") {
   const std::string lines =
       "if (warp_index() == 0) {\n"
       "  load_shared_32(lane_index() * 4);\n"
-      "  arrive_at_threads(3, 64);\n"
-      "  arrive_at_threads(4, 64);\n"
+      "  bar_arrive(3, 64);\n"
+      "  bar_arrive(4, 64);\n"
       "} else {\n"
-      "  sync_threads(3, 64);\n"
+      "  bar_sync(3, 64);\n"
       "  store_shared_32(lane_index() * 4, 1);\n"
       "}\n";
   for (const Order order : {Order::forward, Order::backward, Order::mixed}) {
@@ -258,11 +258,12 @@ TEST_CASE("blocks of a cluster read each other's shared memory") {
   }
   const std::string meet =
       "const SharedAddress barrier = shared_address(&shared_memory<uint8>());\n"
-      "if (thread_index() == 0) init_barrier(barrier, 3);\nsync_cluster();\n"
-      "if (thread_index() < 3) arrive_in_cluster(address_in_cluster(barrier, thread_index()));\n";
-  CHECK(run(meet + "wait_barrier(barrier, 0);\nsync_cluster();\n", shape) == "");
+      "if (thread_index() == 0) mbarrier_init(barrier, 3);\nsync_cluster();\n"
+      "if (thread_index() < 3) mbarrier_arrive_cluster(address_in_cluster(barrier, "
+      "thread_index()));\n";
+  CHECK(run(meet + "mbarrier_wait(barrier, 0);\nsync_cluster();\n", shape) == "");
   check_fault(
-      meet + "wait_barrier(barrier, 1);\nwait_barrier(barrier, 0);\nwait_barrier(barrier, 1);",
+      meet + "mbarrier_wait(barrier, 1);\nmbarrier_wait(barrier, 0);\nmbarrier_wait(barrier, 1);",
       "never ends", shape);
   check_fault("load_cluster_128(address_in_cluster(0, 3));\n", "no such block", shape);
   check_fault("load_cluster_128(address_in_cluster(0, 2) + 4096);\n", "of 4096", shape);
@@ -275,8 +276,8 @@ TEST_CASE("copies arrive when they are waited for") {
   std::vector<float> from(64, 7.0f), out(64);
   const std::string copy =
       "const float* const from = (const float*)params.problem.q.data + thread_index();\n"
-      "copy_async<4>(thread_index() * 4, from, 4);\ncommit_copies();\n"
-      "copy_async<4>(256 + thread_index() * 4, from, 0);\ncommit_copies();\n";
+      "cp_async<4>(thread_index() * 4, from, 4);\ncp_async_commit();\n"
+      "cp_async<4>(256 + thread_index() * 4, from, 0);\ncp_async_commit();\n";
   const std::string keep = "((float*)params.problem.out.data)[thread_index()] = ";
   const std::string plain = "(&shared_memory<float>())[thread_index()];\n";
   const std::string load = "float_of(load_shared_32(thread_index() * 4));\n";
@@ -284,13 +285,13 @@ TEST_CASE("copies arrive when they are waited for") {
     return run(copy + lines, {}, from.data(), nullptr, out.data());
   };
   CHECK(go(keep + load).find("is under way") != std::string::npos);
-  CHECK(go("wait_copies<2>();\n" + keep + load).find("is under way") != std::string::npos);
+  CHECK(go("cp_async_wait<2>();\n" + keep + load).find("is under way") != std::string::npos);
   CHECK(go(keep + plain) == "");
   CHECK(std::isnan(out[3]));
-  CHECK(go("wait_copies<1>();\n" + keep + load) == "");
+  CHECK(go("cp_async_wait<1>();\n" + keep + load) == "");
   CHECK(out[3] == 7);
-  CHECK(go("wait_copies<0>();\n" + keep + "float_of(load_shared_32(256 + lane_index() * 4));\n") ==
-        "");
+  CHECK(go("cp_async_wait<0>();\n" + keep +
+           "float_of(load_shared_32(256 + lane_index() * 4));\n") == "");
   CHECK(out[3] == 0);
 }
 
@@ -302,11 +303,11 @@ TEST_CASE("divergence, bounds, alignment and turns that never come are reported"
               {.warps = 2});
   check_fault("load_shared_32(4096);\n", "of 4096 of shared memory");
   check_fault("store_shared_128(8, {});\n", "not a multiple of 16");
-  check_fault("uint32 m[4]; load_matrices(m, 8);\n", "not a multiple of 16");
+  check_fault("uint32 m[4]; ldmatrix(m, 8);\n", "not a multiple of 16");
   check_fault("struct Big { char c[5000]; }; shared_memory<Big>();\n", "uses 5000 bytes");
   check_fault("alignas(16) char c[32]; load_global_128(c + 4);\n", "global memory");
-  check_fault("int turn = 0; wait_for_turn(&turn, 1);\n", "a deadlock");
-  check_fault("float d[4]; uint32 a[4] = {}; multiply_16<Bf16>(d, a, 0, 0);\n", "at this level",
+  check_fault("int turn = 0; wait_semaphore(&turn, 1);\n", "a deadlock");
+  check_fault("float d[4]; uint32 a[4] = {}; mma_m16n8k16<Bf16>(d, a, 0, 0);\n", "at this level",
               {.level = 75});
   check_fault("static volatile int zero = 0; volatile int64 x = block_index() % zero;\n",
               "by zero");

@@ -127,21 +127,21 @@ struct BackwardMma {
   REGARD_DEVICE void walk(const ShortInterval& tiles) {
     Step step = at.first_step(tiles);
     at.load_rows(0, step);
-    commit_copies();
+    cp_async_commit();
     int stage = 0;
     while (at.exists(step)) {
       const Step next = at.after(step, tiles);
-      wait_copies<0>();
+      cp_async_wait<0>();
       sync_block();
       if constexpr (kAhead) {
         if (at.exists(next)) at.load_rows(stage ^ 1, next);
-        commit_copies();
+        cp_async_commit();
       }
       work(stage, step, [&] {
         if constexpr (!kAhead) {
           sync_block();
           if (at.exists(next)) at.load_rows(0, next);
-          commit_copies();
+          cp_async_commit();
         }
       });
       if (kAhead) stage ^= 1;
@@ -219,7 +219,7 @@ struct BackwardMma {
     if constexpr (kConfig.wanted.dk) finish(dk, KeyGradient::dk, float(at.p.score.scale));
     if constexpr (kConfig.wanted.dv)
       finish(dv, KeyGradient::dv, kOn.dropout ? float(keep_scale(at.p.dropout)) : 1.0f);
-    wait_copies<0>();
+    cp_async_wait<0>();
     sync_block();  // results take the place of keys and values; marks are seen by all
     if constexpr (kConfig.wanted.dk)
       write(dk, KeyGradient::dk, at.p.dk, at.key_tile(), int(at.p.sizes.dim));

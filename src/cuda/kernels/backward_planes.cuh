@@ -35,18 +35,18 @@ REGARD_DEVICE void backward_planes(const KernelParams& params, const BackwardMap
   constexpr PlaneRegisters kRegisters = kPlaneRegisters<kConfig>;
   const int warpgroup = warpgroup_index();
   if (warpgroup == 0) {
-    give_registers<kRegisters.dq>();
+    setmaxnreg_dec<kRegisters.dq>();
     PlaneDqRole<kConfig>{params, maps, memory}.run();
   } else if constexpr (!is_wide(kConfig)) {
-    take_registers<kRegisters.second>();
+    setmaxnreg_inc<kRegisters.second>();
     PlaneKeyWarpgroup<kConfig>{
         {{params, maps, memory, warpgroup, (warpgroup - 1) * kWarpgroupRows}}}
         .run();
   } else if (warpgroup == 1) {
-    take_registers<kRegisters.second>();
+    setmaxnreg_inc<kRegisters.second>();
     PlaneWeightWarpgroup<kConfig>{{{params, maps, memory, 1}}}.run();
   } else {
-    take_registers<kRegisters.third>();
+    setmaxnreg_inc<kRegisters.third>();
     PlaneDscoreWarpgroup<kConfig>{{{params, maps, memory, 2}}}.run();
   }
 }

@@ -27,16 +27,16 @@ REGARD_DEVICE void backward_wgmma(const KernelParams& params, const BackwardMaps
   if (memory.task().key_count == 0) return;
   const int warpgroup = warpgroup_index();
   if (warpgroup == 0) {
-    give_registers<registers_of_dq<kConfig>()>();
+    setmaxnreg_dec<registers_of_dq<kConfig>()>();
     DqWarpgroup<kConfig>{params, maps, memory}.run();
   } else if (has_dbias_warpgroup(kConfig) && warpgroup == 3) {
-    give_registers<registers_of_dbias<kConfig>()>();
+    setmaxnreg_dec<registers_of_dbias<kConfig>()>();
     DscoreBias<kConfig>{params, memory}.run();
   } else if (has_backward_drops(kConfig) && warpgroup == 3) {
-    give_registers<registers_of_drops<kConfig>()>();
+    setmaxnreg_dec<registers_of_drops<kConfig>()>();
     BackwardDrops<kConfig>{params, memory}.run();
   } else {
-    take_registers<registers_of_keys<kConfig>()>();
+    setmaxnreg_inc<registers_of_keys<kConfig>()>();
     KeyWarpgroup<kConfig>{params, maps, memory, warpgroup - 1}.run();
   }
   if constexpr (kConfig.cluster > 1) sync_cluster();  // others read its shared memory until then

@@ -19,7 +19,7 @@ struct WideRegisters {
 };
 template <KernelConfig kConfig>
 inline constexpr WideRegisters kWideRegisters =
-    kConfig.cta_pair               ? WideRegisters{88, 208, 208}
+    kConfig.cta_pair             ? WideRegisters{88, 208, 208}
     : KeyScores<kConfig>::kPlain ? WideRegisters{72, 216, 216}
                                  : WideRegisters{72, 224, 208};
 
@@ -40,13 +40,13 @@ REGARD_DEVICE void backward_wide(const KernelParams& params, const BackwardMaps&
   }
   const int warpgroup = warpgroup_index();
   if (warpgroup == 0) {
-    give_registers<kRegisters.dq>();
+    setmaxnreg_dec<kRegisters.dq>();
     DqRole<kConfig>{memory, {params, maps, memory}}.run();
   } else if (warpgroup == 1) {
-    take_registers<kRegisters.weights>();
+    setmaxnreg_inc<kRegisters.weights>();
     WeightWarpgroup<kConfig>{{params, maps, memory, 1}}.run();
   } else {
-    take_registers<kRegisters.dscores>();
+    setmaxnreg_inc<kRegisters.dscores>();
     DscoreWarpgroup<kConfig>{{params, maps, memory, 2}}.run();
   }
   // The other block may still write to this one's memory.

@@ -8,7 +8,8 @@
 namespace regard {
 
 // dout . out of kRows rows, `step` apart from row i on, for the kLanes threads that share them: of
-// whole lines of kElements in q's type, loaded all at once. Rows past the end are the last once more.
+// whole lines of kElements in q's type, loaded all at once. Rows past the end are the last once
+// more.
 template <Type kType, int kLanes, int kElements, class Real, int kRows>
 REGARD_DEVICE void multiply_lines(Real (&sums)[kRows], const Problem& p, const Sequence& seq,
                                   int64 b, int64 h, int64 i, int step) {
@@ -78,11 +79,10 @@ struct RowInputs {
 
   REGARD_DEVICE void load(const Problem& p, const Sequence& seq, int64 b, int64 h, int64 row) {
     if (row >= seq.len_q) return;
-    lse = static_cast<const Real*>(
-        p.lse.data)[offset_of(p.lse.strides, b, h, seq.first_q, row)];
+    lse = static_cast<const Real*>(p.lse.data)[offset_of(p.lse.strides, b, h, seq.first_q, row)];
     if (p.dlse.given()) {
-      dlse = static_cast<const Real*>(
-          p.dlse.data)[offset_of(p.dlse.strides, b, h, seq.first_q, row)];
+      dlse =
+          static_cast<const Real*>(p.dlse.data)[offset_of(p.dlse.strides, b, h, seq.first_q, row)];
     }
   }
   REGARD_DEVICE RowState<Real> state(Real product) const {

@@ -1,7 +1,7 @@
 // Elements of every type in memory, and the maths policy of the semantics on a GPU.
 #pragma once
 
-#include "cuda/kernels/machine.cuh"
+#include "cuda/kernels/ptx.cuh"
 #include "problem/problem.h"
 
 namespace regard {

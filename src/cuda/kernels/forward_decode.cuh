@@ -41,22 +41,22 @@ struct ForwardDecode : ForwardStep<kConfig> {
     for (int stage = 0; stage < kAhead; ++stage, next += kKeyWarps) {
       load(stage, next, tiles.end);
       if (stage == 0) at.load_queries();
-      commit_copies();
+      cp_async_commit();
     }
-    wait_copies<kAhead - 1>();
+    cp_async_wait<kAhead - 1>();
     sync_block();
     Step::keep_queries();
     int stage = 0, spare = kAhead;
     for (; tile < tiles.end; tile += kKeyWarps, next += kKeyWarps) {
-      wait_copies<kAhead - 1>();
+      cp_async_wait<kAhead - 1>();
       sync_warp();
       load(spare, next, tiles.end);
-      commit_copies();
+      cp_async_commit();
       Step::take(stage, tile * Place::kKeys);
       stage = stage == kAhead ? 0 : stage + 1;
       spare = spare == kAhead ? 0 : spare + 1;
     }
-    wait_copies<0>();
+    cp_async_wait<0>();
   }
 
   // ------------------------------------------------------------------------------------- the merge
@@ -149,13 +149,13 @@ struct ForwardDecode : ForwardStep<kConfig> {
     uint64* const signals = at.params.buffers.arrivals + first;
     sync_block();
     if (at.split < splits - 1) {
-      if (thread_index() == 0) give_signal(signals + at.split, at.params.call);
+      if (thread_index() == 0) set_flag(signals + at.split, at.params.call);
       return;
     }
     // As many rows at a time as there is room for: [splits][rows].
     const int most = merge_room(kConfig) / (splits * kBytes);
     for (int s = thread_index(); s < splits - 1; s += Place::kBlockThreads) {
-      wait_for_signal(signals + s, at.params.call);
+      wait_flag(signals + s, at.params.call);
       signals[s] = 0;  // a graph may come again with the same number
     }
     for (int begin = 0; begin < at.row_count; begin += most) {
@@ -166,11 +166,11 @@ struct ForwardDecode : ForwardStep<kConfig> {
         const float* const from = partial(first + s) + begin * kPartFloats;
 #pragma unroll 4
         for (int byte = lane_index() * 16; byte < rows * kBytes; byte += 32 * 16) {
-          copy_async<16>(to + s * rows * kBytes + byte, from + byte / 4);
+          cp_async<16>(to + s * rows * kBytes + byte, from + byte / 4);
         }
       }
-      commit_copies();
-      wait_copies<0>();
+      cp_async_commit();
+      cp_async_wait<0>();
       sync_block();
       for_rows(begin, begin + rows, [&](Merged& row, int index) {
         const PartsInShared<kConfig> parts{to + (index - begin) * kBytes, rows * kBytes, splits};

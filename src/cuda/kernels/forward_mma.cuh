@@ -29,13 +29,13 @@ struct ForwardMma : ForwardStep<kConfig> {
   REGARD_DEVICE void walk_ahead(const ShortInterval& tiles) {
     int stage = 0;
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-      wait_copies<0>();
+      cp_async_wait<0>();
       sync_block();
       if (tile == tiles.begin) keep_queries();
       if (tile + 1 < tiles.end) {
         at.load_keys(stage ^ 1, (tile + 1) * kKeys);
         at.load_values(stage ^ 1, (tile + 1) * kKeys);
-        commit_copies();
+        cp_async_commit();
       }
       this->take(stage, tile * kKeys);
       stage ^= 1;
@@ -46,18 +46,18 @@ struct ForwardMma : ForwardStep<kConfig> {
   // softmax and the second product.
   REGARD_DEVICE void walk(const ShortInterval& tiles) {
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
-      wait_copies<0>();
+      cp_async_wait<0>();
       sync_block();
       at.load_values(0, tile * kKeys);
-      commit_copies();
+      cp_async_commit();
       if (tile == tiles.begin) keep_queries();
       multiply_keys(0);
       elementwise.make_logits(scores, 0, tile * kKeys);
       sync_block();
       if (tile + 1 < tiles.end) at.load_keys(0, (tile + 1) * kKeys);
-      commit_copies();
+      cp_async_commit();
       make_weights(tile * kKeys);
-      wait_copies<1>();
+      cp_async_wait<1>();
       sync_block();
       multiply_values(0);
     }
@@ -171,7 +171,7 @@ struct ForwardMma : ForwardStep<kConfig> {
       at.load_queries();
       at.load_keys(0, tiles.begin * Place::kKeys);
       if constexpr (kConfig.tiling.stages > 1) at.load_values(0, tiles.begin * Place::kKeys);
-      commit_copies();
+      cp_async_commit();
       if constexpr (kConfig.tiling.stages > 1) {
         walk_ahead(tiles);
       } else {

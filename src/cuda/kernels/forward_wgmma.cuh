@@ -27,20 +27,20 @@ REGARD_DEVICE void forward_wgmma(const KernelParams& params, const ForwardMaps& 
   sync_block();
   if constexpr (planes_of(kConfig) > 1) {
     if (warpgroup == 0) {
-      give_registers<kTwo ? 24 : 32>();
+      setmaxnreg_dec<kTwo ? 24 : 32>();
       if (thread_index() == 0) PlaneProducer<kConfig>{params, maps, memory}.run();
     } else {
-      take_registers<kTwo ? 240 : 160>();
+      setmaxnreg_inc<kTwo ? 240 : 160>();
       PlaneConsumer<kConfig>{params, maps, memory, warpgroup - 1}.run();
     }
   } else if (warpgroup == 0) {
-    give_registers<kTwo && !kDrops ? 40 : 32>();
+    setmaxnreg_dec<kTwo && !kDrops ? 40 : 32>();
     if (thread_index() == 0) ForwardProducer<kConfig>{params, maps, memory}.run();
   } else if (kDrops && warpgroup == kConsumers + 1) {
-    give_registers<kOfDrops>();
+    setmaxnreg_dec<kOfDrops>();
     ForwardDrops<kConfig>{params, memory}.run();
   } else {
-    take_registers<kDrops ? (480 - kOfDrops) / 2 : kTwo ? 232 : kConsumers == 3 ? 160 : 112>();
+    setmaxnreg_inc<kDrops ? (480 - kOfDrops) / 2 : kTwo ? 232 : kConsumers == 3 ? 160 : 112>();
     ForwardConsumer<kConfig>{params, maps, memory, warpgroup - 1}.run();
   }
 }

@@ -37,18 +37,18 @@ const char* name_of(Call call) {
       return "any_in_warp";
     case Call::shuffle:
       return "a shuffle";
-    case Call::load_matrices:
-      return "load_matrices";
+    case Call::ldmatrix:
+      return "ldmatrix";
     case Call::multiply:
       return "a matrix product";
-    case Call::sync_threads:
-      return "sync_threads";
-    case Call::arrive_at_threads:
-      return "arrive_at_threads";
-    case Call::store_matrices:
-      return "store_matrices";
-    case Call::wait_products:
-      return "wait_products";
+    case Call::bar_sync:
+      return "bar_sync";
+    case Call::bar_arrive:
+      return "bar_arrive";
+    case Call::stmatrix:
+      return "stmatrix";
+    case Call::wgmma_wait:
+      return "wgmma_wait";
     case Call::exit:
       return "the kernel's end";
   }
@@ -255,22 +255,22 @@ void BlockMachine::finish_call(Warp& warp) {
     case Call::shuffle:
       perform_shuffle(warp);
       break;
-    case Call::load_matrices:
+    case Call::ldmatrix:
       perform_load(warp);
       break;
     case Call::multiply:
       perform_multiply(warp);
       break;
-    case Call::sync_threads:
+    case Call::bar_sync:
       enter_threads(warp);
       return;
-    case Call::arrive_at_threads:
-      arrive_at_threads(warp);
+    case Call::bar_arrive:
+      bar_arrive(warp);
       break;
-    case Call::store_matrices:
+    case Call::stmatrix:
       perform_store(warp);
       break;
-    case Call::wait_products:
+    case Call::wgmma_wait:
       perform_products(warp);
       break;
   }
@@ -367,8 +367,8 @@ uint64 BlockMachine::shuffle(uint64 bits, int from, Where where) {
   return request.received;
 }
 
-void BlockMachine::load_matrices(uint32 (&m)[4], uint32 row, bool transposed, Where where) {
-  Request request{.call = Call::load_matrices, .where = where, .value = transposed};
+void BlockMachine::ldmatrix(uint32 (&m)[4], uint32 row, bool transposed, Where where) {
+  Request request{.call = Call::ldmatrix, .where = where, .value = transposed};
   request.row = row;
   request.matrices = &m;
   arrive(request);
@@ -386,7 +386,7 @@ void BlockMachine::multiply(Format format, float (&d)[4], const uint32 (&a)[4], 
 }
 
 // Blocks run one after another, and a turn may only wait for an earlier one.
-void BlockMachine::wait_for_turn(const int32* turn, int32 mine, Where where) {
+void BlockMachine::wait_semaphore(const int32* turn, int32 mine, Where where) {
   if (*turn == mine) return;
   fail_at(thread, where, "waits for turn %d, which is %d and stays so: a deadlock", int(mine),
           int(*turn));

@@ -39,7 +39,7 @@ SharedBarrier& BlockMachine::barrier_at(uint32 address, Where where) {
   return found->second;
 }
 
-void BlockMachine::init_barrier(uint32 address, int arrivals, Where where) {
+void BlockMachine::mbarrier_init(uint32 address, int arrivals, Where where) {
   check_range(address, 8, "makes a barrier of", where);
   if (arrivals <= 0) fail("a barrier without arrivals", where);
   barriers_[address] = {.arrivals = arrivals, .missing = arrivals};
@@ -76,7 +76,7 @@ void BlockMachine::deliver_boxes(uint32 barrier) {
   }
 }
 
-void BlockMachine::wait_barrier(uint32 address, int parity, Where where) {
+void BlockMachine::mbarrier_wait(uint32 address, int parity, Where where) {
   SharedBarrier& b = barrier_at(address, where);
   Warp& warp = warps_[thread / 32];
   for (;;) {
@@ -92,19 +92,18 @@ void BlockMachine::wait_barrier(uint32 address, int parity, Where where) {
   ++epoch_;
 }
 
-void BlockMachine::sync_threads(int number, int threads, Where where) {
-  Request request{.call = Call::sync_threads, .where = where, .from = number, .threads = threads};
+void BlockMachine::bar_sync(int number, int threads, Where where) {
+  Request request{.call = Call::bar_sync, .where = where, .from = number, .threads = threads};
   arrive(request);
 }
 
-void BlockMachine::arrive_at_threads(int number, int threads, Where where) {
-  Request request{
-      .call = Call::arrive_at_threads, .where = where, .from = number, .threads = threads};
+void BlockMachine::bar_arrive(int number, int threads, Where where) {
+  Request request{.call = Call::bar_arrive, .where = where, .from = number, .threads = threads};
   arrive(request);
 }
 
 // Whether the warp is the last, so that all go on.
-bool BlockMachine::arrive_at_threads(Warp& warp) {
+bool BlockMachine::bar_arrive(Warp& warp) {
   const Request& request = *warp.request[thread % 32];
   if (request.from < 1 || request.from > 15 || request.threads % 32 != 0) {
     fail("no such barrier", request.where);
@@ -124,14 +123,14 @@ bool BlockMachine::arrive_at_threads(Warp& warp) {
 }
 
 void BlockMachine::enter_threads(Warp& warp) {
-  if (arrive_at_threads(warp)) return;
+  if (bar_arrive(warp)) return;
   warp.state = Warp::State::at_threads;
   switch_warp();
 }
 
 // ----------------------------------------------------------------------------------------- boxes
 
-void BlockMachine::load_box(uint32 to, const BoxMap& map, const int (&at)[4], uint32 barrier,
+void BlockMachine::tma_load(uint32 to, const BoxMap& map, const int (&at)[4], uint32 barrier,
                             Where where) {
   barrier_at(barrier, where);
   BoxOnItsWay box{.to = to, .barrier = barrier, .data = {}};
@@ -158,7 +157,7 @@ void BlockMachine::load_box(uint32 to, const BoxMap& map, const int (&at)[4], ui
   send(std::move(box), where);
 }
 
-void BlockMachine::load_bytes(uint32 to, const void* from, int bytes, uint32 barrier, Where where) {
+void BlockMachine::bulk_load(uint32 to, const void* from, int bytes, uint32 barrier, Where where) {
   barrier_at(barrier, where);
   check_aligned(from, 16, where);
   if (to % 16 != 0 || bytes % 16 != 0) fail("bytes that are no multiple of 16", where);
@@ -187,7 +186,7 @@ void BlockMachine::send(BoxOnItsWay box, Where where) {
   boxes_.push_back(std::move(box));
 }
 
-void BlockMachine::store_box(const BoxMap& map, const int (&at)[4], uint32 from, Where where) {
+void BlockMachine::tma_store(const BoxMap& map, const int (&at)[4], uint32 from, Where where) {
   if (map.box_columns != kPanelColumns || from % kGroupBytes != 0) {
     fail("a box that is no panel at a multiple of 1024 bytes", where);
   }
@@ -196,7 +195,7 @@ void BlockMachine::store_box(const BoxMap& map, const int (&at)[4], uint32 from,
 }
 
 // Whoever closes groups also waits for all of them.
-void BlockMachine::commit_stores() {}
+void BlockMachine::tma_store_commit() {}
 
 // As the hardware: rows are written by pieces of 16 bytes, the last one as a whole.
 
@@ -229,8 +228,8 @@ void BlockMachine::finish_thread(Thread& t) {
   if (!t.products.empty()) fail("ends while products are under way", t.products[0].where);
 }
 
-void BlockMachine::store_matrices(uint32 row, const uint32 (&m)[4], Where where) {
-  Request request{.call = Call::store_matrices, .where = where};
+void BlockMachine::stmatrix(uint32 row, const uint32 (&m)[4], Where where) {
+  Request request{.call = Call::stmatrix, .where = where};
   request.row = row;
   request.a = &m;
   arrive(request);
@@ -248,7 +247,7 @@ void BlockMachine::perform_store(Warp& warp) {
   }
   for (int lane = 0; lane < 32; ++lane) {
     const Request& r = *warp.request[lane];
-    check_range(r.row, 16, "store_matrices writes", r.where);
+    check_range(r.row, 16, "stmatrix writes", r.where);
     note(r.row, 16, Access::write, thread / 32 * 32 + lane, r.where);
     std::memcpy(shared_.get() + r.row, matrix[lane / 8][lane % 8], 16);
   }
@@ -267,10 +266,10 @@ void BlockMachine::multiply(const WarpgroupProduct& product, Where where) {
   t.products.push_back(on_its_way);
 }
 
-void BlockMachine::commit_products() { ++threads_[thread]->product_groups; }
+void BlockMachine::wgmma_commit() { ++threads_[thread]->product_groups; }
 
-void BlockMachine::wait_products(int pending, Where where) {
-  Request request{.call = Call::wait_products, .where = where, .from = pending};
+void BlockMachine::wgmma_wait(int pending, Where where) {
+  Request request{.call = Call::wgmma_wait, .where = where, .from = pending};
   arrive(request);
 }
 

@@ -55,7 +55,7 @@ class Machine {
   virtual void sync_warp(Where) = 0;
   virtual bool any_in_warp(bool value, Where) = 0;
   virtual uint64 shuffle(uint64 bits, int from, Where) = 0;
-  virtual void load_matrices(uint32 (&m)[4], uint32 row, bool transposed, Where) = 0;
+  virtual void ldmatrix(uint32 (&m)[4], uint32 row, bool transposed, Where) = 0;
   virtual void multiply(Format, float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1,
                         Where) = 0;
 
@@ -69,28 +69,28 @@ class Machine {
 
   virtual void copy(uint32 to, const void* from, int bytes, int valid, bool asynchronous,
                     Where) = 0;
-  virtual void commit_copies() = 0;
-  virtual void wait_copies(int pending, Where) = 0;
+  virtual void cp_async_commit() = 0;
+  virtual void cp_async_wait(int pending, Where) = 0;
 
-  // Hopper's: machine_hopper.cuh.
+  // Hopper's: ptx_hopper.cuh.
   virtual int64 block_count() = 0;
-  virtual void init_barrier(uint32 address, int arrivals, Where) = 0;
+  virtual void mbarrier_init(uint32 address, int arrivals, Where) = 0;
   virtual void arrive(uint32 address, int bytes, Where) = 0;
-  virtual void wait_barrier(uint32 address, int parity, Where) = 0;
-  virtual void sync_threads(int number, int threads, Where) = 0;
-  virtual void arrive_at_threads(int number, int threads, Where) = 0;
-  virtual void load_box(uint32 to, const BoxMap&, const int (&at)[4], uint32 barrier, Where) = 0;
-  virtual void load_bytes(uint32 to, const void* from, int bytes, uint32 barrier, Where) = 0;
+  virtual void mbarrier_wait(uint32 address, int parity, Where) = 0;
+  virtual void bar_sync(int number, int threads, Where) = 0;
+  virtual void bar_arrive(int number, int threads, Where) = 0;
+  virtual void tma_load(uint32 to, const BoxMap&, const int (&at)[4], uint32 barrier, Where) = 0;
+  virtual void bulk_load(uint32 to, const void* from, int bytes, uint32 barrier, Where) = 0;
   virtual void send_bytes(uint32 to, uint32 from, int bytes, uint32 barrier, Where) = 0;
-  virtual void store_box(const BoxMap&, const int (&at)[4], uint32 from, Where) = 0;
-  virtual void commit_stores() = 0;
+  virtual void tma_store(const BoxMap&, const int (&at)[4], uint32 from, Where) = 0;
+  virtual void tma_store_commit() = 0;
   virtual void wait_stores(Where) = 0;
-  virtual void store_matrices(uint32 row, const uint32 (&m)[4], Where) = 0;
+  virtual void stmatrix(uint32 row, const uint32 (&m)[4], Where) = 0;
   virtual void multiply(const WarpgroupProduct&, Where) = 0;
-  virtual void commit_products() = 0;
-  virtual void wait_products(int pending, Where) = 0;
+  virtual void wgmma_commit() = 0;
+  virtual void wgmma_wait(int pending, Where) = 0;
 
-  virtual void wait_for_turn(const int32* turn, int32 mine, Where) = 0;
+  virtual void wait_semaphore(const int32* turn, int32 mine, Where) = 0;
   virtual void check_aligned(const void* pointer, int bytes, Where) = 0;
 
   // Ends the launch.

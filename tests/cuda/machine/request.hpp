@@ -12,12 +12,12 @@ enum class Call : unsigned char {
   sync_warp,
   any_in_warp,
   shuffle,
-  load_matrices,
+  ldmatrix,
   multiply,
-  sync_threads,
-  arrive_at_threads,
-  store_matrices,
-  wait_products,
+  bar_sync,
+  bar_arrive,
+  stmatrix,
+  wgmma_wait,
   exit,
 };
 
@@ -29,7 +29,7 @@ struct Request {
   uint64 received = 0;
   int from = 0;     // a lane; the number of a barrier; groups that may be under way
   int threads = 0;  // of a barrier
-  uint32 row = 0;   // load_matrices
+  uint32 row = 0;   // ldmatrix
   uint32 (*matrices)[4] = nullptr;
   Format format = Format::f16;  // products
   float (*d)[4] = nullptr;

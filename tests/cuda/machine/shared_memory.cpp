@@ -161,9 +161,9 @@ void BlockMachine::copy(uint32 to, const void* from, int bytes, int valid, bool 
   threads_[thread]->copies.push_back(pending);
 }
 
-void BlockMachine::commit_copies() { ++threads_[thread]->groups; }
+void BlockMachine::cp_async_commit() { ++threads_[thread]->groups; }
 
-void BlockMachine::wait_copies(int pending, Where where) {
+void BlockMachine::cp_async_wait(int pending, Where where) {
   Thread& t = *threads_[thread];
   std::size_t done = 0;
   for (; done < t.copies.size() && t.copies[done].group < t.groups - pending; ++done) {
@@ -188,7 +188,7 @@ void BlockMachine::perform_load(Warp& warp) {
   for (int lane = 0; lane < 32; ++lane) {
     const Request& r = *warp.request[lane];
     thread = thread / 32 * 32 + lane;  // of whom a fault speaks
-    check_range(r.row, 16, "load_matrices reads", r.where);
+    check_range(r.row, 16, "ldmatrix reads", r.where);
     for (int i = 0; i < 16; i += 4) {
       note_read(words_[(r.row + i) / 4], r.row + i, -1, thread / 32, r.where);
     }

@@ -18,7 +18,7 @@ struct RowsInMemory {
 template <int kBytes, bool kAligned>
 REGARD_DEVICE void load_chunk(SharedAddress to, const uint8* from, int left) {
   if constexpr (kAligned) {
-    copy_async<16>(to, from, left);
+    cp_async<16>(to, from, left);
   } else {
     Bits128 x = {};
 #pragma unroll
@@ -36,9 +36,9 @@ REGARD_DEVICE void load_chunk(SharedAddress to, const uint8* from, int left) {
 
 // Copies a tile of kRows x kColumns elements of kBytes each by all kThreads threads of the block.
 // Rows from `rows` on and columns from `columns` on are cleared and not read; kExact: no column is
-// missing. With kAligned the copies run in the background (commit_copies, wait_copies); without,
-// elements are read one by one and the tile is there after a barrier. `from` has row(r), as
-// RowsInMemory has. Fewer threads than the block's: `thread` is this one's number among them.
+// missing. With kAligned the copies run in the background (cp_async_commit, cp_async_wait);
+// without, elements are read one by one and the tile is there after a barrier. `from` has row(r),
+// as RowsInMemory has. Fewer threads than the block's: `thread` is this one's number among them.
 template <int kThreads, int kRows, int kColumns, int kBytes, bool kAligned, bool kExact, class From>
 REGARD_DEVICE void load_tile(const TileView& tile, int rows, int columns, const From& from,
                              int thread = thread_index()) {
@@ -72,7 +72,7 @@ REGARD_DEVICE void load_tile(const TileView& tile, int rows, int columns,
     const int64 step = kStep * from.stride;
 #pragma unroll
     for (int r = 0; r < kRows; r += kStep) {
-      copy_async<16>(to + r * tile.row_bytes, next);
+      cp_async<16>(to + r * tile.row_bytes, next);
       next += step;
     }
     return;
@@ -94,7 +94,7 @@ REGARD_DEVICE void load_tile_in_steps(const TileView& tile, int rows, int column
     const uint8* next = from.row(row) + bytes;
 #pragma unroll
     for (int r = 0; r < kRows; r += kStep) {
-      copy_async<16>(to + r * tile.row_bytes, next, row + r < rows ? 16 : 0);
+      cp_async<16>(to + r * tile.row_bytes, next, row + r < rows ? 16 : 0);
       next += kStep * from.stride;
     }
   } else {

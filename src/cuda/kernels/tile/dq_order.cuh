@@ -1,7 +1,7 @@
 // The order of the sums of dq: that of the fragments in which matrix products leave them.
 #pragma once
 
-#include "cuda/kernels/machine.cuh"
+#include "cuda/kernels/ptx.cuh"
 #include "plan/kernel_config.h"
 
 namespace regard {

@@ -38,14 +38,13 @@ struct Fragments {  // f16 and bf16
   // Rows [row, row + 16) and columns [k, k + 16) of a tile.
   static REGARD_DEVICE void load_a(A& a, const TileView& tile, int row, int k) {
     const int lane = lane_index();
-    load_matrices(a.word,
-                  tile.begin + (row + lane % 16) * tile.row_bytes + (k + lane / 16 * 8) * 2);
+    ldmatrix(a.word, tile.begin + (row + lane % 16) * tile.row_bytes + (k + lane / 16 * 8) * 2);
   }
   // Of the transposed tile: its columns [row, row + 16) and rows [k, k + 16).
   static REGARD_DEVICE void load_a_transposed(A& a, const TileView& tile, int row, int k) {
     const int lane = lane_index();
-    load_matrices_transposed(a.word, tile.begin + (k + lane / 16 * 8 + lane % 8) * tile.row_bytes +
-                                         (row + lane / 8 % 2 * 8) * 2);
+    ldmatrix_trans(a.word, tile.begin + (k + lane / 16 * 8 + lane % 8) * tile.row_bytes +
+                               (row + lane / 8 % 2 * 8) * 2);
   }
   static REGARD_DEVICE void load_a_in_order(A& a, const TileView& tile, int row, int k) {
     load_a(a, tile, row, k);
@@ -55,8 +54,8 @@ struct Fragments {  // f16 and bf16
   static REGARD_DEVICE void load_b(B (&b)[2], const TileView& tile, int column, int k) {
     const int lane = lane_index();
     uint32 m[4];
-    load_matrices(m, tile.begin + (column + lane / 16 * 8 + lane % 8) * tile.row_bytes +
-                         (k + lane / 8 % 2 * 8) * 2);
+    ldmatrix(m, tile.begin + (column + lane / 16 * 8 + lane % 8) * tile.row_bytes +
+                    (k + lane / 8 % 2 * 8) * 2);
     b[0] = {{m[0], m[1]}};
     b[1] = {{m[2], m[3]}};
   }
@@ -64,8 +63,7 @@ struct Fragments {  // f16 and bf16
   static REGARD_DEVICE void load_b_transposed(B (&b)[2], const TileView& tile, int column, int k) {
     const int lane = lane_index();
     uint32 m[4];
-    load_matrices_transposed(
-        m, tile.begin + (k + lane % 16) * tile.row_bytes + (column + lane / 16 * 8) * 2);
+    ldmatrix_trans(m, tile.begin + (k + lane % 16) * tile.row_bytes + (column + lane / 16 * 8) * 2);
     b[0] = {{m[0], m[1]}};
     b[1] = {{m[2], m[3]}};
   }
@@ -81,7 +79,7 @@ struct Fragments {  // f16 and bf16
   }
 
   static REGARD_DEVICE void multiply(Accumulator& d, const A& a, const B& b) {
-    multiply_16<Format>(d, a.word, b.word[0], b.word[1]);
+    mma_m16n8k16<Format>(d, a.word, b.word[0], b.word[1]);
   }
   static REGARD_DEVICE void multiply_exactly(Accumulator& d, const A& a, const B& b) {
     multiply(d, a, b);
@@ -126,7 +124,7 @@ struct Fragments<Type::f32, kProducts> {
   static REGARD_DEVICE void load_a(A& a, const TileView& tile, int row, int k) {
     const int lane = lane_index();
     uint32 m[4];
-    load_matrices(m, tile.begin + (row + lane % 16) * tile.row_bytes + (k + lane / 16 * 4) * 4);
+    ldmatrix(m, tile.begin + (row + lane % 16) * tile.row_bytes + (k + lane / 16 * 4) * 4);
 #pragma unroll
     for (int i = 0; i < 4; ++i) a.set(i, m[i]);
   }
@@ -152,8 +150,8 @@ struct Fragments<Type::f32, kProducts> {
   static REGARD_DEVICE void load_b(B (&b)[2], const TileView& tile, int column, int k) {
     const int lane = lane_index();
     uint32 m[4];
-    load_matrices(m, tile.begin + (column + lane / 16 * 8 + lane % 8) * tile.row_bytes +
-                         (k + lane / 8 % 2 * 4) * 4);
+    ldmatrix(m, tile.begin + (column + lane / 16 * 8 + lane % 8) * tile.row_bytes +
+                    (k + lane / 8 % 2 * 4) * 4);
 #pragma unroll
     for (int i = 0; i < 4; ++i) b[i / 2].set(i % 2, m[i]);
   }
@@ -177,10 +175,10 @@ struct Fragments<Type::f32, kProducts> {
 
   static REGARD_DEVICE void multiply(Accumulator& d, const A& a, const B& b) {
     if constexpr (kTwoTerms) {
-      multiply_tf32(d, a.rest, b.word[0], b.word[1]);
-      multiply_tf32(d, a.word, b.rest[0], b.rest[1]);
+      mma_m16n8k8_tf32(d, a.rest, b.word[0], b.word[1]);
+      mma_m16n8k8_tf32(d, a.word, b.rest[0], b.rest[1]);
     }
-    multiply_tf32(d, a.word, b.word[0], b.word[1]);
+    mma_m16n8k8_tf32(d, a.word, b.word[0], b.word[1]);
   }
   // A step's product by itself, added with a rounding to nearest: for scores, whose exponentials
   // make absolute errors relative ones.

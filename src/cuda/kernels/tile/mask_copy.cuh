@@ -32,7 +32,7 @@ REGARD_DEVICE Bits128 gather_bytes(const uint8* from, int64 step, int before, in
 // Copies a tile of kRows x kColumns bytes, `step` apart in memory, by all kThreads threads of the
 // block; `from` has row(r), as RowsInMemory has, and `first` columns precede the tile. Rows from
 // `rows` on and columns from `columns` on are cleared and not read. Copies of kCopy = 16, 8 or 4
-// aligned bytes run in the background (commit_copies, wait_copies); otherwise the tile is there
+// aligned bytes run in the background (cp_async_commit, cp_async_wait); otherwise the tile is there
 // after a barrier. `thread` as load_tile has it.
 template <int kThreads, int kRows, int kColumns, int kCopy, class From>
 REGARD_DEVICE void load_mask_tile(const TileView& tile, int rows, int columns, int first,
@@ -49,7 +49,7 @@ REGARD_DEVICE void load_mask_tile(const TileView& tile, int rows, int columns, i
     const SharedAddress to = tile.begin + row * tile.row_bytes + column;
     const uint8* const bytes = left > 0 ? from.row(row) + column * step : nullptr;
     if constexpr (kAligned) {
-      copy_async<kChunk>(to, bytes, smaller(left, kChunk));
+      cp_async<kChunk>(to, bytes, smaller(left, kChunk));
     } else {
       store_shared_128(to, left > 0 ? gather_bytes(bytes, step, first + column, left) : Bits128{});
     }

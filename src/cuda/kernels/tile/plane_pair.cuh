@@ -1,8 +1,8 @@
 // From f32 to pairs of f16 terms: see plan/plane_layout.h.
 #pragma once
 
-#include "cuda/kernels/machine.cuh"
 #include "cuda/kernels/params.h"
+#include "cuda/kernels/ptx.cuh"
 #include "plan/plane_layout.h"
 
 namespace regard {

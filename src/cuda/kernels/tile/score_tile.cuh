@@ -12,10 +12,10 @@ namespace regard {
 // of q rounds more than that.
 template <Type kType>
 struct MmaLanes : GpuLanes<float> {
-  static REGARD_DEVICE float exp2(float x) { return exp2_approximate(x); }
+  static REGARD_DEVICE float exp2(float x) { return ex2_approx(x); }
   static REGARD_DEVICE float tanh(float x) {
     if constexpr (kType == Type::f32) return tanh_of(x);
-    return 1 - 2 * reciprocal_approximate(exp2_approximate(x * float(2 * kLog2E)) + 1);
+    return 1 - 2 * rcp_approx(ex2_approx(x * float(2 * kLog2E)) + 1);
   }
 };
 

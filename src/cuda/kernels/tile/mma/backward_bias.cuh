@@ -87,10 +87,10 @@ struct BackwardBias {
   REGARD_DEVICE void add_pair(float* to, int j, float first, float second) const {
     const int len_k = at.seq.len_k;
     if (kConfig.dbias.pairs && j + 1 < len_k) {
-      add_global_2(to, first, second);
+      red_add_2(to, first, second);
     } else {
-      if (j < len_k) add_global(to, first);
-      if (j + 1 < len_k) add_global(to + at.params.buffers.dbias_strides.column, second);
+      if (j < len_k) red_add(to, first);
+      if (j + 1 < len_k) red_add(to + at.params.buffers.dbias_strides.column, second);
     }
   }
 
@@ -116,7 +116,7 @@ struct BackwardBias {
         sum += shuffle_xor(sum, 2);
         const int j = key_at(m, half);
         if (lane_index() % 4 == 0 && j < at.seq.len_k) {
-          add_global(sums_of(head) + j * s.column, sum);
+          red_add(sums_of(head) + j * s.column, sum);
         }
         sum = 0;
       }
@@ -140,7 +140,7 @@ struct BackwardBias {
         for (int lanes = 4; lanes < 32; lanes *= 2) sum += shuffle_xor(sum, lanes);
         const int i = row_at(step, n, e);
         if (lane_index() < 4 && i < at.seq.len_q) {
-          add_global(sums_of(step.head) + i * s.row, sum);
+          red_add(sums_of(step.head) + i * s.row, sum);
         }
       }
     }

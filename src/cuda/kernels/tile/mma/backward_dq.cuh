@@ -1,8 +1,8 @@
 // A block's share of dq: dq += dS K, added to f32 sums in memory.
 #pragma once
 
-#include "cuda/kernels/tile/mma/backward_place.cuh"
 #include "cuda/kernels/tile/dq_order.cuh"
+#include "cuda/kernels/tile/mma/backward_place.cuh"
 
 namespace regard {
 
@@ -105,11 +105,11 @@ struct BackwardDq {
   static REGARD_DEVICE void add_block(float* to, int64 unit, int column_block,
                                       const Accumulator& x) {
     if constexpr (kConfig.level >= 90) {
-      add_global_4(to + dq_offset(kConfig, unit, column_block, lane_index(), 0), x);
+      red_add_4(to + dq_offset(kConfig, unit, column_block, lane_index(), 0), x);
     } else {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        add_global(to + dq_offset(kConfig, unit, column_block, lane_index(), e), x[e]);
+        red_add(to + dq_offset(kConfig, unit, column_block, lane_index(), e), x[e]);
       }
     }
   }
@@ -127,13 +127,13 @@ struct BackwardDq {
     return at.key_tile_index - int(keys.begin) / Place::kKeys;
   }
   REGARD_DEVICE void await_turn(const Step& step) const {
-    if (thread_index() == 0) wait_for_turn(turn_of(step), turn(step));
+    if (thread_index() == 0) wait_semaphore(turn_of(step), turn(step));
     sync_block();
   }
   REGARD_DEVICE void end_turn(const Step& step) const {
     fence_device();
     sync_block();
-    if (thread_index() == 0) pass_turn(turn_of(step), turn(step) + 1);
+    if (thread_index() == 0) release_semaphore(turn_of(step), turn(step) + 1);
   }
 };
 

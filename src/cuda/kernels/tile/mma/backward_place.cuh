@@ -162,7 +162,7 @@ struct BackwardPlace {
     const int row = thread_index();
     if (row >= kRows) return;
     const bool exists = row < count;
-    copy_async<8>(states_at(stage, row), exists ? states + first + row : nullptr, exists ? 8 : 0);
+    cp_async<8>(states_at(stage, row), exists ? states + first + row : nullptr, exists ? 8 : 0);
   }
   REGARD_DEVICE void load_bias(int stage, const Step& step, int count) const {
     constexpr int kBytes = element_bytes(kConfig.bias.type), kStaged = bias_rows(kConfig);

@@ -186,7 +186,7 @@ struct BackwardScores {
 #pragma unroll
       for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) kept[m][n][e] = positive_part(weights[m][n][e]);
+        for (int e = 0; e < 4; ++e) kept[m][n][e] = relu(weights[m][n][e]);
       }
     }
   }
@@ -207,7 +207,7 @@ struct BackwardScores {
           const float weight = weights[m][n][e];
           float& x = ds[m][n][e];
           if constexpr (kOn.dropout) {
-            x = positive_part(weight) * x * scale - magnitude_of(weight) * delta[e % 2];
+            x = relu(weight) * x * scale - magnitude_of(weight) * delta[e % 2];
           } else {
             x = weight * (x - delta[e % 2]);
           }

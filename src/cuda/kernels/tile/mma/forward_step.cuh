@@ -1,8 +1,8 @@
 // One step of the forward kernel's walk over keys: both products of a tile, and what lies between.
 #pragma once
 
-#include "cuda/kernels/tile/mma/forward_place.cuh"
 #include "cuda/kernels/tile/forward_scores.cuh"
+#include "cuda/kernels/tile/mma/forward_place.cuh"
 #include "cuda/kernels/tile/mma/forward_softmax.cuh"
 
 namespace regard {

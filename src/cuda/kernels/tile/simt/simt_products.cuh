@@ -31,10 +31,10 @@ struct SimtTile {
   // Steps of a product that are under way at once: more take more registers than there are.
   static constexpr bool kManySums =
       kOwn * simt_sums(kConfig.kernel, kConfig.dim, kConfig.dim_v) > 32 * kSimtThreads;
-  static constexpr int kStepsAtOnce =
-      sizeof(Real) == 8 || kConfig.kernel == Kernel::key_gradient || kConfig.only_flagged || kManySums
-          ? 1
-          : 2;
+  static constexpr int kStepsAtOnce = sizeof(Real) == 8 || kConfig.kernel == Kernel::key_gradient ||
+                                              kConfig.only_flagged || kManySums
+                                          ? 1
+                                          : 2;
   // A pair of two rows that exist may be hidden; else weights of pairs that are not there are 0,
   // and so are their rows in shared memory.
   static constexpr bool kVeiled =

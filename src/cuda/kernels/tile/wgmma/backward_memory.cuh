@@ -2,8 +2,8 @@
 // its warpgroups know of the block's keys.
 #pragma once
 
-#include "cuda/kernels/machine_hopper.cuh"
 #include "cuda/kernels/params.h"
+#include "cuda/kernels/ptx_hopper.cuh"
 #include "cuda/kernels/tile/row_terms.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
 #include "cuda/kernels/tile/wgmma/warpgroup_memory.cuh"
@@ -65,15 +65,15 @@ struct BackwardMemory {
   // tile's rows has been read: each thread that reads or wrote it other than by products. A lane
   // could say so for its warp, and does where products alone read, and of pairs, which it delays;
   // but racecheck does not follow that.
-  static constexpr bool kReadsDelta = kConfig.products == Products::f16x3 ||
-                                      !adds_delta_by_product(kConfig.features);
+  static constexpr bool kReadsDelta =
+      kConfig.products == Products::f16x3 || !adds_delta_by_product(kConfig.features);
   static constexpr bool kEachHandsOver = !kConfig.cta_pair;
   static constexpr bool kEachHasRead =
-      kEachHandsOver && (kWide || kHasPairTerms<kConfig> || kReadsDelta ||
-                         !adds_lse_by_product(kConfig.features));
+      kEachHandsOver &&
+      (kWide || kHasPairTerms<kConfig> || kReadsDelta || !adds_lse_by_product(kConfig.features));
   // Of the warpgroup that makes dq, which reads the sizes of planes' dS^T.
   static constexpr int kDqReaders = kConfig.products == Products::f16x3 ? 128
-                                    : kConfig.cta_pair                    ? 8
+                                    : kConfig.cta_pair                  ? 8
                                                                         : 4;
   static_assert(kStages <= kMostBackwardStages && kRows == kPanelColumns);
   static_assert(kKeys == kWarpgroupRows * kKeyWarps / 4);
@@ -150,35 +150,33 @@ struct BackwardMemory {
   // brought its part. In a cluster over the batch, all that make dS^T say so to all of its blocks,
   // and each block says to all that it has read theirs.
   REGARD_DEVICE void init_barriers() const {
-    init_barrier(barrier(kKeysFull), 1);
-    init_barrier(barrier(kValuesFull), 1);
-    for (int stage = 0; stage < kQueryStages; ++stage) init_barrier(barrier(kQueryFull, stage), 1);
-    for (int stage = 0; stage < kStages; ++stage) init_barrier(barrier(kDoutFull, stage), 1);
+    mbarrier_init(barrier(kKeysFull), 1);
+    mbarrier_init(barrier(kValuesFull), 1);
+    for (int stage = 0; stage < kQueryStages; ++stage) mbarrier_init(barrier(kQueryFull, stage), 1);
+    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(barrier(kDoutFull, stage), 1);
     for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
-      init_barrier(barrier(kDscoreFull, buffer),
-                   kEachHasRead ? kKeyWarps * 32 : kKeyWarps);
-      init_barrier(barrier(kDscoreEmpty, buffer), kDqReaders + readers_for_dbias());
-      init_barrier(barrier(kPeersFull, buffer), kKeyWarps * kConfig.cluster);
+      mbarrier_init(barrier(kDscoreFull, buffer), kEachHasRead ? kKeyWarps * 32 : kKeyWarps);
+      mbarrier_init(barrier(kDscoreEmpty, buffer), kDqReaders + readers_for_dbias());
+      mbarrier_init(barrier(kPeersFull, buffer), kKeyWarps * kConfig.cluster);
     }
     for (int buffer = 0; buffer < kMostPairTermBuffers; ++buffer) {
-      init_barrier(barrier(kPairTermsFull, buffer), 128);
+      mbarrier_init(barrier(kPairTermsFull, buffer), 128);
     }
-    if constexpr (has_backward_drops(kConfig)) init_barrier(barrier(kDropsFull), 128);
+    if constexpr (has_backward_drops(kConfig)) mbarrier_init(barrier(kDropsFull), 128);
     if constexpr (kConfig.cta_pair) {
-      init_barrier(barrier(kReceivedFull), 1);
-      init_barrier(barrier(kPeerKeysFull), 1);
+      mbarrier_init(barrier(kReceivedFull), 1);
+      mbarrier_init(barrier(kPeerKeysFull), 1);
     }
     if constexpr (kWide) {
       for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
-        init_barrier(barrier(kWeightsFull, buffer), kEachHandsOver ? 128 : 4);
+        mbarrier_init(barrier(kWeightsFull, buffer), kEachHandsOver ? 128 : 4);
       }
       for (int stage = 0; stage < kStages; ++stage) {
-        init_barrier(barrier(kDoutFree, stage),
-                     4 + (kReadsDelta ? 128 : 4));
-        init_barrier(barrier(kQueryFree, stage), 4);
+        mbarrier_init(barrier(kDoutFree, stage), 4 + (kReadsDelta ? 128 : 4));
+        mbarrier_init(barrier(kQueryFree, stage), 4);
       }
     }
-    publish_barriers();
+    fence_mbarrier_init();
   }
   // Arrivals that say that dbias has a tile's dS^T: of a cluster one of each block, else of every
   // thread that reads it.
@@ -212,8 +210,9 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
   x.kv = place.head % heads;
   x.seq = short_sequence<kConfig>(p, x.b);
   // In order, the last keys of intervals add first: their rows begin the latest.
-  x.tile_index = kConfig.ordered_dq && kConfig.features.interval ? params.grid.tiles - 1 - place.tile
-                                                              : place.tile;
+  x.tile_index = kConfig.ordered_dq && kConfig.features.interval
+                     ? params.grid.tiles - 1 - place.tile
+                     : place.tile;
   x.first_key = x.tile_index * kKeys;
   x.key_count = clamp_to(x.seq.len_k - x.first_key, 0, kKeys);
   Interval rows{0, x.seq.len_q};
@@ -222,7 +221,7 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
     // Blocks of a pair walk together, over the rows of both.
     const int first = kConfig.cta_pair ? x.tile_index / 2 * 2 * kKeys : x.first_key;
     const int last = kConfig.cta_pair ? smaller(first + 2 * kKeys, x.seq.len_k) - 1
-                                    : x.first_key + x.key_count - 1;
+                                      : x.first_key + x.key_count - 1;
     rows = {visible_queries(mask, first, x.seq.len_q, x.seq.len_k).begin,
             visible_queries(mask, last, x.seq.len_q, x.seq.len_k).end};
   }

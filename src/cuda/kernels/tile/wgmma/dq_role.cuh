@@ -40,20 +40,20 @@ struct DqRole {
       dq.load_pair_terms(task, step, 0);
       dq.hand_over_pair_terms(0);
     }
-    wait_barrier(memory.barrier(Memory::kKeysFull), 0);
-    if constexpr (kConfig.cta_pair) wait_barrier(memory.barrier(Memory::kPeerKeysFull), 0);
+    mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
+    if constexpr (kConfig.cta_pair) mbarrier_wait(memory.barrier(Memory::kPeerKeysFull), 0);
     const int steps = task.steps;
     BackwardStep ahead = step;
 #pragma unroll 1
     for (int use = 0; use < steps; ++use) {
-      forget(dq.memory.begin);
+      make_opaque(dq.memory.begin);
       ahead.advance(task);
       // The weights have been made: the one place of bias and mask is free.
       if constexpr (kHasPairTerms<kConfig>) {
-        wait_barrier(dq.memory.barrier(Memory::kWeightsFull, use & 1), parity_of(use));
+        mbarrier_wait(dq.memory.barrier(Memory::kWeightsFull, use & 1), parity_of(use));
         if (use + 1 < steps) dq.load_pair_terms(task, ahead, use + 1);
       }
-      wait_barrier(dq.memory.barrier(Memory::kDscoreFull, use & 1), parity_of(use));
+      mbarrier_wait(dq.memory.barrier(Memory::kDscoreFull, use & 1), parity_of(use));
       if constexpr (kConfig.cta_pair) {
         PairedDq<kConfig>{dq.memory, dq}.make(task, step, use);
       } else if constexpr (kConfig.wanted.dq) {

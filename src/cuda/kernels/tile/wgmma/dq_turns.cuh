@@ -30,16 +30,16 @@ struct DqTurns {
     int32* const turn = turn_of(task, step);
     if (turn == held) return;
     const int mine = number_of(task, step);
-    sync_threads(kBarrier, kThreads);
-    if (thread_index() == 0 && held) pass_turn(held, next);
-    if (thread_index() == 32) wait_for_turn(turn, mine);
-    sync_threads(kBarrier, kThreads);
+    bar_sync(kBarrier, kThreads);
+    if (thread_index() == 0 && held) release_semaphore(held, next);
+    if (thread_index() == 32) wait_semaphore(turn, mine);
+    bar_sync(kBarrier, kThreads);
     held = turn;
     next = mine + 1;
   }
   REGARD_DEVICE void finish() const {
-    sync_threads(kBarrier, kThreads);
-    if (thread_index() == 0 && held) pass_turn(held, next);
+    bar_sync(kBarrier, kThreads);
+    if (thread_index() == 0 && held) release_semaphore(held, next);
   }
 
  private:

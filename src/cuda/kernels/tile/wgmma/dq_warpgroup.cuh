@@ -48,20 +48,20 @@ struct DqWarpgroup {
   REGARD_DEVICE void load_panels(SharedAddress to, int columns, int rows, const TensorMap& map,
                                  int row, int head, int batch, SharedAddress barrier) const {
     for (int panel = 0; panel < panels_of(columns); ++panel) {
-      load_box(to + panel * panel_bytes(rows), map,
+      tma_load(to + panel * panel_bytes(rows), map,
                {.column = panel * kPanelColumns, .row = row, .head = head, .batch = batch},
                barrier);
     }
   }
   REGARD_DEVICE void load_keys(const BackwardTask& task) const {
     const SharedAddress barrier = memory.barrier(Memory::kKeysFull);
-    arrive_expecting(barrier, panels_of(kConfig.dim) * panel_bytes(kKeys));
+    mbarrier_arrive_expect_tx(barrier, panels_of(kConfig.dim) * panel_bytes(kKeys));
     load_panels(memory.keys(), kConfig.dim, kKeys, maps.k, task.seq.first_k + task.first_key,
                 task.kv, batch_of(task), barrier);
   }
   REGARD_DEVICE void load_values(const BackwardTask& task) const {
     const SharedAddress barrier = memory.barrier(Memory::kValuesFull);
-    arrive_expecting(barrier, panels_of(kConfig.dim_v) * panel_bytes(kKeys));
+    mbarrier_arrive_expect_tx(barrier, panels_of(kConfig.dim_v) * panel_bytes(kKeys));
     load_panels(memory.values(), kConfig.dim_v, kKeys, maps.v, task.seq.first_k + task.first_key,
                 task.kv, batch_of(task), barrier);
   }
@@ -75,20 +75,21 @@ struct DqWarpgroup {
                                   int use) const {
     const int stage = use % Memory::kQueryStages;
     const SharedAddress barrier = memory.barrier(Memory::kQueryFull, stage);
-    arrive_expecting(barrier, panels_of(kConfig.dim) * panel_bytes(kRows) + kRows * kRowTermBytes);
+    mbarrier_arrive_expect_tx(barrier,
+                              panels_of(kConfig.dim) * panel_bytes(kRows) + kRows * kRowTermBytes);
     load_panels(memory.queries(stage), kConfig.dim, kRows, maps.q,
                 task.seq.first_q + step.tile * kRows, step.head, batch_of(task), barrier);
-    load_bytes(memory.lse(stage), terms_of(step, false), kRows * kRowTermBytes, barrier);
+    bulk_load(memory.lse(stage), terms_of(step, false), kRows * kRowTermBytes, barrier);
   }
   REGARD_DEVICE void load_douts(const BackwardTask& task, const BackwardStep& step, int use) const {
     const int stage = Memory::dout_stage(use);
     const SharedAddress barrier = memory.barrier(Memory::kDoutFull, stage);
     const int terms = kConfig.cta_pair ? 0 : kRows * kRowTermBytes;  // a pair's came with Q
-    arrive_expecting(barrier, panels_of(kConfig.dim_v) * panel_bytes(kRows) + terms);
+    mbarrier_arrive_expect_tx(barrier, panels_of(kConfig.dim_v) * panel_bytes(kRows) + terms);
     load_panels(memory.douts(stage), kConfig.dim_v, kRows, maps.dout,
                 task.seq.first_q + step.tile * kRows, step.head, batch_of(task), barrier);
     if constexpr (!kConfig.cta_pair) {
-      load_bytes(memory.delta(stage), terms_of(step, true), kRows * kRowTermBytes, barrier);
+      bulk_load(memory.delta(stage), terms_of(step, true), kRows * kRowTermBytes, barrier);
     }
   }
 
@@ -119,7 +120,7 @@ struct DqWarpgroup {
 #pragma unroll 1
     for (; row < kRows; row += kStep) {
       const int some = row < count ? exist : 0;
-      copy_async<kAtOnce>(to, some > 0 ? from : nullptr, some);
+      cp_async<kAtOnce>(to, some > 0 ? from : nullptr, some);
       from += kStep * row_bytes;
       to += kStep * tile.row_bytes;
     }
@@ -152,8 +153,8 @@ struct DqWarpgroup {
           memory.mask_tile(use & 1), smaller(count, kStaged), task.key_count, task.first_key,
           column, RowsInMemory{from, mask.strides.row});
     } else {
-      copy_rows<kKeys, kConfig.mask.copy_bytes>(memory.mask_tile(use & 1), from, mask.strides.row, count,
-                                          task.key_count);
+      copy_rows<kKeys, kConfig.mask.copy_bytes>(memory.mask_tile(use & 1), from, mask.strides.row,
+                                                count, task.key_count);
     }
   }
   // The bias and the mask of a tile's rows and the block's keys.
@@ -161,11 +162,11 @@ struct DqWarpgroup {
                                      int use) const {
     if constexpr (kConfig.features.bias) load_bias(task, step, use);
     if constexpr (kConfig.features.mask) load_mask(task, step, use);
-    commit_copies();
+    cp_async_commit();
   }
   REGARD_DEVICE void hand_over_pair_terms(int use) const {
-    wait_copies<0>();
-    arrive(memory.barrier(Memory::kPairTermsFull, use & 1));
+    cp_async_wait<0>();
+    mbarrier_arrive(memory.barrier(Memory::kPairTermsFull, use & 1));
   }
 
   // -------------------------------------------------------------------------------------------- dq
@@ -173,16 +174,16 @@ struct DqWarpgroup {
   // Of the tile's 64 rows, kBlocks blocks of columns: over all keys.
   template <int kBlocks>
   REGARD_DEVICE void multiply(Accumulator (&sums)[kBlocks], int buffer, int first_block) const {
-    const uint32 a = tile_word(memory.dscores(buffer), kNoPanel);
+    const uint32 a = descriptor_word(memory.dscores(buffer), kNoPanel);
     const SharedAddress keys = memory.keys() + first_block / 8 * panel_bytes(kKeys);
-    const uint32 b = tile_word(keys, kNoPanel);
-    begin_products();
+    const uint32 b = descriptor_word(keys, kNoPanel);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
-      multiply_transposed_tile<Format>(sums, tile_descriptor(a + k * panel_bytes(16) / 16),
-                                       tile_descriptor(b + k * panel_bytes(16) / 16), k > 0);
+      wgmma_ss_tn<Format>(sums, matrix_descriptor(a + k * panel_bytes(16) / 16),
+                          matrix_descriptor(b + k * panel_bytes(16) / 16), k > 0);
     }
-    commit_products();
+    wgmma_commit();
   }
 
   template <int kBlocks>
@@ -193,7 +194,7 @@ struct DqWarpgroup {
     float* const to =
         params.buffers.dq_sums + dq_offset(kConfig, unit, first_block, lane_index(), 0);
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) add_global_4(to + n * 128, sums[n]);
+    for (int n = 0; n < kBlocks; ++n) red_add_4(to + n * 128, sums[n]);
   }
 
   template <int kBlocks>
@@ -204,14 +205,14 @@ struct DqWarpgroup {
     Accumulator sums[kBlocks];
     multiply(sums, use & 1, first_block);
     if (kConfig.ordered_dq && part == 0) turns.take(task, step);
-    wait_products<0>();
-    hold(sums);
+    wgmma_wait<0>();
+    fence_operand(sums);
     if (part == kParts - 1) free_dscores(use);
     add_to_memory(sums, task, step, first_block);
   }
   REGARD_DEVICE void free_dscores(int use) const {
     const SharedAddress barrier = memory.barrier(Memory::kDscoreEmpty, use & 1);
-    if (lane_index() == 0) arrive(barrier);
+    if (lane_index() == 0) mbarrier_arrive(barrier);
   }
   REGARD_DEVICE void make_dq(const BackwardTask& task, const BackwardStep& step, int use) {
     constexpr int kBlocks = kConfig.dim / 8, kWhole = kBlocks / kAtOnce, kRest = kBlocks % kAtOnce;
@@ -244,12 +245,12 @@ struct DqWarpgroup {
       }
       ahead.advance(task);
     }
-    wait_barrier(memory.barrier(Memory::kKeysFull), 0);
+    mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
     const int steps = task.steps;
 #pragma unroll 1
     for (int use = 0; use < steps; ++use) {
-      forget(memory.begin);
-      wait_barrier(memory.barrier(Memory::kDscoreFull, use & 1), parity_of(use));
+      make_opaque(memory.begin);
+      mbarrier_wait(memory.barrier(Memory::kDscoreFull, use & 1), parity_of(use));
       if (thread_index() == 0 && use + 2 < steps) {
         load_queries(task, ahead, use + 2);
         load_douts(task, ahead, use + 2);

@@ -70,11 +70,11 @@ struct DscoreBias {
       }
     } else {
       if (kConfig.dbias.aligned && left >= kLaneKeys) {
-        add_global_4(params.buffers.dbias_sums + at, x);
+        red_add_4(params.buffers.dbias_sums + at, x);
       } else {
 #pragma unroll 1
         for (int e = 0; e < kLaneKeys && e < left; ++e) {
-          add_global(params.buffers.dbias_sums + at + e * strides().column, choose(x, e));
+          red_add(params.buffers.dbias_sums + at + e * strides().column, choose(x, e));
         }
       }
     }
@@ -126,7 +126,7 @@ struct DscoreBias {
     const int key = place / 2 * kLaneKeys + turned * 2 + place % 2;
     const int piece = warp() * 2 + (kWords == 4 ? half : lane_index() / 16);
     uint32 x[4];
-    load_matrices_transposed(x, group + piece_offset(key, piece));
+    ldmatrix_trans(x, group + piece_offset(key, piece));
     const int lane = lane_index() % 4;
     if constexpr (kWords == 4) {
 #pragma unroll
@@ -159,7 +159,7 @@ struct DscoreBias {
       const int key = first + thread() / kThreadsOfKey;
       sum_rows_of_key<kSumWords>(group, to, piece_offset(key, word / 4) + word % 4 * 4);
     }
-    sync_threads(kBarrier, kThreads);
+    bar_sync(kBarrier, kThreads);
   }
   template <int kSumWords>
   REGARD_DEVICE void sum_rows_of_key(SharedAddress group, SharedAddress to, int own) const {
@@ -283,8 +283,7 @@ struct DscoreBias {
   REGARD_DEVICE void add_key_sum(const BackwardTask& task, int head) {
     const int j = task.first_key + thread();
     if (j < task.seq.len_k) {
-      add_global(params.buffers.dbias_sums + head_offset(task, head) + j * strides().column,
-                 key_sum);
+      red_add(params.buffers.dbias_sums + head_offset(task, head) + j * strides().column, key_sum);
     }
     key_sum = 0;
   }
@@ -296,10 +295,10 @@ struct DscoreBias {
     const SharedAddress barrier = memory.barrier(Memory::kDscoreEmpty, buffer);
     if constexpr (kShares) {  // behind a barrier of the warpgroup
       if (warp() == 0 && lane_index() < kConfig.cluster) {
-        arrive_in_cluster(address_in_cluster(barrier, lane_index()));
+        mbarrier_arrive_cluster(address_in_cluster(barrier, lane_index()));
       }
     } else {
-      arrive(barrier);
+      mbarrier_arrive(barrier);
     }
   }
 
@@ -308,7 +307,7 @@ struct DscoreBias {
     if constexpr (kSumsRows) {
       sum_rows(use & 1);
     } else if constexpr (kShares) {
-      wait_barrier(memory.barrier(Memory::kPeersFull, use & 1), parity_of(use));
+      mbarrier_wait(memory.barrier(Memory::kPeersFull, use & 1), parity_of(use));
       put_groups(task, step, use);
     } else {
       put_groups(task, step, use);
@@ -324,7 +323,7 @@ struct DscoreBias {
 #pragma unroll 1
     for (int use = 0; use < task.steps; ++use) {
       if constexpr (!kShares) {
-        wait_barrier(memory.barrier(Memory::kDscoreFull, use & 1), parity_of(use));
+        mbarrier_wait(memory.barrier(Memory::kDscoreFull, use & 1), parity_of(use));
       }
       add(task, step, use);
       step.advance(task);

@@ -24,21 +24,21 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
   }
   REGARD_DEVICE void await_queries(const BackwardTask& task, const BackwardStep& step,
                                    const Ring<Memory::kStages>& ring) const {
-    wait_barrier(memory.barrier(Memory::kQueryFull, ring.stage), ring.parity);
+    mbarrier_wait(memory.barrier(Memory::kQueryFull, ring.stage), ring.parity);
     if constexpr (kConfig.varlen) {
       this->clear_foreign_rows(task, step, memory.queries(ring.stage), kConfig.dim);
     }
   }
   REGARD_DEVICE void await_douts(const BackwardTask& task, const BackwardStep& step,
                                  const Ring<Memory::kStages>& ring) const {
-    wait_barrier(memory.barrier(Memory::kDoutFull, ring.stage), ring.parity);
+    mbarrier_wait(memory.barrier(Memory::kDoutFull, ring.stage), ring.parity);
     if constexpr (kConfig.varlen) {
       this->clear_foreign_rows(task, step, memory.douts(ring.stage), kConfig.dim_v);
     }
   }
 
   REGARD_DEVICE void take_weights(int use) {
-    wait_barrier(memory.barrier(Memory::kWeightsFull, use & 1), parity_of(use));
+    mbarrier_wait(memory.barrier(Memory::kWeightsFull, use & 1), parity_of(use));
     const SharedAddress from = this->handed(use);
 #pragma unroll
     for (int k = 0; k < Memory::kRows / 16; ++k) {
@@ -53,15 +53,15 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
     const SharedAddress to = memory.dscores(Memory::own_dscores(use));
 #pragma unroll
     for (int k = 0; k < Memory::kRows / 16; ++k) {
-      store_matrices(to + (this->fragment ^ k << 5), ds[k]);
+      stmatrix(to + (this->fragment ^ k << 5), ds[k]);
     }
   }
   // After the next products have begun: the fence takes a while where copies are under way.
   REGARD_DEVICE void hand_over(int use) const {
-    publish_shared_writes();
+    fence_proxy_async();
     sync_warp();
     if (Memory::kEachHasRead || lane_index() == 0) {
-      arrive(memory.barrier(Memory::kDscoreFull, use & 1));
+      mbarrier_arrive(memory.barrier(Memory::kDscoreFull, use & 1));
     }
   }
 
@@ -71,12 +71,12 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
                                   const Ring<Memory::kStages>& ring) const {
     this->arrive_once(Memory::kQueryFree, ring.stage);
     if (!this->issues() || use + Memory::kStages >= task.steps) return;
-    wait_barrier(memory.barrier(Memory::kQueryFree, ring.stage), ring.parity);
+    mbarrier_wait(memory.barrier(Memory::kQueryFree, ring.stage), ring.parity);
     this->loader(task).load_queries(task, Role::later_step(task, step), use + Memory::kStages);
   }
 
   REGARD_DEVICE void walk(const BackwardTask& task) {
-    wait_barrier(memory.barrier(Memory::kValuesFull), 0);
+    mbarrier_wait(memory.barrier(Memory::kValuesFull), 0);
     if constexpr (kConfig.varlen) this->clear_foreign_keys(task, memory.values(), kConfig.dim_v);
     this->set_factors(kConfig.cta_pair ? kRowTerms : 0);
     this->set_whole_rows(task);
@@ -85,12 +85,12 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
     await_queries(task, step, ring);
     await_douts(task, step, ring);
     multiply_douts(ring.stage);
-    wait_products<0>();
-    hold(x);
+    wgmma_wait<0>();
+    fence_operand(x);
     const int last = task.steps - 1;
 #pragma unroll 1
     for (int use = 0;; ++use) {  // dP^T is there, and Q
-      forget(memory.begin);
+      make_opaque(memory.begin);
       if constexpr (Elementwise::kAddsDelta) this->arrive_once(Memory::kDoutFree, ring.stage);
       take_weights(use);
       // Only who made the weights knows whether the bias hides pairs.
@@ -98,7 +98,7 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
                                      kConfig.features.bias || this->hides(step));
       // Delta, which comes with dO, has been read.
       if constexpr (!Elementwise::kAddsDelta) {
-        arrive(memory.barrier(Memory::kDoutFree, ring.stage));
+        mbarrier_arrive(memory.barrier(Memory::kDoutFree, ring.stage));
       }
       store_dscores(use);
       if constexpr (kConfig.wanted.dk) this->multiply_rows(dk, ds, memory.queries(ring.stage));
@@ -116,12 +116,12 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
       await_douts(task, step, ring);
       multiply_douts(ring.stage);
       if constexpr (!kConfig.varlen) hand_over(use);
-      wait_products<1>();
+      wgmma_wait<1>();
       load_queries(task, before, use, done);
-      wait_products<0>();
-      hold(x);
+      wgmma_wait<0>();
+      fence_operand(x);
     }
-    wait_products<0>();
+    wgmma_wait<0>();
   }
 
   REGARD_DEVICE void run() {
@@ -135,7 +135,7 @@ struct DscoreWarpgroup : KeyRole<kConfig> {
     Role::clear_sums(dk);
     if (task.steps > 0) walk(task);
     if constexpr (kConfig.wanted.dk) {
-      hold(dk);
+      fence_operand(dk);
       // Through the values, which nobody else reads.
       this->write_result(dk, KeyGradient::dk, task, memory.values(), maps.dk, params.problem.dk,
                          int(params.problem.sizes.dim), float(params.problem.score.scale));

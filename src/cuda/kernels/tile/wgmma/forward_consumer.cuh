@@ -68,30 +68,31 @@ struct ForwardConsumer {
   // -------------------------------------------------------------------------------------- products
 
   REGARD_DEVICE void multiply_keys(int slot) {
-    const uint32 a = tile_word(memory.queries(slot) + warpgroup * panel_bytes(kWarpgroupRows), 0);
-    const uint32 b = tile_word(memory.keys(keys.stage), 0);
+    const uint32 a =
+        descriptor_word(memory.queries(slot) + warpgroup * panel_bytes(kWarpgroupRows), 0);
+    const uint32 b = descriptor_word(memory.keys(keys.stage), 0);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const int column = k % 4 * 2;
-      multiply_tiles<Format>(
-          scores[0], tile_descriptor(a + k / 4 * (panel_bytes(kRows) / 16) + column),
-          tile_descriptor(b + k / 4 * (panel_bytes(kKeys) / 16) + column), k > 0);
+      wgmma_ss_nt<Format>(scores[0],
+                          matrix_descriptor(a + k / 4 * (panel_bytes(kRows) / 16) + column),
+                          matrix_descriptor(b + k / 4 * (panel_bytes(kKeys) / 16) + column), k > 0);
     }
-    commit_products();
+    wgmma_commit();
   }
   // The first product of all has no values yet: it multiplies keys that are there, by weights of 0,
   // and nobody reads its result. Leaving it out would be a branch around a product, for which the
   // compiler waits after every product.
   REGARD_DEVICE void multiply_values() {
-    const uint32 b = started ? tile_word(memory.values(values.stage), panel_bytes(kKeys))
-                             : tile_word(memory.keys(keys.stage), 0);
+    const uint32 b = started ? descriptor_word(memory.values(values.stage), panel_bytes(kKeys))
+                             : descriptor_word(memory.keys(keys.stage), 0);
 #pragma unroll
     for (int k = 0; k < kValueSteps; ++k) {
-      multiply_registers<Format>(out, weights[k], tile_descriptor(b + k * panel_bytes(16) / 16),
-                                 k > 0 || adds);
+      wgmma_rs_nn<Format>(out, weights[k], matrix_descriptor(b + k * panel_bytes(16) / 16),
+                          k > 0 || adds);
     }
     adds = true;
-    commit_products();
+    wgmma_commit();
   }
 
   // The scores of this warp's rows once more, from the same tiles.
@@ -103,16 +104,16 @@ struct ForwardConsumer {
     for (int step = 0; step < kSteps; ++step) {
       uint32 a[4];
       const int a_piece = step * 2 + lane / 16;
-      load_matrices(a, q + a_piece / 8 * panel_bytes(kRows) +
-                           piece_offset(warp_row + lane % 16, a_piece % 8));
+      ldmatrix(a, q + a_piece / 8 * panel_bytes(kRows) +
+                      piece_offset(warp_row + lane % 16, a_piece % 8));
       const int b_piece = step * 2 + lane / 8 % 2;
       const SharedAddress panel = k + b_piece / 8 * panel_bytes(kKeys);
 #pragma unroll
       for (int n = 0; n < kKeyBlocks; n += 2) {
         uint32 b[4];
-        load_matrices(b, panel + piece_offset(n * 8 + lane / 16 * 8 + lane % 8, b_piece % 8));
-        multiply_16<Format>(scores[0][n], a, b[0], b[1]);
-        multiply_16<Format>(scores[0][n + 1], a, b[2], b[3]);
+        ldmatrix(b, panel + piece_offset(n * 8 + lane / 16 * 8 + lane % 8, b_piece % 8));
+        mma_m16n8k16<Format>(scores[0][n], a, b[0], b[1]);
+        mma_m16n8k16<Format>(scores[0][n + 1], a, b[2], b[3]);
       }
     }
   }
@@ -128,8 +129,8 @@ struct ForwardConsumer {
         store_shared_128(tile + panel * panel_bytes(rows) + piece * 16, {});
       }
     }
-    publish_shared_writes();
-    sync_threads(number, threads);
+    fence_proxy_async();
+    bar_sync(number, threads);
   }
   REGARD_DEVICE void clear_foreign_queries(int slot, int row_count) const {
     if (row_count >= warpgroup_row + kWarpgroupRows) return;
@@ -251,14 +252,14 @@ struct ForwardConsumer {
   }
   REGARD_DEVICE void await_terms(const ForwardTask& task, int first_key) {
     if constexpr (kConfig.bias.by_tma) {
-      wait_barrier(memory.barrier(Memory::kBiasFull, warpgroup), bias_parity);
+      mbarrier_wait(memory.barrier(Memory::kBiasFull, warpgroup), bias_parity);
       bias_parity ^= 1;
     } else if constexpr (kStagesTerms) {
       if (Place(params, task, warp_row).sends_bias(first_key)) {
-        wait_barrier(bias_barrier(), bias_parity);
+        mbarrier_wait(bias_barrier(), bias_parity);
         bias_parity ^= 1;
       } else {
-        wait_copies<0>();
+        cp_async_wait<0>();
         sync_warp();
       }
     }
@@ -289,7 +290,7 @@ struct ForwardConsumer {
   REGARD_DEVICE void pass_keys(int blocks) {
 #pragma unroll 1
     for (int i = 0; i < blocks; ++i) {
-      wait_barrier(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
+      mbarrier_wait(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
       sync_warp();
       free(Memory::kKeyEmpty, keys.stage);
       keys.advance();
@@ -298,19 +299,19 @@ struct ForwardConsumer {
   REGARD_DEVICE void pass_values() {
 #pragma unroll 1
     for (; unseen > 0; --unseen) {
-      wait_barrier(memory.barrier(Memory::kValueFull, values.stage), values.parity);
+      mbarrier_wait(memory.barrier(Memory::kValueFull, values.stage), values.parity);
       sync_warp();
       free(Memory::kValueEmpty, values.stage);
       values.advance();
     }
   }
   REGARD_DEVICE void await_values() const {
-    wait_barrier(memory.barrier(Memory::kValueFull, values.stage), values.parity);
+    mbarrier_wait(memory.barrier(Memory::kValueFull, values.stage), values.parity);
     if constexpr (kConfig.varlen) clear_foreign_values();
   }
 
   REGARD_DEVICE void free(int barriers, int index) const {
-    if (lane_index() == 0) arrive(memory.barrier(barriers, index));
+    if (lane_index() == 0) mbarrier_arrive(memory.barrier(barriers, index));
   }
   REGARD_DEVICE void write_results(int taken, const Softmax& of_tile) {
     WarpgroupResults<kConfig> results{params, maps, memory, memory.task(taken), warp_row, of_tile};
@@ -328,7 +329,7 @@ struct ForwardConsumer {
       int unseen_here = 0;
       if (fresh) {
         ++taken;
-        wait_barrier(memory.barrier(Memory::kQueryFull, taken % kSlots), taken / kSlots % 2);
+        mbarrier_wait(memory.barrier(Memory::kQueryFull, taken % kSlots), taken / kSlots % 2);
         const ForwardTask& task = memory.task(taken);
         left = uniform(task.blocks);
         if (left == 0) break;
@@ -353,13 +354,13 @@ struct ForwardConsumer {
         pass_values();  // first: keys to come may wait for their room
         pass_keys(unseen_here);
       }
-      wait_barrier(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
+      mbarrier_wait(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
       if (started) await_values();
-      begin_products();
+      wgmma_fence();
       multiply_keys(slot);
       multiply_values();
-      wait_products<1>();
-      hold(scores[0]);
+      wgmma_wait<1>();
+      fence_operand(scores[0]);
 
       const Softmax before_tile = softmax;
       await_terms(task, first_key);
@@ -393,11 +394,11 @@ struct ForwardConsumer {
         save_sums(before);
         softmax.template make_weights<0, kEarly>(scores, exponent);
       }
-      hold(scores[0]);
+      fence_operand(scores[0]);
       // Long over: a branch, across which the compiler does not move the wait for out.
-      wait_barrier(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
-      wait_products<0>();
-      hold(out);
+      mbarrier_wait(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
+      wgmma_wait<0>();
+      fence_operand(out);
       if (started) {
         free(Memory::kValueEmpty, values.stage);
         values.advance();
@@ -448,10 +449,10 @@ struct ForwardConsumer {
     if (!started) return;
     if constexpr (kPasses) pass_values();
     await_values();
-    begin_products();
+    wgmma_fence();
     multiply_values();
-    wait_products<0>();
-    hold(out);
+    wgmma_wait<0>();
+    fence_operand(out);
     write_results(taken - 1, softmax);
     WarpgroupResults<kConfig>::finish();
   }

@@ -50,7 +50,7 @@ struct ForwardDrops {
     DropWriter<Memory> writer{memory};
     for (int taken = 0;; ++taken) {
       const int slot = taken % Memory::kSlots;
-      wait_barrier(memory.barrier(Memory::kQueryFull, slot), taken / Memory::kSlots % 2);
+      mbarrier_wait(memory.barrier(Memory::kQueryFull, slot), taken / Memory::kSlots % 2);
       const ForwardTask task = memory.task(taken);
       if (task.blocks == 0) break;
 #pragma unroll 1

@@ -33,13 +33,13 @@ struct ForwardProducer {
   REGARD_DEVICE BlockGrid grid() const {
     BlockGrid grid = params.grid;
     uint32 tiles = uint32(grid.tiles);
-    forget(tiles);
+    make_opaque(tiles);
     grid.tiles = int32(tiles);
     return grid;
   }
   REGARD_DEVICE int group() const {
     uint32 heads = uint32(params.problem.sizes.heads_kv);
-    forget(heads);
+    make_opaque(heads);
     return int(uint32(params.problem.sizes.heads_q) / heads);
   }
 
@@ -103,9 +103,9 @@ struct ForwardProducer {
 
   REGARD_DEVICE void load_panels(SharedAddress to, int panels, int rows, const TensorMap& map,
                                  int row, int head, int batch, SharedAddress barrier) const {
-    arrive_expecting(barrier, panels * panel_bytes(rows));
+    mbarrier_arrive_expect_tx(barrier, panels * panel_bytes(rows));
     for (int panel = 0; panel < panels; ++panel) {
-      load_box(to + panel * panel_bytes(rows), map,
+      tma_load(to + panel * panel_bytes(rows), map,
                {.column = panel * kPanelColumns, .row = row, .head = head, .batch = batch},
                barrier);
     }
@@ -117,13 +117,13 @@ struct ForwardProducer {
                 memory.barrier(Memory::kQueryFull, slot));
   }
   REGARD_DEVICE void load_keys(const BlockOfKeys& block) {
-    wait_barrier(memory.barrier(Memory::kKeyEmpty, keys.stage), keys.parity ^ 1);
+    mbarrier_wait(memory.barrier(Memory::kKeyEmpty, keys.stage), keys.parity ^ 1);
     load_panels(memory.keys(keys.stage), panels_of(kConfig.dim), kKeys, maps.k, block.row,
                 block.head, block.batch, memory.barrier(Memory::kKeyFull, keys.stage));
     keys.advance();
   }
   REGARD_DEVICE void load_values(const BlockOfKeys& block) {
-    wait_barrier(memory.barrier(Memory::kValueEmpty, values.stage), values.parity ^ 1);
+    mbarrier_wait(memory.barrier(Memory::kValueEmpty, values.stage), values.parity ^ 1);
     load_panels(memory.values(values.stage), panels_of(kConfig.dim_v), kKeys, maps.v, block.row,
                 block.head, block.batch, memory.barrier(Memory::kValueFull, values.stage));
     values.advance();
@@ -136,11 +136,11 @@ struct ForwardProducer {
 #pragma unroll 1
     for (int warpgroup = 0; warpgroup < Memory::kConsumerWarps / 4; ++warpgroup) {
       const SharedAddress full = memory.barrier(Memory::kBiasFull, warpgroup);
-      wait_barrier(memory.barrier(Memory::kBiasEmpty, warpgroup), bias_parity ^ 1);
-      arrive_expecting(full, kPanels * kBytes);
+      mbarrier_wait(memory.barrier(Memory::kBiasEmpty, warpgroup), bias_parity ^ 1);
+      mbarrier_arrive_expect_tx(full, kPanels * kBytes);
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
-        load_box(memory.bias(panel) + warpgroup * kBytes, maps.bias,
+        tma_load(memory.bias(panel) + warpgroup * kBytes, maps.bias,
                  {.column = first_key + panel * kPanelColumns,
                   .row = task.first_row + warpgroup * kWarpgroupRows,
                   .head = head,
@@ -160,11 +160,11 @@ struct ForwardProducer {
       const ForwardTask& task = memory.task(taken);
       const int slot = taken % kSlots, blocks = task.blocks;
       const auto await_slot = [&] {
-        wait_barrier(memory.barrier(Memory::kQueryEmpty, slot), taken / kSlots % 2 ^ 1);
+        mbarrier_wait(memory.barrier(Memory::kQueryEmpty, slot), taken / kSlots % 2 ^ 1);
       };
       if (blocks == 0) {
         await_slot();
-        arrive(memory.barrier(Memory::kQueryFull, slot));
+        mbarrier_arrive(memory.barrier(Memory::kQueryFull, slot));
         break;
       }
       BlockOfKeys block{.row = task.first_k + (task.first_block + blocks - 1) * kKeys,

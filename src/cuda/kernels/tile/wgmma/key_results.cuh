@@ -25,7 +25,7 @@ struct KeyResults {
 
   REGARD_DEVICE int key_of(int half) const { return warp_key + half * 8 + lane_index() / 4; }
   REGARD_DEVICE bool issues() const { return thread_index() % 128 == 0; }
-  REGARD_DEVICE void sync() const { sync_threads(number, 128); }
+  REGARD_DEVICE void sync() const { bar_sync(number, 128); }
 
   template <int kBlocks>
   REGARD_DEVICE void write(Accumulator (&sums)[kBlocks], KeyGradient gradient, const TensorMap& map,
@@ -81,7 +81,7 @@ struct KeyResults {
     constexpr int kAll = (kBlocks + 7) / 8;
 #pragma unroll
     for (int first = 0; first < kAll; first += kPanels) {
-      if (issues()) wait_stores_read();
+      if (issues()) tma_store_wait_read();
       sync();
 #pragma unroll
       for (int n = first * 8; n < kBlocks && n < (first + kPanels) * 8; n += 2) {
@@ -89,16 +89,16 @@ struct KeyResults {
                              pack<Format>(sums[n][2], sums[n][3]),
                              pack<Format>(sums[n + 1][0], sums[n + 1][1]),
                              pack<Format>(sums[n + 1][2], sums[n + 1][3])};
-        store_matrices(
+        stmatrix(
             staging + (n / 8 - first) * panel_bytes(Memory::kKeys) + (fragment ^ n % 8 / 2 << 5),
             m);
       }
-      publish_shared_writes();
+      fence_proxy_async();
       sync();
       if (!issues()) continue;
 #pragma unroll
       for (int panel = first; panel < kAll && panel < first + kPanels; ++panel) {
-        store_box(
+        tma_store(
             map,
             {.column = panel * kPanelColumns,
              .row = task.seq.first_k + first_key,
@@ -106,7 +106,7 @@ struct KeyResults {
              .batch = params.problem.packed ? 0 : task.b},
             staging + (panel - first) * panel_bytes(Memory::kKeys) + own_keys * kPanelRowBytes);
       }
-      commit_stores();
+      tma_store_commit();
     }
   }
 
@@ -140,7 +140,7 @@ struct KeyResults {
 
   // Before the block ends: its shared memory has been read.
   REGARD_DEVICE void finish() const {
-    if (kConfig.out_by_tma && issues()) wait_stores_read();
+    if (kConfig.out_by_tma && issues()) tma_store_wait_read();
   }
 };
 

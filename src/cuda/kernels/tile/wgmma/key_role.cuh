@@ -38,32 +38,32 @@ struct KeyRole {
   // x = A B^T over the columns of both, and the rows' terms.
   template <int kSteps, bool kAdds>
   REGARD_DEVICE void multiply_scores(SharedAddress keys, SharedAddress rows, SharedAddress terms) {
-    begin_products();
+    wgmma_fence();
     if constexpr (kAdds) {
-      multiply_registers_by_rows<Format>(x, factors, strip_descriptor(terms), false);
+      wgmma_rs_nt<Format>(x, factors, unswizzled_descriptor(terms), false);
     }
-    const uint32 a = tile_word(keys, 0), b = tile_word(rows, 0);
+    const uint32 a = descriptor_word(keys, 0), b = descriptor_word(rows, 0);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const int column = k % 4 * 2;
-      multiply_tiles<Format>(x, tile_descriptor(a + k / 4 * (panel_bytes(kKeys) / 16) + column),
-                             tile_descriptor(b + k / 4 * (panel_bytes(kRows) / 16) + column),
-                             kAdds || k > 0);
+      wgmma_ss_nt<Format>(x, matrix_descriptor(a + k / 4 * (panel_bytes(kKeys) / 16) + column),
+                          matrix_descriptor(b + k / 4 * (panel_bytes(kRows) / 16) + column),
+                          kAdds || k > 0);
     }
-    commit_products();
+    wgmma_commit();
   }
 
   // sums += A rows, over the tile's rows.
   template <int kBlocks>
   static REGARD_DEVICE void multiply_rows(Accumulator (&sums)[kBlocks], const Operand& a,
                                           SharedAddress rows) {
-    const uint32 b = tile_word(rows, panel_bytes(kRows));
-    begin_products();
+    const uint32 b = descriptor_word(rows, panel_bytes(kRows));
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kRows / 16; ++k) {
-      multiply_registers<Format>(sums, a[k], tile_descriptor(b + k * panel_bytes(16) / 16), true);
+      wgmma_rs_nn<Format>(sums, a[k], matrix_descriptor(b + k * panel_bytes(16) / 16), true);
     }
-    commit_products();
+    wgmma_commit();
   }
 
   template <int kBlocks>
@@ -73,7 +73,7 @@ struct KeyRole {
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[n][e] = 0;
     }
-    hold(sums);
+    fence_operand(sums);
   }
 
   // ----------------------------------------------------------------------------------------- tiles
@@ -87,8 +87,8 @@ struct KeyRole {
         store_shared_128(tile + panel * panel_bytes(rows) + piece * 16, {});
       }
     }
-    publish_shared_writes();
-    sync_threads(at_barrier, threads);
+    fence_proxy_async();
+    bar_sync(at_barrier, threads);
   }
   // Of keys or values, which one warpgroup multiplies by.
   REGARD_DEVICE void clear_foreign_keys(const BackwardTask& task, SharedAddress tile,
@@ -105,7 +105,7 @@ struct KeyRole {
   }
 
   REGARD_DEVICE void arrive_once(int kind, int index) const {  // of each warp
-    if (lane_index() == 0) arrive(memory.barrier(kind, index));
+    if (lane_index() == 0) mbarrier_arrive(memory.barrier(kind, index));
   }
   // Whoever has done with a tile of rows loads the one that takes its place.
   REGARD_DEVICE bool issues() const { return thread_index() % 128 == 0; }

@@ -247,7 +247,7 @@ struct KeyScores {
       uint32 most = bias[0].word[0];
 #pragma unroll
       for (int i = 1; i < kRowSteps * 4; ++i) {
-        most = larger_halves(most, bias[i / 4].word[i % 4]);
+        most = max_u16x2(most, bias[i / 4].word[i % 4]);
       }
       return has_low_half<kConfig.bias.type>(most);
     } else {
@@ -342,8 +342,8 @@ struct KeyScores {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const float share = widen<Format>(uint16(pair >> e * 16)), dp = x[n][half * 2 + e];
-          d[e] = kOn.dropout ? positive_part(share) * dp * scale - magnitude_of(share) * delta[e]
-                             : share * dp;
+          d[e] =
+              kOn.dropout ? relu(share) * dp * scale - magnitude_of(share) * delta[e] : share * dp;
           if (kHides && share == 0) d[e] = 0;
         }
         ds[n / 2][n % 2 * 2 + half] = pack<Format>(d[0], d[1]);

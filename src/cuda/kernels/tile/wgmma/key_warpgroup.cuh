@@ -65,24 +65,24 @@ struct KeyWarpgroup {
   template <int kSteps, int kHeld, bool kAdds>
   REGARD_DEVICE void multiply_scores(const HeldOperand& held, SharedAddress own, SharedAddress rows,
                                      SharedAddress terms) {
-    begin_products();
+    wgmma_fence();
     if constexpr (kAdds) {
-      multiply_registers_by_rows<Format>(x, factors, strip_descriptor(terms), false);
+      wgmma_rs_nt<Format>(x, factors, unswizzled_descriptor(terms), false);
     }
-    const uint32 a = tile_word(own + own_rows, 0);
-    const uint32 b = tile_word(rows, 0);
+    const uint32 a = descriptor_word(own + own_rows, 0);
+    const uint32 b = descriptor_word(rows, 0);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const int column = k % 4 * 2;
-      const uint64 b_tile = tile_descriptor(b + k / 4 * (panel_bytes(kRows) / 16) + column);
+      const uint64 b_tile = matrix_descriptor(b + k / 4 * (panel_bytes(kRows) / 16) + column);
       if (k < kHeld) {
-        multiply_registers_by_rows<Format>(x, held[k < kHeld ? k : 0], b_tile, kAdds || k > 0);
+        wgmma_rs_nt<Format>(x, held[k < kHeld ? k : 0], b_tile, kAdds || k > 0);
       } else {
-        multiply_tiles<Format>(x, tile_descriptor(a + k / 4 * (panel_bytes(kKeys) / 16) + column),
-                               b_tile, kAdds || k > 0);
+        wgmma_ss_nt<Format>(x, matrix_descriptor(a + k / 4 * (panel_bytes(kKeys) / 16) + column),
+                            b_tile, kAdds || k > 0);
       }
     }
-    commit_products();
+    wgmma_commit();
   }
   REGARD_DEVICE void multiply_queries() {
     multiply_scores<kKeySteps, Held::kKeys, kAddsLse>(
@@ -97,12 +97,12 @@ struct KeyWarpgroup {
   template <int kBlocks>
   static REGARD_DEVICE void multiply_rows(Accumulator (&sums)[kBlocks], const Operand& a,
                                           SharedAddress rows) {
-    const uint32 b = tile_word(rows, panel_bytes(kRows));
+    const uint32 b = descriptor_word(rows, panel_bytes(kRows));
 #pragma unroll
     for (int k = 0; k < kRows / 16; ++k) {
-      multiply_registers<Format>(sums, a[k], tile_descriptor(b + k * panel_bytes(16) / 16), true);
+      wgmma_rs_nn<Format>(sums, a[k], matrix_descriptor(b + k * panel_bytes(16) / 16), true);
     }
-    commit_products();
+    wgmma_commit();
   }
 
   // --------------------------------------------------------------------------- tiles and operands
@@ -116,8 +116,8 @@ struct KeyWarpgroup {
         store_shared_128(tile + panel * panel_bytes(rows) + piece * 16, {});
       }
     }
-    publish_shared_writes();
-    sync_threads(number, threads);
+    fence_proxy_async();
+    bar_sync(number, threads);
   }
   REGARD_DEVICE void clear_foreign_keys(const BackwardTask& task, SharedAddress tile,
                                         int columns) const {
@@ -137,7 +137,7 @@ struct KeyWarpgroup {
   REGARD_DEVICE void hold_steps(HeldOperand& held, int count, SharedAddress tile) const {
 #pragma unroll
     for (int k = 0; k < kMostHeld; ++k) {
-      if (k < count) load_matrices(held[k], tile + (fragment ^ k << 5));
+      if (k < count) ldmatrix(held[k], tile + (fragment ^ k << 5));
     }
   }
 
@@ -171,21 +171,21 @@ struct KeyWarpgroup {
   // ------------------------------------------------------------------------------------------ dS^T
 
   REGARD_DEVICE void store_dscores(int use) const {
-    wait_barrier(memory.barrier(Memory::kDscoreEmpty, use & 1), parity_of(use) ^ 1);
+    mbarrier_wait(memory.barrier(Memory::kDscoreEmpty, use & 1), parity_of(use) ^ 1);
     const SharedAddress to = memory.dscores(use & 1);
 #pragma unroll
-    for (int k = 0; k < kRows / 16; ++k) store_matrices(to + (fragment ^ k << 5), ds[k]);
+    for (int k = 0; k < kRows / 16; ++k) stmatrix(to + (fragment ^ k << 5), ds[k]);
   }
   // After the next products have begun: the fence takes a while where copies are under way.
   REGARD_DEVICE void hand_over(int use) const {
-    publish_shared_writes();
+    fence_proxy_async();
     sync_warp();
     if (Memory::kEachHasRead || lane_index() == 0) {
-      arrive(memory.barrier(Memory::kDscoreFull, use & 1));
+      mbarrier_arrive(memory.barrier(Memory::kDscoreFull, use & 1));
     }
     // From here, so that nothing else of a block delays the others.
     if (kConfig.cluster > 1 && lane_index() < kConfig.cluster) {
-      arrive_in_cluster(
+      mbarrier_arrive_cluster(
           address_in_cluster(memory.barrier(Memory::kPeersFull, use & 1), lane_index()));
     }
   }
@@ -193,20 +193,20 @@ struct KeyWarpgroup {
   // -------------------------------------------------------------------------------------- the walk
 
   REGARD_DEVICE void await_queries(const BackwardTask& task, const BackwardStep& step) {
-    wait_barrier(memory.barrier(Memory::kQueryFull, queries.stage), queries.parity);
+    mbarrier_wait(memory.barrier(Memory::kQueryFull, queries.stage), queries.parity);
     if constexpr (kConfig.varlen) {
       clear_foreign_rows(task, step, memory.queries(queries.stage), kConfig.dim);
     }
   }
   REGARD_DEVICE void await_douts(const BackwardTask& task, const BackwardStep& step, int use) {
-    wait_barrier(memory.barrier(Memory::kDoutFull, use & 1), parity_of(use));
+    mbarrier_wait(memory.barrier(Memory::kDoutFull, use & 1), parity_of(use));
     if constexpr (kConfig.varlen) {
       clear_foreign_rows(task, step, memory.douts(use & 1), kConfig.dim_v);
     }
   }
 
   REGARD_DEVICE void walk(const BackwardTask& task) {
-    wait_barrier(memory.barrier(Memory::kKeysFull), 0);
+    mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
     if constexpr (kConfig.varlen) clear_foreign_keys(task, memory.keys(), kConfig.dim);
     hold_steps(held_keys, Held::kKeys, memory.keys());
     set_factors();
@@ -214,20 +214,20 @@ struct KeyWarpgroup {
     BackwardStep step{task.kv * int(params.problem.sizes.group()), task.first_tile};
     await_queries(task, step);
     multiply_queries();
-    wait_barrier(memory.barrier(Memory::kValuesFull), 0);
+    mbarrier_wait(memory.barrier(Memory::kValuesFull), 0);
     if constexpr (kConfig.varlen) clear_foreign_keys(task, memory.values(), kConfig.dim_v);
     hold_steps(held_values, Held::kValues, memory.values());
-    wait_products<0>();
-    hold(x);
+    wgmma_wait<0>();
+    fence_operand(x);
     const int last = task.steps - 1;
 #pragma unroll 1
     for (int use = 0;; ++use) {  // S^T is there, and dk's product of the tile before under way
-      forget(memory.begin);
+      make_opaque(memory.begin);
       bool hides_pairs = hides(step);
       // Terms beside dk's product would take too many registers.
-      if constexpr (!kOverlaps && !Elementwise::kPlain) wait_products<0>();
+      if constexpr (!kOverlaps && !Elementwise::kPlain) wgmma_wait<0>();
       if constexpr (kHasPairTerms<kConfig>) {
-        wait_barrier(memory.barrier(Memory::kPairTermsFull, use & 1), parity_of(use));
+        mbarrier_wait(memory.barrier(Memory::kPairTermsFull, use & 1), parity_of(use));
       }
       uint32 drops[1];
       if constexpr (Elementwise::kReadsDrops) drop_reader.read(drops, memory);
@@ -236,20 +236,20 @@ struct KeyWarpgroup {
       if constexpr (Elementwise::kReadsDrops) elementwise.drop(weights, shares, drops[0]);
       // The compiler moves the wait for products up to the branch before it. Above 64 columns it
       // must: exponentials beside dk's product would take too many registers.
-      if constexpr (!kOverlaps) wait_products<0>();
+      if constexpr (!kOverlaps) wgmma_wait<0>();
       await_douts(task, step, use);
-      if constexpr (kOverlaps) wait_products<0>();
+      if constexpr (kOverlaps) wgmma_wait<0>();
       multiply_douts(use & 1);
       if constexpr (kConfig.wanted.dv) multiply_rows(dv, weights, memory.douts(use & 1));
-      wait_products<0>();
-      hold(x);
+      wgmma_wait<0>();
+      fence_operand(x);
       elementwise.make_dscores(ds, Elementwise::kHasShares ? shares : weights, x, memory, use,
                                hides_pairs);
       store_dscores(use);
       const SharedAddress rows = memory.queries(queries.stage);
       queries.advance();
       if (use == last) {
-        begin_products();
+        wgmma_fence();
         if constexpr (kConfig.wanted.dk) multiply_rows(dk, ds, rows);
         hand_over(use);
         break;
@@ -260,11 +260,11 @@ struct KeyWarpgroup {
       if constexpr (kConfig.wanted.dk) {
         multiply_rows(dk, ds, rows);
       } else {
-        commit_products();
+        wgmma_commit();
       }
       hand_over(use);
-      wait_products<1>();
-      hold(x);
+      wgmma_wait<1>();
+      fence_operand(x);
     }
   }
 
@@ -286,14 +286,14 @@ struct KeyWarpgroup {
         params,          maps,          memory,  task, warpgroup * kWarpgroupRows,
         memory.values(), 1 + warpgroup, fragment};
     if constexpr (kConfig.wanted.dv) {
-      hold(dv);
+      fence_operand(dv);
       results.write(dv, KeyGradient::dv, maps.dv, params.problem.dv,
                     int(params.problem.sizes.dim_v),
                     kConfig.features.dropout ? float(keep_scale(params.problem.dropout)) : 1.0f);
     }
-    wait_products<0>();
+    wgmma_wait<0>();
     if constexpr (kConfig.wanted.dk) {
-      hold(dk);
+      fence_operand(dk);
       results.write(dk, KeyGradient::dk, maps.dk, params.problem.dk, int(params.problem.sizes.dim),
                     float(params.problem.score.scale));
     }
@@ -306,7 +306,7 @@ struct KeyWarpgroup {
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[n][e] = 0;
     }
-    hold(sums);
+    fence_operand(sums);
   }
 };
 

@@ -29,9 +29,9 @@ struct PairedDq {
 
   REGARD_DEVICE void load_peer_keys(const BackwardTask& task) const {
     const SharedAddress barrier = memory.barrier(Memory::kPeerKeysFull);
-    arrive_expecting(barrier, panels_of(kColumns) * kPanelBytes);
+    mbarrier_arrive_expect_tx(barrier, panels_of(kColumns) * kPanelBytes);
     for (int panel = 0; panel < panels_of(kColumns); ++panel) {
-      load_box(memory.peer_keys() + panel * kPanelBytes, dq.maps.k,
+      tma_load(memory.peer_keys() + panel * kPanelBytes, dq.maps.k,
                {.column = (first_panel(task) + panel) * kPanelColumns,
                 .row = (task.tile_index ^ 1) * Memory::kKeys,
                 .head = task.kv,
@@ -48,7 +48,7 @@ struct PairedDq {
         piece_offset(lane / 16 * 8 + lane % 8, warp_index() * 2 + lane / 8 % 2);
 #pragma unroll
     for (int k = 0; k < Memory::kKeys / 16; ++k) {
-      load_matrices_transposed(ds[k], from + k * panel_bytes(16));
+      ldmatrix_trans(ds[k], from + k * panel_bytes(16));
     }
     sync_warp();
   }
@@ -56,11 +56,11 @@ struct PairedDq {
   template <int kBlocks>
   static REGARD_DEVICE void multiply(Accumulator (&sums)[kBlocks], const Operand& ds,
                                      SharedAddress keys, bool adds) {
-    const uint32 b = tile_word(keys, kPanelBytes);
+    const uint32 b = descriptor_word(keys, kPanelBytes);
 #pragma unroll
     for (int k = 0; k < Memory::kKeys / 16; ++k) {
-      multiply_registers<Format>(sums, ds[k], tile_descriptor(b + k * panel_bytes(16) / 16),
-                                 adds || k > 0);
+      wgmma_rs_nn<Format>(sums, ds[k], matrix_descriptor(b + k * panel_bytes(16) / 16),
+                          adds || k > 0);
     }
   }
 
@@ -68,29 +68,29 @@ struct PairedDq {
   REGARD_DEVICE void make(const BackwardTask& task, const BackwardStep& step, int use) const {
     if (thread_index() == 0) {
       const SharedAddress full = memory.barrier(Memory::kReceivedFull);
-      arrive_expecting(full, kPanelBytes);
-      send_to_peer(memory.dscores(1), memory.dscores(0), kPanelBytes, full);
+      mbarrier_arrive_expect_tx(full, kPanelBytes);
+      bulk_copy_to_peer(memory.dscores(1), memory.dscores(0), kPanelBytes, full);
     }
     sync_warp();
     Operand own, other;
     take(own, 0);
     dq.free_dscores(use);
-    wait_barrier(memory.barrier(Memory::kReceivedFull), use & 1);
+    mbarrier_wait(memory.barrier(Memory::kReceivedFull), use & 1);
     take(other, 1);
     if (lane_index() == 0)
-      arrive_in_cluster(of_peer(memory.barrier(Memory::kDscoreEmpty, use & 1)));
+      mbarrier_arrive_cluster(of_peer(memory.barrier(Memory::kDscoreEmpty, use & 1)));
 #pragma unroll 1
     for (int part = 0; part < kColumns / kAtOnce; ++part) {
       const int column = part * kAtOnce;
       const int offset = column / kPanelColumns * kPanelBytes + column % kPanelColumns * 2;
       Accumulator sums[kAtOnce / 8];
-      begin_products();
+      wgmma_fence();
       multiply(sums, own, memory.keys() + first_panel(task) * kPanelBytes + offset, false);
       multiply(sums, other, memory.peer_keys() + offset, true);
-      commit_products();
+      wgmma_commit();
       if (kConfig.ordered_dq && part == 0) dq.turns.take(task, step);
-      wait_products<0>();
-      hold(sums);
+      wgmma_wait<0>();
+      fence_operand(sums);
       dq.add_to_memory(sums, task, step, (first_panel(task) * kPanelColumns + column) / 8);
     }
   }

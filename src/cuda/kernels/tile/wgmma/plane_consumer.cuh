@@ -24,7 +24,7 @@ struct PlaneConsumer {
   static constexpr int kSteps = kConfig.dim / 16;  // of Q K^T
   static constexpr int kValueSteps = kKeys / 16;   // of P V
   static constexpr bool kStagesTerms = stages_bias(kConfig) || stages_mask(kConfig);
-  // From one plane to the next, in units of tile_word.
+  // From one plane to the next, in units of descriptor_word.
   static constexpr int kQueryPlane = panels_of(kConfig.dim) * panel_bytes(kRows) / 16;
   static constexpr int kKeyPlane = panels_of(kConfig.dim) * panel_bytes(kKeys) / 16;
   static constexpr int kValuePlane = panels_of(kConfig.dim_v) * panel_bytes(kKeys) / 16;
@@ -59,39 +59,40 @@ struct PlaneConsumer {
   // -------------------------------------------------------------------------------------- products
 
   REGARD_DEVICE void multiply_keys(int slot) {
-    const uint32 a = tile_word(memory.queries(slot) + warpgroup * panel_bytes(kWarpgroupRows), 0);
-    const uint32 b = tile_word(memory.keys(keys.stage), 0);
+    const uint32 a =
+        descriptor_word(memory.queries(slot) + warpgroup * panel_bytes(kWarpgroupRows), 0);
+    const uint32 b = descriptor_word(memory.keys(keys.stage), 0);
 #pragma unroll
     for (int term = 0; term < kTerms; ++term) {
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
         const int column = k % 4 * 2;
-        multiply_tiles<F16>(scores[0],
-                            tile_descriptor(a + plane_of_a(term) * kQueryPlane +
-                                            k / 4 * (panel_bytes(kRows) / 16) + column),
-                            tile_descriptor(b + plane_of_b(term) * kKeyPlane +
-                                            k / 4 * (panel_bytes(kKeys) / 16) + column),
-                            term + k > 0);
+        wgmma_ss_nt<F16>(scores[0],
+                         matrix_descriptor(a + plane_of_a(term) * kQueryPlane +
+                                           k / 4 * (panel_bytes(kRows) / 16) + column),
+                         matrix_descriptor(b + plane_of_b(term) * kKeyPlane +
+                                           k / 4 * (panel_bytes(kKeys) / 16) + column),
+                         term + k > 0);
       }
     }
-    commit_products();
+    wgmma_commit();
   }
   // The first product of all has no values yet (see ForwardConsumer); it stays within the keys that
   // are there.
   REGARD_DEVICE void multiply_values() {
-    const uint32 b = started ? tile_word(memory.values(values.stage), panel_bytes(kKeys))
-                             : tile_word(memory.keys(keys.stage), 0);
+    const uint32 b = started ? descriptor_word(memory.values(values.stage), panel_bytes(kKeys))
+                             : descriptor_word(memory.keys(keys.stage), 0);
     const uint32 low = started ? kValuePlane : 0;
 #pragma unroll
     for (int term = 0; term < kTerms; ++term) {
 #pragma unroll
       for (int k = 0; k < kValueSteps; ++k) {
-        multiply_registers<F16>(
-            of_block, weights[plane_of_a(term)][k],
-            tile_descriptor(b + plane_of_b(term) * low + k * panel_bytes(16) / 16), term + k > 0);
+        wgmma_rs_nn<F16>(of_block, weights[plane_of_a(term)][k],
+                         matrix_descriptor(b + plane_of_b(term) * low + k * panel_bytes(16) / 16),
+                         term + k > 0);
       }
     }
-    commit_products();
+    wgmma_commit();
   }
   REGARD_DEVICE void clear_out() {
 #pragma unroll
@@ -191,7 +192,7 @@ struct PlaneConsumer {
   // -------------------------------------------------------------------------------------- the walk
 
   REGARD_DEVICE void free(int barriers, int index) const {
-    if (lane_index() == 0) arrive(memory.barrier(barriers, index));
+    if (lane_index() == 0) mbarrier_arrive(memory.barrier(barriers, index));
   }
   // A row of keys whose values are far below their neighbours' (the planes keep 2^-40 of a block's
   // largest) becomes infinite, to be computed again with the marked ones.
@@ -228,7 +229,7 @@ struct PlaneConsumer {
       const bool fresh = left == 0;
       if (fresh) {
         ++taken;
-        wait_barrier(memory.barrier(Memory::kQueryFull, taken % kSlots), taken / kSlots % 2);
+        mbarrier_wait(memory.barrier(Memory::kQueryFull, taken % kSlots), taken / kSlots % 2);
         const ForwardTask& task = memory.task(taken);
         left = uniform(task.blocks);
         if (left == 0) break;
@@ -245,17 +246,17 @@ struct PlaneConsumer {
         sync_warp();  // the block before has been read
         Place(params, task, warp_row).load_terms(first_key);
       }
-      wait_barrier(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
-      if (started) wait_barrier(memory.barrier(Memory::kValueFull, values.stage), values.parity);
-      begin_products();
+      mbarrier_wait(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
+      if (started) mbarrier_wait(memory.barrier(Memory::kValueFull, values.stage), values.parity);
+      wgmma_fence();
       multiply_keys(slot);
       multiply_values();
-      wait_products<1>();
-      hold(scores[0]);
+      wgmma_wait<1>();
+      fence_operand(scores[0]);
 
       const Softmax before_tile = softmax;
       if constexpr (kStagesTerms) {
-        wait_copies<0>();
+        cp_async_wait<0>();
         sync_warp();
       }
       const bool hides = first_key < common_keys.begin || first_key + kKeys > common_keys.end;
@@ -264,13 +265,13 @@ struct PlaneConsumer {
       make_logits(task, first_key, hides, factors.key, exponents);
       softmax.raise(scores, exponents);
       softmax.make_weights(scores, exponents);
-      hold(scores[0]);
+      fence_operand(scores[0]);
       // Long over: a branch, across which the compiler does not move the wait for out.
-      wait_barrier(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
+      mbarrier_wait(memory.barrier(Memory::kKeyFull, keys.stage), keys.parity);
       free(Memory::kKeyEmpty, keys.stage);
       if (left == 1) free(Memory::kQueryEmpty, slot);
-      wait_products<0>();
-      hold(of_block);
+      wgmma_wait<0>();
+      fence_operand(of_block);
       keys.advance();
       if (started) {
         free(Memory::kValueEmpty, values.stage);
@@ -292,11 +293,11 @@ struct PlaneConsumer {
       split_weights();
     }
     if (!started) return;
-    wait_barrier(memory.barrier(Memory::kValueFull, values.stage), values.parity);
-    begin_products();
+    mbarrier_wait(memory.barrier(Memory::kValueFull, values.stage), values.parity);
+    wgmma_fence();
     multiply_values();
-    wait_products<0>();
-    hold(of_block);
+    wgmma_wait<0>();
+    fence_operand(of_block);
     add_block();
     write_results(taken - 1, softmax);
     WarpgroupResults<kConfig>::finish();

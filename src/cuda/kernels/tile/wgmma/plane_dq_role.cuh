@@ -66,23 +66,23 @@ struct PlaneDqRole {
   template <int kBlocks>
   REGARD_DEVICE void multiply(Accumulator (&sums)[kBlocks], int buffer, int first_block,
                               int first_key, bool adds) const {
-    const uint32 a = tile_word(memory.dscores(buffer) + panel_bytes(first_key), kNoPanel);
-    const uint32 b = tile_word(
+    const uint32 a = descriptor_word(memory.dscores(buffer) + panel_bytes(first_key), kNoPanel);
+    const uint32 b = descriptor_word(
         memory.keys() + first_block / 8 * panel_bytes(kKeys) + panel_bytes(first_key), kNoPanel);
-    begin_products();
+    wgmma_fence();
 #pragma unroll
     for (int term = 0; term < kPlaneTerms; ++term) {
 #pragma unroll
       for (int k = 0; k < kWarpgroupRows / 16; ++k) {
-        multiply_transposed_tile<F16>(
-            sums, tile_descriptor(a + plane_of_a(term) * kDscorePlane + k * panel_bytes(16) / 16),
-            tile_descriptor(b + plane_of_b(term) * kKeyPlane + k * panel_bytes(16) / 16),
+        wgmma_ss_tn<F16>(
+            sums, matrix_descriptor(a + plane_of_a(term) * kDscorePlane + k * panel_bytes(16) / 16),
+            matrix_descriptor(b + plane_of_b(term) * kKeyPlane + k * panel_bytes(16) / 16),
             adds || term + k > 0);
       }
     }
-    commit_products();
-    wait_products<0>();
-    hold(sums);
+    wgmma_commit();
+    wgmma_wait<0>();
+    fence_operand(sums);
   }
   template <int kBlocks>
   static REGARD_DEVICE void scale(Accumulator (&sums)[kBlocks], float factor) {
@@ -101,7 +101,7 @@ struct PlaneDqRole {
     float* const to = params.buffers.dq_sums +
                       dq_offset(kConfig, row / 16 + warp_index(), first_block, lane_index(), 0);
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) add_global_4(to + n * 128, sums[n]);
+    for (int n = 0; n < kBlocks; ++n) red_add_4(to + n * 128, sums[n]);
   }
 
   // A row far below others of the tile has lost what convert_dq then marks it for.
@@ -110,9 +110,9 @@ struct PlaneDqRole {
     const Problem& p = params.problem;
     if (lane_index() >= 16) return;
     const int row = warp_index() * 16 + lane_index();
-    add_global(dq_losses(params) + step.head * plane_term_rows(p) +
-                   PlaneLoads<kConfig>::first_row(p, task) + step.tile * kRows + row,
-               factor);
+    red_add(dq_losses(params) + step.head * plane_term_rows(p) +
+                PlaneLoads<kConfig>::first_row(p, task) + step.tile * kRows + row,
+            factor);
   }
 
   template <int kBlocks>
@@ -123,7 +123,7 @@ struct PlaneDqRole {
     multiply(sums, use & 1, part * kAtOnce, factors.first_key, false);
     if constexpr (kKeys > kWarpgroupRows) {
       scale(sums, factors.ratio);
-      hold(sums);
+      fence_operand(sums);
       multiply(sums, use & 1, part * kAtOnce, kWarpgroupRows - factors.first_key, true);
     }
     if (part == kParts - 1) free_dscores(use);
@@ -133,7 +133,7 @@ struct PlaneDqRole {
     add_to_memory(sums, task, step, part * kAtOnce);
   }
   REGARD_DEVICE void free_dscores(int use) const {
-    arrive(memory.barrier(Memory::kDscoreEmpty, use & 1));
+    mbarrier_arrive(memory.barrier(Memory::kDscoreEmpty, use & 1));
   }
   REGARD_DEVICE void make_dq(const BackwardTask& task, const BackwardStep& step, int use) {
     constexpr int kBlocks = kConfig.dim / 8, kWhole = kBlocks / kAtOnce, kRest = kBlocks % kAtOnce;
@@ -164,18 +164,18 @@ struct PlaneDqRole {
       }
       ahead.advance(task);
     }
-    wait_barrier(memory.barrier(Memory::kKeysFull), 0);
+    mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
     const int steps = task.steps;
 #pragma unroll 1
     for (int use = 0; use < steps; ++use) {
-      forget(memory.begin);
+      make_opaque(memory.begin);
       const bool loads = use + kAhead < steps;
       if constexpr (Memory::kWide && kHasPairTerms<kConfig>) {
         // The weights have been made: the one place of bias and mask is free.
-        wait_barrier(memory.barrier(Memory::kWeightsFull, use & 1), parity_of(use));
+        mbarrier_wait(memory.barrier(Memory::kWeightsFull, use & 1), parity_of(use));
         if (loads) pair_terms.load_pair_terms(task, ahead, use + kAhead);
       }
-      wait_barrier(memory.barrier(Memory::kDscoreFull, use & 1), parity_of(use));
+      mbarrier_wait(memory.barrier(Memory::kDscoreFull, use & 1), parity_of(use));
       if constexpr (!Memory::kWide) {
         // dS^T is there: nobody needs this tile's dO, and Q of the one before, any more.
         if (thread_index() == 0 && loads) {

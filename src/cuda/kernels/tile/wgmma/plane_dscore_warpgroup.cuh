@@ -24,7 +24,7 @@ struct PlaneDscoreWarpgroup : PlaneKeyRole<kConfig> {
     if constexpr (kConfig.wanted.dk) {
       Role::multiply_rows(of_tile, ds, memory.queries(stage));
     } else {
-      commit_products();
+      wgmma_commit();
     }
   }
 
@@ -34,7 +34,7 @@ struct PlaneDscoreWarpgroup : PlaneKeyRole<kConfig> {
                                   const Ring<Memory::kStages>& ring) const {
     this->arrive_once(Memory::kQueryFree, ring.stage);
     if (!this->issues() || use + Memory::kStages >= task.steps) return;
-    wait_barrier(memory.barrier(Memory::kQueryFree, ring.stage), ring.parity);
+    mbarrier_wait(memory.barrier(Memory::kQueryFree, ring.stage), ring.parity);
     this->loads().load_queries(task, Role::later_step(task, step), ring.stage);
   }
 
@@ -48,29 +48,29 @@ struct PlaneDscoreWarpgroup : PlaneKeyRole<kConfig> {
     this->set_whole_rows(task);
     BackwardStep step{task.kv * int(params.problem.sizes.group()), task.first_tile};
     Ring<Memory::kStages> ring;
-    wait_barrier(memory.barrier(Memory::kValuesFull), 0);
-    wait_barrier(memory.barrier(Memory::kDoutFull, ring.stage), ring.parity);
-    begin_products();
+    mbarrier_wait(memory.barrier(Memory::kValuesFull), 0);
+    mbarrier_wait(memory.barrier(Memory::kDoutFull, ring.stage), ring.parity);
+    wgmma_fence();
     multiply_douts(ring.stage);
-    wait_products<0>();
-    hold(x);
+    wgmma_wait<0>();
+    fence_operand(x);
     const int last = task.steps - 1;
 #pragma unroll 1
     for (int use = 0;; ++use) {  // dP^T is there
-      forget(memory.begin);
+      make_opaque(memory.begin);
       float most[2], factors[2];
-      wait_barrier(memory.barrier(Memory::kWeightsFull, use & 1), parity_of(use));
+      mbarrier_wait(memory.barrier(Memory::kWeightsFull, use & 1), parity_of(use));
       this->make_dscores(most, key_factors, value_factors, step, use, ring.stage);
       if constexpr (kConfig.wanted.dk) this->split_dscores(ds, factors, most, ring.stage);
       sync_warp();
-      arrive(memory.barrier(Memory::kDoutFree, ring.stage));  // delta has been read
+      mbarrier_arrive(memory.barrier(Memory::kDoutFree, ring.stage));  // delta has been read
       this->store_dscores(key_factors, use);
-      wait_barrier(memory.barrier(Memory::kQueryFull, ring.stage), ring.parity);
+      mbarrier_wait(memory.barrier(Memory::kQueryFull, ring.stage), ring.parity);
       if (use == last) {
-        begin_products();
+        wgmma_fence();
         multiply_dscores(ring.stage);
         this->hand_over_dscores(use);
-        wait_products<0>();
+        wgmma_wait<0>();
         add(factors);
         break;
       }
@@ -78,21 +78,21 @@ struct PlaneDscoreWarpgroup : PlaneKeyRole<kConfig> {
       const Ring<Memory::kStages> done = ring;
       step.advance(task);
       ring.advance();
-      wait_barrier(memory.barrier(Memory::kDoutFull, ring.stage), ring.parity);
-      begin_products();
+      mbarrier_wait(memory.barrier(Memory::kDoutFull, ring.stage), ring.parity);
+      wgmma_fence();
       multiply_dscores(done.stage);
       multiply_douts(ring.stage);
       this->hand_over_dscores(use);
-      wait_products<1>();
+      wgmma_wait<1>();
       add(factors);
       load_queries(task, before, use, done);
-      wait_products<0>();
-      hold(x);
+      wgmma_wait<0>();
+      fence_operand(x);
     }
   }
   REGARD_DEVICE void add(const float (&factors)[2]) {
     if constexpr (kConfig.wanted.dk) {
-      hold(of_tile);
+      fence_operand(of_tile);
       Role::add_tile(dk, of_tile, factors);
     }
   }

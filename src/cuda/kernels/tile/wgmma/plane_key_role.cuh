@@ -21,7 +21,7 @@ struct PlaneKeyRole : KeyRole<kConfig> {
   using typename Role::Memory, typename Role::Elementwise;
   using Planes = typename PlaneScores<kConfig>::Planes;
   static constexpr int kRows = Memory::kRows, kKeys = Memory::kKeys;
-  // From one plane to the next, in units of tile_word.
+  // From one plane to the next, in units of descriptor_word.
   static constexpr int plane_words(int columns, int rows) {
     return panels_of(columns) * panel_bytes(rows) / 16;
   }
@@ -45,40 +45,40 @@ struct PlaneKeyRole : KeyRole<kConfig> {
   // x = A B^T over the columns of both.
   template <int kColumns>
   REGARD_DEVICE void multiply_scores(SharedAddress keys, SharedAddress rows) {
-    const uint32 a = tile_word(keys + panel_bytes(Role::own_key), 0), b = tile_word(rows, 0);
+    const uint32 a = descriptor_word(keys + panel_bytes(Role::own_key), 0),
+                 b = descriptor_word(rows, 0);
 #pragma unroll
     for (int term = 0; term < kPlaneTerms; ++term) {
 #pragma unroll
       for (int k = 0; k < kColumns / 16; ++k) {
         const int column = k % 4 * 2;
-        multiply_tiles<F16>(x,
-                            tile_descriptor(a + plane_of_a(term) * plane_words(kColumns, kKeys) +
-                                            k / 4 * (panel_bytes(kKeys) / 16) + column),
-                            tile_descriptor(b + plane_of_b(term) * plane_words(kColumns, kRows) +
-                                            k / 4 * (panel_bytes(kRows) / 16) + column),
-                            term + k > 0);
+        wgmma_ss_nt<F16>(x,
+                         matrix_descriptor(a + plane_of_a(term) * plane_words(kColumns, kKeys) +
+                                           k / 4 * (panel_bytes(kKeys) / 16) + column),
+                         matrix_descriptor(b + plane_of_b(term) * plane_words(kColumns, kRows) +
+                                           k / 4 * (panel_bytes(kRows) / 16) + column),
+                         term + k > 0);
       }
     }
-    commit_products();
+    wgmma_commit();
   }
 
   // sums = A rows, over the tile's rows.
   template <int kBlocks>
   static REGARD_DEVICE void multiply_rows(Accumulator (&sums)[kBlocks], const Planes& a,
                                           SharedAddress rows) {
-    const uint32 b = tile_word(rows, panel_bytes(kRows));
+    const uint32 b = descriptor_word(rows, panel_bytes(kRows));
 #pragma unroll
     for (int term = 0; term < kPlaneTerms; ++term) {
 #pragma unroll
       for (int k = 0; k < kRows / 16; ++k) {
-        multiply_registers<F16>(
-            sums, a.word[plane_of_a(term)][k],
-            tile_descriptor(b + plane_of_b(term) * plane_words(kBlocks * 8, kRows) +
-                            k * panel_bytes(16) / 16),
-            term + k > 0);
+        wgmma_rs_nn<F16>(sums, a.word[plane_of_a(term)][k],
+                         matrix_descriptor(b + plane_of_b(term) * plane_words(kBlocks * 8, kRows) +
+                                           k * panel_bytes(16) / 16),
+                         term + k > 0);
       }
     }
-    commit_products();
+    wgmma_commit();
   }
 
   template <int kBlocks>
@@ -106,9 +106,9 @@ struct PlaneKeyRole : KeyRole<kConfig> {
                                   int stage) {
     const float unit = PlaneScores<kConfig>::unit(params);
     const float factors[2] = {key_factors[0] * unit, key_factors[1] * unit};
-    wait_barrier(memory.barrier(Memory::kDscoreEmpty, use & 1), parity_of(use) ^ 1);
+    mbarrier_wait(memory.barrier(Memory::kDscoreEmpty, use & 1), parity_of(use) ^ 1);
     if constexpr (kHasPairTerms<kConfig>) {
-      wait_barrier(memory.barrier(Memory::kPairTermsFull, use & 1), parity_of(use));
+      mbarrier_wait(memory.barrier(Memory::kPairTermsFull, use & 1), parity_of(use));
     }
     scores().make_weights(x, most, factors, task, step, memory, stage, use, this->hides(step),
                           [&](int n, const float(&w)[4]) {
@@ -159,7 +159,7 @@ struct PlaneKeyRole : KeyRole<kConfig> {
   }
   // dq's, in place of the weights.
   REGARD_DEVICE void store_dscores(const float (&key_factors)[2], int use) const {
-    sync_threads(Role::number, 128);
+    bar_sync(Role::number, 128);
     const float scale = plane_scale(largest_dscore<kConfig>(memory, use, Role::own_key)).scale;
     const float scales[2] = {key_factors[0] * scale, key_factors[1] * scale};
     const SharedAddress to = memory.dscores(use & 1);
@@ -174,16 +174,16 @@ struct PlaneKeyRole : KeyRole<kConfig> {
         high[i] = both.high;
         low[i] = both.low;
       }
-      store_matrices(to + (this->fragment ^ k << 5), high);
-      store_matrices(to + panel_bytes(kKeys) + (this->fragment ^ k << 5), low);
+      stmatrix(to + (this->fragment ^ k << 5), high);
+      stmatrix(to + panel_bytes(kKeys) + (this->fragment ^ k << 5), low);
     }
   }
   // After the next products have begun: the fence takes a while where copies are under way.
   REGARD_DEVICE void hand_over_dscores(int use) const {
-    publish_shared_writes();
+    fence_proxy_async();
     sync_warp();
     if (Memory::kEachHasRead || lane_index() == 0) {
-      arrive(memory.barrier(Memory::kDscoreFull, use & 1));
+      mbarrier_arrive(memory.barrier(Memory::kDscoreFull, use & 1));
     }
   }
 };

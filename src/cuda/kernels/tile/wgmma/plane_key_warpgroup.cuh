@@ -37,58 +37,58 @@ struct PlaneKeyWarpgroup : PlaneKeyRole<kConfig> {
     this->set_whole_rows(task);
     Role::clear_sums(of_dk);
     BackwardStep step{task.kv * int(params.problem.sizes.group()), task.first_tile};
-    wait_barrier(memory.barrier(Memory::kKeysFull), 0);
-    wait_barrier(memory.barrier(Memory::kQueryFull, queries.stage), queries.parity);
-    begin_products();
+    mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
+    mbarrier_wait(memory.barrier(Memory::kQueryFull, queries.stage), queries.parity);
+    wgmma_fence();
     multiply_queries();
-    wait_barrier(memory.barrier(Memory::kValuesFull), 0);
-    wait_products<0>();
-    hold(x);
+    mbarrier_wait(memory.barrier(Memory::kValuesFull), 0);
+    wgmma_wait<0>();
+    fence_operand(x);
     const int last = task.steps - 1;
 #pragma unroll 1
     for (int use = 0;; ++use) {  // S^T is there, and dk's product of the tile before under way
-      forget(memory.begin);
+      make_opaque(memory.begin);
       float most[2];
       this->make_weights(most, key_factors, task, step, use, queries.stage);
       // Long over: a branch, across which the compiler does not move the wait for dk.
-      wait_barrier(memory.barrier(Memory::kQueryFull, queries.stage), queries.parity);
-      wait_products<0>();
-      hold(of_dk);
+      mbarrier_wait(memory.barrier(Memory::kQueryFull, queries.stage), queries.parity);
+      wgmma_wait<0>();
+      fence_operand(of_dk);
       Role::add_tile(dk, of_dk, factors);
       this->split_weights(operand, factors, most);
       const int stage = use & 1;
-      wait_barrier(memory.barrier(Memory::kDoutFull, stage), parity_of(use));
-      begin_products();
+      mbarrier_wait(memory.barrier(Memory::kDoutFull, stage), parity_of(use));
+      wgmma_fence();
       this->template multiply_scores<kConfig.dim_v>(memory.values(), memory.douts(stage));
       Role::multiply_rows(of_dv, operand, memory.douts(stage));
-      wait_products<1>();
-      hold(x);
+      wgmma_wait<1>();
+      fence_operand(x);
       this->make_dscores(most, key_factors, value_factors, step, use, stage);
-      wait_barrier(memory.barrier(Memory::kDoutFull, stage), parity_of(use));  // likewise
-      wait_products<0>();
-      hold(of_dv);
+      mbarrier_wait(memory.barrier(Memory::kDoutFull, stage), parity_of(use));  // likewise
+      wgmma_wait<0>();
+      fence_operand(of_dv);
       Role::add_tile(dv, of_dv, factors);
       this->split_dscores(operand, factors, most, stage);
       this->store_dscores(key_factors, use);
       const SharedAddress rows = memory.queries(queries.stage);
       queries.advance();
       if (use == last) {
-        begin_products();
+        wgmma_fence();
         Role::multiply_rows(of_dk, operand, rows);
         this->hand_over_dscores(use);
         break;
       }
       step.advance(task);
-      wait_barrier(memory.barrier(Memory::kQueryFull, queries.stage), queries.parity);
-      begin_products();
+      mbarrier_wait(memory.barrier(Memory::kQueryFull, queries.stage), queries.parity);
+      wgmma_fence();
       multiply_queries();
       Role::multiply_rows(of_dk, operand, rows);
       this->hand_over_dscores(use);
-      wait_products<1>();
-      hold(x);
+      wgmma_wait<1>();
+      fence_operand(x);
     }
-    wait_products<0>();
-    hold(of_dk);
+    wgmma_wait<0>();
+    fence_operand(of_dk);
     Role::add_tile(dk, of_dk, factors);
   }
 

@@ -39,20 +39,20 @@ struct PlaneLoads {
     for (int plane = 0; plane < kPlanes; ++plane) {
 #pragma unroll 1
       for (int column = 0; column < columns; column += kPanelColumns) {
-        load_box(to, map, {.column = column, .row = row, .head = head, .batch = plane}, barrier);
+        tma_load(to, map, {.column = column, .row = row, .head = head, .batch = plane}, barrier);
         to += panel_bytes(rows);
       }
     }
   }
   REGARD_DEVICE void load_keys(const BackwardTask& task) const {
     const SharedAddress barrier = memory.barrier(Memory::kKeysFull);
-    arrive_expecting(barrier, kPlanes * panels_of(kConfig.dim) * panel_bytes(kKeys));
+    mbarrier_arrive_expect_tx(barrier, kPlanes * panels_of(kConfig.dim) * panel_bytes(kKeys));
     load_planes(memory.keys(), kConfig.dim, kKeys, maps.k, first_key(params.problem, task), task.kv,
                 barrier);
   }
   REGARD_DEVICE void load_values(const BackwardTask& task) const {
     const SharedAddress barrier = memory.barrier(Memory::kValuesFull);
-    arrive_expecting(barrier, kPlanes * panels_of(kConfig.dim_v) * panel_bytes(kKeys));
+    mbarrier_arrive_expect_tx(barrier, kPlanes * panels_of(kConfig.dim_v) * panel_bytes(kKeys));
     load_planes(memory.values(), kConfig.dim_v, kKeys, maps.v, first_key(params.problem, task),
                 task.kv, barrier);
   }
@@ -69,18 +69,20 @@ struct PlaneLoads {
     const SharedAddress barrier = memory.barrier(Memory::kQueryFull, stage);
     constexpr int kTerms = kRows * row_term_bytes(kConfig);
     const int row = first_row(params.problem, task) + step.tile * kRows;
-    arrive_expecting(barrier, kPlanes * panels_of(kConfig.dim) * panel_bytes(kRows) + kTerms);
+    mbarrier_arrive_expect_tx(barrier,
+                              kPlanes * panels_of(kConfig.dim) * panel_bytes(kRows) + kTerms);
     load_planes(memory.queries(stage), kConfig.dim, kRows, maps.q, row, step.head, barrier);
-    load_bytes(memory.lse(stage), terms_of(step, row, false), kTerms, barrier);
+    bulk_load(memory.lse(stage), terms_of(step, row, false), kTerms, barrier);
   }
   REGARD_DEVICE void load_douts(const BackwardTask& task, const BackwardStep& step,
                                 int stage) const {
     const SharedAddress barrier = memory.barrier(Memory::kDoutFull, stage);
     constexpr int kTerms = kRows * row_term_bytes(kConfig);
     const int row = first_row(params.problem, task) + step.tile * kRows;
-    arrive_expecting(barrier, kPlanes * panels_of(kConfig.dim_v) * panel_bytes(kRows) + kTerms);
+    mbarrier_arrive_expect_tx(barrier,
+                              kPlanes * panels_of(kConfig.dim_v) * panel_bytes(kRows) + kTerms);
     load_planes(memory.douts(stage), kConfig.dim_v, kRows, maps.dout, row, step.head, barrier);
-    load_bytes(memory.delta(stage), terms_of(step, row, true), kTerms, barrier);
+    bulk_load(memory.delta(stage), terms_of(step, row, true), kTerms, barrier);
   }
 };
 

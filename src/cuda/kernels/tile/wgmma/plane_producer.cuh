@@ -20,12 +20,12 @@ struct PlaneProducer {
   // Both planes of `rows` rows; the map has planes in place of batch entries.
   REGARD_DEVICE void load_planes(SharedAddress to, int panels, int rows, const TensorMap& map,
                                  int row, int head, SharedAddress barrier) const {
-    arrive_expecting(barrier, Memory::kPlanes * panels * panel_bytes(rows));
+    mbarrier_arrive_expect_tx(barrier, Memory::kPlanes * panels * panel_bytes(rows));
 #pragma unroll 1
     for (int plane = 0; plane < Memory::kPlanes; ++plane) {
 #pragma unroll 1
       for (int column = 0; column < panels * kPanelColumns; column += kPanelColumns) {
-        load_box(to, map, {.column = column, .row = row, .head = head, .batch = plane}, barrier);
+        tma_load(to, map, {.column = column, .row = row, .head = head, .batch = plane}, barrier);
         to += panel_bytes(rows);
       }
     }
@@ -40,13 +40,13 @@ struct PlaneProducer {
   // `number`: of the block, counted from the first that this producer loads.
   REGARD_DEVICE void load_keys(int row, int head, int number) const {
     const int stage = number % kStages;
-    wait_barrier(memory.barrier(Memory::kKeyEmpty, stage), number / kStages % 2 ^ 1);
+    mbarrier_wait(memory.barrier(Memory::kKeyEmpty, stage), number / kStages % 2 ^ 1);
     load_planes(memory.keys(stage), panels_of(kConfig.dim), kKeys, maps.k, row, head,
                 memory.barrier(Memory::kKeyFull, stage));
   }
   REGARD_DEVICE void load_values(int row, int head, int number) const {
     const int stage = number % kStages;
-    wait_barrier(memory.barrier(Memory::kValueEmpty, stage), number / kStages % 2 ^ 1);
+    mbarrier_wait(memory.barrier(Memory::kValueEmpty, stage), number / kStages % 2 ^ 1);
     load_planes(memory.values(stage), panels_of(kConfig.dim_v), kKeys, maps.v, row, head,
                 memory.barrier(Memory::kValueFull, stage));
   }
@@ -59,10 +59,10 @@ struct PlaneProducer {
       ForwardTask task;
       const bool any = tiles.take_task(task, taken == 0);
       const int slot = taken % kSlots;
-      wait_barrier(memory.barrier(Memory::kQueryEmpty, slot), taken / kSlots % 2 ^ 1);
+      mbarrier_wait(memory.barrier(Memory::kQueryEmpty, slot), taken / kSlots % 2 ^ 1);
       memory.task(taken) = task;
       if (!any) {
-        arrive(memory.barrier(Memory::kQueryFull, slot));
+        mbarrier_arrive(memory.barrier(Memory::kQueryFull, slot));
         break;
       }
       load_queries(slot, task);

@@ -159,7 +159,7 @@ struct PlaneScores {
         float d;
         if constexpr (kOn.dropout) {
           const float dp = x[n][i] * value_factors[half];
-          d = positive_part(weight) * dp * scale - magnitude_of(weight) * rows.value[e];
+          d = relu(weight) * dp * scale - magnitude_of(weight) * rows.value[e];
         } else {
           d = weight * fma_of(x[n][i], value_factors[half], -rows.value[e]);
         }

@@ -22,7 +22,7 @@ struct PlaneSoftmax : WarpgroupSoftmax<kConfig> {
       const float most = Base::maximum(scores, half) * exponent[half] - kHead;
       const float before = row.max;
       row.max = most > before + kRise ? most : before;
-      shrink[half] = exp2_approximate(before - subtractable<L>(row.max));
+      shrink[half] = ex2_approx(before - subtractable<L>(row.max));
       if (row.max == before) shrink[half] = 1;
       row.sum *= shrink[half];
     }

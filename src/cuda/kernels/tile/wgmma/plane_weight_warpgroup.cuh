@@ -24,7 +24,7 @@ struct PlaneWeightWarpgroup : PlaneKeyRole<kConfig> {
     if constexpr (kConfig.wanted.dv) {
       Role::multiply_rows(of_tile, weights, memory.douts(stage));
     } else {
-      commit_products();
+      wgmma_commit();
     }
   }
 
@@ -33,7 +33,7 @@ struct PlaneWeightWarpgroup : PlaneKeyRole<kConfig> {
                                 const Ring<Memory::kStages>& ring) const {
     this->arrive_once(Memory::kDoutFree, ring.stage);
     if (!this->issues() || use + Memory::kStages >= task.steps) return;
-    wait_barrier(memory.barrier(Memory::kDoutFree, ring.stage), ring.parity);
+    mbarrier_wait(memory.barrier(Memory::kDoutFree, ring.stage), ring.parity);
     this->loads().load_douts(task, Role::later_step(task, step), ring.stage);
   }
 
@@ -42,28 +42,28 @@ struct PlaneWeightWarpgroup : PlaneKeyRole<kConfig> {
     for (int half = 0; half < 2; ++half) key_factors[half] = this->factors_of(task, half).key;
     this->set_whole_rows(task);
     BackwardStep step{task.kv * int(params.problem.sizes.group()), task.first_tile};
-    wait_barrier(memory.barrier(Memory::kKeysFull), 0);
-    wait_barrier(memory.barrier(Memory::kQueryFull, ring.stage), ring.parity);
-    begin_products();
+    mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
+    mbarrier_wait(memory.barrier(Memory::kQueryFull, ring.stage), ring.parity);
+    wgmma_fence();
     multiply_queries(ring.stage);
-    wait_products<0>();
-    hold(x);
+    wgmma_wait<0>();
+    fence_operand(x);
     const int last = task.steps - 1;
 #pragma unroll 1
     for (int use = 0;; ++use) {  // S^T is there
-      forget(memory.begin);
+      make_opaque(memory.begin);
       float most[2], factors[2];
       this->make_weights(most, key_factors, task, step, use, ring.stage);
       sync_warp();
       if (Memory::kEachHandsOver || lane_index() == 0) {
-        arrive(memory.barrier(Memory::kWeightsFull, use & 1));
+        mbarrier_arrive(memory.barrier(Memory::kWeightsFull, use & 1));
       }
       if constexpr (kConfig.wanted.dv) this->split_weights(weights, factors, most);
-      wait_barrier(memory.barrier(Memory::kDoutFull, ring.stage), ring.parity);
+      mbarrier_wait(memory.barrier(Memory::kDoutFull, ring.stage), ring.parity);
       if (use == last) {
-        begin_products();
+        wgmma_fence();
         multiply_weights(ring.stage);
-        wait_products<0>();
+        wgmma_wait<0>();
         add(factors);
         break;
       }
@@ -71,20 +71,20 @@ struct PlaneWeightWarpgroup : PlaneKeyRole<kConfig> {
       const Ring<Memory::kStages> done = ring;
       step.advance(task);
       ring.advance();
-      wait_barrier(memory.barrier(Memory::kQueryFull, ring.stage), ring.parity);
-      begin_products();
+      mbarrier_wait(memory.barrier(Memory::kQueryFull, ring.stage), ring.parity);
+      wgmma_fence();
       multiply_weights(done.stage);
       multiply_queries(ring.stage);
-      wait_products<1>();
+      wgmma_wait<1>();
       add(factors);
       load_douts(task, before, use, done);
-      wait_products<0>();
-      hold(x);
+      wgmma_wait<0>();
+      fence_operand(x);
     }
   }
   REGARD_DEVICE void add(const float (&factors)[2]) {
     if constexpr (kConfig.wanted.dv) {
-      hold(of_tile);
+      fence_operand(of_tile);
       Role::add_tile(dv, of_tile, factors);
     }
   }

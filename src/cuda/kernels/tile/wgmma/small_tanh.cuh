@@ -3,7 +3,7 @@
 // at most.
 #pragma once
 
-#include "cuda/kernels/machine.cuh"
+#include "cuda/kernels/ptx.cuh"
 
 namespace regard {
 

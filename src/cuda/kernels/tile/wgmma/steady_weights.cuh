@@ -99,7 +99,7 @@ struct SteadyWeights {
           } else {
             power = fma_of(pair[e], unit, power);
           }
-          pair[e] = exp2_approximate(power);
+          pair[e] = ex2_approx(power);
           if (kOn.mask && !seen[e]) pair[e] = 0;
         }
         rows[half].sum += pair[0] + pair[1];

@@ -11,8 +11,8 @@
 // again with the same number begins it anew.
 #pragma once
 
-#include "cuda/kernels/machine_hopper.cuh"
 #include "cuda/kernels/params.h"
+#include "cuda/kernels/ptx_hopper.cuh"
 #include "plan/wgmma_layout.h"
 
 namespace regard {
@@ -25,13 +25,13 @@ struct TileNumbers {
   REGARD_DEVICE void begin(int count) const {
     if constexpr (!counts_tiles(kConfig)) return;
     uint64* const word = params.buffers.tile_counter;
-    const uint64 was = read_number(word);
-    if (was - params.call >= uint32(count)) replace_number(word, was, params.call);
+    const uint64 was = load_relaxed(word);
+    if (was - params.call >= uint32(count)) atomic_cas(word, was, params.call);
   }
   // The number after `last`, the block's present one. Nothing waits for it here.
   REGARD_DEVICE int after(int last) const {
     if constexpr (!counts_tiles(kConfig)) return last + int(block_count());
-    return int(block_count()) + int(take_number(params.buffers.tile_counter) - params.call);
+    return int(block_count()) + int(atomic_increment(params.buffers.tile_counter) - params.call);
   }
 };
 

@@ -2,7 +2,7 @@
 // low that score() raises it: then it is added as it is, without a look at single elements.
 #pragma once
 
-#include "cuda/kernels/machine_hopper.cuh"
+#include "cuda/kernels/ptx_hopper.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
 #include "cuda/kernels/tile/wgmma/warpgroup_place.cuh"
 
@@ -41,7 +41,7 @@ struct WarpgroupBias {
     for (int k = 0; k < kFragments; ++k) {
       const typename F::A& of_keys = fragment(k);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) most = larger_halves(most, of_keys.word[i]);
+      for (int i = 0; i < 4; ++i) most = max_u16x2(most, of_keys.word[i]);
     }
     return any_in_warp(has_low_half<kConfig.bias.type>(most));
   }

@@ -2,8 +2,8 @@
 // producer tells the consumers of a tile of rows.
 #pragma once
 
-#include "cuda/kernels/machine_hopper.cuh"
 #include "cuda/kernels/params.h"
+#include "cuda/kernels/ptx_hopper.cuh"
 #include "plan/wgmma_layout.h"
 
 namespace regard {
@@ -95,25 +95,25 @@ struct WarpgroupMemory {
   // Full by one arrival and the copies' bytes, empty when every warp that reads them has arrived.
   REGARD_DEVICE void init_barriers() const {
     for (int slot = 0; slot < kSlots; ++slot) {
-      init_barrier(barrier(kQueryFull, slot), 1);
-      init_barrier(barrier(kQueryEmpty, slot), kConsumerWarps);
+      mbarrier_init(barrier(kQueryFull, slot), 1);
+      mbarrier_init(barrier(kQueryEmpty, slot), kConsumerWarps);
     }
     for (int stage = 0; stage < kStages; ++stage) {
-      init_barrier(barrier(kKeyFull, stage), 1);
-      init_barrier(barrier(kKeyEmpty, stage), kConsumerWarps);
-      init_barrier(barrier(kValueFull, stage), 1);
-      init_barrier(barrier(kValueEmpty, stage), kConsumerWarps);
+      mbarrier_init(barrier(kKeyFull, stage), 1);
+      mbarrier_init(barrier(kKeyEmpty, stage), kConsumerWarps);
+      mbarrier_init(barrier(kValueFull, stage), 1);
+      mbarrier_init(barrier(kValueEmpty, stage), kConsumerWarps);
     }
     if constexpr (kConfig.bias.by_tma) {
       for (int warpgroup = 0; warpgroup < kConsumerWarps / 4; ++warpgroup) {
-        init_barrier(barrier(kBiasFull, warpgroup), 1);
-        init_barrier(barrier(kBiasEmpty, warpgroup), 4);
+        mbarrier_init(barrier(kBiasFull, warpgroup), 1);
+        mbarrier_init(barrier(kBiasEmpty, warpgroup), 4);
       }
     } else if constexpr (kConfig.features.bias) {
-      for (int warp = 0; warp < kConsumerWarps; ++warp) init_barrier(barrier(kBiasFull, warp), 1);
+      for (int warp = 0; warp < kConsumerWarps; ++warp) mbarrier_init(barrier(kBiasFull, warp), 1);
     }
-    if constexpr (has_dropout_warpgroup(kConfig)) init_barrier(barrier(kDropsFull, 0), 128);
-    publish_barriers();
+    if constexpr (has_dropout_warpgroup(kConfig)) mbarrier_init(barrier(kDropsFull, 0), 128);
+    fence_mbarrier_init();
   }
 };
 

@@ -83,7 +83,7 @@ struct WarpgroupPlace {
   REGARD_DEVICE SharedAddress bias_piece(int row, int piece) const {
     if constexpr (kConfig.bias.by_tma) {
       uint32 now = uint32(row);
-      forget(now);  // or the places of all pieces are kept
+      make_opaque(now);  // or the places of all pieces are kept
       return WarpgroupMemory<kConfig>().bias(piece / 8) + piece_offset(int(now), piece % 8);
     }
     const TileView tile = bias_tile(0);
@@ -92,7 +92,7 @@ struct WarpgroupPlace {
   // That of the warp's rows and 16 keys, as a lane has an operand of a product.
   REGARD_DEVICE void load_bias_fragment(uint32 (&words)[4], int k) const {
     const int lane = lane_index();
-    load_matrices(words, bias_piece(warp_row + lane % 16, k * 2 + lane / 16));
+    ldmatrix(words, bias_piece(warp_row + lane % 16, k * 2 + lane / 16));
   }
   // That of a row and two keys of the block.
   REGARD_DEVICE SharedAddress bias_pair(int, int row, int column) const {
@@ -131,13 +131,13 @@ struct WarpgroupPlace {
       constexpr int kBytes = element_bytes(kConfig.bias.type);
       const int rows = clamp_to(row_count - warp_row, 0, 16), row = lane_index();
       const int bytes = smaller(seq.len_k - first_key, kKeys) * kBytes;
-      if (row == 0) arrive_expecting(barrier, rows * bytes);
+      if (row == 0) mbarrier_arrive_expect_tx(barrier, rows * bytes);
       sync_warp();
       const TermRows from{*this, p.bias, kBytes, first_key};
       const TileView tile = of_warp(bias_tile(0));
       const SharedAddress to = tile.begin + row * tile.row_bytes;
       if (row < rows) {
-        load_bytes(to, from.row(row), bytes, barrier);
+        bulk_load(to, from.row(row), bytes, barrier);
       } else if (row < 16) {
 #pragma unroll 1
         for (int n = 0; n < kKeys * kBytes; n += 16) store_shared_128(to + n, {});
@@ -161,7 +161,7 @@ struct WarpgroupPlace {
           of_warp(mask_tile(0)), rows, columns, first_key, 1, TermRows{*this, p.mask, 1, first_key},
           lane_index());
     }
-    commit_copies();
+    cp_async_commit();
   }
 };
 

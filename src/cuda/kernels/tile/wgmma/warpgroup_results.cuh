@@ -71,7 +71,7 @@ struct WarpgroupResults {
   // the rest of a row.
   static REGARD_DEVICE float normaliser_of(const SoftmaxRow<L>& row) {
     if constexpr (kConfig.type == Type::f32) return normaliser<L>(row);
-    return row.sum == 0 ? 0.0f : reciprocal_approximate(row.sum);
+    return row.sum == 0 ? 0.0f : rcp_approx(row.sum);
   }
   // Lse and marks, of each row by one of the four lanes that hold it.
   REGARD_DEVICE void write_rows(const bool (&spoiled)[2]) const {
@@ -106,17 +106,17 @@ struct WarpgroupResults {
     constexpr int kAll = panels_of(kConfig.dim_v);
 #pragma unroll
     for (int first = 0; first < kAll; first += kPanels) {
-      if (lane == 0) wait_stores_read();
+      if (lane == 0) tma_store_wait_read();
       sync_warp();
 #pragma unroll
       for (int n = first * 8; n < kOutBlocks && n < (first + kPanels) * 8; n += 2) {
         const uint32 m[4] = {pack<Format>(out[n][0], out[n][1]), pack<Format>(out[n][2], out[n][3]),
                              pack<Format>(out[n + 1][0], out[n + 1][1]),
                              pack<Format>(out[n + 1][2], out[n + 1][3])};
-        store_matrices(
-            memory.out(n / 8 - first) + piece_offset(warp_row + lane % 16, n % 8 + lane / 16), m);
+        stmatrix(memory.out(n / 8 - first) + piece_offset(warp_row + lane % 16, n % 8 + lane / 16),
+                 m);
       }
-      publish_shared_writes();
+      fence_proxy_async();
       sync_warp();
       if (kConfig.varlen && rows_left < 16) {
         copy_rows(first);
@@ -129,14 +129,14 @@ struct WarpgroupResults {
     const bool packed = params.problem.packed;
 #pragma unroll
     for (int panel = first; panel < first + kPanels && panel < panels_of(kConfig.dim_v); ++panel) {
-      store_box(maps.out,
+      tma_store(maps.out,
                 {.column = panel * kPanelColumns,
                  .row = task.first_q + task.first_row + warp_row,
                  .head = task.head,
                  .batch = packed ? 0 : task.b},
                 memory.out(panel - first) + warp_row * kPanelRowBytes);
     }
-    commit_stores();
+    tma_store_commit();
   }
   // Where rows follow that are not the tile's: the copy engine would write them all.
   REGARD_DEVICE void copy_rows(int first) const {
@@ -197,7 +197,7 @@ struct WarpgroupResults {
   // Before the block ends: its shared memory has been read.
   static REGARD_DEVICE void finish() {
     if constexpr (kPanels > 0) {
-      if (lane_index() == 0) wait_stores_read();
+      if (lane_index() == 0) tma_store_wait_read();
     }
   }
 };

@@ -71,7 +71,7 @@ struct WarpgroupSoftmax {
         const float top = max_of(most, before + least[half]);
         row.max = top > before + slack ? top : before;
       }
-      shrink[half] = exp2_approximate(before - subtractable<L>(row.max));
+      shrink[half] = ex2_approx(before - subtractable<L>(row.max));
       if (row.max == before) shrink[half] = 1;
       row.sum *= shrink[half];
     }
@@ -84,7 +84,7 @@ struct WarpgroupSoftmax {
       SoftmaxRow<L>& row = rows[half];
       const float before = row.max;
       row.max += log2_of(max_of(over_lanes_largest(row.sum), 1.0f));
-      shrink[half] = exp2_approximate(before - subtractable<L>(row.max));
+      shrink[half] = ex2_approx(before - subtractable<L>(row.max));
       if (row.max == before) shrink[half] = 1;
       row.sum *= shrink[half];
     }

@@ -23,14 +23,14 @@ struct WeightWarpgroup : KeyRole<kConfig> {
   }
   REGARD_DEVICE void await_queries(const BackwardTask& task, const BackwardStep& step,
                                    const Ring<Memory::kStages>& ring) const {
-    wait_barrier(memory.barrier(Memory::kQueryFull, ring.stage), ring.parity);
+    mbarrier_wait(memory.barrier(Memory::kQueryFull, ring.stage), ring.parity);
     if constexpr (kConfig.varlen) {
       this->clear_foreign_rows(task, step, memory.queries(ring.stage), kConfig.dim);
     }
   }
   REGARD_DEVICE void await_douts(const BackwardTask& task, const BackwardStep& step,
                                  const Ring<Memory::kStages>& ring) const {
-    wait_barrier(memory.barrier(Memory::kDoutFull, ring.stage), ring.parity);
+    mbarrier_wait(memory.barrier(Memory::kDoutFull, ring.stage), ring.parity);
     if constexpr (kConfig.varlen) {
       this->clear_foreign_rows(task, step, memory.douts(ring.stage), kConfig.dim_v);
     }
@@ -40,10 +40,10 @@ struct WeightWarpgroup : KeyRole<kConfig> {
     const Operand& given = Elementwise::kHasShares ? shares : weights;
     if constexpr (kConfig.cta_pair) {  // what is there is of the tile before
       if (use > 0) {
-        wait_barrier(memory.barrier(Memory::kDscoreEmpty, (use - 1) & 1), parity_of(use - 1));
+        mbarrier_wait(memory.barrier(Memory::kDscoreEmpty, (use - 1) & 1), parity_of(use - 1));
       }
     } else {
-      wait_barrier(memory.barrier(Memory::kDscoreEmpty, use & 1), parity_of(use) ^ 1);
+      mbarrier_wait(memory.barrier(Memory::kDscoreEmpty, use & 1), parity_of(use) ^ 1);
     }
     const SharedAddress to = this->handed(use);
 #pragma unroll
@@ -52,7 +52,7 @@ struct WeightWarpgroup : KeyRole<kConfig> {
     }
     sync_warp();
     if (Memory::kEachHandsOver || lane_index() == 0) {
-      arrive(memory.barrier(Memory::kWeightsFull, use & 1));
+      mbarrier_arrive(memory.barrier(Memory::kWeightsFull, use & 1));
     }
   }
 
@@ -61,26 +61,26 @@ struct WeightWarpgroup : KeyRole<kConfig> {
                                 const Ring<Memory::kStages>& ring) const {
     this->arrive_once(Memory::kDoutFree, ring.stage);
     if (!this->issues() || use + Memory::kStages >= task.steps) return;
-    wait_barrier(memory.barrier(Memory::kDoutFree, ring.stage), ring.parity);
+    mbarrier_wait(memory.barrier(Memory::kDoutFree, ring.stage), ring.parity);
     this->loader(task).load_douts(task, Role::later_step(task, step), use + Memory::kStages);
   }
 
   REGARD_DEVICE void walk(const BackwardTask& task, Ring<Memory::kStages>& ring) {
-    wait_barrier(memory.barrier(Memory::kKeysFull), 0);
+    mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
     if constexpr (kConfig.varlen) this->clear_foreign_keys(task, memory.keys(), kConfig.dim);
     this->set_factors(0);
     this->set_whole_rows(task);
     BackwardStep step{task.kv * int(params.problem.sizes.group()), task.first_tile};
     await_queries(task, step, ring);
     multiply_queries(ring.stage);
-    wait_products<0>();
-    hold(x);
+    wgmma_wait<0>();
+    fence_operand(x);
     const int last = task.steps - 1;
 #pragma unroll 1
     for (int use = 0;; ++use) {  // S^T is there
-      forget(memory.begin);
+      make_opaque(memory.begin);
       if constexpr (kHasPairTerms<kConfig>) {
-        wait_barrier(memory.barrier(Memory::kPairTermsFull, use & 1), parity_of(use));
+        mbarrier_wait(memory.barrier(Memory::kPairTermsFull, use & 1), parity_of(use));
       }
       this->elementwise.make_weights(weights, shares, x, task, step, memory, ring.stage, use,
                                      this->hides(step));
@@ -94,14 +94,14 @@ struct WeightWarpgroup : KeyRole<kConfig> {
       ring.advance();
       await_queries(task, step, ring);
       multiply_queries(ring.stage);
-      wait_products<1>();
+      wgmma_wait<1>();
       load_douts(task, before, use, done);
-      wait_products<0>();
-      hold(x);
+      wgmma_wait<0>();
+      fence_operand(x);
     }
-    wait_products<0>();
+    wgmma_wait<0>();
     this->arrive_once(Memory::kDoutFree, ring.stage);
-    wait_barrier(memory.barrier(Memory::kDoutFree, ring.stage), ring.parity);
+    mbarrier_wait(memory.barrier(Memory::kDoutFree, ring.stage), ring.parity);
   }
 
   REGARD_DEVICE void run() {
@@ -116,7 +116,7 @@ struct WeightWarpgroup : KeyRole<kConfig> {
     Ring<Memory::kStages> ring;
     if (task.steps > 0) walk(task, ring);
     if constexpr (kConfig.wanted.dv) {
-      hold(dv);
+      fence_operand(dv);
       // Through the last tile of dO.
       this->write_result(
           dv, KeyGradient::dv, task, memory.douts(ring.stage), maps.dv, params.problem.dv,

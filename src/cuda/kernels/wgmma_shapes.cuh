@@ -1,7 +1,7 @@
 // Products of a warpgroup, for every width: d[64, 16 n] += a b, for n = 1 to 16.
 //
 // An instruction names its accumulators one by one: the macros write out 8 n of them, and what
-// follows them by number. Of machine_hopper.cuh alone.
+// follows them by number. Of ptx_hopper.cuh alone.
 #pragma once
 
 #include "semantics/portable.h"
@@ -15,10 +15,10 @@ inline constexpr const bool kIsBf16 = false;
 template <>
 inline constexpr const bool kIsBf16<Bf16> = true;
 
-// of_tiles: a and b are tiles in shared memory whose rows run along the sum. of_registers: a is in
-// registers, as for multiply_16, and b a tile whose columns run along the sum.
+// ss_nt: a and b are tiles in shared memory whose rows run along the sum. rs_nn: a is in
+// registers, as for mma_m16n8k16, and b a tile whose columns run along the sum.
 template <class T, int kBlocks>
-struct WarpgroupProduct;
+struct WgmmaShape;
 
 #define REGARD_D1 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define REGARD_D2 REGARD_D1 ", %8, %9, %10, %11, %12, %13, %14, %15"
@@ -72,18 +72,17 @@ struct WarpgroupProduct;
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_tile), "r"(int(adds)))
 #define REGARD_WARPGROUP_PRODUCT(n, columns, o0, o1, o2, o3, o4, o5)                         \
   template <class T>                                                                         \
-  struct WarpgroupProduct<T, 2 * n> {                                                        \
-    static __device__ __forceinline__ void of_tiles(float (&d)[2 * n][4], uint64 a_tile,     \
-                                                    uint64 b_tile, bool adds) {              \
+  struct WgmmaShape<T, 2 * n> {                                                              \
+    static __device__ __forceinline__ void ss_nt(float (&d)[2 * n][4], uint64 a_tile,        \
+                                                 uint64 b_tile, bool adds) {                 \
       if constexpr (kIsBf16<T>) {                                                            \
         REGARD_TILES(n, columns, "bf16", o0, o1, o2);                                        \
       } else {                                                                               \
         REGARD_TILES(n, columns, "f16", o0, o1, o2);                                         \
       }                                                                                      \
     }                                                                                        \
-    static __device__ __forceinline__ void of_registers(float (&d)[2 * n][4],                \
-                                                        const uint32 (&a)[4], uint64 b_tile, \
-                                                        bool adds) {                         \
+    static __device__ __forceinline__ void rs_nn(float (&d)[2 * n][4], const uint32 (&a)[4], \
+                                                 uint64 b_tile, bool adds) {                 \
       if constexpr (kIsBf16<T>) {                                                            \
         REGARD_REGISTERS(n, columns, "bf16", o0, o1, o2, o3, o4, o5);                        \
       } else {                                                                               \

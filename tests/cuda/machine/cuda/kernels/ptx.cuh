@@ -1,4 +1,4 @@
-// The emulated machine that the tests run kernels on: the functions of src/cuda/kernels/machine.cuh
+// The emulated machine that the tests run kernels on: the functions of src/cuda/kernels/ptx.cuh
 // in plain C++, found before that file on the include path. The compiler's own functions stand for
 // <cmath>, which takes a third of a kernel's compilation to read.
 //
@@ -41,8 +41,8 @@ REGARD_DEVICE int64 block_index() { return machine->block + machine->rank(); }
 // -------------------------------------------------------------------------------- other kernels
 
 // A launch is over before the next one begins.
-REGARD_DEVICE void launch_dependents() {}
-REGARD_DEVICE void wait_for_prerequisites() {}
+REGARD_DEVICE void griddepcontrol_launch_dependents() {}
+REGARD_DEVICE void griddepcontrol_wait() {}
 
 // ------------------------------------------------------------------------------------ cooperation
 
@@ -115,29 +115,28 @@ REGARD_DEVICE void store_shared_32(SharedAddress to, uint32 x, Where where = her
   std::memcpy(machine->shared_at(to, 4, emulated::Access::write, where), &x, 4);
 }
 
-REGARD_DEVICE void load_matrices(uint32 (&m)[4], SharedAddress row, Where where = here()) {
-  machine->load_matrices(m, row, false, where);
+REGARD_DEVICE void ldmatrix(uint32 (&m)[4], SharedAddress row, Where where = here()) {
+  machine->ldmatrix(m, row, false, where);
 }
-REGARD_DEVICE void load_matrices_transposed(uint32 (&m)[4], SharedAddress row,
-                                            Where where = here()) {
-  machine->load_matrices(m, row, true, where);
+REGARD_DEVICE void ldmatrix_trans(uint32 (&m)[4], SharedAddress row, Where where = here()) {
+  machine->ldmatrix(m, row, true, where);
 }
 
 // ---------------------------------------------------------------------- global to shared memory
 
 template <int kBytes>
-REGARD_DEVICE void copy_async(SharedAddress to, const void* from, int valid, Where where = here()) {
+REGARD_DEVICE void cp_async(SharedAddress to, const void* from, int valid, Where where = here()) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
   machine->copy(to, from, kBytes, valid, REGARD_LEVEL >= 80, where);
 }
 template <int kBytes>
-REGARD_DEVICE void copy_async(SharedAddress to, const void* from, Where where = here()) {
+REGARD_DEVICE void cp_async(SharedAddress to, const void* from, Where where = here()) {
   machine->copy(to, from, kBytes, kBytes, REGARD_LEVEL >= 80, where);
 }
-REGARD_DEVICE void commit_copies() { machine->commit_copies(); }
+REGARD_DEVICE void cp_async_commit() { machine->cp_async_commit(); }
 template <int kPending>
-REGARD_DEVICE void wait_copies(Where where = here()) {
-  machine->wait_copies(kPending, where);
+REGARD_DEVICE void cp_async_wait(Where where = here()) {
+  machine->cp_async_wait(kPending, where);
 }
 
 // ---------------------------------------------------------------------------------- global memory
@@ -158,27 +157,27 @@ REGARD_DEVICE void store_global_64(void* to, uint32 x, uint32 y, Where where = h
   std::memcpy(to, words, 8);
 }
 
-REGARD_DEVICE void add_global(float* to, float x, Where where = here()) {
+REGARD_DEVICE void red_add(float* to, float x, Where where = here()) {
   machine->check_aligned(to, 4, where);
   *to += x;
 }
-REGARD_DEVICE void add_global_2(float* to, float x, float y, Where where = here()) {
+REGARD_DEVICE void red_add_2(float* to, float x, float y, Where where = here()) {
   machine->check_aligned(to, 8, where);
   to[0] += x;
   to[1] += y;
 }
-REGARD_DEVICE void add_global_4(float* to, const float (&x)[4], Where where = here()) {
+REGARD_DEVICE void red_add_4(float* to, const float (&x)[4], Where where = here()) {
   machine->check_aligned(to, 16, where);
   for (int i = 0; i < 4; ++i) to[i] += x[i];
 }
 
-REGARD_DEVICE void wait_for_turn(const int32* turn, int32 mine, Where where = here()) {
-  machine->wait_for_turn(turn, mine, where);
+REGARD_DEVICE void wait_semaphore(const int32* turn, int32 mine, Where where = here()) {
+  machine->wait_semaphore(turn, mine, where);
 }
-REGARD_DEVICE void pass_turn(int32* turn, int32 next) { *turn = next; }
+REGARD_DEVICE void release_semaphore(int32* turn, int32 next) { *turn = next; }
 REGARD_DEVICE void fence_device() {}
-REGARD_DEVICE void give_signal(uint64* signal, uint64 value) { *signal = value; }
-REGARD_DEVICE void wait_for_signal(const uint64* signal, uint64 value, Where where = here()) {
+REGARD_DEVICE void set_flag(uint64* signal, uint64 value) { *signal = value; }
+REGARD_DEVICE void wait_flag(const uint64* signal, uint64 value, Where where = here()) {
   if (*signal != value) machine->fail("waits for a signal that never comes: a deadlock", where);
 }
 
@@ -192,14 +191,14 @@ template <>
 inline constexpr bool kIsF16<F16> = true;
 
 template <class T>
-REGARD_DEVICE void multiply_16(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1,
-                               Where where = here()) {
+REGARD_DEVICE void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1,
+                                Where where = here()) {
   if (REGARD_LEVEL < (kIsF16<T> ? 75 : 80)) machine->fail("no such product at this level", where);
   machine->multiply(kIsF16<T> ? emulated::Format::f16 : emulated::Format::bf16, d, a, b0, b1,
                     where);
 }
-REGARD_DEVICE void multiply_tf32(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1,
-                                 Where where = here()) {
+REGARD_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1,
+                                    Where where = here()) {
   if (REGARD_LEVEL < 80) machine->fail("no such product at this level", where);
   machine->multiply(emulated::Format::tf32, d, a, b0, b1, where);
 }
@@ -216,10 +215,10 @@ REGARD_DEVICE float without_subnormals(float x) {
 }
 }  // namespace emulated
 
-REGARD_DEVICE float exp2_approximate(float x) {
+REGARD_DEVICE float ex2_approx(float x) {
   return emulated::without_subnormals(__builtin_exp2f(emulated::without_subnormals(x)));
 }
-REGARD_DEVICE float reciprocal_approximate(float x) {
+REGARD_DEVICE float rcp_approx(float x) {
   return emulated::without_subnormals(1 / emulated::without_subnormals(x));
 }
 
@@ -234,7 +233,7 @@ REGARD_DEVICE double fma_of(double a, double b, double c) { return __builtin_fma
 REGARD_DEVICE float max_of(float a, float b) { return __builtin_fmaxf(a, b); }
 REGARD_DEVICE double max_of(double a, double b) { return __builtin_fmax(a, b); }
 REGARD_DEVICE float magnitude_of(float x) { return __builtin_fabsf(x); }
-REGARD_DEVICE float positive_part(float x) { return x > 0 || x != x ? x : 0.0f; }
+REGARD_DEVICE float relu(float x) { return x > 0 || x != x ? x : 0.0f; }
 
 namespace emulated {
 

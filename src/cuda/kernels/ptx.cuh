@@ -21,13 +21,13 @@ REGARD_DEVICE int64 block_index() { return blockIdx.x; }
 
 // Of launches that may overlap; before compute capability 9.0 none do. Once every block has called
 // this, the blocks of the kernel behind may take what room there is, and begin.
-REGARD_DEVICE void launch_dependents() {
+REGARD_DEVICE void griddepcontrol_launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 // Until the kernel before is done, and its writes are seen.
-REGARD_DEVICE void wait_for_prerequisites() {
+REGARD_DEVICE void griddepcontrol_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -102,14 +102,14 @@ REGARD_DEVICE void store_shared_32(SharedAddress to, uint32 x) {
 
 // Four 8 x 8 matrices of 16-bit elements (or 8 x 4 of 32-bit ones): lane l gives the address of row
 // l % 8 of matrix l / 8, and gets of each matrix the word 2 (l % 4) of row l / 4.
-REGARD_DEVICE void load_matrices(uint32 (&m)[4], SharedAddress row) {
+REGARD_DEVICE void ldmatrix(uint32 (&m)[4], SharedAddress row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(row)
                : "memory");
 }
 // The same of the transposed matrices.
-REGARD_DEVICE void load_matrices_transposed(uint32 (&m)[4], SharedAddress row) {
+REGARD_DEVICE void ldmatrix_trans(uint32 (&m)[4], SharedAddress row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(row)
@@ -119,9 +119,10 @@ REGARD_DEVICE void load_matrices_transposed(uint32 (&m)[4], SharedAddress row) {
 // ---------------------------------------------------------------------- global to shared memory
 
 // Copies `valid` of `kBytes` bytes (4, 8 or 16, and so aligned) and clears the rest; nothing is
-// read where valid is 0. Done when wait_copies says so, or at once where the chip cannot otherwise.
+// read where valid is 0. Done when cp_async_wait says so, or at once where the chip cannot
+// otherwise.
 template <int kBytes>
-REGARD_DEVICE void copy_async(SharedAddress to, const void* from, int valid) {
+REGARD_DEVICE void cp_async(SharedAddress to, const void* from, int valid) {
 #if REGARD_LEVEL >= 80
   if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -162,18 +163,18 @@ REGARD_DEVICE void copy_async(SharedAddress to, const void* from, int valid) {
 
 // The same of kBytes bytes that all exist.
 template <int kBytes>
-REGARD_DEVICE void copy_async(SharedAddress to, const void* from) {
+REGARD_DEVICE void cp_async(SharedAddress to, const void* from) {
 #if REGARD_LEVEL >= 80
   static_assert(kBytes == 16);
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                : "memory");
 #else
-  copy_async<kBytes>(to, from, kBytes);
+  cp_async<kBytes>(to, from, kBytes);
 #endif
 }
 
 // Closes a group of the copies since the last one.
-REGARD_DEVICE void commit_copies() {
+REGARD_DEVICE void cp_async_commit() {
 #if REGARD_LEVEL >= 80
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
@@ -181,7 +182,7 @@ REGARD_DEVICE void commit_copies() {
 
 // Waits until at most kPending groups of this thread are under way.
 template <int kPending>
-REGARD_DEVICE void wait_copies() {
+REGARD_DEVICE void cp_async_wait() {
 #if REGARD_LEVEL >= 80
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 #endif
@@ -202,36 +203,36 @@ REGARD_DEVICE void store_global_64(void* to, uint32 x, uint32 y) {
 }
 
 // *to += x, by whoever comes when.
-REGARD_DEVICE void add_global(float* to, float x) {
+REGARD_DEVICE void red_add(float* to, float x) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
 }
-REGARD_DEVICE void add_global_2(float* to, float x, float y) {  // 8-byte aligned
+REGARD_DEVICE void red_add_2(float* to, float x, float y) {  // 8-byte aligned
 #if REGARD_LEVEL >= 90
   asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
 #else
-  add_global(to, x);
-  add_global(to + 1, y);
+  red_add(to, x);
+  red_add(to + 1, y);
 #endif
 }
-REGARD_DEVICE void add_global_4(float* to, const float (&x)[4]) {  // 16-byte aligned
+REGARD_DEVICE void red_add_4(float* to, const float (&x)[4]) {  // 16-byte aligned
 #if REGARD_LEVEL >= 90
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
                "f"(x[2]), "f"(x[3])
                : "memory");
 #else
 #pragma unroll
-  for (int i = 0; i < 4; ++i) add_global(to + i, x[i]);
+  for (int i = 0; i < 4; ++i) red_add(to + i, x[i]);
 #endif
 }
 
 // Turns: blocks that wait for one another in an order. One thread of a block calls these.
-REGARD_DEVICE void wait_for_turn(const int32* turn, int32 mine) {
+REGARD_DEVICE void wait_semaphore(const int32* turn, int32 mine) {
   int32 x;
   do {
     asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(turn) : "memory");
   } while (x != mine);
 }
-REGARD_DEVICE void pass_turn(int32* turn, int32 next) {
+REGARD_DEVICE void release_semaphore(int32* turn, int32 next) {
   // Not one store that releases: in some kernels ptxas spills around its predicate.
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
   *static_cast<volatile int32*>(turn) = next;
@@ -240,10 +241,10 @@ REGARD_DEVICE void fence_device() { __threadfence(); }
 
 // Signals: what a block wrote before it gives one is seen by the block that has waited for it. Any
 // thread may call these, after a barrier of its block to give one, before a barrier to wait.
-REGARD_DEVICE void give_signal(uint64* signal, uint64 value) {
+REGARD_DEVICE void set_flag(uint64* signal, uint64 value) {
   asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(signal), "l"(value) : "memory");
 }
-REGARD_DEVICE void wait_for_signal(const uint64* signal, uint64 value) {
+REGARD_DEVICE void wait_flag(const uint64* signal, uint64 value) {
   uint64 x;
   do {
     asm volatile("ld.acquire.gpu.global.b64 %0, [%1];" : "=l"(x) : "l"(signal) : "memory");
@@ -257,9 +258,9 @@ REGARD_DEVICE void wait_for_signal(const uint64* signal, uint64 value) {
 struct F16;
 struct Bf16;
 template <class T>
-REGARD_DEVICE void multiply_16(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1);
+REGARD_DEVICE void mma_m16n8k16(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1);
 template <>
-REGARD_DEVICE void multiply_16<F16>(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+REGARD_DEVICE void mma_m16n8k16<F16>(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
 #if REGARD_LEVEL >= 80
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
@@ -280,7 +281,7 @@ REGARD_DEVICE void multiply_16<F16>(float (&d)[4], const uint32 (&a)[4], uint32 
 #endif
 }
 template <>
-REGARD_DEVICE void multiply_16<Bf16>(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+REGARD_DEVICE void mma_m16n8k16<Bf16>(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
 #if REGARD_LEVEL >= 80
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -290,7 +291,7 @@ REGARD_DEVICE void multiply_16<Bf16>(float (&d)[4], const uint32 (&a)[4], uint32
 #endif
 }
 // The same with a: 16 x 8 of TF32 (four words), b: 8 x 8 (two words).
-REGARD_DEVICE void multiply_tf32(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+REGARD_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
 #if REGARD_LEVEL >= 80
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
@@ -306,12 +307,12 @@ REGARD_DEVICE uint32 bits_of(float x) { return __float_as_uint(x); }
 REGARD_DEVICE float float_of(uint32 x) { return __uint_as_float(x); }
 
 // One instruction each: 2 units in the last place; results below 2^-126 become 0.
-REGARD_DEVICE float exp2_approximate(float x) {
+REGARD_DEVICE float ex2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-REGARD_DEVICE float reciprocal_approximate(float x) {
+REGARD_DEVICE float rcp_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
@@ -330,7 +331,7 @@ REGARD_DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
 REGARD_DEVICE double max_of(double a, double b) { return fmax(a, b); }
 REGARD_DEVICE float magnitude_of(float x) { return fabsf(x); }
 // x where it is above 0, else 0; NaN stays.
-REGARD_DEVICE float positive_part(float x) {
+REGARD_DEVICE float relu(float x) {
 #if REGARD_LEVEL >= 80
   float y;
   asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
