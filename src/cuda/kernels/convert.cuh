@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/dq_order.cuh"
-#include "cuda/kernels/tile/plane_pair.cuh"
+#include "cuda/kernels/tile/hi_lo.cuh"
 #include "cuda/kernels/tile/simt/simt_lines.cuh"
 
 namespace regard {

@@ -1,7 +1,7 @@
 // q, k, v and dout of f32 as pairs of f16 planes: see plan/plane_layout.h.
 #pragma once
 
-#include "cuda/kernels/tile/plane_pair.cuh"
+#include "cuda/kernels/tile/hi_lo.cuh"
 #include "cuda/kernels/tile/simt/simt_lines.cuh"
 #include "plan/plane_layout.h"
 
@@ -75,10 +75,10 @@ struct PlaneUnit {
       Pack<uint32, 2> high, low;
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
-        const PlanePair both =
-            split_in_planes(x[turn][quad][2 * pair] * scale, x[turn][quad][2 * pair + 1] * scale);
-        high.x[pair] = both.high;
-        low.x[pair] = both.low;
+        const HiLo both =
+            split_hi_lo(x[turn][quad][2 * pair] * scale, x[turn][quad][2 * pair + 1] * scale);
+        high.x[pair] = both.hi;
+        low.x[pair] = both.lo;
       }
       uint16* const at = to + int64(row_of(turn)) * kColumns + column;
       *reinterpret_cast<Pack<uint32, 2>*>(at) = high;
@@ -121,12 +121,12 @@ REGARD_DEVICE void make_planes(const KernelParams& params, const BlockPlace& pla
         reinterpret_cast<float*>(params.buffers.planes + layout.query_factors) + h * to.rows + row;
 #pragma unroll
     for (int turn = 0; turn < Unit::kTurns; ++turn) {
-      const PlaneScale own = plane_scale(unit.largest[turn]);
+      const HiLoScale own = hi_lo_scale(unit.largest[turn]);
       unit.store(planes, to.elements(), turn, own.scale);
       if (lane_index() % Unit::kLanes == 0) factors[Unit::row_of(turn)] = own.factor;
     }
   } else {
-    const PlaneScale common = plane_scale(unit.largest_of_unit());
+    const HiLoScale common = hi_lo_scale(unit.largest_of_unit());
 #pragma unroll
     for (int turn = 0; turn < Unit::kTurns; ++turn) {
       unit.store(planes, to.elements(), turn, common.scale);
@@ -168,7 +168,7 @@ REGARD_DEVICE void make_key_planes(const KernelParams& params, const PlanePlace&
   auto* const factors = reinterpret_cast<KeyFactors*>(params.buffers.planes) + line;
 #pragma unroll
   for (int turn = 0; turn < Unit::kTurns; ++turn) {
-    const PlaneScale own = plane_scale(unit.largest[turn]);
+    const HiLoScale own = hi_lo_scale(unit.largest[turn]);
     unit.store(planes, to.elements(), turn, own.scale);
     if (lane_index() % Unit::kLanes != 0) continue;
     KeyFactors& of_key = factors[Unit::row_of(turn)];
@@ -195,7 +195,7 @@ REGARD_DEVICE void make_row_planes(const KernelParams& params, const PlanePlace&
     unit.find_largest();
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
-      const PlaneScale own = plane_scale(unit.largest[turn]);
+      const HiLoScale own = hi_lo_scale(unit.largest[turn]);
       unit.store(planes_of_row(layout.q), layout.q.elements(), turn, own.scale);
       query_factors[turn] = own.factor;
     }
@@ -217,9 +217,9 @@ REGARD_DEVICE void make_row_planes(const KernelParams& params, const PlanePlace&
     }
     // Gradients of scores are made in units of the row's factor, delta among them: what there is
     // without dout is dlse.
-    const PlaneScale own = plane_scale(unit.largest[turn]);
+    const HiLoScale own = hi_lo_scale(unit.largest[turn]);
     unit.store(planes_of_row(layout.dout), layout.dout.elements(), turn, own.scale);
-    const PlaneScale by = own.factor > 0 ? own : plane_scale(magnitude_of(state.delta));
+    const HiLoScale by = own.factor > 0 ? own : hi_lo_scale(magnitude_of(state.delta));
     if (lane_index() % Queries::kLanes != 0) continue;
     const uint32 factors = bits_of(query_factors[turn]) | bits_of(by.factor) >> 16;
     terms[row] = {state.lse, factors};

@@ -1,5 +1,5 @@
-// lse and delta of a row as the wgmma backward kernel takes them: in a product's sum, or as they
-// are.
+// lse and delta of a row as the wgmma backward kernel reads them: as terms that a product adds, or in
+// f32.
 #pragma once
 
 #include "cuda/kernels/element.cuh"
@@ -10,15 +10,16 @@ namespace regard {
 
 inline constexpr int kRowTerms = 3;
 
-// The sum of a row's terms times these is exact to f32's last place. f16 ends at 65504.
+// lse or delta is the sum of its terms times these factors, to f32's last place. (The largest f16 is
+// 65504.)
 template <Type kType>
 REGARD_DEVICE float row_term_factor(int term) {
   if constexpr (kType == Type::bf16) return 1.0f;
   return term == 0 ? 0x1p15f : term == 1 ? 0x1p3f : 0x1p-9f;
 }
 
-// Sixteen bytes: x as terms, the others 0. What is not finite, or past the type's range, is in the
-// first.
+// 16 bytes: the terms of x, then zeros. If x is not finite, or too large for the type, the first term
+// alone is not finite.
 template <Type kType>
 REGARD_DEVICE Bits128 split_in_terms(float x) {
   using Format = typename ElementOf<kType>::Format;
@@ -34,14 +35,14 @@ REGARD_DEVICE Bits128 split_in_terms(float x) {
   return {{pack<Format>(terms[0], terms[1]), pack<Format>(terms[2], 0.0f), 0, 0}};
 }
 
-// The terms of a, then those of b.
-REGARD_DEVICE Bits128 side_by_side(const Bits128& a, const Bits128& b) {
+// The terms of a, then the terms of b.
+REGARD_DEVICE Bits128 join_terms(const Bits128& a, const Bits128& b) {
   return {
       {a.word[0], (a.word[1] & 0xffff) | b.word[0] << 16, b.word[0] >> 16 | b.word[1] << 16, 0}};
 }
 
-// Sixteen bytes that begin with x.
-REGARD_DEVICE Bits128 as_it_is(float x) { return {{bits_of(x), 0, 0, 0}}; }
+// 16 bytes that begin with x in f32.
+REGARD_DEVICE Bits128 unsplit_term(float x) { return {{bits_of(x), 0, 0, 0}}; }
 
 template <KernelConfig kConfig>
 REGARD_DEVICE void store_row_terms(const KernelParams& params, int64 row,
@@ -50,16 +51,16 @@ REGARD_DEVICE void store_row_terms(const KernelParams& params, int64 row,
   auto* const to = static_cast<Bits128*>(params.buffers.row_terms) + row;
   const float scale = score_params<float>(p).scale;
   if constexpr (kConfig.row_terms.joined) {
-    store_global_128(to, side_by_side(split_in_terms<kConfig.type>(-state.lse / scale),
+    store_global_128(to, join_terms(split_in_terms<kConfig.type>(-state.lse / scale),
                                       split_in_terms<kConfig.type>(-state.delta)));
     return;
   }
   store_global_128(to, kConfig.row_terms.lse_in_product
                            ? split_in_terms<kConfig.type>(-state.lse / scale)
-                           : as_it_is(state.lse));
+                           : unsplit_term(state.lse));
   store_global_128(to + term_rows(p), kConfig.row_terms.delta_in_product
                                           ? split_in_terms<kConfig.type>(-state.delta)
-                                          : as_it_is(state.delta));
+                                          : unsplit_term(state.delta));
 }
 
 }  // namespace regard

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/forward_scores.cuh"
-#include "cuda/kernels/tile/plane_pair.cuh"
+#include "cuda/kernels/tile/hi_lo.cuh"
 #include "cuda/kernels/tile/wgmma/plane_softmax.cuh"
 #include "cuda/kernels/tile/wgmma/warpgroup_results.cuh"
 
@@ -172,9 +172,9 @@ struct PlaneConsumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const Accumulator& block = scores[0][2 * k + i / 2];
-        const PlanePair both = split_in_planes(block[i % 2 * 2], block[i % 2 * 2 + 1]);
-        weights[0][k][i] = both.high;
-        weights[1][k][i] = both.low;
+        const HiLo both = split_hi_lo(block[i % 2 * 2], block[i % 2 * 2 + 1]);
+        weights[0][k][i] = both.hi;
+        weights[1][k][i] = both.lo;
       }
     }
   }

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/dq_order.cuh"
-#include "cuda/kernels/tile/plane_pair.cuh"
+#include "cuda/kernels/tile/hi_lo.cuh"
 #include "cuda/kernels/tile/wgmma/dq_warpgroup.cuh"
 #include "cuda/kernels/tile/wgmma/plane_loads.cuh"
 
@@ -51,9 +51,9 @@ struct PlaneDqRole {
     float last;
   };
   REGARD_DEVICE Factors factors_of(int use) const {
-    Factors x{.last = plane_scale(largest_dscore<kConfig>(memory, use, 0)).factor};
+    Factors x{.last = hi_lo_scale(largest_dscore<kConfig>(memory, use, 0)).factor};
     if constexpr (kKeys > kWarpgroupRows) {
-      const float other = plane_scale(largest_dscore<kConfig>(memory, use, kWarpgroupRows)).factor;
+      const float other = hi_lo_scale(largest_dscore<kConfig>(memory, use, kWarpgroupRows)).factor;
       x.first_key = uniform(other < x.last ? kWarpgroupRows : 0);
       const float least = other < x.last ? other : x.last;
       x.last = max_of(other, x.last);

@@ -119,7 +119,7 @@ struct PlaneKeyRole : KeyRole<kConfig> {
   }
   // dv's operand of that, and the factors of its sums.
   REGARD_DEVICE void split_weights(Planes& to, float (&factors)[2], const float (&most)[2]) const {
-    const PlaneScale by[2] = {plane_scale(most[0]), plane_scale(most[1])};
+    const HiLoScale by[2] = {hi_lo_scale(most[0]), hi_lo_scale(most[1])};
     factors[0] = by[0].factor;
     factors[1] = by[1].factor;
     scores().split(to, [&](int n, int half, int e) { return x[n][half * 2 + e] * by[half].scale; });
@@ -151,7 +151,7 @@ struct PlaneKeyRole : KeyRole<kConfig> {
   // dk's operand, and the factors of its sums.
   REGARD_DEVICE void split_dscores(Planes& to, float (&factors)[2], const float (&most)[2],
                                    int stage) const {
-    const PlaneScale by[2] = {plane_scale(most[0]), plane_scale(most[1])};
+    const HiLoScale by[2] = {hi_lo_scale(most[0]), hi_lo_scale(most[1])};
     const float scale[2] = {by[0].scale, by[1].scale};
     factors[0] = by[0].factor;
     factors[1] = by[1].factor;
@@ -160,7 +160,7 @@ struct PlaneKeyRole : KeyRole<kConfig> {
   // dq's, in place of the weights.
   REGARD_DEVICE void store_dscores(const float (&key_factors)[2], int use) const {
     bar_sync(Role::number, 128);
-    const float scale = plane_scale(largest_dscore<kConfig>(memory, use, Role::own_key)).scale;
+    const float scale = hi_lo_scale(largest_dscore<kConfig>(memory, use, Role::own_key)).scale;
     const float scales[2] = {key_factors[0] * scale, key_factors[1] * scale};
     const SharedAddress to = memory.dscores(use & 1);
 #pragma unroll
@@ -169,10 +169,10 @@ struct PlaneKeyRole : KeyRole<kConfig> {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int n = 2 * k + i / 2, half = i % 2;
-        const PlanePair both =
-            split_in_planes(x[n][half * 2] * scales[half], x[n][half * 2 + 1] * scales[half]);
-        high[i] = both.high;
-        low[i] = both.low;
+        const HiLo both =
+            split_hi_lo(x[n][half * 2] * scales[half], x[n][half * 2 + 1] * scales[half]);
+        high[i] = both.hi;
+        low[i] = both.lo;
       }
       stmatrix(to + (this->fragment ^ k << 5), high);
       stmatrix(to + panel_bytes(kKeys) + (this->fragment ^ k << 5), low);

@@ -6,7 +6,7 @@
 // a key's values (dv, dk), or of the tile's (dq).
 #pragma once
 
-#include "cuda/kernels/tile/plane_pair.cuh"
+#include "cuda/kernels/tile/hi_lo.cuh"
 #include "cuda/kernels/tile/wgmma/key_scores.cuh"
 
 namespace regard {
@@ -61,9 +61,9 @@ struct PlaneScores {
     for (int n = 0; n < kRowBlocks; ++n) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const PlanePair both = split_in_planes(value(n, half, 0), value(n, half, 1));
-        to.word[0][n / 2][n % 2 * 2 + half] = both.high;
-        to.word[1][n / 2][n % 2 * 2 + half] = both.low;
+        const HiLo both = split_hi_lo(value(n, half, 0), value(n, half, 1));
+        to.word[0][n / 2][n % 2 * 2 + half] = both.hi;
+        to.word[1][n / 2][n % 2 * 2 + half] = both.lo;
       }
     }
   }
@@ -181,10 +181,10 @@ struct PlaneScores {
       const float unit[2] = {rows.query[0] * rows.dout[0], rows.query[1] * rows.dout[1]};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const PlanePair both = split_in_planes(x[n][half * 2] * unit[0] * scale[half],
+        const HiLo both = split_hi_lo(x[n][half * 2] * unit[0] * scale[half],
                                                x[n][half * 2 + 1] * unit[1] * scale[half]);
-        to.word[0][n / 2][n % 2 * 2 + half] = both.high;
-        to.word[1][n / 2][n % 2 * 2 + half] = both.low;
+        to.word[0][n / 2][n % 2 * 2 + half] = both.hi;
+        to.word[1][n / 2][n % 2 * 2 + half] = both.lo;
       }
     }
   }

@@ -1,4 +1,4 @@
-// From f32 to pairs of f16 terms: see plan/plane_layout.h.
+// From f32 to two f16 parts: see plane_layout.h.
 #pragma once
 
 #include "cuda/kernels/params.h"
@@ -9,28 +9,28 @@ namespace regard {
 
 REGARD_DEVICE float power_of_two(int exponent) { return float_of(uint32(exponent + 127) << 23); }
 
-// 2^s such that 2^s largest is in [2^14, 2^15), or as near as 2^s and 2^-s are normal numbers; and
-// its factor, 2^-s, or 0 where there is nothing to multiply.
-struct PlaneScale {
+// scale = 2^s, with 2^s largest in [2^14, 2^15), or as near as 2^s and 2^-s are normal numbers.
+// factor = 2^-s, or 0 if largest is 0.
+struct HiLoScale {
   float scale, factor;
 };
-REGARD_DEVICE PlaneScale plane_scale(float largest) {
+REGARD_DEVICE HiLoScale hi_lo_scale(float largest) {
   constexpr int kMost = 126;
   if (largest == 0) return {1, 0};
   const int exponent = smaller(127 + 14 - int(bits_of(largest) >> 23), kMost);
   return {power_of_two(exponent), power_of_two(-exponent)};
 }
 
-// Two neighbours, of which a is the lower half of each word.
-struct PlanePair {
-  uint32 high, low;
+// Two neighbouring elements; a is in the lower half of each word.
+struct HiLo {
+  uint32 hi, lo;
 };
-REGARD_DEVICE PlanePair split_in_planes(float a, float b) {
-  const uint32 high = pack<F16>(a, b);
-  return {high, pack<F16>(a - widen<F16>(uint16(high)), b - widen<F16>(uint16(high >> 16)))};
+REGARD_DEVICE HiLo split_hi_lo(float a, float b) {
+  const uint32 hi = pack<F16>(a, b);
+  return {hi, pack<F16>(a - widen<F16>(uint16(hi)), b - widen<F16>(uint16(hi >> 16)))};
 }
 
-// What the rows of dq may lose by planes, after their terms: see plane_layout.h.
+// [heads_q][rows]: what each row of dq may lose by the split. It follows the row terms.
 REGARD_DEVICE float* dq_losses(const KernelParams& params) {
   const Problem& p = params.problem;
   return reinterpret_cast<float*>(static_cast<PlaneRowTerm*>(params.buffers.row_terms) +
