@@ -27,10 +27,9 @@ set(REGARD_EMBED_SCRIPT ${CMAKE_CURRENT_LIST_FILE})
 function(regard_embed_kernel_texts target)
   set(source ${PROJECT_SOURCE_DIR}/src)
   file(GLOB_RECURSE texts CONFIGURE_DEPENDS
-    ${source}/cuda/kernels/*.h ${source}/cuda/kernels/*.cuh ${source}/semantics/*.h)
-  file(GLOB plan_texts CONFIGURE_DEPENDS ${source}/plan/kernel_config.h ${source}/plan/block_grid.h
-    ${source}/plan/*_layout.h)
-  list(APPEND texts ${plan_texts} ${source}/problem/problem.h)
+    ${source}/cuda/kernels/*.h ${source}/cuda/kernels/*.cuh ${source}/plan/cuda/kernel/*.h
+    ${source}/semantics/*.h)
+  list(APPEND texts ${source}/problem/problem.h)
   list(SORT texts)
   set(lines "")
   foreach(path IN LISTS texts)

@@ -10,7 +10,7 @@
 #include "cpu/processor.hpp"
 #include "cuda/backend.hpp"
 #include "cuda/planning.hpp"
-#include "plan/config_text.hpp"
+#include "plan/cuda/config_text.hpp"
 #include "problem/describe.hpp"
 #include "problem/refuse.hpp"
 #include "reference/reference.hpp"

@@ -172,7 +172,7 @@ void backward(const Problem& p, const Plan& plan, const Run& run) {
     std::memset(spoiled_q, 0, p.sizes.rows_q * p.sizes.heads_q);
     std::memset(spoiled_k, 0, p.sizes.rows_k * p.sizes.heads_kv);
   }
-  auto* const turns = memory.at<int32>(w.turns);
+  auto* const turns = memory.at<int32>(w.dq_semaphores);
   if (p.dq.given()) std::memset(turns, 0, row_blocks_bound(p, tiling) * sizeof(int32));
   const bool wants_any = p.dq.given() || p.dk.given() || p.dv.given() || p.dbias.given();
   const TaskList list = wants_any ? backward_work(p, batch) : TaskList{.tasks = {}, .begins = {0}};

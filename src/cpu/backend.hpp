@@ -1,7 +1,7 @@
 // Runs the CPU's plans on the thread pool.
 #pragma once
 
-#include "plan/plan.hpp"
+#include "plan/cpu/plan.hpp"
 #include "regard/regard.hpp"
 
 namespace regard::cpu_backend {

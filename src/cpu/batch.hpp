@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "plan/plan.hpp"
+#include "plan/cpu/plan.hpp"
 
 namespace regard::cpu_backend {
 

@@ -1,7 +1,7 @@
 // The sums of the bias gradient: in the result itself where its type allows, else in the workspace.
 #include "cpu/bias_gradient.hpp"
 
-#include "plan/plan.hpp"
+#include "plan/cpu/plan.hpp"
 #include "rows/element.hpp"
 #include "threads/threads.hpp"
 

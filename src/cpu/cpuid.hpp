@@ -1,7 +1,7 @@
 // The processor that this process runs on.
 #pragma once
 
-#include "plan/plan.hpp"
+#include "plan/cpu/plan.hpp"
 
 namespace regard::cpu_backend {
 

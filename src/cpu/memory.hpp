@@ -5,7 +5,7 @@
 #include <memory>
 #include <new>
 
-#include "plan/plan.hpp"
+#include "plan/cpu/plan.hpp"
 #include "problem/refuse.hpp"
 #include "regard/regard.hpp"
 

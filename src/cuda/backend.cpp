@@ -12,8 +12,8 @@
 #include "cuda/kernel_cache.hpp"
 #include "cuda/kernels/params.h"
 #include "cuda/tensor_maps.hpp"
-#include "plan/config_text.hpp"
-#include "plan/input_copies.hpp"
+#include "plan/cuda/config_text.hpp"
+#include "plan/cuda/input_copies.hpp"
 #include "problem/refuse.hpp"
 
 namespace regard::cuda_backend {
@@ -135,18 +135,18 @@ CudaBuffers buffers_of(const Problem& p, const Problem& copied, const CudaPlan& 
   const CudaWorkspace& w = plan.workspace;
   CudaBuffers b{.row_states = memory.at<void>(w.row_states),
                 .dq_sums = memory.at<float>(w.dq_sums),
-                .turns = memory.at<int32>(w.turns),
+                .dq_semaphores = memory.at<int32>(w.dq_semaphores),
                 .dbias_sums = memory.at<float>(w.dbias_sums),
                 .dbias_strides = plan.dbias_strides,
                 .partial_out = memory.at<float>(w.partial_out),
                 .partial_rows = memory.at<float>(w.partial_rows),
-                .marks_q = memory.at<uint8>(w.marks_q),
-                .marks_k = memory.at<uint8>(w.marks_k),
-                .any_mark = memory.at<uint64>(w.any_mark),
+                .flags_q = memory.at<uint8>(w.flags_q),
+                .flags_k = memory.at<uint8>(w.flags_k),
+                .any_flag = memory.at<uint64>(w.any_flag),
                 .tile_counter = memory.at<uint64>(w.tile_counter)};
   b.row_terms = memory.at<void>(w.row_terms);
   b.arrivals = memory.at<uint64>(w.arrivals);
-  b.planes = memory.at<uint8>(w.planes);
+  b.hi_lo = memory.at<uint8>(w.hi_lo);
   for (int n = 0; n < kInputs; ++n) {
     if (plan.copies.has(Input(n))) b.copies[n] = view_of(copied, Input(n)).data;
   }
@@ -159,8 +159,8 @@ CudaBuffers buffers_of(const Problem& p, const Problem& copied, const CudaPlan& 
 
 // Another one each time, and none that memory would hold by chance: signals in a workspace that
 // nobody has cleared begin as anything else. A graph that comes again brings the same number: each
-// user says why that does no harm (arrivals, tile_numbers.cuh, has_marks).
-uint64 number_of_call() {
+// user says why that does no harm (arrivals, tile_numbers.cuh, has_flags).
+uint64 new_nonce() {
   static std::atomic<uint64> calls{std::random_device()()};
   uint64 x = calls.fetch_add(1, std::memory_order_relaxed) * 0x9e3779b97f4a7c15;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
@@ -198,7 +198,7 @@ void launch_kernel(const Driver& d, const CudaLaunch& launch, const LoadedKernel
   params.grid = launch.grid;
   LaunchMaps maps;
   if (launch.config.family == Family::wgmma) {
-    maps = launch_maps(d, params.problem, launch.config, params.buffers.planes, index);
+    maps = launch_maps(d, params.problem, launch.config, params.buffers.hi_lo, index);
   }
   void* arguments[] = {&params, &maps};
   constexpr LaunchAttribute kOverlap = {.id = kProgrammaticSerialization, .value = 1, .unused = {}};
@@ -256,7 +256,7 @@ void run(const Problem& p, const CudaPlan& plan, const Run& run) {
                       .buffers = buffers_of(p, copied, plan, memory),
                       .grid = {},
                       .splits = plan.splits,
-                      .call = number_of_call()};
+                      .nonce = new_nonce()};
   if (plan.workspace.clear > 0) {
     check(d.fill_async(memory.begin(), 0, plan.workspace.clear, stream), "cuMemsetD8Async", index);
   }

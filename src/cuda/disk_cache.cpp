@@ -15,7 +15,7 @@
 #include "cuda/environment.hpp"
 #include "cuda/hash.hpp"
 #include "cuda/trust.hpp"
-#include "plan/config_text.hpp"
+#include "plan/cuda/config_text.hpp"
 
 namespace regard::cuda_backend {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "plan/chip.hpp"
+#include "plan/cuda/chip.hpp"
 
 namespace regard::cuda_backend {
 

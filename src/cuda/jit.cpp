@@ -6,7 +6,7 @@
 #include <ctime>
 
 #include "cuda/environment.hpp"
-#include "plan/config_text.hpp"
+#include "plan/cuda/config_text.hpp"
 #include "problem/refuse.hpp"
 
 namespace regard::cuda_backend {

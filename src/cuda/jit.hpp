@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cuda/kernel_text.hpp"
-#include "plan/kernel_config.h"
+#include "plan/cuda/kernel/kernel_config.h"
 
 namespace regard::cuda_backend {
 

@@ -11,8 +11,8 @@
 #include "cuda/environment.hpp"
 #include "cuda/in_parallel.hpp"
 #include "cuda/kernel_lock.hpp"
-#include "plan/config_members.hpp"
-#include "plan/config_text.hpp"
+#include "plan/cuda/config_members.hpp"
+#include "plan/cuda/config_text.hpp"
 #include "problem/refuse.hpp"
 
 namespace regard::cuda_backend {

@@ -8,7 +8,7 @@
 
 #include "cuda/driver.hpp"
 #include "cuda/jit.hpp"
-#include "plan/cuda_plan.hpp"
+#include "plan/cuda/plan.hpp"
 
 namespace regard::cuda_backend {
 

@@ -9,8 +9,8 @@
 
 #include "cuda/environment.hpp"
 #include "cuda/trust.hpp"
-#include "plan/config_text.hpp"
-#include "plan/wgmma_backward_layout.h"
+#include "plan/cuda/config_text.hpp"
+#include "plan/cuda/kernel/wgmma_backward_layout.h"
 #include "problem/refuse.hpp"
 
 namespace regard::cuda_backend {
@@ -39,18 +39,18 @@ constexpr KernelSource kSources[] = {
     {Kernel::convert_dq, Family::simt, "convert.cuh", "convert_dq"},
     {Kernel::convert_dbias, Family::simt, "convert.cuh", "convert_dbias"},
     {Kernel::sink_gradient, Family::simt, "sink_gradient.cuh", "sink_gradient"},
-    {Kernel::planes, Family::simt, "planes.cuh", "planes"},
+    {Kernel::split_f32, Family::simt, "split_f32.cuh", "split_f32"},
     {Kernel::copy_inputs, Family::simt, "copy_inputs.cuh", "copy_inputs"},
 };
 
-constexpr KernelSource kPlaneBackward = {Kernel::backward, Family::wgmma, "backward_planes.cuh",
-                                         "backward_planes"};
+constexpr KernelSource kF32Backward = {Kernel::backward, Family::wgmma, "backward_planes.cuh",
+                                       "backward_planes"};
 constexpr KernelSource kWideBackward = {Kernel::backward, Family::wgmma, "backward_wide.cuh",
                                         "backward_wide"};
 
 const KernelSource& source_of(const KernelConfig& c) {
   if (c.kernel == Kernel::backward && c.family == Family::wgmma) {
-    if (c.products == Products::f16x3) return kPlaneBackward;
+    if (c.products == Products::f16x3) return kF32Backward;
     if (is_wide(c)) return kWideBackward;
   }
   const auto* const found = std::find_if(std::begin(kSources), std::end(kSources), [&](auto& s) {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cuda/nvrtc.hpp"
-#include "plan/kernel_config.h"
+#include "plan/cuda/kernel/kernel_config.h"
 
 namespace regard::cuda_backend {
 

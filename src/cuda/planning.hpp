@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "plan/cuda_plan.hpp"
+#include "plan/cuda/plan.hpp"
 #include "regard/regard.hpp"
 
 namespace regard::cuda_backend {

@@ -3,20 +3,20 @@
 
 #include "cuda/driver.hpp"
 #include "cuda/kernels/tensor_maps.h"
-#include "plan/kernel_config.h"
+#include "plan/cuda/kernel/kernel_config.h"
 #include "problem/problem.h"
 
 namespace regard::cuda_backend {
 
 // Of a kernel of family wgmma. Error where the driver does not take a tensor, which plans exclude.
-// planes: those of f32, in the workspace.
-ForwardMaps forward_maps(const Driver&, const Problem&, const KernelConfig&, const void* planes,
+// hi_lo: those of f32, in the workspace.
+ForwardMaps forward_maps(const Driver&, const Problem&, const KernelConfig&, const void* hi_lo,
                          int device);
 
-BackwardMaps backward_maps(const Driver&, const Problem&, const KernelConfig&, const void* planes,
+BackwardMaps backward_maps(const Driver&, const Problem&, const KernelConfig&, const void* hi_lo,
                            int device);
 // Of either.
-LaunchMaps launch_maps(const Driver&, const Problem&, const KernelConfig&, const void* planes,
+LaunchMaps launch_maps(const Driver&, const Problem&, const KernelConfig&, const void* hi_lo,
                        int device);
 
 }  // namespace regard::cuda_backend

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "cpu/kernels/math.hpp"
-#include "plan/isa.h"
+#include "plan/cpu/kernel/isa.h"
 
 namespace regard::tests {
 

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "cuda/driver.hpp"
-#include "plan/config_text.hpp"
+#include "plan/cuda/config_text.hpp"
 #include "problem/describe.hpp"
 #include "tests/cuda/fake.hpp"
 
@@ -89,12 +89,12 @@ TEST_CASE("a forward call is its kernels and nothing else") {
     CHECK(fake.machine->calls["cuMemsetD8Async"] == 0);
     const KernelParams &main = fake.machine->launches[0].params,
                        &marked = fake.machine->launches[1].params;
-    CHECK(main.call != 0);
-    CHECK(marked.call == main.call);
-    CHECK(main.buffers.any_mark != nullptr);
-    const std::uint64_t call = main.call;
+    CHECK(main.nonce != 0);
+    CHECK(marked.nonce == main.nonce);
+    CHECK(main.buffers.any_flag != nullptr);
+    const std::uint64_t nonce = main.nonce;
     c.forward();
-    CHECK(fake.machine->launches[2].params.call != call);
+    CHECK(fake.machine->launches[2].params.nonce != nonce);
   }
 }
 

@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "cuda/kernel_text.hpp"
-#include "plan/boxed_tensor.hpp"
-#include "plan/config_text.hpp"
-#include "plan/input_copies.hpp"
+#include "plan/cuda/config_text.hpp"
+#include "plan/cuda/input_copies.hpp"
+#include "plan/cuda/tma_tensor.hpp"
 
 namespace regard::emulated {
 namespace {
@@ -161,12 +161,12 @@ void build_each(const CudaPlan& plan) {
   for (auto& build : builds) build.get();
 }
 
-BoxMap map_of(const BoxedTensor& x) {
+BoxMap map_of(const TmaTensor& x) {
   BoxMap map{.data = x.data,
              .sizes = {},
              .strides = {},
-             .box_columns = x.box_columns,
-             .box_rows = x.box_rows};
+             .box_columns = x.tile_columns,
+             .box_rows = x.tile_rows};
   std::copy_n(x.sizes, 4, map.sizes);
   std::copy_n(x.strides, 4, map.strides);
   return map;
@@ -175,34 +175,34 @@ BoxMap map_of(const BoxedTensor& x) {
 LaunchMaps maps_of(const CudaLaunch& launch, const KernelParams& params) {
   LaunchMaps maps{};
   if (launch.config.family != Family::wgmma) return maps;
-  const auto set = [](TensorMap& to, const BoxedTensor& x) {
+  const auto set = [](TensorMap& to, const TmaTensor& x) {
     const BoxMap map = map_of(x);
     static_assert(sizeof map <= sizeof to);
     std::memcpy(&to, &map, sizeof map);
   };
   if (launch.config.kernel == Kernel::backward) {
-    const BackwardBoxes boxes =
+    const BackwardTmaTensors tensors =
         launch.config.products == Products::f16x3
-            ? plane_gradient_boxes(params.problem, launch.config, params.buffers.planes)
-            : backward_boxes(params.problem, launch.config.tiling);
+            ? backward_hi_lo_tensors(params.problem, launch.config, params.buffers.hi_lo)
+            : backward_tma_tensors(params.problem, launch.config.tiling);
     BackwardMaps& to = maps.backward;
-    set(to.q, boxes.q);
-    set(to.k, boxes.k);
-    set(to.v, boxes.v);
-    set(to.dout, boxes.dout);
-    set(to.dk, boxes.dk);
-    set(to.dv, boxes.dv);
+    set(to.q, tensors.q);
+    set(to.k, tensors.k);
+    set(to.v, tensors.v);
+    set(to.dout, tensors.dout);
+    set(to.dk, tensors.dk);
+    set(to.dv, tensors.dv);
     return maps;
   }
   const bool planes = launch.config.products == Products::f16x3;
-  const ForwardBoxes boxes = planes
-                                 ? plane_boxes(params.problem, launch.config, params.buffers.planes)
-                                 : forward_boxes(params.problem, launch.config.tiling);
-  set(maps.forward.q, boxes.q);
-  set(maps.forward.k, boxes.k);
-  set(maps.forward.v, boxes.v);
-  set(maps.forward.out, boxes.out);
-  set(maps.forward.bias, boxes.bias);
+  const ForwardTmaTensors tensors =
+      planes ? forward_hi_lo_tensors(params.problem, launch.config, params.buffers.hi_lo)
+             : forward_tma_tensors(params.problem, launch.config.tiling);
+  set(maps.forward.q, tensors.q);
+  set(maps.forward.k, tensors.k);
+  set(maps.forward.v, tensors.v);
+  set(maps.forward.out, tensors.out);
+  set(maps.forward.bias, tensors.bias);
   return maps;
 }
 
@@ -249,10 +249,10 @@ void run_launch(const CudaLaunch& launch, KernelParams params, Schedule schedule
 
 void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule, void* workspace) {
   const CudaWorkspace& w = plan.workspace;
-  std::vector<std::int64_t> ends{w.tile_counter, w.turns,      w.any_mark,    w.marks_q,
-                                 w.marks_k,      w.dbias_sums, w.clear,       w.row_states,
-                                 w.row_terms,    w.dq_sums,    w.partial_out, w.partial_rows,
-                                 w.arrivals,     w.planes,     w.copies,      w.size};
+  std::vector<std::int64_t> ends{w.tile_counter, w.dq_semaphores, w.any_flag,    w.flags_q,
+                                 w.flags_k,      w.dbias_sums,    w.clear,       w.row_states,
+                                 w.row_terms,    w.dq_sums,       w.partial_out, w.partial_rows,
+                                 w.arrivals,     w.hi_lo,         w.copies,      w.size};
   std::sort(ends.begin(), ends.end());
   // From where a part begins to where the next one does; none where two begin together.
   std::vector<std::unique_ptr<Part>> parts;
@@ -262,30 +262,30 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule, vo
                                            begin < w.clear));
     return parts.back().get();
   };
-  const auto tile_counter = part(w.tile_counter), turns = part(w.turns), marks_q = part(w.marks_q),
-             marks_k = part(w.marks_k), any_mark = part(w.any_mark),
+  const auto tile_counter = part(w.tile_counter), dq_semaphores = part(w.dq_semaphores),
+             flags_q = part(w.flags_q), flags_k = part(w.flags_k), any_flag = part(w.any_flag),
              dbias_sums = part(w.dbias_sums), row_states = part(w.row_states),
              row_terms = part(w.row_terms), dq_sums = part(w.dq_sums),
              partial_out = part(w.partial_out), partial_rows = part(w.partial_rows),
-             arrivals = part(w.arrivals), planes = part(w.planes), copies = part(w.copies);
+             arrivals = part(w.arrivals), hi_lo = part(w.hi_lo), copies = part(w.copies);
   KernelParams params{.problem = problem,
                       .buffers = {},
                       .grid = {},
                       .splits = plan.splits,
-                      .call = schedule.seed * 0x9E3779B97F4A7C15u | 1};
+                      .nonce = schedule.seed * 0x9E3779B97F4A7C15u | 1};
   params.buffers = {.row_states = row_states->as<void>(),
                     .dq_sums = dq_sums->as<float>(),
-                    .turns = turns->as<int32>(),
+                    .dq_semaphores = dq_semaphores->as<int32>(),
                     .dbias_sums = dbias_sums->as<float>(),
                     .dbias_strides = plan.dbias_strides,
                     .partial_out = partial_out->as<float>(),
                     .partial_rows = partial_rows->as<float>(),
-                    .marks_q = marks_q->as<uint8>(),
-                    .marks_k = marks_k->as<uint8>(),
-                    .any_mark = any_mark->as<uint64>()};
+                    .flags_q = flags_q->as<uint8>(),
+                    .flags_k = flags_k->as<uint8>(),
+                    .any_flag = any_flag->as<uint64>()};
   params.buffers.row_terms = row_terms->as<void>();
   params.buffers.arrivals = arrivals->as<uint64>();
-  params.buffers.planes = planes->as<uint8>();
+  params.buffers.hi_lo = hi_lo->as<uint8>();
   const Problem copied = with_copies(problem, plan.copies, copies->as<uint8>());
   for (int n = 0; n < kInputs; ++n) {
     if (plan.copies.has(Input(n))) params.buffers.copies[n] = view_of(copied, Input(n)).data;

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/chip.hpp"
+#include "plan/cuda/chip.hpp"
 #include "tests/cuda/emulator_build.hpp"
 #include "tests/cuda/emulator_image.hpp"
 

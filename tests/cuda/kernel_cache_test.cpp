@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "cuda/disk_cache.hpp"
-#include "plan/config_text.hpp"
+#include "plan/cuda/config_text.hpp"
 #include "tests/cuda/cache_files.hpp"
 
 using namespace regard;

@@ -10,8 +10,8 @@
 
 #include "cuda/in_parallel.hpp"
 #include "cuda/kernel_cache.hpp"
-#include "plan/config_text.hpp"
-#include "plan/representative.hpp"
+#include "plan/cuda/config_text.hpp"
+#include "plan/cuda/representative.hpp"
 
 using namespace regard;
 namespace fs = std::filesystem;

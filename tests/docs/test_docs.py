@@ -96,7 +96,7 @@ def test_every_region_is_shown() -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "notes" not in page.parts], ids=name_of)
 def test_named_files_exist(page: Path) -> None:
-    """`src/plan/chip.cpp` is a path from the root, `chip.cpp` the end of one."""
+    """`src/plan/cuda/chip.cpp` is a path from the root, `chip.cpp` the end of one."""
     text = re.sub(r"^```.*?^```|^    .*?$", "", page.read_text(encoding="utf-8"),
                   flags=re.MULTILINE | re.DOTALL)
     for name in re.findall(r"`([\w/.-]+\.(?:c|h|hpp|cpp|cuh|py|cmake|sh|txt|jsonl))`", text):

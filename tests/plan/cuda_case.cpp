@@ -2,10 +2,10 @@
 #include "tests/plan/cuda_case.hpp"
 
 #include "cuda/kernels/params.h"
-#include "plan/config_text.hpp"
-#include "plan/mma_layout.h"
-#include "plan/simt_layout.h"
-#include "plan/wgmma_backward_layout.h"
+#include "plan/cuda/config_text.hpp"
+#include "plan/cuda/kernel/mma_layout.h"
+#include "plan/cuda/kernel/simt_layout.h"
+#include "plan/cuda/kernel/wgmma_backward_layout.h"
 
 namespace regard::cuda_case {
 namespace {
@@ -28,7 +28,7 @@ void check_grid(const Problem& p, const CudaLaunch& launch) {
   CHECK(g.blocks() <= 0x7fffffff);
   if (c.only_flagged) {  // counts its tiles over all heads
     CHECK(g.heads == 1);
-    check_reach(g.tiles, kMarkedTiles, simt_own_heads(p, c) * simt_own_tiles(p, c));
+    check_reach(g.tiles, kFlaggedTiles, simt_own_heads(p, c) * simt_own_tiles(p, c));
     return;
   }
   switch (c.kernel) {
@@ -50,7 +50,7 @@ void check_grid(const Problem& p, const CudaLaunch& launch) {
     case Kernel::sink_gradient:
       CHECK(g.heads == s.heads_q);
       break;
-    case Kernel::planes:
+    case Kernel::split_f32:
       CHECK(g.heads == s.batch * s.heads_q);
       check_reach(g.tiles, c.tiling.keys,
                   round_up(larger(s.len_q, s.len_k), c.row_terms.used ? 128 : 1));
@@ -119,19 +119,19 @@ struct Part {
 void check_workspace(const Problem& p, const CudaPlan& plan) {
   const Sizes& s = p.sizes;
   const CudaWorkspace& w = plan.workspace;
-  bool marks_q = false, marks_k = false, adds = false, sliced = false;
+  bool flags_q = false, flags_k = false, adds = false, sliced = false;
   std::int64_t counter = 0, dq = 0, turns = 0, rows_states = 0, row_terms = 0, planes = 0;
   std::int64_t partial_out = 0, partial_rows = 0, arrivals = 0, copies = 0;
   for (const CudaLaunch& launch : plan.launches) {
     const KernelConfig& c = launch.config;
-    marks_q |=
+    flags_q |=
         c.only_flagged && (c.kernel == Kernel::forward || c.kernel == Kernel::query_gradient);
-    marks_k |= c.only_flagged && c.kernel == Kernel::key_gradient;
+    flags_k |= c.only_flagged && c.kernel == Kernel::key_gradient;
     if (launch.resident > 0 && (p.features.interval || p.varlen)) counter = 8;
     if (c.merges_splits) {
       arrivals = launch.grid.blocks() * 8;
-      partial_out = launch.grid.blocks() * c.tiling.rows * part_bytes(c);
-      CHECK(plan.splits * part_bytes(c) <= merge_room(c));
+      partial_out = launch.grid.blocks() * c.tiling.rows * partial_row_bytes(c);
+      CHECK(plan.splits * partial_row_bytes(c) <= merge_room(c));
     } else if (c.split_kv) {
       partial_rows = plan.splits * s.heads_q * s.rows_q * 2 * 4;
       partial_out = plan.splits * s.heads_q * s.rows_q * s.dim_v * 4;
@@ -139,12 +139,12 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
     sliced |= c.kernel == Kernel::forward && c.tiling.slices > 1 && !c.split_kv;
     adds |= c.kernel == Kernel::convert_dbias;
     if (c.kernel == Kernel::delta) rows_states = s.heads_q * s.rows_q * 2 * real_size(p);
-    if (c.kernel == Kernel::planes) planes = plane_layout(p, c).size;
+    if (c.kernel == Kernel::split_f32) planes = hi_lo_layout(p, c).size;
     if (c.kernel == Kernel::delta && c.row_terms.used) {
       row_terms = 2 * (s.heads_q * dq_rows(p) + 64) * 16;
     }
-    if (c.kernel == Kernel::planes && c.row_terms.used) {
-      row_terms = s.heads_q * plane_rows(p, s.rows_q, s.len_q, 128) * (2 * 8 + 4);
+    if (c.kernel == Kernel::split_f32 && c.row_terms.used) {
+      row_terms = s.heads_q * hi_lo_rows(p, s.rows_q, s.len_q, 128) * (2 * 8 + 4);
     }
     if (c.kernel == Kernel::convert_dq) dq = s.heads_q * dq_rows(p) * c.dim * 4;
     if (p.backward && c.ordered_dq) {
@@ -167,13 +167,13 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
   const std::int64_t bias_row = sizes[3] > 1 ? round_up(sizes[3], 2) : 1;  // whole pairs
   // An empty problem may have planned for marks before there was nothing to launch.
   const bool is_empty = s.batch * s.heads_q * s.len_q * s.len_k == 0;
-  const bool any_mark = is_empty ? w.marks_q > w.any_mark : marks_q || marks_k;
-  const std::int64_t key_marks = marks_k ? s.heads_kv * s.rows_k * 2 : 0;
-  const Part parts[] = {{"tile_counter", w.tile_counter, w.turns, counter},
-                        {"turns", w.turns, w.any_mark, turns},
-                        {"any_mark", w.any_mark, w.marks_q, any_mark ? 16 : 0},
-                        {"marks_q", w.marks_q, w.marks_k, marks_q ? s.heads_q * s.rows_q : 0},
-                        {"marks_k", w.marks_k, w.dbias_sums, key_marks},
+  const bool any_flag = is_empty ? w.flags_q > w.any_flag : flags_q || flags_k;
+  const std::int64_t key_marks = flags_k ? s.heads_kv * s.rows_k * 2 : 0;
+  const Part parts[] = {{"tile_counter", w.tile_counter, w.dq_semaphores, counter},
+                        {"turns", w.dq_semaphores, w.any_flag, turns},
+                        {"any_flag", w.any_flag, w.flags_q, any_flag ? 16 : 0},
+                        {"flags_q", w.flags_q, w.flags_k, flags_q ? s.heads_q * s.rows_q : 0},
+                        {"flags_k", w.flags_k, w.dbias_sums, key_marks},
                         {"dbias_sums", w.dbias_sums, w.row_states,
                          adds ? sizes[0] * sizes[1] * sizes[2] * bias_row * 4 : 0},
                         {"row_states", w.row_states, w.row_terms, rows_states},
@@ -181,8 +181,8 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
                         {"dq_sums", w.dq_sums, w.partial_out, dq},
                         {"partial_out", w.partial_out, w.partial_rows, partial_out},
                         {"partial_rows", w.partial_rows, w.arrivals, partial_rows},
-                        {"arrivals", w.arrivals, w.planes, arrivals},
-                        {"planes", w.planes, w.copies, planes},
+                        {"arrivals", w.arrivals, w.hi_lo, arrivals},
+                        {"planes", w.hi_lo, w.copies, planes},
                         {"copies", w.copies, w.size, copies}};
   CHECK(w.tile_counter == 0);
   // What must be clear before the first launch ends where a part does; forward, next to nothing is.

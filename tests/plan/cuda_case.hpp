@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "plan/cuda_plan.hpp"
+#include "plan/cuda/plan.hpp"
 #include "problem/describe.hpp"
 
 namespace regard::cuda_case {

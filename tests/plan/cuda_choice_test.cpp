@@ -1,5 +1,5 @@
 // What a caller may force of a GPU plan, and what is refused with a reason.
-#include "plan/mma_layout.h"
+#include "plan/cuda/kernel/mma_layout.h"
 #include "tests/plan/cuda_case.hpp"
 
 using namespace regard;

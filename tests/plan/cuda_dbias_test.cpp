@@ -49,9 +49,9 @@ TEST_CASE("wgmma: blocks of a cluster share the bias, one for each batch entry")
       CHECK(grid.batch == batch);
       // Consecutive blocks are the batch entries of one tile of one head.
       for (std::int64_t n = 0; n < grid.blocks(); n += batch) {
-        const BlockPlace first = place_of(grid, n);
+        const BlockCoords first = block_coords(grid, n);
         for (std::int64_t b = 0; b < batch; ++b) {
-          const BlockPlace place = place_of(grid, n + b);
+          const BlockCoords place = block_coords(grid, n + b);
           REQUIRE(place.tile == first.tile);
           REQUIRE(place.head == b * grid.heads / batch + first.head);
         }

@@ -47,7 +47,7 @@ TEST_CASE("launch lists") {
   const Pass backward = Pass::backward;
   CHECK(kernels_of(planned(problem(attention({})))) == "forward");
   CHECK(kernels_of(planned(problem(causal()))) == "forward forward*");
-  CHECK(kernels_of(planned(problem(attention({.type = f32})))) == "planes forward forward*");
+  CHECK(kernels_of(planned(problem(attention({.type = f32})))) == "split_f32 forward forward*");
   CHECK(kernels_of(planned(problem(attention({.type = f32})), "sm_80")) == "forward forward*");
   CHECK(kernels_of(planned(problem(attention({.type = f64})))) == "forward");
   CHECK(kernels_of(planned(problem(attention({}), backward))) == "delta backward convert_dq");
@@ -140,7 +140,7 @@ TEST_CASE("deterministic: dq in order, broadcast dbias in a pass of its own") {
   const CudaLaunch& backward = *launch_of(plan, Kernel::backward);
   CHECK(backward.config.ordered_dq);
   CHECK(backward.grid.heads_per_group == 16);
-  CHECK(plan.workspace.marks_q > plan.workspace.turns);
+  CHECK(plan.workspace.flags_q > plan.workspace.dq_semaphores);
   CHECK(says(plan, "deterministic: blocks add to dq in the order of their keys"));
   CHECK(says(plan, "deterministic: a broadcast bias"));
   // Each element of a whole bias is written once, in whatever order.

@@ -3,8 +3,8 @@
 #include <functional>
 
 #include "cuda/kernels/params.h"
-#include "plan/config_text.hpp"
-#include "plan/representative.hpp"
+#include "plan/cuda/config_text.hpp"
+#include "plan/cuda/representative.hpp"
 #include "tests/plan/cuda_case.hpp"
 
 using namespace regard;
@@ -161,7 +161,7 @@ TEST_CASE("blocks cover every tile of every head once, earlier tiles of a head f
     std::vector<int> seen(std::size_t(grid.blocks()));
     std::vector<int> last(std::size_t(grid.heads), -1);
     for (std::int64_t block = 0; block < grid.blocks(); ++block) {
-      const BlockPlace place = place_of(grid, block);
+      const BlockCoords place = block_coords(grid, block);
       const int tile = place.split * grid.tiles + place.tile;
       ++seen.at(std::size_t((place.head * grid.splits + place.split) * grid.tiles + place.tile));
       CHECK(tile > last.at(std::size_t(place.head)));
@@ -238,7 +238,7 @@ TEST_CASE("representative kernels: about ninety for a chip, of every kind") {
     for (int kernel = 0; kernel < kKernelCount; ++kernel) {
       CAPTURE(std::string(name_of(Kernel(kernel))));
       const bool of_hopper =
-          Kernel(kernel) == Kernel::planes || Kernel(kernel) == Kernel::copy_inputs;
+          Kernel(kernel) == Kernel::split_f32 || Kernel(kernel) == Kernel::copy_inputs;
       const bool elsewhere = of_hopper && chip.major != 9;
       CHECK((seen[kernel] || Kernel(kernel) == Kernel::bias_gradient || elsewhere));
     }

@@ -1,5 +1,5 @@
 // Plans for processors that need not exist, and what they say of themselves.
-#include "plan/plan.hpp"
+#include "plan/cpu/plan.hpp"
 
 #include <doctest/doctest.h>
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "plan/plan.hpp"
+#include "plan/cpu/plan.hpp"
 #include "regard/regard.hpp"
 #include "tests/cpu/case.hpp"
 #include "tests/plan/cuda_case.hpp"
@@ -130,8 +130,8 @@ void check_cpu(const Problem& p, int workers) {
     }
     const CpuWorkspace& w = made.workspace;
     CHECK(Real(w.size) >= cpu_bytes(p, made.tiling, workers));
-    const int64 parts[] = {0,           w.dq,        w.turns,   w.dbias, w.partials,
-                           w.spoiled_q, w.spoiled_k, w.scratch, w.size};
+    const int64 parts[] = {0,           w.dq,        w.dq_semaphores, w.dbias, w.partials,
+                           w.spoiled_q, w.spoiled_k, w.scratch,       w.size};
     for (const int64 part : parts) CHECK((part >= 0 && part <= w.size));
     CHECK(w.scratch >= std::max(w.spoiled_k, w.partials));
     CHECK(w.size - w.scratch >= workers * w.scratch_size);
@@ -162,7 +162,7 @@ Real cuda_bytes(const Problem& p, const CudaPlan& plan) {
     if (c.kernel == Kernel::convert_dq) bytes += rows_q * Real(s.dim) * 4;
     if (c.kernel == Kernel::convert_dbias) bytes += dbias_elements(p) * 4;
     if (c.kernel == Kernel::combine) bytes += Real(plan.splits) * rows_q * Real(s.dim_v) * 4;
-    if (c.kernel == Kernel::planes) {
+    if (c.kernel == Kernel::split_f32) {
       bytes += 4 * (rows_q * Real(s.dim) + rows_k * Real(s.dim + s.dim_v));
     }
     if (c.flags_nonfinite && c.kernel == Kernel::forward) bytes += rows_q;
@@ -181,9 +181,9 @@ void check_cuda(const Problem& p, const char* chip, const char* name) {
   const CudaWorkspace& w = made.workspace;
   CHECK(Real(w.size) >= cuda_bytes(p, made));
   int64 before = 0;
-  for (const int64 part : {w.tile_counter, w.turns, w.any_mark, w.marks_q, w.marks_k, w.dbias_sums,
-                           w.row_states, w.row_terms, w.dq_sums, w.partial_out, w.partial_rows,
-                           w.arrivals, w.planes, w.copies, w.size}) {
+  for (const int64 part : {w.tile_counter, w.dq_semaphores, w.any_flag, w.flags_q, w.flags_k,
+                           w.dbias_sums, w.row_states, w.row_terms, w.dq_sums, w.partial_out,
+                           w.partial_rows, w.arrivals, w.hi_lo, w.copies, w.size}) {
     CHECK(part >= before);
     before = part;
   }

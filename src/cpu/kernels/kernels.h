@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/kernels/tasks.h"
-#include "plan/isa.h"
+#include "plan/cpu/kernel/isa.h"
 
 namespace regard {
 

@@ -1,7 +1,7 @@
 // What the backend hands to a kernel: one task, and where its results go.
 #pragma once
 
-#include "plan/tiling.h"
+#include "plan/cpu/kernel/tiling.h"
 #include "problem/problem.h"
 
 namespace regard {

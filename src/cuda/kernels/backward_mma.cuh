@@ -172,7 +172,7 @@ struct BackwardMma {
         for (int half = 0; half < 2; ++half) {
           const int key = at.key_of(m, half);
           if (finite[half] || key >= at.key_count) continue;
-          mark_key(at.params, mark_of(key), gradient);
+          flag_key(at.params, mark_of(key), gradient);
         }
       }
     }
@@ -184,7 +184,7 @@ struct BackwardMma {
   REGARD_DEVICE bool is_written(int key, KeyGradient gradient) const {
     if (key >= at.key_count) return false;
     return !kConfig.flags_nonfinite || !at.p.accumulate ||
-           key_mark(at.params.buffers, mark_of(key), gradient) == 0;
+           key_flag(at.params.buffers, mark_of(key), gradient) == 0;
   }
 
   template <int kBlocks>
@@ -231,7 +231,7 @@ struct BackwardMma {
 template <KernelConfig kConfig>
 REGARD_DEVICE void backward_mma(const KernelParams& params) {
   using Place = BackwardPlace<kConfig>;
-  BackwardMma<kConfig> block{Place(params, place_of(params.grid, block_index()))};
+  BackwardMma<kConfig> block{Place(params, block_coords(params.grid, block_index()))};
   if (block.at.key_count > 0) block.run();
 }
 

@@ -32,7 +32,7 @@ REGARD_DEVICE void backward_wgmma(const KernelParams& params, const BackwardMaps
   } else if (has_dbias_warpgroup(kConfig) && warpgroup == 3) {
     setmaxnreg_dec<registers_of_dbias<kConfig>()>();
     DscoreBias<kConfig>{params, memory}.run();
-  } else if (has_backward_drops(kConfig) && warpgroup == 3) {
+  } else if (has_backward_dropout_warpgroup(kConfig) && warpgroup == 3) {
     setmaxnreg_dec<registers_of_drops<kConfig>()>();
     BackwardDrops<kConfig>{params, memory}.run();
   } else {

@@ -94,7 +94,7 @@ template <KernelConfig kConfig>
 REGARD_DEVICE void combine(const KernelParams& params) {
   using Row = MergedRow<kConfig>;
   const Problem& p = params.problem;
-  const BlockPlace place = place_of(params.grid, block_index());
+  const BlockCoords place = block_coords(params.grid, block_index());
   const int64 heads = p.sizes.heads_q, b = place.head / heads, h = place.head % heads;
   const Sequence seq = safe_sequence(p, b);
   const int64 first = int64(place.tile) * kConfig.tiling.rows;

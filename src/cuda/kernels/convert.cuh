@@ -37,7 +37,7 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
   static_assert(kConfig.tiling.rows == kConfig.tiling.warps * 16);
   constexpr int kBlocks = kConfig.dim / 8;
   const Problem& p = params.problem;
-  const BlockPlace place = place_of(params.grid, block_index());
+  const BlockCoords place = block_coords(params.grid, block_index());
   const int64 heads = p.sizes.heads_q, b = place.head / heads, h = place.head % heads;
   const Sequence seq = safe_sequence(p, b);
   const int64 first = int64(place.tile) * kConfig.tiling.rows + warp_index() * 16;
@@ -54,13 +54,12 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
   float least[2] = {}, most[2] = {};
   if constexpr (kConfig.row_terms.used) {
     const auto* const terms =
-        static_cast<const PlaneRowTerm*>(params.buffers.row_terms) + h * plane_term_rows(p) +
-        first + first_plane_row<int64>(p, b, seq.first_q, p.sizes.len_q, kPlaneGradientUnit);
+        static_cast<const HiLoRowTerm*>(params.buffers.row_terms) + h * hi_lo_term_rows(p) + first +
+        first_hi_lo_row<int64>(p, b, seq.first_q, p.sizes.len_q, kHiLoBackwardUnit);
 #pragma unroll
     for (int n = 0; n < 2; ++n) scale[n] *= float_of(terms[r + 8 * n].factors << 16);
     const float* const losses =
-        dq_losses(params) + (terms - static_cast<const PlaneRowTerm*>(params.buffers.row_terms)) +
-        r;
+        dq_losses(params) + (terms - static_cast<const HiLoRowTerm*>(params.buffers.row_terms)) + r;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       const bool sees = terms[r + 8 * n].value < infinity<float>();  // its lse
@@ -101,7 +100,7 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
         most[n] = max_of_lanes<4>(most[n]);
         if (!(most[n] >= least[n])) spoiled[n] = infinity<float>();
       }
-      if (spoiled[n] != 0 && exist[n] && begin == 0) mark_row(params, row + 8 * n);
+      if (spoiled[n] != 0 && exist[n] && begin == 0) flag_row(params, row + 8 * n);
     }
   };
   // Spoiled rows that accumulate must stay as they are, for whoever computes them again.
@@ -141,7 +140,7 @@ REGARD_DEVICE void convert_dbias(const KernelParams& params) {
   constexpr int kRows = kConfig.tiling.rows, kColumns = kConfig.tiling.keys;
   const Problem& p = params.problem;
   const int64* const n = p.bias_sizes;
-  const BlockPlace place = place_of(params.grid, block_index());
+  const BlockCoords place = block_coords(params.grid, block_index());
   const int64 across = divide_up(n[3], kColumns), b = place.head / n[1], h = place.head % n[1];
   const int64 first_row = place.tile / across * kRows,
               first_column = place.tile % across * kColumns;

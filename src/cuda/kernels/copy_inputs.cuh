@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/simt/simt_lines.cuh"
-#include "plan/copy_layout.h"
+#include "plan/cuda/kernel/copy_layout.h"
 
 namespace regard {
 
@@ -22,16 +22,16 @@ REGARD_DEVICE Input input_of_split(const CudaBuffers& buffers, int split) {
 // A tile of rows of one head. Columns past the last are 0.
 template <KernelConfig kConfig>
 REGARD_DEVICE void copy_inputs(const KernelParams& params) {
-  constexpr int kLine = InputShape::kLine;
+  constexpr int kVector = InputShape::kVector;
   const Problem& p = params.problem;
-  const BlockPlace place = place_of(params.grid, block_index());
+  const BlockCoords place = block_coords(params.grid, block_index());
   const Input input = input_of_split(params.buffers, place.split);
   const InputShape shape = shape_of(p, input);
   if (place.head >= shape.batch * shape.heads) return;
   const int64 b = place.head / shape.heads, h = place.head % shape.heads;
   const int64 first = int64(place.tile) * kConfig.tiling.rows;
   const int rows = int(smaller<int64>(kConfig.tiling.rows, shape.rows - first));
-  const int columns = int(shape.columns), lines = (columns + kLine - 1) / kLine;
+  const int columns = int(shape.columns), lines = (columns + kVector - 1) / kVector;
   const View& from = view_of(p, input);
   const View to{
       .data = params.buffers.copies[int(input)], .type = kConfig.type, .strides = shape.strides()};
@@ -41,11 +41,11 @@ REGARD_DEVICE void copy_inputs(const KernelParams& params) {
   with_type<kConfig.type>(from.type, [&](auto type) {
 #pragma unroll 2
     for (int n = thread_index(); n < rows * lines; n += kConfig.tiling.warps * 32) {
-      const int row = n / lines, column = (n - row * lines) * kLine;
-      float x[kLine];
+      const int row = n / lines, column = (n - row * lines) * kVector;
+      float x[kVector];
       load_line<decltype(type)::kElement>(x, from, begin + row * from.strides.row + column,
                                           columns - column, aligned);
-      store_line<kConfig.type>(to, to_begin + row * to.strides.row + column, kLine, true, x);
+      store_line<kConfig.type>(to, to_begin + row * to.strides.row + column, kVector, true, x);
     }
   });
 }

@@ -20,7 +20,7 @@ struct ForwardDecode : ForwardStep<kConfig> {
   static constexpr int kKeyWarps = Place::kKeyWarps, kStages = kConfig.tiling.stages;
   static constexpr int kAhead = kStages - 1;  // tiles on their way while one is worked on
   static constexpr int kElements = Merged::kElements;
-  static constexpr int kPartFloats = part_bytes(kConfig) / 4;
+  static constexpr int kPartFloats = partial_row_bytes(kConfig) / 4;
   static constexpr int kRowsAtOnce = Place::kBlockThreads / Merged::kLanes;
   static_assert(kAhead > 0 && Place::kThreads == 32);
   static_assert(kConfig.split_kv || !kConfig.merges_splits);
@@ -63,7 +63,7 @@ struct ForwardDecode : ForwardStep<kConfig> {
 
   // Of a row of the tile: [warps][rows].
   REGARD_DEVICE PartsInShared<kConfig> parts_of(int row) const {
-    constexpr int kBytes = part_bytes(kConfig);
+    constexpr int kBytes = partial_row_bytes(kConfig);
     return {at.shared + Place::kLayout.stage + row * kBytes, Place::kRows * kBytes, kKeyWarps};
   }
 
@@ -144,18 +144,18 @@ struct ForwardDecode : ForwardStep<kConfig> {
   // The last block of the tile merges what all of them left, in the order of the splits; `first` is
   // the block of the first.
   REGARD_DEVICE void merge_splits(int first) const {
-    constexpr int kBytes = part_bytes(kConfig);
+    constexpr int kBytes = partial_row_bytes(kConfig);
     const int splits = at.params.splits;
     uint64* const signals = at.params.buffers.arrivals + first;
     sync_block();
     if (at.split < splits - 1) {
-      if (thread_index() == 0) set_flag(signals + at.split, at.params.call);
+      if (thread_index() == 0) set_flag(signals + at.split, at.params.nonce);
       return;
     }
     // As many rows at a time as there is room for: [splits][rows].
     const int most = merge_room(kConfig) / (splits * kBytes);
     for (int s = thread_index(); s < splits - 1; s += Place::kBlockThreads) {
-      wait_flag(signals + s, at.params.call);
+      wait_flag(signals + s, at.params.nonce);
       signals[s] = 0;  // a graph may come again with the same number
     }
     for (int begin = 0; begin < at.row_count; begin += most) {
@@ -198,7 +198,7 @@ struct ForwardDecode : ForwardStep<kConfig> {
 template <KernelConfig kConfig>
 REGARD_DEVICE void forward_decode(const KernelParams& params) {
   using Place = ForwardPlace<kConfig>;
-  const BlockPlace place = Place::of_block(params);
+  const BlockCoords place = Place::of_block(params);
   ForwardDecode<kConfig> block{{Place(params, place)}};
   const int tile = place.head * params.grid.tiles + place.tile;
   if (block.at.row_count > 0) block.run(tile * params.splits);

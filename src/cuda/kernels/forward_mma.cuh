@@ -145,7 +145,7 @@ struct ForwardMma : ForwardStep<kConfig> {
   // Every row's mark, by one lane; slices of a row only set what was clear before.
   REGARD_DEVICE void write_mark(const Row& row, int spoiled) const {
     if (lane_index() % 4 != 0 || (kTiling.slices > 1 && !spoiled)) return;
-    write_row_mark(at.params, line_of(row), spoiled != 0);
+    write_row_flag(at.params, line_of(row), spoiled != 0);
   }
 
   REGARD_DEVICE void write_out(int m) const {

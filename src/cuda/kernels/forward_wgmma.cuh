@@ -25,7 +25,7 @@ REGARD_DEVICE void forward_wgmma(const KernelParams& params, const ForwardMaps& 
   const int warpgroup = warpgroup_index();
   if (thread_index() == 0) memory.init_barriers();
   sync_block();
-  if constexpr (planes_of(kConfig) > 1) {
+  if constexpr (hi_lo_parts(kConfig) > 1) {
     if (warpgroup == 0) {
       setmaxnreg_dec<kTwo ? 24 : 32>();
       if (thread_index() == 0) PlaneProducer<kConfig>{params, maps, memory}.run();

@@ -113,7 +113,7 @@ REGARD_DEVICE void key_gradient_turn(const KernelParams& params, const OwnKeys<k
   using Tile = SimtTile<kConfig>;
   using Real = typename Tile::Real;
   constexpr Type kType = kConfig.type;
-  constexpr int kDim = kConfig.dim, kDimV = kConfig.dim_v, kTurns = simt_turns(kConfig);
+  constexpr int kDim = kConfig.dim, kDimV = kConfig.dim_v, kTurns = simt_passes(kConfig);
   constexpr int kSlice = simt_slice(kDim, kTurns), kSliceV = simt_slice(kDimV, kTurns);
   constexpr int kCount = SimtColumns<Real, kSlice>::kCount;
   constexpr int kCountV = SimtColumns<Real, kSliceV>::kCount;
@@ -192,7 +192,7 @@ REGARD_DEVICE void key_gradient_turn(const KernelParams& params, const OwnKeys<k
 
 template <KernelConfig kConfig>
 REGARD_DEVICE void key_gradient_simt(const KernelParams& params) {
-  constexpr int kTurns = simt_turns(kConfig);
+  constexpr int kTurns = simt_passes(kConfig);
   each_own_tile<kConfig>(params, [&](const OwnTile<kConfig>& tile) {
     const OwnKeys<kConfig> own(params.problem, tile);
 #pragma unroll 1
@@ -333,7 +333,7 @@ REGARD_DEVICE void bias_gradient_simt(const KernelParams& params) {
   using Real = typename Tile::Real;
   const Problem& p = params.problem;
   const int64* const n = p.bias_sizes;
-  const BlockPlace place = place_of(params.grid, block_index());
+  const BlockCoords place = block_coords(params.grid, block_index());
   const int64 across = divide_up(n[3], Tile::kWalked);
   const int64 own_b = place.head / n[1], own_h = place.head % n[1];
   const int64 first_row = place.tile / across * Tile::kOwn;

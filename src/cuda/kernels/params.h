@@ -1,8 +1,8 @@
 // What a launched kernel is given: the problem, and where its scratch memory is.
 #pragma once
 
-#include "plan/block_grid.h"
-#include "plan/copy_layout.h"
+#include "plan/cuda/kernel/block_grid.h"
+#include "plan/cuda/kernel/copy_layout.h"
 #include "problem/problem.h"
 
 namespace regard {
@@ -20,23 +20,24 @@ enum class KeyGradient : int32 { dk, dv };
 
 // Null where the launch list does not use them. Real is f32, or f64 for f64 problems.
 struct CudaBuffers {
-  void* row_states = nullptr;  // [heads_q][rows_q] RowState<Real>, by flat row
-  float* dq_sums = nullptr;    // [heads_q][dq_rows][dim of the config], in fragment order
-  int32* turns =
-      nullptr;  // [batch * heads_q][dq_turns of the backward kernel]: key tiles that have added
-  float* dbias_sums = nullptr;   // where BiasGradient::add adds; dbias itself where it is f32
-  Strides dbias_strides;         // of dbias_sums; 0 where the bias is broadcast
-  float* partial_out = nullptr;  // [splits][heads_q][rows_q][dim_v of the problem], not normalised;
-                                 // decoding: [blocks of the grid][rows of a tile][part_bytes]
+  void* row_states = nullptr;      // [heads_q][rows_q] RowState<Real>, by flat row
+  float* dq_sums = nullptr;        // [heads_q][dq_rows][dim of the config], in fragment order
+  int32* dq_semaphores = nullptr;  // [batch * heads_q][dq_semaphores of the backward kernel]: key
+                                   // tiles that have added
+  float* dbias_sums = nullptr;     // where BiasGradient::add adds; dbias itself where it is f32
+  Strides dbias_strides;           // of dbias_sums; 0 where the bias is broadcast
+  float* partial_out =
+      nullptr;  // [splits][heads_q][rows_q][dim_v of the problem], not normalised;
+                // decoding: [blocks of the grid][rows of a tile][partial_row_bytes]
   float* partial_rows = nullptr;   // [splits][heads_q][rows_q] x {reference, sum}
-  uint8* marks_q = nullptr;        // [heads_q][rows_q]: 1 = compute this row again
-  uint8* marks_k = nullptr;        // [heads_kv][rows_k][2]: of dk and of dv, by KeyGradient
-  uint64* any_mark = nullptr;      // of marks_q, of marks_k: KernelParams::call where there is one
+  uint8* flags_q = nullptr;        // [heads_q][rows_q]: 1 = compute this row again
+  uint8* flags_k = nullptr;        // [heads_kv][rows_k][2]: of dk and of dv, by KeyGradient
+  uint64* any_flag = nullptr;      // of flags_q, of flags_k: KernelParams::nonce where there is one
   uint64* tile_counter = nullptr;  // wgmma: numbers that blocks have taken, see tile_numbers.cuh
   void* row_terms =
-      nullptr;  // wgmma: lse of [heads_q][dq_rows], 16 bytes each; delta (f32: plane_layout.h)
-  uint64* arrivals = nullptr;  // [blocks of the grid]: KernelParams::call once it wrote its part
-  uint8* planes = nullptr;     // wgmma of f32: see plane_layout.h
+      nullptr;  // wgmma: lse of [heads_q][dq_rows], 16 bytes each; delta (f32: hi_lo_layout.h)
+  uint64* arrivals = nullptr;  // [blocks of the grid]: KernelParams::nonce once it wrote its part
+  uint8* hi_lo = nullptr;      // wgmma of f32: see hi_lo_layout.h
   void* copies[kInputs] = {};  // of inputs, by Input; null where there is none
 };
 
@@ -45,29 +46,29 @@ struct KernelParams {
   CudaBuffers buffers;
   BlockGrid grid;
   int32 splits = 1;  // of the forward pass's keys (combine has another grid than its forward)
-  uint64 call = 0;   // a number that nothing else would have left in the workspace
+  uint64 nonce = 0;  // a number that nothing else would have left in the workspace
 };
 
 // Marks a row's result or a key's gradient that is not finite, for a marked kernel to compute it
 // again. Where every row's mark is written, none is clear before.
-REGARD_INLINE void write_row_mark(const KernelParams& params, int64 row, bool spoiled) {
-  params.buffers.marks_q[row] = uint8(spoiled);
-  if (spoiled) params.buffers.any_mark[0] = params.call;
+REGARD_INLINE void write_row_flag(const KernelParams& params, int64 row, bool spoiled) {
+  params.buffers.flags_q[row] = uint8(spoiled);
+  if (spoiled) params.buffers.any_flag[0] = params.nonce;
 }
-REGARD_INLINE void mark_row(const KernelParams& params, int64 row) {
-  write_row_mark(params, row, true);
+REGARD_INLINE void flag_row(const KernelParams& params, int64 row) {
+  write_row_flag(params, row, true);
 }
-REGARD_INLINE uint8& key_mark(const CudaBuffers& buffers, int64 key, KeyGradient gradient) {
-  return buffers.marks_k[key * 2 + int(gradient)];
+REGARD_INLINE uint8& key_flag(const CudaBuffers& buffers, int64 key, KeyGradient gradient) {
+  return buffers.flags_k[key * 2 + int(gradient)];
 }
-REGARD_INLINE void mark_key(const KernelParams& params, int64 key, KeyGradient gradient) {
-  key_mark(params.buffers, key, gradient) = 1;
-  params.buffers.any_mark[1] = params.call;
+REGARD_INLINE void flag_key(const KernelParams& params, int64 key, KeyGradient gradient) {
+  key_flag(params.buffers, key, gradient) = 1;
+  params.buffers.any_flag[1] = params.nonce;
 }
 // Whether a row, or a key, of this call is marked. A graph that comes again brings the same number:
 // what it left only costs a look at marks that are all of its last run.
-REGARD_INLINE bool has_marks(const KernelParams& params, bool of_keys) {
-  return params.buffers.any_mark[of_keys] == params.call;
+REGARD_INLINE bool has_flags(const KernelParams& params, bool of_keys) {
+  return params.buffers.any_flag[of_keys] == params.nonce;
 }
 
 // The row of (b, i) in buffers that have one line per real row of a head.

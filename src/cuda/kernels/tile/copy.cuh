@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/fragment.cuh"
-#include "plan/mma_layout.h"
+#include "plan/cuda/kernel/mma_layout.h"
 
 namespace regard {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/ptx.cuh"
-#include "plan/kernel_config.h"
+#include "plan/cuda/kernel/kernel_config.h"
 
 namespace regard {
 

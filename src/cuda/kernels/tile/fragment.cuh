@@ -10,7 +10,7 @@
 #pragma once
 
 #include "cuda/kernels/element.cuh"
-#include "plan/kernel_config.h"
+#include "plan/cuda/kernel/kernel_config.h"
 
 namespace regard {
 

@@ -1,9 +1,9 @@
-// From f32 to two f16 parts: see plane_layout.h.
+// From f32 to two f16 parts: see plan/cuda/kernel/hi_lo_layout.h.
 #pragma once
 
 #include "cuda/kernels/params.h"
 #include "cuda/kernels/ptx.cuh"
-#include "plan/plane_layout.h"
+#include "plan/cuda/kernel/hi_lo_layout.h"
 
 namespace regard {
 
@@ -33,8 +33,8 @@ REGARD_DEVICE HiLo split_hi_lo(float a, float b) {
 // [heads_q][rows]: what each row of dq may lose by the split. It follows the row terms.
 REGARD_DEVICE float* dq_losses(const KernelParams& params) {
   const Problem& p = params.problem;
-  return reinterpret_cast<float*>(static_cast<PlaneRowTerm*>(params.buffers.row_terms) +
-                                  2 * p.sizes.heads_q * plane_term_rows(p));
+  return reinterpret_cast<float*>(static_cast<HiLoRowTerm*>(params.buffers.row_terms) +
+                                  2 * p.sizes.heads_q * hi_lo_term_rows(p));
 }
 
 }  // namespace regard

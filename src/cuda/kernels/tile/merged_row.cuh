@@ -6,7 +6,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/simt/simt_lines.cuh"
-#include "plan/simt_layout.h"
+#include "plan/cuda/kernel/simt_layout.h"
 #include "semantics/softmax.h"
 
 namespace regard {
@@ -89,7 +89,7 @@ struct MergedRow {
   REGARD_DEVICE void write_end() {
     if constexpr (kConfig.flags_nonfinite) {
       spoiled = sum_of_lanes<kLanes>(spoiled);
-      if (lane == 0 && exists) write_row_mark(params, line, spoiled != 0);
+      if (lane == 0 && exists) write_row_flag(params, line, spoiled != 0);
     }
     if (lane != 0 || !exists || !p.lse.given()) return;
     // Where nothing joined the sink, the lse is the sink, to the last bit.

@@ -4,7 +4,7 @@
 
 #include "cuda/kernels/element.cuh"
 #include "cuda/kernels/params.h"
-#include "plan/wgmma_backward_layout.h"
+#include "plan/cuda/kernel/wgmma_backward_layout.h"
 
 namespace regard {
 

@@ -3,7 +3,7 @@
 
 #include "cuda/kernels/params.h"
 #include "cuda/kernels/tile/copy.cuh"
-#include "plan/kernel_config.h"
+#include "plan/cuda/kernel/kernel_config.h"
 #include "semantics/softmax.h"
 
 namespace regard {

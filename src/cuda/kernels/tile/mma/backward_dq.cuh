@@ -118,7 +118,8 @@ struct BackwardDq {
   // Blocks of earlier tiles began earlier, so that waiting for them ends.
   REGARD_DEVICE int32* turn_of(const Step& step) const {
     const int64 tiles = divide_up(at.p.sizes.len_q, Place::kRows);
-    return at.params.buffers.turns + (at.b * at.p.sizes.heads_q + step.head) * tiles + step.tile;
+    return at.params.buffers.dq_semaphores + (at.b * at.p.sizes.heads_q + step.head) * tiles +
+           step.tile;
   }
   // Of this block, among the key tiles that see the rows of a step.
   REGARD_DEVICE int turn(const Step& step) const {

@@ -40,7 +40,7 @@ struct BackwardPlace {
   const int key_count;
   const SharedAddress shared;
 
-  REGARD_DEVICE BackwardPlace(const KernelParams& kernel_params, const BlockPlace& place)
+  REGARD_DEVICE BackwardPlace(const KernelParams& kernel_params, const BlockCoords& place)
       : params(kernel_params),
         p(kernel_params.problem),
         b(place.head / int(p.sizes.heads_kv)),

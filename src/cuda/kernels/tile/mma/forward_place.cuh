@@ -44,7 +44,7 @@ struct ForwardPlace {
   const int split;
   const SharedAddress shared;
 
-  REGARD_DEVICE ForwardPlace(const KernelParams& kernel_params, const BlockPlace& place)
+  REGARD_DEVICE ForwardPlace(const KernelParams& kernel_params, const BlockCoords& place)
       : params(kernel_params),
         p(kernel_params.problem),
         seq(short_sequence<kConfig>(p, place.head / heads_of_a_batch(p))),
@@ -57,8 +57,8 @@ struct ForwardPlace {
         split(place.split),
         shared(shared_address(&shared_memory<uint8>())) {}
 
-  static REGARD_DEVICE BlockPlace of_block(const KernelParams& params) {
-    BlockPlace place = place_of(params.grid, block_index());
+  static REGARD_DEVICE BlockCoords of_block(const KernelParams& params) {
+    BlockCoords place = block_coords(params.grid, block_index());
     // The last rows see the most keys under a causal mask: they begin first.
     if (kOn.interval) place.tile = params.grid.tiles - 1 - place.tile;
     return place;
@@ -123,7 +123,7 @@ struct ForwardPlace {
   // ----------------------------------------------------------------------------------------- tiles
 
   REGARD_DEVICE SharedAddress stage_at(int stage) const {
-    return shared + kLayout.stage + walker() * kLayout.walker_bytes + stage * kLayout.stage_bytes;
+    return shared + kLayout.stage + walker() * kLayout.key_warp_bytes + stage * kLayout.stage_bytes;
   }
   REGARD_DEVICE TileView query_tile() const {
     return {shared + kLayout.queries, tile_row_bytes(kConfig, kConfig.dim)};

@@ -25,9 +25,9 @@ struct OwnTile {
     seq = safe_sequence(p, b);
     first = tile * kOwn;
     end = smaller(first + kOwn, kOfKeys ? seq.len_k : seq.len_q);
-    marks = kOfKeys ? params.buffers.marks_k +
+    marks = kOfKeys ? params.buffers.flags_k +
                           (h * p.sizes.rows_k + flat_key(p, seq, b, first)) * kResults
-                    : params.buffers.marks_q + h * p.sizes.rows_q + flat_row(p, seq, b, first);
+                    : params.buffers.flags_q + h * p.sizes.rows_q + flat_row(p, seq, b, first);
   }
   // Whether some result of a row is marked.
   REGARD_DEVICE bool marked(int64 row) const {
@@ -45,16 +45,16 @@ struct OwnTile {
 template <KernelConfig kConfig, class Compute>
 REGARD_DEVICE void each_own_tile(const KernelParams& params, Compute compute) {
   if constexpr (!kConfig.only_flagged) {
-    const BlockPlace place = place_of(params.grid, block_index());
+    const BlockCoords place = block_coords(params.grid, block_index());
     const OwnTile<kConfig> own(params, place.head, place.tile);
     if (own.first < own.end) compute(own);
   } else {
     constexpr int kOwn = SimtTile<kConfig>::kOwn;
-    if (!has_marks(params, OwnTile<kConfig>::kOfKeys)) return;
+    if (!has_flags(params, OwnTile<kConfig>::kOfKeys)) return;
     const int64 tiles = simt_own_tiles(params.problem, kConfig);
-    const int64 begin = block_index() * kMarkedTiles;
+    const int64 begin = block_index() * kFlaggedTiles;
     const int64 all = tiles * simt_own_heads(params.problem, kConfig);
-    const int count = int(smaller<int64>(kMarkedTiles, all - begin));
+    const int count = int(smaller<int64>(kFlaggedTiles, all - begin));
     bool marked = false;
 #pragma unroll 2
     for (int n = thread_index(); n < count * kOwn; n += kSimtThreads) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/element.cuh"
-#include "plan/simt_layout.h"
+#include "plan/cuda/kernel/simt_layout.h"
 
 namespace regard {
 

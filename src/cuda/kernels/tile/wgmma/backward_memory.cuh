@@ -7,7 +7,7 @@
 #include "cuda/kernels/tile/row_terms.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
 #include "cuda/kernels/tile/wgmma/warpgroup_memory.cuh"
-#include "plan/wgmma_backward_layout.h"
+#include "plan/cuda/kernel/wgmma_backward_layout.h"
 
 namespace regard {
 
@@ -27,7 +27,7 @@ static_assert(sizeof(BackwardTask) <= kBackwardTaskBytes);
 // Registers of a thread of each role: of the keys, of dbias or drops, and what is left for dq.
 template <KernelConfig kConfig>
 constexpr int registers_of_keys() {
-  if (has_backward_drops(kConfig)) return 208;
+  if (has_backward_dropout_warpgroup(kConfig)) return 208;
   if (kConfig.dbias.how == BiasGradient::none) return 216;
   if (larger(kConfig.dim, kConfig.dim_v) <= 64) return 184;
   return has_dbias_warpgroup(kConfig) ? 208 : 216;
@@ -39,7 +39,7 @@ constexpr int registers_of_dbias() {
 }
 template <KernelConfig kConfig>
 constexpr int registers_of_drops() {
-  return has_backward_drops(kConfig) ? 32 : 0;
+  return has_backward_dropout_warpgroup(kConfig) ? 32 : 0;
 }
 template <KernelConfig kConfig>
 constexpr int registers_of_dq() {
@@ -115,7 +115,7 @@ struct BackwardMemory {
             mask_row_bytes(kConfig)};
   }
   REGARD_DEVICE SharedAddress drops(int, int thread) const {
-    return begin + kLayout.drops + thread * 4;
+    return begin + kLayout.dropout_bits + thread * 4;
   }
   REGARD_DEVICE BackwardTask& task() const {
     return *reinterpret_cast<BackwardTask*>(&shared_memory<uint8>() + kLayout.task);
@@ -162,7 +162,7 @@ struct BackwardMemory {
     for (int buffer = 0; buffer < kMostPairTermBuffers; ++buffer) {
       mbarrier_init(barrier(kPairTermsFull, buffer), 128);
     }
-    if constexpr (has_backward_drops(kConfig)) mbarrier_init(barrier(kDropsFull), 128);
+    if constexpr (has_backward_dropout_warpgroup(kConfig)) mbarrier_init(barrier(kDropsFull), 128);
     if constexpr (kConfig.cta_pair) {
       mbarrier_init(barrier(kReceivedFull), 1);
       mbarrier_init(barrier(kPeerKeysFull), 1);
@@ -188,11 +188,11 @@ struct BackwardMemory {
 
 // Blocks of a pair have tiles that lie side by side.
 template <KernelConfig kConfig>
-REGARD_DEVICE BlockPlace backward_place(BlockGrid grid) {
+REGARD_DEVICE BlockCoords backward_place(BlockGrid grid) {
   const int block = int(block_index());
-  if constexpr (!kConfig.cta_pair) return place_of(grid, block);
+  if constexpr (!kConfig.cta_pair) return block_coords(grid, block);
   grid.tiles /= 2;
-  BlockPlace place = place_of(grid, block / 2);
+  BlockCoords place = block_coords(grid, block / 2);
   place.tile = 2 * place.tile + block % 2;
   return place;
 }
@@ -203,7 +203,7 @@ template <KernelConfig kConfig>
 REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
   constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
   const Problem& p = params.problem;
-  const BlockPlace place = backward_place<kConfig>(params.grid);
+  const BlockCoords place = backward_place<kConfig>(params.grid);
   const int heads = int(p.sizes.heads_kv);
   BackwardTask x;
   x.b = place.head / heads;

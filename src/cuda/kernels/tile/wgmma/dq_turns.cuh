@@ -17,7 +17,7 @@ namespace regard {
 template <KernelConfig kConfig>
 struct DqTurns {
   static constexpr int kBlocks = blocks_at_once(kConfig);
-  static constexpr int kTiles = tiles_of_turn(kConfig), kRows = kTiles * kConfig.tiling.rows;
+  static constexpr int kTiles = semaphore_tiles(kConfig), kRows = kTiles * kConfig.tiling.rows;
   static constexpr int kKeys = kBlocks * kConfig.tiling.keys;
   static constexpr int kBarrier = 4, kThreads = 128;  // of the warpgroup that makes dq
 
@@ -46,8 +46,9 @@ struct DqTurns {
   // Blocks of a pair add to columns of their own, in turns of their own.
   REGARD_DEVICE int32* turn_of(const BackwardTask& task, const BackwardStep& step) const {
     const Sizes& s = params.problem.sizes;
-    const int64 first = (task.b * s.heads_q + step.head) * dq_turns(kConfig, s.len_q);
-    return params.buffers.turns + first + step.tile / kTiles * kBlocks + task.tile_index % kBlocks;
+    const int64 first = (task.b * s.heads_q + step.head) * dq_semaphores(kConfig, s.len_q);
+    return params.buffers.dq_semaphores + first + step.tile / kTiles * kBlocks +
+           task.tile_index % kBlocks;
   }
   // Under intervals from the last tile of keys to the first. All that see some of the turn's rows
   // follow one another.

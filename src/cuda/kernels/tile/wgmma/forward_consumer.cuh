@@ -39,7 +39,7 @@ struct ForwardConsumer {
   static constexpr int kOwnRows = 1, kAllRows = 2;  // numbers of barriers
   // Blocks of keys that some warpgroups of a tile see and others do not.
   static constexpr bool kPasses = kConfig.skips_blocks;
-  static_assert(!(kPasses && kConfig.bias.by_tma));  // whose boxes come with every block
+  static_assert(!(kPasses && kConfig.bias.by_tma));  // whose TMA tiles come with every block
   static constexpr bool kReadsDrops = has_dropout_warpgroup(kConfig);
   static_assert(!(kPasses && kReadsDrops));
   static constexpr bool kStagesTerms = stages_bias(kConfig) || stages_mask(kConfig);

@@ -66,7 +66,7 @@ struct ForwardProducer {
   // False where the tile has no rows.
   REGARD_DEVICE bool make_task(ForwardTask& task, int mine) const {
     const Problem& p = params.problem;
-    BlockPlace place = place_of_unsplit(grid(), mine);
+    BlockCoords place = block_coords_unsplit(grid(), mine);
     // The last rows see the most keys under a causal mask: they begin first.
     if (kConfig.features.interval) place.tile = grid().tiles - 1 - place.tile;
     const int heads = int(p.sizes.heads_q);
@@ -82,7 +82,7 @@ struct ForwardProducer {
       end = band.end.of(first_row + row_count - 1);
     }
     // Planes have no block behind a sequence.
-    if constexpr (Memory::kPlanes > 1) begin = smaller(begin, larger(seq.len_k - 1, 0));
+    if constexpr (Memory::kHiLoParts > 1) begin = smaller(begin, larger(seq.len_k - 1, 0));
     const int first_block = begin / kKeys;
     // Rows that see nothing walk over one block all the same, every pair of which is hidden.
     const int blocks = larger(1, (end + kKeys - 1) / kKeys - first_block);

@@ -66,7 +66,7 @@ struct KeyResults {
       spoiled |= shuffle_xor(spoiled, 2);
       if (spoiled && lane_index() % 4 == 0 && key_of(half) < keys_left) {
         const Problem& p = params.problem;
-        mark_key(params,
+        flag_key(params,
                  task.kv * p.sizes.rows_k +
                      flat_key(p, task.seq.whole(), task.b, first_key + key_of(half)),
                  gradient);

@@ -16,7 +16,7 @@ struct KeyScores {
   static constexpr int kRows = Memory::kRows;
   static constexpr int kRowBlocks = kRows / 8, kRowSteps = kRows / 16;
   // Which weights are dropped has been drawn by another warpgroup.
-  static constexpr bool kReadsDrops = has_backward_drops(kConfig);
+  static constexpr bool kReadsDrops = has_backward_dropout_warpgroup(kConfig);
   static constexpr bool kDraws = kOn.dropout && !kReadsDrops;
   // Nothing lies between S^T, which lse is part of, and the weights but a factor.
   static constexpr bool kPlain = is_plain(kOn) && !kOn.mask && !kDraws;

@@ -45,7 +45,7 @@ struct PlaneConsumer {
   typename Place::Scores scores;
   typename Place::Out out;
   typename Place::Out of_block;  // P V of one block of keys
-  uint32 weights[kPlanes][kValueSteps][4];
+  uint32 weights[kHiLoParts][kValueSteps][4];
   Softmax softmax;
   Ring<Memory::kStages> keys, values;
   ShortInterval common_keys;
@@ -114,20 +114,20 @@ struct PlaneConsumer {
 
   REGARD_DEVICE void find_factors(const ForwardTask& task) {
     const Problem& p = params.problem;
-    const PlaneLayout layout = plane_layout(p, kConfig);
+    const HiLoLayout layout = hi_lo_layout(p, kConfig);
     const int head = task.head / int(p.sizes.group());
-    const int first_q = first_plane_row<int>(p, task.b, task.first_q, int(p.sizes.len_q), kKeys);
-    const int first_k = first_plane_row<int>(p, task.b, task.first_k, int(p.sizes.len_k), kKeys);
+    const int first_q = first_hi_lo_row<int>(p, task.b, task.first_q, int(p.sizes.len_q), kKeys);
+    const int first_k = first_hi_lo_row<int>(p, task.b, task.first_k, int(p.sizes.len_k), kKeys);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       // Rows past the last that has planes are not written.
       const int row = smaller(first_q + task.first_row + warp_row + half * 8 + lane_index() / 4,
                               int(layout.q.rows) - 1);
       query_factor[half] = reinterpret_cast<const float*>(
-          params.buffers.planes + layout.query_factors)[task.head * layout.q.rows + row];
+          params.buffers.hi_lo + layout.query_factors)[task.head * layout.q.rows + row];
       if constexpr (is_plain(kOn)) query_factor[half] *= max_of(exponent(), 1.0f);
     }
-    key_factors = reinterpret_cast<const KeyFactors*>(params.buffers.planes) +
+    key_factors = reinterpret_cast<const KeyFactors*>(params.buffers.hi_lo) +
                   (head * layout.k.rows + first_k) / kKeys + task.first_block;
   }
 
@@ -180,7 +180,7 @@ struct PlaneConsumer {
   }
   REGARD_DEVICE void clear_weights() {
 #pragma unroll
-    for (int plane = 0; plane < kPlanes; ++plane) {
+    for (int plane = 0; plane < kHiLoParts; ++plane) {
 #pragma unroll
       for (int k = 0; k < kValueSteps; ++k) {
 #pragma unroll

@@ -110,7 +110,7 @@ struct PlaneDqRole {
     const Problem& p = params.problem;
     if (lane_index() >= 16) return;
     const int row = warp_index() * 16 + lane_index();
-    red_add(dq_losses(params) + step.head * plane_term_rows(p) +
+    red_add(dq_losses(params) + step.head * hi_lo_term_rows(p) +
                 PlaneLoads<kConfig>::first_row(p, task) + step.tile * kRows + row,
             factor);
   }

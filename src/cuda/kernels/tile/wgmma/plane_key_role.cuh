@@ -32,9 +32,9 @@ struct PlaneKeyRole : KeyRole<kConfig> {
 
   REGARD_DEVICE KeyFactors factors_of(const BackwardTask& task, int half) const {
     const Problem& p = params.problem;
-    const int64 row = task.kv * plane_layout(p, kConfig).k.rows +
+    const int64 row = task.kv * hi_lo_layout(p, kConfig).k.rows +
                       PlaneLoads<kConfig>::first_key(p, task) + Role::elementwise.key_of(half);
-    return reinterpret_cast<const KeyFactors*>(params.buffers.planes)[row];
+    return reinterpret_cast<const KeyFactors*>(params.buffers.hi_lo)[row];
   }
 
   // -------------------------------------------------------------------------------------- products

@@ -23,12 +23,11 @@ struct PlaneLoads {
   const Memory memory;
 
   REGARD_DEVICE static int first_row(const Problem& p, const BackwardTask& task) {
-    return first_plane_row<int>(p, task.b, task.seq.first_q, int(p.sizes.len_q),
-                                kPlaneGradientUnit);
+    return first_hi_lo_row<int>(p, task.b, task.seq.first_q, int(p.sizes.len_q), kHiLoBackwardUnit);
   }
   REGARD_DEVICE static int first_key(const Problem& p, const BackwardTask& task) {
-    return first_plane_row<int>(p, task.b, task.seq.first_k, int(p.sizes.len_k),
-                                kPlaneGradientUnit) +
+    return first_hi_lo_row<int>(p, task.b, task.seq.first_k, int(p.sizes.len_k),
+                                kHiLoBackwardUnit) +
            task.first_key;
   }
 
@@ -36,7 +35,7 @@ struct PlaneLoads {
   REGARD_DEVICE void load_planes(SharedAddress to, int columns, int rows, const TensorMap& map,
                                  int row, int head, SharedAddress barrier) const {
 #pragma unroll 1
-    for (int plane = 0; plane < kPlanes; ++plane) {
+    for (int plane = 0; plane < kHiLoParts; ++plane) {
 #pragma unroll 1
       for (int column = 0; column < columns; column += kPanelColumns) {
         tma_load(to, map, {.column = column, .row = row, .head = head, .batch = plane}, barrier);
@@ -46,13 +45,13 @@ struct PlaneLoads {
   }
   REGARD_DEVICE void load_keys(const BackwardTask& task) const {
     const SharedAddress barrier = memory.barrier(Memory::kKeysFull);
-    mbarrier_arrive_expect_tx(barrier, kPlanes * panels_of(kConfig.dim) * panel_bytes(kKeys));
+    mbarrier_arrive_expect_tx(barrier, kHiLoParts * panels_of(kConfig.dim) * panel_bytes(kKeys));
     load_planes(memory.keys(), kConfig.dim, kKeys, maps.k, first_key(params.problem, task), task.kv,
                 barrier);
   }
   REGARD_DEVICE void load_values(const BackwardTask& task) const {
     const SharedAddress barrier = memory.barrier(Memory::kValuesFull);
-    mbarrier_arrive_expect_tx(barrier, kPlanes * panels_of(kConfig.dim_v) * panel_bytes(kKeys));
+    mbarrier_arrive_expect_tx(barrier, kHiLoParts * panels_of(kConfig.dim_v) * panel_bytes(kKeys));
     load_planes(memory.values(), kConfig.dim_v, kKeys, maps.v, first_key(params.problem, task),
                 task.kv, barrier);
   }
@@ -61,7 +60,7 @@ struct PlaneLoads {
   REGARD_DEVICE const void* terms_of(const BackwardStep& step, int row, bool of_delta) const {
     const Problem& p = params.problem;
     const int64 head = step.head + (of_delta ? p.sizes.heads_q : 0);
-    return static_cast<const PlaneRowTerm*>(params.buffers.row_terms) + head * plane_term_rows(p) +
+    return static_cast<const HiLoRowTerm*>(params.buffers.row_terms) + head * hi_lo_term_rows(p) +
            row;
   }
   REGARD_DEVICE void load_queries(const BackwardTask& task, const BackwardStep& step,
@@ -70,7 +69,7 @@ struct PlaneLoads {
     constexpr int kTerms = kRows * row_term_bytes(kConfig);
     const int row = first_row(params.problem, task) + step.tile * kRows;
     mbarrier_arrive_expect_tx(barrier,
-                              kPlanes * panels_of(kConfig.dim) * panel_bytes(kRows) + kTerms);
+                              kHiLoParts * panels_of(kConfig.dim) * panel_bytes(kRows) + kTerms);
     load_planes(memory.queries(stage), kConfig.dim, kRows, maps.q, row, step.head, barrier);
     bulk_load(memory.lse(stage), terms_of(step, row, false), kTerms, barrier);
   }
@@ -80,7 +79,7 @@ struct PlaneLoads {
     constexpr int kTerms = kRows * row_term_bytes(kConfig);
     const int row = first_row(params.problem, task) + step.tile * kRows;
     mbarrier_arrive_expect_tx(barrier,
-                              kPlanes * panels_of(kConfig.dim_v) * panel_bytes(kRows) + kTerms);
+                              kHiLoParts * panels_of(kConfig.dim_v) * panel_bytes(kRows) + kTerms);
     load_planes(memory.douts(stage), kConfig.dim_v, kRows, maps.dout, row, step.head, barrier);
     bulk_load(memory.delta(stage), terms_of(step, row, true), kTerms, barrier);
   }

@@ -20,9 +20,9 @@ struct PlaneProducer {
   // Both planes of `rows` rows; the map has planes in place of batch entries.
   REGARD_DEVICE void load_planes(SharedAddress to, int panels, int rows, const TensorMap& map,
                                  int row, int head, SharedAddress barrier) const {
-    mbarrier_arrive_expect_tx(barrier, Memory::kPlanes * panels * panel_bytes(rows));
+    mbarrier_arrive_expect_tx(barrier, Memory::kHiLoParts * panels * panel_bytes(rows));
 #pragma unroll 1
-    for (int plane = 0; plane < Memory::kPlanes; ++plane) {
+    for (int plane = 0; plane < Memory::kHiLoParts; ++plane) {
 #pragma unroll 1
       for (int column = 0; column < panels * kPanelColumns; column += kPanelColumns) {
         tma_load(to, map, {.column = column, .row = row, .head = head, .batch = plane}, barrier);
@@ -33,7 +33,7 @@ struct PlaneProducer {
 
   REGARD_DEVICE void load_queries(int slot, const ForwardTask& task) const {
     const Problem& p = params.problem;
-    const int first = first_plane_row<int>(p, task.b, task.first_q, int(p.sizes.len_q), kKeys);
+    const int first = first_hi_lo_row<int>(p, task.b, task.first_q, int(p.sizes.len_q), kKeys);
     load_planes(memory.queries(slot), panels_of(kConfig.dim), kRows, maps.q, first + task.first_row,
                 task.head, memory.barrier(Memory::kQueryFull, slot));
   }
@@ -67,7 +67,7 @@ struct PlaneProducer {
       }
       load_queries(slot, task);
       const int head = task.head / tiles.group();
-      const int first = first_plane_row<int>(p, task.b, task.first_k, int(p.sizes.len_k), kKeys) +
+      const int first = first_hi_lo_row<int>(p, task.b, task.first_k, int(p.sizes.len_k), kKeys) +
                         task.first_block * kKeys;
       int row = first + task.blocks * kKeys;
 #pragma unroll 1

@@ -25,7 +25,7 @@ struct PlaneScores {
 
   // Of a tile's S^T, as a product takes it from registers.
   struct Planes {
-    uint32 word[kPlanes][kRowSteps][4];
+    uint32 word[kHiLoParts][kRowSteps][4];
   };
 
   const Terms terms;

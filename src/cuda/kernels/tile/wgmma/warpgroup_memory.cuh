@@ -4,7 +4,7 @@
 
 #include "cuda/kernels/params.h"
 #include "cuda/kernels/ptx_hopper.cuh"
-#include "plan/wgmma_layout.h"
+#include "plan/cuda/kernel/wgmma_layout.h"
 
 namespace regard {
 
@@ -44,7 +44,7 @@ struct WarpgroupMemory {
   static constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
   static constexpr int kStages = kConfig.tiling.stages, kSlots = kLayout.query_slots;
   static constexpr int kConsumerWarps = 4 * consumers_of(kConfig.tiling);
-  static constexpr int kPlanes = planes_of(kConfig);  // of f32, one behind the other
+  static constexpr int kHiLoParts = hi_lo_parts(kConfig);  // of f32, one behind the other
   static_assert(kStages <= kMostWgmmaStages && kSlots <= kMostQuerySlots);
 
   const SharedAddress begin = shared_address(&shared_memory<uint8>());
@@ -67,7 +67,7 @@ struct WarpgroupMemory {
   // Of a thread among the consumers: which weights of its row, or of the one eight below, are
   // dropped.
   REGARD_DEVICE SharedAddress drops(int half, int thread) const {
-    return begin + kLayout.drops + (half * kConsumerWarps * 32 + thread) * 4;
+    return begin + kLayout.dropout_bits + (half * kConsumerWarps * 32 + thread) * 4;
   }
   REGARD_DEVICE ForwardTask& task(int number) const {
     uint8* const first = &shared_memory<uint8>() + kLayout.tasks;
@@ -79,7 +79,7 @@ struct WarpgroupMemory {
   static constexpr int kKeyFull = 2 * kMostQuerySlots, kKeyEmpty = kKeyFull + kMostWgmmaStages;
   static constexpr int kValueFull = kKeyEmpty + kMostWgmmaStages;
   static constexpr int kValueEmpty = kValueFull + kMostWgmmaStages;
-  // Of a consumer warp's rows; boxed: of a warpgroup's, with others to give them back.
+  // Of a consumer warp's rows; by TMA: of a warpgroup's, with others to give them back.
   static constexpr int kBiasFull = kValueEmpty + kMostWgmmaStages;
   static constexpr int kBiasEmpty = kBiasFull + kMostConsumers;
   static constexpr int kDropsFull = kBiasFull + kMostConsumerWarps;

@@ -69,7 +69,7 @@ struct WarpgroupPlace {
 
   // ------------------------------------------------------------------------------- bias and mask
 
-  // Staged tiles of all rows, of which each warp copies (but for boxes) and reads its own.
+  // Staged tiles of all rows, of which each warp copies (except TMA tiles) and reads its own.
   REGARD_DEVICE TileView bias_tile(int) const {
     return {WarpgroupMemory<kConfig>().begin + WarpgroupMemory<kConfig>::kLayout.bias,
             bias_row_bytes(kConfig)};

@@ -96,7 +96,7 @@ struct WarpgroupResults {
           lse_of_reference<L>(half == 0 ? softmax.rows[0] : softmax.rows[1]);
     }
     if constexpr (kConfig.flags_nonfinite) {
-      write_row_mark(params, line_of(half), (half == 0 ? marks[0] : marks[1]) != 0);
+      write_row_flag(params, line_of(half), (half == 0 ? marks[0] : marks[1]) != 0);
     }
   }
 

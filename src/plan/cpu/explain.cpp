@@ -1,0 +1,81 @@
+// How a Plan explains itself to a person.
+#include <cstdio>
+
+#include "plan/cpu/plan.hpp"
+#include "plan/explain_rows.hpp"
+#include "problem/describe.hpp"
+
+namespace regard {
+namespace {
+
+double pairs_under(const MaskParams& mask, const Problem& p) {
+  double pairs = 0;
+  for (int64 b = 0; b < p.sizes.batch; ++b) {
+    const Sequence seq = sequence(p.sequences, b);
+    pairs += visible_pairs(mask, seq.len_q, seq.len_k);
+    if (b == 0 && !p.sequences.begins_q && !p.sequences.used_q && !p.sequences.used_k) {
+      pairs *= double(p.sizes.batch);  // every sequence is the same
+      break;
+    }
+  }
+  return pairs * double(p.sizes.heads_q);
+}
+
+const char* product_of(Isa isa, Type type) {
+  if (isa == Isa::avx512bf16) return "bf16 dot products summed in f32";
+  return type == Type::f64 ? "f64 arithmetic" : "f32 arithmetic";
+}
+
+std::string converts(Isa isa, Type type) {
+  if (isa == Isa::avx512bf16 || type == Type::f32 || type == Type::f64) return "";
+  return std::string(", ") + (type == Type::f16 ? "f16" : "bf16") + " converted as it is packed";
+}
+
+}  // namespace
+
+double interval_pairs(const Problem& p) { return pairs_under(p.mask_params, p); }
+
+std::string kernel_line(const Problem& p, const Plan& plan) {
+  if (!plan.supported()) return "none";
+  std::string text = p.backward ? "backward" : "forward";
+  if (plan.backend == BackendKind::reference) return text + " rows in f64";
+  const CpuTiling& t = plan.tiling;
+  text += std::string(" ") + name_of(plan.isa) + ", " + product_of(plan.isa, p.type) +
+          converts(plan.isa, p.type) + ", tile " + std::to_string(t.block_q) + " x " +
+          std::to_string(t.block_k) + ", panel " + std::to_string(t.shape.panel());
+  if (p.backward) text += ", chunk " + std::to_string(t.chunk_k);
+  return text;
+}
+
+std::string explanation(const Problem& p, const Plan& plan) {
+  std::string text = row("problem", to_string(p) + (p.backward ? ", backward" : ", forward"));
+  if (!plan.supported()) return text + row("backend", "none: " + plan.refusal);
+  text += row("backend", plan.name);
+  for (const std::string& reason : plan.reasons) text += row("  because", reason);
+  text += row("kernel", kernel_line(p, plan));
+  const double all = pairs_under({}, p);
+  if (p.features.interval && all > 0) {
+    char share[64];
+    std::snprintf(share, sizeof share,
+                  "%.1f %% of the pairs are visible; tiles without any are skipped",
+                  100 * interval_pairs(p) / all);
+    text += row("mask", share);
+  }
+  if (plan.backend == BackendKind::reference) return text;
+  if (!p.backward && may_split_keys(p, plan.tiling)) {
+    text += row("split", std::string(p.varlen ? "where a sequence has " : "") +
+                             "few queries, many keys: chunks of " +
+                             std::to_string(plan.tiling.chunk_k) + " keys, merged in order");
+  }
+  if (p.features.bias || p.features.mask) {
+    text += row("note", "bias and mask tiles are turned in registers; every tile is a partial one");
+  }
+  if (hides_pairs(p)) {
+    text += row("note", "a row that a NaN in a hidden place reaches is computed again, alone");
+  }
+  return text + row("workers", std::to_string(plan.workers)) +
+         row("workspace", megabytes(plan.workspace.size) + ", of it " +
+                              megabytes(plan.workspace.scratch_size) + " for each worker");
+}
+
+}  // namespace regard

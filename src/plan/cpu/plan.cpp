@@ -1,0 +1,155 @@
+// Every decision of the CPU: instruction set, tiles, workspace.
+#include "plan/cpu/plan.hpp"
+
+#include <algorithm>
+
+namespace regard {
+namespace {
+
+// Tile sizes are chosen from head sizes alone: results must not depend on threads or batch.
+CpuTiling tiling_for(const Problem& p, CpuShape shape) {
+  const int64 size = p.sizes.dim + p.sizes.dim_v;
+  const int64 panel = shape.panel();
+  CpuTiling t{.shape = shape};
+  if (p.backward) {
+    t.block_q = round_up(64, panel);
+    t.block_k = 64;
+    // Keys, values and their gradients of a chunk stay in a core's own cache.
+    t.chunk_k = size <= 256 ? 256 : size <= 512 ? 128 : 64;
+  } else {
+    t.block_q = round_up(128, panel);  // rows that share a packed key block
+    t.block_k = size <= 512 ? 128 : 64;
+    t.chunk_k = 4096;
+  }
+  return t;
+}
+
+// What no memory holds ends at Count::kMost.
+CpuWorkspace workspace_for(const Problem& p, const CpuTiling& t, int workers) {
+  const Sizes& s = p.sizes;
+  const HeadSizes dims{s.dim, s.dim_v};
+  ScratchLayout l;
+  CpuWorkspace w;
+  const Count rows_q = Count(s.rows_q) * s.heads_q, rows_k = Count(s.rows_k) * s.heads_kv;
+  if (p.backward) {
+    const Count blocks = p.wants(p.dq) ? row_blocks_bound(p, t) : 0;
+    w.dq = l.take(blocks * t.block_q * s.dim * t.shape.real_size);
+    w.dq_semaphores = l.take(blocks * 4);
+    const int64* b = p.bias_sizes;
+    w.dbias = l.take(p.features.bias && p.wants(p.dbias) && !sums_dbias_in_place(p)
+                         ? Count(b[0]) * b[1] * b[2] * b[3] * t.shape.real_size
+                         : 0);
+    w.scratch_size = backward_scratch(t, dims).size;
+  } else {
+    w.partials =
+        l.take(Count(split_chunks_bound(p, t)) * s.heads_kv * partial_layout(t, dims).size);
+    w.scratch_size = forward_scratch(t, dims).size;
+  }
+  w.spoiled_q = l.take(hides_pairs(p) ? rows_q : 0);
+  w.spoiled_k = l.take(hides_pairs(p) && p.backward ? rows_k : 0);
+  w.scratch = l.take(Count(w.scratch_size) * workers);
+  l.take(64);  // the caller's memory may begin anywhere
+  w.size = l.size();
+  return w;
+}
+
+bool parse_isa(const std::string& name, Isa& isa) {
+  for (int i = 0; i < kIsaCount; ++i) {
+    if (name == name_of(Isa(i))) {
+      isa = Isa(i);
+      return true;
+    }
+  }
+  return false;
+}
+
+bool contains(const std::vector<Isa>& list, Isa isa) {
+  return std::find(list.begin(), list.end(), isa) != list.end();
+}
+
+Plan refused(std::string why, bool too_large = false) {
+  Plan plan;
+  plan.refusal = std::move(why);
+  plan.too_large = too_large;
+  return plan;
+}
+
+}  // namespace
+
+int64 chunks_of(const CpuTiling& t, int64 len_k) {
+  return larger<int64>(1, divide_up(len_k, t.chunk_k));
+}
+
+bool splits_keys(const CpuTiling& t, int64 rows, int64 len_k) {
+  return rows <= t.shape.panel() && len_k >= 2 * t.chunk_k;
+}
+
+bool may_split_keys(const Problem& p, const CpuTiling& t) {
+  return splits_keys(t, p.varlen ? 0 : p.sizes.group() * p.sizes.len_q, p.sizes.len_k);
+}
+
+// A split sequence has at least 2 whole chunks, so that a last one, which may be short, makes them
+// half as many again as its rows fill.
+int64 split_chunks_bound(const Problem& p, const CpuTiling& t) {
+  if (!may_split_keys(p, t)) return 0;
+  const Sizes& s = p.sizes;
+  return smaller(s.batch * chunks_of(t, s.len_k), s.rows_k * 3 / (2 * t.chunk_k));
+}
+
+int64 row_blocks_bound(const Problem& p, const CpuTiling& t) {
+  const Sizes& s = p.sizes;
+  if (!p.packed) return s.batch * s.heads_kv * RowBlocks(t, s.len_q, s.group()).count();
+  return s.heads_q * (s.rows_q / t.block_q + s.batch);
+}
+
+bool sums_dbias_in_place(const Problem& p) {
+  if (computes_in_f64(p)) return p.dbias.given() && p.dbias.type == Type::f64;
+  // Before a dbias is named, its type is assumed to be the bias's; f32 would need less.
+  return (p.dbias.given() ? p.dbias.type : p.bias.type) == Type::f32;
+}
+
+Plan plan(const Problem& p, const Processor& processor, const Choice& choice, int workers) {
+  Plan plan;
+  plan.workers = workers;
+  if (choice.name == "reference") {
+    plan.backend = BackendKind::reference;
+    plan.name = "reference";
+    plan.reasons.push_back("asked for by name: the textbook in float64, one row at a time");
+    return plan;
+  }
+  Isa isa = processor.usable.front();
+  std::string why = "the widest instruction set that this processor has";
+  if (choice.name.starts_with("cpu:")) {
+    if (!parse_isa(choice.name.substr(4), isa)) {
+      return refused("no backend has this name; \"regard info\" lists them");
+    }
+    if (!contains(processor.usable, isa)) {
+      return refused("this processor or its operating system does not offer the instruction set");
+    }
+    why = "asked for by name";
+  } else if (!choice.name.empty() && choice.name != "cpu") {
+    return refused(choice.name.starts_with("cuda")
+                       ? "is for GPUs, and the device is the CPU"
+                       : "no backend has this name; \"regard info\" lists them");
+  } else if (isa == Isa::avx512bf16 && (p.type != Type::bf16 || !processor.bf16_dot_pays)) {
+    isa = Isa::avx512;
+    if (p.type == Type::bf16) {
+      why += "; its bf16 dot products are slower than f32 FMA (measured), so bf16 is converted";
+    }
+  } else if (isa == Isa::avx512bf16) {
+    why += "; its bf16 dot products are faster than f32 FMA (measured)";
+  }
+  plan.backend = BackendKind::cpu;
+  plan.name = std::string("cpu:") + name_of(isa);
+  plan.reasons.push_back(std::move(why));
+  plan.isa = kernels_for(isa, p.type);
+  if (plan.isa != isa) {
+    plan.reasons.push_back(std::string(name_of(isa)) + " has kernels for bf16 only; " +
+                           name_of(plan.isa) + " serves this type");
+  }
+  plan.tiling = tiling_for(p, shape_of(plan.isa, p.type));
+  plan.workspace = workspace_for(p, plan.tiling, workers);
+  return Count(plan.workspace.size).fits() ? plan : refused(kTooLarge, true);
+}
+
+}  // namespace regard

@@ -1,0 +1,74 @@
+// Plan: how a Problem will be computed - the one answer to "supported?", "which kernel?" and "how
+// much workspace?".
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/cpu/kernel/isa.h"
+#include "problem/problem.h"
+
+namespace regard {
+
+// What a CPU allows, as a value: plans for any processor can be made on any other.
+struct Processor {
+  std::vector<Isa> usable;     // widest first; scalar is always among them
+  bool bf16_dot_pays = false;  // measured: bf16 dot products beat f32 FMA
+};
+
+enum class BackendKind : uint8 { reference, cpu, none };
+
+// What the caller forces, from Run::backend or REGARD_BACKEND: "", "reference", "cpu", "cpu:avx2".
+struct Choice {
+  std::string name;
+};
+
+// Where each part of the CPU workspace begins, in bytes.
+struct CpuWorkspace {
+  int64 dq = 0;             // f32 or f64 sums of dq, by row block
+  int64 dq_semaphores = 0;  // whose turn it is to add to them
+  int64 dbias = 0;     // sums of dbias where its type or strides do not let the result hold them
+  int64 partials = 0;  // chunks of a forward split
+  int64 spoiled_q = 0;
+  int64 spoiled_k = 0;
+  int64 scratch = 0;  // of the first worker
+  int64 scratch_size = 0;
+  int64 size = 0;
+};
+
+struct Plan {
+  BackendKind backend = BackendKind::none;
+  std::string name;        // "cpu:avx512"
+  std::string refusal;     // why there is no backend
+  bool too_large = false;  // no backend could do it: stride 0 makes such problems
+  Isa isa = Isa::scalar;   // whose kernels run
+  CpuTiling tiling;
+  CpuWorkspace workspace;
+  int workers = 1;
+  std::vector<std::string> reasons;  // for a person
+
+  bool supported() const { return backend != BackendKind::none; }
+};
+
+Plan plan(const Problem&, const Processor&, const Choice&, int workers);
+
+// The row blocks of all heads, at most.
+int64 row_blocks_bound(const Problem&, const CpuTiling&);
+// The chunks of keys of one sequence; and of all sequences whose keys are split, at most, for each
+// kv head, whatever the tables of sequences say.
+int64 chunks_of(const CpuTiling&, int64 len_k);
+int64 split_chunks_bound(const Problem&, const CpuTiling&);
+bool splits_keys(const CpuTiling&, int64 rows, int64 len_k);  // forward: few rows, many keys
+bool may_split_keys(const Problem&, const CpuTiling&);        // some sequence of the problem
+
+// Bias gradients are summed in place where the result's type and strides allow it.
+bool sums_dbias_in_place(const Problem&);
+
+// (query, key) pairs that the intervals leave visible, over batch and heads; of packed sequences
+// whose lengths cannot be read, as if all were the longest.
+double interval_pairs(const Problem&);
+
+std::string kernel_line(const Problem&, const Plan&);
+std::string explanation(const Problem&, const Plan&);
+
+}  // namespace regard

@@ -1,0 +1,132 @@
+// How a plan for a GPU explains itself to a person.
+#include <cstdio>
+
+#include "plan/cuda/config_text.hpp"
+#include "plan/cuda/kernel/wgmma_backward_layout.h"
+#include "plan/cuda/plan.hpp"
+#include "plan/explain_rows.hpp"
+#include "problem/describe.hpp"
+
+namespace regard {
+namespace {
+
+std::string number(int64 x) { return std::to_string(x); }
+
+bool has_product_tiles(const KernelConfig& c) {
+  return c.kernel == Kernel::forward || c.kernel == Kernel::backward ||
+         c.kernel == Kernel::key_gradient || c.kernel == Kernel::query_gradient ||
+         c.kernel == Kernel::bias_gradient;
+}
+
+std::string tile_text(const KernelConfig& c) {
+  const Tiling& t = c.tiling;
+  std::string text = ", tile " + number(t.rows) + " x " + number(t.keys);
+  if (c.family == Family::simt) return text;
+  text += ", head " + number(c.dim) + (c.dim_v == c.dim ? "" : " and " + number(c.dim_v));
+  text += ", stages " + number(t.stages);
+  if (t.slices > 1) text += ", slices " + number(t.slices);
+  if (t.key_warps > 1) text += ", key warps " + number(t.key_warps);
+  return text;
+}
+
+std::string config_line(const KernelConfig& c) {
+  std::string text = name_of(c.kernel);
+  if (!has_product_tiles(c)) return text;
+  text += std::string(" ") + name_of(c.family);
+  if (c.family != Family::simt) text += " level " + number(c.level);
+  if (c.products != Products::direct) text += std::string(", ") + name_of(c.products);
+  text += tile_text(c);
+  if (c.kernel == Kernel::backward && c.family == Family::wgmma && is_wide(c)) {
+    text += ", a warpgroup each for dv, dk and dq";
+    if (c.cta_pair) text += ", blocks in pairs";
+  }
+  if (c.pack_gqa) text += ", packed GQA";
+  if (c.split_kv) text += ", split";
+  if (c.only_flagged) text += ", flagged rows or keys alone";
+  return text;
+}
+
+std::string launch_line(const CudaLaunch& launch) {
+  char shared[32];
+  std::snprintf(shared, sizeof shared, "%.1f KB", double(launch.shared_bytes) / 1024);
+  const BlockGrid& g = launch.grid;
+  std::string text = config_line(launch.config) + ", " + number(launch.threads) + " threads, " +
+                     shared + " shared, " + number(launch.blocks()) + " blocks" +
+                     (launch.resident > 0 ? " for " : " = ") + number(g.heads) + " heads x " +
+                     number(g.tiles) + " tiles";
+  if (g.splits > 1) text += " x " + number(g.splits) + " splits";
+  if (g.heads_per_group > 1) text += ", " + number(g.heads_per_group) + " heads taking turns";
+  return text;
+}
+
+// Of the largest sizes: the lengths of packed sequences lie in the GPU's memory.
+std::string visible_text(const Problem& p) {
+  const double all = double(p.sizes.len_q) * double(p.sizes.len_k);
+  if (all == 0) return "no pairs";
+  char share[96];
+  std::snprintf(share, sizeof share,
+                "%.1f %% of the pairs%s are visible; tiles without any are skipped",
+                100 * visible_pairs(p.mask_params, p.sizes.len_q, p.sizes.len_k) / all,
+                p.varlen ? " of the longest sequences" : "");
+  return share;
+}
+
+std::string chip_text(const Chip& chip) {
+  return chip.name + ", compute capability " + number(chip.major) + "." + number(chip.minor) +
+         ", " + number(chip.multiprocessors) + " multiprocessors, " +
+         number(chip.shared_per_block / 1024) + " KB of shared memory for a block, " +
+         megabytes(chip.l2) + " of cache";
+}
+
+std::string workspace_text(const CudaWorkspace& w) {
+  struct Part {
+    const char* name;
+    int64 begin, end;
+  };
+  const Part parts[] = {{"tile counter", w.tile_counter, w.dq_semaphores},
+                        {"turns", w.dq_semaphores, w.any_flag},
+                        {"marks", w.any_flag, w.dbias_sums},
+                        {"dbias sums", w.dbias_sums, w.row_states},
+                        {"row states", w.row_states, w.row_terms},
+                        {"row terms", w.row_terms, w.dq_sums},
+                        {"dq sums", w.dq_sums, w.partial_out},
+                        {"partial results", w.partial_out, w.arrivals},
+                        {"arrivals", w.arrivals, w.hi_lo},
+                        {"planes", w.hi_lo, w.copies},
+                        {"copies", w.copies, w.size}};
+  std::string text = megabytes(w.size), separator = ": ";
+  for (const Part& part : parts) {
+    if (part.end == part.begin) continue;
+    text += separator + part.name + " " + megabytes(part.end - part.begin);
+    separator = ", ";
+  }
+  return text;
+}
+
+bool is_main(const KernelConfig& c) {
+  return !c.only_flagged && (c.kernel == Kernel::forward || c.kernel == Kernel::backward ||
+                             (c.family == Family::simt && has_product_tiles(c)));
+}
+
+}  // namespace
+
+std::string cuda_kernel_line(const CudaPlan& plan) {
+  for (const CudaLaunch& launch : plan.launches) {
+    if (is_main(launch.config)) return config_line(launch.config);
+  }
+  return "none";
+}
+
+std::string cuda_explanation(const Problem& p, const Chip& chip, const CudaPlan& plan) {
+  std::string text = row("problem", to_string(p) + (p.backward ? ", backward" : ", forward"));
+  text += row("chip", chip_text(chip));
+  if (!plan.supported()) return text + row("backend", "none: " + plan.refusal);
+  text += row("backend", plan.name());
+  for (const std::string& reason : plan.reasons) text += row("  because", reason);
+  if (plan.launches.empty()) text += row("kernel", "none: nothing is to be written");
+  for (const CudaLaunch& launch : plan.launches) text += row("kernel", launch_line(launch));
+  if (p.features.interval) text += row("mask", visible_text(p));
+  return text + row("workspace", workspace_text(plan.workspace));
+}
+
+}  // namespace regard

@@ -1,0 +1,145 @@
+// What the planner of GPUs asks of a problem and a chip; no answer costs more than a few divisions.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <utility>
+
+#include "plan/cuda/chip.hpp"
+#include "plan/cuda/kernel/kernel_config.h"
+#include "problem/problem.h"
+#include "regard/tensor.hpp"
+
+namespace regard {
+
+inline constexpr int64 kLargestGpuHead = 512;
+
+inline int level_of(const Chip& chip) {
+  const int capability = chip.capability();
+  return capability >= 90 ? 90 : capability >= 80 ? 80 : capability >= 75 ? 75 : 50;
+}
+
+// Whether every row begins at a multiple of 16 bytes; null data, of a plan without any, does.
+inline bool begins_at_16(const View& view,
+                         std::initializer_list<std::pair<int64, int64>> sizes_strides) {
+  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) return false;
+  const int64 size = int64(size_of(view.type));
+  for (const auto& [extent, stride] : sizes_strides) {
+    if (extent > 1 && stride * size % 16 != 0) return false;
+  }
+  return true;
+}
+
+inline bool rows_begin_at_16(const View& view, int64 batch, int64 heads, int64 rows) {
+  const Strides& s = view.strides;
+  return begins_at_16(view, {{batch, s.batch}, {heads, s.head}, {rows, s.row}});
+}
+
+inline bool is_aligned(const Problem& p) {
+  const Sizes& s = p.sizes;
+  const int64 rows_q = p.packed ? s.rows_q : s.len_q, rows_k = p.packed ? s.rows_k : s.len_k;
+  return rows_begin_at_16(p.q, s.batch, s.heads_q, rows_q) &&
+         rows_begin_at_16(p.k, s.batch, s.heads_kv, rows_k) &&
+         rows_begin_at_16(p.v, s.batch, s.heads_kv, rows_k) &&
+         (!p.dout.given() || rows_begin_at_16(p.dout, s.batch, s.heads_q, rows_q));
+}
+
+// The batch entries that read one bias and add to one gradient: they run while it is in the cache.
+inline int64 batch_of_bias(const Problem& p) {
+  return p.features.bias && p.bias_sizes[0] == 1 && p.bias_sizes[2] > 1
+             ? larger<int64>(1, p.sizes.batch)
+             : 1;
+}
+
+// Whether tiles of the bias can be copied 16 bytes at a time.
+inline bool is_bias_aligned(const Problem& p) {
+  if (!p.features.bias || p.bias.type == Type::f64) return false;
+  const Strides& s = p.bias.strides;
+  const int64* sizes = p.bias_sizes;
+  return sizes[3] > 1 && s.column == 1 &&
+         begins_at_16(p.bias, {{sizes[0], s.batch}, {sizes[1], s.head}, {sizes[2], s.row}});
+}
+
+// Whether tiles of the bias are one row, of neighbouring keys, that all queries share. The rows of
+// a pack_gqa tile are those of several heads.
+inline bool is_bias_of_keys(const Problem& p, bool pack_gqa) {
+  const Strides& s = p.bias.strides;
+  return p.features.bias && p.bias.type != Type::f64 && s.column == 1 && s.row == 0 &&
+         (!pack_gqa || s.head == 0);
+}
+inline bool is_mask_of_keys(const Problem& p, bool pack_gqa) {
+  const Strides& s = p.mask.strides;
+  return p.features.mask && s.row == 0 && (!pack_gqa || s.head == 0);
+}
+
+// The bytes of a tile's row of the mask that can be copied at once: 16, 8, 4, or 1.
+inline int bytes_of_mask_copy(const Problem& p) {
+  if (!p.features.mask || p.mask.strides.column != 1) return 1;
+  for (const int bytes : {16, 8, 4}) {
+    const Strides& s = p.mask.strides;
+    const auto steps = [&](int64 extent, int64 stride) {
+      return extent <= 1 || stride % bytes == 0;
+    };
+    if (reinterpret_cast<std::uintptr_t>(p.mask.data) % std::uintptr_t(bytes) == 0 &&
+        steps(p.sizes.batch, s.batch) && steps(p.sizes.heads_q, s.head) &&
+        steps(p.sizes.len_q, s.row)) {
+      return bytes;
+    }
+  }
+  return 1;
+}
+
+// How a kernel that stages tiles of bias and mask reads them.
+inline BiasForm bias_form(const Problem& p, bool pack_gqa) {
+  return {.type = p.features.bias ? p.bias.type : Type::none,
+          .aligned = is_bias_aligned(p),
+          .one_row = is_bias_of_keys(p, pack_gqa)};
+}
+inline MaskForm mask_form(const Problem& p, bool pack_gqa) {
+  return {.one_row = is_mask_of_keys(p, pack_gqa), .copy_bytes = bytes_of_mask_copy(p)};
+}
+
+inline Wanted wanted_of(const Problem& p) {
+  return {.dq = p.wants(p.dq), .dk = p.wants(p.dk), .dv = p.wants(p.dv)};
+}
+
+// Whether f32 elements of a row can be added to by pairs that begin at 8 bytes.
+inline bool has_aligned_pairs(const View& view) {
+  const Strides& s = view.strides;
+  return s.column == 1 && (s.row | s.head | s.batch) % 2 == 0 &&
+         reinterpret_cast<std::uintptr_t>(view.data) % 8 == 0;
+}
+
+// Whether 16 bytes of neighbouring elements of a row can be written at once.
+inline bool has_aligned_vectors(const View& view) {
+  const Strides& s = view.strides;
+  const int64 count = 16 / int64(size_of(view.type));
+  return s.column == 1 && (s.row | s.head | s.batch) % count == 0 &&
+         reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
+}
+
+// The keys that some query of a sequence of the largest sizes sees.
+inline int64 keys_in_reach(const Problem& p) {
+  const Sizes& s = p.sizes;
+  if (!p.features.interval || s.len_q == 0 || p.varlen) return s.len_k;
+  const int64 begin = visible_keys(p.mask_params, 0, s.len_q, s.len_k).begin;
+  return larger<int64>(0, visible_keys(p.mask_params, s.len_q - 1, s.len_q, s.len_k).end - begin);
+}
+
+// Under intervals the last tiles of a head are the longest and begin first: those of as many heads
+// as keep their keys and values in the cache together.
+inline int64 heads_sharing_cache(const Problem& p, const Chip& chip, bool pack_gqa) {
+  const Sizes& s = p.sizes;
+  if (!p.features.interval || batch_of_bias(p) > 1) return batch_of_bias(p);
+  const int64 bytes = s.len_k * (s.dim + s.dim_v) * int64(size_of(p.type));
+  const int64 kv_heads = larger<int64>(1, chip.l2 * 3 / 5 / larger<int64>(1, bytes));
+  return kv_heads * (pack_gqa ? 1 : s.group());
+}
+
+inline bool is_broadcast(const Problem& p) {
+  const Sizes& s = p.sizes;
+  const int64* sizes = p.bias_sizes;
+  return sizes[0] != s.batch || sizes[1] != s.heads_q || sizes[2] != s.len_q || sizes[3] != s.len_k;
+}
+
+}  // namespace regard

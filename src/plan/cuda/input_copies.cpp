@@ -1,0 +1,144 @@
+// Copies of what the copy engine cannot load.
+#include "plan/cuda/input_copies.hpp"
+
+#include <cstdint>
+#include <string>
+
+#include "plan/cuda/facts.hpp"
+#include "plan/cuda/kernel/simt_layout.h"
+#include "plan/cuda/tma_tensor.hpp"
+#include "plan/cuda/workspace_room.hpp"
+
+namespace regard {
+namespace {
+
+constexpr int kRows = 64;  // of a block
+constexpr const char* kNames[kInputs] = {"q", "k", "v", "dout"};
+
+template <class Work>
+void each_of(InputSet inputs, Work work) {
+  for (int n = 0; n < kInputs; ++n) {
+    if (inputs.has(Input(n))) work(Input(n));
+  }
+}
+
+Count elements(const InputShape& x) { return Count(x.batch) * x.heads * x.rows * x.row(); }
+
+// Calls place(input, offset) for each, and returns the bytes of all.
+template <class Place>
+Count lay_out(const Problem& p, InputSet inputs, Place place) {
+  WorkspaceRoom room;
+  each_of(inputs, [&](Input input) {
+    int64 offset = 0;
+    room.take(offset, elements(shape_of(p, input)) * int64(size_of(p.type)));
+    place(input, offset);
+  });
+  return room.size();
+}
+
+// What there is of k or v in memory: heads and batch entries that share it count once.
+Count distinct_elements(const Problem& p, Input input) {
+  const InputShape shape = shape_of(p, input);
+  const Strides& s = view_of(p, input).strides;
+  return Count(s.batch == 0 ? 1 : shape.batch) * (s.head == 0 ? 1 : shape.heads) *
+         (s.row == 0 ? 1 : shape.rows) * shape.columns;
+}
+
+BlockGrid copies_grid(const Problem& p, InputSet inputs) {
+  int64 heads = 0, rows = 0;
+  int32 count = 0;
+  each_of(inputs, [&](Input input) {
+    const InputShape shape = shape_of(p, input);
+    heads = larger(heads, shape.batch * shape.heads);
+    rows = larger(rows, shape.rows);
+    ++count;
+  });
+  const auto number = [](int64 x) { return int32(smaller<int64>(x, INT32_MAX)); };
+  return {.heads = number(heads), .tiles = number(divide_up(rows, kRows)), .splits = count};
+}
+
+std::string names_of(InputSet inputs) {
+  std::string text;
+  each_of(inputs, [&](Input input) {
+    text += (text.empty() ? "" : ", ") + std::string(kNames[int(input)]);
+  });
+  return text;
+}
+
+}  // namespace
+
+InputSet inputs_to_copy(const Problem& p) {
+  InputSet inputs;
+  if (p.type != Type::f16 && p.type != Type::bf16) return inputs;
+  Problem placed = p;
+  for (int n = 0; n < kInputs; ++n) view_of(placed, Input(n)).data = nullptr;
+  const BackwardTmaTensors tensors = backward_tma_tensors(placed, {});
+  const TmaTensor* const tma_tensor[] = {&tensors.q, &tensors.k, &tensors.v, &tensors.dout};
+  for (int n = 0; n < kInputs; ++n) {
+    const InputShape shape = shape_of(p, Input(n));
+    const bool given = view_of(p, Input(n)).given() && shape.batch * shape.heads * shape.rows > 0;
+    if (given && !is_tma_loadable(*tma_tensor[n])) inputs.add(Input(n));
+  }
+  return inputs;
+}
+
+const char* why_not_copies(const Problem& p, InputSet inputs) {
+  constexpr int64 kLeastKeys = 256;
+  constexpr int64 kMostTimes = 4;  // what the other tensors take
+  if (inputs.empty()) return nullptr;
+  if (keys_in_reach(p) < kLeastKeys) {
+    return "so few keys do not repay copies of inputs that the copy engine cannot load";
+  }
+  const Count there = elements(shape_of(p, Input::q)) + elements(shape_of(p, Input::dout)) +
+                      distinct_elements(p, Input::k) + distinct_elements(p, Input::v);
+  const Count most = there * kMostTimes * int64(size_of(p.type));
+  if (copies_bytes(p, inputs).value() > most.value()) {
+    return "copies of broadcast keys and values would be many times what is there";
+  }
+  const BlockGrid grid = copies_grid(p, inputs);
+  if (double(grid.heads) * grid.tiles * grid.splits > double(INT32_MAX)) {
+    return "copies would take more blocks than a grid can have";
+  }
+  return nullptr;
+}
+
+Problem with_copies(const Problem& p, InputSet inputs, uint8* memory) {
+  Problem copied = p;
+  lay_out(p, inputs, [&](Input input, int64 offset) {
+    view_of(copied, input) = {.data = memory ? memory + offset : nullptr,
+                              .type = p.type,
+                              .strides = shape_of(p, input).strides()};
+  });
+  return copied;
+}
+
+Count copies_bytes(const Problem& p, InputSet inputs) {
+  return lay_out(p, inputs, [](Input, int64) {});
+}
+
+InputSet copies_at_most(const CudaPlan& plan, const Problem& p) {
+  InputSet inputs = plan.copies;
+  const bool may_load_dout = plan.family == Family::wgmma && p.type != Type::f32;
+  if (p.backward && may_load_dout && !p.dout.given()) inputs.add(Input::dout);
+  return inputs;
+}
+
+void add_copies_launch(CudaPlan& plan, const Problem& p, const Because& because) {
+  if (plan.copies.empty()) return;
+  if (because.asked()) {
+    because("copied first: ", names_of(plan.copies),
+            ": the copy engine loads no f32 beside 16-bit types, no rows that do not begin at 16 "
+            "bytes, no strides of 0 or below");
+  }
+  const KernelConfig c{.kernel = Kernel::copy_inputs,
+                       .family = Family::simt,
+                       .level = 50,
+                       .type = p.type,
+                       .tiling = {.rows = kRows, .keys = kRows, .warps = 8, .stages = 1}};
+  plan.launches.push_back({.config = c,
+                           .grid = copies_grid(p, plan.copies),
+                           .threads = c.tiling.warps * 32,
+                           .shared_bytes = simt_shared_bytes(c)});
+}
+
+}  // namespace regard

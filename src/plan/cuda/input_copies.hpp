@@ -1,0 +1,33 @@
+// Which inputs are copied before a kernel of Hopper's copy engine, and the problem as it sees them.
+#pragma once
+
+#include "plan/count.h"
+#include "plan/cuda/kernel/copy_layout.h"
+#include "plan/cuda/plan.hpp"
+#include "plan/cuda/reasons.hpp"
+#include "problem/problem.h"
+
+namespace regard {
+
+// What the copy engine cannot load of f16 and bf16, by its strides or its type. Where data lies
+// does not count: a workspace is asked for before there is any.
+InputSet inputs_to_copy(const Problem&);
+
+// Null where copies are worth their time and memory.
+const char* why_not_copies(const Problem&, InputSet);
+
+// The problem with its copies in place of the inputs; memory: where they begin, or null in a plan.
+Problem with_copies(const Problem&, InputSet, uint8* memory);
+Count copies_bytes(const Problem&, InputSet);
+// The inputs that a call may copy: also dout where it is not given yet, which may be of any
+// strides.
+InputSet copies_at_most(const CudaPlan&, const Problem&);
+
+// Whether a kernel is given the problem with copies. The sums of delta are of a f32 dout as it is.
+inline bool reads_copies(const KernelConfig& c, const Problem& p) {
+  return c.family == Family::wgmma || (c.kernel == Kernel::delta && p.dout.type == p.type);
+}
+
+void add_copies_launch(CudaPlan&, const Problem&, const Because&);
+
+}  // namespace regard

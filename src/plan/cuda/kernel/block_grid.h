@@ -1,0 +1,74 @@
+// Which part of a problem each block of a GPU kernel works on, and how they share dq.
+#pragma once
+
+#include "problem/problem.h"
+
+namespace regard {
+
+// A kernel's blocks in one dimension: for each group of heads, each tile of each of its heads.
+// Heads of a group take turns, so that their tiles are under way together and share the cache.
+struct BlockGrid {
+  int32 heads = 1;   // batch times heads (query heads, kv heads where a tile serves them all)
+  int32 tiles = 1;   // of a head
+  int32 splits = 1;  // blocks that share a tile
+  int32 heads_per_group = 1;
+  int32 batch = 1;  // > 1: the batch entries of a head follow one another, for a bias they share
+
+  REGARD_INLINE int64 blocks() const { return int64(heads) * tiles * splits; }
+
+  bool operator==(const BlockGrid&) const = default;
+};
+
+struct BlockCoords {
+  int32 head;  // b * heads of a batch entry + h
+  int32 tile;
+  int32 split;
+};
+
+// All of it in 32 bits: a grid has fewer than 2^31 blocks.
+REGARD_INLINE BlockCoords block_coords(const BlockGrid& grid, int64 number) {
+  const int32 block = int32(number);
+  const int32 per_head = grid.tiles * grid.splits;
+  if (grid.heads_per_group == 1 && grid.batch == 1) {  // fewer divisions: decoding feels them
+    const int32 head = block / per_head, rest = block - head * per_head;
+    const int32 split = grid.splits == 1 ? 0 : rest / grid.tiles;
+    return {.head = head, .tile = rest - split * grid.tiles, .split = split};
+  }
+  const int32 group = block / (per_head * grid.heads_per_group);
+  const int32 first = group * grid.heads_per_group;
+  const int32 heads = smaller(grid.heads_per_group, grid.heads - first);
+  const int32 rest = block - first * per_head;
+  const int32 tile = rest / heads;
+  const int32 index = first + rest % heads;
+  return {.head = index % grid.batch * (grid.heads / grid.batch) + index / grid.batch,
+          .tile = tile % grid.tiles,
+          .split = tile / grid.tiles};
+}
+
+// The same of a grid whose tiles nobody shares, in two divisions: a thread that makes them alone
+// takes some hundred clocks for each.
+REGARD_INLINE BlockCoords block_coords_unsplit(const BlockGrid& grid, int64 number) {
+  const uint32 block = uint32(number);
+  const uint32 group = block / uint32(grid.tiles * grid.heads_per_group);
+  const int32 first = int32(group) * grid.heads_per_group;
+  const int32 heads = smaller(grid.heads_per_group, grid.heads - first);
+  const int32 rest = int32(block) - first * grid.tiles;
+  const int32 tile = heads == 1 ? rest : int32(uint32(rest) / uint32(heads));
+  const int32 index = first + rest - tile * heads;
+  if (grid.batch == 1) return {.head = index, .tile = tile, .split = 0};
+  return {.head = index % grid.batch * (grid.heads / grid.batch) + index / grid.batch,
+          .tile = tile,
+          .split = 0};
+}
+
+// dq sums are kept in units of 16 rows, each sequence beginning with a unit of its own.
+REGARD_INLINE int64 dq_rows(const Problem& p) {
+  return p.packed ? round_up(p.sizes.rows_q + 16 * p.sizes.batch + 16, 16)
+                  : p.sizes.batch * round_up(p.sizes.len_q, 16);
+}
+
+// Rows of lse in the row terms, after which those of delta begin: tiles at the end may reach past
+// it.
+REGARD_INLINE int64 term_rows(const Problem& p) { return p.sizes.heads_q * dq_rows(p) + 64; }
+
+}  // namespace regard

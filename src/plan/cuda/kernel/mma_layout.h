@@ -1,0 +1,124 @@
+// Shared memory of the mma kernels: every byte, in one place for the planner and the kernels.
+//
+// A tile's rows are followed by 16 unused bytes, so that eight rows of a matrix fragment lie in
+// different banks, whatever the head size, and addresses differ by constants alone.
+#pragma once
+
+#include "plan/cuda/kernel/kernel_config.h"
+
+namespace regard {
+
+REGARD_INLINE int element_bytes(Type type) { return type == Type::f32 ? 4 : 2; }
+
+// Elements of a row that one step of a product takes.
+REGARD_INLINE int step_of(Type type) { return type == Type::f32 ? 8 : 16; }
+
+REGARD_INLINE int tile_row_bytes(const KernelConfig& c, int columns) {
+  return columns * element_bytes(c.type) + 16;
+}
+
+// Staged bias: its elements as they are in memory, a row of keys for each query of the tile, or one
+// row for all.
+REGARD_INLINE bool stages_bias(const KernelConfig& c) {
+  return c.features.bias && (c.bias.aligned || c.bias.one_row);
+}
+REGARD_INLINE int bias_rows(const KernelConfig& c) { return c.bias.one_row ? 1 : c.tiling.rows; }
+REGARD_INLINE int bias_row_bytes(const KernelConfig& c) {
+  return c.tiling.keys * element_bytes(c.bias.type) + 16;
+}
+REGARD_INLINE int bias_bytes(const KernelConfig& c) {
+  return stages_bias(c) ? bias_rows(c) * bias_row_bytes(c) : 0;
+}
+
+// The staged mask: its bytes, likewise. Rows are an odd multiple of 16 bytes apart, so that eight
+// of them lie in different banks. The wgmma kernel stages what copies in the background can bring.
+REGARD_INLINE bool stages_mask(const KernelConfig& c) {
+  const bool in_background = c.kernel == Kernel::backward || c.mask.copy_bytes >= 4;
+  return c.features.mask &&
+         (c.family == Family::mma || (c.family == Family::wgmma && in_background));
+}
+REGARD_INLINE int mask_rows(const KernelConfig& c) { return c.mask.one_row ? 1 : c.tiling.rows; }
+REGARD_INLINE int mask_row_bytes(const KernelConfig& c) { return (c.tiling.keys / 16 | 1) * 16; }
+REGARD_INLINE int mask_bytes(const KernelConfig& c) {
+  return stages_mask(c) ? mask_rows(c) * mask_row_bytes(c) : 0;
+}
+
+struct ForwardMmaLayout {
+  int queries = 0;  // [rows][dim]; later the tile of out, [rows][dim_v]
+  int stage = 0;    // the first stage
+  int keys = 0;     // within a stage: [keys][dim]
+  int values = 0;   // [keys][dim_v]
+  int bias = 0;     // [rows][keys]
+  int mask = 0;     // [rows][keys]
+  int stage_bytes = 0;
+  int key_warp_bytes = 0;  // the stages of one
+  int size = 0;
+};
+
+// What a walker or a split has of a row: the sums of its columns, its reference and its sum.
+REGARD_INLINE int partial_row_bytes(const KernelConfig& c) { return c.dim_v * 4 + 16; }
+
+REGARD_INLINE ForwardMmaLayout forward_mma_layout(const KernelConfig& c) {
+  const Tiling& t = c.tiling;
+  ForwardMmaLayout x;
+  x.queries = 0;
+  x.stage = t.rows * tile_row_bytes(c, larger(c.dim, c.dim_v));
+  x.keys = 0;
+  x.values = t.keys * tile_row_bytes(c, c.dim);
+  x.bias = x.values + t.keys * tile_row_bytes(c, c.dim_v);
+  x.mask = x.bias + bias_bytes(c);
+  x.stage_bytes = x.mask + mask_bytes(c);
+  x.key_warp_bytes = t.stages * x.stage_bytes;
+  x.size = x.stage + t.key_warps * x.key_warp_bytes;
+  // Parts of every row take the place of the stages once all keys are done.
+  if (t.key_warps > 1)
+    x.size = larger(x.size, x.stage + t.key_warps * t.rows * partial_row_bytes(c));
+  return x;
+}
+
+// That place; the splits of one row must fit it, too.
+REGARD_INLINE int merge_room(const KernelConfig& c) {
+  const ForwardMmaLayout x = forward_mma_layout(c);
+  return x.size - x.stage;
+}
+
+struct BackwardMmaLayout {
+  int keys = 0;     // [keys][dim]; later the tile of dk
+  int values = 0;   // [keys][dim_v]; later the tile of dv
+  int weights = 0;  // [keys][rows]: Z P, only where warps share a tile's keys
+  int dscores = 0;  // [keys][rows]
+  int stage = 0;    // the first stage
+  int queries = 0;  // within a stage: [rows][dim]
+  int douts = 0;    // [rows][dim_v]
+  int states = 0;   // [rows] RowState
+  int bias = 0;     // [rows][keys]
+  int mask = 0;     // [rows][keys]
+  int stage_bytes = 0;
+  int size = 0;
+};
+
+REGARD_INLINE BackwardMmaLayout backward_mma_layout(const KernelConfig& c) {
+  const Tiling& t = c.tiling;
+  BackwardMmaLayout x;
+  const int exchange = t.keys * tile_row_bytes(c, t.rows);
+  x.keys = 0;
+  x.values = t.keys * tile_row_bytes(c, c.dim);
+  x.dscores = x.values + t.keys * tile_row_bytes(c, c.dim_v);
+  x.weights = x.dscores + exchange;
+  x.stage = x.weights + (t.slices > 1 ? exchange : 0);
+  x.queries = 0;
+  x.douts = t.rows * tile_row_bytes(c, c.dim);
+  x.states = x.douts + t.rows * tile_row_bytes(c, c.dim_v);
+  x.bias = x.states + t.rows * 8;
+  x.mask = x.bias + bias_bytes(c);
+  x.stage_bytes = x.mask + mask_bytes(c);
+  x.size = x.stage + t.stages * x.stage_bytes;
+  return x;
+}
+
+REGARD_INLINE int64 forward_mma_shared(const KernelConfig& c) { return forward_mma_layout(c).size; }
+REGARD_INLINE int64 backward_mma_shared(const KernelConfig& c) {
+  return backward_mma_layout(c).size;
+}
+
+}  // namespace regard

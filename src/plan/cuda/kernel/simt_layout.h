@@ -1,0 +1,223 @@
+// Tiles, shared memory and grids of the kernels that use no tensor cores, and of those around them.
+//
+// Every product of a simt kernel is made by 16 x 16 threads. A block owns a tile - query rows, or
+// keys in key_gradient - and walks over tiles of the other side; head elements and columns pass
+// through shared memory a chunk at a time, so that its size hardly depends on head sizes.
+#pragma once
+
+#include "plan/cuda/kernel/block_grid.h"
+#include "plan/cuda/kernel/kernel_config.h"
+#include "problem/problem.h"
+
+namespace regard {
+
+inline constexpr int kSimtSide = 16;
+inline constexpr int kSimtThreads = kSimtSide * kSimtSide;
+inline constexpr int kSimtColumns = 64;  // columns of a chunk of v, dout, q or k in sums over rows
+
+REGARD_INLINE int real_bytes(Type type) { return type == Type::f64 ? 8 : 4; }
+
+// Head elements of a chunk in sums over head elements: at most 128 bytes.
+REGARD_INLINE int simt_chunk(Type type, int dim) {
+  return smaller(int(round_up(dim, 8)), 128 / real_bytes(type));
+}
+
+// Shared memory of the simt kernels, in elements of the arithmetic. Rows are padded by 16 bytes,
+// so that neighbours lie in other banks.
+struct SimtLayout {
+  int own = 0;            // rows (or keys) that the block owns
+  int walked = 0;         // of the tile that it walks over
+  int chunk_stride = 0;   // from row to row of a chunk
+  int weight_stride = 0;  // from own row to own row of the weights
+  int walked_rows = 0;    // where each part begins; own rows and columns begin at 0
+  int weights = 0;
+  int size = 0;
+};
+
+REGARD_INLINE SimtLayout simt_layout(const KernelConfig& config) {
+  const bool of_keys = config.kernel == Kernel::key_gradient;
+  const int padding = 16 / real_bytes(config.type);
+  SimtLayout at;
+  at.own = of_keys ? config.tiling.keys : config.tiling.rows;
+  at.walked = of_keys ? config.tiling.rows : config.tiling.keys;
+  at.chunk_stride =
+      padding + larger(simt_chunk(config.type, config.dim), simt_chunk(config.type, config.dim_v));
+  at.weight_stride = at.walked + padding;
+  at.walked_rows = at.own * at.chunk_stride;
+  at.weights = at.walked_rows + at.walked * at.chunk_stride;
+  at.size = at.weights;
+  if (config.kernel == Kernel::bias_gradient) {
+    at.size = larger(at.size, kSimtSide * at.walked);  // sums over the rows of a broadcast bias
+  } else {
+    at.weights = larger(at.weights, at.walked * kSimtColumns);
+    at.size = at.weights + at.own * at.weight_stride;
+  }
+  return at;
+}
+
+REGARD_INLINE bool has_simt_tiles(Kernel kernel) {
+  return kernel == Kernel::forward || kernel == Kernel::key_gradient ||
+         kernel == Kernel::query_gradient || kernel == Kernel::bias_gradient;
+}
+
+// Dynamic shared memory in bytes, of every kernel of family simt.
+REGARD_INLINE int64 simt_shared_bytes(const KernelConfig& config) {
+  if (has_simt_tiles(config.kernel)) {
+    return int64(simt_layout(config).size) * real_bytes(config.type);
+  }
+  if (config.kernel == Kernel::split_f32) return config.tiling.warps * 4;
+  // A sum of every thread; four of them.
+  const int bytes = config.kernel == Kernel::sink_gradient ? 8
+                    : config.kernel == Kernel::combine     ? 16
+                                                           : 0;
+  return config.tiling.warps * 32 * bytes;
+}
+
+// Whether a simt kernel of products can have this tiling.
+REGARD_INLINE bool simt_tiling_fits(const KernelConfig& config, int64 shared_limit) {
+  const auto fits = [](int x) { return x == 16 || x == 32 || x == 64; };
+  return fits(config.tiling.rows) && fits(config.tiling.keys) && config.tiling.warps == 8 &&
+         simt_shared_bytes(config) <= shared_limit;
+}
+
+// Columns that a block sums up for each of its rows.
+REGARD_INLINE int64 simt_sums(Kernel kernel, int dim, int dim_v) {
+  switch (kernel) {
+    case Kernel::forward:
+      return dim_v;
+    case Kernel::query_gradient:
+      return dim;
+    case Kernel::key_gradient:
+      return dim + dim_v;
+    default:
+      return 0;
+  }
+}
+
+// Registers of a thread that hold sums, at most.
+REGARD_INLINE int simt_words(Type type) { return type == Type::f64 ? 32 : 64; }
+
+// A block that cannot hold all of its sums makes them in so many turns, each a walk of its own with
+// a slice of the columns.
+REGARD_INLINE int simt_passes(const KernelConfig& config) {
+  const int own = config.kernel == Kernel::key_gradient ? config.tiling.keys : config.tiling.rows;
+  const int64 words =
+      own * simt_sums(config.kernel, config.dim, config.dim_v) * real_bytes(config.type) / 4;
+  int turns = 1;
+  const int64 most = simt_words(config.type) * kSimtThreads;
+  while (words > turns * most) turns *= 2;
+  return turns;
+}
+// Columns of a turn.
+REGARD_INLINE int simt_slice(int columns, int turns) {
+  return turns == 1 ? columns : int(round_up(divide_up(columns, turns), kSimtColumns));
+}
+
+// Threads that share a row in delta and combine: a power of two.
+REGARD_INLINE int lanes_of_row(int dim_v, int elements_of_lane) {
+  int lanes = 1;
+  while (lanes < 32 && lanes * elements_of_lane < dim_v) lanes *= 2;
+  return lanes;
+}
+
+// The tiling of any kernel of family simt.
+REGARD_INLINE Tiling simt_tiling(Kernel kernel, Type type, int dim, int dim_v, int64 shared_limit) {
+  switch (kernel) {
+    case Kernel::delta:
+      return {.rows = 64,
+              .keys = 0,
+              .warps = 8,
+              .stages = 1,
+              .slices = 1,
+              .min_blocks = type == Type::f64 ? 2 : 6};
+    case Kernel::combine:
+      return {.rows = 32 / lanes_of_row(dim_v, 4),
+              .keys = 0,
+              .warps = 4,
+              .stages = 1,
+              .slices = 4,
+              .min_blocks = 4};
+    case Kernel::convert_dq:
+      return {.rows = 64, .keys = 0, .warps = 4, .stages = 1, .slices = 1, .min_blocks = 4};
+    case Kernel::convert_dbias:
+      return {.rows = 8, .keys = 256, .warps = 8, .stages = 1, .slices = 1, .min_blocks = 4};
+    case Kernel::sink_gradient:
+      return {.rows = 1, .keys = 0, .warps = 8, .stages = 1, .slices = 1, .min_blocks = 1};
+    default:
+      break;
+  }
+  // Words of a block's sums, for each of its own rows.
+  const bool of_keys = kernel == Kernel::key_gradient;
+  const int64 words = round_up(simt_sums(kernel, dim, dim_v), kSimtSide) * real_bytes(type) / 4;
+  int own = 64, walked = type == Type::f64 ? 32 : 64;
+  while (own > 16 && own * words > simt_words(type) * kSimtThreads) own /= 2;
+  // Large squares of pairs beside many sums would not fit the registers.
+  if (own * words > 32 * kSimtThreads) walked /= 2;
+  const auto tiling = [&] {
+    return Tiling{.rows = of_keys ? walked : own,
+                  .keys = of_keys ? own : walked,
+                  .warps = kSimtThreads / 32,
+                  .stages = 1,
+                  .slices = 1,
+                  .min_blocks = 1};
+  };
+  const auto fits = [&] {
+    return simt_tiling_fits({.kernel = kernel,
+                             .family = Family::simt,
+                             .type = type,
+                             .dim = dim,
+                             .dim_v = dim_v,
+                             .tiling = tiling()},
+                            shared_limit);
+  };
+  while (!fits() && (own > 16 || walked > 16)) (walked >= own ? walked : own) /= 2;
+  return tiling();
+}
+
+// What one block of a kernel of family simt works on: heads (batch times heads) and the tiles of
+// each. Empty problems have none.
+REGARD_INLINE int64 simt_own_heads(const Problem& p, const KernelConfig& config) {
+  switch (config.kernel) {
+    case Kernel::key_gradient:
+      return p.sizes.batch * p.sizes.heads_kv;
+    case Kernel::bias_gradient:
+    case Kernel::convert_dbias:
+      return p.bias_sizes[0] * p.bias_sizes[1];
+    case Kernel::sink_gradient:
+      return p.sizes.heads_q;
+    default:
+      return p.sizes.batch * p.sizes.heads_q;
+  }
+}
+REGARD_INLINE int64 simt_own_tiles(const Problem& p, const KernelConfig& config) {
+  switch (config.kernel) {
+    case Kernel::key_gradient:
+      return divide_up(p.sizes.len_k, config.tiling.keys);
+    case Kernel::bias_gradient:
+    case Kernel::convert_dbias:
+      return divide_up(p.bias_sizes[2], config.tiling.rows) *
+             divide_up(p.bias_sizes[3], config.tiling.keys);
+    case Kernel::sink_gradient:
+      return 1;
+    default:
+      return divide_up(p.sizes.len_q, config.tiling.rows);
+  }
+}
+
+// Tiles that a block of a `marked` kernel looks at: it mostly finds no mark, and many blocks that
+// find nothing would take their time.
+inline constexpr int kFlaggedTiles = 64;
+
+// The grid of any kernel of family simt; that of a marked one counts its tiles over all heads.
+REGARD_INLINE int64 simt_heads(const Problem& p, const KernelConfig& config) {
+  return config.only_flagged ? 1 : simt_own_heads(p, config);
+}
+REGARD_INLINE int64 simt_tiles(const Problem& p, const KernelConfig& config) {
+  const int64 tiles = simt_own_tiles(p, config);
+  return config.only_flagged ? divide_up(simt_own_heads(p, config) * tiles, kFlaggedTiles) : tiles;
+}
+REGARD_INLINE BlockGrid simt_grid(const Problem& p, const KernelConfig& config) {
+  return {.heads = int32(simt_heads(p, config)), .tiles = int32(simt_tiles(p, config))};
+}
+
+}  // namespace regard

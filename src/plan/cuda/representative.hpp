@@ -1,0 +1,18 @@
+// Problems whose kernels stand for all: what CI compiles for every chip and `regard prebuild`
+// builds.
+#pragma once
+
+#include <vector>
+
+#include "plan/cuda/plan.hpp"
+
+namespace regard {
+
+// Shapes of an ordinary size, without data: every type, the usual head sizes, both passes, each
+// feature at least once. As they share kernels, a chip needs about eighty.
+std::vector<Problem> representative_problems();
+
+// The kernels that these problems need on a chip, each once.
+std::vector<KernelConfig> representative_kernels(const Chip&);
+
+}  // namespace regard
