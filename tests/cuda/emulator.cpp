@@ -150,15 +150,62 @@ std::string unit_of(const CudaLaunch& launch) {
   return cuda_backend::kernel_unit(launch.config).text;
 }
 
-// Builds the kernels of a plan side by side.
-void build_each(const CudaPlan& plan) {
-  std::set<std::string> units;
-  for (const CudaLaunch& launch : plan.launches) units.insert(unit_of(launch));
-  std::vector<std::future<files::path>> builds;
-  for (const std::string& unit : units) {
-    builds.push_back(std::async(std::launch::async, built, unit));
+// Units that are compiled as one, where each kernel has a name of its own. They agree in the macros
+// that they begin with.
+using Group = std::set<std::string>;
+
+std::string symbol_of(std::size_t number) {
+  return cuda_backend::kKernelSymbol + ("_" + std::to_string(number));
+}
+
+std::string text_of(const Group& group) {
+  const std::string_view symbol = cuda_backend::kKernelSymbol;
+  std::string text;
+  std::size_t number = 0;
+  for (std::string unit : group) {
+    unit.replace(unit.find(symbol), symbol.size(), symbol_of(number++));
+    text += unit;
   }
-  for (auto& build : builds) build.get();
+  return text;
+}
+
+// Whether a pass has several such kernels, which are small next to the texts that they include.
+bool is_in_group(const KernelConfig& c) { return c.family == Family::simt && c.level == 50; }
+
+// REGARD_EMULATOR_FIXUPS=flagged leaves out kernels of flagged rows where the call flagged none.
+bool always_fixes_up() { return setting("REGARD_EMULATOR_FIXUPS", "always") != "flagged"; }
+
+std::mutex kernels_mutex;
+std::map<std::string, KernelEntry>& kernels() {  // by unit
+  static std::map<std::string, KernelEntry> known;
+  return known;
+}
+
+// Builds the kernels of a plan side by side; kernels_mutex is held.
+void build_each(const CudaPlan& plan, Machine& machine) {
+  Group simt;
+  std::vector<Group> groups;
+  for (const CudaLaunch& launch : plan.launches) {
+    const std::string unit = unit_of(launch);
+    if (kernels().contains(unit) || (launch.config.only_flagged && !always_fixes_up())) continue;
+    if (is_in_group(launch.config)) {
+      simt.insert(unit);
+    } else {
+      groups.push_back({unit});
+    }
+  }
+  if (!simt.empty()) groups.push_back(simt);
+  std::vector<std::future<files::path>> builds;
+  for (const Group& group : groups) {
+    builds.push_back(std::async(std::launch::async, [&] { return built(text_of(group)); }));
+  }
+  for (std::size_t n = 0; n < groups.size(); ++n) {
+    const files::path library = builds[n].get();
+    std::size_t number = 0;
+    for (const std::string& unit : groups[n]) {
+      kernels()[unit] = load_kernel(library, machine, symbol_of(number++));
+    }
+  }
 }
 
 BoxMap map_of(const TmaTensor& x) {
@@ -209,17 +256,23 @@ LaunchMaps maps_of(const CudaLaunch& launch, const KernelParams& params) {
 }  // namespace
 
 KernelEntry compiled(const std::string& unit, Machine& machine) {
-  static std::mutex mutex;
-  static std::map<std::string, KernelEntry> known;
-  const std::lock_guard lock(mutex);
-  KernelEntry& entry = known[unit];
+  const std::lock_guard lock(kernels_mutex);
+  KernelEntry& entry = kernels()[unit];
   if (!entry.function) entry = load_kernel(built(unit), machine);
   return entry;
 }
 
+namespace {
+
+BlockMachine& block_machine() {
+  static BlockMachine machine;
+  return machine;
+}
+
+}  // namespace
+
 void run_launch(const CudaLaunch& launch, KernelParams params, Schedule schedule) {
   static std::mutex mutex;
-  static BlockMachine block_machine;
   struct Bound {
     KernelEntry entry;
     KernelParams params;
@@ -227,25 +280,35 @@ void run_launch(const CudaLaunch& launch, KernelParams params, Schedule schedule
   };
   const std::lock_guard lock(mutex);
   params.grid = launch.grid;
-  const Bound bound{compiled(unit_of(launch), block_machine), params, maps_of(launch, params)};
+  const Bound bound{compiled(unit_of(launch), block_machine()), params, maps_of(launch, params)};
   try {
-    block_machine.run({.kernel =
-                           [](const void* context) {
-                             const Bound& kernel = *static_cast<const Bound*>(context);
-                             kernel.entry(kernel.params, kernel.maps);
-                           },
-                       .params = &bound,
-                       .blocks = launch.blocks(),
-                       .threads = launch.threads,
-                       .shared_bytes = launch.shared_bytes,
-                       .cluster = bound.entry.cluster,
-                       .order = schedule.order,
-                       .blocks_in_order = launch.config.ordered_dq || launch.config.merges_splits,
-                       .seed = schedule.seed});
+    block_machine().run({.kernel =
+                             [](const void* context) {
+                               const Bound& kernel = *static_cast<const Bound*>(context);
+                               kernel.entry(kernel.params, kernel.maps);
+                             },
+                         .params = &bound,
+                         .blocks = launch.blocks(),
+                         .threads = launch.threads,
+                         .shared_bytes = launch.shared_bytes,
+                         .cluster = bound.entry.cluster,
+                         .order = schedule.order,
+                         .blocks_in_order = launch.config.ordered_dq || launch.config.merges_splits,
+                         .seed = schedule.seed});
   } catch (const Fault& fault) {
     throw Fault(std::string(fault.what()) + "\n  in " + to_text(launch.config));
   }
 }
+
+namespace {
+
+// Whether the call flagged a row or a key.
+bool has_flags(const Part& any_mark, std::uint64_t call) {
+  const uint64* const flagged = any_mark.as<uint64>();
+  return flagged[0] == call || flagged[1] == call;
+}
+
+}  // namespace
 
 void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule, void* workspace) {
   const CudaWorkspace& w = plan.workspace;
@@ -295,8 +358,13 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule, vo
       plan.launches.begin(), plan.launches.end(),
       [](const CudaLaunch& launch) { return launch.config.kernel == Kernel::convert_dbias; });
   if (!has_own_sums) params.buffers.dbias_sums = static_cast<float*>(problem.dbias.data);
-  build_each(plan);
+  {
+    const std::lock_guard lock(kernels_mutex);
+    build_each(plan, block_machine());
+  }
   for (const CudaLaunch& launch : plan.launches) {
+    const bool fixes_up = launch.config.only_flagged;
+    if (fixes_up && !always_fixes_up() && !has_flags(*any_mark, params.call)) continue;
     params.problem = reads_copies(launch.config, problem) ? copied : problem;
     run_launch(launch, params, schedule);
   }

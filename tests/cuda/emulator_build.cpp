@@ -59,10 +59,10 @@ void build_kernel(const std::string& unit, const std::string& command, const fil
   files::rename(stem + ".so", to);
 }
 
-KernelEntry load_kernel(const files::path& path, Machine& machine) {
+KernelEntry load_kernel(const files::path& path, Machine& machine, const std::string& symbol) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) throw std::runtime_error(dlerror());
-  KernelEntry entry{.function = dlsym(library, "regard_kernel"),
+  KernelEntry entry{.function = dlsym(library, symbol.c_str()),
                     .takes_maps = dlsym(library, "regard_emulated_maps") != nullptr};
   auto* const slot = static_cast<Machine**>(dlsym(library, "regard_emulated_machine"));
   const auto* const cluster = static_cast<const int*>(dlsym(library, "regard_emulated_cluster"));

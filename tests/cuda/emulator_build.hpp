@@ -42,7 +42,8 @@ std::string compiler_command(const std::vector<std::filesystem::path>& folders);
 void build_kernel(const std::string& unit, const std::string& command,
                   const std::filesystem::path& to);
 
-// The entry of a library, which will run on the machine.
-KernelEntry load_kernel(const std::filesystem::path&, Machine&);
+// The entry of this name in a library, which will run on the machine.
+KernelEntry load_kernel(const std::filesystem::path&, Machine&,
+                        const std::string& symbol = "regard_kernel");
 
 }  // namespace regard::emulated
