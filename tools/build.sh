@@ -2,7 +2,7 @@
 # Configures and builds one preset of CMakePresets.json; prints one line, or the errors.
 #
 #   tools/build.sh release | library | asan | tsan | fuzz
-#   tools/build.sh python                                   the package, into build/venv
+#   tools/build.sh python                                   the package, into build/venv; compiles only its binding
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,10 +11,13 @@ log=build/$preset.log
 mkdir -p build
 begin=$EPOCHREALTIME
 if [[ $preset == python ]]; then
-  text='pip install .'
+  text='pip install . (with the library of preset release)'
   build() {
+    cmake --preset release && cmake --build --preset release --target regard_static &&
     build/venv/bin/python -m pip install --disable-pip-version-check --no-deps \
-      --no-build-isolation --force-reinstall .
+      --no-build-isolation --force-reinstall . \
+      --config-settings=build-dir=build/binding \
+      --config-settings=cmake.define.REGARD_STATIC_LIBRARY="$PWD/build/release/libregard.a"
   }
 else
   text="cmake --preset $preset && cmake --build --preset $preset"
