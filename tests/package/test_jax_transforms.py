@@ -54,6 +54,7 @@ def test_only_what_is_differentiated_is_computed():
         lambda q: jax.nn.logsumexp(scores(q, k) + bias, axis=-1).sum())(q))
 
 
+@pytest.mark.exhaustive
 def test_one_compiled_function_serves_every_set_of_gradients():
     arrays = dict(zip("qkv", inputs()), bias=normal(3, 2, 4, 5, 7))
 

@@ -131,7 +131,8 @@ def test_dropout_of_modules_is_drawn_by_the_generator():
     assert torch.equal(first, again) and not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+@pytest.mark.parametrize("backend", [
+    pytest.param("aot_eager", marks=pytest.mark.exhaustive), "eager"])
 def test_compiled_code_looks_the_function_up_again(backend, calls):
     q = normal(1, 2, 4, 8).requires_grad_()
     compiled = torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True),

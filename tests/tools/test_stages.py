@@ -137,6 +137,7 @@ def test_pytest_is_counted(last, counts):
     assert counters.count_pytest("....\n" + last + "\n") == counts
 
 
+@pytest.mark.exhaustive
 def test_the_gpu_suite_runs_dry_on_the_cpu():
     """Its stages and its table; without a GPU all but a few tests are skipped."""
     tools = pathlib.Path(__file__).resolve().parents[2] / "tools"

@@ -40,7 +40,7 @@ def tests(tier: str) -> list[Stage]:
     core = tier == CORE
     suffix = "" if core else ", exhaustive"
     # PyTorch's threads wait by spinning, which two cores with other work cannot afford.
-    others = "" if core else " tests/cli"
+    others = "" if core else " tests/cli tests/tools"
     package = pytest("package", "tests/package" + others, tier, 200 if core else 500,
                      {"GOMP_SPINCOUNT": "0"})
     package.needs = "build python"
@@ -51,7 +51,7 @@ def tests(tier: str) -> list[Stage]:
         pytest(f"install{suffix}", "tests/install", tier, 100 if core else 400),
     ]
     if not core:
-        package.name = "package and cli, exhaustive"
+        package.name = "package, cli and tools, exhaustive"
         return [*both, package]
     return [
         *both,
