@@ -138,8 +138,9 @@ struct BackwardMemory {
   static constexpr int kPeersFull = kPeerKeysFull + 1;
   static constexpr int kDropsFull = kPeersFull + kDscoreBuffers;
   static_assert(kDropsFull + 1 == kBackwardBarriers);
-  // The number of a barrier of the block, at which all of the keys say that they have read them.
-  static constexpr int kDropsRead = 8, kDropReaders = kKeyWarps * 32;
+  // At which all of the keys say that they have read them.
+  static constexpr NamedBarrier kDropsRead = NamedBarrier::backward_dropout_bits_read;
+  static constexpr int kDropReaders = kKeyWarps * 32;
 
   REGARD_DEVICE SharedAddress barrier(int kind, int index = 0) const {
     return begin + kLayout.barriers + (kind + index) * 8;

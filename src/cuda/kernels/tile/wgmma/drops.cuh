@@ -6,7 +6,7 @@
 // memory, and what is drawn next waits in registers until it has been read.
 #pragma once
 
-#include "cuda/kernels/ptx_hopper.cuh"
+#include "cuda/kernels/tile/wgmma/pipeline.cuh"
 #include "semantics/dropout.h"
 
 namespace regard {

@@ -126,7 +126,7 @@ struct DscoreBias {
     const int key = place / 2 * kLaneKeys + turned * 2 + place % 2;
     const int piece = warp() * 2 + (kWords == 4 ? half : lane_index() / 16);
     uint32 x[4];
-    ldmatrix_trans(x, group + piece_offset(key, piece));
+    ldmatrix_trans(x, group + swizzled_offset(key, piece));
     const int lane = lane_index() % 4;
     if constexpr (kWords == 4) {
 #pragma unroll
@@ -157,7 +157,7 @@ struct DscoreBias {
 #pragma unroll
     for (int first = 0; first < kGroupKeys; first += kThreads / kThreadsOfKey) {
       const int key = first + thread() / kThreadsOfKey;
-      sum_rows_of_key<kSumWords>(group, to, piece_offset(key, word / 4) + word % 4 * 4);
+      sum_rows_of_key<kSumWords>(group, to, swizzled_offset(key, word / 4) + word % 4 * 4);
     }
     bar_sync(kBarrier, kThreads);
   }
@@ -273,7 +273,7 @@ struct DscoreBias {
     const int key = thread();
 #pragma unroll
     for (int piece = 0; piece < kRows / 8; ++piece) {
-      const Bits128 x = load_shared_128(memory.dscores(buffer) + piece_offset(key, piece));
+      const Bits128 x = load_shared_128(memory.dscores(buffer) + swizzled_offset(key, piece));
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
         key_sum += widen<Format>(uint16(x.word[w])) + widen<Format>(uint16(x.word[w] >> 16));

@@ -36,7 +36,6 @@ struct ForwardConsumer {
   static constexpr int kEarly = kConfig.dim_v <= 64 ? kKeyBlocks : kKeyBlocks / 2;
   // Steady blocks have read their terms before they make weights.
   static constexpr bool kReadsEarly = Steady::kReadsAhead;
-  static constexpr int kOwnRows = 1, kAllRows = 2;  // numbers of barriers
   // Blocks of keys that some warpgroups of a tile see and others do not.
   static constexpr bool kPasses = kConfig.skips_blocks;
   static_assert(!(kPasses && kConfig.bias.by_tma));  // whose TMA tiles come with every block
@@ -105,13 +104,13 @@ struct ForwardConsumer {
       uint32 a[4];
       const int a_piece = step * 2 + lane / 16;
       ldmatrix(a, q + a_piece / 8 * panel_bytes(kRows) +
-                      piece_offset(warp_row + lane % 16, a_piece % 8));
+                      swizzled_offset(warp_row + lane % 16, a_piece % 8));
       const int b_piece = step * 2 + lane / 8 % 2;
       const SharedAddress panel = k + b_piece / 8 * panel_bytes(kKeys);
 #pragma unroll
       for (int n = 0; n < kKeyBlocks; n += 2) {
         uint32 b[4];
-        ldmatrix(b, panel + piece_offset(n * 8 + lane / 16 * 8 + lane % 8, b_piece % 8));
+        ldmatrix(b, panel + swizzled_offset(n * 8 + lane / 16 * 8 + lane % 8, b_piece % 8));
         mma_m16n8k16<Format>(scores[0][n], a, b[0], b[1]);
         mma_m16n8k16<Format>(scores[0][n + 1], a, b[2], b[3]);
       }
@@ -120,28 +119,16 @@ struct ForwardConsumer {
 
   // ----------------------------------------------------------------------------- rows not its own
 
-  // Rows of a tile that belong to another sequence, or to none: whatever they hold must not meet a
-  // weight of 0, nor make scores that show in other rows. `threads` of a barrier hold the tile.
-  REGARD_DEVICE void clear_rows(SharedAddress tile, int panels, int rows, int first, int last,
-                                int thread, int threads, int number) const {
-    for (int panel = 0; panel < panels; ++panel) {
-      for (int piece = first * 8 + thread; piece < last * 8; piece += threads) {
-        store_shared_128(tile + panel * panel_bytes(rows) + piece * 16, {});
-      }
-    }
-    fence_proxy_async();
-    bar_sync(number, threads);
-  }
   REGARD_DEVICE void clear_foreign_queries(int slot, int row_count) const {
     if (row_count >= warpgroup_row + kWarpgroupRows) return;
     clear_rows(memory.queries(slot), panels_of(kConfig.dim), kRows,
                larger(row_count, warpgroup_row), warpgroup_row + kWarpgroupRows,
-               thread_index() % 128, 128, 3 + warpgroup);
+               thread_index() % 128, 128, NamedBarrier::queries_cleared + warpgroup);
   }
   REGARD_DEVICE void clear_foreign_values() const {
     if (values_left >= kKeys) return;
     clear_rows(memory.values(values.stage), panels_of(kConfig.dim_v), kKeys, larger(values_left, 0),
-               kKeys, thread_index() - 128, kConsumerThreads, 2);
+               kKeys, thread_index() - 128, kConsumerThreads, NamedBarrier::values_cleared);
   }
 
   // ---------------------------------------------------------------------------------- elementwise

@@ -22,11 +22,6 @@ struct ForwardProducer {
   Ring<Memory::kStages> keys, values;
   int bias_parity = 0;
 
-  // Where a block of keys is in K and V.
-  struct BlockOfKeys {
-    int row, head, batch;
-  };
-
   // ----------------------------------------------------------------------------------------- tiles
 
   // The producer has few registers: what follows from the grid is not kept.
@@ -101,31 +96,26 @@ struct ForwardProducer {
 
   // ----------------------------------------------------------------------------------------- loads
 
-  REGARD_DEVICE void load_panels(SharedAddress to, int panels, int rows, const TensorMap& map,
-                                 int row, int head, int batch, SharedAddress barrier) const {
-    mbarrier_arrive_expect_tx(barrier, panels * panel_bytes(rows));
-    for (int panel = 0; panel < panels; ++panel) {
-      tma_load(to + panel * panel_bytes(rows), map,
-               {.column = panel * kPanelColumns, .row = row, .head = head, .batch = batch},
-               barrier);
-    }
+  REGARD_DEVICE void load(SharedAddress to, int panels, int rows, const TensorMap& map,
+                          const TmaCoords& from, SharedAddress full) const {
+    mbarrier_arrive_expect_tx(full, panels * panel_bytes(rows));
+    load_panels(to, panels, rows, map, from, full);
   }
-
   REGARD_DEVICE void load_queries(int slot, const ForwardTask& task) const {
-    load_panels(memory.queries(slot), panels_of(kConfig.dim), kRows, maps.q,
-                task.first_q + task.first_row, task.head, batch_of(task.b),
-                memory.barrier(Memory::kQueryFull, slot));
+    load(memory.queries(slot), panels_of(kConfig.dim), kRows, maps.q,
+         {0, task.first_q + task.first_row, task.head, batch_of(task.b)},
+         memory.barrier(Memory::kQueryFull, slot));
   }
-  REGARD_DEVICE void load_keys(const BlockOfKeys& block) {
+  REGARD_DEVICE void load_keys(const TmaCoords& block) {
     mbarrier_wait(memory.barrier(Memory::kKeyEmpty, keys.stage), keys.parity ^ 1);
-    load_panels(memory.keys(keys.stage), panels_of(kConfig.dim), kKeys, maps.k, block.row,
-                block.head, block.batch, memory.barrier(Memory::kKeyFull, keys.stage));
+    load(memory.keys(keys.stage), panels_of(kConfig.dim), kKeys, maps.k, block,
+         memory.barrier(Memory::kKeyFull, keys.stage));
     keys.advance();
   }
-  REGARD_DEVICE void load_values(const BlockOfKeys& block) {
+  REGARD_DEVICE void load_values(const TmaCoords& block) {
     mbarrier_wait(memory.barrier(Memory::kValueEmpty, values.stage), values.parity ^ 1);
-    load_panels(memory.values(values.stage), panels_of(kConfig.dim_v), kKeys, maps.v, block.row,
-                block.head, block.batch, memory.barrier(Memory::kValueFull, values.stage));
+    load(memory.values(values.stage), panels_of(kConfig.dim_v), kKeys, maps.v, block,
+         memory.barrier(Memory::kValueFull, values.stage));
     values.advance();
   }
   // Of each warpgroup's rows, when it has read those of the block before.
@@ -153,7 +143,7 @@ struct ForwardProducer {
   REGARD_DEVICE int batch_of(int b) const { return params.problem.packed ? 0 : b; }
 
   REGARD_DEVICE void run() {
-    BlockOfKeys before{};
+    TmaCoords before{};
     bool owes_values = false;  // those of `before` are to come
     take_task(memory.task(0), true);
     for (int taken = 0;; ++taken) {
@@ -167,9 +157,10 @@ struct ForwardProducer {
         mbarrier_arrive(memory.barrier(Memory::kQueryFull, slot));
         break;
       }
-      BlockOfKeys block{.row = task.first_k + (task.first_block + blocks - 1) * kKeys,
-                        .head = task.head / group(),
-                        .batch = batch_of(task.b)};
+      TmaCoords block{.column = 0,
+                      .row = task.first_k + (task.first_block + blocks - 1) * kKeys,
+                      .head = task.head / group(),
+                      .batch = batch_of(task.b)};
 #pragma unroll 1
       for (int i = 0; i < blocks; ++i) {
         load_keys(block);

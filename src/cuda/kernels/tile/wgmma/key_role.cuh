@@ -27,7 +27,7 @@ struct KeyRole {
   const int warp_key = own_key + warp_index() % 4 * 16;
   const Elementwise elementwise{params, warp_key};
   // Where a lane's row of a fragment of 16 keys begins in a panel of keys.
-  const int fragment = piece_offset(warp_key + lane_index() % 16, lane_index() / 16);
+  const int fragment = swizzled_offset(warp_key + lane_index() % 16, lane_index() / 16);
 
   Scores x;
   uint32 factors[4];    // of row terms, as an operand

@@ -48,7 +48,7 @@ struct KeyWarpgroup {
   const Elementwise elementwise{params, warp_key};
   const int own_rows = warpgroup * panel_bytes(kWarpgroupRows);
   // Where a lane's row of a fragment of 16 keys begins in a panel of keys.
-  const int fragment = piece_offset(warp_key + lane_index() % 16, lane_index() / 16);
+  const int fragment = swizzled_offset(warp_key + lane_index() % 16, lane_index() / 16);
 
   Accumulator dk[kConfig.dim / 8], dv[kConfig.dim_v / 8];
   Scores x;

@@ -45,7 +45,7 @@ struct PairedDq {
     const int lane = lane_index();
     const SharedAddress from =
         memory.dscores(buffer) +
-        piece_offset(lane / 16 * 8 + lane % 8, warp_index() * 2 + lane / 8 % 2);
+        swizzled_offset(lane / 16 * 8 + lane % 8, warp_index() * 2 + lane / 8 % 2);
 #pragma unroll
     for (int k = 0; k < Memory::kKeys / 16; ++k) {
       ldmatrix_trans(ds[k], from + k * panel_bytes(16));

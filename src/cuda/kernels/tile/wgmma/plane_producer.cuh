@@ -17,38 +17,30 @@ struct PlaneProducer {
   const Memory memory;
   ForwardProducer<kConfig> tiles{params, maps, memory};
 
-  // Both planes of `rows` rows; the map has planes in place of batch entries.
-  REGARD_DEVICE void load_planes(SharedAddress to, int panels, int rows, const TensorMap& map,
-                                 int row, int head, SharedAddress barrier) const {
-    mbarrier_arrive_expect_tx(barrier, Memory::kHiLoParts * panels * panel_bytes(rows));
-#pragma unroll 1
-    for (int plane = 0; plane < Memory::kHiLoParts; ++plane) {
-#pragma unroll 1
-      for (int column = 0; column < panels * kPanelColumns; column += kPanelColumns) {
-        tma_load(to, map, {.column = column, .row = row, .head = head, .batch = plane}, barrier);
-        to += panel_bytes(rows);
-      }
-    }
+  REGARD_DEVICE void load(SharedAddress to, int panels, int rows, const TensorMap& map, int row,
+                          int head, SharedAddress full) const {
+    mbarrier_arrive_expect_tx(full, Memory::kHiLoParts * panels * panel_bytes(rows));
+    load_parts(to, panels, rows, map, row, head, full);
   }
 
   REGARD_DEVICE void load_queries(int slot, const ForwardTask& task) const {
     const Problem& p = params.problem;
     const int first = first_hi_lo_row<int>(p, task.b, task.first_q, int(p.sizes.len_q), kKeys);
-    load_planes(memory.queries(slot), panels_of(kConfig.dim), kRows, maps.q, first + task.first_row,
-                task.head, memory.barrier(Memory::kQueryFull, slot));
+    load(memory.queries(slot), panels_of(kConfig.dim), kRows, maps.q, first + task.first_row,
+         task.head, memory.barrier(Memory::kQueryFull, slot));
   }
   // `number`: of the block, counted from the first that this producer loads.
   REGARD_DEVICE void load_keys(int row, int head, int number) const {
     const int stage = number % kStages;
     mbarrier_wait(memory.barrier(Memory::kKeyEmpty, stage), number / kStages % 2 ^ 1);
-    load_planes(memory.keys(stage), panels_of(kConfig.dim), kKeys, maps.k, row, head,
-                memory.barrier(Memory::kKeyFull, stage));
+    load(memory.keys(stage), panels_of(kConfig.dim), kKeys, maps.k, row, head,
+         memory.barrier(Memory::kKeyFull, stage));
   }
   REGARD_DEVICE void load_values(int row, int head, int number) const {
     const int stage = number % kStages;
     mbarrier_wait(memory.barrier(Memory::kValueEmpty, stage), number / kStages % 2 ^ 1);
-    load_planes(memory.values(stage), panels_of(kConfig.dim_v), kKeys, maps.v, row, head,
-                memory.barrier(Memory::kValueFull, stage));
+    load(memory.values(stage), panels_of(kConfig.dim_v), kKeys, maps.v, row, head,
+         memory.barrier(Memory::kValueFull, stage));
   }
 
   REGARD_DEVICE void run() {

@@ -3,8 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/params.h"
-#include "cuda/kernels/ptx_hopper.cuh"
-#include "plan/cuda/kernel/wgmma_layout.h"
+#include "cuda/kernels/tile/wgmma/pipeline.cuh"
 
 namespace regard {
 
@@ -19,24 +18,6 @@ struct ForwardTask {
   int first_q, first_k;
 };
 static_assert(sizeof(ForwardTask) <= kTaskBytes);
-
-// Stages in the order in which they are filled and emptied.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  int parity = 0;  // of the barriers' present phase
-
-  REGARD_DEVICE void advance() {
-    if (++stage < kStages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
-
-// One piece of 16 bytes in a panel.
-REGARD_DEVICE int piece_offset(int row, int piece) {
-  return row * kPanelRowBytes + ((piece ^ row % 8) << 4);
-}
 
 template <KernelConfig kConfig>
 struct WarpgroupMemory {
@@ -85,8 +66,9 @@ struct WarpgroupMemory {
   static constexpr int kDropsFull = kBiasFull + kMostConsumerWarps;
   static_assert(kDropsFull + 1 == kBarriers);
 
-  // The number of a barrier of the block, at which all consumers say that they have read the drops.
-  static constexpr int kDropsRead = 3 + kMostConsumers, kDropReaders = kConsumerWarps * 32;
+  // At which all consumers say that they have read the drops.
+  static constexpr NamedBarrier kDropsRead = NamedBarrier::forward_dropout_bits_read;
+  static constexpr int kDropReaders = kConsumerWarps * 32;
 
   REGARD_DEVICE SharedAddress barrier(int kind, int index) const {
     return begin + kLayout.barriers + (kind + index) * 8;

@@ -84,7 +84,7 @@ struct WarpgroupPlace {
     if constexpr (kConfig.bias.by_tma) {
       uint32 now = uint32(row);
       make_opaque(now);  // or the places of all pieces are kept
-      return WarpgroupMemory<kConfig>().bias(piece / 8) + piece_offset(int(now), piece % 8);
+      return WarpgroupMemory<kConfig>().bias(piece / 8) + swizzled_offset(int(now), piece % 8);
     }
     const TileView tile = bias_tile(0);
     return tile.begin + row * tile.row_bytes + piece * 16;

@@ -113,8 +113,9 @@ struct WarpgroupResults {
         const uint32 m[4] = {pack<Format>(out[n][0], out[n][1]), pack<Format>(out[n][2], out[n][3]),
                              pack<Format>(out[n + 1][0], out[n + 1][1]),
                              pack<Format>(out[n + 1][2], out[n + 1][3])};
-        stmatrix(memory.out(n / 8 - first) + piece_offset(warp_row + lane % 16, n % 8 + lane / 16),
-                 m);
+        stmatrix(
+            memory.out(n / 8 - first) + swizzled_offset(warp_row + lane % 16, n % 8 + lane / 16),
+            m);
       }
       fence_proxy_async();
       sync_warp();
@@ -150,7 +151,7 @@ struct WarpgroupResults {
       const int to_column = first * kPanelColumns + column;
       if (to_column >= columns) continue;
       const SharedAddress from = memory.out(column / kPanelColumns) +
-                                 piece_offset(warp_row + row, column % kPanelColumns / 8);
+                                 swizzled_offset(warp_row + row, column % kPanelColumns / 8);
       const uint32 word = load_shared_32(from + column % 8 / 2 * 4);
       const int64 to = offset_of(view.strides, task.b, task.head, task.first_q,
                                  task.first_row + warp_row + row) +
