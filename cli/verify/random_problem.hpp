@@ -5,7 +5,7 @@
 
 #include "tensors/geometry.hpp"
 #include "tensors/slab.hpp"
-#include "verify/unfused.hpp"
+#include "verify/float64.hpp"
 
 namespace regard::cli {
 
