@@ -303,9 +303,9 @@ void run_launch(const CudaLaunch& launch, KernelParams params, Schedule schedule
 namespace {
 
 // Whether the call flagged a row or a key.
-bool has_flags(const Part& any_mark, std::uint64_t call) {
-  const uint64* const flagged = any_mark.as<uint64>();
-  return flagged[0] == call || flagged[1] == call;
+bool has_flags(const Part& any_flag, std::uint64_t nonce) {
+  const uint64* const flagged = any_flag.as<uint64>();
+  return flagged[0] == nonce || flagged[1] == nonce;
 }
 
 }  // namespace
@@ -364,7 +364,7 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule, vo
   }
   for (const CudaLaunch& launch : plan.launches) {
     const bool fixes_up = launch.config.only_flagged;
-    if (fixes_up && !always_fixes_up() && !has_flags(*any_mark, params.call)) continue;
+    if (fixes_up && !always_fixes_up() && !has_flags(*any_flag, params.nonce)) continue;
     params.problem = reads_copies(launch.config, problem) ? copied : problem;
     run_launch(launch, params, schedule);
   }
