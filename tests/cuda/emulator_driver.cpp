@@ -222,8 +222,8 @@ EXPORTED int cuTensorMapEncodeTiled(void* map, int, std::uint32_t rank, void* da
   BoxMap made{.data = data,
               .sizes = {},
               .strides = {2},
-              .tile_columns = int(box[0]),
-              .tile_rows = int(box[1])};
+              .box_columns = int(box[0]),
+              .box_rows = int(box[1])};
   for (int i = 0; i < 4; ++i) made.sizes[i] = std::int64_t(sizes[i]);
   for (int i = 0; i < 3; ++i) {
     if (strides[i] % 16 != 0 || strides[i] >> 40 != 0) return kInvalidValue;
