@@ -40,6 +40,14 @@ make_wheel() {
   "$python" -m auditwheel repair --wheel-dir "$out" "$out"/linux/*.whl
 }
 
+# The wheel holds compiled code of others: their licences ask to be with it.
+licences() {
+  local name
+  for name in LICENSE libcli11-dev nlohmann-json3-dev libfmt-dev nanobind; do
+    "$python" -m zipfile -l "$(echo "$out"/*.whl)" | grep "licenses/$name " || return
+  done
+}
+
 configure_sdist() { cmake -S "$out/regard-$version" -B "$out/cmake" -G Ninja; }
 
 # In an environment that has the wheel and NumPy alone, away from the sources.
@@ -64,6 +72,7 @@ check 'archive of the sources' make_sdist
 check 'cmake from the archive' configure_sdist
 check 'wheel from the archive' make_wheel
 check 'auditwheel show' "$python" -m auditwheel show "$out"/*.whl
+check 'licences in the wheel' licences
 check 'abi3audit' "$python" -m abi3audit --strict "$out"/*.whl
 check 'check-wheel-contents' check-wheel-contents "$out"/*.whl
 check 'twine check' "$python" -m twine check --strict "$out"/*.whl "$out"/*.tar.gz
