@@ -15,8 +15,8 @@ struct Head {
   int64 h;
   Sequence seq;
 
-  Head(const Problem& problem, int64 b, int64 h)
-      : problem(problem), b(b), h(h), seq(sequence(problem.sequences, b)) {}
+  Head(const Problem& whole, int64 entry, int64 head_q)
+      : problem(whole), b(entry), h(head_q), seq(sequence(whole.sequences, entry)) {}
   int64 kv() const { return h / problem.sizes.group(); }
 };
 

@@ -28,9 +28,9 @@ struct BackwardKernel : GradientTiles<L> {
   const BackwardShared shared;
   const Stage<Real> stage;
 
-  BackwardKernel(const Problem& problem, const CpuTiling& tiling, const BackwardShared& shared,
-                 const BackwardTask& task, char* scratch)
-      : Tiles(problem, tiling, task, scratch), shared(shared), stage(scratch, at.stage) {}
+  BackwardKernel(const Problem& problem, const CpuTiling& cpu_tiling,
+                 const BackwardShared& shared_arrays, const BackwardTask& task, char* memory)
+      : Tiles(problem, cpu_tiling, task, memory), shared(shared_arrays), stage(scratch, at.stage) {}
 
   // ---------------------------------------------------------------------------------- one tile
 

@@ -55,14 +55,15 @@ struct ForwardKernel {
   const Real unit;      // of every logit
   const Real exponent;  // unit * log2(e)
 
-  ForwardKernel(const Problem& problem, const CpuTiling& tiling, int64 b, int64 kv, char* scratch)
+  ForwardKernel(const Problem& problem, const CpuTiling& cpu_tiling, int64 b, int64 kv,
+                char* memory)
       : p(problem),
-        tiling(tiling),
+        tiling(cpu_tiling),
         context{problem, b, kv, sequence(problem.sequences, b)},
         dims{p.sizes.dim, p.sizes.dim_v},
         at(forward_scratch(tiling, dims)),
         partial_at(partial_layout(tiling, dims)),
-        scratch(scratch),
+        scratch(memory),
         stage(scratch, at.stage),
         panels(reinterpret_cast<Panel*>(scratch + at.panels)),
         unit(logit_unit(p.features, score_params<L>(p))),

@@ -31,14 +31,14 @@ struct GradientTiles {
   GradientPanel<L>* const panels;
   const int64 wide, wide_v;  // padded head sizes
 
-  GradientTiles(const Problem& problem, const CpuTiling& tiling, const BackwardTask& task,
-                char* scratch)
+  GradientTiles(const Problem& problem, const CpuTiling& cpu_tiling, const BackwardTask& task,
+                char* memory)
       : p(problem),
-        tiling(tiling),
+        tiling(cpu_tiling),
         context{problem, task.b, task.kv, sequence(problem.sequences, task.b)},
         dims{p.sizes.dim, p.sizes.dim_v},
         at(backward_scratch(tiling, dims)),
-        scratch(scratch),
+        scratch(memory),
         panels(reinterpret_cast<GradientPanel<L>*>(scratch + at.panels)),
         wide(padded(tiling.shape, dims.dim)),
         wide_v(padded(tiling.shape, dims.dim_v)) {}

@@ -37,8 +37,8 @@ struct RowBlocks {
   int64 block = 1;
   bool folded = false;
 
-  REGARD_INLINE RowBlocks(const CpuTiling& tiling, int64 len_q, int64 group)
-      : len_q(len_q), group(group), block(tiling.block_q), folded(len_q < tiling.shape.panel()) {}
+  REGARD_INLINE RowBlocks(const CpuTiling& tiling, int64 length, int64 heads)
+      : len_q(length), group(heads), block(tiling.block_q), folded(len_q < tiling.shape.panel()) {}
 
   REGARD_INLINE int64 per_head() const { return divide_up(len_q, block); }
   REGARD_INLINE int64 count() const {
