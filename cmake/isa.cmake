@@ -18,6 +18,8 @@ function(regard_add_isa_sources target)
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
       list(APPEND flags -Wno-maybe-uninitialized -Wno-uninitialized)
     endif()
+    # GCC warns of arrays whose bound is an int that depends on a template.
+    list(APPEND flags -Wno-sign-conversion)
     # Contraction would let one ISA's scalar code round unlike another's.
     list(APPEND flags -ffp-contract=off -O3)
     # The guards of harden.cmake cost time in the innermost functions.

@@ -44,7 +44,7 @@ void split_task(const Problem& p, const CpuTiling& tiling, const ForwardTask& wh
 }
 
 std::vector<int64> longest_first(const Batch& batch) {
-  std::vector<int64> order(batch.size());
+  std::vector<int64> order(std::size_t(batch.size()));
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
                    [&](int64 a, int64 b) { return batch[a].block_count > batch[b].block_count; });
@@ -66,9 +66,11 @@ ForwardWork forward_work(const Problem& p, const CpuTiling& tiling, const Batch&
   };
   if (p.features.interval) {
     // The last rows see the most keys under a causal mask: heaviest first.
-    const std::vector<int64> order = longest_first(batch);
+    const std::vector<int64> longest = longest_first(batch);
+    const int64* const order = longest.data();
     int64 reached = 0;  // entries that have the block
-    for (int64 block = order.empty() ? -1 : batch[order[0]].block_count - 1; block >= 0; --block) {
+    for (int64 block = longest.empty() ? -1 : batch[order[0]].block_count - 1; block >= 0;
+         --block) {
       while (reached < batch.size() && batch[order[reached]].block_count > block) ++reached;
       for (int64 n = 0; n < reached * heads; ++n) add(order[n / heads], n % heads, block);
     }
@@ -106,11 +108,12 @@ TaskList backward_work(const Problem& p, const Batch& batch) {
   };
   list.begins.push_back(0);
   const auto end_run = [&] {
-    if (int64(list.tasks.size()) > list.begins.back()) list.begins.push_back(list.tasks.size());
+    const auto count = int64(list.tasks.size());
+    if (count > list.begins.back()) list.begins.push_back(count);
   };
   for (int64 b = 0; b < (across_batch ? std::min<int64>(1, s.batch) : s.batch); ++b) {
     for (int64 kv = 0; kv < (across_heads ? 1 : s.heads_kv); ++kv) {
-      entries.resize(across_batch ? s.batch : 1);
+      entries.resize(across_batch ? std::size_t(s.batch) : 1);
       std::iota(entries.begin(), entries.end(), b);
       for (int64 chunk = 0; !entries.empty(); ++chunk) {
         add_chunk(kv, chunk);
@@ -128,8 +131,8 @@ void write_sink_gradient(const Problem& p, int workers, const Run& run) {
     double sum = 0;
     for (int64 b = 0; b < p.sizes.batch; ++b) {
       const Head head(p, b, h);
-      std::vector<double> deltas(head.seq.len_q);
-      for (int64 i = 0; i < head.seq.len_q; ++i) deltas[i] = delta_of(head, i);
+      std::vector<double> deltas;
+      for (int64 i = 0; i < head.seq.len_q; ++i) deltas.push_back(delta_of(head, i));
       sum += sink_gradient(head, deltas.data());
     }
     const int64 at = h * p.dsink.strides.head;
@@ -149,12 +152,12 @@ void forward(const Problem& p, const Plan& plan, const Run& run) {
     return spoiled ? spoiled + batch.first_q(b, kv) : nullptr;
   };
   const ForwardWork work = forward_work(p, tiling, batch, memory.at(plan.workspace.partials));
-  parallel_tasks(work.tasks.size(), plan.workers, run, [&](int64 n, int worker) {
-    const ForwardTask& task = work.tasks[n];
+  parallel_tasks(int64(work.tasks.size()), plan.workers, run, [&](int64 n, int worker) {
+    const ForwardTask& task = work.tasks[std::size_t(n)];
     k.forward(p, tiling, task, spoiled_of(task.b, task.kv), memory.scratch(worker));
   });
-  parallel_tasks(work.combines.size(), plan.workers, run, [&](int64 n, int worker) {
-    const CombineTask& task = work.combines[n];
+  parallel_tasks(int64(work.combines.size()), plan.workers, run, [&](int64 n, int worker) {
+    const CombineTask& task = work.combines[std::size_t(n)];
     k.combine(p, tiling, task, spoiled_of(task.b, task.kv), memory.scratch(worker));
   });
   if (spoiled) redo_forward(p, batch, spoiled, plan.workers, run);
@@ -169,18 +172,19 @@ void backward(const Problem& p, const Plan& plan, const Run& run) {
   uint8* const spoiled_q = hides_pairs(p) ? memory.at<uint8>(w.spoiled_q) : nullptr;
   uint8* const spoiled_k = hides_pairs(p) ? memory.at<uint8>(w.spoiled_k) : nullptr;
   if (spoiled_q) {
-    std::memset(spoiled_q, 0, p.sizes.rows_q * p.sizes.heads_q);
-    std::memset(spoiled_k, 0, p.sizes.rows_k * p.sizes.heads_kv);
+    std::memset(spoiled_q, 0, std::size_t(p.sizes.rows_q * p.sizes.heads_q));
+    std::memset(spoiled_k, 0, std::size_t(p.sizes.rows_k * p.sizes.heads_kv));
   }
   auto* const turns = memory.at<int32>(w.dq_semaphores);
-  if (p.dq.given()) std::memset(turns, 0, row_blocks_bound(p, tiling) * sizeof(int32));
+  if (p.dq.given()) std::memset(turns, 0, std::size_t(row_blocks_bound(p, tiling)) * sizeof(int32));
   const bool wants_any = p.dq.given() || p.dk.given() || p.dv.given() || p.dbias.given();
   const TaskList list = wants_any ? backward_work(p, batch) : TaskList{.tasks = {}, .begins = {0}};
   const BiasGradient bias_gradient(p, memory.at(w.dbias), plan.workers, run);
   const int64 block_bytes = tiling.block_q * p.sizes.dim * tiling.shape.real_size;
-  parallel_tasks(list.begins.size() - 1, plan.workers, run, [&](int64 n, int worker) {
-    for (int64 t = list.begins[n]; t < list.begins[n + 1]; ++t) {
-      const BackwardTask& task = list.tasks[t];
+  const int64* const begins = list.begins.data();
+  parallel_tasks(int64(list.begins.size()) - 1, plan.workers, run, [&](int64 n, int worker) {
+    for (int64 t = begins[n]; t < begins[n + 1]; ++t) {
+      const BackwardTask& task = list.tasks[std::size_t(t)];
       const int64 block = batch.first_block(task.b, task.kv);
       const BackwardShared shared{
           .dq = memory.at(w.dq + block * block_bytes),
@@ -198,9 +202,9 @@ void backward(const Problem& p, const Plan& plan, const Run& run) {
 }
 
 double measured_peak(const Problem& p, const Plan& plan, const Run& run) {
-  std::vector<double> rates(plan.workers, 0);
+  std::vector<double> rates(std::size_t(plan.workers), 0);
   parallel(plan.workers, run,
-           [&](int worker) { rates[worker] = spin_rate(plan.isa, p.type, 0.05); });
+           [&](int worker) { rates[std::size_t(worker)] = spin_rate(plan.isa, p.type, 0.05); });
   double sum = 0;
   for (double rate : rates) sum += rate;
   return sum;

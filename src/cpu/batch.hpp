@@ -32,20 +32,20 @@ class Batch {
     }
   }
 
-  const BatchEntry& operator[](int64 b) const { return entries_[b]; }
+  const BatchEntry& operator[](int64 b) const { return entries_[std::size_t(b)]; }
   int64 size() const { return sizes_.batch; }
 
   // Index of the first row or block of (b, kv) in arrays of all of them.
   int64 first_q(int64 b, int64 kv) const {
-    const BatchEntry& e = entries_[b];
+    const BatchEntry& e = (*this)[b];
     return (e.rows_q * sizes_.heads_kv + kv * e.seq.len_q) * sizes_.group();
   }
   int64 first_k(int64 b, int64 kv) const {
-    const BatchEntry& e = entries_[b];
+    const BatchEntry& e = (*this)[b];
     return e.rows_k * sizes_.heads_kv + kv * e.seq.len_k;
   }
   int64 first_block(int64 b, int64 kv) const {
-    const BatchEntry& e = entries_[b];
+    const BatchEntry& e = (*this)[b];
     return e.blocks * sizes_.heads_kv + kv * e.block_count;
   }
 

@@ -128,7 +128,7 @@ void redo_backward(const Problem& p, const Batch& batch, const std::uint8_t* spo
           const Head head(p, b, kv * group + g);
           const std::uint8_t* const rows = spoiled_q + batch.first_q(b, kv) + g * len_q;
           for (int64 i = 0; i < len_q; ++i) {
-            if (rows[i]) redo_query(head, i, deltas[g * len_q + i], scratch);
+            if (rows[i]) redo_query(head, i, deltas[std::size_t(g * len_q + i)], scratch);
           }
         }
         const std::uint8_t* const rows = spoiled_k + batch.first_k(b, kv);

@@ -90,7 +90,7 @@ class DeviceWorkspace {
     if (!device_at(index).has_pools) {
       refuse("workspace", "none", "this device cannot allocate in a stream's order: give one");
     }
-    const Result result = d.allocate_async(&begin_, size, stream_);
+    const Result result = d.allocate_async(&begin_, std::size_t(size), stream_);
     if (result == kOutOfMemory) {
       refuse("workspace", size, "so many bytes could not be allocated: " + text_of(result),
              Code::out_of_memory);
@@ -108,7 +108,7 @@ class DeviceWorkspace {
   DevicePointer begin() const { return begin_; }
   template <class T>
   T* at(std::int64_t offset) const {
-    return begin_ ? reinterpret_cast<T*>(begin_ + offset) : nullptr;
+    return begin_ ? reinterpret_cast<T*>(begin_ + std::size_t(offset)) : nullptr;
   }
 
  private:
@@ -258,7 +258,8 @@ void run(const Problem& p, const CudaPlan& plan, const Run& run) {
                       .splits = plan.splits,
                       .nonce = new_nonce()};
   if (plan.workspace.clear > 0) {
-    check(d.fill_async(memory.begin(), 0, plan.workspace.clear, stream), "cuMemsetD8Async", index);
+    check(d.fill_async(memory.begin(), 0, std::size_t(plan.workspace.clear), stream),
+          "cuMemsetD8Async", index);
   }
   for (std::size_t i = 0; i < plan.launches.size(); ++i) {
     if (plan.launches[i].grid.blocks() == 0) continue;

@@ -54,7 +54,7 @@ class File {
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) return false;
       at += got;
-      count -= got;
+      count -= std::size_t(got);
     }
     return true;
   }
@@ -63,7 +63,7 @@ class File {
       const ssize_t put = write(descriptor_, text.data(), text.size());
       if (put < 0 && errno == EINTR) continue;
       if (put <= 0) return false;
-      text.remove_prefix(put);
+      text.remove_prefix(std::size_t(put));
     }
     return true;
   }
@@ -115,7 +115,7 @@ std::string read_checked(const std::string& path, CacheEntry& entry, std::string
   struct stat s {};
   if (fstat(file.descriptor(), &s) != 0 || !S_ISREG(s.st_mode)) return "is no regular file";
   if (std::string fault = trust_fault(file.descriptor()); !fault.empty()) return fault;
-  const std::uint64_t size = s.st_size;
+  const auto size = std::uint64_t(s.st_size);
   if (size < sizeof(Header) || size > kMostFileBytes) return "has an impossible size";
   Header h;
   Reader reader(file);

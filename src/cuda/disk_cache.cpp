@@ -220,7 +220,7 @@ int shrink_cache(std::uint64_t most_bytes) {
     if (is_partial(name) && s.st_mtime + kHour < std::time(nullptr)) {
       count += unlink(path.c_str()) == 0;  // the process that wrote it has been killed
     } else if (is_kernel(name)) {
-      const std::uint64_t size = s.st_size;
+      const auto size = std::uint64_t(s.st_size);
       files.push_back({path, size, size > kMostFileBytes ? 0 : s.st_mtime});  // useless ones first
       bytes += size;
     }

@@ -140,8 +140,8 @@ struct CompilerSearch {
     }
     int found_major = 0, minor = 0, count = 0;
     if (functions.version(&found_major, &minor) != 0 || found_major < 12) return false;
-    if (functions.architecture_count(&count) != 0) return false;
-    compiler.capabilities_.resize(count);
+    if (functions.architecture_count(&count) != 0 || count < 0) return false;
+    compiler.capabilities_.resize(std::size_t(count));
     if (functions.architectures(compiler.capabilities_.data()) != 0) return false;
     std::sort(compiler.capabilities_.begin(), compiler.capabilities_.end());
     compiler.functions_ = &functions;

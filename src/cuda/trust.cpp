@@ -111,7 +111,7 @@ class Walk {
     const ssize_t length = readlink(path.c_str(), target, sizeof target);
     if (length < 0) return stop(path, std::strerror(errno));
     if (++links_ > kMostLinks) return stop(path, std::strerror(ELOOP));
-    left_ = std::string(target, length) + left_;
+    left_ = std::string(target, std::size_t(length)) + left_;
     if (target[0] == '/') visit("/");
   }
 

@@ -27,7 +27,7 @@ Sizes read_sizes(const Attention& a, bool packed) {
                        : "must be (batch, heads, length, size)");
     check_last_stride(name, *tensor);
   }
-  const int row = packed ? 0 : 2, head = 1, column = packed ? 2 : 3;
+  const std::size_t row = packed ? 0 : 2, head = 1, column = packed ? 2 : 3;
   Sizes s;
   s.heads_q = a.q.sizes[head];
   s.heads_kv = a.k.sizes[head];
@@ -111,8 +111,9 @@ void read_score_tensors(const Attention& a, Problem& p, NullData nulls) {
   if (a.bias.given()) {
     require(is_float(a.bias.type), "bias", a.bias, "must be f64, f32, f16 or bf16");
     p.bias = broadcast_view("bias", a.bias, scores);
-    const int absent = 4 - a.bias.rank;
-    for (int axis = absent; axis < 4; ++axis) p.bias_sizes[axis] = a.bias.sizes[axis - absent];
+    const std::size_t absent = 4 - rank_of(a.bias);
+    for (std::size_t axis = absent; axis < 4; ++axis)
+      p.bias_sizes[axis] = a.bias.sizes[axis - absent];
   }
   if (a.mask.given()) {
     require(a.mask.type == boolean, "mask", a.mask, "must be bool");

@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "problem/refuse.hpp"
+#include "problem/tensor_checks.hpp"
 
 namespace regard {
 namespace {
@@ -29,7 +30,7 @@ Reach reach_of(const Tensor& t) {
   std::uintptr_t begin = reinterpret_cast<std::uintptr_t>(t.data);
   const auto element = static_cast<std::int64_t>(size_of(t.type));
   std::int64_t size = element;
-  for (int axis = 0; axis < t.rank; ++axis) {
+  for (std::size_t axis = 0; axis < rank_of(t); ++axis) {
     if (t.sizes[axis] == 0) return {};
     if (t.sizes[axis] == 1) continue;
     const std::int64_t bytes = (t.sizes[axis] - 1) * t.strides[axis] * element;
@@ -50,11 +51,11 @@ class Search {
  public:
   // Steps of equal size become one: what they reach together is the same.
   void add(const Tensor& t) {
-    for (int axis = 0; axis < t.rank; ++axis) {
+    for (std::size_t axis = 0; axis < rank_of(t); ++axis) {
       const std::int64_t step =
           t.sizes[axis] > 1 ? std::abs(t.strides[axis]) * std::int64_t(size_of(t.type)) : 0;
       if (step == 0) continue;
-      int at = 0;
+      std::size_t at = 0;
       while (at < count_ && terms_[at].step > step) ++at;
       if (at == count_ || terms_[at].step != step) {
         std::copy_backward(&terms_[at], &terms_[count_], &terms_[count_ + 1]);
@@ -67,7 +68,7 @@ class Search {
 
   Overlap find(std::int64_t low, std::int64_t high) {
     std::int64_t rest = 0, divisor = 0;
-    for (int at = count_ - 1; at >= 0; --at) {
+    for (std::size_t at = count_; at-- > 0;) {
       terms_[at].rest = rest;
       rest += terms_[at].step * terms_[at].most;
       terms_[at].divisor = divisor = std::gcd(divisor, terms_[at].step);
@@ -82,7 +83,7 @@ class Search {
     std::int64_t divisor = 0;  // of this step and theirs
   };
 
-  Overlap find_from(int at, std::int64_t low, std::int64_t high) {
+  Overlap find_from(std::size_t at, std::int64_t low, std::int64_t high) {
     low = std::max<std::int64_t>(low, 0);
     if (low > high) return Overlap::none;
     if (low == 0) return Overlap::some;
@@ -100,7 +101,7 @@ class Search {
   }
 
   std::array<Term, kMostTerms + 1> terms_;
-  int count_ = 0;
+  std::size_t count_ = 0;
   int steps_ = 0;
 };
 
@@ -129,17 +130,17 @@ void check_overlap(const char* name, const Tensor& tensor) {
     std::int64_t stride, size;
   };
   std::array<Axis, Tensor::kMaxRank> axes;  // in ascending order of their strides
-  int count = 0;
-  for (int axis = 0; axis < tensor.rank; ++axis) {
+  std::size_t count = 0;
+  for (std::size_t axis = 0; axis < rank_of(tensor); ++axis) {
     if (tensor.sizes[axis] == 0) return;
     if (tensor.sizes[axis] == 1) continue;
     const std::int64_t stride = std::abs(tensor.strides[axis]);
-    int at = count++;
+    std::size_t at = count++;
     for (; at > 0 && axes[at - 1].stride > stride; --at) axes[at] = axes[at - 1];
     axes[at] = {stride, tensor.sizes[axis]};
   }
   std::int64_t span = 1;
-  for (int at = 0; at < count; ++at) {
+  for (std::size_t at = 0; at < count; ++at) {
     require(axes[at].stride >= span, name, tensor,
             "is written to, so its elements must not overlap");
     span += (axes[at].size - 1) * axes[at].stride;

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "problem/refuse.hpp"
+#include "problem/tensor_checks.hpp"
 
 namespace regard {
 
@@ -15,9 +16,10 @@ std::string printed(double value) {
 
 std::string to_string(const Tensor& tensor) {
   if (!tensor.given()) return "(not given)";
+  const std::size_t rank = rank_of(tensor);
   const auto list = [&](const std::array<std::int64_t, Tensor::kMaxRank>& values) {
     std::string text = "[";
-    for (int axis = 0; axis < tensor.rank && axis < Tensor::kMaxRank; ++axis) {
+    for (std::size_t axis = 0; axis < rank; ++axis) {
       text += (axis ? ", " : "") + std::to_string(values[axis]);
     }
     return text + "]";
@@ -26,7 +28,7 @@ std::string to_string(const Tensor& tensor) {
   std::string text = std::string(name_of(tensor.type)) + " " + list(tensor.sizes);
   std::int64_t dense = 1;
   bool is_dense = true;
-  for (int axis = std::min(tensor.rank, Tensor::kMaxRank) - 1; axis >= 0; --axis) {
+  for (std::size_t axis = rank; axis-- > 0;) {
     is_dense = is_dense && (tensor.sizes[axis] == 1 || tensor.strides[axis] == dense);
     if (__builtin_mul_overflow(dense, tensor.sizes[axis], &dense)) is_dense = false;
   }

@@ -11,7 +11,7 @@ namespace regard {
 namespace {
 
 bool has_elements(const Tensor& tensor) {
-  for (int axis = 0; axis < tensor.rank; ++axis) {
+  for (std::size_t axis = 0; axis < rank_of(tensor); ++axis) {
     if (tensor.sizes[axis] == 0) return false;
   }
   return true;
@@ -20,7 +20,7 @@ bool has_elements(const Tensor& tensor) {
 // The span in bytes must fit an address, so that no offset can overflow.
 void check_span(const char* name, const Tensor& tensor) {
   __int128 span = 1;
-  for (int axis = 0; axis < tensor.rank; ++axis) {
+  for (std::size_t axis = 0; axis < rank_of(tensor); ++axis) {
     const __int128 stride = tensor.strides[axis];
     if (tensor.sizes[axis] > 0) span += (tensor.sizes[axis] - 1) * (stride < 0 ? -stride : stride);
   }
@@ -35,7 +35,7 @@ bool same_sizes(const Tensor& a, const Tensor& b) {
 Tensor only_sizes(const Tensor& tensor) {
   Tensor shape = tensor;
   std::int64_t dense = 1;
-  for (int axis = shape.rank - 1; axis >= 0; --axis) {
+  for (std::size_t axis = rank_of(shape); axis-- > 0;) {
     shape.strides[axis] = dense;
     if (__builtin_mul_overflow(dense, shape.sizes[axis], &dense)) dense = 1;
   }
@@ -43,7 +43,7 @@ Tensor only_sizes(const Tensor& tensor) {
 }
 
 // A stride that reaches no second element may be any number, with which nobody is to compute.
-std::int64_t stride_of(const Tensor& tensor, int axis) {
+std::int64_t stride_of(const Tensor& tensor, std::size_t axis) {
   return tensor.sizes[axis] > 1 ? tensor.strides[axis] : 0;
 }
 
@@ -53,7 +53,7 @@ void check_shape(const char* name, const Tensor& tensor, int rank, const char* w
   require(tensor.type <= Type::i32, name, int(tensor.type), "is no such type");
   require(tensor.rank >= 0, name, tensor, "needs as many strides as sizes");
   require(tensor.rank == rank, name, tensor, wanted);
-  for (int axis = 0; axis < rank; ++axis) {
+  for (std::size_t axis = 0; axis < rank_of(tensor); ++axis) {
     require(tensor.sizes[axis] >= 0, name, tensor, "sizes must not be negative");
     require(tensor.sizes[axis] <= std::numeric_limits<std::int32_t>::max(), name, tensor,
             "sizes must be below 2^31");
@@ -62,7 +62,7 @@ void check_shape(const char* name, const Tensor& tensor, int rank, const char* w
 }
 
 void check_last_stride(const char* name, const Tensor& tensor) {
-  const int last = tensor.rank - 1;
+  const std::size_t last = rank_of(tensor) - 1;
   require(tensor.sizes[last] <= 1 || tensor.strides[last] == 1 || !has_elements(tensor), name,
           tensor, "the last stride must be 1");
 }
@@ -81,7 +81,7 @@ View row_view(const char* name, const Tensor& tensor, const Tensor& like, bool p
   if (!same_sizes(tensor, like)) refuse(name, tensor, "must be " + to_string(only_sizes(like)));
   check_last_stride(name, tensor);
   if (access == Access::write) check_overlap(name, tensor);
-  const auto s = [&](int axis) { return stride_of(tensor, axis); };
+  const auto s = [&](std::size_t axis) { return stride_of(tensor, axis); };
   return {.data = tensor.data,
           .type = tensor.type,
           .strides = packed ? Strides{.batch = 0, .head = s(1), .row = s(0), .column = 1}
@@ -97,7 +97,7 @@ View lse_view(const char* name, const Tensor& tensor, const Problem& p, Access a
   check_shape(name, tensor, like.rank, p.packed ? "must be (Hq, total_q)" : "must be (B, Hq, Sq)");
   if (!same_sizes(tensor, like)) refuse(name, tensor, "must be " + to_string(like));
   if (access == Access::write) check_overlap(name, tensor);
-  const auto s = [&](int axis) { return stride_of(tensor, axis); };
+  const auto s = [&](std::size_t axis) { return stride_of(tensor, axis); };
   return {.data = tensor.data,
           .type = tensor.type,
           .strides = p.packed ? Strides{.batch = 0, .head = s(0), .row = s(1), .column = 0}
@@ -109,8 +109,8 @@ View broadcast_view(const char* name, const Tensor& tensor,
   require(tensor.rank >= 0 && tensor.rank <= 4, name, tensor, "must have at most 4 dimensions");
   check_shape(name, tensor, tensor.rank, "");
   std::int64_t strides[4] = {0, 0, 0, 0};
-  const int absent = 4 - tensor.rank;
-  for (int axis = absent; axis < 4; ++axis) {
+  const std::size_t absent = 4 - rank_of(tensor);
+  for (std::size_t axis = absent; axis < 4; ++axis) {
     const std::int64_t size = tensor.sizes[axis - absent];
     require(size == 1 || size == full[axis], name, tensor,
             "must broadcast to " +
@@ -124,7 +124,7 @@ View broadcast_view(const char* name, const Tensor& tensor,
 
 View head_view(const char* name, const Tensor& tensor, const Sizes& sizes, bool per_batch) {
   check_shape(name, tensor, per_batch ? 2 : 1, per_batch ? "must be (B, Hq)" : "must be (Hq)");
-  const int head = per_batch ? 1 : 0;
+  const std::size_t head = per_batch ? 1 : 0;
   require(tensor.sizes[head] == sizes.heads_q && (!per_batch || tensor.sizes[0] == sizes.batch),
           name, tensor,
           "must have " + std::to_string(sizes.heads_q) + " heads" +

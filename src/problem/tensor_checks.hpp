@@ -1,12 +1,18 @@
 // What one tensor must satisfy, and how it becomes a View.
 #pragma once
 
+#include <algorithm>
 #include <array>
 
 #include "problem/problem.h"
 #include "regard/regard.hpp"
 
 namespace regard {
+
+// How many sizes and strides count; 0 of a rank that is not checked yet and negative.
+inline std::size_t rank_of(const Tensor& tensor) {
+  return static_cast<std::size_t>(std::clamp(tensor.rank, 0, Tensor::kMaxRank));
+}
 
 enum class Access : bool { read, write };
 

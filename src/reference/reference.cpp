@@ -8,7 +8,7 @@
 namespace regard::reference {
 namespace {
 
-void write_bias_gradient(const Problem& p, const std::vector<double>& sum) {
+void write_bias_gradient(const Problem& p, const double* sum) {
   const int64* n = p.bias_sizes;
   int64 index = 0;
   for (int64 b = 0; b < n[0]; ++b) {
@@ -36,9 +36,10 @@ void forward(const Problem& p, const Run& run) {
 
 void backward(const Problem& p, const Run& run) {
   const int64 heads = p.sizes.heads_kv, group = p.sizes.group();
-  std::vector<double> dsink(p.sizes.heads_q, 0), dbias;
+  std::vector<double> dsink(std::size_t(p.sizes.heads_q), 0), dbias;
   if (p.dbias.given()) {
-    dbias.assign(p.bias_sizes[0] * p.bias_sizes[1] * p.bias_sizes[2] * p.bias_sizes[3], 0);
+    const int64* const n = p.bias_sizes;
+    dbias.assign(std::size_t(n[0] * n[1] * n[2] * n[3]), 0);
   }
   // Heads of different batches share dbias and dsink, which are therefore summed by one worker.
   const int workers = p.dbias.given() || p.dsink.given() ? 1 : worker_count(run);
@@ -53,16 +54,17 @@ void backward(const Problem& p, const Run& run) {
       for (int64 i = 0; (p.dq.given() || p.dbias.given()) && i < seq.len_q; ++i) {
         query_gradient_row(head, i, own[i], dbias.empty() ? nullptr : dbias.data(), scratch);
       }
-      if (p.dsink.given()) dsink[head.h] += sink_gradient(head, own);
+      if (p.dsink.given()) dsink[std::size_t(head.h)] += sink_gradient(head, own);
     }
     for (int64 j = 0; (p.dk.given() || p.dv.given()) && j < seq.len_k; ++j) {
       key_gradient_row(p, b, kv, j, deltas.data(), scratch);
     }
   });
-  if (p.dbias.given()) write_bias_gradient(p, dbias);
+  if (p.dbias.given()) write_bias_gradient(p, dbias.data());
   for (int64 h = 0; p.dsink.given() && h < p.sizes.heads_q; ++h) {
     const int64 at = h * p.dsink.strides.head;
-    store_element(p.dsink, at, dsink[h] + (p.accumulate ? load_element(p.dsink, at) : 0));
+    store_element(p.dsink, at,
+                  dsink[std::size_t(h)] + (p.accumulate ? load_element(p.dsink, at) : 0));
   }
 }
 

@@ -31,7 +31,7 @@ double row_value(const View& view, const Head& head, int64 i) {
 }
 
 const double* load_row(std::vector<double>& to, const View& view, int64 offset, int64 size) {
-  to.resize(size);
+  to.resize(std::size_t(size));
   load_elements(view, offset, size, to.data());
   return to.data();
 }
@@ -143,12 +143,12 @@ void forward_row(const Head& head, int64 i, RowScratch& rows) {
   const Interval keys = visible_keys(p.mask_params, i, s.len_q, s.len_k);
   const double sink = sink_of(head);
   double max = sink;
-  std::vector<double>& weights = rows.weights;
   const double* const q = load_query_row(rows.q, p.q, head, i, p.sizes.dim);
-  std::vector<char>& seen = rows.seen;
   const int64 count = larger<int64>(0, keys.end - keys.begin);
-  weights.assign(count, 0);
-  seen.assign(count, 0);
+  rows.weights.assign(std::size_t(count), 0);
+  rows.seen.assign(std::size_t(count), 0);
+  double* const weights = rows.weights.data();
+  char* const seen = rows.seen.data();
   for (int64 n = 0; n < count; ++n) {
     const int64 j = keys.begin + n;
     if (!visible(head, i, j)) continue;
@@ -175,7 +175,8 @@ void forward_row(const Head& head, int64 i, RowScratch& rows) {
     add_multiple(rows.sum, dropout_factor(head, i, j) * weight, rows.v);
   }
   const int64 out = offset_of(p.out.strides, head.b, head.h, s.first_q, i);
-  for (int64 d = 0; d < p.sizes.dim_v; ++d) store_element(p.out, out + d, rows.sum.sum[d]);
+  const double* const sums = rows.sum.sum.data();
+  for (int64 d = 0; d < p.sizes.dim_v; ++d) store_element(p.out, out + d, sums[d]);
   if (p.lse.given()) {
     store_element(p.lse, offset_of(p.lse.strides, head.b, head.h, s.first_q, i), lse);
   }
@@ -197,10 +198,10 @@ double delta_of(const Head& head, int64 i) {
 
 std::vector<double> deltas_of(const Problem& p, int64 b, int64 kv) {
   const int64 group = p.sizes.group(), len = sequence(p.sequences, b).len_q;
-  std::vector<double> deltas(group * len);
+  std::vector<double> deltas;
   for (int64 g = 0; g < group; ++g) {
     const Head head(p, b, kv * group + g);
-    for (int64 i = 0; i < len; ++i) deltas[g * len + i] = delta_of(head, i);
+    for (int64 i = 0; i < len; ++i) deltas.push_back(delta_of(head, i));
   }
   return deltas;
 }
@@ -228,9 +229,10 @@ void query_gradient_row(const Head& head, int64 i, double delta, double* dbias_s
     dbias_sum[offset] += pair.dscore;
   }
   if (!p.dq.given()) return;
+  const double* const sums = rows.sum.sum.data();
   const int64 dq = offset_of(p.dq.strides, head.b, head.h, s.first_q, i);
   for (int64 d = 0; d < p.sizes.dim; ++d) {
-    store(p.dq, dq + d, p.score.scale * rows.sum.sum[d], p.accumulate);
+    store(p.dq, dq + d, p.score.scale * sums[d], p.accumulate);
   }
 }
 

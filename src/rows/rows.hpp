@@ -26,8 +26,8 @@ struct RowSum {
   std::vector<double> lost;
 
   void clear(int64 size, double value) {
-    sum.assign(size, value);
-    lost.assign(size, 0);
+    sum.assign(std::size_t(size), value);
+    lost.assign(std::size_t(size), 0);
   }
 };
 

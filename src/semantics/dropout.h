@@ -16,12 +16,12 @@ struct Philox {
 };
 
 // Several calls side by side: the products of one run while those of another are waited for.
-template <int kRounds, int kCalls>
+template <int kRounds, uint32 kCalls>
 REGARD_INLINE void philox(Philox (&counters)[kCalls], uint32 key_low, uint32 key_high) {
   REGARD_UNROLL
   for (int round = 0; round < kRounds; ++round) {
     REGARD_UNROLL
-    for (int i = 0; i < kCalls; ++i) {
+    for (uint32 i = 0; i < kCalls; ++i) {
       Philox& counter = counters[i];
       const uint64 a = uint64(counter.word[0]) * 0xD2511F53u;
       const uint64 b = uint64(counter.word[2]) * 0xCD9E8D57u;
@@ -65,7 +65,7 @@ REGARD_INLINE int dropout_slot(int64 j) { return int(j % 32 / 8 * 2 + j % 2); }
 REGARD_INLINE Philox dropout_counter(int64 b, int64 h, int64 i, uint32 call) {
   return {{call, uint32(i), uint32(h), uint32(b)}};
 }
-template <int kCalls>
+template <uint32 kCalls>
 REGARD_INLINE void draw_dropout(const DropoutParams& params, Philox (&counters)[kCalls]) {
   philox<7>(counters, params.key_low, params.key_high);
 }
