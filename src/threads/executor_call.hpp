@@ -20,7 +20,7 @@ class ExecutorCall {
 
  private:
   ExecutorCall(int workers, const std::function<void(int)>& work)
-      : work_(work), workers_(workers), claimed_(new std::atomic<bool>[workers]()) {}
+      : work_(work), workers_(workers), claimed_(new std::atomic<bool>[std::size_t(workers)]()) {}
 
   static void call_task(void* context, int index);
   void start(int index);

@@ -16,6 +16,8 @@ struct Member {
   const char* name;
   Value Struct::*value;
 };
+template <class Struct, class Value>  // clang 16 deduces nothing from an aggregate
+Member(const char*, Value Struct::*) -> Member<Struct, Value>;
 
 // How many members an aggregate has: the most that its braces take.
 struct AnyValue {
