@@ -43,16 +43,11 @@ constexpr KernelSource kSources[] = {
     {Kernel::copy_inputs, Family::simt, "copy_inputs.cuh", "copy_inputs"},
 };
 
-constexpr KernelSource kF32Backward = {Kernel::backward, Family::wgmma, "backward_planes.cuh",
-                                       "backward_planes"};
 constexpr KernelSource kWideBackward = {Kernel::backward, Family::wgmma, "backward_wide.cuh",
                                         "backward_wide"};
 
 const KernelSource& source_of(const KernelConfig& c) {
-  if (c.kernel == Kernel::backward && c.family == Family::wgmma) {
-    if (c.products == Products::f16x3) return kF32Backward;
-    if (is_wide(c)) return kWideBackward;
-  }
+  if (c.kernel == Kernel::backward && c.family == Family::wgmma && is_wide(c)) return kWideBackward;
   const auto* const found = std::find_if(std::begin(kSources), std::end(kSources), [&](auto& s) {
     return s.kernel == c.kernel && s.family == c.family && s.key_warps == (c.tiling.key_warps > 1);
   });

@@ -1,19 +1,39 @@
-// Backward attention on Hopper, of a tile of keys: dk and dv, and its share of dq.
+// Backward attention on Hopper, head sizes up to 128 (f32: 64): dk and dv of a tile of 128 keys,
+// and what the tile adds to dq.
 //
-// A block keeps its keys and values in shared memory and walks over the query rows that see them,
-// of every query head that shares them. Two warpgroups have 64 keys each, another makes dq and
-// loads, and a fourth may make dbias; registers go from the others to those of the keys.
+// A block keeps K and V in shared memory, and iterates over the tiles of query rows that see them,
+// for every query head that shares them. Warpgroup 0 makes dq and loads, 1 and 2 have 64 keys each,
+// and 3 may make dbias or dropout bits. docs/kernels.md draws the pipeline.
 #pragma once
 
-#include "cuda/kernels/tile/wgmma/backward_drops.cuh"
-#include "cuda/kernels/tile/wgmma/dq_warpgroup.cuh"
-#include "cuda/kernels/tile/wgmma/key_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/backward/dk_dv_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/backward/dq_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/backward/dropout_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/backward/f32_dk_dv_warpgroup.cuh"
 
 namespace regard {
+
+// Registers of a thread of each warpgroup; dq has what the others leave.
+struct BackwardRegisters {
+  int dq = 0, keys = 216, fourth = 0;
+};
+template <KernelConfig kConfig>
+constexpr BackwardRegisters backward_registers() {
+  constexpr bool kNarrow = larger(kConfig.dim, kConfig.dim_v) <= 64;
+  BackwardRegisters x;
+  if (has_backward_dropout_warpgroup(kConfig)) x = {.keys = 208, .fourth = 32};
+  if (has_dbias_warpgroup(kConfig)) {
+    x = kNarrow ? BackwardRegisters{.keys = 184, .fourth = 56}
+                : BackwardRegisters{.keys = 208, .fourth = 32};
+  }
+  x.dq = (backward_warps(kConfig) == 16 ? 4 * 128 : 3 * 168) - 2 * x.keys - x.fourth;
+  return x;
+}
 
 template <KernelConfig kConfig>
 REGARD_DEVICE void backward_wgmma(const KernelParams& params, const BackwardMaps& maps) {
   static_assert(kConfig.tiling.warps == backward_warps(kConfig));
+  constexpr BackwardRegisters kRegisters = backward_registers<kConfig>();
   const BackwardMemory<kConfig> memory;
   if (thread_index() == 0) {
     memory.init_barriers();
@@ -27,19 +47,24 @@ REGARD_DEVICE void backward_wgmma(const KernelParams& params, const BackwardMaps
   if (memory.task().key_count == 0) return;
   const int warpgroup = warpgroup_index();
   if (warpgroup == 0) {
-    setmaxnreg_dec<registers_of_dq<kConfig>()>();
+    setmaxnreg_dec<kRegisters.dq>();
     DqWarpgroup<kConfig>{params, maps, memory}.run();
-  } else if (has_dbias_warpgroup(kConfig) && warpgroup == 3) {
-    setmaxnreg_dec<registers_of_dbias<kConfig>()>();
-    DscoreBias<kConfig>{params, memory}.run();
-  } else if (has_backward_dropout_warpgroup(kConfig) && warpgroup == 3) {
-    setmaxnreg_dec<registers_of_drops<kConfig>()>();
-    BackwardDrops<kConfig>{params, memory}.run();
+  } else if (kConfig.tiling.warps == 16 && warpgroup == 3) {
+    setmaxnreg_dec<kRegisters.fourth>();
+    if constexpr (has_dbias_warpgroup(kConfig)) {
+      DbiasWarpgroup<kConfig>{params, memory}.run();
+    } else if constexpr (has_backward_dropout_warpgroup(kConfig)) {
+      DropoutWarpgroup<kConfig>{params, memory}.run();
+    }
   } else {
-    setmaxnreg_inc<registers_of_keys<kConfig>()>();
-    KeyWarpgroup<kConfig>{params, maps, memory, warpgroup - 1}.run();
+    setmaxnreg_inc<kRegisters.keys>();
+    if constexpr (BackwardMemory<kConfig>::kF32) {
+      F32DkDvWarpgroup<kConfig>{{{params, maps, memory, warpgroup - 1}}}.run();
+    } else {
+      DkDvWarpgroup<kConfig>{{params, maps, memory, warpgroup - 1}}.run();
+    }
   }
-  if constexpr (kConfig.cluster > 1) sync_cluster();  // others read its shared memory until then
+  if constexpr (kConfig.cluster > 1) sync_cluster();  // other blocks read this one's shared memory
 }
 
 }  // namespace regard

@@ -1,27 +1,26 @@
-// Backward attention on Hopper for head sizes above 128, of a tile of 64 keys: dk and dv, and its
-// share of dq.
+// Backward attention on Hopper, head sizes above 128 (f32: 64): dk and dv of a tile of 64 keys, and
+// what the tile adds to dq.
 //
-// A block walks over the query rows that see its keys, as that of backward_wgmma.cuh does; but dk
-// and dv of 64 keys fill the registers of a warpgroup each. The second warpgroup makes weights and
-// dv, the third the gradients of scores and dk, the first dq.
+// As backward_wgmma.cuh, except that dk and dv of 64 keys fill the registers of a warpgroup each.
+// Warpgroup 0 makes dq, 1 makes P^T and dv, 2 makes dS^T and dk.
 #pragma once
 
-#include "cuda/kernels/tile/wgmma/dq_role.cuh"
-#include "cuda/kernels/tile/wgmma/dscore_warpgroup.cuh"
-#include "cuda/kernels/tile/wgmma/weight_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/backward/dk_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/backward/dq_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/backward/dv_warpgroup.cuh"
 
 namespace regard {
 
-// How many registers a thread of each warpgroup has, of 504 together. The terms of scores take the
-// most.
+// Registers of a thread of each warpgroup, of 504 together.
 struct WideRegisters {
-  int dq, weights, dscores;
+  int dq, dv, dk;
 };
 template <KernelConfig kConfig>
 inline constexpr WideRegisters kWideRegisters =
-    kConfig.cta_pair             ? WideRegisters{88, 208, 208}
-    : KeyScores<kConfig>::kPlain ? WideRegisters{72, 216, 216}
-                                 : WideRegisters{72, 224, 208};
+    kConfig.products == Products::f16x3 ? WideRegisters{64, 216, 224}
+    : kConfig.cta_pair                  ? WideRegisters{88, 208, 208}
+    : KeyScores<kConfig>::kPlain        ? WideRegisters{72, 216, 216}
+                                        : WideRegisters{72, 224, 208};
 
 template <KernelConfig kConfig>
 REGARD_DEVICE void backward_wide(const KernelParams& params, const BackwardMaps& maps) {
@@ -41,16 +40,15 @@ REGARD_DEVICE void backward_wide(const KernelParams& params, const BackwardMaps&
   const int warpgroup = warpgroup_index();
   if (warpgroup == 0) {
     setmaxnreg_dec<kRegisters.dq>();
-    DqRole<kConfig>{memory, {params, maps, memory}}.run();
+    DqWarpgroup<kConfig>{params, maps, memory}.run();
   } else if (warpgroup == 1) {
-    setmaxnreg_inc<kRegisters.weights>();
-    WeightWarpgroup<kConfig>{{params, maps, memory, 1}}.run();
+    setmaxnreg_inc<kRegisters.dv>();
+    DvWarpgroup<kConfig>{{params, maps, memory, 0}}.run();
   } else {
-    setmaxnreg_inc<kRegisters.dscores>();
-    DscoreWarpgroup<kConfig>{{params, maps, memory, 2}}.run();
+    setmaxnreg_inc<kRegisters.dk>();
+    DkWarpgroup<kConfig>{{params, maps, memory, 1}}.run();
   }
-  // The other block may still write to this one's memory.
-  if constexpr (kConfig.cta_pair) sync_cluster();
+  if constexpr (kConfig.cta_pair) sync_cluster();  // the other block may write to shared memory
 }
 
 }  // namespace regard

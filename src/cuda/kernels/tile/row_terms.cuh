@@ -1,5 +1,5 @@
-// lse and delta of a row as the wgmma backward kernel reads them: as terms that a product adds, or in
-// f32.
+// lse and delta of a row as the wgmma backward kernel reads them: as terms that a product adds, or
+// in f32.
 #pragma once
 
 #include "cuda/kernels/element.cuh"
@@ -10,16 +10,16 @@ namespace regard {
 
 inline constexpr int kRowTerms = 3;
 
-// lse or delta is the sum of its terms times these factors, to f32's last place. (The largest f16 is
-// 65504.)
+// lse or delta is the sum of its terms times these factors, to f32's last place. (The largest f16
+// is 65504.)
 template <Type kType>
 REGARD_DEVICE float row_term_factor(int term) {
   if constexpr (kType == Type::bf16) return 1.0f;
   return term == 0 ? 0x1p15f : term == 1 ? 0x1p3f : 0x1p-9f;
 }
 
-// 16 bytes: the terms of x, then zeros. If x is not finite, or too large for the type, the first term
-// alone is not finite.
+// 16 bytes: the terms of x, then zeros. If x is not finite, or too large for the type, the first
+// term alone is not finite.
 template <Type kType>
 REGARD_DEVICE Bits128 split_in_terms(float x) {
   using Format = typename ElementOf<kType>::Format;
@@ -52,7 +52,7 @@ REGARD_DEVICE void store_row_terms(const KernelParams& params, int64 row,
   const float scale = score_params<float>(p).scale;
   if constexpr (kConfig.row_terms.joined) {
     store_global_128(to, join_terms(split_in_terms<kConfig.type>(-state.lse / scale),
-                                      split_in_terms<kConfig.type>(-state.delta)));
+                                    split_in_terms<kConfig.type>(-state.delta)));
     return;
   }
   store_global_128(to, kConfig.row_terms.lse_in_product

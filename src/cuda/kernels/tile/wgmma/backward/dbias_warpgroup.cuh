@@ -1,55 +1,56 @@
-// The gradient of the bias, from the tiles of dS^T of a wgmma backward block, by a warpgroup.
+// dbias from the tiles of dS^T of a wgmma backward block: warpgroup 3 makes it, or, if terms leave
+// no registers for a fourth warpgroup, the dq warpgroup.
 //
-// Elements go straight to dbias where nothing else adds to them, else to f32 sums in memory. The
-// batch entries that share a bias may be the blocks of a cluster: at the same time they have dS^T
-// of the same rows and keys, each block sums its part of the tile over all of them, and the sum
-// leaves once, always in the same order.
+// An element is stored to dbias if one block alone makes it; else it is added to f32 sums in
+// memory. The blocks of a cluster may be batch entries that share a bias. They have dS^T of the
+// same rows and keys at the same time. Each block sums its part of the tile over all blocks, in a
+// fixed order.
 #pragma once
 
-#include "cuda/kernels/tile/wgmma/backward_memory.cuh"
+#include "cuda/kernels/tile/wgmma/backward/memory.cuh"
 
 namespace regard {
 
 template <KernelConfig kConfig>
-struct DscoreBias {
+struct DbiasWarpgroup {
   using Memory = BackwardMemory<kConfig>;
   using Format = typename ElementOf<kConfig.type>::Format;
   static constexpr BiasGradient kHow = kConfig.dbias.how;
   static constexpr bool kOn = kHow != BiasGradient::none;
   static constexpr bool kSumsRows = kHow == BiasGradient::add_to_row;
   static constexpr bool kStores = kHow == BiasGradient::store;
-  static constexpr bool kShares = kConfig.cluster > 1;
+  static constexpr bool kCluster = kConfig.cluster > 1;
   static constexpr int kRows = Memory::kRows, kKeys = Memory::kKeys;
-  static constexpr int kGroupKeys = dbias_group(kConfig);  // of a tile's keys, moved at once
+  static constexpr int kGroupKeys = dbias_group(kConfig);  // keys that are moved at once
   static constexpr int kGroups = kKeys / kGroupKeys;
-  static constexpr int kLaneKeys = kGroupKeys / 4;  // of a row, that a lane writes
+  static constexpr int kLaneKeys = kGroupKeys / 4;  // keys of a row that a lane writes
   static constexpr int kWords = kLaneKeys / 2;
-  static constexpr int kThreads = 128, kBarrier = 5;
-  static constexpr int kParts = dbias_parts(kConfig);  // 16-bit terms of an element's sum
+  static constexpr int kThreads = 128;
+  static constexpr int kParts = dbias_parts(kConfig);  // 16-bit parts of an element's sum
   static constexpr Type kTo = writes_f32_dbias(kConfig) ? Type::f32 : kConfig.bias.type;
-  static constexpr Type kTerm = kTo == Type::f16 ? Type::f16 : Type::bf16;
-  using Term = typename ElementOf<kTerm>::Format;
-  // What is moved: the sums of a cluster, or dS^T.
-  static constexpr Type kMoved = kShares ? kTerm : kConfig.type;
+  static constexpr Type kPart = kTo == Type::f16 ? Type::f16 : Type::bf16;
+  using Part = typename ElementOf<kPart>::Format;
+  // What goes to memory: the sums of a cluster, or dS^T.
+  static constexpr Type kMoved = kCluster ? kPart : kConfig.type;
   using Moved = typename ElementOf<kMoved>::Format;
   static constexpr bool kMovesWords = kStores && kTo == kMoved;
 
   const KernelParams& params;
   const Memory memory;
-  float key_sum = 0;  // of a bias of one row: of this thread's key, over the rows of a head
+  float key_sum = 0;  // bias of one row: of this thread's key, over the rows of a head
 
   static REGARD_DEVICE int thread() { return thread_index() % kThreads; }
   static REGARD_DEVICE int warp() { return warp_index() % (kThreads / 32); }
 
-  // Of the block's groups, those that it sums.
+  // The groups of keys that this block sums.
   static REGARD_DEVICE int first_group() {
-    return kShares ? cluster_rank() * kGroups / kConfig.cluster : 0;
+    return kCluster ? cluster_rank() * kGroups / kConfig.cluster : 0;
   }
   static REGARD_DEVICE int end_group() {
-    return kShares ? (cluster_rank() + 1) * kGroups / kConfig.cluster : kGroups;
+    return kCluster ? (cluster_rank() + 1) * kGroups / kConfig.cluster : kGroups;
   }
 
-  // ------------------------------------------------------------------------------------ the places
+  // ---------------------------------------------------------------------------------------- memory
 
   REGARD_DEVICE const View& dbias() const { return params.problem.dbias; }
   REGARD_DEVICE const Strides& strides() const {
@@ -59,7 +60,7 @@ struct DscoreBias {
     return task.b * strides().batch + head * strides().head;
   }
 
-  // A lane's keys of a row, of which `left` exist; the first is `at` in memory.
+  // A lane's keys of a row: `left` of them exist, and the first is element `at`.
   REGARD_DEVICE void put(int64 at, int left, const float (&x)[kLaneKeys]) const {
     if constexpr (kStores) {
       if (kConfig.dbias.aligned && left >= kLaneKeys && !params.problem.accumulate) {
@@ -93,7 +94,7 @@ struct DscoreBias {
     } else {
       uint32 words[kWords];
 #pragma unroll
-      for (int w = 0; w < kWords; ++w) words[w] = pack<Term>(x[2 * w], x[2 * w + 1]);
+      for (int w = 0; w < kWords; ++w) words[w] = pack<Part>(x[2 * w], x[2 * w + 1]);
       store_words(at, words);
     }
   }
@@ -116,14 +117,13 @@ struct DscoreBias {
 
   // ------------------------------------------------------------------------------------- from dS^T
 
-  // A lane's keys of a row of a group: of the warp's rows, that of number 8 half + lane / 4, from
-  // key kLaneKeys (lane % 4) on. A matrix of the load has eight of the keys, those of a lane in
-  // neighbouring places, in an order that keeps all of them in different banks: what lane c has
-  // first is turned by c.
-  static REGARD_DEVICE void take_row(uint32 (&row)[kWords], SharedAddress group, int half) {
-    const int place = lane_index() % 8, matrix = lane_index() / 8 % kWords;
-    const int turned = kWords == 4 ? (matrix + place / 2) % 4 : matrix ^ place / 4;
-    const int key = place / 2 * kLaneKeys + turned * 2 + place % 2;
+  // A lane's keys of row 8 half + lane / 4 of the warp's rows, from key kLaneKeys (lane % 4) on.
+  // Each matrix of the load has eight keys: two neighbouring ones for each of four lanes. Lane c
+  // takes its pairs of keys rotated by c, so that a matrix's rows lie in different banks.
+  static REGARD_DEVICE void read_row(uint32 (&row)[kWords], SharedAddress group, int half) {
+    const int matrix_row = lane_index() % 8, matrix = lane_index() / 8 % kWords;
+    const int rotated = kWords == 4 ? (matrix + matrix_row / 2) % 4 : matrix ^ matrix_row / 4;
+    const int key = matrix_row / 2 * kLaneKeys + rotated * 2 + matrix_row % 2;
     const int piece = warp() * 2 + (kWords == 4 ? half : lane_index() / 16);
     uint32 x[4];
     ldmatrix_trans(x, group + swizzled_offset(key, piece));
@@ -147,9 +147,8 @@ struct DscoreBias {
     return widen<Moved>(uint16(choose(row, e / 2) >> e % 2 * 16));
   }
 
-  // The sum of all blocks' dS^T of a group goes to shared memory: as one 16-bit term of the kind
-  // that dbias has, or as two. As many blocks' as there are come at once, in few registers: a
-  // thread has four or eight rows of a key.
+  // Sums dS^T of a group over all blocks into shared memory, as one or two 16-bit parts. The loads
+  // of all blocks run at once. A thread has four or eight rows of a key, which takes few registers.
   REGARD_DEVICE void sum_group(SharedAddress group, SharedAddress to) const {
     constexpr int kSumWords = kConfig.cluster <= 4 && kParts == 1 ? 4 : 2;
     constexpr int kThreadsOfKey = 32 / kSumWords;
@@ -159,7 +158,7 @@ struct DscoreBias {
       const int key = first + thread() / kThreadsOfKey;
       sum_rows_of_key<kSumWords>(group, to, swizzled_offset(key, word / 4) + word % 4 * 4);
     }
-    bar_sync(kBarrier, kThreads);
+    bar_sync(NamedBarrier::dbias_warpgroup, kThreads);
   }
   template <int kSumWords>
   REGARD_DEVICE void sum_rows_of_key(SharedAddress group, SharedAddress to, int own) const {
@@ -178,10 +177,10 @@ struct DscoreBias {
       }
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        const uint32 term = pack<Term>(low, high);
-        x[part][w] = term;
-        low = rest_of(low, uint16(term));
-        high = rest_of(high, uint16(term >> 16));
+        const uint32 both = pack<Part>(low, high);
+        x[part][w] = both;
+        low = rest_of(low, uint16(both));
+        high = rest_of(high, uint16(both >> 16));
       }
     }
 #pragma unroll
@@ -189,9 +188,9 @@ struct DscoreBias {
       store_shared(to + part * panel_bytes(kGroupKeys) + own, x[part]);
     }
   }
-  // What is not finite is in the first term alone.
-  static REGARD_DEVICE float rest_of(float x, uint16 term) {
-    const float rest = x - widen<Term>(term);
+  // What the parts so far leave of x; 0 if x is not finite, so that only the first part is not.
+  static REGARD_DEVICE float rest_of(float x, uint16 part) {
+    const float rest = x - widen<Part>(part);
     return rest - rest == 0 ? rest : 0;
   }
   static REGARD_DEVICE void load_cluster(uint32 (&x)[4], SharedAddress from) {
@@ -209,27 +208,27 @@ struct DscoreBias {
     store_shared_64(to, x[0], x[1]);
   }
 
-  // Of a tile of rows and the block's keys. Where it is comes late, from shared memory: the sums
-  // need the registers.
-  REGARD_DEVICE void put_group(const BackwardTask& task, const BackwardStep& step, int n,
+  // Writes a group of a tile of rows. `task` is read from shared memory here, because the sums need
+  // the registers.
+  REGARD_DEVICE void put_group(const BackwardTask& task, const RowTile& tile, int n,
                                SharedAddress group) const {
     const Strides& s = strides();
-    int row = step.tile * kRows + warp() * 16 + lane_index() / 4;
+    int row = tile.index * kRows + warp() * 16 + lane_index() / 4;
     const int key = task.first_key + n * kGroupKeys + lane_index() % 4 * kLaneKeys;
     const int left = task.seq.len_k - key;
-    int64 at = head_offset(task, step.head) + row * s.row + key * s.column;
+    int64 at = head_offset(task, tile.head) + row * s.row + key * s.column;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32 words[kWords];
-      take_row(words, group, half);
+      read_row(words, group, half);
       if constexpr (kMovesWords) {
         if (row < task.seq.len_q) put_words(at, left, words);
       } else {
         float x[kLaneKeys];
 #pragma unroll
         for (int e = 0; e < kLaneKeys; ++e) x[e] = key_of(words, e);
-        if constexpr (kShares && kParts == 2) {
-          take_row(words, group + panel_bytes(kGroupKeys), half);
+        if constexpr (kCluster && kParts == 2) {
+          read_row(words, group + panel_bytes(kGroupKeys), half);
 #pragma unroll
           for (int e = 0; e < kLaneKeys; ++e) x[e] += key_of(words, e);
         }
@@ -239,7 +238,7 @@ struct DscoreBias {
       at += 8 * s.row;
     }
   }
-  // As they are.
+  // dS^T and dbias have the same type.
   REGARD_DEVICE void put_words(int64 at, int left, const uint32 (&row)[kWords]) const {
     if (kConfig.dbias.aligned && left >= kLaneKeys && !params.problem.accumulate) {
       store_words(at, row);
@@ -249,26 +248,26 @@ struct DscoreBias {
     }
   }
 
-  // All of the groups that the block sums.
-  REGARD_DEVICE void put_groups(const BackwardTask& task, const BackwardStep& step, int use) const {
+  REGARD_DEVICE void put_groups(const BackwardTask& task, const RowTile& tile,
+                                int iteration) const {
     constexpr bool kEven = kGroups % kConfig.cluster == 0;
     const int count = kEven ? kGroups / kConfig.cluster : end_group() - first_group();
 #pragma unroll 1
     for (int n = 0; n < count; ++n) {
       const int group = first_group() + n;
-      SharedAddress from = memory.dscores(use & 1) + group * panel_bytes(kGroupKeys);
-      if constexpr (kShares) {
-        const int turn = (use * count + n) & 1;
-        const SharedAddress sums = memory.dbias_terms() + turn * kParts * panel_bytes(kGroupKeys);
+      SharedAddress from = memory.dscores(iteration & 1) + group * panel_bytes(kGroupKeys);
+      if constexpr (kCluster) {
+        const int buffer = (iteration * count + n) & 1;
+        const SharedAddress sums = memory.dbias_terms() + buffer * kParts * panel_bytes(kGroupKeys);
         sum_group(from, sums);
-        if (n + 1 == count) free(use & 1);
+        if (n + 1 == count) free(iteration & 1);
         from = sums;
       }
-      put_group(task, step, group, from);
+      put_group(task, tile, group, from);
     }
   }
 
-  // A bias of one row: each thread has a key, whose rows are one row of dS^T.
+  // Bias of one row: each thread sums a key over the rows of the tile.
   REGARD_DEVICE void sum_rows(int buffer) {
     const int key = thread();
 #pragma unroll
@@ -288,12 +287,12 @@ struct DscoreBias {
     key_sum = 0;
   }
 
-  // -------------------------------------------------------------------------------------- the walk
+  // -------------------------------------------------------------------------------------- mainloop
 
-  // The warpgroup has read dS^T of this buffer; in a cluster, that of all blocks.
+  // The warpgroup has read dS^T of this buffer; in a cluster, dS^T of all blocks.
   REGARD_DEVICE void free(int buffer) const {
     const SharedAddress barrier = memory.barrier(Memory::kDscoreEmpty, buffer);
-    if constexpr (kShares) {  // behind a barrier of the warpgroup
+    if constexpr (kCluster) {  // after a named barrier of the warpgroup
       if (warp() == 0 && lane_index() < kConfig.cluster) {
         mbarrier_arrive_cluster(address_in_cluster(barrier, lane_index()));
       }
@@ -302,35 +301,35 @@ struct DscoreBias {
     }
   }
 
-  // The block's own dS^T is there; that of others is waited for.
-  REGARD_DEVICE void add(const BackwardTask& task, const BackwardStep& step, int use) {
+  // The block's own dS^T is complete; this waits for dS^T of the other blocks.
+  REGARD_DEVICE void add(const BackwardTask& task, const RowTile& tile, int iteration) {
     if constexpr (kSumsRows) {
-      sum_rows(use & 1);
-    } else if constexpr (kShares) {
-      mbarrier_wait(memory.barrier(Memory::kPeersFull, use & 1), parity_of(use));
-      put_groups(task, step, use);
+      sum_rows(iteration & 1);
+    } else if constexpr (kCluster) {
+      mbarrier_wait(memory.barrier(Memory::kPeersFull, iteration & 1), parity_of(iteration));
+      put_groups(task, tile, iteration);
     } else {
-      put_groups(task, step, use);
+      put_groups(task, tile, iteration);
     }
-    if constexpr (!kShares) free(use & 1);
-    if (kSumsRows && step.tile + 1 == task.end_tile) add_key_sum(task, step.head);
+    if constexpr (!kCluster) free(iteration & 1);
+    if (kSumsRows && tile.index + 1 == task.end_row_tile) add_key_sum(task, tile.head);
   }
-  // The walk of a warpgroup that does nothing else.
+  // If this is a warpgroup of its own.
   REGARD_DEVICE void run() {
     const BackwardTask& task = memory.task();
     clear_unseen(task);
-    BackwardStep step{task.kv * int(params.problem.sizes.group()), task.first_tile};
+    RowTile tile = first_row_tile(params, task);
 #pragma unroll 1
-    for (int use = 0; use < task.steps; ++use) {
-      if constexpr (!kShares) {
-        mbarrier_wait(memory.barrier(Memory::kDscoreFull, use & 1), parity_of(use));
+    for (int iteration = 0; iteration < task.iterations; ++iteration) {
+      if constexpr (!kCluster) {
+        mbarrier_wait(memory.barrier(Memory::kDscoreFull, iteration & 1), parity_of(iteration));
       }
-      add(task, step, use);
-      step.advance(task);
+      add(task, tile, iteration);
+      tile.advance(task);
     }
   }
 
-  // Tiles of rows that see none of the block's keys are not walked over: their elements are 0.
+  // dbias is 0 where rows see none of the block's keys. The mainloop leaves these tiles out.
   REGARD_DEVICE void clear_unseen(const BackwardTask& task) const {
     if constexpr (kStores && kConfig.features.interval) {
       if (params.problem.accumulate) return;
@@ -340,17 +339,17 @@ struct DscoreBias {
       for (int h = 0; h < heads; ++h) {
 #pragma unroll 1
         for (int tile = 0; tile < tiles; ++tile) {
-          if (tile >= task.first_tile && tile < task.end_tile) continue;
-          clear_tile(task, {task.kv * heads + h, tile});
+          if (tile >= task.first_row_tile && tile < task.end_row_tile) continue;
+          clear_tile(task, {task.kv_head * heads + h, tile});
         }
       }
     }
   }
-  REGARD_DEVICE void clear_tile(const BackwardTask& task, const BackwardStep& step) const {
+  REGARD_DEVICE void clear_tile(const BackwardTask& task, const RowTile& tile) const {
     const Strides& s = strides();
-    const int first_row = step.tile * kRows + warp() * 16 + lane_index() / 4;
+    const int first_row = tile.index * kRows + warp() * 16 + lane_index() / 4;
     const int key = task.first_key + lane_index() % 4 * kLaneKeys;
-    const int64 at = head_offset(task, step.head) + first_row * s.row + key * s.column;
+    const int64 at = head_offset(task, tile.head) + first_row * s.row + key * s.column;
 #pragma unroll 1
     for (int n = first_group(); n < end_group(); ++n) {
       const int left = task.seq.len_k - key - n * kGroupKeys;

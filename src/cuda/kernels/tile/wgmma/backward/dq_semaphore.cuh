@@ -1,0 +1,66 @@
+// The semaphore that orders the additions to dq, for determinism: the key tiles that see a row add
+// to it in an order that depends on the problem alone.
+//
+// There is no deadlock. A block waits only for blocks before it in the grid. Those began before it,
+// and release the semaphore that they hold before they wait for another. (The blocks of a cluster
+// run together, and all blocks before them belong to whole clusters.)
+//
+// Waiting and releasing take longer than the dq warpgroup can spare. So a semaphore covers two
+// tiles of rows, and both operations happen at once, during the first tile's product. The release
+// comes only then, because by that time the additions have reached memory.
+#pragma once
+
+#include "cuda/kernels/tile/wgmma/backward/memory.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct DqSemaphore {
+  static constexpr int kBlocks = blocks_at_once(kConfig);
+  static constexpr int kTiles = semaphore_tiles(kConfig), kRows = kTiles * kConfig.tiling.rows;
+  static constexpr int kKeys = kBlocks * kConfig.tiling.keys;
+
+  const KernelParams& params;
+  int32* held = nullptr;
+  int next = 0;  // the value that `held` is released with
+
+  static REGARD_DEVICE void sync() { bar_sync(NamedBarrier::dq_warpgroup, 128); }
+
+  // All threads: waits until this block may add to the dq of the tile's rows.
+  REGARD_DEVICE void acquire(const BackwardTask& task, const RowTile& tile) {
+    int32* const semaphore = semaphore_of(task, tile);
+    if (semaphore == held) return;
+    const int turn = turn_of(task, tile);
+    sync();
+    if (thread_index() == 0 && held) release_semaphore(held, next);
+    if (thread_index() == 32) wait_semaphore(semaphore, turn);
+    sync();
+    held = semaphore;
+    next = turn + 1;
+  }
+  REGARD_DEVICE void release() const {
+    sync();
+    if (thread_index() == 0 && held) release_semaphore(held, next);
+  }
+
+ private:
+  // The blocks of a CTA pair add to different columns, and have a semaphore each.
+  REGARD_DEVICE int32* semaphore_of(const BackwardTask& task, const RowTile& tile) const {
+    const Sizes& s = params.problem.sizes;
+    const int64 first = (task.b * s.heads_q + tile.head) * dq_semaphores(kConfig, s.len_q);
+    return params.buffers.dq_semaphores + first + tile.index / kTiles * kBlocks +
+           task.key_tile % kBlocks;
+  }
+  // How many key tiles add before this one. Under intervals the last key tile that sees some of the
+  // rows is the first, and all that see some follow one another.
+  REGARD_DEVICE int turn_of(const BackwardTask& task, const RowTile& tile) const {
+    const int own = task.key_tile / kBlocks;
+    if constexpr (!kConfig.features.interval) return own;
+    const ShortSequence& seq = task.seq;
+    const int last_row = smaller((tile.index / kTiles + 1) * kRows, seq.len_q) - 1;
+    const Interval keys = visible_keys(params.problem.mask_params, last_row, seq.len_q, seq.len_k);
+    return (int(keys.end) - 1) / kKeys - own;
+  }
+};
+
+}  // namespace regard

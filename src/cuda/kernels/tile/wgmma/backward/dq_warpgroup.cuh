@@ -1,0 +1,106 @@
+// Warpgroup 0 of a wgmma backward block: it makes dq and adds it to f32 sums in memory, one of its
+// threads issues the TMA loads, and all of its threads copy bias and mask.
+//
+// Tiles of rows need no empty barriers here: once dS^T of a tile is complete, nobody reads its dO
+// or the Q of the tile before. In a wide block the warpgroups that have finished with Q and dO load
+// the next tiles themselves, except for the first tiles.
+#pragma once
+
+#include "cuda/kernels/tile/wgmma/backward/cta_pair_dq.cuh"
+#include "cuda/kernels/tile/wgmma/backward/dbias_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/backward/f32_dq.cuh"
+#include "cuda/kernels/tile/wgmma/backward/pair_term_loads.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct DqWarpgroup {
+  using Memory = BackwardMemory<kConfig>;
+  static constexpr bool kMakesDbias =
+      kConfig.dbias.how != BiasGradient::none && !has_dbias_warpgroup(kConfig);
+  // How many tiles ahead bias and mask are loaded; except in a wide block, Q and dO too.
+  static constexpr int kAhead = Memory::kWide ? 1 : 2;
+
+  const KernelParams& params;
+  const BackwardMaps& maps;
+  const Memory memory;
+
+  REGARD_DEVICE static void make_dq(DqSums<kConfig>& sums, const BackwardTask& task,
+                                    const RowTile& tile, int iteration) {
+    if constexpr (kConfig.cta_pair) {
+      CtaPairDq<kConfig>{sums}.make_dq(task, tile, iteration);
+    } else if constexpr (!kConfig.wanted.dq) {
+      sums.free_dscores(iteration);
+    } else if constexpr (Memory::kF32) {
+      F32Dq<kConfig>{sums}.make_dq(task, tile, iteration);
+    } else {
+      sums.make_dq(task, tile, iteration);
+    }
+  }
+
+  REGARD_DEVICE void run() {
+    const BackwardTask task = uniform_task(memory.task());
+    if constexpr (kMakesDbias) DbiasWarpgroup<kConfig>{params, memory}.clear_unseen(task);
+    if (task.iterations == 0) return;
+    DqSums<kConfig> sums{params, memory, {params, task}};
+    const RowTile tile = first_row_tile(params, task);
+    if (thread_index() == 0) {
+      BackwardLoads<kConfig>{params, maps, memory, sums.rows}.load_first(task, tile);
+    }
+    sync_warp();
+    mainloop(sums, task, tile);
+    if constexpr (kConfig.ordered_dq) sums.semaphore.release();
+  }
+
+  REGARD_DEVICE void mainloop(DqSums<kConfig>& sums, const BackwardTask& task, RowTile tile) {
+    Memory& memory = sums.memory;
+    DbiasWarpgroup<kConfig> dbias{params, memory};
+    RowTile ahead = tile;  // the tile that is loaded next
+#pragma unroll 1
+    for (int iteration = 0; iteration < kAhead; ++iteration) {
+      if constexpr (kHasPairTerms<kConfig>) {
+        if (iteration < task.iterations) {
+          const PairTermLoads<kConfig> pair_terms{params, memory};
+          pair_terms.start(task, ahead, iteration);
+          pair_terms.finish(iteration);
+        }
+      }
+      ahead.advance(task);
+    }
+    mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
+    if constexpr (kConfig.cta_pair) mbarrier_wait(memory.barrier(Memory::kPeerKeysFull), 0);
+    const int iterations = task.iterations;
+#pragma unroll 1
+    for (int iteration = 0; iteration < iterations; ++iteration) {
+      make_opaque(memory.begin);
+      const PairTermLoads<kConfig> pair_terms{params, memory};
+      const int later = iteration + kAhead;
+      if constexpr (Memory::kWide && kHasPairTerms<kConfig>) {
+        // Once P^T is complete, the only buffer of bias and mask is free.
+        mbarrier_wait(memory.barrier(Memory::kProbsFull, iteration & 1), parity_of(iteration));
+        if (later < iterations) pair_terms.start(task, ahead, later);
+      }
+      mbarrier_wait(memory.barrier(Memory::kDscoreFull, iteration & 1), parity_of(iteration));
+      if constexpr (!Memory::kWide) {
+        if (thread_index() == 0 && later < iterations) {
+          const BackwardLoads<kConfig> loads{params, maps, memory, sums.rows};
+          loads.load_queries(task, ahead, Memory::query_stage(later));
+          loads.load_douts(task, ahead, Memory::dout_stage(later));
+        }
+        sync_warp();
+        if constexpr (kHasPairTerms<kConfig>) {
+          if (later < iterations) pair_terms.start(task, ahead, later);
+        }
+      }
+      make_dq(sums, task, tile, iteration);
+      if constexpr (kMakesDbias) dbias.add(task, tile, iteration);
+      if constexpr (kHasPairTerms<kConfig>) {
+        if (later < iterations) pair_terms.finish(later);
+      }
+      tile.advance(task);
+      ahead.advance(task);
+    }
+  }
+};
+
+}  // namespace regard

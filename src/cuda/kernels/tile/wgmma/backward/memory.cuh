@@ -1,0 +1,156 @@
+// Shared memory of a wgmma backward block: tiles, and the barriers that hand them from one
+// warpgroup to another. docs/kernels.md has a table of the barriers.
+#pragma once
+
+#include "cuda/kernels/tile/wgmma/backward/task.cuh"
+#include "cuda/kernels/tile/wgmma/pipeline.cuh"
+
+namespace regard {
+
+// A bias or a mask, tiles of which lie in shared memory.
+template <KernelConfig kConfig>
+inline constexpr bool kHasPairTerms = kConfig.features.bias || kConfig.features.mask;
+
+// Buffers of P^T, dS^T, bias and mask alternate: iteration i uses buffer i & 1.
+REGARD_DEVICE int parity_of(int iteration) { return iteration >> 1 & 1; }
+
+template <KernelConfig kConfig>
+struct BackwardMemory {
+  static constexpr BackwardWgmmaLayout kLayout = backward_wgmma_layout(kConfig);
+  static constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
+  static constexpr int kStages = kConfig.tiling.stages;  // of dO
+  static constexpr int kQueryStages = query_stages(kConfig);
+  static constexpr int kPairTermBuffers = pair_term_buffers(kConfig);
+  static constexpr bool kWide = is_wide(kConfig);
+  static constexpr bool kF32 = kConfig.products == Products::f16x3;
+  static constexpr int kParts = hi_lo_parts(kConfig);
+  static constexpr int kKeyWarps = kWide ? 4 : 8;  // that make dS^T
+  static_assert(kStages <= kMostBackwardStages && kRows == kPanelColumns);
+  static_assert(kKeys == kWarpgroupRows * kKeyWarps / 4);
+
+  // Arrival counts. A thread arrives for itself if it read or wrote the tile with ordinary loads
+  // and stores; if only wgmma reads it, one lane arrives for its warp. (One lane would always be
+  // enough, but racecheck cannot follow it. CTA pairs do it, because they lose time otherwise.)
+  static constexpr bool kReadsDelta = kF32 || !adds_delta_by_product(kConfig.features);
+  static constexpr bool kThreadsArrive = !kConfig.cta_pair;
+  static constexpr bool kDscoreThreadsArrive =
+      kThreadsArrive &&
+      (kWide || kHasPairTerms<kConfig> || kReadsDelta || !adds_lse_by_product(kConfig.features));
+  // The dq warpgroup: in f32, all threads, because they read the sizes of dS^T; CTA pair: the warps
+  // of both blocks.
+  static constexpr int kDqArrivals = kF32 ? 128 : kConfig.cta_pair ? 8 : 4;
+  // Dbias: every thread that reads dS^T; in a cluster over the batch, one thread of each block.
+  static constexpr int kDbiasArrivals = kConfig.dbias.how == BiasGradient::none ? 0
+                                        : kConfig.cluster > 1                   ? kConfig.cluster
+                                                                                : 128;
+
+  SharedAddress begin = shared_address(&shared_memory<uint8>());
+
+  static REGARD_DEVICE int query_stage(int iteration) { return iteration % kQueryStages; }
+  static REGARD_DEVICE int dout_stage(int iteration) {
+    return kStages == 2 ? iteration & 1 : iteration % kStages;
+  }
+
+  REGARD_DEVICE SharedAddress keys() const { return begin + kLayout.keys; }
+  REGARD_DEVICE SharedAddress values() const { return begin + kLayout.values; }
+  REGARD_DEVICE SharedAddress peer_keys() const { return begin + kLayout.peer_keys; }
+  REGARD_DEVICE SharedAddress queries(int stage) const {
+    return begin + kLayout.queries + stage * kLayout.query_bytes;
+  }
+  REGARD_DEVICE SharedAddress douts(int stage) const {
+    return begin + kLayout.douts + stage * kLayout.dout_bytes;
+  }
+  // P^T and dS^T. In a CTA pair, buffer 1 receives dS^T of the other block.
+  static REGARD_DEVICE int dscore_buffer(int iteration) {
+    return kConfig.cta_pair ? 0 : iteration & 1;
+  }
+  REGARD_DEVICE SharedAddress dscores(int buffer) const {
+    return begin + kLayout.dscores + buffer * kLayout.dscore_bytes;
+  }
+  REGARD_DEVICE SharedAddress dscore_sizes(int buffer) const {
+    return begin + kLayout.dscore_sizes + buffer * kDscoreSizeBytes;
+  }
+  REGARD_DEVICE SharedAddress dbias_terms() const { return begin + kLayout.dbias_terms; }
+  REGARD_DEVICE SharedAddress lse(int stage) const {
+    return begin + kLayout.lse + stage * kRows * row_term_bytes(kConfig);
+  }
+  REGARD_DEVICE SharedAddress delta(int stage) const {
+    return begin + kLayout.delta + stage * kRows * row_term_bytes(kConfig);
+  }
+  REGARD_DEVICE TileView bias_tile(int buffer) const {
+    return {begin + kLayout.bias + buffer % kPairTermBuffers * bias_bytes(kConfig),
+            bias_row_bytes(kConfig)};
+  }
+  REGARD_DEVICE TileView mask_tile(int buffer) const {
+    return {begin + kLayout.mask + buffer % kPairTermBuffers * mask_bytes(kConfig),
+            mask_row_bytes(kConfig)};
+  }
+  // A word for each thread of the key warpgroups.
+  REGARD_DEVICE SharedAddress dropout_bits(int, int thread) const {
+    return begin + kLayout.dropout_bits + thread * 4;
+  }
+  REGARD_DEVICE BackwardTask& task() const {
+    return *reinterpret_cast<BackwardTask*>(&shared_memory<uint8>() + kLayout.task);
+  }
+
+  // The first barrier of each kind.
+  static constexpr int kKeysFull = 0, kValuesFull = 1, kQueryFull = 2;
+  static constexpr int kDoutFull = kQueryFull + kMostBackwardStages + 1;
+  static constexpr int kDscoreFull = kDoutFull + kMostBackwardStages;
+  static constexpr int kDscoreEmpty = kDscoreFull + kDscoreBuffers;
+  static constexpr int kPairTermsFull = kDscoreEmpty + kDscoreBuffers;
+  // Wide kernels.
+  static constexpr int kProbsFull = kPairTermsFull + kMostPairTermBuffers;
+  static constexpr int kDoutEmpty = kProbsFull + kDscoreBuffers;
+  static constexpr int kQueryEmpty = kDoutEmpty + kMostBackwardStages;
+  // CTA pairs: dS^T of the other block's keys, and those keys.
+  static constexpr int kReceivedFull = kQueryEmpty + kMostBackwardStages;
+  static constexpr int kPeerKeysFull = kReceivedFull + 1;
+  // Clusters over the batch: dS^T of all blocks.
+  static constexpr int kPeersFull = kPeerKeysFull + 1;
+  static constexpr int kDropoutFull = kPeersFull + kDscoreBuffers;
+  static_assert(kDropoutFull + 1 == kBackwardBarriers);
+  static constexpr auto kDropoutBitsRead = NamedBarrier::backward_dropout_bits_read;
+  static constexpr int kDropoutBitsReaders = kKeyWarps * 32;
+
+  REGARD_DEVICE SharedAddress barrier(int kind, int index = 0) const {
+    return begin + kLayout.barriers + (kind + index) * 8;
+  }
+
+  REGARD_DEVICE SharedAddress dropout_bits_full() const { return barrier(kDropoutFull); }
+
+  REGARD_DEVICE void init_barriers() const {
+    mbarrier_init(barrier(kKeysFull), 1);
+    mbarrier_init(barrier(kValuesFull), 1);
+    for (int stage = 0; stage < kQueryStages; ++stage) mbarrier_init(barrier(kQueryFull, stage), 1);
+    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(barrier(kDoutFull, stage), 1);
+    for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
+      mbarrier_init(barrier(kDscoreFull, buffer),
+                    kDscoreThreadsArrive ? kKeyWarps * 32 : kKeyWarps);
+      mbarrier_init(barrier(kDscoreEmpty, buffer), kDqArrivals + kDbiasArrivals);
+      mbarrier_init(barrier(kPeersFull, buffer), kKeyWarps * kConfig.cluster);
+    }
+    for (int buffer = 0; buffer < kMostPairTermBuffers; ++buffer) {
+      mbarrier_init(barrier(kPairTermsFull, buffer), 128);
+    }
+    if constexpr (has_backward_dropout_warpgroup(kConfig)) {
+      mbarrier_init(barrier(kDropoutFull), 128);
+    }
+    if constexpr (kConfig.cta_pair) {
+      mbarrier_init(barrier(kReceivedFull), 1);
+      mbarrier_init(barrier(kPeerKeysFull), 1);
+    }
+    if constexpr (kWide) {
+      for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
+        mbarrier_init(barrier(kProbsFull, buffer), kThreadsArrive ? 128 : 4);
+      }
+      for (int stage = 0; stage < kStages; ++stage) {
+        mbarrier_init(barrier(kDoutEmpty, stage), 4 + (kReadsDelta ? 128 : 4));
+        mbarrier_init(barrier(kQueryEmpty, stage), 4);
+      }
+    }
+    fence_mbarrier_init();
+  }
+};
+
+}  // namespace regard

@@ -1,0 +1,98 @@
+// What a wgmma backward block works on: a tile of keys, and the tiles of query rows that see it.
+#pragma once
+
+#include "cuda/kernels/params.h"
+#include "cuda/kernels/ptx_hopper.cuh"
+#include "cuda/kernels/tile/score_tile.cuh"
+#include "plan/cuda/kernel/wgmma_backward_layout.h"
+
+namespace regard {
+
+// The row tiles are those of every query head that shares the key head.
+struct BackwardTask {
+  int b, kv_head;
+  int key_tile;   // index among the tiles of keys
+  int first_key;  // in its sequence
+  int key_count;
+  int first_row_tile, end_row_tile;
+  int iterations;  // row tiles of all query heads together
+  ShortSequence seq;
+};
+static_assert(sizeof(BackwardTask) <= kBackwardTaskBytes);
+
+// What one iteration of a mainloop works on: a tile of rows of one query head.
+struct RowTile {
+  int head;
+  int index;  // among the tiles of rows
+
+  REGARD_DEVICE void advance(const BackwardTask& task) {
+    if (++index < task.end_row_tile) return;
+    index = task.first_row_tile;
+    ++head;
+  }
+};
+
+REGARD_DEVICE RowTile first_row_tile(const KernelParams& params, const BackwardTask& task) {
+  return {task.kv_head * int(params.problem.sizes.group()), task.first_row_tile};
+}
+
+// The two blocks of a CTA pair have neighbouring tiles of keys.
+template <KernelConfig kConfig>
+REGARD_DEVICE BlockCoords backward_coords(BlockGrid grid) {
+  const int block = int(block_index());
+  if constexpr (!kConfig.cta_pair) return block_coords(grid, block);
+  grid.tiles /= 2;
+  BlockCoords coords = block_coords(grid, block / 2);
+  coords.tile = 2 * coords.tile + block % 2;
+  return coords;
+}
+
+// iterations == 0: no row sees the keys, whose gradients are 0. key_count == 0: the block has
+// nothing to do, except in a CTA pair, where the other block may need it.
+template <KernelConfig kConfig>
+REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
+  constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
+  const Problem& p = params.problem;
+  const BlockCoords coords = backward_coords<kConfig>(params.grid);
+  const int heads = int(p.sizes.heads_kv);
+  BackwardTask x;
+  x.b = coords.head / heads;
+  x.kv_head = coords.head % heads;
+  x.seq = short_sequence<kConfig>(p, x.b);
+  // Under intervals, ordered additions to dq begin with the last keys, whose rows begin the latest.
+  x.key_tile = kConfig.ordered_dq && kConfig.features.interval ? params.grid.tiles - 1 - coords.tile
+                                                               : coords.tile;
+  x.first_key = x.key_tile * kKeys;
+  x.key_count = clamp_to(x.seq.len_k - x.first_key, 0, kKeys);
+  Interval rows{0, x.seq.len_q};
+  if constexpr (kConfig.features.interval) {
+    const MaskParams& mask = p.mask_params;
+    // Both blocks of a CTA pair iterate over the rows that see the keys of either.
+    const int first = kConfig.cta_pair ? x.key_tile / 2 * 2 * kKeys : x.first_key;
+    const int last = kConfig.cta_pair ? smaller(first + 2 * kKeys, x.seq.len_k) - 1
+                                      : x.first_key + x.key_count - 1;
+    rows = {visible_queries(mask, first, x.seq.len_q, x.seq.len_k).begin,
+            visible_queries(mask, last, x.seq.len_q, x.seq.len_k).end};
+  }
+  const bool any = (x.key_count > 0 || kConfig.cta_pair) && !rows.empty();
+  x.first_row_tile = any ? int(rows.begin) / kRows : 0;
+  x.end_row_tile = any ? (int(rows.end) + kRows - 1) / kRows : 0;
+  x.iterations = (x.end_row_tile - x.first_row_tile) * int(p.sizes.group());
+  return x;
+}
+
+// The same value in registers, marked as warp-uniform so that it takes uniform ones where it can.
+REGARD_DEVICE BackwardTask uniform_task(const BackwardTask& x) {
+  return {
+      uniform(x.b),
+      uniform(x.kv_head),
+      uniform(x.key_tile),
+      uniform(x.first_key),
+      uniform(x.key_count),
+      uniform(x.first_row_tile),
+      uniform(x.end_row_tile),
+      uniform(x.iterations),
+      {uniform(x.seq.len_q), uniform(x.seq.len_k), uniform(x.seq.first_q), uniform(x.seq.first_k)}};
+}
+
+}  // namespace regard
