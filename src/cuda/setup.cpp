@@ -114,8 +114,8 @@ std::vector<std::string> chips() {
 
 void prebuild(const std::string& name,
               const std::function<void(const CompiledKernel&, int number, int count)>& done) {
-  const Chip& chip =
-      chip_of({.device = regard::chip(name), .workspace = {}, .executor = {}, .backend = {}});
+  const Run run{.device = regard::chip(name), .workspace = {}, .executor = {}, .backend = {}};
+  const Chip& chip = chip_of(run);
   const std::vector<KernelConfig> kernels = representative_kernels(chip);
   std::mutex mutex;
   int number = 0;
