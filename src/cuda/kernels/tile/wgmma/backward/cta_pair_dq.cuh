@@ -2,8 +2,7 @@
 //
 // Additions to memory limit wide heads, and a pair makes half as many. Each block sends its dS^T to
 // the other, and has loaded the other's keys for its own columns. Both dS are copied to registers,
-// which frees the shared buffers at once: the other block waits for one of them before it writes
-// its next P^T.
+// which frees the shared buffers at once; the warpgroups that write P^T wait for that.
 #pragma once
 
 #include "cuda/kernels/tile/wgmma/backward/dq_sums.cuh"
@@ -44,7 +43,7 @@ struct CtaPairDq {
     }
   }
 
-  // dS^T of the tile is in buffer 0, and the other block has read that of the tile before.
+  // dS^T of the tile is in buffer 0, and the other block has read dS^T of the tile before.
   REGARD_DEVICE void make_dq(const BackwardTask& task, const RowTile& tile, int iteration) const {
     const Memory& memory = dq.memory;
     if (thread_index() == 0) {

@@ -106,7 +106,7 @@ struct DbiasWarpgroup {
       store_global_64(to, x[0], x[1]);
     }
   }
-  // x[e], by selection: a register has no address.
+  // x[e] by selection, because registers have no address.
   template <class T, int kCount>
   static REGARD_DEVICE T choose(const T (&x)[kCount], int e) {
     T chosen = x[0];
@@ -188,7 +188,7 @@ struct DbiasWarpgroup {
       store_shared(to + part * panel_bytes(kGroupKeys) + own, x[part]);
     }
   }
-  // What the parts so far leave of x; 0 if x is not finite, so that only the first part is not.
+  // x minus the part; 0 if x is not finite, so that only its first part is not.
   static REGARD_DEVICE float rest_of(float x, uint16 part) {
     const float rest = x - widen<Part>(part);
     return rest - rest == 0 ? rest : 0;
@@ -238,7 +238,7 @@ struct DbiasWarpgroup {
       at += 8 * s.row;
     }
   }
-  // dS^T and dbias have the same type.
+  // If dS^T and dbias have the same type.
   REGARD_DEVICE void put_words(int64 at, int left, const uint32 (&row)[kWords]) const {
     if (kConfig.dbias.aligned && left >= kLaneKeys && !params.problem.accumulate) {
       store_words(at, row);
@@ -314,7 +314,7 @@ struct DbiasWarpgroup {
     if constexpr (!kCluster) free(iteration & 1);
     if (kSumsRows && tile.index + 1 == task.end_row_tile) add_key_sum(task, tile.head);
   }
-  // If this is a warpgroup of its own.
+  // The mainloop of warpgroup 3.
   REGARD_DEVICE void run() {
     const BackwardTask& task = memory.task();
     clear_unseen(task);

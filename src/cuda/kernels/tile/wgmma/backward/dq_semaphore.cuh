@@ -51,8 +51,8 @@ struct DqSemaphore {
     return params.buffers.dq_semaphores + first + tile.index / kTiles * kBlocks +
            task.key_tile % kBlocks;
   }
-  // How many key tiles add before this one. Under intervals the last key tile that sees some of the
-  // rows is the first, and all that see some follow one another.
+  // The number of key tiles that add before this one. Under intervals the order is descending, and
+  // begins with the last key tile that sees some of the semaphore's rows.
   REGARD_DEVICE int turn_of(const BackwardTask& task, const RowTile& tile) const {
     const int own = task.key_tile / kBlocks;
     if constexpr (!kConfig.features.interval) return own;

@@ -8,7 +8,7 @@
 
 namespace regard {
 
-// What every way to make dq shares.
+// The sums and the semaphore, which CtaPairDq and F32Dq use too.
 template <KernelConfig kConfig>
 struct DqSums {
   using Memory = BackwardMemory<kConfig>;

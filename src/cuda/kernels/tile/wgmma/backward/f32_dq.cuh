@@ -7,8 +7,8 @@
 
 namespace regard {
 
-// The largest magnitude of a tile's dS^T, in units of dO and K, over 64 keys: of the sizes that
-// their four warps left in shared memory.
+// The largest magnitude of dS^T over 64 keys of a tile, in units of dO and K. Each of their four
+// warps left its own in shared memory.
 template <KernelConfig kConfig>
 REGARD_DEVICE float largest_dscore(const BackwardMemory<kConfig>& memory, int iteration,
                                    int first_key) {

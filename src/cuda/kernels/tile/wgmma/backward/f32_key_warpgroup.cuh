@@ -31,7 +31,7 @@ struct F32KeyWarpgroup : KeyWarpgroup<kConfig> {
     return reinterpret_cast<const KeyFactors*>(params.buffers.hi_lo)[row];
   }
 
-  // dk or dv: a tile's sums, times the factors of a lane's two keys.
+  // Adds a tile's sums to dk or dv, times the factors of a lane's two keys.
   template <int kBlocks>
   static REGARD_DEVICE void add_tile(Accumulator (&sums)[kBlocks],
                                      const Accumulator (&of_tile)[kBlocks],
@@ -50,8 +50,7 @@ struct F32KeyWarpgroup : KeyWarpgroup<kConfig> {
     return this->probs_of_lane(iteration) + n / 4 * panel_bytes(kKeys) + n % 4 * 512;
   }
 
-  // From S^T to what dv's product multiplies, in `scores`, and its largest element for each key;
-  // signed P^T goes to shared memory.
+  // From S^T to P^T in units of dO's factors, in `scores`. Signed P^T goes to shared memory.
   REGARD_DEVICE void make_probs(float (&largest)[2], const float (&key_factors)[2],
                                 const BackwardTask& task, const RowTile& tile, int iteration,
                                 int stage) {
@@ -68,7 +67,7 @@ struct F32KeyWarpgroup : KeyWarpgroup<kConfig> {
                            {{bits_of(p[0]), bits_of(p[1]), bits_of(p[2]), bits_of(p[3])}});
                      });
   }
-  // dv's operand, and the factors of its sums.
+  // Makes dv's operand, and the factors of its sums.
   REGARD_DEVICE void split_probs(Operand& to, float (&factors)[2],
                                  const float (&largest)[2]) const {
     const HiLoScale by[2] = {hi_lo_scale(largest[0]), hi_lo_scale(largest[1])};
@@ -78,8 +77,8 @@ struct F32KeyWarpgroup : KeyWarpgroup<kConfig> {
                 [&](int n, int half, int e) { return scores[n][half * 2 + e] * by[half].scale; });
   }
 
-  // From dP^T to dS^T in `scores`, and the largest element of dk's operand for each key. The
-  // largest element of each warp goes to shared memory, for those who need that of the tile.
+  // From dP^T to dS^T in `scores`. `largest` receives the largest element of dk's operand for each
+  // key. The largest element of each warp goes to shared memory, from which dq's scale follows.
   REGARD_DEVICE void make_dscores(float (&largest)[2], const float (&key_factors)[2],
                                   const float (&value_factors)[2], const RowTile& tile,
                                   int iteration, int stage) {
@@ -102,7 +101,7 @@ struct F32KeyWarpgroup : KeyWarpgroup<kConfig> {
                       bits_of(of_warp));
     }
   }
-  // dk's operand, and the factors of its sums.
+  // Makes dk's operand, and the factors of its sums.
   REGARD_DEVICE void split_dscores(Operand& to, float (&factors)[2], const float (&largest)[2],
                                    int stage) const {
     const HiLoScale by[2] = {hi_lo_scale(largest[0]), hi_lo_scale(largest[1])};
@@ -111,7 +110,7 @@ struct F32KeyWarpgroup : KeyWarpgroup<kConfig> {
     factors[1] = by[1].factor;
     f32().split_for_keys(to, scores, scale, memory.delta(stage));
   }
-  // dq's operand, in place of P^T.
+  // Stores dq's operand in place of P^T.
   REGARD_DEVICE void store_dscores(const float (&key_factors)[2], int iteration) const {
     bar_sync(this->barrier(), 128);
     const float scale =

@@ -86,8 +86,8 @@ struct F32Scores {
     return is_plain(kOn) ? score_params<float>(params.problem).scale : 1.0f;
   }
 
-  // From S^T to P^T in units of dO's factors, as dv's product takes it; `largest`: of each key.
-  // `hand_over(n, signed_probs)` takes a lane's elements of block n.
+  // Makes P^T in units of dO's factors, as dv's product takes it. `largest` receives the largest
+  // element of each key, `hand_over(n, signed_probs)` a lane's elements of block n.
   template <class HandOver>
   REGARD_DEVICE void make_probs(Scores& scores, float (&largest)[2], const float (&key_factors)[2],
                                 const BackwardTask& task, const RowTile& tile, const Memory& memory,
@@ -133,9 +133,9 @@ struct F32Scores {
 
   // ------------------------------------------------------------------------------------- gradients
 
-  // From dP^T to dS^T in units of dO's factors; `probs_of(n)` returns a lane's signed P^T of block
-  // n. `largest`: the largest dS^T of each key; `largest_operand`: also in units of Q's factors, as
-  // dk's product takes it.
+  // Makes dS^T in units of dO's factors from dP^T. `probs_of(n)` returns a lane's signed P^T of
+  // block n. `largest` receives the largest dS^T of each key, and `largest_operand` the largest in
+  // units of Q's factors too, as dk's product takes it.
   template <bool kHides, class ProbsOf>
   REGARD_DEVICE void make_dscores(Scores& scores, float (&largest_operand)[2], float (&largest)[2],
                                   const float (&value_factors)[2], SharedAddress delta,
@@ -167,7 +167,7 @@ struct F32Scores {
     }
     share_largest(largest_operand);
   }
-  // dk's operand.
+  // Makes dk's operand.
   REGARD_DEVICE void split_for_keys(Operand& to, const Scores& scores, const float (&scale)[2],
                                     SharedAddress delta) const {
 #pragma unroll

@@ -75,7 +75,7 @@ struct KeyGradients {
     return nonfinite != 0;
   }
 
-  // By TMA.
+  // Stores by TMA, through `staging`.
   template <int kBlocks>
   REGARD_DEVICE void store_panels(const Accumulator (&sums)[kBlocks], const TensorMap& map) const {
     constexpr int kAll = (kBlocks + 7) / 8;
@@ -110,8 +110,8 @@ struct KeyGradients {
     }
   }
 
-  // From registers: f32, gradients added to those of earlier calls, or rows that TMA cannot
-  // address.
+  // Stores from registers: f32 gradients, gradients that are added to earlier ones, and rows that
+  // TMA cannot address.
   template <Type kType, int kBlocks>
   REGARD_DEVICE void store_pairs(const Accumulator (&sums)[kBlocks], const View& view, int columns,
                                  const bool (&nonfinite)[2]) const {
@@ -139,7 +139,7 @@ struct KeyGradients {
     }
   }
 
-  // Before the block ends: TMA has read its shared memory.
+  // TMA must have read the block's shared memory before the block ends.
   REGARD_DEVICE void finish() const {
     if (kConfig.out_by_tma && issues()) tma_store_wait_read();
   }

@@ -47,8 +47,8 @@ struct KeyScores {
   REGARD_DEVICE int key_of(int half) const { return warp_key + half * 8 + lane_index() / 4; }
   static REGARD_DEVICE int row_of(int n, int e) { return n * 8 + lane_index() % 4 * 2 + e; }
 
-  // From S^T to P^T, and to signed P^T. `stage`: of Q. `hides`: intervals may hide some pairs.
-  // Returns whether intervals or the bias may.
+  // Makes P^T and signed P^T. `stage` is Q's stage. `hides` says that intervals may hide pairs of
+  // the tile; the result says the same of intervals and the bias.
   REGARD_DEVICE bool make_probs(Operand& probs, Operand& signed_probs, Scores& scores,
                                 const BackwardTask& task, const RowTile& tile, const Memory& memory,
                                 int stage, int iteration, bool hides) const {
@@ -95,8 +95,8 @@ struct KeyScores {
     });
   }
 
-  // The rows that see a lane's key under intervals, counted from the tile's first row; none if the
-  // key does not exist.
+  // The rows that see a lane's key under intervals, counted from the tile's first row. A key that
+  // does not exist is seen by none.
   REGARD_DEVICE ShortInterval rows_of(const BackwardTask& task, const RowTile& tile,
                                       int half) const {
     const int j = task.first_key + key_of(half), first_row = tile.index * kRows;
@@ -134,8 +134,8 @@ struct KeyScores {
     }
   };
 
-  // From products to P^T with every term, block by block: logits and slopes of a whole tile would
-  // take too many registers. `products_of(n)` returns a block, `emit(n, probs, signed_probs)` takes
+  // Applies every score term, block by block, because logits and slopes of a whole tile would take
+  // too many registers. `products_of(n)` returns a block, `emit(n, probs, signed_probs)` takes
   // its results. Returns whether some pairs may be hidden.
   template <class ProductsOf, class Emit>
   REGARD_DEVICE bool apply_terms(const BackwardTask& task, const RowTile& tile,
@@ -207,7 +207,7 @@ struct KeyScores {
     }
   }
 
-  // A row term in f32, of a lane's two rows of block n.
+  // Reads lse or delta of a lane's two rows of block n.
   static REGARD_DEVICE void read_rows(float (&values)[2], SharedAddress of_tile, int n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -215,13 +215,13 @@ struct KeyScores {
     }
   }
 
-  // Bias and mask of a lane's elements of a block, from shared memory. (Pairs that do not exist are
-  // masked there.)
+  // Bias and mask of a lane's elements of a block. In shared memory, pairs that do not exist are
+  // masked.
   struct PairTerms {
     float bias[4];
     bool seen[4];
   };
-  // Bias and mask of one row for all rows.
+  // Reads a bias or a mask that has one row for all rows.
   REGARD_DEVICE void read_key_terms(PairTerms (&pairs)[2], const Memory& memory,
                                     int iteration) const {
 #pragma unroll
@@ -238,7 +238,7 @@ struct KeyScores {
       pairs[0].seen[i] = pairs[1].seen[i] = seen;
     }
   }
-  // A lane's bias of the whole tile.
+  // Reads a lane's bias of the whole tile.
   REGARD_DEVICE void read_bias_tile(BiasTile& bias, const Memory& memory, int iteration) const {
 #pragma unroll
     for (int k = 0; k < kRowSteps; ++k) {
@@ -260,7 +260,7 @@ struct KeyScores {
       return !(pairs[0].bias[0] > kLowestBias<float> && pairs[0].bias[2] > kLowestBias<float>);
     }
   }
-  // The bias of blocks n and n + 1.
+  // Reads the bias of blocks n and n + 1.
   REGARD_DEVICE void read_bias(PairTerms (&pairs)[2], const BiasTile& bias_tile,
                                const Memory& memory, int iteration, int n) const {
     if constexpr (kReadsBias) {
@@ -298,8 +298,9 @@ struct KeyScores {
     }
   }
 
-  // 16 random bits of each of a lane's elements, in the upper halves. One call of Philox covers two
-  // neighbouring keys and one row, so two lanes need the same two calls: each makes one of them.
+  // 16 random bits for each of a lane's elements, in the upper halves. One call of Philox covers
+  // two neighbouring keys and one row, so two lanes need the same two calls: each makes one of
+  // them.
   REGARD_DEVICE void generate_bits(uint32 (&bits)[4], const BackwardTask& task, const RowTile& tile,
                                    int n) const {
     const bool odd = lane_index() / 4 % 2;
@@ -321,8 +322,8 @@ struct KeyScores {
 
   // ------------------------------------------------------------------------------------- gradients
 
-  // dS^T from signed P^T and dP^T. (Without dropout the product has subtracted delta from dP^T.) A
-  // hidden pair gets 0, whatever its row and key hold.
+  // Makes dS^T from signed P^T and dP^T. (Without dropout the product has subtracted delta from
+  // dP^T.) A hidden pair gets 0, whatever its row and key hold.
   REGARD_DEVICE void make_dscores(Operand& ds, const Operand& signed_probs, const Scores& dprobs,
                                   const Memory& memory, int iteration, bool hides) const {
     if (kHidesAlways || hides) {

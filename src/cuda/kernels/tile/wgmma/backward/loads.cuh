@@ -6,7 +6,7 @@
 
 namespace regard {
 
-// The rows of a sequence in dq's sums, and in the row terms, which have the same lines.
+// Where the rows of a sequence are in dq's sums. The row terms have the same rows.
 template <KernelConfig kConfig>
 struct DqRows {
   int64 per_head, first;
@@ -39,7 +39,7 @@ struct BackwardLoads {
   const Memory memory;
   const DqRows<kConfig> rows;  // not f32
 
-  // `bytes`: what else completes the barrier.
+  // The barrier also waits for `bytes` bytes, which the caller loads.
   REGARD_DEVICE void load_rows(SharedAddress to, int columns, int rows, const TensorMap& map,
                                int row, int head, int b, SharedAddress barrier,
                                int bytes = 0) const {
@@ -66,7 +66,7 @@ struct BackwardLoads {
     load_rows(memory.values(), kConfig.dim_v, kKeys, maps.v, first_key(task), task.kv_head, task.b,
               memory.barrier(Memory::kValuesFull));
   }
-  // CTA pair: of the other block's keys, the columns of which this block makes dq.
+  // CTA pair: loads the other block's keys, in the columns of dq that this block makes.
   REGARD_DEVICE void load_peer_keys(const BackwardTask& task) const {
     constexpr int kPanels = panels_of(peer_columns(kConfig));
     const SharedAddress barrier = memory.barrier(Memory::kPeerKeysFull);
@@ -87,8 +87,8 @@ struct BackwardLoads {
     const int first = Memory::kF32 ? first_hi_lo_query(params.problem, task) : task.seq.first_q;
     return first + tile.index * kRows;
   }
-  // The terms of a tile's rows, of which `row` is the first: those of lse or, behind those of all
-  // rows, those of delta.
+  // The row terms of a tile, whose first row in the hi and lo parts is `row`. The terms of delta
+  // follow the terms of lse of all rows.
   REGARD_DEVICE const void* row_terms(const RowTile& tile, int row, bool of_delta) const {
     const Problem& p = params.problem;
     if constexpr (Memory::kF32) {
@@ -118,7 +118,7 @@ struct BackwardLoads {
     }
   }
 
-  // What fills the stages at first, in the order in which it is needed.
+  // Loads the first tiles, in the order in which they are needed.
   REGARD_DEVICE void load_first(const BackwardTask& task, RowTile tile) const {
     load_keys(task);
     load_queries(task, tile, 0);

@@ -7,7 +7,7 @@
 
 namespace regard {
 
-// A bias or a mask, tiles of which lie in shared memory.
+// Whether shared memory has tiles of a bias or a mask.
 template <KernelConfig kConfig>
 inline constexpr bool kHasPairTerms = kConfig.features.bias || kConfig.features.mask;
 
