@@ -306,7 +306,7 @@ struct DbiasWarpgroup {
     if constexpr (kSumsRows) {
       sum_rows(iteration & 1);
     } else if constexpr (kCluster) {
-      mbarrier_wait(memory.barrier(Memory::kPeersFull, iteration & 1), parity_of(iteration));
+      memory.await_full(Memory::kPeersFull, iteration);
       put_groups(task, tile, iteration);
     } else {
       put_groups(task, tile, iteration);
@@ -322,7 +322,7 @@ struct DbiasWarpgroup {
 #pragma unroll 1
     for (int iteration = 0; iteration < task.iterations; ++iteration) {
       if constexpr (!kCluster) {
-        mbarrier_wait(memory.barrier(Memory::kDscoreFull, iteration & 1), parity_of(iteration));
+        memory.await_full(Memory::kDscoreFull, iteration);
       }
       add(task, tile, iteration);
       tile.advance(task);

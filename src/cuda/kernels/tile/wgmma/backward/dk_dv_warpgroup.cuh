@@ -97,7 +97,7 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
     // With score terms and dk's product there would be too few registers.
     if constexpr (!kNarrow && !Elementwise::kPlain) wgmma_wait<0>();
     if constexpr (kHasPairTerms<kConfig>) {
-      mbarrier_wait(memory.barrier(Memory::kPairTermsFull, iteration & 1), parity_of(iteration));
+      memory.await_full(Memory::kPairTermsFull, iteration);
     }
     uint32 bits[1];
     if constexpr (Elementwise::kReadsDropoutBits) dropout_bits.read(bits, memory);
@@ -129,7 +129,7 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
       fence_operand(scores);
       elementwise.make_dscores(dscores, Elementwise::kHasSignedProbs ? signed_probs : probs, scores,
                                memory, iteration, hides);
-      mbarrier_wait(memory.barrier(Memory::kDscoreEmpty, iteration & 1), parity_of(iteration) ^ 1);
+      memory.await_empty(Memory::kDscoreEmpty, iteration);
       this->store_dscores(dscores, iteration);
       const SharedAddress rows = memory.queries(queries.stage);
       queries.advance();

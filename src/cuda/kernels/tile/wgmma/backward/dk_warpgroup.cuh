@@ -50,7 +50,7 @@ struct DkWarpgroup : KeyWarpgroupOf<kConfig> {
   REGARD_DEVICE void make_dscores(const BackwardTask& task, const RowTile& tile, int iteration,
                                   int stage) {
     if constexpr (!kF32 && Elementwise::kAddsDelta) this->arrive_once(Memory::kDoutEmpty, stage);
-    mbarrier_wait(memory.barrier(Memory::kProbsFull, iteration & 1), parity_of(iteration));
+    memory.await_full(Memory::kProbsFull, iteration);
     if constexpr (kF32) {
       float largest[2];
       Base::make_dscores(largest, key_factors, value_factors, tile, iteration, stage);

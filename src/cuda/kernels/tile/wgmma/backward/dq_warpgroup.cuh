@@ -77,10 +77,10 @@ struct DqWarpgroup {
       const int later = iteration + kAhead;
       if constexpr (Memory::kWide && kHasPairTerms<kConfig>) {
         // Once P^T is complete, the only buffer of bias and mask is free.
-        mbarrier_wait(memory.barrier(Memory::kProbsFull, iteration & 1), parity_of(iteration));
+        memory.await_full(Memory::kProbsFull, iteration);
         if (later < iterations) pair_terms.start(task, ahead, later);
       }
-      mbarrier_wait(memory.barrier(Memory::kDscoreFull, iteration & 1), parity_of(iteration));
+      memory.await_full(Memory::kDscoreFull, iteration);
       if constexpr (!Memory::kWide) {
         if (thread_index() == 0 && later < iterations) {
           const BackwardLoads<kConfig> loads{params, maps, memory, sums.rows};

@@ -42,11 +42,10 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
     const Operand& given = Elementwise::kHasSignedProbs ? signed_probs : probs;
     if constexpr (kConfig.cta_pair) {  // one buffer: dS^T of the tile before has been read
       if (iteration > 0) {
-        mbarrier_wait(memory.barrier(Memory::kDscoreEmpty, (iteration - 1) & 1),
-                      parity_of(iteration - 1));
+        memory.await_full(Memory::kDscoreEmpty, iteration - 1);
       }
     } else {
-      mbarrier_wait(memory.barrier(Memory::kDscoreEmpty, iteration & 1), parity_of(iteration) ^ 1);
+      memory.await_empty(Memory::kDscoreEmpty, iteration);
     }
     const SharedAddress to = this->probs_of_lane(iteration);
 #pragma unroll
@@ -70,7 +69,7 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
       if constexpr (kConfig.wanted.dv) this->split_probs(probs, factors, largest);
     } else {
       if constexpr (kHasPairTerms<kConfig>) {
-        mbarrier_wait(memory.barrier(Memory::kPairTermsFull, iteration & 1), parity_of(iteration));
+        memory.await_full(Memory::kPairTermsFull, iteration);
       }
       this->elementwise.make_probs(probs, signed_probs, scores, task, tile, memory, stage,
                                    iteration, this->hides(tile));

@@ -25,7 +25,7 @@ struct F32DkDvWarpgroup : F32KeyWarpgroup<kConfig> {
     mbarrier_wait(memory.barrier(Memory::kQueryFull, queries.stage), queries.parity);
   }
   REGARD_DEVICE void await_douts(int iteration) const {
-    mbarrier_wait(memory.barrier(Memory::kDoutFull, iteration & 1), parity_of(iteration));
+    memory.await_full(Memory::kDoutFull, iteration);
   }
   REGARD_DEVICE void multiply_queries() {
     this->template multiply_scores<kConfig.dim, false>(memory.keys(), memory.queries(queries.stage),

@@ -56,9 +56,9 @@ struct F32KeyWarpgroup : KeyWarpgroup<kConfig> {
                                 int stage) {
     const float unit = F32Scores<kConfig>::unit(params);
     const float factors[2] = {key_factors[0] * unit, key_factors[1] * unit};
-    mbarrier_wait(memory.barrier(Memory::kDscoreEmpty, iteration & 1), parity_of(iteration) ^ 1);
+    memory.await_empty(Memory::kDscoreEmpty, iteration);
     if constexpr (kHasPairTerms<kConfig>) {
-      mbarrier_wait(memory.barrier(Memory::kPairTermsFull, iteration & 1), parity_of(iteration));
+      memory.await_full(Memory::kPairTermsFull, iteration);
     }
     f32().make_probs(scores, largest, factors, task, tile, memory, stage, iteration,
                      this->hides(tile), [&](int n, const float(&p)[4]) {

@@ -54,8 +54,9 @@ struct KeyWarpgroup {
     }
   }
   REGARD_DEVICE bool issues() const { return thread_index() % 128 == 0; }
-  REGARD_DEVICE void arrive_once(int kind, int n) const {  // of each warp
-    if (lane_index() == 0) mbarrier_arrive(memory.barrier(kind, n));
+  // One arrival for each warp.
+  REGARD_DEVICE void arrive_once(typename Memory::Barrier kind, int stage) const {
+    if (lane_index() == 0) mbarrier_arrive(memory.barrier(kind, stage));
   }
 
   // -------------------------------------------------------------------------------------- products

@@ -94,29 +94,40 @@ struct BackwardMemory {
   }
 
   // The first barrier of each kind.
-  static constexpr int kKeysFull = 0, kValuesFull = 1, kQueryFull = 2;
-  static constexpr int kDoutFull = kQueryFull + kMostBackwardStages + 1;
-  static constexpr int kDscoreFull = kDoutFull + kMostBackwardStages;
-  static constexpr int kDscoreEmpty = kDscoreFull + kDscoreBuffers;
-  static constexpr int kPairTermsFull = kDscoreEmpty + kDscoreBuffers;
-  // Wide kernels.
-  static constexpr int kProbsFull = kPairTermsFull + kMostPairTermBuffers;
-  static constexpr int kDoutEmpty = kProbsFull + kDscoreBuffers;
-  static constexpr int kQueryEmpty = kDoutEmpty + kMostBackwardStages;
-  // CTA pairs: dS^T of the other block's keys, and those keys.
-  static constexpr int kReceivedFull = kQueryEmpty + kMostBackwardStages;
-  static constexpr int kPeerKeysFull = kReceivedFull + 1;
-  // Clusters over the batch: dS^T of all blocks.
-  static constexpr int kPeersFull = kPeerKeysFull + 1;
-  static constexpr int kDropoutFull = kPeersFull + kDscoreBuffers;
+  enum Barrier : int {
+    kKeysFull = 0,
+    kValuesFull = 1,
+    kQueryFull = 2,
+    kDoutFull = kQueryFull + kMostBackwardStages + 1,
+    kDscoreFull = kDoutFull + kMostBackwardStages,
+    kDscoreEmpty = kDscoreFull + kDscoreBuffers,
+    kPairTermsFull = kDscoreEmpty + kDscoreBuffers,
+    // Wide kernels.
+    kProbsFull = kPairTermsFull + kMostPairTermBuffers,
+    kDoutEmpty = kProbsFull + kDscoreBuffers,
+    kQueryEmpty = kDoutEmpty + kMostBackwardStages,
+    // CTA pairs: dS^T of the other block's keys, and those keys.
+    kReceivedFull = kQueryEmpty + kMostBackwardStages,
+    kPeerKeysFull = kReceivedFull + 1,
+    // Clusters over the batch: dS^T of all blocks.
+    kPeersFull = kPeerKeysFull + 1,
+    kDropoutFull = kPeersFull + kDscoreBuffers,
+  };
   static_assert(kDropoutFull + 1 == kBackwardBarriers);
   static constexpr auto kDropoutBitsRead = NamedBarrier::backward_dropout_bits_read;
   static constexpr int kDropoutBitsReaders = kKeyWarps * 32;
 
-  REGARD_DEVICE SharedAddress barrier(int kind, int index = 0) const {
+  REGARD_DEVICE SharedAddress barrier(Barrier kind, int index = 0) const {
     return begin + kLayout.barriers + (kind + index) * 8;
   }
 
+  // Waits until the buffer of this iteration has been filled, or may be filled.
+  REGARD_DEVICE void await_full(Barrier kind, int iteration) const {
+    mbarrier_wait(barrier(kind, iteration & 1), parity_of(iteration));
+  }
+  REGARD_DEVICE void await_empty(Barrier kind, int iteration) const {
+    mbarrier_wait(barrier(kind, iteration & 1), parity_of(iteration) ^ 1);
+  }
   REGARD_DEVICE SharedAddress dropout_bits_full() const { return barrier(kDropoutFull); }
 
   REGARD_DEVICE void init_barriers() const {
