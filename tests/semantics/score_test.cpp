@@ -3,8 +3,11 @@
 
 #include <doctest/doctest.h>
 
+#include <cstring>
 #include <initializer_list>
+#include <tuple>
 
+#include "plan/cuda/config_members.hpp"
 #include "tests/semantics/plain_lanes.hpp"
 
 using namespace regard;
@@ -17,17 +20,22 @@ struct Combination {
   ScoreParams<double> params;
 };
 
+// Of all features, those to come as well; signed_scale follows from the scale.
 template <class Check>
 void each_combination(Check check) {
-  for (int bits = 0; bits < 8; ++bits) {
+  constexpr int kCount = std::tuple_size_v<decltype(Listed<Features>::kMembers)>;
+  for (int bits = 0; bits < 1 << kCount; ++bits) {
     for (double scale : {0.125, 1.0, 3.0, -0.5, 0.0}) {
+      Combination c;
+      int bit = 1;
+      for_each_member(c.on, [&](const char*, bool& on) {
+        on = (bits & bit) != 0;
+        bit <<= 1;
+      });
+      if (c.on.signed_scale != (scale <= 0)) continue;
       for (double softcap : {0.7, 30.0}) {
-        Combination c;
-        c.on = {.softcap = (bits & 1) != 0,
-                .bias = (bits & 2) != 0,
-                .alibi = (bits & 4) != 0,
-                .signed_scale = scale <= 0};
-        c.params = {scale, c.on.softcap ? softcap : 0};
+        c.params.scale = scale;
+        c.params.softcap = c.on.softcap ? softcap : 0;
         check(c);
       }
     }
@@ -68,6 +76,7 @@ TEST_CASE("every logit's unit is the one that logit_unit promises, and positive"
     const auto logit = score<Plain>(c.on, c.params, 2.0, 0.5, 0.5);
     CHECK(logit.unit == logit_unit(c.on, c.params));
     CHECK(logit.unit > 0);
+    if (is_plain(c.on)) CHECK(logit.value == 2.0);
   });
 }
 
@@ -80,6 +89,31 @@ TEST_CASE("score_slope is the derivative by scale * raw") {
       const double want = rise / (2 * step * c.params.scale);
       CHECK(score_slope<Plain>(c.on, c.params, raw) == doctest::Approx(want).epsilon(1e-7));
     }
+  });
+}
+
+TEST_CASE("narrowed_params keeps every parameter") {
+  ScoreParams<double> wide;
+  constexpr std::size_t kCount = sizeof wide / sizeof(double);
+  double given[kCount];
+  for (std::size_t n = 0; n < kCount; ++n) given[n] = 0.5 + 0.125 * double(n);
+  std::memcpy(&wide, given, sizeof wide);
+  const ScoreParams<float> narrow = narrowed_params(wide);
+  float kept[kCount];
+  static_assert(sizeof narrow == sizeof kept);
+  std::memcpy(kept, &narrow, sizeof kept);
+  for (std::size_t n = 0; n < kCount; ++n) CHECK(kept[n] == given[n]);
+}
+
+TEST_CASE("a shortcut knows each feature by itself") {
+  constexpr Features none;
+  for_each_member(none, [&](const char* one, bool) {
+    Features on;
+    for_each_member(on, [&](const char* name, bool& x) { x = std::strcmp(name, one) == 0; });
+    CAPTURE(one);
+    CHECK(!is_within(on, none));
+    CHECK(is_within(on, on));
+    CHECK(is_within(none, on));
   });
 }
 

@@ -53,9 +53,9 @@ struct ForwardWgmmaLayout {
   int key_bytes = 0;    // of a stage
   int values = 0;       // the first stage, likewise
   int value_bytes = 0;
-  int out = 0;   // panels of [rows]
-  int bias = 0;  // [rows][keys], staged by the warps that read it; by TMA: panels of [rows]
-  int mask = 0;  // [rows][keys]
+  int out = 0;           // panels of [rows]
+  int bias = 0;          // [rows][keys], staged by the warps that read it; by TMA: panels of [rows]
+  int mask = 0;          // [rows][keys]
   int dropout_bits = 0;  // [2][consumer threads] words
   int tasks = 0;         // kTasksAtOnce x ForwardTask
   int barriers = 0;      // 8 bytes each
