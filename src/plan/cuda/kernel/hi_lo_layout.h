@@ -1,10 +1,10 @@
-// f32 tensors as pairs of f16 planes, for products of warpgroups: where they lie in scratch memory.
+// Where scratch memory has f32 tensors as hi and lo parts of f16, for wgmma.
 //
-// x = (high + low) / scale, each of eleven bits, with a power of two that brings the largest value
-// below 2^15: one for each row of q, one for each unit of keys (the keys of a tile) of k and of v;
-// in the backward pass, which has dout besides, one for each row of every tensor. What is kept of
-// it is its factor, 1 / scale, in f32. Sequences begin at whole units, and what is left of a
-// sequence's last unit is 0.
+// x = (hi + lo) / scale, where hi and lo have 11 bits each, and scale is a power of two that brings
+// the largest value below 2^15. Forward, each row of q has a scale, and each unit of k and of v
+// (the keys of a tile). Backward, each row of every tensor, dout included, has one. Memory keeps
+// the factor 1 / scale in f32. Each sequence begins at a whole unit, and its last unit is filled
+// with 0.
 #pragma once
 
 #include "plan/cuda/kernel/kernel_config.h"
@@ -12,10 +12,10 @@
 
 namespace regard {
 
-inline constexpr int kHiLoParts = 2;           // high, low
-inline constexpr int kHiLoBackwardUnit = 128;  // of the backward pass: the most keys of a tile
+inline constexpr int kHiLoParts = 2;
+inline constexpr int kHiLoBackwardUnit = 128;  // rows; the most keys of a backward tile
 
-// Of what a product takes from shared memory.
+// The parts of a tile in shared memory.
 REGARD_INLINE int hi_lo_parts(const KernelConfig& c) {
   return c.products == Products::f16x3 ? kHiLoParts : 1;
 }
@@ -25,30 +25,31 @@ struct HiLoTensor {
   int64 heads = 0;
   int64 rows = 0;     // a multiple of the unit
   int64 columns = 0;  // the head size of the tiles
-  int64 begin = 0;    // where they begin, in bytes
+  int64 begin = 0;    // of the hi part, in bytes
 
-  REGARD_INLINE int64 elements() const { return heads * rows * columns; }  // of a plane
+  REGARD_INLINE int64 elements() const { return heads * rows * columns; }  // of a part
 };
 
 struct alignas(8) KeyFactors {
   float key, value;
 };
 
-// What a backward block reads of a query row, twice: with its lse, and with its delta / factor of
-// dout. `factors`: the upper halves of those of q, then of dout, which a power of two ends with.
+// What a backward block reads of a query row: one with lse, and one with delta / factor of dout.
+// `factors` holds the upper halves of the factors of q and of dout. (The lower half of a power of
+// two is 0.)
 struct alignas(8) HiLoRowTerm {
   float value;
   uint32 factors;
 };
 
 struct HiLoLayout {
-  // In bytes. First of all, [heads_kv][units; backward: rows] of KeyFactors.
+  // Offsets in bytes. The KeyFactors come first: [heads_kv][units; backward: rows].
   int64 query_factors = 0;  // [heads_q][rows] of f32; backward: in the row terms
   HiLoTensor q, k, v, dout;
   int64 size = 0;
 };
 
-// Rows of a head, and the first of a sequence's.
+// The rows of a head, and the first row of a sequence.
 REGARD_INLINE int64 hi_lo_rows(const Problem& p, int64 rows, int64 len, int64 unit) {
   return p.packed ? (rows / unit + p.sizes.batch + 2) * unit : p.sizes.batch * round_up(len, unit);
 }
@@ -57,7 +58,7 @@ REGARD_INLINE Int first_hi_lo_row(const Problem& p, Int b, Int first, Int len, I
   return p.packed ? (first / unit + b) * unit : b * ((len + unit - 1) / unit * unit);
 }
 
-// c: the main kernel's configuration, or that of the one that makes the planes.
+// c: the configuration of the main kernel or of split_f32.
 REGARD_INLINE HiLoLayout hi_lo_layout(const Problem& p, const KernelConfig& c) {
   const Sizes& s = p.sizes;
   const int64 unit = p.backward ? kHiLoBackwardUnit : c.tiling.keys;
@@ -83,8 +84,8 @@ REGARD_INLINE HiLoLayout hi_lo_layout(const Problem& p, const KernelConfig& c) {
   return x;
 }
 
-// The row terms of the backward pass: [lse, delta][heads_q][rows]; then f32 of [heads_q][rows]: the
-// sum of what the row's tiles of dS^T were scaled down by for dq.
+// The row terms of the backward pass: [lse, delta][heads_q][rows]. Then [heads_q][rows] of f32: the
+// sum of the factors that the row's tiles of dS^T had for dq.
 REGARD_INLINE int64 hi_lo_term_rows(const Problem& p) {
   return hi_lo_rows(p, p.sizes.rows_q, p.sizes.len_q, kHiLoBackwardUnit);
 }
