@@ -10,7 +10,7 @@
 #include <string>
 
 #include "regard/cuda.hpp"
-#include "tests/cuda/fake_driver.hpp"
+#include "tests/cuda/driver.hpp"
 
 namespace regard::tests {
 

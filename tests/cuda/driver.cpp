@@ -1,15 +1,19 @@
-// The fake driver's libcuda.so.1: memory is the host's, kernels are written down.
-#include "tests/cuda/fake_driver.hpp"
+// The libcuda.so.1 of the tests: the calls of src/cuda/driver.cpp and of tests/gpu. Device memory
+// is the host's.
+#include "tests/cuda/driver.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <mutex>
 
 #include "cuda/kernels/tensor_maps.h"
+#include "tests/cuda/machine/machine.hpp"
 
 using namespace regard::fake;
+using regard::Chip;
 
 namespace {
 
@@ -22,9 +26,13 @@ struct LaunchConfig {
   const LaunchAttribute* attributes;
   unsigned attribute_count;
 };
-
-constexpr int kOk = 0, kInvalid = 1, kOutOfMemory = 2, kInvalidDevice = 101, kNoContext = 201;
-constexpr int kInvalidHandle = 400, kForbiddenInCapture = 906;
+struct Function {
+  Kernel* kernel;
+  int most_shared = 48 << 10;
+};
+struct Event {
+  std::chrono::steady_clock::time_point time;
+};
 
 Machine& machine() {
   static Machine* const made = new Machine;
@@ -66,8 +74,10 @@ const std::pair<const std::uintptr_t, Allocation>* allocation_at(std::uint64_t a
 
 int allocate(std::uint64_t* memory, std::size_t bytes, bool in_stream_order) {
   if (!current()) return kNoContext;
-  void* const made = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (bytes == 0) return kInvalid;
+  void* const made = std::aligned_alloc(512, (bytes + 511) / 512 * 512);
   if (!made) return kOutOfMemory;
+  std::memset(made, 0xff, bytes);
   *memory = reinterpret_cast<std::uint64_t>(made);
   machine().memory[*memory] = {bytes, current()->device, in_stream_order};
   return kOk;
@@ -119,10 +129,10 @@ FAKE void regard_fake_capture(Stream* stream, bool on) {
   stream->captures = on;
 }
 
-// ----------------------------------------------------------------------------- devices and
-// contexts
+// ---------------------------------------------------------------------------- devices and contexts
 
 FAKE int cuInit(unsigned) {
+  if (!device_chip()) return 100;  // no device
   const char* const result = std::getenv("REGARD_FAKE_INIT");
   return result ? std::atoi(result) : kOk;
 }
@@ -130,41 +140,47 @@ FAKE int cuDriverGetVersion(int* version) {
   const char* const forced = std::getenv("REGARD_FAKE_DRIVER_VERSION");
   return *version = forced ? std::atoi(forced) : 13000, kOk;
 }
-FAKE int cuDeviceGetCount(int* count) { return *count = machine().devices, kOk; }
+FAKE int cuDeviceGetCount(int* count) { return *count = kDevices, kOk; }
 FAKE int cuDeviceGet(int* device, int ordinal) {
-  if (ordinal < 0 || ordinal >= machine().devices) return kInvalidDevice;
+  if (ordinal < 0 || ordinal >= kDevices) return kInvalidDevice;
   return *device = ordinal, kOk;
 }
 FAKE int cuDeviceGetName(char* name, int size, int) {
-  return std::strncpy(name, "Fake GPU", size), kOk;
+  return std::strncpy(name, device_name().c_str(), std::size_t(size)), kOk;
 }
 FAKE int cuDeviceTotalMem_v2(std::size_t* bytes, int) { return *bytes = std::size_t(1) << 34, kOk; }
+FAKE int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
+  return *free = *total = std::size_t(1) << 34, kOk;
+}
 FAKE int cuDeviceCanAccessPeer(int* can, int, int) { return *can = 0, kOk; }
 FAKE int cuDeviceGetAttribute(int* value, int attribute, int) {
   BEGIN("cuDeviceGetAttribute");
-  const int capability = call.m.capability;
-  switch (attribute) {
-    case 16:
-      return *value = 132, kOk;
-    case 38:
-      return *value = 50 << 20, kOk;
-    case 75:
-      return *value = capability / 10, kOk;
-    case 76:
-      return *value = capability % 10, kOk;
-    case 81:
-      return *value = 228 << 10, kOk;
-    case 82:
-      return *value = 65536, kOk;
-    case 97:
-      return *value = 227 << 10, kOk;
-    case 115:
-      return *value = 1, kOk;
-    default:
-      return kInvalid;
-  }
+  const Chip& chip = *device_chip();
+  const std::map<int, int> values{{16, chip.multiprocessors},
+                                  {38, int(chip.l2)},
+                                  {75, chip.major},
+                                  {76, chip.minor},
+                                  {81, int(chip.shared_per_multiprocessor)},
+                                  {82, chip.registers_per_multiprocessor},
+                                  {97, int(chip.shared_per_block)},
+                                  {115, 1}};  // memory pools
+  const auto found = values.find(attribute);
+  if (found == values.end()) return kInvalid;
+  return *value = found->second, kOk;
 }
 
+FAKE int cuCtxCreate_v2(Context** context, unsigned, int device) {
+  return contexts.push_back(*context = regard_fake_context(device)), kOk;
+}
+FAKE int cuCtxDestroy_v2(Context* context) {
+  if (current() == context) contexts.pop_back();
+  return kOk;  // kept: its id must never come again
+}
+FAKE int cuCtxSetCurrent(Context* context) {
+  if (!contexts.empty()) contexts.pop_back();
+  if (context) contexts.push_back(context);
+  return kOk;
+}
 FAKE int cuCtxGetCurrent(Context** context) { return *context = current(), kOk; }
 FAKE int cuCtxPushCurrent_v2(Context* context) {
   BEGIN("cuCtxPushCurrent");
@@ -200,6 +216,11 @@ FAKE int cuStreamGetCtx(Stream* stream, Context** context) {
   BEGIN("cuStreamGetCtx");
   return *context = stream->context, kOk;
 }
+FAKE int cuStreamCreate(Stream** stream, unsigned) {
+  return *stream = regard_fake_stream(current() ? current() : primary_of(0)), kOk;
+}
+FAKE int cuStreamDestroy_v2(Stream*) { return kOk; }  // kept
+FAKE int cuStreamQuery(Stream*) { return kOk; }
 FAKE int cuStreamSynchronize(Stream*) {
   BEGIN("cuStreamSynchronize");
   return call.forbidden() ? kForbiddenInCapture : kOk;
@@ -208,19 +229,39 @@ FAKE int cuThreadExchangeStreamCaptureMode(int* mode) {
   std::swap(*mode, capture_mode);
   return kOk;
 }
-FAKE int cuTensorMapEncodeTiled(void* map, int, std::uint32_t, void*, const std::uint64_t*,
-                                const std::uint64_t*, const std::uint32_t*, const std::uint32_t*,
-                                int, int, int, int) {
+FAKE int cuTensorMapEncodeTiled(void* map, int, std::uint32_t rank, void* data,
+                                const std::uint64_t* sizes, const std::uint64_t* strides,
+                                const std::uint32_t* box, const std::uint32_t*, int, int, int,
+                                int) {
   BEGIN("cuTensorMapEncodeTiled");
-  std::memset(map, 0, sizeof(regard::TensorMap));
-  return kOk;
+  if (rank != 4 || reinterpret_cast<std::uintptr_t>(data) % 16 != 0) return kInvalid;
+  regard::emulated::BoxMap made{.data = data,
+                                .sizes = {},
+                                .strides = {2},
+                                .box_columns = int(box[0]),
+                                .box_rows = int(box[1])};
+  for (int i = 0; i < 4; ++i) {
+    if (sizes[i] == 0 || sizes[i] >> 32 != 0 || box[i] == 0 || box[i] > 256) return kInvalid;
+    made.sizes[i] = std::int64_t(sizes[i]);
+  }
+  for (int i = 0; i < 3; ++i) {
+    if (strides[i] % 16 != 0 || strides[i] >> 40 != 0) return kInvalid;
+    made.strides[i + 1] = std::int64_t(strides[i]);
+  }
+  static_assert(sizeof made <= sizeof(regard::TensorMap));
+  return std::memcpy(map, &made, sizeof made), kOk;
 }
 
-FAKE int cuEventCreate(void** event, unsigned) { return *event = &machine(), kOk; }
-FAKE int cuEventRecord(void*, Stream*) { return kOk; }
-FAKE int cuEventSynchronize(void*) { return kOk; }
-FAKE int cuEventElapsedTime(float* milliseconds, void*, void*) { return *milliseconds = 1, kOk; }
-FAKE int cuEventDestroy_v2(void*) { return kOk; }
+FAKE int cuEventCreate(Event** event, unsigned) { return *event = new Event, kOk; }
+FAKE int cuEventDestroy_v2(Event* event) { return delete event, kOk; }
+FAKE int cuEventRecord(Event* event, Stream*) {
+  return event->time = std::chrono::steady_clock::now(), kOk;
+}
+FAKE int cuEventSynchronize(Event*) { return kOk; }
+FAKE int cuEventElapsedTime(float* milliseconds, Event* begin, Event* end) {
+  *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+  return kOk;
+}
 
 // --------------------------------------------------------------------------------------- memory
 
@@ -259,6 +300,12 @@ FAKE int cuMemcpyDtoH_v2(void* to, std::uint64_t from, std::size_t bytes) {
   if (call.forbidden()) return kForbiddenInCapture;
   return std::memcpy(to, reinterpret_cast<const void*>(from), bytes), kOk;
 }
+FAKE int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t bytes, Stream*) {
+  return std::memcpy(reinterpret_cast<void*>(to), from, bytes), kOk;
+}
+FAKE int cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t bytes, Stream*) {
+  return std::memcpy(to, reinterpret_cast<const void*>(from), bytes), kOk;
+}
 FAKE int cuPointerGetAttributes(unsigned count, int* attributes, void** values,
                                 std::uint64_t pointer) {
   BEGIN("cuPointerGetAttributes");
@@ -275,36 +322,37 @@ FAKE int cuPointerGetAttributes(unsigned count, int* attributes, void** values,
 
 // -------------------------------------------------------------------------------------- kernels
 
-FAKE int cuModuleLoadDataEx(Module** module, const void* image, unsigned, int*, void**) {
+FAKE int cuModuleLoadDataEx(Function** module, const void* image, unsigned, int*, void**) {
   BEGIN("cuModuleLoadDataEx");
   if (call.forbidden()) return kForbiddenInCapture;
   if (!current()) return kNoContext;
-  *module = new Module{static_cast<const char*>(image)};
-  return kOk;
+  Kernel* const kernel = load(image, call.m.fault);
+  if (!kernel) return kInvalidImage;
+  return *module = new Function{kernel}, kOk;
 }
-FAKE int cuModuleGetFunction(Module** function, Module* module, const char* name) {
+FAKE int cuModuleGetFunction(Function** function, Function* module, const char* name) {
   BEGIN("cuModuleGetFunction");
-  if (std::strcmp(name, "regard_kernel") != 0) return 500;
+  if (std::strcmp(name, "regard_kernel") != 0) return kNotFound;
   return *function = module, kOk;
 }
-FAKE int cuFuncSetAttribute(Module*, int, int) {
+FAKE int cuFuncSetAttribute(Function* function, int attribute, int value) {
   BEGIN("cuFuncSetAttribute");
-  return kOk;
+  if (attribute != 8 || value > device_chip()->shared_per_block) return kInvalid;
+  return function->most_shared = value, kOk;
 }
-FAKE int cuFuncGetAttribute(int* value, int attribute, Module* function) {
+FAKE int cuFuncGetAttribute(int* value, int attribute, Function* function) {
   BEGIN("cuFuncGetAttribute");
-  const char kTarget[] = "--gpu-architecture=";  // of the image, which names what it was made with
-  const std::size_t target = function->image.find("_", function->image.find(kTarget));
-  return *value = attribute == 5 ? std::atoi(function->image.c_str() + target + 1) : 0, kOk;
+  return *value = attribute == 5 ? function->kernel->ptx_version() : 0, kOk;
 }
-FAKE int cuLaunchKernelEx(const LaunchConfig* config, Module* function, void** parameters,
+
+FAKE int cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** parameters,
                           void** extra) {
   BEGIN("cuLaunchKernelEx");
   if (!current()) return kNoContext;
   const auto& [grid, block, shared_bytes, stream, attributes, attribute_count] = *config;
   const unsigned threads = block[0];
   if (grid[0] == 0 || grid[1] * grid[2] * block[1] * block[2] != 1 || threads == 0 ||
-      threads > 1024 || extra) {
+      threads > 1024 || int(shared_bytes) > function->most_shared || extra) {
     return kInvalid;
   }
   if (reinterpret_cast<std::uintptr_t>(stream) > 2 && stream->context != current()) {
@@ -315,22 +363,25 @@ FAKE int cuLaunchKernelEx(const LaunchConfig* config, Module* function, void** p
     if (attributes[i].id != 6) return kInvalid;  // programmatic stream serialization
     may_overlap = attributes[i].value == 1;
   }
-  if (!call.m.is_recording) return kOk;
-  call.m.launches.push_back({.image = function->image,
-                             .blocks = grid[0],
-                             .threads = threads,
-                             .shared_bytes = shared_bytes,
-                             .may_overlap = may_overlap,
-                             .stream = stream,
-                             .params = *static_cast<const regard::KernelParams*>(parameters[0])});
-  return kOk;
+  const Launch launch{.image = call.m.is_recording ? function->kernel->image() : "",
+                      .blocks = grid[0],
+                      .threads = threads,
+                      .shared_bytes = shared_bytes,
+                      .may_overlap = may_overlap,
+                      .stream = stream,
+                      .params = *static_cast<const regard::KernelParams*>(parameters[0])};
+  if (call.m.is_recording) call.m.launches.push_back(launch);
+  return function->kernel->run(launch, parameters, call.m.fault);
 }
 
 FAKE int cuGetErrorName(int result, const char** name) {
-  *name = result == kOutOfMemory          ? "CUDA_ERROR_OUT_OF_MEMORY"
-          : result == kForbiddenInCapture ? "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"
-          : result == 719                 ? "CUDA_ERROR_LAUNCH_FAILED"
-                                          : nullptr;
-  return *name ? kOk : kInvalid;
+  static const std::map<int, const char*> names{
+      {kInvalid, "CUDA_ERROR_INVALID_VALUE"},
+      {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {kInvalidImage, "CUDA_ERROR_INVALID_IMAGE"},
+      {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"},
+      {kForbiddenInCapture, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"}};
+  const auto known = names.find(result);
+  return *name = known == names.end() ? nullptr : known->second, *name ? kOk : kInvalid;
 }
-FAKE int cuGetErrorString(int, const char** text) { return *text = "as the test wants it", kOk; }
+FAKE int cuGetErrorString(int, const char** text) { return *text = machine().fault.c_str(), kOk; }
