@@ -1,4 +1,4 @@
-// What `regard attend` computed, for its parts: running, comparing, reporting, writing.
+// The results of `regard attend`, which its parts compute, compare, report and write.
 #pragma once
 
 #include <optional>
@@ -25,7 +25,8 @@ struct AttendResults {
   std::size_t workspace() const;  // the larger one
 };
 
-// Errors of both against float64, and what the unfused computation took.
+// Errors of the library and of an unfused computation against float64, and the latter's time and
+// memory.
 struct UnfusedComparison {
   struct Line {
     const char* output;
@@ -33,7 +34,7 @@ struct UnfusedComparison {
     std::optional<PlainError> unfused;
   };
   std::vector<Line> lines;
-  double matrices = 0;    // bytes of the score matrices; the rest is 0 where they do not fit
+  double matrices = 0;    // bytes of the score matrices; where they do not fit, the rest is 0
   std::size_t bytes = 0;  // held in addition to the tensors
   double forward_seconds = 0, both_seconds = 0;
   int threads = 0;
@@ -61,7 +62,7 @@ class AttendReport {
   Fields json_;
 };
 
-// Refuses before hours of work what write_results() would refuse after them.
+// Refuses, before the work, a target that write_results() would refuse after it.
 void check_target(const std::string& target, const AttendInputs& inputs);
 
 // Returns the names of the tensors that were written.

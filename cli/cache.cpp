@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include "command_line/arguments.hpp"
+#include "command_line/parse.hpp"
 #include "kernel_words.hpp"
 #include "output/json.hpp"
 #include "output/output.hpp"
@@ -11,13 +12,6 @@
 namespace regard::cli {
 
 namespace {
-
-// Names and words come from files that anybody may have written.
-std::string printable(const std::string& text) {
-  std::string kept;
-  for (const char c : text) kept += c >= ' ' && c != 0x7f ? c : '?';
-  return kept;
-}
 
 void list_as_json(const std::string& folder) {
   std::vector<Json> kernels;

@@ -68,7 +68,7 @@ struct Tally {
   }
 };
 
-// Runs the smallest problem, so that an unknown or missing backend is the library's own refusal.
+// Runs the smallest problem, so that the library refuses an unknown or missing backend.
 std::string chosen_backend(const CheckArguments& arguments, Run run) {
   const Array one(f32, {1, 1, 1, 1}), out(f32, {1, 1, 1, 1});
   Mirror mirror(run.device);
@@ -82,7 +82,7 @@ std::string chosen_backend(const CheckArguments& arguments, Run run) {
     run.workspace = mirror.workspace(workspace(there, outputs, run));
     forward(there, outputs, run);
   } catch (const Error& error) {
-    if (error.code() != Code::unsupported) throw;  // of other problems it may be capable
+    if (error.code() != Code::unsupported) throw;  // the backend may take other problems
   }
   const bool on_cpu = run.device.kind == Device::Kind::cpu;
   const std::string name = run.backend.empty() ? "the default backend" : run.backend;
@@ -193,7 +193,7 @@ int run_check(const CheckArguments& arguments) {
   Progress progress("checking");
   Ahead ahead({.seed = arguments.seed, .first = limit.first, .last = limit.last}, limits, run,
               arguments.threads);
-  bool device_failed = false;  // it may not answer again
+  bool device_failed = false;  // a failed device may not answer again
   for (std::int64_t index = limit.first; index < limit.last && !device_failed; ++index) {
     if (limit.seconds > 0 && progress.seconds() >= limit.seconds) break;
     const auto number = static_cast<std::uint64_t>(index);

@@ -1,20 +1,15 @@
 // ".member = value" pairs; a member of a group has the group's name before it: bias.type=f16.
 #include "kernel_words.hpp"
 
-#include <cctype>
 #include <string_view>
+
+#include "command_line/parse.hpp"
 
 namespace regard::cli {
 
 namespace {
 
 constexpr std::string_view kName = "abcdefghijklmnopqrstuvwxyz_";
-
-std::string printable(std::string_view text) {
-  std::string kept;
-  for (const char c : text) kept += std::isprint(static_cast<unsigned char>(c)) ? c : '?';
-  return kept;
-}
 
 bool is_plain(std::string_view member) {
   return member == "kernel" || member == "family" || member == "type" || member == "products";

@@ -1,4 +1,4 @@
-// The written list of kernels that may use memory where registers ran out.
+// The list of kernels that may spill registers or use a stack, each with a reason.
 #pragma once
 
 #include <string>
@@ -17,14 +17,14 @@ struct KnownSpill {
   mutable bool used = false;
 };
 
-// Lines "chips: words, spill N, stack N: reason"; # begins a comment. UsageError where one is not
-// like that.
+// Reads lines "chips: words, spill N, stack N: reason"; # begins a comment. Any other line is a
+// UsageError.
 std::vector<KnownSpill> read_known_spills(const std::string& path);
 
-// The first that covers what the kernel takes, or null.
+// The first entry that allows the kernel's spills and stack, or null.
 const KnownSpill* known_spill(const std::vector<KnownSpill>&, const CompiledKernel&);
 
-// A line for the list, with a reason yet to be written.
+// The line that would allow the kernel, without a reason.
 std::string spill_line(const CompiledKernel&);
 
 }  // namespace regard::cli

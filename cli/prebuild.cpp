@@ -1,5 +1,5 @@
-// `regard prebuild`: compiles the usual kernels for chips that need not be here; --check reads what
-// they take of the chip.
+// `regard prebuild`: compiles the usual kernels for chips that need not be in this machine. --check
+// fails where a kernel spills registers, uses a stack or serialises its products.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -71,7 +71,7 @@ class Prebuild {
           kernels.push_back(k);
         });
       } catch (const Error&) {
-        if (kernels.empty()) throw;  // no kernel's own fault
+        if (kernels.empty()) throw;  // the failure of a kernel is in its `fault`
       }
       std::sort(kernels.begin(), kernels.end(),
                 [](const auto& a, const auto& b) { return a.config < b.config; });
@@ -86,7 +86,7 @@ class Prebuild {
   }
 
  private:
-  // The cache is what the command is for, except with --check.
+  // Without --check, a kernel that the cache did not keep is a failure.
   bool all_kept() const {
     if (not_kept_ > 0) {
       output::print("\nNOT KEPT: {} kernels; {}\n", not_kept_, reason_);
@@ -164,7 +164,7 @@ class Prebuild {
   std::vector<std::string> unknown_, serialized_;
   int not_kept_ = 0;
   std::string reason_;  // why the cache did not keep them
-  int wrong_ = 0;       // kernels that compile, but are among these
+  int wrong_ = 0;       // kernels of unknown_ or serialized_
   Table kernels_{
       {"<chip", "registers", "spill bytes", "stack bytes", "shared", "seconds", "<  kernel"}};
   bool any_kernel_ = false;

@@ -1,4 +1,4 @@
-// What each command was asked to do: plain values, so that only one file knows the parser.
+// The arguments of each command as plain values, so that two files alone know the parser.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Turns flags into the library's values; the library itself checks what they mean together.
+// Turns flags into the library's values. The library itself checks how they fit together.
 #include <fmt/core.h>
 
 #include "command_line/arguments.hpp"
@@ -25,13 +25,13 @@ Attention described_attention(const ShapeFlags& shape, const AttentionFlags& fla
   const Index heads_kv = shape.kv_heads > 0 ? shape.kv_heads : q[1];
   const Index len_k = shape.kv_len >= 0 ? shape.kv_len : q[2];
   Attention a;
-  a.q = shape_only(type, q);
-  a.k = shape_only(type, {q[0], heads_kv, len_k, q[3]});
-  a.v = shape_only(type, {q[0], heads_kv, len_k, shape.dim_v > 0 ? shape.dim_v : q[3]});
+  a.q = dense_tensor(type, q);
+  a.k = dense_tensor(type, {q[0], heads_kv, len_k, q[3]});
+  a.v = dense_tensor(type, {q[0], heads_kv, len_k, shape.dim_v > 0 ? shape.dim_v : q[3]});
   a.bias = parse_tensor(shape.bias, "--bias", type);
   a.mask = parse_tensor(shape.mask, "--mask", boolean);
-  if (shape.alibi) a.alibi_slopes = shape_only(f32, {q[1]});
-  if (shape.sink) a.sink = shape_only(f32, {q[1]});
+  if (shape.alibi) a.alibi_slopes = dense_tensor(f32, {q[1]});
+  if (shape.sink) a.sink = dense_tensor(f32, {q[1]});
   apply(flags, a);
   return a;
 }

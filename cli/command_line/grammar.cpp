@@ -7,13 +7,13 @@ namespace regard::cli {
 
 namespace {
 
-// Checks that say nothing in --help: the option's type name does.
+// Checks without a description in --help, where the option's type name says enough.
 CLI::Validator silent(CLI::Validator check) { return check.description(""); }
 CLI::Validator one_of(std::vector<std::string> choices) {
   return silent(CLI::IsMember(std::move(choices)));
 }
 
-// Refuses NaN as well, which would never be over.
+// Refuses NaN as well, because a time of NaN seconds never ends.
 const CLI::Validator kSeconds(
     [](const std::string& text) {
       double value = 0;
@@ -226,7 +226,7 @@ void add_completion(CLI::App& app, CompletionArguments& arguments) {
       ->type_name("bash|zsh|fish");
 }
 
-// Once all options are there: what holds for each of them.
+// Adds what holds for every option and command; to be called last.
 void finish(CLI::App& app, bool& quiet) {
   const CLI::Validator not_empty(
       [](const std::string& value) {

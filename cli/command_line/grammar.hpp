@@ -1,4 +1,4 @@
-// The grammar of the command line, as the parser's tree.
+// The grammar of the command line for the parser.
 #pragma once
 
 #include "command_line/arguments.hpp"

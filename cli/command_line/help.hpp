@@ -1,4 +1,4 @@
-// The commands and options as text, for what is made from the help: completions and the manual.
+// The help of commands and options as text, from which completions and the manual page are made.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace regard::cli {
 struct OptionHelp {
   std::vector<std::string> names;    // "-h", "--help"; a positional argument has one without dashes
   std::string value;                 // "SHAPE", "bhsd|bshd"; empty: a flag
-  std::vector<std::string> choices;  // of values, where they can be named
+  std::vector<std::string> choices;  // possible values, if they can be listed
   std::string text;
   bool positional = false;
   bool value_is_optional = false;  // --causal, --causal=top-left

@@ -1,4 +1,4 @@
-// The manual page, made from the help, and what no help has room for.
+// The manual page: the help of all commands, and chapters that the help has no room for.
 #include <fmt/format.h>
 
 #include "command_line/help.hpp"
@@ -38,7 +38,7 @@ std::string option_text(const OptionHelp& option) {
   return fmt::format(".TP\n{}\n{}\n", names, plain(option.text));
 }
 
-// Lines of "Example: " and those that are indented below it stand as they are typed.
+// Lines that begin with "Example: ", and indented lines below them, are commands.
 std::string footer_text(const std::string& footer) {
   std::string examples, words;
   for (std::string line : split(footer, '\n')) {

@@ -1,4 +1,4 @@
-// Readings of option values; everything that is not exactly right is refused with an example.
+// Parses option values. An error shows an example of a right value.
 #include "command_line/parse.hpp"
 
 #include <fmt/core.h>
@@ -7,14 +7,29 @@
 
 namespace regard::cli {
 
+namespace {
+
+// Whether the whole text is a number of at least `least`.
+bool read_integer(std::string_view text, Index least, Index& value) {
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return code == std::errc{} && end == text.data() + text.size() && value >= least;
+}
+
+}  // namespace
+
 Index parse_integer(std::string_view text, const std::string& option, Index least) {
   Index value = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (code != std::errc{} || end != text.data() + text.size() || value < least) {
+  if (!read_integer(text, least, value)) {
     throw UsageError(
         fmt::format("{} = \"{}\": must be a whole number, {} or more", option, text, least));
   }
   return value;
+}
+
+std::string printable(std::string_view text, std::size_t most) {
+  std::string kept;
+  for (const char c : text.substr(0, most)) kept += c >= ' ' && c <= '~' ? c : '?';
+  return kept;
 }
 
 std::vector<std::string> split(std::string_view text, char separator) {
@@ -30,13 +45,10 @@ std::vector<std::string> split(std::string_view text, char separator) {
 Sizes parse_shape(std::string_view text, const std::string& option) {
   Sizes sizes;
   for (const std::string& part : split(text, 'x')) {
-    Index value = 0;
-    const auto [end, code] = std::from_chars(part.data(), part.data() + part.size(), value);
-    if (code != std::errc{} || end != part.data() + part.size() || value < 0) {
+    if (!read_integer(part, 0, sizes.emplace_back())) {
       throw UsageError(fmt::format("{} = \"{}\": must be sizes joined by x, for example 2x8x128x64",
                                    option, text));
     }
-    sizes.push_back(value);
   }
   if (sizes.size() > Tensor::kMaxRank) {
     throw UsageError(
@@ -86,19 +98,6 @@ Device parse_device(const std::string& text) {
       "--device = \"{}\": must be cpu, cuda:N, or a chip such as sm_90 (to explain only)", text));
 }
 
-Tensor shape_only(Type type, const Sizes& sizes) {
-  Tensor tensor;
-  tensor.type = type;
-  tensor.rank = static_cast<int>(sizes.size());
-  Index stride = 1;
-  for (int axis = tensor.rank - 1; axis >= 0; --axis) {
-    tensor.sizes[axis] = sizes[axis];
-    tensor.strides[axis] = stride;
-    stride *= sizes[axis] > 0 ? sizes[axis] : 1;
-  }
-  return tensor;
-}
-
 Tensor parse_tensor(const std::string& text, const std::string& option, Type type) {
   if (text.empty()) return {};
   const auto parts = split(text, ':');
@@ -107,8 +106,8 @@ Tensor parse_tensor(const std::string& text, const std::string& option, Type typ
                                  type == boolean ? "a shape such as 1x1x128x128"
                                                  : "SHAPE[:type], for example 1x1x128x128:f32"));
   }
-  return shape_only(parts.size() == 2 ? parse_type(parts[1], option) : type,
-                    parse_shape(parts[0], option));
+  return dense_tensor(parts.size() == 2 ? parse_type(parts[1], option) : type,
+                      parse_shape(parts[0], option));
 }
 
 }  // namespace regard::cli

@@ -1,4 +1,4 @@
-// Strict readings of what a user types: shapes, types, devices, windows.
+// Parses option values strictly: shapes, types, devices, windows.
 #pragma once
 
 #include <stdexcept>
@@ -24,8 +24,11 @@ Window parse_window(const std::string& text);  // "L,R"; "" = unbounded
 Device parse_device(const std::string& text);  // "cpu", "cuda:0", "sm_90"
 std::vector<std::string> split(std::string_view text, char separator);
 
+// At most so many characters; those that are not printable ASCII become '?', because names in files
+// may hold anything.
+std::string printable(std::string_view text, std::size_t most = std::string_view::npos);
+
 // A tensor without data: SHAPE[:type].
 Tensor parse_tensor(const std::string& text, const std::string& option, Type type);
-Tensor shape_only(Type type, const Sizes& sizes);
 
 }  // namespace regard::cli

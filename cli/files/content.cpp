@@ -18,4 +18,19 @@ std::string content_fault(const std::string& tensor, const Held& held) {
   return real ? "" : must("float64, float32, float16 or bfloat16", "np.float32");
 }
 
+Array read_int64(const InputFile& file, std::uint64_t offset, const Sizes& sizes,
+                 const std::string& field) {
+  Array array(i32, sizes);
+  std::vector<std::int64_t> wide(static_cast<std::size_t>(array.count()));
+  file.read(offset, wide.data(), wide.size() * sizeof wide[0], field.c_str());
+  for (Index n = 0; n < array.count(); ++n) {
+    const std::int64_t value = wide[static_cast<std::size_t>(n)];
+    if (value != static_cast<std::int32_t>(value)) {
+      file.refuse(field, fmt::format("element {} is {}, which does not fit 32 bits", n, value));
+    }
+    array.as<std::int32_t>()[n] = static_cast<std::int32_t>(value);
+  }
+  return array;
+}
+
 }  // namespace regard::cli

@@ -3,7 +3,8 @@
 
 #include <string>
 
-#include "regard/type.hpp"
+#include "files/input_file.hpp"
+#include "tensors/array.hpp"
 
 namespace regard::cli {
 
@@ -17,5 +18,10 @@ struct Held {
 // "" if the tensor of that name ("q", "mask", ...) may hold them; else what it must hold, and how
 // to convert it.
 std::string content_fault(const std::string& tensor, const Held& held);
+
+// 64-bit integers at an offset of the file, as i32; refuses, naming `field`, a value that does not
+// fit.
+Array read_int64(const InputFile& file, std::uint64_t offset, const Sizes& sizes,
+                 const std::string& field);
 
 }  // namespace regard::cli

@@ -47,7 +47,7 @@ class HeaderReader {
       } else if (key == "shape" && !header.shape) {
         header.shape = tuple();
       } else {
-        file_.refuse("header", fmt::format("unknown or repeated key '{}'", printable(key)));
+        file_.refuse("header", fmt::format("unknown or repeated key '{}'", printable(key, 40)));
       }
       if (!accept(',')) {
         expect('}');
@@ -57,13 +57,6 @@ class HeaderReader {
     skip_space();
     if (at_ != text_.size()) file_.refuse("header", "text follows the dictionary");
     return header;
-  }
-
-  static std::string printable(std::string text) {
-    for (char& c : text) {
-      if (c < ' ' || c > '~') c = '?';
-    }
-    return text.substr(0, 40);
   }
 
  private:
@@ -157,7 +150,7 @@ const Format& format_of(const InputFile& file, const std::string& descr,
     if (!fault.empty()) file.refuse("descr", fault);
     return format;
   }
-  const std::string shown = HeaderReader::printable(descr);
+  const std::string shown = printable(descr, 40);
   if (descr.starts_with('>')) {
     file.refuse("descr", fmt::format("'{}' is big endian; save array.astype('<{}')", shown,
                                      shown.substr(1)));
@@ -213,17 +206,7 @@ Array read_npy(const std::string& path, const std::string& tensor) {
     file.read(begin + length, array.data(), held, "data");
     return array;
   }
-  std::vector<std::int64_t> wide(static_cast<std::size_t>(count));
-  file.read(begin + length, wide.data(), held, "data");
-  Array array(i32, *header.shape);
-  for (Index n = 0; n < count; ++n) {
-    const std::int64_t value = wide[static_cast<std::size_t>(n)];
-    if (value != static_cast<std::int32_t>(value)) {
-      file.refuse("data", fmt::format("element {} is {}, which does not fit 32 bits", n, value));
-    }
-    array.as<std::int32_t>()[n] = static_cast<std::int32_t>(value);
-  }
-  return array;
+  return read_int64(file, begin + length, *header.shape, "data");
 }
 
 void write_npy(const std::string& path, const Tensor& tensor) {

@@ -18,10 +18,10 @@ namespace regard::cli {
 
 namespace {
 
-constexpr std::size_t kPiece = std::size_t{1} << 24;  // a signal waits for one piece at most
+constexpr std::size_t kPiece = std::size_t{1} << 24;  // bytes of one write, which delays signals
 
-// The path at the end of a chain of symbolic links; nothing need exist there. "" and errno: there
-// is no end.
+// The path at the end of a chain of symbolic links, whether it exists or not. Returns "" and sets
+// errno if the chain is circular.
 std::string followed(const std::string& path) {
   namespace fs = std::filesystem;
   constexpr int kMostLinks = 40;  // as Linux itself follows

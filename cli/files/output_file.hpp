@@ -1,4 +1,5 @@
-// Files written whole or not at all; FIFOs, devices and stdout written through.
+// OutputFile: regular files appear whole or not at all; FIFOs, devices and stdout are written
+// through.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +10,15 @@
 
 namespace regard::cli {
 
-// Whether writing to the path writes through: it exists and is no regular file or folder (a FIFO, a
-// device), or it is what stdout is (/dev/stdout).
+// Whether the path exists and is neither a regular file nor a folder (a FIFO, a device), or is
+// stdout itself (/dev/stdout): OutputFile writes to it directly.
 bool is_stream(const std::string& path);
 bool is_stdout(const std::string& path);
 
-// A regular file is written next to its place and renamed at commit(), so that no reader sees half
-// of it; a signal that ends the tool leaves nothing behind. Symbolic links are followed. Every
-// failure is a UsageError that names the path. One at a time, on the main thread.
+// A regular file is written under a temporary name in its folder, and commit() renames it, so that
+// no reader sees half of it; a signal that ends the tool leaves nothing behind. Symbolic links are
+// followed. Every failure is a UsageError that names the path. Make one at a time, on the main
+// thread.
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path);
@@ -31,7 +33,8 @@ class OutputFile {
   void open_temporary();
   [[noreturn]] void fail(const char* action);
 
-  std::string path_, target_, temporary_;  // as given; links followed; empty if written through
+  std::string path_;                // as the user gave it
+  std::string target_, temporary_;  // with links followed; empty if written through
   std::optional<Unfinished> unfinished_;
   int descriptor_ = -1;
 };

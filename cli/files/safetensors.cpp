@@ -18,6 +18,8 @@ namespace {
 
 constexpr std::uint64_t kMaxHeader = 100'000'000;  // the format's own limit
 
+std::string shown(const std::string& text) { return printable(text, 60); }
+
 struct Entry {
   std::string name, dtype;
   std::vector<std::uint64_t> shape, offsets;
@@ -97,13 +99,6 @@ class HeaderEvents {
     file_.refuse("header", fmt::format("is not valid JSON at byte {}", position));
   }
 
-  static std::string shown(std::string text) {
-    for (char& c : text) {
-      if (c < ' ' || c > '~') c = '?';
-    }
-    return text.substr(0, 60);
-  }
-
  private:
   [[noreturn]] void refuse(const std::string& reason) const {
     file_.refuse(entries.empty() ? "header" : shown(entries.back().name), reason);
@@ -147,7 +142,7 @@ const Format* format_of(const std::string& dtype) {
 // Field by field, then all ranges: in order, without holes, up to the end of the file.
 void check_entries(const InputFile& file, std::vector<Entry>& entries, std::uint64_t data_bytes) {
   for (const Entry& e : entries) {
-    const std::string name = HeaderEvents::shown(e.name);
+    const std::string name = shown(e.name);
     if (!e.has_dtype || !e.has_shape || !e.has_offsets) {
       file.refuse(name, "must have dtype, shape and data_offsets");
     }
@@ -175,7 +170,7 @@ void check_entries(const InputFile& file, std::vector<Entry>& entries, std::uint
   std::uint64_t end = 0;
   for (const Entry& e : entries) {
     if (e.offsets[0] != end) {
-      file.refuse(HeaderEvents::shown(e.name) + ": data_offsets",
+      file.refuse(shown(e.name) + ": data_offsets",
                   e.offsets[0] < end ? "overlap another tensor's" : "leave a hole before them");
     }
     end = e.offsets[1];
@@ -187,13 +182,13 @@ void check_entries(const InputFile& file, std::vector<Entry>& entries, std::uint
 }
 
 Array read_entry(const InputFile& file, const Entry& e, std::uint64_t data_begin) {
-  const std::string name = HeaderEvents::shown(e.name);
+  const std::string name = shown(e.name);
   const Format* const format = format_of(e.dtype);
   if (e.shape.size() > Tensor::kMaxRank)
     file.refuse(name + ": shape", "has more than 4 dimensions");
   const std::string fault = content_fault(e.name, {.type = format ? format->type : Type::none,
                                                    .int64 = e.dtype == "I64",
-                                                   .name = HeaderEvents::shown(e.dtype)});
+                                                   .name = shown(e.dtype)});
   if (!fault.empty()) file.refuse(name + ": dtype", fault);
   Sizes sizes;
   for (std::uint64_t size : e.shape) {
@@ -201,20 +196,9 @@ Array read_entry(const InputFile& file, const Entry& e, std::uint64_t data_begin
     sizes.push_back(static_cast<Index>(size));
   }
   const std::uint64_t begin = data_begin + e.offsets[0];
-  Array array(e.dtype == "I64" ? i32 : format->type, sizes);
-  if (e.dtype != "I64") {
-    file.read(begin, array.data(), array.byte_count(), name.c_str());
-    return array;
-  }
-  std::vector<std::int64_t> wide(static_cast<std::size_t>(array.count()));
-  file.read(begin, wide.data(), wide.size() * 8, name.c_str());
-  for (Index n = 0; n < array.count(); ++n) {
-    const std::int64_t value = wide[static_cast<std::size_t>(n)];
-    if (value != static_cast<std::int32_t>(value)) {
-      file.refuse(name, fmt::format("element {} is {}, which does not fit 32 bits", n, value));
-    }
-    array.as<std::int32_t>()[n] = static_cast<std::int32_t>(value);
-  }
+  if (e.dtype == "I64") return read_int64(file, begin, sizes, name);
+  Array array(format->type, sizes);
+  file.read(begin, array.data(), array.byte_count(), name.c_str());
   return array;
 }
 
@@ -242,7 +226,7 @@ std::map<std::string, Array> read_safetensors(const std::string& path,
   std::map<std::string, Array> arrays;
   for (const Entry& entry : events.entries) {
     if (std::find(wanted.begin(), wanted.end(), entry.name) == wanted.end()) {
-      ignored.push_back(HeaderEvents::shown(entry.name));
+      ignored.push_back(shown(entry.name));
     } else {
       arrays.emplace(entry.name, read_entry(file, entry, 8 + length));
     }

@@ -1,5 +1,5 @@
-// A signal handler that unlinks one path. It always runs on the thread that writes, so that the
-// path cannot change under it and nothing more is written after it.
+// A signal handler that deletes one file. The handler always runs on the thread that writes the
+// file, so that the path cannot change while the handler reads it, and nothing is written after it.
 #include "files/unfinished.hpp"
 
 #include <pthread.h>
@@ -25,10 +25,10 @@ extern "C" void remove_unfinished(int number) {
   }
   if (const char* const path = unfinished) unlink(path);
   signal(number, SIG_DFL);
-  raise(number);  // blocked here, it is delivered as this handler returns
+  raise(number);  // the signal is blocked here, and delivered when this handler returns
 }
 
-// Once; what was ignored stays ignored (nohup).
+// Installs the handler once. Signals that the caller ignores (nohup) stay ignored.
 void catch_signals() {
   static const bool caught = [] {
     writer = pthread_self();

@@ -1,11 +1,11 @@
-// A file that is being written, removed if a signal ends the tool meanwhile.
+// Unfinished: deletes a file if a signal ends the tool while the file is being written.
 #pragma once
 
 namespace regard::cli {
 
-// While one lives, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU and SIGXFSZ first delete the file at
-// `path`, then end the tool as if they had not been caught. Made on the main thread; one at a time;
-// the text of `path` must live as long.
+// During the lifetime of this object, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGXCPU and SIGXFSZ first
+// delete the file at `path`, and then end the tool as if nothing had caught them. Make one at a
+// time, on the main thread. `path` must stay valid.
 class Unfinished {
  public:
   explicit Unfinished(const char* path);

@@ -8,15 +8,16 @@
 
 namespace regard::cli::output {
 
-// Puts /dev/null in place of a closed stdin, stdout or stderr, so that no file that is opened
-// later gets its number; writing there still fails. The first call of main().
+// Opens /dev/null as each of stdin, stdout and stderr that is closed, so that no file gets their
+// numbers. Writing to such a stream still fails. main() calls this first.
 void guard_standard_streams();
 
-// --quiet: notes and progress are left out; errors remain.
+// --quiet: leaves out notes and progress, but not errors.
 void be_quiet();
 bool is_quiet();
 
-// From here on results go to stderr, or nowhere if quiet: stdout carries the data of --out.
+// After this call, results go to stderr, or nowhere if quiet, because stdout carries the data of
+// --out.
 void give_stdout_to_data();
 
 void put(std::string_view result);
@@ -24,7 +25,7 @@ void put_note(std::string_view text);
 void put_error(std::string_view text);
 void flush();
 
-// A live line of progress, raw on stderr.
+// Writes progress to stderr as it is.
 void put_progress(std::string_view text);
 
 template <class... Values>
@@ -44,8 +45,8 @@ void error(fmt::format_string<Values...> format, Values&&... values) {
   put_error(fmt::format(format, std::forward<Values>(values)...));
 }
 
-// Flushes stdout. Returns status; or, if a result could not be written, says so and returns 1 in
-// place of 0.
+// Flushes stdout and returns status. If a result could not be written, says so, and returns 1
+// instead of 0.
 int finish(int status);
 
 }  // namespace regard::cli::output

@@ -1,4 +1,4 @@
-// A watching thread, because the library's calls block.
+// A thread prints the progress, because the library's calls block.
 #include "output/progress.hpp"
 
 #include <unistd.h>

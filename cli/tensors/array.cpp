@@ -182,10 +182,9 @@ Array::Array(Type type, Sizes sizes) : type(type), sizes(std::move(sizes)) {
   std::memset(data_.get(), 0, bytes);
 }
 
-Tensor Array::tensor() const {
+Tensor dense_tensor(Type type, const Sizes& sizes, void* data) {
   Tensor tensor;
-  if (!given()) return tensor;
-  tensor.data = data_.get();
+  tensor.data = data;
   tensor.type = type;
   tensor.rank = static_cast<int>(sizes.size());
   Index stride = 1;

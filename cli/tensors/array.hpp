@@ -40,6 +40,9 @@ Index count_of(const Sizes& sizes, const std::string& argument);
 
 std::uint64_t physical_memory();  // bytes of this machine
 
+// In row-major order; data may be null.
+Tensor dense_tensor(Type type, const Sizes& sizes, void* data = nullptr);
+
 struct Array {
   Type type = Type::none;
   Sizes sizes;
@@ -47,7 +50,7 @@ struct Array {
   Array() = default;
   Array(Type type, Sizes sizes);  // zeros, 64-byte aligned
 
-  Tensor tensor() const;  // a default-made Tensor where the array is empty-handed
+  Tensor tensor() const;  // not given if the array is not
   bool given() const { return type != Type::none; }
   Index count() const { return count_; }
   std::size_t byte_count() const { return static_cast<std::size_t>(count_) * size_of(type); }
@@ -66,6 +69,10 @@ struct Array {
   Index count_ = 0;
   std::unique_ptr<void, Free> data_;
 };
+
+inline Tensor Array::tensor() const {
+  return given() ? dense_tensor(type, sizes, data_.get()) : Tensor{};
+}
 
 // Calls visit(element offset) for every element of a strided tensor, in row-major order.
 template <class Visit>

@@ -32,7 +32,7 @@ Mirror::~Mirror() {
     if (memory_) cuda_memory::free(device_, memory_);
     if (workspace_) cuda_memory::free(device_, workspace_);
   } catch (const Error&) {
-    // The device has failed, and whoever asked it for results knows.
+    // The device has failed, and the call that used it has said so.
   }
 }
 
@@ -89,7 +89,7 @@ Tensor Mirror::at(Tensor tensor) const {
   const auto* const data = static_cast<const std::byte*>(tensor.data);
   const auto begins_in = [&](const Block& b) { return data >= b.host && data < b.host + b.bytes; };
   auto found = std::find_if(blocks_.begin(), blocks_.end(), begins_in);
-  if (found == blocks_.end()) {  // a tensor without elements may begin where its block ends
+  if (found == blocks_.end()) {  // a tensor without elements may begin at the end of its block
     const auto ends_at = [&](const Block& b) { return data == b.host + b.bytes; };
     found = std::find_if(blocks_.begin(), blocks_.end(), ends_at);
   }

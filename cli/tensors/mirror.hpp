@@ -1,4 +1,4 @@
-// Tensors where the device sees them: host memory itself for the CPU, copies on a GPU.
+// Mirror: tensors where the device can read them, in host memory for the CPU, copies on a GPU.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,8 @@
 
 namespace regard::cli {
 
-// Host blocks and their copies, which lie in one allocation, each aligned as its original is.
+// Blocks of host memory and their copies. The copies lie in one allocation, and each has the
+// alignment of its original.
 class Mirror {
  public:
   // Refuses a chip: only plans can be made for one.
@@ -17,16 +18,16 @@ class Mirror {
   Mirror(const Mirror&) = delete;
   Mirror& operator=(const Mirror&) = delete;
 
-  // Blocks first, then one upload(), then the rest. The blocks must stay where they are.
+  // First add() all blocks, then upload() once. The blocks must stay where they are.
   void add(const void* memory, std::size_t bytes);
   void upload();
-  void download();  // waits for the device; also looks at the memory between the copies
+  void download();  // waits for the device, and looks at the memory between the copies
   bool written_between() const { return written_between_; }
 
-  // So many bytes of the device that hold NaN; none on the CPU. Once.
+  // A workspace of so many bytes that hold NaN; empty on the CPU. May be called once.
   Workspace workspace(std::size_t bytes);
 
-  // The same tensors on the device; on the CPU as they are.
+  // The same tensors on the device; on the CPU, the tensors themselves.
   Tensor at(Tensor tensor) const;
   Attention at(const Attention& attention) const;
   ForwardOutputs at(const ForwardOutputs& outputs) const;
@@ -49,10 +50,10 @@ class Mirror {
   bool written_between_ = false;
 };
 
-// Seconds of one run of work: of the GPU where it runs there, else of the clock.
+// Seconds of one run of work, by the events of a GPU or by the host's clock.
 double device_seconds(const Device& device, const std::function<void()>& work);
 
-// The median of `count` runs; more than one is preceded by a run that is not counted.
+// The median of `count` runs. If there are several, a run that does not count comes first.
 double median_device_seconds(const Device& device, int count, const std::function<void()>& work);
 
 }  // namespace regard::cli

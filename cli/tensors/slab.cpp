@@ -16,8 +16,8 @@ Slab::Slab(Random& random, std::string name, Type type, const Sizes& sizes, Slab
     order.push_back(axis);
     tensor.sizes[axis] = sizes[axis];
   }
-  // A shuffle of the axes that may move; identity half of the time, which is the common layout.
-  const Index step = layout.boxed ? 16 / static_cast<Index>(size_of(type)) : 1;
+  // Half of the tensors keep the usual order of the axes.
+  const Index step = layout.for_tma ? 16 / static_cast<Index>(size_of(type)) : 1;
   const int movable = layout.free_last && random.chance(0.3) ? rank : rank - 1;
   if (random.chance(0.5)) {
     for (int n = movable - 1; n > 0; --n) std::swap(order[n], order[random.between(0, n)]);
@@ -26,7 +26,7 @@ Slab::Slab(Random& random, std::string name, Type type, const Sizes& sizes, Slab
   if (layout.free_last && random.chance(0.15)) stride = random.between(2, 3);
   for (int n = rank - 1; n >= 0; --n) {
     const int axis = order[n];
-    if (layout.may_broadcast && !layout.boxed && n < rank - 1 && axis != rank - 1 &&
+    if (layout.may_broadcast && !layout.for_tma && n < rank - 1 && axis != rank - 1 &&
         random.chance(0.04)) {
       tensor.strides[axis] = 0;
       continue;
@@ -38,7 +38,7 @@ Slab::Slab(Random& random, std::string name, Type type, const Sizes& sizes, Slab
   }
   Index lead = random.chance(0.5) ? random.between(0, 15) * step : 0;
   for (int axis = 0; axis < rank - 1; ++axis) {
-    if (layout.boxed || sizes[axis] == 0 || !random.chance(0.04)) continue;
+    if (layout.for_tma || sizes[axis] == 0 || !random.chance(0.04)) continue;
     lead += (sizes[axis] - 1) * tensor.strides[axis];
     stride -= (sizes[axis] - 1) * tensor.strides[axis];
     tensor.strides[axis] = -tensor.strides[axis];

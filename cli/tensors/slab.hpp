@@ -1,4 +1,5 @@
-// Slabs: strided tensors inside larger memory whose other bytes are poison and must stay as set.
+// Slab: a strided tensor inside a larger block of memory. The other bytes of the block are poison,
+// and the library must leave them as they are.
 #pragma once
 
 #include <string>
@@ -13,7 +14,7 @@ namespace regard::cli {
 struct SlabLayout {
   bool may_broadcast = false;  // leading axes may get stride 0 (inputs only)
   bool free_last = false;      // the last stride may differ from 1 and any axis may be innermost
-  bool boxed = false;  // strides above 0, rows at multiples of 16 bytes: as copy engines ask
+  bool for_tma = false;        // what TMA can load: strides above 0, rows at multiples of 16 bytes
 };
 
 struct Slab {
@@ -22,7 +23,8 @@ struct Slab {
   std::vector<std::byte> memory;
   std::vector<std::byte> before;  // outputs: what memory held before the library ran
 
-  // Random order of axes, gaps and misalignment; every byte poisoned (NaN in any float type).
+  // Draws the order of the axes, gaps and the alignment, and poisons every byte (NaN in any float
+  // type).
   Slab(Random& random, std::string name, Type type, const Sizes& sizes, SlabLayout layout);
 
   template <class Value>
@@ -31,12 +33,12 @@ struct Slab {
                     [&](Index offset) { store(tensor.data, tensor.type, offset, value()); });
   }
 
-  // Remembers the memory, so that changed_outside() can tell what the library wrote elsewhere.
+  // Copies the memory, so that changed_outside() can tell what the library wrote.
   void remember() { before = memory; }
   double get_before(Index offset) const;
-  bool changed_outside() const;  // a byte outside the logical tensor differs from before
+  bool changed_outside() const;  // whether a byte outside the tensor differs from `before`
 
-  // Writes NaN and infinities into each row (along the last axis) whose offset is not in `seen`.
+  // Writes NaN and infinities into each row (along the last axis) that is not in `seen`, by offset.
   void poison_rows(Random& random, const std::unordered_set<Index>& seen);
 };
 

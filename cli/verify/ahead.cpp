@@ -1,4 +1,4 @@
-// A window of problems between those that are drawn and the one that is run.
+// Threads draw and compile a window of problems ahead of the one that runs.
 #include "verify/ahead.hpp"
 
 #include <algorithm>
@@ -51,7 +51,7 @@ void Ahead::work() {
         prepare(problem.attention, problem.backward_inputs(), problem.gradients(), run_);
       }
     } catch (const Error&) {
-      // The call itself will say it.
+      // The call of judge() will throw the same.
     }
     lock.lock();
     ready_.emplace(index, std::move(problem));

@@ -1,5 +1,5 @@
-// Draws random problems, in order; for a GPU, threads compile their kernels ahead of the one that
-// is run.
+// Ahead: draws random problems in order. For a GPU, threads compile the kernels of the next
+// problems while one runs.
 #pragma once
 
 #include <condition_variable>

@@ -1,4 +1,4 @@
-// The tolerance rule of docs/semantics.md ("Accuracy"), row by row and in norm.
+// The rule of docs/numerics.md ("How results are judged"), row by row and in norm.
 #include "verify/comparison.hpp"
 
 #include <fmt/core.h>
@@ -47,7 +47,7 @@ Comparison compare(const Tensor& got, const Reference& reference, const Array* b
   double squares = 0, squares_unit = 0;
   for (Index begin = 0; begin < count; begin += reference.row) {
     double unit = 0, size = 0, error = 0;
-    bool bounded = true;  // false: the unit itself overflows, and any finite value will do
+    bool bounded = true;  // false: the unit overflows, so that any finite value is right
     Index error_at = begin;
     for (Index n = begin; n < begin + reference.row; ++n) {
       const double held = before ? before->get(n) : 0;

@@ -1,4 +1,4 @@
-// Compares one result with float64 under a tolerance that plain rounding justifies.
+// Compares one result with float64, in units of the rounding error that a computation may have.
 #pragma once
 
 #include "verify/rounding.hpp"
@@ -13,12 +13,13 @@ struct Reference {
 };
 
 struct Comparison {
-  double ratio = 0;       // worst error / tolerance; above 1 fails; infinity: wrong in kind
+  double ratio = 0;       // worst error / tolerance; above 1 fails; infinity: NaN or not untouched
   std::string complaint;  // empty if fine
   bool failed() const { return !complaint.empty(); }
 };
 
-// got: any strides. before: element by element what an accumulating output held (null: nothing).
+// got: any strides. before: the elements to which an accumulating call added (null: it did not
+// add).
 Comparison compare(const Tensor& got, const Reference& reference, const Array* before);
 
 // ||got - want|| / ||want|| over finite elements, and the worst row's max |error| over the larger

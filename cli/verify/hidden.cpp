@@ -1,7 +1,7 @@
 // Visits every pair once to learn which rows and bias elements are read.
 //
-// Rows are known by their offset in memory, so that a row shared by a stride of 0 counts as read if
-// any of its owners is.
+// Rows are identified by their offset in memory, so that a row that several heads share by a stride
+// of 0 counts as read if one of them reads it.
 #include "verify/hidden.hpp"
 
 #include <limits>

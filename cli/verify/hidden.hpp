@@ -1,4 +1,4 @@
-// Finds what no visible pair reads, and poisons it.
+// Poisons the elements that no visible pair reads.
 #pragma once
 
 #include "verify/random_problem.hpp"

@@ -1,4 +1,4 @@
-// Runs one random problem and judges every byte that the library may or may not have written.
+// Compares the outputs with float64, and all other bytes with what they were before the call.
 #include "verify/judge.hpp"
 
 #include <fmt/core.h>
@@ -39,7 +39,7 @@ Verdict judge(RandomProblem& p, Run run) {
     const ForwardOutputs outputs = mirror.at(p.forward_outputs());
     const BackwardInputs from = mirror.at(p.backward_inputs());
     const Gradients gradients = mirror.at(p.gradients());
-    if (on_gpu) {  // a workspace that no kernel may find cleared
+    if (on_gpu) {  // a workspace that is not cleared
       const std::size_t backward = p.dout ? workspace(a, from, gradients, run) : 0;
       run.workspace = mirror.workspace(std::max(workspace(a, outputs, run), backward));
     }

@@ -75,7 +75,7 @@ class Builder {
     shape_.dim = draw_dim();
     shape_.dim_v = random_.chance(0.5) ? shape_.dim : draw_dim();
     shape_.packed = random_.chance(0.15);
-    boxed_ = size_of(type_) == 2 && random_.chance(0.5);
+    for_tma_ = size_of(type_) == 2 && random_.chance(0.5);
     // The float64 comparison costs about 30 operations a pair and head dimension.
     const double kind = random_.uniform();
     const double budget = kind < 0.77 ? 5e5 : kind < 0.97 ? 4e6 : 2.5e7;
@@ -92,8 +92,8 @@ class Builder {
                     shape_.dim_v));
   }
 
-  // cu_seqlens with a few rows behind the last sequence; returns the total with those rows, and in
-  // `longest` a max_seqlen that may exceed the longest sequence.
+  // Draws cu_seqlens and, sometimes, a few rows after the last sequence. Returns the number of all
+  // rows, and in `longest` a max_seqlen that may exceed the longest sequence.
   Index pack(Tensor& begins, const char* name, Index& longest) {
     Slab* const slab = add(name, i32, {shape_.batch + 1}, {});
     slab->tensor.strides[0] = 1;
@@ -182,7 +182,7 @@ class Builder {
       }
       say(")");
     }
-    const SlabLayout input{.may_broadcast = true, .free_last = false, .boxed = boxed_};
+    const SlabLayout input{.may_broadcast = true, .free_last = false, .for_tma = for_tma_};
     q_ = add("q", type_, q, input);
     k_ = add("k", type_, k, input);
     v_ = add("v", type_, v, input);
@@ -298,10 +298,10 @@ class Builder {
     return add_output(name, type, {of.sizes.begin(), of.sizes.begin() + of.rank}, free_last);
   }
 
-  // Gaps hold a pattern, the logical tensor NaN; what to accumulate into holds numbers.
+  // The gaps hold random bytes. The tensor holds NaN, or numbers if the call accumulates.
   Slab* add_output(const char* name, Type type, const Sizes& sizes, bool free_last) {
-    Slab* const slab =
-        add(name, type, sizes, {.may_broadcast = false, .free_last = free_last, .boxed = boxed_});
+    Slab* const slab = add(name, type, sizes,
+                           {.may_broadcast = false, .free_last = free_last, .for_tma = for_tma_});
     for (std::byte& byte : slab->memory) byte = static_cast<std::byte>(random_.next());
     slab->fill([&] {
       return p_.accumulate ? random_.normal() : std::numeric_limits<double>::quiet_NaN();
@@ -330,7 +330,7 @@ class Builder {
     }
     if (!backward) return;
     p_.dout = add("dout", random_.chance(0.12) ? f32 : type_, rows,
-                  {.may_broadcast = true, .free_last = false, .boxed = boxed_});
+                  {.may_broadcast = true, .free_last = false, .for_tma = for_tma_});
     p_.dout->fill([&] { return draw_value(1, false); });
     say(fmt::format(" dout:{}{}", name_of(p_.dout->tensor.type), strides_text(p_.dout->tensor)));
     p_.accumulate = random_.chance(0.15);
@@ -347,7 +347,7 @@ class Builder {
   RandomProblem p_;
   Shape shape_;
   Type type_ = f32;
-  bool boxed_ = false;  // as half of the 16-bit problems are
+  bool for_tma_ = false;  // of half of the 16-bit problems
   Family family_ = Family::normal;
   Slab *q_ = nullptr, *k_ = nullptr, *v_ = nullptr, *bias_ = nullptr;
 };

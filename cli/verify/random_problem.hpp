@@ -1,4 +1,4 @@
-// One random attention problem, derived wholly from (seed, index).
+// A random attention problem, which depends on (seed, index) alone.
 #pragma once
 
 #include <deque>

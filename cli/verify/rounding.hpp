@@ -1,4 +1,5 @@
-// How much rounding each result must be granted: a bound's natural unit per element.
+// The unit of each result's tolerance: the rounding error that a computation may have, to first
+// order.
 #pragma once
 
 #include <limits>
