@@ -103,8 +103,8 @@ def changed_texts(folder, name, old, new):
 def test_check_lists_its_failures_as_json(run, tmp_path):
     """dk is 2 % too large."""
     wrong = changed_texts(tmp_path, "cuda/kernels/gradients_simt.cuh",
-                          "if constexpr (kConfig.wants_dk) {\n    set_all<kConfig>(factor, ",
-                          "if constexpr (kConfig.wants_dk) {\n    set_all<kConfig>(factor, 1.02f * ")
+                          "\n    set_all<kConfig>(factor, Real(p.score.scale))",
+                          "\n    set_all<kConfig>(factor, Real(1.02 * p.score.scale))")
     check = ["check", "--device", "cuda:0", "--backend", "cuda:simt", "--seed", 4, "--type", "f32",
              "--max-len", 30]
     done = run(*check, "--problem", 5, "--json", status=1, **wrong)
