@@ -111,9 +111,9 @@ struct BackwardMemory {
     kPeerKeysFull = kReceivedFull + 1,
     // Clusters over the batch: dS^T of all blocks.
     kPeersFull = kPeerKeysFull + 1,
-    kDropoutFull = kPeersFull + kDscoreBuffers,
+    kDropoutBitsFull = kPeersFull + kDscoreBuffers,
   };
-  static_assert(kDropoutFull + 1 == kBackwardBarriers);
+  static_assert(kDropoutBitsFull + 1 == kBackwardBarriers);
   static constexpr auto kDropoutBitsRead = NamedBarrier::backward_dropout_bits_read;
   static constexpr int kDropoutBitsReaders = kKeyWarps * 32;
 
@@ -128,7 +128,7 @@ struct BackwardMemory {
   REGARD_DEVICE void await_empty(Barrier kind, int iteration) const {
     mbarrier_wait(barrier(kind, iteration & 1), parity_of(iteration) ^ 1);
   }
-  REGARD_DEVICE SharedAddress dropout_bits_full() const { return barrier(kDropoutFull); }
+  REGARD_DEVICE SharedAddress dropout_bits_full() const { return barrier(kDropoutBitsFull); }
 
   REGARD_DEVICE void init_barriers() const {
     mbarrier_init(barrier(kKeysFull), 1);
@@ -145,7 +145,7 @@ struct BackwardMemory {
       mbarrier_init(barrier(kPairTermsFull, buffer), 128);
     }
     if constexpr (has_backward_dropout_warpgroup(kConfig)) {
-      mbarrier_init(barrier(kDropoutFull), 128);
+      mbarrier_init(barrier(kDropoutBitsFull), 128);
     }
     if constexpr (kConfig.cta_pair) {
       mbarrier_init(barrier(kReceivedFull), 1);
