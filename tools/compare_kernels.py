@@ -22,8 +22,9 @@ from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 
-# Code, constants, the registers and shared memory that a launch takes.
-COMPARED = (".text", ".nv.constant", ".nv.info", ".nv.shared", ".nv.global")
+# Code, parameters, constants and shared memory. (Where unused constants of the texts lie is not.)
+COMPARED = (".text", ".nv.constant0", ".nv.constant2", ".nv.constant3", ".nv.shared")
+INSTRUCTION = 16  # bytes
 
 
 def arguments() -> argparse.Namespace:
@@ -36,12 +37,16 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def parts(path: Path) -> list[tuple[str, bytes]]:
-    """What is compared of a cubin: (kind of section, bytes), in the order of the file."""
+def parts(path: Path) -> dict[str, bytes]:
+    """What is compared of a cubin, by section; of the code also how many registers it takes."""
+    found = {}
     with path.open("rb") as file:
-        sections = ELFFile(file).iter_sections()
-        return [(kind, section.data() or section.data_size.to_bytes(8, "little"))
-                for section in sections for kind in COMPARED if section.name.startswith(kind)]
+        for section in ELFFile(file).iter_sections():
+            if section.name.startswith(COMPARED):
+                found[section.name] = section.data() or bytes(section.data_size)
+            if section.name.startswith(".text"):
+                found["registers"] = bytes([section["sh_info"] >> 24])
+    return found
 
 
 def instructions(path: Path) -> list[str]:
@@ -54,13 +59,20 @@ def difference(before: Path, after: Path) -> str:
     if before.read_bytes() == after.read_bytes():
         return ""
     old, new = parts(before), parts(after)
-    if old == new:
-        return ""
-    if [kind for kind, _ in old] != [kind for kind, _ in new]:
-        return "other sections"
-    kinds = sorted({kind for (kind, a), (_, b) in zip(old, new) if a != b})
-    sizes = [sum(len(data) for kind, data in part if kind == ".text") for part in (old, new)]
-    return f"{', '.join(kinds)}; code {sizes[0]} -> {sizes[1]} bytes"
+    said = []
+    for name in sorted({*old, *new}):
+        a, b = old.get(name, b""), new.get(name, b"")
+        if a == b:
+            continue
+        if name == "registers":
+            said.append(f"registers {a[0]} -> {b[0]}")
+        elif name.startswith(".text") and len(a) == len(b):
+            steps = range(0, len(a), INSTRUCTION)
+            count = sum(a[n:n + INSTRUCTION] != b[n:n + INSTRUCTION] for n in steps)
+            said.append(f"{count} of {len(steps)} instructions")
+        else:
+            said.append(f"{name}: {len(a)} -> {len(b)} bytes")
+    return ", ".join(said)
 
 
 def main() -> int:
