@@ -54,9 +54,9 @@ CHANGES = [
 FORWARD_WGMMA = "tiles_of_warpgroups or boxes_of_a_bias"
 SIMT = "(alone or at_once) and simt or test_emulated_adversarial and simt"
 EMULATED = {
-    "src/cuda/kernels/tile/wgmma/plane": "gradients_of_planes or tiles_of_warpgroups and f32",
-    "src/cuda/kernels/split_f32": "gradients_of_planes or tiles_of_warpgroups and f32",
-    "src/cuda/kernels/tile/wgmma/backward/f32": "gradients_of_planes",
+    "src/cuda/kernels/tile/wgmma/plane": "gradients_of_f32 or tiles_of_warpgroups and f32",
+    "src/cuda/kernels/split_f32": "gradients_of_f32 or tiles_of_warpgroups and f32",
+    "src/cuda/kernels/tile/wgmma/backward/f32": "gradients_of_f32",
     "src/cuda/kernels/tile/wgmma/forward": FORWARD_WGMMA,
     "src/cuda/kernels/tile/wgmma/warpgroup": FORWARD_WGMMA,
     "src/cuda/kernels/forward_wgmma": FORWARD_WGMMA,

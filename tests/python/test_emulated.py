@@ -137,7 +137,7 @@ TILES = [  # type, features, (Sq, Sk), D, Dv
     ("f16", ("bias_infinite", "seqused", "top_left"), (200, 296), 128, 128),
     ("f16", ("bias_head", "mask_keys"), (70, 320), 256, 256),
     ("bf16", ("bias_head", "mask", "packed"), (70, 333), 64, 64),
-    # Pairs of planes, whatever the strides.
+    # f32, with any strides.
     ("f32", ("top_left", "gaps"), (191, 300), 64, 64),
     ("f32", ("grouped", "dropout", "sink", "reversed"), (129, 257), 48, 56),
     ("f32", ("packed", "bottom_right"), (193, 200), 128, 96),
@@ -394,7 +394,7 @@ def test_references_that_run_away_with_the_bias(turn, features, type, bias):
     judge_forward(case, WGMMA + "+mixed+" + str(turn))
 
 
-def test_the_largest_head_of_planes():
+def test_the_largest_head_of_f32():
     case = cases.make((), "f32", sizes=(70, 90), dim=136, dim_v=64)
     assert "no tile for head sizes of f32 above 128" in refused(case, WGMMA)
 
@@ -402,7 +402,7 @@ def test_the_largest_head_of_planes():
 @pytest.mark.filterwarnings("ignore")  # gradients, which are not asked for
 @pytest.mark.parametrize("features, name, sizes", one_in(5, itertools.product(
     [(), ("top_left",), ("packed",)], "qkv", [(-6, 6), (-37, -30), (-44, -20), (8, 12)])), ids=str)
-def test_planes_of_any_size(features, name, sizes):
+def test_f32_of_any_size(features, name, sizes):
     """Rows of f32 from denormal to huge, beside one another: each as exact as if it were alone."""
     low, high = sizes
     # Logits of some ten to the power of half of the range, whatever their size.
@@ -418,7 +418,7 @@ def test_planes_of_any_size(features, name, sizes):
 
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf, -np.inf, 3e38])
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_planes_of_what_is_not_finite(name, spoilt):
+def test_f32_that_is_not_finite(name, spoilt):
     """What one row holds is not felt by rows that do not see it."""
     given = {n: normal(1, 2, 150, 64, type="f32", seed=i) for i, n in enumerate("qkv")}
     want = solve(**given, backend="emulated:simt", causal="top_left")
@@ -438,7 +438,7 @@ def test_planes_of_what_is_not_finite(name, spoilt):
 
 
 @pytest.mark.parametrize("scale", [1.3e-6, 7.9e-5])
-def test_planes_of_tiny_queries_and_huge_keys(scale):
+def test_f32_of_tiny_queries_and_huge_keys(scale):
     """No factor on the way from products to logits is rounded as a denormal."""
     given = {"q": normal(1, 1, 70, 128, type="f32") * np.float32(2.0 ** -114),
              "k": normal(1, 1, 90, 128, type="f32", seed=1) * np.float32(2.0 ** 124),

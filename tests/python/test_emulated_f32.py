@@ -1,7 +1,7 @@
-"""Gradients of f32 by pairs of f16 planes (family wgmma) on the emulated machine, against the oracle.
+"""Gradients of f32 by hi and lo parts of f16 (family wgmma) on the emulated machine, against the oracle.
 
-As test_emulated.py, whose environment these tests need. Up to 64 columns a warpgroup has dk and dv of
-64 keys, above one has dv and another dk; so it is as well where bias and mask leave no room.
+These tests need the environment of test_emulated.py. Up to 64 columns a warpgroup has dk and dv of 64
+keys. Above, or if bias and mask leave no room, one warpgroup has dv and another dk.
 """
 
 
@@ -43,7 +43,7 @@ CASES = [  # features, (Sq, Sk), D, Dv, deterministic
 
 
 @pytest.mark.parametrize("features, sizes, dim, dim_v, deterministic", one_in(3, CASES), ids=str)
-def test_gradients_of_planes(features, sizes, dim, dim_v, deterministic):
+def test_gradients_of_f32(features, sizes, dim, dim_v, deterministic):
     case = cases.make(features, "f32", sizes=sizes, dim=dim, dim_v=dim_v)
     case.options["deterministic"] = int(deterministic)
     no_dbias = {"wanted": GRADIENTS} if any("bias" in x for x in features) else {}
@@ -79,8 +79,8 @@ def test_rows_of_any_size(name, low, high, dim):
             rows = apart / np.maximum(size, 1e-300)
             errors.append([np.linalg.norm(apart) / np.linalg.norm(size), np.median(rows),
                            np.quantile(rows, 0.9)])
-    planes, plain = np.array(errors[:3]), np.array(errors[3:])
-    assert (planes <= 8 * plain + 4e-6).all(), (planes, plain)
+    split, plain = np.array(errors[:3]), np.array(errors[3:])
+    assert (split <= 8 * plain + 4e-6).all(), (split, plain)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
