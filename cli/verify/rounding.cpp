@@ -48,13 +48,27 @@ Array blocks(const Tensor& t, Type type, std::initializer_list<Block> list) {
   return array;
 }
 
-// Adds the columns of one block; what is untouched stays so, being -infinity.
-void add_block(const Array& from, Index block, Array& to) {
+// Adds factor |from - less| of one block of columns. Untouched elements stay -infinity.
+void add_block(const Array& from, const Array& less, double factor, Index block, Array& to) {
   if (!to.given() || to.count() == 0) return;
   const Index dim = to.sizes.back(), width = from.sizes.back();
   for (Index n = 0; n < to.count(); ++n) {
-    to.as<double>()[n] += from.as<double>()[n / dim * width + block * dim + n % dim];
+    const Index at = n / dim * width + block * dim + n % dim;
+    double& sum = to.as<double>()[n];
+    if (from.get(at) == kUntouched) {
+      sum = kUntouched;
+    } else {
+      sum += factor * std::fabs(from.get(at) - (less.given() ? less.get(at) : 0));
+    }
   }
+}
+
+void add(const Results& from, const Results& less, double factor, Results& units) {
+  add_block(from.dq, less.dq, factor, 1, units.dq);
+  add_block(from.dk, less.dk, factor, 2, units.dk);
+  add_block(from.dv, less.dv, factor, 0, units.dv);
+  add_block(from.dbias, less.dbias, factor, 0, units.dbias);
+  add_block(from.dsink, less.dsink, factor, 0, units.dsink);
 }
 
 class Units {
@@ -150,41 +164,44 @@ class Units {
     return shape_.packed ? row % shape_.heads_q * a_.q.sizes[0] + row / shape_.heads_q : row;
   }
 
-  // The gradient subtracts delta, whose size is to be added: dlse brings it back, twice.
+  // What reaches the weights of each row.
+  struct Cotangents {
+    Array dout, dlse;
+
+    Cotangents(const Array& dout, const Array& lse) : dout(f64, dout.sizes), dlse(f64, lse.sizes) {}
+  };
+
   void backward(const Results& forward, const Results& moved, Results& units) {
-    Array dout(f64, dout_.sizes), dlse(f64, forward.lse.sizes);
-    Array moved_dout(f64, dout_.sizes), moved_dlse(f64, forward.lse.sizes);
+    Cotangents error(dout_, forward.lse), size(dout_, forward.lse), moved_size(dout_, forward.lse);
     const double out_roundoff = std::max(roundoff_, unit_roundoff(wanted_.out));
-    const double ratio = growth_ / kMove;
     for (Index row = 0; row < rows(); ++row) {
       Row& r = rows_[static_cast<std::size_t>(row)];
       double delta = 0, moved_delta = 0, delta_error = 0;
       for (Index d = 0; d < shape_.dim_v; ++d) {
         const Index n = row * shape_.dim_v + d;
-        const double size = std::fabs(dout_.get(n)), out = forward.out.get(n);
-        dout.set(n, (r.error - ratio) * size);
-        moved_dout.set(n, ratio * r.rise * size);
-        if (out == 0) continue;  // sees nothing: dout may hold NaN
-        delta += size * out;
-        moved_delta += size * moved.out.get(n);
-        delta_error += size * (units.out.get(n) + out_roundoff * out + smallest_step(wanted_.out));
+        const double part = std::fabs(dout_.get(n)), out = forward.out.get(n);
+        error.dout.set(n, r.error * part);
+        size.dout.set(n, part);
+        moved_size.dout.set(n, r.rise * part);
+        if (out == 0) continue;  // the row sees nothing, and dout may hold NaN
+        delta += part * out;
+        moved_delta += part * moved.out.get(n);
+        delta_error += part * (units.out.get(n) + out_roundoff * out + smallest_step(wanted_.out));
       }
-      const double direct = dlse_.given() ? std::fabs(dlse_.get(lse_of(row))) : 0;
+      // The backward pass subtracts delta. Its size must be added, so that dlse has it twice.
+      const Index n = lse_of(row);
+      const double direct = dlse_.given() ? std::fabs(dlse_.get(n)) : 0;
       r.terms = 2 * delta + direct;
-      dlse.set(lse_of(row), (r.error - ratio) * r.terms + delta_error);
-      moved_dlse.set(lse_of(row), ratio * r.rise * (moved_delta + delta + direct));
+      error.dlse.set(n, r.error * r.terms + delta_error);
+      size.dlse.set(n, r.terms);
+      moved_size.dlse.set(n, r.rise * (moved_delta + delta + direct));
     }
-    add(reference(plain_, dout.tensor(), dlse.tensor(), wanted_), units);
-    add(reference(moved_, moved_dout.tensor(), moved_dlse.tensor(), wanted_), units);
+    const auto gradients = [&](const Attention& a, const Cotangents& c) {
+      return reference(a, c.dout.tensor(), c.dlse.tensor(), wanted_);
+    };
+    add(gradients(plain_, error), {}, 1, units);
+    add(gradients(moved_, moved_size), gradients(plain_, size), growth_ / kMove, units);
     if (a_.softcap > 0) add_slope_errors(units);
-  }
-
-  static void add(const Results& part, Results& units) {
-    add_block(part.dq, 1, units.dq);
-    add_block(part.dk, 2, units.dk);
-    add_block(part.dv, 0, units.dv);
-    add_block(part.dbias, 0, units.dbias);
-    add_block(part.dsink, 0, units.dsink);
   }
 
   // The slope of a softcap, 1 - tanh^2, has an absolute error.
@@ -197,12 +214,12 @@ class Units {
       return 2 * arithmetic_ * *a.scale * rows_[static_cast<std::size_t>(n / shape_.dim)].terms;
     };
     for (Index n = 0; n < dout.count(); ++n) dout.as<double>()[n] *= factor(n);
-    Results got = reference(a, dout.tensor(), {}, {.out = f64, .dv = f64});
+    const Results got = reference(a, dout.tensor(), {}, {.out = f64, .dv = f64});
     for (Index n = 0; n < got.out.count(); ++n) {
       if (got.out.get(n) != kUntouched) got.out.as<double>()[n] *= factor(n);
     }
-    add_block(got.out, 0, units.dq);
-    add_block(got.dv, 0, units.dk);
+    add_block(got.out, {}, 1, 0, units.dq);
+    add_block(got.dv, {}, 1, 0, units.dk);
   }
 
   const Attention& a_;
