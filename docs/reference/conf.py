@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,13 +26,22 @@ autoapi_generate_api_docs = False
 python_maximum_signature_line_length = 80
 
 myst_heading_anchors = 4
-# The guides also link to files outside docs/, which are no pages here; tests/docs checks those links.
+# The guides also link to files outside docs/, which are no pages here; tests/docs checks those
+# links.
 suppress_warnings = ["myst.xref_missing", "duplicate_declaration.c", "duplicate_declaration.cpp",
                      "autoapi.python_import_resolution"]
 
 
+# The package's folder under its name, without __init__.py, which would load the compiled module.
+sys.modules["regard"] = ModuleType("regard")
+sys.modules["regard"].__path__ = [str(ROOT / "python/regard")]
+filled = importlib.import_module("regard.docstrings").filled
+
+
 def plain_text(app, what, name, thing, options, lines: list[str]) -> None:
-    """Docstrings are plain text: | and * mean themselves, and indented paragraphs are code."""
+    """Placeholders are filled. The text is plain: | and * mean themselves, and indented paragraphs
+    are code."""
+    lines[:] = filled("\n".join(lines)).split("\n")
     text: list[str] = []
     in_code = False
     for line in lines:

@@ -39,7 +39,7 @@ void require_rank(const std::string& argument, std::size_t rank) {
               "an array has at most 4");
 }
 
-// The device of a DLPack view, as Array::device counts.
+// The device of a DLPack view, in the numbers of Array::device.
 int device_of(int type, int index, const std::string& argument) {
   namespace device = nanobind::device;
   if (type == device::cpu::value || type == device::cuda_host::value) return Array::kHost;
@@ -55,7 +55,7 @@ int device_of(int type, int index, const std::string& argument) {
   return index;
 }
 
-// View: an ndarray with the access that is wanted.
+// View: an ndarray type, read-only or writable.
 template <class View>
 Array described(const nanobind::object& source, const std::string& argument,
                 const std::string& type) {

@@ -1,4 +1,4 @@
-// A Python array as the library sees it: a regard::Tensor and the device that its memory is on.
+// A Python array as the library takes it: a regard::Tensor and the device that holds its memory.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -25,13 +25,14 @@ Array array_at(std::uintptr_t pointer, const std::string& type,
                const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides,
                int device, nanobind::object owner);
 
-// A view of anything that speaks DLPack or the buffer protocol. `argument` is for the Error;
-// `type` overrides the element type where the protocol knows none (bf16 as 16-bit integers);
-// `writable` asks for memory that may be written, and refuses what says that it may not.
+// A view of any object with DLPack or the buffer protocol. `argument` is the name in an Error.
+// `type` overrides the element type where the protocol has none (bf16 as 16-bit integers).
+// `writable` refuses read-only memory.
 Array array_from(const nanobind::object& source, const std::string& argument,
                  const std::string& type, bool writable);
 
-// The same memory with two axes exchanged: (B, S, H, D) as (B, H, S, D). Error for no such axis.
+// The same memory with two axes exchanged: (B, S, H, D) as (B, H, S, D). Error if an axis is
+// missing.
 Array swapped(const Array& array, int first, int second);
 
 std::string device_name(int device);  // "cpu", "cuda:0"

@@ -1,4 +1,4 @@
-// Work beside which other Python threads run.
+// Runs work without the interpreter's lock, so that other Python threads run at the same time.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -10,18 +10,18 @@
 
 namespace regard::python {
 
-// Takes the interpreter's lock back. A daemon thread may come here after the interpreter has ended.
-// Python before 3.14 then ends the thread by unwinding its stack, which would end the process where
-// it meets C++ code that lets nothing through. The thread sleeps instead, as it does in 3.14.
+// Takes the interpreter's lock back. A daemon thread may get here after the interpreter has ended.
+// Python before 3.14 then unwinds the thread's stack, which ends the process at the first noexcept
+// function. The thread sleeps instead, as it does in Python 3.14.
 inline void take_gil(PyThreadState* state) {
   try {
     PyEval_RestoreThread(state);
-  } catch (...) {  // the unwinding; must not be left
+  } catch (...) {  // the unwinding, which must not go on
     while (true) std::this_thread::sleep_for(std::chrono::hours(1));
   }
 }
 
-// Runs `work` without the interpreter's lock; what it throws comes through with the lock.
+// Runs `work` without the interpreter's lock; rethrows its exception with the lock held.
 template <class Work>
 void without_gil(Work&& work) {
   PyThreadState* state = PyEval_SaveThread();

@@ -1,7 +1,5 @@
-// regard._core: the library's calls on Arrays. What users see is made of it in Python.
-#include <nanobind/stl/map.h>
+// regard._core: the library's calls on Arrays. The package builds on it what users see.
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -37,8 +35,8 @@ const char* name_of_code(Code code) {
   return "InternalError";
 }
 
-// regard.errors has a class for each code, made from (text, argument, value). What is a field of a
-// field in C++, dropout.p, is one keyword in Python, dropout_p.
+// regard.errors has a class for each code, with the constructor (text, argument, value). The nested
+// field dropout.p in C++ is the keyword dropout_p in Python.
 void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
@@ -58,8 +56,8 @@ Pass pass_named(const std::string& name) {
   throw Error(Code::invalid_argument, "pass", "'" + name + "'", "must be forward or backward");
 }
 
-// A function of Python that is given a number of bytes and returns the address of as many; none:
-// the library allocates its own. The caller keeps the memory until the call has returned.
+// A Python function that takes a number of bytes and returns the address of that much memory, which
+// the caller keeps until the call has returned. Without one the library allocates the workspace.
 using Allocate = std::optional<nb::typed<nb::callable, std::uintptr_t(std::size_t)>>;
 
 template <class... Tensors>
@@ -100,47 +98,40 @@ void run_backward(const Problem& p, const Array& out, const Array& lse, const Ar
   without_gil([&] { backward(p.attention, inputs, gradients, run); });
 }
 
-// What is said of something, by name.
+// Values by name.
 using Facts = nb::typed<nb::dict, nb::str, nb::any>;
 
+// facts("name", value, "name", value, ...)
+template <class... Rest>
+Facts facts(const char* name, const auto& value, const Rest&... rest) {
+  nb::dict all;
+  all[name] = value;
+  if constexpr (sizeof...(rest) > 0) all.update(facts(rest...));
+  return all;
+}
+
 Facts setup() {
-  nb::list backends_list;
-  for (const BackendInfo& backend : backends()) {
-    nb::dict one;
-    one["name"] = backend.name;
-    one["available"] = backend.available;
-    one["note"] = backend.note;
-    backends_list.append(one);
+  nb::list found;
+  for (const BackendInfo& one : backends()) {
+    found.append(facts("name", one.name, "available", one.available, "note", one.note));
   }
-  nb::list devices;
+  nb::list gpus;
   const CudaSetup cuda = cuda_setup();
-  for (const CudaDevice& device : cuda.devices) {
-    nb::dict one;
-    one["name"] = device.name;
-    one["chip"] = device.chip;
-    one["multiprocessors"] = device.multiprocessors;
-    one["memory"] = device.memory;
-    devices.append(one);
+  for (const CudaDevice& gpu : cuda.devices) {
+    gpus.append(facts("name", gpu.name, "chip", gpu.chip, "multiprocessors", gpu.multiprocessors,
+                      "memory", gpu.memory));
   }
   const Machine host = machine();
-  nb::dict all;
-  all["version"] = version();
-  all["backends"] = backends_list;
-  all["cpu"] = host.cpu;
-  all["isa"] = nb::cast(host.isa);
-  all["threads"] = host.threads;
-  all["gpus"] = devices;
-  all["driver"] = cuda.driver;
-  all["compiler"] = cuda.compiler;
-  all["cache"] = cuda.cache;
-  return all;
+  return facts("version", version(), "backends", found, "cpu", host.cpu, "isa", host.isa, "threads",
+               host.threads, "gpus", gpus, "driver", cuda.driver, "compiler", cuda.compiler,
+               "skipped", cuda.skipped, "cache", cuda.cache, "cache_fault", cuda.cache_fault);
 }
 
 }  // namespace
 
 NB_MODULE(_core_of_main, m) {
   nb::register_exception_translator(translate);
-  nb::set_leak_warnings(false);  // of Problems that a program still holds when it ends
+  nb::set_leak_warnings(false);  // a program may still hold Problems when it ends
 
   nb::class_<Array>(m, "Array", "Memory, its element type, sizes and strides (in elements).")
       .def_static("at", &array_at, "pointer"_a, "type"_a, "sizes"_a, "strides"_a, "device"_a = -1,
@@ -167,32 +158,13 @@ NB_MODULE(_core_of_main, m) {
         return "<Array " + to_string(a.tensor) + " on " + device_name(a.device) + ">";
       });
 
-  nb::class_<Problem>(m, "Problem", "What is computed: regard::Attention of the C++ API.")
+  nb::class_<Problem>(m, "Problem", "One call: regard::Attention of the C++ API.")
       .def(
           "__init__",
-          [](Problem* self, const Array& q, const Array& k, const Array& v, const Arrays& arrays,
-             std::optional<double> scale, double softcap, const std::string& causal,
-             std::pair<std::int64_t, std::int64_t> window, double dropout_p,
-             std::uint64_t dropout_seed, std::uint64_t dropout_offset, std::int64_t max_seqlen_q,
-             std::int64_t max_seqlen_k, const std::string& precision, bool deterministic) {
-            new (self) Problem(problem_of(q, k, v, arrays,
-                                          {.scale = scale,
-                                           .softcap = softcap,
-                                           .causal = causal,
-                                           .window = window,
-                                           .dropout_p = dropout_p,
-                                           .dropout_seed = dropout_seed,
-                                           .dropout_offset = dropout_offset,
-                                           .max_seqlen_q = max_seqlen_q,
-                                           .max_seqlen_k = max_seqlen_k,
-                                           .precision = precision,
-                                           .deterministic = deterministic}));
+          [](Problem* self, const Array& q, const Array& k, const Array& v, const Facts& options) {
+            new (self) Problem(problem_of(q, k, v, options));
           },
-          "q"_a, "k"_a, "v"_a, "arrays"_a = nb::dict(), nb::kw_only(), "scale"_a = nb::none(),
-          "softcap"_a = 0.0, "causal"_a = "none",
-          "window"_a = std::pair<std::int64_t, std::int64_t>{-1, -1}, "dropout_p"_a = 0.0,
-          "dropout_seed"_a = 0, "dropout_offset"_a = 0, "max_seqlen_q"_a = 0, "max_seqlen_k"_a = 0,
-          "precision"_a = "full", "deterministic"_a = false)
+          "q"_a, "k"_a, "v"_a, "options"_a = nb::dict())
       .def_prop_ro("type", [](const Problem& p) { return name_of(p.attention.q.type); })
       .def("forward", &run_forward, "out"_a, "lse"_a = nb::none(), nb::kw_only(), "stream"_a = 0,
            "threads"_a = 0, "backend"_a = "", "allocate"_a = nb::none())
@@ -212,15 +184,8 @@ NB_MODULE(_core_of_main, m) {
              const std::string& backend) -> Facts {
             const Explanation e =
                 explain(p.attention, pass_named(pass), run_of(p, device, 0, threads, backend));
-            nb::dict all;
-            all["supported"] = e.supported;
-            all["backend"] = e.backend;
-            all["kernel"] = e.kernel;
-            all["text"] = e.text;
-            all["workspace"] = e.workspace;
-            all["pairs"] = e.pairs;
-            all["flops"] = e.flops;
-            return all;
+            return facts("supported", e.supported, "backend", e.backend, "kernel", e.kernel, "text",
+                         e.text, "workspace", e.workspace, "pairs", e.pairs, "flops", e.flops);
           },
           "pass_"_a = "forward", "device"_a = "", "threads"_a = 0, "backend"_a = "")
       .def(
@@ -234,6 +199,7 @@ NB_MODULE(_core_of_main, m) {
           "pass_"_a = "forward", "device"_a = "", "backend"_a = "");
 
   m.def("setup", &setup);
+  m.def("option_defaults", &option_defaults);
   m.def("xla_handlers", &xla_handlers);
   m.def("version", &version);
   m.def("dropout_probability", &dropout_probability, "p"_a);
@@ -249,8 +215,8 @@ NB_MODULE(_core_of_main, m) {
 
 }  // namespace regard::python
 
-// The binding's types are the process's: ending a second interpreter would take them from the
-// first.
+// All interpreters of the process share the binding's types, and a subinterpreter that ends would
+// take them away from the others.
 extern "C" NB_EXPORT PyObject* PyInit__core() {
   if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
     PyErr_SetString(PyExc_ImportError,

@@ -1,30 +1,61 @@
 #include "problem.hpp"
 
-#include <array>
-#include <string_view>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 
 namespace regard::python {
 
+namespace nb = nanobind;
+
 namespace {
 
-// The value of `name` in a list of names; Error for another.
-template <class Value, std::size_t N>
-Value named(const char* argument, const std::string& name,
-            const std::array<std::pair<std::string_view, Value>, N>& values) {
-  std::string all;
-  for (const auto& [word, value] : values) {
-    if (word == name) return value;
-    all += (all.empty() ? "" : ", ") + std::string(word);
-  }
-  throw Error(Code::invalid_argument, argument, "'" + name + "'", "must be one of " + all);
-}
+// Sets an option from a value of Python. Error for a value of another type.
+struct SetOption {
+  Problem& problem;
+  const char* name;
+  nb::handle value;
 
-constexpr std::array<std::pair<std::string_view, Causal>, 3> kCausal{
-    {{"none", Causal::none},
-     {"top_left", Causal::top_left},
-     {"bottom_right", Causal::bottom_right}}};
-constexpr std::array<std::pair<std::string_view, Precision>, 3> kPrecision{
-    {{"full", Precision::full}, {"tf32", Precision::tf32}, {"bf16", Precision::bf16}}};
+  template <class Value>
+  Value as() const {
+    Value result{};
+    require(nb::try_cast(value, result));
+    return result;
+  }
+  void require(bool is_right) const {
+    if (is_right) return;
+    throw Error(Code::invalid_argument, name, nb::repr(value).c_str(), "has the wrong type");
+  }
+
+  void operator()(Tensor& field) const {
+    require(nb::isinstance<Array>(value));
+    field = problem.keep(name, nb::cast<const Array&>(value));
+  }
+  void operator()(std::uint64_t& field) const {
+    require(nb::isinstance<nb::int_>(value));
+    field = PyLong_AsUnsignedLongLongMask(value.ptr());
+  }
+  void operator()(std::optional<double>& field) const { field = as<double>(); }
+  void operator()(Window& field) const {
+    const auto [left, right] = as<std::pair<std::int64_t, std::int64_t>>();
+    field = {.left = left, .right = right};
+  }
+  template <class Field>
+  void operator()(Field& field) const {
+    if constexpr (std::is_enum_v<Field>) {
+      set_named(name, as<std::string>(), field);
+    } else {
+      field = as<Field>();
+    }
+  }
+};
+
+template <class Value>
+nb::object to_python(const Value& value) {
+  if constexpr (std::is_enum_v<Value>) return nb::str(words(value)[static_cast<int>(value)]);
+  if constexpr (std::is_arithmetic_v<Value>) return nb::cast(value);
+  if constexpr (std::is_same_v<Value, Window>) return nb::make_tuple(value.left, value.right);
+  return nb::none();
+}
 
 }  // namespace
 
@@ -37,43 +68,46 @@ Tensor Problem::place(const char* argument, const Array* array) const {
   return array->tensor;
 }
 
-Problem problem_of(const Array& q, const Array& k, const Array& v, const Arrays& more,
-                   const Settings& settings) {
+Tensor Problem::keep(const char* argument, const Array& array) {
+  if (array.owner.is_valid()) owners.push_back(array.owner);
+  return place(argument, &array);
+}
+
+Problem problem_of(const Array& q, const Array& k, const Array& v) {
   Problem problem{.device = q.device};
-  const auto keep = [&](const char* argument, const Array* array) {
-    if (array && array->owner.is_valid()) problem.owners.push_back(array->owner);
-    return problem.place(argument, array);
-  };
-  Attention& a = problem.attention;
-  a.q = keep("q", &q);
-  a.k = keep("k", &k);
-  a.v = keep("v", &v);
-  const std::pair<const char*, Tensor*> fields[] = {
-      {"bias", &a.bias},
-      {"mask", &a.mask},
-      {"alibi_slopes", &a.alibi_slopes},
-      {"sink", &a.sink},
-      {"cu_seqlens_q", &a.cu_seqlens_q},
-      {"cu_seqlens_k", &a.cu_seqlens_k},
-      {"seqused_q", &a.seqused_q},
-      {"seqused_k", &a.seqused_k},
-  };
-  for (const auto& [name, field] : fields) {
-    if (const auto found = more.find(name); found != more.end()) {
-      *field = keep(name, found->second);
-    }
-  }
-  a.max_seqlen_q = settings.max_seqlen_q;
-  a.max_seqlen_k = settings.max_seqlen_k;
-  a.scale = settings.scale;
-  a.softcap = settings.softcap;
-  a.causal = named("causal", settings.causal, kCausal);
-  a.window = {.left = settings.window.first, .right = settings.window.second};
-  a.dropout = {
-      .p = settings.dropout_p, .seed = settings.dropout_seed, .offset = settings.dropout_offset};
-  a.precision = named("precision", settings.precision, kPrecision);
-  a.deterministic = settings.deterministic;
+  problem.attention.q = problem.keep("q", q);
+  problem.attention.k = problem.keep("k", k);
+  problem.attention.v = problem.keep("v", v);
   return problem;
+}
+
+Problem problem_of(const Array& q, const Array& k, const Array& v, const nb::dict& options) {
+  static const nb::dict& known = *new nb::dict(option_defaults());
+  static const nb::list& names = *new nb::list(known.keys());
+  Problem problem = problem_of(q, k, v);
+  std::size_t row = 0, found = 0;
+  visit_options(problem.attention, [&](const char* name, auto& field) {
+    PyObject* key = PyList_GetItem(names.ptr(), static_cast<Py_ssize_t>(row++));
+    const nb::handle value = PyDict_GetItemWithError(options.ptr(), key);
+    found += value.is_valid();
+    if (value.is_valid() && !value.is_none()) SetOption{problem, name, value}(field);
+  });
+  if (found == options.size()) return problem;
+  for (const auto [key, value] : options) {
+    if (known.contains(key)) continue;
+    throw Error(Code::invalid_argument, nb::str(key).c_str(), nb::repr(value).c_str(),
+                "is no option of the library");
+  }
+  return problem;
+}
+
+nb::typed<nb::dict, nb::str, nb::any> option_defaults() {
+  nb::dict all;
+  Attention attention;
+  visit_options(attention, [&](const char* name, auto& field) {
+    all[nb::steal(PyUnicode_InternFromString(name))] = to_python(field);
+  });
+  return all;
 }
 
 Run run_of(const Problem& problem, const std::string& device, std::uintptr_t stream, int threads,

@@ -16,7 +16,7 @@ namespace {
 
 using namespace xla;
 
-// An error of XLA itself, on its way back to it.
+// An error that XLA reported, to be returned to XLA.
 struct Failed {
   Failure* failure;
 };
@@ -48,7 +48,7 @@ FailureCode failure_code(Code code) {
   return kInternal;
 }
 
-// XLA asks each handler which interface it was written for, instead of calling it.
+// XLA may ask a handler which interface version it was written for, instead of calling it.
 bool answers_question(const CallFrame& frame) {
   bool asked = false;
   for (Extension* one = frame.extension; one; one = one->next) {
@@ -82,8 +82,8 @@ std::uintptr_t stream_of(const CallFrame& frame) {
   return reinterpret_cast<std::uintptr_t>(get.stream);
 }
 
-// Device memory of XLA's own pool, in the order of the call's stream: what is queued before the end
-// of this may use it.
+// Device memory from XLA's pool. XLA frees it in the order of the call's stream, so that all work
+// that is queued during the lifetime of this object may use it.
 class Scratch {
  public:
   static constexpr std::size_t kAlignment = 256;  // more than XLA can be asked for
@@ -125,46 +125,55 @@ class Scratch {
 
 // ------------------------------------------------------------------------------------- the problem
 
-// A seed in memory: on a GPU the device has to finish what computes it first.
-std::uint64_t seed_of(const Call& call, int device) {
-  const Buffer* buffer = call.buffer_if_any("dropout_seed");
-  if (!buffer) return static_cast<std::uint64_t>(call.integer("dropout_seed"));
-  if (buffer->type != kU32 || buffer->rank != 1 || buffer->sizes[0] != 2) {
+// A seed in memory. On a GPU this waits until the device has computed it.
+std::uint64_t seed_in(const Buffer& buffer, int device) {
+  if (buffer.type != kU32 || buffer.rank != 1 || buffer.sizes[0] != 2) {
     throw Error(Code::invalid_argument, "dropout_seed", "an array", "must be two uint32");
   }
   std::uint32_t words[2] = {};
   if (device == Array::kHost) {
-    std::memcpy(words, buffer->data, sizeof words);
+    std::memcpy(words, buffer.data, sizeof words);
   } else {
     cuda_memory::synchronize(device);
-    cuda_memory::to_host(device, words, buffer->data, sizeof words);
+    cuda_memory::to_host(device, words, buffer.data, sizeof words);
   }
   return std::uint64_t(words[1]) << 32 | words[0];
 }
 
-Problem problem_in(const Call& call, int device) {
-  std::map<std::string, Array> extras;
-  Arrays arrays;
-  for (const char* name : {"bias", "mask", "alibi_slopes", "sink", "cu_seqlens_q", "cu_seqlens_k",
-                           "seqused_q", "seqused_k"}) {
-    if (!call.buffer_if_any(name)) continue;
-    extras[name] = call.array(name, device);
-    arrays[name] = &extras[name];
+// Sets an option from the operand or the attribute of its name.
+struct SetOption {
+  const Call& call;
+  Problem& problem;
+
+  void operator()(const char* name, Tensor& field) const {
+    if (call.buffer_if_any(name)) field = problem.keep(name, call.array(name, problem.device));
   }
-  Settings settings{.scale = {},
-                    .softcap = call.number("softcap"),
-                    .causal = call.text("causal"),
-                    .window = {call.integer("window_left"), call.integer("window_right")},
-                    .dropout_p = call.number("dropout_p"),
-                    .dropout_seed = seed_of(call, device),
-                    .dropout_offset = static_cast<std::uint64_t>(call.integer("dropout_offset")),
-                    .max_seqlen_q = call.integer("max_seqlen_q"),
-                    .max_seqlen_k = call.integer("max_seqlen_k"),
-                    .precision = call.text("precision"),
-                    .deterministic = call.integer("deterministic") != 0};
-  if (call.integer("has_scale") != 0) settings.scale = call.number("scale");
-  return problem_of(call.array("q", device), call.array("k", device), call.array("v", device),
-                    arrays, settings);
+  void operator()(const char* name, std::optional<double>& field) const {
+    if (call.has_number(name)) field = call.number(name);
+  }
+  void operator()(const char* name, double& field) const { field = call.number(name); }
+  void operator()(const char* name, std::int64_t& field) const { field = call.integer(name); }
+  void operator()(const char* name, bool& field) const { field = call.integer(name) != 0; }
+  void operator()(const char* name, std::uint64_t& field) const {
+    const Buffer* buffer = call.buffer_if_any(name);
+    field =
+        buffer ? seed_in(*buffer, problem.device) : static_cast<std::uint64_t>(call.integer(name));
+  }
+  void operator()(const char* name, Window& field) const {
+    field = {.left = call.integer(std::string(name) + "_left"),
+             .right = call.integer(std::string(name) + "_right")};
+  }
+  template <class Enum>
+  void operator()(const char* name, Enum& field) const {
+    set_named(name, call.text(name), field);
+  }
+};
+
+Problem problem_in(const Call& call, int device) {
+  Problem problem =
+      problem_of(call.array("q", device), call.array("k", device), call.array("v", device));
+  visit_options(problem.attention, SetOption{call, problem});
+  return problem;
 }
 
 // ---------------------------------------------------------------------------------------- the call

@@ -28,7 +28,7 @@ Type type_of(ElementType type) {
   return Type::none;
 }
 
-// What follows the layout of q.
+// Whether an array has the layout of q.
 bool has_rows(const std::string& name) {
   for (const char* one : {"q", "k", "v", "out", "dout", "dq", "dk", "dv"}) {
     if (name == one) return true;
@@ -46,7 +46,7 @@ bool has_rows(const std::string& name) {
 Call::Call(const CallFrame& frame) : frame_(frame) {
   add(text("operands"), frame.operands);
   add(text("results"), frame.results);
-  rows_first_ = integer("rows_first") != 0;
+  rows_first_ = text("layout") == "bshd" && !buffer_if_any("cu_seqlens_q");
 }
 
 void Call::add(const std::string& names, const Operands& buffers) {
@@ -64,15 +64,22 @@ void Call::add(const std::string& names, const Operands& buffers) {
   }
 }
 
-const void* Call::attribute(std::string_view name, AttributeKind kind) const {
+const void* Call::attribute_if_any(std::string_view name, AttributeKind kind) const {
   const Attributes& all = frame_.attributes;
   for (std::int64_t i = 0; i < all.count; ++i) {
     if (std::string_view(all.names[i]->data, all.names[i]->size) == name && all.kinds[i] == kind) {
       return all.values[i];
     }
   }
+  return nullptr;
+}
+
+const void* Call::attribute(std::string_view name, AttributeKind kind) const {
+  if (const void* found = attribute_if_any(name, kind)) return found;
   refuse(name, "none", "the call has no such attribute");
 }
+
+bool Call::has_number(std::string_view name) const { return attribute_if_any(name, kScalar); }
 
 std::string Call::text(std::string_view name) const {
   const auto* found = static_cast<const Text*>(attribute(name, kString));

@@ -1,4 +1,4 @@
-// One call that XLA makes, by names: its buffers as Arrays, its attributes as values.
+// One call that XLA makes: its buffers as Arrays and its attributes as values, by name.
 #pragma once
 
 #include <map>
@@ -10,8 +10,8 @@
 
 namespace regard::python::xla {
 
-// All throw Error for a name that is missing or of another kind: a call that Python put together
-// wrongly, or a jaxlib of another interface.
+// All functions throw Error for a name that is missing or has another kind: then Python built the
+// call wrongly, or this jaxlib has another interface.
 class Call {
  public:
   explicit Call(const CallFrame& frame);
@@ -21,15 +21,17 @@ class Call {
   std::string text(std::string_view name) const;
   std::int64_t integer(std::string_view name) const;
   double number(std::string_view name) const;
+  bool has_number(std::string_view name) const;
 
-  // The buffer of that name, operand or result; null where the call has none.
+  // The operand or result with that name; null if the call has none.
   const Buffer* buffer_if_any(const std::string& name) const;
 
-  // As the library sees it; `device` is where its memory is. Empty where the call has none.
+  // As the library takes it; `device` holds its memory. Empty if the call has no such buffer.
   Array array_if_any(const std::string& name, int device) const;
   Array array(const std::string& name, int device) const;
 
  private:
+  const void* attribute_if_any(std::string_view name, AttributeKind kind) const;
   const void* attribute(std::string_view name, AttributeKind kind) const;
   void add(const std::string& names, const Operands& buffers);
 

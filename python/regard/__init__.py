@@ -3,8 +3,8 @@
     import regard
     out = regard.attention(q, k, v, causal=True)
 
-`attention` takes and returns the arrays of any of these frameworks. Frameworks' own interfaces, with
-gradients: `regard.torch`, `regard.transformers`, `regard.jax`. `regard.bench` measures.
+`attention` takes and returns the arrays of any of these frameworks. Frameworks' own interfaces,
+with gradients: `regard.torch`, `regard.transformers`, `regard.jax`. `regard.bench` measures.
 """
 
 from ._core import allow_compilation, dropout_probability, version
@@ -19,8 +19,9 @@ from .machine import Backend, Gpu, Info, info
 __version__ = version()
 
 __all__ = [
-    "Backend", "Check", "CheckedOutput", "DeviceFailure", "Error", "Explanation", "Gpu", "Gradients", "Info", "InternalError",
-    "InvalidArgument", "OutOfMemory", "Unavailable", "Unsupported", "WrongType", "__version__",
-    "allow_compilation", "attention", "attention_backward", "check", "dropout_mask", "dropout_probability",
-    "explain", "info", "prepare", "version",
+    "Backend", "Check", "CheckedOutput", "DeviceFailure", "Error", "Explanation", "Gpu",
+    "Gradients", "Info", "InternalError", "InvalidArgument", "OutOfMemory", "Unavailable",
+    "Unsupported", "WrongType", "__version__", "allow_compilation", "attention",
+    "attention_backward", "check", "dropout_mask", "dropout_probability", "explain", "info",
+    "prepare", "version",
 ]

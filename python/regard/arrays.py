@@ -1,7 +1,7 @@
-"""Arrays of the frameworks: read in place, and made where results go.
+"""Arrays of the frameworks: views for reading and writing, and new arrays for results.
 
-A framework is known by the module of its arrays' class, so that none is imported before its arrays
-are there.
+A framework is recognised by the module of an array's class, so that none is imported unless the
+program has imported it already.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _core
-from .element_types import element_type
+from .checks import class_name
+from .element_types import NAMES, TYPE_NAMES, element_type
 from .errors import Unsupported, WrongType, refuse
-from .options import class_name
-from .settings import TYPE_NAMES
-
-NAMES = {short: name for name, short in TYPE_NAMES.items()}
 
 
 class Framework:
-    """Anything that speaks DLPack: it can be read and written, but nothing can be made."""
+    """Any object with DLPack: it can be read and written, but no new array can be made."""
 
     name = "DLPack"
     dense = "a copy of {} with dense rows"
@@ -30,19 +27,19 @@ class Framework:
         return _core.Array.of(x, argument)
 
     def output(self, x: Any, argument: str) -> _core.Array:
-        """A view to write to. Errors: InvalidArgument for what is read-only; as `array`."""
+        """A view to write to. Errors: as `array`; InvalidArgument for a read-only array."""
         return _core.Array.of(x, argument, writable=True)
 
     def written(self, x: Any) -> None:
-        """To be called after a write."""
+        """The caller has written to x."""
 
     def empty(self, shape: Sequence[int], type: str, like: Any) -> Any:
-        """A dense array where `like` is, with nothing in it yet."""
+        """A dense, uninitialised array on the device of `like`."""
         raise refuse("q", f"an array of {class_name(like)}",
                      "results cannot be made in this framework; give out", WrongType)
 
     def stream(self, x: Any) -> int:
-        """The framework's current stream on x's device; 0 on the CPU."""
+        """The framework's current stream on the device of x; 0 on the CPU."""
         return 0
 
 
@@ -61,7 +58,7 @@ class NumPy(Framework):
     def _view(self, x: Any, argument: str, writable: bool) -> _core.Array:
         refuse_masked(x, argument)
         type = element_type(x, argument)
-        if type == "bf16":  # of ml_dtypes; NumPy does not export it
+        if type == "bf16":  # a type of ml_dtypes, which NumPy does not export
             return _core.Array.of(x.view("uint16"), argument, "bf16", writable)
         return _core.Array.of(x, argument, writable=writable)
 
@@ -107,7 +104,7 @@ class PyTorch(Framework):
         if x.layout is not sys.modules["torch"].strided:
             raise refuse(argument, f"a tensor of layout {x.layout}", "must be strided", WrongType)
         type = element_type(x, argument)
-        x = x.resolve_neg()  # a view may be lazily negated: memory holds the other sign
+        x = x.resolve_neg()  # the memory of a lazily negated view has the other sign
         return _core.Array.at(x.data_ptr(), type, x.shape, x.stride(),
                               x.device.index if kind == "cuda" else -1, x)
 
@@ -121,7 +118,7 @@ class PyTorch(Framework):
         return self.array(x, argument)
 
     def written(self, x: Any) -> None:
-        if not x.is_inference():  # autograd must notice that a tensor that it kept has changed
+        if not x.is_inference():  # autograd must see that a tensor has changed
             sys.modules["torch"].autograd.graph.increment_version(x)
 
     def empty(self, shape: Sequence[int], type: str, like: Any) -> Any:
@@ -153,7 +150,7 @@ _DLPACK = Framework()
 
 
 def framework_of(x: Any, argument: str) -> Framework:
-    """Errors: WrongType for what is no array."""
+    """Errors: WrongType for an object that is no array."""
     for base in type(x).__mro__:
         framework = FRAMEWORKS.get(base.__module__.partition(".")[0])
         if framework is not None and hasattr(x, "shape"):
@@ -169,7 +166,7 @@ def view(x: Any, argument: str) -> _core.Array:
 
 
 def output(x: Any, argument: str) -> _core.Array:
-    """A view to write to; `written(x)` belongs after the write."""
+    """A view to write to; call `written(x)` after the write."""
     return framework_of(x, argument).output(x, argument)
 
 
@@ -178,7 +175,7 @@ def written(x: Any) -> None:
 
 
 def refuse_masked(x: Any, argument: str) -> None:
-    """numpy.ma's arrays: what is masked out would be read like everything else."""
+    """The library would read the masked elements of a numpy.ma array like all others."""
     masked = sys.modules.get("numpy.ma")
     if masked is not None and isinstance(x, masked.MaskedArray):
         raise refuse(argument, f"a masked array of shape {x.shape}",
@@ -187,7 +184,7 @@ def refuse_masked(x: Any, argument: str) -> None:
 
 
 def shape_only(x: Any, argument: str) -> _core.Array:
-    """Sizes and type of anything with shape and dtype, without its memory: enough to explain."""
+    """The shape and the type of an object, without its memory: enough for `explain`."""
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
         raise refuse(argument, f"a {class_name(x)}", "must have a shape and a dtype", WrongType)
     type = element_type(x, argument)

@@ -1,4 +1,4 @@
-"""`regard.check`: one call's results against float64, for users who doubt."""
+"""`regard.check`: the results of one call compared with float64."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 from .attention import attention, attention_backward
 from .arrays import framework_of, view
 from .call import Call, call_of
+from .checks import flag
+from .docstrings import documented
 from .errors import refuse
 from .exact import Exact, Space
 from .gradients import GRADIENTS
-from .options import checked
 from .typing import Array, AttentionOptions
 
 if TYPE_CHECKING:
     from .typing import Unpack
 
-# An output's largest error may be `factor` times the unfused computation's and `units` roundings of
-# the largest result; in float64 the truth itself is rounded, and there is a limit of its own.
+# (factor, units): the largest error of an output may be `factor` times the error of the unfused
+# computation plus `units` roundings of the largest result. For float64, where the reference itself
+# is rounded, _LIMIT_F64 holds instead.
 _FACTORS = {"out": (2, 4), "lse": (2, 8)}
 _FACTORS_OF_GRADIENTS = (3, 6)
 _ROUNDING = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -29,11 +31,11 @@ _LIMIT_F64 = 1e-12
 
 @dataclass(frozen=True)
 class CheckedOutput:
-    """One result: its errors, the unfused computation's error in the same type, the verdict.
+    """One result: its errors, the error of an unfused computation in the same type, the verdict.
 
-    error and unfused are the largest absolute differences from float64; relative is the norm of the
-    difference over the norm of the truth; inf where a NaN or an infinity is not where it belongs.
-    For float64 unfused is 0: the truth is the unfused computation.
+    error and unfused are the largest absolute differences from float64. relative is the norm of the
+    difference over the norm of the float64 result. Both are inf where a NaN or an infinity is in
+    the wrong place. For float64, unfused is 0, because the reference is the unfused computation.
     """
 
     name: str
@@ -46,7 +48,7 @@ class CheckedOutput:
 
 @dataclass(frozen=True)
 class Check:
-    """What `check` found; print it. It is true where every output is right."""
+    """The verdict of `check`; print it. It is true if every output is right."""
 
     call: str
     outputs: tuple[CheckedOutput, ...]
@@ -69,34 +71,36 @@ class Check:
         return "\n".join([self.call, *lines])
 
 
+@documented
 def check(q: Array, k: Array, v: Array, *, backward: bool = False, dout: Array | None = None,
           dlse: Array | None = None, out_type: Any = None, threads: int = 0, backend: str = "",
           show: bool = True, **options: Unpack[AttentionOptions]) -> Check:
     """Runs this very call, and compares its results with the definition in float64.
 
-    The definition is computed with NumPy on the CPU, or with PyTorch or CuPy where q is, a block of
-    rows at a time: memory stays linear in the sequence, time is that of plain matrix products. The
-    same lines in q's type, every matrix rounded to it, say what an unfused computation errs.
+    The definition is computed with NumPy on the CPU, or with PyTorch or CuPy on the device of q. It
+    takes a block of rows at a time: memory stays linear in the sequence, and the time is the time
+    of plain matrix products. The same code in q's type, with every matrix rounded to it, gives the
+    error of an unfused computation.
 
     Args:
         q, k, v, out_type, threads, backend, **options: as `attention`; finite values.
-        backward: also the gradients, of everything that has one.
-        dout: the gradient that arrives at out; random numbers if None. With it, backward is True.
-        dlse: the gradient that arrives at lse; none if None.
+        backward: True: also every gradient.
+        dout: the gradient with respect to out; None is random numbers. With it, backward is True.
+        {dlse}
         show: print the table.
 
     Returns:
-        Check: true where every output is right, which is: its largest error and its relative one
-        are at most twice the unfused computation's (for gradients three times) and a few roundings.
+        Check: true if every output is right: its largest and its relative error are at most twice
+        the errors of the unfused computation (for gradients three times), plus a few roundings.
 
     Raises:
         as `attention`; InvalidArgument for NaN or infinity in q, k, v or dout.
     """
-    backward = checked("backward", backward) or dout is not None
+    backward = flag("backward", backward) or dout is not None
     framework = framework_of(q, "q")
     q, k, v = (_without_gradient(x) for x in (q, k, v))
     given = {name: _without_gradient(x) for name, x in options.items()}
-    call = call_of(q, k, v, view, **given)
+    call = call_of(q, k, v, view, given)
     space = Space(q)
     where: dict[str, Any] = {"threads": threads, "backend": backend}
     out, lse = attention(q, k, v, return_lse=True, out_type=out_type, **where, **given)
@@ -111,7 +115,7 @@ def check(q: Array, k: Array, v: Array, *, backward: bool = False, dout: Array |
         if not bool(space.xp.isfinite(space.cast(space.here(x), "f64")).all()):
             raise refuse(name, "an array with NaN or infinity", "must be finite to be compared")
     result = Check(_title(call, framework.name), _judged(call, space, found, dout, dlse))
-    if checked("show", show):
+    if flag("show", show):
         print(result)
     return result
 
@@ -133,13 +137,13 @@ def _judged(call: Call, space: Space, found: dict[str, Any], dout: Any, dlse: An
     dout = dout if "dq" in found else None
     exact = Exact(call, space, dout, dlse).run()
     unfused = Exact(call, space, dout, dlse, work="f64" if type == "f64" else "f32",
-                    rounded=_rounding(space, type, call.settings.precision)).run()
+                    rounded=_rounding(space, type, call.options["precision"])).run()
     return tuple(_compared(name, call, space, x, exact[name], unfused[name])
                  for name, x in found.items())
 
 
 def _rounding(space: Space, type: str, precision: str) -> Callable[[Any], Any]:
-    """Each intermediate matrix to the storage type, or to what tensor cores make of float32."""
+    """Rounds each intermediate matrix to q's type; float32 as tensor cores do with `precision`."""
     if type in ("f64", "f32") and precision == "full":
         return lambda x: x
     if type == "f32" and precision == "tf32":
@@ -174,7 +178,7 @@ def _compared(name: str, call: Call, space: Space, found: Any, exact: Any, unfus
 
 
 def _errors(space: Space, found: Any, exact: Any) -> tuple[float, float]:
-    """The largest absolute difference, and the norm of all over the norm of the truth."""
+    """The largest absolute difference, and the norm of the difference over the norm of `exact`."""
     xp = space.xp
     if not math.prod(exact.shape):
         return 0.0, 0.0
@@ -188,7 +192,7 @@ def _errors(space: Space, found: Any, exact: Any) -> tuple[float, float]:
 
 
 def _random_like(out: Any, space: Space) -> Any:
-    """Normal numbers in out's place and type."""
+    """Normal numbers with the shape, type and device of out."""
     import numpy
 
     numbers = numpy.random.default_rng(0).standard_normal(tuple(out.shape))

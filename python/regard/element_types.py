@@ -1,32 +1,43 @@
-"""Which element types an argument may have, and what to do with an array of another one."""
+"""Element types: their names, which ones an argument may have, and the error for another one."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from .checks import shown
 from .errors import Error, WrongType, refuse
-from .settings import TYPE_NAMES
+from .options import FLOATS, OPTIONS
 
-_FLOATS = ("float64", "float32", "float16", "bfloat16")
-_ALLOWED = {
-    "mask": ("bool",), "keep": ("bool",),
-    "alibi_slopes": ("float32",), "sink": ("float32",), "dsink": ("float32",),
-    "cu_seqlens_q": ("int32",), "cu_seqlens_k": ("int32",),
-    "seqused_q": ("int32",), "seqused_k": ("int32",),
-    "lse": ("float32", "float64"), "dlse": ("float32", "float64"),
-}
+# The library's names by those that frameworks use, and back.
+TYPE_NAMES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
+              "bool": "bool", "int32": "i32"}
+NAMES = {short: name for name, short in TYPE_NAMES.items()}
+_SUMS = ("float32", "float64")
+_ALLOWED = {name: option.types for name, option in OPTIONS.items()} | {
+    "keep": ("bool",), "dsink": ("float32",), "lse": _SUMS, "dlse": _SUMS}
 _CASTS = {"numpy": ".astype(np.{})", "cupy": ".astype(cupy.{})", "jax": ".astype(jnp.{})",
           "jaxlib": ".astype(jnp.{})", "torch": ".to(torch.{})", "ml_dtypes": ".astype(np.{})"}
 
 
 _TYPES = {argument: frozenset(TYPE_NAMES[name] for name in names)
           for argument, names in _ALLOWED.items()}
-_FLOAT_TYPES = frozenset(TYPE_NAMES[name] for name in _FLOATS)
+_FLOAT_TYPES = frozenset(TYPE_NAMES[name] for name in FLOATS)
 
 
 def allowed_types(argument: str) -> frozenset[str]:
     """"f32" and so on."""
     return _TYPES.get(argument, _FLOAT_TYPES)
+
+
+def type_name(argument: str, dtype: object) -> str:
+    """"f32" of "f32", "float32", numpy.float32, torch.float32, ... Errors: WrongType."""
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    name = str(name).rsplit(".", 1)[-1]
+    name = TYPE_NAMES.get(name, name)
+    if name not in _FLOAT_TYPES:
+        raise refuse(argument, shown(dtype), "must be float64, float32, float16 or bfloat16",
+                     WrongType)
+    return name
 
 
 def element_type(x: Any, argument: str) -> str:
@@ -43,14 +54,14 @@ def element_type(x: Any, argument: str) -> str:
 
 
 def wrong_element_type(x: Any, argument: str) -> Error:
-    """The refusal, with the expression that makes what is wanted where there is one."""
+    """The error, with an expression that converts the array where there is one."""
     dtype = str(x.dtype).rpartition(".")[2]
-    allowed = _ALLOWED.get(argument, _FLOATS)
+    allowed = _ALLOWED.get(argument, FLOATS)
     if len(allowed) > 1:
         reason = f"must hold {', '.join(allowed[:-1])} or {allowed[-1]}"
     elif allowed == ("bool",):
         reason = f"must be bool: {argument} != 0"
-        if dtype in _FLOATS:
+        if dtype in FLOATS:
             reason += "; what is added to the scores is the bias"
     else:
         package = type(x).__module__.partition(".")[0]

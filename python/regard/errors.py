@@ -1,10 +1,10 @@
-"""What Regard raises: the argument, its value and the rule that it breaks, as text and as fields."""
+"""The errors of the package: the argument, its value and the rule that it breaks."""
 
 from __future__ import annotations
 
 
 class Error(RuntimeError):
-    """Base of all errors of the library: a RuntimeError, as what PyTorch's functions raise.
+    """Base of all errors of the library; a RuntimeError, like the errors of PyTorch's functions.
 
     Attributes: argument ("k"), value ("f32 [2, 4, 10, 64]"); the text holds both and the reason.
     """
@@ -23,11 +23,11 @@ class InvalidArgument(Error, ValueError):
 
 
 class WrongType(InvalidArgument, TypeError):
-    """An argument is no array, or of a framework or element type that is not known."""
+    """An argument has the wrong type, or is an array of an unknown framework or element type."""
 
 
 class Unsupported(Error, NotImplementedError):
-    """Well formed, but the backend in question cannot do it."""
+    """The call is valid, but the backend cannot do it."""
 
 
 class Unavailable(Error):
@@ -39,7 +39,7 @@ class OutOfMemory(Error, MemoryError):
 
 
 class DeviceFailure(Error):
-    """The GPU's driver reported a failure; its own words are in the text."""
+    """The GPU's driver reported a failure; the text quotes the driver."""
 
 
 class InternalError(Error):

@@ -1,8 +1,8 @@
-"""Attention and its gradients by their definition, a block of rows at a time: what `check` trusts.
+"""Attention and its gradients by their definition: the reference of `check` and of the benchmark.
 
-Written from docs/semantics.md with matrices of NumPy, CuPy or PyTorch; shares no code with the
-library. The same lines in the inputs' own type, each intermediate matrix rounded to it, are the
-unfused computation.
+Written from docs/semantics.md with matrices of NumPy, CuPy or PyTorch, a block of rows at a time;
+shares no code with the library. The same code in the type of the inputs, with each intermediate
+matrix rounded to it, is the unfused computation.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .call import Call
-from .settings import TYPE_NAMES, Settings
+from .element_types import NAMES
 
-NAMES = {short: name for name, short in TYPE_NAMES.items()}
 _ELEMENTS = 2**22  # of a block's matrices
 
 
 class Space:
-    """Where matrices are: NumPy's memory, or where CuPy's and PyTorch's arrays are."""
+    """The framework and the device of the matrices: NumPy, or CuPy's or PyTorch's device."""
 
     def __init__(self, like: Any) -> None:
         package = type(like).__module__.partition(".")[0]
@@ -38,7 +37,7 @@ class Space:
             self.xp = numpy
 
     def here(self, x: Any) -> Any:
-        """An array of any framework, without its gradient."""
+        """An array of any framework as one of this space, without its gradient."""
         if self.torch:
             return x.detach()
         return x if self.xp.__name__ == "cupy" else self.xp.asarray(x)
@@ -67,7 +66,7 @@ class Space:
 
 @dataclass
 class Exact:
-    """One call's results; `work` is the type of its arithmetic, `rounded` follows each matrix."""
+    """One call's results. work: the type of the arithmetic; rounded: applied to each matrix."""
 
     call: Call
     space: Space
@@ -84,22 +83,22 @@ class Exact:
                         "lse": space.full(call.lse_shape(), -math.inf)}
         if self.dout is not None:
             for name, x in (("dq", call.q), ("dk", call.k), ("dv", call.v),
-                            ("dbias", call.extras["bias"]), ("dsink", call.extras["sink"])):
+                            ("dbias", call.options["bias"]), ("dsink", call.options["sink"])):
                 if x is not None:
                     self.results[name] = space.full(x.shape, 0.0)
-        heads = call.q.shape[2 if call.layout == "bshd" and not call.packed else 1]
+        heads = call.q.shape[2 if call.rows_first else 1]
         for b, rows_q, rows_k in self._sequences():
             for h in range(heads):
                 self._head(b, h, rows_q, rows_k)
         return self.results
 
-    # ------------------------------------------------------------------------------- where things are
+    # ------------------------------------------------------------------------------ parts of arrays
 
     def _sequences(self) -> Iterator[tuple[int, slice, slice]]:
-        """The batch entries, with the rows of q and of k that are real."""
-        extras = {name: None if x is None else [int(n) for n in self.space.here(x).tolist()]
-                  for name, x in self.call.extras.items() if name.startswith(("cu_", "seqused"))}
-        begins_q, begins_k = extras["cu_seqlens_q"], extras["cu_seqlens_k"]
+        """The number of each batch entry, and its rows of q and of k."""
+        tables = {name: None if x is None else [int(n) for n in self.space.here(x).tolist()]
+                  for name, x in self.call.options.items() if name.startswith(("cu_", "seqused"))}
+        begins_q, begins_k = tables["cu_seqlens_q"], tables["cu_seqlens_k"]
         axis = 1 if self.call.layout == "bshd" else 2
         count = self.call.q.shape[0] if begins_q is None else len(begins_q) - 1
 
@@ -108,14 +107,14 @@ class Exact:
             return slice(begin, end if used is None else begin + used[b])
 
         for b in range(count):
-            yield (b, rows(self.call.q, begins_q, extras["seqused_q"], b),
-                   rows(self.call.k, begins_k, extras["seqused_k"], b))
+            yield (b, rows(self.call.q, begins_q, tables["seqused_q"], b),
+                   rows(self.call.k, begins_k, tables["seqused_k"], b))
 
     def _at(self, x: Any, b: int, h: int, rows: slice) -> Any:
         """A view of one head's rows."""
         if self.call.packed:
             return x[rows, h]
-        return x[b, rows, h] if self.call.layout == "bshd" else x[b, h, rows]
+        return x[b, rows, h] if self.call.rows_first else x[b, h, rows]
 
     def _sums_at(self, x: Any, b: int, h: int, rows: slice) -> Any:
         return x[h, rows] if self.call.packed else x[b, h, rows]
@@ -124,18 +123,18 @@ class Exact:
         return self.space.cast(self.space.here(x), self.work)
 
     def _scores_at(self, x: Any, b: int, h: int, i: slice, n: int) -> Any:
-        """The part of a bias or a mask, (1 or rows, 1 or n)."""
+        """The part of a bias or a mask for these rows and n keys, (1 or rows, 1 or n)."""
         x = self.space.here(x)
         x = x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
         x = x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0]
         x = x[i] if x.shape[0] > 1 else x
         return x[:, :n] if x.shape[1] > 1 else x
 
-    # -------------------------------------------------------------------------------- the computation
+    # ------------------------------------------------------------------------------ the computation
 
     def _head(self, b: int, h: int, rows_q: slice, rows_k: slice) -> None:
         call, found = self.call, self.results
-        heads_axis = 2 if call.layout == "bshd" and not call.packed else 1
+        heads_axis = 2 if call.rows_first else 1
         g = h // (call.q.shape[heads_axis] // call.k.shape[heads_axis])
         k, v = (self._matrix(self._at(x, b, g, rows_k)) for x in (call.k, call.v))
         length, n = rows_q.stop - rows_q.start, rows_k.stop - rows_k.start
@@ -168,43 +167,43 @@ class _Block:
 
     def __init__(self, exact: Exact, b: int, h: int, i: slice, length: int, q: Any, k: Any,
                  v: Any) -> None:
-        xp, rnd, settings = exact.space.xp, exact.rounded, exact.call.settings
+        xp, rnd, options = exact.space.xp, exact.rounded, exact.call.options
         self.exact, self.q, self.k, self.v = exact, q, k, v
-        n, extras = k.shape[0], exact.call.extras
-        self.scale = q.shape[1] ** -0.5 if settings.scale is None else settings.scale
+        n = k.shape[0]
+        self.scale = q.shape[1] ** -0.5 if options["scale"] is None else options["scale"]
         score = rnd(rnd(q @ k.T) * self.scale)
         self.slope: Any = 1.0
-        if settings.softcap > 0:
-            score = rnd(settings.softcap * xp.tanh(score / settings.softcap))
-            self.slope = 1 - (score / settings.softcap) ** 2
-        if extras["bias"] is not None:
-            score = rnd(score + exact._matrix(exact._scores_at(extras["bias"], b, h, i, n)))
+        if options["softcap"] > 0:
+            score = rnd(options["softcap"] * xp.tanh(score / options["softcap"]))
+            self.slope = 1 - (score / options["softcap"]) ** 2
+        if options["bias"] is not None:
+            score = rnd(score + exact._matrix(exact._scores_at(options["bias"], b, h, i, n)))
         row = exact.space.order(i.start, i.stop)[:, None]
         column = exact.space.order(0, n)[None, :]
-        if extras["alibi_slopes"] is not None:
-            slopes = exact._matrix(extras["alibi_slopes"])
+        if options["alibi_slopes"] is not None:
+            slopes = exact._matrix(options["alibi_slopes"])
             slope = slopes[h] if slopes.ndim == 1 else slopes[b, h]
             score = rnd(score - slope * exact._matrix(abs(row + n - length - column)))
-        diagonal = row if settings.causal == "top_left" else row + n - length
-        left, right = settings.window
+        diagonal = row if options["causal"] == "top_left" else row + n - length
+        left, right = options["window"]
         seen = (column >= diagonal - left) if left >= 0 else (column >= 0) | (row < 0)
         seen = seen & (column <= diagonal + right) if right >= 0 else seen
-        seen = seen & (column <= diagonal) if settings.causal != "none" else seen
-        if extras["mask"] is not None:
-            seen = seen & exact._scores_at(extras["mask"], b, h, i, n)
+        seen = seen & (column <= diagonal) if options["causal"] != "none" else seen
+        if options["mask"] is not None:
+            seen = seen & exact._scores_at(options["mask"], b, h, i, n)
         score = xp.where(seen, score, -math.inf)
-        self.sink = None if extras["sink"] is None else exact._matrix(extras["sink"])[h]
+        self.sink = None if options["sink"] is None else exact._matrix(options["sink"])[h]
         self.lse = self._log_sum(score)
         weights = xp.exp(score - xp.where(self.lse == -math.inf, 0.0, self.lse)[:, None])
         self.weights = rnd(weights)
         self.factor: Any = 1.0
-        if settings.dropout_p > 0:
-            self.factor = exact._matrix(exact.space.from_numpy(_kept(settings, b, h, i, n)))
+        if options["dropout_p"] > 0:
+            self.factor = exact._matrix(exact.space.from_numpy(_kept(options, b, h, i, n)))
         self.dropped = rnd(self.weights * self.factor)
         self.out = rnd(self.dropped @ v)
 
     def _log_sum(self, score: Any) -> Any:
-        """The log of each row's sum of exponentials, the sink's among them."""
+        """The logarithm of each row's sum of exponentials, including the sink's."""
         xp = self.exact.space.xp
         largest = xp.amax(score, 1) if score.shape[1] else xp.full_like(self.q[:, 0], -math.inf)
         if self.sink is not None:
@@ -216,7 +215,7 @@ class _Block:
         return xp.where(total > 0, xp.log(xp.where(total > 0, total, 1.0)) + shift, -math.inf)
 
     def backward(self, dout: Any, dlse: Any) -> tuple[Any, ...]:
-        """dq, dk, dv, the gradient of the scores after the cap, dsink."""
+        """dq, dk, dv, the gradient with respect to the biased scores, dsink."""
         xp, rnd = self.exact.space.xp, self.exact.rounded
         delta = rnd((dout * self.out).sum(1)) - dlse
         dp = rnd(rnd(dout @ self.v.T) * self.factor)
@@ -230,13 +229,13 @@ class _Block:
                 rnd(self.dropped.T @ dout), ds, dsink)
 
 
-def _kept(settings: Settings, b: int, h: int, rows: slice, columns: int) -> Any:
-    """What dropout multiplies weights with, 0 or 1 / (1 - p): a NumPy matrix."""
+def _kept(options: dict[str, Any], b: int, h: int, rows: slice, columns: int) -> Any:
+    """The factors of dropout, 0 or 1 / (1 - p), as a NumPy matrix."""
     import numpy as np
 
-    threshold = min(65535, math.floor(65536 * settings.dropout_p + 0.5))
-    seed, offset, low = settings.dropout_seed, settings.dropout_offset, 0xFFFFFFFF
-    key = _philox([offset & low, offset >> 32, 0, 0], [seed & low, seed >> 32], 10)[:2]
+    threshold = min(65535, math.floor(65536 * options["dropout_p"] + 0.5))
+    seed, offset, low = options["dropout_seed"], options["dropout_offset"], 0xFFFFFFFF
+    key = _philox([offset & low, offset >> 32 & low, 0, 0], [seed & low, seed >> 32 & low], 10)[:2]
     row = np.arange(rows.start, rows.stop, dtype=np.uint64)[:, None]
     group = np.arange(-(-columns // 32) * 4, dtype=np.uint64)[None, :]
     words = _philox([group, row, np.uint64(h), np.uint64(b)], [int(word) for word in key], 7)
@@ -248,7 +247,7 @@ def _kept(settings: Settings, b: int, h: int, rows: slice, columns: int) -> Any:
 
 
 def _philox(counter: list[Any], key: list[int], rounds: int) -> list[Any]:
-    """Philox4x32 on words in 64 bits."""
+    """Philox4x32; each 32-bit word is held in 64 bits."""
     import numpy as np
 
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)

@@ -1,4 +1,4 @@
-"""What this machine offers."""
+"""The CPU, the GPUs and the backends of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import _core
 class Backend:
     name: str  # what `backend` and REGARD_BACKEND take
     available: bool
-    note: str  # what it is, or why it is missing and how to get it
+    note: str  # a description; or why the backend is missing and how to get it
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,11 @@ class Info:
     isa: list[str]
     threads: int  # cores that this process may use
     gpus: list[Gpu]
-    driver: str  # of CUDA; or why there is none
-    compiler: str  # NVRTC; or why there is none
+    driver: str  # the newest CUDA version that it serves; or why there is none
+    compiler: str  # version and file of NVRTC; or why there is none
+    skipped: list[str]  # compilers that were found but are not trusted; each a sentence
     cache: str  # folder of compiled kernels; "" = none
+    cache_fault: str  # why nothing is found or kept in that folder; "" = nothing is wrong with it
     backends: list[Backend]
 
     def __str__(self) -> str:
@@ -39,8 +41,10 @@ class Info:
                 ("", " ".join(self.isa))]
         rows += [("GPU", f"{gpu.name} ({gpu.chip}), {gpu.multiprocessors} multiprocessors, "
                   f"{gpu.memory / 2**30:.0f} GiB") for gpu in self.gpus]
-        rows += [("CUDA driver", self.driver), ("NVRTC", self.compiler),
-                 ("kernel cache", self.cache or "none")]
+        cache = f"none: {self.cache_fault}" if self.cache_fault else self.cache or "none"
+        rows += [("CUDA driver", self.driver), ("NVRTC", self.compiler)]
+        rows += [("not trusted", sentence) for sentence in self.skipped]
+        rows += [("kernel cache", cache)]
         rows += [(backend.name, ("yes  " if backend.available else "no   ") + backend.note)
                  for backend in self.backends]
         width = max(len(name) for name, _ in rows)

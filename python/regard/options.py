@@ -1,131 +1,111 @@
-"""One option of a call: its Python type checked, and made the number or word that the binding takes.
+"""The options of a call: one row for each, with its type, default, check and documentation.
 
-Any type may arrive here. What a number means, and its limits, are the library's to check.
+From these rows come the signatures and docstrings of all functions (docstrings.py), the schema of
+PyTorch's operators, the attributes of JAX's calls and the values that the binding takes. The
+binding has one row for each option too, in binding/problem.hpp; a test compares the two.
 """
 
-from __future__ import annotations
+# The rows are read from the annotations, which therefore must be values: no `import annotations`.
+from typing import (Annotated, Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar, Union,
+                    get_type_hints)
 
-import difflib
-import operator
-import reprlib
-from collections.abc import Callable, Iterable
-from typing import Any
-
-from .errors import Error, WrongType, refuse
-
-PRECISIONS = ("full", "tf32", "bf16")
-LAYOUTS = ("bhsd", "bshd")
+from .checks import (Check, as_given, causal, flag, length, number, one_of, optional_number, window,
+                     word64)
 
 
-def number(argument: str, value: Any) -> float:
-    """Errors: WrongType, also for a tensor with a gradient, which would be lost here."""
-    if type(value) is float:
-        return value
-    if getattr(value, "requires_grad", False):
-        raise refuse(argument, "a tensor that requires grad",
-                     f"has no gradient; give a number: float({argument})", WrongType)
-    if not isinstance(value, (bool, str)):
-        try:
-            return float(value)
-        except (TypeError, ValueError, OverflowError):
-            pass
-    raise refuse(argument, shown(value), "must be a number", WrongType)
+class Array(Protocol):
+    """An array of NumPy, PyTorch, JAX, CuPy, or anything with a shape and an element type."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def dtype(self) -> Any: ...
 
 
-def integer(argument: str, value: Any, low: int, high: int) -> int:
-    """Errors: WrongType for no integer, InvalidArgument for one outside of [low, high]."""
-    if type(value) is not int:
-        if isinstance(value, bool) or hasattr(value, "requires_grad"):
-            raise refuse(argument, shown(value), "must be an integer", WrongType)
-        try:
-            value = operator.index(value)
-        except TypeError:
-            raise refuse(argument, shown(value), "must be an integer", WrongType) from None
-    whole: int = value
-    if not low <= whole <= high:
-        raise refuse(argument, whole, f"must be between {low} and {high}")
-    return whole
+ArrayT = TypeVar("ArrayT", bound=Array)
+Causal = Union[bool, Literal["none", "top_left", "bottom_right"]]
+Window = Union[None, int, tuple[Union[int, None], Union[int, None]]]
+Precision = Literal["full", "tf32", "bf16"]
+Layout = Literal["bhsd", "bshd"]
+Pass = Literal["forward", "backward"]
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
-def flag(argument: str, value: Any) -> bool:
-    """A bool, NumPy's included. Errors: WrongType."""
-    if value is True or value is False:
-        return value
-    if is_numpy_bool(value):
-        return bool(value)
-    raise refuse(argument, shown(value), "must be True or False", WrongType)
+class Option(NamedTuple):
+    """types: the element types that an array may have; empty for an option that is no array."""
+
+    default: Any
+    check: Check
+    text: str
+    types: tuple[str, ...] = ()
 
 
-def is_numpy_bool(value: Any) -> bool:
-    return type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
+def array(text: str, *types: str) -> Option:
+    return Option(None, as_given, text, types)
 
 
-def one_of(argument: str, value: Any, words: Iterable[str]) -> str:
-    """Errors: InvalidArgument."""
-    if isinstance(value, str) and value in words:
-        return value
-    raise refuse(argument, shown(value), f"must be {' or '.join(map(repr, words))}")
+class SdpaOptions(TypedDict, total=False):
+    """What PyTorch's scaled_dot_product_attention has no argument for."""
+
+    bias: Annotated[Array | None, array(
+        "any float type, broadcasts to (B, Hq, Sq, Sk); added to the scores.", *FLOATS)]
+    sink: Annotated[Array | None, array(
+        "(Hq) float32; a logit that joins the denominator of each row's softmax, and has no value "
+        "vector.", "float32")]
+    alibi_slopes: Annotated[Array | None, array(
+        "(Hq) or (B, Hq) float32; the score of query i and key j becomes less by "
+        "slope |i + Sk - Sq - j|. Slopes have no gradient.", "float32")]
+    causal: Annotated[Causal, Option(
+        False, causal, '"top_left": query i sees the keys up to i; "bottom_right": up to '
+        "i + Sk - Sq; True: the one mask that both are where Sq = Sk.")]
+    window: Annotated[Window, Option(
+        None, window, "(left, right): how many keys on each side of the diagonal are visible, next "
+        'to the diagonal\'s own. The diagonal is i with causal="top_left", else i + Sk - Sq. One '
+        "number is for both sides; None or -1 is unbounded.")]
+    softcap: Annotated[float, Option(
+        0.0, number, "c > 0 replaces each score s by c tanh(s / c), before the bias; 0 is off.")]
+    dropout_seed: Annotated[Any, Option(
+        0, word64, "64 bits. Whether dropout keeps a weight depends on (dropout_seed, "
+        "dropout_offset, b, h, i, j) alone: see `regard.dropout_mask`.")]
+    dropout_offset: Annotated[int, Option(0, word64, "64 bits; another one drops other weights.")]
+    precision: Annotated[Precision, Option(
+        "full", one_of("full", "tf32", "bf16"), "how a GPU's tensor cores may round float32 "
+        'inputs: "full", "tf32" or "bf16".')]
+    deterministic: Annotated[bool, Option(
+        False, flag, "True: a GPU's gradients repeat to the bit, as a CPU's always do.")]
 
 
-def text(argument: str, value: Any) -> str:
-    """Errors: WrongType."""
-    if isinstance(value, str):
-        return value
-    raise refuse(argument, shown(value), "must be a string", WrongType)
+class AttentionOptions(SdpaOptions, total=False):
+    """What `regard.attention` computes, next to q, k and v."""
+
+    mask: Annotated[Array | None, array(
+        "bool, broadcasts to (B, Hq, Sq, Sk); True = visible.", "bool")]
+    scale: Annotated[float | None, Option(
+        None, optional_number, "the factor of q k^T; None is 1 / sqrt(D).")]
+    dropout_p: Annotated[float, Option(
+        0.0, number, "the probability to drop a weight, below 1; realised in steps of 1/65536.")]
+    cu_seqlens_q: Annotated[Array | None, array(
+        "(B + 1) int32; where each packed sequence of q begins, and where the last one ends.",
+        "int32")]
+    cu_seqlens_k: Annotated[Array | None, array("the same for k and v.", "int32")]
+    seqused_q: Annotated[Array | None, array(
+        "(B) int32; how many rows of each sequence of q are real.", "int32")]
+    seqused_k: Annotated[Array | None, array("the same for k and v.", "int32")]
+    max_seqlen_q: Annotated[int | None, Option(
+        None, length, "the length of the longest packed sequence of q; needed with cu_seqlens_q.")]
+    max_seqlen_k: Annotated[int | None, Option(None, length, "the same for k and v.")]
+    layout: Annotated[Layout, Option(
+        "bhsd", one_of("bhsd", "bshd"), '"bshd": q, k, v and out are (B, S, H, D) instead of '
+        "(B, H, S, D).")]
 
 
-def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
-    return lambda argument, value: None if value is None else check(argument, value)
-
-
-def _size(argument: str, value: Any) -> int:
-    return integer(argument, value, 0, 2**63 - 1)
-
-
-def _word(argument: str, value: Any) -> int:
-    return integer(argument, value, 0, 2**64 - 1)
-
-
-# What a call takes beside arrays, causal, window and types.
-CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "scale": _or_none(number),
-    "softcap": number,
-    "dropout_p": number,
-    "dropout_seed": _word,
-    "dropout_offset": _word,
-    "max_seqlen_q": _or_none(_size),
-    "max_seqlen_k": _or_none(_size),
-    "layout": lambda argument, value: one_of(argument, value, LAYOUTS),
-    "precision": lambda argument, value: one_of(argument, value, PRECISIONS),
-    "deterministic": flag,
-    "return_lse": flag,
-    "accumulate": flag,
-    "backward": flag,
-    "show": flag,
-    "threads": lambda argument, value: integer(argument, value, 0, 2**31 - 1),
-    "backend": text,
-}
-
-
-def checked(argument: str, value: Any) -> Any:
-    """The value as the binding takes it. Errors: InvalidArgument, WrongType."""
-    return CHECKS[argument](argument, value)
-
-
-def unknown_option(name: str, value: Any, known: Iterable[str]) -> Error:
-    """The error for a keyword that no call has."""
-    near = difflib.get_close_matches(name, list(known), 1)
-    return refuse(name, shown(value), "is no option of attention" +
-                  (f"; did you mean {near[0]}?" if near else ""), WrongType)
-
-
-def shown(value: Any) -> str:
-    """A value in an error's text: short, whatever it is."""
-    if hasattr(value, "shape"):
-        return f"a {class_name(value)} of shape {tuple(value.shape)}"
-    return reprlib.repr(value)
-
-
-def class_name(x: object) -> str:
-    kind = type(x)
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+_HINTS = get_type_hints(AttentionOptions, include_extras=True)
+TYPES: dict[str, Any] = {name: hint.__origin__ for name, hint in _HINTS.items()}
+OPTIONS: dict[str, Option] = {name: hint.__metadata__[0] for name, hint in _HINTS.items()}
+SDPA_OPTIONS = {name: OPTIONS[name] for name in SdpaOptions.__annotations__}
+# As the binding takes them, except for the layout, which only Python knows.
+DEFAULTS: dict[str, Any] = {name: option.check(name, option.default)
+                            for name, option in OPTIONS.items()}
+ARRAYS = tuple(name for name, option in OPTIONS.items() if option.types)

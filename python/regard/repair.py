@@ -1,4 +1,4 @@
-"""What an error's text adds where the shapes tell what the caller meant."""
+"""Advice in an error's text, where the shapes show what the caller meant."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Shape = Sequence[int]
 
 
 def layout_advice(q: Shape, k: Shape, v: Shape, layout: str) -> str:
-    """Says so where heads and lengths seem to be swapped: q, k and v fit together in the other
-    layout only, or have as many queries as keys in the other one only."""
+    """Advice where heads and lengths seem to be swapped: only in the other layout do q, k and v fit
+    together, or are there as many queries as keys. Otherwise ""."""
     other = _other(layout)
     if len(q) != 4 or not _fit(q, k, v, other):
         return ""
@@ -22,9 +22,9 @@ def layout_advice(q: Shape, k: Shape, v: Shape, layout: str) -> str:
 
 def advised(error: InvalidArgument, q: Shape, k: Shape, v: Shape, layout: str,
             shapes: Mapping[str, Shape], dense: str) -> InvalidArgument:
-    """The error with advice in its text; itself where there is none.
+    """The error with advice in its text, or unchanged where there is none.
 
-    shapes: of the optional arrays; dense: how this framework makes a dense copy, "{}" its array.
+    shapes: those of the options; dense: an expression for a dense copy of the array "{}".
     """
     argument, more = error.argument, ""
     if "the last stride must be 1" in str(error):
@@ -37,7 +37,7 @@ def advised(error: InvalidArgument, q: Shape, k: Shape, v: Shape, layout: str,
 
 
 def _scores_advice(argument: str, shape: Shape, q: Shape, k: Shape, v: Shape, layout: str) -> str:
-    """For what does not broadcast to (B, Hq, Sq, Sk)."""
+    """For an array that does not broadcast to (B, Hq, Sq, Sk)."""
     other, row = _other(layout), _row(layout)
     if _fit(q, k, v, other) and _broadcasts(shape, (q[0], q[row], q[3 - row], k[3 - row])):
         return _other_layout_fits(layout)
@@ -59,7 +59,7 @@ def _other_layout_fits(layout: str) -> str:
 
 
 def _row(layout: str) -> int:
-    """The axis of queries and keys; heads have 3 less it."""
+    """The axis of queries and keys; the axis of heads is 3 minus it."""
     return 1 if layout == "bshd" else 2
 
 

@@ -7,15 +7,15 @@
 Two functions are registered: one computes attention, one says which keys a query sees. The second
 returns a matrix (B, 1, Sq, Sk) only where it must. Causal masks, sliding windows, padding and
 packed sequences become *key tables* of linear size, so that memory stays linear and hidden tiles
-cost nothing:
+are skipped:
 
     (B, S) bool          which keys are real
     (B, S) integer       the number of the packed sequence that a key belongs to
-    (B or 1, S or 1, W)  as either, with a window of W keys, the query's own included; the last
-                         dimension has stride 0 and only its size means something
+    (B or 1, S or 1, W)  one of the two, with a window of W keys that includes the query's own; the
+                         last dimension has stride 0, and only its size has a meaning
 
-All of them are causal. Only the model's mask knows the window for certain (some models do not pass
-it to the attention function), so that it travels with the mask.
+All of them are causal. The window is a part of the mask, because some models do not pass it to the
+attention function.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ import torch  # isort: skip
 
 from .errors import Unavailable, Unsupported, WrongType, refuse
 
-MINIMUM = "4.53"  # the first one where a mask function can be registered
+MINIMUM = "4.53"  # the first version in which a mask function can be registered
 
 
 class Packed(NamedTuple):
-    """Sequences one after the other: where each begins (int32), and the end; the longest one."""
+    """Packed sequences: where each begins and the last one ends (int32), and the longest length."""
 
     starts_q: torch.Tensor
     starts_k: torch.Tensor
@@ -41,7 +41,7 @@ class Packed(NamedTuple):
 
 
 class CausalPattern(NamedTuple):
-    """A causal mask that needs no matrix. segments: (B, S), equal for keys of one sequence."""
+    """A causal mask without a matrix. segments: (B, S), equal for the keys of one sequence."""
 
     window: int | None
     segments: torch.Tensor | None
@@ -51,7 +51,7 @@ def register(name: str = "regard", *, key_tables: bool = True) -> None:
     """Makes `attn_implementation=name` mean Regard in every model of this process.
 
     Args:
-        name: any but "eager", and without "flash" or "|", which transformers treats apart.
+        name: not "eager", and without "flash" and "|", which have a meaning for transformers.
         key_tables: False makes every mask a matrix, for models that compute with their masks.
 
     Raises:
@@ -76,22 +76,23 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
                       softcap: float | None = None, s_aux: torch.Tensor | None = None,
                       position_bias: torch.Tensor | None = None,
                       **kwargs: Any) -> tuple[torch.Tensor, None]:
-    """What a model's attention layer calls.
+    """The function that a model's attention layer calls.
 
     Args:
         module: the layer; its `training` and `is_causal` are read.
         query: (B, Hq, Sq, D). key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv), heads not repeated.
         attention_mask: bool (True = visible) or added to the scores, broadcasts to (B, Hq, Sq, Sk);
             or a key table; or None: causal where the layer is and Sq > 1, from the first key on.
-        dropout: the probability, in training alone.
-        sliding_window: with a causal layer and no mask, keys that a query sees, its own included.
+        dropout: the probability; used in training only.
+        sliding_window: how many keys a query sees, including its own; for a causal layer without a
+            mask.
         softcap, s_aux: cap of the scores; logits (Hq) that join the denominators.
         position_bias: added to the scores, with a gradient; broadcasts to (B, Hq, Sq, Sk).
-        kwargs: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k of packed sequences. What
-            the stock implementations ignore is ignored.
+        kwargs: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k of packed sequences. Others
+            are ignored, as by the stock implementations.
 
     Returns:
-        (B, Sq, Hq, Dv), contiguous, and None for the weights, which are never in memory.
+        (B, Sq, Hq, Dv), contiguous; and None instead of the weights, which are never in memory.
 
     Raises:
         as `regard.torch.attention`; Unsupported for a paged cache or a mask for heads.
@@ -155,11 +156,11 @@ def visible_keys(**options: Any) -> torch.Tensor | None:
     return table[..., None].expand(*table.shape, window)
 
 
-# ------------------------------------------------------------------------------------ what is seen
+# ------------------------------------------------------------------------------------------- masks
 
 
 def _causal_pattern(options: dict[str, Any]) -> CausalPattern | None:
-    """None: the mask is another one, or cannot be told from outside."""
+    """None for another mask, or one that cannot be recognised."""
     length, padding = options["kv_length"], options.get("attention_mask")
     offsets = options.get("q_offset", 0), options.get("kv_offset", 0)
     if (options.get("q_length") != length or length < 2 or torch.compiler.is_compiling()
@@ -172,13 +173,13 @@ def _causal_pattern(options: dict[str, Any]) -> CausalPattern | None:
     pattern = _pattern_of(options.get("mask_function"))
     if pattern is None:
         return None
-    if pattern.segments is None:  # then transformers says itself whether the mask is a plain one
+    if pattern.segments is None:  # then transformers tells whether the mask is a plain one
         return pattern if options.get("allow_is_causal_skip", True) else None
     return pattern if padding is None else None
 
 
 def _pattern_of(function: Callable[..., Any] | None) -> CausalPattern | None:
-    """What a mask function of transformers.masking_utils computes, read from its closure."""
+    """The pattern of a mask function of transformers.masking_utils, read from its closure."""
     from transformers import masking_utils
 
     if function is None or getattr(function, "__module__", None) != masking_utils.__name__:
@@ -191,8 +192,9 @@ def _pattern_of(function: Callable[..., Any] | None) -> CausalPattern | None:
     window = _closure(parts[0], "sliding_window_overlay").get("sliding_window")
     if isinstance(window, int) and window > 0 and parts[1] is masking_utils.causal_mask_function:
         return CausalPattern(window, None)
-    # Packed sequences: one part compares their numbers; the other one is the mask within each,
-    # by places in the batch or in the sequence, which is the same where both count up one by one.
+    # Packed sequences: one part compares the numbers of the sequences, the other one is the mask
+    # within a sequence. It may count positions from the beginning of the row or of the sequence; a
+    # causal mask is the same for both.
     for numbers, inner in (parts, reversed(parts)):
         segments = _closure(numbers, "packed_sequence_mask_function").get("packed_sequence_mask")
         if segments is not None:
@@ -204,7 +206,7 @@ def _pattern_of(function: Callable[..., Any] | None) -> CausalPattern | None:
 
 
 def _closure(function: Callable[..., Any], maker: str) -> dict[str, Any]:
-    """The variables that `function` took from `maker`, which made it; none if another one did."""
+    """The variables of the closure `function` that `maker` returned; empty for another function."""
     if not getattr(function, "__qualname__", "").startswith(f"{maker}.<locals>."):
         return {}
     cells = function.__closure__ or ()
@@ -214,7 +216,7 @@ def _closure(function: Callable[..., Any], maker: str) -> dict[str, Any]:
 
 def _read_table(table: torch.Tensor, query: torch.Tensor,
                 key: torch.Tensor) -> tuple[int | None, torch.Tensor | None]:
-    """The window, and (B, S): real keys as bool, or sequences as integers; None: all are seen."""
+    """The window; and (B, S), bool (real keys) or integers (sequences), or None for all keys."""
     shape = tuple(table.shape)
     length = query.shape[2]
     if (table.ndim not in (2, 3) or table.is_floating_point() or key.shape[2] != length
@@ -237,7 +239,7 @@ def _add_matrix(options: dict[str, Any], matrix: torch.Tensor) -> None:
 
 
 def _window(size: int | None) -> tuple[int, None] | None:
-    """A sliding window of `size` keys, the query's own included; causality bounds its right."""
+    """A window of `size` keys that includes the query's own; the causal mask bounds its right."""
     return None if size is None else (size - 1, None)
 
 
@@ -253,7 +255,7 @@ def _dense(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
 
 def _packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed: Packed,
             options: dict[str, Any]) -> torch.Tensor:
-    """Rows of all batch entries one after the other."""
+    """Attention of packed sequences; the rows of all batch entries follow each other."""
     if options["bias"] is not None:
         raise refuse("position_bias", list(options["bias"].shape),
                      "packed sequences cannot have one", Unsupported)
@@ -265,7 +267,7 @@ def _packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packed:
 
 
 def _packed_by_lengths(kwargs: dict[str, Any]) -> Packed | None:
-    """As the caller says: the arguments that transformers has for packed sequences."""
+    """From the arguments that transformers has for packed sequences; None without them."""
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     starts_q, starts_k, longest_q, longest_k = (kwargs.get(name) for name in names)
     if starts_q is None or starts_k is None or longest_q is None or longest_k is None:
@@ -275,7 +277,8 @@ def _packed_by_lengths(kwargs: dict[str, Any]) -> Packed | None:
 
 
 def _packed_by_segments(table: torch.Tensor, segments: torch.Tensor) -> Packed:
-    """Looks at the values, so that it is kept with the table, which all layers of a pass share."""
+    """From a key table. Reads its values, and therefore keeps the result in the table, which all
+    layers of a pass share."""
     kept: Packed | None = getattr(table, "regard_packed", None)
     if kept is not None:
         return kept

@@ -1,67 +1,26 @@
-"""What signatures name: arrays of any framework, and the keywords of a call."""
+"""What signatures name: arrays of any framework, and the options of a call."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from .settings import Causal, Layout, Precision, Window
+from .options import Array as Array
+from .options import ArrayT as ArrayT
+from .options import AttentionOptions as AttentionOptions
+from .options import Causal as Causal
+from .options import Layout as Layout
+from .options import Pass as Pass
+from .options import Precision as Precision
+from .options import SdpaOptions
+from .options import Window as Window
 
 if TYPE_CHECKING:  # of Python 3.11; type checkers bring their own before
     from typing_extensions import Unpack as Unpack
 
 
-class Array(Protocol):
-    """An array of NumPy, PyTorch, JAX, CuPy, or anything with a shape and an element type."""
+class SdpaExtensions(SdpaOptions, total=False):
+    """The keywords of `regard.torch.scaled_dot_product_attention` that PyTorch's does not have."""
 
-    @property
-    def shape(self) -> Any: ...
-
-    @property
-    def dtype(self) -> Any: ...
-
-
-Pass = Literal["forward", "backward"]
-ArrayT = TypeVar("ArrayT", bound=Array)
-
-
-class AttentionOptions(TypedDict, total=False):
-    """What `attention` computes, beside q, k and v; `attention` says what each means."""
-
-    bias: Array | None
-    mask: Array | None
-    causal: Causal
-    window: Window
-    scale: float | None
-    softcap: float
-    alibi_slopes: Array | None
-    sink: Array | None
-    dropout_p: float
-    dropout_seed: Any
-    dropout_offset: int
-    cu_seqlens_q: Array | None
-    cu_seqlens_k: Array | None
-    max_seqlen_q: int | None
-    max_seqlen_k: int | None
-    seqused_q: Array | None
-    seqused_k: Array | None
-    layout: Layout
-    precision: Precision
-    deterministic: bool
-
-
-class SdpaExtensions(TypedDict, total=False):
-    """What `regard.torch.scaled_dot_product_attention` takes beside PyTorch's arguments."""
-
-    bias: Array | None
-    causal: Causal
-    window: Window
-    softcap: float
-    alibi_slopes: Array | None
-    sink: Array | None
-    dropout_seed: int | None
-    dropout_offset: int
-    precision: Precision
-    deterministic: bool
     out_type: Any
     threads: int
     backend: str

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,6 +54,19 @@ def test_info():
     assert {"reference", "cpu:scalar", "cuda:mma", "cuda:simt"} <= set(names)
     assert info.version == regard.__version__ == regard.version()
     assert all(name in str(info) for name in names) and info.threads >= 1
+
+
+def test_info_says_why_kernels_are_not_kept(tmp_path):
+    tmp_path.chmod(0o777)  # anybody could put a kernel there
+    code = "import regard; info = regard.info(); print(info.cache_fault, info, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          env=os.environ | {"REGARD_CACHE_DIR": str(tmp_path)})
+    fault, *table = done.stdout.splitlines()
+    assert str(tmp_path) in fault
+    assert [line for line in table if line.endswith(f"none: {fault}")] != []
+    shown = regard.info()
+    shown.skipped.append("/lib/libnvrtc.so is another user's")
+    assert re.search("not trusted +/lib/libnvrtc.so is another user's", str(shown))
 
 
 def test_forced_backends_agree():

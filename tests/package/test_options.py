@@ -1,14 +1,68 @@
-"""Options of any type: those that mean a number are taken, others refused by name and value."""
+"""The table of options is the binding's, and what users see; values of any type are taken or refused."""
 
 from __future__ import annotations
 
 import fractions
+import importlib
+import inspect
+import re
 
 import numpy as np
 import pytest
 import regard
+from regard import _core
+from regard.options import DEFAULTS, OPTIONS, SDPA_OPTIONS
 
 Q = np.random.default_rng(0).standard_normal((1, 2, 5, 8), dtype=np.float32)
+
+SURFACES = {
+    "regard": ["attention", "attention_backward", "check", "explain", "prepare"],
+    "regard.torch": ["attention"],
+    "regard.jax": ["attention", "attention_backward"],
+}
+
+
+def test_the_binding_has_the_same_options_and_defaults():
+    ours = {name: repr(value) for name, value in DEFAULTS.items() if name != "layout"}
+    assert ours == {name: repr(value) for name, value in _core.option_defaults().items()}
+    q = _core.Array.of(Q, "q")
+    for options in ({"softcup": 1.0}, {"softcap": "1"}, {"bias": 1.0}, {"dropout_seed": 0.5},
+                    {"causal": "diagonal"}, {"window": (1, 2, 3)}):
+        with pytest.raises(regard.InvalidArgument) as caught:
+            _core.Problem(q, q, q, options)
+        assert caught.value.argument == next(iter(options))
+
+
+@pytest.mark.parametrize(("module", "name"), [
+    (module, name) for module, names in SURFACES.items() for name in names])
+def test_signatures_show_every_option(module, name):
+    pytest.importorskip(module.partition(".")[2] or "numpy")
+    function = getattr(importlib.import_module(module), name)
+    shown = inspect.signature(function).parameters
+    for option, row in OPTIONS.items():
+        own = None if (module, option) == ("regard.torch", "dropout_seed") else row.default
+        assert shown[option].kind is shown[option].KEYWORD_ONLY and shown[option].default == own
+    if name == "attention":
+        assert_described(function, OPTIONS)
+
+
+def test_the_shims_of_pytorch_describe_their_options():
+    pytest.importorskip("torch")
+    import regard.torch as rt
+
+    shim = rt.scaled_dot_product_attention
+    assert inspect.signature(shim).parameters.keys() >= SDPA_OPTIONS.keys()
+    assert_described(shim, SDPA_OPTIONS)
+    assert_described(rt.flash_attn_func, ["softcap", "alibi_slopes", "deterministic"])
+    assert_described(rt.flash_attn_varlen_func, ["cu_seqlens_q", "cu_seqlens_k"])
+
+
+def assert_described(function, names):
+    """Each once, and no placeholder is left."""
+    described = re.findall(r"^ +(\w+): ", function.__doc__, re.MULTILINE)
+    assert not [name for name in names if described.count(name) != 1]
+    assert not re.search(r"^ *\{", function.__doc__, re.MULTILINE)
+
 
 WRONG = {
     "scale": ["x", [1.0], np.ones(2), {}, True, 1j, 10**400],

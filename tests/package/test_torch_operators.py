@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import regard.torch as rt  # noqa: E402
-from regard.torch.kernels import Options  # noqa: E402
+from regard.torch.kernels import ARGUMENTS  # noqa: E402
 from regard.torch.operators import backward, forward  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_cases import CASES, DEVICES, assert_same, problem  # noqa: E402
@@ -47,7 +47,8 @@ def operator_arguments(case, transposed=False):
     seed = options.pop("dropout_seed", None)
     if seed is not None:
         options["drawn_seed"] = torch.tensor(seed - 2**64)
-    return q, k, v, tensors.get("bias"), tensors.get("sink"), *Options(**options)
+    options |= {name: tensors[name] for name in ("bias", "sink") if name in tensors}
+    return q, k, v, *(ARGUMENTS | options).values()
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -202,9 +203,9 @@ def test_deterministic_algorithms_reach_the_library(monkeypatch):
     seen = []
     original = rt.kernels._core.Problem
 
-    def recording(*arguments, **options):
+    def recording(q, k, v, options):
         seen.append(options["deterministic"])
-        return original(*arguments, **options)
+        return original(q, k, v, options)
 
     monkeypatch.setattr(rt.kernels._core, "Problem", recording)
     q = normal(1, 1, 3, 4)

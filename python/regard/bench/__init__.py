@@ -1,5 +1,5 @@
-"""Times Regard beside the attention of PyTorch, JAX and NumPy: `python -m regard.bench --help`.
+"""Times Regard and the attention of PyTorch, JAX and NumPy: `python -m regard.bench --help`.
 
-One run, the same data for all, each result checked against float64 before it is timed. Works on the
-CPU with NumPy alone; on a GPU it needs PyTorch, whose stream and events it uses.
+All run in one process on the same data, and each result is compared with float64 before it is
+timed. The CPU needs NumPy only; a GPU needs PyTorch, for its stream and events.
 """

@@ -1,4 +1,4 @@
-"""python -m regard.bench: times Regard beside every attention that is installed.
+"""python -m regard.bench: times Regard and every attention that is installed.
 
     python -m regard.bench [--preset quick|small|full] [--only REGEX] [--plot]
     python -m regard.bench --q 1x16x2048x64 --type f32,bf16 --with causal softcap=30
@@ -6,7 +6,8 @@
         --backends "cuda:mma;cuda:mma@rows=64,keys=128,warps=8"
     python -m regard.bench plot gpu_h200.jsonl --out gpu.svg
 
-Each result is checked against float64 before it is timed; a wrong one of ours makes the status 1.
+Each result is compared with float64 before it is timed; a wrong result of Regard makes the status
+1.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def parser_of_run() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("."), metavar="PATH",
         help="JSON lines: a file, or a folder for cpu_ISA.jsonl, gpu_NAME.jsonl (default: here)")
     add("--plot", type=Path, nargs="?", const=Path(""), metavar="SVG",
-        help="draw the results as well (default: beside them)")
+        help="draw the results as well (default: next to them)")
     add("--one-process", action="store_true", help="do not outlive a peer that hangs or crashes")
     one = parser.add_argument_group("one problem instead of a preset").add_argument
     one("--q", default="", metavar="BxHxSxD", help="sizes of q: 1x16x2048x64")
@@ -118,7 +119,7 @@ def selected(a: argparse.Namespace) -> list[Case]:
 
 
 def chosen_peers(a: argparse.Namespace) -> dict[str, str]:
-    """Peers and their versions. Errors: exits for a name that is not to be had."""
+    """Peers and their versions. Errors: exits for a peer that is not installed."""
     from .sides import installed
 
     if a.peers == "all":
@@ -133,13 +134,13 @@ def chosen_peers(a: argparse.Namespace) -> dict[str, str]:
 
 
 def work(a: argparse.Namespace) -> int:
-    """All cases, in this process; the rows go to the file of results as they come."""
+    """Runs all cases in this process; writes each row as soon as it is measured."""
     prepare_environment(a.kind, a.threads)
     from . import facts, tables
     from .measure import Bench, say, status
     from .sides import reason
 
-    warnings.filterwarnings("ignore")  # PyTorch says at length why a kernel of its own cannot run
+    warnings.filterwarnings("ignore")  # PyTorch warns at length when one of its kernels cannot run
     peers = chosen_peers(a)
     set_torch_up(a, "torch" in peers)
     bench = Bench(a.device, a.backends, list(peers), a.threads, a.seconds, a.pause,
@@ -188,7 +189,7 @@ def work(a: argparse.Namespace) -> int:
 
 
 def set_torch_up(a: argparse.Namespace, is_peer: bool) -> None:
-    """Errors: exits where a GPU cannot be used."""
+    """Sets PyTorch's threads or device. Errors: exits where a GPU cannot be used."""
     if a.kind == "cpu" and is_peer:
         import torch
 
@@ -204,7 +205,7 @@ def set_torch_up(a: argparse.Namespace, is_peer: bool) -> None:
 
 
 def finish(a: argparse.Namespace, rows: list[Any], broken: int, name: str) -> int:
-    """Writes and draws the rows; broken: cases without any. The exit status."""
+    """Writes and draws the rows; returns the exit status. broken: how many cases failed."""
     from . import tables
     from .measure import say
 
@@ -232,7 +233,7 @@ def plot_main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m regard.bench plot",
                                      description="Draws results from their JSON lines.")
     parser.add_argument("results", type=Path, help="a file of JSON lines that the benchmark wrote")
-    parser.add_argument("--out", type=Path, help=".svg or .png (default: beside the results)")
+    parser.add_argument("--out", type=Path, help=".svg or .png (default: next to the results)")
     a = parser.parse_args(argv)
     from .plot import draw_file
 

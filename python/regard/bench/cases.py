@@ -1,4 +1,4 @@
-"""What is timed: sizes, types and options by name, and which of them each preset takes."""
+"""The cases: sizes, types and options by name, and the cases of each preset."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..options import ARRAYS, DEFAULTS
+
 SIZE_OF = {"f32": 4, "f16": 2, "bf16": 2}
 PASSES = {"fwd": "forward", "bwd": "backward"}
 FUSED = ("torch", "flash", "efficient", "cudnn", "jax-cudnn")
 UNFUSED = ("math", "jax", "numpy")
+DROPOUT = {"dropout_p": 0.1, "dropout_seed": 1, "dropout_offset": 2}
 
 # On a GPU.
 TOKENS, WIDTH = 16384, 2048  # batch * length and heads * head size of the grid
@@ -32,7 +35,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Case:
-    """options: of `regard.attention`; arrays by the letters of their shapes, see problem.py."""
+    """options: of `regard.attention`, with arrays as letters of their shapes (see problem.py)."""
 
     name: str
     group: str
@@ -61,12 +64,12 @@ class Case:
         return whole * (0.5 if self.causal else 1.0)
 
     def bytes(self) -> float:
-        """Of k and v: what decoding must read."""
+        """Bytes of k and v, which decoding must read."""
         return (float(self.dim + self.columns_out) * self.batch * self.heads_kv * self.columns
                 * SIZE_OF[self.type])
 
     def weights(self) -> float:
-        """Bytes of the whole table of weights in float32, which an unfused computation holds."""
+        """Bytes of the float32 matrix of weights that an unfused computation holds."""
         return 4.0 * self.batch * self.heads * self.rows * self.columns
 
     @property
@@ -80,7 +83,7 @@ class Case:
 
 
 def cases_of(device: str, preset: str) -> list[Case]:
-    """Of "cpu" or "cuda"; preset: a key of PRESETS[device]."""
+    """The cases for "cpu" or "cuda"; preset: a key of PRESETS[device]."""
     every = cpu_cases() if device == "cpu" else gpu_cases()
     return [case for case in every if re.search(PRESETS[device][preset], case.name)]
 
@@ -136,7 +139,7 @@ def gpu_cases() -> list[Case]:
     for dim in (64, 128):
         cases.append(grid_case(f"dropout-d{dim}-causal-4096", "dropout", dim, 4096,
                                ("flash", "efficient", "cudnn"), causal=True,
-                               options={"dropout": (0.1, 1, 2)}))
+                               options=DROPOUT))
     for dim in (40, 80, 96, 192):
         cases.append(grid_case(f"odd-d{dim}-causal-4096", "odd", dim, 4096,
                                ("flash", "efficient", "cudnn", "jax-cudnn"), causal=True))
@@ -158,7 +161,7 @@ def gpu_cases() -> list[Case]:
 
 
 def feature_cases(plain: dict[str, Any], window: int, without: tuple[str, ...] = ()) -> list[Case]:
-    """One feature at a time, beside the plain problem."""
+    """The plain problem, and the same problem with one feature at a time."""
     features: dict[str, dict[str, Any]] = {
         "plain": {},
         "causal": {"causal": True},
@@ -171,7 +174,7 @@ def feature_cases(plain: dict[str, Any], window: int, without: tuple[str, ...] =
         "bias-not-broadcast": {"bias": ("b", "h", "q", "k")},
         "bias-of-keys": {"bias": ("b", "1", "1", "k")},
         "mask": {"mask": ("b", "1", "q", "k")},
-        "dropout": {"dropout": (0.1, 1, 2)},
+        "dropout": DROPOUT,
         f"grouped-{plain['heads']}-{plain['heads'] // 4}": {"heads_kv": plain["heads"] // 4},
         "packed": {"packed": True},
         "seqused": {"seqused": True},
@@ -191,7 +194,7 @@ def feature_cases(plain: dict[str, Any], window: int, without: tuple[str, ...] =
     return cases
 
 
-# -------------------------------------------------------------------------- one problem, as it is given
+# ----------------------------------------------------------------------- one problem from arguments
 
 
 def _letters(text: str) -> tuple[str, ...]:
@@ -200,17 +203,22 @@ def _letters(text: str) -> tuple[str, ...]:
     return tuple(text)
 
 
-def _window(text: str) -> tuple[int, int]:
+def _pair(text: str) -> tuple[int, int]:
     left, right = text.split(",")
     return int(left), int(right)
 
 
-FLAGS = ("causal", "alibi", "sink", "packed", "seqused", "deterministic", "dlse", "no_dbias",
-         "f32_outputs", "unaligned")
-VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {  # an example, and what reads it
-    "bias": ("1hqk", _letters), "mask": ("b1qk", _letters), "window": ("128,0", _window),
-    "softcap": ("30", float), "scale": ("0.125", float),
-    "dropout": ("0.1", lambda text: (float(text), 1, 2))}
+_READERS: dict[type, Callable[[str], Any]] = {float: float, type(None): float, int: int, str: str,
+                                              tuple: _pair}
+_BY_CASE = (*ARRAYS, "causal", "layout", "max_seqlen_q", "max_seqlen_k")
+_PLAIN = {name: type(value) for name, value in DEFAULTS.items() if name not in _BY_CASE}
+FLAGS = ("causal", "alibi", "sink", "packed", "seqused", "dlse", "no_dbias", "f32_outputs",
+         "unaligned", *(name for name, kind in _PLAIN.items() if kind is bool))
+# What reads a value, and what to write in the help for it.
+VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "bias": ("1hqk", _letters), "mask": ("b1qk", _letters),
+    **{name: ("LEFT,RIGHT" if kind is tuple else "WORD" if kind is str else "NUMBER",
+              _READERS[kind]) for name, kind in _PLAIN.items() if kind is not bool}}
 
 
 def given_cases(q: str, types: str, heads_kv: int, columns: int, dim_v: int,
@@ -240,6 +248,6 @@ def given_cases(q: str, types: str, heads_kv: int, columns: int, dim_v: int,
         if type not in SIZE_OF:
             raise ValueError(f"--type = {type}: must be one of {', '.join(SIZE_OF)}")
         name = "-".join([type, q, *(option.replace("=", "") for option in options)])
-        cases.append(Case(name, "given", batch, heads, heads_kv or heads, rows, columns or rows, dim,
-                          type, causal, found, peers, dim_v=dim_v))
+        cases.append(Case(name, "given", batch, heads, heads_kv or heads, rows, columns or rows,
+                          dim, type, causal, found, peers, dim_v=dim_v))
     return cases

@@ -1,4 +1,4 @@
-"""How many threads the libraries may use: set before the first of them is loaded."""
+"""Sets how many threads the libraries may use, before the first of them is loaded."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 
 def prepare_environment(device: str, threads: int) -> None:
-    """To be called before NumPy, PyTorch or JAX is loaded. device: "cpu" or "cuda"."""
+    """Must be called before NumPy, PyTorch or JAX is loaded. device: "cpu" or "cuda"."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if device == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         cores = sorted(os.sched_getaffinity(0))
-        if threads < len(cores):  # JAX asks for nothing else
+        if threads < len(cores):  # JAX knows no other limit
             os.sched_setaffinity(0, one_of_each_core(cores)[:threads])
 
 

@@ -1,4 +1,4 @@
-"""What a result depends on beside the code: machine, clocks, versions, commit."""
+"""What a timing depends on: machine, clocks, versions, commit."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def results_name(memory: Memory) -> str:
 
 
 def peak(type: str, threads: int, backend: str) -> float | None:
-    """FLOP/s of the instruction behind a CPU type's kernel, in registers alone; None for the
-    reference, which has none."""
+    """FLOP/s of the CPU kernel's instruction in a loop without memory accesses; None for the
+    reference backend, which has no such kernel."""
     return None if backend == "reference" else _core.measured_peak(type, threads, backend)
 
 
 def commit() -> str:
-    """The commit's abbreviated name; "+" where tracked files differ from it; else REGARD_COMMIT."""
+    """The short hash of the commit, with "+" if tracked files differ; REGARD_COMMIT without git."""
     folder = Path(__file__).resolve().parent
     root = next((one for one in folder.parents if (one / "python/regard/bench").is_dir()), None)
     known = os.environ.get("REGARD_COMMIT", "none")
@@ -76,10 +76,10 @@ def commit() -> str:
 
 
 def load(memory: Memory) -> tuple[str, dict[str, Any]]:
-    """What the timings depend on now: what else uses the CPU; or a GPU's clock under load.
+    """The load of the CPU, or the clocks of a GPU under load, as text; and fields for a row.
 
-    With it the rates of PyTorch's matrix product of 8192^3 bf16, after a pause ("burst") and under
-    lasting load ("steady"), as text and as the field "product_tflops" of a row.
+    For a GPU the field "product_tflops" has the rates of PyTorch's matrix product of 8192^3 bf16,
+    after a pause ("burst") and under lasting load ("steady").
     """
     if not isinstance(memory, GpuMemory):
         return f"{os.getloadavg()[0]:.1f} other processes ran in the last minute", {}

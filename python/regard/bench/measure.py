@@ -1,4 +1,4 @@
-"""One case after the other: every side checked, then timed; a row of results for each pass."""
+"""Checks and times every side of a case; makes a row of results for each pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMPILERS = 16  # kernels that are compiled at a time
 
 @dataclass
 class Sides:
-    """Those that work, the errors of their results, and why others do not."""
+    """The sides that work, the errors of their results, and why the others do not work."""
 
     ready: list[Side] = field(default_factory=list)
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -53,9 +53,9 @@ class Bench:
     # ------------------------------------------------------------------------------- compilation
 
     def compile(self, cases: list[Case]) -> int:
-        """The kernels of all cases, side by side, on a GPU; how many problems that were.
+        """Compiles the GPU kernels of all cases in parallel; returns the number of problems.
 
-        What cannot be compiled is said when its turn comes.
+        A failure is reported later, by the case itself.
         """
         if not self.memory.cuda or "compiling" in self.progress.lost:
             return 0
@@ -98,7 +98,7 @@ class Bench:
         return rows
 
     def first_forward(self, problem: Problem, label: str) -> str:
-        """What our backward pass starts from; why there is none, or ""."""
+        """Runs the forward pass that our backward pass needs; why it failed, or ""."""
         backend = self.backends[0]
         self.progress.begin(f"{label}|{backend}")
         try:
@@ -112,7 +112,7 @@ class Bench:
         return ""
 
     def checked(self, problem: Problem, which: str, label: str) -> Sides:
-        """Every side's first call, and its errors."""
+        """Calls every side once, and compares its results."""
         found = Sides()
         exact = exact_parts(problem)
         makers: dict[str, Callable[[], Side]] = {
@@ -143,7 +143,7 @@ class Bench:
         return found
 
     def look_for_fault(self, error: Exception, label: str) -> None:
-        """After a kernel has failed, a process can do no more on its GPU."""
+        """A process cannot use its GPU any more after a kernel has failed: gives up if so."""
         try:
             self.memory.wait()
         except Exception:  # noqa: BLE001
@@ -186,7 +186,7 @@ class Bench:
         return row
 
     def shares(self, type: str, row: Row) -> dict[str, float]:
-        """Of the peak that the backend's own instruction reaches on these threads."""
+        """Each rate as a share of the peak rate of the backend's instruction on these threads."""
         found = {}
         for name, backend in row["backend"].items():
             key = type, backend
@@ -199,12 +199,12 @@ class Bench:
 
 
 def digits(value: float) -> float:
-    """Five of them."""
+    """Rounded to five digits."""
     return float(f"{value:.5g}")
 
 
 def status(text: str) -> None:
-    """What is being done, on the terminal's last line; nothing where there is no terminal."""
+    """Shows the current step on the terminal's last line, if there is a terminal."""
     if sys.stderr.isatty():
         print(f"\r\x1b[2K{text[:100]}", end="\r", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""Where a case's arrays live: NumPy's on the host, PyTorch's on a GPU, or nowhere at all."""
+"""The memory of a case's arrays: NumPy's on the host, PyTorch's on a GPU, or none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from .. import _core
-from ..arrays import NAMES, view
+from ..arrays import view
+from ..element_types import NAMES
 
 SEED = 1
 
@@ -35,21 +36,21 @@ class HostMemory:
         return self.random.standard_normal(shape, np.float32).astype(numpy_type(type), copy=False)
 
     def kept(self, shape: Sequence[int], share: float) -> Any:
-        """bool, a share of it True."""
+        """bool; about this share is True."""
         return self.random.random(shape, np.float32) < share
 
     def empty(self, shape: Sequence[int], type: str) -> Any:
         return np.empty(shape, numpy_type(type))
 
     def placed(self, values: Any) -> Any:
-        """A NumPy array, here."""
+        """A NumPy array in this memory."""
         return values
 
     def heads(self, shape: Sequence[int], type: str) -> Any:
         return self.normal(shape, type)
 
     def loosened(self, x: Any) -> Any:
-        """A copy whose rows are one element longer than what is used of them."""
+        """A copy with one unused element at the end of each row."""
         room = np.empty((*x.shape[:-1], x.shape[-1] + 1), x.dtype)[..., :-1]
         room[...] = x
         return room
@@ -57,11 +58,8 @@ class HostMemory:
     def double(self, x: Any) -> Any:
         return x.astype(np.float64)
 
-    def order(self, count: int) -> Any:
-        return np.arange(count)
-
     def workspace(self) -> None:
-        """The library's own."""
+        """None: the library allocates its own."""
 
     def stream(self) -> int:
         return 0
@@ -105,7 +103,7 @@ class GpuMemory:
         return self.normal((batch, length, heads, dim), type).transpose(1, 2)
 
     def loosened(self, x: Any) -> Any:
-        """Keeps the order of x's memory."""
+        """As for the host; keeps the order of the axes in memory."""
         dense = x.transpose(1, 2)
         room = self.torch.empty((*dense.shape[:-1], dense.shape[-1] + 1), dtype=x.dtype,
                                 device=self.device)
@@ -114,11 +112,8 @@ class GpuMemory:
     def double(self, x: Any) -> Any:
         return x.double()
 
-    def order(self, count: int) -> Any:
-        return self.torch.arange(count, device=self.device)
-
     def workspace(self) -> Callable[[int], int]:
-        """What gives a side its scratch memory, the same at each call."""
+        """A function that returns the address of a workspace, the same one at each call."""
         held: list[Any] = []
 
         def allocate(size: int) -> int:
@@ -139,7 +134,7 @@ class GpuMemory:
 
 
 class NoMemory:
-    """Sizes and types alone: enough to compile a case's kernels."""
+    """Sizes and types without memory: enough to compile a case's kernels."""
 
     device = ""
     cuda = False
@@ -163,7 +158,7 @@ class NoMemory:
         return self.normal((batch, length, heads, dim), type).swapped(1, 2)
 
     def loosened(self, x: _core.Array) -> _core.Array:
-        """Rows one element longer than what is used of them, in x's order."""
+        """As x, with one unused element at the end of each row."""
         row = x.shape[-1]
         return _core.Array.at(0, x.type, x.shape,
                               [step if step < row else step // row * (row + 1)

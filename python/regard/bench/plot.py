@@ -1,4 +1,4 @@
-"""Draws results from their JSON lines alone: bars of a CPU's, curves of a GPU's."""
+"""Draws results from their JSON lines: bars for a CPU, curves for a GPU."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def plain_axes(axes: Axes, title: str) -> None:
 
 
 def with_head(figure: Figure, title: str, note: str, handles: list[Any], labels: list[str]) -> None:
-    """Title, one line that says what is drawn, and the legend, over the panels."""
+    """The title, a line of description and the legend, above the panels."""
     height = figure.get_figheight()
     engine: Any = figure.get_layout_engine()
     engine.set(rect=(0.006, 0.004, 0.988, 1 - HEAD / height), hspace=0.05, wspace=0.03)
@@ -137,7 +137,7 @@ def draw_cpu(rows: list[Row]) -> Figure:
 
 
 def backend_of(rows: list[Row], type: str) -> str:
-    """That of ours which ran most cases of a type."""
+    """The backend of ours that ran the most cases of a type."""
     names = [name for row in rows if row["type"] == type
              for name in ([row["backend"]] if isinstance(row["backend"], str) else
                           row["backend"].values())]

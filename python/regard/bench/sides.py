@@ -1,4 +1,4 @@
-"""Who is timed: Regard's backends, and the attention of PyTorch, JAX and NumPy as peers."""
+"""The sides that are timed: Regard's backends, and the attention of PyTorch, JAX and NumPy."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ TORCH_KERNELS = {"torch": "FLASH_ATTENTION", "flash": "FLASH_ATTENTION",
 
 
 class LeftOut(Exception):
-    """A peer that cannot take a case; says why."""
+    """A peer cannot take a case; the text says why."""
 
 
 @dataclass
 class Side:
-    """One contestant of one case and pass.
+    """One implementation of one case and pass.
 
-    results: what the call wrote, as arrays of the problem's memory, shaped as the problem's own.
-    wait: blocks until the call's work is done, for a library with a queue of its own.
-    on: the call on a CUDA stream; None: it follows PyTorch's current one.
-    times: how often one call does it.
+    results: the results of the call, in the memory, shapes and layout of the problem.
+    wait: for a library with its own queue: blocks until the work of the call is done.
+    on: makes the call for a CUDA stream; None: the call uses PyTorch's current stream.
+    times: how many passes one call runs.
     """
 
     name: str
@@ -53,9 +53,9 @@ class Side:
 
 
 def installed(device: str, names: Iterable[str] | None = None) -> dict[str, str]:
-    """The peers of "cpu" or "cuda" that can be had here, and the version of each one's library.
+    """The peers for "cpu" or "cuda" that are installed, and the versions of their libraries.
 
-    names: loads the libraries of these alone; None: of all.
+    names: loads only the libraries of these peers; None: of all.
     """
     found = {}
     for name, library in PEERS[device].items():
@@ -72,7 +72,7 @@ def installed(device: str, names: Iterable[str] | None = None) -> dict[str, str]
 
 
 def ours(problem: Problem, which: str, backend: str, threads: int) -> Side:
-    """Results are NaN until the first call; backward starts from our own forward pass."""
+    """Results are NaN until the first call. The backward pass uses the forward pass's results."""
     p, memory = problem, problem.memory
     out, lse = memory.view(p.out, "out"), memory.view(p.lse, "lse")
     how: dict[str, Any] = {"threads": threads, "backend": backend, "allocate": memory.workspace()}
@@ -97,7 +97,7 @@ def ours(problem: Problem, which: str, backend: str, threads: int) -> Side:
 
 
 def peer(problem: Problem, which: str, name: str) -> Side:
-    """Backward is the gradient of a forward pass that is kept and not timed with it.
+    """Backward is the gradient of a forward pass that is computed before and not timed.
 
     Errors: LeftOut, and what the library itself throws.
     """
@@ -138,9 +138,9 @@ def torch_side(problem: Problem, which: str, name: str) -> Side:
 
     p, case = problem, problem.case
     q, k, v = (as_tensor(p.given[x]).detach() for x in "qkv")
-    bias = as_tensor(p.extras["bias"]).detach() if "bias" in p.extras else None
+    bias = as_tensor(p.options["bias"]).detach() if "bias" in p.options else None
     options: dict[str, Any] = {"is_causal": case.causal and case.rows > 1,
-                               "dropout_p": p.dropout[0] if p.dropout else 0.0,
+                               "dropout_p": p.options.get("dropout_p", 0.0),
                                "enable_gqa": case.heads != case.heads_kv}
     attend = torch.nn.functional.scaled_dot_product_attention
 
@@ -165,7 +165,7 @@ def torch_side(problem: Problem, which: str, name: str) -> Side:
             kept.update(zip(leaves, found))
 
     def results() -> dict[str, Any]:
-        if p.dropout:
+        if "dropout_p" in p.options:
             return {}  # another mask than ours: nothing to compare
         found = {key: x.detach() for key, x in kept.items()}
         return found if isinstance(p.memory, GpuMemory) else {
@@ -194,8 +194,8 @@ def jax_side(problem: Problem, which: str, name: str) -> Side:
 
     q, k, v = (taken(p.given[x]) for x in "qkv")
     bias = None
-    if "bias" in p.extras:
-        bias = jax.dlpack.from_dlpack(p.extras["bias"])
+    if "bias" in p.options:
+        bias = jax.dlpack.from_dlpack(p.options["bias"])
 
     def attend(q: Any, k: Any, v: Any) -> Any:
         with jax.default_matmul_precision("highest" if case.type == "f32" else "default"):
@@ -222,11 +222,11 @@ def jax_side(problem: Problem, which: str, name: str) -> Side:
 
 
 def numpy_side(problem: Problem, which: str, name: str) -> Side:
-    """Attention as a textbook writes it: the whole table of weights."""
+    """Unfused attention, with the whole matrix of weights."""
     import numpy as np
 
     p, case = problem, problem.case
-    if case.type != "f32" or case.heads != case.heads_kv or p.extras:
+    if case.type != "f32" or case.heads != case.heads_kv or p.options.keys() - {"causal"}:
         raise LeftOut("NumPy's matrix products know no 16-bit types" if case.type != "f32" else
                       "not written in NumPy here")
     q, k, v = (p.given[x] for x in "qkv")

@@ -15,7 +15,7 @@ def is_ours(name: str) -> bool:
 
 
 def rates(row: Row) -> tuple[str, dict[str, float]]:
-    """The unit of a row and its rates by side; decoding in bytes of keys and values read."""
+    """The unit of a row, and its rates by side; for decoding, bytes of keys and values."""
     name, unit = ("tbytes", "B/s") if row["group"] == "decode" else ("tflops", "FLOP/s")
     if "threads" not in row:
         return "T" + unit, row[name]
@@ -23,7 +23,7 @@ def rates(row: Row) -> tuple[str, dict[str, float]]:
 
 
 def number(value: float | None, width: int) -> str:
-    """Four digits, as many of them behind the point as there is room."""
+    """With about four digits."""
     if value is None:
         return f"{'-':>{width}}"
     digits = 0 if value >= 1000 else 1 if value >= 10 else 3
@@ -56,7 +56,7 @@ def line_of(row: Row, columns: list[str]) -> str:
 
 
 def left_out(rows: list[Row]) -> str:
-    """Why peers did not run, each reason once."""
+    """Why peers did not run: each reason once, and how often."""
     reasons: dict[tuple[str, str], int] = {}
     for row in rows:
         for name, why in row["why_not"].items():
@@ -68,7 +68,7 @@ def left_out(rows: list[Row]) -> str:
 
 
 def feature_table(rows: list[Row]) -> str:
-    """What each feature costs: its time over the plain problem's."""
+    """The time of each feature, absolute and relative to the plain problem."""
     ours = {(row["case"], row["pass"]): next(
         (time for name, time in row["ms"].items() if is_ours(name)), None) for row in rows}
     lines = [f"\n{'feature':<24} {'fwd ms':>9} {'x plain':>8} {'bwd ms':>9} {'x plain':>8}"]
@@ -83,7 +83,7 @@ def feature_table(rows: list[Row]) -> str:
 
 
 def tuned_table(row: Row) -> str:
-    """Sides of one case, the quickest first."""
+    """The sides of one case, the fastest first."""
     unit, found = rates(row)
     order = sorted(row["ms"], key=lambda name: float(row["ms"][name]))
     best = row["ms"][order[0]] if order else 0

@@ -1,4 +1,4 @@
-"""Median times: sides take turns, after a warm-up, on the host's clock or by a stream's events."""
+"""Median times: sides take turns after a warm-up, timed by the host's clock or by CUDA events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from .memory import GpuMemory, Memory
 from .sides import Side, reason
 
-WARM_SECONDS = 0.3  # of all sides in turns, before a case is timed
+WARM_SECONDS = 0.3  # for all sides together, before a case is timed
 ROUNDS = 3          # at least
 GRAPH_CALLS = 10
 
@@ -20,8 +20,8 @@ Samples = Callable[[], list[float]]  # seconds a call; known once the queue is e
 class HostClock:
     """A turn is a pause, a call that does not count, and calls for about 30 ms; each is a sample.
 
-    In the pause the threads of other libraries stop spinning: OpenBLAS's do so for tens of
-    milliseconds, in which one of two cores is theirs.
+    The pause is for threads of other libraries that spin after a call and take a core: OpenBLAS's
+    threads spin for tens of milliseconds.
     """
 
     PAUSE, TURN = 0.12, 0.03  # seconds
@@ -52,9 +52,9 @@ class HostClock:
 class CudaClock:
     """A turn is calls for about 4 ms between two events; their mean is a sample.
 
-    With a pause (seconds), each turn follows one and a call that does not count, and has at least
-    BURST calls: the GPU has the clock of short bursts. A side with a queue of its own (JAX) is
-    timed by the host, from an empty queue to an empty one.
+    With a pause (seconds), each turn begins with it and with a call that does not count, and has at
+    least BURST calls: the GPU then runs at the clock of short bursts. The host times a side with
+    its own queue (JAX), from an empty queue to an empty queue.
     """
 
     TURN = 4e-3
@@ -83,7 +83,7 @@ class CudaClock:
             self.wait()
             time.sleep(self.pause)
             with side.around():
-                side.call()  # brings a rested GPU back to its clock
+                side.call()  # raises the clock of an idle GPU
         if side.wait:
             self.wait()
             begin = time.perf_counter()
@@ -111,7 +111,7 @@ def clock_of(memory: Memory, pause: float) -> Clock:
 def medians(sides: list[Side], seconds: float, clock: Clock) -> dict[str, float]:
     """Median seconds of a call by side: turns for `seconds`, at least ROUNDS of them.
 
-    They begin when all sides have taken turns for WARM_SECONDS, but not where turns follow pauses.
+    Turns for WARM_SECONDS come before them and do not count, except where turns begin with pauses.
     """
     samples: dict[str, list[float]] = {side.name: [] for side in sides}
     for side in sides:
@@ -132,7 +132,7 @@ def medians(sides: list[Side], seconds: float, clock: Clock) -> dict[str, float]
 
 
 def graphed(sides: list[Side], memory: GpuMemory, say: Callable[[str], Any]) -> list[Side]:
-    """Ten calls of each side as one CUDA graph, where it can be captured: as decoding would."""
+    """Ten calls of each side as one CUDA graph, as for decoding, where they can be captured."""
     torch = memory.torch
     for side in sides:
         if side.wait:

@@ -1,7 +1,9 @@
-"""Runs the benchmark in a second process, so that a peer that hangs or crashes costs itself alone.
+"""Runs the benchmark in a child process, so that a peer that hangs or crashes loses only its
+results.
 
-The child writes what it is about to do to a file; the parent ends a child that stays in one thing
-for too long, and starts another that leaves that thing out and goes on behind the last result.
+The child writes each step to a file before it begins. The parent ends a child that stays in one
+step for too long, and starts another one, which leaves out that step and continues after the last
+result.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ MOST_LOST = 20
 
 
 class Progress:
-    """The child's end: what is being done, and what not to do again. Without a file: nothing."""
+    """The child's side: announces each step, and knows which to leave out. path: "" = no parent."""
 
     def __init__(self, path: str, lost: list[str]) -> None:
         self.path, self.lost = path, set(lost)
 
     def begin(self, what: str, seconds: float = HANG_SECONDS) -> None:
-        """To be ended, or followed by another, within so many seconds."""
+        """A step begins, and must end, or another one begin, within so many seconds."""
         if self.path:
             Path(self.path).write_text(f"{time.time() + seconds}|{what}")
 
@@ -34,14 +36,14 @@ class Progress:
             Path(self.path).write_text("")
 
     def give_up(self) -> None:
-        """Leaves this process to its parent. Without one, the caller's error goes on."""
+        """Ends this process if it has a parent; otherwise the caller raises its error."""
         if self.path:
             sys.stdout.flush()
             os._exit(LOST)
 
 
 def watch(command: list[str]) -> int:
-    """Runs a child until all is done; its exit status."""
+    """Runs children until all is done; returns the exit status of the last one."""
     with tempfile.TemporaryDirectory() as folder:
         progress, done = Path(folder) / "progress", Path(folder) / "done"
         done.write_text("[]")
@@ -60,7 +62,7 @@ def watch(command: list[str]) -> int:
 
 
 def wait_for(child: subprocess.Popen[bytes], progress: Path) -> int:
-    """The child's exit status; ends it where it is overdue, and with this process."""
+    """The child's exit status; ends the child if a step is overdue or this process ends."""
     try:
         while True:
             try:

@@ -1,65 +1,63 @@
-"""Differentiable attention for JAX, and its gradients by themselves."""
+"""Differentiable attention for JAX, and its gradients as a function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..arrays import refuse_masked, shape_only
-from ..call import EXTRAS, Call, call_of
+from ..call import Call, call_of
+from ..checks import flag, run_options, word64
+from ..docstrings import documented
+from ..element_types import TYPE_NAMES, type_name
 from ..errors import Unsupported, WrongType, refuse
 from ..gradients import GRADIENTS, Gradients, sums_type, wanted_gradients
-from ..options import checked
-from ..settings import TYPE_NAMES, Causal, Layout, Precision, Window, type_name
+from ..options import ARRAYS
 from . import batching
 from .calls import Arrays, Spec, vary_alike
 
+if TYPE_CHECKING:
+    from ..typing import AttentionOptions, Unpack
 
-def attention(q: Any, k: Any, v: Any, *, bias: Any = None, mask: Any = None,
-              causal: Causal = False, window: Window = None, scale: float | None = None,
-              softcap: float = 0.0, alibi_slopes: Any = None, sink: Any = None,
-              dropout_p: float = 0.0, dropout_seed: Any = 0, dropout_offset: int = 0,
-              cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
-              max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-              seqused_q: Any = None, seqused_k: Any = None, layout: Layout = "bhsd",
-              precision: Precision = "full", deterministic: bool = False,
-              return_lse: bool = False, out_type: Any = None, threads: int = 0,
-              backend: str = "") -> Any:
+
+@documented
+def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any = None,
+              threads: int = 0, backend: str = "", **options: Unpack[AttentionOptions]) -> Any:
     """softmax(scale q k^T + bias) v, exactly, in memory linear in the sequence.
 
-    As `regard.attention`, for JAX arrays (NumPy's are converted): works under jit, vmap, scan,
-    shard_map and checkpoint, and has first derivatives in reverse mode for q, k, v, bias and sink,
-    also through lse. alibi_slopes get no gradient. Numbers among the arguments are part of the
-    compiled program.
+    For JAX arrays (NumPy's are converted), under jit, vmap, scan, shard_map and checkpoint, with
+    first derivatives in reverse mode for q, k, v, bias and sink, also through lse. Options that are
+    no arrays are part of the compiled program.
 
     Args:
+        {q}
+        {k}
+        {v}
+        {options}
         dropout_seed: an int, part of the program: another one compiles anew. Or an array, an
             operand like any other: an integer of shape (), or a key of jax.random (typed, or its
-            two uint32). For an integer the same weights are dropped as for that int. On a GPU the
-            call then waits until the device has computed the seed.
+            two uint32). An integer array drops the same weights as that int. On a GPU the call
+            then waits until the device has computed the seed.
+        {return_lse}
+        {out_type}
+        {threads}
+        {backend}
 
     Returns:
-        out, (B, Hq, Sq, Dv) in q's layout, or (out, lse). A row that sees no key, or lies beyond
-        its sequence's end, is 0, its lse -inf.
+        {results}
 
     Raises:
-        Errors of `regard`, when traced, for what shapes and settings tell. What only values or the
-        device tell (cu_seqlens, a backend, memory) is a jax.errors.JaxRuntimeError when run, whose
+        Errors of `regard`, when traced, for what shapes and options tell. What only values or the
+        device tell (cu_seqlens, a backend, memory) is a jax.errors.JaxRuntimeError when run; its
         text holds the library's "argument = value: reason".
     """
-    spec, arrays, call = _described(
-        q, k, v, threads, backend, bias=bias, mask=mask, causal=causal, window=window, scale=scale,
-        softcap=softcap, alibi_slopes=alibi_slopes, sink=sink, dropout_p=dropout_p,
-        dropout_seed=dropout_seed, dropout_offset=dropout_offset, cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        seqused_q=seqused_q, seqused_k=seqused_k, layout=layout, precision=precision,
-        deterministic=deterministic)
-    return_lse = checked("return_lse", return_lse)
+    spec, arrays, call = _described(q, k, v, threads, backend, options)
+    return_lse = flag("return_lse", return_lse)
     own = call.read(call.q, "q").type
     type = own if out_type is None else type_name("out_type", out_type)
     if type not in (own, "f32"):
@@ -68,27 +66,31 @@ def attention(q: Any, k: Any, v: Any, *, bias: Any = None, mask: Any = None,
     return (out, lse) if return_lse else out
 
 
+@documented
 def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
                        gradients: Iterable[str] | None = None, gradient_type: Any = None,
-                       threads: int = 0, backend: str = "", **options: Any) -> Gradients:
-    """The gradients of `attention`, from what it returned; as `regard.attention_backward`.
+                       threads: int = 0, backend: str = "",
+                       **options: Unpack[AttentionOptions]) -> Gradients:
+    """The gradients of `attention`, from what it returned.
 
     Args:
-        dout: the gradient that arrives at out; as out, or float32.
+        {dout}
         q, k, v, **options: as `attention` had them.
-        out, lse: as `attention` returned them (return_lse=True).
-        dlse: the gradient that arrives at lse; as lse.
-        gradients: which to compute, of "dq", "dk", "dv", "dbias", "dsink"; by default all that
-            exist.
-        gradient_type: "float32" gives float32 results for float16 and bfloat16 inputs.
+        {out}
+        {lse}
+        {dlse}
+        {gradients}
+        {gradient_type}
+        {threads}
+        {backend}
 
     Returns:
-        Gradients; each as its input in shape and type (dsink float32).
+        Gradients; each has the shape and the type of its input (dsink is float32).
 
     Raises:
         as `attention`.
     """
-    spec, arrays, call = _described(q, k, v, threads, backend, **options)
+    spec, arrays, call = _described(q, k, v, threads, backend, options)
     wanted = wanted_gradients(gradients, call)
     sums = sums_type(call.problem())
     own = call.read(call.q, "q").type
@@ -117,9 +119,9 @@ def _differentiable(spec: Spec, out_type: str, with_lse: bool, arrays: Arrays) -
 
 def _attend_forward(spec: Spec, out_type: str, with_lse: bool, arrays: Arrays) -> Any:
     values = {name: x.value for name, x in arrays.items()}
-    # An array of one element for a gradient that is asked for, of none for another. Shapes can say
-    # it, structure cannot: JAX may pair the residuals of one set of gradients with the structure of
-    # the set that it traced last.
+    # One element for a gradient that is asked for, no element for another one. A shape can say
+    # this, the structure cannot: JAX may combine the residuals of one set of gradients with the
+    # structure of the set that it traced last.
     asked = {name: jnp.zeros(int(arrays[name[1:]].perturbed)) for name in GRADIENTS
              if name[1:] in arrays}
     spec.check(values, "backward")
@@ -179,7 +181,7 @@ def _refuse_second(run: Any, primals: Any, tangents: Any) -> Any:
 
 
 def _types(gradients: Iterable[str], arrays: Arrays, gradient_type: Any) -> dict[str, str]:
-    """The element type of each gradient."""
+    """The element type of each gradient, by name."""
     own = {name: TYPE_NAMES[arrays[name[1:]].dtype.name] for name in gradients}
     if gradient_type is None:
         return own
@@ -193,10 +195,11 @@ def _types(gradients: Iterable[str], arrays: Arrays, gradient_type: Any) -> dict
 
 # --------------------------------------------------------------------------------------- arguments
 
-def _described(q: Any, k: Any, v: Any, threads: int, backend: str, **options: Any
+def _described(q: Any, k: Any, v: Any, threads: int, backend: str, given: Mapping[str, Any]
                ) -> tuple[Spec, dict[str, Any], Call]:
-    """The call, checked as far as it can be without its arrays' values."""
-    for name in EXTRAS:
+    """The call, checked as far as possible without the values of its arrays."""
+    options = dict(given)
+    for name in ARRAYS:
         if options.get(name) is not None:
             options[name] = as_array(options[name], name)
     for name in ("bias", "mask"):
@@ -207,18 +210,17 @@ def _described(q: Any, k: Any, v: Any, threads: int, backend: str, **options: An
     if isinstance(seed, (jax.Array, np.ndarray, np.generic)):
         options["dropout_seed"] = 0
     for name, value in options.items():
-        if name not in EXTRAS and isinstance(value, jax.Array):
+        if name not in ARRAYS and isinstance(value, jax.Array):
             raise refuse(name, f"a JAX array of shape {value.shape}",
                          "must be a Python value: it is part of the compiled program", WrongType)
-    call = call_of(as_array(q, "q"), as_array(k, "k"), as_array(v, "v"), shape_only, **options)
+    call = call_of(as_array(q, "q"), as_array(k, "k"), as_array(v, "v"), shape_only, options)
     call.problem()
-    arrays = {"q": call.q, "k": call.k, "v": call.v,
-              **{name: x for name, x in call.extras.items() if x is not None}}
-    if not isinstance(seed, int) and call.settings.dropout_p > 0:
+    arrays = {"q": call.q, "k": call.k, "v": call.v}
+    arrays |= {name: call.options[name] for name in ARRAYS if call.options[name] is not None}
+    if not isinstance(seed, int) and call.options["dropout_p"] > 0:
         arrays["dropout_seed"] = _seed_words(seed)
-    spec = Spec(call.settings, call.layout, checked("threads", threads),
-                checked("backend", backend))
-    return spec, arrays, call
+    items = tuple(item for item in call.options.items() if item[0] not in ARRAYS)
+    return Spec(items, call.layout, **run_options(threads, backend)), arrays, call
 
 
 def as_array(x: Any, argument: str) -> Any:
@@ -231,10 +233,10 @@ def as_array(x: Any, argument: str) -> Any:
 
 
 def _seed_words(seed: Any) -> Any:
-    """Two uint32, low and high, of an integer or a key."""
+    """An integer or a key as two uint32, low and high."""
     if isinstance(seed, (np.ndarray, np.generic)) and seed.shape == () and seed.dtype.kind in "iu":
-        number = checked("dropout_seed", int(seed))  # JAX may not have 64 bits for it
-        return jnp.asarray(np.array([number & 0xFFFFFFFF, number >> 32], np.uint32))
+        number = word64("dropout_seed", int(seed))  # JAX may not have 64 bits for it
+        return jnp.asarray(np.array([number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF], np.uint32))
     if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
         words = jax.random.key_data(seed)
         if words.shape == (2,):

@@ -1,8 +1,9 @@
 """jax.vmap of a pass: the mapped axis joins the batch, or the heads, of one call.
 
 Joining the batch moves no memory. It is impossible where a sink, which has no batch axis, is mapped
-or has a gradient: then the axis joins the heads. Packed sequences, and dropout, whose mask counts
-batch entries and heads, are computed one after another, so that vmap gives what a loop would.
+or has a gradient: then the axis joins the heads. Packed sequences are computed one after another,
+and so are calls with dropout, because its mask depends on the numbers of batch entry and head. vmap
+thus gives the results of a loop.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from . import calls
 from .calls import Arrays, Spec
 
-# Arrays that have q's batch and heads; lse and dlse in one order, the others in that of the layout.
+# Arrays with the batch and the heads of q. The layout applies to _ROWS only.
 _ROWS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 _SUMS = ("lse", "dlse")
 _SCORES = ("bias", "mask", "dbias")
@@ -66,7 +67,7 @@ def _mappable(spec: Spec, run: Callable[[Arrays], dict[str, Any]],
 
 def _axis_to_join(spec: Spec, mapped: Mapping[str, bool], arrays: Arrays,
                   gradients: tuple[str, ...]) -> int | None:
-    if "cu_seqlens_q" in arrays or spec.settings.dropout_p > 0:
+    if "cu_seqlens_q" in arrays or spec.options["dropout_p"] > 0:
         return None
     if not mapped.get("sink") and "dsink" not in gradients:
         return _BATCH
@@ -75,7 +76,7 @@ def _axis_to_join(spec: Spec, mapped: Mapping[str, bool], arrays: Arrays,
 
 @dataclass(frozen=True)
 class _Fold:
-    """A mapped axis of `size`, at the front of the arrays that are `mapped`, joined to `into`."""
+    """Joins the mapped axis, which is the first one of the `mapped` arrays, to the axis `into`."""
 
     into: int
     size: int
@@ -109,7 +110,7 @@ class _Fold:
         return x.reshape(*x.shape[:axis], self.size * x.shape[axis + 1], *x.shape[axis + 2:])
 
     def part(self, name: str, x: Any) -> Any:
-        """The inverse, for a result: the mapped axis at the front."""
+        """The inverse for a result: the mapped axis becomes the first one."""
         axis = self._axis(name)
         assert axis is not None  # of every result: see _axis_to_join
         x = x.reshape(*x.shape[:axis], self.size, x.shape[axis] // self.size, *x.shape[axis + 1:])
@@ -119,7 +120,7 @@ class _Fold:
         return x
 
     def _axis(self, name: str) -> int | None:
-        """Where the axis to join is in an array of the problem; None: the array lacks it."""
+        """The number of the axis to join in an array of one problem; None if the array lacks it."""
         if name in ("sink", "dsink"):
             return 0 if self.into == _HEADS else None
         if name in ("seqused_q", "seqused_k"):
@@ -129,9 +130,9 @@ class _Fold:
         return self.into
 
     def _length(self, axis: int) -> int:
-        """How many batch entries or query heads one problem has."""
+        """The number of batch entries or query heads of one problem."""
         return self._shape("q")[2 if axis == _HEADS and self.spec.layout == "bshd" else axis]
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        """Of one problem's array."""
+        """The shape of the array in one problem."""
         return tuple(self.arrays[name].shape[int(self.mapped[name]):])

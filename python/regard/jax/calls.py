@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _core
-from ..arrays import NAMES, shape_only
-from ..call import EXTRAS, Call
+from ..arrays import shape_only
+from ..call import Call
+from ..element_types import NAMES
 from ..errors import InvalidArgument
-from ..settings import Settings
+from ..options import ARRAYS
 
 Arrays = Mapping[str, Any]
-Result = tuple[tuple[int, ...], Any, float]  # shape, type, what is there before the call
+Result = tuple[tuple[int, ...], Any, float]  # shape, type, value before the call
 
 for (_target, _platform), _handler in _core.xla_handlers().items():
     jax.ffi.register_ffi_target(_target, _handler, platform=_platform)
@@ -26,24 +27,27 @@ for (_target, _platform), _handler in _core.xla_handlers().items():
 
 @dataclass(frozen=True)
 class Spec:
-    """What a compiled program knows of a call, beside the shapes and types of its arrays.
+    """The part of a call that is compiled into a program, next to its arrays' shapes and types.
 
-    The arrays go by name: q, k, v, those of EXTRAS that are given, and dropout_seed (uint32, low
-    and high word) where it is an array.
+    items: the options that are no arrays. Arrays go by name: q, k, v, those of ARRAYS that are
+    given, and dropout_seed (uint32, low and high word) where it is an array.
     """
 
-    settings: Settings
+    items: tuple[tuple[str, Any], ...]
     layout: str
     threads: int
     backend: str
 
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        return dict(self.items)
+
     def call(self, arrays: Arrays) -> Call:
-        extras = {name: arrays.get(name) for name in EXTRAS}
-        return Call(arrays["q"], arrays["k"], arrays["v"], extras, self.settings, self.layout,
-                    shape_only)
+        options = {name: arrays.get(name) for name in ARRAYS} | self.options
+        return Call(arrays["q"], arrays["k"], arrays["v"], options, self.layout, shape_only)
 
     def check(self, arrays: Arrays, pass_: str) -> None:
-        """What shapes, types and settings tell. Errors: as `regard.attention`."""
+        """Checks shapes, types and options. Errors: as `regard.attention`."""
         call = self.call(arrays)
         try:
             call.problem().explain(pass_, "cpu", 0, "reference")
@@ -52,17 +56,16 @@ class Spec:
 
     @cached_property
     def attributes(self) -> dict[str, Any]:
-        s = self.settings
-        seed = s.dropout_seed - (s.dropout_seed >> 63 << 64)  # the same 64 bits, signed
-        offset = s.dropout_offset - (s.dropout_offset >> 63 << 64)
-        return dict(
-            has_scale=np.int64(s.scale is not None), scale=np.float64(s.scale or 0),
-            softcap=np.float64(s.softcap), causal=s.causal, window_left=np.int64(s.window[0]),
-            window_right=np.int64(s.window[1]), dropout_p=np.float64(s.dropout_p),
-            dropout_seed=np.int64(seed), dropout_offset=np.int64(offset),
-            max_seqlen_q=np.int64(s.max_seqlen_q), max_seqlen_k=np.int64(s.max_seqlen_k),
-            precision=s.precision, deterministic=np.int64(s.deterministic),
-            threads=np.int64(self.threads), backend=self.backend)
+        """Of XLA's call: an option that is None is left out, a pair becomes two numbers."""
+        found: dict[str, Any] = {"layout": self.layout, "backend": self.backend}
+        for name, value in (*self.items, ("threads", self.threads)):
+            if isinstance(value, tuple):
+                found |= {f"{name}_left": np.int64(value[0]), f"{name}_right": np.int64(value[1])}
+            elif isinstance(value, str):
+                found[name] = value
+            elif value is not None:
+                found[name] = np.float64(value) if isinstance(value, float) else np.int64(value)
+        return found
 
 
 def forward(spec: Spec, out_type: str, with_lse: bool, arrays: Arrays) -> tuple[Any, Any]:
@@ -85,18 +88,16 @@ def backward(spec: Spec, types: Mapping[str, str], arrays: Arrays) -> dict[str, 
 
 
 def sums_dtype(arrays: Arrays) -> Any:
-    """Of lse and dlse."""
+    """The type of lse and dlse."""
     return jnp.float64 if arrays["q"].dtype == jnp.float64 else jnp.float32
 
 
 def _call(target: str, spec: Spec, call: Call, arrays: Arrays,
           results: Mapping[str, Result]) -> dict[str, Any]:
     names, operands = list(arrays), list(arrays.values())
-    # The library leaves alone what lies beyond a sequence's end.
-    ragged = call.packed or any(name in arrays for name in ("seqused_q", "seqused_k"))
     aliases: dict[int, int] = {}
     for index, (shape, dtype, empty) in enumerate(results.values()):
-        if ragged:
+        if call.is_ragged():  # the library does not write rows outside of every sequence
             aliases[len(operands)] = index
             names.append("zeros")
             operands.append(jnp.full(shape, empty, dtype))
@@ -105,13 +106,14 @@ def _call(target: str, spec: Spec, call: Call, arrays: Arrays,
     shapes = [struct(shape, dtype) for shape, dtype, _ in results.values()]
     made = jax.ffi.ffi_call(target, shapes, input_output_aliases=aliases)(
         *(_vary(x, axes) for x in operands), operands=" ".join(names), results=" ".join(results),
-        rows_first=np.int64(spec.layout == "bshd" and not call.packed), **spec.attributes)
+        **spec.attributes)
     return {name: _vary(x, axes) for name, x in zip(results, made)}
 
 
-# Within jax.shard_map an array's type says over which axes of the mesh it varies. Operands of a
-# call vary over the same ones (the gradient of one that did not is then summed over them), and so
-# do the results, which XLA's call does not know.
+# Within jax.shard_map the type of an array names the mesh axes over which it varies. All operands
+# of a call must vary over the same axes (JAX sums the gradient of an operand that did not over
+# them). The results vary over these axes too, which must be said here, because XLA's call does not
+# tell.
 
 def vary_alike(arrays: Arrays) -> dict[str, Any]:
     axes = _varying(*arrays.values())

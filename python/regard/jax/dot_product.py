@@ -18,9 +18,9 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
                           implementation: str | None = None, return_residual: bool = False) -> Any:
     """Stands in for jax.nn.dot_product_attention.
 
-    It differs in this: no matrix of T x S is made; a row that sees no key is 0, not the mean of
-    the values; a bias of -inf hides its pair; the value's last size may be another than the key's;
-    scale is a number, not an array.
+    The differences: no matrix of T x S is made; a row that sees no key is 0, not the mean of the
+    values; a bias of -inf hides its pair; value may have another head size than key; scale is a
+    number, not an array.
 
     Args:
         query: (B, T, N, H) or (T, N, H).
@@ -29,12 +29,12 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
         scale: 1/sqrt(H) if None.
         is_causal: query t sees keys up to t.
         query_seq_lengths, key_value_seq_lengths: (B) int32.
-        local_window_size: (left, right) keys beside t that stay visible, or one number for both.
-            Without is_causal it is applied as a mask of (T, S) where T is not S or lengths are
-            given.
-        implementation: None.
-        return_residual: also return the log-sum-exp, (B, T, N) or (T, N), in the key's type and
-            without gradient; `attention` has it in float32 with its gradient.
+        local_window_size: (left, right): how many keys before and after t are visible, next to t;
+            or one number for both. Without is_causal, it becomes a mask of (T, S) if T is not S or
+            if lengths are given.
+        implementation: must be None.
+        return_residual: also return the log-sum-exp, (B, T, N) or (T, N), in the type of key and
+            without a gradient; `attention` returns it in float32 with its gradient.
 
     Raises:
         as `attention`.
@@ -87,6 +87,6 @@ def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 
 def _near(len_q: int, len_k: int, left: int, right: int) -> Any:
-    """(len_q, len_k) bool: the keys beside each query's own number."""
+    """(len_q, len_k) bool: whether key j lies in the window of query i."""
     i, j = jnp.arange(len_q)[:, None], jnp.arange(len_k)[None, :]
     return (j >= i - left) & (j <= i + right)

@@ -1,8 +1,8 @@
-"""The two functions by which torch.nn's modules infer in C++, with Regard's attention in them.
+"""The two C++ functions of torch.nn's inference path, rewritten with Regard's attention.
 
 torch.nn.MultiheadAttention and torch.nn.TransformerEncoderLayer call them in eval mode where no
-gradient is wanted. Nested tensors, into which TransformerEncoder packs padded batches, stay
-PyTorch's.
+gradient is wanted. Nested tensors, into which TransformerEncoder packs padded batches, still go to
+PyTorch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .sdpa import scaled_dot_product_attention
 
 native_multi_head_attention = torch._native_multi_head_attention
 native_encoder_layer = torch._transformer_encoder_layer_fwd
-_KEYS_OF_ENTRIES = 1  # mask_type of a mask (B, S); of others 0 or 2
+_KEYS_OF_ENTRIES = 1  # the mask_type of a mask (B, S); other masks have 0 or 2
 
 
 def multi_head_attention(
@@ -26,7 +26,7 @@ def multi_head_attention(
         qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor,
         mask: Tensor | None = None, need_weights: bool = True, average_attn_weights: bool = True,
         mask_type: int | None = None) -> Any:
-    """Stands in for torch._native_multi_head_attention; (out, None) where it computes."""
+    """Stands in for torch._native_multi_head_attention; its own result is (out, None)."""
     alone = query is key and key is value and not need_weights
     if not alone or left_to_pytorch(query, mask):
         return native_multi_head_attention(
@@ -69,8 +69,8 @@ def encoder_layer(
 
 def _self_attention(x: Tensor, heads: int, qkv_weight: Tensor, qkv_bias: Tensor,
                     mask: Tensor | None, mask_type: int | None) -> Tensor:
-    """(B, S, E), the heads of a row one after another. A bool mask is True where it hides; one of
-    floats is added."""
+    """(B, S, E); a row holds its heads one after another. True in a bool mask hides a key; a float
+    mask is added."""
     batch, length, size = x.shape
     qkv = F.linear(x, qkv_weight, qkv_bias).view(batch, length, 3, heads, size // heads)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)

@@ -6,13 +6,15 @@ from typing import Any, Union
 
 from torch import Tensor
 
+from ..checks import length
+from ..docstrings import documented
 from ..errors import Unsupported, refuse
-from ..options import checked
 from .surface import attention
 
 FlashResult = Union[Tensor, tuple[Tensor, Tensor, None]]
 
 
+@documented
 def flash_attn_func(
         q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0,
         softmax_scale: float | None = None, causal: bool = False,
@@ -23,13 +25,14 @@ def flash_attn_func(
 
     Args:
         q, k, v: float64, float32, float16 or bfloat16; v may have another head size.
-        dropout_p: the seed is drawn from PyTorch's generator.
-        softmax_scale: 1/sqrt(D) if None.
+        dropout_p: the probability to drop a weight; PyTorch's generator gives the seed.
+        softmax_scale: the factor of the scores; None is 1 / sqrt(D).
         causal: query i sees keys up to i + Sk - Sq.
-        window_size: (left, right) keys beside that diagonal; negative = unbounded.
-        softcap: c > 0 replaces scores s by c tanh(s/c).
-        alibi_slopes: (Hq) or (B, Hq) float32.
-        deterministic: gradients that repeat to the bit on a GPU.
+        window_size: (left, right): how many keys on each side of that diagonal are visible, next to
+            the diagonal's own; negative is unbounded.
+        {softcap}
+        {alibi_slopes}
+        {deterministic}
         return_attn_probs: return (out, softmax_lse, None).
 
     Returns:
@@ -68,6 +71,7 @@ def flash_attn_kvpacked_func(
                            alibi_slopes, deterministic, return_attn_probs)
 
 
+@documented
 def flash_attn_varlen_func(
         q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
         max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0,
@@ -78,8 +82,9 @@ def flash_attn_varlen_func(
     """`flash_attn_func` of packed sequences: q (total_q, Hq, D), k and v (total_k, Hkv, D).
 
     Args:
-        cu_seqlens_q, cu_seqlens_k: (B + 1) int32; where each sequence begins.
-        max_seqlen_q, max_seqlen_k: the longest ones, or any numbers above.
+        {cu_seqlens_q}
+        {cu_seqlens_k}
+        max_seqlen_q, max_seqlen_k: the longest ones, or any larger numbers.
         block_table: must be None; paged keys are not supported.
 
     Returns:
@@ -99,15 +104,17 @@ def flash_attn_varlen_func(
 
 def _at_most(argument: str, longest: Any, x: Tensor) -> Any:
     """No sequence is longer than all rows together; callers round the bound up."""
-    size = checked(argument, int(longest) if isinstance(longest, Tensor) else longest)
-    return size if size is None or not isinstance(x, Tensor) else min(size, x.shape[0])
+    if longest is None or not isinstance(x, Tensor):
+        return longest
+    return min(length(argument, int(longest) if isinstance(longest, Tensor) else longest),
+               x.shape[0])
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None,
            window_size: tuple[int, int], return_attn_probs: bool, *, causal: bool,
            **options: Any) -> FlashResult:
     left, right = (-1 if isinstance(side, int) and side < 0 else side for side in window_size)
-    # Both windows lie on the bottom-right diagonal, with and without causal.
+    # The diagonal of the window is the bottom-right one, with and without causal.
     result = attention(q, k, v, scale=softmax_scale, causal="bottom_right" if causal else False,
                        window=(left, right), return_lse=return_attn_probs,
                        **options)

@@ -1,51 +1,31 @@
-"""The library's two passes on the memory of PyTorch's tensors, and the room for their results."""
+"""The library's two passes on PyTorch's tensors, and the tensors for their results."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _core
-from ..element_types import allowed_types, wrong_element_type
+from ..call import Call
+from ..element_types import TYPE_NAMES, allowed_types, wrong_element_type
 from ..errors import InvalidArgument, Unsupported, refuse
 from ..gradients import GRADIENTS
-from ..repair import advised
-from ..settings import TYPE_NAMES
+from ..options import ARRAYS, DEFAULTS
 
 TYPES = {getattr(torch, name): short for name, short in TYPE_NAMES.items()}
+_ROWS = {*GRADIENTS[:3], "q", "k", "v", "out", "dout"}
 
-
-class Options(NamedTuple):
-    """The operators' arguments beside q, k, v, bias and sink, in the schema's order."""
-
-    mask: Optional[Tensor] = None
-    alibi_slopes: Optional[Tensor] = None
-    cu_seqlens_q: Optional[Tensor] = None
-    cu_seqlens_k: Optional[Tensor] = None
-    seqused_q: Optional[Tensor] = None
-    seqused_k: Optional[Tensor] = None
-    drawn_seed: Optional[Tensor] = None  # 0-dim int64 on the CPU; stands before dropout_seed
-    scale: Optional[float] = None
-    softcap: float = 0.0
-    causal: str = "none"
-    window: Sequence[int] = (-1, -1)
-    dropout_p: float = 0.0
-    dropout_seed: int = 0  # this and the offset: 64 bits, as a signed number
-    dropout_offset: int = 0
-    max_seqlen_q: int = 0
-    max_seqlen_k: int = 0
-    layout: str = "bhsd"
-    precision: str = "full"
-    deterministic: bool = False
-    out_type: Optional[torch.dtype] = None
-    threads: int = 0
-    backend: str = ""
-
-
-TENSOR_OPTIONS = Options._fields.index("scale")  # so many of them, the first ones
+# What the operators take after q, k and v, and the defaults: tensors (those with a gradient first),
+# values, and how to run. drawn_seed, a 0-dim int64 on the CPU, stands in for dropout_seed.
+_TENSORS = sorted(ARRAYS, key=lambda name: f"d{name}" not in GRADIENTS)
+VALUES = {name: value for name, value in DEFAULTS.items() if name not in ARRAYS}
+ARGUMENTS: dict[str, Any] = {**dict.fromkeys([*_TENSORS, "drawn_seed"]), **VALUES,
+                             "out_type": None, "threads": 0, "backend": ""}
+TENSORS = len(_TENSORS) + 1
+_NAMES = [*ARGUMENTS][:-3]  # of options
 
 
 # ------------------------------------------------------------------------------ memory and shapes
@@ -54,23 +34,14 @@ def _array(x: Tensor, argument: str) -> _core.Array:
     type = TYPES.get(x.dtype)
     if type is None or type not in allowed_types(argument):
         raise wrong_element_type(x, argument)
+    if argument in _ROWS and x.stride(-1) != 1 and x.shape[-1] > 1:
+        x = x.contiguous()  # only what steps through a row by more than one element is copied
     return _core.Array.at(x.data_ptr(), type, x.shape, x.stride(), x.get_device(), x)
 
 
-def _with_unit_stride(x: Tensor) -> Tensor:
-    """Only what steps through a row by more than one element is copied."""
-    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
-
-
-def _rows(x: Tensor, argument: str, options: Options) -> _core.Array:
-    """q, k, v, out and their gradients."""
-    array = _array(_with_unit_stride(x), argument)
-    return array.swapped(1, 2) if options.layout == "bshd" and x.dim() == 4 else array
-
-
 def _dense(like: Tensor, size: int, type: torch.dtype | None) -> Tensor:
-    """Room for rows of `size`, dense, in the order of memory that `like` has. PyTorch's own fused
-    attention lays out its results so: what was transposed before is dense when transposed back."""
+    """A dense tensor for rows of `size`, with its axes in memory in the order of `like`. PyTorch's
+    own fused attention lays out its results in the same way."""
     if like.shape[-1] == size and like.stride(-1) == 1:
         return torch.empty_like(like, dtype=type)
     order = sorted(range(like.dim() - 1), key=like.stride, reverse=True)
@@ -78,112 +49,84 @@ def _dense(like: Tensor, size: int, type: torch.dtype | None) -> Tensor:
     return made.permute(*(order.index(axis) for axis in range(like.dim() - 1)), like.dim() - 1)
 
 
-def forward_results(q: Tensor, v: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    out = _dense(q, v.shape[-1], options.out_type)
-    if q.dim() == 3:
-        shape = [q.shape[1], q.shape[0]]
-    else:
-        shape = [q.shape[0], q.shape[1], q.shape[2]]
-        if options.layout == "bshd":
-            shape[1], shape[2] = shape[2], shape[1]
-    return out, q.new_empty(shape, dtype=torch.float64 if q.dtype == torch.float64
-                            else torch.float32)
+def call_of(q: Tensor, k: Tensor, v: Tensor, rest: Sequence[Any]) -> Call:
+    """rest: the values of ARGUMENTS, in their order."""
+    options = dict(zip(_NAMES, rest))
+    return Call(q, k, v, options, options.pop("layout"), _array)
 
 
-def backward_results(wanted: Sequence[bool], q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
-                     sink: Tensor | None) -> dict[str, Tensor]:
+def forward_results(call: Call, out_type: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    q: Tensor = call.q
+    return _dense(q, call.v.shape[-1], out_type), q.new_empty(
+        call.lse_shape(), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+
+
+def backward_results(wanted: Sequence[bool], call: Call) -> dict[str, Tensor]:
     results = {name: _dense(x, x.shape[-1], None) for name, x, is_wanted
-               in zip(GRADIENTS, (q, k, v), wanted) if is_wanted}
-    for name, x, is_wanted in zip(GRADIENTS[3:], (bias, sink), wanted[3:]):
+               in zip(GRADIENTS, (call.q, call.k, call.v), wanted) if is_wanted}
+    for name, is_wanted in zip(GRADIENTS[3:], wanted[3:]):
+        x = call.options[name[1:]]
         if is_wanted and x is not None:
             results[name] = x.new_empty(x.shape)
     return results
 
 
-def _is_ragged(options: Options) -> bool:
-    """Whether rows may lie outside of every sequence: the library does not write them."""
-    return (options.cu_seqlens_q is not None or options.seqused_q is not None
-            or options.seqused_k is not None)
-
-
 # ---------------------------------------------------------------------------------------- kernels
 
-def _seed(q: Tensor, options: Options) -> int:
-    if options.drawn_seed is None:
-        return _unsigned(options.dropout_seed)
-    if q.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise refuse("dropout_seed", None, "is drawn on the CPU, so that a captured graph would "
-                     "drop the same weights at each replay; give a number if it may", Unsupported)
-    return _unsigned(int(options.drawn_seed))
+def _problem(call: Call) -> _core.Problem:
+    drawn_seed = call.options.pop("drawn_seed")
+    if drawn_seed is not None:
+        if call.q.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise refuse("dropout_seed", None, "is drawn on the CPU, so that a captured graph "
+                         "would drop the same weights at each replay; give a number if it may",
+                         Unsupported)
+        call.options["dropout_seed"] = int(drawn_seed)
+    return call.problem()
 
 
-def _unsigned(number: int) -> int:
-    return number & (1 << 64) - 1
-
-
-def _problem(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None,
-             options: Options) -> _core.Problem:
-    tensors: tuple[Any, ...] = options[:TENSOR_OPTIONS - 1]  # all but drawn_seed
-    arrays = {name: _array(x, name) for name, x in zip(Options._fields, tensors) if x is not None}
-    if bias is not None:
-        arrays["bias"] = _array(bias, "bias")
-    if sink is not None:
-        arrays["sink"] = _array(sink, "sink")
-    return _core.Problem(
-        _rows(q, "q", options), _rows(k, "k", options), _rows(v, "v", options), arrays,
-        scale=options.scale, softcap=options.softcap, causal=options.causal,
-        window=(options.window[0], options.window[1]), dropout_p=options.dropout_p,
-        dropout_seed=_seed(q, options) if options.dropout_p > 0 else 0,
-        dropout_offset=_unsigned(options.dropout_offset), max_seqlen_q=options.max_seqlen_q,
-        max_seqlen_k=options.max_seqlen_k, precision=options.precision,
-        deterministic=options.deterministic)
-
-
-def _where(q: Tensor, options: Options) -> dict[str, Any]:
-    """Keywords of a pass. A GPU's workspace comes from PyTorch's own pool: freed when the call has
-    returned, it is given out again only to what follows on the stream."""
+def _where(q: Tensor, threads: int, backend: str) -> dict[str, Any]:
+    """Keywords of a pass. A GPU's workspace comes from PyTorch's own pool. It is freed when the
+    call has returned; the pool then reuses it only for later work on the same stream."""
     if not q.is_cuda:
-        return {"threads": options.threads or torch.get_num_threads(), "backend": options.backend}
+        return {"threads": threads or torch.get_num_threads(), "backend": backend}
     held = []
 
     def allocate(size: int) -> int:
         held.append(q.new_empty(size, dtype=torch.uint8))
         return held[0].data_ptr()
 
-    return {"stream": torch.cuda.current_stream(q.device).cuda_stream, "backend": options.backend,
+    return {"stream": torch.cuda.current_stream(q.device).cuda_stream, "backend": backend,
             "allocate": allocate}
 
 
-def run_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None,
-                *rest: Any) -> tuple[Tensor, Tensor]:
-    options = Options(*rest)
+def run_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    call = call_of(q, k, v, rest)
+    out_type, threads, backend = rest[-3:]
     try:
-        problem = _problem(q, k, v, bias, sink, options)
-        out, lse = forward_results(q, v, options)
-        if _is_ragged(options):
+        problem = _problem(call)
+        out, lse = forward_results(call, out_type)
+        if call.is_ragged():
             out.zero_()
             lse.fill_(-torch.inf)
-        problem.forward(_rows(out, "out", options), _array(lse, "lse"), **_where(q, options))
+        problem.forward(call.rows(_array(out, "out")), _array(lse, "lse"),
+                        **_where(q, threads, backend))
     except InvalidArgument as error:
-        shapes = {name: x.shape for name, x in (("bias", bias), ("mask", options.mask))
-                  if x is not None}
-        raise advised(error, q.shape, k.shape, v.shape, options.layout, shapes,
-                      "{}.contiguous()") from None
+        raise call.advised(error, "{}.contiguous()") from None
     return out, lse
 
 
 def run_backward(wanted: Sequence[bool], dout: Tensor, dlse: Tensor | None, out: Tensor,
-                 lse: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
-                 sink: Tensor | None, *rest: Any) -> list[Tensor]:
-    options = Options(*rest)
-    problem = _problem(q, k, v, bias, sink, options)
-    results = backward_results(wanted, q, k, v, bias, sink)
-    arrays: dict[str, Any] = {
-        name: _rows(x, name, options) if name in GRADIENTS[:3] else _array(x, name)
-        for name, x in results.items()}
-    if _is_ragged(options):
-        for name in results.keys() & set(GRADIENTS[:3]):
+                 lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
+    call = call_of(q, k, v, rest)
+    problem = _problem(call)
+    results = backward_results(wanted, call)
+    arrays = {name: _array(x, name) for name, x in results.items()}
+    for name in arrays.keys() & set(GRADIENTS[:3]):
+        arrays[name] = call.rows(arrays[name])
+        if call.is_ragged():
             results[name].zero_()
-    problem.backward(_rows(out, "out", options), _array(lse, "lse"), _rows(dout, "dout", options),
-                     None if dlse is None else _array(dlse, "dlse"), **arrays, **_where(q, options))
+    more: dict[str, Any] = arrays | _where(q, *rest[-2:])
+    problem.backward(call.rows(_array(out, "out")), _array(lse, "lse"),
+                     call.rows(_array(dout, "dout")),
+                     None if dlse is None else _array(dlse, "dlse"), **more)
     return list(results.values())

@@ -1,4 +1,4 @@
-"""What is left to PyTorch's own attention while Regard is installed in its place."""
+"""The calls that PyTorch's own attention serves while Regard is installed in its place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _told: set[str] = set()
 
 
 def left_to_pytorch(*tensors: Any) -> bool:
-    """Whether a call with these is not for Regard; a warning says so once for each reason."""
+    """Whether Regard cannot take a call with these; a warning says so once for each reason."""
     reason = _why_not(tensors)
     if reason is None:
         return False

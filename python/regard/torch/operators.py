@@ -1,8 +1,8 @@
 """The library's two passes as operators of PyTorch: shapes, gradients, autocast.
 
-`regard::forward` returns out and lse, `regard::backward` those gradients that are wanted. Both are
-functions of their arguments alone. Kernels are registered with the dispatcher directly, as
-`torch.library.custom_op` adds checks to every call that cost as much as the call itself.
+`regard::forward` returns out and lse, `regard::backward` those gradients that are wanted. Both
+depend on their arguments alone. Kernels are registered with the dispatcher directly, because
+`torch.library.custom_op` adds checks to every call that take as long as the call itself.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..errors import Unsupported, refuse
-from .kernels import (TENSOR_OPTIONS, Options, backward_results, forward_results, run_backward,
-                      run_forward)
+from .kernels import (ARGUMENTS, TENSORS, VALUES, backward_results, call_of, forward_results,
+                      run_backward, run_forward)
 
-_SCHEMA = """Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sink, Tensor? mask,
-    Tensor? alibi_slopes, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_q,
-    Tensor? seqused_k, Tensor? drawn_seed, float? scale, float softcap, str causal,
-    SymInt[2] window, float dropout_p, SymInt dropout_seed, SymInt dropout_offset,
-    SymInt max_seqlen_q, SymInt max_seqlen_k, str layout, str precision, bool deterministic,
-    ScalarType? out_type, int threads, str backend"""
+_TYPES = {float: "float", type(None): "float?", bool: "bool", int: "SymInt", str: "str",
+          tuple: "SymInt[2]"}
+_SCHEMA = ", ".join([
+    "Tensor q, Tensor k, Tensor v", *(f"Tensor? {name}" for name in [*ARGUMENTS][:TENSORS]),
+    *(f"{_TYPES[type(value)]} {name}" for name, value in VALUES.items()),
+    "ScalarType? out_type, int threads, str backend"])
 
 _library: Any = torch.library.Library("regard", "DEF")  # type: ignore[no-untyped-call]
 _library.define(f"forward({_SCHEMA}) -> (Tensor out, Tensor lse)",
@@ -38,15 +38,13 @@ for _device in ("CPU", "CUDA"):
     _library.impl("backward", run_backward, _device)
 
 
-def _fake_forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None,
-                  *rest: Any) -> tuple[Tensor, Tensor]:
-    return forward_results(q, v, Options(*rest))
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return forward_results(call_of(q, k, v, rest), rest[-3])
 
 
 def _fake_backward(wanted: Sequence[bool], dout: Tensor, dlse: Tensor | None, out: Tensor,
-                   lse: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
-                   sink: Tensor | None, *rest: Any) -> list[Tensor]:
-    return list(backward_results(wanted, q, k, v, bias, sink).values())
+                   lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
+    return list(backward_results(wanted, call_of(q, k, v, rest)).values())
 
 
 torch.library.register_fake("regard::forward", _fake_forward, lib=_library)
@@ -57,8 +55,8 @@ _PLAIN = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 
 
 def _below_autograd(operator: Any, kernel: Any, keys: Any, *arguments: Any) -> Any:
-    """What the dispatcher calls next. For plain tensors, to which nothing else listens, that is the
-    kernel: a call in Python saves turning thirty arguments into C++ and back."""
+    """What the dispatcher calls next. For plain tensors that is the kernel itself: calling it in
+    Python saves converting thirty arguments to C++ and back."""
     keys = keys & torch._C._after_autograd_keyset
     if keys.highestPriorityTypeId() in _PLAIN:
         return kernel(*arguments)
@@ -73,8 +71,8 @@ class RegardAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
                 sink: Tensor | None, keys: Any, rest: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         out, lse = _below_autograd(forward, run_forward, keys, q, k, v, bias, sink, *rest)
-        ctx.save_for_backward(out, lse, q, k, v, bias, sink, *rest[:TENSOR_OPTIONS])
-        ctx.settings = rest[TENSOR_OPTIONS:]
+        ctx.save_for_backward(out, lse, q, k, v, bias, sink, *rest[:TENSORS - 2])
+        ctx.values = rest[TENSORS - 2:]
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -86,7 +84,7 @@ class RegardAttention(torch.autograd.Function):
             saved = ctx.saved_tensors
             if dout is None:
                 dout = saved[0].new_zeros(saved[0].shape[-1]).expand_as(saved[0])
-            gradients = backward(wanted, dout, dlse, *saved, *ctx.settings)
+            gradients = backward(wanted, dout, dlse, *saved, *ctx.values)
         found = iter(gradients)
         return (*(next(found, None) if is_wanted else None for is_wanted in wanted), None, None)
 
@@ -108,6 +106,7 @@ class RegardAttentionGradients(torch.autograd.Function):
 
 _attention: Any = RegardAttention.apply
 _attention_gradients: Any = RegardAttentionGradients.apply
+_SLOPES = 3 + [*ARGUMENTS].index("alibi_slopes")
 _unpack_dual: Any = forward_ad.unpack_dual
 
 
@@ -129,7 +128,7 @@ def _forward_with_gradients(keys: Any, *arguments: Any) -> Any:
     if forward_ad._current_level >= 0:
         _refuse_transforms(arguments[:5])
     if torch.is_grad_enabled():
-        slopes = arguments[5 + Options._fields.index("alibi_slopes")]
+        slopes = arguments[_SLOPES]
         if slopes is not None and slopes.requires_grad:
             raise refuse("alibi_slopes", "a tensor that requires grad",
                          "has no gradient; detach it", Unsupported)
@@ -155,8 +154,8 @@ def _cast(device: str, key: Any) -> Any:
     excluded = torch._C.DispatchKeySet(key)
 
     def cast_and_run(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
-        """As PyTorch's own attention: q, k and v become the autocast type, but for float64. The
-        bias keeps its type, which need not be q's, and the sums are in float32 or wider anyway."""
+        """As PyTorch's own attention: q, k and v become the autocast type, except for float64. The
+        bias keeps its type, which need not be q's type; sums are in float32 or wider anyway."""
         type = torch.get_autocast_dtype(device)
         q, k, v = (x.to(type) if x.is_floating_point() and x.dtype != torch.float64 else x
                    for x in (q, k, v))

@@ -1,10 +1,10 @@
-"""Regard in the place of torch.nn.functional.scaled_dot_product_attention, and back.
+"""Puts Regard in the place of torch.nn.functional.scaled_dot_product_attention, and takes it away.
 
-Callers reach that function by three ways: as an attribute of torch.nn.functional, which is also
-where torch.nn's own modules look it up; under a name that they imported it by, which is found by
-going through the loaded modules; and in C++ from the inference path of torch.nn.MultiheadAttention
-and torch.nn.TransformerEncoderLayer, which fast_path.py replaces. TorchScript, which compiles a
-function's text and calls operators in C++, keeps PyTorch's attention.
+Callers reach that function in three ways: as an attribute of torch.nn.functional, as torch.nn's own
+modules do; under a name by which a module has imported it, which a search of the loaded modules
+finds; and in C++, from the inference path of torch.nn.MultiheadAttention and
+torch.nn.TransformerEncoderLayer, which fast_path.py replaces. TorchScript compiles the text of a
+function and calls operators in C++, and therefore keeps PyTorch's attention.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import fast_path
 from .limits import left_to_pytorch
 from .sdpa import scaled_dot_product_attention
 
-_original = torch._C._nn.scaled_dot_product_attention  # whatever others made of functional's
+_original = torch._C._nn.scaled_dot_product_attention  # even if others replaced functional's
 _lock = threading.Lock()
 _is_installed = False
 
@@ -31,11 +31,11 @@ _is_installed = False
 def install() -> None:
     """Makes torch.nn.functional.scaled_dot_product_attention use Regard, in this process.
 
-    Also for torch.nn's modules, and for modules loaded by now that imported it by name. What Regard
-    cannot take (other devices and element types, nested tensors, transforms of torch.func,
-    forward-mode derivatives) goes to PyTorch's own, and a warning says so once for each
-    reason; so does what torch.jit.script compiles, without one. Code that torch.compile compiled before stays as it is where it does not look the
-    function up again. Calling it twice is calling it once.
+    This includes torch.nn's modules, and all loaded modules that have imported the function by
+    name. PyTorch's own function runs where Regard cannot (other devices and element types, nested
+    tensors, transforms of torch.func, forward-mode derivatives), with one warning for each reason.
+    It also runs in code of torch.jit.script, without a warning, and in code that torch.compile has
+    compiled before and that does not look the function up again. A second call has no effect.
     """
     global _is_installed
     with _lock:
@@ -55,7 +55,7 @@ def uninstall() -> None:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """`install` for the length of a with statement; inside of another, the outer one decides."""
+    """`install` for the length of a with statement; nested statements end with the outer one."""
     was_installed = _is_installed
     install()
     try:
@@ -66,7 +66,7 @@ def installed() -> Iterator[None]:
 
 
 def _pairs() -> tuple[tuple[Any, Any], ...]:
-    """PyTorch's functions, and what stands in for them."""
+    """PyTorch's functions, and their replacements."""
     return ((_original, _attention),
             (fast_path.native_multi_head_attention, fast_path.multi_head_attention),
             (fast_path.native_encoder_layer, fast_path.encoder_layer))
@@ -77,7 +77,7 @@ def _replace(by: dict[Any, Any]) -> None:
     for module in list(sys.modules.values()):
         if not isinstance(module, ModuleType) or module.__name__.startswith(__package__):
             continue
-        # torch.compile recognises PyTorch's functions by looking them up there.
+        # torch.compile looks PyTorch's functions up there to recognise them.
         if module.__name__ == "torch._C._nn":
             continue
         for name, value in list(vars(module).items()):
@@ -101,7 +101,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | No
                                         enable_gqa)
 
 
-# TorchScript takes a function that it knows by an operator's name for the operator itself.
+# TorchScript compiles a function that it knows by an operator's name as that operator.
 _builtins: Any = torch.jit._builtins
 for _old, _new in _pairs():
     _builtins._register_builtin(_new, _builtins._find_builtin(_old))

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..call import unknown_option
+from ..docstrings import documented
 from ..errors import WrongType, refuse
-from ..settings import Causal, Precision, Window
+from ..options import SDPA_OPTIONS
 from .surface import Result, attention
 
 if TYPE_CHECKING:
-    from ..typing import SdpaExtensions, Unpack
+    from ..typing import Causal, SdpaExtensions, Unpack
 
 
 @overload
@@ -33,14 +35,13 @@ def scaled_dot_product_attention(
         **extensions: Unpack[SdpaExtensions]) -> tuple[Tensor, Tensor]: ...
 
 
+@documented
 def scaled_dot_product_attention(
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
         enable_gqa: bool = False, *, bias: Any = None, causal: Causal = False,
-        window: Window = None, softcap: float = 0.0, alibi_slopes: Any = None,
-        sink: Any = None, dropout_seed: int | None = None, dropout_offset: int = 0,
-        precision: Precision = "full", deterministic: bool = False, return_lse: bool = False,
-        out_type: Any = None, threads: int = 0, backend: str = "") -> Result:
+        dropout_seed: int | None = None, return_lse: bool = False, out_type: Any = None,
+        threads: int = 0, backend: str = "", **extensions: Any) -> Result:
     """As torch.nn.functional.scaled_dot_product_attention; more by keywords.
 
     Args:
@@ -50,21 +51,28 @@ def scaled_dot_product_attention(
         attn_mask: broadcasts to (..., Hq, L, S); bool, True = attend; or of any float type, added
             to the scores, with a gradient.
         dropout_p: applied whenever it is above 0.
-        is_causal: query i sees keys up to i (top left), whatever L and S; beside attn_mask, with
-            which some of PyTorch's kernels refuse it.
-        scale: of the scores; 1/sqrt(E) if None.
+        is_causal: query i sees keys up to i (top left), whatever L and S are; may be combined with
+            attn_mask, which some of PyTorch's kernels refuse.
+        scale: the factor of the scores; None is 1 / sqrt(E).
         enable_gqa: lets Hq be a multiple of H. Without it heads must broadcast.
-        bias: float, beside a bool attn_mask.
-        causal: as `attention` takes it, where is_causal is not meant: "bottom_right".
-        return_lse: also return the log of the denominators, (..., Hq, L).
-        window and all others: as `attention` takes them.
+        bias: of a float type, next to a bool attn_mask.
+        causal: as `attention` takes it, instead of is_causal: "bottom_right".
+        dropout_seed: None draws a seed from PyTorch's generator of the CPU.
+        {sdpa_options}
+        return_lse: also return lse, (..., Hq, L).
+        {out_type}
+        threads: of the CPU; 0 is torch.get_num_threads().
+        {backend}
 
     Returns:
-        (..., Hq, L, Ev), or with its lse. A row that sees no key is 0.
+        (..., Hq, L, Ev), or (out, lse). A row that sees no key is 0.
 
     Raises:
         as `attention`.
     """
+    for name, extension in extensions.items():
+        if name not in SDPA_OPTIONS:
+            raise unknown_option(name, extension, SDPA_OPTIONS)
     given = {"query": query, "key": key, "value": value}
     for name, x in given.items():
         if not isinstance(x, Tensor):
@@ -96,20 +104,18 @@ def scaled_dot_product_attention(
         query, key, value = _with_equal_heads(query, key, value)
     width = value.shape[-1]
     if query.shape[1] == 0 == key.shape[1]:
-        # Without heads there is nothing in out, which yet depends on all three.
+        # Without heads out is empty, but must depend on all three for autograd.
         out, lse = pad(query[..., :0], (0, width)) + key.sum() + value.sum(), query.sum(-1)
         return (out, lse) if return_lse else out
-    if query.shape[-1] == 0 == key.shape[-1]:  # products are 0, as those of a column of zeros
+    if query.shape[-1] == 0 == key.shape[-1]:  # a column of zeros gives the same scores, 0
         query, key = (pad(x, (0, 1)) for x in (query, key))
         scale = 1.0 if scale is None else scale
     if width == 0:
         value = pad(value, (0, 1))
     result = attention(
-        query, key, value, bias=bias, mask=mask, causal=causal, window=window, scale=scale,
-        softcap=softcap, alibi_slopes=alibi_slopes, sink=sink, dropout_p=dropout_p,
-        dropout_seed=dropout_seed, dropout_offset=dropout_offset, precision=precision,
-        deterministic=deterministic, return_lse=return_lse, out_type=out_type, threads=threads,
-        backend=backend)
+        query, key, value, bias=bias, mask=mask, causal=causal, scale=scale, dropout_p=dropout_p,
+        dropout_seed=dropout_seed, return_lse=return_lse, out_type=out_type, threads=threads,
+        backend=backend, **extensions)
     if width == 0:
         result = ((result[0][..., :0], result[1]) if isinstance(result, tuple) else
                   result[..., :0])
@@ -129,7 +135,7 @@ def _rank(given: dict[str, Tensor]) -> int:
 
 
 def _common_size(given: dict[str, Tensor], axis: int) -> int:
-    """What the sizes along an axis, counted from the end, broadcast to."""
+    """The size to which the sizes along an axis, counted from the end, broadcast."""
     common = 1
     for name, x in given.items():
         size = x.shape[axis] if x.dim() >= -axis else 1
@@ -142,14 +148,14 @@ def _common_size(given: dict[str, Tensor], axis: int) -> int:
 
 
 def _folded(x: Tensor, lead: tuple[int, ...]) -> Tensor:
-    """(B, H, S, D), with a copy only where leading dimensions cannot be one."""
+    """(B, H, S, D); copies only where the leading dimensions cannot be merged in place."""
     heads = x.shape[-3] if x.dim() > 2 else 1
     rows = x.shape[-2:]
     return x.expand(*lead, heads, *rows).reshape(math.prod(lead), heads, *rows)
 
 
 def _folded_scores(x: Tensor | None, lead: tuple[int, ...]) -> Tensor | None:
-    """attn_mask and bias, which broadcast, and whose heads may be missing."""
+    """attn_mask or bias, which broadcasts and may lack the dimension of heads."""
     if x is None or x.dim() <= 3:
         return x
     if x.dim() > len(lead) + 3:
@@ -166,7 +172,7 @@ def _with_equal_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor
         return query, key, value
     for name, size in zip(("key", "value"), heads[1:]):
         if 1 != size != heads[0] != 1:
-            raise refuse(name, f"{size} heads", f"beside {heads[0]} of query: must be as many, or "
+            raise refuse(name, f"{size} heads", f"with {heads[0]} of query: must be as many, or "
                          "give enable_gqa=True")
     common = _common_size({"query": query, "key": key, "value": value}, -3)
     query, key, value = (x.expand(-1, common, -1, -1) for x in (query, key, value))
