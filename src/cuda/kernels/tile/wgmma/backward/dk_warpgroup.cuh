@@ -24,10 +24,10 @@ struct DkWarpgroup : KeyWarpgroupOf<kConfig> {
         memory.values(), memory.douts(stage), memory.delta(stage));
   }
   REGARD_DEVICE void multiply_dscores(int stage) {
-    if constexpr (!kConfig.wanted.dk) {
-      wgmma_commit();
-    } else {
+    if constexpr (kConfig.wanted.dk) {
       this->multiply_rows(kF32 ? of_tile : dk, dscores, memory.queries(stage));
+    } else if constexpr (kF32) {
+      wgmma_commit();
     }
   }
   REGARD_DEVICE void add_tile() {

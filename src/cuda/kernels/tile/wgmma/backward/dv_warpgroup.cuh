@@ -24,10 +24,10 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
         memory.keys(), memory.queries(stage), memory.lse(stage));
   }
   REGARD_DEVICE void multiply_probs(int stage) {
-    if constexpr (!kConfig.wanted.dv) {
-      wgmma_commit();
-    } else {
+    if constexpr (kConfig.wanted.dv) {
       this->multiply_rows(kF32 ? of_tile : dv, probs, memory.douts(stage));
+    } else if constexpr (kF32) {
+      wgmma_commit();
     }
   }
   REGARD_DEVICE void add_tile() {

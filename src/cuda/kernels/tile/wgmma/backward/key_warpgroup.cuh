@@ -97,12 +97,11 @@ struct KeyWarpgroup {
   // of each factor. kFirst: the column of the first of the three terms that this warpgroup adds.
   template <int kFirst>
   REGARD_DEVICE void set_term_factors() {
-    const auto of = [](int term) { return 0.5f * row_term_factor<kConfig.type>(term); };
-    constexpr bool kOdd = kFirst % 2 != 0;
-    const int columns = lane_index() % 4 - kFirst / 2;  // two each
-    const uint32 two = columns == 0   ? pack<Format>(kOdd ? 0.0f : of(0), kOdd ? of(0) : of(1))
-                         : columns == 1 ? pack<Format>(kOdd ? of(1) : of(2), kOdd ? of(2) : 0.0f)
-                                      : 0;
+    const int first = lane_index() % 4 * 2 - kFirst;
+    const auto of = [](int term) {
+      return term < 0 || term >= kRowTerms ? 0.0f : 0.5f * row_term_factor<kConfig.type>(term);
+    };
+    const uint32 two = pack<Format>(of(first), of(first + 1));
 #pragma unroll
     for (int i = 0; i < 4; ++i) term_factors[i] = two;
   }
