@@ -26,6 +26,7 @@ static_assert(REGARD_OUT_OF_MEMORY == 1 + int(regard::Code::out_of_memory));
 static_assert(REGARD_INTERNAL == 1 + int(regard::Code::internal));
 static_assert(REGARD_DEVICE_FAILURE == 1 + int(regard::Code::device_failure));
 
+static_assert(regard::kTypeCount == 7, "a type was added: its value in regard.h");
 static_assert(REGARD_NONE == int(regard::Type::none));
 static_assert(REGARD_F64 == int(regard::Type::f64));
 static_assert(REGARD_F32 == int(regard::Type::f32));

@@ -130,6 +130,7 @@ struct Format {
   std::size_t width;
   const char* name;
 };
+static_assert(kTypeCount == 7, "a type was added: its name in the format");
 constexpr Format kFormats[] = {
     {"<f8", Type::f64, 8, "float64"}, {"<f4", Type::f32, 4, "float32"},
     {"<f2", Type::f16, 2, "float16"}, {"|b1", Type::boolean, 1, "bool"},

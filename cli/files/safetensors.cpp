@@ -124,6 +124,7 @@ struct Format {
   Type type;  // none: bytes are counted, but the type cannot be used
   std::uint64_t width;
 };
+static_assert(kTypeCount == 7, "a type was added: its name in the format");
 constexpr Format kFormats[] = {
     {"F64", Type::f64, 8},   {"F32", Type::f32, 4},      {"F16", Type::f16, 2},
     {"BF16", Type::bf16, 2}, {"BOOL", Type::boolean, 1}, {"I32", Type::i32, 4},

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <iterator>
 #include <limits>
 #include <string>
 
@@ -38,8 +39,9 @@ constexpr std::size_t size_of(Type type) noexcept {
 /// "f64", "f32", "f16", "bf16", "bool", "i32" or "none".
 constexpr const char* name_of(Type type) noexcept {
   constexpr const char* names[] = {"none", "f64", "f32", "f16", "bf16", "bool", "i32"};
+  static_assert(std::size(names) == kTypeCount);
   const auto index = static_cast<std::size_t>(type);
-  return index < 7 ? names[index] : "unknown";
+  return index < kTypeCount ? names[index] : "unknown";
 }
 
 /// Sizes and strides count elements. A default-made Tensor means "not given".

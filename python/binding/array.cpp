@@ -16,6 +16,7 @@ Type type_of(dtype type) {
   const auto is = [&](dtype_code code, int bits) {
     return type.code == static_cast<std::uint8_t>(code) && type.bits == bits;
   };
+  static_assert(kTypeCount == 7, "a type was added: how DLPack names it");
   if (is(dtype_code::Float, 64)) return Type::f64;
   if (is(dtype_code::Float, 32)) return Type::f32;
   if (is(dtype_code::Float, 16)) return Type::f16;

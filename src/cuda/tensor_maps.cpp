@@ -7,6 +7,7 @@ namespace regard::cuda_backend {
 namespace {
 
 // The driver's numbers.
+static_assert(kTypeCount == 7, "a type was added: how TMA names it");
 constexpr int kTypeF16 = 6, kTypeBf16 = 9;
 constexpr int kNoInterleave = 0, kSwizzle128Bytes = 3, kPromotion256Bytes = 3, kFillWithZeros = 0;
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::int64_t kMaxSize = std::numeric_limits<std::int32_t>::max();
 
+static_assert(kTypeCount == 7, "a type was added: whether it is a type of q, k and v");
 bool is_float(Type type) { return type == f64 || type == f32 || type == f16 || type == bf16; }
 
 // Reads the sizes from q, k and v, and checks that they agree.

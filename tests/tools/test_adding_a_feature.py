@@ -1,5 +1,6 @@
 """A scalar feature is added to a copy of the tree: the compiler or a test names every place that its
-author forgets, no kernel changes, and the feature then works on every backend and kernel family."""
+author forgets, no kernel changes, and the feature then works on every backend and kernel family.
+Then an element type: the compiler names the files that must know it."""
 
 from __future__ import annotations
 
@@ -115,3 +116,23 @@ def test_the_oracle_names(built, forgotten):
                     "tests/python/test_pairs.py")
     file.write_text(whole)
     assert result.returncode == 1 and "FAILED" in result.stdout
+
+
+# Those that need NVRTC or a package's headers to compile state kTypeCount as well.
+KNOW_TYPES = ("src/c_api.cpp", "src/problem/describe.cpp", "src/plan/cuda/config_text.cpp",
+              "src/cuda/tensor_maps.cpp", "src/cpu/peak.cpp", "src/rows/rows.cpp")
+STATE_TYPES = ("src/cuda/kernels/element.cuh", "src/cuda/kernels/tile/row_terms.cuh",
+               "src/cuda/kernels/tile/score_tile.cuh", "src/plan/cuda/kernel/mma_layout.h",
+               "cli/files/npy.cpp", "cli/files/safetensors.cpp", "python/binding/array.cpp")
+
+
+def test_the_compiler_names_what_knows_every_type(tree):
+    header = tree / "include/regard/type.hpp"
+    text = header.read_text().replace("boolean, i32 }", "boolean, i32, f8 }")
+    header.write_text(text.replace("kTypeCount = 7", "kTypeCount = 8"))
+    for file in KNOW_TYPES:
+        result = run(tree, *COMPILER[:-4], "-Werror=switch", *COMPILER[-3:], "-DREGARD_VERSION=\"0\"", "-fsyntax-only", file)
+        own = file.replace("rows.cpp", "element.hpp")  # where its switches are
+        assert any(f"{own}:" in line and "error" in line for line in result.stderr.splitlines()), file
+    for file in STATE_TYPES:
+        assert "static_assert(kTypeCount == 7" in (ROOT / file).read_text(), file

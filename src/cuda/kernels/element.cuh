@@ -6,6 +6,8 @@
 
 namespace regard {
 
+static_assert(kTypeCount == 7, "a type was added: how it is stored, loaded and computed with");
+
 // F16 and Bf16 are names of formats; in memory they are 16 bits.
 template <Type kType>
 struct ElementOf;

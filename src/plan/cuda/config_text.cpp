@@ -2,6 +2,7 @@
 // left out.
 #include "plan/cuda/config_text.hpp"
 
+#include <iterator>
 #include <string_view>
 
 #include "plan/cuda/config_members.hpp"
@@ -22,6 +23,7 @@ const char* type_of(BiasGradient) { return "BiasGradient"; }
 const char* type_of(Type) { return "Type"; }
 const char* enumerator(Type type) {
   constexpr const char* names[] = {"none", "f64", "f32", "f16", "bf16", "boolean", "i32"};
+  static_assert(std::size(names) == kTypeCount);
   return names[int(type)];
 }
 template <class Enum>

@@ -14,6 +14,7 @@ inline constexpr int kRowTerms = 3;
 // is 65504.)
 template <Type kType>
 REGARD_DEVICE float row_term_factor(int term) {
+  static_assert(kTypeCount == 7, "a type was added: the range of its parts");
   if constexpr (kType == Type::bf16) return 1.0f;
   return term == 0 ? 0x1p15f : term == 1 ? 0x1p3f : 0x1p-9f;
 }

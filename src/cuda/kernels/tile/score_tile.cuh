@@ -66,6 +66,7 @@ REGARD_DEVICE ShortSequence short_sequence(const Problem& p, int64 b) {
 // with a sign. As numbers without a sign, those are the halves from one on.
 template <Type kType>
 REGARD_DEVICE bool has_low_half(uint32 word) {
+  static_assert(kTypeCount == 7, "a type was added: the pattern of its low values");
   constexpr uint32 kLow = kType == Type::bf16 ? 0xfe80 : 0xfc00;
   return (word & 0xffff) >= kLow || word >> 16 >= kLow;
 }

@@ -8,6 +8,7 @@
 
 namespace regard {
 
+static_assert(kTypeCount == 7, "a type was added: its size in tiles, and the step of a product");
 REGARD_INLINE int element_bytes(Type type) { return type == Type::f32 ? 4 : 2; }
 
 // Elements of a row that one step of a product takes.
