@@ -231,7 +231,7 @@ def prepare(q: Array, k: Array, v: Array, *, pass_: Pass = "forward", device: st
 
 def _described(q: Any, k: Any, v: Any, pass_: str, device: str | None, options: Any
                ) -> tuple[_core.Problem, str, str]:
-    """What `explain` and `prepare` ask the binding about."""
+    """The arguments of `explain` and `prepare` for the binding."""
     call = call_of(q, k, v, shape_only if device is not None else _view_or_shape, options)
     return (call.problem(), one_of("forward", "backward")("pass_", pass_),
             "" if device is None else text("device", device))
@@ -250,7 +250,7 @@ def _empty_gradient(name: str, call: Call, framework: Framework, type: Any) -> A
 
 
 def _made(call: Call, framework: Framework, shape: Sequence[int], type: str, padding: float) -> Any:
-    """A new array; the library does not write rows outside of every sequence, so they hold this."""
+    """A new array; rows outside of every sequence hold `padding`: the library does not write them."""
     array = framework.empty(shape, type, call.q)
     if call.is_ragged():
         array[...] = padding

@@ -1,4 +1,4 @@
-"""From a user's arrays and options to one `_core.Problem`, and the shapes of its results.
+"""Makes a `_core.Problem` of a user's arrays and options; the shapes of its results.
 
 All functions of the package, and the operators of the frameworks, make their calls of the library
 here.

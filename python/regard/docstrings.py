@@ -1,8 +1,8 @@
-"""What a function's docstring and signature say of its arguments, from the table of options.
+"""Fills docstrings and signatures from the table of options.
 
-In a docstring, a line `{softcap}` stands for what the table says of that argument, `{options}` for
-all options that the docstring does not describe itself, and `{sdpa_options}` for those of
-SdpaOptions.
+In a docstring, the line `{softcap}` becomes the description of that argument, `{options}` the
+descriptions of all options that the docstring does not describe itself, and `{sdpa_options}` those
+of the options in SdpaOptions.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .options import OPTIONS, SDPA_OPTIONS, TYPES
 
 ARGUMENTS = {name: option.text for name, option in OPTIONS.items()} | {
     "q": '(B, Hq, Sq, D), or (B, Sq, Hq, D) with layout="bshd", or packed (total_q, Hq, D) with '
-         "cu_seqlens_q; float64, float32, float16 or bfloat16; any strides with the last one 1.",
-    "k": "(B, Hkv, Sk, D) in the same way; Hq is a multiple of Hkv, and consecutive query heads "
-         "share one head of k and v.",
-    "v": "(B, Hkv, Sk, Dv) in the same way.",
+         "cu_seqlens_q; float64, float32, float16 or bfloat16; any strides, the last one 1.",
+    "k": "(B, Hkv, Sk, D), in the layout and type of q; Hq is a multiple of Hkv, and consecutive "
+         "query heads share one head of k and v.",
+    "v": "(B, Hkv, Sk, Dv), in the layout and type of q.",
     "return_lse": "True: also return lse, the natural logarithm of the denominator of each row's "
                   "softmax.",
     "out_type": '"float32" gives a float32 out for float16 and bfloat16 inputs.',
@@ -38,8 +38,8 @@ ARGUMENTS = {name: option.text for name, option in OPTIONS.items()} | {
 SECTIONS = {
     "results": """\
 out, (B, Hq, Sq, Dv) in q's layout; or (out, lse), where lse is (B, Hq, Sq), packed (Hq, total_q), \
-and float32 (float64 for float64 inputs). A row that sees no key has \
-out 0, and lse -inf or its sink; a row past the end of its sequence has out 0 and lse -inf.""",
+and float32 (float64 for float64 inputs). A row that sees no key has out 0, and lse -inf or its \
+sink; a row past the end of its sequence has out 0 and lse -inf.""",
     "errors": """\
 InvalidArgument (a ValueError), WrongType (a TypeError), Unsupported, Unavailable, OutOfMemory or \
 DeviceFailure; each names the argument and its value.""",

@@ -163,7 +163,7 @@ class Exact:
 
 
 class _Block:
-    """Some rows of one head: their scores, weights and results."""
+    """The scores, weights and results of some rows of one head."""
 
     def __init__(self, exact: Exact, b: int, h: int, i: slice, length: int, q: Any, k: Any,
                  v: Any) -> None:

@@ -52,18 +52,18 @@ class SdpaOptions(TypedDict, total=False):
     bias: Annotated[Array | None, array(
         "any float type, broadcasts to (B, Hq, Sq, Sk); added to the scores.", *FLOATS)]
     sink: Annotated[Array | None, array(
-        "(Hq) float32; a logit that joins the denominator of each row's softmax, and has no value "
-        "vector.", "float32")]
+        "(Hq) float32; a logit that is added to the denominator of each row's softmax and has no "
+        "value vector.", "float32")]
     alibi_slopes: Annotated[Array | None, array(
-        "(Hq) or (B, Hq) float32; the score of query i and key j becomes less by "
-        "slope |i + Sk - Sq - j|. Slopes have no gradient.", "float32")]
+        "(Hq) or (B, Hq) float32; slope |i + Sk - Sq - j| is subtracted from the score of query i "
+        "and key j. Slopes have no gradient.", "float32")]
     causal: Annotated[Causal, Option(
         False, causal, '"top_left": query i sees the keys up to i; "bottom_right": up to '
-        "i + Sk - Sq; True: the one mask that both are where Sq = Sk.")]
+        "i + Sk - Sq; True: either, and only where Sq = Sk.")]
     window: Annotated[Window, Option(
-        None, window, "(left, right): how many keys on each side of the diagonal are visible, next "
-        'to the diagonal\'s own. The diagonal is i with causal="top_left", else i + Sk - Sq. One '
-        "number is for both sides; None or -1 is unbounded.")]
+        None, window, "(left, right): query i sees the keys from diag - left to diag + right; diag "
+        'is i with causal="top_left", else i + Sk - Sq. One number is for both sides; None or -1 '
+        "is unbounded.")]
     softcap: Annotated[float, Option(
         0.0, number, "c > 0 replaces each score s by c tanh(s / c), before the bias; 0 is off.")]
     dropout_seed: Annotated[Any, Option(
@@ -89,10 +89,10 @@ class AttentionOptions(SdpaOptions, total=False):
     cu_seqlens_q: Annotated[Array | None, array(
         "(B + 1) int32; where each packed sequence of q begins, and where the last one ends.",
         "int32")]
-    cu_seqlens_k: Annotated[Array | None, array("the same for k and v.", "int32")]
+    cu_seqlens_k: Annotated[Array | None, array("(B + 1) int32; the same for k and v.", "int32")]
     seqused_q: Annotated[Array | None, array(
         "(B) int32; how many rows of each sequence of q are real.", "int32")]
-    seqused_k: Annotated[Array | None, array("the same for k and v.", "int32")]
+    seqused_k: Annotated[Array | None, array("(B) int32; the same for k and v.", "int32")]
     max_seqlen_q: Annotated[int | None, Option(
         None, length, "the length of the longest packed sequence of q; needed with cu_seqlens_q.")]
     max_seqlen_k: Annotated[int | None, Option(None, length, "the same for k and v.")]
