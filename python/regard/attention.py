@@ -250,7 +250,7 @@ def _empty_gradient(name: str, call: Call, framework: Framework, type: Any) -> A
 
 
 def _made(call: Call, framework: Framework, shape: Sequence[int], type: str, padding: float) -> Any:
-    """A new array. Rows outside of every sequence hold `padding`; the library writes none of them."""
+    """A new array. Rows outside of all sequences, which the library skips, hold `padding`."""
     array = framework.empty(shape, type, call.q)
     if call.is_ragged():
         array[...] = padding
