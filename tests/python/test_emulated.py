@@ -196,6 +196,12 @@ def test_gradients_of_wide_heads(type, features, sizes, dim, dim_v, deterministi
     judge(case, WGMMA + "+mixed+" + str(dim), deterministic, **no_dbias)
 
 
+@pytest.mark.parametrize("wanted", ["dk", "dv"])
+def test_one_gradient_of_wide_heads(wanted):
+    case = cases.make(("top_left", "grouped"), "bf16", sizes=(200, 140), dim=192)
+    judge(case, WGMMA + "+mixed", wanted=[wanted])
+
+
 # Tiles of keys that take turns: of two tiles of rows, some of which not all of them see.
 TURNS = [  # type, features, (Sq, Sk), D, Dv
     ("bf16", (), (330, 400), 128, 128),

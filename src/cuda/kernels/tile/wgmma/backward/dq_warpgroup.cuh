@@ -30,6 +30,7 @@ struct DqWarpgroup {
     if constexpr (kConfig.cta_pair) {
       CtaPairDq<kConfig>{sums}.make_dq(task, tile, iteration);
     } else if constexpr (!kConfig.wanted.dq) {
+      sync_warp();  // a lane that had not seen this phase could miss it, once lane 0 has arrived
       sums.free_dscores(iteration);
     } else if constexpr (Memory::kF32) {
       F32Dq<kConfig>{sums}.make_dq(task, tile, iteration);
