@@ -21,6 +21,7 @@ struct Double {
   static double mul(double a, double b) { return a * b; }
   static double sub(double a, double b) { return a - b; }
   static double fma(double a, double b, double c) { return a * b + c; }
+  static double abs(double x) { return std::fabs(x); }
   static double tanh(double x) { return std::tanh(x); }
   static double max(double a, double b) { return a > b ? a : b; }
 };
@@ -71,12 +72,9 @@ Pair score_pair(const Head& head, int64 i, int64 j, const double* q, const doubl
   const Sequence& s = head.seq;
   const double raw = dot(q, k, p.sizes.dim);
   const double bias = p.features.bias ? load_element(p.bias, score_offset(p.bias, head, i, j)) : 0;
-  double alibi = 0;
-  if (p.features.alibi) {
-    alibi = load_element(p.alibi_slopes, offset_of(p.alibi_slopes.strides, head.b, head.h, 0, 0)) *
-            alibi_distance<double>(i, j, s.len_q, s.len_k);
-  }
-  const auto logit = score<Double>(p.features, p.score, raw, bias, alibi);
+  const auto logit = score<Double>(p.features, p.score, raw, bias,
+                                   head_terms<Double>(p.features, p, head.b, head.h),
+                                   relative_position<double>(i, j, s.len_q, s.len_k));
   return {raw, logit.value * logit.unit};
 }
 

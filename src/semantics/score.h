@@ -1,10 +1,12 @@
 // From the raw product q . k to the logit, and the logit's slope for the backward pass.
 //
-// Order: scale, softcap, bias, ALiBi. `L` is a Lanes policy: double, a vector, or a GPU float.
+// Order: scale, softcap, bias, what the head adds. `L` is a Lanes policy: double, a vector, or a
+// GPU float.
 #pragma once
 
 #include "semantics/features.h"
 #include "semantics/portable.h"
+#include "semantics/terms.h"
 
 namespace regard {
 
@@ -38,10 +40,11 @@ REGARD_INLINE ScoreParams<float> narrowed_params(const ScoreParams<double>& para
 template <class Real>
 inline constexpr Real kLowestBias = sizeof(Real) == 4 ? Real(-0x1p126) : Real(-0x1p1022);
 
-// bias, alibi: the terms to add and to subtract; read only where the feature is on.
+// bias, head and position (relative_position): read only where their features are on.
 template <class L>
 REGARD_INLINE Logit<L> score(Features on, const ScoreParams<typename L::Real>& params,
-                             typename L::Vec raw, typename L::Vec bias, typename L::Vec alibi) {
+                             typename L::Vec raw, typename L::Vec bias, const HeadTerms<L>& head,
+                             typename L::Vec position) {
   using Real = typename L::Real;
   Logit<L> s{raw, params.scale};
   if (on.softcap) {
@@ -53,7 +56,10 @@ REGARD_INLINE Logit<L> score(Features on, const ScoreParams<typename L::Real>& p
     const auto no_lower = L::max(L::set(kLowestBias<Real>), bias);
     s = {L::fma(s.value, L::set(s.unit), no_lower), Real(1)};
   }
-  if (on.alibi) s = {L::sub(L::mul(s.value, L::set(s.unit)), alibi), Real(1)};
+  if (has_head_terms(on)) {
+    const auto logit = L::mul(s.value, L::set(s.unit));
+    s = {add_head_terms<L>(on, logit, head, position), Real(1)};
+  }
   return s;
 }
 
@@ -72,7 +78,7 @@ REGARD_INLINE typename L::Vec score_slope(Features on, const ScoreParams<typenam
 
 // Whether score() leaves the raw product as it is, for the unit to scale.
 REGARD_INLINE bool is_plain(Features on) {
-  return !on.softcap && !on.signed_scale && !on.bias && !on.alibi;
+  return !on.softcap && !on.signed_scale && !on.bias && !has_head_terms(on);
 }
 
 // The unit that score() gives to every logit under these features.
@@ -87,13 +93,6 @@ template <class Real>
 REGARD_INLINE Real value_of_sink(float sink, Real unit) {
   const double value = double(sink) / double(unit);
   return sizeof(Real) == 4 ? Real(narrowed(value)) : Real(value);
-}
-
-// What ALiBi subtracts: slope * |i + len_k - len_q - j|.
-template <class Real>
-REGARD_INLINE Real alibi_distance(int64 i, int64 j, int64 len_q, int64 len_k) {
-  const int64 distance = i + len_k - len_q - j;
-  return Real(distance < 0 ? -distance : distance);
 }
 
 }  // namespace regard

@@ -14,6 +14,7 @@ struct Plain {
   static double mul(double a, double b) { return a * b; }
   static double div(double a, double b) { return a / b; }
   static double fma(double a, double b, double c) { return a * b + c; }
+  static double abs(double x) { return std::fabs(x); }
   static double max(double a, double b) { return a > b ? a : b; }
   static bool equal(double a, double b) { return a == b; }
   static double select(bool which, double yes, double no) { return which ? yes : no; }

@@ -42,8 +42,8 @@ void each_combination(Check check) {
   }
 }
 
-double logit_of(const Combination& c, double raw, double bias, double alibi) {
-  const auto logit = score<Plain>(c.on, c.params, raw, bias, alibi);
+double logit_of(const Combination& c, double raw, double bias, double slope) {
+  const auto logit = score<Plain>(c.on, c.params, raw, bias, {.alibi_slope = slope}, -7);
   return logit.value * logit.unit;
 }
 
@@ -51,14 +51,14 @@ double logit_of(const Combination& c, double raw, double bias, double alibi) {
 
 TEST_SUITE_BEGIN("semantics");
 
-TEST_CASE("the score is scale, softcap, bias, ALiBi, in this order") {
+TEST_CASE("the score is scale, softcap, bias, what the head adds, in this order") {
   each_combination([](const Combination& c) {
     for (double raw : {-11.0, -0.3, 0.0, 2.5, 40.0}) {
       double want = c.params.scale * raw;
       if (c.on.softcap) want = c.params.softcap * std::tanh(want / c.params.softcap);
       if (c.on.bias) want += 0.25;
       if (c.on.alibi) want -= 1.75;
-      CHECK(logit_of(c, raw, 0.25, 1.75) == doctest::Approx(want).epsilon(1e-14));
+      CHECK(logit_of(c, raw, 0.25, 0.25) == doctest::Approx(want).epsilon(1e-14));
     }
   });
 }
@@ -73,7 +73,7 @@ TEST_CASE("terms that are off are not read") {
 
 TEST_CASE("every logit's unit is the one that logit_unit promises, and positive") {
   each_combination([](const Combination& c) {
-    const auto logit = score<Plain>(c.on, c.params, 2.0, 0.5, 0.5);
+    const auto logit = score<Plain>(c.on, c.params, 2.0, 0.5, {.alibi_slope = 0.5}, 1);
     CHECK(logit.unit == logit_unit(c.on, c.params));
     CHECK(logit.unit > 0);
     if (is_plain(c.on)) CHECK(logit.value == 2.0);
@@ -117,12 +117,25 @@ TEST_CASE("a shortcut knows each feature by itself") {
   });
 }
 
-TEST_CASE("ALiBi measures the distance from the bottom right diagonal") {
-  CHECK(alibi_distance<double>(0, 0, 4, 4) == 0);
-  CHECK(alibi_distance<double>(3, 0, 4, 4) == 3);
-  CHECK(alibi_distance<double>(0, 3, 4, 4) == 3);
-  CHECK(alibi_distance<double>(0, 0, 1, 9) == 8);
-  CHECK(alibi_distance<double>(8, 0, 9, 1) == 0);
+TEST_CASE("positions count from the bottom right diagonal") {
+  CHECK(relative_position<double>(0, 0, 4, 4) == 0);
+  CHECK(relative_position<double>(3, 0, 4, 4) == 3);
+  CHECK(relative_position<double>(0, 3, 4, 4) == -3);
+  CHECK(relative_position<double>(0, 0, 1, 9) == 8);
+  CHECK(relative_position<double>(8, 0, 9, 1) == 0);
+}
+
+TEST_CASE("head_terms_change is the most by which a distance changes what the head adds") {
+  const Features on{.alibi = true};
+  const HeadTerms<Plain> head{.alibi_slope = -0.5};
+  for (double distance : {1.0, 6.0}) {
+    double most = 0;
+    for (double position = -9; position < 9; ++position) {
+      most = std::fmax(most, std::fabs(add_head_terms<Plain>(on, 0, head, position + distance) -
+                                       add_head_terms<Plain>(on, 0, head, position)));
+    }
+    CHECK(head_terms_change<Plain>(on, head, distance) == most);
+  }
 }
 
 TEST_SUITE_END();

@@ -62,7 +62,7 @@ struct BackwardKernel : GradientTiles<L> {
         Vec logit = raw;
         if (!plain) {
           const Vec bias = on.bias ? L::load(stage.bias + place) : zero;
-          logit = score<L>(on, terms.params, raw, bias, terms.alibi(v, keys.begin + j)).value;
+          logit = terms.value(raw, bias, v, keys.begin + j);
         }
         const Vec minus_lse = L::sub(zero, lse);
         Vec whole = L::exp2(L::mul(L::fma(logit, unit, minus_lse), log2e));

@@ -113,7 +113,7 @@ struct ForwardKernel {
           if (!plain) {
             const Vec bias =
                 terms.on.bias ? L::load(stage.bias + j * kWidth + v * L::kLanes) : L::set(0);
-            s = score<L>(terms.on, terms.params, s, bias, terms.alibi(v, keys.begin + j)).value;
+            s = terms.value(s, bias, v, keys.begin + j);
           }
           if (veiled) {
             s = L::select(L::mask_of(stage.visible[j] >> (v * L::kLanes)), s, lowest);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/kernels/panel.hpp"
+#include "semantics/score.h"
 #include "semantics/softmax.h"
 
 namespace regard {
@@ -180,8 +181,8 @@ struct ScoreTerms {
   ScoreParams<Real> params;
   Real unit;  // of every logit
   Real keep_scale;
-  Real slope[kMaxPanel];     // ALiBi's, of each lane
-  Real position[kMaxPanel];  // i + len_k - len_q
+  HeadTermsOfLanes<L, kMaxPanel> heads;
+  Real position[kMaxPanel];  // of key 0, relative to each lane's query
 
   ScoreTerms(const HeadContext& context, const Panel& panel) {
     const Problem& p = context.problem;
@@ -189,19 +190,20 @@ struct ScoreTerms {
     params = score_params<L>(p);
     unit = logit_unit(on, params);
     keep_scale = Real(regard::keep_scale(p.dropout));
-    if (!on.alibi) return;
+    if (!has_head_terms(on)) return;
+    const Sequence& s = context.seq;
     for (int lane = 0; lane < L::kLanes * L::kVectors; ++lane) {
-      slope[lane] = static_cast<const float*>(p.alibi_slopes.data)[offset_of(
-          p.alibi_slopes.strides, context.b, panel.head[lane], 0, 0)];
-      position[lane] = Real(panel.query[lane] + context.seq.len_k - context.seq.len_q);
+      heads.set(lane, on, p, context.b, panel.head[lane]);
+      position[lane] = relative_position<Real>(panel.query[lane], int64(0), s.len_q, s.len_k);
     }
   }
 
-  // slope * |i + len_k - len_q - j| for vector v of the panel.
-  REGARD_INLINE typename L::Vec alibi(int v, int64 key) const {
-    if (!on.alibi) return L::set(0);
-    const auto distance = L::abs(L::sub(L::load(position + v * L::kLanes), L::set(Real(key))));
-    return L::mul(L::load(slope + v * L::kLanes), distance);
+  // The logit's value for vector v of the panel.
+  REGARD_INLINE typename L::Vec value(typename L::Vec raw, typename L::Vec bias, int v,
+                                      int64 key) const {
+    auto at = L::set(0);
+    if (has_head_terms(on)) at = L::sub(L::load(position + v * L::kLanes), L::set(Real(key)));
+    return score<L>(on, params, raw, bias, heads.load(on, v * L::kLanes), at).value;
   }
 };
 

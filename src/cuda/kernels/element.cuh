@@ -85,6 +85,7 @@ struct GpuLanes {
   static REGARD_DEVICE Vec div(Vec a, Vec b) { return a / b; }
   static REGARD_DEVICE Vec fma(Vec a, Vec b, Vec c) { return fma_of(a, b, c); }
   static REGARD_DEVICE Vec max(Vec a, Vec b) { return a > b ? a : b; }  // b if either is NaN
+  static REGARD_DEVICE Vec abs(Vec x) { return magnitude_of(x); }
   static REGARD_DEVICE Vec exp2(Vec x) { return exp2_of(x); }
   static REGARD_DEVICE Vec log2(Vec x) { return log2_of(x); }
   static REGARD_DEVICE Vec tanh(Vec x) { return tanh_of(x); }

@@ -330,6 +330,7 @@ REGARD_DEVICE double fma_of(double a, double b, double c) { return __fma_rn(a, b
 REGARD_DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
 REGARD_DEVICE double max_of(double a, double b) { return fmax(a, b); }
 REGARD_DEVICE float magnitude_of(float x) { return fabsf(x); }
+REGARD_DEVICE double magnitude_of(double x) { return fabs(x); }
 // x where it is above 0, else 0; NaN stays.
 REGARD_DEVICE float relu(float x) {
 #if REGARD_LEVEL >= 80

@@ -45,7 +45,7 @@ struct ForwardScores {
           const int row = at.row_of(m, half);
           const int i = at.row_at(row).i;
           const ScoreTerms<kConfig> of_row = terms_of(row);
-          const float distance = of_row.distance(i, first_key + at.column_of(0, 0));
+          const float position = of_row.position(i, first_key + at.column_of(0, 0));
           if constexpr (stages_bias(kConfig) && !kConfig.bias.one_row) {
             read_bias(bias, stage, row, n);
           }
@@ -61,7 +61,7 @@ struct ForwardScores {
             }
             if constexpr (kOn.mask && !stages_mask(kConfig)) seen[e] = exists && of_row.shows(i, j);
             float& score = scores[m][n][half * 2 + e];
-            score = of_row.value(score, bias[e], distance - float(n * 8 + e));
+            score = of_row.value(score, bias[e], position - float(n * 8 + e));
             if (kOn.bias && bias[e] == -infinity<float>()) score = -infinity<float>();
             if (kOn.mask && !seen[e]) score = -infinity<float>();
           }

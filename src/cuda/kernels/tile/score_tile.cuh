@@ -4,6 +4,7 @@
 #include "cuda/kernels/params.h"
 #include "cuda/kernels/tile/copy.cuh"
 #include "plan/cuda/kernel/kernel_config.h"
+#include "semantics/score.h"
 #include "semantics/softmax.h"
 
 namespace regard {
@@ -84,34 +85,31 @@ struct ScoreTerms {
   int64 bias_row, bias_column;
   const uint8* mask;
   int64 mask_row, mask_column;
-  float slope;
+  HeadTerms<L> head;
   DropoutParams dropout;
   int32 b, h;
 
-  REGARD_DEVICE ScoreTerms(const Problem& p, const ShortSequence& seq, int batch, int head)
+  REGARD_DEVICE ScoreTerms(const Problem& p, const ShortSequence& seq, int b, int h)
       : params(score_params<float>(p)),
         mask_params(p.mask_params),
         len_q(seq.len_q),
         len_k(seq.len_k),
+        head(head_terms<L>(kOn, p, b, h)),
         dropout(p.dropout),
-        b(batch),
-        h(head) {
+        b(b),
+        h(h) {
     if constexpr (kOn.bias) {
       constexpr int kBytes = kConfig.bias.type == Type::f64 ? 8 : element_bytes(kConfig.bias.type);
       bias = static_cast<const uint8*>(p.bias.data) +
-             (batch * p.bias.strides.batch + head * p.bias.strides.head) * kBytes;
+             (b * p.bias.strides.batch + h * p.bias.strides.head) * kBytes;
       bias_row = p.bias.strides.row;
       bias_column = p.bias.strides.column;
     }
     if constexpr (kOn.mask && !stages_mask(kConfig)) {
-      mask = static_cast<const uint8*>(p.mask.data) + batch * p.mask.strides.batch +
-             head * p.mask.strides.head;
+      mask = static_cast<const uint8*>(p.mask.data) + b * p.mask.strides.batch +
+             h * p.mask.strides.head;
       mask_row = p.mask.strides.row;
       mask_column = p.mask.strides.column;
-    }
-    if constexpr (kOn.alibi) {
-      const Strides& s = p.alibi_slopes.strides;
-      slope = static_cast<const float*>(p.alibi_slopes.data)[batch * s.batch + head * s.head];
     }
   }
 
@@ -127,21 +125,20 @@ struct ScoreTerms {
     return load_element<float>(bias, kConfig.bias.type, at);
   }
   REGARD_DEVICE bool shows(int i, int j) const { return mask[i * mask_row + j * mask_column] != 0; }
-  // What ALiBi measures, with its sign. Of one pair of a tile: those of the others differ from it
-  // by constants.
-  REGARD_DEVICE float distance(int i, int j) const { return float(i - len_q + len_k - j); }
+  // Of one pair of a tile: the others' positions differ from it by constants.
+  REGARD_DEVICE float position(int i, int j) const {
+    return relative_position<float>(i, j, len_q, len_k);
+  }
 
   // The logit's value; its unit is unit().
-  REGARD_DEVICE float value(float raw, float bias_value, float distance) const {
-    const float alibi = kOn.alibi ? slope * magnitude_of(distance) : 0.0f;
-    return score<L>(kOn, params, raw, bias_value, alibi).value;
+  REGARD_DEVICE float value(float raw, float bias_value, float position) const {
+    return score<L>(kOn, params, raw, bias_value, head, position).value;
   }
   // The same of a bias that is not as low as kLowestBias.
-  REGARD_DEVICE float value_of_bias(float raw, float bias_value, float distance) const {
+  REGARD_DEVICE float value_of_bias(float raw, float bias_value, float position) const {
     Features others = kOn;
     others.bias = false;
-    const float alibi = kOn.alibi ? slope * magnitude_of(distance) : 0.0f;
-    const Logit<L> rest = score<L>(others, params, raw, 0, alibi);
+    const Logit<L> rest = score<L>(others, params, raw, 0, head, position);
     return L::fma(rest.value, rest.unit, bias_value);
   }
   REGARD_DEVICE float slope_of(float raw) const { return score_slope<L>(kOn, params, raw); }

@@ -50,8 +50,8 @@ struct BackwardScores {
   // From products to logits; what a bias or a mask hides becomes -inf.
   REGARD_DEVICE void apply_terms(Scores& x, Scores& slopes, int stage, const Step& step) const {
     const ScoreTerms<kConfig> terms(at.p, at.seq, at.b, step.head);
-    const float distance =
-        terms.distance(step.first_row() + at.row_of(0, 0), at.first_key + at.key_of(0, 0));
+    const float position =
+        terms.position(step.first_row() + at.row_of(0, 0), at.first_key + at.key_of(0, 0));
     KeyTerms keys[kN];
     if constexpr (kConfig.bias.one_row || kConfig.mask.one_row) read_key_terms(keys, stage);
 #pragma unroll
@@ -79,7 +79,7 @@ struct BackwardScores {
           }
           float& score = x[m][block][half * 2 + e];
           if constexpr (has_slope(kOn)) slopes[m][block][half * 2 + e] = terms.slope_of(score);
-          score = terms.value(score, bias, distance + float(block * 8 + e - m * 16 - half * 8));
+          score = terms.value(score, bias, position + float(block * 8 + e - m * 16 - half * 8));
           if (kOn.bias && bias == -infinity<float>()) score = -infinity<float>();
           if (kOn.mask && !seen) score = -infinity<float>();
         }

@@ -3,6 +3,7 @@
 
 #include "cuda/kernels/params.h"
 #include "cuda/kernels/tile/simt/simt_products.cuh"
+#include "semantics/score.h"
 #include "semantics/softmax.h"
 
 namespace regard {
@@ -28,7 +29,7 @@ struct SimtHead {
   const int32 b, h;
   const ScoreParams<Real> params;
   const Real unit;
-  Real slope = 0;  // of ALiBi
+  const HeadTerms<Lanes> head;
   int64 bias_at = 0, mask_at = 0;
 
   REGARD_DEVICE SimtHead(const Problem& problem, const Sequence& sequence, int b, int h)
@@ -37,11 +38,8 @@ struct SimtHead {
         b(b),
         h(h),
         params(score_params<Real>(problem)),
-        unit(logit_unit(kOn, params)) {
-    if constexpr (kOn.alibi) {
-      const int64 at = offset_of(p.alibi_slopes.strides, b, h, 0, 0);
-      slope = Real(static_cast<const float*>(p.alibi_slopes.data)[at]);
-    }
+        unit(logit_unit(kOn, params)),
+        head(head_terms<Lanes>(kOn, problem, b, h)) {
     if constexpr (kOn.bias) bias_at = offset_of(p.bias.strides, b, h, 0, 0);
     if constexpr (kOn.mask) mask_at = offset_of(p.mask.strides, b, h, 0, 0);
   }
@@ -74,9 +72,8 @@ struct SimtHead {
 
   // The logit in units of `unit`.
   REGARD_DEVICE Real logit(Real raw, Real bias, int i, int j) const {
-    Real alibi = 0;
-    if constexpr (kOn.alibi) alibi = slope * alibi_distance<Real>(i, j, seq.len_q, seq.len_k);
-    return score<Lanes>(kOn, params, raw, bias, alibi).value;
+    const Real position = relative_position<Real, int64>(i, j, seq.len_q, seq.len_k);
+    return score<Lanes>(kOn, params, raw, bias, head, position).value;
   }
 };
 

@@ -139,7 +139,7 @@ struct ForwardConsumer {
       if (!hides) return;
     }
     Elementwise terms{Place(params, task, warp_row)};
-    if constexpr (kOn.alibi) terms.terms.slope = slope;
+    terms.terms.head = head;
     if constexpr (WarpgroupBias<kConfig>::kOn) {
       WarpgroupBias<kConfig> bias(terms.at);
       if (bias.is_low()) {
@@ -156,7 +156,7 @@ struct ForwardConsumer {
   // The same where the staged bias is another block's already.
   REGARD_DEVICE void make_logits_from_memory(const ForwardTask& task, int first_key, bool hides) {
     Elementwise terms{Place(params, task, warp_row)};
-    if constexpr (kOn.alibi) terms.terms.slope = slope;
+    terms.terms.head = head;
     WarpgroupBias<kConfig>::apply_from_memory(scores, terms.terms, terms.at, first_key);
     if (hides) terms.hide(scores, first_key);
   }
@@ -166,7 +166,7 @@ struct ForwardConsumer {
   REGARD_DEVICE void make_steady(const ForwardTask& task, int first_key,
                                  typename Steady::Bias& bias, uint32& bits) {
     Elementwise terms{Place(params, task, warp_row)};
-    if constexpr (kOn.alibi) terms.terms.slope = slope;
+    terms.terms.head = head;
     const float reference[2] = {softmax.rows[0].max, softmax.rows[1].max};
     const Steady weights{terms, first_key, Steady::unit_of(params.problem), reference};
     weights.template make<kFrom, kTo>(scores, softmax.rows, bias, bits);
@@ -330,7 +330,7 @@ struct ForwardConsumer {
         if constexpr (kConfig.varlen) {
           clear_foreign_queries(taken % kSlots, uniform(task.row_count));
         }
-        if constexpr (kOn.alibi) read_slope(task);
+        if constexpr (has_head_terms(kOn)) read_head_terms(task);
         swells = false;
       }
       const ForwardTask& task = memory.task(taken);
@@ -448,14 +448,16 @@ struct ForwardConsumer {
   bool follows = false;    // references of this tile follow the maxima
   bool swells = false;     // some sum has passed kSwell
 
-  float slope = 0;  // ALiBi's, of the tile's head
+  HeadTerms<MmaLanes<kConfig.type>> head;  // of the tile's head
 
-  // References follow where ALiBi alone would make sums run away again and again.
-  REGARD_DEVICE void read_slope(const ForwardTask& task) {
+  // References follow where the head's terms alone would make sums run away again and again.
+  REGARD_DEVICE void read_head_terms(const ForwardTask& task) {
     constexpr bool kF16 = kConfig.type == Type::f16;
     const Place at(params, task, warp_row);
-    slope = Elementwise{at}.terms.slope;
-    const float rise = magnitude_of(slope) * float(kF16 ? at.seq.len_k : kKeys) * float(kLog2E);
+    head = Elementwise{at}.terms.head;
+    const float distance = float(kF16 ? at.seq.len_k : kKeys);
+    const float rise =
+        head_terms_change<MmaLanes<kConfig.type>>(kOn, head, distance) * float(kLog2E);
     follows = !(rise <= (kF16 ? 10.0f : 24.0f));
   }
 

@@ -65,9 +65,9 @@ struct SteadyWeights {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int i = terms.at.row_at(terms.at.row_of(0, half)).i;
-      distance[half] = terms.terms.distance(i, first_key + terms.at.column_of(0, 0));
+      distance[half] = terms.terms.position(i, first_key + terms.at.column_of(0, 0));
     }
-    const float fall = kOn.alibi ? -terms.terms.slope * float(kLog2E) : 0.0f;
+    const float fall = kOn.alibi ? -terms.terms.head.alibi_slope * float(kLog2E) : 0.0f;
 #pragma unroll
     for (int n = kFrom; n < kTo; ++n) {
       if (kHoldsBias && !kReadsAhead && n % 2 == 0) {

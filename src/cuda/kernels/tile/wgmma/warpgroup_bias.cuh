@@ -54,7 +54,7 @@ struct WarpgroupBias {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = at.row_at(at.row_of(0, half)).i;
-        const float distance = terms.distance(i, first_key + at.column_of(0, 0));
+        const float distance = terms.position(i, first_key + at.column_of(0, 0));
 #pragma unroll
         for (int n = 2 * k; n < 2 * k + 2; ++n) {
           float bias[2];
@@ -81,7 +81,7 @@ struct WarpgroupBias {
       const auto* const from =
           static_cast<const uint16*>(terms.bias) + i * terms.bias_row + first_column;
       const int keys = row < at.row_count ? left : 0;
-      const float distance = terms.distance(i, first_column);
+      const float distance = terms.position(i, first_column);
 #pragma unroll
       for (int n = 0; n < Place::kKeyBlocks; ++n) {
 #pragma unroll

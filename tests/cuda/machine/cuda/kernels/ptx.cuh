@@ -233,6 +233,7 @@ REGARD_DEVICE double fma_of(double a, double b, double c) { return __builtin_fma
 REGARD_DEVICE float max_of(float a, float b) { return __builtin_fmaxf(a, b); }
 REGARD_DEVICE double max_of(double a, double b) { return __builtin_fmax(a, b); }
 REGARD_DEVICE float magnitude_of(float x) { return __builtin_fabsf(x); }
+REGARD_DEVICE double magnitude_of(double x) { return __builtin_fabs(x); }
 REGARD_DEVICE float relu(float x) { return x > 0 || x != x ? x : 0.0f; }
 
 namespace emulated {

@@ -158,7 +158,7 @@ struct KeyScores {
                                  ProductsOf products_of, Emit emit) const {
     const ScoreTerms<kConfig> terms(params.problem, task.seq, task.b, tile.head);
     const float distance =
-        terms.distance(tile.index * kRows + row_of(0, 0), task.first_key + key_of(0));
+        terms.position(tile.index * kRows + row_of(0, 0), task.first_key + key_of(0));
     ShortInterval rows[2] = {};
     if constexpr (kHides) {
 #pragma unroll
