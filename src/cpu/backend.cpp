@@ -7,10 +7,10 @@
 
 #include "cpu/batch.hpp"
 #include "cpu/bias_gradient.hpp"
+#include "cpu/fixup.hpp"
 #include "cpu/kernels/kernels.h"
 #include "cpu/memory.hpp"
 #include "cpu/peak.hpp"
-#include "cpu/redo.hpp"
 #include "rows/element.hpp"
 #include "rows/rows.hpp"
 #include "threads/threads.hpp"
@@ -85,7 +85,7 @@ ForwardWork forward_work(const Problem& p, const CpuTiling& tiling, const Batch&
 
 // --------------------------------------------------------------------------------------- backward
 
-// Tasks that one worker runs in turn, because they add to the same bias gradient.
+// Tasks that one worker runs one after another, because they add to the same bias gradient.
 struct TaskList {
   std::vector<BackwardTask> tasks;
   std::vector<int64> begins;  // of each run of tasks; one more at the end
@@ -147,20 +147,20 @@ void forward(const Problem& p, const Plan& plan, const Run& run) {
   const Memory memory(plan.workspace, run);
   const Batch batch(p, tiling);
   const CpuKernels& k = kernels(plan.isa, p.type);
-  auto* const spoiled = hides_pairs(p) ? memory.at<uint8>(plan.workspace.spoiled_q) : nullptr;
-  const auto spoiled_of = [&](int64 b, int64 kv) {
-    return spoiled ? spoiled + batch.first_q(b, kv) : nullptr;
+  auto* const nonfinite = hides_pairs(p) ? memory.at<uint8>(plan.workspace.nonfinite_q) : nullptr;
+  const auto nonfinite_of = [&](int64 b, int64 kv) {
+    return nonfinite ? nonfinite + batch.first_q(b, kv) : nullptr;
   };
   const ForwardWork work = forward_work(p, tiling, batch, memory.at(plan.workspace.partials));
   parallel_tasks(int64(work.tasks.size()), plan.workers, run, [&](int64 n, int worker) {
     const ForwardTask& task = work.tasks[std::size_t(n)];
-    k.forward(p, tiling, task, spoiled_of(task.b, task.kv), memory.scratch(worker));
+    k.forward(p, tiling, task, nonfinite_of(task.b, task.kv), memory.scratch(worker));
   });
   parallel_tasks(int64(work.combines.size()), plan.workers, run, [&](int64 n, int worker) {
     const CombineTask& task = work.combines[std::size_t(n)];
-    k.combine(p, tiling, task, spoiled_of(task.b, task.kv), memory.scratch(worker));
+    k.combine(p, tiling, task, nonfinite_of(task.b, task.kv), memory.scratch(worker));
   });
-  if (spoiled) redo_forward(p, batch, spoiled, plan.workers, run);
+  if (nonfinite) fix_up_forward(p, batch, nonfinite, plan.workers, run);
 }
 
 void backward(const Problem& p, const Plan& plan, const Run& run) {
@@ -169,14 +169,15 @@ void backward(const Problem& p, const Plan& plan, const Run& run) {
   const Memory memory(w, run);
   const Batch batch(p, tiling);
   const CpuKernels& k = kernels(plan.isa, p.type);
-  uint8* const spoiled_q = hides_pairs(p) ? memory.at<uint8>(w.spoiled_q) : nullptr;
-  uint8* const spoiled_k = hides_pairs(p) ? memory.at<uint8>(w.spoiled_k) : nullptr;
-  if (spoiled_q) {
-    std::memset(spoiled_q, 0, std::size_t(p.sizes.rows_q * p.sizes.heads_q));
-    std::memset(spoiled_k, 0, std::size_t(p.sizes.rows_k * p.sizes.heads_kv));
+  uint8* const nonfinite_q = hides_pairs(p) ? memory.at<uint8>(w.nonfinite_q) : nullptr;
+  uint8* const nonfinite_k = hides_pairs(p) ? memory.at<uint8>(w.nonfinite_k) : nullptr;
+  if (nonfinite_q) {
+    std::memset(nonfinite_q, 0, std::size_t(p.sizes.rows_q * p.sizes.heads_q));
+    std::memset(nonfinite_k, 0, std::size_t(p.sizes.rows_k * p.sizes.heads_kv));
   }
-  auto* const turns = memory.at<int32>(w.dq_semaphores);
-  if (p.dq.given()) std::memset(turns, 0, std::size_t(row_blocks_bound(p, tiling)) * sizeof(int32));
+  auto* const next_chunk = memory.at<int32>(w.dq_semaphores);
+  if (p.dq.given())
+    std::memset(next_chunk, 0, std::size_t(row_blocks_bound(p, tiling)) * sizeof(int32));
   const bool wants_any = p.dq.given() || p.dk.given() || p.dv.given() || p.dbias.given();
   const TaskList list = wants_any ? backward_work(p, batch) : TaskList{.tasks = {}, .begins = {0}};
   const BiasGradient bias_gradient(p, memory.at(w.dbias), plan.workers, run);
@@ -188,17 +189,17 @@ void backward(const Problem& p, const Plan& plan, const Run& run) {
       const int64 block = batch.first_block(task.b, task.kv);
       const BackwardShared shared{
           .dq = memory.at(w.dq + block * block_bytes),
-          .turn = turns + block,
+          .next_chunk = next_chunk + block,
           .dbias = bias_gradient.sums(),
           .dbias_strides = bias_gradient.strides(),
-          .spoiled_k = spoiled_k ? spoiled_k + batch.first_k(task.b, task.kv) : nullptr};
-      uint8* const spoiled = spoiled_q ? spoiled_q + batch.first_q(task.b, task.kv) : nullptr;
-      k.backward(p, tiling, shared, task, spoiled, memory.scratch(worker));
+          .nonfinite_k = nonfinite_k ? nonfinite_k + batch.first_k(task.b, task.kv) : nullptr};
+      uint8* const nonfinite = nonfinite_q ? nonfinite_q + batch.first_q(task.b, task.kv) : nullptr;
+      k.backward(p, tiling, shared, task, nonfinite, memory.scratch(worker));
     }
   });
   if (p.dsink.given()) write_sink_gradient(p, plan.workers, run);
   bias_gradient.finish(plan.workers, run);
-  if (spoiled_q) redo_backward(p, batch, spoiled_q, spoiled_k, plan.workers, run);
+  if (nonfinite_q) fix_up_backward(p, batch, nonfinite_q, nonfinite_k, plan.workers, run);
 }
 
 double measured_peak(const Problem& p, const Plan& plan, const Run& run) {

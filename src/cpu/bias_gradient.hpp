@@ -14,7 +14,7 @@ class BiasGradient {
   void* sums() const { return sums_; }  // null: not wanted
   const Strides& strides() const { return strides_; }
 
-  // Writes the result where the sums lie apart from it.
+  // Writes the result, unless the sums are the result.
   void finish(int workers, const Run&) const;
 
  private:

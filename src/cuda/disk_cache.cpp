@@ -41,8 +41,8 @@ std::string folder_fault(const std::string& folder) {
   return found.exists ? fault_of(folder, found) : folder + " does not exist";
 }
 
-// The folder that Regard has chosen itself is for the user alone; one that the user has named stays
-// as it is. Nothing is done where others could exchange the folder meanwhile.
+// A folder that Regard has chosen is made private (0700); a folder that the user has named stays as
+// it is. Nothing is changed where others could exchange the folder meanwhile.
 bool narrow(const std::string& folder) {
   if (cache_folder_is_named() || !trusted_path(folder_of(folder)).fault.empty()) return false;
   struct stat s {};

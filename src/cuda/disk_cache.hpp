@@ -1,10 +1,10 @@
-// Compiled kernels on disk: a folder with one file each, which is checked before it is believed.
+// Compiled kernels on disk: one file each, checked before it is used.
 //
-// The folder is the user's alone (0700) and trusted by trust.hpp. A file is written under another
-// name and renamed, so that nobody reads half of one. A file is used if it is a regular file that
-// is trusted, if its checksum holds, and if its key is, letter for letter, the one that is looked
-// for. Anything else is as if it were not there. Files that have not been used for the longest time
-// are deleted where all of them together take too much room.
+// The folder is private (0700) and trusted by trust.hpp. A file is written under another name and
+// then renamed, so that nobody reads half of one. A file is used if it is a trusted regular file,
+// if its checksum holds, and if it contains the very key that is looked for. Anything else counts
+// as missing. If all files together take too much room, those that were not used for the longest
+// time are deleted.
 #pragma once
 
 #include <string>
@@ -31,8 +31,8 @@ inline constexpr const char* kLockName = ".lock";  // kernel_lock.hpp
 int clear_cache();                                 // how many files went
 
 inline constexpr std::uint64_t kMostCacheBytes = std::uint64_t(1) << 30;
-// Where files take more than this: deletes those unused for the longest time until a quarter of the
-// room is free. Returns how many went.
+// If the files take more than this: deletes those unused for the longest time until a quarter of
+// the room is free. Returns how many it deleted.
 int shrink_cache(std::uint64_t most_bytes);
 
 }  // namespace regard::cuda_backend

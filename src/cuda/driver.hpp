@@ -121,8 +121,8 @@ const Gpu& device_at(int index);  // or an Error
 void check(Result, const char* during, int device);
 std::string text_of(Result);  // "CUDA_ERROR_OUT_OF_MEMORY, out of memory"
 
-// The context of the stream, or the current one where it belongs to the device, or the device's
-// primary one; it is current while this lives.
+// The context of the stream, else the current one if it belongs to the device, else the device's
+// primary one. It is current while this object lives.
 class CurrentContext {
  public:
   CurrentContext(int device, Stream stream);

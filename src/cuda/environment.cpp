@@ -31,8 +31,8 @@ void add_prefix(const std::string& prefix, std::vector<std::string>& folders) {
   }
 }
 
-// Libraries that the process has already loaded have brought their own NVRTC with them. A name
-// that is not absolute was relative to a working directory that may be another one by now.
+// Libraries that the process has loaded may have NVRTC next to them. A relative name is skipped,
+// because the working directory may have changed since.
 void add_neighbours(std::vector<std::string>& folders) {
   for (const std::string& path : system::loaded_libraries()) {
     if (!path.starts_with('/')) continue;

@@ -1,4 +1,4 @@
-// What the environment says to GPUs: the four variables that the library reads, and where the
+// What the environment says about GPUs: the four variables that the library reads, and where the
 // system keeps caches and libraries.
 #pragma once
 
@@ -13,7 +13,7 @@ bool cache_folder_is_named();    // by REGARD_CACHE_DIR
 std::string kernel_folder();     // REGARD_KERNEL_DIR: texts to be used instead of the embedded ones
 
 // Folders in which NVRTC may lie, likeliest first: next to libraries that the process has loaded,
-// in toolkits, in Python's packages. None has been checked yet.
+// in toolkits, in Python's packages. None of them is checked yet.
 struct CompilerFolders {
   std::vector<std::string> folders;  // absolute, each once
   std::vector<std::string> ignored;  // variables that name no absolute folder, each a sentence

@@ -1,4 +1,4 @@
-// SipHash-2-4 with 128 bits of result: what names and checks kernels on disk.
+// SipHash-2-4 with a 128-bit result, which names and checks kernels on disk.
 //
 // Jean-Philippe Aumasson, Daniel J. Bernstein: SipHash: a fast short-input PRF (2012).
 #pragma once

@@ -11,8 +11,8 @@
 
 namespace regard::cuda_backend {
 
-// Calls task(i) for each i in [0, count), also after one has thrown; then throws the first of
-// these.
+// Calls task(i) for each i in [0, count), even after one has thrown; then throws the first
+// exception.
 template <class Task>
 void in_parallel(std::size_t count, const Task& task) {
   const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());

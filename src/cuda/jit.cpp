@@ -12,8 +12,8 @@
 namespace regard::cuda_backend {
 namespace {
 
-// The number before (or right after) a phrase, in the last place where the phrase stands; the
-// lines of the kernel come after those of the functions that it calls.
+// The number before (or right after) the last occurrence of a phrase: ptxas prints the kernel's
+// lines after those of the functions that it calls.
 int number_before(const std::string& log, const char* phrase) {
   const std::size_t at = log.rfind(phrase);
   if (at == std::string::npos) return 0;

@@ -30,8 +30,8 @@ std::string printed(const KernelConfig&);
 KernelBinary compile_kernel(const KernelConfig&, const KernelUnit&, const Compiler&,
                             const std::string& architecture);
 
-// What ptxas said with -v. `serialized` is its note "Potential Performance Loss": it waits after
-// every product of a warpgroup where it cannot follow who uses the registers of one under way.
+// What ptxas -v printed. `serialized` is its note "Potential Performance Loss": ptxas waits after
+// every wgmma where it cannot follow who uses the registers of one that is still running.
 KernelResources resources_in(const std::string& log);
 
 }  // namespace regard::cuda_backend

@@ -165,9 +165,8 @@ class RelaxedCapture {
          result == kOutOfMemory ? Code::out_of_memory : Code::device_failure);
 }
 
-// Whether the kernel has the wait that kernel_text.cpp begins it with, and the driver knows
-// launches that rely on it, also in graphs. An old compiler makes kernels without it for later
-// chips too.
+// Whether the kernel begins with griddepcontrol.wait (kernel_text.cpp), and the driver supports
+// such launches, also in graphs. Old compilers make kernels without the wait for later chips too.
 bool waits_by_itself(const Driver& d, Function function) {
   constexpr int kFirstVersion = 90, kFirstDriver = 12030;
   int version = 0;

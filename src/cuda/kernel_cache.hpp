@@ -1,5 +1,5 @@
-// kernel_cache: memory -> disk -> compiler. Each kernel is compiled once, by one thread; what is
-// loaded stays loaded.
+// The kernel cache: memory -> disk -> compiler. Each kernel is compiled once, by one thread, and
+// stays loaded.
 #pragma once
 
 #include <atomic>
@@ -22,8 +22,8 @@ struct LoadedKernel {
 // Null where it is not loaded yet. Takes no lock.
 const LoadedKernel* loaded_kernel(const KernelConfig&, std::uint64_t context);
 
-// Finds or compiles what is missing, and loads it into the current context. May be called while a
-// stream is captured.
+// Finds or compiles the missing kernels, and loads them into the current context. May be called
+// while a stream is captured.
 void load_kernels(const CudaPlan&, const Chip&, std::uint64_t context);
 
 std::vector<KernelConfig> configs_of(const CudaPlan&);  // each once

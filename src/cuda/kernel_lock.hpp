@@ -1,8 +1,8 @@
 // Lets one process compile a kernel while others that want the same one wait for it.
 //
-// A lock can only save work: it belongs to an open file, so that it ends with its process at the
-// latest; nobody waits for longer than a limit; and without it the kernel is compiled. The file is
-// in the cache's folder and is the user's alone (0600), so that no other user can hold the lock.
+// The lock only saves work. It belongs to an open file, so that it ends with its process at the
+// latest; nobody waits longer than a limit; and without the lock the kernel is compiled anyway. The
+// file lies in the cache's folder and is private (0600), so that no other user can hold the lock.
 #pragma once
 
 #include <chrono>
@@ -15,8 +15,8 @@ class KernelLock {
  public:
   static constexpr std::chrono::milliseconds kLongestWait{60'000};
 
-  // Waits until no other process has it. Where one kept it for all that time, this process does not
-  // wait for any kernel any more.
+  // Waits until no other process has it. After one timeout, this process waits for no kernel any
+  // more.
   explicit KernelLock(const KernelKey&, std::chrono::milliseconds longest = kLongestWait);
   ~KernelLock();
   KernelLock(const KernelLock&) = delete;

@@ -66,8 +66,9 @@ bool embedded_text(const std::string& name, std::string& text) {
   return false;
 }
 
-// A folder as the source tree has them: with src/ and include/ below it, or their contents. What
-// others may have written there is an Error, because the embedded text is not what was asked for.
+// A folder with the texts, as in the source tree: with src/ and include/ in it, or with their
+// contents. A folder that others may write to is an Error, because the user did not ask for the
+// embedded text.
 bool text_in_folder(const std::string& folder, const std::string& name, std::string& text) {
   for (const char* below : {"/", "/src/", "/include/"}) {
     const TrustedPath found = trusted_path(folder + below + name);
@@ -115,15 +116,15 @@ void add_headers(const std::string& text, std::vector<SourceText>& headers) {
   }
 }
 
-// Kernels are launched so that they may begin while the one before them still runs (backend.cpp).
-// Each waits for that one here, every thread of it, before it touches global memory: what it reads
-// is as if it had begun then, and it is done after the one before. So any chain of our kernels is
-// ordered as without, and the first of a call is behind what the caller put on the stream (but for
-// what a kernel of the caller's that overlaps others, and waits for none, was put behind). What is
-// launched otherwise (copies, memory that is cleared or freed, a caller's kernels) begins when all
-// before it is done. Parameters, tensor maps among them, are the launch's own and may be read
-// before. Dependents are let in after the wait: what a caller's kernel reads before its own is then
-// at least what the kernel before ours has written.
+// Kernels are launched with programmatic serialization (backend.cpp): one may begin while the
+// kernel before it still runs. Every thread waits here, before it touches global memory, until that
+// kernel has finished, so that a chain of Regard's kernels behaves as if launches did not overlap.
+// One caveat: if the caller's preceding kernel was launched this way and never waits, work that was
+// queued before it may still be running. Work that is launched otherwise (copies, memset, free, a
+// caller's kernels) begins when everything before it has finished. Kernel parameters, tensor maps
+// among them, belong to the launch and may be read earlier. Dependents are released after the wait,
+// so that what a caller's kernel reads before its own wait is at least as new as the kernel before
+// ours.
 constexpr const char* kBeginning =
     "  regard::griddepcontrol_wait();\n"
     "  regard::griddepcontrol_launch_dependents();\n";

@@ -103,8 +103,8 @@ struct CompilerSearch {
     if (skipped.size() < kMost) skipped.push_back(printable(path) + " is not used: it " + reason);
   }
 
-  // NVRTC opens its built-ins by name: those next to it, trusted or not, or none where its folder
-  // is outside of the loader's path.
+  // NVRTC opens its built-ins library by name: the one next to it, trusted or not, or none if its
+  // folder is not on the loader's path.
   bool open_builtins(const std::string& folder, int major) {
     const auto files = entries_beginning_with(folder, builtins_name(major));
     for (const std::string& file : files) {
@@ -152,8 +152,9 @@ struct CompilerSearch {
   }
 
   bool find() {
-    // What is loaded already, and the loader's own path, of either version: the environment and
-    // the system's configuration name it for this very purpose.
+    // Libraries that are loaded already and the loader's own path, of either version. The
+    // environment and the system's configuration name them for this purpose, so that they need no
+    // check.
     for (int major : majors()) {
       if (open(file_name(major))) return true;
     }

@@ -30,9 +30,9 @@ class Compiler {
   const std::string& path() const { return path_; }
   const std::string& name() const { return name_; }  // "nvrtc13.0"
 
-  // What to compile for, for a GPU of this compute capability: "sm_86", or "compute_90" where the
-  // GPU is newer than the compiler; "" where it is older than all that the compiler knows.
-  // Kernels of `own_features` run on chips of this very capability alone: "sm_90a".
+  // The architecture to compile for, for a GPU of this compute capability: "sm_86", or "compute_90"
+  // if the GPU is newer than the compiler, or "" if it is older than every architecture that the
+  // compiler knows. Kernels of `own_features` run on chips of this very capability only: "sm_90a".
   std::string architecture(int capability, bool own_features = false) const;
 
   Compilation compile(const std::string& unit, const std::vector<SourceText>& headers,

@@ -8,8 +8,8 @@
 
 namespace regard::cuda_backend {
 
-// Of a kernel of family wgmma. Error where the driver does not take a tensor, which plans exclude.
-// hi_lo: those of f32, in the workspace.
+// The tensor maps of a wgmma kernel. Error if the driver rejects a tensor, which plans exclude.
+// planes: the f32 tensors in the workspace.
 ForwardMaps forward_maps(const Driver&, const Problem&, const KernelConfig&, const void* hi_lo,
                          int device);
 

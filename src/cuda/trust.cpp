@@ -53,8 +53,8 @@ std::string owner_fault(uid_t owner) {
   return "belongs to another user (uid " + std::to_string(owner) + ")";
 }
 
-// The user that stands for all users whom this namespace does not map, the host's root among them;
-// -1 outside of user namespaces.
+// The user that stands for all users outside this user namespace, the host's root among them; -1
+// outside of user namespaces.
 long overflow_user() {
   long first = -1, outside = -1, count = 0, overflow = -1;
   std::ifstream("/proc/self/uid_map") >> first >> outside >> count;
@@ -115,8 +115,8 @@ class Walk {
     if (target[0] == '/') visit("/");
   }
 
-  // Whether it may be the host's root, seen from a user namespace; nobody else of the host can
-  // have put it here, unless the folder is open to all.
+  // Whether the owner may be the host's root, seen from a user namespace. No other user of the host
+  // can have put the folder here, unless the folder above is open to all.
   bool is_of_host(uid_t owner) const {
     return owner != 0 && owner != geteuid() && !is_shared_ && long(owner) == overflow_user();
   }

@@ -5,9 +5,8 @@
 
 namespace regard {
 
-// Attention alone: everything except outputs and gradients. The Problem reads its tables of
-// sequences from the copies, as long as they live; without copies, from the caller's memory (a
-// GPU's).
+// Describes the Attention without outputs and gradients. The Problem reads the sequence tables from
+// `copies`, which must outlive it; without copies, from the caller's memory (a GPU's).
 Problem describe(const Attention&, Pass, NullData, TableCopies* = nullptr);
 
 Problem describe_forward(const Attention&, const ForwardOutputs&, TableCopies* = nullptr);

@@ -1,8 +1,9 @@
-// Which bytes tensors reach.
+// Whether tensors share bytes.
 //
-// The elements of two tensors overlap where some sum of stride * index, of the one's axes less the
-// other's, lies near the distance of their addresses. The search for such indices goes from the
-// largest stride to the smallest; where strides are nested, each leaves two or three to try.
+// Elements of two tensors overlap if a sum of stride * index over the axes of one, less the same
+// sum of the other, lies near the distance of their addresses. The search for such indices goes
+// from the largest stride to the smallest; nested strides leave two or three values to try on each
+// axis.
 #include "problem/overlap.hpp"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ constexpr int kMostTerms = 2 * Tensor::kMaxRank;
 constexpr int kMostSteps = 500;
 constexpr std::int64_t kMostSpan = std::int64_t(1) << 60;
 
-// The bytes from the first of the lowest element to the last of the highest; none of no elements.
+// The bytes from the lowest element to the end of the highest; empty if there are no elements.
 struct Reach {
   std::uintptr_t begin = 0;
   std::int64_t size = 0;
@@ -105,14 +106,14 @@ class Search {
   int steps_ = 0;
 };
 
-// Of tensors whose reaches meet.
+// For tensors with ranges of bytes that meet.
 Overlap search(const Tensor& a, const Reach& reach_a, const Tensor& b, const Reach& reach_b) {
   if (reach_a.size > kMostSpan || reach_b.size > kMostSpan) return Overlap::unproven;
   Search search;
   search.add(a);
   search.add(b);
-  // The lowest element of a and the highest of b have all indices 0: from there every step brings
-  // a's element up or b's down.
+  // The lowest element of a and the highest of b have index 0 on every axis. From there every step
+  // moves a's element up or b's down.
   const auto size_a = std::int64_t(size_of(a.type)), size_b = std::int64_t(size_of(b.type));
   const auto highest_b = std::int64_t(reach_b.begin - reach_a.begin) + reach_b.size - size_b;
   return search.find(highest_b - size_a + 1, highest_b + size_b - 1);

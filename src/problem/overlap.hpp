@@ -10,8 +10,8 @@ namespace regard {
 
 using NamedTensor = std::pair<const char*, const Tensor*>;
 
-// The answer is exact where strides are nested within one another, as those of slices of a larger
-// dense tensor are; otherwise the search may end with `unproven`.
+// The answer is exact where strides are nested, as those of slices of a larger dense tensor are;
+// otherwise the search may end with `unproven`.
 enum class Overlap : unsigned char { none, some, unproven };
 Overlap overlap_of(const Tensor&, const Tensor&);
 

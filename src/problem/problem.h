@@ -1,4 +1,4 @@
-// Problem: what was asked, validated and in one shape - plain data that every backend reads.
+// Problem: what was asked, validated and in one form. It is plain data that every backend reads.
 #pragma once
 
 #include "regard/type.hpp"

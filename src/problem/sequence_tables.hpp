@@ -9,10 +9,10 @@
 
 namespace regard {
 
-// `null_data`: explain and workspace look at shapes only, so data pointers may be null.
+// `null_data`: data pointers may be null, because explain and workspace need shapes only.
 enum class NullData : bool { refused, allowed };
 
-// A call's own tables: what was checked is what is used, whatever becomes of the caller's memory.
+// Copies of a call's tables: what was checked is what is used, even if the caller's memory changes.
 class TableCopies {
  public:
   const int32* copy(const int32* table, std::int64_t size);
@@ -22,9 +22,8 @@ class TableCopies {
   std::size_t count_ = 0;
 };
 
-// Without `copies` the tables lie where the host cannot read them: they are neither copied nor
-// checked. Where data may be null, they are then left out altogether, as if every sequence were the
-// longest.
+// Without `copies` the tables lie where the host cannot read them, and are neither copied nor
+// checked. If data may be null too, they are left out, as if every sequence were the longest.
 SequenceTable read_sequences(const Attention&, const Sizes&, bool packed, NullData, TableCopies*);
 
 }  // namespace regard

@@ -42,7 +42,7 @@ Tensor only_sizes(const Tensor& tensor) {
   return shape;
 }
 
-// A stride that reaches no second element may be any number, with which nobody is to compute.
+// The stride of an axis with one element may be any number, and must not be used.
 std::int64_t stride_of(const Tensor& tensor, std::size_t axis) {
   return tensor.sizes[axis] > 1 ? tensor.strides[axis] : 0;
 }

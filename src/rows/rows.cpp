@@ -61,7 +61,7 @@ int64 score_offset(const View& view, const Head& head, int64 i, int64 j) {
   return offset_of(view.strides, head.b, head.h, 0, i) + j * view.strides.column;
 }
 
-// Where the pair's q . k, and what the score adds to it.
+// A pair's q . k and its logit.
 struct Pair {
   double raw;
   double score;
@@ -100,7 +100,7 @@ struct PairGradient {
   double dscore;       // before the softcap: what the bias receives
 };
 
-// Of the rows that lie in the scratch: q and dout of query i, k and v of key j.
+// Reads q and dout of query i, k and v of key j from the scratch.
 PairGradient pair_gradient(const Head& head, int64 i, int64 j, double delta,
                            const RowScratch& rows) {
   const Problem& p = head.problem;
@@ -160,7 +160,7 @@ void forward_row(const Head& head, int64 i, RowScratch& rows) {
     weights[n] = max == -kInfinity && weights[n] == max ? 0 : std::exp(weights[n] - max);
     add_to(sum, lost, weights[n]);
   }
-  // A sink that is no number spoils its head, empty rows included.
+  // A sink of NaN or +inf makes NaN of every row of its head, empty rows included.
   if (!(sink < kInfinity)) sum = std::numeric_limits<double>::quiet_NaN();
   const bool nothing = sum == 0 || (max == sink && sum == 1);
   const double lse = nothing ? sink : max + std::log(sum);

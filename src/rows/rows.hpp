@@ -1,5 +1,5 @@
-// Attention one row at a time, in float64, by the textbook: what the reference backend is made of,
-// and how the CPU backend redoes the few rows that a NaN in a hidden place may have reached.
+// Attention one row at a time, in float64, by the textbook. The reference backend consists of it,
+// and the CPU backend's fix-up pass uses it for rows that a NaN in a hidden place may have reached.
 #pragma once
 
 #include <vector>
@@ -20,7 +20,7 @@ struct Head {
   int64 kv() const { return h / problem.sizes.group(); }
 };
 
-// A row of sums, and what rounding has lost of each.
+// A row of sums, and the rounding error of each.
 struct RowSum {
   std::vector<double> sum;
   std::vector<double> lost;
@@ -31,7 +31,7 @@ struct RowSum {
   }
 };
 
-// Rows as float64, and whatever else a row's computation holds; reused from row to row.
+// Rows as float64 and intermediate results; reused from row to row.
 struct RowScratch {
   std::vector<double> q, k, v, dout;  // one row of each
   std::vector<double> weights;        // of every key
@@ -48,7 +48,7 @@ double delta_of(const Head&, int64 i);
 // The deltas of every query head of one kv head: [group][len_q].
 std::vector<double> deltas_of(const Problem&, int64 b, int64 kv);
 
-// Writes row i of dq (if given) and adds row i's ds to dbias_sum (if not null), which is dense with
+// Writes row i of dq (if given) and adds row i's ds to dbias_sum (if not null), a dense array of
 // the bias's sizes.
 void query_gradient_row(const Head&, int64 i, double delta, double* dbias_sum, RowScratch&);
 

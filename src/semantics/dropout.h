@@ -1,10 +1,10 @@
 // Which elements dropout keeps: a pure function of (seed, offset, b, h, i, j).
 //
-// Philox4x32 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011): ten
-// rounds make the key of a call from seed and offset, seven an element's bits from that - the
-// fewest that pass the BigCrush tests there, and what a GPU can afford for every weight. One call
-// serves eight columns of one row: 16 bits each, laid out so that a thread of a matrix instruction,
-// which holds the column pairs {2c, 2c+1} of every eight, needs one call per 32 keys.
+// Philox4x32 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", 2011)
+// makes a call's key from seed and offset in ten rounds, and an element's bits from that key in
+// seven, the fewest that pass the BigCrush tests there. One Philox call serves eight columns of one
+// row, 16 bits each. A thread of a matrix instruction holds columns 2c and 2c + 1 of every eight,
+// and so needs one call for 32 keys.
 #pragma once
 
 #include "semantics/portable.h"
@@ -15,7 +15,7 @@ struct Philox {
   uint32 word[4];
 };
 
-// Several calls side by side: the products of one run while those of another are waited for.
+// Several calls interleaved, so that the products of one hide the latency of the others.
 template <int kRounds, uint32 kCalls>
 REGARD_INLINE void philox(Philox (&counters)[kCalls], uint32 key_low, uint32 key_high) {
   REGARD_UNROLL

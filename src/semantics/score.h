@@ -24,9 +24,9 @@ struct ScoreParams {
   Real softcap = 0;
 };
 
-// For arithmetic in f32: a softcap that f32 or its quotient with the scale cannot hold moves to
-// where it can. That changes no score by more than rounding as long as scores and products of q and
-// k stay below 2^108.
+// The parameters in f32. A softcap that f32 cannot hold, or whose quotient with the scale it cannot
+// hold, moves to the nearest end of the range. No score changes by more than rounding as long as
+// scores and products q . k stay below 2^108.
 REGARD_INLINE ScoreParams<float> narrowed_params(const ScoreParams<double>& params) {
   const auto& [scale, softcap] = params;  // each of them is narrowed below
   const double size = scale < 0 ? -scale : scale;
@@ -35,8 +35,8 @@ REGARD_INLINE ScoreParams<float> narrowed_params(const ScoreParams<double>& para
   return {.scale = float(scale), .softcap = float(clamp_to(softcap, least, most))};
 }
 
-// The lowest finite bias: its product with log2(e) is still finite, and the lse of a row of such
-// logits is itself. A bias below it (a mask by the type's lowest number) is as good as it.
+// The lowest finite bias: its product with log2(e) is finite, and so is the lse of a row of such
+// logits. A lower finite bias (a mask by the type's lowest number) counts as this one.
 template <class Real>
 inline constexpr Real kLowestBias = sizeof(Real) == 4 ? Real(-0x1p126) : Real(-0x1p1022);
 
@@ -87,8 +87,8 @@ REGARD_INLINE Real logit_unit(Features on, const ScoreParams<Real>& params) {
   return is_plain(on) ? params.scale : Real(1);
 }
 
-// A sink is a logit; this is the value that the unit makes it of. One that f32 cannot hold becomes
-// the largest, beside which no score counts.
+// The value that stands for a sink, a logit, in this unit. A value that f32 cannot hold becomes the
+// largest f32, next to which no score counts.
 template <class Real>
 REGARD_INLINE Real value_of_sink(float sink, Real unit) {
   const double value = double(sink) / double(unit);

@@ -1,9 +1,9 @@
-// The online softmax: one row's running maximum and sum, its next step, the merge of two partial
-// rows, and the final lse.
+// The online softmax of one row: its running maximum and sum, the next step, the merge of two
+// partial rows, and the final lse.
 //
-// A logit is value * unit; maxima are values, and e^(logit) is 2^(value * exponent) with
-// exponent = unit * log2(e). Differences are formed before they are scaled: they are exact where it
-// matters, and the lse belongs to the maximum itself, not to a rounded multiple.
+// A logit is value * unit. Maxima are values, and e^(logit) is 2^(value * exponent) with exponent =
+// unit * log2(e). Values are subtracted before they are scaled: the difference is exact where it
+// matters, and the lse belongs to the maximum itself, not to a rounded multiple of it.
 #pragma once
 
 #include "semantics/portable.h"
@@ -35,15 +35,15 @@ REGARD_INLINE typename L::Vec subtractable(typename L::Vec max) {
   return L::select(nothing, L::set(Real(0)), max);
 }
 
-// The weight of a value beside `base`, a subtractable maximum.
+// The weight of a value relative to `base`, a subtractable maximum.
 template <class L>
 REGARD_INLINE typename L::Vec weight_of(typename L::Vec value, typename L::Vec base,
                                         typename L::Vec exponent) {
   return L::exp2(L::mul(L::sub(value, base), exponent));
 }
 
-// Raises the row's maximum to cover a block's, and returns the factor by which everything that was
-// summed under the old maximum shrinks.
+// Raises the row's maximum to a block's, and returns the factor for everything that was summed
+// under the old maximum.
 template <class L>
 REGARD_INLINE typename L::Vec raise_max(SoftmaxRow<L>& row, typename L::Vec block_max,
                                         typename L::Vec exponent) {
@@ -87,9 +87,9 @@ REGARD_INLINE typename L::Vec normaliser(const SoftmaxRow<L>& row) {
   return L::select(L::equal(row.sum, zero), zero, L::div(L::set(Real(1)), row.sum));
 }
 
-// The same with one instruction less an element, for units that multiply and add with one rounding:
-// a row's `max` holds the reference round(max * exponent), in powers of two. Whatever the reference
-// is, weights are relative to it exactly; that of a row that has seen nothing is -inf.
+// The same with one instruction less for each element, where a multiply-add rounds once: a row's
+// `max` holds m = round(max * exponent), in powers of two. Weights are relative to exactly this m;
+// a row that has seen nothing has m = -inf.
 template <class L>
 REGARD_INLINE typename L::Vec weight_at(typename L::Vec value, typename L::Vec exponent,
                                         typename L::Vec reference) {

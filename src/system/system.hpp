@@ -1,5 +1,5 @@
-// What operating systems do in different ways. One file implements it for each of them, and nothing
-// else in the library asks which system it runs on.
+// What operating systems do differently. One file implements it for each system; nothing else in
+// the library asks which system it runs on.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ int usable_cores();
 // Bytes of a data cache (level 1 to 3), 0 if unknown.
 std::size_t cache_size(int level);
 
-// "" where it is not set. A program with more rights than its caller does not follow the caller's
-// environment: it has no variables.
+// "" if it is not set. A program with more rights than its caller ignores the caller's environment,
+// as if no variable were set.
 std::string variable(const char* name);
 
 // The files of the libraries that the process has loaded, as the loader names them.

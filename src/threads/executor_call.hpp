@@ -14,8 +14,8 @@ namespace regard {
 // Watches that the Executor calls each task exactly once before it returns.
 class ExecutorCall {
  public:
-  // Runs work(worker) for each worker in [0, workers). Throws Error where the Executor left one
-  // out, or called one twice or one that does not exist.
+  // Runs work(worker) for each worker in [0, workers). Throws Error if the Executor leaves a worker
+  // out, calls it twice, or calls one that does not exist.
   static void run(const Executor&, int workers, const std::function<void(int)>& work);
 
  private:
@@ -24,7 +24,7 @@ class ExecutorCall {
 
   static void call_task(void* context, int index);
   void start(int index);
-  int withhold_others();  // tasks that nobody has called, and that nobody can call any more
+  int withhold_others();           // tasks that were not called, and cannot be called any more
   void wait_for(int tasks) const;  // until so many have ended
   static void abandon(ExecutorCall*);
 

@@ -9,9 +9,9 @@
 
 namespace regard {
 
-// For its scope, the thread rounds to nearest, keeps subnormals and traps nothing; then the
-// thread's own state returns, its exception flags included. Without it a caller's rounding mode,
-// flush-to-zero or unmasked exceptions would reach the results of that thread's share of the work.
+// Within its scope the thread rounds to nearest, keeps subnormals and traps nothing; afterwards the
+// thread has its own state back, exception flags included. Otherwise a caller's rounding mode,
+// flush-to-zero or unmasked exceptions would change results.
 class DefaultFloatState {
  public:
   DefaultFloatState() noexcept { save(); }

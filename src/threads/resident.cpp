@@ -8,7 +8,7 @@ namespace regard {
 void keep_code_resident() {
   Dl_info info{};
   if (!dladdr(reinterpret_cast<const void*>(&keep_code_resident), &info) || !info.dli_fname) return;
-  // Fails for a program itself, which nothing unmaps.
+  // Fails for the program itself, which is never unmapped.
   dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
 }
 

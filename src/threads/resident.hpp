@@ -3,9 +3,9 @@
 
 namespace regard {
 
-// Pins the program or library that this code is part of, so that dlclose cannot unmap it under the
-// pool's threads. The shared library is linked with -z nodelete too; a plug-in that contains the
-// static one is pinned by this call alone.
+// Pins the program or library that contains this code, so that dlclose cannot unmap it under the
+// pool's threads. The shared library is also linked with -z nodelete; a plug-in that contains the
+// static library is pinned by this call alone.
 void keep_code_resident();
 
 }  // namespace regard

@@ -1,5 +1,5 @@
-// Hands out task numbers in ascending order to whichever worker asks: a task's predecessors have
-// always begun before it.
+// Hands out task numbers in ascending order to whichever worker asks, so that the tasks before a
+// task have always begun.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ class TaskQueue {
     return task < tasks_;
   }
 
-  // No more tasks for anybody.
+  // Hands out no more tasks.
   void close() noexcept { next_.store(tasks_, std::memory_order_relaxed); }
 
  private:

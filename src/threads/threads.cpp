@@ -21,7 +21,7 @@
 namespace regard {
 namespace {
 
-// One parallel() call: its workers are started by whoever is free, the caller included.
+// One parallel() call. Free threads start its workers; the caller is one of them.
 struct Job {
   const std::function<void(int)>& work;
   const int workers;
@@ -64,7 +64,7 @@ class Pool {
     return nullptr;
   }
 
-  // A thread that cannot be made is no error: the caller does the work itself.
+  // If a thread cannot be created, the caller does the work itself.
   void grow(int threads) {
     while (threads_ < threads) {
       try {
@@ -92,8 +92,8 @@ class Pool {
   int threads_ = 0;
 };
 
-// Threads do not survive a fork, so the child starts with a new pool. Pools are never destroyed:
-// their threads may outlive every static object.
+// Threads do not survive a fork, so that the child starts with a new pool. Pools are never
+// destroyed, because their threads may outlive every static object.
 std::atomic<Pool*> current_pool{nullptr};
 
 Pool& pool() {

@@ -110,13 +110,13 @@ Real cpu_bytes(const Problem& p, const CpuTiling& t, int workers) {
   const Real real = t.shape.real_size, rows_q = Real(s.rows_q) * Real(s.heads_q);
   const Real rows_k = Real(s.rows_k) * Real(s.heads_kv);
   const Real scratch = Real(workers) * Real(t.block_k) * Real(s.dim + s.dim_v) * real;
-  const Real spoiled = hides_pairs(p) ? rows_q + (p.backward ? rows_k : 0) : 0;
+  const Real nonfinite = hides_pairs(p) ? rows_q + (p.backward ? rows_k : 0) : 0;
   if (!p.backward) {
     const Real part = Real(t.shape.panel()) * Real(s.dim_v + 2) * real;
-    return chunks_demanded(p, t) * Real(s.heads_kv) * part + spoiled + scratch / 2;
+    return chunks_demanded(p, t) * Real(s.heads_kv) * part + nonfinite + scratch / 2;
   }
   const bool sums = p.features.bias && !sums_dbias_in_place(p);
-  return rows_q * Real(s.dim) * real + (sums ? dbias_elements(p) * real : 0) + spoiled +
+  return rows_q * Real(s.dim) * real + (sums ? dbias_elements(p) * real : 0) + nonfinite +
          scratch / 2;
 }
 
@@ -130,10 +130,11 @@ void check_cpu(const Problem& p, int workers) {
     }
     const CpuWorkspace& w = made.workspace;
     CHECK(Real(w.size) >= cpu_bytes(p, made.tiling, workers));
-    const int64 parts[] = {0,           w.dq,        w.dq_semaphores, w.dbias, w.partials,
-                           w.spoiled_q, w.spoiled_k, w.scratch,       w.size};
+    const int64 parts[] = {0,          w.dq,          w.dq_semaphores, w.dbias,
+                           w.partials, w.nonfinite_q, w.nonfinite_k,   w.scratch,
+                           w.size};
     for (const int64 part : parts) CHECK((part >= 0 && part <= w.size));
-    CHECK(w.scratch >= std::max(w.spoiled_k, w.partials));
+    CHECK(w.scratch >= std::max(w.nonfinite_k, w.partials));
     CHECK(w.size - w.scratch >= workers * w.scratch_size);
   }
 }

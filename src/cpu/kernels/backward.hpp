@@ -1,16 +1,16 @@
-// Backward: one chunk of keys walks the blocks of query rows that see it.
+// Backward: one task has a chunk of keys and loops over the blocks of query rows that see it.
 //
-// The chunk's dK and dV stay with the task; a block's dQ is added to the shared sum in the order of
-// the chunks, so that no result depends on threads. The lanes are query rows wherever rows are
-// scored, and head elements where gradients of keys are summed:
+// dK and dV of the chunk stay with the task. dQ of a block is added to a shared sum in the order of
+// the chunks, so that no result depends on threads. The lanes are query rows where rows are scored,
+// and head elements where gradients of keys are summed:
 //   S^T = K Q^T     dP^T = V dO^T     P^T = e^(S^T - lse)     dS^T = P^T (Z dP^T - delta)
 //   dV += (Z P)^T dO     dK += dS^T Q     dQ^T += K^T dS^T
 #pragma once
 
+#include "cpu/kernels/dq_order.hpp"
 #include "cpu/kernels/gradient_tiles.hpp"
 #include "cpu/kernels/multiply.hpp"
 #include "cpu/kernels/stage.hpp"
-#include "cpu/kernels/turn.hpp"
 #include "semantics/score.h"
 #include "semantics/softmax.h"
 
@@ -34,9 +34,8 @@ struct BackwardKernel : GradientTiles<L> {
 
   // ---------------------------------------------------------------------------------- one tile
 
-  // P^T and dS^T of one panel and its keys, from S^T and dP^T, into rows `first_row` and on of the
-  // block's tiles.
-  void differentiate(int index, int count, Interval keys, int64 first_row, bool veiled) const {
+  // Makes P^T and dS^T of one panel from S^T and dP^T, in the block's tiles from `first_row` on.
+  void differentiate(int index, int count, Interval keys, int64 first_row, bool may_hide) const {
     const GradientPanel<L>& panel = panels[index];
     const ScoreTerms<L> terms(context, panel);
     const Features on = terms.on;
@@ -56,17 +55,17 @@ struct BackwardKernel : GradientTiles<L> {
       Vec weight[L::kVectors], dscore[L::kVectors];
 #pragma GCC unroll 4
       for (int v = 0; v < L::kVectors; ++v) {
-        const int64 place = j * kWidth + v * L::kLanes;
-        const Vec raw = L::load(scores + place);
+        const int64 pair = j * kWidth + v * L::kLanes;
+        const Vec raw = L::load(scores + pair);
         const Vec lse = L::load(panel.lse + v * L::kLanes);
         Vec logit = raw;
         if (!plain) {
-          const Vec bias = on.bias ? L::load(stage.bias + place) : zero;
+          const Vec bias = on.bias ? L::load(stage.bias + pair) : zero;
           logit = terms.value(raw, bias, v, keys.begin + j);
         }
         const Vec minus_lse = L::sub(zero, lse);
         Vec whole = L::exp2(L::mul(L::fma(logit, unit, minus_lse), log2e));
-        Vec dweight = L::load(dweights + place);
+        Vec dweight = L::load(dweights + pair);
         weight[v] = whole;
         if (on.dropout) {
           const auto kept = L::mask_of(stage.kept[j] >> (v * L::kLanes));
@@ -74,49 +73,54 @@ struct BackwardKernel : GradientTiles<L> {
           weight[v] = L::mul(whole, L::select(kept, keep, zero));
         }
         dscore[v] = L::mul(whole, L::sub(dweight, L::load(panel.delta + v * L::kLanes)));
-        if (veiled) {
+        if (may_hide) {
           const auto seen = L::mask_of(stage.visible[j] >> (v * L::kLanes));
           weight[v] = L::select(seen, weight[v], zero);
           dscore[v] = L::select(seen, dscore[v], zero);
         }
-        // What the bias receives is kept as f32, where S was.
-        if (shared.dbias) L::store(scores + place, dscore[v]);
+        // dbias needs dS in f32, in place of S.
+        if (shared.dbias) L::store(scores + pair, dscore[v]);
         if (has_slope(on)) {
           dscore[v] = L::mul(dscore[v], score_slope<L>(on, terms.params, raw));
-          if (veiled) {
+          if (may_hide) {
             const auto seen = L::mask_of(stage.visible[j] >> (v * L::kLanes));
             dscore[v] = L::select(seen, dscore[v], zero);
           }
         }
       }
-      if constexpr (L::kPack == 1) {
-#pragma GCC unroll 4
-        for (int v = 0; v < L::kVectors; ++v) {
-          L::store(weights + j * row_stride + v * L::kLanes, weight[v]);
-          L::store(dscores + j * row_stride + v * L::kLanes, dscore[v]);
-        }
-      } else {
-        L::store_rounded_row(weights + j * row_stride, weight[0], weight[1]);
-        L::store_rounded_row(dscores + j * row_stride, dscore[0], dscore[1]);
-        // f32 again for the pairs of keys, which need the next row too.
-#pragma GCC unroll 4
-        for (int v = 0; v < L::kVectors; ++v) {
-          L::store(dweights + j * kWidth + v * L::kLanes, dscore[v]);
-        }
-      }
+      store_key(weights + j * row_stride, dscores + j * row_stride, dweights + j * kWidth, weight,
+                dscore);
     }
+    if constexpr (L::kPack == 2) pack_dscores(dweights, size);
+  }
+
+  // Writes P and dS of a key as Units. Units of pairs of keys also need the next key's dS: `kept`
+  // keeps it in f32 until then.
+  REGARD_INLINE static void store_key(Unit* weights, Unit* dscores, Real* kept,
+                                      const Vec (&weight)[L::kVectors],
+                                      const Vec (&dscore)[L::kVectors]) {
     if constexpr (L::kPack == 2) {
-      for (int64 j = 0; j < size; j += 2) {
-        for (int v = 0; v < L::kVectors; ++v) {
-          const Real* const even = dweights + j * kWidth + v * L::kLanes;
-          L::store_rounded_pairs(units_at(at.dscore_pairs) + j / 2 * kWidth + v * L::kLanes,
-                                 L::load(even), j + 1 < size ? L::load(even + kWidth) : zero);
-        }
+      L::store_rounded_row(weights, weight[0], weight[1]);
+      L::store_rounded_row(dscores, dscore[0], dscore[1]);
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < L::kVectors; ++v) {
+      if constexpr (L::kPack == 1) L::store(weights + v * L::kLanes, weight[v]);
+      if constexpr (L::kPack == 1) L::store(dscores + v * L::kLanes, dscore[v]);
+      if constexpr (L::kPack == 2) L::store(kept + v * L::kLanes, dscore[v]);
+    }
+  }
+  void pack_dscores(const Real* dscores, int64 keys) const {
+    for (int64 j = 0; j < keys; j += 2) {
+      for (int v = 0; v < L::kVectors; ++v) {
+        const Real* const even = dscores + j * kWidth + v * L::kLanes;
+        L::store_rounded_pairs(units_at(at.dscore_pairs) + j / 2 * kWidth + v * L::kLanes,
+                               L::load(even), j + 1 < keys ? L::load(even + kWidth) : L::set(0));
       }
     }
   }
 
-  // Adds the panel's dS, still [key][panel] in the scores' place, to the bias gradient.
+  // Adds the panel's dS, still [key][panel] in place of the scores, to the bias gradient.
   void add_bias_gradient(const Panel& panel, Interval keys) const {
     Real* const ds = reals_at(at.scores);
     Real* const sum = static_cast<Real*>(shared.dbias);
@@ -130,7 +134,7 @@ struct BackwardKernel : GradientTiles<L> {
           tile[t] = j + t < size ? L::load(ds + (j + t) * kWidth + v * L::kLanes) : L::set(0);
         }
         L::transpose(tile);
-        // Lanes that share their elements are added up first: sums of sums lose less.
+        // Lanes that share elements are summed first: sums of sums lose less.
         for (int t = 0; t < L::kLanes && v * L::kLanes + t < panel.rows; ++t) {
           Vec sums = tile[t];
           const int64 offset = offset_of_lane(panel, v * L::kLanes + t);
@@ -165,11 +169,11 @@ struct BackwardKernel : GradientTiles<L> {
     if (step == 0) *to += total;
   }
 
-  // One block of query rows against one key block of the chunk.
+  // One block of query rows and one key block of the chunk.
   void attend(int count, int64 chunk_begin, Interval block) const {
     bool reached = false;
     for (int i = 0; i < count; ++i) {
-      const Interval keys = seen_part<L>(panels[i], block);
+      const Interval keys = visible_part<L>(panels[i], block);
       clear_unseen(i, count, block, keys);
       if (keys.empty()) continue;
       reached = true;
@@ -192,7 +196,7 @@ struct BackwardKernel : GradientTiles<L> {
     if (p.dk.given()) add_keys(at.dscores, at.query_pairs, at.dk, wide);
   }
 
-  // One panel against the keys of the block that it sees: its part of P, dS and dQ.
+  // One panel and the keys of the block that it sees: its part of P, dS and dQ.
   void attend_panel(int index, int count, int64 chunk_begin, Interval block, Interval keys) const {
     const CpuShape& shape = tiling.shape;
     const GradientPanel<L>& panel = panels[index];
@@ -210,8 +214,8 @@ struct BackwardKernel : GradientTiles<L> {
     };
     score(at.keys, at.queries, at.scores, dims.dim);
     score(at.values, at.douts, at.dweights, dims.dim_v);
-    const bool veiled = stage_block<L>(stage, context, panel, keys);
-    differentiate(index, count, keys, keys.begin - block.begin, veiled);
+    const bool may_hide = stage_block<L>(stage, context, panel, keys);
+    differentiate(index, count, keys, keys.begin - block.begin, may_hide);
     if (shared.dbias) add_bias_gradient(panel, keys);
     if (!p.dq.given()) return;
     const bool pairs = L::kPack > 1;
@@ -228,7 +232,7 @@ struct BackwardKernel : GradientTiles<L> {
          .k = units(shape, size)});
   }
 
-  // Keys of the block that a panel does not see get nothing from it in dK and dV.
+  // Keys of the block that a panel does not see receive nothing from it in dK and dV.
   void clear_unseen(int index, int count, Interval block, Interval keys) const {
     const int64 row = block_units(count), width = kWidth / L::kPack;
     for (int64 j = block.begin; j < block.end; ++j) {
@@ -243,16 +247,16 @@ struct BackwardKernel : GradientTiles<L> {
 
   // ---------------------------------------------------------------------------------- one task
 
-  // Adds this chunk's dQ of a block to the shared sum when its turn has come; the last chunk that
-  // the block sees writes the result.
-  void share_dq(int count, int64 block, int64 chunk, Interval seen, uint8* spoiled) const {
+  // Adds this chunk's dQ of a block to the shared sum after the chunks before it. The last chunk
+  // that the block sees writes the result.
+  void share_dq(int count, int64 block, int64 chunk, Interval seen, uint8* nonfinite) const {
     const int64 first = seen.begin / tiling.chunk_k, last = (seen.end - 1) / tiling.chunk_k;
     const int64 panel_size = dims.dim * kWidth;
     Real* const sum =
         static_cast<Real*>(shared.dq) + block * (tiling.block_q / kWidth) * panel_size;
     Real* const own = reals_at(at.dq);
     if (chunk > first) {
-      wait_for_turn(shared.turn + block, int32(chunk));
+      wait_for_chunk(shared.next_chunk + block, int32(chunk));
       for (int64 i = 0; i < count * panel_size; i += L::kLanes) {
         L::store(own + i, L::add(L::load(sum + i), L::load(own + i)));
       }
@@ -261,27 +265,27 @@ struct BackwardKernel : GradientTiles<L> {
       for (int64 i = 0; i < count * panel_size; i += L::kLanes) {
         L::store(sum + i, L::load(own + i));
       }
-      pass_turn(shared.turn + block, int32(chunk + 1));
+      release_chunk(shared.next_chunk + block, int32(chunk + 1));
     } else {
-      write_dq(count, spoiled);
+      write_dq(count, nonfinite);
     }
   }
 
-  void write_dq(int count, uint8* spoiled) const {
+  void write_dq(int count, uint8* nonfinite) const {
     Real factor[kWidth];
     for (Real& x : factor) x = Real(p.score.scale);
     for (int i = 0; i < count; ++i) {
       const Real* const sums = reals_at(at.dq) + i * dims.dim * kWidth;
-      const uint64 bad = spoiled ? spoiled_lanes<L>(sums, panels[i], dims.dim) : 0;
+      const uint64 bad = nonfinite ? nonfinite_lanes<L>(sums, panels[i], dims.dim) : 0;
       store_lanes<L>(sums, factor, context, panels[i], p.dq, dims.dim, p.accumulate, bad);
-      for (int lane = 0; spoiled && lane < panels[i].rows; ++lane) {
-        spoiled[panels[i].first + lane] = bad >> lane & 1;
+      for (int lane = 0; nonfinite && lane < panels[i].rows; ++lane) {
+        nonfinite[panels[i].first + lane] = bad >> lane & 1;
       }
     }
   }
 
-  // The blocks of a head (folded: of all heads) whose rows may see the chunk; the first chunk also
-  // visits those that see nothing, to write their dq.
+  // The blocks of a head (packed GQA: of all heads) with rows that may see the chunk. The first
+  // chunk also visits blocks that see nothing, to write their dq.
   Interval blocks_to_visit(const RowBlocks& blocks, int64 chunk, Interval keys) const {
     if (chunk == 0 || blocks.folded) {
       return {0, blocks.folded ? blocks.count() : blocks.per_head()};
@@ -293,9 +297,9 @@ struct BackwardKernel : GradientTiles<L> {
   }
 
   void visit_block(const RowBlocks& blocks, int64 block, int64 chunk, Interval keys,
-                   uint8* spoiled) const {
+                   uint8* nonfinite) const {
     const int count = make_panels<L>(panels, context, blocks.first_row(block), blocks.rows(block));
-    const Interval seen = hull_of(panels, count);
+    const Interval seen = visible_of(panels, count);
     const bool reached = seen.begin < keys.end && keys.begin < seen.end;
     const bool nobody = seen.empty() && chunk == 0;
     if (!reached && !nobody) return;
@@ -305,7 +309,7 @@ struct BackwardKernel : GradientTiles<L> {
       }
     }
     if (nobody) {
-      if (p.dq.given()) write_dq(count, spoiled);
+      if (p.dq.given()) write_dq(count, nonfinite);
       return;
     }
     this->load_block(count);
@@ -314,32 +318,32 @@ struct BackwardKernel : GradientTiles<L> {
          j += tiling.block_k) {
       attend(count, keys.begin, {j, smaller(keys.end, j + tiling.block_k)});
     }
-    if (p.dq.given()) share_dq(count, block, chunk, seen, spoiled);
+    if (p.dq.given()) share_dq(count, block, chunk, seen, nonfinite);
   }
 
-  void run_task(int64 chunk, uint8* spoiled) const {
+  void run_task(int64 chunk, uint8* nonfinite) const {
     const Interval keys = this->chunk_keys(chunk);
     if (!keys.empty()) this->load_chunk(keys);
-    // Blocks in descending order: under a causal mask every chunk then begins with the blocks that
-    // all chunks see, and none waits for another to catch up.
+    // Blocks in descending order: under a causal mask every chunk begins with the blocks that all
+    // chunks see, and none waits for another to catch up.
     if (context.seq.len_q > 0) {
       const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
       const int64 step = blocks.folded ? blocks.count() : blocks.per_head();
       const Interval visited = blocks_to_visit(blocks, chunk, keys);
       for (int64 head = blocks.count() - step; head >= 0; head -= step) {
         for (int64 block = visited.end - 1; block >= visited.begin; --block) {
-          visit_block(blocks, head + block, chunk, keys, spoiled);
+          visit_block(blocks, head + block, chunk, keys, nonfinite);
         }
       }
     }
-    if (!keys.empty()) this->store_chunk(keys, shared.spoiled_k);
+    if (!keys.empty()) this->store_chunk(keys, shared.nonfinite_k);
   }
 };
 
 template <class L>
 void run_backward(const Problem& problem, const CpuTiling& tiling, const BackwardShared& shared,
-                  const BackwardTask& task, uint8* spoiled, char* scratch) {
-  BackwardKernel<L>(problem, tiling, shared, task, scratch).run_task(task.chunk, spoiled);
+                  const BackwardTask& task, uint8* nonfinite, char* scratch) {
+  BackwardKernel<L>(problem, tiling, shared, task, scratch).run_task(task.chunk, nonfinite);
 }
 
 }  // namespace

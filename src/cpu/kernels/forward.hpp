@@ -1,4 +1,4 @@
-// Forward: one block of query rows walks its visible keys.
+// Forward: one task has a block of query rows and loops over the keys that they see.
 //
 // The lanes of a vector are query rows, so that the softmax needs no sums across lanes, and keys
 // and values are read in their natural order, one broadcast element at a time:
@@ -78,7 +78,7 @@ struct ForwardKernel {
     return {memory + panel * partial_at.size, partial_at};
   }
 
-  // The running state before the first key. A sink counts once, in the chunk that has it.
+  // The running state before the first key. A sink counts once, in the first chunk of keys.
   void begin_rows(const Running<L>& run, const Panel& panel, bool with_sink) const {
     for (int64 d = 0; d < dims.dim_v * kWidth; d += L::kLanes) L::store(run.out + d, L::set(0));
     for (int v = 0; v < L::kVectors; ++v) run.set_row(v, empty_softmax<L>());
@@ -96,7 +96,7 @@ struct ForwardKernel {
   }
 
   // Logits of the block, hidden ones -inf, and their maximum per lane.
-  void finish_scores(const ScoreTerms<L>& terms, int vectors, Interval keys, bool veiled,
+  void finish_scores(const ScoreTerms<L>& terms, int vectors, Interval keys, bool may_hide,
                      Vec* block_max) const {
     const int64 count = keys.end - keys.begin;
     Real* const scores = reals_at(at.scores);
@@ -105,7 +105,7 @@ struct ForwardKernel {
     for (int v = 0; v < vectors; ++v) {
       Vec max = lowest;
       Real* const column = scores + v * L::kLanes;
-      if (plain && !veiled) {
+      if (plain && !may_hide) {
         for (int64 j = 0; j < count; ++j) max = L::max(max, L::load(column + j * kWidth));
       } else {
         for (int64 j = 0; j < count; ++j) {
@@ -115,7 +115,7 @@ struct ForwardKernel {
                 terms.on.bias ? L::load(stage.bias + j * kWidth + v * L::kLanes) : L::set(0);
             s = terms.value(s, bias, v, keys.begin + j);
           }
-          if (veiled) {
+          if (may_hide) {
             s = L::select(L::mask_of(stage.visible[j] >> (v * L::kLanes)), s, lowest);
           }
           L::store(column + j * kWidth, s);
@@ -127,7 +127,8 @@ struct ForwardKernel {
   }
 
   // P^T = 2^((S^T - max) exponent), rounded to Units, and their sums.
-  void weigh(const Running<L>& run, const ScoreTerms<L>& terms, int vectors, int64 count) const {
+  void exponentiate(const Running<L>& run, const ScoreTerms<L>& terms, int vectors,
+                    int64 count) const {
     const Real* const scores = reals_at(at.scores);
     Unit* const weights = units_at(at.weights);
     const bool dropout = terms.on.dropout;
@@ -135,7 +136,7 @@ struct ForwardKernel {
       SoftmaxRow<L> row = run.row(v);
       const Vec base = subtractable<L>(row.max), factor = L::set(exponent);
       Vec sum = L::set(0);
-      const auto weigh_key = [&](int64 j) {
+      const auto weight_of_key = [&](int64 j) {
         const Vec s = L::load(scores + j * kWidth + v * L::kLanes);
         const Vec weight = weight_of<L>(s, base, factor);
         sum = L::add(sum, weight);
@@ -144,12 +145,12 @@ struct ForwardKernel {
       };
       if constexpr (L::kPack == 1) {
         for (int64 j = 0; j < count; ++j) {
-          L::store(weights + j * kWidth + v * L::kLanes, weigh_key(j));
+          L::store(weights + j * kWidth + v * L::kLanes, weight_of_key(j));
         }
       } else {
         for (int64 j = 0; j < count; j += 2) {
-          const Vec even = weigh_key(j);
-          const Vec odd = j + 1 < count ? weigh_key(j + 1) : L::set(0);
+          const Vec even = weight_of_key(j);
+          const Vec odd = j + 1 < count ? weight_of_key(j + 1) : L::set(0);
           L::store_rounded_pairs(weights + j / 2 * kWidth + v * L::kLanes, even, odd);
         }
       }
@@ -173,10 +174,10 @@ struct ForwardKernel {
     }
   }
 
-  // One panel against those keys of a packed block that it sees.
+  // One panel and the keys of a packed block that it sees.
   void attend(int index, const Running<L>& run, Interval block) const {
     const Panel& panel = panels[index];
-    const Interval keys = seen_part<L>(panel, block);
+    const Interval keys = visible_part<L>(panel, block);
     if (keys.empty()) return;
     const int64 count = keys.end - keys.begin, from = keys.begin - block.begin;
     const CpuShape& shape = tiling.shape;
@@ -192,16 +193,16 @@ struct ForwardKernel {
                                                    .k = units(shape, dims.dim)},
                                                   vectors);
     const ScoreTerms<L> terms(context, panel);
-    const bool veiled = stage_block<L>(stage, context, panel, keys);
+    const bool may_hide = stage_block<L>(stage, context, panel, keys);
     Vec block_max[L::kVectors], shrink[L::kVectors];
-    finish_scores(terms, vectors, keys, veiled, block_max);
+    finish_scores(terms, vectors, keys, may_hide, block_max);
     for (int v = 0; v < vectors; ++v) {
       SoftmaxRow<L> row = run.row(v);
       shrink[v] = raise_max<L>(row, block_max[v], L::set(exponent));
       run.set_row(v, row);
     }
     shrink_out(run, vectors, shrink);
-    weigh(run, terms, vectors, count);
+    exponentiate(run, terms, vectors, count);
     multiply_wide<L, Walk::columns, Result::add>(
         {.a = units_at(at.values) + from / L::kPack * value_units,
          .lda = value_units,
@@ -214,7 +215,7 @@ struct ForwardKernel {
         vectors);
   }
 
-  void finish_rows(const Running<L>& run, const Panel& panel, uint8* spoiled) const {
+  void finish_rows(const Running<L>& run, const Panel& panel, uint8* nonfinite) const {
     Real factor[kWidth], lse[kWidth];
     const Real keep = Real(keep_scale(p.dropout));
     for (int v = 0; v < L::kVectors; ++v) {
@@ -223,22 +224,22 @@ struct ForwardKernel {
       L::store(lse + v * L::kLanes, lse_of<L>(row, L::set(unit)));
     }
     for (int lane = 0; p.features.sink && lane < panel.rows; ++lane) {
-      // Where nothing joined the sink, the lse is the sink, to the last bit.
+      // If no key joined the sink, the lse is the sink, to the last bit.
       const float sink = sink_of(panel, lane);
       if (run.sum[lane] == 1 && run.max[lane] == value_of_sink(sink, unit)) lse[lane] = sink;
     }
-    const uint64 bad = spoiled ? spoiled_lanes<L>(run.out, panel, dims.dim_v) : 0;
+    const uint64 bad = nonfinite ? nonfinite_lanes<L>(run.out, panel, dims.dim_v) : 0;
     store_lanes<L>(run.out, factor, context, panel, p.out, dims.dim_v, false, 0);
     for (int lane = 0; lane < panel.rows; ++lane) {
-      // A NaN lse is the row's own doing; another row's NaN leaves it alone.
-      if (spoiled) spoiled[panel.first + lane] = (bad >> lane & 1) && lse[lane] == lse[lane];
+      // A NaN lse comes from the row's own pairs; NaN from hidden places does not reach it.
+      if (nonfinite) nonfinite[panel.first + lane] = (bad >> lane & 1) && lse[lane] == lse[lane];
       if (!p.lse.given()) continue;
       const int64 offset = context.offset_q(p.lse, panel, lane);
       L::store_as(p.lse.type, p.lse.data, offset, 1, L::set(lse[lane]));
     }
   }
 
-  void run_task(const ForwardTask& task, uint8* spoiled) const {
+  void run_task(const ForwardTask& task, uint8* nonfinite) const {
     const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
     const int count =
         make_panels<L>(panels, context, blocks.first_row(task.block), blocks.rows(task.block));
@@ -247,8 +248,9 @@ struct ForwardKernel {
       pack_lanes<L>(queries(i), context, panels[i], p.q, dims.dim);
       begin_rows(running(memory, i), panels[i], task.keys.begin == 0);
     }
-    const Interval hull = hull_of(panels, count);
-    const Interval keys{larger(hull.begin, task.keys.begin), smaller(hull.end, task.keys.end)};
+    const Interval visible = visible_of(panels, count);
+    const Interval keys{larger(visible.begin, task.keys.begin),
+                        smaller(visible.end, task.keys.end)};
     const CpuShape& shape = tiling.shape;
     for (int64 j = keys.begin; j < keys.end; j = (j / tiling.block_k + 1) * tiling.block_k) {
       const Interval block{j, smaller(keys.end, (j / tiling.block_k + 1) * tiling.block_k)};
@@ -260,11 +262,11 @@ struct ForwardKernel {
       for (int i = 0; i < count; ++i) attend(i, running(memory, i), block);
     }
     if (task.partial) return;
-    for (int i = 0; i < count; ++i) finish_rows(running(memory, i), panels[i], spoiled);
+    for (int i = 0; i < count; ++i) finish_rows(running(memory, i), panels[i], nonfinite);
   }
 
-  // Merges the chunks of a block into the first one's place, and finishes it.
-  void run_combine(const CombineTask& task, uint8* spoiled) const {
+  // Merges the chunks of a block into the first chunk's memory, and finishes the block.
+  void run_combine(const CombineTask& task, uint8* nonfinite) const {
     const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
     const int count =
         make_panels<L>(panels, context, blocks.first_row(task.block), blocks.rows(task.block));
@@ -284,21 +286,21 @@ struct ForwardKernel {
           }
         }
       }
-      finish_rows(whole, panels[i], spoiled);
+      finish_rows(whole, panels[i], nonfinite);
     }
   }
 };
 
 template <class L>
 void run_forward(const Problem& problem, const CpuTiling& tiling, const ForwardTask& task,
-                 uint8* spoiled, char* scratch) {
-  ForwardKernel<L>(problem, tiling, task.b, task.kv, scratch).run_task(task, spoiled);
+                 uint8* nonfinite, char* scratch) {
+  ForwardKernel<L>(problem, tiling, task.b, task.kv, scratch).run_task(task, nonfinite);
 }
 
 template <class L>
 void run_combine(const Problem& problem, const CpuTiling& tiling, const CombineTask& task,
-                 uint8* spoiled, char* scratch) {
-  ForwardKernel<L>(problem, tiling, task.b, task.kv, scratch).run_combine(task, spoiled);
+                 uint8* nonfinite, char* scratch) {
+  ForwardKernel<L>(problem, tiling, task.b, task.kv, scratch).run_combine(task, nonfinite);
 }
 
 }  // namespace

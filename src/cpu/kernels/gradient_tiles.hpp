@@ -1,5 +1,5 @@
-// What a backward task holds in its scratch memory: a chunk of keys with the sums of their
-// gradients, and the block of query rows that walks past it.
+// The scratch memory of a backward task: a chunk of keys with the sums of their gradients, and the
+// current block of query rows.
 #pragma once
 
 #include "cpu/kernels/panel.hpp"
@@ -7,7 +7,7 @@
 namespace regard {
 namespace {
 
-// A panel and what the backward pass knows of its rows.
+// A panel, and lse and delta of its rows.
 template <class L>
 struct GradientPanel : Panel {
   typename L::Real lse[kMaxPanel];    // +inf in lanes that are not in use or saw nothing: P = 0
@@ -141,12 +141,12 @@ struct GradientTiles {
     }
   }
 
-  void store_chunk(Interval keys, uint8* spoiled_k) const {
+  void store_chunk(Interval keys, uint8* nonfinite_k) const {
     for (int64 j = keys.begin; j < keys.end; ++j) {
       const Real* const dk = reals_at(at.dk) + (j - keys.begin) * wide;
       const Real* const dv = reals_at(at.dv) + (j - keys.begin) * wide_v;
-      if (spoiled_k && !(is_finite(dk, wide) && is_finite(dv, wide_v))) {
-        spoiled_k[j] = 1;  // both are left as they were, for the redo to write
+      if (nonfinite_k && !(is_finite(dk, wide) && is_finite(dv, wide_v))) {
+        nonfinite_k[j] = 1;  // both stay as they were, for the fix-up pass to write
         continue;
       }
       store_row(p.dk, j, dk, dims.dim, Real(p.score.scale));

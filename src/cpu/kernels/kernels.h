@@ -1,4 +1,4 @@
-// The kernels of one instruction set, one row per type; compiled apart, chosen at run time.
+// The kernels of one instruction set, one row per type; compiled separately, chosen at run time.
 #pragma once
 
 #include "cpu/kernels/tasks.h"
@@ -6,15 +6,15 @@
 
 namespace regard {
 
-// `spoiled`: [group][len_q] of the task's kv head, set where a NaN in a hidden place may have
+// `nonfinite`: [group][len_q] of the task's kv head, set where a NaN in a hidden place may have
 // reached a row; null where nothing is hidden.
 struct CpuKernels {
-  void (*forward)(const Problem&, const CpuTiling&, const ForwardTask&, uint8* spoiled,
+  void (*forward)(const Problem&, const CpuTiling&, const ForwardTask&, uint8* nonfinite,
                   char* scratch);
-  void (*combine)(const Problem&, const CpuTiling&, const CombineTask&, uint8* spoiled,
+  void (*combine)(const Problem&, const CpuTiling&, const CombineTask&, uint8* nonfinite,
                   char* scratch);
   void (*backward)(const Problem&, const CpuTiling&, const BackwardShared&, const BackwardTask&,
-                   uint8* spoiled, char* scratch);
+                   uint8* nonfinite, char* scratch);
   // Runs a register-only loop of the product's instruction; returns its floating point operations.
   double (*spin)(int64 rounds);
 };

@@ -1,8 +1,8 @@
-// The one matrix product behind all five of attention: C[m][n] (+)= sum over k of A(m, k) B[k][n].
+// The matrix product behind all five of attention: C[m][n] (+)= sum over k of A(m, k) B[k][n].
 //
 // A is read one Unit at a time and broadcast, by rows or by columns; B and C are rows of vectors.
-// The sum over k is formed from zero in registers and added to C once, so that a long sum of
-// products is a short sum of blocks and keeps its accuracy.
+// The sum over k is formed from zero in registers and added to C once, so that a long sum is a
+// short sum of block sums and keeps its accuracy.
 #pragma once
 
 #include "semantics/portable.h"

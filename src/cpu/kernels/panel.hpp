@@ -15,11 +15,11 @@ struct Panel {
   int64 head[kMaxPanel];     // query head of each lane
   int64 query[kMaxPanel];    // row number within the sequence
   Interval keys[kMaxPanel];  // what each lane sees, as far as intervals say
-  Interval hull;             // keys that some lane sees
-  Interval core;             // keys that every lane sees
+  Interval visible;          // keys that some lane sees
+  Interval common;           // keys that every lane sees
 
   REGARD_INLINE bool sees_all(int64 begin, int64 end) const {
-    return core.begin <= begin && end <= core.end;
+    return common.begin <= begin && end <= common.end;
   }
 };
 
@@ -38,7 +38,7 @@ struct HeadContext {
   }
 };
 
-// Fills `panels` from `rows` rows of the kv head's row space; returns how many it took.
+// Fills `panels` from `rows` rows of the kv head's row space; returns how many it filled.
 template <class L, class SomePanel>
 int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int64 rows) {
   constexpr int kWidth = L::kLanes * L::kVectors;
@@ -50,8 +50,8 @@ int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int6
     Panel& panel = panels[count];
     panel.first = first + at;
     panel.rows = int(smaller<int64>(kWidth, rows - at));
-    panel.hull = {s.len_k, 0};
-    panel.core = {0, s.len_k};
+    panel.visible = {s.len_k, 0};
+    panel.common = {0, s.len_k};
     for (int lane = 0; lane < kWidth; ++lane) {
       const int64 row = panel.first + (lane < panel.rows ? lane : 0);
       panel.head[lane] = context.kv * group + row / s.len_q;
@@ -59,13 +59,14 @@ int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int6
       panel.keys[lane] = visible_keys(p.mask_params, panel.query[lane], s.len_q, s.len_k);
       const Interval keys = panel.keys[lane];
       if (lane >= panel.rows) {
-        panel.keys[lane] = {};  // sees nothing, and has no say in hull and core
+        panel.keys[lane] = {};  // sees nothing, and does not count in visible and common
         continue;
       }
       if (!keys.empty()) {
-        panel.hull = {smaller(panel.hull.begin, keys.begin), larger(panel.hull.end, keys.end)};
+        panel.visible = {smaller(panel.visible.begin, keys.begin),
+                         larger(panel.visible.end, keys.end)};
       }
-      panel.core = {larger(panel.core.begin, keys.begin), smaller(panel.core.end, keys.end)};
+      panel.common = {larger(panel.common.begin, keys.begin), smaller(panel.common.end, keys.end)};
     }
   }
   return count;
@@ -73,20 +74,21 @@ int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int6
 
 // The keys of a packed block that the panel sees, beginning with a whole Unit of the block.
 template <class L>
-REGARD_INLINE Interval seen_part(const Panel& panel, Interval block) {
-  const int64 begin = larger(block.begin, panel.hull.begin);
-  return {begin - (begin - block.begin) % L::kPack, smaller(block.end, panel.hull.end)};
+REGARD_INLINE Interval visible_part(const Panel& panel, Interval block) {
+  const int64 begin = larger(block.begin, panel.visible.begin);
+  return {begin - (begin - block.begin) % L::kPack, smaller(block.end, panel.visible.end)};
 }
 
 template <class SomePanel>
-REGARD_INLINE Interval hull_of(const SomePanel* panels, int count) {
-  Interval hull{panels[0].hull};
+REGARD_INLINE Interval visible_of(const SomePanel* panels, int count) {
+  Interval visible{panels[0].visible};
   for (int i = 1; i < count; ++i) {
-    if (panels[i].hull.empty()) continue;
-    if (hull.empty()) hull = panels[i].hull;
-    hull = {smaller(hull.begin, panels[i].hull.begin), larger(hull.end, panels[i].hull.end)};
+    if (panels[i].visible.empty()) continue;
+    if (visible.empty()) visible = panels[i].visible;
+    visible = {smaller(visible.begin, panels[i].visible.begin),
+               larger(visible.end, panels[i].visible.end)};
   }
-  return hull;
+  return visible;
 }
 
 // ---------------------------------------------------------------------------------------- packing
@@ -112,8 +114,8 @@ void pack_rows(typename L::Unit* to, int64 width, const HeadContext& context, co
 // Where a row that is not there begins; offsets may be negative.
 inline constexpr int64 kNoRow = -int64(~uint64(0) >> 1);
 
-// Rows of a tensor as Units across rows: to[row / pack][width]; a last odd row pairs with zeros.
-// offset(row) is where a row begins, or kNoRow.
+// Rows of a tensor as Units across rows: to[row / pack][width]. The partner of a last odd row is
+// zeros. offset(row) is where a row begins, or kNoRow.
 template <class L, class OffsetOf>
 void pack_pairs(typename L::Unit* to, int64 width, const View& view, int64 dim, int64 rows,
                 OffsetOf offset) {
@@ -171,7 +173,7 @@ void pack_lanes(typename L::Unit* to, const HeadContext& context, const Panel& p
 
 // The lanes (as bits) in which some element of sums[dim][panel] is not finite.
 template <class L>
-uint64 spoiled_lanes(const typename L::Real* sums, const Panel& panel, int64 dim) {
+uint64 nonfinite_lanes(const typename L::Real* sums, const Panel& panel, int64 dim) {
   constexpr int kWidth = L::kLanes * L::kVectors;
   uint64 finite = ~uint64(0);
   for (int v = 0; v < L::kVectors; ++v) {

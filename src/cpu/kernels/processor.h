@@ -1,4 +1,4 @@
-// What kernels ask of a processor outside of its Lanes.
+// What kernels need of a processor besides its Lanes.
 #pragma once
 
 #if defined(__x86_64__)
@@ -18,7 +18,7 @@ namespace {
 // Tells the processor that this thread waits in a loop.
 inline __attribute__((always_inline)) void pause_processor() { REGARD_PAUSE(); }
 
-// The compiler has to make x, in a register, and knows nothing of it afterwards.
+// Forces x into a register, and hides its value from the compiler.
 template <class Vector>
 inline __attribute__((always_inline)) void keep_in_register(Vector& x) {
   asm volatile("" : REGARD_VECTOR_REGISTER(x));

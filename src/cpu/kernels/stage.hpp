@@ -1,5 +1,5 @@
-// Staging: the elementwise terms of one panel against one block of keys, turned so that the lanes
-// are query rows - which pairs are visible, which dropout keeps, and what the bias adds.
+// Staging: the elementwise terms of one panel and one block of keys, transposed so that the lanes
+// are query rows. They say which pairs are visible, which dropout keeps, and what the bias adds.
 #pragma once
 
 #include "cpu/kernels/panel.hpp"
@@ -147,10 +147,10 @@ bool stage_block(const Stage<typename L::Real>& stage, const HeadContext& contex
   using Real = typename L::Real;
   const Features on = context.problem.features;
   const int64 count = keys.end - keys.begin;
-  // Lanes that are not in use are hidden, for their zeros times an infinite key would be NaN.
-  const bool veiled = panel.rows < L::kLanes * L::kVectors ||
-                      !panel.sees_all(keys.begin, keys.end) || on.mask || on.bias;
-  if (veiled) stage_intervals<L>(stage.visible, panel, keys);
+  // Unused lanes are hidden, because their zeros times an infinite key would be NaN.
+  const bool may_hide = panel.rows < L::kLanes * L::kVectors ||
+                        !panel.sees_all(keys.begin, keys.end) || on.mask || on.bias;
+  if (may_hide) stage_intervals<L>(stage.visible, panel, keys);
   if (on.mask) {
     stage_tile<L>(stage.mask, context, panel, context.problem.mask, keys);
     hide_where<L>(stage.visible, stage.mask, Real(0), count);
@@ -160,10 +160,10 @@ bool stage_block(const Stage<typename L::Real>& stage, const HeadContext& contex
     hide_where<L>(stage.visible, stage.bias, -Real(__builtin_huge_val()), count);
   }
   if (on.dropout) stage_dropout<L>(stage.kept, context, panel, keys);
-  return veiled;
+  return may_hide;
 }
 
-// The problem's scale and softcap, in the lanes' own arithmetic.
+// The problem's scale and softcap, in the arithmetic of the lanes.
 template <class L>
 ScoreParams<typename L::Real> score_params(const Problem& p) {
   if constexpr (sizeof(typename L::Real) == 4) {

@@ -6,7 +6,7 @@
 
 namespace regard {
 
-// One block of query rows of one kv head, against all keys or one chunk of them.
+// One block of query rows of one kv head, and all keys or one chunk of them.
 struct ForwardTask {
   int64 b = 0;
   int64 kv = 0;
@@ -25,7 +25,7 @@ struct CombineTask {
   int64 partial_stride = 0;  // bytes to the next one's
 };
 
-// One chunk of keys of one kv head, against all its query rows.
+// One chunk of keys of one kv head, and all its query rows.
 struct BackwardTask {
   int64 b = 0;
   int64 kv = 0;
@@ -34,11 +34,11 @@ struct BackwardTask {
 
 // Results that tasks share, each in an order that does not depend on threads.
 struct BackwardShared {
-  void* dq = nullptr;     // [row blocks of this (b, kv)][block panels][dim][panel]
-  int32* turn = nullptr;  // [row blocks of this (b, kv)]: the chunk that may add to dq next
-  void* dbias = nullptr;  // Real, by dbias_strides; null: not wanted
+  void* dq = nullptr;           // [row blocks of this (b, kv)][block panels][dim][panel]
+  int32* next_chunk = nullptr;  // [row blocks of this (b, kv)]: the chunk that may add to dq next
+  void* dbias = nullptr;        // Real, by dbias_strides; null: not wanted
   Strides dbias_strides;
-  uint8* spoiled_k = nullptr;  // [len_k] of this (b, kv): a row to redo
+  uint8* nonfinite_k = nullptr;  // [len_k] of this (b, kv): rows for the fix-up pass
 };
 
 }  // namespace regard

@@ -45,8 +45,8 @@ CpuWorkspace workspace_for(const Problem& p, const CpuTiling& t, int workers) {
         l.take(Count(split_chunks_bound(p, t)) * s.heads_kv * partial_layout(t, dims).size);
     w.scratch_size = forward_scratch(t, dims).size;
   }
-  w.spoiled_q = l.take(hides_pairs(p) ? rows_q : 0);
-  w.spoiled_k = l.take(hides_pairs(p) && p.backward ? rows_k : 0);
+  w.nonfinite_q = l.take(hides_pairs(p) ? rows_q : 0);
+  w.nonfinite_k = l.take(hides_pairs(p) && p.backward ? rows_k : 0);
   w.scratch = l.take(Count(w.scratch_size) * workers);
   l.take(64);  // the caller's memory may begin anywhere
   w.size = l.size();

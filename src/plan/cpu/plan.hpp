@@ -29,8 +29,8 @@ struct CpuWorkspace {
   int64 dq_semaphores = 0;  // whose turn it is to add to them
   int64 dbias = 0;     // sums of dbias where its type or strides do not let the result hold them
   int64 partials = 0;  // chunks of a forward split
-  int64 spoiled_q = 0;
-  int64 spoiled_k = 0;
+  int64 nonfinite_q = 0;
+  int64 nonfinite_k = 0;
   int64 scratch = 0;  // of the first worker
   int64 scratch_size = 0;
   int64 size = 0;

@@ -1,5 +1,9 @@
-// Redoing, one at a time and in float64, the rows that a NaN in a hidden place may have reached.
-#include "cpu/redo.hpp"
+// The fix-up pass: rows that a NaN in a hidden place may have reached, one at a time in float64.
+//
+// A tile multiplies hidden pairs by zero, and 0 * NaN is NaN. The kernels only check what they
+// write. A row whose result is not finite is flagged, and computed again here from its visible
+// pairs alone.
+#include "cpu/fixup.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -45,8 +49,8 @@ bool sees_any_key(const Head& head, int64 i) {
   return false;
 }
 
-// What of a key's gradients is NaN without computing: dk and dv by a row whose lse is NaN, dk by
-// one whose delta is.
+// Which gradients of a key are NaN without computing: dk and dv if a row that sees it has a NaN
+// lse, dk if one has a NaN delta.
 struct Foregone {
   bool dk = false;
   bool dv = false;
@@ -69,9 +73,9 @@ Foregone foregone(const Problem& p, int64 b, int64 kv, int64 j, const double* de
   return lost;
 }
 
-// A NaN lse or delta settles its whole row without computing: a training run that has diverged must
-// not crawl.
-void redo_query(const Head& head, int64 i, double delta, RowScratch& scratch) {
+// A NaN lse or delta makes NaN of its whole row, without computing: a training run that has
+// diverged must not slow down.
+void fix_up_query(const Head& head, int64 i, double delta, RowScratch& scratch) {
   const Problem& p = head.problem;
   if ((is_nan(lse_of(head, i)) || is_nan(delta)) && sees_any_key(head, i)) {
     fill_with_nan(p.dq, offset_of(p.dq.strides, head.b, head.h, head.seq.first_q, i), p.sizes.dim);
@@ -80,8 +84,8 @@ void redo_query(const Head& head, int64 i, double delta, RowScratch& scratch) {
   }
 }
 
-void redo_key(const Problem& p, int64 b, int64 kv, int64 j, const double* deltas,
-              RowScratch& scratch) {
+void fix_up_key(const Problem& p, int64 b, int64 kv, int64 j, const double* deltas,
+                RowScratch& scratch) {
   const Foregone lost = foregone(p, b, kv, j, deltas);
   const int64 first = sequence(p.sequences, b).first_k;
   if (!lost.dv) key_gradient_row(p, b, kv, j, deltas, scratch);
@@ -91,19 +95,19 @@ void redo_key(const Problem& p, int64 b, int64 kv, int64 j, const double* deltas
 
 }  // namespace
 
-void redo_forward(const Problem& p, const Batch& batch, const std::uint8_t* spoiled, int workers,
-                  const Run& run) {
+void fix_up_forward(const Problem& p, const Batch& batch, const std::uint8_t* nonfinite,
+                    int workers, const Run& run) {
   const int64 group = p.sizes.group();
   each_spoiled_head(
       p, workers, run,
       [&](int64 b, int64 kv) {
-        return any(spoiled + batch.first_q(b, kv), group * batch[b].seq.len_q);
+        return any(nonfinite + batch.first_q(b, kv), group * batch[b].seq.len_q);
       },
       [&](int64 b, int64 kv) {
         RowScratch scratch;
         for (int64 g = 0; g < group; ++g) {
           const Head head(p, b, kv * group + g);
-          const std::uint8_t* const rows = spoiled + batch.first_q(b, kv) + g * head.seq.len_q;
+          const std::uint8_t* const rows = nonfinite + batch.first_q(b, kv) + g * head.seq.len_q;
           for (int64 i = 0; i < head.seq.len_q; ++i) {
             if (rows[i]) forward_row(head, i, scratch);
           }
@@ -111,14 +115,14 @@ void redo_forward(const Problem& p, const Batch& batch, const std::uint8_t* spoi
       });
 }
 
-void redo_backward(const Problem& p, const Batch& batch, const std::uint8_t* spoiled_q,
-                   const std::uint8_t* spoiled_k, int workers, const Run& run) {
+void fix_up_backward(const Problem& p, const Batch& batch, const std::uint8_t* nonfinite_q,
+                     const std::uint8_t* nonfinite_k, int workers, const Run& run) {
   const int64 group = p.sizes.group();
   each_spoiled_head(
       p, workers, run,
       [&](int64 b, int64 kv) {
-        return any(spoiled_q + batch.first_q(b, kv), group * batch[b].seq.len_q) ||
-               any(spoiled_k + batch.first_k(b, kv), batch[b].seq.len_k);
+        return any(nonfinite_q + batch.first_q(b, kv), group * batch[b].seq.len_q) ||
+               any(nonfinite_k + batch.first_k(b, kv), batch[b].seq.len_k);
       },
       [&](int64 b, int64 kv) {
         const int64 len_q = batch[b].seq.len_q, len_k = batch[b].seq.len_k;
@@ -126,14 +130,14 @@ void redo_backward(const Problem& p, const Batch& batch, const std::uint8_t* spo
         RowScratch scratch;
         for (int64 g = 0; g < group; ++g) {
           const Head head(p, b, kv * group + g);
-          const std::uint8_t* const rows = spoiled_q + batch.first_q(b, kv) + g * len_q;
+          const std::uint8_t* const rows = nonfinite_q + batch.first_q(b, kv) + g * len_q;
           for (int64 i = 0; i < len_q; ++i) {
-            if (rows[i]) redo_query(head, i, deltas[std::size_t(g * len_q + i)], scratch);
+            if (rows[i]) fix_up_query(head, i, deltas[std::size_t(g * len_q + i)], scratch);
           }
         }
-        const std::uint8_t* const rows = spoiled_k + batch.first_k(b, kv);
+        const std::uint8_t* const rows = nonfinite_k + batch.first_k(b, kv);
         for (int64 j = 0; j < len_k; ++j) {
-          if (rows[j]) redo_key(p, b, kv, j, deltas.data(), scratch);
+          if (rows[j]) fix_up_key(p, b, kv, j, deltas.data(), scratch);
         }
       });
 }
