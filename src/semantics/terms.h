@@ -17,10 +17,11 @@ REGARD_INLINE Real alibi_slope(const Problem& p, int64 b, int64 h) {
   return Real(static_cast<const float*>(p.alibi_slopes.data)[at]);
 }
 
-// The parameters of one head, or of the heads of a vector's lanes; 0 where features are off.
+// The parameters of one head, or of the heads of a vector's lanes. What a feature does not need is
+// not set.
 template <class L>
 struct HeadTerms {
-  typename L::Vec alibi_slope{};
+  typename L::Vec alibi_slope;
 };
 
 template <class L, class Problem>
