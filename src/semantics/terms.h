@@ -32,7 +32,7 @@ REGARD_INLINE HeadTerms<L> head_terms(Features on, const Problem& p, int64 b, in
 }
 
 // The parameters of kLanes heads, from which vectors are loaded.
-template <class L, int kLanes>
+template <class L, uint32 kLanes>
 struct HeadTermsOfLanes {
   typename L::Real alibi_slope[kLanes];
 

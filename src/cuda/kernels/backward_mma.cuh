@@ -1,28 +1,28 @@
-// Backward attention of a tile of keys: dk and dv, and its share of dq and dbias.
+// Backward attention of a tile of keys: dk and dv, and its part of dq and dbias.
 //
-// A block keeps its keys and values in shared memory and walks over the query rows that see them,
-// of every query head that shares them. Scores are made transposed, S^T[keys, rows] = K Q^T: P^T
-// and dS^T then are operands of dv += P^T dO and dk += dS^T Q without leaving the registers, and
-// only dS^T goes through shared memory, once, for dq = dS K, which is added to f32 sums in memory.
-// Warps own 16 kN keys each. With slices > 1, that many warps share keys: each makes its part of
-// S^T's rows, passes P^T on as well, and owns a slice of the columns of dk and dv.
+// A block keeps its K and V in shared memory and loops over the query rows that see them, of every
+// query head that shares them. Scores are transposed, S^T[keys, rows] = K Q^T, so that P^T and dS^T
+// are operands of dv += P^T dO and dk += dS^T Q without leaving the registers. Only dS^T goes
+// through shared memory, once, for dq = dS K, which is added to f32 sums in memory. Warps own 16 kN
+// keys each. With slices > 1, that many warps share keys: each computes its part of the rows of
+// S^T, passes P^T on as well, and has a slice of the columns of dk and dv.
 #pragma once
 
 #include "cuda/kernels/tile/mma/backward_bias.cuh"
 #include "cuda/kernels/tile/mma/backward_dq.cuh"
-#include "cuda/kernels/tile/mma/backward_place.cuh"
 #include "cuda/kernels/tile/mma/backward_scores.cuh"
+#include "cuda/kernels/tile/mma/backward_tile.cuh"
 
 namespace regard {
 
 template <KernelConfig kConfig>
 struct BackwardMma {
-  using Place = BackwardPlace<kConfig>;
-  using Scores = typename Place::Scores;
-  using Step = typename Place::Step;
+  using Tile = BackwardTileMma<kConfig>;
+  using Scores = typename Tile::Scores;
+  using Step = typename Tile::Step;
   using F = FragmentsOf<kConfig>;
   static constexpr Features kOn = kConfig.features;
-  static constexpr int kN = Place::kN, kSlices = Place::kSlices;
+  static constexpr int kN = Tile::kN, kSlices = Tile::kSlices;
   static constexpr int kKeyBlocks = kConfig.dim / kSlices / 8;  // of a warp's columns of dk
   static constexpr int kValueBlocks = kConfig.dim_v / kSlices / 8;
   static constexpr bool kAhead = kConfig.tiling.stages > 1;
@@ -30,7 +30,7 @@ struct BackwardMma {
   static constexpr bool kWantsScores = kConfig.wanted.dq || kConfig.wanted.dk || kWantsBias;
   static_assert(kKeyBlocks % 2 == 0 && kValueBlocks % 2 == 0);
 
-  const Place at;
+  const Tile at;
   const BackwardScores<kConfig> elementwise{at};
   const BackwardDq<kConfig> dq{at};
   BackwardBias<kConfig> dbias{at};
@@ -39,7 +39,7 @@ struct BackwardMma {
 
   // ------------------------------------------------------------------------------------- products
 
-  // x = A B^T, A's rows the warp's keys of `keys`, B's rows its part of the rows of `rows`.
+  // x = A B^T; A is the warp's keys of `keys`, B its part of the rows of `rows`.
   template <int kColumns>
   REGARD_DEVICE void multiply_scores(Scores& x, const TileView& keys, const TileView& rows) const {
     multiply_transposed<F, kColumns / F::kStep>(
@@ -48,12 +48,12 @@ struct BackwardMma {
         });
   }
 
-  // sums += X^T rows, over all rows of the tile: X^T from registers, or from where all slices of it
-  // lie together.
+  // sums += X^T rows, over all rows of the tile: X^T from registers, or from shared memory, where
+  // all slices of it lie together.
   template <int kBlocks>
   REGARD_DEVICE void multiply_rows(Accumulator (&sums)[kN][kBlocks], const Scores& x,
                                    const TileView& exchanged, const TileView& rows) const {
-    add_product<F, Place::kRows / F::kStep>(
+    add_product<F, Tile::kRows / F::kStep>(
         sums, rows, at.warp_slice() * kBlocks * 8, [&](typename F::A& a, int m, int k) {
           if constexpr (kSlices == 1) {
             F::from_accumulators(a, x[m], k);
@@ -67,7 +67,7 @@ struct BackwardMma {
 #pragma unroll
     for (int m = 0; m < kN; ++m) {
 #pragma unroll
-      for (int n = 0; n < Place::kScoreBlocks; ++n) {
+      for (int n = 0; n < Tile::kScoreBlocks; ++n) {
         F::store(tile, at.warp_key() + m * 16, at.warp_score_row() + n * 8, x[m][n]);
       }
     }
@@ -93,8 +93,8 @@ struct BackwardMma {
 
   // ------------------------------------------------------------------------------ a tile of rows
 
-  // From Q and dO in shared memory to dk, dv, dq and dbias. after_rows() is called when they have
-  // been used.
+  // From Q and dO in shared memory to dk, dv, dq and dbias. Calls after_rows() once Q and dO are no
+  // longer needed.
   template <class AfterRows>
   REGARD_DEVICE void work(int stage, const Step& step, AfterRows after_rows) {
     Scores weights, slopes;
@@ -123,8 +123,8 @@ struct BackwardMma {
     if constexpr (kConfig.wanted.dq) dq.add(step);
   }
 
-  // With two stages the next rows come during the whole of a tile, with one while dq is made.
-  REGARD_DEVICE void walk(const ShortInterval& tiles) {
+  // Two stages load the next rows during a whole tile; one stage loads them while dq is computed.
+  REGARD_DEVICE void loop_over_tiles(const ShortInterval& tiles) {
     Step step = at.first_step(tiles);
     at.load_rows(0, step);
     cp_async_commit();
@@ -152,7 +152,7 @@ struct BackwardMma {
 
   // --------------------------------------------------------------------------------------- result
 
-  // Scales a result, and marks keys where it is not finite.
+  // Scales a result, and flags keys where it is not finite.
   template <int kBlocks>
   REGARD_DEVICE void finish(Accumulator (&x)[kN][kBlocks], KeyGradient gradient,
                             float scale) const {
@@ -172,19 +172,19 @@ struct BackwardMma {
         for (int half = 0; half < 2; ++half) {
           const int key = at.key_of(m, half);
           if (finite[half] || key >= at.key_count) continue;
-          flag_key(at.params, mark_of(key), gradient);
+          flag_key(at.params, flag_of(key), gradient);
         }
       }
     }
   }
-  REGARD_DEVICE int64 mark_of(int key) const {
+  REGARD_DEVICE int64 flag_of(int key) const {
     return at.kv * at.p.sizes.rows_k + flat_key(at.p, at.seq.whole(), at.b, at.first_key + key);
   }
-  // Results that are added to what is there must not be where they will be computed again.
+  // With `accumulate`, a flagged result is not added: the fix-up pass will add it.
   REGARD_DEVICE bool is_written(int key, KeyGradient gradient) const {
     if (key >= at.key_count) return false;
     return !kConfig.flags_nonfinite || !at.p.accumulate ||
-           key_flag(at.params.buffers, mark_of(key), gradient) == 0;
+           key_flag(at.params.buffers, flag_of(key), gradient) == 0;
   }
 
   template <int kBlocks>
@@ -214,13 +214,13 @@ struct BackwardMma {
     const ShortInterval tiles = at.row_tiles();
     if (tiles.begin < tiles.end) {
       at.load_keys();
-      walk(tiles);
+      loop_over_tiles(tiles);
     }
     if constexpr (kConfig.wanted.dk) finish(dk, KeyGradient::dk, float(at.p.score.scale));
     if constexpr (kConfig.wanted.dv)
       finish(dv, KeyGradient::dv, kOn.dropout ? float(keep_scale(at.p.dropout)) : 1.0f);
     cp_async_wait<0>();
-    sync_block();  // results take the place of keys and values; marks are seen by all
+    sync_block();  // results replace K and V; all threads see the flags
     if constexpr (kConfig.wanted.dk)
       write(dk, KeyGradient::dk, at.p.dk, at.key_tile(), int(at.p.sizes.dim));
     if constexpr (kConfig.wanted.dv)
@@ -230,8 +230,8 @@ struct BackwardMma {
 
 template <KernelConfig kConfig>
 REGARD_DEVICE void backward_mma(const KernelParams& params) {
-  using Place = BackwardPlace<kConfig>;
-  BackwardMma<kConfig> block{Place(params, block_coords(params.grid, block_index()))};
+  using Tile = BackwardTileMma<kConfig>;
+  BackwardMma<kConfig> block{Tile(params, block_coords(params.grid, block_index()))};
   if (block.at.key_count > 0) block.run();
 }
 

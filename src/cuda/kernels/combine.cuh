@@ -5,7 +5,7 @@
 
 namespace regard {
 
-// A warp has a few rows; `slices` warps have the same ones, each with its share of the splits.
+// A warp has a few rows; `slices` warps have the same rows, each with its part of the splits.
 template <KernelConfig kConfig>
 struct Combine {
   using Row = MergedRow<kConfig>;
@@ -17,9 +17,9 @@ struct Combine {
   const KernelParams& params;
   Row row;
   const int splits = params.splits;
-  const int64 dim = row.p.sizes.dim_v, lines = row.p.sizes.heads_q * row.p.sizes.rows_q;
+  const int64 dim = row.p.sizes.dim_v, row_count = row.p.sizes.heads_q * row.p.sizes.rows_q;
   const RowPart* const parts =
-      reinterpret_cast<const RowPart*>(params.buffers.partial_rows) + row.line;
+      reinterpret_cast<const RowPart*>(params.buffers.partial_rows) + row.row_index;
   const View partial{.data = params.buffers.partial_out, .type = Type::f32, .strides = {}};
   const SharedAddress shared = shared_address(&shared_memory<uint8>());
 
@@ -27,10 +27,10 @@ struct Combine {
   REGARD_DEVICE void weigh() {
     row.see_sink();
 #pragma unroll 4
-    for (int s = row.lane; s < splits; s += kLanes) row.see(parts[s * lines].reference);
+    for (int s = row.lane; s < splits; s += kLanes) row.see(parts[s * row_count].reference);
     row.largest = max_of_lanes<kLanes>(row.largest);
 #pragma unroll 4
-    for (int s = row.lane; s < splits; s += kLanes) row.add(parts[s * lines]);
+    for (int s = row.lane; s < splits; s += kLanes) row.add(parts[s * row_count]);
     row.total = sum_of_lanes<kLanes>(row.total);
     row.add_sink();
   }
@@ -44,10 +44,10 @@ struct Combine {
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const int s = first + n * kSlices;
-        const int64 from = smaller(s, splits - 1) * lines;
+        const int64 from = smaller(s, splits - 1) * row_count;
         reference[n] = s < splits ? parts[from].reference : -infinity<float>();
-        load_line<Type::f32>(x[n], partial, (from + row.line) * dim + d, dim - d,
-                             dim % kElements == 0);
+        load_vector<Type::f32>(x[n], partial, (from + row.row_index) * dim + d, dim - d,
+                               dim % kElements == 0);
       }
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
@@ -63,9 +63,9 @@ struct Combine {
     return shared + (warp * 32 + lane_index()) * int(sizeof(Bits128));
   }
 
-  // The other slices' sums, in the first one's warp.
+  // Adds the sums of the other slices, in the warp of the first.
   REGARD_DEVICE void add_slices(float (&sums)[kElements]) const {
-    sync_block();  // the columns before these have been read
+    sync_block();  // the previous columns have been read
     store_shared_128(sums_of(warp_index()),
                      {{bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3])}});
     sync_block();
@@ -99,7 +99,7 @@ REGARD_DEVICE void combine(const KernelParams& params) {
   const Sequence seq = safe_sequence(p, b);
   const int64 first = int64(place.tile) * kConfig.tiling.rows;
   if (first >= seq.len_q) return;
-  // Threads past the last row do its work too, and write nothing.
+  // Threads past the last row repeat its work, and write nothing.
   const int64 index = first + warp_index() / kConfig.tiling.slices * (32 / Row::kLanes) +
                       lane_index() / Row::kLanes;
   Combine<kConfig> block{params,

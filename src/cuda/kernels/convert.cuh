@@ -1,9 +1,9 @@
-// Gradients from their f32 sums: dq, which is summed in the order of fragments, and dbias.
+// Gradients from their f32 sums: dq, which is summed in fragment order, and dbias.
 #pragma once
 
 #include "cuda/kernels/tile/dq_order.cuh"
 #include "cuda/kernels/tile/hi_lo.cuh"
-#include "cuda/kernels/tile/simt/simt_lines.cuh"
+#include "cuda/kernels/tile/simt/row_vectors.cuh"
 
 namespace regard {
 
@@ -30,8 +30,8 @@ REGARD_DEVICE DqBlock load_dq_block(const float* sums, int64 unit, int block, in
   return x;
 }
 
-// A warp converts a unit of 16 rows; thread t has the rows t / 4 and t / 4 + 8, and every fourth
-// block of columns.
+// A warp converts a unit of 16 rows. Thread t has rows t / 4 and t / 4 + 8, and every fourth block
+// of columns.
 template <KernelConfig kConfig>
 REGARD_DEVICE void convert_dq(const KernelParams& params) {
   static_assert(kConfig.tiling.rows == kConfig.tiling.warps * 16);
@@ -46,10 +46,10 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
   const float* const sums = params.buffers.dq_sums + h * dq_rows(p) * kConfig.dim;
   const int r = lane_index() / 4, begin = lane_index() % 4;
   const bool exist[2] = {first + r < seq.len_q, first + r + 8 < seq.len_q};
-  // What the rows' sums are multiplied by; from planes, they are in units of factors of dout.
+  // The factor of each row's sums; with f32 on wgmma, sums are in units of dout's factors.
   float scale[2] = {float(p.score.scale), float(p.score.scale)};
-  // Planes of dS and k bring errors of 2^-7 of its losses to a row, at most: it is marked where
-  // they may be 2^-13 of its largest. A row that is below that has next to no gradient.
+  // The hi and lo parts of dS and k make errors of at most 2^-7 of a row's recorded losses. A row
+  // is flagged if they may be 2^-13 of its largest element.
   constexpr float kLeast = 0x1p6f;
   float least[2] = {}, most[2] = {};
   if constexpr (kConfig.row_terms.used) {
@@ -79,10 +79,10 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
       work(block, x);
     }
   };
-  float spoiled[2] = {0, 0};
+  float nonfinite[2] = {0, 0};
   const auto look = [&](int, const DqBlock& x) {
-    spoiled[0] += zero_if_finite(x.low);
-    spoiled[1] += zero_if_finite(x.high);
+    nonfinite[0] += zero_if_finite(x.low);
+    nonfinite[1] += zero_if_finite(x.high);
     if constexpr (kConfig.row_terms.used) {
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
@@ -91,25 +91,25 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
       }
     }
   };
-  const auto mark = [&] {
+  const auto flag = [&] {
     const int64 row = h * p.sizes.rows_q + flat_row(p, seq, b, first + r);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      spoiled[n] = sum_of_lanes<4>(spoiled[n]);
+      nonfinite[n] = sum_of_lanes<4>(nonfinite[n]);
       if constexpr (kConfig.row_terms.used) {
         most[n] = max_of_lanes<4>(most[n]);
-        if (!(most[n] >= least[n])) spoiled[n] = infinity<float>();
+        if (!(most[n] >= least[n])) nonfinite[n] = infinity<float>();
       }
-      if (spoiled[n] != 0 && exist[n] && begin == 0) flag_row(params, row + 8 * n);
+      if (nonfinite[n] != 0 && exist[n] && begin == 0) flag_row(params, row + 8 * n);
     }
   };
-  // Spoiled rows that accumulate must stay as they are, for whoever computes them again.
+  // With `accumulate`, flagged rows must stay as they are for the fix-up pass.
   bool written[2] = {exist[0], exist[1]};
   if (kConfig.flags_nonfinite && p.accumulate) {
     each_block(look);
-    mark();
-    written[0] = exist[0] && spoiled[0] == 0;
-    written[1] = exist[1] && spoiled[1] == 0;
+    flag();
+    written[0] = exist[0] && nonfinite[0] == 0;
+    written[1] = exist[1] && nonfinite[1] == 0;
   }
   const int64 to = offset_of(p.dq.strides, b, h, seq.first_q, first + r);
   const bool aligned = is_aligned(p.dq);
@@ -120,19 +120,19 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         if (!written[n]) continue;
-        auto& line = n == 0 ? x.low : x.high;
+        auto& sums_of_row = n == 0 ? x.low : x.high;
         const int64 at = to + n * 8 * p.dq.strides.row + block * 8, count = p.sizes.dim - block * 8;
         if (p.accumulate) {
           float old[8];
-          load_line<kTo>(old, p.dq, at, count, aligned);
+          load_vector<kTo>(old, p.dq, at, count, aligned);
 #pragma unroll
-          for (int e = 0; e < 8; ++e) line[e] += old[e];
+          for (int e = 0; e < 8; ++e) sums_of_row[e] += old[e];
         }
-        store_line<kTo>(p.dq, at, count, aligned, line);
+        store_vector<kTo>(p.dq, at, count, aligned, sums_of_row);
       }
     });
   });
-  if (kConfig.flags_nonfinite && !p.accumulate) mark();
+  if (kConfig.flags_nonfinite && !p.accumulate) flag();
 }
 
 template <KernelConfig kConfig>

@@ -1,12 +1,12 @@
-// Copies of inputs that the copy engine cannot load: see plan/copy_layout.h.
+// Copies of inputs that TMA cannot load: see copy_layout.h.
 #pragma once
 
-#include "cuda/kernels/tile/simt/simt_lines.cuh"
+#include "cuda/kernels/tile/simt/row_vectors.cuh"
 #include "plan/cuda/kernel/copy_layout.h"
 
 namespace regard {
 
-// A block's split says which of them is its own.
+// A block's split says which input it copies.
 REGARD_DEVICE Input input_of_split(const CudaBuffers& buffers, int split) {
   int found = 0;
 #pragma unroll
@@ -31,7 +31,7 @@ REGARD_DEVICE void copy_inputs(const KernelParams& params) {
   const int64 b = place.head / shape.heads, h = place.head % shape.heads;
   const int64 first = int64(place.tile) * kConfig.tiling.rows;
   const int rows = int(smaller<int64>(kConfig.tiling.rows, shape.rows - first));
-  const int columns = int(shape.columns), lines = (columns + kVector - 1) / kVector;
+  const int columns = int(shape.columns), vectors = (columns + kVector - 1) / kVector;
   const View& from = view_of(p, input);
   const View to{
       .data = params.buffers.copies[int(input)], .type = kConfig.type, .strides = shape.strides()};
@@ -40,12 +40,12 @@ REGARD_DEVICE void copy_inputs(const KernelParams& params) {
   const bool aligned = is_aligned(from);
   with_type<kConfig.type>(from.type, [&](auto type) {
 #pragma unroll 2
-    for (int n = thread_index(); n < rows * lines; n += kConfig.tiling.warps * 32) {
-      const int row = n / lines, column = (n - row * lines) * kVector;
+    for (int n = thread_index(); n < rows * vectors; n += kConfig.tiling.warps * 32) {
+      const int row = n / vectors, column = (n - row * vectors) * kVector;
       float x[kVector];
-      load_line<decltype(type)::kElement>(x, from, begin + row * from.strides.row + column,
-                                          columns - column, aligned);
-      store_line<kConfig.type>(to, to_begin + row * to.strides.row + column, kVector, true, x);
+      load_vector<decltype(type)::kElement>(x, from, begin + row * from.strides.row + column,
+                                            columns - column, aligned);
+      store_vector<kConfig.type>(to, to_begin + row * to.strides.row + column, kVector, true, x);
     }
   });
 }

@@ -1,20 +1,20 @@
-// What the backward pass needs of every query row; and clears the sums of dq.
+// Computes what the backward pass needs of every query row, and clears the sums of dq.
 #pragma once
 
 #include "cuda/kernels/tile/row_terms.cuh"
-#include "cuda/kernels/tile/simt/simt_lines.cuh"
+#include "cuda/kernels/tile/simt/row_vectors.cuh"
 #include "semantics/softmax.h"
 
 namespace regard {
 
-// dout . out of kRows rows, `step` apart from row i on, for the kLanes threads that share them: of
-// whole lines of kElements in q's type, loaded all at once. Rows past the end are the last once
-// more.
+// dout . out of kRows rows, `step` apart from row i on, by the kLanes threads that share them. Rows
+// are loaded in whole vectors of kElements of q's type, all at once; rows past the end repeat the
+// last one.
 template <Type kType, int kLanes, int kElements, class Real, int kRows>
-REGARD_DEVICE void multiply_lines(Real (&sums)[kRows], const Problem& p, const Sequence& seq,
-                                  int64 b, int64 h, int64 i, int step) {
+REGARD_DEVICE void multiply_vectors(Real (&sums)[kRows], const Problem& p, const Sequence& seq,
+                                    int64 b, int64 h, int64 i, int step) {
   using Stored = typename ElementOf<kType>::Stored;
-  using Line = Pack<Stored, kElements>;
+  using Vector = Pack<Stored, kElements>;
   const int64 last = larger<int64>(seq.len_q - 1, 0);
   const auto* const out =
       static_cast<const Stored*>(p.out.data) + offset_of(p.out.strides, b, h, seq.first_q, 0);
@@ -23,12 +23,12 @@ REGARD_DEVICE void multiply_lines(Real (&sums)[kRows], const Problem& p, const S
 #pragma unroll
   for (int r = 0; r < kRows; ++r) sums[r] = 0;
   for (int d = lane_index() % kLanes * kElements; d < p.sizes.dim_v; d += kLanes * kElements) {
-    Line x[kRows], y[kRows];
+    Vector x[kRows], y[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int64 row = smaller(i + r * step, last);
-      x[r] = *reinterpret_cast<const Line*>(out + row * p.out.strides.row + d);
-      y[r] = *reinterpret_cast<const Line*>(dout + row * p.dout.strides.row + d);
+      x[r] = *reinterpret_cast<const Vector*>(out + row * p.out.strides.row + d);
+      y[r] = *reinterpret_cast<const Vector*>(dout + row * p.dout.strides.row + d);
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -55,7 +55,7 @@ REGARD_DEVICE void multiply_any(Real (&sums)[kRows], const Problem& p, const Seq
       Real out[kElements], dout[kElements];
       const auto load = [&](Real(&x)[kElements], const View& view) {
         with_type<kType>(view.type, [&](auto type) {
-          load_line<decltype(type)::kElement>(
+          load_vector<decltype(type)::kElement>(
               x, view, offset_of(view.strides, b, h, seq.first_q, row) + d, dim - d, false);
         });
       };
@@ -71,7 +71,7 @@ REGARD_DEVICE void multiply_any(Real (&sums)[kRows], const Problem& p, const Seq
   }
 }
 
-// A row's lse, and what its delta is less than dout . out by.
+// A row's lse, and its dlse: delta = dout . out - dlse.
 template <class Real>
 struct RowInputs {
   Real lse = -infinity<Real>();
@@ -111,52 +111,52 @@ REGARD_DEVICE void delta(const KernelParams& params) {
   constexpr int kStep = kConfig.tiling.warps * 32 / kLanes;  // rows that a block has under way
   constexpr int kRows = 2;                                   // of a thread at once
   // Each of the lanes that share rows finishes every kLanes-th of them.
-  constexpr int kTurns = (kRows + kLanes - 1) / kLanes;
+  constexpr int kFinished = (kRows + kLanes - 1) / kLanes;
   const int lane = lane_index() % kLanes;
   const Problem& p = params.problem;
   const BlockCoords place = block_coords(params.grid, block_index());
   const int64 heads = p.sizes.heads_q, b = place.head / heads, h = place.head % heads;
   const Sequence seq = safe_sequence(p, b);
   const int64 first = int64(place.tile) * kConfig.tiling.rows;
-  // Rows past a sequence's end have a state of their own where they have a place of their own.
+  // Rows past the end of a sequence have a state too, if the buffer has room for it.
   const int64 end =
       smaller<int64>(first + kConfig.tiling.rows, p.packed ? seq.len_q : p.sizes.len_q);
-  const bool has_lines = p.out.type == kType && p.dout.type == kType && is_aligned(p.out) &&
-                         is_aligned(p.dout) && p.sizes.dim_v % kElements == 0;
+  const bool has_vectors = p.out.type == kType && p.dout.type == kType && is_aligned(p.out) &&
+                           is_aligned(p.dout) && p.sizes.dim_v % kElements == 0;
   auto* const states = static_cast<RowState<Real>*>(params.buffers.row_states);
 
   for (int64 base = first; base < end; base += kRows * kStep) {
     const int64 i = base + thread_index() / kLanes;
-    RowInputs<Real> inputs[kTurns];
+    RowInputs<Real> inputs[kFinished];
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      const int r = turn * kLanes + lane;
-      if (r < kRows) inputs[turn].load(p, seq, b, h, i + r * kStep);
+    for (int n = 0; n < kFinished; ++n) {
+      const int r = n * kLanes + lane;
+      if (r < kRows) inputs[n].load(p, seq, b, h, i + r * kStep);
     }
     Real sums[kRows] = {};
-    if (has_lines) {
-      multiply_lines<kType, kLanes, kElements>(sums, p, seq, b, h, i, kStep);
+    if (has_vectors) {
+      multiply_vectors<kType, kLanes, kElements>(sums, p, seq, b, h, i, kStep);
     } else {
       multiply_any<kType, kLanes, kElements>(sums, p, seq, b, h, i, kStep);
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) sums[r] = sum_of_lanes<kLanes>(sums[r]);
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
+    for (int n = 0; n < kFinished; ++n) {
       Real product = 0;
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) product = r == turn * kLanes + lane ? sums[r] : product;
-      const int r = turn * kLanes + lane;
+      for (int r = 0; r < kRows; ++r) product = r == n * kLanes + lane ? sums[r] : product;
+      const int r = n * kLanes + lane;
       const int64 row = i + r * kStep;
       if (r >= kRows || row >= end) continue;
-      const RowState<Real> state = inputs[turn].state(product);
+      const RowState<Real> state = inputs[n].state(product);
       states[h * p.sizes.rows_q + flat_row(p, seq, b, row)] = state;
       if constexpr (kConfig.row_terms.used) {
         store_row_terms<kConfig>(params, h * dq_rows(p) + first_dq_row(p, seq, b) + row, state);
       }
     }
   }
-  // Last: nothing waits for it.
+  // Last, because nothing waits for it.
   if constexpr (kConfig.wanted.dq) clear_dq_sums<kConfig>(params);
 }
 

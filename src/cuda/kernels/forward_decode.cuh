@@ -1,10 +1,10 @@
-// Forward attention of few query rows over many keys, as in decoding.
+// Forward attention of few query rows over many keys, as in decoding (split-KV within a block).
 //
-// Every warp has all rows of the tile and walks over key tiles of its own, with stages of its own:
-// nothing waits for another warp until the keys are done, so that copies never pause. The warps'
-// results are then merged in shared memory. Where keys are split over blocks too, what the splits
-// leave in memory is merged by `combine`, or (ordered) by the block of the last split, which waits
-// for the others: they began before it.
+// Every warp has all rows of the tile and loops over its own key tiles, in its own stages. No warp
+// waits for another before the keys are done, so that copies never pause. The warps' results are
+// merged in shared memory. If keys are split over blocks too, `combine` merges the parts in memory,
+// or (merges_splits) the block of the last split does; it waits for the other blocks, which began
+// before it.
 #pragma once
 
 #include "cuda/kernels/tile/mma/forward_step.cuh"
@@ -15,28 +15,28 @@ namespace regard {
 template <KernelConfig kConfig>
 struct ForwardDecode : ForwardStep<kConfig> {
   using Step = ForwardStep<kConfig>;
-  using Place = ForwardPlace<kConfig>;
+  using Tile = ForwardTileMma<kConfig>;
   using Merged = MergedRow<kConfig>;
-  static constexpr int kKeyWarps = Place::kKeyWarps, kStages = kConfig.tiling.stages;
-  static constexpr int kAhead = kStages - 1;  // tiles on their way while one is worked on
+  static constexpr int kKeyWarps = Tile::kKeyWarps, kStages = kConfig.tiling.stages;
+  static constexpr int kAhead = kStages - 1;  // tiles in flight during the current one
   static constexpr int kElements = Merged::kElements;
   static constexpr int kPartFloats = partial_row_bytes(kConfig) / 4;
-  static constexpr int kRowsAtOnce = Place::kBlockThreads / Merged::kLanes;
-  static_assert(kAhead > 0 && Place::kThreads == 32);
+  static constexpr int kRowsAtOnce = Tile::kBlockThreads / Merged::kLanes;
+  static_assert(kAhead > 0 && Tile::kThreads == 32);
   static_assert(kConfig.split_kv || !kConfig.merges_splits);
   using Step::at, Step::elementwise, Step::out, Step::softmax;
 
-  // -------------------------------------------------------------------------------------- the walk
+  // ---------------------------------------------------------------------------- the main loop
 
-  // A tile of keys and values on its way; none past the end.
+  // Starts the copies of a tile of K and V, if there is one.
   REGARD_DEVICE void load(int stage, int tile, int end) const {
     if (tile >= end) return;
-    at.load_keys(stage, tile * Place::kKeys);
-    at.load_values(stage, tile * Place::kKeys);
+    at.load_keys(stage, tile * Tile::kKeys);
+    at.load_values(stage, tile * Tile::kKeys);
   }
 
-  REGARD_DEVICE void walk(const ShortInterval& tiles) {
-    int tile = tiles.begin + at.walker(), next = tile;
+  REGARD_DEVICE void loop_over_tiles(const ShortInterval& tiles) {
+    int tile = tiles.begin + at.key_warp(), next = tile;
 #pragma unroll 1
     for (int stage = 0; stage < kAhead; ++stage, next += kKeyWarps) {
       load(stage, next, tiles.end);
@@ -52,7 +52,7 @@ struct ForwardDecode : ForwardStep<kConfig> {
       sync_warp();
       load(spare, next, tiles.end);
       cp_async_commit();
-      Step::take(stage, tile * Place::kKeys);
+      Step::take(stage, tile * Tile::kKeys);
       stage = stage == kAhead ? 0 : stage + 1;
       spare = spare == kAhead ? 0 : spare + 1;
     }
@@ -64,23 +64,23 @@ struct ForwardDecode : ForwardStep<kConfig> {
   // Of a row of the tile: [warps][rows].
   REGARD_DEVICE PartsInShared<kConfig> parts_of(int row) const {
     constexpr int kBytes = partial_row_bytes(kConfig);
-    return {at.shared + Place::kLayout.stage + row * kBytes, Place::kRows * kBytes, kKeyWarps};
+    return {at.shared + Tile::kLayout.stage + row * kBytes, Tile::kRows * kBytes, kKeyWarps};
   }
 
-  // This walker's part of every row.
+  // This warp's part of every row.
   REGARD_DEVICE void store_parts() {
 #pragma unroll
-    for (int m = 0; m < Place::kM; ++m) {
+    for (int m = 0; m < Tile::kM; ++m) {
       softmax.sum_over_lanes(m);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = at.row_of(m, half);
         const auto& sums = softmax.rows[m][half];
-        const SharedAddress to = parts_of(row).at(at.walker());
-        // Where no key was seen there may be NaN from hidden values.
+        const SharedAddress to = parts_of(row).at(at.key_warp());
+        // If no key was seen, there may be NaN from hidden values.
         const bool seen = sums.max != -infinity<float>();
 #pragma unroll
-        for (int n = 0; n < Place::kOutBlocks; ++n) {
+        for (int n = 0; n < Tile::kOutBlocks; ++n) {
           const float(&x)[4] = out[m][n];
           store_shared_64(to + at.column_of(n, 0) * 4, seen ? bits_of(x[half * 2]) : 0,
                           seen ? bits_of(x[half * 2 + 1]) : 0);
@@ -100,15 +100,16 @@ struct ForwardDecode : ForwardStep<kConfig> {
       row.write_end();
     } else if constexpr (!kConfig.merges_splits) {
       const auto& sizes = at.p.sizes;
-      const int64 line = int64(at.split) * sizes.heads_q * sizes.rows_q + row.line;
+      const int64 row_index = int64(at.split) * sizes.heads_q * sizes.rows_q + row.row_index;
       const View to{.data = at.params.buffers.partial_out, .type = Type::f32, .strides = {}};
       parts_of(index).template merge<false>(row, [&](int d, float(&sums)[kElements]) {
         if (!row.exists) return;
-        store_line<Type::f32>(to, line * sizes.dim_v + d, sizes.dim_v - d,
-                              sizes.dim_v % kElements == 0, sums);
+        store_vector<Type::f32>(to, row_index * sizes.dim_v + d, sizes.dim_v - d,
+                                sizes.dim_v % kElements == 0, sums);
       });
       if (row.lane != 0 || !row.exists) return;
-      reinterpret_cast<RowPart*>(at.params.buffers.partial_rows)[line] = {row.largest, row.total};
+      reinterpret_cast<RowPart*>(at.params.buffers.partial_rows)[row_index] = {row.largest,
+                                                                               row.total};
     } else {
       float* const to = partial(block) + index * kPartFloats;
       parts_of(index).template merge<false>(row, [&](int d, float(&sums)[kElements]) {
@@ -119,9 +120,9 @@ struct ForwardDecode : ForwardStep<kConfig> {
       }
     }
   }
-  // What a block of the grid leaves: [rows], as parts lie in shared memory.
+  // The part that a block of the grid stores: [rows], laid out as in shared memory.
   REGARD_DEVICE float* partial(int block) const {
-    return at.params.buffers.partial_out + int64(block) * (Place::kRows * kPartFloats);
+    return at.params.buffers.partial_out + int64(block) * (Tile::kRows * kPartFloats);
   }
   static REGARD_DEVICE void store_four(float* to, float a, float b, float c, float d) {
     store_global_128(to, {{bits_of(a), bits_of(b), bits_of(c), bits_of(d)}});
@@ -141,8 +142,8 @@ struct ForwardDecode : ForwardStep<kConfig> {
 
   // ------------------------------------------------------------------------------------ the splits
 
-  // The last block of the tile merges what all of them left, in the order of the splits; `first` is
-  // the block of the first.
+  // The last block of the tile merges the parts of all splits, in their order; `first` is the block
+  // of the first split.
   REGARD_DEVICE void merge_splits(int first) const {
     constexpr int kBytes = partial_row_bytes(kConfig);
     const int splits = at.params.splits;
@@ -154,13 +155,13 @@ struct ForwardDecode : ForwardStep<kConfig> {
     }
     // As many rows at a time as there is room for: [splits][rows].
     const int most = merge_room(kConfig) / (splits * kBytes);
-    for (int s = thread_index(); s < splits - 1; s += Place::kBlockThreads) {
+    for (int s = thread_index(); s < splits - 1; s += Tile::kBlockThreads) {
       wait_flag(signals + s, at.params.nonce);
-      signals[s] = 0;  // a graph may come again with the same number
+      signals[s] = 0;  // a replayed graph brings the same nonce
     }
     for (int begin = 0; begin < at.row_count; begin += most) {
       const int rows = smaller(most, at.row_count - begin);
-      const SharedAddress to = at.shared + Place::kLayout.stage;
+      const SharedAddress to = at.shared + Tile::kLayout.stage;
       sync_block();
       for (int s = warp_index(); s < splits; s += kConfig.tiling.warps) {
         const float* const from = partial(first + s) + begin * kPartFloats;
@@ -185,8 +186,8 @@ struct ForwardDecode : ForwardStep<kConfig> {
     elementwise.find_common_keys();
     clear(out);
     softmax.clear();
-    walk(at.key_tiles());
-    sync_block();  // parts take the place of the stages
+    loop_over_tiles(at.key_tiles());
+    sync_block();  // parts replace the stages
     store_parts();
     sync_block();
     for_rows(0, at.row_count,
@@ -197,9 +198,9 @@ struct ForwardDecode : ForwardStep<kConfig> {
 
 template <KernelConfig kConfig>
 REGARD_DEVICE void forward_decode(const KernelParams& params) {
-  using Place = ForwardPlace<kConfig>;
-  const BlockCoords place = Place::of_block(params);
-  ForwardDecode<kConfig> block{{Place(params, place)}};
+  using Tile = ForwardTileMma<kConfig>;
+  const BlockCoords place = Tile::of_block(params);
+  ForwardDecode<kConfig> block{{Tile(params, place)}};
   const int tile = place.head * params.grid.tiles + place.tile;
   if (block.at.row_count > 0) block.run(tile * params.splits);
 }

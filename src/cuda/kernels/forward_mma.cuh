@@ -1,9 +1,9 @@
 // Forward attention of a tile of query rows: out and lse, or a part of them over a range of keys.
 //
-// A warp owns 16 kM of the block's rows. K and V tiles come through shared memory, a tile ahead of
-// the products. S[rows, keys] and out[rows, dim_v] live in accumulators; the weights P are made in
-// S's place and become the next product's operand without leaving the registers. With slices > 1,
-// that many warps share rows, each with its slice of out's columns.
+// A warp owns 16 kM of the block's rows. K and V tiles come through shared memory, one tile ahead
+// of the products. S[rows, keys] and out[rows, dim_v] are accumulators. P is computed in place of S
+// and is the next product's operand without leaving the registers. With slices > 1, that many warps
+// share rows, and each has a slice of out's columns.
 #pragma once
 
 #include "cuda/kernels/tile/mma/forward_step.cuh"
@@ -13,20 +13,20 @@ namespace regard {
 template <KernelConfig kConfig>
 struct ForwardMma : ForwardStep<kConfig> {
   using Step = ForwardStep<kConfig>;
-  using Place = ForwardPlace<kConfig>;
-  using Row = typename Place::Row;
+  using Tile = ForwardTileMma<kConfig>;
+  using Row = typename Tile::Row;
   using F = FragmentsOf<kConfig>;
   using L = MmaLanes<kConfig.type>;
   static constexpr Features kOn = kConfig.features;
   static constexpr Tiling kTiling = kConfig.tiling;
-  static constexpr int kM = Place::kM, kKeys = Place::kKeys, kOutBlocks = Place::kOutBlocks;
+  static constexpr int kM = Tile::kM, kKeys = Tile::kKeys, kOutBlocks = Tile::kOutBlocks;
   using Step::at, Step::elementwise, Step::scores, Step::out, Step::softmax;
   using Step::keep_queries, Step::multiply_keys, Step::make_weights, Step::multiply_values;
 
-  // -------------------------------------------------------------------------------------- the walk
+  // ---------------------------------------------------------------------------- the main loop
 
-  // Two stages: a tile's copies run during the whole of the one before.
-  REGARD_DEVICE void walk_ahead(const ShortInterval& tiles) {
+  // Two stages: a tile's copies run during the whole previous tile.
+  REGARD_DEVICE void loop_ahead(const ShortInterval& tiles) {
     int stage = 0;
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
       cp_async_wait<0>();
@@ -42,9 +42,9 @@ struct ForwardMma : ForwardStep<kConfig> {
     }
   }
 
-  // One: values are copied during the first product and the softmax, the next keys during the
-  // softmax and the second product.
-  REGARD_DEVICE void walk(const ShortInterval& tiles) {
+  // One stage: V is copied during the first product and the softmax, the next K during the softmax
+  // and the second product.
+  REGARD_DEVICE void loop_over_tiles(const ShortInterval& tiles) {
     for (int tile = tiles.begin; tile < tiles.end; ++tile) {
       cp_async_wait<0>();
       sync_block();
@@ -79,7 +79,7 @@ struct ForwardMma : ForwardStep<kConfig> {
   }
 
   REGARD_DEVICE bool holds_lse() const { return lane_index() % 4 == 0 && at.warp_column() == 0; }
-  REGARD_DEVICE int64 line_of(const Row& row) const {
+  REGARD_DEVICE int64 row_index_of(const Row& row) const {
     return row.head * at.p.sizes.rows_q + flat_row(at.p, at.seq.whole(), at.b, row.i);
   }
 
@@ -89,8 +89,9 @@ struct ForwardMma : ForwardStep<kConfig> {
     for (int half = 0; half < 2; ++half) {
       const int index = at.row_of(m, half);
       if (index >= at.row_count) continue;
-      const int64 line = int64(at.split) * sizes.heads_q * sizes.rows_q + line_of(at.row_at(index));
-      float* const to = at.params.buffers.partial_out + line * sizes.dim_v;
+      const int64 row_index =
+          int64(at.split) * sizes.heads_q * sizes.rows_q + row_index_of(at.row_at(index));
+      float* const to = at.params.buffers.partial_out + row_index * sizes.dim_v;
 #pragma unroll
       for (int n = 0; n < kOutBlocks; ++n) {
 #pragma unroll
@@ -100,13 +101,13 @@ struct ForwardMma : ForwardStep<kConfig> {
         }
       }
       if (holds_lse()) {
-        at.params.buffers.partial_rows[2 * line] = softmax.rows[m][half].max;
-        at.params.buffers.partial_rows[2 * line + 1] = softmax.rows[m][half].sum;
+        at.params.buffers.partial_rows[2 * row_index] = softmax.rows[m][half].max;
+        at.params.buffers.partial_rows[2 * row_index + 1] = softmax.rows[m][half].sum;
       }
     }
   }
 
-  // Divides by the sums; writes lse and marks.
+  // Divides by the sums; writes lse and flags.
   REGARD_DEVICE void finish_rows(int m) {
     const View& lse = at.p.lse;
 #pragma unroll
@@ -117,35 +118,35 @@ struct ForwardMma : ForwardStep<kConfig> {
       const SoftmaxRow<L>& sums = softmax.rows[m][half];
       const float factor =
           normaliser<L>(sums) * (kOn.dropout ? float(keep_scale(at.p.dropout)) : 1.0f);
-      int spoiled = 0;
+      int nonfinite = 0;
 #pragma unroll
       for (int n = 0; n < kOutBlocks; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = out[m][n][half * 2 + e];
           x *= factor;
-          spoiled |= !(x - x == 0);
+          nonfinite |= !(x - x == 0);
         }
       }
       if constexpr (kConfig.flags_nonfinite) {
-        spoiled |= shuffle_xor(spoiled, 1);
-        spoiled |= shuffle_xor(spoiled, 2);
+        nonfinite |= shuffle_xor(nonfinite, 1);
+        nonfinite |= shuffle_xor(nonfinite, 2);
       }
       if (index >= at.row_count) continue;
       if (lse.given() && holds_lse()) {
         const int64 to = offset_of(lse.strides, at.b, row.head, at.seq.first_q, row.i);
         static_cast<float*>(lse.data)[to] = lse_of_reference<L>(sums);
       }
-      if constexpr (kConfig.flags_nonfinite) write_mark(row, spoiled);
+      if constexpr (kConfig.flags_nonfinite) write_flag(row, nonfinite);
     }
   }
   REGARD_DEVICE float sink_of(int head) const {
     return static_cast<const float*>(at.p.sink.data)[head * at.p.sink.strides.head];
   }
-  // Every row's mark, by one lane; slices of a row only set what was clear before.
-  REGARD_DEVICE void write_mark(const Row& row, int spoiled) const {
-    if (lane_index() % 4 != 0 || (kTiling.slices > 1 && !spoiled)) return;
-    write_row_flag(at.params, line_of(row), spoiled != 0);
+  // One lane writes the flag of each row; slices of a row only set flags that are clear before.
+  REGARD_DEVICE void write_flag(const Row& row, int nonfinite) const {
+    if (lane_index() % 4 != 0 || (kTiling.slices > 1 && !nonfinite)) return;
+    write_row_flag(at.params, row_index_of(row), nonfinite != 0);
   }
 
   REGARD_DEVICE void write_out(int m) const {
@@ -169,24 +170,24 @@ struct ForwardMma : ForwardStep<kConfig> {
     const ShortInterval tiles = at.key_tiles();
     if (tiles.begin < tiles.end) {
       at.load_queries();
-      at.load_keys(0, tiles.begin * Place::kKeys);
-      if constexpr (kConfig.tiling.stages > 1) at.load_values(0, tiles.begin * Place::kKeys);
+      at.load_keys(0, tiles.begin * Tile::kKeys);
+      if constexpr (kConfig.tiling.stages > 1) at.load_values(0, tiles.begin * Tile::kKeys);
       cp_async_commit();
       if constexpr (kConfig.tiling.stages > 1) {
-        walk_ahead(tiles);
+        loop_ahead(tiles);
       } else {
-        walk(tiles);
+        loop_over_tiles(tiles);
       }
     }
-    sync_block();  // out's tile takes the place of the queries'
+    sync_block();  // out's tile replaces Q's
     write();
   }
 };
 
 template <KernelConfig kConfig>
 REGARD_DEVICE void forward_mma(const KernelParams& params) {
-  using Place = ForwardPlace<kConfig>;
-  ForwardMma<kConfig> block{{Place(params, Place::of_block(params))}};
+  using Tile = ForwardTileMma<kConfig>;
+  ForwardMma<kConfig> block{{Tile(params, Tile::of_block(params))}};
   if (block.at.row_count > 0) block.run();
 }
 

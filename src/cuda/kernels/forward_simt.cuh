@@ -1,15 +1,15 @@
-// Forward without tensor cores: a tile of query rows of one head walks its visible keys.
+// Forward without tensor cores: a block has a tile of query rows of one head and loops over the
+// keys that they see.
 //
-// Exact on any input: a hidden pair contributes nothing because it is passed over, not because it
-// is multiplied by 0.
+// The result is exact on any input, because hidden pairs are skipped, not multiplied by 0.
 #pragma once
 
-#include "cuda/kernels/tile/simt/simt_marks.cuh"
+#include "cuda/kernels/tile/simt/simt_tiles.cuh"
 
 namespace regard {
 
-// The running softmax of a thread's own rows; each of the 16 threads of a row has the sum of its
-// own keys.
+// The online softmax of a thread's rows. Each of the 16 threads of a row has the sum of its own
+// keys.
 template <KernelConfig kConfig>
 struct SimtRows {
   using Tile = SimtTile<kConfig>;
@@ -24,24 +24,24 @@ struct SimtRows {
       row[r] = empty_softmax<Lanes>();
       if (!kConfig.features.sink || sink == -infinity<Real>()) continue;
       row[r].max = value_of_sink(float(sink), head.unit);
-      const Real spoiled = sink - sink;  // 0, or NaN from a sink that is not finite
-      if (simt_x() == 0) row[r].sum = 1 + spoiled;
+      const Real nonfinite = sink - sink;  // 0, or NaN from a sink that is not finite
+      if (simt_x() == 0) row[r].sum = 1 + nonfinite;
     }
   }
 
-  // Raw products to weights, kept ones; `shrink` is the factor of what was summed before.
+  // Raw products to weights after dropout; `shrink` is the factor of the previous sums.
   REGARD_DEVICE uint32 weigh(const SimtHead<kConfig>& head, const Range (&keys)[Tile::kRows],
                              int first_row, int first_key, typename Tile::Square& s,
                              Real (&shrink)[Tile::kRows]) {
     const Real exponent = Real(double(head.unit) * kLog2E);
     DropoutCall dropout(head.p);
     uint32 seen = 0;
-#pragma unroll kPairLinesAtOnce < kConfig, Tile::kRows>
+#pragma unroll kPairRowsAtOnce < kConfig, Tile::kRows>
     for (int r = 0; r < Tile::kRows; ++r) {
       const int i = first_row + simt_y() + r * kSimtSide;
       const Range visible = picked(keys, r);
       SoftmaxRow<Lanes> own = picked(row, r);
-      typename Tile::Line line = picked(s, r);
+      typename Tile::PairRow scores = picked(s, r);
       uint32 sees = 0;
       Real max = -infinity<Real>();
 #pragma unroll
@@ -50,8 +50,8 @@ struct SimtRows {
         Real bias;
         if (!visible.contains(j) || !head.visible(i, j, bias)) continue;
         sees |= 1u << c;
-        line.x[c] = head.logit(line.x[c], bias, i, j);
-        max = max_of(max, line.x[c]);
+        scores.x[c] = head.logit(scores.x[c], bias, i, j);
+        max = max_of(max, scores.x[c]);
       }
       put(shrink, r, raise_max<Lanes>(own, max_of_row(max), exponent));
       const Real base = subtractable<Lanes>(own.max);
@@ -59,17 +59,17 @@ struct SimtRows {
       Real sum = 0;
 #pragma unroll
       for (int c = 0; c < Tile::kOthers; ++c) {
-        const Real weight = sees >> c & 1 ? weight_of<Lanes>(line.x[c], base, exponent) : Real(0);
+        const Real weight = sees >> c & 1 ? weight_of<Lanes>(scores.x[c], base, exponent) : Real(0);
         sum += weight;
-        line.x[c] = weight;
+        scores.x[c] = weight;
         if constexpr (kConfig.features.dropout) {
           const int j = first_key + simt_x() + c * kSimtSide;
-          if (!dropout.keep(head.b, head.h, i, j)) line.x[c] = 0;
+          if (!dropout.keep(head.b, head.h, i, j)) scores.x[c] = 0;
         }
       }
       own.sum += sum;
       put(row, r, own);
-      put(s, r, line);
+      put(s, r, scores);
       seen |= sees << (r * Tile::kOthers);
     }
     return seen;
@@ -107,7 +107,7 @@ REGARD_DEVICE void forward_tile(const KernelParams& params, const OwnTile<kConfi
   const int64 begin = visible_keys(p.mask_params, first, seq.len_q, seq.len_k).begin;
   const int64 end = visible_keys(p.mask_params, last, seq.len_q, seq.len_k).end;
   const auto q = row_source<kType>(p.q, b, h, seq.first_q, first, seq.len_q);
-  for (int64 j = begin / Tile::kWalked * Tile::kWalked; j < end; j += Tile::kWalked) {
+  for (int64 j = begin / Tile::kStreamed * Tile::kStreamed; j < end; j += Tile::kStreamed) {
     typename Tile::Square s;
     Real shrink[Tile::kRows];
     const auto k = row_source<kType>(p.k, b, head.kv(), seq.first_k, j, seq.len_k);
@@ -130,8 +130,8 @@ REGARD_DEVICE void forward_tile(const KernelParams& params, const OwnTile<kConfi
     written |= 1u << r;
     if (simt_x() != 0 || !p.lse.given()) continue;
     // Where nothing joined the sink, the lse is the sink, to the last bit.
-    const bool alone = kConfig.features.sink && row.sum == 1 &&
-                       row.max == value_of_sink(float(sink), head.unit);
+    const bool alone =
+        kConfig.features.sink && row.sum == 1 && row.max == value_of_sink(float(sink), head.unit);
     static_cast<Real*>(p.lse.data)[offset_of(p.lse.strides, b, h, seq.first_q, first + i)] =
         alone ? sink : lse_of<Lanes>(row, head.unit);
   }

@@ -1,16 +1,16 @@
-// Gradients without tensor cores, each kernel on its own:
-//   key_gradient    dk, dv of a tile of keys, which walks the queries that see it
-//   query_gradient  dq of a tile of query rows, which walks its visible keys
-//   bias_gradient   dbias of a tile of the bias, which walks everything it is broadcast to
+// Gradients without tensor cores, one kernel for each:
+//   key_gradient    dk, dv of a tile of keys; loops over the queries that see it
+//   query_gradient  dq of a tile of query rows; loops over the keys that they see
+//   bias_gradient   dbias of a tile of the bias; loops over the pairs that share its elements
 // All are exact on any input and sum in a fixed order.
 #pragma once
 
-#include "cuda/kernels/tile/simt/simt_marks.cuh"
+#include "cuda/kernels/tile/simt/simt_tiles.cuh"
 
 namespace regard {
 
-// What the backward pass knows of a row. The lse is read as it is: its product with log2(e), which
-// the row states have, is one rounding more.
+// What the backward pass needs of a row. It reads the lse itself: lse * log2(e), which the row
+// states hold, is rounded once more.
 template <class Real>
 struct SimtRowState {
   Real lse = infinity<Real>();
@@ -30,7 +30,7 @@ REGARD_DEVICE SimtRowState<RealOf<kConfig.type>> row_state(const KernelParams& p
   return {lse == -infinity<Real>() ? infinity<Real>() : lse, states[row].delta};
 }
 
-// The gradients that belong to one pair.
+// The gradients of one pair.
 template <class Real>
 struct PairGradient {
   Real kept_weight;  // Z P
@@ -60,16 +60,17 @@ REGARD_DEVICE PairGradient<RealOf<kConfig.type>> pair_gradient(
   return {kept_weight, dscore, dscore * score_slope<Lanes>(head.kOn, head.params, raw)};
 }
 
-// sums[r][c] = own row r . walked row c where one of the two is of dout, whose type may be f32.
-template <KernelConfig kConfig, class Own, class Walked>
+// sums[r][c] = own row r . streamed row c where one of the two is of dout, whose type may be f32.
+template <KernelConfig kConfig, class Own, class Streamed>
 REGARD_DEVICE void multiply_dout_rows(typename SimtTile<kConfig>::Square& sums, Type dout_type,
-                                      Own own, Walked walked) {
+                                      Own own, Streamed streamed) {
   constexpr int kDim = kConfig.dim_v;
   if (dout_type == kConfig.type) {
     multiply_rows<kConfig, kDim>(sums, own(RowSource<kConfig.type>()),
-                                 walked(RowSource<kConfig.type>()));
+                                 streamed(RowSource<kConfig.type>()));
   } else {
-    multiply_rows<kConfig, kDim>(sums, own(RowSource<Type::f32>()), walked(RowSource<Type::f32>()));
+    multiply_rows<kConfig, kDim>(sums, own(RowSource<Type::f32>()),
+                                 streamed(RowSource<Type::f32>()));
   }
 }
 
@@ -88,7 +89,7 @@ struct OwnKeys : OwnTile<kConfig> {
   using Tile = SimtTile<kConfig>;
 
   Range queries[Tile::kRows];
-  Range hull;                             // of all the tile's
+  Range hull;                             // of all keys of the tile
   uint32 dk_written = 0, dv_written = 0;  // bits of the thread's keys
 
   REGARD_DEVICE OwnKeys(const Problem& p, const OwnTile<kConfig>& own) : OwnTile<kConfig>(own) {
@@ -106,15 +107,15 @@ struct OwnKeys : OwnTile<kConfig> {
   }
 };
 
-// One turn of key_gradient: the slices of dk and dv from columns `at` and `at_v` on.
+// One pass of key_gradient: the slices of dk and dv from columns `at` and `at_v` on.
 template <KernelConfig kConfig>
-REGARD_DEVICE void key_gradient_turn(const KernelParams& params, const OwnKeys<kConfig>& own,
+REGARD_DEVICE void key_gradient_pass(const KernelParams& params, const OwnKeys<kConfig>& own,
                                      int at, int at_v) {
   using Tile = SimtTile<kConfig>;
   using Real = typename Tile::Real;
   constexpr Type kType = kConfig.type;
-  constexpr int kDim = kConfig.dim, kDimV = kConfig.dim_v, kTurns = simt_passes(kConfig);
-  constexpr int kSlice = simt_slice(kDim, kTurns), kSliceV = simt_slice(kDimV, kTurns);
+  constexpr int kDim = kConfig.dim, kDimV = kConfig.dim_v, kPasses = simt_passes(kConfig);
+  constexpr int kSlice = simt_slice(kDim, kPasses), kSliceV = simt_slice(kDimV, kPasses);
   constexpr int kCount = SimtColumns<Real, kSlice>::kCount;
   constexpr int kCountV = SimtColumns<Real, kSliceV>::kCount;
   const Problem& p = params.problem;
@@ -131,8 +132,8 @@ REGARD_DEVICE void key_gradient_turn(const KernelParams& params, const OwnKeys<k
   const int group = int(p.sizes.group());  // own.h is a kv head
   for (int h = own.h * group; h < (own.h + 1) * group; ++h) {
     const SimtHead<kConfig> head(p, seq, own.b, h);
-    const int64 begin = own.hull.begin / Tile::kWalked * Tile::kWalked;
-    for (int64 i = begin; i < own.hull.end; i += Tile::kWalked) {
+    const int64 begin = own.hull.begin / Tile::kStreamed * Tile::kStreamed;
+    for (int64 i = begin; i < own.hull.end; i += Tile::kStreamed) {
       const auto dout = [&](auto type) {
         return row_source<decltype(type)::kElement>(p.dout, own.b, h, seq.first_q, i, seq.len_q);
       };
@@ -147,7 +148,7 @@ REGARD_DEVICE void key_gradient_turn(const KernelParams& params, const OwnKeys<k
       }
       DropoutCall dropout(head.p);
       uint32 seen = 0;
-#pragma unroll kPairLinesAtOnce < kConfig, Tile::kOthers>
+#pragma unroll kPairRowsAtOnce < kConfig, Tile::kOthers>
       for (int c = 0; c < Tile::kOthers; ++c) {
         const int row = int(i) + simt_x() + c * kSimtSide;
         const SimtRowState<Real> state = row_state<kConfig>(params, head, row);
@@ -192,21 +193,21 @@ REGARD_DEVICE void key_gradient_turn(const KernelParams& params, const OwnKeys<k
 
 template <KernelConfig kConfig>
 REGARD_DEVICE void key_gradient_simt(const KernelParams& params) {
-  constexpr int kTurns = simt_passes(kConfig);
+  constexpr int kPasses = simt_passes(kConfig);
   each_own_tile<kConfig>(params, [&](const OwnTile<kConfig>& tile) {
     const OwnKeys<kConfig> own(params.problem, tile);
 #pragma unroll 1
-    for (int turn = 0; turn < kTurns; ++turn) {
-      key_gradient_turn(params, own, turn * simt_slice(kConfig.dim, kTurns),
-                        turn * simt_slice(kConfig.dim_v, kTurns));
+    for (int pass = 0; pass < kPasses; ++pass) {
+      key_gradient_pass(params, own, pass * simt_slice(kConfig.dim, kPasses),
+                        pass * simt_slice(kConfig.dim_v, kPasses));
     }
   });
 }
 
 // -------------------------------------------------------------------------- dscores of query rows
 
-// The thread's pairs of rows from `first` on, of which `keys` are visible, and keys from j on.
-// ds[r][c] as `part` says; returns which pairs are seen.
+// ds of the thread's pairs: rows from `first` on, which see `keys`, and keys from j on. ds[r][c] as
+// `part` says; returns which pairs are visible.
 template <KernelConfig kConfig>
 REGARD_DEVICE uint32
 dscores(const SimtHead<kConfig>& head, const Range (&keys)[SimtTile<kConfig>::kRows],
@@ -230,13 +231,13 @@ dscores(const SimtHead<kConfig>& head, const Range (&keys)[SimtTile<kConfig>::kR
   multiply_dout_rows<kConfig>(ds, p.dout.type, dout, [&](auto) { return v; });
   DropoutCall dropout(head.p);
   uint32 seen = 0;
-#pragma unroll kPairLinesAtOnce < kConfig, Tile::kRows>
+#pragma unroll kPairRowsAtOnce < kConfig, Tile::kRows>
   for (int r = 0; r < Tile::kRows; ++r) {
     const int row = int(first) + simt_y() + r * kSimtSide;
     const Range visible = picked(keys, r);
     const SimtRowState<Real> state = picked(states, r);
-    const typename Tile::Line raw = picked(s, r), dweight = picked(ds, r);
-    typename Tile::Line result = {};
+    const typename Tile::PairRow raw = picked(s, r), dweight = picked(ds, r);
+    typename Tile::PairRow result = {};
     dropout.forget();
 #pragma unroll
     for (int c = 0; c < Tile::kOthers; ++c) {
@@ -260,7 +261,7 @@ struct OwnQueries {
 
   Range keys[Tile::kRows];
   SimtRowState<typename Tile::Real> states[Tile::kRows];
-  Range hull;  // of all the block's
+  Range hull;  // of all rows of the block
 
   REGARD_DEVICE OwnQueries(const KernelParams& params, const SimtHead<kConfig>& head, int64 first,
                            int64 last) {
@@ -299,8 +300,8 @@ REGARD_DEVICE void query_gradient_tile(const KernelParams& params, const OwnTile
 #pragma unroll
     for (int n = 0; n < kCount; ++n) dq[r][n] = 0;
   }
-  const int64 begin = own.hull.begin / Tile::kWalked * Tile::kWalked;
-  for (int64 j = begin; j < own.hull.end; j += Tile::kWalked) {
+  const int64 begin = own.hull.begin / Tile::kStreamed * Tile::kStreamed;
+  for (int64 j = begin; j < own.hull.end; j += Tile::kStreamed) {
     typename Tile::Square ds;
     const uint32 seen =
         dscores<kConfig>(head, own.keys, own.states, first, j, &PairGradient<Real>::dproduct, ds);
@@ -321,8 +322,9 @@ REGARD_DEVICE void query_gradient_simt(const KernelParams& params) {
 
 // ------------------------------------------------------------------------------------------ dbias
 
-// What of a dimension a block walks over: all of it where the bias is broadcast, else its own part.
-REGARD_DEVICE Range bias_walk(int64 bias_size, int64 size, int64 first, int64 count) {
+// The range of a dimension that a block sums over: all of it if the bias is broadcast, else its own
+// part.
+REGARD_DEVICE Range broadcast_range(int64 bias_size, int64 size, int64 first, int64 count) {
   return range_of(bias_size == 1 ? Interval{0, size}
                                  : Interval{first, smaller(first + count, bias_size)});
 }
@@ -334,28 +336,28 @@ REGARD_DEVICE void bias_gradient_simt(const KernelParams& params) {
   const Problem& p = params.problem;
   const int64* const n = p.bias_sizes;
   const BlockCoords place = block_coords(params.grid, block_index());
-  const int64 across = divide_up(n[3], Tile::kWalked);
+  const int64 across = divide_up(n[3], Tile::kStreamed);
   const int64 own_b = place.head / n[1], own_h = place.head % n[1];
   const int64 first_row = place.tile / across * Tile::kOwn;
-  const int64 first_column = place.tile % across * Tile::kWalked;
-  const Range batches = bias_walk(n[0], p.sizes.batch, own_b, 1);
-  const Range heads = bias_walk(n[1], p.sizes.heads_q, own_h, 1);
-  const Range columns = bias_walk(n[3], p.sizes.len_k, first_column, Tile::kWalked);
+  const int64 first_column = place.tile % across * Tile::kStreamed;
+  const Range batches = broadcast_range(n[0], p.sizes.batch, own_b, 1);
+  const Range heads = broadcast_range(n[1], p.sizes.heads_q, own_h, 1);
+  const Range columns = broadcast_range(n[3], p.sizes.len_k, first_column, Tile::kStreamed);
 
-  // Position by position of the tile; positions that share an element are added up at the end.
+  // Element by element of the tile; elements that share a bias are summed at the end.
   typename Tile::Square sums = {};
   for (int b = batches.begin; b < batches.end; ++b) {
     const Sequence seq = safe_sequence(p, b);
-    const Range rows = bias_walk(n[2], seq.len_q, first_row, Tile::kOwn);
+    const Range rows = broadcast_range(n[2], seq.len_q, first_row, Tile::kOwn);
     const int64 row_end = smaller<int64>(rows.end, seq.len_q);
     for (int h = heads.begin; h < heads.end; ++h) {
       const SimtHead<kConfig> head(p, seq, b, h);
       for (int64 i = rows.begin; i < row_end; i += Tile::kOwn) {
         const OwnQueries<kConfig> own(params, head, i, smaller(i + Tile::kOwn, row_end) - 1);
         const int64 begin =
-            larger<int64>(columns.begin, own.hull.begin / Tile::kWalked * Tile::kWalked);
+            larger<int64>(columns.begin, own.hull.begin / Tile::kStreamed * Tile::kStreamed);
         const int64 end = smaller<int64>(columns.end, own.hull.end);
-        for (int64 j = begin; j < end; j += Tile::kWalked) {
+        for (int64 j = begin; j < end; j += Tile::kStreamed) {
           typename Tile::Square ds;
           dscores<kConfig>(head, own.keys, own.states, i, j, &PairGradient<Real>::dscore, ds);
 #pragma unroll
@@ -385,14 +387,14 @@ REGARD_DEVICE void bias_gradient_simt(const KernelParams& params) {
       Real sum = 0;
 #pragma unroll
       for (int r = 0; r < Tile::kRows; ++r) sum += sums[r].x[c];
-      shared[simt_y() * Tile::kWalked + simt_x() + c * kSimtSide] = sum;
+      shared[simt_y() * Tile::kStreamed + simt_x() + c * kSimtSide] = sum;
     }
     sync_block();
 #pragma unroll
     for (int c = 0; c < Tile::kOthers; ++c) {
       sums[0].x[c] = 0;
       for (int y = 0; y < kSimtSide; ++y) {
-        sums[0].x[c] += shared[y * Tile::kWalked + simt_x() + c * kSimtSide];
+        sums[0].x[c] += shared[y * Tile::kStreamed + simt_x() + c * kSimtSide];
       }
     }
   }

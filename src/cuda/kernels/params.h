@@ -15,7 +15,7 @@ struct RowState {
   Real delta;  // dout . out - dlse
 };
 
-// The gradients of a key, each with marks of its own: either alone may have to be computed again.
+// The gradients of a key. Each has its own flag, because one alone may have to be computed again.
 enum class KeyGradient : int32 { dk, dv };
 
 // Null where the launch list does not use them. Real is f32, or f64 for f64 problems.
@@ -32,8 +32,8 @@ struct CudaBuffers {
   float* partial_rows = nullptr;   // [splits][heads_q][rows_q] x {reference, sum}
   uint8* flags_q = nullptr;        // [heads_q][rows_q]: 1 = compute this row again
   uint8* flags_k = nullptr;        // [heads_kv][rows_k][2]: of dk and of dv, by KeyGradient
-  uint64* any_flag = nullptr;      // of flags_q, of flags_k: KernelParams::nonce where there is one
-  uint64* tile_counter = nullptr;  // wgmma: numbers that blocks have taken, see tile_numbers.cuh
+  uint64* any_flag = nullptr;      // of flags_q, of flags_k: KernelParams::nonce if a flag is set
+  uint64* tile_counter = nullptr;  // wgmma: the tile scheduler's counter
   void* row_terms =
       nullptr;  // wgmma: lse of [heads_q][dq_rows], 16 bytes each; delta (f32: hi_lo_layout.h)
   uint64* arrivals = nullptr;  // [blocks of the grid]: KernelParams::nonce once it wrote its part
@@ -46,14 +46,14 @@ struct KernelParams {
   CudaBuffers buffers;
   BlockGrid grid;
   int32 splits = 1;  // of the forward pass's keys (combine has another grid than its forward)
-  uint64 nonce = 0;  // a number that nothing else would have left in the workspace
+  uint64 nonce = 0;  // the call's own number, which old memory does not contain
 };
 
-// Marks a row's result or a key's gradient that is not finite, for a marked kernel to compute it
-// again. Where every row's mark is written, none is clear before.
-REGARD_INLINE void write_row_flag(const KernelParams& params, int64 row, bool spoiled) {
-  params.buffers.flags_q[row] = uint8(spoiled);
-  if (spoiled) params.buffers.any_flag[0] = params.nonce;
+// Flags a row's result or a key's gradient that is not finite, for the fix-up pass. The kernels
+// that write every row's flag need no clearing; the others find cleared flags.
+REGARD_INLINE void write_row_flag(const KernelParams& params, int64 row, bool nonfinite) {
+  params.buffers.flags_q[row] = uint8(nonfinite);
+  if (nonfinite) params.buffers.any_flag[0] = params.nonce;
 }
 REGARD_INLINE void flag_row(const KernelParams& params, int64 row) {
   write_row_flag(params, row, true);
@@ -65,13 +65,13 @@ REGARD_INLINE void flag_key(const KernelParams& params, int64 key, KeyGradient g
   key_flag(params.buffers, key, gradient) = 1;
   params.buffers.any_flag[1] = params.nonce;
 }
-// Whether a row, or a key, of this call is marked. A graph that comes again brings the same number:
-// what it left only costs a look at marks that are all of its last run.
+// Whether a row, or a key, of this call is flagged. A replayed graph brings the same nonce: flags
+// of its last run then cost a look, no more.
 REGARD_INLINE bool has_flags(const KernelParams& params, bool of_keys) {
   return params.buffers.any_flag[of_keys] == params.nonce;
 }
 
-// The row of (b, i) in buffers that have one line per real row of a head.
+// The index of row (b, i) in buffers with one element for each real row of a head.
 REGARD_INLINE int64 flat_row(const Problem& p, const Sequence& seq, int64 b, int64 i) {
   return (p.packed ? seq.first_q : b * p.sizes.len_q) + i;
 }
@@ -84,7 +84,7 @@ REGARD_INLINE int64 first_dq_row(const Problem& p, const Sequence& seq, int64 b)
   return p.packed ? (seq.first_q + 16 * b) / 16 * 16 : b * round_up(p.sizes.len_q, 16);
 }
 
-// A sequence whose table lies in device memory: what it says is cut to what the sizes allow.
+// A sequence from a table in device memory, cut to what the sizes allow.
 REGARD_INLINE Sequence safe_sequence(const Problem& p, int64 b) {
   Sequence s = sequence(p.sequences, b);
   const int64 room_q = p.packed ? p.sizes.rows_q : p.sizes.len_q;

@@ -1,7 +1,8 @@
-// The machine that kernels run on: every built-in and every PTX instruction they use, as functions.
+// Every CUDA built-in and every PTX instruction that kernels use, as functions. docs/kernels.md
+// maps each to its instruction.
 //
-// Nothing else in the kernels is CUDA's, so that the tests can run the same texts on a machine of
-// their own. REGARD_LEVEL is the config's level: 50 (any chip), 75, 80 or 90.
+// Kernels contain no other CUDA, so that the tests can run the same texts on an emulator
+// (tests/cuda/). REGARD_LEVEL is the config's level: 50 (any chip), 75, 80 or 90.
 #pragma once
 
 #include "semantics/portable.h"
@@ -19,14 +20,14 @@ REGARD_DEVICE int64 block_index() { return blockIdx.x; }
 
 // -------------------------------------------------------------------------------- other kernels
 
-// Of launches that may overlap; before compute capability 9.0 none do. Once every block has called
-// this, the blocks of the kernel behind may take what room there is, and begin.
+// Programmatic dependent launch, from compute capability 9.0 on. Once every block has called this,
+// blocks of the next kernel may start in the free room.
 REGARD_DEVICE void griddepcontrol_launch_dependents() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
-// Until the kernel before is done, and its writes are seen.
+// Waits until the kernel before is done and its writes are visible.
 REGARD_DEVICE void griddepcontrol_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -100,15 +101,15 @@ REGARD_DEVICE void store_shared_32(SharedAddress to, uint32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 
-// Four 8 x 8 matrices of 16-bit elements (or 8 x 4 of 32-bit ones): lane l gives the address of row
-// l % 8 of matrix l / 8, and gets of each matrix the word 2 (l % 4) of row l / 4.
+// Four 8 x 8 matrices of 16-bit elements (or 8 x 4 of 32-bit ones). Lane l gives the address of row
+// l % 8 of matrix l / 8, and receives word 2 (l % 4) of row l / 4 of each matrix.
 REGARD_DEVICE void ldmatrix(uint32 (&m)[4], SharedAddress row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
                : "r"(row)
                : "memory");
 }
-// The same of the transposed matrices.
+// The same for the transposed matrices.
 REGARD_DEVICE void ldmatrix_trans(uint32 (&m)[4], SharedAddress row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
@@ -118,9 +119,8 @@ REGARD_DEVICE void ldmatrix_trans(uint32 (&m)[4], SharedAddress row) {
 
 // ---------------------------------------------------------------------- global to shared memory
 
-// Copies `valid` of `kBytes` bytes (4, 8 or 16, and so aligned) and clears the rest; nothing is
-// read where valid is 0. Done when cp_async_wait says so, or at once where the chip cannot
-// otherwise.
+// Copies `valid` of kBytes bytes (4, 8 or 16, aligned to kBytes) and clears the rest; reads nothing
+// if valid is 0. Asynchronous (cp_async_wait) from level 80 on, else done at once.
 template <int kBytes>
 REGARD_DEVICE void cp_async(SharedAddress to, const void* from, int valid) {
 #if REGARD_LEVEL >= 80
@@ -161,7 +161,7 @@ REGARD_DEVICE void cp_async(SharedAddress to, const void* from, int valid) {
 #endif
 }
 
-// The same of kBytes bytes that all exist.
+// The same for kBytes bytes that all exist.
 template <int kBytes>
 REGARD_DEVICE void cp_async(SharedAddress to, const void* from) {
 #if REGARD_LEVEL >= 80
@@ -180,7 +180,7 @@ REGARD_DEVICE void cp_async_commit() {
 #endif
 }
 
-// Waits until at most kPending groups of this thread are under way.
+// Waits until at most kPending groups of this thread are in flight.
 template <int kPending>
 REGARD_DEVICE void cp_async_wait() {
 #if REGARD_LEVEL >= 80
@@ -202,7 +202,7 @@ REGARD_DEVICE void store_global_64(void* to, uint32 x, uint32 y) {
   *static_cast<uint2*>(to) = make_uint2(x, y);
 }
 
-// *to += x, by whoever comes when.
+// *to += x, in any order.
 REGARD_DEVICE void red_add(float* to, float x) {
   asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
 }
@@ -225,7 +225,7 @@ REGARD_DEVICE void red_add_4(float* to, const float (&x)[4]) {  // 16-byte align
 #endif
 }
 
-// Turns: blocks that wait for one another in an order. One thread of a block calls these.
+// A semaphore: blocks add in the order of its values. One thread of a block calls these.
 REGARD_DEVICE void wait_semaphore(const int32* turn, int32 mine) {
   int32 x;
   do {
@@ -233,14 +233,15 @@ REGARD_DEVICE void wait_semaphore(const int32* turn, int32 mine) {
   } while (x != mine);
 }
 REGARD_DEVICE void release_semaphore(int32* turn, int32 next) {
-  // Not one store that releases: in some kernels ptxas spills around its predicate.
+  // Not st.release: in some kernels ptxas spills around its predicate.
   asm volatile("fence.acq_rel.gpu;" ::: "memory");
   *static_cast<volatile int32*>(turn) = next;
 }
 REGARD_DEVICE void fence_device() { __threadfence(); }
 
-// Signals: what a block wrote before it gives one is seen by the block that has waited for it. Any
-// thread may call these, after a barrier of its block to give one, before a barrier to wait.
+// Flags between blocks: what a block wrote before it sets one is visible to the block that has
+// waited for it. Any thread may call these: set_flag after a barrier of its block, wait_flag before
+// one.
 REGARD_DEVICE void set_flag(uint64* signal, uint64 value) {
   asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(signal), "l"(value) : "memory");
 }
@@ -253,7 +254,7 @@ REGARD_DEVICE void wait_flag(const uint64* signal, uint64 value) {
 
 // --------------------------------------------------------------------------------- matrix products
 
-// d += a b for 16 x 8 of d: lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next.
+// d += a b for 16 x 8 of d. Lane l holds rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next.
 // a: 16 x 16, four words of two elements; b: 16 x 8, two words.
 struct F16;
 struct Bf16;
@@ -290,7 +291,7 @@ REGARD_DEVICE void mma_m16n8k16<Bf16>(float (&d)[4], const uint32 (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
 }
-// The same with a: 16 x 8 of TF32 (four words), b: 8 x 8 (two words).
+// The same for TF32. a: 16 x 8 (four words), b: 8 x 8 (two words).
 REGARD_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
 #if REGARD_LEVEL >= 80
   asm volatile(
@@ -331,7 +332,7 @@ REGARD_DEVICE float max_of(float a, float b) { return fmaxf(a, b); }
 REGARD_DEVICE double max_of(double a, double b) { return fmax(a, b); }
 REGARD_DEVICE float magnitude_of(float x) { return fabsf(x); }
 REGARD_DEVICE double magnitude_of(double x) { return fabs(x); }
-// x where it is above 0, else 0; NaN stays.
+// x if it is above 0, else 0; NaN stays.
 REGARD_DEVICE float relu(float x) {
 #if REGARD_LEVEL >= 80
   float y;

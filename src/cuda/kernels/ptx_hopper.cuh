@@ -1,7 +1,5 @@
-// The machine's Hopper part (compute capability 9.0): barriers in shared memory, the copy engine,
-// products of warpgroups, registers that warps hand to one another.
-//
-// As ptx.cuh, of which it is a sister: nothing else that kernels for Hopper use is CUDA's.
+// What ptx.cuh is, for Hopper (compute capability 9.0): mbarriers, TMA, wgmma, clusters,
+// setmaxnreg.
 #pragma once
 
 #include "cuda/kernels/ptx.cuh"
@@ -13,15 +11,15 @@ namespace regard {
 
 // ---------------------------------------------------------------------------------- where am I
 
-// What is the same in the whole warp, so that the compiler knows it: descriptors of products must
-// be in uniform registers, or each is moved there first.
+// Makes a value that is equal in the whole warp known as such to the compiler: descriptors of wgmma
+// must be in uniform registers.
 REGARD_DEVICE int uniform(int x) { return shuffle(x, 0); }
 REGARD_DEVICE int warpgroup_index() { return uniform(int(threadIdx.x / 128)); }
 REGARD_DEVICE int64 block_count() { return gridDim.x; }
 
 // ------------------------------------------------------------------------- registers of a role
 
-// For a whole warpgroup: how many registers each of its threads has from here on.
+// Called by a whole warpgroup: sets how many registers each of its threads has.
 template <int kRegisters>
 REGARD_DEVICE void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -33,16 +31,16 @@ REGARD_DEVICE void setmaxnreg_inc() {
 
 // ------------------------------------------------------------------------------------ barriers
 
-// A barrier for the first threads of a block, whole warps; numbers from 1 to 15.
+// Named barriers 1 to 15, for a number of threads in whole warps.
 REGARD_DEVICE void bar_sync(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-// Says so at one, and does not wait.
+// Arrives at one, and does not wait.
 REGARD_DEVICE void bar_arrive(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
-// Barriers in shared memory, 8 bytes each. A phase ends when so many arrivals and all announced
+// mbarriers in shared memory, 8 bytes each. A phase completes when all arrivals and all announced
 // bytes have come.
 REGARD_DEVICE void mbarrier_init(SharedAddress barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -54,12 +52,13 @@ REGARD_DEVICE void fence_mbarrier_init() {
 REGARD_DEVICE void mbarrier_arrive(SharedAddress barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// The same, and so many bytes are to come in this phase.
+// The same, and announces bytes that this phase waits for.
 REGARD_DEVICE void mbarrier_arrive_expect_tx(SharedAddress barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-// Until the phase of this parity is over. The first phase has parity 0; parity 1 is over before it.
+// Waits for the end of the phase of this parity. The first phase has parity 0; before it, parity 1
+// counts as over.
 REGARD_DEVICE void mbarrier_wait(SharedAddress barrier, int parity) {
   asm volatile(
       "{.reg .pred done;\n"
@@ -73,12 +72,12 @@ REGARD_DEVICE void mbarrier_wait(SharedAddress barrier, int parity) {
 
 // -------------------------------------------------------------------------------- copy engine
 
-// The first element of a box in its tensor.
+// The coordinates of a tile's first element in its tensor.
 struct TmaCoords {
   int column, row, head, batch;
 };
 
-// Elements outside the tensor become 0. `barrier` is told of the whole box's bytes.
+// Elements outside the tensor become 0. `barrier` counts the bytes of the whole tile.
 REGARD_DEVICE void tma_load(SharedAddress to, const TensorMap& map, const TmaCoords& at,
                             SharedAddress barrier) {
   asm volatile(
@@ -87,7 +86,7 @@ REGARD_DEVICE void tma_load(SharedAddress to, const TensorMap& map, const TmaCoo
       "l"(&map), "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(barrier)
       : "memory");
 }
-// Elements outside the tensor are not written, but for those of the 16 bytes in which a row ends.
+// Elements outside the tensor are not written, except in the 16 bytes in which a row ends.
 REGARD_DEVICE void tma_store(const TensorMap& map, const TmaCoords& at, SharedAddress from) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group "
@@ -95,12 +94,12 @@ REGARD_DEVICE void tma_store(const TensorMap& map, const TmaCoords& at, SharedAd
       "r"(at.column), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(from)
       : "memory");
 }
-// Closes a group of this thread's stores; waits until those that are closed have been read.
+// Closes a group of this thread's stores; waits until closed groups have been read.
 REGARD_DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 REGARD_DEVICE void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-// What this thread wrote to shared memory can be read by the copy engine and by products.
+// Makes this thread's writes to shared memory visible to TMA and wgmma.
 REGARD_DEVICE void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -112,15 +111,15 @@ REGARD_DEVICE int cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-// Every thread of every block of the cluster; what was written to shared memory before can be seen.
+// For all threads of the cluster; earlier writes to shared memory become visible.
 REGARD_DEVICE void sync_cluster() {
   asm volatile(
       "barrier.cluster.arrive.release;\n"
       "barrier.cluster.wait.acquire;" ::
           : "memory");
 }
-// The same place in the shared memory of another block of the cluster; an address without the
-// block, as descriptors want it.
+// The same address in the shared memory of another block of the cluster; an address without the
+// block's bits, as descriptors need it.
 #ifdef REGARD_CLUSTER
 inline constexpr uint32 kWithinBlock = 0x3ffff;
 #else
@@ -146,19 +145,19 @@ REGARD_DEVICE void load_cluster_64(SharedAddress from, uint32& x, uint32& y) {
                : "r"(from)
                : "memory");
 }
-// At a barrier of another block. It orders nothing by itself: a release would wait for all that the
-// thread has written to memory. What it tells of is in shared memory already, of which there is one
-// copy, or in registers.
+// Arrives at a barrier of another block, without ordering (relaxed): a release would wait for
+// everything that the thread has written to memory. The data in question is in registers, or in
+// shared memory already.
 REGARD_DEVICE void mbarrier_arrive_cluster(SharedAddress barrier) {
   asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
                : "memory");
 }
 
-// In a cluster of two: the same place in the other block.
+// In a cluster of two: the same address in the other block.
 REGARD_DEVICE SharedAddress of_peer(SharedAddress own) {
   return address_in_cluster(own, cluster_rank() ^ 1);
 }
-// By the copy engine, to a place in the other block, whose barrier is told of the bytes.
+// A bulk copy to the same address in the other block, whose barrier counts the bytes.
 REGARD_DEVICE void bulk_copy_to_peer(SharedAddress to, SharedAddress from, int bytes,
                                      SharedAddress barrier) {
   asm volatile(
@@ -177,16 +176,17 @@ REGARD_DEVICE void stmatrix(SharedAddress row, const uint32 (&m)[4]) {
 
 // ---------------------------------------------------------------------- products of a warpgroup
 
-// A tile in shared memory with the 128-byte swizzle, as products name it: groups of eight rows are
-// 1024 bytes apart; panels, where the tile's columns are b's, so many bytes. The low word counts in
-// units of 16 bytes, and may be moved within the tile by adding to it.
+// The matrix descriptor of a tile in shared memory with the 128-byte swizzle. Groups of eight rows
+// are 1024 bytes apart; `panel` is the distance of column panels, for operands that are not
+// transposed. The low word counts units of 16 bytes, and may be moved within the tile by adding to
+// it.
 REGARD_DEVICE uint32 descriptor_word(SharedAddress begin, int panel) {
   return (address_in_block(begin) >> 4) | uint32(panel >> 4) << 16;
 }
 REGARD_DEVICE uint64 matrix_descriptor(uint32 word) { return uint64(0x40000040u) << 32 | word; }
 
-// Products run in the background: begin, multiply, commit; wait until at most so many committed
-// groups are under way. Operands in registers and accumulators are not touched meanwhile.
+// wgmma is asynchronous: fence, products, commit, then wait until at most kPending committed groups
+// are still running. Meanwhile nothing may touch their registers.
 REGARD_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 REGARD_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>
@@ -199,13 +199,13 @@ template <class T, int kBlocks>
 REGARD_DEVICE void wgmma_ss_nt(float (&d)[kBlocks][4], uint64 a, uint64 b, bool adds) {
   WgmmaShape<T, kBlocks>::ss_nt(d, a, b, adds);
 }
-// d = (adds ? d : 0) + a b over 16 rows of b; a: those columns of a warp's 16 rows.
+// d = (adds ? d : 0) + a b over 16 rows of b; a: the same columns of a warp's 16 rows.
 template <class T, int kBlocks>
 REGARD_DEVICE void wgmma_rs_nn(float (&d)[kBlocks][4], const uint32 (&a)[4], uint64 b, bool adds) {
   WgmmaShape<T, kBlocks>::rs_nn(d, a, b, adds);
 }
 
-// Reads and writes of d stay on their side of this.
+// Reads and writes of d are not moved across this.
 template <int kBlocks>
 REGARD_DEVICE void fence_operand(float (&d)[kBlocks][4]) {
 #pragma unroll
@@ -217,8 +217,7 @@ REGARD_DEVICE void fence_operand(float (&d)[kBlocks][4]) {
 
 // ------------------------------------------------------------------------------- shared counters
 
-// A number in global memory that blocks share, each at its own time: what it is; what it was before
-// one is added; x in place of what it was, if it is that still.
+// Counters in global memory that blocks share, without ordering.
 REGARD_DEVICE uint64 load_relaxed(const uint64* number) {
   uint64 x;
   asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(x) : "l"(number) : "memory");
@@ -229,13 +228,13 @@ REGARD_DEVICE void atomic_cas(uint64* number, uint64 was, uint64 x) { atomicCAS(
 
 // -------------------------------------------------------------------------- halves of a word
 
-// Of the two halves, numbers without a sign, each the larger one.
+// The larger of each two unsigned halves.
 REGARD_DEVICE uint32 max_u16x2(uint32 a, uint32 b) {
   uint32 x;
   asm("max.u16x2 %0, %1, %2;" : "=r"(x) : "r"(a), "r"(b));
   return x;
 }
-// In each half 1 where that of x is below its limit, else 0.
+// In each half 1 if x is below the limit there, else 0.
 REGARD_DEVICE uint32 less_u16x2(uint32 x, uint32 limits) {
   uint32 negative;
   asm("add.u16x2 %0, %1, %2;" : "=r"(negative) : "r"(~limits), "r"(0x00010001));
@@ -248,7 +247,7 @@ REGARD_DEVICE uint32 less_u16x2(uint32 x, uint32 limits) {
       : "r"(x), "r"(limits), "r"(negative), "r"(0x00010001));
   return below;
 }
-// Each half all ones where this bit of it is one, else 0.
+// Each half all ones if its bit kBit is one, else 0.
 template <int kBit>
 REGARD_DEVICE uint32 spread_bit_u16x2(uint32 x) {
   static_assert(kBit >= 0 && kBit < 16);
@@ -260,12 +259,12 @@ REGARD_DEVICE uint32 spread_bit_u16x2(uint32 x) {
 
 // --------------------------------------------------------------------------- the backward pass
 
-// The compiler forgets what it knows of x, so that it does not keep what follows from it in
-// registers across a loop.
+// Hides where x comes from, so that the compiler does not keep values derived from it in registers
+// across a loop.
 REGARD_DEVICE void make_opaque(uint32& x) { asm volatile("" : "+r"(x)); }
 
-// Bytes as they lie in global memory: a multiple of 16, from and to multiples of 16. `barrier` is
-// told of them.
+// A bulk copy without a tensor map: a multiple of 16 bytes, both addresses multiples of 16.
+// `barrier` counts the bytes.
 REGARD_DEVICE void bulk_load(SharedAddress to, const void* from, int bytes, SharedAddress barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -274,13 +273,13 @@ REGARD_DEVICE void bulk_load(SharedAddress to, const void* from, int bytes, Shar
       : "memory");
 }
 
-// A tile of rows of 16 bytes, one after another. A product takes each row's eight elements twice,
-// as the first and as the second half of its sixteen.
+// The descriptor of a tile without swizzle, with rows of 16 bytes one after another. A product
+// takes the eight elements of each row twice, as the first and the second half of its sixteen.
 REGARD_DEVICE uint64 unswizzled_descriptor(SharedAddress begin) {
   return uint64(128 >> 4) << 32 | (begin & kWithinBlock) >> 4;
 }
-// d = (adds ? d : 0) + a b^T over 16 columns of b's tile, whose rows are d's columns; a: those
-// columns of a warp's 16 rows.
+// d = (adds ? d : 0) + a b^T over 16 columns of b's tile, which has a row for each column of d; a:
+// the same columns of a warp's 16 rows.
 template <class T, int kBlocks>
 REGARD_DEVICE void wgmma_rs_nt(float (&d)[kBlocks][4], const uint32 (&a)[4], uint64 b, bool adds) {
   WgmmaGradientShape<T, kBlocks>::rs_nt(d, a, b, adds);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/hi_lo.cuh"
-#include "cuda/kernels/tile/simt/simt_lines.cuh"
+#include "cuda/kernels/tile/simt/row_vectors.cuh"
 #include "plan/cuda/kernel/hi_lo_layout.h"
 
 namespace regard {
@@ -33,8 +33,8 @@ struct RowBlock {
 #pragma unroll
       for (int quad = 0; quad < kQuads; ++quad) {
         const int column = column_of(quad);
-        load_line<Type::f32>(x[pass][quad], view, first + column, row < rows ? columns - column : 0,
-                             kConfig.aligned);
+        load_vector<Type::f32>(x[pass][quad], view, first + column,
+                               row < rows ? columns - column : 0, kConfig.aligned);
       }
     }
   }

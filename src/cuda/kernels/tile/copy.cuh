@@ -1,4 +1,4 @@
-// Tiles on their way from global to shared memory, and back.
+// Copies tiles from global to shared memory, and back.
 #pragma once
 
 #include "cuda/kernels/tile/fragment.cuh"
@@ -34,11 +34,10 @@ REGARD_DEVICE void load_chunk(SharedAddress to, const uint8* from, int left) {
   }
 }
 
-// Copies a tile of kRows x kColumns elements of kBytes each by all kThreads threads of the block.
-// Rows from `rows` on and columns from `columns` on are cleared and not read; kExact: no column is
-// missing. With kAligned the copies run in the background (cp_async_commit, cp_async_wait);
-// without, elements are read one by one and the tile is there after a barrier. `from` has row(r),
-// as RowsInMemory has. Fewer threads than the block's: `thread` is this one's number among them.
+// Copies a tile of kRows x kColumns elements of kBytes each, by kThreads threads, of which `thread`
+// is this one's number. Rows from `rows` on and columns from `columns` on are cleared and not read;
+// kExact: no column is missing. `from` has row(r), as RowsInMemory has. With kAligned the copies
+// are asynchronous (cp_async_commit, cp_async_wait); without, the tile is there after a barrier.
 template <int kThreads, int kRows, int kColumns, int kBytes, bool kAligned, bool kExact, class From>
 REGARD_DEVICE void load_tile(const TileView& tile, int rows, int columns, const From& from,
                              int thread = thread_index()) {
@@ -57,7 +56,7 @@ REGARD_DEVICE void load_tile(const TileView& tile, int rows, int columns, const 
   }
 }
 
-// The same of rows a stride apart: where all of them exist, addresses go up in steps.
+// The same for rows at a constant stride: if all of them exist, addresses grow by a constant.
 template <int kThreads, int kRows, int kColumns, int kBytes, bool kAligned, bool kExact>
 REGARD_DEVICE void load_tile(const TileView& tile, int rows, int columns,
                              const RowsInMemory& from) {
@@ -81,8 +80,8 @@ REGARD_DEVICE void load_tile(const TileView& tile, int rows, int columns,
                                                                                from);
 }
 
-// The same in less code, where copies are not what a kernel waits to issue: one path, whether all
-// rows exist or not.
+// The same in less code, for kernels that do not wait for the issue of copies: one path, whether
+// all rows exist or not.
 template <int kThreads, int kRows, int kColumns, int kBytes, bool kAligned, bool kExact>
 REGARD_DEVICE void load_tile_in_steps(const TileView& tile, int rows, int columns,
                                       const RowsInMemory& from, int thread) {
@@ -104,9 +103,9 @@ REGARD_DEVICE void load_tile_in_steps(const TileView& tile, int rows, int column
 }
 
 // Writes 16 rows of a result from accumulators to global memory, by one warp. row_at(r) is the
-// offset in view.data of row r's first column; rows that row_exists(r) denies are left alone.
-// `stage` is shared memory of the warp's own for 16 rows of `kBlocks` blocks of the type: results
-// go through it, so that memory is written in whole lines.
+// offset in view.data of row r's first column; rows without row_exists(r) are not written. Results
+// go through `stage`, the warp's own shared memory for 16 rows of kBlocks blocks of the type, so
+// that memory is written in whole cache lines.
 template <Type kType, int kBlocks, class RowAt, class RowExists>
 REGARD_DEVICE void store_rows(const Accumulator (&x)[kBlocks], const View& view, int columns,
                               bool accumulate, const TileView& stage, RowAt row_at,
@@ -131,7 +130,7 @@ REGARD_DEVICE void store_rows(const Accumulator (&x)[kBlocks], const View& view,
     sync_warp();
     return;
   }
-  // One by one, from f32, of which the stage holds this many blocks at a time.
+  // Through f32, element by element; the stage holds this many blocks at a time.
   using Wide = Fragments<Type::f32, Products::direct>;
   constexpr int kAtOnce = kBlocks * Direct::kBytes / 4;
 #pragma unroll

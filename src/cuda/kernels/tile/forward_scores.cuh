@@ -1,23 +1,23 @@
-// What the forward kernel does to single scores: the terms beside q . k, hidden pairs, dropout.
+// What the forward kernel does to single scores: terms, hidden pairs, dropout.
 #pragma once
 
 #include "cuda/kernels/tile/score_tile.cuh"
 
 namespace regard {
 
-// Place says which rows and keys a lane's accumulators are: ForwardPlace, WarpgroupPlace.
-template <KernelConfig kConfig, class PlaceOfRows>
+// Coords says which rows and keys a lane's accumulators are: ForwardTileMma, WarpgroupPlace.
+template <KernelConfig kConfig, class CoordsOfRows>
 struct ForwardScores {
-  using Place = PlaceOfRows;
-  using Scores = typename Place::Scores;
+  using Coords = CoordsOfRows;
+  using Scores = typename Coords::Scores;
   static constexpr Features kOn = kConfig.features;
-  static constexpr int kM = Place::kM, kKeys = Place::kKeys, kKeyBlocks = Place::kKeyBlocks;
+  static constexpr int kM = Coords::kM, kKeys = Coords::kKeys, kKeyBlocks = Coords::kKeyBlocks;
 
-  const Place at;
+  const Coords at;
   ScoreTerms<kConfig> terms;
   ShortInterval common_keys;
 
-  REGARD_DEVICE explicit ForwardScores(const Place& place)
+  REGARD_DEVICE explicit ForwardScores(const Coords& place)
       : at(place), terms(at.p, at.seq, at.b, at.head) {}
 
   // For a tile that has rows.
@@ -73,7 +73,7 @@ struct ForwardScores {
   REGARD_DEVICE void read_bias(float (&bias)[2], int stage, int row, int n) const {
     load_staged_pair<kConfig.bias.type>(bias, at.bias_pair(stage, row, at.column_of(n, 0)));
   }
-  // Whether the staged mask shows them; what does not exist is hidden.
+  // Whether the staged mask shows them; pairs that do not exist are hidden.
   REGARD_DEVICE void read_mask(bool (&seen)[2], int stage, int row, int n) const {
     const TileView tile = at.mask_tile(stage);
     const uint32 bytes = load_shared_16(tile.begin + row * tile.row_bytes + at.column_of(n, 0));
@@ -102,14 +102,14 @@ struct ForwardScores {
         const int begin = keys.begin - first_column;
         const int end = row < at.row_count ? keys.end - first_column : 0;
         hide_columns(scores[m], half, [&](int column) { return column >= end; });
-        // Mostly none: a look at the warp's rows costs less than at their keys.
+        // Mostly none: a vote over the warp's rows is cheaper than testing their keys.
         if (any_in_warp(begin > 0)) {
           hide_columns(scores[m], half, [&](int column) { return column < begin; });
         }
       }
     }
   }
-  // Columns from the lane's first on.
+  // Columns count from the lane's first.
   template <class IsHidden>
   static REGARD_DEVICE void hide_columns(Accumulator (&scores)[kKeyBlocks], int half,
                                          IsHidden is_hidden) {
@@ -122,12 +122,11 @@ struct ForwardScores {
     }
   }
 
-  // Clears the weights that dropout drops. One Philox call serves a row's eight elements of a lane
-  // in 32 keys.
+  // Clears dropped weights. One Philox call serves a lane's eight elements of a row in 32 keys.
   REGARD_DEVICE void drop(Scores& weights, int first_key) const {
     static_assert(!kOn.dropout || kKeys % 32 == 0 || kKeys == 16);
     const uint32 threshold = terms.dropout.threshold << 16;
-    // Of a tile of 16 keys, whether it is the second half of the 32.
+    // Whether a tile of 16 keys is the second half of 32.
     const bool late = kKeys == 16 && first_key % 32 != 0;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {

@@ -1,12 +1,12 @@
 // Fragments: the operands of a matrix product as the lanes of a warp hold them, and their loads.
 //
-// d[16 x 8] += a[16 x step] b[step x 8], in f32. In 16-bit types a step is 16 elements. An f32
-// operand is the sum of two TF32 terms, a step is 8, and three products of terms make one of f32's
+// d[16 x 8] += a[16 x step] b[step x 8], in f32. For 16-bit types a step is 16 elements. An f32
+// operand is the sum of two TF32 terms, a step is 8, and three products of terms have f32's
 // accuracy (the fourth is below it).
 //
-// Loads named `_transposed`, and operands made of accumulators, take the elements of an f32 step in
-// the order 0, 2, 4, 6, 1, 3, 5, 7: that in which a lane holds an accumulator's columns. Both
-// operands of a product must agree in it; for 16-bit types there is one order.
+// Loads named `_transposed`, and operands made of accumulators, have the elements of an f32 step in
+// the order 0, 2, 4, 6, 1, 3, 5, 7, in which a lane holds an accumulator's columns. Both operands
+// of a product must agree in it; 16-bit types have one order.
 #pragma once
 
 #include "cuda/kernels/element.cuh"
@@ -93,7 +93,7 @@ struct Fragments {  // f16 and bf16
     store_shared_32(to, pack<Format>(x[0], x[1]));
     store_shared_32(to + 8 * tile.row_bytes, pack<Format>(x[2], x[3]));
   }
-  // What the lane that held an operand's element gets: its words as pairs of f32.
+  // The words of an operand as pairs of f32.
   static REGARD_DEVICE void unpack(const A& a, int word, float& low, float& high) {
     low = widen<Format>(uint16(a.word[word]));
     high = widen<Format>(uint16(a.word[word] >> 16));
@@ -111,7 +111,7 @@ struct Fragments<Type::f32, kProducts> {
     uint32 word[kWords];                  // rounded to TF32
     uint32 rest[kTwoTerms ? kWords : 1];  // what that leaves
 
-    // TF32 keeps 10 bits of the fraction; the matrix unit ignores the others.
+    // TF32 keeps 10 bits of the fraction; the tensor unit ignores the others.
     REGARD_DEVICE void set(int i, uint32 bits) {
       const uint32 rounded = (bits + 0x1000u) & 0xffffe000u;
       word[i] = rounded;
@@ -180,8 +180,8 @@ struct Fragments<Type::f32, kProducts> {
     }
     mma_m16n8k8_tf32(d, a.word, b.word[0], b.word[1]);
   }
-  // A step's product by itself, added with a rounding to nearest: for scores, whose exponentials
-  // make absolute errors relative ones.
+  // The product of one step, summed from zero and added with rounding to nearest. Scores need it:
+  // the exponential turns their absolute error into a relative one.
   static REGARD_DEVICE void multiply_exactly(Accumulator& d, const A& a, const B& b) {
     if constexpr (kTwoTerms) {
       Accumulator product = {};
@@ -214,7 +214,7 @@ REGARD_DEVICE void clear(Accumulator (&x)[kM][kBlocks]) {
   }
 }
 
-// x = A B^T over kSteps steps, B the rows of a tile from `row` on; load_a(a, m, k) makes the
+// x = A B^T over kSteps steps; B is the tile's rows from `row` on. load_a(a, m, k) loads the
 // operand of step k for the 16-row block m.
 template <class F, int kSteps, int kM, int kBlocks, class LoadA>
 REGARD_DEVICE void multiply_transposed(Accumulator (&x)[kM][kBlocks], const TileView& tile, int row,
@@ -256,8 +256,8 @@ REGARD_DEVICE void add_step(Accumulator (&sums)[kM][kBlocks], const typename F::
 
 // sums += A B over kSteps steps; load_a as above.
 //
-// The matrix unit rounds sums toward zero, which over thousands of steps shows in f32: there each
-// tile's product is summed by itself and added with a rounding to nearest.
+// The tensor unit rounds sums toward zero, which over thousands of steps shows in f32. There each
+// tile's product is summed from zero and added with rounding to nearest.
 template <class F, int kSteps, int kM, int kBlocks, class LoadA>
 REGARD_DEVICE void add_product(Accumulator (&sums)[kM][kBlocks], const TileView& tile, int column,
                                LoadA load_a) {

@@ -1,17 +1,17 @@
-// Tiles of a mask on their way to shared memory: bytes, that nothing need align.
+// Copies tiles of a mask to shared memory: bytes, at any alignment.
 #pragma once
 
 #include "cuda/kernels/tile/copy.cuh"
 
 namespace regard {
 
-// 16 bytes that lie `step` apart, of which `left` exist (the others are 0), from the byte at
-// `from`; `before` bytes of the same row precede it.
+// Gathers 16 bytes, `step` apart, from `from` on. Only `left` of them exist; the others become 0.
+// `before` bytes of the same row precede `from`.
 REGARD_DEVICE Bits128 gather_bytes(const uint8* from, int64 step, int before, int left) {
   Bits128 x = {};
   const int skipped = int(reinterpret_cast<uint64>(from) % 4);
   if (step == 1 && skipped <= before && skipped + left >= 20) {
-    // From the aligned words around them, all of this row.
+    // From the aligned words that contain them, all within the row.
     const auto* const words = reinterpret_cast<const uint32*>(from - skipped);
     uint32 low = words[0];
 #pragma unroll
@@ -29,11 +29,11 @@ REGARD_DEVICE Bits128 gather_bytes(const uint8* from, int64 step, int before, in
   return x;
 }
 
-// Copies a tile of kRows x kColumns bytes, `step` apart in memory, by all kThreads threads of the
-// block; `from` has row(r), as RowsInMemory has, and `first` columns precede the tile. Rows from
-// `rows` on and columns from `columns` on are cleared and not read. Copies of kCopy = 16, 8 or 4
-// aligned bytes run in the background (cp_async_commit, cp_async_wait); otherwise the tile is there
-// after a barrier. `thread` as load_tile has it.
+// Copies a tile of kRows x kColumns bytes, `step` apart in memory, by kThreads threads, of which
+// `thread` is this one's number. `from` has row(r), as RowsInMemory has, and `first` columns
+// precede the tile. Rows from `rows` on and columns from `columns` on are cleared and not read.
+// Copies of kCopy = 16, 8 or 4 aligned bytes are asynchronous (cp_async_commit, cp_async_wait);
+// otherwise the tile is there after a barrier.
 template <int kThreads, int kRows, int kColumns, int kCopy, class From>
 REGARD_DEVICE void load_mask_tile(const TileView& tile, int rows, int columns, int first,
                                   int64 step, const From& from, int thread = thread_index()) {

@@ -1,11 +1,11 @@
-// A row's result from parts of it, each over some of its keys.
+// The result of a row from parts, each over some of its keys.
 //
-// A part holds a reference r and, relative to it, the sum of its weights and the sums of its
-// weighted values: sum = sum over its keys of 2^(x - r), with x the logit times log2(e). A part
-// that saw no key has the reference -inf; its values count for nothing.
+// A part has a reference m and, relative to it, the sum of its weights and of its weighted values:
+// sum = sum over its keys of 2^(x - m), with the logit x times log2(e). A part that saw no key has
+// m = -inf, and its values are ignored.
 #pragma once
 
-#include "cuda/kernels/tile/simt/simt_lines.cuh"
+#include "cuda/kernels/tile/simt/row_vectors.cuh"
 #include "plan/cuda/kernel/simt_layout.h"
 #include "semantics/softmax.h"
 
@@ -16,8 +16,8 @@ struct RowPart {
   float sum;
 };
 
-// Of kLanes neighbouring threads of a warp, which all take part. Every part is seen before any is
-// added.
+// kLanes neighbouring threads of a warp share a row; all take part. All parts are seen before any
+// is added.
 template <KernelConfig kConfig>
 struct MergedRow {
   static constexpr int kElements = 4;  // of a thread, at once
@@ -29,10 +29,10 @@ struct MergedRow {
   const int64 b, h, i;
   const bool exists;  // whether the results are wanted
   const int lane = lane_index() % kLanes;
-  const int64 line = h * p.sizes.rows_q + flat_row(p, seq, b, i);
+  const int64 row_index = h * p.sizes.rows_q + flat_row(p, seq, b, i);
   float largest = -infinity<float>();
   float total = 0;
-  float spoiled = 0;
+  float nonfinite = 0;
 
   REGARD_DEVICE MergedRow(const KernelParams& kernel_params, const Sequence& sequence, int64 batch,
                           int64 head, int64 row, bool row_exists)
@@ -60,7 +60,7 @@ struct MergedRow {
     return static_cast<const float*>(p.sink.data)[h * p.sink.strides.head];
   }
   REGARD_DEVICE void see_sink() { see(sink() * float(kLog2E)); }
-  // Not finite unless the sink is; nothing from one of -inf.
+  // Not finite unless the sink is; a sink of -inf adds nothing.
   REGARD_DEVICE void add_sink() {
     const float value = sink();
     if (value == -infinity<float>()) return;
@@ -78,18 +78,18 @@ struct MergedRow {
     const bool aligned = is_aligned(p.out);
 #pragma unroll
     for (int n = 0; n < kElements; ++n) sums[n] *= by;
-    spoiled += zero_if_finite(sums);
+    nonfinite += zero_if_finite(sums);
     if (!exists) return;
     const int64 to = offset_of(p.out.strides, b, h, seq.first_q, i) + d;
     with_type<kConfig.type>(p.out.type, [&](auto type) {
-      store_line<decltype(type)::kElement>(p.out, to, p.sizes.dim_v - d, aligned, sums);
+      store_vector<decltype(type)::kElement>(p.out, to, p.sizes.dim_v - d, aligned, sums);
     });
   }
-  // Lse and mark, after the columns.
+  // Writes lse and flag, after the columns.
   REGARD_DEVICE void write_end() {
     if constexpr (kConfig.flags_nonfinite) {
-      spoiled = sum_of_lanes<kLanes>(spoiled);
-      if (lane == 0 && exists) write_row_flag(params, line, spoiled != 0);
+      nonfinite = sum_of_lanes<kLanes>(nonfinite);
+      if (lane == 0 && exists) write_row_flag(params, row_index, nonfinite != 0);
     }
     if (lane != 0 || !exists || !p.lse.given()) return;
     // Where nothing joined the sink, the lse is the sink, to the last bit.

@@ -1,4 +1,4 @@
-// The elementwise terms of a tile of scores: what lies between the product q . k and the softmax.
+// The elementwise terms of a tile of scores, between the product q . k and the softmax.
 #pragma once
 
 #include "cuda/kernels/params.h"
@@ -9,8 +9,8 @@
 
 namespace regard {
 
-// Elementwise maths of the mma kernels: exponentials by one instruction; tanh by two where the type
-// of q rounds more than that.
+// Elementwise maths of the mma and wgmma kernels: one instruction for an exponential, two for tanh
+// if q's type rounds more than they do.
 template <Type kType>
 struct MmaLanes : GpuLanes<float> {
   static REGARD_DEVICE float exp2(float x) { return ex2_approx(x); }
@@ -20,7 +20,7 @@ struct MmaLanes : GpuLanes<float> {
   }
 };
 
-// A Sequence in 32 bits, which every length and row number fits.
+// A Sequence in 32 bits, which hold every length and row index.
 struct ShortSequence {
   int len_q, len_k;
   int first_q, first_k;
@@ -33,8 +33,8 @@ struct ShortInterval {
   int begin, end;
 };
 
-// What visible_keys says of rows [0, len_q), in 32 bits: both ends are the row's number moved by a
-// constant, within [0, len_k].
+// visible_keys of rows [0, len_q) in 32 bits: each end is the row index plus a constant, cut to [0,
+// len_k].
 struct ShortBand {
   struct End {
     int shift;  // in [-len_q, len_k]
@@ -63,8 +63,9 @@ REGARD_DEVICE ShortSequence short_sequence(const Problem& p, int64 b) {
   return {int(s.len_q), int(s.len_k), int(s.first_q), int(s.first_k)};
 }
 
-// Whether a half of the word is a 16-bit bias that hides its pair, or that score() raises; or NaN
-// with a sign. As numbers without a sign, those are the halves from one on.
+// Whether a half of the word is a 16-bit bias that hides its pair (-inf), that score() raises
+// (below kLowestBias), or a NaN with a sign. As unsigned numbers, these are the halves from one
+// value on.
 template <Type kType>
 REGARD_DEVICE bool has_low_half(uint32 word) {
   static_assert(kTypeCount == 7, "a type was added: the pattern of its low values");
@@ -116,7 +117,7 @@ struct ScoreTerms {
   REGARD_DEVICE Interval keys_of(int i) const { return visible_keys(mask_params, i, len_q, len_k); }
   REGARD_DEVICE float unit() const { return logit_unit(kOn, params); }
 
-  // The bias in memory, where no tile of it is staged.
+  // The bias in global memory, if no tile of it is staged.
   REGARD_DEVICE float bias_at(int i, int j) const {
     const int64 at = i * bias_row + j * bias_column;
     if constexpr (kConfig.bias.type == Type::f64) {
@@ -125,7 +126,7 @@ struct ScoreTerms {
     return load_element<float>(bias, kConfig.bias.type, at);
   }
   REGARD_DEVICE bool shows(int i, int j) const { return mask[i * mask_row + j * mask_column] != 0; }
-  // Of one pair of a tile: the others' positions differ from it by constants.
+  // One call for each tile is enough: the positions of its pairs differ by constants.
   REGARD_DEVICE float position(int i, int j) const {
     return relative_position<float>(i, j, len_q, len_k);
   }
@@ -134,7 +135,7 @@ struct ScoreTerms {
   REGARD_DEVICE float value(float raw, float bias_value, float position) const {
     return score<L>(kOn, params, raw, bias_value, head, position).value;
   }
-  // The same of a bias that is not as low as kLowestBias.
+  // The same for a bias that is known to be above kLowestBias.
   REGARD_DEVICE float value_of_bias(float raw, float bias_value, float position) const {
     Features others = kOn;
     others.bias = false;

@@ -6,7 +6,7 @@
 namespace regard {
 
 // A kernel's blocks in one dimension: for each group of heads, each tile of each of its heads.
-// Heads of a group take turns, so that their tiles are under way together and share the cache.
+// Heads of a group are interleaved, so that their tiles run together and share the L2 cache.
 struct BlockGrid {
   int32 heads = 1;   // batch times heads (query heads, kv heads where a tile serves them all)
   int32 tiles = 1;   // of a head
@@ -29,7 +29,8 @@ struct BlockCoords {
 REGARD_INLINE BlockCoords block_coords(const BlockGrid& grid, int64 number) {
   const int32 block = int32(number);
   const int32 per_head = grid.tiles * grid.splits;
-  if (grid.heads_per_group == 1 && grid.batch == 1) {  // fewer divisions: decoding feels them
+  if (grid.heads_per_group == 1 &&
+      grid.batch == 1) {  // fewer divisions, which decoding would notice
     const int32 head = block / per_head, rest = block - head * per_head;
     const int32 split = grid.splits == 1 ? 0 : rest / grid.tiles;
     return {.head = head, .tile = rest - split * grid.tiles, .split = split};
@@ -45,8 +46,8 @@ REGARD_INLINE BlockCoords block_coords(const BlockGrid& grid, int64 number) {
           .split = tile / grid.tiles};
 }
 
-// The same of a grid whose tiles nobody shares, in two divisions: a thread that makes them alone
-// takes some hundred clocks for each.
+// The same for a grid without splits, in two divisions: a thread that computes it alone
+// needs some hundred clocks for each.
 REGARD_INLINE BlockCoords block_coords_unsplit(const BlockGrid& grid, int64 number) {
   const uint32 block = uint32(number);
   const uint32 group = block / uint32(grid.tiles * grid.heads_per_group);
@@ -61,7 +62,7 @@ REGARD_INLINE BlockCoords block_coords_unsplit(const BlockGrid& grid, int64 numb
           .split = 0};
 }
 
-// dq sums are kept in units of 16 rows, each sequence beginning with a unit of its own.
+// dq sums have units of 16 rows; each sequence begins with a new unit.
 REGARD_INLINE int64 dq_rows(const Problem& p) {
   return p.packed ? round_up(p.sizes.rows_q + 16 * p.sizes.batch + 16, 16)
                   : p.sizes.batch * round_up(p.sizes.len_q, 16);

@@ -56,7 +56,7 @@ struct ForwardMmaLayout {
   int size = 0;
 };
 
-// What a walker or a split has of a row: the sums of its columns, its reference and its sum.
+// What a key warp or a split holds of a row: the sums of its columns, its running max and its sum.
 REGARD_INLINE int partial_row_bytes(const KernelConfig& c) { return c.dim_v * 4 + 16; }
 
 REGARD_INLINE ForwardMmaLayout forward_mma_layout(const KernelConfig& c) {
@@ -71,13 +71,13 @@ REGARD_INLINE ForwardMmaLayout forward_mma_layout(const KernelConfig& c) {
   x.stage_bytes = x.mask + mask_bytes(c);
   x.key_warp_bytes = t.stages * x.stage_bytes;
   x.size = x.stage + t.key_warps * x.key_warp_bytes;
-  // Parts of every row take the place of the stages once all keys are done.
+  // Parts of every row replace the stages once all keys are done.
   if (t.key_warps > 1)
     x.size = larger(x.size, x.stage + t.key_warps * t.rows * partial_row_bytes(c));
   return x;
 }
 
-// That place; the splits of one row must fit it, too.
+// Their room; the splits of one row must fit it too.
 REGARD_INLINE int merge_room(const KernelConfig& c) {
   const ForwardMmaLayout x = forward_mma_layout(c);
   return x.size - x.stage;

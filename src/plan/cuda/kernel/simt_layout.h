@@ -1,8 +1,8 @@
 // Tiles, shared memory and grids of the kernels that use no tensor cores, and of those around them.
 //
-// Every product of a simt kernel is made by 16 x 16 threads. A block owns a tile - query rows, or
-// keys in key_gradient - and walks over tiles of the other side; head elements and columns pass
-// through shared memory a chunk at a time, so that its size hardly depends on head sizes.
+// Every product of a simt kernel is computed by 16 x 16 threads. A block owns a tile (query rows,
+// or keys in key_gradient) and loops over tiles of the other side, the streamed ones. Head elements
+// and columns pass through shared memory in chunks, so that its size hardly depends on head sizes.
 #pragma once
 
 #include "plan/cuda/kernel/block_grid.h"
@@ -23,13 +23,13 @@ REGARD_INLINE int simt_chunk(Type type, int dim) {
 }
 
 // Shared memory of the simt kernels, in elements of the arithmetic. Rows are padded by 16 bytes,
-// so that neighbours lie in other banks.
+// so that neighbouring rows lie in different banks.
 struct SimtLayout {
   int own = 0;            // rows (or keys) that the block owns
-  int walked = 0;         // of the tile that it walks over
+  int streamed = 0;       // rows of the streamed tile
   int chunk_stride = 0;   // from row to row of a chunk
   int weight_stride = 0;  // from own row to own row of the weights
-  int walked_rows = 0;    // where each part begins; own rows and columns begin at 0
+  int streamed_rows = 0;  // where each part begins; own rows and columns begin at 0
   int weights = 0;
   int size = 0;
 };
@@ -39,17 +39,17 @@ REGARD_INLINE SimtLayout simt_layout(const KernelConfig& config) {
   const int padding = 16 / real_bytes(config.type);
   SimtLayout at;
   at.own = of_keys ? config.tiling.keys : config.tiling.rows;
-  at.walked = of_keys ? config.tiling.rows : config.tiling.keys;
+  at.streamed = of_keys ? config.tiling.rows : config.tiling.keys;
   at.chunk_stride =
       padding + larger(simt_chunk(config.type, config.dim), simt_chunk(config.type, config.dim_v));
-  at.weight_stride = at.walked + padding;
-  at.walked_rows = at.own * at.chunk_stride;
-  at.weights = at.walked_rows + at.walked * at.chunk_stride;
+  at.weight_stride = at.streamed + padding;
+  at.streamed_rows = at.own * at.chunk_stride;
+  at.weights = at.streamed_rows + at.streamed * at.chunk_stride;
   at.size = at.weights;
   if (config.kernel == Kernel::bias_gradient) {
-    at.size = larger(at.size, kSimtSide * at.walked);  // sums over the rows of a broadcast bias
+    at.size = larger(at.size, kSimtSide * at.streamed);  // sums over the rows of a broadcast bias
   } else {
-    at.weights = larger(at.weights, at.walked * kSimtColumns);
+    at.weights = larger(at.weights, at.streamed * kSimtColumns);
     at.size = at.weights + at.own * at.weight_stride;
   }
   return at;
@@ -80,7 +80,7 @@ REGARD_INLINE bool simt_tiling_fits(const KernelConfig& config, int64 shared_lim
          simt_shared_bytes(config) <= shared_limit;
 }
 
-// Columns that a block sums up for each of its rows.
+// Columns that a block sums for each of its rows.
 REGARD_INLINE int64 simt_sums(Kernel kernel, int dim, int dim_v) {
   switch (kernel) {
     case Kernel::forward:
@@ -97,20 +97,20 @@ REGARD_INLINE int64 simt_sums(Kernel kernel, int dim, int dim_v) {
 // Registers of a thread that hold sums, at most.
 REGARD_INLINE int simt_words(Type type) { return type == Type::f64 ? 32 : 64; }
 
-// A block that cannot hold all of its sums makes them in so many turns, each a walk of its own with
-// a slice of the columns.
+// A block that cannot hold all of its sums computes them in several passes, each a loop of its own
+// over a slice of the columns.
 REGARD_INLINE int simt_passes(const KernelConfig& config) {
   const int own = config.kernel == Kernel::key_gradient ? config.tiling.keys : config.tiling.rows;
   const int64 words =
       own * simt_sums(config.kernel, config.dim, config.dim_v) * real_bytes(config.type) / 4;
-  int turns = 1;
+  int passes = 1;
   const int64 most = simt_words(config.type) * kSimtThreads;
-  while (words > turns * most) turns *= 2;
-  return turns;
+  while (words > passes * most) passes *= 2;
+  return passes;
 }
-// Columns of a turn.
-REGARD_INLINE int simt_slice(int columns, int turns) {
-  return turns == 1 ? columns : int(round_up(divide_up(columns, turns), kSimtColumns));
+// Columns of a pass.
+REGARD_INLINE int simt_slice(int columns, int passes) {
+  return passes == 1 ? columns : int(round_up(divide_up(columns, passes), kSimtColumns));
 }
 
 // Threads that share a row in delta and combine: a power of two.
@@ -149,13 +149,13 @@ REGARD_INLINE Tiling simt_tiling(Kernel kernel, Type type, int dim, int dim_v, i
   // Words of a block's sums, for each of its own rows.
   const bool of_keys = kernel == Kernel::key_gradient;
   const int64 words = round_up(simt_sums(kernel, dim, dim_v), kSimtSide) * real_bytes(type) / 4;
-  int own = 64, walked = type == Type::f64 ? 32 : 64;
+  int own = 64, streamed = type == Type::f64 ? 32 : 64;
   while (own > 16 && own * words > simt_words(type) * kSimtThreads) own /= 2;
-  // Large squares of pairs beside many sums would not fit the registers.
-  if (own * words > 32 * kSimtThreads) walked /= 2;
+  // Large squares of pairs together with many sums would not fit the registers.
+  if (own * words > 32 * kSimtThreads) streamed /= 2;
   const auto tiling = [&] {
-    return Tiling{.rows = of_keys ? walked : own,
-                  .keys = of_keys ? own : walked,
+    return Tiling{.rows = of_keys ? streamed : own,
+                  .keys = of_keys ? own : streamed,
                   .warps = kSimtThreads / 32,
                   .stages = 1,
                   .slices = 1,
@@ -170,7 +170,7 @@ REGARD_INLINE Tiling simt_tiling(Kernel kernel, Type type, int dim, int dim_v, i
                              .tiling = tiling()},
                             shared_limit);
   };
-  while (!fits() && (own > 16 || walked > 16)) (walked >= own ? walked : own) /= 2;
+  while (!fits() && (own > 16 || streamed > 16)) (streamed >= own ? streamed : own) /= 2;
   return tiling();
 }
 
@@ -204,11 +204,11 @@ REGARD_INLINE int64 simt_own_tiles(const Problem& p, const KernelConfig& config)
   }
 }
 
-// Tiles that a block of a `marked` kernel looks at: it mostly finds no mark, and many blocks that
-// find nothing would take their time.
+// Tiles that a block of a fix-up kernel checks: it mostly finds no flag, and many blocks that
+// find nothing would take longer.
 inline constexpr int kFlaggedTiles = 64;
 
-// The grid of any kernel of family simt; that of a marked one counts its tiles over all heads.
+// The grid of any kernel of family simt; a fix-up kernel counts its tiles over all heads.
 REGARD_INLINE int64 simt_heads(const Problem& p, const KernelConfig& config) {
   return config.only_flagged ? 1 : simt_own_heads(p, config);
 }

@@ -1,19 +1,19 @@
-// The gradient of the bias: that of the logits, stored, or added up over what shares an element.
+// The gradient of the bias: dS, stored, or summed over the pairs that share an element.
 #pragma once
 
-#include "cuda/kernels/tile/mma/backward_place.cuh"
+#include "cuda/kernels/tile/mma/backward_tile.cuh"
 
 namespace regard {
 
 template <KernelConfig kConfig>
 struct BackwardBias {
-  using Place = BackwardPlace<kConfig>;
-  using Scores = typename Place::Scores;
-  using Step = typename Place::Step;
+  using Tile = BackwardTileMma<kConfig>;
+  using Scores = typename Tile::Scores;
+  using Step = typename Tile::Step;
   static constexpr BiasGradient kHow = kConfig.dbias.how;
-  static constexpr int kN = Place::kN, kScoreBlocks = Place::kScoreBlocks;
+  static constexpr int kN = Tile::kN, kScoreBlocks = Tile::kScoreBlocks;
 
-  const Place at;
+  const Tile at;
   float key_sums[kN][2];  // over the queries, for a bias of one row
 
   REGARD_DEVICE void clear() {
@@ -63,7 +63,7 @@ struct BackwardBias {
     }
   }
 
-  // By pairs of keys: lanes of neighbouring keys exchange one of their two rows.
+  // In pairs of keys: lanes of neighbouring keys exchange one of their two rows.
   REGARD_DEVICE void add_pairs(const Scores& ds, const Step& step) const {
     const Strides& s = at.params.buffers.dbias_strides;
     const bool odd = lane_index() / 4 % 2;

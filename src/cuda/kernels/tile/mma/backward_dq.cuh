@@ -1,13 +1,13 @@
-// A block's share of dq: dq += dS K, added to f32 sums in memory.
+// A block's part of dq: dq += dS K, added to f32 sums in memory.
 #pragma once
 
 #include "cuda/kernels/tile/dq_order.cuh"
-#include "cuda/kernels/tile/mma/backward_place.cuh"
+#include "cuda/kernels/tile/mma/backward_tile.cuh"
 
 namespace regard {
 
-// How warps share a tile of dq of 16-row units and pairs of column blocks: each has kUnits x kPairs
-// of them, as square as may be, so that its operands are read least often.
+// How warps share a tile of dq, which has units of 16 rows and pairs of column blocks. Each warp
+// has kUnits x kPairs of them, as square as possible, so that operands are read least often.
 template <int kAllUnits, int kAllPairs, int kWarps>
 struct DqWarps {
   static constexpr int reads(int unit_warps) {
@@ -29,7 +29,7 @@ struct DqWarps {
 
   static REGARD_DEVICE int first_unit() { return warp_index() % kUnitWarps * kUnits; }
 
-  // Pairs are dealt in turn; the last round may not reach every warp.
+  // Pairs are dealt round robin; the last round may not reach every warp.
   static REGARD_DEVICE int pair(int round) {
     return round * kColumnWarps + warp_index() / kUnitWarps;
   }
@@ -40,20 +40,20 @@ struct DqWarps {
 
 template <KernelConfig kConfig>
 struct BackwardDq {
-  using Place = BackwardPlace<kConfig>;
-  using Step = typename Place::Step;
+  using Tile = BackwardTileMma<kConfig>;
+  using Step = typename Tile::Step;
   using F = FragmentsOf<kConfig>;
-  using Warps = DqWarps<Place::kRows / 16, kConfig.dim / 16, kConfig.tiling.warps>;
+  using Warps = DqWarps<Tile::kRows / 16, kConfig.dim / 16, kConfig.tiling.warps>;
   // Pairs whose sums a warp has in registers at once.
   static constexpr int kUnits = Warps::kUnits;
   static constexpr int kAtOnce = Warps::kPairs * kUnits <= 8 ? Warps::kPairs : 8 / kUnits;
 
   using Sums = Accumulator[kUnits][kAtOnce * 2];
 
-  const Place at;
+  const Tile at;
 
   REGARD_DEVICE void add(const Step& step) const {
-    if constexpr (kConfig.ordered_dq) await_turn(step);
+    if constexpr (kConfig.ordered_dq) acquire(step);
     float* const to = at.params.buffers.dq_sums + step.head * dq_rows(at.p) * kConfig.dim;
 #pragma unroll
     for (int round = 0; round < Warps::kPairs; round += kAtOnce) {
@@ -61,13 +61,13 @@ struct BackwardDq {
       multiply(sums, round);
       add_to_memory(to, sums, round, step);
     }
-    if constexpr (kConfig.ordered_dq) end_turn(step);
+    if constexpr (kConfig.ordered_dq) release(step);
   }
 
   REGARD_DEVICE void multiply(Sums& sums, int round) const {
     clear(sums);
 #pragma unroll
-    for (int k = 0; k < Place::kKeys / F::kStep; ++k) {
+    for (int k = 0; k < Tile::kKeys / F::kStep; ++k) {
       typename F::A ds[kUnits];
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
@@ -114,27 +114,27 @@ struct BackwardDq {
     }
   }
 
-  // Deterministic: the key tiles that see the rows, which follow one another, add in that order.
-  // Blocks of earlier tiles began earlier, so that waiting for them ends.
-  REGARD_DEVICE int32* turn_of(const Step& step) const {
-    const int64 tiles = divide_up(at.p.sizes.len_q, Place::kRows);
+  // Deterministic: the key tiles that see these rows, which are contiguous, add in order. Blocks of
+  // earlier tiles started earlier, so that waiting for them ends.
+  REGARD_DEVICE int32* semaphore_of(const Step& step) const {
+    const int64 tiles = divide_up(at.p.sizes.len_q, Tile::kRows);
     return at.params.buffers.dq_semaphores + (at.b * at.p.sizes.heads_q + step.head) * tiles +
            step.tile;
   }
-  // Of this block, among the key tiles that see the rows of a step.
-  REGARD_DEVICE int turn(const Step& step) const {
+  // How many key tiles add to these rows before this block's.
+  REGARD_DEVICE int key_tiles_before(const Step& step) const {
     const Interval keys =
         visible_keys(at.p.mask_params, step.first_row(), at.seq.len_q, at.seq.len_k);
-    return at.key_tile_index - int(keys.begin) / Place::kKeys;
+    return at.key_tile_index - int(keys.begin) / Tile::kKeys;
   }
-  REGARD_DEVICE void await_turn(const Step& step) const {
-    if (thread_index() == 0) wait_semaphore(turn_of(step), turn(step));
+  REGARD_DEVICE void acquire(const Step& step) const {
+    if (thread_index() == 0) wait_semaphore(semaphore_of(step), key_tiles_before(step));
     sync_block();
   }
-  REGARD_DEVICE void end_turn(const Step& step) const {
+  REGARD_DEVICE void release(const Step& step) const {
     fence_device();
     sync_block();
-    if (thread_index() == 0) release_semaphore(turn_of(step), turn(step) + 1);
+    if (thread_index() == 0) release_semaphore(semaphore_of(step), key_tiles_before(step) + 1);
   }
 };
 

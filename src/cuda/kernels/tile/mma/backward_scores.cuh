@@ -1,22 +1,22 @@
-// What the backward kernel does to single scores: from products to weights (terms, softmax, hidden
-// pairs, dropout), and from weights and their gradients to those of the scores.
+// What the backward kernel does to single scores: from products to P (terms, softmax, hidden pairs,
+// dropout), and from P and dP to dS.
 #pragma once
 
-#include "cuda/kernels/tile/mma/backward_place.cuh"
+#include "cuda/kernels/tile/mma/backward_tile.cuh"
 
 namespace regard {
 
 template <KernelConfig kConfig>
 struct BackwardScores {
-  using Place = BackwardPlace<kConfig>;
-  using Scores = typename Place::Scores;
-  using Step = typename Place::Step;
+  using Tile = BackwardTileMma<kConfig>;
+  using Scores = typename Tile::Scores;
+  using Step = typename Tile::Step;
   using L = MmaLanes<kConfig.type>;
   static constexpr Features kOn = kConfig.features;
   static constexpr bool kHides = kOn.interval || kOn.mask || kOn.bias || kOn.dropout;
-  static constexpr int kN = Place::kN, kScoreBlocks = Place::kScoreBlocks;
+  static constexpr int kN = Tile::kN, kScoreBlocks = Tile::kScoreBlocks;
 
-  const Place at;
+  const Tile at;
   const float unit = logit_unit(kOn, score_params<float>(at.p));
 
   // From products to P (negative where dropout drops the weight), and the slopes of the scores.
@@ -35,7 +35,7 @@ struct BackwardScores {
     if (!at.is_whole(step)) clear_hidden(x, step);
     if constexpr (kOn.dropout) drop(x, step);
   }
-  // e^(value unit - lse). f32 pays for the difference before the scale: it is nearly exact.
+  // e^(value unit - lse). f32 subtracts before it scales, because the difference is nearly exact.
   REGARD_DEVICE float weight(float value, float lse) const {
     if constexpr (kConfig.type == Type::f32) {
       return L::exp2(fma_of(value, unit, -lse) * float(kLog2E));
@@ -47,7 +47,7 @@ struct BackwardScores {
     return load_shared_128(at.states_at(stage, at.row_of(n, 0)));
   }
 
-  // From products to logits; what a bias or a mask hides becomes -inf.
+  // From products to logits; pairs that a bias or a mask hides become -inf.
   REGARD_DEVICE void apply_terms(Scores& x, Scores& slopes, int stage, const Step& step) const {
     const ScoreTerms<kConfig> terms(at.p, at.seq, at.b, step.head);
     const float position =
@@ -104,12 +104,12 @@ struct BackwardScores {
       }
     }
   }
-  // Whether the staged mask shows a pair; what does not exist is hidden.
+  // Whether the staged mask shows a pair; pairs that do not exist are hidden.
   REGARD_DEVICE bool read_mask(int stage, int row, int key) const {
     const TileView tile = at.mask_tile(stage);
     return load_shared_8(tile.begin + row * tile.row_bytes + key) != 0;
   }
-  // The staged bias of a pair of blocks of S^T; by the loads of fragments where it is of 16 bits.
+  // The staged bias of a pair of blocks of S^T; a 16-bit bias is loaded by ldmatrix.
   REGARD_DEVICE void read_bias(float (&bias)[2][4], int stage, int m, int n) const {
     const TileView tile = at.bias_tile(stage);
     if constexpr (element_bytes(kConfig.bias.type) == 4) {
@@ -151,8 +151,8 @@ struct BackwardScores {
     }
   }
 
-  // One Philox call serves a row's keys of a lane in 32 keys, and the lanes of neighbouring keys
-  // need the same: each makes that of one of their two rows, for both.
+  // One Philox call serves a lane's keys of a row in 32 keys, and lanes of neighbouring keys need
+  // the same call. Each of them makes the call of one of their two rows, for both.
   REGARD_DEVICE void drop(Scores& x, const Step& step) const {
     static_assert(kN <= 2);
     const DropoutParams& dropout = at.p.dropout;
@@ -191,9 +191,9 @@ struct BackwardScores {
     }
   }
 
-  // From P and dP to the gradients of the logits, in dP's place; a kept weight's dP counts
-  // keep_scale times. What is dropped is told by arithmetic alone: a condition for every weight,
-  // needed twice, would take more registers than there are.
+  // From P and dP to the gradients of the logits, in place of dP. dP of a kept weight counts
+  // keep_scale times. Arithmetic tells what is dropped: a condition for every weight, needed twice,
+  // would take more registers than there are.
   REGARD_DEVICE void make_dlogits(Scores& ds, const Scores& weights, int stage) const {
     const float scale = kOn.dropout ? float(keep_scale(at.p.dropout)) : 1.0f;
 #pragma unroll
@@ -211,13 +211,13 @@ struct BackwardScores {
           } else {
             x = weight * (x - delta[e % 2]);
           }
-          // A hidden pair has no share in what its row or key would spoil.
+          // A hidden pair must not receive NaN from its row or key.
           if (kHides && weight == 0) x = 0;
         }
       }
     }
   }
-  // From those to the gradients of the scaled products.
+  // From these to the gradients of the scaled products.
   static REGARD_DEVICE void apply_slopes(Scores& ds, const Scores& slopes) {
 #pragma unroll
     for (int m = 0; m < kN; ++m) {

@@ -1,30 +1,30 @@
-// The online softmax of the forward kernel: from logits to weights, tile by tile, with the rows'
-// references and sums, and what a raised reference does to the results so far.
+// The online softmax of the forward kernel, tile by tile: logits to weights, the rows' running max
+// and sum, and the rescaling of out when a max is raised.
 #pragma once
 
-#include "cuda/kernels/tile/mma/forward_place.cuh"
+#include "cuda/kernels/tile/mma/forward_tile.cuh"
 
 namespace regard {
 
 template <KernelConfig kConfig>
 struct ForwardSoftmax {
-  using Place = ForwardPlace<kConfig>;
+  using Tile = ForwardTileMma<kConfig>;
   using L = MmaLanes<kConfig.type>;
-  using Scores = typename Place::Scores;
-  using Out = typename Place::Out;
-  static constexpr int kM = Place::kM;
-  static constexpr int kKeyBlocks = Place::kKeyBlocks, kOutBlocks = Place::kOutBlocks;
+  using Scores = typename Tile::Scores;
+  using Out = typename Tile::Out;
+  static constexpr int kM = Tile::kM;
+  static constexpr int kKeyBlocks = Tile::kKeyBlocks, kOutBlocks = Tile::kOutBlocks;
   static constexpr float kSlack = 8;
 
-  SoftmaxRow<L> rows[kM][2];  // of the halves of a block; sums are the lane's own until the end
+  SoftmaxRow<L> rows[kM][2];  // each lane has its own part of the sums until the end
 
   REGARD_DEVICE void clear() {
 #pragma unroll
     for (int m = 0; m < kM; ++m) rows[m][0] = rows[m][1] = empty_softmax<L>();
   }
 
-  // Logits to weights: P = 2^(value * exponent - reference). A row's reference stays until some
-  // weight would pass 2^kSlack: most tiles then leave out and the sums as they are.
+  // Logits to weights: P = 2^(value * exponent - m). A row's m stays until some weight would pass
+  // 2^kSlack, so that most tiles leave out and the sums as they are.
   REGARD_DEVICE void make_weights(Scores& scores, Out& out, float exponent) {
     float max[kM][2];
     bool raises = false;
@@ -74,7 +74,7 @@ struct ForwardSoftmax {
     }
   }
 
-  // The row's share of the lanes that hold it, as one.
+  // Sums a row over the lanes that hold it.
   REGARD_DEVICE void sum_over_lanes(int m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -84,7 +84,7 @@ struct ForwardSoftmax {
     }
   }
 
-  // A logit without a value.
+  // The sink is a logit without a value.
   REGARD_DEVICE void add_sink(Accumulator (&out)[kOutBlocks], int m, int half, float sink) {
     SoftmaxRow<L>& row = rows[m][half];
     const float shrink = raise_reference<L>(row, sink, float(kLog2E));

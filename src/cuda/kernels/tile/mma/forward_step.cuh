@@ -1,31 +1,31 @@
-// One step of the forward kernel's walk over keys: both products of a tile, and what lies between.
+// One iteration of the forward kernel over keys: both products of a tile, with the softmax between.
 #pragma once
 
 #include "cuda/kernels/tile/forward_scores.cuh"
-#include "cuda/kernels/tile/mma/forward_place.cuh"
 #include "cuda/kernels/tile/mma/forward_softmax.cuh"
+#include "cuda/kernels/tile/mma/forward_tile.cuh"
 
 namespace regard {
 
 template <KernelConfig kConfig>
 struct ForwardStep {
-  using Place = ForwardPlace<kConfig>;
-  using Row = typename Place::Row;
+  using Tile = ForwardTileMma<kConfig>;
+  using Row = typename Tile::Row;
   using F = FragmentsOf<kConfig>;
   using L = MmaLanes<kConfig.type>;
   static constexpr Features kOn = kConfig.features;
   static constexpr Tiling kTiling = kConfig.tiling;
-  static constexpr int kM = Place::kM, kKeys = Place::kKeys, kOutBlocks = Place::kOutBlocks;
+  static constexpr int kM = Tile::kM, kKeys = Tile::kKeys, kOutBlocks = Tile::kOutBlocks;
   static constexpr int kSteps = kConfig.dim / F::kStep;
   static constexpr bool kKeepQueries = kM * kSteps * sizeof(typename F::A) <= 128;
 
-  const Place at;
-  ForwardScores<kConfig, Place> elementwise{at};
+  const Tile at;
+  ForwardScores<kConfig, Tile> elementwise{at};
   const float exponent = elementwise.terms.unit() * float(kLog2E);
 
   typename F::A queries[kKeepQueries ? kM : 1][kKeepQueries ? kSteps : 1];
-  typename Place::Scores scores;
-  typename Place::Out out;
+  typename Tile::Scores scores;
+  typename Tile::Out out;
   ForwardSoftmax<kConfig> softmax;
 
   REGARD_DEVICE void load_operand(typename F::A& a, int m, int k) const {
@@ -53,7 +53,7 @@ struct ForwardStep {
                                    });
   }
 
-  // out += P V, P in the scores' place.
+  // out += P V; P has replaced the scores.
   REGARD_DEVICE void multiply_values(int stage) {
     add_product<F, kKeys / F::kStep>(
         out, at.value_tile(stage), at.warp_column(),
@@ -65,7 +65,7 @@ struct ForwardStep {
     if constexpr (kOn.dropout) elementwise.drop(scores, first_key);
   }
 
-  // A tile that lies in this stage, its copies done.
+  // One tile, which has arrived in this stage.
   REGARD_DEVICE void take(int stage, int first_key) {
     multiply_keys(stage);
     elementwise.make_logits(scores, stage, first_key);

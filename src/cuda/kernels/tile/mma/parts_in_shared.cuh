@@ -1,4 +1,4 @@
-// The parts of a row in shared memory, and what they come to.
+// The parts of a row in shared memory, and their merge.
 #pragma once
 
 #include "cuda/kernels/tile/merged_row.cuh"
@@ -6,8 +6,8 @@
 
 namespace regard {
 
-// Each has the sums of dim_v columns, f32, and a RowPart behind them. All of a part that saw no key
-// is 0 but its reference.
+// Each part has f32 sums of dim_v columns, and then a RowPart. A part that saw no key is all 0,
+// except its m.
 template <KernelConfig kConfig>
 struct PartsInShared {
   static constexpr int kElements = MergedRow<kConfig>::kElements;
@@ -19,8 +19,8 @@ struct PartsInShared {
 
   REGARD_DEVICE SharedAddress at(int k) const { return first + k * stride; }
 
-  // Sets the row's reference and total, and calls write(d, sums) for each group of columns. kWhole:
-  // these are all parts, which the sink joins.
+  // Sets the row's m and total, and calls write(d, sums) for each group of columns. kWhole: these
+  // are all parts of the row, and the sink joins them.
   template <bool kWhole, class Write>
   REGARD_DEVICE void merge(MergedRow<kConfig>& row, Write write) const {
     if constexpr (kWhole) row.see_sink();

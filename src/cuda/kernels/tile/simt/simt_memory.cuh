@@ -1,4 +1,4 @@
-// Rows of tensors on their way through registers into shared memory, 16 bytes at a time.
+// Copies rows of tensors through registers into shared memory, 16 bytes at a time.
 #pragma once
 
 #include "cuda/kernels/element.cuh"
@@ -58,7 +58,7 @@ REGARD_DEVICE RowSource<kType> row_source(const View& view, int64 b, int64 h, in
   return {static_cast<const Stored*>(view.data) + offset, view.strides.row, end - row};
 }
 
-// A thread's part of kRows x kColumns elements, as they are in memory; 0 where nothing is.
+// A thread's part of kRows x kColumns elements in their own type; 0 for missing elements.
 template <Type kType, int kRows, int kColumns>
 struct Fetched {
   using Stored = typename ElementOf<kType>::Stored;
@@ -90,7 +90,7 @@ struct Fetched {
     }
   }
 
-  // To rows of `kStride` elements of the arithmetic.
+  // To rows of kStride elements, converted to Real.
   template <int kStride, class Real>
   REGARD_DEVICE void put(Real* to) const {
     constexpr int kWords = smaller(kPer, 16 / int(sizeof(Real)));

@@ -8,7 +8,7 @@
 
 namespace regard {
 
-// Numbers within a tensor of rows or keys, which has fewer than 2^31.
+// A range of rows or keys, of which there are fewer than 2^31.
 struct Range {
   int32 begin = 0;
   int32 end = 0;
@@ -56,7 +56,7 @@ struct SimtHead {
     }
   }
 
-  // Whether a pair that the intervals leave visible is so, and what the bias adds to it.
+  // Whether mask and bias leave a pair visible, and what the bias adds to it.
   REGARD_DEVICE bool visible(int i, int j, Real& bias) const {
     bias = 0;
     if constexpr (kOn.mask) {
@@ -77,20 +77,20 @@ struct SimtHead {
   }
 };
 
-// Dropout's numbers of one query and the keys j, j + 16, j + 32 ...: neighbours among them often
-// share a call. Made anew for each tile, by the whole warp.
+// Dropout bits of one query and keys j, j + 16, j + 32 ...: neighbours among these often share a
+// Philox call. Every tile makes them again; the whole warp takes part.
 struct DropoutCall {
   DropoutParams params;
   Philox bits;
   uint32 call = ~0u;
 
-  // What comes out of a shuffle is not known to stay the same from tile to tile: the compiler would
-  // keep the keys of all rounds in registers.
+  // The shuffle hides that the key is the same in every tile; otherwise the compiler would keep the
+  // keys of all rounds in registers.
   REGARD_DEVICE explicit DropoutCall(const Problem& p)
       : params{p.dropout.threshold, shuffle(p.dropout.key_low, 0), shuffle(p.dropout.key_high, 0)} {
   }
 
-  // The next query's.
+  // Begins the next query.
   REGARD_DEVICE void forget() { call = ~0u; }
 
   REGARD_DEVICE bool keep(int b, int h, int i, int j) {
@@ -107,7 +107,7 @@ struct DropoutCall {
   }
 };
 
-// Element r of an array in registers: by selection, as they have no index at run time.
+// Element r of an array in registers, by selection, because registers have no index at run time.
 template <class T, int kCount>
 REGARD_DEVICE T picked(const T (&from)[kCount], int r) {
   T x = from[0];
@@ -125,13 +125,13 @@ REGARD_DEVICE void put(T (&to)[kCount], int r, const T& x) {
   }
 }
 
-// Lines of a thread's pairs that are worked on at once: all, or one where a pair takes many
-// registers, for the addresses of its terms above all.
-template <KernelConfig kConfig, int kLines>
-inline constexpr int kPairLinesAtOnce = kConfig.features.softcap || kConfig.features.bias ||
-                                                kConfig.features.mask || kConfig.features.dropout
-                                            ? 1
-                                            : kLines;
+// Rows of a thread's pairs that are unrolled: all, or one if a pair needs many registers, above all
+// for the addresses of its terms.
+template <KernelConfig kConfig, int kRows>
+inline constexpr int kPairRowsAtOnce = kConfig.features.softcap || kConfig.features.bias ||
+                                               kConfig.features.mask || kConfig.features.dropout
+                                           ? 1
+                                           : kRows;
 
 // Sum, or the largest that is a number, over the 16 threads that share an own row.
 template <class Real>
@@ -147,8 +147,8 @@ REGARD_DEVICE Real max_of_row(Real x) {
   return x;
 }
 
-// Writes the rows of `rows` (bits r) times factor to the own rows from `offset` on: a slice of
-// kWidth of their kDim columns, from `first` on.
+// Writes the rows in `rows` (bit r), times factor, to the own rows from `offset` on: columns
+// [first, first + kWidth) of kDim.
 template <KernelConfig kConfig, int kDim, int kWidth, int kCount>
 REGARD_DEVICE void store_sums(
     const View& view, int64 offset,

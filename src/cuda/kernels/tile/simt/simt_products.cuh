@@ -1,8 +1,8 @@
-// The two kinds of product of a simt kernel, made by 16 x 16 threads.
+// The two kinds of product of a simt kernel, by 16 x 16 threads.
 //
-// Thread (y, x) has the own rows y + 16 r. In sums over head elements it has the walked rows
-// x + 16 c; in sums over walked rows it has columns, see SimtColumns. All that belongs to an own
-// row thus stays within half a warp.
+// Thread (y, x) has rows y + 16 r of the block's own tile. In sums over head elements it has rows x
+// + 16 c of the streamed tile; in sums over streamed rows it has columns (SimtColumns). The data of
+// an own row thus stays within half a warp.
 #pragma once
 
 #include "cuda/kernels/tile/simt/simt_memory.cuh"
@@ -12,8 +12,8 @@ namespace regard {
 REGARD_DEVICE int simt_x() { return thread_index() % kSimtSide; }
 REGARD_DEVICE int simt_y() { return thread_index() / kSimtSide; }
 
-// What stands for the weight of a hidden pair, for the product to pass over: nothing that adds up
-// to it is of use.
+// Stands for the weight of a hidden pair, so that the product skips it. No weight that matters has
+// this value.
 template <class Real>
 inline constexpr Real kHidden =
     sizeof(Real) == 4 ? Real(-0x1.fffffep127) : Real(-0x1.fffffffffffffp1023);
@@ -24,31 +24,31 @@ struct SimtTile {
   static constexpr Type kType = kConfig.type;
   using Real = RealOf<kType>;
   static constexpr SimtLayout kAt = simt_layout(kConfig);
-  static constexpr int kOwn = kAt.own, kWalked = kAt.walked;
-  static constexpr int kRows = kOwn / kSimtSide;       // own rows of a thread
-  static constexpr int kOthers = kWalked / kSimtSide;  // walked rows of a thread
+  static constexpr int kOwn = kAt.own, kStreamed = kAt.streamed;
+  static constexpr int kRows = kOwn / kSimtSide;         // own rows of a thread
+  static constexpr int kOthers = kStreamed / kSimtSide;  // streamed rows of a thread
   static constexpr int kVector = 16 / int(sizeof(Real));
-  // Steps of a product that are under way at once: more take more registers than there are.
+  // Unrolled steps of a product: more would take more registers than there are.
   static constexpr bool kManySums =
       kOwn * simt_sums(kConfig.kernel, kConfig.dim, kConfig.dim_v) > 32 * kSimtThreads;
   static constexpr int kStepsAtOnce = sizeof(Real) == 8 || kConfig.kernel == Kernel::key_gradient ||
                                               kConfig.only_flagged || kManySums
                                           ? 1
                                           : 2;
-  // A pair of two rows that exist may be hidden; else weights of pairs that are not there are 0,
-  // and so are their rows in shared memory.
+  // Whether two rows that exist may be hidden from each other. If not, pairs that do not exist have
+  // weight 0, and their rows in shared memory are 0.
   static constexpr bool kVeiled =
       kConfig.features.interval || kConfig.features.mask || kConfig.features.bias;
-  struct Line {  // the thread's pairs of one own row
+  struct PairRow {  // the thread's pairs of one own row
     Real x[kOthers];
   };
-  using Square = Line[kRows];
+  using Square = PairRow[kRows];
 
   static REGARD_DEVICE Real* memory() { return &shared_memory<Real>(); }
 };
 
-// How the columns of a row of sums lie with the 16 threads that share it: in chunks of 64, four
-// for each thread, and the rest in steps of 16.
+// How the 16 threads that share a row divide its columns: chunks of 64, four columns for each
+// thread, and the rest in steps of 16.
 template <class Real, int kWidth>
 struct SimtColumns {
   static constexpr int kPadded = int(round_up(kWidth, kSimtSide));
@@ -73,22 +73,22 @@ struct SimtColumns {
   }
 };
 
-// sums[r][c] = own row r . walked row c, over kDim head elements.
-template <KernelConfig kConfig, int kDim, Type kOwnType, Type kWalkedType>
+// sums[r][c] = own row r . streamed row c, over kDim head elements.
+template <KernelConfig kConfig, int kDim, Type kOwnType, Type kStreamedType>
 REGARD_DEVICE void multiply_rows(typename SimtTile<kConfig>::Square& sums,
                                  const RowSource<kOwnType>& own,
-                                 const RowSource<kWalkedType>& walked) {
+                                 const RowSource<kStreamedType>& streamed) {
   using Tile = SimtTile<kConfig>;
   using Real = typename Tile::Real;
   constexpr int kChunk = simt_chunk(kConfig.type, kDim), kStride = Tile::kAt.chunk_stride;
   constexpr int kVector = Tile::kVector;
   Real* const own_stage = Tile::memory();
-  Real* const walked_stage = own_stage + Tile::kAt.walked_rows;
+  Real* const streamed_stage = own_stage + Tile::kAt.streamed_rows;
   Fetched<kOwnType, Tile::kOwn, kChunk> own_part;
-  Fetched<kWalkedType, Tile::kWalked, kChunk> walked_part;
+  Fetched<kStreamedType, Tile::kStreamed, kChunk> streamed_part;
   const auto fetch = [&](int at) {
     own_part.template fetch<kDim, kConfig.aligned>(own, at);
-    walked_part.template fetch<kDim, kConfig.aligned>(walked, at);
+    streamed_part.template fetch<kDim, kConfig.aligned>(streamed, at);
   };
   fetch(0);
 #pragma unroll
@@ -100,7 +100,7 @@ REGARD_DEVICE void multiply_rows(typename SimtTile<kConfig>::Square& sums,
   for (int at = 0; at < kDim; at += kChunk) {
     sync_block();  // nobody reads the stage any more
     own_part.template put<kStride>(own_stage);
-    walked_part.template put<kStride>(walked_stage);
+    streamed_part.template put<kStride>(streamed_stage);
     sync_block();
     if (at + kChunk < kDim) fetch(at + kChunk);
     const int size = kDim % kChunk == 0 ? kChunk : smaller(kChunk, kDim - at);
@@ -115,7 +115,7 @@ REGARD_DEVICE void multiply_rows(typename SimtTile<kConfig>::Square& sums,
 #pragma unroll
       for (int c = 0; c < Tile::kOthers; ++c) {
         y[c] = *reinterpret_cast<const Pack<Real, kVector>*>(
-            walked_stage + (simt_x() + c * kSimtSide) * kStride + d);
+            streamed_stage + (simt_x() + c * kSimtSide) * kStride + d);
       }
 #pragma unroll
       for (int e = 0; e < kVector; ++e) {
@@ -131,8 +131,8 @@ REGARD_DEVICE void multiply_rows(typename SimtTile<kConfig>::Square& sums,
   }
 }
 
-// Stores the weights of the thread's pairs for multiply_weights: kHidden where `seen` has no bit
-// r * kOthers + c. Only the half warp that shares the own rows reads them.
+// Stores the weights of the thread's pairs for multiply_weights: kHidden if `seen` lacks bit r *
+// kOthers + c. Only the half warp that shares the own rows reads them.
 template <KernelConfig kConfig>
 REGARD_DEVICE void store_weights(const typename SimtTile<kConfig>::Square& weights, uint32 seen) {
   using Tile = SimtTile<kConfig>;
@@ -151,7 +151,7 @@ REGARD_DEVICE void store_weights(const typename SimtTile<kConfig>::Square& weigh
   sync_warp();
 }
 
-// part[r][n] = sum over walked rows of weight * the n-th of kColumns columns in shared memory.
+// part[r][n] = sum over streamed rows of weight * the n-th of kColumns columns in shared memory.
 template <KernelConfig kConfig, int kColumns>
 REGARD_DEVICE void multiply_chunk(
     typename SimtTile<kConfig>::Real (&part)[SimtTile<kConfig>::kRows][kColumns]) {
@@ -168,12 +168,12 @@ REGARD_DEVICE void multiply_chunk(
     for (int n = 0; n < kColumns; ++n) part[r][n] = 0;
   }
 #pragma unroll Tile::kStepsAtOnce
-  for (int walked = 0; walked < Tile::kWalked; walked += kVector) {
+  for (int streamed = 0; streamed < Tile::kStreamed; streamed += kVector) {
     Pack<Real, kVector> weight[Tile::kRows];
 #pragma unroll
     for (int r = 0; r < Tile::kRows; ++r) {
       weight[r] = *reinterpret_cast<const Pack<Real, kVector>*>(
-          weights + r * kSimtSide * Tile::kAt.weight_stride + walked);
+          weights + r * kSimtSide * Tile::kAt.weight_stride + streamed);
     }
 #pragma unroll
     for (int e = 0; e < kVector; ++e) {
@@ -181,7 +181,7 @@ REGARD_DEVICE void multiply_chunk(
 #pragma unroll
       for (int n = 0; n < kColumns / kPer; ++n) {
         y[n] = *reinterpret_cast<const Pack<Real, kPer>*>(
-            columns + (walked + e) * (kColumns * kSimtSide) + n * kSimtSide * kPer);
+            columns + (streamed + e) * (kColumns * kSimtSide) + n * kSimtSide * kPer);
       }
 #pragma unroll
       for (int r = 0; r < Tile::kRows; ++r) {
@@ -195,21 +195,21 @@ REGARD_DEVICE void multiply_chunk(
   }
 }
 
-// sums[r][n] = sums[r][n] * shrink[r] + sum over walked rows of weight * column n of that row, for
-// a slice of kWidth columns from `column` on. The rows have kDim.
+// sums[r][n] = sums[r][n] * shrink[r] + sum over streamed rows of weight * column n of that row,
+// for columns [column, column + kWidth) of kDim.
 template <KernelConfig kConfig, int kDim, int kWidth, Type kFrom, int kCount>
 REGARD_DEVICE void multiply_weights(
     typename SimtTile<kConfig>::Real (&sums)[SimtTile<kConfig>::kRows][kCount],
     const typename SimtTile<kConfig>::Real (&shrink)[SimtTile<kConfig>::kRows],
-    const RowSource<kFrom>& walked, int column) {
+    const RowSource<kFrom>& streamed, int column) {
   using Tile = SimtTile<kConfig>;
   using Real = typename Tile::Real;
   using Columns = SimtColumns<Real, kWidth>;
   static_assert(kCount == Columns::kCount);
   const auto chunk = [&](auto columns, int first) {
     constexpr int kColumns = decltype(columns)::kCount;
-    Fetched<kFrom, Tile::kWalked, kColumns * kSimtSide> fetched;
-    fetched.template fetch<kDim, kConfig.aligned>(walked, column + first / 4 * kSimtColumns);
+    Fetched<kFrom, Tile::kStreamed, kColumns * kSimtSide> fetched;
+    fetched.template fetch<kDim, kConfig.aligned>(streamed, column + first / 4 * kSimtColumns);
     sync_block();  // nobody reads the stage any more
     fetched.template put<kColumns * kSimtSide>(Tile::memory());
     sync_block();

@@ -62,7 +62,7 @@ struct ForwardProducer {
   REGARD_DEVICE bool make_task(ForwardTask& task, int mine) const {
     const Problem& p = params.problem;
     BlockCoords place = block_coords_unsplit(grid(), mine);
-    // The last rows see the most keys under a causal mask: they begin first.
+    // The last rows see the most keys under a causal mask, so they start first.
     if (kConfig.features.interval) place.tile = grid().tiles - 1 - place.tile;
     const int heads = int(p.sizes.heads_q);
     const int b = int(uint32(place.head) / uint32(heads));

@@ -1,4 +1,4 @@
-// Which rows and keys the accumulators of a lane of a consumer warpgroup are: as ForwardPlace says
+// Which rows and keys the accumulators of a lane of a consumer warpgroup are: as ForwardTileMma says
 // it of a block of the mma kernel, for one tile of rows after another.
 #pragma once
 

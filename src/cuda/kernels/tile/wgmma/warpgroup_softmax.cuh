@@ -141,7 +141,7 @@ struct WarpgroupSoftmax {
       sum += shuffle_xor(sum, 2);
     }
   }
-  // A logit without a value.
+  // The sink is a logit without a value.
   REGARD_DEVICE void add_sink(float sink) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -1,4 +1,4 @@
-// The place of a block of the backward kernel: which keys are its own and which query rows it walks
+// The tile of a block of the backward kernel: which keys it owns and which query rows it loops
 // over, where their tiles lie in shared memory and how they get there, and which elements of S^T a
 // lane holds.
 #pragma once
@@ -10,7 +10,7 @@
 namespace regard {
 
 template <KernelConfig kConfig>
-struct BackwardPlace {
+struct BackwardTileMma {
   using F = FragmentsOf<kConfig>;
   static constexpr Tiling kTiling = kConfig.tiling;
   static constexpr BackwardMmaLayout kLayout = backward_mma_layout(kConfig);
@@ -23,7 +23,7 @@ struct BackwardPlace {
 
   using Scores = Accumulator[kN][kScoreBlocks];  // a warp's part of S^T
 
-  // A step of the walk: a tile of rows of one query head.
+  // One iteration: a tile of rows of one query head.
   struct Step {
     int head;  // the query head
     int tile;
@@ -40,7 +40,7 @@ struct BackwardPlace {
   const int key_count;
   const SharedAddress shared;
 
-  REGARD_DEVICE BackwardPlace(const KernelParams& kernel_params, const BlockCoords& place)
+  REGARD_DEVICE BackwardTileMma(const KernelParams& kernel_params, const BlockCoords& place)
       : params(kernel_params),
         p(kernel_params.problem),
         b(place.head / int(p.sizes.heads_kv)),
@@ -65,7 +65,7 @@ struct BackwardPlace {
     return warp_score_row() + n * 8 + lane_index() % 4 * 2 + e;
   }
 
-  // ------------------------------------------------------------------------------------- the walk
+  // ---------------------------------------------------------------------------- the main loop
 
   // The tiles of rows that see some key of the block.
   REGARD_DEVICE ShortInterval row_tiles() const {
@@ -189,7 +189,7 @@ struct BackwardPlace {
           dout_tile(stage), count, int(p.sizes.dim_v), rows_of(p.dout, step.head, first));
     }
   }
-  // dout is f32 where the other inputs are not.
+  // dout may be f32 when the other inputs are not.
   REGARD_DEVICE void narrow_douts(int stage, int count, int64 first) const {
     constexpr int kPairs = kConfig.dim_v / 2;
     const TileView tile = dout_tile(stage);

@@ -35,11 +35,11 @@ template <Type kType, int kCount>
 inline constexpr int kPerPack =
     smaller(kCount, 16 / int(sizeof(typename ElementOf<kType>::Stored)));
 
-// The first `count` of kCount elements; 0 for the others. `aligned`: to kCount elements or 16
-// bytes.
+// Loads the first `count` of kCount elements; the others become 0. `aligned`: to kCount elements or
+// 16 bytes.
 template <Type kType, class Real, int kCount>
-REGARD_DEVICE void load_line(Real (&x)[kCount], const View& view, int64 at, int64 count,
-                             bool aligned) {
+REGARD_DEVICE void load_vector(Real (&x)[kCount], const View& view, int64 at, int64 count,
+                               bool aligned) {
   using Stored = typename ElementOf<kType>::Stored;
   constexpr int kPer = kPerPack<kType, kCount>;
   const Stored* const from = static_cast<const Stored*>(view.data) + at;
@@ -57,8 +57,8 @@ REGARD_DEVICE void load_line(Real (&x)[kCount], const View& view, int64 at, int6
 }
 
 template <Type kType, class Real, int kCount>
-REGARD_DEVICE void store_line(const View& view, int64 at, int64 count, bool aligned,
-                              const Real (&x)[kCount]) {
+REGARD_DEVICE void store_vector(const View& view, int64 at, int64 count, bool aligned,
+                                const Real (&x)[kCount]) {
   using Stored = typename ElementOf<kType>::Stored;
   constexpr int kPer = kPerPack<kType, kCount>;
   Stored* const to = static_cast<Stored*>(view.data) + at;
@@ -78,7 +78,7 @@ REGARD_DEVICE void store_line(const View& view, int64 at, int64 count, bool alig
   }
 }
 
-// Over kLanes neighbouring threads of a warp, of which all take part.
+// Over kLanes neighbouring threads of a warp; all threads take part.
 template <int kLanes, class Real>
 REGARD_DEVICE Real sum_of_lanes(Real x) {
 #pragma unroll

@@ -1,5 +1,5 @@
-// The place of a block of the forward kernel: which rows and keys are its own, where their tiles
-// lie in shared memory and how they get there, and which of their elements a lane holds.
+// The tile of a block of the forward kernel: which rows and keys it has, where their tiles lie in
+// shared memory and how they get there, and which of their elements a lane holds.
 #pragma once
 
 #include "cuda/kernels/params.h"
@@ -9,13 +9,13 @@
 namespace regard {
 
 template <KernelConfig kConfig>
-struct ForwardPlace {
+struct ForwardTileMma {
   using F = FragmentsOf<kConfig>;
   static constexpr Features kOn = kConfig.features;
   static constexpr Tiling kTiling = kConfig.tiling;
   static constexpr ForwardMmaLayout kLayout = forward_mma_layout(kConfig);
   static constexpr int kBlockThreads = kTiling.warps * 32, kKeyWarps = kTiling.key_warps;
-  static constexpr int kThreads = kBlockThreads / kKeyWarps;  // that walk over keys together
+  static constexpr int kThreads = kBlockThreads / kKeyWarps;  // that loop over keys together
   static constexpr int kRows = kTiling.rows, kKeys = kTiling.keys;
   static constexpr int kM = kRows * kTiling.slices * kKeyWarps / kTiling.warps / 16;
   static constexpr int kColumns = kConfig.dim_v / kTiling.slices;  // of out, a warp's
@@ -39,12 +39,12 @@ struct ForwardPlace {
   const int group;  // query heads that share keys
   const int b, kv;
   const int head;       // the first query head of the tile
-  const int first_row;  // of the tile, among the head's (folded: the group's) rows
+  const int first_row;  // of the tile, among the rows of the head (pack_gqa: of the group)
   const int row_count;
   const int split;
   const SharedAddress shared;
 
-  REGARD_DEVICE ForwardPlace(const KernelParams& kernel_params, const BlockCoords& place)
+  REGARD_DEVICE ForwardTileMma(const KernelParams& kernel_params, const BlockCoords& place)
       : params(kernel_params),
         p(kernel_params.problem),
         seq(short_sequence<kConfig>(p, place.head / heads_of_a_batch(p))),
@@ -59,7 +59,7 @@ struct ForwardPlace {
 
   static REGARD_DEVICE BlockCoords of_block(const KernelParams& params) {
     BlockCoords place = block_coords(params.grid, block_index());
-    // The last rows see the most keys under a causal mask: they begin first.
+    // The last rows see the most keys under a causal mask, so they start first.
     if (kOn.interval) place.tile = params.grid.tiles - 1 - place.tile;
     return place;
   }
@@ -76,13 +76,13 @@ struct ForwardPlace {
     return {head, index};
   }
 
-  // The key tiles that some row sees, and of them those of this split.
+  // The key tiles of this split that some row sees.
   REGARD_DEVICE ShortInterval key_tiles() const {
     Interval seen{0, seq.len_k};
     if (kOn.interval) seen = {keys_of(first_query()).begin, keys_of(last_query()).end};
     ShortInterval tiles{int(seen.begin) / kKeys, int(divide_up(seen.end, kKeys))};
     if constexpr (kConfig.split_kv) {
-      // As even as can be; the first splits have one tile more.
+      // As even as possible; the first splits have one tile more.
       const int count = larger(tiles.end - tiles.begin, 0);
       const int each = count / params.splits, more = count - each * params.splits;
       const int begin = tiles.begin + split * each + smaller(split, more);
@@ -95,7 +95,7 @@ struct ForwardPlace {
     if (!kOn.interval) return {0, seq.len_k};
     return {int(keys_of(last_query()).begin), int(keys_of(first_query()).end)};
   }
-  // The tile's rows are among these queries; a folded one's begin anew with each head.
+  // The tile's rows are among these queries; with pack_gqa, queries start over with each head.
   REGARD_DEVICE int first_query() const { return kConfig.pack_gqa ? 0 : first_row; }
   REGARD_DEVICE int last_query() const {
     return kConfig.pack_gqa ? seq.len_q - 1 : first_row + row_count - 1;
@@ -106,9 +106,9 @@ struct ForwardPlace {
 
   // -------------------------------------------------------------------------------------- a lane's
 
-  // Which share of the keys the warp has, and the thread among those of that share.
-  static REGARD_DEVICE int walker() { return thread_index() / kThreads; }
-  static REGARD_DEVICE int walker_thread() { return thread_index() % kThreads; }
+  // Which warp (or group of warps) of those that split the keys this is, and the thread within it.
+  static REGARD_DEVICE int key_warp() { return thread_index() / kThreads; }
+  static REGARD_DEVICE int key_warp_thread() { return thread_index() % kThreads; }
   REGARD_DEVICE int warp_row() const {
     return warp_index() % (kThreads / 32) / kTiling.slices * kM * 16;
   }
@@ -123,7 +123,8 @@ struct ForwardPlace {
   // ----------------------------------------------------------------------------------------- tiles
 
   REGARD_DEVICE SharedAddress stage_at(int stage) const {
-    return shared + kLayout.stage + walker() * kLayout.key_warp_bytes + stage * kLayout.stage_bytes;
+    return shared + kLayout.stage + key_warp() * kLayout.key_warp_bytes +
+           stage * kLayout.stage_bytes;
   }
   REGARD_DEVICE TileView query_tile() const {
     return {shared + kLayout.queries, tile_row_bytes(kConfig, kConfig.dim)};
@@ -151,9 +152,9 @@ struct ForwardPlace {
 
   // ----------------------------------------------------------------------------------------- loads
 
-  // The rows of the tile of queries, of several heads if folded.
+  // The rows of the tile of Q, of several heads with pack_gqa.
   struct QueryRows {
-    const ForwardPlace& at;
+    const ForwardTileMma& at;
     REGARD_DEVICE const uint8* row(int r) const {
       const View& q = at.p.q;
       const Row row = at.row_at(r);
@@ -184,7 +185,7 @@ struct ForwardPlace {
     const int rows = seq.len_k - first_key;
     if constexpr (kKeyWarps > 1) {
       load_tile_in_steps<kThreads, kKeys, kWidth, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
-          tile, rows, int(dim), rows_of(view, first_key), walker_thread());
+          tile, rows, int(dim), rows_of(view, first_key), key_warp_thread());
     } else {
       load_tile<kThreads, kKeys, kWidth, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
           tile, rows, int(dim), rows_of(view, first_key));
@@ -192,7 +193,7 @@ struct ForwardPlace {
   }
   // Rows of a bias or mask from a key on, one for each query or one for all.
   struct TermRows {
-    const ForwardPlace& at;
+    const ForwardTileMma& at;
     const View& view;
     int bytes;
     int first_key;
@@ -207,13 +208,13 @@ struct ForwardPlace {
     constexpr int kBytes = element_bytes(kConfig.bias.type), kStaged = bias_rows(kConfig);
     load_tile<kThreads, kStaged, kKeys, kBytes, kConfig.bias.aligned, false>(
         bias_tile(stage), smaller(row_count, kStaged), seq.len_k - first_key,
-        TermRows{*this, p.bias, kBytes, first_key}, walker_thread());
+        TermRows{*this, p.bias, kBytes, first_key}, key_warp_thread());
   }
   REGARD_DEVICE void load_mask(int stage, int first_key) const {
     constexpr int kStaged = mask_rows(kConfig);
     load_mask_tile<kThreads, kStaged, kKeys, kConfig.mask.copy_bytes>(
         mask_tile(stage), smaller(row_count, kStaged), seq.len_k - first_key, first_key,
-        p.mask.strides.column, TermRows{*this, p.mask, 1, first_key}, walker_thread());
+        p.mask.strides.column, TermRows{*this, p.mask, 1, first_key}, key_warp_thread());
   }
 };
 
