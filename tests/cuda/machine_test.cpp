@@ -23,6 +23,7 @@ struct Shape {
   int blocks = 1;
   int level = 80;  // 90: with Hopper's part of the machine
   int cluster = 1;
+  const char* header = "cuda/kernels/element.cuh";
 };
 
 // Runs a kernel of these lines; q, k, v and out are its pointers. Returns the fault, or "".
@@ -32,7 +33,7 @@ std::string run(const std::string& lines, Shape shape = {}, const void* q = null
                            "\n#define REGARD_CLUSTER " + std::to_string(shape.cluster) +
                            "\n#include \"cuda/kernels/params.h\"\n" +
                            (shape.level >= 90 ? "#include \"cuda/kernels/ptx_hopper.cuh\"\n" : "") +
-                           "#include \"cuda/kernels/element.cuh\"\n"
+                           "#include \"" + shape.header + "\"\n" +
                            "using namespace regard;\n"
                            "extern \"C\" void regard_kernel(KernelParams params) {\n" +
                            lines + "}\n";
@@ -317,4 +318,26 @@ TEST_CASE("divergence, bounds, alignment and turns that never come are reported"
 #endif
   // The machine is whole again after a fault.
   CHECK(run("sync_block();\n", {.warps = 4, .blocks = 3}) == "");
+}
+
+TEST_CASE("SmallTanh is tanh to 2e-7 of the factor, and says where it is not") {
+  constexpr int kCount = 1 << 14;
+  const double factor = 2.5;
+  std::vector<float> x(kCount), out(2 * kCount);
+  for (int i = 0; i < kCount; ++i) x[i] = float(i - kCount / 2) / (kCount / 2);
+  REQUIRE(run("const float* const x = static_cast<const float*>(params.problem.q.data);\n"
+              "float* const out = static_cast<float*>(params.problem.out.data);\n"
+              "const SmallTanh tanh(2.5f);\n"
+              "for (int i = thread_index(); i < 1 << 14; i += 32) {\n"
+              "  const float argument = x[i] * SmallTanh::kUnit;\n"
+              "  out[2 * i] = tanh.add(argument, 0.0f);\n"
+              "  out[2 * i + 1] = SmallTanh::is_large(bits_of(argument));\n"
+              "}\n",
+              {.header = "cuda/kernels/tile/wgmma/small_tanh.cuh"}, x.data(), nullptr,
+              out.data()) == "");
+  for (int i = 0; i < kCount; ++i) {
+    const bool large = std::fabs(x[i]) >= 0.875f;
+    CHECK((out[2 * i + 1] != 0) == large);
+    if (!large) CHECK(std::fabs(out[2 * i] - factor * std::tanh(double(x[i]))) < 2e-7 * factor);
+  }
 }

@@ -1,5 +1,5 @@
 // factor tanh(x) for x below kSmall in size, without the exponential: the odd polynomial nearest to
-// tanh there that begins with its argument, with f32's rounding 1.3e-7 of the factor away from it
+// tanh there that begins with its argument. With f32 rounding it is 2e-7 of the factor away from it
 // at most.
 #pragma once
 
