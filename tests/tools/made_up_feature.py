@@ -44,10 +44,10 @@ LIBRARY = {
     "narrowed name": Edit("src/semantics/score.h", r"const auto& \[scale, softcap", ", shift"),
     "narrowed": Edit("src/semantics/score.h", r"\.softcap = float\(clamp_to\(softcap, least, most\)\)",
                      ", .shift = float(shift)"),
-    "score": Edit("src/semantics/score.h", r"  if \(on\.alibi\) s = \{.*\n",
+    "score": Edit("src/semantics/score.h", r"    s = \{add_head_terms.*\n  \}\n",
                   "  if (on.shift) s = {L::fma(s.value, L::set(s.unit), L::set(params.shift)),"
                   " Real(1)};\n"),
-    "plain": Edit("src/semantics/score.h", r"!on\.softcap && !on\.signed_scale && !on\.bias && !on\.alibi",
+    "plain": Edit("src/semantics/score.h", r"!on\.bias && !has_head_terms\(on\)",
                   " && !on.shift"),
     "list": Edit("src/plan/cuda/config_members.hpp", r"REGARD_MEMBER\(signed_scale\)",
                  ", REGARD_MEMBER(shift)"),
