@@ -15,7 +15,7 @@
 namespace regard::cpu_backend {
 namespace {
 
-// Calls work(b, kv) for those heads whose `rows` flags are not all zero.
+// Calls work(b, kv) for each head with a flag set in `rows`.
 template <class Flags, class Work>
 void each_spoiled_head(const Problem& p, int workers, const Run& run, Flags flags, Work work) {
   const int64 heads = p.sizes.heads_kv;

@@ -1,4 +1,4 @@
-// Processors without kernels of their own: the plain C++ ones.
+// Processors without their own kernels use the plain C++ kernels.
 #include "cpu/processor.hpp"
 
 namespace regard::cpu_backend {

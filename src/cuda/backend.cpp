@@ -98,7 +98,7 @@ class DeviceWorkspace {
     check(result, "cuMemAllocAsync", index);
     owned_ = true;
   }
-  // Its only failures are those of earlier work on the stream, which the caller will meet there.
+  // It fails only if earlier work on the stream failed, which the caller will see there.
   ~DeviceWorkspace() {
     if (owned_) d_.free_async(begin_, stream_);
   }

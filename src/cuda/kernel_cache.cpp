@@ -18,7 +18,7 @@
 namespace regard::cuda_backend {
 namespace {
 
-// What a kernel is made for, and whose it is: a context's or a compute capability's.
+// What a kernel is made for, and what it belongs to: a context or a compute capability.
 struct Key {
   KernelConfig config;
   std::uint64_t owner = 0;

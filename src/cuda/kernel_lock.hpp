@@ -28,7 +28,7 @@ class KernelLock {
   bool change(short type) const;
 
   int file_ = -1;
-  long at_ = 0;  // each kernel has a byte of its own in one file
+  long at_ = 0;  // each kernel has its own byte in one file
   bool is_held_ = false;
 };
 

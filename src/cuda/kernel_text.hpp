@@ -25,7 +25,7 @@ struct KernelUnit {
 
 inline constexpr const char* kKernelSymbol = "regard_kernel";
 
-// From the embedded texts, or those of REGARD_KERNEL_DIR (read anew each time).
+// From the embedded texts, or from REGARD_KERNEL_DIR (read again each time).
 KernelUnit kernel_unit(const KernelConfig&);
 
 }  // namespace regard::cuda_backend

@@ -88,7 +88,7 @@ struct CompilerSearch {
   std::string why_not;
   std::vector<std::string> skipped;  // what was found but is not used, each a sentence
 
-  // A driver runs what a compiler of its own major version, or an older one, has made.
+  // A driver runs kernels that a compiler of its own or an older major version has made.
   static std::vector<int> majors() {
     const int driver_major = driver_version() / 1000;
     return driver_major == 12 ? std::vector<int>{12, 13} : std::vector<int>{13, 12};

@@ -1,4 +1,4 @@
-// From what the plan says of tensors to what the copy engine reads.
+// From the plan's tensors to the tensor maps that TMA reads.
 #include "cuda/tensor_maps.hpp"
 
 #include "plan/cuda/tma_tensor.hpp"

@@ -30,7 +30,7 @@ std::string name_of_user() {
 bool is_private_group(gid_t group) {
   ::group entry{};
   ::group* found = nullptr;
-  std::vector<char> memory(1 << 14);  // a group with more members than fit is nobody's own
+  std::vector<char> memory(1 << 14);  // a group with more members than fit is not private
   if (getgrgid_r(group, &entry, memory.data(), memory.size(), &found) != 0 || !found) return false;
   const std::string user = name_of_user();
   for (char** member = entry.gr_mem; *member; ++member) {
@@ -133,7 +133,7 @@ class Walk {
   static constexpr int kMostLinks = 40;
   static constexpr std::size_t kOne = 1;
   const std::string asked_;
-  std::string left_;  // to be walked from found_.path on
+  std::string left_;  // still to follow from found_.path on
   TrustedPath found_;
   bool is_shared_ = false;  // others may add entries to the folder found_.path
   int links_ = 0;

@@ -47,7 +47,7 @@ bool meet(const Reach& a, const Reach& b) {
                            : a.begin - b.begin < static_cast<std::uintptr_t>(b.size);
 }
 
-// Looks for indices 0 <= n <= most of each term whose sum of step * n lies in [low, high].
+// Looks for indices 0 <= n <= most, one for each term, with a sum of step * n in [low, high].
 class Search {
  public:
   // Steps of equal size become one: what they reach together is the same.

@@ -19,7 +19,7 @@ struct CpuKernels {
   double (*spin)(int64 rounds);
 };
 
-// Null where the instruction set has no kernels of its own for the type.
+// Null if the instruction set has no kernels for the type.
 struct IsaKernels {
   const CpuKernels* f64 = nullptr;
   const CpuKernels* f32 = nullptr;   // f16 and bf16 too, converted while they are packed

@@ -61,7 +61,7 @@ struct Avx512F32 {
     const Mask normal = _mm512_cmp_ps_mask(n, set(-126), _CMP_NLT_UQ);
     return _mm512_maskz_scalef_ps(normal, x, n);
   }
-  // Bits of the lanes whose number is at least the threshold.
+  // Bits of the lanes with a number of at least the threshold.
   static uint64 at_least(const uint32_t* numbers, uint32_t threshold) {
     return _mm512_cmpge_epu32_mask(_mm512_loadu_si512(numbers), _mm512_set1_epi32(int(threshold)));
   }

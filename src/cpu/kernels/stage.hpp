@@ -63,7 +63,7 @@ void stage_tile(typename L::Real* to, const HeadContext& context, const Panel& p
   }
 }
 
-// Bits of the lanes whose interval holds each key.
+// For each key, bits of the lanes that see it, as far as intervals say.
 template <class L>
 void stage_intervals(uint64* visible, const Panel& panel, Interval keys) {
   using Real = typename L::Real;

@@ -1,4 +1,4 @@
-// Out and lse from the partial results of a forward pass whose keys were split over blocks.
+// Out and lse from the parts of a forward pass that split its keys over blocks.
 #pragma once
 
 #include "cuda/kernels/tile/merged_row.cuh"

@@ -60,7 +60,7 @@ REGARD_DEVICE PairGradient<RealOf<kConfig.type>> pair_gradient(
   return {kept_weight, dscore, dscore * score_slope<Lanes>(head.kOn, head.params, raw)};
 }
 
-// sums[r][c] = own row r . streamed row c where one of the two is of dout, whose type may be f32.
+// sums[r][c] = own row r . streamed row c, one of them of dout, which may be f32.
 template <KernelConfig kConfig, class Own, class Streamed>
 REGARD_DEVICE void multiply_dout_rows(typename SimtTile<kConfig>::Square& sums, Type dout_type,
                                       Own own, Streamed streamed) {

@@ -70,7 +70,7 @@ REGARD_DEVICE void mbarrier_wait(SharedAddress barrier, int parity) {
       : "memory");
 }
 
-// -------------------------------------------------------------------------------- copy engine
+// ---------------------------------------------------------------------------------------- TMA
 
 // The coordinates of a tile's first element in its tensor.
 struct TmaCoords {

@@ -1,4 +1,4 @@
-// Descriptions of tensors for Hopper's copy engine, as the driver encodes them; they reach a kernel
+// Tensor maps (descriptions of tensors for TMA), as the driver encodes them; they reach a kernel
 // as its second parameter.
 #pragma once
 

@@ -44,7 +44,7 @@ struct BackwardDq {
   using Step = typename Tile::Step;
   using F = FragmentsOf<kConfig>;
   using Warps = DqWarps<Tile::kRows / 16, kConfig.dim / 16, kConfig.tiling.warps>;
-  // Pairs whose sums a warp has in registers at once.
+  // Pairs with sums in a warp's registers at once.
   static constexpr int kUnits = Warps::kUnits;
   static constexpr int kAtOnce = Warps::kPairs * kUnits <= 8 ? Warps::kPairs : 8 / kUnits;
 

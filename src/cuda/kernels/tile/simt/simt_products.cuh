@@ -98,7 +98,7 @@ REGARD_DEVICE void multiply_rows(typename SimtTile<kConfig>::Square& sums,
   }
 #pragma unroll 1
   for (int at = 0; at < kDim; at += kChunk) {
-    sync_block();  // nobody reads the stage any more
+    sync_block();  // all threads have read the stage
     own_part.template put<kStride>(own_stage);
     streamed_part.template put<kStride>(streamed_stage);
     sync_block();
@@ -210,7 +210,7 @@ REGARD_DEVICE void multiply_weights(
     constexpr int kColumns = decltype(columns)::kCount;
     Fetched<kFrom, Tile::kStreamed, kColumns * kSimtSide> fetched;
     fetched.template fetch<kDim, kConfig.aligned>(streamed, column + first / 4 * kSimtColumns);
-    sync_block();  // nobody reads the stage any more
+    sync_block();  // all threads have read the stage
     fetched.template put<kColumns * kSimtSide>(Tile::memory());
     sync_block();
     Real part[Tile::kRows][kColumns];
