@@ -10,6 +10,7 @@
 #include "cpu/processor.hpp"
 #include "cuda/backend.hpp"
 #include "cuda/planning.hpp"
+#include "plan/backend.hpp"
 #include "plan/cuda/config_text.hpp"
 #include "problem/describe.hpp"
 #include "problem/refuse.hpp"
@@ -43,107 +44,108 @@ Plan make_supported_plan(const Problem& problem, const Run& run) {
   return made;
 }
 
-// Tables of a call on a GPU stay there.
-TableCopies* copies_for(const Run& run, TableCopies& copies) {
-  return cuda_backend::on_gpu(run) ? nullptr : &copies;
+// The CPU: vector kernels, or the float64 reference where it is asked for by name.
+class CpuBackend final : public Backend {
+ public:
+  bool reads_tables() const override { return true; }
+
+  int64 workspace(const Problem& problem, const Run& run) const override {
+    return make_supported_plan(problem, run).workspace.size;
+  }
+
+  void run(const Problem& problem, const Run& run) const override {
+    const Plan plan = make_supported_plan(problem, run);
+    if (plan.backend == BackendKind::reference) {
+      problem.backward ? reference::backward(problem, run) : reference::forward(problem, run);
+    } else {
+      problem.backward ? cpu_backend::backward(problem, plan, run)
+                       : cpu_backend::forward(problem, plan, run);
+    }
+  }
+
+  Explanation explain(const Problem& problem, const Run& run) const override {
+    const Plan plan = make_plan(problem, run);
+    Explanation e;
+    e.supported = plan.supported();
+    e.backend = plan.name;
+    e.kernel = kernel_line(problem, plan);
+    e.text = explanation(problem, plan);
+    e.workspace = static_cast<std::size_t>(plan.workspace.size);
+    return e;
+  }
+};
+
+const Backend& backend_of(const Run& run) {
+  static constinit const CpuBackend cpu;
+  return cuda_backend::on_gpu(run) ? cuda_backend::gpu() : cpu;
 }
 
-double flops_of(const Problem& problem, double pairs) {
-  const double dim = double(problem.sizes.dim), dim_v = double(problem.sizes.dim_v);
-  return pairs * 2 * (problem.backward ? 3 * dim + 2 * dim_v : dim + dim_v);
-}
+// A problem and the backend that it is for, with what the problem reads of the caller's tables.
+class Call {
+ public:
+  template <class Describe>
+  Call(const Run& run, const Describe& describe)
+      : run_(run),
+        backend_(backend_of(run)),
+        problem_(describe(backend_.reads_tables() ? &copies_ : nullptr)) {}
 
-Explanation explain_gpu(const Problem& problem, const Run& run) {
-  const Chip& chip = cuda_backend::chip_of(run);
-  const CudaPlan plan = cuda_backend::make_plan(problem, run, Reasons::given);
-  Explanation e;
-  e.supported = plan.supported();
-  e.backend = plan.supported() ? plan.name() : "";
-  e.kernel = cuda_kernel_line(plan);
-  e.text = cuda_explanation(problem, chip, plan) + cuda_backend::resources_text(plan, chip);
-  e.workspace = static_cast<std::size_t>(plan.workspace.size);
-  e.pairs = interval_pairs(problem);
-  e.flops = flops_of(problem, e.pairs);
-  return e;
-}
+  void compute() const { backend_.run(problem_, run_); }
 
-std::size_t workspace_of(const Problem& problem, const Run& run) {
-  const int64 size = cuda_backend::on_gpu(run)
-                         ? cuda_backend::make_supported_plan(problem, run).workspace.size
-                         : make_supported_plan(problem, run).workspace.size;
-  return static_cast<std::size_t>(size);
+  std::size_t workspace() const {
+    return static_cast<std::size_t>(backend_.workspace(problem_, run_));
+  }
+
+  Explanation explain() const {
+    const double dim = double(problem_.sizes.dim), dim_v = double(problem_.sizes.dim_v);
+    Explanation e = backend_.explain(problem_, run_);
+    e.pairs = interval_pairs(problem_);
+    e.flops = e.pairs * 2 * (problem_.backward ? 3 * dim + 2 * dim_v : dim + dim_v);
+    return e;
+  }
+
+ private:
+  const DefaultFloatState floats_;
+  const Run& run_;
+  const Backend& backend_;
+  TableCopies copies_;
+  const Problem problem_;
+};
+
+Call call_of(const Attention& a, Pass pass, const Run& run) {
+  return {run, [&](TableCopies* copies) { return describe(a, pass, NullData::allowed, copies); }};
+}
+Call call_of(const Attention& a, const ForwardOutputs& to, const Run& run) {
+  return {run, [&](TableCopies* copies) { return describe_forward(a, to, copies); }};
+}
+Call call_of(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
+  return {run, [&](TableCopies* copies) { return describe_backward(a, from, to, copies); }};
 }
 
 }  // namespace
 
 void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
-  const DefaultFloatState floats;
-  if (cuda_backend::on_gpu(run)) {
-    const Problem problem = describe_forward(a, to);
-    cuda_backend::run(problem, cuda_backend::make_supported_plan(problem, run), run);
-    return;
-  }
-  TableCopies copies;
-  const Problem problem = describe_forward(a, to, &copies);
-  const Plan plan = make_supported_plan(problem, run);
-  if (plan.backend == BackendKind::reference) {
-    reference::forward(problem, run);
-  } else {
-    cpu_backend::forward(problem, plan, run);
-  }
+  call_of(a, to, run).compute();
 }
 
 void backward(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
-  const DefaultFloatState floats;
-  if (cuda_backend::on_gpu(run)) {
-    const Problem problem = describe_backward(a, from, to);
-    cuda_backend::run(problem, cuda_backend::make_supported_plan(problem, run), run);
-    return;
-  }
-  TableCopies copies;
-  const Problem problem = describe_backward(a, from, to, &copies);
-  const Plan plan = make_supported_plan(problem, run);
-  if (plan.backend == BackendKind::reference) {
-    reference::backward(problem, run);
-  } else {
-    cpu_backend::backward(problem, plan, run);
-  }
+  call_of(a, from, to, run).compute();
 }
 
 std::size_t workspace(const Attention& a, Pass pass, const Run& run) {
-  const DefaultFloatState floats;
-  TableCopies copies;
-  return workspace_of(describe(a, pass, NullData::allowed, copies_for(run, copies)), run);
+  return call_of(a, pass, run).workspace();
 }
 
 std::size_t workspace(const Attention& a, const ForwardOutputs& to, const Run& run) {
-  const DefaultFloatState floats;
-  TableCopies copies;
-  return workspace_of(describe_forward(a, to, copies_for(run, copies)), run);
+  return call_of(a, to, run).workspace();
 }
 
 std::size_t workspace(const Attention& a, const BackwardInputs& from, const Gradients& to,
                       const Run& run) {
-  const DefaultFloatState floats;
-  TableCopies copies;
-  return workspace_of(describe_backward(a, from, to, copies_for(run, copies)), run);
+  return call_of(a, from, to, run).workspace();
 }
 
 Explanation explain(const Attention& a, Pass pass, const Run& run) {
-  const DefaultFloatState floats;
-  TableCopies copies;
-  const Problem problem = describe(a, pass, NullData::allowed, copies_for(run, copies));
-  if (cuda_backend::on_gpu(run)) return explain_gpu(problem, run);
-  const Plan plan = make_plan(problem, run);
-  Explanation e;
-  e.supported = plan.supported();
-  e.backend = plan.name;
-  e.kernel = kernel_line(problem, plan);
-  e.text = explanation(problem, plan);
-  e.workspace = static_cast<std::size_t>(plan.workspace.size);
-  e.pairs = interval_pairs(problem);
-  e.flops = flops_of(problem, e.pairs);
-  return e;
+  return call_of(a, pass, run).explain();
 }
 
 std::ostream& operator<<(std::ostream& out, const Explanation& e) { return out << e.text; }

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "plan/cuda/chip.hpp"
 #include "plan/cuda/plan.hpp"
 #include "regard/regard.hpp"
 

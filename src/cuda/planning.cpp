@@ -30,6 +30,36 @@ CudaChoice choice_of(const Run& run) {
   return choice;
 }
 
+CudaPlan make_plan(const Problem& problem, const Run& run, Reasons reasons) {
+  return plan_cuda(problem, chip_of(run), choice_of(run), reasons);
+}
+
+class GpuBackend final : public Backend {
+ public:
+  // They are in the memory of the device.
+  bool reads_tables() const override { return false; }
+
+  int64 workspace(const Problem& problem, const Run& run) const override {
+    return make_supported_plan(problem, run).workspace.size;
+  }
+
+  void run(const Problem& problem, const Run& run) const override {
+    cuda_backend::run(problem, make_supported_plan(problem, run), run);
+  }
+
+  Explanation explain(const Problem& problem, const Run& run) const override {
+    const Chip& chip = chip_of(run);
+    const CudaPlan plan = make_plan(problem, run, Reasons::given);
+    Explanation e;
+    e.supported = plan.supported();
+    e.backend = plan.supported() ? plan.name() : "";
+    e.kernel = cuda_kernel_line(plan);
+    e.text = cuda_explanation(problem, chip, plan) + resources_text(plan, chip);
+    e.workspace = static_cast<std::size_t>(plan.workspace.size);
+    return e;
+  }
+};
+
 }  // namespace
 
 std::string device_name(const Run& run) {
@@ -54,10 +84,6 @@ const Chip& chip_of(const Run& run) {
   return *chip;
 }
 
-CudaPlan make_plan(const Problem& problem, const Run& run, Reasons reasons) {
-  return plan_cuda(problem, chip_of(run), choice_of(run), reasons);
-}
-
 CudaPlan make_supported_plan(const Problem& problem, const Run& run) {
   CudaPlan made = make_plan(problem, run, Reasons::left_out);
   if (made.too_large) refuse("workspace", to_string(problem), made.refusal, Code::unsupported);
@@ -67,6 +93,11 @@ CudaPlan make_supported_plan(const Problem& problem, const Run& run) {
            made.refusal, Code::unsupported);
   }
   return made;
+}
+
+const Backend& gpu() {
+  static constinit const GpuBackend backend;
+  return backend;
 }
 
 }  // namespace regard::cuda_backend

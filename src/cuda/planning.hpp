@@ -3,7 +3,8 @@
 
 #include <string>
 
-#include "plan/cuda/plan.hpp"
+#include "plan/backend.hpp"
+#include "plan/cuda/planner.hpp"
 #include "regard/regard.hpp"
 
 namespace regard::cuda_backend {
@@ -15,7 +16,9 @@ std::string device_name(const Run&);  // "cpu", "cuda:0", "sm_80"
 // The chip of the device, or the one that is named; an Error where there is none.
 const Chip& chip_of(const Run&);
 
-CudaPlan make_plan(const Problem&, const Run&, Reasons);
 CudaPlan make_supported_plan(const Problem&, const Run&);
+
+// Any GPU, or a chip to plan for.
+const Backend& gpu();
 
 }  // namespace regard::cuda_backend

@@ -1,4 +1,4 @@
-// From the plan's tensors to the tensor maps that TMA reads.
+// Tensor maps, from the tensors as TMA sees them.
 #include "cuda/tensor_maps.hpp"
 
 #include "plan/cuda/tma_tensor.hpp"
@@ -26,41 +26,27 @@ void encode(const Driver& d, TensorMap& map, const TmaTensor& x, int device) {
 
 }  // namespace
 
-ForwardMaps forward_maps(const Driver& d, const Problem& p, const KernelConfig& config,
-                         const void* hi_lo, int device) {
-  const ForwardTmaTensors tensors = config.products == Products::f16x3
-                                        ? forward_hi_lo_tensors(p, config, hi_lo)
-                                        : forward_tma_tensors(p, config.tiling);
-  ForwardMaps maps{};
-  encode(d, maps.q, tensors.q, device);
-  encode(d, maps.k, tensors.k, device);
-  encode(d, maps.v, tensors.v, device);
-  if (config.out_by_tma) encode(d, maps.out, tensors.out, device);
-  if (config.bias.by_tma) encode(d, maps.bias, tensors.bias, device);
-  return maps;
-}
-
-BackwardMaps backward_maps(const Driver& d, const Problem& p, const KernelConfig& config,
-                           const void* hi_lo, int device) {
-  const BackwardTmaTensors tensors = config.products == Products::f16x3
-                                         ? backward_hi_lo_tensors(p, config, hi_lo)
-                                         : backward_tma_tensors(p, config.tiling);
-  BackwardMaps maps{};
-  encode(d, maps.q, tensors.q, device);
-  encode(d, maps.k, tensors.k, device);
-  encode(d, maps.v, tensors.v, device);
-  encode(d, maps.dout, tensors.dout, device);
-  if (config.out_by_tma && config.wanted.dk) encode(d, maps.dk, tensors.dk, device);
-  if (config.out_by_tma && config.wanted.dv) encode(d, maps.dv, tensors.dv, device);
-  return maps;
-}
-
 LaunchMaps launch_maps(const Driver& d, const Problem& p, const KernelConfig& config,
                        const void* hi_lo, int device) {
+  const TmaTensors x = tma_tensors(p, config, hi_lo);
+  LaunchMaps maps;
   if (config.kernel == Kernel::backward) {
-    return {.backward = backward_maps(d, p, config, hi_lo, device)};
+    BackwardMaps& to = maps.backward = {};
+    encode(d, to.q, x.q, device);
+    encode(d, to.k, x.k, device);
+    encode(d, to.v, x.v, device);
+    encode(d, to.dout, x.dout, device);
+    if (config.out_by_tma && config.wanted.dk) encode(d, to.dk, x.dk, device);
+    if (config.out_by_tma && config.wanted.dv) encode(d, to.dv, x.dv, device);
+  } else {
+    ForwardMaps& to = maps.forward = {};
+    encode(d, to.q, x.q, device);
+    encode(d, to.k, x.k, device);
+    encode(d, to.v, x.v, device);
+    if (config.out_by_tma) encode(d, to.out, x.out, device);
+    if (config.bias.by_tma) encode(d, to.bias, x.bias, device);
   }
-  return {.forward = forward_maps(d, p, config, hi_lo, device)};
+  return maps;
 }
 
 }  // namespace regard::cuda_backend

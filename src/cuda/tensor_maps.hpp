@@ -8,14 +8,8 @@
 
 namespace regard::cuda_backend {
 
-// The tensor maps of a wgmma kernel. Error if the driver rejects a tensor, which plans exclude.
-// planes: the f32 tensors in the workspace.
-ForwardMaps forward_maps(const Driver&, const Problem&, const KernelConfig&, const void* hi_lo,
-                         int device);
-
-BackwardMaps backward_maps(const Driver&, const Problem&, const KernelConfig&, const void* hi_lo,
-                           int device);
-// Of either.
+// Of a kernel of family wgmma; an Error where the driver refuses a tensor, which plans exclude.
+// hi_lo: the parts of f32 in the workspace.
 LaunchMaps launch_maps(const Driver&, const Problem&, const KernelConfig&, const void* hi_lo,
                        int device);
 

@@ -8,6 +8,7 @@
 
 #include "cuda/driver.hpp"
 #include "plan/cuda/config_text.hpp"
+#include "plan/cuda/planner.hpp"
 #include "problem/describe.hpp"
 #include "tests/cuda/fake.hpp"
 

@@ -227,29 +227,23 @@ LaunchMaps maps_of(const CudaLaunch& launch, const KernelParams& params) {
     static_assert(sizeof map <= sizeof to);
     std::memcpy(&to, &map, sizeof map);
   };
+  const TmaTensors x = tma_tensors(params.problem, launch.config, params.buffers.hi_lo);
   if (launch.config.kernel == Kernel::backward) {
-    const BackwardTmaTensors tensors =
-        launch.config.products == Products::f16x3
-            ? backward_hi_lo_tensors(params.problem, launch.config, params.buffers.hi_lo)
-            : backward_tma_tensors(params.problem, launch.config.tiling);
     BackwardMaps& to = maps.backward;
-    set(to.q, tensors.q);
-    set(to.k, tensors.k);
-    set(to.v, tensors.v);
-    set(to.dout, tensors.dout);
-    set(to.dk, tensors.dk);
-    set(to.dv, tensors.dv);
-    return maps;
+    set(to.q, x.q);
+    set(to.k, x.k);
+    set(to.v, x.v);
+    set(to.dout, x.dout);
+    set(to.dk, x.dk);
+    set(to.dv, x.dv);
+  } else {
+    ForwardMaps& to = maps.forward;
+    set(to.q, x.q);
+    set(to.k, x.k);
+    set(to.v, x.v);
+    set(to.out, x.out);
+    set(to.bias, x.bias);
   }
-  const bool planes = launch.config.products == Products::f16x3;
-  const ForwardTmaTensors tensors =
-      planes ? forward_hi_lo_tensors(params.problem, launch.config, params.buffers.hi_lo)
-             : forward_tma_tensors(params.problem, launch.config.tiling);
-  set(maps.forward.q, tensors.q);
-  set(maps.forward.k, tensors.k);
-  set(maps.forward.v, tensors.v);
-  set(maps.forward.out, tensors.out);
-  set(maps.forward.bias, tensors.bias);
   return maps;
 }
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "plan/cuda/plan.hpp"
+#include "plan/cuda/planner.hpp"
 #include "tests/cuda/emulator_build.hpp"
 #include "tests/cuda/machine/block_machine.hpp"
 

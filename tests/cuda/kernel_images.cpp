@@ -11,6 +11,7 @@
 #include "cuda/in_parallel.hpp"
 #include "cuda/kernel_cache.hpp"
 #include "plan/cuda/config_text.hpp"
+#include "plan/cuda/planner.hpp"
 #include "plan/cuda/representative.hpp"
 
 using namespace regard;

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "plan/cuda/plan.hpp"
+#include "plan/cuda/planner.hpp"
 #include "problem/describe.hpp"
 
 namespace regard::cuda_case {

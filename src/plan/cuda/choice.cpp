@@ -1,10 +1,11 @@
 // What Run::backend and REGARD_BACKEND may say of a GPU:
 //   cuda[:simt | :mma | :mma75 | :mma80 | :mma90 | :wgmma][/KB][@member=number,...]
+#include "plan/cuda/choice.hpp"
+
 #include <charconv>
 #include <string_view>
 
 #include "plan/cuda/config_members.hpp"
-#include "plan/cuda/plan.hpp"
 
 namespace regard {
 namespace {

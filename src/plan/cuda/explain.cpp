@@ -3,7 +3,7 @@
 
 #include "plan/cuda/config_text.hpp"
 #include "plan/cuda/kernel/wgmma_backward_layout.h"
-#include "plan/cuda/plan.hpp"
+#include "plan/cuda/planner.hpp"
 #include "plan/explain_rows.hpp"
 #include "problem/describe.hpp"
 

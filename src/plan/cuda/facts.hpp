@@ -99,6 +99,23 @@ inline MaskForm mask_form(const Problem& p, bool pack_gqa) {
   return {.one_row = is_mask_of_keys(p, pack_gqa), .copy_bytes = bytes_of_mask_copy(p)};
 }
 
+// The features that are compiled in. The lse that the backward pass starts from includes sinks.
+inline Features kernel_features(const Problem& p) {
+  Features features = p.features;
+  if (p.backward) features.sink = false;
+  return features;
+}
+
+inline bool wants_dbias(const Problem& p) { return p.features.bias && p.wants(p.dbias); }
+
+// Whether dbias is added up from several tiles: in f32 sums, or in dbias itself.
+inline bool adds_dbias(const KernelConfig& main) {
+  return main.dbias.how != BiasGradient::none && main.dbias.how != BiasGradient::store;
+}
+inline bool adds_to_dbias_itself(const Problem& p, const KernelConfig& main) {
+  return adds_dbias(main) && p.accumulate && p.dbias.given() && p.dbias.type == Type::f32;
+}
+
 inline Wanted wanted_of(const Problem& p) {
   return {.dq = p.wants(p.dq), .dk = p.wants(p.dk), .dv = p.wants(p.dv)};
 }
@@ -124,16 +141,6 @@ inline int64 keys_in_reach(const Problem& p) {
   if (!p.features.interval || s.len_q == 0 || p.varlen) return s.len_k;
   const int64 begin = visible_keys(p.mask_params, 0, s.len_q, s.len_k).begin;
   return larger<int64>(0, visible_keys(p.mask_params, s.len_q - 1, s.len_q, s.len_k).end - begin);
-}
-
-// Under intervals the last tiles of a head are the longest and begin first: those of as many heads
-// as keep their keys and values in the cache together.
-inline int64 heads_sharing_cache(const Problem& p, const Chip& chip, bool pack_gqa) {
-  const Sizes& s = p.sizes;
-  if (!p.features.interval || batch_of_bias(p) > 1) return batch_of_bias(p);
-  const int64 bytes = s.len_k * (s.dim + s.dim_v) * int64(size_of(p.type));
-  const int64 kv_heads = larger<int64>(1, chip.l2 * 3 / 5 / larger<int64>(1, bytes));
-  return kv_heads * (pack_gqa ? 1 : s.group());
 }
 
 inline bool is_broadcast(const Problem& p) {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "plan/cuda/facts.hpp"
-#include "plan/cuda/kernel/simt_layout.h"
+#include "plan/cuda/launches.hpp"
 #include "plan/cuda/tma_tensor.hpp"
 #include "plan/cuda/workspace_room.hpp"
 
@@ -72,20 +72,20 @@ InputSet inputs_to_copy(const Problem& p) {
   if (p.type != Type::f16 && p.type != Type::bf16) return inputs;
   Problem placed = p;
   for (int n = 0; n < kInputs; ++n) view_of(placed, Input(n)).data = nullptr;
-  const BackwardTmaTensors tensors = backward_tma_tensors(placed, {});
-  const TmaTensor* const tma_tensor[] = {&tensors.q, &tensors.k, &tensors.v, &tensors.dout};
+  const TmaTensors tensors = tma_tensors(placed, {});
+  const TmaTensor* const by_input[] = {&tensors.q, &tensors.k, &tensors.v, &tensors.dout};
   for (int n = 0; n < kInputs; ++n) {
     const InputShape shape = shape_of(p, Input(n));
     const bool given = view_of(p, Input(n)).given() && shape.batch * shape.heads * shape.rows > 0;
-    if (given && !is_tma_loadable(*tma_tensor[n])) inputs.add(Input(n));
+    if (given && !is_tma_loadable(*by_input[n])) inputs.add(Input(n));
   }
   return inputs;
 }
 
-const char* why_not_copies(const Problem& p, InputSet inputs) {
+Refusal why_not_copies(const Problem& p, InputSet inputs) {
   constexpr int64 kLeastKeys = 256;
   constexpr int64 kMostTimes = 4;  // what the other tensors take
-  if (inputs.empty()) return nullptr;
+  if (inputs.empty()) return {};
   if (keys_in_reach(p) < kLeastKeys) {
     return "so few keys do not repay copies of inputs that the copy engine cannot load";
   }
@@ -99,7 +99,7 @@ const char* why_not_copies(const Problem& p, InputSet inputs) {
   if (double(grid.heads) * grid.tiles * grid.splits > double(INT32_MAX)) {
     return "copies would take more blocks than a grid can have";
   }
-  return nullptr;
+  return {};
 }
 
 Problem with_copies(const Problem& p, InputSet inputs, uint8* memory) {
@@ -123,22 +123,20 @@ InputSet copies_at_most(const CudaPlan& plan, const Problem& p) {
   return inputs;
 }
 
-void add_copies_launch(CudaPlan& plan, const Problem& p, const Because& because) {
-  if (plan.copies.empty()) return;
-  if (because.asked()) {
-    because("copied first: ", names_of(plan.copies),
-            ": the copy engine loads no f32 beside 16-bit types, no rows that do not begin at 16 "
-            "bytes, no strides of 0 or below");
+void add_copies_launch(Draft& d) {
+  if (d.plan.copies.empty()) return;
+  if (d.because.asked()) {
+    d.because("copied first: ", names_of(d.plan.copies),
+              ": the copy engine loads no f32 beside 16-bit types, no rows that do not begin at 16 "
+              "bytes, no strides of 0 or below");
   }
-  const KernelConfig c{.kernel = Kernel::copy_inputs,
-                       .family = Family::simt,
-                       .level = 50,
-                       .type = p.type,
-                       .tiling = {.rows = kRows, .keys = kRows, .warps = 8, .stages = 1}};
-  plan.launches.push_back({.config = c,
-                           .grid = copies_grid(p, plan.copies),
-                           .threads = c.tiling.warps * 32,
-                           .shared_bytes = simt_shared_bytes(c)});
+  KernelConfig c{.kernel = Kernel::copy_inputs,
+                 .family = Family::simt,
+                 .level = 50,
+                 .type = d.p.type,
+                 .tiling = {.rows = kRows, .keys = kRows, .warps = 8, .stages = 1}};
+  const BlockGrid grid = copies_grid(d.p, d.plan.copies);
+  add_launch(d, c, grid.heads, grid.tiles, grid.splits);
 }
 
 }  // namespace regard

@@ -4,7 +4,7 @@
 #include "plan/count.h"
 #include "plan/cuda/kernel/copy_layout.h"
 #include "plan/cuda/plan.hpp"
-#include "plan/cuda/reasons.hpp"
+#include "plan/cuda/refusal.hpp"
 #include "problem/problem.h"
 
 namespace regard {
@@ -13,8 +13,8 @@ namespace regard {
 // does not count: a workspace is asked for before there is any.
 InputSet inputs_to_copy(const Problem&);
 
-// Null where copies are worth their time and memory.
-const char* why_not_copies(const Problem&, InputSet);
+// Where copies are not worth their time and memory.
+Refusal why_not_copies(const Problem&, InputSet);
 
 // The problem with its copies in place of the inputs; memory: where they begin, or null in a plan.
 Problem with_copies(const Problem&, InputSet, uint8* memory);
@@ -27,7 +27,5 @@ InputSet copies_at_most(const CudaPlan&, const Problem&);
 inline bool reads_copies(const KernelConfig& c, const Problem& p) {
   return c.family == Family::wgmma || (c.kernel == Kernel::delta && p.dout.type == p.type);
 }
-
-void add_copies_launch(CudaPlan&, const Problem&, const Because&);
 
 }  // namespace regard

@@ -29,6 +29,10 @@ const char* why_bias_is_not_staged(const Problem& p) {
 void explain_family(const Because& because, const Problem& p, const CudaChoice& choice,
                     const KernelConfig& main) {
   if (!because.asked()) return;
+  if (main.family == Family::simt) {
+    if (!choice.any_family) because("simt: asked for by name");
+    return;
+  }
   because(family_reason(choice, main.family).c_str());
   if (main.products == Products::tf32x3) {
     because("tf32x3: three products of tf32 for each of f32 keep f32's accuracy");

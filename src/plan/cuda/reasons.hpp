@@ -4,7 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "plan/cuda/plan.hpp"
+#include "plan/cuda/choice.hpp"
+#include "problem/problem.h"
 
 namespace regard {
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "plan/cuda/planner.hpp"
 #include "problem/describe.hpp"
 
 namespace regard {

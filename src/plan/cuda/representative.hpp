@@ -4,7 +4,9 @@
 
 #include <vector>
 
-#include "plan/cuda/plan.hpp"
+#include "plan/cuda/chip.hpp"
+#include "plan/cuda/kernel/kernel_config.h"
+#include "problem/problem.h"
 
 namespace regard {
 

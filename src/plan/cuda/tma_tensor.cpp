@@ -1,4 +1,4 @@
-// What the copy engine can be told of the tensors of a problem, and of its planes.
+// The tensors of a problem as TMA sees them.
 #include "plan/cuda/tma_tensor.hpp"
 
 #include <cstdint>
@@ -9,9 +9,8 @@
 namespace regard {
 namespace {
 
-constexpr int kRowsOfStore = 16;  // a warp's
+constexpr int kRowsOfStore = 16;  // of out: a warp's
 
-// Planes are in place of batch entries.
 TmaTensor tma_tensor(const HiLoTensor& t, const void* hi_lo, int tile_rows) {
   const int64 row = t.columns * 2, head = t.rows * row;
   return {.data = static_cast<const uint8*>(hi_lo) + t.begin,
@@ -32,52 +31,50 @@ TmaTensor tma_tensor(const View& view, int64 columns, int64 rows, int64 heads, i
               .strides = {bytes, s.row * bytes, s.head * bytes, s.batch * bytes},
               .tile_columns = kPanelColumns,
               .tile_rows = tile_rows};
-  // Where there is one of it, its stride means nothing.
+  // The stride of a dimension of size 1 means nothing.
   for (int i = 1; i < 4; ++i) {
     if (x.sizes[i] <= 1) x.strides[i] = round_up(columns * bytes, 16);
   }
   return x;
 }
 
-TmaTensor bias_tma_tensor(const Problem& p) {
-  if (!p.features.bias) return {};
-  const Strides& s = p.bias.strides;
-  return tma_tensor(p.bias, p.sizes.len_k, p.sizes.len_q, s.head == 0 ? 1 : p.sizes.heads_q,
-                    s.batch == 0 ? 1 : p.sizes.batch, kWarpgroupRows);
-}
-
 }  // namespace
 
-ForwardTmaTensors forward_tma_tensors(const Problem& p, const Tiling& tiling) {
+TmaTensors tma_tensors(const Problem& p, const Tiling& tiling) {
   const Sizes& s = p.sizes;
   const int64 batch = p.packed ? 1 : s.batch;
-  const int64 rows_q = p.packed ? s.rows_q : s.len_q, rows_k = p.packed ? s.rows_k : s.len_k;
-  return {.q = tma_tensor(p.q, s.dim, rows_q, s.heads_q, batch, tiling.rows),
-          .k = tma_tensor(p.k, s.dim, rows_k, s.heads_kv, batch, tiling.keys),
-          .v = tma_tensor(p.v, s.dim_v, rows_k, s.heads_kv, batch, tiling.keys),
-          .out = tma_tensor(p.out, s.dim_v, rows_q, s.heads_q, batch, kRowsOfStore),
-          .bias = bias_tma_tensor(p)};
+  const auto of_queries = [&](const View& view, int64 columns, int tile_rows) {
+    return tma_tensor(view, columns, p.packed ? s.rows_q : s.len_q, s.heads_q, batch, tile_rows);
+  };
+  const auto of_keys = [&](const View& view, int64 columns, int tile_rows) {
+    return tma_tensor(view, columns, p.packed ? s.rows_k : s.len_k, s.heads_kv, batch, tile_rows);
+  };
+  TmaTensors x{.q = of_queries(p.q, s.dim, tiling.rows),
+               .k = of_keys(p.k, s.dim, tiling.keys),
+               .v = of_keys(p.v, s.dim_v, tiling.keys)};
+  if (p.backward) {
+    x.dout = of_queries(p.dout, s.dim_v, tiling.rows);
+    x.dk = of_keys(p.dk, s.dim, kWarpgroupRows);
+    x.dv = of_keys(p.dv, s.dim_v, kWarpgroupRows);
+    return x;
+  }
+  x.out = of_queries(p.out, s.dim_v, kRowsOfStore);
+  if (p.features.bias) {
+    const Strides& b = p.bias.strides;
+    x.bias = tma_tensor(p.bias, s.len_k, s.len_q, b.head == 0 ? 1 : s.heads_q,
+                        b.batch == 0 ? 1 : s.batch, kWarpgroupRows);
+  }
+  return x;
 }
 
-ForwardTmaTensors forward_hi_lo_tensors(const Problem& p, const KernelConfig& c,
-                                        const void* hi_lo) {
+TmaTensors tma_tensors(const Problem& p, const KernelConfig& c, const void* hi_lo) {
+  if (c.products != Products::f16x3) return tma_tensors(p, c.tiling);
   const HiLoLayout layout = hi_lo_layout(p, c);
-  return {.q = tma_tensor(layout.q, hi_lo, c.tiling.rows),
-          .k = tma_tensor(layout.k, hi_lo, c.tiling.keys),
-          .v = tma_tensor(layout.v, hi_lo, c.tiling.keys),
-          .out = {},
-          .bias = {}};
-}
-
-BackwardTmaTensors backward_hi_lo_tensors(const Problem& p, const KernelConfig& c,
-                                          const void* hi_lo) {
-  const HiLoLayout layout = hi_lo_layout(p, c);
-  return {.q = tma_tensor(layout.q, hi_lo, c.tiling.rows),
-          .k = tma_tensor(layout.k, hi_lo, c.tiling.keys),
-          .v = tma_tensor(layout.v, hi_lo, c.tiling.keys),
-          .dout = tma_tensor(layout.dout, hi_lo, c.tiling.rows),
-          .dk = {},
-          .dv = {}};
+  TmaTensors x{.q = tma_tensor(layout.q, hi_lo, c.tiling.rows),
+               .k = tma_tensor(layout.k, hi_lo, c.tiling.keys),
+               .v = tma_tensor(layout.v, hi_lo, c.tiling.keys)};
+  if (p.backward) x.dout = tma_tensor(layout.dout, hi_lo, c.tiling.rows);
+  return x;
 }
 
 bool has_hi_lo_tensors(const Problem& p) {
@@ -90,18 +87,6 @@ bool has_hi_lo_tensors(const Problem& p) {
                  256 * (s.batch + 2) <=
              kMostRows &&
          blocks <= INT32_MAX;
-}
-
-BackwardTmaTensors backward_tma_tensors(const Problem& p, const Tiling& tiling) {
-  const Sizes& s = p.sizes;
-  const int64 batch = p.packed ? 1 : s.batch;
-  const int64 rows_q = p.packed ? s.rows_q : s.len_q, rows_k = p.packed ? s.rows_k : s.len_k;
-  return {.q = tma_tensor(p.q, s.dim, rows_q, s.heads_q, batch, tiling.rows),
-          .k = tma_tensor(p.k, s.dim, rows_k, s.heads_kv, batch, tiling.keys),
-          .v = tma_tensor(p.v, s.dim_v, rows_k, s.heads_kv, batch, tiling.keys),
-          .dout = tma_tensor(p.dout, s.dim_v, rows_q, s.heads_q, batch, tiling.rows),
-          .dk = tma_tensor(p.dk, s.dim, rows_k, s.heads_kv, batch, kWarpgroupRows),
-          .dv = tma_tensor(p.dv, s.dim_v, rows_k, s.heads_kv, batch, kWarpgroupRows)};
 }
 
 bool is_tma_loadable(const TmaTensor& x) {

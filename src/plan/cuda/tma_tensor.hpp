@@ -1,5 +1,4 @@
-// TmaTensor: a tensor as Hopper's copy engine sees it, from which it loads tensors; and whether it
-// can.
+// TmaTensor: a tensor as TMA sees it, and whether TMA can load or store it.
 #pragma once
 
 #include "plan/cuda/kernel/kernel_config.h"
@@ -7,7 +6,7 @@
 
 namespace regard {
 
-// Dimensions: column, row, head, batch. A box has one panel of columns and some rows of one head.
+// Dimensions: column, row, head, batch. A TMA tile is 64 columns of some rows of one head.
 struct TmaTensor {
   const void* data = nullptr;
   Type type = Type::none;
@@ -17,30 +16,26 @@ struct TmaTensor {
   int tile_rows = 0;
 };
 
-struct ForwardTmaTensors {
-  TmaTensor q, k, v, out, bias;
+// Of a forward kernel: q, k, v, out, bias; of a backward kernel: q, k, v, dout, dk, dv.
+struct TmaTensors {
+  TmaTensor q, k, v, out{}, bias{}, dout{}, dk{}, dv{};
 };
 
-struct BackwardTmaTensors {
-  TmaTensor q, k, v, dout, dk, dv;
-};
+// Packed sequences are one batch entry. A dimension that the bias is broadcast over has size 1.
+TmaTensors tma_tensors(const Problem&, const Tiling&);
 
-// Packed sequences are one batch entry. Where the bias is broadcast there is one of it.
-ForwardTmaTensors forward_tma_tensors(const Problem&, const Tiling&);
-BackwardTmaTensors backward_tma_tensors(const Problem&, const Tiling&);
+// Of a wgmma kernel. Of f32: the hi and lo parts of the inputs, in place of batch entries; hi_lo is
+// their place in the workspace.
+TmaTensors tma_tensors(const Problem&, const KernelConfig&, const void* hi_lo);
 
-// Of f32: planes of q, k and v in scratch memory, the planes in place of batch entries; no out.
-ForwardTmaTensors forward_hi_lo_tensors(const Problem&, const KernelConfig&, const void* hi_lo);
-// The same of the backward pass, and of dout; no dk and dv.
-BackwardTmaTensors backward_hi_lo_tensors(const Problem&, const KernelConfig&, const void* hi_lo);
-// Whether the copy engine can count their rows, and a grid the blocks that make them.
+// Whether TMA can count the rows of the parts of f32, and a grid the blocks that make them.
 bool has_hi_lo_tensors(const Problem&);
 
 // 16-byte aligned, strides multiples of 16 bytes, above 0 and below 2^40.
 bool is_tma_loadable(const TmaTensor&);
 
-// Whether tensors can be stored to it as well. The copy engine writes whole pieces of 16 bytes:
-// where a row ends within one, it would write over what follows.
+// TMA stores whole pieces of 16 bytes: where a row ends within one, it would write over what
+// follows.
 bool is_tma_storable(const TmaTensor&);
 
 }  // namespace regard

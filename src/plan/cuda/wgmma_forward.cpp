@@ -1,10 +1,10 @@
-// What the wgmma kernels take, and their table of tiles.
-#include "plan/cuda/wgmma_forward.hpp"
-
+// The forward pass of the wgmma family: what it can compute, its configuration, and its tilings.
 #include <span>
 
 #include "plan/cuda/config_members.hpp"
 #include "plan/cuda/facts.hpp"
+#include "plan/cuda/families.hpp"
+#include "plan/cuda/input_copies.hpp"
 #include "plan/cuda/kernel/wgmma_layout.h"
 #include "plan/cuda/tma_tensor.hpp"
 
@@ -12,18 +12,12 @@ namespace regard {
 namespace {
 
 constexpr int64 kLargestHead = 256;     // accumulators of out are 128 registers then
-constexpr int64 kLargestF32Head = 128;  // f32, which has them twice
+constexpr int64 kLargestF32Head = 128;  // two sets of accumulators
 
-struct Line {
-  int dim;  // the largest that it is meant for
-  int dim_v;
-  Tiling tiling;
-};
-
-// The first line for the head sizes whose rows are not too many. Accumulators and weights take
-// keys * 3 / 4 + dim_v / 2 registers of a thread; two consumer warpgroups leave it 232, three 160,
-// four 112.
-constexpr Line kLines[] = {
+// The first entry is chosen that has the head sizes, and not too many rows. Accumulators and
+// weights take keys * 3 / 4 + dim_v / 2 registers of a thread. A thread has 232 registers with two
+// consumer warpgroups, 160 with three, 112 with four.
+constexpr TilingEntry kEntries[] = {
     {64, 64, {.rows = 256, .keys = 64, .stages = 4}},
     {64, 64, {.rows = 192, .keys = 128, .stages = 3}},
     {64, 64, {.rows = 128, .keys = 128, .stages = 3}},
@@ -34,167 +28,171 @@ constexpr Line kLines[] = {
     {256, 256, {.rows = 128, .keys = 64, .stages = 2}},
 };
 
-// f32: scores and weights take keys registers of a thread, out and P V of a block dim_v. Fewer keys
-// leave room for tiles of a bias and a mask.
-constexpr Line kF32Lines[] = {
+// f32: scores and weights take `keys` registers of a thread, out and P V of a block `dim_v`. Fewer
+// keys leave room for tiles of a bias and a mask.
+constexpr TilingEntry kF32Entries[] = {
     {64, 64, {.rows = 128, .keys = 128, .stages = 2}},
     {128, 128, {.rows = 128, .keys = 64, .stages = 2}},
     {128, 128, {.rows = 128, .keys = 48, .stages = 2}},
     {128, 128, {.rows = 128, .keys = 32, .stages = 2}},
 };
 
-std::span<const Line> table_of(const KernelConfig& c) {
-  if (c.products == Products::f16x3) return kF32Lines;
-  return kLines;
+std::span<const TilingEntry> table_of(const KernelConfig& c) {
+  if (c.products == Products::f16x3) return kF32Entries;
+  return kEntries;
 }
 
-// Whose bits are made for 32 keys at a time.
-bool serves_dropout(const KernelConfig& c) {
-  return !c.features.dropout || c.tiling.keys % 32 == 0;
-}
+// Dropout bits are generated for 32 keys at a time.
+bool fits_dropout(const KernelConfig& c) { return !c.features.dropout || c.tiling.keys % 32 == 0; }
 
 bool is_possible(const KernelConfig& c) {
   const Tiling& t = c.tiling;
   const int consumers = consumers_of(t);
-  const bool planes = c.products == Products::f16x3;
-  const int registers = planes ? t.keys + c.dim_v : t.keys * 3 / 4 + c.dim_v / 2;
-  if (planes && (t.keys < 16 || t.keys > 128)) return false;
-  return t.warps == forward_warps(c) && consumers >= 2 && consumers <= (planes ? 3 : 4) &&
+  const bool f32 = c.products == Products::f16x3;
+  const int registers = f32 ? t.keys + c.dim_v : t.keys * 3 / 4 + c.dim_v / 2;
+  if (f32 && (t.keys < 16 || t.keys > 128)) return false;
+  return t.warps == forward_warps(c) && consumers >= 2 && consumers <= (f32 ? 3 : 4) &&
          t.rows == consumers * kWarpgroupRows && t.keys % 16 == 0 && t.keys <= 256 &&
-         serves_dropout(c) && t.stages <= kMostWgmmaStages && t.slices * t.key_warps == 1 &&
+         fits_dropout(c) && t.stages <= kMostWgmmaStages && t.slices * t.key_warps == 1 &&
          t.min_blocks == 1 &&
          registers <= (consumers == 2   ? 196
                        : consumers == 3 ? 132
                                         : 80);
 }
 
-// Three warpgroups have no registers for elementwise terms but a bias that tensors bring, and leave
-// more of a short row idle: under intervals at its diagonal, without at its end. Four hide in one
-// another's products what a tile of rows costs beside its own, which is most of it where rows are
-// short; their steps of half the keys cost more where they are long.
-bool is_too_high(const KernelConfig& c, const TilingWish& wish) {
+// More than 128 rows are for kernels without score terms, except a bias that TMA loads.
+//
+// Three consumer warpgroups (192 rows) leave no registers for such terms, and more of a short
+// sequence idle: with intervals at the diagonal, without them at the end. Four (256 rows) hide the
+// prologue and the epilogue of a tile behind the products of other warpgroups, which pays where
+// rows are short; their steps of 64 keys are slower where rows are long.
+bool is_too_high(const KernelConfig& c, const TilingRequest& request) {
   const Features& f = c.features;
   if (c.tiling.rows <= 128) return false;
   if (!is_within(f, {.bias = true, .interval = true, .signed_scale = true})) return true;
   if (f.bias && (!c.bias.by_tma || f.interval || c.tiling.rows > 192)) return true;
-  if (c.tiling.rows <= 192) return f.interval ? wish.rows < 4096 : wish.rows <= 128;
-  const int64 tiles = wish.heads * divide_up(wish.rows, int64(c.tiling.rows));
-  const int64 length = larger(wish.rows, wish.keys);
-  return c.varlen || !c.out_by_tma || wish.rows <= 128 || length > (f.interval ? 1024 : 512) ||
-         tiles < 4 * wish.multiprocessors;
+  if (c.tiling.rows <= 192) return f.interval ? request.rows < 4096 : request.rows <= 128;
+  const int64 tiles = request.heads * divide_up(request.rows, int64(c.tiling.rows));
+  const int64 length = larger(request.rows, request.keys);
+  return c.varlen || !c.out_by_tma || request.rows <= 128 || length > (f.interval ? 1024 : 512) ||
+         tiles < 4 * request.multiprocessors;
 }
 
-// Of more keys than a warpgroup has rows there is one block at most that it does not see, and the
-// look at it costs as much; where rows are long, warpgroups that walk together are faster. Boxes of
-// a bias, and what dropout drops, are taken by all.
-bool is_uneven(const KernelConfig& c, const TilingWish& wish) {
+// Whether warpgroups skip key blocks that are masked for all of their rows. With tiles of more keys
+// than a warpgroup has rows, at most one block can be skipped, and the test costs as much. On long
+// rows, warpgroups that stay in step are faster. All warpgroups need each TMA tile of a bias, and
+// each block of dropout bits.
+bool can_skip_blocks(const KernelConfig& c, const TilingRequest& request) {
   constexpr int64 kMostKeys = 1024;
   return c.features.interval && !c.varlen && !c.bias.by_tma && !has_dropout_warpgroup(c) &&
          c.products == Products::direct && c.tiling.keys <= kWarpgroupRows &&
-         wish.keys <= kMostKeys;
+         request.keys <= kMostKeys;
 }
 
-void set_tiling(KernelConfig& c, const TilingWish& wish, const Tiling& tiling, bool bias_by_tma) {
+void set_tiling(KernelConfig& c, const TilingRequest& request, const Tiling& tiling,
+                bool bias_by_tma) {
   c.tiling = tiling;
-  if (wish.forced) c.tiling = overridden(c.tiling, *wish.forced);
-  c.dim = int(round_up(wish.dim, 16));
-  c.dim_v = int(round_up(wish.dim_v, 16));
-  if (!wish.forced || wish.forced->warps == 0) c.tiling.warps = forward_warps(c);
+  if (request.forced) c.tiling = overridden(c.tiling, *request.forced);
+  c.dim = int(round_up(request.dim, 16));
+  c.dim_v = int(round_up(request.dim_v, 16));
+  if (!request.forced || request.forced->warps == 0) c.tiling.warps = forward_warps(c);
   c.bias.by_tma = bias_by_tma && c.tiling.keys % kPanelColumns == 0;
-  c.skips_blocks = is_uneven(c, wish);
+  c.skips_blocks = can_skip_blocks(c, request);
 }
 
-Fit take_line(KernelConfig& c, const TilingWish& wish) {
+Fit choose_entry(KernelConfig& c, const TilingRequest& request) {
   const bool bias_by_tma = c.bias.by_tma;
-  for (const Line& line : table_of(c)) {
-    if (wish.dim > line.dim || wish.dim_v > line.dim_v) continue;
-    // What is forced changes the common tiles, or those of so many rows.
-    if (wish.forced && line.tiling.rows > 192 && wish.forced->rows != line.tiling.rows) continue;
-    set_tiling(c, wish, line.tiling, bias_by_tma);
-    if (wish.forced && !is_possible(c)) return Fit::impossible;
-    if (!wish.forced && (is_too_high(c, wish) || !serves_dropout(c))) continue;
-    if (shared_bytes_of(c) <= wish.limits.block) return Fit::fits;
-    if (wish.forced) break;
+  const Tiling* const forced = request.forced;
+  for (const TilingEntry& entry : table_of(c)) {
+    if (request.dim > entry.dim || request.dim_v > entry.dim_v) continue;
+    // Tiles of 256 rows are forced by their number of rows only.
+    if (forced && entry.tiling.rows > 192 && forced->rows != entry.tiling.rows) continue;
+    set_tiling(c, request, entry.tiling, bias_by_tma);
+    if (forced && !is_possible(c)) return Fit::impossible;
+    if (!forced && (is_too_high(c, request) || !fits_dropout(c))) continue;
+    if (shared_bytes_of(c) <= request.limits.block) return Fit::fits;
+    if (forced) break;
   }
   return Fit::no_room;
 }
 
-// Out as it will be, where it is not given yet.
+// As if TMA could, where out is not given yet.
 bool stores_out_by_tma(const Problem& p) {
-  return !p.out.given() ||
-         (p.out.type == p.type && is_tma_storable(forward_tma_tensors(p, kLines[0].tiling).out));
+  return p.type != Type::f32 &&
+         (!p.out.given() || (p.out.type == p.type && is_tma_storable(tma_tensors(p, {}).out)));
 }
 
-// Not in varlen batches: rows behind a sequence would take part in what a warp decides for its own.
+// Not in packed batches: rows of another sequence would take part in what a warp decides.
 bool loads_bias_by_tma(const Problem& p) {
   return is_bias_aligned(p) && !is_bias_of_keys(p, false) && !p.features.mask && !p.varlen &&
-         p.type != Type::f32 && is_tma_loadable(forward_tma_tensors(p, kLines[0].tiling).bias);
+         p.type != Type::f32 && is_tma_loadable(tma_tensors(p, {}).bias);
 }
 
 }  // namespace
 
-const char* why_not_wgmma(const Problem& p, const Chip& chip, int level) {
-  if (chip.major != 9 || level < 90) {
+Refusal why_not_wgmma(const Facts& f) {
+  const Problem& p = f.loaded();
+  const int64 largest = larger(p.sizes.dim, p.sizes.dim_v);
+  if (!f.copies_fit) return kRefusedAsTooLarge;
+  if (f.chip.major != 9 || f.level < 90) {
     return "products of warpgroups are of compute capability 9.0 alone";
   }
   if (p.type == Type::f64) return "f64 is computed without tensor cores";
   if (p.type == Type::f32 && p.precision != 0) {
     return "wgmma kernels multiply f32 at its own precision alone";
   }
-  if (p.type == Type::f32 && larger(p.sizes.dim, p.sizes.dim_v) > kLargestF32Head) {
+  if (p.type == Type::f32 && largest > kLargestF32Head) {
     return "wgmma kernels have no tile for head sizes of f32 above 128";
   }
-  if (p.sizes.dim > kLargestHead || p.sizes.dim_v > kLargestHead) {
-    return "wgmma kernels have no tile for head sizes above 256";
-  }
+  if (largest > kLargestHead) return "wgmma kernels have no tile for head sizes above 256";
+  return {};
+}
+
+Refusal why_not_wgmma_forward(const Facts& f) {
+  if (const Refusal refusal = why_not_wgmma(f)) return refusal;
+  const Problem& p = f.loaded();
   if (p.sizes.len_k == 0 || p.sizes.rows_k == 0) return "there is no key to load";
   if (p.type == Type::f32) {
-    return has_hi_lo_tensors(p)
-               ? nullptr
-               : "its planes of f16 would have more rows or blocks than 31 bits count";
+    if (has_hi_lo_tensors(p)) return {};
+    return "its planes of f16 would have more rows or blocks than 31 bits count";
   }
-  const ForwardTmaTensors tensors = forward_tma_tensors(p, kLines[0].tiling);
+  const TmaTensors tensors = tma_tensors(p, {});
   for (const TmaTensor* x : {&tensors.q, &tensors.k, &tensors.v}) {
     if (x->sizes[1] > 0 && x->sizes[3] > 0 && !is_tma_loadable(*x)) {
       return "the copy engine takes no q, k, v whose data does not begin at a multiple of 16 "
              "bytes, and no 2^31 rows";
     }
   }
-  return nullptr;
+  return {};
 }
 
-const char* why_rather_mma(const Problem& p, const Chip& chip) {
+Refusal why_rather_mma_forward(const Facts& f) {
+  const Problem& p = f.problem;
   const Sizes& s = p.sizes;
   constexpr int64 kRows = 128;
-  const bool planes = p.type == Type::f32;
-  if (planes && s.group() * s.len_q <= kRows) return "so few query rows do not repay its planes";
+  const bool f32 = p.type == Type::f32;
+  if (f32 && s.group() * s.len_q <= kRows) return "so few query rows do not repay its planes";
   if (s.len_q <= kRows / 2) return "so few query rows leave most of a tile of 128 idle";
-  // Of f32 a quarter of them is as fast as all with mma.
-  if ((planes ? 4 : 2) * s.batch * s.heads_q * divide_up(s.len_q, kRows) < chip.multiprocessors) {
+  // f32: with a quarter of the multiprocessors as fast as mma with all.
+  const int64 tiles = s.batch * s.heads_q * divide_up(s.len_q, kRows);
+  if ((f32 ? 4 : 2) * tiles < f.chip.multiprocessors) {
     return "tiles of 128 rows would leave most multiprocessors idle";
   }
-  if (p.features.bias && is_bias_of_keys(p, false)) {
+  if (is_bias_of_keys(p, false)) {
     return "mma kernels read a bias of keys once for all rows of a tile";
   }
-  return nullptr;
+  return why_not_copies(p, f.copies);
 }
 
-int64 heads_of_wgmma_group(const Problem& p, const Chip& chip) {
-  constexpr int64 kShort = 512, kFew = 4;
-  const int64 heads = heads_sharing_cache(p, chip, false);
-  const Sizes& s = p.sizes;
-  const bool is_short = s.len_k <= kShort && s.dim > 64 && s.dim <= 128;
-  return p.features.interval && is_short && batch_of_bias(p) == 1 ? smaller(heads, kFew) : heads;
-}
-
-KernelConfig wgmma_config(const Problem& p, int level) {
+KernelConfig wgmma_forward_config(const Facts& f) {
+  const Problem& p = f.loaded();
   return {.kernel = Kernel::forward,
           .family = Family::wgmma,
-          .level = level,
+          .level = f.level,
           .type = p.type,
           .products = p.type == Type::f32 ? Products::f16x3 : Products::direct,
           .features = p.features,
-          .out_by_tma = p.type != Type::f32 && stores_out_by_tma(p),
+          .out_by_tma = stores_out_by_tma(p),
           .bias = {.type = p.features.bias ? p.bias.type : Type::none,
                    .aligned = is_bias_aligned(p),
                    .by_tma = loads_bias_by_tma(p)},
@@ -202,60 +200,23 @@ KernelConfig wgmma_config(const Problem& p, int level) {
           .varlen = p.varlen};
 }
 
-Fit take_wgmma_tiling(KernelConfig& c, const TilingWish& wish) {
-  // Where bias and mask lie in memory does not decide the size of the workspace; nor the tile, but
-  // for the rows that tensors of a bias allow.
+Fit choose_wgmma_forward_tiling(KernelConfig& c, const TilingRequest& request) {
+  // Neither the workspace nor the tile depends on where bias and mask lie in memory, except that a
+  // bias by TMA allows more rows.
   const bool bias_aligned = c.bias.aligned;
   const int mask_copy = c.mask.copy_bytes;
   c.bias.aligned = c.features.bias && c.bias.type != Type::f64;
   if (c.features.mask) c.mask.copy_bytes = 16;
-  const Fit fit = take_line(c, wish);
+  const Fit fit = choose_entry(c, request);
   if (fit == Fit::no_room && (stages_bias(c) || stages_mask(c))) {
-    // Then they are read where they are.
+    // Not staged, they are read from global memory.
     c.bias.aligned = c.bias.by_tma = false;
     c.mask.copy_bytes = 1;
-    return take_line(c, wish);
+    return choose_entry(c, request);
   }
   c.bias.aligned = bias_aligned;
   c.mask.copy_bytes = mask_copy;
   return fit;
-}
-
-void add_split_launch(CudaPlan& plan, const Problem& p, const KernelConfig& main) {
-  constexpr int kTensors = 3;  // q is with dout
-  const Sizes& s = p.sizes;
-  if (main.products != Products::f16x3 || s.batch * s.heads_q * s.len_q == 0) return;
-  const int rows = p.backward ? main.tiling.rows : main.tiling.keys;  // of a block
-  const KernelConfig c{
-      .kernel = Kernel::split_f32,
-      .family = Family::simt,
-      .level = 50,
-      .type = p.type,
-      .dim = main.dim,
-      .dim_v = main.dim_v,
-      .tiling = {.rows = rows, .keys = rows, .warps = 8, .stages = 1, .slices = 1, .min_blocks = 1},
-      .aligned = is_aligned(p),
-      .varlen = p.varlen,
-      .row_terms = {.used = p.backward}};
-  const int64 unit = p.backward ? kHiLoBackwardUnit : c.tiling.keys;
-  const int64 tiles = round_up(larger(s.len_q, s.len_k), unit) / c.tiling.keys;
-  plan.launches.push_back(
-      {.config = c,
-       .grid = {.heads = int32(s.batch * s.heads_q), .tiles = int32(tiles), .splits = kTensors},
-       .threads = c.tiling.warps * 32,
-       .shared_bytes = shared_bytes_of(c)});
-}
-
-// The layout is the kernels' too, in plain numbers: they are asked for only where none wraps
-// around.
-Count hi_lo_bytes(const Problem& p, const KernelConfig& main) {
-  if (main.products != Products::f16x3) return 0;
-  const Sizes& s = p.sizes;
-  const int64 unit = p.backward ? kHiLoBackwardUnit : main.tiling.keys;
-  const int64 rows =
-      hi_lo_rows(p, s.rows_q, s.len_q, unit) + hi_lo_rows(p, s.rows_k, s.len_k, unit);
-  const Count more = Count(s.heads_q) * (rows + 1) * (main.dim + main.dim_v) * 16;
-  return more.fits() ? Count(hi_lo_layout(p, main).size) : more;
 }
 
 }  // namespace regard

@@ -73,14 +73,7 @@ REGARD_INLINE int64 simt_shared_bytes(const KernelConfig& config) {
   return config.tiling.warps * 32 * bytes;
 }
 
-// Whether a simt kernel of products can have this tiling.
-REGARD_INLINE bool simt_tiling_fits(const KernelConfig& config, int64 shared_limit) {
-  const auto fits = [](int x) { return x == 16 || x == 32 || x == 64; };
-  return fits(config.tiling.rows) && fits(config.tiling.keys) && config.tiling.warps == 8 &&
-         simt_shared_bytes(config) <= shared_limit;
-}
-
-// Columns that a block sums for each of its rows.
+// Columns that a block sums up for each of its rows.
 REGARD_INLINE int64 simt_sums(Kernel kernel, int dim, int dim_v) {
   switch (kernel) {
     case Kernel::forward:
@@ -120,60 +113,6 @@ REGARD_INLINE int lanes_of_row(int dim_v, int elements_of_lane) {
   return lanes;
 }
 
-// The tiling of any kernel of family simt.
-REGARD_INLINE Tiling simt_tiling(Kernel kernel, Type type, int dim, int dim_v, int64 shared_limit) {
-  switch (kernel) {
-    case Kernel::delta:
-      return {.rows = 64,
-              .keys = 0,
-              .warps = 8,
-              .stages = 1,
-              .slices = 1,
-              .min_blocks = type == Type::f64 ? 2 : 6};
-    case Kernel::combine:
-      return {.rows = 32 / lanes_of_row(dim_v, 4),
-              .keys = 0,
-              .warps = 4,
-              .stages = 1,
-              .slices = 4,
-              .min_blocks = 4};
-    case Kernel::convert_dq:
-      return {.rows = 64, .keys = 0, .warps = 4, .stages = 1, .slices = 1, .min_blocks = 4};
-    case Kernel::convert_dbias:
-      return {.rows = 8, .keys = 256, .warps = 8, .stages = 1, .slices = 1, .min_blocks = 4};
-    case Kernel::sink_gradient:
-      return {.rows = 1, .keys = 0, .warps = 8, .stages = 1, .slices = 1, .min_blocks = 1};
-    default:
-      break;
-  }
-  // Words of a block's sums, for each of its own rows.
-  const bool of_keys = kernel == Kernel::key_gradient;
-  const int64 words = round_up(simt_sums(kernel, dim, dim_v), kSimtSide) * real_bytes(type) / 4;
-  int own = 64, streamed = type == Type::f64 ? 32 : 64;
-  while (own > 16 && own * words > simt_words(type) * kSimtThreads) own /= 2;
-  // Large squares of pairs together with many sums would not fit the registers.
-  if (own * words > 32 * kSimtThreads) streamed /= 2;
-  const auto tiling = [&] {
-    return Tiling{.rows = of_keys ? streamed : own,
-                  .keys = of_keys ? own : streamed,
-                  .warps = kSimtThreads / 32,
-                  .stages = 1,
-                  .slices = 1,
-                  .min_blocks = 1};
-  };
-  const auto fits = [&] {
-    return simt_tiling_fits({.kernel = kernel,
-                             .family = Family::simt,
-                             .type = type,
-                             .dim = dim,
-                             .dim_v = dim_v,
-                             .tiling = tiling()},
-                            shared_limit);
-  };
-  while (!fits() && (own > 16 || streamed > 16)) (streamed >= own ? streamed : own) /= 2;
-  return tiling();
-}
-
 // What one block of a kernel of family simt works on: heads (batch times heads) and the tiles of
 // each. Empty problems have none.
 REGARD_INLINE int64 simt_own_heads(const Problem& p, const KernelConfig& config) {
@@ -207,17 +146,5 @@ REGARD_INLINE int64 simt_own_tiles(const Problem& p, const KernelConfig& config)
 // Tiles that a block of a fix-up kernel checks: it mostly finds no flag, and many blocks that
 // find nothing would take longer.
 inline constexpr int kFlaggedTiles = 64;
-
-// The grid of any kernel of family simt; a fix-up kernel counts its tiles over all heads.
-REGARD_INLINE int64 simt_heads(const Problem& p, const KernelConfig& config) {
-  return config.only_flagged ? 1 : simt_own_heads(p, config);
-}
-REGARD_INLINE int64 simt_tiles(const Problem& p, const KernelConfig& config) {
-  const int64 tiles = simt_own_tiles(p, config);
-  return config.only_flagged ? divide_up(simt_own_heads(p, config) * tiles, kFlaggedTiles) : tiles;
-}
-REGARD_INLINE BlockGrid simt_grid(const Problem& p, const KernelConfig& config) {
-  return {.heads = int32(simt_heads(p, config)), .tiles = int32(simt_tiles(p, config))};
-}
 
 }  // namespace regard

@@ -1,0 +1,162 @@
+// The launches and the workspace of a backward pass.
+#include "plan/cuda/facts.hpp"
+#include "plan/cuda/families.hpp"
+#include "plan/cuda/input_copies.hpp"
+#include "plan/cuda/kernel/wgmma_backward_layout.h"
+#include "plan/cuda/launches.hpp"
+#include "plan/cuda/workspace_room.hpp"
+
+namespace regard {
+namespace {
+
+// Tiles of a head's keys; even where blocks form pairs.
+int64 key_tiles(const KernelConfig& c, int64 len_k) {
+  const int64 tiles = divide_up(len_k, c.tiling.keys);
+  return c.cta_pair ? round_up(tiles, 2) : tiles;
+}
+
+// Ordered additions to dq: a key tile waits for the one before it, and the tiles of other heads run
+// in between; about two blocks a multiprocessor are few enough for the cache to hold their sums.
+//
+// Under a causal mask, the most rows see the first keys. Those of as many heads as fill the chip
+// begin first, so that no long tile begins last. Where a head has few tiles, the cache would have
+// to hold too many heads.
+int64 heads_per_group(const Facts& f, const KernelConfig& c) {
+  constexpr int64 kFewTiles = 16, kHeadsOfMma = 16;
+  const int64 multiprocessors = f.chip.multiprocessors;
+  const int64 tiles = larger<int64>(key_tiles(c, f.problem.sizes.len_k), 1);
+  int64 heads = 1;
+  if (c.ordered_dq) {
+    heads = c.family == Family::mma ? kHeadsOfMma : 2 * multiprocessors / tiles;
+  } else if (c.features.interval && tiles >= kFewTiles) {
+    heads = multiprocessors / tiles;
+  }
+  return round_up(larger<int64>(heads, 1), batch_of_bias(f.problem));
+}
+
+// What is wanted of the tensors that query rows and keys have.
+struct Results {
+  bool dq;
+  bool dkv;
+  bool flags;  // of those that are not finite
+
+  bool any() const { return dq || dkv; }
+};
+
+void add_delta_launch(Draft& d, const Results& results) {
+  KernelConfig c = plain_config(d.p, Kernel::delta);
+  c.dim_v = int(d.p.sizes.dim_v);
+  if (d.main.family != Family::simt && results.dq) {  // it clears the sums of dq
+    c.dim = d.main.dim;
+    c.wanted.dq = true;
+  }
+  c.row_terms = row_terms_of_delta(d.main);
+  add_simt_launch(d, c);
+}
+
+void add_conversions(Draft& d, const Results& results) {
+  if (results.dq) {
+    KernelConfig c = plain_config(d.p, Kernel::convert_dq);
+    c.level = d.main.level;  // the order of the sums depends on it
+    c.dim = d.main.dim;
+    c.row_terms.used = d.main.products == Products::f16x3;
+    c.flags_nonfinite = results.flags;
+    add_simt_launch(d, c);
+  }
+  if (adds_dbias(d.main) && !adds_to_dbias_itself(d.p, d.main)) {
+    KernelConfig c = plain_config(d.p, Kernel::convert_dbias);
+    c.bias.type = d.p.bias.type;
+    c.varlen = false;
+    add_simt_launch(d, c);
+  }
+}
+
+void add_main_launches(Draft& d, const Results& results) {
+  KernelConfig& main = d.main;
+  if (main.family == Family::simt) {
+    if (results.dkv) add_simt_launch(d, main);
+    if (results.dq) add_simt_launch(d, simt_config(d.p, Kernel::query_gradient));
+    return;
+  }
+  main.flags_nonfinite = results.flags && results.dkv;
+  if (results.any() || main.dbias.how != BiasGradient::none) {
+    add_launch(d, main, d.p.sizes.batch * d.p.sizes.heads_kv, key_tiles(main, d.p.sizes.len_k), 1,
+               heads_per_group(d.facts, main));
+  }
+  add_conversions(d, results);
+}
+
+// The bytes of the sums of dbias, whose strides it sets.
+Count lay_out_dbias_sums(Draft& d) {
+  if (!adds_dbias(d.main)) return 0;
+  if (adds_to_dbias_itself(d.p, d.main)) {
+    d.plan.dbias_strides = d.p.dbias.strides;
+    return 0;
+  }
+  const int64* sizes = d.p.bias_sizes;
+  // Rows that begin at 16 bytes, for additions by pairs and fours.
+  const int64 row = sizes[3] > 1 ? round_up(sizes[3], 4) : 1;
+  const Count head = Count(sizes[2]) * row, batch = head * sizes[1];
+  d.plan.dbias_strides = {.batch = sizes[0] == 1 ? 0 : batch.value(),
+                          .head = sizes[1] == 1 ? 0 : head.value(),
+                          .row = sizes[2] == 1 ? 0 : row,
+                          .column = sizes[3] == 1 ? 0 : 1};
+  return batch * sizes[0] * 4;
+}
+
+void lay_out(Draft& d, const Results& results) {
+  constexpr int64 kKeyFlagBytes = 2;  // of a key: one for dk and one for dv
+  const Problem& p = d.p;
+  const Sizes& s = p.sizes;
+  const KernelConfig& main = d.main;
+  const Count rows = Count(s.heads_q) * s.rows_q, keys = Count(s.heads_kv) * s.rows_k;
+  const bool sums_dq = main.family != Family::simt && results.dq;
+  const bool splits_f32 = main.products == Products::f16x3;
+  const bool has_inputs = results.any() || !splits_f32;
+  CudaWorkspace& w = d.plan.workspace;
+  WorkspaceRoom room;
+  room.take(w.dq_semaphores,
+            main.ordered_dq ? Count(s.batch * s.heads_q) * dq_semaphores(main, s.len_q) * 4 : 0);
+  room.take(w.any_flag, results.flags ? kAnyFlagBytes : 0);
+  room.take(w.flags_q, results.flags && sums_dq ? rows : 0);
+  room.take(w.flags_k, results.flags && results.dkv ? keys * kKeyFlagBytes : 0);
+  room.take(w.dbias_sums, lay_out_dbias_sums(d));
+  w.clear = room.size();
+  room.take(w.row_states, rows * 2 * (computes_in_f64(p) ? 8 : 4));
+  room.take(w.row_terms, has_inputs ? row_terms_bytes(p, main) : 0);
+  room.take(w.dq_sums, sums_dq ? Count(s.heads_q) * dq_rows(p) * main.dim * 4 : 0);
+  room.take(w.partial_out, 0);
+  room.take(w.partial_rows, 0);
+  room.take(w.arrivals, 0);
+  room.take(w.hi_lo, has_inputs ? hi_lo_bytes(p, main) : 0);
+  room.take(w.copies, copies_bytes(p, copies_at_most(d.plan, p)));
+  w.size = room.size();
+}
+
+}  // namespace
+
+void add_backward_launches(Draft& d) {
+  const Problem& p = d.p;
+  Results results{p.wants(p.dq), p.wants(p.dk) || p.wants(p.dv), false};
+  results.flags = needs_fixup(p, d.main) && results.any();
+  add_copies_launch(d);
+  add_delta_launch(d, results);
+  if (results.any()) add_split_launch(d);
+  add_main_launches(d, results);
+  // Additions in any order are exact only where each element is added once.
+  if (wants_dbias(p) && d.main.dbias.how == BiasGradient::none) {
+    add_simt_launch(d, simt_config(p, Kernel::bias_gradient));
+  }
+  if (p.features.sink && p.wants(p.dsink)) {
+    add_simt_launch(d, plain_config(p, Kernel::sink_gradient));
+  }
+  if (results.flags) {
+    explain_fixup(d.because);
+    if (results.dq) add_fixup_launch(d, Kernel::query_gradient);
+    if (results.dkv) add_fixup_launch(d, Kernel::key_gradient);
+  }
+  explain_gradients(d.because, p, d.main, adds_to_dbias_itself(p, d.main));
+  lay_out(d, results);
+}
+
+}  // namespace regard

@@ -1,0 +1,117 @@
+// The launches and the workspace of a forward pass.
+#include "plan/cuda/facts.hpp"
+#include "plan/cuda/families.hpp"
+#include "plan/cuda/input_copies.hpp"
+#include "plan/cuda/kernel/wgmma_layout.h"
+#include "plan/cuda/launches.hpp"
+#include "plan/cuda/splits.hpp"
+#include "plan/cuda/workspace_room.hpp"
+
+namespace regard {
+namespace {
+
+// Under intervals, the last tiles of a head are the longest and begin first, those of as many heads
+// as keep their keys and values in the cache together. Where rows are short, so many heads would
+// wait for memory at the same time.
+int64 heads_per_group(const Facts& f, const KernelConfig& c) {
+  constexpr int64 kShort = 512, kFew = 4;
+  const Sizes& s = f.problem.sizes;
+  const int64 batch = batch_of_bias(f.problem);
+  if (!c.features.interval || batch > 1) return batch;
+  const int64 bytes = s.len_k * (s.dim + s.dim_v) * int64(size_of(c.type));
+  const int64 kv_heads = larger<int64>(1, f.chip.l2 * 3 / 5 / larger<int64>(1, bytes));
+  const int64 heads = kv_heads * (c.pack_gqa ? 1 : s.group());
+  const bool is_short = s.len_k <= kShort && s.dim > 64 && s.dim <= 128;
+  return c.family == Family::wgmma && is_short ? smaller(heads, kFew) : heads;
+}
+
+// Tiles of query rows, over all heads.
+int64 row_tiles(const TilingRequest& request, const KernelConfig& main) {
+  return request.heads * divide_up(request.rows, main.tiling.rows);
+}
+
+void split_keys(Draft& d, const TilingRequest& request) {
+  const int64 tiles = row_tiles(request, d.main);
+  const int64 key_tiles = divide_up(keys_in_reach(d.p), d.main.tiling.keys);
+  d.plan.splits = splits_for(d.main, d.facts.chip, request, tiles, key_tiles);
+  d.main.split_kv = d.plan.splits > 1;
+  d.main.merges_splits = d.main.split_kv && last_split_merges(d.main, request, d.plan.splits);
+}
+
+void add_combine_launch(Draft& d, bool flags) {
+  KernelConfig c = plain_config(d.p, Kernel::combine);
+  c.features.sink = d.p.features.sink;
+  c.features.dropout = d.p.features.dropout;
+  c.dim_v = int(d.p.sizes.dim_v);
+  c.flags_nonfinite = flags;
+  add_simt_launch(d, c);
+}
+
+void explain_tiles(const Draft& d, int64 tiles) {
+  if (d.main.pack_gqa) {
+    d.because("packed GQA: the rows of ", d.p.sizes.group(),
+              " query heads that share keys fill a tile");
+  }
+  if (d.main.split_kv) {
+    d.because("split: ", tiles,
+              " tiles of rows would leave multiprocessors idle; the keys of each go to ",
+              d.plan.splits,
+              d.main.merges_splits ? " blocks, of which the last merges" : " blocks");
+  }
+}
+
+void lay_out(Draft& d, int64 tiles, bool flags) {
+  const Problem& p = d.p;
+  const KernelConfig& main = d.main;
+  const Count rows = Count(p.sizes.heads_q) * p.sizes.rows_q;
+  const bool combines = main.split_kv && !main.merges_splits;
+  const Count split_rows = combines ? rows * d.plan.splits : 0;
+  const Count blocks = main.merges_splits ? Count(tiles) * d.plan.splits : 0;
+  CudaWorkspace& w = d.plan.workspace;
+  WorkspaceRoom room;
+  room.take(w.tile_counter, counts_tiles(main) ? kTileCounterBytes : 0);
+  room.take(w.dq_semaphores, 0);
+  room.take(w.any_flag, flags ? kAnyFlagBytes : 0);
+  room.take(w.flags_q, flags ? rows : 0);
+  room.take(w.flags_k, 0);
+  room.take(w.dbias_sums, 0);
+  // The counter and any_flag need no clearing, because they are compared with the call's nonce.
+  // Every row's flag is written, except by warps that have slices of a row.
+  if (!main.split_kv && main.tiling.slices > 1) w.clear = room.size();
+  room.take(w.row_states, 0);
+  room.take(w.row_terms, 0);
+  room.take(w.dq_sums, 0);
+  room.take(w.partial_out,
+            split_rows * p.sizes.dim_v * 4 + blocks * main.tiling.rows * partial_row_bytes(main));
+  room.take(w.partial_rows, split_rows * 2 * 4);
+  room.take(w.arrivals, blocks * 8);
+  room.take(w.hi_lo, hi_lo_bytes(p, main));
+  room.take(w.copies, copies_bytes(p, copies_at_most(d.plan, p)));
+  w.size = room.size();
+}
+
+}  // namespace
+
+void add_forward_launches(Draft& d) {
+  KernelConfig& main = d.main;
+  if (main.family == Family::simt) return add_simt_launch(d, main);
+  const TilingRequest request = d.request(main, true);
+  const int64 tiles = row_tiles(request, main);
+  const bool flags = needs_fixup(d.p, main);
+  split_keys(d, request);
+  const bool combines = main.split_kv && !main.merges_splits;
+  main.flags_nonfinite = flags && !combines;
+  add_copies_launch(d);
+  add_split_launch(d);
+  add_launch(d, main, request.heads, divide_up(request.rows, main.tiling.rows), d.plan.splits,
+             heads_per_group(d.facts, main));
+  explain_tiles(d, tiles);
+  if (combines) add_combine_launch(d, flags);
+  if (flags) {
+    explain_fixup(d.because);
+    add_fixup_launch(d, Kernel::forward);
+  }
+  lay_out(d, tiles, flags);
+}
+
+}  // namespace regard

@@ -1,0 +1,39 @@
+// The launches that steps of planning add to a draft, and the workspace between them.
+#pragma once
+
+#include "plan/cuda/rule.hpp"
+
+namespace regard {
+
+// Everything after the choice of the main kernel and its tiling.
+void add_forward_launches(Draft&);
+void add_backward_launches(Draft&);
+
+// A launch of so many tiles of each head (batch times heads). Adds none where there are no blocks;
+// refuses where there are more than a grid can have.
+void add_launch(Draft&, const KernelConfig&, int64 heads, int64 tiles, int64 splits = 1,
+                int64 heads_per_group = 1);
+
+// A launch of a kernel of family simt, with a tiling; the main kernel has its tiling already.
+void add_simt_launch(Draft&, KernelConfig);
+
+// The fix-up pass: a simt kernel that computes flagged rows or keys again.
+void add_fixup_launch(Draft&, Kernel);
+
+// Whether a result can be not finite where it should be: 0 * NaN of a hidden pair, or infinities
+// and large values that a split into parts does not represent. cta_pair: lse and delta share a row
+// of terms, so that what is not finite of one meets the 0 of the other's product.
+bool needs_fixup(const Problem&, const KernelConfig& main);
+void explain_fixup(const Because&);
+
+inline constexpr int64 kTileCounterBytes = 8;
+inline constexpr int64 kAnyFlagBytes = 16;  // nonces of the calls that flagged a row, a key
+
+// The inputs that are copied first; no launch without any.
+void add_copies_launch(Draft&);
+
+// f32 on wgmma: the kernel that splits the inputs into hi and lo parts; and the bytes of the parts.
+void add_split_launch(Draft&);
+Count hi_lo_bytes(const Problem&, const KernelConfig& main);
+
+}  // namespace regard
