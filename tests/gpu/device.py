@@ -298,7 +298,7 @@ FAMILIES = {"cuda:mma": ("f32", "bf16", "f16"), "cuda:simt": ("f64", "f32", "bf1
 HOPPER = {"cuda:wgmma": ("f32", "bf16", "f16")}  # of capability 9.0 alone
 NOT_WGMMA = ("f64 is computed without", "wgmma kernels multiply f32 at its own precision",
              "wgmma kernels have no tile", "no tile of these head sizes fits",
-             "the copy engine takes no", "there is no key to load")
+             "TMA cannot load", "there is no key to load")
 LEVELS = {"cuda:mma75": ("f16",), "cuda:mma80": ("f32", "bf16", "f16"),
           "cuda:mma/99": ("f32", "bf16", "f16"), "cuda:mma/163": ("f32", "bf16", "f16")}
 

@@ -120,7 +120,7 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
   const Sizes& s = p.sizes;
   const CudaWorkspace& w = plan.workspace;
   bool flags_q = false, flags_k = false, adds = false, sliced = false;
-  std::int64_t counter = 0, dq = 0, turns = 0, rows_states = 0, row_terms = 0, planes = 0;
+  std::int64_t counter = 0, dq = 0, semaphores = 0, rows_states = 0, row_terms = 0, hi_lo = 0;
   std::int64_t partial_out = 0, partial_rows = 0, arrivals = 0, copies = 0;
   for (const CudaLaunch& launch : plan.launches) {
     const KernelConfig& c = launch.config;
@@ -139,7 +139,7 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
     sliced |= c.kernel == Kernel::forward && c.tiling.slices > 1 && !c.split_kv;
     adds |= c.kernel == Kernel::convert_dbias;
     if (c.kernel == Kernel::delta) rows_states = s.heads_q * s.rows_q * 2 * real_size(p);
-    if (c.kernel == Kernel::split_f32) planes = hi_lo_layout(p, c).size;
+    if (c.kernel == Kernel::split_f32) hi_lo = hi_lo_layout(p, c).size;
     if (c.kernel == Kernel::delta && c.row_terms.used) {
       row_terms = 2 * (s.heads_q * dq_rows(p) + 64) * 16;
     }
@@ -149,8 +149,8 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
     if (c.kernel == Kernel::convert_dq) dq = s.heads_q * dq_rows(p) * c.dim * 4;
     if (p.backward && c.ordered_dq) {
       const int tiles = c.family == Family::wgmma ? 2 : 1;
-      turns = s.batch * s.heads_q * divide_up(s.len_q, tiles * c.tiling.rows) *
-              (c.cta_pair ? 2 : 1) * 4;
+      semaphores = s.batch * s.heads_q * divide_up(s.len_q, tiles * c.tiling.rows) *
+                   (c.cta_pair ? 2 : 1) * 4;
     }
   }
   const bool is_16_bit = p.type == f16 || p.type == bf16;
@@ -165,15 +165,15 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
   }
   const std::int64_t* sizes = p.bias_sizes;
   const std::int64_t bias_row = sizes[3] > 1 ? round_up(sizes[3], 2) : 1;  // whole pairs
-  // An empty problem may have planned for marks before there was nothing to launch.
+  // An empty problem may have planned for flags before there was nothing to launch.
   const bool is_empty = s.batch * s.heads_q * s.len_q * s.len_k == 0;
   const bool any_flag = is_empty ? w.flags_q > w.any_flag : flags_q || flags_k;
-  const std::int64_t key_marks = flags_k ? s.heads_kv * s.rows_k * 2 : 0;
+  const std::int64_t key_flags = flags_k ? s.heads_kv * s.rows_k * 2 : 0;
   const Part parts[] = {{"tile_counter", w.tile_counter, w.dq_semaphores, counter},
-                        {"turns", w.dq_semaphores, w.any_flag, turns},
+                        {"dq semaphores", w.dq_semaphores, w.any_flag, semaphores},
                         {"any_flag", w.any_flag, w.flags_q, any_flag ? 16 : 0},
                         {"flags_q", w.flags_q, w.flags_k, flags_q ? s.heads_q * s.rows_q : 0},
-                        {"flags_k", w.flags_k, w.dbias_sums, key_marks},
+                        {"flags_k", w.flags_k, w.dbias_sums, key_flags},
                         {"dbias_sums", w.dbias_sums, w.row_states,
                          adds ? sizes[0] * sizes[1] * sizes[2] * bias_row * 4 : 0},
                         {"row_states", w.row_states, w.row_terms, rows_states},
@@ -182,7 +182,7 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
                         {"partial_out", w.partial_out, w.partial_rows, partial_out},
                         {"partial_rows", w.partial_rows, w.arrivals, partial_rows},
                         {"arrivals", w.arrivals, w.hi_lo, arrivals},
-                        {"planes", w.hi_lo, w.copies, planes},
+                        {"hi_lo", w.hi_lo, w.copies, hi_lo},
                         {"copies", w.copies, w.size, copies}};
   CHECK(w.tile_counter == 0);
   // What must be clear before the first launch ends where a part does; forward, next to nothing is.

@@ -60,7 +60,8 @@ inline bool says(const CudaPlan& plan, const char* words) {
   return false;
 }
 
-// The kernels of a plan, in order: "delta backward convert_dq key_gradient*", * = marked.
+// The kernels of a plan, in order: "delta backward convert_dq key_gradient*", * = of flagged rows
+// or keys.
 std::string kernels_of(const CudaPlan&);
 
 // Everything that holds for any plan.

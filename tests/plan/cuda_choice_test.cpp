@@ -89,13 +89,13 @@ TEST_CASE("families: tensor cores wherever they multiply the type") {
     }
     CHECK(name(f64, chip_name) == "cuda:simt");
   }
-  CHECK(says(planned(problem(attention({.type = bf16})), "sm_75"), "level 75 multiply f16 alone"));
+  CHECK(says(planned(problem(attention({.type = bf16})), "sm_75"), "7.5 multiply f16 only"));
   CHECK(says(planned(problem(attention({.type = f64}))), "f64 is computed without tensor cores"));
   CHECK(says(planned(problem(attention({.type = f16, .dim = 512}), Pass::backward), "sm_75"),
              "no tile of these head sizes fits"));
 }
 
-TEST_CASE("Hopper's own forward kernel takes a bias and a mask, but for a bias of keys") {
+TEST_CASE("Hopper's own forward kernel takes a bias and a mask, except a bias of keys") {
   const auto chosen = [](auto&& set) {
     Attention a = attention({.type = bf16, .batch = 8, .dim = 128});
     set(a);
@@ -111,7 +111,7 @@ TEST_CASE("Hopper's own forward kernel takes a bias and a mask, but for a bias o
   CHECK(says(chosen(sized({8, 1, 1, 1024})), "read a bias of keys once"));
 }
 
-TEST_CASE("what the copy engine cannot load is copied first, where keys are many") {
+TEST_CASE("what TMA cannot load is copied first, where keys are many") {
   const auto copied = [](const Problem& p) {
     const CudaPlan plan = planned(p);
     const CudaLaunch* const copies = launch_of(plan, Kernel::copy_inputs);
@@ -125,7 +125,7 @@ TEST_CASE("what the copy engine cannot load is copied first, where keys are many
   CHECK(copied(p) == "----");
   p.k.strides.row = 68;
   CHECK(copied(p) == "-k--");
-  CHECK(says(planned(p), "copied first: k: the copy engine loads no"));
+  CHECK(says(planned(p), "copied first: k: TMA cannot load"));
   p.v.strides.head = 0;
   CHECK(copied(p) == "-kv-");
   p.q.strides.row = -64;
@@ -177,7 +177,7 @@ TEST_CASE("a workspace asked for by the pass alone is enough for any dout") {
   }
 }
 
-TEST_CASE("f32 backward: planes for many rows, however many") {
+TEST_CASE("f32 backward: a split into hi and lo parts for many rows, however many") {
   const auto family = [](std::int64_t rows, std::int64_t heads) {
     return planned(problem(attention({.type = f32,
                                       .heads_q = heads,
@@ -192,10 +192,10 @@ TEST_CASE("f32 backward: planes for many rows, however many") {
   CHECK(family(128, 2) == Family::mma);
   CHECK(says(
       planned(problem(attention({.type = f32, .len_q = 1}), Pass::backward), "sm_90", "cuda:wgmma"),
-      "so few query rows do not repay planes"));
+      "so few query rows do not repay the split"));
 }
 
-TEST_CASE("Hopper's own forward kernel takes f32 by planes, but for large heads and few rows") {
+TEST_CASE("Hopper's own forward kernel takes f32 in two parts, except large heads and few rows") {
   const auto chosen = [](const Shape& shape, const char* backend = "") {
     Shape s = shape;
     s.type = f32;
@@ -206,16 +206,16 @@ TEST_CASE("Hopper's own forward kernel takes f32 by planes, but for large heads 
   CHECK(chosen({.dim = 17, .dim_v = 33}).name() == "cuda:wgmma");  // rows that begin anywhere
   CHECK(says(chosen({.dim = 136}), "no tile for head sizes of f32 above 128"));
   CHECK(says(chosen({.dim = 64, .dim_v = 256}), "no tile for head sizes of f32 above 128"));
-  CHECK(says(chosen({.batch = 64, .len_q = 128}), "do not repay its planes"));
+  CHECK(says(chosen({.batch = 64, .len_q = 128}), "do not repay the split"));
   CHECK(chosen({.batch = 64, .heads_kv = 2, .len_q = 128}).name() == "cuda:wgmma");
   CHECK(says(chosen({.batch = 1, .heads_q = 4, .heads_kv = 4}), "multiprocessors idle"));
   CHECK(chosen({.batch = 64, .len_q = 128}, "cuda:wgmma").name() == "cuda:wgmma");
   Attention a = attention({.type = f32});
   a.precision = Precision::tf32;
-  CHECK(says(planned(problem(a)), "multiply f32 at its own precision alone"));
+  CHECK(says(planned(problem(a)), "compute f32 in full precision only"));
 }
 
-TEST_CASE("gradients of f32 by planes: two warpgroups of keys, or one each for dv and dk") {
+TEST_CASE("gradients of f32 in two parts: two warpgroups of keys, or one each for dv and dk") {
   const auto backward = [](const Shape& shape, auto&& set) {
     Shape f32_shape = shape;
     f32_shape.type = f32;
@@ -238,7 +238,7 @@ TEST_CASE("gradients of f32 by planes: two warpgroups of keys, or one each for d
   CHECK(keys_of(backward({.dim = 128}, nothing)) == 64);
   CHECK(keys_of(backward({.dim = 64, .dim_v = 72}, nothing)) == 64);
   CHECK(says(backward({.dim = 136}, nothing), "no tile for head sizes of f32 above 128"));
-  CHECK(says(backward({.len_q = 128}, nothing), "do not repay its planes"));
+  CHECK(says(backward({.len_q = 128}, nothing), "do not repay the split"));
   const auto mask = [](Attention& a) { a.mask = Tensor(nullptr, boolean, {1024, 1024}); };
   const auto bias = [](Attention& a) { a.bias = Tensor(nullptr, f32, {1, 8, 1024, 1024}); };
   CHECK(keys_of(backward({.dim = 64}, mask)) == 64);
@@ -249,10 +249,10 @@ TEST_CASE("gradients of f32 by planes: two warpgroups of keys, or one each for d
   CHECK(says(planned(problem(a, Pass::backward)), "f32 has no gradient of the bias"));
   a = attention({.type = f32});
   a.precision = Precision::tf32;
-  CHECK(says(planned(problem(a, Pass::backward)), "multiply f32 at its own precision alone"));
+  CHECK(says(planned(problem(a, Pass::backward)), "compute f32 in full precision only"));
 }
 
-TEST_CASE("Hopper's own kernel makes the backward pass, but for what it has no room for") {
+TEST_CASE("Hopper's own kernel makes the backward pass, except what it has no room for") {
   const auto backward = [](const Shape& shape, auto&& set) {
     Attention a = attention(shape);
     set(a);
@@ -279,7 +279,7 @@ TEST_CASE("Hopper's own kernel makes the backward pass, but for what it has no r
   CHECK(backward(narrow, bias(f32)).name() == "cuda:wgmma");
   CHECK(says(backward(wide, bias(f32)), "not wgmma: no tile of the wgmma kernels fits"));
   CHECK(
-      says(backward(narrow, bias(f64)), "not wgmma: the wgmma backward kernel reads no bias one"));
+      says(backward(narrow, bias(f64)), "not wgmma: the wgmma backward kernel cannot read a bias"));
   const auto both = [](Attention& a) {
     a.softcap = 30;
     a.dropout.p = 0.1;
@@ -295,7 +295,7 @@ TEST_CASE("Hopper's own kernel makes the backward pass, but for what it has no r
   CHECK(planned(problem(a, Pass::backward)).name() == "cuda:wgmma");
   a.softcap = 30;
   CHECK(says(planned(problem(a, Pass::backward)),
-             "not wgmma: the wgmma backward kernel has no gradient of the bias beside a softcap"));
+             "not wgmma: the wgmma backward kernel has no gradient of the bias together with a"));
 }
 
 TEST_CASE("levels follow the chip, or the name") {
@@ -319,8 +319,8 @@ TEST_CASE("what cannot be done is refused with a reason") {
   const Problem p = problem(attention({.type = bf16}));
   CHECK(refusal(p, "sm_70", "cuda:mma").find("none of the tensor core instructions") !=
         std::string::npos);
-  CHECK(refusal(p, "sm_75", "cuda:mma").find("f16 alone") != std::string::npos);
-  CHECK(refusal(p, "sm_90", "cuda:mma75").find("f16 alone") != std::string::npos);
+  CHECK(refusal(p, "sm_75", "cuda:mma").find("f16 only") != std::string::npos);
+  CHECK(refusal(p, "sm_90", "cuda:mma75").find("f16 only") != std::string::npos);
   CHECK(refusal(p, "sm_80", "cuda:mma90").find("lacks the instructions") != std::string::npos);
   CHECK(refusal(problem(attention({.type = f64})), "sm_90", "cuda:mma").find("f64") !=
         std::string::npos);

@@ -80,7 +80,7 @@ TEST_CASE("wgmma: what a cluster cannot sum is added to f32 sums") {
   CHECK(planned(biased({.sizes = {1, 1, 1024, 1032}})).dbias_strides.row == 1032);
 }
 
-TEST_CASE("wgmma: deterministic, only what is written once is made beside dq") {
+TEST_CASE("wgmma: deterministic, only what is written once is made together with dq") {
   const CudaPlan once = planned(biased({.sizes = {1, 8, 1024, 1024}, .deterministic = true}));
   CHECK(config(once).dbias.how == BiasGradient::store);
   CHECK(config(once).ordered_dq);

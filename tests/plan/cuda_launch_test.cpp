@@ -202,7 +202,7 @@ TEST_CASE("keys are split where tiles of rows would leave the chip idle") {
     CHECK(forward.grid.blocks() >= chip.multiprocessors * 2 / 3);
     CHECK(kernels_of(plan) == (forward.config.merges_splits ? "forward" : "forward combine"));
     CHECK(says(plan, "split: "));
-    // Every walker of a split has a tile.
+    // Every key warp of a split has a tile.
     const Tiling& t = forward.config.tiling;
     CHECK(divide_up(131072, t.keys) / plan.splits >= t.key_warps);
   }
@@ -215,7 +215,7 @@ TEST_CASE("keys are split where tiles of rows would leave the chip idle") {
   Attention a = attention({.len_q = 1, .len_k = 100000});
   a.window = {.left = 100, .right = 0};
   CHECK(planned(problem(a)).splits == 1);
-  // What is split marks its rows where it is merged.
+  // Split rows are flagged where they are merged.
   CudaPlan plan = planned(problem(causal({.batch = 1, .len_q = 40, .len_k = 65536})));
   CHECK(kernels_of(plan) == "forward combine forward*");
   CHECK(!plan.launches[0].config.flags_nonfinite);
@@ -292,7 +292,7 @@ TEST_CASE("pointers and strides decide whether rows are read 16 bytes at a time"
   CHECK(aligned());
   p.k.data = reinterpret_cast<void*>(8);
   CHECK(!aligned());
-  CHECK(says(planned(p, "sm_80"), "slow path: q, k, v or dout"));
+  CHECK(says(planned(p, "sm_80"), "slow path: rows of q, k, v or dout"));
   p.k.data = reinterpret_cast<void*>(32);
   CHECK(aligned());
   p.v.strides.row = 68;
@@ -378,7 +378,7 @@ TEST_CASE("a bias or mask that all queries share is staged as one row") {
   CHECK(config(a).mask.one_row);
 }
 
-TEST_CASE("intervals: heads take turns while their keys and values share the cache") {
+TEST_CASE("intervals: heads are interleaved while their keys and values share the cache") {
   const auto group = [](const Attention& a) {
     return planned(problem(a)).launches.front().grid.heads_per_group;
   };
@@ -411,13 +411,13 @@ TEST_CASE("golden explanation") {
       "kernel     delta, "));
   CHECK(
       text.find("kernel     backward mma level 80, tile 64 x 64, head 128, stages 2, 128 threads, "
-                "112.0 KB shared, 256 blocks = 16 heads x 16 tiles, 16 heads taking turns\n"
+                "112.0 KB shared, 256 blocks = 16 heads x 16 tiles, 16 heads interleaved\n"
                 "kernel     convert_dq, ") != std::string::npos);
-  CHECK(
-      text.ends_with("workspace  34.08 MB: turns 0.00 MB, row states 0.52 MB, dq sums 33.55 MB\n"));
+  CHECK(text.ends_with(
+      "workspace  34.08 MB: dq semaphores 0.00 MB, row states 0.52 MB, dq sums 33.55 MB\n"));
 }
 
-TEST_CASE("the copy engine writes rows of whole pieces of 16 bytes alone") {
+TEST_CASE("TMA only stores rows of whole pieces of 16 bytes") {
   for (const std::int64_t dim : {64, 72, 127, 26, 20}) {
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       Problem p = problem(attention({.dim = dim}), pass);

@@ -287,8 +287,8 @@ struct BackwardKernel : GradientTiles<L> {
   // The blocks of a head (packed GQA: of all heads) with rows that may see the chunk. The first
   // chunk also visits blocks that see nothing, to write their dq.
   Interval blocks_to_visit(const RowBlocks& blocks, int64 chunk, Interval keys) const {
-    if (chunk == 0 || blocks.folded) {
-      return {0, blocks.folded ? blocks.count() : blocks.per_head()};
+    if (chunk == 0 || blocks.packs_gqa) {
+      return {0, blocks.packs_gqa ? blocks.count() : blocks.per_head()};
     }
     const Sequence& s = context.seq;
     const int64 first = visible_queries(p.mask_params, keys.begin, s.len_q, s.len_k).begin;
@@ -328,7 +328,7 @@ struct BackwardKernel : GradientTiles<L> {
     // chunks see, and none waits for another to catch up.
     if (context.seq.len_q > 0) {
       const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
-      const int64 step = blocks.folded ? blocks.count() : blocks.per_head();
+      const int64 step = blocks.packs_gqa ? blocks.count() : blocks.per_head();
       const Interval visited = blocks_to_visit(blocks, chunk, keys);
       for (int64 head = blocks.count() - step; head >= 0; head -= step) {
         for (int64 block = visited.end - 1; block >= visited.begin; --block) {

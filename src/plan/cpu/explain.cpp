@@ -71,7 +71,9 @@ std::string explanation(const Problem& p, const Plan& plan) {
     text += row("note", "bias and mask tiles are turned in registers; every tile is a partial one");
   }
   if (hides_pairs(p)) {
-    text += row("note", "a row that a NaN in a hidden place reaches is computed again, alone");
+    text +=
+        row("note",
+            "a row that a NaN in a hidden place reaches is computed again, from its visible pairs");
   }
   return text + row("workers", std::to_string(plan.workers)) +
          row("workspace", megabytes(plan.workspace.size) + ", of it " +

@@ -26,7 +26,7 @@ struct Choice {
 // Where each part of the CPU workspace begins, in bytes.
 struct CpuWorkspace {
   int64 dq = 0;             // f32 or f64 sums of dq, by row block
-  int64 dq_semaphores = 0;  // whose turn it is to add to them
+  int64 dq_semaphores = 0;  // which task adds to them next
   int64 dbias = 0;     // sums of dbias where its type or strides do not let the result hold them
   int64 partials = 0;  // chunks of a forward split
   int64 nonfinite_q = 0;

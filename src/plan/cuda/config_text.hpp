@@ -14,7 +14,7 @@ const char* name_of(BiasGradient);
 
 // "regard::KernelConfig{.kernel = regard::Kernel::forward, ...}": a constant expression wherever
 // plan/cuda/kernel/kernel_config.h is included. Members that are as they are by default are left
-// out, but for kernel, family and level. Equal texts mean equal configs.
+// out, except kernel, family and level. Equal texts mean equal configs.
 std::string to_text(const KernelConfig&);
 
 }  // namespace regard

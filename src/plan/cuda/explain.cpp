@@ -38,11 +38,11 @@ std::string config_line(const KernelConfig& c) {
   text += tile_text(c);
   if (c.kernel == Kernel::backward && c.family == Family::wgmma && is_wide(c)) {
     text += ", a warpgroup each for dv, dk and dq";
-    if (c.cta_pair) text += ", blocks in pairs";
+    if (c.cta_pair) text += ", clusters of two blocks";
   }
   if (c.pack_gqa) text += ", packed GQA";
   if (c.split_kv) text += ", split";
-  if (c.only_flagged) text += ", flagged rows or keys alone";
+  if (c.only_flagged) text += ", flagged rows or keys only";
   return text;
 }
 
@@ -55,7 +55,7 @@ std::string launch_line(const CudaLaunch& launch) {
                      (launch.resident > 0 ? " for " : " = ") + number(g.heads) + " heads x " +
                      number(g.tiles) + " tiles";
   if (g.splits > 1) text += " x " + number(g.splits) + " splits";
-  if (g.heads_per_group > 1) text += ", " + number(g.heads_per_group) + " heads taking turns";
+  if (g.heads_per_group > 1) text += ", " + number(g.heads_per_group) + " heads interleaved";
   return text;
 }
 
@@ -84,15 +84,15 @@ std::string workspace_text(const CudaWorkspace& w) {
     int64 begin, end;
   };
   const Part parts[] = {{"tile counter", w.tile_counter, w.dq_semaphores},
-                        {"turns", w.dq_semaphores, w.any_flag},
-                        {"marks", w.any_flag, w.dbias_sums},
+                        {"dq semaphores", w.dq_semaphores, w.any_flag},
+                        {"flags", w.any_flag, w.dbias_sums},
                         {"dbias sums", w.dbias_sums, w.row_states},
                         {"row states", w.row_states, w.row_terms},
                         {"row terms", w.row_terms, w.dq_sums},
                         {"dq sums", w.dq_sums, w.partial_out},
                         {"partial results", w.partial_out, w.arrivals},
                         {"arrivals", w.arrivals, w.hi_lo},
-                        {"planes", w.hi_lo, w.copies},
+                        {"hi and lo parts", w.hi_lo, w.copies},
                         {"copies", w.copies, w.size}};
   std::string text = megabytes(w.size), separator = ": ";
   for (const Part& part : parts) {

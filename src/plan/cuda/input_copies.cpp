@@ -1,4 +1,4 @@
-// Copies of what the copy engine cannot load.
+// Copies of what TMA cannot load.
 #include "plan/cuda/input_copies.hpp"
 
 #include <cstdint>
@@ -36,7 +36,7 @@ Count lay_out(const Problem& p, InputSet inputs, Place place) {
   return room.size();
 }
 
-// What there is of k or v in memory: heads and batch entries that share it count once.
+// Elements of k or v in memory: what heads or batch entries share counts once.
 Count distinct_elements(const Problem& p, Input input) {
   const InputShape shape = shape_of(p, input);
   const Strides& s = view_of(p, input).strides;
@@ -87,13 +87,13 @@ Refusal why_not_copies(const Problem& p, InputSet inputs) {
   constexpr int64 kMostTimes = 4;  // what the other tensors take
   if (inputs.empty()) return {};
   if (keys_in_reach(p) < kLeastKeys) {
-    return "so few keys do not repay copies of inputs that the copy engine cannot load";
+    return "so few keys do not repay copies of inputs that TMA cannot load";
   }
   const Count there = elements(shape_of(p, Input::q)) + elements(shape_of(p, Input::dout)) +
                       distinct_elements(p, Input::k) + distinct_elements(p, Input::v);
   const Count most = there * kMostTimes * int64(size_of(p.type));
   if (copies_bytes(p, inputs).value() > most.value()) {
-    return "copies of broadcast keys and values would be many times what is there";
+    return "copies of broadcast keys and values would be many times as large as the inputs";
   }
   const BlockGrid grid = copies_grid(p, inputs);
   if (double(grid.heads) * grid.tiles * grid.splits > double(INT32_MAX)) {
@@ -126,9 +126,10 @@ InputSet copies_at_most(const CudaPlan& plan, const Problem& p) {
 void add_copies_launch(Draft& d) {
   if (d.plan.copies.empty()) return;
   if (d.because.asked()) {
-    d.because("copied first: ", names_of(d.plan.copies),
-              ": the copy engine loads no f32 beside 16-bit types, no rows that do not begin at 16 "
-              "bytes, no strides of 0 or below");
+    d.because(
+        "copied first: ", names_of(d.plan.copies),
+        ": TMA cannot load f32 together with 16-bit types, rows that do not begin at multiples of "
+        "16 bytes, or strides of 0 or below");
   }
   KernelConfig c{.kernel = Kernel::copy_inputs,
                  .family = Family::simt,

@@ -1,4 +1,4 @@
-// Which inputs are copied before a kernel of Hopper's copy engine, and the problem as it sees them.
+// Which inputs are copied for kernels that load by TMA, and the problem as these kernels see it.
 #pragma once
 
 #include "plan/count.h"
@@ -9,7 +9,7 @@
 
 namespace regard {
 
-// What the copy engine cannot load of f16 and bf16, by its strides or its type. Where data lies
+// The f16 and bf16 inputs that TMA cannot load, because of strides or type. The address of the data
 // does not count: a workspace is asked for before there is any.
 InputSet inputs_to_copy(const Problem&);
 

@@ -51,11 +51,8 @@ bool needs_fixup(const Problem& p, const KernelConfig& main) {
 
 void explain_fixup(const Because& because) {
   because(
-      "marks: a row or key whose result is not finite, or of which planes may have lost too much, "
-      "is "
-      "computed again without tensor cores: 0 * NaN of hidden pairs, split products or terms "
-      "spoils "
-      "it");
+      "fix-up: a row or key is computed again without tensor cores if its result is not finite, as "
+      "after 0 * NaN of a hidden pair, or if the split into parts may have lost too much of it");
 }
 
 void add_split_launch(Draft& d) {

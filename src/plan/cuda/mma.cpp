@@ -256,7 +256,7 @@ Refusal why_not_mma(const Facts& f) {
   if (f.problem.type == Type::f64) return "f64 is computed without tensor cores";
   if (f.level < 75) return "the chip has none of the tensor core instructions that are used here";
   if (f.level < 80 && f.problem.type != Type::f16) {
-    return "tensor cores of level 75 multiply f16 alone";
+    return "tensor cores of compute capability 7.5 multiply f16 only";
   }
   return {};
 }

@@ -21,7 +21,7 @@ std::string family_reason(const CudaChoice& choice, Family family) {
 const char* why_bias_is_not_staged(const Problem& p) {
   if (p.bias.type == Type::f64) return "it is f64";
   if (is_bias_aligned(p)) return "shared memory has no room for its tiles";
-  return "its rows do not begin at 16 bytes, or all keys share it";
+  return "its rows do not begin at multiples of 16 bytes, or all keys share it";
 }
 
 }  // namespace
@@ -35,24 +35,24 @@ void explain_family(const Because& because, const Problem& p, const CudaChoice& 
   }
   because(family_reason(choice, main.family).c_str());
   if (main.products == Products::tf32x3) {
-    because("tf32x3: three products of tf32 for each of f32 keep f32's accuracy");
+    because("tf32x3: three tf32 products of two-term splits keep the accuracy of f32");
   } else if (main.products == Products::f16x3) {
-    because(
-        "f16x3: three products of f16 for each of f32, from planes made first, keep its accuracy");
+    because("f16x3: three f16 products of hi and lo parts, split first, keep the accuracy of f32");
   } else if (main.products == Products::tf32) {
-    because("tf32: one product of tf32 for each of f32, as the precision asks for");
+    because("tf32: one tf32 product for each f32 product, as the precision asks for");
   }
   if (choice.has_tiling) because("tiling: asked for by name");
   if (main.tiling.key_warps > 1) {
-    because("split over warps: every warp has the few rows of a tile, and keys of its own");
+    because("split over warps: each warp has all rows of the tile and some of the keys");
   }
   if (!main.aligned) {
     because(
-        "slow path: q, k, v or dout do not begin rows at multiples of 16 bytes; elements are read "
+        "slow path: rows of q, k, v or dout do not begin at multiples of 16 bytes; elements are "
+        "read "
         "one by one");
   }
   if (main.family == Family::wgmma && main.products == Products::direct && !main.out_by_tma) {
-    because("out: written from registers, as the copy engine does not take it");
+    because("out: written from registers, because TMA cannot store it");
   }
   if (p.features.bias && !main.bias.aligned && !main.bias.one_row) {
     because("slow path: the bias is read one by one: ", why_bias_is_not_staged(p));
@@ -60,22 +60,24 @@ void explain_family(const Because& because, const Problem& p, const CudaChoice& 
   if (p.features.mask && !stages_mask(main)) {
     because("slow path: the mask's bytes are read one by one");
   } else if (p.features.mask && main.mask.copy_bytes == 1) {
-    because("slow path: the mask's rows do not begin at 4 bytes, or its keys lie apart");
+    because(
+        "slow path: rows of the mask do not begin at multiples of 4 bytes, or its keys lie apart");
   }
 }
 
 void explain_gradients(const Because& because, const Problem& p, const KernelConfig& main,
                        bool sums_dbias_in_place) {
   if (main.ordered_dq) {
-    because("deterministic: blocks add to dq in the order of their keys, and wait for it");
+    because("deterministic: blocks add to dq in the order of their keys, by a semaphore");
   }
   if (!p.features.bias || !p.wants(p.dbias)) return;
   switch (main.dbias.how) {
     case BiasGradient::none:
-      because(main.family == Family::simt
-                  ? "dbias: a pass of its own"
-                  : "deterministic: a broadcast bias has its gradient from a pass of its own, "
-                    "without tensor cores");
+      because(
+          main.family == Family::simt
+              ? "dbias: a separate pass"
+              : "deterministic: a separate pass without tensor cores computes the gradient of a "
+                "broadcast bias");
       break;
     case BiasGradient::store:
       because(main.cluster > 1 ? "dbias: clusters of blocks sum over the batch; every element is "

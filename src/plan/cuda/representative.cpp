@@ -93,12 +93,12 @@ std::vector<Problem> representative_problems() {
   features.alibi_slopes = Tensor(nullptr, f32, {kHeads});
   add_both(features);
 
-  // What the copy engine cannot load as it is.
+  // What TMA cannot load as it is.
   features = attention({});
   features.k = Tensor(nullptr, bf16, {kBatch, kHeads, kLength, 128}, {0, 0, 129, 1});
   add(features, Pass::forward);
 
-  // Biases whose gradient blocks of a cluster sum, and that f32 sums in memory take up.
+  // Gradients of biases: summed by the blocks of a cluster, and added to f32 sums in memory.
   features = attention({});
   features.bias = Tensor(nullptr, bf16, {1, kHeads, kLength, kLength});
   add_both(features);

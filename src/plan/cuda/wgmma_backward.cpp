@@ -40,12 +40,11 @@ Refusal why_not_bias(const Problem& p) {
     return "the wgmma backward kernel has no gradient of the bias for head sizes above 128";
   }
   if (p.wants(p.dbias) && has_slope(p.features)) {
-    return "the wgmma backward kernel has no gradient of the bias beside a softcap, whose slope is "
-           "in its dS";
+    return "the wgmma backward kernel has no gradient of the bias together with a softcap";
   }
   if (!is_bias_aligned(p) && !is_bias_of_keys(p, false)) {
-    return "the wgmma backward kernel reads no bias one by one: it is f64, unaligned, or all keys "
-           "share it";
+    return "the wgmma backward kernel cannot read a bias that is f64, unaligned, or shared by all "
+           "keys";
   }
   return {};
 }
@@ -94,10 +93,12 @@ Refusal why_not_f32(const Problem& p) {
     return "there are no rows to load";
   }
   if (s.group() * s.len_q < kLeastF32Rows) {
-    return "so few query rows do not repay planes, and dv of a few terms shows their rounding";
+    return "so few query rows do not repay the split into hi and lo parts, and dv, a sum of few "
+           "terms, "
+           "would show its rounding";
   }
   if (!has_hi_lo_tensors(p)) {
-    return "its planes of f16 would have more rows or blocks than 31 bits count";
+    return "its hi and lo parts would have more rows or blocks than 31 bits count";
   }
   if (wants_dbias(p)) return "the wgmma backward kernel of f32 has no gradient of the bias";
   return why_not_bias(p);
@@ -124,10 +125,10 @@ Refusal why_not_wgmma_backward(const Facts& f) {
   const Problem& p = f.loaded();
   if (p.type == Type::f32) return why_not_f32(p);
   if (p.type == Type::f16 && adds_lse_by_product(p.features) && p.score.scale < kLeastScaleF16) {
-    return "lse / scale would pass the range of f16 terms";
+    return "lse / scale would exceed the range of f16";
   }
   if (!has_registers_for_dropout(p)) {
-    return "softcap and dropout together take more registers than there are for these head sizes";
+    return "softcap and dropout together need more registers than these head sizes leave";
   }
   const TmaTensors tensors = tma_tensors(p, {});
   for (const TmaTensor* x : {&tensors.q, &tensors.k, &tensors.v}) {
@@ -135,8 +136,9 @@ Refusal why_not_wgmma_backward(const Facts& f) {
   }
   for (const TmaTensor* x : {&tensors.q, &tensors.k, &tensors.v, &tensors.dout}) {
     if (x->type != Type::none && !is_tma_loadable(*x)) {
-      return "the copy engine takes no q, k, v, dout whose data does not begin at a multiple of 16 "
-             "bytes, and no 2^31 rows";
+      return "TMA cannot load q, k, v or dout: data must begin at a multiple of 16 bytes, and have "
+             "fewer "
+             "than 2^31 rows";
     }
   }
   return why_not_bias(p);
@@ -145,7 +147,7 @@ Refusal why_not_wgmma_backward(const Facts& f) {
 Refusal why_rather_mma_backward(const Facts& f) {
   constexpr int64 kRows = 128;
   if (f.problem.type == Type::f32 && f.problem.sizes.len_q <= kRows) {
-    return "so few query rows do not repay its planes";
+    return "so few query rows do not repay the split into hi and lo parts";
   }
   return why_not_copies(f.problem, f.copies);
 }

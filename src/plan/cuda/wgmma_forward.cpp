@@ -135,11 +135,11 @@ Refusal why_not_wgmma(const Facts& f) {
   const int64 largest = larger(p.sizes.dim, p.sizes.dim_v);
   if (!f.copies_fit) return kRefusedAsTooLarge;
   if (f.chip.major != 9 || f.level < 90) {
-    return "products of warpgroups are of compute capability 9.0 alone";
+    return "wgmma instructions exist on compute capability 9.0 only";
   }
   if (p.type == Type::f64) return "f64 is computed without tensor cores";
   if (p.type == Type::f32 && p.precision != 0) {
-    return "wgmma kernels multiply f32 at its own precision alone";
+    return "wgmma kernels compute f32 in full precision only";
   }
   if (p.type == Type::f32 && largest > kLargestF32Head) {
     return "wgmma kernels have no tile for head sizes of f32 above 128";
@@ -154,13 +154,14 @@ Refusal why_not_wgmma_forward(const Facts& f) {
   if (p.sizes.len_k == 0 || p.sizes.rows_k == 0) return "there is no key to load";
   if (p.type == Type::f32) {
     if (has_hi_lo_tensors(p)) return {};
-    return "its planes of f16 would have more rows or blocks than 31 bits count";
+    return "its hi and lo parts would have more rows or blocks than 31 bits count";
   }
   const TmaTensors tensors = tma_tensors(p, {});
   for (const TmaTensor* x : {&tensors.q, &tensors.k, &tensors.v}) {
     if (x->sizes[1] > 0 && x->sizes[3] > 0 && !is_tma_loadable(*x)) {
-      return "the copy engine takes no q, k, v whose data does not begin at a multiple of 16 "
-             "bytes, and no 2^31 rows";
+      return "TMA cannot load q, k or v: data must begin at a multiple of 16 bytes, and have fewer "
+             "than "
+             "2^31 rows";
     }
   }
   return {};
@@ -171,7 +172,8 @@ Refusal why_rather_mma_forward(const Facts& f) {
   const Sizes& s = p.sizes;
   constexpr int64 kRows = 128;
   const bool f32 = p.type == Type::f32;
-  if (f32 && s.group() * s.len_q <= kRows) return "so few query rows do not repay its planes";
+  if (f32 && s.group() * s.len_q <= kRows)
+    return "so few query rows do not repay the split into hi and lo parts";
   if (s.len_q <= kRows / 2) return "so few query rows leave most of a tile of 128 idle";
   // f32: with a quarter of the multiprocessors as fast as mma with all.
   const int64 tiles = s.batch * s.heads_q * divide_up(s.len_q, kRows);
@@ -179,7 +181,7 @@ Refusal why_rather_mma_forward(const Facts& f) {
     return "tiles of 128 rows would leave most multiprocessors idle";
   }
   if (is_bias_of_keys(p, false)) {
-    return "mma kernels read a bias of keys once for all rows of a tile";
+    return "mma kernels read a bias that all queries share once for all rows of a tile";
   }
   return why_not_copies(p, f.copies);
 }

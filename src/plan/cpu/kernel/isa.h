@@ -14,8 +14,8 @@ REGARD_INLINE const char* name_of(Isa isa) {
   return names[int(isa)];
 }
 
-// The instruction set whose kernels serve the type when `isa` is chosen: AVX512-BF16 has kernels of
-// its own for bf16 alone.
+// The instruction set whose kernels serve the type when `isa` is chosen: AVX512-BF16 has kernels
+// for bf16 only.
 REGARD_INLINE Isa kernels_for(Isa isa, Type type) {
   return isa == Isa::avx512bf16 && type != Type::bf16 ? Isa::avx512 : isa;
 }

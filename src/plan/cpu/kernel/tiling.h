@@ -29,27 +29,31 @@ struct CpuTiling {
 // Upper bound of what a kernel keeps of one panel's rows.
 inline constexpr int64 kPanelBytes = 2048;
 
-// Query rows of one kv head. Where a head has fewer rows than a panel, the heads of its group are
-// folded: row r is query r % len_q of head r / len_q.
+// Query rows of one kv head, in blocks. Packed GQA: where a query head has fewer rows than a panel,
+// the rows of all heads of the group follow one another: row r is query r % len_q of head r /
+// len_q.
 struct RowBlocks {
   int64 len_q = 0;
   int64 group = 1;
   int64 block = 1;
-  bool folded = false;
+  bool packs_gqa = false;
 
   REGARD_INLINE RowBlocks(const CpuTiling& tiling, int64 length, int64 heads)
-      : len_q(length), group(heads), block(tiling.block_q), folded(len_q < tiling.shape.panel()) {}
+      : len_q(length),
+        group(heads),
+        block(tiling.block_q),
+        packs_gqa(len_q < tiling.shape.panel()) {}
 
   REGARD_INLINE int64 per_head() const { return divide_up(len_q, block); }
   REGARD_INLINE int64 count() const {
-    return folded ? divide_up(group * len_q, block) : group * per_head();
+    return packs_gqa ? divide_up(group * len_q, block) : group * per_head();
   }
   REGARD_INLINE int64 first_row(int64 index) const {
-    return folded ? index * block : index / per_head() * len_q + index % per_head() * block;
+    return packs_gqa ? index * block : index / per_head() * len_q + index % per_head() * block;
   }
   REGARD_INLINE int64 rows(int64 index) const {
-    return folded ? smaller(block, group * len_q - index * block)
-                  : smaller(block, len_q - index % per_head() * block);
+    return packs_gqa ? smaller(block, group * len_q - index * block)
+                     : smaller(block, len_q - index % per_head() * block);
   }
 };
 

@@ -1,5 +1,5 @@
-// Copies of inputs in scratch memory, for kernels whose tiles the copy engine loads: with rows that
-// begin at 16 bytes, and in q's type.
+// Copies of inputs in scratch memory, for kernels that load by TMA: rows begin at multiples of 16
+// bytes, and elements have the type of q.
 #pragma once
 
 #include "problem/problem.h"
@@ -24,7 +24,7 @@ REGARD_INLINE auto& view_of(AnyProblem& p, Input input) {
   return input == Input::q ? p.q : input == Input::k ? p.k : input == Input::v ? p.v : p.dout;
 }
 
-// A copy: [batch][heads][rows][columns rounded up to whole lines], 1 batch where packed.
+// A copy: [batch][heads][rows][columns rounded up to whole vectors]; packed: 1 batch.
 struct InputShape {
   static constexpr int kVector = 8;  // elements of 16 bytes
 

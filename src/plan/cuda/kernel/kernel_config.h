@@ -19,8 +19,8 @@ enum class Kernel : uint8 {
   convert_dq,      // dq from its sums
   convert_dbias,   // dbias from its sums
   sink_gradient,   // dsink
-  split_f32,       // wgmma of f32: q, k, v, dout as pairs of f16 planes
-  copy_inputs,     // wgmma: copies of q, k, v, dout that the copy engine can load
+  split_f32,       // wgmma of f32: q, k, v, dout as hi and lo parts in f16
+  copy_inputs,     // wgmma: copies of q, k, v, dout that TMA can load
 };
 inline constexpr int kKernelCount = 12;
 
@@ -81,7 +81,7 @@ struct MaskForm {
 
 // What the wgmma backward kernel reads of a query row.
 struct RowTerms {
-  bool used = false;              // delta, planes: write them; convert_dq: reads a factor of dq
+  bool used = false;              // delta, split_f32: write them; convert_dq: reads a factor of dq
   bool joined = false;            // lse and delta share one 16-byte vector
   bool lse_in_product = false;    // the product that makes scores also adds lse
   bool delta_in_product = false;  // the product that makes dP also adds delta

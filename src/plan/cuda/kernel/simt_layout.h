@@ -1,4 +1,5 @@
-// Tiles, shared memory and grids of the kernels that use no tensor cores, and of those around them.
+// Shared memory and grids of the kernels without tensor cores, and of the small kernels around the
+// main ones.
 //
 // Every product of a simt kernel is computed by 16 x 16 threads. A block owns a tile (query rows,
 // or keys in key_gradient) and loops over tiles of the other side, the streamed ones. Head elements

@@ -24,8 +24,7 @@ REGARD_INLINE int panel_bytes(int rows) { return rows * kPanelRowBytes; }
 // Warpgroups of the forward kernel that multiply.
 REGARD_INLINE int consumers_of(const Tiling& t) { return t.rows / kWarpgroupRows; }
 
-// Whether a warpgroup of its own draws which weights the forward kernel drops. Else those that have
-// the weights do.
+// Whether a warpgroup generates the dropout bits of the forward kernel. Otherwise the consumers do.
 REGARD_INLINE bool has_dropout_warpgroup(const KernelConfig& c) {
   return c.features.dropout && c.products == Products::direct && consumers_of(c.tiling) == 2 &&
          c.tiling.keys <= 128 && c.dim_v <= 192;
@@ -47,9 +46,9 @@ REGARD_INLINE bool counts_tiles(const KernelConfig& c) {
 struct ForwardWgmmaLayout {
   int query_slots = 0;  // tiles of queries at once
   int out_panels = 0;   // of a tile of out on its way to memory; 0: straight from registers
-  int queries = 0;      // the first slot: its planes of panels of [rows]
+  int queries = 0;      // the first slot: its parts, panels of [rows]
   int query_bytes = 0;  // of a slot
-  int keys = 0;         // the first stage: its planes of panels of [keys]
+  int keys = 0;         // the first stage: its parts, panels of [keys]
   int key_bytes = 0;    // of a stage
   int values = 0;       // the first stage, likewise
   int value_bytes = 0;
@@ -89,8 +88,8 @@ REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c, int
   return x;
 }
 
-// Two tiles of queries where there is room, so that the next is there when its turn comes; then as
-// much of a tile of out as there is room for.
+// Two tiles of queries if there is room, so that the next one is loaded early; then as much of a
+// tile of out as there is room for.
 REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c) {
   const int panels = c.out_by_tma ? panels_of(c.dim_v) : 0;
   for (int slots = kMostQuerySlots; slots >= 1; --slots) {
