@@ -296,7 +296,7 @@ def install(chosen):
 # Each is tested by the tests that take `backend`; those of LEVELS by fewer.
 FAMILIES = {"cuda:mma": ("f32", "bf16", "f16"), "cuda:simt": ("f64", "f32", "bf16", "f16")}
 HOPPER = {"cuda:wgmma": ("f32", "bf16", "f16")}  # of capability 9.0 alone
-NOT_WGMMA = ("f64 is computed without", "wgmma kernels multiply f32 at its own precision",
+NOT_WGMMA = ("f64 is computed without", "wgmma kernels compute f32 in full precision",
              "wgmma kernels have no tile", "no tile of these head sizes fits",
              "TMA cannot load", "there is no key to load")
 LEVELS = {"cuda:mma75": ("f16",), "cuda:mma80": ("f32", "bf16", "f16"),

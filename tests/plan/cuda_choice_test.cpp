@@ -108,7 +108,7 @@ TEST_CASE("Hopper's own forward kernel takes a bias and a mask, except a bias of
   CHECK(chosen([](Attention& a) {
           a.mask = Tensor(nullptr, boolean, {1, 1, 1024, 1024});
         }).name() == "cuda:wgmma");
-  CHECK(says(chosen(sized({8, 1, 1, 1024})), "read a bias of keys once"));
+  CHECK(says(chosen(sized({8, 1, 1, 1024})), "read a bias that all queries share once"));
 }
 
 TEST_CASE("what TMA cannot load is copied first, where keys are many") {
@@ -202,7 +202,7 @@ TEST_CASE("Hopper's own forward kernel takes f32 in two parts, except large head
     return planned(problem(attention(s)), "sm_90", backend);
   };
   CHECK(chosen({.dim = 128}).name() == "cuda:wgmma");
-  CHECK(says(chosen({.dim = 64}), "f16x3: three products of f16"));
+  CHECK(says(chosen({.dim = 64}), "f16x3: three f16 products"));
   CHECK(chosen({.dim = 17, .dim_v = 33}).name() == "cuda:wgmma");  // rows that begin anywhere
   CHECK(says(chosen({.dim = 136}), "no tile for head sizes of f32 above 128"));
   CHECK(says(chosen({.dim = 64, .dim_v = 256}), "no tile for head sizes of f32 above 128"));

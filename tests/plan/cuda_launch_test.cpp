@@ -407,7 +407,7 @@ TEST_CASE("golden explanation") {
       "backend    cuda:mma\n"
       "  because  mma: asked for by name\n"
       "  because  tiling: asked for by name\n"
-      "  because  deterministic: blocks add to dq in the order of their keys, and wait for it\n"
+      "  because  deterministic: blocks add to dq in the order of their keys, by a semaphore\n"
       "kernel     delta, "));
   CHECK(
       text.find("kernel     backward mma level 80, tile 64 x 64, head 128, stages 2, 128 threads, "

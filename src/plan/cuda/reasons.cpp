@@ -61,7 +61,9 @@ void explain_family(const Because& because, const Problem& p, const CudaChoice& 
     because("slow path: the mask's bytes are read one by one");
   } else if (p.features.mask && main.mask.copy_bytes == 1) {
     because(
-        "slow path: rows of the mask do not begin at multiples of 4 bytes, or its keys lie apart");
+        "slow path: the mask is copied byte by byte: its rows are not aligned to 4 bytes, or its "
+        "keys "
+        "lie apart");
   }
 }
 
@@ -73,11 +75,10 @@ void explain_gradients(const Because& because, const Problem& p, const KernelCon
   if (!p.features.bias || !p.wants(p.dbias)) return;
   switch (main.dbias.how) {
     case BiasGradient::none:
-      because(
-          main.family == Family::simt
-              ? "dbias: a separate pass"
-              : "deterministic: a separate pass without tensor cores computes the gradient of a "
-                "broadcast bias");
+      because(main.family == Family::simt
+                  ? "dbias: a separate pass"
+                  : "deterministic: a broadcast bias gets its gradient from a separate pass "
+                    "without tensor cores");
       break;
     case BiasGradient::store:
       because(main.cluster > 1 ? "dbias: clusters of blocks sum over the batch; every element is "
