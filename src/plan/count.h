@@ -30,6 +30,21 @@ class Count {
   int64 n_;
 };
 
+// Offsets of the parts of a piece of memory, in bytes, one after the other.
+template <int64 kAlignment>
+class MemoryLayout {
+ public:
+  REGARD_INLINE int64 take(Count bytes) {
+    const int64 offset = size();
+    size_ = size_ + bytes.rounded_up(kAlignment);
+    return offset;
+  }
+  REGARD_INLINE int64 size() const { return size_.value(); }  // so far
+
+ private:
+  Count size_ = 0;
+};
+
 inline constexpr const char* kTooLarge =
     "the call's intermediate results would be larger than any memory";
 

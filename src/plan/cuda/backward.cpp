@@ -4,7 +4,6 @@
 #include "plan/cuda/input_copies.hpp"
 #include "plan/cuda/kernel/wgmma_backward_layout.h"
 #include "plan/cuda/launches.hpp"
-#include "plan/cuda/workspace_room.hpp"
 
 namespace regard {
 namespace {
@@ -114,23 +113,23 @@ void lay_out(Draft& d, const Results& results) {
   const bool splits_f32 = main.products == Products::f16x3;
   const bool has_inputs = results.any() || !splits_f32;
   CudaWorkspace& w = d.plan.workspace;
-  WorkspaceRoom room;
-  room.take(w.dq_semaphores,
-            main.ordered_dq ? Count(s.batch * s.heads_q) * dq_semaphores(main, s.len_q) * 4 : 0);
-  room.take(w.any_flag, results.flags ? kAnyFlagBytes : 0);
-  room.take(w.flags_q, results.flags && sums_dq ? rows : 0);
-  room.take(w.flags_k, results.flags && results.dkv ? keys * kKeyFlagBytes : 0);
-  room.take(w.dbias_sums, lay_out_dbias_sums(d));
-  w.clear = room.size();
-  room.take(w.row_states, rows * 2 * (computes_in_f64(p) ? 8 : 4));
-  room.take(w.row_terms, has_inputs ? row_terms_bytes(p, main) : 0);
-  room.take(w.dq_sums, sums_dq ? Count(s.heads_q) * dq_rows(p) * main.dim * 4 : 0);
-  room.take(w.partial_out, 0);
-  room.take(w.partial_rows, 0);
-  room.take(w.arrivals, 0);
-  room.take(w.hi_lo, has_inputs ? hi_lo_bytes(p, main) : 0);
-  room.take(w.copies, copies_bytes(p, copies_at_most(d.plan, p)));
-  w.size = room.size();
+  MemoryLayout<256> layout;
+  w.dq_semaphores = layout.take(
+      main.ordered_dq ? Count(s.batch * s.heads_q) * dq_semaphores(main, s.len_q) * 4 : 0);
+  w.any_flag = layout.take(results.flags ? kAnyFlagBytes : 0);
+  w.flags_q = layout.take(results.flags && sums_dq ? rows : 0);
+  w.flags_k = layout.take(results.flags && results.dkv ? keys * kKeyFlagBytes : 0);
+  w.dbias_sums = layout.take(lay_out_dbias_sums(d));
+  w.clear = layout.size();
+  w.row_states = layout.take(rows * 2 * (computes_in_f64(p) ? 8 : 4));
+  w.row_terms = layout.take(has_inputs ? row_terms_bytes(p, main) : 0);
+  w.dq_sums = layout.take(sums_dq ? Count(s.heads_q) * dq_rows(p) * main.dim * 4 : 0);
+  w.partial_out = layout.take(0);
+  w.partial_rows = layout.take(0);
+  w.arrivals = layout.take(0);
+  w.hi_lo = layout.take(has_inputs ? hi_lo_bytes(p, main) : 0);
+  w.copies = layout.take(copies_bytes(p, copies_at_most(d.plan, p)));
+  w.size = layout.size();
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include "plan/cuda/kernel/wgmma_layout.h"
 #include "plan/cuda/launches.hpp"
 #include "plan/cuda/splits.hpp"
-#include "plan/cuda/workspace_room.hpp"
 
 namespace regard {
 namespace {
@@ -68,26 +67,26 @@ void lay_out(Draft& d, int64 tiles, bool flags) {
   const Count split_rows = combines ? rows * d.plan.splits : 0;
   const Count blocks = main.merges_splits ? Count(tiles) * d.plan.splits : 0;
   CudaWorkspace& w = d.plan.workspace;
-  WorkspaceRoom room;
-  room.take(w.tile_counter, counts_tiles(main) ? kTileCounterBytes : 0);
-  room.take(w.dq_semaphores, 0);
-  room.take(w.any_flag, flags ? kAnyFlagBytes : 0);
-  room.take(w.flags_q, flags ? rows : 0);
-  room.take(w.flags_k, 0);
-  room.take(w.dbias_sums, 0);
+  MemoryLayout<256> layout;
+  w.tile_counter = layout.take(counts_tiles(main) ? kTileCounterBytes : 0);
+  w.dq_semaphores = layout.take(0);
+  w.any_flag = layout.take(flags ? kAnyFlagBytes : 0);
+  w.flags_q = layout.take(flags ? rows : 0);
+  w.flags_k = layout.take(0);
+  w.dbias_sums = layout.take(0);
   // The counter and any_flag need no clearing, because they are compared with the call's nonce.
   // Every row's flag is written, except by warps that have slices of a row.
-  if (!main.split_kv && main.tiling.slices > 1) w.clear = room.size();
-  room.take(w.row_states, 0);
-  room.take(w.row_terms, 0);
-  room.take(w.dq_sums, 0);
-  room.take(w.partial_out,
-            split_rows * p.sizes.dim_v * 4 + blocks * main.tiling.rows * partial_row_bytes(main));
-  room.take(w.partial_rows, split_rows * 2 * 4);
-  room.take(w.arrivals, blocks * 8);
-  room.take(w.hi_lo, hi_lo_bytes(p, main));
-  room.take(w.copies, copies_bytes(p, copies_at_most(d.plan, p)));
-  w.size = room.size();
+  if (!main.split_kv && main.tiling.slices > 1) w.clear = layout.size();
+  w.row_states = layout.take(0);
+  w.row_terms = layout.take(0);
+  w.dq_sums = layout.take(0);
+  w.partial_out = layout.take(split_rows * p.sizes.dim_v * 4 +
+                              blocks * main.tiling.rows * partial_row_bytes(main));
+  w.partial_rows = layout.take(split_rows * 2 * 4);
+  w.arrivals = layout.take(blocks * 8);
+  w.hi_lo = layout.take(hi_lo_bytes(p, main));
+  w.copies = layout.take(copies_bytes(p, copies_at_most(d.plan, p)));
+  w.size = layout.size();
 }
 
 }  // namespace

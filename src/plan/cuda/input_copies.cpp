@@ -7,7 +7,6 @@
 #include "plan/cuda/facts.hpp"
 #include "plan/cuda/launches.hpp"
 #include "plan/cuda/tma_tensor.hpp"
-#include "plan/cuda/workspace_room.hpp"
 
 namespace regard {
 namespace {
@@ -27,13 +26,11 @@ Count elements(const InputShape& x) { return Count(x.batch) * x.heads * x.rows *
 // Calls place(input, offset) for each, and returns the bytes of all.
 template <class Place>
 Count lay_out(const Problem& p, InputSet inputs, Place place) {
-  WorkspaceRoom room;
+  MemoryLayout<256> layout;
   each_of(inputs, [&](Input input) {
-    int64 offset = 0;
-    room.take(offset, elements(shape_of(p, input)) * int64(size_of(p.type)));
-    place(input, offset);
+    place(input, layout.take(elements(shape_of(p, input)) * int64(size_of(p.type))));
   });
-  return room.size();
+  return layout.size();
 }
 
 // Elements of k or v in memory: what heads or batch entries share counts once.

@@ -57,20 +57,7 @@ struct RowBlocks {
   }
 };
 
-// Offsets of a worker's arrays in its scratch memory, in bytes, each on a cache line.
-class ScratchLayout {
- public:
-  REGARD_INLINE int64 take(Count bytes) {
-    const int64 offset = size();
-    size_ = size_ + bytes.rounded_up(64);
-    return offset;
-  }
-  REGARD_INLINE int64 size() const { return size_.value(); }
-  REGARD_INLINE bool fits() const { return size_.fits(); }
-
- private:
-  Count size_ = 0;
-};
+using ScratchLayout = MemoryLayout<64>;  // of a worker's arrays: each on a cache line
 
 struct HeadSizes {
   int64 dim = 0;
