@@ -48,10 +48,10 @@ bool fits_dropout(const KernelConfig& c) { return !c.features.dropout || c.tilin
 bool is_possible(const KernelConfig& c) {
   const Tiling& t = c.tiling;
   const int consumers = consumers_of(t);
-  const bool f32 = c.products == Products::f16x3;
-  const int registers = f32 ? t.keys + c.dim_v : t.keys * 3 / 4 + c.dim_v / 2;
-  if (f32 && (t.keys < 16 || t.keys > 128)) return false;
-  return t.warps == forward_warps(c) && consumers >= 2 && consumers <= (f32 ? 3 : 4) &&
+  const bool is_f32 = c.products == Products::f16x3;
+  const int registers = is_f32 ? t.keys + c.dim_v : t.keys * 3 / 4 + c.dim_v / 2;
+  if (is_f32 && (t.keys < 16 || t.keys > 128)) return false;
+  return t.warps == forward_warps(c) && consumers >= 2 && consumers <= (is_f32 ? 3 : 4) &&
          t.rows == consumers * kWarpgroupRows && t.keys % 16 == 0 && t.keys <= 256 &&
          fits_dropout(c) && t.stages <= kMostWgmmaStages && t.slices * t.key_warps == 1 &&
          t.min_blocks == 1 &&
@@ -171,13 +171,13 @@ Refusal why_rather_mma_forward(const Facts& f) {
   const Problem& p = f.problem;
   const Sizes& s = p.sizes;
   constexpr int64 kRows = 128;
-  const bool f32 = p.type == Type::f32;
-  if (f32 && s.group() * s.len_q <= kRows)
+  const bool is_f32 = p.type == Type::f32;
+  if (is_f32 && s.group() * s.len_q <= kRows)
     return "so few query rows do not repay the split into hi and lo parts";
   if (s.len_q <= kRows / 2) return "so few query rows leave most of a tile of 128 idle";
   // f32: with a quarter of the multiprocessors as fast as mma with all.
   const int64 tiles = s.batch * s.heads_q * divide_up(s.len_q, kRows);
-  if ((f32 ? 4 : 2) * tiles < f.chip.multiprocessors) {
+  if ((is_f32 ? 4 : 2) * tiles < f.chip.multiprocessors) {
     return "tiles of 128 rows would leave most multiprocessors idle";
   }
   if (is_bias_of_keys(p, false)) {
