@@ -54,11 +54,10 @@ CHANGES = [
 FORWARD_WGMMA = "tiles_of_warpgroups or boxes_of_a_bias"
 SIMT = "(alone or at_once) and simt or test_emulated_adversarial and simt"
 EMULATED = {
-    "src/cuda/kernels/tile/wgmma/plane": "gradients_of_f32 or tiles_of_warpgroups and f32",
+    "src/cuda/kernels/tile/wgmma/forward/f32": "tiles_of_warpgroups and f32",
     "src/cuda/kernels/split_f32": "gradients_of_f32 or tiles_of_warpgroups and f32",
     "src/cuda/kernels/tile/wgmma/backward/f32": "gradients_of_f32",
     "src/cuda/kernels/tile/wgmma/forward": FORWARD_WGMMA,
-    "src/cuda/kernels/tile/wgmma/warpgroup": FORWARD_WGMMA,
     "src/cuda/kernels/forward_wgmma": FORWARD_WGMMA,
     "src/cuda/kernels/tile/wgmma": "wide_heads or take_turns or bias_has_its_gradient",
     "src/cuda/kernels/backward_w": "wide_heads or take_turns",

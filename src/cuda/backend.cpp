@@ -159,7 +159,7 @@ CudaBuffers buffers_of(const Problem& p, const Problem& copied, const CudaPlan& 
 
 // A new 64-bit number for each call. Flags in the workspace are compared with it, so that the
 // workspace never needs clearing. A replayed graph brings the same number again; each user says why
-// that does no harm (arrivals, tile_numbers.cuh, has_flags).
+// that does no harm (arrivals, tile_scheduler.cuh, has_flags).
 uint64 new_nonce() {
   static std::atomic<uint64> calls{std::random_device()()};
   uint64 x = calls.fetch_add(1, std::memory_order_relaxed) * 0x9e3779b97f4a7c15;

@@ -333,7 +333,7 @@ TEST_CASE("SmallTanh is tanh to 2e-7 of the factor, and says where it is not") {
               "  out[2 * i] = tanh.add(argument, 0.0f);\n"
               "  out[2 * i + 1] = SmallTanh::is_large(bits_of(argument));\n"
               "}\n",
-              {.header = "cuda/kernels/tile/wgmma/small_tanh.cuh"}, x.data(), nullptr,
+              {.header = "cuda/kernels/tile/wgmma/forward/small_tanh.cuh"}, x.data(), nullptr,
               out.data()) == "");
   for (int i = 0; i < kCount; ++i) {
     const bool large = std::fabs(x[i]) >= 0.875f;

@@ -5,7 +5,7 @@
 
 namespace regard {
 
-// Coords says which rows and keys a lane's accumulators are: ForwardTileMma, WarpgroupPlace.
+// Coords says which rows and keys a lane's accumulators are: ForwardTileMma, WarpgroupCoords.
 template <KernelConfig kConfig, class CoordsOfRows>
 struct ForwardScores {
   using Coords = CoordsOfRows;

@@ -1,31 +1,31 @@
-// The weights of a block of keys straight from the products, where no pair is hidden by intervals
-// and references stay: all that lies between in one stretch of code, so that the additions and
-// multiplications of one score run while the exponential of another is made. (One exponential takes
-// a quarter of a multiprocessor eight clocks, in which it issues seven other instructions.)
+// The weights of a full tile straight from the products: a block of keys in which intervals hide no
+// pair, with a running max that stays. The code has no branch, so that multiply-adds of one score
+// run during the exponential of another (a warp's ex2 takes its scheduler eight cycles, in which it
+// issues seven other instructions).
 //
-// What is hidden by the bias has the weight 0 without a look at it: its power is -inf, but for a
-// product that is not finite, which spoils the row (params.h). A finite bias is low beside a
-// reference that is none of a low bias (WarpgroupSoftmax::lacks_reference).
+// A bias of -inf needs no look: its power is -inf and its weight 0, except with a product that is
+// not finite, which makes the row non-finite and flags it. Finite biases need no clamp, because the
+// running max is known to come from a bias above kLowestBias (WarpgroupSoftmax::lacks_max).
 #pragma once
 
 #include "cuda/kernels/tile/forward_scores.cuh"
-#include "cuda/kernels/tile/wgmma/small_tanh.cuh"
-#include "cuda/kernels/tile/wgmma/warpgroup_bias.cuh"
-#include "cuda/kernels/tile/wgmma/warpgroup_softmax.cuh"
+#include "cuda/kernels/tile/wgmma/forward/bias_fragments.cuh"
+#include "cuda/kernels/tile/wgmma/forward/small_tanh.cuh"
+#include "cuda/kernels/tile/wgmma/forward/softmax.cuh"
 
 namespace regard {
 
 template <KernelConfig kConfig>
-struct SteadyWeights {
+struct FullTileWeights {
   using L = MmaLanes<kConfig.type>;
-  using Place = WarpgroupPlace<kConfig>;
-  using Scores = typename Place::Scores;
-  using Elementwise = ForwardScores<kConfig, Place>;
+  using Coords = WarpgroupCoords<kConfig>;
+  using Scores = typename Coords::Scores;
+  using Elementwise = ForwardScores<kConfig, Coords>;
   static constexpr Features kOn = kConfig.features;
-  static constexpr int kKeyBlocks = Place::kKeyBlocks;
-  static constexpr bool kHoldsBias = stages_bias(kConfig) && element_bytes(kConfig.bias.type) == 2;
-  // Bias and mask where tiles of them are staged; for more than two terms, and for others beside a
-  // bias, there are no registers.
+  static constexpr int kKeyBlocks = Coords::kKeyBlocks;
+  static constexpr bool kBiasInFragments =
+      stages_bias(kConfig) && element_bytes(kConfig.bias.type) == 2;
+  // There are registers for two terms, or for a bias alone; bias and mask must be staged.
   static constexpr int kTerms = kOn.softcap + kOn.bias + kOn.mask + kOn.alibi +
                                 (kOn.dropout && !has_dropout_warpgroup(kConfig));
   static constexpr Features kKnown{.softcap = true,
@@ -36,27 +36,29 @@ struct SteadyWeights {
                                    .dropout = true,
                                    .interval = true,
                                    .signed_scale = true};
-  static constexpr bool kExists =
-      !WarpgroupSoftmax<kConfig>::kBare && is_within(kOn, kKnown) && kTerms <= (kOn.bias ? 1 : 2) &&
-      kOn.bias == stages_bias(kConfig) && kOn.mask == stages_mask(kConfig);
-  using F = Fragments<kHoldsBias ? kConfig.bias.type : Type::bf16, Products::direct>;
-  // Read before all weights are made, or as they are.
-  static constexpr bool kReadsAhead = kHoldsBias && WarpgroupBias<kConfig>::kHolds;
-  using Bias = typename F::A[kReadsAhead ? kKeyBlocks / 2 : 1];  // 16 rows, 16 keys each
+  static constexpr bool kExists = !WarpgroupSoftmax<kConfig>::kPlain && is_within(kOn, kKnown) &&
+                                  kTerms <= (kOn.bias ? 1 : 2) &&
+                                  kOn.bias == stages_bias(kConfig) &&
+                                  kOn.mask == stages_mask(kConfig);
+  using F = Fragments<kBiasInFragments ? kConfig.bias.type : Type::bf16, Products::direct>;
+  // Bias fragments are read before all weights, or one by one.
+  static constexpr bool kReadsBiasAhead = kBiasInFragments && BiasFragments<kConfig>::kHolds;
+  using Bias = typename F::A[kReadsBiasAhead ? kKeyBlocks / 2 : 1];  // 16 rows, 16 keys each
 
   const Elementwise terms;
   const int first_key;
-  const float unit;  // of a product, in powers of two; under a softcap as SmallTanh wants it
-  const float (&reference)[2];
+  const float unit;  // of a product, in powers of two; with a softcap, as SmallTanh wants it
+  const float (&max)[2];
 
-  static REGARD_DEVICE void read_bias(Bias& bias, const Place& at) {
-    if constexpr (kReadsAhead) {
+  static REGARD_DEVICE void read_bias(Bias& bias, const Coords& at) {
+    if constexpr (kReadsBiasAhead) {
 #pragma unroll
       for (int k = 0; k < kKeyBlocks / 2; ++k) at.load_bias_fragment(bias[k].word, k);
     }
   }
 
-  // Of blocks [kFrom, kTo): adds to the rows' sums, and notes the bits of what must be small.
+  // Weights of blocks [kFrom, kTo), added to the rows' sums. `bits` collects the bits of the
+  // softcap's arguments.
   template <int kFrom, int kTo>
   REGARD_DEVICE void make(Scores& scores, SoftmaxRow<L> (&rows)[2], Bias& bias,
                           uint32& bits) const {
@@ -70,25 +72,26 @@ struct SteadyWeights {
     const float fall = kOn.alibi ? -terms.terms.head.alibi_slope * float(kLog2E) : 0.0f;
 #pragma unroll
     for (int n = kFrom; n < kTo; ++n) {
-      if (kHoldsBias && !kReadsAhead && n % 2 == 0) {
+      if (kBiasInFragments && !kReadsBiasAhead && n % 2 == 0) {
         terms.at.load_bias_fragment(bias[0].word, n / 2);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = terms.at.row_of(0, half);
-        float of_bias[2] = {};
+        float pair_bias[2] = {};
         bool seen[2] = {true, true};
-        if constexpr (kHoldsBias) {
-          F::unpack(bias[kReadsAhead ? n / 2 : 0], n % 2 * 2 + half, of_bias[0], of_bias[1]);
+        if constexpr (kBiasInFragments) {
+          F::unpack(bias[kReadsBiasAhead ? n / 2 : 0], n % 2 * 2 + half, pair_bias[0],
+                    pair_bias[1]);
         } else if constexpr (kOn.bias) {
-          terms.read_bias(of_bias, 0, row, n);
+          terms.read_bias(pair_bias, 0, row, n);
         }
         if constexpr (kOn.mask) terms.read_mask(seen, 0, row, n);
         float* const pair = &scores[0][n][half * 2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          float power = -reference[half];
-          if constexpr (kOn.bias) power = fma_of(of_bias[e], float(kLog2E), power);
+          float power = -max[half];
+          if constexpr (kOn.bias) power = fma_of(pair_bias[e], float(kLog2E), power);
           if constexpr (kOn.alibi) {
             power = fma_of(fall, magnitude_of(distance[half] - float(n * 8 + e)), power);
           }
@@ -112,6 +115,7 @@ struct SteadyWeights {
     return kOn.softcap ? score.scale / score.softcap * SmallTanh::kUnit
                        : score.scale * float(kLog2E);
   }
+  // Whether some score of the warp was too large for SmallTanh.
   static REGARD_DEVICE bool was_large(uint32 bits) {
     return kOn.softcap && any_in_warp(SmallTanh::is_large(bits));
   }

@@ -1,15 +1,16 @@
-// Which rows and keys the accumulators of a lane of a consumer warpgroup are: as ForwardTileMma says
-// it of a block of the mma kernel, for one tile of rows after another.
+// The coordinates of a consumer warp in a tile: which rows and keys the accumulators of a lane are,
+// and where their bias and mask lie in memory and in shared memory.
 #pragma once
 
 #include "cuda/kernels/tile/mask_copy.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
-#include "cuda/kernels/tile/wgmma/warpgroup_memory.cuh"
+#include "cuda/kernels/tile/wgmma/forward/memory.cuh"
 
 namespace regard {
 
 template <KernelConfig kConfig>
-struct WarpgroupPlace {
+struct WarpgroupCoords {
+  using Memory = ForwardMemory<kConfig>;
   static constexpr int kM = 1;
   static constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
   static constexpr int kKeyBlocks = kKeys / 8, kOutBlocks = kConfig.dim_v / 8;
@@ -31,28 +32,28 @@ struct WarpgroupPlace {
   const int first_row, row_count;  // of the tile
   const int warp_row;              // the warp's first row in the tile
 
-  REGARD_DEVICE WarpgroupPlace(const KernelParams& kernel_params, const ForwardTask& task,
-                               int first_row_of_warp)
+  REGARD_DEVICE WarpgroupCoords(const KernelParams& kernel_params, const ForwardTile& tile,
+                                int first_row_of_warp)
       : params(kernel_params),
         p(kernel_params.problem),
-        seq(sequence_of(p, task)),
-        b(task.b),
-        head(task.head),
-        first_row(task.first_row),
-        row_count(task.row_count),
+        seq(sequence_of(p, tile)),
+        b(tile.b),
+        head(tile.head),
+        first_row(tile.first_row),
+        row_count(tile.row_count),
         warp_row(first_row_of_warp) {}
 
-  static REGARD_DEVICE ShortSequence sequence_of(const Problem& p, const ForwardTask& task) {
+  static REGARD_DEVICE ShortSequence sequence_of(const Problem& p, const ForwardTile& tile) {
     if constexpr (!kConfig.varlen) return {int(p.sizes.len_q), int(p.sizes.len_k), 0, 0};
-    return {task.len_q, task.len_k, task.first_q, task.first_k};
+    return {tile.len_q, tile.len_k, tile.first_q, tile.first_k};
   }
 
   REGARD_DEVICE Row row_at(int row) const { return {head, first_row + row}; }
-  // The row of accumulator element 2 half + e of a block, and the column of block n.
+  // The row of accumulator elements 2 half and 2 half + 1, and the column of element e of block n.
   REGARD_DEVICE int row_of(int, int half) const { return warp_row + half * 8 + lane_index() / 4; }
   static REGARD_DEVICE int column_of(int n, int e) { return n * 8 + lane_index() % 4 * 2 + e; }
 
-  // The keys that every row of the warpgroup sees, as far as intervals say.
+  // The keys that intervals show to every row of the warpgroup.
   REGARD_DEVICE ShortInterval common_keys(int warpgroup_row) const {
     if (!kConfig.features.interval) return {0, seq.len_k};
     const int last = seq.len_q - 1;
@@ -60,50 +61,47 @@ struct WarpgroupPlace {
     const ShortBand band(p.mask_params, seq.len_q, seq.len_k);
     return {band.begin.of(smaller(first + kWarpgroupRows - 1, last)), band.end.of(first)};
   }
-
-  // Behind the last key that a row of the warpgroup sees, as far as intervals say.
+  // The end of the keys that intervals show to some row of the warpgroup.
   REGARD_DEVICE int last_key_end(int warpgroup_row) const {
     const int last = smaller(first_row + warpgroup_row + kWarpgroupRows, seq.len_q) - 1;
     return ShortBand(p.mask_params, seq.len_q, seq.len_k).end.of(last);
   }
 
-  // ------------------------------------------------------------------------------- bias and mask
+  // ------------------------------------------------------------------------- staged bias and mask
 
-  // Staged tiles of all rows, of which each warp copies (except TMA tiles) and reads its own.
+  // Tiles of all rows. Each warp copies (except by TMA) and reads its own rows.
   REGARD_DEVICE TileView bias_tile(int) const {
-    return {WarpgroupMemory<kConfig>().begin + WarpgroupMemory<kConfig>::kLayout.bias,
-            bias_row_bytes(kConfig)};
+    return {Memory().begin + Memory::kLayout.bias, bias_row_bytes(kConfig)};
   }
   REGARD_DEVICE TileView mask_tile(int) const {
-    return {WarpgroupMemory<kConfig>().begin + WarpgroupMemory<kConfig>::kLayout.mask,
-            mask_row_bytes(kConfig)};
+    return {Memory().begin + Memory::kLayout.mask, mask_row_bytes(kConfig)};
   }
 
-  // The staged bias of a row and eight keys of the block, 16 bits each.
+  // The bias of a row and eight keys, 16 bits each.
   REGARD_DEVICE SharedAddress bias_piece(int row, int piece) const {
     if constexpr (kConfig.bias.by_tma) {
       uint32 now = uint32(row);
-      make_opaque(now);  // or the places of all pieces are kept
-      return WarpgroupMemory<kConfig>().bias(piece / 8) + swizzled_offset(int(now), piece % 8);
+      make_opaque(now);  // or the addresses of all pieces are kept in registers
+      return Memory().bias(piece / 8) + swizzled_offset(int(now), piece % 8);
     }
     const TileView tile = bias_tile(0);
     return tile.begin + row * tile.row_bytes + piece * 16;
   }
-  // That of the warp's rows and 16 keys, as a lane has an operand of a product.
+  // The bias of the warp's rows and 16 keys, as a fragment of an A operand.
   REGARD_DEVICE void load_bias_fragment(uint32 (&words)[4], int k) const {
     const int lane = lane_index();
     ldmatrix(words, bias_piece(warp_row + lane % 16, k * 2 + lane / 16));
   }
-  // That of a row and two keys of the block.
+  // The bias of a row and two keys.
   REGARD_DEVICE SharedAddress bias_pair(int, int row, int column) const {
     if constexpr (kConfig.bias.by_tma) return bias_piece(row, column / 8) + column % 8 * 2;
     const TileView tile = bias_tile(0);
     return tile.begin + row * tile.row_bytes + column * element_bytes(kConfig.bias.type);
   }
 
-  // Rows of a bias or mask from a key on, the warp's first row first.
+  // The warp's rows of a bias or mask in memory, from a key on.
   struct TermRows {
-    const WarpgroupPlace& at;
+    const WarpgroupCoords& at;
     const View& view;
     int bytes;
     int first_key;
@@ -116,17 +114,17 @@ struct WarpgroupPlace {
     return {tile.begin + warp_row * tile.row_bytes, tile.row_bytes};
   }
 
-  // Whether the copy engine brings the bias of a block of keys: rows of whole pieces of 16 bytes.
-  REGARD_DEVICE bool sends_bias(int first_key) const {
+  // Whether bulk copies can load the bias of a key block: rows of a multiple of 16 bytes.
+  REGARD_DEVICE bool bulk_loads_bias(int first_key) const {
     if constexpr (!stages_bias(kConfig) || kConfig.bias.by_tma || kConfig.bias.one_row ||
                   kConfig.features.mask) {
       return false;
     }
     return smaller(seq.len_k - first_key, kKeys) * element_bytes(kConfig.bias.type) % 16 == 0;
   }
-  // Keys that do not exist stay as they are: their pairs are hidden. Rows that do not are cleared:
-  // their sums take part in what a warp decides for all of its rows.
-  REGARD_DEVICE void send_bias(int first_key, SharedAddress barrier) const {
+  // Keys past the end are left as they are, because their pairs are hidden. Rows past the end are
+  // cleared, because the row sums of a whole warp decide whether a block is computed again.
+  REGARD_DEVICE void bulk_load_bias(int first_key, SharedAddress barrier) const {
     if constexpr (stages_bias(kConfig)) {
       constexpr int kBytes = element_bytes(kConfig.bias.type);
       const int rows = clamp_to(row_count - warp_row, 0, 16), row = lane_index();
@@ -146,7 +144,7 @@ struct WarpgroupPlace {
     }
   }
 
-  // Copies what a block of keys needs of them in the background, after sync_warp.
+  // The bias and mask of a key block by cp.async, after sync_warp.
   REGARD_DEVICE void load_terms(int first_key) const {
     constexpr int kWarpRows = 16;
     const int rows = row_count - warp_row, columns = seq.len_k - first_key;

@@ -1,29 +1,28 @@
-// The bias of a consumer warp's rows and a block of keys, where it hides no pair and is nowhere so
-// low that score() raises it: then it is added as it is, without a look at single elements.
+// A 16-bit bias of a consumer warp's rows and a block of keys, as fragments. If no element is -inf
+// or below kLowestBias, it is added without a look at single elements.
 #pragma once
 
-#include "cuda/kernels/ptx_hopper.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
-#include "cuda/kernels/tile/wgmma/warpgroup_place.cuh"
+#include "cuda/kernels/tile/wgmma/forward/coords.cuh"
 
 namespace regard {
 
 template <KernelConfig kConfig>
-struct WarpgroupBias {
-  using Place = WarpgroupPlace<kConfig>;
+struct BiasFragments {
+  using Coords = WarpgroupCoords<kConfig>;
   static constexpr bool kOn = stages_bias(kConfig) && !kConfig.bias.one_row &&
                               element_bytes(kConfig.bias.type) == 2 && !kConfig.features.mask;
   using F = Fragments<kOn ? kConfig.bias.type : Type::bf16, Products::direct>;
-  static constexpr int kFragments = Place::kKeyBlocks / 2;  // of 16 rows and 16 keys
-  // Held in registers, or read twice: three warpgroups have none for it, nor two beside one that
-  // draws.
+  static constexpr int kFragments = Coords::kKeyBlocks / 2;  // of 16 rows and 16 keys
+  // Fragments are kept in registers, or read twice: three consumer warpgroups have no registers for
+  // them, and two have none next to a dropout warpgroup.
   static constexpr bool kHolds =
       consumers_of(kConfig.tiling) == 2 && !has_dropout_warpgroup(kConfig);
 
-  const Place& at;
+  const Coords& at;
   typename F::A held[kHolds ? kFragments : 1];
 
-  REGARD_DEVICE explicit WarpgroupBias(const Place& place) : at(place) {
+  REGARD_DEVICE explicit BiasFragments(const Coords& coords) : at(coords) {
     if constexpr (!kHolds) return;
 #pragma unroll
     for (int k = 0; k < kFragments; ++k) at.load_bias_fragment(held[k].word, k);
@@ -34,7 +33,7 @@ struct WarpgroupBias {
     return held[0];
   }
 
-  // Whether some lane's bias is -inf, or low.
+  // Whether some element of the warp is -inf or low.
   REGARD_DEVICE bool is_low() {
     uint32 most = 0;
 #pragma unroll
@@ -46,7 +45,7 @@ struct WarpgroupBias {
     return any_in_warp(has_low_half<kConfig.bias.type>(most));
   }
 
-  REGARD_DEVICE void add(typename Place::Scores& scores, const ScoreTerms<kConfig>& terms,
+  REGARD_DEVICE void add(typename Coords::Scores& scores, const ScoreTerms<kConfig>& terms,
                          int first_key) {
 #pragma unroll
     for (int k = 0; k < kFragments; ++k) {
@@ -69,9 +68,9 @@ struct WarpgroupBias {
     }
   }
 
-  // From products to logits with the bias where it is in memory, of neighbouring keys.
-  static REGARD_DEVICE void apply_from_memory(typename Place::Scores& scores,
-                                              const ScoreTerms<kConfig>& terms, const Place& at,
+  // Logits from products and the bias in global memory, where neighbouring keys are neighbours.
+  static REGARD_DEVICE void apply_from_memory(typename Coords::Scores& scores,
+                                              const ScoreTerms<kConfig>& terms, const Coords& at,
                                               int first_key) {
     using Format = typename ElementOf<kConfig.bias.type>::Format;
     const int first_column = first_key + at.column_of(0, 0), left = at.seq.len_k - first_column;
@@ -83,7 +82,7 @@ struct WarpgroupBias {
       const int keys = row < at.row_count ? left : 0;
       const float distance = terms.position(i, first_column);
 #pragma unroll
-      for (int n = 0; n < Place::kKeyBlocks; ++n) {
+      for (int n = 0; n < Coords::kKeyBlocks; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int key = n * 8 + e;

@@ -1,0 +1,236 @@
+// A consumer warpgroup of the wgmma forward kernel for f32: as ForwardConsumer, except that each
+// product is three products of the operands' hi and lo f16 parts.
+//
+// Rows of Q and blocks of K and V are scaled by powers of two; their factors, the inverses, undo
+// that. P V of a block is summed separately, because tensor cores round their sums toward zero,
+// while the addition to out, which the factor needs anyway, rounds to nearest.
+#pragma once
+
+#include "cuda/kernels/tile/forward_scores.cuh"
+#include "cuda/kernels/tile/hi_lo.cuh"
+#include "cuda/kernels/tile/wgmma/forward/consumer_warpgroup.cuh"
+#include "cuda/kernels/tile/wgmma/forward/f32_softmax.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct F32Consumer : ConsumerWarpgroup<kConfig> {
+  using Base = ConsumerWarpgroup<kConfig>;
+  using Base::Base;
+  using Base::keys, Base::values, Base::left, Base::has_weights, Base::iteration;
+  using Base::kSlots, Base::kKeys, Base::kKeyBlocks;
+  using Base::params, Base::memory, Base::warp_row, Base::scores, Base::out, Base::weights;
+  using typename Base::Coords;
+  using Softmax = F32Softmax<kConfig>;
+  static constexpr Features kOn = kConfig.features;
+  static constexpr bool kPlain = is_plain(kOn);
+  static constexpr bool kStagesTerms = stages_bias(kConfig) || stages_mask(kConfig);
+  static constexpr float kMaxFactor = 0x1p-12f;  // of scores, in powers of two
+
+  typename Coords::Out block_out = {};  // P V of one block of keys
+  Softmax softmax{};
+  float query_factor[2] =
+      {};  // of the lane's rows; with no terms, times exponent() if this is above 1
+  const KeyFactors* key_factors = nullptr;  // of the tile's key blocks
+  float value_factor = 0;                   // of the V that P awaits
+  float max_value_factor = 0;               // of the tile's blocks so far
+
+  REGARD_DEVICE void run() {
+#pragma unroll 1
+    for (;; --left) {
+      const bool is_first = left == 0;
+      if (is_first) {
+        if (!this->next_tile()) break;
+        find_factors(tile());
+      }
+      const KeyFactors factors = key_factors[left - 1];
+      issue();
+      const Softmax last_softmax = softmax;  // of the tile before, if this block begins one
+      if constexpr (kStagesTerms) {
+        cp_async_wait<0>();
+        sync_warp();
+      }
+      if (is_first) softmax.clear();
+      make_weights(factors.key);
+      await_out();
+      value_factor = factors.value;
+      if (is_first) {
+        if (has_weights) write_tile(iteration - 1, last_softmax);
+        clear_out();
+        has_weights = true;
+      } else {
+        softmax.rescale(out);
+      }
+      if constexpr (kOn.dropout) elementwise().drop(scores, first_key());
+      split_weights();
+    }
+    if (has_weights) finish();
+  }
+
+ private:
+  REGARD_DEVICE const ForwardTile& tile() const { return memory.tile(iteration); }
+  REGARD_DEVICE int first_key() const { return (this->first_block + left - 1) * kKeys; }
+  REGARD_DEVICE ForwardScores<kConfig, Coords> elementwise() const {
+    return ForwardScores<kConfig, Coords>{Coords(params, tile(), warp_row)};
+  }
+  REGARD_DEVICE float exponent() const {
+    return logit_unit(kOn, score_params<float>(params.problem)) * float(kLog2E);
+  }
+
+  // ------------------------------------------------------------------------------------- the steps
+
+  REGARD_DEVICE void find_factors(const ForwardTile& tile) {
+    const Problem& p = params.problem;
+    const HiLoLayout layout = hi_lo_layout(p, kConfig);
+    const int head = tile.head / int(p.sizes.group());
+    const int first_q = first_hi_lo_row<int>(p, tile.b, tile.first_q, int(p.sizes.len_q), kKeys);
+    const int first_k = first_hi_lo_row<int>(p, tile.b, tile.first_k, int(p.sizes.len_k), kKeys);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // Rows of the tile past the last row of the layout are not written.
+      const int row = smaller(first_q + tile.first_row + warp_row + half * 8 + lane_index() / 4,
+                              int(layout.q.rows) - 1);
+      query_factor[half] = reinterpret_cast<const float*>(
+          params.buffers.hi_lo + layout.query_factors)[tile.head * layout.q.rows + row];
+      if constexpr (kPlain) query_factor[half] *= max_of(exponent(), 1.0f);
+    }
+    key_factors = reinterpret_cast<const KeyFactors*>(params.buffers.hi_lo) +
+                  (head * layout.k.rows + first_k) / kKeys + tile.first_block;
+  }
+
+  // Starts S = Q K^T of the block and P V of the block before, and waits for S.
+  REGARD_DEVICE void issue() {
+    if constexpr (kStagesTerms) {
+      sync_warp();  // the terms of the block before have been read
+      Coords(params, tile(), warp_row).load_terms(first_key());
+    }
+    mbarrier_wait(memory.key_full(keys.stage), keys.parity);
+    if (has_weights) mbarrier_wait(memory.value_full(values.stage), values.parity);
+    wgmma_fence();
+    this->multiply_keys(iteration % kSlots);
+    this->multiply_values(block_out, false);
+    wgmma_wait<1>();
+    fence_operand(scores[0]);
+  }
+
+  REGARD_DEVICE void make_weights(float key_factor) {
+    float exponents[2];
+    make_logits(key_factor, exponents);
+    softmax.raise(scores, exponents);
+    softmax.template make_weights<0, kKeyBlocks>(scores, exponents);
+    fence_operand(scores[0]);
+  }
+
+  // Waits for P V of the block before, adds it to out, and gives K and V back.
+  REGARD_DEVICE void await_out() {
+    // This phase is long over. The branch keeps the compiler from moving the wait for P V up.
+    mbarrier_wait(memory.key_full(keys.stage), keys.parity);
+    this->release(memory.key_empty(keys.stage));
+    if (left == 1) this->release(memory.query_empty(iteration % kSlots));
+    wgmma_wait<0>();
+    fence_operand(block_out);
+    keys.advance();
+    if (!has_weights) return;
+    this->release_values();
+    add_block();
+  }
+
+  REGARD_DEVICE void finish() {
+    mbarrier_wait(memory.value_full(values.stage), values.parity);
+    wgmma_fence();
+    this->multiply_values(block_out, false);
+    wgmma_wait<0>();
+    fence_operand(block_out);
+    add_block();
+    write_tile(iteration - 1, softmax);
+    Epilogue<kConfig>::finish();
+  }
+
+  // ---------------------------------------------------------------------------------- elementwise
+
+  // Products become logits; `exponents` are log2(e) times the unit of each row's logits.
+  REGARD_DEVICE void make_logits(float key_factor, float (&exponents)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // The exponent is part of the product, in an order in which no step becomes denormal.
+      float factor = query_factor[half] * key_factor;
+      if constexpr (kPlain) factor *= smaller(exponent(), 1.0f);
+      // A score is exact to 2^-10 of this. Where that is not enough, the sum becomes NaN, so that
+      // the fix-up pass computes the row again; a large hidden key in the block may be the cause.
+      const float in_twos =
+          kPlain ? factor : factor * magnitude_of(score_params<float>(params.problem).scale);
+      if (!(in_twos <= kMaxFactor)) softmax.rows[half].sum = infinity<float>() - infinity<float>();
+      // Above 0, so that hidden pairs stay hidden.
+      exponents[half] = kPlain ? max_of(factor, 0x1p-126f) : exponent();
+      if constexpr (kPlain) continue;
+#pragma unroll
+      for (int n = 0; n < kKeyBlocks; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) scores[0][n][half * 2 + e] *= factor;
+      }
+    }
+    const bool masked = this->is_masked(first_key());
+    if constexpr (kPlain && !kOn.mask) {
+      if (!masked) return;
+    }
+    const ForwardScores<kConfig, Coords> terms = elementwise();
+    if constexpr (!kPlain || kOn.mask) terms.apply_terms(scores, 0, first_key());
+    if (masked) terms.hide(scores, first_key());
+  }
+
+  REGARD_DEVICE void split_weights() {
+#pragma unroll
+    for (int k = 0; k < kKeys / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const Accumulator& block = scores[0][2 * k + i / 2];
+        const HiLo parts = split_hi_lo(block[i % 2 * 2], block[i % 2 * 2 + 1]);
+        weights[0][k][i] = parts.hi;
+        weights[1][k][i] = parts.lo;
+      }
+    }
+  }
+
+  REGARD_DEVICE void clear_out() {
+#pragma unroll
+    for (int n = 0; n < Coords::kOutBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[n][e] = 0;
+    }
+  }
+  REGARD_DEVICE void add_block() {
+    max_value_factor = max_of(max_value_factor, value_factor);
+#pragma unroll
+    for (int n = 0; n < Coords::kOutBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[n][e] = fma_of(block_out[n][e], value_factor, out[n][e]);
+    }
+  }
+
+  REGARD_DEVICE void write_tile(int iteration, const Softmax& of_tile) {
+    flag_lost_rows(of_tile);
+    Base::write_tile(iteration, of_tile);
+  }
+  // The parts keep 2^-40 of a block's largest value. If the values that a row sees are far below
+  // it, a result becomes infinite, so that the fix-up pass computes the row again.
+  REGARD_DEVICE void flag_lost_rows(const Softmax& of_tile) {
+    constexpr float kLeast = 0x1p-18f * 0x1p15f;  // of the largest value, which is 2^15 factors
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = of_tile.rows[half].sum, most = 0;
+#pragma unroll
+      for (int n = 0; n < Coords::kOutBlocks; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) most = max_of(most, magnitude_of(out[n][half * 2 + e]));
+      }
+      sum += shuffle_xor(sum, 1);
+      sum += shuffle_xor(sum, 2);
+      most = max_of(most, shuffle_xor(most, 1));
+      most = max_of(most, shuffle_xor(most, 2));
+      if (most < sum * max_value_factor * kLeast) out[0][half * 2] = infinity<float>();
+    }
+    max_value_factor = 0;
+  }
+};
+
+}  // namespace regard

@@ -1,0 +1,113 @@
+// The tile scheduler of the wgmma forward kernel: which tile of query rows a block takes next.
+//
+// Where tiles differ in length (intervals, packed batches), blocks take them from a counter in
+// global memory; else block i takes tiles i, i + blocks, ... The first tile of a block always has
+// the block's index.
+//
+// The counter needs no clearing. It counts up from the call's nonce, a random 64-bit number. A
+// launch fetches exactly `count` times: count - blocks times with a tile, and once past the end for
+// each block. Until the last fetch the word is in [nonce, nonce + count); a block that finds
+// anything else before its first fetch finds what an earlier call left, and writes the nonce if no
+// other block has done so since.
+#pragma once
+
+#include "cuda/kernels/tile/score_tile.cuh"
+#include "cuda/kernels/tile/wgmma/forward/memory.cuh"
+
+namespace regard {
+
+// One thread of the block calls this.
+template <KernelConfig kConfig>
+struct TileScheduler {
+  using Memory = ForwardMemory<kConfig>;
+  static constexpr int kRows = Memory::kRows, kKeys = Memory::kKeys;
+
+  const KernelParams& params;
+  int index = int(block_index());  // of the next tile; ~index of the last one, if not yet fetched
+
+  // The next tile that has rows; false, and 0 blocks, where there is none. The index of the tile
+  // behind it is fetched ahead, except for the first tile, whose loads must not wait for the
+  // atomic.
+  REGARD_DEVICE bool next(ForwardTile& tile, bool is_first) {
+    const int count = grid().heads * grid().tiles;
+    for (;;) {
+      if (index < 0) {
+        begin(count);
+        index = after(~index);
+      }
+      if (index >= count) break;
+      const int mine = index;
+      index = is_first ? ~mine : after(mine);
+      if (describe(tile, mine)) return true;
+    }
+    tile.blocks = 0;
+    return false;
+  }
+
+  // Divides anew each time: the producer has few registers.
+  REGARD_DEVICE int kv_head(const ForwardTile& tile) const {
+    uint32 heads = uint32(params.problem.sizes.heads_kv);
+    make_opaque(heads);
+    return tile.head / int(uint32(params.problem.sizes.heads_q) / heads);
+  }
+
+ private:
+  REGARD_DEVICE BlockGrid grid() const {
+    BlockGrid grid = params.grid;
+    uint32 tiles = uint32(grid.tiles);
+    make_opaque(tiles);
+    grid.tiles = int32(tiles);
+    return grid;
+  }
+
+  // Before a block's first fetch.
+  REGARD_DEVICE void begin(int count) const {
+    if constexpr (!counts_tiles(kConfig)) return;
+    uint64* const word = params.buffers.tile_counter;
+    const uint64 was = load_relaxed(word);
+    if (was - params.nonce >= uint32(count)) atomic_cas(word, was, params.nonce);
+  }
+  // The index of the tile after `last`. Nothing waits for it here.
+  REGARD_DEVICE int after(int last) const {
+    if constexpr (!counts_tiles(kConfig)) return last + int(block_count());
+    return int(block_count()) + int(atomic_increment(params.buffers.tile_counter) - params.nonce);
+  }
+
+  // False where the tile has no rows.
+  REGARD_DEVICE bool describe(ForwardTile& tile, int mine) const {
+    const Problem& p = params.problem;
+    BlockCoords coords = block_coords_unsplit(grid(), mine);
+    // The last rows see the most keys under a causal mask: they begin first.
+    if (kConfig.features.interval) coords.tile = grid().tiles - 1 - coords.tile;
+    const int heads = int(p.sizes.heads_q);
+    const int b = int(uint32(coords.head) / uint32(heads));
+    const ShortSequence seq = short_sequence<kConfig>(p, b);
+    const int first_row = coords.tile * kRows;
+    if (first_row >= seq.len_q) return false;
+    const int row_count = smaller(kRows, seq.len_q - first_row);
+    int begin = 0, end = seq.len_k;
+    if constexpr (kConfig.features.interval) {
+      const ShortBand band(p.mask_params, seq.len_q, seq.len_k);
+      begin = band.begin.of(first_row);
+      end = band.end.of(first_row + row_count - 1);
+    }
+    // The parts of f32 have no block behind a sequence.
+    if constexpr (Memory::kParts > 1) begin = smaller(begin, larger(seq.len_k - 1, 0));
+    const int first_block = begin / kKeys;
+    // Rows that see no key walk over one block all the same, and hide every pair of it.
+    const int blocks = larger(1, (end + kKeys - 1) / kKeys - first_block);
+    tile = {.blocks = blocks,
+            .first_block = first_block,
+            .b = b,
+            .head = coords.head - b * heads,
+            .first_row = first_row,
+            .row_count = row_count,
+            .len_q = seq.len_q,
+            .len_k = seq.len_k,
+            .first_q = seq.first_q,
+            .first_k = seq.first_k};
+    return true;
+  }
+};
+
+}  // namespace regard
