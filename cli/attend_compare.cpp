@@ -4,7 +4,7 @@
 #include "output/progress.hpp"
 #include "tensors/geometry.hpp"
 #include "tensors/timing.hpp"
-#include "verify/unfused.hpp"
+#include "verify/float64.hpp"
 
 namespace regard::cli {
 
@@ -24,13 +24,15 @@ UnfusedResults run_unfused(const AttendInputs& in, const WantedTypes& wanted, in
                            UnfusedComparison& c) {
   const Progress progress("unfused computation");
   UnfusedResults results;
-  const auto run = [&](const WantedTypes& types) {
-    return seconds_of(
-        [&] { results = unfused_attention(in.attention, in.dout, in.dlse, types, threads); });
-  };
-  c.threads = threads;
-  c.forward_seconds = run({.out = wanted.out});
-  if (wanted.backward()) c.both_seconds = run(wanted);
+  UnfusedOptions options;
+  options.wanted.out = wanted.out;
+  options.round_scores = true;
+  options.whole_batch = true;
+  options.threads = c.threads = threads;
+  const auto run = [&] { results = unfused_attention(in.attention, in.dout, in.dlse, options); };
+  c.forward_seconds = seconds_of(run);
+  options.wanted = wanted;
+  if (wanted.backward()) c.both_seconds = seconds_of(run);
   c.bytes = results.matrix_bytes;
   return results;
 }

@@ -34,7 +34,8 @@ Comparison wrong(const Array& array, Index at, double got, double want, const ch
 
 }  // namespace
 
-Comparison compare(const Tensor& got, const Reference& reference, const Array* before) {
+Comparison compare(const Tensor& got, const Reference& reference, const Tolerance& tolerance,
+                   const Array* before) {
   const Array& want_array = reference.want;
   const Index count = want_array.count();
   const double roundoff = unit_roundoff(got.type), step = smallest_step(got.type);
@@ -43,11 +44,11 @@ Comparison compare(const Tensor& got, const Reference& reference, const Array* b
   values.reserve(static_cast<std::size_t>(count));
   for_each_offset(got, [&](Index offset) { values.push_back(load(got.data, got.type, offset)); });
 
-  Worst worst;
-  double squares = 0, squares_unit = 0;
+  Worst ours, unfused;
+  double squares_ours = 0, squares_unfused = 0, squares_unit = 0;
   for (Index begin = 0; begin < count; begin += reference.row) {
-    double unit = 0, size = 0, error = 0;
-    bool bounded = true;  // false: the unit overflows, so that any finite value is right
+    double unit = 0, size = 0, error = 0, unfused_error = 0;
+    bool bounded = true;  // false: the unit itself overflows, and any finite value will do
     Index error_at = begin;
     for (Index n = begin; n < begin + reference.row; ++n) {
       const double held = before ? before->get(n) : 0;
@@ -79,6 +80,10 @@ Comparison compare(const Tensor& got, const Reference& reference, const Array* b
         error = std::fabs(value - want);
         error_at = n;
       }
+      const double unfused_value = reference.unfused.get(n) + held;
+      if (std::isfinite(unfused_value)) {
+        unfused_error = std::max(unfused_error, std::fabs(unfused_value - want));
+      }
     }
     if (!bounded) continue;
     if (unit == 0) {
@@ -90,24 +95,30 @@ Comparison compare(const Tensor& got, const Reference& reference, const Array* b
       continue;
     }
     unit += roundoff * size + step;
-    if (error / unit > worst.value) worst = {error / unit, error_at};
-    squares += error * error;
+    if (error / unit > ours.value) ours = {error / unit, error_at};
+    unfused.value = std::max(unfused.value, unfused_error / unit);
+    squares_ours += error * error;
+    squares_unfused += unfused_error * unfused_error;
     squares_unit += unit * unit;
   }
-  Comparison result{.ratio = worst.value / reference.allowed, .complaint = {}};
+  const double allowed = tolerance.factor * unfused.value + tolerance.slack;
+  Comparison result{.ratio = ours.value / allowed, .complaint = {}};
   if (result.ratio > 1) {
-    const double value = values[static_cast<std::size_t>(worst.at)];
-    const double want = want_array.get(worst.at) + (before ? before->get(worst.at) : 0);
+    const double value = values[static_cast<std::size_t>(ours.at)];
+    const double want = want_array.get(ours.at) + (before ? before->get(ours.at) : 0);
     result.complaint = fmt::format(
-        "{} is {:.9g}, float64 says {:.9g}: error {:.3g} is {:.1f} rounding units, {} are allowed",
-        place_of(want_array, worst.at), value, want, std::fabs(value - want), worst.value,
-        reference.allowed);
+        "{} is {:.9g}, float64 says {:.9g}: error {:.3g} is {:.1f} rounding units, {:.1f} are "
+        "allowed (unfused: {:.1f})",
+        place_of(want_array, ours.at), value, want, std::fabs(value - want), ours.value, allowed,
+        unfused.value);
   } else if (squares_unit > 0) {
-    const double norm = std::sqrt(squares / squares_unit), allowed = reference.allowed / 2;
-    result.ratio = std::max(result.ratio, norm / allowed);
-    if (norm > allowed) {
-      result.complaint =
-          fmt::format("in norm the error is {:.2f} rounding units, {} are allowed", norm, allowed);
+    const double norm = std::sqrt(squares_ours / squares_unit);
+    const double norm_allowed =
+        tolerance.factor * std::sqrt(squares_unfused / squares_unit) + tolerance.slack / 2;
+    result.ratio = std::max(result.ratio, norm / norm_allowed);
+    if (norm > norm_allowed) {
+      result.complaint = fmt::format("in norm the error is {:.2f} rounding units, {:.2f} allowed",
+                                     norm, norm_allowed);
     }
   }
   return result;

@@ -1,34 +1,10 @@
 // Converts every input exactly to f64 and runs the backend "reference".
 #include "verify/float64.hpp"
 
-#include <algorithm>
-
-#include "tensors/geometry.hpp"
-
 namespace regard::cli {
 
-Results empty_results(const Attention& a, const WantedTypes& wanted) {
-  const Shape shape = shape_of(a);
-  const auto like = [](const Tensor& t, Type type) {
-    if (type == Type::none) return Array{};
-    return Array(f64, {t.sizes.begin(), t.sizes.begin() + t.rank});
-  };
-  Results r{.out = {},
-            .lse = shape.packed ? Array(f64, {shape.heads_q, a.q.sizes[0]})
-                                : Array(f64, {shape.batch, shape.heads_q, shape.len_q}),
-            .dq = like(a.q, wanted.dq),
-            .dk = like(a.k, wanted.dk),
-            .dv = like(a.v, wanted.dv),
-            .dbias = like(a.bias, wanted.dbias),
-            .dsink = like(a.sink, wanted.dsink)};
-  Tensor out = a.q;
-  out.sizes[out.rank - 1] = shape.dim_v;
-  r.out = like(out, f64);
-  return r;
-}
-
 Results float64_reference(const Attention& attention, const Tensor& dout, const Tensor& dlse,
-                          const WantedTypes& wanted, int threads, double untouched) {
+                          const WantedTypes& wanted, int threads) {
   const Array q = converted(attention.q, f64), k = converted(attention.k, f64);
   const Array v = converted(attention.v, f64), bias = converted(attention.bias, f64);
   Attention wide = attention;
@@ -40,9 +16,6 @@ Results float64_reference(const Attention& attention, const Tensor& dout, const 
   run.backend = "reference";
   run.threads = threads;
   Results r = empty_results(attention, wanted);
-  for (const Array* rows : {&r.out, &r.lse, &r.dq, &r.dk, &r.dv}) {
-    std::fill_n(rows->as<double>(), rows->count(), untouched);
-  }
   forward(wide, {.out = r.out.tensor(), .lse = r.lse.tensor()}, run);
   if (!wanted.backward()) return r;
   const Array wide_dout = converted(dout, f64), wide_dlse = converted(dlse, f64);

@@ -5,7 +5,7 @@
 
 #include "tensors/geometry.hpp"
 #include "tensors/slab.hpp"
-#include "verify/float64.hpp"
+#include "verify/unfused.hpp"
 
 namespace regard::cli {
 

@@ -1,243 +1,211 @@
-// First-order error analysis by the reference backend itself, called with sizes for inputs.
+// Rounding units: the backward and forward formulas once more, on magnitudes.
 //
-// A weight p_ij has the relative error r_i + e g A_ij with r_i = u + e (4 + g A_i): u is the unit
-// roundoff of the inputs' type and e that of the arithmetic; A_ij is the size of what is summed
-// into the score (|scale| |q_i| |k_j|, bias, ALiBi), and its mean over the row, A_i, is the error
-// of the lse; g grows with the square root of the head size, as rounding errors of sums do. Scores
-// that are larger by t A_ij have weights p_ij (1 + t A_ij): the difference of two calls gives the
-// sums over p_ij A_ij. Gradients are linear in dout and dlse, so that the gradients of sizes are
-// the sizes of gradients.
+// A probability carries the relative error u + e (4 + A_ij + mean A_i): u rounds it to the inputs'
+// type, e is the arithmetic's roundoff, A_ij the magnitude of what was summed into the score, and
+// its mean over the row is the error of the lse; both grow with the square root of the head size,
+// as rounding errors of sums do. `tiny` covers probabilities that underflow.
 #include "verify/rounding.hpp"
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 
-#include "tensors/geometry.hpp"
-#include "verify/float64.hpp"
+#include "verify/score_matrix.hpp"
 
 namespace regard::cli {
 
 namespace {
 
-// Rows (a x + b |x|, a' x + b' |x|, ...).
-struct Block {
-  double of_value, of_size;
+using Doubles = std::vector<double>;
 
-  double operator()(double x) const {
-    const double value = of_value == 0 ? 0 : of_value * x;
-    return std::isinf(x) || of_size == 0 ? value : value + of_size * std::fabs(x);
-  }
-};
-
-Array blocks(const Tensor& t, Type type, std::initializer_list<Block> list) {
-  if (!t.given()) return {};
-  const Index dim = t.sizes[t.rank - 1], width = dim * static_cast<Index>(list.size());
-  Sizes sizes(t.sizes.begin(), t.sizes.begin() + t.rank);
-  sizes.back() = width;
-  Array array(type, sizes);
-  Index n = 0;
-  for_each_offset(t, [&](Index offset) {
-    Index to = n / dim * width + n % dim;
-    for (const Block& block : list) {
-      array.set(to, block(load(t.data, t.type, offset)));
-      to += dim;
-    }
-    ++n;
-  });
-  return array;
-}
-
-// Adds factor |from - less| of one block of columns. Untouched elements stay -infinity.
-void add_block(const Array& from, const Array& less, double factor, Index block, Array& to) {
-  if (!to.given() || to.count() == 0) return;
-  const Index dim = to.sizes.back(), width = from.sizes.back();
-  for (Index n = 0; n < to.count(); ++n) {
-    const Index at = n / dim * width + block * dim + n % dim;
-    double& sum = to.as<double>()[n];
-    if (from.get(at) == kUntouched) {
-      sum = kUntouched;
-    } else {
-      sum += factor * std::fabs(from.get(at) - (less.given() ? less.get(at) : 0));
-    }
-  }
-}
-
-void add(const Results& from, const Results& less, double factor, Results& units) {
-  add_block(from.dq, less.dq, factor, 1, units.dq);
-  add_block(from.dk, less.dk, factor, 2, units.dk);
-  add_block(from.dv, less.dv, factor, 0, units.dv);
-  add_block(from.dbias, less.dbias, factor, 0, units.dbias);
-  add_block(from.dsink, less.dsink, factor, 0, units.dsink);
+Doubles absolute(Doubles values) {
+  for (double& x : values) x = std::fabs(x);
+  return values;
 }
 
 class Units {
  public:
-  Units(const Attention& a, const Tensor& dout, const Tensor& dlse, const WantedTypes& wanted,
-        int threads)
+  Units(const Attention& a, const Tensor& dout, const Tensor& dlse, const WantedTypes& wanted)
       : a_(a),
-        plain_(a),
+        dout_(dout),
+        dlse_(dlse),
         wanted_(wanted),
-        threads_(threads),
+        keep_(dropout_keep(a)),
         shape_(shape_of(a)),
-        dout_(converted(dout, f64)),
-        dlse_(converted(dlse, f64)),
-        roundoff_(unit_roundoff(a.q.type)),
-        arithmetic_(unit_roundoff(a.q.type == f64 ? f64 : f32)),
-        growth_(arithmetic_ * std::max(1.0, std::sqrt(double(shape_.dim)) / 6)) {
-    // Products of (q, t |q|, |q|) and (k, |k|, 0) are scores, larger by t A; in the gradients, the
-    // second and third block hold sums of |k| and |q|.
-    const double sign = scale_of(a, shape_) < 0 ? -1 : 1;
-    plain_.scale = std::fabs(scale_of(a, shape_));
-    q_ = blocks(a.q, f64, {{sign, 0}, {0, 0}, {0, 1}});
-    k_ = blocks(a.k, f64, {{1, 0}, {0, 1}, {0, 0}});
-    v_ = blocks(a.v, f64, {{0, 1}});
-    plain_.q = q_.tensor();
-    plain_.k = k_.tensor();
-    plain_.v = v_.tensor();
-    moved_ = plain_;
-    larger_[0] = blocks(a.q, f64, {{sign, 0}, {0, kMove}, {0, 1}});
-    larger_[1] = blocks(a.bias, f64, {{1, kMove}});
-    larger_[2] = blocks(a.alibi_slopes, f32, {{1, -kMove}});
-    larger_[3] = blocks(a.sink, f32, {{1, kMove}});
-    moved_.q = larger_[0].tensor();
-    moved_.bias = larger_[1].tensor();
-    moved_.alibi_slopes = larger_[2].tensor();
-    moved_.sink = larger_[3].tensor();
+        units_(empty_results(a, wanted)),
+        bias_at_(units_.dbias.tensor()) {
+    const bool wide = a.q.type == f64;
+    roundoff_ = unit_roundoff(a.q.type);
+    arithmetic_ = unit_roundoff(wide ? f64 : f32);
+    growth_ = std::max(1.0, std::sqrt(double(shape_.dim)) / 6);
+    tiny_ = 4 * smallest_step(wide ? f64 : f32);
+    // The backward pass takes delta from `out` as it was computed and stored.
+    out_roundoff_ = std::max(roundoff_, unit_roundoff(wanted.out));
+    out_step_ = smallest_step(wanted.out);
+    keep_scale_ = 1 / (1 - dropout_probability(a.dropout.p));
   }
 
   Results run() {
-    const Results forward = reference(plain_, {}, {}, {.out = f64});
-    const Results moved = reference(moved_, {}, {}, {.out = f64});
-    Results units = empty_results(a_, wanted_);
-    for (Index row = 0; row < rows(); ++row) {
-      const double lse = forward.lse.get(lse_of(row));
-      const double rise = std::isinf(lse) ? 0 : moved.lse.get(lse_of(row)) - lse;
-      // tanh has an error relative to the capped score; in 16-bit kernels, to the cap.
-      const double capped = size_of(a_.q.type) == 2 ? a_.softcap : std::fabs(lse);
-      const double mean = rise / kMove + std::min(a_.softcap, capped);
-      Row& r =
-          rows_.emplace_back(Row{roundoff_ + 4 * arithmetic_ + growth_ * mean, std::exp(rise)});
-      for (Index d = 0; d < shape_.dim_v; ++d) {
-        const Index n = row * shape_.dim_v + d;
-        const double out = forward.out.get(n);
-        r.untouched = out == kUntouched;
-        units.out.set(n, r.untouched
-                             ? out
-                             : r.error * out + growth_ / kMove * (r.rise * moved.out.get(n) - out));
-      }
-      units.lse.set(lse_of(row), r.untouched ? kUntouched
-                                 : std::isinf(lse)
-                                     ? 0  // sees nothing
-                                     : arithmetic_ * (1 + std::fabs(lse)) + growth_ * mean);
-    }
-    if (wanted_.backward()) backward(forward, moved, units);
-    // Weights may underflow, and what they are multiplied by is far smaller than this bound's
-    // inverse.
-    const double tiny = a_.q.type == f64 ? 0x1p-960 : 0x1p-100;
-    for (Array* array : {&units.out, &units.dq, &units.dk, &units.dv, &units.dbias, &units.dsink}) {
-      for (Index n = 0; n < array->count(); ++n) {
-        if (array->get(n) > 0) array->as<double>()[n] += tiny;
+    for (Index b = 0; b < shape_.batch; ++b) {
+      const Sequence s = sequence_of(a_, shape_, b);
+      for (Index kv = 0; kv < shape_.heads_kv; ++kv) {
+        k_ = dense_rows<double>(a_.k, shape_.packed, b, kv, s.first_k, s.len_k, shape_.dim);
+        v_ = dense_rows<double>(a_.v, shape_.packed, b, kv, s.first_k, s.len_k, shape_.dim_v);
+        kt_ = transposed(k_, s.len_k, shape_.dim);
+        k_ = absolute(std::move(k_));
+        v_ = absolute(std::move(v_));
+        dk_.assign(k_.size(), 0);
+        dv_.assign(v_.size(), 0);
+        for (Index h = kv * shape_.group(); h < (kv + 1) * shape_.group(); ++h) head(s, b, h);
+        write(units_.dk, dk_, b, kv, s.first_k, s.len_k, shape_.dim);
+        write(units_.dv, dv_, b, kv, s.first_k, s.len_k, shape_.dim_v);
       }
     }
-    return units;
+    return std::move(units_);
   }
 
  private:
-  static constexpr double kMove = 0x1p-20;  // t: f32 holds numbers that differ so little
+  void head(const Sequence& s, Index b, Index h) {
+    auto q = dense_rows<double>(a_.q, shape_.packed, b, h, s.first_q, s.len_q, shape_.dim);
+    ScoreMatrix<double> m =
+        score_matrix(a_, shape_, s, b, h, q, kt_, {.round_to = Type::none, .magnitude = true});
+    q = absolute(std::move(q));
+    Doubles dout, g;  // g_ij = sum |dout_i| |v_j|
+    const bool backward = wanted_.backward();
+    if (backward) {
+      dout = absolute(
+          dense_rows<double>(dout_, shape_.packed, b, h, s.first_q, s.len_q, shape_.dim_v));
+      g.resize(m.scores.size());
+      const auto vt = transposed(v_, s.len_k, shape_.dim_v);
+      multiply_add(dout.data(), vt.data(), g.data(), s.len_q, shape_.dim_v, s.len_k);
+    }
+    const double sink = a_.sink.given() ? load(a_.sink.data, a_.sink.type, h * a_.sink.strides[0])
+                                        : kHidden<double>;
+    const auto* const keep = keep_.given() ? keep_.as<std::uint8_t>() : nullptr;
+    Doubles out(static_cast<std::size_t>(s.len_q * shape_.dim_v)), dq(q.size());
+    Doubles magnitude(static_cast<std::size_t>(shape_.dim_v));
+    const double scale = std::fabs(scale_of(a_, shape_));
+    for (Index i = 0; i < s.len_q; ++i) {
+      double* const p = m.scores.data() + i * m.columns;
+      const double* const a = m.magnitude.data() + i * m.columns;
+      const Row row = softmax(p, a, m.columns, sink);
+      const Index keep_row = ((b * shape_.heads_q + h) * shape_.len_q + i) * shape_.len_k;
+      std::fill(magnitude.begin(), magnitude.end(), 0);
+      for (Index j = 0; j < m.columns; ++j) {
+        if (p[j] < 0) continue;  // hidden
+        const double z = !keep ? 1 : keep[keep_row + j] ? keep_scale_ : 0;
+        const double unit = z * weight(p[j], a[j], row);
+        for (Index d = 0; d < shape_.dim_v; ++d) {
+          out[i * shape_.dim_v + d] += unit * v_[j * shape_.dim_v + d];
+          magnitude[d] += z * p[j] * v_[j * shape_.dim_v + d];
+          if (backward) dv_[j * shape_.dim_v + d] += unit * dout[i * shape_.dim_v + d];
+        }
+      }
+      if (units_.lse.given() && row.lse != kHidden<double>) {
+        const Tensor t = units_.lse.tensor();
+        units_.lse.set(lse_offset(t, shape_.packed, b, h, s.first_q, i),
+                       arithmetic_ * (1 + growth_ * row.mean + std::fabs(row.lse)));
+      }
+      if (!backward) continue;
+      double delta = 0, delta_unit = 0;
+      for (Index d = 0; d < shape_.dim_v; ++d) {
+        if (magnitude[d] == 0) continue;  // sees nothing: dout may hold NaN
+        delta += dout[i * shape_.dim_v + d] * magnitude[d];
+        delta_unit += dout[i * shape_.dim_v + d] *
+                      (out[i * shape_.dim_v + d] + out_roundoff_ * magnitude[d] + out_step_);
+      }
+      if (dlse_.given() && (row.sees || sink != kHidden<double>)) {
+        delta += std::fabs(
+            load(dlse_.data, dlse_.type, lse_offset(dlse_, shape_.packed, b, h, s.first_q, i)));
+      }
+      if (units_.dsink.given() && row.sink_share > 0 && std::isfinite(delta)) {
+        units_.dsink.as<double>()[h] +=
+            weight(row.sink_share, std::fabs(sink), row) * delta + row.sink_share * delta_unit;
+      }
+      for (Index j = 0; j < m.columns; ++j) {
+        if (p[j] < 0) continue;
+        const double z = !keep ? 1 : keep[keep_row + j] ? keep_scale_ : 0;
+        const double terms = z * g[i * m.columns + j] + delta;
+        double unit = weight(p[j], a[j], row) * terms + p[j] * delta_unit;
+        if (units_.dbias.given()) {
+          units_.dbias.as<double>()[bias_at_.offset(b, h, i, j)] += unit;
+        }
+        if (!m.slope.empty()) {
+          unit = unit * m.slope[i * m.columns + j] + 2 * arithmetic_ * p[j] * terms;
+        }
+        unit *= scale;
+        for (Index d = 0; d < shape_.dim; ++d) {
+          dq[i * shape_.dim + d] += unit * k_[j * shape_.dim + d];
+          dk_[j * shape_.dim + d] += unit * q[i * shape_.dim + d];
+        }
+      }
+    }
+    write(units_.out, out, b, h, s.first_q, s.len_q, shape_.dim_v);
+    write(units_.dq, dq, b, h, s.first_q, s.len_q, shape_.dim);
+  }
 
   struct Row {
-    double error,
-        rise;  // r_i; the factor from moved weights to theirs before the softmax's division
-    bool untouched = false;
-    double terms = 0;  // the mean of what its weights are multiplied by
+    double lse = kHidden<double>, mean = 0, sink_share = 0;
+    bool sees = false;
   };
 
-  Results reference(const Attention& a, const Tensor& dout, const Tensor& dlse,
-                    const WantedTypes& wanted) const {
-    return float64_reference(a, dout, dlse, wanted, threads_, kUntouched);
-  }
-
-  Index rows() const { return shape_.dim > 0 ? q_.count() / (3 * shape_.dim) : 0; }
-  // lse of packed sequences has its heads first.
-  Index lse_of(Index row) const {
-    return shape_.packed ? row % shape_.heads_q * a_.q.sizes[0] + row / shape_.heads_q : row;
-  }
-
-  // What reaches the weights of each row.
-  struct Cotangents {
-    Array dout, dlse;
-
-    Cotangents(const Array& dout, const Array& lse) : dout(f64, dout.sizes), dlse(f64, lse.sizes) {}
-  };
-
-  void backward(const Results& forward, const Results& moved, Results& units) {
-    Cotangents error(dout_, forward.lse), size(dout_, forward.lse), moved_size(dout_, forward.lse);
-    const double out_roundoff = std::max(roundoff_, unit_roundoff(wanted_.out));
-    for (Index row = 0; row < rows(); ++row) {
-      Row& r = rows_[static_cast<std::size_t>(row)];
-      double delta = 0, moved_delta = 0, delta_error = 0;
-      for (Index d = 0; d < shape_.dim_v; ++d) {
-        const Index n = row * shape_.dim_v + d;
-        const double part = std::fabs(dout_.get(n)), out = forward.out.get(n);
-        error.dout.set(n, r.error * part);
-        size.dout.set(n, part);
-        moved_size.dout.set(n, r.rise * part);
-        if (out == 0) continue;  // the row sees nothing, and dout may hold NaN
-        delta += part * out;
-        moved_delta += part * moved.out.get(n);
-        delta_error += part * (units.out.get(n) + out_roundoff * out + smallest_step(wanted_.out));
-      }
-      // The backward pass subtracts delta. Its size must be added, so that dlse has it twice.
-      const Index n = lse_of(row);
-      const double direct = dlse_.given() ? std::fabs(dlse_.get(n)) : 0;
-      r.terms = 2 * delta + direct;
-      error.dlse.set(n, r.error * r.terms + delta_error);
-      size.dlse.set(n, r.terms);
-      moved_size.dlse.set(n, r.rise * (moved_delta + delta + direct));
+  // Scores become probabilities in place; hidden pairs become -1, so that underflow stays 0.
+  static Row softmax(double* scores, const double* magnitude, Index columns, double sink) {
+    Row row;
+    double top = sink;
+    for (Index j = 0; j < columns; ++j) {
+      top = std::max(top, scores[j]);
+      row.sees = row.sees || scores[j] != kHidden<double>;
     }
-    const auto gradients = [&](const Attention& a, const Cotangents& c) {
-      return reference(a, c.dout.tensor(), c.dlse.tensor(), wanted_);
-    };
-    add(gradients(plain_, error), {}, 1, units);
-    add(gradients(moved_, moved_size), gradients(plain_, size), growth_ / kMove, units);
-    if (a_.softcap > 0) add_slope_errors(units);
+    double sum = top == kHidden<double> ? 0 : std::exp(sink - top);
+    for (Index j = 0; j < columns; ++j) {
+      const bool hidden = scores[j] == kHidden<double>;
+      scores[j] = hidden ? -1 : std::exp(scores[j] - top);
+      if (!hidden) sum += scores[j];
+    }
+    if (sum == 0) return row;
+    for (Index j = 0; j < columns; ++j) {
+      if (scores[j] < 0) continue;
+      scores[j] /= sum;
+      row.mean += scores[j] * magnitude[j];
+    }
+    row.sink_share = std::exp(sink - top) / sum;
+    row.mean += row.sink_share > 0 ? row.sink_share * std::fabs(sink) : 0;
+    row.lse = top + std::log(sum);
+    return row;
   }
 
-  // The slope of a softcap, 1 - tanh^2, has an absolute error.
-  void add_slope_errors(Results& units) {
-    Attention a = plain_;
-    const Array size_k = blocks(a_.k, f64, {{0, 1}}), dout = blocks(a_.q, f64, {{0, 1}});
-    a.v = size_k.tensor();
-    a.dropout = {};
-    const auto factor = [&](Index n) {
-      return 2 * arithmetic_ * *a.scale * rows_[static_cast<std::size_t>(n / shape_.dim)].terms;
-    };
-    for (Index n = 0; n < dout.count(); ++n) dout.as<double>()[n] *= factor(n);
-    const Results got = reference(a, dout.tensor(), {}, {.out = f64, .dv = f64});
-    for (Index n = 0; n < got.out.count(); ++n) {
-      if (got.out.get(n) != kUntouched) got.out.as<double>()[n] *= factor(n);
+  double weight(double p, double magnitude, const Row& row) const {
+    return p * (roundoff_ + arithmetic_ * (4 + growth_ * (magnitude + row.mean))) + tiny_;
+  }
+
+  void write(Array& array, const Doubles& rows, Index b, Index h, Index first, Index count,
+             Index dim) {
+    if (!array.given()) return;
+    const Tensor t = array.tensor();
+    for (Index i = 0; i < count; ++i) {
+      const Index offset = row_offset(t, shape_.packed, b, h, first, i);
+      std::copy_n(rows.data() + i * dim, dim, array.as<double>() + offset);
     }
-    add_block(got.out, {}, 1, 0, units.dq);
-    add_block(got.dv, {}, 1, 0, units.dk);
   }
 
   const Attention& a_;
-  Attention plain_, moved_;
-  const WantedTypes wanted_;
-  const int threads_;
+  const Tensor& dout_;
+  const Tensor& dlse_;
+  const WantedTypes& wanted_;
+  const Array keep_;
   const Shape shape_;
-  const Array dout_, dlse_;
-  const double roundoff_, arithmetic_, growth_;  // u, e, e g
-  Array q_, k_, v_, larger_[4];
-  std::vector<Row> rows_;
+  Results units_;
+  const PairStrides bias_at_;
+  double roundoff_ = 0, out_roundoff_ = 0, out_step_ = 0, arithmetic_ = 0, growth_ = 1, tiny_ = 0,
+         keep_scale_ = 1;
+  Doubles k_, v_, kt_, dk_, dv_;
 };
 
 }  // namespace
 
 Results rounding_units(const Attention& attention, const Tensor& dout, const Tensor& dlse,
-                       const WantedTypes& wanted, int threads) {
-  return Units(attention, dout, dlse, wanted, threads).run();
+                       const WantedTypes& wanted) {
+  return Units(attention, dout, dlse, wanted).run();
 }
 
 }  // namespace regard::cli
