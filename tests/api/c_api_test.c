@@ -132,12 +132,12 @@ static void test_numbers(void) {
   CHECK(near(dk, &want_dk[0][0][0][0], sizeof(dk) / sizeof(float)));
   CHECK(near(dv, &want_dv[0][0][0][0], sizeof(dv) / sizeof(float)));
 
-  /* Every backend of this machine, and the gradients doubled by accumulation. */
+  /* Every backend for the memory of this machine, and the gradients doubled by accumulation. */
   for (int32_t index = 0; index < regard_backend_count(); ++index) {
     regard_run run = REGARD_RUN_INIT;
     run.backend = regard_backend_name(index);
     run.threads = 2;
-    if (!regard_backend_available(index)) continue;
+    if (!regard_backend_available(index) || strncmp(run.backend, "cuda", 4) == 0) continue;
     CHECK(regard_forward(&a, &to, &run) == REGARD_OK);
     CHECK(near(out, &want_out[0][0][0][0], sizeof(out) / sizeof(float)));
     CHECK(regard_backward(&a, &back, &run) == REGARD_OK);

@@ -101,7 +101,7 @@ FEW_ROWS = [  # type, features, (Hq, Hkv), (Sq, Sk), D, Dv
     ("bf16", ("odd", "gaps", "f32_outputs"), (4, 1), (3, 500), 40, 24)]
 
 
-@pytest.mark.parametrize("type, features, heads, sizes, dim, dim_v", one_in(2, FEW_ROWS), ids=str)
+@pytest.mark.parametrize("type, features, heads, sizes, dim, dim_v", one_in(4, FEW_ROWS), ids=str)
 @pytest.mark.parametrize("chip", mostly_exhaustive(["sm_90", "sm_86"], "sm_90"))
 def test_few_rows(type, features, heads, sizes, dim, dim_v, chip):
     case = cases.make(features, type, sizes=sizes, heads=heads, dim=dim, dim_v=dim_v)
@@ -148,7 +148,7 @@ TILES = [  # type, features, (Sq, Sk), D, Dv
     ("f32", ("bias_infinite", "seqused", "top_left"), (140, 296), 64, 64)]
 
 
-@pytest.mark.parametrize("type, features, sizes, dim, dim_v", one_in(2, TILES), ids=str)
+@pytest.mark.parametrize("type, features, sizes, dim, dim_v", one_in(4, TILES), ids=str)
 def test_tiles_of_warpgroups(type, features, sizes, dim, dim_v):
     base = {"heads": (2, 2)} if "grouped" not in features else {}
     case = cases.make(features, type, sizes=sizes, dim=dim, dim_v=dim_v, batch=2, **base)
@@ -158,10 +158,10 @@ def test_tiles_of_warpgroups(type, features, sizes, dim, dim_v):
 # More tiles than multiprocessors, so that blocks go on from one to the next past keys that only some
 # of a tile's warpgroups see.
 @pytest.mark.parametrize("order", mostly_exhaustive(ORDERS, "mixed"))
-@pytest.mark.parametrize("features, sizes, tiling", [
-    (("top_left",), (256, 256), "rows=256,keys=64,stages=4"),
+@pytest.mark.parametrize("features, sizes, tiling", one_in(3, [
     (("bottom_right", "window"), (200, 270), "rows=256,keys=64,stages=2"),
-    (("top_left",), (128, 128), "rows=128,keys=32,stages=2")], ids=str)
+    (("top_left",), (256, 256), "rows=256,keys=64,stages=4"),
+    (("top_left",), (128, 128), "rows=128,keys=32,stages=2")]), ids=str)
 def test_keys_that_some_warpgroups_pass(features, sizes, tiling, order):
     case = cases.make(features, "bf16", sizes=sizes, dim=16, dim_v=16, batch=10, heads=(15, 15))
     judge_forward(case, f"emulated:wgmma@{tiling}+sm_90+{order}")
@@ -189,7 +189,7 @@ WIDE = [  # type, features, (Sq, Sk), D, Dv, deterministic
     ("bf16", ("top_left", "accumulate"), (700, 330), 248, 128, True)]
 
 
-@pytest.mark.parametrize("type, features, sizes, dim, dim_v, deterministic", one_in(3, WIDE), ids=str)
+@pytest.mark.parametrize("type, features, sizes, dim, dim_v, deterministic", one_in(6, WIDE), ids=str)
 def test_gradients_of_wide_heads(type, features, sizes, dim, dim_v, deterministic):
     case = cases.make(features, type, sizes=sizes, dim=dim, dim_v=dim_v)
     no_dbias = {"wanted": ["dq", "dk", "dv"]} if any("bias" in x for x in features) else {}
@@ -216,7 +216,7 @@ TURNS = [  # type, features, (Sq, Sk), D, Dv
     ("bf16", ("window",), (450, 390), 192, 160)]
 
 
-@pytest.mark.parametrize("type, features, sizes, dim, dim_v", one_in(3, TURNS), ids=str)
+@pytest.mark.parametrize("type, features, sizes, dim, dim_v", one_in(6, TURNS), ids=str)
 def test_key_tiles_take_turns(type, features, sizes, dim, dim_v):
     case = cases.make(features, type, sizes=sizes, dim=dim, dim_v=dim_v)
     judge(case, WGMMA + "+mixed+" + str(dim), deterministic=True)
@@ -228,7 +228,7 @@ def gradients_of(case, backend):
 
 
 @pytest.mark.filterwarnings("ignore")  # of NaN
-@pytest.mark.parametrize("spoilt", [0.0, np.inf, np.nan])
+@pytest.mark.parametrize("spoilt", mostly_exhaustive([0.0, np.inf, np.nan], np.inf))
 def test_pairs_of_an_odd_grid(spoilt):
     """One head and nine tiles of rows; and what is not finite of dlse is felt as by other kernels."""
     case = cases.make(("dlse",), "bf16", batch=1, heads=(1, 1), sizes=(520, 130), dim=256)
@@ -322,7 +322,7 @@ DBIASES = [  # type, features, B, (Sq, Sk), D, what else
     ("f16", ("bias_keys", "bottom_right"), 2, (150, 200), 64, {})]
 
 
-@pytest.mark.parametrize("type, features, batch, sizes, dim, more", one_in(3, DBIASES), ids=str)
+@pytest.mark.parametrize("type, features, batch, sizes, dim, more", one_in(6, DBIASES), ids=str)
 def test_the_bias_has_its_gradient_from_warpgroups(type, features, batch, sizes, dim, more):
     deterministic = "deterministic" in features
     features = tuple(feature for feature in features if feature != "deterministic")
@@ -362,9 +362,9 @@ def with_scores(case, levels, group):
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # gradients, which are not asked for
-@pytest.mark.parametrize("type", ["f16", "bf16", "f32"])
-@pytest.mark.parametrize("features", [(), ("bottom_right", "window"), ("mask",), ("alibi", "sink"),
-                                      ("bias",), ("softcap", "dropout")], ids="+".join)
+@pytest.mark.parametrize("features, type", one_in(4, itertools.product(
+    [(), ("bottom_right", "window"), ("mask",), ("alibi", "sink"), ("bias",),
+     ("softcap", "dropout")], ["f16", "bf16", "f32"])), ids=str)
 @pytest.mark.parametrize("turn", mostly_exhaustive(range(8), 1))
 def test_references_that_run_away(turn, features, type):
     rng = np.random.default_rng([turn, len(features), TYPES.index(type)])
@@ -422,8 +422,8 @@ def test_f32_of_any_size(features, name, sizes):
     judge_forward(case, WGMMA + "+mixed")
 
 
-@pytest.mark.parametrize("spoilt", [np.nan, np.inf, -np.inf, 3e38])
-@pytest.mark.parametrize("name", ["q", "k", "v"])
+@pytest.mark.parametrize("name, spoilt", one_in(3, itertools.product(
+    "qkv", [np.nan, np.inf, -np.inf, 3e38])))
 def test_f32_that_is_not_finite(name, spoilt):
     """What one row holds is not felt by rows that do not see it."""
     given = {n: normal(1, 2, 150, 64, type="f32", seed=i) for i, n in enumerate("qkv")}

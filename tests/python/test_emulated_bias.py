@@ -33,7 +33,7 @@ TERMS = [(), ("top_left",), ("bottom_right", "window"), ("bias_infinite", "botto
 SIZES = {64: (140, 264), 128: (70, 400), 192: (70, 200), 256: (130, 136)}  # 192: no boxes
 
 
-@pytest.mark.parametrize("turn, dim", one_in(2, (
+@pytest.mark.parametrize("turn, dim", one_in(4, (
     (turn, dim) for turn in range(len(TERMS)) for dim in ([128, 256, 192][turn % 3], 64))))
 def test_boxes_of_a_bias(turn, dim):
     features, sizes = TERMS[turn], SIZES[dim]
@@ -47,11 +47,11 @@ def test_boxes_of_a_bias(turn, dim):
 
 # More tiles than multiprocessors: blocks go on from one to the next.
 @pytest.mark.parametrize("order", mostly_exhaustive(["forward", "backward", "mixed"], "mixed"))
-@pytest.mark.parametrize("features, sizes, dim, tiling", [
+@pytest.mark.parametrize("features, sizes, dim, tiling", one_in(2, [
     (("top_left",), (136, 264), 16, "rows=128,keys=128,stages=2"),
     (("window",), (130, 200), 16, "rows=128,keys=64,stages=2"),
     ((), (200, 136), 16, "rows=192,keys=128,stages=2"),
-    (("top_left",), (130, 264), 128, "rows=128,keys=128,stages=2")], ids=str)
+    (("top_left",), (130, 264), 128, "rows=128,keys=128,stages=2")]), ids=str)
 def test_the_bias_of_tile_after_tile(features, sizes, dim, tiling, order):
     more = {"window": (40, 9)} if "window" in features else {}
     heads = (15, 15) if dim == 16 else (7, 7)

@@ -5,6 +5,8 @@ keys. Above, or if bias and mask leave no room, one warpgroup has dv and another
 """
 
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -57,7 +59,7 @@ def test_one_gradient_alone(wanted, dim):
     cases.compare(case, cases.run(case, BACKEND, wanted=[wanted]))
 
 
-@pytest.mark.parametrize("name, low, high, dim", one_in(2, (
+@pytest.mark.parametrize("name, low, high, dim", one_in(6, (
     (name, *range) for name in ["q", "k", "v", "dout"]
     for range in [(-6, 6, 64), (-30, -24, 32), (6, 9, 96)])))
 def test_rows_of_any_size(name, low, high, dim):
@@ -83,9 +85,8 @@ def test_rows_of_any_size(name, low, high, dim):
     assert (split <= 8 * plain + 4e-6).all(), (split, plain)
 
 
-@pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("spoilt", [np.nan, np.inf, 3e38])
-@pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
+@pytest.mark.parametrize("name, spoilt, dim", one_in(5, itertools.product(
+    ["q", "k", "v", "dout"], [np.nan, np.inf, 3e38], [64, 128])))
 def test_what_is_not_finite(name, spoilt, dim):
     """What one row holds is felt as by kernels in which a hidden pair has no share at all."""
     given = {n: normal(1, 2, 150, dim, type="f32", seed=i)

@@ -42,13 +42,6 @@ def test_all_pairs_are_met():
         assert pairs_of(meeting for meeting in meetings() if meeting.values[2] == family) == pairs
 
 
-@pytest.fixture(autouse=True)
-def leave_out_kernels_without_work(request, monkeypatch):
-    """In `make test`, kernels that compute flagged rows are built only where a row is flagged."""
-    if not request.node.get_closest_marker("exhaustive"):
-        monkeypatch.setenv("REGARD_EMULATOR_FIXUPS", "flagged")
-
-
 @pytest.mark.parametrize("index, type, family", meetings())
 def test_set_of_features(index, type, family):
     chip = "sm_90" if family == "wgmma" else CHIPS[index % 3]

@@ -5,6 +5,7 @@ import pytest
 
 import cases
 import regard_ctypes as regard
+from selection import host_backends
 from solve import normal
 
 B, HQ, HKV, SQ, SK, D, DV = 2, 4, 2, 5, 7, 8, 6
@@ -366,7 +367,7 @@ def test_unavailable_backends_say_so():
 
 def test_explanations():
     case = cases.make(("grouped", "bottom_right"), "f32")
-    for backend in regard.backends():
+    for backend in host_backends():
         for which in ("forward", "backward"):
             text, numbers = regard.explain(case.attention(), which, backend=backend)
             assert text.endswith("\n") and numbers.supported == 1

@@ -109,6 +109,8 @@ def emulated(tier: str, budget: int) -> Stage:
         "REGARD_LIBRARY": str(ROOT / "build/release/tests/cuda/libregard_emulator.so"),
         "REGARD_EMULATOR_CACHE": str(ROOT / "build/release/emulated_kernels"),
     }
+    if tier == CORE:  # kernels of flagged rows are built only where a call flags one
+        emulator["REGARD_EMULATOR_FIXUPS"] = "flagged"
     name = "emulated" if tier == CORE else "emulated, exhaustive"
     return pytest(name, "tests/python/test_emulated*.py", tier, budget, emulator)
 
