@@ -14,7 +14,7 @@ from testing.counters import count_check, count_ctest, count_pytest
 from testing.stage import ROOT, Stage
 
 CORE, REST = "core", "rest"
-BUDGET = 900  # seconds of all stages of `core` together; the aim is 480, which is not reached yet
+BUDGET = 900  # seconds of all stages of `core` together: 775 on two slow cores; the aim is 480
 PROBLEMS = {CORE: 60, REST: 700}  # of `regard check`, for each instruction set
 SEED = {CORE: 1, REST: 101}
 SANITIZED_PROBLEMS = 200
@@ -28,7 +28,7 @@ def stages(tier: str, fuzz_seconds: int) -> list[Stage]:
         return [*tests(REST), *check(REST), *kernels(), *old_kernels(), site(),
                 *sanitizer("asan"), *sanitizer("tsan"), *fuzz(fuzz_seconds)]
     return [
-        Stage("format", "format", ["tools/format.sh", "--check"], budget=20, lanes=1),
+        Stage("format", "format", ["tools/format.sh", "--check"], budget=10, lanes=1),
         build("release", 300),
         *tests(CORE),
         *check(CORE),
@@ -41,13 +41,13 @@ def tests(tier: str) -> list[Stage]:
     suffix = "" if core else ", exhaustive"
     # PyTorch's threads wait by spinning, which two cores with other work cannot afford.
     others = "" if core else " tests/cli tests/tools"
-    package = pytest("package", "tests/package" + others, tier, 200 if core else 500,
+    package = pytest("package", "tests/package" + others, tier, 200 if core else 900,
                      {"GOMP_SPINCOUNT": "0"})
     package.needs = "build python"
     both = [
         ctest("release", tier, 90 if core else 300),
         pytest(f"python{suffix}", "tests/python", tier, 100 if core else 200),
-        emulated(tier, 300 if core else 1200),
+        emulated(tier, 280 if core else 1200),
         pytest(f"install{suffix}", "tests/install", tier, 100 if core else 400),
     ]
     if not core:
@@ -58,7 +58,7 @@ def tests(tier: str) -> list[Stage]:
         pytest("cli", "tests/cli", tier, 90),
         pytest("examples", "examples", tier, 60),
         pytest("docs and tools", "tests/docs tests/tools", tier, 60),
-        Stage("build python", "package", ["tools/build.sh", "python"], budget=150),
+        Stage("build python", "package", ["tools/build.sh", "python"], budget=60),
         package,
     ]
 
