@@ -1,6 +1,6 @@
-// A CUDA driver without a GPU: what the libcuda.so.1 of the tests records, how it is told to fail,
-// and what a kind of device says of itself and does with kernels. driver.cpp is the driver;
-// fake_device.cpp keeps kernels as texts, and emulated_device.cpp runs them.
+// A CUDA driver without a GPU, the libcuda.so.1 of the tests: what it records, how a test makes it
+// fail, and the interface of its two devices. fake_device.cpp keeps kernels as texts, and
+// emulated_device.cpp runs them.
 #pragma once
 
 #include <cstdint>

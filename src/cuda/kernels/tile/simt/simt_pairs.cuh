@@ -133,7 +133,7 @@ inline constexpr int kPairRowsAtOnce = kConfig.features.softcap || kConfig.featu
                                            ? 1
                                            : kRows;
 
-// Sum, or maximum without NaN, over the 16 threads that share an own row.
+// Sum, or maximum without NaN, over the 16 threads that share a row of the block.
 template <class Real>
 REGARD_DEVICE Real sum_of_row(Real x) {
 #pragma unroll

@@ -1,8 +1,8 @@
 // The two kinds of product of a simt kernel, by 16 x 16 threads.
 //
 // Thread (y, x) has rows y + 16 r of the block's own tile. In sums over head elements it has rows x
-// + 16 c of the streamed tile; in sums over streamed rows it has columns (SimtColumns). The data of
-// an own row thus stays within half a warp.
+// + 16 c of the streamed tile; in sums over streamed rows it has columns (SimtColumns). So the
+// data of one row of the own tile stays within half a warp.
 #pragma once
 
 #include "cuda/kernels/tile/simt/simt_memory.cuh"
