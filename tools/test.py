@@ -17,16 +17,14 @@ whole output of each stage is kept in build/test/.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
 
 from testing.lanes import Lanes, show
-from testing.stage import ROOT, Result, Stage
+from testing.stage import Result, Stage
 from testing.stages import BUDGET, CORE, REST, stages
 from testing.table import table, totals
 
-MOST_KERNELS = 3000  # kept compiled in build/kernels; one state of the texts has about 600
 TIERS = {"core": (CORE,), "rest": (REST,), "all": (CORE, REST)}
 
 
@@ -71,9 +69,6 @@ def main() -> int:
         for stage in run:
             show(f"{stage.group:<10} {stage.budget:>5} s  {stage.name}")
         return 0
-    cache = ROOT / "build/kernels"
-    if cache.exists() and len(list(cache.iterdir())) > MOST_KERNELS:
-        shutil.rmtree(cache)  # of texts that were changed since
     lanes = Lanes(given.slack)
     began = time.monotonic()
     lanes.run(run)
