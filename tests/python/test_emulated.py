@@ -34,7 +34,7 @@ def runs(family, type):
 
 
 def is_copied(features):
-    """What the copy engine does not load; packed k and v are not broadcast over a batch."""
+    """What TMA cannot load; packed k and v are not broadcast over a batch."""
     return {"gaps", "reversed"} & set(features) or (
         "odd" in features and "padded" not in features) or (
         "stride_0" in features and "packed" not in features)
@@ -275,7 +275,7 @@ def test_where_rows_must_begin(shift, stays):
 @pytest.mark.parametrize("features, dim, dim_v", [
     (("padded",), 26, 26), (("padded", "packed"), 20, 127), (("padded", "seqused"), 64, 15)], ids=str)
 def test_rows_that_end_within_sixteen_bytes(features, dim, dim_v):
-    """The copy engine writes sixteen bytes at a time: what follows a row must stay as it is."""
+    """TMA writes sixteen bytes at a time: what follows a row must stay as it is."""
     judge(cases.make(features, "f16", sizes=(70, 90), dim=dim, dim_v=dim_v), WGMMA + "+mixed")
 
 
@@ -389,8 +389,8 @@ def test_references_that_run_away_with_the_bias(turn, features, type, bias):
     kind = TYPES.index(type) + TYPES.index(bias) + len(features)
     turn = (turn + kind) % 4
     rng = np.random.default_rng([turn, kind])
-    # Rows of 600 keys come in boxes (of f32: by the copy engine, of 604 by the lanes); others
-    # are read where they are.
+    # Rows of 600 keys come as TMA tiles (f32: by bulk copies; of 604 keys: by the lanes); others are
+    # read where they are.
     keys = [600, 604, 603][turn % 3]
     case = cases.make(features, type, batch=1, sizes=(140, keys), dim=64, bias_type=bias)
     levels = runaway(rng, (1, 1, 140, -(-keys // 43))).clip(-6e4, 6e4).repeat(43, -1)

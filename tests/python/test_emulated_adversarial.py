@@ -41,6 +41,6 @@ def test_a_tenth_of_the_sequences_is_empty(family, type):
 @pytest.mark.parametrize("stride", [0, 99990001])
 def test_strides_of_axes_of_one(stride, family, type):
     base = adversarial.ONES[0]
-    if family == "wgmma":  # whose copy engine takes strides of whole pieces of 16 bytes
+    if family == "wgmma":  # TMA takes strides of whole multiples of 16 bytes
         stride = stride // 8 * 8
     adversarial.test_strides_of_axes_of_one(base, stride, type, backend(family))

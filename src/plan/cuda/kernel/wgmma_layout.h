@@ -56,7 +56,7 @@ struct ForwardWgmmaLayout {
   int bias = 0;          // [rows][keys], staged by the warps that read it; by TMA: panels of [rows]
   int mask = 0;          // [rows][keys]
   int dropout_bits = 0;  // [2][consumer threads] words
-  int tasks = 0;         // kTasksAtOnce x ForwardTask
+  int tasks = 0;         // kTasksAtOnce x ForwardTile
   int barriers = 0;      // 8 bytes each
   int size = 0;
 };
