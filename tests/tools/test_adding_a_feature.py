@@ -84,7 +84,7 @@ def built(tmp_path_factory):
     return tree
 
 
-def tested(tree, target, library, *arguments):
+def build_and_test(tree, target, library, *arguments):
     """Builds a library, and runs tests of the made-up feature on it."""
     build = run(tree, "cmake", "--build", "build/release", "--target", target)
     assert build.returncode == 0, build.stdout[-4000:]
@@ -94,14 +94,14 @@ def tested(tree, target, library, *arguments):
 
 
 def test_it_works_on_every_backend(built):
-    result = tested(built, "regard_shared", "libregard.so", "-m", "not exhaustive",
-                    "tests/python/test_pairs.py", "tests/python/test_gradients.py")
+    result = build_and_test(built, "regard_shared", "libregard.so", "-m", "not exhaustive",
+                            "tests/python/test_pairs.py", "tests/python/test_gradients.py")
     assert result.returncode == 0, result.stdout[-4000:]
 
 
 def test_it_works_in_every_kernel_family(built):
-    result = tested(built, "regard_emulator", "tests/cuda/libregard_emulator.so",
-                    "tests/python/test_emulated_sets.py")
+    result = build_and_test(built, "regard_emulator", "tests/cuda/libregard_emulator.so",
+                            "tests/python/test_emulated_sets.py")
     assert result.returncode == 0, result.stdout[-4000:]
 
 
@@ -112,10 +112,11 @@ def test_the_oracle_names(built, forgotten):
     whole = file.read_text()
     assert edit.text in whole
     file.write_text(whole.replace(edit.text, "", 1))
-    result = tested(built, "regard_shared", "libregard.so", "-m", "not exhaustive", "-x",
-                    "tests/python/test_pairs.py")
+    result = build_and_test(built, "regard_shared", "libregard.so", "-m", "not exhaustive", "-x",
+                            "tests/python/test_pairs.py")
     file.write_text(whole)
-    assert result.returncode == 1 and "FAILED" in result.stdout
+    # pytest's status is 1, or 2 where -x ended several processes.
+    assert result.returncode in (1, 2) and "FAILED tests/python/test_pairs.py" in result.stdout
 
 
 # Those that need NVRTC or a package's headers to compile state kTypeCount as well.
