@@ -1,11 +1,13 @@
-// `regard prebuild`: compiles the usual kernels for chips that need not be in this machine. --check
-// fails where a kernel spills registers, uses a stack or serialises its products.
+// `regard prebuild`: compiles the usual kernels, or those of recorded calls, for chips that need
+// not be in this machine. --check fails where a kernel spills registers, uses a stack or serialises
+// its products.
 #include <fmt/core.h>
 
 #include <algorithm>
 
 #include "command_line/arguments.hpp"
 #include "command_line/parse.hpp"
+#include "files/recorded_calls.hpp"
 #include "kernel_words.hpp"
 #include "known_spills.hpp"
 #include "output/output.hpp"
@@ -21,6 +23,14 @@ std::vector<std::string> current_chips() {
   std::vector<std::string> names = chips();
   names.erase(names.begin(), std::find(names.begin(), names.end(), "sm_75"));
   return names;
+}
+
+std::vector<std::string> each_once(const std::vector<std::string>& names) {
+  std::vector<std::string> unique;
+  for (const std::string& name : names) {
+    if (std::find(unique.begin(), unique.end(), name) == unique.end()) unique.push_back(name);
+  }
+  return unique;
 }
 
 std::vector<std::string> chips_of(const std::string& text, const CudaSetup& setup) {
@@ -41,11 +51,30 @@ std::vector<std::string> chips_of(const std::string& text, const CudaSetup& setu
   if (chips.empty()) {
     throw UsageError("--devices: there is no GPU here; name the chips, for example sm_80,sm_90");
   }
-  std::vector<std::string> unique;
-  for (const std::string& chip : chips) {
-    if (std::find(unique.begin(), unique.end(), chip) == unique.end()) unique.push_back(chip);
+  return each_once(chips);
+}
+
+// What to compile: calls for each chip; no calls stand for the usual ones.
+struct Wanted {
+  std::string chip;
+  std::vector<PlannedCall> calls;
+};
+
+std::vector<Wanted> wanted_of(const PrebuildArguments& arguments, const CudaSetup& setup) {
+  std::vector<Wanted> all;
+  std::vector<RecordedCall> recorded;
+  if (!arguments.recorded.empty()) recorded = read_recorded_calls(arguments.recorded);
+  std::vector<std::string> chips;
+  for (const RecordedCall& one : recorded) chips.push_back(one.chip);
+  const bool all_calls = recorded.empty() || !arguments.devices.empty();
+  for (const std::string& chip :
+       all_calls ? chips_of(arguments.devices, setup) : each_once(chips)) {
+    Wanted& wanted = all.emplace_back(Wanted{.chip = chip, .calls = {}});
+    for (const RecordedCall& one : recorded) {
+      if (all_calls || one.chip == chip) wanted.calls.push_back(one.call);
+    }
   }
-  return unique;
+  return all;
 }
 
 struct OfChip {
@@ -60,16 +89,18 @@ class Prebuild {
     if (!arguments.known.empty()) known_ = read_known_spills(arguments.known);
   }
 
-  int run(const std::vector<std::string>& chips) {
-    for (const std::string& chip : chips) {
+  int run(const std::vector<Wanted>& all) {
+    for (const auto& [name, calls] : all) {
+      const std::string& chip = name;  // lambdas capture no binding
       OfChip& of = chips_.emplace_back();
       std::vector<CompiledKernel> kernels;
       Progress progress("compiling for " + chip);
+      const auto done = [&](const CompiledKernel& k, int number, int count) {
+        progress.set(fmt::format("compiling for {}: {} of {} kernels", chip, number, count));
+        kernels.push_back(k);
+      };
       try {
-        prebuild(chip, [&](const CompiledKernel& k, int number, int count) {
-          progress.set(fmt::format("compiling for {}: {} of {} kernels", chip, number, count));
-          kernels.push_back(k);
-        });
+        calls.empty() ? prebuild(chip, done) : prebuild(chip, calls, done);
       } catch (const Error&) {
         if (kernels.empty()) throw;  // the failure of a kernel is in its `fault`
       }
@@ -176,14 +207,14 @@ class Prebuild {
 
 int run_prebuild(const PrebuildArguments& arguments) {
   const CudaSetup setup = cuda_setup();
-  const std::vector<std::string> chips = chips_of(arguments.devices, setup);
+  const std::vector<Wanted> wanted = wanted_of(arguments, setup);
   Prebuild prebuild(arguments);
   if (!setup.has_compiler) throw Error(Code::unavailable, "NVRTC", "missing", setup.compiler);
   const bool has_cache = setup.cache_fault.empty();
   output::print("{}\nkernels go to {}\n\n", setup.compiler,
                 has_cache ? setup.cache : "nowhere: " + setup.cache_fault);
   output::flush();
-  if (has_cache || arguments.check) return prebuild.run(chips);
+  if (has_cache || arguments.check) return prebuild.run(wanted);
   output::error("kernels cannot be kept: {}", setup.cache_fault);
   return 1;
 }

@@ -10,6 +10,7 @@
 #include "cpu/processor.hpp"
 #include "cuda/backend.hpp"
 #include "cuda/planning.hpp"
+#include "cuda/record.hpp"
 #include "plan/backend.hpp"
 #include "plan/cuda/config_text.hpp"
 #include "problem/describe.hpp"
@@ -125,10 +126,21 @@ Call call_of(const Attention& a, const BackwardInputs& from, const Gradients& to
 
 void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
   call_of(a, to, run).compute();
+  if (cuda_backend::is_recorded(run)) {
+    cuda_backend::record({.attention = a, .outputs = to, .backend = run.backend}, run);
+  }
 }
 
 void backward(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
   call_of(a, from, to, run).compute();
+  if (cuda_backend::is_recorded(run)) {
+    cuda_backend::record({.pass = Pass::backward,
+                          .attention = a,
+                          .inputs = from,
+                          .gradients = to,
+                          .backend = run.backend},
+                         run);
+  }
 }
 
 std::size_t workspace(const Attention& a, Pass pass, const Run& run) {

@@ -116,7 +116,7 @@ REGARD_PIN(regard_run, executor, 48);
 REGARD_PIN(regard_run, executor_self, 56);
 REGARD_PIN(regard_run, backend, 64);
 REGARD_PIN(regard_run, threads, 72);
-REGARD_PIN(regard_run, reserved, 76);
+REGARD_PIN(regard_run, gradients_follow, 76);
 static_assert(sizeof(regard_run) == 80);
 
 REGARD_PIN(regard_explanation, size, 0);
@@ -262,7 +262,6 @@ regard::Run to_run(const regard_run* given) {
   regard::Run run;
   if (!given) return run;
   const auto r = completed(given, "run", offsetof(regard_run, device), REGARD_RUN_INIT);
-  must_be_zero(r.reserved, "run.reserved");
   run.device.kind = to_enum(r.device, regard::Device::Kind::chip, "device");
   run.device.index = r.device_index;
   if (r.device_name) run.device.name = r.device_name;
@@ -271,6 +270,7 @@ regard::Run to_run(const regard_run* given) {
   run.threads = r.threads;
   run.executor = {.run = r.executor, .self = r.executor_self};
   if (r.backend) run.backend = r.backend;
+  run.gradients_follow = to_bool(r.gradients_follow, "gradients_follow");
   return run;
 }
 

@@ -66,7 +66,7 @@ struct CacheArguments {
 };
 
 struct PrebuildArguments {
-  std::string devices, known;
+  std::string devices, known, recorded;
   bool check = false, verbose = false;
 };
 

@@ -1,6 +1,7 @@
 // Parses the command line and runs the command that it names.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <regard/cuda.hpp>
 
 #include "command_line/grammar.hpp"
 #include "command_line/help.hpp"
@@ -91,6 +92,7 @@ int run_command_line(int argc, char** argv) {
     return report(app, error);
   }
   if (arguments.quiet) output::be_quiet();
+  show_compiling(false);  // the tool has a line of its own: output/progress.hpp
   return run_chosen(app, arguments);
 }
 

@@ -193,13 +193,18 @@ void add_cache(CLI::App& app, CacheArguments& arguments) {
 
 void add_prebuild(CLI::App& app, PrebuildArguments& arguments) {
   CLI::App* const command =
-      add_command(app, "prebuild", "Compile the usual GPU kernels into the cache; needs no GPU",
+      add_command(app, "prebuild", "Compile GPU kernels into the cache, ahead; needs no GPU",
                   "regard prebuild --devices sm_80,sm_90\n"
+                  "         regard prebuild --recorded problems.jsonl\n"
                   "         regard prebuild --check --devices sm_75,sm_120 --known FILE");
   command
       ->add_option("--devices", arguments.devices,
                    "chips, by comma, or all (default: those of this machine)")
       ->type_name("CHIPS");
+  command
+      ->add_option("--recorded", arguments.recorded,
+                   "the calls that a run wrote to $REGARD_RECORD")
+      ->type_name("FILE");
   command->add_flag("--check", arguments.check,
                     "fail where registers spill, a stack is used, products wait");
   command->add_option("--known", arguments.known, "with --check: the list of kernels that may")

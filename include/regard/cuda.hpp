@@ -79,6 +79,10 @@ void prepare(const Attention&, const ForwardOutputs&, const Run&);
 /// The same for these gradients.
 void prepare(const Attention&, const BackwardInputs&, const Gradients&, const Run&);
 
+/// Whether compiling that keeps a call waiting for over two seconds shows a line on stderr, where
+/// that is a terminal. Default: true.
+void show_compiling(bool);
+
 /// Switched off, a call whose kernels are not cached is an Error that names the missing kernel.
 void allow_compilation(bool);
 
@@ -114,6 +118,21 @@ std::vector<std::string> chips();
 /// `done` is told of each, also of one that fails, from several threads, one at a time. Afterwards
 /// the first failure is thrown.
 void prebuild(const std::string& chip,
+              const std::function<void(const CompiledKernel&, int number, int count)>& done);
+
+/// A call to compile for. Of the tensors' addresses only the alignment to 256 bytes counts; memory
+/// is neither read nor written.
+struct PlannedCall {
+  Pass pass = Pass::forward;  ///< which call it is
+  Attention attention{};      ///< as for the call
+  ForwardOutputs outputs{};   ///< of a forward call
+  BackwardInputs inputs{};    ///< of a backward call
+  Gradients gradients{};      ///< of a backward call
+  std::string backend{};      ///< as Run::backend
+};
+/// The same for the kernels of these calls, for example of those that a run with REGARD_RECORD
+/// wrote down.
+void prebuild(const std::string& chip, const std::vector<PlannedCall>& calls,
               const std::function<void(const CompiledKernel&, int number, int count)>& done);
 
 }  // namespace regard

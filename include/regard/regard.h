@@ -187,7 +187,7 @@ typedef struct regard_run {
   void* executor_self;      /**< what the executor gets as `self` */
   const char* backend;      /**< null or "" = choose; or a name from regard_backend_name */
   int32_t threads;          /**< CPU: 0 = every core that the process may use */
-  int32_t reserved;         /**< 0 */
+  int32_t gradients_follow; /**< 0 or 1; GPU: compile backward's kernels next to forward's */
 } regard_run;
 
 /** What regard_explain says in numbers. The strings end with a zero and are cut where too long. */

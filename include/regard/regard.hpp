@@ -159,6 +159,9 @@ struct Run {
   Executor executor{};     ///< CPU: empty = the library's own pool
   /// "" = choose; or the name of one of backends(): "reference", "cpu:avx2", "cuda:mma".
   std::string backend{};
+  /// GPU: a backward call with every gradient will follow this forward call. If a kernel has to be
+  /// compiled, those of both calls are compiled side by side. Changes no result.
+  bool gradients_follow = false;
 };
 
 // ------------------------------------------------------------------------------------ what happens
@@ -173,7 +176,7 @@ struct Run {
 /// On a GPU, all tensors lie in memory that the device reaches. The work is put on the stream, in
 /// the current context where that belongs to the device, and the call returns; it never
 /// synchronises, and may be captured into a graph. The first call of a kind compiles its kernels,
-/// about a second.
+/// about a second; from two seconds on a line on stderr says so, if that is a terminal.
 void forward(const Attention&, const ForwardOutputs&, const Run& = {});
 /// Computes the gradients that are given, as forward does.
 void backward(const Attention&, const BackwardInputs&, const Gradients&, const Run& = {});

@@ -11,6 +11,7 @@
 #include "cuda/driver.hpp"
 #include "cuda/kernel_cache.hpp"
 #include "cuda/kernels/params.h"
+#include "cuda/planning.hpp"
 #include "cuda/tensor_maps.hpp"
 #include "plan/cuda/config_text.hpp"
 #include "plan/cuda/input_copies.hpp"
@@ -182,11 +183,17 @@ void allow_shared(const Driver& d, const LoadedKernel& kernel, std::int64_t byte
   kernel.shared_bytes.store(int(bytes), std::memory_order_relaxed);
 }
 
-const LoadedKernel& kernel_of(const CudaLaunch& launch, const CudaPlan& plan, const Chip& chip,
-                              std::uint64_t context) {
+// All kernels of the plan, and of the gradients that follow, become ready with the first one that
+// is missing.
+const LoadedKernel& kernel_of(const CudaLaunch& launch, const CudaPlan& plan, const Problem& p,
+                              const Run& run, std::uint64_t context) {
   const LoadedKernel* kernel = loaded_kernel(launch.config, context);
   if (!kernel) {
-    load_kernels(plan, chip, context);
+    std::vector<KernelConfig> configs = configs_of(plan);
+    if (run.gradients_follow && !p.backward) {
+      for (const KernelConfig& c : kernels_of_gradients(p, run)) configs.push_back(c);
+    }
+    load_kernels(std::move(configs), this_chip(run.device.index), context);
     kernel = loaded_kernel(launch.config, context);
   }
   return *kernel;
@@ -247,7 +254,7 @@ void run(const Problem& p, const CudaPlan& plan, const Run& run) {
     const CudaLaunch& launch = plan.launches[i];
     require(launch.grid.blocks() <= kMostBlocks, "blocks", launch.grid.blocks(),
             "a grid has at most 2^31 - 1");
-    kernels[i] = &kernel_of(launch, plan, this_chip(index), context.id());
+    kernels[i] = &kernel_of(launch, plan, p, run, context.id());
     allow_shared(d, *kernels[i], launch.shared_bytes, index);
   }
   const DeviceWorkspace memory(d, plan.workspace.size, run);

@@ -143,4 +143,15 @@ void log_line(const std::string& line) {
   if (file >= 0 && write(file, text.data(), text.size()) < 0) return;  // a log may fail
 }
 
+const std::string& record_file() {
+  static const auto* const file = new std::string(absolute(variable("REGARD_RECORD")));
+  return *file;
+}
+
+bool stderr_is_terminal() { return isatty(STDERR_FILENO) != 0; }
+
+void write_to_stderr(const std::string& text) {
+  if (write(STDERR_FILENO, text.data(), text.size()) < 0) return;
+}
+
 }  // namespace regard::cuda_backend

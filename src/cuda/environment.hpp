@@ -1,4 +1,4 @@
-// What the environment says about GPUs: the four variables that the library reads, and where the
+// What the environment says about GPUs: the variables that the library reads, and where the
 // system keeps caches and libraries.
 #pragma once
 
@@ -28,5 +28,11 @@ std::vector<std::string> entries_beginning_with(const std::string& folder,
 // One line to where REGARD_LOG says: "stderr", or a file. Costs a comparison where it is not set.
 bool is_logging();
 void log_line(const std::string& line);
+
+// The file that REGARD_RECORD names, absolute; "" where it is not set.
+const std::string& record_file();
+
+bool stderr_is_terminal();
+void write_to_stderr(const std::string& text);  // which may fail
 
 }  // namespace regard::cuda_backend

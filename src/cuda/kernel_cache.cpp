@@ -1,12 +1,12 @@
 // Kernels in memory, by configuration.
 #include "cuda/kernel_cache.hpp"
 
-#include <algorithm>
 #include <bit>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
 
+#include "cuda/compile_progress.hpp"
 #include "cuda/disk_cache.hpp"
 #include "cuda/environment.hpp"
 #include "cuda/in_parallel.hpp"
@@ -234,25 +234,19 @@ void compile_each(const std::vector<KernelConfig>& configs, int capability,
   });
 }
 
-std::vector<KernelConfig> configs_of(const CudaPlan& plan) {
-  std::vector<KernelConfig> configs;
-  for (const CudaLaunch& launch : plan.launches) {
-    if (std::find(configs.begin(), configs.end(), launch.config) == configs.end()) {
-      configs.push_back(launch.config);
-    }
-  }
-  return configs;
-}
-
 const LoadedKernel* loaded_kernel(const KernelConfig& config, std::uint64_t context) {
   const Node* const node = find(Key{config, context});
   return node ? &node->kernel : nullptr;
 }
 
-void load_kernels(const CudaPlan& plan, const Chip& chip, std::uint64_t context) {
-  std::vector<KernelConfig> missing = configs_of(plan);
+void load_kernels(std::vector<KernelConfig> missing, const Chip& chip, std::uint64_t context) {
   std::erase_if(missing, [&](const KernelConfig& c) { return loaded_kernel(c, context); });
-  compile_each(missing, chip.capability(), {});
+  remove_repetitions(missing);
+  {
+    CompileProgress progress(missing.size(), chip.capability());
+    compile_each(missing, chip.capability(),
+                 [&](const KernelConfig&, Origin origin) { progress.add(origin); });
+  }
   for (const KernelConfig& config : missing) {
     load({config, context}, kernel_binary(config, chip.capability()));
   }

@@ -22,11 +22,9 @@ struct LoadedKernel {
 // Null where it is not loaded yet. Takes no lock.
 const LoadedKernel* loaded_kernel(const KernelConfig&, std::uint64_t context);
 
-// Finds or compiles the missing kernels, and loads them into the current context. May be called
-// while a stream is captured.
-void load_kernels(const CudaPlan&, const Chip&, std::uint64_t context);
-
-std::vector<KernelConfig> configs_of(const CudaPlan&);  // each once
+// Finds or compiles those that are missing, side by side, and loads them into the current context.
+// May be called while a stream is captured.
+void load_kernels(std::vector<KernelConfig>, const Chip&, std::uint64_t context);
 
 enum class Origin { memory, disk, compiler };
 

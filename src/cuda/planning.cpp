@@ -95,6 +95,25 @@ CudaPlan make_supported_plan(const Problem& problem, const Run& run) {
   return made;
 }
 
+std::vector<KernelConfig> kernels_of_gradients(const Problem& forward, const Run& run) {
+  Problem p = forward;
+  p.backward = true;
+  p.gradients_named = true;
+  p.dout = p.out;
+  p.dq = p.q;
+  p.dk = p.k;
+  p.dv = p.v;
+  p.dsink = p.sink;
+  std::vector<KernelConfig> configs;
+  for (const View& dbias : {View(), p.bias}) {
+    p.dbias = dbias;
+    const CudaPlan plan = make_plan(p, run, Reasons::left_out);
+    if (!plan.supported()) continue;
+    for (const CudaLaunch& launch : plan.launches) configs.push_back(launch.config);
+  }
+  return configs;
+}
+
 const Backend& gpu() {
   static constinit const GpuBackend backend;
   return backend;

@@ -18,6 +18,10 @@ const Chip& chip_of(const Run&);
 
 CudaPlan make_supported_plan(const Problem&, const Run&);
 
+// The kernels of a backward call after this forward call, with dq, dk, dv, dsink, and with and
+// without dbias. None where such a call is not supported.
+std::vector<KernelConfig> kernels_of_gradients(const Problem& forward, const Run&);
+
 // Any GPU, or a chip to plan for.
 const Backend& gpu();
 

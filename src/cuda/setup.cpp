@@ -3,16 +3,17 @@
 #include <mutex>
 
 #include "cuda/backend.hpp"
+#include "cuda/compile_progress.hpp"
 #include "cuda/disk_cache.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/environment.hpp"
 #include "cuda/in_parallel.hpp"
 #include "cuda/kernel_cache.hpp"
 #include "cuda/planning.hpp"
+#include "cuda/record.hpp"
 #include "plan/cuda/config_text.hpp"
 #include "plan/cuda/representative.hpp"
 #include "problem/describe.hpp"
-#include "problem/refuse.hpp"
 #include "regard/cuda.hpp"
 
 namespace regard {
@@ -38,10 +39,38 @@ void make_ready(const Problem& problem, const Run& run) {
   const CudaPlan plan = make_supported_plan(problem, run);
   if (run.device.kind == Device::Kind::cuda) {
     const CurrentContext context(run.device.index, static_cast<Stream>(run.stream));
-    load_kernels(plan, chip_of(run), context.id());
+    load_kernels(configs_of(plan), chip_of(run), context.id());
   } else {
     compile_each(configs_of(plan), chip_of(run).capability(), {});
   }
+}
+
+using BuiltKernel = void(const CompiledKernel&, int number, int count);
+
+void build(const std::vector<KernelConfig>& kernels, const Chip& chip,
+           const std::function<BuiltKernel>& done) {
+  std::mutex mutex;
+  int number = 0;
+  in_parallel(kernels.size(), [&](std::size_t i) {
+    CompiledKernel k;
+    std::exception_ptr failure;
+    try {
+      Origin origin = Origin::memory;
+      const KernelBinary& binary = kernel_binary(kernels[i], chip.capability(), &origin);
+      k = compiled(binary.image.size(), binary.resources);
+      k.was_cached = origin != Origin::compiler;
+      k.not_kept = binary.not_kept;
+    } catch (const Error& error) {
+      k.fault = error.what();
+      failure = std::current_exception();
+    }
+    k.config = to_text(kernels[i]);
+    k.chip = chip_name(chip);
+    const std::lock_guard lock(mutex);
+    ++number;
+    if (done) done(k, number, int(kernels.size()));
+    if (failure) std::rethrow_exception(failure);
+  });
 }
 
 }  // namespace
@@ -85,6 +114,8 @@ void prepare(const Attention& a, const BackwardInputs& from, const Gradients& to
 
 void allow_compilation(bool allowed) { set_compilation(allowed); }
 
+void show_compiling(bool shown) { set_progress(shown); }
+
 std::vector<CompiledKernel> cached_kernels() {
   std::vector<CompiledKernel> list;
   for (const CacheEntry& entry : cache_entries()) {
@@ -112,33 +143,21 @@ std::vector<std::string> chips() {
   return names;
 }
 
-void prebuild(const std::string& name,
-              const std::function<void(const CompiledKernel&, int number, int count)>& done) {
-  const Run run{.device = regard::chip(name), .workspace = {}, .executor = {}, .backend = {}};
-  const Chip& chip = chip_of(run);
-  const std::vector<KernelConfig> kernels = representative_kernels(chip);
-  std::mutex mutex;
-  int number = 0;
-  in_parallel(kernels.size(), [&](std::size_t i) {
-    CompiledKernel k;
-    std::exception_ptr failure;
-    try {
-      Origin origin = Origin::memory;
-      const KernelBinary& binary = kernel_binary(kernels[i], chip.capability(), &origin);
-      k = compiled(binary.image.size(), binary.resources);
-      k.was_cached = origin != Origin::compiler;
-      k.not_kept = binary.not_kept;
-    } catch (const Error& error) {
-      k.fault = error.what();
-      failure = std::current_exception();
-    }
-    k.config = to_text(kernels[i]);
-    k.chip = chip_name(chip);
-    const std::lock_guard lock(mutex);
-    ++number;
-    if (done) done(k, number, int(kernels.size()));
-    if (failure) std::rethrow_exception(failure);
-  });
+void prebuild(const std::string& name, const std::function<BuiltKernel>& done) {
+  const Chip& chip = chip_of({.device = regard::chip(name)});
+  build(representative_kernels(chip), chip, done);
+}
+
+void prebuild(const std::string& name, const std::vector<PlannedCall>& calls,
+              const std::function<BuiltKernel>& done) {
+  std::vector<KernelConfig> kernels;
+  for (const PlannedCall& call : calls) {
+    const Run run{.device = regard::chip(name), .backend = call.backend};
+    const CudaPlan plan = make_supported_plan(described(call), run);
+    for (const CudaLaunch& launch : plan.launches) kernels.push_back(launch.config);
+  }
+  remove_repetitions(kernels);
+  build(kernels, chip_of({.device = regard::chip(name)}), done);
 }
 
 }  // namespace regard

@@ -205,8 +205,8 @@ static void test_errors(void) {
          "must be sizeof the struct");
 
   run = (regard_run)REGARD_RUN_INIT;
-  run.reserved = 1;
-  EXPECT(regard_forward(&good, &to, &run), "run.reserved", "1", "must be 0");
+  run.gradients_follow = 2;
+  EXPECT(regard_forward(&good, &to, &run), "gradients_follow", "2", "must be 0 or 1");
   run = (regard_run)REGARD_RUN_INIT;
   run.device = 3;
   EXPECT(regard_forward(&good, &to, &run), "device", "3", "must be 0 to 2");

@@ -132,3 +132,52 @@ def test_what_the_user_did_not_do_wrong_has_exit_status_1(run, tmp_path, stateme
     check = run("check", "--device", "cuda:0", "--backend", "cuda:simt", "--problems", 3,
                 "--type", "f16", status=1, **wrong)
     assert says in check.stdout + check.stderr
+
+
+def test_recorded_calls_compile_ahead(run, tmp_path):
+    """Random problems of all kinds find their kernels after a prebuild of what they recorded. Here
+    the driver only pretends to run them: the results are wrong (status 1), and a kernel that is
+    missing is an error (status 2)."""
+    fake = {"LD_LIBRARY_PATH": f"{BUILD}/fake/driver:{BUILD}/fake/nvrtc"}
+    problems = ["check", "--device", "cuda:0", "--problems", 30, "--seed", 31]
+    run(*problems, status=1, REGARD_RECORD="calls.jsonl", **fake)
+    calls = [json.loads(line) for line in (tmp_path / "calls.jsonl").read_text().splitlines()]
+    assert {call["chip"] for call in calls} == {"sm_90"}
+    assert {call["pass"] for call in calls} == {"forward", "backward"}
+    assert 0 < len(calls) < 60
+    fake["REGARD_CACHE_DIR"] = str(tmp_path / "ahead")
+    assert "sm_90" in run("prebuild", "--recorded", "calls.jsonl", **fake)
+    run(*problems, "--forbid-compiling", status=1, **fake)
+    (tmp_path / "one.jsonl").write_text(json.dumps(calls[0]))
+    fake["REGARD_CACHE_DIR"] = str(tmp_path / "one")
+    run("prebuild", "--recorded", "one.jsonl", **fake)
+    message = run(*problems, "--forbid-compiling", status=2, **fake)
+    assert "is not among the cached kernels" in message
+
+
+def test_a_record_that_cannot_be_written(run, tmp_path):
+    done = subprocess.run([CLI, "check", "--device", "cuda:0", "--problems", "2"],
+                          capture_output=True, text=True, check=False,
+                          env={**os.environ, "REGARD_RECORD": str(tmp_path),
+                               "LD_LIBRARY_PATH": f"{BUILD}/fake/driver:{BUILD}/fake/nvrtc"})
+    fault = f'regard: REGARD_RECORD = "{tmp_path}": cannot be written: Is a directory'
+    assert done.stderr.count(fault) == 1
+
+
+TENSOR = {"type": "f16", "sizes": [1, 1, 8, 8], "strides": [64, 64, 8, 1], "offset": 0}
+CALL = {"chip": "sm_86", "pass": "forward", **{name: TENSOR for name in ("q", "k", "v", "out")}}
+
+
+@pytest.mark.parametrize("line, fault", [
+    ("nonsense", "is no recorded call: "), ("[]", "is no recorded call: "),
+    (CALL | {"shift": 1}, 'the field "shift" is not known'),
+    (CALL | {"causal": "left"}, '"left" is not known'),
+    (CALL | {"q": TENSOR | {"strides": [1]}}, "sizes and strides must be as many"),
+    (CALL | {"q": TENSOR | {"type": "f8"}}, '"f8" is not known'),
+    (CALL | {"softcap": -1}, "softcap = -1: must be finite and not negative"),
+    (CALL | {"chip": "sm_42"}, "sm_42: is no known chip"),
+])
+def test_a_line_that_is_no_call(run, tmp_path, line, fault):
+    text = line if isinstance(line, str) else json.dumps(line)
+    (tmp_path / "calls.jsonl").write_text(text + "\n")
+    assert fault in run("prebuild", "--recorded", "calls.jsonl", status=2)

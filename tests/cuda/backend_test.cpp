@@ -50,6 +50,26 @@ TEST_CASE("a device as it says it is") {
   CHECK(error.code() == Code::unavailable);
 }
 
+TEST_CASE("the kernels of gradients that follow are compiled with those of the forward call") {
+  const FakeCuda fake;
+  const EmptyCache cache;
+  DeviceCase c;
+  c.a.softcap = 7;
+  c.a.deterministic = true;
+  for (const bool follow : {true, false}) {
+    c.a.alibi_slopes = follow ? Tensor(c.at(9), f32, {DeviceCase::kHeads}) : Tensor();
+    c.run.gradients_follow = follow;
+    c.forward();
+    allow_compilation(false);
+    if (follow) {
+      c.backward();
+    } else {
+      CHECK(error_of([&] { c.backward(); }).code() == Code::unavailable);
+    }
+    allow_compilation(true);
+  }
+}
+
 TEST_CASE("both passes launch what the plan says, on the stream, and wait for nothing") {
   const FakeCuda fake;
   const EmptyCache cache;

@@ -1,8 +1,12 @@
 // Kernels in memory, on disk and from the compiler: each is compiled once.
 #include "cuda/kernel_cache.hpp"
 
+#include <pty.h>
+
+#include <chrono>
 #include <thread>
 
+#include "cuda/compile_progress.hpp"
 #include "cuda/disk_cache.hpp"
 #include "plan/cuda/config_text.hpp"
 #include "tests/cuda/cache_files.hpp"
@@ -186,6 +190,37 @@ TEST_CASE("a note of ptxas on serialized products is kept, also on disk") {
     kept += entry.resources.serialized;
   }
   CHECK(kept == 1);
+}
+
+TEST_CASE("a long wait for the compiler shows a line, on a terminal") {
+  using namespace std::chrono_literals;
+  int terminal = -1, inside = -1;
+  REQUIRE(openpty(&terminal, &inside, nullptr, nullptr, nullptr) == 0);
+  const auto wait_for = [](std::size_t kernels, std::chrono::milliseconds patience) {
+    CompileProgress progress(kernels, 90, patience);
+    progress.add(Origin::compiler);
+    progress.add(Origin::disk);
+    std::this_thread::sleep_for(100ms);
+  };
+  const int status = in_child([&] {
+    dup2(inside, STDERR_FILENO);
+    wait_for(3, 10ms);
+    wait_for(4, 10s);
+    show_compiling(false);
+    wait_for(5, 10ms);
+    return 0;
+  });
+  REQUIRE(status == 0);
+  char text[1000] = {};
+  REQUIRE(read(terminal, text, sizeof text - 1) > 0);
+  const std::string shown = text;
+  CHECK(shown.find("\r\x1b[Kregard: compiling 3 kernels for sm_90, 0.") != shown.npos);
+  CHECK(shown.find(" s, 2 ready") != shown.npos);
+  CHECK(shown.find("regard: compiled 1 kernel for sm_90, 0.1 s") != shown.npos);
+  CHECK(shown.find("4 kernels") == shown.npos);
+  CHECK(shown.find("5 kernels") == shown.npos);
+  close(terminal);
+  close(inside);
 }
 
 TEST_SUITE_END();

@@ -49,6 +49,9 @@ LIBRARY = {
                   " Real(1)};\n"),
     "plain": Edit("src/semantics/score.h", r"!on\.bias && !has_head_terms\(on\)",
                   " && !on.shift"),
+    "record name": Edit("src/cuda/record.cpp", r"scale, softcap", ", shift"),
+    "record": Edit("src/cuda/record.cpp", r"  if \(softcap != 0\).*\n",
+                   "  if (shift != 0) object.add_number(\"shift\", shift);\n"),
     "list": Edit("src/plan/cuda/config_members.hpp", r"REGARD_MEMBER\(signed_scale\)",
                  ", REGARD_MEMBER(shift)"),
 }

@@ -59,4 +59,7 @@ struct CudaPlan {
   std::string name() const;  // "cuda:mma"
 };
 
+std::vector<KernelConfig> configs_of(const CudaPlan&);  // each once
+void remove_repetitions(std::vector<KernelConfig>&);
+
 }  // namespace regard

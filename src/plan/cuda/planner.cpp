@@ -135,6 +135,21 @@ Facts::Facts(const Problem& p, const Chip& c, int instruction_level)
 
 std::string CudaPlan::name() const { return std::string("cuda:") + name_of(family); }
 
+std::vector<KernelConfig> configs_of(const CudaPlan& plan) {
+  std::vector<KernelConfig> configs;
+  for (const CudaLaunch& launch : plan.launches) configs.push_back(launch.config);
+  remove_repetitions(configs);
+  return configs;
+}
+
+void remove_repetitions(std::vector<KernelConfig>& configs) {
+  auto end = configs.begin();
+  for (const KernelConfig& config : configs) {
+    if (std::find(configs.begin(), end, config) == end) *end++ = config;
+  }
+  configs.erase(end, configs.end());
+}
+
 CudaPlan plan_cuda(const Problem& p, const Chip& chip, const CudaChoice& choice, Reasons reasons) {
   CudaPlan plan;
   if (const Refusal refusal = why_not_any(p, chip, choice)) {

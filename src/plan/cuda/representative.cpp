@@ -127,11 +127,10 @@ std::vector<KernelConfig> representative_kernels(const Chip& chip) {
   std::vector<KernelConfig> kernels;
   for (const Problem& problem : representative_problems()) {
     for (const CudaLaunch& launch : plan_cuda(problem, chip, {}, Reasons::left_out).launches) {
-      if (std::find(kernels.begin(), kernels.end(), launch.config) == kernels.end()) {
-        kernels.push_back(launch.config);
-      }
+      kernels.push_back(launch.config);
     }
   }
+  remove_repetitions(kernels);
   return kernels;
 }
 
