@@ -202,8 +202,7 @@ void add_prebuild(CLI::App& app, PrebuildArguments& arguments) {
                    "chips, by comma, or all (default: those of this machine)")
       ->type_name("CHIPS");
   command
-      ->add_option("--recorded", arguments.recorded,
-                   "the calls that a run wrote to $REGARD_RECORD")
+      ->add_option("--recorded", arguments.recorded, "the calls that a run wrote to $REGARD_RECORD")
       ->type_name("FILE");
   command->add_flag("--check", arguments.check,
                     "fail where registers spill, a stack is used, products wait");
