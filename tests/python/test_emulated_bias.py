@@ -1,4 +1,4 @@
-"""The bias that comes through the copy engine's boxes in family wgmma, on the emulated machine.
+"""The bias that TMA loads in family wgmma, and what dbias holds, on the emulated machine.
 
 As test_emulated.py, whose environment these tests need.
 """
@@ -10,6 +10,7 @@ import pytest
 import cases
 import regard_ctypes as regard
 from selection import mostly_exhaustive, one_in
+from solve import normal, problem, solve
 
 pytestmark = pytest.mark.skipif("emulated:mma" not in regard.backends(),
                                 reason="REGARD_LIBRARY is not the emulator's")
@@ -30,12 +31,12 @@ TERMS = [(), ("top_left",), ("bottom_right", "window"), ("bias_infinite", "botto
          ("softcap", "alibi"), ("dropout", "sink"), ("grouped", "gaps")]
 
 
-SIZES = {64: (140, 264), 128: (70, 400), 192: (70, 200), 256: (130, 136)}  # 192: no boxes
+SIZES = {64: (140, 264), 128: (70, 400), 192: (70, 200), 256: (130, 136)}  # 192: without TMA
 
 
 @pytest.mark.parametrize("turn, dim", one_in(4, (
     (turn, dim) for turn in range(len(TERMS)) for dim in ([128, 256, 192][turn % 3], 64))))
-def test_boxes_of_a_bias(turn, dim):
+def test_bias_by_tma(turn, dim):
     features, sizes = TERMS[turn], SIZES[dim]
     turn += dim // 64
     type = ["bf16", "f16"][turn % 2]
@@ -58,3 +59,16 @@ def test_the_bias_of_tile_after_tile(features, sizes, dim, tiling, order):
     case = cases.make(("bias",) + features, "bf16", sizes=sizes, dim=dim, dim_v=dim, batch=10,
                       heads=heads, bias=(1, "h", "q", "k"), **more)
     judge(case, f"emulated:wgmma@{tiling}+sm_90+{order}")
+
+
+@pytest.mark.parametrize("family, bias", [
+    ("simt", (2, 1, 21, 39)), ("mma", (2, 2, 21, 39)), ("mma", (1, 2, 21, 39))])
+def test_what_an_f64_dbias_holds_is_not_rounded(family, bias):
+    """Gradients of 0 are added to it, by each kernel that takes a bias of f64."""
+    given = problem(2, 2, 2, 21, 39, 16, type="f16") | {"bias": normal(*bias)}
+    given["dout"] = np.zeros_like(given["dout"])
+    held = normal(*bias, seed=1)
+    dbias = solve(**given, backend=f"emulated:{family}+sm_80", accumulate=True,
+                  into={"dq": given["q"].copy(), "dk": given["k"].copy(), "dv": given["v"].copy(),
+                        "dbias": held.copy()})["dbias"]
+    assert np.array_equal(dbias, held)

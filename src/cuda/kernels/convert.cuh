@@ -152,6 +152,7 @@ REGARD_DEVICE void convert_dbias(const KernelParams& params) {
     if (i >= n[2] || j >= n[3]) continue;
     float x = params.buffers.dbias_sums[offset_of(from, b, h, 0, i) + j * from.column];
     const int64 at = offset_of(p.dbias.strides, b, h, 0, i) + j * p.dbias.strides.column;
+    if (adds_in_f64<kConfig.bias.type>(p, at, x)) continue;
     if (p.accumulate) x += load_element<float>(p.dbias.data, p.dbias.type, at);
     store_element(p.dbias.data, p.dbias.type, at, x);
   }

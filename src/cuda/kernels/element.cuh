@@ -72,6 +72,16 @@ REGARD_DEVICE void store_element(void* data, Type type, int64 at, Real x) {
   }
 }
 
+// Adds x to an element of dbias in f64, where dbias is f64 and accumulated: f32 would round what it
+// holds. False: this is not such a dbias. kBias: the bias's type, which is dbias's if that is f64.
+template <Type kBias, class Real>
+REGARD_DEVICE bool adds_in_f64(const Problem& p, int64 at, Real x) {
+  if constexpr (kBias != Type::f64) return false;
+  if (!p.accumulate || p.dbias.type != Type::f64) return false;
+  static_cast<double*>(p.dbias.data)[at] += double(x);
+  return true;
+}
+
 // The Lanes policy: one element a thread.
 template <class RealType>
 struct GpuLanes {

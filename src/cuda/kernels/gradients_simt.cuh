@@ -407,6 +407,7 @@ REGARD_DEVICE void bias_gradient_simt(const KernelParams& params) {
       const int64 j = first_column + simt_x() + c * kSimtSide;
       if (i >= n[2] || j >= n[3]) continue;
       const int64 at = to + i * p.dbias.strides.row + j * p.dbias.strides.column;
+      if (adds_in_f64<kConfig.bias.type>(p, at, sums[r].x[c])) continue;
       const Real old = p.accumulate ? load_element<Real>(p.dbias.data, p.dbias.type, at) : Real(0);
       store_element(p.dbias.data, p.dbias.type, at, old + sums[r].x[c]);
     }

@@ -56,6 +56,7 @@ struct BackwardBias {
           if (i >= at.seq.len_q || j >= at.seq.len_k) continue;
           const int64 to = first + i * s.row + j * s.column;
           float x = ds[m][n][e];
+          if (adds_in_f64<kConfig.bias.type>(at.p, to, x)) continue;
           if (at.p.accumulate) x += load_element<float>(dbias.data, dbias.type, to);
           store_element(dbias.data, dbias.type, to, x);
         }
