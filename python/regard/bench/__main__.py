@@ -5,6 +5,7 @@
     python -m regard.bench --tune --case d128-causal-16384-bwd \\
         --backends "cuda:mma;cuda:mma@rows=64,keys=128,warps=8"
     python -m regard.bench plot gpu_h200.jsonl --out gpu.svg
+    python -m regard.bench compare old/libregard.so new/libregard.so
 
 Each result is compared with float64 before it is timed; a wrong result of Regard makes the status
 1.
@@ -245,6 +246,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["plot"]:
         return plot_main(argv[1:])
+    if argv[:1] == ["compare"]:
+        from .compare import main as compare_main
+
+        return compare_main(argv[1:])
     a = parse(argv)
     if a.list:
         for case in a.cases:

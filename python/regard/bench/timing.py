@@ -20,15 +20,18 @@ Samples = Callable[[], list[float]]  # seconds a call; known once the queue is e
 class HostClock:
     """A turn is a pause, a call that does not count, and calls for about 30 ms; each is a sample.
 
-    The pause is for threads of other libraries that spin after a call and take a core: OpenBLAS's
-    threads spin for tens of milliseconds.
+    The pause (seconds) is for threads of other libraries that spin after a call and take a core:
+    OpenBLAS's threads spin for tens of milliseconds. now: the clock, such as time.thread_time.
     """
 
-    PAUSE, TURN = 0.12, 0.03  # seconds
-    MOST = 50                  # calls a turn
+    TURN = 0.03  # seconds
+    MOST = 50    # calls a turn
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter, pause: float = 0.12) -> None:
+        self.now, self.pause = now, pause
 
     def turn(self, side: Side) -> Samples:
-        time.sleep(self.PAUSE)
+        time.sleep(self.pause)
         with side.around():
             first = self._timed(side)
             if first > 10 * self.TURN:
@@ -40,13 +43,12 @@ class HostClock:
     def wait(self) -> None:
         """Nothing is queued."""
 
-    @staticmethod
-    def _timed(side: Side) -> float:
-        begin = time.perf_counter()
+    def _timed(self, side: Side) -> float:
+        begin = self.now()
         side.call()
         if side.wait:
             side.wait()
-        return time.perf_counter() - begin
+        return self.now() - begin
 
 
 class CudaClock:
