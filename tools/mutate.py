@@ -6,7 +6,7 @@
 The texts are those of src/cuda/kernels, which the emulated GPU compiles, and of src/semantics and
 src/cpu/kernels, of which the CPU's scalar instruction set is compiled anew. A change is one
 operator, comparison, constant or function. The tests are a few of tests/python that run the changed
-kernel; where one of them fails the change is found. A change that does not compile counts for
+kernel, and for the CPU the C++ suite of its kernels; where one of them fails the change is found. A change that does not compile counts for
 nothing. What survives is either a blind spot of those tests or no change of what is computed: only
 a reader can tell.
 """
@@ -156,27 +156,45 @@ class Copy:
                    "-o", str(to)]
         return None if subprocess.run(command, capture_output=True).returncode else to
 
-    def scalar_library(self) -> Path | None:
-        """The library with SCALAR_SOURCES of the changed texts; None if they do not compile."""
+    def scalar_objects(self) -> list[Path] | None:
+        """The library's, SCALAR_SOURCES of the changed texts; None if they do not compile."""
         with ThreadPoolExecutor() as pool:
             changed = list(pool.map(self.compile, SCALAR_SOURCES))
         if None in changed:
             return None
         objects = RELEASE / "CMakeFiles/regard_objects.dir"
         others = set(objects.rglob("*.o")) - {objects / (name + ".o") for name in SCALAR_SOURCES}
-        library = self.objects / "libregard.so"
-        subprocess.run(["g++", "-shared", "-pthread", *map(str, [*others, *changed]), "-o",
-                        str(library), "-ldl"], check=True)
-        return library
+        return [*others, *changed]
+
+    def link(self, name: str, *arguments: str | Path) -> Path:
+        to = self.objects / name
+        subprocess.run(["g++", "-pthread", *map(str, arguments), "-o", str(to), "-ldl"], check=True)
+        return to
+
+
+def passes_suite(copy: Copy, objects: list[Path]) -> bool:
+    """Whether the C++ suite of the kernels passes, which splits keys too."""
+    tests = RELEASE / "tests/CMakeFiles"
+    own = [*tests.glob("regard_tests.dir/**/*.o"), *tests.glob("test_main.dir/**/*.o")]
+    program = copy.link("regard_tests", *objects, *own)
+    command = [str(program), "--test-suite=kernels", "--minimal", "--abort-after=1"]
+    try:
+        return subprocess.run(command, env={"REGARD_BACKEND": "cpu:scalar"}, capture_output=True,
+                              timeout=TIMEOUT).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def judge(mutant: Mutant, copy: Copy, cache: Path) -> str:
     """"found", "survives", "hangs" (found too) or "does not compile"."""
     environment = dict(os.environ)
     if not mutant.path.startswith("src/cuda/"):
-        library = copy.scalar_library()
-        if not library:
+        objects = copy.scalar_objects()
+        if objects is None:
             return "does not compile"
+        if not passes_suite(copy, objects):
+            return "found"
+        library = copy.link("libregard.so", "-shared", *objects)
         environment |= {"REGARD_LIBRARY": str(library)}
         paths = [f"tests/python/test_{name}.py" for name in ("pairs", "edges", "adversarial")]
         selection = SCALAR
