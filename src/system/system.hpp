@@ -1,5 +1,6 @@
-// What operating systems do differently. One file implements it for each system; nothing else in
-// the library asks which system it runs on.
+// What operating systems do differently. One file implements it for each system, and
+// system_posix.cpp what Linux and macOS share; nothing else in the library asks which system it
+// runs on.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +14,14 @@ int usable_cores();
 
 // Bytes of a data cache (level 1 to 3), 0 if unknown.
 std::size_t cache_size(int level);
+
+// Keeps the program or library that contains the code at `address` in memory until the process
+// ends, so that dlclose cannot unmap it under threads that run it. The shared library is also
+// linked with -z nodelete; a plug-in that contains the static library is kept by this call alone.
+void keep_loaded(const void* address);
+
+// Each later fork calls `child` in the child process.
+void after_fork(void (*child)());
 
 // "" if it is not set. A program with more rights than its caller ignores the caller's environment,
 // as if no variable were set.

@@ -1,8 +1,6 @@
 // The thread pool: persistent threads that help whichever call has workers left to start.
 #include "threads/threads.hpp"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -15,7 +13,6 @@
 #include "system/system.hpp"
 #include "threads/executor_call.hpp"
 #include "threads/float_state.hpp"
-#include "threads/resident.hpp"
 #include "threads/task_queue.hpp"
 
 namespace regard {
@@ -97,12 +94,14 @@ class Pool {
 std::atomic<Pool*> current_pool{nullptr};
 
 Pool& pool() {
-  static const int registered = pthread_atfork(
-      nullptr, nullptr, [] { current_pool.store(nullptr, std::memory_order_relaxed); });
-  (void)registered;
+  static const bool prepared = [] {
+    system::after_fork([] { current_pool.store(nullptr, std::memory_order_relaxed); });
+    system::keep_loaded(reinterpret_cast<const void*>(&pool));
+    return true;
+  }();
+  (void)prepared;
   Pool* existing = current_pool.load(std::memory_order_acquire);
   if (existing) return *existing;
-  keep_code_resident();
   auto* made = new Pool;
   if (current_pool.compare_exchange_strong(existing, made)) return *made;
   delete made;
