@@ -7,10 +7,10 @@
 #include <limits>
 #include <random>
 
+#include "cuda/buffers.hpp"
 #include "cuda/disk_cache.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/kernel_cache.hpp"
-#include "cuda/kernels/params.h"
 #include "cuda/planning.hpp"
 #include "cuda/tensor_maps.hpp"
 #include "plan/cuda/config_text.hpp"
@@ -133,21 +133,9 @@ class DeviceWorkspace {
 // copied: the problem with the plan's copies in place of inputs.
 CudaBuffers buffers_of(const Problem& p, const Problem& copied, const CudaPlan& plan,
                        const DeviceWorkspace& memory) {
-  const CudaWorkspace& w = plan.workspace;
-  CudaBuffers b{.row_states = memory.at<void>(w.row_states),
-                .dq_sums = memory.at<float>(w.dq_sums),
-                .dq_semaphores = memory.at<int32>(w.dq_semaphores),
-                .dbias_sums = memory.at<float>(w.dbias_sums),
-                .dbias_strides = plan.dbias_strides,
-                .partial_out = memory.at<float>(w.partial_out),
-                .partial_rows = memory.at<float>(w.partial_rows),
-                .flags_q = memory.at<uint8>(w.flags_q),
-                .flags_k = memory.at<uint8>(w.flags_k),
-                .any_flag = memory.at<uint64>(w.any_flag),
-                .tile_counter = memory.at<uint64>(w.tile_counter)};
-  b.row_terms = memory.at<void>(w.row_terms);
-  b.arrivals = memory.at<uint64>(w.arrivals);
-  b.hi_lo = memory.at<uint8>(w.hi_lo);
+  CudaBuffers b =
+      buffers_at([&](WorkspacePart part) { return memory.at<void>(plan.workspace.begin(part)); });
+  b.dbias_strides = plan.dbias_strides;
   for (int n = 0; n < kInputs; ++n) {
     if (plan.copies.has(Input(n))) b.copies[n] = view_of(copied, Input(n)).data;
   }
@@ -258,7 +246,8 @@ void run(const Problem& p, const CudaPlan& plan, const Run& run) {
     allow_shared(d, *kernels[i], launch.shared_bytes, index);
   }
   const DeviceWorkspace memory(d, plan.workspace.size, run);
-  const Problem copied = with_copies(p, plan.copies, memory.at<uint8>(plan.workspace.copies));
+  const Problem copied =
+      with_copies(p, plan.copies, memory.at<uint8>(plan.workspace.begin(WorkspacePart::copies)));
   KernelParams params{.problem = p,
                       .buffers = buffers_of(p, copied, plan, memory),
                       .grid = {},

@@ -9,6 +9,7 @@ class Count {
  public:
   static constexpr int64 kMost = int64(1) << 62;
 
+  REGARD_INLINE Count() : n_(0) {}
   REGARD_INLINE Count(int64 n) : n_(n < kMost ? n : kMost) {}  // n >= 0
 
   REGARD_INLINE bool fits() const { return n_ < kMost; }

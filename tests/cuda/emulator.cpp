@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cuda/buffers.hpp"
 #include "cuda/kernel_text.hpp"
 #include "plan/cuda/config_text.hpp"
 #include "plan/cuda/input_copies.hpp"
@@ -306,48 +307,24 @@ bool has_flags(const Part& any_flag, std::uint64_t nonce) {
 
 void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule, void* workspace) {
   const CudaWorkspace& w = plan.workspace;
-  std::vector<std::int64_t> ends{w.tile_counter, w.dq_semaphores, w.any_flag,    w.flags_q,
-                                 w.flags_k,      w.dbias_sums,    w.clear,       w.row_states,
-                                 w.row_terms,    w.dq_sums,       w.partial_out, w.partial_rows,
-                                 w.arrivals,     w.hi_lo,         w.copies,      w.size};
-  std::sort(ends.begin(), ends.end());
-  // From where a part begins to where the next one does; none where two begin together.
   std::vector<std::unique_ptr<Part>> parts;
-  const auto part = [&](std::int64_t begin) -> const Part* {
-    const auto end = std::upper_bound(ends.begin(), ends.end(), begin);
-    parts.push_back(std::make_unique<Part>(workspace, begin, end == ends.end() ? begin : *end,
-                                           begin < w.clear));
-    return parts.back().get();
-  };
-  const auto tile_counter = part(w.tile_counter), dq_semaphores = part(w.dq_semaphores),
-             flags_q = part(w.flags_q), flags_k = part(w.flags_k), any_flag = part(w.any_flag),
-             dbias_sums = part(w.dbias_sums), row_states = part(w.row_states),
-             row_terms = part(w.row_terms), dq_sums = part(w.dq_sums),
-             partial_out = part(w.partial_out), partial_rows = part(w.partial_rows),
-             arrivals = part(w.arrivals), hi_lo = part(w.hi_lo), copies = part(w.copies);
+  for (int n = 0; n < kWorkspaceParts; ++n) {
+    const auto part = WorkspacePart(n);
+    parts.push_back(
+        std::make_unique<Part>(workspace, w.begin(part), w.end(part), w.begin(part) < w.clear));
+  }
+  const auto at = [&](WorkspacePart part) -> const Part& { return *parts[int(part)]; };
   KernelParams params{.problem = problem,
                       .buffers = {},
                       .grid = {},
                       .splits = plan.splits,
                       .nonce = schedule.seed * 0x9E3779B97F4A7C15u | 1};
-  params.buffers = {.row_states = row_states->as<void>(),
-                    .dq_sums = dq_sums->as<float>(),
-                    .dq_semaphores = dq_semaphores->as<int32>(),
-                    .dbias_sums = dbias_sums->as<float>(),
-                    .dbias_strides = plan.dbias_strides,
-                    .partial_out = partial_out->as<float>(),
-                    .partial_rows = partial_rows->as<float>(),
-                    .flags_q = flags_q->as<uint8>(),
-                    .flags_k = flags_k->as<uint8>(),
-                    .any_flag = any_flag->as<uint64>()};
-  params.buffers.row_terms = row_terms->as<void>();
-  params.buffers.arrivals = arrivals->as<uint64>();
-  params.buffers.hi_lo = hi_lo->as<uint8>();
-  const Problem copied = with_copies(problem, plan.copies, copies->as<uint8>());
+  params.buffers = buffers_at([&](WorkspacePart part) { return at(part).as<void>(); });
+  params.buffers.dbias_strides = plan.dbias_strides;
+  const Problem copied = with_copies(problem, plan.copies, at(WorkspacePart::copies).as<uint8>());
   for (int n = 0; n < kInputs; ++n) {
     if (plan.copies.has(Input(n))) params.buffers.copies[n] = view_of(copied, Input(n)).data;
   }
-  params.buffers.tile_counter = tile_counter->as<uint64>();
   const bool has_own_sums = std::any_of(
       plan.launches.begin(), plan.launches.end(),
       [](const CudaLaunch& launch) { return launch.config.kernel == Kernel::convert_dbias; });
@@ -358,7 +335,8 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule, vo
   }
   for (const CudaLaunch& launch : plan.launches) {
     const bool fixes_up = launch.config.only_flagged;
-    if (fixes_up && !always_fixes_up() && !has_flags(*any_flag, params.nonce)) continue;
+    if (fixes_up && !always_fixes_up() && !has_flags(at(WorkspacePart::any_flag), params.nonce))
+      continue;
     params.problem = reads_copies(launch.config, problem) ? copied : problem;
     run_launch(launch, params, schedule);
   }

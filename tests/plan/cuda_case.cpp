@@ -111,11 +111,6 @@ void check_tiling(const KernelConfig& c) {
   if (c.merges_splits) CHECK((!backward && c.split_kv && t.key_warps > 1));
 }
 
-struct Part {
-  std::string name;
-  std::int64_t begin, end, needed;
-};
-
 void check_workspace(const Problem& p, const CudaPlan& plan) {
   const Sizes& s = p.sizes;
   const CudaWorkspace& w = plan.workspace;
@@ -167,31 +162,35 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
   const std::int64_t bias_row = sizes[3] > 1 ? round_up(sizes[3], 2) : 1;  // whole pairs
   // An empty problem may have planned for flags before there was nothing to launch.
   const bool is_empty = s.batch * s.heads_q * s.len_q * s.len_k == 0;
-  const bool any_flag = is_empty ? w.flags_q > w.any_flag : flags_q || flags_k;
+  const bool any_flag = is_empty ? w.end(WorkspacePart::any_flag) > w.begin(WorkspacePart::any_flag)
+                                 : flags_q || flags_k;
   const std::int64_t key_flags = flags_k ? s.heads_kv * s.rows_k * 2 : 0;
-  const Part parts[] = {{"tile_counter", w.tile_counter, w.dq_semaphores, counter},
-                        {"dq semaphores", w.dq_semaphores, w.any_flag, semaphores},
-                        {"any_flag", w.any_flag, w.flags_q, any_flag ? 16 : 0},
-                        {"flags_q", w.flags_q, w.flags_k, flags_q ? s.heads_q * s.rows_q : 0},
-                        {"flags_k", w.flags_k, w.dbias_sums, key_flags},
-                        {"dbias_sums", w.dbias_sums, w.row_states,
-                         adds ? sizes[0] * sizes[1] * sizes[2] * bias_row * 4 : 0},
-                        {"row_states", w.row_states, w.row_terms, rows_states},
-                        {"row_terms", w.row_terms, w.dq_sums, row_terms},
-                        {"dq_sums", w.dq_sums, w.partial_out, dq},
-                        {"partial_out", w.partial_out, w.partial_rows, partial_out},
-                        {"partial_rows", w.partial_rows, w.arrivals, partial_rows},
-                        {"arrivals", w.arrivals, w.hi_lo, arrivals},
-                        {"hi_lo", w.hi_lo, w.copies, hi_lo},
-                        {"copies", w.copies, w.size, copies}};
-  CHECK(w.tile_counter == 0);
+  const std::int64_t needed[kWorkspaceParts] = {
+      counter,
+      semaphores,
+      any_flag ? 16 : 0,
+      flags_q ? s.heads_q * s.rows_q : 0,
+      key_flags,
+      adds ? sizes[0] * sizes[1] * sizes[2] * bias_row * 4 : 0,
+      rows_states,
+      row_terms,
+      dq,
+      partial_out,
+      partial_rows,
+      arrivals,
+      hi_lo,
+      copies};
   // What must be clear before the first launch ends where a part does; forward, next to nothing is.
-  CHECK(w.clear == (p.backward || sliced ? w.row_states : 0));
-  for (const Part& part : parts) {
-    CAPTURE(part.name);
-    CHECK(part.begin % 256 == 0);
-    CHECK(part.end - part.begin >= part.needed);
-    CHECK(part.end - part.begin <= round_up(part.needed, 256));
+  CHECK(w.clear == (p.backward || sliced ? w.begin(WorkspacePart::row_states) : 0));
+  std::int64_t begin = 0;
+  for (int n = 0; n < kWorkspaceParts; ++n) {
+    CAPTURE(n);
+    CHECK(w.begin(WorkspacePart(n)) == begin);
+    CHECK(begin % 256 == 0);
+    const std::int64_t bytes = w.end(WorkspacePart(n)) - begin;
+    CHECK(bytes >= needed[n]);
+    CHECK(bytes <= round_up(needed[n], 256));
+    begin += bytes;
   }
 }
 

@@ -74,7 +74,7 @@ TEST_CASE("only what is wanted is computed") {
   CHECK(kernels_of(planned(named(p, no, no, no))) == "delta");
   CHECK(kernels_of(planned(named(p, bf16, no, no), "sm_61")) == "delta query_gradient");
   const CudaPlan plan = planned(named(p, no, no, bf16));
-  CHECK(plan.workspace.dq_sums == plan.workspace.partial_out);
+  CHECK(plan.workspace.begin(WorkspacePart::dq_sums) == plan.workspace.end(WorkspacePart::dq_sums));
   CHECK(!launch_of(plan, Kernel::backward)->config.wanted.dk);
   CHECK(!launch_of(plan, Kernel::delta)->config.wanted.dq);
 }
@@ -119,7 +119,7 @@ TEST_CASE("dbias is summed in place where it is f32 and accumulated into") {
   p.accumulate = true;
   const CudaPlan plan = planned_mma(p);
   CHECK(!launch_of(plan, Kernel::convert_dbias));
-  CHECK(plan.workspace.dbias_sums == plan.workspace.clear);
+  CHECK(plan.workspace.begin(WorkspacePart::dbias_sums) == plan.workspace.clear);
   CHECK(plan.dbias_strides.row == p.dbias.strides.row);
   CHECK(launch_of(plan, Kernel::backward)->config.dbias.pairs);
   p.dbias.strides.row = 1025;
@@ -140,7 +140,7 @@ TEST_CASE("deterministic: dq in order, broadcast dbias in a pass of its own") {
   const CudaLaunch& backward = *launch_of(plan, Kernel::backward);
   CHECK(backward.config.ordered_dq);
   CHECK(backward.grid.heads_per_group == 16);
-  CHECK(plan.workspace.flags_q > plan.workspace.dq_semaphores);
+  CHECK(plan.workspace.end(WorkspacePart::dq_semaphores) > 0);
   CHECK(says(plan, "deterministic: blocks add to dq in the order of their keys"));
   CHECK(says(plan, "deterministic: a broadcast bias"));
   // Each element of a whole bias is written once, in whatever order.

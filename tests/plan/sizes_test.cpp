@@ -182,11 +182,9 @@ void check_cuda(const Problem& p, const char* chip, const char* name) {
   const CudaWorkspace& w = made.workspace;
   CHECK(Real(w.size) >= cuda_bytes(p, made));
   int64 before = 0;
-  for (const int64 part : {w.tile_counter, w.dq_semaphores, w.any_flag, w.flags_q, w.flags_k,
-                           w.dbias_sums, w.row_states, w.row_terms, w.dq_sums, w.partial_out,
-                           w.partial_rows, w.arrivals, w.hi_lo, w.copies, w.size}) {
-    CHECK(part >= before);
-    before = part;
+  for (int n = 0; n < kWorkspaceParts; ++n) {
+    CHECK(w.begin(WorkspacePart(n)) >= before);
+    before = w.end(WorkspacePart(n));
   }
   CHECK(w.size < int64(1) << 62);
 }

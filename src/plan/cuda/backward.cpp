@@ -14,12 +14,13 @@ int64 key_tiles(const KernelConfig& c, int64 len_k) {
   return c.cta_pair ? round_up(tiles, 2) : tiles;
 }
 
-// Ordered additions to dq: a key tile waits for the one before it, and the tiles of other heads run
-// in between; about two blocks a multiprocessor are few enough for the cache to hold their sums.
+// How many heads are interleaved. With ordered additions to dq, a key tile waits for the one before
+// it, and tiles of other heads run in between: about two blocks for each multiprocessor, because
+// the cache can hold their sums.
 //
-// Under a causal mask, the most rows see the first keys. Those of as many heads as fill the chip
-// begin first, so that no long tile begins last. Where a head has few tiles, the cache would have
-// to hold too many heads.
+// Under a causal mask, the most rows see the first keys. The first tiles of as many heads as fill
+// the chip begin first, so that no long tile begins last. Heads of few tiles are not interleaved,
+// because the cache would have to hold too many of them.
 int64 heads_per_group(const Facts& f, const KernelConfig& c) {
   constexpr int64 kFewTiles = 16, kHeadsOfMma = 16;
   const int64 multiprocessors = f.chip.multiprocessors;
@@ -37,7 +38,7 @@ int64 heads_per_group(const Facts& f, const KernelConfig& c) {
 struct Results {
   bool dq;
   bool dkv;
-  bool flags;  // of those that are not finite
+  bool flags;  // whether results that are not finite are flagged
 
   bool any() const { return dq || dkv; }
 };
@@ -45,7 +46,7 @@ struct Results {
 void add_delta_launch(Draft& d, const Results& results) {
   KernelConfig c = plain_config(d.p, Kernel::delta);
   c.dim_v = int(d.p.sizes.dim_v);
-  if (d.main.family != Family::simt && results.dq) {  // it clears the sums of dq
+  if (d.main.family != Family::simt && results.dq) {  // delta clears the sums of dq
     c.dim = d.main.dim;
     c.wanted.dq = true;
   }
@@ -103,7 +104,7 @@ Count lay_out_dbias_sums(Draft& d) {
   return batch * sizes[0] * 4;
 }
 
-void lay_out(Draft& d, const Results& results) {
+void lay_out_workspace(Draft& d, const Results& results) {
   constexpr int64 kKeyFlagBytes = 2;  // of a key: one for dk and one for dv
   const Problem& p = d.p;
   const Sizes& s = p.sizes;
@@ -112,24 +113,21 @@ void lay_out(Draft& d, const Results& results) {
   const bool sums_dq = main.family != Family::simt && results.dq;
   const bool splits_f32 = main.products == Products::f16x3;
   const bool has_inputs = results.any() || !splits_f32;
+  const Count semaphores =
+      main.ordered_dq ? Count(s.batch * s.heads_q) * dq_semaphores(main, s.len_q) : 0;
+  using enum WorkspacePart;
   CudaWorkspace& w = d.plan.workspace;
-  MemoryLayout<256> layout;
-  w.dq_semaphores = layout.take(
-      main.ordered_dq ? Count(s.batch * s.heads_q) * dq_semaphores(main, s.len_q) * 4 : 0);
-  w.any_flag = layout.take(results.flags ? kAnyFlagBytes : 0);
-  w.flags_q = layout.take(results.flags && sums_dq ? rows : 0);
-  w.flags_k = layout.take(results.flags && results.dkv ? keys * kKeyFlagBytes : 0);
-  w.dbias_sums = layout.take(lay_out_dbias_sums(d));
-  w.clear = layout.size();
-  w.row_states = layout.take(rows * 2 * (computes_in_f64(p) ? 8 : 4));
-  w.row_terms = layout.take(has_inputs ? row_terms_bytes(p, main) : 0);
-  w.dq_sums = layout.take(sums_dq ? Count(s.heads_q) * dq_rows(p) * main.dim * 4 : 0);
-  w.partial_out = layout.take(0);
-  w.partial_rows = layout.take(0);
-  w.arrivals = layout.take(0);
-  w.hi_lo = layout.take(has_inputs ? hi_lo_bytes(p, main) : 0);
-  w.copies = layout.take(copies_bytes(p, copies_at_most(d.plan, p)));
-  w.size = layout.size();
+  w = lay_out({{dq_semaphores, semaphores * 4},
+               {any_flag, results.flags ? kAnyFlagBytes : 0},
+               {flags_q, results.flags && sums_dq ? rows : 0},
+               {flags_k, results.flags && results.dkv ? keys * kKeyFlagBytes : 0},
+               {dbias_sums, lay_out_dbias_sums(d)},
+               {row_states, rows * 2 * (computes_in_f64(p) ? 8 : 4)},
+               {row_terms, has_inputs ? row_terms_bytes(p, main) : 0},
+               {dq_sums, sums_dq ? Count(s.heads_q) * dq_rows(p) * main.dim * 4 : 0},
+               {hi_lo, has_inputs ? hi_lo_bytes(p, main) : 0},
+               {copies, copies_bytes(p, copies_at_most(d.plan, p))}});
+  w.clear = w.begin(row_states);
 }
 
 }  // namespace
@@ -155,7 +153,7 @@ void add_backward_launches(Draft& d) {
     if (results.dkv) add_fixup_launch(d, Kernel::key_gradient);
   }
   explain_gradients(d.because, p, d.main, adds_to_dbias_itself(p, d.main));
-  lay_out(d, results);
+  lay_out_workspace(d, results);
 }
 
 }  // namespace regard

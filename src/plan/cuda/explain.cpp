@@ -1,5 +1,6 @@
 // How a plan for a GPU explains itself to a person.
 #include <cstdio>
+#include <string_view>
 
 #include "plan/cuda/config_text.hpp"
 #include "plan/cuda/kernel/wgmma_backward_layout.h"
@@ -78,26 +79,20 @@ std::string chip_text(const Chip& chip) {
          megabytes(chip.l2) + " of cache";
 }
 
+// By WorkspacePart; neighbours with one name are one part to a person.
+constexpr std::string_view kPartNames[kWorkspaceParts] = {
+    "tile counter",    "dq semaphores", "flags",           "flags",   "flags",
+    "dbias sums",      "row states",    "row terms",       "dq sums", "partial results",
+    "partial results", "arrivals",      "hi and lo parts", "copies"};
+
 std::string workspace_text(const CudaWorkspace& w) {
-  struct Part {
-    const char* name;
-    int64 begin, end;
-  };
-  const Part parts[] = {{"tile counter", w.tile_counter, w.dq_semaphores},
-                        {"dq semaphores", w.dq_semaphores, w.any_flag},
-                        {"flags", w.any_flag, w.dbias_sums},
-                        {"dbias sums", w.dbias_sums, w.row_states},
-                        {"row states", w.row_states, w.row_terms},
-                        {"row terms", w.row_terms, w.dq_sums},
-                        {"dq sums", w.dq_sums, w.partial_out},
-                        {"partial results", w.partial_out, w.arrivals},
-                        {"arrivals", w.arrivals, w.hi_lo},
-                        {"hi and lo parts", w.hi_lo, w.copies},
-                        {"copies", w.copies, w.size}};
   std::string text = megabytes(w.size), separator = ": ";
-  for (const Part& part : parts) {
-    if (part.end == part.begin) continue;
-    text += separator + part.name + " " + megabytes(part.end - part.begin);
+  for (int first = 0, last; first < kWorkspaceParts; first = last + 1) {
+    last = first;
+    while (last + 1 < kWorkspaceParts && kPartNames[last + 1] == kPartNames[first]) ++last;
+    const int64 bytes = w.end(WorkspacePart(last)) - w.begin(WorkspacePart(first));
+    if (bytes == 0) continue;
+    text.append(separator).append(kPartNames[first]).append(" ").append(megabytes(bytes));
     separator = ", ";
   }
   return text;

@@ -9,9 +9,9 @@
 namespace regard {
 namespace {
 
-// Under intervals, the last tiles of a head are the longest and begin first, those of as many heads
-// as keep their keys and values in the cache together. Where rows are short, so many heads would
-// wait for memory at the same time.
+// How many heads are interleaved. Under intervals, the last tiles of a head are the longest and
+// begin first: those of as many heads as the cache can hold keys and values of. Where rows are
+// short, so many heads would wait for memory at the same time.
 int64 heads_per_group(const Facts& f, const KernelConfig& c) {
   constexpr int64 kShort = 512, kFew = 4;
   const Sizes& s = f.problem.sizes;
@@ -59,34 +59,27 @@ void explain_tiles(const Draft& d, int64 tiles) {
   }
 }
 
-void lay_out(Draft& d, int64 tiles, bool flags) {
+void lay_out_workspace(Draft& d, int64 tiles, bool flags) {
   const Problem& p = d.p;
   const KernelConfig& main = d.main;
   const Count rows = Count(p.sizes.heads_q) * p.sizes.rows_q;
   const bool combines = main.split_kv && !main.merges_splits;
   const Count split_rows = combines ? rows * d.plan.splits : 0;
   const Count blocks = main.merges_splits ? Count(tiles) * d.plan.splits : 0;
+  using enum WorkspacePart;
   CudaWorkspace& w = d.plan.workspace;
-  MemoryLayout<256> layout;
-  w.tile_counter = layout.take(counts_tiles(main) ? kTileCounterBytes : 0);
-  w.dq_semaphores = layout.take(0);
-  w.any_flag = layout.take(flags ? kAnyFlagBytes : 0);
-  w.flags_q = layout.take(flags ? rows : 0);
-  w.flags_k = layout.take(0);
-  w.dbias_sums = layout.take(0);
+  w = lay_out({{tile_counter, counts_tiles(main) ? kTileCounterBytes : 0},
+               {any_flag, flags ? kAnyFlagBytes : 0},
+               {flags_q, flags ? rows : 0},
+               {partial_out, split_rows * p.sizes.dim_v * 4 +
+                                 blocks * main.tiling.rows * partial_row_bytes(main)},
+               {partial_rows, split_rows * 2 * 4},
+               {arrivals, blocks * 8},
+               {hi_lo, hi_lo_bytes(p, main)},
+               {copies, copies_bytes(p, copies_at_most(d.plan, p))}});
   // The counter and any_flag need no clearing, because they are compared with the call's nonce.
   // Every row's flag is written, except by warps that have slices of a row.
-  if (!main.split_kv && main.tiling.slices > 1) w.clear = layout.size();
-  w.row_states = layout.take(0);
-  w.row_terms = layout.take(0);
-  w.dq_sums = layout.take(0);
-  w.partial_out = layout.take(split_rows * p.sizes.dim_v * 4 +
-                              blocks * main.tiling.rows * partial_row_bytes(main));
-  w.partial_rows = layout.take(split_rows * 2 * 4);
-  w.arrivals = layout.take(blocks * 8);
-  w.hi_lo = layout.take(hi_lo_bytes(p, main));
-  w.copies = layout.take(copies_bytes(p, copies_at_most(d.plan, p)));
-  w.size = layout.size();
+  if (!main.split_kv && main.tiling.slices > 1) w.clear = w.begin(row_states);
 }
 
 }  // namespace
@@ -110,7 +103,7 @@ void add_forward_launches(Draft& d) {
     explain_fixup(d.because);
     add_fixup_launch(d, Kernel::forward);
   }
-  lay_out(d, tiles, flags);
+  lay_out_workspace(d, tiles, flags);
 }
 
 }  // namespace regard

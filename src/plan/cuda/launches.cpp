@@ -70,7 +70,7 @@ void add_split_launch(Draft& d) {
   add_launch(d, c, s.batch * s.heads_q, round_up(larger(s.len_q, s.len_k), unit) / rows, kTensors);
 }
 
-// The layout is the kernels' too, in plain numbers: they are asked for only where none wraps
+// Kernels compute the same layout in plain integers. It is used only where none of them wraps
 // around.
 Count hi_lo_bytes(const Problem& p, const KernelConfig& main) {
   if (main.products != Products::f16x3) return 0;
@@ -80,6 +80,16 @@ Count hi_lo_bytes(const Problem& p, const KernelConfig& main) {
       hi_lo_rows(p, s.rows_q, s.len_q, unit) + hi_lo_rows(p, s.rows_k, s.len_k, unit);
   const Count more = Count(s.heads_q) * (rows + 1) * (main.dim + main.dim_v) * 16;
   return more.fits() ? Count(hi_lo_layout(p, main).size) : more;
+}
+
+CudaWorkspace lay_out(std::initializer_list<PartSize> sizes) {
+  Count bytes[kWorkspaceParts];
+  for (const PartSize& each : sizes) bytes[int(each.part)] = each.bytes;
+  CudaWorkspace workspace;
+  MemoryLayout<256> layout;
+  for (int n = 0; n < kWorkspaceParts; ++n) workspace.begins[n] = layout.take(bytes[n]);
+  workspace.size = layout.size();
+  return workspace;
 }
 
 }  // namespace regard

@@ -1,6 +1,8 @@
 // The launches that steps of planning add to a draft, and the workspace between them.
 #pragma once
 
+#include <initializer_list>
+
 #include "plan/cuda/rule.hpp"
 
 namespace regard {
@@ -20,11 +22,18 @@ void add_simt_launch(Draft&, KernelConfig);
 // The fix-up pass: a simt kernel that computes flagged rows or keys again.
 void add_fixup_launch(Draft&, Kernel);
 
-// Whether a result can be not finite where it should be: 0 * NaN of a hidden pair, or infinities
-// and large values that a split into parts does not represent. cta_pair: lse and delta share a row
-// of terms, so that what is not finite of one meets the 0 of the other's product.
+// Whether a result that should be finite can become NaN or infinite: by 0 * NaN of a hidden pair,
+// or by infinities and large values that a split into parts does not represent. In a CTA pair, lse
+// and delta share a row of terms, so that an infinity of one is multiplied by the other's 0.
 bool needs_fixup(const Problem&, const KernelConfig& main);
 void explain_fixup(const Because&);
+
+// A workspace of parts of these sizes in bytes; what is not named has none.
+struct PartSize {
+  WorkspacePart part;
+  Count bytes;
+};
+CudaWorkspace lay_out(std::initializer_list<PartSize>);
 
 inline constexpr int64 kTileCounterBytes = 8;
 inline constexpr int64 kAnyFlagBytes = 16;  // nonces of the calls that flagged a row, a key

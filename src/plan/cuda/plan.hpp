@@ -21,26 +21,35 @@ struct CudaLaunch {
   int64 blocks() const { return resident > 0 ? smaller(resident, grid.blocks()) : grid.blocks(); }
 };
 
-// Offsets of the parts of the GPU workspace in bytes, 256-byte aligned, in their order in memory; a
-// part ends where the next one begins. CudaBuffers describes them. The workspace itself must be
-// 256-byte aligned.
+// The parts of the GPU workspace, in their order in memory. CudaBuffers describes them.
+enum class WorkspacePart {
+  tile_counter,
+  dq_semaphores,
+  any_flag,
+  flags_q,
+  flags_k,
+  dbias_sums,
+  row_states,  // from here on, nothing must be 0 before the first launch
+  row_terms,
+  dq_sums,
+  partial_out,
+  partial_rows,
+  arrivals,
+  hi_lo,
+  copies,
+};
+inline constexpr int kWorkspaceParts = int(WorkspacePart::copies) + 1;
+
+// Offsets in bytes. Each part begins at a multiple of 256, as the workspace itself must.
 struct CudaWorkspace {
-  int64 tile_counter = 0;
-  int64 dq_semaphores = 0;
-  int64 any_flag = 0;
-  int64 flags_q = 0;
-  int64 flags_k = 0;
-  int64 dbias_sums = 0;
+  int64 begins[kWorkspaceParts] = {};
   int64 clear = 0;  // bytes from the beginning that must be 0 before the first launch
-  int64 row_states = 0;
-  int64 row_terms = 0;
-  int64 dq_sums = 0;
-  int64 partial_out = 0;
-  int64 partial_rows = 0;
-  int64 arrivals = 0;
-  int64 hi_lo = 0;
-  int64 copies = 0;
   int64 size = 0;
+
+  int64 begin(WorkspacePart part) const { return begins[int(part)]; }
+  int64 end(WorkspacePart part) const {
+    return int(part) + 1 < kWorkspaceParts ? begins[int(part) + 1] : size;
+  }
 };
 
 struct CudaPlan {
