@@ -52,75 +52,93 @@ Attention packed(const Shape& s) {
           .causal = Causal::bottom_right};
 }
 
+class Problems {
+ public:
+  std::vector<Problem> list;
+
+  void forward(const Attention& a) { add(a, Pass::forward); }
+  void backward(const Attention& a) { add(a, Pass::backward); }
+  void both(const Attention& a) {
+    forward(a);
+    backward(a);
+  }
+
+ private:
+  void add(const Attention& a, Pass pass) { list.push_back(describe(a, pass, NullData::allowed)); }
+};
+
+void add_types_and_head_sizes(Problems& problems) {
+  for (const std::int64_t dim : {64, 128, 512}) problems.both(attention({.dim = dim}));
+  problems.both(attention({.type = f16, .dim = 128}));
+  problems.both(attention({.type = f16, .dim = 256}));
+  problems.backward(causal({.dim = 192, .dim_v = 128}));
+  problems.forward(attention({.type = f16, .dim = 32}));
+  problems.forward(attention({.type = f16, .dim = 96}));
+  problems.forward(short_rows(Causal::none));
+  problems.forward(short_rows(Causal::bottom_right));
+  problems.both(attention({.type = f32, .dim = 64}));
+  problems.forward(attention({.type = f32, .dim = 128}));
+  problems.both(causal({.type = f32}));
+  problems.both(attention({.type = f64, .dim = 64}));
+}
+
+void add_features(Problems& problems) {
+  problems.both(causal({}));
+  problems.both(packed({}));
+  Attention a = causal({});
+  a.softcap = 50;
+  a.sink = Tensor(nullptr, f32, {kHeads});
+  a.dropout.p = 0.1;
+  problems.both(a);
+  a = packed({.dim = 256});
+  a.dropout.p = 0.1;
+  a.alibi_slopes = Tensor(nullptr, f32, {kHeads});
+  problems.backward(a);
+  a = attention({.dim = 64});
+  a.bias = Tensor(nullptr, bf16, {1, kHeads, kLength, kLength});
+  a.mask = Tensor(nullptr, boolean, {kBatch, 1, 1, kLength});
+  a.alibi_slopes = Tensor(nullptr, f32, {kHeads});
+  problems.both(a);
+  a = attention({});  // TMA cannot load its k
+  a.k = Tensor(nullptr, bf16, {kBatch, kHeads, kLength, 128}, {0, 0, 129, 1});
+  problems.forward(a);
+}
+
+// Gradients of biases: summed by the blocks of a cluster, and added to f32 sums in memory.
+void add_biases(Problems& problems) {
+  Attention a = attention({});
+  a.bias = Tensor(nullptr, bf16, {1, kHeads, kLength, kLength});
+  problems.both(a);
+  a.bias = Tensor(nullptr, bf16, {kBatch, 1, kLength, kLength});
+  problems.backward(a);
+  a.bias = Tensor(nullptr, bf16, {kBatch, 1, 1, kLength});
+  problems.backward(a);
+  a = attention({.dim = 64});
+  a.bias = Tensor(nullptr, bf16, {1, kHeads, kLength, kLength});
+  problems.forward(a);
+}
+
+// One query after many keys, and a few, with and without warps that split the keys.
+void add_few_queries(Problems& problems) {
+  problems.forward(attention({.heads_kv = 4, .len_q = 1, .batch = 1}));
+  problems.forward(attention({.dim = 64, .len_q = 1}));
+  problems.forward(attention({.type = f16, .dim = 256, .heads_kv = 4, .len_q = 1}));
+  Attention a = causal({.heads_kv = 8, .len_q = 8, .batch = 1});
+  a.softcap = 50;
+  a.sink = Tensor(nullptr, f32, {kHeads});
+  problems.forward(a);
+  problems.forward(attention({.heads_kv = 4, .len_q = 8, .batch = 1}));
+}
+
 }  // namespace
 
 std::vector<Problem> representative_problems() {
-  std::vector<Problem> problems;
-  const auto add = [&](const Attention& a, Pass pass) {
-    problems.push_back(describe(a, pass, NullData::allowed));
-  };
-  const auto add_both = [&](const Attention& a) {
-    add(a, Pass::forward);
-    add(a, Pass::backward);
-  };
-  for (const std::int64_t dim : {64, 128, 512}) add_both(attention({.dim = dim}));
-  add_both(attention({.type = f16, .dim = 128}));
-  add_both(attention({.type = f16, .dim = 256}));
-  add(causal({.dim = 192, .dim_v = 128}), Pass::backward);
-  add(attention({.type = f16, .dim = 32}), Pass::forward);
-  add(attention({.type = f16, .dim = 96}), Pass::forward);
-  add(short_rows(Causal::none), Pass::forward);
-  add(short_rows(Causal::bottom_right), Pass::forward);
-  add_both(attention({.type = f32, .dim = 64}));
-  add(attention({.type = f32, .dim = 128}), Pass::forward);
-  add_both(causal({.type = f32}));
-  add_both(attention({.type = f64, .dim = 64}));
-  add_both(causal({}));
-  add_both(packed({}));
-
-  Attention features = causal({});
-  features.softcap = 50;
-  features.sink = Tensor(nullptr, f32, {kHeads});
-  features.dropout.p = 0.1;
-  add_both(features);
-  features = packed({.dim = 256});
-  features.dropout.p = 0.1;
-  features.alibi_slopes = Tensor(nullptr, f32, {kHeads});
-  add(features, Pass::backward);
-  features = attention({.dim = 64});
-  features.bias = Tensor(nullptr, bf16, {1, kHeads, kLength, kLength});
-  features.mask = Tensor(nullptr, boolean, {kBatch, 1, 1, kLength});
-  features.alibi_slopes = Tensor(nullptr, f32, {kHeads});
-  add_both(features);
-
-  // What TMA cannot load as it is.
-  features = attention({});
-  features.k = Tensor(nullptr, bf16, {kBatch, kHeads, kLength, 128}, {0, 0, 129, 1});
-  add(features, Pass::forward);
-
-  // Gradients of biases: summed by the blocks of a cluster, and added to f32 sums in memory.
-  features = attention({});
-  features.bias = Tensor(nullptr, bf16, {1, kHeads, kLength, kLength});
-  add_both(features);
-  features.bias = Tensor(nullptr, bf16, {kBatch, 1, kLength, kLength});
-  add(features, Pass::backward);
-  features.bias = Tensor(nullptr, bf16, {kBatch, 1, 1, kLength});
-  add(features, Pass::backward);
-  features = attention({.dim = 64});
-  features.bias = Tensor(nullptr, bf16, {1, kHeads, kLength, kLength});
-  add(features, Pass::forward);
-
-  // One query after many keys.
-  add(attention({.heads_kv = 4, .len_q = 1, .batch = 1}), Pass::forward);
-  add(attention({.dim = 64, .len_q = 1}), Pass::forward);
-  add(attention({.type = f16, .dim = 256, .heads_kv = 4, .len_q = 1}), Pass::forward);
-  // A few: with and without warps that split the keys.
-  features = causal({.heads_kv = 8, .len_q = 8, .batch = 1});
-  features.softcap = 50;
-  features.sink = Tensor(nullptr, f32, {kHeads});
-  add(features, Pass::forward);
-  add(attention({.heads_kv = 4, .len_q = 8, .batch = 1}), Pass::forward);
-  return problems;
+  Problems problems;
+  add_types_and_head_sizes(problems);
+  add_features(problems);
+  add_biases(problems);
+  add_few_queries(problems);
+  return problems.list;
 }
 
 std::vector<KernelConfig> representative_kernels(const Chip& chip) {
