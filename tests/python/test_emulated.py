@@ -366,7 +366,7 @@ def with_scores(case, levels, group):
     [(), ("bottom_right", "window"), ("mask",), ("alibi", "sink"), ("bias",),
      ("softcap", "dropout")], ["f16", "bf16", "f32"])), ids=str)
 @pytest.mark.parametrize("turn", mostly_exhaustive(range(8), 1))
-def test_references_that_run_away(turn, features, type):
+def test_rising_scores(turn, features, type):
     rng = np.random.default_rng([turn, len(features), TYPES.index(type)])
     more = {"window": (400, 30)} if "window" in features else {}
     more |= {"softcap": 1e4} if "softcap" in features else {}
@@ -384,7 +384,7 @@ def test_references_that_run_away(turn, features, type):
 @pytest.mark.parametrize("features", [("bias",), ("bias_infinite", "top_left"), ("bias", "mask")],
                          ids="+".join)
 @pytest.mark.parametrize("turn", mostly_exhaustive(range(4), 0))
-def test_references_that_run_away_with_the_bias(turn, features, type, bias):
+def test_rising_scores_with_a_bias(turn, features, type, bias):
     """The block that is computed again needs the bias whose place the next one's has taken."""
     kind = TYPES.index(type) + TYPES.index(bias) + len(features)
     turn = (turn + kind) % 4

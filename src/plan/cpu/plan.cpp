@@ -24,7 +24,7 @@ CpuTiling tiling_for(const Problem& p, CpuShape shape) {
   return t;
 }
 
-// What no memory holds ends at Count::kMost.
+// Sizes that no memory could hold become Count::kMost.
 CpuWorkspace workspace_for(const Problem& p, const CpuTiling& t, int workers) {
   const Sizes& s = p.sizes;
   const HeadSizes dims{s.dim, s.dim_v};
@@ -88,8 +88,8 @@ bool may_split_keys(const Problem& p, const CpuTiling& t) {
   return splits_keys(t, p.varlen ? 0 : p.sizes.group() * p.sizes.len_q, p.sizes.len_k);
 }
 
-// A split sequence has at least 2 whole chunks, so that a last one, which may be short, makes them
-// half as many again as its rows fill.
+// A split sequence fills at least two chunks, so that a last one, which may be short, adds at most
+// half as many.
 int64 split_chunks_bound(const Problem& p, const CpuTiling& t) {
   if (!may_split_keys(p, t)) return 0;
   const Sizes& s = p.sizes;
@@ -104,7 +104,7 @@ int64 row_blocks_bound(const Problem& p, const CpuTiling& t) {
 
 bool sums_dbias_in_place(const Problem& p) {
   if (computes_in_f64(p)) return p.dbias.given() && p.dbias.type == Type::f64;
-  // Before a dbias is named, its type is assumed to be the bias's; f32 would need less.
+  // A dbias that is not given yet is taken to have the bias's type; f32 would need less.
   return (p.dbias.given() ? p.dbias.type : p.bias.type) == Type::f32;
 }
 

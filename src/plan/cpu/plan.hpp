@@ -54,8 +54,8 @@ Plan plan(const Problem&, const Processor&, const Choice&, int workers);
 
 // The row blocks of all heads, at most.
 int64 row_blocks_bound(const Problem&, const CpuTiling&);
-// The chunks of keys of one sequence; and of all sequences whose keys are split, at most, for each
-// kv head, whatever the tables of sequences say.
+// The chunks of keys of one sequence; and the most that the split sequences can have together for
+// each kv head, whatever the tables of sequences say.
 int64 chunks_of(const CpuTiling&, int64 len_k);
 int64 split_chunks_bound(const Problem&, const CpuTiling&);
 bool splits_keys(const CpuTiling&, int64 rows, int64 len_k);  // forward: few rows, many keys
@@ -64,8 +64,8 @@ bool may_split_keys(const Problem&, const CpuTiling&);        // some sequence o
 // Bias gradients are summed in place where the result's type and strides allow it.
 bool sums_dbias_in_place(const Problem&);
 
-// (query, key) pairs that the intervals leave visible, over batch and heads; of packed sequences
-// whose lengths cannot be read, as if all were the longest.
+// (query, key) pairs that the intervals leave visible, over batch and heads. Packed sequences count
+// as the longest, because the lengths of a GPU's cannot be read.
 double interval_pairs(const Problem&);
 
 std::string kernel_line(const Problem&, const Plan&);

@@ -19,7 +19,7 @@ inline int level_of(const Chip& chip) {
   return capability >= 90 ? 90 : capability >= 80 ? 80 : capability >= 75 ? 75 : 50;
 }
 
-// Whether every row begins at a multiple of 16 bytes; null data, of a plan without any, does.
+// Whether every row begins at a multiple of 16 bytes. Null data, in a plan without memory, does.
 inline bool begins_at_16(const View& view,
                          std::initializer_list<std::pair<int64, int64>> sizes_strides) {
   if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) return false;
@@ -60,8 +60,8 @@ inline bool is_bias_aligned(const Problem& p) {
          begins_at_16(p.bias, {{sizes[0], s.batch}, {sizes[1], s.head}, {sizes[2], s.row}});
 }
 
-// Whether tiles of the bias are one row, of neighbouring keys, that all queries share. The rows of
-// a pack_gqa tile are those of several heads.
+// Whether all rows of a tile share one row of the bias, in which neighbouring keys are neighbours
+// in memory. A tile of packed GQA has rows of several heads.
 inline bool is_bias_of_keys(const Problem& p, bool pack_gqa) {
   const Strides& s = p.bias.strides;
   return p.features.bias && p.bias.type != Type::f64 && s.column == 1 && s.row == 0 &&
@@ -99,7 +99,7 @@ inline MaskForm mask_form(const Problem& p, bool pack_gqa) {
   return {.one_row = is_mask_of_keys(p, pack_gqa), .copy_bytes = bytes_of_mask_copy(p)};
 }
 
-// The features that are compiled in. The lse that the backward pass starts from includes sinks.
+// The features that are compiled in. The backward pass needs no sink, because lse includes it.
 inline Features kernel_features(const Problem& p) {
   Features features = p.features;
   if (p.backward) features.sink = false;
@@ -108,7 +108,7 @@ inline Features kernel_features(const Problem& p) {
 
 inline bool wants_dbias(const Problem& p) { return p.features.bias && p.wants(p.dbias); }
 
-// Whether dbias is added up from several tiles: in f32 sums, or in dbias itself.
+// Whether several tiles add to an element of dbias: in f32 sums, or in dbias itself.
 inline bool adds_dbias(const KernelConfig& main) {
   return main.dbias.how != BiasGradient::none && main.dbias.how != BiasGradient::store;
 }
@@ -120,7 +120,7 @@ inline Wanted wanted_of(const Problem& p) {
   return {.dq = p.wants(p.dq), .dk = p.wants(p.dk), .dv = p.wants(p.dv)};
 }
 
-// Whether f32 elements of a row can be added to by pairs that begin at 8 bytes.
+// Whether one instruction can add to two neighbouring f32 elements: pairs begin at 8 bytes.
 inline bool has_aligned_pairs(const View& view) {
   const Strides& s = view.strides;
   return s.column == 1 && (s.row | s.head | s.batch) % 2 == 0 &&
@@ -135,7 +135,7 @@ inline bool has_aligned_vectors(const View& view) {
          reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
 }
 
-// The keys that some query of a sequence of the largest sizes sees.
+// From the first to the last key that some query of the longest sequence sees: how many keys.
 inline int64 keys_in_reach(const Problem& p) {
   const Sizes& s = p.sizes;
   if (!p.features.interval || s.len_q == 0 || p.varlen) return s.len_k;

@@ -19,11 +19,11 @@ Refusal why_not_copies(const Problem&, InputSet);
 // The problem with its copies in place of the inputs; memory: where they begin, or null in a plan.
 Problem with_copies(const Problem&, InputSet, uint8* memory);
 Count copies_bytes(const Problem&, InputSet);
-// The inputs that a call may copy: also dout where it is not given yet, which may be of any
-// strides.
+// The inputs that a call may copy. A dout that is not given yet is one of them, because it may have
+// any strides.
 InputSet copies_at_most(const CudaPlan&, const Problem&);
 
-// Whether a kernel is given the problem with copies. The sums of delta are of a f32 dout as it is.
+// Whether a kernel is given the problem with copies. Delta reads an f32 dout where it is.
 inline bool reads_copies(const KernelConfig& c, const Problem& p) {
   return c.family == Family::wgmma || (c.kernel == Kernel::delta && p.dout.type == p.type);
 }

@@ -202,8 +202,8 @@ void set_tiling(KernelConfig& c, const TilingRequest& request, const Tiling& til
       tiling.slices <= 2) {
     c.tiling.rows = 32;
   }
-  // The tests of a mask need registers, of which 64 keys leave too few at 128 columns; dropout
-  // serves 32 keys at a time.
+  // Testing intervals takes registers, and 64 keys leave too few of them at 128 columns. Dropout
+  // bits are generated for 32 keys at a time.
   if (c.kernel == Kernel::forward && c.type != Type::f32 && tiling.rows == 128 &&
       tiling.keys == 64 && tiling.warps == 4) {
     const bool wide = request.dim > 64 || request.dim_v > 64;
@@ -239,9 +239,9 @@ bool packs_gqa(const Problem& p) {
          2 * divide_up(group * rows, kRows) <= group * divide_up(rows, kRows);
 }
 
-// How the kernel makes dbias; it does not where a pass of its own does. Adding in any order is
-// exact only where each element is added once. Tiles that intervals or lengths hide are not
-// visited, so that nothing would be stored in them.
+// How the kernel makes dbias; none where a separate pass makes it. Adding in any order is
+// deterministic only where each element is added once. Nothing would be stored in tiles that
+// intervals or lengths hide, because they are not visited.
 BiasGradient bias_gradient(const Problem& p) {
   if (!wants_dbias(p) || (p.deterministic && is_broadcast(p))) return BiasGradient::none;
   const bool has_gaps = !p.accumulate && (p.features.interval || p.varlen);

@@ -11,7 +11,7 @@
 namespace regard {
 
 // Shapes of an ordinary size, without data: every type, the usual head sizes, both passes, each
-// feature at least once. As they share kernels, a chip needs about eighty.
+// feature at least once. They share kernels, so that a chip needs about a hundred.
 std::vector<Problem> representative_problems();
 
 // The kernels that these problems need on a chip, each once.

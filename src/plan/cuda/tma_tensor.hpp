@@ -24,8 +24,8 @@ struct TmaTensors {
 // Packed sequences are one batch entry. A dimension that the bias is broadcast over has size 1.
 TmaTensors tma_tensors(const Problem&, const Tiling&);
 
-// Of a wgmma kernel. Of f32: the hi and lo parts of the inputs, in place of batch entries; hi_lo is
-// their place in the workspace.
+// The tensors of a wgmma kernel. For f32 they are the hi and lo parts of the inputs, which take the
+// place of batch entries; hi_lo: where the parts begin in the workspace.
 TmaTensors tma_tensors(const Problem&, const KernelConfig&, const void* hi_lo);
 
 // Whether TMA can count the rows of the parts of f32, and a grid the blocks that make them.

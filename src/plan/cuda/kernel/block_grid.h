@@ -68,8 +68,8 @@ REGARD_INLINE int64 dq_rows(const Problem& p) {
                   : p.sizes.batch * round_up(p.sizes.len_q, 16);
 }
 
-// Rows of lse in the row terms, after which those of delta begin: tiles at the end may reach past
-// it.
+// Rows of lse in the row terms. Those of delta begin after them, and the last tile of lse may reach
+// into them.
 REGARD_INLINE int64 term_rows(const Problem& p) { return p.sizes.heads_q * dq_rows(p) + 64; }
 
 }  // namespace regard

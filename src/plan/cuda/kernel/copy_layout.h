@@ -1,5 +1,5 @@
-// Copies of inputs in scratch memory, for kernels that load by TMA: rows begin at multiples of 16
-// bytes, and elements have the type of q.
+// The inputs that are copied to the workspace because TMA cannot load them where they are. Rows of
+// a copy begin at multiples of 16 bytes, and its elements have the type of q.
 #pragma once
 
 #include "problem/problem.h"
@@ -19,7 +19,7 @@ struct InputSet {
 
 REGARD_INLINE bool is_of_queries(Input input) { return input == Input::q || input == Input::dout; }
 
-template <class AnyProblem>  // const or not
+template <class AnyProblem>  // const Problem or Problem
 REGARD_INLINE auto& view_of(AnyProblem& p, Input input) {
   return input == Input::q ? p.q : input == Input::k ? p.k : input == Input::v ? p.v : p.dout;
 }

@@ -13,7 +13,7 @@ namespace regard {
 inline constexpr int kPanelColumns = 64;
 inline constexpr int kPanelRowBytes = 128;
 inline constexpr int kWarpgroupRows = 64;   // of a product
-inline constexpr int kTasksAtOnce = 4;      // tiles of rows that a block knows of
+inline constexpr int kTilesAtOnce = 4;      // tiles of rows that a block has taken
 inline constexpr int kMostWgmmaStages = 4;  // of keys and of values
 inline constexpr int kMostQuerySlots = 2;
 inline constexpr int kWgmmaShared = 227 << 10;  // what a block may use at most
@@ -56,7 +56,7 @@ struct ForwardWgmmaLayout {
   int bias = 0;          // [rows][keys], staged by the warps that read it; by TMA: panels of [rows]
   int mask = 0;          // [rows][keys]
   int dropout_bits = 0;  // [2][consumer threads] words
-  int tasks = 0;         // kTasksAtOnce x ForwardTile
+  int tiles = 0;         // kTilesAtOnce x ForwardTile
   int barriers = 0;      // 8 bytes each
   int size = 0;
 };
@@ -82,8 +82,8 @@ REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c, int
   x.bias = x.out + out_panels * panel_bytes(t.rows);
   x.mask = x.bias + (c.bias.by_tma ? panels_of(t.keys) * panel_bytes(t.rows) : bias_bytes(c));
   x.dropout_bits = x.mask + mask_bytes(c);
-  x.tasks = x.dropout_bits + dropout_bytes(c);
-  x.barriers = x.tasks + kTasksAtOnce * kTaskBytes;
+  x.tiles = x.dropout_bits + dropout_bytes(c);
+  x.barriers = x.tiles + kTilesAtOnce * kTaskBytes;
   x.size = x.barriers + kBarriers * 8;
   return x;
 }

@@ -54,8 +54,8 @@ struct ForwardMemory {
     return begin + kLayout.dropout_bits + (half * kConsumerWarps * 32 + thread) * 4;
   }
   REGARD_DEVICE ForwardTile& tile(int iteration) const {
-    uint8* const first = &shared_memory<uint8>() + kLayout.tasks;
-    return reinterpret_cast<ForwardTile*>(first)[iteration % kTasksAtOnce];
+    uint8* const first = &shared_memory<uint8>() + kLayout.tiles;
+    return reinterpret_cast<ForwardTile*>(first)[iteration % kTilesAtOnce];
   }
 
   // ------------------------------------------------------------------------------------- mbarriers
