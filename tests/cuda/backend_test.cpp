@@ -109,9 +109,9 @@ TEST_CASE("a forward call is its kernels and nothing else") {
     REQUIRE(fake.machine->launches.size() == 2);
     CHECK(fake.machine->calls["cuMemsetD8Async"] == 0);
     const KernelParams &main = fake.machine->launches[0].params,
-                       &marked = fake.machine->launches[1].params;
+                       &flagged = fake.machine->launches[1].params;
     CHECK(main.nonce != 0);
-    CHECK(marked.nonce == main.nonce);
+    CHECK(flagged.nonce == main.nonce);
     CHECK(main.buffers.any_flag != nullptr);
     const std::uint64_t nonce = main.nonce;
     c.forward();

@@ -31,7 +31,7 @@ struct Draw {
   bool flip() { return below(2) == 1; }
 };
 
-// All elements of a tensor in one place, but for the last axis.
+// Strides of 0 in all axes except the last.
 Tensor flat(Type type, std::vector<int64> sizes) {
   Tensor t;
   t.type = type;

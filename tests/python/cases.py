@@ -280,7 +280,7 @@ def room(array):
 
 
 def call(which, attention, *tensors, guard=False, **how):
-    """regard.forward or regard.backward; guard: with a workspace of its own between guard bands."""
+    """regard.forward or regard.backward; guard: with a workspace between guard bands."""
     tensors, more = tensors[:-1], tensors[-1]
     if not guard:
         return getattr(regard, which)(attention, *tensors, **more, **how)

@@ -5,7 +5,7 @@ intervals. In float64 it is the truth that tests compare with. With another `wor
 `rnd` that rounds every intermediate matrix to the storage type, the same lines are the plain
 unfused computation whose error is the yardstick of the chapter "Accuracy".
 
-Values must be finite, but for a bias of -inf. Whatever lies outside the real lengths comes back as
+Values must be finite, except a bias of -inf. Whatever lies outside the real lengths comes back as
 0 and means "not written".
 """
 

@@ -1,7 +1,7 @@
 """A small ctypes binding of include/regard/regard.h for the tests: NumPy arrays in and out.
 
 The library is the shared object that the environment variable REGARD_LIBRARY names, by default
-that of the release build. Arrays keep their strides; bf16 has a tagged dtype of its own, BF16.
+that of the release build. Arrays keep their strides; bf16 has a tagged dtype, BF16.
 """
 
 import ctypes

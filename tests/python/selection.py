@@ -11,7 +11,7 @@ def host_backends():
 
 
 def is_repeated(backend, type):
-    """AVX512-BF16 has kernels of its own for bf16 alone: for other types its are AVX-512's."""
+    """AVX512-BF16 has separate kernels for bf16 alone: for other types its are AVX-512's."""
     return backend == "cpu:avx512bf16" and type not in (None, "bf16")
 
 

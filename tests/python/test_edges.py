@@ -187,7 +187,7 @@ def test_a_hidden_pair_spoils_nothing(how, poison, type, backend):
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 def test_a_spoilt_row_reaches_only_the_keys_it_sees(poison, type, backend):
-    """Row 10 sees keys 0 to 10: its NaN may spoil their gradients and no others."""
+    """Row 10 sees keys 0 to 10: its NaN may reach their gradients and no others."""
     p = problem(1, 2, 2, 40, 100, 24, type=type)
     want = solve(**p, backend=backend, causal="top_left")
     for name in ("q", "dout"):

@@ -132,7 +132,7 @@ TILES = [  # type, features, (Sq, Sk), D, Dv
     ("bf16", (), (64, 193), 136, 168),
     ("f16", ("softcap",), (63, 200), 256, 40),
     ("bf16", ("alibi", "bshd"), (70, 130), 256, 200),
-    # Tiles of bias and mask beside them; where there is no room, or rows are not aligned, none.
+    # Tiles of bias and mask next to them; where there is no room, or rows are not aligned, none.
     ("bf16", ("bias", "mask", "dropout"), (150, 304), 64, 64),
     ("f16", ("bias_infinite", "seqused", "top_left"), (200, 296), 128, 128),
     ("f16", ("bias_head", "mask_keys"), (70, 320), 256, 256),
@@ -247,7 +247,7 @@ def test_pairs_of_an_odd_grid(spoilt):
     ("wgmma", "bf16", 64), ("wgmma", "bf16", 192), ("wgmma", "f32", 64), ("wgmma", "f32", 128),
     ("mma", "bf16", 64), ("mma", "f32", 64)])
 def test_a_gradient_is_added_once(family, type, dim, name):
-    """A hidden NaN of q may spoil dk of a key alone, one of dout dv: the other is there already."""
+    """A hidden NaN of q may reach dk of a key alone, one of dout dv: the other is there already."""
     given = problem(1, 1, 1, 70, 70, dim, type=type)
     given[name] = with_values(given[name], np.s_[:, :, 10], np.nan)
     got, want = (
@@ -302,7 +302,7 @@ def test_rows_of_other_sequences_are_not_felt(type):
 
 # How Hopper's backward kernel makes dbias: clusters of 2, 3, 4, 6 and 8 batch entries that store it,
 # clusters that add their sums, tiles that nothing sees, f32 sums where heads or the batch share it,
-# and a bias of one row; with and without a warpgroup of its own.
+# and a bias of one row; with and without a warpgroup for it.
 DBIASES = [  # type, features, B, (Sq, Sk), D, what else
     ("bf16", ("bias_shared",), 2, (150, 200), 64, {}),
     ("f16", ("bias_shared", "top_left", "deterministic"), 3, (130, 264), 128,
@@ -409,7 +409,7 @@ def test_the_largest_head_of_f32():
 @pytest.mark.parametrize("features, name, sizes", one_in(5, itertools.product(
     [(), ("top_left",), ("packed",)], "qkv", [(-6, 6), (-37, -30), (-44, -20), (8, 12)])), ids=str)
 def test_f32_of_any_size(features, name, sizes):
-    """Rows of f32 from denormal to huge, beside one another: each as exact as if it were alone."""
+    """Rows of f32 from denormal to huge next to one another: each as exact as if it were alone."""
     low, high = sizes
     # Logits of some ten to the power of half of the range, whatever their size.
     scale = 1.0 if name == "v" else 0.2 * 10.0 ** -((low + high) / 2)

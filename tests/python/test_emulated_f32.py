@@ -63,7 +63,7 @@ def test_one_gradient_alone(wanted, dim):
     (name, *range) for name in ["q", "k", "v", "dout"]
     for range in [(-6, 6, 64), (-30, -24, 32), (6, 9, 96)])))
 def test_rows_of_any_size(name, low, high, dim):
-    """Rows from tiny to huge, beside one another: as exact as where nothing is scaled or split."""
+    """Rows from tiny to huge next to one another: as exact as where nothing is scaled or split."""
     scale = 0.2 * 10.0 ** -((low + high) / 2) if name in "qk" else 1.0
     given = problem(1, 4, 2, 140, 200, dim, seed=7)
     rng = np.random.default_rng([abs(high), len(name)])
@@ -97,7 +97,7 @@ def test_what_is_not_finite(name, spoilt, dim):
     for gradient in GRADIENTS:
         rows = np.isfinite(want[gradient]).all(axis=-1)
         same = np.isfinite(got[gradient]).all(axis=-1)
-        # What overflows on the way may be in range where rows have factors of their own.
+        # What overflows on the way may be in range where each row has a factor.
         assert same[rows].all() if spoilt == 3e38 else np.array_equal(rows, same), gradient
         size = np.abs(want[gradient][rows]).max(axis=-1, keepdims=True, initial=0)
         error = np.abs(got[gradient][rows] - want[gradient][rows])
