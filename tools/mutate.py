@@ -51,7 +51,7 @@ CHANGES = [
 
 # By the beginning of a changed file's path: which tests of tests/python. Those of the CPU and of
 # what all backends share run on the scalar instruction set, the others on the emulated GPU.
-FORWARD_WGMMA = "tiles_of_warpgroups or boxes_of_a_bias"
+FORWARD_WGMMA = "tiles_of_warpgroups or bias_by_tma"
 SIMT = "(alone or at_once) and simt or test_emulated_adversarial and simt"
 EMULATED = {
     "src/cuda/kernels/tile/wgmma/forward/f32": "tiles_of_warpgroups and f32",
