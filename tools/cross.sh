@@ -5,14 +5,14 @@
 #
 # Debian's g++ builds for aarch64; zig's clang, which brings C and C++ libraries, for the others.
 # QEMU runs what this machine cannot. Programs for riscv64 and musl (x86-64) are static, with musl.
-# For musl the tool is built too, and tests of the GPU backend run. Each build is in
+# For musl the tool is built too, and tests of AVX and of the GPU backend run. Each build is in
 # build/cross/NAME, with its log. The last lines are a table; the status is 1 where something failed
 # that is said to work. Windows is not supported: the table counts the files that compile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 suites='semantics|problem|plan|rows|reference|lanes|forcing|threads|fuzz|.*_scalar|c_api_test'
-gpu_suites='cuda_plan|cuda_missing|cuda_disk|cuda_trust'
+musl_suites='cuda_plan|cuda_missing|cuda_disk|cuda_trust|.*_avx2|.*_avx512'
 
 # The header-only libraries of the tool and the tests, apart from this machine's other headers.
 link_headers() {
@@ -70,7 +70,7 @@ configure_target() {
 # run_tests NAME: "100% tests passed, 0 tests failed out of 14", or what did not pass.
 run_tests() {
   local which=$suites
-  if [[ $1 == musl ]]; then which+="|$gpu_suites"; fi
+  if [[ $1 == musl ]]; then which+="|$musl_suites"; fi
   ctest --test-dir "build/cross/$1" -R "^($which)\$" --output-on-failure -j "$(nproc)" 2>&1 |
     tee -a "build/cross/$1.log" | grep 'tests passed'
 }
