@@ -17,8 +17,10 @@ class Memory {
     const auto size = static_cast<std::size_t>(layout.size);
     void* data = run.workspace.data;
     if (data) {
-      require(run.workspace.size >= size, "workspace.size", run.workspace.size,
-              "must be at least " + std::to_string(size) + " bytes");
+      if (run.workspace.size < size) {
+        refuse("workspace.size", run.workspace.size,
+               "must be at least " + std::to_string(size) + " bytes");
+      }
     } else {
       own_.reset(::operator new(size, std::nothrow));
       if (!own_) refuse("workspace", size, "bytes could not be allocated", Code::out_of_memory);

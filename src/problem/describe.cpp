@@ -91,7 +91,7 @@ void read_options(const Attention& a, Problem& p) {
   p.score = {.scale = scale, .softcap = a.softcap};
   p.precision = uint8(a.precision);
   p.deterministic = a.deterministic;
-  p.dropout = dropout_params(a.dropout.p, a.dropout.seed, a.dropout.offset);
+  if (a.dropout.p > 0) p.dropout = dropout_params(a.dropout.p, a.dropout.seed, a.dropout.offset);
   // A sink is divided by the scale, where scores are not multiplied by it.
   const bool positive = scale > (computes_in_f64(p) ? 0x1p-900 : 0x1p-100);
   p.features = {
@@ -141,8 +141,10 @@ void read_score_tensors(const Attention& a, Problem& p, NullData nulls) {
 View optional_like(const char* name, const Tensor& tensor, const Tensor& like, const Problem& p,
                    Access access) {
   if (!tensor.given()) return {};
-  require(tensor.type == p.type || tensor.type == f32, name, tensor,
-          std::string("must be ") + name_of(p.type) + (p.type == f32 ? "" : " or f32"));
+  if (tensor.type != p.type && tensor.type != f32) {
+    refuse(name, tensor,
+           std::string("must be ") + name_of(p.type) + (p.type == f32 ? "" : " or f32"));
+  }
   return row_view(name, tensor, like, p.packed, access);
 }
 
@@ -179,9 +181,9 @@ Problem describe(const Attention& a, Pass pass, NullData nulls, TableCopies* cop
   }
   p.sequences = read_sequences(a, p.sizes, p.packed, nulls, copies);
   read_options(a, p);
-  p.q = row_view("q", a.q, a.q, p.packed, Access::read);
-  p.k = row_view("k", a.k, a.k, p.packed, Access::read);
-  p.v = row_view("v", a.v, a.v, p.packed, Access::read);
+  p.q = checked_row_view(a.q, p.packed);
+  p.k = checked_row_view(a.k, p.packed);
+  p.v = checked_row_view(a.v, p.packed);
   if (nulls == NullData::refused) {
     check_data("q", a.q);
     check_data("k", a.k);

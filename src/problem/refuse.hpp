@@ -5,6 +5,7 @@
 
 #include "regard/error.hpp"
 #include "regard/tensor.hpp"
+#include "semantics/portable.h"
 
 namespace regard {
 
@@ -25,10 +26,12 @@ template <class Value>
   throw Error(code, argument, printed(value), reason);
 }
 
-// The reason is a literal, or costs nothing to build: it is built whether the rule holds or not.
-template <class Value, class Reason>
-void require(bool holds, const char* argument, const Value& value, const Reason& reason) {
-  if (!holds) refuse(argument, value, std::string(reason));
+// For a reason that is a literal. Others are built where a rule is broken: if (...) refuse(...).
+template <class Value>
+REGARD_INLINE void require(bool holds, const char* argument, const Value& value,
+                           const char* reason) {
+  if (!holds) [[unlikely]]
+    refuse(argument, value, reason);
 }
 
 }  // namespace regard

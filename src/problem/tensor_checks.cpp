@@ -17,17 +17,6 @@ bool has_elements(const Tensor& tensor) {
   return true;
 }
 
-// The span in bytes must fit an address, so that no offset can overflow.
-void check_span(const char* name, const Tensor& tensor) {
-  __int128 span = 1;
-  for (std::size_t axis = 0; axis < rank_of(tensor); ++axis) {
-    const __int128 stride = tensor.strides[axis];
-    if (tensor.sizes[axis] > 0) span += (tensor.sizes[axis] - 1) * (stride < 0 ? -stride : stride);
-  }
-  require(span * __int128(size_of(tensor.type)) < __int128(1) << 62, name, tensor,
-          "spans more memory than there is");
-}
-
 bool same_sizes(const Tensor& a, const Tensor& b) {
   return a.rank == b.rank && std::equal(a.sizes.begin(), a.sizes.begin() + a.rank, b.sizes.begin());
 }
@@ -53,12 +42,18 @@ void check_shape(const char* name, const Tensor& tensor, int rank, const char* w
   require(tensor.type <= Type::i32, name, int(tensor.type), "is no such type");
   require(tensor.rank >= 0, name, tensor, "needs as many strides as sizes");
   require(tensor.rank == rank, name, tensor, wanted);
+  __int128 span = 1;
   for (std::size_t axis = 0; axis < rank_of(tensor); ++axis) {
-    require(tensor.sizes[axis] >= 0, name, tensor, "sizes must not be negative");
-    require(tensor.sizes[axis] <= std::numeric_limits<std::int32_t>::max(), name, tensor,
+    const std::int64_t size = tensor.sizes[axis];
+    require(size >= 0, name, tensor, "sizes must not be negative");
+    require(size <= std::numeric_limits<std::int32_t>::max(), name, tensor,
             "sizes must be below 2^31");
+    const __int128 stride = tensor.strides[axis];
+    if (size > 0) span += (size - 1) * (stride < 0 ? -stride : stride);
   }
-  check_span(name, tensor);
+  // The span in bytes must fit an address, so that no offset can overflow.
+  require(span * __int128(size_of(tensor.type)) < __int128(1) << 62, name, tensor,
+          "spans more memory than there is");
 }
 
 void check_last_stride(const char* name, const Tensor& tensor) {
@@ -81,6 +76,10 @@ View row_view(const char* name, const Tensor& tensor, const Tensor& like, bool p
   if (!same_sizes(tensor, like)) refuse(name, tensor, "must be " + to_string(only_sizes(like)));
   check_last_stride(name, tensor);
   if (access == Access::write) check_overlap(name, tensor);
+  return checked_row_view(tensor, packed);
+}
+
+View checked_row_view(const Tensor& tensor, bool packed) {
   const auto s = [&](std::size_t axis) { return stride_of(tensor, axis); };
   return {.data = tensor.data,
           .type = tensor.type,
@@ -90,7 +89,7 @@ View row_view(const char* name, const Tensor& tensor, const Tensor& like, bool p
 
 View lse_view(const char* name, const Tensor& tensor, const Problem& p, Access access) {
   const Type wanted = computes_in_f64(p) ? f64 : f32;
-  require(tensor.type == wanted, name, tensor, std::string("must be ") + name_of(wanted));
+  if (tensor.type != wanted) refuse(name, tensor, std::string("must be ") + name_of(wanted));
   const Sizes& n = p.sizes;
   const Tensor like = p.packed ? Tensor(nullptr, wanted, {n.heads_q, n.rows_q})
                                : Tensor(nullptr, wanted, {n.batch, n.heads_q, n.len_q});
@@ -112,9 +111,11 @@ View broadcast_view(const char* name, const Tensor& tensor,
   const std::size_t absent = 4 - rank_of(tensor);
   for (std::size_t axis = absent; axis < 4; ++axis) {
     const std::int64_t size = tensor.sizes[axis - absent];
-    require(size == 1 || size == full[axis], name, tensor,
-            "must broadcast to " +
-                to_string(Tensor(nullptr, tensor.type, {full[0], full[1], full[2], full[3]})));
+    if (size != 1 && size != full[axis]) {
+      refuse(name, tensor,
+             "must broadcast to " +
+                 to_string(Tensor(nullptr, tensor.type, {full[0], full[1], full[2], full[3]})));
+    }
     if (size != 1) strides[axis] = tensor.strides[axis - absent];
   }
   return {.data = tensor.data,
@@ -125,10 +126,11 @@ View broadcast_view(const char* name, const Tensor& tensor,
 View head_view(const char* name, const Tensor& tensor, const Sizes& sizes, bool per_batch) {
   check_shape(name, tensor, per_batch ? 2 : 1, per_batch ? "must be (B, Hq)" : "must be (Hq)");
   const std::size_t head = per_batch ? 1 : 0;
-  require(tensor.sizes[head] == sizes.heads_q && (!per_batch || tensor.sizes[0] == sizes.batch),
-          name, tensor,
-          "must have " + std::to_string(sizes.heads_q) + " heads" +
-              (per_batch ? " in " + std::to_string(sizes.batch) + " batches" : ""));
+  if (tensor.sizes[head] != sizes.heads_q || (per_batch && tensor.sizes[0] != sizes.batch)) {
+    refuse(name, tensor,
+           "must have " + std::to_string(sizes.heads_q) + " heads" +
+               (per_batch ? " in " + std::to_string(sizes.batch) + " batches" : ""));
+  }
   return {
       .data = tensor.data,
       .type = tensor.type,
@@ -137,7 +139,7 @@ View head_view(const char* name, const Tensor& tensor, const Sizes& sizes, bool 
 
 View like_view(const char* name, const Tensor& tensor, const Tensor& bias, const Problem& p) {
   check_shape(name, tensor, bias.rank, "must have as many dimensions as the bias");
-  require(same_sizes(tensor, bias), name, tensor, "must be " + to_string(only_sizes(bias)));
+  if (!same_sizes(tensor, bias)) refuse(name, tensor, "must be " + to_string(only_sizes(bias)));
   check_overlap(name, tensor);
   const Sizes& s = p.sizes;
   return broadcast_view(name, tensor, {s.batch, s.heads_q, s.len_q, s.len_k});

@@ -22,6 +22,7 @@ void check_data(const char* name, const Tensor&);  // null only where there are 
 
 // Tensors of rows with a head size: q, k, v, out and their gradients; sizes as `like`.
 View row_view(const char* name, const Tensor&, const Tensor& like, bool packed, Access);
+View checked_row_view(const Tensor&, bool packed);  // where every check was made before
 View lse_view(const char* name, const Tensor&, const Problem&, Access);
 View broadcast_view(const char* name, const Tensor&, const std::array<std::int64_t, 4>& full);
 View head_view(const char* name, const Tensor&, const Sizes&, bool per_batch);
