@@ -46,8 +46,10 @@ void split_task(const Problem& p, const CpuTiling& tiling, const ForwardTask& wh
 std::vector<int64> longest_first(const Batch& batch) {
   std::vector<int64> order(std::size_t(batch.size()));
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64 a, int64 b) { return batch[a].block_count > batch[b].block_count; });
+  const auto longer = [&](int64 a, int64 b) { return batch[a].block_count > batch[b].block_count; };
+  if (!std::is_sorted(order.begin(), order.end(), longer)) {
+    std::stable_sort(order.begin(), order.end(), longer);
+  }
   return order;
 }
 
@@ -55,6 +57,7 @@ ForwardWork forward_work(const Problem& p, const CpuTiling& tiling, const Batch&
                          char* partials) {
   const int64 heads = p.sizes.heads_kv;
   ForwardWork work;
+  work.tasks.reserve(std::size_t(batch.blocks() * heads));
   const auto add = [&](int64 b, int64 kv, int64 block) {
     const BatchEntry& entry = batch[b];
     const ForwardTask task{.b = b, .kv = kv, .block = block, .keys = {0, entry.seq.len_k}};
@@ -98,6 +101,9 @@ TaskList backward_work(const Problem& p, const Batch& batch) {
   const bool across_heads = summed && p.bias_sizes[1] == 1;
   const bool across_keys = summed && p.bias_sizes[3] == 1;
   TaskList list;
+  const auto most = std::size_t(batch.chunks() * s.heads_kv);
+  list.tasks.reserve(most);
+  list.begins.reserve(most + 1);
   std::vector<int64> entries;  // that have the chunk
   const auto add_chunk = [&](int64 first_kv, int64 chunk) {
     for (const int64 b : entries) {

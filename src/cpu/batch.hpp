@@ -19,6 +19,7 @@ struct BatchEntry {
 class Batch {
  public:
   Batch(const Problem& p, const CpuTiling& tiling) : sizes_(p.sizes) {
+    entries_.reserve(std::size_t(sizes_.batch));
     BatchEntry entry;
     for (int64 b = 0; b < sizes_.batch; ++b) {
       entry.seq = sequence(p.sequences, b);
@@ -29,11 +30,16 @@ class Batch {
       entry.rows_q += entry.seq.len_q;
       entry.rows_k += entry.seq.len_k;
       entry.blocks += entry.block_count;
+      chunks_ += entry.chunk_count;
     }
+    blocks_ = entry.blocks;
   }
 
   const BatchEntry& operator[](int64 b) const { return entries_[std::size_t(b)]; }
   int64 size() const { return sizes_.batch; }
+  // Of one kv head in all entries: row blocks, and chunks of keys.
+  int64 blocks() const { return blocks_; }
+  int64 chunks() const { return chunks_; }
 
   // Index of the first row or block of (b, kv) in arrays of all of them.
   int64 first_q(int64 b, int64 kv) const {
@@ -52,6 +58,7 @@ class Batch {
  private:
   const Sizes sizes_;
   std::vector<BatchEntry> entries_;
+  int64 blocks_ = 0, chunks_ = 0;
 };
 
 }  // namespace regard::cpu_backend

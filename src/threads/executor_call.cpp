@@ -9,8 +9,7 @@
 
 namespace regard {
 
-void ExecutorCall::run(const Executor& executor, int workers,
-                       const std::function<void(int)>& work) {
+void ExecutorCall::run(const Executor& executor, int workers, FunctionRef<void(int)> work) {
   std::unique_ptr<ExecutorCall> call(new ExecutorCall(workers, work));
   executor.run(executor.self, workers, call_task, call.get());
   const int left_out = call->withhold_others();

@@ -3,11 +3,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <memory>
 
 #include "regard/regard.hpp"
+#include "threads/function_ref.hpp"
 
 namespace regard {
 
@@ -16,10 +16,10 @@ class ExecutorCall {
  public:
   // Runs work(worker) for each worker in [0, workers). Throws Error if the Executor leaves a worker
   // out, calls it twice, or calls one that does not exist.
-  static void run(const Executor&, int workers, const std::function<void(int)>& work);
+  static void run(const Executor&, int workers, FunctionRef<void(int)> work);
 
  private:
-  ExecutorCall(int workers, const std::function<void(int)>& work)
+  ExecutorCall(int workers, FunctionRef<void(int)> work)
       : work_(work), workers_(workers), claimed_(new std::atomic<bool>[std::size_t(workers)]()) {}
 
   static void call_task(void* context, int index);
@@ -30,7 +30,7 @@ class ExecutorCall {
 
   static constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::min();
 
-  const std::function<void(int)>& work_;
+  const FunctionRef<void(int)> work_;
   const int workers_;
   const std::unique_ptr<std::atomic<bool>[]> claimed_;
   std::atomic<int> ended_{0};

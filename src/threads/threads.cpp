@@ -20,7 +20,7 @@ namespace {
 
 // One parallel() call. Free threads start its workers; the caller is one of them.
 struct Job {
-  const std::function<void(int)>& work;
+  const FunctionRef<void(int)> work;
   const int workers;
   int started = 0;   // under the pool's mutex
   int finished = 0;  // under the pool's mutex
@@ -28,7 +28,7 @@ struct Job {
 
 class Pool {
  public:
-  void run(int workers, const std::function<void(int)>& work) {
+  void run(int workers, FunctionRef<void(int)> work) {
     Job job{work, workers};
     std::unique_lock lock(mutex_);
     grow(workers - 1);
@@ -116,7 +116,7 @@ int worker_count(const Run& run) {
   return run.threads > 0 ? run.threads : system::usable_cores();
 }
 
-void parallel(int workers, const Run& run, const std::function<void(int)>& work) {
+void parallel(int workers, const Run& run, FunctionRef<void(int)> work) {
   if (workers <= 1) {
     if (workers == 1) work(0);
     return;
@@ -129,7 +129,7 @@ void parallel(int workers, const Run& run, const std::function<void(int)>& work)
 }
 
 void parallel_tasks(std::int64_t tasks, int workers, const Run& run,
-                    const std::function<void(std::int64_t, int)>& task) {
+                    FunctionRef<void(std::int64_t, int)> task) {
   TaskQueue queue(tasks);
   std::atomic<bool> out_of_memory{false};
   const auto count = static_cast<int>(std::min<std::int64_t>(workers, tasks));

@@ -37,8 +37,8 @@ Plan plan_for(Type type, const Processor& processor, const char* choice = "") {
 }
 
 bool says(const Plan& plan, const char* words) {
-  for (const std::string& reason : plan.reasons) {
-    if (reason.find(words) != std::string::npos) return true;
+  for (const char* reason : plan.reasons) {
+    if (reason && std::string(reason).find(words) != std::string::npos) return true;
   }
   return false;
 }

@@ -51,7 +51,9 @@ std::string explanation(const Problem& p, const Plan& plan) {
   std::string text = row("problem", to_string(p) + (p.backward ? ", backward" : ", forward"));
   if (!plan.supported()) return text + row("backend", "none: " + plan.refusal);
   text += row("backend", plan.name);
-  for (const std::string& reason : plan.reasons) text += row("  because", reason);
+  for (const char* reason : plan.reasons) {
+    if (reason) text += row("  because", reason);
+  }
   text += row("kernel", kernel_line(p, plan));
   const double all = pairs_under({}, p);
   if (p.features.interval && all > 0) {

@@ -114,11 +114,12 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
   if (choice.name == "reference") {
     plan.backend = BackendKind::reference;
     plan.name = "reference";
-    plan.reasons.push_back("asked for by name: the textbook in float64, one row at a time");
+    plan.reasons[0] = "asked for by name: the textbook in float64, one row at a time";
     return plan;
   }
   Isa isa = processor.usable.front();
-  std::string why = "the widest instruction set that this processor has";
+  const char*& why = plan.reasons[0];
+  why = "the widest instruction set that this processor has";
   if (choice.name.starts_with("cpu:")) {
     if (!parse_isa(choice.name.substr(4), isa)) {
       return refused("no backend has this name; \"regard info\" lists them");
@@ -134,18 +135,20 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
   } else if (isa == Isa::avx512bf16 && (p.type != Type::bf16 || !processor.bf16_dot_pays)) {
     isa = Isa::avx512;
     if (p.type == Type::bf16) {
-      why += "; its bf16 dot products are slower than f32 FMA (measured), so bf16 is converted";
+      why =
+          "the widest instruction set that this processor has; its bf16 dot products are slower "
+          "than f32 FMA (measured), so bf16 is converted";
     }
   } else if (isa == Isa::avx512bf16) {
-    why += "; its bf16 dot products are faster than f32 FMA (measured)";
+    why =
+        "the widest instruction set that this processor has; its bf16 dot products are faster "
+        "than f32 FMA (measured)";
   }
   plan.backend = BackendKind::cpu;
   plan.name = std::string("cpu:") + name_of(isa);
-  plan.reasons.push_back(std::move(why));
   plan.isa = kernels_for(isa, p.type);
   if (plan.isa != isa) {
-    plan.reasons.push_back(std::string(name_of(isa)) + " has kernels for bf16 only; " +
-                           name_of(plan.isa) + " serves this type");
+    plan.reasons[1] = "avx512bf16 has kernels for bf16 only; avx512 serves this type";
   }
   plan.tiling = tiling_for(p, shape_of(plan.isa, p.type));
   plan.workspace = workspace_for(p, plan.tiling, workers);

@@ -45,7 +45,7 @@ struct Plan {
   CpuTiling tiling;
   CpuWorkspace workspace;
   int workers = 1;
-  std::vector<std::string> reasons;  // for a person
+  const char* reasons[2] = {};  // for a person; null = none
 
   bool supported() const { return backend != BackendKind::none; }
 };
