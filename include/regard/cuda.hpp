@@ -62,6 +62,10 @@ void to_device(int device, void* to, const void* from, std::size_t bytes);
 void to_host(int device, void* to, const void* from, std::size_t bytes);
 /// Waits until the device has nothing left to do.
 void synchronize(int device);
+/// Gives back the memory that the library keeps for the workspaces of later calls (at most a
+/// sixteenth of the device's, once the device was synchronised), in the current context if it
+/// belongs to the device, else in its primary one.
+void trim(int device);
 
 }  // namespace cuda_memory
 

@@ -15,7 +15,7 @@ const Chip& this_chip(int device);
 // What a family's kernels lack on this machine, and how to get it; "" = nothing.
 std::string missing(Family);
 
-void run(const Problem&, const CudaPlan&, const Run&);
+void run(const Problem&, const Run&);
 
 // "registers 168, shared 0 + 98304, ..." for each kernel that is at hand without compiling.
 std::string resources_text(const CudaPlan&, const Chip&);

@@ -1,5 +1,6 @@
 // Device memory and GPU time for programs without CUDA's headers.
 #include "cuda/driver.hpp"
+#include "cuda/workspace.hpp"
 #include "problem/refuse.hpp"
 #include "regard/cuda.hpp"
 
@@ -75,6 +76,11 @@ void to_host(int device, void* to, const void* from, std::size_t bytes) {
 void synchronize(int device) {
   const CurrentContext context(device, nullptr);
   check(driver().synchronize(), "cuCtxSynchronize", device);
+}
+
+void trim(int device) {
+  const CurrentContext context(device, nullptr);
+  trim_workspace_pool(device, context.id());
 }
 
 }  // namespace cuda_memory

@@ -47,6 +47,10 @@ std::string missing_function(const SharedLibrary& library, Driver& d) {
   find("cuMemFree_v2", d.free);
   find("cuMemAllocAsync", d.allocate_async);
   find("cuMemFreeAsync", d.free_async);
+  find("cuMemAllocFromPoolAsync", d.allocate_from_pool);
+  find("cuMemPoolCreate", d.create_pool);
+  find("cuMemPoolSetAttribute", d.set_pool_attribute);
+  find("cuMemPoolTrimTo", d.trim_pool);
   find("cuMemsetD8Async", d.fill_async);
   find("cuMemcpyHtoD_v2", d.copy_in);
   find("cuMemcpyDtoH_v2", d.copy_out);
@@ -57,6 +61,7 @@ std::string missing_function(const SharedLibrary& library, Driver& d) {
   find("cuFuncGetAttribute", d.function_attribute);
   find("cuLaunchKernelEx", d.launch);
   find("cuTensorMapEncodeTiled", d.encode_tiled);
+  find("cuTensorMapReplaceAddress", d.replace_address);
   find("cuEventCreate", d.create_event);
   find("cuEventRecord", d.record_event);
   find("cuEventSynchronize", d.synchronize_event);

@@ -14,6 +14,7 @@ using Stream = struct StreamTag*;
 using Module = struct ModuleTag*;
 using Function = struct FunctionTag*;
 using Event = struct EventTag*;
+using MemoryPool = struct MemoryPoolTag*;
 using DevicePointer = std::uint64_t;
 using Result = int;
 
@@ -25,7 +26,16 @@ inline constexpr Result kNoBinary = 209;
 inline constexpr Result kUnsupportedPtx = 222;
 
 enum FunctionAttribute : int { kPtxVersion = 5, kMaxDynamicShared = 8 };
-enum PointerAttribute : int { kMemoryType = 2, kReachableAt = 3, kOrdinal = 9 };
+enum PointerAttribute : int {
+  kMemoryType = 2,
+  kReachableAt = 3,
+  kOrdinal = 9,
+  kRangeBegin = 11,  // of the allocation, or of reserved addresses that may be mapped in part
+  kRangeSize = 12,
+  kMappingSize = 18,
+  kMappingBegin = 19,
+};
+enum PoolAttribute : int { kReleaseThreshold = 4 };
 enum CaptureMode : int { kRelaxed = 2 };
 enum LaunchAttributeId : int { kProgrammaticSerialization = 6 };
 
@@ -46,6 +56,16 @@ struct LaunchConfig {
   unsigned attribute_count;
 };
 static_assert(sizeof(LaunchConfig) == 56);
+
+// CUmemPoolProps.
+struct PoolProperties {
+  int allocation = 1;    // pinned: the only kind
+  int handle_types = 0;  // no other process sees the memory
+  int location = 1;      // a device
+  int ordinal = 0;
+  unsigned char unused[72] = {};
+};
+static_assert(sizeof(PoolProperties) == 88);
 
 // Signatures of the driver API, version 12.0.
 struct Driver {
@@ -73,10 +93,14 @@ struct Driver {
   Result (*allocate)(DevicePointer*, std::size_t);
   Result (*free)(DevicePointer);
   Result (*allocate_async)(DevicePointer*, std::size_t, Stream);
+  Result (*allocate_from_pool)(DevicePointer*, std::size_t, MemoryPool, Stream);
   Result (*free_async)(DevicePointer, Stream);
   Result (*fill_async)(DevicePointer, unsigned char, std::size_t, Stream);
   Result (*copy_in)(DevicePointer, const void*, std::size_t);
   Result (*copy_out)(void*, DevicePointer, std::size_t);
+  Result (*create_pool)(MemoryPool*, const PoolProperties*);
+  Result (*set_pool_attribute)(MemoryPool, int attribute, void* value);
+  Result (*trim_pool)(MemoryPool, std::size_t bytes_to_keep);
   Result (*pointer_attributes)(unsigned count, int* attributes, void** values, DevicePointer);
 
   Result (*load_module)(Module*, const void* image, unsigned count, int* options, void** values);
@@ -89,6 +113,7 @@ struct Driver {
                          const std::uint64_t* sizes, const std::uint64_t* strides,
                          const std::uint32_t* box, const std::uint32_t* steps, int interleave,
                          int swizzle, int promotion, int fill);
+  Result (*replace_address)(void* map, void* data);
 
   Result (*create_event)(Event*, unsigned flags);
   Result (*record_event)(Event, Stream);
@@ -135,6 +160,20 @@ class CurrentContext {
  private:
   std::uint64_t id_ = 0;
   bool pushed_ = false;
+};
+
+// Lets the thread call what a capture in another thread would forbid, and what touches no stream:
+// loading kernels, making pools.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const Driver& d) : d_(d) { d_.exchange_capture_mode(&mode_); }
+  ~RelaxedCapture() { d_.exchange_capture_mode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const Driver& d_;
+  int mode_ = kRelaxed;
 };
 
 }  // namespace regard::cuda_backend

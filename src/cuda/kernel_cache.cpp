@@ -140,19 +140,6 @@ Node* find(const Key& key) {
   return node;
 }
 
-// Loading is among the calls that a capture in another thread would forbid; it touches no stream.
-class RelaxedCapture {
- public:
-  explicit RelaxedCapture(const Driver& d) : d_(d) { d_.exchange_capture_mode(&mode_); }
-  ~RelaxedCapture() { d_.exchange_capture_mode(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  const Driver& d_;
-  int mode_ = kRelaxed;
-};
-
 [[noreturn]] void refuse_load(Result result, const KernelConfig& config) {
   std::string reason = "the driver does not load it: " + text_of(result);
   if (result == kNoBinary || result == kInvalidImage || result == kUnsupportedPtx) {

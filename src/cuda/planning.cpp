@@ -9,9 +9,6 @@
 namespace regard::cuda_backend {
 namespace {
 
-std::string forced_backend(const Run& run) {
-  return run.backend.empty() ? backend_variable() : run.backend;
-}
 const char* who_forces(const Run& run) {
   return run.backend.empty() ? "REGARD_BACKEND" : "backend";
 }
@@ -44,7 +41,7 @@ class GpuBackend final : public Backend {
   }
 
   void run(const Problem& problem, const Run& run) const override {
-    cuda_backend::run(problem, make_supported_plan(problem, run), run);
+    cuda_backend::run(problem, run);
   }
 
   Explanation explain(const Problem& problem, const Run& run) const override {
@@ -61,6 +58,10 @@ class GpuBackend final : public Backend {
 };
 
 }  // namespace
+
+std::string forced_backend(const Run& run) {
+  return run.backend.empty() ? backend_variable() : run.backend;
+}
 
 std::string device_name(const Run& run) {
   switch (run.device.kind) {

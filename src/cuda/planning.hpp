@@ -11,7 +11,8 @@ namespace regard::cuda_backend {
 
 inline bool on_gpu(const Run& run) { return run.device.kind != Device::Kind::cpu; }
 
-std::string device_name(const Run&);  // "cpu", "cuda:0", "sm_80"
+std::string forced_backend(const Run&);  // by the call, else by REGARD_BACKEND; "" = none
+std::string device_name(const Run&);     // "cpu", "cuda:0", "sm_80"
 
 // The chip of the device, or the one that is named; an Error where there is none.
 const Chip& chip_of(const Run&);

@@ -24,29 +24,72 @@ void encode(const Driver& d, TensorMap& map, const TmaTensor& x, int device) {
   check(result, "cuTensorMapEncodeTiled", device);
 }
 
+struct MapPlace {
+  TensorMap& map;
+  TmaTensor TmaTensors::*tensor;
+  View Problem::*view;
+  bool used = true;
+};
+
+std::array<MapPlace, 6> places_in(BackwardMaps& to, const KernelConfig& c) {
+  using T = TmaTensors;
+  using P = Problem;
+  return {{{to.q, &T::q, &P::q},
+           {to.k, &T::k, &P::k},
+           {to.v, &T::v, &P::v},
+           {to.dout, &T::dout, &P::dout},
+           {to.dk, &T::dk, &P::dk, c.out_by_tma && c.wanted.dk},
+           {to.dv, &T::dv, &P::dv, c.out_by_tma && c.wanted.dv}}};
+}
+
+std::array<MapPlace, 5> places_in(ForwardMaps& to, const KernelConfig& c) {
+  using T = TmaTensors;
+  using P = Problem;
+  return {{{to.q, &T::q, &P::q},
+           {to.k, &T::k, &P::k},
+           {to.v, &T::v, &P::v},
+           {to.out, &T::out, &P::out, c.out_by_tma},
+           {to.bias, &T::bias, &P::bias, c.bias.by_tma}}};
+}
+
 }  // namespace
 
-LaunchMaps launch_maps(const Driver& d, const Problem& p, const KernelConfig& config,
-                       const void* hi_lo, int device) {
-  const TmaTensors x = tma_tensors(p, config, hi_lo);
-  LaunchMaps maps;
-  if (config.kernel == Kernel::backward) {
-    BackwardMaps& to = maps.backward = {};
-    encode(d, to.q, x.q, device);
-    encode(d, to.k, x.k, device);
-    encode(d, to.v, x.v, device);
-    encode(d, to.dout, x.dout, device);
-    if (config.out_by_tma && config.wanted.dk) encode(d, to.dk, x.dk, device);
-    if (config.out_by_tma && config.wanted.dv) encode(d, to.dv, x.dv, device);
+LaunchMaps& TensorMaps::at(const Driver& d, const Problem& p, const KernelConfig& c,
+                           const void* hi_lo, int device) {
+  if (c.kernel == Kernel::backward) {
+    place(d, places_in(maps_.backward, c), p, c, hi_lo, device);
   } else {
-    ForwardMaps& to = maps.forward = {};
-    encode(d, to.q, x.q, device);
-    encode(d, to.k, x.k, device);
-    encode(d, to.v, x.v, device);
-    if (config.out_by_tma) encode(d, to.out, x.out, device);
-    if (config.bias.by_tma) encode(d, to.bias, x.bias, device);
+    place(d, places_in(maps_.forward, c), p, c, hi_lo, device);
   }
-  return maps;
+  return maps_;
+}
+
+template <class Places>
+void TensorMaps::place(const Driver& d, const Places& places, const Problem& p,
+                       const KernelConfig& c, const void* hi_lo, int device) {
+  const auto base_of = [&](const MapPlace& place) {
+    return static_cast<const uint8*>(c.products == Products::f16x3 ? hi_lo : (p.*place.view).data);
+  };
+  if (!encoded_) {
+    const TmaTensors tensors = tma_tensors(p, c, hi_lo);
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      if (!places[i].used) continue;
+      const TmaTensor& x = tensors.*places[i].tensor;
+      encode(d, places[i].map, x, device);
+      addresses_[i] = static_cast<const uint8*>(x.data);
+      offsets_[i] = addresses_[i] - base_of(places[i]);
+    }
+    encoded_ = true;
+    return;
+  }
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    if (!places[i].used) continue;
+    const uint8* const address = base_of(places[i]) + offsets_[i];
+    if (address == addresses_[i]) continue;
+    check(d.replace_address(&places[i].map, const_cast<uint8*>(address)),
+          "cuTensorMapReplaceAddress", device);
+    addresses_[i] = address;
+  }
 }
 
 }  // namespace regard::cuda_backend

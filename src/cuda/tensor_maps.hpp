@@ -1,6 +1,8 @@
 // Tensor maps of a launch, encoded by the driver.
 #pragma once
 
+#include <array>
+
 #include "cuda/driver.hpp"
 #include "cuda/kernels/tensor_maps.h"
 #include "plan/cuda/kernel/kernel_config.h"
@@ -8,9 +10,26 @@
 
 namespace regard::cuda_backend {
 
-// Of a kernel of family wgmma; an Error where the driver refuses a tensor, which plans exclude.
-// hi_lo: the parts of f32 in the workspace.
-LaunchMaps launch_maps(const Driver&, const Problem&, const KernelConfig&, const void* hi_lo,
-                       int device);
+// Of a kernel of family wgmma, for problems that differ by addresses only: encoded for the first,
+// and patched where a tensor lies elsewhere.
+class TensorMaps {
+ public:
+  // An Error where the driver refuses a tensor, which plans exclude. hi_lo: the parts of f32 in the
+  // workspace.
+  LaunchMaps& at(const Driver&, const Problem&, const KernelConfig&, const void* hi_lo, int device);
+
+ private:
+  static constexpr int kMost = 6;
+
+  template <class Places>
+  void place(const Driver&, const Places&, const Problem&, const KernelConfig&, const void* hi_lo,
+             int device);
+
+  LaunchMaps maps_{};
+  // Of the tensors, in the order of the maps; and from the problem's tensor, or from hi_lo.
+  std::array<const uint8*, kMost> addresses_{};
+  std::array<std::ptrdiff_t, kMost> offsets_{};
+  bool encoded_ = false;
+};
 
 }  // namespace regard::cuda_backend

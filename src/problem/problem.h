@@ -18,6 +18,7 @@ struct View {
   Strides strides;
 
   REGARD_INLINE bool given() const { return type != Type::none; }
+  bool operator==(const View&) const = default;
 };
 
 struct Sizes {
@@ -32,6 +33,7 @@ struct Sizes {
   int64 dim_v = 0;
 
   REGARD_INLINE int64 group() const { return heads_kv > 0 ? heads_q / heads_kv : 0; }
+  bool operator==(const Sizes&) const = default;
 };
 
 struct Problem {
@@ -60,6 +62,7 @@ struct Problem {
   REGARD_INLINE bool wants(const View& gradient) const {
     return gradient.given() || !gradients_named;
   }
+  bool operator==(const Problem&) const = default;
 };
 
 // f64 computes in f64, everything else in f32.

@@ -43,6 +43,8 @@ struct DropoutParams {
   uint32 threshold = 0;  // dropped if the element's 16 bits are below it
   uint32 key_low = 0;
   uint32 key_high = 0;
+
+  bool operator==(const DropoutParams&) const = default;
 };
 
 // p realised is threshold / 65536. Seed and offset mix into one key, so that a step costs nothing.

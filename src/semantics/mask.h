@@ -12,6 +12,8 @@ struct MaskParams {
   int64 left = -1;  // -1 = unbounded
   int64 right = -1;
   bool top_left = false;
+
+  bool operator==(const MaskParams&) const = default;
 };
 
 struct Interval {

@@ -22,6 +22,8 @@ template <class Real>
 struct ScoreParams {
   Real scale = 1;
   Real softcap = 0;
+
+  bool operator==(const ScoreParams&) const = default;
 };
 
 // The parameters in f32. A softcap that f32 cannot hold, or whose quotient with the scale it cannot

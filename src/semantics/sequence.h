@@ -11,6 +11,8 @@ struct Strides {
   int64 head = 0;
   int64 row = 0;
   int64 column = 0;
+
+  bool operator==(const Strides&) const = default;
 };
 
 // Lengths of every sequence; null pointers where a dense batch needs none.
@@ -21,6 +23,8 @@ struct SequenceTable {
   const int32* used_k = nullptr;
   int64 len_q = 0;  // dense lengths
   int64 len_k = 0;
+
+  bool operator==(const SequenceTable&) const = default;
 };
 
 // One batch entry: real lengths, and its first row within packed tensors (0 when dense).

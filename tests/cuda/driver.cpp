@@ -2,6 +2,7 @@
 // is the host's.
 #include "tests/cuda/driver.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -25,6 +26,10 @@ struct LaunchConfig {
   Stream* stream;
   const LaunchAttribute* attributes;
   unsigned attribute_count;
+};
+struct PoolProperties {
+  int allocation, handles, location, ordinal;
+  unsigned char unused[72];
 };
 struct Function {
   Kernel* kernel;
@@ -79,14 +84,22 @@ int allocate(std::uint64_t* memory, std::size_t bytes, bool in_stream_order) {
   if (!made) return kOutOfMemory;
   std::memset(made, 0xff, bytes);
   *memory = reinterpret_cast<std::uint64_t>(made);
-  machine().memory[*memory] = {bytes, current()->device, in_stream_order};
+  machine().memory[*memory] = {
+      .bytes = bytes, .device = current()->device, .in_stream_order = in_stream_order};
   return kOk;
 }
 
 int release(std::uint64_t memory) {
-  if (machine().memory.erase(memory) == 0) return kInvalid;
+  const auto found = machine().memory.find(memory);
+  if (found == machine().memory.end()) return kInvalid;
+  if (Pool* const pool = found->second.pool) pool->kept += found->second.bytes;
+  machine().memory.erase(found);
   std::free(reinterpret_cast<void*>(memory));
   return kOk;
+}
+
+void release_kept() {
+  for (Pool& pool : machine().pools) pool.kept = std::min(pool.kept, pool.threshold);
 }
 
 Context* primary_of(int device) {
@@ -181,7 +194,10 @@ FAKE int cuCtxSetCurrent(Context* context) {
   if (context) contexts.push_back(context);
   return kOk;
 }
-FAKE int cuCtxGetCurrent(Context** context) { return *context = current(), kOk; }
+FAKE int cuCtxGetCurrent(Context** context) {
+  BEGIN("cuCtxGetCurrent");
+  return *context = current(), kOk;
+}
 FAKE int cuCtxPushCurrent_v2(Context* context) {
   BEGIN("cuCtxPushCurrent");
   return contexts.push_back(context), kOk;
@@ -193,10 +209,12 @@ FAKE int cuCtxPopCurrent_v2(Context** context) {
   return contexts.pop_back(), kOk;
 }
 FAKE int cuCtxGetDevice(int* device) {
+  BEGIN("cuCtxGetDevice");
   if (!current()) return kNoContext;
   return *device = current()->device, kOk;
 }
 FAKE int cuCtxGetId(Context* context, unsigned long long* id) {
+  BEGIN("cuCtxGetId");
   if (!context) context = current();
   if (!context) return kNoContext;
   return *id = context->id, kOk;
@@ -207,6 +225,7 @@ FAKE int cuDevicePrimaryCtxRetain(Context** context, int device) {
 }
 FAKE int cuCtxSynchronize() {
   BEGIN("cuCtxSynchronize");
+  release_kept();
   return call.forbidden() ? kForbiddenInCapture : kOk;
 }
 
@@ -252,6 +271,15 @@ FAKE int cuTensorMapEncodeTiled(void* map, int, std::uint32_t rank, void* data,
   return std::memcpy(map, &made, sizeof made), kOk;
 }
 
+FAKE int cuTensorMapReplaceAddress(void* map, void* data) {
+  BEGIN("cuTensorMapReplaceAddress");
+  if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) return kInvalid;
+  regard::emulated::BoxMap made;
+  std::memcpy(&made, map, sizeof made);
+  made.data = data;
+  return std::memcpy(map, &made, sizeof made), kOk;
+}
+
 FAKE int cuEventCreate(Event** event, unsigned) { return *event = new Event, kOk; }
 FAKE int cuEventDestroy_v2(Event* event) { return delete event, kOk; }
 FAKE int cuEventRecord(Event* event, Stream*) {
@@ -274,6 +302,30 @@ FAKE int cuMemFree_v2(std::uint64_t memory) {
   BEGIN("cuMemFree");
   if (call.forbidden()) return kForbiddenInCapture;
   return release(memory);
+}
+FAKE int cuMemPoolCreate(Pool** pool, const PoolProperties* properties) {
+  BEGIN("cuMemPoolCreate");
+  if (call.forbidden()) return kForbiddenInCapture;
+  const auto& [allocation, handles, location, ordinal, unused] = *properties;
+  if (allocation != 1 || handles != 0 || location != 1) return kInvalid;
+  if (ordinal < 0 || ordinal >= kDevices) return kInvalidDevice;
+  return *pool = &call.m.pools.emplace_back(Pool{.device = ordinal}), kOk;
+}
+FAKE int cuMemPoolSetAttribute(Pool* pool, int attribute, void* value) {
+  BEGIN("cuMemPoolSetAttribute");
+  if (attribute != 4) return kInvalid;  // release threshold
+  return pool->threshold = *static_cast<std::uint64_t*>(value), kOk;
+}
+FAKE int cuMemPoolTrimTo(Pool* pool, std::size_t bytes) {
+  BEGIN("cuMemPoolTrimTo");
+  return pool->kept = std::min(pool->kept, bytes), kOk;
+}
+FAKE int cuMemAllocFromPoolAsync(std::uint64_t* memory, std::size_t bytes, Pool* pool, Stream*) {
+  BEGIN("cuMemAllocFromPoolAsync");
+  const int result = allocate(memory, bytes, true);
+  if (result != kOk) return result;
+  machine().memory[*memory].pool = pool;
+  return pool->kept -= std::min(pool->kept, bytes), kOk;
 }
 FAKE int cuMemAllocAsync(std::uint64_t* memory, std::size_t bytes, Stream*) {
   BEGIN("cuMemAllocAsync");
@@ -306,16 +358,23 @@ FAKE int cuMemcpyHtoDAsync_v2(std::uint64_t to, const void* from, std::size_t by
 FAKE int cuMemcpyDtoHAsync_v2(void* to, std::uint64_t from, std::size_t bytes, Stream*) {
   return std::memcpy(to, reinterpret_cast<const void*>(from), bytes), kOk;
 }
+// Each allocation is a range and a mapping.
 FAKE int cuPointerGetAttributes(unsigned count, int* attributes, void** values,
                                 std::uint64_t pointer) {
   BEGIN("cuPointerGetAttributes");
   const auto* const allocation = allocation_at(pointer);
   const bool reachable = allocation && current() && allocation->second.device == current()->device;
   for (unsigned i = 0; i < count; ++i) {
-    if (attributes[i] == 2) *static_cast<unsigned*>(values[i]) = allocation ? 2 : 0;
-    if (attributes[i] == 3) *static_cast<std::uint64_t*>(values[i]) = reachable ? pointer : 0;
-    if (attributes[i] == 9)
-      *static_cast<int*>(values[i]) = allocation ? allocation->second.device : -2;
+    const int attribute = attributes[i];
+    if (attribute >= 18 && !call.m.knows_mappings) return kInvalid;
+    void* const to = values[i];
+    if (attribute == 2) *static_cast<unsigned*>(to) = allocation ? 2 : 0;
+    if (attribute == 3) *static_cast<std::uint64_t*>(to) = reachable ? pointer : 0;
+    if (attribute == 9) *static_cast<int*>(to) = allocation ? allocation->second.device : -2;
+    if (attribute == 11 || attribute == 19)
+      *static_cast<std::uint64_t*>(to) = allocation ? allocation->first : 0;
+    if (attribute == 12 || attribute == 18)
+      *static_cast<std::size_t*>(to) = allocation ? allocation->second.bytes : 0;
   }
   return kOk;
 }
@@ -345,6 +404,18 @@ FAKE int cuFuncGetAttribute(int* value, int attribute, Function* function) {
   return *value = attribute == 5 ? function->kernel->ptx_version() : 0, kOk;
 }
 
+// Of the second parameter, which only kernels with tensor maps have.
+static std::vector<const void*> mapped_by(const void* parameter) {
+  constexpr std::size_t kMaps = sizeof(regard::LaunchMaps) / sizeof(regard::TensorMap);
+  std::vector<const void*> found;
+  for (std::size_t i = 0; parameter && i < kMaps; ++i) {
+    regard::emulated::BoxMap map;
+    std::memcpy(&map, static_cast<const regard::TensorMap*>(parameter) + i, sizeof map);
+    if (map.data) found.push_back(map.data);
+  }
+  return found;
+}
+
 FAKE int cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** parameters,
                           void** extra) {
   BEGIN("cuLaunchKernelEx");
@@ -369,8 +440,12 @@ FAKE int cuLaunchKernelEx(const LaunchConfig* config, Function* function, void**
                       .shared_bytes = shared_bytes,
                       .may_overlap = may_overlap,
                       .stream = stream,
-                      .params = *static_cast<const regard::KernelParams*>(parameters[0])};
-  if (call.m.is_recording) call.m.launches.push_back(launch);
+                      .params = *static_cast<const regard::KernelParams*>(parameters[0]),
+                      .mapped = {}};
+  if (call.m.is_recording) {
+    call.m.launches.push_back(launch);
+    call.m.launches.back().mapped = mapped_by(parameters[1]);
+  }
   return function->kernel->run(launch, parameters, call.m.fault);
 }
 

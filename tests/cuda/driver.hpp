@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
@@ -36,12 +37,20 @@ struct Launch {
   bool may_overlap = false;  // begin before what is launched before it is done
   void* stream = nullptr;
   KernelParams params;
+  std::vector<const void*> mapped;  // where the tensors of its tensor maps begin
+};
+
+struct Pool {
+  int device = 0;
+  std::size_t threshold = 0;  // bytes that a synchronisation leaves it
+  std::size_t kept = 0;       // bytes that nobody uses
 };
 
 struct Allocation {
   std::size_t bytes = 0;
   int device = 0;
   bool in_stream_order = false;
+  Pool* pool = nullptr;
 };
 
 struct Machine {
@@ -49,9 +58,11 @@ struct Machine {
   std::map<std::string, int> failures;  // by function: what its calls return from now on
   std::map<std::string, int> calls;
   std::map<std::uintptr_t, Allocation> memory;
+  std::deque<Pool> pools;
   std::vector<Launch> launches;
   std::string fault = "as the test wants it";  // the text of errors
   bool broken_capture = false;                 // something was called that a capture forbids
+  bool knows_mappings = true;                  // in pointer attributes
   bool is_recording = false;  // on: calls are counted, launches kept, failures given
 
   std::size_t stream_ordered() const {  // allocations that live

@@ -54,6 +54,7 @@ struct FakeCuda {
     machine->calls.clear();
     machine->launches.clear();
     machine->broken_capture = false;
+    machine->knows_mappings = true;
     machine->is_recording = true;
   }
   fake::Context* current_context() const {
