@@ -4,6 +4,7 @@
     python -m regard.bench --q 1x16x2048x64 --type f32,bf16 --with causal softcap=30
     python -m regard.bench --tune --case d128-causal-16384-bwd \\
         --backends "cuda:mma;cuda:mma@rows=64,keys=128,warps=8"
+    python -m regard.bench host [--device cuda:0] [--compiled]
     python -m regard.bench plot gpu_h200.jsonl --out gpu.svg
     python -m regard.bench compare old/libregard.so new/libregard.so
 
@@ -246,6 +247,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == ["plot"]:
         return plot_main(argv[1:])
+    if argv[:1] == ["host"]:
+        from .host import main as host_main
+
+        return host_main(argv[1:])
     if argv[:1] == ["compare"]:
         from .compare import main as compare_main
 
