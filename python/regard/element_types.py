@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from .checks import shown
@@ -42,8 +43,7 @@ def type_name(argument: str, dtype: object) -> str:
 
 def element_type(x: Any, argument: str) -> str:
     """"f32" of an array of float32. Errors: WrongType for what the argument cannot hold."""
-    dtype = getattr(x.dtype, "name", None) or str(x.dtype).rpartition(".")[2]
-    type = TYPE_NAMES.get(dtype, "")
+    type = _type_of(x.dtype)
     if type not in allowed_types(argument):
         raise wrong_element_type(x, argument)
     if getattr(x.dtype, "isnative", True) is False:
@@ -51,6 +51,11 @@ def element_type(x: Any, argument: str) -> str:
                      "must have this machine's byte order: "
                      f"{argument}.astype({argument}.dtype.newbyteorder('='))", WrongType)
     return type
+
+
+@lru_cache(maxsize=64)  # NumPy takes two microseconds to make the name
+def _type_of(dtype: Any) -> str:
+    return TYPE_NAMES.get(getattr(dtype, "name", None) or str(dtype).rpartition(".")[2], "")
 
 
 def wrong_element_type(x: Any, argument: str) -> Error:
