@@ -8,23 +8,7 @@ namespace regard::python {
 
 namespace {
 
-using nanobind::dlpack::dtype;
 using nanobind::dlpack::dtype_code;
-
-Type type_of(dtype type) {
-  if (type.lanes != 1) return Type::none;
-  const auto is = [&](dtype_code code, int bits) {
-    return type.code == static_cast<std::uint8_t>(code) && type.bits == bits;
-  };
-  static_assert(kTypeCount == 7, "a type was added: how DLPack names it");
-  if (is(dtype_code::Float, 64)) return Type::f64;
-  if (is(dtype_code::Float, 32)) return Type::f32;
-  if (is(dtype_code::Float, 16)) return Type::f16;
-  if (is(dtype_code::Bfloat, 16)) return Type::bf16;
-  if (is(dtype_code::Bool, 8)) return Type::boolean;
-  if (is(dtype_code::Int, 32)) return Type::i32;
-  return Type::none;
-}
 
 Tensor tensor_of(const void* data, Type type, std::size_t rank) {
   Tensor tensor;
@@ -40,8 +24,53 @@ void require_rank(const std::string& argument, std::size_t rank) {
               "an array has at most 4");
 }
 
-// The device of a DLPack view, in the numbers of Array::device.
-int device_of(int type, int index, const std::string& argument) {
+// View: an ndarray type, read-only or writable.
+template <class View>
+Array described(const nanobind::object& source, const std::string& argument,
+                const std::string& type) {
+  View view;
+  if (!nanobind::try_cast(source, view)) {
+    throw Error(Code::invalid_argument, argument, nanobind::type_name(source.type()).c_str(),
+                "must be an array that speaks DLPack");
+  }
+  require_rank(argument, view.ndim());
+  const Type own = type.empty()
+                       ? type_of_dlpack(view.dtype().code, view.dtype().bits, view.dtype().lanes)
+                       : type_named("type", type);
+  if (own == Type::none || (!type.empty() && view.itemsize() != size_of(own))) {
+    throw Error(
+        Code::invalid_argument, argument,
+        nanobind::str(nanobind::getattr(source, "dtype", nanobind::str("its type"))).c_str(),
+        "must hold f64, f32, f16, bf16, bool or i32");
+  }
+  Array array{.tensor = tensor_of(view.data(), own, view.ndim()),
+              .device = device_of_dlpack(view.device_type(), view.device_id(), argument),
+              .owner = nanobind::cast(view)};
+  for (std::size_t axis = 0; axis < view.ndim(); ++axis) {
+    array.tensor.sizes[axis] = static_cast<std::int64_t>(view.shape(axis));
+    array.tensor.strides[axis] = view.stride(axis);
+  }
+  return array;
+}
+
+}  // namespace
+
+Type type_of_dlpack(std::uint8_t code, std::uint8_t bits, std::uint16_t lanes) {
+  if (lanes != 1) return Type::none;
+  const auto is = [&](dtype_code wanted, int size) {
+    return code == static_cast<std::uint8_t>(wanted) && bits == size;
+  };
+  static_assert(kTypeCount == 7, "a type was added: how DLPack names it");
+  if (is(dtype_code::Float, 64)) return Type::f64;
+  if (is(dtype_code::Float, 32)) return Type::f32;
+  if (is(dtype_code::Float, 16)) return Type::f16;
+  if (is(dtype_code::Bfloat, 16)) return Type::bf16;
+  if (is(dtype_code::Bool, 8)) return Type::boolean;
+  if (is(dtype_code::Int, 32)) return Type::i32;
+  return Type::none;
+}
+
+int device_of_dlpack(int type, int index, const std::string& argument) {
   namespace device = nanobind::device;
   if (type == device::cpu::value || type == device::cuda_host::value) return Array::kHost;
   const std::string named = "device (" + std::to_string(type) + ", " + std::to_string(index) + ")";
@@ -55,35 +84,6 @@ int device_of(int type, int index, const std::string& argument) {
   }
   return index;
 }
-
-// View: an ndarray type, read-only or writable.
-template <class View>
-Array described(const nanobind::object& source, const std::string& argument,
-                const std::string& type) {
-  View view;
-  if (!nanobind::try_cast(source, view)) {
-    throw Error(Code::invalid_argument, argument, nanobind::type_name(source.type()).c_str(),
-                "must be an array that speaks DLPack");
-  }
-  require_rank(argument, view.ndim());
-  const Type own = type.empty() ? type_of(view.dtype()) : type_named("type", type);
-  if (own == Type::none || (!type.empty() && view.itemsize() != size_of(own))) {
-    throw Error(
-        Code::invalid_argument, argument,
-        nanobind::str(nanobind::getattr(source, "dtype", nanobind::str("its type"))).c_str(),
-        "must hold f64, f32, f16, bf16, bool or i32");
-  }
-  Array array{.tensor = tensor_of(view.data(), own, view.ndim()),
-              .device = device_of(view.device_type(), view.device_id(), argument),
-              .owner = nanobind::cast(view)};
-  for (std::size_t axis = 0; axis < view.ndim(); ++axis) {
-    array.tensor.sizes[axis] = static_cast<std::int64_t>(view.shape(axis));
-    array.tensor.strides[axis] = view.stride(axis);
-  }
-  return array;
-}
-
-}  // namespace
 
 Type type_named(const std::string& argument, const std::string& name) {
   for (const Type type : {f64, f32, f16, bf16, Type::boolean, Type::i32}) {

@@ -20,6 +20,12 @@ struct Array {
 // "f32" and so on, as name_of writes them. Error for another name.
 Type type_named(const std::string& argument, const std::string& name);
 
+// The element type that DLPack names so; Type::none for another one.
+Type type_of_dlpack(std::uint8_t code, std::uint8_t bits, std::uint16_t lanes);
+
+// DLPack's device in the numbers of Array::device. Error for memory of another kind.
+int device_of_dlpack(int type, int index, const std::string& argument);
+
 // A view of memory at `pointer`; strides count elements.
 Array array_at(std::uintptr_t pointer, const std::string& type,
                const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <regard/cuda.hpp>
 
+#include "direct.hpp"
 #include "gil.hpp"
 #include "problem.hpp"
 #include "xla.hpp"
@@ -198,6 +199,7 @@ NB_MODULE(_core_of_main, m) {
           },
           "pass_"_a = "forward", "device"_a = "", "backend"_a = "");
 
+  bind_direct(m);
   m.def("setup", &setup);
   m.def("option_defaults", &option_defaults);
   m.def("xla_handlers", &xla_handlers);

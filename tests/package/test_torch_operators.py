@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import regard.torch as rt  # noqa: E402
-from regard.torch.kernels import ARGUMENTS  # noqa: E402
+from regard.torch.kernels import ARGUMENTS, VALUES  # noqa: E402
 from regard.torch.operators import backward, forward  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_cases import CASES, DEVICES, assert_same, problem  # noqa: E402
@@ -201,13 +201,14 @@ def test_anomaly_mode_and_hooks_see_the_function():
 
 def test_deterministic_algorithms_reach_the_library(monkeypatch):
     seen = []
-    original = rt.kernels._core.Problem
+    original = rt.direct._direct.forward
 
-    def recording(q, k, v, options):
-        seen.append(options["deterministic"])
-        return original(q, k, v, options)
+    class Recording:
+        def forward(self, options, *arguments):
+            seen.append(dict(zip(VALUES, options.values))["deterministic"])
+            return original(options, *arguments)
 
-    monkeypatch.setattr(rt.kernels._core, "Problem", recording)
+    monkeypatch.setattr(rt.direct, "_direct", Recording())
     q = normal(1, 1, 3, 4)
     rt.attention(q, q, q)
     rt.attention(q, q, q, deterministic=True)

@@ -39,7 +39,7 @@ def _array(x: Tensor, argument: str) -> _core.Array:
     return _core.Array.at(x.data_ptr(), type, x.shape, x.stride(), x.get_device(), x)
 
 
-def _dense(like: Tensor, size: int, type: torch.dtype | None) -> Tensor:
+def dense(like: Tensor, size: int, type: torch.dtype | None) -> Tensor:
     """A dense tensor for rows of `size`, with its axes in memory in the order of `like`. PyTorch's
     own fused attention lays out its results in the same way."""
     if like.shape[-1] == size and like.stride(-1) == 1:
@@ -57,12 +57,12 @@ def call_of(q: Tensor, k: Tensor, v: Tensor, rest: Sequence[Any]) -> Call:
 
 def forward_results(call: Call, out_type: torch.dtype | None) -> tuple[Tensor, Tensor]:
     q: Tensor = call.q
-    return _dense(q, call.v.shape[-1], out_type), q.new_empty(
+    return dense(q, call.v.shape[-1], out_type), q.new_empty(
         call.lse_shape(), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
 
 
 def backward_results(wanted: Sequence[bool], call: Call) -> dict[str, Tensor]:
-    results = {name: _dense(x, x.shape[-1], None) for name, x, is_wanted
+    results = {name: dense(x, x.shape[-1], None) for name, x, is_wanted
                in zip(GRADIENTS, (call.q, call.k, call.v), wanted) if is_wanted}
     for name, is_wanted in zip(GRADIENTS[3:], wanted[3:]):
         x = call.options[name[1:]]

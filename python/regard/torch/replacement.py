@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import fast_path
+from . import direct, fast_path
 from .limits import left_to_pytorch
 from .sdpa import scaled_dot_product_attention
 
@@ -88,6 +88,10 @@ def _replace(by: dict[Any, Any]) -> None:
 def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
                dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
                enable_gqa: bool = False) -> Any:
+    found = direct.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal,
+                                                scale, enable_gqa)
+    if found is not None:
+        return found
     tensors = query, key, value, attn_mask
     if left_to_pytorch(*tensors):
         return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale,

@@ -13,6 +13,7 @@ from ..call import unknown_option
 from ..docstrings import documented
 from ..errors import WrongType, refuse
 from ..options import SDPA_OPTIONS
+from . import direct
 from .surface import Result, attention
 
 if TYPE_CHECKING:
@@ -70,6 +71,12 @@ def scaled_dot_product_attention(
     Raises:
         as `attention`.
     """
+    if causal is False and bias is dropout_seed is out_type is None and not (
+            return_lse or threads or backend or extensions):
+        found = direct.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p,
+                                                    is_causal, scale, enable_gqa)
+        if found is not None:
+            return found  # type: ignore[no-any-return]
     for name, extension in extensions.items():
         if name not in SDPA_OPTIONS:
             raise unknown_option(name, extension, SDPA_OPTIONS)

@@ -1,0 +1,356 @@
+#include "direct.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include "gil.hpp"
+
+namespace regard::python {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+[[noreturn]] void refuse(const char* argument, const char* value, const char* reason) {
+  throw Error(Code::invalid_argument, argument, value, reason);
+}
+
+nb::object attribute(nb::handle object, nb::handle name) {
+  return nb::steal(PyObject_GetAttr(object.ptr(), name.ptr()));
+}
+
+// A name that is looked up in every call.
+nb::handle interned(const char* name) { return PyUnicode_InternFromString(name); }
+
+bool is_true(const nb::object& value) { return value.ptr() == Py_True; }
+
+bool is_false(const nb::object& value) {
+  return value.ptr() == Py_False || value.is_none() || PyObject_IsTrue(value.ptr()) == 0;
+}
+
+bool is_ragged(const Attention& a) {
+  return a.cu_seqlens_q.given() || a.seqused_q.given() || a.seqused_k.given();
+}
+
+bool has_strided_rows(const Tensor& tensor) {
+  const int last = tensor.rank - 1;
+  return last >= 0 && tensor.strides[last] != 1 && tensor.sizes[last] > 1;
+}
+
+void swap_rows_and_heads(Tensor& tensor) {
+  std::swap(tensor.sizes[1], tensor.sizes[2]);
+  std::swap(tensor.strides[1], tensor.strides[2]);
+}
+
+nb::tuple tuple_of(const std::array<std::int64_t, 3>& numbers, int rank) {
+  return rank == 2 ? nb::make_tuple(numbers[0], numbers[1])
+                   : nb::make_tuple(numbers[0], numbers[1], numbers[2]);
+}
+
+}  // namespace
+
+DirectOptions direct_options(const Named& given, bool rows_first, bool equal_heads, int threads,
+                             std::string backend, nb::object out_type) {
+  DirectOptions options{.rows_first = rows_first,
+                        .equal_heads = equal_heads,
+                        .threads = threads,
+                        .backend = std::move(backend),
+                        .out_type = std::move(out_type)};
+  Named values = given;  // the same dict, which Python made for this call
+  if (values.contains("causal") && nb::object(values["causal"]).ptr() == Py_True) {
+    options.is_causal = true;
+    values["causal"] = "bottom_right";
+  }
+  options.attention = problem_of({}, {}, {}, values).attention;
+  return options;
+}
+
+// ------------------------------------------------------------------------------- reading tensors
+
+// The tensors of one call: views, and whatever keeps them alive.
+class Direct::Reader {
+ public:
+  Reader(const Direct& direct, bool rows_first) : direct_(direct), rows_first_(rows_first) {}
+
+  int device() const { return device_; }
+
+  // A tensor that a caller gave. Errors: no plain tensor, or on another device than the first.
+  Tensor operator()(const char* argument, nb::handle x) {
+    direct_.require_plain(argument, x);
+    if (is_true(direct_.is_neg_(x))) refuse(argument, "a tensor", "is negated lazily");
+    return made(argument, x);
+  }
+
+  // A tensor with rows of vectors, as (B, H, S, D). Errors: also where a row is not dense.
+  Tensor rows(const char* argument, nb::handle x) {
+    const Tensor tensor = (*this)(argument, x);
+    if (has_strided_rows(tensor)) refuse(argument, "a tensor", "has strided rows");
+    return ordered(tensor);
+  }
+
+  // The same; strided rows are copied. A gradient is often one number that is expanded.
+  Tensor copied_rows(const char* argument, nb::handle x) {
+    Tensor tensor = (*this)(argument, x);
+    if (has_strided_rows(tensor)) {
+      copy_ = direct_.contiguous_(x);
+      tensor = made(argument, copy_);
+    }
+    return ordered(tensor);
+  }
+
+  // A tensor that the framework has just made.
+  Tensor made(const char* argument, nb::handle x) {
+    dlpack::View view;
+    if (direct_.exchange_->view_of_object(x.ptr(), &view) != 0) {
+      PyErr_Clear();
+      refuse(argument, "a tensor", "cannot be read");
+    }
+    const int device = device_of_dlpack(view.device.type, view.device.index, argument);
+    if (device_ == kNone) device_ = device;
+    if (device != device_) refuse(argument, "a tensor", "is on another device");
+    if (view.rank > Tensor::kMaxRank) refuse(argument, "a tensor", "has too many dimensions");
+    Tensor tensor;
+    tensor.data = static_cast<char*>(view.data) + view.byte_offset;
+    tensor.type = type_of_dlpack(view.type.code, view.type.bits, view.type.lanes);
+    if (tensor.type == Type::none) refuse(argument, "a tensor", "has another element type");
+    tensor.rank = view.rank;
+    std::copy_n(view.sizes, view.rank, tensor.sizes.begin());
+    std::copy_n(view.strides, view.rank, tensor.strides.begin());
+    return tensor;
+  }
+
+  // (B, H, S, D), whatever the layout.
+  Tensor ordered(Tensor tensor) const {
+    if (rows_first_ && tensor.rank == 4) swap_rows_and_heads(tensor);
+    return tensor;
+  }
+
+ private:
+  static constexpr int kNone = -2;
+
+  const Direct& direct_;
+  bool rows_first_;
+  int device_ = kNone;
+  nb::object copy_;
+};
+
+Direct::Direct(const Named& torch)
+    : tensor_(torch["tensor"]),
+      parameter_(torch["parameter"]),
+      is_grad_enabled_(torch["is_grad_enabled"]),
+      num_threads_(torch["num_threads"]),
+      float32_(torch["float32"]),
+      uint8_(torch["uint8"]),
+      dense_(torch["dense"]),
+      apply_(torch["apply"]),
+      empty_like_(torch["empty_like"]),
+      is_neg_(tensor_.attr("is_neg")),
+      contiguous_(tensor_.attr("contiguous")),
+      new_empty_(tensor_.attr("new_empty")),
+      new_strided_(tensor_.attr("new_empty_strided")) {
+  for (nb::handle mode : nb::object(torch["modes"])) modes_.push_back(nb::borrow(mode));
+  void* const api = PyCapsule_GetPointer(nb::object(torch["exchange"]).ptr(), dlpack::kCapsule);
+  if (!api) throw nb::python_error();
+  exchange_ = static_cast<const dlpack::ExchangeApi*>(api);
+  if (exchange_->version.major != dlpack::kMajorVersion || !exchange_->view_of_object) {
+    refuse("exchange", "an interface of DLPack", "has another version");
+  }
+}
+
+bool Direct::is_plain() const {
+  return std::all_of(modes_.begin(), modes_.end(),
+                     [](const nb::object& mode) { return is_false(mode()); });
+}
+
+void Direct::require_plain(const char* argument, nb::handle x) const {
+  const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(x.ptr()));
+  if (type != tensor_.ptr() && type != parameter_.ptr()) {
+    refuse(argument, "an object", "must be a plain tensor");
+  }
+}
+
+bool Direct::wants_grad(nb::handle x) const {
+  static const nb::handle name = interned("requires_grad");
+  require_plain("q", x);
+  return is_true(attribute(x, name));
+}
+
+bool Direct::records(nb::handle q, nb::handle k, nb::handle v, const Named& arrays) const {
+  if (!is_true(is_grad_enabled_())) return false;
+  bool found = wants_grad(q) || wants_grad(k) || wants_grad(v);
+  for (const auto [name, x] : arrays) {
+    if (!wants_grad(x)) continue;
+    found = true;
+    const std::string argument = nb::cast<std::string>(name);
+    if (argument != "bias" && argument != "sink") refuse(argument.c_str(), "a tensor", "no grad");
+  }
+  return found;
+}
+
+// ----------------------------------------------------------------------------------------- a pass
+
+Attention Direct::described(const DirectOptions& options, Reader& read, nb::handle q, nb::handle k,
+                            nb::handle v, const Named& arrays) const {
+  Attention a = options.attention;
+  a.q = read.rows("q", q);
+  a.k = read.rows("k", k);
+  a.v = read.rows("v", v);
+  std::size_t found = 0;
+  if (arrays.size() > 0) {
+    visit_options(a, [&](const char* name, auto& field) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(field)>, Tensor>) {
+        PyObject* const x = PyDict_GetItemString(arrays.ptr(), name);
+        if (x) field = read(name, x), ++found;
+      }
+    });
+    if (found != arrays.size()) refuse("arrays", "an option", "is no array");
+  }
+  const bool packed = a.cu_seqlens_q.given();
+  for (const Tensor* tensor : {&a.q, &a.k, &a.v}) {
+    if (tensor->rank != (packed ? 3 : 4)) refuse("q", "a tensor", "has another rank");
+    for (int axis = 0; axis < tensor->rank; ++axis) {
+      if (tensor->sizes[axis] == 0) refuse("q", "a tensor", "is empty");
+    }
+  }
+  if (options.equal_heads && (a.q.sizes[1] != a.k.sizes[1] || a.q.sizes[1] != a.v.sizes[1])) {
+    refuse("key", "a tensor", "has other heads");
+  }
+  const bool same = packed ? a.max_seqlen_q == a.max_seqlen_k : a.q.sizes[2] == a.k.sizes[2];
+  if (options.is_causal && !same) refuse("causal", "True", "needs equal lengths");
+  return a;
+}
+
+Run Direct::run_of(const DirectOptions& options, int device) const {
+  Run run{.threads = options.threads, .backend = options.backend};
+  if (device == Array::kHost) {
+    if (run.threads == 0) run.threads = nb::cast<int>(num_threads_());
+    return run;
+  }
+  run.device = cuda(device);
+  if (exchange_->current_stream(nb::device::cuda::value, device, &run.stream) != 0) {
+    throw nb::python_error();
+  }
+  return run;
+}
+
+nb::object Direct::rows_like(nb::handle x, const Tensor& tensor, std::int64_t size,
+                             nb::handle type) const {
+  const int last = tensor.rank - 1;
+  if (type.is_none() && tensor.sizes[last] == size && tensor.strides[last] == 1) {
+    return empty_like_(x);
+  }
+  return dense_(x, size, type);
+}
+
+nb::object Direct::lse_of(nb::handle q, const Attention& a) const {
+  // (B, Hq, Sq); packed (Hq, total_q)
+  const bool packed = a.q.rank == 3;
+  const std::array<std::int64_t, 3> sizes =
+      packed ? std::array{a.q.sizes[1], a.q.sizes[0], std::int64_t{1}}
+             : std::array{a.q.sizes[0], a.q.sizes[1], a.q.sizes[2]};
+  const nb::tuple strides = tuple_of({sizes[1] * sizes[2], sizes[2], 1}, packed ? 2 : 3);
+  const nb::tuple shape = tuple_of(sizes, packed ? 2 : 3);
+  if (a.q.type == Type::f32 || a.q.type == Type::f64) return new_strided_(q, shape, strides);
+  return new_strided_(q, shape, strides, "dtype"_a = float32_);
+}
+
+nb::object Direct::workspace_of(nb::handle q, std::size_t size, Run& run) const {
+  if (size == 0) return nb::none();
+  nb::object memory = new_empty_(q, size, "dtype"_a = uint8_);
+  run.workspace = {
+      .data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(memory.attr("data_ptr")())),
+      .size = size};
+  return memory;
+}
+
+nb::object Direct::forward(const nb::object& options, nb::handle q, nb::handle k, nb::handle v,
+                           const Named& arrays, bool return_lse) {
+  if (!is_plain()) return nb::none();
+  if (records(q, k, v, arrays)) {
+    const auto given = [&](const char* name) {
+      return nb::object(arrays.size() > 0 ? arrays.attr("get")(name) : nb::none());
+    };
+    return apply_(q, k, v, given("bias"), given("sink"), options, arrays, return_lse);
+  }
+  Results results = run(nb::cast<const DirectOptions&>(options), q, k, v, arrays, return_lse);
+  return return_lse ? nb::object(results) : nb::object(results[0]);
+}
+
+Results Direct::run(const DirectOptions& options, nb::handle q, nb::handle k, nb::handle v,
+                    const Named& arrays, bool wants_lse) {
+  Reader read(*this, options.rows_first);
+  const Attention a = described(options, read, q, k, v, arrays);
+  const nb::object out =
+      rows_like(q, a.q, a.v.sizes[static_cast<std::size_t>(a.v.rank - 1)], options.out_type);
+  const nb::object lse = wants_lse ? lse_of(q, a) : nb::none();
+  if (is_ragged(a)) {
+    out.attr("zero_")();
+    if (wants_lse) lse.attr("fill_")(-std::numeric_limits<double>::infinity());
+  }
+  ForwardOutputs outputs{.out = read.ordered(read.made("out", out))};
+  if (wants_lse) outputs.lse = read.made("lse", lse);
+  Run run = run_of(options, read.device());
+  nb::object memory;
+  if (read.device() != Array::kHost) memory = workspace_of(q, workspace(a, outputs, run), run);
+  without_gil([&] { regard::forward(a, outputs, run); });
+  return Results(nb::make_tuple(out, lse));
+}
+
+nb::object Direct::backward(const DirectOptions& options, const Flags& wanted, nb::handle dout,
+                            nb::handle dlse, nb::handle out, nb::handle lse, nb::handle q,
+                            nb::handle k, nb::handle v, const Named& arrays) {
+  if (is_true(is_grad_enabled_()) || !is_plain()) return nb::none();
+  Reader read(*this, options.rows_first);
+  const Attention a = described(options, read, q, k, v, arrays);
+  const BackwardInputs inputs{.out = read.rows("out", out),
+                              .lse = read("lse", lse),
+                              .dout = read.copied_rows("dout", dout),
+                              .dlse = dlse.is_none() ? Tensor{} : read("dlse", dlse)};
+  Gradients gradients;
+  nb::object found[5];
+  const auto make = [&](int index, Tensor& field, nb::handle x, const Tensor& tensor) {
+    if (!is_true(nb::object(wanted[index]))) return;
+    const bool rows = index < 3;
+    found[index] = rows ? rows_like(x, tensor, tensor.sizes[tensor.rank - 1], nb::none())
+                        : new_empty_(x, x.attr("shape"));
+    if (rows && is_ragged(a)) found[index].attr("zero_")();
+    field = read.made("gradient", found[index]);
+    if (rows) field = read.ordered(field);
+  };
+  make(0, gradients.dq, q, a.q);
+  make(1, gradients.dk, k, a.k);
+  make(2, gradients.dv, v, a.v);
+  if (a.bias.given()) make(3, gradients.dbias, nb::object(arrays["bias"]), a.bias);
+  if (a.sink.given()) make(4, gradients.dsink, nb::object(arrays["sink"]), a.sink);
+  Run run = run_of(options, read.device());
+  nb::object memory;
+  if (read.device() != Array::kHost) {
+    memory = workspace_of(q, workspace(a, inputs, gradients, run), run);
+  }
+  without_gil([&] { regard::backward(a, inputs, gradients, run); });
+  const auto result = [&](int i) { return found[i].is_valid() ? found[i] : nb::none(); };
+  return nb::make_tuple(result(0), result(1), result(2), result(3), result(4));
+}
+
+void bind_direct(nb::module_& m) {
+  nb::class_<DirectOptions>(m, "DirectOptions", "The options of a call: all but its tensors.")
+      .def(
+          "__init__",
+          [](DirectOptions* self, const Named& values, bool rows_first, bool equal_heads,
+             int threads, std::string backend, nb::object out_type) {
+            new (self) DirectOptions(direct_options(values, rows_first, equal_heads, threads,
+                                                    std::move(backend), std::move(out_type)));
+          },
+          "values"_a, "rows_first"_a, "equal_heads"_a, "threads"_a, "backend"_a,
+          "out_type"_a.none());
+  nb::class_<Direct>(m, "Direct", "Calls on PyTorch's tensors, without its dispatcher.")
+      .def(nb::init<const Named&>(), "torch"_a)
+      .def("forward", &Direct::forward, "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a,
+           "return_lse"_a)
+      .def("run", &Direct::run, "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a, "wants_lse"_a)
+      .def("backward", &Direct::backward, "options"_a, "wanted"_a, "dout"_a, "dlse"_a.none(),
+           "out"_a, "lse"_a, "q"_a, "k"_a, "v"_a, "arrays"_a);
+}
+
+}  // namespace regard::python

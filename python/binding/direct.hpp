@@ -1,0 +1,77 @@
+// Calls on PyTorch's tensors that do not go through its dispatcher: one call of C++ for each pass.
+#pragma once
+
+#include "dlpack_abi.hpp"
+#include "problem.hpp"
+
+namespace regard::python {
+
+// A call without its tensors. Python makes one for each combination of options and keeps it.
+struct DirectOptions {
+  Attention attention{};     // values, no tensors
+  bool rows_first = false;   // q is (B, S, H, D), except for packed sequences
+  bool is_causal = false;    // causal=True, for which the lengths must be equal
+  bool equal_heads = false;  // q, k and v have as many heads
+  int threads = 0;           // 0 = as many as PyTorch uses
+  std::string backend{};
+  nanobind::object out_type{};  // a torch.dtype, or None for q's
+};
+
+using Named = nanobind::typed<nanobind::dict, nanobind::str, nanobind::any>;
+using Flags = nanobind::typed<nanobind::tuple, bool, nanobind::ellipsis>;
+using Results = nanobind::typed<nanobind::tuple, nanobind::any, nanobind::ellipsis>;
+
+// values: options as the binding takes them; causal may be True as well.
+DirectOptions direct_options(const Named& values, bool rows_first, bool equal_heads, int threads,
+                             std::string backend, nanobind::object out_type);
+
+// Each function throws Code::invalid_argument for a call that it cannot take: the operators then
+// take it, or refuse it with all of their advice.
+class Direct {
+ public:
+  // Objects of PyTorch by name: `tensor` and `parameter`, the two classes; `exchange`, DLPack's
+  // capsule; `modes`, functions that return something false where a direct call is possible;
+  // `is_grad_enabled`, `num_threads`, `float32`, `uint8`; `dense(like, size, type)`, which makes a
+  // tensor for rows of `size` elements; `apply`, which records a call for autograd.
+  explicit Direct(const Named& torch);
+
+  // out, or (out, lse); with a gradient through `apply`. None where a mode is active.
+  nanobind::object forward(const nanobind::object& options, nanobind::handle q, nanobind::handle k,
+                           nanobind::handle v, const Named& arrays, bool return_lse);
+
+  // (out, lse), or (out, None). No mode is asked for, and no gradient is recorded.
+  Results run(const DirectOptions& options, nanobind::handle q, nanobind::handle k,
+              nanobind::handle v, const Named& arrays, bool wants_lse);
+
+  // The five gradients, None where not wanted. None where a mode is active or gradients are
+  // recorded.
+  nanobind::object backward(const DirectOptions& options, const Flags& wanted,
+                            nanobind::handle dout, nanobind::handle dlse, nanobind::handle out,
+                            nanobind::handle lse, nanobind::handle q, nanobind::handle k,
+                            nanobind::handle v, const Named& arrays);
+
+ private:
+  class Reader;
+
+  bool is_plain() const;
+  bool records(nanobind::handle q, nanobind::handle k, nanobind::handle v,
+               const Named& arrays) const;
+  void require_plain(const char* argument, nanobind::handle x) const;
+  bool wants_grad(nanobind::handle x) const;
+  Attention described(const DirectOptions& options, Reader& read, nanobind::handle q,
+                      nanobind::handle k, nanobind::handle v, const Named& arrays) const;
+  Run run_of(const DirectOptions& options, int device) const;
+  nanobind::object rows_like(nanobind::handle x, const Tensor& tensor, std::int64_t size,
+                             nanobind::handle type) const;
+  nanobind::object lse_of(nanobind::handle q, const Attention& attention) const;
+  nanobind::object workspace_of(nanobind::handle q, std::size_t size, Run& run) const;
+
+  const dlpack::ExchangeApi* exchange_ = nullptr;
+  nanobind::object tensor_, parameter_, is_grad_enabled_, num_threads_, float32_, uint8_;
+  nanobind::object dense_, apply_, empty_like_, is_neg_, contiguous_, new_empty_, new_strided_;
+  std::vector<nanobind::object> modes_;
+};
+
+void bind_direct(nanobind::module_& m);
+
+}  // namespace regard::python

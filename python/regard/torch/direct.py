@@ -1,0 +1,170 @@
+"""Calls on plain tensors, without PyTorch's dispatcher, which boxes every argument of an operator.
+
+The binding reads tensors through DLPack's C exchange API, which PyTorch has from 2.10 on. The
+operators take what is not plain: subclasses of Tensor, fake tensors, modes, autocast, transforms,
+strided rows and empty tensors; and every call that breaks a rule, for the text of their errors.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .. import _core
+from ..element_types import NAMES, type_name
+from ..options import ARRAYS, OPTIONS
+from .kernels import ARGUMENTS, TENSORS, VALUES, dense
+from .operators import backward
+
+_PLAIN = (bool, int, float, str, tuple, type(None), torch.dtype)
+_ARRAYS = frozenset(ARRAYS)
+_NO_ARRAYS: dict[str, Any] = {}
+_REFUSED = (TypeError, ValueError)  # InvalidArgument and WrongType among them
+_is_compiling = torch.compiler.is_dynamo_compiling  # a constant for the compiler
+_is_deterministic = torch._C._get_deterministic_algorithms
+
+
+class Options(_core.DirectOptions):
+    """One combination of options. `values` are what the operators take for it after tensors."""
+
+    def __init__(self, given: dict[str, Any], equal_heads: bool, out_type: Any, threads: int,
+                 backend: str) -> None:
+        for value in (*given.values(), out_type, threads, backend):
+            if type(value) not in _PLAIN:
+                raise TypeError
+        checked = {name: OPTIONS[name].check(name, value) for name, value in given.items()}
+        if checked.get("dropout_p") and "dropout_seed" not in checked:
+            raise ValueError  # one is drawn for each call
+        layout = checked.pop("layout", "bhsd")
+        type_ = None if out_type is None else getattr(torch, NAMES[type_name("", out_type)])
+        super().__init__(dict(checked), layout == "bshd", equal_heads, threads, backend, type_)
+        if checked.get("causal") is True:
+            checked["causal"] = "bottom_right"
+        self.values = (*(VALUES | checked | {"layout": layout}).values(), type_, threads, backend)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _options(out_type: Any, threads: int, backend: str, **given: Any) -> Options:
+    return Options(given, False, out_type, threads, backend)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _stock_options(is_causal: bool, scale: Any, enable_gqa: bool, deterministic: bool) -> Options:
+    given = {"causal": "top_left" if is_causal else "none", "scale": scale,
+             "deterministic": deterministic}
+    return Options(given, not enable_gqa, None, 0, "")
+
+
+def attention(q: Any, k: Any, v: Any, given: dict[str, Any], dropout_seed: Any, return_lse: Any,
+              out_type: Any, threads: Any, backend: Any) -> Any:
+    """The result; or None where the operators must take the call."""
+    if _is_compiling() or _direct is None or forward_ad._current_level >= 0:
+        return None
+    try:
+        if not given and dropout_seed is None and not _is_deterministic():
+            return _direct.forward(_options(out_type, threads, backend), q, k, v, _NO_ARRAYS,
+                                   return_lse)
+        arrays, values = _separated(given)
+        if dropout_seed is not None:
+            values["dropout_seed"] = dropout_seed
+        return _direct.forward(_options(out_type, threads, backend, **values), q, k, v, arrays,
+                               return_lse)
+    except _REFUSED:
+        return None
+
+
+def _separated(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arrays, and values that may be kept. Errors: TypeError, ValueError."""
+    arrays, values = {}, {}
+    for name, value in given.items():
+        if name not in _ARRAYS:
+            values[name] = value
+        elif value is not None:
+            arrays[name] = value
+    if "window" in values and type(values["window"]) is tuple:
+        if not all(type(side) in (int, type(None)) for side in values["window"]):
+            raise TypeError  # (1, True) would be found as (1, 1)
+    if "cu_seqlens_q" in arrays and None in (values.get("max_seqlen_q"),
+                                             values.get("max_seqlen_k")):
+        raise ValueError
+    if _is_deterministic():
+        if "deterministic" in values:
+            raise ValueError
+        values["deterministic"] = True
+    return arrays, values
+
+
+def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: Any,
+                                 is_causal: Any, scale: Any, enable_gqa: Any) -> Any:
+    """The result; or None where it takes more than one direct call to have PyTorch's meaning."""
+    if _is_compiling() or _direct is None or forward_ad._current_level >= 0:
+        return None
+    if type(dropout_p) is not float or dropout_p != 0:
+        return None
+    try:
+        arrays = _NO_ARRAYS
+        if attn_mask is not None:
+            arrays = {"mask" if attn_mask.dtype is torch.bool else "bias": attn_mask}
+        options = _stock_options(bool(is_causal), scale, bool(enable_gqa), _is_deterministic())
+        return _direct.forward(options, query, key, value, arrays, False)
+    except _REFUSED:
+        return None
+
+
+# ---------------------------------------------------------------------------------------- autograd
+
+class RegardAttention(torch.autograd.Function):
+    """As the operators' function of this name."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
+                sink: Tensor | None, options: Options, arrays: dict[str, Tensor],
+                return_lse: bool) -> Any:
+        out, lse = _direct.run(options, q, k, v, arrays, True)
+        ctx.save_for_backward(out, lse, q, k, v, *arrays.values())
+        ctx.options, ctx.names = options, (*arrays,)
+        ctx.set_materialize_grads(False)
+        return (out, lse) if return_lse else out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
+        if dout is None and dlse is None:
+            return (None,) * 8
+        out, *saved = ctx.saved_tensors
+        if dout is None:
+            dout = out.new_zeros(out.shape[-1]).expand_as(out)
+        arrays = dict(zip(ctx.names, saved[4:])) if ctx.names else _NO_ARRAYS
+        wanted, found = ctx.needs_input_grad, None
+        try:
+            found = _direct.backward(ctx.options, wanted, dout, dlse, out, *saved[:4], arrays)
+        except _REFUSED:
+            pass
+        if found is None:
+            tensors = [arrays.get(name) for name in [*ARGUMENTS][:TENSORS]]
+            gradients = iter(backward(wanted[:5], dout, dlse, out, *saved[:4], *tensors,
+                                      *ctx.options.values))
+            found = tuple(next(gradients) if is_wanted else None for is_wanted in wanted[:5])
+        return *found, None, None, None
+
+
+def _made() -> Any:
+    """The binding's side; None where this PyTorch lacks what it needs."""
+    functions = ("_len_torch_dispatch_stack", "_len_torch_function_stack",
+                 "_are_functorch_transforms_active", "_is_any_autocast_enabled", "_is_tracing")
+    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    if exchange is None or not all(hasattr(torch._C, name) for name in functions):
+        return None
+    # Function.apply, whose checks `modes` has made
+    apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, RegardAttention)
+    return _core.Direct({
+        "tensor": Tensor, "parameter": torch.nn.Parameter, "exchange": exchange,
+        "modes": [getattr(torch._C, name) for name in functions], "dense": dense, "apply": apply,
+        "is_grad_enabled": torch.is_grad_enabled, "num_threads": torch.get_num_threads,
+        "empty_like": torch.empty_like, "float32": torch.float32, "uint8": torch.uint8})
+
+
+_direct = _made()

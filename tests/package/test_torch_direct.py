@@ -1,0 +1,197 @@
+"""What a steady call of regard.torch does, counted, so that no weight creeps back; and which calls
+leave the direct way, with the same results."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import regard  # noqa: E402
+import regard.torch as rt  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from regard.torch import direct, surface  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+pytestmark = pytest.mark.skipif(direct._direct is None, reason="PyTorch before 2.10")
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tensors(**options):
+    return [normal(1, 2, 3, 8, seed=seed).requires_grad_(**options) for seed in range(3)]
+
+
+def counted(call):
+    """Functions of Python that a call enters, and functions of C that Python calls."""
+    for _ in range(3):
+        call()
+    count = {"call": 0, "c_call": 0}
+
+    def profile(frame, event, argument):
+        if event in count:
+            count[event] += 1
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return count["call"] - 1, count["c_call"] - 1  # without `call` itself and setprofile
+
+
+def allocated(call):
+    """How many tensors PyTorch makes in a call."""
+    call()
+    with torch.autograd.profiler.profile() as profile:
+        call()
+    return sum(event.name in ("aten::empty", "aten::empty_strided")
+               for event in profile.function_events)
+
+
+@pytest.mark.parametrize("function", [rt.attention, rt.scaled_dot_product_attention])
+def test_forward(function):
+    q, k, v = tensors(requires_grad=False)
+    functions, builtins = counted(lambda: function(q, k, v))
+    assert functions <= 3 and builtins <= 2
+    assert allocated(lambda: function(q, k, v)) == 1
+
+
+def test_forward_with_options():
+    q, k, v = tensors(requires_grad=False)
+    functions, builtins = counted(lambda: rt.attention(q, k, v, causal=True, window=(2, 0)))
+    assert functions <= 7 and builtins <= 4
+    assert allocated(lambda: rt.attention(q, k, v, causal=True, return_lse=True)) == 2
+
+
+def test_installed():
+    q, k, v = tensors(requires_grad=False)
+    with rt.installed():
+        functions, builtins = counted(lambda: F.scaled_dot_product_attention(q, k, v))
+    assert functions <= 3 and builtins <= 2
+
+
+def test_gradients():
+    q, k, v = tensors()
+    functions, builtins = counted(lambda: rt.attention(q, k, v))
+    assert functions <= 6 and builtins <= 3
+    assert allocated(lambda: rt.attention(q, k, v)) == 2  # out and lse
+    out = rt.attention(q, k, v)
+    dout = torch.ones_like(out)
+
+    def backward():
+        return torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+
+    functions, builtins = counted(backward)
+    assert functions <= 32 and builtins <= 40  # most of them PyTorch's own
+    assert allocated(backward) == 3
+
+
+def test_numpy():
+    q, k, v = (np.ones((1, 2, 3, 8), np.float32) for _ in range(3))
+    functions, builtins = counted(lambda: regard.attention(q, k, v))
+    assert functions <= 60 and builtins <= 50
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.names.append(str(function))
+        return function(*arguments, **(options or {}))
+
+
+def through_operators(monkeypatch, call):
+    """The result of a call, and how often it took the operator."""
+    count = []
+    original = surface.forward
+    monkeypatch.setattr(surface, "forward", lambda *x: count.append(x) or original(*x))
+    return call(), len(count)
+
+
+@pytest.mark.parametrize("change", [
+    {"q": "strided rows"}, {"q": "subclass"}, {"v": "empty"}, {"dropout_p": 0.0, "scale": "numpy"},
+    {"window": [2, 0]}])
+def test_what_is_not_plain_takes_the_operators(change, monkeypatch):
+    q, k, v = tensors(requires_grad=False)
+    options = {name: x for name, x in change.items() if name not in "qv"}
+    if change.get("q") == "strided rows":
+        q = q.mT.contiguous().mT
+    elif change.get("q") == "subclass":
+        q = q.as_subclass(type("Mine", (torch.Tensor,), {}))
+    if "v" in change:
+        k, v = k[:, :, :0], v[:, :, :0]
+    if "scale" in change:
+        options["scale"] = np.float64(0.5)
+    out, count = through_operators(monkeypatch, lambda: rt.attention(q, k, v, **options))
+    assert count == 1 and out.shape == q.shape
+
+
+def test_modes_see_the_operator():
+    q, k, v = tensors(requires_grad=False)
+    with Counting() as mode:
+        out = rt.attention(q, k, v)
+    assert "regard.forward.default" in mode.names
+    assert torch.equal(out, rt.attention(q, k, v))
+
+
+def test_traced_calls_are_in_the_trace():
+    q, k, v = tensors(requires_grad=False)
+    traced = torch.jit.trace(lambda q, k, v: rt.attention(q, k, v), (q, k, v))
+    other = normal(1, 2, 3, 8, seed=9)
+    assert torch.equal(traced(other, k, v), rt.attention(other, k, v))
+
+
+def test_values_that_are_equal_but_of_another_type_are_refused():
+    """Parsed options are kept by value: 1 == True must not find what True has left."""
+    q, k, v = tensors(requires_grad=False)
+    rt.attention(q, k, v, causal=True, deterministic=True, window=(1, 1), softcap=1.0)
+    for name, value in (("causal", 1), ("deterministic", 1), ("window", (1, True)),
+                        ("softcap", True)):
+        with pytest.raises(regard.InvalidArgument, match=name):
+            rt.attention(q, k, v, **{name: value})
+
+
+def test_a_number_that_changes_in_place_is_read_each_time():
+    q, k, v = tensors(requires_grad=False)
+    scale = np.array(0.5)
+    first = rt.attention(q, k, v, scale=scale)
+    scale[...] = 2.0
+    assert not torch.equal(rt.attention(q, k, v, scale=scale), first)
+
+
+def test_gradients_of_gradients_are_refused():
+    q, k, v = tensors()
+    found = torch.autograd.grad(rt.attention(q, k, v).sum(), q, create_graph=True)[0]
+    with pytest.raises(regard.Unsupported, match="create_graph"):
+        found.sum().backward()
+
+
+def test_both_ways_give_the_same_bits():
+    for options in ({"layout": "bshd", "causal": "bottom_right"}, {"return_lse": True},
+                    {"bias": normal(3, 3, seed=5).requires_grad_(), "softcap": 2.0},
+                    {"sink": normal(2, seed=6).requires_grad_(), "mask": normal(3, 3) > -1},
+                    {"dropout_p": 0.5, "dropout_seed": 3}, {"out_type": torch.float64}):
+        if options.get("out_type"):
+            options["out_type"] = "float32"
+        results = []
+        for mode in (None, Counting()):
+            leaves = tensors()
+            arrays = [x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad]
+            if mode is None:
+                out = rt.attention(*leaves, **options)
+            else:
+                with mode:
+                    out = rt.attention(*leaves, **options)
+            out = out if isinstance(out, tuple) else (out,)
+            total = sum((x * torch.arange(float(x.shape[-1]))).sum() for x in out)
+            results.append((*out, *torch.autograd.grad(total, [*leaves, *arrays])))
+        for a, b in zip(*results):
+            assert torch.equal(a, b) and a.stride() == b.stride()
