@@ -7,6 +7,7 @@ many short bursts, which the rows take in turns. On a GPU the device works behin
 from __future__ import annotations
 
 import argparse
+import importlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,7 +75,7 @@ def sides(device: str, compiled: bool) -> dict[str, dict[str, Call]]:
         found["NumPy"] = {"forward": lambda: regard.attention(x, x, x)}
     else:
         try:
-            import cupy
+            cupy: Any = importlib.import_module("cupy")
         except ImportError:
             return found
         y = cupy.ones((1, 1, 1, 64), cupy.float32)
