@@ -132,3 +132,5 @@ TEST_CASE("forced tilings give the same result") {
     }
   }
 }
+
+TEST_SUITE_END();

@@ -341,3 +341,5 @@ TEST_CASE("SmallTanh is tanh to 2e-7 of the factor, and says where it is not") {
     if (!large) CHECK(std::fabs(out[2 * i] - factor * std::tanh(double(x[i]))) < 2e-7 * factor);
   }
 }
+
+TEST_SUITE_END();

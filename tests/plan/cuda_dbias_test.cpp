@@ -106,3 +106,5 @@ TEST_CASE("wgmma: dbias as it lies in memory") {
   p.accumulate = true;
   CHECK(config(planned(p)).dbias.how == BiasGradient::store);
 }
+
+TEST_SUITE_END();
