@@ -36,11 +36,12 @@ constexpr char kSanitizer[] = "";
 
 std::string compiler_command(const std::vector<files::path>& folders) {
   // Variables without a value begin with a pattern, as registers hold anything. Most kernels run
-  // once: they take longer to optimise than to run.
-  std::string command =
-      setting("REGARD_EMULATOR_CXX", "g++") + " -std=c++20 " +
-      setting("REGARD_EMULATOR_FLAGS", "-O0 -g1 -w -ftrivial-auto-var-init=pattern") + kSanitizer +
-      " -shared -fPIC -I" + (source_folder() / "tests/cuda/machine").string();
+  // once: they take longer to optimise than to run. Of all libraries they call libm alone.
+  const std::string flags = setting("REGARD_EMULATOR_FLAGS",
+                                    "-O0 -g1 -w -fno-exceptions -ftrivial-auto-var-init=pattern");
+  std::string command = setting("REGARD_EMULATOR_CXX", "g++") + " -std=c++20 " + flags +
+                        kSanitizer + " -shared -nostdlib -fPIC -I" +
+                        (source_folder() / "tests/cuda/machine").string();
   for (const files::path& folder : folders) command += " -I" + folder.string();
   return command;
 }
@@ -50,7 +51,7 @@ void build_kernel(const std::string& unit, const std::string& command, const fil
   const std::string stem =
       to.string() + "." + std::to_string(getpid()) + "." + std::to_string(++count);
   std::ofstream(stem + ".cpp") << unit;
-  const std::string line = command + " " + stem + ".cpp -o " + stem + ".so 2>" + stem + ".txt";
+  const std::string line = command + " " + stem + ".cpp -o " + stem + ".so -lm 2>" + stem + ".txt";
   const int status = std::system(line.c_str());
   const std::string said = content(stem + ".txt");
   files::remove(stem + ".txt");
