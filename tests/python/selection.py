@@ -22,7 +22,7 @@ def mostly_exhaustive(values, *core):
             for value, mark in zip(values, marks)]
 
 
-def one_in(count, rows):
-    """Rows of parameters, of which each count-th is for `make test`, the first among them."""
-    return [pytest.param(*row, marks=() if index % count == 0 else pytest.mark.exhaustive)
+def one_in(count, rows, first=0):
+    """Rows of parameters, of which `make test` has the first and each count-th behind it."""
+    return [pytest.param(*row, marks=() if index % count == first else pytest.mark.exhaustive)
             for index, row in enumerate(rows)]

@@ -1,8 +1,8 @@
 """All pairs of features, forward and backward, on every backend and type, against the oracle.
 
 Each backend and type meets all pairs in the sets of cover.py. Each pair by itself, which tells more
-of a fault, is for the kernels that the library would choose here, and for the reference in float64;
-for the other backends and types those tests are exhaustive.
+of a fault, is for bf16 by the kernels that the library would choose here, and for the reference in
+float64; for the other backends and types those tests are exhaustive.
 """
 
 import functools
@@ -35,9 +35,15 @@ def chosen(type):
     return kernels[0] if type in ("f32", "bf16") else None
 
 
+def check_features(case):
+    """Each moves the results; of other types the cases are the same and their tolerances narrower."""
+    if case.type == "bf16":
+        sensitivity.check(case)
+
+
 def one_by_one():
-    """Each type and backend; the ones that are not chosen are exhaustive."""
-    return [pytest.param(type, backend, marks=() if backend == chosen(type) else
+    """Each type and backend; the ones that are not chosen, and f32, are exhaustive."""
+    return [pytest.param(type, backend, marks=() if backend == chosen(type) and type != "f32" else
                          pytest.mark.exhaustive)
             for type in TYPES for backend in host_backends()]
 
@@ -53,7 +59,7 @@ def shaped(features, shape):
 @pytest.mark.parametrize("pair", PAIRS, ids="+".join)
 def test_pair(pair, type, backend):
     case = made(pair, type)
-    sensitivity.check(case)
+    check_features(case)
     cases.compare(case, cases.run(case, backend, guard=True))
 
 
@@ -61,7 +67,7 @@ def test_pair(pair, type, backend):
 @pytest.mark.parametrize("index", range(len(SETS)), ids=lambda index: "+".join(SETS[index]))
 def test_set_of_features(index, type, backend):
     case = made(SETS[index], type, **shaped(SETS[index], SHAPES[index % len(SHAPES)]))
-    sensitivity.check(case)
+    check_features(case)
     cases.compare(case, cases.run(case, backend, threads=2, guard=True))
 
 
@@ -71,7 +77,7 @@ def test_set_of_features(index, type, backend):
 @pytest.mark.parametrize("feature", [name for name in cases.FEATURES if name != "odd"])
 def test_feature_across_tiles(feature, type, kernel):
     case = made((feature,), type, **shaped((feature,), LARGE))
-    sensitivity.check(case)
+    check_features(case)
     cases.compare(case, cases.run(case, kernel, threads=2))
 
 
