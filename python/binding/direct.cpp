@@ -273,12 +273,13 @@ nb::object Direct::forward(const nb::object& options, nb::handle q, nb::handle k
     };
     return apply_(q, k, v, given("bias"), given("sink"), options, arrays, return_lse);
   }
-  Results results = run(nb::cast<const DirectOptions&>(options), q, k, v, arrays, return_lse);
+  Results results =
+      run(nb::cast<const DirectOptions&>(options), q, k, v, arrays, return_lse, false);
   return return_lse ? nb::object(results) : nb::object(results[0]);
 }
 
 Results Direct::run(const DirectOptions& options, nb::handle q, nb::handle k, nb::handle v,
-                    const Named& arrays, bool wants_lse) {
+                    const Named& arrays, bool wants_lse, bool gradients_follow) {
   Reader read(*this, options.rows_first);
   const Attention a = described(options, read, q, k, v, arrays);
   const nb::object out =
@@ -291,6 +292,7 @@ Results Direct::run(const DirectOptions& options, nb::handle q, nb::handle k, nb
   ForwardOutputs outputs{.out = read.ordered(read.made("out", out))};
   if (wants_lse) outputs.lse = read.made("lse", lse);
   Run run = run_of(options, read.device());
+  run.gradients_follow = gradients_follow;
   nb::object memory;
   if (read.device() != Array::kHost) memory = workspace_of(q, workspace(a, outputs, run), run);
   without_gil([&] { regard::forward(a, outputs, run); });
@@ -348,7 +350,8 @@ void bind_direct(nb::module_& m) {
       .def(nb::init<const Named&>(), "torch"_a)
       .def("forward", &Direct::forward, "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a,
            "return_lse"_a)
-      .def("run", &Direct::run, "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a, "wants_lse"_a)
+      .def("run", &Direct::run, "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a, "wants_lse"_a,
+           "gradients_follow"_a)
       .def("backward", &Direct::backward, "options"_a, "wanted"_a, "dout"_a, "dlse"_a.none(),
            "out"_a, "lse"_a, "q"_a, "k"_a, "v"_a, "arrays"_a);
 }

@@ -40,8 +40,9 @@ class Direct {
                            nanobind::handle v, const Named& arrays, bool return_lse);
 
   // (out, lse), or (out, None). No mode is asked for, and no gradient is recorded.
+  // gradients_follow: as Run's.
   Results run(const DirectOptions& options, nanobind::handle q, nanobind::handle k,
-              nanobind::handle v, const Named& arrays, bool wants_lse);
+              nanobind::handle v, const Named& arrays, bool wants_lse, bool gradients_follow);
 
   // The five gradients, None where not wanted. None where a mode is active or gradients are
   // recorded.

@@ -124,7 +124,7 @@ class RegardAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
                 sink: Tensor | None, options: Options, arrays: dict[str, Tensor],
                 return_lse: bool) -> Any:
-        out, lse = _direct.run(options, q, k, v, arrays, True)
+        out, lse = _direct.run(options, q, k, v, arrays, True, True)
         ctx.save_for_backward(out, lse, q, k, v, *arrays.values())
         ctx.options, ctx.names = options, (*arrays,)
         ctx.set_materialize_grads(False)
