@@ -43,7 +43,8 @@ def core_tests() -> list[Stage]:
     """The longest first, so that both lanes end together."""
     return [
         emulated(CORE, 600),
-        Stage("build python", "package", ["tools/build.sh", "python"], budget=60, lanes=1),
+        Stage("build python", "package", ["tools/build.sh", "python"], budget=90, lanes=1,
+              needs="build release"),
         package("package", "tests/package", CORE, 360),
         pytest("python", "tests/python", CORE, 280),
         ctest("release", CORE, 200),
