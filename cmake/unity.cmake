@@ -1,6 +1,5 @@
 # Compiles the files of a folder as one, which takes a quarter to a half of the time, because headers
 # are read once. Builds without this option show which file forgot to include a header.
-option(REGARD_UNITY "Compile the files of a folder together" OFF)
 
 # regard_unity(TARGET FOLDER... [EXCEPT FILE...]): EXCEPT lists files that define a name which another
 # file of the folder defines too, in anonymous namespaces. Files with their own flags stay apart.
