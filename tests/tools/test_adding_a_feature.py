@@ -14,7 +14,8 @@ import pytest
 from made_up_feature import LIBRARY, TESTS, apply
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("CMakeLists.txt", "CMakePresets.json", "cmake", "include", "src", "tests", "tools")
+SOURCES = ("CMakeLists.txt", "CMakePresets.json", "bench", "cmake", "include", "src", "tests",
+           "tools")
 COMPILER = ["g++", "-std=c++20", "-O1", "-w", "-Isrc", "-Iinclude", "-I."]
 # What is forgotten, and the file that no longer compiles.
 COMPILED = {
