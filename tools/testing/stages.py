@@ -23,7 +23,7 @@ SANITIZED_PROBLEMS = 200
 # cores a stage of `core` has one process, and two stages run side by side.
 SIDE_BY_SIDE = (os.cpu_count() or 1) <= LANES
 # What the thread sanitizer is for; c_api_test is left out because g++ 12's knows no thrd_create.
-THREADED_TESTS = "threads|forcing|invariance"
+THREADED_TESTS = "threads|forcing|invariance|^cuda$|steady"
 
 
 def stages(tier: str, fuzz_seconds: int) -> list[Stage]:
