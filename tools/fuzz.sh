@@ -17,6 +17,6 @@ for target in "${targets[@]}"; do
   corpus=build/fuzz/corpus/$(basename "$target")
   mkdir -p "$corpus"
   echo "== $target"
-  "$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 \
+  "$target" -max_total_time="$seconds" -timeout=60 -rss_limit_mb=4096 \
     -artifact_prefix=build/fuzz/findings/ "$corpus"
 done

@@ -41,6 +41,13 @@ Span span_of(const Tensor& t) {
   return {.low = std::int64_t(low), .count = std::int64_t(high - low)};
 }
 
+double count_of(const Tensor& t) {
+  if (!t.data) return 0;
+  double count = 1;
+  for (int axis = 0; axis < t.rank; ++axis) count *= double(t.sizes[axis]);
+  return count;
+}
+
 std::string elements_of(const Tensor& t) {
   std::string bytes;
   each_element(t, [&](std::int64_t at) {

@@ -19,6 +19,9 @@ struct Span {
 };
 Span span_of(const Tensor&);
 
+// The elements of a tensor that has memory, with those that strides of 0 repeat.
+double count_of(const Tensor&);
+
 // The bytes of all elements in row-major order.
 std::string elements_of(const Tensor&);
 
