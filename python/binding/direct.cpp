@@ -148,7 +148,8 @@ Direct::Direct(const Named& torch)
       is_neg_(tensor_.attr("is_neg")),
       contiguous_(tensor_.attr("contiguous")),
       new_empty_(tensor_.attr("new_empty")),
-      new_strided_(tensor_.attr("new_empty_strided")) {
+      new_strided_(tensor_.attr("new_empty_strided")),
+      torch_threads_(nb::cast<TorchThreads*>(nb::object(torch["torch_threads"]))) {
   for (nb::handle mode : nb::object(torch["modes"])) modes_.push_back(nb::borrow(mode));
   void* const api = PyCapsule_GetPointer(nb::object(torch["exchange"]).ptr(), dlpack::kCapsule);
   if (!api) throw nb::python_error();
@@ -224,7 +225,10 @@ Attention Direct::described(const DirectOptions& options, Reader& read, nb::hand
 Run Direct::run_of(const DirectOptions& options, int device) const {
   Run run{.threads = options.threads, .backend = options.backend};
   if (device == Array::kHost) {
-    if (run.threads == 0) run.threads = nb::cast<int>(num_threads_());
+    if (run.threads == 0) {
+      run.threads = nb::cast<int>(num_threads_());
+      if (torch_threads_) run.executor = torch_threads_->executor();
+    }
     return run;
   }
   run.device = cuda(device);

@@ -3,6 +3,7 @@
 
 #include "dlpack_abi.hpp"
 #include "problem.hpp"
+#include "torch_threads.hpp"
 
 namespace regard::python {
 
@@ -32,7 +33,8 @@ class Direct {
   // Objects of PyTorch by name: `tensor` and `parameter`, the two classes; `exchange`, DLPack's
   // capsule; `modes`, functions that return something false where a direct call is possible;
   // `is_grad_enabled`, `num_threads`, `float32`, `uint8`; `dense(like, size, type)`, which makes a
-  // tensor for rows of `size` elements; `apply`, which records a call for autograd.
+  // tensor for rows of `size` elements; `apply`, which records a call for autograd;
+  // `torch_threads`, a TorchThreads or None.
   explicit Direct(const Named& torch);
 
   // out, or (out, lse); with a gradient through `apply`. None where a mode is active.
@@ -71,6 +73,7 @@ class Direct {
   nanobind::object tensor_, parameter_, is_grad_enabled_, num_threads_, float32_, uint8_;
   nanobind::object dense_, apply_, empty_like_, is_neg_, contiguous_, new_empty_, new_strided_;
   std::vector<nanobind::object> modes_;
+  TorchThreads* torch_threads_ = nullptr;
 };
 
 void bind_direct(nanobind::module_& m);

@@ -9,6 +9,7 @@
 #include "direct.hpp"
 #include "gil.hpp"
 #include "problem.hpp"
+#include "torch_threads.hpp"
 #include "xla.hpp"
 
 namespace nb = nanobind;
@@ -61,6 +62,12 @@ Pass pass_named(const std::string& name) {
 // the caller keeps until the call has returned. Without one the library allocates the workspace.
 using Allocate = std::optional<nb::typed<nb::callable, std::uintptr_t(std::size_t)>>;
 
+// torch_threads: null for the library's own.
+Run on_threads(Run run, TorchThreads* torch_threads) {
+  if (torch_threads) run.executor = torch_threads->executor();
+  return run;
+}
+
 template <class... Tensors>
 Run with_workspace(Run run, const Allocate& allocate, const Attention& a,
                    const Tensors&... tensors) {
@@ -73,17 +80,19 @@ Run with_workspace(Run run, const Allocate& allocate, const Attention& a,
 }
 
 void run_forward(const Problem& p, const Array& out, const Array* lse, std::uintptr_t stream,
-                 int threads, const std::string& backend, const Allocate& allocate) {
+                 int threads, const std::string& backend, const Allocate& allocate,
+                 TorchThreads* torch_threads) {
   const ForwardOutputs outputs{.out = p.place("out", &out), .lse = p.place("lse", lse)};
-  const Run run =
-      with_workspace(run_of(p, "", stream, threads, backend), allocate, p.attention, outputs);
+  const Run run = with_workspace(on_threads(run_of(p, "", stream, threads, backend), torch_threads),
+                                 allocate, p.attention, outputs);
   without_gil([&] { forward(p.attention, outputs, run); });
 }
 
 void run_backward(const Problem& p, const Array& out, const Array& lse, const Array& dout,
                   const Array* dlse, const Array* dq, const Array* dk, const Array* dv,
                   const Array* dbias, const Array* dsink, bool accumulate, std::uintptr_t stream,
-                  int threads, const std::string& backend, const Allocate& allocate) {
+                  int threads, const std::string& backend, const Allocate& allocate,
+                  TorchThreads* torch_threads) {
   const BackwardInputs inputs{.out = p.place("out", &out),
                               .lse = p.place("lse", &lse),
                               .dout = p.place("dout", &dout),
@@ -94,8 +103,8 @@ void run_backward(const Problem& p, const Array& out, const Array& lse, const Ar
                             .dbias = p.place("dbias", dbias),
                             .dsink = p.place("dsink", dsink),
                             .accumulate = accumulate};
-  const Run run = with_workspace(run_of(p, "", stream, threads, backend), allocate, p.attention,
-                                 inputs, gradients);
+  const Run run = with_workspace(on_threads(run_of(p, "", stream, threads, backend), torch_threads),
+                                 allocate, p.attention, inputs, gradients);
   without_gil([&] { backward(p.attention, inputs, gradients, run); });
 }
 
@@ -159,6 +168,8 @@ NB_MODULE(_core_of_main, m) {
         return "<Array " + to_string(a.tensor) + " on " + device_name(a.device) + ">";
       });
 
+  bind_torch_threads(m);
+  bind_direct(m);
   nb::class_<Problem>(m, "Problem", "One call: regard::Attention of the C++ API.")
       .def(
           "__init__",
@@ -168,11 +179,13 @@ NB_MODULE(_core_of_main, m) {
           "q"_a, "k"_a, "v"_a, "options"_a = nb::dict())
       .def_prop_ro("type", [](const Problem& p) { return name_of(p.attention.q.type); })
       .def("forward", &run_forward, "out"_a, "lse"_a = nb::none(), nb::kw_only(), "stream"_a = 0,
-           "threads"_a = 0, "backend"_a = "", "allocate"_a = nb::none())
+           "threads"_a = 0, "backend"_a = "", "allocate"_a = nb::none(),
+           "torch_threads"_a = nb::none())
       .def("backward", &run_backward, "out"_a, "lse"_a, "dout"_a, "dlse"_a = nb::none(),
            nb::kw_only(), "dq"_a = nb::none(), "dk"_a = nb::none(), "dv"_a = nb::none(),
            "dbias"_a = nb::none(), "dsink"_a = nb::none(), "accumulate"_a = false, "stream"_a = 0,
-           "threads"_a = 0, "backend"_a = "", "allocate"_a = nb::none())
+           "threads"_a = 0, "backend"_a = "", "allocate"_a = nb::none(),
+           "torch_threads"_a = nb::none())
       .def(
           "dropout_mask",
           [](const Problem& p, const Array& keep) {
@@ -199,7 +212,6 @@ NB_MODULE(_core_of_main, m) {
           },
           "pass_"_a = "forward", "device"_a = "", "backend"_a = "");
 
-  bind_direct(m);
   m.def("setup", &setup);
   m.def("option_defaults", &option_defaults);
   m.def("xla_handlers", &xla_handlers);

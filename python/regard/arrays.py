@@ -42,6 +42,10 @@ class Framework:
         """The framework's current stream on the device of x; 0 on the CPU."""
         return 0
 
+    def on_threads(self, threads: int) -> dict[str, Any]:
+        """Keywords of a pass: so many threads of the CPU; 0 is the framework's own."""
+        return {"threads": threads}
+
 
 class NumPy(Framework):
     name = "NumPy"
@@ -129,6 +133,11 @@ class PyTorch(Framework):
         if x.device.type != "cuda":
             return 0
         return int(sys.modules["torch"].cuda.current_stream(x.device).cuda_stream)
+
+    def on_threads(self, threads: int) -> dict[str, Any]:
+        from .torch.threads import on_threads
+
+        return on_threads(threads)
 
 
 class Jax(Framework):

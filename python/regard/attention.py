@@ -84,6 +84,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
                                backend=backend, **options)
     call = call_of(q, k, v, view, options)
     where = run_options(threads, backend)
+    where |= framework.on_threads(where["threads"])
     return_lse = flag("return_lse", return_lse)
     wants_lse = return_lse or lse is not None
     try:
@@ -140,6 +141,7 @@ def attention_backward(dout: Array, q: Array, k: Array, v: Array, out: Array, ls
                                       backend=backend, **options)
     call = call_of(q, k, v, view, options)
     where = run_options(threads, backend)
+    where |= framework.on_threads(where["threads"])
     wanted = wanted_gradients(gradients, call, into)
     if flag("accumulate", accumulate) and into is None:
         raise refuse("accumulate", True, "needs `into`, the arrays to add to")

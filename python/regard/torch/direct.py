@@ -19,6 +19,7 @@ from ..element_types import NAMES, type_name
 from ..options import ARRAYS, OPTIONS
 from .kernels import ARGUMENTS, TENSORS, VALUES, dense
 from .operators import backward
+from .threads import TORCH_THREADS
 
 _PLAIN = (bool, int, float, str, tuple, type(None), torch.dtype)
 _ARRAYS = frozenset(ARRAYS)
@@ -164,7 +165,8 @@ def _made() -> Any:
         "tensor": Tensor, "parameter": torch.nn.Parameter, "exchange": exchange,
         "modes": [getattr(torch._C, name) for name in functions], "dense": dense, "apply": apply,
         "is_grad_enabled": torch.is_grad_enabled, "num_threads": torch.get_num_threads,
-        "empty_like": torch.empty_like, "float32": torch.float32, "uint8": torch.uint8})
+        "empty_like": torch.empty_like, "float32": torch.float32, "uint8": torch.uint8,
+        "torch_threads": TORCH_THREADS})
 
 
 _direct = _made()

@@ -14,6 +14,7 @@ from ..element_types import TYPE_NAMES, allowed_types, wrong_element_type
 from ..errors import InvalidArgument, Unsupported, refuse
 from ..gradients import GRADIENTS
 from ..options import ARRAYS, DEFAULTS
+from .threads import on_threads
 
 TYPES = {getattr(torch, name): short for name, short in TYPE_NAMES.items()}
 _ROWS = {*GRADIENTS[:3], "q", "k", "v", "out", "dout"}
@@ -88,7 +89,7 @@ def _where(q: Tensor, threads: int, backend: str) -> dict[str, Any]:
     """Keywords of a pass. A GPU's workspace comes from PyTorch's own pool. It is freed when the
     call has returned; the pool then reuses it only for later work on the same stream."""
     if not q.is_cuda:
-        return {"threads": threads or torch.get_num_threads(), "backend": backend}
+        return on_threads(threads) | {"backend": backend}
     held = []
 
     def allocate(size: int) -> int:

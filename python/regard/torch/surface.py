@@ -63,7 +63,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | None = Non
             torch.manual_seed sets; this is refused while a CUDA graph is captured.
         {return_lse}
         {out_type}
-        threads: of the CPU; 0 is torch.get_num_threads().
+        threads: of the CPU; 0 is PyTorch's own, torch.get_num_threads() of them, another number
+            is so many of the library's.
         {backend}
 
     Returns:
