@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -299,3 +300,21 @@ def test_errors_are_relative_norms() -> None:
     parts: list[exact.Part] = [("out", lambda x: x, want, 5.0)]
     assert exact.errors(parts, {"out": np.array([3.0, 4.5])}, problem) == {"out": 0.1}
     assert np.isnan(exact.errors(parts, {"out": np.array([3.0, np.nan])}, problem)["out"])
+
+
+def test_behind_another_operator(monkeypatch: pytest.MonkeyPatch,
+                                 capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    from regard.bench import behind
+
+    calls = []
+    sides = {name: functools.partial(calls.append, name) for name in "ab"}
+    behind.medians(sides, lambda: calls.append("before"), 1)
+    assert calls[:8] == ["before", "a", "before", "b", "before", "b", "before", "a"]
+    monkeypatch.setattr(behind, "SHAPES", ((1, 2, 8, 16),))
+    assert bench.main(["behind", "--rounds", "1"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[-4:] == ["PyTorch", "Regard", "own", "threads"] and len(lines) == 4
+    for line in lines:
+        times = [float(number) for number in line.split()[-6::2]]
+        assert len(times) == 3 and min(times) > 0

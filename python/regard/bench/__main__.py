@@ -5,6 +5,7 @@
     python -m regard.bench --tune --case d128-causal-16384-bwd \\
         --backends "cuda:mma;cuda:mma@rows=64,keys=128,warps=8"
     python -m regard.bench host [--device cuda:0] [--compiled]
+    python -m regard.bench behind [--type bf16] [--threads 2]
     python -m regard.bench plot gpu_h200.jsonl --out gpu.svg
     python -m regard.bench compare old/libregard.so new/libregard.so
 
@@ -251,6 +252,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .host import main as host_main
 
         return host_main(argv[1:])
+    if argv[:1] == ["behind"]:
+        from .behind import main as behind_main
+
+        return behind_main(argv[1:])
     if argv[:1] == ["compare"]:
         from .compare import main as compare_main
 
