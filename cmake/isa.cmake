@@ -1,29 +1,44 @@
-# The kernel files of each instruction set, each compiled with its own flags and chosen at run time.
-function(regard_add_isa_sources target)
-  set(avx2 -mavx2 -mfma -mf16c)
-  set(avx512 ${avx2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
-  set(avx512bf16 ${avx512} -mavx512bf16)
-  set(isas scalar)
-  if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-    list(APPEND isas avx2 avx512 avx512bf16)
-    target_sources(${target} PRIVATE src/cpu/processor_x86.cpp)
-  else()
-    target_sources(${target} PRIVATE src/cpu/processor_any.cpp)
+# REGARD_ISAS: the instruction sets that this processor may have, chosen at run time; and the flags of
+# the files of each.
+set(regard_flags_scalar)
+set(regard_flags_neon)  # every aarch64 has it
+set(regard_flags_avx2 -mavx2 -mfma -mf16c)
+set(regard_flags_avx512 ${regard_flags_avx2}
+  -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
+set(regard_flags_avx512bf16 ${regard_flags_avx512} -mavx512bf16)
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  set(REGARD_ISAS scalar avx2 avx512 avx512bf16)
+  set(regard_processor x86)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  set(REGARD_ISAS scalar neon)
+  set(regard_processor aarch64)
+else()
+  set(REGARD_ISAS scalar)
+  set(regard_processor any)
+endif()
+
+# regard_isa_file(FILE ISA): compiles the file as a part of the instruction set.
+function(regard_isa_file file isa)
+  set(flags ${regard_flags_${isa}})
+  # GCC 12 takes the undefined operands inside its own AVX-512 intrinsics for a mistake of ours.
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    list(APPEND flags -Wno-maybe-uninitialized -Wno-uninitialized)
   endif()
-  foreach(isa IN LISTS isas)
+  # GCC warns of arrays whose bound is an int that depends on a template.
+  list(APPEND flags -Wno-sign-conversion)
+  # Contraction would let one ISA's scalar code round unlike another's.
+  list(APPEND flags -ffp-contract=off -O3)
+  # The guards of harden.cmake cost time in the innermost functions.
+  list(APPEND flags -fno-stack-protector -U_FORTIFY_SOURCE)
+  set_source_files_properties(${file} PROPERTIES COMPILE_OPTIONS "${flags}")
+endfunction()
+
+function(regard_add_isa_sources target)
+  target_sources(${target} PRIVATE src/cpu/processor_${regard_processor}.cpp)
+  foreach(isa IN LISTS REGARD_ISAS)
     set(source src/cpu/kernels/isa_${isa}.cpp)
     target_sources(${target} PRIVATE ${source})
-    set(flags ${${isa}})
-    # GCC 12 takes the undefined operands inside its own AVX-512 intrinsics for a mistake of ours.
-    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-      list(APPEND flags -Wno-maybe-uninitialized -Wno-uninitialized)
-    endif()
-    # GCC warns of arrays whose bound is an int that depends on a template.
-    list(APPEND flags -Wno-sign-conversion)
-    # Contraction would let one ISA's scalar code round unlike another's.
-    list(APPEND flags -ffp-contract=off -O3)
-    # The guards of harden.cmake cost time in the innermost functions.
-    list(APPEND flags -fno-stack-protector -U_FORTIFY_SOURCE)
-    set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${flags}")
+    regard_isa_file(${source} ${isa})
   endforeach()
 endfunction()

@@ -44,7 +44,7 @@ LAYERS = {
 }  # fmt: skip
 SYSTEM_HEADERS = {
     "src/semantics": set(),
-    "src/cpu/kernels": {"immintrin.h", "stdint.h", "sched.h"},
+    "src/cpu/kernels": {"arm_neon.h", "immintrin.h", "stdint.h", "sched.h"},
     "src/cuda/kernels": set(),
 }
 EVERYTHING = {"src/api.cpp", "src/c_api.cpp"}

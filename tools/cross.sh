@@ -4,15 +4,18 @@
 #   tools/cross.sh [aarch64 | riscv64 | musl | macos | windows]...      default: all of them
 #
 # Debian's g++ builds for aarch64; zig's clang, which brings C and C++ libraries, for the others.
-# QEMU runs what this machine cannot. Programs for riscv64 and musl (x86-64) are static, with musl.
-# For musl the tool is built too, and tests of AVX and of the GPU backend run. Each build is in
-# build/cross/NAME, with its log. The last lines are a table; the status is 1 where something failed
-# that is said to work. Windows is not supported: the table counts the files that compile.
+# QEMU runs what this machine cannot; QEMU_CPU names the processor, for example cortex-a57. Programs
+# for riscv64 and musl (x86-64) are static, with musl. For musl the tool is built too, and tests of
+# AVX and of the GPU backend run. Each build is in build/cross/NAME, with its log. The last lines
+# are a table; the status is 1 where something failed that is said to work. Windows is not
+# supported: the table counts the files that compile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-suites='semantics|problem|plan|rows|reference|lanes|forcing|threads|fuzz|.*_scalar|c_api_test'
-musl_suites='cuda_plan|cuda_missing|cuda_disk|cuda_trust|.*_avx2|.*_avx512'
+suites='semantics|problem|plan|rows|reference|lanes|forcing|threads|fuzz|c_api_test'
+suites+='|.*_(scalar|neon|avx2|avx512)'
+musl_suites='cuda_plan|cuda_missing|cuda_disk|cuda_trust'
+row='%-9s %-16s %-9s %-19s %s\n'
 
 # The header-only libraries of the tool and the tests, apart from this machine's other headers.
 link_headers() {
@@ -75,6 +78,11 @@ run_tests() {
     tee -a "build/cross/$1.log" | grep 'tests passed'
 }
 
+# forced NAME: the instruction sets whose kernels the tests force.
+forced() {
+  ctest --test-dir "build/cross/$1" -N -R "^($suites)\$" | sed -n 's/.*: kernels_//p' | paste -sd ' '
+}
+
 # compiled NAME: "N of M files", by the objects of the library that are there.
 compiled() {
   local objects all
@@ -85,7 +93,7 @@ compiled() {
 
 # one NAME: a line of the table.
 one() {
-  local name=$1 log=build/cross/$1.log linked=no tests='not run' status=0 programs=()
+  local name=$1 log=build/cross/$1.log linked=no tests='not run' isas=- status=0 programs=()
   case $name in
     aarch64 | riscv64) programs=(regard_tests c_api_test) ;;
     musl) programs=(regard_cli regard_tests regard_cuda_tests c_api_test) ;;
@@ -99,9 +107,10 @@ one() {
   fi
   if [[ " ${programs[*]} " == *regard_tests* ]]; then
     tests=$(run_tests "$name") || true
+    isas=$(forced "$name")
     [[ $tests == 100%* ]] || status=1
   fi
-  printf '%-9s %-16s %-9s %s\n' "$name" "$(compiled "$name")" "$linked" "$tests" >>build/cross/table
+  printf "$row" "$name" "$(compiled "$name")" "$linked" "$isas" "$tests" >>build/cross/table
   [[ $name == windows ]] || return "$status"
 }
 
@@ -115,6 +124,6 @@ failed=0
 for target in "${targets[@]}"; do
   one "$target" || failed=1
 done
-printf '\n%-9s %-16s %-9s %s\n' target compiled linked tests
+printf "\n$row" target compiled linked kernels tests
 if [[ -f build/cross/table ]]; then cat build/cross/table; fi
 exit "$failed"

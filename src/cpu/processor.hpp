@@ -1,4 +1,4 @@
-// What differs between processor families; processor_x86.cpp and processor_any.cpp implement it.
+// What differs between processor families; one processor_*.cpp implements it.
 #pragma once
 
 #include <string>

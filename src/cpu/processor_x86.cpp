@@ -49,9 +49,18 @@ std::vector<Isa> usable_isas() {
 }
 
 const IsaKernels& kernels_of(Isa isa) {
-  constexpr const IsaKernels* kTables[kIsaCount] = {&scalar_kernels, &avx2_kernels, &avx512_kernels,
-                                                    &avx512bf16_kernels};
-  return *kTables[int(isa)];
+  switch (isa) {
+    case Isa::avx2:
+      return avx2_kernels;
+    case Isa::avx512:
+      return avx512_kernels;
+    case Isa::avx512bf16:
+      return avx512bf16_kernels;
+    case Isa::scalar:
+    case Isa::neon:
+      break;
+  }
+  return scalar_kernels;
 }
 
 std::string processor_name() {

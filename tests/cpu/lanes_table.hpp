@@ -28,6 +28,7 @@ struct LanesTable {
 };
 
 extern const LanesTable scalar_lanes;
+extern const LanesTable neon_lanes;
 extern const LanesTable avx2_lanes;
 extern const LanesTable avx512_lanes;
 

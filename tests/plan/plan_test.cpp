@@ -10,6 +10,7 @@ using namespace regard;
 namespace {
 
 const Processor kScalarOnly{.usable = {Isa::scalar}};
+const Processor kNeon{.usable = {Isa::neon, Isa::scalar}};
 const Processor kAvx2{.usable = {Isa::avx2, Isa::scalar}};
 const Processor kAvx512{.usable = {Isa::avx512, Isa::avx2, Isa::scalar}};
 const Processor kSlowBf16{.usable = {Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::scalar}};
@@ -52,6 +53,7 @@ TEST_SUITE_BEGIN("plan");
 TEST_CASE("the widest instruction set is chosen") {
   for (Type type : kTypes) {
     CHECK(plan_for(type, kScalarOnly).name == "cpu:scalar");
+    CHECK(plan_for(type, kNeon).name == "cpu:neon");
     CHECK(plan_for(type, kAvx2).name == "cpu:avx2");
     CHECK(plan_for(type, kAvx512).name == "cpu:avx512");
     CHECK(plan_for(type, kSlowBf16).name == "cpu:avx512");
@@ -94,6 +96,8 @@ TEST_CASE("what is not there is refused with a reason") {
       "this processor or its operating system does not offer the instruction set";
   const std::string unknown = "no backend has this name; \"regard info\" lists them";
   CHECK(refusal(kScalarOnly, "cpu:avx2") == missing);
+  CHECK(refusal(kNeon, "cpu:avx2") == missing);
+  CHECK(refusal(kAvx512, "cpu:neon") == missing);
   CHECK(refusal(kAvx2, "cpu:avx512") == missing);
   CHECK(refusal(kAvx512, "cpu:avx512bf16") == missing);
   CHECK(refusal(kAvx512, "cpu:") == unknown);
@@ -124,7 +128,7 @@ TEST_CASE("a plan is a pure function") {
 
 TEST_CASE("tiles depend on neither batch, heads, lengths nor threads") {
   for (Pass pass : {Pass::forward, Pass::backward}) {
-    for (const Processor& processor : {kScalarOnly, kAvx2, kAvx512, kQuickBf16}) {
+    for (const Processor& processor : {kScalarOnly, kNeon, kAvx2, kAvx512, kQuickBf16}) {
       for (std::int64_t dim : {1, 64, 300}) {
         const auto tiling = [&](Shape s, int workers) {
           s.dim = s.dim_v = dim;

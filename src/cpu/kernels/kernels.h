@@ -27,6 +27,7 @@ struct IsaKernels {
 };
 
 extern const IsaKernels scalar_kernels;
+extern const IsaKernels neon_kernels;
 extern const IsaKernels avx2_kernels;
 extern const IsaKernels avx512_kernels;
 extern const IsaKernels avx512bf16_kernels;

@@ -6,11 +6,12 @@
 
 namespace regard {
 
-enum class Isa : uint8 { scalar, avx2, avx512, avx512bf16 };
-inline constexpr int kIsaCount = 4;
+enum class Isa : uint8 { scalar, neon, avx2, avx512, avx512bf16 };
+inline constexpr int kIsaCount = 5;
 
 REGARD_INLINE const char* name_of(Isa isa) {
-  constexpr const char* names[kIsaCount] = {"scalar", "avx2", "avx512", "avx512bf16"};
+  constexpr const char* names[] = {"scalar", "neon", "avx2", "avx512", "avx512bf16"};
+  static_assert(sizeof names / sizeof names[0] == kIsaCount);
   return names[int(isa)];
 }
 
@@ -26,6 +27,8 @@ REGARD_INLINE CpuShape shape_of(Isa isa, Type type) {
   switch (kernels_for(isa, type)) {
     case Isa::scalar:
       return {.lanes = 1, .vectors = 4, .pack = 1, .real_size = size, .unit_size = size};
+    case Isa::neon:
+      return {.lanes = 16 / size, .vectors = 4, .pack = 1, .real_size = size, .unit_size = size};
     case Isa::avx2:
       return {.lanes = 32 / size, .vectors = 2, .pack = 1, .real_size = size, .unit_size = size};
     case Isa::avx512:
