@@ -43,8 +43,9 @@ def passes(shape: tuple[int, ...], type: str, threads: int) -> dict[str, dict[st
 
     from ..torch import attention
 
-    functions = {"PyTorch": torch.nn.functional.scaled_dot_product_attention, "Regard": attention,
-                 "own threads": partial(attention, threads=threads)}
+    functions: dict[str, Callable[..., Any]] = {
+        "PyTorch": torch.nn.functional.scaled_dot_product_attention, "Regard": attention,
+        "own threads": partial(attention, threads=threads)}
     q, k, v, dout = (torch.randn(shape).to(getattr(torch, NAMES[type])) for _ in range(4))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
 
