@@ -1,6 +1,7 @@
 // Runs the CPU's plans on the thread pool.
 #pragma once
 
+#include "cpu/kernels/kernels.h"
 #include "plan/cpu/plan.hpp"
 #include "regard/regard.hpp"
 
@@ -8,6 +9,9 @@ namespace regard::cpu_backend {
 
 void forward(const Problem&, const Plan&, const Run&);
 void backward(const Problem&, const Plan&, const Run&);
+// With other kernels than the plan's: tests bring some that count.
+void forward(const Problem&, const Plan&, const CpuKernels&, const Run&);
+void backward(const Problem&, const Plan&, const CpuKernels&, const Run&);
 
 // FLOP/s of the plan's instruction on all its workers at once.
 double measured_peak(const Problem&, const Plan&, const Run&);

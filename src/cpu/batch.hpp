@@ -9,17 +9,20 @@ namespace regard::cpu_backend {
 
 struct BatchEntry {
   Sequence seq;
-  int64 rows_q = 0;  // rows of one head in the entries before this one
-  int64 rows_k = 0;
-  int64 blocks = 0;       // row blocks of one kv head in the entries before this one
   int64 block_count = 0;  // row blocks of one kv head
   int64 chunk_count = 1;  // chunks of keys
+  // Of one kv head in the entries before this one.
+  int64 rows_q = 0;  // rows of one query head
+  int64 rows_k = 0;
+  int64 blocks = 0;
+  int64 chunks = 0;
+  int64 dq_blocks = 0;  // row blocks of entries of more than one chunk, which sum dq
 };
 
 class Batch {
  public:
   Batch(const Problem& p, const CpuTiling& tiling) : sizes_(p.sizes) {
-    entries_.reserve(std::size_t(sizes_.batch));
+    entries_.reserve(std::size_t(sizes_.batch) + 1);
     BatchEntry entry;
     for (int64 b = 0; b < sizes_.batch; ++b) {
       entry.seq = sequence(p.sequences, b);
@@ -30,16 +33,15 @@ class Batch {
       entry.rows_q += entry.seq.len_q;
       entry.rows_k += entry.seq.len_k;
       entry.blocks += entry.block_count;
-      chunks_ += entry.chunk_count;
+      entry.chunks += entry.chunk_count;
+      if (entry.chunk_count > 1) entry.dq_blocks += entry.block_count;
     }
-    blocks_ = entry.blocks;
+    entries_.push_back(entry);
   }
 
   const BatchEntry& operator[](int64 b) const { return entries_[std::size_t(b)]; }
   int64 size() const { return sizes_.batch; }
-  // Of one kv head in all entries: row blocks, and chunks of keys.
-  int64 blocks() const { return blocks_; }
-  int64 chunks() const { return chunks_; }
+  const BatchEntry& totals() const { return entries_.back(); }  // what precedes the batch's end
 
   // Index of the first row or block of (b, kv) in arrays of all of them.
   int64 first_q(int64 b, int64 kv) const {
@@ -50,15 +52,14 @@ class Batch {
     const BatchEntry& e = (*this)[b];
     return e.rows_k * sizes_.heads_kv + kv * e.seq.len_k;
   }
-  int64 first_block(int64 b, int64 kv) const {
+  int64 first_dq_block(int64 b, int64 kv) const {
     const BatchEntry& e = (*this)[b];
-    return e.blocks * sizes_.heads_kv + kv * e.block_count;
+    return e.dq_blocks * sizes_.heads_kv + (e.chunk_count > 1 ? kv * e.block_count : 0);
   }
 
  private:
   const Sizes sizes_;
   std::vector<BatchEntry> entries_;
-  int64 blocks_ = 0, chunks_ = 0;
 };
 
 }  // namespace regard::cpu_backend

@@ -43,7 +43,9 @@ void fill_with_nan(const View& view, int64 offset, int64 count) {
 }
 
 bool sees_any_key(const Head& head, int64 i) {
-  for (int64 j = 0; j < head.seq.len_k; ++j) {
+  const Sequence& s = head.seq;
+  const Interval keys = visible_keys(head.problem.mask_params, i, s.len_q, s.len_k);
+  for (int64 j = keys.begin; j < keys.end; ++j) {
     if (visible(head, i, j)) return true;
   }
   return false;

@@ -137,6 +137,18 @@ TEST_CASE("several chunks of keys, split keys, and blocks beyond the last") {
       s.seed = ++seed;
       check(with_features(s, features));
     }
+    // A window that leaves out the first chunk of the split, or all chunks except the last.
+    s.causal = Causal::bottom_right;
+    s.len_k = 13'000;
+    s.sink = true;
+    for (std::int64_t left : {7'000, 100}) {
+      s.window.left = left;
+      for (bool packed : {false, true}) {
+        s.packed = packed;
+        s.seed = ++seed;
+        check(s);
+      }
+    }
   }
 }
 

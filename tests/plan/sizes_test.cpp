@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "cpu/batch.hpp"
 #include "plan/cpu/plan.hpp"
 #include "regard/regard.hpp"
 #include "tests/cpu/case.hpp"
@@ -98,7 +99,7 @@ Real dbias_elements(const Problem& p) {
 Real chunks_demanded(const Problem& p, const CpuTiling& t) {
   const Sizes& s = p.sizes;
   const int64 rows = p.varlen ? 1 : s.group() * s.len_q, least = 2 * t.chunk_k;
-  if (s.batch == 0 || s.len_k < least || rows > t.shape.panel()) return 0;
+  if (s.batch == 0 || rows == 0 || s.len_k < least || rows > t.shape.panel()) return 0;
   if (!p.packed) return Real(s.batch) * Real((s.len_k + t.chunk_k - 1) / t.chunk_k);
   const Real longest = Real((s.len_k + t.chunk_k - 1) / t.chunk_k);
   if (s.len_k == least) return Real(2 * std::min(s.batch, s.rows_k / least));
@@ -116,7 +117,11 @@ Real cpu_bytes(const Problem& p, const CpuTiling& t, int workers) {
     return chunks_demanded(p, t) * Real(s.heads_kv) * part + nonfinite + scratch / 2;
   }
   const bool sums = p.features.bias && !sums_dbias_in_place(p);
-  return rows_q * Real(s.dim) * real + (sums ? dbias_elements(p) * real : 0) + nonfinite +
+  // The sums of dq, where the longest sequence has more than one chunk of keys.
+  const Real rows_dq = s.len_k <= t.chunk_k ? 0
+                       : p.packed           ? Real(s.heads_q) * Real(s.len_q)
+                                            : rows_q;
+  return rows_dq * Real(s.dim) * real + (sums ? dbias_elements(p) * real : 0) + nonfinite +
          scratch / 2;
 }
 
@@ -212,10 +217,11 @@ TEST_CASE("no workspace of extreme sizes is smaller than what is addressed in it
   CHECK(described > 4000);
 }
 
-TEST_CASE("chunks of split keys are bounded for any table of sequences") {
+TEST_CASE("chunks of split keys and blocks of dq are bounded for any table of sequences") {
   for (std::uint64_t seed = 0; seed < 2000; ++seed) {
     Draw draw{seed};
-    const int64 batch = 1 + draw.below(40), heads = 1 + draw.below(3);
+    const int64 batch = 1 + draw.below(40), heads_kv = 1 + draw.below(3);
+    const int64 heads = heads_kv * (1 + draw.below(5));
     std::vector<std::int32_t> begins_q{0}, begins_k{0};
     int64 longest_q = 0, longest_k = 0;
     for (int64 b = 0; b < batch; ++b) {
@@ -228,21 +234,31 @@ TEST_CASE("chunks of split keys are bounded for any table of sequences") {
     }
     Attention a;
     a.q = flat(f32, {begins_q.back(), heads, 8});
-    a.k = a.v = flat(f32, {begins_k.back(), heads, 8});
+    a.k = a.v = flat(f32, {begins_k.back(), heads_kv, 8});
     a.cu_seqlens_q = Tensor(begins_q.data(), i32, {batch + 1});
     a.cu_seqlens_k = Tensor(begins_k.data(), i32, {batch + 1});
     a.max_seqlen_q = longest_q;
     a.max_seqlen_k = longest_k;
+    if (draw.flip()) a.causal = Causal::bottom_right;
+    if (draw.flip()) a.window.left = draw.below(12000);
     TableCopies copies;
     const Problem p = describe(a, Pass::forward, NullData::allowed, &copies);
     const CpuTiling t = plan(p, kAny, {"cpu"}, 1).tiling;
     int64 chunks = 0;
     for (int64 b = 0; b < batch; ++b) {
       const Sequence q = sequence(p.sequences, b);
-      if (splits_keys(t, p.sizes.group() * q.len_q, q.len_k)) chunks += chunks_of(t, q.len_k);
+      const Interval split = split_chunks(p, t, q.len_q, q.len_k);
+      CHECK(split.end - split.begin <= longest_split_bound(p, t));
+      chunks += split.end - split.begin;
     }
     CAPTURE(seed);
     CHECK(chunks <= split_chunks_bound(p, t));
+    const Problem back = describe(a, Pass::backward, NullData::allowed, &copies);
+    for (const char* name : {"cpu:avx512", "cpu:scalar"}) {
+      const CpuTiling tiling = plan(back, kAny, {name}, 1).tiling;
+      const int64 blocks = cpu_backend::Batch(back, tiling).totals().dq_blocks * heads_kv;
+      CHECK(blocks <= dq_blocks_bound(back, tiling).value());
+    }
   }
 }
 
@@ -258,12 +274,26 @@ TEST_CASE("packed decoding asks for what its rows need") {
   CHECK(workspace(a, Pass::forward, {.threads = 1}) < (64 << 20));
 }
 
+TEST_CASE("packed backward asks for what its rows need") {
+  // 1000 sequences of 1 query and of 1 or 500 keys.
+  for (const int64 len_k : {1, 500}) {
+    Attention a;
+    a.q = flat(f32, {1000, 64, 128});
+    a.k = a.v = flat(f32, {1000 * len_k, 8, 128});
+    a.cu_seqlens_q = a.cu_seqlens_k = flat(i32, {1001});
+    a.max_seqlen_q = 1;
+    a.max_seqlen_k = len_k;
+    const std::size_t tensors = (1000 * 64 + 2 * 1000 * std::size_t(len_k) * 8) * 128 * 4;
+    CHECK(workspace(a, Pass::backward, {.threads = 1}) < tensors / 8);
+  }
+}
+
 TEST_CASE("a workspace that no memory holds is an Error that says so") {
   Attention a;
   a.q = flat(f32, {1, 0x7fffffff, 0x7fffffff, 64});
-  a.k = a.v = flat(f32, {1, 0x7fffffff, 1, 64});
+  a.k = a.v = flat(f32, {1, 0x7fffffff, 1000, 64});
   const std::string message =
-      "workspace = 1 x 2147483647 heads, 2147483647 x 1, D 64, f32: the call's intermediate "
+      "workspace = 1 x 2147483647 heads, 2147483647 x 1000, D 64, f32: the call's intermediate "
       "results "
       "would be larger than any memory";
   try {

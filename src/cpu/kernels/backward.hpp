@@ -11,6 +11,7 @@
 #include "cpu/kernels/gradient_tiles.hpp"
 #include "cpu/kernels/multiply.hpp"
 #include "cpu/kernels/stage.hpp"
+#include "plan/cpu/kernel/visits.h"
 #include "semantics/score.h"
 #include "semantics/softmax.h"
 
@@ -284,18 +285,6 @@ struct BackwardKernel : GradientTiles<L> {
     }
   }
 
-  // The blocks of a head (packed GQA: of all heads) with rows that may see the chunk. The first
-  // chunk also visits blocks that see nothing, to write their dq.
-  Interval blocks_to_visit(const RowBlocks& blocks, int64 chunk, Interval keys) const {
-    if (chunk == 0 || blocks.packs_gqa) {
-      return {0, blocks.packs_gqa ? blocks.count() : blocks.per_head()};
-    }
-    const Sequence& s = context.seq;
-    const int64 first = visible_queries(p.mask_params, keys.begin, s.len_q, s.len_k).begin;
-    const int64 end = visible_queries(p.mask_params, keys.end - 1, s.len_q, s.len_k).end;
-    return {first / blocks.block, divide_up(end, blocks.block)};
-  }
-
   void visit_block(const RowBlocks& blocks, int64 block, int64 chunk, Interval keys,
                    uint8* nonfinite) const {
     const int count = make_panels<L>(panels, context, blocks.first_row(block), blocks.rows(block));
@@ -323,20 +312,21 @@ struct BackwardKernel : GradientTiles<L> {
 
   void run_task(int64 chunk, uint8* nonfinite) const {
     const Interval keys = this->chunk_keys(chunk);
-    if (!keys.empty()) this->load_chunk(keys);
-    // Blocks in descending order: under a causal mask every chunk begins with the blocks that all
-    // chunks see, and none waits for another to catch up.
-    if (context.seq.len_q > 0) {
-      const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
+    const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
+    const Interval visited = visited_blocks(p.mask_params, blocks, context.seq.len_k, keys);
+    this->clear_sums(keys);
+    if (!visited.empty()) {
+      this->load_chunk(keys);
+      // Blocks in descending order: under a causal mask every chunk begins with the blocks that all
+      // chunks see, and none waits for another to catch up.
       const int64 step = blocks.packs_gqa ? blocks.count() : blocks.per_head();
-      const Interval visited = blocks_to_visit(blocks, chunk, keys);
       for (int64 head = blocks.count() - step; head >= 0; head -= step) {
         for (int64 block = visited.end - 1; block >= visited.begin; --block) {
           visit_block(blocks, head + block, chunk, keys, nonfinite);
         }
       }
     }
-    if (!keys.empty()) this->store_chunk(keys, shared.nonfinite_k);
+    this->store_chunk(keys, shared.nonfinite_k);
   }
 };
 

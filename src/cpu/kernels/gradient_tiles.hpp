@@ -118,6 +118,10 @@ struct GradientTiles {
       pack_pairs<L>(units_at(at.key_pairs), wide, p.k, dims.dim, size,
                     [&](int64 row) { return context.offset_k(p.k, keys.begin + row); });
     }
+  }
+
+  void clear_sums(Interval keys) const {
+    const int64 size = keys.end - keys.begin;
     for (int64 i = 0; i < size * wide; i += L::kLanes) L::store(reals_at(at.dk) + i, L::set(0));
     for (int64 i = 0; i < size * wide_v; i += L::kLanes) L::store(reals_at(at.dv) + i, L::set(0));
   }

@@ -64,7 +64,7 @@ std::string explanation(const Problem& p, const Plan& plan) {
     text += row("mask", share);
   }
   if (plan.backend == BackendKind::reference) return text;
-  if (!p.backward && may_split_keys(p, plan.tiling)) {
+  if (!p.backward && longest_split_bound(p, plan.tiling) > 0) {
     text += row("split", std::string(p.varlen ? "where a sequence has " : "") +
                              "few queries, many keys: chunks of " +
                              std::to_string(plan.tiling.chunk_k) + " keys, merged in order");

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "plan/cpu/kernel/visits.h"
+
 namespace regard {
 namespace {
 
@@ -32,7 +34,7 @@ CpuWorkspace workspace_for(const Problem& p, const CpuTiling& t, int workers) {
   CpuWorkspace w;
   const Count rows_q = Count(s.rows_q) * s.heads_q, rows_k = Count(s.rows_k) * s.heads_kv;
   if (p.backward) {
-    const Count blocks = p.wants(p.dq) ? row_blocks_bound(p, t) : 0;
+    const Count blocks = p.wants(p.dq) ? dq_blocks_bound(p, t) : 0;
     w.dq = l.take(blocks * t.block_q * s.dim * t.shape.real_size);
     w.dq_semaphores = l.take(blocks * 4);
     const int64* b = p.bias_sizes;
@@ -80,26 +82,45 @@ int64 chunks_of(const CpuTiling& t, int64 len_k) {
   return larger<int64>(1, divide_up(len_k, t.chunk_k));
 }
 
-bool splits_keys(const CpuTiling& t, int64 rows, int64 len_k) {
-  return rows <= t.shape.panel() && len_k >= 2 * t.chunk_k;
+Count dq_blocks_bound(const Problem& p, const CpuTiling& t) {
+  const Sizes& s = p.sizes;
+  if (chunks_of(t, s.len_k) == 1) return 0;
+  if (!p.packed) return Count(s.batch) * s.heads_kv * RowBlocks(t, s.len_q, s.group()).count();
+  // Of the sequences that have rows and more than one chunk.
+  const int64 sequences = smaller(smaller(s.batch, s.rows_q), s.rows_k / (t.chunk_k + 1));
+  const int64 rows = smaller(s.rows_q, sequences * s.len_q);
+  // Each head ends with a short block; and a head with fewer rows than a panel shares its blocks.
+  const Count by_head = Count(s.heads_q) * (rows / t.block_q + sequences);
+  const Count by_panel = Count(s.heads_kv) * (s.group() * rows / t.shape.panel() + sequences);
+  return smaller(by_head.value(), by_panel.value());
 }
 
-bool may_split_keys(const Problem& p, const CpuTiling& t) {
-  return splits_keys(t, p.varlen ? 0 : p.sizes.group() * p.sizes.len_q, p.sizes.len_k);
+Interval split_chunks(const Problem& p, const CpuTiling& t, int64 len_q, int64 len_k) {
+  if (p.sizes.group() * len_q > t.shape.panel() || len_k < 2 * t.chunk_k) return {};
+  const Interval keys = seen_keys(p.mask_params, len_q, len_k);
+  const Interval chunks{keys.begin / t.chunk_k, divide_up(keys.end, t.chunk_k)};
+  return chunks.end - chunks.begin > 1 ? chunks : Interval{};
+}
+
+int64 longest_split_bound(const Problem& p, const CpuTiling& t) {
+  const int64 len_k = p.sizes.len_k;
+  if (!p.varlen) {
+    const Interval chunks = split_chunks(p, t, p.sizes.len_q, len_k);
+    return chunks.end - chunks.begin;
+  }
+  if (len_k < 2 * t.chunk_k) return 0;
+  const MaskParams& mask = p.mask_params;
+  if (mask.left < 0 || mask.right < 0) return chunks_of(t, len_k);
+  // The keys that a panel's rows see together may begin anywhere in a chunk.
+  const int64 keys = smaller(mask.left, len_k) + smaller(mask.right, len_k) + t.shape.panel();
+  return smaller(chunks_of(t, len_k), divide_up(keys - 1, t.chunk_k) + 1);
 }
 
 // A split sequence fills at least two chunks, so that a last one, which may be short, adds at most
 // half as many.
 int64 split_chunks_bound(const Problem& p, const CpuTiling& t) {
-  if (!may_split_keys(p, t)) return 0;
   const Sizes& s = p.sizes;
-  return smaller(s.batch * chunks_of(t, s.len_k), s.rows_k * 3 / (2 * t.chunk_k));
-}
-
-int64 row_blocks_bound(const Problem& p, const CpuTiling& t) {
-  const Sizes& s = p.sizes;
-  if (!p.packed) return s.batch * s.heads_kv * RowBlocks(t, s.len_q, s.group()).count();
-  return s.heads_q * (s.rows_q / t.block_q + s.batch);
+  return smaller(s.batch * longest_split_bound(p, t), s.rows_k * 3 / (2 * t.chunk_k));
 }
 
 bool sums_dbias_in_place(const Problem& p) {

@@ -52,14 +52,19 @@ struct Plan {
 
 Plan plan(const Problem&, const Processor&, const Choice&, int workers);
 
-// The row blocks of all heads, at most.
-int64 row_blocks_bound(const Problem&, const CpuTiling&);
-// The chunks of keys of one sequence; and the most that the split sequences can have together for
-// each kv head, whatever the tables of sequences say.
+// The chunks of keys of one sequence. Where there is only one, dq needs no sum over chunks.
 int64 chunks_of(const CpuTiling&, int64 len_k);
+
+// The row blocks of all heads with a sum of dq, at most: what the tables of sequences say is not
+// known where only a workspace is asked for.
+Count dq_blocks_bound(const Problem&, const CpuTiling&);
+
+// Forward: a sequence of few rows and many keys is split into chunks of keys. These are the chunks
+// that some row sees; none where the sequence is not split.
+Interval split_chunks(const Problem&, const CpuTiling&, int64 len_q, int64 len_k);
+// The most chunks of one sequence, and of all sequences together for each kv head.
+int64 longest_split_bound(const Problem&, const CpuTiling&);
 int64 split_chunks_bound(const Problem&, const CpuTiling&);
-bool splits_keys(const CpuTiling&, int64 rows, int64 len_k);  // forward: few rows, many keys
-bool may_split_keys(const Problem&, const CpuTiling&);        // some sequence of the problem
 
 // Bias gradients are summed in place where the result's type and strides allow it.
 bool sums_dbias_in_place(const Problem&);

@@ -1,0 +1,131 @@
+// The tasks of a call, in the order in which workers take them.
+//
+// Entries is Batch, or what a test counts with: a list is made in steps of one entry or one task.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "cpu/batch.hpp"
+#include "cpu/kernels/tasks.h"
+
+namespace regard::cpu_backend {
+
+struct ForwardWork {
+  std::vector<ForwardTask> tasks;
+  std::vector<CombineTask> combines;
+};
+
+// A sequence of few rows and many keys becomes one task per chunk of keys, merged afterwards. The
+// first one begins at key 0, wherever its visible keys begin, and counts the sink.
+inline void split_task(const Problem& p, const CpuTiling& tiling, const ForwardTask& whole,
+                       Interval chunks, char*& partials, ForwardWork& work) {
+  const int64 size = partial_layout(tiling, {p.sizes.dim, p.sizes.dim_v}).size;
+  work.combines.push_back({.b = whole.b,
+                           .kv = whole.kv,
+                           .block = whole.block,
+                           .chunks = chunks.end - chunks.begin,
+                           .partial = partials,
+                           .partial_stride = size});
+  for (int64 chunk = chunks.begin; chunk < chunks.end; ++chunk, partials += size) {
+    ForwardTask task = whole;
+    if (chunk > chunks.begin) task.keys.begin = chunk * tiling.chunk_k;
+    task.keys.end = std::min(whole.keys.end, (chunk + 1) * tiling.chunk_k);
+    task.partial = partials;
+    work.tasks.push_back(task);
+  }
+}
+
+template <class Entries>
+std::vector<int64> longest_first(const Entries& batch) {
+  std::vector<int64> order(std::size_t(batch.size()));
+  std::iota(order.begin(), order.end(), 0);
+  const auto longer = [&](int64 a, int64 b) { return batch[a].block_count > batch[b].block_count; };
+  if (!std::is_sorted(order.begin(), order.end(), longer)) {
+    std::stable_sort(order.begin(), order.end(), longer);
+  }
+  return order;
+}
+
+template <class Entries>
+ForwardWork forward_work(const Problem& p, const CpuTiling& tiling, const Entries& batch,
+                         char* partials) {
+  const int64 heads = p.sizes.heads_kv;
+  ForwardWork work;
+  work.tasks.reserve(std::size_t(batch.totals().blocks * heads));
+  const auto add = [&](int64 b, int64 kv, int64 block) {
+    const BatchEntry& entry = batch[b];
+    const ForwardTask task{.b = b, .kv = kv, .block = block, .keys = {0, entry.seq.len_k}};
+    const Interval chunks = split_chunks(p, tiling, entry.seq.len_q, entry.seq.len_k);
+    if (chunks.empty()) {
+      work.tasks.push_back(task);
+    } else {
+      split_task(p, tiling, task, chunks, partials, work);
+    }
+  };
+  if (p.features.interval) {
+    // The last rows see the most keys under a causal mask: heaviest first.
+    const std::vector<int64> longest = longest_first(batch);
+    const int64* const order = longest.data();
+    int64 reached = 0;  // entries that have the block
+    for (int64 block = longest.empty() ? -1 : batch[order[0]].block_count - 1; block >= 0;
+         --block) {
+      while (reached < batch.size() && batch[order[reached]].block_count > block) ++reached;
+      for (int64 n = 0; n < reached * heads; ++n) add(order[n / heads], n % heads, block);
+    }
+  } else {
+    for (int64 head = 0; head < batch.size() * heads; ++head) {
+      const int64 blocks = batch[head / heads].block_count;
+      for (int64 block = 0; block < blocks; ++block) add(head / heads, head % heads, block);
+    }
+  }
+  return work;
+}
+
+// Tasks that one worker runs one after another, because they add to the same bias gradient.
+struct TaskList {
+  std::vector<BackwardTask> tasks;
+  std::vector<int64> begins;  // of each run of tasks; one more at the end
+};
+
+template <class Entries>
+TaskList backward_work(const Problem& p, const Entries& batch) {
+  const Sizes& s = p.sizes;
+  const bool summed = p.dbias.given();
+  const bool across_batch = summed && p.bias_sizes[0] == 1;
+  const bool across_heads = summed && p.bias_sizes[1] == 1;
+  const bool across_keys = summed && p.bias_sizes[3] == 1;
+  TaskList list;
+  const auto most = std::size_t(batch.totals().chunks * s.heads_kv);
+  list.tasks.reserve(most);
+  list.begins.reserve(most + 1);
+  std::vector<int64> entries;  // that have the chunk
+  const auto add_chunk = [&](int64 first_kv, int64 chunk) {
+    for (const int64 b : entries) {
+      for (int64 kv = first_kv; kv < (across_heads ? s.heads_kv : first_kv + 1); ++kv) {
+        list.tasks.push_back({.b = b, .kv = kv, .chunk = chunk});
+      }
+    }
+  };
+  list.begins.push_back(0);
+  const auto end_run = [&] {
+    const auto count = int64(list.tasks.size());
+    if (count > list.begins.back()) list.begins.push_back(count);
+  };
+  for (int64 b = 0; b < (across_batch ? std::min<int64>(1, s.batch) : s.batch); ++b) {
+    for (int64 kv = 0; kv < (across_heads ? 1 : s.heads_kv); ++kv) {
+      entries.resize(across_batch ? std::size_t(s.batch) : 1);
+      std::iota(entries.begin(), entries.end(), b);
+      for (int64 chunk = 0; !entries.empty(); ++chunk) {
+        add_chunk(kv, chunk);
+        if (!across_keys) end_run();
+        std::erase_if(entries, [&](int64 e) { return batch[e].chunk_count <= chunk + 1; });
+      }
+      end_run();
+    }
+  }
+  return list;
+}
+
+}  // namespace regard::cpu_backend

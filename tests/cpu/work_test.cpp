@@ -1,0 +1,152 @@
+// Work in proportion to what is visible: operations that kernels execute, and steps of planning.
+#include <doctest/doctest.h>
+
+#include "cpu/backend.hpp"
+#include "cpu/kernels/instantiate.hpp"
+#include "cpu/kernels/lanes_scalar.hpp"
+#include "cpu/task_lists.hpp"
+#include "problem/describe.hpp"
+#include "tests/cpu/case.hpp"
+
+using namespace regard;
+using namespace regard::tests;
+
+namespace {
+
+int64 operations = 0;
+
+// Scalar lanes that count what they load, store, set and multiply.
+struct Counting : Scalar<float> {
+  static Vec set(Real x) { return ++operations, x; }
+  static Vec load(const Real* p) { return ++operations, *p; }
+  static void store(Real* p, Vec x) { ++operations, *p = x; }
+  static Vec multiply_add(Vec sum, UnitVec a, UnitVec b) { return ++operations, sum + a * b; }
+  static Vec load_as(Type type, const void* data, int64 offset, int64 count) {
+    return ++operations, Scalar::load_as(type, data, offset, count);
+  }
+};
+constexpr CpuKernels kCounting = kernels_of<Counting, Isa::scalar, f32>();
+
+const Processor kScalar{.usable = {Isa::scalar}};
+
+int64 operations_of(const Settings& s, Pass pass) {
+  const Case c(s);
+  if (pass == Pass::backward) c.forward();
+  TableCopies copies;
+  const Problem p = pass == Pass::forward
+                        ? describe_forward(c.attention(), c.outputs(), &copies)
+                        : describe_backward(c.attention(), c.inputs(), c.gradients(), &copies);
+  const Plan made = plan(p, kScalar, {"cpu"}, 1);
+  operations = 0;
+  if (pass == Pass::forward) {
+    cpu_backend::forward(p, made, kCounting, {.threads = 1});
+  } else {
+    cpu_backend::backward(p, made, kCounting, {.threads = 1});
+  }
+  return operations;
+}
+
+Settings windowed(int64 len_q, int64 len_k) {
+  return {.len_q = len_q,
+          .len_k = len_k,
+          .dim = 4,
+          .dim_v = 4,
+          .causal = Causal::bottom_right,
+          .window = {.left = 64}};
+}
+
+// A Batch that counts the entries that are read.
+struct CountingBatch {
+  const cpu_backend::Batch& batch;
+  mutable int64 reads = 0;
+
+  const cpu_backend::BatchEntry& operator[](int64 b) const { return ++reads, batch[b]; }
+  int64 size() const { return batch.size(); }
+  const cpu_backend::BatchEntry& totals() const { return batch.totals(); }
+};
+
+// Steps of planning `count` sequences of one row and one of `count` rows.
+int64 planning_steps(int64 count, Pass pass, bool with_bias) {
+  std::vector<std::int32_t> begins{0};
+  for (int64 b = 0; b <= count; ++b) {
+    begins.push_back(begins.back() + std::int32_t(b == count / 2 ? count : 1));
+  }
+  const int64 rows = begins.back();
+  Attention a;
+  a.q = a.k = a.v = Tensor(nullptr, f32, {rows, 2, 8});
+  a.causal = Causal::bottom_right;
+  a.cu_seqlens_q = a.cu_seqlens_k = Tensor(begins.data(), i32, {count + 2});
+  a.max_seqlen_q = a.max_seqlen_k = count;
+  TableCopies copies;
+  Problem p = describe(a, pass, NullData::allowed, &copies);
+  if (with_bias) p.dbias.type = f32;  // broadcast over batch and heads
+  const CpuTiling tiling = plan(p, kScalar, {"cpu"}, 1).tiling;
+  const cpu_backend::Batch batch(p, tiling);
+  const CountingBatch counting{batch};
+  if (pass == Pass::forward) {
+    const auto work = cpu_backend::forward_work(p, tiling, counting, nullptr);
+    return counting.reads + int64(work.tasks.size());
+  }
+  const auto list = cpu_backend::backward_work(p, counting);
+  return counting.reads + int64(list.tasks.size());
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("work");
+
+TEST_CASE("under a window, twice the rows are twice the operations") {
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    const int64 once = operations_of(windowed(1024, 1024), pass);
+    const int64 twice = operations_of(windowed(2048, 2048), pass);
+    CHECK(once > 1024 * 64);
+    CHECK(twice < once * 21 / 10);
+  }
+}
+
+TEST_CASE("decoding costs nothing for keys outside the window") {
+  const int64 few = operations_of(windowed(1, 16'000), Pass::forward);
+  const int64 many = operations_of(windowed(1, 160'000), Pass::forward);
+  CHECK(many < few * 11 / 10);
+}
+
+TEST_CASE("backward, a key that no row sees costs its gradients") {
+  Settings s = windowed(3, 1'000);
+  s.heads_q = 64;  // packed GQA
+  const int64 few = operations_of(s, Pass::backward);
+  s.len_k = 11'000;
+  const int64 many = operations_of(s, Pass::backward);
+  // Each element of dk and dv is cleared, tested and stored; no key is loaded.
+  CHECK((many - few) / 10'000 <= 6 * (s.dim + s.dim_v));
+}
+
+TEST_CASE("keys past seqused_k cost nothing") {
+  Settings s = windowed(1, 9'000);
+  s.seqused = true;
+  const auto with_used = [&](int64 len_k, double used) {
+    s.len_k = len_k;
+    const Case c(s);
+    c.used_q.set(0, 1);
+    c.used_k.set(0, used);
+    TableCopies copies;
+    const Problem p = describe_forward(c.attention(), c.outputs(), &copies);
+    operations = 0;
+    cpu_backend::forward(p, plan(p, kScalar, {"cpu"}, 1), kCounting, {.threads = 1});
+    return operations;
+  };
+  CHECK(with_used(90'000, 100) == with_used(9'000, 100));
+}
+
+TEST_CASE("planning ragged batches takes steps in proportion to the rows") {
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    for (const bool with_bias : {false, true}) {
+      if (with_bias && pass == Pass::forward) continue;
+      const int64 once = planning_steps(4'000, pass, with_bias);
+      const int64 twice = planning_steps(8'000, pass, with_bias);
+      CHECK(once >= 4'000);
+      CHECK(twice < once * 23 / 10);  // sorting adds a logarithm
+    }
+  }
+}
+
+TEST_SUITE_END();
