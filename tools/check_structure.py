@@ -47,6 +47,8 @@ SYSTEM_HEADERS = {
     "src/cpu/kernels": {"arm_neon.h", "immintrin.h", "stdint.h", "sched.h"},
     "src/cuda/kernels": set(),
 }
+PROCESSOR_HEADER = re.compile(r"(\w*mmintrin|x86intrin|cpuid|arm_\w+)\.h")
+PROCESSOR_FILES = ("src/cpu/kernels/", "src/cpu/processor_", "tests/")
 EVERYTHING = {"src/api.cpp", "src/c_api.cpp"}
 PUBLIC_ONLY = ("cli", "bench", "examples", "python")
 INTERNAL = re.compile(r"(semantics|problem|plan|rows|threads|reference|cpu|cuda|system|src)/")
@@ -74,6 +76,8 @@ def include_problems(name: str, text: str) -> list[str]:
     for kind, header in INCLUDE.findall(text):
         if kind == "<" and layer in SYSTEM_HEADERS and header not in SYSTEM_HEADERS[layer]:
             problems.append(f"{name}: {layer} may not include <{header}>")
+        if PROCESSOR_HEADER.fullmatch(header) and not name.startswith(PROCESSOR_FILES):
+            problems.append(f"{name}: <{header}> is for one kind of processor")
         if kind == '"' and layer:
             allowed = LAYERS[layer]
             if not any(header.startswith(a) if a.endswith("/") else header == a for a in allowed):

@@ -1,9 +1,7 @@
 // The floating-point state that results are computed under, whatever the thread's own is.
 #pragma once
 
-#if defined(__SSE2__)
-#include <xmmintrin.h>
-#else
+#if !defined(__SSE2__)
 #include <cfenv>
 #endif
 
@@ -24,10 +22,10 @@ class DefaultFloatState {
   static constexpr unsigned kDefault = 0x1f80;  // all exceptions masked, nothing else set
 
   void save() noexcept {
-    own_ = _mm_getcsr();
-    _mm_setcsr(kDefault);
+    own_ = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(kDefault);
   }
-  void restore() noexcept { _mm_setcsr(own_); }
+  void restore() noexcept { __builtin_ia32_ldmxcsr(own_); }
 
   unsigned own_ = kDefault;
 #else
