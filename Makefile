@@ -15,7 +15,7 @@ SLACK ?= 1
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu build check bench-cpu bench-gpu sanitize fuzz format docs clean setup-build setup-test setup-test-all setup-bench setup-docs
+.PHONY: help demo test test-all test-gpu build check bench-cpu bench-gpu sanitize fuzz format docs clean setup-build setup-test setup-test-all setup-bench setup-docs packages-test packages-test-all
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -24,11 +24,11 @@ demo: setup-build ## A trained model on regard.attention: sentences, errors, spe
 	@tools/build.sh python
 	@$(PYTHON) examples/demo.py
 
-test: setup-test ## All features and pairs of them; the last line says how many passed
-	@$(PYTHON) tools/test.py --slack $(SLACK)
+test: packages-test ## All features and pairs of them; the last line says how many passed
+	@python3 tools/test.py --slack $(SLACK)
 
-test-all: setup-test-all ## What CI runs: the same, then exhaustive tests, a chip of each kind, sanitizers, fuzzing
-	@$(PYTHON) tools/test.py --tier all --slack $(SLACK)
+test-all: packages-test-all ## What CI runs: the same, then exhaustive tests, a chip of each kind, sanitizers, fuzzing
+	@python3 tools/test.py --tier all --slack $(SLACK)
 
 test-gpu: ## The GPU's tests, with this machine's python3 (NumPy, pytest, PyTorch)
 	@$(PYTHON_GPU) tools/test_gpu.py
@@ -67,3 +67,6 @@ clean: ## Remove build/: binaries, virtual environment, logs
 
 setup-build setup-test setup-test-all setup-bench setup-docs: setup-%:
 	@tools/setup.sh $*
+
+packages-test packages-test-all: packages-%:
+	@tools/setup.sh $* --packages

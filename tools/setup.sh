@@ -2,6 +2,7 @@
 # Installs what is missing to build, test, compare, document or cross-compile: Debian packages and build/venv.
 #
 #   tools/setup.sh build | test | test-all | bench | docs | cross | release
+#   tools/setup.sh PURPOSE --packages      only the Debian packages
 #
 # Each step is skipped where nothing is missing, so that a second run takes a fraction of a second.
 # Python packages have exactly the contents that tools/requirements/*.txt name by their hashes.
@@ -107,5 +108,6 @@ install_old_compiler() {
 }
 
 install_packages
+if [[ ${2:-} == --packages ]]; then exit 0; fi
 install_python
 if [[ $purpose == test-all ]]; then install_old_compiler; fi

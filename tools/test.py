@@ -50,7 +50,7 @@ def chosen(given: argparse.Namespace) -> list[Stage]:
     if not groups:
         return known
     wanted = [stage for stage in known if stage.group in groups]
-    needed = {stage.needs for stage in wanted}
+    needed = {name for stage in wanted for name in stage.needs}
     return [stage for stage in known if stage in wanted or stage.name in needed]
 
 

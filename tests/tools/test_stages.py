@@ -2,13 +2,15 @@
 
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+TOOLS = pathlib.Path(__file__).resolve().parents[2] / "tools"
+sys.path.insert(0, str(TOOLS))
 
 from testing import counters, lanes, stage, stages, table  # noqa: E402
 
@@ -49,6 +51,23 @@ def test_a_stage_over_its_budget_is_ended_with_its_children(tmp_path, capsys):
     assert "over its budget" in capsys.readouterr().out
 
 
+def test_a_run_that_is_told_to_end_ends_its_stages(tmp_path):
+    code = (f"import sys; sys.path.insert(0, {str(TOOLS)!r})\n"
+            "from testing import lanes, stage\n"
+            "sleep = [sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); "
+            "time.sleep(60)']\n"
+            f"stage.LOGS = lanes.LOGS = lanes.ROOT = __import__('pathlib').Path({str(tmp_path)!r})\n"
+            "lanes.Lanes(1).run([stage.Stage('sleeps', '', sleep, 60)])")
+    runner = subprocess.Popen([sys.executable, "-c", code])
+    log = tmp_path / "sleeps.log"
+    deadline = time.monotonic() + 20
+    while not (log.exists() and log.read_text().strip()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    runner.terminate()
+    assert runner.wait(20) == 128 + signal.SIGTERM
+    assert not is_alive(int(log.read_text()))
+
+
 def is_alive(pid):
     try:
         state = pathlib.Path(f"/proc/{pid}/stat").read_text()
@@ -76,11 +95,11 @@ note(); time.sleep(0.5); note(); """ + COUNTED
 
 
 def test_failures_are_counted_and_what_needs_them_is_not_run(capsys):
-    results = run(python("broken", "raise SystemExit('no such thing')"),
-                  python("after", COUNTED, needs="broken"),
-                  python("silent", "pass"), python("other", COUNTED, needs="not asked for"))
+    results = run(python("before", COUNTED), python("broken", "raise SystemExit('no such thing')"),
+                  python("after", COUNTED, needs=("before", "broken")),
+                  python("silent", "pass"), python("other", COUNTED, needs=("not asked for",)))
     assert {name: (r.passed, r.failed) for name, r in results.items()} == {
-        "broken": (0, 1), "after": (0, 1), "silent": (0, 1), "other": (3, 0)}
+        "before": (3, 0), "broken": (0, 1), "after": (0, 1), "silent": (0, 1), "other": (3, 0)}
     assert results["after"].note == "not run: broken failed"
     assert "counted no tests" in results["silent"].note
     assert "no such thing" in capsys.readouterr().out
@@ -112,7 +131,7 @@ def test_tiers_repeat_nothing_and_every_group_is_in_one():
     assert len(set(commands)) == len(commands)
     assert len({s.log for s in core + rest}) == len(commands)
     names = {s.name for s in core + rest}
-    assert {s.needs for s in core + rest} - {""} <= names
+    assert {name for s in core + rest for name in s.needs} <= names
     assert sum(s.budget for s in core) > stages.BUDGET  # budgets of stages are twice what they take
 
 

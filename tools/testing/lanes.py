@@ -100,6 +100,7 @@ class Lanes:
     def run(self, stages: list[Stage]) -> None:
         LOGS.mkdir(parents=True, exist_ok=True)
         waiting = list(stages)
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             while waiting or self.running:
                 self.start(waiting)
@@ -109,23 +110,25 @@ class Lanes:
         finally:
             for running in self.running:
                 running.interrupt()
+            signal.signal(signal.SIGTERM, before)
 
     def start(self, waiting: list[Stage]) -> None:
         """Starts what may start now, and takes it out of the list."""
         for stage in list(waiting):
             free = LANES - sum(running.stage.lanes for running in self.running)
-            needed = [result for result in self.results if result.stage.name == stage.needs]
-            if any(result.failed for result in needed):
+            failed = [result.stage.name for result in self.results
+                      if result.failed and result.stage.name in stage.needs]
+            if failed:
                 waiting.remove(stage)
-                self.finish(Result(stage, 0, 1, note=f"not run: {stage.needs} failed"))
-            elif (needed or not self.is_ahead(stage.needs, waiting)) and stage.lanes <= free:
+                self.finish(Result(stage, 0, 1, note=f"not run: {failed[0]} failed"))
+            elif stage.lanes <= free and not self.is_ahead(stage.needs, waiting):
                 waiting.remove(stage)
                 self.running.append(Running(stage, self.slack))
 
-    def is_ahead(self, name: str, waiting: list[Stage]) -> bool:
-        """Whether a stage is still to end; one that is not asked for counts as passed."""
+    def is_ahead(self, names: tuple[str, ...], waiting: list[Stage]) -> bool:
+        """Whether one of them is still to end; one that is not asked for counts as passed."""
         stages = waiting + [running.stage for running in self.running]
-        return any(stage.name == name for stage in stages)
+        return any(stage.name in names for stage in stages)
 
     def collect(self) -> None:
         for running in list(self.running):

@@ -10,6 +10,7 @@ from testing.counters import Counter, count_one
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOGS = ROOT / "build/test"
+PYTHON = ROOT / "build/venv/bin/python"  # made by stage "set-up"
 LANES = 2  # stages that run side by side
 
 
@@ -22,7 +23,7 @@ class Stage:
     command: list[str]
     budget: int
     counter: Counter = count_one
-    needs: str = ""  # the stage that must have passed
+    needs: tuple[str, ...] = ()  # stages that must have passed
     environment: dict[str, str] = field(default_factory=dict)
     lanes: int = LANES
 
