@@ -79,7 +79,8 @@ def test_one_gradient_alone(wanted, type, family):
     judge(case, f"emulated:{family}", wanted=[wanted])
 
 
-@each("mma", "simt")
+@pytest.mark.parametrize("type, family", one_in(2, (
+    (type, family) for type in TYPES for family in ("mma", "simt") if runs(family, type))))
 @pytest.mark.parametrize("deterministic", mostly_exhaustive([False, True], False))
 def test_everything_at_once(deterministic, type, family):
     judge(made(EVERYTHING, type, 0), f"emulated:{family}+mixed", deterministic)
@@ -243,7 +244,7 @@ def test_pairs_of_an_odd_grid(spoilt):
 
 @pytest.mark.filterwarnings("ignore")  # of NaN
 @pytest.mark.parametrize("name", mostly_exhaustive(["q", "dout"], "q"))
-@pytest.mark.parametrize("family, type, dim", one_in(2, [
+@pytest.mark.parametrize("family, type, dim", one_in(3, [
     ("wgmma", "bf16", 64), ("wgmma", "f32", 64), ("wgmma", "bf16", 192), ("mma", "bf16", 64),
     ("wgmma", "f32", 128), ("mma", "f32", 64)]))
 def test_a_gradient_is_added_once(family, type, dim, name):
