@@ -7,6 +7,7 @@
 
 #include "problem.hpp"
 #include "xla_call.hpp"
+#include "xla_threads.hpp"
 
 namespace nb = nanobind;
 
@@ -208,6 +209,8 @@ void execute(const CallFrame& frame) {
   const Attention& a = problem.attention;
   Run run = run_of(problem, "", on_gpu ? stream_of(frame) : 0,
                    static_cast<int>(call.integer("threads")), call.text("backend"));
+  const Threads threads(frame);
+  if (!on_gpu && run.threads == 0) run.executor = threads.executor();
   with_tensors<pass>(call, device, [&](const auto&... tensors) {
     const Scratch scratch(frame, on_gpu ? workspace(a, tensors..., run) : 0);
     run.workspace = scratch.workspace();

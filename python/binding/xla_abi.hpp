@@ -111,6 +111,12 @@ struct MakeFailure {
   FailureCode code;
 };
 
+struct DestroyFailure {
+  std::size_t size;
+  Extension* extension;
+  Failure* failure;
+};
+
 struct GetStream {
   std::size_t size;
   Extension* extension;
@@ -142,6 +148,21 @@ struct GetDevice {
   std::int32_t ordinal;  // out
 };
 
+struct Schedule {
+  std::size_t size;
+  Extension* extension;
+  Context* context;
+  void (*task)(void* data);
+  void* data;
+};
+
+struct CountThreads {
+  std::size_t size;
+  Extension* extension;
+  Context* context;
+  std::int64_t* threads;  // out
+};
+
 using AnyFunction = void (*)();
 
 struct Api {
@@ -150,13 +171,15 @@ struct Api {
   Version version;
   const void* internal;
   Failure* (*make_failure)(MakeFailure*);
-  AnyFunction failure_functions[2];
+  AnyFunction get_message;
+  void (*destroy_failure)(DestroyFailure*);
   AnyFunction register_handler;
   Failure* (*get_stream)(GetStream*);
   AnyFunction state_functions[4];
   Failure* (*allocate_memory)(AllocateMemory*);
   Failure* (*free_memory)(FreeMemory*);
-  AnyFunction pool_functions[2];
+  Failure* (*schedule)(Schedule*);
+  Failure* (*count_threads)(CountThreads*);
   AnyFunction future_functions[3];
   AnyFunction get_run;
   Failure* (*get_device)(GetDevice*);  // since jaxlib 0.6

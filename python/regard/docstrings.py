@@ -25,7 +25,8 @@ ARGUMENTS = {name: option.text for name, option in OPTIONS.items()} | {
     "return_lse": "True: also return lse, the natural logarithm of the denominator of each row's "
                   "softmax.",
     "out_type": '"float32" gives a float32 out for float16 and bfloat16 inputs.',
-    "threads": "of the CPU; 0 is every core.",
+    "threads": "of the CPU; 0 is the framework's own for arrays of PyTorch and JAX, and every core for "
+               "others.",
     "backend": '"" chooses; otherwise one of `regard.info().backends`.',
     "dout": "the gradient with respect to out; as out, or float32.",
     "out": "as `attention` returned it.",

@@ -25,6 +25,10 @@ STRUCTS = {
     ("Attributes", "XLA_FFI_Attrs"):
         "size:struct_size count:size kinds:types names values:attrs",
     ("MakeFailure", "XLA_FFI_Error_Create_Args"): "size:struct_size message code:errc",
+    ("DestroyFailure", "XLA_FFI_Error_Destroy_Args"): "size:struct_size failure:error",
+    ("Schedule", "XLA_FFI_ThreadPool_Schedule_Args"): "size:struct_size context:ctx task data",
+    ("CountThreads", "XLA_FFI_ThreadPool_NumThreads_Args"):
+        "size:struct_size context:ctx threads:num_threads",
     ("GetStream", "XLA_FFI_Stream_Get_Args"): "size:struct_size context:ctx stream",
     ("AllocateMemory", "XLA_FFI_DeviceMemory_Allocate_Args"):
         "size:struct_size context:ctx bytes:size alignment data",
@@ -34,7 +38,9 @@ STRUCTS = {
         "size:struct_size context:ctx ordinal:device_ordinal",
     ("Api", "XLA_FFI_Api"):
         "size:struct_size extension:extension_start version:api_version internal:internal_api "
-        "make_failure:XLA_FFI_Error_Create get_stream:XLA_FFI_Stream_Get "
+        "make_failure:XLA_FFI_Error_Create destroy_failure:XLA_FFI_Error_Destroy "
+        "schedule:XLA_FFI_ThreadPool_Schedule count_threads:XLA_FFI_ThreadPool_NumThreads "
+        "get_stream:XLA_FFI_Stream_Get "
         "allocate_memory:XLA_FFI_DeviceMemory_Allocate free_memory:XLA_FFI_DeviceMemory_Free "
         "get_device:XLA_FFI_DeviceOrdinal_Get",
     ("CallFrame", "XLA_FFI_CallFrame"):
