@@ -17,11 +17,23 @@ namespace {
 }
 
 nb::object attribute(nb::handle object, nb::handle name) {
-  return nb::steal(PyObject_GetAttr(object.ptr(), name.ptr()));
+  PyObject* const value = PyObject_GetAttr(object.ptr(), name.ptr());
+  if (!value) throw nb::python_error();
+  return nb::steal(value);
 }
 
 // A name that is looked up in every call.
 nb::handle interned(const char* name) { return PyUnicode_InternFromString(name); }
+
+void set_attribute(nb::handle object, nb::handle name, nb::handle value) {
+  if (PyObject_SetAttr(object.ptr(), name.ptr(), value.ptr()) != 0) throw nb::python_error();
+}
+
+nb::object called(const nb::object& function) {
+  PyObject* const result = PyObject_CallNoArgs(function.ptr());
+  if (!result) throw nb::python_error();
+  return nb::steal(result);
+}
 
 bool is_true(const nb::object& value) { return value.ptr() == Py_True; }
 
@@ -161,7 +173,7 @@ Direct::Direct(const Named& torch)
 
 bool Direct::is_plain() const {
   return std::all_of(modes_.begin(), modes_.end(),
-                     [](const nb::object& mode) { return is_false(mode()); });
+                     [](const nb::object& mode) { return is_false(called(mode)); });
 }
 
 void Direct::require_plain(const char* argument, nb::handle x) const {
@@ -178,7 +190,7 @@ bool Direct::wants_grad(nb::handle x) const {
 }
 
 bool Direct::records(nb::handle q, nb::handle k, nb::handle v, const Named& arrays) const {
-  if (!is_true(is_grad_enabled_())) return false;
+  if (!is_true(called(is_grad_enabled_))) return false;
   bool found = wants_grad(q) || wants_grad(k) || wants_grad(v);
   for (const auto [name, x] : arrays) {
     if (!wants_grad(x)) continue;
@@ -226,7 +238,7 @@ Run Direct::run_of(const DirectOptions& options, int device) const {
   Run run{.threads = options.threads, .backend = options.backend};
   if (device == Array::kHost) {
     if (run.threads == 0) {
-      run.threads = nb::cast<int>(num_threads_());
+      run.threads = nb::cast<int>(called(num_threads_));
       if (torch_threads_) run.executor = torch_threads_->executor();
     }
     return run;
@@ -282,6 +294,26 @@ nb::object Direct::forward(const nb::object& options, nb::handle q, nb::handle k
   return return_lse ? nb::object(results) : nb::object(results[0]);
 }
 
+nb::object Direct::record(nb::handle ctx, nb::handle q, nb::handle k, nb::handle v, nb::handle,
+                          nb::handle, const nb::object& options, const Named& arrays,
+                          bool return_lse) {
+  static const nb::handle options_name = interned("options"), names_name = interned("names"),
+                          save = interned("save_for_backward"),
+                          materialize = interned("set_materialize_grads");
+  Results results = run(nb::cast<const DirectOptions&>(options), q, k, v, arrays, true, true);
+  nb::object saved = nb::make_tuple(results[0], results[1], q, k, v);
+  nb::object names = no_names_;
+  if (arrays.size() > 0) {
+    names = nb::tuple(arrays.keys());
+    saved = saved + nb::tuple(arrays.values());
+  }
+  attribute(ctx, save)(*saved);
+  attribute(ctx, materialize)(false);
+  set_attribute(ctx, options_name, options);
+  set_attribute(ctx, names_name, names);
+  return return_lse ? nb::object(results) : nb::object(results[0]);
+}
+
 Results Direct::run(const DirectOptions& options, nb::handle q, nb::handle k, nb::handle v,
                     const Named& arrays, bool wants_lse, bool gradients_follow) {
   Reader read(*this, options.rows_first);
@@ -303,10 +335,18 @@ Results Direct::run(const DirectOptions& options, nb::handle q, nb::handle k, nb
   return Results(nb::make_tuple(out, lse));
 }
 
-nb::object Direct::backward(const DirectOptions& options, const Flags& wanted, nb::handle dout,
-                            nb::handle dlse, nb::handle out, nb::handle lse, nb::handle q,
-                            nb::handle k, nb::handle v, const Named& arrays) {
-  if (is_true(is_grad_enabled_()) || !is_plain()) return nb::none();
+nb::object Direct::backward(nb::handle ctx, const nb::tuple& saved, nb::handle dout,
+                            nb::handle dlse) {
+  static const nb::handle options_name = interned("options"), names_name = interned("names"),
+                          wanted_name = interned("needs_input_grad");
+  if (is_true(called(is_grad_enabled_)) || !is_plain()) return nb::none();
+  const nb::object kept_options = attribute(ctx, options_name);
+  const auto& options = nb::cast<const DirectOptions&>(kept_options);
+  const nb::tuple names(attribute(ctx, names_name));
+  const nb::tuple wanted(attribute(ctx, wanted_name));
+  const nb::object out = saved[0], lse = saved[1], q = saved[2], k = saved[3], v = saved[4];
+  Named arrays;
+  for (std::size_t i = 0; i < names.size(); ++i) arrays[names[i]] = saved[kSaved + i];
   Reader read(*this, options.rows_first);
   const Attention a = described(options, read, q, k, v, arrays);
   const BackwardInputs inputs{.out = read.rows("out", out),
@@ -314,7 +354,8 @@ nb::object Direct::backward(const DirectOptions& options, const Flags& wanted, n
                               .dout = read.copied_rows("dout", dout),
                               .dlse = dlse.is_none() ? Tensor{} : read("dlse", dlse)};
   Gradients gradients;
-  nb::object found[5];
+  std::array<nb::object, 5> found;
+  found.fill(nb::none());
   const auto make = [&](int index, Tensor& field, nb::handle x, const Tensor& tensor) {
     if (!is_true(nb::object(wanted[index]))) return;
     const bool rows = index < 3;
@@ -335,8 +376,8 @@ nb::object Direct::backward(const DirectOptions& options, const Flags& wanted, n
     memory = workspace_of(q, workspace(a, inputs, gradients, run), run);
   }
   without_gil([&] { regard::backward(a, inputs, gradients, run); });
-  const auto result = [&](int i) { return found[i].is_valid() ? found[i] : nb::none(); };
-  return nb::make_tuple(result(0), result(1), result(2), result(3), result(4));
+  return nb::make_tuple(found[0], found[1], found[2], found[3], found[4], nb::none(), nb::none(),
+                        nb::none());
 }
 
 void bind_direct(nb::module_& m) {
@@ -354,10 +395,9 @@ void bind_direct(nb::module_& m) {
       .def(nb::init<const Named&>(), "torch"_a)
       .def("forward", &Direct::forward, "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a,
            "return_lse"_a)
-      .def("run", &Direct::run, "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a, "wants_lse"_a,
-           "gradients_follow"_a)
-      .def("backward", &Direct::backward, "options"_a, "wanted"_a, "dout"_a, "dlse"_a.none(),
-           "out"_a, "lse"_a, "q"_a, "k"_a, "v"_a, "arrays"_a);
+      .def("record", &Direct::record, "ctx"_a, "q"_a, "k"_a, "v"_a, "bias"_a.none(),
+           "sink"_a.none(), "options"_a, "arrays"_a, "return_lse"_a)
+      .def("backward", &Direct::backward, "ctx"_a, "saved"_a, "dout"_a, "dlse"_a.none());
 }
 
 }  // namespace regard::python

@@ -19,7 +19,6 @@ struct DirectOptions {
 };
 
 using Named = nanobind::typed<nanobind::dict, nanobind::str, nanobind::any>;
-using Flags = nanobind::typed<nanobind::tuple, bool, nanobind::ellipsis>;
 using Results = nanobind::typed<nanobind::tuple, nanobind::any, nanobind::ellipsis>;
 
 // values: options as the binding takes them; causal may be True as well.
@@ -41,20 +40,24 @@ class Direct {
   nanobind::object forward(const nanobind::object& options, nanobind::handle q, nanobind::handle k,
                            nanobind::handle v, const Named& arrays, bool return_lse);
 
+  // The forward pass of the autograd function: what `forward` returns. `ctx` keeps the call.
+  nanobind::object record(nanobind::handle ctx, nanobind::handle q, nanobind::handle k,
+                          nanobind::handle v, nanobind::handle bias, nanobind::handle sink,
+                          const nanobind::object& options, const Named& arrays, bool return_lse);
+
+  // A gradient for each argument of `record` after ctx, None where it has none. `saved` are the
+  // tensors that `record` saved. None where a mode is active or gradients are recorded.
+  nanobind::object backward(nanobind::handle ctx, const nanobind::tuple& saved,
+                            nanobind::handle dout, nanobind::handle dlse);
+
+ private:
+  class Reader;
+  static constexpr std::size_t kSaved = 5;  // out, lse, q, k, v; then the arrays
+
   // (out, lse), or (out, None). No mode is asked for, and no gradient is recorded.
   // gradients_follow: as Run's.
   Results run(const DirectOptions& options, nanobind::handle q, nanobind::handle k,
               nanobind::handle v, const Named& arrays, bool wants_lse, bool gradients_follow);
-
-  // The five gradients, None where not wanted. None where a mode is active or gradients are
-  // recorded.
-  nanobind::object backward(const DirectOptions& options, const Flags& wanted,
-                            nanobind::handle dout, nanobind::handle dlse, nanobind::handle out,
-                            nanobind::handle lse, nanobind::handle q, nanobind::handle k,
-                            nanobind::handle v, const Named& arrays);
-
- private:
-  class Reader;
 
   bool is_plain() const;
   bool records(nanobind::handle q, nanobind::handle k, nanobind::handle v,
@@ -72,6 +75,7 @@ class Direct {
   const dlpack::ExchangeApi* exchange_ = nullptr;
   nanobind::object tensor_, parameter_, is_grad_enabled_, num_threads_, float32_, uint8_;
   nanobind::object dense_, apply_, empty_like_, is_neg_, contiguous_, new_empty_, new_strided_;
+  nanobind::tuple no_names_;
   std::vector<nanobind::object> modes_;
   TorchThreads* torch_threads_ = nullptr;
 };

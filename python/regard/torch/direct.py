@@ -119,37 +119,29 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: An
 # ---------------------------------------------------------------------------------------- autograd
 
 class RegardAttention(torch.autograd.Function):
-    """As the operators' function of this name."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
-                sink: Tensor | None, options: Options, arrays: dict[str, Tensor],
-                return_lse: bool) -> Any:
-        out, lse = _direct.run(options, q, k, v, arrays, True, True)
-        ctx.save_for_backward(out, lse, q, k, v, *arrays.values())
-        ctx.options, ctx.names = options, (*arrays,)
-        ctx.set_materialize_grads(False)
-        return (out, lse) if return_lse else out
+    """As the operators' function of this name. Its forward pass is the binding's `record`."""
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
         if dout is None and dlse is None:
             return (None,) * 8
-        out, *saved = ctx.saved_tensors
+        saved = ctx.saved_tensors
         if dout is None:
-            dout = out.new_zeros(out.shape[-1]).expand_as(out)
-        arrays = dict(zip(ctx.names, saved[4:])) if ctx.names else _NO_ARRAYS
-        wanted, found = ctx.needs_input_grad, None
+            dout = saved[0].new_zeros(saved[0].shape[-1]).expand_as(saved[0])
         try:
-            found = _direct.backward(ctx.options, wanted, dout, dlse, out, *saved[:4], arrays)
+            found = _direct.backward(ctx, saved, dout, dlse)
         except _REFUSED:
-            pass
-        if found is None:
-            tensors = [arrays.get(name) for name in [*ARGUMENTS][:TENSORS]]
-            gradients = iter(backward(wanted[:5], dout, dlse, out, *saved[:4], *tensors,
-                                      *ctx.options.values))
-            found = tuple(next(gradients) if is_wanted else None for is_wanted in wanted[:5])
-        return *found, None, None, None
+            found = None
+        return _by_operators(ctx, saved, dout, dlse) if found is None else found
+
+
+def _by_operators(ctx: Any, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tensor | None
+                  ) -> tuple[Any, ...]:
+    arrays = dict(zip(ctx.names, saved[5:]))
+    wanted = ctx.needs_input_grad[:5]
+    tensors = [arrays.get(name) for name in [*ARGUMENTS][:TENSORS]]
+    found = iter(backward(wanted, dout, dlse, *saved[:5], *tensors, *ctx.options.values))
+    return (*(next(found) if is_wanted else None for is_wanted in wanted), None, None, None)
 
 
 def _made() -> Any:
@@ -170,3 +162,5 @@ def _made() -> Any:
 
 
 _direct = _made()
+if _direct is not None:
+    RegardAttention.forward = staticmethod(_direct.record)
