@@ -12,10 +12,6 @@ using namespace nb::literals;
 
 namespace {
 
-[[noreturn]] void refuse(const char* argument, const char* value, const char* reason) {
-  throw Error(Code::invalid_argument, argument, value, reason);
-}
-
 nb::object attribute(nb::handle object, nb::handle name) {
   PyObject* const value = PyObject_GetAttr(object.ptr(), name.ptr());
   if (!value) throw nb::python_error();
@@ -41,42 +37,12 @@ bool is_false(const nb::object& value) {
   return value.ptr() == Py_False || value.is_none() || PyObject_IsTrue(value.ptr()) == 0;
 }
 
-bool is_ragged(const Attention& a) {
-  return a.cu_seqlens_q.given() || a.seqused_q.given() || a.seqused_k.given();
-}
-
-bool has_strided_rows(const Tensor& tensor) {
-  const int last = tensor.rank - 1;
-  return last >= 0 && tensor.strides[last] != 1 && tensor.sizes[last] > 1;
-}
-
-void swap_rows_and_heads(Tensor& tensor) {
-  std::swap(tensor.sizes[1], tensor.sizes[2]);
-  std::swap(tensor.strides[1], tensor.strides[2]);
-}
-
 nb::tuple tuple_of(const std::array<std::int64_t, 3>& numbers, int rank) {
   return rank == 2 ? nb::make_tuple(numbers[0], numbers[1])
                    : nb::make_tuple(numbers[0], numbers[1], numbers[2]);
 }
 
 }  // namespace
-
-DirectOptions direct_options(const Named& given, bool rows_first, bool equal_heads, int threads,
-                             std::string backend, nb::object out_type) {
-  DirectOptions options{.rows_first = rows_first,
-                        .equal_heads = equal_heads,
-                        .threads = threads,
-                        .backend = std::move(backend),
-                        .out_type = std::move(out_type)};
-  Named values = given;  // the same dict, which Python made for this call
-  if (values.contains("causal") && nb::object(values["causal"]).ptr() == Py_True) {
-    options.is_causal = true;
-    values["causal"] = "bottom_right";
-  }
-  options.attention = problem_of({}, {}, {}, values).attention;
-  return options;
-}
 
 // ------------------------------------------------------------------------------- reading tensors
 
@@ -203,37 +169,6 @@ bool Direct::records(nb::handle q, nb::handle k, nb::handle v, const Named& arra
 
 // ----------------------------------------------------------------------------------------- a pass
 
-Attention Direct::described(const DirectOptions& options, Reader& read, nb::handle q, nb::handle k,
-                            nb::handle v, const Named& arrays) const {
-  Attention a = options.attention;
-  a.q = read.rows("q", q);
-  a.k = read.rows("k", k);
-  a.v = read.rows("v", v);
-  std::size_t found = 0;
-  if (arrays.size() > 0) {
-    visit_options(a, [&](const char* name, auto& field) {
-      if constexpr (std::is_same_v<std::decay_t<decltype(field)>, Tensor>) {
-        PyObject* const x = PyDict_GetItemString(arrays.ptr(), name);
-        if (x) field = read(name, x), ++found;
-      }
-    });
-    if (found != arrays.size()) refuse("arrays", "an option", "is no array");
-  }
-  const bool packed = a.cu_seqlens_q.given();
-  for (const Tensor* tensor : {&a.q, &a.k, &a.v}) {
-    if (tensor->rank != (packed ? 3 : 4)) refuse("q", "a tensor", "has another rank");
-    for (int axis = 0; axis < tensor->rank; ++axis) {
-      if (tensor->sizes[axis] == 0) refuse("q", "a tensor", "is empty");
-    }
-  }
-  if (options.equal_heads && (a.q.sizes[1] != a.k.sizes[1] || a.q.sizes[1] != a.v.sizes[1])) {
-    refuse("key", "a tensor", "has other heads");
-  }
-  const bool same = packed ? a.max_seqlen_q == a.max_seqlen_k : a.q.sizes[2] == a.k.sizes[2];
-  if (options.is_causal && !same) refuse("causal", "True", "needs equal lengths");
-  return a;
-}
-
 Run Direct::run_of(const DirectOptions& options, int device) const {
   Run run{.threads = options.threads, .backend = options.backend};
   if (device == Array::kHost) {
@@ -335,7 +270,7 @@ Results Direct::run(const DirectOptions& options, nb::handle q, nb::handle k, nb
   return Results(nb::make_tuple(out, lse));
 }
 
-nb::object Direct::backward(nb::handle ctx, const nb::tuple& saved, nb::handle dout,
+nb::object Direct::backward(nb::handle ctx, const Results& saved, nb::handle dout,
                             nb::handle dlse) {
   static const nb::handle options_name = interned("options"), names_name = interned("names"),
                           wanted_name = interned("needs_input_grad");
@@ -381,16 +316,6 @@ nb::object Direct::backward(nb::handle ctx, const nb::tuple& saved, nb::handle d
 }
 
 void bind_direct(nb::module_& m) {
-  nb::class_<DirectOptions>(m, "DirectOptions", "The options of a call: all but its tensors.")
-      .def(
-          "__init__",
-          [](DirectOptions* self, const Named& values, bool rows_first, bool equal_heads,
-             int threads, std::string backend, nb::object out_type) {
-            new (self) DirectOptions(direct_options(values, rows_first, equal_heads, threads,
-                                                    std::move(backend), std::move(out_type)));
-          },
-          "values"_a, "rows_first"_a, "equal_heads"_a, "threads"_a, "backend"_a,
-          "out_type"_a.none());
   nb::class_<Direct>(m, "Direct", "Calls on PyTorch's tensors, without its dispatcher.")
       .def(nb::init<const Named&>(), "torch"_a)
       .def("forward", &Direct::forward, "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a,

@@ -1,29 +1,11 @@
 // Calls on PyTorch's tensors that do not go through its dispatcher: one call of C++ for each pass.
 #pragma once
 
+#include "direct_options.hpp"
 #include "dlpack_abi.hpp"
-#include "problem.hpp"
 #include "torch_threads.hpp"
 
 namespace regard::python {
-
-// A call without its tensors. Python makes one for each combination of options and keeps it.
-struct DirectOptions {
-  Attention attention{};     // values, no tensors
-  bool rows_first = false;   // q is (B, S, H, D), except for packed sequences
-  bool is_causal = false;    // causal=True, for which the lengths must be equal
-  bool equal_heads = false;  // q, k and v have as many heads
-  int threads = 0;           // 0 = as many as PyTorch uses
-  std::string backend{};
-  nanobind::object out_type{};  // a torch.dtype, or None for q's
-};
-
-using Named = nanobind::typed<nanobind::dict, nanobind::str, nanobind::any>;
-using Results = nanobind::typed<nanobind::tuple, nanobind::any, nanobind::ellipsis>;
-
-// values: options as the binding takes them; causal may be True as well.
-DirectOptions direct_options(const Named& values, bool rows_first, bool equal_heads, int threads,
-                             std::string backend, nanobind::object out_type);
 
 // Each function throws Code::invalid_argument for a call that it cannot take: the operators then
 // take it, or refuse it with all of their advice.
@@ -47,8 +29,8 @@ class Direct {
 
   // A gradient for each argument of `record` after ctx, None where it has none. `saved` are the
   // tensors that `record` saved. None where a mode is active or gradients are recorded.
-  nanobind::object backward(nanobind::handle ctx, const nanobind::tuple& saved,
-                            nanobind::handle dout, nanobind::handle dlse);
+  nanobind::object backward(nanobind::handle ctx, const Results& saved, nanobind::handle dout,
+                            nanobind::handle dlse);
 
  private:
   class Reader;
@@ -64,8 +46,6 @@ class Direct {
                const Named& arrays) const;
   void require_plain(const char* argument, nanobind::handle x) const;
   bool wants_grad(nanobind::handle x) const;
-  Attention described(const DirectOptions& options, Reader& read, nanobind::handle q,
-                      nanobind::handle k, nanobind::handle v, const Named& arrays) const;
   Run run_of(const DirectOptions& options, int device) const;
   nanobind::object rows_like(nanobind::handle x, const Tensor& tensor, std::int64_t size,
                              nanobind::handle type) const;

@@ -7,6 +7,7 @@
 #include <regard/cuda.hpp>
 
 #include "direct.hpp"
+#include "direct_numpy.hpp"
 #include "gil.hpp"
 #include "problem.hpp"
 #include "torch_threads.hpp"
@@ -169,7 +170,9 @@ NB_MODULE(_core_of_main, m) {
       });
 
   bind_torch_threads(m);
+  bind_direct_options(m);
   bind_direct(m);
+  bind_direct_numpy(m);
   nb::class_<Problem>(m, "Problem", "One call: regard::Attention of the C++ API.")
       .def(
           "__init__",

@@ -141,7 +141,7 @@ def test_only_wanted_gradients_are_computed(monkeypatch):
     original = regard.torch.direct._direct
 
     class Recording:
-        forward = original.forward
+        forward, record = original.forward, original.record
 
         def backward(self, *arguments):
             results = original.backward(*arguments)

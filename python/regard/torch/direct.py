@@ -16,36 +16,28 @@ from torch.autograd import forward_ad
 
 from .. import _core
 from ..element_types import NAMES, type_name
-from ..options import ARRAYS, OPTIONS
+from ..kept_options import NO_ARRAYS, PLAIN, REFUSED, KeptOptions, separated
 from .kernels import ARGUMENTS, TENSORS, VALUES, dense
 from .operators import backward
 from .threads import TORCH_THREADS
 
-_PLAIN = (bool, int, float, str, tuple, type(None), torch.dtype)
-_ARRAYS = frozenset(ARRAYS)
-_NO_ARRAYS: dict[str, Any] = {}
-_REFUSED = (TypeError, ValueError)  # InvalidArgument and WrongType among them
 _is_compiling = torch.compiler.is_dynamo_compiling  # a constant for the compiler
 _is_deterministic = torch._C._get_deterministic_algorithms
 
 
-class Options(_core.DirectOptions):
+class Options(KeptOptions):
     """One combination of options. `values` are what the operators take for it after tensors."""
 
     def __init__(self, given: dict[str, Any], equal_heads: bool, out_type: Any, threads: int,
                  backend: str) -> None:
-        for value in (*given.values(), out_type, threads, backend):
-            if type(value) not in _PLAIN:
-                raise TypeError
-        checked = {name: OPTIONS[name].check(name, value) for name, value in given.items()}
-        if checked.get("dropout_p") and "dropout_seed" not in checked:
+        if not all(type(value) in (*PLAIN, torch.dtype) for value in (out_type, threads, backend)):
+            raise TypeError
+        if given.get("dropout_p") and "dropout_seed" not in given:
             raise ValueError  # one is drawn for each call
-        layout = checked.pop("layout", "bhsd")
         type_ = None if out_type is None else getattr(torch, NAMES[type_name("", out_type)])
-        super().__init__(dict(checked), layout == "bshd", equal_heads, threads, backend, type_)
-        if checked.get("causal") is True:
-            checked["causal"] = "bottom_right"
-        self.values = (*(VALUES | checked | {"layout": layout}).values(), type_, threads, backend)
+        super().__init__(given, equal_heads, type_, threads, backend)
+        self.values = (*(VALUES | self.checked | {"layout": self.layout}).values(), type_, threads,
+                       backend)
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -67,36 +59,20 @@ def attention(q: Any, k: Any, v: Any, given: dict[str, Any], dropout_seed: Any, 
         return None
     try:
         if not given and dropout_seed is None and not _is_deterministic():
-            return _direct.forward(_options(out_type, threads, backend), q, k, v, _NO_ARRAYS,
+            return _direct.forward(_options(out_type, threads, backend), q, k, v, NO_ARRAYS,
                                    return_lse)
-        arrays, values = _separated(given)
+        arrays, values = separated(given)
+        if "cu_seqlens_q" in arrays and None in (values.get("max_seqlen_q"),
+                                                 values.get("max_seqlen_k")):
+            return None
+        if _is_deterministic() and values.setdefault("deterministic", True) is not True:
+            return None
         if dropout_seed is not None:
             values["dropout_seed"] = dropout_seed
         return _direct.forward(_options(out_type, threads, backend, **values), q, k, v, arrays,
                                return_lse)
-    except _REFUSED:
+    except REFUSED:
         return None
-
-
-def _separated(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arrays, and values that may be kept. Errors: TypeError, ValueError."""
-    arrays, values = {}, {}
-    for name, value in given.items():
-        if name not in _ARRAYS:
-            values[name] = value
-        elif value is not None:
-            arrays[name] = value
-    if "window" in values and type(values["window"]) is tuple:
-        if not all(type(side) in (int, type(None)) for side in values["window"]):
-            raise TypeError  # (1, True) would be found as (1, 1)
-    if "cu_seqlens_q" in arrays and None in (values.get("max_seqlen_q"),
-                                             values.get("max_seqlen_k")):
-        raise ValueError
-    if _is_deterministic():
-        if "deterministic" in values:
-            raise ValueError
-        values["deterministic"] = True
-    return arrays, values
 
 
 def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: Any,
@@ -107,19 +83,23 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: An
     if type(dropout_p) is not float or dropout_p != 0:
         return None
     try:
-        arrays = _NO_ARRAYS
+        arrays = NO_ARRAYS
         if attn_mask is not None:
             arrays = {"mask" if attn_mask.dtype is torch.bool else "bias": attn_mask}
         options = _stock_options(bool(is_causal), scale, bool(enable_gqa), _is_deterministic())
         return _direct.forward(options, query, key, value, arrays, False)
-    except _REFUSED:
+    except REFUSED:
         return None
 
 
 # ---------------------------------------------------------------------------------------- autograd
 
 class RegardAttention(torch.autograd.Function):
-    """As the operators' function of this name. Its forward pass is the binding's `record`."""
+    """As the operators' function of this name."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        return _direct.record(ctx, *arguments)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
@@ -130,7 +110,7 @@ class RegardAttention(torch.autograd.Function):
             dout = saved[0].new_zeros(saved[0].shape[-1]).expand_as(saved[0])
         try:
             found = _direct.backward(ctx, saved, dout, dlse)
-        except _REFUSED:
+        except REFUSED:
             found = None
         return _by_operators(ctx, saved, dout, dlse) if found is None else found
 
@@ -162,5 +142,3 @@ def _made() -> Any:
 
 
 _direct = _made()
-if _direct is not None:
-    RegardAttention.forward = staticmethod(_direct.record)

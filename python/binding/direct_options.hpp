@@ -1,0 +1,63 @@
+// The options of a direct call, which Python parses once for each combination; and the call's
+// description from them and the tensors.
+#pragma once
+
+#include "problem.hpp"
+
+namespace regard::python {
+
+// A call without its tensors. Python makes one for each combination of options and keeps it.
+struct DirectOptions {
+  Attention attention{};     // values, no tensors
+  bool rows_first = false;   // q is (B, S, H, D), except for packed sequences
+  bool is_causal = false;    // causal=True, for which the lengths must be equal
+  bool equal_heads = false;  // q, k and v have as many heads
+  int threads = 0;           // 0 = as many as PyTorch uses
+  std::string backend{};
+  nanobind::object out_type{};  // the framework's dtype, or None for q's
+};
+
+using Named = nanobind::typed<nanobind::dict, nanobind::str, nanobind::any>;
+using Results = nanobind::typed<nanobind::tuple, nanobind::any, nanobind::ellipsis>;
+
+// values: options as the binding takes them; causal may be True as well.
+DirectOptions direct_options(const Named& values, bool rows_first, bool equal_heads, int threads,
+                             std::string backend, nanobind::object out_type);
+
+// What a direct path does not take.
+[[noreturn]] void refuse(const char* argument, const char* value, const char* reason);
+
+// Rows may lie outside of every sequence. The library does not write these.
+bool is_ragged(const Attention& a);
+bool has_strided_rows(const Tensor& tensor);
+// (B, S, H, D) as (B, H, S, D), and back.
+void swap_rows_and_heads(Tensor& tensor);
+// Throws Code::invalid_argument for tensors that a direct path does not take.
+void require_direct(const DirectOptions& options, const Attention& a);
+
+// Reader: read(argument, array) is a Tensor, and read.rows(argument, array) one of shape
+// (B, H, S, D). Both throw Code::invalid_argument for an array that a direct path does not take.
+template <class Reader>
+Attention described(const DirectOptions& options, Reader&& read, nanobind::handle q,
+                    nanobind::handle k, nanobind::handle v, const Named& arrays) {
+  Attention a = options.attention;
+  a.q = read.rows("q", q);
+  a.k = read.rows("k", k);
+  a.v = read.rows("v", v);
+  std::size_t found = 0;
+  if (arrays.size() > 0) {
+    visit_options(a, [&](const char* name, auto& field) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(field)>, Tensor>) {
+        PyObject* const x = PyDict_GetItemString(arrays.ptr(), name);
+        if (x) field = read(name, x), ++found;
+      }
+    });
+    if (found != arrays.size()) refuse("arrays", "an option", "is no array");
+  }
+  require_direct(options, a);
+  return a;
+}
+
+void bind_direct_options(nanobind::module_& m);
+
+}  // namespace regard::python
