@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from regard.bench import __main__ as bench
-from regard.bench import cases, exact, sides, tables, watch
+from regard.bench import cases, exact, host, sides, tables, watch
 from regard.bench.memory import GpuMemory, HostMemory, NoMemory
 from regard.bench.problem import Problem
 
@@ -318,3 +318,15 @@ def test_behind_another_operator(monkeypatch: pytest.MonkeyPatch,
     for line in lines:
         times = [float(number) for number in line.split()[-6::2]]
         assert len(times) == 3 and min(times) > 0
+
+
+def test_host_times_have_a_row_for_each_framework(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    monkeypatch.setattr(host, "BURST", 1)
+    monkeypatch.setattr(host, "ROUNDS", 1)
+    rows = {line[:32].strip(): line[32:].split() for line in host.table("cpu", False).splitlines()}
+    assert all(float(cells[0]) > 0 for side, cells in rows.items() if not side.startswith("us of"))
+    for side, passes in {"attention": 3, "NumPy": 1, "jitted regard.jax.attention": 1}.items():
+        assert len(rows[side]) == 2 * passes
+    assert rows["PyTorch"][1] == rows["jitted JAX"][1] == "1.00x"

@@ -1,4 +1,4 @@
-"""python -m regard.bench host: the host's time of a call next to PyTorch's own, in microseconds.
+"""python -m regard.bench host: the host's time of a call next to PyTorch's own and JAX's, in us.
 
 The tensors are so small that the call itself is all that is measured. Each number is the least of
 many short bursts, which the rows take in turns. On a GPU the device works behind the host.
@@ -47,6 +47,30 @@ def passes(function: Any, device: str) -> dict[str, Call]:
             "backward": backward}
 
 
+def jitted() -> dict[str, dict[str, Call]]:
+    """jax.jit of the plain formula in JAX, and of Regard's call; nothing without JAX."""
+    try:
+        import jax
+    except ImportError:
+        return {}
+    import jax.numpy as jnp
+
+    from regard import jax as regard_jax
+
+    def formula(q: Any, k: Any, v: Any) -> Any:
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / 8
+        return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, -1), v)
+
+    x = jnp.ones((1, 1, 1, 64), jnp.float32)
+
+    def forward(function: Any) -> Call:
+        compiled = jax.jit(function)
+        return lambda: compiled(x, x, x).block_until_ready()
+
+    return {"jitted JAX": {"forward": forward(formula)},
+            "jitted regard.jax.attention": {"forward": forward(regard_jax.attention)}}
+
+
 def sides(device: str, compiled: bool) -> dict[str, dict[str, Call]]:
     """By side and pass; PyTorch's own first."""
     import torch
@@ -73,6 +97,7 @@ def sides(device: str, compiled: bool) -> dict[str, dict[str, Call]]:
 
         x = numpy.ones((1, 1, 1, 64), numpy.float32)
         found["NumPy"] = {"forward": lambda: regard.attention(x, x, x)}
+        found |= jitted()
     else:
         try:
             cupy: Any = importlib.import_module("cupy")
@@ -100,7 +125,8 @@ def table(device: str, compiled: bool) -> str:
     head = ("forward", "with gradients", "backward")
     lines = [f"{'us of the host; ratio to PyTorch':32}" + "".join(f"{name:>20}" for name in head)]
     for side, found in all_sides.items():
-        peer = "compiled PyTorch" if side.startswith("compiled") else "PyTorch"
+        peer = next((f"{kind} {name}" for kind, name in (("compiled", "PyTorch"), ("jitted", "JAX"))
+                     if side.startswith(kind)), "PyTorch")
         cells = [f"{times[f'{side}/{which}']:12.1f}"
                  f" {times[f'{side}/{which}'] / times[f'{peer}/{which}']:6.2f}x"
                  if which in found else "" for which in head]
