@@ -33,7 +33,7 @@ class Pool {
     std::unique_lock lock(mutex_);
     grow(workers - 1);
     const auto place = jobs_.insert(jobs_.end(), &job);
-    if (workers > 1) wake_.notify_all();
+    for (int others = workers - 1; others > 0; --others) wake_.notify_one();
     while (job.started < job.workers) start_one(job, lock);
     jobs_.erase(place);
     done_.wait(lock, [&] { return job.finished == job.workers; });

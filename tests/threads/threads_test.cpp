@@ -4,8 +4,13 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -34,6 +39,19 @@ void own_threads(void* self, int tasks, void (*task)(void*, int), void* context)
   std::vector<std::thread> threads;
   for (int index = 0; index < tasks; ++index) threads.emplace_back(task, context, index);
   for (std::thread& thread : threads) thread.join();
+}
+
+// How often the process's threads have gone to sleep.
+std::int64_t times_asleep() {
+  std::int64_t sum = 0;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream status(thread.path() / "status");
+    for (std::string word; status >> word;) {
+      std::int64_t count = 0;
+      if (word == "voluntary_ctxt_switches:" && status >> count) sum += count;
+    }
+  }
+  return sum;
 }
 
 }  // namespace
@@ -103,6 +121,20 @@ TEST_CASE("the pool's threads take part") {
     ids.insert(std::this_thread::get_id());
   });
   CHECK(ids.size() == 2);
+}
+
+TEST_CASE("a call wakes as many of the pool's threads as it has workers for") {
+  if (!std::filesystem::exists("/proc/self/task")) return;  // Linux counts how often threads slept
+  const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); };
+  constexpr int kThreads = 24, kCalls = 40;
+  parallel(kThreads + 1, {}, [&](int) { pause(); });
+  pause();
+  const std::int64_t before = times_asleep();
+  for (int call = 0; call < kCalls; ++call) {
+    parallel(2, {}, [](int) {});
+    pause();
+  }
+  CHECK(times_asleep() - before < kCalls * kThreads / 3);
 }
 
 TEST_CASE("a caller's Executor runs the workers") {
