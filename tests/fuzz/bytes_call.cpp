@@ -240,8 +240,11 @@ bool Caller::is_small(const Attention& a, Pass pass, const Run& run) {
   const Explanation e = explain(a, pass, run);
   const bool by_reference = run.backend == "reference";
   const double keys = double(batch_) * double(heads_) * double(len_k_);
+  // Blocks of queries are visited even where they see nothing.
+  const double blocks = double(batch_) * double(heads_) * double(len_q_ / 64 + 1);
   const double work = e.pairs * double(dim_ + dim_v_ + kPairWork);
   return work < (by_reference ? 1e7 : 3e7) && e.workspace < (1 << 26) &&
+         (blocks * double(dim_) < 3e5 || pass == Pass::forward) &&
          (packed_ || keys < 1e6 || (pass == Pass::forward && !by_reference));
 }
 
