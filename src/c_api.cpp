@@ -376,6 +376,10 @@ regard_status regard_prepare(const regard_attention* attention, regard_pass pass
 
 void regard_allow_compilation(int32_t allowed) { regard::allow_compilation(allowed != 0); }
 
+regard_status regard_trim_memory(int32_t device) {
+  return guarded([&] { regard::cuda_memory::trim(device); });
+}
+
 regard_status regard_dropout_mask(const regard_attention* attention, const regard_tensor* keep) {
   return guarded([&] {
     const auto a = to_attention(attention);

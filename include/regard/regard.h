@@ -306,6 +306,11 @@ REGARD_API regard_status regard_prepare(const regard_attention* attention, regar
  * names the missing kernel. 1 (the default): they are compiled. */
 REGARD_API void regard_allow_compilation(int32_t allowed);
 
+/** Gives back the GPU memory that the library keeps for the workspaces of later calls: of the
+ * device with this index, in the current context if it belongs to the device, else in its primary
+ * one. */
+REGARD_API regard_status regard_trim_memory(int32_t device);
+
 /** Writes the mask that dropout applies: keep is (B, Hq, Sq, Sk), bool, true = kept. q, k and v
  * need no data; packed sequences use their own row and column numbers. */
 REGARD_API regard_status regard_dropout_mask(const regard_attention* attention,

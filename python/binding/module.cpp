@@ -227,6 +227,8 @@ NB_MODULE(_core_of_main, m) {
       },
       "type"_a, "threads"_a = 0, "backend"_a = "",
       "FLOP/s of the instruction behind a CPU kernel in a register-only loop, measured now.");
+  m.def(
+      "trim_memory", [](int device) { cuda_memory::trim(device); }, "device"_a);
   m.def("allow_compilation", &allow_compilation, "allowed"_a);
 }
 

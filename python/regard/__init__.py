@@ -14,7 +14,7 @@ from .checking import Check, CheckedOutput, check
 from .errors import (DeviceFailure, Error, InternalError, InvalidArgument, OutOfMemory, Unavailable,
                      Unsupported, WrongType)
 from .gradients import Gradients
-from .machine import Backend, Gpu, Info, info
+from .machine import Backend, Gpu, Info, info, trim_memory
 
 __version__ = version()
 
@@ -23,5 +23,5 @@ __all__ = [
     "Gradients", "Info", "InternalError", "InvalidArgument", "OutOfMemory", "Unavailable",
     "Unsupported", "WrongType", "__version__", "allow_compilation", "attention",
     "attention_backward", "check", "dropout_mask", "dropout_probability", "explain", "info",
-    "prepare", "version",
+    "prepare", "trim_memory", "version",
 ]

@@ -17,8 +17,8 @@ def _numpy() -> Any:
     """The binding's side; made when the first array of NumPy has come."""
     import numpy
 
-    return _core.DirectNumPy({"ndarray": numpy.ndarray, "empty": numpy.empty}
-                             | {short: numpy.dtype(NAMES[short]) for short in ("f64", "f32", "f16")})
+    dtypes = {short: numpy.dtype(NAMES[short]) for short in ("f64", "f32", "f16")}
+    return _core.DirectNumPy({"ndarray": numpy.ndarray, "empty": numpy.empty, **dtypes})
 
 
 @lru_cache(maxsize=1024, typed=True)

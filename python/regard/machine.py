@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import _core
+from .checks import integer
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,19 @@ class Info:
                  for backend in self.backends]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:{width}}  {text}".rstrip() for name, text in rows)
+
+
+def trim_memory(device: int = 0) -> None:
+    """Gives back the memory of a GPU that the library keeps for the workspaces of later calls.
+
+    Args:
+        device: the GPU's index. PyTorch's calls take their workspaces from PyTorch, which keeps its
+            own memory.
+
+    Raises:
+        InvalidArgument: a negative index. Unavailable: no driver, or no GPU of this index.
+    """
+    _core.trim_memory(integer("device", device, 0, 2**31 - 1))
 
 
 def info() -> Info:

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "regard/regard.h"
 #include "tests/cuda/fake.hpp"
 
 using namespace regard;
@@ -266,6 +267,13 @@ TEST_CASE("workspaces come from a pool that keeps its memory until it is trimmed
   fake.pop(&popped);
   CHECK(pool.kept == 0);
   CHECK(error_of([] { cuda_memory::trim(2); }).argument() == "device");
+  c.backward();
+  CHECK(pool.kept == c.backward_workspace());
+  fake.push(static_cast<fake::Stream*>(c.run.stream)->context);
+  CHECK(regard_trim_memory(0) == REGARD_OK);
+  fake.pop(&popped);
+  CHECK(pool.kept == 0);
+  CHECK(regard_trim_memory(2) == REGARD_UNAVAILABLE);
 }
 
 TEST_CASE("a driver that makes no pool") {

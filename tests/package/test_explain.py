@@ -48,6 +48,13 @@ def test_prepare_has_nothing_to_do_on_the_cpu():
     regard.prepare(q, q, q)
 
 
+@pytest.mark.parametrize("device, error", [
+    (-1, regard.InvalidArgument), (True, regard.WrongType), (2**20, regard.Unavailable)])
+def test_trim_memory_refuses_what_is_no_gpu(device, error):
+    with pytest.raises(error, match="device"):
+        regard.trim_memory(device)
+
+
 def test_info():
     info = regard.info()
     names = [backend.name for backend in info.backends]

@@ -1,5 +1,5 @@
-"""regard.attention of NumPy's arrays goes directly to the binding: what a steady call does, counted,
-and the general path's results and errors."""
+"""regard.attention of NumPy's arrays goes directly to the binding: what a steady call enters, and
+that results and errors are the general path's."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ class Mine(np.ndarray):
 @pytest.mark.parametrize("change", [
     lambda x: x.view(Mine), unaligned, lambda x: x.astype(x.dtype.newbyteorder()),
     lambda x: np.ma.masked_array(x), lambda x: x.mT.copy().mT, lambda x: x[:, :, :0],
-    lambda x: x[0], lambda x: x[None], lambda x: x.astype(np.int8), lambda x: x.astype(np.longdouble),
+    lambda x: x[0], lambda x: x[None], lambda x: x.astype(np.int8),
+    lambda x: x.astype(np.longdouble),
     lambda x: x.tolist(), lambda x: None, lambda x: np.float32(1)])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_what_is_not_plain_takes_the_general_path(change, place):
