@@ -293,6 +293,7 @@ def test_the_list_of_the_project_is_well_formed():
 FAKE_COMPILER = pathlib.Path(CLI).resolve().parents[1] / "fake/nvrtc"  # of tests/cuda
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not FAKE_COMPILER.exists(), reason="the fake compiler is not built")
 def test_products_that_wait_for_each_other_fail_the_check(tmp_path):
     """The fake compiler's kernels all spill a little, which the list allows."""

@@ -283,6 +283,7 @@ def test_a_peer_that_hangs_costs_itself_alone(tmp_path: Path) -> None:
     assert time.perf_counter() - began < 20
 
 
+@pytest.mark.exhaustive
 def test_runs_as_a_module(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "regard.bench", "--quick", "--device", "cpu", "--only", "full-fwd",

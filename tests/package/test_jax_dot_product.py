@@ -50,7 +50,7 @@ CASES = {
 
 
 # Each of them compiles four functions; of each kind one is in `make test`.
-CORE = {"plain", "causal, fewer queries", "causal window", "bias", "mask", "lengths and window"}
+CORE = {"plain", "causal window", "bias", "mask", "lengths and window"}
 
 
 @pytest.mark.parametrize("sizes, options", [

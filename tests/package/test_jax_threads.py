@@ -37,7 +37,7 @@ print(threads() - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no list of threads")
-@pytest.mark.parametrize("pool", [1, 2])
+@pytest.mark.parametrize("pool", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
 def test_tasks_run_on_xlas_threads(pool):
     """A call with threads=4 makes three threads of the library's, so that none was there before."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True,

@@ -217,7 +217,7 @@ TURNS = [  # type, features, (Sq, Sk), D, Dv
     ("bf16", ("window",), (450, 390), 192, 160)]
 
 
-@pytest.mark.parametrize("type, features, sizes, dim, dim_v", one_in(6, TURNS), ids=str)
+@pytest.mark.parametrize("type, features, sizes, dim, dim_v", one_in(10, TURNS, 6), ids=str)
 def test_key_tiles_take_turns(type, features, sizes, dim, dim_v):
     case = cases.make(features, type, sizes=sizes, dim=dim, dim_v=dim_v)
     judge(case, WGMMA + "+mixed+" + str(dim), deterministic=True)

@@ -44,7 +44,7 @@ CASES = [  # features, (Sq, Sk), D, Dv, deterministic
     (("bias_infinite", "seqused", "dropout"), (70, 136), 40, 64, False)]
 
 
-@pytest.mark.parametrize("features, sizes, dim, dim_v, deterministic", one_in(3, CASES), ids=str)
+@pytest.mark.parametrize("features, sizes, dim, dim_v, deterministic", one_in(4, CASES), ids=str)
 def test_gradients_of_f32(features, sizes, dim, dim_v, deterministic):
     case = cases.make(features, "f32", sizes=sizes, dim=dim, dim_v=dim_v)
     case.options["deterministic"] = int(deterministic)
