@@ -6,6 +6,7 @@
         --backends "cuda:mma;cuda:mma@rows=64,keys=128,warps=8"
     python -m regard.bench host [--device cuda:0] [--compiled]
     python -m regard.bench behind [--type bf16] [--threads 2]
+    python -m regard.bench map [--device cuda:0] --seed 1 --seconds 110
     python -m regard.bench plot gpu_h200.jsonl --out gpu.svg
     python -m regard.bench compare old/libregard.so new/libregard.so
 
@@ -28,7 +29,7 @@ from typing import Any
 
 from .. import info
 from .cases import FLAGS, VALUES, Case, cases_of, given_cases
-from .environment import prepare_environment
+from .environment import prepare_environment, prepare_torch
 from .watch import Progress, watch
 
 
@@ -145,7 +146,8 @@ def work(a: argparse.Namespace) -> int:
 
     warnings.filterwarnings("ignore")  # PyTorch warns at length when one of its kernels cannot run
     peers = chosen_peers(a)
-    set_torch_up(a, "torch" in peers)
+    if a.kind == "cuda" or "torch" in peers:
+        prepare_torch(a.device, a.threads)
     bench = Bench(a.device, a.backends, list(peers), a.threads, a.seconds, a.pause,
                   a.only, Progress(a.progress, a.lost))
     known = facts.facts(bench.memory, a.threads, peers)
@@ -189,22 +191,6 @@ def work(a: argparse.Namespace) -> int:
     say(f"\nat the end: {text}")
     rows = begun + [row | rates for row in rows[len(begun):]]
     return finish(a, rows, broken, facts.results_name(bench.memory))
-
-
-def set_torch_up(a: argparse.Namespace, is_peer: bool) -> None:
-    """Sets PyTorch's threads or device. Errors: exits where a GPU cannot be used."""
-    if a.kind == "cpu" and is_peer:
-        import torch
-
-        torch.set_num_threads(a.threads)
-    elif a.kind == "cuda":
-        try:
-            import torch
-        except ImportError:
-            sys.exit(f"--device = {a.device}: needs PyTorch, for its stream and its events")
-        if not torch.cuda.is_available():
-            sys.exit(f"--device = {a.device}: no GPU that PyTorch {torch.__version__} can use")
-        torch.cuda.set_device(a.device)
 
 
 def finish(a: argparse.Namespace, rows: list[Any], broken: int, name: str) -> int:
@@ -256,6 +242,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .behind import main as behind_main
 
         return behind_main(argv[1:])
+    if argv[:1] == ["map"]:
+        from .map.main import main as map_main
+
+        return map_main(argv[1:])
     if argv[:1] == ["compare"]:
         from .compare import main as compare_main
 

@@ -1,8 +1,9 @@
-"""Sets how many threads the libraries may use, before the first of them is loaded."""
+"""Sets the threads and the device of the libraries that are measured."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 
@@ -27,3 +28,17 @@ def one_of_each_core(cpus: list[int]) -> list[int]:
         core = path.read_text().strip() if path.exists() else str(cpu)
         rank[cpu] = seen[core] = seen.get(core, 0) + 1
     return sorted(cpus, key=lambda cpu: (rank[cpu], cpu))
+
+
+def prepare_torch(device: str, threads: int) -> None:
+    """Sets PyTorch's threads or its device. Errors: exits where a GPU cannot be used."""
+    try:
+        import torch
+    except ImportError:
+        sys.exit(f"--device = {device}: needs PyTorch, for its stream and its events")
+    if device == "cpu":
+        torch.set_num_threads(threads)
+        return
+    if not torch.cuda.is_available():
+        sys.exit(f"--device = {device}: no GPU that PyTorch {torch.__version__} can use")
+    torch.cuda.set_device(device)

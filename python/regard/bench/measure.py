@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import itertools
+import math
 import re
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,13 +55,14 @@ class Bench:
 
     # ------------------------------------------------------------------------------- compilation
 
-    def compile(self, cases: list[Case]) -> int:
-        """Compiles the GPU kernels of all cases in parallel; returns the number of problems.
+    def compile(self, cases: list[Case], seconds: float = math.inf) -> int:
+        """Compiles the GPU kernels of the cases in parallel; returns the number of problems.
 
-        A failure is reported later, by the case itself.
+        seconds: after which none begins. A failure is reported later, by the case itself.
         """
         if not self.memory.cuda or "compiling" in self.progress.lost:
             return 0
+        until, done = time.monotonic() + seconds, itertools.count(1)
         wanted = {}
         for case in cases:
             for which in case.passes:
@@ -66,19 +70,23 @@ class Bench:
                     if self.wanted(case, which):
                         wanted[case.name, which, backend] = case
 
-        def one(key: tuple[str, str, str]) -> None:
+        def one(key: tuple[str, str, str]) -> bool:
             _, which, backend = key
+            if time.monotonic() > until:
+                return False
             try:
                 Problem(wanted[key], NoMemory()).core.prepare(PASSES[which], self.memory.device,
                                                               backend)
             except Exception:  # noqa: BLE001
                 pass
+            status(f"compiled: {next(done)} of {len(wanted)} problems")
+            return True
 
         self.progress.begin("compiling", 5 * HANG_SECONDS)
         with concurrent.futures.ThreadPoolExecutor(COMPILERS) as pool:
-            list(pool.map(one, wanted))
+            count = sum(pool.map(one, wanted))
         self.progress.end()
-        return len(wanted)
+        return count
 
     # ------------------------------------------------------------------------------------ one case
 

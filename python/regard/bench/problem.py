@@ -24,15 +24,18 @@ class Problem:
         self.case = case
         self.memory = cast(Memory, memory)  # of NoMemory only what `core` needs is used
         options = dict(case.options)
-        self.packed = options.pop("packed", False)
+        packed = options.pop("packed", False)  # True, or the lengths of the sequences of q and k
+        self.packed = bool(packed)
+        self.lengths = packed if isinstance(packed, tuple) else (
+            (case.rows,) * case.batch, (case.columns,) * case.batch)
         self.unaligned = options.pop("unaligned", False)
         self.no_dbias = options.pop("no_dbias", False)
         self.wide = "f32" if options.pop("f32_outputs", False) else case.type
         self.has_dlse = options.pop("dlse", False)
         kv = case.batch, case.heads_kv, case.columns
         self.given = {"q": self._heads((*self.shape_rows, case.dim)),
-                      "k": self._heads((*kv, case.dim)),
-                      "v": self._heads((*kv, case.columns_out))}
+                      "k": self._heads((*kv, case.dim), keys=True),
+                      "v": self._heads((*kv, case.columns_out), keys=True)}
         self.options = self._options(options)
         q, k, v = self.given.values()
         self.call = call_of(q, k, v, self.memory.view, self.options)
@@ -46,10 +49,10 @@ class Problem:
 
     def _make_results(self, memory: Memory) -> None:
         case, xp = self.case, memory.xp
-        self.dout = self._heads((*self.shape_rows, case.columns_out), self.wide)
+        self.dout = self._heads((*self.shape_rows, case.columns_out), type=self.wide)
         self.dlse = memory.normal(self.shape_rows, "f32") if self.has_dlse else None
         self.out = self._like(self.dout, self.wide)
-        rows = (case.heads, case.batch * case.rows) if self.packed else self.shape_rows
+        rows = (case.heads, sum(self.lengths[0])) if self.packed else self.shape_rows
         self.lse = memory.empty(rows, "f32")
         self.gradients = {"d" + name: self._like(x, self.wide) for name, x in self.given.items()}
         if "bias" in self.options and not self.no_dbias:
@@ -63,10 +66,10 @@ class Problem:
         gradients = {"dout": self.dout} | ({} if self.dlse is None else {"dlse": self.dlse})
         return self.given | extras | gradients
 
-    def _heads(self, shape: tuple[int, ...], type: str | None = None) -> Any:
-        batch, heads, length, dim = shape
+    def _heads(self, shape: tuple[int, ...], keys: bool = False, type: str = "") -> Any:
         if self.packed:
-            return self.memory.normal((batch * length, heads, dim), type or self.case.type)
+            total, (_, heads, _, dim) = sum(self.lengths[keys]), shape
+            return self.memory.normal((total, heads, dim), type or self.case.type)
         x = self.memory.heads(shape, type or self.case.type)
         return self.memory.loosened(x) if self.unaligned else x
 
@@ -93,10 +96,10 @@ class Problem:
         if "sink" in options:
             options["sink"] = memory.normal((case.heads,), "f32")
         if self.packed:
-            for side, length in (("q", case.rows), ("k", case.columns)):
-                begins = length * np.arange(case.batch + 1, dtype=np.int32)
+            for side, lengths in zip("qk", self.lengths):
+                begins = np.cumsum((0, *lengths), dtype=np.int32)
                 options["cu_seqlens_" + side] = memory.placed(begins)
-                options["max_seqlen_" + side] = length
+                options["max_seqlen_" + side] = max(lengths)
         if options.pop("seqused", False):
             used = np.full(case.batch, case.columns - SEQUSED_SHORTER, np.int32)
             options["seqused_k"] = memory.placed(used)

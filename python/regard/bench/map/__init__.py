@@ -1,0 +1,1 @@
+"""Random problems, timed against PyTorch's attention: `python -m regard.bench map --help`."""
