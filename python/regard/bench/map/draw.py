@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 from ..cases import SIZE_OF, Case
@@ -30,7 +31,7 @@ def drawn(device: str, seed: int, number: int) -> Case:
 
 
 def log_uniform(random: Random, low: int, high: int) -> int:
-    return round(low * (high / low) ** random.random())
+    return round(math.exp(random.uniform(math.log(low), math.log(high))))
 
 
 def _drawn(random: Random, kind: str, type: str, number: int) -> Case:

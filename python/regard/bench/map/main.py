@@ -81,6 +81,7 @@ def work(a: argparse.Namespace) -> int:
     prepare_environment(a.kind, a.threads)
     from .. import facts
     from ..measure import say, status
+    from ..sides import reason
     from . import report
     from .measure import Map
 
@@ -90,6 +91,7 @@ def work(a: argparse.Namespace) -> int:
     known = facts.facts(measure.bench.memory, a.threads, measure.peers) | {"seed": a.seed}
     rows: list[report.Row] = json.loads(Path(a.done).read_text()) if a.done else []
     begun = {row["number"] for row in rows}
+    broken = 0
     left = [number for number in numbers(a) if number not in begun]
     if not begun:
         say(f"{known['device']}, seed {a.seed}, Regard {known['regard']}, commit {known['commit']}")
@@ -100,17 +102,24 @@ def work(a: argparse.Namespace) -> int:
         if time.time() > a.until and a.problem is None and rows:
             break
         status(f"[{len(begun) + 1}] {drawn(a.kind, a.seed, number).name}")
-        found = [row | known for row in measure.rows(number)]
         begun.add(number)
+        try:
+            found = [row | known for row in measure.rows(number)]
+        except Exception as error:  # noqa: BLE001 - too little memory, say: the others go on
+            say(f"{number}: {reason(error)}")
+            measure.bench.look_for_fault(error, str(number))
+            broken += 1
+            continue
         rows += found
         if found:
             say(report.line_of(found))
         if a.done:
             Path(a.done).write_text(json.dumps(rows))
-    return finish(a, rows)
+    return finish(a, rows, broken)
 
 
-def finish(a: argparse.Namespace, rows: list[dict[str, Any]]) -> int:
+def finish(a: argparse.Namespace, rows: list[dict[str, Any]], broken: int) -> int:
+    """Prints and writes the rows; returns the status. broken: how many problems have none."""
     from ..measure import say
     from . import report
 
@@ -122,7 +131,7 @@ def finish(a: argparse.Namespace, rows: list[dict[str, Any]]) -> int:
         a.out.parent.mkdir(parents=True, exist_ok=True)
         a.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     wrong = sum(bool(row["wrong"]) for row in rows)
-    failed = sum(row["ours"] in row["why_not"] for row in rows)
+    failed = broken + sum(row["ours"] in row["why_not"] for row in rows)
     say(f"\n{len({row['number'] for row in rows})} problems, {len(rows)} passes, {wrong} with a "
         f"wrong result, {failed} that we could not run" + (f"; written to {a.out}" if a.out else ""))
     return 1 if wrong or failed or not rows else 0
