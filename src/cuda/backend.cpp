@@ -31,10 +31,9 @@ CudaBuffers buffers_of(const Problem& p, const Problem& copied, const CudaPlan& 
   for (int n = 0; n < kInputs; ++n) {
     if (plan.copies.has(Input(n))) b.copies[n] = view_of(copied, Input(n)).data;
   }
-  const bool has_own_sums =
-      std::any_of(plan.launches.begin(), plan.launches.end(),
-                  [](const CudaLaunch& l) { return l.config.kernel == Kernel::convert_dbias; });
-  if (!has_own_sums) b.dbias_sums = static_cast<float*>(p.dbias.data);
+  if (plan.workspace.bytes(WorkspacePart::dbias_sums) == 0) {
+    b.dbias_sums = static_cast<float*>(p.dbias.data);
+  }
   return b;
 }
 

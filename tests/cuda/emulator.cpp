@@ -325,10 +325,9 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule, vo
   for (int n = 0; n < kInputs; ++n) {
     if (plan.copies.has(Input(n))) params.buffers.copies[n] = view_of(copied, Input(n)).data;
   }
-  const bool has_own_sums = std::any_of(
-      plan.launches.begin(), plan.launches.end(),
-      [](const CudaLaunch& launch) { return launch.config.kernel == Kernel::convert_dbias; });
-  if (!has_own_sums) params.buffers.dbias_sums = static_cast<float*>(problem.dbias.data);
+  if (w.bytes(WorkspacePart::dbias_sums) == 0) {
+    params.buffers.dbias_sums = static_cast<float*>(problem.dbias.data);
+  }
   {
     const std::lock_guard lock(kernels_mutex);
     build_each(plan, block_machine());

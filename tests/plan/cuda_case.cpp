@@ -3,8 +3,8 @@
 
 #include "cuda/kernels/params.h"
 #include "plan/cuda/config_text.hpp"
+#include "plan/cuda/kernel/finish_layout.h"
 #include "plan/cuda/kernel/mma_layout.h"
-#include "plan/cuda/kernel/simt_layout.h"
 #include "plan/cuda/kernel/wgmma_backward_layout.h"
 
 namespace regard::cuda_case {
@@ -44,12 +44,22 @@ void check_grid(const Problem& p, const CudaLaunch& launch) {
                   s.len_k);
       break;
     case Kernel::bias_gradient:
-    case Kernel::convert_dbias:
       CHECK(g.heads == p.bias_sizes[0] * p.bias_sizes[1]);
       break;
     case Kernel::sink_gradient:
       CHECK(g.heads == s.heads_q);
       break;
+    case Kernel::finish: {
+      const bool has_keys = c.flags_nonfinite && (c.wanted.dk || c.wanted.dv);
+      const int64 keys = has_keys ? divide_up(s.len_k, c.tiling.keys) : 0, *bias = p.bias_sizes;
+      const int64 rows = c.sums_dim > 0 ? divide_up(s.len_q, c.flags_nonfinite ? 128 : 64) : 0;
+      int64 blocks = s.batch * s.heads_q * rows + divide_up(s.batch * s.heads_kv * keys, 64);
+      if (c.dbias.how != BiasGradient::none) {
+        blocks += bias[0] * bias[1] * divide_up(bias[2], 8) * divide_up(bias[3], 256);
+      }
+      CHECK(g.blocks() == blocks);
+      break;
+    }
     case Kernel::split_f32:
       CHECK(g.heads == s.batch * s.heads_q);
       check_reach(g.tiles, c.tiling.keys,
@@ -114,14 +124,14 @@ void check_tiling(const KernelConfig& c) {
 void check_workspace(const Problem& p, const CudaPlan& plan) {
   const Sizes& s = p.sizes;
   const CudaWorkspace& w = plan.workspace;
-  bool flags_q = false, flags_k = false, adds = false, sliced = false;
+  bool flags = false, flags_q = false, flags_k = false, adds = false, sliced = false;
   std::int64_t counter = 0, dq = 0, semaphores = 0, rows_states = 0, row_terms = 0, hi_lo = 0;
   std::int64_t partial_out = 0, partial_rows = 0, arrivals = 0, copies = 0;
   for (const CudaLaunch& launch : plan.launches) {
     const KernelConfig& c = launch.config;
-    flags_q |=
-        c.only_flagged && (c.kernel == Kernel::forward || c.kernel == Kernel::query_gradient);
-    flags_k |= c.only_flagged && c.kernel == Kernel::key_gradient;
+    flags_q |= c.only_flagged;
+    flags |= c.only_flagged || (c.kernel == Kernel::finish && c.flags_nonfinite);
+    flags_k |= c.kernel == Kernel::finish && c.flags_nonfinite && (c.wanted.dk || c.wanted.dv);
     if (launch.resident > 0 && (p.features.interval || p.varlen)) counter = 8;
     if (c.merges_splits) {
       arrivals = launch.grid.blocks() * 8;
@@ -132,7 +142,7 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
       partial_out = plan.splits * s.heads_q * s.rows_q * s.dim_v * 4;
     }
     sliced |= c.kernel == Kernel::forward && c.tiling.slices > 1 && !c.split_kv;
-    adds |= c.kernel == Kernel::convert_dbias;
+    adds |= converts_dbias(c);
     if (c.kernel == Kernel::delta) rows_states = s.heads_q * s.rows_q * 2 * real_size(p);
     if (c.kernel == Kernel::split_f32) hi_lo = hi_lo_layout(p, c).size;
     if (c.kernel == Kernel::delta && c.row_terms.used) {
@@ -141,11 +151,10 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
     if (c.kernel == Kernel::split_f32 && c.row_terms.used) {
       row_terms = s.heads_q * hi_lo_rows(p, s.rows_q, s.len_q, 128) * (2 * 8 + 4);
     }
-    if (c.kernel == Kernel::convert_dq) dq = s.heads_q * dq_rows(p) * c.dim * 4;
-    if (p.backward && c.ordered_dq) {
-      const int tiles = c.family == Family::wgmma ? 2 : 1;
-      semaphores = s.batch * s.heads_q * divide_up(s.len_q, tiles * c.tiling.rows) *
-                   (c.cta_pair ? 2 : 1) * 4;
+    if (c.kernel == Kernel::finish) dq = s.heads_q * dq_rows(p) * c.sums_dim * 4;
+    if (c.kernel == Kernel::backward && c.ordered_dq) {
+      semaphores = s.batch * s.heads_q * 2 * divide_up(s.len_q, 32) * 4;
+      CHECK(s.batch * s.heads_q * dq_semaphores(c, s.len_q) * 4 <= semaphores);
     }
   }
   const bool is_16_bit = p.type == f16 || p.type == bf16;
@@ -162,8 +171,8 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
   const std::int64_t bias_row = sizes[3] > 1 ? round_up(sizes[3], 2) : 1;  // whole pairs
   // An empty problem may have planned for flags before there was nothing to launch.
   const bool is_empty = s.batch * s.heads_q * s.len_q * s.len_k == 0;
-  const bool any_flag = is_empty ? w.end(WorkspacePart::any_flag) > w.begin(WorkspacePart::any_flag)
-                                 : flags_q || flags_k;
+  const bool any_flag =
+      is_empty ? w.end(WorkspacePart::any_flag) > w.begin(WorkspacePart::any_flag) : flags;
   const std::int64_t key_flags = flags_k ? s.heads_kv * s.rows_k * 2 : 0;
   const std::int64_t needed[kWorkspaceParts] = {
       counter,
@@ -180,8 +189,9 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
       arrivals,
       hi_lo,
       copies};
-  // What must be clear before the first launch ends where a part does; forward, next to nothing is.
-  CHECK(w.clear == (p.backward || sliced ? w.begin(WorkspacePart::row_states) : 0));
+  // The delta kernel clears, if it has rows.
+  const bool undelta = p.backward && s.batch * s.heads_q * s.len_q == 0;
+  CHECK(w.clear == (undelta || sliced ? w.begin(WorkspacePart::row_states) : 0));
   std::int64_t begin = 0;
   for (int n = 0; n < kWorkspaceParts; ++n) {
     CAPTURE(n);
@@ -215,7 +225,8 @@ void check_sound(const Problem& p, const Chip& chip, const CudaPlan& plan) {
     CHECK(launch.threads <= 1024);
     CHECK(launch.shared_bytes <= chip.shared_per_block);
     CHECK(launch.shared_bytes ==
-          (c.family == Family::simt ? simt_shared_bytes(c)
+          (c.kernel == Kernel::finish ? finish_shared_bytes(c)
+           : c.family == Family::simt ? simt_shared_bytes(c)
            : c.family == Family::wgmma
                ? (p.backward ? backward_wgmma_shared(c) : forward_wgmma_shared(c))
            : c.kernel == Kernel::backward ? backward_mma_shared(c)

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "plan/cuda/planner.hpp"
@@ -53,6 +54,15 @@ inline const CudaLaunch* launch_of(const CudaPlan& plan, Kernel kernel) {
   return nullptr;
 }
 
+// Whether a kernel makes dbias from its sums.
+inline bool converts_dbias(const KernelConfig& c) {
+  return c.kernel == Kernel::finish && c.dbias.how != BiasGradient::none;
+}
+inline bool converts_dbias(const CudaPlan& plan) {
+  return std::any_of(plan.launches.begin(), plan.launches.end(),
+                     [](const CudaLaunch& launch) { return converts_dbias(launch.config); });
+}
+
 inline bool says(const CudaPlan& plan, const char* words) {
   for (const std::string& reason : plan.reasons) {
     if (reason.find(words) != std::string::npos) return true;
@@ -60,8 +70,7 @@ inline bool says(const CudaPlan& plan, const char* words) {
   return false;
 }
 
-// The kernels of a plan, in order: "delta backward convert_dq key_gradient*", * = of flagged rows
-// or keys.
+// The kernels of a plan, in order: "delta backward finish"; * = of flagged rows.
 std::string kernels_of(const CudaPlan&);
 
 // Everything that holds for any plan.

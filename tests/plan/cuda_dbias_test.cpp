@@ -43,7 +43,7 @@ TEST_CASE("wgmma: blocks of a cluster share the bias, one for each batch entry")
       CHECK(config(plan).cluster == batch);
       CHECK(config(plan).dbias.how == BiasGradient::store);
       CHECK(config(plan).dbias.aligned);
-      CHECK(!launch_of(plan, Kernel::convert_dbias));
+      CHECK(!converts_dbias(plan));
       CHECK(says(plan, "dbias: clusters of blocks sum over the batch"));
       const BlockGrid& grid = launch_of(plan, Kernel::backward)->grid;
       CHECK(grid.batch == batch);
@@ -65,7 +65,7 @@ TEST_CASE("wgmma: what a cluster cannot sum is added to f32 sums") {
     const CudaPlan plan = planned(biased(asked));
     CHECK(config(plan).dbias.how == how);
     CHECK(config(plan).cluster == cluster);
-    CHECK((launch_of(plan, Kernel::convert_dbias) != nullptr) == (how != BiasGradient::store));
+    CHECK(converts_dbias(plan) == (how != BiasGradient::store));
   };
   check({.sizes = {4, 8, 1024, 1024}}, BiasGradient::store, 1);
   check({.sizes = {4, 8, 1024, 1024}, .causal = true}, BiasGradient::store, 1);

@@ -50,17 +50,15 @@ TEST_CASE("launch lists") {
   CHECK(kernels_of(planned(problem(attention({.type = f32})))) == "split_f32 forward forward*");
   CHECK(kernels_of(planned(problem(attention({.type = f32})), "sm_80")) == "forward forward*");
   CHECK(kernels_of(planned(problem(attention({.type = f64})))) == "forward");
-  CHECK(kernels_of(planned(problem(attention({}), backward))) == "delta backward convert_dq");
-  CHECK(kernels_of(planned(problem(causal(), backward))) ==
-        "delta backward convert_dq query_gradient* key_gradient*");
+  CHECK(kernels_of(planned(problem(attention({}), backward))) == "delta backward finish");
+  CHECK(kernels_of(planned(problem(causal(), backward))) == "delta backward finish");
   CHECK(kernels_of(planned(problem(causal(), backward), "sm_90", "cuda:simt")) ==
         "delta key_gradient query_gradient");
   Attention a = biased({1, 8, 1024, 1024});
   a.sink = Tensor(nullptr, f32, {8});
-  CHECK(kernels_of(planned(problem(a, backward))) ==
-        "delta backward convert_dq sink_gradient query_gradient* key_gradient*");
+  CHECK(kernels_of(planned(problem(a, backward))) == "delta backward finish sink_gradient");
   CHECK(kernels_of(planned(problem(a, backward), "sm_90", "cuda:mma")) ==
-        "delta backward convert_dq convert_dbias sink_gradient query_gradient* key_gradient*");
+        "delta backward finish sink_gradient");
   CHECK(kernels_of(planned(problem(a, backward), "sm_90", "cuda:simt")) ==
         "delta key_gradient query_gradient bias_gradient sink_gradient");
 }
@@ -68,9 +66,9 @@ TEST_CASE("launch lists") {
 TEST_CASE("only what is wanted is computed") {
   const Problem p = problem(causal(), Pass::backward);
   const Type no = Type::none;
-  CHECK(kernels_of(planned(named(p, bf16, no, no))) == "delta backward convert_dq query_gradient*");
-  CHECK(kernels_of(planned(named(p, no, bf16, no))) == "delta backward key_gradient*");
-  CHECK(kernels_of(planned(named(p, no, no, f32))) == "delta backward key_gradient*");
+  CHECK(kernels_of(planned(named(p, bf16, no, no))) == "delta backward finish");
+  CHECK(kernels_of(planned(named(p, no, bf16, no))) == "delta backward finish");
+  CHECK(kernels_of(planned(named(p, no, no, f32))) == "delta backward finish");
   CHECK(kernels_of(planned(named(p, no, no, no))) == "delta");
   CHECK(kernels_of(planned(named(p, bf16, no, no), "sm_61")) == "delta query_gradient");
   const CudaPlan plan = planned(named(p, no, no, bf16));
@@ -84,8 +82,7 @@ TEST_CASE("empty problems launch what writes zeros, and nothing else") {
   CHECK(kernels_of(planned(problem(attention({.batch = 0})))) == "");
   CHECK(kernels_of(planned(problem(attention({.len_k = 0})))) == "forward");
   CHECK(kernels_of(planned(problem(attention({.len_q = 0}), Pass::backward))) == "backward");
-  CHECK(kernels_of(planned(problem(attention({.len_k = 0}), Pass::backward))) ==
-        "delta convert_dq");
+  CHECK(kernels_of(planned(problem(attention({.len_k = 0}), Pass::backward))) == "delta finish");
 }
 
 TEST_CASE("dbias: stored, added, or a pass of its own") {
@@ -115,17 +112,17 @@ TEST_CASE("dbias: stored, added, or a pass of its own") {
 
 TEST_CASE("dbias is summed in place where it is f32 and accumulated into") {
   Problem p = named(problem(biased({1, 8, 1024, 1024}), Pass::backward), bf16, bf16, bf16, f32);
-  CHECK(launch_of(planned_mma(p), Kernel::convert_dbias));
+  CHECK(converts_dbias(planned_mma(p)));
   p.accumulate = true;
   const CudaPlan plan = planned_mma(p);
-  CHECK(!launch_of(plan, Kernel::convert_dbias));
-  CHECK(plan.workspace.begin(WorkspacePart::dbias_sums) == plan.workspace.clear);
+  CHECK(!converts_dbias(plan));
+  CHECK(plan.workspace.bytes(WorkspacePart::dbias_sums) == 0);
   CHECK(plan.dbias_strides.row == p.dbias.strides.row);
   CHECK(launch_of(plan, Kernel::backward)->config.dbias.pairs);
   p.dbias.strides.row = 1025;
   CHECK(!launch_of(planned_mma(p), Kernel::backward)->config.dbias.pairs);
   p.dbias.type = bf16;
-  CHECK(launch_of(planned_mma(p), Kernel::convert_dbias));
+  CHECK(converts_dbias(planned_mma(p)));
   CHECK(launch_of(planned_mma(p), Kernel::backward)->config.dbias.pairs);
 }
 
@@ -136,7 +133,7 @@ TEST_CASE("deterministic: dq in order, broadcast dbias in a pass of its own") {
   CHECK(how(plan) == BiasGradient::none);
   CHECK(launch_of(plan, Kernel::bias_gradient));
   CHECK(launch_of(plan, Kernel::bias_gradient)->config.family == Family::simt);
-  CHECK(!launch_of(plan, Kernel::convert_dbias));
+  CHECK(!converts_dbias(plan));
   const CudaLaunch& backward = *launch_of(plan, Kernel::backward);
   CHECK(backward.config.ordered_dq);
   CHECK(backward.grid.heads_per_group == 16);
@@ -412,9 +409,9 @@ TEST_CASE("golden explanation") {
   CHECK(
       text.find("kernel     backward mma level 80, tile 64 x 64, head 128, stages 2, 128 threads, "
                 "112.0 KB shared, 256 blocks = 16 heads x 16 tiles, 16 heads interleaved\n"
-                "kernel     convert_dq, ") != std::string::npos);
+                "kernel     finish, ") != std::string::npos);
   CHECK(text.ends_with(
-      "workspace  34.08 MB: dq semaphores 0.00 MB, row states 0.52 MB, dq sums 33.55 MB\n"));
+      "workspace  34.10 MB: dq semaphores 0.02 MB, row states 0.52 MB, dq sums 33.55 MB\n"));
 }
 
 TEST_CASE("TMA only stores rows of whole pieces of 16 bytes") {

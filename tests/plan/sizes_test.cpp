@@ -165,8 +165,8 @@ Real cuda_bytes(const Problem& p, const CudaPlan& plan) {
   for (const CudaLaunch& launch : plan.launches) {
     const KernelConfig& c = launch.config;
     if (c.kernel == Kernel::delta) bytes += rows_q * 2 * (p.type == f64 ? 8 : 4);
-    if (c.kernel == Kernel::convert_dq) bytes += rows_q * Real(s.dim) * 4;
-    if (c.kernel == Kernel::convert_dbias) bytes += dbias_elements(p) * 4;
+    if (c.sums_dim > 0) bytes += rows_q * Real(s.dim) * 4;
+    if (cuda_case::converts_dbias(c)) bytes += dbias_elements(p) * 4;
     if (c.kernel == Kernel::combine) bytes += Real(plan.splits) * rows_q * Real(s.dim_v) * 4;
     if (c.kernel == Kernel::split_f32) {
       bytes += 4 * (rows_q * Real(s.dim) + rows_k * Real(s.dim + s.dim_v));

@@ -4,6 +4,7 @@
 #include "cuda/kernels/tile/dq_order.cuh"
 #include "cuda/kernels/tile/hi_lo.cuh"
 #include "cuda/kernels/tile/simt/row_vectors.cuh"
+#include "plan/cuda/kernel/finish_layout.h"
 
 namespace regard {
 
@@ -30,18 +31,17 @@ REGARD_DEVICE DqBlock load_dq_block(const float* sums, int64 unit, int block, in
   return x;
 }
 
-// A warp converts a unit of 16 rows. Thread t has rows t / 4 and t / 4 + 8, and every fourth block
-// of columns.
+// Converts a tile of rows of one of batch * heads. A warp converts a unit of 16 rows. Thread t has
+// rows t / 4 and t / 4 + 8, and every fourth block of columns. Returns whether one of its rows is
+// not finite; flags: of the rows of the tile.
 template <KernelConfig kConfig>
-REGARD_DEVICE void convert_dq(const KernelParams& params) {
-  static_assert(kConfig.tiling.rows == kConfig.tiling.warps * 16);
+REGARD_DEVICE bool convert_dq(const KernelParams& params, int64 head, int64 tile, uint8* flags) {
   constexpr int kBlocks = kConfig.dim / 8;
   const Problem& p = params.problem;
-  const BlockCoords place = block_coords(params.grid, block_index());
-  const int64 heads = p.sizes.heads_q, b = place.head / heads, h = place.head % heads;
+  const int64 heads = p.sizes.heads_q, b = head / heads, h = head % heads;
   const Sequence seq = safe_sequence(p, b);
-  const int64 first = int64(place.tile) * kConfig.tiling.rows + warp_index() * 16;
-  if (first >= seq.len_q) return;
+  const int64 first = tile * converted_rows(kConfig) + warp_index() * 16;
+  if (first >= seq.len_q) return false;
   const int64 unit = (first_dq_row(p, seq, b) + first) / 16;
   const float* const sums = params.buffers.dq_sums + h * dq_rows(p) * kConfig.dim;
   const int r = lane_index() / 4, begin = lane_index() % 4;
@@ -92,7 +92,6 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
     }
   };
   const auto flag = [&] {
-    const int64 row = h * p.sizes.rows_q + flat_row(p, seq, b, first + r);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       nonfinite[n] = sum_of_lanes<4>(nonfinite[n]);
@@ -100,10 +99,10 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
         most[n] = max_of_lanes<4>(most[n]);
         if (!(most[n] >= least[n])) nonfinite[n] = infinity<float>();
       }
-      if (nonfinite[n] != 0 && exist[n] && begin == 0) flag_row(params, row + 8 * n);
+      if (begin == 0) flags[warp_index() * 16 + r + 8 * n] = nonfinite[n] != 0;
     }
   };
-  // With `accumulate`, flagged rows must stay as they are for the fix-up pass.
+  // With `accumulate`, flagged rows must stay as they are until they are computed again.
   bool written[2] = {exist[0], exist[1]};
   if (kConfig.flags_nonfinite && p.accumulate) {
     each_block(look);
@@ -133,22 +132,23 @@ REGARD_DEVICE void convert_dq(const KernelParams& params) {
     });
   });
   if (kConfig.flags_nonfinite && !p.accumulate) flag();
+  return (exist[0] && nonfinite[0] != 0) || (exist[1] && nonfinite[1] != 0);
 }
 
+// A tile of one of the bias's batch * heads.
 template <KernelConfig kConfig>
-REGARD_DEVICE void convert_dbias(const KernelParams& params) {
-  constexpr int kRows = kConfig.tiling.rows, kColumns = kConfig.tiling.keys;
+REGARD_DEVICE void convert_dbias(const KernelParams& params, int64 head, int64 tile) {
   const Problem& p = params.problem;
   const int64* const n = p.bias_sizes;
-  const BlockCoords place = block_coords(params.grid, block_index());
-  const int64 across = divide_up(n[3], kColumns), b = place.head / n[1], h = place.head % n[1];
-  const int64 first_row = place.tile / across * kRows,
-              first_column = place.tile % across * kColumns;
+  const int64 across = divide_up(n[3], kDbiasColumns), b = head / n[1], h = head % n[1];
+  const int64 first_row = tile / across * kDbiasRows;
+  const int64 first_column = tile % across * kDbiasColumns;
   const Strides& from = params.buffers.dbias_strides;
 #pragma unroll 4
-  for (int element = thread_index(); element < kRows * kColumns;
+  for (int element = thread_index(); element < kDbiasRows * kDbiasColumns;
        element += kConfig.tiling.warps * 32) {
-    const int64 i = first_row + element / kColumns, j = first_column + element % kColumns;
+    const int64 i = first_row + element / kDbiasColumns;
+    const int64 j = first_column + element % kDbiasColumns;
     if (i >= n[2] || j >= n[3]) continue;
     float x = params.buffers.dbias_sums[offset_of(from, b, h, 0, i) + j * from.column];
     const int64 at = offset_of(p.dbias.strides, b, h, 0, i) + j * p.dbias.strides.column;

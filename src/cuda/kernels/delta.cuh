@@ -1,4 +1,5 @@
-// Computes what the backward pass needs of every query row, and clears the sums of dq.
+// Computes what the backward pass needs of every query row, and clears what it adds to: sums,
+// semaphores, and flags of keys.
 #pragma once
 
 #include "cuda/kernels/tile/row_terms.cuh"
@@ -91,14 +92,32 @@ struct RowInputs {
   }
 };
 
+// Each block clears its part of so many packs of 16 bytes.
 template <KernelConfig kConfig>
-REGARD_DEVICE void clear_dq_sums(const KernelParams& params) {
-  const int64 packs = params.problem.sizes.heads_q * dq_rows(params.problem) * (kConfig.dim / 4);
+REGARD_DEVICE void clear_packs(const KernelParams& params, void* to, int64 packs) {
   const int64 part = divide_up(packs, params.grid.blocks());
   const int64 begin = block_index() * part, end = smaller(begin + part, packs);
-  auto* const sums = reinterpret_cast<Pack<float, 4>*>(params.buffers.dq_sums);
+  auto* const first = static_cast<Pack<float, 4>*>(to);
   for (int64 n = begin + thread_index(); n < end; n += kConfig.tiling.warps * 32) {
-    store_pack(sums + n, Pack<float, 4>{});
+    store_pack(first + n, Pack<float, 4>{});
+  }
+}
+
+// Parts of the workspace have room for whole packs.
+template <KernelConfig kConfig>
+REGARD_DEVICE void clear_scratch(const KernelParams& params) {
+  const Problem& p = params.problem;
+  const CudaBuffers& buffers = params.buffers;
+  const auto clear = [&](void* to, int64 bytes) {
+    clear_packs<kConfig>(params, to, divide_up(bytes, 16));
+  };
+  if constexpr (kConfig.ordered_dq) clear(buffers.dq_semaphores, dq_semaphore_bytes(p));
+  if constexpr (kConfig.flags_nonfinite) clear(buffers.flags_k, key_flag_bytes(p));
+  if constexpr (kConfig.dbias.how != BiasGradient::none) {
+    clear(buffers.dbias_sums, dbias_sums_bytes(p));
+  }
+  if constexpr (kConfig.wanted.dq) {
+    clear_packs<kConfig>(params, buffers.dq_sums, p.sizes.heads_q * dq_rows(p) * (kConfig.dim / 4));
   }
 }
 
@@ -157,7 +176,7 @@ REGARD_DEVICE void delta(const KernelParams& params) {
     }
   }
   // Last, because nothing waits for it.
-  if constexpr (kConfig.wanted.dq) clear_dq_sums<kConfig>(params);
+  clear_scratch<kConfig>(params);
 }
 
 }  // namespace regard

@@ -192,16 +192,20 @@ REGARD_DEVICE void key_gradient_pass(const KernelParams& params, const OwnKeys<k
 }
 
 template <KernelConfig kConfig>
-REGARD_DEVICE void key_gradient_simt(const KernelParams& params) {
+REGARD_DEVICE void key_gradient_tile(const KernelParams& params, const OwnTile<kConfig>& tile) {
   constexpr int kPasses = simt_passes(kConfig);
-  each_own_tile<kConfig>(params, [&](const OwnTile<kConfig>& tile) {
-    const OwnKeys<kConfig> own(params.problem, tile);
+  const OwnKeys<kConfig> own(params.problem, tile);
 #pragma unroll 1
-    for (int pass = 0; pass < kPasses; ++pass) {
-      key_gradient_pass(params, own, pass * simt_slice(kConfig.dim, kPasses),
-                        pass * simt_slice(kConfig.dim_v, kPasses));
-    }
-  });
+  for (int pass = 0; pass < kPasses; ++pass) {
+    key_gradient_pass(params, own, pass * simt_slice(kConfig.dim, kPasses),
+                      pass * simt_slice(kConfig.dim_v, kPasses));
+  }
+}
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void key_gradient_simt(const KernelParams& params) {
+  each_own_tile<kConfig>(params,
+                         [&](const OwnTile<kConfig>& tile) { key_gradient_tile(params, tile); });
 }
 
 // -------------------------------------------------------------------------- dscores of query rows

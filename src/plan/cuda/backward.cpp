@@ -2,7 +2,6 @@
 #include "plan/cuda/facts.hpp"
 #include "plan/cuda/families.hpp"
 #include "plan/cuda/input_copies.hpp"
-#include "plan/cuda/kernel/wgmma_backward_layout.h"
 #include "plan/cuda/launches.hpp"
 
 namespace regard {
@@ -43,32 +42,40 @@ struct Results {
   bool any() const { return dq || dkv; }
 };
 
+// Whether dbias is added to sums in memory, which are not dbias itself.
+bool has_dbias_sums(const Draft& d) {
+  return adds_dbias(d.main) && !adds_to_dbias_itself(d.p, d.main);
+}
+
 void add_delta_launch(Draft& d, const Results& results) {
   KernelConfig c = plain_config(d.p, Kernel::delta);
   c.dim_v = int(d.p.sizes.dim_v);
-  if (d.main.family != Family::simt && results.dq) {  // delta clears the sums of dq
-    c.dim = d.main.dim;
-    c.wanted.dq = true;
-  }
   c.row_terms = row_terms_of_delta(d.main);
+  if (d.main.family != Family::simt) {  // what delta clears
+    c.wanted.dq = results.dq;
+    c.dim = results.dq ? d.main.dim : 0;
+    c.ordered_dq = d.main.ordered_dq;
+    c.flags_nonfinite = results.flags && results.dkv;
+    if (has_dbias_sums(d)) c.dbias.how = BiasGradient::add;
+  }
   add_simt_launch(d, c);
 }
 
-void add_conversions(Draft& d, const Results& results) {
-  if (results.dq) {
-    KernelConfig c = plain_config(d.p, Kernel::convert_dq);
-    c.level = d.main.level;  // the order of the sums depends on it
-    c.dim = d.main.dim;
-    c.row_terms.used = d.main.products == Products::f16x3;
-    c.flags_nonfinite = results.flags;
-    add_simt_launch(d, c);
-  }
-  if (adds_dbias(d.main) && !adds_to_dbias_itself(d.p, d.main)) {
-    KernelConfig c = plain_config(d.p, Kernel::convert_dbias);
+void add_finish_launch(Draft& d, const Results& results) {
+  const bool has_sums = has_dbias_sums(d);
+  if (!results.dq && !results.flags && !has_sums) return;
+  KernelConfig c =
+      results.flags ? simt_config(d.p, Kernel::finish) : plain_config(d.p, Kernel::finish);
+  c.level = d.main.level;  // the order of the sums depends on it
+  c.sums_dim = results.dq ? d.main.dim : 0;
+  c.row_terms.used = results.dq && d.main.products == Products::f16x3;
+  c.flags_nonfinite = results.flags;
+  if (has_sums) {
+    c.dbias.how = BiasGradient::add;
     c.bias.type = d.p.bias.type;
-    c.varlen = false;
-    add_simt_launch(d, c);
   }
+  if (results.flags) explain_fixup(d.because);
+  add_simt_launch(d, c);
 }
 
 void add_main_launches(Draft& d, const Results& results) {
@@ -83,7 +90,7 @@ void add_main_launches(Draft& d, const Results& results) {
     add_launch(d, main, d.p.sizes.batch * d.p.sizes.heads_kv, key_tiles(main, d.p.sizes.len_k), 1,
                heads_per_group(d.facts, main));
   }
-  add_conversions(d, results);
+  add_finish_launch(d, results);
 }
 
 // The bytes of the sums of dbias, whose strides it sets.
@@ -94,8 +101,7 @@ Count lay_out_dbias_sums(Draft& d) {
     return 0;
   }
   const int64* sizes = d.p.bias_sizes;
-  // Rows that begin at 16 bytes, for additions by pairs and fours.
-  const int64 row = sizes[3] > 1 ? round_up(sizes[3], 4) : 1;
+  const int64 row = dbias_sums_row(d.p);
   const Count head = Count(sizes[2]) * row, batch = head * sizes[1];
   d.plan.dbias_strides = {.batch = sizes[0] == 1 ? 0 : batch.value(),
                           .head = sizes[1] == 1 ? 0 : head.value(),
@@ -114,12 +120,11 @@ void lay_out_workspace(Draft& d, const Results& results) {
   const bool splits_f32 = main.products == Products::f16x3;
   const bool has_inputs = results.any() || !splits_f32;
   const Count semaphores =
-      main.ordered_dq ? Count(s.batch * s.heads_q) * dq_semaphores(main, s.len_q) : 0;
+      main.ordered_dq ? Count(s.batch * s.heads_q) * dq_semaphores_of_head(p) : 0;
   using enum WorkspacePart;
   CudaWorkspace& w = d.plan.workspace;
   w = lay_out({{dq_semaphores, semaphores * 4},
                {any_flag, results.flags ? kAnyFlagBytes : 0},
-               {flags_q, results.flags && sums_dq ? rows : 0},
                {flags_k, results.flags && results.dkv ? keys * kKeyFlagBytes : 0},
                {dbias_sums, lay_out_dbias_sums(d)},
                {row_states, rows * 2 * (computes_in_f64(p) ? 8 : 4)},
@@ -127,7 +132,8 @@ void lay_out_workspace(Draft& d, const Results& results) {
                {dq_sums, sums_dq ? Count(s.heads_q) * dq_rows(p) * main.dim * 4 : 0},
                {hi_lo, has_inputs ? hi_lo_bytes(p, main) : 0},
                {copies, copies_bytes(p, copies_at_most(d.plan, p))}});
-  w.clear = w.begin(row_states);
+  // The delta kernel clears, where there are rows.
+  if (s.batch * s.heads_q * s.len_q == 0) w.clear = w.begin(row_states);
 }
 
 }  // namespace
@@ -146,11 +152,6 @@ void add_backward_launches(Draft& d) {
   }
   if (p.features.sink && p.wants(p.dsink)) {
     add_simt_launch(d, plain_config(p, Kernel::sink_gradient));
-  }
-  if (results.flags) {
-    explain_fixup(d.because);
-    if (results.dq) add_fixup_launch(d, Kernel::query_gradient);
-    if (results.dkv) add_fixup_launch(d, Kernel::key_gradient);
   }
   explain_gradients(d.because, p, d.main, adds_to_dbias_itself(p, d.main));
   lay_out_workspace(d, results);

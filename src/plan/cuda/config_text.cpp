@@ -10,10 +10,9 @@
 namespace regard {
 namespace {
 
-constexpr const char* kKernels[kKernelCount] = {"forward",       "combine",      "delta",
-                                                "backward",      "key_gradient", "query_gradient",
-                                                "bias_gradient", "convert_dq",   "convert_dbias",
-                                                "sink_gradient", "split_f32",    "copy_inputs"};
+constexpr const char* kKernels[kKernelCount] = {
+    "forward",       "combine", "delta",         "backward",  "key_gradient", "query_gradient",
+    "bias_gradient", "finish",  "sink_gradient", "split_f32", "copy_inputs"};
 static_assert(int(Kernel::copy_inputs) + 1 == kKernelCount);
 
 const char* type_of(Kernel) { return "Kernel"; }

@@ -32,6 +32,11 @@ std::string tile_text(const KernelConfig& c) {
 
 std::string config_line(const KernelConfig& c) {
   std::string text = name_of(c.kernel);
+  if (c.kernel == Kernel::finish) {
+    if (c.sums_dim > 0) text += ", dq from its sums";
+    if (c.dbias.how != BiasGradient::none) text += ", dbias from its sums";
+    return text + (c.flags_nonfinite ? ", flagged rows or keys again" : "");
+  }
   if (!has_product_tiles(c)) return text;
   text += std::string(" ") + name_of(c.family);
   if (c.family != Family::simt) text += " level " + number(c.level);

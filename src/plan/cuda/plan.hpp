@@ -29,7 +29,7 @@ enum class WorkspacePart {
   flags_q,
   flags_k,
   dbias_sums,
-  row_states,  // from here on, nothing must be 0 before the first launch
+  row_states,  // from here on, nothing must be 0 at first
   row_terms,
   dq_sums,
   partial_out,
@@ -50,6 +50,7 @@ struct CudaWorkspace {
   int64 end(WorkspacePart part) const {
     return int(part) + 1 < kWorkspaceParts ? begins[int(part) + 1] : size;
   }
+  int64 bytes(WorkspacePart part) const { return end(part) - begin(part); }
 };
 
 struct CudaPlan {

@@ -2,7 +2,7 @@
 #include "plan/cuda/config_members.hpp"
 #include "plan/cuda/facts.hpp"
 #include "plan/cuda/families.hpp"
-#include "plan/cuda/kernel/simt_layout.h"
+#include "plan/cuda/kernel/finish_layout.h"
 
 namespace regard {
 namespace {
@@ -16,19 +16,26 @@ bool is_possible(const KernelConfig& c) {
 // Largest squares of (query, key) pairs whose sums and products fit the registers, and shared
 // memory.
 Tiling product_tiling(KernelConfig c, int64 shared_limit) {
-  const bool of_keys = c.kernel == Kernel::key_gradient;
+  const Kernel own_kernel = c.kernel != Kernel::finish   ? c.kernel
+                            : c.wanted.dk || c.wanted.dv ? Kernel::key_gradient
+                                                         : Kernel::query_gradient;
+  const bool of_keys = own_kernel == Kernel::key_gradient;
   // Words of a block's sums, for each of its own rows.
   const int64 words =
-      round_up(simt_sums(c.kernel, c.dim, c.dim_v), kSimtSide) * real_bytes(c.type) / 4;
-  int own = 64, walked = c.type == Type::f64 ? 32 : 64;
-  while (own > 16 && own * words > simt_words(c.type) * kSimtThreads) own /= 2;
+      round_up(simt_sums(own_kernel, c.dim, c.dim_v), kSimtSide) * real_bytes(c.type) / 4;
+  // Two blocks of finish fit a multiprocessor, because they mostly move memory.
+  const bool is_finish = c.kernel == Kernel::finish;
+  const int most = simt_words(c.type) * kSimtThreads / (is_finish ? 2 : 1);
+  int own = 64, walked = c.type == Type::f64 || is_finish ? 32 : 64;
+  while (own > 16 && own * words > most) own /= 2;
   if (own * words > 32 * kSimtThreads) walked /= 2;
   for (;; (walked >= own ? walked : own) /= 2) {
     c.tiling = {.rows = of_keys ? walked : own,
                 .keys = of_keys ? own : walked,
                 .warps = kSimtThreads / 32,
-                .stages = 1};
-    if (simt_shared_bytes(c) <= shared_limit || (own <= 16 && walked <= 16)) return c.tiling;
+                .stages = 1,
+                .min_blocks = is_finish ? 2 : 1};
+    if (shared_bytes_of(c) <= shared_limit || (own <= 16 && walked <= 16)) return c.tiling;
   }
 }
 
@@ -47,10 +54,9 @@ Tiling tiling_of(const KernelConfig& c, int64 shared_limit) {
               .stages = 1,
               .slices = 4,
               .min_blocks = 4};
-    case Kernel::convert_dq:
+    case Kernel::finish:
+      if (c.flags_nonfinite) return product_tiling(c, shared_limit);
       return {.rows = 64, .keys = 0, .warps = 4, .stages = 1, .min_blocks = 4};
-    case Kernel::convert_dbias:
-      return {.rows = 8, .keys = 256, .warps = 8, .stages = 1, .min_blocks = 4};
     case Kernel::sink_gradient:
       return {.rows = 1, .keys = 0, .warps = 8, .stages = 1};
     default:
@@ -72,9 +78,10 @@ KernelConfig simt_config(const Problem& p, Kernel kernel) {
   c.dim = int(p.sizes.dim);
   c.dim_v = int(p.sizes.dim_v);
   c.aligned = is_aligned(p);
-  c.wanted.dq = kernel == Kernel::query_gradient;
-  c.wanted.dk = kernel == Kernel::key_gradient && p.wants(p.dk);
-  c.wanted.dv = kernel == Kernel::key_gradient && p.wants(p.dv);
+  const bool has_keys = kernel == Kernel::key_gradient || kernel == Kernel::finish;
+  c.wanted.dq = kernel == Kernel::query_gradient || (kernel == Kernel::finish && p.wants(p.dq));
+  c.wanted.dk = has_keys && p.wants(p.dk);
+  c.wanted.dv = has_keys && p.wants(p.dv);
   return c;
 }
 
@@ -95,11 +102,11 @@ Fit choose_simt_tiling(KernelConfig& c, const TilingRequest& request) {
 }
 
 int64 simt_heads(const Problem& p, const KernelConfig& c) {
-  return c.only_flagged ? 1 : simt_own_heads(p, c);
+  return c.only_flagged || c.kernel == Kernel::finish ? 1 : simt_own_heads(p, c);
 }
 int64 simt_tiles(const Problem& p, const KernelConfig& c) {
-  const int64 tiles = simt_own_tiles(p, c);
-  return c.only_flagged ? divide_up(simt_own_heads(p, c) * tiles, kFlaggedTiles) : tiles;
+  if (c.kernel == Kernel::finish) return finish_blocks(p, c).all();
+  return c.only_flagged ? flagged_tile_blocks(p, c) : simt_own_tiles(p, c);
 }
 
 }  // namespace regard

@@ -68,6 +68,25 @@ REGARD_INLINE int64 dq_rows(const Problem& p) {
                   : p.sizes.batch * round_up(p.sizes.len_q, 16);
 }
 
+// The bytes of what the delta kernel clears: semaphores of dq, of at most two blocks for each tile
+// of 32 rows; flags of dk and dv of each key; and sums of dbias.
+REGARD_INLINE int64 dq_semaphores_of_head(const Problem& p) {
+  return 2 * divide_up(p.sizes.len_q, 32);
+}
+REGARD_INLINE int64 dq_semaphore_bytes(const Problem& p) {
+  return p.sizes.batch * p.sizes.heads_q * dq_semaphores_of_head(p) * 4;
+}
+REGARD_INLINE int64 key_flag_bytes(const Problem& p) {
+  return p.sizes.heads_kv * p.sizes.rows_k * 2;
+}
+// Rows begin at 16 bytes, for additions by pairs and fours.
+REGARD_INLINE int64 dbias_sums_row(const Problem& p) {
+  return p.bias_sizes[3] > 1 ? round_up(p.bias_sizes[3], 4) : 1;
+}
+REGARD_INLINE int64 dbias_sums_bytes(const Problem& p) {
+  return p.bias_sizes[0] * p.bias_sizes[1] * p.bias_sizes[2] * dbias_sums_row(p) * 4;
+}
+
 // Rows of lse in the row terms. Those of delta begin after them, and the last tile of lse may reach
 // into them.
 REGARD_INLINE int64 term_rows(const Problem& p) { return p.sizes.heads_q * dq_rows(p) + 64; }

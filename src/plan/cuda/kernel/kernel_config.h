@@ -11,18 +11,17 @@ namespace regard {
 enum class Kernel : uint8 {
   forward,         // out, lse of a tile of query rows
   combine,         // out, lse from the partial results of a forward split over keys
-  delta,           // RowState of every query row; clears dq sums
+  delta,           // RowState of every query row; clears the scratch memory that is added to
   backward,        // mma: dk, dv of a tile of keys, dq and dbias added across tiles
   key_gradient,    // simt: dk, dv of a tile of keys
   query_gradient,  // simt: dq of a tile of query rows
   bias_gradient,   // simt: dbias of a tile of the bias, over everything it is broadcast to
-  convert_dq,      // dq from its sums
-  convert_dbias,   // dbias from its sums
+  finish,          // dq and dbias from their sums; rows and keys that are not finite again
   sink_gradient,   // dsink
   split_f32,       // wgmma of f32: q, k, v, dout as hi and lo parts in f16
   copy_inputs,     // wgmma: copies of q, k, v, dout that TMA can load
 };
-inline constexpr int kKernelCount = 12;
+inline constexpr int kKernelCount = 11;
 
 // Named after the instruction that multiplies.
 enum class Family : uint8 { simt, mma, wgmma };
@@ -81,7 +80,7 @@ struct MaskForm {
 
 // What the wgmma backward kernel reads of a query row.
 struct RowTerms {
-  bool used = false;              // delta, split_f32: write them; convert_dq: reads a factor of dq
+  bool used = false;              // delta, split_f32: write them; finish: reads a factor of dq
   bool joined = false;            // lse and delta share one 16-byte vector
   bool lse_in_product = false;    // the product that makes scores also adds lse
   bool delta_in_product = false;  // the product that makes dP also adds delta
@@ -115,6 +114,7 @@ struct KernelConfig {
   Features features{};
   int dim = 0;  // mma: head sizes of the tiles, rounded up to 16 (f32: 8); else as they are
   int dim_v = 0;
+  int sums_dim = 0;  // finish: dim of the kernel that made the sums of dq; 0 without them
   Tiling tiling{};
   bool aligned = true;       // q, k, v, dout can be read 16 bytes at a time
   bool exact_dims = false;   // mma: head sizes are those of the tiles

@@ -61,7 +61,7 @@ REGARD_INLINE bool has_simt_tiles(Kernel kernel) {
          kernel == Kernel::query_gradient || kernel == Kernel::bias_gradient;
 }
 
-// Dynamic shared memory in bytes, of every kernel of family simt.
+// Dynamic shared memory in bytes, of every kernel of family simt except finish (finish_layout.h).
 REGARD_INLINE int64 simt_shared_bytes(const KernelConfig& config) {
   if (has_simt_tiles(config.kernel)) {
     return int64(simt_layout(config).size) * real_bytes(config.type);
@@ -121,7 +121,6 @@ REGARD_INLINE int64 simt_own_heads(const Problem& p, const KernelConfig& config)
     case Kernel::key_gradient:
       return p.sizes.batch * p.sizes.heads_kv;
     case Kernel::bias_gradient:
-    case Kernel::convert_dbias:
       return p.bias_sizes[0] * p.bias_sizes[1];
     case Kernel::sink_gradient:
       return p.sizes.heads_q;
@@ -134,7 +133,6 @@ REGARD_INLINE int64 simt_own_tiles(const Problem& p, const KernelConfig& config)
     case Kernel::key_gradient:
       return divide_up(p.sizes.len_k, config.tiling.keys);
     case Kernel::bias_gradient:
-    case Kernel::convert_dbias:
       return divide_up(p.bias_sizes[2], config.tiling.rows) *
              divide_up(p.bias_sizes[3], config.tiling.keys);
     case Kernel::sink_gradient:
@@ -147,5 +145,8 @@ REGARD_INLINE int64 simt_own_tiles(const Problem& p, const KernelConfig& config)
 // Tiles that a block of a fix-up kernel checks: it mostly finds no flag, and many blocks that
 // find nothing would take longer.
 inline constexpr int kFlaggedTiles = 64;
+REGARD_INLINE int64 flagged_tile_blocks(const Problem& p, const KernelConfig& config) {
+  return divide_up(simt_own_heads(p, config) * simt_own_tiles(p, config), kFlaggedTiles);
+}
 
 }  // namespace regard

@@ -41,6 +41,28 @@ struct OwnTile {
   }
 };
 
+// Calls compute(OwnTile) for those of the block's kFlaggedTiles tiles that have a flagged row.
+template <KernelConfig kConfig, class Compute>
+REGARD_DEVICE void each_flagged_tile(const KernelParams& params, int64 block, Compute compute) {
+  constexpr int kOwn = SimtTile<kConfig>::kOwn;
+  if (!has_flags(params, OwnTile<kConfig>::kOfKeys)) return;
+  const int64 tiles = simt_own_tiles(params.problem, kConfig);
+  const int64 begin = block * kFlaggedTiles;
+  const int64 all = tiles * simt_own_heads(params.problem, kConfig);
+  const int count = int(smaller<int64>(kFlaggedTiles, all - begin));
+  bool flagged = false;
+#pragma unroll 2
+  for (int n = thread_index(); n < count * kOwn; n += kSimtThreads) {
+    const int64 tile = begin + n / kOwn;
+    flagged = flagged || OwnTile<kConfig>(params, tile / tiles, tile % tiles).flagged(n % kOwn);
+  }
+  if (!any_in_block(flagged)) return;
+  for (int n = 0; n < count; ++n) {
+    const OwnTile<kConfig> own(params, (begin + n) / tiles, (begin + n) % tiles);
+    if (any_in_block(thread_index() < kOwn && own.flagged(thread_index()))) compute(own);
+  }
+}
+
 // Calls compute(OwnTile) for each tile of the block that exists and, in a fix-up kernel, has a
 // flagged row.
 template <KernelConfig kConfig, class Compute>
@@ -50,23 +72,7 @@ REGARD_DEVICE void each_own_tile(const KernelParams& params, Compute compute) {
     const OwnTile<kConfig> own(params, place.head, place.tile);
     if (own.first < own.end) compute(own);
   } else {
-    constexpr int kOwn = SimtTile<kConfig>::kOwn;
-    if (!has_flags(params, OwnTile<kConfig>::kOfKeys)) return;
-    const int64 tiles = simt_own_tiles(params.problem, kConfig);
-    const int64 begin = block_index() * kFlaggedTiles;
-    const int64 all = tiles * simt_own_heads(params.problem, kConfig);
-    const int count = int(smaller<int64>(kFlaggedTiles, all - begin));
-    bool flagged = false;
-#pragma unroll 2
-    for (int n = thread_index(); n < count * kOwn; n += kSimtThreads) {
-      const int64 tile = begin + n / kOwn;
-      flagged = flagged || OwnTile<kConfig>(params, tile / tiles, tile % tiles).flagged(n % kOwn);
-    }
-    if (!any_in_block(flagged)) return;
-    for (int n = 0; n < count; ++n) {
-      const OwnTile<kConfig> own(params, (begin + n) / tiles, (begin + n) % tiles);
-      if (any_in_block(thread_index() < kOwn && own.flagged(thread_index()))) compute(own);
-    }
+    each_flagged_tile<kConfig>(params, block_index(), compute);
   }
 }
 

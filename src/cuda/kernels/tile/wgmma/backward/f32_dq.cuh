@@ -1,5 +1,5 @@
 // dq of f32: three products of f16 parts for each product. Its sums are in units of the rows'
-// factors of dO, which convert_dq multiplies by.
+// factors of dO, which finish multiplies by.
 #pragma once
 
 #include "cuda/kernels/tile/hi_lo.cuh"
@@ -62,7 +62,7 @@ struct F32Dq {
     }
   }
 
-  // A row whose dS is far below that of other rows of its tile loses bits. convert_dq compares it
+  // A row whose dS is far below that of other rows of its tile loses bits. finish compares it
   // with the sum of these factors, and flags it.
   REGARD_DEVICE void note_losses(const BackwardTask& task, const RowTile& tile,
                                  float factor) const {

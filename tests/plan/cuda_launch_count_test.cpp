@@ -1,0 +1,62 @@
+// How many launches a call on a GPU makes. Each costs a small problem 1 to 3 us.
+#include <array>
+
+#include "tests/plan/cuda_case.hpp"
+
+using namespace regard;
+using namespace regard::cuda_case;
+
+namespace {
+
+Attention hidden(const Shape& shape, bool deterministic = false, double dropout = 0) {
+  Attention a = attention(shape);
+  a.causal = Causal::bottom_right;
+  a.deterministic = deterministic;
+  a.dropout.p = dropout;
+  return a;
+}
+
+Attention with_bias(std::array<std::int64_t, 4> sizes, bool sink = false) {
+  Attention a = attention({});
+  a.bias = Tensor(nullptr, f32, {sizes[0], sizes[1], sizes[2], sizes[3]});
+  if (sink) a.sink = Tensor(nullptr, f32, {8});
+  return a;
+}
+
+struct LaunchCount {
+  const char* name;
+  Attention a;
+  std::size_t forward, backward;
+};
+
+}  // namespace
+
+TEST_SUITE_BEGIN("cuda_plan");
+
+TEST_CASE("how many launches a call makes, and that it clears nothing before them") {
+  const LaunchCount cases[] = {
+      {"dense", attention({}), 1, 3},
+      {"causal", hidden({}), 2, 3},
+      {"causal, small", hidden({.batch = 1, .len_q = 128, .len_k = 128}), 2, 3},
+      {"causal, grouped", hidden({.heads_kv = 2, .dim = 128}), 2, 3},
+      {"causal, wide", hidden({.dim = 256}), 2, 3},
+      {"causal, deterministic", hidden({}, true), 2, 3},
+      {"causal, dropout", hidden({}, false, 0.1), 2, 3},
+      {"a bias for each head", with_bias({1, 8, 1024, 1024}), 2, 3},
+      {"a bias of keys", with_bias({2, 1, 1, 1024}), 2, 3},
+      {"a bias and a sink", with_bias({1, 1, 1, 1024}, true), 2, 4},
+  };
+  for (const LaunchCount& expected : cases) {
+    for (const char* chip_name : {"sm_80", "sm_90"}) {
+      CAPTURE(expected.name);
+      CAPTURE(chip_name);
+      const CudaPlan forward = planned(problem(expected.a), chip_name);
+      const CudaPlan backward = planned(problem(expected.a, Pass::backward), chip_name);
+      CHECK(forward.launches.size() == expected.forward);
+      CHECK(backward.launches.size() == expected.backward);
+      CHECK(forward.workspace.clear + backward.workspace.clear == 0);
+    }
+  }
+}
+
+TEST_SUITE_END();
