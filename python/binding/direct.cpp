@@ -275,13 +275,20 @@ nb::object Direct::backward(nb::handle ctx, const Results& saved, nb::handle dou
   static const nb::handle options_name = interned("options"), names_name = interned("names"),
                           wanted_name = interned("needs_input_grad");
   if (is_true(called(is_grad_enabled_)) || !is_plain()) return nb::none();
-  const nb::object kept_options = attribute(ctx, options_name);
-  const auto& options = nb::cast<const DirectOptions&>(kept_options);
+  const nb::object options = attribute(ctx, options_name);
   const nb::tuple names(attribute(ctx, names_name));
-  const nb::tuple wanted(attribute(ctx, wanted_name));
-  const nb::object out = saved[0], lse = saved[1], q = saved[2], k = saved[3], v = saved[4];
   Named arrays;
   for (std::size_t i = 0; i < names.size(); ++i) arrays[names[i]] = saved[kSaved + i];
+  const Results found = gradients(nb::cast<const DirectOptions&>(options),
+                                  nb::borrow<Wanted>(attribute(ctx, wanted_name)), saved, arrays,
+ dout, dlse);
+  return found + nb::make_tuple(nb::none(), nb::none(), nb::none());
+}
+
+Results Direct::gradients(const DirectOptions& options, const Wanted& wanted,
+                          const Results& saved, const Named& arrays, nb::handle dout,
+                          nb::handle dlse) {
+  const nb::object out = saved[0], lse = saved[1], q = saved[2], k = saved[3], v = saved[4];
   Reader read(*this, options.rows_first);
   const Attention a = described(options, read, q, k, v, arrays);
   const BackwardInputs inputs{.out = read.rows("out", out),
@@ -311,8 +318,7 @@ nb::object Direct::backward(nb::handle ctx, const Results& saved, nb::handle dou
     memory = workspace_of(q, workspace(a, inputs, gradients, run), run);
   }
   without_gil([&] { regard::backward(a, inputs, gradients, run); });
-  return nb::make_tuple(found[0], found[1], found[2], found[3], found[4], nb::none(), nb::none(),
-                        nb::none());
+  return Results(nb::make_tuple(found[0], found[1], found[2], found[3], found[4]));
 }
 
 void bind_direct(nb::module_& m) {
@@ -322,7 +328,14 @@ void bind_direct(nb::module_& m) {
            "return_lse"_a)
       .def("record", &Direct::record, "ctx"_a, "q"_a, "k"_a, "v"_a, "bias"_a.none(),
            "sink"_a.none(), "options"_a, "arrays"_a, "return_lse"_a)
-      .def("backward", &Direct::backward, "ctx"_a, "saved"_a, "dout"_a, "dlse"_a.none());
+      .def("backward", &Direct::backward, "ctx"_a, "saved"_a, "dout"_a, "dlse"_a.none())
+      .def(
+          "results",
+          [](Direct& self, const DirectOptions& options, nb::handle q, nb::handle k, nb::handle v,
+             const Named& arrays) { return self.run(options, q, k, v, arrays, true, false); },
+          "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a)
+      .def("gradients", &Direct::gradients, "options"_a, "wanted"_a, "saved"_a, "arrays"_a, "dout"_a,
+           "dlse"_a.none());
 }
 
 }  // namespace regard::python

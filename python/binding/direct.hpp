@@ -32,14 +32,21 @@ class Direct {
   nanobind::object backward(nanobind::handle ctx, const Results& saved, nanobind::handle dout,
                             nanobind::handle dlse);
 
+  // The two passes alone, as the operators' kernels run them: no mode is asked for, and nothing is
+  // recorded for autograd.
+  //
+  // run: (out, lse), or (out, None). gradients_follow: as Run's.
+  Results run(const DirectOptions& options, nanobind::handle q, nanobind::handle k,
+              nanobind::handle v, const Named& arrays, bool wants_lse, bool gradients_follow);
+  // gradients: of q, k, v, bias and sink, None where `wanted` says False. `saved` begins with out,
+  // lse, q, k, v.
+  Results gradients(const DirectOptions& options, const Wanted& wanted,
+                    const Results& saved, const Named& arrays, nanobind::handle dout,
+                    nanobind::handle dlse);
+
  private:
   class Reader;
   static constexpr std::size_t kSaved = 5;  // out, lse, q, k, v; then the arrays
-
-  // (out, lse), or (out, None). No mode is asked for, and no gradient is recorded.
-  // gradients_follow: as Run's.
-  Results run(const DirectOptions& options, nanobind::handle q, nanobind::handle k,
-              nanobind::handle v, const Named& arrays, bool wants_lse, bool gradients_follow);
 
   bool is_plain() const;
   bool records(nanobind::handle q, nanobind::handle k, nanobind::handle v,

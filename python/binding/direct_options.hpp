@@ -18,6 +18,7 @@ struct DirectOptions {
 };
 
 using Named = nanobind::typed<nanobind::dict, nanobind::str, nanobind::any>;
+using Wanted = nanobind::typed<nanobind::sequence, bool>;  // a gradient each
 using Results = nanobind::typed<nanobind::tuple, nanobind::any, nanobind::ellipsis>;
 
 // values: options as the binding takes them; causal may be True as well.

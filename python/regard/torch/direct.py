@@ -2,11 +2,13 @@
 
 The binding reads tensors through DLPack's C exchange API, which PyTorch has from 2.10 on. The
 operators take what is not plain: subclasses of Tensor, fake tensors, modes, autocast, transforms,
-strided rows and empty tensors; and every call that breaks a rule, for the text of their errors.
+strided rows and empty tensors; and every call that breaks a rule, for the text of their errors. The
+operators' own kernels, which compiled programs call, begin with a direct call as well.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,8 +19,7 @@ from torch.autograd import forward_ad
 from .. import _core
 from ..element_types import NAMES, type_name
 from ..kept_options import NO_ARRAYS, PLAIN, REFUSED, KeptOptions, separated
-from .kernels import ARGUMENTS, TENSORS, VALUES, dense
-from .operators import backward
+from .kernels import ARGUMENTS, TENSORS, VALUES, dense, run_backward, run_forward
 from .threads import TORCH_THREADS
 
 _is_compiling = torch.compiler.is_dynamo_compiling  # a constant for the compiler
@@ -92,6 +93,47 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: An
         return None
 
 
+# ----------------------------------------------------------------------------- operators' kernels
+
+_NAMES = [*ARGUMENTS][:TENSORS - 1]
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _options_of_operator(*values: Any) -> Options:
+    *options, out_type, threads, backend = values
+    return Options(dict(zip(VALUES, options)), False, out_type, threads, backend)
+
+
+def _operators_call(rest: Sequence[Any]) -> tuple[Options, dict[str, Any]]:
+    """The options and arrays among the arguments of an operator after q, k and v.
+    Errors: TypeError, ValueError, where a direct call cannot take them."""
+    if _direct is None or rest[TENSORS - 1] is not None:  # a drawn seed is no option to be kept
+        raise TypeError
+    values = (tuple(x) if type(x) is list else x for x in rest[TENSORS:])
+    return _options_of_operator(*values), {
+        name: x for name, x in zip(_NAMES, rest) if x is not None}
+
+
+def forward_kernel(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """out and lse."""
+    try:
+        options, arrays = _operators_call(rest)
+        return _direct.results(options, q, k, v, arrays)  # type: ignore[no-any-return]
+    except REFUSED:
+        return run_forward(q, k, v, *rest)
+
+
+def backward_kernel(wanted: Sequence[bool], dout: Tensor, dlse: Tensor | None, out: Tensor,
+                    lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
+    """Those gradients that are wanted."""
+    try:
+        options, arrays = _operators_call(rest)
+        found = _direct.gradients(options, wanted, (out, lse, q, k, v), arrays, dout, dlse)
+        return [x for x in found if x is not None]
+    except REFUSED:
+        return run_backward(wanted, dout, dlse, out, lse, q, k, v, *rest)
+
+
 # ---------------------------------------------------------------------------------------- autograd
 
 class RegardAttention(torch.autograd.Function):
@@ -120,7 +162,8 @@ def _by_operators(ctx: Any, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tenso
     arrays = dict(zip(ctx.names, saved[5:]))
     wanted = ctx.needs_input_grad[:5]
     tensors = [arrays.get(name) for name in [*ARGUMENTS][:TENSORS]]
-    found = iter(backward(wanted, dout, dlse, *saved[:5], *tensors, *ctx.options.values))
+    operator = torch.ops.regard.backward.default
+    found = iter(operator(wanted, dout, dlse, *saved[:5], *tensors, *ctx.options.values))
     return (*(next(found) if is_wanted else None for is_wanted in wanted), None, None, None)
 
 

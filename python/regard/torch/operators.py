@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..errors import Unsupported, refuse
-from .kernels import (ARGUMENTS, TENSORS, VALUES, backward_results, call_of, forward_results,
-                      run_backward, run_forward)
+from .direct import backward_kernel, forward_kernel
+from .kernels import ARGUMENTS, TENSORS, VALUES, backward_results, call_of, forward_results
 
 _TYPES = {float: "float", type(None): "float?", bool: "bool", int: "SymInt", str: "str",
           tuple: "SymInt[2]"}
@@ -34,8 +34,8 @@ forward = torch.ops.regard.forward.default
 backward = torch.ops.regard.backward.default
 
 for _device in ("CPU", "CUDA"):
-    _library.impl("forward", run_forward, _device)
-    _library.impl("backward", run_backward, _device)
+    _library.impl("forward", forward_kernel, _device)
+    _library.impl("backward", backward_kernel, _device)
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -70,7 +70,7 @@ class RegardAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
                 sink: Tensor | None, keys: Any, rest: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-        out, lse = _below_autograd(forward, run_forward, keys, q, k, v, bias, sink, *rest)
+        out, lse = _below_autograd(forward, forward_kernel, keys, q, k, v, bias, sink, *rest)
         ctx.save_for_backward(out, lse, q, k, v, bias, sink, *rest[:TENSORS - 2])
         ctx.values = rest[TENSORS - 2:]
         ctx.set_materialize_grads(False)
@@ -94,7 +94,7 @@ class RegardAttentionGradients(torch.autograd.Function):
     def forward(ctx: Any, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, q: Tensor,
                 k: Tensor, v: Tensor, bias: Tensor | None, sink: Tensor | None, wanted: list[bool],
                 keys: Any, rest: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        return tuple(_below_autograd(backward, run_backward, keys, wanted, dout, dlse, out, lse,
+        return tuple(_below_autograd(backward, backward_kernel, keys, wanted, dout, dlse, out, lse,
                                      q, k, v, bias, sink, *rest))
 
     @staticmethod
@@ -135,13 +135,13 @@ def _forward_with_gradients(keys: Any, *arguments: Any) -> Any:
         if _any_requires_grad(arguments[:5]):
             _refuse_transforms(())
             return _attention(*arguments[:5], keys, arguments[5:])
-    return _below_autograd(forward, run_forward, keys, *arguments)
+    return _below_autograd(forward, forward_kernel, keys, *arguments)
 
 
 def _backward_with_gradients(keys: Any, wanted: list[bool], *arguments: Any) -> Any:
     if torch.is_grad_enabled() and _any_requires_grad(arguments[:9]):
         return list(_attention_gradients(*arguments[:9], wanted, keys, arguments[9:]))
-    return _below_autograd(backward, run_backward, keys, wanted, *arguments)
+    return _below_autograd(backward, backward_kernel, keys, wanted, *arguments)
 
 
 _library.impl("forward", _forward_with_gradients, "Autograd", with_keyset=True)
