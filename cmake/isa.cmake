@@ -6,16 +6,18 @@ set(regard_flags_avx2 -mavx2 -mfma -mf16c)
 set(regard_flags_avx512 ${regard_flags_avx2}
   -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
 set(regard_flags_avx512bf16 ${regard_flags_avx512} -mavx512bf16)
+# Unwinding would release tile registers, by a weak symbol; kernels throw nothing.
+set(regard_flags_amx ${regard_flags_avx512bf16} -mamx-tile -mamx-bf16 -fno-exceptions)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-  set(REGARD_ISAS scalar avx2 avx512 avx512bf16)
-  set(regard_processor x86)
+  set(REGARD_ISAS scalar avx2 avx512 avx512bf16 amx)
+  set(regard_processor_sources src/cpu/processor_x86.cpp src/cpu/amx.cpp)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   set(REGARD_ISAS scalar neon)
-  set(regard_processor aarch64)
+  set(regard_processor_sources src/cpu/processor_aarch64.cpp)
 else()
   set(REGARD_ISAS scalar)
-  set(regard_processor any)
+  set(regard_processor_sources src/cpu/processor_any.cpp)
 endif()
 
 # regard_isa_file(FILE ISA): compiles the file as a part of the instruction set.
@@ -35,7 +37,7 @@ function(regard_isa_file file isa)
 endfunction()
 
 function(regard_add_isa_sources target)
-  target_sources(${target} PRIVATE src/cpu/processor_${regard_processor}.cpp)
+  target_sources(${target} PRIVATE ${regard_processor_sources})
   foreach(isa IN LISTS REGARD_ISAS)
     set(source src/cpu/kernels/isa_${isa}.cpp)
     target_sources(${target} PRIVATE ${source})

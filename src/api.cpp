@@ -186,20 +186,22 @@ double dropout_probability(double p) {
 
 std::vector<BackendInfo> backends() {
   const Processor& processor = cpu_backend::this_processor();
-  constexpr const char* notes[] = {
-      "any processor, one element at a time", "NEON, on every aarch64: 4 floats at a time",
-      "AVX2, FMA and F16C: 8 floats at a time", "AVX-512 (F, BW, DQ, VL): 16 floats at a time",
-      "AVX512-BF16: dot products of bf16; other types as cpu:avx512"};
+  constexpr const char* notes[] = {"any processor, one element at a time",
+                                   "NEON, on every aarch64: 4 floats at a time",
+                                   "AVX2, FMA and F16C: 8 floats at a time",
+                                   "AVX-512 (F, BW, DQ, VL): 16 floats at a time",
+                                   "AVX512-BF16: dot products of bf16; other types as cpu:avx512",
+                                   "AMX: tile products of bf16; other types as cpu:avx512"};
   static_assert(std::size(notes) == kIsaCount);
   std::vector<BackendInfo> list;
   for (int i = kIsaCount - 1; i >= 0; --i) {
     const auto& usable = processor.usable;
     const bool available = std::find(usable.begin(), usable.end(), Isa(i)) != usable.end();
     std::string note = notes[i];
-    if (!available) note += " - not offered by this processor or its operating system";
-    if (available && Isa(i) == Isa::avx512bf16) {
-      note +=
-          processor.bf16_dot_pays ? " (faster than f32 FMA here)" : " (slower than f32 FMA here)";
+    if (!available) note += " - " + cpu_backend::missing(Isa(i));
+    if (available && is_for_bf16(Isa(i))) {
+      const bool pays = Isa(i) == Isa::amx ? processor.amx_pays : processor.bf16_dot_pays;
+      note += pays ? " (faster than f32 FMA here)" : " (slower than f32 FMA here)";
     }
     list.push_back({std::string("cpu:") + name_of(Isa(i)), available, note});
   }

@@ -12,9 +12,14 @@ def library(preset: str = "release") -> Path:
     return ROOT / "build" / preset / "libregard.so"
 
 
-def available(prefix: str = "cpu", preset: str = "release") -> list[str]:
-    """Best first; prefix "cpu" leaves out "reference"."""
-    regard = ctypes.CDLL(str(library(preset)))
+def emulated_amx() -> Path:
+    """The library with AMX on emulated tiles."""
+    return ROOT / "build/release/emulated_amx/libregard.so"
+
+
+def available(prefix: str = "cpu", preset: str = "release", of: Path | None = None) -> list[str]:
+    """Best first; prefix "cpu" leaves out "reference". of: another library than the preset's."""
+    regard = ctypes.CDLL(str(of or library(preset)))
     regard.regard_backend_name.restype = ctypes.c_char_p
     names = [
         regard.regard_backend_name(index).decode()

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs `regard check` on each instruction set of this machine, one after the other.
+"""Runs `regard check` on each instruction set of this machine, one after the other; on AMX with
+emulated tiles where the machine has none.
 
 The last line of the output is "N passed, M failed"; each instruction set has a seed of its own.
 """
@@ -7,17 +8,28 @@ The last line of the output is "N passed, M failed"; each instruction set has a 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import backends
 from testing.counters import count_check
 
 
-def run(command: list[str]) -> tuple[int, str]:
+def instruction_sets() -> list[tuple[str, Path]]:
+    """Each with the library that has it."""
+    real, emulated = backends.available(), backends.emulated_amx()
+    found = [(name, backends.library()) for name in real]
+    names = backends.available(of=emulated) if emulated.exists() else []
+    return found + [(name, emulated) for name in names if name not in real]
+
+
+def run(command: list[str], library: Path) -> tuple[int, str]:
     """The exit status, and what the command printed, which is shown as it comes."""
     lines = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library.parent)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         for line in process.stdout or ():
             print(line, end="", flush=True)
             lines.append(line)
@@ -35,10 +47,11 @@ def main() -> int:
         length = ["--problems", str(arguments.problems)]
     tool = str(backends.ROOT / "build/release/cli/regard")
     passed = failed = 0
-    for index, name in enumerate(backends.available()):
+    for index, (name, library) in enumerate(instruction_sets()):
         print(f"\n== {name}", flush=True)
         seed = str(arguments.seed + index)
-        status, text = run([tool, "check", "--backend", name, *length, "--seed", seed])
+        command = [tool, "check", "--backend", name, *length, "--seed", seed]
+        status, text = run(command, library)
         counts = count_check(text)
         passed += counts[0]
         failed += max(counts[1], int(status != 0))

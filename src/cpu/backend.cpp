@@ -78,7 +78,8 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
   const bool wants_any = p.dq.given() || p.dk.given() || p.dv.given() || p.dbias.given();
   const TaskList list = wants_any ? backward_work(p, batch) : TaskList{.tasks = {}, .begins = {0}};
   const BiasGradient bias_gradient(p, memory.at(w.dbias), plan.workers, run);
-  const int64 block_bytes = tiling.block_q * p.sizes.dim * tiling.shape.real_size;
+  const int64 block_bytes =
+      tiling.block_q * padded(tiling.shape, p.sizes.dim) * tiling.shape.real_size;
   const int64* const begins = list.begins.data();
   parallel_tasks(int64(list.begins.size()) - 1, plan.workers, run, [&](int64 n, int worker) {
     for (int64 t = begins[n]; t < begins[n + 1]; ++t) {

@@ -1,6 +1,8 @@
 // The processor that this process runs on.
 #include "cpu/cpuid.hpp"
 
+#include <algorithm>
+
 #include "cpu/peak.hpp"
 #include "cpu/processor.hpp"
 
@@ -10,11 +12,13 @@ namespace {
 Processor probe() {
   Processor processor;
   processor.usable = usable_isas();
-  if (processor.usable.front() == Isa::avx512bf16) {
-    // The rates differ by two one way or the other, so that noise cannot flip the choice.
-    processor.bf16_dot_pays = spin_rate(Isa::avx512bf16, Type::bf16, 0.0005) >
-                              1.2 * spin_rate(Isa::avx512, Type::f32, 0.0005);
-  }
+  // The rates differ by two one way or the other, so that noise cannot flip the choice.
+  const auto pays = [&](Isa isa) {
+    return std::ranges::count(processor.usable, isa) > 0 &&
+           spin_rate(isa, Type::bf16, 0.0005) > 1.2 * spin_rate(Isa::avx512, Type::f32, 0.0005);
+  };
+  processor.amx_pays = pays(Isa::amx);
+  processor.bf16_dot_pays = pays(Isa::avx512bf16);
   return processor;
 }
 

@@ -14,6 +14,9 @@ std::vector<Isa> usable_isas();
 // The kernels of one instruction set, which is usable.
 const IsaKernels& kernels_of(Isa);
 
+// Why an instruction set is not usable.
+std::string missing(Isa);
+
 // As the processor calls itself, or "unknown".
 std::string processor_name();
 

@@ -13,10 +13,13 @@ const IsaKernels& kernels_of(Isa isa) {
     case Isa::avx2:
     case Isa::avx512:
     case Isa::avx512bf16:
+    case Isa::amx:
       break;
   }
   return scalar_kernels;
 }
+
+std::string missing(Isa) { return "not offered by this processor"; }
 
 std::string processor_name() { return "unknown"; }
 

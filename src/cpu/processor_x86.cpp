@@ -1,39 +1,15 @@
 // x86: what CPUID says.
-#include <cpuid.h>
+#include "cpu/processor_x86.hpp"
 
 #include <cstring>
 
+#include "cpu/amx.hpp"
 #include "cpu/processor.hpp"
 
 namespace regard::cpu_backend {
-namespace {
-
-struct Registers {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-};
-
-Registers cpuid(unsigned leaf, unsigned subleaf) {
-  Registers r;
-  __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
-  return r;
-}
-
-// The register states that the operating system saves; 0 if it does not say.
-unsigned saved_states(const Registers& features) {
-  constexpr unsigned kOsxsave = 1u << 27;
-  if (!(features.ecx & kOsxsave)) return 0;
-  unsigned low = 0, high = 0;
-  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return low;
-}
-
-bool all_of(unsigned bits, unsigned wanted) { return (bits & wanted) == wanted; }
-
-}  // namespace
-
 std::vector<Isa> usable_isas() {
   const Registers one = cpuid(1, 0), seven = cpuid(7, 0), seven_one = cpuid(7, 1);
-  const unsigned states = saved_states(one);
+  const unsigned states = saved_states();
   constexpr unsigned kFma = 1u << 12, kAvx = 1u << 28, kF16c = 1u << 29, kAvx2 = 1u << 5;
   constexpr unsigned kAvx512F = 1u << 16, kDq = 1u << 17, kBw = 1u << 30, kVl = 1u << 31;
   constexpr unsigned kBf16 = 1u << 5, kYmm = 0x6, kZmm = 0xe6;
@@ -41,6 +17,7 @@ std::vector<Isa> usable_isas() {
       all_of(states, kYmm) && all_of(one.ecx, kFma | kAvx | kF16c) && all_of(seven.ebx, kAvx2);
   const bool avx512 = avx2 && all_of(states, kZmm) && all_of(seven.ebx, kAvx512F | kDq | kBw | kVl);
   std::vector<Isa> usable;
+  if (avx512 && amx_refusal().empty()) usable.push_back(Isa::amx);
   if (avx512 && all_of(seven_one.eax, kBf16)) usable.push_back(Isa::avx512bf16);
   if (avx512) usable.push_back(Isa::avx512);
   if (avx2) usable.push_back(Isa::avx2);
@@ -56,11 +33,17 @@ const IsaKernels& kernels_of(Isa isa) {
       return avx512_kernels;
     case Isa::avx512bf16:
       return avx512bf16_kernels;
+    case Isa::amx:
+      return amx_kernels;
     case Isa::scalar:
     case Isa::neon:
       break;
   }
   return scalar_kernels;
+}
+
+std::string missing(Isa isa) {
+  return isa == Isa::amx ? amx_refusal() : "not offered by this processor or its operating system";
 }
 
 std::string processor_name() {

@@ -27,6 +27,10 @@ void after_fork(void (*child)());
 // as if no variable were set.
 std::string variable(const char* name);
 
+// Asks for AMX's tile registers, which Linux gives a process on demand. "" if they are allowed,
+// else why not.
+std::string allow_tiles();
+
 // The files of the libraries that the process has loaded, as the loader names them.
 std::vector<std::string> loaded_libraries();
 

@@ -1,12 +1,14 @@
 // Linux, with glibc or musl.
 #include <link.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 #include "system/system.hpp"
@@ -43,6 +45,16 @@ std::vector<std::string> loaded_libraries() {
   };
   dl_iterate_phdr(add, &files);
   return files;
+}
+
+std::string allow_tiles() {
+#if defined(SYS_arch_prctl)
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return "";
+  return std::string("the operating system refuses the tile registers: ") + std::strerror(errno);
+#else
+  return "not offered by this operating system";
+#endif
 }
 
 std::string program_file() {

@@ -36,6 +36,8 @@ std::vector<std::string> loaded_libraries() {
   return files;
 }
 
+std::string allow_tiles() { return "not offered by this operating system"; }
+
 std::string program_file() {
   char path[4096];
   std::uint32_t size = sizeof path;

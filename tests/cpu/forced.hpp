@@ -24,11 +24,12 @@ inline std::string forced_backend() {
   return name;
 }
 
-// Those for which the forced instruction set has kernels of its own: for others AVX512-BF16 has
-// AVX-512's, which are tested under that name.
+// Those for which the forced instruction set has kernels of its own: for others AVX512-BF16 and AMX
+// have AVX-512's, which are tested under that name.
 inline const std::vector<Type>& tested_types() {
   static const std::vector<Type> all{f64, f32, f16, bf16}, own{bf16};
-  return forced_backend() == "cpu:avx512bf16" ? own : all;
+  const std::string name = forced_backend();
+  return name == "cpu:avx512bf16" || name == "cpu:amx" ? own : all;
 }
 
 }  // namespace regard::tests

@@ -16,6 +16,9 @@ const Processor kAvx512{.usable = {Isa::avx512, Isa::avx2, Isa::scalar}};
 const Processor kSlowBf16{.usable = {Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::scalar}};
 const Processor kQuickBf16{.usable = {Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::scalar},
                            .bf16_dot_pays = true};
+const Processor kSlowAmx{
+    .usable = {Isa::amx, Isa::avx512bf16, Isa::avx512, Isa::avx2, Isa::scalar}};
+const Processor kQuickAmx{.usable = kSlowAmx.usable, .amx_pays = true};
 
 struct Shape {
   Type type = f32;
@@ -68,11 +71,19 @@ TEST_CASE("bf16 dot products are used for bf16, and only where they pay") {
   for (Type type : {f64, f32, f16}) CHECK(plan_for(type, kQuickBf16).name == "cpu:avx512");
 }
 
+TEST_CASE("tile products are used for bf16, and only where they pay") {
+  CHECK(plan_for(bf16, kQuickAmx).name == "cpu:amx");
+  CHECK(plan_for(bf16, kQuickAmx).isa == Isa::amx);
+  CHECK(says(plan_for(bf16, kQuickAmx), "faster than f32 FMA (measured)"));
+  CHECK(plan_for(bf16, kSlowAmx).name == "cpu:avx512");
+  for (Type type : {f64, f32, f16}) CHECK(plan_for(type, kQuickAmx).name == "cpu:avx512");
+}
+
 TEST_CASE("any instruction set that is there can be forced") {
   for (Type type : kTypes) {
-    for (Isa isa : kQuickBf16.usable) {
+    for (Isa isa : kSlowAmx.usable) {
       const std::string name = std::string("cpu:") + name_of(isa);
-      const Plan forced = plan_for(type, kQuickBf16, name.c_str());
+      const Plan forced = plan_for(type, kSlowAmx, name.c_str());
       CHECK(forced.supported());
       CHECK(forced.name == name);
       CHECK(forced.isa == kernels_for(isa, type));
@@ -82,6 +93,7 @@ TEST_CASE("any instruction set that is there can be forced") {
   CHECK(plan_for(bf16, kSlowBf16, "cpu:avx512bf16").isa == Isa::avx512bf16);
   CHECK(plan_for(f32, kSlowBf16, "cpu:avx512bf16").isa == Isa::avx512);
   CHECK(says(plan_for(f32, kSlowBf16, "cpu:avx512bf16"), "has kernels for bf16 only"));
+  CHECK(says(plan_for(f32, kQuickAmx, "cpu:amx"), "amx has kernels for bf16 only"));
   CHECK(plan_for(f32, kAvx2, "cpu").name == "cpu:avx2");
 }
 
@@ -100,6 +112,7 @@ TEST_CASE("what is not there is refused with a reason") {
   CHECK(refusal(kAvx512, "cpu:neon") == missing);
   CHECK(refusal(kAvx2, "cpu:avx512") == missing);
   CHECK(refusal(kAvx512, "cpu:avx512bf16") == missing);
+  CHECK(refusal(kQuickBf16, "cpu:amx") == missing);
   CHECK(refusal(kAvx512, "cpu:") == unknown);
   CHECK(refusal(kAvx512, "cpu:AVX2") == unknown);
   CHECK(refusal(kAvx512, "gpu") == unknown);
@@ -128,7 +141,7 @@ TEST_CASE("a plan is a pure function") {
 
 TEST_CASE("tiles depend on neither batch, heads, lengths nor threads") {
   for (Pass pass : {Pass::forward, Pass::backward}) {
-    for (const Processor& processor : {kScalarOnly, kNeon, kAvx2, kAvx512, kQuickBf16}) {
+    for (const Processor& processor : {kScalarOnly, kNeon, kAvx2, kAvx512, kQuickBf16, kQuickAmx}) {
       for (std::int64_t dim : {1, 64, 300}) {
         const auto tiling = [&](Shape s, int workers) {
           s.dim = s.dim_v = dim;

@@ -11,8 +11,8 @@ def host_backends():
 
 
 def is_repeated(backend, type):
-    """AVX512-BF16 has separate kernels for bf16 alone: for other types its are AVX-512's."""
-    return backend == "cpu:avx512bf16" and type not in (None, "bf16")
+    """AVX512-BF16 and AMX have kernels for bf16 alone: other types run on AVX-512's."""
+    return backend in ("cpu:avx512bf16", "cpu:amx") and type not in (None, "bf16")
 
 
 def mostly_exhaustive(values, *core):

@@ -69,6 +69,7 @@ def exhaustive_tests() -> list[Stage]:
         ctest("release", REST, 300),
         pytest("python, exhaustive", "tests/python", REST, 200),
         emulated(REST, 1200),
+        emulated_amx(),
         pytest("install, exhaustive", "tests/install", REST, 400),
         package("package, cli and tools, exhaustive", "tests/package tests/cli tests/tools", REST,
                 900),
@@ -137,6 +138,14 @@ def emulated(tier: str, budget: int) -> Stage:
         emulator["REGARD_EMULATOR_FIXUPS"] = "flagged"
     name = "emulated" if tier == CORE else "emulated, exhaustive"
     return pytest(name, "tests/python/test_emulated*.py", tier, budget, emulator)
+
+
+def emulated_amx() -> Stage:
+    """The API with AMX on emulated tiles, against the oracle."""
+    stage = pytest("emulated AMX", "tests/python", CORE, 200,
+                   {"REGARD_LIBRARY": str(backends.emulated_amx())})
+    stage.command += ["-k", "amx"]
+    return stage
 
 
 def check(tier: str) -> list[Stage]:

@@ -112,12 +112,14 @@ struct BackwardKernel : GradientTiles<L> {
     }
   }
   void pack_dscores(const Real* dscores, int64 keys) const {
-    for (int64 j = 0; j < keys; j += 2) {
-      for (int v = 0; v < L::kVectors; ++v) {
+    for (int v = 0; v < L::kVectors; ++v) {
+      Unit* const pairs = units_at(at.dscore_pairs) + v * L::kLanes;
+      for (int64 j = 0; j < keys; j += 2) {
         const Real* const even = dscores + j * kWidth + v * L::kLanes;
-        L::store_rounded_pairs(units_at(at.dscore_pairs) + j / 2 * kWidth + v * L::kLanes,
-                               L::load(even), j + 1 < keys ? L::load(even + kWidth) : L::set(0));
+        L::store_rounded_pairs(pairs + j / 2 * kWidth, L::load(even),
+                               j + 1 < keys ? L::load(even + kWidth) : L::set(0));
       }
+      clear_last_tile<L>(pairs, kWidth, keys);
     }
   }
 
@@ -221,13 +223,13 @@ struct BackwardKernel : GradientTiles<L> {
     if (!p.dq.given()) return;
     const bool pairs = L::kPack > 1;
     const int64 rows = pairs ? kWidth : block_units(count);
-    multiply<L, L::kVectors, Walk::columns, Result::add>(
-        {.a = units_at(at.key_pairs) + from / L::kPack * wide,
-         .lda = wide,
+    multiply<L, L::kVectors, AcrossRows<L>::kWalk, Result::add>(
+        {.a = this->key_pairs().from(from),
+         .lda = this->key_pairs().stride,
          .b = units_at(at.dscore_pairs) +
               (pairs ? 0 : (keys.begin - block.begin) * rows + index * kWidth),
          .ldb = rows,
-         .c = reals_at(at.dq) + index * dims.dim * kWidth,
+         .c = reals_at(at.dq) + index * wide * kWidth,
          .ldc = kWidth,
          .m = dims.dim,
          .k = units(shape, size)});
@@ -252,7 +254,7 @@ struct BackwardKernel : GradientTiles<L> {
   // that the block sees writes the result.
   void share_dq(int count, int64 block, int64 chunk, Interval seen, uint8* nonfinite) const {
     const int64 first = seen.begin / tiling.chunk_k, last = (seen.end - 1) / tiling.chunk_k;
-    const int64 panel_size = dims.dim * kWidth;
+    const int64 panel_size = wide * kWidth;
     Real* const sum =
         static_cast<Real*>(shared.dq) + block * (tiling.block_q / kWidth) * panel_size;
     Real* const own = reals_at(at.dq);
@@ -276,7 +278,7 @@ struct BackwardKernel : GradientTiles<L> {
     Real factor[kWidth];
     for (Real& x : factor) x = Real(p.score.scale);
     for (int i = 0; i < count; ++i) {
-      const Real* const sums = reals_at(at.dq) + i * dims.dim * kWidth;
+      const Real* const sums = reals_at(at.dq) + i * wide * kWidth;
       const uint64 bad = nonfinite ? nonfinite_lanes<L>(sums, panels[i], dims.dim) : 0;
       store_lanes<L>(sums, factor, context, panels[i], p.dq, dims.dim, p.accumulate, bad);
       for (int lane = 0; nonfinite && lane < panels[i].rows; ++lane) {
@@ -293,7 +295,7 @@ struct BackwardKernel : GradientTiles<L> {
     const bool nobody = seen.empty() && chunk == 0;
     if (!reached && !nobody) return;
     if (p.dq.given()) {
-      for (int64 i = 0; i < count * dims.dim * kWidth; i += L::kLanes) {
+      for (int64 i = 0; i < count * wide * kWidth; i += L::kLanes) {
         L::store(reals_at(at.dq) + i, L::set(0));
       }
     }
@@ -333,6 +335,7 @@ struct BackwardKernel : GradientTiles<L> {
 template <class L>
 void run_backward(const Problem& problem, const CpuTiling& tiling, const BackwardShared& shared,
                   const BackwardTask& task, uint8* nonfinite, char* scratch) {
+  [[maybe_unused]] const TileSession<L> session;
   BackwardKernel<L>(problem, tiling, shared, task, scratch).run_task(task.chunk, nonfinite);
 }
 

@@ -74,6 +74,9 @@ struct ForwardKernel {
   Unit* queries(int panel) const {
     return units_at(at.queries) + panel * padded_units(tiling.shape, dims.dim) * kWidth;
   }
+  AcrossRows<L> values() const {
+    return {units_at(at.values), tiling.shape, dims.dim_v, tiling.block_k};
+  }
   Running<L> running(char* memory, int panel) const {
     return {memory + panel * partial_at.size, partial_at};
   }
@@ -153,6 +156,7 @@ struct ForwardKernel {
           const Vec odd = j + 1 < count ? weight_of_key(j + 1) : L::set(0);
           L::store_rounded_pairs(weights + j / 2 * kWidth + v * L::kLanes, even, odd);
         }
+        clear_last_tile<L>(weights + v * L::kLanes, kWidth, count);
       }
       row.sum = L::add(row.sum, sum);
       run.set_row(v, row);
@@ -181,7 +185,7 @@ struct ForwardKernel {
     if (keys.empty()) return;
     const int64 count = keys.end - keys.begin, from = keys.begin - block.begin;
     const CpuShape& shape = tiling.shape;
-    const int64 key_units = padded_units(shape, dims.dim), value_units = padded(shape, dims.dim_v);
+    const int64 key_units = padded_units(shape, dims.dim);
     const int vectors = int(divide_up(panel.rows, L::kLanes));  // few rows leave vectors empty
     multiply_wide<L, Walk::rows, Result::replace>({.a = units_at(at.keys) + from * key_units,
                                                    .lda = key_units,
@@ -203,16 +207,15 @@ struct ForwardKernel {
     }
     shrink_out(run, vectors, shrink);
     exponentiate(run, terms, vectors, count);
-    multiply_wide<L, Walk::columns, Result::add>(
-        {.a = units_at(at.values) + from / L::kPack * value_units,
-         .lda = value_units,
-         .b = units_at(at.weights),
-         .ldb = kWidth,
-         .c = run.out,
-         .ldc = kWidth,
-         .m = dims.dim_v,
-         .k = units(shape, count)},
-        vectors);
+    multiply_wide<L, AcrossRows<L>::kWalk, Result::add>({.a = values().from(from),
+                                                         .lda = values().stride,
+                                                         .b = units_at(at.weights),
+                                                         .ldb = kWidth,
+                                                         .c = run.out,
+                                                         .ldc = kWidth,
+                                                         .m = dims.dim_v,
+                                                         .k = units(shape, count)},
+                                                        vectors);
   }
 
   void finish_rows(const Running<L>& run, const Panel& panel, uint8* nonfinite) const {
@@ -257,7 +260,7 @@ struct ForwardKernel {
       const int64 size = block.end - block.begin;
       pack_rows<L>(units_at(at.keys), padded_units(shape, dims.dim), context, p.k, dims.dim, j,
                    size);
-      pack_pairs<L>(units_at(at.values), padded(shape, dims.dim_v), p.v, dims.dim_v, size,
+      values().pack(p.v, dims.dim_v, size,
                     [&](int64 row) { return context.offset_k(p.v, j + row); });
       for (int i = 0; i < count; ++i) attend(i, running(memory, i), block);
     }
@@ -294,6 +297,7 @@ struct ForwardKernel {
 template <class L>
 void run_forward(const Problem& problem, const CpuTiling& tiling, const ForwardTask& task,
                  uint8* nonfinite, char* scratch) {
+  [[maybe_unused]] const TileSession<L> session;
   ForwardKernel<L>(problem, tiling, task.b, task.kv, scratch).run_task(task, nonfinite);
 }
 

@@ -46,6 +46,9 @@ struct GradientTiles {
   Unit* units_at(int64 offset) const { return reinterpret_cast<Unit*>(scratch + offset); }
   Real* reals_at(int64 offset) const { return reinterpret_cast<Real*>(scratch + offset); }
   int64 row_units(int64 dim) const { return padded_units(tiling.shape, dim); }
+  AcrossRows<L> key_pairs() const {
+    return {units_at(at.key_pairs), tiling.shape, dims.dim, tiling.chunk_k};
+  }
   int64 block_units(int count) const { return int64(count) * kWidth / L::kPack; }
 
   // ------------------------------------------------------------------------ the block of rows
@@ -115,8 +118,8 @@ struct GradientTiles {
     rows(at.keys, p.k, dims.dim);
     rows(at.values, p.v, dims.dim_v);
     if constexpr (L::kPack > 1) {
-      pack_pairs<L>(units_at(at.key_pairs), wide, p.k, dims.dim, size,
-                    [&](int64 row) { return context.offset_k(p.k, keys.begin + row); });
+      key_pairs().pack(p.k, dims.dim, size,
+                       [&](int64 row) { return context.offset_k(p.k, keys.begin + row); });
     }
   }
 

@@ -10,6 +10,26 @@
 namespace regard {
 namespace {
 
+// Four tile products a round, each with its operands in registers.
+template <class L>
+double spin_tiles(int64 rounds) {
+  const TileSession<L> session;
+  typename L::Tiles tiles;
+  tiles.template zero<0>();
+  tiles.template zero<1>();
+  tiles.template zero<2>();
+  tiles.template zero<3>();
+  tiles.template zero<4>();
+  tiles.template zero<5>();
+  for (int64 round = 0; round < rounds; ++round) {
+    tiles.template multiply_add<0, 4, 5>();
+    tiles.template multiply_add<1, 4, 5>();
+    tiles.template multiply_add<2, 4, 5>();
+    tiles.template multiply_add<3, 4, 5>();
+  }
+  return 2.0 * L::kLanes * L::kLanes * kTileElements<L> * 4 * double(rounds);
+}
+
 template <class L>
 double spin(int64 rounds) {
   constexpr int kSums = 10;
@@ -28,6 +48,15 @@ double spin(int64 rounds) {
   return 2.0 * L::kLanes * L::kPack * kSums * double(rounds);
 }
 
+template <class L>
+constexpr auto spin_of() {
+  if constexpr (kHasTiles<L>) {
+    return spin_tiles<L>;
+  } else {
+    return spin<L>;
+  }
+}
+
 template <class Base, Isa isa, Type type>
 constexpr CpuKernels kernels_of() {
   using L = WithMath<Base>;
@@ -36,11 +65,12 @@ constexpr CpuKernels kernels_of() {
                                                 .vectors = L::kVectors,
                                                 .pack = L::kPack,
                                                 .real_size = sizeof(typename L::Real),
-                                                .unit_size = sizeof(typename L::Unit)});
+                                                .unit_size = sizeof(typename L::Unit),
+                                                .tiles = kHasTiles<L>});
   return {.forward = run_forward<L>,
           .combine = run_combine<L>,
           .backward = run_backward<L>,
-          .spin = spin<L>};
+          .spin = spin_of<L>()};
 }
 
 }  // namespace

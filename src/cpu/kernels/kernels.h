@@ -23,7 +23,7 @@ struct CpuKernels {
 struct IsaKernels {
   const CpuKernels* f64 = nullptr;
   const CpuKernels* f32 = nullptr;   // f16 and bf16 too, converted while they are packed
-  const CpuKernels* bf16 = nullptr;  // dot products of bf16
+  const CpuKernels* bf16 = nullptr;  // products of bf16
 };
 
 extern const IsaKernels scalar_kernels;
@@ -31,5 +31,6 @@ extern const IsaKernels neon_kernels;
 extern const IsaKernels avx2_kernels;
 extern const IsaKernels avx512_kernels;
 extern const IsaKernels avx512bf16_kernels;
+extern const IsaKernels amx_kernels;
 
 }  // namespace regard

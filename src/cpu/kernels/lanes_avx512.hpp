@@ -1,4 +1,5 @@
-// Lanes of AVX-512 (F, BW, DQ, VL): 16 floats or 8 doubles; and of AVX512-BF16's dot products.
+// Lanes of AVX-512 (F, BW, DQ, VL): 16 floats or 8 doubles; and pairs of bf16 for AVX512-BF16's dot
+// products and AMX.
 #pragma once
 
 #include <immintrin.h>
@@ -248,50 +249,40 @@ struct Avx512F64 {
   }
 };
 
-#if defined(__AVX512BF16__)
-// bf16 inputs multiplied in pairs, summed in f32.
-struct Avx512Bf16 : Avx512F32 {
+// bf16 in pairs, as products take them that sum in f32. Rounding: what rounds f32 to bf16.
+template <class Rounding>
+struct Avx512Pairs : Avx512F32 {
   using Unit = uint32_t;  // two bf16, the earlier in the lower half
-  using UnitVec = __m512bh;
   static constexpr int kPack = 2;
-
-  static UnitVec load_units(const Unit* p) { return (__m512bh)_mm512_loadu_si512(p); }
-  // Not _mm512_set1_epi32, which crashes clang 16 here.
-  static UnitVec broadcast_unit(Unit x) {
-    return (__m512bh)_mm512_broadcastd_epi32(_mm_cvtsi32_si128(int(x)));
-  }
-  static Vec multiply_add(Vec sum, UnitVec a, UnitVec b) { return _mm512_dpbf16_ps(sum, a, b); }
 
   // Pairs along a row of bf16, or of f32 that is rounded.
   static Vec load_row_units(Type type, const void* data, int64 offset, int64 count) {
     const int64 present = larger<int64>(count, 0);
     if (type == Type::f32) {
       const Vec second = load_as(type, data, offset + 16, larger<int64>(count - 16, 0));
-      return _mm512_castsi512_ps(
-          (__m512i)_mm512_cvtne2ps_pbh(second, load_as(type, data, offset, present)));
+      return _mm512_castsi512_ps(Rounding::round(load_as(type, data, offset, present), second));
     }
     const __mmask32 lanes = present >= 32 ? ~0u : (1u << present) - 1;
     return _mm512_castsi512_ps(
         _mm512_maskz_loadu_epi16(lanes, static_cast<const uint16_t*>(data) + offset));
   }
   // Pairs of two rows: lane t holds (even[t], odd[t]), zero where a row has no such element.
-  static void store_pairs(Unit* to, Type type, const void* data, int64 even, int64 odd,
-                          int64 even_count, int64 odd_count) {
+  static Vec load_pairs(Type type, const void* data, int64 even, int64 odd, int64 even_count,
+                        int64 odd_count) {
     const auto row = [&](int64 offset, int64 count) {
       const int64 present = larger<int64>(count, 0);
       if (type == Type::f32) {
-        return _mm512_cvtepu16_epi32(
-            (__m256i)_mm512_cvtneps_pbh(load_as(type, data, offset, present)));
+        return _mm512_cvtepu16_epi32(Rounding::round(load_as(type, data, offset, present)));
       }
       return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(
           first_lanes(present), static_cast<const uint16_t*>(data) + offset));
     };
-    _mm512_storeu_si512(
-        to, _mm512_or_si512(row(even, even_count), _mm512_slli_epi32(row(odd, odd_count), 16)));
+    return _mm512_castsi512_ps(
+        _mm512_or_si512(row(even, even_count), _mm512_slli_epi32(row(odd, odd_count), 16)));
   }
   // Rounds two rows of f32 to pairs.
   static void store_rounded_pairs(Unit* to, Vec even, Vec odd) {
-    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+    const __m512i both = Rounding::round(even, odd);
     const __m512i order =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -299,8 +290,27 @@ struct Avx512Bf16 : Avx512F32 {
   }
   // Rounds one row of 32 f32 to bf16, side by side.
   static void store_rounded_row(Unit* to, Vec first, Vec second) {
-    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+    _mm512_storeu_si512(to, Rounding::round(first, second));
   }
+};
+
+#if defined(__AVX512BF16__)
+struct Bf16Rounding {
+  static __m256i round(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+  static __m512i round(__m512 first, __m512 second) {
+    return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+  }
+};
+
+struct Avx512Bf16 : Avx512Pairs<Bf16Rounding> {
+  using UnitVec = __m512bh;
+
+  static UnitVec load_units(const Unit* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  // Not _mm512_set1_epi32, which crashes clang 16 here.
+  static UnitVec broadcast_unit(Unit x) {
+    return (__m512bh)_mm512_broadcastd_epi32(_mm_cvtsi32_si128(int(x)));
+  }
+  static Vec multiply_add(Vec sum, UnitVec a, UnitVec b) { return _mm512_dpbf16_ps(sum, a, b); }
 };
 #endif
 

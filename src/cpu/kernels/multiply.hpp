@@ -25,6 +25,8 @@ struct Product {
   int64 k;  // in Units
 };
 
+// ----------------------------------------------------------------------- vectors, in registers
+
 template <class L, int M, int N, Walk walk, Result result>
 REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
   typename L::Vec sum[M][N];
@@ -60,15 +62,117 @@ REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
   }
 }
 
+// ------------------------------------------------------------------------------ tile registers
+
+// Whether products are those of tile registers. They take A by rows, and whole tiles: callers pad k
+// with zeros in A and B, and C has room for whole tiles of rows, of which those after m are
+// undefined.
+template <class L>
+inline constexpr bool kHasTiles = requires { typename L::Tiles; };
+template <class L>
+inline constexpr int64 kTileElements = L::kLanes * L::kPack;  // of k in one tile
+
+// Gives the thread its tile registers as long as it lives; nothing where there are none.
+template <class L>
+struct TileSession {};
+template <class L>
+  requires kHasTiles<L>
+struct TileSession<L> : L::Tiles::Session {};
+
+template <class L, Result result, int T>
+REGARD_INLINE void begin_sum(typename L::Tiles& tiles, const typename L::Real* c, int64 row_bytes) {
+  if constexpr (result == Result::add) {
+    tiles.template load<T>(c, row_bytes);
+  } else {
+    tiles.template zero<T>();
+  }
+}
+
+// C of M x N tiles, at most 2 x 2, in tiles 0 to 3; A in 4 and 5, B in 6 and 7.
+template <class L, int M, int N, Result result>
+REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p, int64 first) {
+  constexpr int64 kSide = L::kLanes, kSize = 4;  // bytes of a Unit and of a Real
+  const int64 a_row = p.lda * kSize, b_row = p.ldb * kSize, c_row = p.ldc * kSize;
+  const auto* const a = p.a + first * p.lda;
+  auto* const c = p.c + first * p.ldc;
+  auto* const lower = c + kSide * p.ldc;
+  begin_sum<L, result, 0>(tiles, c, c_row);
+  if constexpr (N > 1) begin_sum<L, result, 1>(tiles, c + kSide, c_row);
+  if constexpr (M > 1) begin_sum<L, result, 2>(tiles, lower, c_row);
+  if constexpr (M > 1 && N > 1) begin_sum<L, result, 3>(tiles, lower + kSide, c_row);
+  for (int64 k = 0; k < p.k; k += kSide) {
+    tiles.template load<4>(a + k, a_row);
+    tiles.template load<6>(p.b + k * p.ldb, b_row);
+    tiles.template multiply_add<0, 4, 6>();
+    if constexpr (N > 1) tiles.template load<7>(p.b + k * p.ldb + kSide, b_row);
+    if constexpr (N > 1) tiles.template multiply_add<1, 4, 7>();
+    if constexpr (M > 1) tiles.template load<5>(a + kSide * p.lda + k, a_row);
+    if constexpr (M > 1) tiles.template multiply_add<2, 5, 6>();
+    if constexpr (M > 1 && N > 1) tiles.template multiply_add<3, 5, 7>();
+  }
+  tiles.template store<0>(c, c_row);
+  if constexpr (N > 1) tiles.template store<1>(c + kSide, c_row);
+  if constexpr (M > 1) tiles.template store<2>(lower, c_row);
+  if constexpr (M > 1 && N > 1) tiles.template store<3>(lower + kSide, c_row);
+}
+
+// Two tiles of k, and C two tiles wide: B stays in tiles 4 to 7. Each sum is stored as soon as it
+// is there, because a store takes as long as a product and runs next to it.
+template <class L, Result result>
+REGARD_INLINE void multiply_short(typename L::Tiles& tiles, const Product<L>& p) {
+  constexpr int64 kSide = L::kLanes, kSize = 4;
+  const int64 a_row = p.lda * kSize, b_row = p.ldb * kSize, c_row = p.ldc * kSize;
+  const auto* const second = p.b + kSide * p.ldb;
+  tiles.template load<4>(p.b, b_row);
+  tiles.template load<5>(p.b + kSide, b_row);
+  tiles.template load<6>(second, b_row);
+  tiles.template load<7>(second + kSide, b_row);
+  for (int64 m = 0; m < p.m; m += kSide) {
+    const auto* const a = p.a + m * p.lda;
+    auto* const c = p.c + m * p.ldc;
+    begin_sum<L, result, 0>(tiles, c, c_row);
+    begin_sum<L, result, 1>(tiles, c + kSide, c_row);
+    tiles.template load<2>(a, a_row);
+    tiles.template multiply_add<0, 2, 4>();
+    tiles.template multiply_add<1, 2, 5>();
+    tiles.template load<3>(a + kSide, a_row);
+    tiles.template multiply_add<0, 3, 6>();
+    tiles.template store<0>(c, c_row);
+    tiles.template multiply_add<1, 3, 7>();
+    tiles.template store<1>(c + kSide, c_row);
+  }
+}
+
+template <class L, int N, Result result>
+REGARD_INLINE void multiply_in_tiles(const Product<L>& p) {
+  constexpr int64 kSide = L::kLanes;
+  typename L::Tiles tiles;
+  if constexpr (N == 2) {
+    if (p.k > kSide && p.k <= 2 * kSide) return multiply_short<L, result>(tiles, p);
+  }
+  int64 first = 0;
+  for (; first + kSide < p.m; first += 2 * kSide) {
+    multiply_tiles<L, 2, N, result>(tiles, p, first);
+  }
+  if (first < p.m) multiply_tiles<L, 1, N, result>(tiles, p, first);
+}
+
+// ----------------------------------------------------------------------------------------- both
+
 // C is N vectors wide.
 template <class L, int N, Walk walk, Result result>
 [[gnu::noinline]] void multiply(const Product<L> p) {
-  int64 first = 0;
-  for (; first + L::kRows <= p.m; first += L::kRows) {
-    multiply_tile<L, L::kRows, N, walk, result>(p, first);
+  if constexpr (kHasTiles<L>) {
+    static_assert(walk == Walk::rows);
+    multiply_in_tiles<L, N, result>(p);
+  } else {
+    int64 first = 0;
+    for (; first + L::kRows <= p.m; first += L::kRows) {
+      multiply_tile<L, L::kRows, N, walk, result>(p, first);
+    }
+    for (; first + 2 <= p.m; first += 2) multiply_tile<L, 2, N, walk, result>(p, first);
+    if (first < p.m) multiply_tile<L, 1, N, walk, result>(p, first);
   }
-  for (; first + 2 <= p.m; first += 2) multiply_tile<L, 2, N, walk, result>(p, first);
-  if (first < p.m) multiply_tile<L, 1, N, walk, result>(p, first);
 }
 
 // C and B are `vectors` vectors wide.

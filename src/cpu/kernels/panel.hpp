@@ -1,6 +1,7 @@
 // A panel: query rows of one kv head, side by side in the lanes of a few vectors.
 #pragma once
 
+#include "cpu/kernels/multiply.hpp"
 #include "cpu/kernels/tasks.h"
 #include "semantics/portable.h"
 
@@ -72,11 +73,17 @@ int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int6
   return count;
 }
 
-// The keys of a packed block that the panel sees, beginning with a whole Unit of the block.
+// The keys of a packed block that the panel sees, beginning with a whole Unit of the block. Tiles
+// take whole tiles of keys, of which the panel may see a part.
 template <class L>
 REGARD_INLINE Interval visible_part(const Panel& panel, Interval block) {
-  const int64 begin = larger(block.begin, panel.visible.begin);
-  return {begin - (begin - block.begin) % L::kPack, smaller(block.end, panel.visible.end)};
+  constexpr int64 kStep = kHasTiles<L> ? kTileElements<L> : L::kPack;
+  const Interval seen{larger(block.begin, panel.visible.begin),
+                      smaller(block.end, panel.visible.end)};
+  if (seen.empty()) return {};
+  const int64 begin = seen.begin - (seen.begin - block.begin) % kStep;
+  if (!kHasTiles<L>) return {begin, seen.end};
+  return {begin, smaller(block.end, begin + round_up(seen.end - begin, kStep))};
 }
 
 template <class SomePanel>
@@ -114,6 +121,15 @@ void pack_rows(typename L::Unit* to, int64 width, const HeadContext& context, co
 // Where a row that is not there begins; offsets may be negative.
 inline constexpr int64 kNoRow = -int64(~uint64(0) >> 1);
 
+// Units across two rows, from element d on; either may be kNoRow.
+template <class L>
+REGARD_INLINE typename L::Vec load_pairs(const View& view, int64 dim, int64 d, int64 even,
+                                         int64 odd) {
+  return L::load_pairs(view.type, view.data, even == kNoRow ? 0 : even + d,
+                       odd == kNoRow ? 0 : odd + d, even == kNoRow ? 0 : dim - d,
+                       odd == kNoRow ? 0 : dim - d);
+}
+
 // Rows of a tensor as Units across rows: to[row / pack][width]. The partner of a last odd row is
 // zeros. offset(row) is where a row begins, or kNoRow.
 template <class L, class OffsetOf>
@@ -130,10 +146,67 @@ void pack_pairs(typename L::Unit* to, int64 width, const View& view, int64 dim, 
     } else {
       const int64 odd = row + 1 < rows ? offset(row + 1) : kNoRow;
       for (int64 d = 0; d < width; d += L::kLanes) {
-        L::store_pairs(out + d, view.type, view.data, even == kNoRow ? 0 : even + d,
-                       odd == kNoRow ? 0 : odd + d, even == kNoRow ? 0 : dim - d,
-                       odd == kNoRow ? 0 : dim - d);
+        L::store(reinterpret_cast<typename L::Real*>(out + d),
+                 load_pairs<L>(view, dim, d, even, odd));
       }
+    }
+  }
+}
+
+// The same, transposed: to[dim][row_units], for products that take rows alone. Zeros after the last
+// row, up to a whole tile.
+template <class L, class OffsetOf>
+void pack_columns(typename L::Unit* to, int64 row_units, const View& view, int64 dim, int64 rows,
+                  OffsetOf offset) {
+  for (int64 row = 0; row < rows; row += kTileElements<L>) {
+    int64 begin[kTileElements<L>];
+    for (int64 r = 0; r < kTileElements<L>; ++r)
+      begin[r] = row + r < rows ? offset(row + r) : kNoRow;
+    for (int64 d = 0; d < dim; d += L::kLanes) {
+      typename L::Vec tile[L::kLanes];
+#pragma GCC unroll 16
+      for (int t = 0; t < L::kLanes; ++t) {
+        tile[t] = load_pairs<L>(view, dim, d, begin[2 * t], begin[2 * t + 1]);
+      }
+      L::transpose(tile);
+      auto* const out = reinterpret_cast<typename L::Real*>(to + d * row_units + row / L::kPack);
+#pragma GCC unroll 16
+      for (int t = 0; t < L::kLanes; ++t) L::store(out + t * row_units, tile[t]);
+    }
+  }
+}
+
+// Rows packed as A of a product whose k is the rows: Units across rows, which the product walks by
+// columns, or which are transposed for tiles.
+template <class L>
+struct AcrossRows {
+  static constexpr Walk kWalk = kHasTiles<L> ? Walk::rows : Walk::columns;
+  typename L::Unit* units;
+  int64 stride;
+
+  AcrossRows(typename L::Unit* memory, const CpuShape& shape, int64 dim, int64 most_rows)
+      : units(memory),
+        stride(kHasTiles<L> ? regard::units(shape, most_rows) : padded(shape, dim)) {}
+
+  template <class OffsetOf>
+  void pack(const View& view, int64 dim, int64 rows, OffsetOf offset) const {
+    if constexpr (kHasTiles<L>) {
+      pack_columns<L>(units, stride, view, dim, rows, offset);
+    } else {
+      pack_pairs<L>(units, stride, view, dim, rows, offset);
+    }
+  }
+  REGARD_INLINE const typename L::Unit* from(int64 row) const {
+    return units + row / L::kPack * (kHasTiles<L> ? 1 : stride);
+  }
+};
+
+// Zeros from the pair after `rows` rows to the end of the tile, in one vector of Units across rows.
+template <class L>
+REGARD_INLINE void clear_last_tile(typename L::Unit* units, int64 width, int64 rows) {
+  if constexpr (kHasTiles<L>) {
+    for (int64 r = round_up(rows, L::kPack); r < round_up(rows, kTileElements<L>); r += L::kPack) {
+      L::store(reinterpret_cast<typename L::Real*>(units + r / L::kPack * width), L::set(0));
     }
   }
 }

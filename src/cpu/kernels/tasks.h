@@ -34,7 +34,7 @@ struct BackwardTask {
 
 // Results that tasks share, each in an order that does not depend on threads.
 struct BackwardShared {
-  void* dq = nullptr;           // [row blocks of this (b, kv)][block panels][dim][panel]
+  void* dq = nullptr;  // [row blocks of this (b, kv)][panels of a block][padded(dim)][panel]
   int32* next_chunk = nullptr;  // [row blocks of this (b, kv)]: the chunk that may add to dq next
   void* dbias = nullptr;        // Real, by dbias_strides; null: not wanted
   Strides dbias_strides;

@@ -22,12 +22,13 @@ double pairs_under(const MaskParams& mask, const Problem& p) {
 }
 
 const char* product_of(Isa isa, Type type) {
+  if (isa == Isa::amx) return "bf16 tile products summed in f32";
   if (isa == Isa::avx512bf16) return "bf16 dot products summed in f32";
   return type == Type::f64 ? "f64 arithmetic" : "f32 arithmetic";
 }
 
 std::string converts(Isa isa, Type type) {
-  if (isa == Isa::avx512bf16 || type == Type::f32 || type == Type::f64) return "";
+  if (is_for_bf16(isa) || type == Type::f32 || type == Type::f64) return "";
   return std::string(", ") + (type == Type::f16 ? "f16" : "bf16") + " converted as it is packed";
 }
 

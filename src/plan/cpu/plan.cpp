@@ -14,12 +14,15 @@ CpuTiling tiling_for(const Problem& p, CpuShape shape) {
   const int64 panel = shape.panel();
   CpuTiling t{.shape = shape};
   if (p.backward) {
-    t.block_q = round_up(64, panel);
-    t.block_k = 64;
     // Keys, values and their gradients of a chunk stay in a core's own cache.
     t.chunk_k = size <= 256 ? 256 : size <= 512 ? 128 : 64;
+    // Tile registers read and write their sums in memory, which longer products do less often.
+    const int64 side = shape.tiles ? smaller<int64>(128, t.chunk_k) : 64;
+    t.block_q = round_up(side, panel);
+    t.block_k = side;
   } else {
-    t.block_q = round_up(128, panel);  // rows that share a packed key block
+    // Rows that share a packed key block. Tile products are quick, and packing is not.
+    t.block_q = round_up(shape.tiles ? 256 : 128, panel);
     t.block_k = size <= 512 ? 128 : 64;
     t.chunk_k = 4096;
   }
@@ -35,7 +38,7 @@ CpuWorkspace workspace_for(const Problem& p, const CpuTiling& t, int workers) {
   const Count rows_q = Count(s.rows_q) * s.heads_q, rows_k = Count(s.rows_k) * s.heads_kv;
   if (p.backward) {
     const Count blocks = p.wants(p.dq) ? dq_blocks_bound(p, t) : 0;
-    w.dq = l.take(blocks * t.block_q * s.dim * t.shape.real_size);
+    w.dq = l.take(blocks * t.block_q * padded(t.shape, s.dim) * t.shape.real_size);
     w.dq_semaphores = l.take(blocks * 4);
     const int64* b = p.bias_sizes;
     w.dbias = l.take(p.features.bias && p.wants(p.dbias) && !sums_dbias_in_place(p)
@@ -67,6 +70,31 @@ bool parse_isa(const std::string& name, Isa& isa) {
 
 bool contains(const std::vector<Isa>& list, Isa isa) {
   return std::find(list.begin(), list.end(), isa) != list.end();
+}
+
+// The widest instruction set; of those for bf16 alone, one that pays.
+Isa default_isa(Type type, const Processor& processor, const char*& why) {
+  const auto& usable = processor.usable;
+  const bool has_dots = contains(usable, Isa::avx512bf16), is_bf16 = type == Type::bf16;
+  why = "the widest instruction set that this processor has";
+  if (is_bf16 && contains(usable, Isa::amx) && processor.amx_pays) {
+    why =
+        "the widest instruction set that this processor has; its tile products of bf16 are faster "
+        "than f32 FMA (measured)";
+    return Isa::amx;
+  }
+  if (is_bf16 && has_dots && processor.bf16_dot_pays) {
+    why =
+        "the widest instruction set that this processor has; its bf16 dot products are faster "
+        "than f32 FMA (measured)";
+    return Isa::avx512bf16;
+  }
+  if (is_bf16 && has_dots) {
+    why =
+        "the widest instruction set that this processor has; its bf16 dot products are slower "
+        "than f32 FMA (measured), so bf16 is converted";
+  }
+  return *std::find_if_not(usable.begin(), usable.end(), is_for_bf16);
 }
 
 Plan refused(std::string why, bool too_large = false) {
@@ -138,9 +166,7 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
     plan.reasons[0] = "asked for by name: the textbook in float64, one row at a time";
     return plan;
   }
-  Isa isa = processor.usable.front();
-  const char*& why = plan.reasons[0];
-  why = "the widest instruction set that this processor has";
+  Isa isa = default_isa(p.type, processor, plan.reasons[0]);
   if (choice.name.starts_with("cpu:")) {
     if (!parse_isa(choice.name.substr(4), isa)) {
       return refused("no backend has this name; \"regard info\" lists them");
@@ -148,28 +174,19 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
     if (!contains(processor.usable, isa)) {
       return refused("this processor or its operating system does not offer the instruction set");
     }
-    why = "asked for by name";
+    plan.reasons[0] = "asked for by name";
   } else if (!choice.name.empty() && choice.name != "cpu") {
     return refused(choice.name.starts_with("cuda")
                        ? "is for GPUs, and the device is the CPU"
                        : "no backend has this name; \"regard info\" lists them");
-  } else if (isa == Isa::avx512bf16 && (p.type != Type::bf16 || !processor.bf16_dot_pays)) {
-    isa = Isa::avx512;
-    if (p.type == Type::bf16) {
-      why =
-          "the widest instruction set that this processor has; its bf16 dot products are slower "
-          "than f32 FMA (measured), so bf16 is converted";
-    }
-  } else if (isa == Isa::avx512bf16) {
-    why =
-        "the widest instruction set that this processor has; its bf16 dot products are faster "
-        "than f32 FMA (measured)";
   }
   plan.backend = BackendKind::cpu;
   plan.name = std::string("cpu:") + name_of(isa);
   plan.isa = kernels_for(isa, p.type);
   if (plan.isa != isa) {
-    plan.reasons[1] = "avx512bf16 has kernels for bf16 only; avx512 serves this type";
+    plan.reasons[1] = isa == Isa::amx
+                          ? "amx has kernels for bf16 only; avx512 serves this type"
+                          : "avx512bf16 has kernels for bf16 only; avx512 serves this type";
   }
   plan.tiling = tiling_for(p, shape_of(plan.isa, p.type));
   plan.workspace = workspace_for(p, plan.tiling, workers);

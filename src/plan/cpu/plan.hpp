@@ -14,6 +14,7 @@ namespace regard {
 struct Processor {
   std::vector<Isa> usable;     // widest first; scalar is always among them
   bool bf16_dot_pays = false;  // measured: bf16 dot products beat f32 FMA
+  bool amx_pays = false;       // measured: tile products do
 };
 
 enum class BackendKind : uint8 { reference, cpu, none };

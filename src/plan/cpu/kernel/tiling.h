@@ -7,11 +7,12 @@ namespace regard {
 
 // What the vectors of an instruction set offer for one type.
 struct CpuShape {
-  int lanes = 1;      // elements of a vector of sums
-  int vectors = 1;    // vectors in a panel
-  int pack = 1;       // elements of a row that one product step takes
-  int real_size = 4;  // bytes of a sum
-  int unit_size = 4;  // bytes of `pack` elements
+  int lanes = 1;       // elements of a vector of sums
+  int vectors = 1;     // vectors in a panel
+  int pack = 1;        // elements of a row that one product step takes
+  int real_size = 4;   // bytes of a sum
+  int unit_size = 4;   // bytes of `pack` elements
+  bool tiles = false;  // products in tile registers
 
   REGARD_INLINE int panel() const { return lanes * vectors; }  // query rows side by side
 
@@ -88,7 +89,7 @@ REGARD_INLINE StageScratch stage_scratch(ScratchLayout& l, const CpuTiling& t) {
 
 // The partial result of one panel: what a split over keys leaves to be merged.
 struct PartialLayout {
-  int64 out;  // [dim_v][panel]
+  int64 out;  // [padded(dim_v)][panel]
   int64 max;  // [panel]
   int64 sum;  // [panel]
   int64 size;
@@ -96,7 +97,7 @@ struct PartialLayout {
 REGARD_INLINE PartialLayout partial_layout(const CpuTiling& t, HeadSizes d) {
   ScratchLayout l;
   const int64 row = int64(t.shape.panel()) * t.shape.real_size;
-  const int64 out = l.take(d.dim_v * row), max = l.take(row), sum = l.take(row);
+  const int64 out = l.take(padded(t.shape, d.dim_v) * row), max = l.take(row), sum = l.take(row);
   return {out, max, sum, l.size()};
 }
 
@@ -106,7 +107,7 @@ struct ForwardScratch {
   int64 queries;  // [block_q / panel][units(dim)][panel] Unit
   int64 partial;  // [block_q / panel] PartialLayout
   int64 keys;     // [block_k][padded_units(dim)] Unit
-  int64 values;   // [block_k / pack][padded(dim_v)] Unit
+  int64 values;   // [block_k / pack][padded(dim_v)] Unit; for tiles transposed
   int64 scores;   // [block_k][panel]
   int64 weights;  // [block_k / pack][panel] Unit
   int64 size;
@@ -133,7 +134,7 @@ struct BackwardScratch {
   int64 panels;        // [block_q / panel] Panel
   int64 keys;          // [chunk_k][padded_units(dim)] Unit, pairs along the row
   int64 values;        // [chunk_k][padded_units(dim_v)] Unit
-  int64 key_pairs;     // [chunk_k / pack][padded(dim)] Unit, pairs of keys
+  int64 key_pairs;     // [chunk_k / pack][padded(dim)] Unit, pairs of keys; for tiles transposed
   int64 dk;            // [chunk_k][padded(dim)]
   int64 dv;            // [chunk_k][padded(dim_v)]
   int64 queries;       // [block_q / panel][units(dim)][panel] Unit: transposed
@@ -145,7 +146,7 @@ struct BackwardScratch {
   int64 weights;       // [block_k][block_q / pack] Unit: Z P, pairs along the row
   int64 dscores;       // [block_k][block_q / pack] Unit: ds
   int64 dscore_pairs;  // [block_k / pack][panel] Unit: ds, pairs of keys; only where pack > 1
-  int64 dq;            // [block_q / panel][dim][panel]
+  int64 dq;            // [block_q / panel][padded(dim)][panel]
   int64 size;
 };
 REGARD_INLINE BackwardScratch backward_scratch(const CpuTiling& t, HeadSizes d) {
@@ -170,7 +171,7 @@ REGARD_INLINE BackwardScratch backward_scratch(const CpuTiling& t, HeadSizes d) 
   x.weights = l.take(t.block_k * panels * width / s.pack * s.unit_size);
   x.dscores = l.take(t.block_k * panels * width / s.pack * s.unit_size);
   x.dscore_pairs = s.pack == 1 ? x.dscores : l.take(units(s, t.block_k) * width * s.unit_size);
-  x.dq = l.take(panels * d.dim * width * s.real_size);
+  x.dq = l.take(panels * wide * width * s.real_size);
   x.size = l.size();
   return x;
 }
