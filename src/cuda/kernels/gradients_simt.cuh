@@ -5,6 +5,7 @@
 // All are exact on any input and sum in a fixed order.
 #pragma once
 
+#include "cuda/kernels/tile/simt/row_vectors.cuh"
 #include "cuda/kernels/tile/simt/simt_tiles.cuh"
 
 namespace regard {
@@ -60,18 +61,24 @@ REGARD_DEVICE PairGradient<RealOf<kConfig.type>> pair_gradient(
   return {kept_weight, dscore, dscore * score_slope<Lanes>(head.kOn, head.params, raw)};
 }
 
-// sums[r][c] = own row r . streamed row c, one of them of dout, which may be f32.
+// Calls of(TypeName) with the type of dout, which may be f32. Code that computes flagged results
+// again is compiled for one type.
+template <KernelConfig kConfig, class Of>
+REGARD_DEVICE void with_dout_type(Type type, Of of) {
+  if constexpr (kConfig.only_flagged) {
+    of(TypeName < kConfig.dout_is_f32 ? Type::f32 : kConfig.type > ());
+  } else {
+    with_type<kConfig.type>(type, of);
+  }
+}
+
+// sums[r][c] = own row r . streamed row c, one of them of dout.
 template <KernelConfig kConfig, class Own, class Streamed>
 REGARD_DEVICE void multiply_dout_rows(typename SimtTile<kConfig>::Square& sums, Type dout_type,
                                       Own own, Streamed streamed) {
-  constexpr int kDim = kConfig.dim_v;
-  if (dout_type == kConfig.type) {
-    multiply_rows<kConfig, kDim>(sums, own(RowSource<kConfig.type>()),
-                                 streamed(RowSource<kConfig.type>()));
-  } else {
-    multiply_rows<kConfig, kDim>(sums, own(RowSource<Type::f32>()),
-                                 streamed(RowSource<Type::f32>()));
-  }
+  with_dout_type<kConfig>(dout_type, [&](auto type) {
+    multiply_rows<kConfig, kConfig.dim_v>(sums, own(type), streamed(type));
+  });
 }
 
 template <KernelConfig kConfig>
@@ -168,11 +175,9 @@ REGARD_DEVICE void key_gradient_pass(const KernelParams& params, const OwnKeys<k
       }
       if constexpr (kConfig.wanted.dv) {
         store_weights<kConfig>(s, seen);
-        if (p.dout.type == kType) {
-          multiply_weights<kConfig, kDimV, kSliceV>(dv, factor, dout(RowSource<kType>()), at_v);
-        } else {
-          multiply_weights<kConfig, kDimV, kSliceV>(dv, factor, dout(RowSource<Type::f32>()), at_v);
-        }
+        with_dout_type<kConfig>(p.dout.type, [&](auto type) {
+          multiply_weights<kConfig, kDimV, kSliceV>(dv, factor, dout(type), at_v);
+        });
       }
       if constexpr (kConfig.wanted.dk) {
         store_weights<kConfig>(dweights, seen);

@@ -70,6 +70,7 @@ void add_finish_launch(Draft& d, const Results& results) {
   c.sums_dim = results.dq ? d.main.dim : 0;
   c.row_terms.used = results.dq && d.main.products == Products::f16x3;
   c.flags_nonfinite = results.flags;
+  c.dout_is_f32 = results.flags && d.p.dout.given() && d.p.dout.type != d.p.type;
   if (has_sums) {
     c.dbias.how = BiasGradient::add;
     c.bias.type = d.p.bias.type;
