@@ -92,33 +92,43 @@ struct RowInputs {
   }
 };
 
-// Each block clears its part of so many packs of 16 bytes.
 template <KernelConfig kConfig>
-REGARD_DEVICE void clear_packs(const KernelParams& params, void* to, int64 packs) {
+REGARD_DEVICE void clear_dq_sums(const KernelParams& params) {
+  const int64 packs = params.problem.sizes.heads_q * dq_rows(params.problem) * (kConfig.dim / 4);
   const int64 part = divide_up(packs, params.grid.blocks());
   const int64 begin = block_index() * part, end = smaller(begin + part, packs);
-  auto* const first = static_cast<Pack<float, 4>*>(to);
+  auto* const sums = reinterpret_cast<Pack<float, 4>*>(params.buffers.dq_sums);
   for (int64 n = begin + thread_index(); n < end; n += kConfig.tiling.warps * 32) {
-    store_pack(first + n, Pack<float, 4>{});
+    store_pack(sums + n, Pack<float, 4>{});
   }
 }
 
-// Parts of the workspace have room for whole packs.
+// Clears a part of the workspace, which has room for whole packs of 16 bytes.
+template <KernelConfig kConfig>
+REGARD_DEVICE void clear_part(const KernelParams& params, void* to, int64 bytes) {
+  constexpr int kThreads = kConfig.tiling.warps * 32;
+  const int64 packs = divide_up(bytes, 16);
+#pragma unroll 1
+  for (int64 n = block_index() * kThreads + thread_index(); n < packs;
+       n += params.grid.blocks() * kThreads) {
+    store_pack(static_cast<Pack<float, 4>*>(to) + n, Pack<float, 4>{});
+  }
+}
+
 template <KernelConfig kConfig>
 REGARD_DEVICE void clear_scratch(const KernelParams& params) {
   const Problem& p = params.problem;
   const CudaBuffers& buffers = params.buffers;
-  const auto clear = [&](void* to, int64 bytes) {
-    clear_packs<kConfig>(params, to, divide_up(bytes, 16));
-  };
-  if constexpr (kConfig.ordered_dq) clear(buffers.dq_semaphores, dq_semaphore_bytes(p));
-  if constexpr (kConfig.flags_nonfinite) clear(buffers.flags_k, key_flag_bytes(p));
+  if constexpr (kConfig.ordered_dq) {
+    clear_part<kConfig>(params, buffers.dq_semaphores, dq_semaphore_bytes(p));
+  }
+  if constexpr (kConfig.flags_nonfinite) {
+    clear_part<kConfig>(params, buffers.flags_k, key_flag_bytes(p));
+  }
   if constexpr (kConfig.dbias.how != BiasGradient::none) {
-    clear(buffers.dbias_sums, dbias_sums_bytes(p));
+    clear_part<kConfig>(params, buffers.dbias_sums, dbias_sums_bytes(p));
   }
-  if constexpr (kConfig.wanted.dq) {
-    clear_packs<kConfig>(params, buffers.dq_sums, p.sizes.heads_q * dq_rows(p) * (kConfig.dim / 4));
-  }
+  if constexpr (kConfig.wanted.dq) clear_dq_sums<kConfig>(params);
 }
 
 template <KernelConfig kConfig>
