@@ -36,6 +36,10 @@ struct EmulatedTiles {
     }
   }
   template <int T>
+  void stream(const void* rows, int64 stride) {
+    load<T>(rows, stride);
+  }
+  template <int T>
   void store(void* rows, int64 stride) {
     for (int r = 0; r < 16; ++r) {
       _mm512_storeu_ps(static_cast<char*>(rows) + r * stride, tile[T][r]);

@@ -34,6 +34,11 @@ struct AmxTiles {
   [[gnu::always_inline]] static void load(const void* rows, int64 stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(rows), "r"(stride), "i"(T) : "memory");
   }
+  // Past the first-level cache, which keeps sums and weights.
+  template <int T>
+  [[gnu::always_inline]] static void stream(const void* rows, int64 stride) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(rows), "r"(stride), "i"(T) : "memory");
+  }
   template <int T>
   [[gnu::always_inline]] static void store(void* rows, int64 stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(rows), "r"(stride), "i"(T) : "memory");

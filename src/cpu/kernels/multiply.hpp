@@ -101,12 +101,12 @@ REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p,
   if constexpr (M > 1) begin_sum<L, result, 2>(tiles, lower, c_row);
   if constexpr (M > 1 && N > 1) begin_sum<L, result, 3>(tiles, lower + kSide, c_row);
   for (int64 k = 0; k < p.k; k += kSide) {
-    tiles.template load<4>(a + k, a_row);
+    tiles.template stream<4>(a + k, a_row);
     tiles.template load<6>(p.b + k * p.ldb, b_row);
     tiles.template multiply_add<0, 4, 6>();
     if constexpr (N > 1) tiles.template load<7>(p.b + k * p.ldb + kSide, b_row);
     if constexpr (N > 1) tiles.template multiply_add<1, 4, 7>();
-    if constexpr (M > 1) tiles.template load<5>(a + kSide * p.lda + k, a_row);
+    if constexpr (M > 1) tiles.template stream<5>(a + kSide * p.lda + k, a_row);
     if constexpr (M > 1) tiles.template multiply_add<2, 5, 6>();
     if constexpr (M > 1 && N > 1) tiles.template multiply_add<3, 5, 7>();
   }
@@ -132,10 +132,10 @@ REGARD_INLINE void multiply_short(typename L::Tiles& tiles, const Product<L>& p)
     auto* const c = p.c + m * p.ldc;
     begin_sum<L, result, 0>(tiles, c, c_row);
     begin_sum<L, result, 1>(tiles, c + kSide, c_row);
-    tiles.template load<2>(a, a_row);
+    tiles.template stream<2>(a, a_row);
     tiles.template multiply_add<0, 2, 4>();
     tiles.template multiply_add<1, 2, 5>();
-    tiles.template load<3>(a + kSide, a_row);
+    tiles.template stream<3>(a + kSide, a_row);
     tiles.template multiply_add<0, 3, 6>();
     tiles.template store<0>(c, c_row);
     tiles.template multiply_add<1, 3, 7>();
