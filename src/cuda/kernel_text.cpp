@@ -40,6 +40,7 @@ constexpr KernelSource kSources[] = {
     {Kernel::sink_gradient, Family::simt, "sink_gradient.cuh", "sink_gradient"},
     {Kernel::split_f32, Family::simt, "split_f32.cuh", "split_f32"},
     {Kernel::copy_inputs, Family::simt, "copy_inputs.cuh", "copy_inputs"},
+    {Kernel::combine_dkv, Family::simt, "combine_dkv.cuh", "combine_dkv"},
 };
 
 constexpr KernelSource kWideBackward = {Kernel::backward, Family::wgmma, "backward_wide.cuh",

@@ -18,7 +18,7 @@ void check_reach(std::int64_t tiles, std::int64_t owned, std::int64_t length) {
   CHECK((tiles - 1) * owned < length);
 }
 
-void check_grid(const Problem& p, const CudaLaunch& launch) {
+void check_grid(const Problem& p, const CudaLaunch& launch, int splits) {
   const KernelConfig& c = launch.config;
   const BlockGrid& g = launch.grid;
   const Sizes& s = p.sizes;
@@ -37,9 +37,14 @@ void check_grid(const Problem& p, const CudaLaunch& launch) {
       check_reach(g.tiles, c.tiling.rows, c.pack_gqa ? s.group() * s.len_q : s.len_q);
       break;
     }
+    case Kernel::combine_dkv:
+      CHECK(g.heads == s.batch * s.heads_kv);
+      check_reach(g.tiles, c.tiling.keys, s.len_k);
+      CHECK(g.splits == 2);
+      return;
     case Kernel::backward:
     case Kernel::key_gradient:
-      CHECK(g.heads == s.batch * s.heads_kv);
+      CHECK(g.heads == s.batch * s.heads_kv * (c.split_q ? splits : 1));
       check_reach(c.cta_pair ? g.tiles / 2 : g.tiles, c.tiling.keys * (c.cta_pair ? 2 : 1),
                   s.len_k);
       break;
@@ -151,6 +156,10 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
     if (c.kernel == Kernel::split_f32 && c.row_terms.used) {
       row_terms = s.heads_q * hi_lo_rows(p, s.rows_q, s.len_q, 128) * (2 * 8 + 4);
     }
+    if (c.kernel == Kernel::combine_dkv) {
+      partial_out =
+          plan.splits * s.heads_kv * s.rows_k * (round_up(s.dim, 4) + round_up(s.dim_v, 4)) * 4;
+    }
     if (c.kernel == Kernel::finish) dq = s.heads_q * dq_rows(p) * c.sums_dim * 4;
     if (c.kernel == Kernel::backward && c.ordered_dq) {
       semaphores = s.batch * s.heads_q * 2 * divide_up(s.len_q, 32) * 4;
@@ -235,7 +244,7 @@ void check_sound(const Problem& p, const Chip& chip, const CudaPlan& plan) {
           larger(chip.shared_per_multiprocessor, launch.shared_bytes + 1024));
     CHECK(c.level <= chip.capability());
     check_tiling(c);
-    check_grid(p, launch);
+    check_grid(p, launch, plan.splits);
   }
   check_workspace(p, plan);
 }

@@ -168,6 +168,9 @@ Real cuda_bytes(const Problem& p, const CudaPlan& plan) {
     if (c.sums_dim > 0) bytes += rows_q * Real(s.dim) * 4;
     if (cuda_case::converts_dbias(c)) bytes += dbias_elements(p) * 4;
     if (c.kernel == Kernel::combine) bytes += Real(plan.splits) * rows_q * Real(s.dim_v) * 4;
+    if (c.kernel == Kernel::combine_dkv) {
+      bytes += Real(plan.splits) * rows_k * Real(s.dim + s.dim_v) * 4;
+    }
     if (c.kernel == Kernel::split_f32) {
       bytes += 4 * (rows_q * Real(s.dim) + rows_k * Real(s.dim + s.dim_v));
     }

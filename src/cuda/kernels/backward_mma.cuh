@@ -125,22 +125,23 @@ struct BackwardMma {
 
   // Two stages load the next rows during a whole tile; one stage loads them while dq is computed.
   REGARD_DEVICE void loop_over_tiles(const ShortInterval& tiles) {
+    const Step end = at.end_step(tiles);
     Step step = at.first_step(tiles);
     at.load_rows(0, step);
     cp_async_commit();
     int stage = 0;
-    while (at.exists(step)) {
+    while (at.is_before(step, end)) {
       const Step next = at.after(step, tiles);
       cp_async_wait<0>();
       sync_block();
       if constexpr (kAhead) {
-        if (at.exists(next)) at.load_rows(stage ^ 1, next);
+        if (at.is_before(next, end)) at.load_rows(stage ^ 1, next);
         cp_async_commit();
       }
       work(stage, step, [&] {
         if constexpr (!kAhead) {
           sync_block();
-          if (at.exists(next)) at.load_rows(0, next);
+          if (at.is_before(next, end)) at.load_rows(0, next);
           cp_async_commit();
         }
       });
@@ -197,13 +198,22 @@ struct BackwardMma {
       const TileView stage{tile.begin + first * tile.row_bytes + first_column * F::kBytes,
                            tile.row_bytes};
       store_rows<kConfig.type>(
-          x[m], view, columns - first_column, at.p.accumulate, stage,
+          x[m], view, columns - first_column, !kConfig.split_q && at.p.accumulate, stage,
           [&](int row) {
-            return offset_of(view.strides, at.b, at.kv, at.seq.first_k,
+            return offset_of(view.strides, at.b, at.dkv_head, at.seq.first_k,
                              at.first_key + first + row) +
                    first_column;
           },
           [&](int row) { return is_written(first + row, gradient); });
+    }
+  }
+
+  // Where a gradient goes: split_q, to the block's partial sums.
+  REGARD_DEVICE decltype(auto) view_of(const View& gradient, KeyGradient which) const {
+    if constexpr (kConfig.split_q) {
+      return partial_dkv(at.params, which);
+    } else {
+      return (gradient);
     }
   }
 
@@ -212,7 +222,7 @@ struct BackwardMma {
     clear(dv);
     dbias.clear();
     const ShortInterval tiles = at.row_tiles();
-    if (tiles.begin < tiles.end) {
+    if (at.has_steps(tiles)) {
       at.load_keys();
       loop_over_tiles(tiles);
     }
@@ -221,10 +231,14 @@ struct BackwardMma {
       finish(dv, KeyGradient::dv, kOn.dropout ? float(keep_scale(at.p.dropout)) : 1.0f);
     cp_async_wait<0>();
     sync_block();  // results replace K and V; all threads see the flags
-    if constexpr (kConfig.wanted.dk)
-      write(dk, KeyGradient::dk, at.p.dk, at.key_tile(), int(at.p.sizes.dim));
-    if constexpr (kConfig.wanted.dv)
-      write(dv, KeyGradient::dv, at.p.dv, at.value_tile(), int(at.p.sizes.dim_v));
+    if constexpr (kConfig.wanted.dk) {
+      write(dk, KeyGradient::dk, view_of(at.p.dk, KeyGradient::dk), at.key_tile(),
+            int(at.p.sizes.dim));
+    }
+    if constexpr (kConfig.wanted.dv) {
+      write(dv, KeyGradient::dv, view_of(at.p.dv, KeyGradient::dv), at.value_tile(),
+            int(at.p.sizes.dim_v));
+    }
   }
 };
 

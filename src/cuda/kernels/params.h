@@ -28,7 +28,8 @@ struct CudaBuffers {
   Strides dbias_strides;           // of dbias_sums; 0 where the bias is broadcast
   float* partial_out =
       nullptr;  // [splits][heads_q][rows_q][dim_v of the problem], not normalised;
-                // decoding: [blocks of the grid][rows of a tile][partial_row_bytes]
+                // decoding: [blocks of the grid][rows of a tile][partial_row_bytes];
+                // split_q: [heads_kv][splits][rows_k][partial_dkv_columns], dk and dv
   float* partial_rows = nullptr;   // [splits][heads_q][rows_q] x {reference, sum}
   uint8* flags_q = nullptr;        // [heads_q][rows_q]: 1 = compute this row again
   uint8* flags_k = nullptr;        // [heads_kv][rows_k][2]: of dk and of dv, by KeyGradient
@@ -45,7 +46,7 @@ struct KernelParams {
   Problem problem;
   CudaBuffers buffers;
   BlockGrid grid;
-  int32 splits = 1;  // of the forward pass's keys (combine has another grid than its forward)
+  int32 splits = 1;  // of the forward pass's keys, of the backward pass's query rows
   uint64 nonce = 0;  // the call's own number, which old memory does not contain
 };
 
@@ -69,6 +70,19 @@ REGARD_INLINE void flag_key(const KernelParams& params, int64 key, KeyGradient g
 // of its last run then cost a look, no more.
 REGARD_INLINE bool has_flags(const KernelParams& params, bool of_keys) {
   return params.buffers.any_flag[of_keys] == params.nonce;
+}
+
+// split_q: a gradient's partial sums, as f32 gradients of heads_kv * splits heads.
+REGARD_INLINE View partial_dkv(const KernelParams& params, KeyGradient gradient) {
+  const Problem& p = params.problem;
+  const int64 columns = partial_dkv_columns(p.sizes);
+  return {.data = params.buffers.partial_out +
+                  (gradient == KeyGradient::dk ? 0 : partial_dk_columns(p.sizes)),
+          .type = Type::f32,
+          .strides = {.batch = p.packed ? 0 : p.sizes.len_k * columns,
+                      .head = p.sizes.rows_k * columns,
+                      .row = columns,
+                      .column = 1}};
 }
 
 // The index of row (b, i) in buffers with one element for each real row of a head.

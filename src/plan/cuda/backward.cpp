@@ -3,6 +3,7 @@
 #include "plan/cuda/families.hpp"
 #include "plan/cuda/input_copies.hpp"
 #include "plan/cuda/launches.hpp"
+#include "plan/cuda/splits.hpp"
 
 namespace regard {
 namespace {
@@ -61,6 +62,31 @@ void add_delta_launch(Draft& d, const Results& results) {
   add_simt_launch(d, c);
 }
 
+// Few tiles of keys with many iterations leave multiprocessors idle.
+void split_rows(Draft& d) {
+  KernelConfig& main = d.main;
+  // Where wgmma may compute it, data that does not begin at 16 bytes has as many splits on mma.
+  const bool may_be_wgmma = d.choice.any_family || d.choice.family == Family::wgmma;
+  const int64 resident = d.facts.level >= 90 && may_be_wgmma ? 1 : main.tiling.min_blocks;
+  d.plan.splits = row_splits_for(d.p, d.facts.chip.multiprocessors * resident);
+  if (d.plan.splits == 1) return;
+  main.split_q = true;
+  main.out_by_tma = false;
+  d.because(
+      "split: tiles of keys would leave multiprocessors idle; the query rows of each go to ",
+      d.plan.splits, " blocks",
+      splits_whole_heads(main) ? ", by whole heads, for the order or the sums of a head" : "");
+}
+
+void add_combine_dkv(Draft& d, bool flags) {
+  KernelConfig c = plain_config(d.p, Kernel::combine_dkv);
+  c.dim = int(d.p.sizes.dim);
+  c.dim_v = int(d.p.sizes.dim_v);
+  c.wanted = {.dk = d.main.wanted.dk, .dv = d.main.wanted.dv};
+  c.flags_nonfinite = flags;
+  add_simt_launch(d, c, 2);
+}
+
 void add_finish_launch(Draft& d, const Results& results) {
   const bool has_sums = has_dbias_sums(d);
   if (!results.dq && !results.flags && !has_sums) return;
@@ -86,10 +112,12 @@ void add_main_launches(Draft& d, const Results& results) {
     if (results.dq) add_simt_launch(d, simt_config(d.p, Kernel::query_gradient));
     return;
   }
-  main.flags_nonfinite = results.flags && results.dkv;
   if (results.any() || main.dbias.how != BiasGradient::none) {
-    add_launch(d, main, d.p.sizes.batch * d.p.sizes.heads_kv, key_tiles(main, d.p.sizes.len_k), 1,
-               heads_per_group(d.facts, main));
+    split_rows(d);
+    main.flags_nonfinite = results.flags && results.dkv && !main.split_q;
+    const int64 heads = d.p.sizes.batch * d.p.sizes.heads_kv * d.plan.splits;
+    add_launch(d, main, heads, key_tiles(main, d.p.sizes.len_k), 1, heads_per_group(d.facts, main));
+    if (main.split_q && results.dkv) add_combine_dkv(d, results.flags);
   }
   add_finish_launch(d, results);
 }
@@ -119,6 +147,7 @@ void lay_out_workspace(Draft& d, const Results& results) {
   const Count rows = Count(s.heads_q) * s.rows_q, keys = Count(s.heads_kv) * s.rows_k;
   const bool sums_dq = main.family != Family::simt && results.dq;
   const bool splits_f32 = main.products == Products::f16x3;
+  const Count part = main.split_q && results.dkv ? keys * partial_dkv_columns(s) * 4 : 0;
   const bool has_inputs = results.any() || !splits_f32;
   const Count semaphores =
       main.ordered_dq ? Count(s.batch * s.heads_q) * dq_semaphores_of_head(p) : 0;
@@ -131,6 +160,7 @@ void lay_out_workspace(Draft& d, const Results& results) {
                {row_states, rows * 2 * (computes_in_f64(p) ? 8 : 4)},
                {row_terms, has_inputs ? row_terms_bytes(p, main) : 0},
                {dq_sums, sums_dq ? Count(s.heads_q) * dq_rows(p) * main.dim * 4 : 0},
+               {partial_out, part * d.plan.splits},
                {hi_lo, has_inputs ? hi_lo_bytes(p, main) : 0},
                {copies, copies_bytes(p, copies_at_most(d.plan, p))}});
   // The delta kernel clears, where there are rows.

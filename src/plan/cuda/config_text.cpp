@@ -12,8 +12,8 @@ namespace {
 
 constexpr const char* kKernels[kKernelCount] = {
     "forward",       "combine", "delta",         "backward",  "key_gradient", "query_gradient",
-    "bias_gradient", "finish",  "sink_gradient", "split_f32", "copy_inputs"};
-static_assert(int(Kernel::copy_inputs) + 1 == kKernelCount);
+    "bias_gradient", "finish",  "sink_gradient", "split_f32", "copy_inputs",  "combine_dkv"};
+static_assert(int(Kernel::combine_dkv) + 1 == kKernelCount);
 
 const char* type_of(Kernel) { return "Kernel"; }
 const char* type_of(Family) { return "Family"; }

@@ -47,7 +47,7 @@ std::string config_line(const KernelConfig& c) {
     if (c.cta_pair) text += ", clusters of two blocks";
   }
   if (c.pack_gqa) text += ", packed GQA";
-  if (c.split_kv) text += ", split";
+  if (c.split_kv || c.split_q) text += ", split";
   if (c.only_flagged) text += ", flagged rows or keys only";
   return text;
 }

@@ -30,12 +30,12 @@ void add_launch(Draft& d, const KernelConfig& c, int64 heads, int64 tiles, int64
        .resident = is_persistent ? d.facts.chip.multiprocessors : 0});
 }
 
-void add_simt_launch(Draft& d, KernelConfig c) {
+void add_simt_launch(Draft& d, KernelConfig c, int64 splits) {
   const bool is_main = d.plan.family == Family::simt && c.kernel == d.main.kernel;
   if (!is_main && choose_simt_tiling(c, d.request(c, false)) != Fit::fits) {
     d.refuse("no tile fits the shared memory of a block");
   }
-  add_launch(d, c, simt_heads(d.p, c), simt_tiles(d.p, c));
+  add_launch(d, c, simt_heads(d.p, c), simt_tiles(d.p, c), splits);
 }
 
 void add_fixup_launch(Draft& d, Kernel kernel) {

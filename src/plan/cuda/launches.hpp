@@ -17,7 +17,7 @@ void add_launch(Draft&, const KernelConfig&, int64 heads, int64 tiles, int64 spl
                 int64 heads_per_group = 1);
 
 // A launch of a kernel of family simt, with a tiling; the main kernel has its tiling already.
-void add_simt_launch(Draft&, KernelConfig);
+void add_simt_launch(Draft&, KernelConfig, int64 splits = 1);
 
 // The fix-up pass: a simt kernel that computes flagged rows or keys again.
 void add_fixup_launch(Draft&, Kernel);

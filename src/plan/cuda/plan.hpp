@@ -60,7 +60,7 @@ struct CudaPlan {
   int level = 50;                    // of their instructions
   std::vector<CudaLaunch> launches;  // in the order of the stream
   CudaWorkspace workspace;
-  int splits = 1;                    // of the keys, forward
+  int splits = 1;                    // forward: of the keys; backward: of the query rows
   InputSet copies;                   // inputs that are copied first
   Strides dbias_strides;             // of the sums of dbias
   std::vector<std::string> reasons;  // for a person; empty unless asked for

@@ -33,6 +33,11 @@ Attention causal(const Shape& shape) {
   return a;
 }
 
+Attention few_keys() {
+  const Tensor keys(nullptr, bf16, {1, 1, 256, 128});
+  return {.q = Tensor(nullptr, bf16, {1, kHeads, kLength, 128}), .k = keys, .v = keys};
+}
+
 Attention short_rows(Causal causal) {
   const Tensor all(nullptr, bf16, {2 * kBatch, kHeads, 512, 64});
   Attention a{.q = all, .k = all, .v = all};
@@ -118,8 +123,9 @@ void add_biases(Problems& problems) {
   problems.forward(a);
 }
 
-// One query after many keys, and a few, with and without warps that split the keys.
-void add_few_queries(Problems& problems) {
+// One query after many keys, and a few, with and without warps that split the keys; and few keys
+// after many queries.
+void add_few_queries_or_keys(Problems& problems) {
   problems.forward(attention({.heads_kv = 4, .len_q = 1, .batch = 1}));
   problems.forward(attention({.dim = 64, .len_q = 1}));
   problems.forward(attention({.type = f16, .dim = 256, .heads_kv = 4, .len_q = 1}));
@@ -128,6 +134,7 @@ void add_few_queries(Problems& problems) {
   a.sink = Tensor(nullptr, f32, {kHeads});
   problems.forward(a);
   problems.forward(attention({.heads_kv = 4, .len_q = 8, .batch = 1}));
+  problems.backward(few_keys());
 }
 
 }  // namespace
@@ -137,7 +144,7 @@ std::vector<Problem> representative_problems() {
   add_types_and_head_sizes(problems);
   add_features(problems);
   add_biases(problems);
-  add_few_queries(problems);
+  add_few_queries_or_keys(problems);
   return problems.list;
 }
 

@@ -54,6 +54,12 @@ Tiling tiling_of(const KernelConfig& c, int64 shared_limit) {
               .stages = 1,
               .slices = 4,
               .min_blocks = 4};
+    case Kernel::combine_dkv:
+      return {.rows = 1,
+              .keys = 4 * 32 / lanes_of_row(larger(c.dim, c.dim_v), 4),
+              .warps = 4,
+              .stages = 1,
+              .min_blocks = 4};
     case Kernel::finish:
       if (c.flags_nonfinite) return product_tiling(c, shared_limit);
       return {.rows = 64, .keys = 0, .warps = 4, .stages = 1, .min_blocks = 4};

@@ -1,4 +1,4 @@
-// Costs of split-KV, by measurements.
+// Costs of splits, by measurements.
 #include "plan/cuda/splits.hpp"
 
 #include "plan/cuda/kernel/mma_layout.h"
@@ -49,6 +49,24 @@ int splits_of_decoding(const KernelConfig& c, const Chip& chip, const TilingRequ
   return int(best);
 }
 
+// The tiles of rows of a query head that see some key of a tile.
+struct VisibleTiles {
+  int64 most, mean;
+};
+VisibleTiles visible_row_tiles(const Problem& p, int64 tile_rows, int64 tile_keys) {
+  const int64 rows = p.sizes.len_q, keys = p.sizes.len_k, all = divide_up(rows, tile_rows);
+  if (!p.features.interval) return {all, all};
+  const auto seen = [&](int64 key) {
+    const int64 last = smaller(key + tile_keys, keys) - 1;
+    const Interval x{visible_queries(p.mask_params, key, rows, keys).begin,
+                     visible_queries(p.mask_params, last, rows, keys).end};
+    return x.empty() ? 0 : divide_up(x.end, tile_rows) - x.begin / tile_rows;
+  };
+  const int64 last = divide_up(keys, tile_keys) - 1;
+  const int64 of[] = {seen(0), seen(last / 2 * tile_keys), seen(last * tile_keys)};
+  return {larger(larger(of[0], of[1]), of[2]), divide_up(of[0] + of[1] + of[2], 3)};
+}
+
 }  // namespace
 
 bool last_split_merges(const KernelConfig& c, const TilingRequest& request, int64 splits) {
@@ -80,6 +98,35 @@ int splits_for(const KernelConfig& c, const Chip& chip, const TilingRequest& req
     if (splits >= 2 && cost(splits) < cost(best)) best = splits;
   }
   return int(best);
+}
+
+int row_splits_for(const Problem& p, int64 at_once) {
+  // In units of an iteration: the start of a block, the launch that adds the parts, and writing and
+  // reading the parts of as many blocks as run at once.
+  constexpr int64 kStart = 2, kCombine = 8, kParts = 3;
+  constexpr int64 kRows = 64, kKeys = 128, kWideKeys = 64, kWide = 128;
+  const Sizes& s = p.sizes;
+  const int64 keys = larger(s.dim, s.dim_v) > kWide ? kWideKeys : kKeys;
+  const int64 tiles = s.batch * s.heads_kv * divide_up(s.len_k, keys);
+  if (tiles == 0 || tiles > 2 * at_once) return 1;
+  const VisibleTiles visible = visible_row_tiles(p, kRows, keys);
+  const bool whole_heads = p.deterministic || p.features.bias;
+  const auto each = [&](int64 row_tiles, int64 splits) {
+    return kStart + (whole_heads ? divide_up(s.group(), splits) * row_tiles
+                                 : divide_up(s.group() * row_tiles, splits));
+  };
+  const auto cost = [&](int64 splits) {
+    const int64 waves = divide_up(tiles * splits, at_once);
+    return larger(each(visible.most, splits), waves * each(visible.mean, splits)) +
+           (splits > 1 ? kCombine + kParts * waves : 0);
+  };
+  const int64 most = s.group() * (whole_heads ? 1 : visible.most);
+  int64 best = 1;
+  for (int64 waves = 1; waves <= 4; ++waves) {
+    const int64 splits = smaller(waves * at_once / tiles, most);
+    if (splits >= 2 && cost(splits) < cost(best)) best = splits;
+  }
+  return 10 * cost(best) <= 9 * cost(1) ? int(best) : 1;
 }
 
 }  // namespace regard

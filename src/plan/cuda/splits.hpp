@@ -1,9 +1,10 @@
-// Split-KV: how many blocks share the keys of a tile of query rows, so that few tiles of many keys
-// fill the chip.
+// How many blocks share a tile, so that few tiles with much work fill the chip: the keys of a tile
+// of query rows (split-KV), and, backward, the query rows of a tile of keys.
 #pragma once
 
 #include "plan/cuda/chip.hpp"
 #include "plan/cuda/tiling.hpp"
+#include "problem/problem.h"
 
 namespace regard {
 
@@ -14,5 +15,9 @@ int splits_for(const KernelConfig&, const Chip&, const TilingRequest&, int64 til
 
 // Whether the last block of a tile merges its splits: where that takes less time than a launch.
 bool last_split_merges(const KernelConfig&, const TilingRequest&, int64 splits);
+
+// Backward: the number whose blocks, and the sum of whose parts, end first. It does not depend on
+// what is known only when there is data, because the workspace is asked for before.
+int row_splits_for(const Problem&, int64 blocks_at_once);
 
 }  // namespace regard

@@ -1,6 +1,7 @@
 // Which part of a problem each block of a GPU kernel works on, and how they share dq.
 #pragma once
 
+#include "plan/cuda/kernel/kernel_config.h"
 #include "problem/problem.h"
 
 namespace regard {
@@ -60,6 +61,25 @@ REGARD_INLINE BlockCoords block_coords_unsplit(const BlockGrid& grid, int64 numb
   return {.head = index % grid.batch * (grid.heads / grid.batch) + index / grid.batch,
           .tile = tile,
           .split = 0};
+}
+
+// KernelConfig::split_q: the blocks of a tile of keys share its iterations, which are the tiles of
+// rows of one query head after another. Whole heads go to a block where the additions of a head
+// have an order, or a head's dbias is summed.
+REGARD_INLINE bool splits_whole_heads(const KernelConfig& c) {
+  return c.ordered_dq || c.dbias.how != BiasGradient::none;
+}
+// The first iteration of a split; that of split `splits` is the end.
+REGARD_INLINE int32 first_iteration(const KernelConfig& c, int32 heads, int32 tiles, int32 splits,
+                                    int32 split) {
+  const int32 unit = splits_whole_heads(c) ? tiles : 1;
+  const int32 units = splits_whole_heads(c) ? heads : heads * tiles;
+  return (units / splits * split + smaller(units % splits, split)) * unit;
+}
+// A row of the partial sums of dk, which dv follows: both begin at 16 bytes.
+REGARD_INLINE int64 partial_dk_columns(const Sizes& s) { return round_up(s.dim, 4); }
+REGARD_INLINE int64 partial_dkv_columns(const Sizes& s) {
+  return partial_dk_columns(s) + round_up(s.dim_v, 4);
 }
 
 // dq sums have units of 16 rows; each sequence begins with a new unit.

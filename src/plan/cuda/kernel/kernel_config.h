@@ -20,8 +20,9 @@ enum class Kernel : uint8 {
   sink_gradient,   // dsink
   split_f32,       // wgmma of f32: q, k, v, dout as hi and lo parts in f16
   copy_inputs,     // wgmma: copies of q, k, v, dout that TMA can load
+  combine_dkv,     // dk, dv from the partial sums of a backward split over query rows
 };
-inline constexpr int kKernelCount = 11;
+inline constexpr int kKernelCount = 12;
 
 // Named after the instruction that multiplies.
 enum class Family : uint8 { simt, mma, wgmma };
@@ -125,6 +126,7 @@ struct KernelConfig {
   bool varlen = false;         // sequence lengths are read from memory
   bool pack_gqa = false;       // forward: a tile's rows run over the query heads of a key head
   bool split_kv = false;       // forward: the keys are split over blocks
+  bool split_q = false;        // backward: the query rows of a tile of keys are split over blocks
   bool merges_splits = false;  // forward: the last block of a tile's splits merges them
   bool skips_blocks = false;   // wgmma forward: warpgroups skip key blocks that are masked for
                                // all of their rows

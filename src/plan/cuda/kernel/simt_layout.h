@@ -107,7 +107,7 @@ REGARD_INLINE int simt_slice(int columns, int passes) {
   return passes == 1 ? columns : int(round_up(divide_up(columns, passes), kSimtColumns));
 }
 
-// Threads that share a row in delta and combine: a power of two.
+// Threads that share a row in delta, combine and combine_dkv: a power of two.
 REGARD_INLINE int lanes_of_row(int dim_v, int elements_of_lane) {
   int lanes = 1;
   while (lanes < 32 && lanes * elements_of_lane < dim_v) lanes *= 2;
@@ -119,6 +119,7 @@ REGARD_INLINE int lanes_of_row(int dim_v, int elements_of_lane) {
 REGARD_INLINE int64 simt_own_heads(const Problem& p, const KernelConfig& config) {
   switch (config.kernel) {
     case Kernel::key_gradient:
+    case Kernel::combine_dkv:
       return p.sizes.batch * p.sizes.heads_kv;
     case Kernel::bias_gradient:
       return p.bias_sizes[0] * p.bias_sizes[1];
@@ -131,6 +132,7 @@ REGARD_INLINE int64 simt_own_heads(const Problem& p, const KernelConfig& config)
 REGARD_INLINE int64 simt_own_tiles(const Problem& p, const KernelConfig& config) {
   switch (config.kernel) {
     case Kernel::key_gradient:
+    case Kernel::combine_dkv:
       return divide_up(p.sizes.len_k, config.tiling.keys);
     case Kernel::bias_gradient:
       return divide_up(p.bias_sizes[2], config.tiling.rows) *

@@ -33,7 +33,7 @@ struct BackwardTileMma {
 
   const KernelParams& params;
   const Problem& p;
-  const int b, kv;
+  const int b, dkv_head, kv;  // dkv_head: of dk and dv; split_q: kv * splits + split
   const ShortSequence seq;
   const int key_tile_index;
   const int first_key;
@@ -43,8 +43,9 @@ struct BackwardTileMma {
   REGARD_DEVICE BackwardTileMma(const KernelParams& kernel_params, const BlockCoords& place)
       : params(kernel_params),
         p(kernel_params.problem),
-        b(place.head / int(p.sizes.heads_kv)),
-        kv(place.head % int(p.sizes.heads_kv)),
+        b(place.head / dkv_heads()),
+        dkv_head(place.head % dkv_heads()),
+        kv(kConfig.split_q ? dkv_head / params.splits : dkv_head),
         seq(short_sequence<kConfig>(p, b)),
         key_tile_index(place.tile),
         first_key(place.tile * kKeys),
@@ -78,15 +79,35 @@ struct BackwardTileMma {
     if (rows.end <= rows.begin) return {0, 0};
     return {int(rows.begin) / kRows, int(divide_up(rows.end, kRows))};
   }
+  REGARD_DEVICE int dkv_heads() const {
+    return int(p.sizes.heads_kv) * (kConfig.split_q ? params.splits : 1);
+  }
+  // split_q: the first step of the block, or of the next split.
+  REGARD_DEVICE Step split_step(const ShortInterval& tiles, int next) const {
+    const int group = int(p.sizes.group()), count = tiles.end - tiles.begin;
+    const int first =
+        first_iteration(kConfig, group, count, params.splits, dkv_head % params.splits + next);
+    return {kv * group + first / count, tiles.begin + first % count};
+  }
   REGARD_DEVICE Step first_step(const ShortInterval& tiles) const {
+    if constexpr (kConfig.split_q) return split_step(tiles, 0);
     return {kv * int(p.sizes.group()), tiles.begin};
+  }
+  REGARD_DEVICE Step end_step(const ShortInterval& tiles) const {
+    if constexpr (kConfig.split_q) return split_step(tiles, 1);
+    return {(kv + 1) * int(p.sizes.group()), tiles.begin};
+  }
+  REGARD_DEVICE bool has_steps(const ShortInterval& tiles) const {
+    if (tiles.begin >= tiles.end) return false;
+    return !kConfig.split_q || is_before(first_step(tiles), end_step(tiles));
   }
   REGARD_DEVICE Step after(const Step& step, const ShortInterval& tiles) const {
     const bool last = step.tile + 1 == tiles.end;
     return {step.head + last, last ? tiles.begin : step.tile + 1};
   }
-  REGARD_DEVICE bool exists(const Step& step) const {
-    return step.head < (kv + 1) * int(p.sizes.group());
+  static REGARD_DEVICE bool is_before(const Step& step, const Step& end) {
+    if constexpr (!kConfig.split_q) return step.head < end.head;
+    return step.head < end.head || (step.head == end.head && step.tile < end.tile);
   }
   // Whether every row of the tile exists and sees every key of the block, as far as intervals say.
   REGARD_DEVICE bool is_whole(const Step& step) const {

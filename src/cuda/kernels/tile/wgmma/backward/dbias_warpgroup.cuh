@@ -318,7 +318,7 @@ struct DbiasWarpgroup {
   REGARD_DEVICE void run() {
     const BackwardTask& task = memory.task();
     clear_unseen(task);
-    RowTile tile = first_row_tile(params, task);
+    RowTile tile = first_row_tile<kConfig>(params, task);
 #pragma unroll 1
     for (int iteration = 0; iteration < task.iterations; ++iteration) {
       if constexpr (!kCluster) {
@@ -333,6 +333,7 @@ struct DbiasWarpgroup {
   REGARD_DEVICE void clear_unseen(const BackwardTask& task) const {
     if constexpr (kStores && kConfig.features.interval) {
       if (params.problem.accumulate) return;
+      if (kConfig.split_q && task.dkv_head % params.splits > 0) return;  // the first split does it
       const int heads = int(params.problem.sizes.group());
       const int tiles = (task.seq.len_q + kRows - 1) / kRows;
 #pragma unroll 1
@@ -340,7 +341,7 @@ struct DbiasWarpgroup {
 #pragma unroll 1
         for (int tile = 0; tile < tiles; ++tile) {
           if (tile >= task.first_row_tile && tile < task.end_row_tile) continue;
-          clear_tile(task, {task.kv_head * heads + h, tile});
+          clear_tile(task, {key_head<kConfig>(params, task) * heads + h, tile});
         }
       }
     }

@@ -80,7 +80,7 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
     hold_steps(held_keys, Held::kKeys, memory.keys());
     this->template set_term_factors<0>();
     this->set_whole_rows(task);
-    const RowTile tile = first_row_tile(params, task);
+    const RowTile tile = first_row_tile<kConfig>(params, task);
     this->await_queries(task, tile, queries.stage, queries.parity);
     multiply_queries();
     this->await_values(task);

@@ -94,7 +94,7 @@ struct DkWarpgroup : KeyWarpgroupOf<kConfig> {
     this->await_values(task);
     if constexpr (!kF32) this->template set_term_factors<kConfig.cta_pair ? kRowTerms : 0>();
     this->set_whole_rows(task);
-    const RowTile tile = first_row_tile(params, task);
+    const RowTile tile = first_row_tile<kConfig>(params, task);
     if constexpr (!kF32) this->await_queries(task, tile, ring.stage, ring.parity);
     this->await_douts(task, tile, ring.stage, ring.parity);
     wgmma_fence();

@@ -44,7 +44,7 @@ struct DqWarpgroup {
     if constexpr (kMakesDbias) DbiasWarpgroup<kConfig>{params, memory}.clear_unseen(task);
     if (task.iterations == 0) return;
     DqSums<kConfig> sums{params, memory, {params, task}};
-    const RowTile tile = first_row_tile(params, task);
+    const RowTile tile = first_row_tile<kConfig>(params, task);
     if (thread_index() == 0) {
       BackwardLoads<kConfig>{params, maps, memory, sums.rows}.load_first(task, tile);
     }

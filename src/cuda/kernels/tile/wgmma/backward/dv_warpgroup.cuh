@@ -96,7 +96,7 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
     this->await_keys(task);
     if constexpr (!kF32) this->template set_term_factors<0>();
     this->set_whole_rows(task);
-    const RowTile tile = first_row_tile(params, task);
+    const RowTile tile = first_row_tile<kConfig>(params, task);
     this->await_queries(task, tile, ring.stage, ring.parity);
     wgmma_fence();
     multiply_queries(ring.stage);

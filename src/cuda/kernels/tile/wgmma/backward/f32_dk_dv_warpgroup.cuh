@@ -41,7 +41,7 @@ struct F32DkDvWarpgroup : F32KeyWarpgroup<kConfig> {
       value_factors[half] = own.value;
     }
     this->set_whole_rows(task);
-    const RowTile tile = first_row_tile(params, task);
+    const RowTile tile = first_row_tile<kConfig>(params, task);
     mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
     await_queries();
     wgmma_fence();

@@ -26,8 +26,8 @@ struct F32KeyWarpgroup : KeyWarpgroup<kConfig> {
 
   REGARD_DEVICE KeyFactors factors_of(const BackwardTask& task, int half) const {
     const Problem& p = params.problem;
-    const int64 row = task.kv_head * hi_lo_layout(p, kConfig).k.rows + first_hi_lo_key(p, task) +
-                      Base::elementwise.key_of(half);
+    const int64 row = key_head<kConfig>(params, task) * hi_lo_layout(p, kConfig).k.rows +
+                      first_hi_lo_key(p, task) + Base::elementwise.key_of(half);
     return reinterpret_cast<const KeyFactors*>(params.buffers.hi_lo)[row];
   }
 

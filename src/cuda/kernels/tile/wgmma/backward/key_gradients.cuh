@@ -34,6 +34,10 @@ struct KeyGradients {
 #pragma unroll
     for (int half = 0; half < 2; ++half) nonfinite[half] = finish_key(sums, gradient, half, factor);
     if (keys_left <= 0) return;
+    if constexpr (kConfig.split_q) {
+      store_pairs<Type::f32>(sums, partial_dkv(params, gradient), columns, nonfinite);
+      return;
+    }
     if constexpr (kConfig.out_by_tma) {
       if (!kConfig.varlen || keys_left >= kWarpgroupRows) {
         store_panels(sums, map);
@@ -67,7 +71,7 @@ struct KeyGradients {
       if (nonfinite && lane_index() % 4 == 0 && key_of(half) < keys_left) {
         const Problem& p = params.problem;
         flag_key(params,
-                 task.kv_head * p.sizes.rows_k +
+                 task.dkv_head * p.sizes.rows_k +
                      flat_key(p, task.seq.whole(), task.b, first_key + key_of(half)),
                  gradient);
       }
@@ -102,7 +106,7 @@ struct KeyGradients {
             map,
             {.column = panel * kPanelColumns,
              .row = task.seq.first_k + first_key,
-             .head = task.kv_head,
+             .head = task.dkv_head,
              .batch = params.problem.packed ? 0 : task.b},
             staging + (panel - first) * panel_bytes(Memory::kKeys) + own_key * kPanelRowBytes);
       }
@@ -123,16 +127,16 @@ struct KeyGradients {
       if (key_of(half) >= keys_left) continue;
       // The fix-up pass adds the gradient that it computes to what is there.
       if (kConfig.flags_nonfinite && p.accumulate && nonfinite[half]) continue;
-      Stored* const to =
-          static_cast<Stored*>(view.data) + first_column +
-          offset_of(view.strides, task.b, task.kv_head, task.seq.first_k, first_key + key_of(half));
+      Stored* const to = static_cast<Stored*>(view.data) + first_column +
+                         offset_of(view.strides, task.b, task.dkv_head, task.seq.first_k,
+                                   first_key + key_of(half));
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           if (first_column + n * 8 + e >= columns) continue;
           float x = sums[n][half * 2 + e];
-          if (p.accumulate) x += load_element<float>(to, kType, n * 8 + e);
+          if (!kConfig.split_q && p.accumulate) x += load_element<float>(to, kType, n * 8 + e);
           store_element(to, kType, n * 8 + e, x);
         }
       }

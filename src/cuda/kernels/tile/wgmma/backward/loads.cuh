@@ -59,12 +59,12 @@ struct BackwardLoads {
     return Memory::kF32 ? first_hi_lo_key(params.problem, task) : task.seq.first_k + task.first_key;
   }
   REGARD_DEVICE void load_keys(const BackwardTask& task) const {
-    load_rows(memory.keys(), kConfig.dim, kKeys, maps.k, first_key(task), task.kv_head, task.b,
-              memory.barrier(Memory::kKeysFull));
+    load_rows(memory.keys(), kConfig.dim, kKeys, maps.k, first_key(task),
+              key_head<kConfig>(params, task), task.b, memory.barrier(Memory::kKeysFull));
   }
   REGARD_DEVICE void load_values(const BackwardTask& task) const {
-    load_rows(memory.values(), kConfig.dim_v, kKeys, maps.v, first_key(task), task.kv_head, task.b,
-              memory.barrier(Memory::kValuesFull));
+    load_rows(memory.values(), kConfig.dim_v, kKeys, maps.v, first_key(task),
+              key_head<kConfig>(params, task), task.b, memory.barrier(Memory::kValuesFull));
   }
   // CTA pair: loads the other block's keys, in the columns of dq that this block makes.
   REGARD_DEVICE void load_peer_keys(const BackwardTask& task) const {
@@ -75,7 +75,7 @@ struct BackwardLoads {
       tma_load(memory.peer_keys() + panel * panel_bytes(kKeys), maps.k,
                {.column = (task.key_tile % 2 * kPanels + panel) * kPanelColumns,
                 .row = (task.key_tile ^ 1) * kKeys,
-                .head = task.kv_head,
+                .head = key_head<kConfig>(params, task),
                 .batch = task.b},
                barrier);
     }

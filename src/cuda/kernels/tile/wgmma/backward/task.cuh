@@ -10,12 +10,13 @@ namespace regard {
 
 // The row tiles are those of every query head that shares the key head.
 struct BackwardTask {
-  int b, kv_head;
+  int b;
+  int dkv_head;   // of its dk and dv: the key head; split_q: key head * splits + split
   int key_tile;   // index among the tiles of keys
   int first_key;  // in its sequence
   int key_count;
   int first_row_tile, end_row_tile;
-  int iterations;  // row tiles of all query heads together
+  int iterations;  // row tiles of all query heads together; split_q: the block's part
   ShortSequence seq;
 };
 static_assert(sizeof(BackwardTask) <= kBackwardTaskBytes);
@@ -32,8 +33,26 @@ struct RowTile {
   }
 };
 
+template <KernelConfig kConfig>
+REGARD_DEVICE int key_head(const KernelParams& params, const BackwardTask& task) {
+  return kConfig.split_q ? task.dkv_head / params.splits : task.dkv_head;
+}
+
+// split_q: the first of the block's iterations, or of the next split's.
+template <KernelConfig kConfig>
+REGARD_DEVICE int split_begin(const KernelParams& params, const BackwardTask& task, int next = 0) {
+  return first_iteration(kConfig, int(params.problem.sizes.group()),
+                         task.end_row_tile - task.first_row_tile, params.splits,
+                         task.dkv_head % params.splits + next);
+}
+
+template <KernelConfig kConfig>
 REGARD_DEVICE RowTile first_row_tile(const KernelParams& params, const BackwardTask& task) {
-  return {task.kv_head * int(params.problem.sizes.group()), task.first_row_tile};
+  const int head = key_head<kConfig>(params, task) * int(params.problem.sizes.group());
+  if constexpr (!kConfig.split_q) return {head, task.first_row_tile};
+  const int begin = split_begin<kConfig>(params, task);
+  const int tiles = larger(task.end_row_tile - task.first_row_tile, 1);
+  return {head + begin / tiles, task.first_row_tile + begin % tiles};
 }
 
 // The two blocks of a CTA pair have neighbouring tiles of keys.
@@ -54,10 +73,10 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
   constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
   const Problem& p = params.problem;
   const BlockCoords coords = backward_coords<kConfig>(params.grid);
-  const int heads = int(p.sizes.heads_kv);
+  const int heads = int(p.sizes.heads_kv) * (kConfig.split_q ? params.splits : 1);
   BackwardTask x;
   x.b = coords.head / heads;
-  x.kv_head = coords.head % heads;
+  x.dkv_head = coords.head % heads;
   x.seq = short_sequence<kConfig>(p, x.b);
   // Under intervals, ordered additions to dq begin with the last keys, whose rows begin the latest.
   x.key_tile = kConfig.ordered_dq && kConfig.features.interval ? params.grid.tiles - 1 - coords.tile
@@ -77,7 +96,11 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
   const bool any = (x.key_count > 0 || kConfig.cta_pair) && !rows.empty();
   x.first_row_tile = any ? int(rows.begin) / kRows : 0;
   x.end_row_tile = any ? (int(rows.end) + kRows - 1) / kRows : 0;
-  x.iterations = (x.end_row_tile - x.first_row_tile) * int(p.sizes.group());
+  if constexpr (kConfig.split_q) {
+    x.iterations = split_begin<kConfig>(params, x, 1) - split_begin<kConfig>(params, x);
+  } else {
+    x.iterations = (x.end_row_tile - x.first_row_tile) * int(p.sizes.group());
+  }
   return x;
 }
 
@@ -85,7 +108,7 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
 REGARD_DEVICE BackwardTask uniform_task(const BackwardTask& x) {
   return {
       uniform(x.b),
-      uniform(x.kv_head),
+      uniform(x.dkv_head),
       uniform(x.key_tile),
       uniform(x.first_key),
       uniform(x.key_count),

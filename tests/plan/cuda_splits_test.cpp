@@ -1,0 +1,93 @@
+// When the backward pass splits the query rows of a tile of keys over blocks.
+#include "tests/plan/cuda_case.hpp"
+
+using namespace regard;
+using namespace regard::cuda_case;
+
+namespace {
+
+CudaPlan backward(const Shape& shape, const std::string& name = "", bool causal = false,
+                  bool deterministic = false) {
+  Attention a = attention(shape);
+  if (causal) a.causal = Causal::top_left;
+  a.deterministic = deterministic;
+  const Problem p = problem(a, Pass::backward);
+  CudaPlan plan = planned(p, "sm_90", name);
+  check_sound(p, chip("sm_90"), plan);
+  return plan;
+}
+
+std::int64_t blocks(const CudaPlan& plan) { return launch_of(plan, Kernel::backward)->blocks(); }
+
+}  // namespace
+
+TEST_SUITE_BEGIN("cuda_plan");
+
+TEST_CASE("few tiles of keys with many iterations fill the chip") {
+  const std::int64_t nearly_all = chip("sm_90").multiprocessors * 7 / 8;
+  for (const char* family : {"cuda:wgmma", "cuda:mma"}) {
+    for (const std::int64_t heads_kv : {1, 4, 8}) {
+      for (const std::int64_t length : {512, 2048}) {
+        for (const std::int64_t dim : {64, 128}) {
+          for (const bool causal : {false, true}) {
+            CAPTURE(family);
+            CAPTURE(heads_kv);
+            CAPTURE(length);
+            CAPTURE(dim);
+            CAPTURE(causal);
+            const Shape shape = {.batch = 1,
+                                 .heads_q = 32,
+                                 .heads_kv = heads_kv,
+                                 .len_q = length,
+                                 .len_k = length,
+                                 .dim = dim};
+            CHECK(blocks(backward(shape, family, causal)) >= nearly_all);
+          }
+        }
+      }
+    }
+    // Many rows, few keys.
+    CHECK(blocks(backward({.batch = 1, .len_q = 8192, .len_k = 128}, family)) >= nearly_all);
+  }
+}
+
+TEST_CASE("a split backward pass adds its parts in a kernel afterwards, which flags keys") {
+  const Shape shape = {.batch = 1, .heads_q = 32, .heads_kv = 1};
+  const CudaPlan plan = backward(shape, "", true);
+  CHECK(kernels_of(plan) == "delta backward combine_dkv finish");
+  CHECK(says(plan, "multiprocessors idle"));
+  const KernelConfig& main = launch_of(plan, Kernel::backward)->config;
+  CHECK(main.split_q);
+  CHECK(!main.flags_nonfinite);
+  CHECK(!main.out_by_tma);
+  CHECK(launch_of(plan, Kernel::combine_dkv)->config.flags_nonfinite);
+  // Whole heads, where the additions of a head to dq have an order.
+  CHECK(backward(shape, "", true, true).splits == 32);
+  // dq alone has no parts.
+  Problem p = problem(attention(shape), Pass::backward);
+  p.gradients_named = true;
+  p.dq = {.type = bf16, .strides = p.q.strides};
+  const CudaPlan dq = planned(p);
+  CHECK(dq.splits > 1);
+  CHECK(kernels_of(dq) == "delta backward finish");
+  CHECK(dq.workspace.begin(WorkspacePart::partial_out) ==
+        dq.workspace.end(WorkspacePart::partial_out));
+}
+
+TEST_CASE("what fills the chip, or is short, is not split") {
+  const auto splits = [](const Shape& shape, bool causal = false) {
+    return backward(shape, "", causal).splits;
+  };
+  CHECK(splits({.batch = 4, .heads_q = 16, .heads_kv = 16, .len_q = 4096, .len_k = 4096}) == 1);
+  CHECK(splits({.batch = 4, .heads_q = 16, .heads_kv = 16, .len_q = 512, .len_k = 512}, true) == 1);
+  CHECK(splits({.batch = 8, .heads_q = 32, .heads_kv = 8, .len_q = 4096, .len_k = 4096}) == 1);
+  CHECK(splits({.batch = 1, .heads_q = 8, .heads_kv = 8, .len_q = 128, .len_k = 128}) == 1);
+  // One head alone has too few rows to split by whole heads.
+  CHECK(backward({.batch = 1, .heads_q = 1, .heads_kv = 1}, "", false, true).splits == 1);
+  // A window leaves few iterations.
+  Attention a = attention({.batch = 1, .heads_q = 8, .heads_kv = 8, .len_q = 8192, .len_k = 1024});
+  a.window = {.left = 100, .right = 0};
+  CHECK(planned(problem(a, Pass::backward)).splits == 1);
+}
+
+TEST_SUITE_END();
