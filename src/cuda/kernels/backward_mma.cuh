@@ -130,18 +130,18 @@ struct BackwardMma {
     at.load_rows(0, step);
     cp_async_commit();
     int stage = 0;
-    while (at.is_before(step, end)) {
+    while (at.exists(step, end)) {
       const Step next = at.after(step, tiles);
       cp_async_wait<0>();
       sync_block();
       if constexpr (kAhead) {
-        if (at.is_before(next, end)) at.load_rows(stage ^ 1, next);
+        if (at.exists(next, end)) at.load_rows(stage ^ 1, next);
         cp_async_commit();
       }
       work(stage, step, [&] {
         if constexpr (!kAhead) {
           sync_block();
-          if (at.is_before(next, end)) at.load_rows(0, next);
+          if (at.exists(next, end)) at.load_rows(0, next);
           cp_async_commit();
         }
       });
@@ -198,9 +198,9 @@ struct BackwardMma {
       const TileView stage{tile.begin + first * tile.row_bytes + first_column * F::kBytes,
                            tile.row_bytes};
       store_rows<kConfig.type>(
-          x[m], view, columns - first_column, !kConfig.split_q && at.p.accumulate, stage,
+          x[m], view, columns - first_column, kConfig.split_q ? false : at.p.accumulate, stage,
           [&](int row) {
-            return offset_of(view.strides, at.b, at.dkv_head, at.seq.first_k,
+            return offset_of(view.strides, at.b, at.kv, at.seq.first_k,
                              at.first_key + first + row) +
                    first_column;
           },

@@ -31,9 +31,14 @@ struct BackwardTileMma {
     REGARD_DEVICE int first_row() const { return tile * kRows; }
   };
 
+  static REGARD_DEVICE int dkv_heads(const Problem& p, const KernelParams& params) {
+    if constexpr (kConfig.split_q) return int(p.sizes.heads_kv) * params.splits;
+    return int(p.sizes.heads_kv);
+  }
+
   const KernelParams& params;
   const Problem& p;
-  const int b, dkv_head, kv;  // dkv_head: of dk and dv; split_q: kv * splits + split
+  const int b, kv;  // split_q: kv counts the splits of all key heads
   const ShortSequence seq;
   const int key_tile_index;
   const int first_key;
@@ -43,9 +48,8 @@ struct BackwardTileMma {
   REGARD_DEVICE BackwardTileMma(const KernelParams& kernel_params, const BlockCoords& place)
       : params(kernel_params),
         p(kernel_params.problem),
-        b(place.head / dkv_heads()),
-        dkv_head(place.head % dkv_heads()),
-        kv(kConfig.split_q ? dkv_head / params.splits : dkv_head),
+        b(place.head / dkv_heads(p, params)),
+        kv(place.head % dkv_heads(p, params)),
         seq(short_sequence<kConfig>(p, b)),
         key_tile_index(place.tile),
         first_key(place.tile * kKeys),
@@ -79,34 +83,33 @@ struct BackwardTileMma {
     if (rows.end <= rows.begin) return {0, 0};
     return {int(rows.begin) / kRows, int(divide_up(rows.end, kRows))};
   }
-  REGARD_DEVICE int dkv_heads() const {
-    return int(p.sizes.heads_kv) * (kConfig.split_q ? params.splits : 1);
-  }
+  REGARD_DEVICE int key_head() const { return kConfig.split_q ? kv / params.splits : kv; }
   // split_q: the first step of the block, or of the next split.
   REGARD_DEVICE Step split_step(const ShortInterval& tiles, int next) const {
     const int group = int(p.sizes.group()), count = tiles.end - tiles.begin;
     const int first =
-        first_iteration(kConfig, group, count, params.splits, dkv_head % params.splits + next);
-    return {kv * group + first / count, tiles.begin + first % count};
+        first_iteration(kConfig, group, count, params.splits, kv % params.splits + next);
+    return {key_head() * group + first / count, tiles.begin + first % count};
   }
   REGARD_DEVICE Step first_step(const ShortInterval& tiles) const {
     if constexpr (kConfig.split_q) return split_step(tiles, 0);
     return {kv * int(p.sizes.group()), tiles.begin};
   }
+  // Behind the last step: split_q only.
   REGARD_DEVICE Step end_step(const ShortInterval& tiles) const {
     if constexpr (kConfig.split_q) return split_step(tiles, 1);
-    return {(kv + 1) * int(p.sizes.group()), tiles.begin};
+    return {};
   }
   REGARD_DEVICE bool has_steps(const ShortInterval& tiles) const {
-    if (tiles.begin >= tiles.end) return false;
-    return !kConfig.split_q || is_before(first_step(tiles), end_step(tiles));
+    return tiles.begin < tiles.end &&
+           (!kConfig.split_q || exists(first_step(tiles), end_step(tiles)));
   }
   REGARD_DEVICE Step after(const Step& step, const ShortInterval& tiles) const {
     const bool last = step.tile + 1 == tiles.end;
     return {step.head + last, last ? tiles.begin : step.tile + 1};
   }
-  static REGARD_DEVICE bool is_before(const Step& step, const Step& end) {
-    if constexpr (!kConfig.split_q) return step.head < end.head;
+  REGARD_DEVICE bool exists(const Step& step, const Step& end) const {
+    if constexpr (!kConfig.split_q) return step.head < (kv + 1) * int(p.sizes.group());
     return step.head < end.head || (step.head == end.head && step.tile < end.tile);
   }
   // Whether every row of the tile exists and sees every key of the block, as far as intervals say.
@@ -161,9 +164,10 @@ struct BackwardTileMma {
 
   REGARD_DEVICE void load_keys() const {
     load_tile<kThreads, kKeys, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
-        key_tile(), key_count, int(p.sizes.dim), rows_of(p.k, kv, seq.first_k + first_key));
+        key_tile(), key_count, int(p.sizes.dim), rows_of(p.k, key_head(), seq.first_k + first_key));
     load_tile<kThreads, kKeys, kConfig.dim_v, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
-        value_tile(), key_count, int(p.sizes.dim_v), rows_of(p.v, kv, seq.first_k + first_key));
+        value_tile(), key_count, int(p.sizes.dim_v),
+        rows_of(p.v, key_head(), seq.first_k + first_key));
   }
 
   // Q, the rows' states, their bias and mask, and dO.

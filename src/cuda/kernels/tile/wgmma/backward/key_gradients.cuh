@@ -35,7 +35,7 @@ struct KeyGradients {
     for (int half = 0; half < 2; ++half) nonfinite[half] = finish_key(sums, gradient, half, factor);
     if (keys_left <= 0) return;
     if constexpr (kConfig.split_q) {
-      store_pairs<Type::f32>(sums, partial_dkv(params, gradient), columns, nonfinite);
+      store_parts(sums, partial_dkv(params, gradient), columns);
       return;
     }
     if constexpr (kConfig.out_by_tma) {
@@ -114,6 +114,25 @@ struct KeyGradients {
     }
   }
 
+  // split_q: stores partial sums, whose rows have room for whole pairs.
+  template <int kBlocks>
+  REGARD_DEVICE void store_parts(const Accumulator (&sums)[kBlocks], const View& view,
+                                 int columns) const {
+    const int first_column = lane_index() % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (key_of(half) >= keys_left) continue;
+      float* const to = static_cast<float*>(view.data) + first_column +
+                        offset_of(view.strides, task.b, task.dkv_head, task.seq.first_k,
+                                  first_key + key_of(half));
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+        if (first_column + n * 8 >= columns) continue;
+        store_global_64(to + n * 8, bits_of(sums[n][half * 2]), bits_of(sums[n][half * 2 + 1]));
+      }
+    }
+  }
+
   // Stores from registers: f32 gradients, gradients that are added to earlier ones, and rows that
   // TMA cannot address.
   template <Type kType, int kBlocks>
@@ -136,7 +155,7 @@ struct KeyGradients {
         for (int e = 0; e < 2; ++e) {
           if (first_column + n * 8 + e >= columns) continue;
           float x = sums[n][half * 2 + e];
-          if (!kConfig.split_q && p.accumulate) x += load_element<float>(to, kType, n * 8 + e);
+          if (p.accumulate) x += load_element<float>(to, kType, n * 8 + e);
           store_element(to, kType, n * 8 + e, x);
         }
       }
