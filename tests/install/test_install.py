@@ -165,3 +165,12 @@ def test_as_a_subfolder(inside: Path) -> None:
 def test_a_whole_project_with_a_subfolder(inside: Path) -> None:
     run("cmake", "--build", inside, "--target", "inside")
     check_cpp(run(inside / "inside"))
+
+
+def test_big_endian_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["cmake", "-S", ROOT, "-B", tmp_path, "-G", "Ninja", "-DCMAKE_CXX_ABI_COMPILED=TRUE",
+         "-DCMAKE_CXX_BYTE_ORDER=BIG_ENDIAN"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode != 0 and "is big-endian" in done.stderr
