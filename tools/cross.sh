@@ -3,10 +3,9 @@
 #
 #   tools/cross.sh [aarch64 | riscv64 | musl | macos | windows]...      default: all of them
 #
-# Debian's g++ builds for aarch64; zig's clang, which brings C and C++ libraries, for the others.
-# QEMU runs what this machine cannot; QEMU_CPU names the processor, for example cortex-a57. Programs
-# for riscv64 and musl (x86-64) are static, with musl. For musl the tool is built too, and tests of
-# AVX and of the GPU backend run. Each build is in build/cross/NAME, with its log. The last lines
+# Debian's g++ builds for aarch64 and riscv64; zig's clang, which brings C and C++ libraries, for the
+# others. QEMU runs what this machine cannot; QEMU_CPU names the processor, for example cortex-a57.
+# Programs for musl (x86-64) are static; the tool is built too, and tests of AVX run. Each build is in build/cross/NAME, with its log. The last lines
 # are a table; the status is 1 where something failed that is said to work. Windows is not
 # supported: the table counts the files that compile.
 set -euo pipefail
@@ -58,10 +57,8 @@ configure_zig() {
 
 configure_target() {
   case $1 in
-    aarch64) configure "$1" Linux "$1" "$1-linux-gnu-gcc" "$1-linux-gnu-g++" \
+    aarch64 | riscv64) configure "$1" Linux "$1" "$1-linux-gnu-gcc" "$1-linux-gnu-g++" \
       -DREGARD_BUILD_TESTS=ON -DCMAKE_CROSSCOMPILING_EMULATOR="qemu-$1;-L;/usr/$1-linux-gnu" ;;
-    riscv64) configure_zig "$1" Linux riscv64 riscv64-linux-musl -DREGARD_BUILD_TESTS=ON \
-      -DCMAKE_EXE_LINKER_FLAGS=-static -DCMAKE_CROSSCOMPILING_EMULATOR=qemu-riscv64 ;;
     musl) configure_zig "$1" Linux x86_64 x86_64-linux-musl -DREGARD_BUILD_TESTS=ON \
       -DREGARD_BUILD_CLI=ON -DCMAKE_EXE_LINKER_FLAGS=-static -DCMAKE_CROSSCOMPILING_EMULATOR=env ;;
     macos) configure_zig "$1" Darwin arm64 aarch64-macos ;;
@@ -95,7 +92,7 @@ compiled() {
 one() {
   local name=$1 log=build/cross/$1.log linked=no tests='not run' isas=- status=0 programs=()
   case $name in
-    aarch64 | riscv64) programs=(regard_tests c_api_test) ;;
+    aarch64 | riscv64) programs=(regard_tests regard_cuda_tests c_api_test) ;;
     musl) programs=(regard_cli regard_tests regard_cuda_tests c_api_test) ;;
   esac
   configure_target "$name" >"$log" 2>&1 || { tail -n 20 "$log" >&2; return 1; }

@@ -24,7 +24,7 @@ case $purpose in
     locks=(test model torch)
     ;;
   docs) packages+=(doxygen) ;;
-  cross) packages+=(g++-aarch64-linux-gnu qemu-user) ;;
+  cross) packages+=(g++-aarch64-linux-gnu g++-riscv64-linux-gnu qemu-user) ;;
   *) echo "usage: tools/setup.sh build | test | test-all | bench | docs | cross | release" >&2; exit 2 ;;
 esac
 

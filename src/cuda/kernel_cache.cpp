@@ -84,8 +84,8 @@ std::string architecture_of(const KernelConfig& config, const Compiler* compiler
 
 // One line a process: what ails the folder ails every kernel.
 void log_once(const std::string& reason) {
-  static std::atomic<bool> logged{false};
-  if (!logged.exchange(true)) log_line("cache: kernels are not kept: " + reason);
+  static std::atomic_flag logged;
+  if (!logged.test_and_set()) log_line("cache: kernels are not kept: " + reason);
 }
 
 KernelBinary make_binary(const KernelConfig& config, int capability, Origin& origin) {

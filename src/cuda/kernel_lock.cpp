@@ -16,7 +16,7 @@ namespace regard::cuda_backend {
 namespace {
 
 constexpr std::chrono::milliseconds kPause{10};
-std::atomic<bool> waits_in_vain{false};
+std::atomic_flag waits_in_vain;
 
 }  // namespace
 
@@ -29,10 +29,10 @@ KernelLock::KernelLock(const KernelKey& key, std::chrono::milliseconds longest) 
   const auto end = std::chrono::steady_clock::now() + longest;
   while (!(is_held_ = change(F_WRLCK))) {
     if (errno != EAGAIN && errno != EACCES) return;  // not every file system has locks
-    if (std::chrono::steady_clock::now() >= end && !waits_in_vain.exchange(true)) {
+    if (std::chrono::steady_clock::now() >= end && !waits_in_vain.test_and_set()) {
       log_line("cache: another process has held the lock of a kernel for too long");
     }
-    if (waits_in_vain.load(std::memory_order_relaxed)) return;
+    if (waits_in_vain.test(std::memory_order_relaxed)) return;
     std::this_thread::sleep_for(kPause);
   }
 }

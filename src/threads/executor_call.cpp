@@ -28,7 +28,7 @@ void ExecutorCall::call_task(void* context, int index) {
 }
 
 void ExecutorCall::start(int index) {
-  if (index < 0 || index >= workers_ || claimed_[std::size_t(index)].exchange(true)) {
+  if (index < 0 || index >= workers_ || claimed_[std::size_t(index)].test_and_set()) {
     wrong_index_ = index;
     return;
   }
@@ -40,7 +40,7 @@ void ExecutorCall::start(int index) {
 int ExecutorCall::withhold_others() {
   int withheld = 0;
   for (int index = 0; index < workers_; ++index)
-    withheld += !claimed_[std::size_t(index)].exchange(true);
+    withheld += !claimed_[std::size_t(index)].test_and_set();
   return withheld;
 }
 

@@ -20,7 +20,7 @@ class ExecutorCall {
 
  private:
   ExecutorCall(int workers, FunctionRef<void(int)> work)
-      : work_(work), workers_(workers), claimed_(new std::atomic<bool>[std::size_t(workers)]()) {}
+      : work_(work), workers_(workers), claimed_(new std::atomic_flag[std::size_t(workers)]()) {}
 
   static void call_task(void* context, int index);
   void start(int index);
@@ -32,7 +32,7 @@ class ExecutorCall {
 
   const FunctionRef<void(int)> work_;
   const int workers_;
-  const std::unique_ptr<std::atomic<bool>[]> claimed_;
+  const std::unique_ptr<std::atomic_flag[]> claimed_;
   std::atomic<int> ended_{0};
   std::atomic<std::int64_t> wrong_index_{kNone};
   ExecutorCall* older_ = nullptr;  // in the list of abandoned calls
