@@ -62,6 +62,7 @@ EMULATED = {
     "src/cuda/kernels/tile/wgmma": "wide_heads or take_turns or bias_has_its_gradient",
     "src/cuda/kernels/backward_w": "wide_heads or take_turns",
     "src/cuda/kernels/copy_inputs": "copied or rows_that_end",
+    "src/cuda/kernels/combine_dkv": "test_splits or hidden_nan",
     "src/cuda/kernels/combine": "test_few_rows",
     "src/cuda/kernels/tile/simt": SIMT,
     "src/cuda/kernels/forward_simt": SIMT,
