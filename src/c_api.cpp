@@ -84,7 +84,8 @@ REGARD_PIN(regard_attention, has_scale, 960);
 REGARD_PIN(regard_attention, causal, 964);
 REGARD_PIN(regard_attention, precision, 968);
 REGARD_PIN(regard_attention, deterministic, 972);
-static_assert(sizeof(regard_attention) == 976);
+REGARD_PIN(regard_attention, dropout_seed_words, 976);
+static_assert(sizeof(regard_attention) == 984);
 
 REGARD_PIN(regard_forward_tensors, size, 0);
 REGARD_PIN(regard_forward_tensors, out, 8);
@@ -250,7 +251,10 @@ regard::Attention to_attention(const regard_attention* given) {
   attention.max_seqlen_k = a.max_seqlen_k;
   if (to_bool(a.has_scale, "has_scale")) attention.scale = a.scale;
   attention.softcap = a.softcap;
-  attention.dropout = {.p = a.dropout_p, .seed = a.dropout_seed, .offset = a.dropout_offset};
+  attention.dropout = {.p = a.dropout_p,
+                       .seed = a.dropout_seed,
+                       .offset = a.dropout_offset,
+                       .seed_words = a.dropout_seed_words};
   attention.window = {.left = a.window_left, .right = a.window_right};
   attention.causal = to_enum(a.causal, regard::Causal::bottom_right, "causal");
   attention.precision = to_enum(a.precision, regard::Precision::bf16, "precision");

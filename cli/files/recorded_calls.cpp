@@ -97,6 +97,9 @@ bool read_option(const std::string& field, const Value& value, PlannedCall& call
     a.window = {.left = value.at(0).get<std::int64_t>(), .right = value.at(1).get<std::int64_t>()};
   } else if (field == "dropout_p") {
     a.dropout.p = value.get<double>();
+  } else if (field == "dropout_seed_in_memory") {
+    static constexpr std::uint32_t kSeed[2] = {};
+    a.dropout.seed_words = value.get<bool>() ? kSeed : nullptr;
   } else if (field == "precision") {
     a.precision = Precision(index_in(kPrecision, value));
   } else if (field == "deterministic") {

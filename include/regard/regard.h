@@ -136,6 +136,9 @@ typedef struct regard_attention {
   regard_causal causal;       /**< default REGARD_CAUSAL_NONE */
   regard_precision precision; /**< default REGARD_PRECISION_FULL */
   int32_t deterministic; /**< 0 or 1; 1: GPU gradients bitwise repeatable; the CPU's always are */
+  /** Not null: the seed is these two words, the low one first, in memory of the call's device. A
+   * GPU reads them when the call's kernels run; dropout_offset is then below 2^32. */
+  const uint32_t* dropout_seed_words;
 } regard_attention;
 
 /** What regard_forward writes. */

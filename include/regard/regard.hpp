@@ -53,6 +53,10 @@ struct Dropout {
   double p = 0;              ///< 0 <= p < 1
   std::uint64_t seed = 0;    ///< any number
   std::uint64_t offset = 0;  ///< any number; another one gives another mask
+  /// Not null: the seed is these two words, the low one first, in memory of the call's device. A
+  /// GPU reads them when the call's kernels run, so that a replayed graph draws a new mask where
+  /// they have changed; until then they must stay. On a GPU, offset is then below 2^32.
+  const std::uint32_t* seed_words = nullptr;
 };
 
 /// B batches, Hq query heads, Hkv key/value heads, Sq queries, Sk keys, head sizes D and Dv.

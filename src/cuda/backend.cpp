@@ -95,6 +95,9 @@ void run(const Problem& p, const Run& run) {
   ReachableMemory reachable(d, index);
   for_each_address(p,
                    [&](const char* name, const void* pointer) { reachable.check(name, pointer); });
+  if (p.seed_in_memory) {
+    reachable.check("dropout.seed_words", reinterpret_cast<const void*>(seed_address(p.dropout)));
+  }
   PreparedCall& call = prepared_call(p, run, context.id());
   const CudaPlan& plan = call.plan;
   const bool is_given = run.workspace.data || run.workspace.size > 0;

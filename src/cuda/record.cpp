@@ -79,8 +79,9 @@ void add_attention(Object& object, const Attention& attention) {
   if (causal != Causal::none) object.add_text("causal", kCausal[int(causal)]);
   const std::int64_t sides[] = {window.left, window.right};
   if (sides[0] >= 0 || sides[1] >= 0) object.add("window", listed(sides, 2));
-  // Which weights drop has no influence on a kernel.
+  // Which weights drop has no influence on a kernel; that it reads the seed has.
   if (dropout.p != 0) object.add_number("dropout_p", dropout.p);
+  if (dropout.seed_words) object.add("dropout_seed_in_memory", "true");
   if (precision != Precision::full) object.add_text("precision", kPrecision[int(precision)]);
   if (deterministic) object.add("deterministic", "true");
 }

@@ -69,6 +69,24 @@ Sizes read_sizes(const Attention& a, bool packed) {
   return s;
 }
 
+// reads_memory: the caller's memory is the host's, so that a seed in it is a number from here on.
+void read_dropout(const Dropout& dropout, Problem& p, bool reads_memory) {
+  const auto address = reinterpret_cast<std::uintptr_t>(dropout.seed_words);
+  require(dropout.p >= 0 && dropout.p < 1, "dropout.p", dropout.p, "must be in [0, 1)");
+  require(address % sizeof(uint32) == 0, "dropout.seed_words", address,
+          "must be an address that is a multiple of 4");
+  if (dropout.p == 0) return;
+  p.seed_in_memory = dropout.seed_words && !reads_memory;
+  if (p.seed_in_memory) {
+    require(dropout.offset >> 32 == 0, "dropout.offset", dropout.offset,
+            "must be below 2^32 for a seed in a GPU's memory");
+    p.dropout = dropout_params_at(dropout.p, address, uint32(dropout.offset));
+  } else {
+    const uint64 seed = dropout.seed_words ? seed_in(dropout.seed_words) : dropout.seed;
+    p.dropout = dropout_params(dropout.p, seed, dropout.offset);
+  }
+}
+
 void read_options(const Attention& a, Problem& p) {
   const double scale = a.scale.value_or(1 / std::sqrt(double(p.sizes.dim)));
   require(std::isfinite(scale), "scale", scale, "must be finite");
@@ -80,7 +98,6 @@ void read_options(const Attention& a, Problem& p) {
   require(a.precision <= Precision::bf16, "precision", int(a.precision), "is no such precision");
   require(a.window.left >= -1, "window.left", a.window.left, "must be -1 (unbounded) or more");
   require(a.window.right >= -1, "window.right", a.window.right, "must be -1 (unbounded) or more");
-  require(a.dropout.p >= 0 && a.dropout.p < 1, "dropout.p", a.dropout.p, "must be in [0, 1)");
 
   const auto bound = [&](std::int64_t side) {
     return side >= p.sizes.len_q + p.sizes.len_k ? -1 : side;
@@ -91,7 +108,6 @@ void read_options(const Attention& a, Problem& p) {
   p.score = {.scale = scale, .softcap = a.softcap};
   p.precision = uint8(a.precision);
   p.deterministic = a.deterministic;
-  if (a.dropout.p > 0) p.dropout = dropout_params(a.dropout.p, a.dropout.seed, a.dropout.offset);
   // A sink is divided by the scale, where scores are not multiplied by it.
   const bool positive = scale > (computes_in_f64(p) ? 0x1p-900 : 0x1p-100);
   p.features = {
@@ -180,6 +196,7 @@ Problem describe(const Attention& a, Pass pass, NullData nulls, TableCopies* cop
     require(size >= 0 && size <= kMaxSize, name, size, "must be below 2^31");
   }
   p.sequences = read_sequences(a, p.sizes, p.packed, nulls, copies);
+  read_dropout(a.dropout, p, copies != nullptr);
   read_options(a, p);
   p.q = checked_row_view(a.q, p.packed);
   p.k = checked_row_view(a.k, p.packed);

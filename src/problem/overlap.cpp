@@ -160,6 +160,7 @@ void check_distinct(std::initializer_list<NamedTensor> outputs, const Attention&
   const auto add = [&](const NamedTensor& t) {
     if (t.second->given()) all[count++] = {t, reach_of(*t.second)};
   };
+  const Tensor seed(const_cast<std::uint32_t*>(a.dropout.seed_words), i32, {2});
   for (const NamedTensor& t : outputs) add(t);
   const std::size_t written = count;
   for (const NamedTensor& t : more_inputs) add(t);
@@ -176,6 +177,7 @@ void check_distinct(std::initializer_list<NamedTensor> outputs, const Attention&
                                {"seqused_k", &a.seqused_k}}) {
     add(t);
   }
+  if (a.dropout.p > 0 && seed.data) add({"dropout.seed_words", &seed});
   for (std::size_t n = 0; n < written; ++n) {
     for (std::size_t other = n + 1; other < count; ++other) {
       if (!meet(all[n].reach, all[other].reach)) continue;

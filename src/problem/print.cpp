@@ -28,6 +28,7 @@ std::string to_string(const Problem& p) {
   if (p.features.alibi) text += ", alibi";
   if (p.features.sink) text += ", sink";
   if (p.features.dropout) text += ", dropout " + printed(realised_probability(p.dropout));
+  if (p.features.dropout && p.seed_in_memory) text += ", seed in memory";
   return text;
 }
 

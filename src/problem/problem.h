@@ -40,9 +40,10 @@ struct Problem {
   bool backward = false;
   bool packed = false;
   bool varlen = false;  // sequences may be shorter than the sizes say: packed, or seqused given
-  bool deterministic = false;  // gradients must not depend on the order of a GPU's blocks
-  uint8 precision = 0;         // of f32 products: 0 = full, 1 = tf32, 2 = bf16
-  Type type = Type::none;      // of q, k and v
+  bool deterministic = false;   // gradients must not depend on the order of a GPU's blocks
+  uint8 precision = 0;          // of f32 products: 0 = full, 1 = tf32, 2 = bf16
+  Type type = Type::none;       // of q, k and v
+  bool seed_in_memory = false;  // kernels read dropout's seed
   Sizes sizes;
   Features features;
   MaskParams mask_params;

@@ -41,19 +41,38 @@ REGARD_INLINE Philox philox(Philox counter, uint32 key_low, uint32 key_high) {
 
 struct DropoutParams {
   uint32 threshold = 0;  // dropped if the element's 16 bits are below it
-  uint32 key_low = 0;
+  uint32 key_low = 0;    // the key; or the address of a seed that kernels read
   uint32 key_high = 0;
+  uint32 offset = 0;  // of a seed that kernels read
 
   bool operator==(const DropoutParams&) const = default;
 };
 
-// p realised is threshold / 65536. Seed and offset mix into one key, so that a step costs nothing.
-REGARD_INLINE DropoutParams dropout_params(double p, uint64 seed, uint64 offset) {
+// p realised is threshold / 65536.
+REGARD_INLINE uint32 dropout_threshold(double p) {
   const double steps = p * 65536 + 0.5;
-  const uint32 threshold = steps >= 65535 ? 65535u : uint32(steps);
+  return steps >= 65535 ? 65535u : uint32(steps);
+}
+
+// Seed and offset mix into one key, so that a step costs nothing.
+REGARD_INLINE DropoutParams keyed_dropout(uint32 threshold, uint64 seed, uint64 offset) {
   const Philox key =
       philox<10>({{uint32(offset), uint32(offset >> 32), 0, 0}}, uint32(seed), uint32(seed >> 32));
-  return {threshold, key.word[0], key.word[1]};
+  return {threshold, key.word[0], key.word[1], 0};
+}
+REGARD_INLINE DropoutParams dropout_params(double p, uint64 seed, uint64 offset) {
+  return keyed_dropout(dropout_threshold(p), seed, offset);
+}
+
+// A seed in memory is two words, the low one first.
+REGARD_INLINE uint64 seed_in(const uint32* words) { return uint64(words[1]) << 32 | words[0]; }
+
+// A kernel reads the seed when it runs, and makes the key then.
+REGARD_INLINE DropoutParams dropout_params_at(double p, uint64 seed_address, uint32 offset) {
+  return {dropout_threshold(p), uint32(seed_address), uint32(seed_address >> 32), offset};
+}
+REGARD_INLINE uint64 seed_address(const DropoutParams& params) {
+  return uint64(params.key_high) << 32 | params.key_low;
 }
 
 REGARD_INLINE double realised_probability(const DropoutParams& params) {

@@ -185,7 +185,7 @@ static void test_errors(void) {
   EXPECT(regard_explain(&good, 0, NULL, NULL, NULL, 9, NULL), "text", "null",
          "must be given where capacity > 0");
 
-  static const size_t wrong_sizes[] = {0, 8, 247, 249, 980, 984, (size_t)-8};
+  static const size_t wrong_sizes[] = {0, 8, 247, 249, 980, 992, (size_t)-8};
   for (size_t i = 0; i < sizeof(wrong_sizes) / sizeof(size_t); ++i) {
     char value[32];
     snprintf(value, sizeof(value), "%zu", wrong_sizes[i]);
@@ -415,6 +415,18 @@ static void test_dropout_mask(void) {
   int kept = 0;
   for (size_t i = 0; i < sizeof(keep); ++i) kept += (&keep[0][0][0][0])[i];
   CHECK(kept > (int)sizeof(keep) * 2 / 5 && kept < (int)sizeof(keep) * 3 / 5);
+
+  /* The same seed in memory, which a program built with an older header has no field for. */
+  static unsigned char again[B][HQ][SQ][SK];
+  const regard_tensor to_again = dense(again, REGARD_BOOL, (const int64_t[]){B, HQ, SQ, SK, -1});
+  const uint32_t words[] = {7, 0};
+  a.dropout_seed = 8;
+  a.dropout_seed_words = words;
+  CHECK(regard_dropout_mask(&a, &to_again) == REGARD_OK);
+  CHECK(memcmp(keep, again, sizeof(keep)) == 0);
+  a.size = offsetof(regard_attention, dropout_seed_words);
+  CHECK(regard_dropout_mask(&a, &to_again) == REGARD_OK);
+  CHECK(memcmp(keep, again, sizeof(keep)) != 0);
 }
 
 static void test_names(void) {

@@ -227,7 +227,29 @@ TEST_CASE("memory that the device cannot reach is refused by name") {
           std::string::npos);
     tensor->data = before;
   }
+  c.a.dropout = {.p = 0.5, .seed_words = reinterpret_cast<const std::uint32_t*>(host)};
+  CHECK(error_of([&] { c.backward(); }).argument() == "dropout.seed_words");
   CHECK(fake.machine->launches.empty());
+}
+
+TEST_CASE("a seed in memory is not read by the host") {
+  const FakeCuda fake;
+  const EmptyCache cache;
+  DeviceCase c;
+  const DeviceBytes words(0, 8);
+  c.a.dropout = {.p = 0.5,
+                 .seed = 1,
+                 .offset = 0xffffffff,
+                 .seed_words = reinterpret_cast<const std::uint32_t*>(words.data())};
+  c.forward();
+  const Problem& launched = fake.machine->launches.back().params.problem;
+  CHECK(launched.seed_in_memory);
+  CHECK(seed_address(launched.dropout) == reinterpret_cast<std::uintptr_t>(words.data()));
+  CHECK(launched.dropout.offset == 0xffffffff);
+  ++c.a.dropout.offset;
+  const Error error = error_of([&] { c.forward(); });
+  CHECK(error.argument() == "dropout.offset");
+  CHECK(error.value() == "4294967296");
 }
 
 TEST_CASE("sequence tables are never read by the host") {

@@ -129,8 +129,16 @@ TEST_CASE("a steady call on a GPU") {
     backward =
         "cuLaunchKernelEx 3, cuMemAllocFromPoolAsync 1, cuMemFreeAsync 1, cuPointerGetAttributes 1";
   }
+  const DeviceBytes seeds(0, 16);
+  SUBCASE("dropout, with another seed in memory in each call") {
+    c.a.dropout = {.p = 0.5, .seed_words = reinterpret_cast<const std::uint32_t*>(seeds.data())};
+    forward = "cuLaunchKernelEx 1, cuPointerGetAttributes 2";
+    backward =
+        "cuLaunchKernelEx 3, cuMemAllocFromPoolAsync 1, cuMemFreeAsync 1, cuPointerGetAttributes 2";
+  }
   for (int i = 0; i < 2; ++i) c.forward(), c.backward();
   ++c.a.dropout.seed;
+  if (c.a.dropout.seed_words) ++c.a.dropout.seed_words, ++c.a.dropout.offset;
   CHECK(driver_calls(fake, [&] { c.forward(); }) == kContext + forward + kStream);
   CHECK(driver_calls(fake, [&] { c.backward(); }) == kContext + backward + kStream);
   // The tests' own driver allocates where it makes a workspace.

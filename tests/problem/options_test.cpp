@@ -33,6 +33,8 @@ TEST_CASE("options") {
       {[](Call& c) { c.a.dropout.p = 1; }, "dropout.p", "1", "must be in [0, 1)"},
       {[](Call& c) { c.a.dropout.p = -0.25; }, "dropout.p", "-0.25", "must be in [0, 1)"},
       {[](Call& c) { c.a.dropout.p = kNan; }, "dropout.p", "nan", "must be in [0, 1)"},
+      {[](Call& c) { c.a.dropout.seed_words = reinterpret_cast<const std::uint32_t*>(4098); },
+       "dropout.seed_words", "4098", "must be an address that is a multiple of 4"},
   });
 }
 

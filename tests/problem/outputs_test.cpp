@@ -42,6 +42,11 @@ TEST_CASE("forward's outputs") {
            "must not share its memory with v"},
           {[](Call& c) { c.outputs.lse.data = c.a.sink.data; }, "lse", "f32 [2, 4, 5]",
            "must not share its memory with sink"},
+          {[](Call& c) {
+             c.a.dropout = {.p = 0.5,
+                            .seed_words = static_cast<std::uint32_t*>(c.outputs.lse.data)};
+           },
+           "lse", "f32 [2, 4, 5]", "must not share its memory with dropout.seed_words"},
       },
       Through::forward);
 }

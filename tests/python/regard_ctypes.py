@@ -83,14 +83,19 @@ class Attention(Sized):
            ("softcap", c_double), ("dropout_p", c_double), ("dropout_seed", c_uint64),
            ("dropout_offset", c_uint64), ("window_left", c_int64), ("window_right", c_int64),
            ("has_scale", c_int32), ("causal", c_int32), ("precision", c_int32),
-           ("deterministic", c_int32)])
+           ("deterministic", c_int32), ("dropout_seed_words", c_void_p)])
 
     def __init__(self, q=None, k=None, v=None, *, causal="none", window=(-1, -1), scale=None,
                  dropout=(0.0, 0, 0), **fields):
+        """dropout: p, seed and offset; the seed is a number, or an array that the call reads."""
+        p, seed, offset = dropout
+        if isinstance(seed, np.ndarray):
+            fields |= {"dropout_seed_words": seed.ctypes.data}
+            seed = 0
         super().__init__(q=q, k=k, v=v, causal=CAUSAL.get(causal, causal), window_left=window[0],
                          window_right=window[1], has_scale=scale is not None,
-                         scale=scale if scale is not None else 0.0, dropout_p=dropout[0],
-                         dropout_seed=dropout[1], dropout_offset=dropout[2], **fields)
+                         scale=scale if scale is not None else 0.0, dropout_p=p,
+                         dropout_seed=seed, dropout_offset=offset, **fields)
 
 
 class ForwardTensors(Sized):

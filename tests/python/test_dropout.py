@@ -5,7 +5,7 @@ import pytest
 
 import philox
 import regard_ctypes as regard
-from solve import normal, problem, solve
+from solve import normal, problem, same_bits, solve
 
 SHAPES = [(1, 1, 1, 1), (2, 3, 5, 7), (1, 2, 17, 64), (1, 1, 3, 1031), (1, 1, 1030, 3),
           (3, 1, 33, 97)]
@@ -29,6 +29,16 @@ def library_mask(p, seed, offset, batch, heads, rows, columns):
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.93])
 def test_mask_bit_for_bit(p, key, shape):
     assert np.array_equal(library_mask(p, *key, *shape), philox.keep_mask(p, *key, *shape))
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_seed_in_memory(key):
+    """In two words that are no aligned 64-bit number."""
+    seed, offset = key
+    words = np.array([0, seed & 0xFFFFFFFF, seed >> 32], np.uint32)[1:]
+    shape = SHAPES[2]
+    assert np.array_equal(library_mask(0.3, words, offset, *shape),
+                          philox.keep_mask(0.3, seed, offset, *shape))
 
 
 def test_mask_into_strides_and_packed():
@@ -93,3 +103,13 @@ def test_p_of_zero_changes_no_bit(backend):
     p = problem(1, 2, 2, 20, 70, 16)
     plain, zero = solve(**p, backend=backend), solve(**p, backend=backend, dropout=(0.0, 5, 6))
     assert all(np.array_equal(plain[name], zero[name]) for name in plain)
+
+
+def test_calls_read_a_seed_in_memory(backend):
+    p = problem(2, 2, 1, 20, 70, 16)
+    words = np.array([7, 9], np.uint32)
+    want = solve(**p, backend=backend, dropout=(0.3, 9 << 32 | 7, 5))
+    same_bits(solve(**p, backend=backend, dropout=(0.3, words, 5)), want)
+    words[0] += 1
+    assert not np.array_equal(solve(**p, backend=backend, dropout=(0.3, words, 5))["out"],
+                              want["out"])

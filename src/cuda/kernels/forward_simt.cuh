@@ -34,7 +34,7 @@ struct SimtRows {
                              int first_row, int first_key, typename Tile::Square& s,
                              Real (&shrink)[Tile::kRows]) {
     const Real exponent = Real(double(head.unit) * kLog2E);
-    DropoutCall dropout(head.p);
+    DropoutCall<kConfig> dropout(head.p);
     uint32 seen = 0;
 #pragma unroll kPairRowsAtOnce < kConfig, Tile::kRows>
     for (int r = 0; r < Tile::kRows; ++r) {

@@ -44,7 +44,7 @@ template <KernelConfig kConfig>
 REGARD_DEVICE PairGradient<RealOf<kConfig.type>> pair_gradient(
     const SimtHead<kConfig>& head, const SimtRowState<RealOf<kConfig.type>>& row,
     RealOf<kConfig.type> raw, RealOf<kConfig.type> dweight, RealOf<kConfig.type> bias, int i, int j,
-    DropoutCall& dropout) {
+    DropoutCall<kConfig>& dropout) {
   using Real = RealOf<kConfig.type>;
   using Lanes = GpuLanes<Real>;
   const Real logit = head.logit(raw, bias, i, j);
@@ -153,7 +153,7 @@ REGARD_DEVICE void key_gradient_pass(const KernelParams& params, const OwnKeys<k
         multiply_dout_rows<kConfig>(
             dweights, p.dout.type, [&](auto) { return v; }, dout);
       }
-      DropoutCall dropout(head.p);
+      DropoutCall<kConfig> dropout(head.p);
       uint32 seen = 0;
 #pragma unroll kPairRowsAtOnce < kConfig, Tile::kOthers>
       for (int c = 0; c < Tile::kOthers; ++c) {
@@ -238,7 +238,7 @@ dscores(const SimtHead<kConfig>& head, const Range (&keys)[SimtTile<kConfig>::kR
   };
   const auto v = row_source<kType>(p.v, head.b, head.kv(), seq.first_k, j, seq.len_k);
   multiply_dout_rows<kConfig>(ds, p.dout.type, dout, [&](auto) { return v; });
-  DropoutCall dropout(head.p);
+  DropoutCall<kConfig> dropout(head.p);
   uint32 seen = 0;
 #pragma unroll kPairRowsAtOnce < kConfig, Tile::kRows>
   for (int r = 0; r < Tile::kRows; ++r) {

@@ -106,6 +106,9 @@ inline Features kernel_features(const Problem& p) {
   return features;
 }
 
+// Whether kernels that draw dropout's bits read its seed.
+inline bool reads_seed(const Problem& p) { return p.features.dropout && p.seed_in_memory; }
+
 inline bool wants_dbias(const Problem& p) { return p.features.bias && p.wants(p.dbias); }
 
 // Whether several tiles add to an element of dbias: in f32 sums, or in dbias itself.

@@ -273,6 +273,7 @@ KernelConfig mma_config(const Facts& f) {
                  .bias = bias_form(p, pack_gqa),
                  .mask = mask_form(p, pack_gqa),
                  .varlen = p.varlen,
+                 .seed_in_memory = reads_seed(p),
                  .pack_gqa = pack_gqa};
   if (p.type == Type::f32) {
     c.products = p.precision == 0 ? Products::tf32x3 : Products::tf32;

@@ -81,6 +81,7 @@ KernelConfig simt_config(const Problem& p, Kernel kernel) {
   KernelConfig c = plain_config(p, kernel);
   c.bias.type = p.features.bias ? p.bias.type : Type::none;
   c.features = kernel_features(p);
+  c.seed_in_memory = reads_seed(p);
   c.dim = int(p.sizes.dim);
   c.dim_v = int(p.sizes.dim_v);
   c.aligned = is_aligned(p);

@@ -166,6 +166,7 @@ KernelConfig wgmma_backward_config(const Facts& f) {
                  .bias = bias_form(p, false),
                  .mask = mask_form(p, false),
                  .varlen = p.varlen,
+                 .seed_in_memory = reads_seed(p),
                  .wanted = wanted_of(p)};
   c.ordered_dq = p.deterministic && c.wanted.dq;
   if (p.type == Type::f32) return c;

@@ -199,7 +199,8 @@ KernelConfig wgmma_forward_config(const Facts& f) {
                    .aligned = is_bias_aligned(p),
                    .by_tma = loads_bias_by_tma(p)},
           .mask = {.copy_bytes = bytes_of_mask_copy(p)},
-          .varlen = p.varlen};
+          .varlen = p.varlen,
+          .seed_in_memory = reads_seed(p)};
 }
 
 Fit choose_wgmma_forward_tiling(KernelConfig& c, const TilingRequest& request) {

@@ -123,9 +123,10 @@ struct ForwardScores {
   }
 
   // Clears dropped weights. One Philox call serves a lane's eight elements of a row in 32 keys.
-  REGARD_DEVICE void drop(Scores& weights, int first_key) const {
+  REGARD_DEVICE void drop(Scores& weights, int first_key, const DropoutParams& of_call) const {
     static_assert(!kOn.dropout || kKeys % 32 == 0 || kKeys == 16);
-    const uint32 threshold = terms.dropout.threshold << 16;
+    const DropoutParams& dropout = dropout_of_tile<kConfig>(of_call);
+    const uint32 threshold = dropout.threshold << 16;
     // Whether a tile of 16 keys is the second half of 32.
     const bool late = kKeys == 16 && first_key % 32 != 0;
 #pragma unroll
@@ -136,7 +137,7 @@ struct ForwardScores {
 #pragma unroll
         for (int first = 0; first < kKeyBlocks; first += 4) {
           const uint32 call = dropout_call(first_key + at.column_of(first, 0));
-          const Philox bits = dropout_bits(terms.dropout, at.b, row.head, row.i, call);
+          const Philox bits = dropout_bits(dropout, at.b, row.head, row.i, call);
 #pragma unroll
           for (int n = first; n < first + 4 && n < kKeyBlocks; ++n) {
             const uint32 word = late ? bits.word[2 + n % 2] : bits.word[n % 4];

@@ -3,6 +3,7 @@
 
 #include "cuda/kernels/params.h"
 #include "cuda/kernels/tile/copy.cuh"
+#include "cuda/kernels/tile/dropout_of.cuh"
 #include "plan/cuda/kernel/kernel_config.h"
 #include "semantics/score.h"
 #include "semantics/softmax.h"
@@ -87,7 +88,6 @@ struct ScoreTerms {
   const uint8* mask;
   int64 mask_row, mask_column;
   HeadTerms<L> head;
-  DropoutParams dropout;
   int32 b, h;
 
   REGARD_DEVICE ScoreTerms(const Problem& p, const ShortSequence& seq, int b, int h)
@@ -96,7 +96,6 @@ struct ScoreTerms {
         len_q(seq.len_q),
         len_k(seq.len_k),
         head(head_terms<L>(kOn, p, b, h)),
-        dropout(p.dropout),
         b(b),
         h(h) {
     if constexpr (kOn.bias) {

@@ -123,13 +123,14 @@ struct KernelConfig {
   bool out_by_tma = false;   // wgmma: TMA stores out, or dk and dv
   BiasForm bias{};
   MaskForm mask{};
-  bool varlen = false;         // sequence lengths are read from memory
-  bool pack_gqa = false;       // forward: a tile's rows run over the query heads of a key head
-  bool split_kv = false;       // forward: the keys are split over blocks
-  bool split_q = false;        // backward: the query rows of a tile of keys are split over blocks
-  bool merges_splits = false;  // forward: the last block of a tile's splits merges them
-  bool skips_blocks = false;   // wgmma forward: warpgroups skip key blocks that are masked for
-                               // all of their rows
+  bool varlen = false;          // sequence lengths are read from memory
+  bool seed_in_memory = false;  // dropout's seed is read from memory
+  bool pack_gqa = false;        // forward: a tile's rows run over the query heads of a key head
+  bool split_kv = false;        // forward: the keys are split over blocks
+  bool split_q = false;         // backward: the query rows of a tile of keys are split over blocks
+  bool merges_splits = false;   // forward: the last block of a tile's splits merges them
+  bool skips_blocks = false;    // wgmma forward: warpgroups skip key blocks that are masked for
+                                // all of their rows
   RowTerms row_terms{};
   bool cta_pair = false;         // wide wgmma backward: two blocks of a cluster share the columns
                                  // of dq

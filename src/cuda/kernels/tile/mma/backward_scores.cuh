@@ -18,6 +18,7 @@ struct BackwardScores {
 
   const Tile at;
   const float unit = logit_unit(kOn, score_params<float>(at.p));
+  DropoutOf<kConfig> dropout_of_call = dropout_of<kConfig>(at.p);
 
   // From products to P (negative where dropout drops the weight), and the slopes of the scores.
   REGARD_DEVICE void make_weights(Scores& x, Scores& slopes, int stage, const Step& step) const {
@@ -155,8 +156,8 @@ struct BackwardScores {
   // the same call. Each of them makes the call of one of their two rows, for both.
   REGARD_DEVICE void drop(Scores& x, const Step& step) const {
     static_assert(kN <= 2);
-    const DropoutParams& dropout = at.p.dropout;
     const bool odd = lane_index() / 4 % 2;
+    const DropoutParams& dropout = dropout_of_tile<kConfig>(dropout_of_call);
     const uint32 threshold = dropout.threshold << 16;
     const int first = at.first_key + at.key_of(0, 0);
     const bool late = kN == 1 && first % 32 >= 16;  // the second half of the 32

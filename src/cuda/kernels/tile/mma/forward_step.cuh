@@ -22,6 +22,7 @@ struct ForwardStep {
   const Tile at;
   ForwardScores<kConfig, Tile> elementwise{at};
   const float exponent = elementwise.terms.unit() * float(kLog2E);
+  DropoutOf<kConfig> dropout = dropout_of<kConfig>(at.p);
 
   typename F::A queries[kKeepQueries ? kM : 1][kKeepQueries ? kSteps : 1];
   typename Tile::Scores scores;
@@ -62,7 +63,7 @@ struct ForwardStep {
 
   REGARD_DEVICE void make_weights(int first_key) {
     softmax.make_weights(scores, out, exponent);
-    if constexpr (kOn.dropout) elementwise.drop(scores, first_key);
+    if constexpr (kOn.dropout) elementwise.drop(scores, first_key, dropout);
   }
 
   // One tile, which has arrived in this stage.

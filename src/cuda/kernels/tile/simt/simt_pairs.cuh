@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/params.h"
+#include "cuda/kernels/tile/dropout_of.cuh"
 #include "cuda/kernels/tile/simt/simt_products.cuh"
 #include "semantics/score.h"
 #include "semantics/softmax.h"
@@ -79,6 +80,7 @@ struct SimtHead {
 
 // Dropout bits of one query and keys j, j + 16, j + 32 ...: neighbours among these often share a
 // Philox call. Every tile makes them again; the whole warp takes part.
+template <KernelConfig kConfig>
 struct DropoutCall {
   DropoutParams params;
   Philox bits;
@@ -86,9 +88,9 @@ struct DropoutCall {
 
   // The shuffle hides that the key is the same in every tile; otherwise the compiler would keep the
   // keys of all rounds in registers.
-  REGARD_DEVICE explicit DropoutCall(const Problem& p)
-      : params{p.dropout.threshold, shuffle(p.dropout.key_low, 0), shuffle(p.dropout.key_high, 0)} {
-  }
+  REGARD_DEVICE explicit DropoutCall(const Problem& p) : DropoutCall(dropout_of<kConfig>(p)) {}
+  REGARD_DEVICE explicit DropoutCall(const DropoutParams& x)
+      : params{x.threshold, shuffle(x.key_low, 0), shuffle(x.key_high, 0), 0} {}
 
   // Begins the next query.
   REGARD_DEVICE void forget() { call = ~0u; }

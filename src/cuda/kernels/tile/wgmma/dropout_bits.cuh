@@ -7,6 +7,7 @@
 // weight. Shared memory holds one block's words; the next block's wait in registers.
 #pragma once
 
+#include "cuda/kernels/tile/dropout_of.cuh"
 #include "cuda/kernels/tile/wgmma/pipeline.cuh"
 #include "semantics/dropout.h"
 

@@ -13,6 +13,7 @@ struct DropoutWarpgroup {
 
   const KernelParams& params;
   const Memory memory;
+  DropoutOf<kConfig> dropout = dropout_of<kConfig>(params.problem);
   const uint32 thresholds = dropout_thresholds(params.problem.dropout);
   // A lane serves two keys of each eight of its warp's 32, and every eighth row.
   const int warp = warp_index() % 4, pair = lane_index() / 8;
@@ -27,7 +28,8 @@ struct DropoutWarpgroup {
 #pragma unroll 1
     for (int row = first_row; row < Memory::kRows; row += 8) {
       const int i = tile.index * Memory::kRows + row;
-      const Philox numbers = dropout_bits(params.problem.dropout, task.b, tile.head, i, call);
+      const Philox numbers =
+          dropout_bits(dropout_of_tile<kConfig>(dropout), task.b, tile.head, i, call);
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
         append_dropout_bits(bits[word / 2], numbers.word[word], thresholds);

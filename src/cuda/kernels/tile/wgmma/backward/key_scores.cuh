@@ -42,6 +42,7 @@ struct KeyScores {
   const KernelParams& params;
   const int warp_key;  // the warp's first key in the tile
   const float exponent = logit_unit(kOn, score_params<float>(params.problem)) * float(kLog2E);
+  DropoutOf<kConfig> dropout = dropout_of<kConfig>(params.problem);
 
   // The key and the row of accumulator element 2 half + e of block n, within their tiles.
   REGARD_DEVICE int key_of(int half) const { return warp_key + half * 8 + lane_index() / 4; }
@@ -306,8 +307,8 @@ struct KeyScores {
     const bool odd = lane_index() / 4 % 2;
     const bool late = warp_key % 32 >= 16;  // the second half of the call's 32 keys
     const Philox mine =
-        dropout_bits(params.problem.dropout, task.b, tile.head, tile.index * kRows + row_of(n, odd),
-                     dropout_call(task.first_key + key_of(0)));
+        dropout_bits(dropout_of_tile<kConfig>(dropout), task.b, tile.head,
+                     tile.index * kRows + row_of(n, odd), dropout_call(task.first_key + key_of(0)));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32 own = late ? mine.word[2 + half] : mine.word[half];

@@ -61,6 +61,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
   Softmax softmax{};
   ForwardTerms<kConfig> terms{params, memory, warpgroup, warp_row};
   DropoutBitsReader<Memory, 2> dropout_reader;
+  DropoutOf<kConfig> dropout = dropout_of<kConfig>(params.problem);
 
   REGARD_DEVICE void run() {
 #pragma unroll 1
@@ -91,7 +92,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
       check_sums(step);
       release_block(step);
       if constexpr (kOn.dropout && !kReadsDropoutBits) {
-        terms.elementwise(step.tile).drop(scores, step.first_key);
+        terms.elementwise(step.tile).drop(scores, step.first_key, dropout);
       }
       if constexpr (kConfig.varlen) state.value_rows = uniform(step.tile.len_k) - step.first_key;
       pack_weights();

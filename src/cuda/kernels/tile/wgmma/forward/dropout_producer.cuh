@@ -17,6 +17,7 @@ struct ForwardDropoutProducer {
   const KernelParams& params;
   const Memory memory;
   const int thread = thread_index() % 128;
+  DropoutOf<kConfig> dropout = dropout_of<kConfig>(params.problem);
   const uint32 thresholds = dropout_thresholds(params.problem.dropout);
 
   // A Philox call serves a row's eight elements of a lane in 32 keys. All calls of a block at once
@@ -35,7 +36,7 @@ struct ForwardDropoutProducer {
         const int row = first_row + r / 2 * kWarpgroupRows + r % 2 * 8;
         random[r] = dropout_counter(tile.b, tile.head, row, call);
       }
-      draw_dropout(params.problem.dropout, random);
+      draw_dropout(dropout_of_tile<kConfig>(dropout), random);
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
 #pragma unroll

@@ -29,6 +29,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
 
   typename Coords::Out block_out = {};  // P V of one block of keys
   Softmax softmax{};
+  DropoutOf<kConfig> dropout = dropout_of<kConfig>(params.problem);
   float query_factor[2] =
       {};  // of the lane's rows; with no terms, times exponent() if this is above 1
   const KeyFactors* key_factors = nullptr;  // of the tile's key blocks
@@ -61,7 +62,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
       } else {
         softmax.rescale(out);
       }
-      if constexpr (kOn.dropout) elementwise().drop(scores, first_key());
+      if constexpr (kOn.dropout) elementwise().drop(scores, first_key(), dropout);
       split_weights();
     }
     if (has_weights) finish();
