@@ -30,7 +30,15 @@ struct SetOption {
     require(nb::isinstance<Array>(value));
     field = problem.keep(name, nb::cast<const Array&>(value));
   }
+  // A seed in memory is an Array of its two words.
   void operator()(std::uint64_t& field) const {
+    Dropout& dropout = problem.attention.dropout;
+    if (&field == &dropout.seed && nb::isinstance<Array>(value)) {
+      const Tensor words = problem.keep(name, nb::cast<const Array&>(value));
+      require(words.type == i32 && words.rank == 1 && words.sizes[0] == 2 && words.strides[0] == 1);
+      dropout.seed_words = static_cast<const std::uint32_t*>(words.data);
+      return;
+    }
     require(nb::isinstance<nb::int_>(value));
     field = PyLong_AsUnsignedLongLongMask(value.ptr());
   }

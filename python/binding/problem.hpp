@@ -65,7 +65,7 @@ void set_named(const char* argument, const std::string& word, Enum& value) {
 // q, k and v of a call, without options.
 Problem problem_of(const Array& q, const Array& k, const Array& v);
 // options: an Array or a value by name; None is the default. Seeds and offsets are 64 bits, whether
-// the integer is signed or not.
+// the integer is signed or not; a seed may be an Array of two i32, the low word first.
 Problem problem_of(const Array& q, const Array& k, const Array& v, const nanobind::dict& options);
 // The default of each option; None for an array.
 nanobind::typed<nanobind::dict, nanobind::str, nanobind::any> option_defaults();

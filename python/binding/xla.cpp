@@ -1,9 +1,7 @@
 #include "xla.hpp"
 
-#include <cstring>
 #include <exception>
 #include <new>
-#include <regard/cuda.hpp>
 
 #include "problem.hpp"
 #include "xla_call.hpp"
@@ -126,19 +124,11 @@ class Scratch {
 
 // ------------------------------------------------------------------------------------- the problem
 
-// A seed in memory. On a GPU this waits until the device has computed it.
-std::uint64_t seed_in(const Buffer& buffer, int device) {
+const std::uint32_t* seed_words(const Buffer& buffer) {
   if (buffer.type != kU32 || buffer.rank != 1 || buffer.sizes[0] != 2) {
     throw Error(Code::invalid_argument, "dropout_seed", "an array", "must be two uint32");
   }
-  std::uint32_t words[2] = {};
-  if (device == Array::kHost) {
-    std::memcpy(words, buffer.data, sizeof words);
-  } else {
-    cuda_memory::synchronize(device);
-    cuda_memory::to_host(device, words, buffer.data, sizeof words);
-  }
-  return std::uint64_t(words[1]) << 32 | words[0];
+  return static_cast<const std::uint32_t*>(buffer.data);
 }
 
 // Sets an option from the operand or the attribute of its name.
@@ -156,9 +146,11 @@ struct SetOption {
   void operator()(const char* name, std::int64_t& field) const { field = call.integer(name); }
   void operator()(const char* name, bool& field) const { field = call.integer(name) != 0; }
   void operator()(const char* name, std::uint64_t& field) const {
-    const Buffer* buffer = call.buffer_if_any(name);
-    field =
-        buffer ? seed_in(*buffer, problem.device) : static_cast<std::uint64_t>(call.integer(name));
+    if (const Buffer* buffer = call.buffer_if_any(name)) {
+      problem.attention.dropout.seed_words = seed_words(*buffer);
+    } else {
+      field = static_cast<std::uint64_t>(call.integer(name));
+    }
   }
   void operator()(const char* name, Window& field) const {
     field = {.left = call.integer(std::string(name) + "_left"),

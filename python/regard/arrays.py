@@ -6,12 +6,13 @@ program has imported it already.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from . import _core
-from .checks import class_name
+from .checks import class_name, word64
 from .element_types import NAMES, TYPE_NAMES, element_type
 from .errors import Unsupported, WrongType, refuse
 
@@ -29,6 +30,16 @@ class Framework:
     def output(self, x: Any, argument: str) -> _core.Array:
         """A view to write to. Errors: as `array`; InvalidArgument for a read-only array."""
         return _core.Array.of(x, argument, writable=True)
+
+    def seed(self, x: Any, argument: str) -> int | _core.Array:
+        """The integer in an array of one; its two words where kernels can read them from a GPU's
+        memory. Errors: WrongType."""
+        return self.seed_number(x, argument)
+
+    def seed_number(self, x: Any, argument: str) -> int:
+        """The integer, as a word64, once the device has computed it. Errors: WrongType."""
+        _require_integer(x, argument, _INTEGERS)
+        return word64(argument, int(x.item()) % 2**64)
 
     def written(self, x: Any) -> None:
         """The caller has written to x."""
@@ -86,6 +97,10 @@ class CuPy(Framework):
 
     output = array
 
+    def seed(self, x: Any, argument: str) -> _core.Array:
+        _require_integer(x, argument, _WORDS64)
+        return _core.Array.at(x.data.ptr, "i32", [2], [1], x.device.id, x)
+
     def empty(self, shape: Sequence[int], type: str, like: Any) -> Any:
         cupy = sys.modules["cupy"]
         dtype = like.dtype if TYPE_NAMES[like.dtype.name] == type else NAMES[type]
@@ -121,6 +136,12 @@ class PyTorch(Framework):
                          f"is written to, which has no gradient; give {argument}.detach()")
         return self.array(x, argument)
 
+    def seed(self, x: Any, argument: str) -> int | _core.Array:
+        if x.device.type != "cuda":
+            return self.seed_number(x, argument)
+        _require_integer(x, argument, _WORDS64)
+        return _core.Array.at(x.data_ptr(), "i32", [2], [1], x.device.index, x)
+
     def written(self, x: Any) -> None:
         if not x.is_inference():  # autograd must see that a tensor has changed
             sys.modules["torch"].autograd.graph.increment_version(x)
@@ -149,6 +170,24 @@ class Jax(Framework):
 
     def output(self, x: Any, argument: str) -> _core.Array:
         raise refuse(argument, "an array of JAX", "cannot be written to", Unsupported)
+
+    def seed_number(self, x: Any, argument: str) -> int:
+        from .jax.attention import seed_words
+
+        low, high = seed_words(x).tolist()
+        return word64(argument, high << 32 | low)
+
+
+_WORDS64 = ("int64", "uint64")
+_INTEGERS = (*_WORDS64, "int32", "uint32", "int16", "uint16", "int8", "uint8")
+
+
+def _require_integer(x: Any, argument: str, types: tuple[str, ...]) -> None:
+    """Errors: WrongType for what is no array of one number of these types."""
+    if math.prod(x.shape) != 1 or str(x.dtype).rpartition(".")[2] not in types:
+        raise refuse(argument, f"{x.dtype} {list(x.shape)}",
+                     f"must be an integer, or an array with one {' or '.join(types[:2])}",
+                     WrongType)
 
 
 FRAMEWORKS: dict[str, Framework] = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from . import _core, direct
 from .arrays import Framework, framework_of, output, shape_only, view, written
 from .call import Call, call_of
-from .checks import flag, integer, number, one_of, run_options, text
+from .checks import flag, integer, number, one_of, run_options, text, word64
 from .docstrings import documented
 from .element_types import type_name
 from .errors import InvalidArgument, Unsupported, refuse
@@ -166,11 +166,11 @@ def attention_backward(dout: Array, q: Array, k: Array, v: Array, out: Array, ls
     return Gradients(**results)
 
 
-def dropout_mask(batch: int, heads: int, len_q: int, len_k: int, p: float, *, seed: int = 0,
+def dropout_mask(batch: int, heads: int, len_q: int, len_k: int, p: float, *, seed: Any = 0,
                  offset: int = 0) -> Any:
     """Which weights dropout keeps: a NumPy bool array (batch, heads, len_q, len_k), True = kept.
 
-    Every device, element type and number of threads drops the same ones. The rows and columns of a
+    seed and offset are a call's dropout_seed and dropout_offset. Every device, element type and number of threads drops the same ones. The rows and columns of a
     packed sequence are counted from its own beginning. Errors: InvalidArgument.
     """
     import numpy
@@ -179,8 +179,9 @@ def dropout_mask(batch: int, heads: int, len_q: int, len_k: int, p: float, *, se
         integer(name, size, 0, 2**31 - 1) for name, size in
         (("batch", batch), ("heads", heads), ("len_q", len_q), ("len_k", len_k)))
     p = number("p", p)
-    seed, offset = (integer(name, word, 0, 2**64 - 1)
-                    for name, word in (("seed", seed), ("offset", offset)))
+    seed = (framework_of(seed, "seed").seed_number(seed, "seed") if hasattr(seed, "shape") else
+            word64("seed", seed))
+    offset = word64("offset", offset)
     q, k = (_core.Array.at(0, "f32", [batch, heads, length, 1], [heads * length, length, 1, 1])
             for length in (len_q, len_k))
     keep = numpy.empty((batch, heads, len_q, len_k), bool)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import _core
+from .arrays import framework_of
 from .checks import shown
 from .errors import Error, InvalidArgument, WrongType, refuse
 from .options import ARRAYS, DEFAULTS, OPTIONS
@@ -47,6 +48,9 @@ class Call:
     def problem(self) -> _core.Problem:
         read, options = self.read, self.options
         arrays = {name: read(options[name], name) for name in ARRAYS if options[name] is not None}
+        seed = options["dropout_seed"]
+        if not isinstance(seed, int):
+            arrays["dropout_seed"] = framework_of(seed, "dropout_seed").seed(seed, "dropout_seed")
         q, k, v = read(self.q, "q"), read(self.k, "k"), read(self.v, "v")
         return _core.Problem(self.rows(q), self.rows(k), self.rows(v),
                              options | arrays if arrays else options)

@@ -86,6 +86,11 @@ def word64(argument: str, value: Any) -> int:
     return word if word < 2**63 else word - 2**64
 
 
+def seed(argument: str, value: Any) -> Any:
+    """A word64; or an array, which is read together with the call's other arrays."""
+    return value if hasattr(value, "shape") else word64(argument, value)
+
+
 def causal(argument: str, value: Any) -> str | bool:
     """The alignment of the diagonal; or True, whose alignment depends on the lengths."""
     if value is None or value is False:

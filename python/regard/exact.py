@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from .arrays import framework_of
 from .call import Call
 from .element_types import NAMES
 
@@ -235,6 +236,8 @@ def _kept(options: dict[str, Any], b: int, h: int, rows: slice, columns: int) ->
 
     threshold = min(65535, math.floor(65536 * options["dropout_p"] + 0.5))
     seed, offset, low = options["dropout_seed"], options["dropout_offset"], 0xFFFFFFFF
+    if not isinstance(seed, int):
+        seed = framework_of(seed, "dropout_seed").seed_number(seed, "dropout_seed")
     key = _philox([offset & low, offset >> 32 & low, 0, 0], [seed & low, seed >> 32 & low], 10)[:2]
     row = np.arange(rows.start, rows.stop, dtype=np.uint64)[:, None]
     group = np.arange(-(-columns // 32) * 4, dtype=np.uint64)[None, :]

@@ -9,8 +9,8 @@ binding has one row for each option too, in binding/problem.hpp; a test compares
 from typing import (Annotated, Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar, Union,
                     get_type_hints)
 
-from .checks import (Check, as_given, causal, flag, length, number, one_of, optional_number, window,
-                     word64)
+from .checks import (Check, as_given, causal, flag, length, number, one_of, optional_number, seed,
+                     window, word64)
 
 
 class Array(Protocol):
@@ -67,9 +67,11 @@ class SdpaOptions(TypedDict, total=False):
     softcap: Annotated[float, Option(
         0.0, number, "c > 0 replaces each score s by c tanh(s / c), before the bias; 0 is off.")]
     dropout_seed: Annotated[Any, Option(
-        0, word64, "64 bits. Whether dropout keeps a weight depends on (dropout_seed, "
-        "dropout_offset, b, h, i, j) alone: see `regard.dropout_mask`.")]
-    dropout_offset: Annotated[int, Option(0, word64, "64 bits; another one drops other weights.")]
+        0, seed, "64 bits: an integer, or an array of one. Whether dropout keeps a weight depends on "
+        "(dropout_seed, dropout_offset, b, h, i, j) alone: see `regard.dropout_mask`. An array of "
+        "int64 or uint64 on q's GPU is read by the kernels when they run.")]
+    dropout_offset: Annotated[int, Option(
+        0, word64, "64 bits, below 2^32 with a seed on a GPU; another one drops other weights.")]
     precision: Annotated[Precision, Option(
         "full", one_of("full", "tf32", "bf16"), "how a GPU's tensor cores may round float32 "
         'inputs: "full", "tf32" or "bf16".')]

@@ -157,7 +157,7 @@ def test_tensors_are_no_options():
     q = torch.from_numpy(Q)
     with pytest.raises(regard.WrongType, match=r"scale = a tensor that requires grad"):
         regard.attention(q, q, q, scale=torch.tensor(0.3, requires_grad=True))
-    with pytest.raises(regard.WrongType, match="dropout_seed = a torch.Tensor of shape"):
-        regard.attention(q, q, q, dropout_p=0.1, dropout_seed=torch.tensor(3))
+    with pytest.raises(regard.WrongType, match="dropout_offset = a torch.Tensor of shape"):
+        regard.attention(q, q, q, dropout_p=0.1, dropout_offset=torch.tensor(3))
     assert torch.equal(regard.attention(q, q, q, scale=torch.tensor(0.5)),
                        regard.attention(q, q, q, scale=0.5))

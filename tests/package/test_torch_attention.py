@@ -197,6 +197,32 @@ def test_seeds(device):
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+def test_a_seed_in_a_tensor(device):
+    """Backward draws the weights of forward, and refuses a seed that has changed in between."""
+    q, k, v = (normal(2, 2, 16, 8, seed=seed).to(device).requires_grad_() for seed in range(3))
+
+    def found(seed, run=rt.attention):
+        out = run(q, k, v, dropout_p=0.5, dropout_seed=seed, dropout_offset=7)
+        return out, *torch.autograd.grad(out.sum(), (q, k, v))
+
+    wanted = found(2**64 - 5)
+    seed = torch.tensor([-5], device=device)
+    compiled = torch.compile(rt.attention, fullgraph=True, backend="aot_eager")
+    for run in (rt.attention, regard.attention, compiled):
+        assert all(torch.equal(a, b) for a, b in zip(found(seed, run), wanted))
+    np.testing.assert_array_equal(regard.dropout_mask(1, 2, 3, 4, 0.5, seed=seed),
+                                  regard.dropout_mask(1, 2, 3, 4, 0.5, seed=2**64 - 5))
+    out = rt.attention(q, k, v, dropout_p=0.5, dropout_seed=seed)
+    seed += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    for bad in (torch.tensor([1, 2], device=device), torch.tensor(1.0, device=device)):
+        with pytest.raises(regard.WrongType) as caught:
+            found(bad)
+        assert caught.value.argument == "dropout_seed"
+    torch._dynamo.reset()
+
+
 def test_a_wider_out_and_narrow_sinks():
     given = {name: normal(1, 2, 6, 8, seed=seed).bfloat16().requires_grad_()
              for seed, name in enumerate("qkv")}

@@ -111,15 +111,62 @@ def test_graphs_and_dropout():
     def run(seed):
         return rt.attention(*given, dropout_p=0.1, causal=True, dropout_seed=seed)
 
-    wanted = run(5)
-    run(None)
+    wanted = {seed: run(seed) for seed in (5, 6)}
+    seed = torch.tensor(5, device="cuda")
+    run(seed)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = run(5)
+        fixed, found, drawn = run(5), run(seed), run(None)
         with pytest.raises(regard.Unsupported, match="captured"):
-            run(None)
-    graph.replay()
+            run(torch.tensor(5))
+    all_drawn = []
+    for number in (5, 6):
+        seed.fill_(number)
+        graph.replay()
+        assert torch.equal(fixed, wanted[5]) and torch.equal(found, wanted[number])
+        all_drawn.append(drawn.clone())
+    assert not torch.equal(*all_drawn)
+
+
+def test_graphs_of_a_step_with_dropout():
+    """The gradients of a replay belong to the weights that its forward pass has dropped."""
+    given = leaves()
+    dout = normal(2, 4, 200, 64, seed=5)
+    seed = torch.zeros(2, dtype=torch.int64, device="cuda")
+
+    def step_of(seeds):
+        outs = [rt.attention(*given, dropout_p=0.3, deterministic=True, dropout_seed=one)
+                for one in seeds]
+        return *outs, *torch.autograd.grad(outs, given, [dout, dout])
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step_of(seed.unbind())
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step_of(seed.unbind())
+    for numbers in ((1, 2), (3, 2**62)):
+        seed.copy_(torch.tensor(numbers))
+        graph.replay()
+        replayed = [x.clone() for x in found]
+        assert all(torch.equal(a, b) for a, b in zip(replayed, step_of(numbers)))
+
+
+def test_a_seed_is_not_waited_for():
+    """A call with a seed that the GPU has yet to compute returns at once."""
+    given = [x.detach() for x in leaves()]
+    seed = torch.zeros((), dtype=torch.int64, device="cuda")
+    wanted = rt.attention(*given, dropout_p=0.1, dropout_seed=11)
+    rt.attention(*given, dropout_p=0.1, dropout_seed=seed)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    seed.fill_(11)
+    found = rt.attention(*given, dropout_p=0.1, dropout_seed=seed)
+    assert not torch.cuda.current_stream().query()
     assert torch.equal(found, wanted)
 
 

@@ -46,7 +46,7 @@ def operator_arguments(case, transposed=False):
         q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
     seed = options.pop("dropout_seed", None)
     if seed is not None:
-        options["drawn_seed"] = torch.tensor(seed - 2**64)
+        options["seed_tensor"] = torch.tensor(seed - 2**64)
     options |= {name: tensors[name] for name in ("bias", "sink") if name in tensors}
     return q, k, v, *(ARGUMENTS | options).values()
 

@@ -41,8 +41,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
         {options}
         dropout_seed: an int, part of the program: another one compiles anew. Or an array, an
             operand like any other: an integer of shape (), or a key of jax.random (typed, or its
-            two uint32). An integer array drops the same weights as that int. On a GPU the call
-            then waits until the device has computed the seed.
+            two uint32). An integer array drops the same weights as that int.
         {return_lse}
         {out_type}
         {threads}
@@ -207,8 +206,11 @@ def _described(q: Any, k: Any, v: Any, threads: int, backend: str, given: Mappin
         if x is not None and x.ndim < 4:
             options[name] = x.reshape((1,) * (4 - x.ndim) + x.shape)
     seed = options.get("dropout_seed", 0)
-    if isinstance(seed, (jax.Array, np.ndarray, np.generic)):
+    if hasattr(seed, "shape"):
         options["dropout_seed"] = 0
+        if not isinstance(seed, (jax.Array, np.ndarray, np.generic)):
+            raise refuse("dropout_seed", f"a {type(seed).__name__}",
+                         "must be an integer, or an array of JAX or NumPy", WrongType)
     for name, value in options.items():
         if name not in ARRAYS and isinstance(value, jax.Array):
             raise refuse(name, f"a JAX array of shape {value.shape}",
@@ -218,7 +220,7 @@ def _described(q: Any, k: Any, v: Any, threads: int, backend: str, given: Mappin
     arrays = {"q": call.q, "k": call.k, "v": call.v}
     arrays |= {name: call.options[name] for name in ARRAYS if call.options[name] is not None}
     if not isinstance(seed, int) and call.options["dropout_p"] > 0:
-        arrays["dropout_seed"] = _seed_words(seed)
+        arrays["dropout_seed"] = seed_words(seed)
     items = tuple(item for item in call.options.items() if item[0] not in ARRAYS)
     return Spec(items, call.layout, **run_options(threads, backend)), arrays, call
 
@@ -232,7 +234,7 @@ def as_array(x: Any, argument: str) -> Any:
     raise refuse(argument, f"a {type(x).__name__}", "must be an array of JAX or NumPy", WrongType)
 
 
-def _seed_words(seed: Any) -> Any:
+def seed_words(seed: Any) -> Any:
     """An integer or a key as two uint32, low and high."""
     if isinstance(seed, (np.ndarray, np.generic)) and seed.shape == () and seed.dtype.kind in "iu":
         number = word64("dropout_seed", int(seed))  # JAX may not have 64 bits for it

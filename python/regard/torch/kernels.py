@@ -20,10 +20,10 @@ TYPES = {getattr(torch, name): short for name, short in TYPE_NAMES.items()}
 _ROWS = {*GRADIENTS[:3], "q", "k", "v", "out", "dout"}
 
 # What the operators take after q, k and v, and the defaults: tensors (those with a gradient first),
-# values, and how to run. drawn_seed, a 0-dim int64 on the CPU, stands in for dropout_seed.
+# values, and how to run. seed_tensor stands in for dropout_seed.
 _TENSORS = sorted(ARRAYS, key=lambda name: f"d{name}" not in GRADIENTS)
 VALUES = {name: value for name, value in DEFAULTS.items() if name not in ARRAYS}
-ARGUMENTS: dict[str, Any] = {**dict.fromkeys([*_TENSORS, "drawn_seed"]), **VALUES,
+ARGUMENTS: dict[str, Any] = {**dict.fromkeys([*_TENSORS, "seed_tensor"]), **VALUES,
                              "out_type": None, "threads": 0, "backend": ""}
 TENSORS = len(_TENSORS) + 1
 _NAMES = [*ARGUMENTS][:-3]  # of options
@@ -75,13 +75,13 @@ def backward_results(wanted: Sequence[bool], call: Call) -> dict[str, Tensor]:
 # ---------------------------------------------------------------------------------------- kernels
 
 def _problem(call: Call) -> _core.Problem:
-    drawn_seed = call.options.pop("drawn_seed")
-    if drawn_seed is not None:
-        if call.q.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise refuse("dropout_seed", None, "is drawn on the CPU, so that a captured graph "
-                         "would drop the same weights at each replay; give a number if it may",
-                         Unsupported)
-        call.options["dropout_seed"] = int(drawn_seed)
+    seed = call.options.pop("seed_tensor")
+    if seed is not None:
+        if seed.is_cpu and call.q.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise refuse("dropout_seed", "a tensor on the CPU", "is read once, so that a captured "
+                         "graph would drop the same weights at each replay; give a tensor on the "
+                         "GPU, or a number if it may", Unsupported)
+        call.options["dropout_seed"] = seed
     return call.problem()
 
 

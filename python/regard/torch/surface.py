@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, overload
 import torch
 from torch import Tensor
 
+from ..arrays import framework_of
 from ..call import checked_options
 from ..checks import flag, run_options
 from ..docstrings import documented
@@ -42,7 +43,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, out_type: An
 
 
 @documented
-def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | None = None,
+def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | Tensor | None = None,
               return_lse: bool = False, out_type: Any = None, threads: int = 0,
               backend: str = "", **options: Any) -> Result:
     """softmax(scale q k^T + bias) v, exactly, in memory linear in the sequence.
@@ -59,8 +60,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | None = Non
         {v}
         {options}
         dropout_seed: 64 bits; with dropout_offset it decides which weights drop, see
-            `regard.dropout_mask`. None draws a seed from PyTorch's generator of the CPU, which
-            torch.manual_seed sets; this is refused while a CUDA graph is captured.
+            `regard.dropout_mask`. A tensor of one int64 or uint64 on q's GPU is read by the kernels
+            when they run, of backward too: it must not change in between. None draws a seed from
+            PyTorch's generator of the CPU, which torch.manual_seed sets; while a CUDA graph is
+            captured, from the GPU's generator, anew at each replay.
         {return_lse}
         {out_type}
         threads: of the CPU; 0 is PyTorch's own, torch.get_num_threads() of them, another number
@@ -82,14 +85,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | None = Non
     for name, option in options.items():
         if option is not None and name in ARRAYS:
             _require_tensor(name, option)
-    if dropout_seed is not None:
+    if dropout_seed is not None and not hasattr(dropout_seed, "shape"):
         options["dropout_seed"] = dropout_seed
     rest = checked_options(q, k, v, options, ARGUMENTS)
     for name in ("sink", "alibi_slopes"):
         if rest[name] is not None:
             rest[name] = rest[name].float()
     if dropout_seed is None and rest["dropout_p"] > 0:
-        rest["drawn_seed"] = torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device="cpu")
+        rest["seed_tensor"] = _drawn_seed(q)
+    elif isinstance(dropout_seed, Tensor):
+        rest["seed_tensor"] = dropout_seed
+    elif hasattr(dropout_seed, "shape"):
+        framework = framework_of(dropout_seed, "dropout_seed")
+        rest["dropout_seed"] = framework.seed_number(dropout_seed, "dropout_seed")
     if torch.are_deterministic_algorithms_enabled():
         rest["deterministic"] = True
     if out_type is not None:
@@ -97,6 +105,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | None = Non
     rest.update(run_options(threads, backend))
     out, lse = forward(q, k, v, *rest.values())
     return (out, lse) if flag("return_lse", return_lse) else out
+
+
+def _drawn_seed(q: Tensor) -> Tensor:
+    """A graph that is captured draws at each replay; a draw on the CPU would be part of it."""
+    captured = (q.is_cuda and not torch.compiler.is_compiling()
+                and torch.cuda.is_current_stream_capturing())
+    return torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device=q.device if captured else "cpu")
 
 
 def _require_tensor(name: str, x: Any) -> None:
