@@ -17,7 +17,7 @@ Operator = Callable[[Problem, Any, Any, Any], Any]
 
 
 def peer(problem: Problem, which: str, name: str) -> Side:
-    """A side whose backward pass is the gradient of a forward pass that is not timed.
+    """A side that times autograd alone. Its forward pass runs before and is not timed.
 
     Errors: LeftOut, and what PyTorch throws.
     """

@@ -58,7 +58,7 @@ def summary(rows: list[Row]) -> str:
 
 
 def worst(rows: list[Row]) -> str:
-    """The problems whose smallest ratio is the smallest: its column, the kernel, the repetition."""
+    """The problems with the smallest ratios: the column, the kernel, and a command that repeats it."""
     found: dict[str, tuple[float, str, Row]] = {}
     for row in rows:
         for state in ("queued", "idle"):
