@@ -172,7 +172,7 @@ class Jax(Framework):
         raise refuse(argument, "an array of JAX", "cannot be written to", Unsupported)
 
     def seed_number(self, x: Any, argument: str) -> int:
-        from .jax.attention import seed_words
+        from .jax.seeds import seed_words
 
         low, high = seed_words(x).tolist()
         return word64(argument, high << 32 | low)

@@ -128,6 +128,9 @@ def test_a_seed_as_int_as_array_and_as_key_drops_the_same_weights():
         assert np.array_equal(run(jnp.uint32(seed)), fixed)
         assert np.array_equal(run(jnp.int64(seed)), fixed)
     assert run._cache_size() == 2  # one for each type, none for a value
+    negative = rj.attention(q, k, v, dropout_p=0.4, dropout_seed=2**64 - 3)
+    for one in (jnp.int8(-3), jnp.int32(-3), jnp.int64(-3)):
+        assert np.array_equal(run(one), negative)
     key = jax.random.key(2**33 + 11)
     whole = int(jax.random.key_data(key)[0]) << 32 | int(jax.random.key_data(key)[1])
     fixed = rj.attention(q, k, v, dropout_p=0.4, dropout_seed=whole)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..arrays import refuse_masked, shape_only
 from ..call import Call, call_of
-from ..checks import flag, run_options, word64
+from ..checks import flag, run_options
 from ..docstrings import documented
 from ..element_types import TYPE_NAMES, type_name
 from ..errors import Unsupported, WrongType, refuse
@@ -20,6 +20,7 @@ from ..gradients import GRADIENTS, Gradients, sums_type, wanted_gradients
 from ..options import ARRAYS
 from . import batching
 from .calls import Arrays, Spec, vary_alike
+from .seeds import seed_words
 
 if TYPE_CHECKING:
     from ..typing import AttentionOptions, Unpack
@@ -232,23 +233,3 @@ def as_array(x: Any, argument: str) -> Any:
         refuse_masked(x, argument)
         return jnp.asarray(x)
     raise refuse(argument, f"a {type(x).__name__}", "must be an array of JAX or NumPy", WrongType)
-
-
-def seed_words(seed: Any) -> Any:
-    """An integer or a key as two uint32, low and high."""
-    if isinstance(seed, (np.ndarray, np.generic)) and seed.shape == () and seed.dtype.kind in "iu":
-        number = word64("dropout_seed", int(seed))  # JAX may not have 64 bits for it
-        return jnp.asarray(np.array([number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF], np.uint32))
-    if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
-        words = jax.random.key_data(seed)
-        if words.shape == (2,):
-            return words[::-1]
-    elif seed.shape == (2,) and seed.dtype == jnp.uint32:
-        return jnp.asarray(seed)[::-1]
-    elif seed.shape == () and jnp.issubdtype(seed.dtype, jnp.integer):
-        seed = jnp.asarray(seed)
-        wide = seed.dtype.itemsize == 8
-        high = (seed >> 32).astype(jnp.uint32) if wide else jnp.uint32(0)
-        return jnp.stack([seed.astype(jnp.uint32), high])
-    raise refuse("dropout_seed", f"an array of {seed.dtype} and shape {seed.shape}",
-                 "must be an integer of shape (), or a key of jax.random of two words", WrongType)
