@@ -47,7 +47,8 @@ class Call:
 
     def problem(self) -> _core.Problem:
         read, options = self.read, self.options
-        arrays = {name: read(options[name], name) for name in ARRAYS if options[name] is not None}
+        arrays: dict[str, _core.Array | int] = {
+            name: read(options[name], name) for name in ARRAYS if options[name] is not None}
         seed = options["dropout_seed"]
         if not isinstance(seed, int):
             arrays["dropout_seed"] = framework_of(seed, "dropout_seed").seed(seed, "dropout_seed")
