@@ -157,14 +157,30 @@ class Copy:
                    "-o", str(to)]
         return None if subprocess.run(command, capture_output=True).returncode else to
 
+    def scalar_texts(self, objects: Path) -> dict[str, str]:
+        """Of each object that SCALAR_SOURCES are in, its text here. The build may compile a folder as
+        one text, which includes its files by their whole names."""
+        texts = {name: name for name in SCALAR_SOURCES}
+        for joint in objects.glob("Unity/*.cxx"):
+            content = joint.read_text()
+            held = [name for name in SCALAR_SOURCES if f'/{name}"' in content]
+            for name in held:
+                del texts[name]
+            if held:
+                here = re.sub(r'"/[^"]*/(src/[^"]+)"', rf'"{self.root}/\1"', content)
+                (self.root / joint.name).write_text(here)
+                texts[f"Unity/{joint.name}"] = joint.name
+        return texts
+
     def scalar_objects(self) -> list[Path] | None:
         """The library's, SCALAR_SOURCES of the changed texts; None if they do not compile."""
+        objects = RELEASE / "CMakeFiles/regard_objects.dir"
+        texts = self.scalar_texts(objects)
         with ThreadPoolExecutor() as pool:
-            changed = list(pool.map(self.compile, SCALAR_SOURCES))
+            changed = list(pool.map(self.compile, texts.values()))
         if None in changed:
             return None
-        objects = RELEASE / "CMakeFiles/regard_objects.dir"
-        others = set(objects.rglob("*.o")) - {objects / (name + ".o") for name in SCALAR_SOURCES}
+        others = set(objects.rglob("*.o")) - {objects / f"{name}.o" for name in texts}
         return [*others, *changed]
 
     def link(self, name: str, *arguments: str | Path) -> Path:

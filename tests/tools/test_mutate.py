@@ -1,6 +1,7 @@
 """tools/mutate.py: which changes it draws, and that a text is changed in one place and restored."""
 
 import pathlib
+import re
 import sys
 
 import pytest
@@ -48,6 +49,18 @@ def test_a_text_is_changed_in_one_place_and_restored(tmp_path):
                                       + line[mutant.column + len(mutant.before):])
     copy.restore(mutant)
     assert (copy.root / mutant.path).read_text() == (ROOT / mutant.path).read_text()
+
+
+def test_each_changed_text_takes_the_place_of_one_object(tmp_path):
+    objects = mutate.RELEASE / "CMakeFiles/regard_objects.dir"
+    copy = mutate.Copy(tmp_path)
+    texts = copy.scalar_texts(objects)
+    assert [name for name in texts if not (objects / f"{name}.o").exists()] == []
+    included = {path for text in texts.values()
+                for path in re.findall(r'#include "(/.*)"', (copy.root / text).read_text())}
+    for name in mutate.SCALAR_SOURCES:
+        assert name in texts or str(copy.root / name) in included
+    assert all(path.startswith(f"{copy.root}/src/") for path in included)
 
 
 def test_the_report_counts_and_names_survivors():
