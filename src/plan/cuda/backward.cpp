@@ -87,9 +87,20 @@ void add_combine_dkv(Draft& d, bool flags) {
   add_simt_launch(d, c, 2);
 }
 
+// Whether finish can count its blocks in plain integers: strides of 0 make sizes that wrap around.
+bool can_count_rows(const Problem& p) {
+  const Sizes& s = p.sizes;
+  const int64* bias = p.bias_sizes;
+  const Count rows = Count(s.batch) * s.heads_q * s.len_q;
+  const Count keys = Count(s.batch) * s.heads_kv * s.len_k;
+  const Count dbias = Count(bias[0]) * bias[1] * bias[2] * bias[3];
+  return rows.fits() && keys.fits() && dbias.fits();
+}
+
 void add_finish_launch(Draft& d, const Results& results) {
   const bool has_sums = has_dbias_sums(d);
   if (!results.dq && !results.flags && !has_sums) return;
+  if (!can_count_rows(d.p)) return d.refuse(kTooManyBlocks);
   KernelConfig c =
       results.flags ? simt_config(d.p, Kernel::finish) : plain_config(d.p, Kernel::finish);
   c.level = d.main.level;  // the order of the sums depends on it

@@ -14,7 +14,7 @@ void add_launch(Draft& d, const KernelConfig& c, int64 heads, int64 tiles, int64
   const double blocks = double(heads) * double(tiles) * double(splits);
   if (blocks == 0) return;
   if (blocks > double(INT32_MAX)) {
-    d.refuse("the problem needs more blocks than a grid can have");
+    d.refuse(kTooManyBlocks);
     return;
   }
   const bool is_persistent = c.family == Family::wgmma && c.kernel == Kernel::forward;

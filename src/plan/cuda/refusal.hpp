@@ -17,5 +17,6 @@ struct Refusal {
 };
 
 inline constexpr Refusal kRefusedAsTooLarge{kTooLarge, true};
+inline constexpr Refusal kTooManyBlocks{"the problem needs more blocks than a grid can have"};
 
 }  // namespace regard
