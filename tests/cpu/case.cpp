@@ -52,6 +52,17 @@ double natural_size(const Settings& s, std::size_t result) {
   }
 }
 
+// Whether element n of a mask or bias shows its pair: at random, and with mask_tile in whole tiles.
+bool shows(const Settings& s, const Sizes& sizes, std::int64_t n, std::uint64_t stream,
+           double chance) {
+  const bool alone = uniform(s.seed, stream, std::uint64_t(n)) < chance;
+  if (s.mask_tile == 0) return alone;
+  const std::int64_t column = n % sizes[3], row = n / sizes[3];
+  const std::int64_t tile = row / s.mask_tile * sizes[3] + column / s.mask_tile;
+  const double kind = uniform(s.seed, stream + 20, std::uint64_t(tile));
+  return kind < 0.4 ? false : kind < 0.7 ? true : alone;
+}
+
 Array table_of(const Sizes& values) {
   Array array(i32, {std::int64_t(values.size())});
   for (std::size_t n = 0; n < values.size(); ++n) array.set(n, double(values[n]));
@@ -107,10 +118,10 @@ std::string to_string(const Settings& s) {
   for (bool broadcast : s.bias_broadcast) text << broadcast;
   text << ", mask " << s.mask;
   for (bool broadcast : s.mask_broadcast) text << broadcast;
-  text << (s.mask_reversed ? " reversed" : "") << ", alibi " << s.alibi << ", sink " << s.sink
-       << ", dropout " << s.dropout << ", packed " << s.packed << ", seqused " << s.seqused
-       << ", dlse " << s.dlse << ", accumulate " << s.accumulate << ", wide " << s.wide_results
-       << ", gaps " << s.gaps << ", seed " << s.seed;
+  text << (s.mask_reversed ? " reversed" : "") << ", tile " << s.mask_tile << ", alibi " << s.alibi
+       << ", sink " << s.sink << ", dropout " << s.dropout << ", packed " << s.packed
+       << ", seqused " << s.seqused << ", dlse " << s.dlse << ", accumulate " << s.accumulate
+       << ", wide " << s.wide_results << ", gaps " << s.gaps << ", seed " << s.seed;
   return text.str();
 }
 
@@ -147,14 +158,15 @@ Case::Case(const Settings& settings, Values values) : s(settings) {
     return sizes;
   };
   if (s.mask) {
-    mask = random(boolean, boolean, score_sizes(s.mask_broadcast), 0, 1);
-    for (std::int64_t n = 0; n < mask.count(); ++n) mask.set(n, uniform(s.seed, 7, n) < 0.7);
+    const Sizes sizes = score_sizes(s.mask_broadcast);
+    mask = random(boolean, boolean, sizes, 0, 1);
+    for (std::int64_t n = 0; n < mask.count(); ++n) mask.set(n, shows(s, sizes, n, 7, 0.7));
   }
   if (s.bias != Type::none) {
     const Sizes sizes = score_sizes(s.bias_broadcast);
     bias = random(exact ? f64 : s.bias, s.bias, sizes, -2, 2);
     for (std::int64_t n = 0; n < bias.count(); ++n) {
-      if (uniform(s.seed, 8, n) < 0.1) bias.set(n, -std::numeric_limits<double>::infinity());
+      if (!shows(s, sizes, n, 8, 0.9)) bias.set(n, -std::numeric_limits<double>::infinity());
     }
     dbias = random(exact ? f64 : s.bias, s.bias, sizes, -1, 1);
   }

@@ -22,6 +22,7 @@ struct Settings {
   bool mask = false, alibi = false, sink = false;
   std::array<bool, 4> mask_broadcast{};
   bool mask_reversed = false;  // its last element comes first in memory
+  std::int64_t mask_tile = 0;  // > 0: mask and bias hide or show most tiles of this side as a whole
   double dropout = 0;
   bool packed = false;   // sequences of random lengths up to len_q and len_k
   bool seqused = false;  // random lengths of padded sequences

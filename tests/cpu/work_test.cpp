@@ -1,6 +1,9 @@
 // Work in proportion to what is visible: operations that kernels execute, and steps of planning.
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <functional>
+
 #include "cpu/backend.hpp"
 #include "cpu/kernels/instantiate.hpp"
 #include "cpu/kernels/lanes_scalar.hpp"
@@ -29,8 +32,10 @@ constexpr CpuKernels kCounting = kernels_of<Counting, Isa::scalar, f32>();
 
 const Processor kScalar{.usable = {Isa::scalar}};
 
-int64 operations_of(const Settings& s, Pass pass) {
+int64 operations_of(
+    const Settings& s, Pass pass, const std::function<void(const Case&)>& prepare = [](auto&) {}) {
   const Case c(s);
+  prepare(c);
   if (pass == Pass::backward) c.forward();
   TableCopies copies;
   const Problem p = pass == Pass::forward
@@ -101,6 +106,31 @@ TEST_CASE("under a window, twice the rows are twice the operations") {
     const int64 twice = operations_of(windowed(2048, 2048), pass);
     CHECK(once > 1024 * 64);
     CHECK(twice < once * 21 / 10);
+  }
+}
+
+TEST_CASE("a mask or bias that shows documents costs what the documents cost") {
+  constexpr int64 kDocument = 128, kDocuments = 8;
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    const Settings document{.len_q = kDocument, .len_k = kDocument, .dim = 32, .dim_v = 32};
+    const int64 alone = kDocuments * operations_of(document, pass);
+    Settings s = document;
+    s.len_q = s.len_k = kDocument * kDocuments;
+    for (const bool by_bias : {false, true}) {
+      s.mask = !by_bias;
+      s.bias = by_bias ? f32 : Type::none;
+      const int64 together = operations_of(s, pass, [&](const Case& c) {
+        const Array& shows = by_bias ? c.bias : c.mask;
+        for (int64 n = 0; n < s.len_q * s.len_k; ++n) {
+          const bool same = n / s.len_k / kDocument == n % s.len_k / kDocument;
+          shows.set(n, by_bias ? (same ? 0 : -INFINITY) : same);
+        }
+      });
+      CAPTURE(int(pass));
+      CAPTURE(by_bias);
+      CHECK(together < alone * (by_bias ? 150 : 110) / 100);
+      MESSAGE(together << " and " << alone);
+    }
   }
 }
 

@@ -174,15 +174,12 @@ struct BackwardKernel : GradientTiles<L> {
 
   // One block of query rows and one key block of the chunk.
   void attend(int count, int64 chunk_begin, Interval block) const {
-    bool reached = false;
+    if (!set_tiles<L>(panels, count, context, block)) return;
     for (int i = 0; i < count; ++i) {
-      const Interval keys = visible_part<L>(panels[i], block);
+      const Interval keys = panels[i].tile.keys;
       clear_unseen(i, count, block, keys);
-      if (keys.empty()) continue;
-      reached = true;
-      attend_panel(i, count, chunk_begin, block, keys);
+      if (!keys.empty()) attend_panel(i, count, chunk_begin, block, keys);
     }
-    if (!reached) return;
     const int64 size = block.end - block.begin, from = block.begin - chunk_begin;
     const auto add_keys = [&](int64 a, int64 b, int64 c, int64 width) {
       multiply_wide<L, Walk::rows, Result::add>({.a = units_at(a),
@@ -217,7 +214,7 @@ struct BackwardKernel : GradientTiles<L> {
     };
     score(at.keys, at.queries, at.scores, dims.dim);
     score(at.values, at.douts, at.dweights, dims.dim_v);
-    const bool may_hide = stage_block<L>(stage, context, panel, keys);
+    const bool may_hide = stage_block<L>(stage, context, panel);
     differentiate(index, count, keys, keys.begin - block.begin, may_hide);
     if (shared.dbias) add_bias_gradient(panel, keys);
     if (!p.dq.given()) return;
@@ -303,11 +300,19 @@ struct BackwardKernel : GradientTiles<L> {
       if (p.dq.given()) write_dq(count, nonfinite);
       return;
     }
-    this->load_block(count);
     const Interval part{larger(keys.begin, seen.begin), smaller(keys.end, seen.end)};
-    for (int64 j = part.begin / tiling.block_k * tiling.block_k; j < part.end;
-         j += tiling.block_k) {
-      attend(count, keys.begin, {j, smaller(keys.end, j + tiling.block_k)});
+    const auto each_block_until = [&](auto visit) {
+      for (int64 j = part.begin / tiling.block_k * tiling.block_k; j < part.end;
+           j += tiling.block_k) {
+        if (visit(Interval{j, smaller(keys.end, j + tiling.block_k)})) return true;
+      }
+      return false;
+    };
+    // Rows are packed only where some pair is visible.
+    if (each_block_until(
+            [&](Interval block_k) { return set_tiles<L>(panels, count, context, block_k); })) {
+      this->load_block(count);
+      each_block_until([&](Interval block_k) { return attend(count, keys.begin, block_k), false; });
     }
     if (p.dq.given()) share_dq(count, block, chunk, seen, nonfinite);
   }

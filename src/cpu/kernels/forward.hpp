@@ -181,7 +181,7 @@ struct ForwardKernel {
   // One panel and the keys of a packed block that it sees.
   void attend(int index, const Running<L>& run, Interval block) const {
     const Panel& panel = panels[index];
-    const Interval keys = visible_part<L>(panel, block);
+    const Interval keys = panel.tile.keys;
     if (keys.empty()) return;
     const int64 count = keys.end - keys.begin, from = keys.begin - block.begin;
     const CpuShape& shape = tiling.shape;
@@ -197,7 +197,7 @@ struct ForwardKernel {
                                                    .k = units(shape, dims.dim)},
                                                   vectors);
     const ScoreTerms<L> terms(context, panel);
-    const bool may_hide = stage_block<L>(stage, context, panel, keys);
+    const bool may_hide = stage_block<L>(stage, context, panel);
     Vec block_max[L::kVectors], shrink[L::kVectors];
     finish_scores(terms, vectors, keys, may_hide, block_max);
     for (int v = 0; v < vectors; ++v) {
@@ -257,6 +257,7 @@ struct ForwardKernel {
     const CpuShape& shape = tiling.shape;
     for (int64 j = keys.begin; j < keys.end; j = (j / tiling.block_k + 1) * tiling.block_k) {
       const Interval block{j, smaller(keys.end, (j / tiling.block_k + 1) * tiling.block_k)};
+      if (!set_tiles<L>(panels, count, context, block)) continue;
       const int64 size = block.end - block.begin;
       pack_rows<L>(units_at(at.keys), padded_units(shape, dims.dim), context, p.k, dims.dim, j,
                    size);

@@ -10,6 +10,12 @@ namespace {
 
 inline constexpr int kMaxPanel = 32;
 
+// A panel's keys of one block, beginning with a whole Unit of the block.
+struct TileKeys {
+  Interval keys;                 // empty: the panel sees none
+  bool mask_hides_some = false;  // of the pairs with these keys
+};
+
 struct Panel {
   int rows = 0;              // lanes in use
   int64 first = 0;           // row of the kv head's row space that lane 0 holds
@@ -18,6 +24,7 @@ struct Panel {
   Interval keys[kMaxPanel];  // what each lane sees, as far as intervals say
   Interval visible;          // keys that some lane sees
   Interval common;           // keys that every lane sees
+  TileKeys tile;             // of the block at hand
 
   REGARD_INLINE bool sees_all(int64 begin, int64 end) const {
     return common.begin <= begin && end <= common.end;
@@ -71,19 +78,6 @@ int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int6
     }
   }
   return count;
-}
-
-// The keys of a packed block that the panel sees, beginning with a whole Unit of the block. Tiles
-// take whole tiles of keys, of which the panel may see a part.
-template <class L>
-REGARD_INLINE Interval visible_part(const Panel& panel, Interval block) {
-  constexpr int64 kStep = kHasTiles<L> ? kTileElements<L> : L::kPack;
-  const Interval seen{larger(block.begin, panel.visible.begin),
-                      smaller(block.end, panel.visible.end)};
-  if (seen.empty()) return {};
-  const int64 begin = seen.begin - (seen.begin - block.begin) % kStep;
-  if (!kHasTiles<L>) return {begin, seen.end};
-  return {begin, smaller(block.end, begin + round_up(seen.end - begin, kStep))};
 }
 
 template <class SomePanel>

@@ -2,7 +2,7 @@
 // are query rows. They say which pairs are visible, which dropout keeps, and what the bias adds.
 #pragma once
 
-#include "cpu/kernels/panel.hpp"
+#include "cpu/kernels/tile_keys.hpp"
 #include "semantics/score.h"
 #include "semantics/softmax.h"
 
@@ -140,18 +140,19 @@ void stage_dropout(uint64* kept_bits, const HeadContext& context, const Panel& p
   }
 }
 
-// Fills the stage for the block; returns whether some pair in it may be hidden.
+// Fills the stage for the panel's tile; returns whether some pair in it may be hidden.
 template <class L>
 bool stage_block(const Stage<typename L::Real>& stage, const HeadContext& context,
-                 const Panel& panel, Interval keys) {
+                 const Panel& panel) {
   using Real = typename L::Real;
   const Features on = context.problem.features;
+  const auto& [keys, mask_hides_some] = panel.tile;
   const int64 count = keys.end - keys.begin;
   // Unused lanes are hidden, because their zeros times an infinite key would be NaN.
   const bool may_hide = panel.rows < L::kLanes * L::kVectors ||
-                        !panel.sees_all(keys.begin, keys.end) || on.mask || on.bias;
+                        !panel.sees_all(keys.begin, keys.end) || mask_hides_some || on.bias;
   if (may_hide) stage_intervals<L>(stage.visible, panel, keys);
-  if (on.mask) {
+  if (mask_hides_some) {
     stage_tile<L>(stage.mask, context, panel, context.problem.mask, keys);
     hide_where<L>(stage.visible, stage.mask, Real(0), count);
   }

@@ -71,7 +71,7 @@ std::string explanation(const Problem& p, const Plan& plan) {
                              std::to_string(plan.tiling.chunk_k) + " keys, merged in order");
   }
   if (p.features.bias || p.features.mask) {
-    text += row("note", "bias and mask tiles are turned in registers; every tile is a partial one");
+    text += row("note", "tiles that the mask, or a bias of -inf, hides as a whole are skipped");
   }
   if (hides_pairs(p)) {
     text +=

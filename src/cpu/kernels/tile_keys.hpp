@@ -1,0 +1,118 @@
+// The keys of a block that a panel has to visit. Keys that intervals, the mask or a bias of -inf
+// hide from every row cost no products; keys that they show to every row cost no test of each pair.
+#pragma once
+
+#include "cpu/kernels/panel.hpp"
+
+namespace regard {
+namespace {
+
+// What a mask shows of one of its rows.
+struct Shown {
+  bool some = false;
+  bool all = true;
+};
+REGARD_INLINE void look_at(Shown& shown, const uint8* mask, int64 count, int64 step) {
+  uint8 any = 0, every = 1;
+  if (step == 1) {
+    for (int64 j = 0; j < count; ++j) {
+      any |= mask[j];
+      every &= uint8(mask[j] != 0);
+    }
+  } else {
+    for (int64 j = 0; j < count; ++j) {
+      any |= mask[j * step];
+      every &= uint8(mask[j * step] != 0);
+    }
+  }
+  shown.some = shown.some || any;
+  shown.all = shown.all && every;
+}
+
+// Calls look(offset of the first key) for each row of the panel, until it returns true. Rows that
+// follow one another and share their elements are looked at once.
+template <class Look>
+bool any_row(const HeadContext& context, const Panel& panel, const View& view, Interval keys,
+             Look look) {
+  int64 before = 0;
+  for (int lane = 0; lane < panel.rows; ++lane) {
+    const int64 offset =
+        offset_of(view.strides, context.b, panel.head[lane], 0, panel.query[lane]) +
+        keys.begin * view.strides.column;
+    if (lane > 0 && offset == before) continue;
+    if (look(offset)) return true;
+    before = offset;
+  }
+  return false;
+}
+
+inline Shown shown_by_mask(const HeadContext& context, const Panel& panel, Interval keys) {
+  const View& mask = context.problem.mask;
+  const auto* const data = static_cast<const uint8*>(mask.data);
+  Shown shown;
+  any_row(context, panel, mask, keys, [&](int64 offset) {
+    look_at(shown, data + offset, keys.end - keys.begin, mask.strides.column);
+    return shown.some && !shown.all;
+  });
+  return shown;
+}
+
+// Whether some element of a row of the bias is not -inf.
+template <class L>
+bool shows_some(const View& bias, int64 offset, int64 count) {
+  const auto hidden = L::set(-typename L::Real(__builtin_huge_val()));
+  const int64 step = bias.strides.column, width = step == 1 ? L::kLanes : 1;
+  for (int64 j = 0; j < count; j += width) {
+    const auto x = L::load_as(bias.type, bias.data, offset + j * step, smaller(width, count - j));
+    const uint64 looked_at = (uint64(1) << smaller(width, count - j)) - 1;
+    if (~L::bits_of(L::equal(x, hidden)) & looked_at) return true;
+  }
+  return false;
+}
+
+template <class L>
+bool shown_by_bias(const HeadContext& context, const Panel& panel, Interval keys) {
+  const View& bias = context.problem.bias;
+  return any_row(context, panel, bias, keys,
+                 [&](int64 offset) { return shows_some<L>(bias, offset, keys.end - keys.begin); });
+}
+
+// What intervals leave. Tiles take whole tiles of keys, of which the panel may see a part.
+template <class L>
+REGARD_INLINE Interval keys_in_intervals(const Panel& panel, Interval block) {
+  constexpr int64 kStep = kHasTiles<L> ? kTileElements<L> : L::kPack;
+  const Interval seen{larger(block.begin, panel.visible.begin),
+                      smaller(block.end, panel.visible.end)};
+  if (seen.empty()) return {};
+  const int64 begin = seen.begin - (seen.begin - block.begin) % kStep;
+  if (!kHasTiles<L>) return {begin, seen.end};
+  return {begin, smaller(block.end, begin + round_up(seen.end - begin, kStep))};
+}
+
+template <class L>
+TileKeys tile_keys_of(const HeadContext& context, const Panel& panel, Interval block) {
+  const Features& on = context.problem.features;
+  TileKeys tile{keys_in_intervals<L>(panel, block), on.mask};
+  if (tile.keys.empty()) return tile;
+  if (on.mask) {
+    const Shown shown = shown_by_mask(context, panel, tile.keys);
+    if (!shown.some) return {};
+    tile.mask_hides_some = !shown.all;
+  }
+  if (on.bias && !shown_by_bias<L>(context, panel, tile.keys)) return {};
+  return tile;
+}
+
+// Sets each panel's tile of the block; returns whether one of them has keys.
+template <class L, class SomePanel>
+bool set_tiles(SomePanel* panels, int count, const HeadContext& context, Interval block) {
+  bool any = false;
+  for (int i = 0; i < count; ++i) {
+    panels[i].tile = tile_keys_of<L>(context, panels[i], block);
+    any = any || !panels[i].tile.keys.empty();
+  }
+  return any;
+}
+
+}  // namespace
+}  // namespace regard
