@@ -148,6 +148,8 @@ AttendInputs read_inputs(const AttendArguments& arguments) {
   };
   a.bias = tensor("bias");
   a.mask = tensor("mask");
+  a.row_spans = tensor("row_spans");
+  a.key_spans = tensor("key_spans");
   a.sink = tensor("sink");
   a.alibi_slopes = tensor("alibi_slopes");
   a.cu_seqlens_q = tensor("cu_seqlens_q");

@@ -85,7 +85,9 @@ REGARD_PIN(regard_attention, causal, 964);
 REGARD_PIN(regard_attention, precision, 968);
 REGARD_PIN(regard_attention, deterministic, 972);
 REGARD_PIN(regard_attention, dropout_seed_words, 976);
-static_assert(sizeof(regard_attention) == 984);
+REGARD_PIN(regard_attention, row_spans, 984);
+REGARD_PIN(regard_attention, key_spans, 1064);
+static_assert(sizeof(regard_attention) == 1144);
 
 REGARD_PIN(regard_forward_tensors, size, 0);
 REGARD_PIN(regard_forward_tensors, out, 8);
@@ -241,6 +243,8 @@ regard::Attention to_attention(const regard_attention* given) {
   attention.v = to_tensor(a.v, "v");
   attention.bias = to_tensor(a.bias, "bias");
   attention.mask = to_tensor(a.mask, "mask");
+  attention.row_spans = to_tensor(a.row_spans, "row_spans");
+  attention.key_spans = to_tensor(a.key_spans, "key_spans");
   attention.alibi_slopes = to_tensor(a.alibi_slopes, "alibi_slopes");
   attention.sink = to_tensor(a.sink, "sink");
   attention.cu_seqlens_q = to_tensor(a.cu_seqlens_q, "cu_seqlens_q");

@@ -30,6 +30,8 @@ Attention described_attention(const ShapeFlags& shape, const AttentionFlags& fla
   a.v = dense_tensor(type, {q[0], heads_kv, len_k, shape.dim_v > 0 ? shape.dim_v : q[3]});
   a.bias = parse_tensor(shape.bias, "--bias", type);
   a.mask = parse_tensor(shape.mask, "--mask", boolean);
+  a.row_spans = parse_tensor(shape.row_spans, "--row-spans", i32);
+  a.key_spans = parse_tensor(shape.key_spans, "--key-spans", i32);
   if (shape.alibi) a.alibi_slopes = dense_tensor(f32, {q[1]});
   if (shape.sink) a.sink = dense_tensor(f32, {q[1]});
   apply(flags, a);

@@ -58,6 +58,8 @@ void add_shape(CLI::App& app, ShapeFlags& shape) {
   app.add_option("--type", shape.type, "default f32")->type_name(kType);
   app.add_option("--bias", shape.bias, "broadcasts to BxHqxSqxSk")->type_name("SHAPE[:type]");
   app.add_option("--mask", shape.mask, "bool, broadcasts likewise")->type_name("SHAPE");
+  app.add_option("--row-spans", shape.row_spans, "broadcasts to BxHqxSqx2n")->type_name("SHAPE");
+  app.add_option("--key-spans", shape.key_spans, "broadcasts to BxHqxSkx2n")->type_name("SHAPE");
   app.add_flag("--alibi", shape.alibi, "with ALiBi slopes");
   app.add_flag("--sink", shape.sink, "with attention sinks");
 }
@@ -109,6 +111,8 @@ void add_attend(CLI::App& app, AttendArguments& arguments) {
   static const std::pair<const char*, const char*> kExtra[] = {
       {"bias", "added to the scores"},
       {"mask", "bool, true = visible"},
+      {"row_spans", "begins and ends of the keys that rows see"},
+      {"key_spans", "begins and ends of the rows that see keys"},
       {"sink", "(heads) logits without a value"},
       {"alibi_slopes", "(heads) or (batch, heads)"},
       {"dout", "gradient that arrives at out"},

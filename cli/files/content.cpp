@@ -11,7 +11,8 @@ std::string content_fault(const std::string& tensor, const Held& held) {
                        types, tensor, conversion);
   };
   if (tensor == "mask") return held.type == boolean ? "" : must("bool", "bool");
-  if (tensor.starts_with("cu_seqlens") || tensor.starts_with("seqused")) {
+  if (tensor.starts_with("cu_seqlens") || tensor.starts_with("seqused") ||
+      tensor.ends_with("_spans")) {
     return held.type == i32 || held.int64 ? "" : must("int32 or int64", "np.int32");
   }
   const bool real = held.type == f64 || held.type == f32 || held.type == f16 || held.type == bf16;

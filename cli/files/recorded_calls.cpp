@@ -53,6 +53,8 @@ bool read_tensor(const std::string& field, const Value& value, PlannedCall& call
       {"v", &a.v},
       {"bias", &a.bias},
       {"mask", &a.mask},
+      {"row_spans", &a.row_spans},
+      {"key_spans", &a.key_spans},
       {"alibi_slopes", &a.alibi_slopes},
       {"sink", &a.sink},
       {"cu_seqlens_q", &a.cu_seqlens_q},

@@ -69,6 +69,29 @@ Interval visible_keys(const Attention& a, const Sequence& s, Index i) {
   return keys;
 }
 
+namespace {
+
+// Whether one of the spans of `row`, packed `first` rows further, holds x.
+bool a_span_holds(const Tensor& spans, bool packed, Index b, Index h, Index first, Index row,
+                  Index x) {
+  const PairStrides at(spans);
+  const Index offset = at.offset(b, h, packed ? first + row : row, 0);  // packed: at.b is 0
+  const auto* const ends = static_cast<const std::int32_t*>(spans.data) + offset;
+  for (Index n = 0; n < spans.sizes[spans.rank - 1]; n += 2) {
+    if (ends[n] <= x && x < ends[n + 1]) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool spans_show(const Attention& a, const Shape& shape, const Sequence& s, Index b, Index h,
+                Index i, Index j) {
+  const bool packed = shape.packed;
+  return (!a.row_spans.given() || a_span_holds(a.row_spans, packed, b, h, s.first_q, i, j)) &&
+         (!a.key_spans.given() || a_span_holds(a.key_spans, packed, b, h, s.first_k, j, i));
+}
+
 double scale_of(const Attention& a, const Shape& shape) {
   return a.scale ? *a.scale : 1 / std::sqrt(static_cast<double>(std::max<Index>(shape.dim, 1)));
 }

@@ -52,6 +52,10 @@ struct Interval {
 };
 Interval visible_keys(const Attention& attention, const Sequence& sequence, Index i);
 
+// Whether row_spans and key_spans, where they are given, show query i and key j to each other.
+bool spans_show(const Attention& attention, const Shape& shape, const Sequence& sequence, Index b,
+                Index h, Index i, Index j);
+
 double scale_of(const Attention& attention, const Shape& shape);
 
 }  // namespace regard::cli

@@ -34,6 +34,7 @@ Seen find_seen(const RandomProblem& p) {
         bool row_seen = false;
         for (Index j = keys.begin; j < keys.end; ++j) {
           if (mask_hides(a, mask_at, b, h, i, j)) continue;
+          if (!spans_show(a, shape, s, b, h, i, j)) continue;
           if (a.bias.given()) {
             const Index at = bias_at.offset(b, h, i, j);
             seen.bias.insert(at);

@@ -290,6 +290,20 @@ class Builder {
       a.mask = slab->tensor;
       say(fmt::format(" mask={} density={}", sizes_text(a.mask), density));
     }
+    if (random_.chance(0.12)) draw_spans("row_spans", a.row_spans, a.q, shape_.len_q, shape_.len_k);
+    if (random_.chance(0.12)) draw_spans("key_spans", a.key_spans, a.k, shape_.len_k, shape_.len_q);
+  }
+
+  // For each of `rows` rows, or each packed row of x, spans of indices around [0, length).
+  void draw_spans(const char* name, Tensor& spans, const Tensor& x, Index rows, Index length) {
+    const Index ends = 2 * random_.between(1, 4), batch = random_.chance(0.4) ? 1 : shape_.batch;
+    const Index heads = random_.chance(0.4) ? 1 : shape_.heads_q;
+    const Sizes sizes =
+        shape_.packed ? Sizes{heads, x.sizes[0], ends} : Sizes{batch, heads, rows, ends};
+    Slab* const slab = add(name, i32, sizes, {.may_broadcast = true, .free_last = false});
+    slab->fill([&] { return double(random_.between(-2, length + 2)); });
+    spans = slab->tensor;
+    say(fmt::format(" {}={}", name, sizes_text(spans)));
   }
 
   Slab* add_gradient(const char* name, const Tensor& of, Type type, bool free_last) {

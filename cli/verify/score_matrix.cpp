@@ -120,6 +120,7 @@ ScoreMatrix<Real> score_matrix(const Attention& a, const Shape& shape, const Seq
     for (Index j = 0; j < m.columns; ++j) {
       Real& score = m.scores[i * m.columns + j];
       bool visible = keys.begin <= j && j < keys.end;
+      visible = visible && spans_show(a, shape, s, b, h, i, j);
       if (visible && a.mask.given()) {
         visible = load(a.mask.data, a.mask.type, mask_at.offset(b, h, i, j)) != 0;
       }

@@ -69,6 +69,13 @@ struct Attention {
 
   Tensor bias{};  ///< broadcasts to (B, Hq, Sq, Sk); f64, f32, f16, bf16; added to the scores
   Tensor mask{};  ///< broadcasts to (B, Hq, Sq, Sk); bool; true = the pair is visible
+  /// Broadcasts to (B, Hq, Sq, 2 n), n from 1 to 8; i32; last stride 1. Row i sees the keys of its
+  /// n spans, each a begin and an end: begin <= j < end. Packed: (Hq or 1, total_q, 2 n); indices
+  /// count within the sequence. Any numbers are safe.
+  Tensor row_spans{};
+  /// Broadcasts to (B, Hq, Sk, 2 n): key j is seen by the rows of its n spans. Packed: (Hq or 1,
+  /// total_k, 2 n).
+  Tensor key_spans{};
   Tensor alibi_slopes{};  ///< (Hq) or (B, Hq); f32; score -= slope * |i + Sk - Sq - j|
   Tensor sink{};          ///< (Hq); f32; a logit that joins the denominator and carries no value
 

@@ -26,6 +26,8 @@ template <class Visit>
 void visit_options(Attention& a, Visit&& visit) {
   visit("bias", a.bias);
   visit("mask", a.mask);
+  visit("row_spans", a.row_spans);
+  visit("key_spans", a.key_spans);
   visit("alibi_slopes", a.alibi_slopes);
   visit("sink", a.sink);
   visit("cu_seqlens_q", a.cu_seqlens_q);

@@ -131,6 +131,19 @@ class Exact:
         x = x[i] if x.shape[0] > 1 else x
         return x[:, :n] if x.shape[1] > 1 else x
 
+    def _spans_show(self, name: str, b: int, h: int, rows: slice, x: Any) -> Any:
+        """Which of the indices x, a row, the spans of each of these rows hold."""
+        spans = self.space.here(self.call.options[name])
+        if not self.call.packed:
+            spans = spans.reshape((1,) * (4 - spans.ndim) + tuple(spans.shape))
+            spans = spans[b if spans.shape[0] > 1 else 0]
+        spans = spans[h if spans.shape[0] > 1 else 0]
+        spans = spans[rows] if spans.shape[0] > 1 else spans
+        shown = x < 0
+        for n in range(0, spans.shape[1], 2):
+            shown = shown | (spans[:, n, None] <= x) & (x < spans[:, n + 1, None])
+        return shown
+
     # ------------------------------------------------------------------------------ the computation
 
     def _head(self, b: int, h: int, rows_q: slice, rows_k: slice) -> None:
@@ -143,7 +156,8 @@ class Exact:
         for begin in range(0, length, step):
             i = slice(begin, min(begin + step, length))
             rows = slice(rows_q.start + i.start, rows_q.start + i.stop)
-            block = _Block(self, b, h, i, length, self._matrix(self._at(call.q, b, h, rows)), k, v)
+            block = _Block(self, b, h, i, length, self._matrix(self._at(call.q, b, h, rows)), k, v,
+                           rows, rows_k)
             self._at(found["out"], b, h, rows)[...] = block.out
             self._sums_at(found["lse"], b, h, rows)[...] = block.lse
             if self.dout is None:
@@ -167,7 +181,7 @@ class _Block:
     """The scores, weights and results of some rows of one head."""
 
     def __init__(self, exact: Exact, b: int, h: int, i: slice, length: int, q: Any, k: Any,
-                 v: Any) -> None:
+                 v: Any, rows: slice, rows_k: slice) -> None:
         xp, rnd, options = exact.space.xp, exact.rounded, exact.call.options
         self.exact, self.q, self.k, self.v = exact, q, k, v
         n = k.shape[0]
@@ -192,6 +206,10 @@ class _Block:
         seen = seen & (column <= diagonal) if options["causal"] != "none" else seen
         if options["mask"] is not None:
             seen = seen & exact._scores_at(options["mask"], b, h, i, n)
+        if options["row_spans"] is not None:
+            seen = seen & exact._spans_show("row_spans", b, h, rows, column)
+        if options["key_spans"] is not None:
+            seen = seen & exact._spans_show("key_spans", b, h, rows_k, row[:, 0][None, :]).T
         score = xp.where(seen, score, -math.inf)
         self.sink = None if options["sink"] is None else exact._matrix(options["sink"])[h]
         self.lse = self._log_sum(score)

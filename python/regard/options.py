@@ -84,6 +84,13 @@ class AttentionOptions(SdpaOptions, total=False):
 
     mask: Annotated[Array | None, array(
         "bool, broadcasts to (B, Hq, Sq, Sk); True = visible.", "bool")]
+    row_spans: Annotated[Array | None, array(
+        "int32, broadcasts to (B, Hq, Sq, 2 n), n from 1 to 8; packed: (Hq or 1, total_q, 2 n). Query i "
+        "sees the keys of its n spans, each a begin and an end: begin <= j < end. The last stride is "
+        "1.", "int32")]
+    key_spans: Annotated[Array | None, array(
+        "int32, broadcasts to (B, Hq, Sk, 2 n); packed: (Hq or 1, total_k, 2 n). Key j is seen by the "
+        "queries of its n spans.", "int32")]
     scale: Annotated[float | None, Option(
         None, optional_number, "the factor of q k^T; None is 1 / sqrt(D).")]
     dropout_p: Annotated[float, Option(

@@ -58,14 +58,16 @@ void add_tensor(Object& object, const char* name, const Tensor& tensor) {
 void add_attention(Object& object, const Attention& attention) {
   constexpr const char* kCausal[] = {"none", "top_left", "bottom_right"};
   constexpr const char* kPrecision[] = {"full", "tf32", "bf16"};
-  const auto& [q, k, v, bias, mask, alibi_slopes, sink, cu_seqlens_q, cu_seqlens_k, seqused_q,
-               seqused_k, max_seqlen_q, max_seqlen_k, scale, softcap, causal, window, dropout,
-               precision, deterministic] = attention;
+  const auto& [q, k, v, bias, mask, row_spans, key_spans, alibi_slopes, sink, cu_seqlens_q,
+               cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, scale, softcap,
+               causal, window, dropout, precision, deterministic] = attention;
   add_tensor(object, "q", q);
   add_tensor(object, "k", k);
   add_tensor(object, "v", v);
   add_tensor(object, "bias", bias);
   add_tensor(object, "mask", mask);
+  add_tensor(object, "row_spans", row_spans);
+  add_tensor(object, "key_spans", key_spans);
   add_tensor(object, "alibi_slopes", alibi_slopes);
   add_tensor(object, "sink", sink);
   add_tensor(object, "cu_seqlens_q", cu_seqlens_q);

@@ -14,6 +14,8 @@ void for_each_address(AnyProblem& p, Work work) {
   work("v", p.v.data);
   work("bias", p.bias.data);
   work("mask", p.mask.data);
+  work("row_spans", p.row_spans.view.data);
+  work("key_spans", p.key_spans.view.data);
   work("alibi_slopes", p.alibi_slopes.data);
   work("sink", p.sink.data);
   work("cu_seqlens_q", p.sequences.begins_q);

@@ -114,6 +114,8 @@ void read_options(const Attention& a, Problem& p) {
       .softcap = a.softcap > 0,
       .bias = a.bias.given(),
       .mask = a.mask.given(),
+      .row_spans = a.row_spans.given(),
+      .key_spans = a.key_spans.given(),
       .alibi = a.alibi_slopes.given(),
       .sink = a.sink.given(),
       .dropout = p.dropout.threshold > 0,
@@ -136,6 +138,8 @@ void read_score_tensors(const Attention& a, Problem& p, NullData nulls) {
     require(a.mask.type == boolean, "mask", a.mask, "must be bool");
     p.mask = broadcast_view("mask", a.mask, scores);
   }
+  if (a.row_spans.given()) p.row_spans = span_view("row_spans", a.row_spans, p, Side::queries);
+  if (a.key_spans.given()) p.key_spans = span_view("key_spans", a.key_spans, p, Side::keys);
   if (a.alibi_slopes.given()) {
     require(a.alibi_slopes.type == f32, "alibi_slopes", a.alibi_slopes, "must be f32");
     p.alibi_slopes = head_view("alibi_slopes", a.alibi_slopes, s, a.alibi_slopes.rank == 2);
@@ -147,6 +151,8 @@ void read_score_tensors(const Attention& a, Problem& p, NullData nulls) {
   if (nulls == NullData::refused) {
     for (const auto& [name, tensor] : {std::pair{"bias", &a.bias},
                                        {"mask", &a.mask},
+                                       {"row_spans", &a.row_spans},
+                                       {"key_spans", &a.key_spans},
                                        {"alibi_slopes", &a.alibi_slopes},
                                        {"sink", &a.sink}}) {
       check_data(name, *tensor);

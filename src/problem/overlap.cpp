@@ -169,6 +169,8 @@ void check_distinct(std::initializer_list<NamedTensor> outputs, const Attention&
                                {"v", &a.v},
                                {"bias", &a.bias},
                                {"mask", &a.mask},
+                               {"row_spans", &a.row_spans},
+                               {"key_spans", &a.key_spans},
                                {"alibi_slopes", &a.alibi_slopes},
                                {"sink", &a.sink},
                                {"cu_seqlens_q", &a.cu_seqlens_q},

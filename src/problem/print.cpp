@@ -25,6 +25,8 @@ std::string to_string(const Problem& p) {
   if (p.features.softcap) text += ", softcap " + printed(p.score.softcap);
   if (p.features.bias) text += std::string(", bias ") + name_of(p.bias.type);
   if (p.features.mask) text += ", mask";
+  if (p.features.row_spans) text += ", row spans " + std::to_string(p.row_spans.count);
+  if (p.features.key_spans) text += ", key spans " + std::to_string(p.key_spans.count);
   if (p.features.alibi) text += ", alibi";
   if (p.features.sink) text += ", sink";
   if (p.features.dropout) text += ", dropout " + printed(realised_probability(p.dropout));

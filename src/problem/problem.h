@@ -7,6 +7,7 @@
 #include "semantics/mask.h"
 #include "semantics/score.h"
 #include "semantics/sequence.h"
+#include "semantics/spans.h"
 
 namespace regard {
 
@@ -19,6 +20,14 @@ struct View {
 
   REGARD_INLINE bool given() const { return type != Type::none; }
   bool operator==(const View&) const = default;
+};
+
+// The spans of rows or keys, `count` for each.
+struct SpanView {
+  View view;
+  int32 count = 0;
+
+  bool operator==(const SpanView&) const = default;
 };
 
 struct Sizes {
@@ -59,6 +68,7 @@ struct Problem {
   int64 bias_sizes[4] = {1, 1, 1, 1};  // 1 where the bias is broadcast
   bool accumulate = false;
   bool gradients_named = false;  // false while only a workspace or an explanation is asked for
+  SpanView row_spans, key_spans;
 
   REGARD_INLINE bool wants(const View& gradient) const {
     return gradient.given() || !gradients_named;
@@ -71,7 +81,8 @@ REGARD_INLINE bool computes_in_f64(const Problem& problem) { return problem.type
 
 // A pair may be hidden from a row that another row of the same tile sees.
 REGARD_INLINE bool hides_pairs(const Problem& problem) {
-  return problem.features.interval || problem.features.mask || problem.features.bias;
+  const Features& on = problem.features;
+  return on.interval || tests_pairs(on) || on.bias;
 }
 
 }  // namespace regard

@@ -123,6 +123,34 @@ View broadcast_view(const char* name, const Tensor& tensor,
           .strides = {strides[0], strides[1], strides[2], strides[3]}};
 }
 
+SpanView span_view(const char* name, const Tensor& tensor, const Problem& p, Side side) {
+  const Sizes& s = p.sizes;
+  const bool of_keys = side == Side::keys;
+  require(tensor.type == i32, name, tensor, "must be i32");
+  require(tensor.rank >= 1 && tensor.rank <= 4, name, tensor, "must have 1 to 4 dimensions");
+  const std::int64_t ends = tensor.sizes[rank_of(tensor) - 1];
+  require(ends % 2 == 0 && ends >= 2 && ends <= 2 * kMostSpans, name, tensor,
+          "the last dimension must hold 1 to 8 spans, a begin and an end each");
+  check_last_stride(name, tensor);
+  SpanView spans{.view = {}, .count = int32(ends / 2)};
+  if (!p.packed) {
+    spans.view =
+        broadcast_view(name, tensor, {s.batch, s.heads_q, of_keys ? s.len_k : s.len_q, ends});
+    return spans;
+  }
+  const std::int64_t rows = of_keys ? s.rows_k : s.rows_q;
+  check_shape(name, tensor, 3, "packed sequences need (Hq or 1, total, 2 n)");
+  if ((tensor.sizes[0] != 1 && tensor.sizes[0] != s.heads_q) || tensor.sizes[1] != rows) {
+    refuse(name, tensor,
+           "must be " + to_string(Tensor(nullptr, i32, {s.heads_q, rows, ends})) +
+               ", or have one head");
+  }
+  spans.view = {.data = tensor.data,
+                .type = i32,
+                .strides = {.head = stride_of(tensor, 0), .row = stride_of(tensor, 1)}};
+  return spans;
+}
+
 View head_view(const char* name, const Tensor& tensor, const Sizes& sizes, bool per_batch) {
   check_shape(name, tensor, per_batch ? 2 : 1, per_batch ? "must be (B, Hq)" : "must be (Hq)");
   const std::size_t head = per_batch ? 1 : 0;

@@ -25,6 +25,8 @@ View row_view(const char* name, const Tensor&, const Tensor& like, bool packed, 
 View checked_row_view(const Tensor&, bool packed);  // where every check was made before
 View lse_view(const char* name, const Tensor&, const Problem&, Access);
 View broadcast_view(const char* name, const Tensor&, const std::array<std::int64_t, 4>& full);
+enum class Side : bool { queries, keys };
+SpanView span_view(const char* name, const Tensor&, const Problem&, Side);
 View head_view(const char* name, const Tensor&, const Sizes&, bool per_batch);
 View like_view(const char* name, const Tensor&, const Tensor& bias, const Problem&);
 

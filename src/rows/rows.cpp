@@ -132,6 +132,7 @@ bool visible(const Head& head, int64 i, int64 j) {
   const Sequence& s = head.seq;
   if (!visible_keys(p.mask_params, i, s.len_q, s.len_k).contains(j)) return false;
   if (p.features.mask && load_element(p.mask, score_offset(p.mask, head, i, j)) == 0) return false;
+  if (!shown_by_spans(p.features, p, s, head.b, head.h, i, j)) return false;
   return !p.features.bias || load_element(p.bias, score_offset(p.bias, head, i, j)) != -kInfinity;
 }
 

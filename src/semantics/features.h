@@ -9,6 +9,8 @@ struct Features {
   bool softcap = false;
   bool bias = false;
   bool mask = false;
+  bool row_spans = false;
+  bool key_spans = false;
   bool alibi = false;
   bool sink = false;
   bool dropout = false;
@@ -18,12 +20,19 @@ struct Features {
   bool operator==(const Features&) const = default;
 };
 
+REGARD_INLINE bool has_spans(const Features& on) { return on.row_spans || on.key_spans; }
+
+// Whether something that a score does not hold may hide any single pair.
+REGARD_INLINE bool tests_pairs(const Features& on) { return on.mask || has_spans(on); }
+
 // Whether every feature that is on is among those that a shortcut knows.
 REGARD_INLINE bool is_within(const Features& on, const Features& known) {
-  const auto& [softcap, bias, mask, alibi, sink, dropout, interval, signed_scale] = on;
+  const auto& [softcap, bias, mask, row_spans, key_spans, alibi, sink, dropout, interval,
+               signed_scale] = on;
   return softcap <= known.softcap && bias <= known.bias && mask <= known.mask &&
-         alibi <= known.alibi && sink <= known.sink && dropout <= known.dropout &&
-         interval <= known.interval && signed_scale <= known.signed_scale;
+         row_spans <= known.row_spans && key_spans <= known.key_spans && alibi <= known.alibi &&
+         sink <= known.sink && dropout <= known.dropout && interval <= known.interval &&
+         signed_scale <= known.signed_scale;
 }
 
 }  // namespace regard

@@ -57,6 +57,7 @@ class Caller {
   Tensor filled_like(Tensor t);
   Tensor lengths(std::int64_t count, std::int64_t longest, bool sums);
   Tensor score_tensor(Type type);
+  Tensor spans(std::int64_t length);
   void read_sizes();
   Attention attention();
   Run read_run();
@@ -149,6 +150,14 @@ Tensor Caller::score_tensor(Type type) {
   return tensor(type, {size(0, batch_), size(1, heads_), size(2, len_q_), size(3, len_k_)});
 }
 
+// For the rows of q or of k.
+Tensor Caller::spans(std::int64_t length) {
+  const std::int64_t ends = in_.rarely() ? in_.below(20) : 2 * (1 + in_.below(4));
+  const std::int64_t batch = in_.below(2) ? batch_ : 1, heads = in_.below(2) ? heads_ : 1;
+  return packed_ ? tensor(i32, {heads, batch_ * length, ends})
+                 : tensor(i32, {batch, heads, length, ends});
+}
+
 void Caller::read_sizes() {
   type_ = Type(1 + in_.below(4));
   packed_ = in_.below(4) == 0;
@@ -205,6 +214,8 @@ Attention Caller::attention() {
     a.window.right = in_.rarely() ? odd() : in_.below(60) - 1;
   }
   if (in_.rarely()) a.precision = Precision(in_.below(5));
+  if (in_.below(4) == 0) a.row_spans = spans(len_q_);
+  if (in_.below(4) == 0) a.key_spans = spans(len_k_);
   return a;
 }
 

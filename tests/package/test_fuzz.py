@@ -110,6 +110,11 @@ HARMLESS = [plain, read_only, reversed_axes, gaps, broadcast]
 HOSTILE = [last_axis_swapped, byte_order, masked, no_array, other_type, other_shape, misaligned]
 
 
+def spans(draw, shape, length):
+    made = np.random.default_rng(draw(st.integers(0, 1000))).integers(-2, length + 3, shape, np.int32)
+    return made * draw(st.sampled_from([1, 1, 2**25]))
+
+
 @st.composite
 def calls(draw):
     """q, k, v and options, of which any may have been spoilt."""
@@ -123,6 +128,8 @@ def calls(draw):
     scores = (batch, heads * group, len_q, len_k)
     extra = {"bias": lambda: numbers(scores[draw(st.integers(0, 3)):], dtype, seed + 3),
              "mask": lambda: numbers(scores[draw(st.integers(0, 3)):], np.float32, seed + 4) > -1,
+             "row_spans": lambda: spans(draw, (len_q, 2), len_k),
+             "key_spans": lambda: spans(draw, (batch, 1, len_k, 6), len_q),
              "sink": lambda: numbers(scores[1:2], np.float32, seed + 5),
              "alibi_slopes": lambda: abs(numbers(scores[1:2], np.float32, seed + 6)),
              "causal": lambda: draw(st.sampled_from([True, "top_left", "bottom_right"])),
@@ -208,7 +215,7 @@ ANYTHING = st.one_of(
     st.tuples(st.integers(-3, 2**66), st.floats()), st.dictionaries(st.text(), st.integers()),
     st.sampled_from([np.float32(0.5), np.int8(-1), np.uint64(2**63), np.bool_(True), np.nan,
                      np.ones(2), np.ones((0, 3)), np.array(2), object(), object, len, 10**400]))
-OPTIONS = ["bias", "mask", "causal", "window", "scale", "softcap", "alibi_slopes", "sink",
+OPTIONS = ["bias", "mask", "row_spans", "key_spans", "causal", "window", "scale", "softcap", "alibi_slopes", "sink",
            "dropout_p", "dropout_seed", "dropout_offset", "cu_seqlens_q", "cu_seqlens_k",
            "max_seqlen_q", "max_seqlen_k", "seqused_q", "seqused_k", "layout", "precision",
            "deterministic", "return_lse", "out_type", "out", "lse", "threads", "backend"]

@@ -36,6 +36,8 @@ FEATURES = {
     "bias": {"bias": np.random.default_rng(5).standard_normal((4, 9, 11))},
     "broadcast bias": {"bias": np.random.default_rng(6).standard_normal((2, 1, 1, 11))},
     "mask": {"mask": MASK},
+    "spans": {"row_spans": np.tile(np.int32([2, 7, 5, 10]), (9, 1)),
+              "key_spans": np.tile(np.int32([1, 8]), (2, 1, 11, 1))},
     "alibi": {"alibi_slopes": SLOPES, "causal": "bottom_right"},
     "sink": {"sink": SINK, "mask": MASK},
     "dropout": {"dropout_p": 0.3, "dropout_seed": 2**64 - 7},

@@ -107,10 +107,11 @@ MAPPED = {
     "lengths": ("seqused_k", dict(seqused_k=(2,)), True),
     "lengths, sink": ("q seqused_k sink", dict(seqused_k=(2,), sink=(4,)), False),
     "mask": ("mask", dict(mask=(2, 1, 5, 7)), True),
+    "spans": ("row_spans", dict(row_spans=(1, 4, 5, 6), key_spans=(7, 2)), True),
     "dropout": ("q k v", dict(dropout_p=0.4, dropout_seed=5), False),
     "seeds": ("dropout_seed", dict(dropout_p=0.4, dropout_seed=()), False),
 }
-TYPES = {"mask": np.bool_, "seqused_k": np.int32, "dropout_seed": np.uint32, "sink": np.float32,
+TYPES = {"mask": np.bool_, "row_spans": np.int32, "key_spans": np.int32, "seqused_k": np.int32, "dropout_seed": np.uint32, "sink": np.float32,
          "alibi_slopes": np.float32}
 
 
@@ -131,7 +132,7 @@ def test_vmap_is_a_loop(layout, case):
     shapes = {name: shape for name, shape in options.items() if isinstance(shape, tuple)}
     for name, shape in {**{name: x.shape for name, x in arrays.items()}, **shapes}.items():
         shape = (size, *shape) if name in mapped else shape
-        whole = name in ("seqused_k", "dropout_seed", "mask")
+        whole = name in ("seqused_k", "dropout_seed", "mask", "row_spans", "key_spans")
         x = random.integers(0, 7, shape) if whole else random.standard_normal(shape)
         arrays[name] = jnp.asarray(x, TYPES.get(name, np.float64))
     if layout == "bshd":

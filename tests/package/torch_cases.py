@@ -41,6 +41,8 @@ CASES = [
     Case("bias_of_rows", bias=(2, 5, 1)),
     Case("bias_of_keys", bias=(BATCH, 1, 1, 7), options={"mask": True}),
     Case("bias_of_one", bias=(1,)),
+    Case("row_spans", options={"row_spans": [[0, 4, 6, 7], [3, 7, 9, 2]] * 2 + [[2, 2, 5, 6]], "causal": "bottom_right"}),
+    Case("key_spans", heads=(4, 2), options={"key_spans": [[1, 3, 4, 5], [0, 2, 2, 5]] * 3 + [[1, 1, 5, 9]]}),
     Case("sink", sink=True, options={"causal": "top_left", "window": (1, 0)}),
     Case("dropout", bias=(2, 1, 1), options=DROPOUT),
     Case("seqused", options={"seqused_q": [5, 2], "seqused_k": [3, 0]}),
@@ -111,7 +113,7 @@ def problem(case: Case, dtype: torch.dtype = torch.float64, device: str = "cpu")
         options["alibi_slopes"] = normal(case.heads[0], type=torch.float32).abs()
     if "mask" in options:
         options["mask"] = normal(BATCH, 1, *rows) > -0.5
-    for name in ("seqused_q", "seqused_k"):
+    for name in ("seqused_q", "seqused_k", "row_spans", "key_spans"):
         if name in options:
             options[name] = torch.tensor(options[name], dtype=torch.int32, device=device)
     lse_shape = shapes["out"][:3]

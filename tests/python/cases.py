@@ -36,6 +36,9 @@ FEATURES = {
     "bias_infinite": {"bias": ("b", 1, "q", "k"), "bias_hides": True},
     "mask": {"mask": ("b", "h", "q", "k")},
     "mask_keys": {"mask": ("b", 1, 1, "k")},
+    "row_span": {"row_spans": ("b", "h", "q"), "spans": 1},
+    "row_spans": {"row_spans": ("b", 1, "q"), "spans": 3},
+    "key_spans": {"key_spans": ("b", "h", "k"), "key_span_count": 2},
     "alibi": {"alibi": ("h",)},
     "alibi_batch": {"alibi": ("b", "h")},
     "sink": {"sink": True},
@@ -217,6 +220,13 @@ def make(features, type, **base):
         if mask.shape[2] > 1:
             mask[:, :, 2] = False
         give("mask", mask, np.dtype(bool))
+    for name, count, side in (("row_spans", "spans", "q"), ("key_spans", "key_span_count", "k")):
+        if name in spec:
+            leading = broadcast(spec[name])
+            if spec.get("packed"):
+                leading = [leading[1], int(values["cu_seqlens_" + side][-1])]
+            give(name, spans(rng, leading, spec[count], columns if side == "q" else rows),
+                 np.dtype(np.int32))
     if "alibi" in spec:
         slopes = 2.0 ** -rng.integers(1, 7, broadcast(spec["alibi"]))
         give("alibi_slopes", slopes, np.dtype(np.float32))
@@ -240,6 +250,18 @@ def make(features, type, **base):
         dlse = lay_out((16 * rng.standard_normal(lse_shape)).astype(lse_type(type)), layout)
         values["dlse"] = regard.load(dlse)
     return Case(type, spec, inputs, values, options, dout, dlse)
+
+
+def spans(rng, leading, count, length):
+    """Random spans of indices below `length`: (*leading, 2 count). Some are empty, some overlap, some
+    reach beyond both ends, and row 2 has none."""
+    middle = rng.integers(0, length, (*leading, count))
+    reach = rng.integers(length // 4, length, (*leading, count))
+    made = np.stack([middle - reach // 2, middle + reach // 2], axis=-1)
+    if count > 1:
+        made[..., -1, :] = rng.choice([[9, 3], [-7, -2], [2**31 - 5, 2**31 - 1]], (*leading,))
+    made[..., 2, :, :] = [-2**31, -2**31]
+    return made.reshape(*leading, 2 * count)
 
 
 def lse_type(type):

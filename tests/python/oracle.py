@@ -71,14 +71,23 @@ class Head:
                 rnd(self.zp.T @ dout), ds, dsink)
 
 
-def attention(q, k, v, dout=None, dlse=None, *, bias=None, mask=None, alibi_slopes=None, sink=None,
+def shown(spans, length):
+    """Which of `length` indices each row's spans hold: (..., 2 n) to (..., length)."""
+    x = np.arange(length)
+    begin, end = spans[..., 0::2, None], spans[..., 1::2, None]
+    return ((begin <= x) & (x < end)).any(axis=-2)
+
+
+def attention(q, k, v, dout=None, dlse=None, *, bias=None, mask=None, row_spans=None,
+              key_spans=None, alibi_slopes=None, sink=None,
               cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0, max_seqlen_k=0, seqused_q=None,
               seqused_k=None, scale=None, softcap=0.0, causal="none", window=(-1, -1), keep=None,
               p=0.0, work=np.float64, rnd=lambda x: x, head_type=Head):
     """A dict of out, lse and, given dout (and dlse), dq, dk, dv, dbias, dsink.
 
     q (B, Hq, Sq, D), k and v (B, Hkv, Sk, D or Dv); packed: (total, H, D), lse (Hq, total).
-    keep (B, Hq, Sq, Sk) is dropout's mask and p its realised probability.
+    keep (B, Hq, Sq, Sk) is dropout's mask and p its realised probability. row_spans and key_spans
+    broadcast to (B, Hq, Sq or Sk, 2 n); packed: to (Hq, total, 2 n).
     """
     packed = cu_seqlens_q is not None
     q, k, v = (np.asarray(x).astype(work) for x in (q, k, v))
@@ -117,11 +126,24 @@ def attention(q, k, v, dout=None, dlse=None, *, bias=None, mask=None, alibi_slop
             g = h // group
             rows_at, keys_at = ((at_q, h), (at_k, g)) if packed else ((b, h, at_q), (b, g, at_k))
             lse_at = (h, at_q) if packed else rows_at
+            seen = None if full_mask is None else full_mask[b, h][pair]
+            for spans, at, length, axes in ((row_spans, at_q, at_k, (0, 1)),
+                                            (key_spans, at_k, at_q, (1, 0))):
+                if spans is None:
+                    continue
+                if packed:
+                    of_head = np.broadcast_to(spans, (heads, *spans.shape[1:]))[h, at]
+                else:
+                    whole_axis = rows if axes == (0, 1) else cols
+                    of_head = np.broadcast_to(
+                        spans, (batch, heads, whole_axis, spans.shape[-1]))[b, h, at]
+                by_spans = shown(of_head, length.stop - length.start).transpose(axes)
+                seen = by_spans if seen is None else seen & by_spans
             z = None if keep is None else (keep[b, h][pair] / (1 - p)).astype(work)
             head = head_type(
                 q[rows_at], k[keys_at], v[keys_at],
                 None if full_bias is None else full_bias[b, h][pair],
-                None if full_mask is None else full_mask[b, h][pair],
+                seen,
                 None if alibi_slopes is None else alibi_slopes[b, h],
                 None if sink is None else work(sink[h]), z, scale, softcap, causal, window, rnd)
             result["out"][rows_at] = head.out

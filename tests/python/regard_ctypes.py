@@ -83,7 +83,8 @@ class Attention(Sized):
            ("softcap", c_double), ("dropout_p", c_double), ("dropout_seed", c_uint64),
            ("dropout_offset", c_uint64), ("window_left", c_int64), ("window_right", c_int64),
            ("has_scale", c_int32), ("causal", c_int32), ("precision", c_int32),
-           ("deterministic", c_int32), ("dropout_seed_words", c_void_p)])
+           ("deterministic", c_int32), ("dropout_seed_words", c_void_p),
+           ("row_spans", Tensor), ("key_spans", Tensor)])
 
     def __init__(self, q=None, k=None, v=None, *, causal="none", window=(-1, -1), scale=None,
                  dropout=(0.0, 0, 0), **fields):

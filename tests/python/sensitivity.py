@@ -18,6 +18,8 @@ OFF = {
     "scale": {"scale": None},
     "bias": {"bias": None},
     "mask": {"mask": None},
+    "row_spans": {"row_spans": None},
+    "key_spans": {"key_spans": None},
     "alibi": {"alibi_slopes": None},
     "sink": {"sink": None},
     "dropout": {"keep": None, "p": 0.0},

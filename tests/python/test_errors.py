@@ -50,6 +50,10 @@ def f32(*shape):
     return np.zeros(shape, np.float32)
 
 
+def i32(*shape):
+    return np.zeros(shape, np.int32)
+
+
 def without_data(array):
     """The array's tensor with a null pointer."""
     result = regard.tensor(array)
@@ -113,6 +117,14 @@ ATTENTION = {
     "bias with another head count": ({"bias": f32(1, HKV, SQ, SK)}, "bias", "broadcast"),
     "mask of f32": ({"mask": f32(*WHOLE)}, "mask", "bool"),
     "mask too long": ({"mask": np.ones((SQ + 1, SK), bool)}, "mask", "broadcast"),
+    "row_spans of f32": ({"row_spans": f32(SQ, 2)}, "row_spans", "i32"),
+    "row_spans of keys": ({"row_spans": i32(SK, 2)}, "row_spans", "broadcast"),
+    "key_spans of rows": ({"key_spans": i32(SQ, 2)}, "key_spans", "broadcast"),
+    "half a span": ({"row_spans": i32(SQ, 3)}, "row_spans", "1 to 8 spans"),
+    "no span": ({"row_spans": i32(SQ, 0)}, "row_spans", "1 to 8 spans"),
+    "nine spans": ({"key_spans": i32(SK, 18)}, "key_spans", "1 to 8 spans"),
+    "spans of kv heads": ({"key_spans": i32(1, HKV, SK, 2)}, "key_spans", "broadcast"),
+    "spans apart": ({"row_spans": i32(SQ, 4)[:, ::2]}, "row_spans", "last stride"),
     "alibi of f64": ({"alibi_slopes": np.zeros(HQ)}, "alibi_slopes", "f32"),
     "alibi of kv heads": ({"alibi_slopes": f32(HKV)}, "alibi_slopes", "4 heads"),
     "alibi of another batch": ({"alibi_slopes": f32(3, HQ)}, "alibi_slopes"),

@@ -20,10 +20,10 @@ class Edit(NamedTuple):
 LIBRARY = {
     "field": Edit("include/regard/regard.hpp", r"  double softcap = 0;.*\n",
                   "  double shift = 0;  ///< added to every logit\n"),
-    "C field": Edit("include/regard/regard.h", r"  const uint32_t\* dropout_seed_words;\n(?=\} regard_attention;)",
+    "C field": Edit("include/regard/regard.h", r"  regard_tensor key_spans;\n(?=\} regard_attention;)",
                     "  double shift; /**< added to every logit */\n"),
-    "C size": Edit("src/c_api.cpp", r"REGARD_PIN\(regard_attention, dropout_seed_words, 976\);\n"
-                   r"static_assert\(sizeof\(regard_attention\) == 984",
+    "C size": Edit("src/c_api.cpp", r"REGARD_PIN\(regard_attention, key_spans, 1064\);\n"
+                   r"static_assert\(sizeof\(regard_attention\) == 1144",
                    " + 8"),
     "C value": Edit("src/c_api.cpp", r"  attention\.softcap = a\.softcap;\n",
                     "  attention.shift = a.shift;\n"),
@@ -73,7 +73,7 @@ TESTS = {
                          ", \"shift\""),
     "off": Edit("tests/python/sensitivity.py", r"    \"softcap\": \{\"softcap\": 0\.0\},\n",
                 "    \"shift\": {\"shift\": 0.0},\n"),
-    "ctypes": Edit("tests/python/regard_ctypes.py", r"\(\"dropout_seed_words\", c_void_p\)",
+    "ctypes": Edit("tests/python/regard_ctypes.py", r"\(\"key_spans\", Tensor\)",
                    ", (\"shift\", c_double)"),
 }
 

@@ -125,7 +125,7 @@ def attention_of(problem: Problem) -> Attention:
     scale = options.pop("scale")
     words = {"causal": CAUSAL.index(options.pop("causal")),
              "precision": PRECISION.index(options.pop("precision"))}
-    arrays = {name: options.pop(name) for name in ARRAYS}
+    arrays = {name: x for name in ARRAYS if (x := options.pop(name)) is not None}
     tensors = {name: tensor(name, x, memory) for name, x in (problem.given | arrays).items()}
     return Attention(window_left=left, window_right=right, has_scale=scale is not None,
                      scale=scale or 0.0, **words, **tensors, **options)

@@ -202,7 +202,8 @@ def _described(q: Any, k: Any, v: Any, threads: int, backend: str, given: Mappin
     for name in ARRAYS:
         if options.get(name) is not None:
             options[name] = as_array(options[name], name)
-    for name in ("bias", "mask"):
+    packed = options.get("cu_seqlens_q") is not None
+    for name in ("bias", "mask", *(() if packed else ("row_spans", "key_spans"))):
         x = options.get(name)
         if x is not None and x.ndim < 4:
             options[name] = x.reshape((1,) * (4 - x.ndim) + x.shape)

@@ -21,7 +21,7 @@ from .calls import Arrays, Spec
 # Arrays with the batch and the heads of q. The layout applies to _ROWS only.
 _ROWS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 _SUMS = ("lse", "dlse")
-_SCORES = ("bias", "mask", "dbias")
+_SCORES = ("bias", "mask", "row_spans", "key_spans", "dbias")
 _BATCH, _HEADS = 0, 1  # axes of (B, H, S, D)
 
 

@@ -12,8 +12,11 @@ inline constexpr int kMaxPanel = 32;
 
 // A panel's keys of one block, beginning with a whole Unit of the block.
 struct TileKeys {
-  Interval keys;                 // empty: the panel sees none
-  bool mask_hides_some = false;  // of the pairs with these keys
+  Interval keys;  // empty: the panel sees none
+  // What may hide some of the pairs with these keys.
+  bool mask = false;
+  bool row_spans = false;
+  bool key_spans = false;
 };
 
 struct Panel {
@@ -46,6 +49,30 @@ struct HeadContext {
   }
 };
 
+// The keys between the first and the last one that a row may see.
+inline Interval keys_of_row(const HeadContext& context, int64 head, int64 query) {
+  const Problem& p = context.problem;
+  const Sequence& s = context.seq;
+  const Interval keys = visible_keys(p.mask_params, query, s.len_q, s.len_k);
+  if (!p.features.row_spans) return keys;
+  const Spans spans = spans_of(p.row_spans, context.b, head, s.first_q, query);
+  Interval hull{s.len_k, 0};
+  for (int n = 0; n < spans.count; ++n) {
+    if (spans[n].empty()) continue;
+    hull = {smaller(hull.begin, spans[n].begin), larger(hull.end, spans[n].end)};
+  }
+  return {larger(keys.begin, hull.begin), smaller(keys.end, hull.end)};
+}
+
+// Calls each(head, first lane, lane behind the last) for the lanes of each query head of a panel.
+template <class Each>
+void each_head(const Panel& panel, Each each) {
+  for (int first = 0, end; first < panel.rows; first = end) {
+    for (end = first + 1; end < panel.rows && panel.head[end] == panel.head[first];) ++end;
+    each(panel.head[first], first, end);
+  }
+}
+
 // Fills `panels` from `rows` rows of the kv head's row space; returns how many it filled.
 template <class L, class SomePanel>
 int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int64 rows) {
@@ -64,7 +91,7 @@ int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int6
       const int64 row = panel.first + (lane < panel.rows ? lane : 0);
       panel.head[lane] = context.kv * group + row / s.len_q;
       panel.query[lane] = row % s.len_q;
-      panel.keys[lane] = visible_keys(p.mask_params, panel.query[lane], s.len_q, s.len_k);
+      panel.keys[lane] = keys_of_row(context, panel.head[lane], panel.query[lane]);
       const Interval keys = panel.keys[lane];
       if (lane >= panel.rows) {
         panel.keys[lane] = {};  // sees nothing, and does not count in visible and common

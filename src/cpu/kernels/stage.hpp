@@ -13,12 +13,16 @@ template <class Real>
 struct Stage {
   uint64* visible;
   uint64* kept;
+  uint64* shown;
+  uint64* changes;
   Real* bias;
   Real* mask;
 
   REGARD_INLINE Stage(char* scratch, const StageScratch& at)
       : visible(reinterpret_cast<uint64*>(scratch + at.visible)),
         kept(reinterpret_cast<uint64*>(scratch + at.kept)),
+        shown(reinterpret_cast<uint64*>(scratch + at.shown)),
+        changes(reinterpret_cast<uint64*>(scratch + at.changes)),
         bias(reinterpret_cast<Real*>(scratch + at.bias)),
         mask(reinterpret_cast<Real*>(scratch + at.mask)) {}
 };
@@ -87,6 +91,48 @@ void stage_intervals(uint64* visible, const Panel& panel, Interval keys) {
   }
 }
 
+// Clears the bits of lanes whose spans do not show the key. The n-th spans of all rows at once: the
+// bits of `changes` say at which keys they begin and end.
+template <class Real>
+void hide_by_row_spans(const Stage<Real>& stage, const HeadContext& context, const Panel& panel,
+                       Interval keys) {
+  const Problem& p = context.problem;
+  const int64 count = keys.end - keys.begin;
+  for (int64 j = 0; j < count; ++j) stage.shown[j] = 0;
+  for (int n = 0; n < p.row_spans.count; ++n) {
+    for (int64 j = 0; j <= count; ++j) stage.changes[j] = 0;
+    for (int lane = 0; lane < panel.rows; ++lane) {
+      const Interval span = spans_of(p.row_spans, context.b, panel.head[lane], context.seq.first_q,
+                                     panel.query[lane])[n];
+      const int64 begin = clamp_to<int64>(span.begin - keys.begin, 0, count);
+      const int64 end = clamp_to<int64>(span.end - keys.begin, begin, count);
+      stage.changes[begin] ^= uint64(1) << lane;
+      stage.changes[end] ^= uint64(1) << lane;
+    }
+    uint64 inside = 0;
+    for (int64 j = 0; j < count; ++j) stage.shown[j] |= inside ^= stage.changes[j];
+  }
+  for (int64 j = 0; j < count; ++j) stage.visible[j] &= stage.shown[j];
+}
+
+inline void hide_by_key_spans(uint64* visible, const HeadContext& context, const Panel& panel,
+                              Interval keys) {
+  const Problem& p = context.problem;
+  for (int64 j = keys.begin; j < keys.end; ++j) {
+    uint64 shown = 0;
+    each_head(panel, [&](int64 head, int first, int end) {
+      const Spans spans = spans_of(p.key_spans, context.b, head, context.seq.first_k, j);
+      const int64 query = panel.query[first], rows = end - first;
+      for (int n = 0; n < spans.count; ++n) {
+        const int64 from = clamp_to<int64>(spans[n].begin - query, 0, rows);
+        const int64 to = clamp_to<int64>(spans[n].end - query, from, rows);
+        shown |= ((uint64(1) << (to - from)) - 1) << (first + from);
+      }
+    });
+    visible[j - keys.begin] &= shown;
+  }
+}
+
 // Bits of the lanes that a staged tile does not hide: value != hidden.
 template <class L>
 void hide_where(uint64* visible, const typename L::Real* tile, typename L::Real hidden,
@@ -146,13 +192,16 @@ bool stage_block(const Stage<typename L::Real>& stage, const HeadContext& contex
                  const Panel& panel) {
   using Real = typename L::Real;
   const Features on = context.problem.features;
-  const auto& [keys, mask_hides_some] = panel.tile;
+  const auto& [keys, mask_hides, row_spans_hide, key_spans_hide] = panel.tile;
   const int64 count = keys.end - keys.begin;
   // Unused lanes are hidden, because their zeros times an infinite key would be NaN.
   const bool may_hide = panel.rows < L::kLanes * L::kVectors ||
-                        !panel.sees_all(keys.begin, keys.end) || mask_hides_some || on.bias;
+                        !panel.sees_all(keys.begin, keys.end) || mask_hides || row_spans_hide ||
+                        key_spans_hide || on.bias;
   if (may_hide) stage_intervals<L>(stage.visible, panel, keys);
-  if (mask_hides_some) {
+  if (row_spans_hide) hide_by_row_spans(stage, context, panel, keys);
+  if (key_spans_hide) hide_by_key_spans(stage.visible, context, panel, keys);
+  if (mask_hides) {
     stage_tile<L>(stage.mask, context, panel, context.problem.mask, keys);
     hide_where<L>(stage.visible, stage.mask, Real(0), count);
   }

@@ -1,5 +1,6 @@
-// The keys of a block that a panel has to visit. Keys that intervals, the mask or a bias of -inf
-// hide from every row cost no products; keys that they show to every row cost no test of each pair.
+// The keys of a block that a panel has to visit. Keys that intervals, spans, the mask or a bias of
+// -inf hide from every row cost no products; keys that they show to every row cost no test of each
+// pair.
 #pragma once
 
 #include "cpu/kernels/panel.hpp"
@@ -7,10 +8,12 @@
 namespace regard {
 namespace {
 
-// What a mask shows of one of its rows.
+// What a mask or spans show of the pairs that were looked at.
 struct Shown {
   bool some = false;
   bool all = true;
+
+  REGARD_INLINE bool is_mixed() const { return some && !all; }
 };
 REGARD_INLINE void look_at(Shown& shown, const uint8* mask, int64 count, int64 step) {
   uint8 any = 0, every = 1;
@@ -46,13 +49,72 @@ bool any_row(const HeadContext& context, const Panel& panel, const View& view, I
   return false;
 }
 
+// The rows of a mask or a bias lie far apart: without a hint, each of their cache lines is waited
+// for. GCC takes calls of functions that only prefetch for calls without effect: this one is
+// inline, and does not use any_row.
+[[gnu::always_inline]] inline void prefetch_rows(const HeadContext& context, const Panel& panel,
+                                                 const View& view, Interval keys) {
+  constexpr int64 kLine = 64;
+  if (view.strides.column != 1) return;
+  const int64 size = view.type == Type::boolean ? 1
+                     : view.type == Type::f64   ? 8
+                     : view.type == Type::f32   ? 4
+                                                : 2;
+  const auto* const data = static_cast<const char*>(view.data);
+  int64 before = 0;
+  for (int lane = 0; lane < panel.rows; ++lane) {
+    const int64 offset =
+        offset_of(view.strides, context.b, panel.head[lane], 0, panel.query[lane]) + keys.begin;
+    if (lane > 0 && offset == before) continue;
+    before = offset;
+    for (int64 byte = 0; byte < (keys.end - keys.begin) * size; byte += kLine) {
+      __builtin_prefetch(data + offset * size + byte);
+    }
+  }
+}
+
 inline Shown shown_by_mask(const HeadContext& context, const Panel& panel, Interval keys) {
   const View& mask = context.problem.mask;
   const auto* const data = static_cast<const uint8*>(mask.data);
   Shown shown;
   any_row(context, panel, mask, keys, [&](int64 offset) {
     look_at(shown, data + offset, keys.end - keys.begin, mask.strides.column);
-    return shown.some && !shown.all;
+    return shown.is_mixed();
+  });
+  return shown;
+}
+
+// Spans that show an interval together, but none of them alone, count as hiding some of it.
+REGARD_INLINE void look_at(Shown& shown, const Spans& spans, Interval x) {
+  bool some = false, all = false;
+  for (int n = 0; n < spans.count; ++n) {
+    some = some || larger(spans[n].begin, x.begin) < smaller(spans[n].end, x.end);
+    all = all || (spans[n].begin <= x.begin && x.end <= spans[n].end);
+  }
+  shown.some = shown.some || some;
+  shown.all = shown.all && all;
+}
+
+inline Shown shown_by_row_spans(const HeadContext& context, const Panel& panel, Interval keys) {
+  const Problem& p = context.problem;
+  Shown shown;
+  for (int lane = 0; lane < panel.rows && !shown.is_mixed(); ++lane) {
+    look_at(
+        shown,
+        spans_of(p.row_spans, context.b, panel.head[lane], context.seq.first_q, panel.query[lane]),
+        keys);
+  }
+  return shown;
+}
+
+inline Shown shown_by_key_spans(const HeadContext& context, const Panel& panel, Interval keys) {
+  const Problem& p = context.problem;
+  Shown shown;
+  each_head(panel, [&](int64 head, int first, int end) {
+    const Interval queries{panel.query[first], panel.query[end - 1] + 1};
+    for (int64 j = keys.begin; j < keys.end && !shown.is_mixed(); ++j) {
+      look_at(shown, spans_of(p.key_spans, context.b, head, context.seq.first_k, j), queries);
+    }
   });
   return shown;
 }
@@ -92,12 +154,22 @@ REGARD_INLINE Interval keys_in_intervals(const Panel& panel, Interval block) {
 template <class L>
 TileKeys tile_keys_of(const HeadContext& context, const Panel& panel, Interval block) {
   const Features& on = context.problem.features;
-  TileKeys tile{keys_in_intervals<L>(panel, block), on.mask};
+  TileKeys tile{.keys = keys_in_intervals<L>(panel, block)};
   if (tile.keys.empty()) return tile;
-  if (on.mask) {
-    const Shown shown = shown_by_mask(context, panel, tile.keys);
-    if (!shown.some) return {};
-    tile.mask_hides_some = !shown.all;
+  const Interval next = keys_in_intervals<L>(panel, {block.end, 2 * block.end - block.begin});
+  if (on.mask) prefetch_rows(context, panel, context.problem.mask, next);
+  if (on.bias) prefetch_rows(context, panel, context.problem.bias, next);
+  const auto shows_some = [&](bool given, auto look, bool& hides_some) {
+    if (!given) return true;
+    const Shown shown = look(context, panel, tile.keys);
+    hides_some = !shown.all;
+    return shown.some;
+  };
+  if (!shows_some(on.row_spans && context.problem.row_spans.count > 1, shown_by_row_spans,
+                  tile.row_spans) ||
+      !shows_some(on.key_spans, shown_by_key_spans, tile.key_spans) ||
+      !shows_some(on.mask, shown_by_mask, tile.mask)) {
+    return {};
   }
   if (on.bias && !shown_by_bias<L>(context, panel, tile.keys)) return {};
   return tile;

@@ -70,8 +70,8 @@ std::string explanation(const Problem& p, const Plan& plan) {
                              "few queries, many keys: chunks of " +
                              std::to_string(plan.tiling.chunk_k) + " keys, merged in order");
   }
-  if (p.features.bias || p.features.mask) {
-    text += row("note", "tiles that the mask, or a bias of -inf, hides as a whole are skipped");
+  if (p.features.bias || tests_pairs(p.features)) {
+    text += row("note", "tiles that mask, spans or a bias of -inf hide as a whole are skipped");
   }
   if (hides_pairs(p)) {
     text +=

@@ -168,7 +168,7 @@ bool is_possible(const KernelConfig& c) {
 // Biases and masks of single pairs, and softcaps, leave too few registers for 32 rows a warp.
 bool is_too_wide(const KernelConfig& c) {
   const Features& f = c.features;
-  const bool of_pairs = (f.bias && !c.bias.one_row) || (f.mask && !c.mask.one_row);
+  const bool of_pairs = (f.bias && !c.bias.one_row) || (f.mask && !c.mask.one_row) || has_spans(f);
   const bool narrow = c.tiling.keys <= 32 && c.dim > 64;
   return c.kernel == Kernel::forward && c.tiling.key_warps == 1 &&
          c.tiling.rows * c.tiling.slices > c.tiling.warps * 16 && !narrow &&

@@ -124,8 +124,8 @@ bool stores_out_by_tma(const Problem& p) {
 
 // Not in packed batches: rows of another sequence would take part in what a warp decides.
 bool loads_bias_by_tma(const Problem& p) {
-  return is_bias_aligned(p) && !is_bias_of_keys(p, false) && !p.features.mask && !p.varlen &&
-         p.type != Type::f32 && is_tma_loadable(tma_tensors(p, {}).bias);
+  return is_bias_aligned(p) && !is_bias_of_keys(p, false) && !tests_pairs(p.features) &&
+         !p.varlen && p.type != Type::f32 && is_tma_loadable(tma_tensors(p, {}).bias);
 }
 
 }  // namespace

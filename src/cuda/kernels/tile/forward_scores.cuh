@@ -25,7 +25,7 @@ struct ForwardScores {
 
   // From products to logits; hidden pairs become -inf.
   REGARD_DEVICE void make_logits(Scores& scores, int stage, int first_key) const {
-    if constexpr (!is_plain(kOn) || kOn.mask) apply_terms(scores, stage, first_key);
+    if constexpr (!is_plain(kOn) || tests_pairs(kOn)) apply_terms(scores, stage, first_key);
     if (first_key < common_keys.begin || first_key + kKeys > common_keys.end) {
       hide(scores, first_key);
     }
@@ -64,6 +64,11 @@ struct ForwardScores {
             score = of_row.value(score, bias[e], position - float(n * 8 + e));
             if (kOn.bias && bias[e] == -infinity<float>()) score = -infinity<float>();
             if (kOn.mask && !seen[e]) score = -infinity<float>();
+            if constexpr (has_spans(kOn)) {
+              if (!spans_show<kConfig>(at.p, at.seq, at.b, at.row_at(row).head, i, j)) {
+                score = -infinity<float>();
+              }
+            }
           }
         }
       }

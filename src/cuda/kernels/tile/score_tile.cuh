@@ -74,6 +74,14 @@ REGARD_DEVICE bool has_low_half(uint32 word) {
   return (word & 0xffff) >= kLow || word >> 16 >= kLow;
 }
 
+// Whether a pair exists, and spans show it.
+template <KernelConfig kConfig>
+REGARD_DEVICE bool spans_show(const Problem& p, const ShortSequence& seq, int b, int h, int i,
+                              int j) {
+  return i < seq.len_q && j < seq.len_k &&
+         shown_by_spans(kConfig.features, p, seq.whole(), b, h, i, j);
+}
+
 // One head's terms, with offsets from the head's first row and key.
 template <KernelConfig kConfig>
 struct ScoreTerms {

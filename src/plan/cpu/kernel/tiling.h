@@ -76,6 +76,8 @@ REGARD_INLINE int64 padded_units(const CpuShape& s, int64 dim) {
 struct StageScratch {
   int64 visible;  // [block_k] u64: bit r = row r sees the key
   int64 kept;     // [block_k] u64: bit r = dropout keeps it
+  int64 shown;    // [block_k] u64: bit r = one of row r's spans shows the key
+  int64 changes;  // [block_k + 1] u64: bit r = one span of row r begins or ends there
   int64 bias;     // [block_k][panel]
   int64 mask;     // [block_k][panel]
 };
@@ -83,6 +85,8 @@ REGARD_INLINE StageScratch stage_scratch(ScratchLayout& l, const CpuTiling& t) {
   const int64 tile = t.block_k * t.shape.panel() * t.shape.real_size;
   return {.visible = l.take(t.block_k * 8),
           .kept = l.take(t.block_k * 8),
+          .shown = l.take(t.block_k * 8),
+          .changes = l.take((t.block_k + 1) * 8),
           .bias = l.take(tile),
           .mask = l.take(tile)};
 }

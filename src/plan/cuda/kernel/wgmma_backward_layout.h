@@ -32,7 +32,7 @@ REGARD_INLINE int row_term_bytes(const KernelConfig& c) {
 REGARD_INLINE bool has_dbias_warpgroup(const KernelConfig& c) {
   const Features& f = c.features;
   return c.dbias.how != BiasGradient::none &&
-         (larger(c.dim, c.dim_v) <= 64 || !(f.mask || f.alibi || f.dropout));
+         (larger(c.dim, c.dim_v) <= 64 || !(tests_pairs(f) || f.alibi || f.dropout));
 }
 // Whether a fourth warpgroup generates the dropout bits, one for each weight. Else the warpgroups
 // that make P^T do: next to a warpgroup for dbias, and in the wide kernel.

@@ -13,7 +13,7 @@ struct BackwardScores {
   using Step = typename Tile::Step;
   using L = MmaLanes<kConfig.type>;
   static constexpr Features kOn = kConfig.features;
-  static constexpr bool kHides = kOn.interval || kOn.mask || kOn.bias || kOn.dropout;
+  static constexpr bool kHides = kOn.interval || tests_pairs(kOn) || kOn.bias || kOn.dropout;
   static constexpr int kN = Tile::kN, kScoreBlocks = Tile::kScoreBlocks;
 
   const Tile at;
@@ -22,7 +22,7 @@ struct BackwardScores {
 
   // From products to P (negative where dropout drops the weight), and the slopes of the scores.
   REGARD_DEVICE void make_weights(Scores& x, Scores& slopes, int stage, const Step& step) const {
-    if constexpr (!is_plain(kOn) || kOn.mask) apply_terms(x, slopes, stage, step);
+    if constexpr (!is_plain(kOn) || tests_pairs(kOn)) apply_terms(x, slopes, stage, step);
 #pragma unroll
     for (int n = 0; n < kScoreBlocks; ++n) {
       const Bits128 states = load_states(stage, n);
@@ -48,7 +48,7 @@ struct BackwardScores {
     return load_shared_128(at.states_at(stage, at.row_of(n, 0)));
   }
 
-  // From products to logits; pairs that a bias or a mask hides become -inf.
+  // From products to logits; pairs that a bias, a mask or spans hide become -inf.
   REGARD_DEVICE void apply_terms(Scores& x, Scores& slopes, int stage, const Step& step) const {
     const ScoreTerms<kConfig> terms(at.p, at.seq, at.b, step.head);
     const float position =
@@ -83,6 +83,13 @@ struct BackwardScores {
           score = terms.value(score, bias, position + float(block * 8 + e - m * 16 - half * 8));
           if (kOn.bias && bias == -infinity<float>()) score = -infinity<float>();
           if (kOn.mask && !seen) score = -infinity<float>();
+          if constexpr (has_spans(kOn)) {
+            const int i = step.first_row() + at.row_of(block, e);
+            const int j = at.first_key + at.key_of(m, half);
+            if (!spans_show<kConfig>(at.p, at.seq, at.b, step.head, i, j)) {
+              score = -infinity<float>();
+            }
+          }
         }
       }
     }

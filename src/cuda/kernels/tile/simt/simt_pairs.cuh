@@ -57,12 +57,15 @@ struct SimtHead {
     }
   }
 
-  // Whether mask and bias leave a pair visible, and what the bias adds to it.
+  // Whether mask, spans and bias leave a pair visible, and what the bias adds to it.
   REGARD_DEVICE bool visible(int i, int j, Real& bias) const {
     bias = 0;
     if constexpr (kOn.mask) {
       const int64 at = mask_at + i * p.mask.strides.row + j * p.mask.strides.column;
       if (static_cast<const uint8*>(p.mask.data)[at] == 0) return false;
+    }
+    if constexpr (has_spans(kOn)) {
+      if (!shown_by_spans(kOn, p, seq, b, h, i, j)) return false;
     }
     if constexpr (kOn.bias) {
       bias = bias_of(i, j);
@@ -130,10 +133,11 @@ REGARD_DEVICE void put(T (&to)[kCount], int r, const T& x) {
 // Rows of a thread's pairs that are unrolled: all, or one if a pair needs many registers, above all
 // for the addresses of its terms.
 template <KernelConfig kConfig, int kRows>
-inline constexpr int kPairRowsAtOnce = kConfig.features.softcap || kConfig.features.bias ||
-                                               kConfig.features.mask || kConfig.features.dropout
-                                           ? 1
-                                           : kRows;
+inline constexpr int kPairRowsAtOnce =
+    kConfig.features.softcap || kConfig.features.bias || tests_pairs(kConfig.features) ||
+            kConfig.features.dropout
+        ? 1
+        : kRows;
 
 // Sum, or maximum without NaN, over the 16 threads that share a row of the block.
 template <class Real>

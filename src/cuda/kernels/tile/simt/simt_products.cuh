@@ -38,7 +38,7 @@ struct SimtTile {
   // Whether two rows that exist may be hidden from each other. If not, pairs that do not exist have
   // weight 0, and their rows in shared memory are 0.
   static constexpr bool kVeiled =
-      kConfig.features.interval || kConfig.features.mask || kConfig.features.bias;
+      kConfig.features.interval || tests_pairs(kConfig.features) || kConfig.features.bias;
   struct PairRow {  // the thread's pairs of one own row
     Real x[kOthers];
   };

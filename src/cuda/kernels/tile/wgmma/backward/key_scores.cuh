@@ -19,11 +19,11 @@ struct KeyScores {
   static constexpr bool kReadsDropoutBits = has_backward_dropout_warpgroup(kConfig);
   static constexpr bool kGeneratesBits = kOn.dropout && !kReadsDropoutBits;
   // P^T is exp2 of a multiple of S^T, because the product has added -lse / scale.
-  static constexpr bool kPlain = is_plain(kOn) && !kOn.mask && !kGeneratesBits;
+  static constexpr bool kPlain = is_plain(kOn) && !tests_pairs(kOn) && !kGeneratesBits;
   // Signed P^T is P^T times the slope of the scores, negative where dropout drops the pair. dS^T is
   // made of it; without a slope and dropout, of P^T itself.
   static constexpr bool kHasSignedProbs = has_slope(kOn) || kOn.dropout;
-  static constexpr bool kHidesAlways = kOn.mask || kGeneratesBits;
+  static constexpr bool kHidesAlways = tests_pairs(kOn) || kGeneratesBits;
   static constexpr bool kReadsBias = kOn.bias && !kConfig.bias.one_row;
   static constexpr bool kPacksBias = kReadsBias && element_bytes(kConfig.bias.type) == 2;
   static constexpr bool kHoldsBias = kPacksBias && !kHidesAlways;
@@ -188,6 +188,12 @@ struct KeyScores {
           if (kOn.bias && bias == -infinity<float>()) score = -infinity<float>();
         }
         if (kOn.mask && !pairs[n % 2].seen[i]) score = -infinity<float>();
+        if constexpr (has_spans(kOn)) {
+          const int query = tile.index * kRows + row, key = task.first_key + key_of(half);
+          if (!spans_show<kConfig>(params.problem, task.seq, task.b, tile.head, query, key)) {
+            score = -infinity<float>();
+          }
+        }
         float prob = products.prob(score, i);
         // A row that does not exist has no lse: its exponential may be anything.
         if (kHides && (row < rows[half].begin || row >= rows[half].end)) prob = 0;

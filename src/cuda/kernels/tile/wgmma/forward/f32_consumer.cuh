@@ -171,11 +171,11 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
       }
     }
     const bool masked = this->is_masked(first_key());
-    if constexpr (kPlain && !kOn.mask) {
+    if constexpr (kPlain && !tests_pairs(kOn)) {
       if (!masked) return;
     }
     const ForwardScores<kConfig, Coords> terms = elementwise();
-    if constexpr (!kPlain || kOn.mask) terms.apply_terms(scores, 0, first_key());
+    if constexpr (!kPlain || tests_pairs(kOn)) terms.apply_terms(scores, 0, first_key());
     if (masked) terms.hide(scores, first_key());
   }
 

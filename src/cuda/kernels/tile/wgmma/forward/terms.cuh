@@ -90,7 +90,7 @@ struct ForwardTerms {
   // some pair of the block.
   REGARD_DEVICE void make_logits(Scores& scores, const ForwardTile& tile, int first_key,
                                  bool masked) const {
-    if constexpr (is_plain(kOn) && !kOn.mask) {
+    if constexpr (is_plain(kOn) && !tests_pairs(kOn)) {
       if (!masked) return;
     }
     const Elementwise terms = elementwise(tile);
@@ -101,7 +101,7 @@ struct ForwardTerms {
       } else {
         bias.add(scores, terms.terms, first_key);
       }
-    } else if constexpr (!is_plain(kOn) || kOn.mask) {
+    } else if constexpr (!is_plain(kOn) || tests_pairs(kOn)) {
       terms.apply_terms(scores, 0, first_key);
     }
     if (masked) terms.hide(scores, first_key);
