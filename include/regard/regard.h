@@ -140,9 +140,9 @@ typedef struct regard_attention {
    * GPU reads them when the call's kernels run; dropout_offset is then below 2^32. */
   const uint32_t* dropout_seed_words;
 
-  /** Broadcasts to (B, Hq, Sq, 2 n), n from 1 to 8; i32; last stride 1. Row i sees the keys of its n
-   * spans, each a begin and an end: begin <= j < end. Packed: (Hq or 1, total_q, 2 n); indices count
-   * within the sequence. Any numbers are safe. */
+  /** Broadcasts to (B, Hq, Sq, 2 n), n from 1 to 8; i32; last stride 1. Row i sees the keys of its
+   * n spans, each a begin and an end: begin <= j < end. Packed: (Hq or 1, total_q, 2 n); indices
+   * count within the sequence. Any numbers are safe. */
   regard_tensor row_spans;
   /** Broadcasts to (B, Hq, Sk, 2 n): key j is seen by the rows of its n spans. Packed: (Hq or 1,
    * total_k, 2 n). */
