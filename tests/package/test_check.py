@@ -19,7 +19,7 @@ CASES = {
     "dropout": {"dropout_p": 0.25, "dropout_seed": 2**40 + 7, "dropout_offset": 2**33 + 1},
     "lengths": {"seqused_q": [20, 3], "seqused_k": [0, 37]},
     "spans": {"row_spans": [[0, 9, 20, 30]] * 7 + [[5, 2, 3, 11]] * 13 + [[-4, 99, 0, 0]],
-              "key_spans": [[[0, 12, 4, 21]], [[3, 8, 9, 9]]], "causal": "top_left"},
+              "key_spans": [[[[0, 12, 4, 21]]], [[[3, 8, 9, 9]]]], "causal": "top_left"},
     "packed": {"cu_seqlens_q": [0, 9, 9, 30], "cu_seqlens_k": [0, 4, 15, 40], "max_seqlen_q": 21,
                "max_seqlen_k": 25, "causal": "bottom_right", "dropout_p": 0.5},
 }
