@@ -95,6 +95,7 @@ def test_a_wrong_result_is_reported(tiny: None, tmp_path: Path, monkeypatch: pyt
     assert "WRONG: cpu dk" in text and "1 with a wrong result" in text
 
 
+@pytest.mark.exhaustive
 def test_a_case_that_fails_costs_itself_alone(tiny: None, tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch,
                                               capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,6 +261,7 @@ def test_committed_results_are_drawn(name: str, tmp_path: Path) -> None:
     assert "FlashAttention-2" in text if name.startswith("gpu") else "1.2×" in text
 
 
+@pytest.mark.exhaustive
 def test_a_peer_that_hangs_costs_itself_alone(tmp_path: Path) -> None:
     """The child hangs in "first", unless it is told to leave that out; the parent tells it."""
     program = tmp_path / "child.py"
@@ -303,6 +305,7 @@ def test_errors_are_relative_norms() -> None:
     assert np.isnan(exact.errors(parts, {"out": np.array([3.0, np.nan])}, problem)["out"])
 
 
+@pytest.mark.exhaustive
 def test_behind_another_operator(monkeypatch: pytest.MonkeyPatch,
                                  capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")

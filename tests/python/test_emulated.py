@@ -71,7 +71,7 @@ def refused(case, backend):
     return ""
 
 
-@pytest.mark.parametrize("wanted, type, family", one_in(8, (
+@pytest.mark.parametrize("wanted, type, family", one_in(12, (
     (wanted, type, family) for type in TYPES for family in ("mma", "simt") if runs(family, type)
     for wanted in ("dq", "dk", "dv", "dbias", "dsink"))))
 def test_one_gradient_alone(wanted, type, family):
@@ -149,7 +149,7 @@ TILES = [  # type, features, (Sq, Sk), D, Dv
     ("f32", ("bias_infinite", "seqused", "top_left"), (140, 296), 64, 64)]
 
 
-@pytest.mark.parametrize("type, features, sizes, dim, dim_v", one_in(4, TILES), ids=str)
+@pytest.mark.parametrize("type, features, sizes, dim, dim_v", one_in(6, TILES), ids=str)
 def test_tiles_of_warpgroups(type, features, sizes, dim, dim_v):
     base = {"heads": (2, 2)} if "grouped" not in features else {}
     case = cases.make(features, type, sizes=sizes, dim=dim, dim_v=dim_v, batch=2, **base)
@@ -229,7 +229,7 @@ def gradients_of(case, backend):
 
 
 @pytest.mark.filterwarnings("ignore")  # of NaN
-@pytest.mark.parametrize("spoilt", mostly_exhaustive([0.0, np.inf, np.nan], np.inf))
+@pytest.mark.parametrize("spoilt", mostly_exhaustive([0.0, np.inf, np.nan]))
 def test_pairs_of_an_odd_grid(spoilt):
     """One head and nine tiles of rows; and what is not finite of dlse is felt as by other kernels."""
     case = cases.make(("dlse",), "bf16", batch=1, heads=(1, 1), sizes=(520, 130), dim=256)
@@ -363,7 +363,7 @@ def with_scores(case, levels, group):
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # gradients, which are not asked for
-@pytest.mark.parametrize("features, type", one_in(4, itertools.product(
+@pytest.mark.parametrize("features, type", one_in(6, itertools.product(
     [(), ("bottom_right", "window"), ("mask",), ("alibi", "sink"), ("bias",),
      ("softcap", "dropout")], ["f16", "bf16", "f32"])), ids=str)
 @pytest.mark.parametrize("turn", mostly_exhaustive(range(8), 1))
@@ -406,7 +406,7 @@ def test_the_largest_head_of_f32():
 
 
 @pytest.mark.filterwarnings("ignore")  # gradients, which are not asked for
-@pytest.mark.parametrize("features, name, sizes", one_in(5, itertools.product(
+@pytest.mark.parametrize("features, name, sizes", one_in(9, itertools.product(
     [(), ("top_left",), ("packed",)], "qkv", [(-6, 6), (-37, -30), (-44, -20), (8, 12)])), ids=str)
 def test_f32_of_any_size(features, name, sizes):
     """Rows of f32 from denormal to huge next to one another: each as exact as if it were alone."""

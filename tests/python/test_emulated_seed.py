@@ -34,7 +34,7 @@ def results(case, seed, backend):
     return cases.run(case, f"emulated:{backend}+sm_90")
 
 
-@pytest.mark.parametrize("type, backend, features, sizes", one_in(3, CASES), ids=str)
+@pytest.mark.parametrize("type, backend, features, sizes", one_in(5, CASES), ids=str)
 def test_seed_in_memory(type, backend, features, sizes):
     case = cases.make(("dropout", *features), type, **sizes)
     case.options["deterministic"] = 1

@@ -47,7 +47,7 @@ def forward(case, backend, **how):
 # Tiles that come from a counter: 200 and more for 132 multiprocessors, some of them without rows.
 @pytest.mark.parametrize("byte, order", mostly_exhaustive(
     [(0x00, "forward"), (0x5A, "mixed"), (0xFF, "backward")], (0x5A, "mixed")))
-@pytest.mark.parametrize("type, features, sizes", one_in(2, [
+@pytest.mark.parametrize("type, features, sizes", one_in(4, [
     ("f16", ("packed",), (150, 90)), ("bf16", ("top_left",), (80, 90)),
     ("bf16", ("seqused", "window", "bottom_right"), (70, 140)),
     ("f32", ("packed", "top_left"), (140, 70))]), ids=str)
