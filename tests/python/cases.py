@@ -143,7 +143,8 @@ class Case:
     @functools.cached_property
     def size(self):
         """What each result is a sum of, in absolute values: the yardstick of cancellation."""
-        return oracle.attention(**self.values, head_type=Magnitudes)
+        head_type = SlopeMagnitudes if self.type == "f64" else Magnitudes
+        return oracle.attention(**self.values, head_type=head_type)
 
 
 class Magnitudes(oracle.Head):
@@ -161,6 +162,15 @@ class Magnitudes(oracle.Head):
         dr = abs(self.scale) * (ds * self.slope if self.softcap > 0 else ds)
         dsink = None if self.sink_p is None else (self.sink_p * delta).sum()
         return dr @ np.abs(self.k), dr.T @ np.abs(self.q), self.zp.T @ dout, ds, dsink
+
+
+class SlopeMagnitudes(Magnitudes):
+    """For f64, in which the oracle's own slope under a softcap, 1 - tanh^2, loses what cancels."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        if self.softcap > 0:
+            self.slope = 2 - self.slope
 
 
 def make(features, type, **base):
