@@ -155,22 +155,20 @@ TEST_CASE("several chunks of keys, split keys, and blocks beyond the last") {
 TEST_CASE("masks and biases that hide and show whole tiles") {
   forced_backend();
   std::uint64_t seed = 5000;
-  for (Type type : tested_types()) {
-    for (std::int64_t side : {32, 50, 128}) {
-      for (unsigned features : {0x10u, 0x8u, 0x18u, 0x11u, 0x91u}) {
-        Settings s{.type = type,
-                   .heads_q = 2,
-                   .heads_kv = 1,
-                   .len_q = 300,
-                   .len_k = 530,
-                   .dim = 16,
-                   .dim_v = 8,
-                   .mask_tile = side,
-                   .seed = ++seed};
-        s.mask_broadcast[1] = seed % 2 == 0;
-        s.mask_reversed = seed % 5 == 0;
-        check(with_features(s, features));
-      }
+  for (std::int64_t side : {32, 50, 128}) {
+    for (unsigned features : {0x10u, 0x8u, 0x99u}) {
+      Settings s{.heads_q = 2,
+                 .heads_kv = 1,
+                 .len_q = 200,
+                 .len_k = 330,
+                 .dim = 16,
+                 .dim_v = 8,
+                 .mask_tile = side,
+                 .seed = ++seed};
+      s.type = tested_types()[seed % tested_types().size()];
+      s.mask_broadcast[1] = seed % 2 == 0;
+      s.mask_reversed = seed % 5 == 0;
+      check(with_features(s, features));
     }
   }
 }
