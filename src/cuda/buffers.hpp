@@ -23,6 +23,7 @@ CudaBuffers buffers_at(At at) {
   set(b.partial_out, WorkspacePart::partial_out);
   set(b.partial_rows, WorkspacePart::partial_rows);
   set(b.arrivals, WorkspacePart::arrivals);
+  set(b.tile_map, WorkspacePart::tile_map);
   set(b.hi_lo, WorkspacePart::hi_lo);
   return b;
 }

@@ -41,6 +41,8 @@ constexpr KernelSource kSources[] = {
     {Kernel::split_f32, Family::simt, "split_f32.cuh", "split_f32"},
     {Kernel::copy_inputs, Family::simt, "copy_inputs.cuh", "copy_inputs"},
     {Kernel::combine_dkv, Family::simt, "combine_dkv.cuh", "combine_dkv"},
+    {Kernel::row_map, Family::simt, "tile_map.cuh", "tile_map"},
+    {Kernel::key_map, Family::simt, "tile_map.cuh", "tile_map"},
 };
 
 constexpr KernelSource kWideBackward = {Kernel::backward, Family::wgmma, "backward_wide.cuh",

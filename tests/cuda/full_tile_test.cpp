@@ -84,7 +84,6 @@ std::string unit_of(const KernelConfig& config) {
 
 struct Memory {
   std::vector<float> bias, slopes{0.03f, 0.01f}, products, out;
-  std::vector<std::uint8_t> mask;
 };
 
 double normal(std::uint64_t stream, std::uint64_t n) {
@@ -96,7 +95,6 @@ Memory memory_of(std::uint64_t seed) {
   Memory m;
   for (int n = 0; n < 2 * kLength * kLength; ++n) {
     m.bias.push_back(float(normal(seed, n)));
-    m.mask.push_back(tests::uniform(seed, 2, n) < 0.8);
   }
   for (int n = 0; n < kRows * kKeys; ++n) m.products.push_back(float(8 * normal(seed + 9, n)));
   m.out.resize(2 * kRows * kKeys);
@@ -108,13 +106,12 @@ Attention random_attention(const Memory& m, std::uint64_t seed) {
   const auto chosen = [&](int n) { return tests::uniform(seed, 3, n) < 0.5; };
   Attention a = cuda_case::attention(
       {.batch = 1, .heads_q = 2, .heads_kv = 2, .len_q = kLength, .len_k = kLength});
-  const int left_out = int(seed % 4);  // 3: all but the bias
+  const int left_out = int(seed % 4);  // 2: none; 3: all but the bias
   if (left_out == 3) {
     a.bias = Tensor(m.bias.data(), f32, {1, 2, kLength, kLength});
   } else {
     if (left_out != 0) a.softcap = 40;
-    if (left_out != 1) a.mask = Tensor(m.mask.data(), boolean, {1, 2, kLength, kLength});
-    if (left_out != 2) a.alibi_slopes = Tensor(m.slopes.data(), f32, {2});
+    if (left_out != 1) a.alibi_slopes = Tensor(m.slopes.data(), f32, {2});
   }
   if (chosen(0)) a.causal = Causal::bottom_right;
   if (chosen(1)) a.scale = -0.125;

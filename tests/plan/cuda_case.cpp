@@ -77,6 +77,12 @@ void check_grid(const Problem& p, const CudaLaunch& launch, int splits) {
       CHECK(g.tiles * c.tiling.rows >= smaller(s.len_q, s.len_k));
       CHECK((g.tiles - 1) * c.tiling.rows < larger(s.rows_q, s.rows_k));
       return;
+    case Kernel::row_map:
+    case Kernel::key_map:
+      CHECK(s.batch * s.heads_q % g.heads == 0);
+      if (c.kernel == Kernel::row_map) check_reach(g.tiles, c.tiling.rows, s.len_q);
+      if (c.kernel == Kernel::key_map) check_reach(g.tiles, c.tiling.keys, s.len_k);
+      return;
     default:
       CHECK(g.heads == s.batch * s.heads_q);
       check_reach(g.tiles, c.tiling.rows, s.len_q);
@@ -126,12 +132,27 @@ void check_tiling(const KernelConfig& c) {
   if (c.merges_splits) CHECK((!backward && c.split_kv && t.key_warps > 1));
 }
 
+// Two bits for each tile of rows and keys, of as many heads and batch entries as the map's kernel
+// has.
+std::int64_t tile_map_bytes(const Problem& p, const KernelConfig& c, const BlockGrid& grid) {
+  const Sizes& s = p.sizes;
+  const bool of_keys = c.kernel == Kernel::key_map;
+  const std::int64_t tile = of_keys ? c.tiling.keys : c.tiling.rows;
+  const std::int64_t others =
+      of_keys ? divide_up(s.len_q, c.tiling.rows) : divide_up(s.len_k, c.tiling.keys);
+  const std::int64_t entries = p.varlen ? s.batch : 1;
+  const std::int64_t rows =
+      p.packed ? (of_keys ? s.rows_k : s.rows_q) / tile + s.batch : entries * grid.tiles;
+  return grid.heads / entries * rows * divide_up(others, 32) * 8;
+}
+
 void check_workspace(const Problem& p, const CudaPlan& plan) {
   const Sizes& s = p.sizes;
   const CudaWorkspace& w = plan.workspace;
   bool flags = false, flags_q = false, flags_k = false, adds = false, sliced = false;
   std::int64_t counter = 0, dq = 0, semaphores = 0, rows_states = 0, row_terms = 0, hi_lo = 0;
-  std::int64_t partial_out = 0, partial_rows = 0, arrivals = 0, copies = 0;
+  std::int64_t partial_out = 0, partial_rows = 0, arrivals = 0, tile_map = 0;
+  std::int64_t copies = 0;
   for (const CudaLaunch& launch : plan.launches) {
     const KernelConfig& c = launch.config;
     flags_q |= c.only_flagged;
@@ -160,6 +181,7 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
       partial_out =
           plan.splits * s.heads_kv * s.rows_k * (round_up(s.dim, 4) + round_up(s.dim_v, 4)) * 4;
     }
+    if (makes_tile_map(c.kernel)) tile_map = tile_map_bytes(p, c, launch.grid);
     if (c.kernel == Kernel::finish) dq = s.heads_q * dq_rows(p) * c.sums_dim * 4;
     if (c.kernel == Kernel::backward && c.ordered_dq) {
       semaphores = s.batch * s.heads_q * 2 * divide_up(s.len_q, 32) * 4;
@@ -196,6 +218,7 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
       partial_out,
       partial_rows,
       arrivals,
+      tile_map,
       hi_lo,
       copies};
   // The delta kernel clears, if it has rows.
@@ -229,7 +252,7 @@ void check_sound(const Problem& p, const Chip& chip, const CudaPlan& plan) {
   for (const CudaLaunch& launch : plan.launches) {
     const KernelConfig& c = launch.config;
     CAPTURE(to_text(c));
-    CHECK(c.type == p.type);
+    CHECK(c.type == (makes_tile_map(c.kernel) ? Type::none : p.type));
     CHECK(launch.threads == c.tiling.warps * 32);
     CHECK(launch.threads <= 1024);
     CHECK(launch.shared_bytes <= chip.shared_per_block);

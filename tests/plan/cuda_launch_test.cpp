@@ -352,7 +352,7 @@ TEST_CASE("a mask is copied by as many bytes as its rows allow") {
 
 TEST_CASE("a bias or mask that all queries share is staged as one row") {
   const auto config = [](const Attention& a) {
-    return planned(problem(a), "sm_80").launches.front().config;
+    return launch_of(planned(problem(a), "sm_80"), Kernel::forward)->config;
   };
   Attention a = attention({.batch = 32});
   const Tiling plain = config(a).tiling;
@@ -437,7 +437,7 @@ TEST_CASE("wgmma stages tiles of bias and mask where there is room") {
     return planned(problem(a), "sm_90", "cuda:wgmma");
   };
   const auto staged = [](const CudaPlan& plan) {
-    const KernelConfig& c = plan.launches.front().config;
+    const KernelConfig& c = launch_of(plan, Kernel::forward)->config;
     return std::pair(c.bias.aligned, c.mask.copy_bytes == 16);
   };
   CHECK(staged(made(64, bf16, true)) == std::pair(true, true));

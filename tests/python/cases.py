@@ -226,10 +226,7 @@ def make(features, type, **base):
             bias[..., 1, :] = -np.inf
         give("bias", bias, regard.DTYPES[spec.get("bias_type", type)])
     if "mask" in spec:
-        mask = rng.random(broadcast(spec["mask"])) < 0.7
-        if mask.shape[2] > 1:
-            mask[:, :, 2] = False
-        give("mask", mask, np.dtype(bool))
+        give("mask", random_mask(rng, broadcast(spec["mask"])), np.dtype(bool))
     for name, count, side in (("row_spans", "spans", "q"), ("key_spans", "key_span_count", "k")):
         if name in spec:
             leading = broadcast(spec[name])
@@ -262,15 +259,30 @@ def make(features, type, **base):
     return Case(type, spec, inputs, values, options, dout, dlse)
 
 
+SHARED_FROM = 64  # rows from here on are alike, so that GPU tiles are hidden, full and partial
+
+
+def random_mask(rng, shape):
+    """Rows from SHARED_FROM on show, hide and mix whole blocks of keys; row 2 hides all keys."""
+    mask = rng.random(shape) < 0.7
+    block = 128 if shape[3] >= 256 else 64
+    for n, shown in enumerate((True, False)):
+        mask[:, :, SHARED_FROM:, n * block : (n + 1) * block] = shown
+    if shape[2] > 1:
+        mask[:, :, 2] = False
+    return mask
+
+
 def spans(rng, leading, count, length):
     """Random spans of indices below `length`: (*leading, 2 count). Some are empty, some overlap, some
-    reach beyond both ends, and row 2 has none."""
+    reach beyond both ends, and row 2 has none. Rows from SHARED_FROM on have those of the first."""
     middle = rng.integers(0, length, (*leading, count))
     reach = rng.integers(length // 4, length, (*leading, count))
     made = np.stack([middle - reach // 2, middle + reach // 2], axis=-1)
     if count > 1:
         made[..., -1, :] = rng.choice([[9, 3], [-7, -2], [2**31 - 5, 2**31 - 1]], (*leading,))
     made[..., 2, :, :] = [-2**31, -2**31]
+    made[..., SHARED_FROM:, :, :] = made[..., SHARED_FROM : SHARED_FROM + 1, :, :]
     return made.reshape(*leading, 2 * count)
 
 

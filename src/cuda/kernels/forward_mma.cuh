@@ -28,13 +28,14 @@ struct ForwardMma : ForwardStep<kConfig> {
   // Two stages: a tile's copies run during the whole previous tile.
   REGARD_DEVICE void loop_ahead(const ShortInterval& tiles) {
     int stage = 0;
-    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+    for (int tile = tiles.begin, next; tile < tiles.end; tile = next) {
+      next = at.map().first_from(tile + 1, tiles.end);
       cp_async_wait<0>();
       sync_block();
       if (tile == tiles.begin) keep_queries();
-      if (tile + 1 < tiles.end) {
-        at.load_keys(stage ^ 1, (tile + 1) * kKeys);
-        at.load_values(stage ^ 1, (tile + 1) * kKeys);
+      if (next < tiles.end) {
+        at.load_keys(stage ^ 1, next * kKeys);
+        at.load_values(stage ^ 1, next * kKeys);
         cp_async_commit();
       }
       this->take(stage, tile * kKeys);
@@ -45,7 +46,8 @@ struct ForwardMma : ForwardStep<kConfig> {
   // One stage: V is copied during the first product and the softmax, the next K during the softmax
   // and the second product.
   REGARD_DEVICE void loop_over_tiles(const ShortInterval& tiles) {
-    for (int tile = tiles.begin; tile < tiles.end; ++tile) {
+    for (int tile = tiles.begin, next; tile < tiles.end; tile = next) {
+      next = at.map().first_from(tile + 1, tiles.end);
       cp_async_wait<0>();
       sync_block();
       at.load_values(0, tile * kKeys);
@@ -54,7 +56,7 @@ struct ForwardMma : ForwardStep<kConfig> {
       multiply_keys(0);
       elementwise.make_logits(scores, 0, tile * kKeys);
       sync_block();
-      if (tile + 1 < tiles.end) at.load_keys(0, (tile + 1) * kKeys);
+      if (next < tiles.end) at.load_keys(0, next * kKeys);
       cp_async_commit();
       make_weights(tile * kKeys);
       cp_async_wait<1>();
@@ -167,7 +169,8 @@ struct ForwardMma : ForwardStep<kConfig> {
     elementwise.find_common_keys();
     clear(out);
     softmax.clear();
-    const ShortInterval tiles = at.key_tiles();
+    ShortInterval tiles = at.key_tiles();
+    tiles.begin = at.map().first_from(tiles.begin, tiles.end);
     if (tiles.begin < tiles.end) {
       at.load_queries();
       at.load_keys(0, tiles.begin * Tile::kKeys);

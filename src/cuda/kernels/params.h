@@ -38,6 +38,7 @@ struct CudaBuffers {
   void* row_terms =
       nullptr;  // wgmma: lse of [heads_q][dq_rows], 16 bytes each; delta (f32: hi_lo_layout.h)
   uint64* arrivals = nullptr;  // [blocks of the grid]: KernelParams::nonce once it wrote its part
+  uint64* tile_map = nullptr;  // see tile_map_layout.h
   uint8* hi_lo = nullptr;      // wgmma of f32: see hi_lo_layout.h
   void* copies[kInputs] = {};  // of inputs, by Input; null where there is none
 };

@@ -304,6 +304,11 @@ REGARD_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const uint32 (&a)[4], uint32 
 
 // ------------------------------------------------------------------------------------------ maths
 
+// Of a word with a set bit.
+REGARD_DEVICE int lowest_bit(uint32 x) { return __ffs(int(x)) - 1; }
+REGARD_DEVICE int leading_zeros(uint32 x) { return __clz(int(x)); }
+REGARD_DEVICE int count_bits(uint32 x) { return __popc(x); }
+
 REGARD_DEVICE uint32 bits_of(float x) { return __float_as_uint(x); }
 REGARD_DEVICE float float_of(uint32 x) { return __uint_as_float(x); }
 

@@ -172,6 +172,7 @@ void lay_out_workspace(Draft& d, const Results& results) {
                {row_terms, has_inputs ? row_terms_bytes(p, main) : 0},
                {dq_sums, sums_dq ? Count(s.heads_q) * dq_rows(p) * main.dim * 4 : 0},
                {partial_out, part * d.plan.splits},
+               {tile_map, tile_map_bytes(d)},
                {hi_lo, has_inputs ? hi_lo_bytes(p, main) : 0},
                {copies, copies_bytes(p, copies_at_most(d.plan, p))}});
   // The delta kernel clears, where there are rows.
@@ -184,6 +185,7 @@ void add_backward_launches(Draft& d) {
   const Problem& p = d.p;
   Results results{p.wants(p.dq), p.wants(p.dk) || p.wants(p.dv), false};
   results.flags = needs_fixup(p, d.main) && results.any();
+  add_map_launch(d);
   add_copies_launch(d);
   add_delta_launch(d, results);
   if (results.any()) add_split_launch(d);

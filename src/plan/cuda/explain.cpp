@@ -86,9 +86,9 @@ std::string chip_text(const Chip& chip) {
 
 // By WorkspacePart; neighbours with one name are one part to a person.
 constexpr std::string_view kPartNames[kWorkspaceParts] = {
-    "tile counter",    "dq semaphores", "flags",           "flags",   "flags",
-    "dbias sums",      "row states",    "row terms",       "dq sums", "partial results",
-    "partial results", "arrivals",      "hi and lo parts", "copies"};
+    "tile counter",    "dq semaphores", "flags",     "flags",           "flags",
+    "dbias sums",      "row states",    "row terms", "dq sums",         "partial results",
+    "partial results", "arrivals",      "tile map",  "hi and lo parts", "copies"};
 
 std::string workspace_text(const CudaWorkspace& w) {
   std::string text = megabytes(w.size), separator = ": ";

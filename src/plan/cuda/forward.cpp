@@ -75,6 +75,7 @@ void lay_out_workspace(Draft& d, int64 tiles, bool flags) {
                                  blocks * main.tiling.rows * partial_row_bytes(main)},
                {partial_rows, split_rows * 2 * 4},
                {arrivals, blocks * 8},
+               {tile_map, tile_map_bytes(d)},
                {hi_lo, hi_lo_bytes(p, main)},
                {copies, copies_bytes(p, copies_at_most(d.plan, p))}});
   // The counter and any_flag need no clearing, because they are compared with the call's nonce.
@@ -93,6 +94,7 @@ void add_forward_launches(Draft& d) {
   split_keys(d, request);
   const bool combines = main.split_kv && !main.merges_splits;
   main.flags_nonfinite = flags && !combines;
+  add_map_launch(d);
   add_copies_launch(d);
   add_split_launch(d);
   add_launch(d, main, request.heads, divide_up(request.rows, main.tiling.rows), d.plan.splits,

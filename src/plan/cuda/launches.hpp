@@ -41,6 +41,12 @@ inline constexpr int64 kAnyFlagBytes = 16;  // nonces of the calls that flagged 
 // The inputs that are copied first; no launch without any.
 void add_copies_launch(Draft&);
 
+// Decides whether the main kernel reads a tile map of mask and spans, and says why.
+void choose_tile_map(Draft&);
+// The kernel that makes the map, and the bytes of the map; none without a map.
+void add_map_launch(Draft&);
+Count tile_map_bytes(const Draft&);
+
 // f32 on wgmma: the kernel that splits the inputs into hi and lo parts; and the bytes of the parts.
 void add_split_launch(Draft&);
 Count hi_lo_bytes(const Problem&, const KernelConfig& main);

@@ -35,6 +35,7 @@ enum class WorkspacePart {
   partial_out,
   partial_rows,
   arrivals,
+  tile_map,
   hi_lo,
   copies,
 };

@@ -85,6 +85,7 @@ Refusal choose_family(Draft& d) {
       if (rule.family != Family::simt) d.plan.level = d.facts.level;
       if (rule.family == Family::wgmma) d.plan.copies = d.facts.copies;
       explain_family(d.because, d.p, d.choice, d.main);
+      choose_tile_map(d);
       return {};
     }
     refused = &rule;

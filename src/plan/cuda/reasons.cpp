@@ -57,7 +57,6 @@ void explain_family(const Because& because, const Problem& p, const CudaChoice& 
   if (p.features.bias && !main.bias.aligned && !main.bias.one_row) {
     because("slow path: the bias is read one by one: ", why_bias_is_not_staged(p));
   }
-  if (has_spans(p.features)) because("slow path: spans are tested pair by pair, in every tile");
   if (p.features.mask && !stages_mask(main)) {
     because("slow path: the mask's bytes are read one by one");
   } else if (p.features.mask && main.mask.copy_bytes == 1) {

@@ -109,6 +109,20 @@ void add_features(Problems& problems) {
   problems.forward(a);
 }
 
+// Masks with a tile map: documents, any spans, and a dense mask.
+void add_masks(Problems& problems) {
+  Attention a = causal({});
+  a.row_spans = Tensor(nullptr, i32, {kLength, 2});
+  problems.both(a);
+  a = attention({});
+  a.row_spans = Tensor(nullptr, i32, {kLength, 4});
+  a.key_spans = Tensor(nullptr, i32, {kLength, 2});
+  problems.both(a);
+  a = attention({});
+  a.mask = Tensor(nullptr, boolean, {kBatch, 1, kLength, kLength});
+  problems.both(a);
+}
+
 // Gradients of biases: summed by the blocks of a cluster, and added to f32 sums in memory.
 void add_biases(Problems& problems) {
   Attention a = attention({});
@@ -143,6 +157,7 @@ std::vector<Problem> representative_problems() {
   Problems problems;
   add_types_and_head_sizes(problems);
   add_features(problems);
+  add_masks(problems);
   add_biases(problems);
   add_few_queries_or_keys(problems);
   return problems.list;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include "cuda/kernels/tile/score_tile.cuh"
+#include "cuda/kernels/tile/span_bits.cuh"
+#include "cuda/kernels/tile/tile_map.cuh"
 
 namespace regard {
 
@@ -10,7 +12,7 @@ template <KernelConfig kConfig, class CoordsOfRows>
 struct ForwardScores {
   using Coords = CoordsOfRows;
   using Scores = typename Coords::Scores;
-  static constexpr Features kOn = kConfig.features;
+  static constexpr Features kOn = full_tile_features(kConfig);
   static constexpr int kM = Coords::kM, kKeys = Coords::kKeys, kKeyBlocks = Coords::kKeyBlocks;
 
   const Coords at;
@@ -26,8 +28,9 @@ struct ForwardScores {
   // From products to logits; hidden pairs become -inf.
   REGARD_DEVICE void make_logits(Scores& scores, int stage, int first_key) const {
     if constexpr (!is_plain(kOn) || tests_pairs(kOn)) apply_terms(scores, stage, first_key);
-    if (first_key < common_keys.begin || first_key + kKeys > common_keys.end) {
-      hide(scores, first_key);
+    if (first_key < common_keys.begin || first_key + kKeys > common_keys.end ||
+        !at.map().is_full(first_key / kKeys)) {
+      hide(scores, stage, first_key);
     }
   }
 
@@ -37,7 +40,7 @@ struct ForwardScores {
       float bias[2] = {};
       bool seen[2] = {true, true};
       if constexpr (kConfig.bias.one_row) read_bias(bias, stage, 0, n);
-      if constexpr (kConfig.mask.one_row) read_mask(seen, stage, 0, n);
+      if constexpr (kOn.mask && kConfig.mask.one_row) read_mask(seen, stage, 0, n);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -49,7 +52,7 @@ struct ForwardScores {
           if constexpr (stages_bias(kConfig) && !kConfig.bias.one_row) {
             read_bias(bias, stage, row, n);
           }
-          if constexpr (stages_mask(kConfig) && !kConfig.mask.one_row) {
+          if constexpr (kOn.mask && stages_mask(kConfig) && !kConfig.mask.one_row) {
             read_mask(seen, stage, row, n);
           }
 #pragma unroll
@@ -94,8 +97,16 @@ struct ForwardScores {
     }
   }
 
-  // Pairs that do not exist or that intervals hide.
-  REGARD_DEVICE void hide(Scores& scores, int first_key) const {
+  // Pairs that do not exist, that intervals hide, or that mask and spans hide with a tile map.
+  REGARD_DEVICE void hide(Scores& scores, int stage, int first_key) const {
+    hide_by_intervals(scores, first_key);
+    if constexpr (kConfig.tile_map) {
+      if (at.map().is_full(first_key / kKeys)) return;
+      if constexpr (kConfig.features.mask) hide_by_mask(scores, stage, first_key);
+      if constexpr (has_spans(kConfig.features)) hide_by_spans(scores, first_key);
+    }
+  }
+  REGARD_DEVICE void hide_by_intervals(Scores& scores, int first_key) const {
     const ShortBand band(at.p.mask_params, at.seq.len_q, at.seq.len_k);
     const int first_column = first_key + at.column_of(0, 0);
 #pragma unroll
@@ -111,6 +122,56 @@ struct ForwardScores {
         if (any_in_warp(begin > 0)) {
           hide_columns(scores[m], half, [&](int column) { return column < begin; });
         }
+      }
+    }
+  }
+  REGARD_DEVICE void hide_by_mask(Scores& scores, int stage, int first_key) const {
+#pragma unroll
+    for (int n = 0; n < kKeyBlocks; ++n) {
+#pragma unroll
+      for (int line = 0; line < 2 * kM; ++line) {
+        const int row = at.row_of(line / 2, line % 2), i = at.row_at(row).i;
+        bool seen[2];
+        if constexpr (stages_mask(kConfig))
+          read_mask(seen, stage, kConfig.mask.one_row ? 0 : row, n);
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int j = first_key + at.column_of(n, e);
+          if constexpr (!stages_mask(kConfig)) {
+            seen[e] = row < at.row_count && j < at.seq.len_k && terms.shows(i, j);
+          }
+          if (!seen[e]) scores[line / 2][n][line % 2 * 2 + e] = -infinity<float>();
+        }
+      }
+    }
+  }
+  REGARD_DEVICE void hide_by_spans(Scores& scores, int first_key) const {
+    constexpr int kLines = 2 * kM;
+    constexpr Features kSpans = kConfig.features;
+    const int first = first_key + at.column_of(0, 0), length = at.seq.len_k;
+    uint64 seen[kLines];
+    int rows[kLines];
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) {
+      // A row that does not exist is hidden by its intervals.
+      rows[line] = smaller(at.row_at(at.row_of(line / 2, line % 2)).i, at.seq.len_q - 1);
+      seen[line] = ~uint64(0);
+      if constexpr (kSpans.row_spans) {
+        seen[line] = columns_in(spans_of(at.p.row_spans, at.b, at.head, at.seq.first_q, rows[line]),
+                                first, length);
+      }
+    }
+    if constexpr (kSpans.key_spans) {
+      keep_columns_around<kKeyBlocks>(seen, rows, first, length, [&](int key) {
+        return spans_of(at.p.key_spans, at.b, at.head, at.seq.first_k, key);
+      });
+    }
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) {
+#pragma unroll
+      for (int bit = 0; bit < 2 * kKeyBlocks; ++bit) {
+        float& score = scores[line / 2][bit / 2][line % 2 * 2 + bit % 2];
+        if ((seen[line] >> bit & 1) == 0) score = -infinity<float>();
       }
     }
   }

@@ -21,8 +21,10 @@ enum class Kernel : uint8 {
   split_f32,       // wgmma of f32: q, k, v, dout as hi and lo parts in f16
   copy_inputs,     // wgmma: copies of q, k, v, dout that TMA can load
   combine_dkv,     // dk, dv from the partial sums of a backward split over query rows
+  row_map,         // the tile map of a mask, by tiles of query rows (forward)
+  key_map,         // the same by tiles of keys (backward)
 };
-inline constexpr int kKernelCount = 12;
+inline constexpr int kKernelCount = 14;
 
 // Named after the instruction that multiplies.
 enum class Family : uint8 { simt, mma, wgmma };
@@ -131,6 +133,7 @@ struct KernelConfig {
   bool merges_splits = false;   // forward: the last block of a tile's splits merges them
   bool skips_blocks = false;    // wgmma forward: warpgroups skip key blocks that are masked for
                                 // all of their rows
+  bool tile_map = false;        // main kernels: a tile map says what mask and spans hide
   RowTerms row_terms{};
   bool cta_pair = false;         // wide wgmma backward: two blocks of a cluster share the columns
                                  // of dq
@@ -143,6 +146,14 @@ struct KernelConfig {
 
   bool operator==(const KernelConfig&) const = default;
 };
+
+// The features that every tile needs. With a tile map, mask and spans are looked at in tiles that
+// are neither hidden nor full.
+REGARD_INLINE Features full_tile_features(const KernelConfig& c) {
+  Features on = c.features;
+  if (c.tile_map) on.mask = on.row_spans = on.key_spans = false;
+  return on;
+}
 
 REGARD_INLINE int cluster_size(const KernelConfig& c) { return c.cta_pair ? 2 : c.cluster; }
 

@@ -61,12 +61,18 @@ REGARD_INLINE bool has_simt_tiles(Kernel kernel) {
          kernel == Kernel::query_gradient || kernel == Kernel::bias_gradient;
 }
 
+REGARD_INLINE bool makes_tile_map(Kernel kernel) {
+  return kernel == Kernel::row_map || kernel == Kernel::key_map;
+}
+
 // Dynamic shared memory in bytes, of every kernel of family simt except finish (finish_layout.h).
 REGARD_INLINE int64 simt_shared_bytes(const KernelConfig& config) {
   if (has_simt_tiles(config.kernel)) {
     return int64(simt_layout(config).size) * real_bytes(config.type);
   }
-  if (config.kernel == Kernel::split_f32) return config.tiling.warps * 4;
+  if (config.kernel == Kernel::split_f32 || makes_tile_map(config.kernel)) {
+    return config.tiling.warps * 4;
+  }
   // A sum of every thread; four of them.
   const int bytes = config.kernel == Kernel::sink_gradient ? 8
                     : config.kernel == Kernel::combine     ? 16

@@ -40,7 +40,7 @@ REGARD_INLINE int dropout_bytes(const KernelConfig& c) {
 
 // Whether the forward kernel's tiles differ in length, so that blocks take them from a counter.
 REGARD_INLINE bool counts_tiles(const KernelConfig& c) {
-  return c.family == Family::wgmma && (c.features.interval || c.varlen);
+  return c.family == Family::wgmma && (c.features.interval || c.varlen || c.tile_map);
 }
 
 struct ForwardWgmmaLayout {

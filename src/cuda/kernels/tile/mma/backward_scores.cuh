@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/mma/backward_tile.cuh"
+#include "cuda/kernels/tile/span_bits.cuh"
 
 namespace regard {
 
@@ -12,8 +13,9 @@ struct BackwardScores {
   using Scores = typename Tile::Scores;
   using Step = typename Tile::Step;
   using L = MmaLanes<kConfig.type>;
-  static constexpr Features kOn = kConfig.features;
-  static constexpr bool kHides = kOn.interval || tests_pairs(kOn) || kOn.bias || kOn.dropout;
+  static constexpr Features kOn = full_tile_features(kConfig);
+  static constexpr bool kHides =
+      kOn.interval || tests_pairs(kConfig.features) || kOn.bias || kOn.dropout;
   static constexpr int kN = Tile::kN, kScoreBlocks = Tile::kScoreBlocks;
 
   const Tile at;
@@ -33,7 +35,7 @@ struct BackwardScores {
         for (int e = 0; e < 4; ++e) x[m][n][e] = weight(x[m][n][e], lse[e % 2]);
       }
     }
-    if (!at.is_whole(step)) clear_hidden(x, step);
+    if (!at.is_whole(step)) clear_hidden(x, stage, step);
     if constexpr (kOn.dropout) drop(x, step);
   }
   // e^(value unit - lse). f32 subtracts before it scales, because the difference is nearly exact.
@@ -74,7 +76,7 @@ struct BackwardScores {
             bias = i < at.seq.len_q && j < at.seq.len_k ? terms.bias_at(i, j) : 0.0f;
           }
           bool seen = true;
-          if constexpr (kConfig.mask.one_row) seen = keys[m].seen[half];
+          if constexpr (kOn.mask && kConfig.mask.one_row) seen = keys[m].seen[half];
           if constexpr (kOn.mask && !kConfig.mask.one_row) {
             seen = read_mask(stage, at.row_of(block, e), at.key_of(m, half));
           }
@@ -108,7 +110,9 @@ struct BackwardScores {
         if constexpr (kConfig.bias.one_row) {
           keys[m].bias[half] = load_staged<kConfig.bias.type>(at.bias_tile(stage).begin, key);
         }
-        if constexpr (kConfig.mask.one_row) keys[m].seen[half] = read_mask(stage, 0, key);
+        if constexpr (kOn.mask && kConfig.mask.one_row) {
+          keys[m].seen[half] = read_mask(stage, 0, key);
+        }
       }
     }
   }
@@ -137,8 +141,12 @@ struct BackwardScores {
     }
   }
 
-  // The weights of pairs that do not exist or that intervals hide.
-  REGARD_DEVICE void clear_hidden(Scores& x, const Step& step) const {
+  // The weights of pairs that do not exist, that intervals hide, or that mask and spans hide with a
+  // tile map.
+  REGARD_DEVICE void clear_hidden(Scores& x, int stage, const Step& step) const {
+    if constexpr (kConfig.tile_map) {
+      if (!at.map_of(step.head).is_full(step.tile)) clear_unseen(x, stage, step);
+    }
 #pragma unroll
     for (int m = 0; m < kN; ++m) {
 #pragma unroll
@@ -155,6 +163,51 @@ struct BackwardScores {
             if (row < begin || row >= end) x[m][n][half * 2 + e] = 0;
           }
         }
+      }
+    }
+  }
+
+  REGARD_DEVICE void clear_unseen(Scores& x, int stage, const Step& step) const {
+    if constexpr (kConfig.features.mask) {
+#pragma unroll
+      for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4 * kN; ++i) {
+          const int m = i / 4, half = i % 4 / 2, e = i % 2;
+          const int row = kConfig.mask.one_row ? 0 : at.row_of(n, e);
+          if (!read_mask(stage, row, at.key_of(m, half))) x[m][n][half * 2 + e] = 0;
+        }
+      }
+    }
+    if constexpr (has_spans(kConfig.features)) clear_by_spans(x, step);
+  }
+  REGARD_DEVICE void clear_by_spans(Scores& x, const Step& step) const {
+    constexpr int kLines = 2 * kN;
+    const ShortSequence& seq = at.seq;
+    const int first = step.first_row() + at.row_of(0, 0), last_key = seq.len_k - 1;
+    uint64 seen[kLines];
+    int keys[kLines];
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) {
+      // A key that does not exist is hidden by its intervals.
+      keys[line] = smaller(at.first_key + at.key_of(line / 2, line % 2), last_key);
+      seen[line] = ~uint64(0);
+      if constexpr (kConfig.features.key_spans) {
+        seen[line] = columns_in(spans_of(at.p.key_spans, at.b, step.head, seq.first_k, keys[line]),
+                                first, seq.len_q);
+      }
+    }
+    if constexpr (kConfig.features.row_spans) {
+      keep_columns_around<kScoreBlocks>(seen, keys, first, seq.len_q, [&](int row) {
+        return spans_of(at.p.row_spans, at.b, step.head, seq.first_q, row);
+      });
+    }
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) {
+#pragma unroll
+      for (int bit = 0; bit < 2 * kScoreBlocks; ++bit) {
+        float& weight = x[line / 2][bit / 2][line % 2 * 2 + bit % 2];
+        if ((seen[line] >> bit & 1) == 0) weight = 0;
       }
     }
   }

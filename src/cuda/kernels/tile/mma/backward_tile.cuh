@@ -6,6 +6,7 @@
 #include "cuda/kernels/params.h"
 #include "cuda/kernels/tile/mask_copy.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
+#include "cuda/kernels/tile/tile_map.cuh"
 
 namespace regard {
 
@@ -92,8 +93,8 @@ struct BackwardTileMma {
     return {key_head() * group + first / count, tiles.begin + first % count};
   }
   REGARD_DEVICE Step first_step(const ShortInterval& tiles) const {
-    if constexpr (kConfig.split_q) return split_step(tiles, 0);
-    return {kv * int(p.sizes.group()), tiles.begin};
+    if constexpr (kConfig.split_q) return visible_from(split_step(tiles, 0), tiles);
+    return visible_from({kv * int(p.sizes.group()), tiles.begin}, tiles);
   }
   // Behind the last step: split_q only.
   REGARD_DEVICE Step end_step(const ShortInterval& tiles) const {
@@ -102,18 +103,37 @@ struct BackwardTileMma {
   }
   REGARD_DEVICE bool has_steps(const ShortInterval& tiles) const {
     return tiles.begin < tiles.end &&
-           (!kConfig.split_q || exists(first_step(tiles), end_step(tiles)));
+           (!(kConfig.split_q || kConfig.tile_map) || exists(first_step(tiles), end_step(tiles)));
   }
   REGARD_DEVICE Step after(const Step& step, const ShortInterval& tiles) const {
     const bool last = step.tile + 1 == tiles.end;
-    return {step.head + last, last ? tiles.begin : step.tile + 1};
+    return visible_from({step.head + last, last ? tiles.begin : step.tile + 1}, tiles);
+  }
+  // What the tile map says of the rows of a query head and the block's keys.
+  REGARD_DEVICE TileMap<kConfig> map_of(int query_head) const {
+    if constexpr (!kConfig.tile_map) return {};
+    return TileMap<kConfig>::at(params,
+                                map_row(p, kConfig, b, query_head, seq.first_k, key_tile_index));
+  }
+  // The next step that the map does not hide, which may be this one.
+  REGARD_DEVICE Step visible_from(Step step, const ShortInterval& tiles) const {
+    if constexpr (!kConfig.tile_map) return step;
+    const int end_head = (key_head() + 1) * int(p.sizes.group());
+#pragma unroll 1
+    for (; step.head < end_head; step = {step.head + 1, tiles.begin}) {
+      step.tile = map_of(step.head).first_from(step.tile, tiles.end);
+      if (step.tile < tiles.end) break;
+    }
+    return step;
   }
   REGARD_DEVICE bool exists(const Step& step, const Step& end) const {
     if constexpr (!kConfig.split_q) return step.head < (kv + 1) * int(p.sizes.group());
     return step.head < end.head || (step.head == end.head && step.tile < end.tile);
   }
-  // Whether every row of the tile exists and sees every key of the block, as far as intervals say.
+  // Whether every row of the tile exists and sees every key of the block, as far as intervals and
+  // the tile map say.
   REGARD_DEVICE bool is_whole(const Step& step) const {
+    if (!map_of(step.head).is_full(step.tile)) return false;
     const int first = step.first_row();
     if (first + kRows > seq.len_q || key_count < kKeys) return false;
     if constexpr (!kConfig.features.interval) return true;
@@ -178,7 +198,10 @@ struct BackwardTileMma {
         rows_of(p.q, step.head, seq.first_q + step.first_row()));
     load_states(stage, step, count);
     if constexpr (stages_bias(kConfig)) load_bias(stage, step, count);
-    if constexpr (kConfig.features.mask) load_mask(stage, step, count);
+    if constexpr (kConfig.features.mask) {
+      // A tile that the mask shows as a whole needs none of it.
+      if (!kConfig.tile_map || !map_of(step.head).is_full(step.tile)) load_mask(stage, step, count);
+    }
     load_douts(stage, step, count);
   }
   REGARD_DEVICE void load_states(int stage, const Step& step, int count) const {

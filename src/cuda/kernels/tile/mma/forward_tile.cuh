@@ -5,6 +5,7 @@
 #include "cuda/kernels/params.h"
 #include "cuda/kernels/tile/mask_copy.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
+#include "cuda/kernels/tile/tile_map.cuh"
 
 namespace regard {
 
@@ -42,6 +43,7 @@ struct ForwardTileMma {
   const int first_row;  // of the tile, among the rows of the head (pack_gqa: of the group)
   const int row_count;
   const int split;
+  const int map_row;  // with a tile map
   const SharedAddress shared;
 
   REGARD_DEVICE ForwardTileMma(const KernelParams& kernel_params, const BlockCoords& place)
@@ -55,6 +57,7 @@ struct ForwardTileMma {
         first_row(place.tile * kRows),
         row_count(clamp_to(seq.len_q * (kConfig.pack_gqa ? group : 1) - first_row, 0, kRows)),
         split(place.split),
+        map_row(row_of_map(place.tile)),
         shared(shared_address(&shared_memory<uint8>())) {}
 
   static REGARD_DEVICE BlockCoords of_block(const KernelParams& params) {
@@ -63,6 +66,12 @@ struct ForwardTileMma {
     if (kOn.interval) place.tile = params.grid.tiles - 1 - place.tile;
     return place;
   }
+  REGARD_DEVICE int row_of_map(int tile) const {
+    if constexpr (!kConfig.tile_map) return 0;
+    return int(regard::map_row(p, kConfig, b, head, seq.first_q, tile));
+  }
+  REGARD_DEVICE TileMap<kConfig> map() const { return TileMap<kConfig>::at(params, map_row); }
+
   static REGARD_DEVICE int heads_of_a_batch(const Problem& p) {
     return int(kConfig.pack_gqa ? p.sizes.heads_kv : p.sizes.heads_q);
   }
@@ -174,7 +183,9 @@ struct ForwardTileMma {
   REGARD_DEVICE void load_keys(int stage, int first_key) const {
     load_rows<kConfig.dim>(key_tile(stage), first_key, p.sizes.dim, p.k);
     if constexpr (stages_bias(kConfig)) load_bias(stage, first_key);
-    if constexpr (kOn.mask) load_mask(stage, first_key);
+    if constexpr (kOn.mask) {
+      if (!kConfig.tile_map || !map().is_full(first_key / kKeys)) load_mask(stage, first_key);
+    }
   }
   REGARD_DEVICE void load_values(int stage, int first_key) const {
     load_rows<kConfig.dim_v>(value_tile(stage), first_key, p.sizes.dim_v, p.v);

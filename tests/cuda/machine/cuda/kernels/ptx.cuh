@@ -205,6 +205,13 @@ REGARD_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const uint32 (&a)[4], uint32 
 
 // ------------------------------------------------------------------------------------------ maths
 
+REGARD_DEVICE int lowest_bit(uint32 x) { return __builtin_ctz(x); }
+REGARD_DEVICE int leading_zeros(uint32 x) { return __builtin_clz(x); }
+REGARD_DEVICE int count_bits(uint32 x) {  // images link no library that counts
+  int count = 0;
+  for (; x != 0; x &= x - 1) ++count;
+  return count;
+}
 REGARD_DEVICE uint32 bits_of(float x) { return __builtin_bit_cast(uint32, x); }
 REGARD_DEVICE float float_of(uint32 x) { return __builtin_bit_cast(float, x); }
 

@@ -325,7 +325,7 @@ struct DbiasWarpgroup {
         memory.await_full(Memory::kDscoreFull, iteration);
       }
       add(task, tile, iteration);
-      tile.advance(task);
+      advance<kConfig>(tile, params, task);
     }
   }
 

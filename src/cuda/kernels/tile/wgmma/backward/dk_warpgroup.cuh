@@ -53,7 +53,7 @@ struct DkWarpgroup : KeyWarpgroupOf<kConfig> {
     memory.await_full(Memory::kProbsFull, iteration);
     if constexpr (kF32) {
       float largest[2];
-      Base::make_dscores(largest, key_factors, value_factors, tile, iteration, stage);
+      Base::make_dscores(largest, key_factors, value_factors, task, tile, iteration, stage);
       if constexpr (kConfig.wanted.dk) this->split_dscores(dscores, factors, largest, stage);
       sync_warp();
       mbarrier_arrive(memory.barrier(Memory::kDoutEmpty, stage));  // delta has been read
@@ -63,7 +63,7 @@ struct DkWarpgroup : KeyWarpgroupOf<kConfig> {
       read_probs(signed_probs, iteration);
       // Only warpgroup 1 knows whether the bias hides pairs.
       this->elementwise.make_dscores(dscores, signed_probs, scores, memory, iteration,
-                                     kConfig.features.bias || this->hides(tile));
+                                     kConfig.features.bias || this->hides(task, tile));
       if constexpr (!Elementwise::kAddsDelta) {
         mbarrier_arrive(memory.barrier(Memory::kDoutEmpty, stage));  // delta has been read
       }
@@ -78,7 +78,7 @@ struct DkWarpgroup : KeyWarpgroupOf<kConfig> {
     this->arrive_once(Memory::kQueryEmpty, ring.stage);
     if (!this->issues() || iteration + Memory::kStages >= task.iterations) return;
     mbarrier_wait(memory.barrier(Memory::kQueryEmpty, ring.stage), ring.parity);
-    this->loads(task).load_queries(task, Base::tile_after_stages(task, tile), ring.stage);
+    this->loads(task).load_queries(task, this->tile_after_stages(task, tile), ring.stage);
   }
 
   // Makes dP^T of the first tile, and returns the tile.
@@ -122,7 +122,7 @@ struct DkWarpgroup : KeyWarpgroupOf<kConfig> {
       if constexpr (kClears) this->hand_over_dscores(iteration);
       const RowTile before = tile;
       const Stages done = ring;
-      tile.advance(task);
+      advance<kConfig>(tile, params, task);
       ring.advance();
       if constexpr (!kF32) this->await_queries(task, tile, ring.stage, ring.parity);
       this->await_douts(task, tile, ring.stage, ring.parity);

@@ -40,7 +40,7 @@ struct DqWarpgroup {
   }
 
   REGARD_DEVICE void run() {
-    const BackwardTask task = uniform_task(memory.task());
+    const BackwardTask task = uniform_task<kConfig>(memory.task());
     if constexpr (kMakesDbias) DbiasWarpgroup<kConfig>{params, memory}.clear_unseen(task);
     if (task.iterations == 0) return;
     DqSums<kConfig> sums{params, memory, {params, task}};
@@ -66,7 +66,7 @@ struct DqWarpgroup {
           pair_terms.finish(iteration);
         }
       }
-      ahead.advance(task);
+      advance<kConfig>(ahead, params, task);
     }
     mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
     if constexpr (kConfig.cta_pair) mbarrier_wait(memory.barrier(Memory::kPeerKeysFull), 0);
@@ -98,8 +98,8 @@ struct DqWarpgroup {
       if constexpr (kHasPairTerms<kConfig>) {
         if (later < iterations) pair_terms.finish(later);
       }
-      tile.advance(task);
-      ahead.advance(task);
+      advance<kConfig>(tile, params, task);
+      advance<kConfig>(ahead, params, task);
     }
   }
 };

@@ -51,7 +51,7 @@ struct DropoutWarpgroup {
   }
 
   REGARD_DEVICE void run() {
-    const BackwardTask task = uniform_task(memory.task());
+    const BackwardTask task = uniform_task<kConfig>(memory.task());
     RowTile tile = first_row_tile<kConfig>(params, task);
     DropoutBitsWriter<Memory> writer{memory};
 #pragma unroll 1
@@ -61,7 +61,7 @@ struct DropoutWarpgroup {
       writer.begin();
       store(bits);
       writer.end();
-      tile.advance(task);
+      advance<kConfig>(tile, params, task);
     }
     writer.finish();
   }

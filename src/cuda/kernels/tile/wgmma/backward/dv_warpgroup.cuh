@@ -72,7 +72,7 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
         memory.await_full(Memory::kPairTermsFull, iteration);
       }
       this->elementwise.make_probs(probs, signed_probs, scores, task, tile, memory, stage,
-                                   iteration, this->hides(tile));
+                                   iteration, this->hides(task, tile));
       store_probs(iteration);
       hand_over_probs(iteration);
     }
@@ -84,7 +84,7 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
     this->arrive_once(Memory::kDoutEmpty, ring.stage);
     if (!this->issues() || iteration + Memory::kStages >= task.iterations) return;
     mbarrier_wait(memory.barrier(Memory::kDoutEmpty, ring.stage), ring.parity);
-    this->loads(task).load_douts(task, Base::tile_after_stages(task, tile), ring.stage);
+    this->loads(task).load_douts(task, this->tile_after_stages(task, tile), ring.stage);
   }
 
   // Makes S^T of the first tile, and returns the tile.
@@ -122,7 +122,7 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
       if (iteration == last) break;
       const RowTile before = tile;
       const Stages done = ring;
-      tile.advance(task);
+      advance<kConfig>(tile, params, task);
       ring.advance();
       this->await_queries(task, tile, ring.stage, ring.parity);
       wgmma_fence();

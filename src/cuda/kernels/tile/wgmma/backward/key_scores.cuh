@@ -2,6 +2,7 @@
 // dS^T.
 #pragma once
 
+#include "cuda/kernels/tile/span_bits.cuh"
 #include "cuda/kernels/tile/wgmma/backward/memory.cuh"
 #include "cuda/kernels/tile/wgmma/dropout_bits.cuh"
 
@@ -12,7 +13,7 @@ struct KeyScores {
   using Memory = BackwardMemory<kConfig>;
   using L = MmaLanes<kConfig.type>;
   using Format = typename ElementOf<kConfig.type>::Format;
-  static constexpr Features kOn = kConfig.features;
+  static constexpr Features kOn = full_tile_features(kConfig);
   static constexpr int kRows = Memory::kRows;
   static constexpr int kRowBlocks = kRows / 8, kRowSteps = kRows / 16;
   // The dropout warpgroup generates the bits. Else each lane does, where it needs them.
@@ -72,7 +73,7 @@ struct KeyScores {
                            }
                          });
     }
-    if (hides) hide(scores, task, tile);
+    if (hides) hide(scores, task, tile, memory, iteration);
 #pragma unroll
     for (int n = 0; n < kRowBlocks; ++n) {
 #pragma unroll
@@ -106,7 +107,10 @@ struct KeyScores {
     const int begin = int(rows.begin) - first_row;
     return {begin, j < task.seq.len_k ? int(rows.end) - first_row : begin};
   }
-  REGARD_DEVICE void hide(Scores& scores, const BackwardTask& task, const RowTile& tile) const {
+  REGARD_DEVICE void hide(Scores& scores, const BackwardTask& task, const RowTile& tile,
+                          const Memory& memory, int iteration) const {
+    SeenRows seen;
+    if constexpr (kConfig.tile_map) find_seen(seen, task, tile, memory, iteration);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const ShortInterval rows = rows_of(task, tile, half);
@@ -115,10 +119,65 @@ struct KeyScores {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int row = row_of(n, e);
-          if (row < rows.begin || row >= rows.end) scores[n][half * 2 + e] = -infinity<float>();
+          if (row < rows.begin || row >= rows.end || !seen.has(half, n, e)) {
+            scores[n][half * 2 + e] = -infinity<float>();
+          }
         }
       }
     }
+  }
+
+  // With a tile map: which of a lane's rows mask and spans show to each of its two keys.
+  struct SeenRows {
+    uint64 bits[2];
+
+    REGARD_DEVICE bool has(int half, int n, int e) const {
+      return !kConfig.tile_map || (bits[half] >> (2 * n + e) & 1) != 0;
+    }
+  };
+  REGARD_DEVICE void find_seen(SeenRows& seen, const BackwardTask& task, const RowTile& tile,
+                               const Memory& memory, int iteration) const {
+    seen.bits[0] = seen.bits[1] = ~uint64(0);
+    if (map_of_head<kConfig>(params, task, tile.head).is_full(tile.index)) return;
+    if constexpr (has_spans(kConfig.features)) find_seen_by_spans(seen, task, tile);
+    if constexpr (kConfig.features.mask) {
+#pragma unroll
+      for (int n = 0; n < kRowBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (!is_shown(memory, iteration, row_of(n, i % 2), key_of(i / 2))) {
+            seen.bits[i / 2] &= ~(uint64(1) << (2 * n + i % 2));
+          }
+        }
+      }
+    }
+  }
+  REGARD_DEVICE void find_seen_by_spans(SeenRows& seen, const BackwardTask& task,
+                                        const RowTile& tile) const {
+    const Problem& p = params.problem;
+    const ShortSequence& seq = task.seq;
+    const int first = tile.index * kRows + row_of(0, 0), last_key = seq.len_k - 1;
+    int keys[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // A key that does not exist is hidden by its intervals.
+      keys[half] = smaller(task.first_key + key_of(half), last_key);
+      if constexpr (kConfig.features.key_spans) {
+        seen.bits[half] = columns_in(
+            spans_of(p.key_spans, task.b, tile.head, seq.first_k, keys[half]), first, seq.len_q);
+      }
+    }
+    if constexpr (kConfig.features.row_spans) {
+      keep_columns_around<kRowBlocks>(seen.bits, keys, first, seq.len_q, [&](int row) {
+        return spans_of(p.row_spans, task.b, tile.head, seq.first_q, row);
+      });
+    }
+  }
+  // Whether the staged mask shows a pair.
+  REGARD_DEVICE static bool is_shown(const Memory& memory, int iteration, int row, int key) {
+    const TileView tile = memory.mask_tile(iteration & 1);
+    const int staged_row = kConfig.mask.one_row ? 0 : row;
+    return load_shared_8(tile.begin + staged_row * tile.row_bytes + key) != 0;
   }
 
   // ----------------------------------------------------------------------------------------- terms
@@ -165,6 +224,8 @@ struct KeyScores {
 #pragma unroll
       for (int half = 0; half < 2; ++half) rows[half] = rows_of(task, tile, half);
     }
+    SeenRows seen;
+    if constexpr (kHides && kConfig.tile_map) find_seen(seen, task, tile, memory, iteration);
     PairTerms pairs[2];
     read_key_terms(pairs, memory, iteration);
 #pragma unroll
@@ -196,7 +257,9 @@ struct KeyScores {
         }
         float prob = products.prob(score, i);
         // A row that does not exist has no lse: its exponential may be anything.
-        if (kHides && (row < rows[half].begin || row >= rows[half].end)) prob = 0;
+        if (kHides && (row < rows[half].begin || row >= rows[half].end || !seen.has(half, n, e))) {
+          prob = 0;
+        }
         float signed_prob = prob;
         if constexpr (has_slope(kOn)) {
           signed_prob *= terms.slope_of(raw);
@@ -238,8 +301,8 @@ struct KeyScores {
       if constexpr (kConfig.bias.one_row) {
         bias = load_staged<kConfig.bias.type>(memory.bias_tile(iteration & 1).begin, key_of(i / 2));
       }
-      if constexpr (kConfig.mask.one_row) {
-        seen = load_shared_8(memory.mask_tile(iteration & 1).begin + key_of(i / 2)) != 0;
+      if constexpr (kOn.mask && kConfig.mask.one_row) {
+        seen = is_shown(memory, iteration, 0, key_of(i / 2));
       }
       pairs[0].bias[i] = pairs[1].bias[i] = bias;
       pairs[0].seen[i] = pairs[1].seen[i] = seen;
@@ -296,11 +359,9 @@ struct KeyScores {
   }
   REGARD_DEVICE void read_mask(PairTerms& pairs, const Memory& memory, int iteration, int n) const {
     if constexpr (kOn.mask && !kConfig.mask.one_row) {
-      const TileView tile = memory.mask_tile(iteration & 1);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        pairs.seen[i] =
-            load_shared_8(tile.begin + row_of(n, i % 2) * tile.row_bytes + key_of(i / 2)) != 0;
+        pairs.seen[i] = is_shown(memory, iteration, row_of(n, i % 2), key_of(i / 2));
       }
     }
   }

@@ -48,7 +48,7 @@ struct KeyWarpgroup {
   template <class Run>
   REGARD_DEVICE void with_task(Run run) const {
     if constexpr (Elementwise::kPlain && !kF32) {
-      run(uniform_task(memory.task()));
+      run(uniform_task<kConfig>(memory.task()));
     } else {
       run(memory.task());
     }
@@ -156,9 +156,11 @@ struct KeyWarpgroup {
                     int(visible_queries(mask, first, task.seq.len_q, task.seq.len_k).end)};
     }
   }
-  // Whether intervals, or the end of the sequence, hide pairs of the tile.
-  REGARD_DEVICE bool hides(const RowTile& tile) const {
-    return tile.index * kRows < whole_rows.begin || tile.index * kRows + kRows > whole_rows.end;
+  // Whether intervals, the end of the sequence, or with a tile map mask and spans hide pairs of the
+  // tile.
+  REGARD_DEVICE bool hides(const BackwardTask& task, const RowTile& tile) const {
+    return tile.index * kRows < whole_rows.begin || tile.index * kRows + kRows > whole_rows.end ||
+           !map_of_head<kConfig>(params, task, tile.head).is_full(tile.index);
   }
 
   // ------------------------------------------------------------------------------------------ dS^T
@@ -195,9 +197,9 @@ struct KeyWarpgroup {
   REGARD_DEVICE BackwardLoads<kConfig> loads(const BackwardTask& task) const {
     return {params, maps, memory, {params, task}};
   }
-  static REGARD_DEVICE RowTile tile_after_stages(const BackwardTask& task, RowTile tile) {
+  REGARD_DEVICE RowTile tile_after_stages(const BackwardTask& task, RowTile tile) const {
 #pragma unroll
-    for (int n = 0; n < Memory::kStages; ++n) tile.advance(task);
+    for (int n = 0; n < Memory::kStages; ++n) advance<kConfig>(tile, params, task);
     return tile;
   }
 

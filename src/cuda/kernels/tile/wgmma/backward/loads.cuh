@@ -127,7 +127,7 @@ struct BackwardLoads {
     load_douts(task, tile, 0);
 #pragma unroll 1
     for (int stage = 1; stage < Memory::kStages && stage < task.iterations; ++stage) {
-      tile.advance(task);
+      advance<kConfig>(tile, params, task);
       load_queries(task, tile, stage);
       load_douts(task, tile, stage);
     }

@@ -71,7 +71,12 @@ struct PairTermLoads {
 
   REGARD_DEVICE void start(const BackwardTask& task, const RowTile& tile, int iteration) const {
     if constexpr (kConfig.features.bias) load_bias(task, tile, iteration);
-    if constexpr (kConfig.features.mask) load_mask(task, tile, iteration);
+    if constexpr (kConfig.features.mask) {
+      // A tile that the mask shows as a whole needs none of it.
+      if (!map_of_head<kConfig>(params, task, tile.head).is_full(tile.index) || !kConfig.tile_map) {
+        load_mask(task, tile, iteration);
+      }
+    }
     cp_async_commit();
   }
   REGARD_DEVICE void finish(int iteration) const {

@@ -4,6 +4,7 @@
 #include "cuda/kernels/params.h"
 #include "cuda/kernels/ptx_hopper.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
+#include "cuda/kernels/tile/tile_map.cuh"
 #include "plan/cuda/kernel/wgmma_backward_layout.h"
 
 namespace regard {
@@ -17,6 +18,7 @@ struct BackwardTask {
   int key_count;
   int first_row_tile, end_row_tile;
   int iterations;  // row tiles of all query heads together; split_q: the block's part
+  int map_row;     // with a tile map: of query head 0
   ShortSequence seq;
 };
 static_assert(sizeof(BackwardTask) <= kBackwardTaskBytes);
@@ -25,12 +27,6 @@ static_assert(sizeof(BackwardTask) <= kBackwardTaskBytes);
 struct RowTile {
   int head;
   int index;  // among the tiles of rows
-
-  REGARD_DEVICE void advance(const BackwardTask& task) {
-    if (++index < task.end_row_tile) return;
-    index = task.first_row_tile;
-    ++head;
-  }
 };
 
 template <KernelConfig kConfig>
@@ -46,13 +42,67 @@ REGARD_DEVICE int split_begin(const KernelParams& params, const BackwardTask& ta
                          task.dkv_head % params.splits + next);
 }
 
+// What the tile map says of the rows of a query head and the block's keys.
+template <KernelConfig kConfig>
+REGARD_DEVICE TileMap<kConfig> map_of_head(const KernelParams& params, const BackwardTask& task,
+                                           int head) {
+  const Problem& p = params.problem;
+  int64 row = task.map_row;
+  if (kConfig.tile_map && map_heads(p) > 1) row += head * map_rows_of_head(p, kConfig);
+  return TileMap<kConfig>::at(params, row);
+}
+// Moves to the next tile that the map does not hide, which may be this one. Behind the last one the
+// head is the first of the next key head.
+template <KernelConfig kConfig>
+REGARD_DEVICE void skip_hidden(RowTile& tile, const KernelParams& params,
+                               const BackwardTask& task) {
+  const int end_head = (key_head<kConfig>(params, task) + 1) * int(params.problem.sizes.group());
+  const int end = task.end_row_tile;
+  tile.index = map_of_head<kConfig>(params, task, tile.head).first_from(tile.index, end);
+#pragma unroll 1
+  while (tile.index >= end && ++tile.head < end_head) {
+    tile.index = map_of_head<kConfig>(params, task, tile.head).first_from(task.first_row_tile, end);
+  }
+}
+template <KernelConfig kConfig>
+REGARD_DEVICE void advance(RowTile& tile, const KernelParams& params, const BackwardTask& task) {
+  ++tile.index;
+  if constexpr (kConfig.tile_map) {
+    skip_hidden<kConfig>(tile, params, task);
+  } else if (tile.index >= task.end_row_tile) {
+    tile.index = task.first_row_tile;
+    ++tile.head;
+  }
+}
+
 template <KernelConfig kConfig>
 REGARD_DEVICE RowTile first_row_tile(const KernelParams& params, const BackwardTask& task) {
   const int head = key_head<kConfig>(params, task) * int(params.problem.sizes.group());
-  if constexpr (!kConfig.split_q) return {head, task.first_row_tile};
-  const int begin = split_begin<kConfig>(params, task);
+  RowTile first{head, task.first_row_tile};
+  if constexpr (kConfig.split_q) {
+    const int begin = split_begin<kConfig>(params, task);
+    const int tiles = larger(task.end_row_tile - task.first_row_tile, 1);
+    first = {head + begin / tiles, task.first_row_tile + begin % tiles};
+  }
+  if constexpr (kConfig.tile_map) skip_hidden<kConfig>(first, params, task);
+  return first;
+}
+
+// The visible tiles of rows from iteration `begin` to `end`, counted as if all were visible.
+template <KernelConfig kConfig>
+REGARD_DEVICE int visible_iterations(const KernelParams& params, const BackwardTask& task,
+                                     int begin, int end) {
+  if constexpr (!kConfig.tile_map) return end - begin;
   const int tiles = larger(task.end_row_tile - task.first_row_tile, 1);
-  return {head + begin / tiles, task.first_row_tile + begin % tiles};
+  const int first_head = key_head<kConfig>(params, task) * int(params.problem.sizes.group());
+  int sum = 0;
+#pragma unroll 1
+  for (int head = begin / tiles; head * tiles < end; ++head) {
+    const int first = larger(begin - head * tiles, 0), last = smaller(end - head * tiles, tiles);
+    sum += map_of_head<kConfig>(params, task, first_head + head)
+               .count(task.first_row_tile + first, task.first_row_tile + last);
+  }
+  return sum;
 }
 
 // The two blocks of a CTA pair have neighbouring tiles of keys.
@@ -96,15 +146,21 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
   const bool any = (x.key_count > 0 || kConfig.cta_pair) && !rows.empty();
   x.first_row_tile = any ? int(rows.begin) / kRows : 0;
   x.end_row_tile = any ? (int(rows.end) + kRows - 1) / kRows : 0;
-  if constexpr (kConfig.split_q) {
-    x.iterations = split_begin<kConfig>(params, x, 1) - split_begin<kConfig>(params, x);
-  } else {
-    x.iterations = (x.end_row_tile - x.first_row_tile) * int(p.sizes.group());
+  x.map_row = 0;
+  if constexpr (kConfig.tile_map) {
+    x.map_row = int(map_row(p, kConfig, x.b, 0, x.seq.first_k, x.key_tile));
   }
+  int begin = 0, end = (x.end_row_tile - x.first_row_tile) * int(p.sizes.group());
+  if constexpr (kConfig.split_q) {
+    begin = split_begin<kConfig>(params, x);
+    end = split_begin<kConfig>(params, x, 1);
+  }
+  x.iterations = visible_iterations<kConfig>(params, x, begin, end);
   return x;
 }
 
 // The same value in registers, marked as warp-uniform so that it takes uniform ones where it can.
+template <KernelConfig kConfig>
 REGARD_DEVICE BackwardTask uniform_task(const BackwardTask& x) {
   return {
       uniform(x.b),
@@ -115,6 +171,7 @@ REGARD_DEVICE BackwardTask uniform_task(const BackwardTask& x) {
       uniform(x.first_row_tile),
       uniform(x.end_row_tile),
       uniform(x.iterations),
+      kConfig.tile_map ? uniform(x.map_row) : 0,
       {uniform(x.seq.len_q), uniform(x.seq.len_k), uniform(x.seq.first_q), uniform(x.seq.first_k)}};
 }
 

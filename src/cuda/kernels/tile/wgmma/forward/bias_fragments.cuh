@@ -12,7 +12,7 @@ struct BiasFragments {
   using Coords = WarpgroupCoords<kConfig>;
   static constexpr bool kOn = stages_bias(kConfig) && !kConfig.bias.one_row &&
                               element_bytes(kConfig.bias.type) == 2 &&
-                              !tests_pairs(kConfig.features);
+                              !tests_pairs(full_tile_features(kConfig));
   using F = Fragments<kOn ? kConfig.bias.type : Type::bf16, Products::direct>;
   static constexpr int kFragments = Coords::kKeyBlocks / 2;  // of 16 rows and 16 keys
   // Fragments are kept in registers, or read twice: three consumer warpgroups have no registers for

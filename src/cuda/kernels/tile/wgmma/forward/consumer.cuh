@@ -47,6 +47,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
     const ForwardTile& tile;
     int slot;  // of Q
     int first_key;
+    int next_key;               // first of the tile's next block
     bool is_first;              // block of the tile
     int skips = 0;              // blocks of K to skip before this one
     bool masked = false;        // intervals, or the last key, hide some pair
@@ -71,7 +72,8 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
       if (is_first && !begin_tile(skips)) break;
       Step step{.tile = memory.tile(iteration),
                 .slot = iteration % kSlots,
-                .first_key = (first_block + left - 1) * kKeys,
+                .first_key = this->block() * kKeys,
+                .next_key = this->next_block(memory.tile(iteration)) * kKeys,
                 .is_first = is_first,
                 .skips = skips};
       if (is_first) terms.load(step.tile, step.first_key);
@@ -136,7 +138,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
   // Weights of the first kEarly blocks of eight keys, during P V.
   REGARD_DEVICE void begin_weights(Step& step) {
     terms.await(step.tile, step.first_key);
-    step.masked = this->is_masked(step.first_key);
+    step.masked = this->is_masked(step.tile, step.first_key);
     step.full =
         FullTile::kExists && !(step.is_first || step.masked || state.no_max_yet || state.track_max);
     if (step.full) {
@@ -219,7 +221,8 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
       least[half] = log2_of(Softmax::max_over_lanes(step.sums_before[half]));
     }
     multiply_keys_again(step.slot);
-    terms.make_logits_again(scores, step.tile, step.first_key, step.masked, left > 1);
+    terms.make_logits_again(scores, step.tile, step.first_key, step.next_key, step.masked,
+                            left > 1);
     softmax.raise(scores, exponent, least, 0);
     softmax.template make_weights<0, kKeyBlocks>(scores, {exponent, exponent});
     softmax.rescale(out);
@@ -233,6 +236,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
       release(memory.query_empty(step.slot));
     }
     keys.advance();
+    if constexpr (kConfig.tile_map) this->mapped_block = step.next_key / kKeys;
   }
 
   // P V of the last block, and the last tile's results.
@@ -287,7 +291,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
     step.sums_before[1] = softmax.rows[1].sum;
   }
   REGARD_DEVICE void release_terms(const Step& step) const {
-    terms.release(step.tile, step.first_key - kKeys, left > 1);
+    terms.release(step.tile, step.next_key, left > 1);
   }
   REGARD_DEVICE void pack_weights() {
 #pragma unroll

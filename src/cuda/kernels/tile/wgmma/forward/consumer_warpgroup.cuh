@@ -11,7 +11,7 @@ template <KernelConfig kConfig>
 struct ConsumerWarpgroup {
   using Memory = ForwardMemory<kConfig>;
   using Coords = WarpgroupCoords<kConfig>;
-  static constexpr Features kOn = kConfig.features;
+  static constexpr Features kOn = full_tile_features(kConfig);
   static constexpr int kRows = Memory::kRows, kKeys = Memory::kKeys, kSlots = Memory::kSlots;
   static constexpr int kParts = Memory::kParts, kKeyBlocks = Coords::kKeyBlocks;
   using Format = typename ElementOf<kParts == 1 ? kConfig.type : Type::f16>::Format;
@@ -31,6 +31,7 @@ struct ConsumerWarpgroup {
   int iteration = -1;           // of the tile, among those of this thread block
   int left = 0;                 // key blocks of the tile, from the present one on
   int first_block = 0;          // of the tile
+  int mapped_block = 0;         // with a tile map: the present one
   ShortInterval common_keys{};  // keys that intervals show to all rows of the warpgroup
   bool has_weights = false;     // P of the block before awaits its V
 
@@ -46,13 +47,23 @@ struct ConsumerWarpgroup {
     left = uniform(tile.blocks);
     if (left == 0) return false;
     first_block = uniform(tile.first_block);
+    if constexpr (kConfig.tile_map) mapped_block = uniform(tile.last_block);
     const ShortInterval common = Coords(params, tile, warp_row).common_keys(warpgroup_row);
     common_keys = {uniform(common.begin), uniform(common.end)};
     return true;
   }
-  // Whether intervals, or the last key, hide some pair of a block.
-  REGARD_DEVICE bool is_masked(int first_key) const {
-    return first_key < common_keys.begin || first_key + kKeys > common_keys.end;
+  // The present block of keys, and the one after it.
+  REGARD_DEVICE int block() const {
+    return kConfig.tile_map ? mapped_block : first_block + left - 1;
+  }
+  REGARD_DEVICE int next_block(const ForwardTile& tile) const {
+    const int next = block_before<kConfig>(params, tile, block());
+    return kConfig.tile_map ? uniform(next) : next;
+  }
+  // Whether intervals, the last key, or mask and spans hide some pair of the block.
+  REGARD_DEVICE bool is_masked(const ForwardTile& tile, int first_key) const {
+    return first_key < common_keys.begin || first_key + kKeys > common_keys.end ||
+           !TileMap<kConfig>::at(params, tile.map_row).is_full(block());
   }
 
   REGARD_DEVICE void multiply_keys(int slot) {

@@ -31,6 +31,7 @@ struct WarpgroupCoords {
   const int b, head;
   const int first_row, row_count;  // of the tile
   const int warp_row;              // the warp's first row in the tile
+  const int map_row;               // with a tile map
 
   REGARD_DEVICE WarpgroupCoords(const KernelParams& kernel_params, const ForwardTile& tile,
                                 int first_row_of_warp)
@@ -41,13 +42,15 @@ struct WarpgroupCoords {
         head(tile.head),
         first_row(tile.first_row),
         row_count(tile.row_count),
-        warp_row(first_row_of_warp) {}
+        warp_row(first_row_of_warp),
+        map_row(tile.map_row) {}
 
   static REGARD_DEVICE ShortSequence sequence_of(const Problem& p, const ForwardTile& tile) {
     if constexpr (!kConfig.varlen) return {int(p.sizes.len_q), int(p.sizes.len_k), 0, 0};
     return {tile.len_q, tile.len_k, tile.first_q, tile.first_k};
   }
 
+  REGARD_DEVICE TileMap<kConfig> map() const { return TileMap<kConfig>::at(params, map_row); }
   REGARD_DEVICE Row row_at(int row) const { return {head, first_row + row}; }
   // The row of accumulator elements 2 half and 2 half + 1, and the column of element e of block n.
   REGARD_DEVICE int row_of(int, int half) const { return warp_row + half * 8 + lane_index() / 4; }
@@ -155,9 +158,12 @@ struct WarpgroupCoords {
           lane_index());
     }
     if constexpr (stages_mask(kConfig)) {
-      load_mask_tile<32, kWarpRows, kKeys, kConfig.mask.copy_bytes>(
-          of_warp(mask_tile(0)), rows, columns, first_key, 1, TermRows{*this, p.mask, 1, first_key},
-          lane_index());
+      // A tile that the mask shows as a whole needs none of it.
+      if (!kConfig.tile_map || !map().is_full(first_key / kKeys)) {
+        load_mask_tile<32, kWarpRows, kKeys, kConfig.mask.copy_bytes>(
+            of_warp(mask_tile(0)), rows, columns, first_key, 1,
+            TermRows{*this, p.mask, 1, first_key}, lane_index());
+      }
     }
     cp_async_commit();
   }

@@ -54,10 +54,12 @@ struct ForwardDropoutProducer {
       mbarrier_wait(memory.query_full(slot), iteration / Memory::kSlots % 2);
       const ForwardTile tile = memory.tile(iteration);
       if (tile.blocks == 0) break;
+      int block = last_block<kConfig>(tile);
 #pragma unroll 1
       for (int left = tile.blocks; left > 0; --left) {
         uint32 bits[kRowsOfLane];
-        generate(bits, tile, (tile.first_block + left - 1) * kKeys);
+        generate(bits, tile, block * kKeys);
+        block = block_before<kConfig>(params, tile, block);
         writer.begin();
 #pragma unroll
         for (int r = 0; r < kRowsOfLane; ++r) {

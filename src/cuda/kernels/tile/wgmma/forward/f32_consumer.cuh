@@ -22,7 +22,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
   using Base::params, Base::memory, Base::warp_row, Base::scores, Base::out, Base::weights;
   using typename Base::Coords;
   using Softmax = F32Softmax<kConfig>;
-  static constexpr Features kOn = kConfig.features;
+  static constexpr Features kOn = full_tile_features(kConfig);
   static constexpr bool kPlain = is_plain(kOn);
   static constexpr bool kStagesTerms = stages_bias(kConfig) || stages_mask(kConfig);
   static constexpr float kMaxFactor = 0x1p-12f;  // of scores, in powers of two
@@ -44,7 +44,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
         if (!this->next_tile()) break;
         find_factors(tile());
       }
-      const KeyFactors factors = key_factors[left - 1];
+      const KeyFactors factors = key_factors[this->block() - this->first_block];
       issue();
       const Softmax last_softmax = softmax;  // of the tile before, if this block begins one
       if constexpr (kStagesTerms) {
@@ -64,13 +64,14 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
       }
       if constexpr (kOn.dropout) elementwise().drop(scores, first_key(), dropout);
       split_weights();
+      if constexpr (kConfig.tile_map) this->mapped_block = this->next_block(tile());
     }
     if (has_weights) finish();
   }
 
  private:
   REGARD_DEVICE const ForwardTile& tile() const { return memory.tile(iteration); }
-  REGARD_DEVICE int first_key() const { return (this->first_block + left - 1) * kKeys; }
+  REGARD_DEVICE int first_key() const { return this->block() * kKeys; }
   REGARD_DEVICE ForwardScores<kConfig, Coords> elementwise() const {
     return ForwardScores<kConfig, Coords>{Coords(params, tile(), warp_row)};
   }
@@ -170,13 +171,13 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
         for (int e = 0; e < 2; ++e) scores[0][n][half * 2 + e] *= factor;
       }
     }
-    const bool masked = this->is_masked(first_key());
+    const bool masked = this->is_masked(tile(), first_key());
     if constexpr (kPlain && !tests_pairs(kOn)) {
       if (!masked) return;
     }
     const ForwardScores<kConfig, Coords> terms = elementwise();
     if constexpr (!kPlain || tests_pairs(kOn)) terms.apply_terms(scores, 0, first_key());
-    if (masked) terms.hide(scores, first_key());
+    if (masked) terms.hide(scores, 0, first_key());
   }
 
   REGARD_DEVICE void split_weights() {

@@ -33,18 +33,18 @@ struct F32Producer {
       }
       load_queries(slot, tile);
       const int head = scheduler.kv_head(tile);
-      const int first = first_hi_lo_row<int>(p, tile.b, tile.first_k, int(p.sizes.len_k), kKeys) +
-                        tile.first_block * kKeys;
-      int row = first + tile.blocks * kKeys;
+      const int first = first_hi_lo_row<int>(p, tile.b, tile.first_k, int(p.sizes.len_k), kKeys);
+      int block = last_block<kConfig>(tile);
 #pragma unroll 1
       do {
-        row -= kKeys;
+        const int row = first + block * kKeys;
         load_keys(row, head, blocks);
         if (blocks > 0) load_values(row_before, head_before, blocks - 1);
         ++blocks;
         row_before = row;
         head_before = head;
-      } while (row > first);
+        block = block_before<kConfig>(params, tile, block);
+      } while (block >= tile.first_block);
     }
     if (blocks > 0) load_values(row_before, head_before, blocks - 1);
   }

@@ -21,25 +21,22 @@ struct FullTileWeights {
   using Coords = WarpgroupCoords<kConfig>;
   using Scores = typename Coords::Scores;
   using Elementwise = ForwardScores<kConfig, Coords>;
-  static constexpr Features kOn = kConfig.features;
+  static constexpr Features kOn = full_tile_features(kConfig);
   static constexpr int kKeyBlocks = Coords::kKeyBlocks;
   static constexpr bool kBiasInFragments =
       stages_bias(kConfig) && element_bytes(kConfig.bias.type) == 2;
-  // There are registers for two terms, or for a bias alone; bias and mask must be staged.
-  static constexpr int kTerms = kOn.softcap + kOn.bias + kOn.mask + kOn.alibi +
-                                (kOn.dropout && !has_dropout_warpgroup(kConfig));
+  // There are registers for two terms, or for a bias alone, which must be staged.
+  static constexpr int kTerms =
+      kOn.softcap + kOn.bias + kOn.alibi + (kOn.dropout && !has_dropout_warpgroup(kConfig));
   static constexpr Features kKnown{.softcap = true,
                                    .bias = true,
-                                   .mask = true,
                                    .alibi = true,
                                    .sink = true,
                                    .dropout = true,
                                    .interval = true,
                                    .signed_scale = true};
   static constexpr bool kExists = !WarpgroupSoftmax<kConfig>::kPlain && is_within(kOn, kKnown) &&
-                                  kTerms <= (kOn.bias ? 1 : 2) &&
-                                  kOn.bias == stages_bias(kConfig) &&
-                                  kOn.mask == stages_mask(kConfig);
+                                  kTerms <= (kOn.bias ? 1 : 2) && kOn.bias == stages_bias(kConfig);
   using F = Fragments<kBiasInFragments ? kConfig.bias.type : Type::bf16, Products::direct>;
   // Bias fragments are read before all weights, or one by one.
   static constexpr bool kReadsBiasAhead = kBiasInFragments && BiasFragments<kConfig>::kHolds;
@@ -79,14 +76,12 @@ struct FullTileWeights {
       for (int half = 0; half < 2; ++half) {
         const int row = terms.at.row_of(0, half);
         float pair_bias[2] = {};
-        bool seen[2] = {true, true};
         if constexpr (kBiasInFragments) {
           F::unpack(bias[kReadsBiasAhead ? n / 2 : 0], n % 2 * 2 + half, pair_bias[0],
                     pair_bias[1]);
         } else if constexpr (kOn.bias) {
           terms.read_bias(pair_bias, 0, row, n);
         }
-        if constexpr (kOn.mask) terms.read_mask(seen, 0, row, n);
         float* const pair = &scores[0][n][half * 2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
@@ -103,7 +98,6 @@ struct FullTileWeights {
             power = fma_of(pair[e], unit, power);
           }
           pair[e] = ex2_approx(power);
-          if (kOn.mask && !seen[e]) pair[e] = 0;
         }
         rows[half].sum += pair[0] + pair[1];
       }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/params.h"
+#include "cuda/kernels/tile/tile_map.cuh"
 #include "cuda/kernels/tile/wgmma/pipeline.cuh"
 
 namespace regard {
@@ -11,6 +12,8 @@ namespace regard {
 struct ForwardTile {
   int blocks;       // of keys, walked from the last to the first; 0: there is no more tile
   int first_block;  // index of the first
+  int last_block;   // with a tile map: of the last
+  int map_row;      // with a tile map
   int b, head;
   int first_row;  // in its sequence
   int row_count;
@@ -18,6 +21,17 @@ struct ForwardTile {
   int first_q, first_k;
 };
 static_assert(sizeof(ForwardTile) <= kTaskBytes);
+
+// The block of keys that a walk begins with, and the one that follows after `block`; after the last
+// one, one below the first.
+template <KernelConfig kConfig>
+REGARD_DEVICE int last_block(const ForwardTile& tile) {
+  return kConfig.tile_map ? tile.last_block : tile.first_block + tile.blocks - 1;
+}
+template <KernelConfig kConfig>
+REGARD_DEVICE int block_before(const KernelParams& params, const ForwardTile& tile, int block) {
+  return TileMap<kConfig>::at(params, tile.map_row).last_to(block - 1, tile.first_block);
+}
 
 template <KernelConfig kConfig>
 struct ForwardMemory {

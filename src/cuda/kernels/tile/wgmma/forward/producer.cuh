@@ -34,8 +34,9 @@ struct ForwardProducer {
         mbarrier_arrive(memory.query_full(slot));
         break;
       }
+      int index = last_block<kConfig>(tile);
       TmaCoords block{.column = 0,
-                      .row = tile.first_k + (tile.first_block + blocks - 1) * kKeys,
+                      .row = tile.first_k + index * kKeys,
                       .head = scheduler.kv_head(tile),
                       .batch = batch_of(tile.b)};
 #pragma unroll 1
@@ -49,7 +50,9 @@ struct ForwardProducer {
         if constexpr (kConfig.bias.by_tma) load_bias(tile, block.row);
         owes_values = true;
         before = block;
-        block.row -= kKeys;
+        const int next = block_before<kConfig>(params, tile, index);
+        block.row -= (index - next) * kKeys;
+        index = next;
         // The next tile is taken while the stages are full and nothing waits for it. Its place in
         // shared memory is free: every reader has since released the Q slot of a later tile.
         const int full = iteration > 0 ? 0 : smaller(blocks, Memory::kStages) - 1;

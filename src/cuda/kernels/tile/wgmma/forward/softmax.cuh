@@ -20,7 +20,8 @@ struct WarpgroupSoftmax {
   using Scores = typename Coords::Scores;
   using Out = typename Coords::Out;
   static constexpr int kKeyBlocks = Coords::kKeyBlocks;
-  static constexpr bool kPlain = is_plain(kConfig.features) && !tests_pairs(kConfig.features);
+  static constexpr Features kOn = full_tile_features(kConfig);
+  static constexpr bool kPlain = is_plain(kOn) && !tests_pairs(kOn);
   // Weights become f16 or bf16, and out adds up as many times a value as their sum says.
   static constexpr float kMaxSum = kConfig.type == Type::f16 ? 0x1p14f : 0x1p40f;
   static constexpr float kLargeSum = kConfig.type == Type::f16 ? kMaxSum : 0x1p10f;

@@ -13,7 +13,7 @@ struct ForwardTerms {
   using Coords = WarpgroupCoords<kConfig>;
   using Scores = typename Coords::Scores;
   using Elementwise = ForwardScores<kConfig, Coords>;
-  static constexpr Features kOn = kConfig.features;
+  static constexpr Features kOn = full_tile_features(kConfig);
   static constexpr int kKeys = Memory::kKeys;
   static constexpr bool kStages = stages_bias(kConfig) || stages_mask(kConfig);
 
@@ -86,8 +86,8 @@ struct ForwardTerms {
 
   // ---------------------------------------------------------------------------------------- logits
 
-  // Products become logits; hidden pairs become -inf. `masked`: intervals, or the last key, hide
-  // some pair of the block.
+  // Products become logits; hidden pairs become -inf. `masked`: intervals, the last key, or a mask
+  // or spans with a tile map, hide some pair of the block.
   REGARD_DEVICE void make_logits(Scores& scores, const ForwardTile& tile, int first_key,
                                  bool masked) const {
     if constexpr (is_plain(kOn) && !tests_pairs(kOn)) {
@@ -104,22 +104,22 @@ struct ForwardTerms {
     } else if constexpr (!is_plain(kOn) || tests_pairs(kOn)) {
       terms.apply_terms(scores, 0, first_key);
     }
-    if (masked) terms.hide(scores, first_key);
+    if (masked) terms.hide(scores, 0, first_key);
   }
   // The same for a block that is computed again: its staged terms have been replaced by those of
   // the next block, if there is one.
   REGARD_DEVICE void make_logits_again(Scores& scores, const ForwardTile& tile, int first_key,
-                                       bool masked, bool has_next) {
+                                       int next_key, bool masked, bool has_next) {
     if constexpr (kConfig.bias.by_tma) {
       const Elementwise terms = elementwise(tile);
       BiasFragments<kConfig>::apply_from_memory(scores, terms.terms, terms.at, first_key);
-      if (masked) terms.hide(scores, first_key);
+      if (masked) terms.hide(scores, 0, first_key);
     } else {
-      if (has_next) await(tile, first_key - kKeys);
+      if (has_next) await(tile, next_key);
       load(tile, first_key);
       await(tile, first_key);
       make_logits(scores, tile, first_key, masked);
-      if (has_next) load(tile, first_key - kKeys);
+      if (has_next) load(tile, next_key);
     }
   }
 };

@@ -93,13 +93,22 @@ struct TileScheduler {
     }
     // The parts of f32 have no block behind a sequence.
     if constexpr (Memory::kParts > 1) begin = smaller(begin, larger(seq.len_k - 1, 0));
-    const int first_block = begin / kKeys;
+    const int first_block = begin / kKeys, head = coords.head - b * heads;
+    int blocks = (end + kKeys - 1) / kKeys - first_block, last_block = first_block, row_of_map = 0;
+    if constexpr (kConfig.tile_map) {
+      row_of_map = int(map_row(p, kConfig, b, head, seq.first_q, coords.tile));
+      const auto map = TileMap<kConfig>::at(params, row_of_map);
+      const int end_block = first_block + blocks;
+      last_block = larger(map.last_to(end_block - 1, first_block), first_block);
+      blocks = map.count(first_block, end_block);
+    }
     // Rows that see no key walk over one block all the same, and hide every pair of it.
-    const int blocks = larger(1, (end + kKeys - 1) / kKeys - first_block);
-    tile = {.blocks = blocks,
+    tile = {.blocks = larger(1, blocks),
             .first_block = first_block,
+            .last_block = last_block,
+            .map_row = row_of_map,
             .b = b,
-            .head = coords.head - b * heads,
+            .head = head,
             .first_row = first_row,
             .row_count = row_count,
             .len_q = seq.len_q,

@@ -1,0 +1,79 @@
+// How main kernels read the tile map of a mask (tile_map_layout.h). Without a map every tile is
+// visited, and none needs a test.
+#pragma once
+
+#include "cuda/kernels/params.h"
+#include "cuda/kernels/ptx.cuh"
+#include "plan/cuda/kernel/tile_map_layout.h"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct TileMap {
+  static constexpr bool kExists = kConfig.tile_map;
+
+  // Bits of 32 neighbouring tiles.
+  struct Bits {
+    uint32 visible, full;
+  };
+
+  const uint64* row = nullptr;  // the words of an own tile
+
+  static REGARD_DEVICE TileMap at(const KernelParams& params, int64 map_row) {
+    if constexpr (!kExists) return {};
+    return {params.buffers.tile_map + map_row * map_words(params.problem, kConfig)};
+  }
+
+  REGARD_DEVICE Bits bits(int word) const {
+    const uint64 both = row[word];
+    return {uint32(both), uint32(both >> 32)};
+  }
+  // Whether mask and spans show every pair of a tile.
+  REGARD_DEVICE bool is_full(int tile) const {
+    if constexpr (!kExists) return true;
+    return bits(tile / kTilesOfMapWord).full >> tile % kTilesOfMapWord & 1;
+  }
+  // The first visible tile from `tile` on; `end` where there is none.
+  REGARD_DEVICE int first_from(int tile, int end) const {
+    if constexpr (!kExists) return tile;
+#pragma unroll 1
+    while (tile < end) {
+      const uint32 left = bits(tile / kTilesOfMapWord).visible >> tile % kTilesOfMapWord;
+      if (left != 0) return smaller(tile + lowest_bit(left), end);
+      tile = (tile / kTilesOfMapWord + 1) * kTilesOfMapWord;
+    }
+    return end;
+  }
+  // The last visible tile up to `tile`; one below `begin` where there is none.
+  REGARD_DEVICE int last_to(int tile, int begin) const {
+    if constexpr (!kExists) return tile;
+#pragma unroll 1
+    while (tile >= begin) {
+      const int above = kTilesOfMapWord - 1 - tile % kTilesOfMapWord;
+      const uint32 left = bits(tile / kTilesOfMapWord).visible << above;
+      if (left != 0) return larger(tile - leading_zeros(left), begin - 1);
+      tile = tile / kTilesOfMapWord * kTilesOfMapWord - 1;
+    }
+    return begin - 1;
+  }
+  // The visible tiles of [begin, end).
+  REGARD_DEVICE int count(int begin, int end) const {
+    if constexpr (!kExists) return end - begin;
+    int sum = 0;
+#pragma unroll 1
+    for (int word = begin / kTilesOfMapWord; word * kTilesOfMapWord < end; ++word) {
+      const int first = word * kTilesOfMapWord;
+      sum += count_bits(bits(word).visible & bit_range(begin - first, end - first));
+    }
+    return sum;
+  }
+  // The bits from `begin` to `end`, cut to a word.
+  static REGARD_DEVICE uint32 bit_range(int begin, int end) {
+    return low_bits(end) & ~low_bits(begin);
+  }
+  static REGARD_DEVICE uint32 low_bits(int count) {
+    return count >= 32 ? ~0u : count <= 0 ? 0u : (1u << count) - 1;
+  }
+};
+
+}  // namespace regard

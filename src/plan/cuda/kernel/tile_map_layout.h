@@ -1,0 +1,68 @@
+// The tile map of a mask: which tiles of a main kernel hold a visible pair, and which hold visible
+// pairs only, as far as the bool mask and spans say.
+//
+// A map row belongs to an own tile: of query rows forward, of keys backward. It holds two bits for
+// each tile of the other side, 32 tiles a word: visible in the lower half, full in the upper half.
+// Heads and batch entries that share mask and spans share map rows.
+#pragma once
+
+#include "plan/cuda/kernel/kernel_config.h"
+#include "problem/problem.h"
+
+namespace regard {
+
+inline constexpr int kTilesOfMapWord = 32;
+
+// Whether own tiles are tiles of keys: in the kernel that makes the map, and in the one that reads
+// it.
+REGARD_INLINE bool maps_keys(const KernelConfig& c) {
+  return c.kernel == Kernel::key_map || c.kernel == Kernel::backward;
+}
+REGARD_INLINE int own_tile(const KernelConfig& c) {
+  return maps_keys(c) ? c.tiling.keys : c.tiling.rows;
+}
+REGARD_INLINE int other_tile(const KernelConfig& c) {
+  return maps_keys(c) ? c.tiling.rows : c.tiling.keys;
+}
+
+// The heads and batch entries that have map rows of their own.
+REGARD_INLINE int64 map_heads(const Problem& p) {
+  const Features& on = p.features;
+  const bool differ = (on.mask && p.mask.strides.head != 0) ||
+                      (on.row_spans && p.row_spans.view.strides.head != 0) ||
+                      (on.key_spans && p.key_spans.view.strides.head != 0);
+  return differ ? p.sizes.heads_q : 1;
+}
+REGARD_INLINE int64 map_batch(const Problem& p) {
+  const Features& on = p.features;
+  const bool differ = p.varlen || (on.mask && p.mask.strides.batch != 0) ||
+                      (on.row_spans && p.row_spans.view.strides.batch != 0) ||
+                      (on.key_spans && p.key_spans.view.strides.batch != 0);
+  return differ ? p.sizes.batch : 1;
+}
+
+// Own tiles of the longest sequence, and map rows of a head over the batch.
+REGARD_INLINE int64 own_tiles(const Problem& p, const KernelConfig& c) {
+  return divide_up(maps_keys(c) ? p.sizes.len_k : p.sizes.len_q, own_tile(c));
+}
+REGARD_INLINE int64 map_rows_of_head(const Problem& p, const KernelConfig& c) {
+  if (!p.packed) return map_batch(p) * own_tiles(p, c);
+  return (maps_keys(c) ? p.sizes.rows_k : p.sizes.rows_q) / own_tile(c) + p.sizes.batch;
+}
+// `first`: the sequence's first row or key in a packed batch. Sequences begin with a row of their
+// own.
+REGARD_INLINE int64 map_row(const Problem& p, const KernelConfig& c, int64 b, int64 h, int64 first,
+                            int64 tile) {
+  const int64 of_entry = p.packed            ? first / own_tile(c) + b
+                         : map_batch(p) == 1 ? 0
+                                             : b * own_tiles(p, c);
+  return (map_heads(p) == 1 ? 0 : h * map_rows_of_head(p, c)) + of_entry + tile;
+}
+
+REGARD_INLINE int64 map_words(const Problem& p, const KernelConfig& c) {
+  const int64 tiles = divide_up(maps_keys(c) ? p.sizes.len_q : p.sizes.len_k, other_tile(c));
+  return divide_up(tiles, kTilesOfMapWord);
+}
+inline constexpr int kMapWordBytes = 8;
+
+}  // namespace regard

@@ -1,0 +1,70 @@
+// When a main kernel reads a tile map of mask and spans, and the kernel that makes it.
+#include <cstdint>
+
+#include "plan/cuda/facts.hpp"
+#include "plan/cuda/families.hpp"
+#include "plan/cuda/kernel/tile_map_layout.h"
+#include "plan/cuda/launches.hpp"
+
+namespace regard {
+namespace {
+
+constexpr int64 kLeastTiles = 4;  // of a head: fewer are not worth another launch
+constexpr int64 kMostBytes = int64(1) << 28;
+
+bool has_few_tiles(const Problem& p, const KernelConfig& main) {
+  const int64 rows = divide_up(p.sizes.len_q, main.tiling.rows);
+  return (Count(rows) * divide_up(p.sizes.len_k, main.tiling.keys)).value() < kLeastTiles;
+}
+// Strides of 0 make sizes that wrap around in plain integers.
+Count map_bytes(const Problem& p, const KernelConfig& main) {
+  const int64 rows = maps_keys(main) ? p.sizes.rows_k : p.sizes.rows_q;
+  const Count of_head = p.packed ? Count(rows / own_tile(main)) + p.sizes.batch
+                                 : Count(map_batch(p)) * own_tiles(p, main);
+  return of_head * map_heads(p) * map_words(p, main) * kMapWordBytes;
+}
+bool is_too_large(const Problem& p, const KernelConfig& main) {
+  const Count blocks = Count(map_batch(p)) * map_heads(p) * own_tiles(p, main);
+  return blocks.value() > INT32_MAX || map_bytes(p, main).value() > kMostBytes;
+}
+
+// Why the main kernel tests the pairs of every tile.
+Refusal why_no_map(const Problem& p, const KernelConfig& main) {
+  if (main.family == Family::simt) return "kernels without tensor cores have none";
+  if (main.pack_gqa || main.tiling.key_warps > 1) return "the rows of a tile are of several heads";
+  if (main.ordered_dq) return "in a deterministic backward pass, every tile has its turn";
+  if (main.dbias.how != BiasGradient::none) return "every tile has a gradient of the bias";
+  if (is_too_large(p, main)) return "a tile map would take more than 256 MB";
+  return {};
+}
+
+}  // namespace
+
+void choose_tile_map(Draft& d) {
+  if (!tests_pairs(d.p.features) || has_few_tiles(d.p, d.main)) return;
+  if (const Refusal refusal = why_no_map(d.p, d.main)) {
+    d.because("slow path: mask and spans are tested pair by pair, in every tile: ", refusal.why);
+    return;
+  }
+  d.main.tile_map = true;
+  d.main.skips_blocks = false;
+  d.because(
+      "tile map: tiles that mask and spans hide are skipped, and those that they show as a "
+      "whole are not tested");
+}
+
+void add_map_launch(Draft& d) {
+  if (!d.main.tile_map) return;
+  KernelConfig c = plain_config(d.p, maps_keys(d.main) ? Kernel::key_map : Kernel::row_map);
+  c.type = Type::none;
+  c.features.mask = d.p.features.mask;
+  c.features.row_spans = d.p.features.row_spans;
+  c.features.key_spans = d.p.features.key_spans;
+  c.mask.copy_bytes = bytes_of_mask_copy(d.p);
+  c.tiling = {.rows = d.main.tiling.rows, .keys = d.main.tiling.keys, .warps = 4, .stages = 1};
+  add_launch(d, c, map_batch(d.p) * map_heads(d.p), own_tiles(d.p, c));
+}
+
+Count tile_map_bytes(const Draft& d) { return d.main.tile_map ? map_bytes(d.p, d.main) : Count(0); }
+
+}  // namespace regard
