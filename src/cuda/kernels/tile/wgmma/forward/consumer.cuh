@@ -166,7 +166,9 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
     terms.make_logits(scores, step.tile, step.first_key, step.masked);
     release_terms(step);
     if (step.is_first) softmax.clear();
-    if (!Softmax::kPlain || step.is_first || step.masked || state.no_max_yet) {
+    // With a tile map any tile may be partial; a max that is there stays.
+    const bool may_lack_max = step.is_first || state.no_max_yet;
+    if (!Softmax::kPlain || may_lack_max || (step.masked && !kConfig.tile_map)) {
       softmax.raise(scores, exponent, kNothing, Softmax::kSlack);
       state.no_max_yet = softmax.lacks_max();
     } else {
