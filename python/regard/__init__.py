@@ -4,9 +4,11 @@
     out = regard.attention(q, k, v, causal=True)
 
 `attention` takes and returns the arrays of any of these frameworks. Frameworks' own interfaces,
-with gradients: `regard.torch`, `regard.transformers`, `regard.jax`. `regard.bench` measures.
+with gradients: `regard.torch`, `regard.transformers`, `regard.jax`. `regard.masks` makes masks,
+`regard.bench` measures.
 """
 
+from . import masks
 from ._core import allow_compilation, dropout_probability, version
 from .attention import (Explanation, attention, attention_backward, dropout_mask, explain,
                         prepare)
@@ -23,5 +25,5 @@ __all__ = [
     "Gradients", "Info", "InternalError", "InvalidArgument", "OutOfMemory", "Unavailable",
     "Unsupported", "WrongType", "__version__", "allow_compilation", "attention",
     "attention_backward", "check", "dropout_mask", "dropout_probability", "explain", "info",
-    "prepare", "trim_memory", "version",
+    "masks", "prepare", "trim_memory", "version",
 ]
