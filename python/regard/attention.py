@@ -15,6 +15,7 @@ from .docstrings import documented
 from .element_types import type_name
 from .errors import InvalidArgument, Unsupported, refuse
 from .gradients import GRADIENTS, Gradients, sums_type, wanted_gradients
+from .mask_options import resolved
 from .typing import Array, ArrayT, AttentionOptions, Pass
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
     Raises:
         {errors}
     """
+    if "mask" in options:
+        options = resolved(q, k, options)
     if q.__class__.__module__ == "numpy" and out is None and lse is None:
         result = direct.attention(q, k, v, options, return_lse, out_type, threads, backend)
         if result is not None:
@@ -135,6 +138,7 @@ def attention_backward(dout: Array, q: Array, k: Array, v: Array, out: Array, ls
     Raises:
         as `attention`.
     """
+    given: dict[str, Any] = resolved(q, k, {**options})
     framework = framework_of(q, "q")
     if framework.name == "JAX":
         from . import jax
@@ -142,8 +146,8 @@ def attention_backward(dout: Array, q: Array, k: Array, v: Array, out: Array, ls
         _refuse_outputs(into=into, accumulate=flag("accumulate", accumulate) or None)
         return jax.attention_backward(dout, q, k, v, out, lse, dlse=dlse, gradients=gradients,
                                       gradient_type=gradient_type, threads=threads,
-                                      backend=backend, **options)
-    call = call_of(q, k, v, view, options)
+                                      backend=backend, **given)
+    call = call_of(q, k, v, view, given)
     where = run_options(threads, backend)
     where |= framework.on_threads(where["threads"])
     wanted = wanted_gradients(gradients, call, into)
@@ -239,7 +243,8 @@ def prepare(q: Array, k: Array, v: Array, *, pass_: Pass = "forward", device: st
 def _described(q: Any, k: Any, v: Any, pass_: str, device: str | None, options: Any
                ) -> tuple[_core.Problem, str, str]:
     """The arguments of `explain` and `prepare` for the binding."""
-    call = call_of(q, k, v, shape_only if device is not None else _view_or_shape, options)
+    call = call_of(q, k, v, shape_only if device is not None else _view_or_shape,
+                   resolved(q, k, options))
     return (call.problem(), one_of("forward", "backward")("pass_", pass_),
             "" if device is None else text("device", device))
 

@@ -15,6 +15,7 @@ from .docstrings import documented
 from .errors import refuse
 from .exact import Exact, Space
 from .gradients import GRADIENTS
+from .mask_options import resolved
 from .typing import Array, AttentionOptions
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def check(q: Array, k: Array, v: Array, *, backward: bool = False, dout: Array |
     backward = flag("backward", backward) or dout is not None
     framework = framework_of(q, "q")
     q, k, v = (_without_gradient(x) for x in (q, k, v))
-    given = {name: _without_gradient(x) for name, x in options.items()}
+    given = {name: _without_gradient(x) for name, x in resolved(q, k, {**options}).items()}
     call = call_of(q, k, v, view, given)
     space = Space(q)
     where: dict[str, Any] = {"threads": threads, "backend": backend}

@@ -11,6 +11,7 @@ from typing import (Annotated, Any, Literal, NamedTuple, Protocol, TypedDict, Ty
 
 from .checks import (Check, as_given, causal, flag, length, number, one_of, optional_number, seed,
                      window, word64)
+from .mask_value import Mask
 
 
 class Array(Protocol):
@@ -82,8 +83,9 @@ class SdpaOptions(TypedDict, total=False):
 class AttentionOptions(SdpaOptions, total=False):
     """What `regard.attention` computes, next to q, k and v."""
 
-    mask: Annotated[Array | None, array(
-        "bool, broadcasts to (B, Hq, Sq, Sk); True = visible.", "bool")]
+    mask: Annotated[Array | Mask | None, array(
+        "bool, broadcasts to (B, Hq, Sq, Sk), True = visible; or a `regard.masks.Mask`, which may hold "
+        "spans, causal and window too.", "bool")]
     row_spans: Annotated[Array | None, array(
         "int32, broadcasts to (B, Hq, Sq, 2 n), n from 1 to 8; packed: (Hq or 1, total_q, 2 n). Query i "
         "sees the keys of its n spans, each a begin and an end: begin <= j < end. The last stride is "

@@ -12,6 +12,7 @@ except ImportError as error:
 if jax.__version_info__ < (0, 6):
     raise ImportError(f"regard.jax needs JAX 0.6 or newer; this is {jax.__version__}")
 
+from . import mask_tree as mask_tree  # makes masks arguments of compiled functions
 from .attention import attention, attention_backward
 from .dot_product import dot_product_attention
 

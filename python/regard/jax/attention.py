@@ -17,6 +17,7 @@ from ..docstrings import documented
 from ..element_types import TYPE_NAMES, type_name
 from ..errors import Unsupported, WrongType, refuse
 from ..gradients import GRADIENTS, Gradients, sums_type, wanted_gradients
+from ..mask_options import resolved
 from ..options import ARRAYS
 from . import batching
 from .calls import Arrays, Spec, vary_alike
@@ -198,7 +199,7 @@ def _types(gradients: Iterable[str], arrays: Arrays, gradient_type: Any) -> dict
 def _described(q: Any, k: Any, v: Any, threads: int, backend: str, given: Mapping[str, Any]
                ) -> tuple[Spec, dict[str, Any], Call]:
     """The call, checked as far as possible without the values of its arrays."""
-    options = dict(given)
+    options = resolved(q, k, dict(given))
     for name in ARRAYS:
         if options.get(name) is not None:
             options[name] = as_array(options[name], name)

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from ..errors import refuse
+from ..mask_value import Mask
+from ..masks import from_dense
 from .attention import as_array, attention
 
 
@@ -25,7 +27,8 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
     Args:
         query: (B, T, N, H) or (T, N, H).
         key, value: (B, S, K, H) or (S, K, H); N is a multiple of K.
-        bias, mask: broadcast to (B, N, T, S); the mask is bool, True = visible.
+        bias, mask: broadcast to (B, N, T, S); the mask is bool, True = visible, or a
+            `regard.masks.Mask`.
         scale: 1/sqrt(H) if None.
         is_causal: query t sees keys up to t.
         query_seq_lengths, key_value_seq_lengths: (B) int32.
@@ -55,7 +58,10 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
     window = _window(local_window_size)
     if window is not None and not is_causal and (lengths or q.shape[1] != k.shape[1]):
         near = _near(q.shape[1], k.shape[1], *window)
-        mask = near if mask is None else near & as_array(mask, "mask")
+        if isinstance(mask, Mask):
+            mask = mask & from_dense(near)
+        else:
+            mask = near if mask is None else near & as_array(mask, "mask")
         window = None
     made = attention(q, k, v, bias=bias, mask=mask, scale=scale,
                      causal="top_left" if is_causal else False, window=window,

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from .. import _core
 from ..element_types import NAMES, type_name
 from ..kept_options import NO_ARRAYS, PLAIN, REFUSED, KeptOptions, separated
+from ..mask_value import Mask
 from .kernels import ARGUMENTS, TENSORS, VALUES, dense, run_backward, run_forward
 from .threads import TORCH_THREADS
 
@@ -86,6 +87,8 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: An
     try:
         arrays = NO_ARRAYS
         if attn_mask is not None:
+            if type(attn_mask) is Mask:
+                return None
             arrays = {"mask" if attn_mask.dtype is torch.bool else "bias": attn_mask}
         options = _stock_options(bool(is_causal), scale, bool(enable_gqa), _is_deterministic())
         return _direct.forward(options, query, key, value, arrays, False)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..mask_value import Mask
 from .kernels import TYPES
 
 _told: set[str] = set()
@@ -27,7 +28,7 @@ def left_to_pytorch(*tensors: Any) -> bool:
 
 def _why_not(tensors: tuple[Any, ...]) -> str | None:
     for x in tensors:
-        if x is None:
+        if x is None or type(x) is Mask:
             continue
         if not isinstance(x, Tensor):
             return f"a {type(x).__name__}"

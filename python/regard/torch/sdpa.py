@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from ..call import unknown_option
 from ..docstrings import documented
 from ..errors import WrongType, refuse
+from ..mask_value import Mask
 from ..options import SDPA_OPTIONS
 from . import direct
 from .surface import Result, attention
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @overload
 def scaled_dot_product_attention(
-        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Mask | None = None,
         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
         enable_gqa: bool = False, *, return_lse: Literal[False] = False,
         **extensions: Unpack[SdpaExtensions]) -> Tensor: ...
@@ -30,7 +31,7 @@ def scaled_dot_product_attention(
 
 @overload
 def scaled_dot_product_attention(
-        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Mask | None = None,
         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
         enable_gqa: bool = False, *, return_lse: Literal[True],
         **extensions: Unpack[SdpaExtensions]) -> tuple[Tensor, Tensor]: ...
@@ -38,7 +39,7 @@ def scaled_dot_product_attention(
 
 @documented
 def scaled_dot_product_attention(
-        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Mask | None = None,
         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
         enable_gqa: bool = False, *, bias: Any = None, causal: Causal = False,
         dropout_seed: int | None = None, return_lse: bool = False, out_type: Any = None,
@@ -50,7 +51,7 @@ def scaled_dot_product_attention(
         key: (..., H, S, E).
         value: (..., H, S, Ev).
         attn_mask: broadcasts to (..., Hq, L, S); bool, True = attend; or of any float type, added
-            to the scores, with a gradient.
+            to the scores, with a gradient; or a `regard.masks.Mask`.
         dropout_p: applied whenever it is above 0.
         is_causal: query i sees keys up to i (top left), whatever L and S are; may be combined with
             attn_mask, which some of PyTorch's kernels refuse.
@@ -84,9 +85,11 @@ def scaled_dot_product_attention(
     for name, x in given.items():
         if not isinstance(x, Tensor):
             raise refuse(name, f"a {type(x).__name__}", "must be a tensor of PyTorch", WrongType)
-    mask = None
+    mask: Tensor | Mask | None = None
     if attn_mask is not None:
-        if attn_mask.dtype == torch.bool:
+        if isinstance(attn_mask, Mask):
+            mask = attn_mask
+        elif attn_mask.dtype == torch.bool:
             mask = attn_mask
         elif not attn_mask.is_floating_point():
             raise refuse("attn_mask", f"a tensor of {attn_mask.dtype}",
@@ -161,9 +164,9 @@ def _folded(x: Tensor, lead: tuple[int, ...]) -> Tensor:
     return x.expand(*lead, heads, *rows).reshape(math.prod(lead), heads, *rows)
 
 
-def _folded_scores(x: Tensor | None, lead: tuple[int, ...]) -> Tensor | None:
-    """attn_mask or bias, which broadcasts and may lack the dimension of heads."""
-    if x is None or x.dim() <= 3:
+def _folded_scores(x: Any, lead: tuple[int, ...]) -> Any:
+    """attn_mask or bias, which broadcasts and may lack the dimension of heads. A Mask stays."""
+    if x is None or isinstance(x, Mask) or x.dim() <= 3:
         return x
     if x.dim() > len(lead) + 3:
         raise refuse("attn_mask", f"a tensor of shape {tuple(x.shape)}",

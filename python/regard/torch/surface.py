@@ -13,6 +13,7 @@ from ..checks import flag, run_options
 from ..docstrings import documented
 from ..element_types import NAMES, type_name
 from ..errors import Unsupported, WrongType, refuse
+from ..mask_options import resolved
 from ..options import ARRAYS
 from . import direct
 from .kernels import ARGUMENTS
@@ -76,6 +77,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | Tensor | N
     Raises:
         {errors}
     """
+    if "mask" in options:
+        options = resolved(q, k, options)
     result: Any = direct.attention(q, k, v, options, dropout_seed, return_lse, out_type, threads,
                                    backend)
     if result is not None:
