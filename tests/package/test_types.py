@@ -27,6 +27,10 @@ assert_type(out, npt.NDArray[np.float32])
 regard.attention(q, q, q, out_type="float64", return_lse=bool(lse[0, 0, 0] > 1)).anything
 check: regard.Check = regard.check(q, q, q, backward=True, softcap=2.0)
 right: bool = check.outputs[0].right
+mask: regard.masks.Mask = regard.masks.chunks(8, 4) & regard.masks.documents([0, 3, 8])
+regard.attention(q, q, q, mask=mask, softcap=2.0)
+picture: bytes = mask.show()
+full: int = mask.tiles(4, 4).full
 names: list[str] = [backend.name for backend in regard.info().backends]
 regard.attention(q, q, q, causal="diagonal")  # wrong
 regard.explain(q, q, q).workspace.append(1)  # wrong
@@ -36,6 +40,9 @@ regard.attention_backward(q, q, q, q, q, q, causl=True)  # wrong
 regard.attention_backward(q, q, q, q, q, q, softcap="1")  # wrong
 regard.explain(q, q, q, pass_="sideways")  # wrong
 regard.check(q, q, q, layout="sbhd")  # wrong
+regard.attention(q, q, q, mask=True)  # wrong
+regard.masks.chunks(8, "4")  # wrong
+mask.len_q = 3  # wrong
 first: npt.NDArray[np.float32] = regard.attention(q, q, q, return_lse=True)  # wrong
 """
 
@@ -52,6 +59,7 @@ assert_type(rt.attention(q, q, q, causal="top_left"), torch.Tensor)
 assert_type(rt.attention(q, q, q, return_lse=True), tuple[torch.Tensor, torch.Tensor])
 assert_type(rt.scaled_dot_product_attention(q, q, q, is_causal=True), torch.Tensor)
 rt.scaled_dot_product_attention(q, q, q, None, 0.0, True, return_lse=True, softcap=1.0)[1].sum()
+assert_type(rt.scaled_dot_product_attention(q, q, q, regard.masks.chunks(8, 4)), torch.Tensor)
 rt.attention(q, q, q, return_lse=True).sum()  # wrong
 rt.attention(q, q, q, causl=True)  # wrong
 rt.scaled_dot_product_attention(q, q, q, causl=True)  # wrong
