@@ -2,6 +2,7 @@
 """What masks cost on the CPU: times of calls with a mask over the times of the call without.
 
     build/venv/bin/python bench/masks.py
+    build/venv/bin/python bench/masks.py --draw docs/images/masks.png   no times; a picture of masks
 
 One thread, f32, one sequence of 2 heads, head size 64. Calls take turns; a ratio is the median over
 the rounds. Next to it stands the share of pairs that the mask leaves visible.
@@ -9,11 +10,15 @@ the rounds. Next to it stands the share of pairs that the mask leaves visible.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
+from pathlib import Path
 
 import numpy as np
 import regard
+from regard import masks
+from regard.masks.picture import cells
 
 LENGTH, ROUNDS = 4096, 7
 
@@ -50,7 +55,44 @@ def cases():
     }
 
 
+def drawn():
+    """The masks of the picture, by what makes them."""
+    parents = np.arange(-1, 255)
+    parents[[96, 128, 176, 216]] = [63, 63, 159, 159]  # where branches begin
+    return {
+        "causal_documents": masks.causal_documents([0, 60, 84, 180, 256]),
+        "prefix_lm": masks.prefix_lm(80, 256),
+        "blocks": masks.blocks(np.tri(4, dtype=bool), 64),
+        "sliding, sinks": masks.sliding(256, 48, sinks=12),
+        "tree": masks.tree_from_parents(parents),
+        "neighbourhood_2d": masks.neighbourhood_2d(16, 16, 5),
+    }
+
+
+def draw(path):
+    """Queries go down, keys to the right; dark is visible."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 6, figsize=(12, 2.3), dpi=100, layout="constrained")
+    for axis, (name, mask) in zip(axes, drawn().items()):
+        axis.imshow(cells(mask, 256), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        axis.set_title(name, fontsize=9)
+        axis.set_xticks([])
+        axis.set_yticks([])
+    figure.savefig(path, facecolor="white", metadata={"Software": None})
+
+
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--draw", type=Path, metavar="PNG", help="draw masks, and measure nothing")
+    path = parser.parse_args().draw
+    if path is not None:
+        draw(path)
+    else:
+        measure()
+
+
+def measure():
     random = np.random.default_rng(1)
     q, k, v, dout = random.standard_normal((4, 1, 2, LENGTH, 64), dtype=np.float32)
     all_cases = cases()
