@@ -20,6 +20,11 @@ class Band(NamedTuple):
         highs = [high for high in (self.high, other.high) if high is not None]
         return Band(max(lows, default=None), min(highs, default=None))
 
+    def hull(self, other: Band) -> Band:
+        """The narrowest band that holds both."""
+        return Band(None if self.low is None or other.low is None else min(self.low, other.low),
+                    None if self.high is None or other.high is None else max(self.high, other.high))
+
     def turned(self) -> Band:
         """The same band with queries and keys exchanged."""
         return Band(None if self.high is None else -self.high,

@@ -56,6 +56,8 @@ def either(a: Mask, b: Mask) -> Mask:
     if count > MOST_SPANS:
         raise _refused(a, b, "|", f"has {count} {name}, more than {MOST_SPANS}")
     columns = [x[..., n] for x in parts for n in range(x.shape[-1])]
+    if not options:  # the spans say it already; kernels skip tiles by it
+        options = options_of(band.hull(band_of(b)), a.len_q, a.len_k) or {}
     return Mask(a.len_q, a.len_k, **{name: library.last_of(columns)}, **options)
 
 

@@ -107,33 +107,36 @@ def tree_from_parents(parents: Any, *, like: Any = None) -> Mask:
         raise refuse("parents", f"an array of shape {tuple(given.shape)}", "must be (S)")
     length = given.shape[0]
     order = library.order(0, length)
-    last, count, in_range = _descendants(given, order, library)
-    is_ordered = in_range & (count == last - order + 1).all()
-    if library.is_read_at_once(given) and not bool(is_ordered):
-        raise refuse("parents", given.tolist()[:8], "must be -1 or an earlier token, in depth-first "
-                     "order")
-    return tree(order, library.xp.where(is_ordered, last + 1, order), like=order)
+    is_earlier = (given >= -1) & (given < order)
+    last, count = _descendants(library.xp.where(is_earlier, given, -1), order, library)
+    is_right = is_earlier & (count == last - order + 1)
+    if library.is_read_at_once(given) and not bool(is_right.all()):
+        token = int((is_right * 1).argmin())
+        raise refuse("parents", f"an array whose element {token} is {int(given[token])}",
+                     "must be -1 or an earlier token" if not bool(is_earlier[token]) else
+                     "must be in depth-first order; the descendants of this token do not follow it "
+                     "one after another")
+    return tree(order, library.xp.where(is_right.all(), last + 1, order), like=order)
 
 
-def _descendants(parents: Any, order: Any, library: Library) -> tuple[Any, Any, Any]:
-    """The last token and the number of tokens of each subtree; and whether parents come earlier.
+def _descendants(parents: Any, order: Any, library: Library) -> tuple[Any, Any]:
+    """The last token and the number of tokens of each subtree.
 
     Doubling: after pass n, `last` and `count` are over the descendants of less than 2^n steps, and
-    `above` is the ancestor of 2^n steps. Roots have the parent S, which is its own.
+    `above` is the ancestor of 2^n steps. S stands above the roots and itself.
     """
     length = order.shape[0]
     where = library.xp.where
-    valid = (parents >= -1) & (parents < order)
     root = library.full((1,), length)
-    above = library.joined([where(valid & (parents >= 0), parents, root), root])
+    above = library.joined([where(parents >= 0, parents, root), root])
     last = library.joined([order, root])
     count = library.full((length + 1,), 1)
     for _ in range(max(length - 1, 0).bit_length()):
         last = library.largest_at(last, above, last)
-        # The token above all, S, would count itself.
+        # S would count itself in each pass.
         count = library.sums_at(count, above, where(above == length, 0 * count, count))
         above = above[above]
-    return last[:length], count[:length], valid.all()
+    return last[:length], count[:length]
 
 
 def chunks(length: int, size: int, *, like: Any = None) -> Mask:
