@@ -76,7 +76,8 @@ def test_inputs_stay_the_callers():
 @pytest.mark.parametrize("parents, words", [
     ([0], "element 0 is 0: .*earlier token"), ([-1, 0, 2], "element 2 is 2: .*earlier token"),
     ([-2], "element 0 is -2: .*earlier token"), ([-1, 0, 0, 1], "element 1 is 0: .*depth-first"),
-    ([-1, -1, 0], "element 0 is -1: .*depth-first"), ([-1, 0, 1, 0, 2], "element 1 is 0: .*depth-first")])
+    ([-1, -1, 0], "element 0 is -1: .*depth-first"),
+    ([-1, 0, 1, 0, 2], "element 1 is 0: .*depth-first")])
 def test_orders_that_are_not_depth_first(parents, words):
     with pytest.raises(regard.InvalidArgument, match=f"parents = an array whose {words}"):
         masks.tree_from_parents(parents)
@@ -203,7 +204,8 @@ def test_pictures(tmp_path):
 def test_text():
     assert repr(masks.sliding(S, 4)) == (
         "Mask(60 x 60, causal='top_left', window=(3, -1), 6.5 % visible)")
-    assert repr(masks.prefix_lm([60, 60, 60], S)) == "Mask(60 x 60, batch=3, row_spans (n=1), 100 % visible)"
+    assert repr(masks.prefix_lm([60, 60, 60], S)) == (
+        "Mask(60 x 60, batch=3, row_spans (n=1), 100 % visible)")
     assert repr(masks.from_dense(I == J)) == "Mask(60 x 60, dense, 1.67 % visible)"
     assert repr(masks.from_dense(np.broadcast_to(True, (1, 9000, 9000)))) == "Mask(9000 x 9000, dense)"
 

@@ -99,7 +99,7 @@ class TorchLibrary(Library):
         return x.to(self.device)
 
     def is_read_at_once(self, x: Any) -> bool:
-        return x.device.type == "cpu" and not self.xp.compiler.is_compiling()
+        return is_concrete(x) and x.is_cpu and not self.xp.compiler.is_compiling()
 
     def last_of(self, parts: Sequence[Any]) -> Any:
         return self.xp.stack(self.xp.broadcast_tensors(*parts), -1).to(self.xp.int32)

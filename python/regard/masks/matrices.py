@@ -8,7 +8,6 @@ from typing import Any
 from ..checks import class_name, integer
 from ..errors import WrongType, refuse
 from ..mask_value import MOST_SPANS, Mask
-from .band import interleaved
 from .library import Library, library_of
 
 _PAIRS_AT_ONCE = 2**24
