@@ -43,7 +43,6 @@ struct ForwardTileMma {
   const int first_row;  // of the tile, among the rows of the head (pack_gqa: of the group)
   const int row_count;
   const int split;
-  const int map_row;  // with a tile map
   const SharedAddress shared;
 
   REGARD_DEVICE ForwardTileMma(const KernelParams& kernel_params, const BlockCoords& place)
@@ -57,7 +56,6 @@ struct ForwardTileMma {
         first_row(place.tile * kRows),
         row_count(clamp_to(seq.len_q * (kConfig.pack_gqa ? group : 1) - first_row, 0, kRows)),
         split(place.split),
-        map_row(row_of_map(place.tile)),
         shared(shared_address(&shared_memory<uint8>())) {}
 
   static REGARD_DEVICE BlockCoords of_block(const KernelParams& params) {
@@ -66,11 +64,11 @@ struct ForwardTileMma {
     if (kOn.interval) place.tile = params.grid.tiles - 1 - place.tile;
     return place;
   }
-  REGARD_DEVICE int row_of_map(int tile) const {
-    if constexpr (!kConfig.tile_map) return 0;
-    return int(regard::map_row(p, kConfig, b, head, seq.first_q, tile));
+  REGARD_DEVICE TileMap<kConfig> map() const {
+    if constexpr (!kConfig.tile_map) return {};
+    return TileMap<kConfig>::at(params,
+                                map_row(p, kConfig, b, head, seq.first_q, first_row / kRows));
   }
-  REGARD_DEVICE TileMap<kConfig> map() const { return TileMap<kConfig>::at(params, map_row); }
 
   static REGARD_DEVICE int heads_of_a_batch(const Problem& p) {
     return int(kConfig.pack_gqa ? p.sizes.heads_kv : p.sizes.heads_q);

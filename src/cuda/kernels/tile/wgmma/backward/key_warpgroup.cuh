@@ -159,8 +159,10 @@ struct KeyWarpgroup {
   // Whether intervals, the end of the sequence, or with a tile map mask and spans hide pairs of the
   // tile.
   REGARD_DEVICE bool hides(const BackwardTask& task, const RowTile& tile) const {
-    return tile.index * kRows < whole_rows.begin || tile.index * kRows + kRows > whole_rows.end ||
-           !map_of_head<kConfig>(params, task, tile.head).is_full(tile.index);
+    if constexpr (kConfig.tile_map) {
+      if (!map_of_head<kConfig>(params, task, tile.head).is_full(tile.index)) return true;
+    }
+    return tile.index * kRows < whole_rows.begin || tile.index * kRows + kRows > whole_rows.end;
   }
 
   // ------------------------------------------------------------------------------------------ dS^T

@@ -18,8 +18,8 @@ struct BackwardTask {
   int key_count;
   int first_row_tile, end_row_tile;
   int iterations;  // row tiles of all query heads together; split_q: the block's part
-  int map_row;     // with a tile map: of query head 0
   ShortSequence seq;
+  int map_row;  // set only with a tile map: of query head 0
 };
 static_assert(sizeof(BackwardTask) <= kBackwardTaskBytes);
 
@@ -66,33 +66,38 @@ REGARD_DEVICE void skip_hidden(RowTile& tile, const KernelParams& params,
 }
 template <KernelConfig kConfig>
 REGARD_DEVICE void advance(RowTile& tile, const KernelParams& params, const BackwardTask& task) {
-  ++tile.index;
   if constexpr (kConfig.tile_map) {
+    ++tile.index;
     skip_hidden<kConfig>(tile, params, task);
-  } else if (tile.index >= task.end_row_tile) {
+  } else {
+    if (++tile.index < task.end_row_tile) return;
     tile.index = task.first_row_tile;
     ++tile.head;
   }
 }
 
+// Of the block's iterations, the first one; with a tile map, maybe a hidden one.
+template <KernelConfig kConfig>
+REGARD_DEVICE RowTile first_iteration_tile(const KernelParams& params, const BackwardTask& task) {
+  const int head = key_head<kConfig>(params, task) * int(params.problem.sizes.group());
+  if constexpr (!kConfig.split_q) return {head, task.first_row_tile};
+  const int begin = split_begin<kConfig>(params, task);
+  const int tiles = larger(task.end_row_tile - task.first_row_tile, 1);
+  return {head + begin / tiles, task.first_row_tile + begin % tiles};
+}
+
 template <KernelConfig kConfig>
 REGARD_DEVICE RowTile first_row_tile(const KernelParams& params, const BackwardTask& task) {
-  const int head = key_head<kConfig>(params, task) * int(params.problem.sizes.group());
-  RowTile first{head, task.first_row_tile};
-  if constexpr (kConfig.split_q) {
-    const int begin = split_begin<kConfig>(params, task);
-    const int tiles = larger(task.end_row_tile - task.first_row_tile, 1);
-    first = {head + begin / tiles, task.first_row_tile + begin % tiles};
-  }
+  RowTile first = first_iteration_tile<kConfig>(params, task);
   if constexpr (kConfig.tile_map) skip_hidden<kConfig>(first, params, task);
   return first;
 }
 
-// The visible tiles of rows from iteration `begin` to `end`, counted as if all were visible.
+// With a tile map: the visible ones of the task's iterations, which are counted as if all were.
 template <KernelConfig kConfig>
-REGARD_DEVICE int visible_iterations(const KernelParams& params, const BackwardTask& task,
-                                     int begin, int end) {
-  if constexpr (!kConfig.tile_map) return end - begin;
+REGARD_DEVICE int visible_iterations(const KernelParams& params, const BackwardTask& task) {
+  const int begin = kConfig.split_q ? split_begin<kConfig>(params, task) : 0;
+  const int end = begin + task.iterations;
   const int tiles = larger(task.end_row_tile - task.first_row_tile, 1);
   const int first_head = key_head<kConfig>(params, task) * int(params.problem.sizes.group());
   int sum = 0;
@@ -146,16 +151,15 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
   const bool any = (x.key_count > 0 || kConfig.cta_pair) && !rows.empty();
   x.first_row_tile = any ? int(rows.begin) / kRows : 0;
   x.end_row_tile = any ? (int(rows.end) + kRows - 1) / kRows : 0;
-  x.map_row = 0;
+  if constexpr (kConfig.split_q) {
+    x.iterations = split_begin<kConfig>(params, x, 1) - split_begin<kConfig>(params, x);
+  } else {
+    x.iterations = (x.end_row_tile - x.first_row_tile) * int(p.sizes.group());
+  }
   if constexpr (kConfig.tile_map) {
     x.map_row = int(map_row(p, kConfig, x.b, 0, x.seq.first_k, x.key_tile));
+    x.iterations = visible_iterations<kConfig>(params, x);
   }
-  int begin = 0, end = (x.end_row_tile - x.first_row_tile) * int(p.sizes.group());
-  if constexpr (kConfig.split_q) {
-    begin = split_begin<kConfig>(params, x);
-    end = split_begin<kConfig>(params, x, 1);
-  }
-  x.iterations = visible_iterations<kConfig>(params, x, begin, end);
   return x;
 }
 
@@ -171,8 +175,8 @@ REGARD_DEVICE BackwardTask uniform_task(const BackwardTask& x) {
       uniform(x.first_row_tile),
       uniform(x.end_row_tile),
       uniform(x.iterations),
-      kConfig.tile_map ? uniform(x.map_row) : 0,
-      {uniform(x.seq.len_q), uniform(x.seq.len_k), uniform(x.seq.first_q), uniform(x.seq.first_k)}};
+      {uniform(x.seq.len_q), uniform(x.seq.len_k), uniform(x.seq.first_q), uniform(x.seq.first_k)},
+      kConfig.tile_map ? uniform(x.map_row) : 0};
 }
 
 }  // namespace regard

@@ -44,10 +44,9 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
   };
   // A step's own.
   struct Step {
-    const ForwardTile& tile;
+    const ForwardTile<kConfig>& tile;
     int slot;  // of Q
     int first_key;
-    int next_key;               // first of the tile's next block
     bool is_first;              // block of the tile
     int skips = 0;              // blocks of K to skip before this one
     bool masked = false;        // intervals, or the last key, hide some pair
@@ -73,7 +72,6 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
       Step step{.tile = memory.tile(iteration),
                 .slot = iteration % kSlots,
                 .first_key = this->block() * kKeys,
-                .next_key = this->next_block(memory.tile(iteration)) * kKeys,
                 .is_first = is_first,
                 .skips = skips};
       if (is_first) terms.load(step.tile, step.first_key);
@@ -109,7 +107,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
   // Takes the next tile; false where there is none.
   REGARD_DEVICE bool begin_tile(int& skips) {
     if (!this->next_tile()) return false;
-    const ForwardTile& tile = memory.tile(iteration);
+    const ForwardTile<kConfig>& tile = memory.tile(iteration);
     if constexpr (kSkips) {
       skips = uniform(blocks_to_skip(tile));
       left -= skips;
@@ -167,8 +165,8 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
     release_terms(step);
     if (step.is_first) softmax.clear();
     // With a tile map any tile may be partial; a max that is there stays.
-    const bool may_lack_max = step.is_first || state.no_max_yet;
-    if (!Softmax::kPlain || may_lack_max || (step.masked && !kConfig.tile_map)) {
+    const bool raises = step.is_first || (step.masked && !kConfig.tile_map) || state.no_max_yet;
+    if (!Softmax::kPlain || raises) {
       softmax.raise(scores, exponent, kNothing, Softmax::kSlack);
       state.no_max_yet = softmax.lacks_max();
     } else {
@@ -223,13 +221,18 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
       least[half] = log2_of(Softmax::max_over_lanes(step.sums_before[half]));
     }
     multiply_keys_again(step.slot);
-    terms.make_logits_again(scores, step.tile, step.first_key, step.next_key, step.masked,
+    terms.make_logits_again(scores, step.tile, step.first_key, next_key(step), step.masked,
                             left > 1);
     softmax.raise(scores, exponent, least, 0);
     softmax.template make_weights<0, kKeyBlocks>(scores, {exponent, exponent});
     softmax.rescale(out);
   }
 
+  // The first key of the tile's next block.
+  REGARD_DEVICE int next_key(const Step& step) const {
+    if constexpr (kConfig.tile_map) return this->next_block(step.tile) * kKeys;
+    return step.first_key - kKeys;
+  }
   // Gives K back, and Q after the tile's last block.
   REGARD_DEVICE void release_block(const Step& step) {
     release(memory.key_empty(keys.stage));
@@ -238,7 +241,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
       release(memory.query_empty(step.slot));
     }
     keys.advance();
-    if constexpr (kConfig.tile_map) this->mapped_block = step.next_key / kKeys;
+    if constexpr (kConfig.tile_map) this->mapped_block = this->next_block(step.tile);
   }
 
   // P V of the last block, and the last tile's results.
@@ -293,7 +296,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
     step.sums_before[1] = softmax.rows[1].sum;
   }
   REGARD_DEVICE void release_terms(const Step& step) const {
-    terms.release(step.tile, step.next_key, left > 1);
+    terms.release(step.tile, next_key(step), left > 1);
   }
   REGARD_DEVICE void pack_weights() {
 #pragma unroll
@@ -336,7 +339,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
   // The tile's first blocks, which intervals hide from all rows of the warpgroup: under a causal
   // mask other warpgroups have the last rows. Always leaves one block; at most kStages - 1, because
   // a skipped block's V is released a step after its K.
-  REGARD_DEVICE int blocks_to_skip(const ForwardTile& tile) const {
+  REGARD_DEVICE int blocks_to_skip(const ForwardTile<kConfig>& tile) const {
     const int last = terms.coords(tile).last_key_end(warpgroup_row);
     const int seen = larger((last + kKeys - 1) / kKeys - first_block, 1);
     return clamp_to(left - seen, 0, Memory::kStages - 1);

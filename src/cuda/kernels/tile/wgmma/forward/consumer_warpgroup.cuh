@@ -43,7 +43,7 @@ struct ConsumerWarpgroup {
   REGARD_DEVICE bool next_tile() {
     ++iteration;
     mbarrier_wait(memory.query_full(iteration % kSlots), iteration / kSlots % 2);
-    const ForwardTile& tile = memory.tile(iteration);
+    const ForwardTile<kConfig>& tile = memory.tile(iteration);
     left = uniform(tile.blocks);
     if (left == 0) return false;
     first_block = uniform(tile.first_block);
@@ -52,18 +52,19 @@ struct ConsumerWarpgroup {
     common_keys = {uniform(common.begin), uniform(common.end)};
     return true;
   }
-  // The present block of keys, and the one after it.
+  // The present block of keys, and with a tile map the one after it.
   REGARD_DEVICE int block() const {
     return kConfig.tile_map ? mapped_block : first_block + left - 1;
   }
-  REGARD_DEVICE int next_block(const ForwardTile& tile) const {
-    const int next = block_before<kConfig>(params, tile, block());
-    return kConfig.tile_map ? uniform(next) : next;
+  REGARD_DEVICE int next_block(const ForwardTile<kConfig>& tile) const {
+    return uniform(block_before<kConfig>(params, tile, block()));
   }
   // Whether intervals, the last key, or mask and spans hide some pair of the block.
-  REGARD_DEVICE bool is_masked(const ForwardTile& tile, int first_key) const {
-    return first_key < common_keys.begin || first_key + kKeys > common_keys.end ||
-           !TileMap<kConfig>::at(params, tile.map_row).is_full(block());
+  REGARD_DEVICE bool is_masked(const ForwardTile<kConfig>& tile, int first_key) const {
+    if constexpr (kConfig.tile_map) {
+      if (!map_of<kConfig>(params, tile).is_full(block())) return true;
+    }
+    return first_key < common_keys.begin || first_key + kKeys > common_keys.end;
   }
 
   REGARD_DEVICE void multiply_keys(int slot) {
@@ -92,7 +93,7 @@ struct ConsumerWarpgroup {
   }
 
   REGARD_DEVICE void write_tile(int of_iteration, const WarpgroupSoftmax<kConfig>& softmax) {
-    const ForwardTile& done = memory.tile(of_iteration);
+    const ForwardTile<kConfig>& done = memory.tile(of_iteration);
     Epilogue<kConfig>{params, maps, memory, done, warp_row, softmax}.write(out);
   }
 };

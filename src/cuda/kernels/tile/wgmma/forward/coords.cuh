@@ -31,9 +31,9 @@ struct WarpgroupCoords {
   const int b, head;
   const int first_row, row_count;  // of the tile
   const int warp_row;              // the warp's first row in the tile
-  const int map_row;               // with a tile map
+  const TileMap<kConfig> tile_map;
 
-  REGARD_DEVICE WarpgroupCoords(const KernelParams& kernel_params, const ForwardTile& tile,
+  REGARD_DEVICE WarpgroupCoords(const KernelParams& kernel_params, const ForwardTile<kConfig>& tile,
                                 int first_row_of_warp)
       : params(kernel_params),
         p(kernel_params.problem),
@@ -43,14 +43,15 @@ struct WarpgroupCoords {
         first_row(tile.first_row),
         row_count(tile.row_count),
         warp_row(first_row_of_warp),
-        map_row(tile.map_row) {}
+        tile_map(map_of<kConfig>(kernel_params, tile)) {}
 
-  static REGARD_DEVICE ShortSequence sequence_of(const Problem& p, const ForwardTile& tile) {
+  static REGARD_DEVICE ShortSequence sequence_of(const Problem& p,
+                                                 const ForwardTile<kConfig>& tile) {
     if constexpr (!kConfig.varlen) return {int(p.sizes.len_q), int(p.sizes.len_k), 0, 0};
     return {tile.len_q, tile.len_k, tile.first_q, tile.first_k};
   }
 
-  REGARD_DEVICE TileMap<kConfig> map() const { return TileMap<kConfig>::at(params, map_row); }
+  REGARD_DEVICE TileMap<kConfig> map() const { return tile_map; }
   REGARD_DEVICE Row row_at(int row) const { return {head, first_row + row}; }
   // The row of accumulator elements 2 half and 2 half + 1, and the column of element e of block n.
   REGARD_DEVICE int row_of(int, int half) const { return warp_row + half * 8 + lane_index() / 4; }

@@ -22,7 +22,7 @@ struct ForwardDropoutProducer {
 
   // A Philox call serves a row's eight elements of a lane in 32 keys. All calls of a block at once
   // would take too many registers.
-  REGARD_DEVICE void generate(uint32 (&bits)[kRowsOfLane], const ForwardTile& tile,
+  REGARD_DEVICE void generate(uint32 (&bits)[kRowsOfLane], const ForwardTile<kConfig>& tile,
                               int first_key) const {
     const int first_row = tile.first_row + thread / 32 * 16 + lane_index() / 4;
 #pragma unroll
@@ -52,7 +52,7 @@ struct ForwardDropoutProducer {
     for (int iteration = 0;; ++iteration) {
       const int slot = iteration % Memory::kSlots;
       mbarrier_wait(memory.query_full(slot), iteration / Memory::kSlots % 2);
-      const ForwardTile tile = memory.tile(iteration);
+      const ForwardTile<kConfig> tile = memory.tile(iteration);
       if (tile.blocks == 0) break;
       int block = last_block<kConfig>(tile);
 #pragma unroll 1

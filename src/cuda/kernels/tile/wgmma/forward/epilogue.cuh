@@ -20,7 +20,7 @@ struct Epilogue {
   const KernelParams& params;
   const ForwardMaps& maps;
   const Memory memory;
-  const ForwardTile& tile;
+  const ForwardTile<kConfig>& tile;
   const int warp_row;
   WarpgroupSoftmax<kConfig> softmax;
   const int rows_left = uniform(tile.row_count) - warp_row;  // of the warp; may be below 0

@@ -70,7 +70,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
   }
 
  private:
-  REGARD_DEVICE const ForwardTile& tile() const { return memory.tile(iteration); }
+  REGARD_DEVICE const ForwardTile<kConfig>& tile() const { return memory.tile(iteration); }
   REGARD_DEVICE int first_key() const { return this->block() * kKeys; }
   REGARD_DEVICE ForwardScores<kConfig, Coords> elementwise() const {
     return ForwardScores<kConfig, Coords>{Coords(params, tile(), warp_row)};
@@ -81,7 +81,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
 
   // ------------------------------------------------------------------------------------- the steps
 
-  REGARD_DEVICE void find_factors(const ForwardTile& tile) {
+  REGARD_DEVICE void find_factors(const ForwardTile<kConfig>& tile) {
     const Problem& p = params.problem;
     const HiLoLayout layout = hi_lo_layout(p, kConfig);
     const int head = tile.head / int(p.sizes.group());

@@ -22,7 +22,7 @@ struct F32Producer {
     int blocks = 0;                       // of keys whose loads have begun
     int row_before = 0, head_before = 0;  // of the last of them; its V is still to be loaded
     for (int iteration = 0;; ++iteration) {
-      ForwardTile tile;
+      ForwardTile<kConfig> tile;
       const bool any = scheduler.next(tile, iteration == 0);
       const int slot = iteration % kSlots;
       mbarrier_wait(memory.query_empty(slot), iteration / kSlots % 2 ^ 1);
@@ -50,7 +50,7 @@ struct F32Producer {
   }
 
  private:
-  REGARD_DEVICE void load_queries(int slot, const ForwardTile& tile) const {
+  REGARD_DEVICE void load_queries(int slot, const ForwardTile<kConfig>& tile) const {
     const Problem& p = params.problem;
     const int first = first_hi_lo_row<int>(p, tile.b, tile.first_q, int(p.sizes.len_q), kKeys);
     load(memory.queries(slot), panels_of(kConfig.dim), kRows, maps.q, first + tile.first_row,

@@ -8,29 +8,44 @@
 
 namespace regard {
 
+// With a tile map: where a walk begins, and its bits.
+template <bool kMapped>
+struct MappedWalk {};
+template <>
+struct MappedWalk<true> {
+  int last_block;  // index of the last block that is visible
+  int map_row;
+};
+
 // A tile of query rows and the key blocks that it walks over.
-struct ForwardTile {
+template <KernelConfig kConfig>
+struct ForwardTile : MappedWalk<kConfig.tile_map> {
   int blocks;       // of keys, walked from the last to the first; 0: there is no more tile
   int first_block;  // index of the first
-  int last_block;   // with a tile map: of the last
-  int map_row;      // with a tile map
   int b, head;
   int first_row;  // in its sequence
   int row_count;
   int len_q, len_k;
   int first_q, first_k;
 };
-static_assert(sizeof(ForwardTile) <= kTaskBytes);
 
+template <KernelConfig kConfig>
+REGARD_DEVICE TileMap<kConfig> map_of(const KernelParams& params,
+                                      const ForwardTile<kConfig>& tile) {
+  if constexpr (kConfig.tile_map) return TileMap<kConfig>::at(params, tile.map_row);
+  return {};
+}
 // The block of keys that a walk begins with, and the one that follows after `block`; after the last
 // one, one below the first.
 template <KernelConfig kConfig>
-REGARD_DEVICE int last_block(const ForwardTile& tile) {
-  return kConfig.tile_map ? tile.last_block : tile.first_block + tile.blocks - 1;
+REGARD_DEVICE int last_block(const ForwardTile<kConfig>& tile) {
+  if constexpr (kConfig.tile_map) return tile.last_block;
+  return tile.first_block + tile.blocks - 1;
 }
 template <KernelConfig kConfig>
-REGARD_DEVICE int block_before(const KernelParams& params, const ForwardTile& tile, int block) {
-  return TileMap<kConfig>::at(params, tile.map_row).last_to(block - 1, tile.first_block);
+REGARD_DEVICE int block_before(const KernelParams& params, const ForwardTile<kConfig>& tile,
+                               int block) {
+  return map_of<kConfig>(params, tile).last_to(block - 1, tile.first_block);
 }
 
 template <KernelConfig kConfig>
@@ -42,6 +57,7 @@ struct ForwardMemory {
   static constexpr int kParts = hi_lo_parts(kConfig);
   static constexpr NamedBarrier kDropoutBitsRead = NamedBarrier::forward_dropout_bits_read;
   static constexpr int kDropoutBitsReaders = kConsumerWarps * 32;
+  static_assert(sizeof(ForwardTile<kConfig>) <= kTaskBytes);
   static_assert(kStages <= kMostWgmmaStages && kSlots <= kMostQuerySlots);
 
   const SharedAddress begin = shared_address(&shared_memory<uint8>());
@@ -67,9 +83,9 @@ struct ForwardMemory {
   REGARD_DEVICE SharedAddress dropout_bits(int half, int thread) const {
     return begin + kLayout.dropout_bits + (half * kConsumerWarps * 32 + thread) * 4;
   }
-  REGARD_DEVICE ForwardTile& tile(int iteration) const {
+  REGARD_DEVICE ForwardTile<kConfig>& tile(int iteration) const {
     uint8* const first = &shared_memory<uint8>() + kLayout.tiles;
-    return reinterpret_cast<ForwardTile*>(first)[iteration % kTilesAtOnce];
+    return reinterpret_cast<ForwardTile<kConfig>*>(first)[iteration % kTilesAtOnce];
   }
 
   // ------------------------------------------------------------------------------------- mbarriers

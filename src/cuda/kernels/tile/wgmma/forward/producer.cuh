@@ -24,7 +24,7 @@ struct ForwardProducer {
     bool owes_values = false;  // V of `before` is still to be loaded
     scheduler.next(memory.tile(0), true);
     for (int iteration = 0;; ++iteration) {
-      const ForwardTile& tile = memory.tile(iteration);
+      const ForwardTile<kConfig>& tile = memory.tile(iteration);
       const int slot = iteration % kSlots, blocks = tile.blocks;
       const auto await_slot = [&] {
         mbarrier_wait(memory.query_empty(slot), iteration / kSlots % 2 ^ 1);
@@ -65,7 +65,7 @@ struct ForwardProducer {
  private:
   REGARD_DEVICE int batch_of(int b) const { return params.problem.packed ? 0 : b; }
 
-  REGARD_DEVICE void load_queries(int slot, const ForwardTile& tile) const {
+  REGARD_DEVICE void load_queries(int slot, const ForwardTile<kConfig>& tile) const {
     load(memory.queries(slot), panels_of(kConfig.dim), kRows, maps.q,
          {0, tile.first_q + tile.first_row, tile.head, batch_of(tile.b)}, memory.query_full(slot));
   }
@@ -87,7 +87,7 @@ struct ForwardProducer {
     load_panels(to, panels, rows, map, from, full);
   }
   // The bias of each warpgroup's rows, once the warpgroup has read that of the block before.
-  REGARD_DEVICE void load_bias(const ForwardTile& tile, int first_key) {
+  REGARD_DEVICE void load_bias(const ForwardTile<kConfig>& tile, int first_key) {
     constexpr int kPanels = panels_of(kKeys), kBytes = panel_bytes(kWarpgroupRows);
     const Strides& strides = params.problem.bias.strides;
     const int head = strides.head == 0 ? 0 : tile.head, batch = strides.batch == 0 ? 0 : tile.b;

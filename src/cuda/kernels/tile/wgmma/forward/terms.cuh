@@ -24,8 +24,10 @@ struct ForwardTerms {
   HeadTerms<MmaLanes<kConfig.type>> head;  // of the tile's head
   int bias_parity = 0;                     // of the phase of bias_full that is awaited next
 
-  REGARD_DEVICE Coords coords(const ForwardTile& tile) const { return {params, tile, warp_row}; }
-  REGARD_DEVICE Elementwise elementwise(const ForwardTile& tile) const {
+  REGARD_DEVICE Coords coords(const ForwardTile<kConfig>& tile) const {
+    return {params, tile, warp_row};
+  }
+  REGARD_DEVICE Elementwise elementwise(const ForwardTile<kConfig>& tile) const {
     Elementwise terms{coords(tile)};
     terms.terms.head = head;
     return terms;
@@ -33,7 +35,7 @@ struct ForwardTerms {
 
   // True where the head's terms alone would overflow the row sums again and again, so that the
   // running max has to follow the blocks.
-  REGARD_DEVICE bool read_head_terms(const ForwardTile& tile) {
+  REGARD_DEVICE bool read_head_terms(const ForwardTile<kConfig>& tile) {
     constexpr bool kF16 = kConfig.type == Type::f16;
     const Coords at = coords(tile);
     head = Elementwise{at}.terms.head;
@@ -47,7 +49,7 @@ struct ForwardTerms {
 
   // Begins to copy the terms of a block; those of the block before have been read. The producer
   // loads a bias that comes by TMA.
-  REGARD_DEVICE void load(const ForwardTile& tile, int first_key) const {
+  REGARD_DEVICE void load(const ForwardTile<kConfig>& tile, int first_key) const {
     if constexpr (kStages && !kConfig.bias.by_tma) {
       sync_warp();
       const Coords at = coords(tile);
@@ -59,7 +61,7 @@ struct ForwardTerms {
       }
     }
   }
-  REGARD_DEVICE void await(const ForwardTile& tile, int first_key) {
+  REGARD_DEVICE void await(const ForwardTile<kConfig>& tile, int first_key) {
     if constexpr (kConfig.bias.by_tma) {
       mbarrier_wait(memory.bias_full(warpgroup), bias_parity);
       bias_parity ^= 1;
@@ -74,7 +76,7 @@ struct ForwardTerms {
     }
   }
   // The terms of a block have been read: those of the next block may take their place.
-  REGARD_DEVICE void release(const ForwardTile& tile, int next_key, bool has_next) const {
+  REGARD_DEVICE void release(const ForwardTile<kConfig>& tile, int next_key, bool has_next) const {
     if constexpr (kConfig.bias.by_tma) {
       sync_warp();
       if (lane_index() == 0) mbarrier_arrive(memory.bias_empty(warpgroup));
@@ -88,7 +90,7 @@ struct ForwardTerms {
 
   // Products become logits; hidden pairs become -inf. `masked`: intervals, the last key, or a mask
   // or spans with a tile map, hide some pair of the block.
-  REGARD_DEVICE void make_logits(Scores& scores, const ForwardTile& tile, int first_key,
+  REGARD_DEVICE void make_logits(Scores& scores, const ForwardTile<kConfig>& tile, int first_key,
                                  bool masked) const {
     if constexpr (is_plain(kOn) && !tests_pairs(kOn)) {
       if (!masked) return;
@@ -108,8 +110,8 @@ struct ForwardTerms {
   }
   // The same for a block that is computed again: its staged terms have been replaced by those of
   // the next block, if there is one.
-  REGARD_DEVICE void make_logits_again(Scores& scores, const ForwardTile& tile, int first_key,
-                                       int next_key, bool masked, bool has_next) {
+  REGARD_DEVICE void make_logits_again(Scores& scores, const ForwardTile<kConfig>& tile,
+                                       int first_key, int next_key, bool masked, bool has_next) {
     if constexpr (kConfig.bias.by_tma) {
       const Elementwise terms = elementwise(tile);
       BiasFragments<kConfig>::apply_from_memory(scores, terms.terms, terms.at, first_key);

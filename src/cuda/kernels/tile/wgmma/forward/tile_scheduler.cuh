@@ -28,7 +28,7 @@ struct TileScheduler {
   // The next tile that has rows; false, and 0 blocks, where there is none. The index of the tile
   // behind it is fetched ahead, except for the first tile, whose loads must not wait for the
   // atomic.
-  REGARD_DEVICE bool next(ForwardTile& tile, bool is_first) {
+  REGARD_DEVICE bool next(ForwardTile<kConfig>& tile, bool is_first) {
     const int count = grid().heads * grid().tiles;
     for (;;) {
       if (index < 0) {
@@ -45,7 +45,7 @@ struct TileScheduler {
   }
 
   // Divides anew each time: the producer has few registers.
-  REGARD_DEVICE int kv_head(const ForwardTile& tile) const {
+  REGARD_DEVICE int kv_head(const ForwardTile<kConfig>& tile) const {
     uint32 heads = uint32(params.problem.sizes.heads_kv);
     make_opaque(heads);
     return tile.head / int(uint32(params.problem.sizes.heads_q) / heads);
@@ -74,7 +74,7 @@ struct TileScheduler {
   }
 
   // False where the tile has no rows.
-  REGARD_DEVICE bool describe(ForwardTile& tile, int mine) const {
+  REGARD_DEVICE bool describe(ForwardTile<kConfig>& tile, int mine) const {
     const Problem& p = params.problem;
     BlockCoords coords = block_coords_unsplit(grid(), mine);
     // The last rows see the most keys under a causal mask: they begin first.
@@ -93,29 +93,29 @@ struct TileScheduler {
     }
     // The parts of f32 have no block behind a sequence.
     if constexpr (Memory::kParts > 1) begin = smaller(begin, larger(seq.len_k - 1, 0));
-    const int first_block = begin / kKeys, head = coords.head - b * heads;
-    int blocks = (end + kKeys - 1) / kKeys - first_block, last_block = first_block, row_of_map = 0;
-    if constexpr (kConfig.tile_map) {
-      row_of_map = int(map_row(p, kConfig, b, head, seq.first_q, coords.tile));
-      const auto map = TileMap<kConfig>::at(params, row_of_map);
-      const int end_block = first_block + blocks;
-      last_block = larger(map.last_to(end_block - 1, first_block), first_block);
-      blocks = map.count(first_block, end_block);
-    }
+    ForwardTile<kConfig> x;
+    x.first_block = begin / kKeys;
+    x.blocks = (end + kKeys - 1) / kKeys - x.first_block;
+    x.b = b;
+    x.head = coords.head - b * heads;
+    x.first_row = first_row;
+    x.row_count = row_count;
+    x.len_q = seq.len_q;
+    x.len_k = seq.len_k;
+    x.first_q = seq.first_q;
+    x.first_k = seq.first_k;
+    if constexpr (kConfig.tile_map) count_visible(x, coords.tile);
     // Rows that see no key walk over one block all the same, and hide every pair of it.
-    tile = {.blocks = larger(1, blocks),
-            .first_block = first_block,
-            .last_block = last_block,
-            .map_row = row_of_map,
-            .b = b,
-            .head = head,
-            .first_row = first_row,
-            .row_count = row_count,
-            .len_q = seq.len_q,
-            .len_k = seq.len_k,
-            .first_q = seq.first_q,
-            .first_k = seq.first_k};
+    x.blocks = larger(1, x.blocks);
+    tile = x;
     return true;
+  }
+  REGARD_DEVICE void count_visible(ForwardTile<kConfig>& tile, int index) const {
+    const int first = tile.first_block, end = first + tile.blocks;
+    tile.map_row = int(map_row(params.problem, kConfig, tile.b, tile.head, tile.first_q, index));
+    const auto map = TileMap<kConfig>::at(params, tile.map_row);
+    tile.last_block = larger(map.last_to(end - 1, first), first);
+    tile.blocks = map.count(first, end);
   }
 };
 
