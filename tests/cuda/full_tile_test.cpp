@@ -27,7 +27,7 @@ constexpr char kLines[] = R"(
   const ForwardMemory<kConfig> memory;
   ForwardTerms<kConfig> terms{params, memory, 0, 0};
   terms.read_head_terms(tile);
-  terms.coords(tile).load_terms(0);
+  terms.coords(tile).load_terms({0, true});
   cp_async_wait<0>();
   sync_warp();
   typename Full::Scores by_score, by_shortcut;
@@ -43,7 +43,7 @@ constexpr char kLines[] = R"(
   const float exponent =
       logit_unit(kConfig.features, score_params<float>(params.problem)) * float(kLog2E);
   WarpgroupSoftmax<kConfig> softmax{};
-  terms.make_logits(by_score, tile, 0, false);
+  terms.make_logits(by_score, tile, {0, true}, false);
   softmax.clear();
   softmax.raise(by_score, exponent, kNothing, 0);
   const float max[2] = {softmax.rows[0].max, softmax.rows[1].max};

@@ -158,7 +158,7 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
     flags_q |= c.only_flagged;
     flags |= c.only_flagged || (c.kernel == Kernel::finish && c.flags_nonfinite);
     flags_k |= c.kernel == Kernel::finish && c.flags_nonfinite && (c.wanted.dk || c.wanted.dv);
-    if (launch.resident > 0 && (p.features.interval || p.varlen)) counter = 8;
+    if (launch.resident > 0 && (p.features.interval || p.varlen || c.tile_map)) counter = 8;
     if (c.merges_splits) {
       arrivals = launch.grid.blocks() * 8;
       partial_out = launch.grid.blocks() * c.tiling.rows * partial_row_bytes(c);
@@ -204,6 +204,12 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
   const bool is_empty = s.batch * s.heads_q * s.len_q * s.len_k == 0;
   const bool any_flag =
       is_empty ? w.end(WorkspacePart::any_flag) > w.begin(WorkspacePart::any_flag) : flags;
+  // There is room for the map of mma, should data be unaligned, and while gradients are unknown for
+  // a map that the wanted ones may need.
+  const bool is_unknown = p.backward && !p.gradients_named && tests_pairs(p.features);
+  if (is_unknown || (tile_map > 0 && plan.family == Family::wgmma)) {
+    tile_map = larger(tile_map, w.bytes(WorkspacePart::tile_map));
+  }
   const std::int64_t key_flags = flags_k ? s.heads_kv * s.rows_k * 2 : 0;
   const std::int64_t needed[kWorkspaceParts] = {
       counter,

@@ -48,6 +48,16 @@ const Feature kFeatures[] = {
        a.seqused_k = Tensor(nullptr, i32, {s.batch});
        a.mask = Tensor(nullptr, boolean, {s.len_k});
      }},
+    {"bias, spans",
+     [](Attention& a, const Shape& s) {
+       a.bias = Tensor(nullptr, bf16, {s.batch, s.heads_q, s.len_q, s.len_k});
+       a.row_spans = Tensor(nullptr, i32, {s.len_q, 2});
+     }},
+    {"deterministic, mask for each head",
+     [](Attention& a, const Shape& s) {
+       a.deterministic = true;
+       a.mask = Tensor(nullptr, boolean, {s.batch, s.heads_q, s.len_q, s.len_k});
+     }},
 };
 
 TEST_CASE("wgmma: four warpgroups of rows where they are short and tiles many") {
@@ -182,11 +192,11 @@ TEST_CASE("what a call with names needs never exceeds the workspace that was ask
       p.gradients_named = true;
       p.q.data = reinterpret_cast<void*>(2);  // not aligned
       p.bias.data = reinterpret_cast<void*>(8);
-      p.dbias = p.features.bias ? p.bias : View{};
-      for (int named = 0; named < 8; ++named) {
+      for (int named = 0; named < 16; ++named) {
         p.dq = named & 1 ? p.q : View{};
         p.dk = named & 2 ? p.k : View{};
         p.dv = named & 4 ? p.v : View{};
+        p.dbias = named & 8 && p.features.bias ? p.bias : View{};
         for (bool accumulate : {false, true}) {
           p.accumulate = accumulate;
           const CudaPlan plan = planned(p);
@@ -195,6 +205,18 @@ TEST_CASE("what a call with names needs never exceeds the workspace that was ask
         }
       }
     }
+  }
+}
+
+TEST_CASE("a tile map has room whatever the data's address is") {
+  for (const Feature& feature : kFeatures) {
+    const Shape shape{.batch = 4, .heads_q = 12, .heads_kv = 12, .len_q = 700, .len_k = 700};
+    Attention a = attention(shape);
+    feature.add(a, shape);
+    Problem p = problem(a);
+    const int64 asked = planned(p).workspace.bytes(WorkspacePart::tile_map);
+    p.q.data = reinterpret_cast<void*>(2);  // not aligned: mma, with smaller tiles
+    CHECK(planned(p).workspace.bytes(WorkspacePart::tile_map) <= asked);
   }
 }
 

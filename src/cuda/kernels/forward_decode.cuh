@@ -31,7 +31,7 @@ struct ForwardDecode : ForwardStep<kConfig> {
   // Starts the copies of a tile of K and V, if there is one.
   REGARD_DEVICE void load(int stage, int tile, int end) const {
     if (tile >= end) return;
-    at.load_keys(stage, tile * Tile::kKeys);
+    at.load_keys(stage, {tile * Tile::kKeys, true});
     at.load_values(stage, tile * Tile::kKeys);
   }
 
@@ -52,7 +52,7 @@ struct ForwardDecode : ForwardStep<kConfig> {
       sync_warp();
       load(spare, next, tiles.end);
       cp_async_commit();
-      Step::take(stage, tile * Tile::kKeys);
+      Step::take(stage, {tile * Tile::kKeys, true});
       stage = stage == kAhead ? 0 : stage + 1;
       spare = spare == kAhead ? 0 : spare + 1;
     }

@@ -26,43 +26,46 @@ struct ForwardMma : ForwardStep<kConfig> {
   // ---------------------------------------------------------------------------- the main loop
 
   // Two stages: a tile's copies run during the whole previous tile.
-  REGARD_DEVICE void loop_ahead(const ShortInterval& tiles) {
+  REGARD_DEVICE void loop_ahead(const VisibleTile& first, int end) {
     int stage = 0;
-    for (int tile = tiles.begin, next; tile < tiles.end; tile = next) {
-      next = at.map().first_from(tile + 1, tiles.end);
+    for (VisibleTile tile = first, next; tile.index < end; tile = next) {
+      next = at.map().first_from(tile.index + 1, end);
       cp_async_wait<0>();
       sync_block();
-      if (tile == tiles.begin) keep_queries();
-      if (next < tiles.end) {
-        at.load_keys(stage ^ 1, next * kKeys);
-        at.load_values(stage ^ 1, next * kKeys);
+      if (tile.index == first.index) keep_queries();
+      if (next.index < end) {
+        at.load_keys(stage ^ 1, block_of(next));
+        at.load_values(stage ^ 1, next.index * kKeys);
         cp_async_commit();
       }
-      this->take(stage, tile * kKeys);
+      this->take(stage, block_of(tile));
       stage ^= 1;
     }
   }
 
   // One stage: V is copied during the first product and the softmax, the next K during the softmax
   // and the second product.
-  REGARD_DEVICE void loop_over_tiles(const ShortInterval& tiles) {
-    for (int tile = tiles.begin, next; tile < tiles.end; tile = next) {
-      next = at.map().first_from(tile + 1, tiles.end);
+  REGARD_DEVICE void loop_over_tiles(const VisibleTile& first, int end) {
+    for (VisibleTile tile = first, next; tile.index < end; tile = next) {
+      next = at.map().first_from(tile.index + 1, end);
       cp_async_wait<0>();
       sync_block();
-      at.load_values(0, tile * kKeys);
+      at.load_values(0, tile.index * kKeys);
       cp_async_commit();
-      if (tile == tiles.begin) keep_queries();
+      if (tile.index == first.index) keep_queries();
       multiply_keys(0);
-      elementwise.make_logits(scores, 0, tile * kKeys);
+      elementwise.make_logits(scores, 0, block_of(tile));
       sync_block();
-      if (next < tiles.end) at.load_keys(0, next * kKeys);
+      if (next.index < end) at.load_keys(0, block_of(next));
       cp_async_commit();
-      make_weights(tile * kKeys);
+      make_weights(tile.index * kKeys);
       cp_async_wait<1>();
       sync_block();
       multiply_values(0);
     }
+  }
+  static REGARD_DEVICE KeyBlock block_of(const VisibleTile& tile) {
+    return {tile.index * kKeys, tile.is_full};
   }
 
   // ---------------------------------------------------------------------------------------- result
@@ -169,17 +172,17 @@ struct ForwardMma : ForwardStep<kConfig> {
     elementwise.find_common_keys();
     clear(out);
     softmax.clear();
-    ShortInterval tiles = at.key_tiles();
-    tiles.begin = at.map().first_from(tiles.begin, tiles.end);
-    if (tiles.begin < tiles.end) {
+    const ShortInterval tiles = at.key_tiles();
+    const VisibleTile first = at.map().first_from(tiles.begin, tiles.end);
+    if (first.index < tiles.end) {
       at.load_queries();
-      at.load_keys(0, tiles.begin * Tile::kKeys);
-      if constexpr (kConfig.tiling.stages > 1) at.load_values(0, tiles.begin * Tile::kKeys);
+      at.load_keys(0, block_of(first));
+      if constexpr (kConfig.tiling.stages > 1) at.load_values(0, first.index * kKeys);
       cp_async_commit();
       if constexpr (kConfig.tiling.stages > 1) {
-        loop_ahead(tiles);
+        loop_ahead(first, tiles.end);
       } else {
-        loop_over_tiles(tiles);
+        loop_over_tiles(first, tiles.end);
       }
     }
     sync_block();  // out's tile replaces Q's

@@ -304,7 +304,7 @@ REGARD_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const uint32 (&a)[4], uint32 
 
 // ------------------------------------------------------------------------------------------ maths
 
-// Of a word with a set bit.
+// The word must have a set bit.
 REGARD_DEVICE int lowest_bit(uint32 x) { return __ffs(int(x)) - 1; }
 REGARD_DEVICE int leading_zeros(uint32 x) { return __clz(int(x)); }
 REGARD_DEVICE int count_bits(uint32 x) { return __popc(x); }

@@ -32,6 +32,11 @@ struct MapBlock {
   const int first, end;  // of the own tile
 
   REGARD_DEVICE int other_length() const { return kOfKeys ? seq.len_q : seq.len_k; }
+  // Behind the last row (or key) of a word's tiles.
+  REGARD_DEVICE int end_of_word(int first_tile) const {
+    const int64 end = (int64(first_tile) + kTilesOfMapWord) * kOther;
+    return int(smaller<int64>(end, other_length()));
+  }
 
   // ---------------------------------------------------------------------------------------- spans
 
@@ -50,7 +55,7 @@ struct MapBlock {
         if (from >= to) continue;
         seen.shown |=
             Map::bit_range(from / kOther - first_tile, (to - 1) / kOther + 1 - first_tile);
-        const int last_whole = to == length ? (to + kOther - 1) / kOther : to / kOther;
+        const int last_whole = to == length ? (to - 1) / kOther + 1 : to / kOther;
         covered |=
             Map::bit_range((from + kOther - 1) / kOther - first_tile, last_whole - first_tile);
       }
@@ -60,7 +65,7 @@ struct MapBlock {
   // The spans of each key (kOfKeys: row) of the word's tiles: whether they reach the own tile.
   REGARD_DEVICE void add_other_spans(Seen& seen, int first_tile) const {
     const SpanView& view = kOfKeys ? p.row_spans : p.key_spans;
-    const int last = smaller((first_tile + kTilesOfMapWord) * kOther, other_length());
+    const int last = end_of_word(first_tile);
 #pragma unroll 1
     for (int other = first_tile * kOther + thread_index(); other < last; other += kThreads) {
       const Spans spans = spans_of(view, b, h, kOfKeys ? seq.first_q : seq.first_k, other);
@@ -104,8 +109,7 @@ struct MapBlock {
   // A mask that all rows, or all keys, share is read once, and what it says holds for all tiles.
   REGARD_DEVICE void add_mask(Seen& seen, int first_tile) const {
     const Strides& s = p.mask.strides;
-    const int others = smaller((first_tile + kTilesOfMapWord) * kOther, other_length());
-    const ShortInterval own{first, end}, other{first_tile * kOther, others};
+    const ShortInterval own{first, end}, other{first_tile * kOther, end_of_word(first_tile)};
     ShortInterval rows = kOfKeys ? other : own, keys = kOfKeys ? own : other;
     const bool one_row = s.row == 0, one_key = s.column == 0;
     if (one_row) rows.end = smaller(rows.end, rows.begin + 1);
@@ -130,7 +134,7 @@ struct MapBlock {
 
   // --------------------------------------------------------------------------------------- a word
 
-  // The bits that any thread has; thread 0 gets them. `sums`: a word of each warp.
+  // The bits that any thread has. `sums`: a word of each warp.
   static REGARD_DEVICE uint32 any_thread(uint32 bits, uint32* sums) {
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2) bits |= shuffle_xor(bits, lanes);
@@ -178,7 +182,7 @@ REGARD_DEVICE void tile_map(const KernelParams& params) {
   const ShortSequence seq = short_sequence<kConfig>(p, b);
   const int length = Block::kOfKeys ? seq.len_k : seq.len_q, first = coords.tile * Block::kOwn;
   if (first >= length) return;
-  const Block block{p, seq, b, h, first, smaller(first + Block::kOwn, length)};
+  const Block block{p, seq, b, h, first, first + smaller(Block::kOwn, length - first)};
   const int64 row =
       map_row(p, kConfig, b, h, Block::kOfKeys ? seq.first_k : seq.first_q, coords.tile);
   const int words = int(map_words(p, kConfig));

@@ -127,6 +127,7 @@ void add_main_launches(Draft& d, const Results& results) {
     split_rows(d);
     main.flags_nonfinite = results.flags && results.dkv && !main.split_q;
     const int64 heads = d.p.sizes.batch * d.p.sizes.heads_kv * d.plan.splits;
+    add_map_launch(d);
     add_launch(d, main, heads, key_tiles(main, d.p.sizes.len_k), 1, heads_per_group(d.facts, main));
     if (main.split_q && results.dkv) add_combine_dkv(d, results.flags);
   }
@@ -185,7 +186,6 @@ void add_backward_launches(Draft& d) {
   const Problem& p = d.p;
   Results results{p.wants(p.dq), p.wants(p.dk) || p.wants(p.dv), false};
   results.flags = needs_fixup(p, d.main) && results.any();
-  add_map_launch(d);
   add_copies_launch(d);
   add_delta_launch(d, results);
   if (results.any()) add_split_launch(d);

@@ -1,8 +1,11 @@
 // When a main kernel reads a tile map of mask and spans, and the kernel that makes it.
+#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "plan/cuda/facts.hpp"
 #include "plan/cuda/families.hpp"
+#include "plan/cuda/kernel/simt_layout.h"
 #include "plan/cuda/kernel/tile_map_layout.h"
 #include "plan/cuda/launches.hpp"
 
@@ -30,18 +33,34 @@ bool is_too_large(const Problem& p, const KernelConfig& main) {
 
 // Why the main kernel tests the pairs of every tile.
 Refusal why_no_map(const Problem& p, const KernelConfig& main) {
-  if (main.family == Family::simt) return "kernels without tensor cores have none";
-  if (main.pack_gqa || main.tiling.key_warps > 1) return "the rows of a tile are of several heads";
-  if (main.ordered_dq) return "in a deterministic backward pass, every tile has its turn";
-  if (main.dbias.how != BiasGradient::none) return "every tile has a gradient of the bias";
+  if (main.family == Family::simt) return "kernels without tensor cores read no tile map";
+  if (main.pack_gqa) return "a tile has rows of several heads";
+  if (main.tiling.key_warps > 1) return "warps split the keys of a tile";
+  if (main.ordered_dq) return "a deterministic backward pass gives every tile its turn";
+  if (main.dbias.how != BiasGradient::none) return "the gradient of the bias needs every tile";
   if (is_too_large(p, main)) return "a tile map would take more than 256 MB";
   return {};
+}
+
+bool makes_map(const Draft& d) {
+  const std::vector<CudaLaunch>& all = d.plan.launches;
+  return std::any_of(all.begin(), all.end(),
+                     [](const CudaLaunch& x) { return makes_tile_map(x.config.kernel); });
+}
+// A workspace is asked for before the wanted gradients are known. Some of them rule out a map.
+bool may_make_map(const Problem& p, const KernelConfig& main) {
+  return p.backward && !p.gradients_named && main.family != Family::simt &&
+         tests_pairs(p.features) && !has_few_tiles(p, main) && !is_too_large(p, main);
 }
 
 }  // namespace
 
 void choose_tile_map(Draft& d) {
-  if (!tests_pairs(d.p.features) || has_few_tiles(d.p, d.main)) return;
+  if (!tests_pairs(d.p.features)) return;
+  if (has_few_tiles(d.p, d.main)) {
+    d.because("mask and spans are tested pair by pair: so few tiles are not worth a tile map");
+    return;
+  }
   if (const Refusal refusal = why_no_map(d.p, d.main)) {
     d.because("slow path: mask and spans are tested pair by pair, in every tile: ", refusal.why);
     return;
@@ -65,6 +84,15 @@ void add_map_launch(Draft& d) {
   add_launch(d, c, map_batch(d.p) * map_heads(d.p), own_tiles(d.p, c));
 }
 
-Count tile_map_bytes(const Draft& d) { return d.main.tile_map ? map_bytes(d.p, d.main) : Count(0); }
+// A workspace is asked for before the data's address is known: mma may compute what is wgmma's now.
+Count tile_map_bytes(const Draft& d) {
+  if (!makes_map(d) && !may_make_map(d.p, d.main)) return 0;
+  const Count bytes = map_bytes(d.p, d.main);
+  if (d.main.family != Family::wgmma) return bytes;
+  KernelConfig mma = mma_config(d.facts);
+  if (choose_mma_tiling(mma, d.request(mma, true)) != Fit::fits) return bytes;
+  const Count of_mma = is_too_large(d.p, mma) ? Count(0) : map_bytes(d.p, mma);
+  return larger(bytes.value(), of_mma.value());
+}
 
 }  // namespace regard

@@ -26,11 +26,11 @@ struct ForwardScores {
   REGARD_DEVICE void find_common_keys() { common_keys = at.common_keys(); }
 
   // From products to logits; hidden pairs become -inf.
-  REGARD_DEVICE void make_logits(Scores& scores, int stage, int first_key) const {
+  REGARD_DEVICE void make_logits(Scores& scores, int stage, const KeyBlock& block) const {
+    const int first_key = block.first_key;
     if constexpr (!is_plain(kOn) || tests_pairs(kOn)) apply_terms(scores, stage, first_key);
-    if (first_key < common_keys.begin || first_key + kKeys > common_keys.end ||
-        !at.map().is_full(first_key / kKeys)) {
-      hide(scores, stage, first_key);
+    if (first_key < common_keys.begin || first_key + kKeys > common_keys.end || !block.is_full) {
+      hide(scores, stage, block);
     }
   }
 
@@ -98,12 +98,12 @@ struct ForwardScores {
   }
 
   // Pairs that do not exist, that intervals hide, or that mask and spans hide with a tile map.
-  REGARD_DEVICE void hide(Scores& scores, int stage, int first_key) const {
-    hide_by_intervals(scores, first_key);
+  REGARD_DEVICE void hide(Scores& scores, int stage, const KeyBlock& block) const {
+    hide_by_intervals(scores, block.first_key);
     if constexpr (kConfig.tile_map) {
-      if (at.map().is_full(first_key / kKeys)) return;
-      if constexpr (kConfig.features.mask) hide_by_mask(scores, stage, first_key);
-      if constexpr (has_spans(kConfig.features)) hide_by_spans(scores, first_key);
+      if (block.is_full) return;
+      if constexpr (kConfig.features.mask) hide_by_mask(scores, stage, block.first_key);
+      if constexpr (has_spans(kConfig.features)) hide_by_spans(scores, block.first_key);
     }
   }
   REGARD_DEVICE void hide_by_intervals(Scores& scores, int first_key) const {

@@ -30,15 +30,15 @@ REGARD_DEVICE uint64 columns_in(const Spans& of_line, int first, int length) {
 }
 
 // Clears the bits of columns whose spans do not hold the line. Columns past the end are left as
-// they are. spans_of(column) returns a column's spans.
+// they are. spans_of_column(column) returns a column's spans.
 template <int kBlocks, int kLines, class SpansOf>
 REGARD_DEVICE void keep_columns_around(uint64 (&seen)[kLines], const int (&lines)[kLines],
-                                       int first, int length, SpansOf spans_of) {
+                                       int first, int length, SpansOf spans_of_column) {
 #pragma unroll 1
   for (int bit = 0; bit < 2 * kBlocks; ++bit) {
     const int column = first + bit / 2 * 8 + bit % 2;
     if (column >= length) continue;
-    const Spans spans = spans_of(column);
+    const Spans spans = spans_of_column(column);
 #pragma unroll
     for (int line = 0; line < kLines; ++line) {
       if (!spans.contain(lines[line])) seen[line] &= ~(uint64(1) << bit);

@@ -8,6 +8,17 @@
 
 namespace regard {
 
+// A tile of a walk over visible tiles.
+struct VisibleTile {
+  int index;
+  bool is_full;  // mask and spans show every pair
+};
+// The same of a block of keys.
+struct KeyBlock {
+  int first_key;
+  bool is_full;
+};
+
 template <KernelConfig kConfig>
 struct TileMap {
   static constexpr bool kExists = kConfig.tile_map;
@@ -34,27 +45,34 @@ struct TileMap {
     return bits(tile / kTilesOfMapWord).full >> tile % kTilesOfMapWord & 1;
   }
   // The first visible tile from `tile` on; `end` where there is none.
-  REGARD_DEVICE int first_from(int tile, int end) const {
-    if constexpr (!kExists) return tile;
+  REGARD_DEVICE VisibleTile first_from(int tile, int end) const {
+    if constexpr (!kExists) return {tile, true};
 #pragma unroll 1
     while (tile < end) {
-      const uint32 left = bits(tile / kTilesOfMapWord).visible >> tile % kTilesOfMapWord;
-      if (left != 0) return smaller(tile + lowest_bit(left), end);
+      const Bits now = bits(tile / kTilesOfMapWord);
+      const uint32 left = now.visible >> tile % kTilesOfMapWord;
+      if (left != 0) {
+        const int found = tile + lowest_bit(left);
+        return {smaller(found, end), (now.full >> found % kTilesOfMapWord & 1) != 0};
+      }
       tile = (tile / kTilesOfMapWord + 1) * kTilesOfMapWord;
     }
-    return end;
+    return {end, true};
   }
   // The last visible tile up to `tile`; one below `begin` where there is none.
-  REGARD_DEVICE int last_to(int tile, int begin) const {
-    if constexpr (!kExists) return tile;
+  REGARD_DEVICE VisibleTile last_to(int tile, int begin) const {
+    if constexpr (!kExists) return {tile, true};
 #pragma unroll 1
     while (tile >= begin) {
-      const int above = kTilesOfMapWord - 1 - tile % kTilesOfMapWord;
-      const uint32 left = bits(tile / kTilesOfMapWord).visible << above;
-      if (left != 0) return larger(tile - leading_zeros(left), begin - 1);
+      const Bits now = bits(tile / kTilesOfMapWord);
+      const uint32 left = now.visible << (kTilesOfMapWord - 1 - tile % kTilesOfMapWord);
+      if (left != 0) {
+        const int found = tile - leading_zeros(left);
+        return {larger(found, begin - 1), (now.full >> found % kTilesOfMapWord & 1) != 0};
+      }
       tile = tile / kTilesOfMapWord * kTilesOfMapWord - 1;
     }
-    return begin - 1;
+    return {begin - 1, true};
   }
   // The visible tiles of [begin, end).
   REGARD_DEVICE int count(int begin, int end) const {

@@ -145,7 +145,7 @@ struct BackwardScores {
   // tile map.
   REGARD_DEVICE void clear_hidden(Scores& x, int stage, const Step& step) const {
     if constexpr (kConfig.tile_map) {
-      if (!at.map_of(step.head).is_full(step.tile)) clear_unseen(x, stage, step);
+      if (!step.is_full) clear_unseen(x, stage, step);
     }
 #pragma unroll
     for (int m = 0; m < kN; ++m) {

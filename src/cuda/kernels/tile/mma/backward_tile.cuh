@@ -28,6 +28,7 @@ struct BackwardTileMma {
   struct Step {
     int head;  // the query head
     int tile;
+    bool is_full = true;  // with a tile map: mask and spans show every pair
 
     REGARD_DEVICE int first_row() const { return tile * kRows; }
   };
@@ -121,7 +122,9 @@ struct BackwardTileMma {
     const int end_head = (key_head() + 1) * int(p.sizes.group());
 #pragma unroll 1
     for (; step.head < end_head; step = {step.head + 1, tiles.begin}) {
-      step.tile = map_of(step.head).first_from(step.tile, tiles.end);
+      const VisibleTile found = map_of(step.head).first_from(step.tile, tiles.end);
+      step.tile = found.index;
+      step.is_full = found.is_full;
       if (step.tile < tiles.end) break;
     }
     return step;
@@ -133,7 +136,7 @@ struct BackwardTileMma {
   // Whether every row of the tile exists and sees every key of the block, as far as intervals and
   // the tile map say.
   REGARD_DEVICE bool is_whole(const Step& step) const {
-    if (!map_of(step.head).is_full(step.tile)) return false;
+    if (kConfig.tile_map && !step.is_full) return false;
     const int first = step.first_row();
     if (first + kRows > seq.len_q || key_count < kKeys) return false;
     if constexpr (!kConfig.features.interval) return true;
@@ -200,7 +203,7 @@ struct BackwardTileMma {
     if constexpr (stages_bias(kConfig)) load_bias(stage, step, count);
     if constexpr (kConfig.features.mask) {
       // A tile that the mask shows as a whole needs none of it.
-      if (!kConfig.tile_map || !map_of(step.head).is_full(step.tile)) load_mask(stage, step, count);
+      if (!kConfig.tile_map || !step.is_full) load_mask(stage, step, count);
     }
     load_douts(stage, step, count);
   }

@@ -67,10 +67,10 @@ struct ForwardStep {
   }
 
   // One tile, which has arrived in this stage.
-  REGARD_DEVICE void take(int stage, int first_key) {
+  REGARD_DEVICE void take(int stage, const KeyBlock& block) {
     multiply_keys(stage);
-    elementwise.make_logits(scores, stage, first_key);
-    make_weights(first_key);
+    elementwise.make_logits(scores, stage, block);
+    make_weights(block.first_key);
     multiply_values(stage);
   }
 };

@@ -178,11 +178,13 @@ struct ForwardTileMma {
     load_tile<kBlockThreads, kRows, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
         query_tile(), row_count, int(p.sizes.dim), QueryRows{*this});
   }
-  REGARD_DEVICE void load_keys(int stage, int first_key) const {
+  REGARD_DEVICE void load_keys(int stage, const KeyBlock& block) const {
+    const int first_key = block.first_key;
     load_rows<kConfig.dim>(key_tile(stage), first_key, p.sizes.dim, p.k);
     if constexpr (stages_bias(kConfig)) load_bias(stage, first_key);
     if constexpr (kOn.mask) {
-      if (!kConfig.tile_map || !map().is_full(first_key / kKeys)) load_mask(stage, first_key);
+      // A tile that the mask shows as a whole needs none of it.
+      if (!kConfig.tile_map || !block.is_full) load_mask(stage, first_key);
     }
   }
   REGARD_DEVICE void load_values(int stage, int first_key) const {

@@ -93,7 +93,7 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
   // From S^T to P^T, while dk's product of the tile before runs. Returns whether pairs may be
   // hidden.
   REGARD_DEVICE bool make_probs(const BackwardTask& task, const RowTile& tile, int iteration) {
-    const bool hides = this->hides(task, tile);
+    const bool hides = this->hides(tile);
     // With score terms and dk's product there would be too few registers.
     if constexpr (!kNarrow && !Elementwise::kPlain) wgmma_wait<0>();
     if constexpr (kHasPairTerms<kConfig>) {

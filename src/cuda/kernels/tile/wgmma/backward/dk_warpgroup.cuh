@@ -53,7 +53,7 @@ struct DkWarpgroup : KeyWarpgroupOf<kConfig> {
     memory.await_full(Memory::kProbsFull, iteration);
     if constexpr (kF32) {
       float largest[2];
-      Base::make_dscores(largest, key_factors, value_factors, task, tile, iteration, stage);
+      Base::make_dscores(largest, key_factors, value_factors, tile, iteration, stage);
       if constexpr (kConfig.wanted.dk) this->split_dscores(dscores, factors, largest, stage);
       sync_warp();
       mbarrier_arrive(memory.barrier(Memory::kDoutEmpty, stage));  // delta has been read
@@ -63,7 +63,7 @@ struct DkWarpgroup : KeyWarpgroupOf<kConfig> {
       read_probs(signed_probs, iteration);
       // Only warpgroup 1 knows whether the bias hides pairs.
       this->elementwise.make_dscores(dscores, signed_probs, scores, memory, iteration,
-                                     kConfig.features.bias || this->hides(task, tile));
+                                     kConfig.features.bias || this->hides(tile));
       if constexpr (!Elementwise::kAddsDelta) {
         mbarrier_arrive(memory.barrier(Memory::kDoutEmpty, stage));  // delta has been read
       }

@@ -72,7 +72,7 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
         memory.await_full(Memory::kPairTermsFull, iteration);
       }
       this->elementwise.make_probs(probs, signed_probs, scores, task, tile, memory, stage,
-                                   iteration, this->hides(task, tile));
+                                   iteration, this->hides(tile));
       store_probs(iteration);
       hand_over_probs(iteration);
     }

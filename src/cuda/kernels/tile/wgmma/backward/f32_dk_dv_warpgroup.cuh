@@ -77,7 +77,7 @@ struct F32DkDvWarpgroup : F32KeyWarpgroup<kConfig> {
       Base::multiply_rows(of_dv, operand, memory.douts(stage));
       wgmma_wait<1>();
       fence_operand(scores);
-      this->make_dscores(largest, key_factors, value_factors, task, tile, iteration, stage);
+      this->make_dscores(largest, key_factors, value_factors, tile, iteration, stage);
       await_douts(iteration);  // a branch, as above
       wgmma_wait<0>();
       fence_operand(of_dv);

@@ -61,7 +61,7 @@ struct F32KeyWarpgroup : KeyWarpgroup<kConfig> {
       memory.await_full(Memory::kPairTermsFull, iteration);
     }
     f32().make_probs(scores, largest, factors, task, tile, memory, stage, iteration,
-                     this->hides(task, tile), [&](int n, const float(&p)[4]) {
+                     this->hides(tile), [&](int n, const float(&p)[4]) {
                        store_shared_128(
                            probs_of_block(iteration, n),
                            {{bits_of(p[0]), bits_of(p[1]), bits_of(p[2]), bits_of(p[3])}});
@@ -80,13 +80,13 @@ struct F32KeyWarpgroup : KeyWarpgroup<kConfig> {
   // From dP^T to dS^T in `scores`. `largest` receives the largest element of dk's operand for each
   // key. The largest element of each warp goes to shared memory, from which dq's scale follows.
   REGARD_DEVICE void make_dscores(float (&largest)[2], const float (&key_factors)[2],
-                                  const float (&value_factors)[2], const BackwardTask& task,
-                                  const RowTile& tile, int iteration, int stage) {
+                                  const float (&value_factors)[2], const RowTile& tile,
+                                  int iteration, int stage) {
     const SharedAddress delta = memory.delta(stage);
     const auto probs_of = [&](int n) { return load_shared_128(probs_of_block(iteration, n)); };
     float of_key[2];
     // Only the warpgroup that made P^T knows whether the bias hides pairs.
-    if (Elementwise::kHidesAlways || kConfig.features.bias || this->hides(task, tile)) {
+    if (Elementwise::kHidesAlways || kConfig.features.bias || this->hides(tile)) {
       f32().template make_dscores<true>(scores, largest, of_key, value_factors, delta, probs_of);
     } else {
       f32().template make_dscores<false>(scores, largest, of_key, value_factors, delta, probs_of);

@@ -49,8 +49,8 @@ struct KeyScores {
   REGARD_DEVICE int key_of(int half) const { return warp_key + half * 8 + lane_index() / 4; }
   static REGARD_DEVICE int row_of(int n, int e) { return n * 8 + lane_index() % 4 * 2 + e; }
 
-  // Makes P^T and signed P^T. `stage` is Q's stage. `hides` says that intervals may hide pairs of
-  // the tile; the result says the same of intervals and the bias.
+  // Makes P^T and signed P^T. `stage` is Q's stage. `hides` says that intervals, or with a tile map
+  // mask and spans, may hide pairs of the tile; the result says the same of these and the bias.
   REGARD_DEVICE bool make_probs(Operand& probs, Operand& signed_probs, Scores& scores,
                                 const BackwardTask& task, const RowTile& tile, const Memory& memory,
                                 int stage, int iteration, bool hides) const {
@@ -138,7 +138,7 @@ struct KeyScores {
   REGARD_DEVICE void find_seen(SeenRows& seen, const BackwardTask& task, const RowTile& tile,
                                const Memory& memory, int iteration) const {
     seen.bits[0] = seen.bits[1] = ~uint64(0);
-    if (map_of_head<kConfig>(params, task, tile.head).is_full(tile.index)) return;
+    if (tile.is_full) return;
     if constexpr (has_spans(kConfig.features)) find_seen_by_spans(seen, task, tile);
     if constexpr (kConfig.features.mask) {
 #pragma unroll

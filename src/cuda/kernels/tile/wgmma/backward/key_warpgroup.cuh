@@ -158,10 +158,8 @@ struct KeyWarpgroup {
   }
   // Whether intervals, the end of the sequence, or with a tile map mask and spans hide pairs of the
   // tile.
-  REGARD_DEVICE bool hides(const BackwardTask& task, const RowTile& tile) const {
-    if constexpr (kConfig.tile_map) {
-      if (!map_of_head<kConfig>(params, task, tile.head).is_full(tile.index)) return true;
-    }
+  REGARD_DEVICE bool hides(const RowTile& tile) const {
+    if (kConfig.tile_map && !tile.is_full) return true;
     return tile.index * kRows < whole_rows.begin || tile.index * kRows + kRows > whole_rows.end;
   }
 

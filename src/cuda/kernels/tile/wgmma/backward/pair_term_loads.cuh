@@ -73,9 +73,7 @@ struct PairTermLoads {
     if constexpr (kConfig.features.bias) load_bias(task, tile, iteration);
     if constexpr (kConfig.features.mask) {
       // A tile that the mask shows as a whole needs none of it.
-      if (!map_of_head<kConfig>(params, task, tile.head).is_full(tile.index) || !kConfig.tile_map) {
-        load_mask(task, tile, iteration);
-      }
+      if (!kConfig.tile_map || !tile.is_full) load_mask(task, tile, iteration);
     }
     cp_async_commit();
   }

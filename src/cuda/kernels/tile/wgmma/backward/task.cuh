@@ -26,7 +26,8 @@ static_assert(sizeof(BackwardTask) <= kBackwardTaskBytes);
 // What one iteration of a mainloop works on: a tile of rows of one query head.
 struct RowTile {
   int head;
-  int index;  // among the tiles of rows
+  int index;            // among the tiles of rows
+  bool is_full = true;  // with a tile map: mask and spans show every pair
 };
 
 template <KernelConfig kConfig>
@@ -51,17 +52,20 @@ REGARD_DEVICE TileMap<kConfig> map_of_head(const KernelParams& params, const Bac
   if (kConfig.tile_map && map_heads(p) > 1) row += head * map_rows_of_head(p, kConfig);
   return TileMap<kConfig>::at(params, row);
 }
-// Moves to the next tile that the map does not hide, which may be this one. Behind the last one the
-// head is the first of the next key head.
+// Moves to the next tile that the map does not hide, which may be this one. Behind the last one,
+// the head is the first of the next key head.
 template <KernelConfig kConfig>
 REGARD_DEVICE void skip_hidden(RowTile& tile, const KernelParams& params,
                                const BackwardTask& task) {
   const int end_head = (key_head<kConfig>(params, task) + 1) * int(params.problem.sizes.group());
-  const int end = task.end_row_tile;
-  tile.index = map_of_head<kConfig>(params, task, tile.head).first_from(tile.index, end);
 #pragma unroll 1
-  while (tile.index >= end && ++tile.head < end_head) {
-    tile.index = map_of_head<kConfig>(params, task, tile.head).first_from(task.first_row_tile, end);
+  for (; tile.head < end_head; ++tile.head) {
+    const VisibleTile found =
+        map_of_head<kConfig>(params, task, tile.head).first_from(tile.index, task.end_row_tile);
+    tile.index = found.index;
+    tile.is_full = found.is_full;
+    if (tile.index < task.end_row_tile) return;
+    tile.index = task.first_row_tile;
   }
 }
 template <KernelConfig kConfig>
@@ -76,7 +80,7 @@ REGARD_DEVICE void advance(RowTile& tile, const KernelParams& params, const Back
   }
 }
 
-// Of the block's iterations, the first one; with a tile map, maybe a hidden one.
+// The tile of the block's first iteration. With a tile map it may be hidden.
 template <KernelConfig kConfig>
 REGARD_DEVICE RowTile first_iteration_tile(const KernelParams& params, const BackwardTask& task) {
   const int head = key_head<kConfig>(params, task) * int(params.problem.sizes.group());
@@ -93,7 +97,7 @@ REGARD_DEVICE RowTile first_row_tile(const KernelParams& params, const BackwardT
   return first;
 }
 
-// With a tile map: the visible ones of the task's iterations, which are counted as if all were.
+// How many of the task's iterations visit a visible tile. task.iterations still counts all tiles.
 template <KernelConfig kConfig>
 REGARD_DEVICE int visible_iterations(const KernelParams& params, const BackwardTask& task) {
   const int begin = kConfig.split_q ? split_begin<kConfig>(params, task) : 0;

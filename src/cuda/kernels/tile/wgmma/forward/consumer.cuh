@@ -46,10 +46,12 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
   struct Step {
     const ForwardTile<kConfig>& tile;
     int slot;  // of Q
-    int first_key;
+    KeyBlock block;
+    VisibleTile next;           // with a tile map: the tile's next block
     bool is_first;              // block of the tile
     int skips = 0;              // blocks of K to skip before this one
-    bool masked = false;        // intervals, or the last key, hide some pair
+    bool masked = false;        // intervals, the last key, or with a tile map mask and spans hide
+                                // some pair
     bool full = false;          // FullTileWeights makes the weights
     float sums_before[2] = {};  // row sums without this block
     uint32 bits = 0;            // of the softcap's arguments
@@ -71,10 +73,12 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
       if (is_first && !begin_tile(skips)) break;
       Step step{.tile = memory.tile(iteration),
                 .slot = iteration % kSlots,
-                .first_key = this->block() * kKeys,
+                .block = this->block(),
+                .next = {},
                 .is_first = is_first,
                 .skips = skips};
-      if (is_first) terms.load(step.tile, step.first_key);
+      if constexpr (kConfig.tile_map) step.next = this->next_block(step.tile);
+      if (is_first) terms.load(step.tile, step.block);
       issue(step);
       const Softmax last_softmax = softmax;  // of the tile before, if this block begins one
       begin_weights(step);
@@ -92,9 +96,10 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
       check_sums(step);
       release_block(step);
       if constexpr (kOn.dropout && !kReadsDropoutBits) {
-        terms.elementwise(step.tile).drop(scores, step.first_key, dropout);
+        terms.elementwise(step.tile).drop(scores, step.block.first_key, dropout);
       }
-      if constexpr (kConfig.varlen) state.value_rows = uniform(step.tile.len_k) - step.first_key;
+      if constexpr (kConfig.varlen)
+        state.value_rows = uniform(step.tile.len_k) - step.block.first_key;
       pack_weights();
       if constexpr (kReadsDropoutBits) drop_weights(dropout_bits);
     }
@@ -135,8 +140,8 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
 
   // Weights of the first kEarly blocks of eight keys, during P V.
   REGARD_DEVICE void begin_weights(Step& step) {
-    terms.await(step.tile, step.first_key);
-    step.masked = this->is_masked(step.tile, step.first_key);
+    terms.await(step.tile, step.block.first_key);
+    step.masked = this->is_masked(step.block);
     step.full =
         FullTile::kExists && !(step.is_first || step.masked || state.no_max_yet || state.track_max);
     if (step.full) {
@@ -161,7 +166,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
   }
   REGARD_DEVICE void begin_partial_tile(Step& step) {
     constexpr float kNothing[2] = {};
-    terms.make_logits(scores, step.tile, step.first_key, step.masked);
+    terms.make_logits(scores, step.tile, step.block, step.masked);
     release_terms(step);
     if (step.is_first) softmax.clear();
     // With a tile map any tile may be partial; a max that is there stays.
@@ -221,17 +226,16 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
       least[half] = log2_of(Softmax::max_over_lanes(step.sums_before[half]));
     }
     multiply_keys_again(step.slot);
-    terms.make_logits_again(scores, step.tile, step.first_key, next_key(step), step.masked,
-                            left > 1);
+    terms.make_logits_again(scores, step.tile, step.block, next_of(step), step.masked, left > 1);
     softmax.raise(scores, exponent, least, 0);
     softmax.template make_weights<0, kKeyBlocks>(scores, {exponent, exponent});
     softmax.rescale(out);
   }
 
-  // The first key of the tile's next block.
-  REGARD_DEVICE int next_key(const Step& step) const {
-    if constexpr (kConfig.tile_map) return this->next_block(step.tile) * kKeys;
-    return step.first_key - kKeys;
+  // The tile's next block.
+  REGARD_DEVICE KeyBlock next_of(const Step& step) const {
+    if constexpr (kConfig.tile_map) return {step.next.index * kKeys, step.next.is_full};
+    return {step.block.first_key - kKeys, true};
   }
   // Gives K back, and Q after the tile's last block.
   REGARD_DEVICE void release_block(const Step& step) {
@@ -241,7 +245,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
       release(memory.query_empty(step.slot));
     }
     keys.advance();
-    if constexpr (kConfig.tile_map) this->mapped_block = this->next_block(step.tile);
+    if constexpr (kConfig.tile_map) this->mapped_block = step.next;
   }
 
   // P V of the last block, and the last tile's results.
@@ -287,7 +291,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
   template <int kFrom, int kTo>
   REGARD_DEVICE void make_full_tile(Step& step) {
     const float max[2] = {softmax.rows[0].max, softmax.rows[1].max};
-    const FullTile full{terms.elementwise(step.tile), step.first_key,
+    const FullTile full{terms.elementwise(step.tile), step.block.first_key,
                         FullTile::unit_of(params.problem), max};
     full.template make<kFrom, kTo>(scores, softmax.rows, step.bias, step.bits);
   }
@@ -296,7 +300,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
     step.sums_before[1] = softmax.rows[1].sum;
   }
   REGARD_DEVICE void release_terms(const Step& step) const {
-    terms.release(step.tile, next_key(step), left > 1);
+    terms.release(step.tile, next_of(step), left > 1);
   }
   REGARD_DEVICE void pack_weights() {
 #pragma unroll

@@ -31,7 +31,7 @@ struct ConsumerWarpgroup {
   int iteration = -1;           // of the tile, among those of this thread block
   int left = 0;                 // key blocks of the tile, from the present one on
   int first_block = 0;          // of the tile
-  int mapped_block = 0;         // with a tile map: the present one
+  VisibleTile mapped_block{};   // with a tile map: the present one
   ShortInterval common_keys{};  // keys that intervals show to all rows of the warpgroup
   bool has_weights = false;     // P of the block before awaits its V
 
@@ -47,23 +47,27 @@ struct ConsumerWarpgroup {
     left = uniform(tile.blocks);
     if (left == 0) return false;
     first_block = uniform(tile.first_block);
-    if constexpr (kConfig.tile_map) mapped_block = uniform(tile.last_block);
+    if constexpr (kConfig.tile_map) mapped_block = uniform(last_block<kConfig>(params, tile));
     const ShortInterval common = Coords(params, tile, warp_row).common_keys(warpgroup_row);
     common_keys = {uniform(common.begin), uniform(common.end)};
     return true;
   }
   // The present block of keys, and with a tile map the one after it.
-  REGARD_DEVICE int block() const {
-    return kConfig.tile_map ? mapped_block : first_block + left - 1;
+  REGARD_DEVICE KeyBlock block() const {
+    if constexpr (kConfig.tile_map) return {mapped_block.index * kKeys, mapped_block.is_full};
+    return {(first_block + left - 1) * kKeys, true};
   }
-  REGARD_DEVICE int next_block(const ForwardTile<kConfig>& tile) const {
-    return uniform(block_before<kConfig>(params, tile, block()));
+  REGARD_DEVICE VisibleTile next_block(const ForwardTile<kConfig>& tile) const {
+    return uniform(block_before<kConfig>(params, tile, mapped_block.index));
   }
-  // Whether intervals, the last key, or mask and spans hide some pair of the block.
-  REGARD_DEVICE bool is_masked(const ForwardTile<kConfig>& tile, int first_key) const {
-    if constexpr (kConfig.tile_map) {
-      if (!map_of<kConfig>(params, tile).is_full(block())) return true;
-    }
+  static REGARD_DEVICE VisibleTile uniform(const VisibleTile& block) {
+    return {regard::uniform(block.index), regard::uniform(int(block.is_full)) != 0};
+  }
+  static REGARD_DEVICE int uniform(int x) { return regard::uniform(x); }
+  // Whether intervals, the last key, or with a tile map mask and spans hide some pair of a block.
+  REGARD_DEVICE bool is_masked(const KeyBlock& keys_of_block) const {
+    if (!keys_of_block.is_full) return true;
+    const int first_key = keys_of_block.first_key;
     return first_key < common_keys.begin || first_key + kKeys > common_keys.end;
   }
 

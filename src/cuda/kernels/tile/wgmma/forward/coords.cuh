@@ -31,7 +31,6 @@ struct WarpgroupCoords {
   const int b, head;
   const int first_row, row_count;  // of the tile
   const int warp_row;              // the warp's first row in the tile
-  const TileMap<kConfig> tile_map;
 
   REGARD_DEVICE WarpgroupCoords(const KernelParams& kernel_params, const ForwardTile<kConfig>& tile,
                                 int first_row_of_warp)
@@ -42,8 +41,7 @@ struct WarpgroupCoords {
         head(tile.head),
         first_row(tile.first_row),
         row_count(tile.row_count),
-        warp_row(first_row_of_warp),
-        tile_map(map_of<kConfig>(kernel_params, tile)) {}
+        warp_row(first_row_of_warp) {}
 
   static REGARD_DEVICE ShortSequence sequence_of(const Problem& p,
                                                  const ForwardTile<kConfig>& tile) {
@@ -51,7 +49,6 @@ struct WarpgroupCoords {
     return {tile.len_q, tile.len_k, tile.first_q, tile.first_k};
   }
 
-  REGARD_DEVICE TileMap<kConfig> map() const { return tile_map; }
   REGARD_DEVICE Row row_at(int row) const { return {head, first_row + row}; }
   // The row of accumulator elements 2 half and 2 half + 1, and the column of element e of block n.
   REGARD_DEVICE int row_of(int, int half) const { return warp_row + half * 8 + lane_index() / 4; }
@@ -149,8 +146,9 @@ struct WarpgroupCoords {
   }
 
   // The bias and mask of a key block by cp.async, after sync_warp.
-  REGARD_DEVICE void load_terms(int first_key) const {
+  REGARD_DEVICE void load_terms(const KeyBlock& block) const {
     constexpr int kWarpRows = 16;
+    const int first_key = block.first_key;
     const int rows = row_count - warp_row, columns = seq.len_k - first_key;
     if constexpr (stages_bias(kConfig)) {
       constexpr int kBytes = element_bytes(kConfig.bias.type);
@@ -160,7 +158,7 @@ struct WarpgroupCoords {
     }
     if constexpr (stages_mask(kConfig)) {
       // A tile that the mask shows as a whole needs none of it.
-      if (!kConfig.tile_map || !map().is_full(first_key / kKeys)) {
+      if (!kConfig.tile_map || !block.is_full) {
         load_mask_tile<32, kWarpRows, kKeys, kConfig.mask.copy_bytes>(
             of_warp(mask_tile(0)), rows, columns, first_key, 1,
             TermRows{*this, p.mask, 1, first_key}, lane_index());

@@ -54,12 +54,12 @@ struct ForwardDropoutProducer {
       mbarrier_wait(memory.query_full(slot), iteration / Memory::kSlots % 2);
       const ForwardTile<kConfig> tile = memory.tile(iteration);
       if (tile.blocks == 0) break;
-      int block = last_block<kConfig>(tile);
+      int block = last_block<kConfig>(params, tile).index;
 #pragma unroll 1
       for (int left = tile.blocks; left > 0; --left) {
         uint32 bits[kRowsOfLane];
         generate(bits, tile, block * kKeys);
-        block = block_before<kConfig>(params, tile, block);
+        block = block_before<kConfig>(params, tile, block).index;
         writer.begin();
 #pragma unroll
         for (int r = 0; r < kRowsOfLane; ++r) {

@@ -44,7 +44,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
         if (!this->next_tile()) break;
         find_factors(tile());
       }
-      const KeyFactors factors = key_factors[this->block() - this->first_block];
+      const KeyFactors factors = key_factors[first_key() / kKeys - this->first_block];
       issue();
       const Softmax last_softmax = softmax;  // of the tile before, if this block begins one
       if constexpr (kStagesTerms) {
@@ -71,7 +71,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
 
  private:
   REGARD_DEVICE const ForwardTile<kConfig>& tile() const { return memory.tile(iteration); }
-  REGARD_DEVICE int first_key() const { return this->block() * kKeys; }
+  REGARD_DEVICE int first_key() const { return this->block().first_key; }
   REGARD_DEVICE ForwardScores<kConfig, Coords> elementwise() const {
     return ForwardScores<kConfig, Coords>{Coords(params, tile(), warp_row)};
   }
@@ -104,7 +104,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
   REGARD_DEVICE void issue() {
     if constexpr (kStagesTerms) {
       sync_warp();  // the terms of the block before have been read
-      Coords(params, tile(), warp_row).load_terms(first_key());
+      Coords(params, tile(), warp_row).load_terms(this->block());
     }
     mbarrier_wait(memory.key_full(keys.stage), keys.parity);
     if (has_weights) mbarrier_wait(memory.value_full(values.stage), values.parity);
@@ -171,13 +171,13 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
         for (int e = 0; e < 2; ++e) scores[0][n][half * 2 + e] *= factor;
       }
     }
-    const bool masked = this->is_masked(tile(), first_key());
+    const bool masked = this->is_masked(this->block());
     if constexpr (kPlain && !tests_pairs(kOn)) {
       if (!masked) return;
     }
     const ForwardScores<kConfig, Coords> terms = elementwise();
     if constexpr (!kPlain || tests_pairs(kOn)) terms.apply_terms(scores, 0, first_key());
-    if (masked) terms.hide(scores, 0, first_key());
+    if (masked) terms.hide(scores, 0, this->block());
   }
 
   REGARD_DEVICE void split_weights() {

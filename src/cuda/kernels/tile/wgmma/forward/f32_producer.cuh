@@ -34,7 +34,7 @@ struct F32Producer {
       load_queries(slot, tile);
       const int head = scheduler.kv_head(tile);
       const int first = first_hi_lo_row<int>(p, tile.b, tile.first_k, int(p.sizes.len_k), kKeys);
-      int block = last_block<kConfig>(tile);
+      int block = last_block<kConfig>(params, tile).index;
 #pragma unroll 1
       do {
         const int row = first + block * kKeys;
@@ -43,7 +43,7 @@ struct F32Producer {
         ++blocks;
         row_before = row;
         head_before = head;
-        block = block_before<kConfig>(params, tile, block);
+        block = block_before<kConfig>(params, tile, block).index;
       } while (block >= tile.first_block);
     }
     if (blocks > 0) load_values(row_before, head_before, blocks - 1);

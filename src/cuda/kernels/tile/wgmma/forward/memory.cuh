@@ -32,19 +32,25 @@ struct ForwardTile : MappedWalk<kConfig.tile_map> {
 template <KernelConfig kConfig>
 REGARD_DEVICE TileMap<kConfig> map_of(const KernelParams& params,
                                       const ForwardTile<kConfig>& tile) {
-  if constexpr (kConfig.tile_map) return TileMap<kConfig>::at(params, tile.map_row);
-  return {};
+  if constexpr (kConfig.tile_map) {
+    return TileMap<kConfig>::at(params, tile.map_row);
+  } else {
+    return {};
+  }
 }
 // The block of keys that a walk begins with, and the one that follows after `block`; after the last
 // one, one below the first.
 template <KernelConfig kConfig>
-REGARD_DEVICE int last_block(const ForwardTile<kConfig>& tile) {
-  if constexpr (kConfig.tile_map) return tile.last_block;
-  return tile.first_block + tile.blocks - 1;
+REGARD_DEVICE VisibleTile last_block(const KernelParams& params, const ForwardTile<kConfig>& tile) {
+  if constexpr (kConfig.tile_map) {
+    return {tile.last_block, map_of<kConfig>(params, tile).is_full(tile.last_block)};
+  } else {
+    return {tile.first_block + tile.blocks - 1, true};
+  }
 }
 template <KernelConfig kConfig>
-REGARD_DEVICE int block_before(const KernelParams& params, const ForwardTile<kConfig>& tile,
-                               int block) {
+REGARD_DEVICE VisibleTile block_before(const KernelParams& params, const ForwardTile<kConfig>& tile,
+                                       int block) {
   return map_of<kConfig>(params, tile).last_to(block - 1, tile.first_block);
 }
 

@@ -34,7 +34,7 @@ struct ForwardProducer {
         mbarrier_arrive(memory.query_full(slot));
         break;
       }
-      int index = last_block<kConfig>(tile);
+      int index = last_block<kConfig>(params, tile).index;
       TmaCoords block{.column = 0,
                       .row = tile.first_k + index * kKeys,
                       .head = scheduler.kv_head(tile),
@@ -50,7 +50,7 @@ struct ForwardProducer {
         if constexpr (kConfig.bias.by_tma) load_bias(tile, block.row);
         owes_values = true;
         before = block;
-        const int next = block_before<kConfig>(params, tile, index);
+        const int next = block_before<kConfig>(params, tile, index).index;
         block.row -= (index - next) * kKeys;
         index = next;
         // The next tile is taken while the stages are full and nothing waits for it. Its place in

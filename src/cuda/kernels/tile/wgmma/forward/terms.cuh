@@ -49,15 +49,15 @@ struct ForwardTerms {
 
   // Begins to copy the terms of a block; those of the block before have been read. The producer
   // loads a bias that comes by TMA.
-  REGARD_DEVICE void load(const ForwardTile<kConfig>& tile, int first_key) const {
+  REGARD_DEVICE void load(const ForwardTile<kConfig>& tile, const KeyBlock& block) const {
     if constexpr (kStages && !kConfig.bias.by_tma) {
       sync_warp();
       const Coords at = coords(tile);
-      if (at.bulk_loads_bias(first_key)) {
-        at.bulk_load_bias(first_key, bias_full());
+      if (at.bulk_loads_bias(block.first_key)) {
+        at.bulk_load_bias(block.first_key, bias_full());
         sync_warp();
       } else {
-        at.load_terms(first_key);
+        at.load_terms(block);
       }
     }
   }
@@ -76,12 +76,13 @@ struct ForwardTerms {
     }
   }
   // The terms of a block have been read: those of the next block may take their place.
-  REGARD_DEVICE void release(const ForwardTile<kConfig>& tile, int next_key, bool has_next) const {
+  REGARD_DEVICE void release(const ForwardTile<kConfig>& tile, const KeyBlock& next,
+                             bool has_next) const {
     if constexpr (kConfig.bias.by_tma) {
       sync_warp();
       if (lane_index() == 0) mbarrier_arrive(memory.bias_empty(warpgroup));
     } else if (has_next) {
-      load(tile, next_key);
+      load(tile, next);
     }
   }
   REGARD_DEVICE SharedAddress bias_full() const { return memory.bias_full(warp_row / 16); }
@@ -90,8 +91,8 @@ struct ForwardTerms {
 
   // Products become logits; hidden pairs become -inf. `masked`: intervals, the last key, or a mask
   // or spans with a tile map, hide some pair of the block.
-  REGARD_DEVICE void make_logits(Scores& scores, const ForwardTile<kConfig>& tile, int first_key,
-                                 bool masked) const {
+  REGARD_DEVICE void make_logits(Scores& scores, const ForwardTile<kConfig>& tile,
+                                 const KeyBlock& block, bool masked) const {
     if constexpr (is_plain(kOn) && !tests_pairs(kOn)) {
       if (!masked) return;
     }
@@ -99,29 +100,30 @@ struct ForwardTerms {
     if constexpr (BiasFragments<kConfig>::kOn) {
       BiasFragments<kConfig> bias(terms.at);
       if (bias.is_low()) {
-        terms.apply_terms(scores, 0, first_key);
+        terms.apply_terms(scores, 0, block.first_key);
       } else {
-        bias.add(scores, terms.terms, first_key);
+        bias.add(scores, terms.terms, block.first_key);
       }
     } else if constexpr (!is_plain(kOn) || tests_pairs(kOn)) {
-      terms.apply_terms(scores, 0, first_key);
+      terms.apply_terms(scores, 0, block.first_key);
     }
-    if (masked) terms.hide(scores, 0, first_key);
+    if (masked) terms.hide(scores, 0, block);
   }
   // The same for a block that is computed again: its staged terms have been replaced by those of
   // the next block, if there is one.
   REGARD_DEVICE void make_logits_again(Scores& scores, const ForwardTile<kConfig>& tile,
-                                       int first_key, int next_key, bool masked, bool has_next) {
+                                       const KeyBlock& block, const KeyBlock& next, bool masked,
+                                       bool has_next) {
     if constexpr (kConfig.bias.by_tma) {
       const Elementwise terms = elementwise(tile);
-      BiasFragments<kConfig>::apply_from_memory(scores, terms.terms, terms.at, first_key);
-      if (masked) terms.hide(scores, 0, first_key);
+      BiasFragments<kConfig>::apply_from_memory(scores, terms.terms, terms.at, block.first_key);
+      if (masked) terms.hide(scores, 0, block);
     } else {
-      if (has_next) await(tile, next_key);
-      load(tile, first_key);
-      await(tile, first_key);
-      make_logits(scores, tile, first_key, masked);
-      if (has_next) load(tile, next_key);
+      if (has_next) await(tile, next.first_key);
+      load(tile, block);
+      await(tile, block.first_key);
+      make_logits(scores, tile, block, masked);
+      if (has_next) load(tile, next);
     }
   }
 };

@@ -1,8 +1,8 @@
 // The tile scheduler of the wgmma forward kernel: which tile of query rows a block takes next.
 //
-// Where tiles differ in length (intervals, packed batches), blocks take them from a counter in
-// global memory; else block i takes tiles i, i + blocks, ... The first tile of a block always has
-// the block's index.
+// Where tiles differ in length (intervals, packed batches, tile maps), blocks take them from a
+// counter in global memory; else block i takes tiles i, i + blocks, ... The first tile of a block
+// always has the block's index.
 //
 // The counter needs no clearing. It counts up from the call's nonce, a random 64-bit number. A
 // launch fetches exactly `count` times: count - blocks times with a tile, and once past the end for
@@ -91,8 +91,9 @@ struct TileScheduler {
       begin = band.begin.of(first_row);
       end = band.end.of(first_row + row_count - 1);
     }
-    // The parts of f32 have no block behind a sequence.
-    if constexpr (Memory::kParts > 1) begin = smaller(begin, larger(seq.len_k - 1, 0));
+    // The parts of f32, and a map, have no block behind a sequence.
+    if constexpr (Memory::kParts > 1 || kConfig.tile_map)
+      begin = smaller(begin, larger(seq.len_k - 1, 0));
     ForwardTile<kConfig> x;
     x.first_block = begin / kKeys;
     x.blocks = (end + kKeys - 1) / kKeys - x.first_block;
@@ -114,7 +115,7 @@ struct TileScheduler {
     const int first = tile.first_block, end = first + tile.blocks;
     tile.map_row = int(map_row(params.problem, kConfig, tile.b, tile.head, tile.first_q, index));
     const auto map = TileMap<kConfig>::at(params, tile.map_row);
-    tile.last_block = larger(map.last_to(end - 1, first), first);
+    tile.last_block = larger(map.last_to(end - 1, first).index, first);
     tile.blocks = map.count(first, end);
   }
 };
