@@ -41,10 +41,10 @@ def blocks(block_map: Any, size: int | tuple[int, int], length: int | tuple[int,
     len_q, len_k = most if length is None else (
         integer("length", one, 0, limit) for one, limit in zip(_pair("length", length), most))
     row_block, key_block = library.order(0, len_q) // rows, library.order(0, len_k) // keys
-    spans = _runs(shown, library)
+    spans = runs(shown, library)
     if spans is not None:
         return Mask(len_q, len_k, row_spans=(spans * keys)[..., row_block, :])
-    spans = _runs(shown.swapaxes(-1, -2), library)
+    spans = runs(shown.swapaxes(-1, -2), library)
     if spans is not None:
         return Mask(len_q, len_k, key_spans=(spans * rows)[..., key_block, :])
     return Mask(len_q, len_k, dense=shown[..., row_block, :][..., key_block])
@@ -94,7 +94,7 @@ def from_flex(block_mask: Any) -> Mask:
 
     spans = []
     for part in parts():
-        spans.append(_runs(part, library, waits=True))
+        spans.append(runs(part, library, waits=True))
         if spans[-1] is None:
             dense = torch.cat([*parts()]).reshape(batch, heads, len_q, len_k)
             return Mask(len_q, len_k, dense=dense)
@@ -105,7 +105,7 @@ def from_flex(block_mask: Any) -> Mask:
     return Mask(len_q, len_k, row_spans=table.reshape(batch, heads, len_q, most))
 
 
-def _runs(shown: Any, library: Library, waits: bool = False) -> Any:
+def runs(shown: Any, library: Library, waits: bool = False) -> Any:
     """The runs of each row of a bool array (..., n) as spans (..., 2 m); None for more than 8.
 
     waits: the host may ask how many there are, even where the columns bound their number.
