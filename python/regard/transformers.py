@@ -14,8 +14,12 @@ are skipped:
     (B or 1, S or 1, W)  one of the two, with a window of W keys that includes the query's own; the
                          last dimension has stride 0, and only its size has a meaning
 
-All of them are causal. The window is a part of the mask, because some models do not pass it to the
-attention function.
+These are causal. The window is a part of the mask, because some models do not pass it to the
+attention function. Masks of chunks, of images and others become *tables of spans*, also linear:
+
+    (B, 1, Sq, 2 + 2 n) int32  Sk, -Sk, and n spans of the keys that a query sees
+
+They have four dimensions because transformers and models pass on, as they are, masks that have.
 """
 
 from __future__ import annotations
@@ -27,6 +31,10 @@ from . import torch as regard_torch  # says how to get PyTorch where it is missi
 import torch  # isort: skip
 
 from .errors import Unavailable, Unsupported, WrongType, refuse
+from .mask_functions import (FEWEST_ASKED, HEADER, CausalPattern, is_plain, pattern_of,
+                             table_of_closures, table_of_pairs)
+from .masks.band import Band, options_of
+from .masks.library import is_concrete
 
 MINIMUM = "4.53"  # the first version in which a mask function can be registered
 
@@ -38,13 +46,6 @@ class Packed(NamedTuple):
     starts_k: torch.Tensor
     longest_q: int
     longest_k: int
-
-
-class CausalPattern(NamedTuple):
-    """A causal mask without a matrix. segments: (B, S), equal for the keys of one sequence."""
-
-    window: int | None
-    segments: torch.Tensor | None
 
 
 def register(name: str = "regard", *, key_tables: bool = True) -> None:
@@ -82,7 +83,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         module: the layer; its `training` and `is_causal` are read.
         query: (B, Hq, Sq, D). key, value: (B, Hkv, Sk, D) and (B, Hkv, Sk, Dv), heads not repeated.
         attention_mask: bool (True = visible) or added to the scores, broadcasts to (B, Hq, Sq, Sk);
-            or a key table; or None: causal where the layer is and Sq > 1, from the first key on.
+            or a table; or None: causal where the layer is and Sq > 1, from the first key on.
         dropout: the probability; used in training only.
         sliding_window: how many keys a query sees, including its own; for a causal layer without a
             mask.
@@ -108,6 +109,9 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     causal = query.shape[2] > 1 and (
         is_causal if is_causal is not None else getattr(module, "is_causal", True))
     if attention_mask is not None and attention_mask.ndim == 4:
+        if attention_mask.dtype == torch.int32:
+            options.update(_span_options(attention_mask, query.shape[2], key.shape[2]))
+            return _dense(query, key, value, options), None
         _add_matrix(options, attention_mask[..., :key.shape[2]])
         return _dense(query, key, value, options), None
     packed = _packed_by_lengths(kwargs)
@@ -130,7 +134,7 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
 
 
 def visible_keys(**options: Any) -> torch.Tensor | None:
-    """The mask function: None, a key table, or the matrix that transformers makes for SDPA.
+    """The mask function: None, a table, or the matrix that transformers makes for SDPA.
 
     Takes the keywords that transformers passes (batch_size, q_length, kv_length, mask_function,
     attention_mask (B, Sk), ...).
@@ -140,10 +144,64 @@ def visible_keys(**options: Any) -> torch.Tensor | None:
     padding = options.get("attention_mask")
     if padding is not None and padding.ndim == 3:  # made before the forward pass, by generate()
         return cast(torch.Tensor, padding)
-    pattern = _causal_pattern(options)
-    if pattern is None:
+    if not _may_be_table(options):
         return sdpa_mask(**options)
-    window = pattern.window
+    pattern = _causal_pattern(options)
+    if pattern is not None:
+        return _key_table(pattern, options)
+    needs_matrix = is_plain(options.get("mask_function")) and not any(
+        options.get(name, default) for name, default in _SKIPS.items())
+    if needs_matrix or not _is_readable(torch.device(options.get("device", "cpu"))):
+        return sdpa_mask(**options)
+    if _is_skipped(options):
+        return None
+    table = table_of_closures(options)
+    if table is None and options["q_length"] * options["kv_length"] >= FEWEST_ASKED:
+        table = table_of_pairs(options)
+    return sdpa_mask(**options) if table is None else table
+
+
+# ------------------------------------------------------------------------------------------- masks
+
+
+# The options by which transformers allows None in place of a mask, and their defaults.
+_SKIPS = {"allow_is_causal_skip": True, "allow_is_bidirectional_skip": False}
+
+
+def _may_be_table(options: dict[str, Any]) -> bool:
+    """False for a single query, whose matrix is linear; while compiling; and for a transformers that
+    does not say how many queries there are."""
+    padding, batch = options.get("attention_mask"), options["batch_size"]
+    return (options.get("q_length", 1) > 1
+            and (padding is None or (padding.ndim == 2 and padding.shape[0] == batch))
+            and not torch.compiler.is_compiling()
+            and not torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+
+
+def _is_readable(device: torch.device) -> bool:
+    """Whether tensors that are made there have values, for which the host may wait."""
+    is_capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return is_concrete(torch.empty(0, device=device)) and not is_capturing
+
+
+def _causal_pattern(options: dict[str, Any]) -> CausalPattern | None:
+    """None for another mask, or one that cannot be recognised."""
+    length, padding = options["kv_length"], options.get("attention_mask")
+    offsets = options.get("q_offset", 0), options.get("kv_offset", 0)
+    if options["q_length"] != length or (padding is not None and padding.shape[1] != length):
+        return None
+    if any(isinstance(offset, torch.Tensor) or offset != 0 for offset in offsets):
+        return None
+    pattern = pattern_of(options.get("mask_function"))
+    if pattern is None:
+        return None
+    if pattern.segments is None:  # then transformers tells whether the mask is a plain one
+        return pattern if options.get("allow_is_causal_skip", True) else None
+    return pattern if padding is None else None
+
+
+def _key_table(pattern: CausalPattern, options: dict[str, Any]) -> torch.Tensor | None:
+    padding, window = options.get("attention_mask"), pattern.window
     if window is not None and window >= options["kv_length"]:
         window = None
     table = pattern.segments
@@ -156,62 +214,21 @@ def visible_keys(**options: Any) -> torch.Tensor | None:
     return table[..., None].expand(*table.shape, window)
 
 
-# ------------------------------------------------------------------------------------------- masks
+def _is_skipped(options: dict[str, Any]) -> bool:
+    """Whether transformers passes None for this mask, which is asked for no pair then."""
+    from transformers.masking_utils import sdpa_mask
 
+    class Asked(Exception):
+        pass
 
-def _causal_pattern(options: dict[str, Any]) -> CausalPattern | None:
-    """None for another mask, or one that cannot be recognised."""
-    length, padding = options["kv_length"], options.get("attention_mask")
-    offsets = options.get("q_offset", 0), options.get("kv_offset", 0)
-    if (options.get("q_length") != length or length < 2 or torch.compiler.is_compiling()
-            or torch.jit.is_tracing()):  # type: ignore[attr-defined, no-untyped-call]
-        return None
-    if any(isinstance(offset, torch.Tensor) or offset != 0 for offset in offsets):
-        return None
-    if padding is not None and tuple(padding.shape) != (options["batch_size"], length):
-        return None
-    pattern = _pattern_of(options.get("mask_function"))
-    if pattern is None:
-        return None
-    if pattern.segments is None:  # then transformers tells whether the mask is a plain one
-        return pattern if options.get("allow_is_causal_skip", True) else None
-    return pattern if padding is None else None
+    def ask(*indices: torch.Tensor) -> torch.Tensor:
+        raise Asked
 
-
-def _pattern_of(function: Callable[..., Any] | None) -> CausalPattern | None:
-    """The pattern of a mask function of transformers.masking_utils, read from its closure."""
-    from transformers import masking_utils
-
-    if function is None or getattr(function, "__module__", None) != masking_utils.__name__:
-        return None
-    if function is masking_utils.causal_mask_function:
-        return CausalPattern(None, None)
-    parts = _closure(function, "and_masks").get("mask_functions", ())
-    if len(parts) != 2:
-        return None
-    window = _closure(parts[0], "sliding_window_overlay").get("sliding_window")
-    if isinstance(window, int) and window > 0 and parts[1] is masking_utils.causal_mask_function:
-        return CausalPattern(window, None)
-    # Packed sequences: one part compares the numbers of the sequences, the other one is the mask
-    # within a sequence. It may count positions from the beginning of the row or of the sequence; a
-    # causal mask is the same for both.
-    for numbers, inner in (parts, reversed(parts)):
-        segments = _closure(numbers, "packed_sequence_mask_function").get("packed_sequence_mask")
-        if segments is not None:
-            remapped = _closure(inner, "remap_positions_for_packed_sequence")
-            pattern = _pattern_of(remapped.get("mask_function", inner))
-            if pattern is not None and pattern.segments is None:
-                return CausalPattern(pattern.window, segments)
-    return None
-
-
-def _closure(function: Callable[..., Any], maker: str) -> dict[str, Any]:
-    """The variables of the closure `function` that `maker` returned; empty for another function."""
-    if not getattr(function, "__qualname__", "").startswith(f"{maker}.<locals>."):
-        return {}
-    cells = function.__closure__ or ()
-    return {name: cell.cell_contents
-            for name, cell in zip(function.__code__.co_freevars, cells, strict=True)}
+    try:
+        sdpa_mask(**options | {"mask_function": ask, "use_vmap": False})
+    except Asked:
+        return False
+    return True
 
 
 def _read_table(table: torch.Tensor, query: torch.Tensor,
@@ -227,6 +244,36 @@ def _read_table(table: torch.Tensor, query: torch.Tensor,
     window = shape[2] if table.ndim == 3 else None
     rows = table[..., 0] if table.ndim == 3 else table
     return window, rows if shape[1] == length else None
+
+
+def _span_options(table: torch.Tensor, queries: int, keys: int) -> dict[str, Any]:
+    """row_spans of a table of spans, and causal and window that hide no more, by which kernels skip
+    tiles. Reads values of the table, and therefore keeps the result in it, which all layers of a
+    pass share. A table that a model has computed with is found by its header."""
+    kept = getattr(table, "regard_spans", None)
+    if kept is not None and kept[0] == (queries, keys):
+        return cast(dict[str, Any], kept[1])
+    begin, end = table[..., HEADER::2], table[..., HEADER + 1::2]
+    if begin.shape != end.shape or 0 in table.shape or table.shape[2] != queries:
+        raise _no_table(table, queries, keys)
+    row = torch.arange(queries, device=table.device)[:, None]
+    is_empty = end <= begin
+    low = torch.where(is_empty, keys, begin - row).amin()
+    high = torch.where(is_empty, -queries, end - 1 - row).amax()
+    *header, left, right = torch.stack([*table[0, 0, 0, :HEADER], low, high]).tolist()
+    if header[0] != -header[1] or header[0] < keys:
+        raise _no_table(table, queries, keys)
+    band = Band(None if left <= 1 - queries else left, None if right >= keys - 1 else right)
+    options = {"row_spans": table[..., HEADER:], **(options_of(band, queries, keys) or {})}
+    table.regard_spans = (queries, keys), options  # type: ignore[attr-defined]
+    return options
+
+
+def _no_table(table: torch.Tensor, queries: int, keys: int) -> Exception:
+    return refuse("attention_mask", f"int32 {list(table.shape)}",
+                  f"is no table that Regard has made for {queries} queries and {keys} keys; "
+                  "register(key_tables=False) makes matrices, with which models can compute",
+                  WrongType)
 
 
 def _add_matrix(options: dict[str, Any], matrix: torch.Tensor) -> None:

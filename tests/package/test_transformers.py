@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,161 +12,19 @@ pytest.importorskip("transformers", reason="needs transformers")
 
 import transformers as hf  # noqa: E402
 from transformers.masking_utils import (and_masks, causal_mask_function,  # noqa: E402
-                                        chunked_causal_mask_function, packed_sequence_mask_function,
-                                        sdpa_mask, sliding_window_causal_mask_function)
+                                        packed_sequence_mask_function, sdpa_mask,
+                                        sliding_window_causal_mask_function)
 
 import regard  # noqa: E402
-import regard.torch  # noqa: E402
 import regard.transformers  # noqa: E402
-
-DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-LENGTH = 13  # longer than every window below
-WINDOW = 5
-VOCABULARY = 64
-SIZES: dict[str, Any] = dict(
-    vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
-    pad_token_id=0, bos_token_id=1, eos_token_id=None, initializer_range=0.2)
-
-
-def llama() -> Any:
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES))
-
-
-def mistral() -> Any:
-    return hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=WINDOW))
-
-
-def gemma2() -> Any:
-    return hf.Gemma2ForCausalLM(hf.Gemma2Config(
-        **SIZES, sliding_window=WINDOW, query_pre_attn_scalar=8, attn_logit_softcapping=2.0,
-        layer_types=["sliding_attention", "full_attention"]))
-
-
-def gemma3() -> Any:
-    return hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(
-        **SIZES, sliding_window=WINDOW, query_pre_attn_scalar=8,
-        layer_types=["sliding_attention", "full_attention"]))
-
-
-def gpt_oss() -> Any:
-    return hf.GptOssForCausalLM(hf.GptOssConfig(
-        **SIZES, sliding_window=WINDOW, num_local_experts=2, num_experts_per_tok=2,
-        layer_types=["sliding_attention", "full_attention"]))
-
-
-def phimoe() -> Any:
-    """Has windows and does not pass them to the attention function."""
-    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
-    return hf.PhimoeForCausalLM(hf.PhimoeConfig(
-        **sizes, sliding_window=WINDOW, num_local_experts=2, num_experts_per_tok=1))
-
-
-def llama4() -> Any:
-    """Chunks: a mask that only a matrix can say."""
-    return hf.Llama4ForCausalLM(hf.Llama4TextConfig(
-        **SIZES, intermediate_size_mlp=48, attention_chunk_size=WINDOW, num_local_experts=2,
-        num_experts_per_tok=1, moe_layers=[], no_rope_layers=[1, 0],
-        layer_types=["chunked_attention", "full_attention"]))
-
-
-def gpt2() -> Any:
-    return hf.GPT2LMHeadModel(hf.GPT2Config(
-        vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0.0,
-        embd_pdrop=0.0, attn_pdrop=0.0, pad_token_id=0, bos_token_id=1, eos_token_id=None,
-        initializer_range=0.2))
-
-
-def bert() -> Any:
-    return hf.BertForMaskedLM(hf.BertConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=64, hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0, initializer_range=0.2))
-
-
-def t5() -> Any:
-    return hf.T5ForConditionalGeneration(hf.T5Config(
-        vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
-        relative_attention_num_buckets=8, dropout_rate=0.0, pad_token_id=0,
-        decoder_start_token_id=0, eos_token_id=None))
-
+from transformers_cases import (DEVICES, LENGTH, WINDOW, bert, build, calls,  # noqa: E402, F401
+                                check_same, gemma2, gemma3, gpt2, gpt_oss, llama, llama4, mistral,
+                                padding, phimoe, registered, results, t5, words)
 
 DECODERS = [llama, mistral, gemma2, gemma3, gpt_oss, phimoe, llama4, gpt2]
 ALL = [*DECODERS, bert, t5]
 # Their own attention or norms are float64 throughout; the others' round to float32 inside.
 DOUBLES = [gpt2, bert]
-
-
-@pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    """One thread: the matrices are too small for two."""
-    regard.transformers.register()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """The keywords of every call of `regard.torch.attention`."""
-    made: list[dict[str, Any]] = []
-    attention = regard.torch.attention
-
-    def spy(*arrays: Any, **options: Any) -> Any:
-        made.append(options)
-        return attention(*arrays, **options)
-
-    monkeypatch.setattr(regard.torch, "attention", spy)
-    yield made
-
-
-def build(make: Callable[[], Any], device: str = "cpu", dtype: Any = torch.float32) -> Any:
-    torch.manual_seed(1)
-    return make().to(device=device, dtype=dtype).train()
-
-
-def words(rows: int = 3, length: int = LENGTH, device: str = "cpu") -> torch.Tensor:
-    random = torch.Generator().manual_seed(2)
-    return torch.randint(2, VOCABULARY, (rows, length), generator=random).to(device)
-
-
-def padding(side: str, device: str = "cpu") -> torch.Tensor | None:
-    """(3, LENGTH), 1 = a word; rows of 13, 6 and 9 words."""
-    if side == "none":
-        return None
-    mask = (torch.arange(LENGTH) < torch.tensor([13, 6, 9])[:, None]).long()
-    return (mask.flip(1) if side == "left" else mask).to(device)
-
-
-def results(model: Any, name: str, ids: torch.Tensor, mask: torch.Tensor | None,
-            **options: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Logits of the words, and the gradients of a loss on them, by the implementation `name`."""
-    model.set_attn_implementation(name)
-    model.zero_grad()
-    torch.manual_seed(3)  # Phimoe's router draws its experts
-    if model.config.is_encoder_decoder:
-        options["decoder_input_ids"] = ids.flip(0, 1)
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
-    if mask is not None and not model.config.is_encoder_decoder:
-        logits = logits[mask.bool()]
-    logits.float().log_softmax(-1)[..., 1].sum().backward()
-    return logits.detach(), {n: p.grad.clone() for n, p in model.named_parameters()
-                             if p.grad is not None}
-
-
-def check_same(make: Callable[[], Any], side: str, device: str, dtype: Any,
-               tolerance: float) -> None:
-    model = build(make, device, dtype)
-    ids, mask = words(device=device), padding(side, device)
-    expected, gradients = results(model, "eager", ids, mask)
-    found, ours = results(model, "regard", ids, mask)
-    assert expected.std() > 0.1  # the model says something
-    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
-    assert ours.keys() == gradients.keys()
-    largest = max(g.abs().max() for g in gradients.values())
-    for name, gradient in gradients.items():
-        assert (ours[name] - gradient).abs().max() <= tolerance * largest, name
 
 
 def exhaustive(value: str) -> Any:
@@ -178,14 +36,14 @@ def exhaustive(value: str) -> Any:
 @pytest.mark.parametrize("side", [*map(exhaustive, ["none", "right"]), "left"])
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
 def test_models_in_float32(make: Callable[[], Any], side: str, device: str) -> None:
-    check_same(make, side, device, torch.float32, 2e-5)
+    check_same(build(make, device), words(device=device), padding(side, device), 2e-5)
 
 
 @pytest.mark.parametrize("side", ["none", *map(exhaustive, ["right", "left"])])
 @pytest.mark.parametrize("make", DOUBLES, ids=lambda make: make.__name__)
 def test_models_in_float64(make: Callable[[], Any], side: str) -> None:
     """The loss is float32, so gradients see its rounding, the same in both."""
-    check_same(make, side, "cpu", torch.float64, 1e-7)
+    check_same(build(make, dtype=torch.float64), words(), padding(side), 1e-7)
 
 
 @pytest.mark.parametrize("make", [llama, gemma2], ids=lambda make: make.__name__)
@@ -329,8 +187,6 @@ def as_matrix(table: torch.Tensor | None, rows: int, length: int) -> torch.Tenso
     visible = torch.ones(rows, 1, length, length, dtype=torch.bool).tril()
     if table is None:
         return visible
-    if table.ndim == 4:
-        return table
     if table.ndim == 3:
         visible = visible & ~torch.ones(length, length, dtype=torch.bool).tril(-table.shape[2])
         table = table[..., 0]
@@ -365,19 +221,17 @@ def test_other_masks_stay_matrices() -> None:
     def every_other(batch: Any, head: Any, q: Any, k: Any) -> Any:
         return (q - k) % 2 == 0
 
-    chunks = chunked_causal_mask_function(4, torch.zeros(2, dtype=torch.int64))
-    for function, allowed in ((every_other, False), (chunks, True), (causal_mask_function, False)):
-        options.update(mask_function=function, allow_is_causal_skip=allowed, local_size=4)
+    for function in (every_other, causal_mask_function):  # the second one is asked for as a matrix
+        options.update(mask_function=function, allow_is_causal_skip=False)
         table = regard.transformers.visible_keys(**options)
         assert table is not None and table.shape == (2, 1, 12, 12)
         assert torch.equal(table, sdpa_mask(**options))
     # Keys that a static cache has not yet, and a query that follows others.
-    for offset, queries in ((0, 5), (5, 3), (7, 1)):
+    for offset, queries in ((0, 5), (7, 1)):
         options.update(mask_function=causal_mask_function, q_length=queries, q_offset=offset,
-                       allow_is_causal_skip=True, local_size=None)
-        table, theirs = regard.transformers.visible_keys(**options), sdpa_mask(**options)
-        assert (table is None) == (theirs is None)
-        assert table is None or torch.equal(table, theirs)
+                       allow_is_causal_skip=True)
+        assert sdpa_mask(**options) is None
+        assert regard.transformers.visible_keys(**options) is None
 
 
 def test_matrices_on_request() -> None:
