@@ -51,7 +51,8 @@ CHANGES = [
 
 # By the beginning of a changed file's path: which tests of tests/python. Those of the CPU and of
 # what all backends share run on the scalar instruction set, the others on the emulated GPU.
-FORWARD_WGMMA = "tiles_of_warpgroups or bias_by_tma"
+FORWARD_WGMMA = "tiles_of_warpgroups or bias_by_tma or tiles_are_counted"
+TILE_MAP = "test_the_same_as_the_matrix and (tree or documents) or nobody"
 SIMT = "(alone or at_once) and simt or test_emulated_adversarial and simt"
 EMULATED = {
     "src/cuda/kernels/tile/wgmma/forward/f32": "tiles_of_warpgroups and f32",
@@ -59,6 +60,10 @@ EMULATED = {
     "src/cuda/kernels/tile/wgmma/backward/f32": "gradients_of_f32",
     "src/cuda/kernels/tile/wgmma/forward": FORWARD_WGMMA,
     "src/cuda/kernels/forward_wgmma": FORWARD_WGMMA,
+    "src/cuda/kernels/tile_map": TILE_MAP,
+    "src/cuda/kernels/tile/tile_map": TILE_MAP,
+    "src/cuda/kernels/tile/span_bits": TILE_MAP,
+    "src/cuda/kernels/tile/wgmma/backward/dropout": "test_with_other_features",
     "src/cuda/kernels/tile/wgmma": "wide_heads or take_turns or bias_has_its_gradient",
     "src/cuda/kernels/backward_w": "wide_heads or take_turns",
     "src/cuda/kernels/copy_inputs": "copied or rows_that_end",
