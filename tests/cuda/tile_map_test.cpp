@@ -21,6 +21,7 @@ struct MaskCase {
   bool mask = false, row_spans = false, key_spans = false;
   bool packed = false, seqused = false, own_heads = false, own_batch = false;
   int span_count = 1;
+  int len_q = 263, len_k = 310;  // of the longest sequence
   std::uint64_t seed = 0;
 };
 
@@ -31,7 +32,7 @@ struct Arrays {
   std::vector<std::int32_t> used_q{150, 97, 200}, used_k{300, 260, 170};
 };
 
-constexpr int kBatch = 3, kHeads = 2, kLongestQ = 263, kLongestK = 310;
+constexpr int kBatch = 3, kHeads = 2;
 
 // Spans of neighbouring lines are often alike, so that they cover whole tiles.
 std::vector<std::int32_t> random_spans(std::uint64_t seed, int lines, int count, int length) {
@@ -50,11 +51,11 @@ std::vector<std::int32_t> random_spans(std::uint64_t seed, int lines, int count,
 Arrays random_arrays(const MaskCase& c) {
   Arrays x;
   const int entries = (c.own_batch ? kBatch : 1) * (c.own_heads ? kHeads : 1);
-  const int rows = c.packed ? 400 : kLongestQ, keys = c.packed ? 520 : kLongestK;
-  x.row_spans = random_spans(c.seed, entries * rows, c.span_count, kLongestK);
-  x.key_spans = random_spans(c.seed + 50, entries * keys, c.span_count, kLongestQ);
-  for (int n = 0; n < entries * kLongestQ * kLongestK; ++n) {
-    const int i = n / kLongestK % kLongestQ, j = n % kLongestK;
+  const int rows = c.packed ? 400 : c.len_q, keys = c.packed ? 520 : c.len_k;
+  x.row_spans = random_spans(c.seed, entries * rows, c.span_count, c.len_k);
+  x.key_spans = random_spans(c.seed + 50, entries * keys, c.span_count, c.len_q);
+  for (int n = 0; n < entries * c.len_q * c.len_k; ++n) {
+    const int i = n / c.len_k % c.len_q, j = n % c.len_k;
     const std::uint64_t block = std::uint64_t(i / 128 * 8 + j / 128);
     const double share = tests::uniform(c.seed + 7, 3, block);  // of the block's visible pairs
     const bool random = tests::uniform(c.seed + 8, 4, std::uint64_t(n)) < 0.001;
@@ -65,7 +66,7 @@ Arrays random_arrays(const MaskCase& c) {
 
 Attention attention(const MaskCase& c, const Arrays& x) {
   const std::int64_t b = c.own_batch ? kBatch : 1, h = c.own_heads ? kHeads : 1;
-  const int rows = c.packed ? 400 : kLongestQ, keys = c.packed ? 520 : kLongestK;
+  const int rows = c.packed ? 400 : c.len_q, keys = c.packed ? 520 : c.len_k;
   const auto tensor = [&](int length) {
     return c.packed ? Tensor(nullptr, bf16, {length, kHeads, 64})
                     : Tensor(nullptr, bf16, {kBatch, kHeads, length, 64});
@@ -78,14 +79,14 @@ Attention attention(const MaskCase& c, const Arrays& x) {
   if (c.packed) {
     a.cu_seqlens_q = Tensor(x.begins_q.data(), i32, {kBatch + 1});
     a.cu_seqlens_k = Tensor(x.begins_k.data(), i32, {kBatch + 1});
-    a.max_seqlen_q = kLongestQ;
-    a.max_seqlen_k = kLongestK;
+    a.max_seqlen_q = c.len_q;
+    a.max_seqlen_k = c.len_k;
   }
   if (c.seqused) {
     a.seqused_q = Tensor(x.used_q.data(), i32, {kBatch});
     a.seqused_k = Tensor(x.used_k.data(), i32, {kBatch});
   }
-  if (c.mask) a.mask = Tensor(x.mask.data(), boolean, {b, h, kLongestQ, kLongestK});
+  if (c.mask) a.mask = Tensor(x.mask.data(), boolean, {b, h, c.len_q, c.len_k});
   if (c.row_spans) a.row_spans = spans(x.row_spans, rows);
   if (c.key_spans) a.key_spans = spans(x.key_spans, keys);
   return a;
@@ -226,6 +227,8 @@ TEST_CASE("a tile map equals the dense mask's") {
       {.key_spans = true, .own_batch = true},
       {.key_spans = true, .packed = true, .span_count = 2},
       {.mask = true, .row_spans = true, .key_spans = true, .seqused = true, .span_count = 2},
+      {.row_spans = true, .len_q = 150, .len_k = 9000},  // several words for an own tile
+      {.key_spans = true, .len_q = 9000, .len_k = 150},
   };
   for (std::size_t n = 0; n < std::size(cases); ++n) {
     MaskCase c = cases[n];

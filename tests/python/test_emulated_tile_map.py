@@ -74,6 +74,22 @@ def test_the_same_as_the_matrix(pattern, type, backend, dim, dim_v, heads):
     judge(masked(pattern, (), type, dim, dim_v, heads), backend)
 
 
+@pytest.mark.parametrize("backend", [WGMMA, MMA])
+@pytest.mark.parametrize("rows, columns", [(140, 4400), (2300, 140)])
+def test_hidden_words(rows, columns, backend):
+    """A row of the map has several words, and a word that hides all its tiles lies between others."""
+    case = cases.make((), "bf16", sizes=(rows, columns), batch=1, heads=(1, 1), dim=64)
+    i, j = np.arange(rows)[:, None], np.arange(columns)[None, :]
+    ends = np.stack([np.zeros(rows, int), 70 + np.arange(rows) % 9, columns - 60 + np.arange(rows) % 7,
+                     np.full(rows, columns)], axis=-1).astype(np.int32)
+    far = (i < 80) | (i > rows - 50)
+    ends[~far[:, 0]] = 0
+    case.inputs["row_spans"] = ends
+    shown = far & ((j < ends[:, 1:2]) | (j >= ends[:, 2:3]))
+    case.values["mask"] = shown[None, None]
+    judge(case, backend)
+
+
 OTHERS = [("dropout",), ("softcap", "sink", "dlse"), ("alibi", "dropout"),
           ("bias_keys", "f32_outputs")]
 

@@ -1,4 +1,5 @@
-// Makes the tile map of a mask (tile_map_layout.h): one block for each own tile, word by word.
+// Makes the tile map of a mask (tile_map_layout.h): a block for each own tile and word, or, in
+// batches of any lengths, for all words of a tile.
 //
 // A tile counts as visible where the bool mask shows one of its pairs, the spans of some row reach
 // one of its keys, and the spans of some key reach one of its rows. That holds for every tile with
@@ -117,7 +118,7 @@ struct MapBlock {
     const int chunks = larger(keys.end - keys.begin + kChunk - 1, 0) / kChunk;
     const int count = larger(rows.end - rows.begin, 0) * chunks;
     const uint8* const mask = static_cast<const uint8*>(p.mask.data) + offset_of(s, b, h, 0, 0);
-#pragma unroll 1
+#pragma unroll 4  // loads at once
     for (int n = thread_index(); n < count; n += kThreads) {
       const int row = n / chunks, i = rows.begin + row;
       const int j = keys.begin + (n - row * chunks) * kChunk;
@@ -188,7 +189,7 @@ REGARD_DEVICE void tile_map(const KernelParams& params) {
   const int words = int(map_words(p, kConfig));
   uint64* const to = params.buffers.tile_map + row * words;
 #pragma unroll 1
-  for (int word = 0; word < words; ++word) {
+  for (int word = coords.split; word < words; word += params.grid.splits) {
     const uint64 bits = block.word_at(word * kTilesOfMapWord);
     if (thread_index() == 0) to[word] = bits;
   }

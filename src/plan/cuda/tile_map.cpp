@@ -27,7 +27,7 @@ Count map_bytes(const Problem& p, const KernelConfig& main) {
   return of_head * map_heads(p) * map_words(p, main) * kMapWordBytes;
 }
 bool is_too_large(const Problem& p, const KernelConfig& main) {
-  const Count blocks = Count(map_batch(p)) * map_heads(p) * own_tiles(p, main);
+  const Count blocks = Count(map_batch(p)) * map_heads(p) * own_tiles(p, main) * map_words(p, main);
   return blocks.value() > INT32_MAX || map_bytes(p, main).value() > kMostBytes;
 }
 
@@ -80,8 +80,10 @@ void add_map_launch(Draft& d) {
   c.features.row_spans = d.p.features.row_spans;
   c.features.key_spans = d.p.features.key_spans;
   c.mask.copy_bytes = bytes_of_mask_copy(d.p);
-  c.tiling = {.rows = d.main.tiling.rows, .keys = d.main.tiling.keys, .warps = 4, .stages = 1};
-  add_launch(d, c, map_batch(d.p) * map_heads(d.p), own_tiles(d.p, c));
+  c.tiling = {.rows = d.main.tiling.rows, .keys = d.main.tiling.keys, .warps = 8, .stages = 1};
+  // A batch of any lengths has tiles enough, many of which may not exist.
+  const int64 splits = d.p.varlen ? 1 : map_words(d.p, c);
+  add_launch(d, c, map_batch(d.p) * map_heads(d.p), own_tiles(d.p, c), splits);
 }
 
 // A workspace is asked for before the data's address is known: mma may compute what is wgmma's now.

@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Times of masks next to PyTorch's FlexAttention, for forward and backward passes.
+
+    python3 bench/masks_peers.py                       on a GPU
+    python3 bench/masks_peers.py --device cpu --divide 32 --heads 2     a trial of the script
+
+bf16 (on the CPU f32, where FlexAttention has no backward pass), head size 128. Both sides run in one process, on the same tensors, in turns; a
+figure is the median over the rounds. On a GPU a turn is queued behind work, so that it is device
+time. Rates count visible pairs only: 4 D operations for each pair and head forward, 10 D backward.
+Results are compared first. The density is the share of visible pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import regard.torch
+import torch
+from regard import masks
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+DIM, ROUNDS, TURN_SECONDS = 128, 5, 0.03
+LIMIT = 2e-2  # of the distance between the two sides, over the norm
+
+
+def document_cuts(length: int) -> np.ndarray:
+    """Documents of random lengths, from a 32nd to a quarter of the sequence."""
+    random = np.random.default_rng(0)
+    cuts = [0]
+    while cuts[-1] < length:
+        cuts.append(min(length, cuts[-1] + int(random.integers(length // 32, length // 4 + 1))))
+    return np.array(cuts)
+
+
+def tree_parents(length: int, branches: int) -> np.ndarray:
+    """A quarter of the tokens are a prefix that branches of equal lengths share."""
+    root, each = length // 4, (length - length // 4) // branches
+    parents = np.arange(-1, length - 1)
+    parents[root + each * np.arange(branches)] = root - 1
+    return parents
+
+
+def cases(divide: int) -> dict[str, Any]:
+    """Name: a Mask, or "full" or "causal"."""
+    long, middle, short = 32768 // divide, 16384 // divide, 8192 // divide
+    side = int((4096 // divide) ** 0.5)
+    random = np.random.default_rng(1).random((short // 128 or 1, short // 128 or 1)) < 0.5
+    np.fill_diagonal(random, True)
+    return {
+        "causal documents": masks.causal_documents(document_cuts(long)),
+        "block-causal": masks.blocks(np.tri(32, dtype=bool), long // 32),
+        "prefix tree, 32 branches": masks.tree_from_parents(tree_parents(middle, 32)),
+        "neighbourhood 13 x 13": masks.neighbourhood_2d(side, side, min(13, side)),
+        "half of the tiles": masks.from_dense(
+            np.repeat(np.repeat(random, 128, 0), 128, 1)[:short, :short]),
+        "a mask of ones": masks.from_dense(np.ones((short, short), dtype=bool)),
+        "causal as spans": masks.prefix_lm(0, middle),
+    }
+
+
+# ------------------------------------------------------------------------------------------- sides
+
+
+def spans_show(spans: Any, row: Any, x: Any) -> Any:
+    """Whether one of the spans of `row`, a tensor (S, 2 n), holds x."""
+    shown = False
+    for n in range(spans.shape[1] // 2):
+        shown = shown | ((spans[row, 2 * n] <= x) & (x < spans[row, 2 * n + 1]))
+    return shown
+
+
+def mask_mod(mask: Any) -> Callable[..., Any]:
+    """What FlexAttention asks of each pair."""
+    def shown(b: Any, h: Any, q: Any, k: Any) -> Any:
+        visible = q >= k if mask.causal != "none" else q >= 0
+        if mask.row_spans is not None:
+            visible = visible & spans_show(mask.row_spans, q, k)
+        if mask.key_spans is not None:
+            visible = visible & spans_show(mask.key_spans, k, q)
+        return visible if mask.dense is None else visible & mask.dense[q, k]
+    return shown
+
+
+def sides(mask: Any, q: Any, grouped: bool) -> dict[str, Callable[..., Any]]:
+    block_mask = create_block_mask(mask_mod(mask), None, None, mask.len_q, mask.len_k,
+                                   device=q.device.type)
+    flex = torch.compile(flex_attention, dynamic=False)
+    return {"regard": lambda *qkv: regard.torch.attention(*qkv, mask=mask),
+            "flex": lambda *qkv: flex(*qkv, block_mask=block_mask, enable_gqa=grouped)}
+
+
+# --------------------------------------------------------------------------------------- measuring
+
+
+def seconds(call: Callable[[], Any], repeats: int, device: str) -> float:
+    """Of one of `repeats` calls; on a GPU behind other work."""
+    if device == "cpu":
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return (time.perf_counter() - begin) / repeats
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(2_000_000)
+    begin.record()
+    for _ in range(repeats):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3 / repeats
+
+
+def in_turns(calls: dict[str, Callable[[], Any]], device: str) -> dict[str, float]:
+    repeats = {}
+    for name, call in calls.items():
+        call()
+        repeats[name] = max(1, int(TURN_SECONDS / max(seconds(call, 1, device), 1e-6)))
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            times[name].append(seconds(call, repeats[name], device))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def measure(name: str, mask: Any, heads: tuple[int, int], device: str) -> None:
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+
+    def drawn(count: int) -> Any:
+        return torch.randn(1, count, mask.len_q, DIM, device=device, dtype=dtype)
+
+    given = [drawn(count).requires_grad_() for count in (heads[0], heads[1], heads[1])]
+    dout = drawn(heads[0])
+    mask = mask.like(given[0])
+    forward, backward, results = {}, {}, {}
+    detached = [x.detach() for x in given]
+    for side, attend in sides(mask, given[0], heads[0] != heads[1]).items():
+        forward[side] = lambda attend=attend: attend(*detached)
+        results[side] = [forward[side]()]
+        if device == "cpu" and side == "flex":
+            continue
+        out = attend(*given)
+        backward[side] = lambda out=out: torch.autograd.grad(out, given, dout, retain_graph=True)
+        results[side] += backward[side]()
+    away = max(float((a - b).norm() / b.norm()) for a, b in zip(results["regard"], results["flex"]))
+    density = mask.density()
+    operations = 4 * DIM * heads[0] * density * mask.len_q * mask.len_k
+    times = [in_turns(calls, device) for calls in (forward, backward)]
+    for side in results:
+        cells = "".join(f"{1e3 * found[side]:12.3f} {work * operations / found[side] / 1e12:7.1f}"
+                        for found, work in zip(times, (1, 2.5)) if side in found)
+        print(f"{name:26} {heads[0]:>3}/{heads[1]:<3} {density:7.3f}  {side:7}{cells}"
+              + (f"   FAR: {away:.1e}" if away > LIMIT else ""), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--divide", type=int, default=1, help="lengths by this (default: 1)")
+    parser.add_argument("--heads", default="16/16,32/8", help="of q and k (default: %(default)s)")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    a = parser.parse_args()
+    print(f"{'mask':26} {'heads':7} density  side     forward, ms TFLOP/s  backward, ms TFLOP/s")
+    for name, mask in cases(a.divide).items():
+        for pair in a.heads.split(",") if a.only in name else []:
+            query, _, key = pair.partition("/")
+            measure(name, mask, (int(query), int(key or query)), a.device)
+
+
+if __name__ == "__main__":
+    main()
