@@ -173,8 +173,8 @@ struct BackwardKernel : GradientTiles<L> {
   }
 
   // One block of query rows and one key block of the chunk.
-  void attend(int count, int64 chunk_begin, Interval block) const {
-    if (!set_tiles<L>(panels, count, context, block)) return;
+  void attend(int count, int64 chunk_begin, const KeyBlocks& blocks, Interval block) const {
+    if (!set_tiles<L>(panels, count, context, blocks, block)) return;
     for (int i = 0; i < count; ++i) {
       const Interval keys = panels[i].tile.keys;
       clear_unseen(i, count, block, keys);
@@ -301,6 +301,7 @@ struct BackwardKernel : GradientTiles<L> {
       return;
     }
     const Interval part{larger(keys.begin, seen.begin), smaller(keys.end, seen.end)};
+    const KeyBlocks key_blocks{keys, tiling.block_k};
     const auto each_block_until = [&](auto visit) {
       for (int64 j = part.begin / tiling.block_k * tiling.block_k; j < part.end;
            j += tiling.block_k) {
@@ -309,10 +310,12 @@ struct BackwardKernel : GradientTiles<L> {
       return false;
     };
     // Rows are packed only where some pair is visible.
-    if (each_block_until(
-            [&](Interval block_k) { return set_tiles<L>(panels, count, context, block_k); })) {
+    if (each_block_until([&](Interval block_k) {
+          return set_tiles<L>(panels, count, context, key_blocks, block_k);
+        })) {
       this->load_block(count);
-      each_block_until([&](Interval block_k) { return attend(count, keys.begin, block_k), false; });
+      each_block_until(
+          [&](Interval block_k) { return attend(count, keys.begin, key_blocks, block_k), false; });
     }
     if (p.dq.given()) share_dq(count, block, chunk, seen, nonfinite);
   }

@@ -257,7 +257,7 @@ struct ForwardKernel {
     const CpuShape& shape = tiling.shape;
     for (int64 j = keys.begin; j < keys.end; j = (j / tiling.block_k + 1) * tiling.block_k) {
       const Interval block{j, smaller(keys.end, (j / tiling.block_k + 1) * tiling.block_k)};
-      if (!set_tiles<L>(panels, count, context, block)) continue;
+      if (!set_tiles<L>(panels, count, context, {keys, tiling.block_k}, block)) continue;
       const int64 size = block.end - block.begin;
       pack_rows<L>(units_at(at.keys), padded_units(shape, dims.dim), context, p.k, dims.dim, j,
                    size);

@@ -19,6 +19,13 @@ struct TileKeys {
   bool key_spans = false;
 };
 
+// What the mask shows of a panel's pairs in up to 32 blocks of keys: a bit for each block.
+struct MaskBits {
+  Interval blocks;
+  uint32 some = 0;
+  uint32 all = 0;
+};
+
 struct Panel {
   int rows = 0;              // lanes in use
   int64 first = 0;           // row of the kv head's row space that lane 0 holds
@@ -28,6 +35,7 @@ struct Panel {
   Interval visible;          // keys that some lane sees
   Interval common;           // keys that every lane sees
   TileKeys tile;             // of the block at hand
+  MaskBits mask;
 
   REGARD_INLINE bool sees_all(int64 begin, int64 end) const {
     return common.begin <= begin && end <= common.end;
@@ -87,6 +95,7 @@ int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int6
     panel.rows = int(smaller<int64>(kWidth, rows - at));
     panel.visible = {s.len_k, 0};
     panel.common = {0, s.len_k};
+    panel.mask = {};
     for (int lane = 0; lane < kWidth; ++lane) {
       const int64 row = panel.first + (lane < panel.rows ? lane : 0);
       panel.head[lane] = context.kv * group + row / s.len_q;

@@ -73,15 +73,53 @@ bool any_row(const HeadContext& context, const Panel& panel, const View& view, I
   }
 }
 
-inline Shown shown_by_mask(const HeadContext& context, const Panel& panel, Interval keys) {
+// The keys that a loop visits, block by block. A block begins at a multiple of `size`.
+struct KeyBlocks {
+  Interval keys;
+  int64 size;
+
+  REGARD_INLINE int64 index(int64 key) const { return key / size; }
+  REGARD_INLINE Interval at(int64 n) const {
+    return {larger(n * size, keys.begin), smaller((n + 1) * size, keys.end)};
+  }
+};
+
+// Reads the mask of a block and of those after it, row by row, because memory is read fastest in
+// its order; no further than where all of them turn out mixed.
+inline void read_mask(MaskBits& bits, const HeadContext& context, const Panel& panel,
+                      const KeyBlocks& blocks, int64 first) {
+  constexpr int64 kMost = 32, kShortRow = 512;  // bytes; longer rows are prefetched anyway
   const View& mask = context.problem.mask;
   const auto* const data = static_cast<const uint8*>(mask.data);
-  Shown shown;
-  any_row(context, panel, mask, keys, [&](int64 offset) {
-    look_at(shown, data + offset, keys.end - keys.begin, mask.strides.column);
-    return shown.is_mixed();
+  const Interval seen{larger(blocks.keys.begin, panel.visible.begin),
+                      smaller(blocks.keys.end, panel.visible.end)};
+  const KeyBlocks visible{seen, blocks.size};
+  const int64 last = smaller(first + kMost, visible.index(seen.end - 1) + 1);
+  const uint32 whole = last - first == kMost ? ~uint32(0) : (uint32(1) << (last - first)) - 1;
+  bits = {{first, last}, 0, whole};
+  const Interval all{visible.at(first).begin, visible.at(last - 1).end};
+  if (all.end - all.begin <= kShortRow) prefetch_rows(context, panel, mask, all);
+  any_row(context, panel, mask, {0, 0}, [&](int64 offset) {
+    for (int64 n = first; n < last; ++n) {
+      const Interval keys = visible.at(n);
+      Shown shown;
+      look_at(shown, data + offset + keys.begin * mask.strides.column, keys.end - keys.begin,
+              mask.strides.column);
+      const uint32 bit = uint32(1) << (n - first);
+      if (shown.some) bits.some |= bit;
+      if (!shown.all) bits.all &= ~bit;
+    }
+    return (bits.some & ~bits.all) == whole;
   });
-  return shown;
+}
+
+inline Shown shown_by_mask(const HeadContext& context, Panel& panel, const KeyBlocks& blocks,
+                           Interval keys) {
+  const int64 n = blocks.index(keys.begin);
+  MaskBits& bits = panel.mask;
+  if (n < bits.blocks.begin || n >= bits.blocks.end) read_mask(bits, context, panel, blocks, n);
+  const uint32 bit = uint32(1) << (n - bits.blocks.begin);
+  return {(bits.some & bit) != 0, (bits.all & bit) != 0};
 }
 
 // Spans that show an interval together, but none of them alone, count as hiding some of it.
@@ -152,13 +190,16 @@ REGARD_INLINE Interval keys_in_intervals(const Panel& panel, Interval block) {
 }
 
 template <class L>
-TileKeys tile_keys_of(const HeadContext& context, const Panel& panel, Interval block) {
+TileKeys tile_keys_of(const HeadContext& context, Panel& panel, const KeyBlocks& blocks,
+                      Interval block) {
   const Features& on = context.problem.features;
   TileKeys tile{.keys = keys_in_intervals<L>(panel, block)};
   if (tile.keys.empty()) return tile;
   const Interval next = keys_in_intervals<L>(panel, {block.end, 2 * block.end - block.begin});
-  if (on.mask) prefetch_rows(context, panel, context.problem.mask, next);
   if (on.bias) prefetch_rows(context, panel, context.problem.bias, next);
+  const auto mask_shown = [&](const HeadContext&, const Panel&, Interval keys) {
+    return shown_by_mask(context, panel, blocks, keys);
+  };
   const auto shows_some = [&](bool given, auto look, bool& hides_some) {
     if (!given) return true;
     const Shown shown = look(context, panel, tile.keys);
@@ -168,7 +209,7 @@ TileKeys tile_keys_of(const HeadContext& context, const Panel& panel, Interval b
   if (!shows_some(on.row_spans && context.problem.row_spans.count > 1, shown_by_row_spans,
                   tile.row_spans) ||
       !shows_some(on.key_spans, shown_by_key_spans, tile.key_spans) ||
-      !shows_some(on.mask, shown_by_mask, tile.mask)) {
+      !shows_some(on.mask, mask_shown, tile.mask)) {
     return {};
   }
   if (on.bias && !shown_by_bias<L>(context, panel, tile.keys)) return {};
@@ -177,10 +218,11 @@ TileKeys tile_keys_of(const HeadContext& context, const Panel& panel, Interval b
 
 // Sets each panel's tile of the block; returns whether one of them has keys.
 template <class L, class SomePanel>
-bool set_tiles(SomePanel* panels, int count, const HeadContext& context, Interval block) {
+bool set_tiles(SomePanel* panels, int count, const HeadContext& context, const KeyBlocks& blocks,
+               Interval block) {
   bool any = false;
   for (int i = 0; i < count; ++i) {
-    panels[i].tile = tile_keys_of<L>(context, panels[i], block);
+    panels[i].tile = tile_keys_of<L>(context, panels[i], blocks, block);
     any = any || !panels[i].tile.keys.empty();
   }
   return any;
