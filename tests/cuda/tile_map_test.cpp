@@ -227,7 +227,7 @@ TEST_CASE("a tile map equals the dense mask's") {
       {.key_spans = true, .own_batch = true},
       {.key_spans = true, .packed = true, .span_count = 2},
       {.mask = true, .row_spans = true, .key_spans = true, .seqused = true, .span_count = 2},
-      {.row_spans = true, .len_q = 150, .len_k = 9000},  // several words for an own tile
+      {.row_spans = true, .len_q = 150, .len_k = 9000},  // several words in a row of the map
       {.key_spans = true, .len_q = 9000, .len_k = 150},
   };
   for (std::size_t n = 0; n < std::size(cases); ++n) {

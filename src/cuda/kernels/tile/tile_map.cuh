@@ -28,7 +28,7 @@ struct TileMap {
     uint32 visible, full;
   };
 
-  const uint64* row = nullptr;  // the words of an own tile
+  const uint64* row = nullptr;  // of the map
 
   static REGARD_DEVICE TileMap at(const KernelParams& params, int64 map_row) {
     if constexpr (!kExists) return {};

@@ -1,9 +1,10 @@
 // The tile map of a mask: which tiles of a main kernel hold a visible pair, and which hold visible
 // pairs only, as far as the bool mask and spans say.
 //
-// A map row belongs to an own tile: of query rows forward, of keys backward. It holds two bits for
-// each tile of the other side, 32 tiles a word: visible in the lower half, full in the upper half.
-// Heads and batch entries that share mask and spans share map rows.
+// The map has a row for each tile that a block of the main kernel owns: a tile of query rows
+// forward, a tile of keys backward. A row has two bits for each tile of the other side, 32 tiles a
+// word: visible in the lower half, full in the upper half. Heads and batch entries that share mask
+// and spans share rows of the map.
 #pragma once
 
 #include "plan/cuda/kernel/kernel_config.h"
