@@ -117,9 +117,11 @@ Count dq_blocks_bound(const Problem& p, const CpuTiling& t) {
   // Of the sequences that have rows and more than one chunk.
   const int64 sequences = smaller(smaller(s.batch, s.rows_q), s.rows_k / (t.chunk_k + 1));
   const int64 rows = smaller(s.rows_q, sequences * s.len_q);
-  // Each head ends with a short block; and a head with fewer rows than a panel shares its blocks.
+  // Each head ends with a short block; and heads with fewer rows than a panel share their blocks,
+  // which are whole ones where all heads have so few rows.
   const Count by_head = Count(s.heads_q) * (rows / t.block_q + sequences);
-  const Count by_panel = Count(s.heads_kv) * (s.group() * rows / t.shape.panel() + sequences);
+  const int64 least = s.len_q < t.shape.panel() ? t.block_q : t.shape.panel();
+  const Count by_panel = Count(s.heads_kv) * (s.group() * rows / least + sequences);
   return smaller(by_head.value(), by_panel.value());
 }
 
