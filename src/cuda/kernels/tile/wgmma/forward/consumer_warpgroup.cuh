@@ -52,7 +52,7 @@ struct ConsumerWarpgroup {
     common_keys = {uniform(common.begin), uniform(common.end)};
     return true;
   }
-  // The present block of keys, and with a tile map the one after it.
+  // The block of keys at which the walk stands.
   REGARD_DEVICE KeyBlock block() const {
     if constexpr (kConfig.tile_map) return {mapped_block.index * kKeys, mapped_block.is_full};
     return {(first_block + left - 1) * kKeys, true};

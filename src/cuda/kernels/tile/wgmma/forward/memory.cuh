@@ -8,7 +8,7 @@
 
 namespace regard {
 
-// With a tile map: where a walk begins, and its bits.
+// These two exist only with a tile map: where a walk begins, and the bits of its blocks.
 template <bool kMapped>
 struct MappedWalk {};
 template <>
