@@ -4,10 +4,11 @@
     python3 bench/masks_peers.py                       on a GPU
     python3 bench/masks_peers.py --device cpu --divide 32 --heads 2     a trial of the script
 
-bf16 (on the CPU f32, where FlexAttention has no backward pass), head size 128. Both sides run in one process, on the same tensors, in turns; a
-figure is the median over the rounds. On a GPU a turn is queued behind work, so that it is device
-time. Rates count visible pairs only: 4 D operations for each pair and head forward, 10 D backward.
-Results are compared first. The density is the share of visible pairs.
+bf16 (on the CPU f32, where FlexAttention has no backward pass), head size 128. Both sides run in one
+process, on the same tensors, in turns; a figure is the median over the rounds. On a GPU a turn is
+queued behind work, so that it is device time. Rates count visible pairs only: 4 D operations for
+each pair and head forward, 10 D backward. Results are compared first. The density is the share of
+visible pairs. --kernels prints what each kernel of ours takes instead.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def mask_mod(mask: Any) -> Callable[..., Any]:
 
 
 def sides(mask: Any, q: Any, grouped: bool) -> dict[str, Callable[..., Any]]:
+    torch.compiler.reset()  # a mask is part of what is compiled
     block_mask = create_block_mask(mask_mod(mask), None, None, mask.len_q, mask.len_k,
                                    device=q.device.type)
     flex = torch.compile(flex_attention, dynamic=False)
@@ -126,7 +128,23 @@ def in_turns(calls: dict[str, Callable[[], Any]], device: str) -> dict[str, floa
     return {name: statistics.median(found) for name, found in times.items()}
 
 
-def measure(name: str, mask: Any, heads: tuple[int, int], device: str) -> None:
+def print_kernels(name: str, calls: dict[str, Callable[[], Any]]) -> None:
+    """The mean time of each kernel of one call of ours."""
+    from torch.profiler import ProfilerActivity, profile
+    times = 5
+    for label, call in calls.items():
+        call()
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            for _ in range(times):
+                call()
+            torch.cuda.synchronize()
+        for kernel in found.key_averages():
+            print(f"{name:26} {label:9}{kernel.device_time_total / times / 1e3:9.3f} ms  "
+                  f"{kernel.count / times:4.1f} x {kernel.key[:60]}", flush=True)
+
+
+def measure(name: str, mask: Any, heads: tuple[int, int], device: str, kernels: bool) -> None:
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
 
     def drawn(count: int) -> Any:
@@ -145,6 +163,8 @@ def measure(name: str, mask: Any, heads: tuple[int, int], device: str) -> None:
         out = attend(*given)
         backward[side] = lambda out=out: torch.autograd.grad(out, given, dout, retain_graph=True)
         results[side] += backward[side]()
+    if kernels:
+        return print_kernels(name, {"forward": forward["regard"], "backward": backward["regard"]})
     away = max(float((a - b).norm() / b.norm()) for a, b in zip(results["regard"], results["flex"]))
     density = mask.density()
     operations = 4 * DIM * heads[0] * density * mask.len_q * mask.len_k
@@ -162,12 +182,13 @@ def main() -> None:
     parser.add_argument("--divide", type=int, default=1, help="lengths by this (default: 1)")
     parser.add_argument("--heads", default="16/16,32/8", help="of q and k (default: %(default)s)")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--kernels", action="store_true", help="on a GPU: times of our kernels")
     a = parser.parse_args()
     print(f"{'mask':26} {'heads':7} density  side     forward, ms TFLOP/s  backward, ms TFLOP/s")
     for name, mask in cases(a.divide).items():
         for pair in a.heads.split(",") if a.only in name else []:
             query, _, key = pair.partition("/")
-            measure(name, mask, (int(query), int(key or query)), a.device)
+            measure(name, mask, (int(query), int(key or query)), a.device, a.kernels)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-// Makes the tile map of a mask (tile_map_layout.h): a block for each own tile and word, or, in
-// batches of any lengths, for all words of a tile.
+// Makes the tile map of a mask (tile_map_layout.h): a block for each own tile and group of eight
+// tiles of the other side, or, in batches of any lengths, for all groups of an own tile.
 //
 // A tile counts as visible where the bool mask shows one of its pairs, the spans of some row reach
 // one of its keys, and the spans of some key reach one of its rows. That holds for every tile with
@@ -22,7 +22,7 @@ struct MapBlock {
   static constexpr int kWarps = kConfig.tiling.warps, kThreads = kWarps * 32;
   using Map = TileMap<kConfig>;
 
-  // The tiles of a word in which a source shows some pair, and in which it may hide one.
+  // The tiles of a group in which a source shows some pair, and in which it may hide one.
   struct Seen {
     uint32 shown = 0, hidden = 0;
   };
@@ -33,9 +33,9 @@ struct MapBlock {
   const int first, end;  // of the own tile
 
   REGARD_DEVICE int other_length() const { return kOfKeys ? seq.len_q : seq.len_k; }
-  // Behind the last row (or key) of a word's tiles.
-  REGARD_DEVICE int end_of_word(int first_tile) const {
-    const int64 end = (int64(first_tile) + kTilesOfMapWord) * kOther;
+  // Behind the last row (or key) of a group's tiles.
+  REGARD_DEVICE int end_of_group(int first_tile) const {
+    const int64 end = (int64(first_tile) + kTilesOfMapGroup) * kOther;
     return int(smaller<int64>(end, other_length()));
   }
 
@@ -63,10 +63,10 @@ struct MapBlock {
       seen.hidden |= ~covered;
     }
   }
-  // The spans of each key (kOfKeys: row) of the word's tiles: whether they reach the own tile.
+  // The spans of each key (kOfKeys: row) of the group's tiles: whether they reach the own tile.
   REGARD_DEVICE void add_other_spans(Seen& seen, int first_tile) const {
     const SpanView& view = kOfKeys ? p.row_spans : p.key_spans;
-    const int last = end_of_word(first_tile);
+    const int last = end_of_group(first_tile);
 #pragma unroll 1
     for (int other = first_tile * kOther + thread_index(); other < last; other += kThreads) {
       const Spans spans = spans_of(view, b, h, kOfKeys ? seq.first_q : seq.first_k, other);
@@ -110,7 +110,7 @@ struct MapBlock {
   // A mask that all rows, or all keys, share is read once, and what it says holds for all tiles.
   REGARD_DEVICE void add_mask(Seen& seen, int first_tile) const {
     const Strides& s = p.mask.strides;
-    const ShortInterval own{first, end}, other{first_tile * kOther, end_of_word(first_tile)};
+    const ShortInterval own{first, end}, other{first_tile * kOther, end_of_group(first_tile)};
     ShortInterval rows = kOfKeys ? other : own, keys = kOfKeys ? own : other;
     const bool one_row = s.row == 0, one_key = s.column == 0;
     if (one_row) rows.end = smaller(rows.end, rows.begin + 1);
@@ -118,7 +118,7 @@ struct MapBlock {
     const int chunks = larger(keys.end - keys.begin + kChunk - 1, 0) / kChunk;
     const int count = larger(rows.end - rows.begin, 0) * chunks;
     const uint8* const mask = static_cast<const uint8*>(p.mask.data) + offset_of(s, b, h, 0, 0);
-#pragma unroll 4  // loads at once
+#pragma unroll 8  // loads at once
     for (int n = thread_index(); n < count; n += kThreads) {
       const int row = n / chunks, i = rows.begin + row;
       const int j = keys.begin + (n - row * chunks) * kChunk;
@@ -133,7 +133,7 @@ struct MapBlock {
     }
   }
 
-  // --------------------------------------------------------------------------------------- a word
+  // -------------------------------------------------------------------------------------- a group
 
   // The bits that any thread has. `sums`: a word of each warp.
   static REGARD_DEVICE uint32 any_thread(uint32 bits, uint32* sums) {
@@ -147,10 +147,10 @@ struct MapBlock {
     return bits;
   }
 
-  REGARD_DEVICE uint64 word_at(int first_tile) const {
+  REGARD_DEVICE typename Map::Bits bits_of_group(int first_tile) const {
     uint32* const sums = &shared_memory<uint32>();
     const int tiles = (other_length() + kOther - 1) / kOther;
-    uint32 visible = Map::bit_range(0, tiles - first_tile), hidden = 0;
+    uint32 visible = Map::bit_range(0, smaller(tiles - first_tile, kTilesOfMapGroup)), hidden = 0;
     const auto take = [&](const Seen& seen) {
       visible &= any_thread(seen.shown, sums);
       hidden |= any_thread(seen.hidden, sums);
@@ -170,7 +170,7 @@ struct MapBlock {
       add_mask(seen, first_tile);
       take(seen);
     }
-    return uint64(visible & ~hidden) << 32 | visible;
+    return {visible, visible & ~hidden};
   }
 };
 
@@ -186,12 +186,12 @@ REGARD_DEVICE void tile_map(const KernelParams& params) {
   const Block block{p, seq, b, h, first, first + smaller(Block::kOwn, length - first)};
   const int64 row =
       map_row(p, kConfig, b, h, Block::kOfKeys ? seq.first_k : seq.first_q, coords.tile);
-  const int words = int(map_words(p, kConfig));
-  uint64* const to = params.buffers.tile_map + row * words;
+  uint64* const to = params.buffers.tile_map + row * map_words(p, kConfig);
+  const int groups = int(map_groups(p, kConfig));
 #pragma unroll 1
-  for (int word = coords.split; word < words; word += params.grid.splits) {
-    const uint64 bits = block.word_at(word * kTilesOfMapWord);
-    if (thread_index() == 0) to[word] = bits;
+  for (int group = coords.split; group < groups; group += params.grid.splits) {
+    const auto bits = block.bits_of_group(group * kTilesOfMapGroup);
+    if (thread_index() == 0) Block::Map::write_group(to, group, bits);
   }
 }
 

@@ -27,7 +27,8 @@ Count map_bytes(const Problem& p, const KernelConfig& main) {
   return of_head * map_heads(p) * map_words(p, main) * kMapWordBytes;
 }
 bool is_too_large(const Problem& p, const KernelConfig& main) {
-  const Count blocks = Count(map_batch(p)) * map_heads(p) * own_tiles(p, main) * map_words(p, main);
+  const Count blocks =
+      Count(map_batch(p)) * map_heads(p) * own_tiles(p, main) * map_groups(p, main);
   return blocks.value() > INT32_MAX || map_bytes(p, main).value() > kMostBytes;
 }
 
@@ -82,7 +83,7 @@ void add_map_launch(Draft& d) {
   c.mask.copy_bytes = bytes_of_mask_copy(d.p);
   c.tiling = {.rows = d.main.tiling.rows, .keys = d.main.tiling.keys, .warps = 8, .stages = 1};
   // A batch of any lengths has tiles enough, many of which may not exist.
-  const int64 splits = d.p.varlen ? 1 : map_words(d.p, c);
+  const int64 splits = d.p.varlen ? 1 : map_groups(d.p, c);
   add_launch(d, c, map_batch(d.p) * map_heads(d.p), own_tiles(d.p, c), splits);
 }
 

@@ -5,7 +5,7 @@
 // 2 n + e is column 8 n + e, counted from the lane's first.
 #pragma once
 
-#include "cuda/kernels/ptx.cuh"
+#include "cuda/kernels/tile/score_tile.cuh"
 #include "semantics/spans.h"
 
 namespace regard {
@@ -29,21 +29,42 @@ REGARD_DEVICE uint64 columns_in(const Spans& of_line, int first, int length) {
   return seen;
 }
 
-// Clears the bits of columns whose spans do not hold the line. Columns past the end are left as
-// they are. spans_of_column(column) returns a column's spans.
+// Clears the bits of columns whose spans do not hold the line. Columns past the end may get any
+// bits. spans_of_column(column) returns a column's spans.
+//
+// The warp reads each column's spans once: lane l has those of columns l, l + 32 ..., and the other
+// lanes get them by shuffles.
 template <int kBlocks, int kLines, class SpansOf>
 REGARD_DEVICE void keep_columns_around(uint64 (&seen)[kLines], const int (&lines)[kLines],
                                        int first, int length, SpansOf spans_of_column) {
+  constexpr int kParts = (kBlocks + 3) / 4;  // of 32 columns
+  const int lane_column = lane_index() % 4 * 2, first_of_tile = first - lane_column;
+  const int count = spans_of_column(0).count;
+  uint64 shown[kLines] = {};
 #pragma unroll 1
-  for (int bit = 0; bit < 2 * kBlocks; ++bit) {
-    const int column = first + bit / 2 * 8 + bit % 2;
-    if (column >= length) continue;
-    const Spans spans = spans_of_column(column);
+  for (int n = 0; n < count; ++n) {
+    ShortInterval spans[kParts] = {};
 #pragma unroll
-    for (int line = 0; line < kLines; ++line) {
-      if (!spans.contain(lines[line])) seen[line] &= ~(uint64(1) << bit);
+    for (int part = 0; part < kParts; ++part) {
+      const int column = first_of_tile + part * 32 + lane_index();
+      if (column < length) {
+        const Interval span = spans_of_column(column)[n];
+        spans[part] = {int(span.begin), int(span.end)};
+      }
+    }
+#pragma unroll
+    for (int bit = 0; bit < 2 * kBlocks; ++bit) {
+      const int lane = bit % 8 / 2 * 8 + bit % 2 + lane_column;
+      const int begin = shuffle(spans[bit / 8].begin, lane);
+      const int end = shuffle(spans[bit / 8].end, lane);
+#pragma unroll
+      for (int line = 0; line < kLines; ++line) {
+        if (begin <= lines[line] && lines[line] < end) shown[line] |= uint64(1) << bit;
+      }
     }
   }
+#pragma unroll
+  for (int line = 0; line < kLines; ++line) seen[line] &= shown[line];
 }
 
 }  // namespace regard

@@ -39,10 +39,12 @@ struct TileMap {
     const uint64 both = row[word];
     return {uint32(both), uint32(both >> 32)};
   }
-  // Whether mask and spans show every pair of a tile.
-  REGARD_DEVICE bool is_full(int tile) const {
-    if constexpr (!kExists) return true;
-    return bits(tile / kTilesOfMapWord).full >> tile % kTilesOfMapWord & 1;
+  // The bits of a group in a row of the map.
+  static REGARD_DEVICE void write_group(uint64* row, int group, const Bits& bits) {
+    constexpr int kGroups = kTilesOfMapWord / kTilesOfMapGroup;
+    uint8* const word = reinterpret_cast<uint8*>(row + group / kGroups) + group % kGroups;
+    word[0] = uint8(bits.visible);
+    word[kGroups] = uint8(bits.full);
   }
   // The first visible tile from `tile` on; `end` where there is none.
   REGARD_DEVICE VisibleTile first_from(int tile, int end) const {

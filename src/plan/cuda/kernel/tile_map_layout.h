@@ -13,6 +13,7 @@
 namespace regard {
 
 inline constexpr int kTilesOfMapWord = 32;
+inline constexpr int kTilesOfMapGroup = 8;  // whose bits are made together: a byte of each half
 
 // Whether own tiles are tiles of keys: in the kernel that makes the map, and in the one that reads
 // it.
@@ -65,5 +66,8 @@ REGARD_INLINE int64 map_words(const Problem& p, const KernelConfig& c) {
   return divide_up(tiles, kTilesOfMapWord);
 }
 inline constexpr int kMapWordBytes = 8;
+REGARD_INLINE int64 map_groups(const Problem& p, const KernelConfig& c) {
+  return map_words(p, c) * (kTilesOfMapWord / kTilesOfMapGroup);
+}
 
 }  // namespace regard

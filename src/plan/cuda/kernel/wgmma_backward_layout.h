@@ -14,6 +14,7 @@ inline constexpr int kDscoreSizeBytes = 8 * 4;  // f32: the largest dS^T of each
 inline constexpr int kMostPairTermBuffers = 2;
 inline constexpr int kMostBackwardStages = 3;
 inline constexpr int kBackwardTaskBytes = 64;
+inline constexpr int kRowTilesAtOnce = 4;
 inline constexpr int kBlocksOfCluster[] = {8, 6, 4, 3, 2};
 
 // Wide kernels have tiles of 64 keys: one warpgroup makes P^T and dv, another dS^T and dk, because
@@ -105,9 +106,14 @@ struct BackwardWgmmaLayout {
   int mask = 0;          // [pair term buffers][rows][keys]
   int dropout_bits = 0;  // a word for each thread of warpgroups 1 and 2
   int task = 0;          // BackwardTask
+  int row_tiles = 0;     // kRowTilesAtOnce x 8 bytes, where the loads bring their tile along
   int barriers = 0;
   int size = 0;
 };
+
+// With a tile map, the warpgroup that loads tiles of rows says which they are. In a wide block
+// several warpgroups load.
+REGARD_INLINE bool loads_bring_tiles(const KernelConfig& c) { return c.tile_map && !is_wide(c); }
 
 inline constexpr int kBackwardBarriers = 2 + (kMostBackwardStages + 1) + 3 * kMostBackwardStages +
                                          3 * kDscoreBuffers + kMostPairTermBuffers + 2 +
@@ -134,7 +140,8 @@ REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   x.mask = x.bias + pair_term_buffers(c) * bias_bytes(c);
   x.dropout_bits = x.mask + pair_term_buffers(c) * mask_bytes(c);
   x.task = x.dropout_bits + (has_backward_dropout_warpgroup(c) ? 256 * 4 : 0);
-  x.barriers = x.task + kBackwardTaskBytes;
+  x.row_tiles = x.task + kBackwardTaskBytes;
+  x.barriers = x.row_tiles + (loads_bring_tiles(c) ? kRowTilesAtOnce * 8 : 0);
   x.size = x.barriers + kBackwardBarriers * 8;
   return x;
 }

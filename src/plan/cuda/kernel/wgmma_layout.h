@@ -61,7 +61,7 @@ struct ForwardWgmmaLayout {
   int size = 0;
 };
 
-inline constexpr int kTaskBytes = 48;
+REGARD_INLINE int forward_tile_bytes(const KernelConfig& c) { return c.tile_map ? 64 : 48; }
 inline constexpr int kMostConsumers = 4;  // warpgroups
 inline constexpr int kMostConsumerWarps = 4 * kMostConsumers;
 inline constexpr int kBarriers =
@@ -83,7 +83,7 @@ REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c, int
   x.mask = x.bias + (c.bias.by_tma ? panels_of(t.keys) * panel_bytes(t.rows) : bias_bytes(c));
   x.dropout_bits = x.mask + mask_bytes(c);
   x.tiles = x.dropout_bits + dropout_bytes(c);
-  x.barriers = x.tiles + kTilesAtOnce * kTaskBytes;
+  x.barriers = x.tiles + kTilesAtOnce * forward_tile_bytes(c);
   x.size = x.barriers + kBarriers * 8;
   return x;
 }

@@ -318,7 +318,7 @@ struct DbiasWarpgroup {
   REGARD_DEVICE void run() {
     const BackwardTask& task = memory.task();
     clear_unseen(task);
-    RowTile tile = first_row_tile<kConfig>(params, task);
+    RowWalk<kConfig> tile = row_walk<kConfig>(params, task);
 #pragma unroll 1
     for (int iteration = 0; iteration < task.iterations; ++iteration) {
       if constexpr (!kCluster) {

@@ -75,13 +75,13 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
   }
 
   // Makes S^T of the first tile, and returns the tile.
-  REGARD_DEVICE RowTile begin(const BackwardTask& task) {
+  REGARD_DEVICE RowWalk<kConfig> begin(const BackwardTask& task) {
     this->await_keys(task);
     hold_steps(held_keys, Held::kKeys, memory.keys());
     this->template set_term_factors<0>();
     this->set_whole_rows(task);
-    const RowTile tile = first_row_tile<kConfig>(params, task);
-    this->await_queries(task, tile, queries.stage, queries.parity);
+    RowWalk<kConfig> tile = this->first_tile(task);
+    this->await_queries(task, tile, 0, queries.stage, queries.parity);
     multiply_queries();
     this->await_values(task);
     hold_steps(held_values, Held::kValues, memory.values());
@@ -110,7 +110,7 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
   }
 
   REGARD_DEVICE void mainloop(const BackwardTask& task) {
-    RowTile tile = begin(task);
+    RowWalk<kConfig> tile = begin(task);
     const int last = task.iterations - 1;
 #pragma unroll 1
     for (int iteration = 0;; ++iteration) {  // S^T is complete
@@ -139,8 +139,8 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
         this->hand_over_dscores(iteration);
         break;
       }
-      advance<kConfig>(tile, params, task);
-      this->await_queries(task, tile, queries.stage, queries.parity);
+      this->next_tile(tile, task);
+      this->await_queries(task, tile, iteration + 1, queries.stage, queries.parity);
       multiply_queries();
       if constexpr (kConfig.wanted.dk) {
         this->multiply_rows(dk, dscores, rows);

@@ -73,8 +73,8 @@ struct DkWarpgroup : KeyWarpgroupOf<kConfig> {
   }
 
   // Replaces a tile of Q. Warpgroup 1 has finished with it, because P^T was complete.
-  REGARD_DEVICE void reload_queries(const BackwardTask& task, const RowTile& tile, int iteration,
-                                    const Stages& ring) const {
+  REGARD_DEVICE void reload_queries(const BackwardTask& task, const RowWalk<kConfig>& tile,
+                                    int iteration, const Stages& ring) const {
     this->arrive_once(Memory::kQueryEmpty, ring.stage);
     if (!this->issues() || iteration + Memory::kStages >= task.iterations) return;
     mbarrier_wait(memory.barrier(Memory::kQueryEmpty, ring.stage), ring.parity);
@@ -82,7 +82,7 @@ struct DkWarpgroup : KeyWarpgroupOf<kConfig> {
   }
 
   // Makes dP^T of the first tile, and returns the tile.
-  REGARD_DEVICE RowTile begin(const BackwardTask& task, const Stages& ring) {
+  REGARD_DEVICE RowWalk<kConfig> begin(const BackwardTask& task, const Stages& ring) {
     if constexpr (kF32) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -94,8 +94,8 @@ struct DkWarpgroup : KeyWarpgroupOf<kConfig> {
     this->await_values(task);
     if constexpr (!kF32) this->template set_term_factors<kConfig.cta_pair ? kRowTerms : 0>();
     this->set_whole_rows(task);
-    const RowTile tile = first_row_tile<kConfig>(params, task);
-    if constexpr (!kF32) this->await_queries(task, tile, ring.stage, ring.parity);
+    RowWalk<kConfig> tile = row_walk<kConfig>(params, task);
+    if constexpr (!kF32) this->await_queries(task, tile, 0, ring.stage, ring.parity);
     this->await_douts(task, tile, ring.stage, ring.parity);
     wgmma_fence();
     multiply_douts(ring.stage);
@@ -106,13 +106,13 @@ struct DkWarpgroup : KeyWarpgroupOf<kConfig> {
 
   REGARD_DEVICE void mainloop(const BackwardTask& task) {
     Stages ring;
-    RowTile tile = begin(task, ring);
+    RowWalk<kConfig> tile = begin(task, ring);
     const int last = task.iterations - 1;
 #pragma unroll 1
     for (int iteration = 0;; ++iteration) {  // dP^T is complete; except in f32, Q is there
       make_opaque(memory.begin);
       make_dscores(task, tile, iteration, ring.stage);
-      if constexpr (kF32) this->await_queries(task, tile, ring.stage, ring.parity);
+      if constexpr (kF32) this->await_queries(task, tile, iteration, ring.stage, ring.parity);
       if (!kF32 || iteration == last) {  // f32: one fence for both products, as in DvWarpgroup
         wgmma_fence();
         multiply_dscores(ring.stage);
@@ -120,11 +120,11 @@ struct DkWarpgroup : KeyWarpgroupOf<kConfig> {
       if (iteration == last) break;
       // Where rows are cleared the warpgroups wait for each other, and dq must not wait for that.
       if constexpr (kClears) this->hand_over_dscores(iteration);
-      const RowTile before = tile;
+      const RowWalk<kConfig> before = tile;
       const Stages done = ring;
       advance<kConfig>(tile, params, task);
       ring.advance();
-      if constexpr (!kF32) this->await_queries(task, tile, ring.stage, ring.parity);
+      if constexpr (!kF32) this->await_queries(task, tile, iteration + 1, ring.stage, ring.parity);
       this->await_douts(task, tile, ring.stage, ring.parity);
       wgmma_fence();
       if constexpr (kF32) multiply_dscores(done.stage);

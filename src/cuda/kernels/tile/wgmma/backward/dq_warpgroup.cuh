@@ -44,7 +44,7 @@ struct DqWarpgroup {
     if constexpr (kMakesDbias) DbiasWarpgroup<kConfig>{params, memory}.clear_unseen(task);
     if (task.iterations == 0) return;
     DqSums<kConfig> sums{params, memory, {params, task}};
-    const RowTile tile = first_row_tile<kConfig>(params, task);
+    const RowWalk<kConfig> tile = row_walk<kConfig>(params, task);
     if (thread_index() == 0) {
       BackwardLoads<kConfig>{params, maps, memory, sums.rows}.load_first(task, tile);
     }
@@ -53,10 +53,11 @@ struct DqWarpgroup {
     if constexpr (kConfig.ordered_dq) sums.semaphore.release();
   }
 
-  REGARD_DEVICE void mainloop(DqSums<kConfig>& sums, const BackwardTask& task, RowTile tile) {
+  REGARD_DEVICE void mainloop(DqSums<kConfig>& sums, const BackwardTask& task,
+                              RowWalk<kConfig> tile) {
     Memory& memory = sums.memory;
     DbiasWarpgroup<kConfig> dbias{params, memory};
-    RowTile ahead = tile;  // the tile that is loaded next
+    RowWalk<kConfig> ahead = tile;  // the tile that is loaded next
 #pragma unroll 1
     for (int iteration = 0; iteration < kAhead; ++iteration) {
       if constexpr (kHasPairTerms<kConfig>) {
@@ -85,6 +86,7 @@ struct DqWarpgroup {
       if constexpr (!Memory::kWide) {
         if (thread_index() == 0 && later < iterations) {
           const BackwardLoads<kConfig> loads{params, maps, memory, sums.rows};
+          if constexpr (Memory::kLoadsBringTiles) memory.write_tile(later, ahead);
           loads.load_queries(task, ahead, Memory::query_stage(later));
           loads.load_douts(task, ahead, Memory::dout_stage(later));
         }

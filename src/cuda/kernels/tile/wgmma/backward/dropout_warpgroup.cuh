@@ -52,7 +52,7 @@ struct DropoutWarpgroup {
 
   REGARD_DEVICE void run() {
     const BackwardTask task = uniform_task<kConfig>(memory.task());
-    RowTile tile = first_row_tile<kConfig>(params, task);
+    RowWalk<kConfig> tile = row_walk<kConfig>(params, task);
     DropoutBitsWriter<Memory> writer{memory};
 #pragma unroll 1
     for (int left = task.iterations; left > 0; --left) {

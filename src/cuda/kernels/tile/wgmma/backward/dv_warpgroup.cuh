@@ -79,8 +79,8 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
   }
 
   // Replaces a tile of dO once both warpgroups have finished with it.
-  REGARD_DEVICE void reload_douts(const BackwardTask& task, const RowTile& tile, int iteration,
-                                  const Stages& ring) const {
+  REGARD_DEVICE void reload_douts(const BackwardTask& task, const RowWalk<kConfig>& tile,
+                                  int iteration, const Stages& ring) const {
     this->arrive_once(Memory::kDoutEmpty, ring.stage);
     if (!this->issues() || iteration + Memory::kStages >= task.iterations) return;
     mbarrier_wait(memory.barrier(Memory::kDoutEmpty, ring.stage), ring.parity);
@@ -88,7 +88,7 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
   }
 
   // Makes S^T of the first tile, and returns the tile.
-  REGARD_DEVICE RowTile begin(const BackwardTask& task, const Stages& ring) {
+  REGARD_DEVICE RowWalk<kConfig> begin(const BackwardTask& task, const Stages& ring) {
     if constexpr (kF32) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) key_factors[half] = this->factors_of(task, half).key;
@@ -96,8 +96,8 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
     this->await_keys(task);
     if constexpr (!kF32) this->template set_term_factors<0>();
     this->set_whole_rows(task);
-    const RowTile tile = first_row_tile<kConfig>(params, task);
-    this->await_queries(task, tile, ring.stage, ring.parity);
+    RowWalk<kConfig> tile = row_walk<kConfig>(params, task);
+    this->await_queries(task, tile, 0, ring.stage, ring.parity);
     wgmma_fence();
     multiply_queries(ring.stage);
     wgmma_wait<0>();
@@ -106,7 +106,7 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
   }
 
   REGARD_DEVICE void mainloop(const BackwardTask& task, Stages& ring) {
-    RowTile tile = begin(task, ring);
+    RowWalk<kConfig> tile = begin(task, ring);
     const int last = task.iterations - 1;
 #pragma unroll 1
     for (int iteration = 0;; ++iteration) {  // S^T is complete
@@ -120,11 +120,11 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
         multiply_probs(ring.stage);
       }
       if (iteration == last) break;
-      const RowTile before = tile;
+      const RowWalk<kConfig> before = tile;
       const Stages done = ring;
       advance<kConfig>(tile, params, task);
       ring.advance();
-      this->await_queries(task, tile, ring.stage, ring.parity);
+      this->await_queries(task, tile, iteration + 1, ring.stage, ring.parity);
       wgmma_fence();
       if constexpr (kF32) multiply_probs(done.stage);
       multiply_queries(ring.stage);

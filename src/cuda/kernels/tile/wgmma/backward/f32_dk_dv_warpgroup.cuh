@@ -33,7 +33,7 @@ struct F32DkDvWarpgroup : F32KeyWarpgroup<kConfig> {
   }
 
   // Makes S^T of the first tile, and returns the tile.
-  REGARD_DEVICE RowTile begin(const BackwardTask& task) {
+  REGARD_DEVICE RowWalk<kConfig> begin(const BackwardTask& task) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const KeyFactors own = this->factors_of(task, half);
@@ -41,9 +41,10 @@ struct F32DkDvWarpgroup : F32KeyWarpgroup<kConfig> {
       value_factors[half] = own.value;
     }
     this->set_whole_rows(task);
-    const RowTile tile = first_row_tile<kConfig>(params, task);
+    RowWalk<kConfig> tile = this->first_tile(task);
     mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
     await_queries();
+    this->receive_tile(tile, 0);
     wgmma_fence();
     multiply_queries();
     mbarrier_wait(memory.barrier(Memory::kValuesFull), 0);
@@ -56,7 +57,7 @@ struct F32DkDvWarpgroup : F32KeyWarpgroup<kConfig> {
     Accumulator of_dv[kConfig.dim_v / 8], of_dk[kConfig.dim / 8];  // what a tile adds
     float factors[2] = {};
     Base::clear_sums(of_dk);
-    RowTile tile = begin(task);
+    RowWalk<kConfig> tile = begin(task);
     const int last = task.iterations - 1;
 #pragma unroll 1
     for (int iteration = 0;; ++iteration) {  // S^T is complete, and dk's last product runs
@@ -92,8 +93,9 @@ struct F32DkDvWarpgroup : F32KeyWarpgroup<kConfig> {
         this->hand_over_dscores(iteration);
         break;
       }
-      advance<kConfig>(tile, params, task);
+      this->next_tile(tile, task);
       await_queries();
+      this->receive_tile(tile, iteration + 1);
       wgmma_fence();
       multiply_queries();
       Base::multiply_rows(of_dk, operand, rows);

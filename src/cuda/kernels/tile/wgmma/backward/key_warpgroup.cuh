@@ -108,6 +108,21 @@ struct KeyWarpgroup {
 
   // ----------------------------------------------------------------------------------------- tiles
 
+  // The tile of the first iteration, and of the iteration after that of `tile`: before its Q is
+  // there, and once it is.
+  REGARD_DEVICE RowWalk<kConfig> first_tile(const BackwardTask& task) const {
+    if constexpr (Memory::kLoadsBringTiles) return {};
+    return row_walk<kConfig>(params, task);
+  }
+  REGARD_DEVICE void next_tile(RowWalk<kConfig>& tile, const BackwardTask& task) const {
+    if constexpr (!Memory::kLoadsBringTiles) advance<kConfig>(tile, params, task);
+  }
+  REGARD_DEVICE void receive_tile(RowWalk<kConfig>& tile, int iteration) const {
+    if constexpr (Memory::kLoadsBringTiles) {
+      static_cast<RowTile&>(tile) = memory.read_tile(iteration);
+    }
+  }
+
   REGARD_DEVICE void clear_foreign_keys(const BackwardTask& task, SharedAddress tile,
                                         int columns) const {
     const int last = own_key + kWarpgroupRows;
@@ -132,9 +147,10 @@ struct KeyWarpgroup {
     mbarrier_wait(memory.barrier(Memory::kValuesFull), 0);
     if constexpr (kClears) clear_foreign_keys(task, memory.values(), kConfig.dim_v);
   }
-  REGARD_DEVICE void await_queries(const BackwardTask& task, const RowTile& tile, int stage,
-                                   int parity) const {
+  REGARD_DEVICE void await_queries(const BackwardTask& task, RowWalk<kConfig>& tile, int iteration,
+                                   int stage, int parity) const {
     mbarrier_wait(memory.barrier(Memory::kQueryFull, stage), parity);
+    receive_tile(tile, iteration);
     if constexpr (kClears) clear_foreign_rows(task, tile, memory.queries(stage), kConfig.dim);
   }
   REGARD_DEVICE void await_douts(const BackwardTask& task, const RowTile& tile, int stage,
@@ -197,7 +213,8 @@ struct KeyWarpgroup {
   REGARD_DEVICE BackwardLoads<kConfig> loads(const BackwardTask& task) const {
     return {params, maps, memory, {params, task}};
   }
-  REGARD_DEVICE RowTile tile_after_stages(const BackwardTask& task, RowTile tile) const {
+  REGARD_DEVICE RowTile tile_after_stages(const BackwardTask& task,
+                                          RowWalk<kConfig> tile) const {
 #pragma unroll
     for (int n = 0; n < Memory::kStages; ++n) advance<kConfig>(tile, params, task);
     return tile;

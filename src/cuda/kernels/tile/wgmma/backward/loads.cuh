@@ -119,8 +119,9 @@ struct BackwardLoads {
   }
 
   // Loads the first tiles, in the order in which they are needed.
-  REGARD_DEVICE void load_first(const BackwardTask& task, RowTile tile) const {
+  REGARD_DEVICE void load_first(const BackwardTask& task, RowWalk<kConfig> tile) const {
     load_keys(task);
+    if constexpr (Memory::kLoadsBringTiles) memory.write_tile(0, tile);
     load_queries(task, tile, 0);
     load_values(task);
     if constexpr (kConfig.cta_pair) load_peer_keys(task);
@@ -128,6 +129,7 @@ struct BackwardLoads {
 #pragma unroll 1
     for (int stage = 1; stage < Memory::kStages && stage < task.iterations; ++stage) {
       advance<kConfig>(tile, params, task);
+      if constexpr (Memory::kLoadsBringTiles) memory.write_tile(stage, tile);
       load_queries(task, tile, stage);
       load_douts(task, tile, stage);
     }

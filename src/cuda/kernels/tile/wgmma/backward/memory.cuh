@@ -93,6 +93,21 @@ struct BackwardMemory {
     return *reinterpret_cast<BackwardTask*>(&shared_memory<uint8>() + kLayout.task);
   }
 
+  // Which tile the loads of an iteration bring. The writer then loads Q; readers wait for Q.
+  static constexpr bool kLoadsBringTiles = loads_bring_tiles(kConfig);
+  REGARD_DEVICE void write_tile(int iteration, const RowTile& tile) const {
+    row_tile(iteration) = uint64(tile.head) << 32 | uint32(tile.index) << 1 | uint32(tile.is_full);
+  }
+  REGARD_DEVICE RowTile read_tile(int iteration) const {
+    const uint64 tile = row_tile(iteration);
+    const int index = uniform(int(uint32(tile)));
+    return {uniform(int(tile >> 32)), index >> 1, (index & 1) != 0};
+  }
+  REGARD_DEVICE uint64& row_tile(int iteration) const {
+    uint8* const first = &shared_memory<uint8>() + kLayout.row_tiles;
+    return reinterpret_cast<uint64*>(first)[iteration % kRowTilesAtOnce];
+  }
+
   // The first barrier of each kind.
   enum Barrier : int {
     kKeysFull = 0,

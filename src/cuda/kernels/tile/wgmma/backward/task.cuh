@@ -52,31 +52,49 @@ REGARD_DEVICE TileMap<kConfig> map_of_head(const KernelParams& params, const Bac
   if (kConfig.tile_map && map_heads(p) > 1) row += head * map_rows_of_head(p, kConfig);
   return TileMap<kConfig>::at(params, row);
 }
-// Moves to the next tile that the map does not hide, which may be this one. Behind the last one,
-// the head is the first of the next key head.
+// The walk over the row tiles of a task, which is at one of them. With a tile map, the bits of the
+// word at which it is are in registers, so that most steps read no memory.
+template <KernelConfig kConfig, bool kMapped = kConfig.tile_map>
+struct RowWalk : RowTile {};
 template <KernelConfig kConfig>
-REGARD_DEVICE void skip_hidden(RowTile& tile, const KernelParams& params,
-                               const BackwardTask& task) {
-  const int end_head = (key_head<kConfig>(params, task) + 1) * int(params.problem.sizes.group());
-#pragma unroll 1
-  for (; tile.head < end_head; ++tile.head) {
-    const VisibleTile found =
-        map_of_head<kConfig>(params, task, tile.head).first_from(tile.index, task.end_row_tile);
-    tile.index = found.index;
-    tile.is_full = found.is_full;
-    if (tile.index < task.end_row_tile) return;
-    tile.index = task.first_row_tile;
+struct RowWalk<kConfig, true> : RowTile {
+  typename TileMap<kConfig>::Bits bits{};  // visible: tiles of the word after the present one
+
+  // Reads the word of `from`, whose tiles from this one on are still to come.
+  REGARD_DEVICE void read(const KernelParams& params, const BackwardTask& task, int from) {
+    const int word = from / kTilesOfMapWord, first = word * kTilesOfMapWord;
+    bits = map_of_head<kConfig>(params, task, head).bits(word);
+    bits.visible &= TileMap<kConfig>::bit_range(from - first, task.end_row_tile - first);
+    index = first;
   }
-}
+  // Moves to the first tile that is still to come. Behind the last one, the head is the first of
+  // the next key head.
+  REGARD_DEVICE void take(const KernelParams& params, const BackwardTask& task) {
+    const int end_head = (key_head<kConfig>(params, task) + 1) * int(params.problem.sizes.group());
+#pragma unroll 1
+    while (bits.visible == 0) {
+      int next = (index / kTilesOfMapWord + 1) * kTilesOfMapWord;
+      if (next >= task.end_row_tile) {
+        if (++head >= end_head) return;
+        next = task.first_row_tile;
+      }
+      read(params, task, next);
+    }
+    const int bit = lowest_bit(bits.visible);
+    bits.visible &= bits.visible - 1;
+    index = index / kTilesOfMapWord * kTilesOfMapWord + bit;
+    is_full = (bits.full >> bit & 1) != 0;
+  }
+};
 template <KernelConfig kConfig>
-REGARD_DEVICE void advance(RowTile& tile, const KernelParams& params, const BackwardTask& task) {
+REGARD_DEVICE void advance(RowWalk<kConfig>& walk, const KernelParams& params,
+                           const BackwardTask& task) {
   if constexpr (kConfig.tile_map) {
-    ++tile.index;
-    skip_hidden<kConfig>(tile, params, task);
+    walk.take(params, task);
   } else {
-    if (++tile.index < task.end_row_tile) return;
-    tile.index = task.first_row_tile;
-    ++tile.head;
+    if (++walk.index < task.end_row_tile) return;
+    walk.index = task.first_row_tile;
+    ++walk.head;
   }
 }
 
@@ -90,11 +108,16 @@ REGARD_DEVICE RowTile first_iteration_tile(const KernelParams& params, const Bac
   return {head + begin / tiles, task.first_row_tile + begin % tiles};
 }
 
+// A walk at its first tile; of a task without iterations, anywhere.
 template <KernelConfig kConfig>
-REGARD_DEVICE RowTile first_row_tile(const KernelParams& params, const BackwardTask& task) {
-  RowTile first = first_iteration_tile<kConfig>(params, task);
-  if constexpr (kConfig.tile_map) skip_hidden<kConfig>(first, params, task);
-  return first;
+REGARD_DEVICE RowWalk<kConfig> row_walk(const KernelParams& params, const BackwardTask& task) {
+  RowWalk<kConfig> walk{first_iteration_tile<kConfig>(params, task)};
+  if constexpr (kConfig.tile_map) {
+    if (task.iterations == 0) return walk;
+    walk.read(params, task, walk.index);
+    walk.take(params, task);
+  }
+  return walk;
 }
 
 // How many of the task's iterations visit a visible tile. task.iterations still counts all tiles.

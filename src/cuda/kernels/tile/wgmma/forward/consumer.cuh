@@ -47,7 +47,6 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
     const ForwardTile<kConfig>& tile;
     int slot;  // of Q
     KeyBlock block;
-    VisibleTile next;           // with a tile map: the tile's next block
     bool is_first;              // block of the tile
     int skips = 0;              // blocks of K to skip before this one
     bool masked = false;        // intervals, the last key, or with a tile map mask and spans hide
@@ -74,11 +73,10 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
       Step step{.tile = memory.tile(iteration),
                 .slot = iteration % kSlots,
                 .block = this->block(),
-                .next = {},
                 .is_first = is_first,
                 .skips = skips};
-      if constexpr (kConfig.tile_map) step.next = this->next_block(step.tile);
       if (is_first) terms.load(step.tile, step.block);
+      this->advance(step.tile);
       issue(step);
       const Softmax last_softmax = softmax;  // of the tile before, if this block begins one
       begin_weights(step);
@@ -234,7 +232,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
 
   // The tile's next block.
   REGARD_DEVICE KeyBlock next_of(const Step& step) const {
-    if constexpr (kConfig.tile_map) return {step.next.index * kKeys, step.next.is_full};
+    if constexpr (kConfig.tile_map) return this->block();
     return {step.block.first_key - kKeys, true};
   }
   // Gives K back, and Q after the tile's last block.
@@ -245,7 +243,6 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
       release(memory.query_empty(step.slot));
     }
     keys.advance();
-    if constexpr (kConfig.tile_map) this->mapped_block = step.next;
   }
 
   // P V of the last block, and the last tile's results.

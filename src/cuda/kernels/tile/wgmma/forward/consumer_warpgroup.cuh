@@ -2,6 +2,7 @@
 // F32Consumer): 64 query rows of every tile, the stages of K and V, and the products.
 #pragma once
 
+#include "cuda/kernels/tile/wgmma/forward/block_walk.cuh"
 #include "cuda/kernels/tile/wgmma/forward/epilogue.cuh"
 #include "cuda/kernels/tile/wgmma/products.cuh"
 
@@ -31,7 +32,7 @@ struct ConsumerWarpgroup {
   int iteration = -1;           // of the tile, among those of this thread block
   int left = 0;                 // key blocks of the tile, from the present one on
   int first_block = 0;          // of the tile
-  VisibleTile mapped_block{};   // with a tile map: the present one
+  BlockWalk<kConfig, true> walk;  // with a tile map
   ShortInterval common_keys{};  // keys that intervals show to all rows of the warpgroup
   bool has_weights = false;     // P of the block before awaits its V
 
@@ -47,23 +48,25 @@ struct ConsumerWarpgroup {
     left = uniform(tile.blocks);
     if (left == 0) return false;
     first_block = uniform(tile.first_block);
-    if constexpr (kConfig.tile_map) mapped_block = uniform(last_block<kConfig>(params, tile));
+    if constexpr (kConfig.tile_map) walk.begin(tile);
     const ShortInterval common = Coords(params, tile, warp_row).common_keys(warpgroup_row);
     common_keys = {uniform(common.begin), uniform(common.end)};
     return true;
   }
   // The block of keys at which the walk stands.
   REGARD_DEVICE KeyBlock block() const {
-    if constexpr (kConfig.tile_map) return {mapped_block.index * kKeys, mapped_block.is_full};
+    if constexpr (kConfig.tile_map) {
+      const VisibleTile block = walk.block();
+      return {block.index * kKeys, block.is_full};
+    }
     return {(first_block + left - 1) * kKeys, true};
   }
-  REGARD_DEVICE VisibleTile next_block(const ForwardTile<kConfig>& tile) const {
-    return uniform(block_before<kConfig>(params, tile, mapped_block.index));
+  // With a tile map, moves to the tile's next block, if there is one.
+  REGARD_DEVICE void advance(const ForwardTile<kConfig>& tile) {
+    if constexpr (kConfig.tile_map) {
+      if (left > 1) walk.advance(params, tile);
+    }
   }
-  static REGARD_DEVICE VisibleTile uniform(const VisibleTile& block) {
-    return {regard::uniform(block.index), regard::uniform(int(block.is_full)) != 0};
-  }
-  static REGARD_DEVICE int uniform(int x) { return regard::uniform(x); }
   // Whether intervals, the last key, or with a tile map mask and spans hide some pair of a block.
   REGARD_DEVICE bool is_masked(const KeyBlock& keys_of_block) const {
     if (!keys_of_block.is_full) return true;

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/wgmma/dropout_bits.cuh"
-#include "cuda/kernels/tile/wgmma/forward/memory.cuh"
+#include "cuda/kernels/tile/wgmma/forward/block_walk.cuh"
 
 namespace regard {
 
@@ -54,12 +54,13 @@ struct ForwardDropoutProducer {
       mbarrier_wait(memory.query_full(slot), iteration / Memory::kSlots % 2);
       const ForwardTile<kConfig> tile = memory.tile(iteration);
       if (tile.blocks == 0) break;
-      int block = last_block<kConfig>(params, tile).index;
+      BlockWalk<kConfig> walk;
+      walk.begin(tile);
 #pragma unroll 1
       for (int left = tile.blocks; left > 0; --left) {
         uint32 bits[kRowsOfLane];
-        generate(bits, tile, block * kKeys);
-        block = block_before<kConfig>(params, tile, block).index;
+        generate(bits, tile, walk.block().index * kKeys);
+        if (left > 1) walk.advance(params, tile);
         writer.begin();
 #pragma unroll
         for (int r = 0; r < kRowsOfLane; ++r) {

@@ -64,7 +64,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
       }
       if constexpr (kOn.dropout) elementwise().drop(scores, first_key(), dropout);
       split_weights();
-      if constexpr (kConfig.tile_map) this->mapped_block = this->next_block(tile());
+      this->advance(tile());
     }
     if (has_weights) finish();
   }

@@ -2,6 +2,7 @@
 // each tile. The consumers leave it fewer registers, so that it takes a tile only when it loads it.
 #pragma once
 
+#include "cuda/kernels/tile/wgmma/forward/block_walk.cuh"
 #include "cuda/kernels/tile/wgmma/forward/tile_scheduler.cuh"
 
 namespace regard {
@@ -34,17 +35,18 @@ struct F32Producer {
       load_queries(slot, tile);
       const int head = scheduler.kv_head(tile);
       const int first = first_hi_lo_row<int>(p, tile.b, tile.first_k, int(p.sizes.len_k), kKeys);
-      int block = last_block<kConfig>(params, tile).index;
+      BlockWalk<kConfig> walk;
+      walk.begin(tile);
 #pragma unroll 1
-      do {
-        const int row = first + block * kKeys;
+      for (int left = tile.blocks; left > 0; --left) {
+        const int row = first + walk.block().index * kKeys;
         load_keys(row, head, blocks);
         if (blocks > 0) load_values(row_before, head_before, blocks - 1);
         ++blocks;
         row_before = row;
         head_before = head;
-        block = block_before<kConfig>(params, tile, block).index;
-      } while (block >= tile.first_block);
+        if (left > 1) walk.advance(params, tile);
+      }
     }
     if (blocks > 0) load_values(row_before, head_before, blocks - 1);
   }

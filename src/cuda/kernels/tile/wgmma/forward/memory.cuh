@@ -8,18 +8,19 @@
 
 namespace regard {
 
-// These two exist only with a tile map: where a walk begins, and the bits of its blocks.
-template <bool kMapped>
+// These exist only with a tile map: where a walk begins, and the bits of its blocks.
+template <KernelConfig kConfig, bool kMapped = kConfig.tile_map>
 struct MappedWalk {};
-template <>
-struct MappedWalk<true> {
-  int last_block;  // index of the last block that is visible
+template <KernelConfig kConfig>
+struct MappedWalk<kConfig, true> {
+  int last_block;                            // index of the last block that is visible
+  typename TileMap<kConfig>::Bits last_bits;  // of its word, up to this block
   int map_row;
 };
 
 // A tile of query rows and the key blocks that it walks over.
 template <KernelConfig kConfig>
-struct ForwardTile : MappedWalk<kConfig.tile_map> {
+struct ForwardTile : MappedWalk<kConfig> {
   int blocks;       // of keys, walked from the last to the first; 0: there is no more tile
   int first_block;  // index of the first
   int b, head;
@@ -30,31 +31,6 @@ struct ForwardTile : MappedWalk<kConfig.tile_map> {
 };
 
 template <KernelConfig kConfig>
-REGARD_DEVICE TileMap<kConfig> map_of(const KernelParams& params,
-                                      const ForwardTile<kConfig>& tile) {
-  if constexpr (kConfig.tile_map) {
-    return TileMap<kConfig>::at(params, tile.map_row);
-  } else {
-    return {};
-  }
-}
-// The block of keys that a walk begins with, and the one that follows after `block`; after the last
-// one, one below the first.
-template <KernelConfig kConfig>
-REGARD_DEVICE VisibleTile last_block(const KernelParams& params, const ForwardTile<kConfig>& tile) {
-  if constexpr (kConfig.tile_map) {
-    return {tile.last_block, map_of<kConfig>(params, tile).is_full(tile.last_block)};
-  } else {
-    return {tile.first_block + tile.blocks - 1, true};
-  }
-}
-template <KernelConfig kConfig>
-REGARD_DEVICE VisibleTile block_before(const KernelParams& params, const ForwardTile<kConfig>& tile,
-                                       int block) {
-  return map_of<kConfig>(params, tile).last_to(block - 1, tile.first_block);
-}
-
-template <KernelConfig kConfig>
 struct ForwardMemory {
   static constexpr ForwardWgmmaLayout kLayout = forward_wgmma_layout(kConfig);
   static constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
@@ -63,7 +39,7 @@ struct ForwardMemory {
   static constexpr int kParts = hi_lo_parts(kConfig);
   static constexpr NamedBarrier kDropoutBitsRead = NamedBarrier::forward_dropout_bits_read;
   static constexpr int kDropoutBitsReaders = kConsumerWarps * 32;
-  static_assert(sizeof(ForwardTile<kConfig>) <= kTaskBytes);
+  static_assert(sizeof(ForwardTile<kConfig>) <= forward_tile_bytes(kConfig));
   static_assert(kStages <= kMostWgmmaStages && kSlots <= kMostQuerySlots);
 
   const SharedAddress begin = shared_address(&shared_memory<uint8>());

@@ -3,6 +3,7 @@
 // V0, K2, V1, ..., on into the next tile; with each block of K its bias.
 #pragma once
 
+#include "cuda/kernels/tile/wgmma/forward/block_walk.cuh"
 #include "cuda/kernels/tile/wgmma/forward/tile_scheduler.cuh"
 
 namespace regard {
@@ -34,9 +35,10 @@ struct ForwardProducer {
         mbarrier_arrive(memory.query_full(slot));
         break;
       }
-      int index = last_block<kConfig>(params, tile).index;
+      BlockWalk<kConfig> walk;
+      walk.begin(tile);
       TmaCoords block{.column = 0,
-                      .row = tile.first_k + index * kKeys,
+                      .row = tile.first_k + walk.block().index * kKeys,
                       .head = scheduler.kv_head(tile),
                       .batch = batch_of(tile.b)};
 #pragma unroll 1
@@ -50,9 +52,11 @@ struct ForwardProducer {
         if constexpr (kConfig.bias.by_tma) load_bias(tile, block.row);
         owes_values = true;
         before = block;
-        const int next = block_before<kConfig>(params, tile, index).index;
-        block.row -= (index - next) * kKeys;
-        index = next;
+        if (!kConfig.tile_map || i + 1 < blocks) {
+          const int index = walk.block().index;
+          walk.advance(params, tile);
+          block.row -= (index - walk.block().index) * kKeys;
+        }
         // The next tile is taken while the stages are full and nothing waits for it. Its place in
         // shared memory is free: every reader has since released the Q slot of a later tile.
         const int full = iteration > 0 ? 0 : smaller(blocks, Memory::kStages) - 1;

@@ -106,7 +106,7 @@ struct TileScheduler {
     x.first_q = seq.first_q;
     x.first_k = seq.first_k;
     if constexpr (kConfig.tile_map) count_visible(x, coords.tile);
-    // Rows that see no key walk over one block all the same, and hide every pair of it.
+    // Rows that see no key walk over one block all the same.
     x.blocks = larger(1, x.blocks);
     tile = x;
     return true;
@@ -116,6 +116,10 @@ struct TileScheduler {
     tile.map_row = int(map_row(params.problem, kConfig, tile.b, tile.head, tile.first_q, index));
     const auto map = TileMap<kConfig>::at(params, tile.map_row);
     tile.last_block = larger(map.last_to(end - 1, first).index, first);
+    // Rows that see no key walk over one block all the same, and hide every pair of it.
+    const int bit = tile.last_block % kTilesOfMapWord;
+    tile.last_bits = map.bits(tile.last_block / kTilesOfMapWord);
+    tile.last_bits.visible = (tile.last_bits.visible & map.low_bits(bit)) | 1u << bit;
     tile.blocks = map.count(first, end);
   }
 };
