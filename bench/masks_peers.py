@@ -47,7 +47,7 @@ def tree_parents(length: int, branches: int) -> np.ndarray:
 
 
 def cases(divide: int) -> dict[str, Any]:
-    """Name: a Mask, or "full" or "causal"."""
+    """The masks, by their names."""
     long, middle, short = 32768 // divide, 16384 // divide, 8192 // divide
     side = int((4096 // divide) ** 0.5)
     random = np.random.default_rng(1).random((short // 128 or 1, short // 128 or 1)) < 0.5
@@ -59,7 +59,9 @@ def cases(divide: int) -> dict[str, Any]:
         "neighbourhood 13 x 13": masks.neighbourhood_2d(side, side, min(13, side)),
         "half of the tiles": masks.from_dense(
             np.repeat(np.repeat(random, 128, 0), 128, 1)[:short, :short]),
+        "no mask": masks.Mask(short, short),
         "a mask of ones": masks.from_dense(np.ones((short, short), dtype=bool)),
+        "causal": masks.Mask(middle, middle, causal="top_left"),
         "causal as spans": masks.prefix_lm(0, middle),
     }
 

@@ -35,9 +35,10 @@ REGARD_DEVICE void backward_wgmma(const KernelParams& params, const BackwardMaps
   static_assert(kConfig.tiling.warps == backward_warps(kConfig));
   constexpr BackwardRegisters kRegisters = backward_registers<kConfig>();
   const BackwardMemory<kConfig> memory;
-  if (thread_index() == 0) {
-    memory.init_barriers();
-    memory.task() = backward_task<kConfig>(params);
+  if (thread_index() == 0) memory.init_barriers();
+  if (thread_index() < (kConfig.tile_map ? 32 : 1)) {
+    const BackwardTask task = backward_task<kConfig>(params);
+    if (thread_index() == 0) memory.task() = task;
   }
   if constexpr (kConfig.cluster > 1) {
     sync_cluster();

@@ -27,9 +27,10 @@ REGARD_DEVICE void backward_wide(const KernelParams& params, const BackwardMaps&
   constexpr WideRegisters kRegisters = kWideRegisters<kConfig>;
   static_assert(kConfig.tiling.warps == 12);
   const BackwardMemory<kConfig> memory;
-  if (thread_index() == 0) {
-    memory.init_barriers();
-    memory.task() = backward_task<kConfig>(params);
+  if (thread_index() == 0) memory.init_barriers();
+  if (thread_index() < (kConfig.tile_map ? 32 : 1)) {
+    const BackwardTask task = backward_task<kConfig>(params);
+    if (thread_index() == 0) memory.task() = task;
   }
   if constexpr (kConfig.cta_pair) {
     sync_cluster();

@@ -99,7 +99,11 @@ struct ForwardScores {
 
   // Pairs that do not exist, that intervals hide, or that mask and spans hide with a tile map.
   REGARD_DEVICE void hide(Scores& scores, int stage, const KeyBlock& block) const {
-    hide_by_intervals(scores, block.first_key);
+    const bool is_inside =
+        block.first_key + kKeys <= at.seq.len_k && at.row_of(kM - 1, 1) < at.row_count;
+    if (!kConfig.tile_map || kOn.interval || any_in_warp(!is_inside)) {
+      hide_by_intervals(scores, block.first_key);
+    }
     if constexpr (kConfig.tile_map) {
       if (block.is_full) return;
       if constexpr (kConfig.features.mask) hide_by_mask(scores, stage, block.first_key);

@@ -61,29 +61,14 @@ struct TileMap {
     }
     return {end, true};
   }
-  // The last visible tile up to `tile`; one below `begin` where there is none.
-  REGARD_DEVICE VisibleTile last_to(int tile, int begin) const {
-    if constexpr (!kExists) return {tile, true};
-#pragma unroll 1
-    while (tile >= begin) {
-      const Bits now = bits(tile / kTilesOfMapWord);
-      const uint32 left = now.visible << (kTilesOfMapWord - 1 - tile % kTilesOfMapWord);
-      if (left != 0) {
-        const int found = tile - leading_zeros(left);
-        return {larger(found, begin - 1), (now.full >> found % kTilesOfMapWord & 1) != 0};
-      }
-      tile = tile / kTilesOfMapWord * kTilesOfMapWord - 1;
-    }
-    return {begin - 1, true};
-  }
-  // The visible tiles of [begin, end).
-  REGARD_DEVICE int count(int begin, int end) const {
-    if constexpr (!kExists) return end - begin;
+  // The visible tiles of [begin, end), of which the lanes of a warp count each a part.
+  REGARD_DEVICE int count_of_lane(int begin, int end) const {
     int sum = 0;
+    const int first_word = begin / kTilesOfMapWord + lane_index();
 #pragma unroll 1
-    for (int word = begin / kTilesOfMapWord; word * kTilesOfMapWord < end; ++word) {
-      const int first = word * kTilesOfMapWord;
-      sum += count_bits(bits(word).visible & bit_range(begin - first, end - first));
+    for (int first = first_word * kTilesOfMapWord; first < end; first += 32 * kTilesOfMapWord) {
+      const Bits now = bits(first / kTilesOfMapWord);
+      sum += count_bits(now.visible & bit_range(begin - first, end - first));
     }
     return sum;
   }

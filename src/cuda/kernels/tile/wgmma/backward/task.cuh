@@ -121,6 +121,7 @@ REGARD_DEVICE RowWalk<kConfig> row_walk(const KernelParams& params, const Backwa
 }
 
 // How many of the task's iterations visit a visible tile. task.iterations still counts all tiles.
+// All lanes of a warp call this.
 template <KernelConfig kConfig>
 REGARD_DEVICE int visible_iterations(const KernelParams& params, const BackwardTask& task) {
   const int begin = kConfig.split_q ? split_begin<kConfig>(params, task) : 0;
@@ -132,8 +133,10 @@ REGARD_DEVICE int visible_iterations(const KernelParams& params, const BackwardT
   for (int head = begin / tiles; head * tiles < end; ++head) {
     const int first = larger(begin - head * tiles, 0), last = smaller(end - head * tiles, tiles);
     sum += map_of_head<kConfig>(params, task, first_head + head)
-               .count(task.first_row_tile + first, task.first_row_tile + last);
+               .count_of_lane(task.first_row_tile + first, task.first_row_tile + last);
   }
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) sum += shuffle_xor(sum, lanes);
   return sum;
 }
 
@@ -148,6 +151,8 @@ REGARD_DEVICE BlockCoords backward_coords(BlockGrid grid) {
   return coords;
 }
 
+// With a tile map, all lanes of a warp call this.
+//
 // iterations == 0: no row sees the keys, whose gradients are 0. key_count == 0: the block has
 // nothing to do, except in a CTA pair, where the other block may need it.
 template <KernelConfig kConfig>

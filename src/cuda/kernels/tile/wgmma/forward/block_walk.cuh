@@ -27,8 +27,7 @@ struct BlockWalk<kConfig, kShared, true> {
   int first = 0;  // index of the word's first block
 
   REGARD_DEVICE void begin(const ForwardTile<kConfig>& tile) {
-    const int last = uniform(tile.last_block);
-    first = last / kTilesOfMapWord * kTilesOfMapWord;
+    first = uniform(tile.last_word) * kTilesOfMapWord;
     bits = {uniform(tile.last_bits.visible), uniform(tile.last_bits.full)};
   }
   REGARD_DEVICE VisibleTile block() const {

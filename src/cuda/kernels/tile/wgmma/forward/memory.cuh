@@ -13,8 +13,8 @@ template <KernelConfig kConfig, bool kMapped = kConfig.tile_map>
 struct MappedWalk {};
 template <KernelConfig kConfig>
 struct MappedWalk<kConfig, true> {
-  int last_block;                            // index of the last block that is visible
-  typename TileMap<kConfig>::Bits last_bits;  // of its word, up to this block
+  int last_word;  // of the map, that has a visible block
+  typename TileMap<kConfig>::Bits last_bits;  // of its blocks
   int map_row;
 };
 

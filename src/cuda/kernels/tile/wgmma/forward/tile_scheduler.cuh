@@ -112,15 +112,23 @@ struct TileScheduler {
     return true;
   }
   REGARD_DEVICE void count_visible(ForwardTile<kConfig>& tile, int index) const {
-    const int first = tile.first_block, end = first + tile.blocks;
+    const int begin = tile.first_block, end = begin + tile.blocks;
     tile.map_row = int(map_row(params.problem, kConfig, tile.b, tile.head, tile.first_q, index));
     const auto map = TileMap<kConfig>::at(params, tile.map_row);
-    tile.last_block = larger(map.last_to(end - 1, first).index, first);
     // Rows that see no key walk over one block all the same, and hide every pair of it.
-    const int bit = tile.last_block % kTilesOfMapWord;
-    tile.last_bits = map.bits(tile.last_block / kTilesOfMapWord);
-    tile.last_bits.visible = (tile.last_bits.visible & map.low_bits(bit)) | 1u << bit;
-    tile.blocks = map.count(first, end);
+    tile.last_word = begin / kTilesOfMapWord;
+    tile.last_bits = {1u << begin % kTilesOfMapWord, 0};
+    tile.blocks = 0;
+#pragma unroll 4  // loads at once
+    for (int word = begin / kTilesOfMapWord; word * kTilesOfMapWord < end; ++word) {
+      const int first = word * kTilesOfMapWord;
+      const auto bits = map.bits(word);
+      const uint32 visible = bits.visible & map.bit_range(begin - first, end - first);
+      if (visible == 0) continue;
+      tile.blocks += count_bits(visible);
+      tile.last_word = word;
+      tile.last_bits = {visible, bits.full};
+    }
   }
 };
 
