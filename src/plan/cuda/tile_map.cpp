@@ -82,8 +82,8 @@ void add_map_launch(Draft& d) {
   c.features.key_spans = d.p.features.key_spans;
   c.mask.copy_bytes = bytes_of_mask_copy(d.p);
   c.tiling = {.rows = d.main.tiling.rows, .keys = d.main.tiling.keys, .warps = 8, .stages = 1};
-  // A batch of any lengths has tiles enough, many of which may not exist.
-  const int64 splits = d.p.varlen ? 1 : map_groups(d.p, c);
+  // A batch of any lengths has tiles enough, many of which may not exist. Spans are quickly read.
+  const int64 splits = d.p.varlen ? 1 : c.features.mask ? map_groups(d.p, c) : map_words(d.p, c);
   add_launch(d, c, map_batch(d.p) * map_heads(d.p), own_tiles(d.p, c), splits);
 }
 

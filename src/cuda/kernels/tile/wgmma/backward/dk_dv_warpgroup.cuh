@@ -83,6 +83,7 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
     RowWalk<kConfig> tile = this->first_tile(task);
     this->await_queries(task, tile, 0, queries.stage, queries.parity);
     multiply_queries();
+    this->receive_tile(tile, 0);
     this->await_values(task);
     hold_steps(held_values, Held::kValues, memory.values());
     wgmma_wait<0>();
@@ -148,6 +149,7 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
         wgmma_commit();
       }
       this->hand_over_dscores(iteration);
+      this->receive_tile(tile, iteration + 1);
       wgmma_wait<1>();
       fence_operand(scores);
     }

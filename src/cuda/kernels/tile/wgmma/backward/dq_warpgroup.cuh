@@ -54,10 +54,11 @@ struct DqWarpgroup {
   }
 
   REGARD_DEVICE void mainloop(DqSums<kConfig>& sums, const BackwardTask& task,
-                              RowWalk<kConfig> tile) {
+                              const RowWalk<kConfig>& first) {
     Memory& memory = sums.memory;
     DbiasWarpgroup<kConfig> dbias{params, memory};
-    RowWalk<kConfig> ahead = tile;  // the tile that is loaded next
+    RowWalk<kConfig> ahead = first;  // the tile that is loaded next
+    TileBehind<kConfig, kAhead> behind{first};
 #pragma unroll 1
     for (int iteration = 0; iteration < kAhead; ++iteration) {
       if constexpr (kHasPairTerms<kConfig>) {
@@ -67,6 +68,7 @@ struct DqWarpgroup {
           pair_terms.finish(iteration);
         }
       }
+      behind.start(ahead);
       advance<kConfig>(ahead, params, task);
     }
     mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
@@ -95,12 +97,12 @@ struct DqWarpgroup {
           if (later < iterations) pair_terms.start(task, ahead, later);
         }
       }
-      make_dq(sums, task, tile, iteration);
-      if constexpr (kMakesDbias) dbias.add(task, tile, iteration);
+      make_dq(sums, task, behind.tile(), iteration);
+      if constexpr (kMakesDbias) dbias.add(task, behind.tile(), iteration);
       if constexpr (kHasPairTerms<kConfig>) {
         if (later < iterations) pair_terms.finish(later);
       }
-      advance<kConfig>(tile, params, task);
+      behind.advance(ahead, params, task);
       advance<kConfig>(ahead, params, task);
     }
   }

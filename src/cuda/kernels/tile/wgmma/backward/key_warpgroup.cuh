@@ -150,7 +150,7 @@ struct KeyWarpgroup {
   REGARD_DEVICE void await_queries(const BackwardTask& task, RowWalk<kConfig>& tile, int iteration,
                                    int stage, int parity) const {
     mbarrier_wait(memory.barrier(Memory::kQueryFull, stage), parity);
-    receive_tile(tile, iteration);
+    if constexpr (kClears) receive_tile(tile, iteration);
     if constexpr (kClears) clear_foreign_rows(task, tile, memory.queries(stage), kConfig.dim);
   }
   REGARD_DEVICE void await_douts(const BackwardTask& task, const RowTile& tile, int stage,

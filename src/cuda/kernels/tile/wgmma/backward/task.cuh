@@ -120,6 +120,36 @@ REGARD_DEVICE RowWalk<kConfig> row_walk(const KernelParams& params, const Backwa
   return walk;
 }
 
+// The tile that a walk was at kBehind steps ago. With a tile map, remembered; else walked again.
+template <KernelConfig kConfig, int kBehind, bool kMapped = kConfig.tile_map>
+struct TileBehind {
+  RowWalk<kConfig> walk;
+
+  REGARD_DEVICE const RowTile& tile() const { return walk; }
+  REGARD_DEVICE void start(const RowWalk<kConfig>&) {}
+  REGARD_DEVICE void advance(const RowWalk<kConfig>&, const KernelParams& params,
+                             const BackwardTask& task) {
+    regard::advance<kConfig>(walk, params, task);
+  }
+};
+template <KernelConfig kConfig, int kBehind>
+struct TileBehind<kConfig, kBehind, true> {
+  RowTile tiles[kBehind] = {};
+
+  REGARD_DEVICE explicit TileBehind(const RowTile&) {}
+  REGARD_DEVICE const RowTile& tile() const { return tiles[0]; }
+  // At each of the first kBehind steps, before the walk advances.
+  REGARD_DEVICE void start(const RowTile& walk) {
+#pragma unroll
+    for (int n = 0; n + 1 < kBehind; ++n) tiles[n] = tiles[n + 1];
+    tiles[kBehind - 1] = walk;
+  }
+  // At each later step, likewise.
+  REGARD_DEVICE void advance(const RowTile& walk, const KernelParams&, const BackwardTask&) {
+    start(walk);
+  }
+};
+
 // How many of the task's iterations visit a visible tile. task.iterations still counts all tiles.
 // All lanes of a warp call this.
 template <KernelConfig kConfig>

@@ -76,7 +76,6 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
                 .is_first = is_first,
                 .skips = skips};
       if (is_first) terms.load(step.tile, step.block);
-      this->advance(step.tile);
       issue(step);
       const Softmax last_softmax = softmax;  // of the tile before, if this block begins one
       begin_weights(step);
@@ -132,6 +131,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
     wgmma_fence();
     this->multiply_keys(step.slot);
     multiply_values();
+    this->advance(step.tile);
     wgmma_wait<1>();
     fence_operand(scores[0]);
   }

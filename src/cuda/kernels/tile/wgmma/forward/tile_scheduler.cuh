@@ -119,7 +119,7 @@ struct TileScheduler {
     tile.last_word = begin / kTilesOfMapWord;
     tile.last_bits = {1u << begin % kTilesOfMapWord, 0};
     tile.blocks = 0;
-#pragma unroll 4  // loads at once
+#pragma unroll 2  // loads at once
     for (int word = begin / kTilesOfMapWord; word * kTilesOfMapWord < end; ++word) {
       const int first = word * kTilesOfMapWord;
       const auto bits = map.bits(word);
