@@ -2,8 +2,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
+#include <climits>
 #include <cstdint>
 #include <iterator>
+#include <set>
 #include <vector>
 
 #include "plan/cuda/kernel/tile_map_layout.h"
@@ -152,9 +155,42 @@ Wanted wanted(const Problem& p, const Sequence& seq, const Tile& t) {
           .full_may = both.all};
 }
 
-// How many tiles of each kind there were, so that a test cannot pass on one kind alone.
+// Own tiles begin in the order of their visible tiles; each rank has one of them.
+void check_order(const Problem& p, const KernelConfig& config,
+                 const std::vector<std::uint64_t>& map) {
+  const int64 words = map_words(p, config);
+  const auto* const order =
+      reinterpret_cast<const std::int32_t*>(map.data() + map_counts_at(p, config)) +
+      map_rows(p, config);
+  for (int b = 0; b < kBatch; ++b) {
+    const Sequence seq = sequence(p.sequences, b);
+    const int64 length = maps_keys(config) ? seq.len_k : seq.len_q;
+    const int64 first = maps_keys(config) ? seq.first_k : seq.first_q;
+    for (int h = 0; h < kHeads; ++h) {
+      const int64 row = map_row(p, config, b, h, first, 0);
+      int before = INT_MAX;
+      std::set<int> tiles;
+      for (int64 rank = 0; rank * own_tile(config) < length; ++rank) {
+        const int tile = order[row + rank];
+        CHECK(tile >= 0);
+        REQUIRE(tile * own_tile(config) < length);
+        tiles.insert(tile);
+        int count = 0;
+        for (int64 word = 0; word < words; ++word) {
+          count += std::popcount(std::uint32_t(map[std::size_t((row + tile) * words + word)]));
+        }
+        CHECK(count <= before);
+        before = count;
+      }
+      CHECK(int64(tiles.size()) == divide_up(length, own_tile(config)));
+    }
+  }
+}
+
+// How many tiles of each kind there were, and ordered maps, so that a test cannot pass on one kind
+// alone.
 struct Counts {
-  int hidden = 0, partial = 0, full = 0;
+  int hidden = 0, partial = 0, full = 0, ordered = 0;
 };
 
 void check_map(const MaskCase& c, Pass pass, const char* backend, Counts& counts) {
@@ -181,6 +217,10 @@ void check_map(const MaskCase& c, Pass pass, const char* backend, Counts& counts
   params.grid = launch->grid;
   params.buffers.tile_map = map.data();
   run_launch(*launch, params, {.order = Order::forward, .seed = c.seed});
+  if (config.tile_order) {
+    check_order(p, config, map);
+    ++counts.ordered;
+  }
   const int rows = config.tiling.rows, keys = config.tiling.keys;
   for (int b = 0; b < kBatch; ++b) {
     const Sequence seq = sequence(p.sequences, b);
@@ -227,8 +267,9 @@ TEST_CASE("a tile map equals the dense mask's") {
       {.key_spans = true, .own_batch = true},
       {.key_spans = true, .packed = true, .span_count = 2},
       {.mask = true, .row_spans = true, .key_spans = true, .seqused = true, .span_count = 2},
-      {.row_spans = true, .len_q = 150, .len_k = 9000},  // several words in a row of the map
-      {.key_spans = true, .len_q = 9000, .len_k = 150},
+      // Several words in a row of the map, and many rows.
+      {.row_spans = true, .own_heads = true, .len_q = 150, .len_k = 9000},
+      {.key_spans = true, .own_batch = true, .len_q = 13000, .len_k = 150},
   };
   for (std::size_t n = 0; n < std::size(cases); ++n) {
     MaskCase c = cases[n];
@@ -244,6 +285,7 @@ TEST_CASE("a tile map equals the dense mask's") {
         }
       }
     }
+    CHECK((counts.ordered > 0) == (c.len_q + c.len_k > 9000));
     CHECK(counts.hidden > 0);
     CHECK(counts.partial > 0);
     CHECK((counts.full > 0 || c.span_count > 1));  // rows that one span covers

@@ -2,7 +2,7 @@
 
 import pytest
 
-from test_emulated_tile_map import PATTERNS, masked
+from test_emulated_tile_map import MANY_TILES, PATTERNS, masked, uneven
 from test_features import judge
 
 SHAPES = [(64, 64, (2, 2)), (128, 128, (2, 1)), (192, 128, (2, 1))]  # D, Dv, heads of q and k
@@ -21,3 +21,8 @@ def test_pattern(pattern, type, deterministic, backend):
 @pytest.mark.parametrize("pattern", ["causal documents", "tree", "a matrix for each head"])
 def test_pattern_and_features(pattern, features, backend):
     judge(masked(pattern, features, "bf16", 64, 64, (2, 2)), backend)
+
+
+@pytest.mark.parametrize("rows, columns", MANY_TILES)
+def test_order_of_tiles(rows, columns, backend):
+    judge(uneven(rows, columns), backend)

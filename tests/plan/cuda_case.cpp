@@ -133,7 +133,7 @@ void check_tiling(const KernelConfig& c) {
 }
 
 // Two bits for each tile of rows and keys, of as many heads and batch entries as the map's kernel
-// has.
+// has; for an order, a word for each tile and sequence.
 std::int64_t tile_map_bytes(const Problem& p, const KernelConfig& c, const BlockGrid& grid) {
   const Sizes& s = p.sizes;
   const bool of_keys = c.kernel == Kernel::key_map;
@@ -143,7 +143,8 @@ std::int64_t tile_map_bytes(const Problem& p, const KernelConfig& c, const Block
   const std::int64_t entries = p.varlen ? s.batch : 1;
   const std::int64_t rows =
       p.packed ? (of_keys ? s.rows_k : s.rows_q) / tile + s.batch : entries * grid.tiles;
-  return grid.heads / entries * rows * divide_up(others, 32) * 8;
+  const std::int64_t own = grid.heads / entries * rows;
+  return own * divide_up(others, 32) * 8 + (c.tile_order ? (own + grid.heads) * 8 : 0);
 }
 
 void check_workspace(const Problem& p, const CudaPlan& plan) {

@@ -90,6 +90,30 @@ def test_hidden_words(rows, columns, backend):
     judge(case, backend)
 
 
+MANY_TILES = [(140, 8400), (12400, 140)]  # rows, columns
+
+
+def uneven(rows, columns):
+    """So many tiles, of two heads, that long ones begin first; some are empty."""
+    heads = 2
+    case = cases.make((), "bf16", sizes=(rows, columns), batch=1, heads=(heads, 1), dim=64)
+    i, j = np.arange(rows)[:, None], np.arange(columns)[None, :]
+    shown, ends = [], []
+    for head in range(heads):
+        begin = i * 7919 * (head + 3) // 150 * 150 % columns
+        end = np.minimum(begin + i * 31 // 97 * 97 % columns, columns)
+        shown.append((begin <= j) & (j < end))
+        ends.append(np.concatenate([begin, end], axis=1))
+    case.inputs["row_spans"] = np.array(ends, np.int32)[None]
+    case.values["mask"] = np.array(shown)[None]
+    return case
+
+
+@pytest.mark.parametrize("rows, columns", MANY_TILES)
+def test_order_of_tiles(rows, columns):
+    judge(uneven(rows, columns), WGMMA)
+
+
 OTHERS = [("dropout",), ("softcap", "sink", "dlse"), ("alibi", "dropout"),
           ("bias_keys", "f32_outputs")]
 

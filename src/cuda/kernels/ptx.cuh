@@ -239,6 +239,15 @@ REGARD_DEVICE void release_semaphore(int32* turn, int32 next) {
 }
 REGARD_DEVICE void fence_device() { __threadfence(); }
 
+// Counters in global memory that blocks share, without ordering.
+REGARD_DEVICE uint64 load_relaxed(const uint64* number) {
+  uint64 x;
+  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(x) : "l"(number) : "memory");
+  return x;
+}
+REGARD_DEVICE uint64 atomic_increment(uint64* number) { return atomicAdd(number, uint64(1)); }
+REGARD_DEVICE void atomic_cas(uint64* number, uint64 was, uint64 x) { atomicCAS(number, was, x); }
+
 // Flags between blocks: what a block wrote before it sets one is visible to the block that has
 // waited for it. Any thread may call these: set_flag after a barrier of its block, wait_flag before
 // one.

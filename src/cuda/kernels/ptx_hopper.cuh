@@ -215,17 +215,6 @@ REGARD_DEVICE void fence_operand(float (&d)[kBlocks][4]) {
   }
 }
 
-// ------------------------------------------------------------------------------- shared counters
-
-// Counters in global memory that blocks share, without ordering.
-REGARD_DEVICE uint64 load_relaxed(const uint64* number) {
-  uint64 x;
-  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(x) : "l"(number) : "memory");
-  return x;
-}
-REGARD_DEVICE uint64 atomic_increment(uint64* number) { return atomicAdd(number, uint64(1)); }
-REGARD_DEVICE void atomic_cas(uint64* number, uint64 was, uint64 x) { atomicCAS(number, was, x); }
-
 // -------------------------------------------------------------------------- halves of a word
 
 // The larger of each two unsigned halves.

@@ -9,6 +9,7 @@
 
 #include "cuda/kernels/tile/score_tile.cuh"
 #include "cuda/kernels/tile/tile_map.cuh"
+#include "cuda/kernels/tile_order.cuh"
 
 namespace regard {
 
@@ -20,6 +21,7 @@ struct MapBlock {
   static constexpr bool kOtherSpans = kOfKeys ? kOn.row_spans : kOn.key_spans;
   static constexpr int kOwn = own_tile(kConfig), kOther = other_tile(kConfig);
   static constexpr int kWarps = kConfig.tiling.warps, kThreads = kWarps * 32;
+  static constexpr uint32 kGroupBits = (1u << kTilesOfMapGroup) - 1;
   using Map = TileMap<kConfig>;
 
   // The tiles of a group in which a source shows some pair, and in which it may hide one.
@@ -67,7 +69,7 @@ struct MapBlock {
   REGARD_DEVICE void add_other_spans(Seen& seen, int first_tile) const {
     const SpanView& view = kOfKeys ? p.row_spans : p.key_spans;
     const int last = end_of_group(first_tile);
-#pragma unroll 1
+#pragma unroll 4  // loads at once
     for (int other = first_tile * kOther + thread_index(); other < last; other += kThreads) {
       const Spans spans = spans_of(view, b, h, kOfKeys ? seq.first_q : seq.first_k, other);
       bool reaches = false, covers = false;
@@ -135,25 +137,28 @@ struct MapBlock {
 
   // -------------------------------------------------------------------------------------- a group
 
-  // The bits that any thread has. `sums`: a word of each warp.
-  static REGARD_DEVICE uint32 any_thread(uint32 bits, uint32* sums) {
+  // What any thread has seen. `words`: a word of each warp, with the bits of both kinds.
+  static REGARD_DEVICE Seen any_thread(const Seen& own, uint32* words) {
+    static_assert(2 * kTilesOfMapGroup <= 32);
+    uint32 both = (own.hidden << kTilesOfMapGroup | (own.shown & kGroupBits));
 #pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) bits |= shuffle_xor(bits, lanes);
-    sync_block();  // the sums before have been read
-    if (lane_index() == 0) sums[warp_index()] = bits;
+    for (int lanes = 16; lanes > 0; lanes /= 2) both |= shuffle_xor(both, lanes);
+    sync_block();  // the words before have been read
+    if (lane_index() == 0) words[warp_index()] = both;
     sync_block();
 #pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) bits |= sums[warp];
-    return bits;
+    for (int warp = 0; warp < kWarps; ++warp) both |= words[warp];
+    return {both & kGroupBits, both >> kTilesOfMapGroup & kGroupBits};
   }
 
   REGARD_DEVICE typename Map::Bits bits_of_group(int first_tile) const {
-    uint32* const sums = &shared_memory<uint32>();
+    uint32* const words = &shared_memory<uint32>();
     const int tiles = (other_length() + kOther - 1) / kOther;
     uint32 visible = Map::bit_range(0, smaller(tiles - first_tile, kTilesOfMapGroup)), hidden = 0;
-    const auto take = [&](const Seen& seen) {
-      visible &= any_thread(seen.shown, sums);
-      hidden |= any_thread(seen.hidden, sums);
+    const auto take = [&](const Seen& own) {
+      const Seen seen = any_thread(own, words);
+      visible &= seen.shown;
+      hidden |= seen.hidden;
     };
     if constexpr (kOwnSpans) {
       Seen seen;
@@ -182,16 +187,20 @@ REGARD_DEVICE void tile_map(const KernelParams& params) {
   const int heads = int(map_heads(p)), b = coords.head / heads, h = coords.head % heads;
   const ShortSequence seq = short_sequence<kConfig>(p, b);
   const int length = Block::kOfKeys ? seq.len_k : seq.len_q, first = coords.tile * Block::kOwn;
-  if (first >= length) return;
-  const Block block{p, seq, b, h, first, first + smaller(Block::kOwn, length - first)};
-  const int64 row =
-      map_row(p, kConfig, b, h, Block::kOfKeys ? seq.first_k : seq.first_q, coords.tile);
-  uint64* const to = params.buffers.tile_map + row * map_words(p, kConfig);
-  const int groups = int(map_groups(p, kConfig));
+  const int first_own = Block::kOfKeys ? seq.first_k : seq.first_q;
+  if (first < length) {
+    const Block block{p, seq, b, h, first, first + smaller(Block::kOwn, length - first)};
+    const int64 row = map_row(p, kConfig, b, h, first_own, coords.tile);
+    uint64* const to = params.buffers.tile_map + row * map_words(p, kConfig);
+    const int groups = int(map_groups(p, kConfig));
 #pragma unroll 1
-  for (int group = coords.split; group < groups; group += params.grid.splits) {
-    const auto bits = block.bits_of_group(group * kTilesOfMapGroup);
-    if (thread_index() == 0) Block::Map::write_group(to, group, bits);
+    for (int group = coords.split; group < groups; group += params.grid.splits) {
+      const auto bits = block.bits_of_group(group * kTilesOfMapGroup);
+      if (thread_index() == 0) Block::Map::write_group(to, group, bits);
+    }
+  }
+  if constexpr (kConfig.tile_order) {
+    TileOrder<kConfig>{params, seq, coords.head, map_row(p, kConfig, b, h, first_own, 0)}.run();
   }
 }
 

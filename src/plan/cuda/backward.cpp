@@ -28,7 +28,7 @@ int64 heads_per_group(const Facts& f, const KernelConfig& c) {
   int64 heads = 1;
   if (c.ordered_dq) {
     heads = c.family == Family::mma ? kHeadsOfMma : 2 * multiprocessors / tiles;
-  } else if (c.features.interval && tiles >= kFewTiles) {
+  } else if ((c.features.interval || c.tile_order) && tiles >= kFewTiles) {
     heads = multiprocessors / tiles;
   }
   return round_up(larger<int64>(heads, 1), batch_of_bias(f.problem));

@@ -9,14 +9,14 @@
 namespace regard {
 namespace {
 
-// How many heads are interleaved. Under intervals, the last tiles of a head are the longest and
-// begin first: those of as many heads as the cache can hold keys and values of. Where rows are
-// short, so many heads would wait for memory at the same time.
+// How many heads are interleaved. Under intervals, and where tiles are ordered, the longest tiles
+// of a head begin first: those of as many heads as the cache can hold keys and values of. Where
+// rows are short, so many heads would wait for memory at the same time.
 int64 heads_per_group(const Facts& f, const KernelConfig& c) {
   constexpr int64 kShort = 512, kFew = 4;
   const Sizes& s = f.problem.sizes;
   const int64 batch = batch_of_bias(f.problem);
-  if (!c.features.interval || batch > 1) return batch;
+  if (!(c.features.interval || c.tile_order) || batch > 1) return batch;
   const int64 bytes = s.len_k * (s.dim + s.dim_v) * int64(size_of(c.type));
   const int64 kv_heads = larger<int64>(1, f.chip.l2 * 3 / 5 / larger<int64>(1, bytes));
   const int64 heads = kv_heads * (c.pack_gqa ? 1 : s.group());

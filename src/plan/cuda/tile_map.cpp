@@ -14,17 +14,26 @@ namespace {
 
 constexpr int64 kLeastTiles = 4;  // of a head: fewer are not worth another launch
 constexpr int64 kMostBytes = int64(1) << 28;
+// Own tiles whose order is worth its time, and can be found by comparing each two.
+constexpr int64 kFewestOrdered = 64, kMostOrdered = 4096;
 
 bool has_few_tiles(const Problem& p, const KernelConfig& main) {
   const int64 rows = divide_up(p.sizes.len_q, main.tiling.rows);
   return (Count(rows) * divide_up(p.sizes.len_k, main.tiling.keys)).value() < kLeastTiles;
+}
+bool orders_tiles(const Problem& p, const KernelConfig& main) {
+  const int64 tiles = own_tiles(p, main);
+  return main.family == Family::wgmma && !main.cta_pair && tiles >= kFewestOrdered &&
+         tiles <= kMostOrdered;
 }
 // Strides of 0 make sizes that wrap around in plain integers.
 Count map_bytes(const Problem& p, const KernelConfig& main) {
   const int64 rows = maps_keys(main) ? p.sizes.rows_k : p.sizes.rows_q;
   const Count of_head = p.packed ? Count(rows / own_tile(main)) + p.sizes.batch
                                  : Count(map_batch(p)) * own_tiles(p, main);
-  return of_head * map_heads(p) * map_words(p, main) * kMapWordBytes;
+  Count words = of_head * map_heads(p) * map_words(p, main);
+  if (orders_tiles(p, main)) words = words + (of_head + map_batch(p)) * map_heads(p);
+  return words * kMapWordBytes;
 }
 bool is_too_large(const Problem& p, const KernelConfig& main) {
   const Count blocks =
@@ -68,6 +77,7 @@ void choose_tile_map(Draft& d) {
   }
   d.main.tile_map = true;
   d.main.skips_blocks = false;
+  d.main.tile_order = orders_tiles(d.p, d.main);
   d.because(
       "tile map: tiles that mask and spans hide are skipped, and those that they show as a "
       "whole are not tested");
@@ -80,6 +90,8 @@ void add_map_launch(Draft& d) {
   c.features.mask = d.p.features.mask;
   c.features.row_spans = d.p.features.row_spans;
   c.features.key_spans = d.p.features.key_spans;
+  c.tile_order = d.main.tile_order;
+  c.features.interval = c.tile_order && d.p.features.interval;
   c.mask.copy_bytes = bytes_of_mask_copy(d.p);
   c.tiling = {.rows = d.main.tiling.rows, .keys = d.main.tiling.keys, .warps = 8, .stages = 1};
   // A batch of any lengths has tiles enough, many of which may not exist. Spans are quickly read.

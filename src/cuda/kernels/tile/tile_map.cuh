@@ -8,6 +8,27 @@
 
 namespace regard {
 
+// The visible tiles of each row of the map, and behind them the order of own tiles.
+template <KernelConfig kConfig>
+REGARD_DEVICE int32* map_counts(const KernelParams& params) {
+  return reinterpret_cast<int32*>(params.buffers.tile_map + map_counts_at(params.problem, kConfig));
+}
+template <KernelConfig kConfig>
+REGARD_DEVICE int32* map_order(const KernelParams& params) {
+  return map_counts<kConfig>(params) + map_rows(params.problem, kConfig);
+}
+
+// The own tile that begins at the given rank of its sequence, which has the map rows of b and h.
+template <KernelConfig kConfig>
+REGARD_DEVICE int tile_of_rank(const KernelParams& params, int64 b, int64 h, int64 first, int length,
+                               int rank) {
+  if constexpr (!kConfig.tile_order) return rank;
+  const Problem& p = params.problem;
+  if (rank * own_tile(kConfig) >= length) return rank;
+  const int64 row = map_row(p, kConfig, b, h, first, 0);
+  return map_order<kConfig>(params)[row + rank];
+}
+
 // A tile of a walk over visible tiles.
 struct VisibleTile {
   int index;

@@ -134,6 +134,7 @@ struct KernelConfig {
   bool skips_blocks = false;    // wgmma forward: warpgroups skip key blocks that are masked for
                                 // all of their rows
   bool tile_map = false;        // main kernels: a tile map says what mask and spans hide
+  bool tile_order = false;      // with a tile map: own tiles begin in the order of their lengths
   RowTerms row_terms{};
   bool cta_pair = false;         // wide wgmma backward: two blocks of a cluster share the columns
                                  // of dq

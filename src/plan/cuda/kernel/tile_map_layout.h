@@ -5,6 +5,9 @@
 // forward, a tile of keys backward. A row has two bits for each tile of the other side, 32 tiles a
 // word: visible in the lower half, full in the upper half. Heads and batch entries that share mask
 // and spans share rows of the map.
+//
+// Behind the map is the order in which own tiles begin: those with the most visible tiles first, so
+// that blocks end at about the same time.
 #pragma once
 
 #include "plan/cuda/kernel/kernel_config.h"
@@ -66,6 +69,21 @@ REGARD_INLINE int64 map_words(const Problem& p, const KernelConfig& c) {
   return divide_up(tiles, kTilesOfMapWord);
 }
 inline constexpr int kMapWordBytes = 8;
+REGARD_INLINE int64 map_rows(const Problem& p, const KernelConfig& c) {
+  return map_heads(p) * map_rows_of_head(p, c);
+}
+// Behind the map, for each row: the visible tiles, then the order, as the tile of each rank of a
+// sequence; then for each head and batch entry that has map rows, how many blocks have arrived.
+REGARD_INLINE int64 map_order_words(const Problem& p, const KernelConfig& c) {
+  return map_rows(p, c) + map_heads(p) * map_batch(p);
+}
+// Where the counts begin in the map, and the arrivals, in words of 8 bytes.
+REGARD_INLINE int64 map_counts_at(const Problem& p, const KernelConfig& c) {
+  return map_rows(p, c) * map_words(p, c);
+}
+REGARD_INLINE int64 map_arrivals_at(const Problem& p, const KernelConfig& c) {
+  return map_counts_at(p, c) + map_rows(p, c);
+}
 REGARD_INLINE int64 map_groups(const Problem& p, const KernelConfig& c) {
   return map_words(p, c) * (kTilesOfMapWord / kTilesOfMapGroup);
 }

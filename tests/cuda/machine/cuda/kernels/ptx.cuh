@@ -176,6 +176,11 @@ REGARD_DEVICE void wait_semaphore(const int32* turn, int32 mine, Where where = h
 }
 REGARD_DEVICE void release_semaphore(int32* turn, int32 next) { *turn = next; }
 REGARD_DEVICE void fence_device() {}
+REGARD_DEVICE uint64 load_relaxed(const uint64* number) { return *number; }
+REGARD_DEVICE uint64 atomic_increment(uint64* number) { return (*number)++; }
+REGARD_DEVICE void atomic_cas(uint64* number, uint64 was, uint64 x) {
+  if (*number == was) *number = x;
+}
 REGARD_DEVICE void set_flag(uint64* signal, uint64 value) { *signal = value; }
 REGARD_DEVICE void wait_flag(const uint64* signal, uint64 value, Where where = here()) {
   if (*signal != value) machine->fail("waits for a signal that never comes: a deadlock", where);

@@ -119,12 +119,6 @@ REGARD_DEVICE void wgmma_rs_nn(float (&d)[kBlocks][4], const uint32 (&a)[4], uin
 template <int kBlocks>
 REGARD_DEVICE void fence_operand(float (&)[kBlocks][4]) {}
 
-REGARD_DEVICE uint64 load_relaxed(const uint64* number) { return *number; }
-REGARD_DEVICE uint64 atomic_increment(uint64* number) { return (*number)++; }
-REGARD_DEVICE void atomic_cas(uint64* number, uint64 was, uint64 x) {
-  if (*number == was) *number = x;
-}
-
 REGARD_DEVICE uint32 max_u16x2(uint32 a, uint32 b) {
   const uint32 low = (a & 0xffff) > (b & 0xffff) ? a : b, high = a >> 16 > b >> 16 ? a : b;
   return (low & 0xffff) | (high & 0xffff0000);

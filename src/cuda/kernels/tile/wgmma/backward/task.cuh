@@ -198,6 +198,11 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
   // Under intervals, ordered additions to dq begin with the last keys, whose rows begin the latest.
   x.key_tile = kConfig.ordered_dq && kConfig.features.interval ? params.grid.tiles - 1 - coords.tile
                                                                : coords.tile;
+  if constexpr (kConfig.tile_order) {
+    const int64 head = key_head<kConfig>(params, x) * p.sizes.group();
+    x.key_tile =
+        tile_of_rank<kConfig>(params, x.b, head, x.seq.first_k, x.seq.len_k, coords.tile);
+  }
   x.first_key = x.key_tile * kKeys;
   x.key_count = clamp_to(x.seq.len_k - x.first_key, 0, kKeys);
   Interval rows{0, x.seq.len_q};

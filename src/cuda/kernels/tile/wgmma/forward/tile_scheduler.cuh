@@ -78,10 +78,16 @@ struct TileScheduler {
     const Problem& p = params.problem;
     BlockCoords coords = block_coords_unsplit(grid(), mine);
     // The last rows see the most keys under a causal mask: they begin first.
-    if (kConfig.features.interval) coords.tile = grid().tiles - 1 - coords.tile;
+    if (kConfig.features.interval && !kConfig.tile_order) {
+      coords.tile = grid().tiles - 1 - coords.tile;
+    }
     const int heads = int(p.sizes.heads_q);
     const int b = int(uint32(coords.head) / uint32(heads));
     const ShortSequence seq = short_sequence<kConfig>(p, b);
+    if constexpr (kConfig.tile_order) {
+      coords.tile = tile_of_rank<kConfig>(params, b, coords.head - b * heads, seq.first_q,
+                                          seq.len_q, coords.tile);
+    }
     const int first_row = coords.tile * kRows;
     if (first_row >= seq.len_q) return false;
     const int row_count = smaller(kRows, seq.len_q - first_row);

@@ -1,0 +1,96 @@
+// The order in which own tiles of a main kernel begin (tile_map_layout.h): the last block of a
+// sequence that has made its part of the tile map compares the tiles.
+//
+// Arrivals need no clearing: they count up from the call's nonce, as those of the tile scheduler of
+// the wgmma forward kernel.
+#pragma once
+
+#include "cuda/kernels/tile/score_tile.cuh"
+#include "cuda/kernels/tile/tile_map.cuh"
+
+namespace regard {
+
+template <KernelConfig kConfig>
+struct TileOrder {
+  static constexpr bool kOfKeys = maps_keys(kConfig);
+  static constexpr int kOwn = own_tile(kConfig), kOther = other_tile(kConfig);
+  static constexpr int kThreads = kConfig.tiling.warps * 32;
+
+  const KernelParams& params;
+  const ShortSequence seq;
+  const int sequence;  // among those with map rows
+  const int64 row;     // of the map: of the sequence's first tile
+
+  REGARD_DEVICE void run() const {
+    if (!is_last_block()) return;
+    const int tiles = ((kOfKeys ? seq.len_k : seq.len_q) + kOwn - 1) / kOwn;
+    int32* const counts = map_counts<kConfig>(params) + row;
+    int32* const order = map_order<kConfig>(params) + row;
+#pragma unroll 1
+    for (int tile = thread_index(); tile < tiles; tile += kThreads) counts[tile] = count(tile);
+    sync_block();
+#pragma unroll 1
+    for (int tile = thread_index(); tile < tiles; tile += kThreads) {
+      order[rank_of(tile, counts, tiles)] = tile;
+    }
+  }
+
+ private:
+  REGARD_DEVICE bool is_last_block() const {
+    int& is_last = shared_memory<int>();
+    sync_block();  // shared memory has been read
+    if (thread_index() == 0) {
+      fence_device();
+      const uint32 blocks = uint32(params.grid.tiles) * uint32(params.grid.splits);
+      uint64* const word =
+          params.buffers.tile_map + map_arrivals_at(params.problem, kConfig) + sequence;
+      const uint64 was = load_relaxed(word);
+      if (was - params.nonce >= blocks) atomic_cas(word, was, params.nonce);
+      is_last = atomic_increment(word) - params.nonce == blocks - 1;
+      fence_device();
+    }
+    sync_block();
+    return is_last != 0;
+  }
+
+  // The other tiles that intervals may show to an own tile.
+  REGARD_DEVICE ShortInterval other_tiles(int tile) const {
+    const int length = kOfKeys ? seq.len_k : seq.len_q, first = tile * kOwn;
+    ShortInterval others{0, kOfKeys ? seq.len_q : seq.len_k};
+    if constexpr (kConfig.features.interval) {
+      const MaskParams& mask = params.problem.mask_params;
+      const auto of = [&](int own) {
+        return kOfKeys ? visible_queries(mask, own, seq.len_q, seq.len_k)
+                       : visible_keys(mask, own, seq.len_q, seq.len_k);
+      };
+      others = {int(of(first).begin), int(of(smaller(first + kOwn, length) - 1).end)};
+    }
+    return {others.begin / kOther, (others.end + kOther - 1) / kOther};
+  }
+  REGARD_DEVICE int count(int tile) const {
+    using Map = TileMap<kConfig>;
+    const ShortInterval others = other_tiles(tile);
+    const uint64* const bits =
+        params.buffers.tile_map + (row + tile) * map_words(params.problem, kConfig);
+    int sum = 0;
+#pragma unroll 4
+    for (int word = others.begin / kTilesOfMapWord; word * kTilesOfMapWord < others.end; ++word) {
+      const int first = word * kTilesOfMapWord;
+      sum += count_bits(uint32(load_relaxed(bits + word)) &
+                        Map::bit_range(others.begin - first, others.end - first));
+    }
+    return sum;
+  }
+  // How many tiles begin before this one.
+  static REGARD_DEVICE int rank_of(int tile, const int32* counts, int tiles) {
+    const int32 own = counts[tile];
+    int rank = 0;
+#pragma unroll 8
+    for (int other = 0; other < tiles; ++other) {
+      rank += counts[other] > own || (counts[other] == own && other < tile);
+    }
+    return rank;
+  }
+};
+
+}  // namespace regard
