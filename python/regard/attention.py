@@ -16,6 +16,7 @@ from .element_types import type_name
 from .errors import InvalidArgument, Unsupported, refuse
 from .gradients import GRADIENTS, Gradients, sums_type, wanted_gradients
 from .mask_options import resolved
+from .mask_value import Mask
 from .typing import Array, ArrayT, AttentionOptions, Pass
 
 if TYPE_CHECKING:
@@ -221,12 +222,28 @@ def explain(q: Array, k: Array, v: Array, *, pass_: Pass = "forward", device: st
             ) -> Explanation:
     """How such a call would run. Arguments as `attention`; arrays need only a shape and a dtype.
 
+    Where `mask` is a Mask, the text also gives its density, and up to 32768 x 32768 pairs its tiles,
+    for which the host waits if the mask is on a GPU.
+
     Args:
         pass_: "forward" or "backward".
         device: None is where q is; or "cpu", "cuda:0", or a chip that need not be there: "sm_80".
     """
     problem, which, where = _described(q, k, v, pass_, device, options)
-    return Explanation(**problem.explain(which, where, **run_options(threads, backend)))
+    found = problem.explain(which, where, **run_options(threads, backend))
+    mask = options.get("mask")
+    if isinstance(mask, Mask):
+        found["text"] = f"{found['text'].rstrip()}\nshown      {_share_of(mask)}\n"
+    return Explanation(**found)
+
+
+def _share_of(mask: Mask) -> str:
+    text = f"{100 * mask.density():.1f} % of the pairs"
+    if mask.len_q * mask.len_k > 32768**2:
+        return text
+    tiles = mask.tiles()
+    return (f"{text}; tiles of 128 x 128: {tiles.hidden} hidden, {tiles.partial} partial, "
+            f"{tiles.full} full")
 
 
 @documented

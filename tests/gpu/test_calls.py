@@ -171,7 +171,7 @@ def test_a_bad_workspace_is_refused(fault):
     assert size > 0
     memory = machine.allocate(size + 512)
     host = np.zeros(size + 512, np.uint8)
-    given = {"short": (memory, size - 1), "unaligned": (memory + 16, size),
+    given = {"short": (memory, 256), "unaligned": (memory + 16, size),
              "host": (host.ctypes.data + -host.ctypes.data % 256, size), "null": (0, size)}[fault]
     results = cases.run(case, "cuda:mma")
     gradients = {name: x for name, x in results.items() if name not in ("out", "lse")}

@@ -230,3 +230,14 @@ def test_jax(random):
     windowed = {"local_window_size": 7, "query_seq_lengths": lengths}
     found = rj.dot_product_attention(q, k, v, mask=mask, **windowed)
     assert jnp.array_equal(found, rj.dot_product_attention(q, k, v, mask=dense, **windowed))
+
+
+def test_explain_says_what_a_mask_shows():
+    q = np.zeros((1, 2, 512, 8), np.float32)
+    mask = masks.causal_documents([0, 128, 512])
+    text = str(regard.explain(q, q, q, mask=mask))
+    pairs = 128 * 129 / 2 + 384 * 385 / 2
+    assert f"shown      {100 * pairs / 512**2:.1f} % of the pairs; tiles of 128 x 128: " in text
+    assert text.endswith("9 hidden, 4 partial, 3 full")
+    assert "mask       at most 50.1 % of the pairs" in text
+    assert "shown" not in str(regard.explain(q, q, q, causal=True))

@@ -58,10 +58,10 @@ std::string explanation(const Problem& p, const Plan& plan) {
   text += row("kernel", kernel_line(p, plan));
   const double all = pairs_under({}, p);
   if (p.features.interval && all > 0) {
-    char share[64];
+    char share[96];
     std::snprintf(share, sizeof share,
-                  "%.1f %% of the pairs are visible; tiles without any are skipped",
-                  100 * interval_pairs(p) / all);
+                  "%s%.1f %% of the pairs are visible; tiles without any are skipped",
+                  tests_pairs(p.features) ? "at most " : "", 100 * interval_pairs(p) / all);
     text += row("mask", share);
   }
   if (plan.backend == BackendKind::reference) return text;

@@ -71,7 +71,8 @@ std::string visible_text(const Problem& p) {
   if (all == 0) return "no pairs";
   char share[96];
   std::snprintf(share, sizeof share,
-                "%.1f %% of the pairs%s are visible; tiles without any are skipped",
+                "%s%.1f %% of the pairs%s are visible; tiles without any are skipped",
+                tests_pairs(p.features) ? "at most " : "",
                 100 * visible_pairs(p.mask_params, p.sizes.len_q, p.sizes.len_k) / all,
                 p.varlen ? " of the longest sequences" : "");
   return share;
