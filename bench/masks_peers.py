@@ -8,12 +8,13 @@ bf16 (on the CPU f32, where FlexAttention has no backward pass), head size 128. 
 process, on the same tensors, in turns; a figure is the median over the rounds. On a GPU a turn is
 queued behind work, so that it is device time. Rates count visible pairs only: 4 D operations for
 each pair and head forward, 10 D backward. Results are compared first. The density is the share of
-visible pairs. --kernels prints what each kernel of ours takes instead.
+visible pairs. --kernels prints what each kernel of ours takes instead. --out appends JSON lines.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
@@ -146,7 +147,21 @@ def print_kernels(name: str, calls: dict[str, Callable[[], Any]]) -> None:
                   f"{kernel.count / times:4.1f} x {kernel.key[:60]}", flush=True)
 
 
-def measure(name: str, mask: Any, heads: tuple[int, int], device: str, kernels: bool) -> None:
+def record(path: str, name: str, mask: Any, heads: tuple[int, int], density: float,
+           passes: list[dict[str, float]], tflops: dict[str, list[float]]) -> None:
+    """A line of JSON: milliseconds and TFLOP/s of each side, forward and backward."""
+    line = {"mask": name, "heads": heads, "sizes": [mask.len_q, mask.len_k, DIM],
+            "visible": round(density, 4), "device": torch.cuda.get_device_name()
+            if torch.cuda.is_available() else "cpu", "torch": torch.__version__,
+            "ms": {side: [round(1e3 * found[side], 4) for found in passes if side in found]
+                   for side in tflops},
+            "tflops": {side: [round(x, 1) for x in found] for side, found in tflops.items()}}
+    with open(path, "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def measure(name: str, mask: Any, heads: tuple[int, int], a: argparse.Namespace) -> None:
+    device, kernels = a.device, a.kernels
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
 
     def drawn(count: int) -> Any:
@@ -171,11 +186,15 @@ def measure(name: str, mask: Any, heads: tuple[int, int], device: str, kernels: 
     density = mask.density()
     operations = 4 * DIM * heads[0] * density * mask.len_q * mask.len_k
     times = [in_turns(calls, device) for calls in (forward, backward)]
-    for side in results:
-        cells = "".join(f"{1e3 * found[side]:12.3f} {work * operations / found[side] / 1e12:7.1f}"
-                        for found, work in zip(times, (1, 2.5)) if side in found)
+    tflops = {side: [work * operations / found[side] / 1e12
+                     for found, work in zip(times, (1, 2.5)) if side in found] for side in results}
+    for side, rates in tflops.items():
+        cells = "".join(f"{1e3 * found[side]:12.3f} {rate:7.1f}"
+                        for found, rate in zip(times, rates))
         print(f"{name:26} {heads[0]:>3}/{heads[1]:<3} {density:7.3f}  {side:7}{cells}"
               + (f"   FAR: {away:.1e}" if away > LIMIT else ""), flush=True)
+    if a.out:
+        record(a.out, name, mask, heads, density, times, tflops)
 
 
 def main() -> None:
@@ -184,13 +203,14 @@ def main() -> None:
     parser.add_argument("--divide", type=int, default=1, help="lengths by this (default: 1)")
     parser.add_argument("--heads", default="16/16,32/8", help="of q and k (default: %(default)s)")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--out", metavar="FILE", help="to which JSON lines are appended")
     parser.add_argument("--kernels", action="store_true", help="on a GPU: times of our kernels")
     a = parser.parse_args()
     print(f"{'mask':26} {'heads':7} density  side     forward, ms TFLOP/s  backward, ms TFLOP/s")
     for name, mask in cases(a.divide).items():
         for pair in a.heads.split(",") if a.only in name else []:
             query, _, key = pair.partition("/")
-            measure(name, mask, (int(query), int(key or query)), a.device, a.kernels)
+            measure(name, mask, (int(query), int(key or query)), a)
 
 
 if __name__ == "__main__":
