@@ -74,6 +74,13 @@ def test_the_same_as_the_matrix(pattern, type, backend, dim, dim_v, heads):
     judge(masked(pattern, (), type, dim, dim_v, heads), backend)
 
 
+@pytest.mark.parametrize("pattern, type, backend, dim, dim_v, heads", one_in(7, (
+    (name, *how) for name in PATTERNS for how in HOW)), ids=str)
+def test_deterministic(pattern, type, backend, dim, dim_v, heads):
+    """The machine reports a semaphore whose value nobody sets, as where a visiting tile is missed."""
+    judge(masked(pattern, (), type, dim, dim_v, heads), backend, deterministic=True)
+
+
 @pytest.mark.parametrize("backend", [WGMMA, MMA])
 @pytest.mark.parametrize("rows, columns", [(140, 4400), (2300, 140)])
 def test_hidden_words(rows, columns, backend):
@@ -112,6 +119,11 @@ def uneven(rows, columns):
 @pytest.mark.parametrize("rows, columns", MANY_TILES)
 def test_order_of_tiles(rows, columns):
     judge(uneven(rows, columns), WGMMA)
+
+
+@pytest.mark.parametrize("backend", [WGMMA, MMA])
+def test_deterministic_with_many_tiles(backend):
+    judge(uneven(140, 8400), backend, deterministic=True)
 
 
 OTHERS = [("dropout",), ("softcap", "sink", "dlse"), ("alibi", "dropout"),

@@ -109,11 +109,15 @@ void add_features(Problems& problems) {
   problems.forward(a);
 }
 
-// Masks with a tile map: documents, any spans, and a dense mask.
+// Masks with a tile map: documents, so long that tiles have an order, any spans, and a dense mask.
 void add_masks(Problems& problems) {
-  Attention a = causal({});
-  a.row_spans = Tensor(nullptr, i32, {kLength, 2});
+  const Tensor all(nullptr, bf16, {1, kHeads, 4 * kLength, 128});
+  Attention a{.q = all, .k = all, .v = all};
+  a.causal = Causal::top_left;
+  a.row_spans = Tensor(nullptr, i32, {4 * kLength, 2});
   problems.both(a);
+  a.deterministic = true;
+  problems.backward(a);
   a = attention({});
   a.row_spans = Tensor(nullptr, i32, {kLength, 4});
   a.key_spans = Tensor(nullptr, i32, {kLength, 2});

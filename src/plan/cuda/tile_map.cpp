@@ -23,7 +23,7 @@ bool has_few_tiles(const Problem& p, const KernelConfig& main) {
 }
 bool orders_tiles(const Problem& p, const KernelConfig& main) {
   const int64 tiles = own_tiles(p, main);
-  return main.family == Family::wgmma && !main.cta_pair && tiles >= kFewestOrdered &&
+  return main.family == Family::wgmma && !main.ordered_dq && tiles >= kFewestOrdered &&
          tiles <= kMostOrdered;
 }
 // Strides of 0 make sizes that wrap around in plain integers.
@@ -46,7 +46,6 @@ Refusal why_no_map(const Problem& p, const KernelConfig& main) {
   if (main.family == Family::simt) return "kernels without tensor cores read no tile map";
   if (main.pack_gqa) return "a tile has rows of several heads";
   if (main.tiling.key_warps > 1) return "warps split the keys of a tile";
-  if (main.ordered_dq) return "a deterministic backward pass gives every tile its turn";
   if (main.dbias.how != BiasGradient::none) return "the gradient of the bias needs every tile";
   if (is_too_large(p, main)) return "a tile map would take more than 256 MB";
   return {};

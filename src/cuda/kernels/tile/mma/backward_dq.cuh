@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/dq_order.cuh"
+#include "cuda/kernels/tile/dq_turn.cuh"
 #include "cuda/kernels/tile/mma/backward_tile.cuh"
 
 namespace regard {
@@ -125,16 +126,28 @@ struct BackwardDq {
   REGARD_DEVICE int key_tiles_before(const Step& step) const {
     const Interval keys =
         visible_keys(at.p.mask_params, step.first_row(), at.seq.len_q, at.seq.len_k);
-    return at.key_tile_index - int(keys.begin) / Tile::kKeys;
+    const int first = int(keys.begin) / Tile::kKeys;
+    if constexpr (!kConfig.tile_map) return at.key_tile_index - first;
+    const int64 row = map_row(at.p, kConfig, at.b, step.head, at.seq.first_k, 0);
+    return visiting_key_tiles<kConfig, 1>(at.params, at.seq, row, step.tile, first,
+                                          at.key_tile_index);
   }
+  // With a tile map, a warp counts.
+  static constexpr int kCounting = kConfig.tile_map ? 32 : 1;
   REGARD_DEVICE void acquire(const Step& step) const {
-    if (thread_index() == 0) wait_semaphore(semaphore_of(step), key_tiles_before(step));
+    if (thread_index() < kCounting) {
+      const int before = key_tiles_before(step);
+      if (thread_index() == 0) wait_semaphore(semaphore_of(step), before);
+    }
     sync_block();
   }
   REGARD_DEVICE void release(const Step& step) const {
     fence_device();
     sync_block();
-    if (thread_index() == 0) release_semaphore(semaphore_of(step), key_tiles_before(step) + 1);
+    if (thread_index() < kCounting) {
+      const int before = key_tiles_before(step);
+      if (thread_index() == 0) release_semaphore(semaphore_of(step), before + 1);
+    }
   }
 };
 

@@ -10,6 +10,7 @@
 // comes only then, because by that time the additions have reached memory.
 #pragma once
 
+#include "cuda/kernels/tile/dq_turn.cuh"
 #include "cuda/kernels/tile/wgmma/backward/memory.cuh"
 
 namespace regard {
@@ -55,11 +56,20 @@ struct DqSemaphore {
   // begins with the last key tile that sees some of the semaphore's rows.
   REGARD_DEVICE int turn_of(const BackwardTask& task, const RowTile& tile) const {
     const int own = task.key_tile / kBlocks;
-    if constexpr (!kConfig.features.interval) return own;
+    if constexpr (!kConfig.features.interval) return visiting(task, tile, 0, own);
     const ShortSequence& seq = task.seq;
     const int last_row = smaller((tile.index / kTiles + 1) * kRows, seq.len_q) - 1;
     const Interval keys = visible_keys(params.problem.mask_params, last_row, seq.len_q, seq.len_k);
-    return (int(keys.end) - 1) / kKeys - own;
+    return visiting(task, tile, own + 1, (int(keys.end) - 1) / kKeys + 1);
+  }
+  // How many of the key tiles [begin, end) add to the semaphore's rows.
+  REGARD_DEVICE int visiting(const BackwardTask& task, const RowTile& tile, int begin,
+                             int end) const {
+    if constexpr (!kConfig.tile_map) return end - begin;
+    static_assert(!kConfig.tile_map || kBlocks == 1);
+    const int64 row = map_row_of_head<kConfig>(params, task, tile.head) - task.key_tile;
+    return visiting_key_tiles<kConfig, kTiles>(params, task.seq, row, tile.index / kTiles * kTiles,
+                                               begin, end);
   }
 };
 

@@ -45,12 +45,17 @@ REGARD_DEVICE int split_begin(const KernelParams& params, const BackwardTask& ta
 
 // What the tile map says of the rows of a query head and the block's keys.
 template <KernelConfig kConfig>
-REGARD_DEVICE TileMap<kConfig> map_of_head(const KernelParams& params, const BackwardTask& task,
-                                           int head) {
+REGARD_DEVICE int64 map_row_of_head(const KernelParams& params, const BackwardTask& task,
+                                    int head) {
   const Problem& p = params.problem;
   int64 row = task.map_row;
   if (kConfig.tile_map && map_heads(p) > 1) row += head * map_rows_of_head(p, kConfig);
-  return TileMap<kConfig>::at(params, row);
+  return row;
+}
+template <KernelConfig kConfig>
+REGARD_DEVICE TileMap<kConfig> map_of_head(const KernelParams& params, const BackwardTask& task,
+                                           int head) {
+  return TileMap<kConfig>::at(params, map_row_of_head<kConfig>(params, task, head));
 }
 // The walk over the row tiles of a task, which is at one of them. With a tile map, the bits of the
 // word at which it is are in registers, so that most steps read no memory.

@@ -1,0 +1,48 @@
+// Deterministic gradients with a tile map: how many tiles of keys add to the dq of some rows before
+// a block's turn comes.
+#pragma once
+
+#include "cuda/kernels/tile/score_tile.cuh"
+#include "cuda/kernels/tile/tile_map.cuh"
+
+namespace regard {
+
+// The tiles of rows that intervals may show to a tile of keys.
+template <KernelConfig kConfig>
+REGARD_DEVICE ShortInterval row_tiles_of_keys(const Problem& p, const ShortSequence& seq,
+                                              int key_tile) {
+  constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
+  Interval rows{0, seq.len_q};
+  if constexpr (kConfig.features.interval) {
+    const int first = key_tile * kKeys, last = smaller(first + kKeys, seq.len_k) - 1;
+    rows = {visible_queries(p.mask_params, first, seq.len_q, seq.len_k).begin,
+            visible_queries(p.mask_params, last, seq.len_q, seq.len_k).end};
+  }
+  if (rows.empty()) return {0, 0};
+  return {int(rows.begin) / kRows, int(divide_up(rows.end, kRows))};
+}
+
+// How many of the key tiles [begin, end) visit one of kTiles tiles of rows, from `row_tile` on.
+// `first_map_row`: of the query head's first tile of keys. All lanes of a warp call this.
+template <KernelConfig kConfig, int kTiles>
+REGARD_DEVICE int visiting_key_tiles(const KernelParams& params, const ShortSequence& seq,
+                                     int64 first_map_row, int row_tile, int begin, int end) {
+  static_assert(kTilesOfMapWord % kTiles == 0);
+  const int word = row_tile / kTilesOfMapWord, shift = row_tile % kTilesOfMapWord;
+  int sum = 0;
+#pragma unroll 1
+  for (int tile = begin + lane_index(); tile < end; tile += 32) {
+    uint32 visible =
+        TileMap<kConfig>::at(params, first_map_row + tile).bits(word).visible >> shift;
+    if constexpr (kConfig.features.interval) {
+      const ShortInterval rows = row_tiles_of_keys<kConfig>(params.problem, seq, tile);
+      visible &= TileMap<kConfig>::bit_range(rows.begin - row_tile, rows.end - row_tile);
+    }
+    sum += (visible & ((1u << kTiles) - 1)) != 0;
+  }
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) sum += shuffle_xor(sum, lanes);
+  return sum;
+}
+
+}  // namespace regard
