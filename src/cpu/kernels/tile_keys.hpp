@@ -145,11 +145,50 @@ inline Shown shown_by_row_spans(const HeadContext& context, const Panel& panel, 
   return shown;
 }
 
+// The smallest and the largest ends of one span of keys that follow one another.
+struct SpanEnds {
+  int32 first_begin, last_begin, first_end, last_end;
+};
+// kStep: the elements from one key to the next, if it is known, so that many are looked at at once.
+template <int kStep>
+SpanEnds ends_of(const int32* ends, int64 count, int64 step) {
+  int32 first_begin = ends[0], last_begin = ends[0], first_end = ends[1], last_end = ends[1];
+  for (int64 j = 0; j < count; ++j) {
+    const int64 at = j * (kStep > 0 ? kStep : step);
+    const int32 begin = ends[at], end = ends[at + 1];
+    first_begin = begin < first_begin ? begin : first_begin;
+    last_begin = begin > last_begin ? begin : last_begin;
+    first_end = end < first_end ? end : first_end;
+    last_end = end > last_end ? end : last_end;
+  }
+  return {first_begin, last_begin, first_end, last_end};
+}
+// What the ends alone say: the spans of no key reach the queries, or one span of each holds them.
+struct ReachOfSpans {
+  bool none = true, all = false;
+};
+inline ReachOfSpans reach_of(const Spans& first, int64 count, int64 step, Interval queries) {
+  ReachOfSpans reach;
+  for (int n = 0; n < first.count; ++n) {
+    const int32* const from = first.ends + 2 * n;
+    const SpanEnds ends = step == 2 ? ends_of<2>(from, count, step) : ends_of<0>(from, count, step);
+    if (ends.first_begin < queries.end && queries.begin < ends.last_end) reach.none = false;
+    if (ends.last_begin <= queries.begin && queries.end <= ends.first_end) reach.all = true;
+  }
+  return reach;
+}
+
 inline Shown shown_by_key_spans(const HeadContext& context, const Panel& panel, Interval keys) {
   const Problem& p = context.problem;
   Shown shown;
   each_head(panel, [&](int64 head, int first, int end) {
     const Interval queries{panel.query[first], panel.query[end - 1] + 1};
+    const ReachOfSpans reach =
+        reach_of(spans_of(p.key_spans, context.b, head, context.seq.first_k, keys.begin),
+                 keys.end - keys.begin, p.key_spans.view.strides.row, queries);
+    shown.some = shown.some || reach.all;
+    shown.all = shown.all && !reach.none;
+    if (reach.none || reach.all) return;
     for (int64 j = keys.begin; j < keys.end && !shown.is_mixed(); ++j) {
       look_at(shown, spans_of(p.key_spans, context.b, head, context.seq.first_k, j), queries);
     }
