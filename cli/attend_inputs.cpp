@@ -126,7 +126,7 @@ AttendInputs read_inputs(const AttendArguments& arguments) {
   for (const char* name : {"sink", "alibi_slopes"}) convert(in, name, f32);
   convert(in, "dlse", arrays["q"].type == f64 ? f64 : f32);
 
-  Attention& a = in.attention;
+  Attention& a = in.attention = without_tensors(arguments.attention);
   in.packed = arrays.contains("cu_seqlens_q") || arrays.contains("cu_seqlens_k");
   if (in.packed && (!arrays.contains("cu_seqlens_q") || !arrays.contains("cu_seqlens_k"))) {
     throw UsageError("cu_seqlens_q, cu_seqlens_k: packed sequences need both");
@@ -168,7 +168,6 @@ AttendInputs read_inputs(const AttendArguments& arguments) {
     require_rank("dlse", arrays["dlse"], in.packed ? 2 : in.rank - 1);
     in.dlse = in.lse_view(arrays["dlse"]);
   }
-  apply(arguments.attention, a);
   return in;
 }
 

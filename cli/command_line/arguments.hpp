@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,9 +12,7 @@ namespace regard::cli {
 
 struct AttentionFlags {
   std::string causal, window;
-  std::optional<double> scale;
-  double softcap = 0, dropout = 0;
-  std::uint64_t seed = 0, offset = 0;
+  Attention numbers;  // scale, dropout and the like: what the parser reads as numbers
 };
 
 struct ShapeFlags {
@@ -98,7 +95,7 @@ int run_command_line(int argc, char** argv);
 
 // The Attention that the flags describe, tensors without data.
 Attention described_attention(const ShapeFlags& shape, const AttentionFlags& flags);
-void apply(const AttentionFlags& flags, Attention& attention);
+Attention without_tensors(const AttentionFlags& flags);
 Run described_run(const RunFlags& flags);
 
 }  // namespace regard::cli

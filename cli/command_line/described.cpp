@@ -7,12 +7,11 @@
 
 namespace regard::cli {
 
-void apply(const AttentionFlags& flags, Attention& a) {
+Attention without_tensors(const AttentionFlags& flags) {
+  Attention a = flags.numbers;
   a.causal = parse_causal(flags.causal);
   a.window = parse_window(flags.window);
-  a.scale = flags.scale;
-  a.softcap = flags.softcap;
-  a.dropout = {.p = flags.dropout, .seed = flags.seed, .offset = flags.offset};
+  return a;
 }
 
 Attention described_attention(const ShapeFlags& shape, const AttentionFlags& flags) {
@@ -24,7 +23,7 @@ Attention described_attention(const ShapeFlags& shape, const AttentionFlags& fla
   const Type type = parse_type(shape.type.empty() ? "f32" : shape.type, "--type");
   const Index heads_kv = shape.kv_heads > 0 ? shape.kv_heads : q[1];
   const Index len_k = shape.kv_len >= 0 ? shape.kv_len : q[2];
-  Attention a;
+  Attention a = without_tensors(flags);
   a.q = dense_tensor(type, q);
   a.k = dense_tensor(type, {q[0], heads_kv, len_k, q[3]});
   a.v = dense_tensor(type, {q[0], heads_kv, len_k, shape.dim_v > 0 ? shape.dim_v : q[3]});
@@ -34,7 +33,6 @@ Attention described_attention(const ShapeFlags& shape, const AttentionFlags& fla
   a.key_spans = parse_tensor(shape.key_spans, "--key-spans", i32);
   if (shape.alibi) a.alibi_slopes = dense_tensor(f32, {q[1]});
   if (shape.sink) a.sink = dense_tensor(f32, {q[1]});
-  apply(flags, a);
   return a;
 }
 

@@ -37,11 +37,13 @@ void add_attention(CLI::App& app, AttentionFlags& flags) {
       ->option_text(" ");
   app.add_option("--window", flags.window, "keys around the diagonal; -1 = unbounded")
       ->type_name("L,R");
-  app.add_option("--scale", flags.scale, "default 1 / sqrt(head size)")->type_name("X");
-  app.add_option("--softcap", flags.softcap, "score = c tanh(score / c); 0 = off")->type_name("C");
-  app.add_option("--dropout", flags.dropout, "probability of dropping, below 1")->type_name("P");
-  app.add_option("--seed", flags.seed, "of dropout")->type_name("N");
-  app.add_option("--offset", flags.offset, "of dropout")->type_name("N");
+  app.add_option("--scale", flags.numbers.scale, "default 1 / sqrt(head size)")->type_name("X");
+  app.add_option("--softcap", flags.numbers.softcap, "score = c tanh(score / c); 0 = off")
+      ->type_name("C");
+  Dropout& dropout = flags.numbers.dropout;
+  app.add_option("--dropout", dropout.p, "probability of dropping, below 1")->type_name("P");
+  app.add_option("--seed", dropout.seed, "of dropout")->type_name("N");
+  app.add_option("--offset", dropout.offset, "of dropout")->type_name("N");
 }
 
 void add_shape(CLI::App& app, ShapeFlags& shape) {
