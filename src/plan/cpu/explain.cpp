@@ -58,7 +58,7 @@ std::string explanation(const Problem& p, const Plan& plan) {
   text += row("kernel", kernel_line(p, plan));
   const double all = pairs_under({}, p);
   if (p.features.interval && all > 0) {
-    char share[96];
+    char share[112];
     std::snprintf(share, sizeof share,
                   "%s%.1f %% of the pairs are visible; tiles without any are skipped",
                   tests_pairs(p.features) ? "at most " : "", 100 * interval_pairs(p) / all);

@@ -69,7 +69,7 @@ std::string launch_line(const CudaLaunch& launch) {
 std::string visible_text(const Problem& p) {
   const double all = double(p.sizes.len_q) * double(p.sizes.len_k);
   if (all == 0) return "no pairs";
-  char share[96];
+  char share[112];
   std::snprintf(share, sizeof share,
                 "%s%.1f %% of the pairs%s are visible; tiles without any are skipped",
                 tests_pairs(p.features) ? "at most " : "",

@@ -21,10 +21,13 @@ bool has_few_tiles(const Problem& p, const KernelConfig& main) {
   const int64 rows = divide_up(p.sizes.len_q, main.tiling.rows);
   return (Count(rows) * divide_up(p.sizes.len_k, main.tiling.keys)).value() < kLeastTiles;
 }
-bool orders_tiles(const Problem& p, const KernelConfig& main) {
+bool may_order_tiles(const Problem& p, const KernelConfig& main) {
   const int64 tiles = own_tiles(p, main);
-  return main.family == Family::wgmma && !main.ordered_dq && tiles >= kFewestOrdered &&
-         tiles <= kMostOrdered;
+  return main.family == Family::wgmma && tiles >= kFewestOrdered && tiles <= kMostOrdered;
+}
+// Additions to dq in a fixed order need blocks in the order of their keys.
+bool orders_tiles(const Problem& p, const KernelConfig& main) {
+  return may_order_tiles(p, main) && !main.ordered_dq;
 }
 // Strides of 0 make sizes that wrap around in plain integers.
 Count map_bytes(const Problem& p, const KernelConfig& main) {
@@ -32,7 +35,10 @@ Count map_bytes(const Problem& p, const KernelConfig& main) {
   const Count of_head = p.packed ? Count(rows / own_tile(main)) + p.sizes.batch
                                  : Count(map_batch(p)) * own_tiles(p, main);
   Count words = of_head * map_heads(p) * map_words(p, main);
-  if (orders_tiles(p, main)) words = words + (of_head + map_batch(p)) * map_heads(p);
+  // While the wanted gradients are unknown, dq may turn out not to be one of them.
+  const bool is_unknown = p.backward && !p.gradients_named;
+  if (is_unknown ? may_order_tiles(p, main) : orders_tiles(p, main))
+    words = words + (of_head + map_batch(p)) * map_heads(p);
   return words * kMapWordBytes;
 }
 bool is_too_large(const Problem& p, const KernelConfig& main) {

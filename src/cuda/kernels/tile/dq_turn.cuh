@@ -34,10 +34,9 @@ REGARD_DEVICE int visiting_key_tiles(const KernelParams& params, const ShortSequ
   for (int tile = begin + lane_index(); tile < end; tile += 32) {
     uint32 visible =
         TileMap<kConfig>::at(params, first_map_row + tile).bits(word).visible >> shift;
-    if constexpr (kConfig.features.interval) {
-      const ShortInterval rows = row_tiles_of_keys<kConfig>(params.problem, seq, tile);
-      visible &= TileMap<kConfig>::bit_range(rows.begin - row_tile, rows.end - row_tile);
-    }
+    // Also without intervals: where sequences overlap, a map row has bits behind the end of one.
+    const ShortInterval rows = row_tiles_of_keys<kConfig>(params.problem, seq, tile);
+    visible &= TileMap<kConfig>::bit_range(rows.begin - row_tile, rows.end - row_tile);
     sum += (visible & ((1u << kTiles) - 1)) != 0;
   }
 #pragma unroll

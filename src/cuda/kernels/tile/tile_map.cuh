@@ -19,6 +19,8 @@ REGARD_DEVICE int32* map_order(const KernelParams& params) {
 }
 
 // The own tile that begins at the given rank of its sequence, which has the map rows of b and h.
+// Sequences that overlap share map rows, and may spoil each other's order: any tile of the sequence
+// is safe.
 template <KernelConfig kConfig>
 REGARD_DEVICE int tile_of_rank(const KernelParams& params, int64 b, int64 h, int64 first, int length,
                                int rank) {
@@ -26,7 +28,8 @@ REGARD_DEVICE int tile_of_rank(const KernelParams& params, int64 b, int64 h, int
   const Problem& p = params.problem;
   if (rank * own_tile(kConfig) >= length) return rank;
   const int64 row = map_row(p, kConfig, b, h, first, 0);
-  return map_order<kConfig>(params)[row + rank];
+  const int tile = map_order<kConfig>(params)[row + rank];
+  return tile >= 0 && tile * int64(own_tile(kConfig)) < length ? tile : rank;
 }
 
 // A tile of a walk over visible tiles.
