@@ -26,10 +26,11 @@ REGARD_DEVICE int tile_of_rank(const KernelParams& params, int64 b, int64 h, int
                                int rank) {
   if constexpr (!kConfig.tile_order) return rank;
   const Problem& p = params.problem;
-  if (rank * own_tile(kConfig) >= length) return rank;
+  const uint32 tiles = (uint32(length) + own_tile(kConfig) - 1) / own_tile(kConfig);
+  if (uint32(rank) >= tiles) return rank;
   const int64 row = map_row(p, kConfig, b, h, first, 0);
   const int tile = map_order<kConfig>(params)[row + rank];
-  return tile >= 0 && tile * int64(own_tile(kConfig)) < length ? tile : rank;
+  return uint32(tile) < tiles ? tile : rank;
 }
 
 // A tile of a walk over visible tiles.
