@@ -4,8 +4,8 @@
     python3 bench/masks_peers.py                       on a GPU
     python3 bench/masks_peers.py --device cpu --divide 32 --heads 2     a trial of the script
 
-bf16 (on the CPU f32, where FlexAttention has no backward pass), head size 128. Both sides run in one
-process, on the same tensors, in turns; a figure is the median over the rounds. On a GPU a turn is
+bf16 (on the CPU f32, where FlexAttention has no backward pass), head size 128. Both sides run in
+one process, on the same tensors, in turns; a figure is the median over the rounds. On a GPU a turn is
 queued behind work, so that it is device time. Rates count visible pairs only: 4 D operations for
 each pair and head forward, 10 D backward. Results are compared first. The density is the share of
 visible pairs. --kernels prints what each kernel of ours takes instead. --out appends JSON lines.
@@ -132,19 +132,23 @@ def in_turns(calls: dict[str, Callable[[], Any]], device: str) -> dict[str, floa
 
 
 def print_kernels(name: str, calls: dict[str, Callable[[], Any]]) -> None:
-    """The mean time of each kernel of one call of ours."""
+    """Microseconds of each kernel of a call of ours, in order; launches overlap, so that a kernel's
+    time may include its wait for the one before."""
     from torch.profiler import ProfilerActivity, profile
-    times = 5
     for label, call in calls.items():
         call()
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA]) as found:
-            for _ in range(times):
+            for _ in range(ROUNDS):
                 call()
             torch.cuda.synchronize()
-        for kernel in found.key_averages():
-            print(f"{name:26} {label:9}{kernel.device_time_total / times / 1e3:9.3f} ms  "
-                  f"{kernel.count / times:4.1f} x {kernel.key[:60]}", flush=True)
+        kernels = sorted((event for event in found.events() if event.device_time > 0
+                          and event.device_type == torch.autograd.DeviceType.CUDA),
+                         key=lambda event: event.time_range.start)
+        count = len(kernels) // ROUNDS
+        times = [statistics.median(kernels[n + count * turn].device_time for turn in range(ROUNDS))
+                 for n in range(count)]
+        print(f"{name:26} {label:9}" + "".join(f"{time:10.1f}" for time in times), flush=True)
 
 
 def record(path: str, name: str, mask: Any, heads: tuple[int, int], density: float,
@@ -161,7 +165,7 @@ def record(path: str, name: str, mask: Any, heads: tuple[int, int], density: flo
 
 
 def measure(name: str, mask: Any, heads: tuple[int, int], a: argparse.Namespace) -> None:
-    device, kernels = a.device, a.kernels
+    device = a.device
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
 
     def drawn(count: int) -> Any:
@@ -180,7 +184,7 @@ def measure(name: str, mask: Any, heads: tuple[int, int], a: argparse.Namespace)
         out = attend(*given)
         backward[side] = lambda out=out: torch.autograd.grad(out, given, dout, retain_graph=True)
         results[side] += backward[side]()
-    if kernels:
+    if a.kernels:
         return print_kernels(name, {"forward": forward["regard"], "backward": backward["regard"]})
     away = max(float((a - b).norm() / b.norm()) for a, b in zip(results["regard"], results["flex"]))
     density = mask.density()
@@ -206,7 +210,9 @@ def main() -> None:
     parser.add_argument("--out", metavar="FILE", help="to which JSON lines are appended")
     parser.add_argument("--kernels", action="store_true", help="on a GPU: times of our kernels")
     a = parser.parse_args()
-    print(f"{'mask':26} {'heads':7} density  side     forward, ms TFLOP/s  backward, ms TFLOP/s")
+    if not a.kernels:
+        print(f"{'mask':26} {'heads':7} density  side     forward, ms TFLOP/s  "
+              "backward, ms TFLOP/s")
     for name, mask in cases(a.divide).items():
         for pair in a.heads.split(",") if a.only in name else []:
             query, _, key = pair.partition("/")

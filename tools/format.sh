@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formats every C and C++ file in place; --check only names the files that would change.
+# Formats every C, C++ and CUDA file in place; --check only names the files that would change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,7 +9,7 @@ if ! command -v clang-format-16 >/dev/null; then
 fi
 
 mapfile -d '' files < <(find include src cli tests examples bench -type f \
-  \( -name '*.h' -o -name '*.hpp' -o -name '*.c' -o -name '*.cpp' \) -print0)
+  \( -name '*.h' -o -name '*.hpp' -o -name '*.c' -o -name '*.cpp' -o -name '*.cuh' \) -print0)
 
 if [[ ${1:-} != --check ]]; then
   clang-format-16 -i "${files[@]}"

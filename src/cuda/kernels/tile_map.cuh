@@ -1,5 +1,5 @@
-// Makes the tile map of a mask (tile_map_layout.h): blocks for each own tile, which share the groups
-// of eight tiles of the other side.
+// Makes the tile map of a mask (tile_map_layout.h): blocks for each own tile, which share the
+// groups of eight tiles of the other side.
 //
 // A tile counts as visible where the bool mask shows one of its pairs, the spans of some row reach
 // one of its keys, and the spans of some key reach one of its rows. That holds for every tile with

@@ -1,10 +1,8 @@
 // The order in which own tiles of a main kernel begin (tile_map_layout.h): the last block of a
 // sequence that has made its part of the tile map compares the tiles.
-//
-// Arrivals need no clearing: they count up from the call's nonce, as those of the tile scheduler of
-// the wgmma forward kernel.
 #pragma once
 
+#include "cuda/kernels/tile/nonce_counter.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
 #include "cuda/kernels/tile/tile_map.cuh"
 
@@ -42,30 +40,27 @@ struct TileOrder {
     if (thread_index() == 0) {
       fence_device();
       const uint32 blocks = uint32(params.grid.tiles) * uint32(params.grid.splits);
-      uint64* const word =
-          params.buffers.tile_map + map_arrivals_at(params.problem, kConfig) + sequence;
-      const uint64 was = load_relaxed(word);
-      if (was - params.nonce >= blocks) atomic_cas(word, was, params.nonce);
-      is_last = atomic_increment(word) - params.nonce == blocks - 1;
+      const NonceCounter arrivals{
+          params.buffers.tile_map + map_arrivals_at(params.problem, kConfig) + sequence,
+          params.nonce};
+      arrivals.begin(blocks);
+      is_last = arrivals.next() == blocks - 1;
       fence_device();
     }
     sync_block();
     return is_last != 0;
   }
 
-  // The other tiles that intervals may show to an own tile.
+  // The tiles of the other side that are visible to an own tile, as far as intervals say.
   REGARD_DEVICE ShortInterval other_tiles(int tile) const {
-    const int length = kOfKeys ? seq.len_k : seq.len_q, first = tile * kOwn;
-    ShortInterval others{0, kOfKeys ? seq.len_q : seq.len_k};
+    if constexpr (kOfKeys) return row_tiles_of_keys<kConfig>(params.problem, seq, tile);
+    const int first = tile * kOwn, last = smaller(first + kOwn, seq.len_q) - 1;
+    ShortInterval keys{0, seq.len_k};
     if constexpr (kConfig.features.interval) {
-      const MaskParams& mask = params.problem.mask_params;
-      const auto of = [&](int own) {
-        return kOfKeys ? visible_queries(mask, own, seq.len_q, seq.len_k)
-                       : visible_keys(mask, own, seq.len_q, seq.len_k);
-      };
-      others = {int(of(first).begin), int(of(smaller(first + kOwn, length) - 1).end)};
+      const ShortBand band(params.problem.mask_params, seq.len_q, seq.len_k);
+      keys = {band.begin.of(first), band.end.of(last)};
     }
-    return {others.begin / kOther, (others.end + kOther - 1) / kOther};
+    return {keys.begin / kOther, (keys.end + kOther - 1) / kOther};
   }
   REGARD_DEVICE int count(int tile) const {
     using Map = TileMap<kConfig>;

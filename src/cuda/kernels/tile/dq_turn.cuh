@@ -7,21 +7,6 @@
 
 namespace regard {
 
-// The tiles of rows that intervals may show to a tile of keys.
-template <KernelConfig kConfig>
-REGARD_DEVICE ShortInterval row_tiles_of_keys(const Problem& p, const ShortSequence& seq,
-                                              int key_tile) {
-  constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
-  Interval rows{0, seq.len_q};
-  if constexpr (kConfig.features.interval) {
-    const int first = key_tile * kKeys, last = smaller(first + kKeys, seq.len_k) - 1;
-    rows = {visible_queries(p.mask_params, first, seq.len_q, seq.len_k).begin,
-            visible_queries(p.mask_params, last, seq.len_q, seq.len_k).end};
-  }
-  if (rows.empty()) return {0, 0};
-  return {int(rows.begin) / kRows, int(divide_up(rows.end, kRows))};
-}
-
 // How many of the key tiles [begin, end) visit one of kTiles tiles of rows, from `row_tile` on.
 // `first_map_row`: of the query head's first tile of keys. All lanes of a warp call this.
 template <KernelConfig kConfig, int kTiles>
@@ -32,16 +17,13 @@ REGARD_DEVICE int visiting_key_tiles(const KernelParams& params, const ShortSequ
   int sum = 0;
 #pragma unroll 1
   for (int tile = begin + lane_index(); tile < end; tile += 32) {
-    uint32 visible =
-        TileMap<kConfig>::at(params, first_map_row + tile).bits(word).visible >> shift;
+    uint32 visible = TileMap<kConfig>::at(params, first_map_row + tile).bits(word).visible >> shift;
     // Also without intervals: where sequences overlap, a map row has bits behind the end of one.
     const ShortInterval rows = row_tiles_of_keys<kConfig>(params.problem, seq, tile);
     visible &= TileMap<kConfig>::bit_range(rows.begin - row_tile, rows.end - row_tile);
     sum += (visible & ((1u << kTiles) - 1)) != 0;
   }
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) sum += shuffle_xor(sum, lanes);
-  return sum;
+  return sum_of_warp(sum);
 }
 
 }  // namespace regard

@@ -34,6 +34,21 @@ struct ShortInterval {
   int begin, end;
 };
 
+// The tiles of rows that are visible to a tile of keys, as far as intervals say.
+template <KernelConfig kConfig>
+REGARD_DEVICE ShortInterval row_tiles_of_keys(const Problem& p, const ShortSequence& seq,
+                                              int key_tile) {
+  constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
+  Interval rows{0, seq.len_q};
+  if constexpr (kConfig.features.interval) {
+    const int first = key_tile * kKeys, last = smaller(first + kKeys, seq.len_k) - 1;
+    rows = {visible_queries(p.mask_params, first, seq.len_q, seq.len_k).begin,
+            visible_queries(p.mask_params, last, seq.len_q, seq.len_k).end};
+  }
+  if (rows.empty()) return {0, 0};
+  return {int(rows.begin) / kRows, int(divide_up(rows.end, kRows))};
+}
+
 // visible_keys of rows [0, len_q) in 32 bits: each end is the row index plus a constant, cut to [0,
 // len_k].
 struct ShortBand {

@@ -22,8 +22,8 @@ REGARD_DEVICE int32* map_order(const KernelParams& params) {
 // Sequences that overlap share map rows, and may spoil each other's order: any tile of the sequence
 // is safe.
 template <KernelConfig kConfig>
-REGARD_DEVICE int tile_of_rank(const KernelParams& params, int64 b, int64 h, int64 first, int length,
-                               int rank) {
+REGARD_DEVICE int tile_of_rank(const KernelParams& params, int64 b, int64 h, int64 first,
+                               int length, int rank) {
   if constexpr (!kConfig.tile_order) return rank;
   const Problem& p = params.problem;
   const uint32 tiles = (uint32(length) + own_tile(kConfig) - 1) / own_tile(kConfig);
@@ -43,6 +43,13 @@ struct KeyBlock {
   int first_key;
   bool is_full;
 };
+
+// The sum of what the lanes of a warp counted.
+REGARD_DEVICE int sum_of_warp(int count) {
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) count += shuffle_xor(count, lanes);
+  return count;
+}
 
 template <KernelConfig kConfig>
 struct TileMap {
@@ -86,7 +93,7 @@ struct TileMap {
     }
     return {end, true};
   }
-  // The visible tiles of [begin, end), of which the lanes of a warp count each a part.
+  // A lane's part of the visible tiles of [begin, end), which a warp counts together.
   REGARD_DEVICE int count_of_lane(int begin, int end) const {
     int sum = 0;
     const int first_word = begin / kTilesOfMapWord + lane_index();

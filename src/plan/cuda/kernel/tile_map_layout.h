@@ -68,24 +68,22 @@ REGARD_INLINE int64 map_words(const Problem& p, const KernelConfig& c) {
   const int64 tiles = divide_up(maps_keys(c) ? p.sizes.len_q : p.sizes.len_k, other_tile(c));
   return divide_up(tiles, kTilesOfMapWord);
 }
+REGARD_INLINE int64 map_groups(const Problem& p, const KernelConfig& c) {
+  return map_words(p, c) * (kTilesOfMapWord / kTilesOfMapGroup);
+}
 inline constexpr int kMapWordBytes = 8;
+
 REGARD_INLINE int64 map_rows(const Problem& p, const KernelConfig& c) {
   return map_heads(p) * map_rows_of_head(p, c);
 }
 // Behind the map, for each row: the visible tiles, then the order, as the tile of each rank of a
 // sequence; then for each head and batch entry that has map rows, how many blocks have arrived.
-REGARD_INLINE int64 map_order_words(const Problem& p, const KernelConfig& c) {
-  return map_rows(p, c) + map_heads(p) * map_batch(p);
-}
-// Where the counts begin in the map, and the arrivals, in words of 8 bytes.
+// Offsets are in words of the map.
 REGARD_INLINE int64 map_counts_at(const Problem& p, const KernelConfig& c) {
   return map_rows(p, c) * map_words(p, c);
 }
 REGARD_INLINE int64 map_arrivals_at(const Problem& p, const KernelConfig& c) {
   return map_counts_at(p, c) + map_rows(p, c);
-}
-REGARD_INLINE int64 map_groups(const Problem& p, const KernelConfig& c) {
-  return map_words(p, c) * (kTilesOfMapWord / kTilesOfMapGroup);
 }
 
 }  // namespace regard

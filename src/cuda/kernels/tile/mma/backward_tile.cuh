@@ -76,14 +76,7 @@ struct BackwardTileMma {
 
   // The tiles of rows that see some key of the block.
   REGARD_DEVICE ShortInterval row_tiles() const {
-    Interval rows{0, seq.len_q};
-    if constexpr (kConfig.features.interval) {
-      const MaskParams& mask = p.mask_params;
-      rows = {visible_queries(mask, first_key, seq.len_q, seq.len_k).begin,
-              visible_queries(mask, first_key + key_count - 1, seq.len_q, seq.len_k).end};
-    }
-    if (rows.end <= rows.begin) return {0, 0};
-    return {int(rows.begin) / kRows, int(divide_up(rows.end, kRows))};
+    return row_tiles_of_keys<kConfig>(p, seq, key_tile_index);
   }
   REGARD_DEVICE int key_head() const { return kConfig.split_q ? kv / params.splits : kv; }
   // split_q: the first step of the block, or of the next split.

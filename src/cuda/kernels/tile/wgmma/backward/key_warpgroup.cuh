@@ -108,8 +108,8 @@ struct KeyWarpgroup {
 
   // ----------------------------------------------------------------------------------------- tiles
 
-  // The tile of the first iteration, and of the iteration after that of `tile`: before its Q is
-  // there, and once it is.
+  // The tile of the first iteration, and of the next one. If the loads bring tiles, receive_tile
+  // gets the tile of an iteration once its Q is there.
   REGARD_DEVICE RowWalk<kConfig> first_tile(const BackwardTask& task) const {
     if constexpr (Memory::kLoadsBringTiles) return {};
     return row_walk<kConfig>(params, task);
@@ -150,8 +150,10 @@ struct KeyWarpgroup {
   REGARD_DEVICE void await_queries(const BackwardTask& task, RowWalk<kConfig>& tile, int iteration,
                                    int stage, int parity) const {
     mbarrier_wait(memory.barrier(Memory::kQueryFull, stage), parity);
-    if constexpr (kClears) receive_tile(tile, iteration);
-    if constexpr (kClears) clear_foreign_rows(task, tile, memory.queries(stage), kConfig.dim);
+    if constexpr (kClears) {
+      receive_tile(tile, iteration);
+      clear_foreign_rows(task, tile, memory.queries(stage), kConfig.dim);
+    }
   }
   REGARD_DEVICE void await_douts(const BackwardTask& task, const RowTile& tile, int stage,
                                  int parity) const {
@@ -213,8 +215,7 @@ struct KeyWarpgroup {
   REGARD_DEVICE BackwardLoads<kConfig> loads(const BackwardTask& task) const {
     return {params, maps, memory, {params, task}};
   }
-  REGARD_DEVICE RowTile tile_after_stages(const BackwardTask& task,
-                                          RowWalk<kConfig> tile) const {
+  REGARD_DEVICE RowTile tile_after_stages(const BackwardTask& task, RowWalk<kConfig> tile) const {
 #pragma unroll
     for (int n = 0; n < Memory::kStages; ++n) advance<kConfig>(tile, params, task);
     return tile;

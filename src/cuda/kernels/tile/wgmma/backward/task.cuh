@@ -43,7 +43,7 @@ REGARD_DEVICE int split_begin(const KernelParams& params, const BackwardTask& ta
                          task.dkv_head % params.splits + next);
 }
 
-// What the tile map says of the rows of a query head and the block's keys.
+// The row of the tile map for a query head and the block's keys, and what it says.
 template <KernelConfig kConfig>
 REGARD_DEVICE int64 map_row_of_head(const KernelParams& params, const BackwardTask& task,
                                     int head) {
@@ -57,6 +57,7 @@ REGARD_DEVICE TileMap<kConfig> map_of_head(const KernelParams& params, const Bac
                                            int head) {
   return TileMap<kConfig>::at(params, map_row_of_head<kConfig>(params, task, head));
 }
+
 // The walk over the row tiles of a task, which is at one of them. With a tile map, the bits of the
 // word at which it is are in registers, so that most steps read no memory.
 template <KernelConfig kConfig, bool kMapped = kConfig.tile_map>
@@ -170,9 +171,7 @@ REGARD_DEVICE int visible_iterations(const KernelParams& params, const BackwardT
     sum += map_of_head<kConfig>(params, task, first_head + head)
                .count_of_lane(task.first_row_tile + first, task.first_row_tile + last);
   }
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) sum += shuffle_xor(sum, lanes);
-  return sum;
+  return sum_of_warp(sum);
 }
 
 // The two blocks of a CTA pair have neighbouring tiles of keys.
@@ -205,8 +204,7 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
                                                                : coords.tile;
   if constexpr (kConfig.tile_order) {
     const int64 head = key_head<kConfig>(params, x) * p.sizes.group();
-    x.key_tile =
-        tile_of_rank<kConfig>(params, x.b, head, x.seq.first_k, x.seq.len_k, coords.tile);
+    x.key_tile = tile_of_rank<kConfig>(params, x.b, head, x.seq.first_k, x.seq.len_k, coords.tile);
   }
   x.first_key = x.key_tile * kKeys;
   x.key_count = clamp_to(x.seq.len_k - x.first_key, 0, kKeys);

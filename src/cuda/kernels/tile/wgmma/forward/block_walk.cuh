@@ -40,8 +40,7 @@ struct BlockWalk<kConfig, kShared, true> {
 #pragma unroll 1
     while (bits.visible == 0) {
       first -= kTilesOfMapWord;
-      const Bits read =
-          TileMap<kConfig>::at(params, tile.map_row).bits(first / kTilesOfMapWord);
+      const Bits read = TileMap<kConfig>::at(params, tile.map_row).bits(first / kTilesOfMapWord);
       bits = {uniform(read.visible), uniform(read.full)};
     }
   }

@@ -29,12 +29,12 @@ struct ConsumerWarpgroup {
   uint32 weights[kParts][kKeys / 16][4] = {};  // P of the block before, as fragments
   Ring<Memory::kStages> keys, values;
   // Where the walk is.
-  int iteration = -1;           // of the tile, among those of this thread block
-  int left = 0;                 // key blocks of the tile, from the present one on
-  int first_block = 0;          // of the tile
+  int iteration = -1;             // of the tile, among those of this thread block
+  int left = 0;                   // key blocks of the tile, from the present one on
+  int first_block = 0;            // of the tile
   BlockWalk<kConfig, true> walk;  // with a tile map
-  ShortInterval common_keys{};  // keys that intervals show to all rows of the warpgroup
-  bool has_weights = false;     // P of the block before awaits its V
+  ShortInterval common_keys{};    // keys that intervals show to all rows of the warpgroup
+  bool has_weights = false;       // P of the block before awaits its V
 
   REGARD_DEVICE ConsumerWarpgroup(const KernelParams& p, const ForwardMaps& m, const Memory& shared,
                                   int index)

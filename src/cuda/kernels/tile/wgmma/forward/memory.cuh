@@ -13,7 +13,7 @@ template <KernelConfig kConfig, bool kMapped = kConfig.tile_map>
 struct MappedWalk {};
 template <KernelConfig kConfig>
 struct MappedWalk<kConfig, true> {
-  int last_word;  // of the map, that has a visible block
+  int last_word;                              // of the map, that has a visible block
   typename TileMap<kConfig>::Bits last_bits;  // of its blocks
   int map_row;
 };

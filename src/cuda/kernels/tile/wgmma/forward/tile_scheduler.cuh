@@ -4,13 +4,11 @@
 // counter in global memory; else block i takes tiles i, i + blocks, ... The first tile of a block
 // always has the block's index.
 //
-// The counter needs no clearing. It counts up from the call's nonce, a random 64-bit number. A
-// launch fetches exactly `count` times: count - blocks times with a tile, and once past the end for
-// each block. Until the last fetch the word is in [nonce, nonce + count); a block that finds
-// anything else before its first fetch finds what an earlier call left, and writes the nonce if no
-// other block has done so since.
+// The counter needs no clearing (nonce_counter.cuh). A launch fetches exactly `count` times: count
+// - blocks times with a tile, and once past the end for each block.
 #pragma once
 
+#include "cuda/kernels/tile/nonce_counter.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
 #include "cuda/kernels/tile/wgmma/forward/memory.cuh"
 
@@ -63,14 +61,12 @@ struct TileScheduler {
   // Before a block's first fetch.
   REGARD_DEVICE void begin(int count) const {
     if constexpr (!counts_tiles(kConfig)) return;
-    uint64* const word = params.buffers.tile_counter;
-    const uint64 was = load_relaxed(word);
-    if (was - params.nonce >= uint32(count)) atomic_cas(word, was, params.nonce);
+    NonceCounter{params.buffers.tile_counter, params.nonce}.begin(uint32(count));
   }
   // The index of the tile after `last`. Nothing waits for it here.
   REGARD_DEVICE int after(int last) const {
     if constexpr (!counts_tiles(kConfig)) return last + int(block_count());
-    return int(block_count()) + int(atomic_increment(params.buffers.tile_counter) - params.nonce);
+    return int(block_count()) + int(NonceCounter{params.buffers.tile_counter, params.nonce}.next());
   }
 
   // False where the tile has no rows.
