@@ -25,6 +25,7 @@ from testing.stage import Result, Stage
 from testing.stages import BUDGET, CORE, REST, stages
 from testing.table import table, totals
 
+END_LINES = 8  # of each failed stage's output, under the table
 TIERS = {"core": (CORE,), "rest": (REST,), "all": (CORE, REST)}
 
 
@@ -78,6 +79,9 @@ def main() -> int:
     results = lanes.results + over_budget(seconds, budget)
     passed, failed = totals(results)
     show("\n" + table(results, given.slack, seconds, budget) + "\n")
+    for result in lanes.results:
+        if result.failed and result.seconds:
+            show(f"{result.stage.name} ended with:\n{result.stage.tail(END_LINES)}")
     show(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 

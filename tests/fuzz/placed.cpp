@@ -9,6 +9,8 @@ namespace {
 
 constexpr std::int64_t kMostBytes = 1 << 20;  // of one tensor
 
+bool has_a_rank(const Tensor& t) { return t.rank >= 0 && t.rank <= Tensor::kMaxRank; }
+
 // Calls visit(offset) for each element in row-major order.
 template <class Visit>
 void each_element(const Tensor& t, Visit visit) {
@@ -30,7 +32,7 @@ void each_element(const Tensor& t, Visit visit) {
 
 Span span_of(const Tensor& t) {
   const auto size = std::int64_t(size_of(t.type));
-  if (t.rank < 0 || t.rank > Tensor::kMaxRank) return {};
+  if (!has_a_rank(t)) return {};
   __int128 low = 0, high = size > 0 ? 1 : 0;
   for (int axis = 0; axis < t.rank; ++axis) {
     if (t.sizes[axis] <= 0) return {};
@@ -42,7 +44,7 @@ Span span_of(const Tensor& t) {
 }
 
 double count_of(const Tensor& t) {
-  if (!t.data) return 0;
+  if (!t.data || !has_a_rank(t)) return 0;
   double count = 1;
   for (int axis = 0; axis < t.rank; ++axis) count *= double(t.sizes[axis]);
   return count;

@@ -144,8 +144,7 @@ class Lanes:
         show(f"test: {result.stage.name:<52} {word} {result.seconds:6.1f} s  "
              f"{result.note}".rstrip())
         if result.failed and result.seconds:
-            text = result.stage.log.read_text(errors="replace")
-            show("".join(f"    {line}\n" for line in text.splitlines()[-TAIL_LINES:]), end="")
+            show(result.stage.tail(TAIL_LINES), end="")
 
     def tell(self) -> None:
         """On a terminal the last line says what is running; elsewhere a line does, now and then."""

@@ -11,6 +11,7 @@ from testing.counters import Counter, count_one
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOGS = ROOT / "build/test"
 PYTHON = ROOT / "build/venv/bin/python"  # made by stage "set-up"
+LINE_WIDTH = 240
 LANES = 2  # stages that run side by side
 
 
@@ -30,6 +31,11 @@ class Stage:
     @property
     def log(self) -> Path:
         return LOGS / (re.sub(r"\W+", "-", self.name).strip("-") + ".log")
+
+    def tail(self, lines: int) -> str:
+        """The last lines of its output, indented and at most LINE_WIDTH wide."""
+        text = self.log.read_text(errors="replace")
+        return "".join(f"    {line[:LINE_WIDTH]}\n" for line in text.splitlines()[-lines:])
 
 
 @dataclass
