@@ -156,6 +156,7 @@ AttendInputs read_inputs(const AttendArguments& arguments) {
   a.cu_seqlens_k = tensor("cu_seqlens_k");
   a.seqused_q = tensor("seqused_q");
   a.seqused_k = tensor("seqused_k");
+  a.q_positions = tensor("q_positions");
   if (in.packed) {
     a.max_seqlen_q = longest_sequence("cu_seqlens_q", arrays["cu_seqlens_q"]);
     a.max_seqlen_k = longest_sequence("cu_seqlens_k", arrays["cu_seqlens_k"]);

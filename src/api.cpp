@@ -172,8 +172,10 @@ void dropout_mask(const Attention& a, const Tensor& keep_tensor) {
   parallel_tasks(s.batch * s.heads_q * s.len_q, worker_count(run), run, [&](int64 row, int) {
     const int64 i = row % s.len_q, h = row / s.len_q % s.heads_q, b = row / s.len_q / s.heads_q;
     const int64 first = offset_of(view.strides, b, h, 0, i);
+    const Positions at = positions_of(p.sequences, b);
     for (int64 j = 0; j < s.len_k; ++j) {
-      static_cast<uint8*>(view.data)[first + j * view.strides.column] = keep(p.dropout, b, h, i, j);
+      static_cast<uint8*>(view.data)[first + j * view.strides.column] =
+          keep(p.dropout, at, b, h, i, j);
     }
   });
 }

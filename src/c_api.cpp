@@ -87,7 +87,11 @@ REGARD_PIN(regard_attention, deterministic, 972);
 REGARD_PIN(regard_attention, dropout_seed_words, 976);
 REGARD_PIN(regard_attention, row_spans, 984);
 REGARD_PIN(regard_attention, key_spans, 1064);
-static_assert(sizeof(regard_attention) == 1144);
+REGARD_PIN(regard_attention, q_positions, 1144);
+REGARD_PIN(regard_attention, k_position, 1224);
+REGARD_PIN(regard_attention, batch_begin, 1232);
+REGARD_PIN(regard_attention, head_begin, 1240);
+static_assert(sizeof(regard_attention) == 1248);
 
 REGARD_PIN(regard_forward_tensors, size, 0);
 REGARD_PIN(regard_forward_tensors, out, 8);
@@ -253,6 +257,10 @@ regard::Attention to_attention(const regard_attention* given) {
   attention.seqused_k = to_tensor(a.seqused_k, "seqused_k");
   attention.max_seqlen_q = a.max_seqlen_q;
   attention.max_seqlen_k = a.max_seqlen_k;
+  attention.q_positions = to_tensor(a.q_positions, "q_positions");
+  attention.k_position = a.k_position;
+  attention.batch_begin = a.batch_begin;
+  attention.head_begin = a.head_begin;
   if (to_bool(a.has_scale, "has_scale")) attention.scale = a.scale;
   attention.softcap = a.softcap;
   attention.dropout = {.p = a.dropout_p,

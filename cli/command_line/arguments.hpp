@@ -16,7 +16,7 @@ struct AttentionFlags {
 };
 
 struct ShapeFlags {
-  std::string q, type, bias, mask, row_spans, key_spans;
+  std::string q, type, bias, mask, row_spans, key_spans, q_positions;
   std::int64_t kv_heads = 0, kv_len = -1, dim_v = 0;  // 0, -1 = as q
   bool alibi = false, sink = false;
 };

@@ -31,6 +31,7 @@ Attention described_attention(const ShapeFlags& shape, const AttentionFlags& fla
   a.mask = parse_tensor(shape.mask, "--mask", boolean);
   a.row_spans = parse_tensor(shape.row_spans, "--row-spans", i32);
   a.key_spans = parse_tensor(shape.key_spans, "--key-spans", i32);
+  a.q_positions = parse_tensor(shape.q_positions, "--q-positions", i32);
   if (shape.alibi) a.alibi_slopes = dense_tensor(f32, {q[1]});
   if (shape.sink) a.sink = dense_tensor(f32, {q[1]});
   return a;

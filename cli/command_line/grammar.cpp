@@ -40,6 +40,11 @@ void add_attention(CLI::App& app, AttentionFlags& flags) {
   app.add_option("--scale", flags.numbers.scale, "default 1 / sqrt(head size)")->type_name("X");
   app.add_option("--softcap", flags.numbers.softcap, "score = c tanh(score / c); 0 = off")
       ->type_name("C");
+  app.add_option("--k-position", flags.numbers.k_position, "of key 0 in a longer sequence")
+      ->type_name("N");
+  app.add_option("--batch-begin", flags.numbers.batch_begin, "of dropout's batch entries")
+      ->type_name("N");
+  app.add_option("--head-begin", flags.numbers.head_begin, "of dropout's heads")->type_name("N");
   Dropout& dropout = flags.numbers.dropout;
   app.add_option("--dropout", dropout.p, "probability of dropping, below 1")->type_name("P");
   app.add_option("--seed", dropout.seed, "of dropout")->type_name("N");
@@ -62,6 +67,8 @@ void add_shape(CLI::App& app, ShapeFlags& shape) {
   app.add_option("--mask", shape.mask, "bool, broadcasts likewise")->type_name("SHAPE");
   app.add_option("--row-spans", shape.row_spans, "broadcasts to BxHqxSqx2n")->type_name("SHAPE");
   app.add_option("--key-spans", shape.key_spans, "broadcasts to BxHqxSkx2n")->type_name("SHAPE");
+  app.add_option("--q-positions", shape.q_positions, "(ceil(Sq / 128)) or (B, ceil(Sq / 128))")
+      ->type_name("SHAPE");
   app.add_flag("--alibi", shape.alibi, "with ALiBi slopes");
   app.add_flag("--sink", shape.sink, "with attention sinks");
 }
@@ -122,7 +129,8 @@ void add_attend(CLI::App& app, AttendArguments& arguments) {
       {"cu_seqlens_q", "packed: (batch + 1) begins"},
       {"cu_seqlens_k", "packed: likewise for k and v"},
       {"seqused_q", "(batch) real lengths"},
-      {"seqused_k", "(batch) likewise for k and v"}};
+      {"seqused_k", "(batch) likewise for k and v"},
+      {"q_positions", "of the first of each 128 rows in a longer sequence"}};
   for (const auto& [name, what] : kExtra) {
     std::string option = std::string("--") + name;
     std::replace(option.begin(), option.end(), '_', '-');

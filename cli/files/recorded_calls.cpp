@@ -61,6 +61,7 @@ bool read_tensor(const std::string& field, const Value& value, PlannedCall& call
       {"cu_seqlens_k", &a.cu_seqlens_k},
       {"seqused_q", &a.seqused_q},
       {"seqused_k", &a.seqused_k},
+      {"q_positions", &a.q_positions},
       {"out", backward ? &call.inputs.out : &call.outputs.out},
       {"lse", backward ? &call.inputs.lse : &call.outputs.lse},
       {"dout", &call.inputs.dout},
@@ -89,6 +90,12 @@ bool read_option(const std::string& field, const Value& value, PlannedCall& call
     a.max_seqlen_q = value.get<std::int64_t>();
   } else if (field == "max_seqlen_k") {
     a.max_seqlen_k = value.get<std::int64_t>();
+  } else if (field == "k_position") {
+    a.k_position = value.get<std::int64_t>();
+  } else if (field == "batch_begin") {
+    a.batch_begin = value.get<std::int64_t>();
+  } else if (field == "head_begin") {
+    a.head_begin = value.get<std::int64_t>();
   } else if (field == "scale") {
     a.scale = value.get<double>();
   } else if (field == "softcap") {

@@ -38,7 +38,7 @@ Index integer_at(const Tensor& tensor, Index index) {
 }  // namespace
 
 Sequence sequence_of(const Attention& a, const Shape& shape, Index b) {
-  Sequence s{shape.len_q, shape.len_k, 0, 0};
+  Sequence s{shape.len_q, shape.len_k, 0, 0, b};
   if (a.cu_seqlens_q.given()) {
     s.first_q = integer_at(a.cu_seqlens_q, b);
     s.len_q = integer_at(a.cu_seqlens_q, b + 1) - s.first_q;
@@ -59,8 +59,28 @@ PairStrides::PairStrides(const Tensor& tensor) {
   }
 }
 
+namespace {
+
+bool has_positions(const Attention& a) { return a.q_positions.given() || a.k_position != 0; }
+
+Index position_of_row(const Attention& a, const Sequence& s, Index i) {
+  const Tensor& t = a.q_positions;
+  if (!t.given()) return i;
+  const Index block = i / 128 * t.strides[t.rank - 1];
+  const Index at = block + (t.rank == 2 ? s.b * t.strides[0] : 0);
+  return Index{static_cast<const std::int32_t*>(t.data)[at]} + i % 128;
+}
+
+}  // namespace
+
+Index distance_of(const Attention& a, const Sequence& s, Index i, Index j) {
+  if (has_positions(a)) return position_of_row(a, s, i) - (a.k_position + j);
+  return i + s.len_k - s.len_q - j;
+}
+
 Interval visible_keys(const Attention& a, const Sequence& s, Index i) {
-  const Index diagonal = a.causal == Causal::top_left ? i : i + s.len_k - s.len_q;
+  const bool by_index = a.causal == Causal::top_left && !has_positions(a);
+  const Index diagonal = by_index ? i : distance_of(a, s, i, 0);
   Index right = a.window.right;
   if (a.causal != Causal::none) right = 0;
   Interval keys{0, s.len_k};

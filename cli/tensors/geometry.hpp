@@ -18,9 +18,9 @@ struct Shape {
 // Trusts the ranks: call it after the library or the builder has checked the Attention.
 Shape shape_of(const Attention& attention);
 
-// One batch entry: its real lengths and, packed, the row at which it begins.
+// One batch entry: its real lengths, its number and, packed, the row at which it begins.
 struct Sequence {
-  Index len_q = 0, len_k = 0, first_q = 0, first_k = 0;
+  Index len_q = 0, len_k = 0, first_q = 0, first_k = 0, b = 0;
 };
 Sequence sequence_of(const Attention& attention, const Shape& shape, Index b);
 
@@ -51,6 +51,9 @@ struct Interval {
   Index begin = 0, end = 0;
 };
 Interval visible_keys(const Attention& attention, const Sequence& sequence, Index i);
+
+// How far row i stands behind key j: by positions, or from the ends of their sequences.
+Index distance_of(const Attention& attention, const Sequence& sequence, Index i, Index j);
 
 // Whether row_spans and key_spans, where they are given, show query i and key j to each other.
 bool spans_show(const Attention& attention, const Shape& shape, const Sequence& sequence, Index b,

@@ -102,7 +102,7 @@ Attention Mirror::at(const Attention& attention) const {
   Attention a = attention;
   for (Tensor* tensor :
        {&a.q, &a.k, &a.v, &a.bias, &a.mask, &a.row_spans, &a.key_spans, &a.alibi_slopes, &a.sink,
-        &a.cu_seqlens_q, &a.cu_seqlens_k, &a.seqused_q, &a.seqused_k}) {
+        &a.cu_seqlens_q, &a.cu_seqlens_k, &a.seqused_q, &a.seqused_k, &a.q_positions}) {
     *tensor = at(*tensor);
   }
   return a;

@@ -26,6 +26,7 @@ class Builder {
     draw_operands();
     draw_score_features();
     draw_visibility();
+    if (random_.chance(0.12)) draw_positions();
     draw_outputs();
     if (random_.chance(0.04) && p_.attention.q.sizes[0] > 0 && shape_.len_q > 0) {
       store(q_->tensor.data, type_, 0, std::numeric_limits<double>::quiet_NaN());
@@ -292,6 +293,27 @@ class Builder {
     }
     if (random_.chance(0.12)) draw_spans("row_spans", a.row_spans, a.q, shape_.len_q, shape_.len_k);
     if (random_.chance(0.12)) draw_spans("key_spans", a.key_spans, a.k, shape_.len_k, shape_.len_q);
+  }
+
+  // Rows and keys stand near one another, so that causal masks and windows show some pairs.
+  void draw_positions() {
+    Attention& a = p_.attention;
+    a.batch_begin = random_.pick<Index>({0, 1, 1000});
+    a.head_begin = random_.pick<Index>({0, 2, 100});
+    say(fmt::format(" batch_begin={} head_begin={}", a.batch_begin, a.head_begin));
+    if (shape_.packed) return;
+    a.k_position = 32 * random_.between(0, 10);
+    if (a.causal == Causal::bottom_right) a.causal = Causal::top_left;
+    const Index blocks = (shape_.len_q + 127) / 128;
+    const Sizes sizes = random_.chance(0.5) ? Sizes{blocks} : Sizes{shape_.batch, blocks};
+    Slab* const slab = add("q_positions", i32, sizes, {.may_broadcast = false});
+    Index n = 0, at = 0;
+    slab->fill([&] {
+      at = n++ % blocks == 0 ? random_.between(0, 300) : at + 128 + random_.between(0, 1) * 70;
+      return double(at);
+    });
+    a.q_positions = slab->tensor;
+    say(fmt::format(" positions={} k_position={}", sizes_text(a.q_positions), a.k_position));
   }
 
   // For each of `rows` rows, or each packed row of x, spans of indices around [0, length).

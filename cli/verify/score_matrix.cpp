@@ -133,7 +133,7 @@ ScoreMatrix<Real> score_matrix(const Attention& a, const Shape& shape, const Seq
         score = kHidden<Real>;
         continue;
       }
-      const Real distance = alibi * static_cast<Real>(std::abs(i + s.len_k - s.len_q - j));
+      const Real distance = alibi * static_cast<Real>(std::abs(distance_of(a, s, i, j)));
       score += added - distance;
       if (options.magnitude)
         m.magnitude[i * m.columns + j] += std::fabs(added) + std::fabs(distance);

@@ -147,6 +147,16 @@ typedef struct regard_attention {
   /** Broadcasts to (B, Hq, Sk, 2 n): key j is seen by the rows of its n spans. Packed: (Hq or 1,
    * total_k, 2 n). */
   regard_tensor key_spans;
+
+  /** The call has rows and keys of a longer sequence: row i stands at q_positions[i / 128] + i %
+   * 128 there, key j at k_position + j. (ceil(Sq / 128)) or (B, ceil(Sq / 128)); i32; last stride
+   * 1; not negative, and each at least 128 above the one before. Causal masks (top left only),
+   * windows, ALiBi and dropout go by positions; bias, mask, spans and lengths by the call's own
+   * indices. Not for packed sequences. */
+  regard_tensor q_positions;
+  int64_t k_position;  /**< of key 0; with dropout a multiple of 32; default 0 */
+  int64_t batch_begin; /**< added to b where dropout counts it; default 0 */
+  int64_t head_begin;  /**< added to h where dropout counts it; default 0 */
 } regard_attention;
 
 /** What regard_forward writes. */

@@ -86,6 +86,16 @@ struct Attention {
   std::int64_t max_seqlen_q = 0;  ///< packed only: the longest sequence
   std::int64_t max_seqlen_k = 0;  ///< as max_seqlen_q
 
+  /// The call has rows and keys of a longer sequence: row i stands at q_positions[i / 128] + i %
+  /// 128 there, key j at k_position + j. (ceil(Sq / 128)) or (B, ceil(Sq / 128)); i32; last stride
+  /// 1; not negative, and each at least 128 above the one before. Causal masks (top_left only),
+  /// windows, ALiBi and dropout go by positions; bias, mask, spans and lengths by the call's own
+  /// indices. Default: i and j. Not for packed sequences.
+  Tensor q_positions{};
+  std::int64_t k_position = 0;   ///< of key 0; with dropout a multiple of 32
+  std::int64_t batch_begin = 0;  ///< added to b where dropout counts it
+  std::int64_t head_begin = 0;   ///< added to h where dropout counts it
+
   std::optional<double> scale{};  ///< default 1 / sqrt(D)
   double softcap = 0;             ///< > 0: score = softcap * tanh(score / softcap), before the bias
   Causal causal = Causal::none;   ///< default: every key is visible

@@ -44,7 +44,7 @@ void fill_with_nan(const View& view, int64 offset, int64 count) {
 
 bool sees_any_key(const Head& head, int64 i) {
   const Sequence& s = head.seq;
-  const Interval keys = visible_keys(head.problem.mask_params, i, s.len_q, s.len_k);
+  const Interval keys = visible_keys(head.problem.mask_params, s, i);
   for (int64 j = keys.begin; j < keys.end; ++j) {
     if (visible(head, i, j)) return true;
   }
@@ -63,7 +63,7 @@ Foregone foregone(const Problem& p, int64 b, int64 kv, int64 j, const double* de
   for (int64 g = 0; g < group && !lost.dv; ++g) {
     const Head head(p, b, kv * group + g);
     const Sequence& s = head.seq;
-    const Interval rows = visible_queries(p.mask_params, j, s.len_q, s.len_k);
+    const Interval rows = visible_queries(p.mask_params, s, j);
     for (int64 i = rows.begin; i < rows.end && !lost.dv; ++i) {
       const bool spoils_all = is_nan(lse_of(head, i));
       if (!spoils_all && (lost.dk || !is_nan(deltas[g * s.len_q + i]))) continue;

@@ -57,7 +57,7 @@ ForwardWork forward_work(const Problem& p, const CpuTiling& tiling, const Entrie
   const auto add = [&](int64 b, int64 kv, int64 block) {
     const BatchEntry& entry = batch[b];
     const ForwardTask task{.b = b, .kv = kv, .block = block, .keys = {0, entry.seq.len_k}};
-    const Interval chunks = split_chunks(p, tiling, entry.seq.len_q, entry.seq.len_k);
+    const Interval chunks = split_chunks(p, tiling, entry.seq);
     if (chunks.empty()) {
       work.tasks.push_back(task);
     } else {

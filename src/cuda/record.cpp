@@ -59,8 +59,9 @@ void add_attention(Object& object, const Attention& attention) {
   constexpr const char* kCausal[] = {"none", "top_left", "bottom_right"};
   constexpr const char* kPrecision[] = {"full", "tf32", "bf16"};
   const auto& [q, k, v, bias, mask, row_spans, key_spans, alibi_slopes, sink, cu_seqlens_q,
-               cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, scale, softcap,
-               causal, window, dropout, precision, deterministic] = attention;
+               cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_positions,
+               k_position, batch_begin, head_begin, scale, softcap, causal, window, dropout,
+               precision, deterministic] = attention;
   add_tensor(object, "q", q);
   add_tensor(object, "k", k);
   add_tensor(object, "v", v);
@@ -76,6 +77,10 @@ void add_attention(Object& object, const Attention& attention) {
   add_tensor(object, "seqused_k", seqused_k);
   if (max_seqlen_q != 0) object.add("max_seqlen_q", std::to_string(max_seqlen_q));
   if (max_seqlen_k != 0) object.add("max_seqlen_k", std::to_string(max_seqlen_k));
+  add_tensor(object, "q_positions", q_positions);
+  if (k_position != 0) object.add("k_position", std::to_string(k_position));
+  if (batch_begin != 0) object.add("batch_begin", std::to_string(batch_begin));
+  if (head_begin != 0) object.add("head_begin", std::to_string(head_begin));
   if (scale) object.add_number("scale", *scale);
   if (softcap != 0) object.add_number("softcap", softcap);
   if (causal != Causal::none) object.add_text("causal", kCausal[int(causal)]);

@@ -22,6 +22,7 @@ void for_each_address(AnyProblem& p, Work work) {
   work("cu_seqlens_k", p.sequences.begins_k);
   work("seqused_q", p.sequences.used_q);
   work("seqused_k", p.sequences.used_k);
+  work("q_positions", p.sequences.positions.rows);
   work("out", p.out.data);
   work("lse", p.lse.data);
   work("dout", p.dout.data);

@@ -99,9 +99,10 @@ void read_options(const Attention& a, Problem& p) {
   require(a.window.left >= -1, "window.left", a.window.left, "must be -1 (unbounded) or more");
   require(a.window.right >= -1, "window.right", a.window.right, "must be -1 (unbounded) or more");
 
-  const auto bound = [&](std::int64_t side) {
-    return side >= p.sizes.len_q + p.sizes.len_k ? -1 : side;
-  };
+  // Positions are below 2^31.
+  const Positions& at = p.sequences.positions;
+  const std::int64_t reach = at.given ? std::int64_t(kMaxSize) + 1 : p.sizes.len_q + p.sizes.len_k;
+  const auto bound = [&](std::int64_t side) { return side >= reach ? -1 : side; };
   p.mask_params.left = bound(a.window.left);
   p.mask_params.right = a.causal == Causal::none ? bound(a.window.right) : 0;
   p.mask_params.top_left = a.causal == Causal::top_left;
@@ -119,6 +120,7 @@ void read_options(const Attention& a, Problem& p) {
       .alibi = a.alibi_slopes.given(),
       .sink = a.sink.given(),
       .dropout = p.dropout.threshold > 0,
+      .positions = at.given || at.first_batch > 0 || at.first_head > 0,
       .interval = p.mask_params.left >= 0 || p.mask_params.right >= 0,
       .signed_scale = !positive,
   };

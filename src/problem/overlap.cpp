@@ -176,7 +176,8 @@ void check_distinct(std::initializer_list<NamedTensor> outputs, const Attention&
                                {"cu_seqlens_q", &a.cu_seqlens_q},
                                {"cu_seqlens_k", &a.cu_seqlens_k},
                                {"seqused_q", &a.seqused_q},
-                               {"seqused_k", &a.seqused_k}}) {
+                               {"seqused_k", &a.seqused_k},
+                               {"q_positions", &a.q_positions}}) {
     add(t);
   }
   if (a.dropout.p > 0 && seed.data) add({"dropout.seed_words", &seed});

@@ -16,6 +16,7 @@ std::string to_string(const Problem& p) {
   const MaskParams& m = p.mask_params;
   if (p.packed) text += ", packed";
   if (p.sequences.used_q || p.sequences.used_k) text += ", seqused";
+  if (p.features.positions) text += ", positions";
   if (m.left < 0 && m.right == 0) {
     text += m.top_left ? ", causal top left" : ", causal bottom right";
   } else if (p.features.interval) {

@@ -1,6 +1,8 @@
 // Validation of the tables of sequences.
 #include "problem/sequence_tables.hpp"
 
+#include <limits>
+
 #include "problem/refuse.hpp"
 #include "problem/tensor_checks.hpp"
 
@@ -49,6 +51,88 @@ void check_used(const char* name, const int32* used, const int32* begins, std::i
   }
 }
 
+std::int64_t position_blocks(const Sizes& s) { return divide_up(s.len_q, kPositionBlock); }
+
+void check_position_table(const Tensor& t, const Sizes& s, bool packed) {
+  constexpr const char* kName = "q_positions";
+  require(!packed, kName, t, "is not for packed sequences");
+  require(t.type == i32, kName, t, "must be i32");
+  require(t.rank == 1 || t.rank == 2, kName, t, "must have one dimension or two");
+  const std::size_t last = rank_of(t) - 1;
+  require(t.sizes[last] == position_blocks(s), kName, t,
+          "must have a position for each 128 rows of q");
+  require(t.rank == 1 || t.sizes[0] == s.batch, kName, t, "must have q's batch size");
+  require(t.sizes[last] <= 1 || t.strides[last] == 1, kName, t, "the last stride must be 1");
+}
+
+// Of one sequence.
+void check_positions(const int32* rows, const Sizes& s) {
+  const auto refuse_entry = [&](std::int64_t n, const std::string& reason) {
+    refuse(("q_positions[" + std::to_string(n) + "]").c_str(), rows[n], reason);
+  };
+  for (std::int64_t n = 0; n < position_blocks(s); ++n) {
+    const std::int64_t least = n > 0 ? std::int64_t(rows[n - 1]) + kPositionBlock : 0;
+    if (rows[n] < least) {
+      refuse_entry(
+          n, n > 0 ? "must be at least 128 above the one before, " + std::to_string(rows[n - 1])
+                   : "must not be negative");
+    }
+    const std::int64_t own = std::min(kPositionBlock, s.len_q - n * kPositionBlock);
+    if (rows[n] > std::numeric_limits<int32>::max() - own + 1) {
+      refuse_entry(n, "puts a row at or above 2^31");
+    }
+  }
+}
+
+// The numbers that are added to keys, batch entries and heads.
+void read_origins(const Attention& a, const Sizes& s, bool packed, Positions& to) {
+  const auto read = [](const char* name, std::int64_t value, std::int64_t size, int64& origin) {
+    require(value >= 0 && value <= std::numeric_limits<int32>::max() - size, name, value,
+            "must not be negative, and with the size of the call below 2^31");
+    origin = value;
+  };
+  read("k_position", a.k_position, s.len_k, to.first_key);
+  read("batch_begin", a.batch_begin, s.batch, to.first_batch);
+  read("head_begin", a.head_begin, s.heads_q, to.first_head);
+  require(!packed || a.k_position == 0, "k_position", a.k_position, "is not for packed sequences");
+  require(a.dropout.p == 0 || a.k_position % 32 == 0, "k_position", a.k_position,
+          "must be a multiple of 32 under dropout");
+}
+
+// From the caller's memory into the call's own, dense.
+void copy_positions(const Sizes& s, std::int64_t entries, TableCopies& copies,
+                    SequenceTable& table) {
+  const std::int64_t blocks = position_blocks(s);
+  std::vector<int32> dense;
+  for (std::int64_t b = 0; b < entries; ++b) {
+    const int32* const own = table.positions.rows + b * table.position_stride;
+    dense.insert(dense.end(), own, own + blocks);
+    check_positions(dense.data() + b * blocks, s);
+  }
+  if (table.position_stride != 0) table.position_stride = blocks;
+  table.positions.rows = copies.copy(dense.data(), std::int64_t(dense.size()));
+}
+
+// `readable`: the host reads the rows' positions.
+void read_positions(const Attention& a, const Sizes& s, bool packed, TableCopies* copies,
+                    bool readable, SequenceTable& table) {
+  read_origins(a, s, packed, table.positions);
+  table.has_row_positions = a.q_positions.given();
+  table.positions.given = table.has_row_positions || a.k_position != 0;
+  require(!table.positions.given || a.causal != Causal::bottom_right, "causal", "bottom_right",
+          "needs the ends of the whole sequence, which a part with positions does not have");
+  if (!table.has_row_positions) return;
+  const Tensor& t = a.q_positions;
+  check_position_table(t, s, packed);
+  if (!readable) return;
+  check_data("q_positions", t);
+  const bool is_shared = t.rank == 1 || t.strides[0] == 0;
+  const std::int64_t entries = t.rank == 1 ? 1 : is_shared ? std::min<int64>(s.batch, 1) : s.batch;
+  table.position_stride = is_shared ? 0 : t.strides[0];
+  table.positions.rows = static_cast<const int32*>(t.data);
+  if (copies) copy_positions(s, entries, *copies, table);
+}
+
 }  // namespace
 
 const int32* TableCopies::copy(const int32* table, std::int64_t size) {
@@ -79,6 +163,8 @@ SequenceTable read_sequences(const Attention& a, const Sizes& s, bool packed, Nu
     check_table(given.name, given.tensor, given.size);
     readable = readable && (!given.tensor.given() || given.tensor.data);
   }
+  const bool reads_positions = nulls == NullData::refused || (copies && a.q_positions.data);
+  read_positions(a, s, packed, copies, reads_positions, table);
   if (nulls == NullData::allowed && !readable) return table;
   for (const Given& given : all) {
     if (!given.tensor.given()) continue;

@@ -1,4 +1,4 @@
-// cu_seqlens and seqused: checked, and copied where the host can read them.
+// cu_seqlens, seqused and q_positions: checked, and copied where the host can read them.
 #pragma once
 
 #include <array>
@@ -18,7 +18,7 @@ class TableCopies {
   const int32* copy(const int32* table, std::int64_t size);
 
  private:
-  std::array<std::vector<int32>, 4> tables_;
+  std::array<std::vector<int32>, 5> tables_;
   std::size_t count_ = 0;
 };
 

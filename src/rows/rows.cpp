@@ -74,7 +74,7 @@ Pair score_pair(const Head& head, int64 i, int64 j, const double* q, const doubl
   const double bias = p.features.bias ? load_element(p.bias, score_offset(p.bias, head, i, j)) : 0;
   const auto logit = score<Double>(p.features, p.score, raw, bias,
                                    head_terms<Double>(p.features, p, head.b, head.h),
-                                   relative_position<double>(i, j, s.len_q, s.len_k));
+                                   relative_position<double>(s, i, j));
   return {raw, logit.value * logit.unit};
 }
 
@@ -86,7 +86,7 @@ double sink_of(const Head& head) {
 double dropout_factor(const Head& head, int64 i, int64 j) {
   const Problem& p = head.problem;
   if (!p.features.dropout) return 1;
-  return keep(p.dropout, head.b, head.h, i, j) ? keep_scale(p.dropout) : 0;
+  return keep(p.dropout, head.seq.positions, head.b, head.h, i, j) ? keep_scale(p.dropout) : 0;
 }
 
 void store(const View& view, int64 offset, double value, bool accumulate) {
@@ -130,7 +130,7 @@ void add_multiple(RowSum& to, double factor, const std::vector<double>& row) {
 bool visible(const Head& head, int64 i, int64 j) {
   const Problem& p = head.problem;
   const Sequence& s = head.seq;
-  if (!visible_keys(p.mask_params, i, s.len_q, s.len_k).contains(j)) return false;
+  if (!visible_keys(p.mask_params, s, i).contains(j)) return false;
   if (p.features.mask && load_element(p.mask, score_offset(p.mask, head, i, j)) == 0) return false;
   if (!shown_by_spans(p.features, p, s, head.b, head.h, i, j)) return false;
   return !p.features.bias || load_element(p.bias, score_offset(p.bias, head, i, j)) != -kInfinity;
@@ -139,7 +139,7 @@ bool visible(const Head& head, int64 i, int64 j) {
 void forward_row(const Head& head, int64 i, RowScratch& rows) {
   const Problem& p = head.problem;
   const Sequence& s = head.seq;
-  const Interval keys = visible_keys(p.mask_params, i, s.len_q, s.len_k);
+  const Interval keys = visible_keys(p.mask_params, s, i);
   const double sink = sink_of(head);
   double max = sink;
   const double* const q = load_query_row(rows.q, p.q, head, i, p.sizes.dim);
@@ -209,7 +209,7 @@ void query_gradient_row(const Head& head, int64 i, double delta, double* dbias_s
                         RowScratch& rows) {
   const Problem& p = head.problem;
   const Sequence& s = head.seq;
-  const Interval keys = visible_keys(p.mask_params, i, s.len_q, s.len_k);
+  const Interval keys = visible_keys(p.mask_params, s, i);
   rows.sum.clear(p.sizes.dim, 0);
   load_query_row(rows.q, p.q, head, i, p.sizes.dim);
   load_query_row(rows.dout, p.dout, head, i, p.sizes.dim_v);
@@ -243,7 +243,7 @@ void key_gradient_row(const Problem& p, int64 b, int64 kv, int64 j, const double
   RowSum& dv = rows.second_sum;
   dk.clear(dim, 0);
   dv.clear(dim_v, 0);
-  const Interval queries = visible_queries(p.mask_params, j, s.len_q, s.len_k);
+  const Interval queries = visible_queries(p.mask_params, s, j);
   for (int64 g = 0; g < group; ++g) {
     const Head head(p, b, kv * group + g);
     load_key_row(rows.k, p.k, head, j, dim);

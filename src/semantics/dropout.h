@@ -8,6 +8,7 @@
 #pragma once
 
 #include "semantics/portable.h"
+#include "semantics/positions.h"
 
 namespace regard {
 
@@ -103,6 +104,11 @@ REGARD_INLINE bool kept(const DropoutParams& params, const Philox& bits, int slo
 
 REGARD_INLINE bool keep(const DropoutParams& params, int64 b, int64 h, int64 i, int64 j) {
   return kept(params, dropout_bits(params, b, h, i, dropout_call(j)), dropout_slot(j));
+}
+// The same of indices that count within a part.
+REGARD_INLINE bool keep(const DropoutParams& params, const Positions& at, int64 b, int64 h, int64 i,
+                        int64 j) {
+  return keep(params, b + at.first_batch, h + at.first_head, at.of_row(i), j + at.first_key);
 }
 
 // 1 / (1 - p), with the realised p.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "semantics/portable.h"
+#include "semantics/positions.h"
 
 namespace regard {
 
@@ -15,7 +16,7 @@ struct Strides {
   bool operator==(const Strides&) const = default;
 };
 
-// Lengths of every sequence; null pointers where a dense batch needs none.
+// Lengths and positions of every sequence; null pointers where a dense batch needs none.
 struct SequenceTable {
   const int32* begins_q = nullptr;  // cu_seqlens_q
   const int32* begins_k = nullptr;
@@ -23,6 +24,9 @@ struct SequenceTable {
   const int32* used_k = nullptr;
   int64 len_q = 0;  // dense lengths
   int64 len_k = 0;
+  Positions positions{};           // of the first sequence
+  int64 position_stride = 0;       // from a sequence to the next; 0: all have the same positions
+  bool has_row_positions = false;  // though positions.rows may not have been read
 
   bool operator==(const SequenceTable&) const = default;
 };
@@ -33,10 +37,16 @@ struct Sequence {
   int64 len_k = 0;
   int64 first_q = 0;
   int64 first_k = 0;
+  Positions positions{};
 };
 
+REGARD_INLINE Positions positions_of(const SequenceTable& table, int64 b) {
+  Positions positions = table.positions;
+  if (positions.rows) positions.rows += b * table.position_stride;
+  return positions;
+}
 REGARD_INLINE Sequence sequence(const SequenceTable& table, int64 b) {
-  Sequence s{table.len_q, table.len_k, 0, 0};
+  Sequence s{table.len_q, table.len_k, 0, 0, positions_of(table, b)};
   if (table.begins_q) {
     s.first_q = table.begins_q[b];
     s.len_q = table.begins_q[b + 1] - s.first_q;

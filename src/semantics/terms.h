@@ -47,7 +47,12 @@ struct HeadTermsOfLanes {
   }
 };
 
-// Where key j lies relative to query i, counted from the ends of their sequences.
+// Where key j lies relative to query i, counted from the ends of their sequences, or by positions.
+template <class Real>
+REGARD_INLINE Real relative_position(const Sequence& s, int64 i, int64 j) {
+  if (!s.positions.given) return Real(i - s.len_q + s.len_k - j);
+  return Real(s.positions.of_row(i) - s.positions.first_key - j);
+}
 template <class Real, class Int>
 REGARD_INLINE Real relative_position(Int i, Int j, Int len_q, Int len_k) {
   return Real(i - len_q + len_k - j);

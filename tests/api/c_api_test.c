@@ -185,7 +185,8 @@ static void test_errors(void) {
   EXPECT(regard_explain(&good, 0, NULL, NULL, NULL, 9, NULL), "text", "null",
          "must be given where capacity > 0");
 
-  static const size_t wrong_sizes[] = {0, 8, 247, 249, 980, 1152, (size_t)-8};
+  static const size_t wrong_sizes[] = {0,         8, 247, 249, 980, sizeof(regard_attention) + 8,
+                                       (size_t)-8};
   for (size_t i = 0; i < sizeof(wrong_sizes) / sizeof(size_t); ++i) {
     char value[32];
     snprintf(value, sizeof(value), "%zu", wrong_sizes[i]);

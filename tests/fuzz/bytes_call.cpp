@@ -58,6 +58,7 @@ class Caller {
   Tensor lengths(std::int64_t count, std::int64_t longest, bool sums);
   Tensor score_tensor(Type type);
   Tensor spans(std::int64_t length);
+  void give_positions(Attention&);
   void read_sizes();
   Attention attention();
   Run read_run();
@@ -158,6 +159,26 @@ Tensor Caller::spans(std::int64_t length) {
                  : tensor(i32, {batch, heads, length, ends});
 }
 
+// Mostly valid ones: blocks of 128 rows, some with rows left out between them.
+void Caller::give_positions(Attention& a) {
+  const std::int64_t blocks = (std::min(len_q_, kLongest) + 127) / 128;
+  Tensor& t = a.q_positions;
+  t = in_.below(2) ? tensor(i32, {blocks}) : tensor(i32, {batch_, blocks});
+  const bool is_written = t.data && t.type == i32 && (t.rank == 1 || t.rank == 2);
+  const std::int64_t entries = t.rank == 2 ? std::min(t.sizes[0], kLongest) : 1;
+  for (std::int64_t b = 0; is_written && b < entries; ++b) {
+    std::int64_t at = in_.below(200);
+    for (std::int64_t n = 0; n < std::min(t.sizes[t.rank - 1], kLongest); ++n) {
+      const std::int64_t offset = (t.rank == 2 ? b * t.strides[0] : 0) + n * t.strides[t.rank - 1];
+      static_cast<std::int32_t*>(t.data)[offset] = std::int32_t(in_.rarely() ? odd() : at);
+      at += 128 + in_.below(2) * 100;
+    }
+  }
+  a.k_position = in_.rarely() ? odd() : 32 * in_.below(8);
+  a.batch_begin = in_.rarely() ? odd() : in_.below(3);
+  a.head_begin = in_.rarely() ? odd() : in_.below(3);
+}
+
 void Caller::read_sizes() {
   type_ = Type(1 + in_.below(4));
   packed_ = in_.below(4) == 0;
@@ -216,6 +237,7 @@ Attention Caller::attention() {
   if (in_.rarely()) a.precision = Precision(in_.below(5));
   if (in_.below(4) == 0) a.row_spans = spans(len_q_);
   if (in_.below(4) == 0) a.key_spans = spans(len_k_);
+  if (in_.below(4) == 0) give_positions(a);
   return a;
 }
 

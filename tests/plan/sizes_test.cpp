@@ -249,8 +249,7 @@ TEST_CASE("chunks of split keys and blocks of dq are bounded for any table of se
     const CpuTiling t = plan(p, kAny, {"cpu"}, 1).tiling;
     int64 chunks = 0;
     for (int64 b = 0; b < batch; ++b) {
-      const Sequence q = sequence(p.sequences, b);
-      const Interval split = split_chunks(p, t, q.len_q, q.len_k);
+      const Interval split = split_chunks(p, t, sequence(p.sequences, b));
       CHECK(split.end - split.begin <= longest_split_bound(p, t));
       chunks += split.end - split.begin;
     }

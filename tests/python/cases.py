@@ -45,6 +45,7 @@ FEATURES = {
     "dropout": {"dropout": (0.3, 0x123456789ABCDEF0, 0xFEDCBA9876543210)},
     "packed": {"packed": True},
     "seqused": {"seqused": True},
+    "positions": {"positions": True, "sizes": (150, 171)},
     "grouped": {"heads": (4, 2)},
     "value_size": {"dim_v": 24},
     "odd": {"sizes": (37, 67), "dim": 17},
@@ -63,8 +64,13 @@ TINY = {"f64": 1e-300, "f32": 1e-35, "bf16": 1e-35, "f16": 1e-35}  # what may un
 NAMES = {dtype: name for name, dtype in regard.DTYPES.items()}
 
 
+REFUSED = [{"packed", "positions"}, {"bottom_right", "positions"}]
+
+
 def compatible(*features):
-    """Whether no two features set the same thing to different values."""
+    """Whether no two features set the same thing to different values, or are refused together."""
+    if any(pair <= set(features) for pair in REFUSED):
+        return False
     keys = [key for feature in features for key in FEATURES[feature]]
     return len(keys) == len(set(keys))
 
@@ -239,10 +245,20 @@ def make(features, type, **base):
         give("alibi_slopes", slopes, np.dtype(np.float32))
     if "sink" in spec:
         give("sink", rng.standard_normal(heads), np.dtype(np.float32))
+    positions = None
+    if spec.get("positions"):
+        first = rng.integers(0, 90, (batch, 1)) + 201 * np.arange(-(-rows // 128))
+        give("q_positions", first, np.dtype(np.int32))
+        positions = {"q_positions": first, "k_position": 64, "batch_begin": 3, "head_begin": 5}
+        values["k_position"] = positions["k_position"]
+        options |= {name: positions[name] for name in ("k_position", "batch_begin", "head_begin")}
     if "dropout" in spec:
         p, seed, offset = options["dropout"] = spec["dropout"]
+        places = {} if positions is None else {
+            "row_positions": oracle.row_positions(positions["q_positions"], batch, rows),
+            **{name: positions[name] for name in ("k_position", "batch_begin", "head_begin")}}
         values |= {"p": philox.realised(p),
-                   "keep": philox.keep_mask(p, seed, offset, batch, heads, rows, columns)}
+                   "keep": philox.keep_mask(p, seed, offset, batch, heads, rows, columns, **places)}
     for name in ("causal", "window", "softcap"):
         if name in spec:
             options[name] = values[name] = spec[name]

@@ -15,12 +15,18 @@ import numpy as np
 class Head:
     """One (batch entry, query head): its matrices, scores and probabilities."""
 
-    def __init__(self, q, k, v, bias, mask, slope, sink, z, scale, softcap, causal, window, rnd):
+    def __init__(self, q, k, v, bias, mask, slope, sink, z, scale, softcap, causal, window, places,
+                 rnd):
         sq, sk = len(q), len(k)
         self.q, self.k, self.v, self.z, self.softcap, self.rnd = q, k, v, z, softcap, rnd
         self.scale = q.dtype.type(1 / np.sqrt(q.shape[1]) if scale is None else scale)
         i = np.arange(sq)[:, None]
         j = np.arange(sk)[None, :]
+        # How far row i is ahead of key j: for ALiBi, and for what is visible.
+        distance = i + sk - sq - j
+        ahead = i - j if causal == "top_left" else distance
+        if places is not None:
+            distance = ahead = places[0][:, None] - places[1][None, :]
         # 1 and 2: the scaled, capped score and the slope of the cap.
         s = rnd(rnd(q @ k.T) * self.scale)
         if softcap > 0:
@@ -30,16 +36,15 @@ class Head:
         if bias is not None:
             s = rnd(s + bias)
         if slope is not None:
-            s = rnd(s - slope * np.abs(i + sk - sq - j).astype(s.dtype))
+            s = rnd(s - slope * np.abs(distance).astype(s.dtype))
         # 4: visibility.
-        diag = i if causal == "top_left" else i + sk - sq
         visible = np.ones((sq, sk), bool)
         if causal != "none":
-            visible &= j <= diag
+            visible &= ahead >= 0
         if window[0] >= 0:
-            visible &= j >= diag - window[0]
+            visible &= ahead <= window[0]
         if window[1] >= 0:
-            visible &= j <= diag + window[1]
+            visible &= -ahead <= window[1]
         if mask is not None:
             visible &= mask
         visible &= s != -np.inf
@@ -78,16 +83,25 @@ def shown(spans, length):
     return ((begin <= x) & (x < end)).any(axis=-2)
 
 
+def row_positions(blocks, batch, rows):
+    """Of each row, (batch, rows), from those of the first of each 128."""
+    each = np.repeat(np.asarray(blocks, np.int64), 128, axis=-1) + np.tile(
+        np.arange(128), np.shape(blocks)[-1])
+    return np.broadcast_to(each, (batch, each.shape[-1]))[:, :rows]
+
+
 def attention(q, k, v, dout=None, dlse=None, *, bias=None, mask=None, row_spans=None,
               key_spans=None, alibi_slopes=None, sink=None,
               cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0, max_seqlen_k=0, seqused_q=None,
               seqused_k=None, scale=None, softcap=0.0, causal="none", window=(-1, -1), keep=None,
-              p=0.0, work=np.float64, rnd=lambda x: x, head_type=Head):
+              p=0.0, q_positions=None, k_position=0, work=np.float64, rnd=lambda x: x,
+              head_type=Head):
     """A dict of out, lse and, given dout (and dlse), dq, dk, dv, dbias, dsink.
 
     q (B, Hq, Sq, D), k and v (B, Hkv, Sk, D or Dv); packed: (total, H, D), lse (Hq, total).
     keep (B, Hq, Sq, Sk) is dropout's mask and p its realised probability. row_spans and key_spans
-    broadcast to (B, Hq, Sq or Sk, 2 n); packed: to (Hq, total, 2 n).
+    broadcast to (B, Hq, Sq or Sk, 2 n); packed: to (Hq, total, 2 n). q_positions (blocks of 128) or
+    (B, blocks).
     """
     packed = cu_seqlens_q is not None
     q, k, v = (np.asarray(x).astype(work) for x in (q, k, v))
@@ -119,6 +133,7 @@ def attention(q, k, v, dout=None, dlse=None, *, bias=None, mask=None, row_spans=
         start, end = (int(cu[b]), int(cu[b + 1])) if packed else (0, length)
         return slice(start, end if used is None else start + int(used[b]))
 
+    positions = None if q_positions is None else row_positions(q_positions, batch, rows)
     for b in range(batch):
         at_q, at_k = part(cu_seqlens_q, seqused_q, b, rows), part(cu_seqlens_k, seqused_k, b, cols)
         pair = np.s_[: at_q.stop - at_q.start, : at_k.stop - at_k.start]
@@ -145,7 +160,9 @@ def attention(q, k, v, dout=None, dlse=None, *, bias=None, mask=None, row_spans=
                 None if full_bias is None else full_bias[b, h][pair],
                 seen,
                 None if alibi_slopes is None else alibi_slopes[b, h],
-                None if sink is None else work(sink[h]), z, scale, softcap, causal, window, rnd)
+                None if sink is None else work(sink[h]), z, scale, softcap, causal, window,
+                None if positions is None else
+                (positions[b][pair[0]], k_position + np.arange(cols)[pair[1]]), rnd)
             result["out"][rows_at] = head.out
             result["lse"][lse_at] = head.lse
             if dout is None:

@@ -31,11 +31,15 @@ def realised(p):
     return threshold(p) / 65536
 
 
-def keep_mask(p, seed, offset, batch, heads, rows, columns):
-    """(batch, heads, rows, columns) of bool; true = kept."""
+def keep_mask(p, seed, offset, batch, heads, rows, columns, *, row_positions=None, k_position=0,
+              batch_begin=0, head_begin=0):
+    """(batch, heads, rows, columns) of bool; true = kept. row_positions: (batch, rows)."""
     low = 0xFFFFFFFF
     r = philox4x32((offset & low, offset >> 32, 0, 0), (seed & low, seed >> 32), 10)
     b, h, i, j = np.ogrid[:batch, :heads, :rows, :columns]
+    if row_positions is not None:
+        i = row_positions[:, None, :, None]
+    b, h, j = b + batch_begin, h + head_begin, j + k_position
     words = philox4x32(((j // 32) * 4 + (j % 8) // 2, i, h, b), (r[0], r[1]), 7)
     lane = ((j % 32) // 8) * 2 + j % 2
     word = np.choose(lane // 2, words)

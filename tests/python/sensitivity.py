@@ -25,11 +25,15 @@ OFF = {
     "dropout": {"keep": None, "p": 0.0},
     "seqused": {"seqused_q": None, "seqused_k": None},
     "dlse": {"dlse": None},
+    "positions": {"q_positions": None, "k_position": 0},
 }
 
 
 def cannot_move(case, key):
-    """Where all scores are 0, a cap changes nothing, and dlse no gradient of q and k."""
+    """Where all scores are 0, a cap changes nothing, and dlse no gradient of q and k. Positions are
+    read by few features; of dropout, the oracle is given the mask."""
+    if key == "positions":
+        return not any(case.spec.get(reader) for reader in ("causal", "window", "alibi"))
     return key in ("softcap", "dlse") and case.spec.get("scale") == 0
 
 

@@ -83,7 +83,7 @@ TEST_CASE("visible_pairs counts the predicate") {
     for (int64 i = 0; i < len_q; ++i) {
       for (int64 j = 0; j < len_k; ++j) count += sees(mask, i, j, len_q, len_k);
     }
-    wrong += visible_pairs(mask, len_q, len_k) != count;
+    wrong += visible_pairs(mask, {.len_q = len_q, .len_k = len_k}) != count;
   });
   CHECK(wrong == 0);
 }

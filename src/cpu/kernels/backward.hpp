@@ -323,7 +323,7 @@ struct BackwardKernel : GradientTiles<L> {
   void run_task(int64 chunk, uint8* nonfinite) const {
     const Interval keys = this->chunk_keys(chunk);
     const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
-    const Interval visited = visited_blocks(p.mask_params, blocks, context.seq.len_k, keys);
+    const Interval visited = visited_blocks(p.mask_params, blocks, context.seq, keys);
     this->clear_sums(keys);
     if (!visited.empty()) {
       this->load_chunk(keys);

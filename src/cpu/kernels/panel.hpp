@@ -61,7 +61,7 @@ struct HeadContext {
 inline Interval keys_of_row(const HeadContext& context, int64 head, int64 query) {
   const Problem& p = context.problem;
   const Sequence& s = context.seq;
-  const Interval keys = visible_keys(p.mask_params, query, s.len_q, s.len_k);
+  const Interval keys = visible_keys(p.mask_params, s, query);
   if (!p.features.row_spans) return keys;
   const Spans spans = spans_of(p.row_spans, context.b, head, s.first_q, query);
   Interval hull{s.len_k, 0};

@@ -155,17 +155,19 @@ void stage_dropout(uint64* kept_bits, const HeadContext& context, const Panel& p
                    Interval keys) {
   constexpr int kWidth = L::kLanes * L::kVectors;
   const DropoutParams params = context.problem.dropout;
+  const Positions& at = context.seq.positions;
+  const int64 b = at.first_batch + context.b;
   uint32 row[kWidth], head[kWidth];
   for (int lane = 0; lane < kWidth; ++lane) {
-    row[lane] = uint32(panel.query[lane]);
-    head[lane] = uint32(panel.head[lane]);
+    row[lane] = uint32(at.of_row(panel.query[lane]));
+    head[lane] = uint32(at.first_head + panel.head[lane]);
   }
   for (int64 stripe = keys.begin / 32 * 32; stripe < keys.end; stripe += 32) {
     for (int64 pair = 0; pair < 8; pair += 2) {
-      const uint32 call = dropout_call(stripe + pair);
+      const uint32 call = dropout_call(at.first_key + stripe + pair);
       uint32 number[8][kWidth];  // by slot
       for (int lane = 0; lane < kWidth; ++lane) {
-        const Philox bits = dropout_bits(params, context.b, head[lane], row[lane], call);
+        const Philox bits = dropout_bits(params, b, head[lane], row[lane], call);
 #pragma GCC unroll 4
         for (int w = 0; w < 4; ++w) {
           number[2 * w][lane] = bits.word[w] & 0xffffu;
@@ -244,7 +246,7 @@ struct ScoreTerms {
     const Sequence& s = context.seq;
     for (int lane = 0; lane < L::kLanes * L::kVectors; ++lane) {
       heads.set(lane, on, p, context.b, panel.head[lane]);
-      position[lane] = relative_position<Real>(panel.query[lane], int64(0), s.len_q, s.len_k);
+      position[lane] = relative_position<Real>(s, panel.query[lane], 0);
     }
   }
 

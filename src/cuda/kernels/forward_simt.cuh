@@ -64,7 +64,7 @@ struct SimtRows {
         scores.x[c] = weight;
         if constexpr (kConfig.features.dropout) {
           const int j = first_key + simt_x() + c * kSimtSide;
-          if (!dropout.keep(head.b, head.h, i, j)) scores.x[c] = 0;
+          if (!dropout.keep(head, i, j)) scores.x[c] = 0;
         }
       }
       own.sum += sum;
@@ -93,7 +93,7 @@ REGARD_DEVICE void forward_tile(const KernelParams& params, const OwnTile<kConfi
 #pragma unroll
   for (int r = 0; r < Tile::kRows; ++r) {
     const int64 i = first + simt_y() + r * kSimtSide;
-    if (i <= last) keys[r] = range_of(visible_keys(p.mask_params, i, seq.len_q, seq.len_k));
+    if (i <= last) keys[r] = range_of(visible_keys(p.mask_params, seq, i));
 #pragma unroll
     for (int n = 0; n < kCount; ++n) out[r][n] = 0;
   }
@@ -104,8 +104,8 @@ REGARD_DEVICE void forward_tile(const KernelParams& params, const OwnTile<kConfi
   SimtRows<kConfig> rows;
   rows.begin(head, sink);
 
-  const int64 begin = visible_keys(p.mask_params, first, seq.len_q, seq.len_k).begin;
-  const int64 end = visible_keys(p.mask_params, last, seq.len_q, seq.len_k).end;
+  const int64 begin = visible_keys(p.mask_params, seq, first).begin;
+  const int64 end = visible_keys(p.mask_params, seq, last).end;
   const auto q = row_source<kType>(p.q, b, h, seq.first_q, first, seq.len_q);
   for (int64 j = begin / Tile::kStreamed * Tile::kStreamed; j < end; j += Tile::kStreamed) {
     typename Tile::Square s;

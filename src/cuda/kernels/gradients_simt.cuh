@@ -52,7 +52,7 @@ REGARD_DEVICE PairGradient<RealOf<kConfig.type>> pair_gradient(
       exp2_of(fma_of(logit, logit_unit(head.kOn, head.params), -row.lse) * Real(kLog2E));
   Real kept_weight = weight;
   if constexpr (kConfig.features.dropout) {
-    const bool kept = dropout.keep(head.b, head.h, i, j);
+    const bool kept = dropout.keep(head, i, j);
     const Real scale = Real(keep_scale(head.p.dropout));
     kept_weight = weight * (kept ? scale : Real(0));
     dweight = kept ? dweight * scale : Real(0);
@@ -100,9 +100,7 @@ struct OwnKeys : OwnTile<kConfig> {
   uint32 dk_written = 0, dv_written = 0;  // bits of the thread's keys
 
   REGARD_DEVICE OwnKeys(const Problem& p, const OwnTile<kConfig>& own) : OwnTile<kConfig>(own) {
-    const auto queries_of = [&](int64 j) {
-      return visible_queries(p.mask_params, j, own.seq.len_q, own.seq.len_k);
-    };
+    const auto queries_of = [&](int64 j) { return visible_queries(p.mask_params, own.seq, j); };
     hull = range_of({queries_of(own.first).begin, queries_of(own.end - 1).end});
 #pragma unroll
     for (int r = 0; r < Tile::kRows; ++r) {
@@ -274,9 +272,7 @@ struct OwnQueries {
 
   REGARD_DEVICE OwnQueries(const KernelParams& params, const SimtHead<kConfig>& head, int64 first,
                            int64 last) {
-    const auto keys_of = [&](int64 i) {
-      return visible_keys(head.p.mask_params, i, head.seq.len_q, head.seq.len_k);
-    };
+    const auto keys_of = [&](int64 i) { return visible_keys(head.p.mask_params, head.seq, i); };
     hull = range_of({keys_of(first).begin, keys_of(last).end});
 #pragma unroll
     for (int r = 0; r < Tile::kRows; ++r) {
@@ -356,7 +352,7 @@ REGARD_DEVICE void bias_gradient_simt(const KernelParams& params) {
   // Element by element of the tile; elements that share a bias are summed at the end.
   typename Tile::Square sums = {};
   for (int b = batches.begin; b < batches.end; ++b) {
-    const Sequence seq = safe_sequence(p, b);
+    const Sequence seq = simt_sequence<kConfig>(p, b);
     const Range rows = broadcast_range(n[2], seq.len_q, first_row, Tile::kOwn);
     const int64 row_end = smaller<int64>(rows.end, seq.len_q);
     for (int h = heads.begin; h < heads.end; ++h) {

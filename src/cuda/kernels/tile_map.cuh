@@ -200,7 +200,7 @@ REGARD_DEVICE void tile_map(const KernelParams& params) {
     }
   }
   if constexpr (kConfig.tile_order) {
-    TileOrder<kConfig>{params, seq, coords.head, map_row(p, kConfig, b, h, first_own, 0)}.run();
+    TileOrder<kConfig>{params, seq, b, coords.head, map_row(p, kConfig, b, h, first_own, 0)}.run();
   }
 }
 

@@ -16,6 +16,7 @@ struct TileOrder {
 
   const KernelParams& params;
   const ShortSequence seq;
+  const int b;
   const int sequence;  // among those with map rows
   const int64 row;     // of the map: of the sequence's first tile
 
@@ -53,12 +54,12 @@ struct TileOrder {
 
   // The tiles of the other side that are visible to an own tile, as far as intervals say.
   REGARD_DEVICE ShortInterval other_tiles(int tile) const {
-    if constexpr (kOfKeys) return row_tiles_of_keys<kConfig>(params.problem, seq, tile);
+    if constexpr (kOfKeys) return row_tiles_of_keys<kConfig>(params.problem, seq, b, tile);
     const int first = tile * kOwn, last = smaller(first + kOwn, seq.len_q) - 1;
     ShortInterval keys{0, seq.len_k};
     if constexpr (kConfig.features.interval) {
-      const ShortBand band(params.problem.mask_params, seq.len_q, seq.len_k);
-      keys = {band.begin.of(first), band.end.of(last)};
+      const auto band = band_of<kConfig>(params.problem, seq, b);
+      keys = {band.begin_of(first), band.end_of(last)};
     }
     return {keys.begin / kOther, (keys.end + kOther - 1) / kOther};
   }

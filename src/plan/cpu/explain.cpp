@@ -12,8 +12,9 @@ double pairs_under(const MaskParams& mask, const Problem& p) {
   double pairs = 0;
   for (int64 b = 0; b < p.sizes.batch; ++b) {
     const Sequence seq = sequence(p.sequences, b);
-    pairs += visible_pairs(mask, seq.len_q, seq.len_k);
-    if (b == 0 && !p.sequences.begins_q && !p.sequences.used_q && !p.sequences.used_k) {
+    pairs += visible_pairs(mask, seq);
+    if (b == 0 && !p.sequences.begins_q && !p.sequences.used_q && !p.sequences.used_k &&
+        p.sequences.position_stride == 0) {
       pairs *= double(p.sizes.batch);  // every sequence is the same
       break;
     }
@@ -34,7 +35,10 @@ std::string converts(Isa isa, Type type) {
 
 }  // namespace
 
-double interval_pairs(const Problem& p) { return pairs_under(p.mask_params, p); }
+double interval_pairs(const Problem& p) {
+  const bool is_known = p.sequences.positions.rows || !p.sequences.has_row_positions;
+  return pairs_under(is_known ? p.mask_params : MaskParams(), p);
+}
 
 std::string kernel_line(const Problem& p, const Plan& plan) {
   if (!plan.supported()) return "none";

@@ -125,22 +125,22 @@ Count dq_blocks_bound(const Problem& p, const CpuTiling& t) {
   return smaller(by_head.value(), by_panel.value());
 }
 
-Interval split_chunks(const Problem& p, const CpuTiling& t, int64 len_q, int64 len_k) {
-  if (p.sizes.group() * len_q > t.shape.panel() || len_k < 2 * t.chunk_k) return {};
-  const Interval keys = seen_keys(p.mask_params, len_q, len_k);
+Interval split_chunks(const Problem& p, const CpuTiling& t, const Sequence& s) {
+  if (p.sizes.group() * s.len_q > t.shape.panel() || s.len_k < 2 * t.chunk_k) return {};
+  const Interval keys = seen_keys(p.mask_params, s);
   const Interval chunks{keys.begin / t.chunk_k, divide_up(keys.end, t.chunk_k)};
   return chunks.end - chunks.begin > 1 ? chunks : Interval{};
 }
 
 int64 longest_split_bound(const Problem& p, const CpuTiling& t) {
   const int64 len_k = p.sizes.len_k;
-  if (!p.varlen) {
-    const Interval chunks = split_chunks(p, t, p.sizes.len_q, len_k);
+  if (!p.varlen && !p.features.positions) {
+    const Interval chunks = split_chunks(p, t, {.len_q = p.sizes.len_q, .len_k = len_k});
     return chunks.end - chunks.begin;
   }
   if (len_k < 2 * t.chunk_k) return 0;
   const MaskParams& mask = p.mask_params;
-  if (mask.left < 0 || mask.right < 0) return chunks_of(t, len_k);
+  if (mask.left < 0 || mask.right < 0 || p.features.positions) return chunks_of(t, len_k);
   // The keys that a panel's rows see together may begin anywhere in a chunk.
   const int64 keys = smaller(mask.left, len_k) + smaller(mask.right, len_k) + t.shape.panel();
   return smaller(chunks_of(t, len_k), divide_up(keys - 1, t.chunk_k) + 1);

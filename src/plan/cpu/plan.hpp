@@ -62,7 +62,7 @@ Count dq_blocks_bound(const Problem&, const CpuTiling&);
 
 // Forward: a sequence of few rows and many keys is split into chunks of keys. These are the chunks
 // that some row sees; none where the sequence is not split.
-Interval split_chunks(const Problem&, const CpuTiling&, int64 len_q, int64 len_k);
+Interval split_chunks(const Problem&, const CpuTiling&, const Sequence&);
 // The most chunks of one sequence, and of all sequences together for each kv head.
 int64 longest_split_bound(const Problem&, const CpuTiling&);
 int64 split_chunks_bound(const Problem&, const CpuTiling&);
@@ -72,7 +72,7 @@ bool sums_dbias_in_place(const Problem&);
 
 // (query, key) pairs that the intervals leave visible, over batch and heads. Packed sequences count
 // as the longest, because the lengths of a GPU's cannot be read.
-double interval_pairs(const Problem&);
+double interval_pairs(const Problem&);  // all, where positions cannot be read
 
 std::string kernel_line(const Problem&, const Plan&);
 std::string explanation(const Problem&, const Plan&);

@@ -53,8 +53,8 @@ struct Listed;  // what follows: name, and the members in their order
 
 REGARD_LISTED(Features, REGARD_MEMBER(softcap), REGARD_MEMBER(bias), REGARD_MEMBER(mask),
               REGARD_MEMBER(row_spans), REGARD_MEMBER(key_spans), REGARD_MEMBER(alibi),
-              REGARD_MEMBER(sink), REGARD_MEMBER(dropout), REGARD_MEMBER(interval),
-              REGARD_MEMBER(signed_scale));
+              REGARD_MEMBER(sink), REGARD_MEMBER(dropout), REGARD_MEMBER(positions),
+              REGARD_MEMBER(interval), REGARD_MEMBER(signed_scale));
 REGARD_LISTED(Tiling, REGARD_MEMBER(rows), REGARD_MEMBER(keys), REGARD_MEMBER(warps),
               REGARD_MEMBER(stages), REGARD_MEMBER(slices), REGARD_MEMBER(key_warps),
               REGARD_MEMBER(min_blocks));

@@ -69,12 +69,13 @@ std::string launch_line(const CudaLaunch& launch) {
 std::string visible_text(const Problem& p) {
   const double all = double(p.sizes.len_q) * double(p.sizes.len_k);
   if (all == 0) return "no pairs";
+  if (p.sequences.positions.given) return "positions say which pairs are visible";
   char share[112];
-  std::snprintf(share, sizeof share,
-                "%s%.1f %% of the pairs%s are visible; tiles without any are skipped",
-                tests_pairs(p.features) ? "at most " : "",
-                100 * visible_pairs(p.mask_params, p.sizes.len_q, p.sizes.len_k) / all,
-                p.varlen ? " of the longest sequences" : "");
+  std::snprintf(
+      share, sizeof share, "%s%.1f %% of the pairs%s are visible; tiles without any are skipped",
+      tests_pairs(p.features) ? "at most " : "",
+      100 * visible_pairs(p.mask_params, {.len_q = p.sizes.len_q, .len_k = p.sizes.len_k}) / all,
+      p.varlen ? " of the longest sequences" : "");
   return share;
 }
 

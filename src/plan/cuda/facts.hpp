@@ -141,7 +141,7 @@ inline bool has_aligned_vectors(const View& view) {
 // From the first to the last key that some query of the longest sequence sees: how many keys.
 inline int64 keys_in_reach(const Problem& p) {
   const Sizes& s = p.sizes;
-  if (!p.features.interval || s.len_q == 0 || p.varlen) return s.len_k;
+  if (!p.features.interval || s.len_q == 0 || p.varlen || p.features.positions) return s.len_k;
   const int64 begin = visible_keys(p.mask_params, 0, s.len_q, s.len_k).begin;
   return larger<int64>(0, visible_keys(p.mask_params, s.len_q - 1, s.len_q, s.len_k).end - begin);
 }

@@ -55,7 +55,7 @@ struct VisibleTiles {
 };
 VisibleTiles visible_row_tiles(const Problem& p, int64 tile_rows, int64 tile_keys) {
   const int64 rows = p.sizes.len_q, keys = p.sizes.len_k, all = divide_up(rows, tile_rows);
-  if (!p.features.interval) return {all, all};
+  if (!p.features.interval || p.features.positions) return {all, all};
   const auto seen = [&](int64 key) {
     const int64 last = smaller(key + tile_keys, keys) - 1;
     const Interval x{visible_queries(p.mask_params, key, rows, keys).begin,

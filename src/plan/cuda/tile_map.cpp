@@ -97,6 +97,7 @@ void add_map_launch(Draft& d) {
   c.features.key_spans = d.p.features.key_spans;
   c.tile_order = d.main.tile_order;
   c.features.interval = c.tile_order && d.p.features.interval;
+  c.features.positions = c.features.interval && d.p.features.positions;
   c.mask.copy_bytes = bytes_of_mask_copy(d.p);
   c.tiling = {.rows = d.main.tiling.rows, .keys = d.main.tiling.keys, .warps = 8, .stages = 1};
   // A batch of any lengths has tiles enough, many of which may not exist. Spans are quickly read.

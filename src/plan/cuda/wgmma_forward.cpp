@@ -69,7 +69,8 @@ bool is_possible(const KernelConfig& c) {
 bool is_too_high(const KernelConfig& c, const TilingRequest& request) {
   const Features& f = c.features;
   if (c.tiling.rows <= 128) return false;
-  if (!is_within(f, {.bias = true, .interval = true, .signed_scale = true})) return true;
+  if (!is_within(f, {.bias = true, .positions = true, .interval = true, .signed_scale = true}))
+    return true;
   if (f.bias && (!c.bias.by_tma || f.interval || c.tiling.rows > 192)) return true;
   if (c.tiling.rows <= 192) return f.interval ? request.rows < 4096 : request.rows <= 128;
   const int64 tiles = request.heads * divide_up(request.rows, int64(c.tiling.rows));

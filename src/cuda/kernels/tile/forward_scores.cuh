@@ -111,16 +111,16 @@ struct ForwardScores {
     }
   }
   REGARD_DEVICE void hide_by_intervals(Scores& scores, int first_key) const {
-    const ShortBand band(at.p.mask_params, at.seq.len_q, at.seq.len_k);
+    const auto band = band_of<kConfig>(at.p, at.seq, at.b);
     const int first_column = first_key + at.column_of(0, 0);
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = at.row_of(m, half);
-        const ShortInterval keys = band.keys_of(at.row_at(row).i);
-        const int begin = keys.begin - first_column;
-        const int end = row < at.row_count ? keys.end - first_column : 0;
+        const int i = at.row_at(row).i;
+        const int begin = band.begin_of(i) - first_column;
+        const int end = row < at.row_count ? band.end_of(i) - first_column : 0;
         hide_columns(scores[m], half, [&](int column) { return column >= end; });
         // Mostly none: a vote over the warp's rows is cheaper than testing their keys.
         if (any_in_warp(begin > 0)) {
@@ -207,7 +207,7 @@ struct ForwardScores {
 #pragma unroll
         for (int first = 0; first < kKeyBlocks; first += 4) {
           const uint32 call = dropout_call(first_key + at.column_of(first, 0));
-          const Philox bits = dropout_bits(dropout, at.b, row.head, row.i, call);
+          const Philox bits = dropout_bits_of<kConfig>(at.p, dropout, at.b, row.head, row.i, call);
 #pragma unroll
           for (int n = first; n < first + 4 && n < kKeyBlocks; ++n) {
             const uint32 word = late ? bits.word[2 + n % 2] : bits.word[n % 4];

@@ -4,6 +4,7 @@
 #include "cuda/kernels/params.h"
 #include "cuda/kernels/tile/copy.cuh"
 #include "cuda/kernels/tile/dropout_of.cuh"
+#include "cuda/kernels/tile/intervals.cuh"
 #include "plan/cuda/kernel/kernel_config.h"
 #include "semantics/score.h"
 #include "semantics/softmax.h"
@@ -20,64 +21,6 @@ struct MmaLanes : GpuLanes<float> {
     return 1 - 2 * rcp_approx(ex2_approx(x * float(2 * kLog2E)) + 1);
   }
 };
-
-// A Sequence in 32 bits, which hold every length and row index.
-struct ShortSequence {
-  int len_q, len_k;
-  int first_q, first_k;
-
-  REGARD_DEVICE Sequence whole() const { return {len_q, len_k, first_q, first_k}; }
-};
-
-// An Interval in 32 bits.
-struct ShortInterval {
-  int begin, end;
-};
-
-// The tiles of rows that are visible to a tile of keys, as far as intervals say.
-template <KernelConfig kConfig>
-REGARD_DEVICE ShortInterval row_tiles_of_keys(const Problem& p, const ShortSequence& seq,
-                                              int key_tile) {
-  constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
-  Interval rows{0, seq.len_q};
-  if constexpr (kConfig.features.interval) {
-    const int first = key_tile * kKeys, last = smaller(first + kKeys, seq.len_k) - 1;
-    rows = {visible_queries(p.mask_params, first, seq.len_q, seq.len_k).begin,
-            visible_queries(p.mask_params, last, seq.len_q, seq.len_k).end};
-  }
-  if (rows.empty()) return {0, 0};
-  return {int(rows.begin) / kRows, int(divide_up(rows.end, kRows))};
-}
-
-// visible_keys of rows [0, len_q) in 32 bits: each end is the row index plus a constant, cut to [0,
-// len_k].
-struct ShortBand {
-  struct End {
-    int shift;  // in [-len_q, len_k]
-    int rows;   // those behind are cut
-
-    REGARD_DEVICE End(int64 wanted, int len_q, int len_k)
-        : shift(int(clamp_to<int64>(wanted, -len_q, len_k))),
-          rows(int(smaller<int64>(int64(len_k) - shift, kMostRows))) {}
-    REGARD_DEVICE int of(int i) const { return larger(smaller(i, rows) + shift, 0); }
-  };
-  static constexpr int64 kMostRows = 0x7fffffff;
-  const End begin, end;
-
-  REGARD_DEVICE ShortBand(const MaskParams& mask, int len_q, int len_k)
-      : begin(mask.left < 0 ? -len_q : diagonal_shift(mask, len_q, len_k) - mask.left, len_q,
-              len_k),
-        end(mask.right < 0 ? len_k : diagonal_shift(mask, len_q, len_k) + mask.right + 1, len_q,
-            len_k) {}
-  REGARD_DEVICE ShortInterval keys_of(int i) const { return {begin.of(i), end.of(i)}; }
-};
-
-template <KernelConfig kConfig>
-REGARD_DEVICE ShortSequence short_sequence(const Problem& p, int64 b) {
-  if constexpr (!kConfig.varlen) return {int(p.sizes.len_q), int(p.sizes.len_k), 0, 0};
-  const Sequence s = safe_sequence(p, b);
-  return {int(s.len_q), int(s.len_k), int(s.first_q), int(s.first_k)};
-}
 
 // Whether a half of the word is a 16-bit bias that hides its pair (-inf), that score() raises
 // (below kLowestBias), or a NaN with a sign. As unsigned numbers, these are the halves from one
@@ -104,8 +47,8 @@ struct ScoreTerms {
   static constexpr Features kOn = kConfig.features;
 
   ScoreParams<float> params;
-  MaskParams mask_params;
   int len_q, len_k;
+  Positions positions;  // where the kernel knows any
   const void* bias;
   int64 bias_row, bias_column;
   const uint8* mask;
@@ -115,9 +58,9 @@ struct ScoreTerms {
 
   REGARD_DEVICE ScoreTerms(const Problem& p, const ShortSequence& seq, int b, int h)
       : params(score_params<float>(p)),
-        mask_params(p.mask_params),
         len_q(seq.len_q),
         len_k(seq.len_k),
+        positions(kernel_positions<kConfig>(p, b)),
         head(head_terms<L>(kOn, p, b, h)),
         b(b),
         h(h) {
@@ -136,7 +79,6 @@ struct ScoreTerms {
     }
   }
 
-  REGARD_DEVICE Interval keys_of(int i) const { return visible_keys(mask_params, i, len_q, len_k); }
   REGARD_DEVICE float unit() const { return logit_unit(kOn, params); }
 
   // The bias in global memory, if no tile of it is staged.
@@ -150,6 +92,10 @@ struct ScoreTerms {
   REGARD_DEVICE bool shows(int i, int j) const { return mask[i * mask_row + j * mask_column] != 0; }
   // One call for each tile is enough: the positions of its pairs differ by constants.
   REGARD_DEVICE float position(int i, int j) const {
+    if constexpr (kOn.positions) {
+      return relative_position<float>(
+          Sequence{.len_q = len_q, .len_k = len_k, .positions = positions}, i, j);
+    }
     return relative_position<float>(i, j, len_q, len_k);
   }
 

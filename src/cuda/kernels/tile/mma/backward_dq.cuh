@@ -124,12 +124,11 @@ struct BackwardDq {
   }
   // How many key tiles add to these rows before this block's.
   REGARD_DEVICE int key_tiles_before(const Step& step) const {
-    const Interval keys =
-        visible_keys(at.p.mask_params, step.first_row(), at.seq.len_q, at.seq.len_k);
+    const Interval keys = keys_of_row<kConfig>(at.p, at.seq, at.b, step.first_row());
     const int first = int(keys.begin) / Tile::kKeys;
     if constexpr (!kConfig.tile_map) return at.key_tile_index - first;
     const int64 row = map_row(at.p, kConfig, at.b, step.head, at.seq.first_k, 0);
-    return visiting_key_tiles<kConfig, 1>(at.params, at.seq, row, step.tile, first,
+    return visiting_key_tiles<kConfig, 1>(at.params, at.seq, at.b, row, step.tile, first,
                                           at.key_tile_index);
   }
   // With a tile map, a warp counts.

@@ -152,7 +152,7 @@ struct BackwardScores {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int j = at.first_key + at.key_of(m, half);
-        const Interval rows = visible_queries(at.p.mask_params, j, at.seq.len_q, at.seq.len_k);
+        const Interval rows = rows_of_key<kConfig>(at.p, at.seq, at.b, j);
         const int begin = int(rows.begin) - step.first_row();
         const int end = j < at.seq.len_k ? int(rows.end) - step.first_row() : begin;
 #pragma unroll
@@ -224,7 +224,8 @@ struct BackwardScores {
 #pragma unroll
     for (int n = 0; n < kScoreBlocks; ++n) {
       const int i = step.first_row() + at.row_of(n, odd);
-      const Philox mine = dropout_bits(dropout, at.b, step.head, i, dropout_call(first));
+      const Philox mine =
+          dropout_bits_of<kConfig>(at.p, dropout, at.b, step.head, i, dropout_call(first));
 #pragma unroll
       for (int m = 0; m < kN; ++m) {
 #pragma unroll

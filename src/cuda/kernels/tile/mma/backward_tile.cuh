@@ -76,7 +76,7 @@ struct BackwardTileMma {
 
   // The tiles of rows that see some key of the block.
   REGARD_DEVICE ShortInterval row_tiles() const {
-    return row_tiles_of_keys<kConfig>(p, seq, key_tile_index);
+    return row_tiles_of_keys<kConfig>(p, seq, b, key_tile_index);
   }
   REGARD_DEVICE int key_head() const { return kConfig.split_q ? kv / params.splits : kv; }
   // split_q: the first step of the block, or of the next split.
@@ -133,8 +133,8 @@ struct BackwardTileMma {
     const int first = step.first_row();
     if (first + kRows > seq.len_q || key_count < kKeys) return false;
     if constexpr (!kConfig.features.interval) return true;
-    const Interval low = visible_keys(p.mask_params, first, seq.len_q, seq.len_k);
-    const Interval high = visible_keys(p.mask_params, first + kRows - 1, seq.len_q, seq.len_k);
+    const Interval low = keys_of_row<kConfig>(p, seq, b, first);
+    const Interval high = keys_of_row<kConfig>(p, seq, b, first + kRows - 1);
     return high.begin <= first_key && first_key + kKeys <= low.end;
   }
 

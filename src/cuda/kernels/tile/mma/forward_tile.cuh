@@ -107,9 +107,7 @@ struct ForwardTileMma {
   REGARD_DEVICE int last_query() const {
     return kConfig.pack_gqa ? seq.len_q - 1 : first_row + row_count - 1;
   }
-  REGARD_DEVICE Interval keys_of(int i) const {
-    return visible_keys(p.mask_params, i, seq.len_q, seq.len_k);
-  }
+  REGARD_DEVICE Interval keys_of(int i) const { return keys_of_row<kConfig>(p, seq, b, i); }
 
   // -------------------------------------------------------------------------------------- a lane's
 

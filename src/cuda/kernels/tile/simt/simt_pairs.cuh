@@ -18,6 +18,14 @@ struct Range {
 };
 REGARD_DEVICE Range range_of(const Interval& x) { return {int32(x.begin), int32(x.end)}; }
 
+// A sequence, with positions only where the kernel knows them.
+template <KernelConfig kConfig>
+REGARD_DEVICE Sequence simt_sequence(const Problem& p, int64 b) {
+  Sequence s = safe_sequence(p, b);
+  if constexpr (!kConfig.features.positions) s.positions = {};
+  return s;
+}
+
 // One query head of one sequence.
 template <KernelConfig kConfig>
 struct SimtHead {
@@ -76,7 +84,7 @@ struct SimtHead {
 
   // The logit in units of `unit`.
   REGARD_DEVICE Real logit(Real raw, Real bias, int i, int j) const {
-    const Real position = relative_position<Real, int64>(i, j, seq.len_q, seq.len_k);
+    const Real position = relative_position<Real>(seq, i, j);
     return score<Lanes>(kOn, params, raw, bias, head, position).value;
   }
 };
@@ -98,11 +106,13 @@ struct DropoutCall {
   // Begins the next query.
   REGARD_DEVICE void forget() { call = ~0u; }
 
-  REGARD_DEVICE bool keep(int b, int h, int i, int j) {
-    const uint32 wanted = dropout_call(j);
+  REGARD_DEVICE bool keep(const SimtHead<kConfig>& head, int i, int j) {
+    const Positions& at = head.seq.positions;
+    const uint32 wanted = dropout_call(at.first_key + j);
     if (wanted != call) {
       call = wanted;
-      bits = dropout_bits(params, b, h, i, wanted);
+      bits = dropout_bits(params, at.first_batch + head.b, at.first_head + head.h, at.of_row(i),
+                          wanted);
     }
     const int slot = dropout_slot(j);
     // By selection: an index at run time would put the bits into local memory.

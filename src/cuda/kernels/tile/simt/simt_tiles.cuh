@@ -23,7 +23,7 @@ struct OwnTile {
     const int64 heads = kOfKeys ? p.sizes.heads_kv : p.sizes.heads_q;
     b = int32(head / heads);
     h = int32(head % heads);
-    seq = safe_sequence(p, b);
+    seq = simt_sequence<kConfig>(p, b);
     first = tile * kOwn;
     end = smaller(first + kOwn, kOfKeys ? seq.len_k : seq.len_q);
     flags = kOfKeys ? params.buffers.flags_k +

@@ -28,8 +28,8 @@ struct DropoutWarpgroup {
 #pragma unroll 1
     for (int row = first_row; row < Memory::kRows; row += 8) {
       const int i = tile.index * Memory::kRows + row;
-      const Philox numbers =
-          dropout_bits(dropout_of_tile<kConfig>(dropout), task.b, tile.head, i, call);
+      const Philox numbers = dropout_bits_of<kConfig>(
+          params.problem, dropout_of_tile<kConfig>(dropout), task.b, tile.head, i, call);
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
         append_dropout_bits(bits[word / 2], numbers.word[word], thresholds);

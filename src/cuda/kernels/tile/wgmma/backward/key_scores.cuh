@@ -102,8 +102,7 @@ struct KeyScores {
   REGARD_DEVICE ShortInterval rows_of(const BackwardTask& task, const RowTile& tile,
                                       int half) const {
     const int j = task.first_key + key_of(half), first_row = tile.index * kRows;
-    const Interval rows =
-        visible_queries(params.problem.mask_params, j, task.seq.len_q, task.seq.len_k);
+    const Interval rows = rows_of_key<kConfig>(params.problem, task.seq, task.b, j);
     const int begin = int(rows.begin) - first_row;
     return {begin, j < task.seq.len_k ? int(rows.end) - first_row : begin};
   }
@@ -373,9 +372,9 @@ struct KeyScores {
                                    int n) const {
     const bool odd = lane_index() / 4 % 2;
     const bool late = warp_key % 32 >= 16;  // the second half of the call's 32 keys
-    const Philox mine =
-        dropout_bits(dropout_of_tile<kConfig>(dropout), task.b, tile.head,
-                     tile.index * kRows + row_of(n, odd), dropout_call(task.first_key + key_of(0)));
+    const Philox mine = dropout_bits_of<kConfig>(
+        params.problem, dropout_of_tile<kConfig>(dropout), task.b, tile.head,
+        tile.index * kRows + row_of(n, odd), dropout_call(task.first_key + key_of(0)));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32 own = late ? mine.word[2 + half] : mine.word[half];

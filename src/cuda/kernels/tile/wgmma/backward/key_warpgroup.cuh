@@ -169,9 +169,9 @@ struct KeyWarpgroup {
     if (last >= task.seq.len_k) return;
     whole_rows = {0, task.seq.len_q};
     if constexpr (kConfig.features.interval) {
-      const MaskParams& mask = params.problem.mask_params;
-      whole_rows = {int(visible_queries(mask, last, task.seq.len_q, task.seq.len_k).begin),
-                    int(visible_queries(mask, first, task.seq.len_q, task.seq.len_k).end)};
+      const Problem& p = params.problem;
+      whole_rows = {int(rows_of_key<kConfig>(p, task.seq, task.b, last).begin),
+                    int(rows_of_key<kConfig>(p, task.seq, task.b, first).end)};
     }
   }
   // Whether intervals, the end of the sequence, or with a tile map mask and spans hide pairs of the

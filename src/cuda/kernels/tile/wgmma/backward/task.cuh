@@ -210,13 +210,12 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
   x.key_count = clamp_to(x.seq.len_k - x.first_key, 0, kKeys);
   Interval rows{0, x.seq.len_q};
   if constexpr (kConfig.features.interval) {
-    const MaskParams& mask = p.mask_params;
     // Both blocks of a CTA pair iterate over the rows that see the keys of either.
     const int first = kConfig.cta_pair ? x.key_tile / 2 * 2 * kKeys : x.first_key;
     const int last = kConfig.cta_pair ? smaller(first + 2 * kKeys, x.seq.len_k) - 1
                                       : x.first_key + x.key_count - 1;
-    rows = {visible_queries(mask, first, x.seq.len_q, x.seq.len_k).begin,
-            visible_queries(mask, last, x.seq.len_q, x.seq.len_k).end};
+    rows = {rows_of_key<kConfig>(p, x.seq, x.b, first).begin,
+            rows_of_key<kConfig>(p, x.seq, x.b, last).end};
   }
   const bool any = (x.key_count > 0 || kConfig.cta_pair) && !rows.empty();
   x.first_row_tile = any ? int(rows.begin) / kRows : 0;

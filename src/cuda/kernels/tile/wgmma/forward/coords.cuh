@@ -59,13 +59,13 @@ struct WarpgroupCoords {
     if (!kConfig.features.interval) return {0, seq.len_k};
     const int last = seq.len_q - 1;
     const int first = smaller(first_row + warpgroup_row, last);
-    const ShortBand band(p.mask_params, seq.len_q, seq.len_k);
-    return {band.begin.of(smaller(first + kWarpgroupRows - 1, last)), band.end.of(first)};
+    const auto band = band_of<kConfig>(p, seq, b);
+    return {band.begin_of(smaller(first + kWarpgroupRows - 1, last)), band.end_of(first)};
   }
   // The end of the keys that intervals show to some row of the warpgroup.
   REGARD_DEVICE int last_key_end(int warpgroup_row) const {
     const int last = smaller(first_row + warpgroup_row + kWarpgroupRows, seq.len_q) - 1;
-    return ShortBand(p.mask_params, seq.len_q, seq.len_k).end.of(last);
+    return band_of<kConfig>(p, seq, b).end_of(last);
   }
 
   // ------------------------------------------------------------------------- staged bias and mask

@@ -34,7 +34,7 @@ struct ForwardDropoutProducer {
 #pragma unroll
       for (int r = 0; r < kRowsOfLane; ++r) {
         const int row = first_row + r / 2 * kWarpgroupRows + r % 2 * 8;
-        random[r] = dropout_counter(tile.b, tile.head, row, call);
+        random[r] = dropout_counter_of<kConfig>(params.problem, tile.b, tile.head, row, call);
       }
       draw_dropout(dropout_of_tile<kConfig>(dropout), random);
 #pragma unroll

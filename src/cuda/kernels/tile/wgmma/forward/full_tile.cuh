@@ -33,6 +33,7 @@ struct FullTileWeights {
                                    .alibi = true,
                                    .sink = true,
                                    .dropout = true,
+                                   .positions = true,
                                    .interval = true,
                                    .signed_scale = true};
   static constexpr bool kExists = !WarpgroupSoftmax<kConfig>::kPlain && is_within(kOn, kKnown) &&

@@ -89,9 +89,9 @@ struct TileScheduler {
     const int row_count = smaller(kRows, seq.len_q - first_row);
     int begin = 0, end = seq.len_k;
     if constexpr (kConfig.features.interval) {
-      const ShortBand band(p.mask_params, seq.len_q, seq.len_k);
-      begin = band.begin.of(first_row);
-      end = band.end.of(first_row + row_count - 1);
+      const auto band = band_of<kConfig>(p, seq, b);
+      begin = band.begin_of(first_row);
+      end = band.end_of(first_row + row_count - 1);
     }
     // The parts of f32, and a map, have no block behind a sequence.
     if constexpr (Memory::kParts > 1 || kConfig.tile_map)
