@@ -36,6 +36,10 @@ void visit_options(Attention& a, Visit&& visit) {
   visit("seqused_k", a.seqused_k);
   visit("max_seqlen_q", a.max_seqlen_q);
   visit("max_seqlen_k", a.max_seqlen_k);
+  visit("q_positions", a.q_positions);
+  visit("k_position", a.k_position);
+  visit("batch_begin", a.batch_begin);
+  visit("head_begin", a.head_begin);
   visit("scale", a.scale);
   visit("softcap", a.softcap);
   visit("causal", a.causal);

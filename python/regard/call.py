@@ -102,6 +102,8 @@ def checked_options(q: Any, k: Any, v: Any, given: Mapping[str, Any],
         for name in ("max_seqlen_q", "max_seqlen_k"):
             if given.get(name) is None:
                 raise refuse(name, None, "must be given with cu_seqlens_q: the longest sequence")
+    if options["causal"] is True and (options["q_positions"] is not None or options["k_position"]):
+        options["causal"] = "top_left"
     if options["causal"] is True:
         axis = 1 if layout == "bshd" else 2
         lengths = ((options["max_seqlen_q"], options["max_seqlen_k"]) if packed else

@@ -80,6 +80,10 @@ def length(argument: str, value: Any) -> int:
     return 0 if value is None else integer(argument, value, 0, 2**63 - 1)
 
 
+def position(argument: str, value: Any) -> int:
+    return integer(argument, value, 0, 2**31 - 1)
+
+
 def word64(argument: str, value: Any) -> int:
     """64 bits as a signed number: PyTorch's schemas and XLA's attributes have no unsigned ones."""
     word = integer(argument, value, 0, 2**64 - 1)

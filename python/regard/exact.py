@@ -144,6 +144,16 @@ class Exact:
             shown = shown | (spans[:, n, None] <= x) & (x < spans[:, n + 1, None])
         return shown
 
+    def _positions(self, b: int, i: slice) -> Any:
+        """Where these rows stand, less where key 0 does; None where no positions are given."""
+        table, first_key = self.call.options["q_positions"], self.call.options["k_position"]
+        row = self.space.order(i.start, i.stop)
+        if table is None:
+            return row - first_key if first_key else None
+        table = self.space.here(table)
+        table = table[b] if table.ndim == 2 else table
+        return table[row // 128] + row % 128 - first_key
+
     # ------------------------------------------------------------------------------ the computation
 
     def _head(self, b: int, h: int, rows_q: slice, rows_k: slice) -> None:
@@ -195,11 +205,15 @@ class _Block:
             score = rnd(score + exact._matrix(exact._scores_at(options["bias"], b, h, i, n)))
         row = exact.space.order(i.start, i.stop)[:, None]
         column = exact.space.order(0, n)[None, :]
+        place = exact._positions(b, i)  # of each row less that of key 0; None without positions
+        diagonal = row if options["causal"] == "top_left" else row + n - length
+        if place is not None:
+            diagonal = place[:, None]
         if options["alibi_slopes"] is not None:
             slopes = exact._matrix(options["alibi_slopes"])
             slope = slopes[h] if slopes.ndim == 1 else slopes[b, h]
-            score = rnd(score - slope * exact._matrix(abs(row + n - length - column)))
-        diagonal = row if options["causal"] == "top_left" else row + n - length
+            distance = (row + n - length if place is None else diagonal) - column
+            score = rnd(score - slope * exact._matrix(abs(distance)))
         left, right = options["window"]
         seen = (column >= diagonal - left) if left >= 0 else (column >= 0) | (row < 0)
         seen = seen & (column <= diagonal + right) if right >= 0 else seen
@@ -217,7 +231,7 @@ class _Block:
         self.weights = rnd(weights)
         self.factor: Any = 1.0
         if options["dropout_p"] > 0:
-            self.factor = exact._matrix(exact.space.from_numpy(_kept(options, b, h, i, n)))
+            self.factor = exact._matrix(exact.space.from_numpy(_kept(options, b, h, place, i, n)))
         self.dropped = rnd(self.weights * self.factor)
         self.out = rnd(self.dropped @ v)
 
@@ -248,8 +262,8 @@ class _Block:
                 rnd(self.dropped.T @ dout), ds, dsink)
 
 
-def _kept(options: dict[str, Any], b: int, h: int, rows: slice, columns: int) -> Any:
-    """The factors of dropout, 0 or 1 / (1 - p), as a NumPy matrix."""
+def _kept(options: dict[str, Any], b: int, h: int, place: Any, rows: slice, columns: int) -> Any:
+    """The factors of dropout, 0 or 1 / (1 - p), as a NumPy matrix. place: as of Exact._positions."""
     import numpy as np
 
     threshold = min(65535, math.floor(65536 * options["dropout_p"] + 0.5))
@@ -257,9 +271,13 @@ def _kept(options: dict[str, Any], b: int, h: int, rows: slice, columns: int) ->
     if not isinstance(seed, int):
         seed = framework_of(seed, "dropout_seed").seed_number(seed, "dropout_seed")
     key = _philox([offset & low, offset >> 32 & low, 0, 0], [seed & low, seed >> 32 & low], 10)[:2]
-    row = np.arange(rows.start, rows.stop, dtype=np.uint64)[:, None]
-    group = np.arange(-(-columns // 32) * 4, dtype=np.uint64)[None, :]
-    words = _philox([group, row, np.uint64(h), np.uint64(b)], [int(word) for word in key], 7)
+    first_key = options["k_position"]  # a multiple of 32
+    row = np.arange(rows.start, rows.stop)
+    if place is not None:
+        row = np.asarray(place.tolist()) + first_key
+    group = np.arange(-(-columns // 32) * 4, dtype=np.uint64)[None, :] + np.uint64(first_key // 8)
+    words = _philox([group, row.astype(np.uint64)[:, None], np.uint64(h + options["head_begin"]),
+                     np.uint64(b + options["batch_begin"])], [int(word) for word in key], 7)
     column = np.arange(columns)
     lane = column % 32 // 8 * 2 + column % 2
     word = np.stack(np.broadcast_arrays(*words))[lane // 2, :, column // 32 * 4 + column % 8 // 2]

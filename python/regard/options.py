@@ -9,7 +9,7 @@ binding has one row for each option too, in binding/problem.hpp; a test compares
 from typing import (Annotated, Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar, Union,
                     get_type_hints)
 
-from .checks import (Check, as_given, causal, flag, length, number, one_of, optional_number, seed,
+from .checks import (Check, as_given, causal, flag, length, number, one_of, optional_number, position, seed,
                      window, word64)
 from .mask_value import Mask
 
@@ -107,6 +107,15 @@ class AttentionOptions(SdpaOptions, total=False):
     max_seqlen_q: Annotated[int | None, Option(
         None, length, "the length of the longest packed sequence of q; needed with cu_seqlens_q.")]
     max_seqlen_k: Annotated[int | None, Option(None, length, "the same for k and v.")]
+    q_positions: Annotated[Array | None, array(
+        "(ceil(Sq / 128)) or (B, ceil(Sq / 128)) int32: the call has rows and keys of a longer "
+        "sequence, and row i stands at q_positions[i // 128] + i % 128 there. Not negative; each at "
+        "least 128 above the one before. causal (not \"bottom_right\"), window, alibi_slopes and "
+        "dropout go by positions; everything else by the call's own indices.", "int32")]
+    k_position: Annotated[int, Option(
+        0, position, "key j stands at k_position + j; a multiple of 32 under dropout.")]
+    batch_begin: Annotated[int, Option(0, position, "is added to b where dropout counts it.")]
+    head_begin: Annotated[int, Option(0, position, "is added to h where dropout counts it.")]
     layout: Annotated[Layout, Option(
         "bhsd", one_of("bhsd", "bshd"), '"bshd": q, k, v and out are (B, S, H, D) instead of '
         "(B, H, S, D).")]

@@ -39,6 +39,9 @@ CASES = {
     "sink": {"sink": (HQ,)},
     "dropout": {"dropout_p": 0.25, "dropout_seed": 11, "dropout_offset": 5},
     "lengths": {"seqused_q": [20, 3], "seqused_k": [1, 37]},
+    "positions": {"causal": True, "q_positions": [[40], [50]], "k_position": 32,
+                  "alibi_slopes": (HQ,), "dropout_p": 0.25, "dropout_seed": 11, "batch_begin": 3,
+                  "head_begin": 2},
     "many": {"bias": (B, 1, SQ, SK), "sink": (HQ,), "softcap": 2.0, "causal": "bottom_right",
              "dropout_p": 0.5, "dropout_seed": 3, "window": (9, None)},
 }
@@ -63,21 +66,28 @@ def inputs(random, framework, type, options, packed=False):
             x = x > -0.5 if name == "mask" else abs(x) if name == "alibi_slopes" else x
             dtype = {"bias": DTYPES[type], "mask": bool}.get(name, np.float32)
             truth[name], ours[name] = made(x, dtype)
-        elif name.startswith(("cu_", "seqused")):
+        elif name.startswith(("cu_", "seqused", "q_positions")):
             truth[name], ours[name] = made(np.array(value), np.int32)
         else:
             ours[name] = value
             if name == "window":
                 sides = (value, value) if isinstance(value, int) else value
                 truth[name] = tuple(-1 if side is None else side for side in sides)
-            elif not name.startswith("dropout"):
+            elif name == "causal":
+                truth[name] = "top_left" if value is True else value
+            elif not name.startswith("dropout") and name not in ("batch_begin", "head_begin"):
                 truth[name] = value
     if "dropout_p" in options:
         batch = len(options["cu_seqlens_q"]) - 1 if packed else B
         lengths = (options["max_seqlen_q"], options["max_seqlen_k"]) if packed else (SQ, SK)
         truth["p"] = philox.realised(options["dropout_p"])
-        truth["keep"] = philox.keep_mask(options["dropout_p"], options["dropout_seed"],
-                                         options.get("dropout_offset", 0), batch, HQ, *lengths)
+        places = {name: options[name] for name in ("k_position", "batch_begin", "head_begin")
+                  if name in options}
+        if "q_positions" in options:
+            places["row_positions"] = oracle.row_positions(options["q_positions"], B, SQ)
+        truth["keep"] = philox.keep_mask(
+            options["dropout_p"], options["dropout_seed"], options.get("dropout_offset", 0), batch,
+            HQ, *lengths, **places)
     dlse = random.standard_normal(lse_shape)
     lse_type = np.float64 if type == "f64" else np.float32
     rows = {name: made(x) for name, x in (("q", q), ("k", k), ("v", v), ("dout", dout))}

@@ -20,6 +20,9 @@ CASES = {
     "lengths": {"seqused_q": [20, 3], "seqused_k": [0, 37]},
     "spans": {"row_spans": [[0, 9, 20, 30]] * 7 + [[5, 2, 3, 11]] * 13 + [[-4, 99, 0, 0]],
               "key_spans": [[[[0, 12, 4, 21]]], [[[3, 8, 9, 9]]]], "causal": "top_left"},
+    "positions": {"q_positions": [[70], [3]], "k_position": 32, "causal": "top_left",
+                  "window": (50, None), "alibi_slopes": (HQ,), "dropout_p": 0.25,
+                  "batch_begin": 2, "head_begin": 1},
     "packed": {"cu_seqlens_q": [0, 9, 9, 30], "cu_seqlens_k": [0, 4, 15, 40], "max_seqlen_q": 21,
                "max_seqlen_k": 25, "causal": "bottom_right", "dropout_p": 0.5},
 }
@@ -38,7 +41,7 @@ def arrays(case, dtype, make=lambda x: x, layout="bhsd"):
             x = draw.standard_normal(value)
             options[name] = make(x > -0.5 if name == "mask" else
                                  abs(x).astype(dtype if name == "bias" else np.float32))
-        elif name.startswith(("cu_", "seqused")) or name.endswith("_spans"):
+        elif name.startswith(("cu_", "seqused")) or name.endswith(("_spans", "_positions")):
             options[name] = make(np.array(value, np.int32))
     return [make(x.astype(dtype)) for x in rows], options
 

@@ -217,7 +217,8 @@ ANYTHING = st.one_of(
                      np.ones(2), np.ones((0, 3)), np.array(2), object(), object, len, 10**400]))
 OPTIONS = ["bias", "mask", "row_spans", "key_spans", "causal", "window", "scale", "softcap", "alibi_slopes", "sink",
            "dropout_p", "dropout_seed", "dropout_offset", "cu_seqlens_q", "cu_seqlens_k",
-           "max_seqlen_q", "max_seqlen_k", "seqused_q", "seqused_k", "layout", "precision",
+           "max_seqlen_q", "max_seqlen_k", "seqused_q", "seqused_k", "q_positions",
+           "k_position", "batch_begin", "head_begin", "layout", "precision",
            "deterministic", "return_lse", "out_type", "out", "lse", "threads", "backend"]
 
 

@@ -39,6 +39,8 @@ FEATURES = {
     "spans": {"row_spans": np.tile(np.int32([2, 7, 5, 10]), (9, 1)),
               "key_spans": np.tile(np.int32([1, 8]), (2, 1, 11, 1))},
     "alibi": {"alibi_slopes": SLOPES, "causal": "bottom_right"},
+    "positions": {"q_positions": np.int32([[34], [30]]), "k_position": 32, "causal": "top_left",
+                  "alibi_slopes": SLOPES},
     "sink": {"sink": SINK, "mask": MASK},
     "dropout": {"dropout_p": 0.3, "dropout_seed": 2**64 - 7},
     "lengths": {"seqused_q": np.int32([9, 5]), "seqused_k": np.int32([4, 11])},

@@ -46,6 +46,9 @@ CASES = [
     Case("sink", sink=True, options={"causal": "top_left", "window": (1, 0)}),
     Case("dropout", bias=(2, 1, 1), options=DROPOUT),
     Case("seqused", options={"seqused_q": [5, 2], "seqused_k": [3, 0]}),
+    Case("positions", options={"q_positions": [[33], [35]], "k_position": 32, "causal": "top_left",
+                               "alibi_slopes": True, "batch_begin": 1, "head_begin": 4,
+                               **DROPOUT}),
     Case("empty_rows", lengths=(7, 3), options={"causal": "bottom_right"}),
     Case("packed", heads=(4, 2), lengths=(4, 5), cu_seqlens=([0, 4, 4, 6], [0, 2, 5, 10]),
          options={"causal": "bottom_right", **DROPOUT}),
@@ -72,12 +75,18 @@ class Problem:
         p = options.pop("dropout_p", 0.0)
         seed, offset = options.pop("dropout_seed", 0), options.pop("dropout_offset", 0)
         begins = options.get("cu_seqlens_q")
+        places = {name: options.get(name, 0) for name in ("k_position", "batch_begin", "head_begin")}
+        options = {name: x for name, x in options.items() if not name.endswith("_begin")}
         if p > 0:
             batch = BATCH if begins is None else len(begins) - 1
             q, k = arrays["q"], arrays["k"]
             lengths = ((q.shape[2], k.shape[2]) if begins is None else
                        (options["max_seqlen_q"], options["max_seqlen_k"]))
-            options["keep"] = philox.keep_mask(p, seed, offset, batch, q.shape[1], *lengths)
+            if "q_positions" in options:
+                places["row_positions"] = oracle.row_positions(options["q_positions"], BATCH,
+                                                               lengths[0])
+            options["keep"] = philox.keep_mask(p, seed, offset, batch, q.shape[1], *lengths,
+                                               **places)
             options["p"] = philox.realised(p)
         result = oracle.attention(arrays.pop("q"), arrays.pop("k"), arrays.pop("v"),
                                   to_numpy(self.dout), to_numpy(self.dlse), **arrays, **options)
@@ -113,7 +122,7 @@ def problem(case: Case, dtype: torch.dtype = torch.float64, device: str = "cpu")
         options["alibi_slopes"] = normal(case.heads[0], type=torch.float32).abs()
     if "mask" in options:
         options["mask"] = normal(BATCH, 1, *rows) > -0.5
-    for name in ("seqused_q", "seqused_k", "row_spans", "key_spans"):
+    for name in ("seqused_q", "seqused_k", "row_spans", "key_spans", "q_positions"):
         if name in options:
             options[name] = torch.tensor(options[name], dtype=torch.int32, device=device)
     lse_shape = shapes["out"][:3]

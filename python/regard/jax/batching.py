@@ -67,7 +67,7 @@ def _mappable(spec: Spec, run: Callable[[Arrays], dict[str, Any]],
 
 def _axis_to_join(spec: Spec, mapped: Mapping[str, bool], arrays: Arrays,
                   gradients: tuple[str, ...]) -> int | None:
-    if "cu_seqlens_q" in arrays or spec.options["dropout_p"] > 0:
+    if {"cu_seqlens_q", "q_positions"} & set(arrays) or spec.options["dropout_p"] > 0:
         return None
     if not mapped.get("sink") and "dsink" not in gradients:
         return _BATCH
