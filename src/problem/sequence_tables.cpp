@@ -86,10 +86,10 @@ void check_positions(const int32* rows, const Sizes& s) {
 
 // The numbers that are added to keys, batch entries and heads.
 void read_origins(const Attention& a, const Sizes& s, bool packed, Positions& to) {
-  const auto read = [](const char* name, std::int64_t value, std::int64_t size, int64& origin) {
+  const auto read = [](const char* name, std::int64_t value, std::int64_t size, auto& origin) {
     require(value >= 0 && value <= std::numeric_limits<int32>::max() - size, name, value,
             "must not be negative, and with the size of the call below 2^31");
-    origin = value;
+    origin = std::remove_reference_t<decltype(origin)>(value);
   };
   read("k_position", a.k_position, s.len_k, to.first_key);
   read("batch_begin", a.batch_begin, s.batch, to.first_batch);

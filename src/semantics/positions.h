@@ -14,8 +14,8 @@ struct Positions {
   bool given = false;           // else a position is an index
   const int32* rows = nullptr;  // of the first row of each block; null: as row 0 were at 0
   int64 first_key = 0;          // of key 0
-  int64 first_batch = 0;        // added to b and h where dropout counts them
-  int64 first_head = 0;
+  int32 first_batch = 0;        // added to b and h where dropout counts them
+  int32 first_head = 0;
 
   REGARD_INLINE int64 of_row(int64 i) const {
     return rows ? rows[i / kPositionBlock] + i % kPositionBlock : i;

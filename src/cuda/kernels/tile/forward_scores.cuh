@@ -118,9 +118,9 @@ struct ForwardScores {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = at.row_of(m, half);
-        const int i = at.row_at(row).i;
-        const int begin = band.begin_of(i) - first_column;
-        const int end = row < at.row_count ? band.end_of(i) - first_column : 0;
+        const ShortInterval keys = band.keys_of(at.row_at(row).i);
+        const int begin = keys.begin - first_column;
+        const int end = row < at.row_count ? keys.end - first_column : 0;
         hide_columns(scores[m], half, [&](int column) { return column >= end; });
         // Mostly none: a vote over the warp's rows is cheaper than testing their keys.
         if (any_in_warp(begin > 0)) {

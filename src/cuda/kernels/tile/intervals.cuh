@@ -91,6 +91,7 @@ struct IndexBand {
             len_k) {}
   REGARD_DEVICE int begin_of(int i) const { return begin.of(i); }
   REGARD_DEVICE int end_of(int i) const { return end.of(i); }
+  REGARD_DEVICE ShortInterval keys_of(int i) const { return {begin.of(i), end.of(i)}; }
 };
 // The same of rows with positions.
 struct PositionBand {
@@ -99,6 +100,7 @@ struct PositionBand {
 
   REGARD_DEVICE int begin_of(int i) const { return int(visible_keys(mask, seq, i).begin); }
   REGARD_DEVICE int end_of(int i) const { return int(visible_keys(mask, seq, i).end); }
+  REGARD_DEVICE ShortInterval keys_of(int i) const { return {begin_of(i), end_of(i)}; }
 };
 template <KernelConfig kConfig>
 REGARD_DEVICE auto band_of(const Problem& p, const ShortSequence& seq, int b) {
