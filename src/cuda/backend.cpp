@@ -1,16 +1,14 @@
 // Checks the caller's memory, builds the parameters, launches.
 #include "cuda/backend.hpp"
 
-#include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <optional>
-#include <random>
 
 #include "cuda/buffers.hpp"
 #include "cuda/disk_cache.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/kernel_cache.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/prepared_call.hpp"
 #include "cuda/reachable.hpp"
 #include "cuda/workspace.hpp"
@@ -35,36 +33,6 @@ CudaBuffers buffers_of(const Problem& p, const Problem& copied, const CudaPlan& 
     b.dbias_sums = static_cast<float*>(p.dbias.data);
   }
   return b;
-}
-
-// A new 64-bit number for each call. Flags in the workspace are compared with it, so that the
-// workspace never needs clearing. A replayed graph brings the same number again; each user says why
-// that does no harm (arrivals, tile_scheduler.cuh, has_flags).
-uint64 new_nonce() {
-  static std::atomic<uint64> calls{std::random_device()()};
-  uint64 x = calls.fetch_add(1, std::memory_order_relaxed) * 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return (x ^ x >> 31) | 1;
-}
-
-// --------------------------------------------------------------------------------------- launches
-
-// The maps are the kernel's second parameter; other kernels have one.
-void launch_kernel(const Driver& d, const CudaLaunch& launch, const LoadedKernel& kernel,
-                   KernelParams& params, LaunchMaps* maps, Stream stream, int index) {
-  void* arguments[] = {&params, maps};
-  constexpr LaunchAttribute kOverlap = {.id = kProgrammaticSerialization, .value = 1, .unused = {}};
-  const LaunchConfig config = {.grid = {unsigned(launch.blocks()), 1, 1},
-                               .block = {unsigned(launch.threads), 1, 1},
-                               .shared_bytes = unsigned(launch.shared_bytes),
-                               .stream = stream,
-                               .attributes = &kOverlap,
-                               .attribute_count = kernel.may_overlap ? 1u : 0u};
-  const Result result = d.launch(&config, kernel.function, arguments, nullptr);
-  if (result != kSuccess) {
-    check(result, ("cuLaunchKernelEx of " + printed(launch.config)).c_str(), index);
-  }
 }
 
 }  // namespace
