@@ -50,7 +50,7 @@ std::string missing(Family family) {
   return Compiler::if_any() ? "" : "only kernels that are cached can run: " + Compiler::why_not();
 }
 
-void run(const Problem& p, const Run& run) {
+void run(const Problem& p, const MadeMaps* maps, const Run& run) {
   if (run.device.kind != Device::Kind::cuda) {
     refuse("device", run.device.name, "is a chip to plan for; kernels run on cuda(0)",
            Code::unavailable);
@@ -68,6 +68,9 @@ void run(const Problem& p, const Run& run) {
   }
   PreparedCall& call = prepared_call(p, run, context.id());
   const CudaPlan& plan = call.plan;
+  const MadeMap* const made = made_map(p, plan, maps);
+  const CudaLaunch* const done = made ? map_launch(plan) : nullptr;
+  if (made) reachable.check("visible", made->words);
   const bool is_given = run.workspace.data || run.workspace.size > 0;
   if (plan.workspace.size > 0 && !is_given && !call.pool) {
     call.pool = workspace_pool(index, context.id());
@@ -83,12 +86,14 @@ void run(const Problem& p, const Run& run) {
                       .grid = {},
                       .splits = plan.splits,
                       .nonce = new_nonce()};
+  if (made) params.buffers.tile_map = made->words;
   if (plan.workspace.clear > 0) {
     check(d.fill_async(memory.begin(), 0, std::size_t(plan.workspace.clear), stream),
           "cuMemsetD8Async", index);
   }
   for (std::size_t i = 0; i < plan.launches.size(); ++i) {
     const CudaLaunch& launch = plan.launches[i];
+    if (&launch == done) continue;
     if (copied) params.problem = reads_copies(launch.config, p) ? *copied : p;
     params.grid = launch.grid;
     PreparedLaunch& prepared = call.launches[i];
