@@ -84,7 +84,7 @@ class Attention(Sized):
            ("dropout_offset", c_uint64), ("window_left", c_int64), ("window_right", c_int64),
            ("has_scale", c_int32), ("causal", c_int32), ("precision", c_int32),
            ("deterministic", c_int32), ("dropout_seed_words", c_void_p),
-           ("row_spans", Tensor), ("key_spans", Tensor)])
+           ("row_spans", Tensor), ("key_spans", Tensor), ("visible", c_void_p)])
 
     def __init__(self, q=None, k=None, v=None, *, causal="none", window=(-1, -1), scale=None,
                  dropout=(0.0, 0, 0), **fields):
