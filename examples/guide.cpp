@@ -99,6 +99,34 @@ void workspace() {
   require(out == again, "workspace");
 }
 
+void shared_mask() {
+  const std::int64_t B = 1, H = 2, S = 300, D = 16;
+  std::vector<float> q = waves(B * H * S * D, 0.1), k = waves(B * H * S * D, 0.3),
+                     v = waves(B * H * S * D, 0.7), out(B * H * S * D), again(B * H * S * D);
+  const auto tensor = [&](std::vector<float>& x) {
+    return regard::Tensor{x.data(), regard::f32, {B, H, S, D}};
+  };
+  const regard::Run run{};
+  // [mask]
+  // Each row sees the 100 keys of its document.
+  std::vector<std::int32_t> spans;
+  for (std::int32_t i = 0; i < S; ++i)
+    spans.insert(spans.end(), {i / 100 * 100, i / 100 * 100 + 100});
+  regard::Attention layer{.q = tensor(q), .k = tensor(k), .v = tensor(v)};
+  layer.row_spans = regard::Tensor{spans.data(), regard::i32, {S, 2}};
+
+  // Once: on a GPU, memory is device memory at a multiple of 256 bytes.
+  std::vector<std::byte> memory(regard::mask_memory(layer, run));
+  const regard::Mask mask = regard::make_mask(layer, {memory.data(), memory.size()}, run);
+
+  // In each layer, forward and backward.
+  regard::forward({.q = tensor(q), .k = tensor(k), .v = tensor(v), .visible = mask},
+                  {.out = tensor(out)}, run);
+  // [/mask]
+  regard::forward(layer, {.out = tensor(again)}, run);
+  require(out == again, "mask");
+}
+
 void executor() {
   const std::int64_t B = 2, H = 4, S = 300, D = 32;
   std::vector<float> q = waves(B * H * S * D, 0.1), k = q, v = waves(B * H * S * D, 0.7),
@@ -160,6 +188,7 @@ int main() {
   strides();
   packed();
   workspace();
+  shared_mask();
   executor();
   errors();
   explaining();

@@ -43,6 +43,11 @@ def test_c_example_runs() -> None:
     check_c(output_of(BUILD / "examples/example_forward_c"))
 
 
+def test_c_mask_runs() -> None:
+    text = output_of(BUILD / "examples/example_mask_c")
+    assert text == "both layers have the results of the spans\n"
+
+
 def test_guide_runs() -> None:
     """Each of its programs checks what it computed."""
     text = output_of(BUILD / "examples/example_guide_cpp")

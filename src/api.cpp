@@ -14,6 +14,7 @@
 #include "plan/backend.hpp"
 #include "plan/cuda/config_text.hpp"
 #include "problem/describe.hpp"
+#include "problem/mask_contents.hpp"
 #include "problem/refuse.hpp"
 #include "reference/reference.hpp"
 #include "regard/regard.hpp"
@@ -54,7 +55,7 @@ class CpuBackend final : public Backend {
     return make_supported_plan(problem, run).workspace.size;
   }
 
-  void run(const Problem& problem, const Run& run) const override {
+  void run(const Problem& problem, const MadeMaps*, const Run& run) const override {
     const Plan plan = make_supported_plan(problem, run);
     if (plan.backend == BackendKind::reference) {
       problem.backward ? reference::backward(problem, run) : reference::forward(problem, run);
@@ -64,7 +65,7 @@ class CpuBackend final : public Backend {
     }
   }
 
-  Explanation explain(const Problem& problem, const Run& run) const override {
+  Explanation explain(const Problem& problem, const MadeMaps*, const Run& run) const override {
     const Plan plan = make_plan(problem, run);
     Explanation e;
     e.supported = plan.supported();
@@ -74,6 +75,13 @@ class CpuBackend final : public Backend {
     e.workspace = static_cast<std::size_t>(plan.workspace.size);
     return e;
   }
+
+  // Kernels look at masks as they go.
+  int64 mask_memory(const Problem&, const Run&) const override { return 0; }
+  std::shared_ptr<const MadeMaps> make_maps(const Problem&, const Workspace&,
+                                            const Run&) const override {
+    return nullptr;
+  }
 };
 
 const Backend& backend_of(const Run& run) {
@@ -81,16 +89,24 @@ const Backend& backend_of(const Run& run) {
   return cuda_backend::on_gpu(run) ? cuda_backend::gpu() : cpu;
 }
 
+// Those of the call's Mask, which must be for the call's device; null without one.
+const MadeMaps* maps_for(const Attention& a, const Run& run) {
+  if (!a.visible.given()) return nullptr;
+  check_made_on(a.visible, run.device);
+  return MaskContents::of(a.visible)->maps.get();
+}
+
 // A problem and the backend that it is for, with what the problem reads of the caller's tables.
 class Call {
  public:
   template <class Describe>
-  Call(const Run& run, const Describe& describe)
+  Call(const Attention& a, const Run& run, const Describe& describe)
       : run_(run),
         backend_(backend_of(run)),
+        maps_(maps_for(a, run)),
         problem_(describe(backend_.reads_tables() ? &copies_ : nullptr)) {}
 
-  void compute() const { backend_.run(problem_, run_); }
+  void compute() const { backend_.run(problem_, maps_, run_); }
 
   std::size_t workspace() const {
     return static_cast<std::size_t>(backend_.workspace(problem_, run_));
@@ -98,28 +114,47 @@ class Call {
 
   Explanation explain() const {
     const double dim = double(problem_.sizes.dim), dim_v = double(problem_.sizes.dim_v);
-    Explanation e = backend_.explain(problem_, run_);
+    Explanation e = backend_.explain(problem_, maps_, run_);
     e.pairs = interval_pairs(problem_);
     e.flops = e.pairs * 2 * (problem_.backward ? 3 * dim + 2 * dim_v : dim + dim_v);
     return e;
+  }
+
+  std::size_t mask_memory() const {
+    return static_cast<std::size_t>(backend_.mask_memory(problem_, run_));
+  }
+
+  Mask make_mask(const Attention& a, const Workspace& memory) const {
+    return MaskContents::to_mask({.mask = a.mask,
+                                  .row_spans = a.row_spans,
+                                  .key_spans = a.key_spans,
+                                  .sizes = problem_.sizes,
+                                  .packed = problem_.packed,
+                                  .device = run_.device,
+                                  .maps = backend_.make_maps(problem_, memory, run_)});
   }
 
  private:
   const DefaultFloatState floats_;
   const Run& run_;
   const Backend& backend_;
+  const MadeMaps* const maps_;
   TableCopies copies_;
   const Problem problem_;
 };
 
 Call call_of(const Attention& a, Pass pass, const Run& run) {
-  return {run, [&](TableCopies* copies) { return describe(a, pass, NullData::allowed, copies); }};
+  return {a, run,
+          [&](TableCopies* copies) { return describe(a, pass, NullData::allowed, copies); }};
 }
 Call call_of(const Attention& a, const ForwardOutputs& to, const Run& run) {
-  return {run, [&](TableCopies* copies) { return describe_forward(a, to, copies); }};
+  return {a, run, [&](TableCopies* copies) { return describe_forward(a, to, copies); }};
 }
 Call call_of(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
-  return {run, [&](TableCopies* copies) { return describe_backward(a, from, to, copies); }};
+  return {a, run, [&](TableCopies* copies) { return describe_backward(a, from, to, copies); }};
+}
+Call mask_of(const Attention& a, NullData nulls, const Run& run) {
+  return {a, run, [&](TableCopies* copies) { return describe_mask(a, nulls, copies); }};
 }
 
 }  // namespace
@@ -161,6 +196,14 @@ Explanation explain(const Attention& a, Pass pass, const Run& run) {
 }
 
 std::ostream& operator<<(std::ostream& out, const Explanation& e) { return out << e.text; }
+
+std::size_t mask_memory(const Attention& a, const Run& run) {
+  return mask_of(a, NullData::allowed, run).mask_memory();
+}
+
+Mask make_mask(const Attention& a, const Workspace& memory, const Run& run) {
+  return mask_of(a, NullData::outside_masks, run).make_mask(a, memory);
+}
 
 void dropout_mask(const Attention& a, const Tensor& keep_tensor) {
   const DefaultFloatState floats;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <string>
 #include <type_traits>
@@ -11,6 +12,11 @@
 #include "regard/cuda.hpp"
 #include "regard/regard.h"
 #include "regard/regard.hpp"
+
+// What the opaque type of the header is.
+struct regard_mask {
+  regard::Mask value;
+};
 
 namespace {
 
@@ -91,7 +97,8 @@ REGARD_PIN(regard_attention, q_positions, 1144);
 REGARD_PIN(regard_attention, k_position, 1224);
 REGARD_PIN(regard_attention, batch_begin, 1232);
 REGARD_PIN(regard_attention, head_begin, 1240);
-static_assert(sizeof(regard_attention) == 1248);
+REGARD_PIN(regard_attention, visible, 1248);
+static_assert(sizeof(regard_attention) == 1256);
 
 REGARD_PIN(regard_forward_tensors, size, 0);
 REGARD_PIN(regard_forward_tensors, out, 8);
@@ -249,6 +256,7 @@ regard::Attention to_attention(const regard_attention* given) {
   attention.mask = to_tensor(a.mask, "mask");
   attention.row_spans = to_tensor(a.row_spans, "row_spans");
   attention.key_spans = to_tensor(a.key_spans, "key_spans");
+  if (a.visible) attention.visible = a.visible->value;
   attention.alibi_slopes = to_tensor(a.alibi_slopes, "alibi_slopes");
   attention.sink = to_tensor(a.sink, "sink");
   attention.cu_seqlens_q = to_tensor(a.cu_seqlens_q, "cu_seqlens_q");
@@ -384,6 +392,27 @@ regard_status regard_explain(const regard_attention* attention, regard_pass pass
     if (needed) *needed = explanation.text.size() + 1;
   });
 }
+
+regard_status regard_mask_memory(const regard_attention* attention, const regard_run* run,
+                                 size_t* bytes) {
+  return guarded([&] {
+    std::size_t& result = required(bytes, "bytes");
+    result = regard::mask_memory(to_attention(attention), to_run(run));
+  });
+}
+
+regard_status regard_mask_make(const regard_attention* attention, void* memory, size_t memory_size,
+                               const regard_run* run, regard_mask** mask) {
+  return guarded([&] {
+    regard_mask*& result = required(mask, "mask");
+    auto made = std::make_unique<regard_mask>();
+    made->value = regard::make_mask(to_attention(attention), {.data = memory, .size = memory_size},
+                                    to_run(run));
+    result = made.release();
+  });
+}
+
+void regard_mask_free(regard_mask* mask) { delete mask; }
 
 regard_status regard_prepare(const regard_attention* attention, regard_pass pass,
                              const regard_run* run) {

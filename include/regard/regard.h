@@ -24,8 +24,8 @@
  * Memory. No element of an output may share memory with an element of another output or of an
  * input, tables of sequences included; a call in which one does is refused. Elements may lie
  * between one another: dq, dk and dv may be slices of one buffer. Inputs may overlap. The workspace
- * must not share memory with any tensor, which is not checked. Tables of sequences are read once on
- * the CPU; on a GPU they must not change before the call's work is done.
+ * and the memory of a mask must not share memory with any tensor, which is not checked. Tables of
+ * sequences are read once on the CPU; on a GPU they must not change before the call's work is done.
  *
  * Threads. Every function may be called from any number of threads at once.
  */
@@ -101,6 +101,9 @@ typedef struct regard_tensor {
   int64_t strides[4]; /**< elements from one index to the next */
 } regard_tensor;
 
+/** What mask, row_spans and key_spans show, as a value that many calls share. */
+typedef struct regard_mask regard_mask;
+
 /** B batches, Hq query heads, Hkv key/value heads (Hq a multiple of Hkv), Sq queries, Sk keys, head
  * sizes D and Dv. Packed sequences: q is (total_q, Hq, D), k and v (total_k, Hkv, D or Dv);
  * cu_seqlens_* and max_seqlen_* are given, and Sq, Sk below stand for the max_seqlen. */
@@ -157,6 +160,9 @@ typedef struct regard_attention {
   int64_t k_position;  /**< of key 0; with dropout a multiple of 32; default 0 */
   int64_t batch_begin; /**< added to b where dropout counts it; default 0 */
   int64_t head_begin;  /**< added to h where dropout counts it; default 0 */
+
+  /** instead of mask, row_spans and key_spans: what regard_mask_make made of them; default null */
+  const regard_mask* visible;
 } regard_attention;
 
 /** What regard_forward writes. */
@@ -306,6 +312,32 @@ REGARD_API regard_status regard_backward(const regard_attention* attention,
 /** Sets *bytes to what regard_run::workspace must hold. The tensors' data may be null here. */
 REGARD_API regard_status regard_workspace(const regard_attention* attention, regard_pass pass,
                                           const regard_run* run, size_t* bytes);
+
+/** Sets *bytes to what the memory of regard_mask_make must hold for such calls: the tile maps of
+ * both passes. 0 on the CPU, and where no kernel reads a map. The tensors' data may be null here.
+ */
+REGARD_API regard_status regard_mask_memory(const regard_attention* attention,
+                                            const regard_run* run, size_t* bytes);
+
+/** Sets *mask to a value of mask, row_spans and key_spans, of which one at least is given, for the
+ * calls of many layers: regard_attention::visible. It serves calls on the same device, with the
+ * same B, Hq, Sq, Sk and packing; others are REGARD_INVALID_ARGUMENT. Results are those of the
+ * tensors. On a GPU, the kernels that make tile maps of a mask are put on the stream here, once for
+ * both passes, and calls whose tiles, intervals and sequence tables are those of `attention` launch
+ * none; on another stream they must be ordered behind this function's.
+ *
+ * memory: on a GPU, device memory of memory_size bytes, at least what regard_mask_memory says,
+ * aligned to 256 bytes; may be null where it takes none. It, the memory of mask and spans, and on a
+ * GPU that of sequence tables, are kept by reference: they must stay, and must not change, until
+ * the work of the last call with the value is done. The data of other tensors may be null.
+ * On an error *mask stays as it is. */
+REGARD_API regard_status regard_mask_make(const regard_attention* attention, void* memory,
+                                          size_t memory_size, const regard_run* run,
+                                          regard_mask** mask);
+
+/** Frees the value, after the last call that takes it has returned; null is allowed. The caller's
+ * memory stays the caller's. */
+REGARD_API void regard_mask_free(regard_mask* mask);
 
 /** Which kernel runs, on what tiling and why. The tensors' data may be null here.
  * numbers (optional): the explanation in numbers; set its size first.

@@ -7,8 +7,9 @@
 /// Memory. No element of an output may share memory with an element of another output or of an
 /// input, tables of sequences included; a call in which one does is refused. Elements may lie
 /// between one another: dq, dk and dv may be slices of one buffer. Inputs may overlap. The
-/// workspace must not share memory with any tensor, which is not checked. Tables of sequences are
-/// read once on the CPU; on a GPU they must not change before the call's work is done.
+/// workspace and the memory of a Mask must not share memory with any tensor, which is not checked.
+/// Tables of sequences are read once on the CPU; on a GPU they must not change before the call's
+/// work is done.
 ///
 /// Threads. Every function may be called from any number of threads at once.
 #pragma once
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "regard/error.hpp"
+#include "regard/mask.hpp"
 #include "regard/tensor.hpp"
 
 #pragma GCC visibility push(default)
@@ -76,6 +78,8 @@ struct Attention {
   /// Broadcasts to (B, Hq, Sk, 2 n): key j is seen by the rows of its n spans. Packed: (Hq or 1,
   /// total_k, 2 n).
   Tensor key_spans{};
+  /// Instead of mask, row_spans and key_spans: what make_mask made of them.
+  Mask visible{};
   Tensor alibi_slopes{};  ///< (Hq) or (B, Hq); f32; score -= slope * |i + Sk - Sq - j|
   Tensor sink{};          ///< (Hq); f32; a logit that joins the denominator and carries no value
 
@@ -231,6 +235,29 @@ void dropout_mask(const Attention&, const Tensor& keep);
 
 /// The probability that dropout realises for p: the nearest multiple of 1/65536 below 1.
 double dropout_probability(double p);
+
+// ------------------------------------------------------------------------------------ shared masks
+
+/// Bytes of device memory that make_mask takes for such calls: the tile maps of both passes. 0 on
+/// the CPU, and where no kernel reads a map. Data pointers may be null.
+std::size_t mask_memory(const Attention&, const Run& = {});
+
+/// A value of mask, row_spans and key_spans, of which one at least is given, for the calls of many
+/// layers: Attention::visible. It serves calls on the same device, with the same B, Hq, Sq, Sk and
+/// packing; others get an Error that names `visible`. Results are those of the tensors.
+///
+/// On a GPU, a small kernel of each call looks at the mask first, and makes a map of its tiles.
+/// make_mask puts these kernels on the stream, once for both passes, as forward does, and may be
+/// captured into a graph; calls then launch none. A call whose tiles are others, because of another
+/// type, head size or backend, or whose intervals or sequence tables are others, may have to make
+/// its own map, as without a value; explain says which. On another stream, a call must be ordered
+/// behind make_mask.
+///
+/// `memory`: on a GPU, device memory of mask_memory(a, run) bytes, aligned to 256. It, the memory
+/// of mask and spans, and on a GPU that of sequence tables, are kept by reference: they must stay,
+/// and must not change, until the work of the last call with the value is done. Data pointers of
+/// other tensors may be null.
+Mask make_mask(const Attention& a, const Workspace& memory = {}, const Run& = {});
 
 // ------------------------------------------------------------------------------- what is available
 

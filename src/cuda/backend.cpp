@@ -1,16 +1,14 @@
 // Checks the caller's memory, builds the parameters, launches.
 #include "cuda/backend.hpp"
 
-#include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <optional>
-#include <random>
 
 #include "cuda/buffers.hpp"
 #include "cuda/disk_cache.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/kernel_cache.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/prepared_call.hpp"
 #include "cuda/reachable.hpp"
 #include "cuda/workspace.hpp"
@@ -37,36 +35,6 @@ CudaBuffers buffers_of(const Problem& p, const Problem& copied, const CudaPlan& 
   return b;
 }
 
-// A new 64-bit number for each call. Flags in the workspace are compared with it, so that the
-// workspace never needs clearing. A replayed graph brings the same number again; each user says why
-// that does no harm (arrivals, tile_scheduler.cuh, has_flags).
-uint64 new_nonce() {
-  static std::atomic<uint64> calls{std::random_device()()};
-  uint64 x = calls.fetch_add(1, std::memory_order_relaxed) * 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return (x ^ x >> 31) | 1;
-}
-
-// --------------------------------------------------------------------------------------- launches
-
-// The maps are the kernel's second parameter; other kernels have one.
-void launch_kernel(const Driver& d, const CudaLaunch& launch, const LoadedKernel& kernel,
-                   KernelParams& params, LaunchMaps* maps, Stream stream, int index) {
-  void* arguments[] = {&params, maps};
-  constexpr LaunchAttribute kOverlap = {.id = kProgrammaticSerialization, .value = 1, .unused = {}};
-  const LaunchConfig config = {.grid = {unsigned(launch.blocks()), 1, 1},
-                               .block = {unsigned(launch.threads), 1, 1},
-                               .shared_bytes = unsigned(launch.shared_bytes),
-                               .stream = stream,
-                               .attributes = &kOverlap,
-                               .attribute_count = kernel.may_overlap ? 1u : 0u};
-  const Result result = d.launch(&config, kernel.function, arguments, nullptr);
-  if (result != kSuccess) {
-    check(result, ("cuLaunchKernelEx of " + printed(launch.config)).c_str(), index);
-  }
-}
-
 }  // namespace
 
 const Chip& this_chip(int device) { return device_at(device).chip; }
@@ -82,7 +50,7 @@ std::string missing(Family family) {
   return Compiler::if_any() ? "" : "only kernels that are cached can run: " + Compiler::why_not();
 }
 
-void run(const Problem& p, const Run& run) {
+void run(const Problem& p, const MadeMaps* maps, const Run& run) {
   if (run.device.kind != Device::Kind::cuda) {
     refuse("device", run.device.name, "is a chip to plan for; kernels run on cuda(0)",
            Code::unavailable);
@@ -100,6 +68,9 @@ void run(const Problem& p, const Run& run) {
   }
   PreparedCall& call = prepared_call(p, run, context.id());
   const CudaPlan& plan = call.plan;
+  const MadeMap* const made = made_map(p, plan, maps);
+  const CudaLaunch* const done = made ? map_launch(plan) : nullptr;
+  if (made) reachable.check("visible", made->words);
   const bool is_given = run.workspace.data || run.workspace.size > 0;
   if (plan.workspace.size > 0 && !is_given && !call.pool) {
     call.pool = workspace_pool(index, context.id());
@@ -115,12 +86,14 @@ void run(const Problem& p, const Run& run) {
                       .grid = {},
                       .splits = plan.splits,
                       .nonce = new_nonce()};
+  if (made) params.buffers.tile_map = made->words;
   if (plan.workspace.clear > 0) {
     check(d.fill_async(memory.begin(), 0, std::size_t(plan.workspace.clear), stream),
           "cuMemsetD8Async", index);
   }
   for (std::size_t i = 0; i < plan.launches.size(); ++i) {
     const CudaLaunch& launch = plan.launches[i];
+    if (&launch == done) continue;
     if (copied) params.problem = reads_copies(launch.config, p) ? *copied : p;
     params.grid = launch.grid;
     PreparedLaunch& prepared = call.launches[i];

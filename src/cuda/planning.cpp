@@ -3,7 +3,9 @@
 
 #include "cuda/backend.hpp"
 #include "cuda/environment.hpp"
+#include "cuda/mask_maps.hpp"
 #include "problem/describe.hpp"
+#include "problem/mask_contents.hpp"
 #include "problem/refuse.hpp"
 
 namespace regard::cuda_backend {
@@ -27,10 +29,6 @@ CudaChoice choice_of(const Run& run) {
   return choice;
 }
 
-CudaPlan make_plan(const Problem& problem, const Run& run, Reasons reasons) {
-  return plan_cuda(problem, chip_of(run), choice_of(run), reasons);
-}
-
 class GpuBackend final : public Backend {
  public:
   // They are in the memory of the device.
@@ -40,13 +38,14 @@ class GpuBackend final : public Backend {
     return make_supported_plan(problem, run).workspace.size;
   }
 
-  void run(const Problem& problem, const Run& run) const override {
-    cuda_backend::run(problem, run);
+  void run(const Problem& problem, const MadeMaps* maps, const Run& run) const override {
+    cuda_backend::run(problem, maps, run);
   }
 
-  Explanation explain(const Problem& problem, const Run& run) const override {
+  Explanation explain(const Problem& problem, const MadeMaps* maps, const Run& run) const override {
     const Chip& chip = chip_of(run);
-    const CudaPlan plan = make_plan(problem, run, Reasons::given);
+    CudaPlan plan = make_plan(problem, run, Reasons::given);
+    if (maps) explain_made_map(problem, *maps, plan);
     Explanation e;
     e.supported = plan.supported();
     e.backend = plan.supported() ? plan.name() : "";
@@ -54,6 +53,15 @@ class GpuBackend final : public Backend {
     e.text = cuda_explanation(problem, chip, plan) + resources_text(plan, chip);
     e.workspace = static_cast<std::size_t>(plan.workspace.size);
     return e;
+  }
+
+  int64 mask_memory(const Problem& forward, const Run& run) const override {
+    return cuda_backend::mask_memory(forward, run);
+  }
+
+  std::shared_ptr<const MadeMaps> make_maps(const Problem& forward, const Workspace& memory,
+                                            const Run& run) const override {
+    return cuda_backend::make_maps(forward, memory, run);
   }
 };
 
@@ -63,16 +71,7 @@ std::string forced_backend(const Run& run) {
   return run.backend.empty() ? backend_variable() : run.backend;
 }
 
-std::string device_name(const Run& run) {
-  switch (run.device.kind) {
-    case Device::Kind::cuda:
-      return "cuda:" + std::to_string(run.device.index);
-    case Device::Kind::chip:
-      return run.device.name;
-    default:
-      return "cpu";
-  }
-}
+std::string device_name(const Run& run) { return to_string(run.device); }
 
 const Chip& chip_of(const Run& run) {
   if (run.device.kind == Device::Kind::cuda) return this_chip(run.device.index);
@@ -83,6 +82,10 @@ const Chip& chip_of(const Run& run) {
     refuse("device", run.device.name, "is no known chip; known are " + names, Code::unavailable);
   }
   return *chip;
+}
+
+CudaPlan make_plan(const Problem& problem, const Run& run, Reasons reasons) {
+  return plan_cuda(problem, chip_of(run), choice_of(run), reasons);
 }
 
 CudaPlan make_supported_plan(const Problem& problem, const Run& run) {
@@ -97,14 +100,7 @@ CudaPlan make_supported_plan(const Problem& problem, const Run& run) {
 }
 
 std::vector<KernelConfig> kernels_of_gradients(const Problem& forward, const Run& run) {
-  Problem p = forward;
-  p.backward = true;
-  p.gradients_named = true;
-  p.dout = p.out;
-  p.dq = p.q;
-  p.dk = p.k;
-  p.dv = p.v;
-  p.dsink = p.sink;
+  Problem p = with_gradients(forward);
   std::vector<KernelConfig> configs;
   for (const View& dbias : {View(), p.bias}) {
     p.dbias = dbias;

@@ -17,7 +17,8 @@ std::string device_name(const Run&);     // "cpu", "cuda:0", "sm_80"
 // The chip of the device, or the one that is named; an Error where there is none.
 const Chip& chip_of(const Run&);
 
-CudaPlan make_supported_plan(const Problem&, const Run&);
+CudaPlan make_plan(const Problem&, const Run&, Reasons);
+CudaPlan make_supported_plan(const Problem&, const Run&);  // or an Error
 
 // The kernels of a backward call after this forward call, with dq, dk, dv, dsink, and with and
 // without dbias. None where such a call is not supported.

@@ -12,6 +12,7 @@
 #include "cuda/environment.hpp"
 #include "cuda/trust.hpp"
 #include "problem/describe.hpp"
+#include "problem/mask_contents.hpp"
 
 namespace regard::cuda_backend {
 namespace {
@@ -58,10 +59,11 @@ void add_tensor(Object& object, const char* name, const Tensor& tensor) {
 void add_attention(Object& object, const Attention& attention) {
   constexpr const char* kCausal[] = {"none", "top_left", "bottom_right"};
   constexpr const char* kPrecision[] = {"full", "tf32", "bf16"};
-  const auto& [q, k, v, bias, mask, row_spans, key_spans, alibi_slopes, sink, cu_seqlens_q,
-               cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k, q_positions,
-               k_position, batch_begin, head_begin, scale, softcap, causal, window, dropout,
-               precision, deterministic] = attention;
+  const auto& [q, k, v, bias, own_mask, own_row_spans, own_key_spans, given, alibi_slopes, sink,
+               cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k,
+               q_positions, k_position, batch_begin, head_begin, scale, softcap, causal, window,
+               dropout, precision, deterministic] = attention;
+  const auto& [mask, row_spans, key_spans] = visible_tensors(attention);
   add_tensor(object, "q", q);
   add_tensor(object, "k", k);
   add_tensor(object, "v", v);

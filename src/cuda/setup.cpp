@@ -14,6 +14,7 @@
 #include "plan/cuda/config_text.hpp"
 #include "plan/cuda/representative.hpp"
 #include "problem/describe.hpp"
+#include "problem/mask_contents.hpp"
 #include "regard/cuda.hpp"
 
 namespace regard {
@@ -35,7 +36,8 @@ CompiledKernel compiled(std::size_t bytes, const KernelResources& resources) {
   return k;
 }
 
-void make_ready(const Problem& problem, const Run& run) {
+void make_ready(const Attention& a, const Problem& problem, const Run& run) {
+  if (a.visible.given()) check_made_on(a.visible, run.device);
   const CudaPlan plan = make_supported_plan(problem, run);
   if (run.device.kind == Device::Kind::cuda) {
     const CurrentContext context(run.device.index, static_cast<Stream>(run.stream));
@@ -101,15 +103,15 @@ CudaSetup cuda_setup() {
 }
 
 void prepare(const Attention& a, Pass pass, const Run& run) {
-  if (on_gpu(run)) make_ready(describe(a, pass, NullData::allowed), run);
+  if (on_gpu(run)) make_ready(a, describe(a, pass, NullData::allowed), run);
 }
 
 void prepare(const Attention& a, const ForwardOutputs& to, const Run& run) {
-  if (on_gpu(run)) make_ready(describe_forward(a, to), run);
+  if (on_gpu(run)) make_ready(a, describe_forward(a, to), run);
 }
 
 void prepare(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
-  if (on_gpu(run)) make_ready(describe_backward(a, from, to), run);
+  if (on_gpu(run)) make_ready(a, describe_backward(a, from, to), run);
 }
 
 void allow_compilation(bool allowed) { set_compilation(allowed); }

@@ -84,15 +84,20 @@ DeviceWorkspace::~DeviceWorkspace() {
   if (owned_) d_.free_async(begin_, stream_);
 }
 
-void DeviceWorkspace::use(std::int64_t size, const Workspace& given, ReachableMemory& reachable) {
-  require(given.data != nullptr, "workspace.data", "null", "must be given with a size");
-  if (given.size < std::size_t(size)) {
-    refuse("workspace.size", given.size, "must be at least " + std::to_string(size));
+void check_given(const MemoryNames& names, const Workspace& given, std::int64_t bytes,
+                 ReachableMemory& reachable) {
+  if (given.size < std::size_t(bytes)) {
+    refuse(names.size, given.size, "must be at least " + std::to_string(bytes));
   }
+  require(given.data != nullptr, names.data, "null", "must be given with a size");
   if (reinterpret_cast<std::uintptr_t>(given.data) % 256 != 0) {
-    refuse("workspace.data", printed_pointer(given.data), "must be aligned to 256 bytes on a GPU");
+    refuse(names.data, printed_pointer(given.data), "must be aligned to 256 bytes on a GPU");
   }
-  reachable.check("workspace.data", given.data);
+  reachable.check(names.data, given.data);
+}
+
+void DeviceWorkspace::use(std::int64_t size, const Workspace& given, ReachableMemory& reachable) {
+  check_given({"workspace.data", "workspace.size"}, given, size, reachable);
   begin_ = reinterpret_cast<DevicePointer>(given.data);
 }
 

@@ -17,6 +17,14 @@ MemoryPool workspace_pool(int device, std::uint64_t context);
 // Gives back what the context's pool keeps and no call uses.
 void trim_workspace_pool(int device, std::uint64_t context);
 
+// What an Error calls the members of memory that the caller gives.
+struct MemoryNames {
+  const char* data;
+  const char* size;
+};
+// Error unless the memory is on the device, aligned, and has so many bytes.
+void check_given(const MemoryNames&, const Workspace&, std::int64_t bytes, ReachableMemory&);
+
 // The caller's workspace, or memory that exists in the stream's order from here to the end of this.
 class DeviceWorkspace {
  public:

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "problem/mask_contents.hpp"
 #include "problem/overlap.hpp"
 #include "problem/refuse.hpp"
 #include "problem/tensor_checks.hpp"
@@ -87,7 +88,7 @@ void read_dropout(const Dropout& dropout, Problem& p, bool reads_memory) {
   }
 }
 
-void read_options(const Attention& a, Problem& p) {
+void read_options(const Attention& a, const VisibleTensors& visible, Problem& p) {
   const double scale = a.scale.value_or(1 / std::sqrt(double(p.sizes.dim)));
   require(std::isfinite(scale), "scale", scale, "must be finite");
   require(computes_in_f64(p) || std::fabs(scale) <= 0x1p120, "scale", scale,
@@ -114,9 +115,9 @@ void read_options(const Attention& a, Problem& p) {
   p.features = {
       .softcap = a.softcap > 0,
       .bias = a.bias.given(),
-      .mask = a.mask.given(),
-      .row_spans = a.row_spans.given(),
-      .key_spans = a.key_spans.given(),
+      .mask = visible.mask.given(),
+      .row_spans = visible.row_spans.given(),
+      .key_spans = visible.key_spans.given(),
       .alibi = a.alibi_slopes.given(),
       .sink = a.sink.given(),
       .dropout = p.dropout.threshold > 0,
@@ -124,6 +125,21 @@ void read_options(const Attention& a, Problem& p) {
       .interval = p.mask_params.left >= 0 || p.mask_params.right >= 0,
       .signed_scale = !positive,
   };
+}
+
+void read_visible(const VisibleTensors& visible, Problem& p, NullData nulls) {
+  const auto& [mask, row_spans, key_spans] = visible;
+  const Sizes& s = p.sizes;
+  if (mask.given()) {
+    require(mask.type == boolean, "mask", mask, "must be bool");
+    p.mask = broadcast_view("mask", mask, {s.batch, s.heads_q, s.len_q, s.len_k});
+  }
+  if (row_spans.given()) p.row_spans = span_view("row_spans", row_spans, p, Side::queries);
+  if (key_spans.given()) p.key_spans = span_view("key_spans", key_spans, p, Side::keys);
+  if (nulls == NullData::allowed) return;
+  check_data("mask", mask);
+  check_data("row_spans", row_spans);
+  check_data("key_spans", key_spans);
 }
 
 void read_score_tensors(const Attention& a, Problem& p, NullData nulls) {
@@ -136,12 +152,6 @@ void read_score_tensors(const Attention& a, Problem& p, NullData nulls) {
     for (std::size_t axis = absent; axis < 4; ++axis)
       p.bias_sizes[axis] = a.bias.sizes[axis - absent];
   }
-  if (a.mask.given()) {
-    require(a.mask.type == boolean, "mask", a.mask, "must be bool");
-    p.mask = broadcast_view("mask", a.mask, scores);
-  }
-  if (a.row_spans.given()) p.row_spans = span_view("row_spans", a.row_spans, p, Side::queries);
-  if (a.key_spans.given()) p.key_spans = span_view("key_spans", a.key_spans, p, Side::keys);
   if (a.alibi_slopes.given()) {
     require(a.alibi_slopes.type == f32, "alibi_slopes", a.alibi_slopes, "must be f32");
     p.alibi_slopes = head_view("alibi_slopes", a.alibi_slopes, s, a.alibi_slopes.rank == 2);
@@ -151,14 +161,9 @@ void read_score_tensors(const Attention& a, Problem& p, NullData nulls) {
     p.sink = head_view("sink", a.sink, s, false);
   }
   if (nulls == NullData::refused) {
-    for (const auto& [name, tensor] : {std::pair{"bias", &a.bias},
-                                       {"mask", &a.mask},
-                                       {"row_spans", &a.row_spans},
-                                       {"key_spans", &a.key_spans},
-                                       {"alibi_slopes", &a.alibi_slopes},
-                                       {"sink", &a.sink}}) {
-      check_data(name, *tensor);
-    }
+    check_data("bias", a.bias);
+    check_data("alibi_slopes", a.alibi_slopes);
+    check_data("sink", a.sink);
   }
 }
 
@@ -185,6 +190,7 @@ View out_view(const char* name, const Tensor& tensor, const Attention& a, const 
 
 Problem describe(const Attention& a, Pass pass, NullData nulls, TableCopies* copies) {
   require(pass <= Pass::backward, "pass", int(pass), "is no such pass");
+  const VisibleTensors visible = visible_tensors(a);
   Problem p;
   p.backward = pass == Pass::backward;
   p.packed = a.cu_seqlens_q.given() || a.cu_seqlens_k.given();
@@ -203,9 +209,10 @@ Problem describe(const Attention& a, Pass pass, NullData nulls, TableCopies* cop
                                    {"v's head size", p.sizes.dim_v}}) {
     require(size >= 0 && size <= kMaxSize, name, size, "must be below 2^31");
   }
+  if (a.visible.given()) check_made_for(a.visible, p);
   p.sequences = read_sequences(a, p.sizes, p.packed, nulls, copies);
   read_dropout(a.dropout, p, copies != nullptr);
-  read_options(a, p);
+  read_options(a, visible, p);
   p.q = checked_row_view(a.q, p.packed);
   p.k = checked_row_view(a.k, p.packed);
   p.v = checked_row_view(a.v, p.packed);
@@ -214,7 +221,27 @@ Problem describe(const Attention& a, Pass pass, NullData nulls, TableCopies* cop
     check_data("k", a.k);
     check_data("v", a.v);
   }
+  read_visible(visible, p, nulls);
   read_score_tensors(a, p, nulls);
+  return p;
+}
+
+Problem describe_mask(const Attention& a, NullData nulls, TableCopies* copies) {
+  require(!a.visible.given(), "visible", "a Mask", "a Mask is made of mask, row_spans, key_spans");
+  require(a.mask.given() || a.row_spans.given() || a.key_spans.given(), "mask", a.mask,
+          "a Mask is made of mask, row_spans or key_spans: one of them must be given");
+  return describe(a, Pass::forward, nulls, copies);
+}
+
+Problem with_gradients(const Problem& forward) {
+  Problem p = forward;
+  p.backward = true;
+  p.gradients_named = true;
+  p.dout = p.out;
+  p.dq = p.q;
+  p.dk = p.k;
+  p.dv = p.v;
+  p.dsink = p.sink;
   return p;
 }
 

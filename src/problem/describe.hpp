@@ -13,6 +13,13 @@ Problem describe_forward(const Attention&, const ForwardOutputs&, TableCopies* =
 Problem describe_backward(const Attention&, const BackwardInputs&, const Gradients&,
                           TableCopies* = nullptr);
 
+// Describes the forward call that a Mask is made for. With NullData::outside_masks, the tensors
+// that the Mask keeps have data.
+Problem describe_mask(const Attention&, NullData, TableCopies* = nullptr);
+
+// The backward call after a forward call, with dq, dk, dv and dsink in the inputs' own types.
+Problem with_gradients(const Problem& forward);
+
 // The mask that dropout_mask writes; returns where to write it.
 View describe_keep(const Problem&, const Tensor& keep);
 

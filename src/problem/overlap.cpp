@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "problem/mask_contents.hpp"
 #include "problem/refuse.hpp"
 #include "problem/tensor_checks.hpp"
 
@@ -160,6 +161,7 @@ void check_distinct(std::initializer_list<NamedTensor> outputs, const Attention&
   const auto add = [&](const NamedTensor& t) {
     if (t.second->given()) all[count++] = {t, reach_of(*t.second)};
   };
+  const VisibleTensors visible = visible_tensors(a);
   const Tensor seed(const_cast<std::uint32_t*>(a.dropout.seed_words), i32, {2});
   for (const NamedTensor& t : outputs) add(t);
   const std::size_t written = count;
@@ -168,9 +170,9 @@ void check_distinct(std::initializer_list<NamedTensor> outputs, const Attention&
                                {"k", &a.k},
                                {"v", &a.v},
                                {"bias", &a.bias},
-                               {"mask", &a.mask},
-                               {"row_spans", &a.row_spans},
-                               {"key_spans", &a.key_spans},
+                               {"mask", &visible.mask},
+                               {"row_spans", &visible.row_spans},
+                               {"key_spans", &visible.key_spans},
                                {"alibi_slopes", &a.alibi_slopes},
                                {"sink", &a.sink},
                                {"cu_seqlens_q", &a.cu_seqlens_q},

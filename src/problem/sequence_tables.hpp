@@ -9,8 +9,9 @@
 
 namespace regard {
 
-// `null_data`: data pointers may be null, because explain and workspace need shapes only.
-enum class NullData : bool { refused, allowed };
+// Which data pointers may be null: none in a call; all where explain and workspace need shapes
+// only; for a Mask, those of tensors that it is not made of.
+enum class NullData : unsigned char { refused, outside_masks, allowed };
 
 // Copies of a call's tables: what was checked is what is used, even if the caller's memory changes.
 class TableCopies {

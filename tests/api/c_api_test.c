@@ -185,8 +185,8 @@ static void test_errors(void) {
   EXPECT(regard_explain(&good, 0, NULL, NULL, NULL, 9, NULL), "text", "null",
          "must be given where capacity > 0");
 
-  static const size_t wrong_sizes[] = {0,         8, 247, 249, 980, sizeof(regard_attention) + 8,
-                                       (size_t)-8};
+  static const size_t wrong_sizes[] = {
+      0, 8, 247, 249, 980, 1148, sizeof(regard_attention) + 8, (size_t)-8};
   for (size_t i = 0; i < sizeof(wrong_sizes) / sizeof(size_t); ++i) {
     char value[32];
     snprintf(value, sizeof(value), "%zu", wrong_sizes[i]);
@@ -310,10 +310,10 @@ static void test_older_callers(void) {
   memcpy(want, out, sizeof(out));
 
   /* What lies past the caller's size is not looked at. */
-  static const size_t sizes[] = {offsetof(regard_attention, bias), offsetof(regard_attention, mask),
-                                 offsetof(regard_attention, scale),
-                                 offsetof(regard_attention, window_left),
-                                 offsetof(regard_attention, has_scale)};
+  static const size_t sizes[] = {
+      offsetof(regard_attention, bias),      offsetof(regard_attention, mask),
+      offsetof(regard_attention, scale),     offsetof(regard_attention, window_left),
+      offsetof(regard_attention, has_scale), offsetof(regard_attention, visible)};
   for (size_t i = 0; i < sizeof(sizes) / sizeof(size_t); ++i) {
     regard_attention older = a;
     memset((char*)&older + sizes[i], 0x77, sizeof(older) - sizes[i]);

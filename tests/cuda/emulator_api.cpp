@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "problem/describe.hpp"
+#include "problem/mask_contents.hpp"
 #include "problem/refuse.hpp"
 #include "reference/reference.hpp"
 #include "regard/regard.hpp"
@@ -93,6 +94,18 @@ std::size_t workspace(const Attention& a, Pass pass, const Run& run) {
   const std::string name = name_of(run);
   return static_cast<std::size_t>(
       planned(describe(a, pass, NullData::allowed), parse(name), name).workspace.size);
+}
+
+// Each call makes its own tile map, as where a Mask has none for the call.
+std::size_t mask_memory(const Attention&, const Run&) { return 0; }
+Mask make_mask(const Attention& a, const Workspace&, const Run& run) {
+  const Problem p = describe_mask(a, NullData::outside_masks);
+  return MaskContents::to_mask({.mask = a.mask,
+                                .row_spans = a.row_spans,
+                                .key_spans = a.key_spans,
+                                .sizes = p.sizes,
+                                .packed = p.packed,
+                                .device = run.device});
 }
 
 Explanation explain(const Attention&, Pass, const Run& run) {

@@ -85,7 +85,8 @@ class Attention(Sized):
            ("has_scale", c_int32), ("causal", c_int32), ("precision", c_int32),
            ("deterministic", c_int32), ("dropout_seed_words", c_void_p),
            ("row_spans", Tensor), ("key_spans", Tensor), ("q_positions", Tensor),
-           ("k_position", c_int64), ("batch_begin", c_int64), ("head_begin", c_int64)])
+           ("k_position", c_int64), ("batch_begin", c_int64), ("head_begin", c_int64),
+           ("visible", c_void_p)])
 
     def __init__(self, q=None, k=None, v=None, *, causal="none", window=(-1, -1), scale=None,
                  dropout=(0.0, 0, 0), **fields):

@@ -20,10 +20,10 @@ class Edit(NamedTuple):
 LIBRARY = {
     "field": Edit("include/regard/regard.hpp", r"  double softcap = 0;.*\n",
                   "  double shift = 0;  ///< added to every logit\n"),
-    "C field": Edit("include/regard/regard.h", r"  regard_tensor key_spans;\n(?=\} regard_attention;)",
+    "C field": Edit("include/regard/regard.h", r"  const regard_mask\* visible;\n(?=\} regard_attention;)",
                     "  double shift; /**< added to every logit */\n"),
-    "C size": Edit("src/c_api.cpp", r"REGARD_PIN\(regard_attention, key_spans, 1064\);\n"
-                   r"static_assert\(sizeof\(regard_attention\) == 1144",
+    "C size": Edit("src/c_api.cpp", r"REGARD_PIN\(regard_attention, visible, 1144\);\n"
+                   r"static_assert\(sizeof\(regard_attention\) == 1152",
                    " + 8"),
     "C value": Edit("src/c_api.cpp", r"  attention\.softcap = a\.softcap;\n",
                     "  attention.shift = a.shift;\n"),
@@ -73,7 +73,7 @@ TESTS = {
                          ", \"shift\""),
     "off": Edit("tests/python/sensitivity.py", r"    \"softcap\": \{\"softcap\": 0\.0\},\n",
                 "    \"shift\": {\"shift\": 0.0},\n"),
-    "ctypes": Edit("tests/python/regard_ctypes.py", r"\(\"key_spans\", Tensor\)",
+    "ctypes": Edit("tests/python/regard_ctypes.py", r"\(\"visible\", c_void_p\)",
                    ", (\"shift\", c_double)"),
 }
 
