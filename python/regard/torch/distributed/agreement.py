@@ -1,0 +1,148 @@
+"""Whether the arguments of a call are right, on this rank and on the others."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...errors import Error, InvalidArgument, WrongType, refuse
+from ..kernels import TYPES
+from .call import Tensors
+from .plan_value import Plan
+from .ranks import Ranks
+
+_TEXT = 480  # bytes of an error's text that other ranks hear
+_MOST_PLANS = 4096  # that are remembered for a group
+
+_agreed: WeakKeyDictionary[Any, set[bytes]] = WeakKeyDictionary()
+
+
+def check(plan: Plan, ranks: Ranks, make: Callable[[], tuple[Tensors, str]]) -> Tensors:
+    """The tensors that `make` returns and has checked, once all ranks have checked theirs.
+
+    The first call with a plan in a group tells the ranks of each other's errors, and compares the
+    plans and the facts of the call, which have to be equal on all ranks; every rank then raises.
+    Later calls with such a plan are checked by each rank alone, so that nothing waits.
+
+    make: returns tensors and facts. Errors: its own; InvalidArgument for those of other ranks.
+    """
+    known = _known_plans(ranks)
+    if known is None or plan.digest in known:
+        return make()[0]
+    error: Error | None = None
+    tensors, facts = None, ""
+    try:
+        tensors, facts = make()
+    except Error as found:
+        error = found
+    _compare(ranks, plan, facts, error)
+    if error is not None:
+        raise error
+    known.add(plan.digest)
+    assert tensors is not None
+    return tensors
+
+
+def _known_plans(ranks: Ranks) -> set[bytes] | None:
+    """Of this group; None without other ranks."""
+    if ranks.size == 1:
+        return None
+    known = _agreed.setdefault(dist.group.WORLD if ranks.group is None else ranks.group, set())
+    if len(known) >= _MOST_PLANS:
+        known.clear()
+    return known
+
+
+def _compare(ranks: Ranks, plan: Plan, facts: str, error: Error | None) -> None:
+    """Errors: InvalidArgument where another rank has an error, or other facts."""
+    text = b"" if error is None else str(error).encode()[:_TEXT]
+    digest = hashlib.sha256(plan.digest + facts.encode()).digest()
+    device = "cpu" if "cpu" in ranks.devices() else f"cuda:{torch.cuda.current_device()}"
+    sent = torch.tensor([*digest, *text.ljust(_TEXT, b"\0")], dtype=torch.uint8, device=device)
+    came = [bytes(row) for row in ranks.all_gather(sent[None]).tolist()]
+    if error is not None:
+        return
+    for rank, row in enumerate(came):
+        told = row[len(digest):].rstrip(b"\0").decode(errors="replace")
+        if told:
+            raise refuse("group", f"a group of {ranks.size} ranks", f"rank {rank} refused: {told}")
+    for rank, row in enumerate(came):
+        if row[:len(digest)] != digest:
+            raise refuse("plan", repr(plan), f"rank {rank} has another plan, or other sizes, types "
+                         f"or options: {facts} on this one")
+
+
+def require_tensors(plan: Plan, ranks: Ranks, tensors: Tensors) -> None:
+    """Errors: InvalidArgument, WrongType for tensors that are not this rank's part of the plan."""
+    for name, x in tensors._asdict().items():
+        if x is None:
+            continue
+        if not isinstance(x, Tensor):
+            raise refuse(name, f"a {type(x).__name__}", "must be a tensor of PyTorch", WrongType)
+        if x.device != tensors.q.device:
+            raise refuse(name, f"a tensor on {x.device}", f"must be on {tensors.q.device}, as q")
+    kinds = ranks.devices()
+    if tensors.q.device.type not in kinds:
+        raise refuse("q", f"a tensor on {tensors.q.device}", "the group moves tensors on "
+                     f"{' or '.join(kinds)}")
+    _require_rows(plan, ranks.rank, tensors)
+    _require_scores(plan, ranks.rank, tensors)
+
+
+def _require_rows(plan: Plan, rank: int, tensors: Tensors) -> None:
+    sizes, rows = plan.sizes, plan.rows(rank)
+    batch = tensors.q.shape[0] if tensors.q.dim() else 0
+    wanted = {"q": (batch, sizes.heads_q, rows, sizes.head_size),
+              "k": (batch, sizes.heads_kv, rows, sizes.head_size),
+              "v": (batch, sizes.heads_kv, rows, sizes.head_size_v)}
+    for name, shape in wanted.items():
+        x = getattr(tensors, name)
+        if tuple(x.shape) != shape:
+            raise refuse(name, f"a tensor of shape {tuple(x.shape)}",
+                         f"must be {shape}: rank {rank} has {rows} rows of the plan")
+        if x.dtype != tensors.q.dtype:
+            raise refuse(name, f"a tensor of {x.dtype}", f"must be {tensors.q.dtype}, as q",
+                         WrongType)
+    if not tensors.q.is_floating_point() or tensors.q.dtype not in TYPES:
+        raise refuse("q", f"a tensor of {tensors.q.dtype}",
+                     "must be float64, float32, float16 or bfloat16", WrongType)
+
+
+def _require_scores(plan: Plan, rank: int, tensors: Tensors) -> None:
+    """What belongs to scores: of this rank's rows, over all keys."""
+    sizes, rows = plan.sizes, plan.rows(rank)
+    scores = (tensors.q.shape[0], sizes.heads_q, rows, sizes.length)
+    for name in ("bias", "mask", "row_spans"):
+        x = getattr(tensors, name)
+        if x is None:
+            continue
+        fits = x.dim() <= 4 and all(size in (1, whole) for size, whole in zip(
+            reversed(x.shape), reversed(scores)))
+        if name == "row_spans":
+            fits = x.dim() in (2, 3, 4) and x.shape[-2] in (1, rows)
+        if not fits:
+            raise refuse(name, f"a tensor of shape {tuple(x.shape)}", f"must broadcast to {scores}: "
+                         "this rank's rows, all keys" if name != "row_spans" else
+                         f"must broadcast to (B, Hq, {rows}, 2 n): this rank's rows")
+    types = {"mask": torch.bool, "row_spans": torch.int32}
+    for name, type_ in types.items():
+        x = getattr(tensors, name)
+        if x is not None and x.dtype != type_:
+            raise refuse(name, f"a tensor of {x.dtype}", f"must be {type_}", WrongType)
+    for name in ("bias", "sink", "alibi_slopes"):
+        x = getattr(tensors, name)
+        if x is not None and not x.is_floating_point():
+            raise refuse(name, f"a tensor of {x.dtype}", "must be of a float type", WrongType)
+    sink, slopes = tensors.sink, tensors.alibi_slopes
+    if sink is not None and tuple(sink.shape) != (sizes.heads_q,):
+        raise refuse("sink", f"a tensor of shape {tuple(sink.shape)}", f"must be ({sizes.heads_q},)")
+    if slopes is not None and tuple(slopes.shape) not in (
+            (sizes.heads_q,), (tensors.q.shape[0], sizes.heads_q)):
+        raise refuse("alibi_slopes", f"a tensor of shape {tuple(slopes.shape)}",
+                     f"must be ({sizes.heads_q},) or (B, {sizes.heads_q})", InvalidArgument)

@@ -1,0 +1,153 @@
+"""One call of one rank: its tensors and options, and the two local passes over some of the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...attention import attention_backward
+from ...errors import Unsupported, refuse
+from ...gradients import Gradients
+from ..surface import attention as attention_of_one
+from .plan_value import Plan
+from .ranks import Ranks
+from .visibility import among, intersection
+
+
+class Tensors(NamedTuple):
+    """Of one rank: (B, H, rows, D), and what broadcasts to (B, Hq, rows, keys); None if absent."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    sink: Tensor | None
+    mask: Tensor | None
+    row_spans: Tensor | None
+    alibi_slopes: Tensor | None
+
+
+class Wanted(NamedTuple):
+    """Which gradients autograd needs."""
+
+    q: bool
+    k: bool
+    v: bool
+    bias: bool
+    sink: bool
+
+    @property
+    def keys(self) -> bool:
+        return self.k or self.v
+
+
+@dataclass(frozen=True)
+class Call:
+    """What does not change between forward and backward.
+
+    options: scale, softcap, precision and deterministic, as `regard.attention` takes them.
+    return_lse: whether the caller sees the lse. where: threads and backend.
+    sums_sink: whether the sink's gradient is summed over the ranks.
+    """
+
+    plan: Plan
+    ranks: Ranks
+    options: dict[str, Any]
+    where: dict[str, Any]
+    out_type: torch.dtype | None
+    return_lse: bool
+    sums_sink: bool
+
+
+def position_options(dropout_p: float, alibi_slopes: Tensor | None, scheme: str) -> dict[str, Any]:
+    """The options that tell a local call where its rows and keys are in the whole sequence.
+
+    This is the one place for them. Until `regard.attention` has `q_positions` (which will be
+    `plan.first_positions(rank)`) and `k_position`, what depends on positions is refused.
+
+    Errors: Unsupported for dropout, and for ALiBi unless each rank has all rows.
+    """
+    if dropout_p > 0:
+        raise refuse("dropout_p", dropout_p, "dropout counts the rows and keys of the whole "
+                     "sequence, which a call over some of them cannot do yet", Unsupported)
+    if alibi_slopes is not None and scheme != "ulysses":
+        raise refuse("alibi_slopes", f"a tensor of shape {tuple(alibi_slopes.shape)}",
+                     f"scheme {scheme!r} cannot give positions to ALiBi yet; plan(..., "
+                     "scheme='ulysses') can", Unsupported)
+    return {}
+
+
+# ------------------------------------------------------------------------------------ keys and sums
+
+def sums_type(x: Tensor) -> torch.dtype:
+    """The type in which partial results of x are kept: float32 or wider."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def packed(k: Tensor, v: Tensor) -> Tensor:
+    """(rows, B, Hkv, D + Dv), dense: keys and values as they are moved, a row with all of its own."""
+    return torch.cat([x.permute(2, 0, 1, 3) for x in (k, v)], dim=-1)
+
+
+def unpacked(rows: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
+    """k and v, (B, Hkv, rows, D and Dv), as views of what `packed` made."""
+    both = rows.permute(1, 2, 0, 3)
+    return both[..., :head_size], both[..., head_size:]
+
+
+def columns(x: Tensor | None, keys: Tensor | None) -> Tensor | None:
+    """The part of a bias or mask that belongs to some keys; None is all of them."""
+    if x is None or keys is None or x.shape[-1] == 1:
+        return x
+    return x.index_select(-1, keys)
+
+
+def spans_option(call: Call, given: Tensor | None, owner: int | None, device: Any
+                 ) -> dict[str, Any]:
+    """row_spans of a call over `plan.part(rank, owner)`: what both the plan and the caller show.
+
+    given: the caller's, of positions in the whole sequence. Errors: InvalidArgument where both
+    together have more than 8 spans."""
+    plan, rank = call.plan, call.ranks.rank
+    spans = plan.spans_of_part(rank, owner, device)
+    if given is not None:
+        keys = plan.part(rank, owner, device)
+        given = given.expand(*given.shape[:-2], plan.rows(rank), -1)
+        given = given if keys is None else among(given, keys.int())
+        spans = given if spans is None else intersection(spans, given)
+    return {} if spans is None else {"row_spans": spans}
+
+
+# ------------------------------------------------------------------------------------- local passes
+
+def forward(call: Call, tensors: Tensors, more: dict[str, Any], out_type: torch.dtype | None
+            ) -> tuple[Tensor, Tensor]:
+    """out and lse of these tensors, whose k and v may be any part of the keys; no communication.
+
+    more: options of this scheme, such as causal."""
+    arrays = {name: x for name, x in tensors._asdict().items() if x is not None}
+    found: Any = attention_of_one(**arrays, **call.options, **call.where, **more,
+                                  out_type=out_type, return_lse=True)
+    return found  # type: ignore[no-any-return]
+
+
+def backward(call: Call, tensors: Tensors, more: dict[str, Any], results: Sequence[Tensor | None],
+             into: Gradients, accumulate: bool = False) -> None:
+    """Writes the gradients of a part of the keys into `into`, or adds them to what it holds.
+
+    results: dout, dlse or None, out and lse; out and lse are those over all keys.
+    """
+    dout, dlse, out, lse = results
+    assert dout is not None and out is not None and lse is not None
+    arrays = {name: x for name, x in tensors._asdict().items() if x is not None}
+    attention_backward(
+        _dense(dout), out=out, lse=lse, dlse=None if dlse is None else dlse.contiguous(), into=into,
+        accumulate=accumulate, **arrays, **call.options, **call.where, **more)
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,0 +1,96 @@
+"""How many bytes a plan moves, how long a step takes by that, and which scheme takes the least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from . import heads
+
+if TYPE_CHECKING:
+    from .plan_value import Plan
+
+
+class Moved(NamedTuple):
+    """Bytes that one rank receives from the others."""
+
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """What a rank receives in a second, in bytes, while all ranks communicate."""
+
+    all_gather: float
+    all_to_all: float
+
+
+# Where nothing was measured: only ratios matter, and these are of a GPU with NVLink.
+ASSUMED_BANDWIDTH = Bandwidth(all_gather=3e11, all_to_all=3e11)
+ASSUMED_FLOPS = 5e14
+
+
+def moved(plan: Plan, rank: int) -> Moved:
+    if plan.world_size == 1:
+        return Moved(0, 0)
+    return {"gather": _by_keys, "halo": _by_keys, "ring": _by_ring, "ulysses": _by_heads}[
+        plan.scheme](plan, rank)
+
+
+def _row_of_keys(plan: Plan, element_bytes: int) -> int:
+    """The bytes of one key and its value, for all batch entries and heads."""
+    sizes = plan.sizes
+    return sizes.batch * sizes.heads_kv * (sizes.head_size + sizes.head_size_v) * element_bytes
+
+
+def _by_keys(plan: Plan, rank: int) -> Moved:
+    """Keys come in forward, and again in backward, after which sums for own keys come."""
+    others = [other for other in range(plan.world_size) if other != rank]
+    keys = sum(len(plan.needed_rows(rank, other)) for other in others)
+    if plan.moves_all:  # parts of equal size, padded
+        keys = len(others) * max(map(plan.rows, range(plan.world_size)))
+    sums = sum(len(plan.needed_rows(other, rank)) for other in others)
+    came = keys * _row_of_keys(plan, plan.sizes.element_bytes)
+    return Moved(came, came + sums * _row_of_keys(plan, plan.sizes.sum_bytes))
+
+
+def _by_ring(plan: Plan, rank: int) -> Moved:
+    """Keys pass by; in backward with their sums, which come home at the end."""
+    others = plan.sizes.length - plan.rows(rank)
+    came = others * _row_of_keys(plan, plan.sizes.element_bytes)
+    return Moved(came, came + plan.sizes.length * _row_of_keys(plan, plan.sizes.sum_bytes))
+
+
+def _by_heads(plan: Plan, rank: int) -> Moved:
+    """Forward: q, k, v of own heads come, and out of own rows. Backward: dout of own heads comes, and
+    dq, dk, dv of own rows, the last two as sums. lse and dlse, where asked for, are not counted."""
+    sizes = plan.sizes
+    dealt = heads.dealt(sizes.heads_q, plan.world_size)
+    keys = [len(heads.of_keys(own, sizes.heads_q, sizes.heads_kv)) for own in dealt]
+    both = sizes.head_size + sizes.head_size_v
+    rows, other_rows = plan.rows(rank), sizes.length - plan.rows(rank)
+    own, other = len(dealt[rank]), sizes.heads_q - len(dealt[rank])
+    came = other_rows * (own * sizes.head_size + keys[rank] * both) * sizes.element_bytes
+    outs = sizes.head_size_v * sizes.element_bytes  # of one row and head
+    back = rows * (other * sizes.head_size * sizes.element_bytes
+                   + (sum(keys) - keys[rank]) * both * sizes.sum_bytes)
+    return Moved(sizes.batch * (came + rows * other * outs),
+                 sizes.batch * (other_rows * own * outs + back))
+
+
+def seconds(plan: Plan, bandwidth: Bandwidth, flops: float) -> float:
+    """Of one forward and one backward pass, without overlap: the largest visible area, and the most
+    bytes that a rank receives."""
+    sizes = plan.sizes
+    pair = 2 * (4 * sizes.head_size + 3 * sizes.head_size_v) * sizes.heads_q * sizes.batch
+    rate = (bandwidth.all_gather if plan.scheme in ("gather", "ring") and plan.moves_all else
+            bandwidth.all_to_all)
+    received = [sum(plan.moved(rank)) for rank in range(plan.world_size)]
+    return max(plan.areas) * pair / flops + max(received) / rate
+
+
+def fastest(plans: Sequence[Plan], bandwidth: Bandwidth, flops: float) -> Plan:
+    """The plan that takes the least time; of equals the first."""
+    return min(plans, key=lambda one: seconds(one, bandwidth, flops))

@@ -1,0 +1,238 @@
+"""The value of a plan: which rows each rank has, what it sees of the others' keys, what moves."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from ...checks import integer
+from ...errors import refuse
+from ...mask_value import Mask
+from . import costs, heads, report
+from .dealing import Blocks
+from .ranks import Ranks
+from .visibility import among, blocks_seen, rows_areas, spans_of
+
+BLOCK = 128  # rows that are dealt together
+
+
+class Sizes(NamedTuple):
+    """Of the tensors that a plan is made for. element_bytes is the size of one element of q."""
+
+    length: int
+    batch: int
+    heads_q: int
+    heads_kv: int
+    head_size: int
+    head_size_v: int
+    element_bytes: int
+
+    @property
+    def sum_bytes(self) -> int:
+        """The size of an element in which gradients are summed: float32, or float64."""
+        return max(4, self.element_bytes)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan:
+    """How the rows of one sequence are spread over ranks. `plan` makes it; print it.
+
+    It holds no process group and no device, and is the same value on every rank. Rows are dealt in
+    blocks of 128 rows of the whole sequence, the last of which may be shorter. A rank's rows are its
+    blocks in ascending order: its row i has the position `first_positions(rank)[i // 128] + i % 128`
+    in the sequence. A rank may have no rows.
+
+    Attributes:
+        sizes: of the whole tensors: length, batch, heads and head sizes, bytes of an element.
+        world_size: how many ranks there are.
+        mask: which pairs are visible, a Mask with row_spans, causal and window; None is every pair.
+        scheme: "gather", "halo", "ulysses" or "ring".
+        dealing: "contiguous", "zigzag" or "greedy".
+        blocks: the numbers of each rank's blocks.
+        moves_all: gather: whether every rank receives all keys, or those that its rows see.
+        reasons: why, as sentences.
+    """
+
+    sizes: Sizes
+    world_size: int
+    mask: Mask | None
+    scheme: str
+    dealing: str
+    blocks: Blocks
+    moves_all: bool = True
+    reasons: tuple[str, ...] = ()
+    _on_device: dict[Any, Tensor] = field(default_factory=dict, init=False)
+
+    # --------------------------------------------------------------------------------------- rows
+
+    def rows(self, rank: int) -> int:
+        """How many rows of the sequence the rank has."""
+        return len(self.positions(rank))
+
+    def positions(self, rank: int, device: Any = "cpu") -> Tensor:
+        """(rows) int64, ascending: the row of the sequence that each local row is, for rotary
+        embeddings and the like."""
+        self._require_rank(rank)
+        return self.kept(("positions", rank), device, lambda: self._rows_of(self.blocks[rank]))
+
+    def first_positions(self, rank: int, device: Any = "cpu") -> Tensor:
+        """(ceil(rows / 128)) int32: the position of the first row of each block of the rank."""
+        return self.positions(rank, device)[::BLOCK].int()
+
+    def keys(self, rank: int, device: Any = "cpu") -> Tensor:
+        """(n) int64, ascending: the positions of the keys that the rank's call has with "gather" and
+        "halo". They hold every key that some row of the rank sees."""
+        def found() -> Tensor:
+            if self.moves_all:
+                return torch.arange(self.sizes.length)
+            return self._rows_of(self.sees[rank].nonzero()[:, 0].tolist())
+
+        self._require_rank(rank)
+        return self.kept(("keys", rank), device, found)
+
+    def shard(self, x: Tensor, rank: int, dim: int) -> Tensor:
+        """The rank's rows of a whole tensor, a differentiable copy. Errors: InvalidArgument where x
+        has another number of rows along dim."""
+        if x.shape[dim] != self.sizes.length:
+            raise refuse("x", f"a tensor of shape {tuple(x.shape)}",
+                         f"must have {self.sizes.length} rows along dim {dim}")
+        return x.index_select(dim, self.positions(rank, x.device))
+
+    def unshard(self, local: Tensor, group: ProcessGroup | None, dim: int) -> Tensor:
+        """The whole tensor on every rank, from the rows of each; it carries no gradient.
+
+        A collective: every rank calls it with its rows, of one shape apart from their number, and of
+        one type. Errors: InvalidArgument for other ranks or rows, before anything is sent.
+        """
+        ranks = Ranks(group, self.world_size)
+        if local.shape[dim] != self.rows(ranks.rank):
+            raise refuse("local", f"a tensor of shape {tuple(local.shape)}", f"rank {ranks.rank} has "
+                         f"{self.rows(ranks.rank)} rows, along dim {dim}")
+        rows_first = local.detach().movedim(dim, 0)
+        return self.gathered(ranks, rows_first).movedim(0, dim).contiguous()
+
+    def gathered(self, ranks: Ranks, rows: Tensor) -> Tensor:
+        """(length, ...) of each rank's (rows, ...), in the order of the sequence."""
+        most = max(map(self.rows, range(self.world_size)))
+        padded = rows.new_zeros((most, *rows.shape[1:]))
+        padded[:rows.shape[0]] = rows
+
+        def places() -> Tensor:
+            found = torch.empty(self.sizes.length, dtype=torch.int64)
+            for rank in range(self.world_size):
+                found[self.positions(rank)] = rank * most + torch.arange(self.rows(rank))
+            return found
+
+        return ranks.all_gather(padded).index_select(0, self.kept("places", rows.device, places))
+
+    def _rows_of(self, blocks: Any) -> Tensor:
+        first = torch.tensor(list(blocks), dtype=torch.int64)[:, None] * BLOCK
+        rows = (first + torch.arange(BLOCK)).flatten()
+        return rows[rows < self.sizes.length]
+
+    def _require_rank(self, rank: int) -> None:
+        integer("rank", rank, 0, self.world_size - 1)
+
+    # --------------------------------------------------------------------------------- visibility
+
+    @cached_property
+    def spans(self) -> Tensor | None:
+        """(1 or B, 1 or Hq, S, 2 n) int32: the keys that each row sees; None is every key."""
+        return None if self.mask is None else spans_of(self.mask)
+
+    @cached_property
+    def areas(self) -> tuple[float, ...]:
+        """How many pairs are visible to the rows of each rank; with "ulysses", to its heads. The
+        mean over batch entries and heads."""
+        rows = rows_areas(self.spans, self.sizes.length)
+        if self.scheme == "ulysses":
+            dealt = heads.dealt(self.sizes.heads_q, self.world_size)
+            return tuple(float(rows.sum()) * len(own) / self.sizes.heads_q for own in dealt)
+        return tuple(float(rows[self.positions(rank)].sum()) for rank in range(self.world_size))
+
+    @property
+    def balance(self) -> float:
+        """The largest of `areas` over their mean: 1 where the work is spread evenly."""
+        total = sum(self.areas)
+        return max(self.areas) * self.world_size / total if total else 1.0
+
+    @cached_property
+    def sees(self) -> Tensor:
+        """(ranks, blocks) bool: whether some row of the rank sees some key of the block."""
+        owner = torch.empty(self.sizes.length, dtype=torch.int64)
+        for rank in range(self.world_size):
+            owner[self.positions(rank)] = rank
+        return blocks_seen(self.spans, owner, self.world_size, self.sizes.length, BLOCK)
+
+    def sees_rank(self, rank: int, other: int) -> bool:
+        """Whether some row of the rank sees some key of the other rank."""
+        return bool(self.sees[rank, list(self.blocks[other])].any())
+
+    def needed_rows(self, rank: int, owner: int, device: Any = "cpu") -> Tensor:
+        """(n) int64, ascending: which local rows of the owner are among `keys` of the rank."""
+        def found() -> Tensor:
+            own = self.positions(owner)
+            return torch.isin(own, self.keys(rank)).nonzero()[:, 0]
+
+        return self.kept(("needed", rank, owner), device, found)
+
+    def part(self, rank: int, owner: int | None, device: Any) -> Tensor | None:
+        """The positions of the keys that a call of the rank has: those of one owner, or with None
+        those of `keys`. None for the whole sequence."""
+        if owner is not None:
+            return self.positions(owner, device)
+        return None if self.moves_all else self.keys(rank, device)
+
+    def spans_of_part(self, rank: int, owner: int | None, device: Any) -> Tensor | None:
+        """(1 or B, 1 or Hq, rows, 2 n) int32: what the rank's rows see of `part`, by the places of
+        keys in it. None is every key."""
+        if self.spans is None:
+            return None
+
+        def found() -> Tensor:
+            assert self.spans is not None
+            spans = self.spans.index_select(-2, self.positions(rank))
+            keys = self.part(rank, owner, "cpu")
+            return spans if keys is None else among(spans, keys.int())
+
+        return self.kept(("spans", rank, owner), device, found)
+
+    # -------------------------------------------------------------------------------------- other
+
+    def moved(self, rank: int) -> costs.Moved:
+        """The bytes that the rank receives in one forward and in one backward pass."""
+        return costs.moved(self, rank)
+
+    def explain(self) -> str:
+        """The rows, bytes and visible pairs of each rank, the balance, the scheme and why."""
+        return report.text(self)
+
+    def __repr__(self) -> str:
+        return f"Plan({report.title(self)})"
+
+    def __str__(self) -> str:
+        return self.explain()
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Equal for plans that make the same calls; ranks compare it."""
+        facts = repr((self.sizes, self.world_size, self.scheme, self.blocks, self.moves_all))
+        found = hashlib.sha256(facts.encode())
+        if self.spans is not None:
+            spans = self.spans.contiguous()
+            found.update(ctypes.string_at(spans.data_ptr(), 4 * spans.numel()))
+        return found.digest()[:16]
+
+    def kept(self, name: Any, device: Any, make: Any) -> Tensor:
+        """What `make` returns, on a device, made once."""
+        key = name, str(device)
+        if key not in self._on_device:
+            self._on_device[key] = make().to(device)
+        return self._on_device[key]

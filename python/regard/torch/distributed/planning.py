@@ -1,0 +1,163 @@
+"""`plan`: from sizes and a mask to a Plan, with the reasons for what it chose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ...checks import integer, number, one_of, shown
+from ...errors import InvalidArgument, Unsupported, WrongType, refuse
+from ...mask_value import Mask
+from ...masks.band import Band, band_of
+from . import dealing
+from .costs import ASSUMED_BANDWIDTH, ASSUMED_FLOPS, Bandwidth, fastest, seconds
+from .plan_value import BLOCK, Plan, Sizes
+from .visibility import combined, rows_areas, spans_of
+
+SCHEMES = ("gather", "halo", "ulysses", "ring")
+_MOST = 2**31 - 1
+
+
+def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size: int,
+         heads_kv: int | None = None, head_size_v: int | None = None, batch: int = 1,
+         element_bytes: int = 2, cu_seqlens: Sequence[int] | Tensor | None = None,
+         causal: Any = False, window: Any = None, mask: Mask | None = None, scheme: str = "auto",
+         bandwidth: Bandwidth | None = None, flops: float | None = None) -> Plan:
+    """How to spread self-attention over one sequence, or packed documents, over ranks.
+
+    A pure function: it needs no process group and no device, and gives equal plans on all ranks for
+    equal arguments.
+
+    Args:
+        length: S, the rows of the whole sequence, which are its keys too; None is where the last
+            document ends.
+        world_size: how many ranks there are. Nothing has to divide by it.
+        heads_q, heads_kv: of the whole; heads_q is a multiple of heads_kv, whose default it is.
+        head_size, head_size_v: D and Dv, of values; None is head_size.
+        batch: B, entries that share length and mask, for the number of bytes.
+        element_bytes: of an element of q, k and v: 8, 4 or 2.
+        cu_seqlens: (n + 1) integers, where each packed document begins and where the last one ends;
+            a row sees keys of its document. Rows after the last document see nothing.
+        causal: True: a row sees keys up to itself.
+        window: (left, right): a row sees keys from left before it to right after it; None or -1 is
+            unbounded.
+        mask: a Mask of S x S made of row_spans, causal and window; what everything given shows is
+            visible.
+        scheme: "gather": each rank receives the keys and values that its rows see. "halo": the same
+            with contiguous rows, for windows and short documents. "ulysses": each rank receives all
+            rows of some heads. "ring": keys and values pass from rank to rank, one part at a time.
+            "auto": of the first three, the one that should take the least time.
+        bandwidth: as `measure_bandwidth` returns it; None assumes 300 GB/s.
+        flops: what one rank computes in a second; None assumes 5e14.
+
+    Returns:
+        Plan.
+
+    Raises:
+        InvalidArgument, WrongType, or Unsupported; each names the argument and its value.
+    """
+    length = _length(length, cu_seqlens)
+    sizes = _sizes(length, batch, heads_q, heads_kv, head_size, head_size_v, element_bytes)
+    world_size = integer("world_size", world_size, 1, 2**16)
+    scheme = one_of("auto", *SCHEMES)("scheme", scheme)
+    if bandwidth is None:
+        bandwidth = ASSUMED_BANDWIDTH
+    elif not isinstance(bandwidth, Bandwidth):
+        raise refuse("bandwidth", shown(bandwidth), "must be what measure_bandwidth returned",
+                     WrongType)
+    flops = ASSUMED_FLOPS if flops is None else number("flops", flops)
+    if not flops > 0:
+        raise refuse("flops", flops, "must be above 0")
+    whole = combined(length, cu_seqlens, causal, window, mask)
+    if whole is not None and whole.heads not in (1, heads_q):
+        raise refuse("mask", mask, f"must be for {heads_q} heads, or for 1")
+    base = Plan(sizes, world_size, whole, "", "", ())
+    if scheme != "auto":
+        chosen = _of_scheme(base, scheme)
+        return replace(chosen, reasons=(*chosen.reasons, f"{scheme}: as asked for"))
+    return _chosen(base, bandwidth, flops)
+
+
+def _length(length: Any, cu_seqlens: Any) -> int:
+    if length is None:
+        if cu_seqlens is None:
+            raise refuse("length", None, "must be given, or cu_seqlens")
+        length = int(cu_seqlens[-1])
+    return integer("length", length, 1, _MOST)
+
+
+def _sizes(length: int, batch: Any, heads_q: Any, heads_kv: Any, head_size: Any, head_size_v: Any,
+           element_bytes: Any) -> Sizes:
+    sizes = Sizes(
+        length, integer("batch", batch, 0, _MOST), integer("heads_q", heads_q, 1, _MOST),
+        integer("heads_kv", heads_q if heads_kv is None else heads_kv, 1, _MOST),
+        integer("head_size", head_size, 1, _MOST),
+        integer("head_size_v", head_size if head_size_v is None else head_size_v, 1, _MOST),
+        integer("element_bytes", element_bytes, 2, 8))
+    if sizes.heads_q % sizes.heads_kv:
+        raise refuse("heads_q", sizes.heads_q, f"must be a multiple of heads_kv, {sizes.heads_kv}")
+    return sizes
+
+
+def _chosen(base: Plan, bandwidth: Bandwidth, flops: float) -> Plan:
+    """The fastest of the schemes that can take the mask and the heads."""
+    names = ["gather"]
+    if base.mask is not None and not _is_plain_causal(base.mask):
+        names.append("halo")
+    if base.sizes.heads_q >= base.world_size > 1:
+        names.append("ulysses")
+    plans = [_of_scheme(base, name) for name in names]
+    found = fastest(plans, bandwidth, flops)
+    times = ", ".join(f"{one.scheme} {1e3 * seconds(one, bandwidth, flops):.3g} ms" for one in plans)
+    assumed = " (assumed rates)" if (bandwidth, flops) == (ASSUMED_BANDWIDTH, ASSUMED_FLOPS) else ""
+    reason = f"{found.scheme}: the least time of a forward and backward pass{assumed}: {times}"
+    return replace(found, reasons=(*found.reasons, reason))
+
+
+def _is_plain_causal(mask: Mask) -> bool:
+    return mask.row_spans is None and band_of(mask) == Band(None, 0)
+
+
+def _of_scheme(base: Plan, scheme: str) -> Plan:
+    """base has no scheme, blocks and reasons yet."""
+    plain_causal = base.mask is not None and _is_plain_causal(base.mask)
+    if scheme == "halo" and (base.mask is None or plain_causal):
+        raise refuse("scheme", scheme, "needs a window, cu_seqlens or a mask of row_spans, so that "
+                     "rows see near keys only", Unsupported)
+    count = -(-base.sizes.length // BLOCK)
+    if base.mask is None or scheme in ("halo", "ulysses"):
+        name, blocks = "contiguous", dealing.contiguous(count, base.world_size)
+        reason = ("contiguous rows: near keys have few owners" if scheme == "halo" else
+                  "contiguous rows: each rank has all rows of its heads" if scheme == "ulysses" else
+                  "contiguous rows: all rows see as many keys")
+    else:
+        areas = _areas_of_blocks(base)
+        name = "zigzag" if plain_causal else "greedy"
+        blocks = (dealing.zigzag if plain_causal else dealing.greedy)(areas, base.world_size)
+        reason = ("zigzag rows: late rows of a causal mask see more keys" if plain_causal else
+                  "greedy rows: blocks of rows differ in visible pairs")
+    made = replace(base, scheme=scheme, dealing=name, blocks=blocks, moves_all=False,
+                   reasons=(reason,))
+    if scheme != "gather":
+        return replace(made, moves_all=scheme == "ring")
+    return _with_exchange(made)
+
+
+def _with_exchange(made: Plan) -> Plan:
+    """gather: all keys to all ranks, unless twice as many as any rank needs would move."""
+    whole = replace(made, moves_all=True)
+    needed, all_keys = (max(one.moved(rank).forward for rank in range(made.world_size))
+                        for one in (made, whole))
+    if 2 * needed > all_keys:
+        return replace(whole, reasons=(*made.reasons, "one all-gather: rows of some rank see more "
+                                       "than half of the others' keys"))
+    return replace(made, reasons=(*made.reasons, "keys are sent to the ranks that see them: "
+                                  f"{needed} instead of {all_keys} bytes in forward"))
+
+
+def _areas_of_blocks(base: Plan) -> list[float]:
+    rows = rows_areas(None if base.mask is None else spans_of(base.mask), base.sizes.length)
+    return [float(rows[begin:begin + BLOCK].sum()) for begin in range(0, len(rows), BLOCK)]

@@ -1,0 +1,110 @@
+"""The ranks of a process group, and what they send each other: rows, as bytes.
+
+Every function is a collective: all ranks call it in the same order. Rows are moved as bytes, so that
+each element type works with each backend of torch.distributed. Nothing is summed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from ...errors import refuse
+
+# PyTorch 2.13 has renamed it.
+_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Ranks:
+    """This process's place in a group of `size` ranks. A group of one needs no torch.distributed.
+
+    Raises:
+        InvalidArgument: torch.distributed is not initialised, this process is not of the group, or
+            the group has another size.
+    """
+
+    def __init__(self, group: ProcessGroup | None, size: int) -> None:
+        self.group, self.size, self.rank = group, size, 0
+        if size == 1 and group is None:
+            return
+        if not (dist.is_available() and dist.is_initialized()):
+            raise refuse("group", group, f"the plan is for {size} ranks, and torch.distributed has "
+                         "not been initialised")
+        found = dist.get_world_size(group)
+        if found != size:
+            raise refuse("group", f"a group of {found} ranks", f"the plan is for {size}"
+                         if found >= 0 else "this process does not belong to it")
+        self.rank = dist.get_rank(group)
+
+    def devices(self) -> list[str]:
+        """The kinds of devices whose tensors the group can move: "cpu", "cuda"."""
+        if self.size == 1:
+            return ["cpu", "cuda"]
+        config = str(dist.get_backend_config(self.group))
+        return [part.partition(":")[0] for part in config.split(",")]
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """(size n, ...) of (n, ...) from each rank, in the order of ranks. n is equal on all."""
+        if self.size == 1:
+            return x
+        sent = _bytes_of_rows(x)
+        came = sent.new_empty((self.size * sent.shape[0], sent.shape[1]))
+        _all_gather_single(came, sent, group=self.group)
+        return _rows_of_bytes(came, x)
+
+    def all_to_all(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Rows from all ranks: sent[r] of x's rows, in this order, go to rank r, and received[r] come
+        from it."""
+        if self.size == 1:
+            return x
+        out = _bytes_of_rows(x)
+        came = out.new_empty((sum(received), out.shape[1]))
+        dist.all_to_all_single(came, out, list(received), list(sent), group=self.group)
+        return _rows_of_bytes(came, x)
+
+    def begin_pass(self, x: Tensor, rows: int) -> Callable[[], Tensor]:
+        """Sends x to the next rank. The result waits for `rows` rows of the previous rank."""
+        if self.size == 1:
+            return lambda: x
+        out = _bytes_of_rows(x)
+        came = out.new_empty((rows, out.shape[1]))
+        steps = [(dist.isend, out, 1), (dist.irecv, came, -1)]
+        operations = [dist.P2POp(operation, part, self._peer(step), self.group)
+                      for operation, part, step in steps if part.numel()]
+        works = dist.batch_isend_irecv(operations) if operations else []
+
+        def wait() -> Tensor:
+            for work in works:
+                work.wait()
+            operations.clear()  # what is sent has to live until now
+            return _rows_of_bytes(came, x)
+
+        return wait
+
+    def sum_in_order(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, in the order of ranks: the same bits on each of them."""
+        parts = self.all_gather(x[None])
+        total = parts[0].clone()
+        for part in parts[1:]:
+            total += part
+        return total
+
+    def _peer(self, step: int) -> int:
+        peer = (self.rank + step) % self.size
+        return peer if self.group is None else dist.get_global_rank(self.group, peer)
+
+
+def _bytes_of_rows(x: Tensor) -> Tensor:
+    """(n, bytes of a row) uint8 of (n, ...)."""
+    width = math.prod(x.shape[1:])
+    return x.contiguous().reshape(x.shape[0], width).view(torch.uint8)
+
+
+def _rows_of_bytes(x: Tensor, like: Tensor) -> Tensor:
+    """(n, ...) with the type and the row shape of `like`."""
+    return x.view(like.dtype).reshape(x.shape[0], *like.shape[1:])

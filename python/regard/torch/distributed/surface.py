@@ -1,0 +1,182 @@
+"""`regard.torch.distributed.attention`: each rank's rows in, each rank's rows out."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+
+from ...checks import flag, run_options, shown
+from ...element_types import NAMES, type_name
+from ...errors import Unsupported, WrongType, refuse
+from ...options import OPTIONS
+from . import agreement, gather, ring, ulysses
+from .call import Call, Tensors, Wanted, position_options
+from .plan_value import Plan
+from .ranks import Ranks
+
+Result = Tensor | tuple[Tensor, Tensor]
+_SCHEMES: dict[str, ModuleType] = {"gather": gather, "halo": gather, "ring": ring,
+                                   "ulysses": ulysses}
+_GRADIENTS = 5  # of the first tensors
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
+              return_lse: Literal[False] = False, **options: Any) -> Tensor: ...
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
+              return_lse: Literal[True], **options: Any) -> tuple[Tensor, Tensor]: ...
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
+              bias: Tensor | None = None, mask: Tensor | None = None,
+              row_spans: Tensor | None = None, sink: Tensor | None = None,
+              alibi_slopes: Tensor | None = None, scale: float | None = None,
+              softcap: float = 0.0, dropout_p: float = 0.0, precision: str = "full",
+              deterministic: bool = False, return_lse: bool = False, out_type: Any = None,
+              sum_sink_gradient: bool = True, threads: int = 0, backend: str = "",
+              **others: Any) -> Result:
+    """Attention over a sequence whose rows are spread over the ranks of a group.
+
+    The results are those of `regard.torch.attention` over the whole sequence with the mask of the
+    plan, apart from rounding: what `plan.shard` would take from them for this rank. Differentiable
+    in q, k, v, bias and sink, through out and lse; not twice. A collective: every rank calls it, and
+    its backward pass, in the same order and with the same options, also a rank without rows.
+
+    Args:
+        q: (B, Hq, rows, D) with rows = plan.rows(rank); float64, float32, float16 or bfloat16.
+        k: (B, Hkv, rows, D), v: (B, Hkv, rows, Dv): the same rows.
+        plan: of `plan`, equal on all ranks.
+        group: of plan.world_size ranks; None is the default group. A plan for one rank needs none.
+        bias: broadcasts to (B, Hq, rows, S): this rank's rows, over all keys of the sequence. Its
+            gradient is of this rank's rows as well.
+        mask: bool, likewise; True = visible.
+        row_spans: int32, broadcasts to (B, Hq, rows, 2 n): the keys that this rank's rows see, as
+            places in the whole sequence. Pairs that plan and row_spans both show are visible; both
+            together have at most 8 spans.
+        sink: (Hq), equal on all ranks.
+        alibi_slopes: (Hq) or (B, Hq); with the scheme "ulysses" only.
+        scale, softcap, precision, deterministic: as in `regard.attention`.
+        dropout_p: 0; dropout is not there yet.
+        return_lse: True: also return the lse, (B, Hq, rows).
+        out_type: "float32" gives a float32 out for float16 and bfloat16 inputs.
+        sum_sink_gradient: True: every rank gets the whole gradient of the sink, which must not be
+            summed again. False: every rank gets that of its rows (with "ulysses", its heads), for
+            programs that sum the gradients of all parameters over the group, as
+            DistributedDataParallel does.
+        threads, backend: as in `regard.torch.attention`.
+
+    Returns:
+        out, (B, Hq, rows, Dv); or (out, lse).
+
+    Raises:
+        InvalidArgument, WrongType, Unsupported; each names the argument and its value. At the first
+        call with a plan in a group, every rank raises if one rank does, or if plans or options
+        differ. Later, each rank checks its own arguments before it communicates.
+    """
+    if not isinstance(plan, Plan):
+        raise refuse("plan", shown(plan), "must be a Plan of regard.torch.distributed.plan",
+                     WrongType)
+    ranks = Ranks(group, plan.world_size)
+    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "precision": precision,
+                               "deterministic": deterministic}
+    given = Tensors(q, k, v, bias, sink, mask, row_spans, alibi_slopes)
+    type_: list[torch.dtype | None] = [None]
+
+    def checked() -> tuple[Tensors, str]:
+        _refuse_others(others)
+        agreement.require_tensors(plan, ranks, given)
+        for name, value in options.items():
+            options[name] = OPTIONS[name].check(name, value)
+        options.update(position_options(OPTIONS["dropout_p"].check("dropout_p", dropout_p),
+                                        alibi_slopes, plan.scheme))
+        if out_type is not None:
+            type_[0] = getattr(torch, NAMES[type_name("out_type", out_type)])
+        tensors = _made(given)
+        return tensors, _facts(tensors, options, type_[0], flag("return_lse", return_lse))
+
+    tensors = agreement.check(plan, ranks, checked)
+    if torch.are_deterministic_algorithms_enabled():
+        options["deterministic"] = True
+    call = Call(plan, ranks, options, run_options(threads, backend), type_[0], return_lse,
+                flag("sum_sink_gradient", sum_sink_gradient))
+    with torch.autocast(tensors.q.device.type, enabled=False):
+        out, lse = _Attention.apply(call, *tensors)  # type: ignore[no-untyped-call]
+    return (out, lse) if return_lse else out
+
+
+def _refuse_others(others: dict[str, Any]) -> None:
+    for name, value in others.items():
+        if name in OPTIONS:
+            raise refuse(name, shown(value), "is not taken here: the plan says which pairs are "
+                         "visible, and tensors are (B, H, S, D)", Unsupported)
+        raise refuse(name, shown(value), "is no option of attention", WrongType)
+
+
+def _made(given: Tensors) -> Tensors:
+    """The tensors in the types and with the strides that local calls take."""
+    if given.alibi_slopes is not None and given.alibi_slopes.requires_grad:
+        raise refuse("alibi_slopes", "a tensor that requires grad", "has no gradient; detach it",
+                     Unsupported)
+    rows = [given.q, given.k, given.v]
+    kind = given.q.device.type
+    if torch.is_autocast_enabled(kind) and given.q.dtype != torch.float64:
+        rows = [x.to(torch.get_autocast_dtype(kind)) for x in rows]
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in rows)
+    numbers = {name: None if x is None else x.float() for name, x in
+               (("sink", given.sink), ("alibi_slopes", given.alibi_slopes))}
+    return given._replace(q=q, k=k, v=v, **numbers)
+
+
+def _facts(tensors: Tensors, options: dict[str, Any], out_type: torch.dtype | None,
+           return_lse: bool) -> str:
+    """What has to be equal on all ranks."""
+    graded = torch.is_grad_enabled()
+    shown_tensors = [f"{name} {x.dtype} of {x.dim()} dimensions" +
+                     (" with a gradient" if graded and x.requires_grad else "")
+                     for name, x in tensors._asdict().items() if x is not None]
+    return (f"batch {tensors.q.shape[0]}, {', '.join(shown_tensors)}, {options}, "
+            f"out_type {out_type}, return_lse {return_lse}")
+
+
+class _Attention(torch.autograd.Function):
+    """call, then the fields of Tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Any) -> tuple[Tensor, Tensor]:
+        out, lse, kept = _SCHEMES[call.plan.scheme].forward(call, Tensors(*tensors))
+        ctx.call = call
+        ctx.save_for_backward(*kept)
+        ctx.types = [None if x is None else x.dtype for x in tensors[:_GRADIENTS]]
+        ctx.out_shape = out.shape
+        ctx.set_materialize_grads(False)
+        if not call.return_lse:
+            ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        call: Call = ctx.call
+        wanted = Wanted(*ctx.needs_input_grad[1:1 + _GRADIENTS])
+        if dout is None:  # the lse alone has a gradient
+            assert dlse is not None
+            dout = dlse.new_zeros(ctx.out_shape, dtype=call.out_type or ctx.types[0])
+        if dlse is None and call.return_lse:  # equal on all ranks, whatever each uses
+            dlse = dout.new_zeros(dout.shape[:-1], dtype=torch.promote_types(
+                ctx.types[0], torch.float32))
+        found = _SCHEMES[call.plan.scheme].backward(call, ctx.saved_tensors, dout, dlse, wanted)
+        dsink = found.dsink
+        if dsink is not None and call.sums_sink:
+            dsink = call.ranks.sum_in_order(dsink)
+        gradients = (found.dq, found.dk, found.dv, found.dbias, dsink)
+        return (None, *(x.to(type_) if x is not None and is_wanted else None for x, type_, is_wanted
+                        in zip(gradients, ctx.types, wanted)), None, None, None)

@@ -1,0 +1,182 @@
+"""Each rank receives all rows of some heads, attends to them, and sends the results' rows back.
+
+The local call is ordinary: it has the whole sequence, in order, with the mask's own causal, window
+and spans. Query heads are dealt unevenly where they do not divide; a rank may have none. Heads of
+keys that several ranks need are sent to each, and their gradients are summed in float32 or wider, in
+the order of ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...gradients import Gradients
+from . import call as one
+from . import heads
+from .call import Call, Tensors, Wanted
+from .visibility import intersection
+
+Kept = tuple[Tensor | None, ...]
+
+
+def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
+    """out, lse, and what backward needs: tensors of own heads and all rows."""
+    local = _of_heads(call, tensors)
+    repeated, more = _repeated(call, local), _options(call, local)
+    if local.q.shape[1]:
+        out, lse = one.forward(call, repeated, more, call.out_type)
+    else:
+        out = local.q.new_empty((*local.q.shape[:-1], local.v.shape[-1]), dtype=call.out_type)
+        lse = local.q.new_empty(local.q.shape[:-1], dtype=one.sums_type(local.q))
+    own_out = _to_rows(call, out, _heads_q(call))
+    own_lse = (_to_rows(call, lse[..., None], _heads_q(call))[..., 0] if call.return_lse else
+               tensors.q.new_empty(tensors.q.shape[:-1], dtype=lse.dtype))
+    return own_out, own_lse, (out, lse, *local, tensors.bias)
+
+
+def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
+    out, lse, *rest = kept
+    local, given_bias = Tensors(*rest[:-1]), rest[-1]  # type: ignore[arg-type]
+    dout = _to_heads(call, dout, _heads_q(call))
+    dlse = None if dlse is None else _to_heads(call, dlse[..., None], _heads_q(call))[..., 0]
+    into = _empty_gradients(call, local, wanted)
+    if local.q.shape[1]:
+        repeated, more = _repeated(call, local), _options(call, local)
+        one.backward(call, repeated, more, (dout, dlse, out, lse), into)
+    dq = None if into.dq is None else _to_rows(call, into.dq, _heads_q(call))
+    dk, dv = (None if x is None else _to_rows(call, _unrepeated(call, x), _heads_kv(call))
+              for x in (into.dk, into.dv))
+    dbias = None
+    if into.dbias is not None and given_bias is not None:
+        dbias = _to_rows(call, into.dbias, _heads_q(call)).sum_to_size(given_bias.shape)
+    return Gradients(dq, dk, dv, dbias, _of_all_heads(call, into.dsink))
+
+
+# -------------------------------------------------------------------------------- heads of this rank
+
+def _heads_q(call: Call) -> list[range]:
+    return heads.dealt(call.plan.sizes.heads_q, call.ranks.size)
+
+
+def _heads_kv(call: Call) -> list[range]:
+    sizes = call.plan.sizes
+    return [heads.of_keys(own, sizes.heads_q, sizes.heads_kv) for own in _heads_q(call)]
+
+
+def _of_heads(call: Call, tensors: Tensors) -> Tensors:
+    """All rows of this rank's heads. What broadcasts over heads or rows is expanded: ranks may hold
+    different values."""
+    def moved(x: Tensor | None) -> Tensor | None:
+        if x is None:
+            return None
+        x = x.reshape((1,) * (4 - x.dim()) + x.shape)
+        whole = x.expand(x.shape[0], tensors.q.shape[1], tensors.q.shape[2], x.shape[3])
+        return _to_heads(call, whole, _heads_q(call))
+
+    own = _heads_q(call)[call.ranks.rank]
+    sliced = [None if x is None else x[..., own.start:own.stop].contiguous()
+              for x in (tensors.sink, tensors.alibi_slopes)]
+    return Tensors(
+        _to_heads(call, tensors.q, _heads_q(call)), _to_heads(call, tensors.k, _heads_kv(call)),
+        _to_heads(call, tensors.v, _heads_kv(call)), moved(tensors.bias), sliced[0],
+        moved(tensors.mask), moved(tensors.row_spans), sliced[1])
+
+
+def _places(call: Call) -> list[int] | None:
+    sizes = call.plan.sizes
+    return heads.repeats(_heads_q(call)[call.ranks.rank], sizes.heads_q, sizes.heads_kv)
+
+
+def _repeated(call: Call, local: Tensors) -> Tensors:
+    """Tensors of a local call: its spans are among the options, and keys have a head for each query
+    head where grouped heads cannot say which they read."""
+    places = _places(call)
+    if places is not None:
+        local = local._replace(k=local.k[:, places], v=local.v[:, places])
+    return local._replace(row_spans=None)
+
+
+def _unrepeated(call: Call, x: Tensor) -> Tensor:
+    """Sums of the heads that `_repeated` made of one."""
+    places = _places(call)
+    if places is None:
+        return x
+    keys = _heads_kv(call)[call.ranks.rank]
+    total = x.new_zeros((x.shape[0], len(keys), *x.shape[2:]))
+    for head, place in enumerate(places):
+        total[:, place] += x[:, head]
+    return total
+
+
+def _options(call: Call, local: Tensors) -> dict[str, Any]:
+    """The plan's mask and the caller's spans, as options of a call over the whole sequence."""
+    mask, options = call.plan.mask, dict[str, Any]()
+    spans = local.row_spans
+    if mask is not None:
+        options = {"causal": mask.causal, "window": mask.window}
+        own = _heads_q(call)[call.ranks.rank]
+        planned = mask.row_spans
+        if planned is not None:
+            if planned.dim() > 2 and planned.shape[-3] > 1:
+                planned = planned[..., own.start:own.stop, :, :]
+            planned = planned.to(local.q.device)
+            spans = planned if spans is None else intersection(planned, spans)
+    return options if spans is None else options | {"row_spans": spans}
+
+
+def _empty_gradients(call: Call, local: Tensors, wanted: Wanted) -> Gradients:
+    """To write to. Sums of keys are wide, so that adding those of several ranks loses nothing."""
+    def like(x: Tensor | None, is_wanted: bool, sums: bool) -> Tensor | None:
+        if x is None or not is_wanted:
+            return None
+        return torch.empty_like(x, dtype=one.sums_type(x) if sums else None)
+
+    repeated = _repeated(call, local)
+    return Gradients(
+        like(local.q, wanted.q, False), like(repeated.k, wanted.keys, True),
+        like(repeated.v, wanted.keys, True), like(local.bias, wanted.bias, True),
+        like(local.sink, wanted.sink, False))
+
+
+def _of_all_heads(call: Call, dsink: Tensor | None) -> Tensor | None:
+    """(Hq), this rank's heads among zeros."""
+    if dsink is None:
+        return None
+    own = _heads_q(call)[call.ranks.rank]
+    whole = dsink.new_zeros(call.plan.sizes.heads_q)
+    whole[own.start:own.stop] = dsink
+    return whole
+
+
+# ------------------------------------------------------------------------------------- communication
+
+def _to_heads(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
+    """(B, h, S, D) of this rank's heads, from (B, H, rows, D) on each rank."""
+    plan, ranks = call.plan, call.ranks
+    rows = x.permute(2, 0, 1, 3)
+    batch, width = x.shape[0], x.shape[3]
+    parts = [rows[:, :, own.start:own.stop].reshape(-1) for own in dealt]
+    per_row = batch * len(dealt[ranks.rank]) * width
+    counts = [plan.rows(rank) * per_row for rank in range(ranks.size)]
+    came = ranks.all_to_all(torch.cat(parts)[:, None], [len(part) for part in parts], counts)
+    # Rows are contiguous with this scheme: the order of ranks is the order of the sequence.
+    whole = came.reshape(plan.sizes.length, batch, len(dealt[ranks.rank]), width)
+    return whole.permute(1, 2, 0, 3)
+
+
+def _to_rows(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
+    """(B, H, rows, D) of this rank's rows, from (B, h, S, D) on each rank: the adjoint of
+    `_to_heads`, which adds what several ranks have for one head, in the order of ranks."""
+    plan, ranks = call.plan, call.ranks
+    batch, count, _, width = x.shape
+    given = [plan.rows(rank) * batch * count * width for rank in range(ranks.size)]
+    own_rows = plan.rows(ranks.rank)
+    taken = [own_rows * batch * len(own) * width for own in dealt]
+    came = ranks.all_to_all(x.permute(2, 0, 1, 3).reshape(-1, 1), given, taken)
+    total = x.new_zeros((own_rows, batch, max(own.stop for own in dealt), width))
+    for own, part in zip(dealt, torch.split(came[:, 0], taken)):
+        total[:, :, own.start:own.stop] += part.view(own_rows, batch, len(own), width)
+    return total.permute(1, 2, 0, 3)

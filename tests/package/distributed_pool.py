@@ -1,0 +1,95 @@
+"""Worker processes for the tests of regard.torch.distributed: one gloo group on the loopback device.
+
+They live as long as the pool, so that each is started once. A task is a function of a module that
+workers can import, called with the group of the first `world` workers and its arguments.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from time import monotonic
+from typing import Any
+
+COLLECTIVE_SECONDS = 30  # after which a collective that not all ranks call fails
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What a task has raised: the class's name, its text, and the argument of a regard.Error."""
+
+    kind: str
+    text: str
+    argument: str
+
+
+class Pool:
+    """`size` workers. Errors: TimeoutError where one does not answer; the pool is dead then."""
+
+    def __init__(self, size: int) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        context = multiprocessing.get_context("spawn")
+        self._connections: list[Connection] = []
+        self._processes = []
+        for rank in range(size):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, daemon=True,
+                                      args=(there, rank, size, self._folder.name))
+            process.start()
+            there.close()
+            self._connections.append(here)
+            self._processes.append(process)
+        self.alive = True
+
+    def run(self, world: int, task: Callable[..., Any], *arguments: Any, seconds: float = 60
+            ) -> list[Any]:
+        """The results of the first `world` workers, Raised where one raised."""
+        for connection in self._connections[:world]:
+            connection.send((world, task, arguments))
+        end = monotonic() + seconds
+        waiting = set(self._connections[:world])
+        while waiting:
+            ready = wait(list(waiting), max(0, end - monotonic()))
+            if not ready:
+                self.close()
+                raise TimeoutError(f"{task.__name__}: no answer within {seconds} s")
+            waiting -= set(ready)  # type: ignore[arg-type]
+        return [connection.recv() for connection in self._connections[:world]]
+
+    def close(self) -> None:
+        self.alive = False
+        for connection in self._connections:
+            connection.close()  # a worker ends where it can read no more
+        for process in self._processes:
+            process.join(2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+
+def _serve(connection: Connection, rank: int, size: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size,
+                            timeout=timedelta(seconds=COLLECTIVE_SECONDS))
+    groups = {world: dist.new_group(range(world)) for world in range(1, size + 1)}
+    while True:
+        try:
+            world, task, arguments = connection.recv()
+        except (EOFError, OSError):
+            break
+        try:
+            result = task(groups[world], *arguments)
+        except Exception as error:
+            result = Raised(type(error).__name__, str(error), getattr(error, "argument", ""))
+        connection.send(result)
+    os._exit(0)  # the other workers may be gone already

@@ -1,0 +1,212 @@
+"""Plans of regard.torch.distributed: pure values, tested without processes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+import regard  # noqa: E402
+from regard import masks  # noqa: E402
+from regard.torch import distributed as rd  # noqa: E402
+from regard.torch.distributed import heads  # noqa: E402
+
+HEADS: dict[str, Any] = {"heads_q": 8, "heads_kv": 2, "head_size": 64}
+MASKS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": (200, 70)},
+    "causal_window": {"causal": True, "window": (150, None)},
+    "documents": {"cu_seqlens": [0, 40, 40, 333, 420]},
+    "causal_documents": {"cu_seqlens": [0, 40, 333, 420], "causal": "bottom_right"},
+    "sliding": {"mask": masks.sliding(517, 60, sinks=4)},
+    "all": {"mask": masks.sliding(517, 60, sinks=4), "cu_seqlens": [0, 300, 500], "window": 40},
+}
+
+
+def dense(length: int, pairs: dict[str, Any]) -> torch.Tensor:
+    """(S, S) bool from the definition of each mask, without spans."""
+    i, j = torch.arange(length)[:, None], torch.arange(length)[None, :]
+    seen = torch.ones(length, length, dtype=torch.bool)
+    if pairs.get("causal"):
+        seen &= j <= i
+    if "window" in pairs:
+        sides = pairs["window"] if isinstance(pairs["window"], tuple) else (pairs["window"],) * 2
+        left, right = sides
+        seen &= (i - j <= left) if left is not None else True
+        seen &= (j - i <= right) if right is not None else True
+    if "cu_seqlens" in pairs:
+        cuts = pairs["cu_seqlens"]
+        documents = torch.full((length,), -1)
+        for number, (begin, end) in enumerate(zip(cuts, cuts[1:])):
+            documents[begin:end] = number
+        seen &= (documents[:, None] == documents) & (documents[:, None] >= 0)
+    if "mask" in pairs:
+        seen &= (j <= i) & ((j < 4) | (i - j < 60))
+    return seen
+
+
+def schemes_of(pairs: dict[str, Any]) -> list[str]:
+    return ["gather", "ring", "ulysses"] + (["halo"] if pairs and pairs != {"causal": True} else [])
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+def test_every_row_once_and_every_visible_key_there(name: str, world: int) -> None:
+    seen = dense(517, MASKS[name])
+    for scheme in schemes_of(MASKS[name]):
+        plan = rd.plan(517, world_size=world, scheme=scheme, **HEADS, **MASKS[name])
+        positions = [plan.positions(rank) for rank in range(world)]
+        assert torch.cat(positions).sort().values.equal(torch.arange(517))
+        for rank, own in enumerate(positions):
+            assert len(own) == plan.rows(rank)
+            local = torch.arange(len(own))
+            first = plan.first_positions(rank).long()
+            assert own.equal(first[local // 128] + local % 128 if len(own) else own)
+            assert own.sort().values.equal(own)
+            if scheme == "ulysses":
+                continue
+            assert plan.areas[rank] == seen[own].sum()
+            needed = seen[own].any(0).nonzero()[:, 0]
+            assert torch.isin(needed, plan.keys(rank)).all()
+            for other in range(world):
+                sees = bool(seen[own][:, positions[other]].any())
+                assert sees <= plan.sees_rank(rank, other)
+                found = positions[other][plan.needed_rows(rank, other)]
+                assert torch.isin(plan.keys(rank), positions[other]).sum() == len(found)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_spans_show_what_the_masks_show(name: str) -> None:
+    """Over the whole sequence, and over the keys of one rank, in their order."""
+    seen = dense(517, MASKS[name])
+    for scheme in schemes_of(MASKS[name])[:-1]:
+        plan = rd.plan(517, world_size=3, scheme=scheme, **HEADS, **MASKS[name])
+        for rank in range(3):
+            for owner in (None, 0, 1, 2):
+                keys = plan.part(rank, owner, "cpu")
+                spans = plan.spans_of_part(rank, owner, "cpu")
+                wanted = seen[plan.positions(rank)]
+                wanted = wanted if keys is None else wanted[:, keys]
+                if spans is None:
+                    assert wanted.all()
+                    continue
+                mask = masks.Mask(*wanted.shape, row_spans=spans)
+                assert torch.as_tensor(mask.to_dense()).equal(wanted)
+
+
+def test_keys_that_no_row_sees_do_not_move() -> None:
+    """Documents that lie within ranks: what moves is far less than all."""
+    cuts = list(range(0, 128 * 64 + 1, 128))
+    plan = rd.plan(cu_seqlens=cuts, world_size=4, scheme="gather", **HEADS)
+    assert not plan.moves_all
+    assert all(plan.moved(rank) == (0, 0) for rank in range(4))
+    whole = rd.plan(128 * 64, world_size=4, scheme="gather", **HEADS)
+    assert whole.moves_all and whole.moved(0).forward == 3 * 128 * 16 * 2 * 2 * 64 * 2
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+def test_zigzag_is_balanced(world: int) -> None:
+    draw = random.Random(world)
+    for _ in range(6):
+        length = draw.randrange(64 * 128 * world, 100 * 128 * world)
+        plan = rd.plan(length, world_size=world, causal=True, scheme="gather", **HEADS)
+        assert plan.dealing == "zigzag"
+        assert plan.balance <= 1.02
+        rows = [plan.rows(rank) for rank in range(world)]
+        assert max(rows) - min(rows) <= 3 * 128
+        contiguous = rd.plan(length, world_size=world, scheme="gather", **HEADS)
+        own = contiguous.positions(world - 1)
+        assert float((own + 1).sum()) > 1.4 * length * (length + 1) / 2 / world  # what it is for
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+@pytest.mark.parametrize("causal", [False, True])
+def test_documents_are_balanced(world: int, causal: bool) -> None:
+    draw = random.Random(world)
+    for _ in range(4):
+        cuts = [0]
+        while cuts[-1] < 40 * 128 * world:
+            cuts.append(cuts[-1] + int(2 ** draw.uniform(5, 12)))
+        plan = rd.plan(cu_seqlens=cuts, world_size=world, causal=causal, scheme="gather", **HEADS)
+        assert plan.dealing == "greedy"
+        assert plan.balance <= 1.1
+        blocks = [len(blocks) for blocks in plan.blocks]
+        assert max(blocks) - min(blocks) <= 1
+
+
+def test_auto_chooses_by_time() -> None:
+    long: dict[str, Any] = {"length": 65536, "head_size": 128, "world_size": 8}
+    halo = rd.plan(**long, heads_q=32, heads_kv=8, causal=True, window=(1024, None))
+    assert halo.scheme == "halo"
+    assert rd.plan(**long, heads_q=32, causal=True).scheme == "ulysses"  # as many heads of keys
+    assert rd.plan(**long, heads_q=32, heads_kv=1, causal=True).scheme == "gather"
+    assert rd.plan(**long, heads_q=4, causal=True).scheme == "gather"  # fewer heads than ranks
+    slow = rd.Bandwidth(all_gather=3e11, all_to_all=1e9)
+    assert rd.plan(**long, heads_q=32, causal=True, bandwidth=slow).scheme == "gather"
+    text = halo.explain()
+    assert text.splitlines()[0].startswith("halo over 8 ranks, 65536 rows dealt contiguous")
+    assert "halo: the least time" in text and "assumed" in text and str(halo) == text
+    table = {line.split()[0]: line for line in text.splitlines() if line[:4].strip().isdigit()}
+    assert len(table) == 8 and "8192" in table["3"] and "192-255" in table["3"]
+
+
+def test_heads_are_dealt_with_their_keys() -> None:
+    for heads_q, heads_kv in ((8, 8), (8, 2), (6, 3), (5, 1), (12, 4)):
+        share = heads_q // heads_kv
+        for ranks in range(1, 15):
+            dealt = heads.dealt(heads_q, ranks)
+            assert [head for own in dealt for head in own] == list(range(heads_q))
+            assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+            for own in dealt:
+                keys = heads.of_keys(own, heads_q, heads_kv)
+                assert {head // share for head in own} == set(keys)
+                places = heads.repeats(own, heads_q, heads_kv)
+                group = len(own) // max(1, len(keys))
+                if places is None:
+                    places = [n // group for n in range(len(own))]
+                assert [keys[place] for place in places] == [head // share for head in own]
+
+
+def test_digests_tell_plans_apart() -> None:
+    plans = [rd.plan(517, world_size=2, **HEADS, **pairs) for pairs in MASKS.values()]
+    plans += [rd.plan(517, world_size=3, **HEADS), rd.plan(516, world_size=2, **HEADS),
+              rd.plan(517, world_size=2, scheme="ring", **HEADS)]
+    assert len({plan.digest for plan in plans}) == len(plans)
+    again = rd.plan(517, world_size=2, **HEADS, **MASKS["all"])
+    assert again.digest in {plan.digest for plan in plans}
+
+
+@pytest.mark.parametrize("argument, value, more", [
+    ("length", 0, {}), ("length", None, {}), ("world_size", 0, {}), ("heads_q", 7, {}),
+    ("scheme", "star", {}), ("scheme", "halo", {}), ("scheme", "halo", {"causal": True}),
+    ("element_bytes", 1, {}), ("flops", -1.0, {}), ("bandwidth", 3e11, {}),
+    ("mask", torch.ones(300, 300, dtype=torch.bool), {}),
+    ("mask", masks.sliding(200, 8), {}),
+    ("mask", masks.tree_from_parents([-1, *range(299)]), {}),
+    ("mask", masks.from_dense(torch.ones(300, 300, dtype=torch.bool)), {}),
+    ("mask", masks.Mask(300, 300, row_spans=torch.ones(3, 300, 2, dtype=torch.int32)), {}),
+    ("window", (1, 2, 3), {}), ("causal", "diagonal", {}),
+    ("cu_seqlens", [0, 20, 10], {}),
+])
+def test_errors_name_the_argument(argument: str, value: Any, more: dict[str, Any]) -> None:
+    given = {"length": 300, "world_size": 2, **HEADS, **more, argument: value}
+    with pytest.raises(regard.Error) as caught:
+        rd.plan(**given)
+    assert caught.value.argument == argument, caught.value
+
+
+def test_shards_need_the_whole() -> None:
+    plan = rd.plan(300, world_size=2, **HEADS)
+    x = torch.randn(2, 300, 5, requires_grad=True)
+    parts = [plan.shard(x, rank, 1) for rank in range(2)]
+    assert torch.cat(parts, 1).equal(x)  # contiguous
+    parts[1].sum().backward()
+    assert x.grad is not None and x.grad[:, plan.positions(1)].eq(1).all() and x.grad.sum() == 1720
+    with pytest.raises(regard.InvalidArgument, match="300 rows along dim 2"):
+        plan.shard(x, 0, 2)
+    with pytest.raises(regard.InvalidArgument, match="rank = 2"):
+        plan.rows(2)
