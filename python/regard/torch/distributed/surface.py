@@ -35,7 +35,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
               return_lse: Literal[True], **options: Any) -> tuple[Tensor, Tensor]: ...
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
               bias: Tensor | None = None, mask: Tensor | None = None,
               row_spans: Tensor | None = None, sink: Tensor | None = None,

@@ -1,0 +1,243 @@
+"""What the workers of the tests of regard.torch.distributed do, next to `attend`; and the
+definition of attention over a matrix of scores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from distributed_cases import GRADED, Case, attend, local_tensors
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+import regard
+import regard.torch
+from regard.torch import distributed as rd
+from regard.torch.distributed.ranks import Ranks
+
+
+def by_definition(case: Case) -> dict[str, Tensor]:
+    """Whole results in float64: softmax of a matrix of scores, by PyTorch's own operators."""
+    tensors = {name: x.clone() if x.dtype in (torch.bool, torch.int32) else x.double()
+               for name, x in case.tensors().items()}
+    inputs = {name: x.requires_grad_() for name, x in tensors.items() if name in GRADED}
+    share = case.heads[0] // case.heads[1]
+    k, v = (inputs[name].repeat_interleave(share, 1) for name in "kv")
+    scale = case.options.get("scale", case.sizes[0] ** -0.5)
+    scores = scale * inputs["q"] @ k.transpose(-1, -2)
+    cap = case.options.get("softcap", 0)
+    scores = cap * torch.tanh(scores / cap) if cap else scores
+    scores = scores + inputs["bias"] if "bias" in inputs else scores
+    scores = scores.masked_fill(~visible(case, tensors), -torch.inf)
+    if "sink" in inputs:
+        sink = inputs["sink"][None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sink], -1)
+    lse = scores.logsumexp(-1)
+    weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0)[..., None])
+    out = weights[..., :case.length] @ v
+    real = lse.isfinite()
+    loss = (out * tensors["dout"]).sum()
+    if case.lse:
+        loss = loss + (lse * tensors["dlse"])[real].sum()
+    loss.backward()
+    found = {"out": out.detach()} | ({"lse": lse.detach()} if case.lse else {})
+    return found | {f"d{name}": x.grad.nan_to_num() for name, x in inputs.items()
+                    if x.grad is not None}
+
+
+def visible(case: Case, tensors: dict[str, Tensor]) -> Tensor:
+    """(B or 1, Hq or 1, S, S) bool"""
+    i, j = torch.arange(case.length)[:, None], torch.arange(case.length)[None, :]
+    seen = torch.ones(1, 1, case.length, case.length, dtype=torch.bool)
+    if case.pairs.get("causal"):
+        seen = seen & (j <= i)
+    left, right = case.pairs.get("window", (None, None))
+    seen = seen if left is None else seen & (i - j <= left)
+    seen = seen if right is None else seen & (j - i <= right)
+    if "cu_seqlens" in case.pairs:
+        cuts = torch.tensor(case.pairs["cu_seqlens"])
+        document = torch.searchsorted(cuts, torch.arange(case.length), right=True)
+        seen = seen & (document[:, None] == document) & (document[:, None] < len(cuts))
+    seen = seen & tensors["mask"] if "mask" in tensors else seen
+    spans = [tensors["row_spans"]] if "row_spans" in tensors else []
+    if "mask" in case.pairs:
+        spans.append(torch.as_tensor(case.pairs["mask"].row_spans))
+        seen = seen & (j <= i) if case.pairs["mask"].causal != "none" else seen
+    for ends in spans:
+        shown = [(ends[..., n, None] <= j) & (j < ends[..., n + 1, None]) for n in (0, 2)]
+        seen = seen & (shown[0] | shown[1])
+    return seen
+
+
+# ----------------------------------------------------------------------------------------- the tasks
+
+def place(group: ProcessGroup) -> tuple[int, int]:
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def inputs_of(case: Case, scheme: str, group: ProcessGroup) -> tuple[rd.Plan, dict[str, Tensor]]:
+    rank, world = place(group)
+    plan = case.plan(world, scheme)
+    return plan, local_tensors(case, plan, rank)
+
+
+def forward_only(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]) -> Tensor:
+    plan, tensors = inputs_of(case, scheme, group)
+    del tensors["dout"], tensors["dlse"]
+    with torch.no_grad():
+        return rd.attention(**tensors, plan=plan, group=group, **more)
+
+
+def some_gradients(group: ProcessGroup, case: Case, scheme: str, names: tuple[str, ...]
+                   ) -> dict[str, Tensor]:
+    plan, tensors = inputs_of(case, scheme, group)
+    dout, dlse = tensors.pop("dout"), tensors.pop("dlse")
+    for name in names:
+        tensors[name].requires_grad_()
+    results = rd.attention(**tensors, plan=plan, group=group, return_lse=True)
+    torch.autograd.backward(results, [dout, dlse])
+    assert all(tensors[name].grad is None for name in tensors if name not in names)
+    return {f"d{name}": tensors[name].grad for name in names}
+
+
+def gradients_of_sum(case: Case, group: ProcessGroup | None, used: str, scheme: str = ""
+                     ) -> dict[str, Tensor]:
+    """Of the sum of out or of lse, whose gradients have stride 0; without a group, of the whole."""
+    if group is None:
+        tensors = case.tensors()
+    else:
+        plan, tensors = inputs_of(case, scheme, group)
+    leaves = {"q": tensors["q"].transpose(1, 2).contiguous().transpose(1, 2),
+              "k": tensors["k"].repeat_interleave(2, -1)[..., ::2], "v": tensors["v"]}
+    for x in leaves.values():
+        x.requires_grad_()
+    if group is None:
+        results = regard.torch.attention(**leaves, mask=case.mask_of_plan(), return_lse=True)
+    else:
+        results = rd.attention(**leaves, plan=plan, group=group, return_lse=True)
+    dict(zip(("out", "lse"), results))[used].sum().backward()
+    return {f"d{name}": x.grad for name, x in leaves.items()}
+
+
+def gradients_of_shards(group: ProcessGroup, case: Case, scheme: str, used: str
+                        ) -> dict[str, Tensor]:
+    return gradients_of_sum(case, group, used, scheme)
+
+
+def under_autocast(group: ProcessGroup, case: Case, scheme: str) -> dict[str, Tensor]:
+    with torch.autocast("cpu", torch.bfloat16):
+        return attend(group, case, scheme)
+
+
+def bytes_received(group: ProcessGroup, case: Case, scheme: str) -> tuple[int, ...]:
+    """What the methods of Ranks bring from other ranks in forward, and in backward."""
+    counted = [0]
+
+    class Counting(Ranks):
+        def all_gather(self, x: Tensor) -> Tensor:
+            counted[0] += (self.size - 1) * x.numel() * x.itemsize
+            return super().all_gather(x)
+
+        def all_to_all(self, x: Tensor, sent: Any, received: Any) -> Tensor:
+            rows = sum(received) - received[self.rank]
+            came = super().all_to_all(x, sent, received)
+            counted[0] += rows * (came[:1].numel() if len(came) else 0) * x.itemsize
+            return came
+
+        def begin_pass(self, x: Tensor, rows: int) -> Any:
+            counted[0] += rows * x[:1].numel() * x.itemsize
+            return super().begin_pass(x, rows)
+
+    from regard.torch.distributed import surface
+
+    attend(group, case, scheme)  # the ranks agree on the plan
+    plan, tensors = inputs_of(case, scheme, group)
+    leaves = [tensors[name].requires_grad_() for name in "qkv"]
+    surface.Ranks = Counting  # type: ignore[misc]
+    try:
+        out = rd.attention(*leaves, plan, group)
+        forward, counted[0] = counted[0], 0
+        out.backward(tensors["dout"])
+    finally:
+        surface.Ranks = Ranks  # type: ignore[misc]
+    return forward, counted[0]
+
+
+def round_trip(group: ProcessGroup, case: Case) -> bool:
+    """Of tensors of several types and ranks, along several axes."""
+    plan, _ = inputs_of(case, "gather", group)
+    S, rank = case.length, place(group)[0]
+    draw = torch.Generator().manual_seed(1)
+    wholes = [(torch.randn(2, S, 3, generator=draw).bfloat16(), 1), (torch.arange(S), 0),
+              (torch.rand(4, S, generator=draw) > 0.5, -1), (torch.randn(S, 2, 2), 0)]
+    wholes[-1] = torch.arange(4.0 * S).view(S, 2, 2), 0
+    return all(plan.unshard(plan.shard(x, rank, dim), group, dim).equal(x) for x, dim in wholes)
+
+
+def bandwidth(group: ProcessGroup) -> tuple[float, float]:
+    found = rd.measure_bandwidth(group, megabytes=1)
+    return found.all_gather, found.all_to_all
+
+
+# ------------------------------------------------------------------------------------------- faults
+
+def faulty(fault: str, plan: rd.Plan, tensors: dict[str, Any]) -> None:
+    """Makes one argument of a call wrong."""
+    q, rows = tensors["q"], tensors["q"].shape[2]
+    changes: dict[str, dict[str, Any]] = {
+        "rows": {"q": torch.cat([q, q], 2)}, "heads": {"k": tensors["k"][:, :1]},
+        "type": {"v": tensors["v"].float()}, "array": {"q": q.numpy()},
+        "device": {name: tensors[name].to("meta") for name in "qkv"},
+        "mixed": {"k": tensors["k"].to("meta")}, "bias": {"bias": torch.zeros(rows, rows)},
+        "mask": {"mask": torch.ones(rows, plan.sizes.length)},
+        "spans": {"row_spans": torch.zeros(rows + 1, 2, dtype=torch.int32)},
+        "sink": {"sink": torch.zeros(5)}, "number": {"softcap": "high"},
+        "unknown": {"softcat": 1.0}, "causal": {"causal": True},
+        "slopes": {"alibi_slopes": torch.ones(4)}, "dropout": {"dropout_p": 0.5}}
+    tensors.update(changes[fault])
+
+
+def with_fault(group: ProcessGroup, name: str, fault: str, wrong: int) -> None:
+    """The first call with a plan, in which one rank has a wrong argument. Each fault has a plan of
+    its own, because later calls are checked by each rank alone."""
+    case = Case(name, 300, pairs={"window": (3 + sum(map(ord, name)), None)})
+    plan, tensors = inputs_of(case, "gather", group)
+    del tensors["dout"], tensors["dlse"]
+    if place(group)[0] == wrong:
+        faulty(fault, plan, tensors)
+    rd.attention(**tensors, plan=plan, group=group)
+
+
+def with_later_fault(group: ProcessGroup, fault: str) -> bool:
+    case = Case("later", 384)
+    plan, tensors = inputs_of(case, "gather", group)
+    del tensors["dout"], tensors["dlse"]
+    right = rd.attention(**tensors, plan=plan, group=group)
+    broken: dict[str, Any] = dict(tensors)
+    faulty(fault, plan, broken)
+    try:
+        rd.attention(**broken, plan=plan, group=group)
+    except regard.Error:
+        return bool(rd.attention(**tensors, plan=plan, group=group).equal(right))
+    return False
+
+
+def that_differ(group: ProcessGroup, difference: str) -> None:
+    """One rank has another plan, option, or set of gradients."""
+    odd = place(group)[0] == 2
+    length = {"plan": 301, "option": 302, "gradient": 303}[difference]
+    case = Case("differ", length, pairs={"causal": True})
+    scheme = "ring" if odd and difference == "plan" else "gather"
+    plan, tensors = inputs_of(replace(case, name="differ"), scheme, group)
+    q, k, v = (tensors[name] for name in "qkv")
+    if odd and difference == "gradient":
+        q.requires_grad_()
+    rd.attention(q, k, v, plan, group, softcap=2.0 if odd and difference == "option" else 0.0)
+
+
+def in_wrong_group(group: ProcessGroup, case: Case, world: int) -> None:
+    plan = case.plan(world, "gather")
+    tensors = local_tensors(case, plan, place(group)[0])
+    rd.attention(tensors["q"], tensors["k"], tensors["v"], plan, group)

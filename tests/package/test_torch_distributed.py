@@ -1,0 +1,362 @@
+"""regard.torch.distributed over 2, 3 and 4 gloo processes, compared with one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("needs torch.distributed with gloo", allow_module_level=True)
+
+import distributed_tasks as tasks  # noqa: E402
+from distributed_cases import (Case, attend, error, joined, local_tensors,  # noqa: E402
+                               whole_results)
+from distributed_pool import Pool, Raised  # noqa: E402
+
+from regard import masks  # noqa: E402
+from regard.torch import distributed as rd  # noqa: E402
+
+SCHEMES = ("gather", "halo", "ring", "ulysses")
+DOCUMENTS = [0, 1, 90, 130, 130, 390, 500]
+S = 517
+LIMIT = 1e-12  # of float64, in norm; dsink is float32
+FELT = 1e-2  # what leaving a feature out changes at least, in norm
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Pools:
+    """One pool, and a new one where a test has broken it."""
+
+    def __init__(self) -> None:
+        self.pool: Pool | None = None
+
+    def run(self, *arguments: Any, **more: Any) -> list[Any]:
+        if self.pool is None or not self.pool.alive:
+            self.pool = Pool(4)
+        return self.pool.run(*arguments, **more)
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    found = Pools()
+    yield found
+    if found.pool is not None:
+        found.pool.close()
+
+
+@lru_cache(maxsize=None)
+def truth_of(case_text: str) -> dict[str, torch.Tensor]:
+    case = next(case for case in ALL if str(case) == case_text)
+    return whole_results(case, case.tensors())
+
+
+def results(pools: Pools, case: Case, scheme: str, world: int, **more: Any
+            ) -> dict[str, torch.Tensor]:
+    parts = pools.run(world, attend, case, scheme, more)
+    assert not [part for part in parts if isinstance(part, Raised)], parts
+    return joined(case, case.plan(world, scheme), parts)
+
+
+def compare(found: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == truth.keys()
+    for name, x in truth.items():
+        assert x.double().where(x.isfinite(), torch.zeros(())).norm() > 0, name
+        assert error(found[name], x) <= (1e-6 if name == "dsink" else LIMIT), name
+
+
+def takes(case: Case, scheme: str) -> bool:
+    """Whether the scheme is there for the case: halo needs near keys; ALiBi needs all rows."""
+    if scheme == "halo" and case.pairs.keys() <= {"causal"}:
+        return False
+    return "alibi_slopes" not in case.features or scheme == "ulysses"
+
+
+# ----------------------------------------------------------------------------------------- features
+
+SPANS = masks.sliding(S, 60, sinks=3)
+TWO_SPANS = masks.Mask(S, S, row_spans=torch.tensor([[0, 100, 150, 460]], dtype=torch.int32))
+FEATURES = [
+    Case("full", S),
+    Case("causal", S, pairs={"causal": True}),
+    Case("window", S, pairs={"causal": True, "window": (200, None)}),
+    Case("both_sides", S, pairs={"window": (30, 150)}),
+    Case("documents", S, pairs={"cu_seqlens": DOCUMENTS}),
+    Case("causal_documents", S, batch=1, pairs={"cu_seqlens": DOCUMENTS, "causal": True}),
+    Case("spans_of_plan", S, pairs={"mask": SPANS}),
+    Case("bias", S, pairs={"causal": True}, bias=(2, 4, "S", "S")),
+    Case("bias_of_rows", S, bias=(4, "S", 1), features=("sink",), lse=False),
+    Case("bias_of_keys", S, pairs={"window": (70, 70)}, bias=(1, 1, 1, "S")),
+    Case("bias_of_all", S, pairs={"cu_seqlens": DOCUMENTS}, bias=(4, 1, 1), features=("sink",)),
+    Case("mask", S, pairs={"window": (140, 20)}, features=("mask",)),
+    Case("sink", S, pairs={"causal": True}, features=("sink",)),
+    Case("softcap", S, pairs={"causal": True}, options={"softcap": 0.5, "scale": -0.7}),
+    Case("row_spans", S, features=("row_spans",)),
+    Case("alibi", S, pairs={"cu_seqlens": DOCUMENTS, "causal": True}, features=("alibi_slopes",)),
+    Case("everything", S, heads=(6, 2), bias=(1, 6, "S", "S"), options={"softcap": 2.0, "scale": 0.5},
+         pairs={"cu_seqlens": [0, 300, 480], "causal": True, "window": (170, None), "mask": TWO_SPANS},
+         features=("sink", "mask", "row_spans")),
+]
+LENGTHS = [Case(f"length_{length}_{kind}", length, heads=heads, pairs=pairs, features=("sink",))
+           for length in (1, 130, 300, 517)
+           for kind, heads, pairs in (("causal", (4, 2), {"causal": True}),
+                                      ("near", (3, 1), {"window": (40, 3)}))]
+HEADS = [Case("one_head_of_keys", 300, heads=(8, 1)), Case("odd_heads", 300, heads=(5, 5)),
+         Case("odd_groups", 300, heads=(10, 5)), Case("few_heads", 300, heads=(2, 1))]
+ALL = FEATURES + LENGTHS + HEADS
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("case", FEATURES, ids=str)
+def test_each_feature(pools: Pools, case: Case, scheme: str) -> None:
+    if takes(case, scheme):
+        compare(results(pools, case, scheme, 3), truth_of(str(case)))
+
+
+@pytest.mark.parametrize("case", FEATURES, ids=str)
+def test_each_feature_is_felt(case: Case) -> None:
+    """Without one of its features, a case has other results: the comparisons above can fail."""
+    truth = truth_of(str(case))
+    for feature in case.all_features():
+        tensors = {name: x for name, x in case.tensors().items() if name != feature}
+        other = whole_results(case.without(feature), tensors)
+        assert max(error(other[name].nan_to_num(neginf=0), truth[name].nan_to_num(neginf=0))
+                   for name in ("out", "dq", "dv")) > FELT, feature
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("case", LENGTHS, ids=str)
+def test_lengths_that_do_not_divide(pools: Pools, case: Case, scheme: str) -> None:
+    for world in (2, 4) if takes(case, scheme) else ():
+        compare(results(pools, case, scheme, world), truth_of(str(case)))
+
+
+@pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])
+@pytest.mark.parametrize("case", HEADS, ids=str)
+def test_heads_that_do_not_divide(pools: Pools, case: Case, scheme: str) -> None:
+    """Fewer heads of keys than ranks; with Ulysses also fewer query heads than ranks."""
+    for world in (3, 4):
+        compare(results(pools, case, scheme, world), truth_of(str(case)))
+
+
+def test_against_the_definition(pools: Pools) -> None:
+    """Softmax over a matrix of scores, differentiated by autograd, which shares no code."""
+    for name in ("everything", "causal_documents", "bias_of_keys"):
+        case = next(case for case in FEATURES if str(case) == name)
+        truth = tasks.by_definition(case)
+        for scheme in SCHEMES:
+            compare(results(pools, case, scheme, 2), truth)
+
+
+# ---------------------------------------------------------------------------------------- precision
+
+TYPES = {torch.float32: 1e-6, torch.bfloat16: 2e-3, torch.float16: 2e-4}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_error_does_not_grow_with_the_world(pools: Pools, dtype: torch.dtype, scheme: str) -> None:
+    """At most 1.5 times one process's, from float64. A bias may have another type."""
+    case = Case(f"types_{dtype}", 517, dtype=dtype, bias=("S", "S"), features=("sink",),
+                pairs={"causal": True, "window": (400, None)}, dtype_of_bias=torch.float32)
+    truth = whole_results(case, case.tensors(), torch.float64)
+    alone = whole_results(case, case.tensors())
+    found = results(pools, case, scheme, 4)
+    for name, x in truth.items():
+        assert found[name].dtype == alone[name].dtype
+        limit = 1.5 * error(alone[name], x) + (1e-7 if name == "lse" else TYPES[dtype] / 10)
+        assert error(found[name], x) <= limit, (name, error(found[name], x), limit)
+
+
+def test_float32_results_of_bfloat16(pools: Pools) -> None:
+    case = Case("wide_out", 300, dtype=torch.bfloat16, pairs={"causal": True}, lse=False)
+    truth = whole_results(case, case.tensors(), torch.float64)["out"]
+    rounded = error(truth.bfloat16(), truth)
+    for scheme in ("gather", "ring", "ulysses"):
+        parts = pools.run(3, tasks.forward_only, case, scheme, {"out_type": "float32"})
+        found = joined(case, case.plan(3, scheme), [{"out": part} for part in parts])["out"]
+        assert found.dtype == torch.float32 and error(found, truth) < 0.8 * rounded
+
+
+# --------------------------------------------------------------------------------------- parts of it
+
+def test_only_what_is_asked_for_is_differentiated(pools: Pools) -> None:
+    case = Case("some_gradients", 300, bias=(1, 4, "S", "S"), features=("sink",))
+    truth = whole_results(case, case.tensors())
+    for scheme in ("gather", "ring", "ulysses"):
+        for names in (("q",), ("v",), ("bias",), ("sink",), ("k", "sink")):
+            parts = pools.run(2, tasks.some_gradients, case, scheme, names)
+            found = joined(case, case.plan(2, scheme), parts)
+            assert set(found) == {f"d{name}" for name in names}
+            for name, x in found.items():
+                assert error(x, truth[name]) <= (1e-6 if name == "dsink" else LIMIT)
+
+
+@pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])
+def test_gradients_of_any_layout_and_of_one_result(pools: Pools, scheme: str) -> None:
+    """(B, S, H, D) memory, strided last axes, a gradient of stride 0; out or lse alone."""
+    case = Case("layouts", 300, pairs={"causal": True})
+    for used in ("out", "lse"):
+        truth = tasks.gradients_of_sum(case, None, used)
+        parts = pools.run(3, tasks.gradients_of_shards, case, scheme, used)
+        found = joined(case, case.plan(3, scheme), parts)
+        for name, x in truth.items():
+            if used == "lse" and name == "dv":
+                assert not found[name].any()
+            else:
+                assert error(found[name], x) <= LIMIT
+
+
+def test_sink_gradients_by_rank(pools: Pools) -> None:
+    case = Case("sink_parts", 517, pairs={"causal": True}, features=("sink",))
+    truth = whole_results(case, case.tensors())["dsink"]
+    for scheme in ("gather", "ring", "ulysses"):
+        parts = pools.run(3, attend, case, scheme, {"sum_sink_gradient": False})
+        sinks = [part["dsink"] for part in parts]
+        assert error(sum(sinks), truth) <= 1e-6  # type: ignore[arg-type]
+        assert min(error(sink, truth) for sink in sinks) > FELT
+
+
+def test_results_repeat_to_the_bit(pools: Pools) -> None:
+    case = Case("repeat", 517, dtype=torch.bfloat16, bias=("S", 1), features=("sink",),
+                pairs={"cu_seqlens": DOCUMENTS})
+    for scheme in SCHEMES:
+        first, again = (results(pools, case, scheme, 4, deterministic=True) for _ in range(2))
+        for name, x in first.items():
+            torch.testing.assert_close(again[name], x, rtol=0, atol=0, equal_nan=True)
+
+
+def test_gather_has_the_bits_of_one_process(pools: Pools) -> None:
+    """On the CPU, for what each row computes alone."""
+    for name in ("causal", "documents", "sink"):
+        case = next(case for case in FEATURES if str(case) == name)
+        found, truth = results(pools, case, "gather", 4), truth_of(name)
+        for x in ("out", "lse", "dq"):
+            torch.testing.assert_close(found[x], truth[x], rtol=0, atol=0)
+
+
+def test_one_rank_needs_no_group() -> None:
+    case = next(case for case in FEATURES if str(case) == "everything")
+    for scheme in SCHEMES:
+        plan = case.plan(1, scheme)
+        tensors = local_tensors(case, plan, 0)
+        truth = truth_of("everything")["out"]
+        del tensors["dout"], tensors["dlse"]
+        out = rd.attention(**tensors, plan=plan, **case.options)
+        assert error(out, truth) <= LIMIT
+
+
+def test_autocast(pools: Pools) -> None:
+    """q, k and v are rounded before they are sent; gradients have the types of the inputs."""
+    case = Case("autocast", 300, dtype=torch.float32, pairs={"causal": True}, lse=False)
+    truth = whole_results(case, case.tensors())
+    for scheme in ("gather", "ring", "ulysses"):
+        parts = pools.run(2, tasks.under_autocast, case, scheme)
+        found = joined(case, case.plan(2, scheme), parts)
+        assert found["out"].dtype == torch.bfloat16 and found["dk"].dtype == torch.float32
+        for name, x in truth.items():
+            assert 1e-4 < error(found[name], x) < 2e-2
+
+
+# ------------------------------------------------------------------------------------ communication
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_bytes_moved_are_those_of_the_plan(pools: Pools, scheme: str) -> None:
+    cases = [Case("moved", 517, heads=(4, 2), dtype=torch.bfloat16, lse=False,
+                  pairs={"cu_seqlens": DOCUMENTS, "window": (90, 20)}),
+             Case("moved_odd", 900, heads=(5, 5), dtype=torch.float64, lse=False)]
+    for case in cases[:1] if scheme == "halo" else cases:
+        plan = case.plan(3, scheme)
+        for rank, counted in enumerate(pools.run(3, tasks.bytes_received, case, scheme)):
+            assert counted == tuple(plan.moved(rank)), rank
+
+
+def test_a_halo_moves_near_keys_only(pools: Pools) -> None:
+    """A window over more than a rank's rows takes keys of several; a small one of neighbours."""
+    near = Case("near", 128 * 8, pairs={"window": (100, 0)}, lse=False)
+    far = Case("far", 128 * 8, pairs={"window": (300, 260)}, lse=False)
+    for case, most in ((near, 128), (far, 5 * 128)):
+        plan = case.plan(4, "halo")
+        assert max(len(plan.keys(rank)) - plan.rows(rank) for rank in range(4)) == most
+        compare(results(pools, case, "halo", 4), whole_results(case, case.tensors()))
+
+
+def test_unshard_is_the_inverse_of_shard(pools: Pools) -> None:
+    for case in (LENGTHS[0], LENGTHS[2], FEATURES[1], FEATURES[4]):
+        found = pools.run(3, tasks.round_trip, case)
+        assert found == [True] * 3, found
+
+
+def test_bandwidth_is_equal_on_all_ranks(pools: Pools) -> None:
+    found = pools.run(3, tasks.bandwidth)
+    assert found[0] == found[1] == found[2]
+    assert all(1e6 < rate < 1e12 and math.isfinite(rate) for rate in found[0])
+
+
+# ------------------------------------------------------------------------------------------- errors
+
+@pytest.mark.parametrize("fault, argument, text", [
+    ("rows", "q", "rank 1 has 128 rows"), ("heads", "k", "must be (2, 2, 128, 8)"),
+    ("type", "v", "must be torch.float64"), ("array", "q", "must be a tensor of PyTorch"),
+    ("device", "q", "the group moves tensors on cpu"), ("mixed", "k", "must be on cpu"),
+    ("bias", "bias", "this rank's rows, all keys"), ("mask", "mask", "must be torch.bool"),
+    ("spans", "row_spans", "this rank's rows"), ("sink", "sink", "must be (4,)"),
+    ("number", "softcap", "must be a number"), ("unknown", "softcat", "is no option"),
+    ("causal", "causal", "the plan says"), ("slopes", "alibi_slopes", "positions"),
+    ("dropout", "dropout_p", "cannot do yet"),
+])
+def test_one_rank_is_wrong(pools: Pools, fault: str, argument: str, text: str) -> None:
+    """It raises its error, and the others tell of it: no rank waits for another."""
+    found = pools.run(3, tasks.with_fault, f"first_{fault}", fault, 1, seconds=COLLECTIVE / 2)
+    assert isinstance(found[1], Raised) and found[1].argument == argument, found
+    assert text in found[1].text
+    for other in (found[0], found[2]):
+        assert isinstance(other, Raised) and other.argument == "group", other
+        assert f"rank 1 refused: {argument} = " in other.text
+
+
+COLLECTIVE = 30
+
+
+@pytest.mark.parametrize("fault", ["rows", "causal", "mask"])
+def test_all_ranks_are_wrong_later(pools: Pools, fault: str) -> None:
+    """After a right call, each rank notices before it communicates; the group works on."""
+    found = pools.run(3, tasks.with_later_fault, fault, seconds=COLLECTIVE / 2)
+    assert found == [True] * 3, found
+
+
+@pytest.mark.parametrize("difference", ["plan", "option", "gradient"])
+def test_ranks_that_differ(pools: Pools, difference: str) -> None:
+    found = pools.run(3, tasks.that_differ, difference, seconds=COLLECTIVE / 2)
+    assert all(isinstance(one, Raised) and one.argument == "plan" for one in found), found
+    assert all("has another plan, or other" in one.text for one in found)
+
+
+def test_a_group_of_another_size(pools: Pools) -> None:
+    case = FEATURES[0]
+    found = pools.run(2, tasks.in_wrong_group, case, 3, seconds=COLLECTIVE / 2)
+    for one in found:
+        assert isinstance(one, Raised) and one.argument == "group"
+        assert "a group of 2 ranks" in one.text and "the plan is for 3" in one.text
+    with pytest.raises(rd_error(), match="has not been initialised"):
+        tensors = local_tensors(case, case.plan(3, "gather"), 0)
+        rd.attention(tensors["q"], tensors["k"], tensors["v"], case.plan(3, "gather"))
+    with pytest.raises(rd_error(), match="must be a Plan"):
+        rd.attention(tensors["q"], tensors["k"], tensors["v"], "gather")  # type: ignore[arg-type]
+
+
+def rd_error() -> type[Exception]:
+    import regard
+
+    return regard.InvalidArgument
