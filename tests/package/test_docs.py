@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
          if "```python\n" in page.read_text(encoding="utf-8")]
 FRAMEWORKS = {"pytorch.md": ["torch"], "jax.md": ["jax"], "models.md": ["torch"],
+              "distributed.md": ["torch"],
               "transformers.md": ["torch", "transformers"]}
 
 

@@ -162,3 +162,16 @@ def test_embeddings_of_the_trained_model() -> None:
                                     "The bank raised its interest rates."])
     cosines = near @ near.T
     assert cosines[0, 1] > 0.6 > 0.2 > cosines[0, 2]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("scheme", ["gather", "ring"])
+def test_gpt_learns_over_processes_as_in_one(scheme: str) -> None:
+    """Both curves add the same terms in another order: a few units in the last place of a loss."""
+    import train_gpt_distributed as distributed
+
+    size = replace(GPT, context=300, steps=12)
+    found = distributed.spread(2, size, scheme, seed=1)
+    alone = distributed.run(size, "gather", 1, "cpu", 0, 1)
+    assert alone.losses[-1] < alone.losses[0] - 0.5
+    assert training.widest(found, alone) <= FLOORS["float32"]

@@ -104,10 +104,12 @@ def _sizes(length: int, batch: Any, heads_q: Any, heads_kv: Any, head_size: Any,
 
 def _chosen(base: Plan, bandwidth: Bandwidth, flops: float) -> Plan:
     """The fastest of the schemes that can take the mask and the heads."""
+    if base.world_size == 1:
+        return _of_scheme(base, "gather")
     names = ["gather"]
     if base.mask is not None and not _is_plain_causal(base.mask):
         names.append("halo")
-    if base.sizes.heads_q >= base.world_size > 1:
+    if base.sizes.heads_q >= base.world_size:
         names.append("ulysses")
     plans = [_of_scheme(base, name) for name in names]
     found = fastest(plans, bandwidth, flops)
@@ -141,6 +143,8 @@ def _of_scheme(base: Plan, scheme: str) -> Plan:
                   "greedy rows: blocks of rows differ in visible pairs")
     made = replace(base, scheme=scheme, dealing=name, blocks=blocks, moves_all=False,
                    reasons=(reason,))
+    if base.world_size == 1:
+        return replace(made, moves_all=True, reasons=("one rank: nothing moves",))
     if scheme != "gather":
         return replace(made, moves_all=scheme == "ring")
     return _with_exchange(made)
