@@ -1,4 +1,4 @@
-"""Worker processes for the tests of regard.torch.distributed: one gloo group on the loopback device.
+"""Worker processes for the tests of regard.torch.distributed: a gloo group on the loopback device.
 
 They live as long as the pool, so that each is started once. A task is a function of a module that
 workers can import, called with the group of the first `world` workers and its arguments.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Pool:
             ) -> list[Any]:
         """The results of the first `world` workers, Raised where one raised."""
         for connection in self._connections[:world]:
-            connection.send((world, task, arguments))
+            _send(connection, (world, task, arguments))
         end = monotonic() + seconds
         waiting = set(self._connections[:world])
         while waiting:
@@ -59,7 +60,7 @@ class Pool:
                 self.close()
                 raise TimeoutError(f"{task.__name__}: no answer within {seconds} s")
             waiting -= set(ready)  # type: ignore[arg-type]
-        return [connection.recv() for connection in self._connections[:world]]
+        return [_received(connection) for connection in self._connections[:world]]
 
     def close(self) -> None:
         self.alive = False
@@ -73,23 +74,32 @@ class Pool:
         self._folder.cleanup()
 
 
+def _send(connection: Connection, x: Any) -> None:
+    """By value: a Connection's own `send` would share the memory of tensors."""
+    connection.send_bytes(pickle.dumps(x))
+
+
+def _received(connection: Connection) -> Any:
+    return pickle.loads(connection.recv_bytes())
+
+
 def _serve(connection: Connection, rank: int, size: int, folder: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size,
-                            timeout=timedelta(seconds=COLLECTIVE_SECONDS))
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
+                            world_size=size, timeout=timedelta(seconds=COLLECTIVE_SECONDS))
     groups = {world: dist.new_group(range(world)) for world in range(1, size + 1)}
     while True:
         try:
-            world, task, arguments = connection.recv()
+            world, task, arguments = _received(connection)
         except (EOFError, OSError):
             break
         try:
             result = task(groups[world], *arguments)
         except Exception as error:
             result = Raised(type(error).__name__, str(error), getattr(error, "argument", ""))
-        connection.send(result)
+        _send(connection, result)
     os._exit(0)  # the other workers may be gone already

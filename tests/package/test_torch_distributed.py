@@ -16,7 +16,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 import distributed_tasks as tasks  # noqa: E402
 from distributed_cases import (Case, attend, error, joined, local_tensors,  # noqa: E402
                                whole_results)
-from distributed_pool import Pool, Raised  # noqa: E402
+from distributed_pool import COLLECTIVE_SECONDS, Pool, Raised  # noqa: E402
 
 from regard import masks  # noqa: E402
 from regard.torch import distributed as rd  # noqa: E402
@@ -104,9 +104,10 @@ FEATURES = [
     Case("softcap", S, pairs={"causal": True}, options={"softcap": 0.5, "scale": -0.7}),
     Case("row_spans", S, features=("row_spans",)),
     Case("alibi", S, pairs={"cu_seqlens": DOCUMENTS, "causal": True}, features=("alibi_slopes",)),
-    Case("everything", S, heads=(6, 2), bias=(1, 6, "S", "S"), options={"softcap": 2.0, "scale": 0.5},
-         pairs={"cu_seqlens": [0, 300, 480], "causal": True, "window": (170, None), "mask": TWO_SPANS},
-         features=("sink", "mask", "row_spans")),
+    Case("everything", S, heads=(6, 2), bias=(1, 6, "S", "S"), features=("sink", "mask", "row_spans"),
+         options={"softcap": 2.0, "scale": 0.5},
+         pairs={"cu_seqlens": [0, 300, 480], "causal": True, "window": (170, None),
+                "mask": TWO_SPANS}),
 ]
 LENGTHS = [Case(f"length_{length}_{kind}", length, heads=heads, pairs=pairs, features=("sink",))
            for length in (1, 130, 300, 517)
@@ -318,7 +319,7 @@ def test_bandwidth_is_equal_on_all_ranks(pools: Pools) -> None:
 ])
 def test_one_rank_is_wrong(pools: Pools, fault: str, argument: str, text: str) -> None:
     """It raises its error, and the others tell of it: no rank waits for another."""
-    found = pools.run(3, tasks.with_fault, f"first_{fault}", fault, 1, seconds=COLLECTIVE / 2)
+    found = pools.run(3, tasks.with_fault, f"first_{fault}", fault, 1, seconds=COLLECTIVE_SECONDS / 2)
     assert isinstance(found[1], Raised) and found[1].argument == argument, found
     assert text in found[1].text
     for other in (found[0], found[2]):
@@ -326,26 +327,23 @@ def test_one_rank_is_wrong(pools: Pools, fault: str, argument: str, text: str) -
         assert f"rank 1 refused: {argument} = " in other.text
 
 
-COLLECTIVE = 30
-
-
 @pytest.mark.parametrize("fault", ["rows", "causal", "mask"])
 def test_all_ranks_are_wrong_later(pools: Pools, fault: str) -> None:
     """After a right call, each rank notices before it communicates; the group works on."""
-    found = pools.run(3, tasks.with_later_fault, fault, seconds=COLLECTIVE / 2)
+    found = pools.run(3, tasks.with_later_fault, fault, seconds=COLLECTIVE_SECONDS / 2)
     assert found == [True] * 3, found
 
 
 @pytest.mark.parametrize("difference", ["plan", "option", "gradient"])
 def test_ranks_that_differ(pools: Pools, difference: str) -> None:
-    found = pools.run(3, tasks.that_differ, difference, seconds=COLLECTIVE / 2)
+    found = pools.run(3, tasks.that_differ, difference, seconds=COLLECTIVE_SECONDS / 2)
     assert all(isinstance(one, Raised) and one.argument == "plan" for one in found), found
     assert all("has another plan, or other" in one.text for one in found)
 
 
 def test_a_group_of_another_size(pools: Pools) -> None:
     case = FEATURES[0]
-    found = pools.run(2, tasks.in_wrong_group, case, 3, seconds=COLLECTIVE / 2)
+    found = pools.run(2, tasks.in_wrong_group, case, 3, seconds=COLLECTIVE_SECONDS / 2)
     for one in found:
         assert isinstance(one, Raised) and one.argument == "group"
         assert "a group of 2 ranks" in one.text and "the plan is for 3" in one.text

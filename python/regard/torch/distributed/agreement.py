@@ -127,9 +127,9 @@ def _require_scores(plan: Plan, rank: int, tensors: Tensors) -> None:
         if name == "row_spans":
             fits = x.dim() in (2, 3, 4) and x.shape[-2] in (1, rows)
         if not fits:
-            raise refuse(name, f"a tensor of shape {tuple(x.shape)}", f"must broadcast to {scores}: "
-                         "this rank's rows, all keys" if name != "row_spans" else
-                         f"must broadcast to (B, Hq, {rows}, 2 n): this rank's rows")
+            wanted = (f"(B, Hq, {rows}, 2 n): this rank's rows" if name == "row_spans" else
+                      f"{scores}: this rank's rows, all keys")
+            raise refuse(name, f"a tensor of shape {tuple(x.shape)}", f"must broadcast to {wanted}")
     types = {"mask": torch.bool, "row_spans": torch.int32}
     for name, type_ in types.items():
         x = getattr(tensors, name)
@@ -141,7 +141,8 @@ def _require_scores(plan: Plan, rank: int, tensors: Tensors) -> None:
             raise refuse(name, f"a tensor of {x.dtype}", "must be of a float type", WrongType)
     sink, slopes = tensors.sink, tensors.alibi_slopes
     if sink is not None and tuple(sink.shape) != (sizes.heads_q,):
-        raise refuse("sink", f"a tensor of shape {tuple(sink.shape)}", f"must be ({sizes.heads_q},)")
+        raise refuse("sink", f"a tensor of shape {tuple(sink.shape)}",
+                     f"must be ({sizes.heads_q},)")
     if slopes is not None and tuple(slopes.shape) not in (
             (sizes.heads_q,), (tensors.q.shape[0], sizes.heads_q)):
         raise refuse("alibi_slopes", f"a tensor of shape {tuple(slopes.shape)}",

@@ -89,7 +89,7 @@ def sums_type(x: Tensor) -> torch.dtype:
 
 
 def packed(k: Tensor, v: Tensor) -> Tensor:
-    """(rows, B, Hkv, D + Dv), dense: keys and values as they are moved, a row with all of its own."""
+    """(rows, B, Hkv, D + Dv), dense: keys and values as they are moved."""
     return torch.cat([x.permute(2, 0, 1, 3) for x in (k, v)], dim=-1)
 
 

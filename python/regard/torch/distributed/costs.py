@@ -48,10 +48,10 @@ def _row_of_keys(plan: Plan, element_bytes: int) -> int:
 def _by_keys(plan: Plan, rank: int) -> Moved:
     """Keys come in forward, and again in backward, after which sums for own keys come."""
     others = [other for other in range(plan.world_size) if other != rank]
-    keys = sum(len(plan.needed_rows(rank, other)) for other in others)
+    keys = sum(plan.needed_counts[rank][other] for other in others)
     if plan.moves_all:  # parts of equal size, padded
         keys = len(others) * max(map(plan.rows, range(plan.world_size)))
-    sums = sum(len(plan.needed_rows(other, rank)) for other in others)
+    sums = sum(plan.needed_counts[other][rank] for other in others)
     came = keys * _row_of_keys(plan, plan.sizes.element_bytes)
     return Moved(came, came + sums * _row_of_keys(plan, plan.sizes.sum_bytes))
 
@@ -64,8 +64,8 @@ def _by_ring(plan: Plan, rank: int) -> Moved:
 
 
 def _by_heads(plan: Plan, rank: int) -> Moved:
-    """Forward: q, k, v of own heads come, and out of own rows. Backward: dout of own heads comes, and
-    dq, dk, dv of own rows, the last two as sums. lse and dlse, where asked for, are not counted."""
+    """Forward: q, k, v of own heads come, and out of own rows. Backward: dout of own heads comes,
+    and dq, dk, dv of own rows, the last two as sums. lse and dlse are not counted."""
     sizes = plan.sizes
     dealt = heads.dealt(sizes.heads_q, plan.world_size)
     keys = [len(heads.of_keys(own, sizes.heads_q, sizes.heads_kv)) for own in dealt]

@@ -41,7 +41,7 @@ def zigzag(areas: Sequence[float], ranks: int) -> Blocks:
 
 
 def _chunks(count: int, chunks: int, first: int) -> list[int]:
-    """Where chunks begin and end; from chunk `first` on, cyclically, they have the rest's blocks."""
+    """Where chunks begin and end; the rest's blocks go to chunk `first` and those after it."""
     size, rest = divmod(count, chunks)
     return [0, *accumulate(size + ((chunk - first) % chunks < rest) for chunk in range(chunks))]
 

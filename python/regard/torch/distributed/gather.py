@@ -27,7 +27,8 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     return out, lse, (out, lse, *tensors)
 
 
-def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
+def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: Wanted
+             ) -> Gradients:
     out, lse, *rest = kept
     tensors = Tensors(*rest)  # type: ignore[arg-type]
     local, keys = _with_keys(call, tensors)
@@ -65,18 +66,17 @@ def _with_keys(call: Call, tensors: Tensors) -> tuple[Tensors, Tensor | None]:
 
 def _counts(call: Call) -> tuple[list[int], list[int]]:
     """How many own rows each rank needs, and how many rows of each rank this one needs."""
-    plan, rank = call.plan, call.ranks.rank
-    others = range(plan.world_size)
-    return ([len(plan.needed_rows(other, rank)) for other in others],
-            [len(plan.needed_rows(rank, other)) for other in others])
+    counts, rank = call.plan.needed_counts, call.ranks.rank
+    return [of_reader[rank] for of_reader in counts], counts[rank]
 
 
 def _received(call: Call, own: Tensor) -> Tensor:
     """(keys, ...) of own rows (rows, ...), in the order of the sequence."""
     plan, rank = call.plan, call.ranks.rank
     given, taken = _counts(call)
-    needed = [plan.needed_rows(other, rank, own.device) for other in range(plan.world_size)]
-    came = call.ranks.all_to_all(own.index_select(0, torch.cat(needed)), given, taken)
+    sent = plan.kept(("sent", rank), own.device, lambda: torch.cat(
+        [plan.needed_rows(other, rank) for other in range(plan.world_size)]))
+    came = call.ranks.all_to_all(own.index_select(0, sent), given, taken)
     return came.index_select(0, _order(call, own.device))
 
 

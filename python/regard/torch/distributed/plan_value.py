@@ -45,9 +45,9 @@ class Plan:
     """How the rows of one sequence are spread over ranks. `plan` makes it; print it.
 
     It holds no process group and no device, and is the same value on every rank. Rows are dealt in
-    blocks of 128 rows of the whole sequence, the last of which may be shorter. A rank's rows are its
-    blocks in ascending order: its row i has the position `first_positions(rank)[i // 128] + i % 128`
-    in the sequence. A rank may have no rows.
+    blocks of 128 rows of the whole sequence, the last of which may be shorter. A rank's rows are
+    its blocks in ascending order: row i is row `first_positions(rank)[i // 128] + i % 128` of the
+    sequence. A rank may have no rows.
 
     Attributes:
         sizes: of the whole tensors: length, batch, heads and head sizes, bytes of an element.
@@ -87,15 +87,11 @@ class Plan:
         return self.positions(rank, device)[::BLOCK].int()
 
     def keys(self, rank: int, device: Any = "cpu") -> Tensor:
-        """(n) int64, ascending: the positions of the keys that the rank's call has with "gather" and
-        "halo". They hold every key that some row of the rank sees."""
-        def found() -> Tensor:
-            if self.moves_all:
-                return torch.arange(self.sizes.length)
-            return self._rows_of(self.sees[rank].nonzero()[:, 0].tolist())
-
+        """(n) int64, ascending: the positions of the keys that the rank's call has with "gather"
+        and "halo". Every key that some row of the rank sees is among them."""
         self._require_rank(rank)
-        return self.kept(("keys", rank), device, found)
+        return self.kept(("keys", rank), device,
+                         lambda: self._rows_of(self._needs[rank].nonzero()[:, 0].tolist()))
 
     def shard(self, x: Tensor, rank: int, dim: int) -> Tensor:
         """The rank's rows of a whole tensor, a differentiable copy. Errors: InvalidArgument where x
@@ -108,13 +104,13 @@ class Plan:
     def unshard(self, local: Tensor, group: ProcessGroup | None, dim: int) -> Tensor:
         """The whole tensor on every rank, from the rows of each; it carries no gradient.
 
-        A collective: every rank calls it with its rows, of one shape apart from their number, and of
-        one type. Errors: InvalidArgument for other ranks or rows, before anything is sent.
+        A collective: every rank calls it with its rows, of one shape apart from their number, and
+        of one type. Errors: InvalidArgument for other ranks or rows, before anything is sent.
         """
         ranks = Ranks(group, self.world_size)
         if local.shape[dim] != self.rows(ranks.rank):
-            raise refuse("local", f"a tensor of shape {tuple(local.shape)}", f"rank {ranks.rank} has "
-                         f"{self.rows(ranks.rank)} rows, along dim {dim}")
+            raise refuse("local", f"a tensor of shape {tuple(local.shape)}",
+                         f"rank {ranks.rank} has {self.rows(ranks.rank)} rows, along dim {dim}")
         rows_first = local.detach().movedim(dim, 0)
         return self.gathered(ranks, rows_first).movedim(0, dim).contiguous()
 
@@ -178,10 +174,25 @@ class Plan:
     def needed_rows(self, rank: int, owner: int, device: Any = "cpu") -> Tensor:
         """(n) int64, ascending: which local rows of the owner are among `keys` of the rank."""
         def found() -> Tensor:
-            own = self.positions(owner)
-            return torch.isin(own, self.keys(rank)).nonzero()[:, 0]
+            is_needed = self._needs[rank].index_select(0, self.positions(owner) // BLOCK)
+            return is_needed.nonzero()[:, 0]
 
         return self.kept(("needed", rank, owner), device, found)
+
+    @cached_property
+    def needed_counts(self) -> list[list[int]]:
+        """For each rank and each owner, how many `needed_rows` there are."""
+        rows = torch.zeros(len(self._needs[0]), self.world_size, dtype=torch.float64)
+        for owner in range(self.world_size):
+            blocks = self.positions(owner) // BLOCK
+            rows[:, owner] = blocks.bincount(minlength=len(rows))
+        counts: list[list[int]] = (self._needs.double() @ rows).long().tolist()
+        return counts
+
+    @property
+    def _needs(self) -> Tensor:
+        """(ranks, blocks) bool: the blocks of `keys`."""
+        return torch.ones_like(self.sees) if self.moves_all else self.sees
 
     def part(self, rank: int, owner: int | None, device: Any) -> Tensor | None:
         """The positions of the keys that a call of the rank has: those of one owner, or with None

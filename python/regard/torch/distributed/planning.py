@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from ...checks import integer, number, one_of, shown
-from ...errors import InvalidArgument, Unsupported, WrongType, refuse
+from ...errors import Unsupported, WrongType, refuse
 from ...mask_value import Mask
 from ...masks.band import Band, band_of
+from ...options import Causal, Window
 from . import dealing
 from .costs import ASSUMED_BANDWIDTH, ASSUMED_FLOPS, Bandwidth, fastest, seconds
 from .plan_value import BLOCK, Plan, Sizes
@@ -24,8 +25,9 @@ _MOST = 2**31 - 1
 def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size: int,
          heads_kv: int | None = None, head_size_v: int | None = None, batch: int = 1,
          element_bytes: int = 2, cu_seqlens: Sequence[int] | Tensor | None = None,
-         causal: Any = False, window: Any = None, mask: Mask | None = None, scheme: str = "auto",
-         bandwidth: Bandwidth | None = None, flops: float | None = None) -> Plan:
+         causal: Causal = False, window: Window = None, mask: Mask | None = None,
+         scheme: str = "auto", bandwidth: Bandwidth | None = None, flops: float | None = None
+         ) -> Plan:
     """How to spread self-attention over one sequence, or packed documents, over ranks.
 
     A pure function: it needs no process group and no device, and gives equal plans on all ranks for
@@ -113,7 +115,8 @@ def _chosen(base: Plan, bandwidth: Bandwidth, flops: float) -> Plan:
         names.append("ulysses")
     plans = [_of_scheme(base, name) for name in names]
     found = fastest(plans, bandwidth, flops)
-    times = ", ".join(f"{one.scheme} {1e3 * seconds(one, bandwidth, flops):.3g} ms" for one in plans)
+    times = ", ".join(f"{one.scheme} {1e3 * seconds(one, bandwidth, flops):.3g} ms"
+                      for one in plans)
     assumed = " (assumed rates)" if (bandwidth, flops) == (ASSUMED_BANDWIDTH, ASSUMED_FLOPS) else ""
     reason = f"{found.scheme}: the least time of a forward and backward pass{assumed}: {times}"
     return replace(found, reasons=(*found.reasons, reason))

@@ -1,7 +1,7 @@
 """The ranks of a process group, and what they send each other: rows, as bytes.
 
-Every function is a collective: all ranks call it in the same order. Rows are moved as bytes, so that
-each element type works with each backend of torch.distributed. Nothing is summed here.
+Every function is a collective: all ranks call it in the same order. Rows are moved as bytes, so
+that each element type works with each backend of torch.distributed.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Ranks:
         return _rows_of_bytes(came, x)
 
     def all_to_all(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Rows from all ranks: sent[r] of x's rows, in this order, go to rank r, and received[r] come
-        from it."""
+        """Rows from all ranks: sent[r] of x's rows, in this order, go to rank r, and received[r]
+        come from it."""
         if self.size == 1:
             return x
         out = _bytes_of_rows(x)

@@ -42,7 +42,8 @@ def merged(one_part: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tup
     return weighted(*one_part) + weighted(*other), lse
 
 
-def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
+def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: Wanted
+             ) -> Gradients:
     out, lse, *rest = kept
     tensors = Tensors(*rest)  # type: ignore[arg-type]
     held = one.packed(tensors.k, tensors.v)
@@ -69,8 +70,8 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
 
 
 def _turn(call: Call) -> list[tuple[int, int, int | None]]:
-    """For each step: its number, the owner of the keys that are here, and how many keys come for the
-    next step; None at the last one."""
+    """For each step: its number, the owner of the keys that are here, and how many keys come for
+    the next step; None at the last one."""
     rank, size = call.ranks.rank, call.ranks.size
     owners = [(rank - step) % size for step in range(size)]
     following = [call.plan.rows(owner) for owner in owners[1:]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -13,11 +13,14 @@ from torch.distributed import ProcessGroup
 from ...checks import flag, run_options, shown
 from ...element_types import NAMES, type_name
 from ...errors import Unsupported, WrongType, refuse
-from ...options import OPTIONS
+from ...options import OPTIONS, Precision
 from . import agreement, gather, ring, ulysses
 from .call import Call, Tensors, Wanted, position_options
 from .plan_value import Plan
 from .ranks import Ranks
+
+if TYPE_CHECKING:
+    from ...typing import Unpack
 
 Result = Tensor | tuple[Tensor, Tensor]
 _SCHEMES: dict[str, ModuleType] = {"gather": gather, "halo": gather, "ring": ring,
@@ -25,14 +28,38 @@ _SCHEMES: dict[str, ModuleType] = {"gather": gather, "halo": gather, "ring": rin
 _GRADIENTS = 5  # of the first tensors
 
 
-@overload
-def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
-              return_lse: Literal[False] = False, **options: Any) -> Tensor: ...
+class Options(TypedDict, total=False):
+    """The keywords of `attention`, for type checkers."""
+
+    bias: Tensor | None
+    mask: Tensor | None
+    row_spans: Tensor | None
+    sink: Tensor | None
+    alibi_slopes: Tensor | None
+    scale: float | None
+    softcap: float
+    dropout_p: float
+    precision: Precision
+    deterministic: bool
+    out_type: Any
+    sum_sink_gradient: bool
+    threads: int
+    backend: str
 
 
 @overload
 def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
-              return_lse: Literal[True], **options: Any) -> tuple[Tensor, Tensor]: ...
+              return_lse: Literal[False] = False, **options: Unpack[Options]) -> Tensor: ...
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
+              return_lse: Literal[True], **options: Unpack[Options]) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
+              return_lse: bool, **options: Unpack[Options]) -> Result: ...
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
@@ -47,8 +74,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
 
     The results are those of `regard.torch.attention` over the whole sequence with the mask of the
     plan, apart from rounding: what `plan.shard` would take from them for this rank. Differentiable
-    in q, k, v, bias and sink, through out and lse; not twice. A collective: every rank calls it, and
-    its backward pass, in the same order and with the same options, also a rank without rows.
+    in q, k, v, bias and sink, through out and lse; not twice. A collective: every rank calls it,
+    and its backward pass, in the same order and with the same options, also a rank without rows.
 
     Args:
         q: (B, Hq, rows, D) with rows = plan.rows(rank); float64, float32, float16 or bfloat16.

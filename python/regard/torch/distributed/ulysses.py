@@ -2,8 +2,8 @@
 
 The local call is ordinary: it has the whole sequence, in order, with the mask's own causal, window
 and spans. Query heads are dealt unevenly where they do not divide; a rank may have none. Heads of
-keys that several ranks need are sent to each, and their gradients are summed in float32 or wider, in
-the order of ranks.
+keys that several ranks need are sent to each, and their gradients are summed in float32 or wider,
+in the order of ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     return own_out, own_lse, (out, lse, *local, tensors.bias)
 
 
-def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: Wanted) -> Gradients:
+def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: Wanted
+             ) -> Gradients:
     out, lse, *rest = kept
     local, given_bias = Tensors(*rest[:-1]), rest[-1]  # type: ignore[arg-type]
     dout = _to_heads(call, dout, _heads_q(call))
@@ -55,7 +56,7 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
     return Gradients(dq, dk, dv, dbias, _of_all_heads(call, into.dsink))
 
 
-# -------------------------------------------------------------------------------- heads of this rank
+# ------------------------------------------------------------------------------ heads of this rank
 
 def _heads_q(call: Call) -> list[range]:
     return heads.dealt(call.plan.sizes.heads_q, call.ranks.size)
@@ -151,7 +152,7 @@ def _of_all_heads(call: Call, dsink: Tensor | None) -> Tensor | None:
     return whole
 
 
-# ------------------------------------------------------------------------------------- communication
+# ----------------------------------------------------------------------------------- communication
 
 def _to_heads(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
     """(B, h, S, D) of this rank's heads, from (B, H, rows, D) on each rank."""
