@@ -51,6 +51,7 @@ TORCH_USER = """
 import torch
 import regard
 import regard.torch as rt
+from regard.torch import distributed as rd
 from typing import assert_type
 
 q = torch.ones(1, 2, 8, 16)
@@ -60,6 +61,12 @@ assert_type(rt.attention(q, q, q, return_lse=True), tuple[torch.Tensor, torch.Te
 assert_type(rt.scaled_dot_product_attention(q, q, q, is_causal=True), torch.Tensor)
 rt.scaled_dot_product_attention(q, q, q, None, 0.0, True, return_lse=True, softcap=1.0)[1].sum()
 assert_type(rt.scaled_dot_product_attention(q, q, q, regard.masks.chunks(8, 4)), torch.Tensor)
+plan = rd.plan(8, world_size=1, heads_q=2, head_size=16, causal=True)
+assert_type(rd.attention(q, q, q, plan, softcap=1.0), torch.Tensor)
+assert_type(rd.attention(q, q, q, plan, return_lse=True), tuple[torch.Tensor, torch.Tensor])
+balance: float = plan.balance
+rd.attention(q, q, q, plan, causl=True)  # wrong
+rd.plan(8, world_size=1, heads_q=2, head_size=16, causal="diagonal")  # wrong
 rt.attention(q, q, q, return_lse=True).sum()  # wrong
 rt.attention(q, q, q, causl=True)  # wrong
 rt.scaled_dot_product_attention(q, q, q, causl=True)  # wrong

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,36 +17,35 @@ from .call import Tensors
 from .plan_value import Plan
 from .ranks import Ranks
 
+_DIGEST = 32
 _TEXT = 480  # bytes of an error's text that other ranks hear
 _MOST_PLANS = 4096  # that are remembered for a group
+
+T = TypeVar("T")
 
 _agreed: WeakKeyDictionary[Any, set[bytes]] = WeakKeyDictionary()
 
 
-def check(plan: Plan, ranks: Ranks, make: Callable[[], tuple[Tensors, str]]) -> Tensors:
-    """The tensors that `make` returns and has checked, once all ranks have checked theirs.
+def check(plan: Plan, ranks: Ranks, make: Callable[[], tuple[T, str]]) -> T:
+    """What `make` returns of this rank's arguments, once all ranks have checked theirs.
 
     The first call with a plan in a group tells the ranks of each other's errors, and compares the
     plans and the facts of the call, which have to be equal on all ranks; every rank then raises.
     Later calls with such a plan are checked by each rank alone, so that nothing waits.
 
-    make: returns tensors and facts. Errors: its own; InvalidArgument for those of other ranks.
+    make: returns a result and facts. Errors: its own; InvalidArgument for those of other ranks.
     """
     known = _known_plans(ranks)
     if known is None or plan.digest in known:
         return make()[0]
-    error: Error | None = None
-    tensors, facts = None, ""
     try:
-        tensors, facts = make()
-    except Error as found:
-        error = found
-    _compare(ranks, plan, facts, error)
-    if error is not None:
-        raise error
+        result, facts = make()
+    except Error as error:
+        _told(ranks, b"", str(error).encode()[:_TEXT])
+        raise
+    _compare(ranks, plan, facts)
     known.add(plan.digest)
-    assert tensors is not None
-    return tensors
+    return result
 
 
 def _known_plans(ranks: Ranks) -> set[bytes] | None:
@@ -59,23 +58,26 @@ def _known_plans(ranks: Ranks) -> set[bytes] | None:
     return known
 
 
-def _compare(ranks: Ranks, plan: Plan, facts: str, error: Error | None) -> None:
+def _compare(ranks: Ranks, plan: Plan, facts: str) -> None:
     """Errors: InvalidArgument where another rank has an error, or other facts."""
-    text = b"" if error is None else str(error).encode()[:_TEXT]
     digest = hashlib.sha256(plan.digest + facts.encode()).digest()
-    device = "cpu" if "cpu" in ranks.devices() else f"cuda:{torch.cuda.current_device()}"
-    sent = torch.tensor([*digest, *text.ljust(_TEXT, b"\0")], dtype=torch.uint8, device=device)
-    came = [bytes(row) for row in ranks.all_gather(sent[None]).tolist()]
-    if error is not None:
-        return
-    for rank, row in enumerate(came):
-        told = row[len(digest):].rstrip(b"\0").decode(errors="replace")
-        if told:
-            raise refuse("group", f"a group of {ranks.size} ranks", f"rank {rank} refused: {told}")
-    for rank, row in enumerate(came):
-        if row[:len(digest)] != digest:
+    came = _told(ranks, digest, b"")
+    for rank, (_, text) in enumerate(came):
+        if text:
+            raise refuse("group", f"a group of {ranks.size} ranks", f"rank {rank} refused: {text}")
+    for rank, (other, _) in enumerate(came):
+        if other != digest:
             raise refuse("plan", repr(plan), f"rank {rank} has another plan, or other sizes, types "
                          f"or options: {facts} on this one")
+
+
+def _told(ranks: Ranks, digest: bytes, text: bytes) -> list[tuple[bytes, str]]:
+    """The digest and the error's text of each rank."""
+    device = "cpu" if "cpu" in ranks.devices() else f"cuda:{torch.cuda.current_device()}"
+    sent = torch.tensor([*digest.ljust(_DIGEST, b"\0"), *text.ljust(_TEXT, b"\0")],
+                        dtype=torch.uint8, device=device)
+    came = [bytes(row) for row in ranks.all_gather(sent[None]).tolist()]
+    return [(row[:_DIGEST], row[_DIGEST:].rstrip(b"\0").decode(errors="replace")) for row in came]
 
 
 def require_tensors(plan: Plan, ranks: Ranks, tensors: Tensors) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from ...checks import integer
 from .costs import Bandwidth
 from .ranks import Ranks
 
@@ -24,8 +25,9 @@ def measure_bandwidth(group: ProcessGroup | None = None, megabytes: int = 8) -> 
     slowest rank counts, so that all ranks have equal numbers, and plans made of them are equal.
 
     Raises:
-        InvalidArgument: torch.distributed is not initialised.
+        InvalidArgument: torch.distributed is not initialised, or megabytes is not from 1 on.
     """
+    megabytes = integer("megabytes", megabytes, 1, 10**4)
     ranks = Ranks(group, dist.get_world_size(group) if dist.is_initialized() else 2)
     device = "cpu" if "cpu" in ranks.devices() else f"cuda:{torch.cuda.current_device()}"
     own = torch.zeros((megabytes, 10**6), dtype=torch.uint8, device=device)

@@ -47,7 +47,7 @@ class Plan:
     It holds no process group and no device, and is the same value on every rank. Rows are dealt in
     blocks of 128 rows of the whole sequence, the last of which may be shorter. A rank's rows are
     its blocks in ascending order: row i is row `first_positions(rank)[i // 128] + i % 128` of the
-    sequence. A rank may have no rows.
+    sequence. A rank may have no rows. Tensors that it returns are its own, and not to be changed.
 
     Attributes:
         sizes: of the whole tensors: length, batch, heads and head sizes, bytes of an element.

@@ -33,8 +33,8 @@ class Ranks:
         if size == 1 and group is None:
             return
         if not (dist.is_available() and dist.is_initialized()):
-            raise refuse("group", group, f"the plan is for {size} ranks, and torch.distributed has "
-                         "not been initialised")
+            raise refuse("group", group, "torch.distributed has not been initialised; "
+                         "init_process_group comes first")
         found = dist.get_world_size(group)
         if found != size:
             raise refuse("group", f"a group of {found} ranks", f"the plan is for {size}"

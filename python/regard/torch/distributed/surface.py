@@ -112,31 +112,40 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
         raise refuse("plan", shown(plan), "must be a Plan of regard.torch.distributed.plan",
                      WrongType)
     ranks = Ranks(group, plan.world_size)
-    options: dict[str, Any] = {"scale": scale, "softcap": softcap, "precision": precision,
-                               "deterministic": deterministic}
     given = Tensors(q, k, v, bias, sink, mask, row_spans, alibi_slopes)
-    type_: list[torch.dtype | None] = [None]
+    options = {"scale": scale, "softcap": softcap, "precision": precision,
+               "deterministic": deterministic}
 
-    def checked() -> tuple[Tensors, str]:
+    def checked() -> tuple[tuple[Call, Tensors], str]:
         _refuse_others(others)
         agreement.require_tensors(plan, ranks, given)
-        for name, value in options.items():
-            options[name] = OPTIONS[name].check(name, value)
-        options.update(position_options(OPTIONS["dropout_p"].check("dropout_p", dropout_p),
-                                        alibi_slopes, plan.scheme))
-        if out_type is not None:
-            type_[0] = getattr(torch, NAMES[type_name("out_type", out_type)])
         tensors = _made(given)
-        return tensors, _facts(tensors, options, type_[0], flag("return_lse", return_lse))
+        call = Call(plan, ranks, _checked_options(options, dropout_p, alibi_slopes, plan.scheme),
+                    run_options(threads, backend), _torch_type(out_type),
+                    flag("return_lse", return_lse), flag("sum_sink_gradient", sum_sink_gradient))
+        return (call, tensors), _facts(call, tensors)
 
-    tensors = agreement.check(plan, ranks, checked)
-    if torch.are_deterministic_algorithms_enabled():
-        options["deterministic"] = True
-    call = Call(plan, ranks, options, run_options(threads, backend), type_[0], return_lse,
-                flag("sum_sink_gradient", sum_sink_gradient))
+    call, tensors = agreement.check(plan, ranks, checked)
     with torch.autocast(tensors.q.device.type, enabled=False):
         out, lse = _Attention.apply(call, *tensors)  # type: ignore[no-untyped-call]
     return (out, lse) if return_lse else out
+
+
+def _checked_options(given: dict[str, Any], dropout_p: Any, alibi_slopes: Tensor | None,
+                     scheme: str) -> dict[str, Any]:
+    """Of the local calls, in the form that `regard.attention` takes."""
+    options = {name: OPTIONS[name].check(name, value) for name, value in given.items()}
+    dropout_p = OPTIONS["dropout_p"].check("dropout_p", dropout_p)
+    if torch.are_deterministic_algorithms_enabled():
+        options["deterministic"] = True
+    return options | position_options(dropout_p, alibi_slopes, scheme)
+
+
+def _torch_type(out_type: Any) -> torch.dtype | None:
+    if out_type is None:
+        return None
+    found: torch.dtype = getattr(torch, NAMES[type_name("out_type", out_type)])
+    return found
 
 
 def _refuse_others(others: dict[str, Any]) -> None:
@@ -162,15 +171,15 @@ def _made(given: Tensors) -> Tensors:
     return given._replace(q=q, k=k, v=v, **numbers)
 
 
-def _facts(tensors: Tensors, options: dict[str, Any], out_type: torch.dtype | None,
-           return_lse: bool) -> str:
+def _facts(call: Call, tensors: Tensors) -> str:
     """What has to be equal on all ranks."""
     graded = torch.is_grad_enabled()
     shown_tensors = [f"{name} {x.dtype} of {x.dim()} dimensions" +
                      (" with a gradient" if graded and x.requires_grad else "")
                      for name, x in tensors._asdict().items() if x is not None]
-    return (f"batch {tensors.q.shape[0]}, {', '.join(shown_tensors)}, {options}, "
-            f"out_type {out_type}, return_lse {return_lse}")
+    return (f"batch {tensors.q.shape[0]}, {', '.join(shown_tensors)}, {call.options}, "
+            f"out_type {call.out_type}, return_lse {call.return_lse}, "
+            f"sum_sink_gradient {call.sums_sink}")
 
 
 class _Attention(torch.autograd.Function):
