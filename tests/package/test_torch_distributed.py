@@ -293,6 +293,18 @@ def test_a_halo_moves_near_keys_only(pools: Pools) -> None:
         compare(results(pools, case, "halo", 4), whole_results(case, case.tensors()))
 
 
+def test_gather_moves_parts_of_keys(pools: Pools) -> None:
+    """Documents of few blocks, dealt to any ranks: most keys stay, and owners are out of order."""
+    cuts = [0, 256, 384, 640, 700, 1024, 1152, 1280, 1500]
+    case = Case("parts", 1500, pairs={"cu_seqlens": cuts}, bias=(1, 1, "S", "S"), lse=False)
+    plan = case.plan(3, "gather")
+    orders = [torch.cat([plan.positions(owner)[plan.needed_rows(rank, owner)]
+                         for owner in range(3)]) for rank in range(3)]
+    assert not plan.moves_all and any((order.diff() < 0).any() for order in orders)
+    assert all(0 < plan.moved(rank).forward < 700 * 2 * 2 * 14 * 8 for rank in range(3))
+    compare(results(pools, case, "gather", 3), whole_results(case, case.tensors()))
+
+
 def test_unshard_is_the_inverse_of_shard(pools: Pools) -> None:
     for case in (LENGTHS[0], LENGTHS[2], FEATURES[1], FEATURES[4]):
         found = pools.run(3, tasks.round_trip, case)
