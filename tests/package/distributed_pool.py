@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any
 
 COLLECTIVE_SECONDS = 30  # after which a collective that not all ranks call fails
+START_SECONDS = 180  # in which a busy machine starts all workers
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Pool:
 
     def __init__(self, size: int) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")  # which imports PyTorch once for all
+        context.set_forkserver_preload(["regard.torch.distributed"])
         self._connections: list[Connection] = []
         self._processes = []
         for rank in range(size):
@@ -46,21 +48,25 @@ class Pool:
             self._connections.append(here)
             self._processes.append(process)
         self.alive = True
+        self._answers(self._connections, "start", START_SECONDS)
 
     def run(self, world: int, task: Callable[..., Any], *arguments: Any, seconds: float = 60
             ) -> list[Any]:
         """The results of the first `world` workers, Raised where one raised."""
         for connection in self._connections[:world]:
             _send(connection, (world, task, arguments))
+        return self._answers(self._connections[:world], task.__name__, seconds)
+
+    def _answers(self, connections: list[Connection], task: str, seconds: float) -> list[Any]:
         end = monotonic() + seconds
-        waiting = set(self._connections[:world])
+        waiting = set(connections)
         while waiting:
             ready = wait(list(waiting), max(0, end - monotonic()))
             if not ready:
                 self.close()
-                raise TimeoutError(f"{task.__name__}: no answer within {seconds} s")
+                raise TimeoutError(f"{task}: no answer within {seconds} s")
             waiting -= set(ready)  # type: ignore[arg-type]
-        return [_received(connection) for connection in self._connections[:world]]
+        return [_received(connection) for connection in connections]
 
     def close(self) -> None:
         self.alive = False
@@ -90,8 +96,10 @@ def _serve(connection: Connection, rank: int, size: int, folder: str) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
-                            world_size=size, timeout=timedelta(seconds=COLLECTIVE_SECONDS))
-    groups = {world: dist.new_group(range(world)) for world in range(1, size + 1)}
+                            world_size=size, timeout=timedelta(seconds=START_SECONDS))
+    groups = {world: dist.new_group(range(world), timeout=timedelta(seconds=COLLECTIVE_SECONDS))
+              for world in range(1, size + 1)}
+    _send(connection, "ready")
     while True:
         try:
             world, task, arguments = _received(connection)
