@@ -195,7 +195,7 @@ def faulty(fault: str, plan: rd.Plan, tensors: dict[str, Any]) -> None:
         "spans": {"row_spans": torch.zeros(rows + 1, 2, dtype=torch.int32)},
         "sink": {"sink": torch.zeros(5)}, "number": {"softcap": "high"},
         "unknown": {"softcat": 1.0}, "causal": {"causal": True},
-        "slopes": {"alibi_slopes": torch.ones(4)}, "dropout": {"dropout_p": 0.5}}
+        "dropout": {"dropout_p": 0.5}}
     tensors.update(changes[fault])
 
 

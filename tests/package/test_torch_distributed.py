@@ -77,14 +77,13 @@ def compare(found: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> N
 
 
 def takes(case: Case, scheme: str) -> bool:
-    """Whether the scheme is there for the case: halo needs near keys; ALiBi needs all rows."""
-    if scheme == "halo" and case.pairs.keys() <= {"causal"}:
-        return False
-    return "alibi_slopes" not in case.features or scheme == "ulysses"
+    """Whether the scheme is there for the case: halo needs near keys."""
+    return scheme != "halo" or not case.pairs.keys() <= {"causal"}
 
 
 # ----------------------------------------------------------------------------------------- features
 
+DROPOUT = {"dropout_p": 0.3, "dropout_seed": 2**63 + 11, "dropout_offset": 5}
 SPANS = masks.sliding(S, 60, sinks=3)
 TWO_SPANS = masks.Mask(S, S, row_spans=torch.tensor([[0, 100, 150, 460]], dtype=torch.int32))
 FEATURES = [
@@ -104,6 +103,10 @@ FEATURES = [
     Case("softcap", S, pairs={"causal": True}, options={"softcap": 0.5, "scale": -0.7}),
     Case("row_spans", S, features=("row_spans",)),
     Case("alibi", S, pairs={"cu_seqlens": DOCUMENTS, "causal": True}, features=("alibi_slopes",)),
+    Case("far_alibi", S, pairs={"causal": True}, features=("alibi_slopes", "sink")),
+    Case("dropout", S, options=DROPOUT, bias=(1, 4, "S", "S")),
+    Case("near_dropout", S, pairs={"cu_seqlens": DOCUMENTS, "window": (90, 30)}, options=DROPOUT,
+         features=("alibi_slopes", "row_spans"), bias=(4, 1, "S")),
     Case("everything", S, heads=(6, 2), bias=(1, 6, "S", "S"), features=("sink", "mask", "row_spans"),
          options={"softcap": 2.0, "scale": 0.5},
          pairs={"cu_seqlens": [0, 300, 480], "causal": True, "window": (170, None),
@@ -297,12 +300,14 @@ def test_gather_moves_parts_of_keys(pools: Pools) -> None:
     """Documents of few blocks, dealt to any ranks: most keys stay, and owners are out of order."""
     cuts = [0, 256, 384, 640, 700, 1024, 1152, 1280, 1500]
     case = Case("parts", 1500, pairs={"cu_seqlens": cuts}, bias=(1, 1, "S", "S"), lse=False)
+    placed = Case("placed", 1500, pairs={"cu_seqlens": cuts}, features=("alibi_slopes",))
     plan = case.plan(3, "gather")
     orders = [torch.cat([plan.positions(owner)[plan.needed_rows(rank, owner)]
                          for owner in range(3)]) for rank in range(3)]
     assert not plan.moves_all and any((order.diff() < 0).any() for order in orders)
     assert all(0 < plan.moved(rank).forward < 700 * 2 * 2 * 14 * 8 for rank in range(3))
-    compare(results(pools, case, "gather", 3), whole_results(case, case.tensors()))
+    for one in (case, placed):
+        compare(results(pools, one, "gather", 3), whole_results(one, one.tensors()))
 
 
 def test_unshard_is_the_inverse_of_shard(pools: Pools) -> None:
@@ -326,8 +331,7 @@ def test_bandwidth_is_equal_on_all_ranks(pools: Pools) -> None:
     ("bias", "bias", "this rank's rows, all keys"), ("mask", "mask", "must be torch.bool"),
     ("spans", "row_spans", "this rank's rows"), ("sink", "sink", "must be (4,)"),
     ("number", "softcap", "must be a number"), ("unknown", "softcat", "is no option"),
-    ("causal", "causal", "the plan says"), ("slopes", "alibi_slopes", "positions"),
-    ("dropout", "dropout_p", "cannot do yet"),
+    ("causal", "causal", "the plan says"), ("dropout", "dropout_seed", "must be given"),
 ])
 def test_one_rank_is_wrong(pools: Pools, fault: str, argument: str, text: str) -> None:
     """It raises its error, and the others tell of it: no rank waits for another."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ...attention import attention_backward
-from ...errors import Unsupported, refuse
 from ...gradients import Gradients
 from ..surface import attention as attention_of_one
 from .plan_value import Plan
@@ -49,7 +48,8 @@ class Wanted(NamedTuple):
 class Call:
     """What does not change between forward and backward.
 
-    options: scale, softcap, precision and deterministic, as `regard.attention` takes them.
+    options: scale, softcap, precision, deterministic and those of dropout, as `regard.attention`
+    takes them. by_position: whether local calls have to know where their rows and keys stand.
     return_lse: whether the caller sees the lse. where: threads and backend.
     sums_sink: whether the sink's gradient is summed over the ranks.
     """
@@ -57,28 +57,20 @@ class Call:
     plan: Plan
     ranks: Ranks
     options: dict[str, Any]
+    by_position: bool
     where: dict[str, Any]
     out_type: torch.dtype | None
     return_lse: bool
     sums_sink: bool
 
 
-def position_options(dropout_p: float, alibi_slopes: Tensor | None, scheme: str) -> dict[str, Any]:
-    """The options that tell a local call where its rows and keys are in the whole sequence.
-
-    This is the one place for them. Until `regard.attention` has `q_positions` (which will be
-    `plan.first_positions(rank)`) and `k_position`, what depends on positions is refused.
-
-    Errors: Unsupported for dropout, and for ALiBi unless each rank has all rows.
-    """
-    if dropout_p > 0:
-        raise refuse("dropout_p", dropout_p, "dropout counts the rows and keys of the whole "
-                     "sequence, which a call over some of them cannot do yet", Unsupported)
-    if alibi_slopes is not None and scheme != "ulysses":
-        raise refuse("alibi_slopes", f"a tensor of shape {tuple(alibi_slopes.shape)}",
-                     f"scheme {scheme!r} cannot give positions to ALiBi yet; plan(..., "
-                     "scheme='ulysses') can", Unsupported)
-    return {}
+def position_options(call: Call, first_key: int, device: torch.device) -> dict[str, Any]:
+    """The options that tell a call over some rows, and over keys that follow each other from
+    `first_key` on, where they stand in the whole sequence. This is the one place for them."""
+    if not call.by_position:
+        return {}
+    return {"q_positions": call.plan.first_positions(call.ranks.rank, device),
+            "k_position": first_key}
 
 
 # ------------------------------------------------------------------------------------ keys and sums
@@ -113,9 +105,9 @@ def spans_option(call: Call, given: Tensor | None, owner: int | None, device: An
     given: the caller's, of positions in the whole sequence. Errors: InvalidArgument where both
     together have more than 8 spans."""
     plan, rank = call.plan, call.ranks.rank
-    spans = plan.spans_of_part(rank, owner, device)
+    spans = plan.spans_of_part(rank, owner, device, call.by_position)
     if given is not None:
-        keys = plan.part(rank, owner, device)
+        keys = plan.part(rank, owner, device, call.by_position)
         given = given.expand(*given.shape[:-2], plan.rows(rank), -1)
         given = given if keys is None else among(given, keys.int())
         spans = given if spans is None else intersection(spans, given)

@@ -46,7 +46,11 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
 
 
 def _options(call: Call, tensors: Tensors) -> dict[str, Any]:
-    return one.spans_option(call, tensors.row_spans, None, tensors.q.device)
+    device = tensors.q.device
+    keys = call.plan.part(call.ranks.rank, None, "cpu", call.by_position)
+    first = 0 if keys is None or not len(keys) else int(keys[0])
+    return (one.spans_option(call, tensors.row_spans, None, device)
+            | one.position_options(call, first, device))
 
 
 def _row_shape(tensors: Tensors) -> tuple[int, int, int]:
@@ -57,8 +61,8 @@ def _with_keys(call: Call, tensors: Tensors) -> tuple[Tensors, Tensor | None]:
     """The tensors with received keys, values and their part of bias and mask, without the caller's
     spans; and the positions of these keys, None for the whole sequence."""
     plan, own = call.plan, one.packed(tensors.k, tensors.v)
-    keys = plan.part(call.ranks.rank, None, tensors.k.device)
-    rows = plan.gathered(call.ranks, own) if keys is None else _received(call, own)
+    keys = plan.part(call.ranks.rank, None, tensors.k.device, call.by_position)
+    rows = plan.gathered(call.ranks, own) if keys is None else _received(call, own, len(keys))
     k, v = one.unpacked(rows, tensors.k.shape[-1])
     return tensors._replace(k=k, v=v, bias=one.columns(tensors.bias, keys),
                             mask=one.columns(tensors.mask, keys), row_spans=None), keys
@@ -70,25 +74,29 @@ def _counts(call: Call) -> tuple[list[int], list[int]]:
     return [of_reader[rank] for of_reader in counts], counts[rank]
 
 
-def _received(call: Call, own: Tensor) -> Tensor:
-    """(keys, ...) of own rows (rows, ...), in the order of the sequence."""
+def _received(call: Call, own: Tensor, count: int) -> Tensor:
+    """(keys, ...) of own rows (rows, ...), in the order of the sequence; zeros between them."""
     plan, rank = call.plan, call.ranks.rank
     given, taken = _counts(call)
     sent = plan.kept(("sent", rank), own.device, lambda: torch.cat(
         [plan.needed_rows(other, rank) for other in range(plan.world_size)]))
     came = call.ranks.all_to_all(own.index_select(0, sent), given, taken)
-    return came.index_select(0, _order(call, own.device))
+    whole = own.new_zeros((count, *own.shape[1:]))
+    whole[_places(call, own.device)] = came
+    return whole
 
 
-def _order(call: Call, device: Any) -> Tensor:
-    """For each key in the order of the sequence, its place in the order of owners."""
+def _places(call: Call, device: Any) -> Tensor:
+    """For each received key, in the order of owners, its place among this rank's keys."""
     plan, rank = call.plan, call.ranks.rank
 
     def found() -> Tensor:
-        return torch.cat([plan.positions(other)[plan.needed_rows(rank, other)]
-                          for other in range(plan.world_size)]).argsort()
+        came = torch.cat([plan.positions(other)[plan.needed_rows(rank, other)]
+                          for other in range(plan.world_size)])
+        keys = plan.part(rank, None, "cpu", call.by_position)
+        return came if keys is None else torch.searchsorted(keys, came)
 
-    return plan.kept(("order", rank), device, found)
+    return plan.kept(("places", rank, call.by_position), device, found)
 
 
 def _to_owners(call: Call, sums: Tensor) -> Tensor:
@@ -97,8 +105,7 @@ def _to_owners(call: Call, sums: Tensor) -> Tensor:
     sums: (keys, ...), this rank's part for all of its keys."""
     plan, rank = call.plan, call.ranks.rank
     given, taken = _counts(call)
-    by_owner = torch.empty_like(sums)
-    by_owner[_order(call, sums.device)] = sums
+    by_owner = sums.index_select(0, _places(call, sums.device))
     came = call.ranks.all_to_all(by_owner, taken, given)
     total = sums.new_zeros((plan.rows(rank), *sums.shape[1:]))
     for other, part in enumerate(torch.split(came, given)):

@@ -194,14 +194,23 @@ class Plan:
         """(ranks, blocks) bool: the blocks of `keys`."""
         return torch.ones_like(self.sees) if self.moves_all else self.sees
 
-    def part(self, rank: int, owner: int | None, device: Any) -> Tensor | None:
+    def part(self, rank: int, owner: int | None, device: Any, filled: bool = False
+             ) -> Tensor | None:
         """The positions of the keys that a call of the rank has: those of one owner, or with None
-        those of `keys`. None for the whole sequence."""
+        those of `keys`. None for the whole sequence. filled: also the positions between them, at
+        which nothing is visible."""
         if owner is not None:
             return self.positions(owner, device)
-        return None if self.moves_all else self.keys(rank, device)
+        if self.moves_all:
+            return None
+        keys = self.keys(rank, device)
+        if not filled or not len(keys):
+            return keys
+        first, last = self.keys(rank)[[0, -1]].tolist()
+        return torch.arange(first, last + 1, device=device)
 
-    def spans_of_part(self, rank: int, owner: int | None, device: Any) -> Tensor | None:
+    def spans_of_part(self, rank: int, owner: int | None, device: Any, filled: bool = False
+                      ) -> Tensor | None:
         """(1 or B, 1 or Hq, rows, 2 n) int32: what the rank's rows see of `part`, by the places of
         keys in it. None is every key."""
         if self.spans is None:
@@ -210,10 +219,17 @@ class Plan:
         def found() -> Tensor:
             assert self.spans is not None
             spans = self.spans.index_select(-2, self.positions(rank))
-            keys = self.part(rank, owner, "cpu")
+            keys = self.part(rank, owner, "cpu", filled)
             return spans if keys is None else among(spans, keys.int())
 
-        return self.kept(("spans", rank, owner), device, found)
+        return self.kept(("spans", rank, owner, filled), device, found)
+
+    def runs(self, rank: int) -> list[slice]:
+        """The rank's rows, cut where the sequence goes on at another rank."""
+        blocks = self.blocks[rank]
+        cuts = [n for n in range(1, len(blocks)) if blocks[n] != blocks[n - 1] + 1]
+        ends = [min(n * BLOCK, self.rows(rank)) for n in (0, *cuts, len(blocks))]
+        return [slice(begin, end) for begin, end in zip(ends, ends[1:])]
 
     # -------------------------------------------------------------------------------------- other
 

@@ -6,6 +6,8 @@ and lse; its sums for dk and dv travel with it in float32 or wider, and are home
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -22,10 +24,10 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     out = lse = torch.empty(0)
     for step, owner, following in _turn(call):
         coming = None if following is None else call.ranks.begin_pass(held, following)
-        if _is_seen(call, step, owner):
-            part, more = _part(call, tensors, held, step, owner)
+        for piece in _pieces(call, step, owner):
+            part, more = _part(call, tensors, held, owner, piece)
             found = one.forward(call, part, more, one.sums_type(tensors.q))
-            out, lse = found if step == 0 else merged((out, lse), found)
+            out, lse = found if piece.is_first else merged((out, lse), found)
         held = held if coming is None else coming()
     out = out.to(call.out_type or tensors.q.dtype)
     return out, lse, (out, lse, *tensors)
@@ -53,14 +55,15 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
     dsink = torch.zeros_like(tensors.sink) if wanted.sink and tensors.sink is not None else None
     for step, owner, following in _turn(call):
         coming = None if following is None else call.ranks.begin_pass(held, following)
-        if _is_seen(call, step, owner):
-            part, more = _part(call, tensors, held, step, owner)
-            dk, dv = (None, None) if sums is None else one.unpacked(sums, tensors.k.shape[-1])
+        for piece in _pieces(call, step, owner):
+            part, more = _part(call, tensors, held, owner, piece)
+            dk, dv = (None, None) if sums is None else one.unpacked(
+                sums[piece.rows], tensors.k.shape[-1])
             dpart = None if dbias is None or part.bias is None else torch.zeros_like(
                 part.bias, dtype=dbias.dtype)
-            into = Gradients(dq, dk, dv, dpart, dsink if step == 0 else None)
+            into = Gradients(dq, dk, dv, dpart, dsink if piece.is_first else None)
             one.backward(call, part, more, (dout, dlse, out, lse), into, accumulate=True)
-            _add_bias(call, dbias, dpart, owner)
+            _add_bias(call, dbias, dpart, owner, piece)
         if sums is not None:
             rows = call.plan.rows(call.ranks.rank) if following is None else following
             sums = call.ranks.begin_pass(sums, rows)()
@@ -78,21 +81,38 @@ def _turn(call: Call) -> list[tuple[int, int, int | None]]:
     return list(zip(range(size), owners, [*following, None]))
 
 
-def _is_seen(call: Call, step: int, owner: int) -> bool:
-    """The first part is always called: it counts the sink."""
+class _Piece(NamedTuple):
+    """Keys of one owner that are attended to together: rows of its own. The first piece of a turn
+    counts the sink."""
+
+    rows: slice
+    is_first: bool
+
+
+def _pieces(call: Call, step: int, owner: int) -> list[_Piece]:
+    """All keys of the owner, or none if no row sees them. Where positions count, keys that do not
+    follow each other are apart. The first piece is always there."""
     rank = call.ranks.rank
-    return step == 0 or bool(call.plan.rows(rank)) and call.plan.sees_rank(rank, owner)
+    if step > 0 and not (call.plan.rows(rank) and call.plan.sees_rank(rank, owner)):
+        return []
+    runs = call.plan.runs(owner) if call.by_position else [slice(0, call.plan.rows(owner))]
+    return [_Piece(run, step == 0 and number == 0) for number, run in enumerate(runs)]
 
 
-def _part(call: Call, tensors: Tensors, held: Tensor, step: int, owner: int
-          ) -> tuple[Tensors, dict[str, Tensor]]:
-    """The tensors of a call over the keys of one owner, and its options."""
-    k, v = one.unpacked(held, tensors.k.shape[-1])
-    keys = call.plan.positions(owner, held.device)
+def _part(call: Call, tensors: Tensors, held: Tensor, owner: int, piece: _Piece
+          ) -> tuple[Tensors, dict[str, Any]]:
+    """The tensors of a call over a piece of the owner's keys, and its options."""
+    k, v = one.unpacked(held[piece.rows], tensors.k.shape[-1])
+    keys = call.plan.positions(owner, held.device)[piece.rows]
     part = tensors._replace(
         k=k, v=v, bias=one.columns(tensors.bias, keys), mask=one.columns(tensors.mask, keys),
-        row_spans=None, sink=tensors.sink if step == 0 else None)
-    return part, one.spans_option(call, tensors.row_spans, owner, held.device)
+        row_spans=None, sink=tensors.sink if piece.is_first else None)
+    more = one.spans_option(call, tensors.row_spans, owner, held.device)
+    if "row_spans" in more and call.by_position:
+        size = piece.rows.stop - piece.rows.start
+        more["row_spans"] = (more["row_spans"] - piece.rows.start).clamp(0, size)
+    first = int(call.plan.positions(owner)[piece.rows.start]) if len(keys) else 0
+    return part, more | one.position_options(call, first, held.device)
 
 
 def _empty_bias(bias: Tensor | None) -> Tensor | None:
@@ -102,10 +122,11 @@ def _empty_bias(bias: Tensor | None) -> Tensor | None:
     return torch.zeros_like(bias, dtype=one.sums_type(bias) if bias.shape[-1] == 1 else bias.dtype)
 
 
-def _add_bias(call: Call, dbias: Tensor | None, part: Tensor | None, owner: int) -> None:
+def _add_bias(call: Call, dbias: Tensor | None, part: Tensor | None, owner: int, piece: _Piece
+              ) -> None:
     if dbias is None or part is None:
         return
     if dbias.shape[-1] == 1:
         dbias += part
     else:
-        dbias.index_copy_(-1, call.plan.positions(owner, dbias.device), part)
+        dbias.index_copy_(-1, call.plan.positions(owner, dbias.device)[piece.rows], part)

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from ...checks import flag, run_options, shown
+from ...checks import flag, integer, run_options, shown
 from ...element_types import NAMES, type_name
 from ...errors import Unsupported, WrongType, refuse
 from ...options import OPTIONS, Precision
 from . import agreement, gather, ring, ulysses
-from .call import Call, Tensors, Wanted, position_options
+from .call import Call, Tensors, Wanted
 from .plan_value import Plan
 from .ranks import Ranks
 
@@ -39,6 +39,8 @@ class Options(TypedDict, total=False):
     scale: float | None
     softcap: float
     dropout_p: float
+    dropout_seed: int | None
+    dropout_offset: int
     precision: Precision
     deterministic: bool
     out_type: Any
@@ -66,10 +68,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
               bias: Tensor | None = None, mask: Tensor | None = None,
               row_spans: Tensor | None = None, sink: Tensor | None = None,
               alibi_slopes: Tensor | None = None, scale: float | None = None,
-              softcap: float = 0.0, dropout_p: float = 0.0, precision: str = "full",
-              deterministic: bool = False, return_lse: bool = False, out_type: Any = None,
-              sum_sink_gradient: bool = True, threads: int = 0, backend: str = "",
-              **others: Any) -> Result:
+              softcap: float = 0.0, dropout_p: float = 0.0, dropout_seed: int | None = None,
+              dropout_offset: int = 0, precision: str = "full", deterministic: bool = False,
+              return_lse: bool = False, out_type: Any = None, sum_sink_gradient: bool = True,
+              threads: int = 0, backend: str = "", **others: Any) -> Result:
     """Attention over a sequence whose rows are spread over the ranks of a group.
 
     The results are those of `regard.torch.attention` over the whole sequence with the mask of the
@@ -89,9 +91,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
             places in the whole sequence. Pairs that plan and row_spans both show are visible; both
             together have at most 8 spans.
         sink: (Hq), equal on all ranks.
-        alibi_slopes: (Hq) or (B, Hq); with the scheme "ulysses" only.
+        alibi_slopes: (Hq) or (B, Hq), equal on all ranks; distances are those in the sequence.
         scale, softcap, precision, deterministic: as in `regard.attention`.
-        dropout_p: 0; dropout is not there yet.
+        dropout_p, dropout_seed, dropout_offset: likewise; the weights that drop are those of one
+            call over the whole sequence. The seed must be given, a number, equal on all ranks.
         return_lse: True: also return the lse, (B, Hq, rows).
         out_type: "float32" gives a float32 out for float16 and bfloat16 inputs.
         sum_sink_gradient: True: every rank gets the whole gradient of the sink, which must not be
@@ -114,15 +117,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
     ranks = Ranks(group, plan.world_size)
     given = Tensors(q, k, v, bias, sink, mask, row_spans, alibi_slopes)
     options = {"scale": scale, "softcap": softcap, "precision": precision,
-               "deterministic": deterministic}
+               "deterministic": deterministic, "dropout_p": dropout_p,
+               "dropout_offset": dropout_offset}
 
     def checked() -> tuple[tuple[Call, Tensors], str]:
         _refuse_others(others)
         agreement.require_tensors(plan, ranks, given)
         tensors = _made(given)
-        call = Call(plan, ranks, _checked_options(options, dropout_p, alibi_slopes, plan.scheme),
-                    run_options(threads, backend), _torch_type(out_type),
-                    flag("return_lse", return_lse), flag("sum_sink_gradient", sum_sink_gradient))
+        made = _checked_options(options, dropout_seed)
+        by_position = plan.scheme != "ulysses" and (
+            alibi_slopes is not None or made["dropout_p"] > 0)
+        call = Call(plan, ranks, made, by_position, run_options(threads, backend),
+                    _torch_type(out_type), flag("return_lse", return_lse),
+                    flag("sum_sink_gradient", sum_sink_gradient))
         return (call, tensors), _facts(call, tensors)
 
     call, tensors = agreement.check(plan, ranks, checked)
@@ -131,14 +138,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
     return (out, lse) if return_lse else out
 
 
-def _checked_options(given: dict[str, Any], dropout_p: Any, alibi_slopes: Tensor | None,
-                     scheme: str) -> dict[str, Any]:
-    """Of the local calls, in the form that `regard.attention` takes."""
-    options = {name: OPTIONS[name].check(name, value) for name, value in given.items()}
-    dropout_p = OPTIONS["dropout_p"].check("dropout_p", dropout_p)
+def _checked_options(given: dict[str, Any], dropout_seed: Any) -> dict[str, Any]:
+    """Of the local calls, as `regard.attention` takes them."""
+    for name, value in given.items():
+        OPTIONS[name].check(name, value)
+    options = {**given, "dropout_p": float(given["dropout_p"])}
+    if options["dropout_p"] > 0:
+        if dropout_seed is None:
+            raise refuse("dropout_seed", None, "must be given, and be equal on all ranks")
+        integer("dropout_seed", dropout_seed, 0, 2**64 - 1)
+        options["dropout_seed"] = dropout_seed
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
-    return options | position_options(dropout_p, alibi_slopes, scheme)
+    return options
 
 
 def _torch_type(out_type: Any) -> torch.dtype | None:

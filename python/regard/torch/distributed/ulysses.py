@@ -114,11 +114,11 @@ def _unrepeated(call: Call, x: Tensor) -> Tensor:
 
 def _options(call: Call, local: Tensors) -> dict[str, Any]:
     """The plan's mask and the caller's spans, as options of a call over the whole sequence."""
-    mask, options = call.plan.mask, dict[str, Any]()
+    mask, own = call.plan.mask, _heads_q(call)[call.ranks.rank]
+    options: dict[str, Any] = {"head_begin": own.start}  # where dropout counts heads
     spans = local.row_spans
     if mask is not None:
-        options = {"causal": mask.causal, "window": mask.window}
-        own = _heads_q(call)[call.ranks.rank]
+        options |= {"causal": mask.causal, "window": mask.window}
         planned = mask.row_spans
         if planned is not None:
             if planned.dim() > 2 and planned.shape[-3] > 1:
