@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 import regard  # noqa: E402
 from regard import masks  # noqa: E402
 from regard.torch import distributed as rd  # noqa: E402
-from regard.torch.distributed import heads  # noqa: E402
+from regard.torch.distributed import dealing, heads  # noqa: E402
 
 HEADS: dict[str, Any] = {"heads_q": 8, "heads_kv": 2, "head_size": 64}
 MASKS: dict[str, dict[str, Any]] = {
@@ -146,6 +146,15 @@ def test_documents_are_balanced(world: int, causal: bool) -> None:
         assert plan.balance <= 1.1
         blocks = [len(blocks) for blocks in plan.blocks]
         assert max(blocks) - min(blocks) <= 1
+
+
+def test_greedy_deals_as_many_blocks_to_all() -> None:
+    """Also where one block outweighs all others."""
+    for count in range(1, 14):
+        found = dealing.greedy([100.0, *[1.0] * (count - 1)], 4)
+        assert sorted(block for own in found for block in own) == list(range(count))
+        assert max(map(len, found)) - min(map(len, found)) <= 1
+    assert dealing.greedy([5.0, 4.0, 3.0, 3.0, 2.0, 1.0], 2) == ((0, 3, 5), (1, 2, 4))
 
 
 def test_auto_chooses_by_time() -> None:

@@ -108,9 +108,8 @@ def _part(call: Call, tensors: Tensors, held: Tensor, owner: int, piece: _Piece
         k=k, v=v, bias=one.columns(tensors.bias, keys), mask=one.columns(tensors.mask, keys),
         row_spans=None, sink=tensors.sink if piece.is_first else None)
     more = one.spans_option(call, tensors.row_spans, owner, held.device)
-    if "row_spans" in more and call.by_position:
-        size = piece.rows.stop - piece.rows.start
-        more["row_spans"] = (more["row_spans"] - piece.rows.start).clamp(0, size)
+    if "row_spans" in more and piece.rows.start:
+        more["row_spans"] = more["row_spans"] - piece.rows.start  # ends outside of the piece are cut
     first = int(call.plan.positions(owner)[piece.rows.start]) if len(keys) else 0
     return part, more | one.position_options(call, first, held.device)
 
