@@ -127,6 +127,17 @@ void add_masks(Problems& problems) {
   problems.both(a);
 }
 
+// Part of a longer sequence: causal, and with everything else that goes by positions.
+void add_positions(Problems& problems) {
+  Attention a = attention({.heads_kv = 8});
+  a.q_positions = Tensor(nullptr, i32, {kLength / 128});
+  a.causal = Causal::top_left;
+  problems.both(a);
+  a.alibi_slopes = Tensor(nullptr, f32, {kHeads});
+  a.dropout.p = 0.1;
+  problems.both(a);
+}
+
 // Gradients of biases: summed by the blocks of a cluster, and added to f32 sums in memory.
 void add_biases(Problems& problems) {
   Attention a = attention({});
@@ -162,6 +173,7 @@ std::vector<Problem> representative_problems() {
   add_types_and_head_sizes(problems);
   add_features(problems);
   add_masks(problems);
+  add_positions(problems);
   add_biases(problems);
   add_few_queries_or_keys(problems);
   return problems.list;
