@@ -127,6 +127,33 @@ void shared_mask() {
   require(out == again, "mask");
 }
 
+void part_of_a_sequence() {
+  const std::int64_t S = 512, D = 16;
+  std::vector<float> q = waves(S * D, 0.1), k = waves(S * D, 0.3), v = waves(S * D, 0.7);
+  const auto tensor = [&](std::vector<float>& x) {
+    return regard::Tensor{x.data(), regard::f32, {1, 1, S, D}};
+  };
+  // [positions]
+  // Rows 0 to 127 and 384 to 511 of a sequence of 512, over all of its keys.
+  std::vector<float> rows(2 * 128 * D), part(2 * 128 * D);
+  std::copy_n(q.begin(), 128 * D, rows.begin());
+  std::copy_n(q.begin() + 384 * D, 128 * D, rows.begin() + 128 * D);
+  std::vector<std::int32_t> places{0, 384};  // of the first of each 128 rows
+  regard::Attention own{
+      .q = {rows.data(), regard::f32, {1, 1, 256, D}}, .k = tensor(k), .v = tensor(v)};
+  own.q_positions = regard::Tensor{places.data(), regard::i32, {2}};
+  own.causal = regard::Causal::top_left;
+  regard::forward(own, {.out = {part.data(), regard::f32, {1, 1, 256, D}}});
+  // [/positions]
+  std::vector<float> whole(S * D);
+  regard::Attention all{.q = tensor(q), .k = tensor(k), .v = tensor(v)};
+  all.causal = regard::Causal::top_left;
+  regard::forward(all, {.out = tensor(whole)});
+  std::copy_n(whole.begin() + 384 * D, 128 * D, whole.begin() + 128 * D);
+  whole.resize(part.size());
+  require(largest_difference(part, whole) < 1e-6F, "positions");
+}
+
 void executor() {
   const std::int64_t B = 2, H = 4, S = 300, D = 32;
   std::vector<float> q = waves(B * H * S * D, 0.1), k = q, v = waves(B * H * S * D, 0.7),
@@ -189,6 +216,7 @@ int main() {
   packed();
   workspace();
   shared_mask();
+  part_of_a_sequence();
   executor();
   errors();
   explaining();
