@@ -42,9 +42,6 @@ void add_attention(CLI::App& app, AttentionFlags& flags) {
       ->type_name("C");
   app.add_option("--k-position", flags.numbers.k_position, "of key 0 in a longer sequence")
       ->type_name("N");
-  app.add_option("--batch-begin", flags.numbers.batch_begin, "of dropout's batch entries")
-      ->type_name("N");
-  app.add_option("--head-begin", flags.numbers.head_begin, "of dropout's heads")->type_name("N");
   Dropout& dropout = flags.numbers.dropout;
   app.add_option("--dropout", dropout.p, "probability of dropping, below 1")->type_name("P");
   app.add_option("--seed", dropout.seed, "of dropout")->type_name("N");
@@ -111,9 +108,10 @@ void add_attend(CLI::App& app, AttendArguments& arguments) {
   CLI::App* const command =
       add_command(app, "attend", "Attention over tensors from files, forward and backward",
                   "regard attend layer.safetensors --causal --backward --out grads.safetensors\n"
-                  "         regard attend q.npy k.npy v.npy --bias bias.npy --out results/\n"
-                  "A .safetensors file holds q, k, v and optionally the tensors above, by name.");
-  command->add_option("files", arguments.files, "FILE.safetensors, or q.npy k.npy v.npy")
+                  "         regard attend q.npy k.npy v.npy --bias bias.npy --out results/");
+  command
+      ->add_option("files", arguments.files,
+                   "q.npy k.npy v.npy, or FILE.safetensors with tensors by name")
       ->type_name("FILE")
       ->required()
       ->expected(1, 3);
