@@ -155,7 +155,9 @@ typedef struct regard_attention {
    * 128 there, key j at k_position + j. (ceil(Sq / 128)) or (B, ceil(Sq / 128)); i32; last stride
    * 1; not negative, and each at least 128 above the one before. Causal masks (top left only),
    * windows, ALiBi and dropout go by positions; bias, mask, spans and lengths by the call's own
-   * indices. Not for packed sequences. */
+   * indices. Not for packed sequences. Where neither q_positions nor k_position is given, a call is
+   * no part: windows and ALiBi are then aligned by the ends of the sequences. So every part of a
+   * sequence gives q_positions, also the one whose k_position is 0. */
   regard_tensor q_positions;
   int64_t k_position;  /**< of key 0; with dropout a multiple of 32; default 0 */
   int64_t batch_begin; /**< added to b where dropout counts it; default 0 */
@@ -223,10 +225,12 @@ typedef struct regard_explanation {
   int32_t supported; /**< 0 or 1 */
   int32_t reserved;  /**< 0 */
   size_t workspace;  /**< bytes */
-  double pairs;      /**< (query, key) pairs that the intervals leave visible, over B and Hq */
-  double flops;      /**< 2 (D + Dv) per pair forward, 2 (3 D + 2 Dv) backward */
-  char backend[64];  /**< "cpu:avx512" */
-  char kernel[256];  /**< the configuration in one line */
+  /** (query, key) pairs that the intervals leave visible, over B and Hq; all of them where
+   * positions lie in a GPU's memory */
+  double pairs;
+  double flops;     /**< 2 (D + Dv) per pair forward, 2 (3 D + 2 Dv) backward */
+  char backend[64]; /**< "cpu:avx512" */
+  char kernel[256]; /**< the configuration in one line */
 } regard_explanation;
 
 /* Initialisers: size and defaults. In C++ they are expressions, in C braced lists. */

@@ -94,7 +94,9 @@ struct Attention {
   /// 128 there, key j at k_position + j. (ceil(Sq / 128)) or (B, ceil(Sq / 128)); i32; last stride
   /// 1; not negative, and each at least 128 above the one before. Causal masks (top_left only),
   /// windows, ALiBi and dropout go by positions; bias, mask, spans and lengths by the call's own
-  /// indices. Default: i and j. Not for packed sequences.
+  /// own indices. Not for packed sequences. Where neither q_positions nor k_position is given, a
+  /// call is no part: windows and ALiBi are then aligned by the ends of the sequences. So every
+  /// part of a sequence gives q_positions, also the one whose k_position is 0.
   Tensor q_positions{};
   std::int64_t k_position = 0;   ///< of key 0; with dropout a multiple of 32
   std::int64_t batch_begin = 0;  ///< added to b where dropout counts it
@@ -221,7 +223,9 @@ struct Explanation {
   std::string kernel;         ///< the configuration in one line
   std::string text;           ///< everything, for a person; ends with a newline
   std::size_t workspace = 0;  ///< bytes
-  double pairs = 0;  ///< (query, key) pairs that the intervals leave visible, over B and Hq
+  /// (query, key) pairs that the intervals leave visible, over B and Hq; all of them where
+  /// positions lie in a GPU's memory.
+  double pairs = 0;
   double flops = 0;  ///< 2 (D + Dv) per pair forward, 2 (3 D + 2 Dv) backward
 };
 /// Says which kernel a call would run, and why.

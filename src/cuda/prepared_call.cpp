@@ -30,6 +30,8 @@ Problem without_addresses(const Problem& p) {
     const std::uintptr_t rest = reinterpret_cast<std::uintptr_t>(pointer) % kAlignment;
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(kAlignment + rest);
   });
+  Positions& at = stripped.sequences.positions;
+  at.first_key = at.first_batch = at.first_head = 0;
   stripped.dropout.key_low = stripped.dropout.key_high = stripped.dropout.offset = 0;
   return stripped;
 }

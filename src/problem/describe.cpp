@@ -121,10 +121,13 @@ void read_options(const Attention& a, const VisibleTensors& visible, Problem& p)
       .alibi = a.alibi_slopes.given(),
       .sink = a.sink.given(),
       .dropout = p.dropout.threshold > 0,
-      .positions = at.given || at.first_batch > 0 || at.first_head > 0,
       .interval = p.mask_params.left >= 0 || p.mask_params.right >= 0,
       .signed_scale = !positive,
   };
+  // Kernels know positions only where something goes by them.
+  Features& on = p.features;
+  on.positions = (at.given && (on.interval || on.alibi || on.dropout)) ||
+                 (on.dropout && (at.first_batch > 0 || at.first_head > 0));
 }
 
 void read_visible(const VisibleTensors& visible, Problem& p, NullData nulls) {

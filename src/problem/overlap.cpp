@@ -155,11 +155,11 @@ void check_distinct(std::initializer_list<NamedTensor> outputs, const Attention&
     NamedTensor tensor;
     Reach reach;
   };
-  constexpr std::size_t kMostTensors = 24;
+  constexpr std::size_t kMostTensors = 32;
   std::array<Named, kMostTensors> all;
   std::size_t count = 0;
   const auto add = [&](const NamedTensor& t) {
-    if (t.second->given()) all[count++] = {t, reach_of(*t.second)};
+    if (t.second->given()) all.at(count++) = {t, reach_of(*t.second)};
   };
   const VisibleTensors visible = visible_tensors(a);
   const Tensor seed(const_cast<std::uint32_t*>(a.dropout.seed_words), i32, {2});

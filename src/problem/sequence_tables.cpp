@@ -59,16 +59,18 @@ void check_position_table(const Tensor& t, const Sizes& s, bool packed) {
   require(t.type == i32, kName, t, "must be i32");
   require(t.rank == 1 || t.rank == 2, kName, t, "must have one dimension or two");
   const std::size_t last = rank_of(t) - 1;
-  require(t.sizes[last] == position_blocks(s), kName, t,
-          "must have a position for each 128 rows of q");
+  if (t.sizes[last] != position_blocks(s)) {
+    refuse(kName, t,
+           "must have " + std::to_string(position_blocks(s)) + " positions, one for each 128 rows");
+  }
   require(t.rank == 1 || t.sizes[0] == s.batch, kName, t, "must have q's batch size");
   require(t.sizes[last] <= 1 || t.strides[last] == 1, kName, t, "the last stride must be 1");
 }
 
-// Of one sequence.
-void check_positions(const int32* rows, const Sizes& s) {
+// Of one sequence. `entry`: what its index in a table of all adds to a name.
+void check_positions(const int32* rows, const Sizes& s, const std::string& entry) {
   const auto refuse_entry = [&](std::int64_t n, const std::string& reason) {
-    refuse(("q_positions[" + std::to_string(n) + "]").c_str(), rows[n], reason);
+    refuse(("q_positions[" + entry + std::to_string(n) + "]").c_str(), rows[n], reason);
   };
   for (std::int64_t n = 0; n < position_blocks(s); ++n) {
     const std::int64_t least = n > 0 ? std::int64_t(rows[n - 1]) + kPositionBlock : 0;
@@ -87,8 +89,9 @@ void check_positions(const int32* rows, const Sizes& s) {
 // The numbers that are added to keys, batch entries and heads.
 void read_origins(const Attention& a, const Sizes& s, bool packed, Positions& to) {
   const auto read = [](const char* name, std::int64_t value, std::int64_t size, auto& origin) {
-    require(value >= 0 && value <= std::numeric_limits<int32>::max() - size, name, value,
-            "must not be negative, and with the size of the call below 2^31");
+    const std::int64_t most = (std::int64_t(1) << 31) - std::max<std::int64_t>(size, 1);
+    require(value >= 0 && value <= most, name, value,
+            "must not be negative, and put nothing of the call at or above 2^31");
     origin = std::remove_reference_t<decltype(origin)>(value);
   };
   read("k_position", a.k_position, s.len_k, to.first_key);
@@ -100,14 +103,14 @@ void read_origins(const Attention& a, const Sizes& s, bool packed, Positions& to
 }
 
 // From the caller's memory into the call's own, dense.
-void copy_positions(const Sizes& s, std::int64_t entries, TableCopies& copies,
+void copy_positions(const Sizes& s, std::int64_t entries, bool of_each, TableCopies& copies,
                     SequenceTable& table) {
   const std::int64_t blocks = position_blocks(s);
   std::vector<int32> dense;
   for (std::int64_t b = 0; b < entries; ++b) {
     const int32* const own = table.positions.rows + b * table.position_stride;
     dense.insert(dense.end(), own, own + blocks);
-    check_positions(dense.data() + b * blocks, s);
+    check_positions(dense.data() + b * blocks, s, of_each ? std::to_string(b) + ", " : "");
   }
   if (table.position_stride != 0) table.position_stride = blocks;
   table.positions.rows = copies.copy(dense.data(), std::int64_t(dense.size()));
@@ -130,7 +133,7 @@ void read_positions(const Attention& a, const Sizes& s, bool packed, TableCopies
   const std::int64_t entries = t.rank == 1 ? 1 : is_shared ? std::min<int64>(s.batch, 1) : s.batch;
   table.position_stride = is_shared ? 0 : t.strides[0];
   table.positions.rows = static_cast<const int32*>(t.data);
-  if (copies) copy_positions(s, entries, *copies, table);
+  if (copies) copy_positions(s, entries, t.rank == 2, *copies, table);
 }
 
 }  // namespace
@@ -163,7 +166,7 @@ SequenceTable read_sequences(const Attention& a, const Sizes& s, bool packed, Nu
     check_table(given.name, given.tensor, given.size);
     readable = readable && (!given.tensor.given() || given.tensor.data);
   }
-  const bool reads_positions = nulls == NullData::refused || (copies && a.q_positions.data);
+  const bool reads_positions = nulls != NullData::allowed || (copies && a.q_positions.data);
   read_positions(a, s, packed, copies, reads_positions, table);
   if (nulls == NullData::allowed && !readable) return table;
   for (const Given& given : all) {

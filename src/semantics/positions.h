@@ -1,7 +1,7 @@
 // Where the rows and keys of a call stand in a longer sequence, of which the call has a part.
 //
-// Each block of rows follows one another in the longer sequence, and blocks stand in its order, so
-// that positions increase with the row. Causal masks, windows, ALiBi and dropout go by positions.
+// The rows of a block of 128 are consecutive there, and blocks are in increasing order, so that
+// positions increase with the row. Causal masks, windows, ALiBi and dropout go by positions.
 #pragma once
 
 #include "semantics/portable.h"
@@ -12,7 +12,7 @@ inline constexpr int64 kPositionBlock = 128;  // rows
 
 struct Positions {
   bool given = false;           // else a position is an index
-  const int32* rows = nullptr;  // of the first row of each block; null: as row 0 were at 0
+  const int32* rows = nullptr;  // of the first row of each block; null: row i stands at i
   int64 first_key = 0;          // of key 0
   int32 first_batch = 0;        // added to b and h where dropout counts them
   int32 first_head = 0;

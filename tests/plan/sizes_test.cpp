@@ -220,6 +220,36 @@ TEST_CASE("no workspace of extreme sizes is smaller than what is addressed in it
   CHECK(described > 4000);
 }
 
+TEST_CASE("chunks of split keys are bounded wherever the rows stand") {
+  int splits = 0;
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    Draw draw{seed};
+    const int64 batch = 1 + draw.below(3), len_q = 1 + draw.below(8);
+    const int64 len_k = 4096 + draw.below(30000);
+    std::vector<std::int32_t> rows;
+    for (int64 b = 0; b < batch; ++b) rows.push_back(std::int32_t(draw.below(40000)));
+    Attention a;
+    a.q = flat(f32, {batch, 2, len_q, 8});
+    a.k = a.v = flat(f32, {batch, 2, len_k, 8});
+    a.q_positions = Tensor(rows.data(), i32, {batch, 1});
+    if (draw.flip()) a.causal = Causal::top_left;
+    if (draw.flip()) a.window.left = draw.below(12000);
+    TableCopies copies;
+    const Problem p = describe(a, Pass::forward, NullData::allowed, &copies);
+    const CpuTiling t = plan(p, kAny, {"cpu"}, 1).tiling;
+    int64 chunks = 0;
+    for (int64 b = 0; b < batch; ++b) {
+      const Interval split = split_chunks(p, t, sequence(p.sequences, b));
+      CHECK(split.end - split.begin <= longest_split_bound(p, t));
+      chunks += split.end - split.begin;
+      splits += !split.empty();
+    }
+    CAPTURE(seed);
+    CHECK(chunks <= split_chunks_bound(p, t));
+  }
+  CHECK(splits > 100);
+}
+
 TEST_CASE("chunks of split keys and blocks of dq are bounded for any table of sequences") {
   for (std::uint64_t seed = 0; seed < 2000; ++seed) {
     Draw draw{seed};

@@ -213,6 +213,7 @@ TURNS = [  # type, features, (Sq, Sk), D, Dv
     ("f16", ("window", "top_left"), (700, 450), 128, 64),
     ("bf16", ("packed", "bottom_right", "grouped"), (400, 500), 64, 64),
     ("f16", ("seqused", "top_left", "dropout"), (400, 500), 128, 128),
+    ("bf16", ("positions", "top_left", "alibi"), (400, 700), 256, 256),
     ("bf16", ("softcap", "bottom_right", "dropout"), (140, 300), 128, 120),
     ("bf16", ("window",), (450, 390), 192, 160)]
 

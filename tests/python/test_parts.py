@@ -127,10 +127,12 @@ def test_dropout_masks_of_parts():
     ("q_positions[1]", "127", {"q_positions": np.int32([0, 127])}),
     ("q_positions[0]", "-1", {"q_positions": np.int32([-1, 127])}),
     ("q_positions[1]", str(2**31 - 5), {"q_positions": np.int32([0, 2**31 - 5])}),
+    ("q_positions[0, 1]", "100", {"q_positions": np.int32([[0, 100]])}),
+    ("k_position", str(2**31 - 149), {"k_position": 2**31 - 149}),
     ("q_positions", "f32", {"q_positions": np.float32([0, 128])}),
     ("k_position", "-1", {"k_position": -1}),
     ("k_position", "33", {"k_position": 33, "dropout": DROPOUT}),
-    ("batch_begin", str(2**31 - 1), {"batch_begin": 2**31 - 1}),
+    ("batch_begin", str(2**31), {"batch_begin": 2**31}),
     ("head_begin", "-7", {"head_begin": -7}),
     ("causal", "bottom_right", {"k_position": 32, "causal": "bottom_right"}),
 ])

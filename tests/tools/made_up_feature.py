@@ -22,8 +22,8 @@ LIBRARY = {
                   "  double shift = 0;  ///< added to every logit\n"),
     "C field": Edit("include/regard/regard.h", r"  const regard_mask\* visible;\n(?=\} regard_attention;)",
                     "  double shift; /**< added to every logit */\n"),
-    "C size": Edit("src/c_api.cpp", r"REGARD_PIN\(regard_attention, visible, 1144\);\n"
-                   r"static_assert\(sizeof\(regard_attention\) == 1152",
+    "C size": Edit("src/c_api.cpp", r"REGARD_PIN\(regard_attention, visible, \d+\);\n"
+                   r"static_assert\(sizeof\(regard_attention\) == \d+",
                    " + 8"),
     "C value": Edit("src/c_api.cpp", r"  attention\.softcap = a\.softcap;\n",
                     "  attention.shift = a.shift;\n"),

@@ -10,6 +10,12 @@ namespace {
 
 MapSource source_of(const Problem& p, const KernelConfig& c) {
   const Sizes& s = p.sizes;
+  SequenceTable sequences = p.sequences;
+  sequences.has_row_positions = false;
+  if (!c.features.positions) {
+    sequences.positions = {};
+    sequences.position_stride = 0;
+  }
   return {.sizes = {.batch = s.batch,
                     .heads_q = s.heads_q,
                     .len_q = s.len_q,
@@ -17,7 +23,7 @@ MapSource source_of(const Problem& p, const KernelConfig& c) {
                     .rows_q = s.rows_q,
                     .rows_k = s.rows_k},
           .packed = p.packed,
-          .sequences = p.sequences,
+          .sequences = sequences,
           .mask = p.mask,
           .row_spans = p.row_spans,
           .key_spans = p.key_spans,
@@ -26,11 +32,17 @@ MapSource source_of(const Problem& p, const KernelConfig& c) {
 
 bool makes_map(const CudaLaunch& launch) { return makes_tile_map(launch.config.kernel); }
 
-// Where only an explanation is asked for, a problem has no tables: it is taken to have the map's.
-bool is_same(const MapSource& made, MapSource wanted) {
-  const SequenceTable& t = wanted.sequences;
-  if (!t.begins_q && !t.begins_k && !t.used_q && !t.used_k) wanted.sequences = made.sequences;
-  return made == wanted;
+enum class Tables : bool { compared, unknown };
+
+// The map that the launch would make once more; null if there is none.
+const MadeMap* found_map(const Problem& p, const CudaLaunch& launch, const MadeMaps& maps,
+                         Tables tables) {
+  MapSource wanted = source_of(p, launch.config);
+  for (const MadeMap& map : maps.all) {
+    if (tables == Tables::unknown) wanted.sequences = map.source.sequences;
+    if (map.config == launch.config && map.source == wanted) return &map;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -46,23 +58,24 @@ MadeMap map_of(const Problem& p, const KernelConfig& c, uint64* words) {
 
 const MadeMap* made_map(const Problem& p, const CudaPlan& plan, const MadeMaps* maps) {
   const CudaLaunch* const launch = maps ? map_launch(plan) : nullptr;
-  if (!launch) return nullptr;
-  const MapSource wanted = source_of(p, launch->config);
-  const auto found = std::find_if(maps->all.begin(), maps->all.end(), [&](const MadeMap& map) {
-    return map.config == launch->config && is_same(map.source, wanted);
-  });
-  return found == maps->all.end() ? nullptr : &*found;
+  return launch ? found_map(p, *launch, *maps, Tables::compared) : nullptr;
 }
 
+// Tables in a GPU's memory are unknown where only an explanation is asked for.
 void explain_made_map(const Problem& p, const MadeMaps& maps, CudaPlan& plan) {
-  if (!map_launch(plan)) return;
-  if (made_map(p, plan, &maps)) {
-    std::erase_if(plan.launches, makes_map);
-    plan.reasons.push_back("tile map: that of `visible`, which make_mask made");
-  } else {
+  const CudaLaunch* const launch = map_launch(plan);
+  if (!launch) return;
+  const bool has_tables =
+      p.varlen || (launch->config.features.positions && p.sequences.has_row_positions);
+  if (!found_map(p, *launch, maps, has_tables ? Tables::unknown : Tables::compared)) {
     plan.reasons.push_back(
         "tile map: made by the call itself; `visible` has none of these tiles and intervals");
+    return;
   }
+  std::erase_if(plan.launches, makes_map);
+  plan.reasons.push_back(
+      std::string("tile map: that of `visible`, which make_mask made") +
+      (has_tables ? ", where the tables of sequences are those it was made with" : ""));
 }
 
 }  // namespace regard

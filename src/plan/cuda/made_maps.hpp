@@ -12,7 +12,7 @@ namespace regard {
 struct MapSource {
   Sizes sizes;  // those that the map's layout depends on; the others are 0
   bool packed = false;
-  SequenceTable sequences;
+  SequenceTable sequences;  // positions: where the order of tiles depends on them
   View mask;
   SpanView row_spans, key_spans;
   MaskParams intervals;  // where the order of tiles depends on them

@@ -111,13 +111,13 @@ REGARD_DEVICE auto band_of(const Problem& p, const ShortSequence& seq, int b) {
   }
 }
 
-// The tiles of rows that are visible to a tile of keys, as far as intervals say.
-template <KernelConfig kConfig>
+// The tiles of rows that are visible to a tile of keys, or to kKeyTiles neighbouring ones, as far
+// as intervals say.
+template <KernelConfig kConfig, int kKeyTiles = 1>
 REGARD_DEVICE ShortInterval row_tiles_of_keys(const Problem& p, const ShortSequence& seq, int b,
                                               int key_tile) {
-  constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
-  static_assert(kPositionBlock % kRows == 0,
-                "the key tiles that see a tile of rows are neighbours");
+  constexpr int kRows = kConfig.tiling.rows, kKeys = kKeyTiles * kConfig.tiling.keys;
+  static_assert(kPositionBlock % kRows == 0, "pairs of a tile differ in position by constants");
   Interval rows{0, seq.len_q};
   if constexpr (kConfig.features.interval) {
     const int first = key_tile * kKeys, last = smaller(first + kKeys, seq.len_k) - 1;

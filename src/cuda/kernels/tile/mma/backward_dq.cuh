@@ -124,15 +124,17 @@ struct BackwardDq {
   }
   // How many key tiles add to these rows before this block's.
   REGARD_DEVICE int key_tiles_before(const Step& step) const {
+    if constexpr (kCountsTurns<kConfig>) {
+      const int64 row =
+          kConfig.tile_map ? map_row(at.p, kConfig, at.b, step.head, at.seq.first_k, 0) : 0;
+      return visiting_key_tiles<kConfig, 1>(at.params, at.seq, at.b, row, step.tile, 0,
+                                            at.key_tile_index);
+    }
     const Interval keys = keys_of_row<kConfig>(at.p, at.seq, at.b, step.first_row());
-    const int first = int(keys.begin) / Tile::kKeys;
-    if constexpr (!kConfig.tile_map) return at.key_tile_index - first;
-    const int64 row = map_row(at.p, kConfig, at.b, step.head, at.seq.first_k, 0);
-    return visiting_key_tiles<kConfig, 1>(at.params, at.seq, at.b, row, step.tile, first,
-                                          at.key_tile_index);
+    return at.key_tile_index - int(keys.begin) / Tile::kKeys;
   }
-  // With a tile map, a warp counts.
-  static constexpr int kCounting = kConfig.tile_map ? 32 : 1;
+  // A warp counts.
+  static constexpr int kCounting = kCountsTurns<kConfig> ? 32 : 1;
   REGARD_DEVICE void acquire(const Step& step) const {
     if (thread_index() < kCounting) {
       const int before = key_tiles_before(step);

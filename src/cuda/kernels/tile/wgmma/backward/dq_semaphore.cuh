@@ -19,7 +19,6 @@ template <KernelConfig kConfig>
 struct DqSemaphore {
   static constexpr int kBlocks = blocks_at_once(kConfig);
   static constexpr int kTiles = semaphore_tiles(kConfig), kRows = kTiles * kConfig.tiling.rows;
-  static_assert(kPositionBlock % kRows == 0, "the key tiles that see these rows are neighbours");
   static constexpr int kKeys = kBlocks * kConfig.tiling.keys;
 
   const KernelParams& params;
@@ -59,6 +58,9 @@ struct DqSemaphore {
     const int own = task.key_tile / kBlocks;
     if constexpr (!kConfig.features.interval) return visiting(task, tile, 0, own);
     const ShortSequence& seq = task.seq;
+    if constexpr (kCountsTurns<kConfig> && !kConfig.tile_map) {
+      return visiting(task, tile, own + 1, (seq.len_k + kKeys - 1) / kKeys);
+    }
     const int last_row = smaller((tile.index / kTiles + 1) * kRows, seq.len_q) - 1;
     const Interval keys = keys_of_row<kConfig>(params.problem, seq, task.b, last_row);
     return visiting(task, tile, own + 1, (int(keys.end) - 1) / kKeys + 1);
@@ -66,11 +68,13 @@ struct DqSemaphore {
   // How many of the key tiles [begin, end) add to the semaphore's rows.
   REGARD_DEVICE int visiting(const BackwardTask& task, const RowTile& tile, int begin,
                              int end) const {
-    if constexpr (!kConfig.tile_map) return end - begin;
-    static_assert(!kConfig.tile_map || kBlocks == 1);
-    const int64 row = map_row_of_head<kConfig>(params, task, tile.head) - task.key_tile;
-    return visiting_key_tiles<kConfig, kTiles>(params, task.seq, task.b, row,
-                                               tile.index / kTiles * kTiles, begin, end);
+    if constexpr (!kCountsTurns<kConfig>) return end - begin;
+    int64 row = 0;
+    if constexpr (kConfig.tile_map) {
+      row = map_row_of_head<kConfig>(params, task, tile.head) - task.key_tile;
+    }
+    return visiting_key_tiles<kConfig, kTiles, kBlocks>(params, task.seq, task.b, row,
+                                                        tile.index / kTiles * kTiles, begin, end);
   }
 };
 
