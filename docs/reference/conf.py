@@ -13,6 +13,7 @@ project = "Regard"
 copyright = "the authors of Regard; Apache-2.0"
 version = (ROOT / "CMakeLists.txt").read_text().split("project(regard VERSION ")[1].split()[0]
 extensions = ["breathe", "myst_parser", "autoapi.extension", "sphinx.ext.napoleon"]
+napoleon_use_ivar = True  # a class's "Attributes" are fields of its text; autoapi describes them too
 html_theme = "furo"
 html_title = f"Regard {version}"
 
