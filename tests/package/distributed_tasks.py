@@ -224,6 +224,30 @@ def with_later_fault(group: ProcessGroup, fault: str) -> bool:
     return False
 
 
+def works_after_an_error(group: ProcessGroup, scheme: str, where: str) -> tuple[str, bool]:
+    """All ranks raise, by an option that the library refuses or within the first local call; what
+    they had sent by then must not be taken for the keys of the next call."""
+    from regard.torch.distributed import call as local_call
+
+    case = Case("after", 384, pairs={"causal": True}, lse=False)
+    right = forward_only(group, case, scheme, {})
+    original, text = local_call.forward, ""
+
+    def failing(*arguments: Any) -> Any:
+        raise RuntimeError("a local call failed")
+
+    try:
+        if where == "call":
+            local_call.forward = failing
+            forward_only(group, replace(case, name="other"), scheme, {})
+        forward_only(group, replace(case, name="other"), scheme, {"softcap": -1.0})
+    except (regard.Error, RuntimeError) as error:
+        text = str(error)
+    finally:
+        local_call.forward = original
+    return text, all(forward_only(group, case, scheme, {}).equal(right) for _ in range(2))
+
+
 def that_differ(group: ProcessGroup, difference: str) -> None:
     """One rank has another plan, option, or set of gradients."""
     odd = place(group)[0] == 2

@@ -350,6 +350,13 @@ def test_all_ranks_are_wrong_later(pools: Pools, fault: str) -> None:
     assert found == [True] * 3, found
 
 
+@pytest.mark.parametrize("scheme", ["ring", "ulysses"])
+@pytest.mark.parametrize("where, text", [("option", "softcap = -1"), ("call", "a local call failed")])
+def test_the_group_works_after_an_error(pools: Pools, scheme: str, where: str, text: str) -> None:
+    found = pools.run(3, tasks.works_after_an_error, scheme, where, seconds=COLLECTIVE_SECONDS / 2)
+    assert all(text in said and works for said, works in found), found
+
+
 @pytest.mark.parametrize("difference", ["plan", "option", "gradient"])
 def test_ranks_that_differ(pools: Pools, difference: str) -> None:
     found = pools.run(3, tasks.that_differ, difference, seconds=COLLECTIVE_SECONDS / 2)

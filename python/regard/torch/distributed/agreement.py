@@ -11,9 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import InvalidArgument, WrongType, refuse
+from ...attention import explain
+from ...errors import InvalidArgument, Unsupported, WrongType, refuse
+from ...mask_value import MOST_SPANS
+from ...typing import Pass
 from ..kernels import TYPES
-from .call import Tensors
+from .call import Call, Tensors
 from .plan_value import Plan
 from .ranks import Ranks
 
@@ -95,6 +98,41 @@ def require_tensors(plan: Plan, ranks: Ranks, tensors: Tensors) -> None:
                      f"{' or '.join(kinds)}")
     _require_rows(plan, ranks.rank, tensors)
     _require_scores(plan, ranks.rank, tensors)
+
+
+def require_library(call: Call, tensors: Tensors) -> None:
+    """Errors: those that the library has for the options and types of the local calls, of forward
+    and, where a gradient is wanted, of backward. Every rank finds them, also one whose own calls
+    have no rows or heads, before anything is sent."""
+    sizes, q = call.plan.sizes, tensors.q
+    rows = (1, sizes.heads_q, 1, sizes.length)
+    shapes = {"q": (1, sizes.heads_q, 1, sizes.head_size),
+              "k": (1, sizes.heads_kv, sizes.length, sizes.head_size),
+              "v": (1, sizes.heads_kv, sizes.length, sizes.head_size_v),
+              "bias": rows, "mask": rows, "sink": (sizes.heads_q,),
+              "alibi_slopes": (sizes.heads_q,)}
+    arrays: dict[str, Any] = {
+        name: torch.empty(shapes[name], dtype=x.dtype, device="meta")
+        for name, x in tensors._asdict().items() if x is not None and name in shapes}
+    graded = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in tensors)
+    passes: list[Pass] = ["forward", "backward"] if graded else ["forward"]
+    for pass_ in passes:
+        found = explain(**arrays, **call.options, **call.where, pass_=pass_, device=str(q.device))
+        if not found.supported:
+            raise refuse("backend", call.where["backend"], f"takes no such {pass_} call:\n{found}",
+                         Unsupported)
+
+
+def require_spans(plan: Plan, row_spans: Tensor | None) -> None:
+    """Errors: InvalidArgument where the plan's spans and the caller's have more than 8 products."""
+    if row_spans is None or plan.spans is None:
+        return
+    planned, given = plan.spans.shape[-1] // 2, row_spans.shape[-1] // 2
+    if planned * given > MOST_SPANS:
+        raise refuse("row_spans", f"a tensor of shape {tuple(row_spans.shape)}",
+                     f"has {given} spans a row and the plan {planned}; their product must be at "
+                     f"most {MOST_SPANS}")
 
 
 def _require_rows(plan: Plan, rank: int, tensors: Tensors) -> None:

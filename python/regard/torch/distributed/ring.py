@@ -6,6 +6,8 @@ and lse; its sums for dk and dv travel with it in float32 or wider, and are home
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -23,12 +25,12 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     held = one.packed(tensors.k, tensors.v)
     out = lse = torch.empty(0)
     for step, owner, following in _turn(call):
-        coming = None if following is None else call.ranks.begin_pass(held, following)
-        for piece in _pieces(call, step, owner):
-            part, more = _part(call, tensors, held, owner, piece)
-            found = one.forward(call, part, more, one.sums_type(tensors.q))
-            out, lse = found if piece.is_first else merged((out, lse), found)
-        held = held if coming is None else coming()
+        with _passed(call, held, following) as coming:
+            for piece in _pieces(call, step, owner):
+                part, more = _part(call, tensors, held, owner, piece)
+                found = one.forward(call, part, more, one.sums_type(tensors.q))
+                out, lse = found if piece.is_first else merged((out, lse), found)
+            held = coming()
     out = out.to(call.out_type or tensors.q.dtype)
     return out, lse, (out, lse, *tensors)
 
@@ -54,22 +56,41 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
     dbias = _empty_bias(tensors.bias) if wanted.bias else None
     dsink = torch.zeros_like(tensors.sink) if wanted.sink and tensors.sink is not None else None
     for step, owner, following in _turn(call):
-        coming = None if following is None else call.ranks.begin_pass(held, following)
-        for piece in _pieces(call, step, owner):
-            part, more = _part(call, tensors, held, owner, piece)
-            dk, dv = (None, None) if sums is None else one.unpacked(
-                sums[piece.rows], tensors.k.shape[-1])
-            dpart = None if dbias is None or part.bias is None else torch.zeros_like(
-                part.bias, dtype=dbias.dtype)
-            into = Gradients(dq, dk, dv, dpart, dsink if piece.is_first else None)
-            one.backward(call, part, more, (dout, dlse, out, lse), into, accumulate=True)
-            _add_bias(call, dbias, dpart, owner, piece)
-        if sums is not None:
-            rows = call.plan.rows(call.ranks.rank) if following is None else following
-            sums = call.ranks.begin_pass(sums, rows)()
-        held = held if coming is None else coming()
+        with _passed(call, held, following) as coming:
+            for piece in _pieces(call, step, owner):
+                part, more = _part(call, tensors, held, owner, piece)
+                dk, dv = (None, None) if sums is None else one.unpacked(
+                    sums[piece.rows], tensors.k.shape[-1])
+                dpart = None if dbias is None or part.bias is None else torch.zeros_like(
+                    part.bias, dtype=dbias.dtype)
+                into = Gradients(dq, dk, dv, dpart, dsink if piece.is_first else None)
+                one.backward(call, part, more, (dout, dlse, out, lse), into, accumulate=True)
+                _add_bias(call, dbias, dpart, owner, piece)
+            if sums is not None:
+                rows = call.plan.rows(call.ranks.rank) if following is None else following
+                sums = call.ranks.begin_pass(sums, rows)()
+            held = coming()
     dk, dv = (None, None) if sums is None else one.unpacked(sums, tensors.k.shape[-1])
     return Gradients(dq, dk, dv, dbias, dsink)
+
+
+@contextmanager
+def _passed(call: Call, held: Tensor, following: int | None) -> Iterator[Callable[[], Tensor]]:
+    """Sends the keys that are here to the next rank while the block computes with them. The block
+    calls what it is given, for those that come; None is the last step, at which none do.
+
+    Where the block raises, what is on its way is waited for: ranks that all raise can use the
+    group afterwards.
+    """
+    if following is None:
+        yield lambda: held
+        return
+    coming = call.ranks.begin_pass(held, following)
+    try:
+        yield coming
+    except Exception:
+        coming()
+        raise
 
 
 def _turn(call: Call) -> list[tuple[int, int, int | None]]:

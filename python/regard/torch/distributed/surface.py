@@ -130,6 +130,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
         call = Call(plan, ranks, made, by_position, run_options(threads, backend),
                     _torch_type(out_type), flag("return_lse", return_lse),
                     flag("sum_sink_gradient", sum_sink_gradient))
+        agreement.require_spans(plan, tensors.row_spans)
+        agreement.require_library(call, tensors)
         return (call, tensors), _facts(call, tensors)
 
     call, tensors = agreement.check(plan, ranks, checked)
