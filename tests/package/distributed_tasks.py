@@ -195,7 +195,12 @@ def faulty(fault: str, plan: rd.Plan, tensors: dict[str, Any]) -> None:
         "spans": {"row_spans": torch.zeros(rows + 1, 2, dtype=torch.int32)},
         "sink": {"sink": torch.zeros(5)}, "number": {"softcap": "high"},
         "unknown": {"softcat": 1.0}, "causal": {"causal": True},
-        "dropout": {"dropout_p": 0.5}}
+        "dropout": {"dropout_p": 0.5}, "softcap": {"softcap": -1.0},
+        "certain": {"dropout_p": 1.0, "dropout_seed": 1}, "backend": {"backend": "abacus"},
+        "span_heads": {"row_spans": torch.zeros(1, 3, rows, 2, dtype=torch.int32)},
+        "odd_spans": {"row_spans": torch.zeros(rows, 3, dtype=torch.int32)},
+        "many_spans": {"row_spans": torch.zeros(rows, 18, dtype=torch.int32)},
+        "plan": {"plan": "gather"}, "world": {"plan": replace(plan, world_size=2)}}
     tensors.update(changes[fault])
 
 
@@ -207,7 +212,16 @@ def with_fault(group: ProcessGroup, name: str, fault: str, wrong: int) -> None:
     del tensors["dout"], tensors["dlse"]
     if place(group)[0] == wrong:
         faulty(fault, plan, tensors)
-    rd.attention(**tensors, plan=plan, group=group)
+    rd.attention(**{"plan": plan, "group": group, **tensors})
+
+
+def without_heads(group: ProcessGroup, wrong: int, option: str) -> None:
+    """ulysses with fewer heads than ranks: the ranks without one have no call of their own."""
+    case = Case("headless", 300, heads=(2, 1), pairs={"window": (wrong, len(option))})
+    plan, tensors = inputs_of(case, "ulysses", group)
+    more = {"backend": "abacus"} if option == "backend" else {option: -1.0}
+    options: Any = more if wrong in (place(group)[0], 9) else {}
+    rd.attention(*(tensors[name] for name in "qkv"), plan, group, **options)
 
 
 def with_later_fault(group: ProcessGroup, fault: str) -> bool:
@@ -251,14 +265,17 @@ def works_after_an_error(group: ProcessGroup, scheme: str, where: str) -> tuple[
 def that_differ(group: ProcessGroup, difference: str) -> None:
     """One rank has another plan, option, or set of gradients."""
     odd = place(group)[0] == 2
-    length = {"plan": 301, "option": 302, "gradient": 303}[difference]
+    length = {"plan": 301, "option": 302, "gradient": 303, "mask": 304}[difference]
     case = Case("differ", length, pairs={"causal": True})
     scheme = "ring" if odd and difference == "plan" else "gather"
     plan, tensors = inputs_of(replace(case, name="differ"), scheme, group)
     q, k, v = (tensors[name] for name in "qkv")
     if odd and difference == "gradient":
         q.requires_grad_()
-    rd.attention(q, k, v, plan, group, softcap=2.0 if odd and difference == "option" else 0.0)
+    heads = 4 if odd else 1
+    mask = torch.ones(1, heads, 1, length, dtype=torch.bool) if difference == "mask" else None
+    rd.attention(q, k, v, plan, group, mask=mask,
+                 softcap=2.0 if odd and difference == "option" else 0.0)
 
 
 def in_wrong_group(group: ProcessGroup, case: Case, world: int) -> None:

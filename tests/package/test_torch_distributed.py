@@ -332,6 +332,10 @@ def test_bandwidth_is_equal_on_all_ranks(pools: Pools) -> None:
     ("spans", "row_spans", "this rank's rows"), ("sink", "sink", "must be (4,)"),
     ("number", "softcap", "must be a number"), ("unknown", "softcat", "is no option"),
     ("causal", "causal", "the plan says"), ("dropout", "dropout_seed", "must be given"),
+    ("softcap", "softcap", "must be finite and not negative"), ("certain", "dropout_p", "[0, 1)"),
+    ("backend", "backend", "no backend has this name"), ("span_heads", "row_spans", "(2, 4, 128"),
+    ("odd_spans", "row_spans", "must be 2 n"), ("many_spans", "row_spans", "n from 1 to 8"),
+    ("plan", "plan", "must be a Plan"), ("world", "group", "the plan is for 2"),
 ])
 def test_one_rank_is_wrong(pools: Pools, fault: str, argument: str, text: str) -> None:
     """It raises its error, and the others tell of it: no rank waits for another."""
@@ -341,6 +345,15 @@ def test_one_rank_is_wrong(pools: Pools, fault: str, argument: str, text: str) -
     for other in (found[0], found[2]):
         assert isinstance(other, Raised) and other.argument == "group", other
         assert f"rank 1 refused: {argument} = " in other.text
+
+
+@pytest.mark.parametrize("option", ["softcap", "backend"])
+@pytest.mark.parametrize("wrong", [0, 1, 9])
+def test_a_rank_without_heads_is_wrong(pools: Pools, wrong: int, option: str) -> None:
+    found = pools.run(3, tasks.without_heads, wrong, option, seconds=COLLECTIVE_SECONDS / 2)
+    for rank, one in enumerate(found):
+        assert isinstance(one, Raised)
+        assert one.argument == (option if wrong in (rank, 9) else "group"), found
 
 
 @pytest.mark.parametrize("fault", ["rows", "causal", "mask"])
@@ -357,7 +370,7 @@ def test_the_group_works_after_an_error(pools: Pools, scheme: str, where: str, t
     assert all(text in said and works for said, works in found), found
 
 
-@pytest.mark.parametrize("difference", ["plan", "option", "gradient"])
+@pytest.mark.parametrize("difference", ["plan", "option", "gradient", "mask"])
 def test_ranks_that_differ(pools: Pools, difference: str) -> None:
     found = pools.run(3, tasks.that_differ, difference, seconds=COLLECTIVE_SECONDS / 2)
     assert all(isinstance(one, Raised) and one.argument == "plan" for one in found), found

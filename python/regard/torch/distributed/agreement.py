@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...attention import explain
+from ...checks import shown
 from ...errors import InvalidArgument, Unsupported, WrongType, refuse
 from ...mask_value import MOST_SPANS
 from ...typing import Pass
@@ -34,12 +35,14 @@ def check(plan: Plan, ranks: Ranks, make: Callable[[], tuple[T, str]]) -> T:
 
     The first call with a plan in a group tells the ranks of each other's errors, and compares the
     plans and the facts of the call, which have to be equal on all ranks; every rank then raises.
-    Later calls with such a plan are checked by each rank alone, so that nothing waits.
+    Later calls with such a plan are checked by each rank alone, so that nothing waits. Whether a
+    plan is known is this rank's own knowledge: a rank with a new plan among ranks that have used
+    theirs waits for them here, while they wait for its rows, until the group's timeout.
 
     make: returns a result and facts. Errors: its own; InvalidArgument for those of other ranks.
     """
     known = _known_plans(ranks)
-    if known is None or plan.digest in known:
+    if known is None or (isinstance(plan, Plan) and plan.digest in known):
         return make()[0]
     try:
         result, facts = make()
@@ -83,6 +86,14 @@ def _told(ranks: Ranks, digest: bytes, text: bytes) -> list[tuple[bytes, str]]:
     return [(row[:_DIGEST], row[_DIGEST:].rstrip(b"\0").decode(errors="replace")) for row in came]
 
 
+def require_plan(plan: Any, ranks: Ranks) -> None:
+    """Errors: WrongType for what is no plan; InvalidArgument for a plan for other ranks."""
+    if not isinstance(plan, Plan):
+        raise refuse("plan", shown(plan), "must be a Plan of regard.torch.distributed.plan",
+                     WrongType)
+    ranks.require_size(plan.world_size)
+
+
 def require_tensors(plan: Plan, ranks: Ranks, tensors: Tensors) -> None:
     """Errors: InvalidArgument, WrongType for tensors that are not this rank's part of the plan."""
     for name, x in tensors._asdict().items():
@@ -92,6 +103,9 @@ def require_tensors(plan: Plan, ranks: Ranks, tensors: Tensors) -> None:
             raise refuse(name, f"a {type(x).__name__}", "must be a tensor of PyTorch", WrongType)
         if x.device != tensors.q.device:
             raise refuse(name, f"a tensor on {x.device}", f"must be on {tensors.q.device}, as q")
+    if plan.spans is not None and plan.spans.shape[0] not in (1, *tensors.q.shape[:1]):
+        raise refuse("q", f"a tensor of shape {tuple(tensors.q.shape)}",
+                     f"the plan's mask is for a batch of {plan.spans.shape[0]}")
     kinds = ranks.devices()
     if tensors.q.device.type not in kinds:
         raise refuse("q", f"a tensor on {tensors.q.device}", "the group moves tensors on "
@@ -162,13 +176,16 @@ def _require_scores(plan: Plan, rank: int, tensors: Tensors) -> None:
         x = getattr(tensors, name)
         if x is None:
             continue
-        fits = x.dim() <= 4 and all(size in (1, whole) for size, whole in zip(
-            reversed(x.shape), reversed(scores)))
+        whole = scores
         if name == "row_spans":
-            fits = x.dim() in (2, 3, 4) and x.shape[-2] in (1, rows)
-        if not fits:
-            wanted = (f"(B, Hq, {rows}, 2 n): this rank's rows" if name == "row_spans" else
-                      f"{scores}: this rank's rows, all keys")
+            if x.dim() < 2 or x.shape[-1] not in range(2, 2 * MOST_SPANS + 1, 2):
+                raise refuse(name, f"a tensor of shape {tuple(x.shape)}", "its last size must be "
+                             f"2 n, with n from 1 to {MOST_SPANS}")
+            whole = (*scores[:3], x.shape[-1])
+        if x.dim() > 4 or any(size not in (1, most) for size, most in zip(
+                reversed(x.shape), reversed(whole))):
+            wanted = (f"(B, Hq, {rows}, 2 n) = {whole}: this rank's rows" if name == "row_spans"
+                      else f"{scores}: this rank's rows, all keys")
             raise refuse(name, f"a tensor of shape {tuple(x.shape)}", f"must broadcast to {wanted}")
     types = {"mask": torch.bool, "row_spans": torch.int32}
     for name, type_ in types.items():

@@ -93,6 +93,12 @@ class Plan:
         return self.kept(("keys", rank), device,
                          lambda: self._rows_of(self._needs[rank].nonzero()[:, 0].tolist()))
 
+    def is_for_all_rows(self, x: Tensor) -> bool:
+        """Whether a rank's bias, mask or spans (..., rows, n) broadcast over rows. False on every
+        rank where some rank has one row only: that rank could not tell."""
+        return (x.dim() < 2 or x.shape[-2] == 1) and all(
+            self.rows(rank) != 1 for rank in range(self.world_size))
+
     def shard(self, x: Tensor, rank: int, dim: int) -> Tensor:
         """The rank's rows of a whole tensor, a differentiable copy. Errors: InvalidArgument where x
         has another number of rows along dim."""
@@ -108,6 +114,7 @@ class Plan:
         of one type. Errors: InvalidArgument for other ranks or rows, before anything is sent.
         """
         ranks = Ranks(group, self.world_size)
+        ranks.require_size(self.world_size)
         if local.shape[dim] != self.rows(ranks.rank):
             raise refuse("local", f"a tensor of shape {tuple(local.shape)}",
                          f"rank {ranks.rank} has {self.rows(ranks.rank)} rows, along dim {dim}")

@@ -14,32 +14,48 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ...errors import refuse
+from ...errors import WrongType, refuse
 
 # PyTorch 2.13 has renamed it.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+_NOT_A_MEMBER = dist.GroupMember.NON_GROUP_MEMBER  # new_group returns it to other processes
+
 
 class Ranks:
-    """This process's place in a group of `size` ranks. A group of one needs no torch.distributed.
+    """This process's place in a group. A plan for one rank, without a group, needs no
+    torch.distributed.
+
+    size: of the plan, or None where it is not known. The group may have another one; `require_size`
+    refuses that, once the ranks can hear of it.
 
     Raises:
-        InvalidArgument: torch.distributed is not initialised, this process is not of the group, or
-            the group has another size.
+        WrongType: group is no ProcessGroup.
+        InvalidArgument: torch.distributed is not initialised, or this process is not of the group.
     """
 
-    def __init__(self, group: ProcessGroup | None, size: int) -> None:
-        self.group, self.size, self.rank = group, size, 0
+    def __init__(self, group: ProcessGroup | None, size: int | None) -> None:
+        self.group, self.size, self.rank = group, 1, 0
         if size == 1 and group is None:
             return
-        if not (dist.is_available() and dist.is_initialized()):
+        if group is not None and not isinstance(group, (ProcessGroup, type(_NOT_A_MEMBER))):
+            advice = "; give its get_group(...)" if hasattr(group, "get_group") else ""
+            raise refuse("group", f"a {type(group).__name__}", "must be a ProcessGroup of "
+                         f"torch.distributed{advice}", WrongType)
+        if not dist.is_initialized():
+            if group is None and size is None:
+                return
             raise refuse("group", group, "torch.distributed has not been initialised; "
                          "init_process_group comes first")
-        found = dist.get_world_size(group)
-        if found != size:
-            raise refuse("group", f"a group of {found} ranks", f"the plan is for {size}"
-                         if found >= 0 else "this process does not belong to it")
+        self.size = dist.get_world_size(group)
+        if self.size < 0:
+            raise refuse("group", group, "this process does not belong to it")
         self.rank = dist.get_rank(group)
+
+    def require_size(self, size: int) -> None:
+        """Errors: InvalidArgument for a group of another size."""
+        if self.size != size:
+            raise refuse("group", f"a group of {self.size} ranks", f"the plan is for {size}")
 
     def devices(self) -> list[str]:
         """The kinds of devices whose tensors the group can move: "cpu", "cuda"."""

@@ -109,18 +109,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
     Raises:
         InvalidArgument, WrongType, Unsupported; each names the argument and its value. At the first
         call with a plan in a group, every rank raises if one rank does, or if plans or options
-        differ. Later, each rank checks its own arguments before it communicates.
+        differ. Later, each rank checks its own arguments before it communicates. A rank that gives
+        a new plan while others give one that they have used before is not noticed: it waits for
+        their word and they for its rows, until the group's timeout.
     """
-    if not isinstance(plan, Plan):
-        raise refuse("plan", shown(plan), "must be a Plan of regard.torch.distributed.plan",
-                     WrongType)
-    ranks = Ranks(group, plan.world_size)
+    ranks = Ranks(group, plan.world_size if isinstance(plan, Plan) else None)
     given = Tensors(q, k, v, bias, sink, mask, row_spans, alibi_slopes)
     options = {"scale": scale, "softcap": softcap, "precision": precision,
                "deterministic": deterministic, "dropout_p": dropout_p,
                "dropout_offset": dropout_offset}
 
     def checked() -> tuple[tuple[Call, Tensors], str]:
+        agreement.require_plan(plan, ranks)
         _refuse_others(others)
         agreement.require_tensors(plan, ranks, given)
         tensors = _made(given)
@@ -188,7 +188,14 @@ def _made(given: Tensors) -> Tensors:
 def _facts(call: Call, tensors: Tensors) -> str:
     """What has to be equal on all ranks."""
     graded = torch.is_grad_enabled()
-    shown_tensors = [f"{name} {x.dtype} of {x.dim()} dimensions" +
+
+    def sizes(x: Tensor) -> list[int | str]:
+        found: list[int | str] = list(x.shape)
+        if x.dim() > 1:  # the numbers of rows differ
+            found[-2] = "1 for all rows" if call.plan.is_for_all_rows(x) else "rows"
+        return found
+
+    shown_tensors = [f"{name} {x.dtype} {sizes(x)}" +
                      (" with a gradient" if graded and x.requires_grad else "")
                      for name, x in tensors._asdict().items() if x is not None]
     return (f"batch {tensors.q.shape[0]}, {', '.join(shown_tensors)}, {call.options}, "
