@@ -229,3 +229,41 @@ def test_shards_need_the_whole() -> None:
         plan.shard(x, 0, 2)
     with pytest.raises(regard.InvalidArgument, match="rank = 2"):
         plan.rows(2)
+
+
+@pytest.mark.parametrize("name", ["full", "causal", "documents", "all"])
+@pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])
+def test_plans_are_made_in_any_mode(name: str, scheme: str) -> None:
+    """What a plan keeps is on the CPU and serves autograd, whatever was set when it was made."""
+    def made() -> tuple[Any, ...]:
+        plan = rd.plan(517, world_size=2, scheme=scheme, **HEADS, **MASKS[name])
+        parts = [plan.part(1, 0, "cpu"), plan.part(1, None, "cpu", True)]
+        return (plan, plan.positions(0), plan.first_positions(1), plan.keys(1),
+                plan.needed_rows(0, 1), *parts, plan.spans_of_part(1, 0, "cpu"), plan.digest,
+                plan.areas, plan.needed_counts, plan.sees_rank(0, 1), plan.moved(1))
+
+    plan, *usual = made()
+    with torch.inference_mode():
+        inferred, *tensors = made()
+    with torch.device("meta"):
+        assert_equal(usual, made()[1:])
+    torch.set_default_device("meta")
+    try:
+        assert_equal(usual, made()[1:])
+    finally:
+        torch.set_default_device(None)
+    assert_equal(usual, tensors)
+    assert not any(x.is_inference() for x in tensors if isinstance(x, torch.Tensor))
+    x = torch.randn(517, requires_grad=True)
+    inferred.shard(x, 0, 0).sum().backward()
+    q = torch.randn(1, 8, 517, 64)
+    alone = rd.plan(517, world_size=1, scheme=scheme, **HEADS, **MASKS[name])
+    with torch.inference_mode():
+        rd.attention(q, q[:, :2], q[:, :2], alone)
+    rd.attention(q.requires_grad_(), q[:, :2], q[:, :2], alone).sum().backward()
+    assert plan.digest == inferred.digest
+
+
+def assert_equal(usual: Any, others: Any) -> None:
+    for one, other in zip(usual, others, strict=True):
+        assert one.equal(other) if isinstance(one, torch.Tensor) else one == other

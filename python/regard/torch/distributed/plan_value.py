@@ -18,7 +18,7 @@ from ...mask_value import Mask
 from . import costs, heads, report
 from .dealing import Blocks
 from .ranks import Ranks
-from .visibility import among, blocks_seen, rows_areas, spans_of
+from .visibility import among, blocks_seen, plain, rows_areas, spans_of
 
 BLOCK = 128  # rows that are dealt together
 
@@ -82,6 +82,7 @@ class Plan:
         self._require_rank(rank)
         return self.kept(("positions", rank), device, lambda: self._rows_of(self.blocks[rank]))
 
+    @plain
     def first_positions(self, rank: int, device: Any = "cpu") -> Tensor:
         """(ceil(rows / 128)) int32: the position of the first row of each block of the rank."""
         return self.positions(rank, device)[::BLOCK].int()
@@ -146,11 +147,13 @@ class Plan:
     # --------------------------------------------------------------------------------- visibility
 
     @cached_property
+    @plain
     def spans(self) -> Tensor | None:
         """(1 or B, 1 or Hq, S, 2 n) int32: the keys that each row sees; None is every key."""
         return None if self.mask is None else spans_of(self.mask)
 
     @cached_property
+    @plain
     def areas(self) -> tuple[float, ...]:
         """How many pairs are visible to the rows of each rank; with "ulysses", to its heads. The
         mean over batch entries and heads."""
@@ -167,6 +170,7 @@ class Plan:
         return max(self.areas) * self.world_size / total if total else 1.0
 
     @cached_property
+    @plain
     def sees(self) -> Tensor:
         """(ranks, blocks) bool: whether some row of the rank sees some key of the block."""
         owner = torch.empty(self.sizes.length, dtype=torch.int64)
@@ -174,6 +178,7 @@ class Plan:
             owner[self.positions(rank)] = rank
         return blocks_seen(self.spans, owner, self.world_size, self.sizes.length, BLOCK)
 
+    @plain
     def sees_rank(self, rank: int, other: int) -> bool:
         """Whether some row of the rank sees some key of the other rank."""
         return bool(self.sees[rank, list(self.blocks[other])].any())
@@ -187,6 +192,7 @@ class Plan:
         return self.kept(("needed", rank, owner), device, found)
 
     @cached_property
+    @plain
     def needed_counts(self) -> list[list[int]]:
         """For each rank and each owner, how many `needed_rows` there are."""
         rows = torch.zeros(len(self._needs[0]), self.world_size, dtype=torch.float64)
@@ -201,6 +207,7 @@ class Plan:
         """(ranks, blocks) bool: the blocks of `keys`."""
         return torch.ones_like(self.sees) if self.moves_all else self.sees
 
+    @plain
     def part(self, rank: int, owner: int | None, device: Any, filled: bool = False
              ) -> Tensor | None:
         """The positions of the keys that a call of the rank has: those of one owner, or with None
@@ -213,8 +220,8 @@ class Plan:
         keys = self.keys(rank, device)
         if not filled or not len(keys):
             return keys
-        first, last = self.keys(rank)[[0, -1]].tolist()
-        return torch.arange(first, last + 1, device=device)
+        whole = self.keys(rank)
+        return torch.arange(int(whole[0]), int(whole[-1]) + 1, device=device)
 
     def spans_of_part(self, rank: int, owner: int | None, device: Any, filled: bool = False
                       ) -> Tensor | None:
@@ -268,5 +275,5 @@ class Plan:
         """What `make` returns, on a device, made once."""
         key = name, str(device)
         if key not in self._on_device:
-            self._on_device[key] = make().to(device)
+            self._on_device[key] = plain(lambda: make().to(device))()
         return self._on_device[key]

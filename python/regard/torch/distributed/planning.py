@@ -16,12 +16,13 @@ from ...options import Causal, Window
 from . import dealing
 from .costs import ASSUMED_BANDWIDTH, ASSUMED_FLOPS, Bandwidth, fastest, seconds
 from .plan_value import BLOCK, Plan, Sizes
-from .visibility import combined, rows_areas, spans_of
+from .visibility import combined, plain, rows_areas, spans_of
 
 SCHEMES = ("gather", "halo", "ulysses", "ring")
 _MOST = 2**31 - 1
 
 
+@plain
 def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size: int,
          heads_kv: int | None = None, head_size_v: int | None = None, batch: int = 1,
          element_bytes: int = 2, cu_seqlens: Sequence[int] | Tensor | None = None,

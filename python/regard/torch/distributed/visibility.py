@@ -6,8 +6,9 @@ cut to [0, S). A row that sees nothing has spans with end <= begin.
 
 from __future__ import annotations
 
-from functools import reduce
-from typing import Any
+from collections.abc import Callable
+from functools import reduce, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,21 @@ from ...mask_value import Mask
 from ...masks.band import band_of, clipped
 from ...masks.library import library_of
 
-_CPU = torch.empty(0)
+_CPU = torch.empty(0, device="cpu")
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+
+def plain(make: Callable[Given, Made]) -> Callable[Given, Made]:
+    """A function whose new tensors are ordinary ones on the CPU, also where the caller is in
+    inference mode or has set a default device: plans keep them for other calls."""
+    @wraps(make)
+    def made(*arguments: Given.args, **more: Given.kwargs) -> Made:
+        with torch.inference_mode(False), torch.device("cpu"):
+            return make(*arguments, **more)
+
+    return made
 
 
 def combined(length: int, cu_seqlens: Any, causal: Any, window: Any, mask: Any) -> Mask | None:
