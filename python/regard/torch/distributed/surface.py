@@ -99,8 +99,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
         out_type: "float32" gives a float32 out for float16 and bfloat16 inputs.
         sum_sink_gradient: True: every rank gets the whole gradient of the sink, which must not be
             summed again. False: every rank gets that of its rows (with "ulysses", its heads), for
-            programs that sum the gradients of all parameters over the group, as
-            DistributedDataParallel does.
+            programs that sum the gradients of all parameters over the group.
+            DistributedDataParallel averages them: the loss of a rank must then be the sum over its
+            rows times world_size, over the rows of all ranks.
         threads, backend: as in `regard.torch.attention`.
 
     Returns:
