@@ -165,6 +165,55 @@ def bytes_received(group: ProcessGroup, case: Case, scheme: str) -> tuple[int, .
     return forward, counted[0]
 
 
+class SinkAttention(torch.nn.Module):
+    """q, k and v of one weight, and a sink; over a plan's ranks, or in one process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(3)
+        self.weight = torch.nn.Parameter(torch.randn(4, 64, generator=draw, dtype=torch.float64))
+        self.sink = torch.nn.Parameter(torch.randn(4, generator=draw, dtype=torch.float64))
+
+    def forward(self, x: Tensor, plan: rd.Plan | None, group: ProcessGroup | None) -> Tensor:
+        q, k, v = (part.unflatten(-1, (-1, 8)).transpose(1, 2)
+                   for part in (x @ self.weight).split([32, 16, 16], -1))
+        if plan is None:
+            return regard.torch.attention(q, k, v, sink=self.sink, causal=True)
+        return rd.attention(q, k, v, plan, group, sink=self.sink, sum_sink_gradient=False)
+
+
+def data_parallel(group: ProcessGroup) -> list[float]:
+    """DistributedDataParallel averages gradients: the loss makes up for it. The differences of
+    the gradients from one process's, in norm."""
+    rank, world = place(group)
+    plan = rd.plan(500, world_size=world, heads_q=4, heads_kv=2, head_size=8, causal=True)
+    x = torch.randn(1, 500, 4, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    model, alone = SinkAttention(), SinkAttention()
+    parallel = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+    out = parallel(plan.shard(x, rank, 1), plan, group)
+    ((out ** 2).sum() * world / 500).backward()
+    ((alone(x, None, None) ** 2).sum() / 500).backward()
+    return [float((one.grad - other.grad).norm() / other.grad.norm())
+            for one, other in zip(model.parameters(), alone.parameters())]
+
+
+def compiled(group: ProcessGroup, scheme: str) -> float:
+    """torch.compile of what is around a call; the largest difference of results and gradients."""
+    case = Case("compiled", 300, pairs={"causal": True})
+    plan, tensors = inputs_of(case, scheme, group)
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return 3 * rd.attention(2 * q, k, v, plan, group)
+
+    found = []
+    for function in (model, torch.compile(model, backend="aot_eager")):
+        leaves = [tensors[name].clone().requires_grad_() for name in "qkv"]
+        out = function(*leaves)
+        out.backward(tensors["dout"])
+        found.append([out.detach(), *(x.grad for x in leaves)])
+    return max(float((one - other).abs().max()) for one, other in zip(*found))
+
+
 def round_trip(group: ProcessGroup, case: Case) -> bool:
     """Of tensors of several types and ranks, along several axes."""
     plan, _ = inputs_of(case, "gather", group)

@@ -273,6 +273,18 @@ def test_autocast(pools: Pools) -> None:
             assert 1e-4 < error(found[name], x) < 2e-2
 
 
+def test_data_parallel_averages(pools: Pools) -> None:
+    """The weight's gradient and the sink's."""
+    found = pools.run(3, tasks.data_parallel)
+    assert all(one[0] < LIMIT and one[1] < 1e-6 for one in found), found
+
+
+@pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])
+def test_compiled_around_a_call(pools: Pools, scheme: str) -> None:
+    found = pools.run(2, tasks.compiled, scheme, seconds=120)
+    assert all(isinstance(one, float) and one < 1e-12 for one in found), found
+
+
 # ------------------------------------------------------------------------------------ communication
 
 @pytest.mark.parametrize("scheme", SCHEMES)

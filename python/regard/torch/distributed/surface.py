@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
@@ -26,6 +27,9 @@ Result = Tensor | tuple[Tensor, Tensor]
 _SCHEMES: dict[str, ModuleType] = {"gather": gather, "halo": gather, "ring": ring,
                                    "ulysses": ulysses}
 _GRADIENTS = 5  # of the first tensors
+
+# torch.compiler.disable, which imports the compiler at once; this one does at the first call.
+_outside_of_compiled_programs = _disable_dynamo
 
 
 class Options(TypedDict, total=False):
@@ -64,6 +68,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
               return_lse: bool, **options: Unpack[Options]) -> Result: ...
 
 
+@_outside_of_compiled_programs
 def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
               bias: Tensor | None = None, mask: Tensor | None = None,
               row_spans: Tensor | None = None, sink: Tensor | None = None,
