@@ -132,12 +132,14 @@ def under_autocast(group: ProcessGroup, case: Case, scheme: str) -> dict[str, Te
 
 
 def bytes_received(group: ProcessGroup, case: Case, scheme: str) -> tuple[int, ...]:
-    """What the methods of Ranks bring from other ranks in forward, and in backward."""
-    counted = [0]
+    """What the methods of Ranks bring from other ranks in forward, and in backward; and how much of
+    both all-gathers bring."""
+    counted, by_gather = [0], [0]
 
     class Counting(Ranks):
         def all_gather(self, x: Tensor) -> Tensor:
             counted[0] += (self.size - 1) * x.numel() * x.itemsize
+            by_gather[0] += (self.size - 1) * x.numel() * x.itemsize
             return super().all_gather(x)
 
         def all_to_all(self, x: Tensor, sent: Any, received: Any) -> Tensor:
@@ -162,7 +164,7 @@ def bytes_received(group: ProcessGroup, case: Case, scheme: str) -> tuple[int, .
         out.backward(tensors["dout"])
     finally:
         surface.Ranks = Ranks  # type: ignore[misc]
-    return forward, counted[0]
+    return forward, counted[0], by_gather[0]
 
 
 class SinkAttention(torch.nn.Module):

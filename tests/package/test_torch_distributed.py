@@ -294,8 +294,10 @@ def test_bytes_moved_are_those_of_the_plan(pools: Pools, scheme: str) -> None:
              Case("moved_odd", 900, heads=(5, 5), dtype=torch.float64, lse=False)]
     for case in cases[:1] if scheme == "halo" else cases:
         plan = case.plan(3, scheme)
-        for rank, counted in enumerate(pools.run(3, tasks.bytes_received, case, scheme)):
-            assert counted == tuple(plan.moved(rank)), rank
+        for rank, (*counted, by_gather) in enumerate(
+                pools.run(3, tasks.bytes_received, case, scheme)):
+            assert tuple(counted) == plan.moved(rank)[:2], rank
+            assert by_gather == plan.moved(rank).all_gather, rank
 
 
 def test_a_halo_moves_near_keys_only(pools: Pools) -> None:

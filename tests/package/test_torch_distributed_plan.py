@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 import regard  # noqa: E402
 from regard import masks  # noqa: E402
 from regard.torch import distributed as rd  # noqa: E402
-from regard.torch.distributed import dealing, heads  # noqa: E402
+from regard.torch.distributed import costs, dealing, heads  # noqa: E402
 
 HEADS: dict[str, Any] = {"heads_q": 8, "heads_kv": 2, "head_size": 64}
 MASKS: dict[str, dict[str, Any]] = {
@@ -113,7 +113,7 @@ def test_keys_that_no_row_sees_do_not_move() -> None:
     cuts = list(range(0, 128 * 64 + 1, 128))
     plan = rd.plan(cu_seqlens=cuts, world_size=4, scheme="gather", **HEADS)
     assert not plan.moves_all
-    assert all(plan.moved(rank) == (0, 0) for rank in range(4))
+    assert all(plan.moved(rank) == (0, 0, 0) for rank in range(4))
     whole = rd.plan(128 * 64, world_size=4, scheme="gather", **HEADS)
     assert whole.moves_all and whole.moved(0).forward == 3 * 128 * 16 * 2 * 2 * 64 * 2
 
@@ -165,7 +165,12 @@ def test_auto_chooses_by_time() -> None:
     assert rd.plan(**long, heads_q=32, heads_kv=1, causal=True).scheme == "gather"
     assert rd.plan(**long, heads_q=4, causal=True).scheme == "gather"  # fewer heads than ranks
     slow = rd.Bandwidth(all_gather=3e11, all_to_all=1e9)
-    assert rd.plan(**long, heads_q=32, causal=True, bandwidth=slow).scheme == "gather"
+    assert rd.plan(**long, heads_q=32, causal=True, bandwidth=slow).scheme == "ulysses"  # sums
+    gather = rd.plan(**long, heads_q=32, causal=True, scheme="gather")
+    row = 32 * 2 * 128  # one key and its value; keys come by all-gather, sums by all-to-all
+    assert gather.moved(0).all_gather == 2 * 7 * 8192 * row * 2
+    assert costs.seconds(gather, slow, 1e30) == pytest.approx(
+        2 * 7 * 8192 * row * 2 / 3e11 + 7 * 8192 * row * 4 / 1e9, rel=1e-6)
     text = halo.explain()
     assert text.splitlines()[0].startswith("halo over 8 ranks, 65536 rows dealt contiguous")
     assert "halo: the least time" in text and "assumed" in text and str(halo) == text

@@ -13,10 +13,15 @@ if TYPE_CHECKING:
 
 
 class Moved(NamedTuple):
-    """Bytes that one rank receives from the others."""
+    """Bytes that one rank receives from the others in a pass.
+
+    all_gather: how many of both passes' bytes all-gathers bring. All-to-alls bring the others, with
+    "ring" the rank before it.
+    """
 
     forward: int
     backward: int
+    all_gather: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,8 @@ def _by_keys(plan: Plan, rank: int) -> Moved:
         keys = len(others) * max(map(plan.rows, range(plan.world_size)))
     sums = sum(plan.needed_counts[other][rank] for other in others)
     came = keys * _row_of_keys(plan, plan.sizes.element_bytes)
-    return Moved(came, came + sums * _row_of_keys(plan, plan.sizes.sum_bytes))
+    return Moved(came, came + sums * _row_of_keys(plan, plan.sizes.sum_bytes),
+                 2 * came if plan.moves_all else 0)
 
 
 def _by_ring(plan: Plan, rank: int) -> Moved:
@@ -81,14 +87,17 @@ def _by_heads(plan: Plan, rank: int) -> Moved:
 
 
 def seconds(plan: Plan, bandwidth: Bandwidth, flops: float) -> float:
-    """Of one forward and one backward pass, without overlap: the largest visible area, and the most
-    bytes that a rank receives."""
+    """Of one forward and one backward pass, without overlap: the largest visible area, and the
+    rank that receives for the longest time."""
     sizes = plan.sizes
     pair = 2 * (4 * sizes.head_size + 3 * sizes.head_size_v) * sizes.heads_q * sizes.batch
-    rate = (bandwidth.all_gather if plan.scheme in ("gather", "ring") and plan.moves_all else
-            bandwidth.all_to_all)
-    received = [sum(plan.moved(rank)) for rank in range(plan.world_size)]
-    return max(plan.areas) * pair / flops + max(received) / rate
+
+    def receiving(one: Moved) -> float:
+        by_all_to_all = one.forward + one.backward - one.all_gather
+        return one.all_gather / bandwidth.all_gather + by_all_to_all / bandwidth.all_to_all
+
+    received = max(receiving(plan.moved(rank)) for rank in range(plan.world_size))
+    return max(plan.areas) * pair / flops + received
 
 
 def fastest(plans: Sequence[Plan], bandwidth: Bandwidth, flops: float) -> Plan:
