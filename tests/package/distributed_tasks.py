@@ -275,6 +275,28 @@ def without_heads(group: ProcessGroup, wrong: int, option: str) -> None:
     rd.attention(*(tensors[name] for name in "qkv"), plan, group, **options)
 
 
+def without_entries(group: ProcessGroup, scheme: str) -> list[tuple[int, ...]]:
+    """The shapes of results and gradients of an empty batch."""
+    found = attend(group, Case("empty", 300, batch=0, pairs={"causal": True}), scheme)
+    return [tuple(found[name].shape) for name in ("out", "lse", "dq", "dk", "dv")]
+
+
+def in_a_mesh(group: ProcessGroup) -> None:
+    class Mesh:
+        def get_group(self) -> ProcessGroup:
+            return group
+
+    plan, tensors = inputs_of(Case("mesh"), "gather", group)
+    rd.attention(*(tensors[name] for name in "qkv"), plan, Mesh())  # type: ignore[arg-type]
+
+
+def of_another_batch(group: ProcessGroup) -> None:
+    spans = torch.tensor([[[[0, 300]]]] * 3, dtype=torch.int32)
+    mask = regard.masks.Mask(300, 300, row_spans=spans)
+    plan, tensors = inputs_of(Case("batches", pairs={"mask": mask}), "gather", group)
+    rd.attention(*(tensors[name] for name in "qkv"), plan, group)
+
+
 def with_later_fault(group: ProcessGroup, fault: str) -> bool:
     case = Case("later", 384)
     plan, tensors = inputs_of(case, "gather", group)

@@ -404,6 +404,19 @@ def test_a_group_of_another_size(pools: Pools) -> None:
         rd.attention(tensors["q"], tensors["k"], tensors["v"], "gather")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])
+def test_an_empty_batch(pools: Pools, scheme: str) -> None:
+    for found in pools.run(2, tasks.without_entries, scheme):
+        assert [shape[0] for shape in found] == [0] * 5 and found[0][3] == 6, found
+
+
+def test_what_is_no_group_or_has_another_batch(pools: Pools) -> None:
+    for one in pools.run(2, tasks.in_a_mesh):
+        assert one.kind == "WrongType" and "give its get_group(...)" in one.text, one
+    for one in pools.run(2, tasks.of_another_batch):
+        assert one.argument == "q" and "for a batch of 3" in one.text, one
+
+
 def rd_error() -> type[Exception]:
     import regard
 

@@ -207,7 +207,7 @@ def test_digests_tell_plans_apart() -> None:
 @pytest.mark.parametrize("argument, value, more", [
     ("length", 0, {}), ("length", None, {}), ("world_size", 0, {}), ("heads_q", 7, {}),
     ("scheme", "star", {}), ("scheme", "halo", {}), ("scheme", "halo", {"causal": True}),
-    ("element_bytes", 1, {}), ("flops", -1.0, {}), ("bandwidth", 3e11, {}),
+    ("element_bytes", 1, {}), ("element_bytes", 3, {}), ("flops", -1.0, {}), ("bandwidth", 3e11, {}),
     ("mask", torch.ones(300, 300, dtype=torch.bool), {}),
     ("mask", masks.sliding(200, 8), {}),
     ("mask", masks.tree_from_parents([-1, *range(299)]), {}),

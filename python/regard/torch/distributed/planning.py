@@ -100,6 +100,8 @@ def _sizes(length: int, batch: Any, heads_q: Any, heads_kv: Any, head_size: Any,
         integer("head_size", head_size, 1, _MOST),
         integer("head_size_v", head_size if head_size_v is None else head_size_v, 1, _MOST),
         integer("element_bytes", element_bytes, 2, 8))
+    if sizes.element_bytes not in (8, 4, 2):
+        raise refuse("element_bytes", element_bytes, "must be 8, 4 or 2")
     if sizes.heads_q % sizes.heads_kv:
         raise refuse("heads_q", sizes.heads_q, f"must be a multiple of heads_kv, {sizes.heads_kv}")
     return sizes

@@ -123,4 +123,5 @@ def _bytes_of_rows(x: Tensor) -> Tensor:
 
 def _rows_of_bytes(x: Tensor, like: Tensor) -> Tensor:
     """(n, ...) with the type and the row shape of `like`."""
-    return x.view(like.dtype).reshape(x.shape[0], *like.shape[1:])
+    shape = x.shape[0], *like.shape[1:]
+    return x.view(like.dtype).reshape(shape) if x.numel() else like.new_empty(shape)
