@@ -228,6 +228,12 @@ def round_trip(group: ProcessGroup, case: Case) -> bool:
 
 
 def bandwidth(group: ProcessGroup) -> tuple[float, float]:
+    try:
+        rd.measure_bandwidth(group, device="meta")
+    except regard.InvalidArgument as error:
+        assert error.argument == "device"
+    else:
+        raise AssertionError("a group of gloo cannot move tensors on meta")
     found = rd.measure_bandwidth(group, megabytes=1)
     return found.all_gather, found.all_to_all
 

@@ -11,25 +11,35 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from ...checks import integer
+from ...errors import refuse
 from .costs import Bandwidth
 from .ranks import Ranks
 
 _REPEATS = 5
 
 
-def measure_bandwidth(group: ProcessGroup | None = None, megabytes: int = 8) -> Bandwidth:
+def measure_bandwidth(group: ProcessGroup | None = None, megabytes: int = 8, *,
+                      device: torch.device | str | None = None) -> Bandwidth:
     """What a rank of the group receives in a second: by an all-gather, and by an all-to-all.
 
     A collective of a few milliseconds, to be called once, with equal arguments on all ranks. Each
     rank receives `megabytes` from each other rank, five times after a first one; the median of the
     slowest rank counts, so that all ranks have equal numbers, and plans made of them are equal.
+    device: of the memory that is sent; None is the current GPU if the group moves tensors of GPUs,
+    else the CPU.
 
     Raises:
-        InvalidArgument: torch.distributed is not initialised, or megabytes is not from 1 on.
+        InvalidArgument: torch.distributed is not initialised, megabytes is not from 1 on, or the
+            group does not move tensors on the device.
     """
     megabytes = integer("megabytes", megabytes, 1, 10**4)
     ranks = Ranks(group, dist.get_world_size(group) if dist.is_initialized() else 2)
-    device = "cpu" if "cpu" in ranks.devices() else f"cuda:{torch.cuda.current_device()}"
+    kinds = ranks.devices()
+    if device is None:
+        on_gpu = "cuda" in kinds and torch.cuda.is_available()
+        device = f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu"
+    if torch.device(device).type not in kinds:
+        raise refuse("device", str(device), f"the group moves tensors on {' or '.join(kinds)}")
     own = torch.zeros((megabytes, 10**6), dtype=torch.uint8, device=device)
     whole = own.repeat(ranks.size, 1)
     counts = [megabytes] * ranks.size
