@@ -102,8 +102,8 @@ def spans_option(call: Call, given: Tensor | None, owner: int | None, device: An
                  ) -> dict[str, Any]:
     """row_spans of a call over `plan.part(rank, owner)`: what both the plan and the caller show.
 
-    given: the caller's, of positions in the whole sequence. Errors: InvalidArgument where both
-    together have more than 8 spans."""
+    given: the caller's, of positions in the whole sequence. Errors: InvalidArgument where n of
+    the plan's spans times n of the caller's is more than 8."""
     plan, rank = call.plan, call.ranks.rank
     spans = plan.spans_of_part(rank, owner, device, call.by_position)
     if given is not None:

@@ -93,8 +93,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
             gradient is of this rank's rows as well.
         mask: bool, likewise; True = visible.
         row_spans: int32, broadcasts to (B, Hq, rows, 2 n): the keys that this rank's rows see, as
-            places in the whole sequence. Pairs that plan and row_spans both show are visible; both
-            together have at most 8 spans.
+            places in the whole sequence. Pairs that plan and row_spans both show are visible. n of
+            the plan's spans times n of these is at most 8.
         sink: (Hq), equal on all ranks.
         alibi_slopes: (Hq) or (B, Hq), equal on all ranks; distances are those in the sequence.
         scale, softcap, precision, deterministic: as in `regard.attention`.
