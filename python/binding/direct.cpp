@@ -37,6 +37,12 @@ bool is_false(const nb::object& value) {
   return value.ptr() == Py_False || value.is_none() || PyObject_IsTrue(value.ptr()) == 0;
 }
 
+// Whether the operator with a node in C++ can say the call: at most a bias next to q, k and v.
+bool takes_autograd(const DirectOptions& options, const Named& arrays) {
+  if (!options.backend.empty() || !options.out_type.is_none()) return false;
+  return arrays.size() == 0 || (arrays.size() == 1 && arrays.contains("bias"));
+}
+
 nb::tuple tuple_of(const std::array<std::int64_t, 3>& numbers, int rank) {
   return rank == 2 ? nb::make_tuple(numbers[0], numbers[1])
                    : nb::make_tuple(numbers[0], numbers[1], numbers[2]);
@@ -127,7 +133,9 @@ Direct::Direct(const Named& torch)
       contiguous_(tensor_.attr("contiguous")),
       new_empty_(tensor_.attr("new_empty")),
       new_strided_(tensor_.attr("new_empty_strided")),
-      torch_threads_(nb::cast<TorchThreads*>(nb::object(torch["torch_threads"]))) {
+      torch_threads_(nb::cast<TorchThreads*>(nb::object(torch["torch_threads"]))),
+      autograd_(nb::cast<TorchAutograd*>(nb::object(torch["autograd"]))) {
+  if (autograd_) autograd_->use(torch_threads_);
   for (nb::handle mode : nb::object(torch["modes"])) modes_.push_back(nb::borrow(mode));
   void* const api = PyCapsule_GetPointer(nb::object(torch["exchange"]).ptr(), dlpack::kCapsule);
   if (!api) throw nb::python_error();
@@ -218,15 +226,18 @@ nb::object Direct::workspace_of(nb::handle q, std::size_t size, Run& run) const 
 nb::object Direct::forward(const nb::object& options, nb::handle q, nb::handle k, nb::handle v,
                            const Named& arrays, bool return_lse) {
   if (!is_plain()) return nb::none();
-  if (records(q, k, v, arrays)) {
-    const auto given = [&](const char* name) {
-      return nb::object(arrays.size() > 0 ? arrays.attr("get")(name) : nb::none());
-    };
-    return apply_(q, k, v, given("bias"), given("sink"), options, arrays, return_lse);
+  const auto& values = nb::cast<const DirectOptions&>(options);
+  if (!records(q, k, v, arrays)) {
+    Results results = run(values, q, k, v, arrays, return_lse, false);
+    return return_lse ? nb::object(results) : nb::object(results[0]);
   }
-  Results results =
-      run(nb::cast<const DirectOptions&>(options), q, k, v, arrays, return_lse, false);
-  return return_lse ? nb::object(results) : nb::object(results[0]);
+  const auto given = [&](const char* name) {
+    return nb::object(arrays.size() > 0 ? arrays.attr("get")(name) : nb::none());
+  };
+  if (autograd_ && !return_lse && takes_autograd(values, arrays)) {
+    return autograd_->forward(values, q, k, v, given("bias"));
+  }
+  return apply_(q, k, v, given("bias"), given("sink"), options, arrays, return_lse);
 }
 
 nb::object Direct::record(nb::handle ctx, nb::handle q, nb::handle k, nb::handle v, nb::handle,
@@ -279,15 +290,14 @@ nb::object Direct::backward(nb::handle ctx, const Results& saved, nb::handle dou
   const nb::tuple names(attribute(ctx, names_name));
   Named arrays;
   for (std::size_t i = 0; i < names.size(); ++i) arrays[names[i]] = saved[kSaved + i];
-  const Results found = gradients(nb::cast<const DirectOptions&>(options),
-                                  nb::borrow<Wanted>(attribute(ctx, wanted_name)), saved, arrays,
- dout, dlse);
+  const Results found =
+      gradients(nb::cast<const DirectOptions&>(options),
+                nb::borrow<Wanted>(attribute(ctx, wanted_name)), saved, arrays, dout, dlse);
   return found + nb::make_tuple(nb::none(), nb::none(), nb::none());
 }
 
-Results Direct::gradients(const DirectOptions& options, const Wanted& wanted,
-                          const Results& saved, const Named& arrays, nb::handle dout,
-                          nb::handle dlse) {
+Results Direct::gradients(const DirectOptions& options, const Wanted& wanted, const Results& saved,
+                          const Named& arrays, nb::handle dout, nb::handle dlse) {
   const nb::object out = saved[0], lse = saved[1], q = saved[2], k = saved[3], v = saved[4];
   Reader read(*this, options.rows_first);
   const Attention a = described(options, read, q, k, v, arrays);
@@ -334,8 +344,8 @@ void bind_direct(nb::module_& m) {
           [](Direct& self, const DirectOptions& options, nb::handle q, nb::handle k, nb::handle v,
              const Named& arrays) { return self.run(options, q, k, v, arrays, true, false); },
           "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a)
-      .def("gradients", &Direct::gradients, "options"_a, "wanted"_a, "saved"_a, "arrays"_a, "dout"_a,
-           "dlse"_a.none());
+      .def("gradients", &Direct::gradients, "options"_a, "wanted"_a, "saved"_a, "arrays"_a,
+           "dout"_a, "dlse"_a.none());
 }
 
 }  // namespace regard::python

@@ -3,6 +3,7 @@
 
 #include "direct_options.hpp"
 #include "dlpack_abi.hpp"
+#include "torch_autograd.hpp"
 #include "torch_threads.hpp"
 
 namespace regard::python {
@@ -15,10 +16,10 @@ class Direct {
   // capsule; `modes`, functions that return something false where a direct call is possible;
   // `is_grad_enabled`, `num_threads`, `float32`, `uint8`; `dense(like, size, type)`, which makes a
   // tensor for rows of `size` elements; `apply`, which records a call for autograd;
-  // `torch_threads`, a TorchThreads or None.
+  // `torch_threads`, a TorchThreads or None; `autograd`, a TorchAutograd or None.
   explicit Direct(const Named& torch);
 
-  // out, or (out, lse); with a gradient through `apply`. None where a mode is active.
+  // out, or (out, lse); with a gradient through `autograd` or `apply`. None where a mode is active.
   nanobind::object forward(const nanobind::object& options, nanobind::handle q, nanobind::handle k,
                            nanobind::handle v, const Named& arrays, bool return_lse);
 
@@ -64,7 +65,8 @@ class Direct {
   nanobind::object dense_, apply_, empty_like_, is_neg_, contiguous_, new_empty_, new_strided_;
   nanobind::tuple no_names_;
   std::vector<nanobind::object> modes_;
-  TorchThreads* torch_threads_ = nullptr;
+  TorchThreads* torch_threads_ = nullptr;  // both live as long as the process
+  TorchAutograd* autograd_ = nullptr;
 };
 
 void bind_direct(nanobind::module_& m);

@@ -25,7 +25,7 @@ void swap_rows_and_heads(Tensor& tensor) {
   std::swap(tensor.strides[1], tensor.strides[2]);
 }
 
-void require_direct(const DirectOptions& options, const Attention& a) {
+void require_direct(const CallOptions& options, const Attention& a) {
   const bool packed = a.cu_seqlens_q.given();
   for (const Tensor* tensor : {&a.q, &a.k, &a.v}) {
     if (tensor->rank != (packed ? 3 : 4)) refuse("q", "a tensor", "has another rank");
@@ -42,11 +42,12 @@ void require_direct(const DirectOptions& options, const Attention& a) {
 
 DirectOptions direct_options(const Named& given, bool rows_first, bool equal_heads, int threads,
                              std::string backend, nb::object out_type) {
-  DirectOptions options{.rows_first = rows_first,
-                        .equal_heads = equal_heads,
-                        .threads = threads,
-                        .backend = std::move(backend),
-                        .out_type = std::move(out_type)};
+  DirectOptions options;
+  options.rows_first = rows_first;
+  options.equal_heads = equal_heads;
+  options.threads = threads;
+  options.backend = std::move(backend);
+  options.out_type = std::move(out_type);
   Named values = given;  // the same dict, which Python made for this call
   if (values.contains("causal") && nb::object(values["causal"]).ptr() == Py_True) {
     options.is_causal = true;

@@ -2,19 +2,26 @@
 // description from them and the tensors.
 #pragma once
 
+#include <memory>
+
 #include "problem.hpp"
 
 namespace regard::python {
 
-// A call without its tensors. Python makes one for each combination of options and keeps it.
-struct DirectOptions {
+// What both passes of a call need except tensors.
+struct CallOptions {
   Attention attention{};     // values, no tensors
   bool rows_first = false;   // q is (B, S, H, D), except for packed sequences
   bool is_causal = false;    // causal=True, for which the lengths must be equal
   bool equal_heads = false;  // q, k and v have as many heads
   int threads = 0;           // 0 = as many as PyTorch uses
+};
+
+// A call without its tensors. Python makes one for each combination of options and keeps it.
+struct DirectOptions : CallOptions {
   std::string backend{};
-  nanobind::object out_type{};  // the framework's dtype, or None for q's
+  nanobind::object out_type{};                 // the framework's dtype, or None for q's
+  mutable std::shared_ptr<const void> kept{};  // as torch_autograd.cpp keeps them
 };
 
 using Named = nanobind::typed<nanobind::dict, nanobind::str, nanobind::any>;
@@ -34,7 +41,7 @@ bool has_strided_rows(const Tensor& tensor);
 // (B, S, H, D) as (B, H, S, D), and back.
 void swap_rows_and_heads(Tensor& tensor);
 // Throws Code::invalid_argument for tensors that a direct path does not take.
-void require_direct(const DirectOptions& options, const Attention& a);
+void require_direct(const CallOptions& options, const Attention& a);
 
 // Reader: read(argument, array) is a Tensor, and read.rows(argument, array) one of shape
 // (B, H, S, D). Both throw Code::invalid_argument for an array that a direct path does not take.

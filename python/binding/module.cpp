@@ -10,6 +10,7 @@
 #include "direct_numpy.hpp"
 #include "gil.hpp"
 #include "problem.hpp"
+#include "torch_autograd.hpp"
 #include "torch_threads.hpp"
 #include "xla.hpp"
 
@@ -171,6 +172,7 @@ NB_MODULE(_core_of_main, m) {
 
   bind_torch_threads(m);
   bind_direct_options(m);
+  bind_torch_autograd(m);
   bind_direct(m);
   bind_direct_numpy(m);
   nb::class_<Problem>(m, "Problem", "One call: regard::Attention of the C++ API.")

@@ -23,6 +23,9 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+OUT, LSE = 4 * 2 * 3 * 8, 4 * 2 * 3  # bytes of the tensors below
+
+
 def tensors(**options):
     return [normal(1, 2, 3, 8, seed=seed).requires_grad_(**options) for seed in range(3)]
 
@@ -46,12 +49,12 @@ def counted(call):
 
 
 def allocated(call):
-    """How many tensors PyTorch makes in a call."""
+    """The bytes that PyTorch allocates in a call."""
     call()
-    with torch.autograd.profiler.profile() as profile:
-        call()
-    return sum(event.name in ("aten::empty", "aten::empty_strided")
-               for event in profile.function_events)
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        result = call()
+    assert result is not None  # whose memory is still there
+    return sum(event.self_cpu_memory_usage for event in profile.function_events)
 
 
 @pytest.mark.parametrize("function", [rt.attention, rt.scaled_dot_product_attention])
@@ -59,14 +62,14 @@ def test_forward(function):
     q, k, v = tensors(requires_grad=False)
     functions, builtins = counted(lambda: function(q, k, v))
     assert functions <= 3 and builtins <= 2
-    assert allocated(lambda: function(q, k, v)) == 1
+    assert allocated(lambda: function(q, k, v)) == OUT
 
 
 def test_forward_with_options():
     q, k, v = tensors(requires_grad=False)
     functions, builtins = counted(lambda: rt.attention(q, k, v, causal=True, window=(2, 0)))
     assert functions <= 7 and builtins <= 4
-    assert allocated(lambda: rt.attention(q, k, v, causal=True, return_lse=True)) == 2
+    assert allocated(lambda: rt.attention(q, k, v, causal=True, return_lse=True)) == OUT + LSE
 
 
 def test_installed():
@@ -79,17 +82,78 @@ def test_installed():
 def test_gradients():
     q, k, v = tensors()
     functions, builtins = counted(lambda: rt.attention(q, k, v))
-    assert functions <= 6 and builtins <= 2
-    assert allocated(lambda: rt.attention(q, k, v)) == 2  # out and lse
+    assert functions <= 3 and builtins <= 2
+    assert allocated(lambda: rt.attention(q, k, v)) == OUT + LSE
+    dout = torch.ones(1, 2, 3, 8)
+
+    def backward(function):
+        out = function(q, k, v)
+        return lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+
+    assert counted(backward(rt.attention)) == counted(backward(F.scaled_dot_product_attention))
+    assert allocated(backward(rt.attention)) == 3 * OUT
+
+
+IN_CPP = "ScaledDotProductFusedAttentionOverrideableBackward0"
+IN_PYTHON = "RegardAttentionBackward"
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"causal": True}, {"causal": "bottom_right", "window": (1, 1)}, {"softcap": 2.0},
+    {"layout": "bshd", "scale": 0.3}, {"dropout_p": 0.5, "dropout_seed": 3, "dropout_offset": 5},
+    {"deterministic": True, "causal": "top_left"}, {"threads": 1},
+    {"bias": normal(3, 3, seed=5).requires_grad_()}, {"bias": normal(2, 1, 3, seed=6)}],
+    ids=lambda options: ",".join(options))
+def test_the_node_in_cpp_gives_the_same_bits(options):
+    """Options reach the backward pass, also through hooks that copy what is saved."""
+    results = []
+    for way in (IN_CPP, IN_PYTHON, "hooks"):
+        leaves = tensors()
+        with torch.autograd.graph.saved_tensors_hooks(
+                lambda x: x.clone() if way == "hooks" else x, lambda x: x):
+            out = rt.attention(*leaves, **options, return_lse=way == IN_PYTHON)
+        out = out[0] if way == IN_PYTHON else out
+        assert out.grad_fn.name() == (IN_PYTHON if way == IN_PYTHON else IN_CPP)
+        if options.get("bias") is not None and options["bias"].requires_grad:
+            leaves.append(options["bias"])
+        weights = torch.arange(out.numel()).reshape(out.shape) / 7
+        results.append((out, *torch.autograd.grad((out * weights).sum(), leaves)))
+    for found in results[1:]:
+        for a, b in zip(results[0], found, strict=True):
+            assert torch.equal(a, b) and a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("options", [
+    {"return_lse": True}, {"backend": "reference"}, {"out_type": "float32"},
+    {"mask": torch.ones(3, 3, dtype=torch.bool)}], ids=lambda options: ",".join(options))
+def test_the_node_in_python_takes_the_rest(options):
+    out = rt.attention(*tensors(), **options)
+    out = out[0] if isinstance(out, tuple) else out
+    assert out.grad_fn.name() == IN_PYTHON
+
+
+def test_only_wanted_gradients_of_rows_in_any_order_in_memory():
+    q, k, v = (normal(2, 5, 3, 8, seed=seed).transpose(1, 2) for seed in range(3))
+    k.requires_grad_()
+    assert q.stride() != q.contiguous().stride()
     out = rt.attention(q, k, v)
-    dout = torch.ones_like(out)
+    assert out.stride() == q.stride()
+    for dout in (torch.ones(()).expand(out.shape), normal(2, 3, 8, 5).mT):
+        found, = torch.autograd.grad(out, k, dout, retain_graph=True)
+        wanted, = torch.autograd.grad(rt.attention(q, k, v, return_lse=True)[0], k, dout)
+        assert torch.equal(found, wanted) and found.stride() == k.stride()
 
-    def backward():
-        return torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
 
-    functions, builtins = counted(backward)
-    assert functions <= 30 and builtins <= 38  # most of them PyTorch's own
-    assert allocated(backward) == 3
+def test_what_the_node_in_cpp_refuses_is_said_by_the_operators():
+    q, k, v = tensors()
+    with pytest.raises(regard.InvalidArgument, match="must have q's head size"):
+        rt.attention(q, k[..., :4], v)
+    with pytest.raises(regard.InvalidArgument, match="causal"):
+        rt.attention(q, k[:, :, :2], v[:, :, :2], causal=True)
+    strided = q.detach().mT.contiguous().mT.requires_grad_()
+    assert rt.attention(strided, k, v).grad_fn.name() == IN_PYTHON
+    with pytest.raises(RuntimeError, match="called by regard.torch only"):
+        torch.ops.aten._scaled_dot_product_fused_attention_overrideable(q, k, v)
 
 
 class Counting(TorchDispatchMode):
@@ -164,6 +228,10 @@ def test_a_number_that_changes_in_place_is_read_each_time():
 def test_gradients_of_gradients_are_refused():
     q, k, v = tensors()
     found = torch.autograd.grad(rt.attention(q, k, v).sum(), q, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="derivative for .*attention.* is not implemented"):
+        found.sum().backward()
+    out, _ = rt.attention(q, k, v, return_lse=True)
+    found = torch.autograd.grad(out.sum(), q, create_graph=True)[0]
     with pytest.raises(regard.Unsupported, match="create_graph"):
         found.sum().backward()
 

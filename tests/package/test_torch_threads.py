@@ -59,7 +59,9 @@ def watched(monkeypatch):
     monkeypatch.setattr(threads, "TORCH_THREADS", made.torch_threads)
     monkeypatch.setattr(direct, "TORCH_THREADS", made.torch_threads)
     monkeypatch.setattr(direct, "_direct", direct._made())
-    return made
+    yield made
+    monkeypatch.undo()
+    direct._made()  # the operator's kernels run on PyTorch's threads again
 
 
 @pytest.fixture

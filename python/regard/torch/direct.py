@@ -170,6 +170,36 @@ def _by_operators(ctx: Any, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tenso
     return (*(next(found) if is_wanted else None for is_wanted in wanted), None, None, None)
 
 
+_OVERRIDABLE = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
+_FORWARD_SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, Tensor? attn_bias=None, float dropout_p=0., "
+    "bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> "
+    "(Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, "
+    "SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)")
+_BACKWARD_SCHEMA = (
+    "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor attn_bias, "
+    "bool[4] grad_input_mask, Tensor out, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, "
+    "SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, Tensor philox_seed, "
+    "Tensor philox_offset, *, float? scale=None) -> (Tensor grad_query, Tensor grad_key, "
+    "Tensor grad_value, Tensor grad_attn_bias)")
+
+
+def _autograd() -> Any:
+    """Calls whose node of autograd is C++; None where this PyTorch's operator is another one, or
+    somebody else has given it kernels."""
+    backward = torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward
+    operators = {_OVERRIDABLE.default: _FORWARD_SCHEMA, backward.default: _BACKWARD_SCHEMA}
+    for operator, schema in operators.items():
+        if not str(operator._schema).endswith(schema) or any(
+                torch._C._dispatch_has_kernel_for_dispatch_key(operator._name, key)
+                for key in ("CPU", "CUDA")):
+            return None
+    try:
+        return _core.TorchAutograd(torch._C.__file__, _OVERRIDABLE.default._op)
+    except REFUSED:  # before 2.10
+        return None
+
+
 def _made() -> Any:
     """The binding's side; None where this PyTorch lacks what it needs."""
     functions = ("_len_torch_dispatch_stack", "_len_torch_function_stack",
@@ -184,7 +214,8 @@ def _made() -> Any:
         "modes": [getattr(torch._C, name) for name in functions], "dense": dense, "apply": apply,
         "is_grad_enabled": torch.is_grad_enabled, "num_threads": torch.get_num_threads,
         "empty_like": torch.empty_like, "float32": torch.float32, "uint8": torch.uint8,
-        "torch_threads": TORCH_THREADS})
+        "torch_threads": TORCH_THREADS, "autograd": _AUTOGRAD})
 
 
+_AUTOGRAD = _autograd()
 _direct = _made()

@@ -1,0 +1,33 @@
+// The two passes as kernels of an operator of PyTorch whose node of autograd is C++, so that a call
+// with gradients enters no Python: aten::_scaled_dot_product_fused_attention_overrideable, which
+// PyTorch keeps for attention from outside, and which has no kernel of its own.
+#pragma once
+
+#include "direct_options.hpp"
+#include "torch_abi.hpp"
+#include "torch_threads.hpp"
+
+namespace regard::python {
+
+class TorchAutograd {
+ public:
+  // Registers the kernels for CPUs, and for CUDA where this PyTorch has it. For one object in a
+  // process. path: of PyTorch's Python module. op: the operator's function. Error where PyTorch's C
+  // ABI lacks a function.
+  TorchAutograd(const std::string& path, nanobind::object op);
+
+  // The threads of calls on the CPU; null for the library's own.
+  void use(TorchThreads* threads);
+
+  // out; with the gradients of q, k, v and bias recorded. bias may be None. Throws
+  // Code::invalid_argument for a call that the operator cannot take.
+  nanobind::object forward(const DirectOptions& options, nanobind::handle q, nanobind::handle k,
+                           nanobind::handle v, nanobind::handle bias) const;
+
+ private:
+  nanobind::object op_;
+};
+
+void bind_torch_autograd(nanobind::module_& m);
+
+}  // namespace regard::python
