@@ -83,10 +83,14 @@ struct ForwardKernel {
 
   // The running state before the first key. A sink counts once, in the first chunk of keys.
   void begin_rows(const Running<L>& run, const Panel& panel, bool with_sink) const {
-    for (int64 d = 0; d < dims.dim_v * kWidth; d += L::kLanes) L::store(run.out + d, L::set(0));
-    for (int v = 0; v < L::kVectors; ++v) run.set_row(v, empty_softmax<L>());
+    const int vectors = vectors_of<L>(panel);
+    for (int v = 0; v < vectors; ++v) {
+      Real* const out = run.out + v * L::kLanes;
+      for (int64 d = 0; d < dims.dim_v; ++d) L::store(out + d * kWidth, L::set(0));
+      run.set_row(v, empty_softmax<L>());
+    }
     if (!p.features.sink || !with_sink) return;
-    for (int lane = 0; lane < kWidth; ++lane) {
+    for (int lane = 0; lane < panel.rows; ++lane) {
       const float sink = sink_of(panel, lane);
       if (sink == -__builtin_huge_valf()) continue;
       run.max[lane] = value_of_sink(sink, unit);
@@ -186,7 +190,7 @@ struct ForwardKernel {
     const int64 count = keys.end - keys.begin, from = keys.begin - block.begin;
     const CpuShape& shape = tiling.shape;
     const int64 key_units = padded_units(shape, dims.dim);
-    const int vectors = int(divide_up(panel.rows, L::kLanes));  // few rows leave vectors empty
+    const int vectors = vectors_of<L>(panel);
     multiply_wide<L, Walk::rows, Result::replace>({.a = units_at(at.keys) + from * key_units,
                                                    .lda = key_units,
                                                    .b = queries(index),
@@ -221,9 +225,12 @@ struct ForwardKernel {
   void finish_rows(const Running<L>& run, const Panel& panel, uint8* nonfinite) const {
     Real factor[kWidth], lse[kWidth];
     const Real keep = Real(keep_scale(p.dropout));
-    for (int v = 0; v < L::kVectors; ++v) {
-      const SoftmaxRow<L> row = run.row(v);
+    for (int v = 0; v < vectors_of<L>(panel); ++v) {
+      SoftmaxRow<L> row = run.row(v);
       L::store(factor + v * L::kLanes, L::mul(normaliser<L>(row), L::set(keep)));
+      // Lanes that are not in use have no sum, whose logarithm would be slow.
+      const uint64 used = ((uint64(1) << panel.rows) - 1) >> (v * L::kLanes);
+      row.sum = L::select(L::mask_of(used), row.sum, L::set(1));
       L::store(lse + v * L::kLanes, lse_of<L>(row, L::set(unit)));
     }
     for (int lane = 0; p.features.sink && lane < panel.rows; ++lane) {
@@ -248,7 +255,7 @@ struct ForwardKernel {
         make_panels<L>(panels, context, blocks.first_row(task.block), blocks.rows(task.block));
     char* const memory = task.partial ? static_cast<char*>(task.partial) : scratch + at.partial;
     for (int i = 0; i < count; ++i) {
-      pack_lanes<L>(queries(i), context, panels[i], p.q, dims.dim);
+      pack_lanes<L>(queries(i), context, panels[i], p.q, dims.dim, vectors_of<L>(panels[i]));
       begin_rows(running(memory, i), panels[i], task.keys.begin == 0);
     }
     const Interval visible = visible_of(panels, count);
@@ -279,7 +286,7 @@ struct ForwardKernel {
       const Running<L> whole = running(memory, i);
       for (int64 chunk = 1; chunk < task.chunks; ++chunk) {
         const Running<L> part = running(memory + chunk * task.partial_stride, i);
-        for (int v = 0; v < L::kVectors; ++v) {
+        for (int v = 0; v < vectors_of<L>(panels[i]); ++v) {
           SoftmaxRow<L> row = whole.row(v);
           const MergeFactors<L> factors = merge<L>(row, part.row(v), L::set(exponent));
           whole.set_row(v, row);

@@ -81,6 +81,12 @@ void each_head(const Panel& panel, Each each) {
   }
 }
 
+// Vectors that hold the panel's rows; few rows leave others empty.
+template <class L, class SomePanel>
+int vectors_of(const SomePanel& panel) {
+  return int(divide_up(panel.rows, L::kLanes));
+}
+
 // Fills `panels` from `rows` rows of the kv head's row space; returns how many it filled.
 template <class L, class SomePanel>
 int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int64 rows) {
@@ -96,21 +102,22 @@ int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int6
     panel.visible = {s.len_k, 0};
     panel.common = {0, s.len_k};
     panel.mask = {};
-    for (int lane = 0; lane < kWidth; ++lane) {
-      const int64 row = panel.first + (lane < panel.rows ? lane : 0);
-      panel.head[lane] = context.kv * group + row / s.len_q;
-      panel.query[lane] = row % s.len_q;
-      panel.keys[lane] = keys_of_row(context, panel.head[lane], panel.query[lane]);
-      const Interval keys = panel.keys[lane];
-      if (lane >= panel.rows) {
-        panel.keys[lane] = {};  // sees nothing, and does not count in visible and common
-        continue;
-      }
+    int64 head = context.kv * group + panel.first / s.len_q, query = panel.first % s.len_q;
+    for (int lane = 0; lane < panel.rows; ++lane) {
+      panel.head[lane] = head;
+      panel.query[lane] = query;
+      const Interval keys = panel.keys[lane] = keys_of_row(context, head, query);
       if (!keys.empty()) {
         panel.visible = {smaller(panel.visible.begin, keys.begin),
                          larger(panel.visible.end, keys.end)};
       }
       panel.common = {larger(panel.common.begin, keys.begin), smaller(panel.common.end, keys.end)};
+      if (++query == s.len_q) ++head, query = 0;
+    }
+    for (int lane = panel.rows; lane < kWidth; ++lane) {
+      panel.head[lane] = panel.head[0];  // of a row that exists
+      panel.query[lane] = panel.query[0];
+      panel.keys[lane] = {};  // sees nothing, and does not count in visible and common
     }
   }
   return count;
@@ -241,13 +248,14 @@ REGARD_INLINE void clear_last_tile(typename L::Unit* units, int64 width, int64 r
   }
 }
 
-// The panel's rows, transposed: to[unit][panel], zeros in lanes that are not in use.
+// The panel's rows, transposed: to[unit][panel], zeros in lanes that are not in use. Only the first
+// `vectors` vectors are written.
 template <class L>
 void pack_lanes(typename L::Unit* to, const HeadContext& context, const Panel& panel,
-                const View& view, int64 dim) {
+                const View& view, int64 dim, int vectors = L::kVectors) {
   constexpr int kWidth = L::kLanes * L::kVectors;
   const int64 units = divide_up(dim, L::kPack);
-  for (int v = 0; v < L::kVectors; ++v) {
+  for (int v = 0; v < vectors; ++v) {
     int64 offset[L::kLanes];
     for (int t = 0; t < L::kLanes; ++t) {
       offset[t] = context.offset_q(view, panel, v * L::kLanes + t);
@@ -279,7 +287,7 @@ template <class L>
 uint64 nonfinite_lanes(const typename L::Real* sums, const Panel& panel, int64 dim) {
   constexpr int kWidth = L::kLanes * L::kVectors;
   uint64 finite = ~uint64(0);
-  for (int v = 0; v < L::kVectors; ++v) {
+  for (int v = 0; v < vectors_of<L>(panel); ++v) {
     auto zeros = L::set(0);  // x - x is 0 for every finite x, and NaN for the others
     for (int64 d = 0; d < dim; ++d) {
       const auto x = L::load(sums + d * kWidth + v * L::kLanes);
