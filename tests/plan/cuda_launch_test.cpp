@@ -387,10 +387,9 @@ TEST_CASE(
       group(causal(
           {.batch = 1, .heads_q = 37, .heads_kv = 37, .len_q = 2048, .len_k = 2048, .dim = 128})) ==
       13);
-  CHECK(
-      group(causal(
-          {.batch = 32, .heads_q = 8, .heads_kv = 2, .len_q = 4096, .len_k = 4096, .dim = 128})) ==
-      32);
+  const Shape grouped{
+      .batch = 32, .heads_q = 8, .heads_kv = 2, .len_q = 4096, .len_k = 4096, .dim = 128};
+  CHECK(group(causal(grouped)) == 32);
   CHECK(group(causal({.batch = 1, .len_q = 128, .len_k = 128})) == 8);
   CHECK(group(causal({.batch = 1, .heads_kv = 2, .len_q = 2000000, .len_k = 2000000})) == 4);
 }
