@@ -52,6 +52,7 @@ void add_delta_launch(Draft& d, const Results& results) {
   KernelConfig c = plain_config(d.p, Kernel::delta);
   c.dim_v = int(d.p.sizes.dim_v);
   c.row_terms = row_terms_of_delta(d.main);
+  c.given_delta = d.p.delta.given();
   if (d.main.family != Family::simt) {  // what delta clears
     c.wanted.dq = results.dq;
     c.dim = results.dq ? d.main.dim : 0;
