@@ -70,3 +70,10 @@ def test_rows_with_hidden_nan_keep_what_they_held(family, type, sizes, dim):
     for name, row in (("out", (1, 1, 1, 3)), ("out", (1, 0, 1)), ("lse", (1, 0, 1))):
         results[name][row] = truth[name][row]
     cases.compare(case, results)
+
+
+@pytest.mark.parametrize("type, limit", [("bf16", 1), ("f16", 3), ("f32", 2)])
+def test_few_multiprocessors(type, limit):
+    """Blocks of the persistent kernel take several tiles each."""
+    case = cases.make(("continued", "top_left"), type, sizes=(520, 300), dim=64)
+    judge(case, "emulated:wgmma+sm_90+mixed", multiprocessors=limit)
