@@ -427,7 +427,13 @@ TEST_CASE("a limit on multiprocessors bounds persistent grids, and is explained 
   limited.multiprocessors = 100;
   const Problem backward = problem(attention({.heads_q = 16, .heads_kv = 16}), Pass::backward);
   CHECK(says(plan_cuda(backward, chip("sm_90"), limited, Reasons::given),
-             "not limited to 100 multiprocessors, because each tile has a block: delta, backward"));
+             "not limited to 100 multiprocessors, because each tile has a block: delta, finish"));
+  CHECK(launch_of(plan_cuda(backward, chip("sm_90"), limited, Reasons::given), Kernel::backward)
+            ->blocks() == 100);
+  Attention ordered = attention({.heads_q = 16, .heads_kv = 16});
+  ordered.deterministic = true;
+  CHECK(says(plan_cuda(problem(ordered, Pass::backward), chip("sm_90"), limited, Reasons::given),
+             "because each tile has a block: delta, backward"));
   CHECK(says(plan_cuda(p, chip("sm_80"), limited, Reasons::given),
              "not limited to 100 multiprocessors, because each tile has a block: forward"));
   CHECK(!says(planned(backward), "multiprocessors, because"));

@@ -72,8 +72,17 @@ def test_rows_with_hidden_nan_keep_what_they_held(family, type, sizes, dim):
     cases.compare(case, results)
 
 
-@pytest.mark.parametrize("type, limit", [("bf16", 1), ("f16", 3), ("f32", 2)])
-def test_few_multiprocessors(type, limit):
-    """Blocks of the persistent kernel take several tiles each."""
-    case = cases.make(("continued", "top_left"), type, sizes=(520, 300), dim=64)
+@pytest.mark.parametrize("type, features, dim, limit", one_in(3, [
+    ("bf16", ("continued", "top_left"), 64, 1),
+    ("f16", ("continued", "packed", "dropout"), 64, 3),
+    ("f32", ("top_left", "grouped"), 64, 2),
+    ("f16", ("seqused", "window", "mask"), 128, 2),
+    ("bf16", ("packed", "row_spans"), 192, 2),
+    ("f32", ("f32_outputs", "sink"), 96, 3),
+    ("bf16", ("bias_batch", "top_left"), 64, 2),
+    ("bf16", ("accumulate", "f32_outputs", "seqused"), 128, 1),
+    ("f16", ("grouped", "top_left", "alibi"), 256, 3)]))
+def test_few_multiprocessors(type, features, dim, limit):
+    """Blocks of the persistent kernels take several tiles each."""
+    case = cases.make(features, type, sizes=(330, 300), dim=dim)
     judge(case, "emulated:wgmma+sm_90+mixed", multiprocessors=limit)

@@ -142,6 +142,7 @@ struct KernelConfig {
                                  // of dq
   bool flags_nonfinite = false;  // flags rows whose result is not finite, to be computed again
   bool only_flagged = false;     // simt: computes only what is flagged
+  bool persistent = false;       // wgmma backward: a block takes one tile after another
   bool ordered_dq = false;       // blocks add to dq in a fixed order: deterministic
   Wanted wanted{};
   DbiasForm dbias{};
