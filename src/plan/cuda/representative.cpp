@@ -137,6 +137,15 @@ void add_positions(Problems& problems) {
   problems.both(a);
 }
 
+// Calls that continue a result over other keys.
+void add_merging(Problems& problems) {
+  for (const Shape& shape : {Shape{}, {.dim = 256}, {.type = f32, .dim = 64}}) {
+    Attention a = causal(shape);
+    a.continue_from = true;
+    problems.forward(a);
+  }
+}
+
 // Gradients of biases: summed by the blocks of a cluster, and added to f32 sums in memory.
 void add_biases(Problems& problems) {
   Attention a = attention({});
@@ -173,6 +182,7 @@ std::vector<Problem> representative_problems() {
   add_features(problems);
   add_masks(problems);
   add_positions(problems);
+  add_merging(problems);
   add_biases(problems);
   add_few_queries_or_keys(problems);
   return problems.list;
