@@ -127,23 +127,15 @@ void add_masks(Problems& problems) {
   problems.both(a);
 }
 
-// Part of a longer sequence, with everything that goes by positions.
+// Part of a longer sequence, with everything that goes by positions; continues another part.
 void add_positions(Problems& problems) {
   Attention a = attention({.heads_kv = 8});
   a.q_positions = Tensor(nullptr, i32, {kLength / 128});
   a.causal = Causal::top_left;
   a.alibi_slopes = Tensor(nullptr, f32, {kHeads});
   a.dropout.p = 0.1;
+  a.continue_from = true;
   problems.both(a);
-}
-
-// Calls that continue a result over other keys.
-void add_merging(Problems& problems) {
-  for (const Shape& shape : {Shape{}, {.dim = 256}, {.type = f32, .dim = 64}}) {
-    Attention a = causal(shape);
-    a.continue_from = true;
-    problems.forward(a);
-  }
 }
 
 // Gradients of biases: summed by the blocks of a cluster, and added to f32 sums in memory.
@@ -182,7 +174,6 @@ std::vector<Problem> representative_problems() {
   add_features(problems);
   add_masks(problems);
   add_positions(problems);
-  add_merging(problems);
   add_biases(problems);
   add_few_queries_or_keys(problems);
   return problems.list;
