@@ -77,11 +77,12 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
     """
     if "mask" in options:
         options = resolved(q, k, options)
-    into = _into(out, lse, continue_from, multiprocessors)
-    if q.__class__.__module__ == "numpy" and out is None and lse is None:
+    if (q.__class__.__module__ == "numpy" and out is None and lse is None
+            and continue_from is False and multiprocessors == 0):
         result = direct.attention(q, k, v, options, return_lse, out_type, threads, backend)
         if result is not None:
             return result
+    into = _into(out, lse, continue_from, multiprocessors)
     framework = framework_of(q, "q")
     if framework.name == "JAX":
         from . import jax
