@@ -145,6 +145,20 @@ void part_of_a_sequence() {
   own.causal = regard::Causal::top_left;
   regard::forward(own, {.out = {part.data(), regard::f32, {1, 1, 256, D}}});
   // [/positions]
+  // [merging]
+  // The same over half of the keys at a time; the second call continues the result of the first.
+  std::vector<float> merged(part.size()), lse(256);
+  const regard::ForwardOutputs both{.out = {merged.data(), regard::f32, {1, 1, 256, D}},
+                                    .lse = {lse.data(), regard::f32, {1, 1, 256}}};
+  for (const std::int64_t first : {0, 256}) {
+    own.k = {k.data() + first * D, regard::f32, {1, 1, 256, D}};
+    own.v = {v.data() + first * D, regard::f32, {1, 1, 256, D}};
+    own.k_position = first;
+    own.continue_from = first > 0;
+    regard::forward(own, both);
+  }
+  // [/merging]
+  require(largest_difference(part, merged) < 1e-6F, "merging");
   std::vector<float> whole(S * D);
   regard::Attention all{.q = tensor(q), .k = tensor(k), .v = tensor(v)};
   all.causal = regard::Causal::top_left;

@@ -85,6 +85,8 @@ class CpuBackend final : public Backend {
 };
 
 const Backend& backend_of(const Run& run) {
+  require(run.multiprocessors >= 0, "multiprocessors", run.multiprocessors,
+          "must be 0 (all) or more");
   static constinit const CpuBackend cpu;
   return cuda_backend::on_gpu(run) ? cuda_backend::gpu() : cpu;
 }

@@ -98,7 +98,9 @@ REGARD_PIN(regard_attention, k_position, 1224);
 REGARD_PIN(regard_attention, batch_begin, 1232);
 REGARD_PIN(regard_attention, head_begin, 1240);
 REGARD_PIN(regard_attention, visible, 1248);
-static_assert(sizeof(regard_attention) == 1256);
+REGARD_PIN(regard_attention, continue_from, 1256);
+REGARD_PIN(regard_attention, reserved, 1260);
+static_assert(sizeof(regard_attention) == 1264);
 
 REGARD_PIN(regard_forward_tensors, size, 0);
 REGARD_PIN(regard_forward_tensors, out, 8);
@@ -117,7 +119,8 @@ REGARD_PIN(regard_backward_tensors, dbias, 568);
 REGARD_PIN(regard_backward_tensors, dsink, 648);
 REGARD_PIN(regard_backward_tensors, accumulate, 728);
 REGARD_PIN(regard_backward_tensors, reserved, 732);
-static_assert(sizeof(regard_backward_tensors) == 736);
+REGARD_PIN(regard_backward_tensors, delta, 736);
+static_assert(sizeof(regard_backward_tensors) == 816);
 
 REGARD_PIN(regard_run, size, 0);
 REGARD_PIN(regard_run, device, 8);
@@ -133,7 +136,9 @@ REGARD_PIN(regard_run, threads, 72);
 REGARD_PIN(regard_run, gradients_follow, 76);
 REGARD_PIN(regard_run, allocator, 80);
 REGARD_PIN(regard_run, allocator_self, 88);
-static_assert(sizeof(regard_run) == 96);
+REGARD_PIN(regard_run, multiprocessors, 96);
+REGARD_PIN(regard_run, reserved, 100);
+static_assert(sizeof(regard_run) == 104);
 
 REGARD_PIN(regard_explanation, size, 0);
 REGARD_PIN(regard_explanation, supported, 8);
@@ -282,6 +287,8 @@ regard::Attention to_attention(const regard_attention* given) {
   attention.causal = to_enum(a.causal, regard::Causal::bottom_right, "causal");
   attention.precision = to_enum(a.precision, regard::Precision::bf16, "precision");
   attention.deterministic = to_bool(a.deterministic, "deterministic");
+  attention.continue_from = to_bool(a.continue_from, "continue_from");
+  must_be_zero(a.reserved, "attention.reserved");
   return attention;
 }
 
@@ -299,6 +306,8 @@ regard::Run to_run(const regard_run* given) {
   if (r.backend) run.backend = r.backend;
   run.allocator = {.allocate = r.allocator, .self = r.allocator_self};
   run.gradients_follow = to_bool(r.gradients_follow, "gradients_follow");
+  run.multiprocessors = r.multiprocessors;
+  must_be_zero(r.reserved, "run.reserved");
   return run;
 }
 
@@ -348,7 +357,8 @@ regard_status regard_backward(const regard_attention* attention,
     const regard::BackwardInputs inputs{.out = to_tensor(t.out, "out"),
                                         .lse = to_tensor(t.lse, "lse"),
                                         .dout = to_tensor(t.dout, "dout"),
-                                        .dlse = to_tensor(t.dlse, "dlse")};
+                                        .dlse = to_tensor(t.dlse, "dlse"),
+                                        .delta = to_tensor(t.delta, "delta")};
     const regard::Gradients gradients{.dq = to_tensor(t.dq, "dq"),
                                       .dk = to_tensor(t.dk, "dk"),
                                       .dv = to_tensor(t.dv, "dv"),

@@ -66,6 +66,7 @@ bool read_tensor(const std::string& field, const Value& value, PlannedCall& call
       {"lse", backward ? &call.inputs.lse : &call.outputs.lse},
       {"dout", &call.inputs.dout},
       {"dlse", &call.inputs.dlse},
+      {"delta", &call.inputs.delta},
       {"dq", &call.gradients.dq},
       {"dk", &call.gradients.dk},
       {"dv", &call.gradients.dv},
@@ -113,6 +114,8 @@ bool read_option(const std::string& field, const Value& value, PlannedCall& call
     a.precision = Precision(index_in(kPrecision, value));
   } else if (field == "deterministic") {
     a.deterministic = value.get<bool>();
+  } else if (field == "continue_from") {
+    a.continue_from = value.get<bool>();
   } else if (field == "accumulate") {
     call.gradients.accumulate = value.get<bool>();
   } else if (field == "backend") {

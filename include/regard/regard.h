@@ -165,13 +165,20 @@ typedef struct regard_attention {
 
   /** instead of mask, row_spans and key_spans: what regard_mask_make made of them; default null */
   const regard_mask* visible;
+
+  /** 0 or 1; 1: out (f32; f64 for f64) and lse hold a result over other keys, which the forward
+   * pass replaces by the result over both sets. An lse of -inf is an empty set; then out may hold
+   * anything. The backward pass is the same with and without it. Default 0 */
+  int32_t continue_from;
+  int32_t reserved; /**< 0 */
 } regard_attention;
 
-/** What regard_forward writes. */
+/** What regard_forward writes; with continue_from, what it reads first. */
 typedef struct regard_forward_tensors {
   size_t size;       /**< sizeof(regard_forward_tensors) */
   regard_tensor out; /**< (B, Hq, Sq, Dv); q's type or f32. Packed: (total_q, Hq, Dv) */
-  /** (B, Hq, Sq); f32 (f64 for f64); natural log; optional. Packed: (Hq, total_q) */
+  /** (B, Hq, Sq); f32 (f64 for f64); natural log; optional without continue_from. Packed: (Hq,
+   * total_q) */
   regard_tensor lse;
 } regard_forward_tensors;
 
@@ -195,6 +202,10 @@ typedef struct regard_backward_tensors {
 
   int32_t accumulate; /**< 0 or 1; 1: add to what the tensors hold instead of overwriting it */
   int32_t reserved;   /**< 0 */
+
+  /** Read, as lse: dout . out - dlse of each row. Instead of out and dlse, for a caller whose calls
+   * over different keys share one result. */
+  regard_tensor delta;
 } regard_backward_tensors;
 
 /** A caller's thread pool: must call task(context, index) once for each index in [0, tasks), in any
@@ -226,6 +237,10 @@ typedef struct regard_run {
   int32_t gradients_follow;   /**< 0 or 1; GPU: compile backward's kernels next to forward's */
   regard_allocator allocator; /**< used where `workspace` is null; null = the library's own */
   void* allocator_self;       /**< what the allocator gets as `self` */
+  /** GPU: how many multiprocessors kernels may occupy; 0 = all. regard_explain says which kernels
+   * the limit does not hold for. Changes no result beyond rounding. */
+  int32_t multiprocessors;
+  int32_t reserved; /**< 0 */
 } regard_run;
 
 /** What regard_explain says in numbers. The strings end with a zero and are cut where too long. */

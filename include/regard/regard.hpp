@@ -109,16 +109,21 @@ struct Attention {
   Dropout dropout{};              ///< default: none
   Precision precision = Precision::full;  ///< of f32 on tensor cores
   bool deterministic = false;  ///< GPU gradients bitwise repeatable; the CPU's always are
+  /// Forward: out (f32; f64 for f64 inputs) and lse hold a result over other keys, which the call
+  /// replaces by the result over both sets. An lse of -inf is an empty set; then out may hold
+  /// anything. The backward pass is the same with and without it.
+  bool continue_from = false;
 };
 
 /// Which of the two calls is meant.
 enum class Pass : std::uint8_t { forward, backward };
 
-/// What forward writes.
+/// What forward writes; with Attention::continue_from, what it reads first.
 struct ForwardOutputs {
   /// (B, Hq, Sq, Dv); q's type or f32. Packed: (total_q, Hq, Dv).
   Tensor out{};
-  /// (B, Hq, Sq); f32 (f64 for f64 inputs); natural log; optional. Packed: (Hq, total_q).
+  /// (B, Hq, Sq); f32 (f64 for f64 inputs); natural log; optional without continue_from. Packed:
+  /// (Hq, total_q).
   Tensor lse{};
 };
 
@@ -128,6 +133,9 @@ struct BackwardInputs {
   Tensor lse{};   ///< as forward wrote it
   Tensor dout{};  ///< as out; q's type or f32
   Tensor dlse{};  ///< as lse; the gradient that arrives at the lse; optional
+  /// As lse: dout . out - dlse of each row. Instead of out and dlse, for a caller whose calls over
+  /// different keys share one result.
+  Tensor delta{};
 };
 
 /// What backward writes. Each is optional; what is not given is not computed.
@@ -202,6 +210,10 @@ struct Run {
   /// GPU: a backward call with every gradient will follow this forward call. If a kernel has to be
   /// compiled, those of both calls are compiled side by side. Changes no result.
   bool gradients_follow = false;
+  /// GPU: how many multiprocessors kernels may occupy, so that others run at the same time; 0 =
+  /// all. explain says which kernels the limit does not hold for. Changes no result beyond
+  /// rounding.
+  int multiprocessors = 0;
 };
 
 // ------------------------------------------------------------------------------------ what happens

@@ -84,30 +84,43 @@ Run with(TorchThreads* torch_threads, const Allocate& allocate, Run run) {
   return run;
 }
 
-void run_forward(const Problem& p, const Array& out, const Array* lse, std::uintptr_t stream,
-                 int threads, const std::string& backend, const Allocate& allocate,
-                 TorchThreads* torch_threads) {
-  const ForwardOutputs outputs{.out = p.place("out", &out), .lse = p.place("lse", lse)};
-  const Run run = with(torch_threads, allocate, run_of(p, "", stream, threads, backend));
-  without_gil([&] { forward(p.attention, outputs, run); });
+// multiprocessors: as Run's.
+Run limited(Run run, int multiprocessors) {
+  run.multiprocessors = multiprocessors;
+  return run;
 }
 
-void run_backward(const Problem& p, const Array& out, const Array& lse, const Array& dout,
-                  const Array* dlse, const Array* dq, const Array* dk, const Array* dv,
-                  const Array* dbias, const Array* dsink, bool accumulate, std::uintptr_t stream,
-                  int threads, const std::string& backend, const Allocate& allocate,
+void run_forward(const Problem& p, const Array& out, const Array* lse, bool continue_from,
+                 int multiprocessors, std::uintptr_t stream, int threads,
+                 const std::string& backend, const Allocate& allocate,
+                 TorchThreads* torch_threads) {
+  const ForwardOutputs outputs{.out = p.place("out", &out), .lse = p.place("lse", lse)};
+  Attention attention = p.attention;
+  attention.continue_from = continue_from;
+  const Run run = with(torch_threads, allocate,
+                       limited(run_of(p, "", stream, threads, backend), multiprocessors));
+  without_gil([&] { forward(attention, outputs, run); });
+}
+
+void run_backward(const Problem& p, const Array* out, const Array& lse, const Array& dout,
+                  const Array* dlse, const Array* delta, const Array* dq, const Array* dk,
+                  const Array* dv, const Array* dbias, const Array* dsink, bool accumulate,
+                  int multiprocessors, std::uintptr_t stream, int threads,
+                  const std::string& backend, const Allocate& allocate,
                   TorchThreads* torch_threads) {
-  const BackwardInputs inputs{.out = p.place("out", &out),
+  const BackwardInputs inputs{.out = p.place("out", out),
                               .lse = p.place("lse", &lse),
                               .dout = p.place("dout", &dout),
-                              .dlse = p.place("dlse", dlse)};
+                              .dlse = p.place("dlse", dlse),
+                              .delta = p.place("delta", delta)};
   const Gradients gradients{.dq = p.place("dq", dq),
                             .dk = p.place("dk", dk),
                             .dv = p.place("dv", dv),
                             .dbias = p.place("dbias", dbias),
                             .dsink = p.place("dsink", dsink),
                             .accumulate = accumulate};
-  const Run run = with(torch_threads, allocate, run_of(p, "", stream, threads, backend));
+  const Run run = with(torch_threads, allocate,
+                       limited(run_of(p, "", stream, threads, backend), multiprocessors));
   without_gil([&] { backward(p.attention, inputs, gradients, run); });
 }
 
@@ -186,12 +199,13 @@ NB_MODULE(_core_of_main, m) {
           },
           "q"_a, "k"_a, "v"_a, "options"_a = nb::dict())
       .def_prop_ro("type", [](const Problem& p) { return name_of(p.attention.q.type); })
-      .def("forward", &run_forward, "out"_a, "lse"_a = nb::none(), nb::kw_only(), "stream"_a = 0,
-           "threads"_a = 0, "backend"_a = "", "allocate"_a = nb::none(),
+      .def("forward", &run_forward, "out"_a, "lse"_a = nb::none(), nb::kw_only(),
+           "continue_from"_a = false, "multiprocessors"_a = 0, "stream"_a = 0, "threads"_a = 0, "backend"_a = "", "allocate"_a = nb::none(),
            "torch_threads"_a = nb::none())
-      .def("backward", &run_backward, "out"_a, "lse"_a, "dout"_a, "dlse"_a = nb::none(),
-           nb::kw_only(), "dq"_a = nb::none(), "dk"_a = nb::none(), "dv"_a = nb::none(),
-           "dbias"_a = nb::none(), "dsink"_a = nb::none(), "accumulate"_a = false, "stream"_a = 0,
+      .def("backward", &run_backward, "out"_a.none(), "lse"_a, "dout"_a, "dlse"_a = nb::none(),
+           nb::kw_only(), "delta"_a = nb::none(), "dq"_a = nb::none(), "dk"_a = nb::none(), "dv"_a = nb::none(),
+           "dbias"_a = nb::none(), "dsink"_a = nb::none(), "accumulate"_a = false,
+           "multiprocessors"_a = 0, "stream"_a = 0,
            "threads"_a = 0, "backend"_a = "", "allocate"_a = nb::none(),
            "torch_threads"_a = nb::none())
       .def(

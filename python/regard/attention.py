@@ -27,27 +27,28 @@ if TYPE_CHECKING:
 @overload
 def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[False] = False,
               out_type: None = None, out: Array | None = None, lse: Array | None = None,
-              threads: int = 0, backend: str = "", **options: Unpack[AttentionOptions]
-              ) -> ArrayT: ...
+              continue_from: bool = False, multiprocessors: int = 0, threads: int = 0,
+              backend: str = "", **options: Unpack[AttentionOptions]) -> ArrayT: ...
 
 
 @overload
 def attention(q: ArrayT, k: Array, v: Array, *, return_lse: Literal[True],
               out_type: None = None, out: Array | None = None, lse: Array | None = None,
-              threads: int = 0, backend: str = "", **options: Unpack[AttentionOptions]
-              ) -> tuple[ArrayT, Any]: ...
+              continue_from: bool = False, multiprocessors: int = 0, threads: int = 0,
+              backend: str = "", **options: Unpack[AttentionOptions]) -> tuple[ArrayT, Any]: ...
 
 
 @overload
 def attention(q: Array, k: Array, v: Array, *, return_lse: bool = False, out_type: Any = None,
-              out: Array | None = None, lse: Array | None = None, threads: int = 0,
-              backend: str = "", **options: Unpack[AttentionOptions]) -> Any: ...
+              out: Array | None = None, lse: Array | None = None, continue_from: bool = False,
+              multiprocessors: int = 0, threads: int = 0, backend: str = "",
+              **options: Unpack[AttentionOptions]) -> Any: ...
 
 
 @documented
 def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any = None,
-              out: Any = None, lse: Any = None, threads: int = 0, backend: str = "",
-              **options: Any) -> Any:
+              out: Any = None, lse: Any = None, continue_from: bool = False,
+              multiprocessors: int = 0, threads: int = 0, backend: str = "", **options: Any) -> Any:
     """softmax(scale q k^T + bias) v, exactly, in memory linear in the sequence.
 
     Arrays of NumPy, PyTorch, JAX or CuPy are read in place, and results are arrays of the same
@@ -62,6 +63,9 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
         {return_lse}
         {out_type}
         out, lse: arrays to write to (not for JAX; PyTorch's then carry no gradient).
+        continue_from: True: out (float32; float64 for float64) and lse, both given, hold a result
+            over other keys, and become the result over both sets. An lse of -inf is an empty set.
+        {multiprocessors}
         {threads}
         {backend}
 
@@ -73,10 +77,12 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
     """
     if "mask" in options:
         options = resolved(q, k, options)
-    if q.__class__.__module__ in ("numpy", "cupy") and out is None and lse is None:
+    if (q.__class__.__module__ in ("numpy", "cupy") and out is None and lse is None
+            and continue_from is False and multiprocessors == 0):
         result = direct.attention(q, k, v, options, return_lse, out_type, threads, backend)
         if result is not None:
             return result
+    into = _into(out, lse, continue_from, multiprocessors)
     framework = framework_of(q, "q")
     if framework.name == "JAX":
         from . import jax
@@ -104,7 +110,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
         if lse is None and wants_lse:
             lse = _made(call, framework, call.lse_shape(), sums_type(problem), -math.inf)
         problem.forward(call.rows(output(out, "out")), output(lse, "lse") if wants_lse else None,
-                        stream=framework.stream(q), **where)
+                        stream=framework.stream(q), **into, **where)
     except InvalidArgument as error:
         raise call.advised(error, framework.dense) from None
     written(out)
@@ -114,23 +120,27 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
 
 
 @documented
-def attention_backward(dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array, *,
-                       dlse: Array | None = None, gradients: Iterable[str] | None = None,
-                       gradient_type: Any = None, into: Gradients | None = None,
-                       accumulate: bool = False, threads: int = 0, backend: str = "",
+def attention_backward(dout: Array, q: Array, k: Array, v: Array, out: Array | None, lse: Array, *,
+                       dlse: Array | None = None, delta: Array | None = None,
+                       gradients: Iterable[str] | None = None, gradient_type: Any = None,
+                       into: Gradients | None = None, accumulate: bool = False,
+                       multiprocessors: int = 0, threads: int = 0, backend: str = "",
                        **options: Unpack[AttentionOptions]) -> Gradients:
     """The gradients of `attention`, from what it returned.
 
     Args:
         {dout}
         q, k, v, **options: as `attention` had them.
-        {out}
+        {out} None with delta.
         {lse}
         {dlse}
+        delta: as lse; sum(dout out) - dlse of each row, instead of out and dlse (not for JAX): calls
+            over different keys of one result share it.
         {gradients}
         {gradient_type}
         into: arrays to write to, instead of new ones.
         accumulate: True: add to what `into` holds.
+        {multiprocessors}
         {threads}
         {backend}
 
@@ -145,7 +155,8 @@ def attention_backward(dout: Array, q: Array, k: Array, v: Array, out: Array, ls
     if framework.name == "JAX":
         from . import jax
 
-        _refuse_outputs(into=into, accumulate=flag("accumulate", accumulate) or None)
+        _refuse_outputs(into=into, accumulate=flag("accumulate", accumulate) or None, delta=delta,
+                        multiprocessors=multiprocessors or None)
         return jax.attention_backward(dout, q, k, v, out, lse, dlse=dlse, gradients=gradients,
                                       gradient_type=gradient_type, threads=threads,
                                       backend=backend, **given)
@@ -162,8 +173,10 @@ def attention_backward(dout: Array, q: Array, k: Array, v: Array, out: Array, ls
         for name, x in results.items()}
     try:
         call.problem().backward(
-            call.rows(view(out, "out")), view(lse, "lse"), call.rows(view(dout, "dout")),
-            None if dlse is None else view(dlse, "dlse"), **arrays, accumulate=bool(accumulate),
+            None if out is None else call.rows(view(out, "out")), view(lse, "lse"),
+            call.rows(view(dout, "dout")), None if dlse is None else view(dlse, "dlse"),
+            delta=None if delta is None else view(delta, "delta"), **arrays,
+            accumulate=bool(accumulate), multiprocessors=_multiprocessors(multiprocessors),
             stream=framework.stream(q), **where)
     except InvalidArgument as error:
         raise call.advised(error, framework.dense) from None
@@ -269,6 +282,20 @@ def _described(q: Any, k: Any, v: Any, pass_: str, device: str | None, options: 
 
 def _view_or_shape(x: Any, argument: str) -> _core.Array:
     return view(x, argument) if hasattr(x, "__dlpack__") else shape_only(x, argument)
+
+
+def _into(out: Any, lse: Any, continue_from: Any, multiprocessors: Any) -> dict[str, Any]:
+    """Keywords of the binding that belong to given outputs. Errors: InvalidArgument, WrongType."""
+    continues, limit = flag("continue_from", continue_from), _multiprocessors(multiprocessors)
+    if continues and (out is None or lse is None):
+        raise refuse("continue_from", True, "needs out and lse, which hold the result to continue")
+    if limit and out is None:
+        raise refuse("multiprocessors", limit, "needs out, an array to write to")
+    return {"continue_from": continues, "multiprocessors": limit}
+
+
+def _multiprocessors(limit: Any) -> int:
+    return integer("multiprocessors", limit, 0, 2**31 - 1)
 
 
 def _empty_gradient(name: str, call: Call, framework: Framework, type: Any) -> Any:

@@ -26,6 +26,7 @@ CudaChoice choice_of(const Run& run) {
   if (!parse_cuda_choice(name, choice, why_not)) {
     refuse(who_forces(run), name, why_not, Code::unavailable);
   }
+  choice.multiprocessors = run.multiprocessors;
   return choice;
 }
 

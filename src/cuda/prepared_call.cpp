@@ -82,6 +82,7 @@ struct Key {
   Problem problem;
   std::string backend;  // that the call or the environment forces
   int device = 0;
+  int multiprocessors = 0;
   std::uint64_t context = 0;
 
   bool operator==(const Key&) const = default;
@@ -119,6 +120,7 @@ PreparedCall& prepared_call(const Problem& p, const Run& run, std::uint64_t cont
   Key key{.problem = without_addresses(p),
           .backend = forced_backend(run),
           .device = run.device.index,
+          .multiprocessors = run.multiprocessors,
           .context = context};
   Entries& known = entries();
   auto found = std::find_if(known.begin(), known.end(),

@@ -62,7 +62,7 @@ void add_attention(Object& object, const Attention& attention) {
   const auto& [q, k, v, bias, own_mask, own_row_spans, own_key_spans, given, alibi_slopes, sink,
                cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, max_seqlen_q, max_seqlen_k,
                q_positions, k_position, batch_begin, head_begin, scale, softcap, causal, window,
-               dropout, precision, deterministic] = attention;
+               dropout, precision, deterministic, continue_from] = attention;
   const auto& [mask, row_spans, key_spans] = visible_tensors(attention);
   add_tensor(object, "q", q);
   add_tensor(object, "k", k);
@@ -93,6 +93,7 @@ void add_attention(Object& object, const Attention& attention) {
   if (dropout.seed_words) object.add("dropout_seed_in_memory", "true");
   if (precision != Precision::full) object.add_text("precision", kPrecision[int(precision)]);
   if (deterministic) object.add("deterministic", "true");
+  if (continue_from) object.add("continue_from", "true");
 }
 
 void add_forward(Object& object, const ForwardOutputs& to) {
@@ -105,6 +106,7 @@ void add_backward(Object& object, const BackwardInputs& from, const Gradients& t
   add_tensor(object, "lse", from.lse);
   add_tensor(object, "dout", from.dout);
   add_tensor(object, "dlse", from.dlse);
+  add_tensor(object, "delta", from.delta);
   add_tensor(object, "dq", to.dq);
   add_tensor(object, "dk", to.dk);
   add_tensor(object, "dv", to.dv);

@@ -27,6 +27,7 @@ void for_each_address(AnyProblem& p, Work work) {
   work("lse", p.lse.data);
   work("dout", p.dout.data);
   work("dlse", p.dlse.data);
+  work("delta", p.delta.data);
   work("dq", p.dq.data);
   work("dk", p.dk.data);
   work("dv", p.dv.data);

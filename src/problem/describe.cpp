@@ -110,6 +110,7 @@ void read_options(const Attention& a, const VisibleTensors& visible, Problem& p)
   p.score = {.scale = scale, .softcap = a.softcap};
   p.precision = uint8(a.precision);
   p.deterministic = a.deterministic;
+  p.continues = a.continue_from && !p.backward;
   // A sink is divided by the scale, where scores are not multiplied by it.
   const bool positive = scale > (computes_in_f64(p) ? 0x1p-900 : 0x1p-100);
   p.features = {
@@ -180,6 +181,9 @@ View optional_like(const char* name, const Tensor& tensor, const Tensor& like, c
   return row_view(name, tensor, like, p.packed, access);
 }
 
+// In which sums are kept, and the type of the lse.
+Type sums_type(const Problem& p) { return computes_in_f64(p) ? f64 : f32; }
+
 // out and dout: q's sizes with v's head size.
 View out_view(const char* name, const Tensor& tensor, const Attention& a, const Problem& p,
               Access access) {
@@ -187,6 +191,18 @@ View out_view(const char* name, const Tensor& tensor, const Attention& a, const 
   Tensor like = a.q;
   like.sizes[p.packed ? 2 : 3] = p.sizes.dim_v;
   return optional_like(name, tensor, like, p, access);
+}
+
+// The given delta of each row, or out and dlse, of which it is made.
+void read_delta(const Attention& a, const BackwardInputs& from, Problem& p) {
+  if (from.delta.given()) {
+    require(!from.out.given(), "out", from.out, "must not be given with delta");
+    require(!from.dlse.given(), "dlse", from.dlse, "must not be given with delta");
+    p.delta = lse_view("delta", from.delta, p, Access::read);
+    return;
+  }
+  p.out = out_view("out", from.out, a, p, Access::read);
+  if (from.dlse.given()) p.dlse = lse_view("dlse", from.dlse, p, Access::read);
 }
 
 }  // namespace
@@ -239,6 +255,7 @@ Problem describe_mask(const Attention& a, NullData nulls, TableCopies* copies) {
 Problem with_gradients(const Problem& forward) {
   Problem p = forward;
   p.backward = true;
+  p.continues = false;
   p.gradients_named = true;
   p.dout = p.out;
   p.dq = p.q;
@@ -252,6 +269,13 @@ Problem describe_forward(const Attention& a, const ForwardOutputs& to, TableCopi
   Problem p = describe(a, Pass::forward, NullData::refused, copies);
   p.out = out_view("out", to.out, a, p, Access::write);
   check_data("out", to.out);
+  if (p.continues) {
+    require(to.lse.given(), "lse", to.lse, "must be given with continue_from");
+    if (to.out.type != sums_type(p)) {
+      refuse("out", to.out,
+             std::string("must be ") + name_of(sums_type(p)) + " with continue_from");
+    }
+  }
   if (to.lse.given()) p.lse = lse_view("lse", to.lse, p, Access::write);
   check_data("lse", to.lse);
   check_distinct({{"out", &to.out}, {"lse", &to.lse}}, a);
@@ -262,11 +286,10 @@ Problem describe_forward(const Attention& a, const ForwardOutputs& to, TableCopi
 Problem describe_backward(const Attention& a, const BackwardInputs& from, const Gradients& to,
                           TableCopies* copies) {
   Problem p = describe(a, Pass::backward, NullData::refused, copies);
-  p.out = out_view("out", from.out, a, p, Access::read);
+  read_delta(a, from, p);
   p.dout = out_view("dout", from.dout, a, p, Access::read);
   require(from.lse.given(), "lse", from.lse, "must be given");
   p.lse = lse_view("lse", from.lse, p, Access::read);
-  if (from.dlse.given()) p.dlse = lse_view("dlse", from.dlse, p, Access::read);
   p.dq = optional_like("dq", to.dq, a.q, p, Access::write);
   p.dk = optional_like("dk", to.dk, a.k, p, Access::write);
   p.dv = optional_like("dv", to.dv, a.v, p, Access::write);
@@ -286,6 +309,7 @@ Problem describe_backward(const Attention& a, const BackwardInputs& from, const 
                                      {"lse", &from.lse},
                                      {"dout", &from.dout},
                                      {"dlse", &from.dlse},
+                                     {"delta", &from.delta},
                                      {"dq", &to.dq},
                                      {"dk", &to.dk},
                                      {"dv", &to.dv},
@@ -295,7 +319,12 @@ Problem describe_backward(const Attention& a, const BackwardInputs& from, const 
   }
   check_distinct(
       {{"dq", &to.dq}, {"dk", &to.dk}, {"dv", &to.dv}, {"dbias", &to.dbias}, {"dsink", &to.dsink}},
-      a, {{"out", &from.out}, {"lse", &from.lse}, {"dout", &from.dout}, {"dlse", &from.dlse}});
+      a,
+      {{"out", &from.out},
+       {"lse", &from.lse},
+       {"dout", &from.dout},
+       {"dlse", &from.dlse},
+       {"delta", &from.delta}});
   p.accumulate = to.accumulate;
   p.gradients_named = true;
   // Nothing to write for any sequence, however many there are.

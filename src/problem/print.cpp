@@ -32,6 +32,8 @@ std::string to_string(const Problem& p) {
   if (p.features.sink) text += ", sink";
   if (p.features.dropout) text += ", dropout " + printed(realised_probability(p.dropout));
   if (p.features.dropout && p.seed_in_memory) text += ", seed in memory";
+  if (p.continues) text += ", continued";
+  if (p.delta.given()) text += ", delta given";
   return text;
 }
 

@@ -53,6 +53,7 @@ struct Problem {
   uint8 precision = 0;          // of f32 products: 0 = full, 1 = tf32, 2 = bf16
   Type type = Type::none;       // of q, k and v
   bool seed_in_memory = false;  // kernels read dropout's seed
+  bool continues = false;       // forward: out and lse hold a result over other keys
   Sizes sizes;
   Features features;
   MaskParams mask_params;
@@ -69,6 +70,7 @@ struct Problem {
   bool accumulate = false;
   bool gradients_named = false;  // false while only a workspace or an explanation is asked for
   SpanView row_spans, key_spans;
+  View delta;  // backward: instead of out and dlse
 
   REGARD_INLINE bool wants(const View& gradient) const {
     return gradient.given() || !gradients_named;

@@ -125,6 +125,27 @@ void add_multiple(RowSum& to, double factor, const std::vector<double>& row) {
   for (std::size_t d = 0; d < row.size(); ++d) add_to(to.sum[d], to.lost[d], factor * row[d]);
 }
 
+// Writes a row of out and lse, or merges it into what they hold.
+void write_row(const Head& head, int64 i, const double* own, double own_lse) {
+  const Problem& p = head.problem;
+  const int64 first = head.seq.first_q;
+  const int64 out = offset_of(p.out.strides, head.b, head.h, first, i);
+  const int64 at = offset_of(p.lse.strides, head.b, head.h, first, i);
+  const double given_lse = p.continues ? load_element(p.lse, at) : -kInfinity;
+  const bool begins = given_lse == -kInfinity;
+  if (!begins && own_lse == -kInfinity) return;
+  const double lse = begins ? own_lse
+                            : std::fmax(given_lse, own_lse) +
+                                  std::log1p(std::exp(-std::fabs(given_lse - own_lse)));
+  const double factor = std::exp(given_lse - lse), own_factor = std::exp(own_lse - lse);
+  for (int64 d = 0; d < p.sizes.dim_v; ++d) {
+    const double merged =
+        begins ? own[d] : factor * load_element(p.out, out + d) + own_factor * own[d];
+    store_element(p.out, out + d, merged);
+  }
+  if (p.lse.given()) store_element(p.lse, at, lse);
+}
+
 }  // namespace
 
 bool visible(const Head& head, int64 i, int64 j) {
@@ -173,16 +194,12 @@ void forward_row(const Head& head, int64 i, RowScratch& rows) {
     const double weight = sum == 0 ? 0 : weights[n] / sum;  // 0 also where all scores are -inf
     add_multiple(rows.sum, dropout_factor(head, i, j) * weight, rows.v);
   }
-  const int64 out = offset_of(p.out.strides, head.b, head.h, s.first_q, i);
-  const double* const sums = rows.sum.sum.data();
-  for (int64 d = 0; d < p.sizes.dim_v; ++d) store_element(p.out, out + d, sums[d]);
-  if (p.lse.given()) {
-    store_element(p.lse, offset_of(p.lse.strides, head.b, head.h, s.first_q, i), lse);
-  }
+  write_row(head, i, rows.sum.sum.data(), lse);
 }
 
 double delta_of(const Head& head, int64 i) {
   const Problem& p = head.problem;
+  if (p.delta.given()) return row_value(p.delta, head, i);
   const int64 first = head.seq.first_q;
   const int64 out = offset_of(p.out.strides, head.b, head.h, first, i);
   const int64 dout = offset_of(p.dout.strides, head.b, head.h, first, i);

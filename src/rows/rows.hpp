@@ -39,10 +39,10 @@ struct RowScratch {
   RowSum sum, second_sum;             // the results
 };
 
-// Writes row i of out and lse.
+// Writes row i of out and lse; in a continued call, merged with what they hold.
 void forward_row(const Head&, int64 i, RowScratch&);
 
-// dout . out - dlse of row i.
+// dout . out - dlse of row i, given or made.
 double delta_of(const Head&, int64 i);
 
 // The deltas of every query head of one kv head: [group][len_q].

@@ -79,6 +79,33 @@ REGARD_INLINE typename L::Vec lse_of(const SoftmaxRow<L>& row, typename L::Vec u
   return L::fma(row.max, unit, L::mul(L::log2(row.sum), L::set(Real(kLn2))));
 }
 
+// Of a given result and a call's own, over different keys: the factor of each, and the lse of both.
+// One whose lse is -inf contributes nothing; NaN or +inf makes NaN of all.
+template <class L>
+struct Continuation {
+  typename L::Vec given;
+  typename L::Vec own;
+  typename L::Vec lse;
+};
+// Whether the call's own lse is -inf, and the given one is not: out and lse keep their bits.
+template <class Real>
+REGARD_INLINE bool leaves_as_given(Real given_lse, Real own_lse) {
+  return own_lse == -infinity<Real>() && given_lse != -infinity<Real>();
+}
+template <class L>
+REGARD_INLINE Continuation<L> continuation(typename L::Vec given_lse, typename L::Vec own_lse) {
+  using Real = typename L::Real;
+  const auto zero = L::set(Real(0)), one = L::set(Real(1)), log2e = L::set(Real(kLog2E));
+  const auto max = L::max(given_lse, own_lse);
+  const auto base = subtractable<L>(max);
+  const auto given = weight_of<L>(given_lse, base, log2e);
+  const auto own = weight_of<L>(own_lse, base, log2e);
+  const auto total = L::add(given, own);
+  const auto begins = L::equal(given_lse, L::set(-infinity<Real>()));
+  return {L::select(begins, zero, L::div(given, total)), L::select(begins, one, L::div(own, total)),
+          L::fma(L::log2(total), L::set(Real(kLn2)), max)};
+}
+
 // What the weighted sum of values is multiplied by; 0 for a row that saw nothing.
 template <class L>
 REGARD_INLINE typename L::Vec normaliser(const SoftmaxRow<L>& row) {

@@ -198,8 +198,8 @@ static void test_errors(void) {
   small.size = 80;
   EXPECT(regard_forward(&good, &small, NULL), "tensors.size", "80", "must be sizeof the struct");
   regard_run run = REGARD_RUN_INIT;
-  run.size = 104;
-  EXPECT(regard_forward(&good, &to, &run), "run.size", "104", "must be sizeof the struct");
+  run.size = 112;
+  EXPECT(regard_forward(&good, &to, &run), "run.size", "112", "must be sizeof the struct");
   regard_explanation numbers = REGARD_EXPLANATION_INIT;
   numbers.size = 0;
   EXPECT(regard_explain(&good, 0, NULL, &numbers, NULL, 0, NULL), "numbers.size", "0",
@@ -208,6 +208,15 @@ static void test_errors(void) {
   run = (regard_run)REGARD_RUN_INIT;
   run.gradients_follow = 2;
   EXPECT(regard_forward(&good, &to, &run), "gradients_follow", "2", "must be 0 or 1");
+  run = (regard_run)REGARD_RUN_INIT;
+  run.reserved = 1;
+  EXPECT(regard_forward(&good, &to, &run), "run.reserved", "1", "must be 0");
+  a = good;
+  a.continue_from = 2;
+  EXPECT(regard_forward(&a, &to, NULL), "continue_from", "2", "must be 0 or 1");
+  a = good;
+  a.reserved = 3;
+  EXPECT(regard_forward(&a, &to, NULL), "attention.reserved", "3", "must be 0");
   run = (regard_run)REGARD_RUN_INIT;
   run.device = 3;
   EXPECT(regard_forward(&good, &to, &run), "device", "3", "must be 0 to 2");
@@ -311,9 +320,10 @@ static void test_older_callers(void) {
 
   /* What lies past the caller's size is not looked at. */
   static const size_t sizes[] = {
-      offsetof(regard_attention, bias),      offsetof(regard_attention, mask),
-      offsetof(regard_attention, scale),     offsetof(regard_attention, window_left),
-      offsetof(regard_attention, has_scale), offsetof(regard_attention, visible)};
+      offsetof(regard_attention, bias),         offsetof(regard_attention, mask),
+      offsetof(regard_attention, scale),        offsetof(regard_attention, window_left),
+      offsetof(regard_attention, has_scale),    offsetof(regard_attention, visible),
+      offsetof(regard_attention, continue_from)};
   for (size_t i = 0; i < sizeof(sizes) / sizeof(size_t); ++i) {
     regard_attention older = a;
     memset((char*)&older + sizes[i], 0x77, sizeof(older) - sizes[i]);

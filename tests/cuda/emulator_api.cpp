@@ -28,7 +28,7 @@ std::string name_of(const Run& run) {
   return forced && *forced ? forced : "emulated:mma";
 }
 
-EmulatedRun parse(const std::string& name) {
+EmulatedRun parse(const std::string& name, int multiprocessors) {
   constexpr char kPrefix[] = "emulated";
   require(name.rfind(kPrefix, 0) == 0, "backend", name, "is not an emulated one");
   std::string rest = name.substr(sizeof kPrefix - 1);
@@ -52,6 +52,7 @@ EmulatedRun parse(const std::string& name) {
   }
   std::string why_not;
   if (!parse_cuda_choice("cuda" + choice, run.choice, why_not)) refuse("backend", name, why_not);
+  run.choice.multiprocessors = multiprocessors;
   return run;
 }
 
@@ -64,7 +65,7 @@ CudaPlan planned(const Problem& problem, const EmulatedRun& run, const std::stri
 // The emulated machine's faults come out as internal errors.
 void emulate(const Problem& problem, const Run& run) {
   const std::string name = name_of(run);
-  const EmulatedRun how = parse(name);
+  const EmulatedRun how = parse(name, run.multiprocessors);
   try {
     const CudaPlan plan = planned(problem, how, name);
     const Workspace& given = run.workspace;
@@ -93,7 +94,8 @@ void backward(const Attention& a, const BackwardInputs& from, const Gradients& t
 std::size_t workspace(const Attention& a, Pass pass, const Run& run) {
   const std::string name = name_of(run);
   return static_cast<std::size_t>(
-      planned(describe(a, pass, NullData::allowed), parse(name), name).workspace.size);
+      planned(describe(a, pass, NullData::allowed), parse(name, run.multiprocessors), name)
+          .workspace.size);
 }
 
 // Each call makes its own tile map, as where a Mask has none for the call.

@@ -235,6 +235,7 @@ Attention Caller::attention() {
     a.window.right = in_.rarely() ? odd() : in_.below(60) - 1;
   }
   if (in_.rarely()) a.precision = Precision(in_.below(5));
+  if (in_.rarely()) a.continue_from = in_.below(2) == 0;
   if (in_.below(4) == 0) a.row_spans = spans(len_q_);
   if (in_.below(4) == 0) a.key_spans = spans(len_k_);
   if (in_.below(4) == 0) give_positions(a);
@@ -346,10 +347,13 @@ void Caller::run() {
   call_and_compare(
       ForwardOutputs{.out = to.out, .lse = lse_wanted ? to.lse : Tensor()},
       [&](const ForwardOutputs& x) { forward(a, x, run); }, outputs);
-  const BackwardInputs from{.out = to.out,
-                            .lse = to.lse,
-                            .dout = filled_like(to.out),
-                            .dlse = in_.below(4) == 0 ? filled_like(to.lse) : Tensor()};
+  const bool has_delta = in_.below(8) == 0;
+  const BackwardInputs from{
+      .out = has_delta ? Tensor() : to.out,
+      .lse = to.lse,
+      .dout = filled_like(to.out),
+      .dlse = !has_delta && in_.below(4) == 0 ? filled_like(to.lse) : Tensor(),
+      .delta = has_delta ? filled_like(to.lse) : Tensor()};
   shares_ = false;
   const Gradients g = gradients(a, wide);
   if (!is_small(a, Pass::backward, run)) return;

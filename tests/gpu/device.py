@@ -256,10 +256,11 @@ def forward(attention, out, lse=None, **run):
     call("forward", attention, regard.ForwardTensors(out=out, lse=lse), **run)
 
 
-def backward(attention, out, lse, dout, dlse=None, accumulate=False, gradients=None, **run):
+def backward(attention, out, lse, dout, dlse=None, accumulate=False, gradients=None, delta=None,
+             **run):
     call("backward", attention,
          regard.BackwardTensors(out=out, lse=lse, dout=dout, dlse=dlse, accumulate=accumulate,
-                                **(gradients or {})), **run)
+                                delta=delta, **(gradients or {})), **run)
 
 
 def workspace(attention, which, **run):

@@ -324,20 +324,21 @@ def works_after_an_error(group: ProcessGroup, scheme: str, where: str) -> tuple[
 
     case = Case("after", 384, pairs={"causal": True}, lse=False)
     right = forward_only(group, case, scheme, {})
-    original, text = local_call.forward, ""
+    name = "forward_into" if scheme == "ring" else "forward"
+    original, text = getattr(local_call, name), ""
 
-    def failing(*arguments: Any) -> Any:
+    def failing(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError("a local call failed")
 
     try:
         if where == "call":
-            local_call.forward = failing
+            setattr(local_call, name, failing)
             forward_only(group, replace(case, name="other"), scheme, {})
         forward_only(group, replace(case, name="other"), scheme, {"softcap": -1.0})
     except (regard.Error, RuntimeError) as error:
         text = str(error)
     finally:
-        local_call.forward = original
+        setattr(local_call, name, original)
     return text, all(forward_only(group, case, scheme, {}).equal(right) for _ in range(2))
 
 

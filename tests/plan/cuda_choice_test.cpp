@@ -410,4 +410,33 @@ TEST_CASE("chips by name") {
   CHECK(known_chips().size() == 15);
 }
 
+TEST_CASE("a limit on multiprocessors bounds persistent grids, and is explained for the others") {
+  const Problem p = problem(attention({.heads_q = 16, .heads_kv = 16}));
+  for (const int limit : {1, 7, 100, 500}) {
+    CudaChoice limited;
+    limited.multiprocessors = limit;
+    const int least = std::min(limit, chip("sm_90").multiprocessors);
+    const CudaPlan plan = plan_cuda(p, chip("sm_90"), limited, Reasons::given);
+    CHECK(plan.family == Family::wgmma);
+    REQUIRE(plan.launches.size() == 1);
+    CHECK(plan.launches[0].blocks() == least);
+    CHECK(says(plan, ("at most " + std::to_string(least) + " multiprocessors: forward").c_str()));
+    CHECK(!says(plan, "not limited"));
+  }
+  CudaChoice limited;
+  limited.multiprocessors = 100;
+  const Problem backward = problem(attention({.heads_q = 16, .heads_kv = 16}), Pass::backward);
+  CHECK(says(plan_cuda(backward, chip("sm_90"), limited, Reasons::given),
+             "not limited to 100 multiprocessors, because each tile has a block: delta, finish"));
+  CHECK(launch_of(plan_cuda(backward, chip("sm_90"), limited, Reasons::given), Kernel::backward)
+            ->blocks() == 100);
+  Attention ordered = attention({.heads_q = 16, .heads_kv = 16});
+  ordered.deterministic = true;
+  CHECK(says(plan_cuda(problem(ordered, Pass::backward), chip("sm_90"), limited, Reasons::given),
+             "because each tile has a block: delta, backward"));
+  CHECK(says(plan_cuda(p, chip("sm_80"), limited, Reasons::given),
+             "not limited to 100 multiprocessors, because each tile has a block: forward"));
+  CHECK(!says(planned(backward), "multiprocessors, because"));
+}
+
 TEST_SUITE_END();

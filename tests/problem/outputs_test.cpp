@@ -47,6 +47,8 @@ TEST_CASE("forward's outputs") {
                             .seed_words = static_cast<std::uint32_t*>(c.outputs.lse.data)};
            },
            "lse", "f32 [2, 4, 5]", "must not share its memory with dropout.seed_words"},
+          {[](Call& c) { c.a.continue_from = true, c.outputs.lse = {}; }, "lse", "(not given)",
+           "must be given with continue_from"},
       },
       Through::forward);
 }
@@ -67,6 +69,23 @@ TEST_CASE("backward's inputs") {
           {[](Call& c) { c.inputs.out.data = nullptr; }, "out", "null", "must point to data"},
           {[](Call& c) { c.inputs.lse.data = nullptr; }, "lse", "null", "must point to data"},
           {[](Call& c) { c.inputs.dlse.data = nullptr; }, "dlse", "null", "must point to data"},
+          {[](Call& c) { c.inputs.delta = c.inputs.lse; }, "out", "f32 [2, 4, 5, 6]",
+           "must not be given with delta"},
+          {[](Call& c) { c.inputs.delta = c.inputs.lse, c.inputs.out = {}; }, "dlse",
+           "f32 [2, 4, 5]", "must not be given with delta"},
+          {[](Call& c) { c.inputs.delta = c.inputs.dout, c.inputs.out = c.inputs.dlse = {}; },
+           "delta", "f32 [2, 4, 5, 6]", "must be (B, Hq, Sq)"},
+          {[](Call& c) {
+             c.inputs.delta = c.inputs.lse, c.inputs.out = c.inputs.dlse = {};
+             c.inputs.delta.data = nullptr;
+           },
+           "delta", "null", "must point to data"},
+          {[](Call& c) {
+             c.inputs.delta = c.inputs.lse, c.inputs.out = c.inputs.dlse = {};
+             c.gradients.dq.data = c.inputs.delta.data;
+             c.inputs.lse.data = c.inputs.dout.data;
+           },
+           "dq", "f32 [2, 4, 5, 8]", "must not share its memory with delta"},
       },
       Through::backward);
 }
@@ -118,7 +137,9 @@ TEST_CASE("the types of f64 and f16 problems") {
       Through::forward, s);
   s.type = f16;
   check_all_refused({{[](Call& c) { c.outputs.out.type = bf16; }, "out", "bf16 [1, 1, 5, 8]",
-                      "must be f16 or f32"}},
+                      "must be f16 or f32"},
+                     {[](Call& c) { c.a.continue_from = true; }, "out", "f16 [1, 1, 5, 8]",
+                      "must be f32 with continue_from"}},
                     Through::forward, s);
 }
 

@@ -50,6 +50,8 @@ FEATURES = {
     "value_size": {"dim_v": 24},
     "odd": {"sizes": (37, 67), "dim": 17},
     "dlse": {"dlse": True},
+    "continued": {"continued": True},
+    "delta": {"delta": True},
     "f32_outputs": {"f32_outputs": True},
     "accumulate": {"accumulate": True},
     "bshd": {"layout": "bshd"},
@@ -128,6 +130,8 @@ class Case:
             return lse_type(self.type)
         if name == "dsink":
             return np.dtype(np.float32)
+        if name == "out" and self.spec.get("continued"):
+            return lse_type(self.type)
         if self.spec.get("f32_outputs") and self.type != "f32":
             return np.dtype(np.float32)
         return self.inputs["bias"].dtype if name == "dbias" else regard.DTYPES[self.type]
@@ -158,7 +162,10 @@ class Magnitudes(oracle.Head):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
+        given = arguments[-2]
         self.out = self.zp @ np.abs(self.v)
+        if given is not None:
+            self.out = self.out + self.given_p * np.abs(given[0])
 
     def backward(self, dout, dlse):
         dout = np.abs(dout)
@@ -265,6 +272,13 @@ def make(features, type, **base):
     if "scale" in spec:
         options["scale"] = spec["scale"]
 
+    if spec.get("continued"):
+        options["continue_from"] = 1
+        values["given_out"] = rng.standard_normal(shape["q"](heads, dim_v)).astype(lse_type(type))
+        values["given_lse"] = (3 + rng.standard_normal(lse_shape)).astype(lse_type(type))
+        values["given_lse"][..., 2::5] = -np.inf  # also of a row that sees nothing
+        values["given_lse"][..., 3::7] = 40
+
     wide = np.dtype(np.float32) if spec.get("f32_outputs") else dtype
     dout = lay_out(regard.store(rng.standard_normal(shape["q"](heads, dim_v)), wide), layout)
     values["dout"] = regard.load(dout)
@@ -355,8 +369,8 @@ def run(case, backend="", wanted=None, guard=False, **how):
     accumulate = bool(case.spec.get("accumulate"))
     rng = np.random.default_rng(5)
     results = Outputs()
-    results.add("out", case.dout.shape, case.result_type("out"), layout)
-    results.add("lse", case.truth["lse"].shape, case.result_type("lse"), layout)
+    for name in ("out", "lse"):
+        results.add(name, case.truth[name].shape, case.result_type(name), layout, held(case, name))
     for name in wanted or [name for name in case.truth if name not in ("out", "lse")]:
         shape = case.truth[name].shape
         results.add(name, shape, case.result_type(name), layout,
@@ -365,9 +379,29 @@ def run(case, backend="", wanted=None, guard=False, **how):
     call("forward", attention, results["out"], results["lse"], {}, **how)
     case.start = {name: array.copy() for name, array in results.items()}
     gradients = {name: array for name, array in results.items() if name not in ("out", "lse")}
-    call("backward", attention, results["out"], results["lse"], case.dout, case.dlse,
-         {"accumulate": accumulate, "gradients": gradients}, **how)
+    inputs = [results["out"], results["lse"], case.dout, case.dlse]
+    more = {"accumulate": accumulate, "gradients": gradients}
+    if case.spec.get("delta"):
+        more["delta"] = delta(case, results["out"])
+        inputs[0] = inputs[3] = None
+    call("backward", attention, *inputs, more, **how)
     return results
+
+
+def held(case, name):
+    """What out or lse holds before a call: a result over other keys, or None."""
+    if not case.spec.get("continued"):
+        return None
+    return np.where(written(case, name), case.values["given_" + name], np.nan)
+
+
+def delta(case, out):
+    """dout . out - dlse of each row, as the library gets it."""
+    products = np.einsum("...d,...d->...", case.values["dout"], np.where(
+        written(case, "out"), regard.load(out), 0))
+    found = products.T if case.spec.get("packed") else products
+    found = found - case.values.get("dlse", 0)
+    return lay_out(found.astype(lse_type(case.type)), case.spec["layout"])
 
 
 def written(case, name):

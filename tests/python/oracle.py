@@ -16,7 +16,7 @@ class Head:
     """One (batch entry, query head): its matrices, scores and probabilities."""
 
     def __init__(self, q, k, v, bias, mask, slope, sink, z, scale, softcap, causal, window, places,
-                 rnd):
+                 given, rnd):
         sq, sk = len(q), len(k)
         self.q, self.k, self.v, self.z, self.softcap, self.rnd = q, k, v, z, softcap, rnd
         self.scale = q.dtype.type(1 / np.sqrt(q.shape[1]) if scale is None else scale)
@@ -51,6 +51,8 @@ class Head:
         # 5: lse and probabilities.
         s = np.where(visible, s, -np.inf)
         logits = s if sink is None else np.hstack([s, np.full((sq, 1), sink, s.dtype)])
+        if given is not None:  # a result over other keys is one more logit, and its value is out
+            logits = np.hstack([logits, given[1][:, None]])
         top = logits.max(axis=1, initial=-np.inf)
         safe = np.where(np.isfinite(top), top, 0)[:, None]
         with np.errstate(divide="ignore"):
@@ -61,6 +63,9 @@ class Head:
         # 6 and 7: dropout and the output.
         self.zp = self.p if z is None else rnd(z * self.p)
         self.out = rnd(self.zp @ v)
+        if given is not None:
+            self.given_p = rnd(np.exp(given[1][:, None] - finite))
+            self.out = rnd(self.out + self.given_p * given[0])
 
     def backward(self, dout, dlse):
         """dq, dk, dv, ds (of the score after the cap) and dsink of this head."""
@@ -94,14 +99,16 @@ def attention(q, k, v, dout=None, dlse=None, *, bias=None, mask=None, row_spans=
               key_spans=None, alibi_slopes=None, sink=None,
               cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=0, max_seqlen_k=0, seqused_q=None,
               seqused_k=None, scale=None, softcap=0.0, causal="none", window=(-1, -1), keep=None,
-              p=0.0, q_positions=None, k_position=0, work=np.float64, rnd=lambda x: x,
+              p=0.0, q_positions=None, k_position=0, given_out=None, given_lse=None,
+              work=np.float64, rnd=lambda x: x,
               head_type=Head):
     """A dict of out, lse and, given dout (and dlse), dq, dk, dv, dbias, dsink.
 
     q (B, Hq, Sq, D), k and v (B, Hkv, Sk, D or Dv); packed: (total, H, D), lse (Hq, total).
     keep (B, Hq, Sq, Sk) is dropout's mask and p its realised probability. row_spans and key_spans
     broadcast to (B, Hq, Sq or Sk, 2 n); packed: to (Hq, total, 2 n). q_positions (blocks of 128) or
-    (B, blocks).
+    (B, blocks). given_out and given_lse, as out and lse, are a result over other keys, which the
+    call continues.
     """
     packed = cu_seqlens_q is not None
     q, k, v = (np.asarray(x).astype(work) for x in (q, k, v))
@@ -162,7 +169,9 @@ def attention(q, k, v, dout=None, dlse=None, *, bias=None, mask=None, row_spans=
                 None if alibi_slopes is None else alibi_slopes[b, h],
                 None if sink is None else work(sink[h]), z, scale, softcap, causal, window,
                 None if positions is None else
-                (positions[b][pair[0]], k_position + np.arange(cols)[pair[1]]), rnd)
+                (positions[b][pair[0]], k_position + np.arange(cols)[pair[1]]),
+                None if given_out is None else
+                (given_out[rows_at].astype(work), given_lse[lse_at].astype(work)), rnd)
             result["out"][rows_at] = head.out
             result["lse"][lse_at] = head.lse
             if dout is None:

@@ -86,7 +86,7 @@ class Attention(Sized):
            ("deterministic", c_int32), ("dropout_seed_words", c_void_p),
            ("row_spans", Tensor), ("key_spans", Tensor), ("q_positions", Tensor),
            ("k_position", c_int64), ("batch_begin", c_int64), ("head_begin", c_int64),
-           ("visible", c_void_p)])
+           ("visible", c_void_p), ("continue_from", c_int32), ("reserved", c_int32)])
 
     def __init__(self, q=None, k=None, v=None, *, causal="none", window=(-1, -1), scale=None,
                  dropout=(0.0, 0, 0), **fields):
@@ -109,7 +109,7 @@ class BackwardTensors(Sized):
     _fields_ = ([("size", c_size_t)]
                 + [(name, Tensor) for name in ("out", "lse", "dout", "dlse", "dq", "dk", "dv",
                                                "dbias", "dsink")]
-                + [("accumulate", c_int32), ("reserved", c_int32)])
+                + [("accumulate", c_int32), ("reserved", c_int32), ("delta", Tensor)])
 
 
 EXECUTOR_TASK = ctypes.CFUNCTYPE(None, c_void_p, c_int)
@@ -120,7 +120,8 @@ class Run(Sized):
     _fields_ = [("size", c_size_t), ("device", c_int32), ("device_index", c_int32),
                 ("device_name", c_char_p), ("stream", c_void_p), ("workspace", c_void_p),
                 ("workspace_size", c_size_t), ("executor", EXECUTOR), ("executor_self", c_void_p),
-                ("backend", c_char_p), ("threads", c_int32), ("gradients_follow", c_int32)]
+                ("backend", c_char_p), ("threads", c_int32), ("gradients_follow", c_int32),
+                ("multiprocessors", c_int32), ("reserved", c_int32)]
 
     def __init__(self, backend="", **fields):
         super().__init__(backend=backend.encode(), **fields)
@@ -187,10 +188,11 @@ def forward(attention, out, lse=None, **run):
     check(C.regard_forward(byref(attention), byref(tensors), byref(Run(**run))))
 
 
-def backward(attention, out, lse, dout, dlse=None, accumulate=False, gradients=None, **run):
+def backward(attention, out, lse, dout, dlse=None, accumulate=False, gradients=None, delta=None,
+             **run):
     """gradients: a dict of dq, dk, dv, dbias, dsink; each may be absent."""
     tensors = BackwardTensors(out=out, lse=lse, dout=dout, dlse=dlse, accumulate=accumulate,
-                              **(gradients or {}))
+                              delta=delta, **(gradients or {}))
     check(C.regard_backward(byref(attention), byref(tensors), byref(Run(**run))))
 
 

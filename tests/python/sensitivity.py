@@ -25,6 +25,7 @@ OFF = {
     "dropout": {"keep": None, "p": 0.0},
     "seqused": {"seqused_q": None, "seqused_k": None},
     "dlse": {"dlse": None},
+    "continued": {"given_out": None, "given_lse": None},
     "positions": {"q_positions": None, "k_position": 0},
 }
 

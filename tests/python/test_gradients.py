@@ -15,6 +15,8 @@ def loss(case, inputs, backend):
     """sum of out * dout and lse * dlse over what the library writes."""
     out = cases.sentinel(case.dout.shape, np.dtype(np.float64))
     lse = cases.sentinel(case.truth["lse"].shape, np.dtype(np.float64))
+    if case.spec.get("continued"):
+        out[...], lse[...] = cases.held(case, "out"), cases.held(case, "lse")
     regard.forward(regard.Attention(**inputs, **case.options), out, lse, backend=backend)
     total = np.where(np.isnan(out), 0, out * case.dout).sum()
     return total + np.where(np.isfinite(lse), lse * case.dlse, 0).sum()

@@ -162,4 +162,37 @@ TEST_CASE("an empty row is neutral in a merge") {
   CHECK(row.sum == some.row.sum);
 }
 
+TEST_CASE("a call continues a result over other keys, cut anywhere") {
+  for (const auto& logits : rows()) {
+    for (std::size_t cut = 0; cut <= logits.size(); ++cut) {
+      const Answer given = finish(walk(logits, 0, cut, 3));
+      const Answer own = finish(walk(logits, cut, logits.size(), 2));
+      if (leaves_as_given(given.lse, own.lse)) {
+        check_same(given, plain(logits));
+        continue;
+      }
+      const auto both = continuation<Plain>(given.lse, own.lse);
+      check_same({both.lse, both.given * given.out + both.own * own.out}, plain(logits));
+    }
+  }
+}
+
+TEST_CASE("an lse of -inf contributes nothing to a continued row, NaN and +inf are its own") {
+  const auto begins = continuation<Plain>(-kInfinity, 3);
+  CHECK(begins.given == 0);
+  CHECK(begins.own == 1);
+  CHECK(begins.lse == 3);
+  const auto nothing = continuation<Plain>(-kInfinity, -kInfinity);
+  CHECK(nothing.given == 0);
+  CHECK(nothing.own == 1);
+  CHECK(nothing.lse == -kInfinity);
+  for (const double bad : {std::nan(""), kInfinity}) {
+    for (const auto& both : {continuation<Plain>(bad, 3), continuation<Plain>(3, bad)}) {
+      CHECK(std::isnan(both.given));
+      CHECK(std::isnan(both.own));
+      CHECK(std::isnan(both.lse));
+    }
+  }
+}
+
 TEST_SUITE_END();

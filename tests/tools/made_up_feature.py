@@ -20,9 +20,9 @@ class Edit(NamedTuple):
 LIBRARY = {
     "field": Edit("include/regard/regard.hpp", r"  double softcap = 0;.*\n",
                   "  double shift = 0;  ///< added to every logit\n"),
-    "C field": Edit("include/regard/regard.h", r"  const regard_mask\* visible;\n(?=\} regard_attention;)",
+    "C field": Edit("include/regard/regard.h", r"  int32_t reserved; .*\n(?=\} regard_attention;)",
                     "  double shift; /**< added to every logit */\n"),
-    "C size": Edit("src/c_api.cpp", r"REGARD_PIN\(regard_attention, visible, \d+\);\n"
+    "C size": Edit("src/c_api.cpp", r"REGARD_PIN\(regard_attention, reserved, \d+\);\n"
                    r"static_assert\(sizeof\(regard_attention\) == \d+",
                    " + 8"),
     "C value": Edit("src/c_api.cpp", r"  attention\.softcap = a\.softcap;\n",
@@ -73,7 +73,7 @@ TESTS = {
                          ", \"shift\""),
     "off": Edit("tests/python/sensitivity.py", r"    \"softcap\": \{\"softcap\": 0\.0\},\n",
                 "    \"shift\": {\"shift\": 0.0},\n"),
-    "ctypes": Edit("tests/python/regard_ctypes.py", r"\(\"visible\", c_void_p\)",
+    "ctypes": Edit("tests/python/regard_ctypes.py", r"\(\"continue_from\", c_int32\), \(\"reserved\", c_int32\)",
                    ", (\"shift\", c_double)"),
 }
 

@@ -272,12 +272,13 @@ struct BackwardKernel : GradientTiles<L> {
   }
 
   void write_dq(int count, uint8* nonfinite) const {
-    Real factor[kWidth];
+    Real factor[kWidth], held[kWidth];
     for (Real& x : factor) x = Real(p.score.scale);
+    for (Real& x : held) x = p.accumulate ? 1 : 0;
     for (int i = 0; i < count; ++i) {
       const Real* const sums = reals_at(at.dq) + i * wide * kWidth;
       const uint64 bad = nonfinite ? nonfinite_lanes<L>(sums, panels[i], dims.dim) : 0;
-      store_lanes<L>(sums, factor, context, panels[i], p.dq, dims.dim, p.accumulate, bad);
+      store_lanes<L>(sums, factor, context, panels[i], p.dq, dims.dim, held, bad);
       for (int lane = 0; nonfinite && lane < panels[i].rows; ++lane) {
         nonfinite[panels[i].first + lane] = bad >> lane & 1;
       }

@@ -222,6 +222,25 @@ struct ForwardKernel {
                                                         vectors);
   }
 
+  // Merges rows into what out and lse hold: makes `held` the factors of out, and `factor` and `lse`
+  // those of the merged rows. Returns the lanes that saw no key and leave theirs as they are.
+  uint64 continue_rows(const Panel& panel, Real* held, Real* factor, Real* lse) const {
+    Real given[kWidth] = {};
+    uint64 unchanged = 0;
+    for (int lane = 0; lane < panel.rows; ++lane) {
+      given[lane] = static_cast<const Real*>(p.lse.data)[context.offset_q(p.lse, panel, lane)];
+      unchanged |= uint64(leaves_as_given(given[lane], lse[lane])) << lane;
+    }
+    for (int v = 0; v < vectors_of<L>(panel); ++v) {
+      const int at = v * L::kLanes;
+      const auto merged = continuation<L>(L::load(given + at), L::load(lse + at));
+      L::store(held + at, merged.given);
+      L::store(factor + at, L::mul(L::load(factor + at), merged.own));
+      L::store(lse + at, merged.lse);
+    }
+    return unchanged;
+  }
+
   void finish_rows(const Running<L>& run, const Panel& panel, uint8* nonfinite) const {
     Real factor[kWidth], lse[kWidth];
     const Real keep = Real(keep_scale(p.dropout));
@@ -239,11 +258,20 @@ struct ForwardKernel {
       if (run.sum[lane] == 1 && run.max[lane] == value_of_sink(sink, unit)) lse[lane] = sink;
     }
     const uint64 bad = nonfinite ? nonfinite_lanes<L>(run.out, panel, dims.dim_v) : 0;
-    store_lanes<L>(run.out, factor, context, panel, p.out, dims.dim_v, false, 0);
-    for (int lane = 0; lane < panel.rows; ++lane) {
+    uint64 flagged = 0;
+    for (int lane = 0; nonfinite && lane < panel.rows; ++lane) {
       // A NaN lse comes from the row's own pairs; NaN from hidden places does not reach it.
-      if (nonfinite) nonfinite[panel.first + lane] = (bad >> lane & 1) && lse[lane] == lse[lane];
-      if (!p.lse.given()) continue;
+      const bool flag = (bad >> lane & 1) && lse[lane] == lse[lane];
+      nonfinite[panel.first + lane] = flag;
+      flagged |= uint64(flag) << lane;
+    }
+    Real held[kWidth];
+    // The fix-up pass merges flagged rows into what out and lse hold.
+    const uint64 skip = p.continues ? continue_rows(panel, held, factor, lse) | flagged : 0;
+    store_lanes<L>(run.out, factor, context, panel, p.out, dims.dim_v, p.continues ? held : nullptr,
+                   skip);
+    for (int lane = 0; p.lse.given() && lane < panel.rows; ++lane) {
+      if (skip >> lane & 1) continue;
       const int64 offset = context.offset_q(p.lse, panel, lane);
       L::store_as(p.lse.type, p.lse.data, offset, 1, L::set(lse[lane]));
     }

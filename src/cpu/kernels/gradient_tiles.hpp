@@ -55,6 +55,7 @@ struct GradientTiles {
 
   // dout . out - dlse of one row. A row that sees nothing has out = 0 and takes nothing from dout.
   Real delta_of(const Panel& panel, int lane) const {
+    if (p.delta.given()) return row_value(p.delta, panel, lane);
     const int64 out = context.offset_q(p.out, panel, lane);
     const int64 dout = context.offset_q(p.dout, panel, lane);
     const Vec zero = L::set(0);

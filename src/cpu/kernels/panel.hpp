@@ -299,12 +299,13 @@ uint64 nonfinite_lanes(const typename L::Real* sums, const Panel& panel, int64 d
   return ~finite & ((uint64(1) << panel.rows) - 1);
 }
 
-// Writes sums[dim][panel], each lane times factor[lane], to the rows of a tensor; lanes in `skip`
+// Writes sums[dim][panel], each lane times factor[lane], to the rows of a tensor, and adds what
+// they hold times held[lane], which is not read where that is 0 or held is null. Lanes in `skip`
 // are left as they are.
 template <class L>
 void store_lanes(const typename L::Real* sums, const typename L::Real* factor,
                  const HeadContext& context, const Panel& panel, const View& view, int64 dim,
-                 bool accumulate, uint64 skip) {
+                 const typename L::Real* held, uint64 skip) {
   constexpr int kWidth = L::kLanes * L::kVectors;
   for (int v = 0; v < L::kVectors && v * L::kLanes < panel.rows; ++v) {
     const auto scale = L::load(factor + v * L::kLanes);
@@ -322,7 +323,9 @@ void store_lanes(const typename L::Real* sums, const typename L::Real* factor,
         if (lane >= panel.rows || (skip >> lane & 1)) continue;
         const int64 at = context.offset_q(view, panel, lane) + d;
         auto x = tile[t];
-        if (accumulate) x = L::add(L::load_as(view.type, view.data, at, dim - d), x);
+        if (held && held[lane] != 0) {
+          x = L::fma(L::load_as(view.type, view.data, at, dim - d), L::set(held[lane]), x);
+        }
         L::store_as(view.type, view.data, at, dim - d, x);
       }
     }

@@ -6,6 +6,7 @@
 // and 3 may make dbias or dropout bits. docs/kernels.md draws the pipeline.
 #pragma once
 
+#include "cuda/kernels/tile/wgmma/backward/block_loop.cuh"
 #include "cuda/kernels/tile/wgmma/backward/dk_dv_warpgroup.cuh"
 #include "cuda/kernels/tile/wgmma/backward/dq_warpgroup.cuh"
 #include "cuda/kernels/tile/wgmma/backward/dropout_warpgroup.cuh"
@@ -35,35 +36,36 @@ REGARD_DEVICE void backward_wgmma(const KernelParams& params, const BackwardMaps
   static_assert(kConfig.tiling.warps == backward_warps(kConfig));
   constexpr BackwardRegisters kRegisters = backward_registers<kConfig>();
   const BackwardMemory<kConfig> memory;
-  if (thread_index() == 0) memory.init_barriers();
-  if (thread_index() < (kConfig.tile_map ? 32 : 1)) {
-    const BackwardTask task = backward_task<kConfig>(params);
-    if (thread_index() == 0) memory.task() = task;
-  }
+  const BlockLoop<kConfig> tasks{params, memory};
+  tasks.begin(int(block_index()));
   if constexpr (kConfig.cluster > 1) {
     sync_cluster();
   } else {
     sync_block();
   }
-  if (memory.task().key_count == 0) return;
+  if (!kConfig.persistent && memory.task().key_count == 0) return;
   const int warpgroup = warpgroup_index();
   if (warpgroup == 0) {
     setmaxnreg_dec<kRegisters.dq>();
-    DqWarpgroup<kConfig>{params, maps, memory}.run();
+    tasks.each([&] { DqWarpgroup<kConfig>{params, maps, memory}.run(); });
   } else if (kConfig.tiling.warps == 16 && warpgroup == 3) {
     setmaxnreg_dec<kRegisters.fourth>();
-    if constexpr (has_dbias_warpgroup(kConfig)) {
-      DbiasWarpgroup<kConfig>{params, memory}.run();
-    } else if constexpr (has_backward_dropout_warpgroup(kConfig)) {
-      DropoutWarpgroup<kConfig>{params, memory}.run();
-    }
+    tasks.each([&] {
+      if constexpr (has_dbias_warpgroup(kConfig)) {
+        DbiasWarpgroup<kConfig>{params, memory}.run();
+      } else if constexpr (has_backward_dropout_warpgroup(kConfig)) {
+        DropoutWarpgroup<kConfig>{params, memory}.run();
+      }
+    });
   } else {
     setmaxnreg_inc<kRegisters.keys>();
-    if constexpr (BackwardMemory<kConfig>::kF32) {
-      F32DkDvWarpgroup<kConfig>{{{params, maps, memory, warpgroup - 1}}}.run();
-    } else {
-      DkDvWarpgroup<kConfig>{{params, maps, memory, warpgroup - 1}}.run();
-    }
+    tasks.each([&] {
+      if constexpr (BackwardMemory<kConfig>::kF32) {
+        F32DkDvWarpgroup<kConfig>{{{params, maps, memory, warpgroup - 1}}}.run();
+      } else {
+        DkDvWarpgroup<kConfig>{{params, maps, memory, warpgroup - 1}}.run();
+      }
+    });
   }
   if constexpr (kConfig.cluster > 1) sync_cluster();  // other blocks read this one's shared memory
 }

@@ -5,6 +5,7 @@
 // Warpgroup 0 makes dq, 1 makes P^T and dv, 2 makes dS^T and dk.
 #pragma once
 
+#include "cuda/kernels/tile/wgmma/backward/block_loop.cuh"
 #include "cuda/kernels/tile/wgmma/backward/dk_warpgroup.cuh"
 #include "cuda/kernels/tile/wgmma/backward/dq_warpgroup.cuh"
 #include "cuda/kernels/tile/wgmma/backward/dv_warpgroup.cuh"
@@ -27,27 +28,24 @@ REGARD_DEVICE void backward_wide(const KernelParams& params, const BackwardMaps&
   constexpr WideRegisters kRegisters = kWideRegisters<kConfig>;
   static_assert(kConfig.tiling.warps == 12);
   const BackwardMemory<kConfig> memory;
-  if (thread_index() == 0) memory.init_barriers();
-  if (thread_index() < (kConfig.tile_map ? 32 : 1)) {
-    const BackwardTask task = backward_task<kConfig>(params);
-    if (thread_index() == 0) memory.task() = task;
-  }
+  const BlockLoop<kConfig> tasks{params, memory};
+  tasks.begin(int(block_index()));
   if constexpr (kConfig.cta_pair) {
     sync_cluster();
   } else {
     sync_block();
-    if (memory.task().key_count == 0) return;
+    if (!kConfig.persistent && memory.task().key_count == 0) return;
   }
   const int warpgroup = warpgroup_index();
   if (warpgroup == 0) {
     setmaxnreg_dec<kRegisters.dq>();
-    DqWarpgroup<kConfig>{params, maps, memory}.run();
+    tasks.each([&] { DqWarpgroup<kConfig>{params, maps, memory}.run(); });
   } else if (warpgroup == 1) {
     setmaxnreg_inc<kRegisters.dv>();
-    DvWarpgroup<kConfig>{{params, maps, memory, 0}}.run();
+    tasks.each([&] { DvWarpgroup<kConfig>{{params, maps, memory, 0}}.run(); });
   } else {
     setmaxnreg_inc<kRegisters.dk>();
-    DkWarpgroup<kConfig>{{params, maps, memory, 1}}.run();
+    tasks.each([&] { DkWarpgroup<kConfig>{{params, maps, memory, 1}}.run(); });
   }
   if constexpr (kConfig.cta_pair) sync_cluster();  // the other block may write to shared memory
 }

@@ -77,6 +77,20 @@ struct Combine {
     }
   }
 
+  REGARD_DEVICE void run_continued() {
+    constexpr int kAtOnceColumns = kLanes * kElements;
+    constexpr int kParts = (kConfig.dim_v + kAtOnceColumns - 1) / kAtOnceColumns;
+    weigh();
+    float sums[kParts][kElements] = {};
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int64 d = part * kAtOnceColumns + row.lane * kElements;
+      if (d < dim) add_splits(sums[part], d);
+      if constexpr (kSlices > 1) add_slices(sums[part]);
+    }
+    if (slice() == 0) row.write_continued(sums);
+  }
+
   REGARD_DEVICE void run() {
     weigh();
     for (int64 begin = 0; begin < dim; begin += kLanes * kElements) {
@@ -104,7 +118,11 @@ REGARD_DEVICE void combine(const KernelParams& params) {
                       lane_index() / Row::kLanes;
   Combine<kConfig> block{params,
                          Row(params, seq, b, h, smaller(index, seq.len_q - 1), index < seq.len_q)};
-  block.run();
+  if constexpr (kConfig.continues) {
+    block.run_continued();
+  } else {
+    block.run();
+  }
 }
 
 }  // namespace regard

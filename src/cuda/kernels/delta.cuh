@@ -72,8 +72,8 @@ REGARD_DEVICE void multiply_any(Real (&sums)[kRows], const Problem& p, const Seq
   }
 }
 
-// A row's lse, and its dlse: delta = dout . out - dlse.
-template <class Real>
+// A row's lse, and its dlse: delta = dout . out - dlse. A given delta is -dlse of no product.
+template <class Real, bool kGivenDelta>
 struct RowInputs {
   Real lse = -infinity<Real>();
   Real dlse = 0;
@@ -81,7 +81,10 @@ struct RowInputs {
   REGARD_DEVICE void load(const Problem& p, const Sequence& seq, int64 b, int64 h, int64 row) {
     if (row >= seq.len_q) return;
     lse = static_cast<const Real*>(p.lse.data)[offset_of(p.lse.strides, b, h, seq.first_q, row)];
-    if (p.dlse.given()) {
+    if constexpr (kGivenDelta) {
+      dlse = -static_cast<const Real*>(
+          p.delta.data)[offset_of(p.delta.strides, b, h, seq.first_q, row)];
+    } else if (p.dlse.given()) {
       dlse =
           static_cast<const Real*>(p.dlse.data)[offset_of(p.dlse.strides, b, h, seq.first_q, row)];
     }
@@ -156,20 +159,22 @@ REGARD_DEVICE void delta(const KernelParams& params) {
 
   for (int64 base = first; base < end; base += kRows * kStep) {
     const int64 i = base + thread_index() / kLanes;
-    RowInputs<Real> inputs[kFinished];
+    RowInputs<Real, kConfig.given_delta> inputs[kFinished];
 #pragma unroll
     for (int n = 0; n < kFinished; ++n) {
       const int r = n * kLanes + lane;
       if (r < kRows) inputs[n].load(p, seq, b, h, i + r * kStep);
     }
     Real sums[kRows] = {};
-    if (has_vectors) {
-      multiply_vectors<kType, kLanes, kElements>(sums, p, seq, b, h, i, kStep);
-    } else {
-      multiply_any<kType, kLanes, kElements>(sums, p, seq, b, h, i, kStep);
-    }
+    if constexpr (!kConfig.given_delta) {
+      if (has_vectors) {
+        multiply_vectors<kType, kLanes, kElements>(sums, p, seq, b, h, i, kStep);
+      } else {
+        multiply_any<kType, kLanes, kElements>(sums, p, seq, b, h, i, kStep);
+      }
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) sums[r] = sum_of_lanes<kLanes>(sums[r]);
+      for (int r = 0; r < kRows; ++r) sums[r] = sum_of_lanes<kLanes>(sums[r]);
+    }
 #pragma unroll
     for (int n = 0; n < kFinished; ++n) {
       Real product = 0;

@@ -118,7 +118,7 @@ REGARD_DEVICE void forward_tile(const KernelParams& params, const OwnTile<kConfi
     multiply_weights<kConfig, kConfig.dim_v, kConfig.dim_v>(out, shrink, v, 0);
   }
 
-  Real factor[Tile::kRows];
+  Real factor[Tile::kRows], held[Tile::kRows];
   uint32 written = 0;
 #pragma unroll
   for (int r = 0; r < Tile::kRows; ++r) {
@@ -126,17 +126,35 @@ REGARD_DEVICE void forward_tile(const KernelParams& params, const OwnTile<kConfi
     row.sum = sum_of_row(row.sum);
     factor[r] = normaliser<Lanes>(row) * Real(keep_scale(p.dropout));
     const int64 i = simt_y() + r * kSimtSide;
-    if (!own.writes(i)) continue;
-    written |= 1u << r;
-    if (simt_x() != 0 || !p.lse.given()) continue;
     // Where nothing joined the sink, the lse is the sink, to the last bit.
-    const bool alone =
-        kConfig.features.sink && row.sum == 1 && row.max == value_of_sink(float(sink), head.unit);
-    static_cast<Real*>(p.lse.data)[offset_of(p.lse.strides, b, h, seq.first_q, first + i)] =
-        alone ? sink : lse_of<Lanes>(row, head.unit);
+    const auto lse = [&] {
+      const bool alone =
+          kConfig.features.sink && row.sum == 1 && row.max == value_of_sink(float(sink), head.unit);
+      return alone ? sink : lse_of<Lanes>(row, head.unit);
+    };
+    const auto lse_at = [&]() -> Real& {
+      const int64 at = offset_of(p.lse.strides, b, h, seq.first_q, first + i);
+      return static_cast<Real*>(p.lse.data)[at];
+    };
+    if constexpr (kConfig.continues) {
+      const bool writes = own.writes(i);
+      const Real own_lse = lse(), given_lse = writes ? lse_at() : Real(0);
+      sync_warp();  // the threads of a row have read its lse
+      if (!writes || leaves_as_given(given_lse, own_lse)) continue;
+      const auto merged = continuation<Lanes>(given_lse, own_lse);
+      factor[r] *= merged.own;
+      held[r] = merged.given;
+      written |= 1u << r;
+      if (simt_x() == 0) lse_at() = merged.lse;
+    } else {
+      if (!own.writes(i)) continue;
+      written |= 1u << r;
+      if (simt_x() == 0 && p.lse.given()) lse_at() = lse();
+    }
   }
   const int64 offset = offset_of(p.out.strides, b, h, seq.first_q, first);
-  store_sums<kConfig, kConfig.dim_v, kConfig.dim_v>(p.out, offset, out, factor, written, false, 0);
+  store_sums<kConfig, kConfig.dim_v, kConfig.dim_v>(p.out, offset, out, factor, written, false, 0,
+                                                    kConfig.continues ? &held : nullptr);
 }
 
 template <KernelConfig kConfig>

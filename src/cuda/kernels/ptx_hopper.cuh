@@ -49,6 +49,10 @@ REGARD_DEVICE void mbarrier_init(SharedAddress barrier, int arrivals) {
 REGARD_DEVICE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
+// Its memory may become another barrier.
+REGARD_DEVICE void mbarrier_inval(SharedAddress barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 REGARD_DEVICE void mbarrier_arrive(SharedAddress barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

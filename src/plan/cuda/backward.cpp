@@ -52,6 +52,7 @@ void add_delta_launch(Draft& d, const Results& results) {
   KernelConfig c = plain_config(d.p, Kernel::delta);
   c.dim_v = int(d.p.sizes.dim_v);
   c.row_terms = row_terms_of_delta(d.main);
+  c.given_delta = d.p.delta.given();
   if (d.main.family != Family::simt) {  // what delta clears
     c.wanted.dq = results.dq;
     c.dim = results.dq ? d.main.dim : 0;
@@ -126,6 +127,9 @@ void add_main_launches(Draft& d, const Results& results) {
   if (results.any() || main.dbias.how != BiasGradient::none) {
     split_rows(d);
     main.flags_nonfinite = results.flags && results.dkv && !main.split_q;
+    // Blocks of an order, or of a cluster, wait for blocks that a smaller grid might not run.
+    main.persistent = d.choice.multiprocessors > 0 && main.family == Family::wgmma &&
+                      !main.ordered_dq && cluster_size(main) == 1;
     const int64 heads = d.p.sizes.batch * d.p.sizes.heads_kv * d.plan.splits;
     add_map_launch(d);
     add_launch(d, main, heads, key_tiles(main, d.p.sizes.len_k), 1, heads_per_group(d.facts, main));

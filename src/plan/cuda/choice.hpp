@@ -13,7 +13,8 @@ struct CudaChoice {
   int level = 0;     // of the instructions; 0: the chip's
   int64 shared = 0;  // bytes that a block may use; 0: what the chip allows
   bool has_tiling = false;
-  Tiling tiling;  // members that are 0 are left to the planner
+  Tiling tiling;            // members that are 0 are left to the planner
+  int multiprocessors = 0;  // that kernels may occupy, from Run::multiprocessors; 0: all
 };
 
 // Reads Run::backend or REGARD_BACKEND: "" or "cuda" (the planner chooses), "cuda:simt",

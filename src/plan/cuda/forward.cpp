@@ -44,8 +44,11 @@ void split_keys(Draft& d, const TilingRequest& request) {
   const int64 tiles = row_tiles(request, d.main);
   const int64 key_tiles = divide_up(keys_in_reach(d.p), d.main.tiling.keys);
   d.plan.splits = splits_for(d.main, d.facts.chip, request, tiles, key_tiles);
-  d.main.split_kv = d.plan.splits > 1;
-  d.main.merges_splits = d.main.split_kv && last_split_merges(d.main, request, d.plan.splits);
+  // Of a continued call, combine alone merges with what out and lse hold, also one split.
+  const bool continues = d.p.continues && d.main.family == Family::mma;
+  d.main.split_kv = d.plan.splits > 1 || continues;
+  d.main.merges_splits =
+      d.plan.splits > 1 && !continues && last_split_merges(d.main, request, d.plan.splits);
 }
 
 void add_combine_launch(Draft& d, bool flags) {
@@ -54,6 +57,7 @@ void add_combine_launch(Draft& d, bool flags) {
   c.features.dropout = d.p.features.dropout;
   c.dim_v = int(d.p.sizes.dim_v);
   c.flags_nonfinite = flags;
+  c.continues = d.p.continues;
   add_simt_launch(d, c);
 }
 
@@ -62,7 +66,10 @@ void explain_tiles(const Draft& d, int64 tiles) {
     d.because("packed GQA: the rows of ", d.p.sizes.group(),
               " query heads that share keys fill a tile");
   }
-  if (d.main.split_kv) {
+  if (d.p.continues && d.main.family == Family::mma) {
+    d.because("continued: combine merges what the tensor cores made with what out and lse hold");
+  }
+  if (d.plan.splits > 1) {
     d.because("split: ", tiles,
               " tiles of rows would leave multiprocessors idle; the keys of each go to ",
               d.plan.splits,

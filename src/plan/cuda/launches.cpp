@@ -17,7 +17,8 @@ void add_launch(Draft& d, const KernelConfig& c, int64 heads, int64 tiles, int64
     d.refuse(kTooManyBlocks);
     return;
   }
-  const bool is_persistent = c.family == Family::wgmma && c.kernel == Kernel::forward;
+  const bool is_persistent =
+      c.persistent || (c.family == Family::wgmma && c.kernel == Kernel::forward);
   d.plan.launches.push_back(
       {.config = c,
        .grid = {.heads = int32(heads),

@@ -111,6 +111,31 @@ Refusal why_not_any(const Problem& p, const Chip& chip, const CudaChoice& choice
   return {};
 }
 
+// The chip as if it had no more multiprocessors than the call may occupy.
+Chip limited(Chip chip, const CudaChoice& choice) {
+  if (choice.multiprocessors > 0) {
+    chip.multiprocessors = smaller(chip.multiprocessors, choice.multiprocessors);
+  }
+  return chip;
+}
+
+// Which kernels the limit holds for, and which have more blocks.
+void explain_limit(const Draft& d) {
+  if (d.choice.multiprocessors == 0 || !d.because.asked()) return;
+  std::string held, others;
+  for (const CudaLaunch& launch : d.plan.launches) {
+    std::string& names = launch.blocks() <= d.facts.chip.multiprocessors ? held : others;
+    names.append(names.empty() ? "" : ", ").append(name_of(launch.config.kernel));
+  }
+  if (!held.empty()) {
+    d.because("at most ", d.facts.chip.multiprocessors, " multiprocessors: ", held);
+  }
+  if (!others.empty()) {
+    d.because("not limited to ", d.facts.chip.multiprocessors,
+              " multiprocessors, because each tile has a block: ", others);
+  }
+}
+
 }  // namespace
 
 TilingRequest Draft::request(const KernelConfig& c, bool is_main) const {
@@ -151,8 +176,10 @@ void remove_repetitions(std::vector<KernelConfig>& configs) {
   configs.erase(end, configs.end());
 }
 
-CudaPlan plan_cuda(const Problem& p, const Chip& chip, const CudaChoice& choice, Reasons reasons) {
+CudaPlan plan_cuda(const Problem& p, const Chip& whole_chip, const CudaChoice& choice,
+                   Reasons reasons) {
   CudaPlan plan;
+  const Chip chip = limited(whole_chip, choice);
   if (const Refusal refusal = why_not_any(p, chip, choice)) {
     plan.refusal = refusal.why;
     return plan;
@@ -172,6 +199,7 @@ CudaPlan plan_cuda(const Problem& p, const Chip& chip, const CudaChoice& choice,
   }
   plan.launches.reserve(8);
   p.backward ? add_backward_launches(draft) : add_forward_launches(draft);
+  explain_limit(draft);
   if (plan.supported() && !Count(plan.workspace.size).fits()) draft.refuse(kRefusedAsTooLarge);
   if (!plan.supported()) {
     plan.launches.clear();

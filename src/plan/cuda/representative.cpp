@@ -127,13 +127,14 @@ void add_masks(Problems& problems) {
   problems.both(a);
 }
 
-// Part of a longer sequence, with everything that goes by positions.
+// Part of a longer sequence, with everything that goes by positions; continues another part.
 void add_positions(Problems& problems) {
   Attention a = attention({.heads_kv = 8});
   a.q_positions = Tensor(nullptr, i32, {kLength / 128});
   a.causal = Causal::top_left;
   a.alibi_slopes = Tensor(nullptr, f32, {kHeads});
   a.dropout.p = 0.1;
+  a.continue_from = true;
   problems.both(a);
 }
 

@@ -85,6 +85,7 @@ KernelConfig simt_config(const Problem& p, Kernel kernel) {
   c.dim = int(p.sizes.dim);
   c.dim_v = int(p.sizes.dim_v);
   c.aligned = is_aligned(p);
+  c.continues = p.continues && kernel == Kernel::forward;
   const bool has_keys = kernel == Kernel::key_gradient || kernel == Kernel::finish;
   c.wanted.dq = kernel == Kernel::query_gradient || (kernel == Kernel::finish && p.wants(p.dq));
   c.wanted.dk = has_keys && p.wants(p.dk);

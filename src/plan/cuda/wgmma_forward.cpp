@@ -119,7 +119,7 @@ Fit choose_entry(KernelConfig& c, const TilingRequest& request) {
 
 // As if TMA could, where out is not given yet.
 bool stores_out_by_tma(const Problem& p) {
-  return p.type != Type::f32 &&
+  return p.type != Type::f32 && !p.continues &&
          (!p.out.given() || (p.out.type == p.type && is_tma_storable(tma_tensors(p, {}).out)));
 }
 
@@ -201,7 +201,8 @@ KernelConfig wgmma_forward_config(const Facts& f) {
                    .by_tma = loads_bias_by_tma(p)},
           .mask = {.copy_bytes = bytes_of_mask_copy(p)},
           .varlen = p.varlen,
-          .seed_in_memory = reads_seed(p)};
+          .seed_in_memory = reads_seed(p),
+          .continues = p.continues};
 }
 
 Fit choose_wgmma_forward_tiling(KernelConfig& c, const TilingRequest& request) {

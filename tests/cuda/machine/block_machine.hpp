@@ -127,6 +127,7 @@ class BlockMachine final : public Machine {
   void cp_async_wait(int pending, Where) override;
   int64 block_count() override { return launch_.blocks; }
   void mbarrier_init(uint32 address, int arrivals, Where) override;
+  void mbarrier_inval(uint32 address, Where) override;
   void arrive(uint32 address, int bytes, Where) override;
   void mbarrier_wait(uint32 address, int parity, Where) override;
   void bar_sync(int number, int threads, Where) override;

@@ -42,7 +42,13 @@ SharedBarrier& BlockMachine::barrier_at(uint32 address, Where where) {
 void BlockMachine::mbarrier_init(uint32 address, int arrivals, Where where) {
   check_range(address, 8, "makes a barrier of", where);
   if (arrivals <= 0) fail("a barrier without arrivals", where);
+  if (barriers_.count(address) > 0) fail("there is a barrier here", where);
   barriers_[address] = {.arrivals = arrivals, .missing = arrivals};
+}
+
+void BlockMachine::mbarrier_inval(uint32 address, Where where) {
+  if (barrier_at(address, where).bytes != 0) fail("bytes are on their way to a barrier", where);
+  barriers_.erase(address);
 }
 
 void BlockMachine::end_phase(SharedBarrier& b) {

@@ -75,6 +75,7 @@ class Machine {
   // Hopper's: ptx_hopper.cuh.
   virtual int64 block_count() = 0;
   virtual void mbarrier_init(uint32 address, int arrivals, Where) = 0;
+  virtual void mbarrier_inval(uint32 address, Where) = 0;
   virtual void arrive(uint32 address, int bytes, Where) = 0;
   virtual void mbarrier_wait(uint32 address, int parity, Where) = 0;
   virtual void bar_sync(int number, int threads, Where) = 0;

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...attention import attention_backward
+from ...attention import attention, attention_backward
 from ...gradients import Gradients
 from ..surface import attention as attention_of_one
 from .plan_value import Plan
@@ -125,6 +125,14 @@ def forward(call: Call, tensors: Tensors, more: dict[str, Any], out_type: torch.
     found: Any = attention_of_one(**arrays, **call.options, **call.where, **more,
                                   out_type=out_type, return_lse=True)
     return found  # type: ignore[no-any-return]
+
+
+def forward_into(call: Call, tensors: Tensors, more: dict[str, Any], out: Tensor, lse: Tensor,
+                 continue_from: bool) -> None:
+    """Writes out and lse, or continues the result over other keys that they hold."""
+    arrays = {name: x for name, x in tensors._asdict().items() if x is not None}
+    attention(**arrays, **call.options, **call.where, **more, out=out, lse=lse,
+              continue_from=continue_from)
 
 
 def backward(call: Call, tensors: Tensors, more: dict[str, Any], results: Sequence[Tensor | None],

@@ -1,6 +1,6 @@
 """Keys and values pass from rank to rank; each rank attends to one part at a time, its own first.
 
-Partial results are merged in float32 or wider. In backward each part is called with the final out
+Each part continues the result of the parts before it, in float32 or wider. In backward each part is called with the final out
 and lse; its sums for dk and dv travel with it in float32 or wider, and are home after a full turn.
 """
 
@@ -23,27 +23,17 @@ Kept = tuple[Tensor | None, ...]
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """out, lse, and what backward needs."""
     held = one.packed(tensors.k, tensors.v)
-    out = lse = torch.empty(0)
+    sums = one.sums_type(tensors.q)
+    out = tensors.q.new_empty((*tensors.q.shape[:-1], tensors.v.shape[-1]), dtype=sums)
+    lse = tensors.q.new_empty(tensors.q.shape[:-1], dtype=sums)
     for step, owner, following in _turn(call):
         with _passed(call, held, following) as coming:
             for piece in _pieces(call, step, owner):
                 part, more = _part(call, tensors, held, owner, piece)
-                found = one.forward(call, part, more, one.sums_type(tensors.q))
-                out, lse = found if piece.is_first else merged((out, lse), found)
+                one.forward_into(call, part, more, out, lse, continue_from=not piece.is_first)
             held = coming()
     out = out.to(call.out_type or tensors.q.dtype)
     return out, lse, (out, lse, *tensors)
-
-
-def merged(one_part: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """out and lse over two sets of keys, from those over each. An lse of -inf is an empty set."""
-    lse = torch.logaddexp(one_part[1], other[1])
-
-    def weighted(out: Tensor, own: Tensor) -> Tensor:
-        weight = torch.where(own == -torch.inf, 0, torch.exp(own - lse))
-        return out * weight[..., None]
-
-    return weighted(*one_part) + weighted(*other), lse
 
 
 def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: Wanted

@@ -85,6 +85,51 @@ struct MergedRow {
       store_vector<decltype(type)::kElement>(p.out, to, p.sizes.dim_v - d, aligned, sums);
     });
   }
+  // A continued call: all columns of a row, the lanes' kElements after one another, merged with
+  // what out and lse hold; and the flag. The fix-up pass merges a flagged row.
+  template <int kParts>
+  REGARD_DEVICE void write_continued(float (&sums)[kParts][kElements]) {
+    const float by = factor(), own = lse();
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int n = 0; n < kElements; ++n) sums[part][n] *= by;
+      nonfinite += zero_if_finite(sums[part]);
+    }
+    const bool flagged = kConfig.flags_nonfinite && sum_of_lanes<kLanes>(nonfinite) != 0;
+    float& at = static_cast<float*>(p.lse.data)[offset_of(p.lse.strides, b, h, seq.first_q, i)];
+    const float given = at;
+    sync_warp();  // the lanes of a row have read its lse
+    if (!exists) return;
+    if constexpr (kConfig.flags_nonfinite) {
+      if (lane == 0) write_row_flag(params, row_index, flagged);
+    }
+    if (flagged || leaves_as_given(given, own)) return;
+    const auto merged = continuation<GpuLanes<float>>(given, own);
+    const int64 row = offset_of(p.out.strides, b, h, seq.first_q, i);
+    const bool aligned = is_aligned(p.out);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int64 d = (part * kLanes + lane) * kElements;
+      if (d >= p.sizes.dim_v) continue;
+      float x[kElements] = {};
+      if (merged.given != 0) {
+        load_vector<Type::f32>(x, p.out, row + d, p.sizes.dim_v - d, aligned);
+      }
+#pragma unroll
+      for (int n = 0; n < kElements; ++n) {
+        x[n] = fma_of(x[n], merged.given, sums[part][n] * merged.own);
+      }
+      store_vector<Type::f32>(p.out, row + d, p.sizes.dim_v - d, aligned, x);
+    }
+    if (lane == 0) at = merged.lse;
+  }
+  REGARD_DEVICE float lse() const {
+    // Where nothing joined the sink, the lse is the sink, to the last bit.
+    const bool alone = kConfig.features.sink && total == 1 && largest == sink() * float(kLog2E);
+    return alone ? sink() : (largest + log2_of(total)) * float(kLn2);
+  }
+
   // Writes lse and flag, after the columns.
   REGARD_DEVICE void write_end() {
     if constexpr (kConfig.flags_nonfinite) {
@@ -92,10 +137,7 @@ struct MergedRow {
       if (lane == 0 && exists) write_row_flag(params, row_index, nonfinite != 0);
     }
     if (lane != 0 || !exists || !p.lse.given()) return;
-    // Where nothing joined the sink, the lse is the sink, to the last bit.
-    const bool alone = kConfig.features.sink && total == 1 && largest == sink() * float(kLog2E);
-    static_cast<float*>(p.lse.data)[offset_of(p.lse.strides, b, h, seq.first_q, i)] =
-        alone ? sink() : (largest + log2_of(total)) * float(kLn2);
+    static_cast<float*>(p.lse.data)[offset_of(p.lse.strides, b, h, seq.first_q, i)] = lse();
   }
 };
 

@@ -131,6 +131,8 @@ struct KernelConfig {
   bool split_kv = false;        // forward: the keys are split over blocks
   bool split_q = false;         // backward: the query rows of a tile of keys are split over blocks
   bool merges_splits = false;   // forward: the last block of a tile's splits merges them
+  bool continues = false;       // forward, combine: merges rows with what out and lse hold
+  bool given_delta = false;     // delta: it is read, not made of dout and out
   bool skips_blocks = false;    // wgmma forward: warpgroups skip key blocks that are masked for
                                 // all of their rows
   bool tile_map = false;        // main kernels: a tile map says what mask and spans hide
@@ -140,6 +142,7 @@ struct KernelConfig {
                                  // of dq
   bool flags_nonfinite = false;  // flags rows whose result is not finite, to be computed again
   bool only_flagged = false;     // simt: computes only what is flagged
+  bool persistent = false;       // wgmma backward: a block takes one tile after another
   bool ordered_dq = false;       // blocks add to dq in a fixed order: deterministic
   Wanted wanted{};
   DbiasForm dbias{};

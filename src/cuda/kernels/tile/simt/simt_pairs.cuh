@@ -170,7 +170,8 @@ REGARD_DEVICE void store_sums(
     const View& view, int64 offset,
     const typename SimtTile<kConfig>::Real (&sums)[SimtTile<kConfig>::kRows][kCount],
     const typename SimtTile<kConfig>::Real (&factor)[SimtTile<kConfig>::kRows], uint32 rows,
-    bool accumulate, int first) {
+    bool accumulate, int first,
+    const typename SimtTile<kConfig>::Real (*held)[SimtTile<kConfig>::kRows] = nullptr) {
   using Tile = SimtTile<kConfig>;
   using Real = typename Tile::Real;
   using Columns = SimtColumns<Real, kWidth>;
@@ -188,6 +189,7 @@ REGARD_DEVICE void store_sums(
         if (column >= kDim) continue;
         Real x = sums[r][n] * factor[r];
         if (accumulate) x += Real(real_of<kTo>(row[column]));
+        if (held && (*held)[r] != 0) x = fma_of(Real(real_of<kTo>(row[column])), (*held)[r], x);
         row[column] = stored_of<kTo>(x);
       }
     }

@@ -30,6 +30,9 @@ REGARD_DEVICE void bar_arrive(int number, int threads, Where where = here()) {
 REGARD_DEVICE void mbarrier_init(SharedAddress barrier, int arrivals, Where where = here()) {
   machine->mbarrier_init(barrier, arrivals, where);
 }
+REGARD_DEVICE void mbarrier_inval(SharedAddress barrier, Where where = here()) {
+  machine->mbarrier_inval(barrier, where);
+}
 REGARD_DEVICE void fence_mbarrier_init() {}
 REGARD_DEVICE void mbarrier_arrive(SharedAddress barrier, Where where = here()) {
   machine->arrive(barrier, 0, where);

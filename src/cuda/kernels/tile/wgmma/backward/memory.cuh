@@ -145,37 +145,44 @@ struct BackwardMemory {
   }
   REGARD_DEVICE SharedAddress dropout_bits_full() const { return barrier(kDropoutBitsFull); }
 
-  REGARD_DEVICE void init_barriers() const {
-    mbarrier_init(barrier(kKeysFull), 1);
-    mbarrier_init(barrier(kValuesFull), 1);
-    for (int stage = 0; stage < kQueryStages; ++stage) mbarrier_init(barrier(kQueryFull, stage), 1);
-    for (int stage = 0; stage < kStages; ++stage) mbarrier_init(barrier(kDoutFull, stage), 1);
+  // Calls visit(barrier, arrivals of a phase).
+  template <class Visit>
+  REGARD_DEVICE void each_barrier(Visit visit) const {
+    visit(barrier(kKeysFull), 1);
+    visit(barrier(kValuesFull), 1);
+    for (int stage = 0; stage < kQueryStages; ++stage) visit(barrier(kQueryFull, stage), 1);
+    for (int stage = 0; stage < kStages; ++stage) visit(barrier(kDoutFull, stage), 1);
     for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
-      mbarrier_init(barrier(kDscoreFull, buffer),
-                    kDscoreThreadsArrive ? kKeyWarps * 32 : kKeyWarps);
-      mbarrier_init(barrier(kDscoreEmpty, buffer), kDqArrivals + kDbiasArrivals);
-      mbarrier_init(barrier(kPeersFull, buffer), kKeyWarps * kConfig.cluster);
+      visit(barrier(kDscoreFull, buffer), kDscoreThreadsArrive ? kKeyWarps * 32 : kKeyWarps);
+      visit(barrier(kDscoreEmpty, buffer), kDqArrivals + kDbiasArrivals);
+      visit(barrier(kPeersFull, buffer), kKeyWarps * kConfig.cluster);
     }
     for (int buffer = 0; buffer < kMostPairTermBuffers; ++buffer) {
-      mbarrier_init(barrier(kPairTermsFull, buffer), 128);
+      visit(barrier(kPairTermsFull, buffer), 128);
     }
     if constexpr (has_backward_dropout_warpgroup(kConfig)) {
-      mbarrier_init(barrier(kDropoutBitsFull), 128);
+      visit(barrier(kDropoutBitsFull), 128);
     }
     if constexpr (kConfig.cta_pair) {
-      mbarrier_init(barrier(kReceivedFull), 1);
-      mbarrier_init(barrier(kPeerKeysFull), 1);
+      visit(barrier(kReceivedFull), 1);
+      visit(barrier(kPeerKeysFull), 1);
     }
     if constexpr (kWide) {
       for (int buffer = 0; buffer < kDscoreBuffers; ++buffer) {
-        mbarrier_init(barrier(kProbsFull, buffer), kThreadsArrive ? 128 : 4);
+        visit(barrier(kProbsFull, buffer), kThreadsArrive ? 128 : 4);
       }
       for (int stage = 0; stage < kStages; ++stage) {
-        mbarrier_init(barrier(kDoutEmpty, stage), 4 + (kReadsDelta ? 128 : 4));
-        mbarrier_init(barrier(kQueryEmpty, stage), 4);
+        visit(barrier(kDoutEmpty, stage), 4 + (kReadsDelta ? 128 : 4));
+        visit(barrier(kQueryEmpty, stage), 4);
       }
     }
+  }
+  REGARD_DEVICE void init_barriers() const {
+    each_barrier([](SharedAddress at, int arrivals) { mbarrier_init(at, arrivals); });
     fence_mbarrier_init();
+  }
+  REGARD_DEVICE void invalidate_barriers() const {
+    each_barrier([](SharedAddress at, int) { mbarrier_inval(at); });
   }
 };
 

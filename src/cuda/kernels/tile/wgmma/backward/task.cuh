@@ -176,8 +176,7 @@ REGARD_DEVICE int visible_iterations(const KernelParams& params, const BackwardT
 
 // The two blocks of a CTA pair have neighbouring tiles of keys.
 template <KernelConfig kConfig>
-REGARD_DEVICE BlockCoords backward_coords(BlockGrid grid) {
-  const int block = int(block_index());
+REGARD_DEVICE BlockCoords backward_coords(BlockGrid grid, int block) {
   if constexpr (!kConfig.cta_pair) return block_coords(grid, block);
   grid.tiles /= 2;
   BlockCoords coords = block_coords(grid, block / 2);
@@ -190,10 +189,10 @@ REGARD_DEVICE BlockCoords backward_coords(BlockGrid grid) {
 // iterations == 0: no row sees the keys, whose gradients are 0. key_count == 0: the block has
 // nothing to do, except in a CTA pair, where the other block may need it.
 template <KernelConfig kConfig>
-REGARD_DEVICE BackwardTask backward_task(const KernelParams& params) {
+REGARD_DEVICE BackwardTask backward_task(const KernelParams& params, int block) {
   constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
   const Problem& p = params.problem;
-  const BlockCoords coords = backward_coords<kConfig>(params.grid);
+  const BlockCoords coords = backward_coords<kConfig>(params.grid, block);
   const int heads = int(p.sizes.heads_kv) * (kConfig.split_q ? params.splits : 1);
   BackwardTask x;
   x.b = coords.head / heads;

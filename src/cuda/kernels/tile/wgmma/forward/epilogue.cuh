@@ -44,6 +44,7 @@ struct Epilogue {
 #pragma unroll
     for (int half = 0; half < 2; ++half) nonfinite[half] = normalise(out, half);
     if (rows_left <= 0) return;
+    if constexpr (kConfig.continues) return write_continued(out, nonfinite);
     if constexpr (kPanels > 0) {
       store_panels(out);
     } else {
@@ -75,6 +76,46 @@ struct Epilogue {
     if constexpr (kConfig.type == Type::f32) return normaliser<L>(row);
     return row.sum == 0 ? 0.0f : rcp_approx(row.sum);
   }
+  // Rows of a continued call, merged with what out and lse hold. The fix-up pass merges flagged
+  // rows.
+  REGARD_DEVICE void write_continued(const Out& out, const bool (&nonfinite)[2]) const {
+    const Problem& p = params.problem;
+    const int columns = int(p.sizes.dim_v) - Coords::column_of(0, 0);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int flagged = 0;
+      if constexpr (kConfig.flags_nonfinite) {
+        flagged = nonfinite[half];
+        flagged |= shuffle_xor(flagged, 1);
+        flagged |= shuffle_xor(flagged, 2);
+      }
+      const bool exists = row_of(half) < rows_left;
+      const int row = tile.first_row + warp_row + row_of(half);
+      float* const lse = static_cast<float*>(p.lse.data) +
+                         offset_of(p.lse.strides, tile.b, tile.head, tile.first_q, row);
+      const float own = lse_of_reference<L>(softmax.rows[half]), given = exists ? *lse : 0;
+      sync_warp();  // the lanes of a row have read its lse
+      if (!exists) continue;
+      if constexpr (kConfig.flags_nonfinite) {
+        if (lane_index() % 4 == 0) write_row_flag(params, row_index(half), flagged != 0);
+      }
+      if (flagged || leaves_as_given(given, own)) continue;
+      const auto merged = continuation<L>(given, own);
+      float* const to = static_cast<float*>(p.out.data) + Coords::column_of(0, 0) +
+                        offset_of(p.out.strides, tile.b, tile.head, tile.first_q, row);
+#pragma unroll
+      for (int n = 0; n < kOutBlocks; ++n) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          if (n * 8 + e >= columns) continue;
+          const float held = merged.given == 0 ? 0 : to[n * 8 + e];
+          to[n * 8 + e] = fma_of(held, merged.given, out[n][half * 2 + e] * merged.own);
+        }
+      }
+      if (lane_index() % 4 == 0) *lse = merged.lse;
+    }
+  }
+
   // Lse and flags; one of the four lanes that hold a row writes them.
   REGARD_DEVICE void write_rows(const bool (&nonfinite)[2]) const {
     const Problem& p = params.problem;
