@@ -214,7 +214,7 @@ struct BackwardKernel : GradientTiles<L> {
     };
     score(at.keys, at.queries, at.scores, dims.dim);
     score(at.values, at.douts, at.dweights, dims.dim_v);
-    const bool may_hide = stage_block<L>(stage, context, panel);
+    const bool may_hide = stage_block<L>(stage, context, panel) < size;
     differentiate(index, count, keys, keys.begin - block.begin, may_hide);
     if (shared.dbias) add_bias_gradient(panel, keys);
     if (!p.dq.given()) return;
