@@ -131,7 +131,9 @@ REGARD_PIN(regard_run, executor_self, 56);
 REGARD_PIN(regard_run, backend, 64);
 REGARD_PIN(regard_run, threads, 72);
 REGARD_PIN(regard_run, gradients_follow, 76);
-static_assert(sizeof(regard_run) == 80);
+REGARD_PIN(regard_run, allocator, 80);
+REGARD_PIN(regard_run, allocator_self, 88);
+static_assert(sizeof(regard_run) == 96);
 
 REGARD_PIN(regard_explanation, size, 0);
 REGARD_PIN(regard_explanation, supported, 8);
@@ -146,6 +148,7 @@ static_assert(sizeof(regard_explanation) == 360);
 #undef REGARD_PIN
 
 static_assert(std::is_same_v<regard_executor, decltype(regard::Executor::run)>);
+static_assert(std::is_same_v<regard_allocator, decltype(regard::Allocator::allocate)>);
 
 // -------------------------------------------------------------------------------------- last error
 // Fixed buffers: recording a failed allocation must not allocate, and a thread's end has nothing to
@@ -294,6 +297,7 @@ regard::Run to_run(const regard_run* given) {
   run.threads = r.threads;
   run.executor = {.run = r.executor, .self = r.executor_self};
   if (r.backend) run.backend = r.backend;
+  run.allocator = {.allocate = r.allocator, .self = r.allocator_self};
   run.gradients_follow = to_bool(r.gradients_follow, "gradients_follow");
   return run;
 }

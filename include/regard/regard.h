@@ -203,20 +203,29 @@ typedef struct regard_backward_tensors {
 typedef void (*regard_executor)(void* self, int tasks, void (*task)(void* context, int index),
                                 void* context);
 
+/** A caller's allocator, for the workspace of a call without one: returns memory like
+ * regard_run.workspace of at least `size` bytes, or null, which is REGARD_OUT_OF_MEMORY. It is
+ * called at most once in a call, by the calling thread, before anything is written. The memory must
+ * stay until the call has returned; on a GPU until the stream gets there. `self` is passed
+ * through. */
+typedef void* (*regard_allocator)(void* self, size_t size);
+
 /** Where and how to run. A null pointer instead of a regard_run means all defaults. */
 typedef struct regard_run {
-  size_t size;              /**< sizeof(regard_run) */
-  regard_device device;     /**< default REGARD_DEVICE_CPU */
-  int32_t device_index;     /**< cuda: which GPU */
-  const char* device_name;  /**< chip: "sm_80", for workspace and explain only; null = "" */
-  void* stream;             /**< GPU: the CUstream to run on; null = the default stream */
-  void* workspace;          /**< null: the library's own; GPU: device memory, 256-byte aligned */
-  size_t workspace_size;    /**< bytes; at least what regard_workspace says */
-  regard_executor executor; /**< CPU; null = the library's own pool */
-  void* executor_self;      /**< what the executor gets as `self` */
-  const char* backend;      /**< null or "" = choose; or a name from regard_backend_name */
-  int32_t threads;          /**< CPU: 0 = every core that the process may use */
-  int32_t gradients_follow; /**< 0 or 1; GPU: compile backward's kernels next to forward's */
+  size_t size;                /**< sizeof(regard_run) */
+  regard_device device;       /**< default REGARD_DEVICE_CPU */
+  int32_t device_index;       /**< cuda: which GPU */
+  const char* device_name;    /**< chip: "sm_80", for workspace and explain only; null = "" */
+  void* stream;               /**< GPU: the CUstream to run on; null = the default stream */
+  void* workspace;            /**< null: the library's own; GPU: device memory, 256-byte aligned */
+  size_t workspace_size;      /**< bytes; at least what regard_workspace says */
+  regard_executor executor;   /**< CPU; null = the library's own pool */
+  void* executor_self;        /**< what the executor gets as `self` */
+  const char* backend;        /**< null or "" = choose; or a name from regard_backend_name */
+  int32_t threads;            /**< CPU: 0 = every core that the process may use */
+  int32_t gradients_follow;   /**< 0 or 1; GPU: compile backward's kernels next to forward's */
+  regard_allocator allocator; /**< used where `workspace` is null; null = the library's own */
+  void* allocator_self;       /**< what the allocator gets as `self` */
 } regard_run;
 
 /** What regard_explain says in numbers. The strings end with a zero and are cut where too long. */

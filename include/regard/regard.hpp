@@ -167,6 +167,18 @@ struct Workspace {
   std::size_t size = 0;  ///< bytes; at least workspace(...)
 };
 
+/// A caller's allocator, for the workspace of a call whose Run::workspace is empty, so that the
+/// call need not be planned twice.
+struct Allocator {
+  /// Returns memory like Workspace::data of at least `size` bytes, or null, which is an Error
+  /// (Code::out_of_memory). It is called at most once in a call, by the calling thread, before
+  /// anything is written. The memory must stay until the call has returned; on a GPU until the
+  /// stream gets there, as memory does that an allocator in the order of the stream gets back after
+  /// the call.
+  void* (*allocate)(void* self, std::size_t size) = nullptr;
+  void* self = nullptr;  ///< passed through to allocate
+};
+
 /// A caller's thread pool. run must call task(context, index) once for each index in [0, tasks), in
 /// any order and on any threads, and return when all have returned. Anything else is an Error that
 /// names `executor`; the results are then incomplete.
@@ -181,7 +193,8 @@ struct Executor {
 struct Run {
   Device device{};         ///< default: the CPU
   void* stream = nullptr;  ///< GPU: the CUstream to run on; null = the default stream
-  Workspace workspace{};   ///< default: the library's own
+  Workspace workspace{};   ///< default: from `allocator`
+  Allocator allocator{};   ///< empty = the library's own
   int threads = 0;         ///< CPU: 0 = every core that the process may use
   Executor executor{};     ///< CPU: empty = the library's own pool
   /// "" = choose; or the name of one of backends(): "reference", "cpu:avx2", "cuda:mma".

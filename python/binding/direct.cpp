@@ -43,6 +43,10 @@ bool takes_autograd(const DirectOptions& options, const Named& arrays) {
   return arrays.size() == 0 || (arrays.size() == 1 && arrays.contains("bias"));
 }
 
+TorchMemory memory_of(int device) {
+  return TorchMemory(device == Array::kHost ? TorchDevice::cpu() : TorchDevice::cuda(device));
+}
+
 nb::tuple tuple_of(const std::array<std::int64_t, 3>& numbers, int rank) {
   return rank == 2 ? nb::make_tuple(numbers[0], numbers[1])
                    : nb::make_tuple(numbers[0], numbers[1], numbers[2]);
@@ -125,7 +129,6 @@ Direct::Direct(const Named& torch)
       is_grad_enabled_(torch["is_grad_enabled"]),
       num_threads_(torch["num_threads"]),
       float32_(torch["float32"]),
-      uint8_(torch["uint8"]),
       dense_(torch["dense"]),
       apply_(torch["apply"]),
       empty_like_(torch["empty_like"]),
@@ -177,7 +180,7 @@ bool Direct::records(nb::handle q, nb::handle k, nb::handle v, const Named& arra
 
 // ----------------------------------------------------------------------------------------- a pass
 
-Run Direct::run_of(const DirectOptions& options, int device) const {
+Run Direct::run_of(const DirectOptions& options, int device, TorchMemory& memory) const {
   Run run{.threads = options.threads, .backend = options.backend};
   if (device == Array::kHost) {
     if (run.threads == 0) {
@@ -187,6 +190,7 @@ Run Direct::run_of(const DirectOptions& options, int device) const {
     return run;
   }
   run.device = cuda(device);
+  run.allocator = memory.allocator();
   if (exchange_->current_stream(nb::device::cuda::value, device, &run.stream) != 0) {
     throw nb::python_error();
   }
@@ -212,15 +216,6 @@ nb::object Direct::lse_of(nb::handle q, const Attention& a) const {
   const nb::tuple shape = tuple_of(sizes, packed ? 2 : 3);
   if (a.q.type == Type::f32 || a.q.type == Type::f64) return new_strided_(q, shape, strides);
   return new_strided_(q, shape, strides, "dtype"_a = float32_);
-}
-
-nb::object Direct::workspace_of(nb::handle q, std::size_t size, Run& run) const {
-  if (size == 0) return nb::none();
-  nb::object memory = new_empty_(q, size, "dtype"_a = uint8_);
-  run.workspace = {
-      .data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(memory.attr("data_ptr")())),
-      .size = size};
-  return memory;
 }
 
 nb::object Direct::forward(const nb::object& options, nb::handle q, nb::handle k, nb::handle v,
@@ -273,10 +268,9 @@ Results Direct::run(const DirectOptions& options, nb::handle q, nb::handle k, nb
   }
   ForwardOutputs outputs{.out = read.ordered(read.made("out", out))};
   if (wants_lse) outputs.lse = read.made("lse", lse);
-  Run run = run_of(options, read.device());
+  TorchMemory memory = memory_of(read.device());
+  Run run = run_of(options, read.device(), memory);
   run.gradients_follow = gradients_follow;
-  nb::object memory;
-  if (read.device() != Array::kHost) memory = workspace_of(q, workspace(a, outputs, run), run);
   without_gil([&] { regard::forward(a, outputs, run); });
   return Results(nb::make_tuple(out, lse));
 }
@@ -322,11 +316,8 @@ Results Direct::gradients(const DirectOptions& options, const Wanted& wanted, co
   make(2, gradients.dv, v, a.v);
   if (a.bias.given()) make(3, gradients.dbias, nb::object(arrays["bias"]), a.bias);
   if (a.sink.given()) make(4, gradients.dsink, nb::object(arrays["sink"]), a.sink);
-  Run run = run_of(options, read.device());
-  nb::object memory;
-  if (read.device() != Array::kHost) {
-    memory = workspace_of(q, workspace(a, inputs, gradients, run), run);
-  }
+  TorchMemory memory = memory_of(read.device());
+  const Run run = run_of(options, read.device(), memory);
   without_gil([&] { regard::backward(a, inputs, gradients, run); });
   return Results(nb::make_tuple(found[0], found[1], found[2], found[3], found[4]));
 }

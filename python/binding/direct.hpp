@@ -4,6 +4,7 @@
 #include "direct_options.hpp"
 #include "dlpack_abi.hpp"
 #include "torch_autograd.hpp"
+#include "torch_tensor.hpp"
 #include "torch_threads.hpp"
 
 namespace regard::python {
@@ -12,9 +13,11 @@ namespace regard::python {
 // take it, or refuse it with all of their advice.
 class Direct {
  public:
+  // After load_torch.
+  //
   // Objects of PyTorch by name: `tensor` and `parameter`, the two classes; `exchange`, DLPack's
   // capsule; `modes`, functions that return something false where a direct call is possible;
-  // `is_grad_enabled`, `num_threads`, `float32`, `uint8`; `dense(like, size, type)`, which makes a
+  // `is_grad_enabled`, `num_threads`, `float32`; `dense(like, size, type)`, which makes a
   // tensor for rows of `size` elements; `apply`, which records a call for autograd;
   // `torch_threads`, a TorchThreads or None; `autograd`, a TorchAutograd or None.
   explicit Direct(const Named& torch);
@@ -41,9 +44,8 @@ class Direct {
               nanobind::handle v, const Named& arrays, bool wants_lse, bool gradients_follow);
   // gradients: of q, k, v, bias and sink, None where `wanted` says False. `saved` begins with out,
   // lse, q, k, v.
-  Results gradients(const DirectOptions& options, const Wanted& wanted,
-                    const Results& saved, const Named& arrays, nanobind::handle dout,
-                    nanobind::handle dlse);
+  Results gradients(const DirectOptions& options, const Wanted& wanted, const Results& saved,
+                    const Named& arrays, nanobind::handle dout, nanobind::handle dlse);
 
  private:
   class Reader;
@@ -54,14 +56,14 @@ class Direct {
                const Named& arrays) const;
   void require_plain(const char* argument, nanobind::handle x) const;
   bool wants_grad(nanobind::handle x) const;
-  Run run_of(const DirectOptions& options, int device) const;
+  // memory: of the call's workspace, on a GPU.
+  Run run_of(const DirectOptions& options, int device, TorchMemory& memory) const;
   nanobind::object rows_like(nanobind::handle x, const Tensor& tensor, std::int64_t size,
                              nanobind::handle type) const;
   nanobind::object lse_of(nanobind::handle q, const Attention& attention) const;
-  nanobind::object workspace_of(nanobind::handle q, std::size_t size, Run& run) const;
 
   const dlpack::ExchangeApi* exchange_ = nullptr;
-  nanobind::object tensor_, parameter_, is_grad_enabled_, num_threads_, float32_, uint8_;
+  nanobind::object tensor_, parameter_, is_grad_enabled_, num_threads_, float32_;
   nanobind::object dense_, apply_, empty_like_, is_neg_, contiguous_, new_empty_, new_strided_;
   nanobind::tuple no_names_;
   std::vector<nanobind::object> modes_;

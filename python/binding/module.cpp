@@ -7,10 +7,11 @@
 #include <regard/cuda.hpp>
 
 #include "direct.hpp"
-#include "direct_numpy.hpp"
+#include "direct_arrays.hpp"
 #include "gil.hpp"
 #include "problem.hpp"
 #include "torch_autograd.hpp"
+#include "torch_tensor.hpp"
 #include "torch_threads.hpp"
 #include "xla.hpp"
 
@@ -64,20 +65,22 @@ Pass pass_named(const std::string& name) {
 // the caller keeps until the call has returned. Without one the library allocates the workspace.
 using Allocate = std::optional<nb::typed<nb::callable, std::uintptr_t(std::size_t)>>;
 
-// torch_threads: null for the library's own.
-Run on_threads(Run run, TorchThreads* torch_threads) {
-  if (torch_threads) run.executor = torch_threads->executor();
-  return run;
+// The library asks for memory without the interpreter's lock. Python's error passes through it.
+Allocator allocator_of(const Allocate& allocate) {
+  if (!allocate) return {};
+  return {.allocate =
+              [](void* self, std::size_t size) {
+                const nb::gil_scoped_acquire lock;
+                const auto& function = **static_cast<const Allocate*>(self);
+                return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(function(size)));
+              },
+          .self = const_cast<Allocate*>(&allocate)};
 }
 
-template <class... Tensors>
-Run with_workspace(Run run, const Allocate& allocate, const Attention& a,
-                   const Tensors&... tensors) {
-  if (!allocate) return run;
-  const std::size_t size = workspace(a, tensors..., run);
-  if (size == 0) return run;
-  const auto address = nb::cast<std::uintptr_t>((*allocate)(size));
-  run.workspace = {.data = reinterpret_cast<void*>(address), .size = size};
+// torch_threads: null for the library's own.
+Run with(TorchThreads* torch_threads, const Allocate& allocate, Run run) {
+  if (torch_threads) run.executor = torch_threads->executor();
+  run.allocator = allocator_of(allocate);
   return run;
 }
 
@@ -85,8 +88,7 @@ void run_forward(const Problem& p, const Array& out, const Array* lse, std::uint
                  int threads, const std::string& backend, const Allocate& allocate,
                  TorchThreads* torch_threads) {
   const ForwardOutputs outputs{.out = p.place("out", &out), .lse = p.place("lse", lse)};
-  const Run run = with_workspace(on_threads(run_of(p, "", stream, threads, backend), torch_threads),
-                                 allocate, p.attention, outputs);
+  const Run run = with(torch_threads, allocate, run_of(p, "", stream, threads, backend));
   without_gil([&] { forward(p.attention, outputs, run); });
 }
 
@@ -105,8 +107,7 @@ void run_backward(const Problem& p, const Array& out, const Array& lse, const Ar
                             .dbias = p.place("dbias", dbias),
                             .dsink = p.place("dsink", dsink),
                             .accumulate = accumulate};
-  const Run run = with_workspace(on_threads(run_of(p, "", stream, threads, backend), torch_threads),
-                                 allocate, p.attention, inputs, gradients);
+  const Run run = with(torch_threads, allocate, run_of(p, "", stream, threads, backend));
   without_gil([&] { backward(p.attention, inputs, gradients, run); });
 }
 
@@ -172,9 +173,11 @@ NB_MODULE(_core_of_main, m) {
 
   bind_torch_threads(m);
   bind_direct_options(m);
+  m.def("load_torch", &load_torch, "path"_a,
+        "Whether the PyTorch whose Python module this is has what Direct calls need.");
   bind_torch_autograd(m);
   bind_direct(m);
-  bind_direct_numpy(m);
+  bind_direct_arrays(m);
   nb::class_<Problem>(m, "Problem", "One call: regard::Attention of the C++ API.")
       .def(
           "__init__",

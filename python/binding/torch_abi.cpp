@@ -27,6 +27,7 @@ void visit_functions(Functions& f, Visit&& visit) {
   visit("aoti_torch_dtype_float64", f.f64);
   visit("aoti_torch_dtype_uint8", f.u8);
   visit("aoti_torch_device_type_cpu", f.cpu);
+  visit("aoti_torch_device_type_cuda", f.cuda);
   visit("aoti_torch_memory_format_contiguous_format", f.contiguous);
   visit("torch_list_get_item", f.list_item);
   visit("torch_delete_list", f.destroy_list);

@@ -49,6 +49,7 @@ struct Functions {
   std::int32_t (*f64)() = nullptr;
   std::int32_t (*u8)() = nullptr;
   std::int32_t (*cpu)() = nullptr;
+  std::int32_t (*cuda)() = nullptr;
   std::int32_t (*contiguous)() = nullptr;  // a memory format
   // lists
   Status (*list_item)(ListObject*, std::size_t, Value*) = nullptr;

@@ -1,7 +1,5 @@
 #include "torch_autograd.hpp"
 
-#include <nanobind/stl/string.h>
-
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -65,10 +63,12 @@ Attention described(const CallOptions& options, const Views& view, const Owned& 
   return a;
 }
 
-Run run_on(const CallOptions& options, TorchDevice device) {
+// memory: of the call's workspace, on a GPU.
+Run run_on(const CallOptions& options, TorchDevice device, TorchMemory& memory) {
   Run run{.threads = options.threads};
   if (!device.is_cpu()) {
     run.device = cuda(device.index);
+    run.allocator = memory.allocator();
     check(torch_functions.current_stream(device.index, &run.stream), "name its current stream");
   } else if (run.threads == 0) {
     std::uint32_t count = 0;
@@ -117,7 +117,7 @@ const Owned& kept(const DirectOptions& options) {
       static_assert(std::is_trivially_copyable_v<std::decay_t<decltype(field)>>);
       bytes.append(reinterpret_cast<const char*>(&field), sizeof(field));
     });
-    auto tensor = std::make_shared<Owned>(bytes_of(bytes.size(), {torch_functions.cpu(), 0}));
+    auto tensor = std::make_shared<Owned>(bytes_of(bytes.size(), TorchDevice::cpu()));
     std::memcpy(tensor->data(), bytes.data(), bytes.size());
     options.kept = std::move(tensor);
   }
@@ -161,9 +161,9 @@ void forward_kernel(Value* stack, std::uint64_t, std::uint64_t) {
   Owned lse = lse_of(a, device);
   const ForwardOutputs outputs{.out = view.rows("out", out), .lse = viewed("lse", lse)};
 
-  Run run = run_on(options, device);
+  TorchMemory memory(device);
+  Run run = run_on(options, device, memory);
   run.gradients_follow = true;
-  const auto memory = with_workspace(device.is_cpu() ? 0 : workspace(a, outputs, run), device, run);
   regard::forward(a, outputs, run);
 
   std::array<Owned, 4> unused = {Owned::undefined(), Owned::undefined(), Owned::undefined(),
@@ -214,9 +214,8 @@ void backward_kernel(Value* stack, std::uint64_t, std::uint64_t) {
   make(2, "dv", v, gradients.dv);
   make(3, "dbias", bias, gradients.dbias);
 
-  Run run = run_on(options, device);
-  const auto memory =
-      with_workspace(device.is_cpu() ? 0 : workspace(a, inputs, gradients, run), device, run);
+  TorchMemory memory(device);
+  const Run run = run_on(options, device, memory);
   regard::backward(a, inputs, gradients, run);
   for (std::size_t i = 0; i < found.size(); ++i) stack[i] = found[i].released();
 }
@@ -234,12 +233,9 @@ void implement(const char* key) {
 
 // ------------------------------------------------------------------------------------------- calls
 
-TorchAutograd::TorchAutograd(const std::string& path, nb::object op) : op_(std::move(op)) {
-  const auto functions = torch_abi::functions_of(path);
-  if (!functions) refuse("path", "a build of PyTorch", "lacks a function of the stable C ABI");
-  torch_functions = *functions;
+TorchAutograd::TorchAutograd(nb::object op) : op_(std::move(op)) {
   implement("CPU");
-  if (functions->current_stream) implement("CUDA");
+  if (torch_functions.current_stream) implement("CUDA");
 }
 
 void TorchAutograd::use(TorchThreads* threads) { torch_threads = threads; }
@@ -265,7 +261,7 @@ nb::object TorchAutograd::forward(const DirectOptions& options, nb::handle q, nb
 
 void bind_torch_autograd(nb::module_& m) {
   nb::class_<TorchAutograd>(m, "TorchAutograd", "Calls whose node of autograd is C++.")
-      .def(nb::init<const std::string&, nb::object>(), "path"_a, "op"_a);
+      .def(nb::init<nb::object>(), "op"_a);
 }
 
 }  // namespace regard::python

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "direct_options.hpp"
-#include "torch_abi.hpp"
 #include "torch_threads.hpp"
 
 namespace regard::python {
@@ -12,9 +11,8 @@ namespace regard::python {
 class TorchAutograd {
  public:
   // Registers the kernels for CPUs, and for CUDA where this PyTorch has it. For one object in a
-  // process. path: of PyTorch's Python module. op: the operator's function. Error where PyTorch's C
-  // ABI lacks a function.
-  TorchAutograd(const std::string& path, nanobind::object op);
+  // process, after load_torch. op: the operator's function.
+  explicit TorchAutograd(nanobind::object op);
 
   // The threads of calls on the CPU; null for the library's own.
   void use(TorchThreads* threads);

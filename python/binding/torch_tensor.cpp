@@ -14,6 +14,12 @@ using torch_abi::Value;
 
 torch_abi::Functions torch_functions;
 
+bool load_torch(const std::string& path) {
+  const auto found = torch_abi::functions_of(path);
+  if (found) torch_functions = *found;
+  return found.has_value();
+}
+
 void check(torch_abi::Status status, const char* what) {
   if (status != 0) throw std::runtime_error(std::string("PyTorch could not ") + what);
 }
@@ -110,6 +116,12 @@ Owned made(std::span<const std::int64_t> sizes, const std::int64_t* strides, Typ
 Owned bytes_of(std::size_t size, TorchDevice device) {
   const std::int64_t sizes = static_cast<std::int64_t>(size), stride = 1;
   return made({&sizes, 1}, &stride, Type::boolean, device);
+}
+
+void* TorchMemory::allocate(void* self, std::size_t size) {
+  auto& memory = *static_cast<TorchMemory*>(self);
+  memory.bytes_.emplace(bytes_of(size, memory.device_));
+  return memory.bytes_->data();
 }
 
 Owned dense(std::span<const std::int64_t> sizes, Type type, TorchDevice device) {

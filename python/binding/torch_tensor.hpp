@@ -2,16 +2,21 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <regard/regard.hpp>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "torch_abi.hpp"
 
 namespace regard::python {
 
-// PyTorch's functions: set once, before anything here is used.
+// PyTorch's functions, which load_torch finds before anything here is used.
 extern torch_abi::Functions torch_functions;
+
+// Whether this PyTorch has them. path: of its Python module.
+bool load_torch(const std::string& path);
 
 // Throws std::runtime_error "PyTorch could not WHAT" for a status that is not 0.
 void check(torch_abi::Status status, const char* what);
@@ -49,6 +54,8 @@ class Owned {
 struct TorchDevice {
   std::int32_t type = 0, index = 0;
 
+  static TorchDevice cpu() { return {torch_functions.cpu(), 0}; }
+  static TorchDevice cuda(int index) { return {torch_functions.cuda(), index}; }
   bool is_cpu() const { return type == torch_functions.cpu(); }
   bool operator==(const TorchDevice&) const = default;
 };
@@ -58,6 +65,20 @@ TorchDevice device_of(const Owned& x);
 // A view with the axes as PyTorch has them. Error: another element type than f64 to bf16, or more
 // axes than Tensor's.
 Tensor viewed(const char* argument, const Owned& x);
+
+// Memory of PyTorch for the workspace of one call. Its caching allocator gives it away again for
+// later work on the stream only.
+class TorchMemory {
+ public:
+  explicit TorchMemory(TorchDevice device) : device_(device) {}
+  Allocator allocator() { return {.allocate = &TorchMemory::allocate, .self = this}; }
+
+ private:
+  static void* allocate(void* self, std::size_t size);
+
+  TorchDevice device_;
+  std::optional<Owned> bytes_;
+};
 
 // `size` bytes.
 Owned bytes_of(std::size_t size, TorchDevice device);

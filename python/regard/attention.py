@@ -73,7 +73,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
     """
     if "mask" in options:
         options = resolved(q, k, options)
-    if q.__class__.__module__ == "numpy" and out is None and lse is None:
+    if q.__class__.__module__ in ("numpy", "cupy") and out is None and lse is None:
         result = direct.attention(q, k, v, options, return_lse, out_type, threads, backend)
         if result is not None:
             return result
@@ -87,7 +87,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
     if framework.name == "PyTorch" and out is None and lse is None:
         from . import torch
 
-        options.setdefault("dropout_seed", 0)
+        if options.get("dropout_p"):
+            options.setdefault("dropout_seed", 0)
         return torch.attention(q, k, v, return_lse=return_lse, out_type=out_type, threads=threads,
                                backend=backend, **options)
     call = call_of(q, k, v, view, options)

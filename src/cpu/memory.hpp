@@ -1,4 +1,5 @@
-// A call's workspace: the caller's, or one of our own, aligned to cache lines.
+// A call's workspace: the caller's, one from the caller's allocator, or one of our own, aligned to
+// cache lines.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,10 @@ class Memory {
         refuse("workspace.size", run.workspace.size,
                "must be at least " + std::to_string(size) + " bytes");
       }
+    } else if (run.allocator.allocate && size > 0) {
+      data = run.allocator.allocate(run.allocator.self, size);
+      if (!data)
+        refuse("allocator", size, "returned no memory for so many bytes", Code::out_of_memory);
     } else {
       own_.reset(::operator new(size, std::nothrow));
       if (!own_) refuse("workspace", size, "bytes could not be allocated", Code::out_of_memory);

@@ -62,7 +62,15 @@ DeviceWorkspace::DeviceWorkspace(const Driver& d, std::int64_t size, const Run& 
     : d_(d), stream_(static_cast<Stream>(run.stream)) {
   if (size == 0) return;
   if (run.workspace.data || run.workspace.size > 0) {
-    use(size, run.workspace, reachable);
+    use({"workspace.data", "workspace.size"}, size, run.workspace, reachable);
+    return;
+  }
+  if (run.allocator.allocate) {
+    void* const data = run.allocator.allocate(run.allocator.self, std::size_t(size));
+    if (!data) {
+      refuse("allocator", size, "returned no memory for so many bytes", Code::out_of_memory);
+    }
+    use({"allocator", "allocator"}, size, {.data = data, .size = std::size_t(size)}, reachable);
     return;
   }
   const int index = run.device.index;
@@ -96,8 +104,9 @@ void check_given(const MemoryNames& names, const Workspace& given, std::int64_t 
   reachable.check(names.data, given.data);
 }
 
-void DeviceWorkspace::use(std::int64_t size, const Workspace& given, ReachableMemory& reachable) {
-  check_given({"workspace.data", "workspace.size"}, given, size, reachable);
+void DeviceWorkspace::use(const MemoryNames& names, std::int64_t size, const Workspace& given,
+                          ReachableMemory& reachable) {
+  check_given(names, given, size, reachable);
   begin_ = reinterpret_cast<DevicePointer>(given.data);
 }
 

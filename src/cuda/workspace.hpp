@@ -25,7 +25,8 @@ struct MemoryNames {
 // Error unless the memory is on the device, aligned, and has so many bytes.
 void check_given(const MemoryNames&, const Workspace&, std::int64_t bytes, ReachableMemory&);
 
-// The caller's workspace, or memory that exists in the stream's order from here to the end of this.
+// The caller's workspace, or memory of the caller's allocator, or memory that exists in the
+// stream's order from here to the end of this.
 class DeviceWorkspace {
  public:
   DeviceWorkspace(const Driver&, std::int64_t size, const Run&, MemoryPool, ReachableMemory&);
@@ -40,7 +41,7 @@ class DeviceWorkspace {
   }
 
  private:
-  void use(std::int64_t size, const Workspace& given, ReachableMemory&);
+  void use(const MemoryNames&, std::int64_t size, const Workspace& given, ReachableMemory&);
 
   const Driver& d_;
   const Stream stream_;

@@ -198,8 +198,8 @@ static void test_errors(void) {
   small.size = 80;
   EXPECT(regard_forward(&good, &small, NULL), "tensors.size", "80", "must be sizeof the struct");
   regard_run run = REGARD_RUN_INIT;
-  run.size = 88;
-  EXPECT(regard_forward(&good, &to, &run), "run.size", "88", "must be sizeof the struct");
+  run.size = 104;
+  EXPECT(regard_forward(&good, &to, &run), "run.size", "104", "must be sizeof the struct");
   regard_explanation numbers = REGARD_EXPLANATION_INIT;
   numbers.size = 0;
   EXPECT(regard_explain(&good, 0, NULL, &numbers, NULL, 0, NULL), "numbers.size", "0",

@@ -300,6 +300,46 @@ TEST_CASE("a workspace that is given is checked and used") {
   CHECK(error.argument() == "workspace.data");
 }
 
+TEST_CASE("an allocator is asked once, where no workspace is given") {
+  struct Asked {
+    void* answer = nullptr;
+    std::vector<std::size_t> sizes;
+    static void* allocate(void* self, std::size_t size) {
+      auto& asked = *static_cast<Asked*>(self);
+      asked.sizes.push_back(size);
+      return asked.answer;
+    }
+  };
+  const FakeCuda fake;
+  const EmptyCache cache;
+  DeviceCase c;
+  const std::size_t size = c.backward_workspace();
+  const DeviceBytes memory(0, size + 256);
+  Asked asked{.answer = memory.data(), .sizes = {}};
+  c.run.allocator = {.allocate = Asked::allocate, .self = &asked};
+  fake.clear();
+  c.backward();
+  CHECK(asked.sizes == std::vector{size});
+  CHECK(fake.machine->calls["cuMemAllocFromPoolAsync"] == 0);
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory.data());
+  const auto& buffers = fake.machine->launches.back().params.buffers;
+  CHECK(reinterpret_cast<std::uintptr_t>(buffers.row_states) - begin < size);
+
+  fake.clear();
+  for (void* answer :
+       {static_cast<void*>(nullptr), static_cast<void*>(static_cast<char*>(memory.data()) + 16)}) {
+    asked.answer = answer;
+    const Error error = error_of([&] { c.backward(); });
+    CHECK(error.argument() == "allocator");
+    CHECK((error.code() == Code::out_of_memory) == (answer == nullptr));
+  }
+  CHECK(fake.machine->launches.empty());
+  c.run.workspace = {.data = memory.data(), .size = size};
+  asked.sizes.clear();
+  c.backward();
+  CHECK(asked.sizes.empty());
+}
+
 TEST_CASE("failures of the driver, in its own words") {
   const FakeCuda fake;
   const EmptyCache cache;

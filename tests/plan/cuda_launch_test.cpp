@@ -375,16 +375,21 @@ TEST_CASE("a bias or mask that all queries share is staged as one row") {
   CHECK(config(a).mask.one_row);
 }
 
-TEST_CASE("intervals: heads are interleaved while their keys and values share the cache") {
+TEST_CASE(
+    "intervals: even groups of heads are interleaved, whose keys and values share the cache") {
   const auto group = [](const Attention& a) {
     return planned(problem(a)).launches.front().grid.heads_per_group;
   };
   CHECK(group(attention({.batch = 32})) == 1);
-  CHECK(group(causal({.batch = 32, .len_q = 4096, .len_k = 4096, .dim = 128})) == 15);
+  CHECK(group(causal({.batch = 32, .len_q = 4096, .len_k = 4096, .dim = 128})) == 8);
+  // 13 + 12 + 12 heads, not 16 + 16 + 5
   CHECK(
       group(causal(
-          {.batch = 32, .heads_q = 8, .heads_kv = 2, .len_q = 4096, .len_k = 4096, .dim = 128})) ==
-      60);
+          {.batch = 1, .heads_q = 37, .heads_kv = 37, .len_q = 2048, .len_k = 2048, .dim = 128})) ==
+      13);
+  const Shape grouped{
+      .batch = 32, .heads_q = 8, .heads_kv = 2, .len_q = 4096, .len_k = 4096, .dim = 128};
+  CHECK(group(causal(grouped)) == 32);
   CHECK(group(causal({.batch = 1, .len_q = 128, .len_k = 128})) == 8);
   CHECK(group(causal({.batch = 1, .heads_kv = 2, .len_q = 2000000, .len_k = 2000000})) == 4);
 }

@@ -129,6 +129,37 @@ TEST_CASE("one byte less is refused, and nothing is written") {
   }
 }
 
+TEST_CASE("an allocator is asked once for workspace() bytes; without memory nothing is written") {
+  struct Asked {
+    Guarded memory;
+    std::vector<std::size_t> sizes{};
+    static void* allocate(void* self, std::size_t size) {
+      auto& asked = *static_cast<Asked*>(self);
+      asked.sizes.push_back(size);
+      return size <= asked.memory.size() ? asked.memory.data() : nullptr;
+    }
+  };
+  const Settings s{.bias = f16};
+  const Case own(s), given(s);
+  own.both({.threads = 1});
+  given.forward({.threads = 1});
+  const std::size_t size = workspace(given.attention(), Pass::backward, {.threads = 1});
+  Asked enough{.memory = Guarded(size)}, little{.memory = Guarded(size - 1)};
+  const std::string before = given.result_bytes();
+  try {
+    given.backward({.allocator = {.allocate = Asked::allocate, .self = &little}, .threads = 1});
+    FAIL_CHECK("was accepted");
+  } catch (const Error& error) {
+    CHECK(error.code() == Code::out_of_memory);
+    CHECK(error.argument() == "allocator");
+  }
+  CHECK(given.result_bytes() == before);
+  given.backward({.allocator = {.allocate = Asked::allocate, .self = &enough}, .threads = 1});
+  CHECK(enough.sizes == std::vector{size});
+  CHECK(enough.memory.lead_intact());
+  CHECK(given.result_bytes() == own.result_bytes());
+}
+
 TEST_CASE("workspace() covers every choice of gradients and their types") {
   for (Type type : {f64, f32, bf16}) {
     for (Type bias : {f64, f32, f16}) {

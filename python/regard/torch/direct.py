@@ -184,6 +184,7 @@ _BACKWARD_SCHEMA = (
     "Tensor grad_value, Tensor grad_attn_bias)")
 
 
+@lru_cache(maxsize=1)
 def _autograd() -> Any:
     """Calls whose node of autograd is C++; None where this PyTorch's operator is another one, or
     somebody else has given it kernels."""
@@ -194,10 +195,7 @@ def _autograd() -> Any:
                 torch._C._dispatch_has_kernel_for_dispatch_key(operator._name, key)
                 for key in ("CPU", "CUDA")):
             return None
-    try:
-        return _core.TorchAutograd(torch._C.__file__, _OVERRIDABLE.default._op)
-    except REFUSED:  # before 2.10
-        return None
+    return _core.TorchAutograd(_OVERRIDABLE.default._op)
 
 
 def _made() -> Any:
@@ -207,15 +205,16 @@ def _made() -> Any:
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     if exchange is None or not all(hasattr(torch._C, name) for name in functions):
         return None
+    if not _core.load_torch(torch._C.__file__):
+        return None
     # Function.apply, whose checks `modes` has made
     apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, RegardAttention)
     return _core.Direct({
         "tensor": Tensor, "parameter": torch.nn.Parameter, "exchange": exchange,
         "modes": [getattr(torch._C, name) for name in functions], "dense": dense, "apply": apply,
         "is_grad_enabled": torch.is_grad_enabled, "num_threads": torch.get_num_threads,
-        "empty_like": torch.empty_like, "float32": torch.float32, "uint8": torch.uint8,
-        "torch_threads": TORCH_THREADS, "autograd": _AUTOGRAD})
+        "empty_like": torch.empty_like, "float32": torch.float32,
+        "torch_threads": TORCH_THREADS, "autograd": _autograd()})
 
 
-_AUTOGRAD = _autograd()
 _direct = _made()

@@ -9,19 +9,30 @@
 namespace regard {
 namespace {
 
+// At most `most` heads, in groups of nearly equal size: a small last group would leave
+// multiprocessors idle.
+int64 even_group(int64 heads, int64 most) {
+  most = clamp_to<int64>(most, 1, heads);
+  int64 best = most, missing = heads;  // from the last group
+  const int64 fewest = divide_up(heads, most);
+  for (int64 groups = fewest; groups <= 2 * fewest; ++groups) {
+    const int64 size = divide_up(heads, groups), rest = size * divide_up(heads, size) - heads;
+    if (rest * best < missing * size) best = size, missing = rest;
+  }
+  return best;
+}
+
 // How many heads are interleaved. Under intervals, and where tiles are ordered, the longest tiles
-// of a head begin first: those of as many heads as the cache can hold keys and values of. Where
-// rows are short, so many heads would wait for memory at the same time.
+// of a group of heads begin first. Its keys and values are to stay in the cache, and because
+// persistent blocks read them at many places at once, a third of the cache is the most that pays.
 int64 heads_per_group(const Facts& f, const KernelConfig& c) {
-  constexpr int64 kShort = 512, kFew = 4;
   const Sizes& s = f.problem.sizes;
   const int64 batch = batch_of_bias(f.problem);
   if (!(c.features.interval || c.tile_order) || batch > 1) return batch;
-  const int64 bytes = s.len_k * (s.dim + s.dim_v) * int64(size_of(c.type));
-  const int64 kv_heads = larger<int64>(1, f.chip.l2 * 3 / 5 / larger<int64>(1, bytes));
-  const int64 heads = kv_heads * (c.pack_gqa ? 1 : s.group());
-  const bool is_short = s.len_k <= kShort && s.dim > 64 && s.dim <= 128;
-  return c.family == Family::wgmma && is_short ? smaller(heads, kFew) : heads;
+  const int64 bytes = larger<int64>(1, s.len_k * (s.dim + s.dim_v) * int64(size_of(c.type)));
+  const int64 group = c.pack_gqa ? 1 : s.group();
+  if (c.family != Family::wgmma) return larger<int64>(1, f.chip.l2 * 3 / 5 / bytes) * group;
+  return even_group(larger<int64>(1, s.batch * s.heads_kv), f.chip.l2 / 3 / bytes) * group;
 }
 
 // Tiles of query rows, over all heads.

@@ -30,7 +30,7 @@ T = TypeVar("T")
 _agreed: WeakKeyDictionary[Any, set[bytes]] = WeakKeyDictionary()
 
 
-def check(plan: Plan, ranks: Ranks, make: Callable[[], tuple[T, str]]) -> T:
+def check(plan: Plan, ranks: Ranks, q: Any, make: Callable[[], tuple[T, str]]) -> T:
     """What `make` returns of this rank's arguments, once all ranks have checked theirs.
 
     The first call with a plan in a group tells the ranks of each other's errors, and compares the
@@ -39,7 +39,8 @@ def check(plan: Plan, ranks: Ranks, make: Callable[[], tuple[T, str]]) -> T:
     plan is known is this rank's own knowledge: a rank with a new plan among ranks that have used
     theirs waits for them here, while they wait for its rows, until the group's timeout.
 
-    make: returns a result and facts. Errors: its own; InvalidArgument for those of other ranks.
+    q: where it is a tensor on a GPU, ranks tell each other there. make: returns a result and facts.
+    Errors: its own; InvalidArgument for those of other ranks.
     """
     known = _known_plans(ranks)
     if known is None or (isinstance(plan, Plan) and plan.digest in known):
@@ -47,9 +48,9 @@ def check(plan: Plan, ranks: Ranks, make: Callable[[], tuple[T, str]]) -> T:
     try:
         result, facts = make()
     except Exception as error:
-        _told(ranks, b"", str(error).encode()[:_TEXT])
+        _told(ranks, q, b"", str(error).encode()[:_TEXT])
         raise
-    _compare(ranks, plan, facts)
+    _compare(ranks, plan, q, facts)
     known.add(plan.digest)
     return result
 
@@ -64,10 +65,10 @@ def _known_plans(ranks: Ranks) -> set[bytes] | None:
     return known
 
 
-def _compare(ranks: Ranks, plan: Plan, facts: str) -> None:
+def _compare(ranks: Ranks, plan: Plan, q: Any, facts: str) -> None:
     """Errors: InvalidArgument where another rank has an error, or other facts."""
     digest = hashlib.sha256(plan.digest + facts.encode()).digest()
-    came = _told(ranks, digest, b"")
+    came = _told(ranks, q, digest, b"")
     for rank, (_, text) in enumerate(came):
         if text:
             raise refuse("group", f"a group of {ranks.size} ranks", f"rank {rank} refused: {text}")
@@ -77,9 +78,12 @@ def _compare(ranks: Ranks, plan: Plan, facts: str) -> None:
                          f"or options: {facts} on this one")
 
 
-def _told(ranks: Ranks, digest: bytes, text: bytes) -> list[tuple[bytes, str]]:
+def _told(ranks: Ranks, q: Any, digest: bytes, text: bytes) -> list[tuple[bytes, str]]:
     """The digest and the error's text of each rank."""
-    device = "cpu" if "cpu" in ranks.devices() else f"cuda:{torch.cuda.current_device()}"
+    device: Any = "cpu"
+    if "cpu" not in ranks.devices():
+        on_gpu = isinstance(q, Tensor) and q.is_cuda
+        device = q.device if on_gpu else f"cuda:{torch.cuda.current_device()}"
     sent = torch.tensor([*digest.ljust(_DIGEST, b"\0"), *text.ljust(_TEXT, b"\0")],
                         dtype=torch.uint8, device=device)
     came = [bytes(row) for row in ranks.all_gather(sent[None]).tolist()]

@@ -52,11 +52,9 @@ def _row_of_keys(plan: Plan, element_bytes: int) -> int:
 
 def _by_keys(plan: Plan, rank: int) -> Moved:
     """Keys come in forward, and again in backward, after which sums for own keys come."""
-    others = [other for other in range(plan.world_size) if other != rank]
-    keys = sum(plan.needed_counts[rank][other] for other in others)
+    keys, sums = (of_ranks[rank] for of_ranks in plan.keys_moved)
     if plan.moves_all:  # parts of equal size, padded
-        keys = len(others) * max(map(plan.rows, range(plan.world_size)))
-    sums = sum(plan.needed_counts[other][rank] for other in others)
+        keys = (plan.world_size - 1) * max(plan.row_counts)
     came = keys * _row_of_keys(plan, plan.sizes.element_bytes)
     return Moved(came, came + sums * _row_of_keys(plan, plan.sizes.sum_bytes),
                  2 * came if plan.moves_all else 0)

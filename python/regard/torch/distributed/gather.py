@@ -71,7 +71,7 @@ def _with_keys(call: Call, tensors: Tensors) -> tuple[Tensors, Tensor | None]:
 def _counts(call: Call) -> tuple[list[int], list[int]]:
     """How many own rows each rank needs, and how many rows of each rank this one needs."""
     counts, rank = call.plan.needed_counts, call.ranks.rank
-    return [of_reader[rank] for of_reader in counts], counts[rank]
+    return counts[:, rank].tolist(), counts[rank].tolist()
 
 
 def _received(call: Call, own: Tensor, count: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -68,13 +69,23 @@ class Plan:
     blocks: Blocks
     moves_all: bool = True
     reasons: tuple[str, ...] = ()
+    _of_mask: dict[str, Any] = field(default_factory=dict)  # shared by plans of one mask
     _on_device: dict[Any, Tensor] = field(default_factory=dict, init=False)
 
     # --------------------------------------------------------------------------------------- rows
 
     def rows(self, rank: int) -> int:
         """How many rows of the sequence the rank has."""
-        return len(self.positions(rank))
+        self._require_rank(rank)
+        return self.row_counts[rank]
+
+    @cached_property
+    def row_counts(self) -> tuple[int, ...]:
+        """`rows` of all ranks."""
+        last = -(-self.sizes.length // BLOCK) - 1
+        short = (last + 1) * BLOCK - self.sizes.length
+        return tuple(len(blocks) * BLOCK - (short if blocks and blocks[-1] == last else 0)
+                     for blocks in self.blocks)
 
     def positions(self, rank: int, device: Any = "cpu") -> Tensor:
         """(rows) int64, ascending: the row of the sequence that each local row is, for rotary
@@ -97,8 +108,7 @@ class Plan:
     def is_for_all_rows(self, x: Tensor) -> bool:
         """Whether a rank's bias, mask or spans (..., rows, n) broadcast over rows. False on every
         rank where some rank has one row only: that rank could not tell."""
-        return (x.dim() < 2 or x.shape[-2] == 1) and all(
-            self.rows(rank) != 1 for rank in range(self.world_size))
+        return (x.dim() < 2 or x.shape[-2] == 1) and 1 not in self.row_counts
 
     def shard(self, x: Tensor, rank: int, dim: int) -> Tensor:
         """The rank's rows of a whole tensor, a differentiable copy. Errors: InvalidArgument where x
@@ -124,7 +134,7 @@ class Plan:
 
     def gathered(self, ranks: Ranks, rows: Tensor) -> Tensor:
         """(length, ...) of each rank's (rows, ...), in the order of the sequence."""
-        most = max(map(self.rows, range(self.world_size)))
+        most = max(self.row_counts)
         padded = rows.new_zeros((most, *rows.shape[1:]))
         padded[:rows.shape[0]] = rows
 
@@ -150,18 +160,52 @@ class Plan:
     @plain
     def spans(self) -> Tensor | None:
         """(1 or B, 1 or Hq, S, 2 n) int32: the keys that each row sees; None is every key."""
-        return None if self.mask is None else spans_of(self.mask)
+        mask = self.mask
+        return None if mask is None else self._made_once("spans", lambda: spans_of(mask))
+
+    @property
+    def _row_areas(self) -> Tensor:
+        return self._made_once("areas", lambda: rows_areas(self.spans, self.sizes.length))
+
+    def _made_once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        if name not in self._of_mask:
+            self._of_mask[name] = make()
+        found: Tensor = self._of_mask[name]
+        return found
 
     @cached_property
     @plain
     def areas(self) -> tuple[float, ...]:
         """How many pairs are visible to the rows of each rank; with "ulysses", to its heads. The
         mean over batch entries and heads."""
-        rows = rows_areas(self.spans, self.sizes.length)
+        rows = self._row_areas
         if self.scheme == "ulysses":
             dealt = heads.dealt(self.sizes.heads_q, self.world_size)
             return tuple(float(rows.sum()) * len(own) / self.sizes.heads_q for own in dealt)
-        return tuple(float(rows[self.positions(rank)].sum()) for rank in range(self.world_size))
+        sums = torch.zeros(self.world_size, dtype=torch.float64)
+        return tuple(sums.index_add_(0, self._owners, rows).tolist())
+
+    @property
+    def _owners(self) -> Tensor:
+        """(S) int64: the rank that has each row."""
+        return self._block_owners.repeat_interleave(BLOCK)[:self.sizes.length]
+
+    @property
+    def _block_owners(self) -> Tensor:
+        """(blocks) int64."""
+        found = torch.empty(sum(map(len, self.blocks)), dtype=torch.int64)
+        for rank, blocks in enumerate(self.blocks):
+            found[list(blocks)] = rank
+        return found
+
+    @cached_property
+    @plain
+    def area_of_blocks(self) -> list[float]:
+        """How many pairs are visible to the rows of each block."""
+        padded = torch.zeros(-(-self.sizes.length // BLOCK) * BLOCK, dtype=torch.float64)
+        padded[:self.sizes.length] = self._row_areas
+        found: list[float] = padded.reshape(-1, BLOCK).sum(1).tolist()
+        return found
 
     @property
     def balance(self) -> float:
@@ -173,10 +217,7 @@ class Plan:
     @plain
     def sees(self) -> Tensor:
         """(ranks, blocks) bool: whether some row of the rank sees some key of the block."""
-        owner = torch.empty(self.sizes.length, dtype=torch.int64)
-        for rank in range(self.world_size):
-            owner[self.positions(rank)] = rank
-        return blocks_seen(self.spans, owner, self.world_size, self.sizes.length, BLOCK)
+        return blocks_seen(self.spans, self._owners, self.world_size, self.sizes.length, BLOCK)
 
     @plain
     def sees_rank(self, rank: int, other: int) -> bool:
@@ -193,14 +234,21 @@ class Plan:
 
     @cached_property
     @plain
-    def needed_counts(self) -> list[list[int]]:
-        """For each rank and each owner, how many `needed_rows` there are."""
-        rows = torch.zeros(len(self._needs[0]), self.world_size, dtype=torch.float64)
-        for owner in range(self.world_size):
-            blocks = self.positions(owner) // BLOCK
-            rows[:, owner] = blocks.bincount(minlength=len(rows))
-        counts: list[list[int]] = (self._needs.double() @ rows).long().tolist()
-        return counts
+    def needed_counts(self) -> Tensor:
+        """(ranks, owners) int64: how many `needed_rows` there are."""
+        owners = self._block_owners
+        sizes = torch.full_like(owners, BLOCK)
+        sizes[-1] -= len(owners) * BLOCK - self.sizes.length
+        counts = torch.zeros(self.world_size, self.world_size, dtype=torch.int64)
+        return counts.index_add_(1, owners, self._needs * sizes)
+
+    @cached_property
+    @plain
+    def keys_moved(self) -> tuple[list[int], list[int]]:
+        """For each rank, how many keys of others it needs, and how many times others need its own
+        keys."""
+        others = self.needed_counts.clone().fill_diagonal_(0)
+        return others.sum(1).tolist(), others.sum(0).tolist()
 
     @property
     def _needs(self) -> Tensor:

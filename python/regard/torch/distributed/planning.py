@@ -16,7 +16,7 @@ from ...options import Causal, Window
 from . import dealing
 from .costs import ASSUMED_BANDWIDTH, ASSUMED_FLOPS, Bandwidth, fastest, seconds
 from .plan_value import BLOCK, Plan, Sizes
-from .visibility import combined, plain, rows_areas, spans_of
+from .visibility import combined, plain
 
 SCHEMES = ("gather", "halo", "ulysses", "ring")
 _MOST = 2**31 - 1
@@ -142,7 +142,7 @@ def _of_scheme(base: Plan, scheme: str) -> Plan:
                   "contiguous rows: each rank has all rows of its heads" if scheme == "ulysses" else
                   "contiguous rows: all rows see as many keys")
     else:
-        areas = _areas_of_blocks(base)
+        areas = base.area_of_blocks
         name = "zigzag" if plain_causal else "greedy"
         blocks = (dealing.zigzag if plain_causal else dealing.greedy)(areas, base.world_size)
         reason = ("zigzag rows: late rows of a causal mask see more keys" if plain_causal else
@@ -166,8 +166,3 @@ def _with_exchange(made: Plan) -> Plan:
                                        "than half of the others' keys"))
     return replace(made, reasons=(*made.reasons, "keys are sent to the ranks that see them: "
                                   f"{needed} instead of {all_keys} bytes in forward"))
-
-
-def _areas_of_blocks(base: Plan) -> list[float]:
-    rows = rows_areas(None if base.mask is None else spans_of(base.mask), base.sizes.length)
-    return [float(rows[begin:begin + BLOCK].sum()) for begin in range(0, len(rows), BLOCK)]

@@ -140,7 +140,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
         agreement.require_library(call, tensors)
         return (call, tensors), _facts(call, tensors)
 
-    call, tensors = agreement.check(plan, ranks, checked)
+    call, tensors = agreement.check(plan, ranks, q, checked)
     with torch.autocast(tensors.q.device.type, enabled=False):
         out, lse = _Attention.apply(call, *tensors)  # type: ignore[no-untyped-call]
     return (out, lse) if return_lse else out

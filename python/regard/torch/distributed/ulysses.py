@@ -52,7 +52,8 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
               for x in (into.dk, into.dv))
     dbias = None
     if into.dbias is not None and given_bias is not None:
-        dbias = _to_rows(call, into.dbias, _heads_q(call)).sum_to_size(given_bias.shape)
+        dbias = _to_rows(call, into.dbias, _heads_of(call, given_bias))
+        dbias = dbias.sum_to_size(given_bias.shape)
     return Gradients(dq, dk, dv, dbias, _of_all_heads(call, into.dsink))
 
 
@@ -67,15 +68,23 @@ def _heads_kv(call: Call) -> list[range]:
     return [heads.of_keys(own, sizes.heads_q, sizes.heads_kv) for own in _heads_q(call)]
 
 
+def _heads_of(call: Call, scores: Tensor) -> list[range]:
+    """Of what broadcasts to (B, Hq, ...): the heads of each rank, or the one for all."""
+    dealt = _heads_q(call)
+    if scores.dim() > 2 and scores.shape[-3] > 1:
+        return dealt
+    return [range(min(len(own), 1)) for own in dealt]
+
+
 def _of_heads(call: Call, tensors: Tensors) -> Tensors:
-    """All rows of this rank's heads. What broadcasts over heads or rows is expanded: ranks may hold
-    different values."""
+    """All rows of this rank's heads. What broadcasts over rows is expanded: ranks may hold
+    different values. What broadcasts over heads stays one head."""
     def moved(x: Tensor | None) -> Tensor | None:
         if x is None:
             return None
         x = x.reshape((1,) * (4 - x.dim()) + x.shape)
-        whole = x.expand(x.shape[0], tensors.q.shape[1], tensors.q.shape[2], x.shape[3])
-        return _to_heads(call, whole, _heads_q(call))
+        whole = x.expand(x.shape[0], x.shape[1], tensors.q.shape[2], x.shape[3])
+        return _to_heads(call, whole, _heads_of(call, x))
 
     own = _heads_q(call)[call.ranks.rank]
     sliced = [None if x is None else x[..., own.start:own.stop].contiguous()
@@ -123,7 +132,8 @@ def _options(call: Call, local: Tensors) -> dict[str, Any]:
         if planned is not None:
             if planned.dim() > 2 and planned.shape[-3] > 1:
                 planned = planned[..., own.start:own.stop, :, :]
-            planned = planned.to(local.q.device)
+            planned = call.plan.kept(("ulysses spans", call.ranks.rank), local.q.device,
+                                     planned.contiguous)
             spans = planned if spans is None else intersection(planned, spans)
     return options if spans is None else options | {"row_spans": spans}
 

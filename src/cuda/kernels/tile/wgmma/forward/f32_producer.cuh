@@ -46,6 +46,7 @@ struct F32Producer {
         row_before = row;
         head_before = head;
         if (left > 1) walk.advance(params, tile);
+        if (left == TileScheduler<kConfig>::kFetchAhead) scheduler.fetch();
       }
     }
     if (blocks > 0) load_values(row_before, head_before, blocks - 1);

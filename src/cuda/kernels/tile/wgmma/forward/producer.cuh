@@ -57,16 +57,26 @@ struct ForwardProducer {
           walk.advance(params, tile);
           block.row -= (index - walk.block().index) * kKeys;
         }
-        // The next tile is taken while the stages are full and nothing waits for it. Its place in
-        // shared memory is free: every reader has since released the Q slot of a later tile.
-        const int full = iteration > 0 ? 0 : smaller(blocks, Memory::kStages) - 1;
-        if (i == full) scheduler.next(memory.tile(iteration + 1), false);
+        take_next(iteration, i, blocks);
       }
     }
     if (owes_values) load_values(before);
   }
 
  private:
+  // The next tile is taken while the stages are full and nothing waits for it. Its place in shared
+  // memory is free: every reader has since released the Q slot of a later tile.
+  REGARD_DEVICE void take_next(int iteration, int block, int blocks) {
+    const int full = iteration > 0 ? 0 : smaller(blocks, Memory::kStages) - 1;
+    int taken_at = full;
+    if constexpr (counts_tiles(kConfig)) {
+      if (block == larger(full, blocks - 1 - TileScheduler<kConfig>::kFetchAhead)) {
+        scheduler.fetch();
+      }
+      taken_at = larger(full, blocks - 2);
+    }
+    if (block == taken_at) scheduler.next(memory.tile(iteration + 1), false);
+  }
   REGARD_DEVICE int batch_of(int b) const { return params.problem.packed ? 0 : b; }
 
   REGARD_DEVICE void load_queries(int slot, const ForwardTile<kConfig>& tile) const {

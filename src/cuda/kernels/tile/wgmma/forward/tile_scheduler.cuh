@@ -4,6 +4,10 @@
 // counter in global memory; else block i takes tiles i, i + blocks, ... The first tile of a block
 // always has the block's index.
 //
+// A block that took a tile while it still has a long one before it would keep it from the others.
+// An index is therefore fetched shortly before the end of the tile before, but early enough for the
+// atomic to return in time.
+//
 // The counter needs no clearing (nonce_counter.cuh). A launch fetches exactly `count` times: count
 // - blocks times with a tile, and once past the end for each block.
 #pragma once
@@ -21,25 +25,35 @@ struct TileScheduler {
   static constexpr int kRows = Memory::kRows, kKeys = Memory::kKeys;
 
   const KernelParams& params;
+  // Blocks of keys that are left to load of a tile when the index of the next one is fetched.
+  static constexpr int kFetchAhead = 3;
+
   int index = int(block_index());  // of the next tile; ~index of the last one, if not yet fetched
 
-  // The next tile that has rows; false, and 0 blocks, where there is none. The index of the tile
-  // behind it is fetched ahead, except for the first tile, whose loads must not wait for the
-  // atomic.
+  // The next tile that has rows; false, and 0 blocks, where there is none. If the tile is short,
+  // the index of the one behind it is fetched too, except for a block's first tile, whose loads
+  // must not wait for the atomic.
   REGARD_DEVICE bool next(ForwardTile<kConfig>& tile, bool is_first) {
-    const int count = grid().heads * grid().tiles;
+    const int count = tile_count();
     for (;;) {
-      if (index < 0) {
-        begin(count);
-        index = after(~index);
-      }
+      fetch();
       if (index >= count) break;
       const int mine = index;
-      index = is_first ? ~mine : after(mine);
-      if (describe(tile, mine)) return true;
+      index = ~mine;
+      if (describe(tile, mine)) {
+        if (!is_first && tile.blocks <= kFetchAhead) fetch();
+        return true;
+      }
     }
     tile.blocks = 0;
     return false;
+  }
+  // Fetches the index of the next tile, unless that has been done.
+  REGARD_DEVICE void fetch() {
+    if (index >= 0) return;
+    const int last = ~index;
+    if (last == int(block_index())) begin(tile_count());
+    index = after(last);
   }
 
   // Divides anew each time: the producer has few registers.
@@ -57,6 +71,8 @@ struct TileScheduler {
     grid.tiles = int32(tiles);
     return grid;
   }
+
+  REGARD_DEVICE int tile_count() const { return grid().heads * grid().tiles; }
 
   // Before a block's first fetch.
   REGARD_DEVICE void begin(int count) const {
