@@ -20,6 +20,8 @@ struct LanesTable {
   void (*tanh_f32)(const float* x, float* y, int64 count);
   void (*tanh_f64)(const double* x, double* y, int64 count);
   void (*log2_f32)(const float* x, float* y, int64 count);
+  // Of sums of weights that are rounded to bf16; null where none are.
+  void (*weight_log2)(const float* x, float* y, int64 count) = nullptr;
   // Transposes [lanes][lanes] in place; returns lanes.
   int (*transpose_f32)(float* tile);
   int (*transpose_f64)(double* tile);

@@ -179,6 +179,29 @@ TEST_CASE("exp2: to a few units in the last place, 0 below, NaN for NaN") {
   });
 }
 
+TEST_CASE("log2 of sums of weights that are rounded to bf16") {
+  each_lanes([](const LanesTable& lanes) {
+    if (!lanes.weight_log2) return;
+    std::vector<float> x;
+    for (double size = 1e-38; size < 1e38; size *= 1.007) x.push_back(float(size));
+    for (int n = 1; n <= 40; ++n) {
+      for (int sign : {1, -1}) x.push_back(1 + float(sign * n) * 0x1p-20f);
+    }
+    std::vector<float> y(x.size());
+    lanes.weight_log2(x.data(), y.data(), std::int64_t(x.size()));
+    double worst = 0;
+    for (std::size_t n = 0; n < x.size(); ++n) {
+      worst = std::fmax(worst, std::fabs(y[n] / std::log2(double(x[n])) - 1));
+    }
+    CHECK(worst < 3e-7);
+    const float edges[] = {0, 1, 8, float(kInfinity), float(kNan)};
+    float got[5];
+    lanes.weight_log2(edges, got, 5);
+    for (int n = 0; n < 4; ++n) CHECK(got[n] == std::log2(edges[n]));
+    CHECK(std::isnan(got[4]));
+  });
+}
+
 TEST_CASE("tanh: exact near 0, 1 far away, odd, NaN for NaN") {
   each_lanes([](const LanesTable& lanes) {
     std::vector<float> x;

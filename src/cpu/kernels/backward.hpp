@@ -214,7 +214,7 @@ struct BackwardKernel : GradientTiles<L> {
     };
     score(at.keys, at.queries, at.scores, dims.dim);
     score(at.values, at.douts, at.dweights, dims.dim_v);
-    const bool may_hide = stage_block<L>(stage, context, panel);
+    const bool may_hide = stage_block<L>(stage, context, panel) < size;
     differentiate(index, count, keys, keys.begin - block.begin, may_hide);
     if (shared.dbias) add_bias_gradient(panel, keys);
     if (!p.dq.given()) return;
@@ -274,11 +274,12 @@ struct BackwardKernel : GradientTiles<L> {
   void write_dq(int count, uint8* nonfinite) const {
     Real factor[kWidth], held[kWidth];
     for (Real& x : factor) x = Real(p.score.scale);
-    for (Real& x : held) x = p.accumulate ? 1 : 0;
+    for (Real& x : held) x = 1;
     for (int i = 0; i < count; ++i) {
       const Real* const sums = reals_at(at.dq) + i * wide * kWidth;
       const uint64 bad = nonfinite ? nonfinite_lanes<L>(sums, panels[i], dims.dim) : 0;
-      store_lanes<L>(sums, factor, context, panels[i], p.dq, dims.dim, held, bad);
+      store_lanes<L>(sums, factor, context, panels[i], p.dq, dims.dim,
+                     p.accumulate ? held : nullptr, bad);
       for (int lane = 0; nonfinite && lane < panels[i].rows; ++lane) {
         nonfinite[panels[i].first + lane] = bad >> lane & 1;
       }

@@ -5,7 +5,8 @@
 //   S^T [keys][panel] = K Q^T     P^T = e^(S^T - max)     O^T [dim_v][panel] += V^T P^T
 #pragma once
 
-#include "cpu/kernels/multiply.hpp"
+#include "cpu/kernels/exponentials.hpp"
+#include "cpu/kernels/packed_range.hpp"
 #include "cpu/kernels/stage.hpp"
 #include "semantics/score.h"
 #include "semantics/softmax.h"
@@ -42,6 +43,15 @@ struct ForwardKernel {
   using Vec = typename L::Vec;
   using Unit = typename L::Unit;
   static constexpr int kWidth = L::kLanes * L::kVectors;
+  static constexpr int kBuffers = kHasTiles<L> ? kTileBuffers : 1;
+
+  // A panel and the keys of a block that it sees, on their way from scores to a part of out.
+  struct Step {
+    int panel = -1;
+    int64 count = 0;  // keys; none: there is no such step
+    Product<L> scores;
+    Product<L> out;
+  };
 
   const Problem& p;
   const CpuTiling& tiling;
@@ -54,6 +64,7 @@ struct ForwardKernel {
   Panel* const panels;
   const Real unit;      // of every logit
   const Real exponent;  // unit * log2(e)
+  const Real slack;     // how far a value may exceed its row's maximum
 
   ForwardKernel(const Problem& problem, const CpuTiling& cpu_tiling, int64 b, int64 kv,
                 char* memory)
@@ -67,15 +78,19 @@ struct ForwardKernel {
         stage(scratch, at.stage),
         panels(reinterpret_cast<Panel*>(scratch + at.panels)),
         unit(logit_unit(p.features, score_params<L>(p))),
-        exponent(Real(double(unit) * kLog2E)) {}
+        exponent(Real(double(unit) * kLog2E)),
+        slack(slack_for(exponent)) {}
+
+  // Weights of up to 2^8 cost no accuracy, and a maximum that stays costs no pass over out.
+  static Real slack_for(Real exponent) {
+    const Real limit = Real(__builtin_huge_val()), most = 8 / exponent;
+    return !(exponent > 0) ? 0 : most < limit ? most : Real(0x1p126);
+  }
 
   Unit* units_at(int64 offset) const { return reinterpret_cast<Unit*>(scratch + offset); }
   Real* reals_at(int64 offset) const { return reinterpret_cast<Real*>(scratch + offset); }
   Unit* queries(int panel) const {
     return units_at(at.queries) + panel * padded_units(tiling.shape, dims.dim) * kWidth;
-  }
-  AcrossRows<L> values() const {
-    return {units_at(at.values), tiling.shape, dims.dim_v, tiling.block_k};
   }
   Running<L> running(char* memory, int panel) const {
     return {memory + panel * partial_at.size, partial_at};
@@ -102,78 +117,76 @@ struct ForwardKernel {
     return static_cast<const float*>(p.sink.data)[panel.head[lane] * p.sink.strides.head];
   }
 
-  // Logits of the block, hidden ones -inf, and their maximum per lane.
-  void finish_scores(const ScoreTerms<L>& terms, int vectors, Interval keys, bool may_hide,
-                     Vec* block_max) const {
+  // Logits of the tile, hidden ones -inf, and their maximum per lane. Every row sees the first
+  // `open` keys.
+  void finish_scores(const ScoreTerms<L>& terms, Real* scores, int vectors, Interval keys,
+                     int64 open, Vec* block_max) const {
     const int64 count = keys.end - keys.begin;
-    Real* const scores = reals_at(at.scores);
     const bool plain = is_plain(terms.on);
     const Vec lowest = L::set(-Real(__builtin_huge_val()));
     for (int v = 0; v < vectors; ++v) {
-      Vec max = lowest;
       Real* const column = scores + v * L::kLanes;
-      if (plain && !may_hide) {
-        for (int64 j = 0; j < count; ++j) max = L::max(max, L::load(column + j * kWidth));
-      } else {
-        for (int64 j = 0; j < count; ++j) {
-          Vec s = L::load(column + j * kWidth);
-          if (!plain) {
-            const Vec bias =
-                terms.on.bias ? L::load(stage.bias + j * kWidth + v * L::kLanes) : L::set(0);
-            s = terms.value(s, bias, v, keys.begin + j);
-          }
-          if (may_hide) {
-            s = L::select(L::mask_of(stage.visible[j] >> (v * L::kLanes)), s, lowest);
-          }
-          L::store(column + j * kWidth, s);
-          max = L::max(max, s);
+      const int64 done = plain ? open : 0;
+      Vec max = column_max(column, done);
+      for (int64 j = done; j < count; ++j) {
+        Vec s = L::load(column + j * kWidth);
+        if (!plain) {
+          const Vec bias =
+              terms.on.bias ? L::load(stage.bias + j * kWidth + v * L::kLanes) : L::set(0);
+          s = terms.value(s, bias, v, keys.begin + j);
         }
+        if (j >= open) {
+          s = L::select(L::mask_of(stage.visible[j] >> (v * L::kLanes)), s, lowest);
+        }
+        L::store(column + j * kWidth, s);
+        max = L::max(max, s);
       }
       block_max[v] = max;
     }
   }
 
-  // P^T = 2^((S^T - max) exponent), rounded to Units, and their sums.
-  void exponentiate(const Running<L>& run, const ScoreTerms<L>& terms, int vectors,
-                    int64 count) const {
-    const Real* const scores = reals_at(at.scores);
-    Unit* const weights = units_at(at.weights);
-    const bool dropout = terms.on.dropout;
+  // Four maxima at once, because each waits for the one before it.
+  Vec column_max(const Real* column, int64 count) const {
+    Vec max[4];
+#pragma GCC unroll 4
+    for (Vec& x : max) x = L::set(-Real(__builtin_huge_val()));
+    int64 j = 0;
+    for (; j + 4 <= count; j += 4) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) max[i] = L::max(max[i], L::load(column + (j + i) * kWidth));
+    }
+    for (; j < count; ++j) max[0] = L::max(max[0], L::load(column + j * kWidth));
+    return L::max(L::max(max[0], max[1]), L::max(max[2], max[3]));
+  }
+
+  // Where a value exceeds a maximum by more than the slack, the maxima rise, after `pending` was
+  // added under the old ones.
+  void raise_maxima(const Step& step, Step& pending, const Running<L>& run,
+                    const Vec* block_max) const {
+    const int vectors = vectors_of<L>(panels[step.panel]);
+    uint64 rising = 0;
+    for (int v = 0; v < vectors; ++v) {
+      const Vec limit = L::add(run.row(v).max, L::set(slack));
+      rising |= L::bits_of(L::less(limit, block_max[v]));
+    }
+    if (rising == 0) return;
+    if (pending.panel == step.panel && pending.count > 0) {
+      multiply_values(pending);
+      pending.count = 0;
+    }
+    Vec shrink[L::kVectors];
+    bool was_empty = true;
     for (int v = 0; v < vectors; ++v) {
       SoftmaxRow<L> row = run.row(v);
-      const Vec base = subtractable<L>(row.max), factor = L::set(exponent);
-      Vec sum = L::set(0);
-      const auto weight_of_key = [&](int64 j) {
-        const Vec s = L::load(scores + j * kWidth + v * L::kLanes);
-        const Vec weight = weight_of<L>(s, base, factor);
-        sum = L::add(sum, weight);
-        if (!dropout) return weight;
-        return L::select(L::mask_of(stage.kept[j] >> (v * L::kLanes)), weight, L::set(0));
-      };
-      if constexpr (L::kPack == 1) {
-        for (int64 j = 0; j < count; ++j) {
-          L::store(weights + j * kWidth + v * L::kLanes, weight_of_key(j));
-        }
-      } else {
-        for (int64 j = 0; j < count; j += 2) {
-          const Vec even = weight_of_key(j);
-          const Vec odd = j + 1 < count ? weight_of_key(j + 1) : L::set(0);
-          L::store_rounded_pairs(weights + j / 2 * kWidth + v * L::kLanes, even, odd);
-        }
-        clear_last_tile<L>(weights + v * L::kLanes, kWidth, count);
-      }
-      row.sum = L::add(row.sum, sum);
+      const uint64 empty = L::bits_of(L::equal(row.max, L::set(-Real(__builtin_huge_val()))));
+      was_empty = was_empty && empty == (uint64(1) << L::kLanes) - 1;
+      shrink[v] = raise_max<L>(row, block_max[v], L::set(exponent));
       run.set_row(v, row);
     }
+    if (!was_empty) shrink_out(run, vectors, shrink);
   }
 
   void shrink_out(const Running<L>& run, int vectors, const Vec* shrink) const {
-    bool unchanged = true;
-    for (int v = 0; v < vectors; ++v) {
-      const uint64 same = L::bits_of(L::equal(shrink[v], L::set(1)));
-      unchanged = unchanged && same == (uint64(1) << L::kLanes) - 1;
-    }
-    if (unchanged) return;
     for (int64 d = 0; d < dims.dim_v; ++d) {
       for (int v = 0; v < vectors; ++v) {
         Real* const out = run.out + d * kWidth + v * L::kLanes;
@@ -182,44 +195,126 @@ struct ForwardKernel {
     }
   }
 
-  // One panel and the keys of a packed block that it sees.
-  void attend(int index, const Running<L>& run, Interval block) const {
-    const Panel& panel = panels[index];
-    const Interval keys = panel.tile.keys;
-    if (keys.empty()) return;
-    const int64 count = keys.end - keys.begin, from = keys.begin - block.begin;
+  // ---------------------------------------------------------------------------------- steps
+
+  // `tile` is the memory of the scores and of the weights that take their place.
+  Step step_of(int index, const Running<L>& run, const typename PackedRange<L>::Block& keys,
+               int64 from, Real* tile) const {
     const CpuShape& shape = tiling.shape;
-    const int64 key_units = padded_units(shape, dims.dim);
-    const int vectors = vectors_of<L>(panel);
-    multiply_wide<L, Walk::rows, Result::replace>({.a = units_at(at.keys) + from * key_units,
-                                                   .lda = key_units,
-                                                   .b = queries(index),
-                                                   .ldb = kWidth,
-                                                   .c = reals_at(at.scores),
-                                                   .ldc = kWidth,
-                                                   .m = count,
-                                                   .k = units(shape, dims.dim)},
-                                                  vectors);
+    const Interval seen = panels[index].tile.keys;
+    const int64 count = seen.end - seen.begin;
+    return {.panel = index,
+            .count = count,
+            .scores = {.a = keys.keys + from * keys.key_stride,
+                       .lda = keys.key_stride,
+                       .b = queries(index),
+                       .ldb = kWidth,
+                       .c = tile,
+                       .ldc = kWidth,
+                       .m = count,
+                       .k = units(shape, dims.dim)},
+            .out = {.a = keys.values.from(from),
+                    .lda = keys.values.stride,
+                    .b = reinterpret_cast<const Unit*>(tile),
+                    .ldb = kWidth,
+                    .c = run.out,
+                    .ldc = kWidth,
+                    .m = dims.dim_v,
+                    .k = units(shape, count)}};
+  }
+
+  template <class Beside = Nothing>
+  void multiply_keys(const Step& step, Beside&& beside = Nothing()) const {
+    const int vectors = vectors_of<L>(panels[step.panel]);
+    multiply_wide<L, Walk::rows, Result::replace>(step.scores, vectors, beside);
+  }
+  template <class Beside = Nothing>
+  void multiply_values(const Step& step, Beside&& beside = Nothing()) const {
+    const int vectors = vectors_of<L>(panels[step.panel]);
+    multiply_wide<L, AcrossRows<L>::kWalk, Result::add>(step.out, vectors, beside);
+  }
+
+  // From raw products to values, and the maxima that weights are relative to.
+  void settle(const Step& step, Step& pending, const Running<L>& run) const {
+    const Panel& panel = panels[step.panel];
     const ScoreTerms<L> terms(context, panel);
-    const bool may_hide = stage_block<L>(stage, context, panel);
-    Vec block_max[L::kVectors], shrink[L::kVectors];
-    finish_scores(terms, vectors, keys, may_hide, block_max);
-    for (int v = 0; v < vectors; ++v) {
-      SoftmaxRow<L> row = run.row(v);
-      shrink[v] = raise_max<L>(row, block_max[v], L::set(exponent));
-      run.set_row(v, row);
+    const int64 open = stage_block<L>(stage, context, panel);
+    Vec block_max[L::kVectors];
+    finish_scores(terms, step.scores.c, vectors_of<L>(panel), panel.tile.keys, open, block_max);
+    raise_maxima(step, pending, run, block_max);
+  }
+
+  ScoreTile<L> score_tile(const Step& step, const Running<L>& run) const {
+    return {.scores = step.scores.c,
+            .keys = step.count,
+            .vectors = vectors_of<L>(panels[step.panel]),
+            .exponent = exponent,
+            .max = run.max,
+            .sum = run.sum,
+            .kept = p.features.dropout ? stage.kept : nullptr};
+  }
+
+  // One step after the other.
+  void attend(const Step& step, const Running<L>& run) const {
+    Step none;
+    multiply_keys(step);
+    settle(step, none, run);
+    const ScoreTile<L> tile = score_tile(step, run);
+    Exponentials<L>(tile, 0).finish(tile);
+    multiply_values(step);
+  }
+
+  // The tile products of the steps before and after, and between them the exponentials of `now`.
+  void advance(const Step& before, Step& now, const Step& next, char* memory) const {
+    if (now.count > 0) {
+      const ScoreTile<L> tile = score_tile(now, running(memory, now.panel));
+      Exponentials<L> beside(tile, tile_products(before.out) + tile_products(next.scores));
+      multiply_neighbours(before, next, beside);
+      beside.finish(tile);
+    } else {
+      Nothing nothing;
+      multiply_neighbours(before, next, nothing);
     }
-    shrink_out(run, vectors, shrink);
-    exponentiate(run, terms, vectors, count);
-    multiply_wide<L, AcrossRows<L>::kWalk, Result::add>({.a = values().from(from),
-                                                         .lda = values().stride,
-                                                         .b = units_at(at.weights),
-                                                         .ldb = kWidth,
-                                                         .c = run.out,
-                                                         .ldc = kWidth,
-                                                         .m = dims.dim_v,
-                                                         .k = units(shape, count)},
-                                                        vectors);
+    if (next.count > 0) settle(next, now, running(memory, next.panel));
+  }
+  // Scores of `next` take the place of weights of `before`.
+  template <class Beside>
+  void multiply_neighbours(const Step& before, const Step& next, Beside& beside) const {
+    if (before.count > 0) multiply_values(before, beside);
+    if (next.count > 0) multiply_keys(next, beside);
+  }
+  static int64 tile_products(const Product<L>& product) {
+    return divide_up(product.m, L::kLanes) * divide_up(product.k, L::kLanes) * L::kVectors;
+  }
+
+  // All panels and a range of keys that fits the packed memory.
+  void attend_range(int count, const KeyBlocks& blocks, Interval range, char* memory) const {
+    PackedRange<L> packed(context, tiling, dims, units_at(at.keys), units_at(at.values),
+                          range.begin);
+    Step before, now;
+    int64 turn = 0;
+    for (int i = 0; i < count; ++i) {
+      for (int64 n = blocks.index(range.begin); n <= blocks.index(range.end - 1); ++n) {
+        const Interval block = blocks.at(n);
+        panels[i].tile = tile_keys_of<L>(context, panels[i], blocks, block);
+        if (panels[i].tile.keys.empty()) continue;
+        Real* const tile = reals_at(at.tiles) + turn++ % kBuffers * tiling.block_k * kWidth;
+        const Step next = step_of(i, running(memory, i), packed[block],
+                                  panels[i].tile.keys.begin - block.begin, tile);
+        if constexpr (kHasTiles<L>) {
+          advance(before, now, next, memory);
+          before = now;
+          now = next;
+        } else {
+          attend(next, running(memory, i));
+        }
+      }
+    }
+    if constexpr (kHasTiles<L>) {
+      Step none;
+      advance(before, now, none, memory);
+      advance(now, none, none, memory);
+    }
   }
 
   // Merges rows into what out and lse hold: makes `held` the factors of out, and `factor` and `lse`
@@ -242,7 +337,7 @@ struct ForwardKernel {
   }
 
   void finish_rows(const Running<L>& run, const Panel& panel, uint8* nonfinite) const {
-    Real factor[kWidth], lse[kWidth];
+    Real factor[kWidth], lse[kWidth + L::kLanes] = {};
     const Real keep = Real(keep_scale(p.dropout));
     for (int v = 0; v < vectors_of<L>(panel); ++v) {
       SoftmaxRow<L> row = run.row(v);
@@ -270,11 +365,19 @@ struct ForwardKernel {
     const uint64 skip = p.continues ? continue_rows(panel, held, factor, lse) | flagged : 0;
     store_lanes<L>(run.out, factor, context, panel, p.out, dims.dim_v, p.continues ? held : nullptr,
                    skip);
-    for (int lane = 0; p.lse.given() && lane < panel.rows; ++lane) {
-      if (skip >> lane & 1) continue;
-      const int64 offset = context.offset_q(p.lse, panel, lane);
-      L::store_as(p.lse.type, p.lse.data, offset, 1, L::set(lse[lane]));
-    }
+    if (p.lse.given()) store_lse(lse, panel, skip);
+  }
+
+  // lse[panel], and as much memory as a vector behind it. Lanes in `skip` are left as they are.
+  void store_lse(const Real* lse, const Panel& panel, uint64 skip) const {
+    const int64 width = p.lse.strides.row == 1 && skip == 0 ? L::kLanes : 1;
+    each_head(panel, [&](int64, int first, int end) {
+      for (int lane = first; lane < end; lane += int(width)) {
+        if (skip >> lane & 1) continue;
+        L::store_as(p.lse.type, p.lse.data, context.offset_q(p.lse, panel, lane),
+                    smaller<int64>(width, end - lane), L::load(lse + lane));
+      }
+    });
   }
 
   void run_task(const ForwardTask& task, uint8* nonfinite) const {
@@ -289,16 +392,10 @@ struct ForwardKernel {
     const Interval visible = visible_of(panels, count);
     const Interval keys{larger(visible.begin, task.keys.begin),
                         smaller(visible.end, task.keys.end)};
-    const CpuShape& shape = tiling.shape;
-    for (int64 j = keys.begin; j < keys.end; j = (j / tiling.block_k + 1) * tiling.block_k) {
-      const Interval block{j, smaller(keys.end, (j / tiling.block_k + 1) * tiling.block_k)};
-      if (!set_tiles<L>(panels, count, context, {keys, tiling.block_k}, block)) continue;
-      const int64 size = block.end - block.begin;
-      pack_rows<L>(units_at(at.keys), padded_units(shape, dims.dim), context, p.k, dims.dim, j,
-                   size);
-      values().pack(p.v, dims.dim_v, size,
-                    [&](int64 row) { return context.offset_k(p.v, j + row); });
-      for (int i = 0; i < count; ++i) attend(i, running(memory, i), block);
+    const KeyBlocks key_blocks{keys, tiling.block_k};
+    const int64 reach = count > 1 ? tiling.pack_k : smaller(tiling.pack_k, 4 * tiling.block_k);
+    for (int64 j = keys.begin; j < keys.end; j = (j / reach + 1) * reach) {
+      attend_range(count, key_blocks, {j, smaller(keys.end, (j / reach + 1) * reach)}, memory);
     }
     if (task.partial) return;
     for (int i = 0; i < count; ++i) finish_rows(running(memory, i), panels[i], nonfinite);

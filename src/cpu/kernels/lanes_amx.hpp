@@ -53,6 +53,15 @@ struct AmxTiles {
 template <class TileRegisters, class Rounding>
 struct AmxLanes : Avx512Pairs<Rounding> {
   using Tiles = TileRegisters;
+  using Vec = __m512;
+
+  // To nearest, ties up, by instructions that leave the multiplier to the products.
+  static void store_weights(uint32_t* to, Vec even, Vec odd) {
+    const __m512i half = _mm512_set1_epi32(0x8000);
+    const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(even), half), 16);
+    const __m512i high = _mm512_add_epi32(_mm512_castps_si512(odd), half);
+    _mm512_storeu_si512(to, _mm512_mask_blend_epi16(0xaaaaaaaau, low, high));
+  }
 };
 
 }  // namespace

@@ -57,6 +57,16 @@ struct Avx512F32 {
   static Split split(Vec x) {
     return {_mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC), x};
   }
+  // x = mantissa * 2^exponent; 0 and infinity are powers of an infinity.
+  struct Parts {
+    Vec mantissa;  // in [0.75, 1.5)
+    Vec exponent;
+  };
+  static Parts parts(Vec x) {
+    const Vec mantissa = _mm512_getmant_ps(x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
+    const Vec floor = _mm512_getexp_ps(x);
+    return {mantissa, _mm512_mask_add_ps(floor, less(mantissa, set(1)), floor, set(1))};
+  }
   // x * 2^floor(n); 0 below the normal numbers.
   static Vec times_power(Vec x, Vec n) {
     const Mask normal = _mm512_cmp_ps_mask(n, set(-126), _CMP_NLT_UQ);
@@ -280,14 +290,40 @@ struct Avx512Pairs : Avx512F32 {
     return _mm512_castsi512_ps(
         _mm512_or_si512(row(even, even_count), _mm512_slli_epi32(row(odd, odd_count), 16)));
   }
-  // Rounds two rows of f32 to pairs.
-  static void store_rounded_pairs(Unit* to, Vec even, Vec odd) {
+  // Pairs of two whole rows of 32 bf16: those of elements 8 n to 8 n + 3 of each eight, or of the
+  // other four if `upper`, in the order of the rows.
+  static Vec interleaved(const void* even, const void* odd, bool upper) {
+    const __m512i a = _mm512_loadu_si512(even), b = _mm512_loadu_si512(odd);
+    return _mm512_castsi512_ps(upper ? _mm512_unpackhi_epi16(a, b) : _mm512_unpacklo_epi16(a, b));
+  }
+  // The same in the order of the elements: the first or the upper half of the row.
+  static Vec half_of_pairs(const void* even, const void* odd, bool upper) {
+    const __m512i lower =
+        _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
+                         37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i order = upper ? _mm512_add_epi16(lower, _mm512_set1_epi16(16)) : lower;
+    return _mm512_castsi512_ps(
+        _mm512_permutex2var_epi16(_mm512_loadu_si512(even), order, _mm512_loadu_si512(odd)));
+  }
+  // Two rows of f32, rounded to pairs.
+  static Vec rounded_pairs(Vec even, Vec odd) {
     const __m512i both = Rounding::round(even, odd);
     const __m512i order =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, both));
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, both));
   }
+  static void store_rounded_pairs(Unit* to, Vec even, Vec odd) {
+    _mm512_storeu_ps(to, rounded_pairs(even, odd));
+  }
+  // Pairs along a row of bf16, `count` elements of them.
+  static void store_row_units(void* data, int64 offset, int64 count, Vec units) {
+    const __mmask32 lanes = count >= 32 ? ~0u : (1u << count) - 1;
+    _mm512_mask_storeu_epi16(static_cast<uint16_t*>(data) + offset, lanes,
+                             _mm512_castps_si512(units));
+  }
+  // The same for weights, which are not below 0, and whose NaN another sum keeps.
+  static void store_weights(Unit* to, Vec even, Vec odd) { store_rounded_pairs(to, even, odd); }
   // Rounds one row of 32 f32 to bf16, side by side.
   static void store_rounded_row(Unit* to, Vec first, Vec second) {
     _mm512_storeu_si512(to, Rounding::round(first, second));

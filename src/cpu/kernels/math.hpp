@@ -47,8 +47,9 @@ struct WithMath : Base {
     }
   }
 
-  // A handful per row: exactness matters, speed does not.
+  // Once per row: exactness matters more than speed, except where weights are rounded to bf16.
   static Vec log2(Vec x) {
+    if constexpr (Base::kPack > 1) return log2_of_weights(x);
     Real lane[Base::kLanes];
     Base::store(lane, x);
     for (Real& value : lane) value = Real(__builtin_log2(double(value)));
@@ -70,6 +71,20 @@ struct WithMath : Base {
     const Vec expm1 =
         Base::fma(power, Base::mul(exp_minus_one_over(r), r), Base::sub(power, Base::set(1)));
     return Base::with_sign_of(Base::div(expm1, Base::add(expm1, Base::set(2))), x);
+  }
+
+  // By 2 atanh((m - 1) / (m + 1)) / ln 2, to 3e-7 of the result.
+  static Vec log2_of_weights(Vec x) {
+    const auto [mantissa, exponent] = Base::parts(x);
+    const Vec one = Base::set(1);
+    const Vec s = Base::div(Base::sub(mantissa, one), Base::add(mantissa, one));
+    const Vec square = Base::mul(s, s);
+    Vec series = Base::set(Real(1) / 11);
+#pragma GCC unroll 8
+    for (int odd = 9; odd > 0; odd -= 2) {
+      series = Base::fma(series, square, Base::set(Real(1) / Real(odd)));
+    }
+    return Base::fma(Base::mul(s, Base::set(Real(2 / kLn2))), series, exponent);
   }
 
  private:

@@ -79,6 +79,11 @@ template <class L>
   requires kHasTiles<L>
 struct TileSession<L> : L::Tiles::Session {};
 
+// What vector units do while tile registers multiply: a step after each product of tiles.
+struct Nothing {
+  REGARD_INLINE void step() {}
+};
+
 template <class L, Result result, int T>
 REGARD_INLINE void begin_sum(typename L::Tiles& tiles, const typename L::Real* c, int64 row_bytes) {
   if constexpr (result == Result::add) {
@@ -89,8 +94,9 @@ REGARD_INLINE void begin_sum(typename L::Tiles& tiles, const typename L::Real* c
 }
 
 // C of M x N tiles, at most 2 x 2, in tiles 0 to 3; A in 4 and 5, B in 6 and 7.
-template <class L, int M, int N, Result result>
-REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p, int64 first) {
+template <class L, int M, int N, Result result, class Beside>
+REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p, int64 first,
+                                  Beside& beside) {
   constexpr int64 kSide = L::kLanes, kSize = 4;  // bytes of a Unit and of a Real
   const int64 a_row = p.lda * kSize, b_row = p.ldb * kSize, c_row = p.ldc * kSize;
   const auto* const a = p.a + first * p.lda;
@@ -104,11 +110,21 @@ REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p,
     tiles.template stream<4>(a + k, a_row);
     tiles.template load<6>(p.b + k * p.ldb, b_row);
     tiles.template multiply_add<0, 4, 6>();
-    if constexpr (N > 1) tiles.template load<7>(p.b + k * p.ldb + kSide, b_row);
-    if constexpr (N > 1) tiles.template multiply_add<1, 4, 7>();
-    if constexpr (M > 1) tiles.template stream<5>(a + kSide * p.lda + k, a_row);
-    if constexpr (M > 1) tiles.template multiply_add<2, 5, 6>();
-    if constexpr (M > 1 && N > 1) tiles.template multiply_add<3, 5, 7>();
+    beside.step();
+    if constexpr (N > 1) {
+      tiles.template load<7>(p.b + k * p.ldb + kSide, b_row);
+      tiles.template multiply_add<1, 4, 7>();
+      beside.step();
+    }
+    if constexpr (M > 1) {
+      tiles.template stream<5>(a + kSide * p.lda + k, a_row);
+      tiles.template multiply_add<2, 5, 6>();
+      beside.step();
+    }
+    if constexpr (M > 1 && N > 1) {
+      tiles.template multiply_add<3, 5, 7>();
+      beside.step();
+    }
   }
   tiles.template store<0>(c, c_row);
   if constexpr (N > 1) tiles.template store<1>(c + kSide, c_row);
@@ -118,8 +134,8 @@ REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p,
 
 // Two tiles of k, and C two tiles wide: B stays in tiles 4 to 7. Each sum is stored as soon as it
 // is there, because a store takes as long as a product and runs next to it.
-template <class L, Result result>
-REGARD_INLINE void multiply_short(typename L::Tiles& tiles, const Product<L>& p) {
+template <class L, Result result, class Beside>
+REGARD_INLINE void multiply_short(typename L::Tiles& tiles, const Product<L>& p, Beside& beside) {
   constexpr int64 kSide = L::kLanes, kSize = 4;
   const int64 a_row = p.lda * kSize, b_row = p.ldb * kSize, c_row = p.ldc * kSize;
   const auto* const second = p.b + kSide * p.ldb;
@@ -134,37 +150,43 @@ REGARD_INLINE void multiply_short(typename L::Tiles& tiles, const Product<L>& p)
     begin_sum<L, result, 1>(tiles, c + kSide, c_row);
     tiles.template stream<2>(a, a_row);
     tiles.template multiply_add<0, 2, 4>();
+    beside.step();
     tiles.template multiply_add<1, 2, 5>();
+    beside.step();
     tiles.template stream<3>(a + kSide, a_row);
     tiles.template multiply_add<0, 3, 6>();
     tiles.template store<0>(c, c_row);
+    beside.step();
     tiles.template multiply_add<1, 3, 7>();
     tiles.template store<1>(c + kSide, c_row);
+    beside.step();
   }
 }
 
-template <class L, int N, Result result>
-REGARD_INLINE void multiply_in_tiles(const Product<L>& p) {
+template <class L, int N, Result result, class Beside>
+REGARD_INLINE void multiply_in_tiles(const Product<L>& p, Beside& beside) {
   constexpr int64 kSide = L::kLanes;
   typename L::Tiles tiles;
   if constexpr (N == 2) {
-    if (p.k > kSide && p.k <= 2 * kSide) return multiply_short<L, result>(tiles, p);
+    if (p.k > kSide && p.k <= 2 * kSide) return multiply_short<L, result>(tiles, p, beside);
   }
   int64 first = 0;
   for (; first + kSide < p.m; first += 2 * kSide) {
-    multiply_tiles<L, 2, N, result>(tiles, p, first);
+    multiply_tiles<L, 2, N, result>(tiles, p, first, beside);
   }
-  if (first < p.m) multiply_tiles<L, 1, N, result>(tiles, p, first);
+  if (first < p.m) multiply_tiles<L, 1, N, result>(tiles, p, first, beside);
 }
 
 // ----------------------------------------------------------------------------------------- both
 
 // C is N vectors wide.
-template <class L, int N, Walk walk, Result result>
-[[gnu::noinline]] void multiply(const Product<L> p) {
+template <class L, int N, Walk walk, Result result, class Beside>
+[[gnu::noinline]] void multiply(const Product<L> p, Beside& beside) {
   if constexpr (kHasTiles<L>) {
     static_assert(walk == Walk::rows);
-    multiply_in_tiles<L, N, result>(p);
+    Beside in_registers = beside;
+    multiply_in_tiles<L, N, result>(p, in_registers);
+    beside = in_registers;
   } else {
     int64 first = 0;
     for (; first + L::kRows <= p.m; first += L::kRows) {
@@ -175,20 +197,32 @@ template <class L, int N, Walk walk, Result result>
   }
 }
 
-// C and B are `vectors` vectors wide.
-template <class L, Walk walk, Result result>
-void multiply_wide(Product<L> p, int64 vectors) {
+template <class L, int N, Walk walk, Result result>
+void multiply(const Product<L>& p) {
+  Nothing nothing;
+  multiply<L, N, walk, result>(p, nothing);
+}
+
+// C and B are `vectors` vectors wide. Vectors without tile registers leave `beside` as it is.
+template <class L, Walk walk, Result result, class Beside>
+void multiply_wide(Product<L> p, int64 vectors, Beside& beside) {
   constexpr int N = L::kVectors;
   for (; vectors >= N; vectors -= N) {
-    multiply<L, N, walk, result>(p);
+    multiply<L, N, walk, result>(p, beside);
     p.b += N * L::kLanes;
     p.c += N * L::kLanes;
   }
   for (; vectors > 0; --vectors) {
-    multiply<L, 1, walk, result>(p);
+    multiply<L, 1, walk, result>(p, beside);
     p.b += L::kLanes;
     p.c += L::kLanes;
   }
+}
+
+template <class L, Walk walk, Result result>
+void multiply_wide(const Product<L>& p, int64 vectors) {
+  Nothing nothing;
+  multiply_wide<L, walk, result>(p, vectors, nothing);
 }
 
 }  // namespace

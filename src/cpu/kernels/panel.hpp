@@ -36,10 +36,6 @@ struct Panel {
   Interval common;           // keys that every lane sees
   TileKeys tile;             // of the block at hand
   MaskBits mask;
-
-  REGARD_INLINE bool sees_all(int64 begin, int64 end) const {
-    return common.begin <= begin && end <= common.end;
-  }
 };
 
 // A kv head of one sequence: what all tasks of it have in common.
@@ -182,7 +178,15 @@ void pack_pairs(typename L::Unit* to, int64 width, const View& view, int64 dim, 
       }
     } else {
       const int64 odd = row + 1 < rows ? offset(row + 1) : kNoRow;
-      for (int64 d = 0; d < width; d += L::kLanes) {
+      const bool whole = view.type == Type::bf16 && even != kNoRow && odd != kNoRow;
+      const auto* const data = static_cast<const uint16*>(view.data);
+      int64 d = 0;
+      for (; whole && d + 2 * L::kLanes <= dim; d += 2 * L::kLanes) {
+        auto* const to_whole = reinterpret_cast<typename L::Real*>(out + d);
+        L::store(to_whole, L::half_of_pairs(data + even + d, data + odd + d, false));
+        L::store(to_whole + L::kLanes, L::half_of_pairs(data + even + d, data + odd + d, true));
+      }
+      for (; d < width; d += L::kLanes) {
         L::store(reinterpret_cast<typename L::Real*>(out + d),
                  load_pairs<L>(view, dim, d, even, odd));
       }
@@ -190,8 +194,29 @@ void pack_pairs(typename L::Unit* to, int64 width, const View& view, int64 dim, 
   }
 }
 
-// The same, transposed: to[dim][row_units], for products that take rows alone. Zeros after the last
-// row, up to a whole tile.
+// 32 rows of 32 bf16, transposed: to[32][row_units].
+template <class L>
+void pack_whole_tile(typename L::Unit* to, int64 row_units, const View& view, int64 d,
+                     const int64* begin) {
+  const auto* const data = static_cast<const uint16*>(view.data) + d;
+#pragma GCC unroll 2
+  for (int upper = 0; upper < 2; ++upper) {
+    typename L::Vec tile[L::kLanes];
+#pragma GCC unroll 16
+    for (int t = 0; t < L::kLanes; ++t) {
+      tile[t] = L::interleaved(data + begin[2 * t], data + begin[2 * t + 1], upper);
+    }
+    L::transpose(tile);
+#pragma GCC unroll 16
+    for (int t = 0; t < L::kLanes; ++t) {
+      const int64 element = t / 4 * 8 + upper * 4 + t % 4;
+      L::store(reinterpret_cast<typename L::Real*>(to + element * row_units), tile[t]);
+    }
+  }
+}
+
+// What pack_pairs makes, transposed: to[dim][row_units], for products that take rows alone. Zeros
+// after the last row, up to a whole tile.
 template <class L, class OffsetOf>
 void pack_columns(typename L::Unit* to, int64 row_units, const View& view, int64 dim, int64 rows,
                   OffsetOf offset) {
@@ -199,7 +224,12 @@ void pack_columns(typename L::Unit* to, int64 row_units, const View& view, int64
     int64 begin[kTileElements<L>];
     for (int64 r = 0; r < kTileElements<L>; ++r)
       begin[r] = row + r < rows ? offset(row + r) : kNoRow;
-    for (int64 d = 0; d < dim; d += L::kLanes) {
+    const bool whole = view.type == Type::bf16 && row + kTileElements<L> <= rows;
+    int64 d = 0;
+    for (; whole && d + kTileElements<L> <= dim; d += kTileElements<L>) {
+      pack_whole_tile<L>(to + d * row_units + row / L::kPack, row_units, view, d, begin);
+    }
+    for (; d < dim; d += L::kLanes) {
       typename L::Vec tile[L::kLanes];
 #pragma GCC unroll 16
       for (int t = 0; t < L::kLanes; ++t) {
@@ -260,10 +290,18 @@ void pack_lanes(typename L::Unit* to, const HeadContext& context, const Panel& p
     for (int t = 0; t < L::kLanes; ++t) {
       offset[t] = context.offset_q(view, panel, v * L::kLanes + t);
     }
+    // Whole tiles of pairs are read without a mask.
+    const bool whole = L::kPack > 1 && view.type == Type::bf16 &&
+                       dim % (L::kLanes * L::kPack) == 0 && (v + 1) * L::kLanes <= panel.rows;
     for (int64 u = 0; u < units; u += L::kLanes) {
       typename L::Vec tile[L::kLanes];
 #pragma GCC unroll 16
-      for (int t = 0; t < L::kLanes; ++t) {
+      for (int t = 0; t < L::kLanes && whole; ++t) {
+        const auto* const row = static_cast<const uint16*>(view.data) + offset[t] + L::kPack * u;
+        tile[t] = L::load(reinterpret_cast<const typename L::Real*>(row));
+      }
+#pragma GCC unroll 16
+      for (int t = 0; t < L::kLanes && !whole; ++t) {
         const bool used = v * L::kLanes + t < panel.rows;
         if constexpr (L::kPack == 1) {
           tile[t] = used ? L::load_as(view.type, view.data, offset[t] + u, dim - u) : L::set(0);
@@ -288,15 +326,53 @@ uint64 nonfinite_lanes(const typename L::Real* sums, const Panel& panel, int64 d
   constexpr int kWidth = L::kLanes * L::kVectors;
   uint64 finite = ~uint64(0);
   for (int v = 0; v < vectors_of<L>(panel); ++v) {
-    auto zeros = L::set(0);  // x - x is 0 for every finite x, and NaN for the others
-    for (int64 d = 0; d < dim; ++d) {
-      const auto x = L::load(sums + d * kWidth + v * L::kLanes);
-      zeros = L::add(zeros, L::sub(x, x));
+    typename L::Vec zero[4];  // x - x is 0 for every finite x, and NaN for the others
+#pragma GCC unroll 4
+    for (auto& sum : zero) sum = L::set(0);
+    for (int64 d = 0; d < dim; d += 4) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const auto x = L::load(sums + smaller(d + i, dim - 1) * kWidth + v * L::kLanes);
+        zero[i] = L::add(zero[i], L::sub(x, x));
+      }
     }
+    const auto zeros = L::add(L::add(zero[0], zero[1]), L::add(zero[2], zero[3]));
     const uint64 lanes = ((uint64(1) << L::kLanes) - 1) << (v * L::kLanes);
     finite &= ~lanes | L::bits_of(L::equal(zeros, L::set(0))) << (v * L::kLanes);
   }
   return ~finite & ((uint64(1) << panel.rows) - 1);
+}
+
+// Writes sums[dim][panel], each lane times factor[lane], to rows of bf16. Pairs are rounded before
+// they are transposed.
+template <class L>
+void store_rounded_lanes(const typename L::Real* sums, const typename L::Real* factor,
+                         const HeadContext& context, const Panel& panel, const View& view,
+                         int64 dim) {
+  constexpr int kWidth = L::kLanes * L::kVectors;
+  for (int v = 0; v < vectors_of<L>(panel); ++v) {
+    const auto scale = L::load(factor + v * L::kLanes);
+    const int rows = int(smaller<int64>(L::kLanes, panel.rows - v * L::kLanes));
+    int64 offset[L::kLanes];
+    for (int t = 0; t < rows; ++t) {
+      offset[t] = context.offset_q(view, panel, v * L::kLanes + t);
+    }
+    const auto scaled = [&](int64 d) {
+      return L::mul(L::load(sums + smaller(d, dim - 1) * kWidth + v * L::kLanes), scale);
+    };
+    for (int64 d = 0; d < dim; d += L::kLanes * L::kPack) {
+      typename L::Vec tile[L::kLanes];
+#pragma GCC unroll 16
+      for (int t = 0; t < L::kLanes; ++t) {
+        tile[t] = L::rounded_pairs(scaled(d + 2 * t), scaled(d + 2 * t + 1));
+      }
+      L::transpose(tile);
+#pragma GCC unroll 16
+      for (int t = 0; t < L::kLanes; ++t) {
+        if (t < rows) L::store_row_units(view.data, offset[t] + d, dim - d, tile[t]);
+      }
+    }
+  }
 }
 
 // Writes sums[dim][panel], each lane times factor[lane], to the rows of a tensor, and adds what
@@ -307,6 +383,11 @@ void store_lanes(const typename L::Real* sums, const typename L::Real* factor,
                  const HeadContext& context, const Panel& panel, const View& view, int64 dim,
                  const typename L::Real* held, uint64 skip) {
   constexpr int kWidth = L::kLanes * L::kVectors;
+  if constexpr (L::kPack > 1) {
+    if (view.type == Type::bf16 && !held && skip == 0) {
+      return store_rounded_lanes<L>(sums, factor, context, panel, view, dim);
+    }
+  }
   for (int v = 0; v < L::kVectors && v * L::kLanes < panel.rows; ++v) {
     const auto scale = L::load(factor + v * L::kLanes);
     for (int64 d = 0; d < dim; d += L::kLanes) {

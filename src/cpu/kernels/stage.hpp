@@ -67,9 +67,9 @@ void stage_tile(typename L::Real* to, const HeadContext& context, const Panel& p
   }
 }
 
-// For each key, bits of the lanes that see it, as far as intervals say.
+// For each key, bits of the lanes that see it, as far as intervals say; all see the first `open`.
 template <class L>
-void stage_intervals(uint64* visible, const Panel& panel, Interval keys) {
+void stage_intervals(uint64* visible, const Panel& panel, Interval keys, int64 open) {
   using Real = typename L::Real;
   constexpr int kWidth = L::kLanes * L::kVectors;
   const int64 count = keys.end - keys.begin;
@@ -78,7 +78,8 @@ void stage_intervals(uint64* visible, const Panel& panel, Interval keys) {
     begin[lane] = Real(clamp_to<int64>(panel.keys[lane].begin - keys.begin, 0, count));
     end[lane] = Real(clamp_to<int64>(panel.keys[lane].end - keys.begin, 0, count));
   }
-  for (int64 j = 0; j < count; ++j) {
+  for (int64 j = 0; j < open; ++j) visible[j] = ~uint64(0);
+  for (int64 j = open; j < count; ++j) {
     const auto key = L::set(Real(j));
     uint64 bits = 0;
 #pragma GCC unroll 4
@@ -188,19 +189,22 @@ void stage_dropout(uint64* kept_bits, const HeadContext& context, const Panel& p
   }
 }
 
-// Fills the stage for the panel's tile; returns whether some pair in it may be hidden.
+// Fills the stage for the panel's tile; returns how many keys, from the first on, every row sees.
+// stage.visible is filled if these are not all.
 template <class L>
-bool stage_block(const Stage<typename L::Real>& stage, const HeadContext& context,
-                 const Panel& panel) {
+int64 stage_block(const Stage<typename L::Real>& stage, const HeadContext& context,
+                  const Panel& panel) {
   using Real = typename L::Real;
   const Features on = context.problem.features;
   const auto& [keys, mask_hides, row_spans_hide, key_spans_hide] = panel.tile;
   const int64 count = keys.end - keys.begin;
   // Unused lanes are hidden, because their zeros times an infinite key would be NaN.
-  const bool may_hide = panel.rows < L::kLanes * L::kVectors ||
-                        !panel.sees_all(keys.begin, keys.end) || mask_hides || row_spans_hide ||
-                        key_spans_hide || on.bias;
-  if (may_hide) stage_intervals<L>(stage.visible, panel, keys);
+  const bool pairs_hide = panel.rows < L::kLanes * L::kVectors || mask_hides || row_spans_hide ||
+                          key_spans_hide || on.bias;
+  const int64 open = pairs_hide || panel.common.begin > keys.begin
+                         ? 0
+                         : clamp_to<int64>(panel.common.end - keys.begin, 0, count);
+  if (open < count) stage_intervals<L>(stage.visible, panel, keys, open);
   if (row_spans_hide) hide_by_row_spans(stage, context, panel, keys);
   if (key_spans_hide) hide_by_key_spans(stage.visible, context, panel, keys);
   if (mask_hides) {
@@ -212,7 +216,7 @@ bool stage_block(const Stage<typename L::Real>& stage, const HeadContext& contex
     hide_where<L>(stage.visible, stage.bias, -Real(__builtin_huge_val()), count);
   }
   if (on.dropout) stage_dropout<L>(stage.kept, context, panel, keys);
-  return may_hide;
+  return open;
 }
 
 // The problem's scale and softcap, in the arithmetic of the lanes.

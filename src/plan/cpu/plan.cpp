@@ -24,6 +24,10 @@ CpuTiling tiling_for(const Problem& p, CpuShape shape) {
     // Rows that share a packed key block. Tile products are quick, and packing is not.
     t.block_q = round_up(shape.tiles ? 256 : 128, panel);
     t.block_k = size <= 512 ? 128 : 64;
+    // Packed values of 64 blocks at most stay in a core's second cache.
+    const int64 most = smaller<int64>(64, (1 << 18) / (t.block_k * larger<int64>(1, size)));
+    t.pack_k = t.block_k * (shape.tiles ? larger<int64>(1, most) : 1);
+    t.pack_k = smaller(t.pack_k, round_up(larger<int64>(1, p.sizes.len_k), t.block_k));
     t.chunk_k = 4096;
   }
   return t;

@@ -24,6 +24,7 @@ struct CpuTiling {
   CpuShape shape;
   int64 block_q = 0;  // query rows of a task: they share packed keys
   int64 block_k = 0;  // keys of a score tile
+  int64 pack_k = 0;   // forward: keys that are packed for all rows of a task, whole blocks
   int64 chunk_k = 0;  // keys of a backward task; and of a forward one whose few rows are split
 };
 
@@ -110,12 +111,13 @@ struct ForwardScratch {
   int64 panels;   // [block_q / panel] Panel
   int64 queries;  // [block_q / panel][units(dim)][panel] Unit
   int64 partial;  // [block_q / panel] PartialLayout
-  int64 keys;     // [block_k][padded_units(dim)] Unit
-  int64 values;   // [block_k / pack][padded(dim_v)] Unit; for tiles transposed
-  int64 scores;   // [block_k][panel]
-  int64 weights;  // [block_k / pack][panel] Unit
+  int64 keys;     // [pack_k][padded_units(dim)] Unit
+  int64 values;   // [pack_k / block_k][block_k / pack][padded(dim_v)] Unit; for tiles transposed
+  int64 tiles;    // [kTileBuffers or 1][block_k][panel] scores, then weights
   int64 size;
 };
+// Tile products of two steps run next to the exponentials of a third.
+inline constexpr int kTileBuffers = 2;
 REGARD_INLINE ForwardScratch forward_scratch(const CpuTiling& t, HeadSizes d) {
   const CpuShape& s = t.shape;
   const int64 panels = divide_up(t.block_q, s.panel()), width = s.panel();
@@ -125,10 +127,9 @@ REGARD_INLINE ForwardScratch forward_scratch(const CpuTiling& t, HeadSizes d) {
   x.panels = l.take(panels * kPanelBytes);
   x.queries = l.take(panels * padded_units(s, d.dim) * width * s.unit_size);
   x.partial = l.take(panels * partial_layout(t, d).size);
-  x.keys = l.take(t.block_k * padded_units(s, d.dim) * s.unit_size);
-  x.values = l.take(units(s, t.block_k) * padded(s, d.dim_v) * s.unit_size);
-  x.scores = l.take(t.block_k * width * s.real_size);
-  x.weights = l.take(units(s, t.block_k) * width * s.unit_size);
+  x.keys = l.take(t.pack_k * padded_units(s, d.dim) * s.unit_size);
+  x.values = l.take(units(s, t.pack_k) * padded(s, d.dim_v) * s.unit_size);
+  x.tiles = l.take((s.tiles ? kTileBuffers : 1) * t.block_k * width * s.real_size);
   x.size = l.size();
   return x;
 }
