@@ -191,9 +191,9 @@ class Pass {
   std::byte *keys_, *sums_, *parts_;
 };
 
-void require_host(const Run& run) {
-  if (run.device.kind == Device::Kind::cpu) return;
-  refuse("device", "a GPU", "distributed calls run on the CPU only", Code::unsupported);
+std::unique_ptr<Memory> memory_for(const Part& part, const Run& run) {
+  const auto bytes = std::size_t(part.workspace());
+  return run.device.kind == Device::Kind::cpu ? host_memory(bytes, run) : device_memory(bytes, run);
 }
 
 }  // namespace
@@ -206,10 +206,11 @@ void forward(const Attention& a, const ForwardOutputs& to, const Plan& plan,
   check_collectives(ranks, plan.ranks());
   agree(ranks, [&] {
     check_memory(ranks, run);
-    require_host(run);
     part = std::make_unique<Part>(a, plan, ranks.rank, run);
     part->describe_forward(to);
-    memory = host_memory(std::size_t(part->workspace()), run);
+    memory = memory_for(*part, run);
+    memory->require_reachable("k", a.k);
+    memory->require_reachable("v", a.v);
     return part->facts();
   });
   Pass pass(*part, ranks, run, *memory);
@@ -225,10 +226,14 @@ void backward(const Attention& a, const BackwardInputs& from, const Gradients& t
   check_collectives(ranks, plan.ranks());
   agree(ranks, [&] {
     check_memory(ranks, run);
-    require_host(run);
     part = std::make_unique<Part>(a, plan, ranks.rank, run);
     part->describe_backward(from, to);
-    memory = host_memory(std::size_t(part->workspace()), run);
+    memory = memory_for(*part, run);
+    memory->require_reachable("k", a.k);
+    memory->require_reachable("v", a.v);
+    memory->require_reachable("dk", to.dk);
+    memory->require_reachable("dv", to.dv);
+    memory->require_reachable("dsink", to.dsink);
     return part->facts();
   });
   Pass pass(*part, ranks, run, *memory);
@@ -241,7 +246,6 @@ void backward(const Attention& a, const BackwardInputs& from, const Gradients& t
 
 std::size_t workspace(const Attention& a, const ForwardOutputs& to, const Plan& plan, int rank,
                       const Run& run) {
-  require_host(run);
   Part part(a, plan, rank, run);
   part.describe_forward(to);
   return std::size_t(part.workspace());
@@ -249,7 +253,6 @@ std::size_t workspace(const Attention& a, const ForwardOutputs& to, const Plan& 
 
 std::size_t workspace(const Attention& a, const BackwardInputs& from, const Gradients& to,
                       const Plan& plan, int rank, const Run& run) {
-  require_host(run);
   Part part(a, plan, rank, run);
   part.describe_backward(from, to);
   return std::size_t(part.workspace());

@@ -97,6 +97,7 @@ class HostMemory final : public Memory {
   std::byte* workspace() override { return begin_; }
   const void* table(const void* host, std::size_t, void*) override { return host; }
   void zero(void* to, std::size_t bytes) override { std::memset(to, 0, bytes); }
+  void require_reachable(const char*, const Tensor&) override {}
 
   void write(const Tensor& from, const Tensor& to, bool add) override {
     const std::int64_t rows = to.sizes[0] * to.sizes[1] * to.sizes[2], count = to.sizes[3];

@@ -25,8 +25,8 @@ void check_collectives(const Collectives&, int ranks);
 void check_memory(const Collectives&, const Run&);
 
 // Calls `check`, which returns what has to be equal on all ranks, or throws. Then the ranks tell
-// each other: if one has thrown, all do, the others with its text; and where facts differ. Messages
-// lie in host memory.
+// each other: if one has thrown, all do, the others with its text; and where facts differ. On GPUs
+// each rank is alone with its check, because hearing of the others would wait for the stream.
 void agree(const Collectives&, const std::function<std::string()>& check);
 
 }  // namespace regard::distributed

@@ -24,6 +24,7 @@ const WholeCase kProblem = {.settings = {.type = f64,
                                          .len_k = 389,
                                          .causal = Causal::top_left,
                                          .bias = f64,
+                                         .bias_broadcast = {true, true, false, false},
                                          .sink = true,
                                          .dlse = true}};
 
