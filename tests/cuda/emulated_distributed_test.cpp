@@ -1,9 +1,10 @@
-// Ranks on the emulated GPU: the library's own calls, whose kernels run on the CPU, against
-// float64.
+// Ranks on the emulated GPU, over the tests' own NCCL: the library's calls, whose kernels run on
+// the CPU, against float64.
 #include <string>
 #include <vector>
 
 #include "tests/cuda/fake.hpp"
+#include "tests/distributed/fake_nccl.hpp"
 #include "tests/distributed/rank_case.hpp"
 #include "tests/distributed/thread_ranks.hpp"
 
@@ -49,8 +50,8 @@ void check_case(const FakeCuda& fake, const WholeCase& problem, int size) {
     for (const Array* x : arrays_of(part)) give_to_device(fake, *x);
   }
   const auto errors = on_ranks(size, [&](int rank) {
-    distributed::Collectives ranks = mail.of(rank);
-    ranks.memory = Device::Kind::cuda;
+    FakeCommunicator communicator{.ranks = mail.of(rank)};
+    const distributed::Collectives ranks = distributed::nccl_collectives(&communicator);
     parts[std::size_t(rank)].forward(plan, ranks, {.device = cuda(0)});
     parts[std::size_t(rank)].backward(plan, ranks, {.device = cuda(0)});
   });
@@ -114,15 +115,24 @@ TEST_CASE("ranks on a GPU: memory that the device does not reach") {
   const distributed::Plan plan = problem.plan(2);
   const RankCase part(whole, plan, 0);
   Mail mail(2);
-  distributed::Collectives ranks = mail.of(0);
-  ranks.memory = Device::Kind::cuda;
-  try {
-    part.forward(plan, ranks, {.device = cuda(0)});
-    FAIL_CHECK("was accepted");
-  } catch (const Error& error) {
-    CHECK(error.argument() == "k");
-  }
+  FakeCommunicator communicator{.ranks = mail.of(0)};
+  const distributed::Collectives ranks = distributed::nccl_collectives(&communicator);
+  const auto refused = [&](const Run& run) {
+    try {
+      part.forward(plan, ranks, run);
+    } catch (const Error& error) {
+      return error.argument();
+    }
+    return std::string("accepted");
+  };
+  CHECK(refused({.device = cuda(0)}) == "k");
+  CHECK(refused({.device = chip("sm_90")}) == "collectives.memory");
+  CHECK(refused({}) == "collectives.memory");
   CHECK(mail.is_empty());
+  for (const Array* x : arrays_of(part)) give_to_device(fake, *x);
+  communicator.fails = true;
+  CHECK(refused({.device = cuda(0)}) == "collectives.exchange");
+  for (const Array* x : arrays_of(part)) take_from_device(fake, *x);
 }
 
 TEST_SUITE_END();

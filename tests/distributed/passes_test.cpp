@@ -90,6 +90,8 @@ void check_case(const WholeCase& problem, double most = 1e-12,
 
 void check_masks(const Settings& given, double most = 1e-12) {
   Settings s = settings(given);
+  s.heads_q = 2;
+  s.heads_kv = 1;
   check_case({.settings = s}, most);
   s.causal = Causal::bottom_right;
   check_case({.settings = s}, most);

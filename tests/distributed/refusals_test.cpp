@@ -1,4 +1,5 @@
 // Wrong calls: every rank throws, nothing is written, and nobody waits for ever.
+#include <dlfcn.h>
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -239,6 +240,21 @@ TEST_CASE("refused: an exchange that fails") {
     });
     CHECK(errors[1] == "collectives.exchange = rank 1 of 3: the wire is cut");
     CHECK(errors[0] == "collectives.exchange = rank 0 of 3: nothing came");
+  }
+}
+
+TEST_CASE("refused: NCCL that is not here") {
+  CHECK_THROWS_WITH_AS(distributed::nccl_collectives(nullptr),
+                       "communicator = null: must be an ncclComm_t", Error);
+  if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL)) return;
+  int communicator = 0;
+  try {
+    distributed::nccl_collectives(&communicator);
+    FAIL_CHECK("was accepted");
+  } catch (const Error& error) {
+    CHECK(int(error.code()) == int(Code::unavailable));
+    CHECK(std::string(error.what()).find("libnccl.so.2 was not found; `pip install") !=
+          std::string::npos);
   }
 }
 
