@@ -18,7 +18,6 @@ namespace {
 using regard::distributed::Receive;
 using regard::distributed::Send;
 
-// [exchange]
 // Both processes send and receive at once: a pipe holds less than a message.
 const char* exchange(void* self, const Send* send, std::size_t send_count, const Receive* receive,
                      std::size_t receive_count, void*) {
@@ -48,7 +47,6 @@ const char* exchange(void* self, const Send* send, std::size_t send_count, const
   }
   return nullptr;
 }
-// [/exchange]
 
 int attend(int rank, int socket) {
   Sequence whole(kLength);

@@ -8,6 +8,7 @@
 #include "cuda/reachable.hpp"
 #include "cuda/workspace.hpp"
 #include "distributed/memory.hpp"
+#include "plan/cuda/write_rows.hpp"
 #include "problem/refuse.hpp"
 
 namespace regard::distributed {
@@ -24,15 +25,6 @@ View view_of(const Tensor& x) {
       .data = x.data,
       .type = x.type,
       .strides = {.batch = x.strides[0], .head = x.strides[1], .row = x.strides[2], .column = 1}};
-}
-
-KernelConfig config_for(const Tensor& from, const Tensor& to) {
-  const bool is_wide = from.type == Type::f64 || to.type == Type::f64;
-  return {.kernel = Kernel::write_rows,
-          .family = Family::simt,
-          .level = 50,
-          .type = is_wide ? Type::f64 : Type::f32,
-          .tiling = {.rows = 32, .keys = 0, .warps = 4, .stages = 1}};
 }
 
 class DeviceMemory final : public Memory {
@@ -66,12 +58,11 @@ class DeviceMemory final : public Memory {
   }
 
   void write(const Tensor& from, const Tensor& to, bool add) override {
-    constexpr std::int64_t kMostBlocks = std::numeric_limits<std::int32_t>::max();
+    constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
     const std::int64_t rows = to.sizes[0] * to.sizes[1] * to.sizes[2];
     if (rows == 0 || to.sizes[3] == 0) return;
-    const KernelConfig config = config_for(from, to);
-    const std::int64_t blocks = divide_up(rows, config.tiling.rows);
-    require(blocks <= kMostBlocks, "blocks", blocks, "a grid has at most 2^31 - 1");
+    require(rows <= kMostRows, "rows", rows, "are more than a grid has blocks for");
+    const CudaLaunch launch = write_rows_launch(from.type, to.type, rows);
     KernelParams params;
     Problem& p = params.problem;
     p.sizes = {
@@ -79,10 +70,7 @@ class DeviceMemory final : public Memory {
     p.q = view_of(from);
     p.out = view_of(to);
     p.accumulate = add;
-    const CudaLaunch launch{.config = config,
-                            .grid = {.tiles = std::int32_t(blocks)},
-                            .threads = config.tiling.warps * 32};
-    launch_kernel(d_, launch, loaded(config), params, nullptr, stream_, run_.device.index);
+    launch_kernel(d_, launch, loaded(launch.config), params, nullptr, stream_, run_.device.index);
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "plan/cuda/planner.hpp"
+#include "plan/cuda/write_rows.hpp"
 #include "problem/describe.hpp"
 
 namespace regard {
@@ -185,6 +186,8 @@ std::vector<KernelConfig> representative_kernels(const Chip& chip) {
       kernels.push_back(launch.config);
     }
   }
+  kernels.push_back(write_rows_config(Type::f32, Type::f32));
+  kernels.push_back(write_rows_config(Type::f64, Type::f64));
   remove_repetitions(kernels);
   return kernels;
 }
