@@ -30,7 +30,8 @@ Tensor columns(Tensor x, const Rows& keys) {
 }
 
 bool is_over_keys(const Tensor& x) {
-  return x.given() && x.rank >= 1 && x.sizes[std::size_t(x.rank - 1)] != 1;
+  const bool has_columns = x.given() && x.rank >= 1 && x.rank <= Tensor::kMaxRank;
+  return has_columns && x.sizes[std::size_t(x.rank - 1)] != 1;
 }
 
 // Memory that does not exist yet: no caller's tensor lies there.
@@ -87,7 +88,7 @@ void Part::check_rows() const {
   check("k", a_.k, w.heads_kv, w.head_size);
   check("v", a_.v, w.heads_kv, w.head_size_v);
   for (const auto& [name, x] : {std::pair{"bias", &a_.bias}, std::pair{"mask", &a_.mask}}) {
-    if (!is_over_keys(*x) || x->rank > Tensor::kMaxRank) continue;
+    if (!is_over_keys(*x)) continue;
     if (x->sizes[std::size_t(x->rank - 1)] == w.length) continue;
     refuse(
         name, *x,

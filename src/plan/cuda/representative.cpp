@@ -187,7 +187,6 @@ std::vector<KernelConfig> representative_kernels(const Chip& chip) {
     }
   }
   kernels.push_back(write_rows_config(Type::f32, Type::f32));
-  kernels.push_back(write_rows_config(Type::f64, Type::f64));
   remove_repetitions(kernels);
   return kernels;
 }
