@@ -3,6 +3,8 @@
 //
 // Keys come again for the backward pass, so that a rank keeps no more than its own between the two.
 #include <algorithm>
+#include <initializer_list>
+#include <utility>
 
 #include "distributed/memory.hpp"
 #include "distributed/part.hpp"
@@ -196,6 +198,12 @@ std::unique_ptr<Memory> memory_for(const Part& part, const Run& run) {
   return run.device.kind == Device::Kind::cpu ? host_memory(bytes, run) : device_memory(bytes, run);
 }
 
+// Of all tensors, before anything is sent.
+void require_reachable(Memory& memory,
+                       std::initializer_list<std::pair<const char*, const Tensor&>> tensors) {
+  for (const auto& [name, tensor] : tensors) memory.require_reachable(name, tensor);
+}
+
 }  // namespace
 
 void forward(const Attention& a, const ForwardOutputs& to, const Plan& plan,
@@ -209,8 +217,15 @@ void forward(const Attention& a, const ForwardOutputs& to, const Plan& plan,
     part = std::make_unique<Part>(a, plan, ranks.rank, run);
     part->describe_forward(to);
     memory = memory_for(*part, run);
-    memory->require_reachable("k", a.k);
-    memory->require_reachable("v", a.v);
+    require_reachable(*memory, {{"q", a.q},
+                                {"k", a.k},
+                                {"v", a.v},
+                                {"bias", a.bias},
+                                {"mask", a.mask},
+                                {"alibi_slopes", a.alibi_slopes},
+                                {"sink", a.sink},
+                                {"out", to.out},
+                                {"lse", to.lse}});
     return part->facts();
   });
   Pass pass(*part, ranks, run, *memory);
@@ -229,11 +244,22 @@ void backward(const Attention& a, const BackwardInputs& from, const Gradients& t
     part = std::make_unique<Part>(a, plan, ranks.rank, run);
     part->describe_backward(from, to);
     memory = memory_for(*part, run);
-    memory->require_reachable("k", a.k);
-    memory->require_reachable("v", a.v);
-    memory->require_reachable("dk", to.dk);
-    memory->require_reachable("dv", to.dv);
-    memory->require_reachable("dsink", to.dsink);
+    require_reachable(*memory, {{"q", a.q},
+                                {"k", a.k},
+                                {"v", a.v},
+                                {"bias", a.bias},
+                                {"mask", a.mask},
+                                {"alibi_slopes", a.alibi_slopes},
+                                {"sink", a.sink},
+                                {"out", from.out},
+                                {"lse", from.lse},
+                                {"dout", from.dout},
+                                {"dlse", from.dlse},
+                                {"dq", to.dq},
+                                {"dk", to.dk},
+                                {"dv", to.dv},
+                                {"dbias", to.dbias},
+                                {"dsink", to.dsink}});
     return part->facts();
   });
   Pass pass(*part, ranks, run, *memory);

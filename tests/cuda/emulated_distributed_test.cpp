@@ -125,7 +125,7 @@ TEST_CASE("ranks on a GPU: memory that the device does not reach") {
     }
     return std::string("accepted");
   };
-  CHECK(refused({.device = cuda(0)}) == "k");
+  CHECK(refused({.device = cuda(0)}) == "q");
   CHECK(refused({.device = chip("sm_90")}) == "collectives.memory");
   CHECK(refused({}) == "collectives.memory");
   CHECK(mail.is_empty());
