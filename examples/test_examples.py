@@ -57,3 +57,16 @@ def test_guide_runs() -> None:
 def test_gpu_example_runs() -> None:
     text = output_of(BUILD / "examples/example_gpu_cpp")
     assert re.match(r"no GPU to use: |a mean of ones on the GPU is off by \d\.\de-0[6-9]", text), text
+
+
+def test_distributed_example_runs() -> None:
+    """Both processes compare their rows with one call over the whole sequence."""
+    text = output_of(BUILD / "examples/example_distributed_cpp")
+    found = dict(re.findall(r"rank (\d): (\d+) rows, at most \d\.\de-0[6-9] from one process", text))
+    assert sum(map(int, found.values())) == 1000 and sorted(found) == ["0", "1"], text
+    assert text.count("gather over 2 ranks, 1000 rows dealt zigzag") == 1, text
+
+
+def test_distributed_gpu_example_runs() -> None:
+    text = output_of(BUILD / "examples/example_distributed_gpu_cpp")
+    assert re.match(r"two GPUs are needed, \d found|NCCL is needed: |GPU 0: at most \d\.\de-0[5-9]", text), text

@@ -30,6 +30,11 @@ LAYERS = {
                       "semantics/", "regard/"],
     "src/plan/cuda/kernel": ["plan/cuda/kernel/", "problem/problem.h", "semantics/",
                              "regard/type.hpp"],
+    "src/distributed": ["distributed/", "threads/", "rows/element.hpp", "cuda/driver.hpp",
+                        "cuda/kernel_cache.hpp", "cuda/launch.hpp", "cuda/planning.hpp",
+                        "cuda/reachable.hpp", "cuda/shared_library.hpp", "cuda/workspace.hpp",
+                        "plan/count.h", "plan/cuda/write_rows.hpp", "problem/refuse.hpp",
+                        "semantics/positions.h", "regard/"],
     "src/rows": ["rows/", "problem/", "semantics/", "regard/"],
     "src/system": ["system/"],
     "src/threads": ["threads/", "system/", "problem/refuse.hpp", "regard/"],
@@ -52,7 +57,8 @@ PROCESSOR_HEADER = re.compile(r"(\w*mmintrin|x86intrin|cpuid|arm_\w+)\.h")
 PROCESSOR_FILES = ("src/cpu/kernels/", "src/cpu/processor_", "tests/")
 EVERYTHING = {"src/api.cpp", "src/c_api.cpp"}
 PUBLIC_ONLY = ("cli", "bench", "examples", "python")
-INTERNAL = re.compile(r"(semantics|problem|plan|rows|threads|reference|cpu|cuda|system|src)/")
+INTERNAL = re.compile(
+    r"(semantics|problem|plan|rows|threads|reference|distributed|cpu|cuda|system|src)/")
 
 # The tool prints in one place, where no failure of a stream throws.
 PRINTING = ("cli/output/output.cpp", re.compile(r"\b(stdout|stderr|fmt::print|std::c(out|err)|printf)\b"))

@@ -17,7 +17,9 @@ enum class Code {
   unavailable,       ///< the backend or device is not on this machine
   out_of_memory,     ///< a workspace could not be allocated
   internal,          ///< a bug of this library
-  device_failure,    ///< the driver of the GPU reported a failure; its own words are in the text
+  /// The GPU's driver, or the caller's distributed::Collectives, reported a failure; its own words
+  /// are in the text.
+  device_failure,
 };
 
 /// What every function of the library throws.

@@ -53,6 +53,7 @@ std::string missing_function(const SharedLibrary& library, Driver& d) {
   find("cuMemPoolTrimTo", d.trim_pool);
   find("cuMemsetD8Async", d.fill_async);
   find("cuMemcpyHtoD_v2", d.copy_in);
+  find("cuMemcpyHtoDAsync_v2", d.copy_in_async);
   find("cuMemcpyDtoH_v2", d.copy_out);
   find("cuPointerGetAttributes", d.pointer_attributes);
   find("cuModuleLoadDataEx", d.load_module);

@@ -97,6 +97,7 @@ struct Driver {
   Result (*free_async)(DevicePointer, Stream);
   Result (*fill_async)(DevicePointer, unsigned char, std::size_t, Stream);
   Result (*copy_in)(DevicePointer, const void*, std::size_t);
+  Result (*copy_in_async)(DevicePointer, const void*, std::size_t, Stream);
   Result (*copy_out)(void*, DevicePointer, std::size_t);
   Result (*create_pool)(MemoryPool*, const PoolProperties*);
   Result (*set_pool_attribute)(MemoryPool, int attribute, void* value);

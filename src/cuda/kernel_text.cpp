@@ -43,6 +43,7 @@ constexpr KernelSource kSources[] = {
     {Kernel::combine_dkv, Family::simt, "combine_dkv.cuh", "combine_dkv"},
     {Kernel::row_map, Family::simt, "tile_map.cuh", "tile_map"},
     {Kernel::key_map, Family::simt, "tile_map.cuh", "tile_map"},
+    {Kernel::write_rows, Family::simt, "write_rows.cuh", "write_rows"},
 };
 
 constexpr KernelSource kWideBackward = {Kernel::backward, Family::wgmma, "backward_wide.cuh",

@@ -16,7 +16,9 @@ WARNINGS = [
 ]
 C_STANDARDS = ["c99", "c11", "c17", "c2x"]
 CPP_STANDARDS = ["c++20", "c++2b"]
-CPP_HEADERS = ["regard.hpp", "cuda.hpp", "mask.hpp", "tensor.hpp", "type.hpp", "error.hpp"]
+CPP_HEADERS = [
+    "regard.hpp", "cuda.hpp", "distributed.hpp", "mask.hpp", "tensor.hpp", "type.hpp", "error.hpp",
+]
 USE_OF_C = """
 static regard_attention attention = REGARD_ATTENTION_INIT;
 static regard_run run = REGARD_RUN_INIT;

@@ -52,6 +52,9 @@ LIBRARY = {
     "record name": Edit("src/cuda/record.cpp", r"scale, softcap", ", shift"),
     "record": Edit("src/cuda/record.cpp", r"  if \(softcap != 0\).*\n",
                    "  if (shift != 0) object.add_number(\"shift\", shift);\n"),
+    "ranks name": Edit("src/distributed/part.cpp", r"scale,\s+softcap", ", shift"),
+    "ranks": Edit("src/distributed/part.cpp", r"  add\(\"softcap\", softcap\);\n",
+                  "  add(\"shift\", shift);\n"),
     "list": Edit("src/plan/cuda/config_members.hpp", r"REGARD_MEMBER\(signed_scale\)",
                  ", REGARD_MEMBER(shift)"),
 }

@@ -13,8 +13,8 @@ namespace {
 constexpr const char* kKernels[kKernelCount] = {
     "forward",        "combine",       "delta",   "backward",      "key_gradient",
     "query_gradient", "bias_gradient", "finish",  "sink_gradient", "split_f32",
-    "copy_inputs",    "combine_dkv",   "row_map", "key_map"};
-static_assert(int(Kernel::key_map) + 1 == kKernelCount);
+    "copy_inputs",    "combine_dkv",   "row_map", "key_map",       "write_rows"};
+static_assert(int(Kernel::write_rows) + 1 == kKernelCount);
 
 const char* type_of(Kernel) { return "Kernel"; }
 const char* type_of(Family) { return "Family"; }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "plan/cuda/planner.hpp"
+#include "plan/cuda/write_rows.hpp"
 #include "problem/describe.hpp"
 
 namespace regard {
@@ -186,6 +187,7 @@ std::vector<KernelConfig> representative_kernels(const Chip& chip) {
       kernels.push_back(launch.config);
     }
   }
+  kernels.push_back(write_rows_config(Type::f32, Type::f32));
   remove_repetitions(kernels);
   return kernels;
 }

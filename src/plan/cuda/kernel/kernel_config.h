@@ -23,8 +23,9 @@ enum class Kernel : uint8 {
   combine_dkv,     // dk, dv from the partial sums of a backward split over query rows
   row_map,         // the tile map of a mask, by tiles of query rows (forward)
   key_map,         // the same by tiles of keys (backward)
+  write_rows,      // rows of one tensor to another, or added to it (src/distributed)
 };
-inline constexpr int kKernelCount = 14;
+inline constexpr int kKernelCount = 15;
 
 // Named after the instruction that multiplies.
 enum class Family : uint8 { simt, mma, wgmma };

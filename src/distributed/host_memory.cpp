@@ -1,0 +1,155 @@
+// Rows in the host's memory, on the call's threads.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <new>
+
+#include "distributed/memory.hpp"
+#include "problem/refuse.hpp"
+#include "rows/element.hpp"
+#include "threads/threads.hpp"
+
+namespace regard::distributed {
+namespace {
+
+struct AlignedDelete {
+  void operator()(std::byte* memory) const {
+    ::operator delete(memory, std::align_val_t(kAlignment));
+  }
+};
+
+template <class T>
+struct Stored;  // elements to and from double
+template <>
+struct Stored<double> {
+  static double load(double x) { return x; }
+  static double store(double x) { return x; }
+};
+template <>
+struct Stored<float> {
+  static double load(float x) { return x; }
+  static float store(double x) { return float(x); }
+};
+struct Half {
+  std::uint16_t bits;
+};
+template <>
+struct Stored<Half> {
+  static double load(Half x) { return f16_to_f32(x.bits); }
+  static Half store(double x) { return {f64_to_f16(x)}; }
+};
+struct Bfloat {
+  std::uint16_t bits;
+};
+template <>
+struct Stored<Bfloat> {
+  static double load(Bfloat x) { return bf16_to_f32(x.bits); }
+  static Bfloat store(double x) { return {f64_to_bf16(x)}; }
+};
+
+template <class From, class To>
+void write_row(const void* from_row, void* to_row, std::int64_t count, bool add) {
+  const auto* from = static_cast<const From*>(from_row);
+  auto* to = static_cast<To*>(to_row);
+  for (std::int64_t n = 0; n < count; ++n) {
+    const double x = Stored<From>::load(from[n]);
+    to[n] = Stored<To>::store(add ? Stored<To>::load(to[n]) + x : x);
+  }
+}
+
+using WriteRow = void (*)(const void*, void*, std::int64_t count, bool add);
+
+template <class From>
+WriteRow writer_to(Type to) {
+  switch (to) {
+    case Type::f64:
+      return write_row<From, double>;
+    case Type::f32:
+      return write_row<From, float>;
+    case Type::f16:
+      return write_row<From, Half>;
+    case Type::bf16:
+      return write_row<From, Bfloat>;
+    default:
+      refuse("type", to, "is no type of rows", Code::internal);
+  }
+}
+
+class HostMemory final : public Memory {
+ public:
+  HostMemory(std::size_t bytes, const Run& run) : run_(run) {
+    const Workspace& given = run.workspace;
+    if (given.data || given.size > 0) {
+      if (given.size < bytes) {
+        refuse("workspace.size", given.size, "must be at least " + std::to_string(bytes));
+      }
+      require(given.data != nullptr, "workspace.data", "null", "must be given with a size");
+      const auto address = reinterpret_cast<std::uintptr_t>(given.data);
+      begin_ = static_cast<std::byte*>(given.data) + (-address % kAlignment);
+      return;
+    }
+    own_.reset(
+        static_cast<std::byte*>(::operator new(bytes, std::align_val_t(kAlignment), std::nothrow)));
+    require_memory(bytes);
+    begin_ = own_.get();
+  }
+
+  std::byte* workspace() override { return begin_; }
+  const void* table(const void* host, std::size_t, void*) override { return host; }
+  void zero(void* to, std::size_t bytes) override { std::memset(to, 0, bytes); }
+  void require_reachable(const char*, const Tensor&) override {}
+
+  void write(const Tensor& from, const Tensor& to, bool add) override {
+    const std::int64_t rows = to.sizes[0] * to.sizes[1] * to.sizes[2], count = to.sizes[3];
+    if (rows == 0 || count == 0) return;
+    const bool copies = from.type == to.type && !add;
+    const WriteRow write_one = from.type == Type::f64   ? writer_to<double>(to.type)
+                               : from.type == Type::f32 ? writer_to<float>(to.type)
+                                                        : nullptr;
+    const std::size_t row_bytes = std::size_t(count) * size_of(to.type);
+    const auto write_rows = [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t row = first; row < last; ++row) {
+        const void* const source = row_of(from, row);
+        void* const target = row_of(to, row);
+        copies ? void(std::memcpy(target, source, row_bytes))
+               : write_one(source, target, count, add);
+      }
+    };
+    // A task is worth more than it costs to begin one.
+    const std::int64_t step = std::max<std::int64_t>(1, kTaskBytes / std::int64_t(row_bytes));
+    const std::int64_t tasks = divide_up(rows, step);
+    if (tasks == 1) return write_rows(0, rows);
+    const int workers = int(std::min<std::int64_t>(worker_count(run_), tasks));
+    parallel_tasks(tasks, workers, run_, [&](std::int64_t task, int) {
+      write_rows(task * step, std::min(rows, (task + 1) * step));
+    });
+  }
+
+ private:
+  static constexpr std::int64_t kTaskBytes = 256 << 10;
+
+  void require_memory(std::size_t bytes) const {
+    if (own_) return;
+    refuse("workspace", bytes, "so many bytes could not be allocated", Code::out_of_memory);
+  }
+
+  // Row n, where heads change fastest, as in the gathered rows.
+  static std::byte* row_of(const Tensor& x, std::int64_t n) {
+    const std::int64_t h = n % x.sizes[1], b = n / x.sizes[1] % x.sizes[0],
+                       i = n / x.sizes[1] / x.sizes[0];
+    const std::int64_t at = b * x.strides[0] + h * x.strides[1] + i * x.strides[2];
+    return static_cast<std::byte*>(x.data) + at * std::int64_t(size_of(x.type));
+  }
+
+  const Run& run_;
+  std::unique_ptr<std::byte, AlignedDelete> own_;
+  std::byte* begin_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<Memory> host_memory(std::size_t bytes, const Run& run) {
+  return std::make_unique<HostMemory>(bytes, run);
+}
+
+}  // namespace regard::distributed

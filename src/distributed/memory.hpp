@@ -1,0 +1,35 @@
+// Where a call's tensors lie: what is done there with rows, next to attention itself.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "regard/distributed.hpp"
+
+namespace regard::distributed {
+
+class Memory {
+ public:
+  virtual ~Memory() = default;
+
+  // The call's workspace: the caller's, or the library's own for as long as this lives.
+  virtual std::byte* workspace() = 0;
+  // A table of the host's, where kernels read it: the table itself, or a copy of it at `to`. The
+  // table lives as long as the plan or the call.
+  virtual const void* table(const void* host, std::size_t bytes, void* to) = 0;
+  virtual void zero(void* to, std::size_t bytes) = 0;
+  // An Error that names the tensor, unless the call's device reaches its memory.
+  virtual void require_reachable(const char* name, const Tensor&) = 0;
+  // to = from, or to += from, in f32 or wider. Tensors have rank 4, equal sizes, and a last stride
+  // of 1; `from` has the type of `to`, or is f32, or f64 for f64.
+  virtual void write(const Tensor& from, const Tensor& to, bool add) = 0;
+};
+
+inline constexpr std::size_t kAlignment = 256;  // of the parts of a workspace
+
+// An Error where a given workspace is too small, or none can be allocated. On a GPU the call's
+// context is current while the memory lives, and work is put on the call's stream.
+std::unique_ptr<Memory> host_memory(std::size_t bytes, const Run&);
+std::unique_ptr<Memory> device_memory(std::size_t bytes, const Run&);
+
+}  // namespace regard::distributed

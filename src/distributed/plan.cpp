@@ -1,0 +1,307 @@
+// Plans: from sizes and a mask to the rows of each rank, with the reasons for what was chosen.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "distributed/plan_contents.hpp"
+#include "distributed/visibility.hpp"
+#include "plan/count.h"
+#include "problem/refuse.hpp"
+
+namespace regard::distributed {
+namespace {
+
+constexpr std::int64_t kMostSize = std::numeric_limits<std::int32_t>::max();
+constexpr int kMostRanks = 4096;
+
+// ----------------------------------------------------------------------------------- what is asked
+
+void require_size(const char* name, std::int64_t value, std::int64_t least) {
+  require(value >= least && value <= kMostSize, name, value,
+          least > 0 ? "must be from 1 to 2^31 - 1" : "must be from 0 to 2^31 - 1");
+}
+
+void require_documents(const WholeSequence& whole) {
+  const auto& cuts = whole.cu_seqlens;
+  if (cuts.empty()) return;
+  require(cuts.size() > 1, "cu_seqlens", cuts.front(), "must have n + 1 numbers, n from 1 on");
+  require(cuts.front() == 0, "cu_seqlens[0]", cuts.front(), "must be 0");
+  for (std::size_t n = 1; n < cuts.size(); ++n) {
+    if (cuts[n] >= cuts[n - 1]) continue;
+    refuse(("cu_seqlens[" + std::to_string(n) + "]").c_str(), cuts[n], "must not descend");
+  }
+  if (cuts.back() > whole.length) {
+    refuse("length", whole.length,
+           "must not be below the end of cu_seqlens, " + std::to_string(cuts.back()));
+  }
+}
+
+// The same with every size given.
+WholeSequence checked(WholeSequence whole) {
+  if (whole.heads_kv == 0) whole.heads_kv = whole.heads_q;
+  if (whole.head_size_v == 0) whole.head_size_v = whole.head_size;
+  require_size("length", whole.length, 1);
+  require_size("batch", whole.batch, 0);
+  require_size("heads_q", whole.heads_q, 1);
+  require_size("heads_kv", whole.heads_kv, 1);
+  require_size("head_size", whole.head_size, 1);
+  require_size("head_size_v", whole.head_size_v, 1);
+  if (whole.heads_q % whole.heads_kv != 0) {
+    refuse("heads_q", whole.heads_q,
+           "must be a multiple of heads_kv, " + std::to_string(whole.heads_kv));
+  }
+  const Type t = whole.type;
+  require(t == Type::f64 || t == Type::f32 || t == Type::f16 || t == Type::bf16, "type", t,
+          "must be f64, f32, f16 or bf16");
+  require(whole.window.left >= -1, "window.left", whole.window.left, "must be -1 or more");
+  require(whole.window.right >= -1, "window.right", whole.window.right, "must be -1 or more");
+  require_documents(whole);
+  return whole;
+}
+
+// -------------------------------------------------------------------------------------- what moves
+
+// Bytes of one key and its value, for all batch entries and heads.
+Count bytes_of_key(const WholeSequence& whole, std::size_t element) {
+  return Count(whole.batch) * whole.heads_kv * (whole.head_size + whole.head_size_v) *
+         std::int64_t(element);
+}
+
+// Keys come in forward, and again in backward, after which sums for own keys come.
+Moved moved_of(const PlanContents& plan, int rank) {
+  std::int64_t keys = 0, sums = 0;
+  for (int other = 0; other < plan.ranks; ++other) {
+    if (other == rank) continue;
+    for (const Rows& run : plan.runs(other, rank)) keys += run.end - run.begin;
+    for (const Rows& run : plan.runs(rank, other)) sums += run.end - run.begin;
+  }
+  const std::size_t element = size_of(plan.whole.type);
+  const Count came = bytes_of_key(plan.whole, element) * keys;
+  const Count back = bytes_of_key(plan.whole, std::max<std::size_t>(4, element)) * sums;
+  return {.forward = came.value(), .backward = (came + back).value()};
+}
+
+// Of one forward and one backward pass, without overlap.
+double seconds(const PlanContents& plan, const Rates& rates) {
+  const WholeSequence& w = plan.whole;
+  const double pair = 2.0 * (4 * double(w.head_size) + 3 * double(w.head_size_v)) *
+                      double(w.heads_q) * double(w.batch);
+  double most = 0;
+  for (const Moved& moved : plan.moved) {
+    most = std::max(most, double(moved.forward) + double(moved.backward));
+  }
+  const double area = *std::max_element(plan.areas.begin(), plan.areas.end());
+  return area * pair / rates.flops + most / rates.bytes_per_second;
+}
+
+// ------------------------------------------------------------------------------------ what is made
+
+std::vector<double> areas_of_blocks(const WholeSequence& whole) {
+  const Visibility visibility(whole);
+  std::vector<double> areas(std::size_t(divide_up(whole.length, kBlock)));
+  for (std::int64_t row = 0; row < whole.length; ++row) {
+    const Rows seen = visibility.seen_by(row);
+    areas[std::size_t(row / kBlock)] += double(seen.end - seen.begin);
+  }
+  return areas;
+}
+
+// The blocks of keys that the rows of these blocks see, and these blocks.
+std::vector<bool> blocks_needed(const WholeSequence& whole, const std::vector<std::int64_t>& own) {
+  const Visibility visibility(whole);
+  const std::int64_t count = divide_up(whole.length, kBlock);
+  std::vector<int> edges(std::size_t(count) + 1);  // where intervals begin, less where they end
+  const auto add = [&](std::int64_t first, std::int64_t last) {
+    ++edges[std::size_t(first)];
+    --edges[std::size_t(last) + 1];
+  };
+  for (const std::int64_t block : own) {
+    add(block, block);
+    const std::int64_t end = std::min(whole.length, (block + 1) * kBlock);
+    for (std::int64_t row = block * kBlock; row < end; ++row) {
+      const Rows seen = visibility.seen_by(row);
+      if (seen.begin < seen.end) add(seen.begin / kBlock, (seen.end - 1) / kBlock);
+    }
+  }
+  std::vector<bool> needed(static_cast<std::size_t>(count));
+  int open = 0;
+  for (std::size_t block = 0; block < needed.size(); ++block) {
+    open += edges[block];
+    needed[block] = open > 0;
+  }
+  return needed;
+}
+
+void deal(PlanContents& plan, const std::vector<double>& areas) {
+  const Visibility visibility(plan.whole);
+  if (plan.scheme == Scheme::halo || visibility.shows_all()) {
+    plan.dealing = Dealing::contiguous;
+    plan.blocks = deal_contiguous(std::int64_t(areas.size()), plan.ranks);
+    plan.reasons.push_back(plan.scheme == Scheme::halo
+                               ? "contiguous rows: near keys have few owners"
+                               : "contiguous rows: all rows see as many keys");
+  } else if (visibility.is_plain_causal()) {
+    plan.dealing = Dealing::zigzag;
+    plan.blocks = deal_zigzag(areas, plan.ranks);
+    plan.reasons.push_back("zigzag rows: late rows of a causal mask see more keys");
+  } else {
+    plan.dealing = Dealing::greedy;
+    plan.blocks = deal_greedy(areas, plan.ranks);
+    plan.reasons.push_back("greedy rows: blocks of rows differ in visible pairs");
+  }
+}
+
+PlanContents of_scheme(const WholeSequence& whole, int ranks, Scheme scheme,
+                       const std::vector<double>& areas) {
+  PlanContents plan{.whole = whole, .ranks = ranks, .scheme = scheme};
+  deal(plan, areas);
+  for (const auto& own : plan.blocks) {
+    auto& first = plan.first_positions.emplace_back();
+    double& area = plan.areas.emplace_back(0.0);
+    for (const std::int64_t block : own) {
+      first.push_back(std::int32_t(block * kBlock));
+      area += areas[std::size_t(block)];
+    }
+    plan.needs.push_back(blocks_needed(whole, own));
+  }
+  for (int rank = 0; rank < ranks; ++rank) plan.moved.push_back(moved_of(plan, rank));
+  return plan;
+}
+
+PlanContents fastest(const WholeSequence& whole, int ranks, const Rates& rates,
+                     const std::vector<double>& areas) {
+  const Visibility visibility(whole);
+  PlanContents gather = of_scheme(whole, ranks, Scheme::gather, areas);
+  if (ranks == 1) {
+    gather.reasons = {"one rank: nothing moves"};
+    return gather;
+  }
+  if (visibility.shows_all() || visibility.is_plain_causal()) {
+    gather.reasons.push_back("gather: rows see far keys, so that halo has nothing to save");
+    return gather;
+  }
+  PlanContents halo = of_scheme(whole, ranks, Scheme::halo, areas);
+  const double by_gather = seconds(gather, rates), by_halo = seconds(halo, rates);
+  const auto text = [](double s) { return printed(1e3 * s) + " ms"; };
+  PlanContents& found = by_halo < by_gather ? halo : gather;
+  found.reasons.push_back(std::string(name_of(found.scheme)) +
+                          ": the least time of a forward and backward pass by the rates: gather " +
+                          text(by_gather) + ", halo " + text(by_halo));
+  return std::move(found);
+}
+
+}  // namespace
+
+std::int64_t PlanContents::rows_of_block(std::int64_t block) const {
+  return std::min(kBlock, whole.length - block * kBlock);
+}
+
+std::int64_t PlanContents::rows(int rank) const {
+  const auto& own = blocks[std::size_t(rank)];
+  if (own.empty()) return 0;
+  return std::int64_t(own.size() - 1) * kBlock + rows_of_block(own.back());
+}
+
+double PlanContents::balance() const {
+  const double total = std::accumulate(areas.begin(), areas.end(), 0.0);
+  return total > 0 ? *std::max_element(areas.begin(), areas.end()) * ranks / total : 1;
+}
+
+std::vector<Rows> PlanContents::runs(int owner, int reader) const {
+  const std::vector<bool>& needed = needs[std::size_t(reader)];
+  std::vector<Rows> found;
+  for (const std::int64_t block : blocks[std::size_t(owner)]) {
+    if (!needed[std::size_t(block)]) continue;
+    const std::int64_t begin = block * kBlock, end = begin + rows_of_block(block);
+    if (!found.empty() && found.back().end == begin) {
+      found.back().end = end;
+    } else {
+      found.push_back({begin, end});
+    }
+  }
+  return found;
+}
+
+Plan plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates& rates) {
+  const WholeSequence whole = checked(asked);
+  require(ranks >= 1 && ranks <= kMostRanks, "ranks", ranks, "must be from 1 to 4096");
+  require(rates.flops > 0 && std::isfinite(rates.flops), "rates.flops", rates.flops,
+          "must be above 0");
+  require(rates.bytes_per_second > 0 && std::isfinite(rates.bytes_per_second),
+          "rates.bytes_per_second", rates.bytes_per_second, "must be above 0");
+  const Visibility visibility(whole);
+  if (scheme == Scheme::halo && (visibility.shows_all() || visibility.is_plain_causal())) {
+    refuse("scheme", "halo", "needs a window or cu_seqlens, so that rows see near keys only",
+           Code::unsupported);
+  }
+  const std::vector<double> areas = areas_of_blocks(whole);
+  if (scheme == Scheme::automatic) {
+    return PlanContents::to_plan(fastest(whole, ranks, rates, areas));
+  }
+  PlanContents made = of_scheme(whole, ranks, scheme, areas);
+  made.reasons.push_back(std::string(name_of(scheme)) + ": as asked for");
+  return PlanContents::to_plan(std::move(made));
+}
+
+// -------------------------------------------------------------------------------- what a Plan says
+
+namespace {
+
+std::size_t checked_rank(const PlanContents& plan, int rank) {
+  if (rank < 0 || rank >= plan.ranks) {
+    refuse("rank", rank, "the plan is for " + std::to_string(plan.ranks) + " ranks");
+  }
+  return std::size_t(rank);
+}
+
+}  // namespace
+
+const WholeSequence& Plan::whole() const { return contents_->whole; }
+int Plan::ranks() const { return contents_->ranks; }
+Scheme Plan::scheme() const { return contents_->scheme; }
+Dealing Plan::dealing() const { return contents_->dealing; }
+
+const std::vector<std::int64_t>& Plan::blocks(int rank) const {
+  return contents_->blocks[checked_rank(*contents_, rank)];
+}
+
+std::int64_t Plan::rows(int rank) const {
+  return contents_->rows(int(checked_rank(*contents_, rank)));
+}
+
+std::vector<std::int64_t> Plan::positions(int rank) const {
+  std::vector<std::int64_t> found;
+  for (const std::int64_t block : blocks(rank)) {
+    for (std::int64_t row = 0; row < contents_->rows_of_block(block); ++row) {
+      found.push_back(block * kBlock + row);
+    }
+  }
+  return found;
+}
+
+const std::vector<std::int32_t>& Plan::first_positions(int rank) const {
+  return contents_->first_positions[checked_rank(*contents_, rank)];
+}
+
+Rows Plan::keys(int rank) const {
+  const std::vector<bool>& needed = contents_->needs[checked_rank(*contents_, rank)];
+  const auto first = std::find(needed.begin(), needed.end(), true);
+  if (first == needed.end()) return {};
+  const auto last = std::find(needed.rbegin(), needed.rend(), true);
+  const std::int64_t end = (needed.rend() - last) * kBlock;
+  return {(first - needed.begin()) * kBlock, std::min(end, whole().length)};
+}
+
+std::vector<Rows> Plan::runs(int owner, int reader) const {
+  checked_rank(*contents_, owner);
+  checked_rank(*contents_, reader);
+  return contents_->runs(owner, reader);
+}
+
+double Plan::area(int rank) const { return contents_->areas[checked_rank(*contents_, rank)]; }
+double Plan::balance() const { return contents_->balance(); }
+Moved Plan::moved(int rank) const { return contents_->moved[checked_rank(*contents_, rank)]; }
+std::string Plan::explain() const { return contents_->explain(); }
+
+}  // namespace regard::distributed

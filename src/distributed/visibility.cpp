@@ -1,0 +1,28 @@
+#include "distributed/visibility.hpp"
+
+#include <algorithm>
+
+namespace regard::distributed {
+
+Visibility::Visibility(const WholeSequence& whole)
+    : whole_(whole),
+      left_(whole.window.left),
+      right_(whole.causal == Causal::none ? whole.window.right : 0) {}
+
+Rows Visibility::document_of(std::int64_t row) const {
+  const auto& cuts = whole_.cu_seqlens;
+  if (cuts.empty()) return {0, whole_.length};
+  const auto end = std::upper_bound(cuts.begin(), cuts.end(), row);
+  if (end == cuts.end()) return {row, row};
+  return {*(end - 1), *end};
+}
+
+Rows Visibility::seen_by(std::int64_t row) const {
+  Rows seen = document_of(row);
+  // Distances are not added to the row: they may be any number.
+  if (left_ >= 0 && left_ < row - seen.begin) seen.begin = row - left_;
+  if (right_ >= 0 && right_ < seen.end - 1 - row) seen.end = row + right_ + 1;
+  return seen;
+}
+
+}  // namespace regard::distributed

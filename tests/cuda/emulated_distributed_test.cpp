@@ -1,0 +1,138 @@
+// Ranks on the emulated GPU, over the tests' own NCCL: the library's calls, whose kernels run on
+// the CPU, against float64.
+#include <string>
+#include <vector>
+
+#include "tests/cuda/fake.hpp"
+#include "tests/distributed/fake_nccl.hpp"
+#include "tests/distributed/rank_case.hpp"
+#include "tests/distributed/thread_ranks.hpp"
+
+using namespace regard;
+using namespace regard::tests;
+using distributed::Scheme;
+
+namespace {
+
+Settings settings(Settings s) {
+  if (s.type == f32) s.type = f16;
+  s.batch = 1;
+  s.heads_q = 2;
+  s.len_q = s.len_k = 300;
+  s.dim = 32;
+  s.dim_v = 16;
+  return s;
+}
+
+// Memory of the host's, as the device's: what the driver of the tests allocates is no other.
+void give_to_device(const FakeCuda& fake, const Array& x) {
+  if (!x.given() || x.count() == 0) return;
+  const auto address = reinterpret_cast<std::uintptr_t>(x.tensor().data);
+  fake.machine->memory[address] = {.bytes = x.bytes().size(), .device = 0};
+}
+
+void take_from_device(const FakeCuda& fake, const Array& x) {
+  if (x.given()) fake.machine->memory.erase(reinterpret_cast<std::uintptr_t>(x.tensor().data));
+}
+
+std::vector<const Array*> arrays_of(const RankCase& c) {
+  return {&c.q,   &c.k,  &c.v,  &c.bias, &c.mask, &c.slopes, &c.sink,  &c.out,
+          &c.lse, &c.dq, &c.dk, &c.dv,   &c.dout, &c.dlse,   &c.dbias, &c.dsink};
+}
+
+void check_case(const FakeCuda& fake, const WholeCase& problem, int size) {
+  Case found(problem.settings);
+  const distributed::Plan plan = problem.plan(size);
+  Mail mail(size);
+  std::vector<RankCase> parts;
+  for (int rank = 0; rank < size; ++rank) parts.emplace_back(found, plan, rank);
+  for (const RankCase& part : parts) {
+    for (const Array* x : arrays_of(part)) give_to_device(fake, *x);
+  }
+  const auto errors = on_ranks(size, [&](int rank) {
+    FakeCommunicator communicator{.ranks = mail.of(rank)};
+    const distributed::Collectives ranks = distributed::nccl_collectives(&communicator);
+    parts[std::size_t(rank)].forward(plan, ranks, {.device = cuda(0)});
+    parts[std::size_t(rank)].backward(plan, ranks, {.device = cuda(0)});
+  });
+  for (const std::string& error : errors) REQUIRE(error == "");
+  CHECK(mail.is_empty());
+  for (int rank = 0; rank < size; ++rank) put(found, parts[std::size_t(rank)], plan, rank);
+  for (const RankCase& part : parts) {
+    for (const Array* x : arrays_of(part)) take_from_device(fake, *x);
+  }
+
+  const Case want(problem.settings, Case::Values::exact);
+  Array spans;
+  const Attention a = problem.attention(want, spans);
+  regard::forward(a, want.outputs());
+  regard::backward(a, want.inputs(), want.gradients());
+  CAPTURE(to_string(problem.settings));
+  for (std::size_t n = 0; n < want.results().size(); ++n) {
+    if (!want.results()[n]->given()) continue;
+    CAPTURE(kResultNames[n]);
+    CHECK(row_error(*found.results()[n], *want.results()[n], 0.1) <=
+          tolerance(problem.settings.type));
+  }
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("emulated_distributed");
+
+TEST_CASE("ranks on a GPU: causal, documents, windows") {
+  const FakeCuda fake;
+  Settings s = settings({.sink = true, .dlse = true});
+  s.causal = Causal::top_left;
+  check_case(fake, {.settings = s}, 3);
+  check_case(fake, {.settings = s, .cu_seqlens = {0, 40, 200, 280}}, 2);
+  s.causal = Causal::none;
+  s.window = {60, 20};
+  check_case(fake, {.settings = s, .scheme = Scheme::halo}, 2);
+}
+
+TEST_CASE("ranks on a GPU: terms, and gradients that are accumulated") {
+  const FakeCuda fake;
+  Settings s = settings({.bias = f32,
+                         .alibi = true,
+                         .sink = true,
+                         .dropout = 0.2,
+                         .accumulate = true,
+                         .gaps = false});
+  s.causal = Causal::top_left;
+  check_case(fake, {.settings = s}, 2);
+  s.type = f64;
+  s.bias = f64;
+  s.window = {90, -1};
+  check_case(fake, {.settings = s, .scheme = Scheme::halo}, 2);
+}
+
+// Before anything moves.
+TEST_CASE("ranks on a GPU: memory that the device does not reach") {
+  const FakeCuda fake;
+  const WholeCase problem{.settings = settings({})};
+  const Case whole(problem.settings);
+  const distributed::Plan plan = problem.plan(2);
+  const RankCase part(whole, plan, 0);
+  Mail mail(2);
+  FakeCommunicator communicator{.ranks = mail.of(0)};
+  const distributed::Collectives ranks = distributed::nccl_collectives(&communicator);
+  const auto refused = [&](const Run& run) {
+    try {
+      part.forward(plan, ranks, run);
+    } catch (const Error& error) {
+      return error.argument();
+    }
+    return std::string("accepted");
+  };
+  CHECK(refused({.device = cuda(0)}) == "q");
+  CHECK(refused({.device = chip("sm_90")}) == "collectives.memory");
+  CHECK(refused({}) == "collectives.memory");
+  CHECK(mail.is_empty());
+  for (const Array* x : arrays_of(part)) give_to_device(fake, *x);
+  communicator.fails = true;
+  CHECK(refused({.device = cuda(0)}) == "collectives.exchange");
+  for (const Array* x : arrays_of(part)) take_from_device(fake, *x);
+}
+
+TEST_SUITE_END();

@@ -1,0 +1,239 @@
+// Plans against the definition of each mask, pair by pair, without devices.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "regard/distributed.hpp"
+
+using namespace regard;
+using namespace regard::distributed;
+
+namespace {
+
+const std::vector<std::int32_t> kDocuments = {0, 40, 40, 333, 420};
+
+WholeSequence whole(std::int64_t length) {
+  return {.length = length, .heads_q = 8, .heads_kv = 2, .head_size = 64};
+}
+
+bool is_visible(const WholeSequence& w, std::int64_t i, std::int64_t j) {
+  if (w.causal != Causal::none && j > i) return false;
+  if (w.window.left >= 0 && i - j > w.window.left) return false;
+  if (w.window.right >= 0 && j - i > w.window.right) return false;
+  const auto& cuts = w.cu_seqlens;
+  bool together = cuts.empty();
+  for (std::size_t n = 1; n < cuts.size(); ++n) {
+    const auto holds = [&](std::int64_t row) { return cuts[n - 1] <= row && row < cuts[n]; };
+    if (holds(i) && holds(j)) together = true;
+  }
+  return together;
+}
+
+bool is_in(const std::vector<Rows>& runs, std::int64_t row) {
+  return std::any_of(runs.begin(), runs.end(),
+                     [&](const Rows& run) { return run.begin <= row && row < run.end; });
+}
+
+std::vector<WholeSequence> masks(std::int64_t length) {
+  std::vector<WholeSequence> all;
+  for (const Causal causal : {Causal::none, Causal::bottom_right}) {
+    for (const Window window : {Window{}, Window{200, 70}, Window{150, -1}, Window{-1, 0}}) {
+      for (const bool documents : {false, true}) {
+        WholeSequence w = whole(length);
+        w.causal = causal;
+        w.window = window;
+        if (documents) w.cu_seqlens = kDocuments;
+        all.push_back(w);
+      }
+    }
+  }
+  return all;
+}
+
+void check_rows(const Plan& p) {
+  std::vector<int> owners(std::size_t(p.whole().length), 0);
+  for (int rank = 0; rank < p.ranks(); ++rank) {
+    const auto positions = p.positions(rank);
+    const auto& first = p.first_positions(rank);
+    CHECK(std::int64_t(positions.size()) == p.rows(rank));
+    CHECK(first.size() == (positions.size() + 127) / 128);
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      CHECK(positions[i] == first[i / 128] + std::int64_t(i % 128));
+      ++owners[std::size_t(positions[i])];
+    }
+  }
+  CHECK(std::all_of(owners.begin(), owners.end(), [](int count) { return count == 1; }));
+}
+
+// Areas, and that every visible key is among those that the rank has or receives.
+void check_keys(const Plan& p, int rank) {
+  const WholeSequence& w = p.whole();
+  double area = 0;
+  std::int64_t received = 0, returned = 0;
+  std::vector<bool> has(std::size_t(w.length));
+  for (int owner = 0; owner < p.ranks(); ++owner) {
+    const std::vector<Rows> runs = p.runs(owner, rank);
+    for (const std::int64_t key : p.positions(owner)) {
+      has[std::size_t(key)] = is_in(runs, key);
+      if (owner != rank) received += is_in(runs, key);
+      if (owner == rank) CHECK(is_in(runs, key));
+    }
+    if (owner == rank) continue;
+    for (const Rows& run : p.runs(rank, owner)) returned += run.end - run.begin;
+  }
+  const Rows keys = p.keys(rank);
+  for (std::int64_t begin = 0; begin < w.length; begin += 128) {
+    bool seen = false;
+    for (std::int64_t j = begin; j < std::min(w.length, begin + 128); ++j) {
+      for (const std::int64_t i : p.positions(rank)) {
+        if (!is_visible(w, i, j)) continue;
+        ++area;
+        seen = true;
+      }
+    }
+    if (!seen) continue;
+    CHECK(has[std::size_t(begin)]);
+    CHECK(keys.begin <= begin);
+    CHECK(keys.end > begin);
+  }
+  CHECK(p.area(rank) == area);
+  CHECK(p.moved(rank).forward == received * 2 * 128 * 2);
+  CHECK(p.moved(rank).backward == received * 2 * 128 * 2 + returned * 2 * 128 * 4);
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("distributed_plan");
+
+TEST_CASE("plan: every row once, every visible key there, every pair counted") {
+  for (const WholeSequence& w : masks(517)) {
+    for (const int ranks : {1, 2, 3, 7}) {
+      for (const Scheme scheme : {Scheme::gather, Scheme::automatic}) {
+        const Plan p = plan(w, ranks, scheme);
+        check_rows(p);
+        for (int rank = 0; rank < ranks; ++rank) check_keys(p, rank);
+      }
+    }
+  }
+}
+
+TEST_CASE("plan: keys that no row sees do not move") {
+  WholeSequence w = whole(128 * 64);
+  for (std::int32_t cut = 0; cut <= 128 * 64; cut += 128) w.cu_seqlens.push_back(cut);
+  for (int rank = 0; rank < 4; ++rank) {
+    CHECK(plan(w, 4, Scheme::gather).moved(rank).backward == 0);
+  }
+  WholeSequence near = whole(65536);
+  near.window = {1023, 0};
+  const Plan halo = plan(near, 8);
+  CHECK(halo.scheme() == Scheme::halo);
+  CHECK(halo.moved(1).forward == 1024 * 2 * 128 * 2);
+  CHECK(halo.moved(0).forward == 0);
+}
+
+// What regard.torch.distributed.plan returns for the same arguments.
+TEST_CASE("plan: deals as the Python package does") {
+  using Numbers = std::vector<std::int64_t>;
+  WholeSequence w = whole(5000);
+  w.causal = Causal::top_left;
+  const Plan zigzag = plan(w, 3, Scheme::gather);
+  CHECK(zigzag.blocks(0) == Numbers{0, 1, 2, 3, 4, 5, 33, 34, 35, 36, 37, 38, 39});
+  CHECK(zigzag.blocks(1) == Numbers{6, 7, 8, 9, 10, 11, 26, 27, 28, 29, 30, 31, 32});
+  CHECK(zigzag.area(2) == 4359040);
+  w.cu_seqlens = {0, 100, 1500, 1501, 4700};
+  const Plan greedy = plan(w, 3, Scheme::gather);
+  CHECK(greedy.blocks(0) == Numbers{2, 5, 7, 9, 13, 16, 20, 24, 25, 29, 30, 35, 39});
+  CHECK(greedy.blocks(2) == Numbers{3, 6, 11, 12, 15, 19, 21, 22, 27, 28, 32, 33, 37, 38});
+  CHECK(greedy.area(1) == 2037722);
+  const Plan halo = plan(w, 3, Scheme::halo);
+  CHECK(halo.rows(2) == 1672);
+  CHECK(halo.balance() == doctest::Approx(1.695).epsilon(0.001));
+  CHECK(halo.moved(1).forward == 131072);
+  WholeSequence near = whole(5000);
+  near.window = {300, 20};
+  CHECK(plan(near, 4, Scheme::gather).blocks(2) == Numbers{5, 9, 13, 17, 21, 25, 29, 33, 37, 39});
+}
+
+TEST_CASE("plan: work is spread evenly") {
+  for (const int ranks : {2, 3, 4, 8}) {
+    for (const std::int64_t rest : {0, 1, 700, 5000}) {
+      WholeSequence w = whole(64 * 128 * ranks + rest);
+      w.causal = Causal::top_left;
+      const Plan causal = plan(w, ranks, Scheme::gather);
+      CHECK(causal.dealing() == Dealing::zigzag);
+      CHECK(causal.balance() <= 1.02);
+      w.cu_seqlens = {0};
+      for (std::int32_t n = 1; w.cu_seqlens.back() < w.length - 5000; ++n) {
+        w.cu_seqlens.push_back(w.cu_seqlens.back() + (n * 1237) % 4096);
+      }
+      const Plan documents = plan(w, ranks, Scheme::gather);
+      CHECK(documents.dealing() == Dealing::greedy);
+      CHECK(documents.balance() <= 1.1);
+      CHECK(plan(w, ranks, Scheme::halo).dealing() == Dealing::contiguous);
+    }
+  }
+}
+
+TEST_CASE("plan: explains itself") {
+  WholeSequence w = whole(65536);
+  w.window = {1024, 0};
+  const std::string text = plan(w, 8).explain();
+  CHECK(text.starts_with("halo over 8 ranks, 65536 rows dealt contiguous, balance 1.0"));
+  CHECK(text.find("192-255") != std::string::npos);
+  CHECK(text.find("- halo: the least time of a forward and backward pass by the rates: gather ") !=
+        std::string::npos);
+  w.window = {};
+  CHECK(plan(w, 1).explain().find("one rank: nothing moves") != std::string::npos);
+  CHECK(plan(whole(1), 3).explain().find("none") != std::string::npos);
+}
+
+TEST_CASE("plan: errors name the member") {
+  const auto refused = [](const WholeSequence& w, int ranks, Scheme scheme, Rates rates = {}) {
+    try {
+      plan(w, ranks, scheme, rates);
+    } catch (const Error& error) {
+      return error.argument();
+    }
+    return std::string("accepted");
+  };
+  const auto with = [&](auto change) {
+    WholeSequence w = whole(300);
+    change(w);
+    return refused(w, 2, Scheme::gather);
+  };
+  using W = WholeSequence;
+  CHECK(with([](W&) {}) == "accepted");
+  CHECK(with([](W& w) { w.length = 0; }) == "length");
+  CHECK(with([](W& w) { w.length = std::int64_t(1) << 31; }) == "length");
+  CHECK(with([](W& w) { w.batch = -1; }) == "batch");
+  CHECK(with([](W& w) { w.heads_q = 7; }) == "heads_q");
+  CHECK(with([](W& w) { w.heads_kv = -2; }) == "heads_kv");
+  CHECK(with([](W& w) { w.head_size = 0; }) == "head_size");
+  CHECK(with([](W& w) { w.head_size_v = -1; }) == "head_size_v");
+  CHECK(with([](W& w) { w.type = i32; }) == "type");
+  CHECK(with([](W& w) { w.window.left = -2; }) == "window.left");
+  CHECK(with([](W& w) { w.window.right = -2; }) == "window.right");
+  CHECK(with([](W& w) { w.cu_seqlens = {0}; }) == "cu_seqlens");
+  CHECK(with([](W& w) { w.cu_seqlens = {1, 20}; }) == "cu_seqlens[0]");
+  CHECK(with([](W& w) { w.cu_seqlens = {0, 20, 10}; }) == "cu_seqlens[2]");
+  CHECK(with([](W& w) { w.cu_seqlens = {0, 301}; }) == "length");
+  CHECK(refused(whole(300), 0, Scheme::gather) == "ranks");
+  CHECK(refused(whole(300), 4097, Scheme::gather) == "ranks");
+  CHECK(refused(whole(300), 2, Scheme::halo) == "scheme");
+  CHECK(refused(whole(300), 2, Scheme::gather, {.flops = 0}) == "rates.flops");
+  CHECK(refused(whole(300), 2, Scheme::gather, {.bytes_per_second = NAN}) ==
+        "rates.bytes_per_second");
+  for (const int rank : {-1, 2}) {
+    CHECK_THROWS_WITH_AS(plan(whole(300), 2).rows(rank),
+                         ("rank = " + std::to_string(rank) + ": the plan is for 2 ranks").c_str(),
+                         Error);
+  }
+  // Distances beyond any sequence do not wrap around.
+  WholeSequence far = whole(300);
+  far.window = {INT64_MAX, INT64_MAX};
+  const Plan p = plan(far, 2, Scheme::gather);
+  CHECK(p.area(0) + p.area(1) == 300 * 300);
+}
+
+TEST_SUITE_END();
