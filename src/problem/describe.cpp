@@ -88,6 +88,13 @@ void read_dropout(const Dropout& dropout, Problem& p, bool reads_memory) {
   }
 }
 
+// The last row of a sequence sees every key that is not too far to its left.
+bool hides_later_keys(const Problem& p) {
+  const bool has_last_row_only =
+      p.sizes.len_q <= 1 && !p.mask_params.top_left && !p.sequences.positions.given;
+  return p.mask_params.right >= 0 && !has_last_row_only;
+}
+
 void read_options(const Attention& a, const VisibleTensors& visible, Problem& p) {
   const double scale = a.scale.value_or(1 / std::sqrt(double(p.sizes.dim)));
   require(std::isfinite(scale), "scale", scale, "must be finite");
@@ -122,7 +129,7 @@ void read_options(const Attention& a, const VisibleTensors& visible, Problem& p)
       .alibi = a.alibi_slopes.given(),
       .sink = a.sink.given(),
       .dropout = p.dropout.threshold > 0,
-      .interval = p.mask_params.left >= 0 || p.mask_params.right >= 0,
+      .interval = p.mask_params.left >= 0 || hides_later_keys(p),
       .signed_scale = !positive,
   };
   // Kernels know positions only where something goes by them.

@@ -38,6 +38,7 @@ TEST_CASE("how many launches a call makes, and that it clears nothing before the
       {"dense", attention({}), 1, 3},
       {"causal", hidden({}), 2, 3},
       {"causal, small", hidden({.batch = 1, .len_q = 128, .len_k = 128}), 2, 3},
+      {"causal, one row", hidden({.batch = 32, .len_q = 1, .len_k = 512}), 1, 3},
       {"causal, grouped", hidden({.batch = 32, .heads_kv = 2, .dim = 128}), 2, 3},
       {"causal, grouped, split", hidden({.heads_kv = 2, .dim = 128}), 2, 4},
       {"causal, wide", hidden({.dim = 256}), 2, 3},
