@@ -15,7 +15,7 @@ SLACK ?= 1
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu build check bench-cpu bench-gpu sanitize fuzz format docs clean setup-build setup-test setup-test-all setup-bench setup-docs packages-test packages-test-all
+.PHONY: help demo test test-all test-gpu test-gpus build check bench-cpu bench-gpu sanitize fuzz format docs clean setup-build setup-test setup-test-all setup-bench setup-docs packages-test packages-test-all
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -32,6 +32,9 @@ test-all: packages-test-all ## What CI runs: the same, then exhaustive tests, a 
 
 test-gpu: ## The GPU's tests, with this machine's python3 (NumPy, pytest, PyTorch)
 	@$(PYTHON_GPU) tools/test_gpu.py
+
+test-gpus: ## Those of several processes on GPUs (NCCL from two on), by a python3 with PyTorch and regard
+	@$(PYTHON_GPU) -m pytest -q -rs -p no:cacheprovider tests/package/test_torch_distributed_cuda.py
 
 build: setup-build ## Build library, tool, examples and tests (PRESET=release)
 	@tools/build.sh $(PRESET)

@@ -14,6 +14,10 @@ import regard.torch
 from regard import masks
 from regard.torch import distributed as rd
 
+SCHEMES = ("gather", "halo", "ring", "ulysses")
+IN_STAGES = ("gather in stages", "halo in stages")  # with overlap=True
+DOCUMENTS = [0, 1, 90, 130, 130, 390, 500]
+S = 517
 GRADED = ("q", "k", "v", "bias", "sink")
 PAIRS = ("bias", "mask", "row_spans")  # a rank has its rows of these
 
@@ -137,12 +141,12 @@ def local_tensors(case: Case, plan: rd.Plan, rank: int) -> dict[str, Tensor]:
     return found
 
 
-def attend(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any] | None = None
-           ) -> dict[str, Tensor]:
+def attend(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any] | None = None,
+           device: str = "cpu") -> dict[str, Tensor]:
     """A task: this rank's results and gradients."""
     rank, world = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
     plan = case.plan(world, scheme)
-    tensors = local_tensors(case, plan, rank)
+    tensors = {name: x.to(device) for name, x in local_tensors(case, plan, rank).items()}
     dout, dlse = tensors.pop("dout"), tensors.pop("dlse")
     for name in GRADED:
         if name in tensors:
@@ -155,7 +159,8 @@ def attend(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any] | 
     else:
         torch.autograd.backward([out, lse], [dout, dlse])
     found = {"out": out.detach()} | ({"lse": lse.detach()} if lse is not None else {})
-    return found | {f"d{name}": x.grad for name, x in tensors.items() if name in GRADED}
+    found |= {f"d{name}": x.grad for name, x in tensors.items() if name in GRADED}
+    return {name: x.cpu() for name, x in found.items()}
 
 
 def joined(case: Case, plan: rd.Plan, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -186,3 +191,49 @@ def error(found: Tensor, truth: Tensor) -> float:
     assert torch.equal(found[infinite], truth[infinite])
     difference = torch.where(infinite, 0, found - truth)
     return float(difference.norm() / torch.where(infinite, 0, truth).norm().clamp(min=1e-30))
+
+
+def split_scheme(scheme: str) -> tuple[str, dict[str, Any]]:
+    """A name of SCHEMES or IN_STAGES as the plan's scheme and options of the call."""
+    scheme, _, stages = scheme.partition(" ")
+    return scheme, {"overlap": True} if stages else {}
+
+
+def takes(case: Case, scheme: str) -> bool:
+    """Whether the scheme is there for the case: halo needs near keys; stages no positions."""
+    if scheme in IN_STAGES and ("alibi_slopes" in case.features or "dropout_p" in case.options):
+        return False
+    return not scheme.startswith("halo") or not case.pairs.keys() <= {"causal"}
+
+
+# ----------------------------------------------------------------------------------------- features
+
+DROPOUT = {"dropout_p": 0.3, "dropout_seed": 2**63 + 11, "dropout_offset": 5}
+SPANS = masks.sliding(S, 60, sinks=3)
+TWO_SPANS = masks.Mask(S, S, row_spans=torch.tensor([[0, 100, 150, 460]], dtype=torch.int32))
+FEATURES = [
+    Case("full", S),
+    Case("causal", S, pairs={"causal": True}),
+    Case("window", S, pairs={"causal": True, "window": (200, None)}),
+    Case("both_sides", S, pairs={"window": (30, 150)}),
+    Case("documents", S, pairs={"cu_seqlens": DOCUMENTS}),
+    Case("causal_documents", S, batch=1, pairs={"cu_seqlens": DOCUMENTS, "causal": True}),
+    Case("spans_of_plan", S, pairs={"mask": SPANS}),
+    Case("bias", S, pairs={"causal": True}, bias=(2, 4, "S", "S")),
+    Case("bias_of_rows", S, bias=(4, "S", 1), features=("sink",), lse=False),
+    Case("bias_of_keys", S, pairs={"window": (70, 70)}, bias=(1, 1, 1, "S")),
+    Case("bias_of_all", S, pairs={"cu_seqlens": DOCUMENTS}, bias=(4, 1, 1), features=("sink",)),
+    Case("mask", S, pairs={"window": (140, 20)}, features=("mask",)),
+    Case("sink", S, pairs={"causal": True}, features=("sink",)),
+    Case("softcap", S, pairs={"causal": True}, options={"softcap": 0.5, "scale": -0.7}),
+    Case("row_spans", S, features=("row_spans",)),
+    Case("alibi", S, pairs={"cu_seqlens": DOCUMENTS, "causal": True}, features=("alibi_slopes",)),
+    Case("far_alibi", S, pairs={"causal": True}, features=("alibi_slopes", "sink")),
+    Case("dropout", S, options=DROPOUT, bias=(1, 4, "S", "S")),
+    Case("near_dropout", S, pairs={"cu_seqlens": DOCUMENTS, "window": (90, 30)}, options=DROPOUT,
+         features=("alibi_slopes", "row_spans"), bias=(4, 1, "S")),
+    Case("everything", S, heads=(6, 2), bias=(1, 6, "S", "S"), features=("sink", "mask", "row_spans"),
+         options={"softcap": 2.0, "scale": 0.5},
+         pairs={"cu_seqlens": [0, 300, 480], "causal": True, "window": (170, None),
+                "mask": TWO_SPANS}),
+]

@@ -1,4 +1,5 @@
-"""Worker processes for the tests of regard.torch.distributed: a gloo group on the loopback device.
+"""Worker processes for the tests of regard.torch.distributed: a group of gloo on the loopback
+device, or of NCCL with a GPU for each.
 
 They live as long as the pool, so that each is started once. A task is a function of a module that
 workers can import, called with the group of the first `world` workers and its arguments.
@@ -31,9 +32,10 @@ class Raised:
 
 
 class Pool:
-    """`size` workers. Errors: TimeoutError where one does not answer; the pool is dead then."""
+    """`size` workers. backend: "gloo" or "nccl". Errors: TimeoutError where one does not answer; the
+    pool is dead then."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, backend: str = "gloo") -> None:
         self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("forkserver")  # which imports PyTorch once for all
         context.set_forkserver_preload(["regard.torch.distributed"])
@@ -42,13 +44,16 @@ class Pool:
         for rank in range(size):
             here, there = context.Pipe()
             process = context.Process(target=_serve, daemon=True,
-                                      args=(there, rank, size, self._folder.name))
+                                      args=(there, rank, size, self._folder.name, backend))
             process.start()
             there.close()
             self._connections.append(here)
             self._processes.append(process)
         self.alive = True
         self._answers(self._connections, "start", START_SECONDS)
+
+    def __len__(self) -> int:
+        return len(self._connections)
 
     def run(self, world: int, task: Callable[..., Any], *arguments: Any, seconds: float = 60
             ) -> list[Any]:
@@ -89,13 +94,15 @@ def _received(connection: Connection) -> Any:
     return pickle.loads(connection.recv_bytes())
 
 
-def _serve(connection: Connection, rank: int, size: int, folder: str) -> None:
+def _serve(connection: Connection, rank: int, size: int, folder: str, backend: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank,
                             world_size=size, timeout=timedelta(seconds=START_SECONDS))
     groups = {world: dist.new_group(range(world), timeout=timedelta(seconds=COLLECTIVE_SECONDS))
               for world in range(1, size + 1)}

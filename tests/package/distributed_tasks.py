@@ -3,12 +3,13 @@ definition of attention over a matrix of scores."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from distributed_cases import GRADED, Case, attend, local_tensors
+from distributed_cases import GRADED, Case, attend, local_tensors, split_scheme
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -131,22 +132,21 @@ def under_autocast(group: ProcessGroup, case: Case, scheme: str) -> dict[str, Te
         return attend(group, case, scheme)
 
 
-def bytes_received(group: ProcessGroup, case: Case, scheme: str) -> tuple[int, ...]:
+def bytes_received(group: ProcessGroup, case: Case, scheme: str, stages: bool) -> tuple[int, ...]:
     """What the methods of Ranks bring from other ranks in forward, and in backward; and how much of
     both all-gathers bring."""
     counted, by_gather = [0], [0]
 
     class Counting(Ranks):
-        def all_gather(self, x: Tensor) -> Tensor:
+        def begin_all_gather(self, x: Tensor) -> Any:
             counted[0] += (self.size - 1) * x.numel() * x.itemsize
             by_gather[0] += (self.size - 1) * x.numel() * x.itemsize
-            return super().all_gather(x)
+            return super().begin_all_gather(x)
 
-        def all_to_all(self, x: Tensor, sent: Any, received: Any) -> Tensor:
+        def begin_all_to_all(self, x: Tensor, sent: Any, received: Any) -> Any:
             rows = sum(received) - received[self.rank]
-            came = super().all_to_all(x, sent, received)
-            counted[0] += rows * (came[:1].numel() if len(came) else 0) * x.itemsize
-            return came
+            counted[0] += rows * math.prod(x.shape[1:]) * x.itemsize
+            return super().begin_all_to_all(x, sent, received)
 
         def begin_pass(self, x: Tensor, rows: int) -> Any:
             counted[0] += rows * x[:1].numel() * x.itemsize
@@ -154,17 +154,51 @@ def bytes_received(group: ProcessGroup, case: Case, scheme: str) -> tuple[int, .
 
     from regard.torch.distributed import surface
 
-    attend(group, case, scheme)  # the ranks agree on the plan
+    more = {"overlap": stages} if scheme in ("gather", "halo") else {}
+    attend(group, case, scheme, more)  # the ranks agree on the plan
     plan, tensors = inputs_of(case, scheme, group)
     leaves = [tensors[name].requires_grad_() for name in "qkv"]
     surface.Ranks = Counting  # type: ignore[misc]
     try:
-        out = rd.attention(*leaves, plan, group)
+        out = rd.attention(*leaves, plan, group, **more)
         forward, counted[0] = counted[0], 0
         out.backward(tensors["dout"])
     finally:
         surface.Ranks = Ranks  # type: ignore[misc]
     return forward, counted[0], by_gather[0]
+
+
+class ThroughTheHost(Ranks):
+    """Ranks whose tensors are on a GPU and whose group moves memory of the host. Several may share
+    one GPU, where NCCL wants one for each."""
+
+    def devices(self) -> list[str]:
+        return [*super().devices(), "cuda"]
+
+    def begin_all_gather(self, x: Tensor) -> Any:
+        return self._back(super().begin_all_gather(x.cpu()), x)
+
+    def begin_all_to_all(self, x: Tensor, sent: Any, received: Any) -> Any:
+        return self._back(super().begin_all_to_all(x.cpu(), sent, received), x)
+
+    def begin_pass(self, x: Tensor, rows: int) -> Any:
+        return self._back(super().begin_pass(x.cpu(), rows), x)
+
+    def _back(self, coming: Any, x: Tensor) -> Any:
+        return lambda: coming().to(x.device)
+
+
+def attend_on_gpu(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]
+                  ) -> dict[str, Tensor]:
+    """`attend` on this worker's GPU: its own with NCCL, else the one that all share."""
+    from regard.torch.distributed import surface
+
+    shares = dist.get_backend(group) != "nccl"
+    surface.Ranks = ThroughTheHost if shares else Ranks  # type: ignore[misc]
+    try:
+        return attend(group, case, scheme, more, f"cuda:{0 if shares else place(group)[0]}")
+    finally:
+        surface.Ranks = Ranks  # type: ignore[misc]
 
 
 class SinkAttention(torch.nn.Module):
@@ -323,8 +357,9 @@ def works_after_an_error(group: ProcessGroup, scheme: str, where: str) -> tuple[
     from regard.torch.distributed import call as local_call
 
     case = Case("after", 384, pairs={"causal": True}, lse=False)
-    right = forward_only(group, case, scheme, {})
-    name = "forward_into" if scheme == "ring" else "forward"
+    scheme, more = split_scheme(scheme)
+    right = forward_only(group, case, scheme, more)
+    name = "forward_into" if scheme == "ring" or more else "forward"
     original, text = getattr(local_call, name), ""
 
     def failing(*arguments: Any, **options: Any) -> Any:
@@ -333,13 +368,13 @@ def works_after_an_error(group: ProcessGroup, scheme: str, where: str) -> tuple[
     try:
         if where == "call":
             setattr(local_call, name, failing)
-            forward_only(group, replace(case, name="other"), scheme, {})
-        forward_only(group, replace(case, name="other"), scheme, {"softcap": -1.0})
+            forward_only(group, replace(case, name="other"), scheme, more)
+        forward_only(group, replace(case, name="other"), scheme, more | {"softcap": -1.0})
     except (regard.Error, RuntimeError) as error:
         text = str(error)
     finally:
         setattr(local_call, name, original)
-    return text, all(forward_only(group, case, scheme, {}).equal(right) for _ in range(2))
+    return text, all(forward_only(group, case, scheme, more).equal(right) for _ in range(2))
 
 
 def that_differ(group: ProcessGroup, difference: str) -> None:

@@ -14,16 +14,13 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
     pytest.skip("needs torch.distributed with gloo", allow_module_level=True)
 
 import distributed_tasks as tasks  # noqa: E402
-from distributed_cases import (Case, attend, error, joined, local_tensors,  # noqa: E402
-                               whole_results)
+from distributed_cases import (DOCUMENTS, FEATURES, IN_STAGES, SCHEMES, Case,  # noqa: E402
+                               attend, error, joined, local_tensors,
+                               split_scheme, takes, whole_results)
 from distributed_pool import COLLECTIVE_SECONDS, Pool, Raised  # noqa: E402
 
-from regard import masks  # noqa: E402
 from regard.torch import distributed as rd  # noqa: E402
 
-SCHEMES = ("gather", "halo", "ring", "ulysses")
-DOCUMENTS = [0, 1, 90, 130, 130, 390, 500]
-S = 517
 LIMIT = 1e-12  # of float64, in norm; dsink is float32
 FELT = 1e-2  # what leaving a feature out changes at least, in norm
 
@@ -64,7 +61,8 @@ def truth_of(case_text: str) -> dict[str, torch.Tensor]:
 
 def results(pools: Pools, case: Case, scheme: str, world: int, **more: Any
             ) -> dict[str, torch.Tensor]:
-    parts = pools.run(world, attend, case, scheme, more)
+    scheme, stages = split_scheme(scheme)
+    parts = pools.run(world, attend, case, scheme, stages | more)
     assert not [part for part in parts if isinstance(part, Raised)], parts
     return joined(case, case.plan(world, scheme), parts)
 
@@ -76,42 +74,6 @@ def compare(found: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -> N
         assert error(found[name], x) <= (1e-6 if name == "dsink" else LIMIT), name
 
 
-def takes(case: Case, scheme: str) -> bool:
-    """Whether the scheme is there for the case: halo needs near keys."""
-    return scheme != "halo" or not case.pairs.keys() <= {"causal"}
-
-
-# ----------------------------------------------------------------------------------------- features
-
-DROPOUT = {"dropout_p": 0.3, "dropout_seed": 2**63 + 11, "dropout_offset": 5}
-SPANS = masks.sliding(S, 60, sinks=3)
-TWO_SPANS = masks.Mask(S, S, row_spans=torch.tensor([[0, 100, 150, 460]], dtype=torch.int32))
-FEATURES = [
-    Case("full", S),
-    Case("causal", S, pairs={"causal": True}),
-    Case("window", S, pairs={"causal": True, "window": (200, None)}),
-    Case("both_sides", S, pairs={"window": (30, 150)}),
-    Case("documents", S, pairs={"cu_seqlens": DOCUMENTS}),
-    Case("causal_documents", S, batch=1, pairs={"cu_seqlens": DOCUMENTS, "causal": True}),
-    Case("spans_of_plan", S, pairs={"mask": SPANS}),
-    Case("bias", S, pairs={"causal": True}, bias=(2, 4, "S", "S")),
-    Case("bias_of_rows", S, bias=(4, "S", 1), features=("sink",), lse=False),
-    Case("bias_of_keys", S, pairs={"window": (70, 70)}, bias=(1, 1, 1, "S")),
-    Case("bias_of_all", S, pairs={"cu_seqlens": DOCUMENTS}, bias=(4, 1, 1), features=("sink",)),
-    Case("mask", S, pairs={"window": (140, 20)}, features=("mask",)),
-    Case("sink", S, pairs={"causal": True}, features=("sink",)),
-    Case("softcap", S, pairs={"causal": True}, options={"softcap": 0.5, "scale": -0.7}),
-    Case("row_spans", S, features=("row_spans",)),
-    Case("alibi", S, pairs={"cu_seqlens": DOCUMENTS, "causal": True}, features=("alibi_slopes",)),
-    Case("far_alibi", S, pairs={"causal": True}, features=("alibi_slopes", "sink")),
-    Case("dropout", S, options=DROPOUT, bias=(1, 4, "S", "S")),
-    Case("near_dropout", S, pairs={"cu_seqlens": DOCUMENTS, "window": (90, 30)}, options=DROPOUT,
-         features=("alibi_slopes", "row_spans"), bias=(4, 1, "S")),
-    Case("everything", S, heads=(6, 2), bias=(1, 6, "S", "S"), features=("sink", "mask", "row_spans"),
-         options={"softcap": 2.0, "scale": 0.5},
-         pairs={"cu_seqlens": [0, 300, 480], "causal": True, "window": (170, None),
-                "mask": TWO_SPANS}),
-]
 LENGTHS = [Case(f"length_{length}_{kind}", length, heads=heads, pairs=pairs, features=("sink",))
            for length in (1, 130, 300, 517)
            for kind, heads, pairs in (("causal", (4, 2), {"causal": True}),
@@ -121,7 +83,7 @@ HEADS = [Case("one_head_of_keys", 300, heads=(8, 1)), Case("odd_heads", 300, hea
 ALL = FEATURES + LENGTHS + HEADS
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", SCHEMES + IN_STAGES)
 @pytest.mark.parametrize("case", FEATURES, ids=str)
 def test_each_feature(pools: Pools, case: Case, scheme: str) -> None:
     if takes(case, scheme):
@@ -139,14 +101,14 @@ def test_each_feature_is_felt(case: Case) -> None:
                    for name in ("out", "dq", "dv")) > FELT, feature
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", SCHEMES + IN_STAGES)
 @pytest.mark.parametrize("case", LENGTHS, ids=str)
 def test_lengths_that_do_not_divide(pools: Pools, case: Case, scheme: str) -> None:
     for world in (2, 4) if takes(case, scheme) else ():
         compare(results(pools, case, scheme, world), truth_of(str(case)))
 
 
-@pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])
+@pytest.mark.parametrize("scheme", ["gather", "gather in stages", "ring", "ulysses"])
 @pytest.mark.parametrize("case", HEADS, ids=str)
 def test_heads_that_do_not_divide(pools: Pools, case: Case, scheme: str) -> None:
     """Fewer heads of keys than ranks; with Ulysses also fewer query heads than ranks."""
@@ -168,7 +130,7 @@ def test_against_the_definition(pools: Pools) -> None:
 TYPES = {torch.float32: 1e-6, torch.bfloat16: 2e-3, torch.float16: 2e-4}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", SCHEMES + IN_STAGES)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_error_does_not_grow_with_the_world(pools: Pools, dtype: torch.dtype, scheme: str) -> None:
     """At most 1.5 times one process's, from float64. A bias may have another type."""
@@ -235,7 +197,7 @@ def test_sink_gradients_by_rank(pools: Pools) -> None:
 def test_results_repeat_to_the_bit(pools: Pools) -> None:
     case = Case("repeat", 517, dtype=torch.bfloat16, bias=("S", 1), features=("sink",),
                 pairs={"cu_seqlens": DOCUMENTS})
-    for scheme in SCHEMES:
+    for scheme in SCHEMES + IN_STAGES:
         first, again = (results(pools, case, scheme, 4, deterministic=True) for _ in range(2))
         for name, x in first.items():
             torch.testing.assert_close(again[name], x, rtol=0, atol=0, equal_nan=True)
@@ -287,15 +249,16 @@ def test_compiled_around_a_call(pools: Pools, scheme: str) -> None:
 
 # ------------------------------------------------------------------------------------ communication
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", SCHEMES + IN_STAGES)
 def test_bytes_moved_are_those_of_the_plan(pools: Pools, scheme: str) -> None:
     cases = [Case("moved", 517, heads=(4, 2), dtype=torch.bfloat16, lse=False,
                   pairs={"cu_seqlens": DOCUMENTS, "window": (90, 20)}),
              Case("moved_odd", 900, heads=(5, 5), dtype=torch.float64, lse=False)]
+    scheme, stages = split_scheme(scheme)
     for case in cases[:1] if scheme == "halo" else cases:
         plan = case.plan(3, scheme)
         for rank, (*counted, by_gather) in enumerate(
-                pools.run(3, tasks.bytes_received, case, scheme)):
+                pools.run(3, tasks.bytes_received, case, scheme, bool(stages))):
             assert tuple(counted) == plan.moved(rank)[:2], rank
             assert by_gather == plan.moved(rank).all_gather, rank
 
@@ -377,7 +340,7 @@ def test_all_ranks_are_wrong_later(pools: Pools, fault: str) -> None:
     assert found == [True] * 3, found
 
 
-@pytest.mark.parametrize("scheme", ["ring", "ulysses"])
+@pytest.mark.parametrize("scheme", [*IN_STAGES[:1], "ring", "ulysses"])
 @pytest.mark.parametrize("where, text", [("option", "softcap = -1"), ("call", "a local call failed")])
 def test_the_group_works_after_an_error(pools: Pools, scheme: str, where: str, text: str) -> None:
     found = pools.run(3, tasks.works_after_an_error, scheme, where, seconds=COLLECTIVE_SECONDS / 2)
@@ -402,6 +365,15 @@ def test_a_group_of_another_size(pools: Pools) -> None:
         rd.attention(tensors["q"], tensors["k"], tensors["v"], case.plan(3, "gather"))
     with pytest.raises(rd_error(), match="must be a Plan"):
         rd.attention(tensors["q"], tensors["k"], tensors["v"], "gather")  # type: ignore[arg-type]
+
+
+def test_stages_that_cannot_be(pools: Pools) -> None:
+    """What is asked for is not left undone."""
+    slopes = next(case for case in FEATURES if str(case) == "far_alibi")
+    for case, scheme in ((slopes, "gather"), (FEATURES[0], "ring"), (FEATURES[0], "ulysses")):
+        for one in pools.run(2, attend, case, scheme, {"overlap": True}):
+            assert isinstance(one, Raised)
+            assert (one.kind, one.argument) == ("Unsupported", "overlap"), one
 
 
 @pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])

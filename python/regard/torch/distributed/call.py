@@ -51,6 +51,7 @@ class Call:
     options: scale, softcap, precision, deterministic and those of dropout, as `regard.attention`
     takes them. by_position: whether local calls have to know where their rows and keys stand.
     return_lse: whether the caller sees the lse. where: threads and backend.
+    overlaps: gather and halo: whether own keys are attended to while those of others arrive.
     sums_sink: whether the sink's gradient is summed over the ranks.
     """
 
@@ -62,6 +63,7 @@ class Call:
     out_type: torch.dtype | None
     return_lse: bool
     sums_sink: bool
+    overlaps: bool
 
 
 def position_options(call: Call, first_key: int, device: torch.device) -> dict[str, Any]:
@@ -89,6 +91,13 @@ def unpacked(rows: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
     """k and v, (B, Hkv, rows, D and Dv), as views of what `packed` made."""
     both = rows.permute(1, 2, 0, 3)
     return both[..., :head_size], both[..., head_size:]
+
+
+def empty_results(tensors: Tensors) -> tuple[Tensor, Tensor]:
+    """Memory for out and lse while parts of the keys are merged into them."""
+    type_ = sums_type(tensors.q)
+    out = tensors.q.new_empty((*tensors.q.shape[:-1], tensors.v.shape[-1]), dtype=type_)
+    return out, tensors.q.new_empty(tensors.q.shape[:-1], dtype=type_)
 
 
 def columns(x: Tensor | None, keys: Tensor | None) -> Tensor | None:

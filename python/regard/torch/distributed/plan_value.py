@@ -22,6 +22,7 @@ from .ranks import Ranks
 from .visibility import among, blocks_seen, plain, rows_areas, spans_of
 
 BLOCK = 128  # rows that are dealt together
+OTHERS = -1  # in place of an owner: all ranks but the one that asks
 
 
 class Sizes(NamedTuple):
@@ -134,6 +135,12 @@ class Plan:
 
     def gathered(self, ranks: Ranks, rows: Tensor) -> Tensor:
         """(length, ...) of each rank's (rows, ...), in the order of the sequence."""
+        return self.begin_gathered(ranks, rows)()
+
+    def begin_gathered(self, ranks: Ranks, rows: Tensor, wanted: Tensor | None = None
+                       ) -> Callable[[], Tensor]:
+        """The same, begun; the result waits for it. wanted: (n) int64, the rows of the sequence
+        that it returns; None is all of them."""
         most = max(self.row_counts)
         padded = rows.new_zeros((most, *rows.shape[1:]))
         padded[:rows.shape[0]] = rows
@@ -144,7 +151,10 @@ class Plan:
                 found[self.positions(rank)] = rank * most + torch.arange(self.rows(rank))
             return found
 
-        return ranks.all_gather(padded).index_select(0, self.kept("places", rows.device, places))
+        found = self.kept("places", rows.device, places)
+        found = found if wanted is None else found.index_select(0, wanted)
+        coming = ranks.begin_all_gather(padded)
+        return lambda: coming().index_select(0, found)
 
     def _rows_of(self, blocks: Any) -> Tensor:
         first = torch.tensor(list(blocks), dtype=torch.int64)[:, None] * BLOCK
@@ -258,9 +268,12 @@ class Plan:
     @plain
     def part(self, rank: int, owner: int | None, device: Any, filled: bool = False
              ) -> Tensor | None:
-        """The positions of the keys that a call of the rank has: those of one owner, or with None
-        those of `keys`. None for the whole sequence. filled: also the positions between them, at
-        which nothing is visible."""
+        """The positions of the keys that a call of the rank has: those of one owner, with OTHERS
+        those of `keys` that are not its own, or with None those of `keys`. None for the whole
+        sequence. filled: with None also the positions between them, at which nothing is visible."""
+        if owner == OTHERS:
+            return self.kept(("keys of others", rank), device, lambda: self._rows_of(
+                (self._needs[rank] & (self._block_owners != rank)).nonzero()[:, 0].tolist()))
         if owner is not None:
             return self.positions(owner, device)
         if self.moves_all:

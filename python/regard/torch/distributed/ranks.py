@@ -7,7 +7,9 @@ that each element type works with each backend of torch.distributed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -66,22 +68,32 @@ class Ranks:
 
     def all_gather(self, x: Tensor) -> Tensor:
         """(size n, ...) of (n, ...) from each rank, in the order of ranks. n is equal on all."""
+        return self.begin_all_gather(x)()
+
+    def begin_all_gather(self, x: Tensor) -> Callable[[], Tensor]:
+        """The same, begun; the result waits for it."""
         if self.size == 1:
-            return x
+            return lambda: x
         sent = _bytes_of_rows(x)
         came = sent.new_empty((self.size * sent.shape[0], sent.shape[1]))
-        _all_gather_single(came, sent, group=self.group)
-        return _rows_of_bytes(came, x)
+        work = _all_gather_single(came, sent, group=self.group, async_op=True)
+        return _waiting([work], [sent], came, x)
 
     def all_to_all(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Rows from all ranks: sent[r] of x's rows, in this order, go to rank r, and received[r]
         come from it."""
+        return self.begin_all_to_all(x, sent, received)()
+
+    def begin_all_to_all(self, x: Tensor, sent: Sequence[int], received: Sequence[int]
+                         ) -> Callable[[], Tensor]:
+        """The same, begun; the result waits for it."""
         if self.size == 1:
-            return x
+            return lambda: x
         out = _bytes_of_rows(x)
         came = out.new_empty((sum(received), out.shape[1]))
-        dist.all_to_all_single(came, out, list(received), list(sent), group=self.group)
-        return _rows_of_bytes(came, x)
+        work = dist.all_to_all_single(came, out, list(received), list(sent), group=self.group,
+                                      async_op=True)
+        return _waiting([work], [out], came, x)
 
     def begin_pass(self, x: Tensor, rows: int) -> Callable[[], Tensor]:
         """Sends x to the next rank. The result waits for `rows` rows of the previous rank."""
@@ -93,14 +105,7 @@ class Ranks:
         operations = [dist.P2POp(operation, part, self._peer(step), self.group)
                       for operation, part, step in steps if part.numel()]
         works = dist.batch_isend_irecv(operations) if operations else []
-
-        def wait() -> Tensor:
-            for work in works:
-                work.wait()
-            operations.clear()  # what is sent has to live until now
-            return _rows_of_bytes(came, x)
-
-        return wait
+        return _waiting(works, operations, came, x)
 
     def sum_in_order(self, x: Tensor) -> Tensor:
         """The sum over all ranks, in the order of ranks: the same bits on each of them."""
@@ -113,6 +118,29 @@ class Ranks:
     def _peer(self, step: int) -> int:
         peer = (self.rank + step) % self.size
         return peer if self.group is None else dist.get_global_rank(self.group, peer)
+
+
+def _waiting(works: Sequence[Any], sent: list[Any], came: Tensor, like: Tensor
+             ) -> Callable[[], Tensor]:
+    """Waits for the works, and returns what came. What is sent has to live until then."""
+    def wait() -> Tensor:
+        for work in works:
+            work.wait()
+        sent.clear()
+        return _rows_of_bytes(came, like)
+
+    return wait
+
+
+@contextmanager
+def completing(coming: Callable[[], Any]) -> Iterator[None]:
+    """Where the block raises, what is on its way is waited for: ranks that all raise can use the
+    group afterwards."""
+    try:
+        yield
+    except Exception:
+        coming()
+        raise
 
 
 def _bytes_of_rows(x: Tensor) -> Tensor:

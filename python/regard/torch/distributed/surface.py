@@ -16,6 +16,7 @@ from ...element_types import NAMES, type_name
 from ...errors import Unsupported, WrongType, refuse
 from ...options import OPTIONS, Precision
 from . import agreement, gather, ring, ulysses
+from . import overlap as overlapping
 from .call import Call, Tensors, Wanted
 from .plan_value import Plan
 from .ranks import Ranks
@@ -49,6 +50,7 @@ class Options(TypedDict, total=False):
     deterministic: bool
     out_type: Any
     sum_sink_gradient: bool
+    overlap: bool | None
     threads: int
     backend: str
 
@@ -76,7 +78,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
               softcap: float = 0.0, dropout_p: float = 0.0, dropout_seed: int | None = None,
               dropout_offset: int = 0, precision: str = "full", deterministic: bool = False,
               return_lse: bool = False, out_type: Any = None, sum_sink_gradient: bool = True,
-              threads: int = 0, backend: str = "", **others: Any) -> Result:
+              overlap: bool | None = None, threads: int = 0, backend: str = "", **others: Any
+              ) -> Result:
     """Attention over a sequence whose rows are spread over the ranks of a group.
 
     The results are those of `regard.torch.attention` over the whole sequence with the mask of the
@@ -107,6 +110,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
             programs that sum the gradients of all parameters over the group.
             DistributedDataParallel averages them: the loss of a rank must then be the sum over its
             rows times world_size, over the rows of all ranks.
+        overlap: of "gather" and "halo": True: attend to own keys while those of others arrive, in
+            two calls forward and three backward, whose results are merged in float32 or wider.
+            False: one call over all keys, whose out, lse and dq on the CPU have the bits of one
+            process. None: True on a GPU, except with alibi_slopes or dropout. "ring" always
+            overlaps, "ulysses" never.
         threads, backend: as in `regard.torch.attention`.
 
     Returns:
@@ -135,7 +143,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
             alibi_slopes is not None or made["dropout_p"] > 0)
         call = Call(plan, ranks, made, by_position, run_options(threads, backend),
                     _torch_type(out_type), flag("return_lse", return_lse),
-                    flag("sum_sink_gradient", sum_sink_gradient))
+                    flag("sum_sink_gradient", sum_sink_gradient),
+                    _overlaps(overlap, plan, by_position, q))
         agreement.require_spans(plan, tensors.row_spans)
         agreement.require_library(call, tensors)
         return (call, tensors), _facts(call, tensors)
@@ -159,6 +168,23 @@ def _checked_options(given: dict[str, Any], dropout_seed: Any) -> dict[str, Any]
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
     return options
+
+
+def _overlaps(overlap: Any, plan: Plan, by_position: bool, q: Tensor) -> bool:
+    """Errors: Unsupported where it is asked for and cannot be."""
+    if overlap is not None and flag("overlap", overlap):
+        if plan.scheme not in ("gather", "halo"):
+            raise refuse("overlap", True, f'"{plan.scheme}" has no such choice', Unsupported)
+        if by_position:
+            raise refuse("overlap", True, "not with alibi_slopes or dropout, which need keys that "
+                         "follow each other", Unsupported)
+    wanted = q.is_cuda if overlap is None else overlap
+    return bool(wanted) and plan.world_size > 1 and plan.scheme in ("gather", "halo") and (
+        not by_position)
+
+
+def _scheme(call: Call) -> ModuleType:
+    return overlapping if call.overlaps else _SCHEMES[call.plan.scheme]
 
 
 def _torch_type(out_type: Any) -> torch.dtype | None:
@@ -206,7 +232,7 @@ def _facts(call: Call, tensors: Tensors) -> str:
                      for name, x in tensors._asdict().items() if x is not None]
     return (f"batch {tensors.q.shape[0]}, {', '.join(shown_tensors)}, {call.options}, "
             f"out_type {call.out_type}, return_lse {call.return_lse}, "
-            f"sum_sink_gradient {call.sums_sink}")
+            f"sum_sink_gradient {call.sums_sink}, overlap {call.overlaps}")
 
 
 class _Attention(torch.autograd.Function):
@@ -214,7 +240,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Any) -> tuple[Tensor, Tensor]:
-        out, lse, kept = _SCHEMES[call.plan.scheme].forward(call, Tensors(*tensors))
+        out, lse, kept = _scheme(call).forward(call, Tensors(*tensors))
         ctx.call = call
         ctx.save_for_backward(*kept)
         ctx.types = [None if x is None else x.dtype for x in tensors[:_GRADIENTS]]
@@ -235,7 +261,7 @@ class _Attention(torch.autograd.Function):
         if dlse is None and call.return_lse:  # equal on all ranks, whatever each uses
             dlse = dout.new_zeros(dout.shape[:-1], dtype=torch.promote_types(
                 ctx.types[0], torch.float32))
-        found = _SCHEMES[call.plan.scheme].backward(call, ctx.saved_tensors, dout, dlse, wanted)
+        found = _scheme(call).backward(call, ctx.saved_tensors, dout, dlse, wanted)
         dsink = found.dsink
         if dsink is not None and call.sums_sink:
             dsink = call.ranks.sum_in_order(dsink)

@@ -1,0 +1,66 @@
+"""regard.torch.distributed on GPUs: over NCCL, with a GPU for each rank; and over gloo, with ranks
+that share one GPU and send through the host's memory. `make test-gpus` runs this file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+if not torch.cuda.is_available() or not torch.distributed.is_available():
+    pytest.skip("needs a GPU and torch.distributed", allow_module_level=True)
+
+import distributed_tasks as tasks  # noqa: E402
+from distributed_cases import (FEATURES, IN_STAGES, SCHEMES, Case, error, joined,  # noqa: E402
+                               split_scheme, takes, whole_results)
+from distributed_pool import Pool, Raised  # noqa: E402
+
+LIMITS = {torch.float64: 1e-12, torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+SHARED = 3  # ranks on one GPU
+SECONDS = 240  # of a task: kernels are compiled at their first use
+
+
+@pytest.fixture(scope="module", params=["nccl", "one GPU"])
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    if request.param == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    found = (Pool(min(4, torch.cuda.device_count()), "nccl") if request.param == "nccl"
+             else Pool(SHARED))
+    yield found
+    found.close()
+
+
+@lru_cache(maxsize=None)
+def truth_of(case: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """In float64, of inputs that are rounded to dtype."""
+    found = cases(dtype)[case]
+    return whole_results(found, found.tensors(), torch.float64)
+
+
+@lru_cache(maxsize=None)
+def cases(dtype: torch.dtype) -> dict[str, Case]:
+    """Of narrow types, heads and lengths that tensor cores take."""
+    if dtype == torch.float64:
+        return {str(case): case for case in FEATURES}
+    return {str(case): replace(case, dtype=dtype, sizes=(64, 64)) for case in FEATURES}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES + IN_STAGES)
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("name", [str(case) for case in FEATURES])
+def test_each_feature(pool: Pool, name: str, dtype: torch.dtype, scheme: str) -> None:
+    case = cases(dtype)[name]
+    if not takes(case, scheme):
+        return
+    world = len(pool)
+    plain, more = split_scheme(scheme)
+    parts = pool.run(world, tasks.attend_on_gpu, case, plain, {"overlap": False} | more
+                     if plain in ("gather", "halo") else more, seconds=SECONDS)
+    assert not [part for part in parts if isinstance(part, Raised)], parts
+    found = joined(case, case.plan(world, plain), parts)
+    for result, x in truth_of(name, dtype).items():
+        limit = max(LIMITS[dtype], 1e-6 if result == "dsink" else 0)
+        assert error(found[result], x) <= limit, (result, error(found[result], x))
