@@ -152,19 +152,19 @@ def bytes_received(group: ProcessGroup, case: Case, scheme: str, stages: bool) -
             counted[0] += rows * x[:1].numel() * x.itemsize
             return super().begin_pass(x, rows)
 
-    from regard.torch.distributed import surface
+    from regard.torch.distributed import preparing
 
     more = {"overlap": stages} if scheme in ("gather", "halo") else {}
     attend(group, case, scheme, more)  # the ranks agree on the plan
     plan, tensors = inputs_of(case, scheme, group)
     leaves = [tensors[name].requires_grad_() for name in "qkv"]
-    surface.Ranks = Counting  # type: ignore[misc]
+    preparing.Ranks = Counting  # type: ignore[misc]
     try:
         out = rd.attention(*leaves, plan, group, **more)
         forward, counted[0] = counted[0], 0
         out.backward(tensors["dout"])
     finally:
-        surface.Ranks = Ranks  # type: ignore[misc]
+        preparing.Ranks = Ranks  # type: ignore[misc]
     return forward, counted[0], by_gather[0]
 
 
@@ -191,14 +191,14 @@ class ThroughTheHost(Ranks):
 def attend_on_gpu(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]
                   ) -> dict[str, Tensor]:
     """`attend` on this worker's GPU: its own with NCCL, else the one that all share."""
-    from regard.torch.distributed import surface
+    from regard.torch.distributed import preparing
 
     shares = dist.get_backend(group) != "nccl"
-    surface.Ranks = ThroughTheHost if shares else Ranks  # type: ignore[misc]
+    preparing.Ranks = ThroughTheHost if shares else Ranks  # type: ignore[misc]
     try:
         return attend(group, case, scheme, more, f"cuda:{0 if shares else place(group)[0]}")
     finally:
-        surface.Ranks = Ranks  # type: ignore[misc]
+        preparing.Ranks = Ranks  # type: ignore[misc]
 
 
 class SinkAttention(torch.nn.Module):
@@ -233,21 +233,87 @@ def data_parallel(group: ProcessGroup) -> list[float]:
             for one, other in zip(model.parameters(), alone.parameters())]
 
 
-def compiled(group: ProcessGroup, scheme: str) -> float:
-    """torch.compile of what is around a call; the largest difference of results and gradients."""
-    case = Case("compiled", 300, pairs={"causal": True})
+def compiled(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]) -> float:
+    """A compiled program without a break around a call; the largest difference of its results and
+    gradients from those of the same program as it is."""
     plan, tensors = inputs_of(case, scheme, group)
+    dout, dlse = tensors.pop("dout"), tensors.pop("dlse")
 
-    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return 3 * rd.attention(2 * q, k, v, plan, group)
+    def model(q: Tensor, **others: Tensor) -> list[Tensor]:
+        results: Any = rd.attention(2 * q, plan=plan, group=group, return_lse=case.lse,
+                                    **others, **case.options, **more)
+        return [3 * x for x in (results if case.lse else [results])]
 
     found = []
-    for function in (model, torch.compile(model, backend="aot_eager")):
-        leaves = [tensors[name].clone().requires_grad_() for name in "qkv"]
-        out = function(*leaves)
-        out.backward(tensors["dout"])
-        found.append([out.detach(), *(x.grad for x in leaves)])
+    torch._dynamo.reset()
+    for function in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+        leaves = {name: x.clone().requires_grad_() if name in GRADED else x
+                  for name, x in tensors.items()}
+        results = function(**leaves)
+        torch.autograd.backward(results, [dout, dlse] if case.lse else [dout])
+        found.append([*(x.detach() for x in results),
+                      *(leaves[name].grad for name in GRADED if name in leaves)])
+    assert all(one.dtype == other.dtype for one, other in zip(*found))
     return max(float((one - other).abs().max()) for one, other in zip(*found))
+
+
+def checked_operators(group: ProcessGroup, case: Case, scheme: str) -> dict[str, str]:
+    """PyTorch's own checks of an operator, of forward's: its schema, shapes and strides."""
+    from regard.torch.distributed.compiled import _text
+
+    plan, tensors = inputs_of(case, scheme, group)
+    options = {name: None for name in ("scale", "dropout_seed", "out_type", "overlap")}
+    text = _text(**options, softcap=0.0, dropout_p=0.0, dropout_offset=0, precision="full",
+                 deterministic=False, return_lse=True, sum_sink_gradient=True, threads=1, backend="")
+    given = [tensors.get(name) for name in ("q", "k", "v", "bias", "sink", "mask", "row_spans",
+                                            "alibi_slopes")]
+    found: dict[str, str] = torch.library.opcheck(
+        torch.ops.regard.distributed_forward.default,
+        (*given, plan.name, group.group_name, text, [False] * 5),
+        test_utils=("test_schema", "test_faketensor"))
+    return found
+
+
+class Checkpointed(torch.nn.Module):
+    """A block whose attention is computed again in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.qkv = torch.nn.Linear(16, 48, dtype=torch.float64)
+        self.out = torch.nn.Linear(16, 16, dtype=torch.float64)
+
+    def forward(self, x: Tensor, plan: rd.Plan | None, group: Any, checkpoints: bool) -> Tensor:
+        from torch.utils.checkpoint import checkpoint
+
+        def block(x: Tensor) -> Tensor:
+            q, k, v = (part.unflatten(-1, (4, 4)).transpose(1, 2)
+                       for part in self.qkv(x).chunk(3, -1))
+            found = (regard.torch.attention(q, k, v, causal=True) if plan is None
+                     else rd.attention(q, k, v, plan, group))
+            return x + self.out(found.transpose(1, 2).flatten(2))
+
+        return checkpoint(block, x, use_reentrant=False) if checkpoints else block(x)
+
+
+def in_fsdp(group: ProcessGroup, scheme: str) -> list[float]:
+    """Parameters sharded over a mesh of the same ranks, gathered in each pass, and attention
+    computed again in backward; the differences of the gradients from one process's, in norm."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    rank, world = place(group)
+    mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("context",))
+    plan = rd.plan(500, world_size=world, heads_q=4, head_size=4, causal=True, scheme=scheme,
+                   element_bytes=8)
+    x = torch.randn(1, 500, 16, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    model, alone = Checkpointed(), Checkpointed()
+    fully_shard(model, mesh=mesh)
+    out = model(plan.shard(x, rank, 1), plan, mesh.get_group("context"), True)
+    ((out ** 2).sum() * world / 500).backward()  # the mean over ranks is taken
+    ((alone(x, None, None, False) ** 2).sum() / 500).backward()
+    return [float((one.grad.full_tensor() - other.grad).norm() / other.grad.norm())
+            for one, other in zip(model.parameters(), alone.parameters())]
 
 
 def round_trip(group: ProcessGroup, case: Case) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -241,10 +242,32 @@ def test_data_parallel_averages(pools: Pools) -> None:
     assert all(one[0] < LIMIT and one[1] < 1e-6 for one in found), found
 
 
+COMPILED = [Case("compiled", 300, pairs={"causal": True}, lse=False),
+            Case("compiled_narrow", 300, dtype=torch.bfloat16, bias=(4, "S", "S"), features=("sink",),
+                 pairs={"window": (200, 100)}, options={"softcap": 5.0})]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES + IN_STAGES)
+def test_compiled(pools: Pools, scheme: str) -> None:
+    """A program with a call is one graph, and changes no bit."""
+    plain, more = split_scheme(scheme)
+    for case in COMPILED:
+        if takes(case, scheme):
+            found = pools.run(2, tasks.compiled, case, plain, more, seconds=120)
+            assert found == [0.0, 0.0], found
+
+
 @pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])
-def test_compiled_around_a_call(pools: Pools, scheme: str) -> None:
-    found = pools.run(2, tasks.compiled, scheme, seconds=120)
-    assert all(isinstance(one, float) and one < 1e-12 for one in found), found
+def test_operators_for_the_compiler(pools: Pools, scheme: str) -> None:
+    case = next(case for case in FEATURES if str(case) == "everything")
+    for found in pools.run(3, tasks.checked_operators, replace(case, options={}), scheme, seconds=120):
+        assert isinstance(found, dict) and set(found.values()) == {"SUCCESS"}, found
+
+
+@pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])
+def test_sharded_parameters_and_checkpoints(pools: Pools, scheme: str) -> None:
+    found = pools.run(2, tasks.in_fsdp, scheme, seconds=120)
+    assert all(not isinstance(one, Raised) and max(one) < LIMIT for one in found), found
 
 
 # ------------------------------------------------------------------------------------ communication

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ...checks import integer
+from ...checks import integer, shown
 from ...errors import refuse
 from ...mask_value import Mask
 from . import costs, heads, report
@@ -23,6 +24,9 @@ from .visibility import among, blocks_seen, plain, rows_areas, spans_of
 
 BLOCK = 128  # rows that are dealt together
 OTHERS = -1  # in place of an owner: all ranks but the one that asks
+
+
+_named: WeakValueDictionary[str, Plan] = WeakValueDictionary()
 
 
 class Sizes(NamedTuple):
@@ -60,6 +64,7 @@ class Plan:
         blocks: the numbers of each rank's blocks.
         moves_all: gather: whether every rank receives all keys, or those that its rows see.
         reasons: why, as sentences.
+        name: equal for equal plans; by it a compiled program finds the plan.
     """
 
     sizes: Sizes
@@ -70,6 +75,7 @@ class Plan:
     blocks: Blocks
     moves_all: bool = True
     reasons: tuple[str, ...] = ()
+    name: str = ""
     _of_mask: dict[str, Any] = field(default_factory=dict)  # shared by plans of one mask
     _on_device: dict[Any, Tensor] = field(default_factory=dict, init=False)
 
@@ -315,6 +321,26 @@ class Plan:
     def explain(self) -> str:
         """The rows, bytes and visible pairs of each rank, the balance, the scheme and why."""
         return report.text(self)
+
+    @staticmethod
+    def of_name(name: str) -> Plan:
+        """The plan whose `name` this is. Errors: InvalidArgument where there is none any more."""
+        found = _named.get(name)
+        if found is None:
+            raise refuse("plan", shown(name), "is not a plan of this process: a compiled program "
+                         "needs the plan that it was compiled with, or an equal one, to be there")
+        return found
+
+    def named(self) -> Plan:
+        """This plan, with a name by which `of_name` finds it as long as it lives: its digest."""
+        _named[self.digest.hex()] = self
+        object.__setattr__(self, "name", self.digest.hex())
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.name:
+            _named[self.name] = self
 
     def __repr__(self) -> str:
         return f"Plan({report.title(self)})"

@@ -80,8 +80,8 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
     base = Plan(sizes, world_size, whole, "", "", ())
     if scheme != "auto":
         chosen = _of_scheme(base, scheme)
-        return replace(chosen, reasons=(*chosen.reasons, f"{scheme}: as asked for"))
-    return _chosen(base, bandwidth, flops)
+        return replace(chosen, reasons=(*chosen.reasons, f"{scheme}: as asked for")).named()
+    return _chosen(base, bandwidth, flops).named()
 
 
 def _length(length: Any, cu_seqlens: Any) -> int:

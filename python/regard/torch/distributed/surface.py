@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from ...checks import flag, integer, run_options, shown
-from ...element_types import NAMES, type_name
-from ...errors import Unsupported, WrongType, refuse
-from ...options import OPTIONS, Precision
-from . import agreement, gather, ring, ulysses
-from . import overlap as overlapping
+from ...options import Precision
+from . import passes
 from .call import Call, Tensors, Wanted
 from .plan_value import Plan
-from .ranks import Ranks
+from .preparing import made, prepared
 
 if TYPE_CHECKING:
     from ...typing import Unpack
 
 Result = Tensor | tuple[Tensor, Tensor]
-_SCHEMES: dict[str, ModuleType] = {"gather": gather, "halo": gather, "ring": ring,
-                                   "ulysses": ulysses}
-_GRADIENTS = 5  # of the first tensors
-
-# torch.compiler.disable, which imports the compiler at once; this one does at the first call.
-_outside_of_compiled_programs = _disable_dynamo
+_is_compiling = torch.compiler.is_dynamo_compiling  # a constant for the compiler
 
 
 class Options(TypedDict, total=False):
@@ -70,7 +59,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
               return_lse: bool, **options: Unpack[Options]) -> Result: ...
 
 
-@_outside_of_compiled_programs
 def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
               bias: Tensor | None = None, mask: Tensor | None = None,
               row_spans: Tensor | None = None, sink: Tensor | None = None,
@@ -127,112 +115,21 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
         a new plan while others give one that they have used before is not noticed: it waits for
         their word and they for its rows, until the group's timeout.
     """
-    ranks = Ranks(group, plan.world_size if isinstance(plan, Plan) else None)
     given = Tensors(q, k, v, bias, sink, mask, row_spans, alibi_slopes)
-    options = {"scale": scale, "softcap": softcap, "precision": precision,
-               "deterministic": deterministic, "dropout_p": dropout_p,
-               "dropout_offset": dropout_offset}
+    options = {"scale": scale, "softcap": softcap, "dropout_p": dropout_p,
+               "dropout_seed": dropout_seed, "dropout_offset": dropout_offset,
+               "precision": precision, "deterministic": deterministic, "return_lse": return_lse,
+               "out_type": out_type, "sum_sink_gradient": sum_sink_gradient, "overlap": overlap,
+               "threads": threads, "backend": backend}
+    if _is_compiling():
+        from . import compiled  # which imports the compiler
 
-    def checked() -> tuple[tuple[Call, Tensors], str]:
-        agreement.require_plan(plan, ranks)
-        _refuse_others(others)
-        agreement.require_tensors(plan, ranks, given)
-        tensors = _made(given)
-        made = _checked_options(options, dropout_seed)
-        by_position = plan.scheme != "ulysses" and (
-            alibi_slopes is not None or made["dropout_p"] > 0)
-        call = Call(plan, ranks, made, by_position, run_options(threads, backend),
-                    _torch_type(out_type), flag("return_lse", return_lse),
-                    flag("sum_sink_gradient", sum_sink_gradient),
-                    _overlaps(overlap, plan, by_position, q))
-        agreement.require_spans(plan, tensors.row_spans)
-        agreement.require_library(call, tensors)
-        return (call, tensors), _facts(call, tensors)
-
-    call, tensors = agreement.check(plan, ranks, q, checked)
-    with torch.autocast(tensors.q.device.type, enabled=False):
-        out, lse = _Attention.apply(call, *tensors)  # type: ignore[no-untyped-call]
+        out, lse = compiled.attention(made(given), plan, group, options | others)
+    else:
+        call, tensors = prepared(given, plan, group, options, others)
+        with torch.autocast(tensors.q.device.type, enabled=False):
+            out, lse = _Attention.apply(call, *tensors)  # type: ignore[no-untyped-call]
     return (out, lse) if return_lse else out
-
-
-def _checked_options(given: dict[str, Any], dropout_seed: Any) -> dict[str, Any]:
-    """Of the local calls, as `regard.attention` takes them."""
-    for name, value in given.items():
-        OPTIONS[name].check(name, value)
-    options = {**given, "dropout_p": float(given["dropout_p"])}
-    if options["dropout_p"] > 0:
-        if dropout_seed is None:
-            raise refuse("dropout_seed", None, "must be given, and be equal on all ranks")
-        integer("dropout_seed", dropout_seed, 0, 2**64 - 1)
-        options["dropout_seed"] = dropout_seed
-    if torch.are_deterministic_algorithms_enabled():
-        options["deterministic"] = True
-    return options
-
-
-def _overlaps(overlap: Any, plan: Plan, by_position: bool, q: Tensor) -> bool:
-    """Errors: Unsupported where it is asked for and cannot be."""
-    if overlap is not None and flag("overlap", overlap):
-        if plan.scheme not in ("gather", "halo"):
-            raise refuse("overlap", True, f'"{plan.scheme}" has no such choice', Unsupported)
-        if by_position:
-            raise refuse("overlap", True, "not with alibi_slopes or dropout, which need keys that "
-                         "follow each other", Unsupported)
-    wanted = q.is_cuda if overlap is None else overlap
-    return bool(wanted) and plan.world_size > 1 and plan.scheme in ("gather", "halo") and (
-        not by_position)
-
-
-def _scheme(call: Call) -> ModuleType:
-    return overlapping if call.overlaps else _SCHEMES[call.plan.scheme]
-
-
-def _torch_type(out_type: Any) -> torch.dtype | None:
-    if out_type is None:
-        return None
-    found: torch.dtype = getattr(torch, NAMES[type_name("out_type", out_type)])
-    return found
-
-
-def _refuse_others(others: dict[str, Any]) -> None:
-    for name, value in others.items():
-        if name in OPTIONS:
-            raise refuse(name, shown(value), "is not taken here: the plan says which pairs are "
-                         "visible, and tensors are (B, H, S, D)", Unsupported)
-        raise refuse(name, shown(value), "is no option of attention", WrongType)
-
-
-def _made(given: Tensors) -> Tensors:
-    """The tensors in the types and with the strides that local calls take."""
-    if given.alibi_slopes is not None and given.alibi_slopes.requires_grad:
-        raise refuse("alibi_slopes", "a tensor that requires grad", "has no gradient; detach it",
-                     Unsupported)
-    rows = [given.q, given.k, given.v]
-    kind = given.q.device.type
-    if torch.is_autocast_enabled(kind) and given.q.dtype != torch.float64:
-        rows = [x.to(torch.get_autocast_dtype(kind)) for x in rows]
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in rows)
-    numbers = {name: None if x is None else x.float() for name, x in
-               (("sink", given.sink), ("alibi_slopes", given.alibi_slopes))}
-    return given._replace(q=q, k=k, v=v, **numbers)
-
-
-def _facts(call: Call, tensors: Tensors) -> str:
-    """What has to be equal on all ranks."""
-    graded = torch.is_grad_enabled()
-
-    def sizes(x: Tensor) -> list[int | str]:
-        found: list[int | str] = list(x.shape)
-        if x.dim() > 1:  # the numbers of rows differ
-            found[-2] = "1 for all rows" if call.plan.is_for_all_rows(x) else "rows"
-        return found
-
-    shown_tensors = [f"{name} {x.dtype} {sizes(x)}" +
-                     (" with a gradient" if graded and x.requires_grad else "")
-                     for name, x in tensors._asdict().items() if x is not None]
-    return (f"batch {tensors.q.shape[0]}, {', '.join(shown_tensors)}, {call.options}, "
-            f"out_type {call.out_type}, return_lse {call.return_lse}, "
-            f"sum_sink_gradient {call.sums_sink}, overlap {call.overlaps}")
 
 
 class _Attention(torch.autograd.Function):
@@ -240,11 +137,12 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Any) -> tuple[Tensor, Tensor]:
-        out, lse, kept = _scheme(call).forward(call, Tensors(*tensors))
+        out, lse, kept = passes.forward(call, Tensors(*tensors))
         ctx.call = call
         ctx.save_for_backward(*kept)
-        ctx.types = [None if x is None else x.dtype for x in tensors[:_GRADIENTS]]
-        ctx.out_shape = out.shape
+        # Without data: memory is held by what is kept alone.
+        ctx.like = [None if x is None else torch.empty_like(x, device="meta")
+                    for x in tensors[:passes.GRADED]]
         ctx.set_materialize_grads(False)
         if not call.return_lse:
             ctx.mark_non_differentiable(lse)
@@ -253,18 +151,6 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        call: Call = ctx.call
-        wanted = Wanted(*ctx.needs_input_grad[1:1 + _GRADIENTS])
-        if dout is None:  # the lse alone has a gradient
-            assert dlse is not None
-            dout = dlse.new_zeros(ctx.out_shape, dtype=call.out_type or ctx.types[0])
-        if dlse is None and call.return_lse:  # equal on all ranks, whatever each uses
-            dlse = dout.new_zeros(dout.shape[:-1], dtype=torch.promote_types(
-                ctx.types[0], torch.float32))
-        found = _scheme(call).backward(call, ctx.saved_tensors, dout, dlse, wanted)
-        dsink = found.dsink
-        if dsink is not None and call.sums_sink:
-            dsink = call.ranks.sum_in_order(dsink)
-        gradients = (found.dq, found.dk, found.dv, found.dbias, dsink)
-        return (None, *(x.to(type_) if x is not None and is_wanted else None for x, type_, is_wanted
-                        in zip(gradients, ctx.types, wanted)), None, None, None)
+        wanted = Wanted(*ctx.needs_input_grad[1:1 + passes.GRADED])
+        return (None, *passes.backward(ctx.call, ctx.saved_tensors, dout, dlse, wanted, ctx.like),
+                None, None, None)

@@ -8,23 +8,26 @@ in the order of ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...gradients import Gradients
+from ..kernels import dense
 from . import call as one
 from . import heads
 from .call import Call, Tensors, Wanted
 from .visibility import intersection
 
 Kept = tuple[Tensor | None, ...]
+ToHeads = Callable[[Call, Tensor, list[range]], Tensor]
 
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """out, lse, and what backward needs: tensors of own heads and all rows."""
-    local = _of_heads(call, tensors)
+    local = _of_heads(call, tensors, _to_heads)
     repeated, more = _repeated(call, local), _options(call, local)
     if local.q.shape[1]:
         out, lse = one.forward(call, repeated, more, call.out_type)
@@ -35,6 +38,27 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     own_lse = (_to_rows(call, lse[..., None], _heads_q(call))[..., 0] if call.return_lse else
                tensors.q.new_empty(tensors.q.shape[:-1], dtype=lse.dtype))
     return own_out, own_lse, (out, lse, *local, tensors.bias)
+
+
+def without_data(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
+    """Tensors of the shapes and strides that `forward` returns, for the compiler."""
+    def to_heads(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
+        rows = x.new_empty(call.plan.sizes.length, x.shape[0], len(dealt[call.ranks.rank]),
+                           x.shape[3])
+        return rows.permute(1, 2, 0, 3)
+
+    def by_rows(heads: int, width: int, dtype: torch.dtype | None) -> Tensor:
+        rows = tensors.q.new_empty((tensors.q.shape[2], len(tensors.q), heads, width), dtype=dtype)
+        return rows.permute(1, 2, 0, 3)
+
+    local, sums = _of_heads(call, tensors, to_heads), one.sums_type(tensors.q)
+    heads, width = tensors.q.shape[1], tensors.v.shape[-1]
+    out = (dense(local.q, width, call.out_type) if local.q.shape[1] else
+           local.q.new_empty((*local.q.shape[:-1], width), dtype=call.out_type))
+    lse = local.q.new_empty(local.q.shape[:-1], dtype=sums)
+    own_lse = (by_rows(heads, 1, sums)[..., 0] if call.return_lse else
+               tensors.q.new_empty(tensors.q.shape[:-1], dtype=sums))
+    return by_rows(heads, width, out.dtype), own_lse, (out, lse, *local, tensors.bias)
 
 
 def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: Wanted
@@ -76,22 +100,22 @@ def _heads_of(call: Call, scores: Tensor) -> list[range]:
     return [range(min(len(own), 1)) for own in dealt]
 
 
-def _of_heads(call: Call, tensors: Tensors) -> Tensors:
-    """All rows of this rank's heads. What broadcasts over rows is expanded: ranks may hold
-    different values. What broadcasts over heads stays one head."""
+def _of_heads(call: Call, tensors: Tensors, to_heads: ToHeads) -> Tensors:
+    """All rows of this rank's heads, by `_to_heads`, or without data. What broadcasts over rows is
+    expanded: ranks may hold different values. What broadcasts over heads stays one head."""
     def moved(x: Tensor | None) -> Tensor | None:
         if x is None:
             return None
         x = x.reshape((1,) * (4 - x.dim()) + x.shape)
         whole = x.expand(x.shape[0], x.shape[1], tensors.q.shape[2], x.shape[3])
-        return _to_heads(call, whole, _heads_of(call, x))
+        return to_heads(call, whole, _heads_of(call, x))
 
     own = _heads_q(call)[call.ranks.rank]
-    sliced = [None if x is None else x[..., own.start:own.stop].contiguous()
+    sliced = [None if x is None else x[..., own.start:own.stop].clone()
               for x in (tensors.sink, tensors.alibi_slopes)]
     return Tensors(
-        _to_heads(call, tensors.q, _heads_q(call)), _to_heads(call, tensors.k, _heads_kv(call)),
-        _to_heads(call, tensors.v, _heads_kv(call)), moved(tensors.bias), sliced[0],
+        to_heads(call, tensors.q, _heads_q(call)), to_heads(call, tensors.k, _heads_kv(call)),
+        to_heads(call, tensors.v, _heads_kv(call)), moved(tensors.bias), sliced[0],
         moved(tensors.mask), moved(tensors.row_spans), sliced[1])
 
 

@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Context parallelism: the time of every scheme over several processes, and of plans for many.
+
+    build/venv/bin/python bench/distributed.py --ranks 2 --rows 2048 --heads 8/2     # gloo, CPU
+    python3 bench/distributed.py --ranks 2 --rows 8192,32768 --heads 32/8,16/16      # NCCL
+    build/venv/bin/python bench/distributed.py --model 64,1024                       # no device
+
+Every rank has so many rows of one sequence, causal or of packed causal documents of random lengths.
+A rank's efficiency is the time of the whole problem on one device over ranks times the time over
+all of them. Times are medians of the slowest rank's; out and dq are compared with one process's.
+The model's time is that of plan.explain(): the largest visible area by a rate of FLOP/s, and the
+bytes that a rank receives by a bandwidth, one after the other; "hidden": the larger of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from regard.torch import attention
+from regard.torch import distributed as rd
+from regard.torch.distributed import costs
+
+SIZE = 128  # of a head
+MASKS = ("causal", "documents")
+
+
+@dataclass(frozen=True)
+class Problem:
+    mask: str
+    rows: int  # of a rank
+    heads: tuple[int, int]
+    dtype: torch.dtype
+
+    def plan(self, ranks: int, scheme: str) -> rd.Plan:
+        length = self.rows * ranks
+        cuts = {"cu_seqlens": documents(length)} if self.mask == "documents" else {}
+        return rd.plan(length, world_size=ranks, heads_q=self.heads[0], heads_kv=self.heads[1],
+                       head_size=SIZE, scheme=scheme, causal=True, element_bytes=self.dtype.itemsize,
+                       **cuts)
+
+    def tensors(self, length: int, device: torch.device) -> list[torch.Tensor]:
+        """q, k, v, dout; equal on all ranks."""
+        draw = torch.Generator().manual_seed(1)
+        query, key = self.heads
+        return [torch.randn(1, heads, length, SIZE, generator=draw).to(device, self.dtype)
+                for heads in (query, key, key, query)]
+
+    def flops(self, area: float) -> tuple[float, float]:
+        """Of a forward and of a backward pass."""
+        return 4 * SIZE * self.heads[0] * area, 10 * SIZE * self.heads[0] * area
+
+
+def documents(length: int) -> list[int]:
+    """Cuts of random documents, from a sixteenth of the sequence down to a quarter of that."""
+    draw = torch.Generator().manual_seed(2)
+    cuts, most = [0], max(2, length // 16)
+    while cuts[-1] < length:
+        size = int(torch.randint(max(1, most // 4), most + 1, (), generator=draw))
+        cuts.append(min(length, cuts[-1] + size))
+    return cuts
+
+
+# ---------------------------------------------------------------------------------------- measuring
+
+def timed(call, device: torch.device, group, rounds: int) -> float:
+    """Seconds: the median over rounds of the slowest rank's."""
+    found = []
+    for _ in range(rounds + 1):
+        if group is not None:
+            dist.barrier(group)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        took = torch.tensor(time.perf_counter() - began, dtype=torch.float64, device=device)
+        if group is not None:
+            dist.all_reduce(took, dist.ReduceOp.MAX, group)
+        found.append(float(took))
+    return statistics.median(found[1:])
+
+
+def passes(function, tensors, device, group, rounds):
+    """Seconds of forward and of backward, and out and dq."""
+    q, k, v = (x.detach().requires_grad_() for x in tensors[:3])
+    with torch.no_grad():
+        forward = timed(lambda: function(q, k, v), device, group, rounds)
+    out = function(q, k, v)
+    backward = timed(lambda: torch.autograd.grad(out, (q, k, v), tensors[3], retain_graph=True),
+                     device, group, rounds)
+    dq = torch.autograd.grad(out, q, tensors[3], retain_graph=True)[0]
+    return forward, backward, out.detach(), dq
+
+
+def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+def measure(rank: int, options: argparse.Namespace, folder: str) -> None:
+    nccl = options.backend == "nccl"
+    device = torch.device("cuda", rank) if nccl else torch.device("cpu")
+    if nccl:
+        torch.cuda.set_device(device)
+    else:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        torch.set_num_threads(options.threads)
+    dist.init_process_group(options.backend, init_method=f"file://{folder}/store", rank=rank,
+                            world_size=options.ranks)
+    if rank == 0:
+        print(f"{'mask':<10} {'rows':>6} {'heads':>6} {'scheme':<17} {'forward':>12} "
+              f"{'backward':>12} {'efficiency':>11} {'balance':>8} {'error':>8}")
+    for mask in MASKS:
+        for rows in options.rows:
+            for heads in options.heads:
+                compare(Problem(mask, rows, heads, options.dtype), options, device)
+    dist.destroy_process_group()
+
+
+def compare(problem: Problem, options: argparse.Namespace, device: torch.device) -> None:
+    rank, ranks = dist.get_rank(), options.ranks
+    whole = problem.tensors(problem.rows * ranks, device)
+    alone = alone_on_one(problem, ranks, whole, device, options.rounds)
+    for scheme, more in schemes(problem, ranks):
+        plan = problem.plan(ranks, scheme)
+        local = [plan.shard(x, rank, 2) for x in whole]
+        forward, backward, out, dq = passes(
+            lambda q, k, v: rd.attention(q, k, v, plan, **more), local, device,
+            dist.group.WORLD, options.rounds)
+        if rank == 0:
+            error = max(difference(found, plan.shard(wanted, 0, 2))
+                        for found, wanted in zip((out, dq), alone[2:]))
+            show(problem, scheme + (" in stages" if more.get("overlap") else ""), plan,
+                 (forward, backward), alone, error)
+
+
+def alone_on_one(problem, ranks, whole, device, rounds):
+    """The whole problem in one call: on the GPU of each rank; on the CPU on rank 0, while the
+    others wait."""
+    found = None
+    if device.type == "cuda" or dist.get_rank() == 0:
+        found = packed(problem, ranks, whole, device, rounds) if problem.mask == "documents" else (
+            passes(lambda q, k, v: attention(q, k, v, causal="top_left"), whole, device, None, rounds))
+    dist.barrier()
+    return found
+
+
+def packed(problem, ranks, whole, device, rounds):
+    """Packed documents by cu_seqlens, in one process."""
+    cuts = documents(problem.rows * ranks)
+    starts = torch.tensor(cuts, dtype=torch.int32, device=device)
+    most = max(end - begin for begin, end in zip(cuts, cuts[1:]))
+
+    def function(q, k, v):
+        rows = (x[0].transpose(0, 1) for x in (q, k, v))
+        out = attention(*rows, cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=most,
+                        max_seqlen_k=most, causal="top_left")
+        return out.transpose(0, 1)[None]
+
+    return passes(function, whole, device, None, rounds)
+
+
+def schemes(problem: Problem, ranks: int):
+    names = ["gather", "halo", "ulysses", "ring"] if problem.mask == "documents" else [
+        "gather", "ulysses", "ring"]
+    for scheme in names:
+        if scheme in ("gather", "halo"):
+            yield scheme, {"overlap": False}
+            yield scheme, {"overlap": True}
+        else:
+            yield scheme, {}
+
+
+def show(problem, scheme, plan, took, alone, error) -> None:
+    area, ranks = sum(plan.areas), plan.world_size
+    rates = [flops / ranks / seconds for flops, seconds in zip(problem.flops(area), took)]
+    unit, name = (1e12, "TFLOP/s") if max(rates) > 1e12 else (1e9, "GFLOP/s")
+    efficiency = [one / (ranks * seconds) for one, seconds in zip(alone[:2], took)]
+    print(f"{problem.mask:<10} {problem.rows:>6} {problem.heads[0]:>3}/{problem.heads[1]:<2} "
+          f"{scheme:<17} {rates[0] / unit:>4.0f} {name} {rates[1] / unit:>4.0f} {name} "
+          f"{efficiency[0]:>5.2f} {efficiency[1]:>5.2f} {plan.balance:>8.3f} {error:>8.1e}",
+          flush=True)
+
+
+# -------------------------------------------------------------------------------------------- model
+
+def model(options: argparse.Namespace) -> None:
+    """What plans for many ranks take by bytes and visible area."""
+    rate = rd.Bandwidth(options.bandwidth, options.bandwidth)
+    print(f"{'mask':<10} {'ranks':>6} {'rows':>6} {'heads':>6} {'scheme':<8} {'balance':>8} "
+          f"{'GB a step':>10} {'ms':>9} {'efficiency':>11} {'hidden':>7}")
+    for mask in MASKS:
+        for ranks in options.model:
+            for heads in options.heads:
+                problem = Problem(mask, options.rows[0], heads, torch.bfloat16)
+                plans = [problem.plan(ranks, scheme) for scheme in (
+                    ("gather", "halo", "ulysses", "ring") if mask == "documents"
+                    else ("gather", "ulysses", "ring"))]
+                for plan in plans:
+                    show_model(problem, plan, rate, options.flops)
+
+
+def show_model(problem: Problem, plan: rd.Plan, rate: rd.Bandwidth, flops: float) -> None:
+    work = sum(problem.flops(sum(plan.areas))) / plan.world_size / flops  # of a rank on average
+    together = costs.seconds(plan, rate, flops)
+    computing = work * plan.balance
+    hidden = max(computing, together - computing)
+    moved = max(sum(plan.moved(rank)[:2]) for rank in range(plan.world_size))
+    print(f"{problem.mask:<10} {plan.world_size:>6} {problem.rows:>6} "
+          f"{problem.heads[0]:>3}/{problem.heads[1]:<2} {plan.scheme:<8} {plan.balance:>8.3f} "
+          f"{moved / 1e9:>10.2f} {together * 1e3:>9.1f} {work / together:>11.2f} "
+          f"{work / hidden:>7.2f}", flush=True)
+
+
+def pairs_of(text: str) -> list[tuple[int, int]]:
+    return [(int(one), int(other)) for one, other in (pair.split("/") for pair in text.split(","))]
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--backend", choices=["gloo", "nccl"],
+                        default="nccl" if torch.cuda.device_count() > 1 else "gloo")
+    parser.add_argument("--rows", type=numbers, default=[8192], help="of a rank (default 8192)")
+    parser.add_argument("--heads", type=pairs_of, default=[(32, 8)],
+                        help="query/key heads, with commas between (default 32/8)")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--threads", type=int, default=1, help="of a rank on the CPU")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", type=numbers, help="plans for these numbers of ranks, no device")
+    parser.add_argument("--bandwidth", type=float, default=4e10,
+                        help="the model's: bytes a second that a rank receives (default 4e10)")
+    parser.add_argument("--flops", type=float, default=6e14, help="the model's, of a rank")
+    options = parser.parse_args()
+    options.dtype = getattr(torch, options.dtype)
+    if options.model:
+        model(options)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(measure, (options, folder), options.ranks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Calls inside of compiled programs: two operators, whose plan, group and options are texts.
+
+The operators check their arguments and communicate when they run, as other calls do; the compiler
+knows the shapes of their results. A plan is found by its name, so that it has to live as long as
+the program runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup, distributed_c10d
+
+from ...element_types import type_name
+from ..kernels import dense
+from . import passes, ulysses
+from .call import Call, Tensors, Wanted, empty_results
+from .plan_value import Plan
+from .preparing import call_of, prepared, torch_type
+from .ranks import Ranks
+
+_TENSORS = len(Tensors._fields)
+_KNOWN = ("scale", "softcap", "dropout_p", "dropout_seed", "dropout_offset", "precision",
+          "deterministic", "return_lse", "out_type", "sum_sink_gradient", "overlap", "threads",
+          "backend")
+
+
+def attention(tensors: Tensors, plan: Plan, group: ProcessGroup | None, options: dict[str, Any]
+              ) -> tuple[Tensor, Tensor]:
+    """out and lse, differentiable. options: every keyword of `attention` that is no tensor."""
+    text = _text(**options)
+    found: tuple[Tensor, Tensor] = _Attention.apply(  # type: ignore[no-untyped-call]
+        plan.name, "" if group is None else group.group_name, text, _out_type(text),
+        options["return_lse"], *tensors)
+    return found
+
+
+def _text_of(**options: Any) -> str:
+    if options["out_type"] is not None:
+        options["out_type"] = type_name("out_type", options["out_type"])
+    return json.dumps(options)
+
+
+def _type_in(text: str) -> torch.dtype | None:
+    return torch_type(json.loads(text)["out_type"])
+
+
+# The compiler takes them for constants.
+_constant: Any = torch.compiler.assume_constant_result
+_text: Callable[..., str] = _constant(_text_of)
+_out_type: Callable[[str], torch.dtype | None] = _constant(_type_in)
+
+
+# ---------------------------------------------------------------------------------------- operators
+
+_library: Any = torch.library.Library("regard", "FRAGMENT")  # type: ignore[no-untyped-call]
+_ARGUMENTS = ("Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sink, Tensor? mask, "
+              "Tensor? row_spans, Tensor? alibi_slopes, str plan, str group, str options")
+_library.define(f"distributed_forward({_ARGUMENTS}, bool[5] graded) -> Tensor[]",
+                tags=(torch.Tag.pt2_compliant_tag,))
+_library.define("distributed_backward(Tensor? dout, Tensor? dlse, Tensor[] results, "
+                f"{_ARGUMENTS}, bool[5] wanted) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _group(name: str) -> ProcessGroup | None:
+    resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+    return resolve(name) if name else None
+
+
+def _forward(*arguments: Any) -> list[Tensor]:
+    """out, before it becomes the type of q, and lse; with "ulysses" also what backward needs."""
+    *given, plan, group, options, graded = arguments
+    with torch.enable_grad():  # what has a gradient is compared between ranks
+        leaves = [x.detach().requires_grad_() if is_graded else x
+                  for x, is_graded in zip(given[:passes.GRADED], graded)]
+        call, tensors = prepared(Tensors(*leaves, *given[passes.GRADED:]), Plan.of_name(plan),
+                                 _group(group), *_split(options))
+    with torch.no_grad(), torch.autocast(tensors.q.device.type, enabled=False):
+        data: list[Any] = [None if x is None else x.detach() for x in tensors]
+        out, lse, kept = passes.forward(call, Tensors(*data))
+    if call.plan.scheme != "ulysses":
+        return [kept[0], kept[1]]  # type: ignore[list-item]
+    held = {x.untyped_storage().data_ptr() for x in given if x is not None and x.numel()}
+    return [out, lse, *(x.clone() if x.numel() and x.untyped_storage().data_ptr() in held else x
+                        for x in kept[:-1] if x is not None)]  # with one rank, nothing has moved
+
+
+def _split(options: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keywords that `attention` knows, and others."""
+    found = json.loads(options)
+    known = {name: found.pop(name) for name in _KNOWN}
+    return known, found
+
+
+def _backward(dout: Tensor | None, dlse: Tensor | None, results: list[Tensor], *arguments: Any
+              ) -> list[Tensor]:
+    """Those gradients that are wanted."""
+    *given, plan, group, options, wanted = arguments
+    known = Plan.of_name(plan)
+    tensors = Tensors(*given)
+    call = call_of(known, Ranks(_group(group), known.world_size), _split(options)[0], tensors)
+    kept: tuple[Tensor | None, ...] = (*results, *tensors)
+    if known.scheme == "ulysses":
+        found = iter(results[4:])
+        kept = (*results[2:4], *(None if x is None else next(found) for x in tensors), tensors.bias)
+    with torch.no_grad(), torch.autocast(tensors.q.device.type, enabled=False):
+        gradients = passes.backward(call, kept, dout, dlse, Wanted(*wanted), given[:passes.GRADED])
+    return [x.contiguous().clone() if x._is_view() else x for x in gradients if x is not None]
+
+
+def _fake_forward(*arguments: Any) -> list[Tensor]:
+    *given, plan, group, options, _ = arguments
+    known, tensors = Plan.of_name(plan), Tensors(*given)
+    call = call_of(known, Ranks(_group(group), known.world_size), _split(options)[0], tensors)
+    if known.scheme == "ulysses":
+        out, lse, kept = ulysses.without_data(call, tensors)
+        return [out, lse, *(x for x in kept[:-1] if x is not None)]
+    if known.scheme == "ring" or call.overlaps:
+        return list(empty_results(tensors))
+    _, lse = empty_results(tensors)
+    return [dense(tensors.q, tensors.v.shape[-1], call.out_type), lse]
+
+
+def _fake_backward(dout: Tensor | None, dlse: Tensor | None, results: list[Tensor], *arguments: Any
+                   ) -> list[Tensor]:
+    *given, _, _, _, wanted = arguments
+    return [torch.empty_like(x) for x, is_wanted in zip(given, wanted)
+            if is_wanted and x is not None]
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("distributed_forward", _forward, _device)
+    _library.impl("distributed_backward", _backward, _device)
+torch.library.register_fake("regard::distributed_forward", _fake_forward, lib=_library)
+torch.library.register_fake("regard::distributed_backward", _fake_backward, lib=_library)
+
+
+class _Attention(torch.autograd.Function):
+    """The names of plan and group, options, the type of out, whether the lse is returned; then the
+    fields of Tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: str, group: str, options: str, out_type: torch.dtype | None,
+                return_lse: bool, *tensors: Any) -> tuple[Tensor, Tensor]:
+        graded = [x is not None and x.requires_grad for x in tensors[:passes.GRADED]]
+        results = torch.ops.regard.distributed_forward(*tensors, plan, group, options, graded)
+        ctx.save_for_backward(*results, *tensors)
+        ctx.names = plan, group, options
+        if not return_lse:
+            ctx.mark_non_differentiable(results[1])
+        return results[0].to(out_type or tensors[0].dtype), results[1]
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        results, tensors = ctx.saved_tensors[:-_TENSORS], ctx.saved_tensors[-_TENSORS:]
+        wanted = [*ctx.needs_input_grad[5:5 + passes.GRADED]]
+        found = iter(torch.ops.regard.distributed_backward(
+            dout, dlse, [*results], *tensors, *ctx.names, wanted))
+        return (*(None for _ in range(5)),
+                *(next(found) if is_wanted else None for is_wanted in wanted), None, None, None)

@@ -1,0 +1,129 @@
+"""From what a user gives to a Call: its options, and tensors as local calls take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from ...checks import flag, integer, run_options, shown
+from ...element_types import NAMES, type_name
+from ...errors import Unsupported, WrongType, refuse
+from ...options import OPTIONS
+from . import agreement
+from .call import Call, Tensors
+from .plan_value import Plan
+from .ranks import Ranks
+
+_OF_SCORES = ("scale", "softcap", "precision", "deterministic", "dropout_p", "dropout_offset")
+
+
+def prepared(given: Tensors, plan: Any, group: ProcessGroup | None, options: dict[str, Any],
+             others: dict[str, Any]) -> tuple[Call, Tensors]:
+    """The call and its tensors, once this rank's arguments are checked, and at the first call with a
+    plan the other ranks' too. options: all keywords of `attention` that are no tensors; others:
+    those that it does not know. Errors: those of `attention`."""
+    ranks = Ranks(group, plan.world_size if isinstance(plan, Plan) else None)
+
+    def checked() -> tuple[tuple[Call, Tensors], str]:
+        agreement.require_plan(plan, ranks)
+        _refuse_others(others)
+        agreement.require_tensors(plan, ranks, given)
+        tensors = made(given)
+        call = call_of(plan, ranks, options, given)
+        agreement.require_spans(plan, tensors.row_spans)
+        agreement.require_library(call, tensors)
+        return (call, tensors), _facts(call, tensors)
+
+    return agreement.check(plan, ranks, given.q, checked)
+
+
+def call_of(plan: Plan, ranks: Ranks, options: dict[str, Any], given: Tensors) -> Call:
+    """Errors: InvalidArgument, WrongType, Unsupported for an option."""
+    of_scores = _checked_options({name: options[name] for name in _OF_SCORES},
+                                 options["dropout_seed"])
+    by_position = plan.scheme != "ulysses" and (
+        given.alibi_slopes is not None or of_scores["dropout_p"] > 0)
+    return Call(plan, ranks, of_scores, by_position,
+                run_options(options["threads"], options["backend"]),
+                torch_type(options["out_type"]), flag("return_lse", options["return_lse"]),
+                flag("sum_sink_gradient", options["sum_sink_gradient"]),
+                _overlaps(options["overlap"], plan, by_position, given.q))
+
+
+def _checked_options(given: dict[str, Any], dropout_seed: Any) -> dict[str, Any]:
+    """Of the local calls, as `regard.attention` takes them."""
+    for name, value in given.items():
+        OPTIONS[name].check(name, value)
+    options = {**given, "dropout_p": float(given["dropout_p"])}
+    if options["dropout_p"] > 0:
+        if dropout_seed is None:
+            raise refuse("dropout_seed", None, "must be given, and be equal on all ranks")
+        integer("dropout_seed", dropout_seed, 0, 2**64 - 1)
+        options["dropout_seed"] = dropout_seed
+    if torch.are_deterministic_algorithms_enabled():
+        options["deterministic"] = True
+    return options
+
+
+def _overlaps(overlap: Any, plan: Plan, by_position: bool, q: Tensor) -> bool:
+    """Errors: Unsupported where it is asked for and cannot be."""
+    if overlap is not None and flag("overlap", overlap):
+        if plan.scheme not in ("gather", "halo"):
+            raise refuse("overlap", True, f'"{plan.scheme}" has no such choice', Unsupported)
+        if by_position:
+            raise refuse("overlap", True, "not with alibi_slopes or dropout, which need keys that "
+                         "follow each other", Unsupported)
+    wanted = q.is_cuda if overlap is None else overlap
+    return bool(wanted) and plan.world_size > 1 and plan.scheme in ("gather", "halo") and (
+        not by_position)
+
+
+def torch_type(out_type: Any) -> torch.dtype | None:
+    if out_type is None:
+        return None
+    found: torch.dtype = getattr(torch, NAMES[type_name("out_type", out_type)])
+    return found
+
+
+def _refuse_others(others: dict[str, Any]) -> None:
+    for name, value in others.items():
+        if name in OPTIONS:
+            raise refuse(name, shown(value), "is not taken here: the plan says which pairs are "
+                         "visible, and tensors are (B, H, S, D)", Unsupported)
+        raise refuse(name, shown(value), "is no option of attention", WrongType)
+
+
+def made(given: Tensors) -> Tensors:
+    """The tensors in the types and with the strides that local calls take."""
+    if given.alibi_slopes is not None and given.alibi_slopes.requires_grad:
+        raise refuse("alibi_slopes", "a tensor that requires grad", "has no gradient; detach it",
+                     Unsupported)
+    rows = [given.q, given.k, given.v]
+    kind = given.q.device.type
+    if torch.is_autocast_enabled(kind) and given.q.dtype != torch.float64:
+        rows = [x.to(torch.get_autocast_dtype(kind)) for x in rows]
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in rows)
+    numbers = {name: None if x is None else x.float() for name, x in
+               (("sink", given.sink), ("alibi_slopes", given.alibi_slopes))}
+    return given._replace(q=q, k=k, v=v, **numbers)
+
+
+def _facts(call: Call, tensors: Tensors) -> str:
+    """What has to be equal on all ranks."""
+    graded = torch.is_grad_enabled()
+
+    def sizes(x: Tensor) -> list[int | str]:
+        found: list[int | str] = list(x.shape)
+        if x.dim() > 1:  # the numbers of rows differ
+            found[-2] = "1 for all rows" if call.plan.is_for_all_rows(x) else "rows"
+        return found
+
+    shown_tensors = [f"{name} {x.dtype} {sizes(x)}" +
+                     (" with a gradient" if graded and x.requires_grad else "")
+                     for name, x in tensors._asdict().items() if x is not None]
+    return (f"batch {tensors.q.shape[0]}, {', '.join(shown_tensors)}, {call.options}, "
+            f"out_type {call.out_type}, return_lse {call.return_lse}, "
+            f"sum_sink_gradient {call.sums_sink}, overlap {call.overlaps}")
