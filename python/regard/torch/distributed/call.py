@@ -66,13 +66,31 @@ class Call:
     overlaps: bool
 
 
-def position_options(call: Call, first_key: int, device: torch.device) -> dict[str, Any]:
-    """The options that tell a call over some rows, and over keys that follow each other from
-    `first_key` on, where they stand in the whole sequence. This is the one place for them."""
-    if not call.by_position:
-        return {}
-    return {"q_positions": call.plan.first_positions(call.ranks.rank, device),
-            "k_position": first_key}
+def visibility_options(call: Call, given: Tensor | None, owner: int | None, device: Any,
+                       rows: slice = slice(None)) -> dict[str, Any]:
+    """The options by which a call over `rows` of `plan.part(rank, owner)` knows what is visible, and
+    where its rows and keys stand. This is the one place for them.
+
+    Keys that follow each other stand by their positions, which a causal mask and windows go by, as
+    do ALiBi and dropout; other keys are seen by spans.
+
+    given: the caller's spans, of positions in the whole sequence. Errors: InvalidArgument where n of
+    the plan's spans times n of the caller's is more than 8."""
+    plan, rank = call.plan, call.ranks.rank
+    first = plan.first_if_adjacent(rank, owner, call.by_position, rows)
+    has_band = first is not None and plan.band is not None
+    spans = None if has_band else plan.spans_of_part(rank, owner, device, call.by_position)
+    if given is not None:
+        keys = plan.part(rank, owner, device, call.by_position)
+        given = given.expand(*given.shape[:-2], plan.rows(rank), -1)
+        given = given if keys is None else among(given, keys.int())
+        spans = given if spans is None else intersection(spans, given)
+    options: dict[str, Any] = {}
+    if spans is not None:  # ends outside of the rows are cut
+        options["row_spans"] = spans - rows.start if rows.start else spans
+    if has_band or call.by_position:
+        options |= {"q_positions": plan.first_positions(rank, device), "k_position": first or 0}
+    return options | (plan.band or {}) if has_band else options
 
 
 # ------------------------------------------------------------------------------------ keys and sums
@@ -105,22 +123,6 @@ def columns(x: Tensor | None, keys: Tensor | None) -> Tensor | None:
     if x is None or keys is None or x.shape[-1] == 1:
         return x
     return x.index_select(-1, keys)
-
-
-def spans_option(call: Call, given: Tensor | None, owner: int | None, device: Any
-                 ) -> dict[str, Any]:
-    """row_spans of a call over `plan.part(rank, owner)`: what both the plan and the caller show.
-
-    given: the caller's, of positions in the whole sequence. Errors: InvalidArgument where n of
-    the plan's spans times n of the caller's is more than 8."""
-    plan, rank = call.plan, call.ranks.rank
-    spans = plan.spans_of_part(rank, owner, device, call.by_position)
-    if given is not None:
-        keys = plan.part(rank, owner, device, call.by_position)
-        given = given.expand(*given.shape[:-2], plan.rows(rank), -1)
-        given = given if keys is None else among(given, keys.int())
-        spans = given if spans is None else intersection(spans, given)
-    return {} if spans is None else {"row_spans": spans}
 
 
 # ------------------------------------------------------------------------------------- local passes

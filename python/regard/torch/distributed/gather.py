@@ -46,11 +46,7 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
 
 
 def _options(call: Call, tensors: Tensors) -> dict[str, Any]:
-    device = tensors.q.device
-    keys = call.plan.part(call.ranks.rank, None, "cpu", call.by_position)
-    first = 0 if keys is None or not len(keys) else int(keys[0])
-    return (one.spans_option(call, tensors.row_spans, None, device)
-            | one.position_options(call, first, device))
+    return one.visibility_options(call, tensors.row_spans, None, tensors.q.device)
 
 
 def _row_shape(tensors: Tensors) -> tuple[int, int, int]:

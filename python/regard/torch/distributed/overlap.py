@@ -121,7 +121,7 @@ def _others(call: Call, tensors: Tensors, rows: Tensor) -> tuple[Tensors, dict[s
     k, v = one.unpacked(rows, tensors.k.shape[-1])
     part = tensors._replace(k=k, v=v, bias=one.columns(tensors.bias, keys),
                             mask=one.columns(tensors.mask, keys), row_spans=None, sink=None)
-    return part, one.spans_option(call, tensors.row_spans, OTHERS, rows.device)
+    return part, one.visibility_options(call, tensors.row_spans, OTHERS, rows.device)
 
 
 def _counts(call: Call) -> tuple[list[int], list[int]]:

@@ -29,11 +29,7 @@ def part_of(call: Call, tensors: Tensors, keys: Tensor, values: Tensor, piece: P
         k=keys[:, :, piece.rows], v=values[:, :, piece.rows],
         bias=one.columns(tensors.bias, positions), mask=one.columns(tensors.mask, positions),
         row_spans=None, sink=tensors.sink if piece.is_first else None)
-    more = one.spans_option(call, tensors.row_spans, owner, device)
-    if "row_spans" in more and piece.rows.start:
-        more["row_spans"] = more["row_spans"] - piece.rows.start  # ends outside of the piece are cut
-    first = int(call.plan.positions(owner)[piece.rows.start]) if len(positions) else 0
-    return part, more | one.position_options(call, first, device)
+    return part, one.visibility_options(call, tensors.row_spans, owner, device, piece.rows)
 
 
 class BiasSums:

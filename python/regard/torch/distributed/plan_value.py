@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 from ...checks import integer, shown
 from ...errors import refuse
 from ...mask_value import Mask
+from ...masks.band import band_of, options_of
 from . import costs, heads, report
 from .dealing import Blocks
 from .ranks import Ranks
@@ -304,6 +305,26 @@ class Plan:
             return spans if keys is None else among(spans, keys.int())
 
         return self.kept(("spans", rank, owner, filled), device, found)
+
+    def first_if_adjacent(self, rank: int, owner: int | None, filled: bool, rows: slice
+                          ) -> int | None:
+        """The position of the first key of `rows` of `part`, where they follow each other in the
+        sequence; 0 where there are none."""
+        keys = self.part(rank, owner, "cpu", filled)
+        if keys is None:
+            return rows.start or 0
+        keys = keys[rows]
+        if not len(keys):
+            return 0
+        first, last = int(keys[0]), int(keys[-1])
+        return first if last - first + 1 == len(keys) else None
+
+    @cached_property
+    def band(self) -> dict[str, Any] | None:
+        """causal and window of a mask that is nothing else; None for another mask, and for none."""
+        if self.mask is None or self.mask.row_spans is not None:
+            return None
+        return options_of(band_of(self.mask), self.sizes.length, self.sizes.length)
 
     def runs(self, rank: int) -> list[slice]:
         """The rank's rows, cut where the sequence goes on at another rank."""
