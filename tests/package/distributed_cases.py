@@ -4,6 +4,7 @@ answer, and the tasks that workers run."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from regard import masks
 from regard.torch import distributed as rd
 
 SCHEMES = ("gather", "halo", "ring", "ulysses")
+TWO_LEVELS = ("ulysses+gather", "ulysses+halo", "ulysses+ring")  # two nodes of two ranks
 IN_STAGES = ("gather in stages", "halo in stages")  # with overlap=True
 DOCUMENTS = [0, 1, 90, 130, 130, 390, 500]
 S = 517
@@ -44,9 +46,10 @@ class Case:
         return self.name
 
     def plan(self, world: int, scheme: str) -> rd.Plan:
+        levels = {"ranks_per_node": 2} if scheme in TWO_LEVELS else {}
         return rd.plan(self.length, world_size=world, heads_q=self.heads[0], heads_kv=self.heads[1],
                        head_size=self.sizes[0], head_size_v=self.sizes[1], batch=self.batch,
-                       element_bytes=self.dtype.itemsize, scheme=scheme, **self.pairs)
+                       element_bytes=self.dtype.itemsize, scheme=scheme, **levels, **self.pairs)
 
     def tensors(self) -> dict[str, Tensor]:
         """The whole ones; equal in every process."""
@@ -141,6 +144,14 @@ def local_tensors(case: Case, plan: rd.Plan, rank: int) -> dict[str, Tensor]:
     return found
 
 
+@lru_cache
+def levels() -> tuple[ProcessGroup, ProcessGroup]:
+    """(among nodes, within a node) of the four ranks of the default group; each calls it."""
+    rank = torch.distributed.get_rank()
+    made = [torch.distributed.new_group(ranks) for ranks in ([0, 2], [1, 3], [0, 1], [2, 3])]
+    return made[rank % 2], made[2 + rank // 2]
+
+
 def attend(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any] | None = None,
            device: str = "cpu") -> dict[str, Tensor]:
     """A task: this rank's results and gradients."""
@@ -151,7 +162,8 @@ def attend(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any] | 
     for name in GRADED:
         if name in tensors:
             tensors[name].requires_grad_()
-    results: Any = rd.attention(**tensors, plan=plan, group=group, **case.options,
+    at_levels: Any = levels() if plan.nodes is not None else group
+    results: Any = rd.attention(**tensors, plan=plan, group=at_levels, **case.options,
                                 return_lse=case.lse, threads=1, **(more or {}))
     out, lse = results if case.lse else (results, None)
     if lse is None:
@@ -201,9 +213,9 @@ def split_scheme(scheme: str) -> tuple[str, dict[str, Any]]:
 
 def takes(case: Case, scheme: str) -> bool:
     """Whether the scheme is there for the case: halo needs near keys; stages no positions."""
-    if scheme in IN_STAGES and ("alibi_slopes" in case.features or "dropout_p" in case.options):
+    if "in stages" in scheme and ("alibi_slopes" in case.features or "dropout_p" in case.options):
         return False
-    return not scheme.startswith("halo") or not case.pairs.keys() <= {"causal"}
+    return "halo" not in scheme or not case.pairs.keys() <= {"causal"}
 
 
 # ----------------------------------------------------------------------------------------- features

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from distributed_cases import GRADED, Case, attend, local_tensors, split_scheme
+from distributed_cases import GRADED, Case, attend, levels, local_tensors, split_scheme
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -152,19 +152,20 @@ def bytes_received(group: ProcessGroup, case: Case, scheme: str, stages: bool) -
             counted[0] += rows * x[:1].numel() * x.itemsize
             return super().begin_pass(x, rows)
 
-    from regard.torch.distributed import preparing
+    from regard.torch.distributed import ranks
 
     more = {"overlap": stages} if scheme in ("gather", "halo") else {}
     attend(group, case, scheme, more)  # the ranks agree on the plan
     plan, tensors = inputs_of(case, scheme, group)
     leaves = [tensors[name].requires_grad_() for name in "qkv"]
-    preparing.Ranks = Counting  # type: ignore[misc]
+    ranks.Ranks = Counting  # type: ignore[misc]
     try:
-        out = rd.attention(*leaves, plan, group, **more)
+        at_levels: Any = levels() if plan.nodes is not None else group
+        out = rd.attention(*leaves, plan, at_levels, **more)
         forward, counted[0] = counted[0], 0
         out.backward(tensors["dout"])
     finally:
-        preparing.Ranks = Ranks  # type: ignore[misc]
+        ranks.Ranks = Ranks  # type: ignore[misc]
     return forward, counted[0], by_gather[0]
 
 
@@ -191,14 +192,14 @@ class ThroughTheHost(Ranks):
 def attend_on_gpu(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]
                   ) -> dict[str, Tensor]:
     """`attend` on this worker's GPU: its own with NCCL, else the one that all share."""
-    from regard.torch.distributed import preparing
+    from regard.torch.distributed import ranks
 
     shares = dist.get_backend(group) != "nccl"
-    preparing.Ranks = ThroughTheHost if shares else Ranks  # type: ignore[misc]
+    ranks.Ranks = ThroughTheHost if shares else Ranks  # type: ignore[misc]
     try:
         return attend(group, case, scheme, more, f"cuda:{0 if shares else place(group)[0]}")
     finally:
-        preparing.Ranks = Ranks  # type: ignore[misc]
+        ranks.Ranks = Ranks  # type: ignore[misc]
 
 
 class SinkAttention(torch.nn.Module):

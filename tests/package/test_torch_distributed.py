@@ -15,9 +15,9 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
     pytest.skip("needs torch.distributed with gloo", allow_module_level=True)
 
 import distributed_tasks as tasks  # noqa: E402
-from distributed_cases import (DOCUMENTS, FEATURES, IN_STAGES, SCHEMES, Case,  # noqa: E402
-                               attend, error, joined, local_tensors,
-                               split_scheme, takes, whole_results)
+from distributed_cases import (DOCUMENTS, FEATURES, IN_STAGES, SCHEMES, TWO_LEVELS,  # noqa: E402
+                               Case, attend, error, joined, local_tensors, split_scheme, takes,
+                               whole_results)
 from distributed_pool import COLLECTIVE_SECONDS, Pool, Raised  # noqa: E402
 
 from regard.torch import distributed as rd  # noqa: E402
@@ -89,6 +89,22 @@ ALL = FEATURES + LENGTHS + HEADS
 def test_each_feature(pools: Pools, case: Case, scheme: str) -> None:
     if takes(case, scheme):
         compare(results(pools, case, scheme, 3), truth_of(str(case)))
+
+
+@pytest.mark.parametrize("scheme", [*TWO_LEVELS, "ulysses+gather in stages"])
+@pytest.mark.parametrize("case", FEATURES + LENGTHS + HEADS, ids=str)
+def test_two_levels(pools: Pools, case: Case, scheme: str) -> None:
+    if takes(case, scheme):
+        compare(results(pools, case, scheme, 4), truth_of(str(case)))
+
+
+def test_bytes_moved_at_two_levels(pools: Pools) -> None:
+    """Those within the node, of whole heads; and those among nodes, of own heads."""
+    case = Case("levels", 900, heads=(8, 4), dtype=torch.bfloat16, pairs={"causal": True}, lse=False)
+    for scheme in ("ulysses+gather", "ulysses+ring"):
+        plan = case.plan(4, scheme)
+        for rank, (*counted, _) in enumerate(pools.run(4, tasks.bytes_received, case, scheme, False)):
+            assert tuple(counted) == plan.moved(rank)[:2], rank
 
 
 @pytest.mark.parametrize("case", FEATURES, ids=str)

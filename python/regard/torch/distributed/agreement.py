@@ -19,7 +19,7 @@ from ...typing import Pass
 from ..kernels import TYPES
 from .call import Call, Tensors
 from .plan_value import Plan
-from .ranks import Ranks
+from .ranks import AnyRanks
 
 _DIGEST = 32
 _TEXT = 480  # bytes of an error's text that other ranks hear
@@ -30,7 +30,7 @@ T = TypeVar("T")
 _agreed: WeakKeyDictionary[Any, set[bytes]] = WeakKeyDictionary()
 
 
-def check(plan: Plan, ranks: Ranks, q: Any, make: Callable[[], tuple[T, str]]) -> T:
+def check(plan: Plan, ranks: AnyRanks, q: Any, make: Callable[[], tuple[T, str]]) -> T:
     """What `make` returns of this rank's arguments, once all ranks have checked theirs.
 
     The first call with a plan in a group tells the ranks of each other's errors, and compares the
@@ -55,7 +55,7 @@ def check(plan: Plan, ranks: Ranks, q: Any, make: Callable[[], tuple[T, str]]) -
     return result
 
 
-def _known_plans(ranks: Ranks) -> set[bytes] | None:
+def _known_plans(ranks: AnyRanks) -> set[bytes] | None:
     """Of this group; None without other ranks."""
     if ranks.size == 1:
         return None
@@ -65,7 +65,7 @@ def _known_plans(ranks: Ranks) -> set[bytes] | None:
     return known
 
 
-def _compare(ranks: Ranks, plan: Plan, q: Any, facts: str) -> None:
+def _compare(ranks: AnyRanks, plan: Plan, q: Any, facts: str) -> None:
     """Errors: InvalidArgument where another rank has an error, or other facts."""
     digest = hashlib.sha256(plan.digest + facts.encode()).digest()
     came = _told(ranks, q, digest, b"")
@@ -78,7 +78,7 @@ def _compare(ranks: Ranks, plan: Plan, q: Any, facts: str) -> None:
                          f"or options: {facts} on this one")
 
 
-def _told(ranks: Ranks, q: Any, digest: bytes, text: bytes) -> list[tuple[bytes, str]]:
+def _told(ranks: AnyRanks, q: Any, digest: bytes, text: bytes) -> list[tuple[bytes, str]]:
     """The digest and the error's text of each rank."""
     device: Any = "cpu"
     if "cpu" not in ranks.devices():
@@ -90,7 +90,7 @@ def _told(ranks: Ranks, q: Any, digest: bytes, text: bytes) -> list[tuple[bytes,
     return [(row[:_DIGEST], row[_DIGEST:].rstrip(b"\0").decode(errors="replace")) for row in came]
 
 
-def require_plan(plan: Any, ranks: Ranks) -> None:
+def require_plan(plan: Any, ranks: AnyRanks) -> None:
     """Errors: WrongType for what is no plan; InvalidArgument for a plan for other ranks."""
     if not isinstance(plan, Plan):
         raise refuse("plan", shown(plan), "must be a Plan of regard.torch.distributed.plan",
@@ -98,7 +98,7 @@ def require_plan(plan: Any, ranks: Ranks) -> None:
     ranks.require_size(plan.world_size)
 
 
-def require_tensors(plan: Plan, ranks: Ranks, tensors: Tensors) -> None:
+def require_tensors(plan: Plan, ranks: AnyRanks, tensors: Tensors) -> None:
     """Errors: InvalidArgument, WrongType for tensors that are not this rank's part of the plan."""
     for name, x in tensors._asdict().items():
         if x is None and name not in ("q", "k", "v"):

@@ -13,7 +13,6 @@ from ...attention import attention, attention_backward
 from ...gradients import Gradients
 from ..surface import attention as attention_of_one
 from .plan_value import Plan
-from .ranks import Ranks
 from .visibility import among, intersection
 
 
@@ -56,7 +55,7 @@ class Call:
     """
 
     plan: Plan
-    ranks: Ranks
+    ranks: Any  # Ranks; with two levels NodeRanks
     options: dict[str, Any]
     by_position: bool
     where: dict[str, Any]

@@ -29,7 +29,7 @@ _KNOWN = ("scale", "softcap", "dropout_p", "dropout_seed", "dropout_offset", "pr
           "backend")
 
 
-def attention(tensors: Tensors, plan: Plan, group: ProcessGroup | None, options: dict[str, Any]
+def attention(tensors: Tensors, plan: Plan, group: Any, options: dict[str, Any]
               ) -> tuple[Tensor, Tensor]:
     """out and lse, differentiable. options: every keyword of `attention` that is no tensor."""
     text = _text(**options)

@@ -40,6 +40,8 @@ ASSUMED_FLOPS = 5e14
 def moved(plan: Plan, rank: int) -> Moved:
     if plan.world_size == 1:
         return Moved(0, 0)
+    if plan.nodes is not None:
+        return _by_levels(plan, rank)
     return {"gather": _by_keys, "halo": _by_keys, "ring": _by_ring, "ulysses": _by_heads}[
         plan.scheme](plan, rank)
 
@@ -82,6 +84,18 @@ def _by_heads(plan: Plan, rank: int) -> Moved:
                    + (sum(keys) - keys[rank]) * both * sizes.sum_bytes)
     return Moved(sizes.batch * (came + rows * other * outs),
                  sizes.batch * (other_rows * own * outs + back))
+
+
+def _by_levels(plan: Plan, rank: int) -> Moved:
+    """Heads within the node, and keys of own heads among nodes."""
+    assert plan.nodes is not None and plan.ranks_per_node is not None
+    node, place = divmod(rank, plan.ranks_per_node)
+    sizes, own = plan.sizes, heads.dealt(plan.sizes.heads_q, plan.ranks_per_node)[place]
+    places = heads.repeats(own, sizes.heads_q, sizes.heads_kv)
+    keys = len(heads.of_keys(own, sizes.heads_q, sizes.heads_kv) if places is None else places)
+    within = moved(plan.within_node(node), place)
+    among = moved(plan.nodes, node)  # of all heads of keys
+    return Moved(*(one + other // sizes.heads_kv * keys for one, other in zip(within, among)))
 
 
 def seconds(plan: Plan, bandwidth: Bandwidth, flops: float) -> float:

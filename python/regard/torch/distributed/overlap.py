@@ -170,7 +170,9 @@ def _begin_sums(call: Call, sums: Tensor | None) -> Callable[[], Tensor | None]:
     if sums is None:
         return lambda: None
     given, taken = _counts(call)
-    return call.ranks.begin_all_to_all(sums.index_select(0, _places(call, sums.device)), taken, given)
+    returning: Callable[[], Tensor] = call.ranks.begin_all_to_all(
+        sums.index_select(0, _places(call, sums.device)), taken, given)
+    return returning
 
 
 def _total(call: Call, own: Tensor, came: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from . import gather, overlap, ring, ulysses
+from . import gather, nested, overlap, ring, ulysses
 from .call import Call, Tensors, Wanted, sums_type
 
 GRADED = 5  # of the first tensors
@@ -19,6 +19,8 @@ _SCHEMES: dict[str, ModuleType] = {"gather": gather, "halo": gather, "ring": rin
 
 
 def _scheme(call: Call) -> ModuleType:
+    if call.plan.nodes is not None:
+        return nested
     return overlap if call.overlaps else _SCHEMES[call.plan.scheme]
 
 

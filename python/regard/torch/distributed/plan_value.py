@@ -12,15 +12,14 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from ...checks import integer, shown
 from ...errors import refuse
 from ...mask_value import Mask
 from ...masks.band import band_of, options_of
 from . import costs, heads, report
-from .dealing import Blocks
-from .ranks import Ranks
+from .dealing import Blocks, contiguous
+from .ranks import AnyRanks, Group, ranks_of
 from .visibility import among, blocks_seen, plain, rows_areas, spans_of
 
 BLOCK = 128  # rows that are dealt together
@@ -60,12 +59,14 @@ class Plan:
         sizes: of the whole tensors: length, batch, heads and head sizes, bytes of an element.
         world_size: how many ranks there are.
         mask: which pairs are visible, a Mask with row_spans, causal and window; None is every pair.
-        scheme: "gather", "halo", "ulysses" or "ring".
+        scheme: "gather", "halo", "ulysses" or "ring"; with two levels "ulysses+" and another one.
         dealing: "contiguous", "zigzag" or "greedy".
         blocks: the numbers of each rank's blocks.
         moves_all: gather: whether every rank receives all keys, or those that its rows see.
         reasons: why, as sentences.
         name: equal for equal plans; by it a compiled program finds the plan.
+        nodes: with two levels the plan among nodes, of their rows; else None.
+        ranks_per_node: with two levels; else None.
     """
 
     sizes: Sizes
@@ -77,7 +78,10 @@ class Plan:
     moves_all: bool = True
     reasons: tuple[str, ...] = ()
     name: str = ""
+    nodes: Plan | None = None
+    ranks_per_node: int | None = None
     _of_mask: dict[str, Any] = field(default_factory=dict)  # shared by plans of one mask
+    _of_nodes: dict[int, Plan] = field(default_factory=dict, init=False)
     _on_device: dict[Any, Tensor] = field(default_factory=dict, init=False)
 
     # --------------------------------------------------------------------------------------- rows
@@ -126,13 +130,13 @@ class Plan:
                          f"must have {self.sizes.length} rows along dim {dim}")
         return x.index_select(dim, self.positions(rank, x.device))
 
-    def unshard(self, local: Tensor, group: ProcessGroup | None, dim: int) -> Tensor:
+    def unshard(self, local: Tensor, group: Group, dim: int) -> Tensor:
         """The whole tensor on every rank, from the rows of each; it carries no gradient.
 
         A collective: every rank calls it with its rows, of one shape apart from their number, and
         of one type. Errors: InvalidArgument for other ranks or rows, before anything is sent.
         """
-        ranks = Ranks(group, self.world_size)
+        ranks = ranks_of(group, self.world_size, self.ranks_per_node)
         ranks.require_size(self.world_size)
         if local.shape[dim] != self.rows(ranks.rank):
             raise refuse("local", f"a tensor of shape {tuple(local.shape)}",
@@ -140,11 +144,11 @@ class Plan:
         rows_first = local.detach().movedim(dim, 0)
         return self.gathered(ranks, rows_first).movedim(0, dim).contiguous()
 
-    def gathered(self, ranks: Ranks, rows: Tensor) -> Tensor:
+    def gathered(self, ranks: AnyRanks, rows: Tensor) -> Tensor:
         """(length, ...) of each rank's (rows, ...), in the order of the sequence."""
         return self.begin_gathered(ranks, rows)()
 
-    def begin_gathered(self, ranks: Ranks, rows: Tensor, wanted: Tensor | None = None
+    def begin_gathered(self, ranks: AnyRanks, rows: Tensor, wanted: Tensor | None = None
                        ) -> Callable[[], Tensor]:
         """The same, begun; the result waits for it. wanted: (n) int64, the rows of the sequence
         that it returns; None is all of them."""
@@ -195,6 +199,10 @@ class Plan:
     def areas(self) -> tuple[float, ...]:
         """How many pairs are visible to the rows of each rank; with "ulysses", to its heads. The
         mean over batch entries and heads."""
+        if self.nodes is not None and self.ranks_per_node is not None:
+            dealt = heads.dealt(self.sizes.heads_q, self.ranks_per_node)
+            return tuple(area * len(own) / self.sizes.heads_q
+                         for area in self.nodes.areas for own in dealt)
         rows = self._row_areas
         if self.scheme == "ulysses":
             dealt = heads.dealt(self.sizes.heads_q, self.world_size)
@@ -333,6 +341,18 @@ class Plan:
         ends = [min(n * BLOCK, self.rows(rank)) for n in (0, *cuts, len(blocks))]
         return [slice(begin, end) for begin, end in zip(ends, ends[1:])]
 
+    # ------------------------------------------------------------------------------------- levels
+
+    def within_node(self, node: int) -> Plan:
+        """How a node's ranks exchange heads: its rows, as if they were a sequence."""
+        assert self.nodes is not None and self.ranks_per_node is not None
+        rows = self.nodes.rows(node)
+        if rows not in self._of_nodes:
+            blocks = contiguous(-(-rows // BLOCK), self.ranks_per_node)
+            self._of_nodes[rows] = Plan(self.sizes._replace(length=rows), self.ranks_per_node, None,
+                                        "ulysses", "contiguous", blocks)
+        return self._of_nodes[rows]
+
     # -------------------------------------------------------------------------------------- other
 
     def moved(self, rank: int) -> costs.Moved:
@@ -372,7 +392,8 @@ class Plan:
     @cached_property
     def digest(self) -> bytes:
         """Equal for plans that make the same calls; ranks compare it."""
-        facts = repr((self.sizes, self.world_size, self.scheme, self.blocks, self.moves_all))
+        facts = repr((self.sizes, self.world_size, self.scheme, self.blocks, self.moves_all,
+                      self.ranks_per_node, self.nodes and self.nodes.moves_all))
         found = hashlib.sha256(facts.encode())
         if self.spans is not None:
             spans = self.spans.contiguous()

@@ -19,6 +19,7 @@ from .plan_value import BLOCK, Plan, Sizes
 from .visibility import combined, plain
 
 SCHEMES = ("gather", "halo", "ulysses", "ring")
+NESTED = tuple(f"ulysses+{scheme}" for scheme in SCHEMES if scheme != "ulysses")
 _MOST = 2**31 - 1
 
 
@@ -27,8 +28,8 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
          heads_kv: int | None = None, head_size_v: int | None = None, batch: int = 1,
          element_bytes: int = 2, cu_seqlens: Sequence[int] | Tensor | None = None,
          causal: Causal = False, window: Window = None, mask: Mask | None = None,
-         scheme: str = "auto", bandwidth: Bandwidth | None = None, flops: float | None = None
-         ) -> Plan:
+         scheme: str = "auto", ranks_per_node: int | None = None,
+         bandwidth: Bandwidth | None = None, flops: float | None = None) -> Plan:
     """How to spread self-attention over one sequence, or packed documents, over ranks.
 
     A pure function: it needs no process group and no device, and gives equal plans on all ranks for
@@ -52,7 +53,10 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
         scheme: "gather": each rank receives the keys and values that its rows see. "halo": the same
             with contiguous rows, for windows and short documents. "ulysses": each rank receives all
             rows of some heads. "ring": keys and values pass from rank to rank, one part at a time.
-            "auto": of the first three, the one that should take the least time.
+            "ulysses+gather", "ulysses+halo", "ulysses+ring": the ranks of a node exchange heads,
+            and nodes keys of these heads. "auto": of the first three, the one that should take the
+            least time.
+        ranks_per_node: for two levels; divides world_size. Ranks are counted node by node.
         bandwidth: as `measure_bandwidth` returns it; None assumes 300 GB/s.
         flops: what one rank computes in a second; None assumes 5e14.
 
@@ -65,7 +69,8 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
     length = _length(length, cu_seqlens)
     sizes = _sizes(length, batch, heads_q, heads_kv, head_size, head_size_v, element_bytes)
     world_size = integer("world_size", world_size, 1, 2**16)
-    scheme = one_of("auto", *SCHEMES)("scheme", scheme)
+    scheme = one_of("auto", *SCHEMES, *NESTED)("scheme", scheme)
+    _require_nodes(scheme, world_size, ranks_per_node)
     if bandwidth is None:
         bandwidth = ASSUMED_BANDWIDTH
     elif not isinstance(bandwidth, Bandwidth):
@@ -78,6 +83,8 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
     if whole is not None and whole.heads not in (1, heads_q):
         raise refuse("mask", mask, f"must be for {heads_q} heads, or for 1")
     base = Plan(sizes, world_size, whole, "", "", ())
+    if ranks_per_node is not None:
+        return _nested(base, scheme, ranks_per_node).named()
     if scheme != "auto":
         chosen = _of_scheme(base, scheme)
         return replace(chosen, reasons=(*chosen.reasons, f"{scheme}: as asked for")).named()
@@ -105,6 +112,32 @@ def _sizes(length: int, batch: Any, heads_q: Any, heads_kv: Any, head_size: Any,
     if sizes.heads_q % sizes.heads_kv:
         raise refuse("heads_q", sizes.heads_q, f"must be a multiple of heads_kv, {sizes.heads_kv}")
     return sizes
+
+
+def _require_nodes(scheme: str, world_size: int, ranks_per_node: Any) -> None:
+    if (ranks_per_node is None) == (scheme in NESTED):
+        raise refuse("ranks_per_node", ranks_per_node, f'must be given for "{scheme}"' if
+                     ranks_per_node is None else f'is for {", ".join(NESTED)}; not for "{scheme}"')
+    if ranks_per_node is not None:
+        integer("ranks_per_node", ranks_per_node, 1, world_size)
+        if world_size % ranks_per_node:
+            raise refuse("ranks_per_node", ranks_per_node, f"must divide world_size, {world_size}")
+
+
+def _nested(base: Plan, scheme: str, ranks_per_node: int) -> Plan:
+    """The rows of each node, as the plan among nodes deals them, in contiguous parts to its ranks."""
+    if base.mask is not None and base.mask.heads != 1:
+        raise refuse("mask", base.mask, "must be for 1 head: ranks of a node have different heads",
+                     Unsupported)
+    nodes = _of_scheme(replace(base, world_size=base.world_size // ranks_per_node),
+                       scheme.partition("+")[2])
+    parts = (dealing.contiguous(len(blocks), ranks_per_node) for blocks in nodes.blocks)
+    blocks = tuple(tuple(of_node[place] for place in own)
+                   for of_node, split in zip(nodes.blocks, parts) for own in split)
+    return replace(base, scheme=scheme, dealing=nodes.dealing, blocks=blocks, nodes=nodes,
+                   ranks_per_node=ranks_per_node, reasons=(
+                       f"{nodes.world_size} nodes of {ranks_per_node} ranks: as asked for",
+                       *(f"among nodes: {reason}" for reason in nodes.reasons)))
 
 
 def _chosen(base: Plan, bandwidth: Bandwidth, flops: float) -> Plan:

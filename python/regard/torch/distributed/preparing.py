@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from ...checks import flag, integer, run_options, shown
 from ...element_types import NAMES, type_name
@@ -15,17 +14,17 @@ from ...options import OPTIONS
 from . import agreement
 from .call import Call, Tensors
 from .plan_value import Plan
-from .ranks import Ranks
+from .ranks import AnyRanks, Group, ranks_of
 
 _OF_SCORES = ("scale", "softcap", "precision", "deterministic", "dropout_p", "dropout_offset")
 
 
-def prepared(given: Tensors, plan: Any, group: ProcessGroup | None, options: dict[str, Any],
+def prepared(given: Tensors, plan: Any, group: Group, options: dict[str, Any],
              others: dict[str, Any]) -> tuple[Call, Tensors]:
     """The call and its tensors, once this rank's arguments are checked, and at the first call with a
     plan the other ranks' too. options: all keywords of `attention` that are no tensors; others:
     those that it does not know. Errors: those of `attention`."""
-    ranks = Ranks(group, plan.world_size if isinstance(plan, Plan) else None)
+    ranks = ranks_of_plan(plan, group)
 
     def checked() -> tuple[tuple[Call, Tensors], str]:
         agreement.require_plan(plan, ranks)
@@ -40,7 +39,13 @@ def prepared(given: Tensors, plan: Any, group: ProcessGroup | None, options: dic
     return agreement.check(plan, ranks, given.q, checked)
 
 
-def call_of(plan: Plan, ranks: Ranks, options: dict[str, Any], given: Tensors) -> Call:
+def ranks_of_plan(plan: Any, group: Group) -> AnyRanks:
+    if not isinstance(plan, Plan):
+        return ranks_of(group, None)
+    return ranks_of(group, plan.world_size, plan.ranks_per_node)
+
+
+def call_of(plan: Plan, ranks: AnyRanks, options: dict[str, Any], given: Tensors) -> Call:
     """Errors: InvalidArgument, WrongType, Unsupported for an option."""
     of_scores = _checked_options({name: options[name] for name in _OF_SCORES},
                                  options["dropout_seed"])
@@ -70,6 +75,7 @@ def _checked_options(given: dict[str, Any], dropout_seed: Any) -> dict[str, Any]
 
 def _overlaps(overlap: Any, plan: Plan, by_position: bool, q: Tensor) -> bool:
     """Errors: Unsupported where it is asked for and cannot be."""
+    plan = plan.nodes or plan
     if overlap is not None and flag("overlap", overlap):
         if plan.scheme not in ("gather", "halo"):
             raise refuse("overlap", True, f'"{plan.scheme}" has no such choice', Unsupported)

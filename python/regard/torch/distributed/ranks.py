@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from ...checks import shown
 from ...errors import WrongType, refuse
 
 # PyTorch 2.13 has renamed it.
@@ -109,15 +110,68 @@ class Ranks:
 
     def sum_in_order(self, x: Tensor) -> Tensor:
         """The sum over all ranks, in the order of ranks: the same bits on each of them."""
-        parts = self.all_gather(x[None])
-        total = parts[0].clone()
-        for part in parts[1:]:
-            total += part
-        return total
+        return _sum_of_parts(self.all_gather(x[None]))
 
     def _peer(self, step: int) -> int:
         peer = (self.rank + step) % self.size
         return peer if self.group is None else dist.get_global_rank(self.group, peer)
+
+
+class NodeRanks:
+    """The ranks of several nodes: those `within` this node, and `among` the nodes those that have
+    this rank's place in theirs. rank: of all ranks, node by node."""
+
+    def __init__(self, among: Ranks, within: Ranks) -> None:
+        self.among, self.within = among, within
+        self.size = among.size * within.size
+        self.rank = among.rank * within.size + within.rank
+        self.group = within.group or among.group
+
+    def require_size(self, size: int) -> None:
+        if self.size != size:
+            raise refuse("group", f"{self.among.size} nodes of {self.within.size} ranks",
+                         f"the plan is for {size} ranks")
+
+    def devices(self) -> list[str]:
+        return [kind for kind in self.within.devices() if kind in self.among.devices()]
+
+    def begin_all_gather(self, x: Tensor) -> Callable[[], Tensor]:
+        """As Ranks does, in the order of all ranks."""
+        return lambda: self.all_gather(x)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return self.among.all_gather(self.within.all_gather(x))
+
+    def sum_in_order(self, x: Tensor) -> Tensor:
+        return _sum_of_parts(self.all_gather(x[None]))
+
+
+Group = Union[ProcessGroup, tuple[ProcessGroup, ProcessGroup], None]
+AnyRanks = Union[Ranks, NodeRanks]
+
+
+def ranks_of(group: Any, size: int | None, ranks_per_node: int | None = None) -> AnyRanks:
+    """group: one, or with ranks_per_node (among nodes, within a node). Errors: those of Ranks;
+    InvalidArgument for one group where a plan needs two, and the other way round."""
+    if ranks_per_node is None:
+        if isinstance(group, (tuple, list)):
+            raise refuse("group", f"{len(group)} groups", "the plan has one level, and takes one")
+        return Ranks(group, size)
+    if not isinstance(group, (tuple, list)) or len(group) != 2:
+        raise refuse("group", shown(group), "must be two groups, (among nodes, within a node): the "
+                     "plan has two levels")
+    found = NodeRanks(Ranks(group[0], None), Ranks(group[1], None))
+    if found.within.size != ranks_per_node:
+        raise refuse("group", f"a group of {found.within.size} ranks within a node",
+                     f"the plan is for {ranks_per_node}")
+    return found
+
+
+def _sum_of_parts(parts: Tensor) -> Tensor:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
 
 
 def _waiting(works: Sequence[Any], sent: list[Any], came: Tensor, like: Tensor

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
-from torch.distributed import ProcessGroup
 
 from ...options import Precision
 from . import passes
 from .call import Call, Tensors, Wanted
 from .plan_value import Plan
 from .preparing import made, prepared
+from .ranks import Group
 
 if TYPE_CHECKING:
     from ...typing import Unpack
@@ -45,21 +46,21 @@ class Options(TypedDict, total=False):
 
 
 @overload
-def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
+def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, *,
               return_lse: Literal[False] = False, **options: Unpack[Options]) -> Tensor: ...
 
 
 @overload
-def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
+def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, *,
               return_lse: Literal[True], **options: Unpack[Options]) -> tuple[Tensor, Tensor]: ...
 
 
 @overload
-def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
+def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, *,
               return_lse: bool, **options: Unpack[Options]) -> Result: ...
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup | None = None, *,
+def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, *,
               bias: Tensor | None = None, mask: Tensor | None = None,
               row_spans: Tensor | None = None, sink: Tensor | None = None,
               alibi_slopes: Tensor | None = None, scale: float | None = None,
@@ -80,6 +81,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
         k: (B, Hkv, rows, D), v: (B, Hkv, rows, Dv): the same rows.
         plan: of `plan`, equal on all ranks.
         group: of plan.world_size ranks; None is the default group. A plan for one rank needs none.
+            For a plan with two levels (among nodes, within a node): the group of the ranks with
+            this rank's place in each node, and that of this node's ranks, in their order.
         bias: broadcasts to (B, Hq, rows, S): this rank's rows, over all keys of the sequence. Its
             gradient is of this rank's rows as well.
         mask: bool, likewise; True = visible.
@@ -121,15 +124,28 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: ProcessGroup |
                "precision": precision, "deterministic": deterministic, "return_lse": return_lse,
                "out_type": out_type, "sum_sink_gradient": sum_sink_gradient, "overlap": overlap,
                "threads": threads, "backend": backend}
-    if _is_compiling():
+    if not _is_compiling():
+        out, lse = _attention(given, plan, group, options, others)
+    elif plan.nodes is not None:
+        out, lse = _between_compiled_parts(given, plan, group, options, others)
+    else:
         from . import compiled  # which imports the compiler
 
         out, lse = compiled.attention(made(given), plan, group, options | others)
-    else:
-        call, tensors = prepared(given, plan, group, options, others)
-        with torch.autocast(tensors.q.device.type, enabled=False):
-            out, lse = _Attention.apply(call, *tensors)  # type: ignore[no-untyped-call]
     return (out, lse) if return_lse else out
+
+
+def _attention(given: Tensors, plan: Plan, group: Group, options: dict[str, Any],
+               others: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    call, tensors = prepared(given, plan, group, options, others)
+    with torch.autocast(tensors.q.device.type, enabled=False):
+        found: tuple[Tensor, Tensor] = _Attention.apply(  # type: ignore[no-untyped-call]
+            call, *tensors)
+    return found
+
+
+# torch.compiler.disable, which imports the compiler at once; this one does at the first call.
+_between_compiled_parts = _disable_dynamo(_attention)
 
 
 class _Attention(torch.autograd.Function):

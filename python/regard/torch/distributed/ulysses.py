@@ -22,109 +22,107 @@ from .call import Call, Tensors, Wanted
 from .visibility import intersection
 
 Kept = tuple[Tensor | None, ...]
-ToHeads = Callable[[Call, Tensor, list[range]], Tensor]
+Exchange = Callable[[Call, Tensor, list[range]], Tensor]
 
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """out, lse, and what backward needs: tensors of own heads and all rows."""
-    local = _of_heads(call, tensors, _to_heads)
-    repeated, more = _repeated(call, local), _options(call, local)
+    local = of_heads(call, tensors, to_heads)
     if local.q.shape[1]:
-        out, lse = one.forward(call, repeated, more, call.out_type)
+        out, lse = one.forward(call, repeated(call, local), _options(call, local), call.out_type)
     else:
         out = local.q.new_empty((*local.q.shape[:-1], local.v.shape[-1]), dtype=call.out_type)
         lse = local.q.new_empty(local.q.shape[:-1], dtype=one.sums_type(local.q))
-    own_out = _to_rows(call, out, _heads_q(call))
-    own_lse = (_to_rows(call, lse[..., None], _heads_q(call))[..., 0] if call.return_lse else
+    own_out = to_rows(call, out, heads_q(call))
+    own_lse = (to_rows(call, lse[..., None], heads_q(call))[..., 0] if call.return_lse else
                tensors.q.new_empty(tensors.q.shape[:-1], dtype=lse.dtype))
     return own_out, own_lse, (out, lse, *local, tensors.bias)
 
 
 def without_data(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """Tensors of the shapes and strides that `forward` returns, for the compiler."""
-    def to_heads(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
+    def empty(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
         rows = x.new_empty(call.plan.sizes.length, x.shape[0], len(dealt[call.ranks.rank]),
                            x.shape[3])
         return rows.permute(1, 2, 0, 3)
 
-    def by_rows(heads: int, width: int, dtype: torch.dtype | None) -> Tensor:
-        rows = tensors.q.new_empty((tensors.q.shape[2], len(tensors.q), heads, width), dtype=dtype)
+    def by_rows(count: int, width: int, dtype: torch.dtype | None) -> Tensor:
+        rows = tensors.q.new_empty((tensors.q.shape[2], len(tensors.q), count, width), dtype=dtype)
         return rows.permute(1, 2, 0, 3)
 
-    local, sums = _of_heads(call, tensors, to_heads), one.sums_type(tensors.q)
-    heads, width = tensors.q.shape[1], tensors.v.shape[-1]
+    local, sums = of_heads(call, tensors, empty), one.sums_type(tensors.q)
+    count, width = tensors.q.shape[1], tensors.v.shape[-1]
     out = (dense(local.q, width, call.out_type) if local.q.shape[1] else
            local.q.new_empty((*local.q.shape[:-1], width), dtype=call.out_type))
     lse = local.q.new_empty(local.q.shape[:-1], dtype=sums)
-    own_lse = (by_rows(heads, 1, sums)[..., 0] if call.return_lse else
+    own_lse = (by_rows(count, 1, sums)[..., 0] if call.return_lse else
                tensors.q.new_empty(tensors.q.shape[:-1], dtype=sums))
-    return by_rows(heads, width, out.dtype), own_lse, (out, lse, *local, tensors.bias)
+    return by_rows(count, width, out.dtype), own_lse, (out, lse, *local, tensors.bias)
 
 
 def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: Wanted
              ) -> Gradients:
     out, lse, *rest = kept
     local, given_bias = Tensors(*rest[:-1]), rest[-1]  # type: ignore[arg-type]
-    dout = _to_heads(call, dout, _heads_q(call))
-    dlse = None if dlse is None else _to_heads(call, dlse[..., None], _heads_q(call))[..., 0]
+    dout = to_heads(call, dout, heads_q(call))
+    dlse = None if dlse is None else to_heads(call, dlse[..., None], heads_q(call))[..., 0]
     into = _empty_gradients(call, local, wanted)
     if local.q.shape[1]:
-        repeated, more = _repeated(call, local), _options(call, local)
-        one.backward(call, repeated, more, (dout, dlse, out, lse), into)
-    dq = None if into.dq is None else _to_rows(call, into.dq, _heads_q(call))
-    dk, dv = (None if x is None else _to_rows(call, _unrepeated(call, x), _heads_kv(call))
+        one.backward(call, repeated(call, local), _options(call, local), (dout, dlse, out, lse), into)
+    dq = None if into.dq is None else to_rows(call, into.dq, heads_q(call))
+    dk, dv = (None if x is None else to_rows(call, unrepeated(call, x), heads_kv(call))
               for x in (into.dk, into.dv))
     dbias = None
     if into.dbias is not None and given_bias is not None:
-        dbias = _to_rows(call, into.dbias, _heads_of(call, given_bias))
+        dbias = to_rows(call, into.dbias, heads_of(call, given_bias))
         dbias = dbias.sum_to_size(given_bias.shape)
-    return Gradients(dq, dk, dv, dbias, _of_all_heads(call, into.dsink))
+    return Gradients(dq, dk, dv, dbias, of_all_heads(call, into.dsink))
 
 
 # ------------------------------------------------------------------------------ heads of this rank
 
-def _heads_q(call: Call) -> list[range]:
+def heads_q(call: Call) -> list[range]:
     return heads.dealt(call.plan.sizes.heads_q, call.ranks.size)
 
 
-def _heads_kv(call: Call) -> list[range]:
+def heads_kv(call: Call) -> list[range]:
     sizes = call.plan.sizes
-    return [heads.of_keys(own, sizes.heads_q, sizes.heads_kv) for own in _heads_q(call)]
+    return [heads.of_keys(own, sizes.heads_q, sizes.heads_kv) for own in heads_q(call)]
 
 
-def _heads_of(call: Call, scores: Tensor) -> list[range]:
+def heads_of(call: Call, scores: Tensor) -> list[range]:
     """Of what broadcasts to (B, Hq, ...): the heads of each rank, or the one for all."""
-    dealt = _heads_q(call)
+    dealt = heads_q(call)
     if scores.dim() > 2 and scores.shape[-3] > 1:
         return dealt
     return [range(min(len(own), 1)) for own in dealt]
 
 
-def _of_heads(call: Call, tensors: Tensors, to_heads: ToHeads) -> Tensors:
-    """All rows of this rank's heads, by `_to_heads`, or without data. What broadcasts over rows is
+def of_heads(call: Call, tensors: Tensors, exchange: Exchange) -> Tensors:
+    """All rows of this rank's heads, by `to_heads`, or without data. What broadcasts over rows is
     expanded: ranks may hold different values. What broadcasts over heads stays one head."""
     def moved(x: Tensor | None) -> Tensor | None:
         if x is None:
             return None
         x = x.reshape((1,) * (4 - x.dim()) + x.shape)
         whole = x.expand(x.shape[0], x.shape[1], tensors.q.shape[2], x.shape[3])
-        return to_heads(call, whole, _heads_of(call, x))
+        return exchange(call, whole, heads_of(call, x))
 
-    own = _heads_q(call)[call.ranks.rank]
+    own = heads_q(call)[call.ranks.rank]
     sliced = [None if x is None else x[..., own.start:own.stop].clone()
               for x in (tensors.sink, tensors.alibi_slopes)]
     return Tensors(
-        to_heads(call, tensors.q, _heads_q(call)), to_heads(call, tensors.k, _heads_kv(call)),
-        to_heads(call, tensors.v, _heads_kv(call)), moved(tensors.bias), sliced[0],
+        exchange(call, tensors.q, heads_q(call)), exchange(call, tensors.k, heads_kv(call)),
+        exchange(call, tensors.v, heads_kv(call)), moved(tensors.bias), sliced[0],
         moved(tensors.mask), moved(tensors.row_spans), sliced[1])
 
 
 def _places(call: Call) -> list[int] | None:
     sizes = call.plan.sizes
-    return heads.repeats(_heads_q(call)[call.ranks.rank], sizes.heads_q, sizes.heads_kv)
+    return heads.repeats(heads_q(call)[call.ranks.rank], sizes.heads_q, sizes.heads_kv)
 
 
-def _repeated(call: Call, local: Tensors) -> Tensors:
+def repeated(call: Call, local: Tensors) -> Tensors:
     """Tensors of a local call: its spans are among the options, and keys have a head for each query
     head where grouped heads cannot say which they read."""
     places = _places(call)
@@ -133,12 +131,12 @@ def _repeated(call: Call, local: Tensors) -> Tensors:
     return local._replace(row_spans=None)
 
 
-def _unrepeated(call: Call, x: Tensor) -> Tensor:
-    """Sums of the heads that `_repeated` made of one."""
+def unrepeated(call: Call, x: Tensor) -> Tensor:
+    """Sums of the heads that `repeated` made of one."""
     places = _places(call)
     if places is None:
         return x
-    keys = _heads_kv(call)[call.ranks.rank]
+    keys = heads_kv(call)[call.ranks.rank]
     total = x.new_zeros((x.shape[0], len(keys), *x.shape[2:]))
     for head, place in enumerate(places):
         total[:, place] += x[:, head]
@@ -147,7 +145,7 @@ def _unrepeated(call: Call, x: Tensor) -> Tensor:
 
 def _options(call: Call, local: Tensors) -> dict[str, Any]:
     """The plan's mask and the caller's spans, as options of a call over the whole sequence."""
-    mask, own = call.plan.mask, _heads_q(call)[call.ranks.rank]
+    mask, own = call.plan.mask, heads_q(call)[call.ranks.rank]
     options: dict[str, Any] = {"head_begin": own.start}  # where dropout counts heads
     spans = local.row_spans
     if mask is not None:
@@ -169,18 +167,18 @@ def _empty_gradients(call: Call, local: Tensors, wanted: Wanted) -> Gradients:
             return None
         return torch.empty_like(x, dtype=one.sums_type(x) if sums else None)
 
-    repeated = _repeated(call, local)
+    keyed = repeated(call, local)
     return Gradients(
-        like(local.q, wanted.q, False), like(repeated.k, wanted.keys, True),
-        like(repeated.v, wanted.keys, True), like(local.bias, wanted.bias, True),
+        like(local.q, wanted.q, False), like(keyed.k, wanted.keys, True),
+        like(keyed.v, wanted.keys, True), like(local.bias, wanted.bias, True),
         like(local.sink, wanted.sink, False))
 
 
-def _of_all_heads(call: Call, dsink: Tensor | None) -> Tensor | None:
+def of_all_heads(call: Call, dsink: Tensor | None) -> Tensor | None:
     """(Hq), this rank's heads among zeros."""
     if dsink is None:
         return None
-    own = _heads_q(call)[call.ranks.rank]
+    own = heads_q(call)[call.ranks.rank]
     whole = dsink.new_zeros(call.plan.sizes.heads_q)
     whole[own.start:own.stop] = dsink
     return whole
@@ -188,7 +186,7 @@ def _of_all_heads(call: Call, dsink: Tensor | None) -> Tensor | None:
 
 # ----------------------------------------------------------------------------------- communication
 
-def _to_heads(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
+def to_heads(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
     """(B, h, S, D) of this rank's heads, from (B, H, rows, D) on each rank."""
     plan, ranks = call.plan, call.ranks
     rows = x.permute(2, 0, 1, 3)
@@ -196,15 +194,15 @@ def _to_heads(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
     parts = [rows[:, :, own.start:own.stop].reshape(-1) for own in dealt]
     per_row = batch * len(dealt[ranks.rank]) * width
     counts = [plan.rows(rank) * per_row for rank in range(ranks.size)]
-    came = ranks.all_to_all(torch.cat(parts)[:, None], [len(part) for part in parts], counts)
+    came: Tensor = ranks.all_to_all(torch.cat(parts)[:, None], [len(part) for part in parts], counts)
     # Rows are contiguous with this scheme: the order of ranks is the order of the sequence.
     whole = came.reshape(plan.sizes.length, batch, len(dealt[ranks.rank]), width)
     return whole.permute(1, 2, 0, 3)
 
 
-def _to_rows(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
+def to_rows(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
     """(B, H, rows, D) of this rank's rows, from (B, h, S, D) on each rank: the adjoint of
-    `_to_heads`, which adds what several ranks have for one head, in the order of ranks."""
+    `to_heads`, which adds what several ranks have for one head, in the order of ranks."""
     plan, ranks = call.plan, call.ranks
     batch, count, _, width = x.shape
     given = [plan.rows(rank) * batch * count * width for rank in range(ranks.size)]
