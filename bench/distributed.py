@@ -3,13 +3,15 @@
 
     build/venv/bin/python bench/distributed.py --ranks 2 --rows 2048 --heads 8/2     # gloo, CPU
     python3 bench/distributed.py --ranks 2 --rows 8192,32768 --heads 32/8,16/16      # NCCL
-    build/venv/bin/python bench/distributed.py --model 64,1024                       # no device
+    build/venv/bin/python bench/distributed.py --model 8,64,1024                     # no device
+    build/venv/bin/python bench/distributed.py --explain                             # four plans
 
-Every rank has so many rows of one sequence, causal or of packed causal documents of random lengths.
+Every rank has so many rows of one sequence, causal or of packed causal documents of 1024 to 8192 rows.
 A rank's efficiency is the time of the whole problem on one device over ranks times the time over
 all of them. Times are medians of the slowest rank's; out and dq are compared with one process's.
-The model's time is that of plan.explain(): the largest visible area by a rate of FLOP/s, and the
-bytes that a rank receives by a bandwidth, one after the other; "hidden": the larger of both.
+The model's time of a forward and a backward pass: the largest visible area by a rate of FLOP/s, and
+the bytes that a rank receives by a bandwidth, one after the other; "hidden": the larger of both.
+Ranks of a node receive from each other by another bandwidth, where nothing comes from other nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from regard.torch import attention
 from regard.torch import distributed as rd
-from regard.torch.distributed import costs
 
 SIZE = 128  # of a head
 MASKS = ("causal", "documents")
@@ -39,12 +40,13 @@ class Problem:
     heads: tuple[int, int]
     dtype: torch.dtype
 
-    def plan(self, ranks: int, scheme: str) -> rd.Plan:
+    def plan(self, ranks: int, scheme: str, ranks_per_node: int = 0) -> rd.Plan:
+        levels = {"ranks_per_node": ranks_per_node} if "+" in scheme else {}
         length = self.rows * ranks
         cuts = {"cu_seqlens": documents(length)} if self.mask == "documents" else {}
         return rd.plan(length, world_size=ranks, heads_q=self.heads[0], heads_kv=self.heads[1],
                        head_size=SIZE, scheme=scheme, causal=True, element_bytes=self.dtype.itemsize,
-                       **cuts)
+                       **levels, **cuts)
 
     def tensors(self, length: int, device: torch.device) -> list[torch.Tensor]:
         """q, k, v, dout; equal on all ranks."""
@@ -59,11 +61,12 @@ class Problem:
 
 
 def documents(length: int) -> list[int]:
-    """Cuts of random documents, from a sixteenth of the sequence down to a quarter of that."""
+    """Cuts of documents of 1024 to 8192 rows, or of a sixteenth to a half of a short sequence."""
     draw = torch.Generator().manual_seed(2)
-    cuts, most = [0], max(2, length // 16)
+    most = min(8192, max(2, length // 2))
+    cuts = [0]
     while cuts[-1] < length:
-        size = int(torch.randint(max(1, most // 4), most + 1, (), generator=draw))
+        size = int(torch.randint(max(1, most // 8), most + 1, (), generator=draw))
         cuts.append(min(length, cuts[-1] + size))
     return cuts
 
@@ -194,30 +197,51 @@ def show(problem, scheme, plan, took, alone, error) -> None:
 
 def model(options: argparse.Namespace) -> None:
     """What plans for many ranks take by bytes and visible area."""
-    rate = rd.Bandwidth(options.bandwidth, options.bandwidth)
-    print(f"{'mask':<10} {'ranks':>6} {'rows':>6} {'heads':>6} {'scheme':<8} {'balance':>8} "
+    print(f"{'mask':<10} {'ranks':>6} {'rows':>6} {'heads':>6} {'scheme':<15} {'balance':>8} "
           f"{'GB a step':>10} {'ms':>9} {'efficiency':>11} {'hidden':>7}")
     for mask in MASKS:
         for ranks in options.model:
             for heads in options.heads:
                 problem = Problem(mask, options.rows[0], heads, torch.bfloat16)
-                plans = [problem.plan(ranks, scheme) for scheme in (
-                    ("gather", "halo", "ulysses", "ring") if mask == "documents"
-                    else ("gather", "ulysses", "ring"))]
-                for plan in plans:
-                    show_model(problem, plan, rate, options.flops)
+                for scheme in modelled(mask, ranks, options.ranks_per_node):
+                    show_model(problem, problem.plan(ranks, scheme, options.ranks_per_node), options)
 
 
-def show_model(problem: Problem, plan: rd.Plan, rate: rd.Bandwidth, flops: float) -> None:
-    work = sum(problem.flops(sum(plan.areas))) / plan.world_size / flops  # of a rank on average
-    together = costs.seconds(plan, rate, flops)
+def modelled(mask: str, ranks: int, ranks_per_node: int) -> list[str]:
+    near = ["halo"] if mask == "documents" else []
+    levels = [f"ulysses+{scheme}" for scheme in ("gather", *near)] if (
+        ranks > ranks_per_node and ranks % ranks_per_node == 0) else []
+    return ["gather", *near, "ulysses", *levels]
+
+
+def show_model(problem: Problem, plan: rd.Plan, options: argparse.Namespace) -> None:
+    work = sum(problem.flops(sum(plan.areas))) / plan.world_size / options.flops  # mean of ranks
     computing = work * plan.balance
-    hidden = max(computing, together - computing)
+    moving = max(seconds_of_moving(plan, rank, options) for rank in range(plan.world_size))
     moved = max(sum(plan.moved(rank)[:2]) for rank in range(plan.world_size))
     print(f"{problem.mask:<10} {plan.world_size:>6} {problem.rows:>6} "
-          f"{problem.heads[0]:>3}/{problem.heads[1]:<2} {plan.scheme:<8} {plan.balance:>8.3f} "
-          f"{moved / 1e9:>10.2f} {together * 1e3:>9.1f} {work / together:>11.2f} "
-          f"{work / hidden:>7.2f}", flush=True)
+          f"{problem.heads[0]:>3}/{problem.heads[1]:<2} {plan.scheme:<15} {plan.balance:>8.3f} "
+          f"{moved / 1e9:>10.2f} {(computing + moving) * 1e3:>9.1f} "
+          f"{work / (computing + moving):>11.2f} {work / max(computing, moving):>7.2f}", flush=True)
+
+
+def seconds_of_moving(plan: rd.Plan, rank: int, options: argparse.Namespace) -> float:
+    total = sum(plan.moved(rank)[:2])
+    if plan.nodes is None:
+        alone = plan.world_size <= options.ranks_per_node
+        return total / (options.node_bandwidth if alone else options.bandwidth)
+    node, place = divmod(rank, plan.ranks_per_node)
+    within = sum(plan.within_node(node).moved(place)[:2])
+    return within / options.node_bandwidth + (total - within) / options.bandwidth
+
+
+def explain() -> None:
+    """Plans of 32768 rows over four ranks, of 32 query heads and 8 heads of keys."""
+    cuts = [0, 3000, 9000, 10024, 17000, 22500, 26000, 32768]
+    for more in ({"scheme": "gather"}, {}, {"cu_seqlens": cuts},
+                 {"scheme": "ulysses+gather", "ranks_per_node": 2}):
+        print(rd.plan(32768, world_size=4, heads_q=32, heads_kv=8, head_size=SIZE, causal=True,
+                      **more).explain(), end="\n\n")
 
 
 def pairs_of(text: str) -> list[tuple[int, int]]:
@@ -240,13 +264,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of a rank on the CPU")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", type=numbers, help="plans for these numbers of ranks, no device")
+    parser.add_argument("--explain", action="store_true", help="four plans, no device")
+    parser.add_argument("--ranks-per-node", type=int, default=8, help="the model's (default 8)")
     parser.add_argument("--bandwidth", type=float, default=4e10,
-                        help="the model's: bytes a second that a rank receives (default 4e10)")
+                        help="the model's: bytes a second that a rank receives from other nodes "
+                        "(default 4e10)")
+    parser.add_argument("--node-bandwidth", type=float, default=3e11,
+                        help="the model's: likewise within a node (default 3e11)")
     parser.add_argument("--flops", type=float, default=6e14, help="the model's, of a rank")
     options = parser.parse_args()
     options.dtype = getattr(torch, options.dtype)
-    if options.model:
-        model(options)
+    if options.explain or options.model:
+        explain() if options.explain else model(options)
         return
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(measure, (options, folder), options.ranks)

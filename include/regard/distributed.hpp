@@ -42,8 +42,9 @@ struct WholeSequence {
 enum class Scheme : std::uint8_t { automatic, gather, halo };
 
 /// Which blocks of 128 rows a rank has: neighbours; a chunk from the front and one from the back;
-/// or the largest block that is left to the rank with the least visible pairs so far.
-enum class Dealing : std::uint8_t { contiguous, zigzag, greedy };
+/// the largest block that is left to the rank with the least visible pairs so far; or each packed
+/// document to few ranks, likewise.
+enum class Dealing : std::uint8_t { contiguous, zigzag, greedy, documents };
 
 /// What Scheme::automatic reckons with; only the ratio matters.
 struct Rates {

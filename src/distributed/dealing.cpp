@@ -1,6 +1,7 @@
 #include "distributed/dealing.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <numeric>
 #include <queue>
@@ -91,6 +92,100 @@ Blocks deal_greedy(const std::vector<double>& areas, int ranks) {
   }
   for (auto& own : dealt) std::sort(own.begin(), own.end());
   return dealt;
+}
+
+namespace {
+
+// Neighbouring blocks with one label, those with the most area a block first.
+std::vector<std::vector<std::int64_t>> groups_of(const std::vector<double>& areas,
+                                                 const std::vector<std::int64_t>& labels) {
+  std::vector<std::vector<std::int64_t>> groups;
+  for (std::size_t block = 0; block < areas.size(); ++block) {
+    if (block == 0 || labels[block] != labels[block - 1]) groups.emplace_back();
+    groups.back().push_back(std::int64_t(block));
+  }
+  std::vector<std::pair<double, std::size_t>> order;
+  for (std::size_t n = 0; n < groups.size(); ++n) {
+    order.emplace_back(-area_of(areas, groups[n]) / double(groups[n].size()), n);
+  }
+  std::sort(order.begin(), order.end());
+  std::vector<std::vector<std::int64_t>> sorted;
+  for (const auto& [density, n] : order) sorted.push_back(std::move(groups[n]));
+  return sorted;
+}
+
+// Blocks go to the rank with the least area among a few that have room.
+class Dealer {
+ public:
+  Dealer(std::size_t blocks, int ranks)
+      : dealt_(std::size_t(ranks)), areas_(std::size_t(ranks)), room_(std::size_t(ranks)) {
+    for (std::size_t rank = 0; rank < room_.size(); ++rank) {
+      room_[rank] = blocks / room_.size() + (rank < blocks % room_.size());
+    }
+  }
+
+  // The `count` ranks with the least area, of those with room.
+  std::vector<std::size_t> lightest(std::size_t count) const {
+    std::vector<std::pair<double, std::size_t>> ranks;
+    for (std::size_t rank = 0; rank < room_.size(); ++rank) {
+      if (room_[rank] > 0) ranks.emplace_back(areas_[rank], rank);
+    }
+    count = std::min(count, ranks.size());
+    std::partial_sort(ranks.begin(), ranks.begin() + std::ptrdiff_t(count), ranks.end());
+    std::vector<std::size_t> found;
+    for (std::size_t n = 0; n < count; ++n) found.push_back(ranks[n].second);
+    return found;
+  }
+
+  void deal(std::int64_t block, double area, std::vector<std::size_t>& among, std::size_t count) {
+    std::erase_if(among, [&](std::size_t rank) { return room_[rank] == 0; });
+    if (among.empty()) among = lightest(count);
+    const std::size_t rank =
+        *std::min_element(among.begin(), among.end(), [&](std::size_t one, std::size_t other) {
+          return std::pair(areas_[one], one) < std::pair(areas_[other], other);
+        });
+    dealt_[rank].push_back(block);
+    areas_[rank] += area;
+    --room_[rank];
+  }
+
+  Blocks dealt() && {
+    for (auto& own : dealt_) std::sort(own.begin(), own.end());
+    return std::move(dealt_);
+  }
+
+ private:
+  Blocks dealt_;
+  std::vector<double> areas_;
+  std::vector<std::size_t> room_;
+};
+
+}  // namespace
+
+double area_of(const std::vector<double>& areas, const std::vector<std::int64_t>& blocks) {
+  double sum = 0;
+  for (const std::int64_t block : blocks) sum += areas[std::size_t(block)];
+  return sum;
+}
+
+Blocks deal_documents(const std::vector<double>& areas, const std::vector<std::int64_t>& labels,
+                      int ranks, double shares) {
+  const double total = std::accumulate(areas.begin(), areas.end(), 0.0);
+  const double mean = total > 0 ? total / ranks : 1;
+  const double least = std::max(1.0, double(std::int64_t(areas.size()) / ranks));
+  Dealer dealer(areas.size(), ranks);
+  for (std::vector<std::int64_t>& blocks : groups_of(areas, labels)) {
+    const double needed = std::max(double(blocks.size()) / least, area_of(areas, blocks) / mean);
+    const auto count = std::size_t(std::ceil(std::ceil(needed) * shares));
+    std::stable_sort(blocks.begin(), blocks.end(), [&](std::int64_t one, std::int64_t other) {
+      return areas[std::size_t(one)] > areas[std::size_t(other)];
+    });
+    std::vector<std::size_t> among = dealer.lightest(count);
+    for (const std::int64_t block : blocks) {
+      dealer.deal(block, areas[std::size_t(block)], among, count);
+    }
+  }
+  return std::move(dealer).dealt();
 }
 
 }  // namespace regard::distributed

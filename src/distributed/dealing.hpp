@@ -1,4 +1,4 @@
-// Which rank has which blocks of rows: three ways to deal the blocks of a sequence.
+// Which rank has which blocks of rows: four ways to deal the blocks of a sequence.
 //
 // Each returns, for each rank, the numbers of its blocks in ascending order. Every block is dealt
 // once. The last block, which may be shorter, is therefore the last one of its rank.
@@ -23,5 +23,14 @@ Blocks deal_zigzag(const std::vector<double>& areas, int ranks);
 // The largest block that is left goes to the rank with the smallest area so far. Numbers of blocks
 // differ by one at most, so that work which does not depend on the mask is spread evenly as well.
 Blocks deal_greedy(const std::vector<double>& areas, int ranks);
+
+// Each document to few ranks, those with the least area so far, as many blocks to each rank.
+// labels: equal for neighbouring blocks of one document. shares: to how many times as many ranks as
+// a document needs, by its blocks and its area; more make areas more even, and more keys move.
+Blocks deal_documents(const std::vector<double>& areas, const std::vector<std::int64_t>& labels,
+                      int ranks, double shares);
+
+// The sum over some of the blocks.
+double area_of(const std::vector<double>& areas, const std::vector<std::int64_t>& blocks);
 
 }  // namespace regard::distributed

@@ -133,6 +133,40 @@ std::vector<bool> blocks_needed(const WholeSequence& whole, const std::vector<st
   return needed;
 }
 
+// For each block the first key that its last row sees, where neighbouring blocks mostly share it,
+// as those of a packed document do; else nothing.
+std::vector<std::int64_t> document_labels(const WholeSequence& whole) {
+  const Visibility visibility(whole);
+  std::vector<std::int64_t> labels;
+  std::size_t changes = 0;
+  for (std::int64_t end = kBlock; end < whole.length + kBlock; end += kBlock) {
+    const std::int64_t label = visibility.seen_by(std::min(end, whole.length) - 1).begin;
+    changes += !labels.empty() && label != labels.back();
+    labels.push_back(label);
+  }
+  if (2 * changes >= labels.size()) labels.clear();
+  return labels;
+}
+
+// Over as few ranks for a document as make areas even.
+Blocks deal_by_documents(const std::vector<double>& areas, const std::vector<std::int64_t>& labels,
+                         int ranks) {
+  constexpr double kEven = 1.08;  // the largest area over the mean that is even enough
+  const double mean = std::accumulate(areas.begin(), areas.end(), 0.0) / ranks;
+  Blocks best;
+  double smallest = std::numeric_limits<double>::infinity();
+  for (const double shares : {1.0, 1.5, 2.0, 3.0}) {
+    Blocks blocks = deal_documents(areas, labels, ranks, shares);
+    double largest = 0;
+    for (const auto& own : blocks) largest = std::max(largest, area_of(areas, own));
+    if (largest >= smallest) continue;
+    smallest = largest;
+    best = std::move(blocks);
+    if (largest <= kEven * mean) break;
+  }
+  return best;
+}
+
 void deal(PlanContents& plan, const std::vector<double>& areas) {
   const Visibility visibility(plan.whole);
   if (plan.scheme == Scheme::halo || visibility.shows_all()) {
@@ -145,6 +179,10 @@ void deal(PlanContents& plan, const std::vector<double>& areas) {
     plan.dealing = Dealing::zigzag;
     plan.blocks = deal_zigzag(areas, plan.ranks);
     plan.reasons.push_back("zigzag rows: late rows of a causal mask see more keys");
+  } else if (const auto labels = document_labels(plan.whole); !labels.empty()) {
+    plan.dealing = Dealing::documents;
+    plan.blocks = deal_by_documents(areas, labels, plan.ranks);
+    plan.reasons.push_back("rows by documents: each has few owners, and areas are even");
   } else {
     plan.dealing = Dealing::greedy;
     plan.blocks = deal_greedy(areas, plan.ranks);

@@ -82,6 +82,8 @@ const char* name_of(Dealing dealing) {
       return "zigzag";
     case Dealing::greedy:
       return "greedy";
+    case Dealing::documents:
+      return "documents";
     case Dealing::contiguous:
       break;
   }

@@ -142,10 +142,22 @@ def test_documents_are_balanced(world: int, causal: bool) -> None:
         while cuts[-1] < 40 * 128 * world:
             cuts.append(cuts[-1] + int(2 ** draw.uniform(5, 12)))
         plan = rd.plan(cu_seqlens=cuts, world_size=world, causal=causal, scheme="gather", **HEADS)
-        assert plan.dealing == "greedy"
+        assert plan.dealing in ("documents", "greedy")  # by their lengths
         assert plan.balance <= 1.1
         blocks = [len(blocks) for blocks in plan.blocks]
         assert max(blocks) - min(blocks) <= 1
+
+
+def test_long_documents_have_few_owners() -> None:
+    """Areas are even, and a rank receives a part of what an all-gather would bring."""
+    draw = random.Random(1)
+    for world in (16, 32, 64):
+        cuts = [0]
+        while cuts[-1] < 64 * 128 * world:
+            cuts.append(cuts[-1] + draw.randrange(1024, 8192))
+        plan = rd.plan(cu_seqlens=cuts, world_size=world, causal=True, scheme="gather", **HEADS)
+        assert plan.dealing == "documents" and plan.balance <= 1.1
+        assert max(plan.keys_moved[0]) < 6 * cuts[-1] / world
 
 
 def test_greedy_deals_as_many_blocks_to_all() -> None:

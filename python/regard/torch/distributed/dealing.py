@@ -1,4 +1,4 @@
-"""Which rank has which blocks of rows: three ways to deal the blocks of a sequence.
+"""Which rank has which blocks of rows: four ways to deal the blocks of a sequence.
 
 Each function returns, for each rank, the numbers of its blocks in ascending order. Every block is
 dealt once. The last block, which may be shorter, is therefore the last one of its rank.
@@ -7,8 +7,9 @@ dealt once. The last block, which may be shorter, is therefore the last one of i
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 Blocks = tuple[tuple[int, ...], ...]
 
@@ -63,3 +64,37 @@ def greedy(areas: Sequence[float], ranks: int) -> Blocks:
         found[rank].append(block)
         heapq.heappush(heap, (area + areas[block], rank))
     return tuple(tuple(sorted(blocks)) for blocks in found)
+
+
+def documents(areas: Sequence[float], labels: Sequence[int], ranks: int, shares: float) -> Blocks:
+    """Each document to few ranks, those with the least area so far, as many blocks to each rank.
+
+    labels: equal for neighbouring blocks of one document. shares: to how many times as many ranks as
+    a document needs, by its blocks and its area; more make areas more even, and more keys move.
+    """
+    least, more = divmod(len(areas), ranks)
+    room = [least + (rank < more) for rank in range(ranks)]
+    sums, found = [0.0] * ranks, [list[int]() for _ in range(ranks)]
+    mean = sum(areas) / ranks or 1.0
+
+    def lightest(count: int) -> list[int]:
+        return heapq.nsmallest(count, (rank for rank in range(ranks) if room[rank]),
+                               key=lambda rank: (sums[rank], rank))
+
+    for blocks in _groups(areas, labels):
+        needed = max(len(blocks) / max(1, least), sum(areas[block] for block in blocks) / mean)
+        count = math.ceil(math.ceil(needed) * shares)
+        chosen = lightest(count)
+        for block in sorted(blocks, key=lambda block: (-areas[block], block)):
+            chosen = [rank for rank in chosen if room[rank]] or lightest(count)
+            rank = min(chosen, key=lambda rank: (sums[rank], rank))
+            found[rank].append(block)
+            sums[rank] += areas[block]
+            room[rank] -= 1
+    return tuple(tuple(sorted(blocks)) for blocks in found)
+
+
+def _groups(areas: Sequence[float], labels: Sequence[int]) -> list[list[int]]:
+    """Neighbours with one label, those with the most area a block first."""
+    found = [list(blocks) for _, blocks in groupby(range(len(areas)), key=lambda n: labels[n])]
+    return sorted(found, key=lambda blocks: (-sum(areas[n] for n in blocks) / len(blocks), blocks))

@@ -60,7 +60,7 @@ class Plan:
         world_size: how many ranks there are.
         mask: which pairs are visible, a Mask with row_spans, causal and window; None is every pair.
         scheme: "gather", "halo", "ulysses" or "ring"; with two levels "ulysses+" and another one.
-        dealing: "contiguous", "zigzag" or "greedy".
+        dealing: "contiguous", "zigzag", "documents" or "greedy".
         blocks: the numbers of each rank's blocks.
         moves_all: gather: whether every rank receives all keys, or those that its rows see.
         reasons: why, as sentences.
@@ -231,6 +231,20 @@ class Plan:
         padded[:self.sizes.length] = self._row_areas
         found: list[float] = padded.reshape(-1, BLOCK).sum(1).tolist()
         return found
+
+    @cached_property
+    @plain
+    def documents(self) -> list[int] | None:
+        """For each block the first key that its last row sees, where neighbouring blocks mostly
+        share it, as those of a packed document do; else None."""
+        if self.spans is None or self.spans.shape[:2] != (1, 1):
+            return None
+        last = torch.arange(BLOCK, self.sizes.length + BLOCK, BLOCK).clamp(max=self.sizes.length) - 1
+        first: Tensor = self.spans[0, 0, last, 0]
+        if 2 * int((first.diff() != 0).sum()) >= len(first):
+            return None
+        labels: list[int] = first.tolist()
+        return labels
 
     @property
     def balance(self) -> float:

@@ -14,6 +14,7 @@ from ...mask_value import Mask
 from ...masks.band import Band, band_of
 from ...options import Causal, Window
 from . import dealing
+from .dealing import Blocks
 from .costs import ASSUMED_BANDWIDTH, ASSUMED_FLOPS, Bandwidth, fastest, seconds
 from .plan_value import BLOCK, Plan, Sizes
 from .visibility import combined, plain
@@ -21,6 +22,8 @@ from .visibility import combined, plain
 SCHEMES = ("gather", "halo", "ulysses", "ring")
 NESTED = tuple(f"ulysses+{scheme}" for scheme in SCHEMES if scheme != "ulysses")
 _MOST = 2**31 - 1
+_EVEN = 1.08  # the largest area over the mean that is even enough
+_SHARES = (1, 1.5, 2, 3)  # of dealing.documents
 
 
 @plain
@@ -174,12 +177,15 @@ def _of_scheme(base: Plan, scheme: str) -> Plan:
         reason = ("contiguous rows: near keys have few owners" if scheme == "halo" else
                   "contiguous rows: each rank has all rows of its heads" if scheme == "ulysses" else
                   "contiguous rows: all rows see as many keys")
+    elif plain_causal:
+        name, blocks = "zigzag", dealing.zigzag(base.area_of_blocks, base.world_size)
+        reason = "zigzag rows: late rows of a causal mask see more keys"
+    elif base.documents is not None:
+        name, blocks = "documents", _documents(base, base.documents)
+        reason = "rows by documents: each has few owners, and areas are even"
     else:
-        areas = base.area_of_blocks
-        name = "zigzag" if plain_causal else "greedy"
-        blocks = (dealing.zigzag if plain_causal else dealing.greedy)(areas, base.world_size)
-        reason = ("zigzag rows: late rows of a causal mask see more keys" if plain_causal else
-                  "greedy rows: blocks of rows differ in visible pairs")
+        name, blocks = "greedy", dealing.greedy(base.area_of_blocks, base.world_size)
+        reason = "greedy rows: blocks of rows differ in visible pairs"
     made = replace(base, scheme=scheme, dealing=name, blocks=blocks, moves_all=False,
                    reasons=(reason,))
     if base.world_size == 1:
@@ -187,6 +193,18 @@ def _of_scheme(base: Plan, scheme: str) -> Plan:
     if scheme != "gather":
         return replace(made, moves_all=scheme == "ring")
     return _with_exchange(made)
+
+
+def _documents(base: Plan, labels: list[int]) -> Blocks:
+    """Over as few ranks for a document as make areas even."""
+    areas, found = base.area_of_blocks, {}
+    for shares in _SHARES:
+        blocks = dealing.documents(areas, labels, base.world_size, shares)
+        largest = max(sum(areas[block] for block in own) for own in blocks)
+        if largest * base.world_size <= _EVEN * sum(areas):
+            return blocks
+        found[largest] = blocks
+    return found[min(found)]
 
 
 def _with_exchange(made: Plan) -> Plan:
