@@ -137,10 +137,12 @@ std::vector<bool> blocks_needed(const WholeSequence& whole, const std::vector<st
 // as those of a packed document do; else nothing.
 std::vector<std::int64_t> document_labels(const WholeSequence& whole) {
   const Visibility visibility(whole);
+  const std::int64_t behind_all = whole.cu_seqlens.empty() ? whole.length : whole.cu_seqlens.back();
   std::vector<std::int64_t> labels;
   std::size_t changes = 0;
   for (std::int64_t end = kBlock; end < whole.length + kBlock; end += kBlock) {
-    const std::int64_t label = visibility.seen_by(std::min(end, whole.length) - 1).begin;
+    const std::int64_t first = visibility.seen_by(std::min(end, whole.length) - 1).begin;
+    const std::int64_t label = std::min(first, behind_all);
     changes += !labels.empty() && label != labels.back();
     labels.push_back(label);
   }
