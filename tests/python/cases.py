@@ -284,7 +284,7 @@ def make(features, type, **base):
     values["dout"] = regard.load(dout)
     dlse = None
     if spec.get("dlse"):
-        dlse = lay_out((16 * rng.standard_normal(lse_shape)).astype(lse_type(type)), layout)
+        dlse = lay_out((32 * rng.standard_normal(lse_shape)).astype(lse_type(type)), layout)
         values["dlse"] = regard.load(dlse)
     return Case(type, spec, inputs, values, options, dout, dlse)
 
