@@ -48,9 +48,9 @@ struct ForwardKernel {
   // A panel and the keys of a block that it sees, on their way from scores to a part of out.
   struct Step {
     int panel = -1;
-    int64 count = 0;  // keys; none: there is no such step
-    Product<L> scores;
-    Product<L> out;
+    int64 count = 0;  // keys; none: there is no such step, and its products are empty
+    Product<L> scores{};
+    Product<L> out{};
   };
 
   const Problem& p;
