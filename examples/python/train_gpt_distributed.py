@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+import torch._dynamo  # imported by optimizers after a group exists, it keeps the group for ever
 import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch.nn import functional
