@@ -258,6 +258,37 @@ def compiled(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any])
     return max(float((one - other).abs().max()) for one, other in zip(*found))
 
 
+def broken_promises(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]
+                    ) -> list[tuple[Any, ...]]:
+    """Results of the operators whose type, shape or strides are not what the compiler was told; of
+    tensors as they are, and as views of (B, S, H, D)."""
+    from regard.torch.distributed import compiled as operators
+
+    def layout(x: Tensor) -> tuple[Any, ...]:
+        return x.dtype, tuple(x.shape), x.stride()
+
+    options = operators._text(**{name: None for name in ("scale", "dropout_seed", "out_type")},
+                              softcap=0.0, dropout_p=0.0, dropout_offset=0, precision="full",
+                              deterministic=False, return_lse=case.lse, sum_sink_gradient=True,
+                              overlap=more.get("overlap"), threads=1, backend="")
+    broken = []
+    for rows_first in (False, True):
+        plan, tensors = inputs_of(case, scheme, group)
+        if rows_first:
+            tensors |= {name: tensors[name].transpose(1, 2).contiguous().transpose(1, 2)
+                        for name in "qkv"}
+        given = [tensors.get(name) for name in ("q", "k", "v", "bias", "sink", "mask", "row_spans",
+                                                "alibi_slopes")]
+        rest = (*given, plan.name, group.group_name, options, [x is not None for x in given[:5]])
+        found = operators._forward(*rest)
+        gradients = tensors["dout"], tensors["dlse"] if case.lse else None, found, *rest
+        for one, other in ((found, operators._fake_forward(*rest)),
+                           (operators._backward(*gradients), operators._fake_backward(*gradients))):
+            broken += [(rows_first, layout(x), layout(y)) for x, y in zip(one, other, strict=True)
+                       if layout(x) != layout(y)]
+    return broken
+
+
 def checked_operators(group: ProcessGroup, case: Case, scheme: str) -> dict[str, str]:
     """PyTorch's own checks of an operator, of forward's: its schema, shapes and strides."""
     from regard.torch.distributed.compiled import _text

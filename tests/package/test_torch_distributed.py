@@ -280,6 +280,14 @@ def test_operators_for_the_compiler(pools: Pools, scheme: str) -> None:
         assert isinstance(found, dict) and set(found.values()) == {"SUCCESS"}, found
 
 
+@pytest.mark.parametrize("scheme", SCHEMES + IN_STAGES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_results_are_as_the_compiler_was_told(pools: Pools, dtype: torch.dtype, scheme: str) -> None:
+    plain, more = split_scheme(scheme)
+    case = replace(COMPILED[1], dtype=dtype, lse=True)
+    assert pools.run(2, tasks.broken_promises, case, plain, more) == [[], []]
+
+
 @pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])
 def test_sharded_parameters_and_checkpoints(pools: Pools, scheme: str) -> None:
     found = pools.run(2, tasks.in_fsdp, scheme, seconds=120)

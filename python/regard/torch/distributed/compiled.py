@@ -109,7 +109,13 @@ def _backward(dout: Tensor | None, dlse: Tensor | None, results: list[Tensor], *
         kept = (*results[2:4], *(None if x is None else next(found) for x in tensors), tensors.bias)
     with torch.no_grad(), torch.autocast(tensors.q.device.type, enabled=False):
         gradients = passes.backward(call, kept, dout, dlse, Wanted(*wanted), given[:passes.GRADED])
-    return [x.contiguous().clone() if x._is_view() else x for x in gradients if x is not None]
+    return [_laid_out_as(like, x) for like, x in zip(given, gradients) if x is not None]
+
+
+def _laid_out_as(like: Tensor, x: Tensor) -> Tensor:
+    """x with the strides that `_fake_backward` promises, in memory of its own."""
+    found = torch.empty_like(like)
+    return x if x.stride() == found.stride() and not x._is_view() else found.copy_(x)
 
 
 def _fake_forward(*arguments: Any) -> list[Tensor]:
@@ -119,9 +125,9 @@ def _fake_forward(*arguments: Any) -> list[Tensor]:
     if known.scheme == "ulysses":
         out, lse, kept = ulysses.without_data(call, tensors)
         return [out, lse, *(x for x in kept[:-1] if x is not None)]
+    out, lse = empty_results(tensors)
     if known.scheme == "ring" or call.overlaps:
-        return list(empty_results(tensors))
-    _, lse = empty_results(tensors)
+        return [out.to(call.out_type or tensors.q.dtype), lse]
     return [dense(tensors.q, tensors.v.shape[-1], call.out_type), lse]
 
 
