@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -214,6 +215,25 @@ def test_digests_tell_plans_apart() -> None:
     assert len({plan.digest for plan in plans}) == len(plans)
     again = rd.plan(517, world_size=2, **HEADS, **MASKS["all"])
     assert again.digest in {plan.digest for plan in plans}
+    spans = torch.tensor([[0, 100], [50, 200]], dtype=torch.int32)[:, None].expand(2, 200, 2)
+    by_batch, by_head = (rd.plan(200, world_size=2, heads_q=2, head_size=8, batch=2,
+                                 mask=masks.Mask(200, 200, row_spans=shaped))
+                         for shaped in (spans[:, None], spans[None]))
+    assert by_batch.digest != by_head.digest
+
+
+def test_a_name_finds_a_plan_as_long_as_one_lives() -> None:
+    first, second = (rd.plan(517, world_size=2, **HEADS) for _ in range(2))
+    name = first.name
+    assert second.name == name
+    del second
+    assert rd.Plan.of_name(name) is first
+    second = pickle.loads(pickle.dumps(first))
+    del first
+    assert rd.Plan.of_name(name) is second
+    del second
+    with pytest.raises(regard.InvalidArgument, match="not a plan of this process"):
+        rd.Plan.of_name(name)
 
 
 @pytest.mark.parametrize("argument, value, more", [
@@ -226,7 +246,7 @@ def test_digests_tell_plans_apart() -> None:
     ("mask", masks.from_dense(torch.ones(300, 300, dtype=torch.bool)), {}),
     ("mask", masks.Mask(300, 300, row_spans=torch.ones(3, 300, 2, dtype=torch.int32)), {}),
     ("window", (1, 2, 3), {}), ("causal", "diagonal", {}),
-    ("cu_seqlens", [0, 20, 10], {}),
+    ("cu_seqlens", [0, 20, 10], {}), ("cu_seqlens", [], {"length": None}),
 ])
 def test_errors_name_the_argument(argument: str, value: Any, more: dict[str, Any]) -> None:
     given = {"length": 300, "world_size": 2, **HEADS, **more, argument: value}

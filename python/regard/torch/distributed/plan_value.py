@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ BLOCK = 128  # rows that are dealt together
 OTHERS = -1  # in place of an owner: all ranks but the one that asks
 
 
-_named: WeakValueDictionary[str, Plan] = WeakValueDictionary()
+_named: WeakSet[Plan] = WeakSet()  # those that have a name
 
 
 class Sizes(NamedTuple):
@@ -380,7 +380,7 @@ class Plan:
     @staticmethod
     def of_name(name: str) -> Plan:
         """The plan whose `name` this is. Errors: InvalidArgument where there is none any more."""
-        found = _named.get(name)
+        found = next((plan for plan in list(_named) if plan.name == name), None)
         if found is None:
             raise refuse("plan", shown(name), "is not a plan of this process: a compiled program "
                          "needs the plan that it was compiled with, or an equal one, to be there")
@@ -388,14 +388,14 @@ class Plan:
 
     def named(self) -> Plan:
         """This plan, with a name by which `of_name` finds it as long as it lives: its digest."""
-        _named[self.digest.hex()] = self
         object.__setattr__(self, "name", self.digest.hex())
+        _named.add(self)
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.name:
-            _named[self.name] = self
+            _named.add(self)
 
     def __repr__(self) -> str:
         return f"Plan({report.title(self)})"
@@ -407,7 +407,8 @@ class Plan:
     def digest(self) -> bytes:
         """Equal for plans that make the same calls; ranks compare it."""
         facts = repr((self.sizes, self.world_size, self.scheme, self.blocks, self.moves_all,
-                      self.ranks_per_node, self.nodes and self.nodes.moves_all))
+                      self.ranks_per_node, self.nodes and self.nodes.moves_all,
+                      None if self.spans is None else tuple(self.spans.shape)))
         found = hashlib.sha256(facts.encode())
         if self.spans is not None:
             spans = self.spans.contiguous()

@@ -17,7 +17,7 @@ from . import dealing
 from .dealing import Blocks
 from .costs import ASSUMED_BANDWIDTH, ASSUMED_FLOPS, Bandwidth, fastest, seconds
 from .plan_value import BLOCK, Plan, Sizes
-from .visibility import combined, plain
+from .visibility import combined, length_of, plain
 
 SCHEMES = ("gather", "halo", "ulysses", "ring")
 NESTED = tuple(f"ulysses+{scheme}" for scheme in SCHEMES if scheme != "ulysses")
@@ -98,7 +98,7 @@ def _length(length: Any, cu_seqlens: Any) -> int:
     if length is None:
         if cu_seqlens is None:
             raise refuse("length", None, "must be given, or cu_seqlens")
-        length = int(cu_seqlens[-1])
+        length = length_of(cu_seqlens)
     return integer("length", length, 1, _MOST)
 
 
@@ -203,7 +203,7 @@ def _documents(base: Plan, labels: list[int]) -> Blocks:
         largest = max(sum(areas[block] for block in own) for own in blocks)
         if largest * base.world_size <= _EVEN * sum(areas):
             return blocks
-        found[largest] = blocks
+        found.setdefault(largest, blocks)
     return found[min(found)]
 
 

@@ -56,6 +56,11 @@ def combined(length: int, cu_seqlens: Any, causal: Any, window: Any, mask: Any) 
     return reduce(lambda one, other: one & other, parts) if parts else None
 
 
+def length_of(cu_seqlens: Any) -> int:
+    """Where the last document ends. Errors: those of `masks.documents`."""
+    return masks.documents(_on_cpu(cu_seqlens), like=_CPU).len_q
+
+
 def _on_cpu(cu_seqlens: Any) -> Any:
     return cu_seqlens.cpu() if isinstance(cu_seqlens, Tensor) else cu_seqlens
 
