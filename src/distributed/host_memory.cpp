@@ -84,14 +84,10 @@ class HostMemory final : public Memory {
         refuse("workspace.size", given.size, "must be at least " + std::to_string(bytes));
       }
       require(given.data != nullptr, "workspace.data", "null", "must be given with a size");
-      const auto address = reinterpret_cast<std::uintptr_t>(given.data);
-      begin_ = static_cast<std::byte*>(given.data) + (-address % kAlignment);
+      begin_ = aligned(given.data);
       return;
     }
-    own_.reset(
-        static_cast<std::byte*>(::operator new(bytes, std::align_val_t(kAlignment), std::nothrow)));
-    require_memory(bytes);
-    begin_ = own_.get();
+    begin_ = run.allocator.allocate ? from_allocator(bytes) : from_heap(bytes);
   }
 
   std::byte* workspace() override { return begin_; }
@@ -128,8 +124,20 @@ class HostMemory final : public Memory {
  private:
   static constexpr std::int64_t kTaskBytes = 256 << 10;
 
-  void require_memory(std::size_t bytes) const {
-    if (own_) return;
+  // `bytes`, as a workspace's size, has room for this.
+  static std::byte* aligned(void* data) {
+    return static_cast<std::byte*>(data) + (-reinterpret_cast<std::uintptr_t>(data) % kAlignment);
+  }
+
+  std::byte* from_allocator(std::size_t bytes) const {
+    void* const data = run_.allocator.allocate(run_.allocator.self, bytes);
+    if (data) return aligned(data);
+    refuse("allocator", bytes, "returned no memory for so many bytes", Code::out_of_memory);
+  }
+  std::byte* from_heap(std::size_t bytes) {
+    own_.reset(
+        static_cast<std::byte*>(::operator new(bytes, std::align_val_t(kAlignment), std::nothrow)));
+    if (own_) return own_.get();
     refuse("workspace", bytes, "so many bytes could not be allocated", Code::out_of_memory);
   }
 

@@ -258,7 +258,19 @@ TEST_CASE("refused: NCCL that is not here") {
   }
 }
 
-TEST_CASE("workspace: as much as is asked for, at any address") {
+// What the caller's allocator was asked for.
+struct Asked {
+  std::vector<std::size_t> sizes{};
+  std::vector<std::byte> memory{};
+  static void* allocate(void* self, std::size_t bytes) {
+    auto& asked = *static_cast<Asked*>(self);
+    asked.sizes.push_back(bytes);
+    asked.memory.resize(bytes);
+    return asked.memory.data();
+  }
+};
+
+TEST_CASE("workspace: as much as is asked for, at any address, or from the caller's allocator") {
   const Case whole(kProblem.settings);
   const distributed::Plan plan = kProblem.plan(kRanks);
   for (const bool backward : {false, true}) {
@@ -284,8 +296,13 @@ TEST_CASE("workspace: as much as is asked for, at any address") {
       CHECK(error == "");
     }
     Mail other(kRanks);
+    std::vector<Asked> asked(kRanks);
+    for (std::size_t n = 0; n < alone.size(); ++n) {
+      alone[n].where.allocator = {.allocate = Asked::allocate, .self = &asked[n]};
+    }
     on_ranks(kRanks, [&](int rank) { alone[std::size_t(rank)].run(other.of(rank), backward); });
     for (std::size_t n = 0; n < calls.size(); ++n) {
+      CHECK(asked[n].sizes == std::vector{calls[n].where.workspace.size});
       CHECK(memory[n]->lead_intact());
       CHECK(calls[n].result_bytes() == alone[n].result_bytes());
       --calls[n].where.workspace.size;
