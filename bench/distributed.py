@@ -9,6 +9,8 @@
 Every rank has so many rows of one sequence, causal or of packed causal documents of 1024 to 8192 rows.
 A rank's efficiency is the time of the whole problem on one device over ranks times the time over
 all of them. Times are medians of the slowest rank's; out and dq are compared with one process's.
+On GPUs PyTorch's context_parallel takes the causal problems with equal heads, as "PyTorch" with
+cuDNN's kernels and all-gathers; its efficiency is relative to Regard on one device.
 The model's time of a forward and a backward pass: the largest visible area by a rate of FLOP/s, and
 the bytes that a rank receives by a bandwidth, one after the other; "hidden": the larger of both.
 Ranks of a node receive from each other by another bandwidth, where nothing comes from other nodes.
@@ -26,6 +28,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
 from regard.torch import attention
 from regard.torch import distributed as rd
 
@@ -50,9 +55,9 @@ class Problem:
 
     def tensors(self, length: int, device: torch.device) -> list[torch.Tensor]:
         """q, k, v, dout; equal on all ranks."""
-        draw = torch.Generator().manual_seed(1)
+        draw = torch.Generator(device).manual_seed(1)
         query, key = self.heads
-        return [torch.randn(1, heads, length, SIZE, generator=draw).to(device, self.dtype)
+        return [torch.randn(1, heads, length, SIZE, generator=draw, device=device).to(self.dtype)
                 for heads in (query, key, key, query)]
 
     def flops(self, area: float) -> tuple[float, float]:
@@ -121,10 +126,13 @@ def measure(rank: int, options: argparse.Namespace, folder: str) -> None:
     if rank == 0:
         print(f"{'mask':<10} {'rows':>6} {'heads':>6} {'scheme':<17} {'forward':>12} "
               f"{'backward':>12} {'efficiency':>11} {'balance':>8} {'error':>8}")
-    for mask in MASKS:
-        for rows in options.rows:
-            for heads in options.heads:
-                compare(Problem(mask, rows, heads, options.dtype), options, device)
+    problems = [Problem(mask, rows, heads, options.dtype)
+                for mask in MASKS for rows in options.rows for heads in options.heads]
+    for problem in problems:
+        compare(problem, options, device)
+    for problem in problems if nccl else ():
+        if problem.mask == "causal" and len({*problem.heads}) == 1:
+            compare_pytorch(problem, options, device)
     dist.destroy_process_group()
 
 
@@ -143,6 +151,31 @@ def compare(problem: Problem, options: argparse.Namespace, device: torch.device)
                         for found, wanted in zip((out, dq), alone[2:]))
             show(problem, scheme + (" in stages" if more.get("overlap") else ""), plan,
                  (forward, backward), alone, error)
+
+
+def compare_pytorch(problem: Problem, options: argparse.Namespace, device: torch.device) -> None:
+    whole = problem.tensors(problem.rows * options.ranks, device)
+    alone = alone_on_one(problem, options.ranks, whole, device, options.rounds)
+    forward, backward, out, dq = by_pytorch(options.ranks, whole, device, options.rounds)
+    if dist.get_rank() > 0:
+        return
+    ends = 2 * options.ranks - 1  # rank 0 has the first and the last part of so many
+    error = max(difference(found, torch.cat([*wanted.chunk(ends + 1, 2)][::ends], 2))
+                for found, wanted in zip((out, dq), alone[2:]))
+    show(problem, "PyTorch", problem.plan(options.ranks, "gather"), (forward, backward), alone, error)
+
+
+def by_pytorch(ranks, whole, device, rounds):
+    """As `passes`, by torch.distributed.tensor.experimental.context_parallel."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    parts = [x.clone() for x in whole]
+    with (context_parallel(init_device_mesh("cuda", (ranks,)), buffers=parts,
+                           buffer_seq_dims=[2] * len(parts), no_restore_buffers={*parts}),
+          sdpa_kernel(SDPBackend.CUDNN_ATTENTION)):
+        return passes(lambda q, k, v: functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True), parts, device, dist.group.WORLD, rounds)
 
 
 def alone_on_one(problem, ranks, whole, device, rounds):
