@@ -182,13 +182,30 @@ def test_auto_chooses_by_time() -> None:
     gather = rd.plan(**long, heads_q=32, causal=True, scheme="gather")
     row = 32 * 2 * 128  # one key and its value; keys come by all-gather, sums by all-to-all
     assert gather.moved(0).all_gather == 2 * 7 * 8192 * row * 2
-    assert costs.seconds(gather, slow, 1e30) == pytest.approx(
+    assert costs.seconds(gather, costs.Rates(slow, slow, 1e30)) == pytest.approx(
         2 * 7 * 8192 * row * 2 / 3e11 + 7 * 8192 * row * 4 / 1e9, rel=1e-6)
     text = halo.explain()
     assert text.splitlines()[0].startswith("halo over 8 ranks, 65536 rows dealt contiguous")
     assert "halo: the least time" in text and "assumed" in text and str(halo) == text
     table = {line.split()[0]: line for line in text.splitlines() if line[:4].strip().isdigit()}
     assert len(table) == 8 and "8192" in table["3"] and "192-255" in table["3"]
+
+
+def test_auto_knows_nodes() -> None:
+    """Keys cross a slow network once for each node, and again for each rank where it is fast."""
+    long: dict[str, Any] = {"length": 65536, "head_size": 128, "world_size": 16, "heads_q": 8}
+    two = rd.plan(**long, causal=True, ranks_per_node=8)
+    assert two.scheme == "ulysses+gather" and "ulysses+gather: the least time" in two.explain()
+    near = rd.plan(**long, causal=True, window=(300, None), ranks_per_node=8)
+    assert near.scheme == "halo"  # few keys cross any network
+    assert rd.plan(**long, causal=True).scheme == "gather"  # nothing is known of nodes
+    fast, slow = (rd.Bandwidth(all_gather=rate, all_to_all=rate) for rate in (1e15, 1e9))
+    one = rd.plan(**long, causal=True, ranks_per_node=8, bandwidth=fast, node_bandwidth=slow)
+    assert one.scheme == "gather"
+    assert rd.plan(**long, causal=True, ranks_per_node=16).scheme == "gather"  # one node
+    within, among = two.within_node(0).moved(3), two.nodes.moved(0)
+    assert costs.seconds(two, costs.Rates(slow, fast, 1e30)) == pytest.approx(
+        (among.forward + among.backward) / 8 / 1e9 + sum(within[:2]) / 1e15, rel=1e-6)
 
 
 def test_heads_are_dealt_with_their_keys() -> None:
@@ -240,6 +257,8 @@ def test_a_name_finds_a_plan_as_long_as_one_lives() -> None:
     ("length", 0, {}), ("length", None, {}), ("world_size", 0, {}), ("heads_q", 7, {}),
     ("scheme", "star", {}), ("scheme", "halo", {}), ("scheme", "halo", {"causal": True}),
     ("element_bytes", 1, {}), ("element_bytes", 3, {}), ("flops", -1.0, {}), ("bandwidth", 3e11, {}),
+    ("node_bandwidth", 3e11, {}), ("ranks_per_node", 2, {"scheme": "gather"}),
+    ("ranks_per_node", None, {"scheme": "ulysses+gather"}), ("ranks_per_node", 3, {}),
     ("mask", torch.ones(300, 300, dtype=torch.bool), {}),
     ("mask", masks.sliding(200, 8), {}),
     ("mask", masks.tree_from_parents([-1, *range(299)]), {}),

@@ -32,9 +32,22 @@ class Bandwidth:
     all_to_all: float
 
 
-# Where nothing was measured: only ratios matter, and these are of a GPU with NVLink.
+# Where nothing was measured: only ratios matter, and these are of a GPU with NVLink, and of its part
+# of a network.
 ASSUMED_BANDWIDTH = Bandwidth(all_gather=3e11, all_to_all=3e11)
+ASSUMED_NETWORK = Bandwidth(all_gather=4e10, all_to_all=4e10)
 ASSUMED_FLOPS = 5e14
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a rank receives while all communicate, and within its node while nodes do not; and what
+    it computes in a second."""
+
+    bandwidth: Bandwidth
+    node_bandwidth: Bandwidth
+    flops: float
+    measured: bool = True  # whether the caller gave any of them
 
 
 def moved(plan: Plan, rank: int) -> Moved:
@@ -98,20 +111,31 @@ def _by_levels(plan: Plan, rank: int) -> Moved:
     return Moved(*(one + other // sizes.heads_kv * keys for one, other in zip(within, among)))
 
 
-def seconds(plan: Plan, bandwidth: Bandwidth, flops: float) -> float:
+def seconds(plan: Plan, rates: Rates) -> float:
     """Of one forward and one backward pass, without overlap: the largest visible area, and the
     rank that receives for the longest time."""
     sizes = plan.sizes
     pair = 2 * (4 * sizes.head_size + 3 * sizes.head_size_v) * sizes.heads_q * sizes.batch
-
-    def receiving(one: Moved) -> float:
-        by_all_to_all = one.forward + one.backward - one.all_gather
-        return one.all_gather / bandwidth.all_gather + by_all_to_all / bandwidth.all_to_all
-
-    received = max(receiving(plan.moved(rank)) for rank in range(plan.world_size))
-    return max(plan.areas) * pair / flops + received
+    received = max(_receiving(plan, rank, rates) for rank in range(plan.world_size))
+    return max(plan.areas) * pair / rates.flops + received
 
 
-def fastest(plans: Sequence[Plan], bandwidth: Bandwidth, flops: float) -> Plan:
+def _receiving(plan: Plan, rank: int, rates: Rates) -> float:
+    """Seconds in which the rank receives. With two levels, what comes from its node comes first."""
+    whole = plan.moved(rank)
+    if plan.nodes is None or plan.ranks_per_node is None:
+        return _at(whole, rates.bandwidth)
+    node, place = divmod(rank, plan.ranks_per_node)
+    within = plan.within_node(node).moved(place)
+    among = Moved(*(one - other for one, other in zip(whole, within)))
+    return _at(within, rates.node_bandwidth) + _at(among, rates.bandwidth)
+
+
+def _at(moved: Moved, bandwidth: Bandwidth) -> float:
+    by_all_to_all = moved.forward + moved.backward - moved.all_gather
+    return moved.all_gather / bandwidth.all_gather + by_all_to_all / bandwidth.all_to_all
+
+
+def fastest(plans: Sequence[Plan], rates: Rates) -> Plan:
     """The plan that takes the least time; of equals the first."""
-    return min(plans, key=lambda one: seconds(one, bandwidth, flops))
+    return min(plans, key=lambda one: seconds(one, rates))

@@ -15,7 +15,8 @@ from ...masks.band import Band, band_of
 from ...options import Causal, Window
 from . import dealing
 from .dealing import Blocks
-from .costs import ASSUMED_BANDWIDTH, ASSUMED_FLOPS, Bandwidth, fastest, seconds
+from .costs import (ASSUMED_BANDWIDTH, ASSUMED_FLOPS, ASSUMED_NETWORK, Bandwidth, Rates, fastest,
+                    seconds)
 from .plan_value import BLOCK, Plan, Sizes
 from .visibility import combined, length_of, plain
 
@@ -32,7 +33,8 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
          element_bytes: int = 2, cu_seqlens: Sequence[int] | Tensor | None = None,
          causal: Causal = False, window: Window = None, mask: Mask | None = None,
          scheme: str = "auto", ranks_per_node: int | None = None,
-         bandwidth: Bandwidth | None = None, flops: float | None = None) -> Plan:
+         bandwidth: Bandwidth | None = None, node_bandwidth: Bandwidth | None = None,
+         flops: float | None = None) -> Plan:
     """How to spread self-attention over one sequence, or packed documents, over ranks.
 
     A pure function: it needs no process group and no device, and gives equal plans on all ranks for
@@ -57,10 +59,12 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
             with contiguous rows, for windows and short documents. "ulysses": each rank receives all
             rows of some heads. "ring": keys and values pass from rank to rank, one part at a time.
             "ulysses+gather", "ulysses+halo", "ulysses+ring": the ranks of a node exchange heads,
-            and nodes keys of these heads. "auto": of the first three, the one that should take the
-            least time.
+            and nodes keys of these heads. "auto": of the first three, and with ranks_per_node also
+            of the first two with two levels, the one that should take the least time.
         ranks_per_node: for two levels; divides world_size. Ranks are counted node by node.
-        bandwidth: as `measure_bandwidth` returns it; None assumes 300 GB/s.
+        bandwidth: of all ranks, as `measure_bandwidth` returns it; None assumes 300 GB/s, and 40
+            among several nodes.
+        node_bandwidth: within a node; None assumes 300 GB/s.
         flops: what one rank computes in a second; None assumes 5e14.
 
     Returns:
@@ -74,24 +78,34 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
     world_size = integer("world_size", world_size, 1, 2**16)
     scheme = one_of("auto", *SCHEMES, *NESTED)("scheme", scheme)
     _require_nodes(scheme, world_size, ranks_per_node)
-    if bandwidth is None:
-        bandwidth = ASSUMED_BANDWIDTH
-    elif not isinstance(bandwidth, Bandwidth):
-        raise refuse("bandwidth", shown(bandwidth), "must be what measure_bandwidth returned",
-                     WrongType)
-    flops = ASSUMED_FLOPS if flops is None else number("flops", flops)
-    if not flops > 0:
-        raise refuse("flops", flops, "must be above 0")
+    several = ranks_per_node is not None and ranks_per_node < world_size
+    rates = _rates(bandwidth, node_bandwidth, flops, several)
     whole = combined(length, cu_seqlens, causal, window, mask)
     if whole is not None and whole.heads not in (1, heads_q):
         raise refuse("mask", mask, f"must be for {heads_q} heads, or for 1")
     base = Plan(sizes, world_size, whole, "", "", ())
-    if ranks_per_node is not None:
-        return _nested(base, scheme, ranks_per_node).named()
+    if scheme in NESTED and ranks_per_node is not None:
+        found = _nested(base, scheme, ranks_per_node)
+        return replace(found, reasons=(*found.reasons, f"{scheme}: as asked for")).named()
     if scheme != "auto":
         chosen = _of_scheme(base, scheme)
         return replace(chosen, reasons=(*chosen.reasons, f"{scheme}: as asked for")).named()
-    return _chosen(base, bandwidth, flops).named()
+    return _chosen(base, rates, ranks_per_node if several else None).named()
+
+
+def _rates(bandwidth: Any, node_bandwidth: Any, flops: Any, several: bool) -> Rates:
+    """several: whether there is more than one node."""
+    given = {"bandwidth": bandwidth, "node_bandwidth": node_bandwidth}
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Bandwidth):
+            raise refuse(name, shown(value), "must be what measure_bandwidth returned", WrongType)
+    within = node_bandwidth or ASSUMED_BANDWIDTH
+    found = Rates(bandwidth or (ASSUMED_NETWORK if several else within), within,
+                  ASSUMED_FLOPS if flops is None else number("flops", flops),
+                  any(x is not None for x in (*given.values(), flops)))
+    if not found.flops > 0:
+        raise refuse("flops", flops, "must be above 0")
+    return found
 
 
 def _length(length: Any, cu_seqlens: Any) -> int:
@@ -118,9 +132,11 @@ def _sizes(length: int, batch: Any, heads_q: Any, heads_kv: Any, head_size: Any,
 
 
 def _require_nodes(scheme: str, world_size: int, ranks_per_node: Any) -> None:
-    if (ranks_per_node is None) == (scheme in NESTED):
-        raise refuse("ranks_per_node", ranks_per_node, f'must be given for "{scheme}"' if
-                     ranks_per_node is None else f'is for {", ".join(NESTED)}; not for "{scheme}"')
+    if ranks_per_node is None and scheme in NESTED:
+        raise refuse("ranks_per_node", None, f'must be given for "{scheme}"')
+    if ranks_per_node is not None and scheme not in ("auto", *NESTED):
+        raise refuse("ranks_per_node", ranks_per_node, f'is for "auto" and {", ".join(NESTED)}; not '
+                     f'for "{scheme}"')
     if ranks_per_node is not None:
         integer("ranks_per_node", ranks_per_node, 1, world_size)
         if world_size % ranks_per_node:
@@ -139,24 +155,28 @@ def _nested(base: Plan, scheme: str, ranks_per_node: int) -> Plan:
                    for of_node, split in zip(nodes.blocks, parts) for own in split)
     return replace(base, scheme=scheme, dealing=nodes.dealing, blocks=blocks, nodes=nodes,
                    ranks_per_node=ranks_per_node, reasons=(
-                       f"{nodes.world_size} nodes of {ranks_per_node} ranks: as asked for",
+                       f"{nodes.world_size} nodes of {ranks_per_node} ranks exchange keys of heads",
                        *(f"among nodes: {reason}" for reason in nodes.reasons)))
 
 
-def _chosen(base: Plan, bandwidth: Bandwidth, flops: float) -> Plan:
-    """The fastest of the schemes that can take the mask and the heads."""
+def _chosen(base: Plan, rates: Rates, ranks_per_node: int | None) -> Plan:
+    """The fastest of the schemes that can take the mask and the heads. ranks_per_node: of several
+    nodes; else None."""
     if base.world_size == 1:
         return _of_scheme(base, "gather")
     names = ["gather"]
     if base.mask is not None and not _is_plain_causal(base.mask):
         names.append("halo")
-    if base.sizes.heads_q >= base.world_size:
-        names.append("ulysses")
     plans = [_of_scheme(base, name) for name in names]
-    found = fastest(plans, bandwidth, flops)
-    times = ", ".join(f"{one.scheme} {1e3 * seconds(one, bandwidth, flops):.3g} ms"
-                      for one in plans)
-    assumed = " (assumed rates)" if (bandwidth, flops) == (ASSUMED_BANDWIDTH, ASSUMED_FLOPS) else ""
+    if base.sizes.heads_q >= base.world_size:
+        plans.append(_of_scheme(base, "ulysses"))
+    has_levels = ranks_per_node is not None and ranks_per_node <= base.sizes.heads_q and (
+        base.mask is None or base.mask.heads == 1)
+    if has_levels and ranks_per_node is not None:
+        plans += [_nested(base, f"ulysses+{name}", ranks_per_node) for name in names]
+    found = fastest(plans, rates)
+    times = ", ".join(f"{one.scheme} {1e3 * seconds(one, rates):.3g} ms" for one in plans)
+    assumed = "" if rates.measured else " (assumed rates)"
     reason = f"{found.scheme}: the least time of a forward and backward pass{assumed}: {times}"
     return replace(found, reasons=(*found.reasons, reason))
 
@@ -197,7 +217,8 @@ def _of_scheme(base: Plan, scheme: str) -> Plan:
 
 def _documents(base: Plan, labels: list[int]) -> Blocks:
     """Over as few ranks for a document as make areas even."""
-    areas, found = base.area_of_blocks, {}
+    areas = base.area_of_blocks
+    found: dict[float, Blocks] = {}
     for shares in _SHARES:
         blocks = dealing.documents(areas, labels, base.world_size, shares)
         largest = max(sum(areas[block] for block in own) for own in blocks)
