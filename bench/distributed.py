@@ -36,6 +36,7 @@ from regard.torch import distributed as rd
 
 SIZE = 128  # of a head
 MASKS = ("causal", "documents")
+SCHEMES = ("gather", "halo", "ulysses", "ring")
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def compare(problem: Problem, options: argparse.Namespace, device: torch.device)
     rank, ranks = dist.get_rank(), options.ranks
     whole = problem.tensors(problem.rows * ranks, device)
     alone = alone_on_one(problem, ranks, whole, device, options.rounds)
-    for scheme, more in schemes(problem, ranks):
+    for scheme, more in schemes(problem, options.schemes):
         plan = problem.plan(ranks, scheme)
         local = [plan.shard(x, rank, 2) for x in whole]
         forward, backward, out, dq = passes(
@@ -204,15 +205,14 @@ def packed(problem, ranks, whole, device, rounds):
     return passes(function, whole, device, None, rounds)
 
 
-def schemes(problem: Problem, ranks: int):
-    names = ["gather", "halo", "ulysses", "ring"] if problem.mask == "documents" else [
-        "gather", "ulysses", "ring"]
-    for scheme in names:
-        if scheme in ("gather", "halo"):
-            yield scheme, {"overlap": False}
-            yield scheme, {"overlap": True}
-        else:
-            yield scheme, {}
+def schemes(problem: Problem, wanted: list[str]):
+    """Each with the options of its call."""
+    for scheme in wanted:
+        if scheme == "halo" and problem.mask == "causal":
+            continue
+        stages = [{"overlap": False}, {"overlap": True}]
+        for more in stages if scheme in ("gather", "halo") else [{}]:
+            yield scheme, more
 
 
 def show(problem, scheme, plan, took, alone, error) -> None:
@@ -294,6 +294,8 @@ def main() -> None:
     parser.add_argument("--heads", type=pairs_of, default=[(32, 8)],
                         help="query/key heads, with commas between (default 32/8)")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--schemes", type=lambda text: text.split(","), default=[*SCHEMES],
+                        help="with commas between (default: all of one level)")
     parser.add_argument("--threads", type=int, default=1, help="of a rank on the CPU")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--model", type=numbers, help="plans for these numbers of ranks, no device")
