@@ -49,7 +49,7 @@ class Pool:
             there.close()
             self._connections.append(here)
             self._processes.append(process)
-        self.alive = True
+        self.alive, self.backend = True, backend
         self._answers(self._connections, "start", START_SECONDS)
 
     def __len__(self) -> int:

@@ -91,6 +91,16 @@ def forward_only(group: ProcessGroup, case: Case, scheme: str, more: dict[str, A
         return rd.attention(**tensors, plan=plan, group=group, **more)
 
 
+def of_a_seed(group: ProcessGroup, case: Case, scheme: str, device: str, in_memory: bool
+              ) -> dict[str, Tensor]:
+    """`attend` with the case's seed as a number, or as a tensor of one integer."""
+    if in_memory:
+        seed = (case.options["dropout_seed"] + 2**63) % 2**64 - 2**63
+        case = replace(case, options=case.options | {
+            "dropout_seed": torch.tensor(seed, dtype=torch.int64, device=device)})
+    return attend(group, case, scheme, {}, device)
+
+
 def some_gradients(group: ProcessGroup, case: Case, scheme: str, names: tuple[str, ...]
                    ) -> dict[str, Tensor]:
     plan, tensors = inputs_of(case, scheme, group)
@@ -200,6 +210,12 @@ def attend_on_gpu(group: ProcessGroup, case: Case, scheme: str, more: dict[str, 
         return attend(group, case, scheme, more, f"cuda:{0 if shares else place(group)[0]}")
     finally:
         ranks.Ranks = Ranks  # type: ignore[misc]
+
+
+def of_a_seed_on_gpu(group: ProcessGroup, case: Case, scheme: str, in_memory: bool
+                     ) -> dict[str, Tensor]:
+    """`of_a_seed` on this worker's own GPU."""
+    return of_a_seed(group, case, scheme, f"cuda:{place(group)[0]}", in_memory)
 
 
 class SinkAttention(torch.nn.Module):

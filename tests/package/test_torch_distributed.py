@@ -252,6 +252,15 @@ def test_autocast(pools: Pools) -> None:
             assert 1e-4 < error(found[name], x) < 2e-2
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_seed_in_memory_is_that_number(pools: Pools, scheme: str) -> None:
+    case = next(case for case in FEATURES if str(case) == "near_dropout")
+    found, wanted = (pools.run(2, tasks.of_a_seed, case, scheme, "cpu", in_memory)
+                     for in_memory in (True, False))
+    for parts in zip(found, wanted):
+        assert all(parts[0][name].equal(x) for name, x in parts[1].items())
+
+
 def test_data_parallel_averages(pools: Pools) -> None:
     """The weight's gradient and the sink's."""
     found = pools.run(3, tasks.data_parallel)

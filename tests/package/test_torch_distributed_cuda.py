@@ -64,3 +64,16 @@ def test_each_feature(pool: Pool, name: str, dtype: torch.dtype, scheme: str) ->
     for result, x in truth_of(name, dtype).items():
         limit = max(LIMITS[dtype], 1e-6 if result == "dsink" else 0)
         assert error(found[result], x) <= limit, (result, error(found[result], x))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_seed_in_the_gpus_memory_is_that_number(pool: Pool, scheme: str) -> None:
+    case = cases(torch.float32)["near_dropout"]
+    if pool.backend != "nccl":
+        return  # ranks that share a GPU send through the host
+    found, wanted = (pool.run(len(pool), tasks.of_a_seed_on_gpu, case, scheme, in_memory,
+                              seconds=SECONDS) for in_memory in (True, False))
+    for parts in zip(found, wanted):
+        assert not isinstance(parts[0], Raised), parts[0]
+        assert error(parts[0]["out"], parts[1]["out"]) == 0
+        assert error(parts[0]["dk"], parts[1]["dk"]) < 1e-5  # dropped weights differ by far more

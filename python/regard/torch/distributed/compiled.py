@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
 from ...element_types import type_name
+from ...errors import Unsupported, refuse
 from ..kernels import dense
 from . import passes, ulysses
 from .call import Call, Tensors, Wanted, empty_results
@@ -31,7 +32,9 @@ _KNOWN = ("scale", "softcap", "dropout_p", "dropout_seed", "dropout_offset", "pr
 
 def attention(tensors: Tensors, plan: Plan, group: Any, options: dict[str, Any]
               ) -> tuple[Tensor, Tensor]:
-    """out and lse, differentiable. options: every keyword of `attention` that is no tensor."""
+    """out and lse, differentiable. options: every keyword of `attention` that is no input."""
+    if isinstance(options["dropout_seed"], Tensor):
+        raise refuse("dropout_seed", "a tensor", "must be a number in compiled programs", Unsupported)
     text = _text(**options)
     found: tuple[Tensor, Tensor] = _Attention.apply(  # type: ignore[no-untyped-call]
         plan.name, "" if group is None else group.group_name, text, _out_type(text),

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...arrays import framework_of
 from ...checks import flag, integer, run_options, shown
 from ...element_types import NAMES, type_name
 from ...errors import Unsupported, WrongType, refuse
@@ -66,11 +67,18 @@ def _checked_options(given: dict[str, Any], dropout_seed: Any) -> dict[str, Any]
     if options["dropout_p"] > 0:
         if dropout_seed is None:
             raise refuse("dropout_seed", None, "must be given, and be equal on all ranks")
-        integer("dropout_seed", dropout_seed, 0, 2**64 - 1)
-        options["dropout_seed"] = dropout_seed
+        options["dropout_seed"] = _seed(dropout_seed)
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
     return options
+
+
+def _seed(given: Any) -> int | Tensor:
+    """A number; or a tensor on a GPU, where kernels read it."""
+    if not isinstance(given, Tensor):
+        return integer("dropout_seed", given, 0, 2**64 - 1)
+    found = framework_of(given, "dropout_seed").seed(given, "dropout_seed")
+    return found % 2**64 if isinstance(found, int) else given
 
 
 def _overlaps(overlap: Any, plan: Plan, by_position: bool, q: Tensor) -> bool:
@@ -130,6 +138,7 @@ def _facts(call: Call, tensors: Tensors) -> str:
     shown_tensors = [f"{name} {x.dtype} {sizes(x)}" +
                      (" with a gradient" if graded and x.requires_grad else "")
                      for name, x in tensors._asdict().items() if x is not None]
-    return (f"batch {tensors.q.shape[0]}, {', '.join(shown_tensors)}, {call.options}, "
+    options = {name: "in memory" if isinstance(x, Tensor) else x for name, x in call.options.items()}
+    return (f"batch {tensors.q.shape[0]}, {', '.join(shown_tensors)}, {options}, "
             f"out_type {call.out_type}, return_lse {call.return_lse}, "
             f"sum_sink_gradient {call.sums_sink}, overlap {call.overlaps}")

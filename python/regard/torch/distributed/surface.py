@@ -34,7 +34,7 @@ class Options(TypedDict, total=False):
     scale: float | None
     softcap: float
     dropout_p: float
-    dropout_seed: int | None
+    dropout_seed: int | Tensor | None
     dropout_offset: int
     precision: Precision
     deterministic: bool
@@ -64,8 +64,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, 
               bias: Tensor | None = None, mask: Tensor | None = None,
               row_spans: Tensor | None = None, sink: Tensor | None = None,
               alibi_slopes: Tensor | None = None, scale: float | None = None,
-              softcap: float = 0.0, dropout_p: float = 0.0, dropout_seed: int | None = None,
-              dropout_offset: int = 0, precision: str = "full", deterministic: bool = False,
+              softcap: float = 0.0, dropout_p: float = 0.0,
+              dropout_seed: int | Tensor | None = None, dropout_offset: int = 0,
+              precision: str = "full", deterministic: bool = False,
               return_lse: bool = False, out_type: Any = None, sum_sink_gradient: bool = True,
               overlap: bool | None = None, threads: int = 0, backend: str = "", **others: Any
               ) -> Result:
@@ -93,7 +94,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, 
         alibi_slopes: (Hq) or (B, Hq), equal on all ranks; distances are those in the sequence.
         scale, softcap, precision, deterministic: as in `regard.attention`.
         dropout_p, dropout_seed, dropout_offset: likewise; the weights that drop are those of one
-            call over the whole sequence. The seed must be given, a number, equal on all ranks.
+            call over the whole sequence. The seed must be given, equal on all ranks; a tensor on a
+            GPU is read there, and its equality not checked (not in compiled programs).
         return_lse: True: also return the lse, (B, Hq, rows).
         out_type: "float32" gives a float32 out for float16 and bfloat16 inputs.
         sum_sink_gradient: True: every rank gets the whole gradient of the sink, which must not be
