@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "regard/distributed.hpp"
@@ -20,12 +21,15 @@ class Memory {
   virtual void zero(void* to, std::size_t bytes) = 0;
   // An Error that names the tensor, unless the call's device reaches its memory.
   virtual void require_reachable(const char* name, const Tensor&) = 0;
-  // to = from, or to += from, in f32 or wider. Tensors have rank 4, equal sizes, and a last stride
-  // of 1; `from` has the type of `to`, or is f32, or f64 for f64.
+  // to = from, or to += from, in f32 or wider. Tensors have rank 4 and equal sizes. A copy may be
+  // between equal types, bool among them; else `from` is f32, or f64 for f64.
   virtual void write(const Tensor& from, const Tensor& to, bool add) = 0;
 };
 
 inline constexpr std::size_t kAlignment = 256;  // of the parts of a workspace
+
+// Memory that does not exist yet, where no caller's tensor lies: for checks of a call.
+inline std::byte* unmade_memory() { return reinterpret_cast<std::byte*>(std::uintptr_t(1) << 62); }
 
 // An Error where a given workspace is too small, or none can be allocated. On a GPU the call's
 // context is current while the memory lives, and work is put on the call's stream.
