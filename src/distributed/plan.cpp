@@ -248,6 +248,15 @@ double PlanContents::balance() const {
   return total > 0 ? *std::max_element(areas.begin(), areas.end()) * ranks / total : 1;
 }
 
+Rows PlanContents::keys(int rank) const {
+  const std::vector<bool>& needed = needs[std::size_t(rank)];
+  const auto first = std::find(needed.begin(), needed.end(), true);
+  if (first == needed.end()) return {};
+  const auto last = std::find(needed.rbegin(), needed.rend(), true);
+  const std::int64_t end = (needed.rend() - last) * kBlock;
+  return {(first - needed.begin()) * kBlock, std::min(end, whole.length)};
+}
+
 std::vector<Rows> PlanContents::runs(int owner, int reader) const {
   const std::vector<bool>& needed = needs[std::size_t(reader)];
   std::vector<Rows> found;
@@ -324,14 +333,7 @@ const std::vector<std::int32_t>& Plan::first_positions(int rank) const {
   return contents_->first_positions[checked_rank(*contents_, rank)];
 }
 
-Rows Plan::keys(int rank) const {
-  const std::vector<bool>& needed = contents_->needs[checked_rank(*contents_, rank)];
-  const auto first = std::find(needed.begin(), needed.end(), true);
-  if (first == needed.end()) return {};
-  const auto last = std::find(needed.rbegin(), needed.rend(), true);
-  const std::int64_t end = (needed.rend() - last) * kBlock;
-  return {(first - needed.begin()) * kBlock, std::min(end, whole().length)};
-}
+Rows Plan::keys(int rank) const { return contents_->keys(int(checked_rank(*contents_, rank))); }
 
 std::vector<Rows> Plan::runs(int owner, int reader) const {
   checked_rank(*contents_, owner);
