@@ -14,6 +14,8 @@ namespace {
 
 std::unique_ptr<SchemeCall> call_of(const Part& part) {
   switch (part.plan().scheme) {
+    case Scheme::ulysses:
+      return ulysses_call(part);
     case Scheme::gather:
     case Scheme::halo:
       return gather_call(part);

@@ -70,6 +70,8 @@ const char* name_of(Scheme scheme) {
       return "gather";
     case Scheme::halo:
       return "halo";
+    case Scheme::ulysses:
+      return "ulysses";
     case Scheme::automatic:
       break;
   }

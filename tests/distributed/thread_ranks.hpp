@@ -47,7 +47,7 @@ class Mail {
     Mail* mail;
     int rank;
     int calls = 0;
-    std::int64_t bytes = 0;  // received, without words of 512 bytes
+    std::int64_t bytes = 0;  // received
   };
   using Box = std::deque<std::string>;  // of one rank for another
 
@@ -77,7 +77,7 @@ class Mail {
       if (from.front().size() != one.bytes) return "a message has another size";
       std::memcpy(one.data, from.front().data(), one.bytes);
       from.pop_front();
-      if (one.bytes != 512) end.bytes += std::int64_t(one.bytes);
+      end.bytes += std::int64_t(one.bytes);
     }
     return nullptr;
   }
