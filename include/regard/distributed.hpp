@@ -39,8 +39,9 @@ struct WholeSequence {
 
 /// gather: each rank receives the keys that its rows see. halo: the same with contiguous rows, so
 /// that near keys have few owners. ulysses: each rank receives all rows of some query heads, and
-/// the keys that they read. automatic: of these the one that should take the least time.
-enum class Scheme : std::uint8_t { automatic, gather, halo, ulysses };
+/// the keys that they read. ring: keys pass from rank to rank, so that a rank never has more than
+/// those of two. automatic: of the first three, the one that should take the least time.
+enum class Scheme : std::uint8_t { automatic, gather, halo, ulysses, ring };
 
 /// Which blocks of 128 rows a rank has: neighbours; a chunk from the front and one from the back;
 /// the largest block that is left to the rank with the least visible pairs so far; or each packed

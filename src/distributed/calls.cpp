@@ -14,6 +14,8 @@ namespace {
 
 std::unique_ptr<SchemeCall> call_of(const Part& part) {
   switch (part.plan().scheme) {
+    case Scheme::ring:
+      return ring_call(part);
     case Scheme::ulysses:
       return ulysses_call(part);
     case Scheme::gather:
@@ -25,12 +27,12 @@ std::unique_ptr<SchemeCall> call_of(const Part& part) {
   refuse("plan", name_of(part.plan().scheme), "is no scheme of a plan", Code::internal);
 }
 
-std::size_t bytes_of(const SchemeCall& call) {
+std::size_t workspace_of(const SchemeCall& call) {
   return std::size_t(call.workspace()) + kAlignment;  // memory of the caller's may begin anywhere
 }
 
 std::unique_ptr<Memory> memory_for(const SchemeCall& call, const Run& run) {
-  const std::size_t bytes = bytes_of(call);
+  const std::size_t bytes = workspace_of(call);
   return run.device.kind == Device::Kind::cpu ? host_memory(bytes, run) : device_memory(bytes, run);
 }
 
@@ -68,13 +70,13 @@ void backward(const Attention& a, const BackwardInputs& from, const Gradients& t
 std::size_t workspace(const Attention& a, const ForwardOutputs& to, const Plan& plan, int rank,
                       const Run& run) {
   const Part part(a, to, plan, rank, run);
-  return bytes_of(*call_of(part));
+  return workspace_of(*call_of(part));
 }
 
 std::size_t workspace(const Attention& a, const BackwardInputs& from, const Gradients& to,
                       const Plan& plan, int rank, const Run& run) {
   const Part part(a, from, to, plan, rank, run);
-  return bytes_of(*call_of(part));
+  return workspace_of(*call_of(part));
 }
 
 }  // namespace regard::distributed

@@ -31,6 +31,15 @@ Moved moved_by_keys(const PlanContents& plan, int rank) {
   return {.forward = came.value(), .backward = (came + back).value()};
 }
 
+// Keys pass by; in backward with their sums, which come home at the end.
+Moved moved_by_ring(const PlanContents& plan, int rank) {
+  if (plan.ranks == 1) return {};
+  const WholeSequence& w = plan.whole;
+  const Count came = bytes_of_key(w, element_bytes(w)) * (w.length - plan.rows(rank));
+  const Count back = bytes_of_key(w, sum_bytes(w)) * w.length;
+  return {.forward = came.value(), .backward = (came + back).value()};
+}
+
 // Forward: q, k, v of own heads come, and out of own rows. Backward: q, k, v, out, lse and dout of
 // own heads come, and dq, dk, dv of own rows, the last two as sums.
 Moved moved_by_heads(const PlanContents& plan, int rank) {
@@ -58,7 +67,9 @@ Moved moved_by_heads(const PlanContents& plan, int rank) {
 }  // namespace
 
 Moved moved_of(const PlanContents& plan, int rank) {
-  return plan.scheme == Scheme::ulysses ? moved_by_heads(plan, rank) : moved_by_keys(plan, rank);
+  if (plan.scheme == Scheme::ring) return moved_by_ring(plan, rank);
+  if (plan.scheme == Scheme::ulysses) return moved_by_heads(plan, rank);
+  return moved_by_keys(plan, rank);
 }
 
 double seconds(const PlanContents& plan, const Rates& rates) {

@@ -72,6 +72,8 @@ const char* name_of(Scheme scheme) {
       return "halo";
     case Scheme::ulysses:
       return "ulysses";
+    case Scheme::ring:
+      return "ring";
     case Scheme::automatic:
       break;
   }

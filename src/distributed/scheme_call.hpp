@@ -27,5 +27,6 @@ class SchemeCall {
 // The part lives longer. Errors where the calls that they will make are refused.
 std::unique_ptr<SchemeCall> gather_call(const Part&);  // and halo
 std::unique_ptr<SchemeCall> ulysses_call(const Part&);
+std::unique_ptr<SchemeCall> ring_call(const Part&);
 
 }  // namespace regard::distributed

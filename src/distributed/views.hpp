@@ -1,9 +1,11 @@
 // Parts of tensors, which lie in the same memory.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
+#include "plan/count.h"
 #include "regard/distributed.hpp"
 
 namespace regard::distributed {
@@ -57,6 +59,26 @@ inline Tensor with_one_column(Tensor x) {
 inline Tensor without_column(Tensor x) {
   x.rank = Tensor::kMaxRank - 1;
   return x;
+}
+
+// Dense in row-major order, of the sizes of another one.
+inline Tensor dense(void* memory, Type type, const Tensor& like) {
+  Tensor x = like;
+  x.data = memory;
+  x.type = type;
+  std::int64_t stride = 1;
+  for (int axis = x.rank; axis-- > 0;) {
+    x.strides[std::size_t(axis)] = stride;
+    stride *= std::max<std::int64_t>(1, x.sizes[std::size_t(axis)]);
+  }
+  return x;
+}
+
+// Of a dense one.
+inline Count bytes_of(const Tensor& x) {
+  Count bytes = std::int64_t(size_of(x.type));
+  for (int axis = 0; axis < x.rank; ++axis) bytes = bytes * x.sizes[std::size_t(axis)];
+  return bytes;
 }
 
 // (n, B, H, width), dense in memory, as (B, H, n, width): rows of neighbours follow each other.

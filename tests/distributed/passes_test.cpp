@@ -16,7 +16,6 @@ using distributed::Scheme;
 namespace {
 
 constexpr std::int64_t kLength = 389;
-constexpr Scheme kSchemes[] = {Scheme::gather, Scheme::ulysses};  // for every mask
 const std::vector<std::int32_t> kDocuments = {0, 1, 90, 130, 130, 260, 380};
 
 Settings settings(Settings s = {}) {
@@ -72,20 +71,27 @@ Case by_one_call(const WholeCase& problem) {
   return want;
 }
 
-void check_case(const WholeCase& problem, double most = 1e-12,
+using Schemes = std::vector<Scheme>;
+const Schemes kSchemes = {Scheme::gather, Scheme::ulysses, Scheme::ring};  // for every mask
+
+void check_case(WholeCase problem, const Schemes& schemes, double most = 1e-12,
                 const std::vector<int>& worlds = {2, 5}) {
   const Case want = by_one_call(problem);
   CAPTURE(to_string(problem.settings));
-  for (const int size : worlds) {
-    CAPTURE(size);
-    const Case found = by_ranks(problem, size);
-    for (std::size_t n = 0; n < want.results().size(); ++n) {
-      const Array& result = *want.results()[n];
-      if (!result.given()) continue;
-      CAPTURE(kResultNames[n]);
-      // dsink is f32, and of narrow types the lse.
-      const double allowed = result.tensor().type == f32 ? std::max(most, 1e-6) : most;
-      CHECK(row_error(*found.results()[n], result) <= allowed);
+  for (const Scheme scheme : schemes) {
+    CAPTURE(int(scheme));
+    problem.scheme = scheme;
+    for (const int size : worlds) {
+      CAPTURE(size);
+      const Case found = by_ranks(problem, size);
+      for (std::size_t n = 0; n < want.results().size(); ++n) {
+        const Array& result = *want.results()[n];
+        if (!result.given()) continue;
+        CAPTURE(kResultNames[n]);
+        // dsink is f32, and of narrow types the lse.
+        const double allowed = result.tensor().type == f32 ? std::max(most, 1e-6) : most;
+        CHECK(row_error(*found.results()[n], result) <= allowed);
+      }
     }
   }
 }
@@ -94,20 +100,19 @@ void check_masks(const Settings& given, double most = 1e-12) {
   Settings s = settings(given);
   s.heads_q = 2;
   s.heads_kv = 1;
-  check_case({.settings = s}, most);
-  check_case({.settings = s, .scheme = Scheme::ulysses}, most);
+  check_case({.settings = s}, kSchemes, most);
   s.causal = Causal::bottom_right;
-  check_case({.settings = s}, most);
+  check_case({.settings = s}, {Scheme::gather, Scheme::ring}, most);
   s.window = {150, -1};
-  check_case({.settings = s, .scheme = Scheme::halo}, most);
+  check_case({.settings = s}, {Scheme::halo}, most);
   s.causal = Causal::none;
   s.window = {30, 140};
-  check_case({.settings = s, .cu_seqlens = kDocuments}, most);
+  check_case({.settings = s, .cu_seqlens = kDocuments}, {Scheme::gather, Scheme::ring}, most);
   // Two ranks have three heads each, of which two read the same keys; five have one or two.
   s.heads_q = 6;
   s.heads_kv = 3;
   s.len_q = s.len_k = 261;
-  check_case({.settings = s, .cu_seqlens = {0, 100, 250}, .scheme = Scheme::ulysses}, most);
+  check_case({.settings = s, .cu_seqlens = {0, 100, 250}}, {Scheme::ulysses}, most);
 }
 
 }  // namespace
@@ -118,18 +123,14 @@ TEST_CASE("ranks: every mask by every scheme") {
   for (const bool causal : {false, true}) {
     for (const Window window : {Window{}, Window{200, -1}, Window{30, 150}, Window{0, 0}}) {
       for (const bool documents : {false, true}) {
-        for (const Scheme scheme :
-             {Scheme::automatic, Scheme::gather, Scheme::halo, Scheme::ulysses}) {
-          Settings s = settings();
-          s.causal = causal ? Causal::top_left : Causal::none;
-          s.window = window;
-          const bool is_near = documents || window.left >= 0;
-          if (scheme == Scheme::halo && !is_near) continue;
-          check_case({.settings = s,
-                      .cu_seqlens = documents ? kDocuments : std::vector<std::int32_t>{},
-                      .scheme = scheme},
-                     1e-12, {1, 2, 3, 5});
-        }
+        Settings s = settings();
+        s.causal = causal ? Causal::top_left : Causal::none;
+        s.window = window;
+        Schemes schemes = kSchemes;
+        schemes.push_back(Scheme::automatic);
+        if (documents || window.left >= 0) schemes.push_back(Scheme::halo);
+        const auto cuts = documents ? kDocuments : std::vector<std::int32_t>{};
+        check_case({.settings = s, .cu_seqlens = cuts}, schemes, 1e-12, {1, 2, 3, 5});
       }
     }
   }
@@ -169,16 +170,14 @@ TEST_CASE("ranks: other types") {
   Settings s = settings({.sink = true, .dropout = 0.1});
   s.type = f32;
   s.causal = Causal::top_left;
-  for (const Scheme scheme : kSchemes) check_case({.settings = s, .scheme = scheme}, 4e-6);
+  check_case({.settings = s}, kSchemes, 4e-6);
 }
 
 // Dropout counts heads and batch entries from there.
 TEST_CASE("ranks: some heads and entries of a larger problem") {
   Settings s = settings({.dropout = 0.5});
   s.causal = Causal::top_left;
-  for (const Scheme scheme : kSchemes) {
-    check_case({.settings = s, .scheme = scheme, .batch_begin = 3, .head_begin = 5});
-  }
+  check_case({.settings = s, .batch_begin = 3, .head_begin = 5}, kSchemes);
 }
 
 TEST_CASE("ranks: any length and any heads") {
@@ -190,10 +189,10 @@ TEST_CASE("ranks: any length and any heads") {
       s.heads_kv = heads_kv;
       s.causal = Causal::top_left;
       if (length == 1) continue;
-      for (const Scheme scheme : kSchemes) check_case({.settings = s, .scheme = scheme});
+      check_case({.settings = s}, kSchemes);
       s.window = {40, 3};
       s.causal = Causal::none;
-      for (const Scheme scheme : kSchemes) check_case({.settings = s, .scheme = scheme});
+      check_case({.settings = s}, kSchemes);
     }
   }
 }
@@ -202,7 +201,7 @@ TEST_CASE("ranks: no batch entry") {
   Settings s = settings();
   s.batch = 0;
   s.dlse = false;
-  for (const Scheme scheme : kSchemes) check_case({.settings = s, .scheme = scheme});
+  check_case({.settings = s}, kSchemes);
 }
 
 // The error does not grow with the ranks, because parts are summed in f32.

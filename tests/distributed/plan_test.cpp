@@ -149,6 +149,22 @@ TEST_CASE("plan: heads") {
   CHECK(few.explain().find("each rank has all rows of its heads") != std::string::npos);
 }
 
+// Keys pass by every rank, and sums come home after a full turn.
+TEST_CASE("plan: a ring") {
+  for (const WholeSequence& w : masks(517)) {
+    const Plan ring = plan(w, 3, Scheme::ring), gather = plan(w, 3, Scheme::gather);
+    check_rows(ring);
+    for (int rank = 0; rank < 3; ++rank) {
+      CHECK(ring.blocks(rank) == gather.blocks(rank));
+      CHECK(ring.area(rank) == gather.area(rank));
+      const std::int64_t others = w.length - ring.rows(rank);
+      CHECK(ring.moved(rank).forward == others * 2 * 128 * 2);
+      CHECK(ring.moved(rank).backward == others * 2 * 128 * 2 + w.length * 2 * 128 * 4);
+    }
+  }
+  CHECK(plan(whole(517), 1, Scheme::ring).moved(0).backward == 0);
+}
+
 // As in docs/distributed.md.
 TEST_CASE("plan: heads where that takes less time") {
   WholeSequence w = {.length = 65536, .heads_q = 32, .heads_kv = 8, .head_size = 128};

@@ -32,8 +32,8 @@ WholeCase problem_of(distributed::Scheme scheme) {
           .scheme = scheme};
 }
 
-constexpr distributed::Scheme kSchemes[] = {distributed::Scheme::gather,
-                                            distributed::Scheme::ulysses};
+constexpr distributed::Scheme kSchemes[] = {
+    distributed::Scheme::gather, distributed::Scheme::ulysses, distributed::Scheme::ring};
 
 // One rank's call, which a test spoils.
 struct RankCall {
@@ -74,7 +74,7 @@ struct Told {
 // Rank 1 spoils its call.
 Told told(distributed::Scheme scheme, const std::function<void(RankCall&)>& spoil, bool backward) {
   const WholeCase problem = problem_of(scheme);
-  const Case whole(problem.settings);
+  static const Case whole(problem.settings);  // the same for all schemes; ranks have copies
   const distributed::Plan plan = problem.plan(kRanks);
   std::vector<RankCall> calls;
   for (int rank = 0; rank < kRanks; ++rank) calls.emplace_back(whole, plan, rank);
@@ -253,12 +253,12 @@ TEST_CASE("refused: a table that is not whole") {
 // Wherever a rank's exchange fails: its error has the function's own text, and the others get what
 // their transport says.
 TEST_CASE("refused: an exchange that fails") {
-  for (const auto& [scheme, call] :  // words; keys or heads; sums or rows
-       {std::pair{kSchemes[0], 1},
-        {kSchemes[0], 2},
-        {kSchemes[0], 3},
-        {kSchemes[1], 2},
-        {kSchemes[1], 3}}) {
+  const std::pair<distributed::Scheme, int> exchanges[] = {
+      {kSchemes[0], 1}, {kSchemes[0], 2}, {kSchemes[0], 3},  // words, keys, sums
+      {kSchemes[1], 2}, {kSchemes[1], 3},                    // heads, rows
+      {kSchemes[2], 2}, {kSchemes[2], 3}, {kSchemes[2], 5},  // keys, sums, the last sums
+  };
+  for (const auto& [scheme, call] : exchanges) {
     const WholeCase problem = problem_of(scheme);
     const Case whole(problem.settings);
     const distributed::Plan plan = problem.plan(kRanks);
