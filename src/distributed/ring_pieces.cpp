@@ -35,8 +35,7 @@ std::int64_t RingPieces::place_of(int owner, std::int64_t key) const {
   const std::vector<std::int64_t>& blocks = part_.plan().blocks[std::size_t(owner)];
   const auto block = std::lower_bound(blocks.begin(), blocks.end(), key / kBlock);
   const bool is_its_own = block != blocks.end() && *block == key / kBlock;
-  const std::int64_t before = (block - blocks.begin()) * kBlock + (is_its_own ? key % kBlock : 0);
-  return std::min(before, part_.plan().rows(owner));
+  return (block - blocks.begin()) * kBlock + (is_its_own ? key % kBlock : 0);
 }
 
 std::vector<std::int32_t> RingPieces::spans(const RingPiece& piece) const {

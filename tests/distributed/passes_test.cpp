@@ -197,6 +197,15 @@ TEST_CASE("ranks: any length and any heads") {
   }
 }
 
+// Rank 1 of 4 has 9 query heads, of which 3, 4 and 2 read the same keys.
+TEST_CASE("ranks: heads of keys that are read unequally often") {
+  Settings s = settings({.sink = true, .dropout = 0.2});
+  s.heads_q = 36;
+  s.heads_kv = 9;
+  s.len_q = s.len_k = 130;
+  check_case({.settings = s}, {Scheme::ulysses}, 1e-12, {4});
+}
+
 TEST_CASE("ranks: no batch entry") {
   Settings s = settings();
   s.batch = 0;

@@ -202,6 +202,14 @@ TEST_CASE("plan: deals as the Python package does") {
   CHECK(zigzag.blocks(0) == Numbers{0, 1, 2, 3, 4, 5, 33, 34, 35, 36, 37, 38, 39});
   CHECK(zigzag.blocks(1) == Numbers{6, 7, 8, 9, 10, 11, 26, 27, 28, 29, 30, 31, 32});
   CHECK(zigzag.area(2) == 4359040);
+  const Plan ring = plan(w, 3, Scheme::ring);
+  CHECK(ring.blocks(1) == zigzag.blocks(1));
+  CHECK(ring.moved(1).forward == 1708032);
+  CHECK(ring.moved(1).backward == 6828032);
+  const Plan heads = plan(w, 3, Scheme::ulysses);
+  CHECK(heads.blocks(1).front() == 13);
+  CHECK(heads.area(1) == 4688437.5);
+  CHECK(heads.moved(1).forward == 4054016);  // backward, inputs come again
   w.cu_seqlens = {0, 100, 1500, 1501, 4700};
   const Plan documents = plan(w, 3, Scheme::gather);
   CHECK(documents.dealing() == Dealing::documents);
