@@ -160,7 +160,8 @@ Collectives nccl_collectives(void* communicator);
 /// (B, Hq, rows, S), this rank's rows over all keys of the sequence. alibi_slopes and sink are
 /// equal on all ranks. ALiBi and dropout go by places in the whole sequence. The plan says which
 /// pairs are visible, so that causal, window, sequence tables, spans, `visible` and positions are
-/// refused here; a bool mask (B, 1, 1, S) hides padding.
+/// refused here; a bool mask (B, 1, 1, S) hides padding. With ulysses every rank gives the same
+/// optional tensors, of the same types, which broadcast in the same dimensions but rows.
 ///
 /// On the CPU, ranks first tell each other in a short message whether they accept their arguments,
 /// and whether plan and options are equal: if one rank throws, all do. Run::workspace as
@@ -169,9 +170,9 @@ void forward(const Attention&, const ForwardOutputs&, const Plan&, const Collect
              const Run& = {});
 
 /// Computes a rank's rows of the gradients that are given, the same ones on all ranks, as forward
-/// does. dk and dv are summed over ranks in f32 or wider, in the order of ranks; so is dsink, which
-/// every rank gets whole. dbias has bias's sizes: gradients of this rank's rows, over all keys.
-/// With ulysses every rank gives the same optional tensors, of the same types.
+/// does. dk and dv are summed over ranks in f32 or wider, in an order that does not change; so is
+/// dsink, which every rank gets whole. dbias has bias's sizes: gradients of this rank's rows, over
+/// all keys.
 void backward(const Attention&, const BackwardInputs&, const Gradients&, const Plan&,
               const Collectives&, const Run& = {});
 

@@ -15,8 +15,8 @@ class Memory {
 
   // The call's workspace: the caller's, or the library's own for as long as this lives.
   virtual std::byte* workspace() = 0;
-  // A table of the host's, where kernels read it: the table itself, or a copy of it at `to`. The
-  // table lives as long as the plan or the call.
+  // A table of the host's, where kernels read it: the table itself, or a copy of it at `to`, of
+  // ordinary memory, which may change as soon as the calls that read the table have returned.
   virtual const void* table(const void* host, std::size_t bytes, void* to) = 0;
   virtual void zero(void* to, std::size_t bytes) = 0;
   // An Error that names the tensor, unless the call's device reaches its memory.

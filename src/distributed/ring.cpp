@@ -24,7 +24,8 @@ struct RingLayout {
   std::int64_t keys[2] = {};   // (most rows, B, Hkv, D + Dv): the keys that are here, or come
   std::int64_t sums[2] = {};   // as keys: their dk and dv
   std::int64_t positions = 0;  // of own rows, where a GPU reads them
-  std::int64_t spans = 0;      // (rows, 2), of one piece, likewise
+  std::int64_t spans = 0;      // RingPieces::spans, likewise
+  std::int64_t run_spans = 0;  // (rows, 2), of one run, likewise
   std::int64_t out = 0;        // (B, Hq, rows, Dv), where the caller's is narrow
   std::int64_t lse = 0;        // (B, Hq, rows), where the caller has none
   std::int64_t dq = 0;         // (B, Hq, rows, D)
@@ -56,14 +57,15 @@ class RingCall final : public SchemeCall {
   void lay_out();
   void find_call_size();
   Attention attention(std::byte* workspace, int step, const RingPiece&, bool is_first,
-                      const void* positions, const void* spans) const;
+                      const RingTables&) const;
   ForwardOutputs outputs(std::byte* workspace) const;
   Gradients gradients(std::byte* workspace, int step, const RingPiece&, bool is_first) const;
 
   void begin(std::byte* workspace, Memory&) const;
   void pass_on(const Collectives&, std::byte* workspace, const std::int64_t (&at)[2], Type,
                int step) const;
-  void attend(std::byte* workspace, Memory&, int step, const void* positions) const;
+  RingTables tables(std::byte* workspace, Memory&) const;
+  void attend(std::byte* workspace, Memory&, int step, RingTables) const;
   void end(std::byte* workspace, Memory&) const;
 
   const Part& part_;
@@ -95,7 +97,10 @@ void RingCall::lay_out() {
     for (std::int64_t& at : at_.sums) at = memory.take(Count(most) * rows_.bytes(part_.sum_type()));
   }
   at_.positions = memory.take(divide_up(part_.rows(), kBlock) * std::int64_t(sizeof(std::int32_t)));
-  at_.spans = memory.take(2 * part_.rows() * std::int64_t(sizeof(std::int32_t)));
+  at_.spans = memory.take(std::int64_t(pieces_.spans().size() * sizeof(std::int32_t)));
+  if (!whole.cu_seqlens.empty()) {
+    at_.run_spans = memory.take(2 * part_.rows() * std::int64_t(sizeof(std::int32_t)));
+  }
   if (is_forward() && to.out.type != part_.sum_type()) {
     at_.out = memory.take(one_column * whole.head_size_v);
   }
@@ -112,12 +117,15 @@ void RingCall::lay_out() {
 
 void RingCall::find_call_size() {
   std::byte* const memory = unmade_memory();
-  const auto& positions = part_.plan().first_positions[std::size_t(part_.rank())];
-  bool is_first = true;
+  RingTables tables{.positions = part_.plan().first_positions[std::size_t(part_.rank())].data(),
+                    .spans = pieces_.spans().data()};
   for (int step = 0; step < part_.plan().ranks; ++step) {
+    bool is_first = step == 0;
     for (const RingPiece& piece : pieces_.of(owner_at(step))) {
-      const std::vector<std::int32_t> spans = pieces_.spans(piece);
-      const Attention a = attention(memory, step, piece, is_first, positions.data(), spans.data());
+      std::vector<std::int32_t> spans;
+      if (piece.is_run) spans = pieces_.spans_of_run(piece);
+      tables.spans_of_run = spans.data();
+      const Attention a = attention(memory, step, piece, is_first, tables);
       const std::int64_t bytes =
           is_forward()
               ? part_.workspace_of(a, outputs(memory))
@@ -129,11 +137,11 @@ void RingCall::find_call_size() {
 }
 
 Attention RingCall::attention(std::byte* workspace, int step, const RingPiece& piece, bool is_first,
-                              const void* positions, const void* spans) const {
+                              const RingTables& tables) const {
   const Type type = part_.type();
   const std::int64_t count = piece.places.end - piece.places.begin;
   std::byte* const keys = workspace + at_.keys[step % 2] + piece.places.begin * rows_.bytes(type);
-  Attention a = pieces_.attention(piece, positions, spans);
+  Attention a = pieces_.attention(piece, tables);
   a.k = rows_.view(keys, type, count, Half::keys);
   a.v = rows_.view(keys, type, count, Half::values);
   if (is_first) return a;
@@ -177,13 +185,11 @@ Gradients RingCall::gradients(std::byte* workspace, int step, const RingPiece& p
 
 void RingCall::run(const Collectives& ranks, Memory& memory) {
   std::byte* const workspace = memory.workspace();
-  const auto& numbers = part_.plan().first_positions[std::size_t(part_.rank())];
-  const void* const positions = memory.table(numbers.data(), numbers.size() * sizeof(std::int32_t),
-                                             workspace + at_.positions);
+  const RingTables tables = this->tables(workspace, memory);
   begin(workspace, memory);
   for (int step = 0; step < ranks.size; ++step) {
     if (step + 1 < ranks.size) pass_on(ranks, workspace, at_.keys, part_.type(), step);
-    attend(workspace, memory, step, positions);
+    attend(workspace, memory, step, tables);
     if (sums_keys()) pass_on(ranks, workspace, at_.sums, part_.sum_type(), step);
   }
   if (part_.summed().dsink) {
@@ -238,14 +244,24 @@ void RingCall::pass_on(const Collectives& ranks, std::byte* workspace, const std
   exchange(ranks, messages, part_.run().stream);
 }
 
-void RingCall::attend(std::byte* workspace, Memory& memory, int step, const void* positions) const {
+RingTables RingCall::tables(std::byte* workspace, Memory& memory) const {
+  const auto table = [&](const std::vector<std::int32_t>& numbers, std::int64_t at) {
+    return memory.table(numbers.data(), numbers.size() * sizeof(std::int32_t), workspace + at);
+  };
+  const auto& positions = part_.plan().first_positions[std::size_t(part_.rank())];
+  return {.positions = table(positions, at_.positions),
+          .spans = static_cast<const std::int32_t*>(table(pieces_.spans(), at_.spans))};
+}
+
+void RingCall::attend(std::byte* workspace, Memory& memory, int step, RingTables tables) const {
   const Run run = part_.run_in(workspace + at_.call, at_.call_size);
   bool is_first = step == 0;
   for (const RingPiece& piece : pieces_.of(owner_at(step))) {
-    const std::vector<std::int32_t> numbers = pieces_.spans(piece);
-    const void* const spans =
-        memory.table(numbers.data(), numbers.size() * sizeof(std::int32_t), workspace + at_.spans);
-    const Attention a = attention(workspace, step, piece, is_first, positions, spans);
+    std::vector<std::int32_t> spans;
+    if (piece.is_run) spans = pieces_.spans_of_run(piece);
+    tables.spans_of_run =
+        memory.table(spans.data(), spans.size() * sizeof(std::int32_t), workspace + at_.run_spans);
+    const Attention a = attention(workspace, step, piece, is_first, tables);
     if (is_forward()) {
       regard::forward(a, outputs(workspace), run);
     } else {
