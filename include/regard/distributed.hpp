@@ -37,9 +37,11 @@ struct WholeSequence {
   std::vector<std::int32_t> cu_seqlens{};
 };
 
-/// Each rank receives the keys that its rows see. halo: with contiguous rows, so that near keys
-/// have few owners. automatic: the one that should take less time.
-enum class Scheme : std::uint8_t { automatic, gather, halo };
+/// gather: each rank receives the keys that its rows see. halo: the same with contiguous rows, so
+/// that near keys have few owners. ulysses: each rank receives all rows of some query heads, and
+/// the keys that they read. ring: keys pass from rank to rank, so that a rank never has more than
+/// those of two. automatic: of the first three, the one that should take the least time.
+enum class Scheme : std::uint8_t { automatic, gather, halo, ulysses, ring };
 
 /// Which blocks of 128 rows a rank has: neighbours; a chunk from the front and one from the back;
 /// the largest block that is left to the rank with the least visible pairs so far; or each packed
@@ -61,8 +63,8 @@ struct Rows {
 
 /// Bytes that a rank receives in a pass.
 struct Moved {
-  std::int64_t forward = 0;   ///< keys and values
-  std::int64_t backward = 0;  ///< keys and values again, and sums of dk and dv
+  std::int64_t forward = 0;   ///< inputs, and with ulysses out
+  std::int64_t backward = 0;  ///< inputs again, and gradients
 };
 
 struct PlanContents;  // the library's own
@@ -75,7 +77,7 @@ class Plan {
  public:
   const WholeSequence& whole() const;  ///< what was asked, with heads_kv and head_size_v
   int ranks() const;                   ///< how many there are
-  Scheme scheme() const;               ///< gather or halo
+  Scheme scheme() const;               ///< not automatic
   Dealing dealing() const;             ///< how blocks were dealt
 
   /// The numbers of the rank's blocks, ascending.
@@ -90,13 +92,16 @@ class Plan {
   /// The range that holds every key that a row of the rank sees, in whole blocks.
   Rows keys(int rank) const;
   /// The keys of `owner` that `reader` needs, in as few runs of neighbouring rows as there are.
+  /// With ulysses of the heads that it computes, if any.
   std::vector<Rows> runs(int owner, int reader) const;
 
-  /// How many pairs are visible to the rank's rows, in one batch entry and head.
+  /// How many pairs are visible to the rank's rows, in one batch entry and head; with ulysses to
+  /// its heads, the mean over heads.
   double area(int rank) const;
   /// The largest area over their mean: 1 where the work is spread evenly.
   double balance() const;
-  /// What the rank receives.
+  /// What the rank receives, the sink's gradient aside. With ulysses, bias, mask and their gradient
+  /// come on top, the lse that forward writes, dlse, and what is f32 where the inputs are narrower.
   Moved moved(int rank) const;
   /// Rows, visible pairs and bytes of each rank, and why; ends with a newline.
   std::string explain() const;
@@ -155,7 +160,8 @@ Collectives nccl_collectives(void* communicator);
 /// (B, Hq, rows, S), this rank's rows over all keys of the sequence. alibi_slopes and sink are
 /// equal on all ranks. ALiBi and dropout go by places in the whole sequence. The plan says which
 /// pairs are visible, so that causal, window, sequence tables, spans, `visible` and positions are
-/// refused here; a bool mask (B, 1, 1, S) hides padding.
+/// refused here; a bool mask (B, 1, 1, S) hides padding. With ulysses every rank gives the same
+/// optional tensors, of the same types, which broadcast in the same dimensions but rows.
 ///
 /// On the CPU, ranks first tell each other in a short message whether they accept their arguments,
 /// and whether plan and options are equal: if one rank throws, all do. Run::workspace as
@@ -164,8 +170,9 @@ void forward(const Attention&, const ForwardOutputs&, const Plan&, const Collect
              const Run& = {});
 
 /// Computes a rank's rows of the gradients that are given, the same ones on all ranks, as forward
-/// does. dk and dv are summed over ranks in f32 or wider, in the order of ranks; so is dsink, which
-/// every rank gets whole. dbias has bias's sizes: gradients of this rank's rows, over all keys.
+/// does. dk and dv are summed over ranks in f32 or wider, in an order that does not change; so is
+/// dsink, which every rank gets whole. dbias has bias's sizes: gradients of this rank's rows, over
+/// all keys.
 void backward(const Attention&, const BackwardInputs&, const Gradients&, const Plan&,
               const Collectives&, const Run& = {});
 

@@ -21,10 +21,12 @@ bool is_given(const Workspace& workspace) { return workspace.data || workspace.s
 DevicePointer address(const void* pointer) { return reinterpret_cast<DevicePointer>(pointer); }
 
 View view_of(const Tensor& x) {
-  return {
-      .data = x.data,
-      .type = x.type,
-      .strides = {.batch = x.strides[0], .head = x.strides[1], .row = x.strides[2], .column = 1}};
+  return {.data = x.data,
+          .type = x.type,
+          .strides = {.batch = x.strides[0],
+                      .head = x.strides[1],
+                      .row = x.strides[2],
+                      .column = x.strides[3]}};
 }
 
 class DeviceMemory final : public Memory {

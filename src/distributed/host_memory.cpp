@@ -30,13 +30,13 @@ struct Stored<float> {
   static double load(float x) { return x; }
   static float store(double x) { return float(x); }
 };
-struct Half {
+struct Float16 {
   std::uint16_t bits;
 };
 template <>
-struct Stored<Half> {
-  static double load(Half x) { return f16_to_f32(x.bits); }
-  static Half store(double x) { return {f64_to_f16(x)}; }
+struct Stored<Float16> {
+  static double load(Float16 x) { return f16_to_f32(x.bits); }
+  static Float16 store(double x) { return {f64_to_f16(x)}; }
 };
 struct Bfloat {
   std::uint16_t bits;
@@ -47,17 +47,35 @@ struct Stored<Bfloat> {
   static Bfloat store(double x) { return {f64_to_bf16(x)}; }
 };
 
+// A row's elements, and how far apart they are.
+struct RowShape {
+  std::int64_t count, from_stride, to_stride;
+};
+
 template <class From, class To>
-void write_row(const void* from_row, void* to_row, std::int64_t count, bool add) {
+void write_row(const void* from_row, void* to_row, const RowShape& row, bool add) {
   const auto* from = static_cast<const From*>(from_row);
   auto* to = static_cast<To*>(to_row);
-  for (std::int64_t n = 0; n < count; ++n) {
-    const double x = Stored<From>::load(from[n]);
-    to[n] = Stored<To>::store(add ? Stored<To>::load(to[n]) + x : x);
+  for (std::int64_t n = 0; n < row.count; ++n) {
+    const double x = Stored<From>::load(from[n * row.from_stride]);
+    To& target = to[n * row.to_stride];
+    target = Stored<To>::store(add ? Stored<To>::load(target) + x : x);
   }
 }
 
-using WriteRow = void (*)(const void*, void*, std::int64_t count, bool add);
+void copy_row(const void* from, void* to, const RowShape& row, std::size_t element) {
+  if (row.from_stride == 1 && row.to_stride == 1) {
+    std::memcpy(to, from, std::size_t(row.count) * element);
+    return;
+  }
+  for (std::int64_t n = 0; n < row.count; ++n) {
+    std::memcpy(static_cast<std::byte*>(to) + n * row.to_stride * std::int64_t(element),
+                static_cast<const std::byte*>(from) + n * row.from_stride * std::int64_t(element),
+                element);
+  }
+}
+
+using WriteRow = void (*)(const void*, void*, const RowShape&, bool add);
 
 template <class From>
 WriteRow writer_to(Type to) {
@@ -67,7 +85,7 @@ WriteRow writer_to(Type to) {
     case Type::f32:
       return write_row<From, float>;
     case Type::f16:
-      return write_row<From, Half>;
+      return write_row<From, Float16>;
     case Type::bf16:
       return write_row<From, Bfloat>;
     default:
@@ -102,13 +120,14 @@ class HostMemory final : public Memory {
     const WriteRow write_one = from.type == Type::f64   ? writer_to<double>(to.type)
                                : from.type == Type::f32 ? writer_to<float>(to.type)
                                                         : nullptr;
+    const RowShape shape{count, from.strides[3], to.strides[3]};
     const std::size_t row_bytes = std::size_t(count) * size_of(to.type);
     const auto write_rows = [&](std::int64_t first, std::int64_t last) {
       for (std::int64_t row = first; row < last; ++row) {
         const void* const source = row_of(from, row);
         void* const target = row_of(to, row);
-        copies ? void(std::memcpy(target, source, row_bytes))
-               : write_one(source, target, count, add);
+        copies ? copy_row(source, target, shape, size_of(to.type))
+               : write_one(source, target, shape, add);
       }
     };
     // A task is worth more than it costs to begin one.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "regard/distributed.hpp"
@@ -14,18 +15,21 @@ class Memory {
 
   // The call's workspace: the caller's, or the library's own for as long as this lives.
   virtual std::byte* workspace() = 0;
-  // A table of the host's, where kernels read it: the table itself, or a copy of it at `to`. The
-  // table lives as long as the plan or the call.
+  // A table of the host's, where kernels read it: the table itself, or a copy of it at `to`, of
+  // ordinary memory, which may change as soon as the calls that read the table have returned.
   virtual const void* table(const void* host, std::size_t bytes, void* to) = 0;
   virtual void zero(void* to, std::size_t bytes) = 0;
   // An Error that names the tensor, unless the call's device reaches its memory.
   virtual void require_reachable(const char* name, const Tensor&) = 0;
-  // to = from, or to += from, in f32 or wider. Tensors have rank 4, equal sizes, and a last stride
-  // of 1; `from` has the type of `to`, or is f32, or f64 for f64.
+  // to = from, or to += from, in f32 or wider. Tensors have rank 4 and equal sizes. A copy may be
+  // between equal types, bool among them; else `from` is f32, or f64 for f64.
   virtual void write(const Tensor& from, const Tensor& to, bool add) = 0;
 };
 
 inline constexpr std::size_t kAlignment = 256;  // of the parts of a workspace
+
+// Memory that does not exist yet, where no caller's tensor lies: for checks of a call.
+inline std::byte* unmade_memory() { return reinterpret_cast<std::byte*>(std::uintptr_t(1) << 62); }
 
 // An Error where a given workspace is too small, or none can be allocated. On a GPU the call's
 // context is current while the memory lives, and work is put on the call's stream.

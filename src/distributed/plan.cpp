@@ -4,6 +4,8 @@
 #include <limits>
 #include <numeric>
 
+#include "distributed/costs.hpp"
+#include "distributed/heads.hpp"
 #include "distributed/plan_contents.hpp"
 #include "distributed/visibility.hpp"
 #include "plan/count.h"
@@ -58,41 +60,6 @@ WholeSequence checked(WholeSequence whole) {
   require(whole.window.right >= -1, "window.right", whole.window.right, "must be -1 or more");
   require_documents(whole);
   return whole;
-}
-
-// -------------------------------------------------------------------------------------- what moves
-
-// Bytes of one key and its value, for all batch entries and heads.
-Count bytes_of_key(const WholeSequence& whole, std::size_t element) {
-  return Count(whole.batch) * whole.heads_kv * (whole.head_size + whole.head_size_v) *
-         std::int64_t(element);
-}
-
-// Keys come in forward, and again in backward, after which sums for own keys come.
-Moved moved_of(const PlanContents& plan, int rank) {
-  std::int64_t keys = 0, sums = 0;
-  for (int other = 0; other < plan.ranks; ++other) {
-    if (other == rank) continue;
-    for (const Rows& run : plan.runs(other, rank)) keys += run.end - run.begin;
-    for (const Rows& run : plan.runs(rank, other)) sums += run.end - run.begin;
-  }
-  const std::size_t element = size_of(plan.whole.type);
-  const Count came = bytes_of_key(plan.whole, element) * keys;
-  const Count back = bytes_of_key(plan.whole, std::max<std::size_t>(4, element)) * sums;
-  return {.forward = came.value(), .backward = (came + back).value()};
-}
-
-// Of one forward and one backward pass, without overlap.
-double seconds(const PlanContents& plan, const Rates& rates) {
-  const WholeSequence& w = plan.whole;
-  const double pair = 2.0 * (4 * double(w.head_size) + 3 * double(w.head_size_v)) *
-                      double(w.heads_q) * double(w.batch);
-  double most = 0;
-  for (const Moved& moved : plan.moved) {
-    most = std::max(most, double(moved.forward) + double(moved.backward));
-  }
-  const double area = *std::max_element(plan.areas.begin(), plan.areas.end());
-  return area * pair / rates.flops + most / rates.bytes_per_second;
 }
 
 // ------------------------------------------------------------------------------------ what is made
@@ -171,12 +138,14 @@ Blocks deal_by_documents(const std::vector<double>& areas, const std::vector<std
 
 void deal(PlanContents& plan, const std::vector<double>& areas) {
   const Visibility visibility(plan.whole);
-  if (plan.scheme == Scheme::halo || visibility.shows_all()) {
+  const bool by_heads = plan.scheme == Scheme::ulysses;
+  if (plan.scheme == Scheme::halo || by_heads || visibility.shows_all()) {
     plan.dealing = Dealing::contiguous;
     plan.blocks = deal_contiguous(std::int64_t(areas.size()), plan.ranks);
     plan.reasons.push_back(plan.scheme == Scheme::halo
                                ? "contiguous rows: near keys have few owners"
-                               : "contiguous rows: all rows see as many keys");
+                           : by_heads ? "contiguous rows: each rank has all rows of its heads"
+                                      : "contiguous rows: all rows see as many keys");
   } else if (visibility.is_plain_causal()) {
     plan.dealing = Dealing::zigzag;
     plan.blocks = deal_zigzag(areas, plan.ranks);
@@ -192,43 +161,70 @@ void deal(PlanContents& plan, const std::vector<double>& areas) {
   }
 }
 
+// Visible pairs and needed keys of a rank's rows.
+void look_by_rows(PlanContents& plan, const std::vector<double>& areas) {
+  for (const auto& own : plan.blocks) {
+    plan.areas.push_back(area_of(areas, own));
+    plan.needs.push_back(blocks_needed(plan.whole, own));
+  }
+}
+
+// Of a rank's heads.
+void look_by_heads(PlanContents& plan, const std::vector<double>& areas) {
+  const double all = std::accumulate(areas.begin(), areas.end(), 0.0);
+  for (int rank = 0; rank < plan.ranks; ++rank) {
+    const std::int64_t own = size_of_range(query_heads(plan.whole, plan.ranks, rank));
+    plan.areas.push_back(all * double(own) / double(plan.whole.heads_q));
+    plan.needs.emplace_back(areas.size(), own > 0);
+  }
+}
+
 PlanContents of_scheme(const WholeSequence& whole, int ranks, Scheme scheme,
                        const std::vector<double>& areas) {
   PlanContents plan{.whole = whole, .ranks = ranks, .scheme = scheme};
   deal(plan, areas);
   for (const auto& own : plan.blocks) {
     auto& first = plan.first_positions.emplace_back();
-    double& area = plan.areas.emplace_back(0.0);
-    for (const std::int64_t block : own) {
-      first.push_back(std::int32_t(block * kBlock));
-      area += areas[std::size_t(block)];
-    }
-    plan.needs.push_back(blocks_needed(whole, own));
+    for (const std::int64_t block : own) first.push_back(std::int32_t(block * kBlock));
   }
+  scheme == Scheme::ulysses ? look_by_heads(plan, areas) : look_by_rows(plan, areas);
   for (int rank = 0; rank < ranks; ++rank) plan.moved.push_back(moved_of(plan, rank));
   return plan;
 }
 
+// The fastest of the schemes that can save something with this mask and these heads; of equals the
+// first.
 PlanContents fastest(const WholeSequence& whole, int ranks, const Rates& rates,
                      const std::vector<double>& areas) {
   const Visibility visibility(whole);
-  PlanContents gather = of_scheme(whole, ranks, Scheme::gather, areas);
+  PlanContents best = of_scheme(whole, ranks, Scheme::gather, areas);
   if (ranks == 1) {
-    gather.reasons = {"one rank: nothing moves"};
-    return gather;
+    best.reasons = {"one rank: nothing moves"};
+    return best;
   }
-  if (visibility.shows_all() || visibility.is_plain_causal()) {
-    gather.reasons.push_back("gather: rows see far keys, so that halo has nothing to save");
-    return gather;
+  std::vector<Scheme> others;
+  if (!visibility.shows_all() && !visibility.is_plain_causal()) others.push_back(Scheme::halo);
+  if (whole.heads_q >= ranks) others.push_back(Scheme::ulysses);
+  if (others.empty()) {
+    best.reasons.push_back(
+        "gather: rows see far keys, so that halo has nothing to save, and there are fewer query "
+        "heads than ranks");
+    return best;
   }
-  PlanContents halo = of_scheme(whole, ranks, Scheme::halo, areas);
-  const double by_gather = seconds(gather, rates), by_halo = seconds(halo, rates);
   const auto text = [](double s) { return printed(1e3 * s) + " ms"; };
-  PlanContents& found = by_halo < by_gather ? halo : gather;
-  found.reasons.push_back(std::string(name_of(found.scheme)) +
-                          ": the least time of a forward and backward pass by the rates: gather " +
-                          text(by_gather) + ", halo " + text(by_halo));
-  return std::move(found);
+  double least = seconds(best, rates);
+  std::string times = "gather " + text(least);
+  for (const Scheme scheme : others) {
+    PlanContents one = of_scheme(whole, ranks, scheme, areas);
+    const double time = seconds(one, rates);
+    times += std::string(", ") + name_of(scheme) + " " + text(time);
+    if (time >= least) continue;
+    least = time;
+    best = std::move(one);
+  }
+  best.reasons.push_back(std::string(name_of(best.scheme)) +
+                         ": the least time of a forward and backward pass by the rates: " + times);
+  return best;
 }
 
 }  // namespace
@@ -246,6 +242,15 @@ std::int64_t PlanContents::rows(int rank) const {
 double PlanContents::balance() const {
   const double total = std::accumulate(areas.begin(), areas.end(), 0.0);
   return total > 0 ? *std::max_element(areas.begin(), areas.end()) * ranks / total : 1;
+}
+
+Rows PlanContents::keys(int rank) const {
+  const std::vector<bool>& needed = needs[std::size_t(rank)];
+  const auto first = std::find(needed.begin(), needed.end(), true);
+  if (first == needed.end()) return {};
+  const auto last = std::find(needed.rbegin(), needed.rend(), true);
+  const std::int64_t end = (needed.rend() - last) * kBlock;
+  return {(first - needed.begin()) * kBlock, std::min(end, whole.length)};
 }
 
 std::vector<Rows> PlanContents::runs(int owner, int reader) const {
@@ -324,14 +329,7 @@ const std::vector<std::int32_t>& Plan::first_positions(int rank) const {
   return contents_->first_positions[checked_rank(*contents_, rank)];
 }
 
-Rows Plan::keys(int rank) const {
-  const std::vector<bool>& needed = contents_->needs[checked_rank(*contents_, rank)];
-  const auto first = std::find(needed.begin(), needed.end(), true);
-  if (first == needed.end()) return {};
-  const auto last = std::find(needed.rbegin(), needed.rend(), true);
-  const std::int64_t end = (needed.rend() - last) * kBlock;
-  return {(first - needed.begin()) * kBlock, std::min(end, whole().length)};
-}
+Rows Plan::keys(int rank) const { return contents_->keys(int(checked_rank(*contents_, rank))); }
 
 std::vector<Rows> Plan::runs(int owner, int reader) const {
   checked_rank(*contents_, owner);

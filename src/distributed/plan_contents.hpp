@@ -29,6 +29,7 @@ struct PlanContents {
   std::int64_t rows_of_block(std::int64_t block) const;
   std::int64_t rows(int rank) const;
   double balance() const;
+  Rows keys(int rank) const;
   std::vector<Rows> runs(int owner, int reader) const;
   std::string title() const;    // in one line
   std::string explain() const;  // plan_text.cpp

@@ -70,6 +70,10 @@ const char* name_of(Scheme scheme) {
       return "gather";
     case Scheme::halo:
       return "halo";
+    case Scheme::ulysses:
+      return "ulysses";
+    case Scheme::ring:
+      return "ring";
     case Scheme::automatic:
       break;
   }

@@ -25,4 +25,21 @@ Rows Visibility::seen_by(std::int64_t row) const {
   return seen;
 }
 
+std::vector<std::int32_t> document_spans(const WholeSequence& whole, const std::vector<Rows>& rows,
+                                         const Rows& keys) {
+  const Visibility visibility(whole);
+  std::vector<std::int32_t> spans;
+  if (!visibility.has_documents()) return spans;
+  const std::int64_t count = keys.end - keys.begin;
+  for (const Rows& run : rows) {
+    for (std::int64_t row = run.begin; row < run.end; ++row) {
+      const Rows document = visibility.document_of(row);
+      for (const std::int64_t bound : {document.begin, document.end}) {
+        spans.push_back(std::int32_t(std::clamp<std::int64_t>(bound - keys.begin, 0, count)));
+      }
+    }
+  }
+  return spans;
+}
+
 }  // namespace regard::distributed

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "regard/distributed.hpp"
 #include "semantics/positions.h"
@@ -31,5 +32,10 @@ class Visibility {
   const WholeSequence& whole_;
   std::int64_t left_, right_;  // -1 = unbounded
 };
+
+// For each row of these, begin and end of its document among `keys`, as Attention::row_spans;
+// nothing where there are no documents.
+std::vector<std::int32_t> document_spans(const WholeSequence&, const std::vector<Rows>& rows,
+                                         const Rows& keys);
 
 }  // namespace regard::distributed

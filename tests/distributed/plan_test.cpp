@@ -112,10 +112,71 @@ TEST_CASE("plan: every row once, every visible key there, every pair counted") {
       for (const Scheme scheme : {Scheme::gather, Scheme::automatic}) {
         const Plan p = plan(w, ranks, scheme);
         check_rows(p);
-        for (int rank = 0; rank < ranks; ++rank) check_keys(p, rank);
+        for (int rank = 0; rank < ranks && p.scheme() != Scheme::ulysses; ++rank) {
+          check_keys(p, rank);
+        }
       }
     }
   }
+}
+
+// Rank 1 of 3 has query heads 2 to 4 of 8, which read both heads of keys.
+TEST_CASE("plan: heads") {
+  for (WholeSequence w : masks(517)) {
+    w.head_size_v = 32;
+    const Plan p = plan(w, 3, Scheme::ulysses);
+    CHECK(p.dealing() == Dealing::contiguous);
+    check_rows(p);
+    double pairs = 0;
+    for (std::int64_t i = 0; i < w.length; ++i) {
+      for (std::int64_t j = 0; j < w.length; ++j) pairs += is_visible(w, i, j);
+    }
+    const std::int64_t rows = p.rows(1), others = w.length - rows;
+    CHECK(p.area(1) == doctest::Approx(pairs * 3 / 8));
+    CHECK(p.balance() == doctest::Approx(9 / 8.0));
+    CHECK(p.keys(1) == Rows{0, w.length});
+    CHECK(p.runs(0, 1) == std::vector<Rows>{{0, p.rows(0)}});
+    const std::int64_t inputs = (3 * 64 + 2 * 96) * 2;
+    CHECK(p.moved(1).forward == others * inputs + rows * 5 * 32 * 2);
+    // Ranks 0 and 2 read one head of keys each.
+    CHECK(p.moved(1).backward ==
+          others * (inputs + 3 * (2 * 32 * 2 + 4)) + rows * (5 * 64 * 2 + 2 * 96 * 4));
+  }
+  const Plan few = plan({.length = 300, .heads_q = 2}, 3, Scheme::ulysses);
+  CHECK(few.area(0) == 0);
+  CHECK(few.keys(0) == Rows{0, 0});
+  CHECK(few.runs(1, 0).empty());
+  CHECK(few.explain().find("each rank has all rows of its heads") != std::string::npos);
+}
+
+// Keys pass by every rank, and sums come home after a full turn.
+TEST_CASE("plan: a ring") {
+  for (const WholeSequence& w : masks(517)) {
+    const Plan ring = plan(w, 3, Scheme::ring), gather = plan(w, 3, Scheme::gather);
+    check_rows(ring);
+    for (int rank = 0; rank < 3; ++rank) {
+      CHECK(ring.blocks(rank) == gather.blocks(rank));
+      CHECK(ring.area(rank) == gather.area(rank));
+      const std::int64_t others = w.length - ring.rows(rank);
+      CHECK(ring.moved(rank).forward == others * 2 * 128 * 2);
+      CHECK(ring.moved(rank).backward == others * 2 * 128 * 2 + w.length * 2 * 128 * 4);
+    }
+  }
+  CHECK(plan(whole(517), 1, Scheme::ring).moved(0).backward == 0);
+}
+
+// As in docs/distributed.md.
+TEST_CASE("plan: heads where that takes less time") {
+  WholeSequence w = {.length = 65536, .heads_q = 32, .heads_kv = 8, .head_size = 128};
+  w.causal = Causal::top_left;
+  const Plan slow = plan(w, 8, Scheme::automatic, {.bytes_per_second = 4e9, .flops = 3e14});
+  CHECK(slow.scheme() == Scheme::ulysses);
+  CHECK(slow.balance() == 1);
+  CHECK(slow.explain().find(", ulysses ") != std::string::npos);
+  CHECK(plan(w, 64, Scheme::automatic, {.bytes_per_second = 4e9}).scheme() == Scheme::gather);
+  w.causal = Causal::none;
+  w.window = {1023, 0};
+  CHECK(plan(w, 8).scheme() == Scheme::halo);
 }
 
 TEST_CASE("plan: keys that no row sees do not move") {
@@ -141,6 +202,14 @@ TEST_CASE("plan: deals as the Python package does") {
   CHECK(zigzag.blocks(0) == Numbers{0, 1, 2, 3, 4, 5, 33, 34, 35, 36, 37, 38, 39});
   CHECK(zigzag.blocks(1) == Numbers{6, 7, 8, 9, 10, 11, 26, 27, 28, 29, 30, 31, 32});
   CHECK(zigzag.area(2) == 4359040);
+  const Plan ring = plan(w, 3, Scheme::ring);
+  CHECK(ring.blocks(1) == zigzag.blocks(1));
+  CHECK(ring.moved(1).forward == 1708032);
+  CHECK(ring.moved(1).backward == 6828032);
+  const Plan heads = plan(w, 3, Scheme::ulysses);
+  CHECK(heads.blocks(1).front() == 13);
+  CHECK(heads.area(1) == 4688437.5);
+  CHECK(heads.moved(1).forward == 4054016);  // backward, inputs come again
   w.cu_seqlens = {0, 100, 1500, 1501, 4700};
   const Plan documents = plan(w, 3, Scheme::gather);
   CHECK(documents.dealing() == Dealing::documents);

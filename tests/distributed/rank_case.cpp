@@ -54,6 +54,8 @@ distributed::Plan WholeCase::plan(int ranks) const {
 
 Attention WholeCase::attention(const Case& c, Array& spans) const {
   Attention a = c.attention();
+  a.batch_begin = batch_begin;
+  a.head_begin = head_begin;
   if (cu_seqlens.empty()) return a;
   spans = Array(i32, {1, 1, settings.len_q, 2});
   spans.fill(0);  // rows after the last document see nothing
@@ -90,6 +92,13 @@ RankCase::RankCase(const Case& whole, const distributed::Plan& plan, int rank) {
        .dropout = whole.attention().dropout};
 }
 
+RankCase::RankCase(const WholeCase& problem, const Case& whole, const distributed::Plan& plan,
+                   int rank)
+    : RankCase(whole, plan, rank) {
+  a.batch_begin = problem.batch_begin;
+  a.head_begin = problem.head_begin;
+}
+
 void RankCase::forward(const distributed::Plan& plan, const distributed::Collectives& ranks,
                        const Run& run) const {
   distributed::forward(a, {.out = out, .lse = lse}, plan, ranks, run);
@@ -107,6 +116,41 @@ bool RankCase::gaps_intact() const {
   const std::vector<const Array*> all = {&q, &k, &v, &out, &lse, &dq, &dk, &dv, &dbias};
   return std::all_of(all.begin(), all.end(),
                      [](const Array* x) { return !x->given() || x->gaps_intact(); });
+}
+
+distributed::Moved uncounted_bytes(const WholeCase& problem, const distributed::Plan& plan,
+                                   int rank) {
+  const Settings& s = problem.settings;
+  const auto heads_of = [&](int n) {
+    return (n + 1) * s.heads_q / plan.ranks() - n * s.heads_q / plan.ranks();
+  };
+  if (plan.scheme() != distributed::Scheme::ulysses) {
+    return {.forward = 0, .backward = s.sink ? (plan.ranks() - 1) * s.heads_q * 4 : 0};
+  }
+  const std::int64_t own = heads_of(rank), others = s.heads_q - own;
+  const std::int64_t rows = plan.rows(rank), other_rows = s.len_q - rows;
+  const std::int64_t element = std::int64_t(size_of(s.type)), sum = s.type == f64 ? 8 : 4;
+  // (batch, heads, row, column) that broadcast: elements of one row for a rank's heads.
+  const auto row_of = [&](const std::array<bool, 4>& broadcast, int n) {
+    return (broadcast[0] ? 1 : s.batch) * (broadcast[3] ? 1 : s.len_k) *
+           (broadcast[1] ? std::min<std::int64_t>(1, heads_of(n)) : heads_of(n));
+  };
+  std::int64_t scores = 0;
+  if (s.bias != Type::none) {
+    scores += other_rows * row_of(s.bias_broadcast, rank) * std::int64_t(size_of(s.bias));
+  }
+  if (s.mask) scores += other_rows * row_of(s.mask_broadcast, rank);
+  const std::int64_t wider = s.wide_results ? 4 - element : 0;  // of out and dout
+  const std::int64_t wider_dq = s.wide_results || s.accumulate ? sum - element : 0;
+  std::int64_t forward = scores + rows * others * s.batch * (sum + wider * s.dim_v);
+  std::int64_t backward = scores + rows * others * s.batch * wider_dq * s.dim;
+  backward += other_rows * own * s.batch * 2 * wider * s.dim_v;
+  if (s.dlse) backward += other_rows * own * s.batch * sum;
+  if (s.sink) backward += others * 4;
+  for (int n = 0; n < plan.ranks() && s.bias != Type::none; ++n) {
+    if (n != rank) backward += rows * row_of(s.bias_broadcast, n) * (s.bias == f64 ? 8 : 4);
+  }
+  return {.forward = forward, .backward = backward};
 }
 
 void put(Case& whole, const RankCase& part, const distributed::Plan& plan, int rank) {

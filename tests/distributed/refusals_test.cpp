@@ -17,17 +17,23 @@ namespace {
 
 constexpr int kRanks = 3;
 
-const WholeCase kProblem = {.settings = {.type = f64,
-                                         .batch = 2,
-                                         .heads_q = 4,
-                                         .heads_kv = 2,
-                                         .len_q = 389,
-                                         .len_k = 389,
-                                         .causal = Causal::top_left,
-                                         .bias = f64,
-                                         .bias_broadcast = {true, true, false, false},
-                                         .sink = true,
-                                         .dlse = true}};
+WholeCase problem_of(distributed::Scheme scheme) {
+  return {.settings = {.type = f64,
+                       .batch = 2,
+                       .heads_q = 4,
+                       .heads_kv = 2,
+                       .len_q = 389,
+                       .len_k = 389,
+                       .causal = Causal::top_left,
+                       .bias = f64,
+                       .bias_broadcast = {true, true, false, false},
+                       .sink = true,
+                       .dlse = true},
+          .scheme = scheme};
+}
+
+constexpr distributed::Scheme kSchemes[] = {
+    distributed::Scheme::gather, distributed::Scheme::ulysses, distributed::Scheme::ring};
 
 // One rank's call, which a test spoils.
 struct RankCall {
@@ -66,9 +72,10 @@ struct Told {
 };
 
 // Rank 1 spoils its call.
-Told told(const std::function<void(RankCall&)>& spoil, bool backward) {
-  const Case whole(kProblem.settings);
-  const distributed::Plan plan = kProblem.plan(kRanks);
+Told told(distributed::Scheme scheme, const std::function<void(RankCall&)>& spoil, bool backward) {
+  const WholeCase problem = problem_of(scheme);
+  static const Case whole(problem.settings);  // the same for all schemes; ranks have copies
+  const distributed::Plan plan = problem.plan(kRanks);
   std::vector<RankCall> calls;
   for (int rank = 0; rank < kRanks; ++rank) calls.emplace_back(whole, plan, rank);
   spoil(calls[1]);
@@ -157,15 +164,17 @@ TEST_CASE("refused: one rank's argument is an error of all") {
       if (one.backward_only && !backward) continue;
       CAPTURE(one.argument);
       CAPTURE(backward);
-      const Told found = told(one.spoil, backward);
-      CAPTURE(found.errors[1]);
-      CHECK(begins(found.errors[1], one.argument));
-      for (const int other : {0, 2}) {
-        CHECK(
-            begins(found.errors[std::size_t(other)], "collectives = rank " + std::to_string(other) +
-                                                         " of 3: rank 1 refused: " + one.argument));
+      for (const distributed::Scheme scheme : kSchemes) {
+        const Told found = told(scheme, one.spoil, backward);
+        CAPTURE(found.errors[1]);
+        CHECK(begins(found.errors[1], one.argument));
+        for (const int other : {0, 2}) {
+          CHECK(begins(found.errors[std::size_t(other)],
+                       "collectives = rank " + std::to_string(other) +
+                           " of 3: rank 1 refused: " + one.argument));
+        }
+        CHECK(found.is_untouched);
       }
-      CHECK(found.is_untouched);
     }
   }
 }
@@ -182,25 +191,46 @@ TEST_CASE("refused: ranks with different plans or options") {
         auto whole = c.plan.whole();
         whole.window.left = 388;
         whole.causal = Causal::none;
-        c.plan = distributed::plan(whole, kRanks, distributed::Scheme::gather);
+        c.plan = distributed::plan(whole, kRanks, c.plan.scheme());
         const std::int64_t rows = c.plan.rows(1);
         for (Tensor* x : {&c.a.q, &c.a.k, &c.a.v, &c.a.bias}) resize(*x, 2, rows);
       },
   };
+  for (const distributed::Scheme scheme : kSchemes) {
+    for (const auto& spoil : all) {
+      const Told found = told(scheme, spoil, false);
+      for (const std::string& error : found.errors) {
+        CHECK(error.find("has another plan, or other sizes, types or options") !=
+              std::string::npos);
+      }
+      CHECK(found.is_untouched);
+    }
+    const Told found = told(
+        scheme, [](RankCall& c) { c.gradients.dk = {}; }, true);
+    CHECK(begins(found.errors[0], "collectives = rank 0 of 3: rank 1 has another plan"));
+  }
+}
+
+// Where a rank alone has them, messages would not fit.
+TEST_CASE("refused: by Ulysses, tensors that not all ranks give") {
+  const std::vector<std::function<void(RankCall&)>> all = {
+      [](RankCall& c) { c.data.dlse = {}; },
+      [](RankCall& c) { c.gradients.dq = {}; },
+      [](RankCall& c) { c.gradients.dbias = {}; },
+  };
   for (const auto& spoil : all) {
-    const Told found = told(spoil, false);
+    const Told found = told(distributed::Scheme::ulysses, spoil, true);
     for (const std::string& error : found.errors) {
       CHECK(error.find("has another plan, or other sizes, types or options") != std::string::npos);
     }
     CHECK(found.is_untouched);
   }
-  const Told found = told([](RankCall& c) { c.gradients.dk = {}; }, true);
-  CHECK(begins(found.errors[0], "collectives = rank 0 of 3: rank 1 has another plan"));
 }
 
 TEST_CASE("refused: a table that is not whole") {
-  const Case whole(kProblem.settings);
-  const distributed::Plan plan = kProblem.plan(kRanks);
+  const WholeCase problem = problem_of(distributed::Scheme::gather);
+  const Case whole(problem.settings);
+  const distributed::Plan plan = problem.plan(kRanks);
   const RankCall call(whole, plan, 0);
   Mail mail(kRanks);
   const auto refused = [&](auto change) {
@@ -223,9 +253,15 @@ TEST_CASE("refused: a table that is not whole") {
 // Wherever a rank's exchange fails: its error has the function's own text, and the others get what
 // their transport says.
 TEST_CASE("refused: an exchange that fails") {
-  const Case whole(kProblem.settings);
-  const distributed::Plan plan = kProblem.plan(kRanks);
-  for (const int call : {1, 2, 3}) {  // words, keys, sums
+  const std::pair<distributed::Scheme, int> exchanges[] = {
+      {kSchemes[0], 1}, {kSchemes[0], 2}, {kSchemes[0], 3},  // words, keys, sums
+      {kSchemes[1], 2}, {kSchemes[1], 3},                    // heads, rows
+      {kSchemes[2], 2}, {kSchemes[2], 3}, {kSchemes[2], 5},  // keys, sums, the last sums
+  };
+  for (const auto& [scheme, call] : exchanges) {
+    const WholeCase problem = problem_of(scheme);
+    const Case whole(problem.settings);
+    const distributed::Plan plan = problem.plan(kRanks);
     Mail mail(kRanks);
     mail.break_at(1, call);
     std::vector<RankCall> calls;
@@ -270,9 +306,9 @@ struct Asked {
   }
 };
 
-TEST_CASE("workspace: as much as is asked for, at any address, or from the caller's allocator") {
-  const Case whole(kProblem.settings);
-  const distributed::Plan plan = kProblem.plan(kRanks);
+void check_workspace(const WholeCase& problem) {
+  const Case whole(problem.settings);
+  const distributed::Plan plan = problem.plan(kRanks);
   for (const bool backward : {false, true}) {
     Mail mail(kRanks), too_small(kRanks);
     std::vector<RankCall> calls, alone;
@@ -313,6 +349,10 @@ TEST_CASE("workspace: as much as is asked for, at any address, or from the calle
       CHECK(error.find("workspace.size") != std::string::npos);
     }
   }
+}
+
+TEST_CASE("workspace: as much as is asked for, at any address, or from the caller's allocator") {
+  for (const distributed::Scheme scheme : kSchemes) check_workspace(problem_of(scheme));
 }
 
 TEST_SUITE_END();

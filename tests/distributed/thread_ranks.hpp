@@ -27,11 +27,10 @@ class Mail {
     return {.rank = rank, .size = size_, .self = &ends_[std::size_t(rank)], .exchange = exchange};
   }
 
-  // The n-th exchange of this rank fails, and the others wait for a moment only.
+  // The n-th exchange of this rank fails; from then on the others wait for a moment only.
   void break_at(int rank, int call) {
     broken_rank_ = rank;
     broken_call_ = call;
-    patience_ = std::chrono::milliseconds(50);
   }
 
   std::int64_t received(int rank) const { return ends_[std::size_t(rank)].bytes; }
@@ -47,7 +46,7 @@ class Mail {
     Mail* mail;
     int rank;
     int calls = 0;
-    std::int64_t bytes = 0;  // received, without words of 512 bytes
+    std::int64_t bytes = 0;  // received
   };
   using Box = std::deque<std::string>;  // of one rank for another
 
@@ -64,7 +63,11 @@ class Mail {
   const char* exchange(End& end, const std::vector<distributed::Send>& sends,
                        const std::vector<distributed::Receive>& receives) {
     std::unique_lock lock(mutex_);
-    if (end.rank == broken_rank_ && ++end.calls == broken_call_) return "the wire is cut";
+    if (end.rank == broken_rank_ && ++end.calls == broken_call_) {
+      is_broken_ = true;
+      arrived_.notify_all();
+      return "the wire is cut";
+    }
     for (const distributed::Send& one : sends) {
       if (one.bytes == 0 || one.rank == end.rank) return "nothing to send";
       box(end.rank, one.rank).emplace_back(static_cast<const char*>(one.data), one.bytes);
@@ -73,11 +76,12 @@ class Mail {
     for (const distributed::Receive& one : receives) {
       Box& from = box(one.rank, end.rank);
       const auto came = [&] { return !from.empty(); };
-      if (!arrived_.wait_for(lock, patience_, came)) return "nothing came";
+      arrived_.wait_for(lock, std::chrono::seconds(60), [&] { return came() || is_broken_; });
+      if (!arrived_.wait_for(lock, std::chrono::milliseconds(50), came)) return "nothing came";
       if (from.front().size() != one.bytes) return "a message has another size";
       std::memcpy(one.data, from.front().data(), one.bytes);
       from.pop_front();
-      if (one.bytes != 512) end.bytes += std::int64_t(one.bytes);
+      end.bytes += std::int64_t(one.bytes);
     }
     return nullptr;
   }
@@ -88,7 +92,7 @@ class Mail {
   std::vector<Box> boxes_;
   std::vector<End> ends_;
   int broken_rank_ = -1, broken_call_ = 0;
-  std::chrono::milliseconds patience_{60000};
+  bool is_broken_ = false;
 };
 
 // Calls work(rank) on a thread for each rank; the text of what each has thrown, "" for none.

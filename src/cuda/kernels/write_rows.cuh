@@ -1,4 +1,5 @@
-// Rows of a tensor to another one of any type and strides, or added to what that one holds.
+// Rows of a tensor to another one of any type and strides, or added to what that one holds. Rows of
+// bools are copied to bools.
 #pragma once
 
 #include "cuda/kernels/element.cuh"
@@ -21,13 +22,21 @@ REGARD_DEVICE void write_rows(const KernelParams& params) {
     const int64 row = first + n;
     if (row >= rows) return;
     const int64 h = row % s.heads_q, b = row / s.heads_q % s.batch, i = row / s.heads_q / s.batch;
-    const int64 from = offset_of(p.q.strides, b, h, 0, i),
-                to = offset_of(p.out.strides, b, h, 0, i);
+    const int64 from_row = offset_of(p.q.strides, b, h, 0, i),
+                to_row = offset_of(p.out.strides, b, h, 0, i);
+    if (p.out.type == Type::boolean) {
+      for (int64 d = lane_index(); d < s.dim; d += 32) {
+        static_cast<uint8*>(p.out.data)[to_row + d * p.out.strides.column] =
+            static_cast<const uint8*>(p.q.data)[from_row + d * p.q.strides.column];
+      }
+      continue;
+    }
 #pragma unroll 4
     for (int64 d = lane_index(); d < s.dim; d += 32) {
-      Real x = load_element<Real>(p.q.data, p.q.type, from + d);
-      if (p.accumulate) x += load_element<Real>(p.out.data, p.out.type, to + d);
-      store_element(p.out.data, p.out.type, to + d, x);
+      const int64 from = from_row + d * p.q.strides.column, to = to_row + d * p.out.strides.column;
+      Real x = load_element<Real>(p.q.data, p.q.type, from);
+      if (p.accumulate) x += load_element<Real>(p.out.data, p.out.type, to);
+      store_element(p.out.data, p.out.type, to, x);
     }
   }
 }
