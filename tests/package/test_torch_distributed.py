@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
     pytest.skip("needs torch.distributed with gloo", allow_module_level=True)
 
+import distributed_compiling as compiling  # noqa: E402
 import distributed_tasks as tasks  # noqa: E402
 from distributed_cases import (DOCUMENTS, FEATURES, IN_STAGES, SCHEMES, TWO_LEVELS,  # noqa: E402
                                Case, attend, error, joined, local_tensors, split_scheme, takes,
@@ -278,14 +279,14 @@ def test_compiled(pools: Pools, scheme: str) -> None:
     plain, more = split_scheme(scheme)
     for case in COMPILED:
         if takes(case, scheme):
-            found = pools.run(2, tasks.compiled, case, plain, more, seconds=120)
+            found = pools.run(2, compiling.compiled, case, plain, more, seconds=120)
             assert found == [0.0, 0.0], found
 
 
 @pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])
 def test_operators_for_the_compiler(pools: Pools, scheme: str) -> None:
     case = next(case for case in FEATURES if str(case) == "everything")
-    for found in pools.run(3, tasks.checked_operators, replace(case, options={}), scheme, seconds=120):
+    for found in pools.run(3, compiling.checked_operators, replace(case, options={}), scheme, seconds=120):
         assert isinstance(found, dict) and set(found.values()) == {"SUCCESS"}, found
 
 
@@ -294,7 +295,7 @@ def test_operators_for_the_compiler(pools: Pools, scheme: str) -> None:
 def test_results_are_as_the_compiler_was_told(pools: Pools, dtype: torch.dtype, scheme: str) -> None:
     plain, more = split_scheme(scheme)
     case = replace(COMPILED[1], dtype=dtype, lse=True)
-    assert pools.run(2, tasks.broken_promises, case, plain, more) == [[], []]
+    assert pools.run(2, compiling.broken_promises, case, plain, more) == [[], []]
 
 
 @pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])

@@ -1,0 +1,85 @@
+"""What workers do to test calls of regard.torch.distributed inside of compiled programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from distributed_cases import GRADED, Case
+from distributed_tasks import inputs_of
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from regard.torch import distributed as rd
+
+
+def compiled(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]) -> float:
+    """A compiled program without a break around a call; the largest difference of its results and
+    gradients from those of the same program as it is."""
+    plan, tensors = inputs_of(case, scheme, group)
+    dout, dlse = tensors.pop("dout"), tensors.pop("dlse")
+
+    def model(q: Tensor, **others: Tensor) -> list[Tensor]:
+        results: Any = rd.attention(2 * q, plan=plan, group=group, return_lse=case.lse,
+                                    **others, **case.options, **more)
+        return [3 * x for x in (results if case.lse else [results])]
+
+    found = []
+    torch._dynamo.reset()
+    for function in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+        leaves = {name: x.clone().requires_grad_() if name in GRADED else x
+                  for name, x in tensors.items()}
+        results = function(**leaves)
+        torch.autograd.backward(results, [dout, dlse] if case.lse else [dout])
+        found.append([*(x.detach() for x in results),
+                      *(leaves[name].grad for name in GRADED if name in leaves)])
+    assert all(one.dtype == other.dtype for one, other in zip(*found))
+    return max(float((one - other).abs().max()) for one, other in zip(*found))
+
+
+def broken_promises(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]
+                    ) -> list[tuple[Any, ...]]:
+    """Results of the operators whose type, shape or strides are not what the compiler was told; of
+    tensors as they are, and as views of (B, S, H, D)."""
+    from regard.torch.distributed import compiled as operators
+
+    def layout(x: Tensor) -> tuple[Any, ...]:
+        return x.dtype, tuple(x.shape), x.stride()
+
+    options = operators._text(**{name: None for name in ("scale", "dropout_seed", "out_type")},
+                              softcap=0.0, dropout_p=0.0, dropout_offset=0, precision="full",
+                              deterministic=False, return_lse=case.lse, sum_sink_gradient=True,
+                              overlap=more.get("overlap"), threads=1, backend="")
+    broken = []
+    for rows_first in (False, True):
+        plan, tensors = inputs_of(case, scheme, group)
+        if rows_first:
+            tensors |= {name: tensors[name].transpose(1, 2).contiguous().transpose(1, 2)
+                        for name in "qkv"}
+        given = [tensors.get(name) for name in ("q", "k", "v", "bias", "sink", "mask", "row_spans",
+                                                "alibi_slopes")]
+        rest = (*given, plan.name, group.group_name, options, [x is not None for x in given[:5]])
+        found = operators._forward(*rest)
+        gradients = tensors["dout"], tensors["dlse"] if case.lse else None, found, *rest
+        for one, other in ((found, operators._fake_forward(*rest)),
+                           (operators._backward(*gradients), operators._fake_backward(*gradients))):
+            broken += [(rows_first, layout(x), layout(y)) for x, y in zip(one, other, strict=True)
+                       if layout(x) != layout(y)]
+    return broken
+
+
+def checked_operators(group: ProcessGroup, case: Case, scheme: str) -> dict[str, str]:
+    """PyTorch's own checks of an operator, of forward's: its schema, shapes and strides."""
+    from regard.torch.distributed.compiled import _text
+
+    plan, tensors = inputs_of(case, scheme, group)
+    options = {name: None for name in ("scale", "dropout_seed", "out_type", "overlap")}
+    text = _text(**options, softcap=0.0, dropout_p=0.0, dropout_offset=0, precision="full",
+                 deterministic=False, return_lse=True, sum_sink_gradient=True, threads=1, backend="")
+    given = [tensors.get(name) for name in ("q", "k", "v", "bias", "sink", "mask", "row_spans",
+                                            "alibi_slopes")]
+    found: dict[str, str] = torch.library.opcheck(
+        torch.ops.regard.distributed_forward.default,
+        (*given, plan.name, group.group_name, text, [False] * 5),
+        test_utils=("test_schema", "test_faketensor"))
+    return found
