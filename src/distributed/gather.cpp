@@ -152,9 +152,9 @@ class GatherPass {
 
   void run() {
     const Attention& given = part_.attention();
+    const Attention a = with_tables();  // first: a copy from the host may wait for the stream
     place_own(given);
     receive_keys();
-    const Attention a = with_tables();
     const Run run = part_.run_in(memory_.workspace() + at_.call, at_.call_size);
     if (part_.pass() == Pass::forward) {
       regard::forward(a, part_.outputs(), run);
