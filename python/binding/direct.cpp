@@ -54,6 +54,11 @@ nb::tuple tuple_of(const std::array<std::int64_t, 3>& numbers, int rank) {
 
 }  // namespace
 
+bool are_false(const std::vector<nb::object>& functions) {
+  return std::all_of(functions.begin(), functions.end(),
+                     [](const nb::object& function) { return is_false(called(function)); });
+}
+
 // ------------------------------------------------------------------------------- reading tensors
 
 // The tensors of one call: views, and whatever keeps them alive.
@@ -148,11 +153,6 @@ Direct::Direct(const Named& torch)
   }
 }
 
-bool Direct::is_plain() const {
-  return std::all_of(modes_.begin(), modes_.end(),
-                     [](const nb::object& mode) { return is_false(called(mode)); });
-}
-
 void Direct::require_plain(const char* argument, nb::handle x) const {
   const auto* type = reinterpret_cast<PyObject*>(Py_TYPE(x.ptr()));
   if (type != tensor_.ptr() && type != parameter_.ptr()) {
@@ -166,8 +166,10 @@ bool Direct::wants_grad(nb::handle x) const {
   return is_true(attribute(x, name));
 }
 
+bool Direct::is_grad_enabled() const { return is_true(called(is_grad_enabled_)); }
+
 bool Direct::records(nb::handle q, nb::handle k, nb::handle v, const Named& arrays) const {
-  if (!is_true(called(is_grad_enabled_))) return false;
+  if (!is_grad_enabled()) return false;
   bool found = wants_grad(q) || wants_grad(k) || wants_grad(v);
   for (const auto [name, x] : arrays) {
     if (!wants_grad(x)) continue;
@@ -279,7 +281,7 @@ nb::object Direct::backward(nb::handle ctx, const Results& saved, nb::handle dou
                             nb::handle dlse) {
   static const nb::handle options_name = interned("options"), names_name = interned("names"),
                           wanted_name = interned("needs_input_grad");
-  if (is_true(called(is_grad_enabled_)) || !is_plain()) return nb::none();
+  if (is_grad_enabled() || !is_plain()) return nb::none();
   const nb::object options = attribute(ctx, options_name);
   const nb::tuple names(attribute(ctx, names_name));
   Named arrays;

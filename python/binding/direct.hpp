@@ -9,6 +9,9 @@
 
 namespace regard::python {
 
+// Whether every function returns something false.
+bool are_false(const std::vector<nanobind::object>& functions);
+
 // Each function throws Code::invalid_argument for a call that it cannot take: the operators then
 // take it, or refuse it with all of their advice.
 class Direct {
@@ -36,8 +39,14 @@ class Direct {
   nanobind::object backward(nanobind::handle ctx, const Results& saved, nanobind::handle dout,
                             nanobind::handle dlse);
 
-  // The two passes alone, as the operators' kernels run them: no mode is asked for, and nothing is
-  // recorded for autograd.
+  // What the operators ask before they run a pass: whether no mode is active, whether gradients are
+  // recorded at all, and whether any is of this call.
+  bool is_plain() const { return are_false(modes_); }
+  bool is_grad_enabled() const;
+  bool records(nanobind::handle q, nanobind::handle k, nanobind::handle v,
+               const Named& arrays) const;
+
+  // The two passes alone: no mode is asked for, and nothing is recorded for autograd.
   //
   // run: (out, lse), or (out, None). gradients_follow: as Run's.
   Results run(const DirectOptions& options, nanobind::handle q, nanobind::handle k,
@@ -51,9 +60,6 @@ class Direct {
   class Reader;
   static constexpr std::size_t kSaved = 5;  // out, lse, q, k, v; then the arrays
 
-  bool is_plain() const;
-  bool records(nanobind::handle q, nanobind::handle k, nanobind::handle v,
-               const Named& arrays) const;
   void require_plain(const char* argument, nanobind::handle x) const;
   bool wants_grad(nanobind::handle x) const;
   // memory: of the call's workspace, on a GPU.

@@ -8,6 +8,7 @@
 
 #include "direct.hpp"
 #include "direct_arrays.hpp"
+#include "direct_operators.hpp"
 #include "gil.hpp"
 #include "problem.hpp"
 #include "torch_autograd.hpp"
@@ -190,6 +191,7 @@ NB_MODULE(_core_of_main, m) {
         "Whether the PyTorch whose Python module this is has what Direct calls need.");
   bind_torch_autograd(m);
   bind_direct(m);
+  bind_direct_operators(m);
   bind_direct_arrays(m);
   nb::class_<Problem>(m, "Problem", "One call: regard::Attention of the C++ API.")
       .def(

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import regard  # noqa: E402
 import regard.torch as rt  # noqa: E402
 from regard import _core  # noqa: E402
-from regard.torch import direct, threads  # noqa: E402
+from regard.torch import direct, operators, threads  # noqa: E402
 
 pytestmark = pytest.mark.skipif(threads.TORCH_THREADS is None, reason="PyTorch before 2.10")
 
@@ -89,6 +89,8 @@ def results(way, threads=0):
     with pytest.MonkeyPatch.context() as patch:
         if way == "operators":
             patch.setattr(direct, "_direct", None)
+            for operator in (operators.forward, operators.backward):
+                patch.setattr(operator, "_op", torch._C._get_operation_overload(operator.name(), "")[0])
         out = rt.attention(*leaves, threads=threads)
         return (out, *torch.autograd.grad(out, leaves, dout))
 

@@ -2,8 +2,8 @@
 
 The binding reads tensors through DLPack's C exchange API, which PyTorch has from 2.10 on. The
 operators take what is not plain: subclasses of Tensor, fake tensors, modes, autocast, transforms,
-strided rows and empty tensors; and every call that breaks a rule, for the text of their errors. The
-operators' own kernels, which compiled programs call, begin with a direct call as well.
+strided rows and empty tensors; and every call that breaks a rule, for the text of their errors.
+The operators, which compiled programs call, and their kernels begin with a direct call as well.
 """
 
 from __future__ import annotations
@@ -135,6 +135,35 @@ def backward_kernel(wanted: Sequence[bool], dout: Tensor, dlse: Tensor | None, o
         return [x for x in found if x is not None]
     except REFUSED:
         return run_backward(wanted, dout, dlse, out, lse, q, k, v, *rest)
+
+
+_DEFAULTS = [*ARGUMENTS.values()][TENSORS:]
+_OPTIONAL = (type(None), float, torch.dtype)
+
+
+def _options_of_call(*values: Any) -> Options:
+    """As _options_of_operator, for values that no dispatcher has converted to the schema's types.
+    Errors: TypeError, ValueError, also where it would convert one."""
+    for value, default in zip(values, _DEFAULTS):
+        if type(value) not in (_OPTIONAL if default is None else (type(default),)):
+            raise TypeError
+        if type(value) is tuple and not all(type(side) is int for side in value):
+            raise TypeError
+    return _options_of_operator(*values)
+
+
+def operators_calls(forward: Any, backward: Any) -> Any:
+    """Functions `forward` and `backward` that try a direct call before the given ones, which enter
+    the dispatcher; None where PyTorch lacks what they need. Compiled programs call operators with
+    plain tensors, for which the dispatcher would convert thirty arguments to C++, and back for the
+    kernels of autograd, which PyTorch's C ABI cannot have."""
+    if _direct is None:
+        return None
+    return _core.DirectOperators({
+        "direct": _direct, "tensors": (*_NAMES,), "values": len(_DEFAULTS),
+        "options": _options_of_call, "forward": forward, "backward": backward,
+        "modes": [torch._C._autograd._profiler_enabled,  # profiles show operators
+                  lambda: forward_ad._current_level >= 0]})
 
 
 # ---------------------------------------------------------------------------------------- autograd

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,9 @@ ARGUMENTS: dict[str, Any] = {**dict.fromkeys([*_TENSORS, "seed_tensor"]), **VALU
                              "out_type": None, "threads": 0, "backend": ""}
 TENSORS = len(_TENSORS) + 1
 _NAMES = [*ARGUMENTS][:-3]  # of options
+# The same, made anew: a compiled program checks in each call every value of a dict that it was
+# traced with, but of a function its code alone.
+arguments: Callable[[], dict[str, Any]] = eval(compile(f"lambda: {ARGUMENTS}", __file__, "eval"))
 
 
 # ------------------------------------------------------------------------------ memory and shapes

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..errors import Unsupported, refuse
-from .direct import backward_kernel, forward_kernel
+from .direct import backward_kernel, forward_kernel, operators_calls
 from .kernels import ARGUMENTS, TENSORS, VALUES, backward_results, call_of, forward_results
 
 _TYPES = {float: "float", type(None): "float?", bool: "bool", int: "SymInt", str: "str",
@@ -32,6 +32,10 @@ _library.define("backward(bool[5] wanted, Tensor dout, Tensor? dlse, Tensor out,
                 f"{_SCHEMA}) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
 forward = torch.ops.regard.forward.default
 backward = torch.ops.regard.backward.default
+if all(callable(getattr(_operator, "_op", None)) for _operator in (forward, backward)):
+    _calls = operators_calls(forward._op, backward._op)
+    if _calls:  # now, because _op is the operators' hash
+        forward._op, backward._op = _calls.forward, _calls.backward
 
 for _device in ("CPU", "CUDA"):
     _library.impl("forward", forward_kernel, _device)

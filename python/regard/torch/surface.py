@@ -16,7 +16,7 @@ from ..errors import Unsupported, WrongType, refuse
 from ..mask_options import resolved
 from ..options import ARRAYS
 from . import direct
-from .kernels import ARGUMENTS
+from .kernels import arguments
 from .operators import forward
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | Tensor | N
             _require_tensor(name, option)
     if dropout_seed is not None and not hasattr(dropout_seed, "shape"):
         options["dropout_seed"] = dropout_seed
-    rest = checked_options(q, k, v, options, ARGUMENTS)
+    rest = checked_options(q, k, v, options, arguments())
     for name in ("sink", "alibi_slopes"):
         if rest[name] is not None:
             rest[name] = rest[name].float()
