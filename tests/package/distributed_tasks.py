@@ -316,6 +316,25 @@ def bandwidth(group: ProcessGroup) -> tuple[float, float]:
 
 # ------------------------------------------------------------------------------------------- faults
 
+def refused_after_others(group: ProcessGroup) -> list[str]:
+    """The arguments that a call is refused for whose like was accepted before."""
+    plan = rd.plan(300, world_size=place(group)[1], heads_q=2, head_size=8)
+    q = torch.randn(1, 2, plan.rows(place(group)[0]), 8)
+    right: dict[str, Any] = {"dropout_p": 0.5, "dropout_seed": 3, "return_lse": True}
+    found = []
+    for wrong in ({"dropout_seed": None}, {"dropout_seed": -1}, {"dropout_seed": 2**64},
+                  {"return_lse": 1}, {"softcap": False}, {"threads": True}, {"softcat": 1}):
+        rd.attention(q, q, q, plan, group, **right)
+        try:
+            rd.attention(q, q, q, plan, group, **(right | wrong))
+        except regard.Error as error:
+            found.append(error.argument)
+    one, other = (rd.attention(q, q, q, plan, group, **(right | {"dropout_seed": seed}))[0]
+                  for seed in (4, 5))
+    assert not one.equal(other)
+    return found
+
+
 def faulty(fault: str, plan: rd.Plan, tensors: dict[str, Any]) -> None:
     """Makes one argument of a call wrong."""
     q, rows = tensors["q"], tensors["q"].shape[2]

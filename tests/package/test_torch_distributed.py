@@ -262,6 +262,13 @@ def test_a_seed_in_memory_is_that_number(pools: Pools, scheme: str) -> None:
         assert all(parts[0][name].equal(x) for name, x in parts[1].items())
 
 
+def test_accepted_calls_excuse_no_others(pools: Pools) -> None:
+    """A rank remembers what it has checked, except the seed."""
+    assert pools.run(2, tasks.refused_after_others) == 2 * [
+        ["dropout_seed", "dropout_seed", "dropout_seed", "return_lse", "softcap", "threads",
+         "softcat"]]
+
+
 def test_data_parallel_averages(pools: Pools) -> None:
     """The weight's gradient and the sink's."""
     found = pools.run(3, tasks.data_parallel)

@@ -55,6 +55,12 @@ def check(plan: Plan, ranks: AnyRanks, q: Any, make: Callable[[], tuple[T, str]]
     return result
 
 
+def knows(plan: Plan, ranks: AnyRanks) -> bool:
+    """Whether the ranks of this group have agreed on the plan."""
+    known = _known_plans(ranks)
+    return known is None or plan.digest in known
+
+
 def _known_plans(ranks: AnyRanks) -> set[bytes] | None:
     """Of this group; None without other ranks."""
     if ranks.size == 1:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...gradients import Gradients
 from . import call as one
 from .call import Call, Tensors, Wanted
+from .plan_value import Plan
 
 Kept = tuple[Tensor | None, ...]
 
@@ -105,8 +106,16 @@ def _to_owners(call: Call, sums: Tensor) -> Tensor:
     came = call.ranks.all_to_all(by_owner, taken, given)
     total = sums.new_zeros((plan.rows(rank), *sums.shape[1:]))
     for other, part in enumerate(torch.split(came, given)):
-        total[plan.needed_rows(other, rank, sums.device)] += part
+        add_needed(total, part, plan, other, rank)
     return total
+
+
+def add_needed(total: Tensor, part: Tensor, plan: Plan, other: int, rank: int) -> None:
+    """Adds what another rank has for those own rows that it needs, in their order."""
+    if len(part) == len(total):
+        total += part
+    elif len(part):
+        total.index_add_(0, plan.needed_rows(other, rank, total.device), part)
 
 
 def _whole_bias(dbias: Tensor | None, bias: Tensor | None, keys: Tensor | None) -> Tensor | None:

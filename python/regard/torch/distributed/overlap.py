@@ -17,6 +17,7 @@ from torch import Tensor
 from ...gradients import Gradients
 from . import call as one
 from .call import Call, Tensors, Wanted
+from .gather import add_needed
 from .pieces import BiasSums, Piece, part_of
 from .plan_value import BLOCK, OTHERS
 from .ranks import completing
@@ -185,5 +186,5 @@ def _total(call: Call, own: Tensor, came: Tensor | None) -> Tensor:
         if other == rank:
             total += own
         else:
-            total[plan.needed_rows(other, rank, own.device)] += part
+            add_needed(total, part, plan, other, rank)
     return total

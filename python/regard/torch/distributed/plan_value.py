@@ -23,6 +23,7 @@ from .ranks import AnyRanks, Group, ranks_of
 from .visibility import among, blocks_seen, plain, rows_areas, spans_of
 
 BLOCK = 128  # rows that are dealt together
+_MOST_CALLS = 256  # whose checks are remembered
 OTHERS = -1  # in place of an owner: all ranks but the one that asks
 
 
@@ -67,6 +68,8 @@ class Plan:
         name: equal for equal plans; by it a compiled program finds the plan.
         nodes: with two levels the plan among nodes, of their rows; else None.
         ranks_per_node: with two levels; else None.
+        moves_long: whether receiving takes more than a tenth of the time of computing, by the rates
+            that the plan was made for: gather and halo then go in stages on GPUs.
     """
 
     sizes: Sizes
@@ -80,9 +83,12 @@ class Plan:
     name: str = ""
     nodes: Plan | None = None
     ranks_per_node: int | None = None
+    moves_long: bool = False
     _of_mask: dict[str, Any] = field(default_factory=dict)  # shared by plans of one mask
     _of_nodes: dict[int, Plan] = field(default_factory=dict, init=False)
     _on_device: dict[Any, Tensor] = field(default_factory=dict, init=False)
+    _options: dict[Any, dict[str, Any]] = field(default_factory=dict, init=False)
+    accepted_calls: dict[Any, Any] = field(default_factory=dict, init=False)  # what was checked
 
     # --------------------------------------------------------------------------------------- rows
 
@@ -152,9 +158,10 @@ class Plan:
                        ) -> Callable[[], Tensor]:
         """The same, begun; the result waits for it. wanted: (n) int64, the rows of the sequence
         that it returns; None is all of them."""
-        most = max(self.row_counts)
-        padded = rows.new_zeros((most, *rows.shape[1:]))
-        padded[:rows.shape[0]] = rows
+        most, padded = max(self.row_counts), rows
+        if len(rows) < most:
+            padded = rows.new_zeros((most, *rows.shape[1:]))
+            padded[:len(rows)] = rows
 
         def places() -> Tensor:
             found = torch.empty(self.sizes.length, dtype=torch.int64)
@@ -386,11 +393,22 @@ class Plan:
                          "needs the plan that it was compiled with, or an equal one, to be there")
         return found
 
-    def named(self) -> Plan:
-        """This plan, with a name by which `of_name` finds it as long as it lives: its digest."""
+    def named(self, moves_long: bool) -> Plan:
+        """This plan, once all else of it is known, with a name by which `of_name` finds it as long
+        as it lives: its digest."""
+        object.__setattr__(self, "moves_long", moves_long)
         object.__setattr__(self, "name", self.digest.hex())
         _named.add(self)
         return self
+
+    def accept(self, key: Any, call: Any) -> None:
+        """Keeps what `prepared` made of a call whose arguments were right."""
+        if len(self.accepted_calls) >= _MOST_CALLS:
+            self.accepted_calls.clear()
+        self.accepted_calls[key] = call
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_on_device": {}, "_options": {}, "accepted_calls": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -407,7 +425,7 @@ class Plan:
     def digest(self) -> bytes:
         """Equal for plans that make the same calls; ranks compare it."""
         facts = repr((self.sizes, self.world_size, self.scheme, self.blocks, self.moves_all,
-                      self.ranks_per_node, self.nodes and self.nodes.moves_all,
+                      self.ranks_per_node, self.nodes and self.nodes.moves_all, self.moves_long,
                       None if self.spans is None else tuple(self.spans.shape)))
         found = hashlib.sha256(facts.encode())
         if self.spans is not None:
@@ -421,3 +439,9 @@ class Plan:
         if key not in self._on_device:
             self._on_device[key] = plain(lambda: make().to(device))()
         return self._on_device[key]
+
+    def kept_options(self, key: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `make` returns, made once; a copy."""
+        if key not in self._options:
+            self._options[key] = plain(make)()
+        return {**self._options[key]}

@@ -16,7 +16,7 @@ from ...options import Causal, Window
 from . import dealing
 from .dealing import Blocks
 from .costs import (ASSUMED_BANDWIDTH, ASSUMED_FLOPS, ASSUMED_NETWORK, Bandwidth, Rates, fastest,
-                    seconds)
+                    moves_long, seconds)
 from .plan_value import BLOCK, Plan, Sizes
 from .visibility import combined, length_of, plain
 
@@ -84,13 +84,13 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
     if whole is not None and whole.heads not in (1, heads_q):
         raise refuse("mask", mask, f"must be for {heads_q} heads, or for 1")
     base = Plan(sizes, world_size, whole, "", "", ())
-    if scheme in NESTED and ranks_per_node is not None:
-        found = _nested(base, scheme, ranks_per_node)
-        return replace(found, reasons=(*found.reasons, f"{scheme}: as asked for")).named()
-    if scheme != "auto":
-        chosen = _of_scheme(base, scheme)
-        return replace(chosen, reasons=(*chosen.reasons, f"{scheme}: as asked for")).named()
-    return _chosen(base, rates, ranks_per_node if several else None).named()
+    if scheme == "auto":
+        found = _chosen(base, rates, ranks_per_node if several else None)
+    else:
+        found = (_of_scheme(base, scheme) if ranks_per_node is None else
+                 _nested(base, scheme, ranks_per_node))
+        found = replace(found, reasons=(*found.reasons, f"{scheme}: as asked for"))
+    return found.named(moves_long(found, rates))
 
 
 def _rates(bandwidth: Any, node_bandwidth: Any, flops: Any, several: bool) -> Rates:

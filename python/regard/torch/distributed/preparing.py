@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,8 +25,16 @@ def prepared(given: Tensors, plan: Any, group: Group, options: dict[str, Any],
              others: dict[str, Any]) -> tuple[Call, Tensors]:
     """The call and its tensors, once this rank's arguments are checked, and at the first call with a
     plan the other ranks' too. options: all keywords of `attention` that are no tensors; others:
-    those that it does not know. Errors: those of `attention`."""
+    those that it does not know. Errors: those of `attention`.
+
+    Shapes, types and options that were accepted once are looked up: they are most of a call's time
+    on the host otherwise."""
     ranks = ranks_of_plan(plan, group)
+    key = None if others else _key(plan, ranks, given, options)
+    kept = None if key is None else plan.accepted_calls.get(key)
+    if kept is not None and agreement.knows(plan, ranks):
+        options = _seeded(kept.options, options)
+        return replace(kept, plan=plan, ranks=ranks, options=options), made(given)
 
     def checked() -> tuple[tuple[Call, Tensors], str]:
         agreement.require_plan(plan, ranks)
@@ -37,7 +46,35 @@ def prepared(given: Tensors, plan: Any, group: Group, options: dict[str, Any],
         agreement.require_library(call, tensors)
         return (call, tensors), _facts(call, tensors)
 
-    return agreement.check(plan, ranks, given.q, checked)
+    found = agreement.check(plan, ranks, given.q, checked)
+    if key is not None:
+        # Without what has a life of its own.
+        plan.accept(key, replace(found[0], plan=None, ranks=None))  # type: ignore[arg-type]
+    return found
+
+
+def _key(plan: Any, ranks: AnyRanks, given: Tensors, options: dict[str, Any]) -> Any:
+    """Everything on which the checks of a call depend; None where that cannot be said. The seed of
+    dropout is checked each time."""
+    known = {name: value for name, value in options.items() if name != "dropout_seed"}
+    try:
+        kind = given.q.device.type
+        key = (ranks.rank, ranks.size, tuple(ranks.devices()), torch.is_grad_enabled(),
+               torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
+               torch.are_deterministic_algorithms_enabled(),
+               *((x.shape, x.dtype, x.device, x.requires_grad) if isinstance(x, Tensor) else x
+                 for x in given),
+               *((type(value), value) for value in known.values()))
+        hash(key)
+    except (AttributeError, TypeError, RuntimeError):  # the last: autocast knows no such device
+        return None
+    return key if isinstance(plan, Plan) else None
+
+
+def _seeded(kept: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    if "dropout_seed" not in kept:
+        return kept
+    return kept | {"dropout_seed": _required_seed(given["dropout_seed"])}
 
 
 def ranks_of_plan(plan: Any, group: Group) -> AnyRanks:
@@ -65,32 +102,32 @@ def _checked_options(given: dict[str, Any], dropout_seed: Any) -> dict[str, Any]
         OPTIONS[name].check(name, value)
     options = {**given, "dropout_p": float(given["dropout_p"])}
     if options["dropout_p"] > 0:
-        if dropout_seed is None:
-            raise refuse("dropout_seed", None, "must be given, and be equal on all ranks")
-        options["dropout_seed"] = _seed(dropout_seed)
+        options["dropout_seed"] = _required_seed(dropout_seed)
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
     return options
 
 
-def _seed(given: Any) -> int | Tensor:
+def _required_seed(given: Any) -> int | Tensor:
     """A number; or a tensor on a GPU, where kernels read it."""
+    if given is None:
+        raise refuse("dropout_seed", None, "must be given, and be equal on all ranks")
     if not isinstance(given, Tensor):
         return integer("dropout_seed", given, 0, 2**64 - 1)
     found = framework_of(given, "dropout_seed").seed(given, "dropout_seed")
     return found % 2**64 if isinstance(found, int) else given
 
 
-def _overlaps(overlap: Any, plan: Plan, by_position: bool, q: Tensor) -> bool:
+def _overlaps(overlap: Any, whole: Plan, by_position: bool, q: Tensor) -> bool:
     """Errors: Unsupported where it is asked for and cannot be."""
-    plan = plan.nodes or plan
+    plan = whole.nodes or whole
     if overlap is not None and flag("overlap", overlap):
         if plan.scheme not in ("gather", "halo"):
             raise refuse("overlap", True, f'"{plan.scheme}" has no such choice', Unsupported)
         if by_position:
             raise refuse("overlap", True, "not with alibi_slopes or dropout, which need keys that "
                          "follow each other", Unsupported)
-    wanted = q.is_cuda if overlap is None else overlap
+    wanted = q.is_cuda and whole.moves_long if overlap is None else overlap
     return bool(wanted) and plan.world_size > 1 and plan.scheme in ("gather", "halo") and (
         not by_position)
 
