@@ -76,8 +76,8 @@ def visibility_options(call: Call, given: Tensor | None, owner: int | None, devi
     given: the caller's spans, of positions in the whole sequence. Errors: InvalidArgument where n of
     the plan's spans times n of the caller's is more than 8."""
     if given is None:
-        key = (call.ranks.rank, owner, str(device), call.by_position, rows.start, rows.stop)
-        return call.plan.kept_options(key, lambda: _of_part(call, None, owner, device, rows))
+        key = ("options", call.ranks.rank, owner, str(device), call.by_position, rows.start, rows.stop)
+        return {**call.plan.kept_value(key, lambda: _of_part(call, None, owner, device, rows))}
     return _of_part(call, given, owner, device, rows)
 
 

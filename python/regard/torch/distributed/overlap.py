@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ...gradients import Gradients
 from . import call as one
+from . import others
 from .call import Call, Tensors, Wanted
-from .gather import add_needed
 from .pieces import BiasSums, Piece, part_of
 from .plan_value import BLOCK, OTHERS
 from .ranks import completing
@@ -34,9 +34,9 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     with completing(coming):
         part, more = part_of(call, tensors, tensors.k, tensors.v, own)
         one.forward_into(call, part, more, out, lse, continue_from=False)
-    others, more = _others(call, tensors, coming())
-    if others.k.shape[2]:
-        one.forward_into(call, others, more, out, lse, continue_from=True)
+    far, more = _others(call, tensors, coming())
+    if far.k.shape[2]:
+        one.forward_into(call, far, more, out, lse, continue_from=True)
     out = out.to(call.out_type or tensors.q.dtype)
     return out, lse, (out, lse, *tensors)
 
@@ -54,8 +54,10 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
     returning = _begin_sums(call, sums)
     with completing(returning):
         made.add_own(second)
-    dk, dv = (None, None) if made.sums is None else one.unpacked(
-        _total(call, made.sums, returning()), tensors.k.shape[-1])
+    came, total = returning(), made.sums
+    if came is not None and total is not None:
+        total = others.add_sums(call, total, came)
+    dk, dv = (None, None) if total is None else one.unpacked(total, tensors.k.shape[-1])
     return Gradients(made.dq, dk, dv, made.dbias.whole, made.dsink)
 
 
@@ -125,43 +127,19 @@ def _others(call: Call, tensors: Tensors, rows: Tensor) -> tuple[Tensors, dict[s
     return part, one.visibility_options(call, tensors.row_spans, OTHERS, rows.device)
 
 
-def _counts(call: Call) -> tuple[list[int], list[int]]:
-    """How many own rows each other rank needs, and how many of its rows this one needs."""
-    counts, rank = call.plan.needed_counts, call.ranks.rank
-    given, taken = counts[:, rank].tolist(), counts[rank].tolist()
-    given[rank] = taken[rank] = 0
-    return given, taken
-
-
 def _begin_keys(call: Call, tensors: Tensors) -> Callable[[], Tensor]:
     """Sends own keys and values; the result waits for those of others, (keys, B, Hkv, D + Dv)."""
-    plan, rank = call.plan, call.ranks.rank
-    own = one.packed(tensors.k, tensors.v)
-    if plan.moves_all:
-        return plan.begin_gathered(call.ranks, own, _keys_of_others(call, own.device))
-    given, taken = _counts(call)
-    sent = plan.kept(("sent to others", rank), own.device, lambda: _joined(
-        plan.needed_rows(other, rank) for other in range(plan.world_size) if other != rank))
-    coming = call.ranks.begin_all_to_all(own.index_select(0, sent), given, taken)
+    if call.plan.moves_all:
+        return call.plan.begin_gathered(call.ranks, one.packed(tensors.k, tensors.v),
+                                        _keys_of_others(call, tensors.k.device))
+    coming = others.begin_keys(call, tensors)
 
     def wait() -> Tensor:
         came = coming()
-        return torch.empty_like(came).index_copy_(0, _places(call, came.device), came)
+        places = others.places(call, _keys_of_others(call, "cpu"), "others", came.device)
+        return torch.empty_like(came).index_copy_(0, places, came)
 
     return wait
-
-
-def _places(call: Call, device: Any) -> Tensor:
-    """For each key of others, in the order of owners, its place in the order of the sequence."""
-    plan, rank = call.plan, call.ranks.rank
-    return plan.kept(("places of others", rank), device, lambda: torch.searchsorted(
-        _keys_of_others(call, "cpu"),
-        _joined(plan.positions(other)[plan.needed_rows(rank, other)]
-                for other in range(plan.world_size) if other != rank)))
-
-
-def _joined(parts: Any) -> Tensor:
-    return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
 
 
 # --------------------------------------------------------------------------------------------- sums
@@ -170,21 +148,4 @@ def _begin_sums(call: Call, sums: Tensor | None) -> Callable[[], Tensor | None]:
     """Sends sums for keys of others to their owners; the result waits for those for own keys."""
     if sums is None:
         return lambda: None
-    given, taken = _counts(call)
-    returning: Callable[[], Tensor] = call.ranks.begin_all_to_all(
-        sums.index_select(0, _places(call, sums.device)), taken, given)
-    return returning
-
-
-def _total(call: Call, own: Tensor, came: Tensor | None) -> Tensor:
-    """(rows, ...), the sum over all ranks, in their order."""
-    assert came is not None
-    plan, rank = call.plan, call.ranks.rank
-    given, _ = _counts(call)
-    total = torch.zeros_like(own)
-    for other, part in enumerate(torch.split(came, given)):
-        if other == rank:
-            total += own
-        else:
-            add_needed(total, part, plan, other, rank)
-    return total
+    return others.begin_sums(call, sums, _keys_of_others(call, "cpu"), "others")

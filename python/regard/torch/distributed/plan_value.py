@@ -87,7 +87,7 @@ class Plan:
     _of_mask: dict[str, Any] = field(default_factory=dict)  # shared by plans of one mask
     _of_nodes: dict[int, Plan] = field(default_factory=dict, init=False)
     _on_device: dict[Any, Tensor] = field(default_factory=dict, init=False)
-    _options: dict[Any, dict[str, Any]] = field(default_factory=dict, init=False)
+    _values: dict[Any, Any] = field(default_factory=dict, init=False)
     accepted_calls: dict[Any, Any] = field(default_factory=dict, init=False)  # what was checked
 
     # --------------------------------------------------------------------------------------- rows
@@ -408,7 +408,7 @@ class Plan:
         self.accepted_calls[key] = call
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_on_device": {}, "_options": {}, "accepted_calls": {}}
+        return self.__dict__ | {"_on_device": {}, "_values": {}, "accepted_calls": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -440,8 +440,8 @@ class Plan:
             self._on_device[key] = plain(lambda: make().to(device))()
         return self._on_device[key]
 
-    def kept_options(self, key: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `make` returns, made once; a copy."""
-        if key not in self._options:
-            self._options[key] = plain(make)()
-        return {**self._options[key]}
+    def kept_value(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make` returns, made once; not to be changed."""
+        if key not in self._values:
+            self._values[key] = plain(make)()
+        return self._values[key]
