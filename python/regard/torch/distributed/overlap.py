@@ -3,7 +3,7 @@
 Forward continues the result over own keys with the others' keys, which come in the order of the
 sequence. Backward attends to half of its own keys while the others' arrive, then to these, and to
 the other half while its sums for them travel to their owners. Partial results are in float32 or
-wider, and sums are added in the order of ranks, as gather.py does it in one call.
+wider, and sums are added in a fixed order, as gather.py does it in one call.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, 
         overlap: of "gather" and "halo": True: attend to own keys while those of others arrive, in
             two calls forward and three backward, whose results are merged in float32 or wider.
             False: one call over all keys, whose out, lse and dq on the CPU have the bits of one
-            process. None: True on a GPU, except with alibi_slopes or dropout. "ring" always
-            overlaps, "ulysses" never.
+            process. None: True on a GPU where the plan's `moves_long` is, except with alibi_slopes
+            or dropout. "ring" always overlaps, "ulysses" never.
         threads, backend: as in `regard.torch.attention`.
 
     Returns:
