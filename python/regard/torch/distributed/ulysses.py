@@ -191,10 +191,14 @@ def to_heads(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
     plan, ranks = call.plan, call.ranks
     rows = x.permute(2, 0, 1, 3)
     batch, width = x.shape[0], x.shape[3]
-    parts = [rows[:, :, own.start:own.stop].reshape(-1) for own in dealt]
+    parts = [rows[:, :, own.start:own.stop] for own in dealt]
+    sizes = [part.numel() for part in parts]
+    sent = x.new_empty(sum(sizes))
+    for part, to in zip(parts, sent.split(sizes)):
+        to.view(part.shape).copy_(part)
     per_row = batch * len(dealt[ranks.rank]) * width
     counts = [plan.rows(rank) * per_row for rank in range(ranks.size)]
-    came: Tensor = ranks.all_to_all(torch.cat(parts)[:, None], [len(part) for part in parts], counts)
+    came: Tensor = ranks.all_to_all(sent[:, None], sizes, counts)
     # Rows are contiguous with this scheme: the order of ranks is the order of the sequence.
     whole = came.reshape(plan.sizes.length, batch, len(dealt[ranks.rank]), width)
     return whole.permute(1, 2, 0, 3)
@@ -209,7 +213,12 @@ def to_rows(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
     own_rows = plan.rows(ranks.rank)
     taken = [own_rows * batch * len(own) * width for own in dealt]
     came = ranks.all_to_all(x.permute(2, 0, 1, 3).reshape(-1, 1), given, taken)
-    total = x.new_zeros((own_rows, batch, max(own.stop for own in dealt), width))
-    for own, part in zip(dealt, torch.split(came[:, 0], taken)):
-        total[:, :, own.start:own.stop] += part.view(own_rows, batch, len(own), width)
+    parts = [part.view(own_rows, batch, len(own), width)
+             for own, part in zip(dealt, torch.split(came[:, 0], taken))]
+    most = max(own.stop for own in dealt)
+    if sum(map(len, dealt)) == most:  # each head is one rank's
+        return torch.cat(parts, 2).permute(1, 2, 0, 3)
+    total = x.new_zeros((own_rows, batch, most, width))
+    for own, part in zip(dealt, parts):
+        total[:, :, own.start:own.stop] += part
     return total.permute(1, 2, 0, 3)
