@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "distributed/views.hpp"
+#include "problem/overlap.hpp"
 #include "problem/refuse.hpp"
 
 namespace regard::distributed {
@@ -31,6 +32,7 @@ Part::Part(const Attention& a, const ForwardOutputs& to, const Plan& plan, int r
     : Part(Pass::forward, a, plan, rank, run) {
   outputs_ = to;
   workspace_of(checked_locally(), to);
+  check_distinct(a_, to);  // in all columns
 }
 
 Part::Part(const Attention& a, const BackwardInputs& from, const Gradients& to, const Plan& plan,
@@ -45,6 +47,8 @@ Part::Part(const Attention& a, const BackwardInputs& from, const Gradients& to, 
       to.dbias.sizes[std::size_t(to.dbias.rank - 1)] != plan_.whole.length) {
     refuse("dbias", to.dbias, "must have the sizes of bias, " + to_string(a_.bias));
   }
+  if (to.dbias.given()) check_overlap("dbias", to.dbias);
+  check_distinct(a_, from, to);  // in all columns
 }
 
 void Part::check_options() const {

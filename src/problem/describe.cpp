@@ -285,7 +285,7 @@ Problem describe_forward(const Attention& a, const ForwardOutputs& to, TableCopi
   }
   if (to.lse.given()) p.lse = lse_view("lse", to.lse, p, Access::write);
   check_data("lse", to.lse);
-  check_distinct({{"out", &to.out}, {"lse", &to.lse}}, a);
+  check_distinct(a, to);
   if (p.sizes.rows_q == 0) p.sizes.batch = 0;  // nothing to write, however many sequences
   return p;
 }
@@ -324,14 +324,7 @@ Problem describe_backward(const Attention& a, const BackwardInputs& from, const 
                                      {"dsink", &to.dsink}}) {
     check_data(name, *tensor);
   }
-  check_distinct(
-      {{"dq", &to.dq}, {"dk", &to.dk}, {"dv", &to.dv}, {"dbias", &to.dbias}, {"dsink", &to.dsink}},
-      a,
-      {{"out", &from.out},
-       {"lse", &from.lse},
-       {"dout", &from.dout},
-       {"dlse", &from.dlse},
-       {"delta", &from.delta}});
+  check_distinct(a, from, to);
   p.accumulate = to.accumulate;
   p.gradients_named = true;
   // Nothing to write for any sequence, however many there are.

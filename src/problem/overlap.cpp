@@ -199,4 +199,19 @@ void check_distinct(std::initializer_list<NamedTensor> outputs, const Attention&
   }
 }
 
+void check_distinct(const Attention& a, const ForwardOutputs& to) {
+  check_distinct({{"out", &to.out}, {"lse", &to.lse}}, a);
+}
+
+void check_distinct(const Attention& a, const BackwardInputs& from, const Gradients& to) {
+  check_distinct(
+      {{"dq", &to.dq}, {"dk", &to.dk}, {"dv", &to.dv}, {"dbias", &to.dbias}, {"dsink", &to.dsink}},
+      a,
+      {{"out", &from.out},
+       {"lse", &from.lse},
+       {"dout", &from.dout},
+       {"dlse", &from.dlse},
+       {"delta", &from.delta}});
+}
+
 }  // namespace regard

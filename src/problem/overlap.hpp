@@ -20,5 +20,7 @@ void check_overlap(const char* name, const Tensor&);  // no element may be writt
 // No element of an output may share a byte with an element of another output or of an input.
 void check_distinct(std::initializer_list<NamedTensor> outputs, const Attention& inputs,
                     std::initializer_list<NamedTensor> more_inputs = {});
+void check_distinct(const Attention&, const ForwardOutputs&);
+void check_distinct(const Attention&, const BackwardInputs&, const Gradients&);
 
 }  // namespace regard

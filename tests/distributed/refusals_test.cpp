@@ -126,6 +126,11 @@ TEST_CASE("refused: one rank's argument is an error of all") {
          c.a.mask = Tensor(c.data.q.tensor().data, f64, {1, 1, 1, 389});
        }},
       {"sink", [](RankCall& c) { c.a.sink.sizes[0] = 3; }},
+      {"dbias",  // dsink among columns that this rank has no keys for
+       [](RankCall& c) {
+         c.gradients.dsink.data = static_cast<double*>(c.gradients.dbias.data) + c.a.q.sizes[2];
+       },
+       true},
       {"row_spans", [&](RankCall& c) { c.a.row_spans = spans; }},
       {"key_spans", [&](RankCall& c) { c.a.key_spans = spans; }},
       {"visible",
