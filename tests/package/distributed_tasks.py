@@ -316,6 +316,15 @@ def bandwidth(group: ProcessGroup) -> tuple[float, float]:
 
 # ------------------------------------------------------------------------------------------- faults
 
+def bytes_held_by_gradients(group: ProcessGroup, case: Case, scheme: str) -> float:
+    """Of dk and dv, which are views of one memory, relative to their own size."""
+    plan, tensors = inputs_of(case, scheme, group)
+    leaves = [tensors[name].requires_grad_() for name in "qkv"]
+    out = rd.attention(*leaves, plan, group)
+    _, dk, dv = torch.autograd.grad(out, leaves, tensors["dout"])
+    return dk.untyped_storage().nbytes() / (dk.nbytes + dv.nbytes)
+
+
 def refused_after_others(group: ProcessGroup) -> list[str]:
     """The arguments that a call is refused for whose like was accepted before."""
     plan = rd.plan(300, world_size=place(group)[1], heads_q=2, head_size=8)

@@ -262,6 +262,12 @@ def test_a_seed_in_memory_is_that_number(pools: Pools, scheme: str) -> None:
         assert all(parts[0][name].equal(x) for name, x in parts[1].items())
 
 
+@pytest.mark.parametrize("scheme", ["gather", "halo"])
+def test_gradients_hold_no_more_than_their_rows(pools: Pools, scheme: str) -> None:
+    case = Case("held", 1000, heads=(2, 2), lse=False, pairs={"window": (300, 300)})
+    assert pools.run(2, tasks.bytes_held_by_gradients, case, scheme) == [1.0, 1.0]
+
+
 def test_accepted_calls_excuse_no_others(pools: Pools) -> None:
     """A rank remembers what it has checked, except the seed."""
     assert pools.run(2, tasks.refused_after_others) == 2 * [

@@ -208,6 +208,19 @@ def test_auto_knows_nodes() -> None:
         (among.forward + among.backward) / 8 / 1e9 + sum(within[:2]) / 1e15, rel=1e-6)
 
 
+def test_stages_are_for_long_moves() -> None:
+    sizes: dict[str, Any] = {"length": 16384, "world_size": 2, "heads_q": 32, "heads_kv": 8,
+                             "head_size": 128, "causal": True}
+    slow = rd.Bandwidth(all_gather=1e10, all_to_all=1e10)
+    near, far = (rd.plan(**sizes, scheme="gather", bandwidth=rate) for rate in (None, slow))
+    assert (near.moves_long, far.moves_long) == (False, True)
+    assert near.digest != far.digest  # calls differ
+    assert "in stages" in far.explain() and "in stages" not in near.explain()
+    for scheme in ("ring", "ulysses"):
+        one, other = (rd.plan(**sizes, scheme=scheme, bandwidth=rate) for rate in (None, slow))
+        assert one.digest == other.digest
+
+
 def test_heads_are_dealt_with_their_keys() -> None:
     for heads_q, heads_kv in ((8, 8), (8, 2), (6, 3), (5, 1), (12, 4)):
         share = heads_q // heads_kv

@@ -75,16 +75,10 @@ def visibility_options(call: Call, given: Tensor | None, owner: int | None, devi
 
     given: the caller's spans, of positions in the whole sequence. Errors: InvalidArgument where n of
     the plan's spans times n of the caller's is more than 8."""
-    if given is None:
-        key = ("options", call.ranks.rank, owner, str(device), call.by_position, rows.start, rows.stop)
-        return {**call.plan.kept_value(key, lambda: _of_part(call, None, owner, device, rows))}
-    return _of_part(call, given, owner, device, rows)
-
-
-def _of_part(call: Call, given: Tensor | None, owner: int | None, device: Any, rows: slice
-             ) -> dict[str, Any]:
     plan, rank = call.plan, call.ranks.rank
-    first = plan.first_if_adjacent(rank, owner, call.by_position, rows)
+    first = plan.kept_value(
+        ("first of adjacent", rank, owner, call.by_position, rows.start, rows.stop),
+        lambda: plan.first_if_adjacent(rank, owner, call.by_position, rows))
     has_band = first is not None and plan.band is not None
     spans = None if has_band else plan.spans_of_part(rank, owner, device, call.by_position)
     if given is not None:

@@ -34,7 +34,10 @@ def attention(tensors: Tensors, plan: Plan, group: Any, options: dict[str, Any]
               ) -> tuple[Tensor, Tensor]:
     """out and lse, differentiable. options: every keyword of `attention` that is no input."""
     if isinstance(options["dropout_seed"], Tensor):
-        raise refuse("dropout_seed", "a tensor", "must be a number in compiled programs", Unsupported)
+        if options["dropout_p"]:
+            raise refuse("dropout_seed", "a tensor", "must be a number in compiled programs",
+                         Unsupported)
+        options = options | {"dropout_seed": None}
     text = _text(**options)
     found: tuple[Tensor, Tensor] = _Attention.apply(  # type: ignore[no-untyped-call]
         plan.name, "" if group is None else group.group_name, text, _out_type(text),
@@ -75,7 +78,7 @@ def _group(name: str) -> ProcessGroup | None:
 
 
 def _forward(*arguments: Any) -> list[Tensor]:
-    """out, before it becomes the type of q, and lse; with "ulysses" also what backward needs."""
+    """out and lse; with "ulysses" also what backward needs."""
     *given, plan, group, options, graded = arguments
     with torch.enable_grad():  # what has a gradient is compared between ranks
         leaves = [x.detach().requires_grad_() if is_graded else x

@@ -43,7 +43,10 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
         dsink=torch.empty_like(tensors.sink) if wanted.sink and tensors.sink is not None else None)
     one.backward(call, local, _options(call, tensors), (dout, dlse, out, lse), into)
     if sums is not None:
-        dk, dv = one.unpacked(_to_owners(call, sums, keys), tensors.k.shape[-1])
+        total = _to_owners(call, sums, keys)
+        if total.dtype == tensors.k.dtype and len(total) < len(sums):
+            total = total.clone()  # gradients are views of it, and would hold all sums
+        dk, dv = one.unpacked(total, tensors.k.shape[-1])
     return Gradients(into.dq, dk, dv, _whole_bias(into.dbias, tensors.bias, keys), into.dsink)
 
 

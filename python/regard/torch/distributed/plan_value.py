@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -28,6 +29,7 @@ OTHERS = -1  # in place of an owner: all ranks but the one that asks
 
 
 _named: WeakSet[Plan] = WeakSet()  # those that have a name
+_naming = Lock()  # of the set: a thread may make a plan while another one looks for its own
 
 
 class Sizes(NamedTuple):
@@ -111,10 +113,11 @@ class Plan:
         self._require_rank(rank)
         return self.kept(("positions", rank), device, lambda: self._rows_of(self.blocks[rank]))
 
-    @plain
     def first_positions(self, rank: int, device: Any = "cpu") -> Tensor:
         """(ceil(rows / 128)) int32: the position of the first row of each block of the rank."""
-        return self.positions(rank, device)[::BLOCK].int()
+        self._require_rank(rank)
+        return self.kept(("first positions", rank), device,
+                         lambda: self.positions(rank)[::BLOCK].int())
 
     def keys(self, rank: int, device: Any = "cpu") -> Tensor:
         """(n) int64, ascending: the positions of the keys that the rank's call has with "gather"
@@ -387,7 +390,8 @@ class Plan:
     @staticmethod
     def of_name(name: str) -> Plan:
         """The plan whose `name` this is. Errors: InvalidArgument where there is none any more."""
-        found = next((plan for plan in list(_named) if plan.name == name), None)
+        with _naming:
+            found = next((plan for plan in _named if plan.name == name), None)
         if found is None:
             raise refuse("plan", shown(name), "is not a plan of this process: a compiled program "
                          "needs the plan that it was compiled with, or an equal one, to be there")
@@ -398,7 +402,8 @@ class Plan:
         as it lives: its digest."""
         object.__setattr__(self, "moves_long", moves_long)
         object.__setattr__(self, "name", self.digest.hex())
-        _named.add(self)
+        with _naming:
+            _named.add(self)
         return self
 
     def accept(self, key: Any, call: Any) -> None:
@@ -413,7 +418,8 @@ class Plan:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self.name:
-            _named.add(self)
+            with _naming:
+                _named.add(self)
 
     def __repr__(self) -> str:
         return f"Plan({report.title(self)})"
@@ -441,7 +447,8 @@ class Plan:
         return self._on_device[key]
 
     def kept_value(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` returns, made once; not to be changed."""
+        """What `make` returns, made once; not to be changed, and no tensor of a GPU: `kept` copies
+        those when no stream is in between."""
         if key not in self._values:
             self._values[key] = plain(make)()
         return self._values[key]

@@ -33,8 +33,8 @@ def prepared(given: Tensors, plan: Any, group: Group, options: dict[str, Any],
     key = None if others else _key(plan, ranks, given, options)
     kept = None if key is None else plan.accepted_calls.get(key)
     if kept is not None and agreement.knows(plan, ranks):
-        options = _seeded(kept.options, options)
-        return replace(kept, plan=plan, ranks=ranks, options=options), made(given)
+        of_scores = _seeded(kept.options, options, given.q.device)
+        return replace(kept, plan=plan, ranks=ranks, options=of_scores), made(given)
 
     def checked() -> tuple[tuple[Call, Tensors], str]:
         agreement.require_plan(plan, ranks)
@@ -47,9 +47,11 @@ def prepared(given: Tensors, plan: Any, group: Group, options: dict[str, Any],
         return (call, tensors), _facts(call, tensors)
 
     found = agreement.check(plan, ranks, given.q, checked)
-    if key is not None:
-        # Without what has a life of its own.
-        plan.accept(key, replace(found[0], plan=None, ranks=None))  # type: ignore[arg-type]
+    if key is not None:  # without what has a life of its own
+        of_scores = {name: None if name == "dropout_seed" else value
+                     for name, value in found[0].options.items()}
+        plan.accept(key, replace(found[0], plan=None, ranks=None,  # type: ignore[arg-type]
+                                 options=of_scores))
     return found
 
 
@@ -71,10 +73,10 @@ def _key(plan: Any, ranks: AnyRanks, given: Tensors, options: dict[str, Any]) ->
     return key if isinstance(plan, Plan) else None
 
 
-def _seeded(kept: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def _seeded(kept: dict[str, Any], given: dict[str, Any], device: torch.device) -> dict[str, Any]:
     if "dropout_seed" not in kept:
         return kept
-    return kept | {"dropout_seed": _required_seed(given["dropout_seed"])}
+    return kept | {"dropout_seed": _required_seed(given["dropout_seed"], device)}
 
 
 def ranks_of_plan(plan: Any, group: Group) -> AnyRanks:
@@ -86,7 +88,7 @@ def ranks_of_plan(plan: Any, group: Group) -> AnyRanks:
 def call_of(plan: Plan, ranks: AnyRanks, options: dict[str, Any], given: Tensors) -> Call:
     """Errors: InvalidArgument, WrongType, Unsupported for an option."""
     of_scores = _checked_options({name: options[name] for name in _OF_SCORES},
-                                 options["dropout_seed"])
+                                 options["dropout_seed"], given.q.device)
     by_position = plan.scheme != "ulysses" and (
         given.alibi_slopes is not None or of_scores["dropout_p"] > 0)
     return Call(plan, ranks, of_scores, by_position,
@@ -96,26 +98,32 @@ def call_of(plan: Plan, ranks: AnyRanks, options: dict[str, Any], given: Tensors
                 _overlaps(options["overlap"], plan, by_position, given.q))
 
 
-def _checked_options(given: dict[str, Any], dropout_seed: Any) -> dict[str, Any]:
+def _checked_options(given: dict[str, Any], dropout_seed: Any, device: torch.device
+                     ) -> dict[str, Any]:
     """Of the local calls, as `regard.attention` takes them."""
     for name, value in given.items():
         OPTIONS[name].check(name, value)
     options = {**given, "dropout_p": float(given["dropout_p"])}
     if options["dropout_p"] > 0:
-        options["dropout_seed"] = _required_seed(dropout_seed)
+        options["dropout_seed"] = _required_seed(dropout_seed, device)
     if torch.are_deterministic_algorithms_enabled():
         options["deterministic"] = True
     return options
 
 
-def _required_seed(given: Any) -> int | Tensor:
-    """A number; or a tensor on a GPU, where kernels read it."""
+def _required_seed(given: Any, device: torch.device) -> int | Tensor:
+    """A number; or a tensor on q's GPU, where kernels read it."""
     if given is None:
         raise refuse("dropout_seed", None, "must be given, and be equal on all ranks")
     if not isinstance(given, Tensor):
         return integer("dropout_seed", given, 0, 2**64 - 1)
     found = framework_of(given, "dropout_seed").seed(given, "dropout_seed")
-    return found % 2**64 if isinstance(found, int) else given
+    if isinstance(found, int):
+        return found % 2**64
+    if given.device != device:
+        raise refuse("dropout_seed", f"a tensor on {given.device}", f"must be on {device}, as q, or "
+                     "on the CPU")
+    return given
 
 
 def _overlaps(overlap: Any, whole: Plan, by_position: bool, q: Tensor) -> bool:

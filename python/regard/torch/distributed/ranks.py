@@ -78,7 +78,7 @@ class Ranks:
         sent = _bytes_of_rows(x)
         came = sent.new_empty((self.size * sent.shape[0], sent.shape[1]))
         work = _all_gather_single(came, sent, group=self.group, async_op=True)
-        return _waiting([work], [sent], came, x)
+        return _waiting([work], [sent], came, x.dtype, x.shape[1:])
 
     def all_to_all(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Rows from all ranks: sent[r] of x's rows, in this order, go to rank r, and received[r]
@@ -94,7 +94,7 @@ class Ranks:
         came = out.new_empty((sum(received), out.shape[1]))
         work = dist.all_to_all_single(came, out, list(received), list(sent), group=self.group,
                                       async_op=True)
-        return _waiting([work], [out], came, x)
+        return _waiting([work], [out], came, x.dtype, x.shape[1:])
 
     def begin_pass(self, x: Tensor, rows: int) -> Callable[[], Tensor]:
         """Sends x to the next rank. The result waits for `rows` rows of the previous rank."""
@@ -106,7 +106,7 @@ class Ranks:
         operations = [dist.P2POp(operation, part, self._peer(step), self.group)
                       for operation, part, step in steps if part.numel()]
         works = dist.batch_isend_irecv(operations) if operations else []
-        return _waiting(works, operations, came, x)
+        return _waiting(works, operations, came, x.dtype, x.shape[1:])
 
     def sum_in_order(self, x: Tensor) -> Tensor:
         """The sum over all ranks, in the order of ranks: the same bits on each of them."""
@@ -174,14 +174,14 @@ def _sum_of_parts(parts: Tensor) -> Tensor:
     return total
 
 
-def _waiting(works: Sequence[Any], sent: list[Any], came: Tensor, like: Tensor
-             ) -> Callable[[], Tensor]:
+def _waiting(works: Sequence[Any], sent: list[Any], came: Tensor, dtype: torch.dtype,
+             row_shape: torch.Size) -> Callable[[], Tensor]:
     """Waits for the works, and returns what came. What is sent has to live until then."""
     def wait() -> Tensor:
         for work in works:
             work.wait()
         sent.clear()
-        return _rows_of_bytes(came, like)
+        return _rows_of_bytes(came, dtype, row_shape)
 
     return wait
 
@@ -203,7 +203,7 @@ def _bytes_of_rows(x: Tensor) -> Tensor:
     return x.contiguous().reshape(x.shape[0], width).view(torch.uint8)
 
 
-def _rows_of_bytes(x: Tensor, like: Tensor) -> Tensor:
-    """(n, ...) with the type and the row shape of `like`."""
-    shape = x.shape[0], *like.shape[1:]
-    return x.view(like.dtype).reshape(shape) if x.numel() else like.new_empty(shape)
+def _rows_of_bytes(x: Tensor, dtype: torch.dtype, row_shape: torch.Size) -> Tensor:
+    """(n, *row_shape)"""
+    shape = x.shape[0], *row_shape
+    return x.view(dtype).reshape(shape) if x.numel() else x.new_empty(shape, dtype=dtype)

@@ -30,7 +30,9 @@ def text(plan: Plan) -> str:
     for row in rows:
         cells = [f"{cell:>{width}}" for cell, width in zip(row[:-1], widths)]
         lines.append("  ".join([*cells, row[-1]]))
-    return "\n".join([*lines, *(f"- {reason}" for reason in plan.reasons)])
+    stages = ["in stages on GPUs: receiving takes more than a tenth of the time of computing"]
+    reasons = (*plan.reasons, *(stages if plan.moves_long else ()))
+    return "\n".join([*lines, *(f"- {reason}" for reason in reasons)])
 
 
 def _bytes(count: int) -> str:

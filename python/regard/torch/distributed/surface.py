@@ -157,7 +157,8 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, call: Call, *tensors: Any) -> tuple[Tensor, Tensor]:
         out, lse, kept = passes.forward(call, Tensors(*tensors))
         ctx.call = call
-        ctx.save_for_backward(*kept)
+        seed = call.options.get("dropout_seed")  # in memory: autograd sees where it has changed
+        ctx.save_for_backward(*kept, seed if isinstance(seed, Tensor) else None)
         # Without data: memory is held by what is kept alone.
         ctx.like = [None if x is None else torch.empty_like(x, device="meta")
                     for x in tensors[:passes.GRADED]]
@@ -170,5 +171,6 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         wanted = Wanted(*ctx.needs_input_grad[1:1 + passes.GRADED])
-        return (None, *passes.backward(ctx.call, ctx.saved_tensors, dout, dlse, wanted, ctx.like),
+        kept = ctx.saved_tensors[:-1]
+        return (None, *passes.backward(ctx.call, kept, dout, dlse, wanted, ctx.like),
                 None, None, None)

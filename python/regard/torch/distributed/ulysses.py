@@ -194,7 +194,7 @@ def to_heads(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
     parts = [rows[:, :, own.start:own.stop] for own in dealt]
     sizes = [part.numel() for part in parts]
     sent = x.new_empty(sum(sizes))
-    for part, to in zip(parts, sent.split(sizes)):
+    for part, to in zip(parts, torch.split(sent, sizes)):
         to.view(part.shape).copy_(part)
     per_row = batch * len(dealt[ranks.rank]) * width
     counts = [plan.rows(rank) * per_row for rank in range(ranks.size)]
