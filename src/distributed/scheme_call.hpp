@@ -18,7 +18,7 @@ class SchemeCall {
 
   // Bytes, known before anything is read, written or sent.
   virtual std::int64_t workspace() const = 0;
-  // What has to be equal on all ranks, next to what the part says of itself.
+  // What has to be equal on all ranks, in addition to the part's own facts.
   virtual std::string facts() const { return {}; }
   // The whole pass. Called once.
   virtual void run(const Collectives&, Memory&) = 0;
