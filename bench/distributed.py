@@ -9,6 +9,7 @@
 Every rank has so many rows of one sequence, causal or of packed causal documents of 1024 to 8192 rows.
 A rank's efficiency is the time of the whole problem on one device over ranks times the time over
 all of them. Times are medians of the slowest rank's; out and dq are compared with one process's.
+A measurement is one call from idle devices to a synchronisation, or so many in a row (--calls 8).
 On GPUs PyTorch's context_parallel takes the causal problems with equal heads, as "PyTorch" with
 cuDNN's kernels and all-gathers; its efficiency is relative to Regard on one device.
 The model's time of a forward and a backward pass: the largest visible area by a rate of FLOP/s, and
@@ -79,33 +80,35 @@ def documents(length: int) -> list[int]:
 
 # ---------------------------------------------------------------------------------------- measuring
 
-def timed(call, device: torch.device, group, rounds: int) -> float:
-    """Seconds: the median over rounds of the slowest rank's."""
+def timed(call, device: torch.device, group, options: argparse.Namespace) -> float:
+    """Seconds of a call: the median over rounds of the slowest rank's."""
     found = []
-    for _ in range(rounds + 1):
+    for _ in range(options.rounds + 1):
         if group is not None:
             dist.barrier(group)
         if device.type == "cuda":
             torch.cuda.synchronize()
         began = time.perf_counter()
-        call()
+        for _ in range(options.calls):
+            call()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        took = torch.tensor(time.perf_counter() - began, dtype=torch.float64, device=device)
+        seconds = (time.perf_counter() - began) / options.calls
+        took = torch.tensor(seconds, dtype=torch.float64, device=device)
         if group is not None:
             dist.all_reduce(took, dist.ReduceOp.MAX, group)
         found.append(float(took))
     return statistics.median(found[1:])
 
 
-def passes(function, tensors, device, group, rounds):
+def passes(function, tensors, device, group, options):
     """Seconds of forward and of backward, and out and dq."""
     q, k, v = (x.detach().requires_grad_() for x in tensors[:3])
     with torch.no_grad():
-        forward = timed(lambda: function(q, k, v), device, group, rounds)
+        forward = timed(lambda: function(q, k, v), device, group, options)
     out = function(q, k, v)
     backward = timed(lambda: torch.autograd.grad(out, (q, k, v), tensors[3], retain_graph=True),
-                     device, group, rounds)
+                     device, group, options)
     dq = torch.autograd.grad(out, q, tensors[3], retain_graph=True)[0]
     return forward, backward, out.detach(), dq
 
@@ -140,13 +143,13 @@ def measure(rank: int, options: argparse.Namespace, folder: str) -> None:
 def compare(problem: Problem, options: argparse.Namespace, device: torch.device) -> None:
     rank, ranks = dist.get_rank(), options.ranks
     whole = problem.tensors(problem.rows * ranks, device)
-    alone = alone_on_one(problem, ranks, whole, device, options.rounds)
+    alone = alone_on_one(problem, ranks, whole, device, options)
     for scheme, more in schemes(problem, options.schemes):
         plan = problem.plan(ranks, scheme)
         local = [plan.shard(x, rank, 2) for x in whole]
         forward, backward, out, dq = passes(
             lambda q, k, v: rd.attention(q, k, v, plan, **more), local, device,
-            dist.group.WORLD, options.rounds)
+            dist.group.WORLD, options)
         if rank == 0:
             error = max(difference(found, plan.shard(wanted, 0, 2))
                         for found, wanted in zip((out, dq), alone[2:]))
@@ -156,8 +159,8 @@ def compare(problem: Problem, options: argparse.Namespace, device: torch.device)
 
 def compare_pytorch(problem: Problem, options: argparse.Namespace, device: torch.device) -> None:
     whole = problem.tensors(problem.rows * options.ranks, device)
-    alone = alone_on_one(problem, options.ranks, whole, device, options.rounds)
-    forward, backward, out, dq = by_pytorch(options.ranks, whole, device, options.rounds)
+    alone = alone_on_one(problem, options.ranks, whole, device, options)
+    forward, backward, out, dq = by_pytorch(options.ranks, whole, device, options)
     if dist.get_rank() > 0:
         return
     ends = 2 * options.ranks - 1  # rank 0 has the first and the last part of so many
@@ -166,7 +169,7 @@ def compare_pytorch(problem: Problem, options: argparse.Namespace, device: torch
     show(problem, "PyTorch", problem.plan(options.ranks, "gather"), (forward, backward), alone, error)
 
 
-def by_pytorch(ranks, whole, device, rounds):
+def by_pytorch(ranks, whole, device, options):
     """As `passes`, by torch.distributed.tensor.experimental.context_parallel."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
@@ -176,21 +179,21 @@ def by_pytorch(ranks, whole, device, rounds):
                            buffer_seq_dims=[2] * len(parts), no_restore_buffers={*parts}),
           sdpa_kernel(SDPBackend.CUDNN_ATTENTION)):
         return passes(lambda q, k, v: functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True), parts, device, dist.group.WORLD, rounds)
+            q, k, v, is_causal=True), parts, device, dist.group.WORLD, options)
 
 
-def alone_on_one(problem, ranks, whole, device, rounds):
+def alone_on_one(problem, ranks, whole, device, options):
     """The whole problem in one call: on the GPU of each rank; on the CPU on rank 0, while the
     others wait."""
     found = None
     if device.type == "cuda" or dist.get_rank() == 0:
-        found = packed(problem, ranks, whole, device, rounds) if problem.mask == "documents" else (
-            passes(lambda q, k, v: attention(q, k, v, causal="top_left"), whole, device, None, rounds))
+        found = packed(problem, ranks, whole, device, options) if problem.mask == "documents" else (
+            passes(lambda q, k, v: attention(q, k, v, causal="top_left"), whole, device, None, options))
     dist.barrier()
     return found
 
 
-def packed(problem, ranks, whole, device, rounds):
+def packed(problem, ranks, whole, device, options):
     """Packed documents by cu_seqlens, in one process."""
     cuts = documents(problem.rows * ranks)
     starts = torch.tensor(cuts, dtype=torch.int32, device=device)
@@ -202,7 +205,7 @@ def packed(problem, ranks, whole, device, rounds):
                         max_seqlen_k=most, causal="top_left")
         return out.transpose(0, 1)[None]
 
-    return passes(function, whole, device, None, rounds)
+    return passes(function, whole, device, None, options)
 
 
 def schemes(problem: Problem, wanted: list[str]):
@@ -298,6 +301,7 @@ def main() -> None:
                         help="with commas between (default: all of one level)")
     parser.add_argument("--threads", type=int, default=1, help="of a rank on the CPU")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=1, help="between synchronisations (default 1)")
     parser.add_argument("--model", type=numbers, help="plans for these numbers of ranks, no device")
     parser.add_argument("--explain", action="store_true", help="four plans, no device")
     parser.add_argument("--ranks-per-node", type=int, default=8, help="the model's (default 8)")
