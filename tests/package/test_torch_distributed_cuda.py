@@ -19,6 +19,9 @@ from distributed_cases import (FEATURES, IN_STAGES, SCHEMES, Case, error, joined
 from distributed_pool import Pool, Raised  # noqa: E402
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+# Errors are relative to a norm. Over the keys of a row, gradients of scores cancel save for the sink's
+# part: in this case the norm of dbias is a sixteenth of dq's, whose errors it has.
+CANCELLED = {("bias_of_rows", "dbias"): 16}
 SHARED = 3  # ranks on one GPU
 SECONDS = 240  # of a task: kernels are compiled at their first use
 
@@ -62,7 +65,8 @@ def test_each_feature(pool: Pool, name: str, dtype: torch.dtype, scheme: str) ->
     assert not [part for part in parts if isinstance(part, Raised)], parts
     found = joined(case, case.plan(world, plain), parts)
     for result, x in truth_of(name, dtype).items():
-        limit = max(LIMITS[dtype], 1e-6 if result == "dsink" else 0)
+        limit = max(LIMITS[dtype] * CANCELLED.get((name, result), 1),
+                    1e-6 if result == "dsink" else 0)
         assert error(found[result], x) <= limit, (result, error(found[result], x))
 
 
