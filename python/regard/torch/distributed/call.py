@@ -12,6 +12,7 @@ from torch import Tensor
 from ...attention import attention, attention_backward
 from ...gradients import Gradients
 from ..surface import attention as attention_of_one
+from .copies import copy
 from .plan_value import Plan
 from .visibility import among, intersection
 
@@ -103,7 +104,11 @@ def sums_type(x: Tensor) -> torch.dtype:
 
 def packed(k: Tensor, v: Tensor) -> Tensor:
     """(rows, B, Hkv, D + Dv), dense: keys and values as they are moved."""
-    return torch.cat([x.permute(2, 0, 1, 3) for x in (k, v)], dim=-1)
+    size, both = k.shape[-1], k.shape[-1] + v.shape[-1]
+    rows = k.new_empty((k.shape[2], *k.shape[:2], both))
+    for x, to in zip((k, v), unpacked(rows, size)):
+        copy(to, x)
+    return rows
 
 
 def unpacked(rows: Tensor, head_size: int) -> tuple[Tensor, Tensor]:

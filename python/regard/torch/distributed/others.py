@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import call as one
 from .call import Call, Tensors
+from .copies import copy
 
 _MOST_RUNS = 8  # of own rows, each of which is copied by itself
 
@@ -72,7 +73,7 @@ def put_own(call: Call, tensors: Tensors, rows: Tensor, among: Tensor | None, na
         return
     for first, place, count in runs:
         for x, to in zip((tensors.k, tensors.v), one.unpacked(rows[place:place + count], size)):
-            to.copy_(x[:, :, first:first + count])
+            copy(to, x[:, :, first:first + count])
 
 
 def own_sums(call: Call, sums: Tensor, among: Tensor | None, name: str) -> Tensor:

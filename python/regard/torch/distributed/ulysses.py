@@ -19,6 +19,7 @@ from ..kernels import dense
 from . import call as one
 from . import heads
 from .call import Call, Tensors, Wanted
+from .copies import copy
 from .visibility import intersection
 
 Kept = tuple[Tensor | None, ...]
@@ -195,7 +196,7 @@ def to_heads(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
     sizes = [part.numel() for part in parts]
     sent = x.new_empty(sum(sizes))
     for part, to in zip(parts, torch.split(sent, sizes)):
-        to.view(part.shape).copy_(part)
+        copy(to.view(part.shape), part)
     per_row = batch * len(dealt[ranks.rank]) * width
     counts = [plan.rows(rank) * per_row for rank in range(ranks.size)]
     came: Tensor = ranks.all_to_all(sent[:, None], sizes, counts)
@@ -212,12 +213,17 @@ def to_rows(call: Call, x: Tensor, dealt: list[range]) -> Tensor:
     given = [plan.rows(rank) * batch * count * width for rank in range(ranks.size)]
     own_rows = plan.rows(ranks.rank)
     taken = [own_rows * batch * len(own) * width for own in dealt]
-    came = ranks.all_to_all(x.permute(2, 0, 1, 3).reshape(-1, 1), given, taken)
+    sent = x.new_empty((x.shape[2], batch, count, width))
+    copy(sent, x.permute(2, 0, 1, 3))
+    came = ranks.all_to_all(sent.view(-1, 1), given, taken)
     parts = [part.view(own_rows, batch, len(own), width)
              for own, part in zip(dealt, torch.split(came[:, 0], taken))]
     most = max(own.stop for own in dealt)
     if sum(map(len, dealt)) == most:  # each head is one rank's
-        return torch.cat(parts, 2).permute(1, 2, 0, 3)
+        rows = x.new_empty((own_rows, batch, most, width))
+        for own, part in zip(dealt, parts):
+            copy(rows[:, :, own.start:own.stop], part)
+        return rows.permute(1, 2, 0, 3)
     total = x.new_zeros((own_rows, batch, most, width))
     for own, part in zip(dealt, parts):
         total[:, :, own.start:own.stop] += part
