@@ -159,7 +159,9 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
     flags_q |= c.only_flagged;
     flags |= c.only_flagged || (c.kernel == Kernel::finish && c.flags_nonfinite);
     flags_k |= c.kernel == Kernel::finish && c.flags_nonfinite && (c.wanted.dk || c.wanted.dv);
-    if (launch.resident > 0 && (p.features.interval || p.varlen || c.tile_map)) counter = 8;
+    if (launch.resident > 0 && (p.features.interval || p.varlen || c.tile_map)) {
+      counter = c.repeats_rows ? 0 : 8;
+    }
     if (c.merges_splits) {
       arrivals = launch.grid.blocks() * 8;
       partial_out = launch.grid.blocks() * c.tiling.rows * partial_row_bytes(c);
@@ -168,7 +170,7 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
       partial_rows = plan.splits * s.heads_q * s.rows_q * 2 * 4;
       partial_out = plan.splits * s.heads_q * s.rows_q * s.dim_v * 4;
     }
-    sliced |= c.kernel == Kernel::forward && c.tiling.slices > 1 && !c.split_kv;
+    sliced |= c.kernel == Kernel::forward && c.tiling.slices > 1 && c.flags_nonfinite;
     adds |= converts_dbias(c);
     if (c.kernel == Kernel::delta) rows_states = s.heads_q * s.rows_q * 2 * real_size(p);
     if (c.kernel == Kernel::split_f32) hi_lo = hi_lo_layout(p, c).size;

@@ -46,8 +46,9 @@ TEST_SUITE_BEGIN("cuda_plan");
 TEST_CASE("launch lists") {
   const Pass backward = Pass::backward;
   CHECK(kernels_of(planned(problem(attention({})))) == "forward");
-  CHECK(kernels_of(planned(problem(causal()))) == "forward forward*");
-  CHECK(kernels_of(planned(problem(attention({.type = f32})))) == "split_f32 forward forward*");
+  CHECK(kernels_of(planned(problem(causal()))) == "forward");
+  CHECK(kernels_of(planned(problem(causal({.batch = 16})))) == "forward forward*");
+  CHECK(kernels_of(planned(problem(attention({.type = f32})))) == "split_f32 forward");
   CHECK(kernels_of(planned(problem(attention({.type = f32})), "sm_80")) == "forward forward*");
   CHECK(kernels_of(planned(problem(attention({.type = f64})))) == "forward");
   CHECK(kernels_of(planned(problem(attention({}), backward))) == "delta backward finish");

@@ -3,11 +3,13 @@
 As test_emulated.py, whose environment these tests need.
 """
 
+import numpy as np
 import pytest
 
 import regard_ctypes as regard
 import test_adversarial as adversarial
 from selection import mostly_exhaustive, one_in
+from solve import close, problem, solve, with_values
 
 pytestmark = pytest.mark.skipif("emulated:mma" not in regard.backends(),
                                 reason="REGARD_LIBRARY is not the emulator's")
@@ -48,3 +50,23 @@ def test_strides_of_axes_of_one(stride, family, type):
     if family == "wgmma":  # TMA takes strides of whole multiples of 16 bytes
         stride = stride // 8 * 8
     adversarial.test_strides_of_axes_of_one(base, stride, type, backend(family))
+
+
+# Every number of columns that a lane has when a warp computes rows again, two batches of rows and more.
+@pytest.mark.parametrize("more", [{}, {"softcap": 3.0, "dropout": (0.3, 5, 0)}], ids=str)
+@pytest.mark.parametrize("dim_v", mostly_exhaustive([32, 64, 96, 128, 160, 192, 224, 256], 96))
+@pytest.mark.parametrize("family, type", [("mma", "bf16"), ("mma", "f32"), ("wgmma", "f16")])
+def test_rows_that_do_not_see_a_nan_are_computed_again(family, type, dim_v, more):
+    tensors = problem(1, 2, 1, 150, 150, 64, dim_v, type=type)
+    del tensors["dout"]
+    v = with_values(tensors["v"], (0, 0, 149, slice(None)), np.nan)
+    spoilt = tensors | {"v": with_values(v, (0, 0, 141, 1), np.inf)}
+    results = [solve(**given, backend=backend(family), causal="bottom_right", **more)
+               for given in (tensors, spoilt)]
+    for name in ("out", "lse"):
+        want, got = (result[name][:, :, :141] for result in results)
+        close(got, want, name)
+    out = regard.load(results[1]["out"])
+    assert not np.isfinite(out[:, :, 149]).any()
+    assert np.isfinite(np.delete(out[:, :, 141:149], 1, -1)).all()
+    assert more or not np.isfinite(out[:, :, 141:149, 1]).any()

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/mma/forward_step.cuh"
+#include "cuda/kernels/tile/row_again.cuh"
 
 namespace regard {
 
@@ -71,15 +72,20 @@ struct ForwardMma : ForwardStep<kConfig> {
   // ---------------------------------------------------------------------------------------- result
 
   REGARD_DEVICE void write() {
+    uint32 rows_again[kM] = {};  // of each 16 rows
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
       softmax.sum_over_lanes(m);
       if constexpr (kConfig.split_kv) {
         write_partial(m);
       } else {
-        finish_rows(m);
+        rows_again[m] = finish_rows(m);
         write_out(m);
       }
+    }
+    if constexpr (kConfig.repeats_rows) {
+#pragma unroll
+      for (int m = 0; m < kM; ++m) compute_rows_again(m, rows_again[m]);
     }
   }
 
@@ -112,9 +118,10 @@ struct ForwardMma : ForwardStep<kConfig> {
     }
   }
 
-  // Divides by the sums; writes lse and flags.
-  REGARD_DEVICE void finish_rows(int m) {
+  // Divides by the sums; writes lse and flags. Bit r: row r of the 16 is to be computed again.
+  REGARD_DEVICE uint32 finish_rows(int m) {
     const View& lse = at.p.lse;
+    bool nonfinite[2] = {};  // among the lane's own elements
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int index = at.row_of(m, half);
@@ -123,27 +130,28 @@ struct ForwardMma : ForwardStep<kConfig> {
       const SoftmaxRow<L>& sums = softmax.rows[m][half];
       const float factor =
           normaliser<L>(sums) * (kOn.dropout ? float(keep_scale(at.p.dropout)) : 1.0f);
-      int nonfinite = 0;
 #pragma unroll
       for (int n = 0; n < kOutBlocks; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& x = out[m][n][half * 2 + e];
           x *= factor;
-          nonfinite |= !(x - x == 0);
+          nonfinite[half] |= !(x - x == 0);
         }
       }
+      int flagged = nonfinite[half];
       if constexpr (kConfig.flags_nonfinite) {
-        nonfinite |= shuffle_xor(nonfinite, 1);
-        nonfinite |= shuffle_xor(nonfinite, 2);
+        flagged |= shuffle_xor(flagged, 1);
+        flagged |= shuffle_xor(flagged, 2);
       }
       if (index >= at.row_count) continue;
       if (lse.given() && holds_lse()) {
         const int64 to = offset_of(lse.strides, at.b, row.head, at.seq.first_q, row.i);
         static_cast<float*>(lse.data)[to] = lse_of_reference<L>(sums);
       }
-      if constexpr (kConfig.flags_nonfinite) write_flag(row, nonfinite);
+      if constexpr (kConfig.flags_nonfinite) write_flag(row, flagged);
     }
+    return kConfig.repeats_rows ? rows_with(nonfinite) : 0;
   }
   REGARD_DEVICE float sink_of(int head) const {
     return static_cast<const float*>(at.p.sink.data)[head * at.p.sink.strides.head];
@@ -152,6 +160,14 @@ struct ForwardMma : ForwardStep<kConfig> {
   REGARD_DEVICE void write_flag(const Row& row, int nonfinite) const {
     if (lane_index() % 4 != 0 || (kTiling.slices > 1 && !nonfinite)) return;
     write_row_flag(at.params, row_index_of(row), nonfinite != 0);
+  }
+  // Of each row the warp's own columns.
+  REGARD_DEVICE void compute_rows_again(int m, uint32 rows) const {
+    const int first = at.warp_row() + m * 16, left = at.row_count - first;
+    if (left < 16) rows &= left > 0 ? (1u << left) - 1 : 0;
+    sync_warp();  // the rows have been written
+    compute_again<kConfig, kOutBlocks * 8>(
+        at.params, at.b, rows, {at.head, at.first_row + first, at.seq.len_q}, at.warp_column());
   }
 
   REGARD_DEVICE void write_out(int m) const {

@@ -8,6 +8,8 @@
 #include "semantics/portable.h"
 
 #define REGARD_DEVICE __device__ __forceinline__
+// Code that hardly ever runs: it is called, and has registers of its own.
+#define REGARD_COLD __device__ __noinline__
 
 namespace regard {
 
@@ -47,6 +49,8 @@ REGARD_DEVICE T shuffle(T value, int lane) {
   return __shfl_sync(0xffffffffu, value, lane);
 }
 REGARD_DEVICE bool any_in_warp(bool value) { return __any_sync(0xffffffffu, value); }
+// Bit n: lane n has true.
+REGARD_DEVICE uint32 lanes_with(bool value) { return __ballot_sync(0xffffffffu, value); }
 REGARD_DEVICE bool any_in_block(bool value) { return __syncthreads_or(value); }
 
 // --------------------------------------------------------------------------------- shared memory

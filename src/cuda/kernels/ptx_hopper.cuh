@@ -103,6 +103,8 @@ REGARD_DEVICE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group
 REGARD_DEVICE void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
+// Until what was stored is in memory.
+REGARD_DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // Makes this thread's writes to shared memory visible to TMA and wgmma.
 REGARD_DEVICE void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

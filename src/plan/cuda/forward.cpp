@@ -77,6 +77,14 @@ void explain_tiles(const Draft& d, int64 tiles) {
   }
 }
 
+// Whether each multiprocessor has at most one tile, and few keys. A kernel then computes rows again
+// by itself, because a second launch would be a large part of the call; else the code for it would
+// take registers from a loop over many tiles, and a warp would take long over many keys.
+bool is_small(const Draft& d, int64 tiles) {
+  constexpr int64 kMostKeys = 2048;
+  return tiles <= d.facts.chip.multiprocessors && keys_in_reach(d.p) <= kMostKeys;
+}
+
 void lay_out_workspace(Draft& d, int64 tiles, bool flags) {
   const Problem& p = d.p;
   const KernelConfig& main = d.main;
@@ -98,7 +106,7 @@ void lay_out_workspace(Draft& d, int64 tiles, bool flags) {
                {copies, copies_bytes(p, copies_at_most(d.plan, p))}});
   // The counter and any_flag need no clearing, because they are compared with the call's nonce.
   // Every row's flag is written, except by warps that have slices of a row.
-  if (!main.split_kv && main.tiling.slices > 1) w.clear = w.begin(row_states);
+  if (main.flags_nonfinite && main.tiling.slices > 1) w.clear = w.begin(row_states);
 }
 
 }  // namespace
@@ -108,8 +116,10 @@ void add_forward_launches(Draft& d) {
   if (main.family == Family::simt) return add_simt_launch(d, main);
   const TilingRequest request = d.request(main, true);
   const int64 tiles = row_tiles(request, main);
-  const bool flags = needs_fixup(d.p, main);
   split_keys(d, request);
+  const bool again = needs_fixup(d.p, main);
+  main.repeats_rows = again && !main.split_kv && main.tiling.key_warps == 1 && is_small(d, tiles);
+  const bool flags = again && !main.repeats_rows;
   const bool combines = main.split_kv && !main.merges_splits;
   main.flags_nonfinite = flags && !combines;
   add_map_launch(d);
@@ -119,10 +129,8 @@ void add_forward_launches(Draft& d) {
              heads_per_group(d.facts, main));
   explain_tiles(d, tiles);
   if (combines) add_combine_launch(d, flags);
-  if (flags) {
-    explain_fixup(d.because);
-    add_fixup_launch(d, Kernel::forward);
-  }
+  if (again) explain_fixup(d.because);
+  if (flags) add_fixup_launch(d, Kernel::forward);
   lay_out_workspace(d, tiles, flags);
 }
 

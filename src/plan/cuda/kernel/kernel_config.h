@@ -142,6 +142,7 @@ struct KernelConfig {
   bool cta_pair = false;         // wide wgmma backward: two blocks of a cluster share the columns
                                  // of dq
   bool flags_nonfinite = false;  // flags rows whose result is not finite, to be computed again
+  bool repeats_rows = false;     // forward: computes such rows again itself, at its end
   bool only_flagged = false;     // simt: computes only what is flagged
   bool persistent = false;       // wgmma backward: a block takes one tile after another
   bool ordered_dq = false;       // blocks add to dq in a fixed order: deterministic

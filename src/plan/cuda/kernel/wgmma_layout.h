@@ -39,8 +39,10 @@ REGARD_INLINE int dropout_bytes(const KernelConfig& c) {
 }
 
 // Whether the forward kernel's tiles differ in length, so that blocks take them from a counter.
+// Where it computes rows again by itself, each tile has its own block.
 REGARD_INLINE bool counts_tiles(const KernelConfig& c) {
-  return c.family == Family::wgmma && (c.features.interval || c.varlen || c.tile_map);
+  return c.family == Family::wgmma && !c.repeats_rows &&
+         (c.features.interval || c.varlen || c.tile_map);
 }
 
 struct ForwardWgmmaLayout {

@@ -11,6 +11,7 @@
 #include "semantics/portable.h"
 
 #define REGARD_DEVICE inline
+#define REGARD_COLD inline
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)
@@ -63,6 +64,12 @@ REGARD_DEVICE T shuffle_xor(T value, int mask, Where where = here()) {
 }
 REGARD_DEVICE bool any_in_warp(bool value, Where where = here()) {
   return machine->any_in_warp(value, where);
+}
+REGARD_DEVICE int lowest_bit(uint32 x) { return __builtin_ctz(x); }
+REGARD_DEVICE uint32 lanes_with(bool value, Where where = here()) {
+  uint32 lanes = 0;
+  for (int lane = 0; lane < 32; ++lane) lanes |= shuffle(uint32(value), lane, where) << lane;
+  return lanes;
 }
 REGARD_DEVICE bool any_in_block(bool value, Where where = here()) {
   return machine->any_in_block(value, where);
@@ -210,7 +217,6 @@ REGARD_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const uint32 (&a)[4], uint32 
 
 // ------------------------------------------------------------------------------------------ maths
 
-REGARD_DEVICE int lowest_bit(uint32 x) { return __builtin_ctz(x); }
 REGARD_DEVICE int leading_zeros(uint32 x) { return __builtin_clz(x); }
 REGARD_DEVICE int count_bits(uint32 x) {  // images link no library that counts
   int count = 0;

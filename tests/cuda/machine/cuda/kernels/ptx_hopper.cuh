@@ -60,6 +60,7 @@ REGARD_DEVICE void tma_store(const TensorMap& map, const TmaCoords& at, SharedAd
 }
 REGARD_DEVICE void tma_store_commit() { machine->tma_store_commit(); }
 REGARD_DEVICE void tma_store_wait_read(Where where = here()) { machine->wait_stores(where); }
+REGARD_DEVICE void tma_store_wait(Where where = here()) { machine->wait_stores(where); }
 REGARD_DEVICE void fence_proxy_async() {}
 
 REGARD_DEVICE int cluster_rank() { return machine->rank(); }

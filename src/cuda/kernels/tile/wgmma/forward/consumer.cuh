@@ -253,8 +253,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
     multiply_values();
     wgmma_wait<0>();
     fence_operand(out);
-    this->write_tile(iteration - 1, softmax);
-    Epilogue<kConfig>::finish();
+    this->write_last_tile(softmax);
   }
   REGARD_DEVICE void multiply_values() {
     Base::multiply_values(out, state.adds_to_out);

@@ -100,8 +100,17 @@ struct ConsumerWarpgroup {
   }
 
   REGARD_DEVICE void write_tile(int of_iteration, const WarpgroupSoftmax<kConfig>& softmax) {
-    const ForwardTile<kConfig>& done = memory.tile(of_iteration);
-    Epilogue<kConfig>{params, maps, memory, done, warp_row, softmax}.write(out);
+    epilogue(of_iteration, softmax).write(out);
+  }
+  REGARD_DEVICE void write_last_tile(const WarpgroupSoftmax<kConfig>& softmax) {
+    Epilogue<kConfig> last = epilogue(iteration - 1, softmax);
+    const uint32 again = last.write(out);
+    last.finish();
+    if constexpr (kConfig.repeats_rows) last.repeat(again);
+  }
+  REGARD_DEVICE Epilogue<kConfig> epilogue(int of_iteration,
+                                           const WarpgroupSoftmax<kConfig>& softmax) const {
+    return {params, maps, memory, memory.tile(of_iteration), warp_row, softmax};
   }
 };
 

@@ -2,6 +2,7 @@
 // that are not finite for its 16 rows.
 #pragma once
 
+#include "cuda/kernels/tile/row_again.cuh"
 #include "cuda/kernels/tile/wgmma/forward/softmax.cuh"
 
 namespace regard {
@@ -14,6 +15,7 @@ struct Epilogue {
   using L = MmaLanes<kConfig.type>;
   using Format = typename ElementOf<kConfig.type>::Format;
   static constexpr Features kOn = kConfig.features;
+  static constexpr bool kLooks = kConfig.flags_nonfinite || kConfig.repeats_rows;
   static constexpr int kOutBlocks = Coords::kOutBlocks, kRows = Memory::kRows;
   static constexpr int kPanels = Memory::kLayout.out_panels;  // of out in shared memory; 0: none
 
@@ -33,7 +35,8 @@ struct Epilogue {
            flat_row(params.problem, seq, tile.b, tile.first_row + warp_row + row_of(half));
   }
 
-  REGARD_DEVICE void write(Out& out) {
+  // Bit r: row r is to be computed again.
+  REGARD_DEVICE uint32 write(Out& out) {
     const Problem& p = params.problem;
     softmax.sum_over_lanes();
     if constexpr (kOn.sink) {
@@ -43,17 +46,34 @@ struct Epilogue {
     bool nonfinite[2];  // among the lane's own elements
 #pragma unroll
     for (int half = 0; half < 2; ++half) nonfinite[half] = normalise(out, half);
-    if (rows_left <= 0) return;
-    if constexpr (kConfig.continues) return write_continued(out, nonfinite);
-    if constexpr (kPanels > 0) {
-      store_panels(out);
+    if (rows_left <= 0) return 0;
+    if constexpr (kConfig.continues) {
+      write_continued(out, nonfinite);
     } else {
-      store_pairs(out);
+      if constexpr (kPanels > 0) {
+        store_panels(out);
+      } else {
+        store_pairs(out);
+      }
+      if (params.problem.lse.given() || kConfig.flags_nonfinite) write_rows(nonfinite);
     }
-    if (params.problem.lse.given() || kConfig.flags_nonfinite) write_rows(nonfinite);
+    if constexpr (!kConfig.repeats_rows) return 0;
+    const uint32 rows = rows_with(nonfinite);
+    return rows_left < 16 ? rows & ((1u << rows_left) - 1) : rows;
   }
 
-  // Divides by the row's sum. True where an element of the lane is not finite, if rows are flagged.
+  // After the block's only tile has been written.
+  REGARD_DEVICE void repeat(uint32 rows) const {
+    if (rows == 0) return;
+    if constexpr (kPanels > 0) {
+      if (lane_index() == 0) tma_store_wait();
+    }
+    sync_warp();  // the rows have been written
+    compute_again<kConfig>(params, tile.b, rows,
+                           {tile.head, tile.first_row + warp_row, tile.len_q});
+  }
+
+  // Divides by the row's sum. True where an element of the lane is not finite, if that matters.
   REGARD_DEVICE bool normalise(Out& out, int half) const {
     constexpr int kChains = 4;
     const float factor = normaliser_of(softmax.rows[half]) *
@@ -65,10 +85,10 @@ struct Epilogue {
       for (int e = 0; e < 2; ++e) {
         float& x = out[n][half * 2 + e];
         x *= factor;
-        if constexpr (kConfig.flags_nonfinite) zero[(2 * n + e) % kChains] += x * 0.0f;
+        if constexpr (kLooks) zero[(2 * n + e) % kChains] += x * 0.0f;
       }
     }
-    return kConfig.flags_nonfinite && !(zero[0] + zero[1] + (zero[2] + zero[3]) == 0);
+    return kLooks && !(zero[0] + zero[1] + (zero[2] + zero[3]) == 0);
   }
   // f16 and bf16 round more than an approximate reciprocal does. A division has a branch for
   // denormal numbers, which takes longer than the rest of a row.
@@ -76,15 +96,15 @@ struct Epilogue {
     if constexpr (kConfig.type == Type::f32) return normaliser<L>(row);
     return row.sum == 0 ? 0.0f : rcp_approx(row.sum);
   }
-  // Rows of a continued call, merged with what out and lse hold. The fix-up pass merges flagged
-  // rows.
+  // Rows of a continued call, merged with what out and lse hold, except those that are computed
+  // again.
   REGARD_DEVICE void write_continued(const Out& out, const bool (&nonfinite)[2]) const {
     const Problem& p = params.problem;
     const int columns = int(p.sizes.dim_v) - Coords::column_of(0, 0);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int flagged = 0;
-      if constexpr (kConfig.flags_nonfinite) {
+      if constexpr (kLooks) {
         flagged = nonfinite[half];
         flagged |= shuffle_xor(flagged, 1);
         flagged |= shuffle_xor(flagged, 2);

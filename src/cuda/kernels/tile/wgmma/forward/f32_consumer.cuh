@@ -144,8 +144,8 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
     wgmma_wait<0>();
     fence_operand(block_out);
     add_block();
-    write_tile(iteration - 1, softmax);
-    Epilogue<kConfig>::finish();
+    flag_lost_rows(softmax);
+    this->write_last_tile(softmax);
   }
 
   // ---------------------------------------------------------------------------------- elementwise

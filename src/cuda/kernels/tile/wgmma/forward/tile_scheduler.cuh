@@ -1,8 +1,8 @@
 // The tile scheduler of the wgmma forward kernel: which tile of query rows a block takes next.
 //
 // Where tiles differ in length (intervals, packed batches, tile maps), blocks take them from a
-// counter in global memory; else block i takes tiles i, i + blocks, ... The first tile of a block
-// always has the block's index.
+// counter in global memory, unless each tile has its own block; else block i takes tiles i, i +
+// blocks, ... The first tile of a block always has the block's index.
 //
 // A block that took a tile while it still has a long one before it would keep it from the others.
 // An index is therefore fetched shortly before the end of the tile before, but early enough for the
