@@ -138,11 +138,14 @@ def require_library(call: Call, tensors: Tensors) -> None:
     arrays: dict[str, Any] = {
         name: torch.empty(shapes[name], dtype=x.dtype, device="meta")
         for name, x in tensors._asdict().items() if x is not None and name in shapes}
+    options = call.options
+    if isinstance(options.get("dropout_seed"), Tensor):  # in a GPU's memory, where these have none
+        options = options | {"dropout_seed": 0}
     graded = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in tensors)
     passes: list[Pass] = ["forward", "backward"] if graded else ["forward"]
     for pass_ in passes:
-        found = explain(**arrays, **call.options, **call.where, pass_=pass_, device=str(q.device))
+        found = explain(**arrays, **options, **call.where, pass_=pass_, device=str(q.device))
         if not found.supported:
             raise refuse("backend", call.where["backend"], f"takes no such {pass_} call:\n{found}",
                          Unsupported)
