@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include "gil.hpp"
+#include "kept_maps.hpp"
 
 namespace regard::python {
 
@@ -260,7 +261,7 @@ nb::object Direct::record(nb::handle ctx, nb::handle q, nb::handle k, nb::handle
 Results Direct::run(const DirectOptions& options, nb::handle q, nb::handle k, nb::handle v,
                     const Named& arrays, bool wants_lse, bool gradients_follow) {
   Reader read(*this, options.rows_first);
-  const Attention a = described(options, read, q, k, v, arrays);
+  Attention a = described(options, read, q, k, v, arrays);
   const nb::object out =
       rows_like(q, a.q, a.v.sizes[static_cast<std::size_t>(a.v.rank - 1)], options.out_type);
   const nb::object lse = wants_lse ? lse_of(q, a) : nb::none();
@@ -273,6 +274,7 @@ Results Direct::run(const DirectOptions& options, nb::handle q, nb::handle k, nb
   TorchMemory memory = memory_of(read.device());
   Run run = run_of(options, read.device(), memory);
   run.gradients_follow = gradients_follow;
+  const UsedMap map(a, run);
   without_gil([&] { regard::forward(a, outputs, run); });
   return Results(nb::make_tuple(out, lse));
 }
@@ -296,7 +298,7 @@ Results Direct::gradients(const DirectOptions& options, const Wanted& wanted, co
                           const Named& arrays, nb::handle dout, nb::handle dlse) {
   const nb::object out = saved[0], lse = saved[1], q = saved[2], k = saved[3], v = saved[4];
   Reader read(*this, options.rows_first);
-  const Attention a = described(options, read, q, k, v, arrays);
+  Attention a = described(options, read, q, k, v, arrays);
   const BackwardInputs inputs{.out = read.rows("out", out),
                               .lse = read("lse", lse),
                               .dout = read.copied_rows("dout", dout),
@@ -320,6 +322,7 @@ Results Direct::gradients(const DirectOptions& options, const Wanted& wanted, co
   if (a.sink.given()) make(4, gradients.dsink, nb::object(arrays["sink"]), a.sink);
   TorchMemory memory = memory_of(read.device());
   const Run run = run_of(options, read.device(), memory);
+  const UsedMap map(a, run);
   without_gil([&] { regard::backward(a, inputs, gradients, run); });
   return Results(nb::make_tuple(found[0], found[1], found[2], found[3], found[4]));
 }

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 
 #include "gil.hpp"
+#include "kept_maps.hpp"
 
 namespace regard::python {
 
@@ -84,7 +85,7 @@ nb::object DirectArrays::forward(const DirectOptions& options, nb::handle q, nb:
                                  nb::handle v, const Named& arrays, bool return_lse) const {
   Run run = where();
   const Reader read(*this, run.device, options.rows_first);
-  const Attention a = described(options, read, q, k, v, arrays);
+  Attention a = described(options, read, q, k, v, arrays);
   if (is_ragged(a)) refuse("q", "an array", "is ragged");
   run.threads = options.threads;
   run.backend = options.backend;
@@ -99,6 +100,7 @@ nb::object DirectArrays::forward(const DirectOptions& options, nb::handle q, nb:
                  a.q.type == Type::f64 ? f64_ : f32_);
     outputs.lse = read("lse", lse);
   }
+  const UsedMap map(a, run);
   without_gil([&] { regard::forward(a, outputs, run); });
   return return_lse ? nb::object(nb::make_tuple(out, lse)) : out;
 }

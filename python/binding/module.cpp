@@ -10,6 +10,7 @@
 #include "direct_arrays.hpp"
 #include "direct_operators.hpp"
 #include "gil.hpp"
+#include "kept_maps.hpp"
 #include "problem.hpp"
 #include "torch_autograd.hpp"
 #include "torch_tensor.hpp"
@@ -100,6 +101,7 @@ void run_forward(const Problem& p, const Array& out, const Array* lse, bool cont
   attention.continue_from = continue_from;
   const Run run = with(torch_threads, allocate,
                        limited(run_of(p, "", stream, threads, backend), multiprocessors));
+  const UsedMap map(attention, run);
   without_gil([&] { forward(attention, outputs, run); });
 }
 
@@ -122,7 +124,9 @@ void run_backward(const Problem& p, const Array* out, const Array& lse, const Ar
                             .accumulate = accumulate};
   const Run run = with(torch_threads, allocate,
                        limited(run_of(p, "", stream, threads, backend), multiprocessors));
-  without_gil([&] { backward(p.attention, inputs, gradients, run); });
+  Attention attention = p.attention;
+  const UsedMap map(attention, run);
+  without_gil([&] { backward(attention, inputs, gradients, run); });
 }
 
 // Values by name.
@@ -187,6 +191,7 @@ NB_MODULE(_core_of_main, m) {
 
   bind_torch_threads(m);
   bind_direct_options(m);
+  bind_kept_maps(m);
   m.def("load_torch", &load_torch, "path"_a,
         "Whether the PyTorch whose Python module this is has what Direct calls need.");
   bind_torch_autograd(m);
@@ -220,10 +225,13 @@ NB_MODULE(_core_of_main, m) {
           "explain",
           [](const Problem& p, const std::string& pass, const std::string& device, int threads,
              const std::string& backend) -> Facts {
-            const Explanation e =
-                explain(p.attention, pass_named(pass), run_of(p, device, 0, threads, backend));
+            const Run run = run_of(p, device, 0, threads, backend);
+            Attention attention = p.attention;
+            const bool kept = use_found_map(attention, run);
+            const Explanation e = explain(attention, pass_named(pass), run);
             return facts("supported", e.supported, "backend", e.backend, "kernel", e.kernel, "text",
-                         e.text, "workspace", e.workspace, "pairs", e.pairs, "flops", e.flops);
+                         e.text, "workspace", e.workspace, "pairs", e.pairs, "flops", e.flops,
+                         "kept_map", kept);
           },
           "pass_"_a = "forward", "device"_a = "", "threads"_a = 0, "backend"_a = "")
       .def(

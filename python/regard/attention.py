@@ -237,7 +237,8 @@ def explain(q: Array, k: Array, v: Array, *, pass_: Pass = "forward", device: st
     """How such a call would run. Arguments as `attention`; arrays need only a shape and a dtype.
 
     Where `mask` is a Mask, the text also gives its density, and up to 32768 x 32768 pairs its tiles,
-    for which the host waits if the mask is on a GPU.
+    for which the host waits if the mask is on a GPU. It says so where calls like this one read a
+    tile map that the mask has kept.
 
     Args:
         pass_: "forward" or "backward".
@@ -245,6 +246,11 @@ def explain(q: Array, k: Array, v: Array, *, pass_: Pass = "forward", device: st
     """
     problem, which, where = _described(q, k, v, pass_, device, options)
     found = problem.explain(which, where, **run_options(threads, backend))
+    if found.pop("kept_map"):
+        for words, here in (("that of `visible`, which make_mask made",
+                             "kept by the mask since an earlier call"),
+                            ("`visible` has none", "the mask has kept none")):
+            found["text"] = found["text"].replace(words, here)
     mask = options.get("mask")
     if isinstance(mask, Mask):
         found["text"] = f"{found['text'].rstrip()}\nshown      {_share_of(mask)}\n"

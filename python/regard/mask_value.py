@@ -25,7 +25,8 @@ class Mask:
 
     A pair is visible if everything that the mask holds shows it. Arrays may be of NumPy, PyTorch,
     JAX or CuPy. Spans are copied; a matrix is kept by reference, and must not change. `&` and `|`
-    combine masks of the same sizes.
+    combine masks of the same sizes. On a GPU, PyTorch's and CuPy's keep their tile maps: at most 8,
+    one for each stream and each geometry of calls.
 
     Attributes, which are also the arguments:
         len_q, len_k: Sq and Sk of the calls that the mask is made for.
@@ -68,6 +69,19 @@ class Mask:
         for name, value in made.items():
             object.__setattr__(self, name, value)
         _ = self.batch, self.heads  # which refuse arrays that do not broadcast
+        self._keep_maps()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy, or from a file: its arrays, but no maps of the original's."""
+        self.__dict__.update(state)
+        self._keep_maps()
+
+    def _keep_maps(self) -> None:
+        if any(hasattr(x, "data_ptr") or type(x).__module__ == "cupy"
+               for x in self.arrays().values()):
+            from .mask_maps import keep_maps
+
+            keep_maps(self)
 
     @cached_property
     def batch(self) -> int:

@@ -33,6 +33,7 @@ import torch  # isort: skip
 from .errors import Unavailable, Unsupported, WrongType, refuse
 from .mask_functions import (FEWEST_ASKED, HEADER, CausalPattern, is_plain, pattern_of,
                              table_of_closures, table_of_pairs)
+from .mask_maps import keep_maps_of_tensors
 from .masks.band import Band, options_of
 from .masks.library import is_concrete
 
@@ -265,6 +266,8 @@ def _span_options(table: torch.Tensor, queries: int, keys: int) -> dict[str, Any
         raise _no_table(table, queries, keys)
     band = Band(None if left <= 1 - queries else left, None if right >= keys - 1 else right)
     options = {"row_spans": table[..., HEADER:], **(options_of(band, queries, keys) or {})}
+    if type(table) is torch.Tensor:
+        keep_maps_of_tensors(row_spans=options["row_spans"])
     table.regard_spans = (queries, keys), options  # type: ignore[attr-defined]
     return options
 
