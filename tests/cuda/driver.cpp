@@ -137,6 +137,13 @@ FAKE Context* regard_fake_context(int device) {
   return kept(Context{device, next++});
 }
 FAKE Stream* regard_fake_stream(Context* context) { return kept(Stream{context, false}); }
+// How often a function was called since the first question.
+FAKE int regard_fake_calls(const char* name) {
+  Machine& m = machine();
+  const std::lock_guard lock(m.mutex);
+  m.is_recording = true;
+  return m.calls[name];
+}
 FAKE void regard_fake_capture(Stream* stream, bool on) {
   captures += int(on) - int(stream->captures);
   stream->captures = on;
