@@ -26,17 +26,7 @@ void set_attribute(nb::handle object, nb::handle name, nb::handle value) {
   if (PyObject_SetAttr(object.ptr(), name.ptr(), value.ptr()) != 0) throw nb::python_error();
 }
 
-nb::object called(const nb::object& function) {
-  PyObject* const result = PyObject_CallNoArgs(function.ptr());
-  if (!result) throw nb::python_error();
-  return nb::steal(result);
-}
-
 bool is_true(const nb::object& value) { return value.ptr() == Py_True; }
-
-bool is_false(const nb::object& value) {
-  return value.ptr() == Py_False || value.is_none() || PyObject_IsTrue(value.ptr()) == 0;
-}
 
 // Whether the operator with a node in C++ can say the call: at most a bias next to q, k and v.
 bool takes_autograd(const DirectOptions& options, const Named& arrays) {
@@ -44,21 +34,22 @@ bool takes_autograd(const DirectOptions& options, const Named& arrays) {
   return arrays.size() == 0 || (arrays.size() == 1 && arrays.contains("bias"));
 }
 
-TorchMemory memory_of(int device) {
-  return TorchMemory(device == Array::kHost ? TorchDevice::cpu() : TorchDevice::cuda(device));
+TorchDevice torch_device(int device) {
+  return device == Array::kHost ? TorchDevice::cpu() : TorchDevice::cuda(device);
 }
 
-nb::tuple tuple_of(const std::array<std::int64_t, 3>& numbers, int rank) {
-  return rank == 2 ? nb::make_tuple(numbers[0], numbers[1])
-                   : nb::make_tuple(numbers[0], numbers[1], numbers[2]);
+// A new tensor for lse: (B, Hq, Sq); packed (Hq, total_q).
+Made lse_of(const Attention& a, TorchDevice device) {
+  const Type type = a.q.type == Type::f64 ? Type::f64 : Type::f32;
+  if (a.q.rank == 3) return dense(std::array{a.q.sizes[1], a.q.sizes[0]}, type, device);
+  return dense(std::span(a.q.sizes).first(3), type, device);
+}
+
+std::int64_t row_size(const Tensor& tensor) {
+  return tensor.sizes[static_cast<std::size_t>(tensor.rank - 1)];
 }
 
 }  // namespace
-
-bool are_false(const std::vector<nb::object>& functions) {
-  return std::all_of(functions.begin(), functions.end(),
-                     [](const nb::object& function) { return is_false(called(function)); });
-}
 
 // ------------------------------------------------------------------------------- reading tensors
 
@@ -72,7 +63,7 @@ class Direct::Reader {
   // A tensor that a caller gave. Errors: no plain tensor, or on another device than the first.
   Tensor operator()(const char* argument, nb::handle x) {
     direct_.require_plain(argument, x);
-    if (is_true(direct_.is_neg_(x))) refuse(argument, "a tensor", "is negated lazily");
+    if (is_neg(x)) refuse(argument, "a tensor", "is negated lazily");
     return made(argument, x);
   }
 
@@ -93,7 +84,7 @@ class Direct::Reader {
     return ordered(tensor);
   }
 
-  // A tensor that the framework has just made.
+  // A tensor of the framework, whatever it is.
   Tensor made(const char* argument, nb::handle x) {
     dlpack::View view;
     if (direct_.exchange_->view_of_object(x.ptr(), &view) != 0) {
@@ -132,20 +123,14 @@ class Direct::Reader {
 Direct::Direct(const Named& torch)
     : tensor_(torch["tensor"]),
       parameter_(torch["parameter"]),
-      is_grad_enabled_(torch["is_grad_enabled"]),
-      num_threads_(torch["num_threads"]),
-      float32_(torch["float32"]),
       dense_(torch["dense"]),
       apply_(torch["apply"]),
-      empty_like_(torch["empty_like"]),
-      is_neg_(tensor_.attr("is_neg")),
       contiguous_(tensor_.attr("contiguous")),
-      new_empty_(tensor_.attr("new_empty")),
-      new_strided_(tensor_.attr("new_empty_strided")),
+      autocast_(nb::cast<std::uint64_t>(nb::object(torch["autocast"]))),
+      transforms_(nb::cast<std::uint64_t>(nb::object(torch["transforms"]))),
       torch_threads_(nb::cast<TorchThreads*>(nb::object(torch["torch_threads"]))),
       autograd_(nb::cast<TorchAutograd*>(nb::object(torch["autograd"]))) {
   if (autograd_) autograd_->use(torch_threads_);
-  for (nb::handle mode : nb::object(torch["modes"])) modes_.push_back(nb::borrow(mode));
   void* const api = PyCapsule_GetPointer(nb::object(torch["exchange"]).ptr(), dlpack::kCapsule);
   if (!api) throw nb::python_error();
   exchange_ = static_cast<const dlpack::ExchangeApi*>(api);
@@ -161,17 +146,21 @@ void Direct::require_plain(const char* argument, nb::handle x) const {
   }
 }
 
-bool Direct::wants_grad(nb::handle x) const {
-  static const nb::handle name = interned("requires_grad");
-  require_plain("q", x);
-  return is_true(attribute(x, name));
+bool Direct::is_plain() const {
+  const torch_abi::Functions& f = torch_functions;
+  return f.count_function_modes() == 0 && f.count_dispatch_modes() == 0 &&
+         f.keys_are_excluded(autocast_) && !f.keys_are_included(transforms_) && !*f.tracing();
 }
 
-bool Direct::is_grad_enabled() const { return is_true(called(is_grad_enabled_)); }
+bool Direct::wants_grad(nb::handle x) const {
+  require_plain("q", x);
+  return requires_grad(x);
+}
 
 bool Direct::records(nb::handle q, nb::handle k, nb::handle v, const Named& arrays) const {
   if (!is_grad_enabled()) return false;
-  bool found = wants_grad(q) || wants_grad(k) || wants_grad(v);
+  bool found = false;
+  for (const nb::handle x : {q, k, v}) found = wants_grad(x) || found;
   for (const auto [name, x] : arrays) {
     if (!wants_grad(x)) continue;
     found = true;
@@ -184,41 +173,19 @@ bool Direct::records(nb::handle q, nb::handle k, nb::handle v, const Named& arra
 // ----------------------------------------------------------------------------------------- a pass
 
 Run Direct::run_of(const DirectOptions& options, int device, TorchMemory& memory) const {
-  Run run{.threads = options.threads, .backend = options.backend};
+  Run run{.allocator = memory.allocator(), .threads = options.threads, .backend = options.backend};
   if (device == Array::kHost) {
     if (run.threads == 0) {
-      run.threads = nb::cast<int>(called(num_threads_));
+      run.threads = thread_count();
       if (torch_threads_) run.executor = torch_threads_->executor();
     }
     return run;
   }
   run.device = cuda(device);
-  run.allocator = memory.allocator();
   if (exchange_->current_stream(nb::device::cuda::value, device, &run.stream) != 0) {
     throw nb::python_error();
   }
   return run;
-}
-
-nb::object Direct::rows_like(nb::handle x, const Tensor& tensor, std::int64_t size,
-                             nb::handle type) const {
-  const int last = tensor.rank - 1;
-  if (type.is_none() && tensor.sizes[last] == size && tensor.strides[last] == 1) {
-    return empty_like_(x);
-  }
-  return dense_(x, size, type);
-}
-
-nb::object Direct::lse_of(nb::handle q, const Attention& a) const {
-  // (B, Hq, Sq); packed (Hq, total_q)
-  const bool packed = a.q.rank == 3;
-  const std::array<std::int64_t, 3> sizes =
-      packed ? std::array{a.q.sizes[1], a.q.sizes[0], std::int64_t{1}}
-             : std::array{a.q.sizes[0], a.q.sizes[1], a.q.sizes[2]};
-  const nb::tuple strides = tuple_of({sizes[1] * sizes[2], sizes[2], 1}, packed ? 2 : 3);
-  const nb::tuple shape = tuple_of(sizes, packed ? 2 : 3);
-  if (a.q.type == Type::f32 || a.q.type == Type::f64) return new_strided_(q, shape, strides);
-  return new_strided_(q, shape, strides, "dtype"_a = float32_);
 }
 
 nb::object Direct::forward(const nb::object& options, nb::handle q, nb::handle k, nb::handle v,
@@ -262,16 +229,27 @@ Results Direct::run(const DirectOptions& options, nb::handle q, nb::handle k, nb
                     const Named& arrays, bool wants_lse, bool gradients_follow) {
   Reader read(*this, options.rows_first);
   Attention a = described(options, read, q, k, v, arrays);
-  const nb::object out =
-      rows_like(q, a.q, a.v.sizes[static_cast<std::size_t>(a.v.rank - 1)], options.out_type);
-  const nb::object lse = wants_lse ? lse_of(q, a) : nb::none();
+  const TorchDevice device = torch_device(read.device());
+  ForwardOutputs outputs;
+  nb::object out, lse = nb::none();
+  if (options.out_type.is_none()) {
+    const Made made = rows_like(read.ordered(a.q), row_size(a.v), device);
+    out = object_of(made.owner);
+    outputs.out = read.ordered(made.view);
+  } else {
+    out = dense_(q, row_size(a.v), options.out_type);
+    outputs.out = read.ordered(read.made("out", out));
+  }
+  if (wants_lse) {
+    const Made made = lse_of(a, device);
+    lse = object_of(made.owner);
+    outputs.lse = made.view;
+  }
   if (is_ragged(a)) {
     out.attr("zero_")();
     if (wants_lse) lse.attr("fill_")(-std::numeric_limits<double>::infinity());
   }
-  ForwardOutputs outputs{.out = read.ordered(read.made("out", out))};
-  if (wants_lse) outputs.lse = read.made("lse", lse);
-  TorchMemory memory = memory_of(read.device());
+  TorchMemory memory(device);
   Run run = run_of(options, read.device(), memory);
   run.gradients_follow = gradients_follow;
   const UsedMap map(a, run);
@@ -306,21 +284,23 @@ Results Direct::gradients(const DirectOptions& options, const Wanted& wanted, co
   Gradients gradients;
   std::array<nb::object, 5> found;
   found.fill(nb::none());
-  const auto make = [&](int index, Tensor& field, nb::handle x, const Tensor& tensor) {
+  const TorchDevice device = torch_device(read.device());
+  const auto make = [&](int index, Tensor& field, const Tensor& like) {
     if (!is_true(nb::object(wanted[index]))) return;
     const bool rows = index < 3;
-    found[index] = rows ? rows_like(x, tensor, tensor.sizes[tensor.rank - 1], nb::none())
-                        : new_empty_(x, x.attr("shape"));
+    const Made made = rows ? rows_like(read.ordered(like), row_size(like), device)
+                           : dense(std::span(like.sizes).first(static_cast<std::size_t>(like.rank)),
+                                   like.type, device);
+    found[index] = object_of(made.owner);
     if (rows && is_ragged(a)) found[index].attr("zero_")();
-    field = read.made("gradient", found[index]);
-    if (rows) field = read.ordered(field);
+    field = rows ? read.ordered(made.view) : made.view;
   };
-  make(0, gradients.dq, q, a.q);
-  make(1, gradients.dk, k, a.k);
-  make(2, gradients.dv, v, a.v);
-  if (a.bias.given()) make(3, gradients.dbias, nb::object(arrays["bias"]), a.bias);
-  if (a.sink.given()) make(4, gradients.dsink, nb::object(arrays["sink"]), a.sink);
-  TorchMemory memory = memory_of(read.device());
+  make(0, gradients.dq, a.q);
+  make(1, gradients.dk, a.k);
+  make(2, gradients.dv, a.v);
+  if (a.bias.given()) make(3, gradients.dbias, a.bias);
+  if (a.sink.given()) make(4, gradients.dsink, a.sink);
+  TorchMemory memory(device);
   const Run run = run_of(options, read.device(), memory);
   const UsedMap map(a, run);
   without_gil([&] { regard::backward(a, inputs, gradients, run); });

@@ -9,9 +9,6 @@
 
 namespace regard::python {
 
-// Whether every function returns something false.
-bool are_false(const std::vector<nanobind::object>& functions);
-
 // Each function throws Code::invalid_argument for a call that it cannot take: the operators then
 // take it, or refuse it with all of their advice.
 class Direct {
@@ -19,10 +16,10 @@ class Direct {
   // After load_torch.
   //
   // Objects of PyTorch by name: `tensor` and `parameter`, the two classes; `exchange`, DLPack's
-  // capsule; `modes`, functions that return something false where a direct call is possible;
-  // `is_grad_enabled`, `num_threads`, `float32`; `dense(like, size, type)`, which makes a
-  // tensor for rows of `size` elements; `apply`, which records a call for autograd;
-  // `torch_threads`, a TorchThreads or None; `autograd`, a TorchAutograd or None.
+  // capsule; `autocast` and `transforms`, the dispatch keys of autocast and of torch.func, as bits;
+  // `dense(like, size, type)`, which makes a tensor for rows of `size` elements; `apply`, which
+  // records a call for autograd; `torch_threads`, a TorchThreads or None; `autograd`, a
+  // TorchAutograd or None.
   explicit Direct(const Named& torch);
 
   // out, or (out, lse); with a gradient through `autograd` or `apply`. None where a mode is active.
@@ -41,8 +38,8 @@ class Direct {
 
   // What the operators ask before they run a pass: whether no mode is active, whether gradients are
   // recorded at all, and whether any is of this call.
-  bool is_plain() const { return are_false(modes_); }
-  bool is_grad_enabled() const;
+  bool is_plain() const;
+  bool is_grad_enabled() const { return torch_functions.is_grad_enabled(); }
   bool records(nanobind::handle q, nanobind::handle k, nanobind::handle v,
                const Named& arrays) const;
 
@@ -62,18 +59,13 @@ class Direct {
 
   void require_plain(const char* argument, nanobind::handle x) const;
   bool wants_grad(nanobind::handle x) const;
-  // memory: of the call's workspace, on a GPU.
+  // memory: of the call's workspace.
   Run run_of(const DirectOptions& options, int device, TorchMemory& memory) const;
-  nanobind::object rows_like(nanobind::handle x, const Tensor& tensor, std::int64_t size,
-                             nanobind::handle type) const;
-  nanobind::object lse_of(nanobind::handle q, const Attention& attention) const;
-
   const dlpack::ExchangeApi* exchange_ = nullptr;
-  nanobind::object tensor_, parameter_, is_grad_enabled_, num_threads_, float32_;
-  nanobind::object dense_, apply_, empty_like_, is_neg_, contiguous_, new_empty_, new_strided_;
+  nanobind::object tensor_, parameter_, dense_, apply_, contiguous_;
   nanobind::tuple no_names_;
-  std::vector<nanobind::object> modes_;
-  TorchThreads* torch_threads_ = nullptr;  // both live as long as the process
+  std::uint64_t autocast_ = 0, transforms_ = 0;  // sets of dispatch keys
+  TorchThreads* torch_threads_ = nullptr;        // both live as long as the process
   TorchAutograd* autograd_ = nullptr;
 };
 

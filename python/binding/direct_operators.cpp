@@ -1,5 +1,7 @@
 #include "direct_operators.hpp"
 
+#include <algorithm>
+
 namespace regard::python {
 
 namespace nb = nanobind;
@@ -27,6 +29,11 @@ nb::object unless_refused(Call&& call) {
     if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) throw;
   }
   return {};
+}
+
+bool are_false(const std::vector<nb::object>& functions) {
+  return std::all_of(functions.begin(), functions.end(),
+                     [](const nb::object& function) { return !nb::cast<bool>(function()); });
 }
 
 nb::object called(const nb::object& function, const nb::args& arguments, const nb::kwargs& named) {

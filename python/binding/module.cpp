@@ -192,8 +192,9 @@ NB_MODULE(_core_of_main, m) {
   bind_torch_threads(m);
   bind_direct_options(m);
   bind_kept_maps(m);
-  m.def("load_torch", &load_torch, "path"_a,
-        "Whether the PyTorch whose Python module this is has what Direct calls need.");
+  m.def("load_torch", &load_torch, "path"_a, "example"_a,
+        "Whether the PyTorch whose Python module this is has what Direct calls need. example: any "
+        "plain tensor.");
   bind_torch_autograd(m);
   bind_direct(m);
   bind_direct_operators(m);

@@ -35,6 +35,15 @@ void visit_functions(Functions& f, Visit&& visit) {
   visit("torch_library_impl", f.implement);
   visit("torch_call_dispatcher", f.call);
   visit("torch_get_num_threads", f.num_threads);
+  visit("aoti_torch_grad_mode_is_enabled", f.is_grad_enabled);
+  visit("_Z16THPVariable_WrapRKN2at10TensorBaseE", f.to_object);
+  visit("_ZN2at6native6is_negERKNS_6TensorE", f.is_neg);
+  visit("_ZNK3c1010TensorImpl13requires_gradEv", f.requires_grad);
+  visit("_ZN2at4impl22PythonTorchFunctionTLS9stack_lenEv", f.count_function_modes);
+  visit("_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv", f.count_dispatch_modes);
+  visit("_ZN5torch3jit6tracer15getTracingStateEv", f.tracing);
+  visit("_ZN3c104impl31tls_is_dispatch_keyset_includedENS_14DispatchKeySetE", f.keys_are_included);
+  visit("_ZN3c104impl31tls_is_dispatch_keyset_excludedENS_14DispatchKeySetE", f.keys_are_excluded);
 }
 
 template <class Function>

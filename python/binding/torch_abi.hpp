@@ -63,6 +63,16 @@ struct Functions {
   // the machine
   Status (*num_threads)(std::uint32_t*) = nullptr;
   Status (*current_stream)(std::int32_t device_index, void** stream) = nullptr;  // null: no CUDA
+  bool (*is_grad_enabled)() = nullptr;
+  // C++ functions, of addresses and numbers only: the C ABI has none for these
+  void* (*to_object)(Handle) = nullptr;  // a PyObject; a new reference
+  bool (*is_neg)(Handle) = nullptr;
+  bool (*requires_grad)(const void* tensor) = nullptr;  // to what the Handle points
+  std::int64_t (*count_function_modes)() = nullptr;
+  std::int64_t (*count_dispatch_modes)() = nullptr;
+  void* const* (*tracing)() = nullptr;                 // to null where torch.jit traces nothing
+  bool (*keys_are_included)(std::uint64_t) = nullptr;  // sets of dispatch keys, of this thread
+  bool (*keys_are_excluded)(std::uint64_t) = nullptr;
 };
 
 // path: of PyTorch's Python module, which this process has loaded. Nothing where a function is

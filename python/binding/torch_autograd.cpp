@@ -16,8 +16,40 @@ namespace {
 using torch_abi::Handle;
 using torch_abi::Value;
 
-constexpr const char* kForward = "_scaled_dot_product_fused_attention_overrideable";
-constexpr const char* kBackward = "_scaled_dot_product_fused_attention_overrideable_backward";
+// An operator whose node of autograd is C++, on devices for which PyTorch has no kernel of it. Both
+// passes begin with query, key, value and attn_bias, the backward pass after grad_out. The first
+// results are output and logsumexp. Numbers are places among arguments or results.
+struct Operator {
+  const char* name;
+  const char* backward;
+  std::size_t scale;                   // an argument of the forward pass
+  std::size_t options;                 // a result: philox_seed, which holds the options
+  std::array<std::size_t, 4> unused;   // results: tensors that autograd need not keep
+  std::array<std::size_t, 2> lengths;  // results; 0 = none
+  struct {
+    std::size_t out, lse, options, wanted, scale;
+    std::array<std::size_t, 3> unused;
+  } in_backward;  // arguments
+};
+
+// What autograd keeps of a call is less by far with the first one, but it has CUDA kernels.
+constexpr Operator kOfCpu = {
+    .name = "_scaled_dot_product_efficient_attention",
+    .backward = "_scaled_dot_product_efficient_attention_backward",
+    .scale = 7,
+    .options = 2,
+    .unused = {3},
+    .lengths = {},
+    .in_backward = {.out = 5, .lse = 6, .options = 7, .wanted = 10, .scale = 12, .unused = {8}}};
+constexpr Operator kOfCuda = {
+    .name = "_scaled_dot_product_fused_attention_overrideable",
+    .backward = "_scaled_dot_product_fused_attention_overrideable_backward",
+    .scale = 7,
+    .options = 6,
+    .unused = {2, 3, 7, 8},
+    .lengths = {4, 5},
+    .in_backward = {
+        .out = 6, .lse = 7, .options = 14, .wanted = 5, .scale = 16, .unused = {8, 9, 15}}};
 
 std::atomic<TorchThreads*> torch_threads = nullptr;
 
@@ -25,6 +57,7 @@ std::atomic<TorchThreads*> torch_threads = nullptr;
 struct Calling {
   const CallOptions* options = nullptr;
   Handle kept = nullptr;  // the same, for the backward pass
+  bool ran = false;       // whether the kernel here has run
 };
 thread_local Calling calling;
 
@@ -41,8 +74,12 @@ class Views {
   }
   // As (B, H, S, D), whatever the layout. Error: the rows are not dense.
   Tensor rows(const char* argument, const Owned& x) const {
-    Tensor tensor = (*this)(argument, x);
+    const Tensor tensor = (*this)(argument, x);
     if (has_strided_rows(tensor)) refuse(argument, "a tensor", "has strided rows");
+    return ordered(tensor);
+  }
+  // From PyTorch's order of axes to (B, H, S, D), or back.
+  Tensor ordered(Tensor tensor) const {
     if (options_.rows_first && tensor.rank == 4) swap_rows_and_heads(tensor);
     return tensor;
   }
@@ -63,32 +100,21 @@ Attention described(const CallOptions& options, const Views& view, const Owned& 
   return a;
 }
 
-// memory: of the call's workspace, on a GPU.
+// memory: of the call's workspace.
 Run run_on(const CallOptions& options, TorchDevice device, TorchMemory& memory) {
-  Run run{.threads = options.threads};
+  Run run{.allocator = memory.allocator(), .threads = options.threads};
   if (!device.is_cpu()) {
     run.device = cuda(device.index);
-    run.allocator = memory.allocator();
     check(torch_functions.current_stream(device.index, &run.stream), "name its current stream");
   } else if (run.threads == 0) {
-    std::uint32_t count = 0;
-    check(torch_functions.num_threads(&count), "count its threads");
-    run.threads = static_cast<int>(count);
+    run.threads = thread_count();
     if (TorchThreads* const threads = torch_threads) run.executor = threads->executor();
   }
   return run;
 }
 
-// Memory of a GPU for one call; the caching allocator reuses it for later work on the stream only.
-std::optional<Owned> with_workspace(std::size_t size, TorchDevice device, Run& run) {
-  if (size == 0) return std::nullopt;
-  Owned memory = bytes_of(size, device);
-  run.workspace = {.data = memory.data(), .size = size};
-  return memory;
-}
-
 // (B, Hq, Sq)
-Owned lse_of(const Attention& a, TorchDevice device) {
+Made lse_of(const Attention& a, TorchDevice device) {
   return dense(std::span(a.q.sizes).first(3), a.q.type == Type::f64 ? Type::f64 : Type::f32,
                device);
 }
@@ -107,9 +133,17 @@ void visit_values(Options& options, Visit&& visit) {
   visit(options.threads);
 }
 
+// A tensor with its object of Python, because PyTorch would make one in each call; and another
+// owner, because PyTorch takes the interpreter's lock where a tensor's object becomes its only
+// owner.
+struct Kept {
+  Owned tensor;
+  nb::object object;
+};
+
 // The values as bytes of a tensor, which autograd keeps for the backward pass, also where it packs
 // saved tensors away. Made once for each combination of options, under the interpreter's lock.
-const Owned& kept(const DirectOptions& options) {
+Handle kept(const DirectOptions& options) {
   if (!options.kept) {
     std::string bytes;
     CallOptions copy = options;
@@ -117,11 +151,12 @@ const Owned& kept(const DirectOptions& options) {
       static_assert(std::is_trivially_copyable_v<std::decay_t<decltype(field)>>);
       bytes.append(reinterpret_cast<const char*>(&field), sizeof(field));
     });
-    auto tensor = std::make_shared<Owned>(bytes_of(bytes.size(), TorchDevice::cpu()));
-    std::memcpy(tensor->data(), bytes.data(), bytes.size());
-    options.kept = std::move(tensor);
+    Owned tensor = bytes_of(bytes.size(), TorchDevice::cpu());
+    std::memcpy(tensor.data(), bytes.data(), bytes.size());
+    nb::object object = object_of(tensor);
+    options.kept = std::make_shared<Kept>(Kept{std::move(tensor), std::move(object)});
   }
-  return *static_cast<const Owned*>(options.kept.get());
+  return static_cast<const Kept*>(options.kept.get())->tensor.get();
 }
 
 CallOptions options_of(const Owned& kept) {
@@ -142,56 +177,57 @@ CallOptions options_of(const Owned& kept) {
 
 // ----------------------------------------------------------------------------------------- kernels
 
-// Arguments: query, key, value, attn_bias?, dropout_p, is_causal, return_debug_mask, scale?.
-// Results: output, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, philox_seed, philox_offset,
-// debug_attn_mask. philox_seed holds the options; what autograd need not keep is undefined.
+template <const Operator& op>
 void forward_kernel(Value* stack, std::uint64_t, std::uint64_t) {
   const Owned q(stack[0]), k(stack[1]), v(stack[2]), bias(taken_optional(stack[3]));
-  taken_optional(stack[7]);
+  taken_optional(stack[op.scale]);
   if (!calling.options) {
     throw Error(Code::unsupported, "query", "a tensor on this device",
                 "this operator is called by regard.torch only; call regard.torch.attention");
   }
+  calling.ran = true;
   const CallOptions& options = *calling.options;
   const TorchDevice device = device_of(q);
   const Views view(options, device);
   const Attention a = described(options, view, q, k, v, bias);
 
-  Owned out = rows_like(viewed("q", q), a.v.sizes[3], device);
-  Owned lse = lse_of(a, device);
-  const ForwardOutputs outputs{.out = view.rows("out", out), .lse = viewed("lse", lse)};
+  Made out = rows_like(view.ordered(a.q), a.v.sizes[3], device);
+  Made lse = lse_of(a, device);
+  const ForwardOutputs outputs{.out = view.ordered(out.view), .lse = lse.view};
 
   TorchMemory memory(device);
   Run run = run_on(options, device, memory);
   run.gradients_follow = true;
   regard::forward(a, outputs, run);
 
-  std::array<Owned, 4> unused = {Owned::undefined(), Owned::undefined(), Owned::undefined(),
-                                 Owned::undefined()};
-  stack[0] = out.released();
-  stack[1] = lse.released();
-  stack[2] = unused[0].released();
-  stack[3] = unused[1].released();
-  stack[4] = static_cast<Value>(a.q.sizes[2]);
-  stack[5] = static_cast<Value>(a.k.sizes[2]);
-  stack[6] = Owned::shared(calling.kept).released();
-  stack[7] = unused[2].released();
-  stack[8] = unused[3].released();
+  for (const std::size_t place : op.unused) {
+    if (place > 0) stack[place] = Owned::undefined().released();
+  }
+  if (op.lengths[0] > 0) {
+    stack[op.lengths[0]] = static_cast<Value>(a.q.sizes[2]);
+    stack[op.lengths[1]] = static_cast<Value>(a.k.sizes[2]);
+  }
+  stack[0] = out.owner.released();
+  stack[1] = lse.owner.released();
+  stack[op.options] = Owned::shared(calling.kept).released();
 }
 
-// Arguments: grad_out, query, key, value, attn_bias, grad_input_mask, out, logsumexp, cum_seq_q,
-// cum_seq_k, max_q, max_k, dropout_p, is_causal, philox_seed, philox_offset, scale?. Results: the
-// gradients of query, key, value and attn_bias, undefined where grad_input_mask says so.
+// Results: the gradients of query, key, value and attn_bias, undefined where they are not wanted.
+template <const Operator& op>
 void backward_kernel(Value* stack, std::uint64_t, std::uint64_t) {
-  const Owned q(stack[1]), k(stack[2]), v(stack[3]), bias(stack[4]), out(stack[6]), lse(stack[7]);
-  const Owned cum_seq_q(stack[8]), cum_seq_k(stack[9]), seed(stack[14]), offset(stack[15]);
+  constexpr auto at = op.in_backward;
+  const Owned q(stack[1]), k(stack[2]), v(stack[3]), bias(stack[4]), out(stack[at.out]),
+      lse(stack[at.lse]), kept_options(stack[at.options]);
   Owned dout(stack[0]);
-  taken_optional(stack[16]);
-  const std::array<bool, 4> wanted = taken_flags(stack[5]);
+  for (const std::size_t place : at.unused) {
+    if (place > 0) Owned unused(stack[place]);
+  }
+  taken_optional(stack[at.scale]);
+  const std::array<bool, 4> wanted = taken_flags(stack[at.wanted]);
 
   if (has_strided_rows(viewed("dout", dout))) dout = contiguous(std::move(dout));  // expanded, say
 
-  const CallOptions options = options_of(seed);
+  const CallOptions options = options_of(kept_options);
   const TorchDevice device = device_of(q);
   const Views view(options, device);
   const Attention a = described(options, view, q, k, v, bias);
@@ -200,19 +236,19 @@ void backward_kernel(Value* stack, std::uint64_t, std::uint64_t) {
   std::array<Owned, 4> found = {Owned::undefined(), Owned::undefined(), Owned::undefined(),
                                 Owned::undefined()};
   Gradients gradients;
-  const auto make = [&](std::size_t index, const char* name, const Owned& x, Tensor& field) {
-    if (!wanted[index] || !x.is_defined()) return;
-    const Tensor like = viewed(name, x);
-    const auto rank = static_cast<std::size_t>(like.rank);
+  const auto make = [&](std::size_t index, const Tensor& x, Tensor& field) {
+    if (!wanted[index] || !x.given()) return;
+    const auto rank = static_cast<std::size_t>(x.rank);
     const bool rows = index < 3;
-    found[index] = rows ? rows_like(like, like.sizes[rank - 1], device)
-                        : dense(std::span(like.sizes).first(rank), like.type, device);
-    field = rows ? view.rows(name, found[index]) : viewed(name, found[index]);
+    Made made = rows ? rows_like(view.ordered(x), x.sizes[rank - 1], device)
+                     : dense(std::span(x.sizes).first(rank), x.type, device);
+    found[index] = std::move(made.owner);
+    field = rows ? view.ordered(made.view) : made.view;
   };
-  make(0, "dq", q, gradients.dq);
-  make(1, "dk", k, gradients.dk);
-  make(2, "dv", v, gradients.dv);
-  make(3, "dbias", bias, gradients.dbias);
+  make(0, a.q, gradients.dq);
+  make(1, a.k, gradients.dk);
+  make(2, a.v, gradients.dv);
+  make(3, a.bias, gradients.dbias);
 
   TorchMemory memory(device);
   const Run run = run_on(options, device, memory);
@@ -220,12 +256,13 @@ void backward_kernel(Value* stack, std::uint64_t, std::uint64_t) {
   for (std::size_t i = 0; i < found.size(); ++i) stack[i] = found[i].released();
 }
 
+template <const Operator& op>
 void implement(const char* key) {
   torch_abi::LibraryObject* library = nullptr;  // open as long as the process
   check(torch_functions.open_library("aten", key, __FILE__, __LINE__, &library), "open a library");
-  check(torch_functions.implement(library, kForward, forward_kernel, torch_abi::kVersion),
+  check(torch_functions.implement(library, op.name, forward_kernel<op>, torch_abi::kVersion),
         "register an operator");
-  check(torch_functions.implement(library, kBackward, backward_kernel, torch_abi::kVersion),
+  check(torch_functions.implement(library, op.backward, backward_kernel<op>, torch_abi::kVersion),
         "register an operator");
 }
 
@@ -233,9 +270,10 @@ void implement(const char* key) {
 
 // ------------------------------------------------------------------------------------------- calls
 
-TorchAutograd::TorchAutograd(nb::object op) : op_(std::move(op)) {
-  implement("CPU");
-  if (torch_functions.current_stream) implement("CUDA");
+TorchAutograd::TorchAutograd(nb::object on_cpu, nb::object on_cuda)
+    : on_cpu_(std::move(on_cpu)), on_cuda_(std::move(on_cuda)) {
+  implement<kOfCpu>("CPU");
+  if (torch_functions.current_stream) implement<kOfCuda>("CUDA");
 }
 
 void TorchAutograd::use(TorchThreads* threads) { torch_threads = threads; }
@@ -245,23 +283,32 @@ nb::object TorchAutograd::forward(const DirectOptions& options, nb::handle q, nb
   struct Caller {
     explicit Caller(Calling made) { calling = made; }
     ~Caller() { calling = {}; }
-  } caller({&options, kept(options).get()});
+  } caller({.options = &options, .kept = kept(options)});
+  const std::int32_t device = device_type_of(q);
+  for (const nb::handle x : {k, v, bias}) {
+    // PyTorch has kernels of its own for tensors of several devices, meta among them.
+    if (!x.is_none() && device_type_of(x) != device) refuse("q", "a tensor", "is elsewhere");
+  }
+  const bool is_cpu = device == torch_functions.cpu();
   PyObject* const results =
-      bias.is_none()
-          ? PyObject_CallFunctionObjArgs(op_.ptr(), q.ptr(), k.ptr(), v.ptr(), nullptr)
-          : PyObject_CallFunctionObjArgs(op_.ptr(), q.ptr(), k.ptr(), v.ptr(), bias.ptr(), nullptr);
+      is_cpu ? PyObject_CallFunctionObjArgs(on_cpu_.ptr(), q.ptr(), k.ptr(), v.ptr(), bias.ptr(),
+                                            Py_True, nullptr)
+             : PyObject_CallFunctionObjArgs(on_cuda_.ptr(), q.ptr(), k.ptr(), v.ptr(), bias.ptr(),
+                                            nullptr);
   if (!results) {
     // Also for what the kernel refuses, and for memory that PyTorch has not: the operators say it.
     if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) throw nb::python_error();
     PyErr_Clear();
     refuse("q", "a tensor", "is not taken by the operator");
   }
-  return nb::object(nb::steal<nb::tuple>(results)[0]);
+  const auto found = nb::steal<nb::tuple>(results);
+  if (!calling.ran) refuse("q", "a tensor", "went to another kernel");
+  return nb::object(found[0]);
 }
 
 void bind_torch_autograd(nb::module_& m) {
   nb::class_<TorchAutograd>(m, "TorchAutograd", "Calls whose node of autograd is C++.")
-      .def(nb::init<nb::object>(), "op"_a);
+      .def(nb::init<nb::object, nb::object>(), "on_cpu"_a, "on_cuda"_a);
 }
 
 }  // namespace regard::python

@@ -11,8 +11,8 @@ namespace regard::python {
 class TorchAutograd {
  public:
   // Registers the kernels for CPUs, and for CUDA where this PyTorch has it. For one object in a
-  // process, after load_torch. op: the operator's function.
-  explicit TorchAutograd(nanobind::object op);
+  // process, after load_torch. Arguments: functions of Python that call the two operators.
+  TorchAutograd(nanobind::object on_cpu, nanobind::object on_cuda);
 
   // The threads of calls on the CPU; null for the library's own.
   void use(TorchThreads* threads);
@@ -23,7 +23,7 @@ class TorchAutograd {
                            nanobind::handle v, nanobind::handle bias) const;
 
  private:
-  nanobind::object op_;
+  nanobind::object on_cpu_, on_cuda_;
 };
 
 void bind_torch_autograd(nanobind::module_& m);

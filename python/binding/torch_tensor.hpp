@@ -1,7 +1,10 @@
 // Tensors of PyTorch in C++, through its stable C ABI.
 #pragma once
 
+#include <nanobind/nanobind.h>
+
 #include <array>
+#include <memory>
 #include <optional>
 #include <regard/regard.hpp>
 #include <span>
@@ -15,8 +18,8 @@ namespace regard::python {
 // PyTorch's functions, which load_torch finds before anything here is used.
 extern torch_abi::Functions torch_functions;
 
-// Whether this PyTorch has them. path: of its Python module.
-bool load_torch(const std::string& path);
+// Whether this PyTorch has them. path: of its Python module; example: any plain tensor.
+bool load_torch(const std::string& path, nanobind::handle example);
 
 // Throws std::runtime_error "PyTorch could not WHAT" for a status that is not 0.
 void check(torch_abi::Status status, const char* what);
@@ -60,33 +63,58 @@ struct TorchDevice {
   bool operator==(const TorchDevice&) const = default;
 };
 
+// The tensor of an object whose class is exactly PyTorch's Tensor or Parameter. The object owns it.
+torch_abi::Handle handle_of(nanobind::handle x);
+std::int32_t device_type_of(nanobind::handle x);
+bool is_neg(nanobind::handle x);  // negated lazily
+bool requires_grad(nanobind::handle x);
+nanobind::object object_of(const Owned& x);
+int thread_count();  // what torch.get_num_threads returns
+
 TorchDevice device_of(const Owned& x);
 
 // A view with the axes as PyTorch has them. Error: another element type than f64 to bf16, or more
 // axes than Tensor's.
 Tensor viewed(const char* argument, const Owned& x);
 
-// Memory of PyTorch for the workspace of one call. Its caching allocator gives it away again for
-// later work on the stream only.
+// Memory for the workspace of one call. On a GPU it is PyTorch's, whose caching allocator gives it
+// away again for later work on the stream only. On the CPU a thread keeps a block for its next
+// call: the C library takes long for blocks of this size.
 class TorchMemory {
  public:
   explicit TorchMemory(TorchDevice device) : device_(device) {}
+  ~TorchMemory();
+  TorchMemory(const TorchMemory&) = delete;
+  TorchMemory& operator=(const TorchMemory&) = delete;
   Allocator allocator() { return {.allocate = &TorchMemory::allocate, .self = this}; }
 
  private:
+  struct Block {
+    std::unique_ptr<char[]> data{};
+    std::size_t size = 0;
+  };
+  static constexpr std::size_t kMostKept = 512 << 10;
+  static thread_local Block kept_;
+
   static void* allocate(void* self, std::size_t size);
 
   TorchDevice device_;
-  std::optional<Owned> bytes_;
+  std::optional<Owned> bytes_{};  // on a GPU
+  Block block_{};                 // on the CPU
 };
 
 // `size` bytes.
 Owned bytes_of(std::size_t size, TorchDevice device);
+// A new tensor, and a view of it with the axes as PyTorch has them.
+struct Made {
+  Owned owner;
+  Tensor view;
+};
 // A dense tensor of these sizes.
-Owned dense(std::span<const std::int64_t> sizes, Type type, TorchDevice device);
+Made dense(std::span<const std::int64_t> sizes, Type type, TorchDevice device);
 // A dense tensor for rows of `size` elements, with its axes in memory in the order of `like`:
 // kernels.dense in Python.
-Owned rows_like(const Tensor& like, std::int64_t size, TorchDevice device);
+Made rows_like(const Tensor& like, std::int64_t size, TorchDevice device);
 // A dense copy.
 Owned contiguous(Owned x);
 

@@ -94,7 +94,7 @@ def test_gradients():
     assert allocated(backward(rt.attention)) == 3 * OUT
 
 
-IN_CPP = "ScaledDotProductFusedAttentionOverrideableBackward0"
+IN_CPP = "ScaledDotProductEfficientAttentionBackward0"
 IN_PYTHON = "RegardAttentionBackward"
 
 
@@ -153,7 +153,16 @@ def test_what_the_node_in_cpp_refuses_is_said_by_the_operators():
     strided = q.detach().mT.contiguous().mT.requires_grad_()
     assert rt.attention(strided, k, v).grad_fn.name() == IN_PYTHON
     with pytest.raises(RuntimeError, match="called by regard.torch only"):
-        torch.ops.aten._scaled_dot_product_fused_attention_overrideable(q, k, v)
+        torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)
+
+
+@pytest.mark.parametrize("change", ["meta", "subclass"])
+def test_the_node_in_cpp_takes_no_call_of_other_tensors(change):
+    """PyTorch has kernels of its own for these."""
+    q, k, v = tensors()
+    k = k.detach()
+    k = k.to("meta") if change == "meta" else k.as_subclass(type("Named", (torch.Tensor,), {}))
+    assert rt.attention(q, k, v).grad_fn.name() != IN_CPP
 
 
 class Counting(TorchDispatchMode):

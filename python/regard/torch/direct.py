@@ -8,6 +8,8 @@ The operators, which compiled programs call, and their kernels begin with a dire
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -54,6 +56,10 @@ def _stock_options(is_causal: bool, scale: Any, enable_gqa: bool, deterministic:
     return Options(given, not enable_gqa, None, 0, "")
 
 
+_THREADS, _BACKEND = 0, ""  # defaults, which are recognised by identity: a look-up takes longer
+_NO_OPTIONS = _options(None, _THREADS, _BACKEND)
+
+
 def attention(q: Any, k: Any, v: Any, given: dict[str, Any], dropout_seed: Any, return_lse: Any,
               out_type: Any, threads: Any, backend: Any) -> Any:
     """The result; or None where the operators must take the call."""
@@ -61,8 +67,9 @@ def attention(q: Any, k: Any, v: Any, given: dict[str, Any], dropout_seed: Any, 
         return None
     try:
         if not given and dropout_seed is None and not _is_deterministic():
-            return _direct.forward(_options(out_type, threads, backend), q, k, v, NO_ARRAYS,
-                                   return_lse)
+            is_kept = out_type is None and threads is _THREADS and backend is _BACKEND
+            options = _NO_OPTIONS if is_kept else _options(out_type, threads, backend)
+            return _direct.forward(options, q, k, v, NO_ARRAYS, return_lse)
         arrays, values = separated(given)
         if "cu_seqlens_q" in arrays and None in (values.get("max_seqlen_q"),
                                                  values.get("max_seqlen_k")):
@@ -75,6 +82,9 @@ def attention(q: Any, k: Any, v: Any, given: dict[str, Any], dropout_seed: Any, 
                                return_lse)
     except REFUSED:
         return None
+
+
+_NO_STOCK_OPTIONS = _stock_options(False, None, False, False)
 
 
 def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: Any,
@@ -90,7 +100,11 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: An
             if type(attn_mask) is Mask:
                 return None
             arrays = {"mask" if attn_mask.dtype is torch.bool else "bias": attn_mask}
-        options = _stock_options(bool(is_causal), scale, bool(enable_gqa), _is_deterministic())
+        deterministic = _is_deterministic()
+        if is_causal is False is enable_gqa is deterministic and scale is None:
+            options = _NO_STOCK_OPTIONS
+        else:
+            options = _stock_options(bool(is_causal), scale, bool(enable_gqa), deterministic)
         return _direct.forward(options, query, key, value, arrays, False)
     except REFUSED:
         return None
@@ -194,55 +208,69 @@ def _by_operators(ctx: Any, saved: tuple[Tensor, ...], dout: Tensor, dlse: Tenso
     arrays = dict(zip(ctx.names, saved[5:]))
     wanted = ctx.needs_input_grad[:5]
     tensors = [arrays.get(name) for name in [*ARGUMENTS][:TENSORS]]
-    operator = torch.ops.regard.backward.default
-    found = iter(operator(wanted, dout, dlse, *saved[:5], *tensors, *ctx.options.values))
+    backward = torch.ops.regard.backward.default
+    found = iter(backward(wanted, dout, dlse, *saved[:5], *tensors, *ctx.options.values))
     return (*(next(found) if is_wanted else None for is_wanted in wanted), None, None, None)
 
 
-_OVERRIDABLE = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
-_FORWARD_SCHEMA = (
-    "(Tensor query, Tensor key, Tensor value, Tensor? attn_bias=None, float dropout_p=0., "
-    "bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> "
-    "(Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, "
-    "SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)")
-_BACKWARD_SCHEMA = (
-    "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor attn_bias, "
-    "bool[4] grad_input_mask, Tensor out, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, "
-    "SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, Tensor philox_seed, "
-    "Tensor philox_offset, *, float? scale=None) -> (Tensor grad_query, Tensor grad_key, "
-    "Tensor grad_value, Tensor grad_attn_bias)")
+_SCHEMAS = (
+    ("CPU", "_scaled_dot_product_efficient_attention",
+     "(Tensor query, Tensor key, Tensor value, Tensor? attn_bias, bool compute_log_sumexp, "
+     "float dropout_p=0., bool is_causal=False, *, float? scale=None) -> (Tensor output, "
+     "Tensor log_sumexp, Tensor philox_seed, Tensor philox_offset)"),
+    ("CPU", "_scaled_dot_product_efficient_attention_backward",
+     "(Tensor grad_out_, Tensor query, Tensor key, Tensor value, Tensor attn_bias, Tensor out, "
+     "Tensor logsumexp, Tensor philox_seed, Tensor philox_offset, float dropout_p, "
+     "bool[4] grad_input_mask, bool is_causal=False, *, float? scale=None) -> "
+     "(Tensor, Tensor, Tensor, Tensor)"),
+    ("CUDA", "_scaled_dot_product_fused_attention_overrideable",
+     "(Tensor query, Tensor key, Tensor value, Tensor? attn_bias=None, float dropout_p=0., "
+     "bool is_causal=False, bool return_debug_mask=False, *, float? scale=None) -> "
+     "(Tensor output, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, SymInt max_q, "
+     "SymInt max_k, Tensor philox_seed, Tensor philox_offset, Tensor debug_attn_mask)"),
+    ("CUDA", "_scaled_dot_product_fused_attention_overrideable_backward",
+     "(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor attn_bias, "
+     "bool[4] grad_input_mask, Tensor out, Tensor logsumexp, Tensor cum_seq_q, Tensor cum_seq_k, "
+     "SymInt max_q, SymInt max_k, float dropout_p, bool is_causal, Tensor philox_seed, "
+     "Tensor philox_offset, *, float? scale=None) -> (Tensor grad_query, Tensor grad_key, "
+     "Tensor grad_value, Tensor grad_attn_bias)"))
 
 
 @lru_cache(maxsize=1)
 def _autograd() -> Any:
-    """Calls whose node of autograd is C++; None where this PyTorch's operator is another one, or
+    """Calls whose node of autograd is C++; None where an operator of this PyTorch is another one, or
     somebody else has given it kernels."""
-    backward = torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward
-    operators = {_OVERRIDABLE.default: _FORWARD_SCHEMA, backward.default: _BACKWARD_SCHEMA}
-    for operator, schema in operators.items():
-        if not str(operator._schema).endswith(schema) or any(
-                torch._C._dispatch_has_kernel_for_dispatch_key(operator._name, key)
-                for key in ("CPU", "CUDA")):
+    for key, name, schema in _SCHEMAS:
+        found = getattr(torch.ops.aten, name).default
+        if not str(found._schema).endswith(schema):
             return None
-    return _core.TorchAutograd(_OVERRIDABLE.default._op)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(found._name, key):
+            return None
+    # This function converts arguments faster than the operator's own.
+    on_cpu = getattr(torch._C._VariableFunctions, _SCHEMAS[0][1], None)
+    on_cuda = getattr(torch.ops.aten, _SCHEMAS[2][1]).default._op
+    return None if on_cpu is None else _core.TorchAutograd(on_cpu, on_cuda)
+
+
+def _bits(*keys: str) -> int:
+    """A set of dispatch keys."""
+    sets = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in keys)
+    return functools.reduce(operator.or_, (keys.raw_repr() for keys in sets))
 
 
 def _made() -> Any:
     """The binding's side; None where this PyTorch lacks what it needs."""
-    functions = ("_len_torch_dispatch_stack", "_len_torch_function_stack",
-                 "_are_functorch_transforms_active", "_is_any_autocast_enabled", "_is_tracing")
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-    if exchange is None or not all(hasattr(torch._C, name) for name in functions):
+    if exchange is None:
         return None
-    if not _core.load_torch(torch._C.__file__):
+    if not _core.load_torch(torch._C.__file__, torch.empty(0)):
         return None
     # Function.apply, whose checks `modes` has made
     apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, RegardAttention)
     return _core.Direct({
         "tensor": Tensor, "parameter": torch.nn.Parameter, "exchange": exchange,
-        "modes": [getattr(torch._C, name) for name in functions], "dense": dense, "apply": apply,
-        "is_grad_enabled": torch.is_grad_enabled, "num_threads": torch.get_num_threads,
-        "empty_like": torch.empty_like, "float32": torch.float32,
+        "autocast": _bits("AutocastCPU", "AutocastCUDA"),
+        "transforms": _bits("FuncTorchDynamicLayerFrontMode"), "dense": dense, "apply": apply,
         "torch_threads": TORCH_THREADS, "autograd": _autograd()})
 
 

@@ -77,7 +77,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | Tensor | N
     Raises:
         {errors}
     """
-    if "mask" in options:
+    if options and "mask" in options:
         options = resolved(q, k, options)
     result: Any = direct.attention(q, k, v, options, dropout_seed, return_lse, out_type, threads,
                                    backend)
