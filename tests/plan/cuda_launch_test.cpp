@@ -47,7 +47,6 @@ TEST_CASE("launch lists") {
   const Pass backward = Pass::backward;
   CHECK(kernels_of(planned(problem(attention({})))) == "forward");
   CHECK(kernels_of(planned(problem(causal()))) == "forward");
-  CHECK(kernels_of(planned(problem(causal({.batch = 16})))) == "forward forward*");
   CHECK(kernels_of(planned(problem(attention({.type = f32})))) == "split_f32 forward");
   CHECK(kernels_of(planned(problem(attention({.type = f32})), "sm_80")) == "forward forward*");
   CHECK(kernels_of(planned(problem(attention({.type = f64})))) == "forward");
