@@ -167,6 +167,27 @@ void add_few_queries_or_keys(Problems& problems) {
   problems.backward(few_keys());
 }
 
+// Calls of so few tiles that forward kernels compute rows again by themselves.
+void add_small(Problems& problems) {
+  const auto small = [](Type type, std::int64_t length, std::int64_t dim) {
+    const Tensor all(nullptr, type, {1, kHeads, length, dim});
+    Attention a{.q = all, .k = all, .v = all};
+    a.causal = Causal::bottom_right;
+    return a;
+  };
+  for (const std::int64_t length : {128, 512}) {
+    for (const std::int64_t dim : {64, 128, 256}) problems.forward(small(bf16, length, dim));
+    problems.forward(small(f32, length, 64));
+    Attention a = small(bf16, length, 128);
+    a.softcap = 50;
+    a.sink = Tensor(nullptr, f32, {kHeads});
+    a.alibi_slopes = Tensor(nullptr, f32, {kHeads});
+    a.mask = Tensor(nullptr, boolean, {1, 1, length, length});
+    a.dropout.p = 0.1;
+    problems.forward(a);
+  }
+}
+
 }  // namespace
 
 std::vector<Problem> representative_problems() {
@@ -177,6 +198,7 @@ std::vector<Problem> representative_problems() {
   add_positions(problems);
   add_biases(problems);
   add_few_queries_or_keys(problems);
+  add_small(problems);
   return problems.list;
 }
 
