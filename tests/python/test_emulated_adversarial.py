@@ -52,7 +52,7 @@ def test_strides_of_axes_of_one(stride, family, type):
     adversarial.test_strides_of_axes_of_one(base, stride, type, backend(family))
 
 
-# Every number of columns that a lane has when a warp computes rows again, two batches of rows and more.
+# Every number of columns that a lane has when a warp computes rows again; batches of four rows.
 @pytest.mark.parametrize("more", [{}, {"softcap": 3.0, "dropout": (0.3, 5, 0)}], ids=str)
 @pytest.mark.parametrize("dim_v", mostly_exhaustive([32, 64, 96, 128, 160, 192, 224, 256], 96))
 @pytest.mark.parametrize("family, type", [("mma", "bf16"), ("mma", "f32"), ("wgmma", "f16")])
