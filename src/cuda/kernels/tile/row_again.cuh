@@ -123,15 +123,13 @@ struct RowAgain {
     if (j < end) multiply(weights, kv, j);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      Row& row = rows[r];
-      const bool sees = weigh(row, j, weights[r]);
-      if (!sees) weights[r] = 0;
-      seen[r] = lanes_with(sees);
+      seen[r] = lanes_with(weigh(rows[r], j, weights[r]));
     }
     add_values(kv, first, seen, weights);
   }
 
-  // Whether the row sees key j; its product becomes its weight after dropout.
+  // Whether the row sees key j. The product x becomes the weight after dropout, 0 if the row does
+  // not see the key.
   REGARD_DEVICE bool weigh(Row& row, int j, float& x) {
     const SimtHead<kConfig> head = this->head(row);
     const float exponent = head.unit * float(kLog2E);
