@@ -19,8 +19,9 @@ from distributed_cases import (FEATURES, IN_STAGES, SCHEMES, Case, error, joined
 from distributed_pool import Pool, Raised  # noqa: E402
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-# Errors are relative to a norm. Over the keys of a row, gradients of scores cancel save for the sink's
-# part: in this case the norm of dbias is a sixteenth of dq's, whose errors it has.
+# Errors are relative to the norm of the result. The gradients of a row's scores add up to 0, except
+# for the part of the sink. So the norm of this dbias is a sixteenth of the norm of dq, and its
+# absolute error is the same.
 CANCELLED = {("bias_of_rows", "dbias"): 16}
 SHARED = 3  # ranks on one GPU
 SECONDS = 240  # of a task: kernels are compiled at their first use
