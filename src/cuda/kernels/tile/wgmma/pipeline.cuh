@@ -91,4 +91,20 @@ REGARD_DEVICE void clear_rows(SharedAddress tile, int panels, int rows, int firs
   bar_sync(barrier, threads);
 }
 
+// Rows of a tile to memory by one warp, 16 bytes a lane, where TMA would also write the rows behind
+// them. `rows`: of a panel; `first`, `count`: those that are copied; `pieces`: of 16 bytes, of a
+// row of memory, at most kPieces; `to`: where the first row begins; `stride`: in bytes.
+template <int kPieces>
+REGARD_DEVICE void copy_rows(SharedAddress tile, int rows, int first, int count, int pieces,
+                             uint8* to, int64 stride) {
+#pragma unroll 2
+  for (int index = lane_index(); index < count * kPieces; index += 32) {
+    const int row = index / kPieces, piece = index % kPieces;
+    if (piece >= pieces) continue;
+    store_global_128(to + row * stride + piece * 16,
+                     load_shared_128(tile + piece / 8 * panel_bytes(rows) +
+                                     swizzled_offset(first + row, piece % 8)));
+  }
+}
+
 }  // namespace regard

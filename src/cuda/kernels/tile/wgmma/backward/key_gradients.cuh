@@ -39,10 +39,8 @@ struct KeyGradients {
       return;
     }
     if constexpr (kConfig.out_by_tma) {
-      if (!kConfig.varlen || keys_left >= kWarpgroupRows) {
-        store_panels(sums, map);
-        return;
-      }
+      store_panels(sums, map, view, columns);
+      return;
     }
     if (view.type == Type::f32) {
       store_pairs<Type::f32>(sums, view, columns, nonfinite);
@@ -79,9 +77,10 @@ struct KeyGradients {
     return nonfinite != 0;
   }
 
-  // Stores by TMA, through `staging`.
+  // Stores by TMA, through `staging`, except the last keys of a packed sequence.
   template <int kBlocks>
-  REGARD_DEVICE void store_panels(const Accumulator (&sums)[kBlocks], const TensorMap& map) const {
+  REGARD_DEVICE void store_panels(const Accumulator (&sums)[kBlocks], const TensorMap& map,
+                                  const View& view, int columns) const {
     constexpr int kAll = (kBlocks + 7) / 8;
 #pragma unroll
     for (int first = 0; first < kAll; first += kPanels) {
@@ -96,6 +95,11 @@ struct KeyGradients {
         stmatrix(
             staging + (n / 8 - first) * panel_bytes(Memory::kKeys) + (fragment ^ n % 8 / 2 << 5),
             m);
+      }
+      if (kConfig.varlen && keys_left < kWarpgroupRows) {
+        sync_warp();
+        copy_last_keys(first, view, columns);
+        continue;
       }
       fence_proxy_async();
       sync();
@@ -112,6 +116,17 @@ struct KeyGradients {
       }
       tma_store_commit();
     }
+  }
+
+  // The warp's keys, from the panels that begin with number `first`.
+  REGARD_DEVICE void copy_last_keys(int first, const View& view, int columns) const {
+    const int64 to =
+        offset_of(view.strides, task.b, task.dkv_head, task.seq.first_k, first_key + warp_key) +
+        first * kPanelColumns;
+    copy_rows<kPanels * 8>(staging, Memory::kKeys, own_key + warp_key,
+                           clamp_to(keys_left - warp_key, 0, 16), columns / 8 - first * 8,
+                           reinterpret_cast<uint8*>(static_cast<uint16*>(view.data) + to),
+                           view.strides.row * 2);
   }
 
   // split_q: stores partial sums, whose rows have room for whole pairs.

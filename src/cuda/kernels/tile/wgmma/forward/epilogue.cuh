@@ -183,7 +183,7 @@ struct Epilogue {
       fence_proxy_async();
       sync_warp();
       if (kConfig.varlen && rows_left < 16) {
-        copy_rows(first);
+        copy_last_rows(first);
       } else if (lane == 0) {
         tma_store_panels(first);
       }
@@ -202,25 +202,15 @@ struct Epilogue {
     }
     tma_store_commit();
   }
-  // The last rows of a packed sequence: TMA would also write the rows behind them.
-  REGARD_DEVICE void copy_rows(int first) const {
+  // The last rows of a packed sequence.
+  REGARD_DEVICE void copy_last_rows(int first) const {
     const View& view = params.problem.out;
-    const int columns = int(params.problem.sizes.dim_v);
-    const int count = rows_left * kPanels * kPanelColumns;
-#pragma unroll 1
-    for (int index = lane_index(); index < count; index += 32) {
-      const int row = index / (kPanels * kPanelColumns);
-      const int column = index % (kPanels * kPanelColumns);
-      const int to_column = first * kPanelColumns + column;
-      if (to_column >= columns) continue;
-      const SharedAddress from = memory.out(column / kPanelColumns) +
-                                 swizzled_offset(warp_row + row, column % kPanelColumns / 8);
-      const uint32 word = load_shared_32(from + column % 8 / 2 * 4);
-      const int64 to = offset_of(view.strides, tile.b, tile.head, tile.first_q,
-                                 tile.first_row + warp_row + row) +
-                       to_column;
-      static_cast<uint16*>(view.data)[to] = uint16(word >> (column % 2 * 16));
-    }
+    const int64 to =
+        offset_of(view.strides, tile.b, tile.head, tile.first_q, tile.first_row + warp_row) +
+        first * kPanelColumns;
+    copy_rows<kPanels * 8>(
+        memory.out(0), kRows, warp_row, rows_left, int(params.problem.sizes.dim_v) / 8 - first * 8,
+        reinterpret_cast<uint8*>(static_cast<uint16*>(view.data) + to), view.strides.row * 2);
   }
 
   // From registers: f32, or rows that TMA cannot write.
