@@ -78,6 +78,8 @@ def test_rows_with_hidden_nan_keep_what_they_held(family, type, sizes, dim):
     ("f32", ("top_left", "grouped"), 64, 2),
     ("f16", ("seqused", "window", "mask"), 128, 2),
     ("bf16", ("packed", "row_spans"), 192, 2),
+    ("bf16", ("packed", "bottom_right"), 128, 2),  # whole heads of short sequences at once
+    ("f32", ("packed", "grouped"), 64, 1),
     ("f32", ("f32_outputs", "sink"), 96, 3),
     ("bf16", ("bias_batch", "top_left"), 64, 2),
     ("bf16", ("accumulate", "f32_outputs", "seqused"), 128, 1),

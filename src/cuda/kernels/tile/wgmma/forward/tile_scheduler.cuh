@@ -4,12 +4,16 @@
 // counter in global memory, unless each tile has its own block; else block i takes tiles i, i +
 // blocks, ... The first tile of a block always has the block's index.
 //
+// A packed sequence may have fewer tiles than the grid has for it, and looking at a tile without
+// rows takes about as long as a short tile. Where sequences are short and heads many, a block
+// therefore takes a whole head of a sequence at once.
+//
 // A block that took a tile while it still has a long one before it would keep it from the others.
 // An index is therefore fetched shortly before the end of the tile before, but early enough for the
 // atomic to return in time.
 //
 // The counter needs no clearing (nonce_counter.cuh). A launch fetches exactly `count` times: count
-// - blocks times with a tile, and once past the end for each block.
+// - blocks times with a tile (or head), and once past the end for each block.
 #pragma once
 
 #include "cuda/kernels/tile/nonce_counter.cuh"
@@ -29,18 +33,22 @@ struct TileScheduler {
   static constexpr int kFetchAhead = 3;
 
   int index = int(block_index());  // of the next tile; ~index of the last one, if not yet fetched
+  int tiles_left = 0;              // of the head that the block has taken
 
   // The next tile that has rows; false, and 0 blocks, where there is none. If the tile is short,
   // the index of the one behind it is fetched too, except for a block's first tile, whose loads
   // must not wait for the atomic.
   REGARD_DEVICE bool next(ForwardTile<kConfig>& tile, bool is_first) {
-    const int count = tile_count();
+    const int count = index_count();
     for (;;) {
-      fetch();
-      if (index >= count) break;
-      const int mine = index;
-      index = ~mine;
-      if (describe(tile, mine)) {
+      if (tiles_left == 0) {
+        fetch();
+        if (index >= count) break;
+        index = ~index;
+        tiles_left = takes_heads() ? grid().tiles : 1;
+      }
+      --tiles_left;
+      if (describe(tile, ~index)) {
         if (!is_first && tile.blocks <= kFetchAhead) fetch();
         return true;
       }
@@ -50,9 +58,9 @@ struct TileScheduler {
   }
   // Fetches the index of the next tile, unless that has been done.
   REGARD_DEVICE void fetch() {
-    if (index >= 0) return;
+    if (index >= 0 || tiles_left > 0) return;
     const int last = ~index;
-    if (last == int(block_index())) begin(tile_count());
+    if (last == int(block_index())) begin(index_count());
     index = after(last);
   }
 
@@ -72,7 +80,15 @@ struct TileScheduler {
     return grid;
   }
 
-  REGARD_DEVICE int tile_count() const { return grid().heads * grid().tiles; }
+  // Whether an index is that of a head, whose tiles a block takes from the last to the first.
+  REGARD_DEVICE bool takes_heads() const {
+    constexpr int kMostTiles = 4, kLeastHeads = 4;  // a block: enough for blocks to end together
+    if constexpr (!kConfig.varlen || !counts_tiles(kConfig) || kConfig.tile_map) return false;
+    return grid().tiles <= kMostTiles && grid().heads >= kLeastHeads * int(block_count());
+  }
+  REGARD_DEVICE int index_count() const {
+    return takes_heads() ? grid().heads : grid().heads * grid().tiles;
+  }
 
   // Before a block's first fetch.
   REGARD_DEVICE void begin(int count) const {
@@ -85,14 +101,24 @@ struct TileScheduler {
     return int(block_count()) + int(NonceCounter{params.buffers.tile_counter, params.nonce}.next());
   }
 
+  REGARD_DEVICE BlockCoords coords_of(int mine) const {
+    BlockGrid all = grid();
+    if (takes_heads()) {
+      all.tiles = 1;
+      BlockCoords coords = block_coords_unsplit(all, mine);
+      coords.tile = tiles_left;
+      return coords;
+    }
+    BlockCoords coords = block_coords_unsplit(all, mine);
+    // The last rows see the most keys under a causal mask: they begin first.
+    if (kConfig.features.interval && !kConfig.tile_order) coords.tile = all.tiles - 1 - coords.tile;
+    return coords;
+  }
+
   // False where the tile has no rows.
   REGARD_DEVICE bool describe(ForwardTile<kConfig>& tile, int mine) const {
     const Problem& p = params.problem;
-    BlockCoords coords = block_coords_unsplit(grid(), mine);
-    // The last rows see the most keys under a causal mask: they begin first.
-    if (kConfig.features.interval && !kConfig.tile_order) {
-      coords.tile = grid().tiles - 1 - coords.tile;
-    }
+    BlockCoords coords = coords_of(mine);
     const int heads = int(p.sizes.heads_q);
     const int b = int(uint32(coords.head) / uint32(heads));
     const ShortSequence seq = short_sequence<kConfig>(p, b);
