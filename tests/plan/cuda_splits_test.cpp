@@ -62,7 +62,8 @@ TEST_CASE("a split backward pass adds its parts in a kernel afterwards, which fl
   CHECK(!main.out_by_tma);
   CHECK(launch_of(plan, Kernel::combine_dkv)->config.flags_nonfinite);
   // Whole heads, where the additions of a head to dq have an order.
-  CHECK(backward(shape, "", true, true).splits == 32);
+  const std::int64_t by_heads = backward(shape, "", true, true).splits;
+  CHECK((by_heads > 1 && by_heads <= shape.heads_q));
   // dq alone has no parts.
   Problem p = problem(attention(shape), Pass::backward);
   p.gradients_named = true;
@@ -72,6 +73,20 @@ TEST_CASE("a split backward pass adds its parts in a kernel afterwards, which fl
   CHECK(kernels_of(dq) == "delta backward finish");
   CHECK(dq.workspace.begin(WorkspacePart::partial_out) ==
         dq.workspace.end(WorkspacePart::partial_out));
+}
+
+TEST_CASE(
+    "blocks that take long are split where few of them, or the longest, would keep others idle") {
+  // Unequal blocks: twice as many end together, although the chip is full.
+  CHECK(backward({.batch = 2, .heads_q = 18, .heads_kv = 2, .len_q = 6527, .len_k = 6527}, "", true)
+            .splits > 1);
+  // f32 on mma, and wide heads: an iteration takes longer than adding the parts.
+  const Shape few_rows = {
+      .type = f32, .batch = 3, .heads_q = 12, .heads_kv = 1, .len_q = 63, .len_k = 63};
+  CHECK(backward(few_rows).splits == 12);
+  CHECK(backward({.batch = 3, .heads_q = 28, .heads_kv = 4, .len_q = 89, .len_k = 89, .dim = 224},
+                 "", true)
+            .splits > 1);
 }
 
 TEST_CASE("what fills the chip, or is short, is not split") {
