@@ -99,7 +99,10 @@ FEW_ROWS = [  # type, features, (Hq, Hkv), (Sq, Sk), D, Dv
     ("f16", ("seqused", "dropout"), (4, 2), (6, 600), 48, 128),
     ("bf16", ("bias_head", "scale"), (4, 1), (4, 400), 128, 128),
     ("f16", ("bias_infinite", "mask_keys"), (2, 1), (8, 333), 256, 256),
-    ("bf16", ("odd", "gaps", "f32_outputs"), (4, 1), (3, 500), 40, 24)]
+    ("bf16", ("odd", "gaps", "f32_outputs"), (4, 1), (3, 500), 40, 24),
+    ("bf16", ("sink",), (2, 1), (3, 700), 72, 72),
+    ("f32", ("sink",), (2, 2), (1, 900), 128, 72),
+    ("f32", ("packed", "bias_head", "dropout"), (4, 2), (9, 300), 40, 64)]
 
 
 @pytest.mark.parametrize("type, features, heads, sizes, dim, dim_v", one_in(4, FEW_ROWS), ids=str)
