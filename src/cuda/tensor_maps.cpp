@@ -9,7 +9,17 @@ namespace {
 // The driver's numbers.
 static_assert(kTypeCount == 7, "a type was added: how TMA names it");
 constexpr int kTypeF16 = 6, kTypeBf16 = 9;
-constexpr int kNoInterleave = 0, kSwizzle128Bytes = 3, kPromotion256Bytes = 3, kFillWithZeros = 0;
+constexpr int kNoInterleave = 0, kSwizzle128Bytes = 3, kFillWithZeros = 0;
+constexpr int kPromotion128Bytes = 2, kPromotion256Bytes = 3;
+
+// How much the L2 cache fetches at once. 256 bytes are slower where rows begin elsewhere: 243 us
+// instead of 211 at D 72, 277 instead of 249 at D 104 (forward, 16 heads, 4096 tokens, H100).
+int promotion_of(const TmaTensor& x) {
+  for (int i = 1; i < 4; ++i) {
+    if (x.sizes[i] > 1 && x.strides[i] % 256 != 0) return kPromotion128Bytes;
+  }
+  return kPromotion256Bytes;
+}
 
 void encode(const Driver& d, TensorMap& map, const TmaTensor& x, int device) {
   const std::uint64_t sizes[] = {std::uint64_t(x.sizes[0]), std::uint64_t(x.sizes[1]),
@@ -20,7 +30,7 @@ void encode(const Driver& d, TensorMap& map, const TmaTensor& x, int device) {
   const std::uint32_t steps[] = {1, 1, 1, 1};
   const Result result = d.encode_tiled(
       &map, x.type == Type::f16 ? kTypeF16 : kTypeBf16, 4, const_cast<void*>(x.data), sizes,
-      strides, box, steps, kNoInterleave, kSwizzle128Bytes, kPromotion256Bytes, kFillWithZeros);
+      strides, box, steps, kNoInterleave, kSwizzle128Bytes, promotion_of(x), kFillWithZeros);
   check(result, "cuTensorMapEncodeTiled", device);
 }
 
