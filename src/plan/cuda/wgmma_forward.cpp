@@ -60,6 +60,18 @@ bool is_possible(const KernelConfig& c) {
                                         : 80);
 }
 
+// What the rows of all tiles of this height cost on the multiprocessor that has most of them,
+// relative to a row of a tile of 192. Tiles are equally long, except under intervals, where blocks
+// that have short ones take more. Measured at D 64, and D 40 (H100): a tile of 128 rows has fewer
+// warpgroups to hide its waits.
+int64 cost_of_tiles(const KernelConfig& c, const TilingRequest& request, int rows) {
+  const int64 percent = rows == 128 ? (c.features.interval ? 104 : 117) : rows == 192 ? 100 : 97;
+  const int64 tiles = request.heads * divide_up(request.rows, int64(rows));
+  const int64 blocks = larger<int64>(request.multiprocessors, 1);
+  return percent * rows *
+         (c.features.interval ? 2 * tiles + blocks : 2 * blocks * divide_up(tiles, blocks));
+}
+
 // More than 128 rows are for kernels without score terms, except a bias that TMA loads.
 //
 // Three consumer warpgroups (192 rows) leave no registers for such terms, and more of a short
@@ -72,11 +84,14 @@ bool is_too_high(const KernelConfig& c, const TilingRequest& request) {
   if (!is_within(f, {.bias = true, .positions = true, .interval = true, .signed_scale = true}))
     return true;
   if (f.bias && (!c.bias.by_tma || f.interval || c.tiling.rows > 192)) return true;
-  if (c.tiling.rows <= 192) return f.interval ? request.rows < 4096 : request.rows <= 128;
-  const int64 tiles = request.heads * divide_up(request.rows, int64(c.tiling.rows));
+  const auto costs_more_than = [&](int rows) {
+    return cost_of_tiles(c, request, c.tiling.rows) > cost_of_tiles(c, request, rows);
+  };
+  if (request.rows <= 128 || costs_more_than(128)) return true;
+  if (c.tiling.rows <= 192) return f.interval && request.rows < 4096;
   const int64 length = larger(request.rows, request.keys);
-  return c.varlen || !c.out_by_tma || request.rows <= 128 || length > (f.interval ? 1024 : 512) ||
-         tiles < 4 * request.multiprocessors;
+  return c.varlen || !c.out_by_tma || length > (f.interval ? 1024 : 512) ||
+         (!f.interval && costs_more_than(192));
 }
 
 // Whether warpgroups skip key blocks that are masked for all of their rows. With tiles of more keys
@@ -90,12 +105,28 @@ bool can_skip_blocks(const KernelConfig& c, const TilingRequest& request) {
          request.keys <= kMostKeys;
 }
 
+// Blocks of keys that warpgroups can skip, where intervals hide much of short rows (measured at D
+// 128, 152 and 192).
+void shorten_blocks(KernelConfig& c, const TilingRequest& request) {
+  const int64 columns = larger(request.dim, request.dim_v);
+  if (columns <= 64 || columns > 192 || request.keys > (columns <= 128 ? 512 : 1024)) return;
+  KernelConfig shorter = c;
+  shorter.tiling.keys = kWarpgroupRows;
+  shorter.tiling.stages = columns <= 128 ? 4 : 2;
+  if (can_skip_blocks(shorter, request)) c = shorter;
+}
+
 void set_tiling(KernelConfig& c, const TilingRequest& request, const Tiling& tiling,
                 bool bias_by_tma) {
   c.tiling = tiling;
-  if (request.forced) c.tiling = overridden(c.tiling, *request.forced);
   c.dim = int(round_up(request.dim, 16));
   c.dim_v = int(round_up(request.dim_v, 16));
+  if (request.forced) {
+    c.tiling = overridden(c.tiling, *request.forced);
+  } else {
+    c.bias.by_tma = bias_by_tma;
+    shorten_blocks(c, request);
+  }
   if (!request.forced || request.forced->warps == 0) c.tiling.warps = forward_warps(c);
   c.bias.by_tma = bias_by_tma && c.tiling.keys % kPanelColumns == 0;
   c.skips_blocks = can_skip_blocks(c, request);
@@ -115,6 +146,15 @@ Fit choose_entry(KernelConfig& c, const TilingRequest& request) {
     if (forced) break;
   }
   return Fit::no_room;
+}
+
+// With one multiprocessor in so many, wgmma is as fast as mma with all (measured on an H100); 0:
+// with any, because mma would not split few keys of wide heads over blocks well.
+int64 busy_part(const Problem& p) {
+  constexpr int64 kFewKeys = 512, kWide = 128;
+  if (p.type == Type::f32) return 4;
+  if (larger(p.sizes.dim, p.sizes.dim_v) <= kWide) return 2;
+  return keys_in_reach(p) <= kFewKeys ? 0 : 8;
 }
 
 // As if TMA could, where out is not given yet.
@@ -172,13 +212,12 @@ Refusal why_rather_mma_forward(const Facts& f) {
   const Problem& p = f.problem;
   const Sizes& s = p.sizes;
   constexpr int64 kRows = 128;
-  const bool is_f32 = p.type == Type::f32;
-  if (is_f32 && s.group() * s.len_q <= kRows)
+  const int64 few_rows = larger(s.dim, s.dim_v) > 64 ? kRows / 2 : kRows;
+  if (p.type == Type::f32 && s.group() * s.len_q <= few_rows)
     return "so few query rows do not repay the split into hi and lo parts";
   if (s.len_q <= kRows / 2) return "so few query rows leave most of a tile of 128 idle";
-  // f32: with a quarter of the multiprocessors as fast as mma with all.
-  const int64 tiles = s.batch * s.heads_q * divide_up(s.len_q, kRows);
-  if ((is_f32 ? 4 : 2) * tiles < f.chip.multiprocessors) {
+  const int64 tiles = s.batch * s.heads_q * divide_up(s.len_q, kRows), part = busy_part(p);
+  if (part > 0 && part * tiles < f.chip.multiprocessors) {
     return "tiles of 128 rows would leave most multiprocessors idle";
   }
   if (is_bias_of_keys(p, false)) {
