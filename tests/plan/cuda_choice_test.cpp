@@ -195,7 +195,7 @@ TEST_CASE("f32 backward: a split into hi and lo parts for many rows, however man
       "so few query rows do not repay the split"));
 }
 
-TEST_CASE("Hopper's own forward kernel takes f32 in two parts, except large heads and few rows") {
+TEST_CASE("Hopper's own forward kernel takes f32 in two parts, except few rows") {
   const auto chosen = [](const Shape& shape, const char* backend = "") {
     Shape s = shape;
     s.type = f32;
@@ -204,8 +204,9 @@ TEST_CASE("Hopper's own forward kernel takes f32 in two parts, except large head
   CHECK(chosen({.dim = 128}).name() == "cuda:wgmma");
   CHECK(says(chosen({.dim = 64}), "f16x3: three f16 products"));
   CHECK(chosen({.dim = 17, .dim_v = 33}).name() == "cuda:wgmma");  // rows that begin anywhere
-  CHECK(says(chosen({.dim = 136}), "no tile for head sizes of f32 above 128"));
-  CHECK(says(chosen({.dim = 64, .dim_v = 256}), "no tile for head sizes of f32 above 128"));
+  CHECK(chosen({.dim = 136}).name() == "cuda:wgmma");
+  CHECK(chosen({.dim = 64, .dim_v = 256}).name() == "cuda:wgmma");
+  CHECK(says(chosen({.dim = 257}), "no tile for head sizes above 256"));
   CHECK(says(chosen({.batch = 64, .len_q = 128}), "do not repay the split"));
   CHECK(chosen({.batch = 64, .heads_kv = 2, .len_q = 128}).name() == "cuda:wgmma");
   CHECK(says(chosen({.batch = 1, .heads_q = 4, .heads_kv = 4}), "multiprocessors idle"));
@@ -213,6 +214,50 @@ TEST_CASE("Hopper's own forward kernel takes f32 in two parts, except large head
   Attention a = attention({.type = f32});
   a.precision = Precision::tf32;
   CHECK(says(planned(problem(a)), "compute f32 in full precision only"));
+}
+
+TEST_CASE("f32 above head sizes of 128 prefers Hopper's own kernel also for fewer rows") {
+  const auto chosen = [](const Shape& shape) {
+    Shape s = shape;
+    s.type = f32;
+    return planned(problem(attention(s)));
+  };
+  CHECK(chosen({.batch = 64, .len_q = 33, .dim = 256}).name() == "cuda:wgmma");
+  CHECK(chosen({.batch = 64, .len_q = 33, .dim = 64, .dim_v = 136}).name() == "cuda:wgmma");
+  CHECK(says(chosen({.batch = 64, .len_q = 32, .dim = 256}), "most of a tile of 128 idle"));
+  // 16 and 24 tiles for 132 multiprocessors.
+  CHECK(
+      says(chosen({.batch = 1, .heads_q = 2, .heads_kv = 2, .dim = 256}), "multiprocessors idle"));
+  CHECK(chosen({.batch = 1, .heads_q = 3, .heads_kv = 3, .dim = 256}).name() == "cuda:wgmma");
+  // Too few keys to share out.
+  CHECK(chosen({.batch = 1, .heads_q = 2, .heads_kv = 2, .len_k = 256, .dim = 256}).name() ==
+        "cuda:wgmma");
+}
+
+TEST_CASE("f32 above head sizes of 128: fewer keys a tile where bias and mask need the room") {
+  const auto tiling = [](std::int64_t dim, std::int64_t dim_v, bool bias, bool mask,
+                         double dropout) {
+    Attention a = attention({.type = f32, .dim = dim, .dim_v = dim_v});
+    if (bias) a.bias = Tensor(nullptr, f32, {1, 8, 1024, 1024});
+    if (mask) a.mask = Tensor(nullptr, boolean, {2, 1, 1024, 1024});
+    a.dropout.p = dropout;
+    const CudaPlan plan = planned(problem(a));
+    REQUIRE(plan.name() == "cuda:wgmma");
+    const KernelConfig& c = launch_of(plan, Kernel::forward)->config;
+    CHECK(stages_bias(c) == bias);
+    CHECK(stages_mask(c) == mask);
+    return std::pair(c.tiling.keys, c.tiling.stages);
+  };
+  CHECK(tiling(256, 256, false, false, 0) == std::pair(32, 1));
+  CHECK(tiling(256, 256, true, true, 0.1) == std::pair(32, 1));
+  CHECK(tiling(224, 224, false, false, 0) == std::pair(48, 1));
+  CHECK(tiling(224, 224, false, false, 0.1) == std::pair(32, 1));
+  CHECK(tiling(256, 64, false, false, 0) == std::pair(64, 1));
+  CHECK(tiling(192, 192, false, false, 0.1) == std::pair(64, 1));
+  CHECK(tiling(192, 192, true, true, 0) == std::pair(48, 1));
+  CHECK(tiling(192, 192, true, true, 0.1) == std::pair(32, 2));
+  CHECK(tiling(64, 192, false, false, 0) == std::pair(64, 2));
+  CHECK(tiling(128, 256, false, false, 0) == std::pair(32, 2));
 }
 
 TEST_CASE("gradients of f32 in two parts: two warpgroups of keys, or one each for dv and dk") {

@@ -404,9 +404,10 @@ def test_rising_scores_with_a_bias(turn, features, type, bias):
     judge_forward(case, WGMMA + "+mixed+" + str(turn))
 
 
-def test_the_largest_head_of_f32():
-    case = cases.make((), "f32", sizes=(70, 90), dim=136, dim_v=64)
-    assert "no tile for head sizes of f32 above 128" in refused(case, WGMMA)
+@pytest.mark.parametrize("type", ["f32", "bf16"])
+def test_the_largest_head(type):
+    case = cases.make((), type, sizes=(70, 90), dim=264, dim_v=64)
+    assert "no tile for head sizes above 256" in refused(case, WGMMA)
 
 
 @pytest.mark.filterwarnings("ignore")  # gradients, which are not asked for

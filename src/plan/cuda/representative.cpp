@@ -85,6 +85,7 @@ void add_types_and_head_sizes(Problems& problems) {
   problems.both(attention({.type = f32, .dim = 64}));
   problems.forward(attention({.type = f32, .dim = 128}));
   problems.both(causal({.type = f32}));
+  problems.forward(causal({.type = f32, .dim = 256}));
   problems.both(attention({.type = f64, .dim = 64}));
 }
 

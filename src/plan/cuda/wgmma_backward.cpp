@@ -89,6 +89,9 @@ void set_dbias(KernelConfig& c, const Problem& p) {
 
 Refusal why_not_f32(const Problem& p) {
   const Sizes& s = p.sizes;
+  if (larger(s.dim, s.dim_v) > kLargestHeadOfBoth) {
+    return "the wgmma backward kernel has no tile for head sizes of f32 above 128";
+  }
   if (s.len_q == 0 || s.rows_q == 0 || s.len_k == 0 || s.rows_k == 0) {
     return "there are no rows to load";
   }

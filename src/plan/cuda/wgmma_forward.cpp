@@ -11,8 +11,7 @@
 namespace regard {
 namespace {
 
-constexpr int64 kLargestHead = 256;     // accumulators of out are 128 registers then
-constexpr int64 kLargestF32Head = 128;  // two sets of accumulators
+constexpr int64 kLargestHead = 256;  // accumulators of out are 128 registers then
 
 // The first entry is chosen that has the head sizes, and not too many rows. Accumulators and
 // weights take keys * 3 / 4 + dim_v / 2 registers of a thread. A thread has 232 registers with two
@@ -28,13 +27,23 @@ constexpr TilingEntry kEntries[] = {
     {256, 256, {.rows = 128, .keys = 64, .stages = 2}},
 };
 
-// f32: scores and weights take `keys` registers of a thread, out and P V of a block `dim_v`. Fewer
-// keys leave room for tiles of a bias and a mask.
+// f32: scores and weights take `keys` registers of the 240 of a thread, out `dim_v / 2`, and a
+// chunk of P V half of its columns. Fewer keys leave room for tiles of a bias and a mask. S of less
+// than 64 keys at a time is bound by reading Q from shared memory: wide heads rather have one
+// stage.
 constexpr TilingEntry kF32Entries[] = {
     {64, 64, {.rows = 128, .keys = 128, .stages = 2}},
     {128, 128, {.rows = 128, .keys = 64, .stages = 2}},
     {128, 128, {.rows = 128, .keys = 48, .stages = 2}},
     {128, 128, {.rows = 128, .keys = 32, .stages = 2}},
+    {128, 192, {.rows = 128, .keys = 64, .stages = 2}},
+    {128, 256, {.rows = 128, .keys = 32, .stages = 2}},
+    {192, 192, {.rows = 128, .keys = 64, .stages = 1}},
+    {192, 192, {.rows = 128, .keys = 48, .stages = 1}},
+    {192, 256, {.rows = 128, .keys = 32, .stages = 2}},
+    {256, 128, {.rows = 128, .keys = 64, .stages = 1}},
+    {256, 224, {.rows = 128, .keys = 48, .stages = 1}},
+    {256, 256, {.rows = 128, .keys = 32, .stages = 1}},
 };
 
 std::span<const TilingEntry> table_of(const KernelConfig& c) {
@@ -49,13 +58,14 @@ bool is_possible(const KernelConfig& c) {
   const Tiling& t = c.tiling;
   const int consumers = consumers_of(t);
   const bool is_f32 = c.products == Products::f16x3;
-  const int registers = is_f32 ? t.keys + c.dim_v : t.keys * 3 / 4 + c.dim_v / 2;
+  const int registers =
+      is_f32 ? t.keys + (c.dim_v + f32_chunk_columns(c)) / 2 : t.keys * 3 / 4 + c.dim_v / 2;
   if (is_f32 && (t.keys < 16 || t.keys > 128)) return false;
   return t.warps == forward_warps(c) && consumers >= 2 && consumers <= (is_f32 ? 3 : 4) &&
          t.rows == consumers * kWarpgroupRows && t.keys % 16 == 0 && t.keys <= 256 &&
          fits_dropout(c) && t.stages <= kMostWgmmaStages && t.slices * t.key_warps == 1 &&
          t.min_blocks == 1 &&
-         registers <= (consumers == 2   ? 196
+         registers <= (consumers == 2   ? (is_f32 ? 208 : 196)
                        : consumers == 3 ? 132
                                         : 80);
 }
@@ -169,6 +179,28 @@ bool loads_bias_by_tma(const Problem& p) {
          !p.varlen && p.type != Type::f32 && is_tma_loadable(tma_tensors(p, {}).bias);
 }
 
+constexpr Refusal kTooFewRows = "so few query rows leave most of a tile of 128 idle";
+constexpr Refusal kTooFewTiles = "tiles of 128 rows would leave most multiprocessors idle";
+
+// f32 above 128 columns. An estimate, until both have been timed on such heads: mma is a sixth as
+// fast if both have work for all multiprocessors, so that wgmma may leave five sixths of them idle,
+// or, with what the split into parts takes, three quarters of a tile's rows. mma could share out a
+// tile's keys to several blocks, but few keys do not repay that.
+bool is_wide_f32(const Problem& p) {
+  return p.type == Type::f32 && larger(p.sizes.dim, p.sizes.dim_v) > 128;
+}
+Refusal why_rather_mma_wide_f32(const Facts& f) {
+  constexpr int64 kTimesAsFast = 6, kRows = 128, kFewKeys = 256;
+  const Problem& p = f.problem;
+  const Sizes& s = p.sizes;
+  if (s.len_q <= kRows / 4) return kTooFewRows;
+  const int64 tiles = s.batch * s.heads_q * divide_up(s.len_q, kRows);
+  if (kTimesAsFast * tiles < f.chip.multiprocessors && keys_in_reach(p) > kFewKeys) {
+    return kTooFewTiles;
+  }
+  return {};
+}
+
 }  // namespace
 
 Refusal why_not_wgmma(const Facts& f) {
@@ -181,9 +213,6 @@ Refusal why_not_wgmma(const Facts& f) {
   if (p.type == Type::f64) return "f64 is computed without tensor cores";
   if (p.type == Type::f32 && p.precision != 0) {
     return "wgmma kernels compute f32 in full precision only";
-  }
-  if (p.type == Type::f32 && largest > kLargestF32Head) {
-    return "wgmma kernels have no tile for head sizes of f32 above 128";
   }
   if (largest > kLargestHead) return "wgmma kernels have no tile for head sizes above 256";
   return {};
@@ -212,14 +241,13 @@ Refusal why_rather_mma_forward(const Facts& f) {
   const Problem& p = f.problem;
   const Sizes& s = p.sizes;
   constexpr int64 kRows = 128;
+  if (is_wide_f32(p)) return why_rather_mma_wide_f32(f);
   const int64 few_rows = larger(s.dim, s.dim_v) > 64 ? kRows / 2 : kRows;
   if (p.type == Type::f32 && s.group() * s.len_q <= few_rows)
     return "so few query rows do not repay the split into hi and lo parts";
-  if (s.len_q <= kRows / 2) return "so few query rows leave most of a tile of 128 idle";
+  if (s.len_q <= kRows / 2) return kTooFewRows;
   const int64 tiles = s.batch * s.heads_q * divide_up(s.len_q, kRows), part = busy_part(p);
-  if (part > 0 && part * tiles < f.chip.multiprocessors) {
-    return "tiles of 128 rows would leave most multiprocessors idle";
-  }
+  if (part > 0 && part * tiles < f.chip.multiprocessors) return kTooFewTiles;
   if (is_bias_of_keys(p, false)) {
     return "mma kernels read a bias that all queries share once for all rows of a tile";
   }

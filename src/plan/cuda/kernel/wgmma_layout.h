@@ -24,6 +24,12 @@ REGARD_INLINE int panel_bytes(int rows) { return rows * kPanelRowBytes; }
 // Warpgroups of the forward kernel that multiply.
 REGARD_INLINE int consumers_of(const Tiling& t) { return t.rows / kWarpgroupRows; }
 
+// f32: the columns of P V of a block of keys that are accumulated at a time, next to out. Above 128
+// columns both would not fit the registers, so that it is one panel of V after another.
+REGARD_INLINE int f32_chunk_columns(const KernelConfig& c) {
+  return c.dim_v <= 128 ? c.dim_v : kPanelColumns;
+}
+
 // Whether a warpgroup generates the dropout bits of the forward kernel. Otherwise the consumers do.
 REGARD_INLINE bool has_dropout_warpgroup(const KernelConfig& c) {
   return c.features.dropout && c.products == Products::direct && consumers_of(c.tiling) == 2 &&

@@ -82,12 +82,13 @@ struct ConsumerWarpgroup {
     wgmma_commit();
   }
   // The first call has no P and V yet: it multiplies keys by weights of 0, and nobody reads the
-  // result. Leaving it out would be a branch around a product.
-  REGARD_DEVICE void multiply_values(typename Coords::Out& to, bool adds) {
+  // result. Leaving it out would be a branch around a product. `panel`: the first one of V.
+  template <int kBlocks>
+  REGARD_DEVICE void multiply_values(Accumulator (&to)[kBlocks], bool adds, int panel = 0) {
     const uint32 b = has_weights ? descriptor_word(memory.values(values.stage), panel_bytes(kKeys))
                                  : descriptor_word(memory.keys(keys.stage), 0);
     const uint32 lo = has_weights ? part_words(kConfig.dim_v, kKeys) : 0;
-    multiply_nn<Format>(to, weights, b, lo, adds);
+    multiply_nn<Format>(to, weights, b + panel * (panel_bytes(kKeys) / 16), lo, adds);
     wgmma_commit();
   }
 

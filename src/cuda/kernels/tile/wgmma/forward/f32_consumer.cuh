@@ -3,7 +3,9 @@
 //
 // Rows of Q and blocks of K and V are scaled by powers of two; their factors, the inverses, undo
 // that. P V of a block is summed separately, because tensor cores round their sums toward zero,
-// while the addition to out, which the factor needs anyway, rounds to nearest.
+// while the addition to out, which the factor needs anyway, rounds to nearest. With more than 128
+// columns, it is computed and added in chunks of columns: the first one together with S of the next
+// block, the others one by one after that block's softmax.
 #pragma once
 
 #include "cuda/kernels/tile/forward_scores.cuh"
@@ -20,14 +22,19 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
   using Base::keys, Base::values, Base::left, Base::has_weights, Base::iteration;
   using Base::kSlots, Base::kKeys, Base::kKeyBlocks;
   using Base::params, Base::memory, Base::warp_row, Base::scores, Base::out, Base::weights;
-  using typename Base::Coords;
+  using typename Base::Coords, typename Base::Memory;
   using Softmax = F32Softmax<kConfig>;
   static constexpr Features kOn = full_tile_features(kConfig);
   static constexpr bool kPlain = is_plain(kOn);
   static constexpr bool kStagesTerms = stages_bias(kConfig) || stages_mask(kConfig);
   static constexpr float kMaxFactor = 0x1p-12f;  // of scores, in powers of two
+  static constexpr int kChunkBlocks = f32_chunk_columns(kConfig) / 8;
+  static constexpr int kChunks = (Coords::kOutBlocks + kChunkBlocks - 1) / kChunkBlocks;
+  // K and V of one block at a time are in shared memory. K is given back as soon as S is there, so
+  // that the next K arrives during the softmax and P V; and V, which follows it, during S.
+  static constexpr bool kOneStage = Memory::kStages == 1;
 
-  typename Coords::Out block_out = {};  // P V of one block of keys
+  Accumulator block_out[kChunkBlocks] = {};  // of P V of one block of keys: a chunk of columns
   Softmax softmax{};
   DropoutOf<kConfig> dropout = dropout_of<kConfig>(params.problem);
   float query_factor[2] =
@@ -100,19 +107,30 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
                   (head * layout.k.rows + first_k) / kKeys + tile.first_block;
   }
 
-  // Starts S = Q K^T of the block and P V of the block before, and waits for S.
+  // Starts S = Q K^T of the block and the first chunk of P V of the block before, and waits for S.
   REGARD_DEVICE void issue() {
     if constexpr (kStagesTerms) {
       sync_warp();  // the terms of the block before have been read
       Coords(params, tile(), warp_row).load_terms(this->block());
     }
     mbarrier_wait(memory.key_full(keys.stage), keys.parity);
-    if (has_weights) mbarrier_wait(memory.value_full(values.stage), values.parity);
+    if (has_weights && !kOneStage) await_values();
     wgmma_fence();
     this->multiply_keys(iteration % kSlots);
-    this->multiply_values(block_out, false);
+    if (has_weights && kOneStage) await_values();
+    start_chunk(0);
     wgmma_wait<1>();
     fence_operand(scores[0]);
+    if (has_weights && kOneStage) release_block();
+  }
+  REGARD_DEVICE void await_values() const {
+    mbarrier_wait(memory.value_full(values.stage), values.parity);
+  }
+  // Gives K back, and Q after the tile's last block.
+  REGARD_DEVICE void release_block() {
+    this->release(memory.key_empty(keys.stage));
+    if (left == 1) this->release(memory.query_empty(iteration % kSlots));
+    keys.advance();
   }
 
   REGARD_DEVICE void make_weights(float key_factor) {
@@ -125,27 +143,60 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
 
   // Waits for P V of the block before, adds it to out, and gives K and V back.
   REGARD_DEVICE void await_out() {
-    // This phase is long over. The branch keeps the compiler from moving the wait for P V up.
-    mbarrier_wait(memory.key_full(keys.stage), keys.parity);
-    this->release(memory.key_empty(keys.stage));
-    if (left == 1) this->release(memory.query_empty(iteration % kSlots));
-    wgmma_wait<0>();
-    fence_operand(block_out);
-    keys.advance();
-    if (!has_weights) return;
-    this->release_values();
-    add_block();
+    // These phases are long over. The branch keeps the compiler from moving the wait for P V up.
+    if constexpr (kOneStage) {
+      if (has_weights) await_values();
+    } else {
+      mbarrier_wait(memory.key_full(keys.stage), keys.parity);
+      release_block();
+    }
+    await_chunk();
+    if (has_weights) {
+      take_block();
+    } else if (kOneStage) {
+      release_block();  // not earlier: the product of weights of 0 reads K
+    }
   }
 
   REGARD_DEVICE void finish() {
-    mbarrier_wait(memory.value_full(values.stage), values.parity);
+    await_values();
     wgmma_fence();
-    this->multiply_values(block_out, false);
-    wgmma_wait<0>();
-    fence_operand(block_out);
-    add_block();
+    start_chunk(0);
+    await_chunk();
+    take_block();
     flag_lost_rows(softmax);
     this->write_last_tile(softmax);
+  }
+
+  // -------------------------------------------------------------------------------- chunks of P V
+
+  // Starts a chunk of P V. The last one may go on past the columns of out: over V's padding.
+  REGARD_DEVICE void start_chunk(int chunk) {
+    this->multiply_values(block_out, false, chunk * panels_of(kChunkBlocks * 8));
+  }
+  REGARD_DEVICE void await_chunk() {
+    wgmma_wait<0>();
+    fence_operand(block_out);
+  }
+  // Adds P V to out, and gives V back. The first chunk is there.
+  REGARD_DEVICE void take_block() {
+    max_value_factor = max_of(max_value_factor, value_factor);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      if (chunk > 0) {
+        wgmma_fence();
+        start_chunk(chunk);
+        await_chunk();
+      }
+      if (chunk + 1 == kChunks) this->release_values();
+#pragma unroll
+      for (int n = 0; n < kChunkBlocks; ++n) {
+        const int to = chunk * kChunkBlocks + n;
+        if (to >= Coords::kOutBlocks) continue;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) out[to][e] = fma_of(block_out[n][e], value_factor, out[to][e]);
+      }
+    }
   }
 
   // ---------------------------------------------------------------------------------- elementwise
@@ -199,14 +250,8 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
 #pragma unroll
       for (int e = 0; e < 4; ++e) out[n][e] = 0;
     }
-  }
-  REGARD_DEVICE void add_block() {
-    max_value_factor = max_of(max_value_factor, value_factor);
-#pragma unroll
-    for (int n = 0; n < Coords::kOutBlocks; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) out[n][e] = fma_of(block_out[n][e], value_factor, out[n][e]);
-    }
+    // Or the compiler clears out before the epilogue, of which it then keeps a copy.
+    if constexpr (kChunks > 1) fence_operand(out);
   }
 
   REGARD_DEVICE void write_tile(int iteration, const Softmax& of_tile) {
