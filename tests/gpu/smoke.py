@@ -96,13 +96,9 @@ def work(arguments: argparse.Namespace) -> list[tuple[str, str, str]]:
     for index, name in enumerate(CASES):
         for family in families:
             types = TYPES.get(family, ["bf16"])
-            if family == "wgmma":
-                # Refused: large heads of f32.
-                types = [type for type in types
-                         if type != "f32" or max(CASES[name][5:7]) <= 128]
             if arguments.types:
                 types = [type for type in types if type in arguments.types.split(",")]
-            elif name not in ("one tile", "tiles d128", "causal d64", "everything"):
+            elif name not in ("one tile", "tiles d128", "causal d64", "d256", "everything"):
                 types = types[index % len(types):][:1] if family != "mma" else types[:1]
             found += [(name, family, type) for type in types
                       if re.search(arguments.only, f"{name} {family} {type}")]
