@@ -223,12 +223,13 @@ TEST_CASE("f32 above head sizes of 128 prefers Hopper's own kernel also for fewe
     return planned(problem(attention(s)));
   };
   CHECK(chosen({.batch = 64, .len_q = 33, .dim = 256}).name() == "cuda:wgmma");
-  CHECK(chosen({.batch = 64, .len_q = 33, .dim = 64, .dim_v = 136}).name() == "cuda:wgmma");
+  CHECK(chosen({.batch = 64, .len_q = 97, .dim = 64, .dim_v = 136}).name() == "cuda:wgmma");
   CHECK(says(chosen({.batch = 64, .len_q = 32, .dim = 256}), "most of a tile of 128 idle"));
-  // 16 and 24 tiles for 132 multiprocessors.
+  CHECK(says(chosen({.batch = 64, .len_q = 96, .dim = 64, .dim_v = 136}), "idle"));
+  // 16 and 40 tiles for 132 multiprocessors.
   CHECK(
       says(chosen({.batch = 1, .heads_q = 2, .heads_kv = 2, .dim = 256}), "multiprocessors idle"));
-  CHECK(chosen({.batch = 1, .heads_q = 3, .heads_kv = 3, .dim = 256}).name() == "cuda:wgmma");
+  CHECK(chosen({.batch = 1, .heads_q = 5, .heads_kv = 5, .dim = 256}).name() == "cuda:wgmma");
   // Too few keys to share out.
   CHECK(chosen({.batch = 1, .heads_q = 2, .heads_kv = 2, .len_k = 256, .dim = 256}).name() ==
         "cuda:wgmma");

@@ -182,18 +182,18 @@ bool loads_bias_by_tma(const Problem& p) {
 constexpr Refusal kTooFewRows = "so few query rows leave most of a tile of 128 idle";
 constexpr Refusal kTooFewTiles = "tiles of 128 rows would leave most multiprocessors idle";
 
-// f32 above 128 columns. An estimate, until both have been timed on such heads: mma is a sixth as
-// fast if both have work for all multiprocessors, so that wgmma may leave five sixths of them idle,
-// or, with what the split into parts takes, three quarters of a tile's rows. mma could share out a
-// tile's keys to several blocks, but few keys do not repay that.
+// f32 above 128 columns: mma is a quarter as fast on many rows (461 rows, D 176: 582 us, wgmma
+// 168), so that wgmma may leave most multiprocessors idle. Few rows do not repay the split into
+// parts (89 rows, D 168: 68 us, wgmma 74; 39 rows, D 256: 60 us, wgmma 51; all on an H100). mma
+// could share out a tile's keys to several blocks, but few keys do not repay that.
 bool is_wide_f32(const Problem& p) {
   return p.type == Type::f32 && larger(p.sizes.dim, p.sizes.dim_v) > 128;
 }
 Refusal why_rather_mma_wide_f32(const Facts& f) {
-  constexpr int64 kTimesAsFast = 6, kRows = 128, kFewKeys = 256;
+  constexpr int64 kTimesAsFast = 4, kRows = 128, kFewKeys = 256;
   const Problem& p = f.problem;
   const Sizes& s = p.sizes;
-  if (s.len_q <= kRows / 4) return kTooFewRows;
+  if (s.len_q <= (larger(s.dim, s.dim_v) <= 192 ? 96 : 32)) return kTooFewRows;
   const int64 tiles = s.batch * s.heads_q * divide_up(s.len_q, kRows);
   if (kTimesAsFast * tiles < f.chip.multiprocessors && keys_in_reach(p) > kFewKeys) {
     return kTooFewTiles;
