@@ -8,9 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import regard  # noqa: E402
 import regard.torch as rt  # noqa: E402
 from regard.torch.kernels import ARGUMENTS, VALUES  # noqa: E402
 from regard.torch.operators import backward, forward  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_cases import CASES, DEVICES, assert_same, problem  # noqa: E402
 
@@ -74,6 +76,69 @@ def test_shapes_without_memory():
     for found, wanted in zip((out, lse), real):
         assert found.shape == wanted.shape and found.stride() == wanted.stride()
     assert out.device.type == "meta"
+
+
+def options_of_tensors(packed):
+    """Each option that takes a tensor, for 2 heads and 4 rows in one sequence."""
+    def integers(*shape):
+        return torch.full(shape, 4, dtype=torch.int32)
+
+    if packed:
+        return {"cu_seqlens_q": integers(2) * torch.arange(2, dtype=torch.int32),
+                "cu_seqlens_k": integers(2) * torch.arange(2, dtype=torch.int32)}
+    return {"mask": torch.ones(4, 4, dtype=torch.bool), "bias": torch.zeros(4, 4),
+            "sink": torch.zeros(2), "alibi_slopes": torch.ones(2), "seqused_q": integers(1),
+            "seqused_k": integers(1), "row_spans": integers(1, 1, 4, 2),
+            "key_spans": integers(1, 1, 4, 2), "q_positions": integers(1, 1),
+            "dropout_seed": torch.tensor(3)}
+
+
+ELSEWHERE = [*("k", "v"), *options_of_tensors(False), *options_of_tensors(True)]
+
+
+@pytest.mark.parametrize("own, other", [("cpu", "meta"), ("meta", "cpu"), *(
+    (("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "meta")) if "cuda" in DEVICES else ())])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_tensor_on_another_device(name, grad, own, other):
+    """By the direct call, which refuses it, by the operator, and where shapes alone are found."""
+    packed = name.startswith("cu_seqlens")
+    options = options_of_tensors(packed)
+    options = {n: options[n] for n in (options if packed else (name,)) if n in options}
+    fixed = {"max_seqlen_q": 4, "max_seqlen_k": 4} if packed else {}
+    if name == "dropout_seed":
+        if other == "cpu":
+            pytest.skip("a seed may be on the CPU")
+        fixed["dropout_p"] = 0.5
+    rows = {n: normal(*((4, 2, 8) if packed else (1, 2, 4, 8)), seed=3) for n in "qkv"}
+
+    def call(others):
+        given = {n: x.to(other if n in others else own) for n, x in (rows | options).items()}
+        given["q"].requires_grad_(grad)
+        return rt.attention(**given, **fixed)
+
+    assert call(()).device.type == own
+    with pytest.raises(regard.InvalidArgument) as caught:
+        call((name,))
+    assert caught.value.argument == name
+    assert f"a tensor on {other}" in str(caught.value) and f"be on {own}" in str(caught.value)
+    with FakeTensorMode():  # the same of a compiler's tensors
+        rows = {n: torch.empty(x.shape) for n, x in rows.items()}
+        options = {n: torch.empty(x.shape, dtype=x.dtype) for n, x in options.items()}
+        assert call(()).device.type == own
+        with pytest.raises(regard.InvalidArgument, match=f"^{name} = a tensor on {other}"):
+            call((name,))
+
+
+@pytest.mark.parametrize("name", ["dout", "dlse", "out", "lse"])
+def test_a_result_on_another_device(name):
+    q, k, v, *rest = (x.detach() if isinstance(x, torch.Tensor) else x
+                      for x in operator_arguments(BY_NAME["plain"]))
+    out, lse = forward(q, k, v, *rest)
+    given = {"dout": out, "dlse": lse, "out": out, "lse": lse}
+    given[name] = given[name].to("meta")
+    with pytest.raises(regard.InvalidArgument, match=f"^{name} = a tensor on meta"):
+        backward([True, True, True, False, False], *given.values(), q, k, v, *rest)
 
 
 def everything(q, k, v, bias, sink, mask):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,9 +53,22 @@ def dense(like: Tensor, size: int, type: torch.dtype | None) -> Tensor:
     return made.permute(*(order.index(axis) for axis in range(like.dim() - 1)), like.dim() - 1)
 
 
+def require_device(q: Tensor, tensors: Mapping[str, Tensor | None]) -> None:
+    """Errors: InvalidArgument for a tensor on another device than q. The dispatcher takes a call for
+    shapes alone where one of its tensors is on meta, and all need not be."""
+    for name, x in tensors.items():
+        if x is not None and x.device != q.device:
+            raise refuse(name, f"a tensor on {x.device}", f"must be on {q.device}, as q")
+
+
 def call_of(q: Tensor, k: Tensor, v: Tensor, rest: Sequence[Any]) -> Call:
-    """rest: the values of ARGUMENTS, in their order."""
+    """rest: the values of ARGUMENTS, in their order. Errors: InvalidArgument for a tensor on another
+    device than q. A seed may be on the CPU."""
     options = dict(zip(_NAMES, rest))
+    require_device(q, {"k": k, "v": v, **{name: options[name] for name in _TENSORS}})
+    seed = options["seed_tensor"]
+    if seed is not None and not seed.is_cpu:
+        require_device(q, {"dropout_seed": seed})
     return Call(q, k, v, options, options.pop("layout"), _array)
 
 

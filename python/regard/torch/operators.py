@@ -16,7 +16,8 @@ from torch.autograd import forward_ad
 
 from ..errors import Unsupported, refuse
 from .direct import backward_kernel, forward_kernel, operators_calls
-from .kernels import ARGUMENTS, TENSORS, VALUES, backward_results, call_of, forward_results
+from .kernels import (ARGUMENTS, TENSORS, VALUES, backward_results, call_of, forward_results,
+                      require_device)
 
 _TYPES = {float: "float", type(None): "float?", bool: "bool", int: "SymInt", str: "str",
           tuple: "SymInt[2]"}
@@ -48,6 +49,7 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, 
 
 def _fake_backward(wanted: Sequence[bool], dout: Tensor, dlse: Tensor | None, out: Tensor,
                    lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
+    require_device(q, {"dout": dout, "dlse": dlse, "out": out, "lse": lse})
     return list(backward_results(wanted, call_of(q, k, v, rest)).values())
 
 
