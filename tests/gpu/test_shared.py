@@ -22,6 +22,7 @@ from test_concurrency import test_calls_from_many_threads
 from test_dropout import test_forward_applies_this_mask, test_p_of_zero_changes_no_bit
 from test_edges import (
     test_a_hidden_bias_of_nan_spoils_nothing, test_a_hidden_pair_spoils_nothing,
+    test_a_row_of_nan_reaches_dbias_of_its_visible_pairs,
     test_a_spoilt_key_reaches_only_the_rows_that_see_it,
     test_a_spoilt_row_reaches_only_the_keys_it_sees, test_a_spoilt_row_spoils_no_other,
     test_gaps_change_no_bit_and_are_not_written, test_huge_scores, test_no_batch,

@@ -228,6 +228,54 @@ def test_a_hidden_bias_of_nan_spoils_nothing(type, backend):
         assert not got["dbias"][hidden].any()
 
 
+def hiding_options(how, bias):
+    """Options by which every third pair is hidden, or most; the bias; and which pairs are seen."""
+    rows, columns = bias.shape[2:]
+    pair = np.add.outer(np.arange(rows), np.arange(columns)) % 3 != 0
+    if how == "mask":
+        return {"mask": pair[None, None]}, bias, pair
+    if how == "mask_keys":
+        return {"mask": pair[None, None, :1]}, bias, np.broadcast_to(pair[:1], pair.shape)
+    if how == "bias":
+        hidden = regard.store(np.where(pair, regard.load(bias), -np.inf), bias.dtype)
+        return {}, hidden, pair
+    if how == "top_left":
+        return {"causal": "top_left"}, bias, np.tri(rows, columns, dtype=bool)
+    count, length = (rows, columns) if how == "row_spans" else (columns, rows)
+    begin = np.arange(count) % (length - 20)
+    spans = np.stack([begin, begin + 9, begin + 11, begin + 19], -1).astype(np.int32)
+    at = np.arange(length)[None] - begin[:, None]
+    seen = (at >= 0) & (at < 19) & (at != 9) & (at != 10)
+    return {how: spans[None, None]}, bias, seen if how == "row_spans" else seen.T
+
+
+@pytest.mark.parametrize("type", TYPES)
+@pytest.mark.parametrize("how", ["mask", "mask_keys", "bias", "top_left", "row_spans", "key_spans"])
+def test_a_row_of_nan_reaches_dbias_of_its_visible_pairs(how, type, backend, dim=24, **more):
+    """And not of its hidden ones, nor dk and dv of their keys. Key 20 has a score of -inf."""
+    rows, columns, at = 40, 104, 24
+    p = problem(1, 2, 2, rows, columns, dim, type=type)
+    bias = normal(1, 2, rows, columns, type=type if type in ("f16", "bf16") else "f32", seed=7)
+    options, bias, seen = hiding_options(how, bias)
+    options |= {"backend": backend, **more}
+    want = solve(**p, bias=bias, **options)
+    spoilt = p | {"q": with_values(p["q"], np.s_[:, :, at], np.nan)}
+    got = solve(**spoilt, bias=bias, **options)
+    hidden, others = ~seen[at], [i for i in range(rows) if i != at]
+    assert np.isnan(regard.load(got["dbias"])[:, :, at, seen[at]]).all()
+    assert is_zero(got["dbias"][:, :, at, hidden])
+    close(got["dbias"][:, :, others], want["dbias"][:, :, others], "dbias", type)
+    for name in ("dk", "dv"):
+        close(got[name][:, :, hidden], want[name][:, :, hidden], name)
+    row = {"q": np.s_[..., 0], "k": np.s_[:, :, 20, 0]}
+    infinite = {name: with_values(p[name], row[name], value)
+                for name, value in (("q", 1), ("k", -np.inf))}
+    first = int(np.argmax(seen[at]))
+    got = solve(**(p | infinite), bias=with_values(bias, np.s_[:, :, at, first], np.nan), **options)
+    assert np.isnan(regard.load(got["dbias"])[:, :, at, seen[at]]).all()
+    assert is_zero(got["dbias"][:, :, at, hidden])
+
+
 @pytest.mark.parametrize("type", TYPES)
 @pytest.mark.parametrize("size", [1e3, 1e4])
 @pytest.mark.parametrize("sign", [1, -1])

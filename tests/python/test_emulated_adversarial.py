@@ -8,6 +8,7 @@ import pytest
 
 import regard_ctypes as regard
 import test_adversarial as adversarial
+import test_edges as edges
 from selection import mostly_exhaustive, one_in
 from solve import close, problem, solve, with_values
 
@@ -70,3 +71,17 @@ def test_rows_that_do_not_see_a_nan_are_computed_again(family, type, dim_v, more
     assert not np.isfinite(out[:, :, 149]).any()
     assert np.isfinite(np.delete(out[:, :, 141:149], 1, -1)).all()
     assert more or not np.isfinite(out[:, :, 141:149, 1]).any()
+
+
+HIDING = ["mask", "row_spans", "bias", "key_spans", "mask_keys", "top_left"]
+MORE = [{}, {"softcap": 3.0}, {"dropout": (0.3, 5, 0)}]
+KERNELS = [("mma", "bf16", 64), ("wgmma", "bf16", 64), ("mma", "f32", 64), ("wgmma", "f16", 192),
+           ("wgmma", "f32", 64), ("simt", "f64", 24), ("mma", "f16", 128)]
+
+
+@pytest.mark.filterwarnings("ignore")  # of NaN
+@pytest.mark.parametrize("family, type, dim, how, more", one_in(11, (
+    (*kernel, how, more) for kernel in KERNELS for how in HIDING for more in MORE)), ids=str)
+def test_a_row_of_nan_reaches_dbias_of_its_visible_pairs(family, type, dim, how, more):
+    edges.test_a_row_of_nan_reaches_dbias_of_its_visible_pairs(
+        how, type, backend(family), dim, **more)

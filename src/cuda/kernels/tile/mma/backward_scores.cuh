@@ -24,19 +24,24 @@ struct BackwardScores {
 
   // From products to P (negative where dropout drops the weight), and the slopes of the scores.
   REGARD_DEVICE void make_weights(Scores& x, Scores& slopes, int stage, const Step& step) const {
-    if constexpr (!is_plain(kOn) || tests_pairs(kOn)) apply_terms(x, slopes, stage, step);
-#pragma unroll
-    for (int n = 0; n < kScoreBlocks; ++n) {
-      const Bits128 states = load_states(stage, n);
-      const float lse[2] = {float_of(states.word[0]), float_of(states.word[2])};
-#pragma unroll
-      for (int m = 0; m < kN; ++m) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[m][n][e] = weight(x[m][n][e], lse[e % 2]);
-      }
+    if constexpr (!is_plain(kOn) || tests_pairs(kOn)) {
+      weigh_with_terms(x, slopes, stage, step);
+    } else {
+      weigh(x, stage);
     }
     if (!at.is_whole(step)) clear_hidden(x, stage, step);
     if constexpr (kOn.dropout) drop(x, step);
+  }
+  REGARD_DEVICE void weigh(Scores& x, int stage) const {
+#pragma unroll
+    for (int n = 0; n < kScoreBlocks; ++n) {
+      const RowLse lse = read_lse(stage, n);
+#pragma unroll
+      for (int m = 0; m < kN; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[m][n][e] = weight(x[m][n][e], lse.of[e % 2]);
+      }
+    }
   }
   // e^(value unit - lse). f32 subtracts before it scales, because the difference is nearly exact.
   REGARD_DEVICE float weight(float value, float lse) const {
@@ -49,9 +54,18 @@ struct BackwardScores {
   REGARD_DEVICE Bits128 load_states(int stage, int n) const {
     return load_shared_128(at.states_at(stage, at.row_of(n, 0)));
   }
+  struct RowLse {
+    float of[2];
+  };
+  REGARD_DEVICE RowLse read_lse(int stage, int n) const {
+    const Bits128 states = load_states(stage, n);
+    return {{float_of(states.word[0]), float_of(states.word[2])}};
+  }
 
-  // From products to logits; pairs that a bias, a mask or spans hide become -inf.
-  REGARD_DEVICE void apply_terms(Scores& x, Scores& slopes, int stage, const Step& step) const {
+  // From products to P with every score term. Pairs that a bias, a mask or spans hide become 0,
+  // also where the row's lse is NaN.
+  REGARD_DEVICE void weigh_with_terms(Scores& x, Scores& slopes, int stage,
+                                      const Step& step) const {
     const ScoreTerms<kConfig> terms(at.p, at.seq, at.b, step.head);
     const float position =
         terms.position(step.first_row() + at.row_of(0, 0), at.first_key + at.key_of(0, 0));
@@ -59,6 +73,7 @@ struct BackwardScores {
     if constexpr (kConfig.bias.one_row || kConfig.mask.one_row) read_key_terms(keys, stage);
 #pragma unroll
     for (int n = 0; n < kScoreBlocks; n += 2) {
+      const RowLse lse[2] = {read_lse(stage, n), read_lse(stage, n + 1)};
 #pragma unroll
       for (int m = 0; m < kN; ++m) {
         float biases[2][4] = {};
@@ -80,18 +95,17 @@ struct BackwardScores {
           if constexpr (kOn.mask && !kConfig.mask.one_row) {
             seen = read_mask(stage, at.row_of(block, e), at.key_of(m, half));
           }
-          float& score = x[m][block][half * 2 + e];
-          if constexpr (has_slope(kOn)) slopes[m][block][half * 2 + e] = terms.slope_of(score);
-          score = terms.value(score, bias, position + float(block * 8 + e - m * 16 - half * 8));
-          if (kOn.bias && bias == -infinity<float>()) score = -infinity<float>();
-          if (kOn.mask && !seen) score = -infinity<float>();
           if constexpr (has_spans(kOn)) {
             const int i = step.first_row() + at.row_of(block, e);
             const int j = at.first_key + at.key_of(m, half);
-            if (!spans_show<kConfig>(at.p, at.seq, at.b, step.head, i, j)) {
-              score = -infinity<float>();
-            }
+            if (!spans_show<kConfig>(at.p, at.seq, at.b, step.head, i, j)) seen = false;
           }
+          if (kOn.bias && bias == -infinity<float>()) seen = false;
+          float& element = x[m][block][half * 2 + e];
+          if constexpr (has_slope(kOn)) slopes[m][block][half * 2 + e] = terms.slope_of(element);
+          const float apart = position + float(block * 8 + e - m * 16 - half * 8);
+          element = weight(terms.value(element, bias, apart), lse[x8 / 4].of[e]);
+          if (!seen) element = 0;
         }
       }
     }

@@ -76,7 +76,6 @@ struct F32Scores {
     REGARD_DEVICE float raw(int i) const { return is_plain(kOn) ? x[i] : x[i] * factor(i); }
     // The difference is taken before log2(e) is multiplied in, because it is nearly exact.
     REGARD_DEVICE float prob(float score, int i) const {
-      if (tests_pairs(kOn) && score == -infinity<float>()) return 0;  // a factor may be 0
       const float lse = rows.value[i % 2];
       const float logit = is_plain(kOn) ? fma_of(score, factor(i), -lse) : score - lse;
       return L::exp2(logit * float(kLog2E));

@@ -240,25 +240,26 @@ struct KeyScores {
         const int half = i / 2, e = i % 2, row = row_of(n, e);
         const float raw = products.raw(i), bias = pairs[n % 2].bias[i];
         const float apart = distance + float(n * 8 + e - half * 8);
+        bool hidden = kOn.mask && !pairs[n % 2].seen[i];
         float score;
         if constexpr (kLooksAtBias && !kHides) {
           score = terms.value_of_bias(raw, bias, apart);
         } else {
           score = terms.value(raw, bias, apart);
-          if (kOn.bias && bias == -infinity<float>()) score = -infinity<float>();
+          if (kOn.bias && bias == -infinity<float>()) hidden = true;
         }
-        if (kOn.mask && !pairs[n % 2].seen[i]) score = -infinity<float>();
         if constexpr (has_spans(kOn)) {
           const int query = tile.index * kRows + row, key = task.first_key + key_of(half);
           if (!spans_show<kConfig>(params.problem, task.seq, task.b, tile.head, query, key)) {
-            score = -infinity<float>();
+            hidden = true;
           }
         }
+        // The exponential of a hidden pair may be anything: its row may have no lse, or NaN.
         float prob = products.prob(score, i);
-        // A row that does not exist has no lse: its exponential may be anything.
         if (kHides && (row < rows[half].begin || row >= rows[half].end || !seen.has(half, n, e))) {
-          prob = 0;
+          hidden = true;
         }
+        if (hidden) prob = 0;
         float signed_prob = prob;
         if constexpr (has_slope(kOn)) {
           signed_prob *= terms.slope_of(raw);
