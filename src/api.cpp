@@ -164,7 +164,11 @@ Call mask_of(const Attention& a, NullData nulls, const Run& run) {
 void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
   call_of(a, to, run).compute();
   if (cuda_backend::is_recorded(run)) {
-    cuda_backend::record({.attention = a, .outputs = to, .backend = run.backend}, run);
+    cuda_backend::record({.attention = a,
+                          .outputs = to,
+                          .backend = run.backend,
+                          .gradients_follow = run.gradients_follow},
+                         run);
   }
 }
 

@@ -118,6 +118,8 @@ bool read_option(const std::string& field, const Value& value, PlannedCall& call
     a.continue_from = value.get<bool>();
   } else if (field == "accumulate") {
     call.gradients.accumulate = value.get<bool>();
+  } else if (field == "gradients_follow") {
+    call.gradients_follow = value.get<bool>();
   } else if (field == "backend") {
     call.backend = value.get<std::string>();
   } else {

@@ -127,12 +127,13 @@ void prebuild(const std::string& chip,
 /// A call to compile for. Of the tensors' addresses only the alignment to 256 bytes counts; memory
 /// is neither read nor written.
 struct PlannedCall {
-  Pass pass = Pass::forward;  ///< which call it is
-  Attention attention{};      ///< as for the call
-  ForwardOutputs outputs{};   ///< of a forward call
-  BackwardInputs inputs{};    ///< of a backward call
-  Gradients gradients{};      ///< of a backward call
-  std::string backend{};      ///< as Run::backend
+  Pass pass = Pass::forward;      ///< which call it is
+  Attention attention{};          ///< as for the call
+  ForwardOutputs outputs{};       ///< of a forward call
+  BackwardInputs inputs{};        ///< of a backward call
+  Gradients gradients{};          ///< of a backward call
+  std::string backend{};          ///< as Run::backend
+  bool gradients_follow = false;  ///< of a forward call: as Run::gradients_follow
 };
 /// The same for the kernels of these calls, for example of those that a run with REGARD_RECORD
 /// wrote down.

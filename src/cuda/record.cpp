@@ -126,8 +126,16 @@ std::string line_of(const PlannedCall& call, const Chip& chip) {
     add_backward(object, call.inputs, call.gradients);
   } else {
     add_forward(object, call.outputs);
+    if (call.gradients_follow) object.add("gradients_follow", "true");
   }
   return object.text() + "\n";
+}
+
+// As forward() or backward() describe it on a GPU.
+Problem described(const PlannedCall& call) {
+  return call.pass == Pass::forward
+             ? describe_forward(call.attention, call.outputs)
+             : describe_backward(call.attention, call.inputs, call.gradients);
 }
 
 // One write, so that processes may share the file.
@@ -150,7 +158,7 @@ bool is_recorded(const Run& run) {
 }
 
 void record(const PlannedCall& call, const Run& run) {
-  const std::vector<KernelConfig> configs = configs_of(make_supported_plan(described(call), run));
+  const std::vector<KernelConfig> configs = kernels_of(call, run);
   static std::mutex mutex;
   static auto* const recorded = new std::vector<KernelConfig>;
   const std::lock_guard lock(mutex);
@@ -160,10 +168,14 @@ void record(const PlannedCall& call, const Run& run) {
   if (recorded->size() > before) append(line_of(call, chip_of(run)));
 }
 
-Problem described(const PlannedCall& call) {
-  return call.pass == Pass::forward
-             ? describe_forward(call.attention, call.outputs)
-             : describe_backward(call.attention, call.inputs, call.gradients);
+std::vector<KernelConfig> kernels_of(const PlannedCall& call, const Run& run) {
+  const Problem p = described(call);
+  std::vector<KernelConfig> configs = configs_of(make_supported_plan(p, run));
+  if (call.gradients_follow && !p.backward) {
+    const std::vector<KernelConfig> more = kernels_of_gradients(p, run);
+    configs.insert(configs.end(), more.begin(), more.end());
+  }
+  return configs;
 }
 
 }  // namespace regard::cuda_backend

@@ -1,6 +1,8 @@
 // REGARD_RECORD: calls that needed new kernels, as lines that `regard prebuild --recorded` reads.
 #pragma once
 
+#include <vector>
+
 #include "cuda/planning.hpp"
 #include "regard/cuda.hpp"
 
@@ -13,7 +15,7 @@ bool is_recorded(const Run&);
 // cannot be written to is named once on stderr.
 void record(const PlannedCall&, const Run&);
 
-// The problem of the call, as forward() or backward() describe it on a GPU.
-Problem described(const PlannedCall&);
+// The kernels that the call loads, those for gradients that follow included; or an Error.
+std::vector<KernelConfig> kernels_of(const PlannedCall&, const Run&);
 
 }  // namespace regard::cuda_backend

@@ -155,8 +155,8 @@ void prebuild(const std::string& name, const std::vector<PlannedCall>& calls,
   std::vector<KernelConfig> kernels;
   for (const PlannedCall& call : calls) {
     const Run run{.device = regard::chip(name), .backend = call.backend};
-    const CudaPlan plan = make_supported_plan(described(call), run);
-    for (const CudaLaunch& launch : plan.launches) kernels.push_back(launch.config);
+    const std::vector<KernelConfig> of_call = kernels_of(call, run);
+    kernels.insert(kernels.end(), of_call.begin(), of_call.end());
   }
   remove_repetitions(kernels);
   build(kernels, chip_of({.device = regard::chip(name)}), done);

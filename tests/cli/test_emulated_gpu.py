@@ -168,6 +168,14 @@ TENSOR = {"type": "f16", "sizes": [1, 1, 8, 8], "strides": [64, 64, 8, 1], "offs
 CALL = {"chip": "sm_86", "pass": "forward", **{name: TENSOR for name in ("q", "k", "v", "out")}}
 
 
+def test_a_recorded_call_that_gradients_follow(run, tmp_path):
+    """Its kernels are those that the call compiles, also the ones for gradients."""
+    (tmp_path / "calls.jsonl").write_text(json.dumps(CALL | {"gradients_follow": True}))
+    fake = {"LD_LIBRARY_PATH": f"{BUILD}/fake/driver:{BUILD}/fake/nvrtc"}
+    listed = run("prebuild", "--recorded", "calls.jsonl", "--verbose", **fake)
+    assert all(kernel in listed for kernel in ("forward mma", "delta", "backward mma", "finish"))
+
+
 @pytest.mark.parametrize("line, fault", [
     ("nonsense", "is no recorded call: "), ("[]", "is no recorded call: "),
     (CALL | {"shift": 1}, 'the field "shift" is not known'),

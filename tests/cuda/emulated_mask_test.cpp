@@ -129,12 +129,14 @@ TEST_CASE("a recorded call has the tensors of its Mask") {
   const DeviceMask mask(layer.a, layer.run);
   layer.a = mask.in(layer.a);
   layer.a.softcap = 3;  // kernels that no other call of these tests has
+  layer.run.gradients_follow = true;
   std::ofstream(file).close();
   layer.forward();
   std::ostringstream text;
   text << std::ifstream(file).rdbuf();
   CHECK(text.str().find("\"row_spans\": {\"type\": \"i32\"") != std::string::npos);
   CHECK(text.str().find("\"softcap\": 3") != std::string::npos);
+  CHECK(text.str().find("\"gradients_follow\": true") != std::string::npos);
 }
 
 TEST_CASE("an order of tiles that was made before") {
