@@ -47,8 +47,11 @@ def passes(function: Any, device: str) -> dict[str, Call]:
             "backward": backward}
 
 
-def jitted() -> dict[str, dict[str, Call]]:
-    """jax.jit of the plain formula in JAX, and of Regard's call; nothing without JAX."""
+def jitted(device: str) -> dict[str, dict[str, Call]]:
+    """jax.jit of the plain formula in JAX, and of Regard's call; nothing where JAX has no such device.
+
+    On a CPU a call is waited for; a GPU works behind the host.
+    """
     try:
         import jax
     except ImportError:
@@ -56,6 +59,9 @@ def jitted() -> dict[str, dict[str, Call]]:
     import jax.numpy as jnp
 
     from regard import jax as regard_jax
+
+    if (jax.default_backend() == "cpu") != (device == "cpu"):
+        return {}
 
     def formula(q: Any, k: Any, v: Any) -> Any:
         scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / 8
@@ -65,7 +71,9 @@ def jitted() -> dict[str, dict[str, Call]]:
 
     def forward(function: Any) -> Call:
         compiled = jax.jit(function)
-        return lambda: compiled(x, x, x).block_until_ready()
+        if device == "cpu":
+            return lambda: compiled(x, x, x).block_until_ready()
+        return lambda: compiled(x, x, x)
 
     return {"jitted JAX": {"forward": forward(formula)},
             "jitted regard.jax.attention": {"forward": forward(regard_jax.attention)}}
@@ -97,15 +105,14 @@ def sides(device: str, compiled: bool) -> dict[str, dict[str, Call]]:
 
         x = numpy.ones((1, 1, 1, 64), numpy.float32)
         found["NumPy"] = {"forward": lambda: regard.attention(x, x, x)}
-        found |= jitted()
     else:
         try:
             cupy: Any = importlib.import_module("cupy")
         except ImportError:
-            return found
+            return found | jitted(device)
         y = cupy.ones((1, 1, 1, 64), cupy.float32)
         found["CuPy"] = {"forward": lambda: regard.attention(y, y, y)}
-    return found
+    return found | jitted(device)
 
 
 def table(device: str, compiled: bool) -> str:
