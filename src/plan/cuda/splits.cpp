@@ -67,23 +67,21 @@ VisibleTiles visible_row_tiles(const Problem& p, int64 tile_rows, int64 tile_key
   return {larger(larger(of[0], of[1]), of[2]), divide_up(of[0] + of[1] + of[2], 3)};
 }
 
-// Tenths of a microsecond that a backward block takes for 64 rows and its keys (H100, H200). Few
-// rows of f32 are for mma.
-int64 time_of_iteration(const Problem& p) {
+// Microseconds that a backward block takes for 64 rows and its keys (H100, H200). Few rows of f32
+// are for mma.
+double time_of_iteration(const Problem& p) {
   constexpr int64 kFewRows = 128;
   const int64 columns = larger(p.sizes.dim, p.sizes.dim_v);
-  const int64 of_16_bits = columns <= 64 ? 12 : columns <= 128 ? 18 : 25;
+  const double of_16_bits = columns <= 64 ? 1.2 : columns <= 128 ? 1.8 : 2.5;
   if (p.type != Type::f32) return of_16_bits;
-  return p.sizes.len_q <= kFewRows ? 150 : 3 * of_16_bits;
+  return p.sizes.len_q <= kFewRows ? 15 : 3 * of_16_bits;
 }
 // The same for the parts of dk and dv: a launch that adds them, and writing and reading them.
-int64 time_of_parts(const Sizes& s, int64 splits) {
-  constexpr int64 kLaunch = 30;
-  constexpr double kBytes = 170e3;  // in a tenth of a microsecond
+double time_of_parts(const Sizes& s, int64 splits) {
+  constexpr double kLaunch = 3, kBytes = 1.7e6;  // in a microsecond
   if (splits == 1) return 0;
-  const double elements = double(s.batch) * double(s.heads_kv) * double(s.len_k) *
-                          double(s.dim + s.dim_v) * double(splits);
-  return kLaunch + int64(8 * elements / kBytes);
+  return kLaunch + 8 * double(s.batch) * double(s.heads_kv) * double(s.len_k) *
+                       double(s.dim + s.dim_v) * double(splits) / kBytes;
 }
 
 }  // namespace
@@ -120,28 +118,30 @@ int splits_for(const KernelConfig& c, const Chip& chip, const TilingRequest& req
 }
 
 int row_splits_for(const Problem& p, int64 at_once) {
-  constexpr int64 kStart = 30;  // of a block, in tenths of a microsecond
+  constexpr double kStart = 3;  // of a block, in microseconds
   constexpr int64 kRows = 64, kKeys = 128, kWideKeys = 64, kWide = 128;
   const Sizes& s = p.sizes;
   const int64 keys = larger(s.dim, s.dim_v) > kWide ? kWideKeys : kKeys;
   const int64 tiles = s.batch * s.heads_kv * divide_up(s.len_k, keys);
   if (tiles == 0 || tiles > 2 * at_once) return 1;
-  const int64 iteration = time_of_iteration(p);
   const VisibleTiles visible = visible_row_tiles(p, kRows, keys);
   const bool whole_heads = p.deterministic || p.features.bias;
   const auto each = [&](int64 row_tiles, int64 splits) {
-    return kStart + iteration * (whole_heads ? divide_up(s.group(), splits) * row_tiles
-                                             : divide_up(s.group() * row_tiles, splits));
+    const int64 iterations = whole_heads ? divide_up(s.group(), splits) * row_tiles
+                                         : divide_up(s.group() * row_tiles, splits);
+    return kStart + time_of_iteration(p) * double(iterations);
   };
   // Equal blocks end in waves. Of unequal ones the longest begin first, so that they end nearly
   // together.
+  const bool equal = double(visible.mean) > 0.75 * double(visible.most);
   const auto busy = [&](int64 splits) {
-    const int64 blocks = tiles * splits, mean = each(visible.mean, splits);
-    if (4 * visible.mean > 3 * visible.most) return divide_up(blocks, at_once) * mean;
-    return divide_up(blocks * mean, at_once) + mean / 4;
+    const double mean = each(visible.mean, splits);
+    if (equal) return double(divide_up(tiles * splits, at_once)) * mean;
+    return mean * (double(tiles * splits) / double(at_once) + 0.25);
   };
   const auto time = [&](int64 splits) {
-    return larger(each(visible.most, splits), busy(splits)) + time_of_parts(s, splits);
+    const double longest = each(visible.most, splits);
+    return larger(longest, busy(splits)) + time_of_parts(s, splits);
   };
   const int64 most = s.group() * (whole_heads ? 1 : visible.most);
   int64 best = 1;
@@ -149,7 +149,7 @@ int row_splits_for(const Problem& p, int64 at_once) {
     const int64 splits = smaller(waves * at_once / tiles, most);
     if (splits >= 2 && time(splits) < time(best)) best = splits;
   }
-  return 10 * time(best) <= 9 * time(1) ? int(best) : 1;
+  return time(best) <= 0.9 * time(1) ? int(best) : 1;
 }
 
 }  // namespace regard

@@ -1,4 +1,5 @@
 // The forward pass of the wgmma family: what it can compute, its configuration, and its tilings.
+#include <cmath>
 #include <span>
 
 #include "plan/cuda/config_members.hpp"
@@ -74,12 +75,11 @@ bool is_possible(const KernelConfig& c) {
 // relative to a row of a tile of 192. Tiles are equally long, except under intervals, where blocks
 // that have short ones take more. Measured at D 64, and D 40 (H100): a tile of 128 rows has fewer
 // warpgroups to hide its waits.
-int64 cost_of_tiles(const KernelConfig& c, const TilingRequest& request, int rows) {
-  const int64 percent = rows == 128 ? (c.features.interval ? 104 : 117) : rows == 192 ? 100 : 97;
-  const int64 tiles = request.heads * divide_up(request.rows, int64(rows));
-  const int64 blocks = larger<int64>(request.multiprocessors, 1);
-  return percent * rows *
-         (c.features.interval ? 2 * tiles + blocks : 2 * blocks * divide_up(tiles, blocks));
+double cost_of_tiles(const KernelConfig& c, const TilingRequest& request, int rows) {
+  const double of_row = rows == 128 ? (c.features.interval ? 1.04 : 1.17) : rows == 192 ? 1 : 0.97;
+  const double tiles = double(request.heads) * double(divide_up(request.rows, int64(rows)));
+  const double blocks = double(larger<int64>(request.multiprocessors, 1));
+  return of_row * rows * (c.features.interval ? tiles / blocks + 0.5 : std::ceil(tiles / blocks));
 }
 
 // More than 128 rows are for kernels without score terms, except a bias that TMA loads.
