@@ -36,7 +36,7 @@ class GpuBackend final : public Backend {
   bool reads_tables() const override { return false; }
 
   int64 workspace(const Problem& problem, const Run& run) const override {
-    return make_supported_plan(problem, run).workspace.size;
+    return make_supported_plan(problem, run).bytes_to_ask();
   }
 
   void run(const Problem& problem, const MadeMaps* maps, const Run& run) const override {
@@ -52,7 +52,7 @@ class GpuBackend final : public Backend {
     e.backend = plan.supported() ? plan.name() : "";
     e.kernel = cuda_kernel_line(plan);
     e.text = cuda_explanation(problem, chip, plan) + resources_text(plan, chip);
-    e.workspace = static_cast<std::size_t>(plan.workspace.size);
+    e.workspace = static_cast<std::size_t>(plan.bytes_to_ask());
     return e;
   }
 

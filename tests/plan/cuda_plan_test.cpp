@@ -221,15 +221,29 @@ TEST_CASE("what a call with names needs never exceeds the workspace that was ask
   }
 }
 
-TEST_CASE("a tile map has room whatever the data's address is") {
+TEST_CASE("a workspace has room whatever the data's address is") {
+  const Shape shapes[] = {
+      {.batch = 4, .heads_q = 12, .heads_kv = 12, .len_q = 700, .len_k = 700},
+      {.batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 4096, .len_k = 4096, .dim = 256},
+      {.batch = 1, .heads_q = 4, .heads_kv = 4, .len_q = 256, .len_k = 256, .dim = 192},
+      {.batch = 1, .heads_q = 66, .heads_kv = 66, .len_q = 384, .len_k = 384},
+      {.batch = 4, .heads_q = 32, .heads_kv = 32, .len_q = 128, .len_k = 128, .dim = 128}};
   for (const Feature& feature : kFeatures) {
-    const Shape shape{.batch = 4, .heads_q = 12, .heads_kv = 12, .len_q = 700, .len_k = 700};
-    Attention a = attention(shape);
-    feature.add(a, shape);
-    Problem p = problem(a);
-    const int64 asked = planned(p).workspace.bytes(WorkspacePart::tile_map);
-    p.q.data = reinterpret_cast<void*>(2);  // not aligned: mma, with smaller tiles
-    CHECK(planned(p).workspace.bytes(WorkspacePart::tile_map) <= asked);
+    for (const Shape& shape : shapes) {
+      for (const Pass pass : kPasses) {
+        Attention a = attention(shape);
+        feature.add(a, shape);
+        Problem p = problem(a, pass);
+        CAPTURE(shape.len_q);
+        CAPTURE(shape.dim);
+        const int64 asked = planned(p).bytes_to_ask();
+        p.q.data = reinterpret_cast<void*>(2);  // not aligned: mma, with smaller tiles
+        CHECK(planned(p).workspace.size <= asked);
+        p.q.data = reinterpret_cast<void*>(16);
+        if (p.features.bias) p.bias.data = reinterpret_cast<void*>(2);
+        CHECK(planned(p).workspace.size <= asked);
+      }
+    }
   }
 }
 

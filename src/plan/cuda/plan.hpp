@@ -61,12 +61,15 @@ struct CudaPlan {
   int level = 50;                    // of their instructions
   std::vector<CudaLaunch> launches;  // in the order of the stream
   CudaWorkspace workspace;
+  int64 workspace_of_mma = 0;        // where mma may compute what is wgmma's now
   int splits = 1;                    // forward: of the keys; backward: of the query rows
   InputSet copies;                   // inputs that are copied first
   Strides dbias_strides;             // of the sums of dbias
   std::vector<std::string> reasons;  // for a person; empty unless asked for
 
   bool supported() const { return refusal.empty(); }
+  // What a caller is to bring who does not know the data's address yet.
+  int64 bytes_to_ask() const { return larger(workspace.size, workspace_of_mma); }
   std::string name() const;  // "cuda:mma"
 };
 

@@ -119,6 +119,19 @@ Chip limited(Chip chip, const CudaChoice& choice) {
   return chip;
 }
 
+// A workspace is asked for before the data's address is known: mma may compute what is wgmma's now,
+// with tiles, splits and flags of its own.
+void find_workspace_of_mma(Draft& d, const Chip& whole_chip) {
+  const bool is_known = d.p.q.data != nullptr;
+  if (d.plan.family != Family::wgmma || !d.choice.any_family || is_known || d.p.type == Type::f32) {
+    return;
+  }
+  CudaChoice choice = d.choice;
+  choice.any_family = false;
+  choice.family = Family::mma;
+  d.plan.workspace_of_mma = plan_cuda(d.p, whole_chip, choice, Reasons::left_out).workspace.size;
+}
+
 // Which kernels the limit holds for, and which have more blocks.
 void explain_limit(const Draft& d) {
   if (d.choice.multiprocessors == 0 || !d.because.asked()) return;
@@ -200,6 +213,7 @@ CudaPlan plan_cuda(const Problem& p, const Chip& whole_chip, const CudaChoice& c
   plan.launches.reserve(8);
   p.backward ? add_backward_launches(draft) : add_forward_launches(draft);
   explain_limit(draft);
+  if (plan.supported()) find_workspace_of_mma(draft, whole_chip);
   if (plan.supported() && !Count(plan.workspace.size).fits()) draft.refuse(kRefusedAsTooLarge);
   if (!plan.supported()) {
     plan.launches.clear();
