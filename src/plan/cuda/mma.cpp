@@ -199,6 +199,20 @@ int head_size(const KernelConfig& c, int64 size, bool sliced) {
   return int(round_up(size, sliced ? 16 * c.tiling.slices : step_of(c.type)));
 }
 
+// Decoding waits for memory: small tiles need more warps, so that as many bytes are on their way
+// (D 72: 96 us -> 80, 20 sequences of 31743 keys, H100).
+void widen_decoding(KernelConfig& c, const TilingRequest& request) {
+  const Tiling& t = c.tiling;
+  if (c.type == Type::f32 || t.key_warps != 4 || t.rows != 16 || t.keys != 16 ||
+      larger(request.dim, request.dim_v) > 80) {
+    return;
+  }
+  KernelConfig wider = c;
+  wider.tiling.warps = wider.tiling.key_warps = 8;
+  wider.tiling.min_blocks = 1;
+  if (fits(wider, request.limits)) c = wider;
+}
+
 void set_tiling(KernelConfig& c, const TilingRequest& request, const Tiling& tiling) {
   c.tiling = tiling;
   // The slope of a softcap is one more value of every score: half the rows keep within registers.
@@ -214,17 +228,11 @@ void set_tiling(KernelConfig& c, const TilingRequest& request, const Tiling& til
     if (c.features.dropout && !wide) c.tiling.keys = 96, c.tiling.stages = 2;
     if (c.features.interval && !c.features.dropout && wide) c.tiling.keys = 48;
   }
-  // Decoding waits for memory: small tiles need more warps, so that as many bytes are on their way
-  // (D 72: 96 us -> 80, 20 sequences of 31743 keys, H100).
-  if (c.type != Type::f32 && tiling.key_warps == 4 && tiling.rows == 16 && tiling.keys == 16 &&
-      larger(request.dim, request.dim_v) <= 80) {
-    c.tiling.warps = c.tiling.key_warps = 8;
-    c.tiling.min_blocks = 1;
-  }
   if (request.forced) c.tiling = overridden(c.tiling, *request.forced);
   c.dim = head_size(c, request.dim, c.kernel == Kernel::backward);
   c.dim_v = head_size(c, request.dim_v, true);
   c.exact_dims = c.dim == request.dim && c.dim_v == request.dim_v;
+  if (!request.forced) widen_decoding(c, request);
 }
 
 // The entries for the head sizes.
