@@ -79,8 +79,8 @@ void explain_tiles(const Draft& d, int64 tiles) {
 
 // Whether a kernel computes rows again by itself, because a second launch would be a large part of
 // the call: each of its blocks has one tile, and neither the tiles nor the keys are many. The code
-// for it takes registers from the loop over keys, few of them with mma and up to 64 columns, and a
-// warp would take long over many keys.
+// for it takes registers from the loop over keys, few of them with mma in 16 bits and up to 64
+// columns, and a warp would take long over many keys.
 bool is_small(const Draft& d, int64 tiles) {
   const bool is_mma = d.main.family == Family::mma;
   const bool is_narrow = larger(d.p.sizes.dim, d.p.sizes.dim_v) <= 64 && d.p.type != Type::f32;

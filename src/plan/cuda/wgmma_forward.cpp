@@ -30,8 +30,8 @@ constexpr TilingEntry kEntries[] = {
 
 // f32: scores and weights take `keys` registers of the 240 of a thread, out `dim_v / 2`, and a
 // chunk of P V half of its columns. Fewer keys leave room for tiles of a bias and a mask. S of less
-// than 64 keys at a time is bound by reading Q from shared memory: wide heads rather have one
-// stage.
+// than 64 keys at a time is bound by reading Q from shared memory: where dim is wide, keys come
+// before a second stage.
 constexpr TilingEntry kF32Entries[] = {
     {64, 64, {.rows = 128, .keys = 128, .stages = 2}},
     {128, 128, {.rows = 128, .keys = 64, .stages = 2}},
@@ -120,6 +120,7 @@ bool can_skip_blocks(const KernelConfig& c, const TilingRequest& request) {
 void shorten_blocks(KernelConfig& c, const TilingRequest& request) {
   const int64 columns = larger(request.dim, request.dim_v);
   if (columns <= 64 || columns > 192 || request.keys > (columns <= 128 ? 512 : 1024)) return;
+  if (tests_pairs(c.features)) return;  // walks over a tile map skip nothing by intervals
   KernelConfig shorter = c;
   shorter.tiling.keys = kWarpgroupRows;
   shorter.tiling.stages = columns <= 128 ? 4 : 2;
@@ -273,8 +274,8 @@ KernelConfig wgmma_forward_config(const Facts& f) {
 }
 
 Fit choose_wgmma_forward_tiling(KernelConfig& c, const TilingRequest& request) {
-  // Neither the workspace nor the tile depends on where bias and mask lie in memory, except that a
-  // bias by TMA allows more rows.
+  // The tile does not depend on where bias and mask lie in memory, except that a bias by TMA allows
+  // more rows, and keeps more keys.
   const bool bias_aligned = c.bias.aligned;
   const int mask_copy = c.mask.copy_bytes;
   c.bias.aligned = c.features.bias && c.bias.type != Type::f64;

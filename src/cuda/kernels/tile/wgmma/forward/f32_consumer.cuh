@@ -154,7 +154,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
     if (has_weights) {
       take_block();
     } else if (kOneStage) {
-      release_block();  // not earlier: the product of weights of 0 reads K
+      release_block();
     }
   }
 
