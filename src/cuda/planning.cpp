@@ -100,14 +100,16 @@ CudaPlan make_supported_plan(const Problem& problem, const Run& run) {
   return made;
 }
 
-std::vector<KernelConfig> kernels_of_gradients(const Problem& forward, const Run& run) {
-  Problem p = with_gradients(forward);
-  std::vector<KernelConfig> configs;
+std::vector<KernelConfig> kernels_to_load(const CudaPlan& plan, const Problem& problem,
+                                          const Run& run) {
+  std::vector<KernelConfig> configs = configs_of(plan);
+  if (problem.backward || !run.gradients_follow) return configs;
+  Problem p = with_gradients(problem);
   for (const View& dbias : {View(), p.bias}) {
     p.dbias = dbias;
-    const CudaPlan plan = make_plan(p, run, Reasons::left_out);
-    if (!plan.supported()) continue;
-    for (const CudaLaunch& launch : plan.launches) configs.push_back(launch.config);
+    const CudaPlan gradients = make_plan(p, run, Reasons::left_out);
+    if (!gradients.supported()) continue;
+    for (const CudaLaunch& launch : gradients.launches) configs.push_back(launch.config);
   }
   return configs;
 }

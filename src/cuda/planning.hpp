@@ -20,9 +20,9 @@ const Chip& chip_of(const Run&);
 CudaPlan make_plan(const Problem&, const Run&, Reasons);
 CudaPlan make_supported_plan(const Problem&, const Run&);  // or an Error
 
-// The kernels of a backward call after this forward call, with dq, dk, dv, dsink, and with and
-// without dbias. None where such a call is not supported.
-std::vector<KernelConfig> kernels_of_gradients(const Problem& forward, const Run&);
+// The kernels that a call loads: its plan's, and, of a forward call that gradients follow, those of
+// a backward call with dq, dk, dv, dsink, and with and without dbias, where that is supported.
+std::vector<KernelConfig> kernels_to_load(const CudaPlan&, const Problem&, const Run&);
 
 // Any GPU, or a chip to plan for.
 const Backend& gpu();

@@ -54,11 +54,7 @@ void load_missing(const CudaPlan& plan, const Problem& p, const Run& run, std::u
     return loaded_kernel(launch.config, context) != nullptr;
   };
   if (std::all_of(plan.launches.begin(), plan.launches.end(), is_loaded)) return;
-  std::vector<KernelConfig> configs = configs_of(plan);
-  if (run.gradients_follow && !p.backward) {
-    for (const KernelConfig& c : kernels_of_gradients(p, run)) configs.push_back(c);
-  }
-  load_kernels(std::move(configs), chip_of(run), context);
+  load_kernels(kernels_to_load(plan, p, run), chip_of(run), context);
 }
 
 PreparedCall prepare_call(const Problem& p, const Run& run, std::uint64_t context) {

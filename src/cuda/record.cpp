@@ -168,14 +168,10 @@ void record(const PlannedCall& call, const Run& run) {
   if (recorded->size() > before) append(line_of(call, chip_of(run)));
 }
 
-std::vector<KernelConfig> kernels_of(const PlannedCall& call, const Run& run) {
+std::vector<KernelConfig> kernels_of(const PlannedCall& call, Run run) {
+  run.gradients_follow = call.gradients_follow;
   const Problem p = described(call);
-  std::vector<KernelConfig> configs = configs_of(make_supported_plan(p, run));
-  if (call.gradients_follow && !p.backward) {
-    const std::vector<KernelConfig> more = kernels_of_gradients(p, run);
-    configs.insert(configs.end(), more.begin(), more.end());
-  }
-  return configs;
+  return kernels_to_load(make_supported_plan(p, run), p, run);
 }
 
 }  // namespace regard::cuda_backend

@@ -15,7 +15,7 @@ bool is_recorded(const Run&);
 // cannot be written to is named once on stderr.
 void record(const PlannedCall&, const Run&);
 
-// The kernels that the call loads, those for gradients that follow included; or an Error.
-std::vector<KernelConfig> kernels_of(const PlannedCall&, const Run&);
+// The kernels that the call loads on the device of the Run; or an Error.
+std::vector<KernelConfig> kernels_of(const PlannedCall&, Run);
 
 }  // namespace regard::cuda_backend
