@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "plan/cuda/facts.hpp"
-#include "plan/cuda/families.hpp"
 #include "plan/cuda/kernel/simt_layout.h"
 #include "plan/cuda/kernel/tile_map_layout.h"
 #include "plan/cuda/launches.hpp"
@@ -105,15 +104,8 @@ void add_map_launch(Draft& d) {
   add_launch(d, c, map_batch(d.p) * map_heads(d.p), own_tiles(d.p, c), splits);
 }
 
-// A workspace is asked for before the data's address is known: mma may compute what is wgmma's now.
 Count tile_map_bytes(const Draft& d) {
-  if (!makes_map(d) && !may_make_map(d.p, d.main)) return 0;
-  const Count bytes = map_bytes(d.p, d.main);
-  if (d.main.family != Family::wgmma) return bytes;
-  KernelConfig mma = mma_config(d.facts);
-  if (choose_mma_tiling(mma, d.request(mma, true)) != Fit::fits) return bytes;
-  const Count of_mma = is_too_large(d.p, mma) ? Count(0) : map_bytes(d.p, mma);
-  return larger(bytes.value(), of_mma.value());
+  return makes_map(d) || may_make_map(d.p, d.main) ? map_bytes(d.p, d.main) : Count(0);
 }
 
 }  // namespace regard
