@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -105,11 +106,8 @@ def sides(device: str, compiled: bool) -> dict[str, dict[str, Call]]:
 
         x = numpy.ones((1, 1, 1, 64), numpy.float32)
         found["NumPy"] = {"forward": lambda: regard.attention(x, x, x)}
-    else:
-        try:
-            cupy: Any = importlib.import_module("cupy")
-        except ImportError:
-            return found | jitted(device)
+    elif importlib.util.find_spec("cupy") is not None:
+        cupy: Any = importlib.import_module("cupy")
         y = cupy.ones((1, 1, 1, 64), cupy.float32)
         found["CuPy"] = {"forward": lambda: regard.attention(y, y, y)}
     return found | jitted(device)
