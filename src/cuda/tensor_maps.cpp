@@ -12,8 +12,8 @@ constexpr int kTypeF16 = 6, kTypeBf16 = 9;
 constexpr int kNoInterleave = 0, kSwizzle128Bytes = 3, kFillWithZeros = 0;
 constexpr int kPromotion128Bytes = 2, kPromotion256Bytes = 3;
 
-// How much the L2 cache fetches at once. 256 bytes are slower where rows begin elsewhere: 243 us
-// instead of 211 at D 72, 277 instead of 249 at D 104 (forward, 16 heads, 4096 tokens, H100).
+// How much the L2 cache fetches at once. 256 bytes are slower where rows begin elsewhere: 241 us
+// instead of 211 at D 72, 281 instead of 252 at D 104 (forward, 16 heads, 4096 tokens, H100).
 int promotion_of(const TmaTensor& x) {
   for (int i = 1; i < 4; ++i) {
     if (x.sizes[i] > 1 && x.strides[i] % 256 != 0) return kPromotion128Bytes;

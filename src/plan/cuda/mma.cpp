@@ -200,7 +200,7 @@ int head_size(const KernelConfig& c, int64 size, bool sliced) {
 }
 
 // Decoding waits for memory: small tiles need more warps, so that as many bytes are on their way
-// (D 72: 96 us -> 80, 20 sequences of 31743 keys, H100).
+// (D 72: 95 us -> 79, 20 sequences of 31743 keys, H100).
 void widen_decoding(KernelConfig& c, const TilingRequest& request) {
   const Tiling& t = c.tiling;
   if (c.type == Type::f32 || t.key_warps != 4 || t.rows != 16 || t.keys != 16 ||
