@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "plan/cuda/facts.hpp"
+#include "plan/cuda/families.hpp"
 #include "plan/cuda/kernel/simt_layout.h"
 #include "plan/cuda/kernel/tile_map_layout.h"
 #include "plan/cuda/launches.hpp"
