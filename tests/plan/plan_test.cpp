@@ -206,7 +206,7 @@ TEST_CASE("golden explanations") {
                          "x 64, panel 32, chunk 256\n"
                          "mask       50.0 % of the pairs are visible; tiles without any are "
                          "skipped\n"));
-  CHECK(text(a, Pass::forward, kSlowBf16, "").find("bf16 converted as it is packed") !=
+  CHECK(text(a, Pass::forward, kSlowBf16, "").find("bf16 converted as it is read") !=
         std::string::npos);
 
   const Attention decode = attention({.heads_q = 8, .heads_kv = 1, .len_q = 1, .len_k = 32768});

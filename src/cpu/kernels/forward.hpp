@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cpu/kernels/exponentials.hpp"
+#include "cpu/kernels/few_rows.hpp"
 #include "cpu/kernels/packed_range.hpp"
 #include "cpu/kernels/stage.hpp"
 #include "semantics/score.h"
@@ -254,13 +255,18 @@ struct ForwardKernel {
             .kept = p.features.dropout ? stage.kept : nullptr};
   }
 
-  // One step after the other.
-  void attend(const Step& step, const Running<L>& run) const {
+  // From raw products to weights.
+  void weigh(const Step& step, const Running<L>& run) const {
     Step none;
-    multiply_keys(step);
     settle(step, none, run);
     const ScoreTile<L> tile = score_tile(step, run);
     Exponentials<L>(tile, 0).finish(tile);
+  }
+
+  // One step after the other.
+  void attend(const Step& step, const Running<L>& run) const {
+    multiply_keys(step);
+    weigh(step, run);
     multiply_values(step);
   }
 
@@ -314,6 +320,37 @@ struct ForwardKernel {
       Step none;
       advance(before, now, none, memory);
       advance(now, none, none, memory);
+    }
+  }
+
+  void attend_panels(int count, const KeyBlocks& blocks, Interval keys, char* memory) const {
+    for (int i = 0; i < count; ++i) {
+      pack_lanes<L>(queries(i), context, panels[i], p.q, dims.dim, vectors_of<L>(panels[i]));
+    }
+    const int64 reach = count > 1 ? tiling.pack_k : smaller(tiling.pack_k, 4 * tiling.block_k);
+    for (int64 j = keys.begin; j < keys.end; j = (j / reach + 1) * reach) {
+      attend_range(count, blocks, {j, smaller(keys.end, (j / reach + 1) * reach)}, memory);
+    }
+  }
+
+  // The only panel of a sequence of few rows, and a range of keys.
+  void attend_few_rows(const KeyBlocks& blocks, Interval range, const Running<L>& run) const {
+    Panel& panel = panels[0];
+    const FewRows<L> rows(context, dims, reals_at(at.queries), reals_at(at.keys),
+                          reals_at(at.values));
+    rows.load_queries(panel);
+    Real* const tile = reals_at(at.tiles);
+    for (int64 n = blocks.index(range.begin); n <= blocks.index(range.end - 1); ++n) {
+      panel.tile = tile_keys_of<L>(context, panel, blocks, blocks.at(n));
+      const Interval keys = panel.tile.keys;
+      if (keys.empty()) continue;
+      Step step;
+      step.panel = 0;
+      step.count = keys.end - keys.begin;
+      step.scores.c = tile;
+      rows.multiply_keys(panel, tile);
+      weigh(step, run);
+      rows.multiply_values(panel, tile, run.out);
     }
   }
 
@@ -386,16 +423,16 @@ struct ForwardKernel {
         make_panels<L>(panels, context, blocks.first_row(task.block), blocks.rows(task.block));
     char* const memory = task.partial ? static_cast<char*>(task.partial) : scratch + at.partial;
     for (int i = 0; i < count; ++i) {
-      pack_lanes<L>(queries(i), context, panels[i], p.q, dims.dim, vectors_of<L>(panels[i]));
       begin_rows(running(memory, i), panels[i], task.keys.begin == 0);
     }
     const Interval visible = visible_of(panels, count);
     const Interval keys{larger(visible.begin, task.keys.begin),
                         smaller(visible.end, task.keys.end)};
     const KeyBlocks key_blocks{keys, tiling.block_k};
-    const int64 reach = count > 1 ? tiling.pack_k : smaller(tiling.pack_k, 4 * tiling.block_k);
-    for (int64 j = keys.begin; j < keys.end; j = (j / reach + 1) * reach) {
-      attend_range(count, key_blocks, {j, smaller(keys.end, (j / reach + 1) * reach)}, memory);
+    if (context.seq.len_q * p.sizes.group() <= most_few_rows(tiling.shape)) {
+      if (!keys.empty()) attend_few_rows(key_blocks, keys, running(memory, 0));
+    } else {
+      attend_panels(count, key_blocks, keys, memory);
     }
     if (task.partial) return;
     for (int i = 0; i < count; ++i) finish_rows(running(memory, i), panels[i], nonfinite);

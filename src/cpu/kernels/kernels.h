@@ -22,7 +22,7 @@ struct CpuKernels {
 // Null if the instruction set has no kernels for the type.
 struct IsaKernels {
   const CpuKernels* f64 = nullptr;
-  const CpuKernels* f32 = nullptr;   // f16 and bf16 too, converted while they are packed
+  const CpuKernels* f32 = nullptr;   // f16 and bf16 too, converted while they are read
   const CpuKernels* bf16 = nullptr;  // products of bf16
 };
 

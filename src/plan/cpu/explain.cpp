@@ -30,7 +30,7 @@ const char* product_of(Isa isa, Type type) {
 
 std::string converts(Isa isa, Type type) {
   if (is_for_bf16(isa) || type == Type::f32 || type == Type::f64) return "";
-  return std::string(", ") + (type == Type::f16 ? "f16" : "bf16") + " converted as it is packed";
+  return std::string(", ") + (type == Type::f16 ? "f16" : "bf16") + " converted as it is read";
 }
 
 }  // namespace
@@ -69,6 +69,9 @@ std::string explanation(const Problem& p, const Plan& plan) {
     text += row("mask", share);
   }
   if (plan.backend == BackendKind::reference) return text;
+  if (!p.backward && p.sizes.len_q * p.sizes.group() <= most_few_rows(plan.tiling.shape)) {
+    text += row("few rows", "keys and values are read as they lie, without a copy");
+  }
   if (!p.backward && longest_split_bound(p, plan.tiling) > 0) {
     text += row("split", std::string(p.varlen ? "where a sequence has " : "") +
                              "few queries, many keys: chunks of " +

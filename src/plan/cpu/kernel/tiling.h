@@ -28,6 +28,12 @@ struct CpuTiling {
   int64 chunk_k = 0;  // keys of a backward task; and of a forward one whose few rows are split
 };
 
+// Forward: a sequence with at most so many rows for each key head reads keys and values as they lie
+// (few_rows.hpp). More rows fill the lanes of a panel; Units of several elements have to be packed.
+REGARD_INLINE int64 most_few_rows(const CpuShape& s) {
+  return s.pack == 1 && s.lanes > 1 ? smaller<int64>(s.lanes, 8) : 0;
+}
+
 // Upper bound of what a kernel keeps of one panel's rows.
 inline constexpr int64 kPanelBytes = 2048;
 
