@@ -119,7 +119,7 @@ struct GradientTiles {
     rows(at.keys, p.k, dims.dim);
     rows(at.values, p.v, dims.dim_v);
     if constexpr (L::kPack > 1) {
-      key_pairs().pack(p.k, dims.dim, size,
+      key_pairs().pack(units_at(at.key_pairs), p.k, dims.dim, size,
                        [&](int64 row) { return context.offset_k(p.k, keys.begin + row); });
     }
   }

@@ -1,5 +1,6 @@
 // The keys and values of a range, as products read them. A block is packed when the first panel
-// needs it, and the panels after it find it packed.
+// needs it, and the panels after it find it packed; rows that products can read as they lie are
+// not.
 #pragma once
 
 #include "cpu/kernels/panel.hpp"
@@ -31,18 +32,13 @@ class PackedRange {
   Block operator[](Interval block) {
     const Problem& p = context_.problem;
     const int64 index = block.begin / tiling_.block_k - first_, size = block.end - block.begin;
-    const int64 width = padded_units(tiling_.shape, dims_.dim);
-    const AcrossRows<L> values{values_ + index * block_units(dims_.dim_v), tiling_.shape,
-                               dims_.dim_v, tiling_.block_k};
     const bool packed = packed_ >> index & 1;
     packed_ |= uint64(1) << index;
-    if (!packed) {
-      values.pack(p.v, dims_.dim_v, size,
-                  [&](int64 row) { return context_.offset_k(p.v, block.begin + row); });
-    }
+    const AcrossRows<L> values = values_of(block, index, packed);
     if (const Unit* const keys = keys_in_place(block.begin, size)) {
       return {keys, p.k.strides.row / L::kPack, values};
     }
+    const int64 width = padded_units(tiling_.shape, dims_.dim);
     Unit* const keys = keys_ + index * tiling_.block_k * width;
     if (!packed) pack_rows<L>(keys, width, context_, p.k, dims_.dim, block.begin, size);
     return {keys, width, values};
@@ -53,22 +49,50 @@ class PackedRange {
     return units(tiling_.shape, tiling_.block_k) * padded(tiling_.shape, dim);
   }
 
-  // Tile registers read rows of bf16 as they lie, if whole tiles of them begin at cache lines and
-  // are close to each other.
-  const Unit* keys_in_place(int64 first, int64 rows) const {
-    if constexpr (kHasTiles<L>) {
-      constexpr int64 kElements = kTileElements<L>, kLine = 64, kSize = 2;
-      const View& keys = context_.problem.k;
-      const auto* const row =
-          static_cast<const char*>(keys.data) + context_.offset_k(keys, first) * kSize;
-      const int64 stride = keys.strides.row;
-      const bool near = stride >= 0 && stride <= 2 * dims_.dim;
-      if (keys.type == Type::bf16 && dims_.dim % kElements == 0 && rows % L::kLanes == 0 && near &&
-          reinterpret_cast<uint64>(row) % kLine == 0 && stride % kElements == 0) {
-        return reinterpret_cast<const Unit*>(row);
+  AcrossRows<L> values_of(Interval block, int64 index, bool packed) const {
+    const View& v = context_.problem.v;
+    if (const Unit* const rows = rows_in_place(v, dims_.dim_v, block.begin)) {
+      return {rows, v.strides.row};
+    }
+    Unit* const memory = values_ + index * block_units(dims_.dim_v);
+    const AcrossRows<L> values(memory, tiling_.shape, dims_.dim_v, tiling_.block_k);
+    if (!packed) {
+      values.pack(memory, v, dims_.dim_v, block.end - block.begin,
+                  [&](int64 row) { return context_.offset_k(v, block.begin + row); });
+    }
+    return values;
+  }
+
+  // Rows that are close to each other stay in a core's cache as well as packed ones.
+  static bool are_near(const View& rows, int64 dim) {
+    return rows.strides.row >= 0 && rows.strides.row <= 2 * dim;
+  }
+
+  // Where vectors multiply, rows of the arithmetic's own type are read as they lie.
+  const Unit* rows_in_place(const View& view, int64 dim, int64 first) const {
+    if constexpr (!kHasTiles<L> && L::kPack == 1) {
+      constexpr Type kType = sizeof(Unit) == 8 ? Type::f64 : Type::f32;
+      if (view.type == kType && are_near(view, dim)) {
+        return static_cast<const Unit*>(view.data) + context_.offset_k(view, first);
       }
     }
     return nullptr;
+  }
+
+  // Tile registers read rows of bf16 as they lie, if whole tiles of them begin at cache lines.
+  const Unit* keys_in_place(int64 first, int64 rows) const {
+    const View& keys = context_.problem.k;
+    if constexpr (kHasTiles<L>) {
+      constexpr int64 kElements = kTileElements<L>, kLine = 64, kSize = 2;
+      const auto* const row =
+          static_cast<const char*>(keys.data) + context_.offset_k(keys, first) * kSize;
+      if (keys.type == Type::bf16 && dims_.dim % kElements == 0 && rows % L::kLanes == 0 &&
+          are_near(keys, dims_.dim) && reinterpret_cast<uint64>(row) % kLine == 0 &&
+          keys.strides.row % kElements == 0) {
+        return reinterpret_cast<const Unit*>(row);
+      }
+    }
+    return rows_in_place(keys, dims_.dim, first);
   }
 
   const HeadContext& context_;

@@ -248,19 +248,22 @@ void pack_columns(typename L::Unit* to, int64 row_units, const View& view, int64
 template <class L>
 struct AcrossRows {
   static constexpr Walk kWalk = kHasTiles<L> ? Walk::rows : Walk::columns;
-  typename L::Unit* units;
+  const typename L::Unit* units;
   int64 stride;
 
-  AcrossRows(typename L::Unit* memory, const CpuShape& shape, int64 dim, int64 most_rows)
+  AcrossRows(const typename L::Unit* memory, const CpuShape& shape, int64 dim, int64 most_rows)
       : units(memory),
         stride(kHasTiles<L> ? regard::units(shape, most_rows) : padded(shape, dim)) {}
+  // Rows of a tensor that are Units as they lie.
+  AcrossRows(const typename L::Unit* rows, int64 row_stride) : units(rows), stride(row_stride) {}
 
+  // `to`: the memory that this was made with.
   template <class OffsetOf>
-  void pack(const View& view, int64 dim, int64 rows, OffsetOf offset) const {
+  void pack(typename L::Unit* to, const View& view, int64 dim, int64 rows, OffsetOf offset) const {
     if constexpr (kHasTiles<L>) {
-      pack_columns<L>(units, stride, view, dim, rows, offset);
+      pack_columns<L>(to, stride, view, dim, rows, offset);
     } else {
-      pack_pairs<L>(units, stride, view, dim, rows, offset);
+      pack_pairs<L>(to, stride, view, dim, rows, offset);
     }
   }
   REGARD_INLINE const typename L::Unit* from(int64 row) const {
