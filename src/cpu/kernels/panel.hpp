@@ -391,26 +391,29 @@ void store_lanes(const typename L::Real* sums, const typename L::Real* factor,
       return store_rounded_lanes<L>(sums, factor, context, panel, view, dim);
     }
   }
-  for (int v = 0; v < L::kVectors && v * L::kLanes < panel.rows; ++v) {
+  for (int v = 0; v < vectors_of<L>(panel); ++v) {
     const auto scale = L::load(factor + v * L::kLanes);
+    const int first = v * L::kLanes, rows = smaller(L::kLanes, panel.rows - first);
+    int64 offset[L::kLanes];
+    for (int t = 0; t < rows; ++t) offset[t] = context.offset_q(view, panel, first + t);
     for (int64 d = 0; d < dim; d += L::kLanes) {
       typename L::Vec tile[L::kLanes];
 #pragma GCC unroll 16
       for (int t = 0; t < L::kLanes; ++t) {
         const int64 row = smaller(d + t, dim - 1);
-        tile[t] = L::mul(L::load(sums + row * kWidth + v * L::kLanes), scale);
+        tile[t] = L::mul(L::load(sums + row * kWidth + first), scale);
       }
       L::transpose(tile);
 #pragma GCC unroll 16
       for (int t = 0; t < L::kLanes; ++t) {
-        const int lane = v * L::kLanes + t;
-        if (lane >= panel.rows || (skip >> lane & 1)) continue;
-        const int64 at = context.offset_q(view, panel, lane) + d;
+        const int lane = first + t;
+        if (t >= rows || (skip >> lane & 1)) continue;
         auto x = tile[t];
         if (held && held[lane] != 0) {
-          x = L::fma(L::load_as(view.type, view.data, at, dim - d), L::set(held[lane]), x);
+          const auto had = L::load_as(view.type, view.data, offset[t] + d, dim - d);
+          x = L::fma(had, L::set(held[lane]), x);
         }
-        L::store_as(view.type, view.data, at, dim - d, x);
+        L::store_as(view.type, view.data, offset[t] + d, dim - d, x);
       }
     }
   }
