@@ -213,6 +213,12 @@ TEST_CASE("golden explanations") {
   CHECK(text(decode, Pass::forward, kAvx2, "")
             .find("split      few queries, many keys: chunks of "
                   "4096 keys, merged in order\n") != std::string::npos);
+  CHECK(text(decode, Pass::forward, kAvx2, "")
+            .find("few rows   sequences of at most 1 query read keys and values row by row, "
+                  "without panels\n") != std::string::npos);
+  const Attention five = attention({.heads_q = 8, .heads_kv = 4, .len_q = 5, .len_k = 100});
+  CHECK(text(five, Pass::forward, kAvx2, "").find("few rows") == std::string::npos);
+  CHECK(text(decode, Pass::forward, kSlowBf16, "cpu:scalar").find("few rows") == std::string::npos);
   CHECK(text(attention({}), Pass::forward, kAvx2, "cpu:avx512") ==
         "problem    2 x 8 heads, 1024 x 1024, D 64, f32, forward\n"
         "backend    none: this processor or its operating system does not offer the instruction "

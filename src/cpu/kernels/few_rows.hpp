@@ -1,6 +1,6 @@
-// Products of a few query rows with keys and values as they lie in memory, for decoding: what
-// counts is the time that it takes to read them. Lanes are head elements, where a panel would leave
-// most of its lanes empty, and would copy every key first.
+// Products of a few query rows with keys and values, for decoding: what counts is the time that it
+// takes to read them. Lanes are head elements, where a panel would leave most of its lanes empty.
+// Rows of whole vectors are read as they lie, in every type; others are copied, a few at a time.
 #pragma once
 
 #include "cpu/kernels/panel.hpp"
@@ -92,12 +92,13 @@ class FewRows {
   struct Rows {
     static constexpr int64 kSize = kType == Type::f64 ? 8 : kType == Type::f32 ? 4 : 2;
     const uint8* at[kCount];
-    uint64 ahead;  // bytes, of addresses: there may be no such rows
+    uint64 ahead;  // bytes, of addresses: there may be no such rows; 0 for copies
 
     REGARD_INLINE Rows(const FewRows& few, const View& view, int64 dim, int64 first, int64 present,
                        Real* copies)
-        : ahead(uint64(kAhead * view.strides.row * kSize)) {
+        : ahead(0) {
       const bool in_place = view.type == kType && dim % L::kLanes == 0;
+      if (in_place) ahead = uint64(kAhead * view.strides.row * kSize);
       for (int t = 0; t < kCount; ++t) {
         const int64 offset = few.context_.offset_k(view, first + smaller<int64>(t, present - 1));
         if (in_place) {

@@ -68,9 +68,10 @@ class PackedRange {
     return rows.strides.row >= 0 && rows.strides.row <= 2 * dim;
   }
 
-  // Where vectors multiply, rows of the arithmetic's own type are read as they lie.
+  // Where vectors multiply, rows of the arithmetic's own type are read as they lie. (GCC's own
+  // vectors for scalar lanes read an element past the last row.)
   const Unit* rows_in_place(const View& view, int64 dim, int64 first) const {
-    if constexpr (!kHasTiles<L> && L::kPack == 1) {
+    if constexpr (!kHasTiles<L> && L::kPack == 1 && L::kLanes > 1) {
       constexpr Type kType = sizeof(Unit) == 8 ? Type::f64 : Type::f32;
       if (view.type == kType && are_near(view, dim)) {
         return static_cast<const Unit*>(view.data) + context_.offset_k(view, first);

@@ -69,8 +69,11 @@ std::string explanation(const Problem& p, const Plan& plan) {
     text += row("mask", share);
   }
   if (plan.backend == BackendKind::reference) return text;
-  if (!p.backward && p.sizes.len_q * p.sizes.group() <= most_few_rows(plan.tiling.shape)) {
-    text += row("few rows", "keys and values are read as they lie, without a copy");
+  const int64 few = p.backward ? 0 : most_few_rows(plan.tiling.shape) / p.sizes.group();
+  if (p.sizes.len_q <= few || (p.varlen && few > 0)) {
+    text += row("few rows", "sequences of at most " + std::to_string(few) +
+                                (few == 1 ? " query" : " queries") +
+                                " read keys and values row by row, without panels");
   }
   if (!p.backward && longest_split_bound(p, plan.tiling) > 0) {
     text += row("split", std::string(p.varlen ? "where a sequence has " : "") +

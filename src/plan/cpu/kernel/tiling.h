@@ -28,8 +28,11 @@ struct CpuTiling {
   int64 chunk_k = 0;  // keys of a backward task; and of a forward one whose few rows are split
 };
 
-// Forward: a sequence with at most so many rows for each key head reads keys and values as they lie
+// Forward: a sequence with at most so many rows for each key head has head elements in its lanes
 // (few_rows.hpp). More rows fill the lanes of a panel; Units of several elements have to be packed.
+// ForwardScratch holds its rows: queries [rows][padded(dim)] in `queries`, copies of keys in
+// `keys`, copies of values and sums of out in `values`; a block of keys has more rows than all of
+// them.
 REGARD_INLINE int64 most_few_rows(const CpuShape& s) {
   return s.pack == 1 && s.lanes > 1 ? smaller<int64>(s.lanes, 8) : 0;
 }
