@@ -5,9 +5,9 @@
 #
 # Debian's g++ builds for aarch64 and riscv64; zig's clang, which brings C and C++ libraries, for the
 # others. QEMU runs what this machine cannot; QEMU_CPU names the processor, for example cortex-a57.
-# Programs for musl (x86-64) are static; the tool is built too, and tests of AVX run. Each build is in build/cross/NAME, with its log. The last lines
-# are a table; the status is 1 where something failed that is said to work. Windows is not
-# supported: the table counts the files that compile.
+# Programs for musl (x86-64) are static; the tool is built too, and tests of AVX run. Each build is
+# in build/cross/NAME, with its log. The last lines are a table; the status is 1 where something
+# failed that is said to work. Windows is not supported: the table counts the files that compile.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
