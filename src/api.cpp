@@ -2,7 +2,6 @@
 // under the default floating-point state.
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <ostream>
 
 #include "cpu/backend.hpp"
@@ -27,8 +26,7 @@ namespace {
 
 Choice choice_of(const Run& run) {
   if (!run.backend.empty()) return {run.backend};
-  const char* forced = std::getenv("REGARD_BACKEND");
-  return {forced ? forced : ""};
+  return {system::variable("REGARD_BACKEND")};
 }
 
 Plan make_plan(const Problem& problem, const Run& run) {

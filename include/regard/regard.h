@@ -18,7 +18,7 @@
  * without the macros (other languages): zero the struct, set size, and set both windows to -1.
  *
  * Errors. Functions that return a regard_status never throw, print or exit. On an error nothing was
- * written to any output (REGARD_OUT_OF_MEMORY alone may come too late for that), and
+ * written to any output (docs/guide-cpp.md names three exceptions), and
  * regard_last_error() of the same thread says what was wrong.
  *
  * Memory. No element of an output may share memory with an element of another output or of an
@@ -226,7 +226,7 @@ typedef struct regard_run {
   size_t size;                /**< sizeof(regard_run) */
   regard_device device;       /**< default REGARD_DEVICE_CPU */
   int32_t device_index;       /**< cuda: which GPU */
-  const char* device_name;    /**< chip: "sm_80", for workspace and explain only; null = "" */
+  const char* device_name;    /**< chip: "sm_80", for workspace, explain, prepare; null = "" */
   void* stream;               /**< GPU: the CUstream to run on; null = the default stream */
   void* workspace;            /**< null: the library's own; GPU: device memory, 256-byte aligned */
   size_t workspace_size;      /**< bytes; at least what regard_workspace says */

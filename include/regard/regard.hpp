@@ -94,7 +94,7 @@ struct Attention {
   /// 128 there, key j at k_position + j. (ceil(Sq / 128)) or (B, ceil(Sq / 128)); i32; last stride
   /// 1; not negative, and each at least 128 above the one before. Causal masks (top_left only),
   /// windows, ALiBi and dropout go by positions; bias, mask, spans and lengths by the call's own
-  /// own indices. Not for packed sequences. Where neither q_positions nor k_position is given, a
+  /// indices. Not for packed sequences. Where neither q_positions nor k_position is given, a
   /// call is no part: windows and ALiBi are then aligned by the ends of the sequences. So every
   /// part of a sequence gives q_positions, also the one whose k_position is 0.
   Tensor q_positions{};
@@ -156,14 +156,15 @@ struct Device {
   enum class Kind : std::uint8_t { cpu, cuda, chip };
   Kind kind = Kind::cpu;  ///< default: the CPU
   int index = 0;          ///< cuda: which GPU
-  std::string name{};     ///< chip: "sm_80"; for plans and explanations only
+  std::string name{};     ///< chip: "sm_80"; nothing is computed on it
 };
 
 /// The CPU.
 inline Device cpu() { return {}; }
 /// A GPU of this machine.
 inline Device cuda(int index) { return {.kind = Device::Kind::cuda, .index = index, .name = {}}; }
-/// A kind of GPU by its name, "sm_80", for plans and explanations only.
+/// A kind of GPU by its name, "sm_80": for plans, explanations and compiling (prepare); calls that
+/// compute refuse it.
 inline Device chip(std::string name) {
   return {.kind = Device::Kind::chip, .index = 0, .name = std::move(name)};
 }

@@ -59,7 +59,7 @@ void run(const Problem& p, const MadeMaps* maps, const Run& run) {
   const int index = run.device.index;
   const auto stream = static_cast<Stream>(run.stream);
   const CurrentContext context(index, stream);
-  // Whatever can fail does so before anything is written.
+  // Whatever can be checked is checked before anything is written.
   ReachableMemory reachable(d, index);
   for_each_address(p,
                    [&](const char* name, const void* pointer) { reachable.check(name, pointer); });

@@ -1,4 +1,4 @@
-// Tasks on as many threads as there are cores: compilers run one kernel a thread.
+// Tasks on as many threads as this process has cores: compilers run one kernel a thread.
 #pragma once
 
 #include <algorithm>
@@ -9,13 +9,15 @@
 #include <thread>
 #include <vector>
 
+#include "system/system.hpp"
+
 namespace regard::cuda_backend {
 
 // Calls task(i) for each i in [0, count), even after one has thrown; then throws the first
 // exception.
 template <class Task>
 void in_parallel(std::size_t count, const Task& task) {
-  const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const auto cores = std::size_t(system::usable_cores());
   std::atomic<std::size_t> next{0};
   std::exception_ptr failure;
   std::mutex mutex;

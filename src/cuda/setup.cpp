@@ -39,11 +39,12 @@ CompiledKernel compiled(std::size_t bytes, const KernelResources& resources) {
 void make_ready(const Attention& a, const Problem& problem, const Run& run) {
   if (a.visible.given()) check_made_on(a.visible, run.device);
   const CudaPlan plan = make_supported_plan(problem, run);
+  const std::vector<KernelConfig> kernels = kernels_to_load(plan, problem, run);
   if (run.device.kind == Device::Kind::cuda) {
     const CurrentContext context(run.device.index, static_cast<Stream>(run.stream));
-    load_kernels(configs_of(plan), chip_of(run), context.id());
+    load_kernels(kernels, chip_of(run), context.id());
   } else {
-    compile_each(configs_of(plan), chip_of(run).capability(), {});
+    compile_each(kernels, chip_of(run).capability(), {});
   }
 }
 

@@ -80,8 +80,7 @@ RingCall::RingCall(const Part& part) : part_(part), rows_(part), sinks_(part), p
   find_call_size();
 }
 
-// ------------------------------------------------------------------------------------ where it
-// lies
+// ----------------------------------------------------------------------------- layout in memory
 
 void RingCall::lay_out() {
   const ForwardOutputs& to = part_.outputs();

@@ -174,8 +174,7 @@ std::string UlyssesCall::facts() const {
   return text;
 }
 
-// ------------------------------------------------------------------------------------ where it
-// lies
+// ----------------------------------------------------------------------------- layout in memory
 
 // Messages of the results lie where those of the inputs were.
 void UlyssesCall::lay_out() {

@@ -144,7 +144,7 @@ void check_overlap(const char* name, const Tensor& tensor) {
   std::int64_t span = 1;
   for (std::size_t at = 0; at < count; ++at) {
     require(axes[at].stride >= span, name, tensor,
-            "is written to, so its elements must not overlap");
+            "is written to, so its elements must not overlap, and its strides must nest");
     span += (axes[at].size - 1) * axes[at].stride;
   }
 }

@@ -1,4 +1,4 @@
-// The user's error word: throws an Error that names argument and value.
+// Throws an Error that names an argument and its value.
 #pragma once
 
 #include <string>

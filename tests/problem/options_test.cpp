@@ -127,7 +127,7 @@ TEST_CASE("dropout_mask: the mask, and what it refuses") {
   refused(Tensor(nullptr, boolean, {2, 4, 5, 7}), "keep = null: must point to data");
   refused(Tensor(keep.tensor().data, boolean, {2, 4, 5, 7}, {140, 35, 0, 1}),
           "keep = bool [2, 4, 5, 7] strides [140, 35, 0, 1]: is written to, so its elements must "
-          "not overlap");
+          "not overlap, and its strides must nest");
   CHECK(keep.bytes() == before);
 }
 

@@ -5,7 +5,8 @@ using namespace regard;
 using namespace regard::tests;
 
 namespace {
-const std::string kOverlap = "is written to, so its elements must not overlap";
+const std::string kOverlap =
+    "is written to, so its elements must not overlap, and its strides must nest";
 }
 
 TEST_SUITE_BEGIN("problem");

@@ -53,6 +53,16 @@ def test_strides_of_axes_of_one(stride, family, type):
     adversarial.test_strides_of_axes_of_one(base, stride, type, backend(family))
 
 
+@each_family(0)
+def test_an_infinite_delta_makes_dsink_infinite(family, type):
+    """And not NaN, which a compensated sum makes of it."""
+    given = problem(1, 1, 1, 300, 64, 64, type=type)
+    given["dout"] = with_values(given["dout"], (0, 0, 5, 0), np.inf)
+    results = solve(**given, backend=backend(family), sink=np.zeros(1, np.float32))
+    factor = regard.load(results["out"])[0, 0, 5, 0]
+    assert results["dsink"][0] == (-np.inf if factor > 0 else np.inf)
+
+
 # Every number of columns that a lane has when a warp computes rows again; batches of four rows.
 @pytest.mark.parametrize("more", [{}, {"softcap": 3.0, "dropout": (0.3, 5, 0)}], ids=str)
 @pytest.mark.parametrize("dim_v", mostly_exhaustive([32, 64, 96, 128, 160, 192, 224, 256], 96))

@@ -16,7 +16,7 @@ struct CompensatedSum {
 
   REGARD_DEVICE void add(Real x) {
     const Real term = x - lost, total = sum + term;
-    lost = (total - sum) - term;
+    lost = total - total == 0 ? (total - sum) - term : 0;  // an infinite sum stays infinite
     sum = total;
   }
 };
