@@ -11,6 +11,15 @@
 
 namespace regard::distributed {
 
+// to = from, or to += from: (Hq), `from` contiguous.
+inline void write_sinks(Memory& by, void* from, const Tensor& to, std::int64_t heads,
+                        bool accumulate) {
+  const auto row = [&](void* data, std::int64_t stride) {
+    return Tensor{data, Type::f32, {1, heads, 1, 1}, {0, stride, 0, 1}};
+  };
+  by.write(row(from, 1), row(to.data, to.strides[0]), accumulate);
+}
+
 // In memory of (ranks + 1, Hq): dsink of each rank, and their sum.
 class SinkSums {
  public:
@@ -31,14 +40,11 @@ class SinkSums {
 
   // In the order of ranks.
   void sum(std::byte* memory, Memory& by, const Tensor& dsink, bool accumulate) const {
-    const auto row = [&](void* data, std::int64_t stride) {
-      return Tensor{data, Type::f32, {1, heads_, 1, 1}, {0, stride, 0, 1}};
-    };
-    std::byte* const total = of(memory, ranks_);
+    const Tensor total(of(memory, ranks_), Type::f32, {heads_});
     for (int rank = 0; rank < ranks_; ++rank) {
-      by.write(row(of(memory, rank), 1), row(total, 1), rank > 0);
+      write_sinks(by, of(memory, rank), total, heads_, rank > 0);
     }
-    by.write(row(total, 1), row(dsink.data, dsink.strides[0]), accumulate);
+    write_sinks(by, total.data, dsink, heads_, accumulate);
   }
 
  private:

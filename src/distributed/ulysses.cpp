@@ -10,6 +10,7 @@
 #include "distributed/dealt_heads.hpp"
 #include "distributed/heads.hpp"
 #include "distributed/scheme_call.hpp"
+#include "distributed/sink_sums.hpp"
 #include "distributed/views.hpp"
 #include "distributed/visibility.hpp"
 #include "problem/refuse.hpp"
@@ -64,7 +65,6 @@ class UlyssesCall final : public SchemeCall {
   CallOfHeads of_heads(const Heads&) const;
   void compute(std::byte* workspace, Memory&);
   void add_sink_messages(std::byte* workspace, Messages&) const;
-  void write_sinks(std::byte* workspace, Memory&) const;
 
   const Part& part_;
   const std::vector<Heads> runs_;  // a call for each
@@ -259,7 +259,10 @@ void UlyssesCall::run(const Collectives& ranks, Memory& memory) {
     if (!one.by_rows.given()) continue;
     one.dealt.write_rows(workspace, memory, one.by_rows, part_.gradients().accumulate);
   }
-  if (part_.summed().dsink) write_sinks(workspace, memory);
+  if (part_.summed().dsink) {
+    write_sinks(memory, workspace + sinks_at_, part_.gradients().dsink, part_.whole().heads_q,
+                part_.gradients().accumulate);
+  }
 }
 
 void UlyssesCall::compute(std::byte* workspace, Memory& memory) {
@@ -294,16 +297,6 @@ void UlyssesCall::add_sink_messages(std::byte* workspace, Messages& messages) co
     if (own_bytes > 0) messages.sends.push_back({other, own, own_bytes});
     if (bytes > 0) messages.receives.push_back({other, data, bytes});
   }
-}
-
-void UlyssesCall::write_sinks(std::byte* workspace, Memory& memory) const {
-  const std::int64_t heads = part_.whole().heads_q;
-  const Gradients& to = part_.gradients();
-  const auto row = [&](void* data, std::int64_t stride) {
-    return Tensor{data, Type::f32, {1, heads, 1, 1}, {0, stride, 0, 1}};
-  };
-  memory.write(row(workspace + sinks_at_, 1), row(to.dsink.data, to.dsink.strides[0]),
-               to.accumulate);
 }
 
 }  // namespace
