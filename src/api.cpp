@@ -157,59 +157,7 @@ Call mask_of(const Attention& a, NullData nulls, const Run& run) {
   return {a, run, [&](TableCopies* copies) { return describe_mask(a, nulls, copies); }};
 }
 
-}  // namespace
-
-void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
-  call_of(a, to, run).compute();
-  if (cuda_backend::is_recorded(run)) {
-    cuda_backend::record({.attention = a,
-                          .outputs = to,
-                          .backend = run.backend,
-                          .gradients_follow = run.gradients_follow},
-                         run);
-  }
-}
-
-void backward(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
-  call_of(a, from, to, run).compute();
-  if (cuda_backend::is_recorded(run)) {
-    cuda_backend::record({.pass = Pass::backward,
-                          .attention = a,
-                          .inputs = from,
-                          .gradients = to,
-                          .backend = run.backend},
-                         run);
-  }
-}
-
-std::size_t workspace(const Attention& a, Pass pass, const Run& run) {
-  return call_of(a, pass, run).workspace();
-}
-
-std::size_t workspace(const Attention& a, const ForwardOutputs& to, const Run& run) {
-  return call_of(a, to, run).workspace();
-}
-
-std::size_t workspace(const Attention& a, const BackwardInputs& from, const Gradients& to,
-                      const Run& run) {
-  return call_of(a, from, to, run).workspace();
-}
-
-Explanation explain(const Attention& a, Pass pass, const Run& run) {
-  return call_of(a, pass, run).explain();
-}
-
-std::ostream& operator<<(std::ostream& out, const Explanation& e) { return out << e.text; }
-
-std::size_t mask_memory(const Attention& a, const Run& run) {
-  return mask_of(a, NullData::allowed, run).mask_memory();
-}
-
-Mask make_mask(const Attention& a, const Workspace& memory, const Run& run) {
-  return mask_of(a, NullData::outside_masks, run).make_mask(a, memory);
-}
-
-void dropout_mask(const Attention& a, const Tensor& keep_tensor) {
+void write_keep(const Attention& a, const Tensor& keep_tensor) {
   const DefaultFloatState floats;
   TableCopies copies;
   const Problem p = describe(a, Pass::forward, NullData::allowed, &copies);
@@ -225,6 +173,67 @@ void dropout_mask(const Attention& a, const Tensor& keep_tensor) {
           keep(p.dropout, at, b, h, i, j);
     }
   });
+}
+
+}  // namespace
+
+void forward(const Attention& a, const ForwardOutputs& to, const Run& run) {
+  with_memory_errors([&] {
+    call_of(a, to, run).compute();
+    if (cuda_backend::is_recorded(run)) {
+      cuda_backend::record({.attention = a,
+                            .outputs = to,
+                            .backend = run.backend,
+                            .gradients_follow = run.gradients_follow},
+                           run);
+    }
+  });
+}
+
+void backward(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
+  with_memory_errors([&] {
+    call_of(a, from, to, run).compute();
+    if (cuda_backend::is_recorded(run)) {
+      cuda_backend::record({.pass = Pass::backward,
+                            .attention = a,
+                            .inputs = from,
+                            .gradients = to,
+                            .backend = run.backend},
+                           run);
+    }
+  });
+}
+
+std::size_t workspace(const Attention& a, Pass pass, const Run& run) {
+  return with_memory_errors([&] { return call_of(a, pass, run).workspace(); });
+}
+
+std::size_t workspace(const Attention& a, const ForwardOutputs& to, const Run& run) {
+  return with_memory_errors([&] { return call_of(a, to, run).workspace(); });
+}
+
+std::size_t workspace(const Attention& a, const BackwardInputs& from, const Gradients& to,
+                      const Run& run) {
+  return with_memory_errors([&] { return call_of(a, from, to, run).workspace(); });
+}
+
+Explanation explain(const Attention& a, Pass pass, const Run& run) {
+  return with_memory_errors([&] { return call_of(a, pass, run).explain(); });
+}
+
+std::ostream& operator<<(std::ostream& out, const Explanation& e) { return out << e.text; }
+
+std::size_t mask_memory(const Attention& a, const Run& run) {
+  return with_memory_errors([&] { return mask_of(a, NullData::allowed, run).mask_memory(); });
+}
+
+Mask make_mask(const Attention& a, const Workspace& memory, const Run& run) {
+  return with_memory_errors(
+      [&] { return mask_of(a, NullData::outside_masks, run).make_mask(a, memory); });
+}
+
+void dropout_mask(const Attention& a, const Tensor& keep_tensor) {
+  with_memory_errors([&] { write_keep(a, keep_tensor); });
 }
 
 double dropout_probability(double p) {

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "plan/cpu/plan.hpp"
+#include "problem/given_memory.hpp"
 #include "problem/refuse.hpp"
 #include "regard/regard.hpp"
 
@@ -17,11 +18,8 @@ class Memory {
   Memory(const CpuWorkspace& layout, const Run& run) : layout_(layout) {
     const auto size = static_cast<std::size_t>(layout.size);
     void* data = run.workspace.data;
-    if (data) {
-      if (run.workspace.size < size) {
-        refuse("workspace.size", run.workspace.size,
-               "must be at least " + std::to_string(size) + " bytes");
-      }
+    if (is_given(run.workspace)) {
+      check_given(run.workspace, layout.size);
     } else if (run.allocator.allocate && size > 0) {
       data = run.allocator.allocate(run.allocator.self, size);
       if (!data)

@@ -71,8 +71,8 @@ void run(const Problem& p, const MadeMaps* maps, const Run& run) {
   const MadeMap* const made = made_map(p, plan, maps);
   const CudaLaunch* const done = made ? map_launch(plan) : nullptr;
   if (made) reachable.check("visible", made->words);
-  const bool is_given = run.workspace.data || run.workspace.size > 0 || run.allocator.allocate;
-  if (plan.workspace.size > 0 && !is_given && !call.pool) {
+  const bool allocates = !is_given(run.workspace) && !run.allocator.allocate;
+  if (plan.workspace.size > 0 && allocates && !call.pool) {
     call.pool = workspace_pool(index, context.id());
   }
   const DeviceWorkspace memory(d, plan.workspace.size, run, call.pool, reachable);

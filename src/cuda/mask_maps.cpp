@@ -80,7 +80,8 @@ std::shared_ptr<const MadeMaps> make_maps(const Problem& forward, const Workspac
   ReachableMemory reachable(driver(), run.device.index);
   for_each_address(forward,
                    [&](const char* name, const void* pointer) { reachable.check(name, pointer); });
-  if (plans.bytes > 0) check_given({"memory.data", "memory.size"}, memory, plans.bytes, reachable);
+  if (plans.bytes > 0)
+    check_on_device(memory, plans.bytes, {"memory.data", "memory.size"}, reachable);
   auto maps = maps_at(plans, static_cast<uint8*>(memory.data));
   launch_all(plans, *maps, run, context.id());
   return maps;

@@ -15,6 +15,7 @@
 #include "plan/cuda/representative.hpp"
 #include "problem/describe.hpp"
 #include "problem/mask_contents.hpp"
+#include "problem/refuse.hpp"
 #include "regard/cuda.hpp"
 
 namespace regard {
@@ -104,15 +105,21 @@ CudaSetup cuda_setup() {
 }
 
 void prepare(const Attention& a, Pass pass, const Run& run) {
-  if (on_gpu(run)) make_ready(a, describe(a, pass, NullData::allowed), run);
+  with_memory_errors([&] {
+    if (on_gpu(run)) make_ready(a, describe(a, pass, NullData::allowed), run);
+  });
 }
 
 void prepare(const Attention& a, const ForwardOutputs& to, const Run& run) {
-  if (on_gpu(run)) make_ready(a, describe_forward(a, to), run);
+  with_memory_errors([&] {
+    if (on_gpu(run)) make_ready(a, describe_forward(a, to), run);
+  });
 }
 
 void prepare(const Attention& a, const BackwardInputs& from, const Gradients& to, const Run& run) {
-  if (on_gpu(run)) make_ready(a, describe_backward(a, from, to), run);
+  with_memory_errors([&] {
+    if (on_gpu(run)) make_ready(a, describe_backward(a, from, to), run);
+  });
 }
 
 void allow_compilation(bool allowed) { set_compilation(allowed); }

@@ -61,8 +61,12 @@ DeviceWorkspace::DeviceWorkspace(const Driver& d, std::int64_t size, const Run& 
                                  MemoryPool pool, ReachableMemory& reachable)
     : d_(d), stream_(static_cast<Stream>(run.stream)) {
   if (size == 0) return;
-  if (run.workspace.data || run.workspace.size > 0) {
-    use({"workspace.data", "workspace.size"}, size, run.workspace, reachable);
+  const auto use = [&](const Workspace& given, const MemoryNames& names) {
+    check_on_device(given, size, names, reachable);
+    begin_ = reinterpret_cast<DevicePointer>(given.data);
+  };
+  if (is_given(run.workspace)) {
+    use(run.workspace, {});
     return;
   }
   if (run.allocator.allocate) {
@@ -70,7 +74,7 @@ DeviceWorkspace::DeviceWorkspace(const Driver& d, std::int64_t size, const Run& 
     if (!data) {
       refuse("allocator", size, "returned no memory for so many bytes", Code::out_of_memory);
     }
-    use({"allocator", "allocator"}, size, {.data = data, .size = std::size_t(size)}, reachable);
+    use({.data = data, .size = std::size_t(size)}, {"allocator", "allocator"});
     return;
   }
   const int index = run.device.index;
@@ -92,22 +96,13 @@ DeviceWorkspace::~DeviceWorkspace() {
   if (owned_) d_.free_async(begin_, stream_);
 }
 
-void check_given(const MemoryNames& names, const Workspace& given, std::int64_t bytes,
-                 ReachableMemory& reachable) {
-  if (given.size < std::size_t(bytes)) {
-    refuse(names.size, given.size, "must be at least " + std::to_string(bytes));
-  }
-  require(given.data != nullptr, names.data, "null", "must be given with a size");
+void check_on_device(const Workspace& given, std::int64_t bytes, const MemoryNames& names,
+                     ReachableMemory& reachable) {
+  check_given(given, bytes, names);
   if (reinterpret_cast<std::uintptr_t>(given.data) % 256 != 0) {
     refuse(names.data, printed_pointer(given.data), "must be aligned to 256 bytes on a GPU");
   }
   reachable.check(names.data, given.data);
-}
-
-void DeviceWorkspace::use(const MemoryNames& names, std::int64_t size, const Workspace& given,
-                          ReachableMemory& reachable) {
-  check_given(names, given, size, reachable);
-  begin_ = reinterpret_cast<DevicePointer>(given.data);
 }
 
 }  // namespace regard::cuda_backend

@@ -5,6 +5,7 @@
 
 #include "cuda/driver.hpp"
 #include "cuda/reachable.hpp"
+#include "problem/given_memory.hpp"
 #include "regard/regard.hpp"
 
 namespace regard::cuda_backend {
@@ -17,13 +18,8 @@ MemoryPool workspace_pool(int device, std::uint64_t context);
 // Gives back what the context's pool keeps and no call uses.
 void trim_workspace_pool(int device, std::uint64_t context);
 
-// What an Error calls the members of memory that the caller gives.
-struct MemoryNames {
-  const char* data;
-  const char* size;
-};
 // Error unless the memory is on the device, aligned, and has so many bytes.
-void check_given(const MemoryNames&, const Workspace&, std::int64_t bytes, ReachableMemory&);
+void check_on_device(const Workspace&, std::int64_t bytes, const MemoryNames&, ReachableMemory&);
 
 // The caller's workspace, or memory of the caller's allocator, or memory that exists in the
 // stream's order from here to the end of this.
@@ -41,8 +37,6 @@ class DeviceWorkspace {
   }
 
  private:
-  void use(const MemoryNames&, std::int64_t size, const Workspace& given, ReachableMemory&);
-
   const Driver& d_;
   const Stream stream_;
   DevicePointer begin_ = 0;

@@ -59,24 +59,28 @@ void run_pass(const Plan& plan, const Collectives& ranks, const Run& run, const 
 
 void forward(const Attention& a, const ForwardOutputs& to, const Plan& plan,
              const Collectives& ranks, const Run& run) {
-  run_pass(plan, ranks, run, a, to);
+  with_memory_errors([&] { run_pass(plan, ranks, run, a, to); });
 }
 
 void backward(const Attention& a, const BackwardInputs& from, const Gradients& to, const Plan& plan,
               const Collectives& ranks, const Run& run) {
-  run_pass(plan, ranks, run, a, from, to);
+  with_memory_errors([&] { run_pass(plan, ranks, run, a, from, to); });
 }
 
 std::size_t workspace(const Attention& a, const ForwardOutputs& to, const Plan& plan, int rank,
                       const Run& run) {
-  const Part part(a, to, plan, rank, run);
-  return workspace_of(*call_of(part));
+  return with_memory_errors([&] {
+    const Part part(a, to, plan, rank, run);
+    return workspace_of(*call_of(part));
+  });
 }
 
 std::size_t workspace(const Attention& a, const BackwardInputs& from, const Gradients& to,
                       const Plan& plan, int rank, const Run& run) {
-  const Part part(a, from, to, plan, rank, run);
-  return workspace_of(*call_of(part));
+  return with_memory_errors([&] {
+    const Part part(a, from, to, plan, rank, run);
+    return workspace_of(*call_of(part));
+  });
 }
 
 }  // namespace regard::distributed

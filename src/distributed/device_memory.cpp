@@ -9,14 +9,13 @@
 #include "cuda/workspace.hpp"
 #include "distributed/memory.hpp"
 #include "plan/cuda/write_rows.hpp"
+#include "problem/given_memory.hpp"
 #include "problem/refuse.hpp"
 
 namespace regard::distributed {
 namespace {
 
 using namespace cuda_backend;
-
-bool is_given(const Workspace& workspace) { return workspace.data || workspace.size > 0; }
 
 DevicePointer address(const void* pointer) { return reinterpret_cast<DevicePointer>(pointer); }
 

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "distributed/memory.hpp"
+#include "problem/given_memory.hpp"
 #include "problem/refuse.hpp"
 #include "rows/element.hpp"
 #include "threads/threads.hpp"
@@ -96,13 +97,9 @@ WriteRow writer_to(Type to) {
 class HostMemory final : public Memory {
  public:
   HostMemory(std::size_t bytes, const Run& run) : run_(run) {
-    const Workspace& given = run.workspace;
-    if (given.data || given.size > 0) {
-      if (given.size < bytes) {
-        refuse("workspace.size", given.size, "must be at least " + std::to_string(bytes));
-      }
-      require(given.data != nullptr, "workspace.data", "null", "must be given with a size");
-      begin_ = aligned(given.data);
+    if (is_given(run.workspace)) {
+      check_given(run.workspace, std::int64_t(bytes));
+      begin_ = aligned(run.workspace.data);
       return;
     }
     begin_ = run.allocator.allocate ? from_allocator(bytes) : from_heap(bytes);

@@ -268,7 +268,9 @@ std::vector<Rows> PlanContents::runs(int owner, int reader) const {
   return found;
 }
 
-Plan plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates& rates) {
+namespace {
+
+Plan made_plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates& rates) {
   const WholeSequence whole = checked(asked);
   require(ranks >= 1 && ranks <= kMostRanks, "ranks", ranks, "must be from 1 to 4096");
   require(rates.flops > 0 && std::isfinite(rates.flops), "rates.flops", rates.flops,
@@ -287,6 +289,12 @@ Plan plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates& rat
   PlanContents made = of_scheme(whole, ranks, scheme, areas);
   made.reasons.push_back(std::string(name_of(scheme)) + ": as asked for");
   return PlanContents::to_plan(std::move(made));
+}
+
+}  // namespace
+
+Plan plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates& rates) {
+  return with_memory_errors([&] { return made_plan(asked, ranks, scheme, rates); });
 }
 
 // -------------------------------------------------------------------------------- what a Plan says

@@ -1,6 +1,7 @@
 // Throws an Error that names an argument and its value.
 #pragma once
 
+#include <new>
 #include <string>
 
 #include "regard/error.hpp"
@@ -32,6 +33,16 @@ REGARD_INLINE void require(bool holds, const char* argument, const Value& value,
                            const char* reason) {
   if (!holds) [[unlikely]]
     refuse(argument, value, reason);
+}
+
+// What the library keeps for itself may find no memory: the caller then gets an Error too.
+template <class Body>
+auto with_memory_errors(const Body& body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    refuse("memory", "exhausted", "an allocation failed", Code::out_of_memory);
+  }
 }
 
 }  // namespace regard

@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "problem/describe.hpp"
+#include "problem/given_memory.hpp"
 #include "problem/mask_contents.hpp"
 #include "problem/refuse.hpp"
 #include "reference/reference.hpp"
@@ -68,12 +69,8 @@ void emulate(const Problem& problem, const Run& run) {
   const EmulatedRun how = parse(name, run.multiprocessors);
   try {
     const CudaPlan plan = planned(problem, how, name);
-    const Workspace& given = run.workspace;
-    if (given.data && given.size < std::size_t(plan.workspace.size)) {
-      refuse("workspace.size", given.size,
-             "must be at least " + std::to_string(plan.workspace.size));
-    }
-    emulated::emulate(problem, plan, how.schedule, given.data);
+    if (is_given(run.workspace)) check_given(run.workspace, plan.workspace.size);
+    emulated::emulate(problem, plan, how.schedule, run.workspace.data);
   } catch (const emulated::Fault& fault) {
     throw Error(Code::internal, "kernel", name, fault.what());
   }

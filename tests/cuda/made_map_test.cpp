@@ -193,7 +193,7 @@ TEST_CASE("the memory of a Mask is checked") {
     return error_of([&] { (void)make_mask(layer.a, {.data = data, .size = size}, layer.run); });
   };
   CHECK(std::string(refused(nullptr, 0).what()) ==
-        "memory.size = 0: must be at least " + std::to_string(bytes));
+        "memory.size = 0: must be at least " + std::to_string(bytes) + " bytes");
   CHECK(refused(memory.data(), bytes - 1).argument() == "memory.size");
   CHECK(refused(nullptr, bytes).argument() == "memory.data");
   CHECK(refused(static_cast<char*>(memory.data()) + 16, bytes).argument() == "memory.data");

@@ -105,11 +105,18 @@ TEST_CASE("sequences that are split only because few of their rows are real") {
   CHECK(memory.lead_intact());
 }
 
-TEST_CASE("one byte less is refused, and nothing is written") {
+TEST_CASE("one byte less is refused, or a size without memory, and nothing is written") {
   const Case c(Settings{.bias = f16});
   for (Pass pass : {Pass::forward, Pass::backward}) {
     c.forward({.threads = 1});
     const std::size_t size = workspace(c.attention(), pass, {.threads = 1});
+    try {
+      const Run run{.workspace = {nullptr, size}, .threads = 1};
+      pass == Pass::forward ? c.forward(run) : c.backward(run);
+      FAIL_CHECK("was accepted");
+    } catch (const Error& error) {
+      CHECK(error.argument() == "workspace.data");
+    }
     const Guarded memory(size);
     std::memset(memory.data(), 0x55, size);
     const std::string before = c.result_bytes(), memory_before(memory.data(), size);

@@ -364,11 +364,11 @@ struct ForwardKernel {
       unchanged |= uint64(leaves_as_given(given[lane], lse[lane])) << lane;
     }
     for (int v = 0; v < vectors_of<L>(panel); ++v) {
-      const int at = v * L::kLanes;
-      const auto merged = continuation<L>(L::load(given + at), L::load(lse + at));
-      L::store(held + at, merged.given);
-      L::store(factor + at, L::mul(L::load(factor + at), merged.own));
-      L::store(lse + at, merged.lse);
+      const int lane = v * L::kLanes;
+      const auto merged = continuation<L>(L::load(given + lane), L::load(lse + lane));
+      L::store(held + lane, merged.given);
+      L::store(factor + lane, L::mul(L::load(factor + lane), merged.own));
+      L::store(lse + lane, merged.lse);
     }
     return unchanged;
   }

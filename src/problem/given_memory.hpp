@@ -1,0 +1,30 @@
+// Memory that the caller gives for a call's workspace, or for the maps of a Mask.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "problem/refuse.hpp"
+#include "regard/regard.hpp"
+
+namespace regard {
+
+// What an Error calls the members of the memory.
+struct MemoryNames {
+  const char* data = "workspace.data";
+  const char* size = "workspace.size";
+};
+
+inline bool is_given(const Workspace& memory) { return memory.data || memory.size > 0; }
+
+// Error unless so many bytes were given.
+inline void check_given(const Workspace& memory, std::int64_t bytes,
+                        const MemoryNames& names = {}) {
+  if (memory.size < std::size_t(bytes)) {
+    refuse(names.size, memory.size, "must be at least " + std::to_string(bytes) + " bytes");
+  }
+  require(memory.data != nullptr, names.data, "null", "must be given with a size");
+}
+
+}  // namespace regard
