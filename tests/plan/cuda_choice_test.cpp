@@ -222,10 +222,12 @@ TEST_CASE("f32 above head sizes of 128 prefers Hopper's own kernel also for fewe
     s.type = f32;
     return planned(problem(attention(s)));
   };
-  CHECK(chosen({.batch = 64, .len_q = 33, .dim = 256}).name() == "cuda:wgmma");
-  CHECK(chosen({.batch = 64, .len_q = 97, .dim = 64, .dim_v = 136}).name() == "cuda:wgmma");
-  CHECK(says(chosen({.batch = 64, .len_q = 32, .dim = 256}), "most of a tile of 128 idle"));
-  CHECK(says(chosen({.batch = 64, .len_q = 96, .dim = 64, .dim_v = 136}), "idle"));
+  constexpr const char* kFewRows = "do not repay the split";
+  CHECK(chosen({.batch = 16, .len_q = 33, .dim = 256}).name() == "cuda:wgmma");
+  CHECK(says(chosen({.batch = 64, .len_q = 33, .dim = 256}), kFewRows));
+  CHECK(chosen({.batch = 64, .len_q = 65, .dim = 64, .dim_v = 136}).name() == "cuda:wgmma");
+  CHECK(says(chosen({.batch = 64, .len_q = 64, .dim = 64, .dim_v = 136}), kFewRows));
+  CHECK(says(chosen({.batch = 8, .len_q = 97, .dim = 64, .dim_v = 136}), kFewRows));
   // 16 and 40 tiles for 132 multiprocessors.
   CHECK(
       says(chosen({.batch = 1, .heads_q = 2, .heads_kv = 2, .dim = 256}), "multiprocessors idle"));

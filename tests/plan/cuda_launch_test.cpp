@@ -471,7 +471,7 @@ TEST_CASE(
   CHECK(paired.at(1).grid.tiles == 10);
   CHECK(made({.len_q = 520, .len_k = 590, .dim = 256}, nothing).at(1).grid.tiles == 10);
   CHECK(made(wide, [](Attention& a) { a.causal = Causal::top_left; }).at(1).config.cta_pair);
-  for (const Shape& shape : {Shape{.len_q = 500, .dim = 256}, Shape{.dim = 192}, Shape{.dim = 128},
+  for (const Shape& shape : {Shape{.len_q = 250, .dim = 256}, Shape{.dim = 192}, Shape{.dim = 128},
                              Shape{.len_k = 64, .dim = 256}}) {
     CHECK_FALSE(made(shape, nothing).at(1).config.cta_pair);
   }

@@ -138,6 +138,27 @@ inline bool has_aligned_vectors(const View& view) {
          reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
 }
 
+// Rows of a sequence: of packed ones their mean, where all are short. Elsewhere a mean may say
+// little, because places of a batch can be empty.
+inline int64 usual_rows(const Problem& p) {
+  constexpr int64 kShort = 256;
+  const Sizes& s = p.sizes;
+  return p.packed && s.batch > 0 && s.len_q <= kShort ? divide_up(s.rows_q, s.batch) : s.len_q;
+}
+
+// At most `most` heads, in groups of nearly equal size: a small last group would leave
+// multiprocessors idle.
+inline int64 even_group(int64 heads, int64 most) {
+  most = clamp_to<int64>(most, 1, heads);
+  int64 best = most, missing = heads;  // from the last group
+  const int64 fewest = divide_up(heads, most);
+  for (int64 groups = fewest; groups <= 2 * fewest; ++groups) {
+    const int64 size = divide_up(heads, groups), rest = size * divide_up(heads, size) - heads;
+    if (rest * best < missing * size) best = size, missing = rest;
+  }
+  return best;
+}
+
 // From the first to the last key that some query of the longest sequence sees: how many keys.
 inline int64 keys_in_reach(const Problem& p) {
   const Sizes& s = p.sizes;

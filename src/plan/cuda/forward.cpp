@@ -9,19 +9,6 @@
 namespace regard {
 namespace {
 
-// At most `most` heads, in groups of nearly equal size: a small last group would leave
-// multiprocessors idle.
-int64 even_group(int64 heads, int64 most) {
-  most = clamp_to<int64>(most, 1, heads);
-  int64 best = most, missing = heads;  // from the last group
-  const int64 fewest = divide_up(heads, most);
-  for (int64 groups = fewest; groups <= 2 * fewest; ++groups) {
-    const int64 size = divide_up(heads, groups), rest = size * divide_up(heads, size) - heads;
-    if (rest * best < missing * size) best = size, missing = rest;
-  }
-  return best;
-}
-
 // How many heads are interleaved. Under intervals, and where tiles are ordered, the longest tiles
 // of a group of heads begin first. Its keys and values are to stay in the cache, and because
 // persistent blocks read them at many places at once, a third of the cache is the most that pays.

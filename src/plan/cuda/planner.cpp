@@ -155,7 +155,8 @@ TilingRequest Draft::request(const KernelConfig& c, bool is_main) const {
   const Sizes& s = p.sizes;
   return {.dim = s.dim,
           .dim_v = s.dim_v,
-          .rows = c.pack_gqa ? s.group() * s.len_q : s.len_q,
+          .rows = (c.pack_gqa ? s.group() : 1) * s.len_q,
+          .usual_rows = (c.pack_gqa ? s.group() : 1) * usual_rows(p),
           .keys = s.len_k,
           .heads = s.batch * (c.pack_gqa ? s.heads_kv : s.heads_q),
           .multiprocessors = facts.chip.multiprocessors,

@@ -99,13 +99,14 @@ int splits_for(const KernelConfig& c, const Chip& chip, const TilingRequest& req
   constexpr int64 kBusyWarps = 4;
   const int64 resident = resident_blocks(c, chip);
   const int64 busy = smaller(resident, divide_up(kBusyWarps, c.tiling.warps));
-  if (tiles == 0 || 3 * tiles >= 2 * chip.multiprocessors * busy || key_tiles < 4) return 1;
+  const int64 start = c.tiling.keys < 32 ? 2 : 1;  // of a block, in key tiles
+  if (tiles == 0 || 3 * tiles >= 2 * chip.multiprocessors * busy || key_tiles < 4 * start) return 1;
   const int64 at_once = chip.multiprocessors * resident;
-  // In sixteenths of the time of a key tile: the start of a block costs about one tile, the merge
-  // two tiles and one sixteenth for each split.
+  // In sixteenths of the time of a key tile. A merge costs two starts, and one for each split.
   const auto cost = [&](int64 splits) {
     const int64 each = divide_up(key_tiles, splits);
-    return divide_up(tiles * splits, at_once) * (each + 1) * 16 + (splits > 1 ? 32 + splits : 0);
+    return divide_up(tiles * splits, at_once) * (each + start) * 16 +
+           (splits > 1 ? 32 * start + splits : 0);
   };
   int64 best = 1;
   for (int64 waves = 1; waves <= 4; ++waves) {

@@ -52,7 +52,7 @@ Refusal why_not_bias(const Problem& p) {
 // Whether the two blocks of a cluster share the columns of dq: an even number of panels, rows
 // enough to repay the exchange, and no score terms, for which shared memory has no room.
 bool is_cta_pair(const Problem& p) {
-  constexpr int64 kLeastRows = 512;
+  constexpr int64 kLeastRows = 256;
   const bool plain = is_plain(p.features) && !tests_pairs(p.features) && !p.features.dropout;
   return plain && !p.varlen && p.wants(p.dq) && p.sizes.len_q >= kLeastRows &&
          p.sizes.len_k > kWideTiling.keys && round_up(p.sizes.dim, 16) == 2 * kLargestHeadOfBoth;

@@ -115,10 +115,27 @@ bool can_skip_blocks(const KernelConfig& c, const TilingRequest& request) {
          request.keys <= kMostKeys;
 }
 
+// Few keys: the first product waits for a short block, and the second for what is left (H100, 40
+// keys, D 128: 27 us -> 20; 250 keys, D 160: 42 -> 39). Multiprocessors with many tiles, or tiles
+// of many rows, have other tiles to work on meanwhile (6320 rows, 83 keys, D 96: 50 -> 68).
+bool has_few_keys(const KernelConfig& c, const TilingRequest& request) {
+  constexpr int64 kMostRows = 256, kTiles = 4;
+  const int64 columns = larger(request.dim, request.dim_v);
+  if (columns <= 64 || request.rows > kMostRows) return false;
+  if (request.keys <= kWarpgroupRows) return true;
+  if (columns > 128) return request.keys <= 256;
+  return request.keys <= (c.varlen ? 192 : 128) &&
+         request.heads * divide_up(request.rows, 2 * int64(kWarpgroupRows)) <=
+             kTiles * request.multiprocessors;
+}
+
 // Blocks of keys that warpgroups can skip, where intervals hide much of short rows (measured at D
 // 128, 152 and 192).
 void shorten_blocks(KernelConfig& c, const TilingRequest& request) {
   const int64 columns = larger(request.dim, request.dim_v);
+  if (c.products == Products::direct && has_few_keys(c, request)) {
+    c.tiling.keys = smaller<int>(c.tiling.keys, kWarpgroupRows);
+  }
   if (columns <= 64 || columns > 192 || request.keys > (columns <= 128 ? 512 : 1024)) return;
   if (tests_pairs(c.features)) return;  // walks over a tile map skip nothing by intervals
   KernelConfig shorter = c;
@@ -159,15 +176,6 @@ Fit choose_entry(KernelConfig& c, const TilingRequest& request) {
   return Fit::no_room;
 }
 
-// With one multiprocessor in so many, wgmma is as fast as mma with all (measured on an H100); 0:
-// with any, because mma would not split few keys of wide heads over blocks well.
-int64 busy_part(const Problem& p) {
-  constexpr int64 kFewKeys = 512, kWide = 128;
-  if (p.type == Type::f32) return 4;
-  if (larger(p.sizes.dim, p.sizes.dim_v) <= kWide) return 2;
-  return keys_in_reach(p) <= kFewKeys ? 0 : 8;
-}
-
 // As if TMA could, where out is not given yet.
 bool stores_out_by_tma(const Problem& p) {
   return p.type != Type::f32 && !p.continues &&
@@ -182,22 +190,73 @@ bool loads_bias_by_tma(const Problem& p) {
 
 constexpr Refusal kTooFewRows = "so few query rows leave most of a tile of 128 idle";
 constexpr Refusal kTooFewTiles = "tiles of 128 rows would leave most multiprocessors idle";
+constexpr Refusal kShortSequences =
+    "packed sequences with so few rows leave half of a tile of 128 idle";
 
-// f32 above 128 columns: mma is a quarter as fast on many rows (461 rows, D 176: 582 us, wgmma
-// 168), so that wgmma may leave most multiprocessors idle. Few rows do not repay the split into
-// parts (89 rows, D 168: 68 us, wgmma 74; 39 rows, D 256: 60 us, wgmma 51; all on an H100). mma
-// could share out a tile's keys to several blocks, but few keys do not repay that.
-bool is_wide_f32(const Problem& p) {
-  return p.type == Type::f32 && larger(p.sizes.dim, p.sizes.dim_v) > 128;
+int64 tiles_of(const Problem& p, int64 rows) {
+  return p.sizes.batch * p.sizes.heads_q * divide_up(p.sizes.len_q, rows);
 }
-Refusal why_rather_mma_wide_f32(const Facts& f) {
-  constexpr int64 kTimesAsFast = 4, kRows = 128, kFewKeys = 256;
-  const Problem& p = f.problem;
+
+// f32: the split into parts is a launch of its own, and mma tiles have half the height. H100: 100
+// rows, D 96, 160 heads: 49 us, mma 27; 120 rows, D 192, 64 heads: 37 and 32; 93 rows, D 184, 90
+// heads, packed: 29 and 39; 40 rows, D 256, 320 heads: 91 and 71, 64 heads: 22 and 24.
+bool has_few_rows_for_f32(const Problem& p, int64 multiprocessors) {
+  constexpr int64 kRows = 128, kLow = 64;
   const Sizes& s = p.sizes;
-  if (s.len_q <= (larger(s.dim, s.dim_v) <= 192 ? 96 : 32)) return kTooFewRows;
-  const int64 tiles = s.batch * s.heads_q * divide_up(s.len_q, kRows);
-  if (kTimesAsFast * tiles < f.chip.multiprocessors && keys_in_reach(p) > kFewKeys) {
-    return kTooFewTiles;
+  const int64 columns = larger(s.dim, s.dim_v), low_tiles = tiles_of(p, kLow);
+  if (s.len_q <= kRows / 4) return true;
+  if (columns > 192) return s.len_q <= kLow && low_tiles > multiprocessors;
+  if (s.len_q <= kLow) return true;
+  return columns > 128 ? s.len_q <= kRows && low_tiles <= multiprocessors
+                       : s.group() * s.len_q <= kRows;
+}
+
+// More rows are a quarter as fast on mma above 128 columns, so that wgmma may leave multiprocessors
+// idle; mma could share out a tile's keys, but few keys do not repay it.
+Refusal why_rather_mma_f32(const Facts& f) {
+  constexpr int64 kFewKeys = 256, kTimesAsFast = 4;
+  const Problem& p = f.problem;
+  const int64 multiprocessors = f.chip.multiprocessors;
+  if (has_few_rows_for_f32(p, multiprocessors)) {
+    return "so few query rows do not repay the split into hi and lo parts";
+  }
+  const bool splits_keys = larger(p.sizes.dim, p.sizes.dim_v) <= 128 || keys_in_reach(p) > kFewKeys;
+  return splits_keys && kTimesAsFast * tiles_of(p, 128) < multiprocessors ? kTooFewTiles
+                                                                          : Refusal{};
+}
+
+// Few tiles leave multiprocessors idle, where mma shares out the keys of a tile to several blocks.
+// The time of wgmma grows with the keys, about 1.2 us for 128 of them, and that of mma with the
+// product of tiles and keys, after 4 to 5 us for merging. So from some number of tiles on wgmma is
+// faster with any keys, and with few keys from fewer tiles on. Fitted to 35 problems on an H100,
+// such as D 128, 30 tiles, 559 keys: 12 us, mma 21; 20 tiles, 4000 keys: 47 and 38; D 64, 40 tiles,
+// 536 keys: 11 and 16; 8 tiles, 1000 keys: 14 and 10. Causal ones cost mma half as much.
+bool has_tiles_enough(const Problem& p, int64 tiles, int64 multiprocessors) {
+  constexpr int64 kUnsplit = 256;  // keys
+  constexpr double kKeysOfMerge = 480, kPart = 0.21;
+  const bool narrow = larger(p.sizes.dim, p.sizes.dim_v) <= 64;
+  const int64 keys = keys_in_reach(p);
+  if (narrow && keys <= kUnsplit) return 2 * tiles >= multiprocessors;
+  const double with_any_keys = kPart * double(multiprocessors) *
+                               (!p.features.interval ? 1
+                                : narrow             ? 1.7
+                                                     : 1.2);
+  return double(tiles) * double(keys) >= with_any_keys * (double(keys) - kKeysOfMerge);
+}
+
+// Whether lower tiles of mma suit the rows. wgmma is as fast with half of a tile idle, except up to
+// 64 columns, with few heads up to 128, and where mma would share out many keys.
+Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
+  constexpr int64 kRows = 128, kFewKeys = 512;
+  const Sizes& s = p.sizes;
+  const int64 columns = larger(s.dim, s.dim_v), tiles = tiles_of(p, kRows);
+  if (usual_rows(p) <= kRows / 4) return kTooFewRows;
+  const bool needs_heads = columns <= 128 && 2 * tiles < multiprocessors;
+  if (s.len_q <= kRows / 2 && (columns <= 64 || needs_heads || keys_in_reach(p) > kFewKeys)) {
+    return kTooFewRows;
+  }
+  if (p.packed && usual_rows(p) <= kRows / 2 && columns <= 192 && tiles > multiprocessors) {
+    return kShortSequences;  // measured with means of 46 to 60 rows
   }
   return {};
 }
@@ -240,15 +299,12 @@ Refusal why_not_wgmma_forward(const Facts& f) {
 
 Refusal why_rather_mma_forward(const Facts& f) {
   const Problem& p = f.problem;
-  const Sizes& s = p.sizes;
-  constexpr int64 kRows = 128;
-  if (is_wide_f32(p)) return why_rather_mma_wide_f32(f);
-  const int64 few_rows = larger(s.dim, s.dim_v) > 64 ? kRows / 2 : kRows;
-  if (p.type == Type::f32 && s.group() * s.len_q <= few_rows)
-    return "so few query rows do not repay the split into hi and lo parts";
-  if (s.len_q <= kRows / 2) return kTooFewRows;
-  const int64 tiles = s.batch * s.heads_q * divide_up(s.len_q, kRows), part = busy_part(p);
-  if (part > 0 && part * tiles < f.chip.multiprocessors) return kTooFewTiles;
+  if (p.type == Type::f32) {
+    if (const Refusal refusal = why_rather_mma_f32(f)) return refusal;
+  } else {
+    if (const Refusal refusal = why_too_few_rows(p, f.chip.multiprocessors)) return refusal;
+    if (!has_tiles_enough(p, tiles_of(p, 128), f.chip.multiprocessors)) return kTooFewTiles;
+  }
   if (is_bias_of_keys(p, false)) {
     return "mma kernels read a bias that all queries share once for all rows of a tile";
   }

@@ -1,0 +1,104 @@
+// Choices that measurements made: which family, tile and order of heads a problem gets.
+#include "tests/plan/cuda_case.hpp"
+
+using namespace regard;
+using namespace regard::cuda_case;
+
+TEST_SUITE_BEGIN("cuda_plan");
+
+TEST_CASE("16 bits: Hopper's own kernel, except few rows, and few tiles that see many keys") {
+  const auto chosen = [](const Shape& shape, Causal causal = Causal::none) {
+    Attention a = attention(shape);
+    a.causal = causal;
+    return planned(problem(a), "sm_90");
+  };
+  const auto few_tiles = [&](const Shape& shape, Causal causal = Causal::none) {
+    return says(chosen(shape, causal), "multiprocessors idle");
+  };
+  const Shape one{.batch = 1, .heads_q = 4, .heads_kv = 4, .len_q = 128, .dim = 128};
+  const auto with_keys = [&](std::int64_t heads, std::int64_t keys, std::int64_t dim) {
+    Shape s = one;
+    s.heads_q = s.heads_kv = heads, s.len_k = keys, s.dim = dim;
+    return s;
+  };
+  CHECK(chosen(with_keys(4, 480, 128)).name() == "cuda:wgmma");
+  CHECK(few_tiles(with_keys(4, 1000, 128)));
+  CHECK(chosen(with_keys(20, 1000, 128)).name() == "cuda:wgmma");
+  CHECK(few_tiles(with_keys(20, 2000, 128)));
+  CHECK(chosen(with_keys(28, 1 << 20, 128)).name() == "cuda:wgmma");
+  CHECK(few_tiles(with_keys(28, 1 << 20, 128), Causal::bottom_right));
+  CHECK(few_tiles(with_keys(65, 256, 64)));  // mma needs no splits
+  CHECK(chosen(with_keys(66, 256, 64)).name() == "cuda:wgmma");
+  const auto few_rows = [&](const Shape& shape) { return says(chosen(shape), "of 128 idle"); };
+  CHECK(few_rows({.batch = 64, .len_q = 32, .len_k = 256, .dim = 128}));
+  CHECK(chosen({.batch = 64, .len_q = 33, .len_k = 256, .dim = 128}).name() == "cuda:wgmma");
+  CHECK(few_rows({.batch = 64, .len_q = 33, .len_k = 256, .dim = 64}));
+  CHECK(few_rows({.batch = 64, .len_q = 64, .len_k = 513, .dim = 128}));
+  CHECK(few_rows({.batch = 8, .len_q = 33, .len_k = 256, .dim = 128}));
+}
+
+TEST_CASE("16 bits: blocks of 64 keys where sequences are short") {
+  const auto keys = [](const Shape& shape) {
+    return planned(problem(attention(shape)), "sm_90", "cuda:wgmma")
+        .launches.front()
+        .config.tiling.keys;
+  };
+  CHECK(keys({.len_q = 100, .len_k = 100, .dim = 128}) == 64);
+  CHECK(keys({.batch = 128, .len_q = 100, .len_k = 100, .dim = 128}) == 128);  // many tiles
+  CHECK(keys({.batch = 128, .len_q = 100, .len_k = 64, .dim = 128}) == 64);
+  CHECK(keys({.len_q = 257, .len_k = 100, .dim = 128}) == 128);
+  CHECK(keys({.len_q = 100, .len_k = 129, .dim = 128}) == 128);
+  CHECK(keys({.len_q = 100, .len_k = 256, .dim = 160}) == 64);
+  CHECK(keys({.len_q = 100, .len_k = 257, .dim = 160}) == 96);
+  CHECK(keys({.len_q = 100, .len_k = 100, .dim = 64}) == 128);
+}
+
+TEST_CASE("mma: smaller tiles for few keys, and for packed sequences by their mean") {
+  const auto tiling = [](const Shape& shape, Pass pass = Pass::forward) {
+    const CudaPlan plan = planned(problem(attention(shape), pass), "sm_80");
+    return plan.launches.at(pass == Pass::forward ? 0 : 1).config.tiling;
+  };
+  CHECK(tiling({.batch = 64, .len_q = 64, .len_k = 128, .dim = 128}).min_blocks == 3);
+  CHECK(tiling({.batch = 64, .len_q = 64, .len_k = 129, .dim = 128}).min_blocks == 1);
+  CHECK(tiling({.type = f32, .batch = 64, .len_q = 64, .len_k = 128, .dim = 128}).keys == 16);
+  CHECK(tiling({.type = f32, .batch = 64, .len_q = 64, .len_k = 129, .dim = 128}).keys == 32);
+  CHECK(tiling({.type = f32, .len_q = 128, .len_k = 999}, Pass::backward).keys == 32);
+  CHECK(tiling({.type = f32, .len_q = 129, .len_k = 999}, Pass::backward).keys == 64);
+  const auto packed_rows = [](std::int64_t total, std::int64_t longest = 100) {
+    const Tensor rows(nullptr, bf16, {total, 64, 128}), begins(nullptr, i32, {11});
+    return planned(problem({.q = rows,
+                            .k = rows,
+                            .v = rows,
+                            .cu_seqlens_q = begins,
+                            .cu_seqlens_k = begins,
+                            .max_seqlen_q = longest,
+                            .max_seqlen_k = longest}))
+        .launches.front()
+        .config;
+  };
+  CHECK(packed_rows(640).family == Family::mma);
+  CHECK(packed_rows(640).tiling.rows == 64);
+  CHECK(packed_rows(641).family == Family::wgmma);
+  CHECK(packed_rows(640, 257).family == Family::wgmma);
+}
+
+TEST_CASE("causal gradients of heads that share keys: the longest tiles of many heads first") {
+  const auto heads = [](std::int64_t heads_kv, std::int64_t length, std::int64_t window) {
+    Attention a = attention({.batch = 8,
+                             .heads_q = 32,
+                             .heads_kv = heads_kv,
+                             .len_q = length,
+                             .len_k = length,
+                             .dim = 128});
+    a.causal = Causal::bottom_right;
+    a.window.left = window;
+    return planned(problem(a, Pass::backward), "sm_90").launches.at(1).grid.heads_per_group;
+  };
+  CHECK(heads(8, 1024, -1) == 16);  // 1 MB of rows each, and a cache of 50 MB
+  CHECK(heads(8, 256, -1) == 64);
+  CHECK(heads(32, 1024, -1) == 1);
+  CHECK(heads(8, 1024, 100) == 1);  // all tiles take as long
+  CHECK(heads(8, 2048, -1) == 132 / 16);
+}
+
+TEST_SUITE_END();
