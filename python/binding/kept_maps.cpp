@@ -156,12 +156,10 @@ UsedMap::UsedMap(Attention& a, const Run& run) {
   if (map_ && map_->value.given()) use(*map_, a);
 }
 
-bool use_found_map(Attention& a, const Run& run) {
+void use_found_map(Attention& a, const Run& run) {
   const std::shared_ptr<KeptMaps> maps = maps_of(a, run);
   const std::shared_ptr<const KeptMap> map = maps ? maps->found_for(a, run) : nullptr;
-  if (!map || !map->value.given()) return false;
-  use(*map, a);
-  return true;
+  if (map && map->value.given()) use(*map, a);
 }
 
 void bind_kept_maps(nb::module_& m) {

@@ -61,8 +61,8 @@ class UsedMap {
   std::shared_ptr<const KeptMap> map_;
 };
 
-// The same for an explanation, which makes no map. Whether there is one.
-bool use_found_map(Attention& a, const Run& run);
+// The same for an explanation, which makes no map.
+void use_found_map(Attention& a, const Run& run);
 
 void bind_kept_maps(nanobind::module_& m);
 

@@ -228,11 +228,10 @@ NB_MODULE(_core_of_main, m) {
              const std::string& backend) -> Facts {
             const Run run = run_of(p, device, 0, threads, backend);
             Attention attention = p.attention;
-            const bool kept = use_found_map(attention, run);
+            use_found_map(attention, run);
             const Explanation e = explain(attention, pass_named(pass), run);
             return facts("supported", e.supported, "backend", e.backend, "kernel", e.kernel, "text",
-                         e.text, "workspace", e.workspace, "pairs", e.pairs, "flops", e.flops,
-                         "kept_map", kept);
+                         e.text, "workspace", e.workspace, "pairs", e.pairs, "flops", e.flops);
           },
           "pass_"_a = "forward", "device"_a = "", "threads"_a = 0, "backend"_a = "")
       .def(

@@ -246,11 +246,6 @@ def explain(q: Array, k: Array, v: Array, *, pass_: Pass = "forward", device: st
     """
     problem, which, where = _described(q, k, v, pass_, device, options)
     found = problem.explain(which, where, **run_options(threads, backend))
-    if found.pop("kept_map"):
-        for words, here in (("that of `visible`, which make_mask made",
-                             "kept by the mask since an earlier call"),
-                            ("`visible` has none", "the mask has kept none")):
-            found["text"] = found["text"].replace(words, here)
     mask = options.get("mask")
     if isinstance(mask, Mask):
         found["text"] = f"{found['text'].rstrip()}\nshown      {_share_of(mask)}\n"

@@ -44,7 +44,7 @@ int own_maps(const FakeCuda& fake, const Layer& layer) {
 
 bool says_shared(const Layer& layer, Pass pass) {
   const std::string text = explain(layer.a, pass, layer.run).text;
-  const bool shared = text.find("tile map: that of `visible`") != std::string::npos;
+  const bool shared = text.find("tile map: that of the Mask") != std::string::npos;
   const bool own = text.find("tile map: made by the call itself") != std::string::npos;
   CHECK(shared != own);
   CHECK(shared == (text.find("_map") == std::string::npos));  // the launch
@@ -249,12 +249,12 @@ TEST_CASE("a Mask for a chip is for explanations") {
   a.visible = make_mask(a, {}, run);
   a.row_spans = {};
   for (const Pass pass : {Pass::forward, Pass::backward}) {
-    CHECK(explain(a, pass, run).text.find("tile map: that of `visible`") != std::string::npos);
+    CHECK(explain(a, pass, run).text.find("tile map: that of the Mask") != std::string::npos);
   }
   a.q.type = a.k.type = a.v.type = f64;
   const std::string text = explain(a, Pass::forward, run).text;
   CHECK(text.find("cuda:simt") != std::string::npos);
-  CHECK(text.find("`visible`") == std::string::npos);
+  CHECK(text.find("that of the Mask") == std::string::npos);
 }
 
 TEST_CASE("making a Mask waits for nothing, also while a stream is captured") {

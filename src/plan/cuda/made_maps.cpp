@@ -69,12 +69,12 @@ void explain_made_map(const Problem& p, const MadeMaps& maps, CudaPlan& plan) {
       p.varlen || (launch->config.features.positions && p.sequences.has_row_positions);
   if (!found_map(p, *launch, maps, has_tables ? Tables::unknown : Tables::compared)) {
     plan.reasons.push_back(
-        "tile map: made by the call itself; `visible` has none of these tiles and intervals");
+        "tile map: made by the call itself; the Mask has none of these tiles and intervals");
     return;
   }
   std::erase_if(plan.launches, makes_map);
   plan.reasons.push_back(
-      std::string("tile map: that of `visible`, which make_mask made") +
+      std::string("tile map: that of the Mask, made before the call") +
       (has_tables ? ", where the tables of sequences are those it was made with" : ""));
 }
 
