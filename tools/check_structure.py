@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the layers of the tree, the length and letters of its files, and what the objects export.
+"""Checks the tree's layers, the length of files and functions, and what the objects export.
 
     tools/check_structure.py [--library libregard.so] [--objects isa_avx2.cpp.o ...] [--sanitized]
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 500
+MAX_FUNCTION = 60  # lines, of the library, the tool and the binding
 FOLDERS = ["src", "include", "cli", "bench", "examples", "python", "tests", "tools"]
 CODE = {".c", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".py", ".sh"}
 
@@ -65,6 +66,8 @@ INTERNAL = re.compile(
 PRINTING = ("cli/output/output.cpp", re.compile(r"\b(stdout|stderr|fmt::print|std::c(out|err)|printf)\b"))
 
 RUNTIME = re.compile(r"(libc|libm|libdl|libstdc\+\+|libc\+\+|libgcc_s|libpthread|ld-linux-[\w-]+)\.so\.\d")
+# Not a type, not an initialiser; and not the list of all that the Python module has.
+FUNCTION = re.compile(r"\s*(?!(typedef|namespace|enum|extern|NB_MODULE)\b)[^=(]*\(")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 
 
@@ -106,6 +109,29 @@ def text_problems(name: str, text: str) -> list[str]:
         # What Python scripts draw and print may be typeset.
         if not name.endswith(".py") and not line.isascii():
             problems.append(f"{name}:{number}: not ASCII")
+    return problems
+
+
+def function_problems(name: str, text: str) -> list[str]:
+    """Of C++ as clang-format lays it out: functions end where their indentation returns."""
+    if not name.startswith(("src/", "include/", "cli/", "python/binding/")):
+        return []
+    lines, problems = text.splitlines(), []
+    for number, line in enumerate(lines):
+        indent = re.match(r" *", line)[0]
+        if not line.endswith("{") or len(indent) > 2:
+            continue
+        begin = number
+        while begin > 0 and lines[begin - 1] and lines[begin - 1][-1] not in ";}{:/":
+            begin -= 1
+        head = " ".join(lines[begin:number + 1])
+        if not FUNCTION.match(head):
+            continue
+        end = next((n for n in range(number + 1, len(lines)) if lines[n].startswith(indent + "}")),
+                   len(lines))
+        if end - number + 1 > MAX_FUNCTION:
+            problems.append(f"{name}:{number + 1}: a function of {end - number + 1} lines, more "
+                            f"than {MAX_FUNCTION}")
     return problems
 
 
@@ -156,6 +182,7 @@ def main() -> int:
         if path.suffix not in {".py", ".sh"}:
             problems += include_problems(name, text)
             problems += printing_problems(name, text)
+            problems += function_problems(name, text)
         count += 1
     if not arguments.sanitized:
         problems += object_problems(arguments.objects)

@@ -45,32 +45,36 @@ Array held_before(const Slab& slab) {
   return held;
 }
 
-}  // namespace
-
-Verdict judge(RandomProblem& p, Run run) {
-  Verdict verdict;
-  const int threads = run.threads;
-  const bool on_gpu = run.device.kind != Device::Kind::cpu;
-  if (threads == 0) run.threads = p.threads;
+// The bytes of what a call only reads; empty for outputs.
+std::vector<std::vector<std::byte>> inputs_of(const RandomProblem& p) {
   std::vector<std::vector<std::byte>> inputs;
   for (const Slab& slab : p.slabs) {
     inputs.push_back(slab.before.empty() ? slab.memory : std::vector<std::byte>{});
   }
-  Mirror mirror(run.device);
-  for (const Slab& slab : p.slabs) mirror.add(slab.memory.data(), slab.memory.size());
-  mirror.upload();
+  return inputs;
+}
+
+// The calls, where the tensors are on the device. Their workspace there is not cleared.
+void compute(const RandomProblem& p, Run run, Mirror& mirror) {
+  const Attention a = mirror.at(p.attention);
+  const ForwardOutputs outputs = mirror.at(p.forward_outputs());
+  const BackwardInputs from = mirror.at(p.backward_inputs());
+  const Gradients gradients = mirror.at(p.gradients());
+  if (run.device.kind != Device::Kind::cpu) {
+    const std::size_t backward = p.dout ? workspace(a, from, gradients, run) : 0;
+    run.workspace = mirror.workspace(std::max(workspace(a, outputs, run), backward));
+  }
+  forward(a, outputs, run);
+  if (p.dout) backward(a, from, gradients, run);
+}
+
+// Whether the calls were made; else the verdict says why not. A device that fails is no verdict.
+bool is_computed(const RandomProblem& p, const Run& run, Mirror& mirror, Verdict& verdict) {
   try {
-    const Attention a = mirror.at(p.attention);
-    const ForwardOutputs outputs = mirror.at(p.forward_outputs());
-    const BackwardInputs from = mirror.at(p.backward_inputs());
-    const Gradients gradients = mirror.at(p.gradients());
-    if (on_gpu) {  // a workspace that is not cleared
-      const std::size_t backward = p.dout ? workspace(a, from, gradients, run) : 0;
-      run.workspace = mirror.workspace(std::max(workspace(a, outputs, run), backward));
-    }
-    forward(a, outputs, run);
-    if (p.dout) backward(a, from, gradients, run);
+    compute(p, run, mirror);
+    return true;
   } catch (const Error& error) {
+    const bool on_gpu = run.device.kind != Device::Kind::cpu;
     const bool of_device =
         error.code() == Code::unavailable || error.code() == Code::device_failure;
     if (on_gpu && of_device) throw;
@@ -79,9 +83,12 @@ Verdict judge(RandomProblem& p, Run run) {
     } else {
       verdict.complaints.push_back(fmt::format("refused: {}", error.what()));
     }
-    return verdict;
+    return false;
   }
-  mirror.download();
+}
+
+void look_for_writes(const RandomProblem& p, const std::vector<std::vector<std::byte>>& inputs,
+                     const Mirror& mirror, Verdict& verdict) {
   if (mirror.written_between()) {
     verdict.complaints.push_back("bytes outside every tensor's memory were written");
   }
@@ -90,20 +97,30 @@ Verdict judge(RandomProblem& p, Run run) {
       verdict.complaints.push_back(fmt::format("{}: the input was written to", p.slabs[n].name));
     }
   }
+}
+
+// What results are compared with: in float64, by an unfused computation, and units of rounding.
+struct References {
+  Results want, unfused, unit;
+};
+References references_of(const RandomProblem& p, int threads) {
   const WantedTypes wanted = p.wanted();
   const Tensor dout = p.dout ? p.dout->tensor : Tensor{};
   const Tensor dlse = p.dlse ? p.dlse->tensor : Tensor{};
-  const Results want = float64_reference(p.attention, dout, dlse, wanted, threads);
   UnfusedOptions options;
   options.wanted = wanted;
-  const Results unfused = unfused_attention(p.attention, dout, dlse, options);
-  Results unit = rounding_units(p.attention, dout, dlse, wanted);
-  mark_rows(unit.out, p.attention, true, false);
-  mark_rows(unit.lse, p.attention, true, true);
-  mark_rows(unit.dq, p.attention, true, false);
-  mark_rows(unit.dk, p.attention, false, false);
-  mark_rows(unit.dv, p.attention, false, false);
+  References of{float64_reference(p.attention, dout, dlse, wanted, threads),
+                unfused_attention(p.attention, dout, dlse, options),
+                rounding_units(p.attention, dout, dlse, wanted)};
+  mark_rows(of.unit.out, p.attention, true, false);
+  mark_rows(of.unit.lse, p.attention, true, true);
+  mark_rows(of.unit.dq, p.attention, true, false);
+  mark_rows(of.unit.dk, p.attention, false, false);
+  mark_rows(of.unit.dv, p.attention, false, false);
+  return of;
+}
 
+void compare_results(const RandomProblem& p, const References& of, Verdict& verdict) {
   const Tolerance of_out{.factor = 2, .slack = 4}, of_lse{.factor = 2, .slack = 8};
   const Tolerance of_gradient{.factor = 3, .slack = 6};
   struct Item {
@@ -111,6 +128,7 @@ Verdict judge(RandomProblem& p, Run run) {
     Reference reference;
     Tolerance tolerance;
   };
+  const auto& [want, unfused, unit] = of;
   const Index dim = p.shape().dim, dim_v = p.shape().dim_v;
   const Item items[] = {
       {p.out, {want.out, unfused.out, unit.out, dim_v}, of_out},
@@ -136,6 +154,22 @@ Verdict judge(RandomProblem& p, Run run) {
           fmt::format("{}: bytes outside the tensor were written", kOutputNames[n]));
     }
   }
+}
+
+}  // namespace
+
+Verdict judge(RandomProblem& p, Run run) {
+  Verdict verdict;
+  const int threads = run.threads;
+  if (threads == 0) run.threads = p.threads;
+  const std::vector<std::vector<std::byte>> inputs = inputs_of(p);
+  Mirror mirror(run.device);
+  for (const Slab& slab : p.slabs) mirror.add(slab.memory.data(), slab.memory.size());
+  mirror.upload();
+  if (!is_computed(p, run, mirror, verdict)) return verdict;
+  mirror.download();
+  look_for_writes(p, inputs, mirror, verdict);
+  compare_results(p, references_of(p, threads), verdict);
   return verdict;
 }
 

@@ -64,89 +64,135 @@ class Units {
   }
 
  private:
-  void head(const Sequence& s, Index b, Index h) {
-    auto q = dense_rows<double>(a_.q, shape_.packed, b, h, s.first_q, s.len_q, shape_.dim);
-    ScoreMatrix<double> m =
-        score_matrix(a_, shape_, s, b, h, q, kt_, {.round_to = Type::none, .magnitude = true});
-    q = absolute(std::move(q));
-    Doubles dout, g;  // g_ij = sum |dout_i| |v_j|
-    const bool backward = wanted_.backward();
-    if (backward) {
-      dout = absolute(
-          dense_rows<double>(dout_, shape_.packed, b, h, s.first_q, s.len_q, shape_.dim_v));
-      g.resize(m.scores.size());
-      const auto vt = transposed(v_, s.len_k, shape_.dim_v);
-      multiply_add(dout.data(), vt.data(), g.data(), s.len_q, shape_.dim_v, s.len_k);
-    }
-    const double sink = a_.sink.given() ? load(a_.sink.data, a_.sink.type, h * a_.sink.strides[0])
-                                        : kHidden<double>;
-    const auto* const keep = keep_.given() ? keep_.as<std::uint8_t>() : nullptr;
-    Doubles out(static_cast<std::size_t>(s.len_q * shape_.dim_v)), dq(q.size());
-    Doubles magnitude(static_cast<std::size_t>(shape_.dim_v));
-    const double scale = std::fabs(scale_of(a_, shape_));
-    for (Index i = 0; i < s.len_q; ++i) {
-      double* const p = m.scores.data() + i * m.columns;
-      const double* const a = m.magnitude.data() + i * m.columns;
-      const Row row = softmax(p, a, m.columns, sink);
-      const Index keep_row = ((b * shape_.heads_q + h) * shape_.len_q + i) * shape_.len_k;
-      std::fill(magnitude.begin(), magnitude.end(), 0);
-      for (Index j = 0; j < m.columns; ++j) {
-        if (p[j] < 0) continue;  // hidden
-        const double z = !keep ? 1 : keep[keep_row + j] ? keep_scale_ : 0;
-        const double unit = z * weight(p[j], a[j], row);
-        for (Index d = 0; d < shape_.dim_v; ++d) {
-          out[i * shape_.dim_v + d] += unit * v_[j * shape_.dim_v + d];
-          magnitude[d] += z * p[j] * v_[j * shape_.dim_v + d];
-          if (backward) dv_[j * shape_.dim_v + d] += unit * dout[i * shape_.dim_v + d];
-        }
-      }
-      if (units_.lse.given() && row.lse != kHidden<double>) {
-        const Tensor t = units_.lse.tensor();
-        units_.lse.set(lse_offset(t, shape_.packed, b, h, s.first_q, i),
-                       arithmetic_ * (1 + growth_ * row.mean + std::fabs(row.lse)));
-      }
-      if (!backward) continue;
-      double delta = 0, delta_unit = 0;
-      for (Index d = 0; d < shape_.dim_v; ++d) {
-        if (magnitude[d] == 0) continue;  // sees nothing: dout may hold NaN
-        delta += dout[i * shape_.dim_v + d] * magnitude[d];
-        delta_unit += dout[i * shape_.dim_v + d] *
-                      (out[i * shape_.dim_v + d] + out_roundoff_ * magnitude[d] + out_step_);
-      }
-      if (dlse_.given() && (row.sees || sink != kHidden<double>)) {
-        delta += std::fabs(
-            load(dlse_.data, dlse_.type, lse_offset(dlse_, shape_.packed, b, h, s.first_q, i)));
-      }
-      if (units_.dsink.given() && row.sink_share > 0 && std::isfinite(delta)) {
-        units_.dsink.as<double>()[h] +=
-            weight(row.sink_share, std::fabs(sink), row) * delta + row.sink_share * delta_unit;
-      }
-      for (Index j = 0; j < m.columns; ++j) {
-        if (p[j] < 0) continue;
-        const double z = !keep ? 1 : keep[keep_row + j] ? keep_scale_ : 0;
-        const double terms = z * g[i * m.columns + j] + delta;
-        double unit = weight(p[j], a[j], row) * terms + p[j] * delta_unit;
-        if (units_.dbias.given()) {
-          units_.dbias.as<double>()[bias_at_.offset(b, h, i, j)] += unit;
-        }
-        if (!m.slope.empty()) {
-          unit = unit * m.slope[i * m.columns + j] + 2 * arithmetic_ * p[j] * terms;
-        }
-        unit *= scale;
-        for (Index d = 0; d < shape_.dim; ++d) {
-          dq[i * shape_.dim + d] += unit * k_[j * shape_.dim + d];
-          dk_[j * shape_.dim + d] += unit * q[i * shape_.dim + d];
-        }
-      }
-    }
-    write(units_.out, out, b, h, s.first_q, s.len_q, shape_.dim_v);
-    write(units_.dq, dq, b, h, s.first_q, s.len_q, shape_.dim);
-  }
+  // A head's operands as magnitudes, the scores of which become probabilities, and its results.
+  struct Head {
+    const Sequence& s;
+    Index b, h;
+    ScoreMatrix<double> m;
+    Doubles q, dout, g;  // g_ij = sum |dout_i| |v_j|
+    double sink;
+    Doubles out, dq;
+  };
 
   struct Row {
     double lse = kHidden<double>, mean = 0, sink_share = 0;
     bool sees = false;
   };
+
+  // delta of a row, and its error.
+  struct Delta {
+    double value = 0, unit = 0;
+  };
+
+  void head(const Sequence& s, Index b, Index h) {
+    Head x = operands_of(s, b, h);
+    Doubles magnitude(static_cast<std::size_t>(shape_.dim_v));
+    for (Index i = 0; i < s.len_q; ++i) {
+      double* const p = x.m.scores.data() + i * x.m.columns;
+      const Row row = softmax(p, x.m.magnitude.data() + i * x.m.columns, x.m.columns, x.sink);
+      std::fill(magnitude.begin(), magnitude.end(), 0);
+      add_to_out(x, i, row, magnitude);
+      if (units_.lse.given() && row.lse != kHidden<double>) {
+        const Tensor t = units_.lse.tensor();
+        units_.lse.set(lse_offset(t, shape_.packed, b, h, s.first_q, i),
+                       arithmetic_ * (1 + growth_ * row.mean + std::fabs(row.lse)));
+      }
+      if (wanted_.backward()) add_to_gradients(x, i, row, delta_of(x, i, row, magnitude));
+    }
+    write(units_.out, x.out, b, h, s.first_q, s.len_q, shape_.dim_v);
+    write(units_.dq, x.dq, b, h, s.first_q, s.len_q, shape_.dim);
+  }
+
+  Head operands_of(const Sequence& s, Index b, Index h) const {
+    Doubles q = dense_rows<double>(a_.q, shape_.packed, b, h, s.first_q, s.len_q, shape_.dim);
+    Head x{
+        .s = s,
+        .b = b,
+        .h = h,
+        .m = score_matrix(a_, shape_, s, b, h, q, kt_, {.round_to = Type::none, .magnitude = true}),
+        .q = absolute(std::move(q)),
+        .dout = {},
+        .g = {},
+        .sink = a_.sink.given() ? load(a_.sink.data, a_.sink.type, h * a_.sink.strides[0])
+                                : kHidden<double>,
+        .out = Doubles(static_cast<std::size_t>(s.len_q * shape_.dim_v)),
+        .dq = {}};
+    x.dq.resize(x.q.size());
+    if (wanted_.backward()) {
+      x.dout = absolute(
+          dense_rows<double>(dout_, shape_.packed, b, h, s.first_q, s.len_q, shape_.dim_v));
+      x.g.resize(x.m.scores.size());
+      const auto vt = transposed(v_, s.len_k, shape_.dim_v);
+      multiply_add(x.dout.data(), vt.data(), x.g.data(), s.len_q, shape_.dim_v, s.len_k);
+    }
+    return x;
+  }
+
+  // What dropout multiplies a weight by.
+  double kept(const Head& x, Index i, Index j) const {
+    if (!keep_.given()) return 1;
+    const Index row = ((x.b * shape_.heads_q + x.h) * shape_.len_q + i) * shape_.len_k;
+    return keep_.as<std::uint8_t>()[row + j] ? keep_scale_ : 0;
+  }
+
+  // The units of a row of out, and of the row's part of dv. magnitude: of the row of out itself.
+  void add_to_out(Head& x, Index i, const Row& row, Doubles& magnitude) {
+    const double* const p = x.m.scores.data() + i * x.m.columns;
+    const double* const a = x.m.magnitude.data() + i * x.m.columns;
+    for (Index j = 0; j < x.m.columns; ++j) {
+      if (p[j] < 0) continue;  // hidden
+      const double z = kept(x, i, j), unit = z * weight(p[j], a[j], row);
+      for (Index d = 0; d < shape_.dim_v; ++d) {
+        x.out[i * shape_.dim_v + d] += unit * v_[j * shape_.dim_v + d];
+        magnitude[d] += z * p[j] * v_[j * shape_.dim_v + d];
+        if (!x.dout.empty()) dv_[j * shape_.dim_v + d] += unit * x.dout[i * shape_.dim_v + d];
+      }
+    }
+  }
+
+  // And adds to the units of dsink.
+  Delta delta_of(const Head& x, Index i, const Row& row, const Doubles& magnitude) {
+    Delta delta;
+    for (Index d = 0; d < shape_.dim_v; ++d) {
+      if (magnitude[d] == 0) continue;  // sees nothing: dout may hold NaN
+      const double dout = x.dout[i * shape_.dim_v + d], out = x.out[i * shape_.dim_v + d];
+      delta.value += dout * magnitude[d];
+      delta.unit += dout * (out + out_roundoff_ * magnitude[d] + out_step_);
+    }
+    if (dlse_.given() && (row.sees || x.sink != kHidden<double>)) {
+      delta.value += std::fabs(
+          load(dlse_.data, dlse_.type, lse_offset(dlse_, shape_.packed, x.b, x.h, x.s.first_q, i)));
+    }
+    if (units_.dsink.given() && row.sink_share > 0 && std::isfinite(delta.value)) {
+      units_.dsink.as<double>()[x.h] +=
+          weight(row.sink_share, std::fabs(x.sink), row) * delta.value +
+          row.sink_share * delta.unit;
+    }
+    return delta;
+  }
+
+  // The units of a row of dq, and of the row's parts of dk and dbias.
+  void add_to_gradients(Head& x, Index i, const Row& row, const Delta& delta) {
+    const double* const p = x.m.scores.data() + i * x.m.columns;
+    const double* const a = x.m.magnitude.data() + i * x.m.columns;
+    const double scale = std::fabs(scale_of(a_, shape_));
+    for (Index j = 0; j < x.m.columns; ++j) {
+      if (p[j] < 0) continue;
+      const double terms = kept(x, i, j) * x.g[i * x.m.columns + j] + delta.value;
+      double unit = weight(p[j], a[j], row) * terms + p[j] * delta.unit;
+      if (units_.dbias.given()) {
+        units_.dbias.as<double>()[bias_at_.offset(x.b, x.h, i, j)] += unit;
+      }
+      if (!x.m.slope.empty()) {
+        unit = unit * x.m.slope[i * x.m.columns + j] + 2 * arithmetic_ * p[j] * terms;
+      }
+      unit *= scale;
+      for (Index d = 0; d < shape_.dim; ++d) {
+        x.dq[i * shape_.dim + d] += unit * k_[j * shape_.dim + d];
+        dk_[j * shape_.dim + d] += unit * x.q[i * shape_.dim + d];
+      }
+    }
+  }
 
   // Scores become probabilities in place; hidden pairs become -1, so that underflow stays 0.
   static Row softmax(double* scores, const double* magnitude, Index columns, double sink) {

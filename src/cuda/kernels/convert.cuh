@@ -31,46 +31,51 @@ REGARD_DEVICE DqBlock load_dq_block(const float* sums, int64 unit, int block, in
   return x;
 }
 
-// Converts a tile of rows of one of batch * heads. A warp converts a unit of 16 rows. Thread t has
-// rows t / 4 and t / 4 + 8, and every fourth block of columns. Returns whether one of its rows is
-// not finite; flags: of the rows of the tile.
+// The 16 rows of dq that a warp converts. Thread t has rows t / 4 and t / 4 + 8, and every fourth
+// block of columns.
 template <KernelConfig kConfig>
-REGARD_DEVICE bool convert_dq(const KernelParams& params, int64 head, int64 tile, uint8* flags) {
-  constexpr int kBlocks = kConfig.dim / 8;
-  const Problem& p = params.problem;
-  const int64 heads = p.sizes.heads_q, b = head / heads, h = head % heads;
-  const Sequence seq = safe_sequence(p, b);
-  const int64 first = tile * converted_rows(kConfig) + warp_index() * 16;
-  if (first >= seq.len_q) return false;
-  const int64 unit = (first_dq_row(p, seq, b) + first) / 16;
-  const float* const sums = params.buffers.dq_sums + h * dq_rows(p) * kConfig.dim;
-  const int r = lane_index() / 4, begin = lane_index() % 4;
-  const bool exist[2] = {first + r < seq.len_q, first + r + 8 < seq.len_q};
+struct DqRows {
+  const float* sums;  // of the head
+  int64 unit;         // of 16 rows
   // The factor of each row's sums; with f32 on wgmma, sums are in units of dout's factors.
-  float scale[2] = {float(p.score.scale), float(p.score.scale)};
+  float scale[2];
+  float least[2] = {}, most[2] = {};
+  float nonfinite[2] = {};
+
+  REGARD_DEVICE static int row() { return lane_index() / 4; }
+
+  REGARD_DEVICE DqRows(const KernelParams& params, const Sequence& seq, int64 b, int64 h,
+                       int64 first)
+      : sums(params.buffers.dq_sums + h * dq_rows(params.problem) * kConfig.dim),
+        unit((first_dq_row(params.problem, seq, b) + first) / 16) {
+    scale[0] = scale[1] = float(params.problem.score.scale);
+    if constexpr (kConfig.row_terms.used) read_terms(params, seq, b, h, first);
+  }
+
   // The hi and lo parts of dS and k make errors of at most 2^-7 of a row's recorded losses. A row
   // is flagged if they may be 2^-13 of its largest element.
-  constexpr float kLeast = 0x1p6f;
-  float least[2] = {}, most[2] = {};
-  if constexpr (kConfig.row_terms.used) {
+  REGARD_DEVICE void read_terms(const KernelParams& params, const Sequence& seq, int64 b, int64 h,
+                                int64 first) {
+    constexpr float kLeast = 0x1p6f;
+    const Problem& p = params.problem;
+    const auto* const all = static_cast<const HiLoRowTerm*>(params.buffers.row_terms);
     const auto* const terms =
-        static_cast<const HiLoRowTerm*>(params.buffers.row_terms) + h * hi_lo_term_rows(p) + first +
-        first_hi_lo_row<int64>(p, b, seq.first_q, p.sizes.len_q, kHiLoBackwardUnit);
-#pragma unroll
-    for (int n = 0; n < 2; ++n) scale[n] *= float_of(terms[r + 8 * n].factors << 16);
-    const float* const losses =
-        dq_losses(params) + (terms - static_cast<const HiLoRowTerm*>(params.buffers.row_terms)) + r;
+        all + h * hi_lo_term_rows(p) + first +
+        first_hi_lo_row<int64>(p, b, seq.first_q, p.sizes.len_q, kHiLoBackwardUnit) + row();
+    const float* const losses = dq_losses(params) + (terms - all);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      const bool sees = terms[r + 8 * n].value < infinity<float>();  // its lse
+      scale[n] *= float_of(terms[8 * n].factors << 16);
+      const bool sees = terms[8 * n].value < infinity<float>();  // its lse
       least[n] = sees ? losses[8 * n] * kLeast * magnitude_of(scale[n]) : 0.0f;
     }
   }
 
-  const auto each_block = [&](auto work) {
+  template <class Work>
+  REGARD_DEVICE void each_block(Work work) const {
 #pragma unroll 2
-    for (int block = begin; block < kBlocks; block += 4) {
-      DqBlock x = load_dq_block<kConfig>(sums, unit, block, r);
+    for (int block = lane_index() % 4; block < kConfig.dim / 8; block += 4) {
+      DqBlock x = load_dq_block<kConfig>(sums, unit, block, row());
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         x.low[n] *= scale[0];
@@ -78,9 +83,8 @@ REGARD_DEVICE bool convert_dq(const KernelParams& params, int64 head, int64 tile
       }
       work(block, x);
     }
-  };
-  float nonfinite[2] = {0, 0};
-  const auto look = [&](int, const DqBlock& x) {
+  }
+  REGARD_DEVICE void look(const DqBlock& x) {
     nonfinite[0] += zero_if_finite(x.low);
     nonfinite[1] += zero_if_finite(x.high);
     if constexpr (kConfig.row_terms.used) {
@@ -90,8 +94,9 @@ REGARD_DEVICE bool convert_dq(const KernelParams& params, int64 head, int64 tile
         most[1] = max_of(most[1], magnitude_of(x.high[e]));
       }
     }
-  };
-  const auto flag = [&] {
+  }
+  // After all blocks were looked at.
+  REGARD_DEVICE void flag(uint8* flags) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       nonfinite[n] = sum_of_lanes<4>(nonfinite[n]);
@@ -99,23 +104,37 @@ REGARD_DEVICE bool convert_dq(const KernelParams& params, int64 head, int64 tile
         most[n] = max_of_lanes<4>(most[n]);
         if (!(most[n] >= least[n])) nonfinite[n] = infinity<float>();
       }
-      if (begin == 0) flags[warp_index() * 16 + r + 8 * n] = nonfinite[n] != 0;
+      if (lane_index() % 4 == 0) flags[warp_index() * 16 + row() + 8 * n] = nonfinite[n] != 0;
     }
-  };
+  }
+};
+
+// Converts a tile of rows of one of batch * heads. Returns whether one of the thread's rows is not
+// finite; flags: of the rows of the tile.
+template <KernelConfig kConfig>
+REGARD_DEVICE bool convert_dq(const KernelParams& params, int64 head, int64 tile, uint8* flags) {
+  const Problem& p = params.problem;
+  const int64 heads = p.sizes.heads_q, b = head / heads, h = head % heads;
+  const Sequence seq = safe_sequence(p, b);
+  const int64 first = tile * converted_rows(kConfig) + warp_index() * 16;
+  if (first >= seq.len_q) return false;
+  DqRows<kConfig> rows(params, seq, b, h, first);
+  const int64 own = first + rows.row();
+  const bool exist[2] = {own < seq.len_q, own + 8 < seq.len_q};
   // With `accumulate`, flagged rows must stay as they are until they are computed again.
   bool written[2] = {exist[0], exist[1]};
   if (kConfig.flags_nonfinite && p.accumulate) {
-    each_block(look);
-    flag();
-    written[0] = exist[0] && nonfinite[0] == 0;
-    written[1] = exist[1] && nonfinite[1] == 0;
+    rows.each_block([&](int, const DqBlock& x) { rows.look(x); });
+    rows.flag(flags);
+    written[0] = exist[0] && rows.nonfinite[0] == 0;
+    written[1] = exist[1] && rows.nonfinite[1] == 0;
   }
-  const int64 to = offset_of(p.dq.strides, b, h, seq.first_q, first + r);
+  const int64 to = offset_of(p.dq.strides, b, h, seq.first_q, own);
   const bool aligned = is_aligned(p.dq);
   with_type<kConfig.type>(p.dq.type, [&](auto type) {
     constexpr Type kTo = decltype(type)::kElement;
-    each_block([&](int block, DqBlock& x) {
-      if (kConfig.flags_nonfinite && !p.accumulate) look(block, x);
+    rows.each_block([&](int block, DqBlock& x) {
+      if (kConfig.flags_nonfinite && !p.accumulate) rows.look(x);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         if (!written[n]) continue;
@@ -131,8 +150,8 @@ REGARD_DEVICE bool convert_dq(const KernelParams& params, int64 head, int64 tile
       }
     });
   });
-  if (kConfig.flags_nonfinite && !p.accumulate) flag();
-  return (exist[0] && nonfinite[0] != 0) || (exist[1] && nonfinite[1] != 0);
+  if (kConfig.flags_nonfinite && !p.accumulate) rows.flag(flags);
+  return (exist[0] && rows.nonfinite[0] != 0) || (exist[1] && rows.nonfinite[1] != 0);
 }
 
 // A tile of one of the bias's batch * heads.

@@ -76,11 +76,59 @@ struct SimtRows {
   }
 };
 
+// What the sums of a tile's rows become: each is multiplied by `factor`, and where a call continues
+// `held` times what out holds is added.
+template <KernelConfig kConfig>
+struct SimtRowEnds {
+  using Tile = SimtTile<kConfig>;
+  using Real = typename Tile::Real;
+  using Lanes = GpuLanes<Real>;
+
+  Real factor[Tile::kRows], held[Tile::kRows];
+  uint32 written = 0;  // bits of rows
+
+  // Writes the lse.
+  REGARD_DEVICE SimtRowEnds(const Problem& p, const OwnTile<kConfig>& own,
+                            const SimtRows<kConfig>& rows, Real sink, Real unit) {
+#pragma unroll
+    for (int r = 0; r < Tile::kRows; ++r) {
+      SoftmaxRow<Lanes> row = rows.row[r];
+      row.sum = sum_of_row(row.sum);
+      factor[r] = normaliser<Lanes>(row) * Real(keep_scale(p.dropout));
+      // Where nothing joined the sink, the lse is the sink, to the last bit.
+      const auto lse = [&] {
+        const bool alone =
+            kConfig.features.sink && row.sum == 1 && row.max == value_of_sink(float(sink), unit);
+        return alone ? sink : lse_of<Lanes>(row, unit);
+      };
+      const int64 i = simt_y() + r * kSimtSide;
+      const auto lse_at = [&]() -> Real& {
+        const int64 at = offset_of(p.lse.strides, own.b, own.h, own.seq.first_q, own.first + i);
+        return static_cast<Real*>(p.lse.data)[at];
+      };
+      if constexpr (kConfig.continues) {
+        const bool writes = own.writes(i);
+        const Real own_lse = lse(), given_lse = writes ? lse_at() : Real(0);
+        sync_warp();  // the threads of a row have read its lse
+        if (!writes || leaves_as_given(given_lse, own_lse)) continue;
+        const auto merged = continuation<Lanes>(given_lse, own_lse);
+        factor[r] *= merged.own;
+        held[r] = merged.given;
+        written |= 1u << r;
+        if (simt_x() == 0) lse_at() = merged.lse;
+      } else {
+        if (!own.writes(i)) continue;
+        written |= 1u << r;
+        if (simt_x() == 0 && p.lse.given()) lse_at() = lse();
+      }
+    }
+  }
+};
+
 template <KernelConfig kConfig>
 REGARD_DEVICE void forward_tile(const KernelParams& params, const OwnTile<kConfig>& own) {
   using Tile = SimtTile<kConfig>;
   using Real = typename Tile::Real;
-  using Lanes = GpuLanes<Real>;
   constexpr Type kType = kConfig.type;
   constexpr int kCount = SimtColumns<Real, kConfig.dim_v>::kCount;
   const Problem& p = params.problem;
@@ -118,43 +166,11 @@ REGARD_DEVICE void forward_tile(const KernelParams& params, const OwnTile<kConfi
     multiply_weights<kConfig, kConfig.dim_v, kConfig.dim_v>(out, shrink, v, 0);
   }
 
-  Real factor[Tile::kRows], held[Tile::kRows];
-  uint32 written = 0;
-#pragma unroll
-  for (int r = 0; r < Tile::kRows; ++r) {
-    SoftmaxRow<Lanes> row = rows.row[r];
-    row.sum = sum_of_row(row.sum);
-    factor[r] = normaliser<Lanes>(row) * Real(keep_scale(p.dropout));
-    const int64 i = simt_y() + r * kSimtSide;
-    // Where nothing joined the sink, the lse is the sink, to the last bit.
-    const auto lse = [&] {
-      const bool alone =
-          kConfig.features.sink && row.sum == 1 && row.max == value_of_sink(float(sink), head.unit);
-      return alone ? sink : lse_of<Lanes>(row, head.unit);
-    };
-    const auto lse_at = [&]() -> Real& {
-      const int64 at = offset_of(p.lse.strides, b, h, seq.first_q, first + i);
-      return static_cast<Real*>(p.lse.data)[at];
-    };
-    if constexpr (kConfig.continues) {
-      const bool writes = own.writes(i);
-      const Real own_lse = lse(), given_lse = writes ? lse_at() : Real(0);
-      sync_warp();  // the threads of a row have read its lse
-      if (!writes || leaves_as_given(given_lse, own_lse)) continue;
-      const auto merged = continuation<Lanes>(given_lse, own_lse);
-      factor[r] *= merged.own;
-      held[r] = merged.given;
-      written |= 1u << r;
-      if (simt_x() == 0) lse_at() = merged.lse;
-    } else {
-      if (!own.writes(i)) continue;
-      written |= 1u << r;
-      if (simt_x() == 0 && p.lse.given()) lse_at() = lse();
-    }
-  }
+  const SimtRowEnds<kConfig> ends(p, own, rows, sink, head.unit);
   const int64 offset = offset_of(p.out.strides, b, h, seq.first_q, first);
-  store_sums<kConfig, kConfig.dim_v, kConfig.dim_v>(p.out, offset, out, factor, written, false, 0,
-                                                    kConfig.continues ? &held : nullptr);
+  store_sums<kConfig, kConfig.dim_v, kConfig.dim_v>(p.out, offset, out, ends.factor, ends.written,
+                                                    false, 0,
+                                                    kConfig.continues ? &ends.held : nullptr);
 }
 
 template <KernelConfig kConfig>

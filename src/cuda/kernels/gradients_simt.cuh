@@ -334,58 +334,72 @@ REGARD_DEVICE Range broadcast_range(int64 bias_size, int64 size, int64 first, in
                                  : Interval{first, smaller(first + count, bias_size)});
 }
 
+// A block's tile of the elements of dbias, and what it sums over.
 template <KernelConfig kConfig>
-REGARD_DEVICE void bias_gradient_simt(const KernelParams& params) {
+struct BiasTile {
   using Tile = SimtTile<kConfig>;
   using Real = typename Tile::Real;
-  const Problem& p = params.problem;
-  const int64* const n = p.bias_sizes;
-  const BlockCoords place = block_coords(params.grid, block_index());
-  const int64 across = divide_up(n[3], Tile::kStreamed);
-  const int64 own_b = place.head / n[1], own_h = place.head % n[1];
-  const int64 first_row = place.tile / across * Tile::kOwn;
-  const int64 first_column = place.tile % across * Tile::kStreamed;
-  const Range batches = broadcast_range(n[0], p.sizes.batch, own_b, 1);
-  const Range heads = broadcast_range(n[1], p.sizes.heads_q, own_h, 1);
-  const Range columns = broadcast_range(n[3], p.sizes.len_k, first_column, Tile::kStreamed);
 
-  // Element by element of the tile; elements that share a bias are summed at the end.
-  typename Tile::Square sums = {};
-  for (int b = batches.begin; b < batches.end; ++b) {
-    const Sequence seq = simt_sequence<kConfig>(p, b);
-    const Range rows = broadcast_range(n[2], seq.len_q, first_row, Tile::kOwn);
-    const int64 row_end = smaller<int64>(rows.end, seq.len_q);
-    for (int h = heads.begin; h < heads.end; ++h) {
-      const SimtHead<kConfig> head(p, seq, b, h);
-      for (int64 i = rows.begin; i < row_end; i += Tile::kOwn) {
-        const OwnQueries<kConfig> own(params, head, i, smaller(i + Tile::kOwn, row_end) - 1);
-        const int64 begin =
-            larger<int64>(columns.begin, own.hull.begin / Tile::kStreamed * Tile::kStreamed);
-        const int64 end = smaller<int64>(columns.end, own.hull.end);
-        for (int64 j = begin; j < end; j += Tile::kStreamed) {
-          typename Tile::Square ds;
-          dscores<kConfig>(head, own.keys, own.states, i, j, &PairGradient<Real>::dscore, ds);
+  const Problem& p;
+  const int64* const n = p.bias_sizes;
+  int64 b, h, row, column;  // the first element
+
+  REGARD_DEVICE BiasTile(const KernelParams& params) : p(params.problem) {
+    const BlockCoords place = block_coords(params.grid, block_index());
+    const int64 across = divide_up(n[3], Tile::kStreamed);
+    b = place.head / n[1];
+    h = place.head % n[1];
+    row = place.tile / across * Tile::kOwn;
+    column = place.tile % across * Tile::kStreamed;
+  }
+
+  // Element by element of the tile.
+  REGARD_DEVICE void sum_pairs(const KernelParams& params, typename Tile::Square& sums) const {
+    const Range batches = broadcast_range(n[0], p.sizes.batch, b, 1);
+    const Range heads = broadcast_range(n[1], p.sizes.heads_q, h, 1);
+    for (int sequence = batches.begin; sequence < batches.end; ++sequence) {
+      const Sequence seq = simt_sequence<kConfig>(p, sequence);
+      for (int each = heads.begin; each < heads.end; ++each) {
+        sum_head(params, SimtHead<kConfig>(p, seq, sequence, each), sums);
+      }
+    }
+  }
+
+  REGARD_DEVICE void sum_head(const KernelParams& params, const SimtHead<kConfig>& head,
+                              typename Tile::Square& sums) const {
+    const Range rows = broadcast_range(n[2], head.seq.len_q, row, Tile::kOwn);
+    const Range columns = broadcast_range(n[3], p.sizes.len_k, column, Tile::kStreamed);
+    const int64 row_end = smaller<int64>(rows.end, head.seq.len_q);
+    for (int64 i = rows.begin; i < row_end; i += Tile::kOwn) {
+      const OwnQueries<kConfig> own(params, head, i, smaller(i + Tile::kOwn, row_end) - 1);
+      const int64 begin =
+          larger<int64>(columns.begin, own.hull.begin / Tile::kStreamed * Tile::kStreamed);
+      const int64 end = smaller<int64>(columns.end, own.hull.end);
+      for (int64 j = begin; j < end; j += Tile::kStreamed) {
+        typename Tile::Square ds;
+        dscores<kConfig>(head, own.keys, own.states, i, j, &PairGradient<Real>::dscore, ds);
 #pragma unroll
-          for (int r = 0; r < Tile::kRows; ++r) {
+        for (int r = 0; r < Tile::kRows; ++r) {
 #pragma unroll
-            for (int c = 0; c < Tile::kOthers; ++c) sums[r].x[c] += ds[r].x[c];
-          }
+          for (int c = 0; c < Tile::kOthers; ++c) sums[r].x[c] += ds[r].x[c];
         }
       }
     }
   }
 
-  Real* const shared = Tile::memory();
-  if (n[3] == 1) {
+  // Elements that share a bias: the first column or row gets their sum.
+  REGARD_DEVICE void sum_shared(typename Tile::Square& sums) const {
+    Real* const shared = Tile::memory();
+    if (n[3] == 1) {
 #pragma unroll
-    for (int r = 0; r < Tile::kRows; ++r) {
-      Real sum = 0;
+      for (int r = 0; r < Tile::kRows; ++r) {
+        Real sum = 0;
 #pragma unroll
-      for (int c = 0; c < Tile::kOthers; ++c) sum += sums[r].x[c];
-      sums[r].x[0] = sum_of_row(sum);
+        for (int c = 0; c < Tile::kOthers; ++c) sum += sums[r].x[c];
+        sums[r].x[0] = sum_of_row(sum);
+      }
     }
-  }
-  if (n[2] == 1) {
+    if (n[2] != 1) return;
     sync_block();
 #pragma unroll
     for (int c = 0; c < Tile::kOthers; ++c) {
@@ -403,20 +417,32 @@ REGARD_DEVICE void bias_gradient_simt(const KernelParams& params) {
       }
     }
   }
-  const int64 to = offset_of(p.dbias.strides, own_b, own_h, 0, 0);
+
+  REGARD_DEVICE void store(const typename Tile::Square& sums) const {
+    const int64 to = offset_of(p.dbias.strides, b, h, 0, 0);
 #pragma unroll
-  for (int r = 0; r < Tile::kRows; ++r) {
+    for (int r = 0; r < Tile::kRows; ++r) {
 #pragma unroll
-    for (int c = 0; c < Tile::kOthers; ++c) {
-      const int64 i = first_row + simt_y() + r * kSimtSide;
-      const int64 j = first_column + simt_x() + c * kSimtSide;
-      if (i >= n[2] || j >= n[3]) continue;
-      const int64 at = to + i * p.dbias.strides.row + j * p.dbias.strides.column;
-      if (adds_in_f64<kConfig.bias.type>(p, at, sums[r].x[c])) continue;
-      const Real old = p.accumulate ? load_element<Real>(p.dbias.data, p.dbias.type, at) : Real(0);
-      store_element(p.dbias.data, p.dbias.type, at, old + sums[r].x[c]);
+      for (int c = 0; c < Tile::kOthers; ++c) {
+        const int64 i = row + simt_y() + r * kSimtSide, j = column + simt_x() + c * kSimtSide;
+        if (i >= n[2] || j >= n[3]) continue;
+        const int64 at = to + i * p.dbias.strides.row + j * p.dbias.strides.column;
+        if (adds_in_f64<kConfig.bias.type>(p, at, sums[r].x[c])) continue;
+        const Real old =
+            p.accumulate ? load_element<Real>(p.dbias.data, p.dbias.type, at) : Real(0);
+        store_element(p.dbias.data, p.dbias.type, at, old + sums[r].x[c]);
+      }
     }
   }
+};
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void bias_gradient_simt(const KernelParams& params) {
+  const BiasTile<kConfig> tile(params);
+  typename SimtTile<kConfig>::Square sums = {};
+  tile.sum_pairs(params, sums);
+  tile.sum_shared(sums);
+  tile.store(sums);
 }
 
 }  // namespace regard
