@@ -22,8 +22,8 @@ enum class Code {
   device_failure,
 };
 
-/// What every function of the library throws where it refuses or fails. Those that only say what
-/// there is (backends, machine, to_string, a Plan's members) can also throw std::bad_alloc.
+/// What every function of the library throws where it refuses or fails. Those that neither compute
+/// nor plan a call can also throw std::bad_alloc.
 class Error : public std::runtime_error {
  public:
   /// what() reads "argument = value: reason".

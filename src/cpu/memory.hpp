@@ -18,7 +18,7 @@ class Memory {
   Memory(const CpuWorkspace& layout, const Run& run) : layout_(layout) {
     const auto size = static_cast<std::size_t>(layout.size);
     void* data = run.workspace.data;
-    if (is_given(run.workspace)) {
+    if (is_given(run.workspace) && size > 0) {
       check_given(run.workspace, layout.size);
     } else if (run.allocator.allocate && size > 0) {
       data = run.allocator.allocate(run.allocator.self, size);

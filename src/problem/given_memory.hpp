@@ -24,7 +24,7 @@ inline void check_given(const Workspace& memory, std::int64_t bytes,
   if (memory.size < std::size_t(bytes)) {
     refuse(names.size, memory.size, "must be at least " + std::to_string(bytes) + " bytes");
   }
-  require(memory.data != nullptr, names.data, "null", "must be given with a size");
+  require(memory.data != nullptr, names.data, "null", "must not be null next to a size");
 }
 
 }  // namespace regard

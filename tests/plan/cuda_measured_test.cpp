@@ -29,6 +29,9 @@ TEST_CASE("16 bits: Hopper's own kernel, except few rows, and few tiles that see
   CHECK(few_tiles(with_keys(28, 1 << 20, 128), Causal::bottom_right));
   CHECK(few_tiles(with_keys(65, 256, 64)));  // mma needs no splits
   CHECK(chosen(with_keys(66, 256, 64)).name() == "cuda:wgmma");
+  Attention windowed = attention(with_keys(10, 128 * 64, 128));
+  windowed.window = {.left = 64, .right = 64};
+  CHECK(planned(problem(windowed), "sm_90").name() == "cuda:wgmma");  // 256 keys a tile
   const auto few_rows = [&](const Shape& shape) { return says(chosen(shape), "of 128 idle"); };
   CHECK(few_rows({.batch = 64, .len_q = 32, .len_k = 256, .dim = 128}));
   CHECK(chosen({.batch = 64, .len_q = 33, .len_k = 256, .dim = 128}).name() == "cuda:wgmma");
@@ -80,6 +83,7 @@ TEST_CASE("mma: smaller tiles for few keys, and for packed sequences by their me
   CHECK(packed_rows(640).tiling.rows == 64);
   CHECK(packed_rows(641).family == Family::wgmma);
   CHECK(packed_rows(640, 257).family == Family::wgmma);
+  CHECK(packed_rows(4096, 1).tiling.rows == 16);  // rows that belong to no sequence
 }
 
 TEST_CASE("causal gradients of heads that share keys: the longest tiles of many heads first") {
@@ -99,6 +103,22 @@ TEST_CASE("causal gradients of heads that share keys: the longest tiles of many 
   CHECK(heads(32, 1024, -1) == 1);
   CHECK(heads(8, 1024, 100) == 1);  // all tiles take as long
   CHECK(heads(8, 2048, -1) == 132 / 16);
+}
+
+TEST_CASE("a packed batch of no sequences has a plan, whatever its order of heads") {
+  const Tensor q(nullptr, bf16, {600, 8, 128}), k(nullptr, bf16, {600, 2, 128});
+  const Tensor begins(nullptr, i32, {1});
+  const Attention a{.q = q,
+                    .k = k,
+                    .v = k,
+                    .cu_seqlens_q = begins,
+                    .cu_seqlens_k = begins,
+                    .max_seqlen_q = 512,
+                    .max_seqlen_k = 512,
+                    .causal = Causal::bottom_right};
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    CHECK(planned(problem(a, pass), "sm_90").supported());
+  }
 }
 
 TEST_SUITE_END();

@@ -28,6 +28,10 @@ const Feature kFeatures[] = {
      [](Attention& a, const Shape& s) {
        a.bias = Tensor(nullptr, f32, {s.batch, s.heads_q, s.len_q, s.len_k});
      }},
+    {"bias bf16",
+     [](Attention& a, const Shape& s) {
+       a.bias = Tensor(nullptr, bf16, {s.batch, s.heads_q, s.len_q, s.len_k});
+     }},
     {"broadcast bias",
      [](Attention& a, const Shape& s) {
        a.bias = Tensor(nullptr, f64, {1, 1, s.len_q, s.len_k});
@@ -227,6 +231,7 @@ TEST_CASE("a workspace has room whatever the data's address is") {
       {.batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 4096, .len_k = 4096, .dim = 256},
       {.batch = 1, .heads_q = 4, .heads_kv = 4, .len_q = 256, .len_k = 256, .dim = 192},
       {.batch = 1, .heads_q = 66, .heads_kv = 66, .len_q = 384, .len_k = 384},
+      {.batch = 4, .heads_q = 8, .heads_kv = 8, .len_q = 768, .len_k = 768},
       {.batch = 4, .heads_q = 32, .heads_kv = 32, .len_q = 128, .len_k = 128, .dim = 128}};
   for (const Feature& feature : kFeatures) {
     for (const Shape& shape : shapes) {

@@ -19,8 +19,9 @@ int64 bytes_of_rows(const Sizes& s, Type type) {
   return larger<int64>(1, s.len_q * (int64(size_of(type)) * (s.dim + s.dim_v) + 4 * s.dim));
 }
 
-// Whether some keys are seen by many more rows than others.
+// Whether some keys of the longest sequence are seen by many more rows than others.
 bool is_uneven(const Problem& p) {
+  if (p.features.positions) return false;  // nothing is known of them
   const Sizes& s = p.sizes;
   const auto seen = [&](int64 key) {
     const Interval rows = visible_queries(p.mask_params, key, s.len_q, s.len_k);

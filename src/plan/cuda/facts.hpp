@@ -143,16 +143,18 @@ inline bool has_aligned_vectors(const View& view) {
 inline int64 usual_rows(const Problem& p) {
   constexpr int64 kShort = 256;
   const Sizes& s = p.sizes;
-  return p.packed && s.batch > 0 && s.len_q <= kShort ? divide_up(s.rows_q, s.batch) : s.len_q;
+  if (!p.packed || s.batch == 0 || s.len_q > kShort) return s.len_q;
+  return smaller(s.len_q, divide_up(s.rows_q, s.batch));
 }
 
 // At most `most` heads, in groups of nearly equal size: a small last group would leave
 // multiprocessors idle.
 inline int64 even_group(int64 heads, int64 most) {
+  heads = larger<int64>(heads, 1);
   most = clamp_to<int64>(most, 1, heads);
   int64 best = most, missing = heads;  // from the last group
   const int64 fewest = divide_up(heads, most);
-  for (int64 groups = fewest; groups <= 2 * fewest; ++groups) {
+  for (int64 groups = fewest; groups <= 2 * fewest && missing > 0; ++groups) {
     const int64 size = divide_up(heads, groups), rest = size * divide_up(heads, size) - heads;
     if (rest * best < missing * size) best = size, missing = rest;
   }

@@ -82,6 +82,8 @@ constexpr TilingEntry kForward32[] = {
     {128, 128, {.rows = 64, .keys = 32, .warps = 4, .stages = 2}},
     {128, 128, {.rows = 64, .keys = 32, .warps = 4, .stages = 1}},
     {128, 128, {.rows = 64, .keys = 16, .warps = 4, .stages = 2, .min_blocks = 2}},
+    {128, 128, {.rows = 64, .keys = 16, .warps = 4, .stages = 2}},
+    {128, 128, {.rows = 64, .keys = 16, .warps = 4, .stages = 1}},
     {128, 128, {.rows = 32, .keys = 32, .warps = 2, .stages = 2}},
     {128, 128, {.rows = 16, .keys = 16, .warps = 4, .stages = 2, .key_warps = 4}},
     {128, 128, {.rows = 16, .keys = 16, .warps = 2, .stages = 2, .key_warps = 2}},
@@ -211,14 +213,16 @@ bool is_too_high(int rows, const TilingRequest& request) {
 
 // Up to 128 keys or rows a block has few steps, and blocks next to it hide its waits better than
 // long steps do (measured on an H100). Forward, D 128: f32, 100 keys, 22 us -> 17; bf16, 50 keys,
-// 27 -> 24. Backward f32, 50 keys, D 64: 235 -> 125. Three blocks are for few keys only.
+// 27 -> 24. Backward f32, 50 keys, D 64: 235 -> 125; 2000 rows, 64 keys: 35 -> 29. Three blocks are
+// for few keys only.
 bool is_for_other_lengths(const KernelConfig& c, const TilingRequest& request) {
-  constexpr int64 kFew = 128;
+  constexpr int64 kFew = 128, kMostRows = 2048;
   const Tiling& t = c.tiling;
   const int64 columns = larger(request.dim, request.dim_v);
   const bool is_f32 = c.type == Type::f32;
   if (c.kernel == Kernel::backward) {
-    if (!is_f32 || smaller(request.rows, request.keys) > kFew) return false;
+    const bool few = request.rows <= kFew || (request.keys <= kFew && request.rows <= kMostRows);
+    if (!is_f32 || !few) return false;
     return columns <= 128 ? t.rows * t.keys > 32 * 32 : columns <= 224 && t.keys > 32;
   }
   if (columns > 128 || t.rows != 64) return false;

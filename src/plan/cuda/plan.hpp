@@ -61,7 +61,7 @@ struct CudaPlan {
   int level = 50;                    // of their instructions
   std::vector<CudaLaunch> launches;  // in the order of the stream
   CudaWorkspace workspace;
-  int64 workspace_of_mma = 0;        // where mma may compute what is wgmma's now
+  int64 workspace_elsewhere = 0;     // the most that data at other addresses may need
   int splits = 1;                    // forward: of the keys; backward: of the query rows
   InputSet copies;                   // inputs that are copied first
   Strides dbias_strides;             // of the sums of dbias
@@ -69,7 +69,7 @@ struct CudaPlan {
 
   bool supported() const { return refusal.empty(); }
   // What a caller is to bring who does not know the data's address yet.
-  int64 bytes_to_ask() const { return larger(workspace.size, workspace_of_mma); }
+  int64 bytes_to_ask() const { return larger(workspace.size, workspace_elsewhere); }
   std::string name() const;  // "cuda:mma"
 };
 

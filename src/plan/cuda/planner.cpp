@@ -119,17 +119,28 @@ Chip limited(Chip chip, const CudaChoice& choice) {
   return chip;
 }
 
-// A workspace is asked for before the data's address is known: mma may compute what is wgmma's now,
-// with tiles, splits and flags of its own.
-void find_workspace_of_mma(Draft& d, const Chip& whole_chip) {
+// A workspace is asked for before addresses are known. Of data that TMA cannot load, mma computes
+// what is wgmma's now, with tiles, splits and flags of its own; a bias that it cannot load has
+// lower tiles, whose rows may need flags.
+void find_workspace_elsewhere(Draft& d, const Chip& whole_chip) {
   const bool is_known = d.p.q.data != nullptr;
-  if (d.plan.family != Family::wgmma || !d.choice.any_family || is_known || d.p.type == Type::f32) {
-    return;
+  if (d.plan.family != Family::wgmma || is_known) return;
+  const auto add = [&](const Problem& p, const CudaChoice& choice) {
+    const int64 bytes = plan_cuda(p, whole_chip, choice, Reasons::left_out).workspace.size;
+    d.plan.workspace_elsewhere = larger(d.plan.workspace_elsewhere, bytes);
+  };
+  if (d.choice.any_family && d.p.type != Type::f32) {
+    CudaChoice choice = d.choice;
+    choice.any_family = false;
+    choice.family = Family::mma;
+    add(d.p, choice);
   }
-  CudaChoice choice = d.choice;
-  choice.any_family = false;
-  choice.family = Family::mma;
-  d.plan.workspace_of_mma = plan_cuda(d.p, whole_chip, choice, Reasons::left_out).workspace.size;
+  if (d.main.bias.by_tma && !d.p.bias.data) {
+    Problem moved = d.p;
+    moved.q.data = reinterpret_cast<void*>(16);
+    moved.bias.data = reinterpret_cast<void*>(2);
+    add(moved, d.choice);
+  }
 }
 
 // Which kernels the limit holds for, and which have more blocks.
@@ -214,7 +225,7 @@ CudaPlan plan_cuda(const Problem& p, const Chip& whole_chip, const CudaChoice& c
   plan.launches.reserve(8);
   p.backward ? add_backward_launches(draft) : add_forward_launches(draft);
   explain_limit(draft);
-  if (plan.supported()) find_workspace_of_mma(draft, whole_chip);
+  if (plan.supported()) find_workspace_elsewhere(draft, whole_chip);
   if (plan.supported() && !Count(plan.workspace.size).fits()) draft.refuse(kRefusedAsTooLarge);
   if (!plan.supported()) {
     plan.launches.clear();

@@ -15,7 +15,7 @@ struct SharedLimits {
 struct TilingRequest {
   int64 dim = 0;  // head sizes as the problem has them
   int64 dim_v = 0;
-  int64 rows = 0;  // forward: of a head (packed GQA: of a group of heads); few rows get low tiles
+  int64 rows = 0;        // of a head (packed GQA: of a group of heads)
   int64 usual_rows = 0;  // the same; of short packed sequences their mean
   int64 keys = 0;        // of a sequence
   int64 heads = 0;       // forward: how many have so many rows

@@ -225,6 +225,16 @@ Refusal why_rather_mma_f32(const Facts& f) {
                                                                           : Refusal{};
 }
 
+// Those that a tile's rows see, at most: a window moves with the rows.
+int64 keys_of_tile(const Problem& p) {
+  constexpr int64 kRows = 128;
+  const MaskParams& mask = p.mask_params;
+  const int64 keys = keys_in_reach(p);
+  if (!p.features.interval || p.features.positions || mask.left < 0 || mask.right < 0) return keys;
+  return mask.left < keys && mask.right < keys ? smaller(keys, mask.left + mask.right + kRows)
+                                               : keys;
+}
+
 // Few tiles leave multiprocessors idle, where mma shares out the keys of a tile to several blocks.
 // The time of wgmma grows with the keys, about 1.2 us for 128 of them, and that of mma with the
 // product of tiles and keys, after 4 to 5 us for merging. So from some number of tiles on wgmma is
@@ -235,7 +245,7 @@ bool has_tiles_enough(const Problem& p, int64 tiles, int64 multiprocessors) {
   constexpr int64 kUnsplit = 256;  // keys
   constexpr double kKeysOfMerge = 480, kPart = 0.21;
   const bool narrow = larger(p.sizes.dim, p.sizes.dim_v) <= 64;
-  const int64 keys = keys_in_reach(p);
+  const int64 keys = keys_of_tile(p);
   if (narrow && keys <= kUnsplit) return 2 * tiles >= multiprocessors;
   const double with_any_keys = kPart * double(multiprocessors) *
                                (!p.features.interval ? 1
