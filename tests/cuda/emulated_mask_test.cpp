@@ -147,7 +147,7 @@ TEST_CASE("an order of tiles that was made before") {
   const DeviceMask mask(tensors.a, tensors.run);
   shared.a = mask.in(shared.a);
   const std::string text = explain(shared.a, Pass::forward, shared.run).text;
-  CHECK(text.find("tile map: that of `visible`") != std::string::npos);
+  CHECK(text.find("tile map: that of the Mask") != std::string::npos);
   const std::size_t size = workspace(tensors.a, tensors.outputs, tensors.run);
   const DeviceBytes memory(0, size);
   tensors.run.workspace = {.data = memory.data(), .size = size};
