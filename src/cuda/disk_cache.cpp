@@ -1,7 +1,6 @@
 // The folder of compiled kernels.
 #include "cuda/disk_cache.hpp"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -61,19 +60,11 @@ bool is_partial(const std::string& name) {
          name.find(kKernelEnding) != std::string::npos;
 }
 
-template <class Visit>
-void for_each_name(const std::string& folder, const Visit& visit) {
-  DIR* const directory = opendir(folder.c_str());
-  if (!directory) return;
-  while (const dirent* entry = readdir(directory)) visit(std::string(entry->d_name));
-  closedir(directory);
-}
-
 std::vector<std::string> kernels_in(const std::string& folder, const std::string& prefix) {
   std::vector<std::string> paths;
-  for_each_name(folder, [&](const std::string& name) {
+  for (const std::string& name : names_in(folder)) {
     if (is_kernel(name) && name.starts_with(prefix)) paths.push_back(folder + "/" + name);
-  });
+  }
   std::sort(paths.begin(), paths.end());
   return paths;
 }
@@ -176,8 +167,9 @@ std::string store_kernel(const KernelKey& key, const KernelBinary& binary) {
   const std::string folder = cache_folder(), name = file_name(key);
   const std::string partial = folder + "/." + name + "." + std::to_string(getpid()) + "." +
                               std::to_string(counter.fetch_add(1)) + ".part";
+  const std::string kept = folder + "/" + name;  // made before there is a file to lose
   std::string reason = write_entry(partial, key, binary);
-  if (reason.empty() && rename(partial.c_str(), (folder + "/" + name).c_str()) != 0) {
+  if (reason.empty() && rename(partial.c_str(), kept.c_str()) != 0) {
     reason = std::strerror(errno);
     unlink(partial.c_str());
   }
@@ -197,13 +189,13 @@ std::vector<CacheEntry> cache_entries() {
 int clear_cache() {
   const std::string folder = cache_folder();
   int count = 0;
-  for_each_name(folder, [&](const std::string& name) {
+  for (const std::string& name : names_in(folder)) {
     const bool is_ours = name.ends_with(kKernelEnding) || is_partial(name);
     if (is_ours || name == kLockName) {
       const bool went = unlink((folder + "/" + name).c_str()) == 0;
       count += is_ours && went;
     }
-  });
+  }
   return count;
 }
 
@@ -212,11 +204,11 @@ int shrink_cache(std::uint64_t most_bytes) {
   std::vector<Candidate> files;
   std::uint64_t bytes = 0;
   int count = 0;
-  for_each_name(folder, [&](const std::string& name) {
+  for (const std::string& name : names_in(folder)) {
     const std::string path = folder + "/" + name;
     struct stat s {};
-    if (!(is_kernel(name) || is_partial(name)) || lstat(path.c_str(), &s) != 0) return;
-    if (!S_ISREG(s.st_mode)) return;
+    if (!(is_kernel(name) || is_partial(name)) || lstat(path.c_str(), &s) != 0) continue;
+    if (!S_ISREG(s.st_mode)) continue;
     if (is_partial(name) && s.st_mtime + kHour < std::time(nullptr)) {
       count += unlink(path.c_str()) == 0;  // the process that wrote it has been killed
     } else if (is_kernel(name)) {
@@ -224,7 +216,7 @@ int shrink_cache(std::uint64_t most_bytes) {
       files.push_back({path, size, size > kMostFileBytes ? 0 : s.st_mtime});  // useless ones first
       bytes += size;
     }
-  });
+  }
   if (bytes <= most_bytes) return count;
   std::sort(files.begin(), files.end(),
             [](const Candidate& a, const Candidate& b) { return a.used < b.used; });

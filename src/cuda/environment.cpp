@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 
 #include "cuda/trust.hpp"
 #include "system/system.hpp"
@@ -81,16 +82,23 @@ bool cache_folder_is_named() { return !variable("REGARD_CACHE_DIR").empty(); }
 
 std::string kernel_folder() { return absolute(variable("REGARD_KERNEL_DIR")); }
 
+std::vector<std::string> names_in(const std::string& folder) {
+  struct Close {
+    void operator()(DIR* directory) const { closedir(directory); }
+  };
+  std::vector<std::string> names;
+  const std::unique_ptr<DIR, Close> directory(opendir(folder.c_str()));
+  if (!directory) return names;
+  while (const dirent* entry = readdir(directory.get())) names.emplace_back(entry->d_name);
+  return names;
+}
+
 std::vector<std::string> entries_beginning_with(const std::string& folder,
                                                 const std::string& prefix) {
   std::vector<std::string> found;
-  DIR* const directory = opendir(folder.c_str());
-  if (!directory) return found;
-  while (const dirent* entry = readdir(directory)) {
-    const std::string name = entry->d_name;
+  for (const std::string& name : names_in(folder)) {
     if (name.starts_with(prefix)) found.push_back(folder + "/" + name);
   }
-  closedir(directory);
   std::sort(found.rbegin(), found.rend());  // newer versions first
   return found;
 }

@@ -20,7 +20,8 @@ struct CompilerFolders {
 };
 CompilerFolders compiler_folders();
 
-std::string folder_of(const std::string& path);  // "" where there is no slash
+std::string folder_of(const std::string& path);                // "" where there is no slash
+std::vector<std::string> names_in(const std::string& folder);  // none where it cannot be read
 // Full paths of a folder's entries that begin so; newer versions first.
 std::vector<std::string> entries_beginning_with(const std::string& folder,
                                                 const std::string& prefix);

@@ -20,7 +20,7 @@ std::atomic_flag waits_in_vain;
 
 }  // namespace
 
-KernelLock::KernelLock(const KernelKey& key, std::chrono::milliseconds longest) {
+KernelLock::KernelLock(const KernelKey& key, std::chrono::milliseconds longest) : KernelLock() {
   if (!make_cache_folder().empty()) return;  // what is not kept cannot be shared
   constexpr int kFlags = O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
   file_ = open((cache_folder() + "/" + kLockName).c_str(), kFlags, 0600);

@@ -25,6 +25,8 @@ class KernelLock {
   bool is_held() const { return is_held_; }
 
  private:
+  KernelLock() =
+      default;  // another one delegates to it, so that what it opened is closed if it throws
   bool change(short type) const;
 
   int file_ = -1;
