@@ -139,7 +139,8 @@ struct Collectives {
   /// A group of sends and receives that begin together, so that no order of theirs can block
   /// (MPI_Isend, MPI_Irecv, MPI_Waitall). Messages from one rank to another arrive in their order.
   /// On the CPU, returns when all have been sent and received. On a GPU, puts them on the stream.
-  /// Returns null; or why it failed, which becomes an Error. What it throws passes through.
+  /// Returns null; or why it failed, which becomes an Error. What it throws passes through, except
+  /// std::bad_alloc, which becomes an Error too.
   const char* (*exchange)(void* self, const Send* sends, std::size_t send_count,
                           const Receive* receives, std::size_t receive_count,
                           void* stream) = nullptr;

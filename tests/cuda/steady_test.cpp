@@ -1,48 +1,17 @@
 // What a call costs that is like the one before it: driver calls and allocations, to the last one,
-// on a GPU and on the CPU. And what a call does where an allocation fails.
+// on a GPU and on the CPU.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <functional>
-#include <new>
 #include <string>
 #include <vector>
 
-#include "regard/distributed.hpp"
 #include "regard/regard.h"
+#include "tests/cuda/allocations.hpp"
 #include "tests/cuda/fake.hpp"
 
 using namespace regard;
 using namespace regard::tests;
-
-namespace {
-
-thread_local int allocations = 0;
-thread_local int failing = -1;  // the allocation that fails, counted from 0; -1: none does
-
-// Not inlined, because the compiler would take malloc and delete for a pair that does not match.
-[[gnu::noinline, maybe_unused]] void* counted(std::size_t bytes) {
-  ++allocations;
-  if (failing >= 0 && failing-- == 0) return nullptr;
-  return std::malloc(bytes > 0 ? bytes : 1);
-}
-[[gnu::noinline, maybe_unused]] void release(void* memory) { std::free(memory); }
-
-}  // namespace
-
-#ifdef REGARD_SANITIZED  // sanitizers bring these operators, and are not counted
-constexpr bool kCounts = false;
-#else
-constexpr bool kCounts = true;
-
-void* operator new(std::size_t bytes) {
-  if (void* const memory = counted(bytes)) return memory;
-  throw std::bad_alloc();
-}
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes); }
-void operator delete(void* memory) noexcept { release(memory); }
-void operator delete(void* memory, std::size_t) noexcept { release(memory); }
-#endif
 
 namespace {
 
@@ -311,59 +280,10 @@ TEST_CASE("a steady call on the CPU") {
   forward();
   backward();
   // The workspace, the batch, the tasks; backward also where runs of tasks begin, and a run.
-  CHECK(allocations_of(forward) == (kCounts ? 3 : 0));
-  CHECK(allocations_of(backward) == (kCounts ? 5 : 0));
+  CHECK(allocations_of(forward) == (kCountsAllocations ? 3 : 0));
+  CHECK(allocations_of(backward) == (kCountsAllocations ? 5 : 0));
   MESSAGE("forward ", microseconds(forward), " us, backward ", microseconds(backward), " us");
 }
-
-#ifndef REGARD_SANITIZED
-TEST_CASE("an allocation that fails is an Error, whichever it is") {
-  const FakeCuda fake;
-  const EmptyCache cache;
-  DeviceCase on_gpu;
-  std::vector<float> memory(1 << 16);
-  const auto rows = [&](std::size_t at) { return Tensor(&memory[at << 12], f32, {1, 2, 1, 64}); };
-  const Attention a{.q = rows(0), .k = rows(1), .v = rows(2)};
-  const BackwardInputs from{
-      .out = rows(4), .lse = {&memory[3 << 12], f32, {1, 2, 1}}, .dout = rows(5), .dlse = {}};
-  const Run one{.threads = 1};
-  const Gradients to{.dq = rows(6), .dk = rows(7), .dv = rows(8), .dbias = {}, .dsink = {}};
-  const std::pair<std::string, std::function<void()>> calls[] = {
-      {"forward", [&] { forward(a, {.out = from.out, .lse = from.lse}, one); }},
-      {"backward", [&] { backward(a, from, to, one); }},
-      {"explain", [&] { (void)explain(a, Pass::backward, one); }},
-      {"workspace", [&] { (void)workspace(a, Pass::forward, one); }},
-      {"dropout_mask",
-       [&] {
-         dropout_mask(a, Tensor(&memory[9 << 12], boolean, {1, 2, 1, 1}));
-       }},
-      {"forward on a GPU", [&] { on_gpu.forward(); }},
-      {"backward on a GPU", [&] { on_gpu.backward(); }},
-      {"explain on a GPU", [&] { (void)explain(on_gpu.a, Pass::forward, on_gpu.run); }},
-      {"a plan", [] { (void)distributed::plan({.length = 1000, .heads_q = 8}, 4); }},
-  };
-  fake.machine->is_recording = false;
-  int errors = 0;
-  for (const auto& [name, call] : calls) {
-    CAPTURE(name);
-    int which = 0;
-    for (bool failed = true; failed; ++which) {
-      failing = which;
-      try {
-        call();
-        failed = failing < 0;  // that one failed, and was not needed
-      } catch (const Error& error) {
-        failing = -1;
-        CHECK(error.code() == Code::out_of_memory);
-        ++errors;
-      }
-      failing = -1;
-    }
-  }
-  CHECK(errors > 100);
-  fake.machine->is_recording = true;
-}
-#endif
 
 TEST_CASE("what a call costs the host") {
   const FakeCuda fake;

@@ -167,6 +167,22 @@ TEST_CASE("packed sequences") {
         std::string::npos);
 }
 
+TEST_CASE("a packed batch of no sequences has a plan") {
+  const Tensor q(nullptr, bf16, {600, 8, 128}), k(nullptr, bf16, {600, 2, 128});
+  const Tensor begins(nullptr, i32, {1});
+  const Attention a{.q = q,
+                    .k = k,
+                    .v = k,
+                    .cu_seqlens_q = begins,
+                    .cu_seqlens_k = begins,
+                    .max_seqlen_q = 512,
+                    .max_seqlen_k = 512,
+                    .causal = Causal::bottom_right};
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    CHECK(planned(problem(a, pass), "sm_90").supported());
+  }
+}
+
 TEST_CASE("blocks cover every tile of every head once, earlier tiles of a head first") {
   for (const BlockGrid& grid :
        {BlockGrid{.heads = 5, .tiles = 7, .splits = 1},
