@@ -157,6 +157,7 @@ Call mask_of(const Attention& a, NullData nulls, const Run& run) {
   return {a, run, [&](TableCopies* copies) { return describe_mask(a, nulls, copies); }};
 }
 
+// keep: (B, Hq, Sq, Sk).
 void write_keep(const Attention& a, const Tensor& keep_tensor) {
   const DefaultFloatState floats;
   TableCopies copies;

@@ -243,14 +243,12 @@ int64 keys_of_tile(const Problem& p) {
 // 536 keys: 11 and 16; 8 tiles, 1000 keys: 14 and 10. Causal ones cost mma half as much.
 bool has_tiles_enough(const Problem& p, int64 tiles, int64 multiprocessors) {
   constexpr int64 kUnsplit = 256;  // keys
-  constexpr double kKeysOfMerge = 480, kPart = 0.21;
+  constexpr double kKeysOfMerge = 480;
   const bool narrow = larger(p.sizes.dim, p.sizes.dim_v) <= 64;
   const int64 keys = keys_of_tile(p);
   if (narrow && keys <= kUnsplit) return 2 * tiles >= multiprocessors;
-  const double with_any_keys = kPart * double(multiprocessors) *
-                               (!p.features.interval ? 1
-                                : narrow             ? 1.7
-                                                     : 1.2);
+  const double part = !p.features.interval ? 0.21 : narrow ? 0.36 : 0.25;
+  const double with_any_keys = part * double(multiprocessors);
   return double(tiles) * double(keys) >= with_any_keys * (double(keys) - kKeysOfMerge);
 }
 
