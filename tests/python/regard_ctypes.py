@@ -121,6 +121,7 @@ class Run(Sized):
                 ("device_name", c_char_p), ("stream", c_void_p), ("workspace", c_void_p),
                 ("workspace_size", c_size_t), ("executor", EXECUTOR), ("executor_self", c_void_p),
                 ("backend", c_char_p), ("threads", c_int32), ("gradients_follow", c_int32),
+                ("allocator", c_void_p), ("allocator_self", c_void_p),
                 ("multiprocessors", c_int32), ("reserved", c_int32)]
 
     def __init__(self, backend="", **fields):
