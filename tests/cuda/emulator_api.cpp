@@ -107,8 +107,12 @@ Mask make_mask(const Attention& a, const Workspace&, const Run& run) {
                                 .device = run.device});
 }
 
-Explanation explain(const Attention&, Pass, const Run& run) {
-  refuse("backend", name_of(run), "explains nothing", Code::unavailable);
+Explanation explain(const Attention& a, Pass pass, const Run& run) {
+  const std::string name = name_of(run);
+  const EmulatedRun how = parse(name, run.multiprocessors);
+  const Problem problem = describe(a, pass, NullData::allowed);
+  const CudaPlan plan = planned(problem, how, name);
+  return {.supported = true, .text = cuda_explanation(problem, *how.chip, plan)};
 }
 std::ostream& operator<<(std::ostream& out, const Explanation& e) { return out << e.text; }
 

@@ -203,7 +203,7 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
                        256);
   }
   const std::int64_t* sizes = p.bias_sizes;
-  const std::int64_t bias_row = sizes[3] > 1 ? round_up(sizes[3], 2) : 1;  // whole pairs
+  const std::int64_t bias_row = sizes[3] > 1 ? round_up(sizes[3], 4) : 1;  // whole vectors
   // An empty problem may have planned for flags before there was nothing to launch.
   const bool is_empty = s.batch * s.heads_q * s.len_q * s.len_k == 0;
   const bool any_flag =

@@ -6,38 +6,49 @@ using namespace regard::cuda_case;
 
 TEST_SUITE_BEGIN("cuda_plan");
 
-TEST_CASE("16 bits: Hopper's own kernel, except few rows, and few tiles that see many keys") {
+TEST_CASE("Hopper's own kernel, except little work and few rows") {
   const auto chosen = [](const Shape& shape, Causal causal = Causal::none) {
     Attention a = attention(shape);
     a.causal = causal;
     return planned(problem(a), "sm_90");
   };
-  const auto few_tiles = [&](const Shape& shape, Causal causal = Causal::none) {
-    return says(chosen(shape, causal), "multiprocessors idle");
+  const auto of_heads = [&](std::int64_t heads, std::int64_t keys, std::int64_t dim) {
+    return Shape{
+        .batch = 1, .heads_q = heads, .heads_kv = heads, .len_q = 128, .len_k = keys, .dim = dim};
   };
-  const Shape one{.batch = 1, .heads_q = 4, .heads_kv = 4, .len_q = 128, .dim = 128};
-  const auto with_keys = [&](std::int64_t heads, std::int64_t keys, std::int64_t dim) {
-    Shape s = one;
-    s.heads_q = s.heads_kv = heads, s.len_k = keys, s.dim = dim;
-    return s;
+  const auto little = [&](const Shape& shape, Causal causal = Causal::none) {
+    return says(chosen(shape, causal), "so little work");
   };
-  CHECK(chosen(with_keys(4, 480, 128)).name() == "cuda:wgmma");
-  CHECK(few_tiles(with_keys(4, 1000, 128)));
-  CHECK(chosen(with_keys(20, 1000, 128)).name() == "cuda:wgmma");
-  CHECK(few_tiles(with_keys(20, 2000, 128)));
-  CHECK(chosen(with_keys(28, 1 << 20, 128)).name() == "cuda:wgmma");
-  CHECK(few_tiles(with_keys(28, 1 << 20, 128), Causal::bottom_right));
-  CHECK(few_tiles(with_keys(65, 256, 64)));  // mma needs no splits
-  CHECK(chosen(with_keys(66, 256, 64)).name() == "cuda:wgmma");
-  Attention windowed = attention(with_keys(10, 128 * 64, 128));
+  CHECK(chosen(of_heads(1, 300, 128)).name() == "cuda:wgmma");
+  CHECK(chosen(of_heads(4, 100000, 256)).name() == "cuda:wgmma");
+  CHECK(little(of_heads(1, 7919, 64)));  // 60 keys for each multiprocessor are 7920
+  CHECK(chosen(of_heads(1, 7920, 64)).name() == "cuda:wgmma");
+  CHECK(little(of_heads(8, 989, 64)));
+  CHECK(chosen(of_heads(8, 990, 64)).name() == "cuda:wgmma");
+  CHECK(little(of_heads(8, 1979, 64), Causal::bottom_right));
+  CHECK(chosen(of_heads(8, 1980, 64), Causal::bottom_right).name() == "cuda:wgmma");
+  CHECK(little(of_heads(65, 256, 64)));
+  CHECK(chosen(of_heads(66, 256, 64)).name() == "cuda:wgmma");
+  Shape f32_rows = of_heads(8, 989, 64);
+  f32_rows.type = f32, f32_rows.len_q = 129, f32_rows.heads_q = f32_rows.heads_kv = 4;
+  CHECK(little(f32_rows));
+  f32_rows.dim = 72;
+  CHECK(chosen(f32_rows).name() == "cuda:wgmma");
+  Attention windowed = attention(of_heads(10, 128 * 64, 64));
   windowed.window = {.left = 64, .right = 64};
-  CHECK(planned(problem(windowed), "sm_90").name() == "cuda:wgmma");  // 256 keys a tile
+  CHECK(says(planned(problem(windowed), "sm_90"), "so little work"));  // 256 keys a tile
+
   const auto few_rows = [&](const Shape& shape) { return says(chosen(shape), "of 128 idle"); };
   CHECK(few_rows({.batch = 64, .len_q = 32, .len_k = 256, .dim = 128}));
   CHECK(chosen({.batch = 64, .len_q = 33, .len_k = 256, .dim = 128}).name() == "cuda:wgmma");
   CHECK(few_rows({.batch = 64, .len_q = 33, .len_k = 256, .dim = 64}));
-  CHECK(few_rows({.batch = 64, .len_q = 64, .len_k = 513, .dim = 128}));
-  CHECK(few_rows({.batch = 8, .len_q = 33, .len_k = 256, .dim = 128}));
+  CHECK(chosen({.batch = 64, .len_q = 33, .len_k = 513, .dim = 64}).name() == "cuda:wgmma");
+  // 90 keys for each multiprocessor are 11880.
+  const auto low = [&](std::int64_t keys) {
+    return Shape{.batch = 1, .heads_q = 4, .heads_kv = 4, .len_q = 64, .len_k = keys, .dim = 128};
+  };
+  CHECK(few_rows(low(2969)));
+  CHECK(chosen(low(2970)).name() == "cuda:wgmma");
 }
 
 TEST_CASE("16 bits: blocks of 64 keys where sequences are short") {

@@ -1,4 +1,5 @@
-// When the backward pass splits the query rows of a tile of keys over blocks.
+// When Hopper's kernels split the keys of a tile of rows over blocks, and the query rows of a tile
+// of keys.
 #include "tests/plan/cuda_case.hpp"
 
 using namespace regard;
@@ -102,6 +103,57 @@ TEST_CASE("what fills the chip, or is short, is not split") {
   Attention a = attention({.batch = 1, .heads_q = 8, .heads_kv = 8, .len_q = 8192, .len_k = 1024});
   a.window = {.left = 100, .right = 0};
   CHECK(planned(problem(a, Pass::backward)).splits == 1);
+}
+
+TEST_CASE("forward: few tiles of rows share out their keys") {
+  const auto forward = [](const Shape& shape, auto... change) {
+    Attention a = attention(shape);
+    (change(a), ...);
+    const Problem p = problem(a);
+    CudaPlan plan = planned(p, "sm_90", "cuda:wgmma");
+    check_sound(p, chip("sm_90"), plan);
+    return plan;
+  };
+  const auto causal = [](Attention& a) { a.causal = Causal::bottom_right; };
+  const Shape few = {.batch = 1, .heads_q = 8, .heads_kv = 1, .len_q = 512, .len_k = 32768};
+  for (const std::int64_t dim : {64, 128, 256}) {
+    Shape shape = few;
+    shape.dim = dim;
+    const CudaPlan plan = forward(shape);
+    CHECK(kernels_of(plan) == "forward combine");
+    CHECK(says(plan, "multiprocessors idle"));
+    CHECK(plan.launches[0].config.split_kv);
+    CHECK(!plan.launches[0].config.out_by_tma);
+    CHECK(plan.launches[0].grid.blocks() >= chip("sm_90").multiprocessors * 7 / 8);
+    CHECK(forward(shape, causal).splits == plan.splits);
+  }
+  // What is not finite is flagged where the parts are merged.
+  const CudaPlan plan = forward(few, causal);
+  CHECK(kernels_of(plan) == "forward combine forward*");
+  CHECK(!plan.launches[0].config.flags_nonfinite);
+  CHECK(plan.launches[1].config.flags_nonfinite);
+  CHECK(kernels_of(forward(few, [](Attention& a) {
+          a.mask = Tensor(nullptr, boolean, {1, 1, 512, 32768});
+        })) == "row_map forward combine forward*");
+  Shape of_f32 = few;
+  of_f32.type = f32;
+  CHECK(kernels_of(forward(of_f32)) == "split_f32 forward combine forward*");
+  // A few more tiles than multiprocessors would end one after another.
+  CHECK(
+      forward({.batch = 1, .heads_q = 10, .heads_kv = 10, .len_q = 1792, .len_k = 8192, .dim = 128})
+          .splits > 1);
+  CHECK(forward({.batch = 8, .heads_q = 32, .heads_kv = 32, .len_q = 512, .len_k = 8192}).splits ==
+        1);
+  CHECK(forward({.batch = 1, .heads_q = 8, .heads_kv = 8, .len_q = 512, .len_k = 512}).splits == 1);
+  // Unequal tiles begin with the longest, which ends with the others.
+  CHECK(forward({.batch = 1, .heads_q = 8, .heads_kv = 8, .len_q = 2048, .len_k = 2048, .dim = 128},
+                causal)
+            .splits == 1);
+  CHECK(forward({.batch = 1, .heads_q = 2, .heads_kv = 2, .len_q = 8192, .len_k = 8192, .dim = 128},
+                causal)
+            .splits == 2);
+  // A window leaves little to split.
+  CHECK(forward(few, [](Attention& a) { a.window = {.left = 100, .right = 0}; }).splits == 1);
 }
 
 TEST_SUITE_END();

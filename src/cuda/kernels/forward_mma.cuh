@@ -8,6 +8,7 @@
 
 #include "cuda/kernels/tile/mma/forward_step.cuh"
 #include "cuda/kernels/tile/row_again.cuh"
+#include "cuda/kernels/tile/row_part.cuh"
 
 namespace regard {
 
@@ -77,7 +78,7 @@ struct ForwardMma : ForwardStep<kConfig> {
     for (int m = 0; m < kM; ++m) {
       softmax.sum_over_lanes(m);
       if constexpr (kConfig.split_kv) {
-        write_partial(m);
+        write_part(m);
       } else {
         rows_again[m] = finish_rows(m);
         write_out(m);
@@ -94,27 +95,23 @@ struct ForwardMma : ForwardStep<kConfig> {
     return row.head * at.p.sizes.rows_q + flat_row(at.p, at.seq.whole(), at.b, row.i);
   }
 
-  REGARD_DEVICE void write_partial(int m) const {
-    const auto& sizes = at.p.sizes;
+  REGARD_DEVICE void write_part(int m) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int index = at.row_of(m, half);
       if (index >= at.row_count) continue;
-      const int64 row_index =
-          int64(at.split) * sizes.heads_q * sizes.rows_q + row_index_of(at.row_at(index));
-      float* const to = at.params.buffers.partial_out + row_index * sizes.dim_v;
+      const int64 part = part_index(at.params, at.split, row_index_of(at.row_at(index)));
+      float* const to = part_of_out(at.params, part);
 #pragma unroll
       for (int n = 0; n < kOutBlocks; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int column = at.warp_column() + at.column_of(n, e);
-          if (column < sizes.dim_v) to[column] = out[m][n][half * 2 + e];
+          if (column < at.p.sizes.dim_v) to[column] = out[m][n][half * 2 + e];
         }
       }
-      if (holds_lse()) {
-        at.params.buffers.partial_rows[2 * row_index] = softmax.rows[m][half].max;
-        at.params.buffers.partial_rows[2 * row_index + 1] = softmax.rows[m][half].sum;
-      }
+      const SoftmaxRow<L>& sums = softmax.rows[m][half];
+      if (holds_lse()) write_row_part(at.params, part, {sums.max, sums.sum});
     }
   }
 

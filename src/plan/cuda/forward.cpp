@@ -29,6 +29,12 @@ int64 row_tiles(const TilingRequest& request, const KernelConfig& main) {
 
 void split_keys(Draft& d, const TilingRequest& request) {
   const int64 tiles = row_tiles(request, d.main);
+  if (d.main.family == Family::wgmma) {
+    d.plan.splits = key_splits_of_wgmma(d.main, d.p, d.facts.chip.multiprocessors, tiles);
+    d.main.split_kv = d.plan.splits > 1;
+    d.main.out_by_tma &= !d.main.split_kv;
+    return;
+  }
   const int64 key_tiles = divide_up(keys_in_reach(d.p), d.main.tiling.keys);
   d.plan.splits = splits_for(d.main, d.facts.chip, request, tiles, key_tiles);
   // Of a continued call, combine alone merges with what out and lse hold, also one split.

@@ -168,6 +168,17 @@ void add_few_queries_or_keys(Problems& problems) {
   problems.backward(few_keys());
 }
 
+// Few tiles of rows, which share out their keys.
+void add_few_tiles(Problems& problems) {
+  problems.forward(causal({.heads_kv = 8, .len_q = 256, .batch = 1}));
+  problems.forward(causal({.type = f32, .dim = 64, .len_q = 256, .batch = 1}));
+  Attention a = attention({.len_q = 256, .batch = 1});
+  a.mask = Tensor(nullptr, boolean, {1, 1, 256, kLength});
+  a.sink = Tensor(nullptr, f32, {kHeads});
+  a.dropout.p = 0.1;
+  problems.forward(a);
+}
+
 // Calls of so few tiles that forward kernels compute rows again by themselves.
 void add_small(Problems& problems) {
   const auto small = [](Type type, std::int64_t length, std::int64_t dim) {
@@ -199,6 +210,7 @@ std::vector<Problem> representative_problems() {
   add_positions(problems);
   add_biases(problems);
   add_few_queries_or_keys(problems);
+  add_few_tiles(problems);
   add_small(problems);
   return problems.list;
 }

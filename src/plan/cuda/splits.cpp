@@ -2,6 +2,7 @@
 #include "plan/cuda/splits.hpp"
 
 #include "plan/cuda/kernel/mma_layout.h"
+#include "plan/cuda/kernel/wgmma_layout.h"
 
 namespace regard {
 namespace {
@@ -49,10 +50,18 @@ int splits_of_decoding(const KernelConfig& c, const Chip& chip, const TilingRequ
   return int(best);
 }
 
-// The tiles of rows of a query head that see some key of a tile.
 struct VisibleTiles {
   int64 most, mean;
+
+  bool equal() const { return double(mean) > 0.75 * double(most); }
 };
+// The time of all blocks, each of which takes `mean` on average. Equal blocks end in waves. Of
+// unequal ones the longest begin first, so that they end nearly together.
+double time_of_blocks(const VisibleTiles& visible, double mean, int64 blocks, int64 at_once) {
+  if (visible.equal()) return double(divide_up(blocks, at_once)) * mean;
+  return mean * (double(blocks) / double(at_once) + 0.25);
+}
+// The tiles of rows of a query head that see some key of a tile.
 VisibleTiles visible_row_tiles(const Problem& p, int64 tile_rows, int64 tile_keys) {
   const int64 rows = p.sizes.len_q, keys = p.sizes.len_k, all = divide_up(rows, tile_rows);
   if (!p.features.interval || p.features.positions) return {all, all};
@@ -67,6 +76,21 @@ VisibleTiles visible_row_tiles(const Problem& p, int64 tile_rows, int64 tile_key
   return {larger(larger(of[0], of[1]), of[2]), divide_up(of[0] + of[1] + of[2], 3)};
 }
 
+// The tiles of keys that some row of a tile sees.
+VisibleTiles visible_key_tiles(const Problem& p, int64 tile_rows, int64 tile_keys) {
+  const int64 rows = p.sizes.len_q, keys = p.sizes.len_k, all = divide_up(keys, tile_keys);
+  if (!p.features.interval || p.features.positions || rows == 0) return {all, all};
+  const auto seen = [&](int64 row) {
+    const int64 last = smaller(row + tile_rows, rows) - 1;
+    const Interval x{visible_keys(p.mask_params, row, rows, keys).begin,
+                     visible_keys(p.mask_params, last, rows, keys).end};
+    return x.empty() ? 0 : divide_up(x.end, tile_keys) - x.begin / tile_keys;
+  };
+  const int64 last = divide_up(rows, tile_rows) - 1;
+  const int64 of[] = {seen(0), seen(last / 2 * tile_rows), seen(last * tile_rows)};
+  return {larger(larger(of[0], of[1]), of[2]), divide_up(of[0] + of[1] + of[2], 3)};
+}
+
 // Microseconds that a backward block takes for 64 rows and its keys (H100, H200). Few rows of f32
 // are for mma.
 double time_of_iteration(const Problem& p) {
@@ -76,7 +100,14 @@ double time_of_iteration(const Problem& p) {
   if (p.type != Type::f32) return of_16_bits;
   return p.sizes.len_q <= kFewRows ? 15 : 3 * of_16_bits;
 }
-// The same for the parts of dk and dv: a launch that adds them, and writing and reading them.
+// Microseconds that a forward block of wgmma takes for a tile of keys (H100).
+double time_of_key_tile(const KernelConfig& c, const Sizes& s) {
+  const int64 columns = larger(s.dim, s.dim_v);
+  const double rate = columns <= 64 ? 4.6e6 : columns <= 128 ? 6.4e6 : 6.9e6;  // operations
+  const double products = hi_lo_parts(c) > 1 ? 3 : 1;
+  return products * 2 * c.tiling.rows * c.tiling.keys * double(s.dim + s.dim_v) / rate;
+}
+// What the parts of dk and dv take: a launch that adds them, and writing and reading them.
 double time_of_parts(const Sizes& s, int64 splits) {
   constexpr double kLaunch = 3, kBytes = 1.7e6;  // in a microsecond
   if (splits == 1) return 0;
@@ -119,6 +150,34 @@ int splits_for(const KernelConfig& c, const Chip& chip, const TilingRequest& req
   return int(best);
 }
 
+int key_splits_of_wgmma(const KernelConfig& c, const Problem& p, int64 multiprocessors,
+                        int64 tiles) {
+  // Microseconds: of a call, of a share of a tile next to its tiles of keys, and of the launch that
+  // merges. Bytes of parts, written and read, in a microsecond.
+  constexpr double kCall = 4, kShare = 1.5, kLaunch = 4, kBytes = 1.6e6;
+  const Sizes& s = p.sizes;
+  if (tiles == 0 || tiles > 2 * multiprocessors) return 1;
+  const VisibleTiles visible = visible_key_tiles(p, c.tiling.rows, c.tiling.keys);
+  const double of_tile = time_of_key_tile(c, s);
+  const auto each = [&](int64 key_tiles, int64 splits) {
+    return kShare + of_tile * double(divide_up(key_tiles, splits));
+  };
+  const double row_bytes = 8 * double(s.heads_q) * double(s.rows_q) * double(s.dim_v);
+  const auto time = [&](int64 splits) {
+    const double merge = splits == 1 ? 0 : kLaunch + row_bytes * double(splits) / kBytes;
+    const double all =
+        time_of_blocks(visible, each(visible.mean, splits), tiles * splits, multiprocessors);
+    return kCall + larger(each(visible.most, splits), all) + merge;
+  };
+  int64 best = 1;
+  for (int64 waves = 1; waves <= 4; ++waves) {
+    const int64 splits =
+        smaller(smaller(waves * multiprocessors / tiles, visible.most / 2), kMostSplits);
+    if (splits >= 2 && time(splits) < time(best)) best = splits;
+  }
+  return time(best) <= 0.95 * time(1) ? int(best) : 1;
+}
+
 int row_splits_for(const Problem& p, int64 at_once) {
   constexpr double kStart = 3;  // of a block, in microseconds
   constexpr int64 kRows = 64, kKeys = 128, kWideKeys = 64, kWide = 128;
@@ -133,17 +192,10 @@ int row_splits_for(const Problem& p, int64 at_once) {
                                          : divide_up(s.group() * row_tiles, splits);
     return kStart + time_of_iteration(p) * double(iterations);
   };
-  // Equal blocks end in waves. Of unequal ones the longest begin first, so that they end nearly
-  // together.
-  const bool equal = double(visible.mean) > 0.75 * double(visible.most);
-  const auto busy = [&](int64 splits) {
-    const double mean = each(visible.mean, splits);
-    if (equal) return double(divide_up(tiles * splits, at_once)) * mean;
-    return mean * (double(tiles * splits) / double(at_once) + 0.25);
-  };
   const auto time = [&](int64 splits) {
     const double longest = each(visible.most, splits);
-    return larger(longest, busy(splits)) + time_of_parts(s, splits);
+    const double all = time_of_blocks(visible, each(visible.mean, splits), tiles * splits, at_once);
+    return larger(longest, all) + time_of_parts(s, splits);
   };
   const int64 most = s.group() * (whole_heads ? 1 : visible.most);
   int64 best = 1;

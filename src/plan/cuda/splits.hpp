@@ -13,6 +13,10 @@ namespace regard {
 int splits_for(const KernelConfig&, const Chip&, const TilingRequest&, int64 tiles,
                int64 key_tiles);
 
+// The same for a persistent grid of wgmma, whose blocks take one share of a tile's keys after
+// another.
+int key_splits_of_wgmma(const KernelConfig&, const Problem&, int64 multiprocessors, int64 tiles);
+
 // Whether the last block of a tile merges its splits: where that takes less time than a launch.
 bool last_split_merges(const KernelConfig&, const TilingRequest&, int64 splits);
 

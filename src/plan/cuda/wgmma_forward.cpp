@@ -189,7 +189,9 @@ bool loads_bias_by_tma(const Problem& p) {
 }
 
 constexpr Refusal kTooFewRows = "so few query rows leave most of a tile of 128 idle";
-constexpr Refusal kTooFewTiles = "tiles of 128 rows would leave most multiprocessors idle";
+constexpr Refusal kTooFewRowsToSplit =
+    "so few query rows do not repay the split into hi and lo parts";
+constexpr Refusal kLittleWork = "lower tiles share out so little work to more multiprocessors";
 constexpr Refusal kShortSequences =
     "packed sequences with so few rows leave half of a tile of 128 idle";
 
@@ -211,20 +213,6 @@ bool has_few_rows_for_f32(const Problem& p, int64 multiprocessors) {
                        : s.group() * s.len_q <= kRows;
 }
 
-// More rows are a quarter as fast on mma above 128 columns, so that wgmma may leave multiprocessors
-// idle; mma could share out a tile's keys, but few keys do not repay it.
-Refusal why_rather_mma_f32(const Facts& f) {
-  constexpr int64 kFewKeys = 256, kTimesAsFast = 4;
-  const Problem& p = f.problem;
-  const int64 multiprocessors = f.chip.multiprocessors;
-  if (has_few_rows_for_f32(p, multiprocessors)) {
-    return "so few query rows do not repay the split into hi and lo parts";
-  }
-  const bool splits_keys = larger(p.sizes.dim, p.sizes.dim_v) <= 128 || keys_in_reach(p) > kFewKeys;
-  return splits_keys && kTimesAsFast * tiles_of(p, 128) < multiprocessors ? kTooFewTiles
-                                                                          : Refusal{};
-}
-
 // Those that a tile's rows see, at most: a window moves with the rows.
 int64 keys_of_tile(const Problem& p) {
   constexpr int64 kRows = 128;
@@ -235,33 +223,35 @@ int64 keys_of_tile(const Problem& p) {
                                                : keys;
 }
 
-// Few tiles leave multiprocessors idle, where mma shares out the keys of a tile to several blocks.
-// The time of wgmma grows with the keys, about 1.2 us for 128 of them, and that of mma with the
-// product of tiles and keys, after 4 to 5 us for merging. So from some number of tiles on wgmma is
-// faster with any keys, and with few keys from fewer tiles on. Fitted to 35 problems on an H100,
-// such as D 128, 30 tiles, 559 keys: 12 us, mma 21; 20 tiles, 4000 keys: 47 and 38; D 64, 40 tiles,
-// 536 keys: 11 and 16; 8 tiles, 1000 keys: 14 and 10. Causal ones cost mma half as much.
-bool has_tiles_enough(const Problem& p, int64 tiles, int64 multiprocessors) {
-  constexpr int64 kUnsplit = 256;  // keys
-  constexpr double kKeysOfMerge = 480;
-  const bool narrow = larger(p.sizes.dim, p.sizes.dim_v) <= 64;
-  const int64 keys = keys_of_tile(p);
-  if (narrow && keys <= kUnsplit) return 2 * tiles >= multiprocessors;
-  const double part = !p.features.interval ? 0.21 : narrow ? 0.36 : 0.25;
-  const double with_any_keys = part * double(multiprocessors);
-  return double(tiles) * double(keys) >= with_any_keys * (double(keys) - kKeysOfMerge);
+// Up to 64 columns, so little work that the lower tiles of mma, which reach more multiprocessors,
+// are faster. H100, D 64, us, and of mma: 1 head, 300 rows, 2000 keys: 11.3 and 9.2; 1, 1000, 1000:
+// 11.4 and 10.4; 2, 1000, 1000: 13.4 and 13.9; 1, 2000, 2000, causal: 13.9 and 17.4.
+bool has_little_work(const Problem& p, int64 multiprocessors) {
+  constexpr int64 kFewKeys = 256, kKeys = 60;  // for each multiprocessor
+  if (larger(p.sizes.dim, p.sizes.dim_v) > 64) return false;
+  const int64 tiles = tiles_of(p, 128), keys = keys_of_tile(p);
+  if (keys <= kFewKeys) return 2 * tiles < multiprocessors;
+  return double(tiles) * double(keys) * (p.features.interval ? 0.5 : 1) <
+         double(kKeys * multiprocessors);
 }
 
-// Whether lower tiles of mma suit the rows. wgmma is as fast with half of a tile idle, except up to
-// 64 columns, with few heads up to 128, and where mma would share out many keys.
+// Whether lower tiles of mma suit the rows. wgmma is as fast with half of a tile idle, except where
+// there is little work. H100, us, and of mma: D 128, 8 heads, 48 rows, 1000 keys: 13.6 and 10.6; 40
+// rows, 8000 keys: 18.3 and 20.5; D 256, 4 heads, 50 rows, 10600 keys: 33 and 40; D 64, 64 heads,
+// 64 rows, 2000 keys: 20.3 and 22.8.
 Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
-  constexpr int64 kRows = 128, kFewKeys = 512;
+  constexpr int64 kRows = 128, kFewKeys = 512, kKeys = 90;  // for each multiprocessor
   const Sizes& s = p.sizes;
   const int64 columns = larger(s.dim, s.dim_v), tiles = tiles_of(p, kRows);
   if (usual_rows(p) <= kRows / 4) return kTooFewRows;
-  const bool needs_heads = columns <= 128 && 2 * tiles < multiprocessors;
-  if (s.len_q <= kRows / 2 && (columns <= 64 || needs_heads || keys_in_reach(p) > kFewKeys)) {
-    return kTooFewRows;
+  if (s.len_q <= kRows / 2) {
+    const int64 keys = keys_in_reach(p);
+    const bool is_little = double(tiles) * double(keys) < double(kKeys * multiprocessors);
+    const bool needs_heads = columns <= 128 && 2 * tiles < multiprocessors;
+    if (columns <= 64 ? is_little || keys <= kFewKeys
+                      : is_little && (needs_heads || keys > kFewKeys)) {
+      return kTooFewRows;
+    }
   }
   if (p.packed && usual_rows(p) <= kRows / 2 && columns <= 192 && tiles > multiprocessors) {
     return kShortSequences;  // measured with means of 46 to 60 rows
@@ -307,12 +297,13 @@ Refusal why_not_wgmma_forward(const Facts& f) {
 
 Refusal why_rather_mma_forward(const Facts& f) {
   const Problem& p = f.problem;
+  const int64 multiprocessors = f.chip.multiprocessors;
   if (p.type == Type::f32) {
-    if (const Refusal refusal = why_rather_mma_f32(f)) return refusal;
-  } else {
-    if (const Refusal refusal = why_too_few_rows(p, f.chip.multiprocessors)) return refusal;
-    if (!has_tiles_enough(p, tiles_of(p, 128), f.chip.multiprocessors)) return kTooFewTiles;
+    if (has_few_rows_for_f32(p, multiprocessors)) return kTooFewRowsToSplit;
+  } else if (const Refusal refusal = why_too_few_rows(p, multiprocessors)) {
+    return refusal;
   }
+  if (has_little_work(p, multiprocessors)) return kLittleWork;
   if (is_bias_of_keys(p, false)) {
     return "mma kernels read a bias that all queries share once for all rows of a tile";
   }

@@ -27,6 +27,15 @@ struct ShortInterval {
   int begin, end;
 };
 
+// split_kv: the share of tiles that a block has, as even as possible; the first splits have one
+// tile more.
+REGARD_DEVICE ShortInterval tiles_of_split(const ShortInterval& tiles, int splits, int split) {
+  const int count = larger(tiles.end - tiles.begin, 0);
+  const int each = count / splits, more = count - each * splits;
+  const int begin = tiles.begin + split * each + smaller(split, more);
+  return {begin, begin + each + (split < more ? 1 : 0)};
+}
+
 // ------------------------------------------------------------------------------------- positions
 
 template <KernelConfig kConfig>

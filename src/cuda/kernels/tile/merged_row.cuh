@@ -1,20 +1,12 @@
 // The result of a row from parts, each over some of its keys.
-//
-// A part has a reference m and, relative to it, the sum of its weights and of its weighted values:
-// sum = sum over its keys of 2^(x - m), with the logit x times log2(e). A part that saw no key has
-// m = -inf, and its values are ignored.
 #pragma once
 
+#include "cuda/kernels/tile/row_part.cuh"
 #include "cuda/kernels/tile/simt/row_vectors.cuh"
 #include "plan/cuda/kernel/simt_layout.h"
 #include "semantics/softmax.h"
 
 namespace regard {
-
-struct RowPart {
-  float reference;
-  float sum;
-};
 
 // kLanes neighbouring threads of a warp share a row; all take part. All parts are seen before any
 // is added.

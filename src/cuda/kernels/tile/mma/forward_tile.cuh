@@ -88,14 +88,7 @@ struct ForwardTileMma {
     Interval seen{0, seq.len_k};
     if (kOn.interval) seen = {keys_of(first_query()).begin, keys_of(last_query()).end};
     ShortInterval tiles{int(seen.begin) / kKeys, int(divide_up(seen.end, kKeys))};
-    if constexpr (kConfig.split_kv) {
-      // As even as possible; the first splits have one tile more.
-      const int count = larger(tiles.end - tiles.begin, 0);
-      const int each = count / params.splits, more = count - each * params.splits;
-      const int begin = tiles.begin + split * each + smaller(split, more);
-      tiles = {begin, begin + each + (split < more ? 1 : 0)};
-    }
-    return tiles;
+    return kConfig.split_kv ? tiles_of_split(tiles, params.splits, split) : tiles;
   }
   // The keys that every row of the tile sees, as far as intervals say.
   REGARD_DEVICE ShortInterval common_keys() const {

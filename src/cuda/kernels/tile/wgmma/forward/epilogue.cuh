@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/kernels/tile/row_again.cuh"
+#include "cuda/kernels/tile/row_part.cuh"
 #include "cuda/kernels/tile/wgmma/forward/softmax.cuh"
 
 namespace regard {
@@ -39,6 +40,10 @@ struct Epilogue {
   REGARD_DEVICE uint32 write(Out& out) {
     const Problem& p = params.problem;
     softmax.sum_over_lanes();
+    if constexpr (kConfig.split_kv) {
+      write_part(out);
+      return 0;
+    }
     if constexpr (kOn.sink) {
       softmax.add_sink(static_cast<const float*>(p.sink.data)[tile.head * p.sink.strides.head]);
       softmax.rescale(out);
@@ -60,6 +65,32 @@ struct Epilogue {
     if constexpr (!kConfig.repeats_rows) return 0;
     const uint32 rows = rows_with(nonfinite);
     return rows_left < 16 ? rows & ((1u << rows_left) - 1) : rows;
+  }
+
+  // split_kv: what combine merges.
+  REGARD_DEVICE void write_part(const Out& out) const {
+    const int64 columns = params.problem.sizes.dim_v;
+    const bool in_pairs = columns % 2 == 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row_of(half) >= rows_left) continue;
+      const int64 part = part_index(params, tile.split, row_index(half));
+      float* const to = part_of_out(params, part);
+#pragma unroll
+      for (int n = 0; n < kOutBlocks; ++n) {
+        const int column = Coords::column_of(n, 0);
+        const float first = out[n][half * 2], second = out[n][half * 2 + 1];
+        if (column >= columns) continue;
+        if (in_pairs) {
+          store_global_64(to + column, bits_of(first), bits_of(second));
+        } else {
+          to[column] = first;
+          if (column + 1 < columns) to[column + 1] = second;
+        }
+      }
+      const SoftmaxRow<L>& sums = softmax.rows[half];
+      if (lane_index() % 4 == 0) write_row_part(params, part, {sums.max, sums.sum});
+    }
   }
 
   // After the block's only tile has been written.

@@ -28,6 +28,7 @@ struct ForwardTile : MappedWalk<kConfig> {
   int row_count;
   int len_q, len_k;
   int first_q, first_k;
+  int split;  // split_kv: which of the blocks that share the tile this is
 };
 
 template <KernelConfig kConfig>

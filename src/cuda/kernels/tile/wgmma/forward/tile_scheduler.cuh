@@ -12,11 +12,14 @@
 // An index is therefore fetched shortly before the end of the tile before, but early enough for the
 // atomic to return in time.
 //
+// split_kv: what is said of tiles holds for the shares of a tile's keys.
+//
 // The counter needs no clearing (nonce_counter.cuh). A launch fetches exactly `count` times: count
 // - blocks times with a tile (or head), and once past the end for each block.
 #pragma once
 
 #include "cuda/kernels/tile/nonce_counter.cuh"
+#include "cuda/kernels/tile/row_part.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
 #include "cuda/kernels/tile/wgmma/forward/memory.cuh"
 
@@ -83,10 +86,14 @@ struct TileScheduler {
   // Whether an index is that of a head, whose tiles a block takes from the last to the first.
   REGARD_DEVICE bool takes_heads() const {
     constexpr int kMostTiles = 4, kLeastHeads = 4;  // a block: enough for blocks to end together
-    if constexpr (!kConfig.varlen || !counts_tiles(kConfig) || kConfig.tile_map) return false;
+    if constexpr (!kConfig.varlen || !counts_tiles(kConfig) || kConfig.tile_map ||
+                  kConfig.split_kv) {
+      return false;
+    }
     return grid().tiles <= kMostTiles && grid().heads >= kLeastHeads * int(block_count());
   }
   REGARD_DEVICE int index_count() const {
+    if constexpr (kConfig.split_kv) return grid().heads * grid().tiles * grid().splits;
     return takes_heads() ? grid().heads : grid().heads * grid().tiles;
   }
 
@@ -109,7 +116,8 @@ struct TileScheduler {
       coords.tile = tiles_left;
       return coords;
     }
-    BlockCoords coords = block_coords_unsplit(all, mine);
+    BlockCoords coords =
+        kConfig.split_kv ? block_coords(all, mine) : block_coords_unsplit(all, mine);
     // The last rows see the most keys under a causal mask: they begin first.
     if (kConfig.features.interval && !kConfig.tile_order) coords.tile = all.tiles - 1 - coords.tile;
     return coords;
@@ -150,10 +158,64 @@ struct TileScheduler {
     x.first_q = seq.first_q;
     x.first_k = seq.first_k;
     if constexpr (kConfig.tile_map) count_visible(x, coords.tile);
+    if constexpr (kConfig.split_kv) {
+      x.split = coords.split;
+      tile = x;
+      uint32 index = 0;
+      make_opaque(index);  // or all of x stays in registers
+      return take_share((&tile)[index]);
+    }
     // Rows that see no key walk over one block all the same.
     x.blocks = larger(1, x.blocks);
     tile = x;
     return true;
+  }
+  // Shortens the walk to the blocks of this split. Where it has none, writes its part at once, and
+  // returns false.
+  REGARD_DEVICE bool take_share(ForwardTile<kConfig>& tile) const {
+    const ShortInterval share = tiles_of_split({0, tile.blocks}, params.grid.splits, tile.split);
+    tile.blocks = share.end - share.begin;
+    if (tile.blocks == 0) {
+      write_empty_part(tile);
+      return false;
+    }
+    if constexpr (kConfig.tile_map) {
+      begin_walk_at(tile, share.end);
+    } else {
+      tile.first_block += share.begin;
+    }
+    return true;
+  }
+  REGARD_DEVICE void write_empty_part(const ForwardTile<kConfig>& tile) const {
+    const Sequence seq{.first_q = tile.first_q};
+    const int64 first_row = int64(tile.head) * params.problem.sizes.rows_q +
+                            flat_row(params.problem, seq, tile.b, tile.first_row);
+    const int64 first = part_index(params, tile.split, first_row);
+#pragma unroll 1
+    for (int row = 0; row < tile.row_count; ++row) {
+      write_row_part(params, first + row, {-infinity<float>(), 0});
+    }
+  }
+  // The walk begins with visible block number `end` - 1 of the tile.
+  REGARD_DEVICE void begin_walk_at(ForwardTile<kConfig>& tile, int end) const {
+    const auto map = TileMap<kConfig>::at(params, tile.map_row);
+    int word = tile.first_block / kTilesOfMapWord;
+    uint32 mask = ~0u << tile.first_block % kTilesOfMapWord;
+    for (;; ++word, mask = ~0u) {
+      auto bits = map.bits(word);
+      bits.visible &= mask;
+      const int count = count_bits(bits.visible);
+      if (count < end) {
+        end -= count;
+        continue;
+      }
+      for (int more = count - end; more > 0; --more) {
+        bits.visible ^= 0x80000000u >> leading_zeros(bits.visible);
+      }
+      tile.last_word = word;
+      tile.last_bits = {bits.visible, bits.full};
+      return;
+    }
   }
   REGARD_DEVICE void count_visible(ForwardTile<kConfig>& tile, int index) const {
     const int begin = tile.first_block, end = begin + tile.blocks;
