@@ -116,4 +116,42 @@ TEST_CASE("causal gradients of heads that share keys: the longest tiles of many 
   CHECK(heads(8, 2048, -1) == 132 / 16);
 }
 
+TEST_CASE("causal gradients of many heads that share keys: rows before heads") {
+  const auto main_of = [](std::int64_t heads_kv, auto... change) {
+    Attention a = attention({.batch = 5,
+                             .heads_q = 48,
+                             .heads_kv = heads_kv,
+                             .len_q = 1366,
+                             .len_k = 1366,
+                             .dim = 128});
+    a.causal = Causal::bottom_right;
+    (change(a), ...);
+    const Problem p = problem(a, Pass::backward);
+    const CudaPlan plan = planned(p, "sm_90");
+    check_sound(p, chip("sm_90"), plan);
+    return *launch_of(plan, Kernel::backward);
+  };
+  const auto with_rows = [](std::int64_t batch, std::int64_t heads_kv, std::int64_t rows) {
+    return [=](Attention& a) {
+      a.q = Tensor(nullptr, bf16, {batch, 48, rows, 128});
+      a.k = a.v = Tensor(nullptr, bf16, {batch, heads_kv, rows, 128});
+    };
+  };
+  CHECK(main_of(8).config.rows_outer);
+  CHECK(main_of(8).grid.heads_per_group == 8);
+  CHECK(main_of(8, with_rows(2, 8, 1000)).grid.heads_per_group == 16);  // 16 heads of 8 tiles
+  CHECK(main_of(8, with_rows(3, 6, 1366)).grid.heads_per_group == 16);  // 18 heads: 2 were last
+  CHECK(!main_of(8, with_rows(5, 8, 3073)).config.rows_outer);
+  CHECK(!main_of(12).config.rows_outer);  // four query heads a key head
+  CHECK(!main_of(8, [](Attention& a) { a.deterministic = true; }).config.rows_outer);
+  CHECK(!main_of(8, [](Attention& a) { a.window.left = 100; }).config.rows_outer);
+  CHECK(!main_of(8, [](Attention& a) { a.causal = Causal::none; }).config.rows_outer);
+  CHECK(!main_of(8, [](Attention& a) {
+           a.mask = Tensor(nullptr, boolean, {5, 1, 1366, 1366});
+         }).config.rows_outer);
+  CHECK(!main_of(8, [](Attention& a) {
+           a.bias = Tensor(nullptr, bf16, {5, 48, 1366, 1366});
+         }).config.rows_outer);
+}
+
 TEST_SUITE_END();

@@ -30,6 +30,26 @@ bool is_uneven(const Problem& p) {
   return 2 * larger(seen(0), seen(s.len_k - 1)) > 3 * seen(s.len_k / 2);
 }
 
+// Many query heads that share keys: under a causal mask, blocks that took head after head would be
+// at different rows all the time, and the cache would have to hold all of them (H100, D 128, 1366
+// rows: 16/2 heads, batch 16: 1065 us -> 901; 55/5 heads, batch 5: 1289 -> 1028; four query heads a
+// key head: 570 -> 597). Long sequences are slower that way (64/8 heads, 4096 rows: 6141 -> 6482).
+bool takes_rows_outer(const Draft& d) {
+  constexpr int64 kManyHeads = 6, kMostRows = 3072;
+  const KernelConfig& c = d.main;
+  const Sizes& s = d.p.sizes;
+  return c.family == Family::wgmma && c.features.interval && s.group() >= kManyHeads &&
+         s.len_q <= kMostRows && !c.ordered_dq && !c.tile_map && !c.split_q &&
+         c.dbias.how == BiasGradient::none && is_uneven(d.p);
+}
+// The heads of such blocks that are interleaved: eight, or twice as many rather than few at last.
+int64 heads_of_rows_outer(int64 heads, int64 tiles, int64 multiprocessors) {
+  constexpr int64 kHeads = 8, kFew = 4;
+  if (heads * tiles <= multiprocessors) return heads;
+  const int64 last = heads % kHeads;
+  return last > 0 && last < kFew ? 2 * kHeads : kHeads;
+}
+
 // How many heads are interleaved. With ordered additions to dq, a key tile waits for the one before
 // it, and tiles of other heads run in between: about two blocks for each multiprocessor, because
 // the cache can hold their sums.
@@ -48,6 +68,8 @@ int64 heads_per_group(const Facts& f, const KernelConfig& c) {
   int64 heads = 1;
   if (c.ordered_dq) {
     heads = c.family == Family::mma ? kHeadsOfMma : 2 * multiprocessors / tiles;
+  } else if (c.rows_outer) {
+    heads = heads_of_rows_outer(s.batch * s.heads_kv, tiles, multiprocessors);
   } else if (c.features.interval || c.tile_order) {
     if (tiles >= kFewTiles) {
       heads = multiprocessors / tiles;
@@ -150,6 +172,7 @@ void add_main_launches(Draft& d, const Results& results) {
   }
   if (results.any() || main.dbias.how != BiasGradient::none) {
     split_rows(d);
+    main.rows_outer = takes_rows_outer(d);
     main.flags_nonfinite = results.flags && results.dkv && !main.split_q;
     // Blocks of an order, or of a cluster, wait for blocks that a smaller grid might not run.
     main.persistent = d.choice.multiprocessors > 0 && main.family == Family::wgmma &&

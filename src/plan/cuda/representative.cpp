@@ -168,8 +168,9 @@ void add_few_queries_or_keys(Problems& problems) {
   problems.backward(few_keys());
 }
 
-// Few tiles of rows, which share out their keys.
+// Grouped heads: rows before heads; and few tiles of rows, which share out their keys.
 void add_few_tiles(Problems& problems) {
+  problems.backward(causal({.heads_kv = 4}));
   problems.forward(causal({.heads_kv = 8, .len_q = 256, .batch = 1}));
   problems.forward(causal({.type = f32, .dim = 64, .len_q = 256, .batch = 1}));
   Attention a = attention({.len_q = 256, .batch = 1});

@@ -144,6 +144,8 @@ struct KernelConfig {
   bool flags_nonfinite = false;  // flags rows whose result is not finite, to be computed again
   bool repeats_rows = false;     // forward: computes such rows again itself, at its end
   bool only_flagged = false;     // simt: computes only what is flagged
+  bool rows_outer = false;       // wgmma backward: a block takes a tile of rows of all query heads
+                                 // of its key head before the next tile of rows
   bool persistent = false;       // wgmma backward: a block takes one tile after another
   bool ordered_dq = false;       // blocks add to dq in a fixed order: deterministic
   Wanted wanted{};

@@ -19,7 +19,8 @@ struct BackwardTask {
   int first_row_tile, end_row_tile;
   int iterations;  // row tiles of all query heads together; split_q: the block's part
   ShortSequence seq;
-  int map_row;  // set only with a tile map: of query head 0
+  int map_row;               // set only with a tile map: of query head 0
+  int first_head, end_head;  // query heads; set only if rows_outer
 };
 static_assert(sizeof(BackwardTask) <= kBackwardTaskBytes);
 
@@ -42,6 +43,13 @@ REGARD_DEVICE int split_begin(const KernelParams& params, const BackwardTask& ta
                          task.end_row_tile - task.first_row_tile, params.splits,
                          task.dkv_head % params.splits + next);
 }
+
+// Whether a walk goes from the last rows to the first, so that under a causal mask all blocks of a
+// head begin at the same rows, which the cache then keeps for them. Ordered additions to dq, and
+// sums of dbias that end with a head, need the other direction, in which a tile map is read too.
+template <KernelConfig kConfig>
+constexpr bool kDescends =
+    !kConfig.ordered_dq && !kConfig.tile_map && kConfig.dbias.how == BiasGradient::none;
 
 // The row of the tile map for a query head and the block's keys, and what it says.
 template <KernelConfig kConfig>
@@ -97,6 +105,14 @@ REGARD_DEVICE void advance(RowWalk<kConfig>& walk, const KernelParams& params,
                            const BackwardTask& task) {
   if constexpr (kConfig.tile_map) {
     walk.take(params, task);
+  } else if constexpr (kConfig.rows_outer) {
+    if (++walk.head < task.end_head) return;
+    walk.head = task.first_head;
+    if (--walk.index < task.first_row_tile) walk.index = task.end_row_tile - 1;
+  } else if constexpr (kDescends<kConfig>) {
+    if (--walk.index >= task.first_row_tile) return;
+    walk.index = task.end_row_tile - 1;
+    ++walk.head;
   } else {
     if (++walk.index < task.end_row_tile) return;
     walk.index = task.first_row_tile;
@@ -105,13 +121,21 @@ REGARD_DEVICE void advance(RowWalk<kConfig>& walk, const KernelParams& params,
 }
 
 // The tile of the block's first iteration. With a tile map it may be hidden.
+//
+// rows_outer: each tile of keys begins one iteration after the one before, and ends with what lies
+// before its beginning, so that no two add to the same rows of dq at the same time.
 template <KernelConfig kConfig>
 REGARD_DEVICE RowTile first_iteration_tile(const KernelParams& params, const BackwardTask& task) {
-  const int head = key_head<kConfig>(params, task) * int(params.problem.sizes.group());
-  if constexpr (!kConfig.split_q) return {head, task.first_row_tile};
-  const int begin = split_begin<kConfig>(params, task);
   const int tiles = larger(task.end_row_tile - task.first_row_tile, 1);
-  return {head + begin / tiles, task.first_row_tile + begin % tiles};
+  if constexpr (kConfig.rows_outer) {
+    const int heads = task.end_head - task.first_head;
+    const int first = task.key_tile / cluster_size(kConfig) % (heads * tiles);
+    return {task.first_head + first % heads, task.end_row_tile - 1 - first / heads};
+  }
+  const int head = key_head<kConfig>(params, task) * int(params.problem.sizes.group());
+  const int begin = kConfig.split_q ? split_begin<kConfig>(params, task) : 0;
+  return {head + begin / tiles, kDescends<kConfig> ? task.end_row_tile - 1 - begin % tiles
+                                                   : task.first_row_tile + begin % tiles};
 }
 
 // A walk at its first tile; of a task without iterations, anywhere.
@@ -219,6 +243,10 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params, int block) 
   const bool any = (x.key_count > 0 || kConfig.cta_pair) && !rows.empty();
   x.first_row_tile = any ? int(rows.begin) / kRows : 0;
   x.end_row_tile = any ? (int(rows.end) + kRows - 1) / kRows : 0;
+  if constexpr (kConfig.rows_outer) {
+    x.first_head = x.dkv_head * int(p.sizes.group());
+    x.end_head = x.first_head + int(p.sizes.group());
+  }
   if constexpr (kConfig.split_q) {
     x.iterations = split_begin<kConfig>(params, x, 1) - split_begin<kConfig>(params, x);
   } else {
@@ -244,7 +272,9 @@ REGARD_DEVICE BackwardTask uniform_task(const BackwardTask& x) {
       uniform(x.end_row_tile),
       uniform(x.iterations),
       {uniform(x.seq.len_q), uniform(x.seq.len_k), uniform(x.seq.first_q), uniform(x.seq.first_k)},
-      kConfig.tile_map ? uniform(x.map_row) : 0};
+      kConfig.tile_map ? uniform(x.map_row) : 0,
+      kConfig.rows_outer ? uniform(x.first_head) : 0,
+      kConfig.rows_outer ? uniform(x.end_head) : 0};
 }
 
 }  // namespace regard
