@@ -111,7 +111,7 @@ struct ForwardMma : ForwardStep<kConfig> {
         }
       }
       const SoftmaxRow<L>& sums = softmax.rows[m][half];
-      if (holds_lse()) write_row_part(at.params, part, {sums.max, sums.sum});
+      if (holds_lse()) *row_part(at.params, part) = {sums.max, sums.sum};
     }
   }
 

@@ -23,10 +23,8 @@ REGARD_DEVICE int64 part_index(const KernelParams& params, int split, int64 row_
 REGARD_DEVICE float* part_of_out(const KernelParams& params, int64 index) {
   return params.buffers.partial_out + index * params.problem.sizes.dim_v;
 }
-REGARD_DEVICE void write_row_part(const KernelParams& params, int64 index, const RowPart& part) {
-  float* const to = params.buffers.partial_rows + 2 * index;
-  to[0] = part.reference;
-  to[1] = part.sum;
+REGARD_DEVICE RowPart* row_part(const KernelParams& params, int64 index) {
+  return reinterpret_cast<RowPart*>(params.buffers.partial_rows) + index;
 }
 
 }  // namespace regard

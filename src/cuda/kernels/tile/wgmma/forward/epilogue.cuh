@@ -89,7 +89,7 @@ struct Epilogue {
         }
       }
       const SoftmaxRow<L>& sums = softmax.rows[half];
-      if (lane_index() % 4 == 0) write_row_part(params, part, {sums.max, sums.sum});
+      if (lane_index() % 4 == 0) *row_part(params, part) = {sums.max, sums.sum};
     }
   }
 

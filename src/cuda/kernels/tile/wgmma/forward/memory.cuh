@@ -18,9 +18,17 @@ struct MappedWalk<kConfig, true> {
   int map_row;
 };
 
+// Which of the shares of a tile's keys it is.
+template <KernelConfig kConfig, bool kSplit = kConfig.split_kv>
+struct KeyShare {};
+template <KernelConfig kConfig>
+struct KeyShare<kConfig, true> {
+  int split;
+};
+
 // A tile of query rows and the key blocks that it walks over.
 template <KernelConfig kConfig>
-struct ForwardTile : MappedWalk<kConfig> {
+struct ForwardTile : MappedWalk<kConfig>, KeyShare<kConfig> {
   int blocks;       // of keys, walked from the last to the first; 0: there is no more tile
   int first_block;  // index of the first
   int b, head;
@@ -28,7 +36,6 @@ struct ForwardTile : MappedWalk<kConfig> {
   int row_count;
   int len_q, len_k;
   int first_q, first_k;
-  int split;  // split_kv: which of the blocks that share the tile this is
 };
 
 template <KernelConfig kConfig>

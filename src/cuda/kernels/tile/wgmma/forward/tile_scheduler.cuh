@@ -190,11 +190,9 @@ struct TileScheduler {
     const Sequence seq{.first_q = tile.first_q};
     const int64 first_row = int64(tile.head) * params.problem.sizes.rows_q +
                             flat_row(params.problem, seq, tile.b, tile.first_row);
-    const int64 first = part_index(params, tile.split, first_row);
+    RowPart* part = row_part(params, part_index(params, tile.split, first_row));
 #pragma unroll 1
-    for (int row = 0; row < tile.row_count; ++row) {
-      write_row_part(params, first + row, {-infinity<float>(), 0});
-    }
+    for (int left = tile.row_count; left > 0; --left) *part++ = {-infinity<float>(), 0};
   }
   // The walk begins with visible block number `end` - 1 of the tile.
   REGARD_DEVICE void begin_walk_at(ForwardTile<kConfig>& tile, int end) const {
