@@ -64,4 +64,46 @@ TEST_CASE("how many launches a call makes, and that it clears nothing before the
   }
 }
 
+TEST_CASE("short sequences: one backward kernel, without a workspace") {
+  const auto short_plan = [](const Shape& shape, const char* chip_name, auto... change) {
+    Attention a = attention(shape);
+    (change(a), ...);
+    const Problem p = problem(a, Pass::backward);
+    CudaPlan plan = planned(p, chip_name);
+    check_sound(p, chip(chip_name), plan);
+    return plan;
+  };
+  const Shape rows64 = {.len_q = 64, .len_k = 60, .dim = 128};
+  for (const char* chip_name : {"sm_90", "sm_80", "sm_120"}) {
+    const CudaPlan plan = short_plan(rows64, chip_name);
+    CHECK(plan.name() == "cuda:mma");
+    CHECK(kernels_of(plan) == "backward");
+    CHECK(plan.launches[0].config.whole_keys);
+    CHECK(plan.workspace.size == 0);
+    CHECK(short_plan(rows64, chip_name, [](Attention& a) {
+            a.deterministic = true;
+          }).workspace.size == 0);
+  }
+  const auto kernels = [&](Shape shape, auto... change) {
+    return kernels_of(short_plan(shape, "sm_80", change...));
+  };
+  Shape shape = rows64;
+  shape.len_k = 128;
+  CHECK(kernels(shape) == "backward");
+  shape.len_k = 129;
+  CHECK(kernels(shape) == "delta backward finish");
+  shape.len_k = 0;
+  CHECK(kernels(shape) == "delta finish");
+  CHECK(kernels(rows64, [](Attention& a) { a.causal = Causal::top_left; }) ==
+        "delta backward finish");
+  CHECK(kernels(rows64, [](Attention& a) { a.sink = Tensor(nullptr, f32, {a.q.sizes[1]}); }) ==
+        "delta backward finish sink_gradient");
+  // Many rows of few heads.
+  CHECK(kernels({.batch = 1, .heads_q = 2, .heads_kv = 2, .len_q = 4096, .len_k = 77}) ==
+        "backward combine_dkv");
+  // Hopper's own kernel has more rows, and wide heads.
+  CHECK(short_plan({.len_q = 65, .len_k = 60, .dim = 128}, "sm_90").name() == "cuda:wgmma");
+  CHECK(short_plan({.len_q = 64, .len_k = 60, .dim = 136}, "sm_90").name() == "cuda:wgmma");
+}
+
 TEST_SUITE_END();

@@ -246,7 +246,8 @@ template <KernelConfig kConfig>
 REGARD_DEVICE void backward_mma(const KernelParams& params) {
   using Tile = BackwardTileMma<kConfig>;
   BackwardMma<kConfig> block{Tile(params, block_coords(params.grid, block_index()))};
-  if (block.at.key_count > 0) block.run();
+  // whole_keys: rows of a sequence without keys have a dq of 0.
+  if (block.at.key_count > 0 || kConfig.whole_keys) block.run();
 }
 
 }  // namespace regard

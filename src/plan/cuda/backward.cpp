@@ -146,7 +146,7 @@ bool can_count_rows(const Problem& p) {
 
 void add_finish_launch(Draft& d, const Results& results) {
   const bool has_sums = has_dbias_sums(d);
-  if (!results.dq && !results.flags && !has_sums) return;
+  if (d.main.whole_keys || (!results.dq && !results.flags && !has_sums)) return;
   if (!can_count_rows(d.p)) return d.refuse(kTooManyBlocks);
   KernelConfig c =
       results.flags ? simt_config(d.p, Kernel::finish) : plain_config(d.p, Kernel::finish);
@@ -185,6 +185,13 @@ void add_main_launches(Draft& d, const Results& results) {
   add_finish_launch(d, results);
 }
 
+// Whether a block of mma sees all keys of a sequence, and nothing needs what other kernels make of
+// rows: it makes delta and dq itself, in one launch, and dq takes no sums in memory.
+bool has_whole_keys(const Problem& p, const KernelConfig& main) {
+  return main.family == Family::mma && may_have_whole_keys(p) &&
+         p.sizes.len_k <= main.tiling.keys && !needs_fixup(p, main);
+}
+
 // The bytes of the sums of dbias, whose strides it sets.
 Count lay_out_dbias_sums(Draft& d) {
   if (!adds_dbias(d.main)) return 0;
@@ -208,7 +215,7 @@ void lay_out_workspace(Draft& d, const Results& results) {
   const Sizes& s = p.sizes;
   const KernelConfig& main = d.main;
   const Count rows = Count(s.heads_q) * s.rows_q, keys = Count(s.heads_kv) * s.rows_k;
-  const bool sums_dq = main.family != Family::simt && results.dq;
+  const bool sums_dq = main.family != Family::simt && results.dq && !main.whole_keys;
   const bool splits_f32 = main.products == Products::f16x3;
   const Count part = main.split_q && results.dkv ? keys * partial_dkv_columns(s) * 4 : 0;
   const bool has_inputs = results.any() || !splits_f32;
@@ -220,7 +227,7 @@ void lay_out_workspace(Draft& d, const Results& results) {
                {any_flag, results.flags ? kAnyFlagBytes : 0},
                {flags_k, results.flags && results.dkv ? keys * kKeyFlagBytes : 0},
                {dbias_sums, lay_out_dbias_sums(d)},
-               {row_states, rows * 2 * (computes_in_f64(p) ? 8 : 4)},
+               {row_states, main.whole_keys ? 0 : rows * 2 * (computes_in_f64(p) ? 8 : 4)},
                {row_terms, has_inputs ? row_terms_bytes(p, main) : 0},
                {dq_sums, sums_dq ? Count(s.heads_q) * dq_rows(p) * main.dim * 4 : 0},
                {partial_out, part * d.plan.splits},
@@ -237,8 +244,14 @@ void add_backward_launches(Draft& d) {
   const Problem& p = d.p;
   Results results{p.wants(p.dq), p.wants(p.dk) || p.wants(p.dv), false};
   results.flags = needs_fixup(p, d.main) && results.any();
+  d.main.whole_keys = has_whole_keys(p, d.main);
   add_copies_launch(d);
-  add_delta_launch(d, results);
+  if (d.main.whole_keys) {
+    d.main.given_delta = p.delta.given();
+    d.main.ordered_dq = false;  // one block adds to each row
+  } else {
+    add_delta_launch(d, results);
+  }
   if (results.any()) add_split_launch(d);
   add_main_launches(d, results);
   // Additions in any order are exact only where each element is added once.

@@ -73,12 +73,13 @@ REGARD_LISTED(KernelConfig, REGARD_MEMBER(kernel), REGARD_MEMBER(family), REGARD
               REGARD_MEMBER(dout_is_f32), REGARD_MEMBER(out_by_tma), REGARD_MEMBER(bias),
               REGARD_MEMBER(mask), REGARD_MEMBER(varlen), REGARD_MEMBER(seed_in_memory),
               REGARD_MEMBER(pack_gqa), REGARD_MEMBER(split_kv), REGARD_MEMBER(split_q),
-              REGARD_MEMBER(merges_splits), REGARD_MEMBER(continues), REGARD_MEMBER(given_delta),
-              REGARD_MEMBER(skips_blocks), REGARD_MEMBER(tile_map), REGARD_MEMBER(tile_order),
-              REGARD_MEMBER(row_terms), REGARD_MEMBER(cta_pair), REGARD_MEMBER(flags_nonfinite),
-              REGARD_MEMBER(repeats_rows), REGARD_MEMBER(only_flagged), REGARD_MEMBER(rows_outer),
-              REGARD_MEMBER(persistent), REGARD_MEMBER(ordered_dq), REGARD_MEMBER(wanted),
-              REGARD_MEMBER(dbias), REGARD_MEMBER(cluster));
+              REGARD_MEMBER(merges_splits), REGARD_MEMBER(continues), REGARD_MEMBER(whole_keys),
+              REGARD_MEMBER(given_delta), REGARD_MEMBER(skips_blocks), REGARD_MEMBER(tile_map),
+              REGARD_MEMBER(tile_order), REGARD_MEMBER(row_terms), REGARD_MEMBER(cta_pair),
+              REGARD_MEMBER(flags_nonfinite), REGARD_MEMBER(repeats_rows),
+              REGARD_MEMBER(only_flagged), REGARD_MEMBER(rows_outer), REGARD_MEMBER(persistent),
+              REGARD_MEMBER(ordered_dq), REGARD_MEMBER(wanted), REGARD_MEMBER(dbias),
+              REGARD_MEMBER(cluster));
 
 #undef REGARD_MEMBER
 #undef REGARD_LISTED

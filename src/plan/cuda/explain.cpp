@@ -48,6 +48,7 @@ std::string config_line(const KernelConfig& c) {
   }
   if (c.pack_gqa) text += ", packed GQA";
   if (c.split_kv || c.split_q) text += ", split";
+  if (c.whole_keys) text += ", delta and dq in the same kernel";
   if (c.rows_outer) text += ", query heads of a row tile in turn";
   if (c.only_flagged) text += ", flagged rows or keys only";
   return text;

@@ -169,6 +169,16 @@ inline int64 keys_in_reach(const Problem& p) {
   return larger<int64>(0, visible_keys(p.mask_params, s.len_q - 1, s.len_q, s.len_k).end - begin);
 }
 
+// Whether a tile of mma may have all keys of a sequence, and no kernel behind it looks at rows
+// again.
+inline bool may_have_whole_keys(const Problem& p) {
+  constexpr int64 kKeys = 128, kWideKeys = 64;
+  const int64 columns = larger(p.sizes.dim, p.sizes.dim_v);
+  return p.sizes.len_k > 0 && p.sizes.len_k <= (columns <= 128 ? kKeys : kWideKeys) &&
+         columns <= 256 && (p.type == Type::f16 || p.type == Type::bf16) && !hides_pairs(p) &&
+         !p.features.sink;
+}
+
 inline bool is_broadcast(const Problem& p) {
   const Sizes& s = p.sizes;
   const int64* sizes = p.bias_sizes;

@@ -180,8 +180,13 @@ void add_few_tiles(Problems& problems) {
   problems.forward(a);
 }
 
-// Calls of so few tiles that forward kernels compute rows again by themselves.
+// Calls of so few tiles that forward kernels compute rows again by themselves, and of so short
+// sequences that one backward kernel has all of them.
 void add_small(Problems& problems) {
+  for (const std::int64_t dim : {64, 128}) {
+    const Tensor all(nullptr, bf16, {kBatch, kHeads, 64, dim});
+    problems.backward({.q = all, .k = all, .v = all});
+  }
   const auto small = [](Type type, std::int64_t length, std::int64_t dim) {
     const Tensor all(nullptr, type, {1, kHeads, length, dim});
     Attention a{.q = all, .k = all, .v = all};

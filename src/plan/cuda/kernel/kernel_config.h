@@ -133,11 +133,13 @@ struct KernelConfig {
   bool split_q = false;         // backward: the query rows of a tile of keys are split over blocks
   bool merges_splits = false;   // forward: the last block of a tile's splits merges them
   bool continues = false;       // forward, combine: merges rows with what out and lse hold
-  bool given_delta = false;     // delta: it is read, not made of dout and out
-  bool skips_blocks = false;    // wgmma forward: warpgroups skip key blocks that are masked for
-                                // all of their rows
-  bool tile_map = false;        // main kernels: a tile map says what mask and spans hide
-  bool tile_order = false;      // with a tile map: own tiles begin in the order of their lengths
+  bool whole_keys = false;    // mma backward: a tile has all keys of a sequence, so that the kernel
+                              // makes delta and dq itself
+  bool given_delta = false;   // delta, whole_keys: it is read, not made of dout and out
+  bool skips_blocks = false;  // wgmma forward: warpgroups skip key blocks that are masked for
+                              // all of their rows
+  bool tile_map = false;      // main kernels: a tile map says what mask and spans hide
+  bool tile_order = false;    // with a tile map: own tiles begin in the order of their lengths
   RowTerms row_terms{};
   bool cta_pair = false;         // wide wgmma backward: two blocks of a cluster share the columns
                                  // of dq

@@ -1,4 +1,4 @@
-// A block's part of dq: dq += dS K, added to f32 sums in memory.
+// A block's part of dq: dq += dS K, added to f32 sums in memory. whole_keys: dq itself.
 #pragma once
 
 #include "cuda/kernels/tile/dq_order.cuh"
@@ -54,6 +54,7 @@ struct BackwardDq {
   const Tile at;
 
   REGARD_DEVICE void add(const Step& step) const {
+    if constexpr (kConfig.whole_keys) return store(step);
     if constexpr (kConfig.ordered_dq) acquire(step);
     float* const to = at.params.buffers.dq_sums + step.head * dq_rows(at.p) * kConfig.dim;
 #pragma unroll
@@ -63,6 +64,50 @@ struct BackwardDq {
       add_to_memory(to, sums, round, step);
     }
     if constexpr (kConfig.ordered_dq) release(step);
+  }
+
+  REGARD_DEVICE void store(const Step& step) const {
+    const bool aligned = is_aligned(at.p.dq);
+#pragma unroll
+    for (int round = 0; round < Warps::kPairs; round += kAtOnce) {
+      Sums sums;
+      multiply(sums, round);
+#pragma unroll
+      for (int u = 0; u < kUnits; ++u) {
+        const int row = step.first_row() + (Warps::first_unit() + u) * 16 + lane_index() / 4;
+#pragma unroll
+        for (int c = 0; c < kAtOnce; ++c) {
+          if (!Warps::has(round + c)) continue;
+          const int column = Warps::pair(round + c) * 16 + lane_index() % 4 * 2;
+          store_block(step.head, row, column, sums[u][c * 2], aligned);
+          store_block(step.head, row, column + 8, sums[u][c * 2 + 1], aligned);
+        }
+      }
+    }
+  }
+  // Two rows, eight apart, and two columns of each.
+  REGARD_DEVICE void store_block(int head, int row, int column, const Accumulator& x,
+                                 bool aligned) const {
+    const View& dq = at.p.dq;
+    const int64 count = at.p.sizes.dim - column;
+    const float scale = float(at.p.score.scale);
+    const bool any = at.key_count > 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row + half * 8 >= at.seq.len_q || count <= 0) continue;
+      const int64 to = offset_of(dq.strides, at.b, head, at.seq.first_q, row + half * 8) + column;
+      float pair[2] = {any ? x[half * 2] * scale : 0, any ? x[half * 2 + 1] * scale : 0};
+      with_type<kConfig.type>(dq.type, [&](auto type) {
+        constexpr Type kTo = decltype(type)::kElement;
+        if (at.p.accumulate) {
+          float old[2];
+          load_vector<kTo>(old, dq, to, count, aligned);
+          pair[0] += old[0];
+          pair[1] += old[1];
+        }
+        store_vector<kTo>(dq, to, count, aligned, pair);
+      });
+    }
   }
 
   REGARD_DEVICE void multiply(Sums& sums, int round) const {

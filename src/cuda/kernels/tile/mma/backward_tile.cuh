@@ -5,6 +5,7 @@
 
 #include "cuda/kernels/params.h"
 #include "cuda/kernels/tile/mask_copy.cuh"
+#include "cuda/kernels/tile/row_products.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
 #include "cuda/kernels/tile/tile_map.cuh"
 
@@ -192,13 +193,14 @@ struct BackwardTileMma {
     load_tile<kThreads, kRows, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
         query_tile(stage), count, int(p.sizes.dim),
         rows_of(p.q, step.head, seq.first_q + step.first_row()));
-    load_states(stage, step, count);
+    if constexpr (!kConfig.whole_keys) load_states(stage, step, count);
     if constexpr (stages_bias(kConfig)) load_bias(stage, step, count);
     if constexpr (kConfig.features.mask) {
       // A tile that the mask shows as a whole needs none of it.
       if (!kConfig.tile_map || !step.is_full) load_mask(stage, step, count);
     }
     load_douts(stage, step, count);
+    if constexpr (kConfig.whole_keys) make_states(stage, step);  // while the copies run
   }
   REGARD_DEVICE void load_states(int stage, const Step& step, int count) const {
     const int64 first = step.head * p.sizes.rows_q + flat_row(p, seq.whole(), b, step.first_row());
@@ -207,6 +209,28 @@ struct BackwardTileMma {
     if (row >= kRows) return;
     const bool exists = row < count;
     cp_async<8>(states_at(stage, row), exists ? states + first + row : nullptr, exists ? 8 : 0);
+  }
+  // whole_keys: what the delta kernel makes otherwise.
+  REGARD_DEVICE void make_states(int stage, const Step& step) const {
+    constexpr int kElements = 16 / F::kBytes, kLanes = lanes_of_row(kConfig.dim_v, kElements);
+    constexpr int kAtOnce = kThreads / kLanes;
+    const bool has_vectors = has_row_vectors<kConfig.type, kElements>(p);
+    const Sequence whole = seq.whole();
+#pragma unroll 2
+    for (int base = 0; base < kRows; base += kAtOnce) {
+      const int row = base + thread_index() / kLanes;
+      const int64 i = step.first_row() + row;
+      RowInputs<float, kConfig.given_delta> inputs;
+      inputs.load(p, whole, b, step.head, i);
+      float product[1] = {};
+      if constexpr (!kConfig.given_delta) {
+        multiply_rows<kConfig.type, kLanes, kElements>(product, p, whole, b, step.head, i, 1,
+                                                       has_vectors);
+      }
+      if (row >= kRows || lane_index() % kLanes != 0) continue;
+      const RowState<float> state = inputs.state(product[0]);
+      store_shared_64(states_at(stage, row), bits_of(state.lse), bits_of(state.delta));
+    }
   }
   REGARD_DEVICE void load_bias(int stage, const Step& step, int count) const {
     constexpr int kBytes = element_bytes(kConfig.bias.type), kStaged = bias_rows(kConfig);

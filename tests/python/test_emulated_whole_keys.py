@@ -1,0 +1,70 @@
+"""Backward blocks of the mma family that see all keys of a sequence, and make delta and dq themselves,
+on the emulated machine.
+
+These tests need the environment of test_emulated.py.
+"""
+
+import numpy as np
+import pytest
+
+import cases
+import regard_ctypes as regard
+from selection import mostly_exhaustive, one_in
+from solve import normal, solve
+
+pytestmark = pytest.mark.skipif("emulated:mma" not in regard.backends(),
+                                reason="REGARD_LIBRARY is not the emulator's")
+
+PROBLEMS = [  # type, features, (Hq, Hkv), (Sq, Sk), D, Dv
+    ("bf16", ("dlse",), (2, 2), (50, 49), 64, 64),
+    ("f16", ("packed", "accumulate", "odd"), (4, 2), (70, 60), 33, 61),
+    ("bf16", ("seqused", "f32_outputs"), (2, 1), (100, 128), 128, 72),
+    ("f16", ("dropout", "gaps"), (4, 2), (33, 30), 40, 64),
+    ("bf16", ("softcap", "accumulate", "f32_outputs"), (2, 2), (40, 100), 64, 64),
+    ("f16", ("delta", "negative_scale"), (2, 1), (130, 64), 200, 136),
+    ("bf16", ("alibi", "reversed", "accumulate"), (2, 2), (65, 20), 128, 128),
+    ("bf16", ("bshd",), (8, 1), (300, 77), 64, 64)]  # rows are split over blocks
+
+
+def of_one_kernel(case, backend):
+    text, _ = regard.explain(case.attention(), "backward", backend=backend)
+    return "delta and dq in the same kernel" in text and "finish" not in text
+
+
+@pytest.mark.parametrize("type, features, heads, sizes, dim, dim_v", one_in(3, PROBLEMS), ids=str)
+@pytest.mark.parametrize("chip", mostly_exhaustive(["sm_90", "sm_86"], "sm_90"))
+def test_whole_keys(chip, type, features, heads, sizes, dim, dim_v):
+    case = cases.make(features, type, heads=heads, sizes=sizes, dim=dim, dim_v=dim_v)
+    backend = f"emulated:mma+{chip}+mixed+{dim}"
+    assert of_one_kernel(case, backend)
+    cases.compare(case, cases.run(case, backend))
+
+
+@pytest.mark.parametrize("wanted", mostly_exhaustive(["dq", "dk", "dv"], "dq"))
+def test_one_gradient_alone(wanted):
+    case = cases.make(("grouped",), "bf16", sizes=(90, 60), dim=64)
+    cases.compare(case, cases.run(case, "emulated:mma+sm_90+mixed", wanted=[wanted]))
+
+
+@pytest.mark.parametrize("feature", ["bottom_right", "mask", "sink", "bias"])
+def test_others_have_more_kernels(feature):
+    case = cases.make((feature,), "bf16", sizes=(50, 50), dim=64)
+    assert not of_one_kernel(case, "emulated:mma+sm_90")
+
+
+@pytest.mark.filterwarnings("ignore")  # of NaN
+@pytest.mark.parametrize("accumulate", mostly_exhaustive([False, True], False))
+def test_a_sequence_without_keys(accumulate):
+    """Its rows get a dq of 0, whatever dout holds there."""
+    q, dout = (normal(40, 2, 32, type="bf16", seed=seed) for seed in (1, 2))
+    k, v = (normal(30, 1, 32, type="bf16", seed=seed) for seed in (3, 4))
+    dout[10:25] = regard.store(np.full((15, 2, 32), np.nan), dout.dtype)
+    begins = {"cu_seqlens_q": np.array([0, 10, 25, 40], np.int32), "max_seqlen_q": 15,
+              "cu_seqlens_k": np.array([0, 20, 20, 30], np.int32), "max_seqlen_k": 20}
+    ones = {"d" + name: regard.store(np.ones(x.shape), x.dtype)
+            for name, x in {"q": q, "k": k, "v": v}.items()}
+    got = solve(q, k, v, dout, backend="emulated:mma+sm_90", accumulate=accumulate,
+                into=ones if accumulate else None, **begins)
+    dq = regard.load(got["dq"])
+    assert (dq[10:25] == accumulate).all() and np.isfinite(dq).all()
+    assert all(np.isfinite(regard.load(got[name])).all() for name in ("dk", "dv"))
