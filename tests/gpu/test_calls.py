@@ -115,7 +115,7 @@ def test_out_of_memory_is_said_and_nothing_written():
         return result
 
     many = tensor(small, regard.BF16_CODE, [1, 1, rows, dim], [0, 0, 0, 1])  # one row, repeated
-    keys = tensor(small, regard.BF16_CODE, [1, 1, 16, dim], [0, 0, dim, 1])
+    keys = tensor(small, regard.BF16_CODE, [1, 1, 256, dim], [0, 0, dim, 1])
     out_dq = tensor(dq, regard.BF16_CODE, [1, 1, rows, dim], [rows * dim, rows * dim, dim, 1])
     lse = tensor(small, regard.F32, [1, 1, rows], [0, rows, 1])
     try:

@@ -101,7 +101,8 @@ def test_forward_applies_this_mask(type, backend):
 
 def test_p_of_zero_changes_no_bit(backend):
     p = problem(1, 2, 2, 20, 70, 16)
-    plain, zero = solve(**p, backend=backend), solve(**p, backend=backend, dropout=(0.0, 5, 6))
+    how = {"backend": backend, "deterministic": 1}  # tiles of keys add to dq in any order else
+    plain, zero = solve(**p, **how), solve(**p, **how, dropout=(0.0, 5, 6))
     assert all(np.array_equal(plain[name], zero[name]) for name in plain)
 
 
