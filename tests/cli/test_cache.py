@@ -84,7 +84,7 @@ def test_a_folder_that_is_of_no_use_is_named(tmp_path, make):
                             (["info"], 0), (COMPILE, 0)]:
         text = run(*command, status=status, cache=folder)
         assert str(folder) in text and reason in text, command
-    log = run(*COMPILE, "--backward", cache=folder, REGARD_LOG="stderr")
+    log = run(*COMPILE, "--causal", "--backward", cache=folder, REGARD_LOG="stderr")
     assert log.count("kernels are not kept: ") == 1 < log.count(" compiled in ")
 
 

@@ -170,7 +170,7 @@ CALL = {"chip": "sm_86", "pass": "forward", **{name: TENSOR for name in ("q", "k
 
 def test_a_recorded_call_that_gradients_follow(run, tmp_path):
     """Its kernels are those that the call compiles, also the ones for gradients."""
-    (tmp_path / "calls.jsonl").write_text(json.dumps(CALL | {"gradients_follow": True}))
+    (tmp_path / "calls.jsonl").write_text(json.dumps(CALL | {"gradients_follow": True, "causal": "bottom_right"}))
     fake = {"LD_LIBRARY_PATH": f"{BUILD}/fake/driver:{BUILD}/fake/nvrtc"}
     listed = run("prebuild", "--recorded", "calls.jsonl", "--verbose", **fake)
     assert all(kernel in listed for kernel in ("forward mma", "delta", "backward mma", "finish"))

@@ -23,7 +23,7 @@ constexpr int kLength = 512, kKeys = 128, kRows = 16;  // of a warp
 constexpr char kLines[] = R"(
   using Full = FullTileWeights<kConfig>;
   static_assert(Full::kExists && kConfig.tiling.keys == 128);
-  const ForwardTile<kConfig> tile{{}, 1, 0, 0, 1, 256, kConfig.tiling.rows, 512, 512, 0, 0};
+  const ForwardTile<kConfig> tile{{}, {}, 1, 0, 0, 1, 256, kConfig.tiling.rows, 512, 512, 0, 0};
   const ForwardMemory<kConfig> memory;
   ForwardTerms<kConfig> terms{params, memory, 0, 0};
   terms.read_head_terms(tile);
