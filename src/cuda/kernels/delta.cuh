@@ -65,7 +65,9 @@ REGARD_DEVICE void delta(const KernelParams& params) {
   // Rows past the end of a sequence have a state too, if the buffer has room for it.
   const int64 end =
       smaller<int64>(first + kConfig.tiling.rows, p.packed ? seq.len_q : p.sizes.len_q);
-  const bool has_vectors = has_row_vectors<kType, kElements>(p);
+  // Written out: as a call it takes registers on sm_120.
+  const bool has_vectors = p.out.type == kType && p.dout.type == kType && is_aligned(p.out) &&
+                           is_aligned(p.dout) && p.sizes.dim_v % kElements == 0;
   auto* const states = static_cast<RowState<Real>*>(params.buffers.row_states);
 
   for (int64 base = first; base < end; base += kRows * kStep) {
@@ -78,7 +80,13 @@ REGARD_DEVICE void delta(const KernelParams& params) {
     }
     Real sums[kRows] = {};
     if constexpr (!kConfig.given_delta) {
-      multiply_rows<kType, kLanes, kElements>(sums, p, seq, b, h, i, kStep, has_vectors);
+      if (has_vectors) {
+        multiply_vectors<kType, kLanes, kElements>(sums, p, seq, b, h, i, kStep);
+      } else {
+        multiply_any<kType, kLanes, kElements>(sums, p, seq, b, h, i, kStep);
+      }
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) sums[r] = sum_of_lanes<kLanes>(sums[r]);
     }
 #pragma unroll
     for (int n = 0; n < kFinished; ++n) {

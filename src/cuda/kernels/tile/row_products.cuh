@@ -99,17 +99,4 @@ REGARD_DEVICE bool has_row_vectors(const Problem& p) {
          p.sizes.dim_v % kElements == 0;
 }
 
-// dout . out of each row, in all of the lanes that share it.
-template <Type kType, int kLanes, int kElements, class Real, int kRows>
-REGARD_DEVICE void multiply_rows(Real (&sums)[kRows], const Problem& p, const Sequence& seq,
-                                 int64 b, int64 h, int64 i, int step, bool has_vectors) {
-  if (has_vectors) {
-    multiply_vectors<kType, kLanes, kElements>(sums, p, seq, b, h, i, step);
-  } else {
-    multiply_any<kType, kLanes, kElements>(sums, p, seq, b, h, i, step);
-  }
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) sums[r] = sum_of_lanes<kLanes>(sums[r]);
-}
-
 }  // namespace regard

@@ -224,8 +224,12 @@ struct BackwardTileMma {
       inputs.load(p, whole, b, step.head, i);
       float product[1] = {};
       if constexpr (!kConfig.given_delta) {
-        multiply_rows<kConfig.type, kLanes, kElements>(product, p, whole, b, step.head, i, 1,
-                                                       has_vectors);
+        if (has_vectors) {
+          multiply_vectors<kConfig.type, kLanes, kElements>(product, p, whole, b, step.head, i, 1);
+        } else {
+          multiply_any<kConfig.type, kLanes, kElements>(product, p, whole, b, step.head, i, 1);
+        }
+        product[0] = sum_of_lanes<kLanes>(product[0]);
       }
       if (row >= kRows || lane_index() % kLanes != 0) continue;
       const RowState<float> state = inputs.state(product[0]);
