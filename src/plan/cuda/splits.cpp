@@ -61,34 +61,34 @@ double time_of_blocks(const VisibleTiles& visible, double mean, int64 blocks, in
   if (visible.equal()) return double(divide_up(blocks, at_once)) * mean;
   return mean * (double(blocks) / double(at_once) + 0.25);
 }
+// What the first, the middle and the last tile of `own` rows or keys see, in tiles of `other_tile`.
+// interval(first, last): what those see, from the first of them to the last.
+template <class IntervalOf>
+VisibleTiles visible_tiles(int64 own, int64 own_tile, int64 other_tile, IntervalOf interval) {
+  const auto seen = [&](int64 tile) {
+    const Interval x = interval(tile * own_tile, smaller((tile + 1) * own_tile, own) - 1);
+    return x.empty() ? 0 : divide_up(x.end, other_tile) - x.begin / other_tile;
+  };
+  const int64 last = divide_up(own, own_tile) - 1, of[] = {seen(0), seen(last / 2), seen(last)};
+  return {larger(larger(of[0], of[1]), of[2]), divide_up(of[0] + of[1] + of[2], 3)};
+}
 // The tiles of rows of a query head that see some key of a tile.
 VisibleTiles visible_row_tiles(const Problem& p, int64 tile_rows, int64 tile_keys) {
   const int64 rows = p.sizes.len_q, keys = p.sizes.len_k, all = divide_up(rows, tile_rows);
   if (!p.features.interval || p.features.positions) return {all, all};
-  const auto seen = [&](int64 key) {
-    const int64 last = smaller(key + tile_keys, keys) - 1;
-    const Interval x{visible_queries(p.mask_params, key, rows, keys).begin,
-                     visible_queries(p.mask_params, last, rows, keys).end};
-    return x.empty() ? 0 : divide_up(x.end, tile_rows) - x.begin / tile_rows;
-  };
-  const int64 last = divide_up(keys, tile_keys) - 1;
-  const int64 of[] = {seen(0), seen(last / 2 * tile_keys), seen(last * tile_keys)};
-  return {larger(larger(of[0], of[1]), of[2]), divide_up(of[0] + of[1] + of[2], 3)};
+  return visible_tiles(keys, tile_keys, tile_rows, [&](int64 first, int64 last) {
+    return Interval{visible_queries(p.mask_params, first, rows, keys).begin,
+                    visible_queries(p.mask_params, last, rows, keys).end};
+  });
 }
-
 // The tiles of keys that some row of a tile sees.
 VisibleTiles visible_key_tiles(const Problem& p, int64 tile_rows, int64 tile_keys) {
   const int64 rows = p.sizes.len_q, keys = p.sizes.len_k, all = divide_up(keys, tile_keys);
   if (!p.features.interval || p.features.positions || rows == 0) return {all, all};
-  const auto seen = [&](int64 row) {
-    const int64 last = smaller(row + tile_rows, rows) - 1;
-    const Interval x{visible_keys(p.mask_params, row, rows, keys).begin,
-                     visible_keys(p.mask_params, last, rows, keys).end};
-    return x.empty() ? 0 : divide_up(x.end, tile_keys) - x.begin / tile_keys;
-  };
-  const int64 last = divide_up(rows, tile_rows) - 1;
-  const int64 of[] = {seen(0), seen(last / 2 * tile_rows), seen(last * tile_rows)};
-  return {larger(larger(of[0], of[1]), of[2]), divide_up(of[0] + of[1] + of[2], 3)};
+  return visible_tiles(rows, tile_rows, tile_keys, [&](int64 first, int64 last) {
+    return Interval{visible_keys(p.mask_params, first, rows, keys).begin,
+                    visible_keys(p.mask_params, last, rows, keys).end};
+  });
 }
 
 // Microseconds that a backward block takes for 64 rows and its keys (H100, H200). Few rows of f32
