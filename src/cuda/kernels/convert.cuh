@@ -112,9 +112,10 @@ struct DqRows {
 // Converts a tile of rows of one of batch * heads. Returns whether one of the thread's rows is not
 // finite; flags: of the rows of the tile.
 template <KernelConfig kConfig>
-REGARD_DEVICE bool convert_dq(const KernelParams& params, int64 head, int64 tile, uint8* flags) {
+REGARD_DEVICE bool convert_dq(const KernelParams& params, int head, int64 tile, uint8* flags) {
   const Problem& p = params.problem;
-  const int64 heads = p.sizes.heads_q, b = head / heads, h = head % heads;
+  const int heads = int(p.sizes.heads_q);
+  const int64 b = head / heads, h = head % heads;
   const Sequence seq = safe_sequence(p, b);
   const int64 first = tile * converted_rows(kConfig) + warp_index() * 16;
   if (first >= seq.len_q) return false;

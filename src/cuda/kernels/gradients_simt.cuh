@@ -5,18 +5,11 @@
 // All are exact on any input and sum in a fixed order.
 #pragma once
 
+#include "cuda/kernels/tile/simt/pair_gradient.cuh"
 #include "cuda/kernels/tile/simt/row_vectors.cuh"
 #include "cuda/kernels/tile/simt/simt_tiles.cuh"
 
 namespace regard {
-
-// What the backward pass needs of a row. It reads the lse itself: lse * log2(e), which the row
-// states hold, is rounded once more.
-template <class Real>
-struct SimtRowState {
-  Real lse = infinity<Real>();
-  Real delta = 0;
-};
 
 template <KernelConfig kConfig>
 REGARD_DEVICE SimtRowState<RealOf<kConfig.type>> row_state(const KernelParams& params,
@@ -29,36 +22,6 @@ REGARD_DEVICE SimtRowState<RealOf<kConfig.type>> row_state(const KernelParams& p
   const Real lse = static_cast<const Real*>(p.lse.data)[at];
   const int64 row = head.h * p.sizes.rows_q + flat_row(p, head.seq, head.b, i);
   return {lse == -infinity<Real>() ? infinity<Real>() : lse, states[row].delta};
-}
-
-// The gradients of one pair.
-template <class Real>
-struct PairGradient {
-  Real kept_weight;  // Z P
-  Real dscore;       // ds before the softcap: what the bias receives
-  Real dproduct;     // ds
-};
-
-// From q . k and dout . v of a visible pair.
-template <KernelConfig kConfig>
-REGARD_DEVICE PairGradient<RealOf<kConfig.type>> pair_gradient(
-    const SimtHead<kConfig>& head, const SimtRowState<RealOf<kConfig.type>>& row,
-    RealOf<kConfig.type> raw, RealOf<kConfig.type> dweight, RealOf<kConfig.type> bias, int i, int j,
-    DropoutCall<kConfig>& dropout) {
-  using Real = RealOf<kConfig.type>;
-  using Lanes = GpuLanes<Real>;
-  const Real logit = head.logit(raw, bias, i, j);
-  const Real weight =
-      exp2_of(fma_of(logit, logit_unit(head.kOn, head.params), -row.lse) * Real(kLog2E));
-  Real kept_weight = weight;
-  if constexpr (kConfig.features.dropout) {
-    const bool kept = dropout.keep(head, i, j);
-    const Real scale = Real(keep_scale(head.p.dropout));
-    kept_weight = weight * (kept ? scale : Real(0));
-    dweight = kept ? dweight * scale : Real(0);
-  }
-  const Real dscore = weight * (dweight - row.delta);
-  return {kept_weight, dscore, dscore * score_slope<Lanes>(head.kOn, head.params, raw)};
 }
 
 // Calls of(TypeName) with the type of dout, which may be f32. Code that computes flagged results
@@ -134,7 +97,7 @@ REGARD_DEVICE void key_gradient_pass(const KernelParams& params, const OwnKeys<k
 #pragma unroll
     for (int n = 0; n < kCountV; ++n) dv[r][n] = 0;
   }
-  const int group = int(p.sizes.group());  // own.h is a kv head
+  const int group = group_of(p.sizes);  // own.h is a kv head
   for (int h = own.h * group; h < (own.h + 1) * group; ++h) {
     const SimtHead<kConfig> head(p, seq, own.b, h);
     const int64 begin = own.hull.begin / Tile::kStreamed * Tile::kStreamed;

@@ -86,6 +86,9 @@ REGARD_INLINE View partial_dkv(const KernelParams& params, KeyGradient gradient)
                       .column = 1}};
 }
 
+// Query heads of a key head. A division of 64 bits would be a call.
+REGARD_INLINE int group_of(const Sizes& sizes) { return int(sizes.heads_q) / int(sizes.heads_kv); }
+
 // The index of row (b, i) in buffers with one element for each real row of a head.
 REGARD_INLINE int64 flat_row(const Problem& p, const Sequence& seq, int64 b, int64 i) {
   return (p.packed ? seq.first_q : b * p.sizes.len_q) + i;

@@ -233,7 +233,7 @@ struct RowAgain {
         end = larger(end, rows[r].keys.end);
         which &= which - 1;
       }
-      const int64 kv = rows[0].at.h / int(p.sizes.group());
+      const int64 kv = rows[0].at.h / group_of(p.sizes);
 #pragma unroll 1
       for (int first = begin; first < end; first += 32) add_keys(kv, first, end);
 #pragma unroll

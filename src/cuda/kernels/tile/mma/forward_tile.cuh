@@ -49,7 +49,7 @@ struct ForwardTileMma {
       : params(kernel_params),
         p(kernel_params.problem),
         seq(short_sequence<kConfig>(p, place.head / heads_of_a_batch(p))),
-        group(int(p.sizes.heads_q) / int(p.sizes.heads_kv)),
+        group(group_of(p.sizes)),
         b(place.head / heads_of_a_batch(p)),
         kv(place.head % heads_of_a_batch(p) / (kConfig.pack_gqa ? 1 : group)),
         head(place.head % heads_of_a_batch(p) * (kConfig.pack_gqa ? group : 1)),

@@ -53,7 +53,7 @@ struct SimtHead {
     if constexpr (kOn.mask) mask_at = offset_of(p.mask.strides, b, h, 0, 0);
   }
 
-  REGARD_DEVICE int kv() const { return h / int32(p.sizes.group()); }
+  REGARD_DEVICE int kv() const { return h / group_of(p.sizes); }
 
   // What the bias adds to a pair. A finite f64 stays finite.
   REGARD_DEVICE Real bias_of(int i, int j) const {

@@ -334,7 +334,7 @@ struct DbiasWarpgroup {
     if constexpr (kStores && kConfig.features.interval) {
       if (params.problem.accumulate) return;
       if (kConfig.split_q && task.dkv_head % params.splits > 0) return;  // the first split does it
-      const int heads = int(params.problem.sizes.group());
+      const int heads = group_of(params.problem.sizes);
       const int tiles = (task.seq.len_q + kRows - 1) / kRows;
 #pragma unroll 1
       for (int h = 0; h < heads; ++h) {

@@ -91,7 +91,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
   REGARD_DEVICE void find_factors(const ForwardTile<kConfig>& tile) {
     const Problem& p = params.problem;
     const HiLoLayout layout = hi_lo_layout(p, kConfig);
-    const int head = tile.head / int(p.sizes.group());
+    const int head = tile.head / group_of(p.sizes);
     const int first_q = first_hi_lo_row<int>(p, tile.b, tile.first_q, int(p.sizes.len_q), kKeys);
     const int first_k = first_hi_lo_row<int>(p, tile.b, tile.first_k, int(p.sizes.len_k), kKeys);
 #pragma unroll
