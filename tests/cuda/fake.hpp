@@ -103,7 +103,7 @@ class DeviceBytes {
 
 // A small problem, both passes, with every tensor on one device.
 struct DeviceCase {
-  static constexpr std::int64_t kHeads = 2, kLength = 100, kDim = 64;
+  static constexpr std::int64_t kHeads = 2, kLength = 130, kDim = 64;
   static constexpr std::size_t kBytes = kHeads * kLength * kDim * 4;
 
   int device;

@@ -38,7 +38,7 @@ TEST_CASE("how many launches a call makes, and that it clears nothing before the
   const LaunchCount cases[] = {
       {"dense", attention({}), {1, 1}, 3},
       {"causal", hidden({}), {1, 1}, 3},
-      {"causal, small", hidden({.batch = 1, .len_q = 128, .len_k = 128}), {1, 1}, 3},
+      {"causal, small", hidden({.batch = 1, .len_q = 128, .len_k = 129}), {1, 1}, 3},
       {"causal, large", hidden({.batch = 16}), {2, 2}, 3},
       {"causal, one row", hidden({.batch = 32, .len_q = 1, .len_k = 512}), {1, 1}, 3},
       {"causal, grouped", hidden({.batch = 32, .heads_kv = 2, .dim = 128}), {2, 2}, 3},
@@ -94,16 +94,33 @@ TEST_CASE("short sequences: one backward kernel, without a workspace") {
   CHECK(kernels(shape) == "delta backward finish");
   shape.len_k = 0;
   CHECK(kernels(shape) == "delta finish");
-  CHECK(kernels(rows64, [](Attention& a) { a.causal = Causal::top_left; }) ==
-        "delta backward finish");
+  const auto causal = [](Attention& a) { a.causal = Causal::top_left; };
+  CHECK(kernels(rows64, causal) == "backward");
+  // A block has room for the flags of 512 rows.
+  Shape many = {.heads_kv = 1, .len_q = 64, .len_k = 60};
+  CHECK(kernels(many, causal) == "backward");
+  many.len_q = 65;
+  CHECK(kernels(many, causal) != "backward");
+  CHECK(kernels(rows64, [](Attention& a) {
+          a.bias = Tensor(nullptr, f32, {1, a.q.sizes[1], a.q.sizes[2], a.k.sizes[2]});
+        }) == "delta backward finish");
   CHECK(kernels(rows64, [](Attention& a) { a.sink = Tensor(nullptr, f32, {a.q.sizes[1]}); }) ==
         "delta backward finish sink_gradient");
   // Many rows of few heads.
   CHECK(kernels({.batch = 1, .heads_q = 2, .heads_kv = 2, .len_q = 4096, .len_k = 77}) ==
         "backward combine_dkv");
-  // Hopper's own kernel has more rows, and wide heads.
-  CHECK(short_plan({.len_q = 65, .len_k = 60, .dim = 128}, "sm_90").name() == "cuda:wgmma");
-  CHECK(short_plan({.len_q = 64, .len_k = 60, .dim = 136}, "sm_90").name() == "cuda:wgmma");
+  // Hopper's own kernel has few heads of more rows.
+  const auto on_hopper = [&](const Shape& x, auto... change) {
+    return short_plan(x, "sm_90", change...).name();
+  };
+  for (const std::int64_t batch : {1, 40}) {
+    const char* const name = batch == 1 ? "cuda:wgmma" : "cuda:mma";
+    CHECK(on_hopper({.batch = batch, .len_q = 100, .len_k = 100}, causal) == name);
+    CHECK(on_hopper({.batch = batch, .len_q = 1000, .len_k = 77, .dim = 128}) == name);
+  }
+  CHECK(on_hopper({.batch = 1, .len_q = 100, .len_k = 100}) == "cuda:mma");
+  CHECK(on_hopper({.batch = 1, .len_q = 64, .len_k = 64, .dim = 256}, causal) == "cuda:mma");
+  CHECK(on_hopper({.batch = 40, .len_q = 64, .len_k = 65, .dim = 136}) == "cuda:wgmma");
 }
 
 TEST_SUITE_END();

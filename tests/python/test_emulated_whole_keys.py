@@ -10,7 +10,7 @@ import pytest
 import cases
 import regard_ctypes as regard
 from selection import mostly_exhaustive, one_in
-from solve import normal, solve
+from solve import normal, problem, solve, with_values
 
 pytestmark = pytest.mark.skipif("emulated:mma" not in regard.backends(),
                                 reason="REGARD_LIBRARY is not the emulator's")
@@ -24,6 +24,15 @@ PROBLEMS = [  # type, features, (Hq, Hkv), (Sq, Sk), D, Dv
     ("f16", ("delta", "negative_scale"), (2, 1), (130, 64), 200, 136),
     ("bf16", ("alibi", "reversed", "accumulate"), (2, 2), (65, 20), 128, 128),
     ("bf16", ("bshd",), (8, 1), (300, 77), 64, 64)]  # rows are split over blocks
+HIDING = [
+    ("bf16", ("bottom_right", "dlse"), (2, 2), (64, 50), 64, 64),  # rows that see no key
+    ("f16", ("top_left", "packed", "odd"), (4, 2), (70, 60), 33, 61),
+    ("bf16", ("window", "seqused", "f32_outputs"), (2, 1), (100, 128), 128, 72),
+    ("f16", ("bottom_right", "dropout", "gaps", "accumulate"), (6, 2), (33, 60), 40, 64),
+    ("bf16", ("mask", "softcap", "accumulate"), (2, 2), (40, 100), 64, 64),
+    ("f16", ("row_spans", "delta"), (2, 1), (90, 64), 96, 128),
+    ("bf16", ("top_left", "positions", "alibi"), (2, 2), (65, 20), 128, 128),
+    ("bf16", ("key_spans", "top_left", "bshd", "f32_outputs", "accumulate"), (8, 1), (64, 77), 64, 64)]
 
 
 def of_one_kernel(case, backend):
@@ -31,7 +40,8 @@ def of_one_kernel(case, backend):
     return "delta and dq in the same kernel" in text and "finish" not in text
 
 
-@pytest.mark.parametrize("type, features, heads, sizes, dim, dim_v", one_in(3, PROBLEMS), ids=str)
+@pytest.mark.parametrize("type, features, heads, sizes, dim, dim_v", one_in(3, PROBLEMS + HIDING),
+                         ids=str)
 @pytest.mark.parametrize("chip", mostly_exhaustive(["sm_90", "sm_86"], "sm_90"))
 def test_whole_keys(chip, type, features, heads, sizes, dim, dim_v):
     case = cases.make(features, type, heads=heads, sizes=sizes, dim=dim, dim_v=dim_v)
@@ -40,15 +50,38 @@ def test_whole_keys(chip, type, features, heads, sizes, dim, dim_v):
     cases.compare(case, cases.run(case, backend))
 
 
+@pytest.mark.filterwarnings("ignore")  # of NaN
+@pytest.mark.parametrize("options", one_in(3, [
+    ({"causal": "top_left"},), ({"causal": "bottom_right"},), ({"window": (5, 9), "dropout": (0.2, 7, 9)},),
+    ({"mask": np.arange(70 * 90).reshape(1, 1, 70, 90) % 7 < 3, "softcap": 2.0},)]))
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("spoilt", mostly_exhaustive([np.nan, np.inf], np.nan))
+def test_what_hidden_pairs_hold(options, accumulate, spoilt):
+    """Rows and keys that do not see what is not finite do not feel it, and results are added once."""
+    given = problem(2, 4, 2, 70, 90, 64, type="bf16")
+    for name, row in {"q": 40, "k": 55, "v": 20, "dout": 66}.items():
+        given[name] = with_values(given[name], np.s_[0, -1, row], spoilt)
+    got, want = (
+        solve(**given, backend=backend, accumulate=accumulate, **options,
+              into={"d" + x: with_values(given[x], np.s_[:], 1) for x in "qkv"})
+        for backend in ("emulated:mma+sm_90+mixed", "emulated:simt"))
+    for name in ("dq", "dk", "dv"):
+        of = [regard.load(results[name]) for results in (got, want)]
+        assert np.array_equal(*map(np.isfinite, of)) and not np.isfinite(of[0]).all(), name
+        finite = np.isfinite(of[0])
+        assert np.abs(of[0][finite] - of[1][finite]).max() < 0.02 * np.abs(of[1][finite]).max(), name
+
+
 @pytest.mark.parametrize("wanted", mostly_exhaustive(["dq", "dk", "dv"], "dq"))
 def test_one_gradient_alone(wanted):
     case = cases.make(("grouped",), "bf16", sizes=(90, 60), dim=64)
     cases.compare(case, cases.run(case, "emulated:mma+sm_90+mixed", wanted=[wanted]))
 
 
-@pytest.mark.parametrize("feature", ["bottom_right", "mask", "sink", "bias"])
-def test_others_have_more_kernels(feature):
-    case = cases.make((feature,), "bf16", sizes=(50, 50), dim=64)
+@pytest.mark.parametrize("features, sizes", [(("sink",), (50, 50)), (("bias",), (50, 50)),
+                                             (("top_left",), (600, 50))], ids=str)
+def test_others_have_more_kernels(features, sizes):
+    case = cases.make(features, "bf16", sizes=sizes, dim=64)
     assert not of_one_kernel(case, "emulated:mma+sm_90")
 
 

@@ -12,6 +12,7 @@
 #include "cuda/kernels/tile/mma/backward_dq.cuh"
 #include "cuda/kernels/tile/mma/backward_scores.cuh"
 #include "cuda/kernels/tile/mma/backward_tile.cuh"
+#include "cuda/kernels/tile/mma/gradients_again.cuh"
 
 namespace regard {
 
@@ -21,7 +22,9 @@ struct BackwardMma {
   using Scores = typename Tile::Scores;
   using Step = typename Tile::Step;
   using F = FragmentsOf<kConfig>;
+  using Again = AgainFlags<kConfig>;
   static constexpr Features kOn = kConfig.features;
+  static constexpr bool kFlags = kConfig.flags_nonfinite || kConfig.repeats_rows;
   static constexpr int kN = Tile::kN, kSlices = Tile::kSlices;
   static constexpr int kKeyBlocks = kConfig.dim / kSlices / 8;  // of a warp's columns of dk
   static constexpr int kValueBlocks = kConfig.dim_v / kSlices / 8;
@@ -151,6 +154,19 @@ struct BackwardMma {
     }
   }
 
+  // whole_keys with one stage: most blocks have one tile, for which less code takes less time.
+  REGARD_DEVICE void take_tile_after_tile(const ShortInterval& tiles) {
+    const Step end = at.end_step(tiles);
+    for (Step step = at.first_step(tiles); at.exists(step, end); step = at.after(step, tiles)) {
+      at.load_rows(0, step);
+      cp_async_commit();
+      cp_async_wait<0>();
+      sync_block();
+      work(0, step, [] {});
+      sync_block();
+    }
+  }
+
   // --------------------------------------------------------------------------------------- result
 
   // Scales a result, and flags keys where it is not finite.
@@ -168,22 +184,31 @@ struct BackwardMma {
           finite[e / 2] = finite[e / 2] && x[m][n][e] - x[m][n][e] == 0;
         }
       }
-      if constexpr (kConfig.flags_nonfinite) {
+      if constexpr (kFlags) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int key = at.key_of(m, half);
-          if (finite[half] || key >= at.key_count) continue;
-          flag_key(at.params, flag_of(key), gradient);
+          if (!finite[half] && key < at.key_count) flag(key, gradient);
         }
       }
+    }
+  }
+  REGARD_DEVICE void flag(int key, KeyGradient gradient) const {
+    if constexpr (kConfig.repeats_rows) {
+      Again::set(Again::of_key(key, gradient));
+    } else {
+      flag_key(at.params, flag_of(key), gradient);
     }
   }
   REGARD_DEVICE int64 flag_of(int key) const {
     return at.kv * at.p.sizes.rows_k + flat_key(at.p, at.seq.whole(), at.b, at.first_key + key);
   }
-  // With `accumulate`, a flagged result is not added: the fix-up pass will add it.
+  // With `accumulate`, a flagged result is not added here, but when it is computed again.
   REGARD_DEVICE bool is_written(int key, KeyGradient gradient) const {
     if (key >= at.key_count) return false;
+    if constexpr (kConfig.repeats_rows) {
+      return !at.p.accumulate || Again::of_key(key, gradient) == 0;
+    }
     return !kConfig.flags_nonfinite || !at.p.accumulate ||
            key_flag(at.params.buffers, flag_of(key), gradient) == 0;
   }
@@ -221,10 +246,15 @@ struct BackwardMma {
     clear(dk);
     clear(dv);
     dbias.clear();
+    if constexpr (kConfig.repeats_rows) Again::clear();
     const ShortInterval tiles = at.row_tiles();
     if (at.has_steps(tiles)) {
       at.load_keys();
-      loop_over_tiles(tiles);
+      if constexpr (kConfig.whole_keys && !kAhead) {
+        take_tile_after_tile(tiles);
+      } else {
+        loop_over_tiles(tiles);
+      }
     }
     if constexpr (kConfig.wanted.dk) finish(dk, KeyGradient::dk, float(at.p.score.scale));
     if constexpr (kConfig.wanted.dv)
@@ -239,6 +269,10 @@ struct BackwardMma {
       write(dv, KeyGradient::dv, view_of(at.p.dv, KeyGradient::dv), at.value_tile(),
             int(at.p.sizes.dim_v));
     }
+    if constexpr (kConfig.repeats_rows) {
+      sync_block();  // the results have been written
+      if (Again::any() != 0) compute_gradients_again<kConfig>(at.params, at.b, at.kv);
+    }
   }
 };
 
@@ -246,8 +280,7 @@ template <KernelConfig kConfig>
 REGARD_DEVICE void backward_mma(const KernelParams& params) {
   using Tile = BackwardTileMma<kConfig>;
   BackwardMma<kConfig> block{Tile(params, block_coords(params.grid, block_index()))};
-  // whole_keys: rows of a sequence without keys have a dq of 0.
-  if (block.at.key_count > 0 || kConfig.whole_keys) block.run();
+  if (kConfig.whole_keys || block.at.key_count > 0) block.run();
 }
 
 }  // namespace regard

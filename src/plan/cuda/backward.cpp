@@ -112,6 +112,7 @@ void add_delta_launch(Draft& d, const Results& results) {
 // Few tiles of keys with many iterations leave multiprocessors idle.
 void split_rows(Draft& d) {
   KernelConfig& main = d.main;
+  if (main.repeats_rows) return;
   // Where wgmma may compute it, data that does not begin at 16 bytes has as many splits on mma.
   const bool may_be_wgmma = d.choice.any_family || d.choice.family == Family::wgmma;
   const int64 resident = d.facts.level >= 90 && may_be_wgmma ? 1 : main.tiling.min_blocks;
@@ -186,10 +187,18 @@ void add_main_launches(Draft& d, const Results& results) {
 }
 
 // Whether a block of mma sees all keys of a sequence, and nothing needs what other kernels make of
-// rows: it makes delta and dq itself, in one launch, and dq takes no sums in memory.
-bool has_whole_keys(const Problem& p, const KernelConfig& main) {
-  return main.family == Family::mma && may_have_whole_keys(p) &&
-         p.sizes.len_k <= main.tiling.keys && !needs_fixup(p, main);
+// rows: it makes delta and dq itself, in one launch, and dq takes no sums in memory. Results that
+// are not finite where pairs are hidden it computes again.
+void choose_whole_keys(const Draft& d, KernelConfig& main) {
+  if (main.family != Family::mma || !may_have_whole_keys(d.p)) return;
+  KernelConfig c = main;
+  c.whole_keys = true;
+  c.repeats_rows = needs_fixup(d.p, main);
+  c.given_delta = d.p.delta.given();
+  c.ordered_dq = false;  // one block adds to each row
+  const bool can_flag = !c.repeats_rows || (makes_dq_at_once(c) && !c.tile_map);
+  const bool fits = shared_bytes_of(c) <= d.limits.block;
+  if (d.p.sizes.len_k <= c.tiling.keys && can_flag && fits) main = c;
 }
 
 // The bytes of the sums of dbias, whose strides it sets.
@@ -243,15 +252,11 @@ void lay_out_workspace(Draft& d, const Results& results) {
 void add_backward_launches(Draft& d) {
   const Problem& p = d.p;
   Results results{p.wants(p.dq), p.wants(p.dk) || p.wants(p.dv), false};
-  results.flags = needs_fixup(p, d.main) && results.any();
-  d.main.whole_keys = has_whole_keys(p, d.main);
+  choose_whole_keys(d, d.main);
+  results.flags = needs_fixup(p, d.main) && !d.main.whole_keys && results.any();
+  if (d.main.repeats_rows && results.any()) explain_fixup(d.because);
   add_copies_launch(d);
-  if (d.main.whole_keys) {
-    d.main.given_delta = p.delta.given();
-    d.main.ordered_dq = false;  // one block adds to each row
-  } else {
-    add_delta_launch(d, results);
-  }
+  if (!d.main.whole_keys) add_delta_launch(d, results);
   if (results.any()) add_split_launch(d);
   add_main_launches(d, results);
   // Additions in any order are exact only where each element is added once.

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "plan/cuda/chip.hpp"
-#include "plan/cuda/kernel/kernel_config.h"
+#include "plan/cuda/kernel/mma_layout.h"
 #include "problem/problem.h"
 #include "regard/tensor.hpp"
 
@@ -169,14 +169,18 @@ inline int64 keys_in_reach(const Problem& p) {
   return larger<int64>(0, visible_keys(p.mask_params, s.len_q - 1, s.len_q, s.len_k).end - begin);
 }
 
-// Whether a tile of mma may have all keys of a sequence, and no kernel behind it looks at rows
-// again.
+// Whether a tile of mma may have all keys of a sequence, so that one backward kernel does all.
+// Where pairs are hidden, a block flags its rows, and has room for so many flags; with a mask or
+// spans, more rows would have a tile map.
 inline bool may_have_whole_keys(const Problem& p) {
-  constexpr int64 kKeys = 128, kWideKeys = 64;
-  const int64 columns = larger(p.sizes.dim, p.sizes.dim_v);
-  return p.sizes.len_k > 0 && p.sizes.len_k <= (columns <= 128 ? kKeys : kWideKeys) &&
-         columns <= 256 && (p.type == Type::f16 || p.type == Type::bf16) && !hides_pairs(p) &&
-         !p.features.sink;
+  constexpr int64 kKeys = 128, kWideKeys = 64, kRowsWithoutMap = 96;
+  const Sizes& s = p.sizes;
+  const int64 columns = larger(s.dim, s.dim_v);
+  if (s.len_k == 0 || s.len_k > (columns <= 128 ? kKeys : kWideKeys) || columns > 256) return false;
+  if ((p.type != Type::f16 && p.type != Type::bf16) || p.features.sink) return false;
+  if (!hides_pairs(p)) return true;
+  return s.group() * s.len_q <= kMostRowsAgain && !wants_dbias(p) &&
+         (!tests_pairs(p.features) || s.len_q <= kRowsWithoutMap);
 }
 
 inline bool is_broadcast(const Problem& p) {

@@ -144,7 +144,8 @@ struct KernelConfig {
   bool cta_pair = false;         // wide wgmma backward: two blocks of a cluster share the columns
                                  // of dq
   bool flags_nonfinite = false;  // flags rows whose result is not finite, to be computed again
-  bool repeats_rows = false;     // forward: computes such rows again itself, at its end
+  bool repeats_rows = false;     // forward, whole_keys: computes such rows, and keys, again itself,
+                                 // at its end
   bool only_flagged = false;     // simt: computes only what is flagged
   bool rows_outer = false;       // wgmma backward: a block takes a tile of rows of all query heads
                                  // of its key head before the next tile of rows

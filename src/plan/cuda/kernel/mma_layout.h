@@ -83,6 +83,33 @@ REGARD_INLINE int merge_room(const KernelConfig& c) {
   return x.size - x.stage;
 }
 
+// How the warps of a backward block share a tile of dq, which has units of 16 rows and pairs of
+// column blocks: each has units x pairs of them, as square as possible, so that operands are read
+// least often.
+struct DqShares {
+  int unit_warps;  // that share the rows; the others share columns
+  int units, pairs;
+
+  REGARD_INLINE int reads() const { return units + pairs; }
+};
+REGARD_INLINE DqShares dq_shares(const KernelConfig& c, int unit_warps) {
+  const int pairs = c.dim / 16, column_warps = c.tiling.warps / unit_warps;
+  return {unit_warps, c.tiling.rows / 16 / unit_warps, (pairs + column_warps - 1) / column_warps};
+}
+REGARD_INLINE DqShares dq_shares(const KernelConfig& c) {
+  DqShares best = dq_shares(c, 1);
+  for (int n = 2; n * 16 <= c.tiling.rows && n <= c.tiling.warps; ++n) {
+    if (c.tiling.rows / 16 % n != 0 || c.tiling.warps % n != 0) continue;
+    const DqShares shares = dq_shares(c, n);
+    if (shares.reads() <= best.reads()) best = shares;
+  }
+  return best;
+}
+// Pairs whose sums are in a warp's registers at once.
+REGARD_INLINE int dq_pairs_at_once(const DqShares& x) {
+  return x.pairs * x.units <= 8 ? x.pairs : 8 / x.units;
+}
+
 struct BackwardMmaLayout {
   int keys = 0;     // [keys][dim]; later the tile of dk
   int values = 0;   // [keys][dim_v]; later the tile of dv
@@ -95,8 +122,27 @@ struct BackwardMmaLayout {
   int bias = 0;     // [rows][keys]
   int mask = 0;     // [rows][keys]
   int stage_bytes = 0;
+  int dq = 0;     // whole_keys: of each warp 16 rows of the columns it writes; perhaps over dscores
+  int again = 0;  // repeats_rows: flags of keys and rows whose results are not finite
   int size = 0;
 };
+
+// The flags: whether there is any, of each key two, and of each row one.
+inline constexpr int kAgainHeader = 16, kMostRowsAgain = 512;
+REGARD_INLINE int again_bytes(const KernelConfig& c) {
+  return c.repeats_rows ? kAgainHeader + 2 * c.tiling.keys + kMostRowsAgain : 0;
+}
+
+REGARD_INLINE int dq_stage_row_bytes(const KernelConfig& c) {
+  return tile_row_bytes(c, dq_pairs_at_once(dq_shares(c)) * 16);
+}
+REGARD_INLINE int dq_stage_bytes(const KernelConfig& c) {
+  return c.whole_keys ? c.tiling.warps * 16 * dq_stage_row_bytes(c) : 0;
+}
+// Whether a warp makes all of its dq at once: then no dS is needed when it is stored.
+REGARD_INLINE bool makes_dq_at_once(const KernelConfig& c) {
+  return dq_pairs_at_once(dq_shares(c)) == dq_shares(c).pairs;
+}
 
 REGARD_INLINE BackwardMmaLayout backward_mma_layout(const KernelConfig& c) {
   const Tiling& t = c.tiling;
@@ -105,7 +151,8 @@ REGARD_INLINE BackwardMmaLayout backward_mma_layout(const KernelConfig& c) {
   x.keys = 0;
   x.values = t.keys * tile_row_bytes(c, c.dim);
   x.dscores = x.values + t.keys * tile_row_bytes(c, c.dim_v);
-  x.weights = x.dscores + exchange;
+  const bool over = makes_dq_at_once(c);
+  x.weights = x.dscores + (over ? larger(exchange, dq_stage_bytes(c)) : exchange);
   x.stage = x.weights + (t.slices > 1 ? exchange : 0);
   x.queries = 0;
   x.douts = t.rows * tile_row_bytes(c, c.dim);
@@ -113,7 +160,10 @@ REGARD_INLINE BackwardMmaLayout backward_mma_layout(const KernelConfig& c) {
   x.bias = x.states + t.rows * 8;
   x.mask = x.bias + bias_bytes(c);
   x.stage_bytes = x.mask + mask_bytes(c);
-  x.size = x.stage + t.stages * x.stage_bytes;
+  const int end = x.stage + t.stages * x.stage_bytes;
+  x.dq = over ? x.dscores : end;
+  x.again = over ? end : end + dq_stage_bytes(c);
+  x.size = x.again + again_bytes(c);
   return x;
 }
 

@@ -4,38 +4,27 @@
 #include "cuda/kernels/tile/dq_order.cuh"
 #include "cuda/kernels/tile/dq_turn.cuh"
 #include "cuda/kernels/tile/mma/backward_tile.cuh"
+#include "cuda/kernels/tile/mma/gradients_again.cuh"
 
 namespace regard {
 
-// How warps share a tile of dq, which has units of 16 rows and pairs of column blocks. Each warp
-// has kUnits x kPairs of them, as square as possible, so that operands are read least often.
-template <int kAllUnits, int kAllPairs, int kWarps>
+// How warps share a tile of dq (DqShares). Pairs of column blocks are dealt round robin, of which
+// the last round may not reach every warp; or, where a warp writes its rows itself, side by side.
+template <KernelConfig kConfig>
 struct DqWarps {
-  static constexpr int reads(int unit_warps) {
-    const int column_warps = kWarps / unit_warps;
-    return kAllUnits / unit_warps + (kAllPairs + column_warps - 1) / column_warps;
-  }
-  static constexpr int best() {
-    int chosen = 1;
-    for (int n = 2; n <= kAllUnits && n <= kWarps; ++n) {
-      const bool fits = kAllUnits % n == 0 && kWarps % n == 0;
-      if (fits && reads(n) <= reads(chosen)) chosen = n;
-    }
-    return chosen;
-  }
-  static constexpr int kUnitWarps = best();
-  static constexpr int kColumnWarps = kWarps / kUnitWarps;
-  static constexpr int kUnits = kAllUnits / kUnitWarps;
-  static constexpr int kPairs = (kAllPairs + kColumnWarps - 1) / kColumnWarps;
+  static constexpr DqShares kShares = dq_shares(kConfig);
+  static constexpr int kUnits = kShares.units, kPairs = kShares.pairs;
+  static constexpr int kAllPairs = kConfig.dim / 16;
+  static constexpr int kColumnWarps = kConfig.tiling.warps / kShares.unit_warps;
 
-  static REGARD_DEVICE int first_unit() { return warp_index() % kUnitWarps * kUnits; }
-
-  // Pairs are dealt round robin; the last round may not reach every warp.
+  static REGARD_DEVICE int first_unit() { return warp_index() % kShares.unit_warps * kUnits; }
   static REGARD_DEVICE int pair(int round) {
-    return round * kColumnWarps + warp_index() / kUnitWarps;
+    const int warp = warp_index() / kShares.unit_warps;
+    return kConfig.whole_keys ? warp * kPairs + round : round * kColumnWarps + warp;
   }
   static REGARD_DEVICE bool has(int round) {
-    return (round + 1) * kColumnWarps <= kAllPairs || pair(round) < kAllPairs;
+    const int reached = kConfig.whole_keys ? kPairs : round + 1;
+    return reached * kColumnWarps <= kAllPairs || pair(round) < kAllPairs;
   }
 };
 
@@ -44,10 +33,11 @@ struct BackwardDq {
   using Tile = BackwardTileMma<kConfig>;
   using Step = typename Tile::Step;
   using F = FragmentsOf<kConfig>;
-  using Warps = DqWarps<Tile::kRows / 16, kConfig.dim / 16, kConfig.tiling.warps>;
+  using Again = AgainFlags<kConfig>;
+  using Warps = DqWarps<kConfig>;
   // Pairs with sums in a warp's registers at once.
   static constexpr int kUnits = Warps::kUnits;
-  static constexpr int kAtOnce = Warps::kPairs * kUnits <= 8 ? Warps::kPairs : 8 / kUnits;
+  static constexpr int kAtOnce = dq_pairs_at_once(Warps::kShares);
 
   using Sums = Accumulator[kUnits][kAtOnce * 2];
 
@@ -66,48 +56,71 @@ struct BackwardDq {
     if constexpr (kConfig.ordered_dq) release(step);
   }
 
+  // Through the warp's own shared memory.
   REGARD_DEVICE void store(const Step& step) const {
-    const bool aligned = is_aligned(at.p.dq);
+    static_assert(!kConfig.repeats_rows || makes_dq_at_once(kConfig),
+                  "rows are flagged as a whole");
+    constexpr int kBytes = dq_stage_row_bytes(kConfig);
+    const TileView stage{at.shared + Tile::kLayout.dq + warp_index() * 16 * kBytes, kBytes};
 #pragma unroll
     for (int round = 0; round < Warps::kPairs; round += kAtOnce) {
       Sums sums;
       multiply(sums, round);
+      if constexpr (kConfig.repeats_rows) flag_rows(sums, step);
+      sync_block();  // all have read dS, and know the flags
+      const int column = Warps::pair(round) * 16;
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
-        const int row = step.first_row() + (Warps::first_unit() + u) * 16 + lane_index() / 4;
-#pragma unroll
-        for (int c = 0; c < kAtOnce; ++c) {
-          if (!Warps::has(round + c)) continue;
-          const int column = Warps::pair(round + c) * 16 + lane_index() % 4 * 2;
-          store_block(step.head, row, column, sums[u][c * 2], aligned);
-          store_block(step.head, row, column + 8, sums[u][c * 2 + 1], aligned);
-        }
+        const int first = step.first_row() + (Warps::first_unit() + u) * 16;
+        scale(sums[u]);
+        store_rows<kConfig.type>(
+            sums[u], at.p.dq, int(at.p.sizes.dim) - column, at.p.accumulate, stage,
+            [&](int row) {
+              return offset_of(at.p.dq.strides, at.b, step.head, at.seq.first_q, first + row) +
+                     column;
+            },
+            [&](int row) { return is_written(step.head, first + row); });
       }
     }
   }
-  // Two rows, eight apart, and two columns of each.
-  REGARD_DEVICE void store_block(int head, int row, int column, const Accumulator& x,
-                                 bool aligned) const {
-    const View& dq = at.p.dq;
-    const int64 count = at.p.sizes.dim - column;
+  REGARD_DEVICE void scale(Accumulator (&x)[kAtOnce * 2]) const {
     const float scale = float(at.p.score.scale);
     const bool any = at.key_count > 0;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (row + half * 8 >= at.seq.len_q || count <= 0) continue;
-      const int64 to = offset_of(dq.strides, at.b, head, at.seq.first_q, row + half * 8) + column;
-      float pair[2] = {any ? x[half * 2] * scale : 0, any ? x[half * 2 + 1] * scale : 0};
-      with_type<kConfig.type>(dq.type, [&](auto type) {
-        constexpr Type kTo = decltype(type)::kElement;
-        if (at.p.accumulate) {
-          float old[2];
-          load_vector<kTo>(old, dq, to, count, aligned);
-          pair[0] += old[0];
-          pair[1] += old[1];
-        }
-        store_vector<kTo>(dq, to, count, aligned, pair);
-      });
+    for (int n = 0; n < kAtOnce * 2; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[n][e] = any ? x[n][e] * scale : 0;
     }
+  }
+  // Flags rows that are not finite. With `accumulate` they are not added here, but when they are
+  // computed again.
+  REGARD_DEVICE void flag_rows(const Sums& sums, const Step& step) const {
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float zero = 0;  // or NaN
+#pragma unroll
+        for (int c = 0; c < kAtOnce * 2; ++c) zero += zero_if_finite(sums[u][c], half);
+        const int unit = step.first_row() + (Warps::first_unit() + u) * 16;
+        const int row = unit + half * 8 + lane_index() / 4;
+        if (zero != 0 && row < at.seq.len_q)
+          Again::set(Again::of_row(row_in_block(step.head, row)));
+      }
+    }
+  }
+  // Of a lane's two columns of a row.
+  static REGARD_DEVICE float zero_if_finite(const Accumulator& x, int half) {
+    const float a = x[half * 2], b = x[half * 2 + 1];
+    return (a - a) + (b - b);
+  }
+  REGARD_DEVICE int row_in_block(int head, int row) const {
+    return (head - at.kv * at.group) * at.seq.len_q + row;
+  }
+  REGARD_DEVICE bool is_written(int head, int row) const {
+    if (row >= at.seq.len_q) return false;
+    if constexpr (!kConfig.repeats_rows) return true;
+    return !at.p.accumulate || Again::of_row(row_in_block(head, row)) == 0;
   }
 
   REGARD_DEVICE void multiply(Sums& sums, int round) const {

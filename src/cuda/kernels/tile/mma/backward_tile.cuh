@@ -42,6 +42,7 @@ struct BackwardTileMma {
   const KernelParams& params;
   const Problem& p;
   const int b, kv;  // split_q: kv counts the splits of all key heads
+  const int group;  // query heads of a key head
   const ShortSequence seq;
   const int key_tile_index;
   const int first_key;
@@ -53,6 +54,7 @@ struct BackwardTileMma {
         p(kernel_params.problem),
         b(place.head / dkv_heads(p, params)),
         kv(place.head % dkv_heads(p, params)),
+        group(group_of(p.sizes)),
         seq(short_sequence<kConfig>(p, b)),
         key_tile_index(place.tile),
         first_key(place.tile * kKeys),
@@ -75,21 +77,23 @@ struct BackwardTileMma {
 
   // ---------------------------------------------------------------------------- the main loop
 
-  // The tiles of rows that see some key of the block.
+  // The tiles of rows that see some key of the block; all if dq is written.
   REGARD_DEVICE ShortInterval row_tiles() const {
+    // Rows that see no key have a dq of 0.
+    if constexpr (kConfig.whole_keys) return {0, int(divide_up(seq.len_q, kRows))};
     return row_tiles_of_keys<kConfig>(p, seq, b, key_tile_index);
   }
   REGARD_DEVICE int key_head() const { return kConfig.split_q ? kv / params.splits : kv; }
   // split_q: the first step of the block, or of the next split.
   REGARD_DEVICE Step split_step(const ShortInterval& tiles, int next) const {
-    const int group = int(p.sizes.group()), count = tiles.end - tiles.begin;
+    const int count = tiles.end - tiles.begin;
     const int first =
         first_iteration(kConfig, group, count, params.splits, kv % params.splits + next);
     return {key_head() * group + first / count, tiles.begin + first % count};
   }
   REGARD_DEVICE Step first_step(const ShortInterval& tiles) const {
     if constexpr (kConfig.split_q) return visible_from(split_step(tiles, 0), tiles);
-    return visible_from({kv * int(p.sizes.group()), tiles.begin}, tiles);
+    return visible_from({kv * group, tiles.begin}, tiles);
   }
   // Behind the last step: split_q only.
   REGARD_DEVICE Step end_step(const ShortInterval& tiles) const {
@@ -113,7 +117,7 @@ struct BackwardTileMma {
   // The next step that the map does not hide, which may be this one.
   REGARD_DEVICE Step visible_from(Step step, const ShortInterval& tiles) const {
     if constexpr (!kConfig.tile_map) return step;
-    const int end_head = (key_head() + 1) * int(p.sizes.group());
+    const int end_head = (key_head() + 1) * group;
 #pragma unroll 1
     for (; step.head < end_head; step = {step.head + 1, tiles.begin}) {
       const VisibleTile found = map_of(step.head).first_from(step.tile, tiles.end);
@@ -124,7 +128,7 @@ struct BackwardTileMma {
     return step;
   }
   REGARD_DEVICE bool exists(const Step& step, const Step& end) const {
-    if constexpr (!kConfig.split_q) return step.head < (kv + 1) * int(p.sizes.group());
+    if constexpr (!kConfig.split_q) return step.head < (kv + 1) * group;
     return step.head < end.head || (step.head == end.head && step.tile < end.tile);
   }
   // Whether every row of the tile exists and sees every key of the block, as far as intervals and
@@ -179,20 +183,32 @@ struct BackwardTileMma {
     return {static_cast<const uint8*>(view.data) + first, view.strides.row * F::kBytes};
   }
 
+  // whole_keys: a copy whose code is short, because it runs once or a few times.
+  template <int kOf, int kColumns>
+  REGARD_DEVICE void load(const TileView& tile, int rows, int64 columns,
+                          const RowsInMemory& from) const {
+    constexpr bool kAligned = kConfig.aligned, kExact = kConfig.exact_dims;
+    if constexpr (kConfig.whole_keys) {
+      load_tile_in_steps<kThreads, kOf, kColumns, F::kBytes, kAligned, kExact>(
+          tile, rows, int(columns), from, thread_index());
+    } else {
+      load_tile<kThreads, kOf, kColumns, F::kBytes, kAligned, kExact>(tile, rows, int(columns),
+                                                                      from);
+    }
+  }
+
   REGARD_DEVICE void load_keys() const {
-    load_tile<kThreads, kKeys, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
-        key_tile(), key_count, int(p.sizes.dim), rows_of(p.k, key_head(), seq.first_k + first_key));
-    load_tile<kThreads, kKeys, kConfig.dim_v, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
-        value_tile(), key_count, int(p.sizes.dim_v),
-        rows_of(p.v, key_head(), seq.first_k + first_key));
+    const int first = seq.first_k + first_key;
+    load<kKeys, kConfig.dim>(key_tile(), key_count, p.sizes.dim, rows_of(p.k, key_head(), first));
+    load<kKeys, kConfig.dim_v>(value_tile(), key_count, p.sizes.dim_v,
+                               rows_of(p.v, key_head(), first));
   }
 
   // Q, the rows' states, their bias and mask, and dO.
   REGARD_DEVICE void load_rows(int stage, const Step& step) const {
     const int count = seq.len_q - step.first_row();
-    load_tile<kThreads, kRows, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
-        query_tile(stage), count, int(p.sizes.dim),
-        rows_of(p.q, step.head, seq.first_q + step.first_row()));
+    load<kRows, kConfig.dim>(query_tile(stage), count, p.sizes.dim,
+                             rows_of(p.q, step.head, seq.first_q + step.first_row()));
     if constexpr (!kConfig.whole_keys) load_states(stage, step, count);
     if constexpr (stages_bias(kConfig)) load_bias(stage, step, count);
     if constexpr (kConfig.features.mask) {
@@ -210,31 +226,48 @@ struct BackwardTileMma {
     const bool exists = row < count;
     cp_async<8>(states_at(stage, row), exists ? states + first + row : nullptr, exists ? 8 : 0);
   }
-  // whole_keys: what the delta kernel makes otherwise.
+  // whole_keys: what the delta kernel makes otherwise. Lanes that share rows take kCount of them.
   REGARD_DEVICE void make_states(int stage, const Step& step) const {
     constexpr int kElements = 16 / F::kBytes, kLanes = lanes_of_row(kConfig.dim_v, kElements);
-    constexpr int kAtOnce = kThreads / kLanes;
-    const bool has_vectors = has_row_vectors<kConfig.type, kElements>(p);
+    constexpr int kAtOnce = kThreads / kLanes, kCount = (kRows + kAtOnce - 1) / kAtOnce;
+    constexpr int kFinished = (kCount + kLanes - 1) / kLanes;  // each lane every kLanes-th row
+    const int first = thread_index() / kLanes, lane = lane_index() % kLanes;
+    const int64 i = step.first_row() + first;
     const Sequence whole = seq.whole();
-#pragma unroll 2
-    for (int base = 0; base < kRows; base += kAtOnce) {
-      const int row = base + thread_index() / kLanes;
-      const int64 i = step.first_row() + row;
-      RowInputs<float, kConfig.given_delta> inputs;
-      inputs.load(p, whole, b, step.head, i);
-      float product[1] = {};
-      if constexpr (!kConfig.given_delta) {
-        if (has_vectors) {
-          multiply_vectors<kConfig.type, kLanes, kElements>(product, p, whole, b, step.head, i, 1);
-        } else {
-          multiply_any<kConfig.type, kLanes, kElements>(product, p, whole, b, step.head, i, 1);
-        }
-        product[0] = sum_of_lanes<kLanes>(product[0]);
+    RowInputs<float, kConfig.given_delta> inputs[kFinished];
+#pragma unroll
+    for (int n = 0; n < kFinished; ++n) {
+      const int r = n * kLanes + lane;
+      if (r < kCount) inputs[n].load(p, whole, b, step.head, i + r * kAtOnce);
+    }
+    float products[kCount] = {};
+    if constexpr (!kConfig.given_delta) {
+      if (has_row_vectors<kConfig.type, kElements>(p)) {
+        multiply_vectors<kConfig.type, kLanes, kElements>(products, p, whole, b, step.head, i,
+                                                          kAtOnce);
+      } else {
+        multiply_any<kConfig.type, kLanes, kElements>(products, p, whole, b, step.head, i, kAtOnce);
       }
-      if (row >= kRows || lane_index() % kLanes != 0) continue;
-      const RowState<float> state = inputs.state(product[0]);
+#pragma unroll
+      for (int r = 0; r < kCount; ++r) products[r] = sum_of_lanes<kLanes>(products[r]);
+    }
+#pragma unroll
+    for (int n = 0; n < kFinished; ++n) {
+      const int r = n * kLanes + lane, row = first + r * kAtOnce;
+      if (r >= kCount || row >= kRows) continue;
+      const RowState<float> state = inputs[n].state(picked_at<kLanes>(products, n));
       store_shared_64(states_at(stage, row), bits_of(state.lse), bits_of(state.delta));
     }
+  }
+  // Element n kLanes + lane, by selection.
+  template <int kLanes, int kCount>
+  static REGARD_DEVICE float picked_at(const float (&x)[kCount], int n) {
+    float found = 0;
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) {
+      found = r == n * kLanes + lane_index() % kLanes ? x[r] : found;
+    }
+    return found;
   }
   REGARD_DEVICE void load_bias(int stage, const Step& step, int count) const {
     constexpr int kBytes = element_bytes(kConfig.bias.type), kStaged = bias_rows(kConfig);
@@ -257,8 +290,8 @@ struct BackwardTileMma {
     if constexpr (kConfig.dout_is_f32 && F::kBytes == 2) {
       narrow_douts(stage, count, offset_of(p.dout.strides, b, step.head, 0, first));
     } else {
-      load_tile<kThreads, kRows, kConfig.dim_v, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
-          dout_tile(stage), count, int(p.sizes.dim_v), rows_of(p.dout, step.head, first));
+      load<kRows, kConfig.dim_v>(dout_tile(stage), count, p.sizes.dim_v,
+                                 rows_of(p.dout, step.head, first));
     }
   }
   // dout may be f32 when the other inputs are not.
