@@ -56,7 +56,42 @@ REGARD_DEVICE void load_tile(const TileView& tile, int rows, int columns, const 
   }
 }
 
-// The same for rows at a constant stride: if all of them exist, addresses grow by a constant.
+// The same for rows at a constant stride, in less code: a thread has the same columns of every row
+// that it copies, and addresses grow by a constant. Threads that are left over have nothing to do.
+template <int kThreads, int kRows, int kColumns, int kBytes, bool kAligned, bool kExact>
+REGARD_DEVICE void load_tile_in_steps(const TileView& tile, int rows, int columns,
+                                      const RowsInMemory& from, int thread) {
+  if constexpr (!kAligned) {
+    load_tile<kThreads, kRows, kColumns, kBytes, kAligned, kExact, RowsInMemory>(
+        tile, rows, columns, from, thread);
+  } else {
+    constexpr int kChunks = (kColumns * kBytes + 15) / 16;
+    constexpr int kPerRow = smaller(kChunks, kThreads);
+    constexpr int kEach = (kChunks + kPerRow - 1) / kPerRow, kStep = kThreads / kPerRow;
+    const int row = thread / kPerRow, lane = thread % kPerRow;
+    if (kStep * kPerRow != kThreads && row >= kStep) return;
+    const SharedAddress to = tile.begin + row * tile.row_bytes + lane * 16;
+    const uint8* next = from.row(row) + lane * 16;
+    int left[kEach];  // bytes of a chunk that exist
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) {
+      left[n] = kExact ? 16 : clamp_to(columns * kBytes - (lane + n * kPerRow) * 16, 0, 16);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; r += kStep) {
+      if (kRows % kStep != 0 && row + r >= kRows) break;
+#pragma unroll
+      for (int n = 0; n < kEach; ++n) {
+        if ((n + 1) * kPerRow > kChunks && lane + n * kPerRow >= kChunks) continue;
+        cp_async<16>(to + r * tile.row_bytes + n * kPerRow * 16, next + n * kPerRow * 16,
+                     row + r < rows ? left[n] : 0);
+      }
+      next += kStep * from.stride;
+    }
+  }
+}
+
+// The same, with one path more if all rows and columns exist: copies without conditions.
 template <int kThreads, int kRows, int kColumns, int kBytes, bool kAligned, bool kExact>
 REGARD_DEVICE void load_tile(const TileView& tile, int rows, int columns,
                              const RowsInMemory& from) {
@@ -76,30 +111,8 @@ REGARD_DEVICE void load_tile(const TileView& tile, int rows, int columns,
     }
     return;
   }
-  load_tile<kThreads, kRows, kColumns, kBytes, kAligned, kExact, RowsInMemory>(tile, rows, columns,
-                                                                               from);
-}
-
-// The same in less code, for kernels that do not wait for the issue of copies: one path, whether
-// all rows exist or not.
-template <int kThreads, int kRows, int kColumns, int kBytes, bool kAligned, bool kExact>
-REGARD_DEVICE void load_tile_in_steps(const TileView& tile, int rows, int columns,
-                                      const RowsInMemory& from, int thread) {
-  constexpr int kChunks = (kColumns * kBytes + 15) / 16;
-  constexpr int kStep = kThreads / larger(kChunks, 1);
-  if constexpr (kAligned && kExact && kThreads % kChunks == 0 && kRows % kStep == 0) {
-    const int row = thread / kChunks, bytes = thread % kChunks * 16;
-    const SharedAddress to = tile.begin + row * tile.row_bytes + bytes;
-    const uint8* next = from.row(row) + bytes;
-#pragma unroll
-    for (int r = 0; r < kRows; r += kStep) {
-      cp_async<16>(to + r * tile.row_bytes, next, row + r < rows ? 16 : 0);
-      next += kStep * from.stride;
-    }
-  } else {
-    load_tile<kThreads, kRows, kColumns, kBytes, kAligned, kExact, RowsInMemory>(
-        tile, rows, columns, from, thread);
-  }
+  load_tile_in_steps<kThreads, kRows, kColumns, kBytes, kAligned, kExact>(tile, rows, columns, from,
+                                                                          thread_index());
 }
 
 // Writes 16 rows of a result from accumulators to global memory, by one warp. row_at(r) is the
