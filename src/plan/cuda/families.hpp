@@ -1,6 +1,8 @@
 // The families of kernels: what the rows of the planner's table of rules are made of.
 #pragma once
 
+#include <optional>
+
 #include "plan/cuda/rule.hpp"
 
 namespace regard {
@@ -21,6 +23,8 @@ Fit choose_wgmma_backward_tiling(KernelConfig&, const TilingRequest&);
 Refusal why_not_mma(const Facts&);
 KernelConfig mma_config(const Facts&);
 Fit choose_mma_tiling(KernelConfig&, const TilingRequest&);
+// What short sequences have instead of the tables' first entry that fits; none for others.
+std::optional<Tiling> short_mma_tiling(const KernelConfig&, const TilingRequest&);
 
 // simt: without tensor cores, for any problem and any chip; also the small kernels around the main
 // ones. The main kernel is forward, or key_gradient. Head sizes are set before the tiling.

@@ -73,10 +73,13 @@ void explain_tiles(const Draft& d, int64 tiles) {
 // Whether a kernel computes rows again by itself, because a second launch would be a large part of
 // the call: each of its blocks has one tile, and neither the tiles nor the keys are many. The code
 // for it takes registers from the loop over keys, few of them with mma in 16 bits and up to 64
-// columns, and a warp would take long over many keys.
+// columns, and a warp would take long over many keys. Where mma has few tiles of keys, the loop is
+// short.
 bool is_small(const Draft& d, int64 tiles) {
+  constexpr int64 kFewTiles = 4;
   const bool is_mma = d.main.family == Family::mma;
   const bool is_narrow = larger(d.p.sizes.dim, d.p.sizes.dim_v) <= 64 && d.p.type != Type::f32;
+  if (is_mma && d.p.sizes.len_k <= kFewTiles * d.main.tiling.keys) return true;
   const int64 most_keys = is_mma && !is_narrow ? 512 : 2048;
   const int64 blocks = is_mma && is_narrow ? 8 : 1;  // of a multiprocessor
   return tiles <= blocks * d.facts.chip.multiprocessors && keys_in_reach(d.p) <= most_keys;

@@ -3,6 +3,7 @@
 // Of a table's entries for the head sizes, the first that fits is taken: its shared memory is that
 // of mma_layout.h, `min_blocks` times on a multiprocessor. Every entry is a guess that a
 // measurement may overrule; none changes a result beyond rounding.
+#include <optional>
 #include <span>
 
 #include "plan/cuda/config_members.hpp"
@@ -366,6 +367,13 @@ Fit choose_mma_tiling(KernelConfig& c, const TilingRequest& request) {
   c.bias.aligned = c.features.bias && c.bias.type != Type::f64;
   Fit fit = forced ? Fit::impossible : Fit::no_room;
   KernelConfig chosen = c;
+  if (const std::optional<Tiling> tiling = short_mma_tiling(c, request)) {
+    set_tiling(c, request, *tiling);
+    const bool possible = is_possible(c) && !is_too_wide(c) && fits(c, request.limits);
+    c.bias.aligned = bias_aligned;
+    if (possible) return Fit::fits;
+    c = chosen;
+  }
   for (const TilingEntry& entry : entries) {
     set_tiling(c, request, entry.tiling);
     const bool splits_keys = entry.tiling.key_warps > 1 && (!forced || forced->key_warps > 0);

@@ -238,7 +238,9 @@ bool has_little_work(const Problem& p, int64 multiprocessors) {
 // Whether lower tiles of mma suit the rows. wgmma is as fast with half of a tile idle, except where
 // there is little work. H100, us, and of mma: D 128, 8 heads, 48 rows, 1000 keys: 13.6 and 10.6; 40
 // rows, 8000 keys: 18.3 and 20.5; D 256, 4 heads, 50 rows, 10600 keys: 33 and 40; D 64, 64 heads,
-// 64 rows, 2000 keys: 20.3 and 22.8.
+// 64 rows, 2000 keys: 20.3 and 22.8; D 96, 256 heads, 64 rows, 300 keys: 17.8 and 13.8; D 128, 60
+// rows and keys: 256 heads 7.9 and 7.1, 512 heads 11.5 and 13.0, causal 15.3 and 14.3; D 64, 168
+// heads, 66 rows, causal: 9.9 and 7.4.
 Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
   constexpr int64 kRows = 128, kFewKeys = 512, kKeys = 90;  // for each multiprocessor
   const Sizes& s = p.sizes;
@@ -247,11 +249,17 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
   if (s.len_q <= kRows / 2) {
     const int64 keys = keys_in_reach(p);
     const bool is_little = double(tiles) * double(keys) < double(kKeys * multiprocessors);
-    const bool needs_heads = columns <= 128 && 2 * tiles < multiprocessors;
+    const int64 some = (columns <= 128 ? 6 : 4) + (hides_pairs(p) ? 3 : 0);  // half of the heads
+    const bool is_short = keys <= kFewKeys && 2 * tiles < some * multiprocessors;
     if (columns <= 64 ? is_little || keys <= kFewKeys
-                      : is_little && (needs_heads || keys > kFewKeys)) {
+                      : is_short || (is_little && keys > kFewKeys)) {
       return kTooFewRows;
     }
+  }
+  const bool is_between_tiles = s.len_q > kRows / 2 && s.len_q <= 3 * kRows / 4 && s.len_k <= kRows;
+  if (is_between_tiles && columns <= 64 && hides_pairs(p) && 10 * tiles > 11 * multiprocessors &&
+      tiles < 4 * multiprocessors) {
+    return kTooFewRows;
   }
   if (p.packed && usual_rows(p) <= kRows / 2 && columns <= 192 && tiles > multiprocessors) {
     return kShortSequences;  // measured with means of 46 to 60 rows

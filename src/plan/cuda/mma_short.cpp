@@ -1,0 +1,115 @@
+// Tilings of the mma family for short sequences in 16 bits, where a block has one tile or a few.
+//
+// The times are those of H100 GPUs behind a busy kernel, in microseconds, (batch, heads, rows /
+// keys, head size): with the tiling that mma.cpp has for longer sequences -> with the one chosen
+// here.
+#include <optional>
+
+#include "plan/cuda/families.hpp"
+
+namespace regard {
+namespace {
+
+struct Short {
+  Short(const KernelConfig& c, const TilingRequest& request)
+      : columns(larger(request.dim, request.dim_v)),
+        rows(request.rows),
+        keys(request.keys),
+        tiles(request.heads),
+        multiprocessors(request.multiprocessors),
+        pack_gqa(c.pack_gqa),
+        has_tests(tests_pairs(c.features)),
+        hides(c.features.interval || c.features.bias || has_tests) {}
+
+  bool fills(double times) const { return double(tiles) >= times * double(multiprocessors); }
+  // Mask and spans would have a tile map, which is one more launch.
+  bool needs_map(const Tiling& t) const { return has_tests && keys > 3 * t.keys; }
+
+  int64 columns, rows, keys;
+  int64 tiles;  // if one holds all rows of a head
+  int64 multiprocessors;
+  bool pack_gqa, has_tests;
+  bool hides;  // pairs: a block without key warps computes rows that are not finite again itself
+};
+
+// Up to 16 rows: one warp a block, because many blocks hide each other's waits, and no parts of
+// warps are merged. (256, 16/4, 1 / 64, 128) 18.7 -> 11.0, (64, 16, 12 / 12, 64) 13.0 -> 4.4,
+// (32, 8, 12 / 64, 200) 12.5 -> 8.2; 256 keys: level. Few heads: (16, 8, 12 / 64, 64) 4.3 -> 3.8.
+std::optional<Tiling> of_one_warp(const Short& s) {
+  constexpr int64 kKeys = 128, kFewKeys = 64, kMoreKeys = 320, kWide = 128;
+  // (64, 32/8, 1 / 200, 64) 11.3 -> 9.9; 256 and 1024 heads: level.
+  if (s.columns <= 64 && s.keys > kKeys && s.keys <= kMoreKeys && s.fills(3) && !s.fills(6)) {
+    return Tiling{.rows = 16, .keys = 64, .warps = 1, .stages = 1};
+  }
+  const bool fits = s.fills(2)              ? s.keys <= kKeys
+                    : s.columns > kWide     ? s.hides && s.keys <= 16
+                    : s.fills(1) || s.hides ? s.keys <= kFewKeys
+                                            : s.keys <= 16 && !s.pack_gqa;
+  if (!fits) return {};
+  const bool narrow = s.keys <= 16 || (s.fills(4) && (s.columns <= 64 || s.columns > kWide));
+  return Tiling{.rows = 16,
+                .keys = narrow ? 16 : 32,
+                .warps = 1,
+                .stages = narrow && s.columns <= 64 ? 2 : 1};
+}
+
+// 17 to 32 rows: two warps with all keys instead of four that split them. (64, 16, 31 / 31, 128)
+// 30.3 -> 10.0, (32, 8, 24 / 300, 128) 18.3 -> 15.9, (8, 8, 24 / 24, 64) 4.7 -> 3.4. One warp of 32
+// rows reads half as many fragments of keys: (64, 16, 24 / 64, 64) 9.3 -> 7.9, but (32, 8, ...) 4.0
+// -> 5.3.
+std::optional<Tiling> of_two_warps(const KernelConfig& c, const Short& s) {
+  constexpr int64 kKeys = 512, kFewKeys = 128, kWide = 128;
+  if (s.keys > (s.fills(0.5) ? kKeys : kFewKeys)) return {};
+  const bool plain = !c.features.softcap && !c.features.bias && !s.has_tests;
+  const bool one =
+      plain && s.fills(4) && s.columns > 32 && s.columns <= (s.keys <= 32 ? kWide : 64);
+  const bool wide = s.columns > kWide || s.keys <= 32 || one;
+  return Tiling{.rows = 32, .keys = wide ? 32 : 64, .warps = one ? 1 : 2, .stages = 1};
+}
+
+// A little more than half a tile of wgmma, or a whole one of 64 rows of mma, where pairs are
+// hidden: (4, 42/14, 66 / 69, 64) causal 9.9 -> 7.4, (300 heads, 80 / 80, 64) causal 13.1 -> 10.9,
+// but 130 heads 6.5 -> 7.2, and 600 18.5 -> 18.9.
+bool is_between_tiles(const Short& s) {
+  return s.rows > 64 && s.rows <= 96 && s.keys <= 128 && s.columns <= 64 && s.hides &&
+         s.fills(1.1) && !s.fills(4);
+}
+
+std::optional<Tiling> forward_tiling(const KernelConfig& c, const Short& s) {
+  constexpr int64 kKeys = 512;
+  if (s.rows <= 16) return of_one_warp(s);
+  if (s.rows <= 32) return of_two_warps(c, s);
+  if (is_between_tiles(s)) return Tiling{.rows = 32, .keys = 64, .warps = 2, .stages = 1};
+  if (s.rows > 64 || s.keys > kKeys) return {};
+  // More blocks a multiprocessor, because one stage takes half the shared memory. (32, 8, 64 / 128,
+  // 64) 7.6 -> 5.9, (64, 16, 50 / 50, 64) 13.6 -> 11.3; 3072 heads 41.1 -> 42.0. D 96: (32, 8, 64 /
+  // 300) 16.4 -> 13.8; 1024 heads, 50 keys: 20.7 -> 23.0. D 200: (16, 8, 64 / 100) 11.1 -> 9.6.
+  if (s.fills(s.columns <= 64 ? 12 : 4.5)) return {};
+  const int blocks = s.columns <= 32 ? 3 : s.columns <= 64 ? 4 : 1;
+  return Tiling{.rows = 64, .keys = 64, .warps = 4, .stages = 1, .min_blocks = blocks};
+}
+
+// (64, 16, 12 / 12, 128) 20.4 -> 13.1; (64, 16, 24 / 24, 32) 11.2 -> 8.2; (64, 16, 48 / 48,
+// 128) 68.9
+// -> 61.4.
+std::optional<Tiling> backward_tiling(const Short& s) {
+  if (s.columns > 128) return {};
+  if (s.rows <= 16 && s.keys <= 16) return Tiling{.rows = 16, .keys = 16, .warps = 1, .stages = 1};
+  if (s.rows <= 32 && s.keys <= 32) {
+    if (s.columns > 64 || !s.fills(4)) return {};
+    return Tiling{.rows = 32, .keys = 32, .warps = 1, .stages = 1};
+  }
+  if (s.rows > 64 || s.keys > 64 || s.keys <= 32 || s.columns <= 64) return {};
+  return Tiling{.rows = 64, .keys = 64, .warps = 4, .stages = 1, .slices = 2};
+}
+
+}  // namespace
+
+std::optional<Tiling> short_mma_tiling(const KernelConfig& c, const TilingRequest& request) {
+  const Short s(c, request);
+  if (c.type == Type::f32 || request.forced || s.columns > 256) return {};
+  const auto tiling = c.kernel == Kernel::backward ? backward_tiling(s) : forward_tiling(c, s);
+  return tiling && !s.needs_map(*tiling) ? tiling : std::nullopt;
+}
+
+}  // namespace regard

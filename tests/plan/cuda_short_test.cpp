@@ -1,0 +1,117 @@
+// The tiles of mma for short sequences, by how many heads there are (sm_90: 132 multiprocessors).
+#include <string>
+
+#include "tests/plan/cuda_case.hpp"
+
+using namespace regard;
+using namespace regard::cuda_case;
+
+namespace {
+
+// "rows x keys, warps, stages", with key warps or min_blocks where there are more than one.
+std::string tile(std::int64_t heads, std::int64_t rows, std::int64_t keys, std::int64_t dim,
+                 Pass pass = Pass::forward, void (*change)(Attention&) = nullptr) {
+  Attention a = attention(
+      {.batch = 1, .heads_q = heads, .heads_kv = heads, .len_q = rows, .len_k = keys, .dim = dim});
+  if (change) change(a);
+  const CudaPlan plan = planned(problem(a, pass), "sm_90", "cuda:mma");
+  const Kernel kernel = pass == Pass::forward ? Kernel::forward : Kernel::backward;
+  const CudaLaunch* const launch = launch_of(plan, kernel);
+  REQUIRE(launch);
+  const Tiling& t = launch->config.tiling;
+  const auto more = [](const char* name, int n) { return n > 1 ? name + std::to_string(n) : ""; };
+  return std::to_string(t.rows) + "x" + std::to_string(t.keys) + ", " + std::to_string(t.warps) +
+         ", " + std::to_string(t.stages) + more(", key warps ", t.key_warps) +
+         more(", blocks ", t.min_blocks) + more(", slices ", t.slices);
+}
+
+void hide(Attention& a) { a.causal = Causal::bottom_right; }
+void cap(Attention& a) { a.softcap = 2; }
+void mask(Attention& a) { a.mask = Tensor(nullptr, boolean, {1, 1, a.q.sizes[2], a.k.sizes[2]}); }
+
+}  // namespace
+
+TEST_SUITE_BEGIN("cuda_plan");
+
+TEST_CASE("up to 16 rows: a warp a block, where blocks are many or keys few") {
+  CHECK(tile(1024, 12, 12, 64) == "16x16, 1, 2");
+  CHECK(tile(528, 16, 128, 64) == "16x16, 1, 2");
+  CHECK(tile(527, 16, 128, 64) == "16x32, 1, 1");
+  CHECK(tile(1024, 12, 128, 128) == "16x32, 1, 1");
+  CHECK(tile(1024, 12, 128, 200) == "16x16, 1, 1");
+  CHECK(tile(264, 12, 128, 200) == "16x32, 1, 1");
+  CHECK(tile(263, 12, 64, 200) == "16x16, 4, 3, key warps 4");
+  CHECK(tile(263, 12, 65, 64) == "16x32, 4, 3, key warps 4, blocks 2");
+  CHECK(tile(132, 12, 64, 64) == "16x32, 1, 1");
+  CHECK(tile(131, 12, 64, 64) == "16x32, 4, 3, key warps 4, blocks 2");
+  CHECK(tile(131, 12, 64, 64, Pass::forward, hide) == "16x32, 1, 1");
+  CHECK(tile(8, 12, 16, 128) == "16x16, 1, 1");
+  CHECK(tile(8, 12, 16, 256) == "16x16, 4, 3, key warps 4");
+  CHECK(tile(8, 12, 16, 256, Pass::forward, hide) == "16x16, 1, 1");
+  CHECK(tile(500, 4, 320, 64) == "16x64, 1, 1");
+  CHECK(tile(500, 4, 321, 64) == "16x32, 4, 3, key warps 4, blocks 2");
+  CHECK(tile(800, 4, 320, 64) == "16x32, 4, 3, key warps 4, blocks 2");
+}
+
+TEST_CASE("17 to 32 rows: two warps, or one of many blocks") {
+  CHECK(tile(8, 24, 24, 64) == "32x32, 2, 1");
+  CHECK(tile(8, 24, 128, 64) == "32x64, 2, 1");
+  CHECK(tile(8, 24, 129, 64) == "32x32, 4, 3, key warps 4, blocks 2");
+  CHECK(tile(66, 24, 512, 64) == "32x64, 2, 1");
+  CHECK(tile(66, 24, 513, 64) == "32x32, 4, 3, key warps 4, blocks 2");
+  CHECK(tile(528, 24, 64, 64) == "32x32, 1, 1");
+  CHECK(tile(528, 24, 64, 64, Pass::forward, cap) == "32x64, 2, 1");
+  CHECK(tile(528, 24, 32, 128) == "32x32, 1, 1");
+  CHECK(tile(528, 24, 64, 128) == "32x64, 2, 1");
+  CHECK(tile(528, 24, 64, 256) == "32x32, 2, 1");
+  // Four tiles and more have a tile map, and the tile that they had.
+  CHECK(tile(528, 24, 192, 128, Pass::forward, mask) == "32x64, 2, 1");
+  CHECK(tile(528, 24, 193, 128, Pass::forward, mask) != "32x64, 2, 1");
+}
+
+TEST_CASE("33 to 64 rows: one stage, for more blocks a multiprocessor") {
+  CHECK(tile(1583, 64, 512, 64) == "64x64, 4, 1, blocks 4");
+  CHECK(tile(1584, 64, 512, 64) == "64x64, 4, 2, blocks 3");
+  CHECK(tile(100, 64, 513, 64) == "64x64, 4, 2, blocks 3");
+  CHECK(tile(100, 64, 100, 32) == "64x64, 4, 1, blocks 3");
+  CHECK(tile(593, 64, 100, 128) == "64x64, 4, 1");
+  CHECK(tile(594, 64, 100, 128) != "64x64, 4, 1");
+  CHECK(tile(168, 66, 69, 64, Pass::forward, hide) == "32x64, 2, 1");
+  CHECK(tile(168, 66, 69, 64) != "32x64, 2, 1");
+}
+
+TEST_CASE("backward: tiles as small as the sequences") {
+  CHECK(tile(8, 16, 16, 128, Pass::backward) == "16x16, 1, 1");
+  CHECK(tile(8, 17, 16, 128, Pass::backward) == "32x32, 2, 1");
+  CHECK(tile(528, 32, 32, 64, Pass::backward) == "32x32, 1, 1");
+  CHECK(tile(527, 32, 32, 64, Pass::backward) == "32x32, 2, 1");
+  CHECK(tile(528, 32, 32, 128, Pass::backward) == "32x32, 2, 1");
+  CHECK(tile(8, 64, 64, 128, Pass::backward) == "64x64, 4, 1, slices 2");
+  CHECK(tile(8, 65, 64, 128, Pass::backward) == "32x64, 4, 2");
+}
+
+TEST_CASE("Hopper: mma for few heads of up to 64 rows") {
+  const auto name = [](std::int64_t heads, std::int64_t rows, std::int64_t keys, std::int64_t dim,
+                       Causal causal = Causal::none) {
+    Attention a = attention({.batch = 1,
+                             .heads_q = heads,
+                             .heads_kv = heads,
+                             .len_q = rows,
+                             .len_k = keys,
+                             .dim = dim});
+    a.causal = causal;
+    return planned(problem(a), "sm_90").name();
+  };
+  CHECK(name(395, 64, 512, 128) == "cuda:mma");
+  CHECK(name(396, 64, 512, 128) == "cuda:wgmma");
+  CHECK(name(593, 64, 512, 128, Causal::top_left) == "cuda:mma");
+  CHECK(name(594, 64, 512, 128, Causal::top_left) == "cuda:wgmma");
+  CHECK(name(263, 64, 512, 256) == "cuda:mma");
+  CHECK(name(264, 64, 512, 256) == "cuda:wgmma");
+  CHECK(name(146, 96, 128, 64, Causal::top_left) == "cuda:mma");
+  CHECK(name(145, 96, 128, 64, Causal::top_left) == "cuda:wgmma");
+  CHECK(name(528, 96, 128, 64, Causal::top_left) == "cuda:wgmma");
+  CHECK(name(200, 97, 128, 64, Causal::top_left) == "cuda:wgmma");
+}
+
+TEST_SUITE_END();
