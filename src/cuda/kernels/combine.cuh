@@ -109,8 +109,7 @@ REGARD_DEVICE void combine(const KernelParams& params) {
   using Row = MergedRow<kConfig>;
   const Problem& p = params.problem;
   const BlockCoords place = block_coords(params.grid, block_index());
-  const int heads = int(p.sizes.heads_q);
-  const int64 b = place.head / heads, h = place.head % heads;
+  const auto [b, h] = batch_head(place.head, p.sizes.heads_q);
   const Sequence seq = safe_sequence(p, b);
   const int64 first = int64(place.tile) * kConfig.tiling.rows;
   if (first >= seq.len_q) return;

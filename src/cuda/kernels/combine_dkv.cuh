@@ -95,8 +95,7 @@ REGARD_DEVICE void combine_dkv(const KernelParams& params) {
   const BlockCoords place = block_coords(params.grid, block_index());
   const bool is_dk = place.split == 0;
   if (is_dk ? !kConfig.wanted.dk : !kConfig.wanted.dv) return;
-  const int heads = int(p.sizes.heads_kv);
-  const int64 b = place.head / heads, h = place.head % heads;
+  const auto [b, h] = batch_head(place.head, p.sizes.heads_kv);
   const Sequence seq = safe_sequence(p, b);
   const int64 first = int64(place.tile) * kConfig.tiling.keys;
   if (first >= seq.len_k) return;

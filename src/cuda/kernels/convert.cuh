@@ -114,8 +114,7 @@ struct DqRows {
 template <KernelConfig kConfig>
 REGARD_DEVICE bool convert_dq(const KernelParams& params, int head, int64 tile, uint8* flags) {
   const Problem& p = params.problem;
-  const int heads = int(p.sizes.heads_q);
-  const int64 b = head / heads, h = head % heads;
+  const auto [b, h] = batch_head(head, p.sizes.heads_q);
   const Sequence seq = safe_sequence(p, b);
   const int64 first = tile * converted_rows(kConfig) + warp_index() * 16;
   if (first >= seq.len_q) return false;

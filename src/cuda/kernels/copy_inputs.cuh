@@ -28,8 +28,7 @@ REGARD_DEVICE void copy_inputs(const KernelParams& params) {
   const Input input = input_of_split(params.buffers, place.split);
   const InputShape shape = shape_of(p, input);
   if (place.head >= shape.batch * shape.heads) return;
-  const int heads = int(shape.heads);
-  const int64 b = place.head / heads, h = place.head % heads;
+  const auto [b, h] = batch_head(place.head, shape.heads);
   const int64 first = int64(place.tile) * kConfig.tiling.rows;
   const int rows = int(smaller<int64>(kConfig.tiling.rows, shape.rows - first));
   const int columns = int(shape.columns), vectors = (columns + kVector - 1) / kVector;

@@ -7,6 +7,17 @@
 
 namespace regard {
 
+template <KernelConfig kConfig>
+REGARD_DEVICE void clear_dq_sums(const KernelParams& params) {
+  const int64 packs = params.problem.sizes.heads_q * dq_rows(params.problem) * (kConfig.dim / 4);
+  const int64 part = divide_up(packs, params.grid.blocks());
+  const int64 begin = block_index() * part, end = smaller(begin + part, packs);
+  auto* const sums = reinterpret_cast<Pack<float, 4>*>(params.buffers.dq_sums);
+  for (int64 n = begin + thread_index(); n < end; n += kConfig.tiling.warps * 32) {
+    store_pack(sums + n, Pack<float, 4>{});
+  }
+}
+
 // Clears a part of the workspace, which has room for whole packs of 16 bytes.
 template <KernelConfig kConfig>
 REGARD_DEVICE void clear_part(const KernelParams& params, void* to, int64 bytes) {
@@ -32,9 +43,7 @@ REGARD_DEVICE void clear_scratch(const KernelParams& params) {
   if constexpr (kConfig.dbias.how != BiasGradient::none) {
     clear_part<kConfig>(params, buffers.dbias_sums, dbias_sums_bytes(p));
   }
-  if constexpr (kConfig.wanted.dq) {
-    clear_part<kConfig>(params, buffers.dq_sums, p.sizes.heads_q * dq_rows(p) * kConfig.dim * 4);
-  }
+  if constexpr (kConfig.wanted.dq) clear_dq_sums<kConfig>(params);
 }
 
 template <KernelConfig kConfig>
@@ -50,8 +59,8 @@ REGARD_DEVICE void delta(const KernelParams& params) {
   const int lane = lane_index() % kLanes;
   const Problem& p = params.problem;
   const BlockCoords place = block_coords(params.grid, block_index());
-  const int heads = int(p.sizes.heads_q);
-  const int64 b = place.head / heads, h = place.head % heads;
+  // By a call, which takes fewer registers here than batch_head.
+  const int64 heads = p.sizes.heads_q, b = place.head / heads, h = place.head % heads;
   const Sequence seq = safe_sequence(p, b);
   const int64 first = int64(place.tile) * kConfig.tiling.rows;
   // Rows past the end of a sequence have a state too, if the buffer has room for it.

@@ -87,7 +87,17 @@ REGARD_INLINE View partial_dkv(const KernelParams& params, KeyGradient gradient)
 }
 
 // Query heads of a key head. A division of 64 bits would be a call.
-REGARD_INLINE int group_of(const Sizes& sizes) { return int(sizes.heads_q) / int(sizes.heads_kv); }
+REGARD_INLINE int group_of(const Sizes& sizes) {
+  return int(uint32(sizes.heads_q) / uint32(sizes.heads_kv));
+}
+// A head that is counted through the batch, of which each entry has so many.
+struct BatchHead {
+  int64 b, h;
+};
+REGARD_INLINE BatchHead batch_head(int32 head, int64 heads) {
+  const uint32 b = uint32(head) / uint32(heads);
+  return {b, uint32(head) - b * uint32(heads)};
+}
 
 // The index of row (b, i) in buffers with one element for each real row of a head.
 REGARD_INLINE int64 flat_row(const Problem& p, const Sequence& seq, int64 b, int64 i) {

@@ -99,8 +99,7 @@ REGARD_DEVICE void split_forward_input(const KernelParams& params, const BlockCo
   const HiLoTensor& to = kQueries ? layout.q : kInput == F32Input::key ? layout.k : layout.v;
   const View& view = kQueries ? p.q : kInput == F32Input::key ? p.k : p.v;
   if (coords.head >= p.sizes.batch * to.heads) return;
-  const int heads = int(to.heads);
-  const int64 b = coords.head / heads, h = coords.head % heads;
+  const auto [b, h] = batch_head(coords.head, to.heads);
   const Sequence seq = safe_sequence(p, b);
   const int64 len = kQueries ? seq.len_q : seq.len_k, begin = kQueries ? seq.first_q : seq.first_k;
   const int64 first = int64(coords.tile) * Rows::kRows;
@@ -234,9 +233,10 @@ REGARD_DEVICE void split_backward_inputs(const KernelParams& params, const Block
   constexpr int kRows = kConfig.tiling.keys, kUnit = kHiLoBackwardUnit;
   const Problem& p = params.problem;
   const bool of_rows = coords.split == 0;
-  const int heads = int(of_rows ? p.sizes.heads_q : p.sizes.heads_kv);
+  const int64 heads = of_rows ? p.sizes.heads_q : p.sizes.heads_kv;
   if (coords.head >= p.sizes.batch * heads) return;
-  InputRows at{coords.head / heads, coords.head % heads, int64(coords.tile) * kRows, 0, {}};
+  const auto [b, h] = batch_head(coords.head, heads);
+  InputRows at{b, h, int64(coords.tile) * kRows, 0, {}};
   at.seq = safe_sequence(p, at.b);
   if (at.first >= round_up(of_rows ? at.seq.len_q : at.seq.len_k, kUnit)) return;
   at.row = at.first + first_hi_lo_row<int64>(p, at.b, of_rows ? at.seq.first_q : at.seq.first_k,

@@ -20,9 +20,9 @@ struct OwnTile {
   REGARD_DEVICE OwnTile(const KernelParams& params, int64 head, int64 tile) {
     constexpr int kOwn = SimtTile<kConfig>::kOwn;
     const Problem& p = params.problem;
-    const int heads = int(kOfKeys ? p.sizes.heads_kv : p.sizes.heads_q);
-    b = int(head) / heads;
-    h = int(head) % heads;
+    const BatchHead at = batch_head(int32(head), kOfKeys ? p.sizes.heads_kv : p.sizes.heads_q);
+    b = int32(at.b);
+    h = int32(at.h);
     seq = simt_sequence<kConfig>(p, b);
     first = tile * kOwn;
     end = smaller(first + kOwn, kOfKeys ? seq.len_k : seq.len_q);
