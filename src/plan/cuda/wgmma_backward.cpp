@@ -150,16 +150,24 @@ Refusal why_not_wgmma_backward(const Facts& f) {
 // Whether one kernel of mma, whose blocks have all keys of a sequence and take one tile of rows
 // after another, is faster than three launches. H100, us: 3072 heads of 64 rows, D 64: 190, mma 82,
 // causal 212 and 90; 32 heads of 128 rows, D 64: 13.1 and 12.9, causal 14.7 and 16.6; 512 heads of
-// 1024 rows and 77 keys, D 128: 671 and 415; 64 heads: 86 and 106, with 4096 rows 348 and 226.
+// 1024 rows and 77 keys, D 128: 671 and 415; 64 heads: 86 and 106, with 4096 rows 348 and 226; 273
+// heads of 1264 rows (16 heads of 79), D 104, which mma computes as 128: 482 and 587; 160 heads of
+// 96 rows, D 88, causal: 32.2 and 33.5.
 bool is_for_whole_keys(const Facts& f) {
-  constexpr int64 kFewRows = 64, kOneTile = 128, kSomeRows = 256;
+  constexpr int64 kFewRows = 64, kFewerRows = 112, kOneTile = 128, kSomeRows = 256;
   const Problem& p = f.problem;
   if (!may_have_whole_keys(p)) return false;
   const int64 rows = p.sizes.group() * p.sizes.len_q, heads = p.sizes.batch * p.sizes.heads_kv;
+  const int64 columns = larger(p.sizes.dim, p.sizes.dim_v);
   const int64 multiprocessors = f.chip.multiprocessors;
   if (rows <= kFewRows) return true;
-  if (rows <= kOneTile) return !hides_pairs(p) || 2 * heads >= multiprocessors;
+  if (rows <= kOneTile) {
+    const bool most = columns <= 64 || rows > kFewerRows || heads < multiprocessors;
+    return !hides_pairs(p) || (2 * heads >= multiprocessors && most);
+  }
   if (rows <= kSomeRows) return 4 * heads >= 3 * multiprocessors;
+  const int64 computed = round_up(columns, columns <= 64 ? 16 : columns <= 128 ? 32 : 64);
+  if (10 * computed > 11 * columns) return false;
   return heads >= 2 * multiprocessors ||
          (!hides_pairs(p) && heads * rows >= 16 * kFewRows * multiprocessors);
 }
