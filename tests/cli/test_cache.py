@@ -17,7 +17,7 @@ from cli_support import CLI
 
 FAKE = pathlib.Path(CLI).resolve().parents[1] / "fake/nvrtc"
 PREBUILD = ["prebuild", "--devices", "sm_80"]
-COMPILE = ["explain", "--q", "2x4x64x16", "--type", "f16", "--device", "sm_80", "--compile"]
+COMPILE = ["explain", "--q", "2x4x200x16", "--type", "f16", "--device", "sm_80", "--compile"]
 
 pytestmark = pytest.mark.skipif(not FAKE.exists(), reason="the fake compiler is not built")
 

@@ -170,7 +170,9 @@ CALL = {"chip": "sm_86", "pass": "forward", **{name: TENSOR for name in ("q", "k
 
 def test_a_recorded_call_that_gradients_follow(run, tmp_path):
     """Its kernels are those that the call compiles, also the ones for gradients."""
-    (tmp_path / "calls.jsonl").write_text(json.dumps(CALL | {"gradients_follow": True, "causal": "bottom_right"}))
+    long = TENSOR | {"sizes": [1, 1, 200, 8], "strides": [1600, 1600, 8, 1]}
+    call = CALL | {"k": long, "v": long, "gradients_follow": True, "causal": "bottom_right"}
+    (tmp_path / "calls.jsonl").write_text(json.dumps(call))
     fake = {"LD_LIBRARY_PATH": f"{BUILD}/fake/driver:{BUILD}/fake/nvrtc"}
     listed = run("prebuild", "--recorded", "calls.jsonl", "--verbose", **fake)
     assert all(kernel in listed for kernel in ("forward mma", "delta", "backward mma", "finish"))
