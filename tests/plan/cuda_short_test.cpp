@@ -90,6 +90,47 @@ TEST_CASE("backward: tiles as small as the sequences") {
   CHECK(tile(8, 65, 64, 128, Pass::backward) == "32x64, 4, 2");
 }
 
+TEST_CASE("packed sequences: by their mean") {
+  const auto rows = [](std::int64_t all) {
+    Attention a = attention({});
+    a.q = Tensor(nullptr, bf16, {all, 1, 64});
+    a.k = a.v = Tensor(nullptr, bf16, {all, 1, 64});
+    for (Tensor* begins : {&a.cu_seqlens_q, &a.cu_seqlens_k}) *begins = Tensor(nullptr, i32, {201});
+    a.max_seqlen_q = a.max_seqlen_k = 64;
+    const CudaPlan plan = planned(problem(a), "sm_90", "cuda:mma");
+    return plan.launches.front().config.tiling.rows;
+  };
+  CHECK(rows(200 * 40) == 64);
+  CHECK(rows(200 * 12) == 16);
+}
+
+TEST_CASE("backward: where a bias begins changes no choice") {
+  const auto launches = [](const char* chip, Attention a, std::uintptr_t begin) {
+    a.bias.data = reinterpret_cast<void*>(begin);
+    Problem p = problem(a, Pass::backward);
+    p.gradients_named = true;
+    p.dbias = {};
+    return planned(p, chip, "cuda:mma").launches.size();
+  };
+  for (const char* chip : {"sm_75", "sm_80", "sm_86"}) {
+    for (std::int64_t dim = 16; dim <= 256; dim += 16) {
+      for (const std::int64_t dim_v : {16, 64, 128, 256}) {
+        for (const std::int64_t keys : {30, 60, 100, 128}) {
+          for (const Type type : {f16, f32}) {
+            const Shape shape{.type = f16, .len_q = 70, .len_k = keys, .dim = dim, .dim_v = dim_v};
+            Attention a = attention(shape);
+            a.bias = Tensor(nullptr, type, {2, 8, 70, keys});
+            CAPTURE(dim);
+            CAPTURE(dim_v);
+            CAPTURE(keys);
+            CHECK(launches(chip, a, 1 << 20) == launches(chip, a, (1 << 20) + 4));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("Hopper: mma for few heads of up to 64 rows") {
   const auto name = [](std::int64_t heads, std::int64_t rows, std::int64_t keys, std::int64_t dim,
                        Causal causal = Causal::none) {

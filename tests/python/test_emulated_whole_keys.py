@@ -78,6 +78,39 @@ def test_one_gradient_alone(wanted):
     cases.compare(case, cases.run(case, "emulated:mma+sm_90+mixed", wanted=[wanted]))
 
 
+@pytest.mark.filterwarnings("ignore")  # of NaN
+@pytest.mark.parametrize("rows, more", one_in(2, [
+    (64, {}), (64, {"softcap": 2.0}), (50, {"dropout": (0.2, 7, 9)})]))
+def test_the_last_row_of_eight_heads(rows, more):
+    """As many rows as a block has flags for. The last one, which sees all keys, holds NaN."""
+    given = problem(1, 8, 1, rows, 60, 64, type="f16")
+    given["q"] = with_values(given["q"], np.s_[0, -1, -1], np.nan)
+    given["dout"] = with_values(given["dout"], np.s_[0, -1, -1], np.nan)
+    # Packed: a sequence without rows, and one without keys.
+    begins = [np.array(x, np.int32) for x in ([0, 4, 4, rows], [0, 0, 5, 60])]
+    packed = {"cu_seqlens_q": begins[0], "max_seqlen_q": rows - 4,
+              "cu_seqlens_k": begins[1], "max_seqlen_k": 55}
+    for tables in ({}, packed):
+        arrays = {x: y[0].swapaxes(0, 1) for x, y in given.items()} if tables else given
+        got, want = (solve(**arrays, backend=backend, causal="bottom_right", accumulate=True,
+                           into={"d" + x: with_values(arrays[x], np.s_[:], 1) for x in "qkv"},
+                           **more, **tables)
+                     for backend in ("emulated:mma+sm_90+mixed", "emulated:simt"))
+        for name in ("dq", "dk", "dv"):
+            of = [regard.load(results[name]) for results in (got, want)]
+            finite = np.isfinite(of[1])
+            assert np.array_equal(np.isfinite(of[0]), finite) and not finite.all(), name
+            size = np.abs(of[1][finite]).max(initial=1)
+            assert np.abs(of[0] - of[1])[finite].max(initial=0) < 0.02 * size, name
+
+
+@pytest.mark.parametrize("feature", mostly_exhaustive(
+    ["bias", "bias_infinite", "bias_keys", "bias_queries"], "bias_infinite"))
+def test_a_bias_without_its_gradient(feature):
+    case = cases.make((feature, "accumulate"), "bf16", sizes=(50, 60), dim=64)
+    cases.compare(case, cases.run(case, "emulated:mma+sm_90+mixed", wanted=["dq", "dk", "dv"]))
+
+
 @pytest.mark.parametrize("features, sizes", [(("sink",), (50, 50)), (("bias",), (50, 50)),
                                              (("top_left",), (600, 50))], ids=str)
 def test_others_have_more_kernels(features, sizes):

@@ -3,9 +3,10 @@
 // A block keeps its K and V in shared memory and loops over the query rows that see them, of every
 // query head that shares them. Scores are transposed, S^T[keys, rows] = K Q^T, so that P^T and dS^T
 // are operands of dv += P^T dO and dk += dS^T Q without leaving the registers. Only dS^T goes
-// through shared memory, once, for dq = dS K, which is added to f32 sums in memory. Warps own 16 kN
-// keys each. With slices > 1, that many warps share keys: each computes its part of the rows of
-// S^T, passes P^T on as well, and has a slice of the columns of dk and dv.
+// through shared memory, once, for dq = dS K, which is added to f32 sums in memory, or stored where
+// the block has all keys (whole_keys). Warps own 16 kN keys each. With slices > 1, that many warps
+// share keys: each computes its part of the rows of S^T, passes P^T on as well, and has a slice of
+// the columns of dk and dv.
 #pragma once
 
 #include "cuda/kernels/tile/mma/backward_bias.cuh"

@@ -112,7 +112,7 @@ void add_delta_launch(Draft& d, const Results& results) {
 // Few tiles of keys with many iterations leave multiprocessors idle.
 void split_rows(Draft& d) {
   KernelConfig& main = d.main;
-  if (main.repeats_rows) return;
+  if (main.repeats_rows) return;  // a block has flags of all rows of its keys
   // Where wgmma may compute it, data that does not begin at 16 bytes has as many splits on mma.
   const bool may_be_wgmma = d.choice.any_family || d.choice.family == Family::wgmma;
   const int64 resident = d.facts.level >= 90 && may_be_wgmma ? 1 : main.tiling.min_blocks;
@@ -195,10 +195,12 @@ void choose_whole_keys(const Draft& d, KernelConfig& main) {
   c.whole_keys = true;
   c.repeats_rows = needs_fixup(d.p, main);
   c.given_delta = d.p.delta.given();
-  c.ordered_dq = false;  // one block adds to each row
-  const bool can_flag = !c.repeats_rows || (makes_dq_at_once(c) && !c.tile_map);
-  const bool fits = shared_bytes_of(c) <= d.limits.block;
-  if (d.p.sizes.len_k <= c.tiling.keys && can_flag && fits) main = c;
+  c.ordered_dq = false;   // one block adds to each row
+  KernelConfig room = c;  // for a bias, whether it can be staged or not
+  room.bias.aligned = c.features.bias && c.bias.type != Type::f64;
+  const bool fits = shared_bytes_of(room) <= d.limits.block;
+  const bool can_flag = !c.repeats_rows || !c.tile_map;
+  if (d.p.sizes.len_k <= c.tiling.keys && makes_dq_at_once(c) && can_flag && fits) main = c;
 }
 
 // The bytes of the sums of dbias, whose strides it sets.

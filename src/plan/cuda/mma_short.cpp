@@ -14,6 +14,7 @@ struct Short {
   Short(const KernelConfig& c, const TilingRequest& request)
       : columns(larger(request.dim, request.dim_v)),
         rows(request.rows),
+        usual_rows(request.usual_rows),
         keys(request.keys),
         tiles(request.heads),
         multiprocessors(request.multiprocessors),
@@ -22,11 +23,13 @@ struct Short {
         hides(c.features.interval || c.features.bias || has_tests) {}
 
   bool fills(double times) const { return double(tiles) >= times * double(multiprocessors); }
+  // Whether most packed sequences would fill half of it at most.
+  bool is_too_high(const Tiling& t) const { return t.rows >= 2 * round_up(usual_rows, 16); }
   // Mask and spans would have a tile map, which is one more launch.
   bool needs_map(const Tiling& t) const { return has_tests && keys > 3 * t.keys; }
 
-  int64 columns, rows, keys;
-  int64 tiles;  // if one holds all rows of a head
+  int64 columns, rows, usual_rows, keys;
+  int64 tiles;  // heads of the batch: one holds all of its rows
   int64 multiprocessors;
   bool pack_gqa, has_tests;
   bool hides;  // pairs: a block without key warps computes rows that are not finite again itself
@@ -89,9 +92,8 @@ std::optional<Tiling> forward_tiling(const KernelConfig& c, const Short& s) {
   return Tiling{.rows = 64, .keys = 64, .warps = 4, .stages = 1, .min_blocks = blocks};
 }
 
-// (64, 16, 12 / 12, 128) 20.4 -> 13.1; (64, 16, 24 / 24, 32) 11.2 -> 8.2; (64, 16, 48 / 48,
-// 128) 68.9
-// -> 61.4.
+// (64, 16, 12 / 12, 128) 20.4 -> 13.1; (64, 16, 24 / 24, 32) 11.2 -> 8.2;
+// (64, 16, 48 / 48, 128) 68.9 -> 61.4.
 std::optional<Tiling> backward_tiling(const Short& s) {
   if (s.columns > 128) return {};
   if (s.rows <= 16 && s.keys <= 16) return Tiling{.rows = 16, .keys = 16, .warps = 1, .stages = 1};
@@ -109,7 +111,7 @@ std::optional<Tiling> short_mma_tiling(const KernelConfig& c, const TilingReques
   const Short s(c, request);
   if (c.type == Type::f32 || request.forced || s.columns > 256) return {};
   const auto tiling = c.kernel == Kernel::backward ? backward_tiling(s) : forward_tiling(c, s);
-  return tiling && !s.needs_map(*tiling) ? tiling : std::nullopt;
+  return tiling && !s.needs_map(*tiling) && !s.is_too_high(*tiling) ? tiling : std::nullopt;
 }
 
 }  // namespace regard

@@ -157,9 +157,10 @@ bool is_for_whole_keys(const Facts& f) {
   constexpr int64 kFewRows = 64, kFewerRows = 112, kOneTile = 128, kSomeRows = 256;
   const Problem& p = f.problem;
   if (!may_have_whole_keys(p)) return false;
-  const int64 rows = p.sizes.group() * p.sizes.len_q, heads = p.sizes.batch * p.sizes.heads_kv;
+  const int64 rows = p.sizes.group() * p.sizes.len_q;
   const int64 columns = larger(p.sizes.dim, p.sizes.dim_v);
-  const int64 multiprocessors = f.chip.multiprocessors;
+  const double multiprocessors = double(f.chip.multiprocessors);
+  const double heads = double(p.sizes.batch) * double(p.sizes.heads_kv);
   if (rows <= kFewRows) return true;
   if (rows <= kOneTile) {
     const bool most = columns <= 64 || rows > kFewerRows || heads < multiprocessors;
@@ -169,7 +170,7 @@ bool is_for_whole_keys(const Facts& f) {
   const int64 computed = round_up(columns, columns <= 64 ? 16 : columns <= 128 ? 32 : 64);
   if (10 * computed > 11 * columns) return false;
   return heads >= 2 * multiprocessors ||
-         (!hides_pairs(p) && heads * rows >= 16 * kFewRows * multiprocessors);
+         (!hides_pairs(p) && heads * double(rows) >= double(16 * kFewRows) * multiprocessors);
 }
 
 Refusal why_rather_mma_backward(const Facts& f) {

@@ -245,20 +245,21 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
   constexpr int64 kRows = 128, kFewKeys = 512, kKeys = 90;  // for each multiprocessor
   const Sizes& s = p.sizes;
   const int64 columns = larger(s.dim, s.dim_v), tiles = tiles_of(p, kRows);
+  const double heads = double(tiles);  // where a tile holds all rows
   if (usual_rows(p) <= kRows / 4) return kTooFewRows;
   if (s.len_q <= kRows / 2) {
     const int64 keys = keys_in_reach(p);
     const bool is_little = double(tiles) * double(keys) < double(kKeys * multiprocessors);
-    const int64 some = (columns <= 128 ? 6 : 4) + (hides_pairs(p) ? 3 : 0);  // half of the heads
-    const bool is_short = keys <= kFewKeys && 2 * tiles < some * multiprocessors;
+    const double most = (columns <= 128 ? 3 : 2) + (hides_pairs(p) ? 1.5 : 0);
+    const bool is_short = keys <= kFewKeys && heads < most * double(multiprocessors);
     if (columns <= 64 ? is_little || keys <= kFewKeys
                       : is_short || (is_little && keys > kFewKeys)) {
       return kTooFewRows;
     }
   }
   const bool is_between_tiles = s.len_q > kRows / 2 && s.len_q <= 3 * kRows / 4 && s.len_k <= kRows;
-  if (is_between_tiles && columns <= 64 && hides_pairs(p) && 10 * tiles > 11 * multiprocessors &&
-      tiles < 4 * multiprocessors) {
+  if (is_between_tiles && columns <= 64 && hides_pairs(p) &&
+      heads > 1.1 * double(multiprocessors) && heads < 4 * double(multiprocessors)) {
     return kTooFewRows;
   }
   if (p.packed && usual_rows(p) <= kRows / 2 && columns <= 192 && tiles > multiprocessors) {

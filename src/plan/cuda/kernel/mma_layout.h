@@ -122,7 +122,7 @@ struct BackwardMmaLayout {
   int bias = 0;     // [rows][keys]
   int mask = 0;     // [rows][keys]
   int stage_bytes = 0;
-  int dq = 0;     // whole_keys: of each warp 16 rows of the columns it writes; perhaps over dscores
+  int dq = 0;     // whole_keys: over dscores; of each warp 16 rows of the columns that it writes
   int again = 0;  // repeats_rows: flags of keys and rows whose results are not finite
   int size = 0;
 };
@@ -134,12 +134,12 @@ REGARD_INLINE int again_bytes(const KernelConfig& c) {
 }
 
 REGARD_INLINE int dq_stage_row_bytes(const KernelConfig& c) {
-  return tile_row_bytes(c, dq_pairs_at_once(dq_shares(c)) * 16);
+  return tile_row_bytes(c, dq_shares(c).pairs * 16);
 }
 REGARD_INLINE int dq_stage_bytes(const KernelConfig& c) {
   return c.whole_keys ? c.tiling.warps * 16 * dq_stage_row_bytes(c) : 0;
 }
-// Whether a warp makes all of its dq at once: then no dS is needed when it is stored.
+// Whether a warp makes all of its dq at once, which whole_keys requires: results replace dS.
 REGARD_INLINE bool makes_dq_at_once(const KernelConfig& c) {
   return dq_pairs_at_once(dq_shares(c)) == dq_shares(c).pairs;
 }
@@ -151,8 +151,8 @@ REGARD_INLINE BackwardMmaLayout backward_mma_layout(const KernelConfig& c) {
   x.keys = 0;
   x.values = t.keys * tile_row_bytes(c, c.dim);
   x.dscores = x.values + t.keys * tile_row_bytes(c, c.dim_v);
-  const bool over = makes_dq_at_once(c);
-  x.weights = x.dscores + (over ? larger(exchange, dq_stage_bytes(c)) : exchange);
+  x.dq = x.dscores;
+  x.weights = x.dscores + larger(exchange, dq_stage_bytes(c));
   x.stage = x.weights + (t.slices > 1 ? exchange : 0);
   x.queries = 0;
   x.douts = t.rows * tile_row_bytes(c, c.dim);
@@ -160,9 +160,7 @@ REGARD_INLINE BackwardMmaLayout backward_mma_layout(const KernelConfig& c) {
   x.bias = x.states + t.rows * 8;
   x.mask = x.bias + bias_bytes(c);
   x.stage_bytes = x.mask + mask_bytes(c);
-  const int end = x.stage + t.stages * x.stage_bytes;
-  x.dq = over ? x.dscores : end;
-  x.again = over ? end : end + dq_stage_bytes(c);
+  x.again = x.stage + t.stages * x.stage_bytes;
   x.size = x.again + again_bytes(c);
   return x;
 }

@@ -9,7 +9,7 @@
 namespace regard {
 
 // How warps share a tile of dq (DqShares). Pairs of column blocks are dealt round robin, of which
-// the last round may not reach every warp; or, where a warp writes its rows itself, side by side.
+// the last round may not reach every warp; or side by side, where the block writes dq itself.
 template <KernelConfig kConfig>
 struct DqWarps {
   static constexpr DqShares kShares = dq_shares(kConfig);
@@ -58,29 +58,25 @@ struct BackwardDq {
 
   // Through the warp's own shared memory.
   REGARD_DEVICE void store(const Step& step) const {
-    static_assert(!kConfig.repeats_rows || makes_dq_at_once(kConfig),
-                  "rows are flagged as a whole");
+    static_assert(!kConfig.whole_keys || makes_dq_at_once(kConfig));
     constexpr int kBytes = dq_stage_row_bytes(kConfig);
     const TileView stage{at.shared + Tile::kLayout.dq + warp_index() * 16 * kBytes, kBytes};
+    Sums sums;
+    multiply(sums, 0);
+    if constexpr (kConfig.repeats_rows) flag_rows(sums, step);
+    sync_block();  // all have read dS, which the stage replaces, and know the flags
+    const int column = Warps::pair(0) * 16;
 #pragma unroll
-    for (int round = 0; round < Warps::kPairs; round += kAtOnce) {
-      Sums sums;
-      multiply(sums, round);
-      if constexpr (kConfig.repeats_rows) flag_rows(sums, step);
-      sync_block();  // all have read dS, and know the flags
-      const int column = Warps::pair(round) * 16;
-#pragma unroll
-      for (int u = 0; u < kUnits; ++u) {
-        const int first = step.first_row() + (Warps::first_unit() + u) * 16;
-        scale(sums[u]);
-        store_rows<kConfig.type>(
-            sums[u], at.p.dq, int(at.p.sizes.dim) - column, at.p.accumulate, stage,
-            [&](int row) {
-              return offset_of(at.p.dq.strides, at.b, step.head, at.seq.first_q, first + row) +
-                     column;
-            },
-            [&](int row) { return is_written(step.head, first + row); });
-      }
+    for (int u = 0; u < kUnits; ++u) {
+      const int first = step.first_row() + (Warps::first_unit() + u) * 16;
+      scale(sums[u]);
+      store_rows<kConfig.type>(
+          sums[u], at.p.dq, int(at.p.sizes.dim) - column, at.p.accumulate, stage,
+          [&](int row) {
+            return offset_of(at.p.dq.strides, at.b, step.head, at.seq.first_q, first + row) +
+                   column;
+          },
+          [&](int row) { return is_written(step.head, first + row); });
     }
   }
   REGARD_DEVICE void scale(Accumulator (&x)[kAtOnce * 2]) const {

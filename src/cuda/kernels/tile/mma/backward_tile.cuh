@@ -77,7 +77,7 @@ struct BackwardTileMma {
 
   // ---------------------------------------------------------------------------- the main loop
 
-  // The tiles of rows that see some key of the block; all if dq is written.
+  // The tiles of rows that see some key of the block; whole_keys: all.
   REGARD_DEVICE ShortInterval row_tiles() const {
     // Rows that see no key have a dq of 0.
     if constexpr (kConfig.whole_keys) return {0, int(divide_up(seq.len_q, kRows))};

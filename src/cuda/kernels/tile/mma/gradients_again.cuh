@@ -136,8 +136,8 @@ struct GradientsAgain {
     write(p.dq, h, seq.first_q, i, dq, float(p.score.scale), int(p.sizes.dim));
   }
 
-  // dk and dv of a key, of which `which` tells what is written.
-  REGARD_DEVICE void key(int j, const bool (&which)[2]) {
+  // dk and dv of a key, of which `flagged` tells what is written.
+  REGARD_DEVICE void key(int j, const bool (&flagged)[2]) {
     const Range rows = range_of(visible_queries(p.mask_params, seq, j));
     float dk[kOwn] = {}, dv[kOwnV] = {};
 #pragma unroll 1
@@ -157,10 +157,10 @@ struct GradientsAgain {
         }
       }
     }
-    if (which[int(KeyGradient::dk)]) {
+    if (flagged[int(KeyGradient::dk)]) {
       write(p.dk, kv, seq.first_k, j, dk, float(p.score.scale), int(p.sizes.dim));
     }
-    if (which[int(KeyGradient::dv)]) write(p.dv, kv, seq.first_k, j, dv, 1, int(p.sizes.dim_v));
+    if (flagged[int(KeyGradient::dv)]) write(p.dv, kv, seq.first_k, j, dv, 1, int(p.sizes.dim_v));
   }
 };
 
@@ -203,9 +203,9 @@ REGARD_COLD void compute_gradients_again(const KernelParams& params, int b, int 
   }
 #pragma unroll 1
   for (int j = warp_index(); j < int(again.seq.len_k); j += kConfig.tiling.warps) {
-    const bool which[2] = {Flags::of_key(j, KeyGradient::dk) != 0,
-                           Flags::of_key(j, KeyGradient::dv) != 0};
-    if (which[0] || which[1]) again.key(j, which);
+    const bool flagged[2] = {Flags::of_key(j, KeyGradient::dk) != 0,
+                             Flags::of_key(j, KeyGradient::dv) != 0};
+    if (flagged[0] || flagged[1]) again.key(j, flagged);
   }
 }
 
