@@ -100,8 +100,8 @@ TEST_CASE("packed sequences: by their mean") {
     const CudaPlan plan = planned(problem(a), "sm_90", "cuda:mma");
     return plan.launches.front().config.tiling.rows;
   };
-  CHECK(rows(200 * 40) == 64);
-  CHECK(rows(200 * 12) == 16);
+  CHECK(rows(200 * 17) == 64);
+  CHECK(rows(200 * 16) == 16);
 }
 
 TEST_CASE("backward: where a bias begins changes no choice") {
