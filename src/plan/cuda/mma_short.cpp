@@ -5,6 +5,7 @@
 // here.
 #include <optional>
 
+#include "plan/cuda/facts.hpp"
 #include "plan/cuda/families.hpp"
 
 namespace regard {
@@ -23,6 +24,10 @@ struct Short {
         hides(c.features.interval || c.features.bias || has_tests) {}
 
   bool fills(double times) const { return double(tiles) >= times * double(multiprocessors); }
+  bool is_between_tiles() const {
+    return regard::is_between_tiles(rows, keys, columns, hides,
+                                    double(tiles) / double(multiprocessors));
+  }
   // Whether most packed sequences would fill a quarter of it at most. With half of it filled,
   // (10, 4, 42 / 42, 64) packed took 5.6 -> 4.2.
   bool is_too_high(const Tiling& t) const { return t.rows >= 4 * round_up(usual_rows, 16); }
@@ -71,19 +76,11 @@ std::optional<Tiling> of_two_warps(const KernelConfig& c, const Short& s) {
   return Tiling{.rows = 32, .keys = wide ? 32 : 64, .warps = one ? 1 : 2, .stages = 1};
 }
 
-// A little more than half a tile of wgmma, or a whole one of 64 rows of mma, where pairs are
-// hidden: (4, 42/14, 66 / 69, 64) causal 9.9 -> 7.4, (300 heads, 80 / 80, 64) causal 13.1 -> 10.9,
-// but 130 heads 6.5 -> 7.2, and 600 18.5 -> 18.9.
-bool is_between_tiles(const Short& s) {
-  return s.rows > 64 && s.rows <= 96 && s.keys <= 128 && s.columns <= 64 && s.hides &&
-         s.fills(1.1) && !s.fills(4);
-}
-
 std::optional<Tiling> forward_tiling(const KernelConfig& c, const Short& s) {
   constexpr int64 kKeys = 512;
   if (s.rows <= 16) return of_one_warp(s);
   if (s.rows <= 32) return of_two_warps(c, s);
-  if (is_between_tiles(s)) return Tiling{.rows = 32, .keys = 64, .warps = 2, .stages = 1};
+  if (s.is_between_tiles()) return Tiling{.rows = 32, .keys = 64, .warps = 2, .stages = 1};
   if (s.rows > 64 || s.keys > kKeys) return {};
   // More blocks a multiprocessor, because one stage takes half the shared memory. (32, 8, 64 / 128,
   // 64) 7.6 -> 5.9, (64, 16, 50 / 50, 64) 13.6 -> 11.3; 3072 heads 41.1 -> 42.0. D 96: (32, 8, 64 /

@@ -239,8 +239,7 @@ bool has_little_work(const Problem& p, int64 multiprocessors) {
 // there is little work. H100, us, and of mma: D 128, 8 heads, 48 rows, 1000 keys: 13.6 and 10.6; 40
 // rows, 8000 keys: 18.3 and 20.5; D 256, 4 heads, 50 rows, 10600 keys: 33 and 40; D 64, 64 heads,
 // 64 rows, 2000 keys: 20.3 and 22.8; D 96, 256 heads, 64 rows, 300 keys: 17.8 and 13.8; D 128, 60
-// rows and keys: 256 heads 7.9 and 7.1, 512 heads 11.5 and 13.0, causal 15.3 and 14.3; D 64, 168
-// heads, 66 rows, causal: 9.9 and 7.4.
+// rows and keys: 256 heads 7.9 and 7.1, 512 heads 11.5 and 13.0, causal 15.3 and 14.3.
 Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
   constexpr int64 kRows = 128, kFewKeys = 512, kKeys = 90;  // for each multiprocessor
   const Sizes& s = p.sizes;
@@ -257,9 +256,8 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
       return kTooFewRows;
     }
   }
-  const bool is_between_tiles = s.len_q > kRows / 2 && s.len_q <= 3 * kRows / 4 && s.len_k <= kRows;
-  if (is_between_tiles && columns <= 64 && hides_pairs(p) &&
-      heads > 1.1 * double(multiprocessors) && heads < 4 * double(multiprocessors)) {
+  if (is_between_tiles(s.len_q, s.len_k, columns, hides_pairs(p),
+                       heads / double(multiprocessors))) {
     return kTooFewRows;
   }
   if (p.packed && usual_rows(p) <= kRows / 2 && columns <= 192 && tiles > multiprocessors) {
