@@ -7,13 +7,15 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
 from regard.bench import __main__ as bench
-from regard.bench import cases, exact, host, sides, tables, watch
+from regard.bench import cases, exact, host, sides, tables, timing, watch
 from regard.bench.memory import GpuMemory, HostMemory, NoMemory
 from regard.bench.problem import Problem
 
@@ -303,6 +305,25 @@ def test_errors_are_relative_norms() -> None:
     parts: list[exact.Part] = [("out", lambda x: x, want, 5.0)]
     assert exact.errors(parts, {"out": np.array([3.0, 4.5])}, problem) == {"out": 0.1}
     assert np.isnan(exact.errors(parts, {"out": np.array([3.0, np.nan])}, problem)["out"])
+
+
+def test_a_gpu_turn_fits_its_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sides come and go, and a new one often takes the address of one that is gone."""
+    clock = timing.CudaClock(cast(GpuMemory, NoMemory()), 0)
+    monkeypatch.setattr(clock, "wait", lambda: None)
+    turns = []
+
+    def mean(side: sides.Side, calls: int) -> Callable[[], float]:
+        turns.append(calls)
+        return lambda: float(side.name)
+
+    monkeypatch.setattr(clock, "_mean", mean)
+    for seconds in 10 * ("4e-3", "1e-4"):
+        side = sides.Side(seconds, lambda: None, dict)
+        clock.turn(side)
+        clock.turn(side)
+        del side
+    assert turns == 10 * [1, 1, 1, 1, 40, 40]  # the first finds how many calls fit
 
 
 @pytest.mark.exhaustive

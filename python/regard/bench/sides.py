@@ -38,6 +38,7 @@ class Side:
     wait: for a library with its own queue: blocks until the work of the call is done.
     on: makes the call for a CUDA stream; None: the call uses PyTorch's current stream.
     times: how many passes one call runs.
+    turn: how many calls fit into a turn of the GPU's clock; 0: not known yet.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Side:
     wait: Callable[[], Any] | None = None
     on: Callable[[int], Callable[[], Any]] | None = None
     times: int = 1
+    turn: int = 0
     keep: object = None
 
 

@@ -65,15 +65,14 @@ class CudaClock:
 
     def __init__(self, memory: GpuMemory, pause: float) -> None:
         self.memory, self.pause = memory, pause
-        self.repeats: dict[int, int] = {}
 
     def turn(self, side: Side) -> Samples:
-        if id(side) not in self.repeats:
+        if not side.turn:
             once = self._mean(side, 1)
             self.wait()
             fits = round(self.TURN / max(once(), 1e-6))
-            self.repeats[id(side)] = max(self.BURST if self.pause else 1, min(self.MOST, fits))
-        mean = self._mean(side, self.repeats[id(side)])
+            side.turn = max(self.BURST if self.pause else 1, min(self.MOST, fits))
+        mean = self._mean(side, side.turn)
         return lambda: [mean()]
 
     def wait(self) -> None:
