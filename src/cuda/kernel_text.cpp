@@ -119,18 +119,16 @@ void add_headers(const std::string& text, std::vector<SourceText>& headers) {
   }
 }
 
-// Kernels are launched with programmatic serialization (backend.cpp): one may begin while the
-// kernel before it still runs. Every thread waits here, before it touches global memory, until that
+// Kernels are launched with programmatic serialization (backend.cpp): one may begin when the blocks
+// of the kernel before it end. Every thread waits here, before it touches global memory, until that
 // kernel has finished, so that a chain of Regard's kernels behaves as if launches did not overlap.
 // One caveat: if the caller's preceding kernel was launched this way and never waits, work that was
 // queued before it may still be running. Work that is launched otherwise (copies, memset, free, a
 // caller's kernels) begins when everything before it has finished. Kernel parameters, tensor maps
-// among them, belong to the launch and may be read earlier. Dependents are released after the wait,
-// so that what a caller's kernel reads before its own wait is at least as new as the kernel before
-// ours.
-constexpr const char* kBeginning =
-    "  regard::griddepcontrol_wait();\n"
-    "  regard::griddepcontrol_launch_dependents();\n";
+// among them, belong to the launch and may be read earlier. No kernel releases its dependents
+// earlier (griddepcontrol.launch_dependents): their blocks would take the places where blocks of
+// the running kernel still have to begin, and would themselves be spread unevenly.
+constexpr const char* kBeginning = "  regard::griddepcontrol_wait();\n";
 
 }  // namespace
 

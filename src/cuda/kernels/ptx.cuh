@@ -22,14 +22,8 @@ REGARD_DEVICE int64 block_index() { return blockIdx.x; }
 
 // -------------------------------------------------------------------------------- other kernels
 
-// Programmatic dependent launch, from compute capability 9.0 on. Once every block has called this,
-// blocks of the next kernel may start in the free room.
-REGARD_DEVICE void griddepcontrol_launch_dependents() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-// Waits until the kernel before is done and its writes are visible.
+// Programmatic dependent launch, from compute capability 9.0 on: waits until the kernel before is
+// done and its writes are visible.
 REGARD_DEVICE void griddepcontrol_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

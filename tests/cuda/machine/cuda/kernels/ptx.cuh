@@ -42,7 +42,6 @@ REGARD_DEVICE int64 block_index() { return machine->block + machine->rank(); }
 // -------------------------------------------------------------------------------- other kernels
 
 // A launch is over before the next one begins.
-REGARD_DEVICE void griddepcontrol_launch_dependents() {}
 REGARD_DEVICE void griddepcontrol_wait() {}
 
 // ------------------------------------------------------------------------------------ cooperation
