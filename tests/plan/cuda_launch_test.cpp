@@ -239,7 +239,7 @@ TEST_CASE("few rows have warps that split the keys; splits fill the chip once") 
        4,
        1,
        1},
-      {{.batch = 1, .heads_q = 32, .heads_kv = 8, .len_q = 8, .len_k = 8192, .dim = 64},
+      {{.batch = 1, .heads_q = 32, .heads_kv = 8, .len_q = 8, .len_k = 8193, .dim = 64},
        32,
        4,
        8,

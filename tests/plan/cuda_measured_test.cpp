@@ -1,4 +1,6 @@
 // Choices that measurements made: which family, tile and order of heads a problem gets.
+#include <string>
+
 #include "tests/plan/cuda_case.hpp"
 
 using namespace regard;
@@ -25,8 +27,8 @@ TEST_CASE("Hopper's own kernel, except little work and few rows") {
   CHECK(chosen(of_heads(1, 7920, 64)).name() == "cuda:wgmma");
   CHECK(little(of_heads(8, 989, 64)));
   CHECK(chosen(of_heads(8, 990, 64)).name() == "cuda:wgmma");
-  CHECK(little(of_heads(8, 1979, 64), Causal::bottom_right));
-  CHECK(chosen(of_heads(8, 1980, 64), Causal::bottom_right).name() == "cuda:wgmma");
+  CHECK(little(of_heads(8, 1319, 64), Causal::bottom_right));
+  CHECK(chosen(of_heads(8, 1320, 64), Causal::bottom_right).name() == "cuda:wgmma");
   CHECK(little(of_heads(65, 256, 64)));
   CHECK(chosen(of_heads(66, 256, 64)).name() == "cuda:wgmma");
   Shape f32_rows = of_heads(8, 989, 64);
@@ -34,6 +36,16 @@ TEST_CASE("Hopper's own kernel, except little work and few rows") {
   CHECK(little(f32_rows));
   f32_rows.dim = 72;
   CHECK(chosen(f32_rows).name() == "cuda:wgmma");
+  // 132 tiles of 16 rows at most, and 128 keys.
+  const auto of_f32 = [&](std::int64_t heads, std::int64_t rows, std::int64_t keys) {
+    Shape shape = of_heads(heads, keys, 256);
+    shape.type = f32, shape.len_q = rows;
+    return chosen(shape).name();
+  };
+  CHECK(of_f32(16, 128, 128) == "cuda:mma");
+  CHECK(of_f32(17, 128, 128) == "cuda:wgmma");
+  CHECK(of_f32(16, 129, 128) == "cuda:wgmma");
+  CHECK(of_f32(16, 128, 129) == "cuda:wgmma");
   Attention windowed = attention(of_heads(10, 128 * 64, 64));
   windowed.window = {.left = 64, .right = 64};
   CHECK(says(planned(problem(windowed), "sm_90"), "so little work"));  // 256 keys a tile
@@ -51,20 +63,57 @@ TEST_CASE("Hopper's own kernel, except little work and few rows") {
   CHECK(chosen(low(2970)).name() == "cuda:wgmma");
 }
 
-TEST_CASE("16 bits: blocks of 64 keys where sequences are short") {
-  const auto keys = [](const Shape& shape) {
-    return planned(problem(attention(shape)), "sm_90", "cuda:wgmma")
-        .launches.front()
-        .config.tiling.keys;
+TEST_CASE("16 bits: tiles whose blocks of keys are nearly full") {
+  const auto tile = [](const Shape& shape, auto... change) {
+    Attention a = attention(shape);
+    (change(a), ...);
+    const Tiling t = planned(problem(a), "sm_90", "cuda:wgmma").launches.front().config.tiling;
+    return std::to_string(t.rows) + "x" + std::to_string(t.keys) + ", " + std::to_string(t.stages);
   };
-  CHECK(keys({.len_q = 100, .len_k = 100, .dim = 128}) == 64);
-  CHECK(keys({.batch = 128, .len_q = 100, .len_k = 100, .dim = 128}) == 128);  // many tiles
-  CHECK(keys({.batch = 128, .len_q = 100, .len_k = 64, .dim = 128}) == 64);
-  CHECK(keys({.len_q = 257, .len_k = 100, .dim = 128}) == 128);
-  CHECK(keys({.len_q = 100, .len_k = 129, .dim = 128}) == 128);
-  CHECK(keys({.len_q = 100, .len_k = 256, .dim = 160}) == 64);
-  CHECK(keys({.len_q = 100, .len_k = 257, .dim = 160}) == 96);
-  CHECK(keys({.len_q = 100, .len_k = 100, .dim = 64}) == 128);
+  const auto square = [&](std::int64_t batch, std::int64_t length, std::int64_t dim,
+                          auto... change) {
+    return tile(
+        {.batch = batch, .heads_q = 8, .heads_kv = 8, .len_q = length, .len_k = length, .dim = dim},
+        change...);
+  };
+  const auto causal = [](Attention& a) { a.causal = Causal::bottom_right; };
+  const auto capped = [](Attention& a) { a.softcap = 2; };
+  // The tiling that was fastest, or within 3 %, at each of these sizes.
+  CHECK(square(16, 150, 128) == "128x80, 3");
+  CHECK(square(16, 190, 128) == "128x64, 4");
+  CHECK(square(16, 226, 128) == "128x80, 3");
+  CHECK(square(16, 280, 96) == "128x96, 3");
+  CHECK(square(8, 1000, 128) == "128x128, 2");
+  CHECK(square(1, 8192, 128) == "128x128, 2");
+  CHECK(square(8, 140, 160) == "128x48, 3");
+  CHECK(square(8, 256, 160) == "128x64, 2");
+  CHECK(square(8, 700, 160) == "128x64, 3");
+  CHECK(square(8, 450, 256) == "128x48, 3");
+  CHECK(square(8, 300, 256) == "128x64, 2");
+  CHECK(square(16, 140, 64) == "192x80, 4");
+  CHECK(square(16, 512, 64) == "256x64, 4");
+  CHECK(square(4, 512, 64) == "128x128, 3");
+  CHECK(square(16, 1300, 64) == "192x112, 3");
+  // Causal: blocks of 64 keys are skipped, except where rows are long.
+  CHECK(square(8, 300, 64, causal) == "192x64, 4");
+  CHECK(square(8, 500, 64, causal) == "256x64, 4");
+  CHECK(square(8, 2048, 64, causal) == "128x128, 3");
+  CHECK(square(8, 560, 128, causal) == "128x64, 4");
+  CHECK(square(8, 561, 128, causal) == "128x128, 2");
+  // Score terms were not measured.
+  CHECK(square(16, 150, 128, capped) == "128x128, 2");
+  // Packed sequences by their mean.
+  const auto packed = [&](std::int64_t total) {
+    const Tensor rows(nullptr, bf16, {total, 8, 128}), begins(nullptr, i32, {41});
+    const auto pack = [&](Attention& a) {
+      a.q = a.k = a.v = rows;
+      a.cu_seqlens_q = a.cu_seqlens_k = begins;
+      a.max_seqlen_q = a.max_seqlen_k = 1000;
+    };
+    return tile({.dim = 128}, pack);
+  };
+  CHECK(packed(40 * 400) == "128x80, 3");
+  CHECK(packed(40 * 1000) == "128x128, 2");
 }
 
 TEST_CASE("mma: smaller tiles for few keys, and for packed sequences by their mean") {

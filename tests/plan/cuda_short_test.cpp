@@ -56,9 +56,12 @@ TEST_CASE("up to 16 rows: a warp a block, where blocks are many or keys few") {
 TEST_CASE("17 to 32 rows: two warps, or one of many blocks") {
   CHECK(tile(8, 24, 24, 64) == "32x32, 2, 1");
   CHECK(tile(8, 24, 128, 64) == "32x64, 2, 1");
-  CHECK(tile(8, 24, 129, 64) == "32x32, 4, 3, key warps 4, blocks 2");
+  CHECK(tile(8, 24, 129, 64) == "16x16, 8, 2, key warps 8");
+  CHECK(tile(8, 24, 8192, 64) == "16x16, 8, 2, key warps 8");
+  CHECK(tile(8, 24, 8193, 64) == "32x32, 4, 3, key warps 4, blocks 2");
+  CHECK(tile(8, 24, 129, 200) == "16x16, 4, 3, key warps 4");
   CHECK(tile(66, 24, 512, 64) == "32x64, 2, 1");
-  CHECK(tile(66, 24, 513, 64) == "32x32, 4, 3, key warps 4, blocks 2");
+  CHECK(tile(66, 24, 513, 64) == "16x16, 8, 2, key warps 8");
   CHECK(tile(528, 24, 64, 64) == "32x32, 1, 1");
   CHECK(tile(528, 24, 64, 64, Pass::forward, cap) == "32x64, 2, 1");
   CHECK(tile(528, 24, 32, 128) == "32x32, 1, 1");
@@ -69,6 +72,20 @@ TEST_CASE("17 to 32 rows: two warps, or one of many blocks") {
   CHECK(tile(528, 24, 193, 128, Pass::forward, mask) != "32x64, 2, 1");
 }
 
+TEST_CASE("f32 above 128 columns: low tiles with slices") {
+  const auto of_f32 = [](std::int64_t heads, std::int64_t rows, std::int64_t dim) {
+    return tile(heads, rows, 100, dim, Pass::forward,
+                [](Attention& a) { a.q.type = a.k.type = a.v.type = f32; });
+  };
+  CHECK(of_f32(16, 128, 256) == "16x16, 4, 1, slices 4");
+  CHECK(of_f32(33, 64, 256) == "16x16, 4, 1, slices 4");
+  CHECK(of_f32(34, 64, 256) == "32x16, 4, 1, slices 2");
+  CHECK(of_f32(264, 48, 256) == "16x16, 2, 1, slices 2");
+  CHECK(of_f32(264, 49, 256) == "32x16, 4, 1, slices 2");
+  CHECK(of_f32(65, 64, 208) == "32x16, 4, 1, slices 2");
+  CHECK(of_f32(66, 64, 208) == "64x16, 4, 1, blocks 2");
+}
+
 TEST_CASE("33 to 64 rows: one stage, for more blocks a multiprocessor") {
   CHECK(tile(1583, 64, 512, 64) == "64x64, 4, 1, blocks 4");
   CHECK(tile(1584, 64, 512, 64) == "64x64, 4, 2, blocks 3");
@@ -76,6 +93,11 @@ TEST_CASE("33 to 64 rows: one stage, for more blocks a multiprocessor") {
   CHECK(tile(100, 64, 100, 32) == "64x64, 4, 1, blocks 3");
   CHECK(tile(593, 64, 100, 128) == "64x64, 4, 1");
   CHECK(tile(594, 64, 100, 128) != "64x64, 4, 1");
+  CHECK(tile(1583, 50, 64, 224) == "64x64, 4, 1");
+  CHECK(tile(1584, 50, 64, 224) != "64x64, 4, 1");
+  CHECK(tile(594, 50, 65, 224) != "64x64, 4, 1");
+  CHECK(tile(8, 48, 48, 200, Pass::forward, hide) == "32x16, 2, 1");
+  CHECK(tile(8, 49, 49, 200, Pass::forward, hide) == "64x64, 4, 1");
   CHECK(tile(168, 66, 69, 64, Pass::forward, hide) == "32x64, 2, 1");
   CHECK(tile(168, 66, 69, 64) != "32x64, 2, 1");
 }

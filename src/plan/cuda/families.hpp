@@ -13,6 +13,8 @@ Refusal why_not_wgmma_forward(const Facts&);
 Refusal why_rather_mma_forward(const Facts&);
 KernelConfig wgmma_forward_config(const Facts&);
 Fit choose_wgmma_forward_tiling(KernelConfig&, const TilingRequest&);
+// What a model of their time prefers for problems that were measured; none for others.
+std::optional<Tiling> cheapest_wgmma_tiling(const KernelConfig&, const TilingRequest&);
 
 Refusal why_not_wgmma_backward(const Facts&);
 Refusal why_rather_mma_backward(const Facts&);

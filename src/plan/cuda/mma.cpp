@@ -226,8 +226,8 @@ bool is_for_other_rows(const Tiling& t, const TilingRequest& request) {
 
 // Up to 128 keys or rows a block has few steps, and blocks next to it hide its waits better than
 // long steps do (measured on an H100). Forward, D 128: f32, 100 keys, 22 us -> 17; bf16, 50 keys,
-// 27 -> 24. Backward f32, 50 keys, D 64: 235 -> 125; 2000 rows, 64 keys: 35 -> 29. Three blocks are
-// for few keys only.
+// 27 -> 24. Backward f32, 50 keys, D 64: 235 -> 125; 2000 rows, 64 keys: 35 -> 29; packed, D 232,
+// 119 rows at most: 242 -> 152. Three blocks are for few keys only.
 bool is_for_other_lengths(const KernelConfig& c, const TilingRequest& request) {
   constexpr int64 kFew = 128, kMostRows = 2048;
   const Tiling& t = c.tiling;
@@ -237,7 +237,7 @@ bool is_for_other_lengths(const KernelConfig& c, const TilingRequest& request) {
     const bool few = request.rows <= kFew || (request.keys <= kFew && request.rows <= kMostRows);
     if (!is_f32) return is_for_other_rows(t, request);
     if (!few) return false;
-    return columns <= 128 ? t.rows * t.keys > 32 * 32 : columns <= 224 && t.keys > 32;
+    return columns <= 128 ? t.rows * t.keys > 32 * 32 : (columns <= 224 || c.varlen) && t.keys > 32;
   }
   if (columns > 128 || t.rows != 64) return false;
   if (request.keys > kFew) return columns > 64 && t.min_blocks == 3;

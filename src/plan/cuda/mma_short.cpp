@@ -1,4 +1,4 @@
-// Tilings of the mma family for short sequences in 16 bits, where a block has one tile or a few.
+// Tilings of the mma family for short sequences, where a block has one tile or a few.
 //
 // The times are those of H100 GPUs behind a busy kernel, in microseconds, (batch, heads, rows /
 // keys, head size): with the tiling that mma.cpp has for longer sequences -> with the one chosen
@@ -76,16 +76,53 @@ std::optional<Tiling> of_two_warps(const KernelConfig& c, const Short& s) {
   return Tiling{.rows = 32, .keys = wide ? 32 : 64, .warps = one ? 1 : 2, .stages = 1};
 }
 
+// 17 to 32 rows and more keys, as in decoding: where K and V are few bytes, many blocks read them
+// twice sooner than half as many once. (3, 75/3, 1 / 311, 64) 9.0 -> 5.1, (4, 60/2, 1 / 1086, 128)
+// 12.2 -> 10.1, (1, 32/1, 1 / 32768, 64) 15.3 -> 13.4. Above 128 columns 32 rows leave no room for
+// several tiles at once: (64, 24/1, 1 / 700, 200) 34.8 -> 19.1.
+std::optional<Tiling> of_two_tiles(const Short& s) {
+  constexpr int64 kWide = 128, kBytes = 16 << 20;
+  if (s.columns > kWide) {
+    return Tiling{.rows = 16, .keys = 16, .warps = 4, .stages = 3, .key_warps = 4};
+  }
+  if (s.tiles * s.keys * s.columns * 4 > kBytes) return {};
+  return Tiling{.rows = 16, .keys = 16, .warps = 8, .stages = 2, .key_warps = 8};
+}
+
+// f32 above 128 columns. (8, 8, 64 / 64, 256) 27.3 -> 18.1, (16, 8, 50 / 50, 256) 35 -> 24 with two
+// slices; many heads of 33 rows: (40, 8, 33 / 33, 256) 54.9 -> 41.1 with 16 rows.
+std::optional<Tiling> of_f32(const Short& s) {
+  constexpr int64 kWide = 128, kWidest = 224;
+  if (s.columns <= kWide || s.rows <= 32) return {};
+  if (has_few_low_tiles_of_f32(s.rows, s.keys, s.tiles, s.multiprocessors)) {
+    return Tiling{.rows = 16, .keys = 16, .warps = 4, .stages = 1, .slices = 4};
+  }
+  if (s.rows > 64) return {};
+  if (s.rows <= 48 && s.fills(2) && s.columns > kWidest) {
+    return Tiling{.rows = 16, .keys = 16, .warps = 2, .stages = 1, .slices = 2};
+  }
+  if (s.columns <= kWidest && s.fills(0.5)) return {};
+  return Tiling{.rows = 32, .keys = 16, .warps = 4, .stages = 1, .slices = 2};
+}
+
 std::optional<Tiling> forward_tiling(const KernelConfig& c, const Short& s) {
   constexpr int64 kKeys = 512;
   if (s.rows <= 16) return of_one_warp(s);
-  if (s.rows <= 32) return of_two_warps(c, s);
+  if (s.rows <= 32) {
+    const std::optional<Tiling> tiling = of_two_warps(c, s);
+    return tiling ? tiling : of_two_tiles(s);
+  }
   if (s.is_between_tiles()) return Tiling{.rows = 32, .keys = 64, .warps = 2, .stages = 1};
   if (s.rows > 64 || s.keys > kKeys) return {};
   // More blocks a multiprocessor, because one stage takes half the shared memory. (32, 8, 64 / 128,
   // 64) 7.6 -> 5.9, (64, 16, 50 / 50, 64) 13.6 -> 11.3; 3072 heads 41.1 -> 42.0. D 96: (32, 8, 64 /
   // 300) 16.4 -> 13.8; 1024 heads, 50 keys: 20.7 -> 23.0. D 200: (16, 8, 64 / 100) 11.1 -> 9.6.
-  if (s.fills(s.columns <= 64 ? 12 : 4.5)) return {};
+  // D 224, 700 heads, 50 keys: 33.0 -> 30.5.
+  const bool is_wide = s.columns > 192;
+  if (s.fills(s.columns <= 64 || (is_wide && s.keys <= 64) ? 12 : 4.5)) return {};
+  // (16, 8, 36 / 36, 240) causal 8.2 -> 7.7.
+  if (is_wide && s.hides && s.rows <= 48)
+    return Tiling{.rows = 32, .keys = 16, .warps = 2, .stages = 1};
   const int blocks = s.columns <= 32 ? 3 : s.columns <= 64 ? 4 : 1;
   return Tiling{.rows = 64, .keys = 64, .warps = 4, .stages = 1, .min_blocks = blocks};
 }
@@ -107,8 +144,9 @@ std::optional<Tiling> backward_tiling(const Short& s) {
 
 std::optional<Tiling> short_mma_tiling(const KernelConfig& c, const TilingRequest& request) {
   const Short s(c, request);
-  if (c.type == Type::f32 || request.forced || s.columns > 256) return {};
-  const auto tiling = c.kernel == Kernel::backward ? backward_tiling(s) : forward_tiling(c, s);
+  const bool backward = c.kernel == Kernel::backward, is_f32 = c.type == Type::f32;
+  if (request.forced || s.columns > 256 || (backward && is_f32)) return {};
+  const auto tiling = backward ? backward_tiling(s) : is_f32 ? of_f32(s) : forward_tiling(c, s);
   return tiling && !s.needs_map(*tiling) && !s.is_too_high(*tiling) ? tiling : std::nullopt;
 }
 

@@ -164,11 +164,15 @@ void explain_limit(const Draft& d) {
 
 TilingRequest Draft::request(const KernelConfig& c, bool is_main) const {
   const Sizes& s = p.sizes;
+  const int64 group = c.pack_gqa ? s.group() : 1;
   return {.dim = s.dim,
           .dim_v = s.dim_v,
-          .rows = (c.pack_gqa ? s.group() : 1) * s.len_q,
-          .usual_rows = (c.pack_gqa ? s.group() : 1) * usual_rows(p),
+          .rows = group * s.len_q,
+          .usual_rows = group * usual_rows(p),
           .keys = s.len_k,
+          .mean_rows = group * mean_length(p, s.rows_q, s.len_q),
+          .mean_keys = mean_length(p, s.rows_k, s.len_k),
+          .mask = p.mask_params,
           .heads = s.batch * (c.pack_gqa ? s.heads_kv : s.heads_q),
           .multiprocessors = facts.chip.multiprocessors,
           .limits = limits,

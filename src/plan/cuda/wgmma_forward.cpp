@@ -136,7 +136,7 @@ void shorten_blocks(KernelConfig& c, const TilingRequest& request) {
   if (c.products == Products::direct && has_few_keys(c, request)) {
     c.tiling.keys = smaller<int>(c.tiling.keys, kWarpgroupRows);
   }
-  if (columns <= 64 || columns > 192 || request.keys > (columns <= 128 ? 512 : 1024)) return;
+  if (columns <= 64 || columns > 192 || request.keys > (columns <= 128 ? 560 : 1024)) return;
   if (tests_pairs(c.features)) return;  // walks over a tile map skip nothing by intervals
   KernelConfig shorter = c;
   shorter.tiling.keys = kWarpgroupRows;
@@ -145,7 +145,7 @@ void shorten_blocks(KernelConfig& c, const TilingRequest& request) {
 }
 
 void set_tiling(KernelConfig& c, const TilingRequest& request, const Tiling& tiling,
-                bool bias_by_tma) {
+                bool bias_by_tma, bool may_shorten = true) {
   c.tiling = tiling;
   c.dim = int(round_up(request.dim, 16));
   c.dim_v = int(round_up(request.dim_v, 16));
@@ -153,7 +153,7 @@ void set_tiling(KernelConfig& c, const TilingRequest& request, const Tiling& til
     c.tiling = overridden(c.tiling, *request.forced);
   } else {
     c.bias.by_tma = bias_by_tma;
-    shorten_blocks(c, request);
+    if (may_shorten) shorten_blocks(c, request);
   }
   if (!request.forced || request.forced->warps == 0) c.tiling.warps = forward_warps(c);
   c.bias.by_tma = bias_by_tma && c.tiling.keys % kPanelColumns == 0;
@@ -163,6 +163,12 @@ void set_tiling(KernelConfig& c, const TilingRequest& request, const Tiling& til
 Fit choose_entry(KernelConfig& c, const TilingRequest& request) {
   const bool bias_by_tma = c.bias.by_tma;
   const Tiling* const forced = request.forced;
+  if (!forced) {
+    if (const std::optional<Tiling> tiling = cheapest_wgmma_tiling(c, request)) {
+      set_tiling(c, request, *tiling, bias_by_tma, false);
+      if (shared_bytes_of(c) <= request.limits.block) return Fit::fits;
+    }
+  }
   for (const TilingEntry& entry : table_of(c)) {
     if (request.dim > entry.dim || request.dim_v > entry.dim_v) continue;
     // Tiles of 256 rows are forced by their number of rows only.
@@ -199,18 +205,19 @@ int64 tiles_of(const Problem& p, int64 rows) {
   return p.sizes.batch * p.sizes.heads_q * divide_up(p.sizes.len_q, rows);
 }
 
-// f32: the split into parts is a launch of its own, and mma tiles have half the height. H100: 100
-// rows, D 96, 160 heads: 49 us, mma 27; 120 rows, D 192, 64 heads: 37 and 32; 93 rows, D 184, 90
-// heads, packed: 29 and 39; 40 rows, D 256, 320 heads: 91 and 71, 64 heads: 22 and 24.
+// f32: the split into parts is a launch of its own, and mma tiles have half the height, or less.
+// H100: 100 rows, D 96, 160 heads: 49 us, mma 27; 120 rows, D 192, 64 heads: 37 and 32; 93 rows, D
+// 184, 90 heads, packed: 29 and 39; 50 rows, D 256, 64 heads: 23 and 18; 128 rows, D 256, 16 heads:
+// 30 and 25; 100 rows, D 208, 64 heads: 40 and 29.
 bool has_few_rows_for_f32(const Problem& p, int64 multiprocessors) {
-  constexpr int64 kRows = 128, kLow = 64;
+  constexpr int64 kRows = 128, kLow = 64, kWidest = 224;
   const Sizes& s = p.sizes;
-  const int64 columns = larger(s.dim, s.dim_v), low_tiles = tiles_of(p, kLow);
-  if (s.len_q <= kRows / 4) return true;
-  if (columns > 192) return s.len_q <= kLow && low_tiles > multiprocessors;
+  const int64 columns = larger(s.dim, s.dim_v);
   if (s.len_q <= kLow) return true;
-  return columns > 128 ? s.len_q <= kRows && low_tiles <= multiprocessors
-                       : s.group() * s.len_q <= kRows;
+  if (columns <= 128) return s.group() * s.len_q <= kRows;
+  if (s.len_q > kRows) return false;
+  return has_few_low_tiles_of_f32(s.len_q, s.len_k, tiles_of(p, 1) / s.len_q, multiprocessors) ||
+         (columns <= kWidest && tiles_of(p, kLow) <= multiprocessors);
 }
 
 // Those that a tile's rows see, at most: a window moves with the rows.
@@ -225,13 +232,15 @@ int64 keys_of_tile(const Problem& p) {
 
 // Up to 64 columns, so little work that the lower tiles of mma, which reach more multiprocessors,
 // are faster. H100, D 64, us, and of mma: 1 head, 300 rows, 2000 keys: 11.3 and 9.2; 1, 1000, 1000:
-// 11.4 and 10.4; 2, 1000, 1000: 13.4 and 13.9; 1, 2000, 2000, causal: 13.9 and 17.4.
+// 11.4 and 10.4; 2, 1000, 1000: 13.4 and 13.9; causal, 8 heads: 300 rows 8.2 and 7.4, 400 rows 8.4
+// and 12.0.
 bool has_little_work(const Problem& p, int64 multiprocessors) {
   constexpr int64 kFewKeys = 256, kKeys = 60;  // for each multiprocessor
+  constexpr double kSeen = 0.75;               // of the keys, under intervals
   if (larger(p.sizes.dim, p.sizes.dim_v) > 64) return false;
   const int64 tiles = tiles_of(p, 128), keys = keys_of_tile(p);
   if (keys <= kFewKeys) return 2 * tiles < multiprocessors;
-  return double(tiles) * double(keys) * (p.features.interval ? 0.5 : 1) <
+  return double(tiles) * double(keys) * (p.features.interval ? kSeen : 1) <
          double(kKeys * multiprocessors);
 }
 
@@ -239,7 +248,8 @@ bool has_little_work(const Problem& p, int64 multiprocessors) {
 // there is little work. H100, us, and of mma: D 128, 8 heads, 48 rows, 1000 keys: 13.6 and 10.6; 40
 // rows, 8000 keys: 18.3 and 20.5; D 256, 4 heads, 50 rows, 10600 keys: 33 and 40; D 64, 64 heads,
 // 64 rows, 2000 keys: 20.3 and 22.8; D 96, 256 heads, 64 rows, 300 keys: 17.8 and 13.8; D 128, 60
-// rows and keys: 256 heads 7.9 and 7.1, 512 heads 11.5 and 13.0, causal 15.3 and 14.3.
+// rows and keys: 256 heads 7.9 and 7.1, 512 heads 11.5 and 13.0, causal 15.3 and 14.3; D 224, 700
+// heads, 50 rows and keys: 33.0 and 30.5, with a window 36.1 and 32.0.
 Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
   constexpr int64 kRows = 128, kFewKeys = 512, kKeys = 90;  // for each multiprocessor
   const Sizes& s = p.sizes;
@@ -249,7 +259,9 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
   if (s.len_q <= kRows / 2) {
     const int64 keys = keys_in_reach(p);
     const bool is_little = double(tiles) * double(keys) < double(kKeys * multiprocessors);
-    const double most = (columns <= 128 ? 3 : 2) + (hides_pairs(p) ? 1.5 : 0);
+    const bool is_wide = columns > 192 && keys <= kRows / 2;
+    const double hidden = hides_pairs(p) ? (is_wide ? 3 : 1.5) : 0;
+    const double most = (columns <= 128 ? 3 : is_wide ? 6 : 2) + hidden;
     const bool is_short = keys <= kFewKeys && heads < most * double(multiprocessors);
     if (columns <= 64 ? is_little || keys <= kFewKeys
                       : is_short || (is_little && keys > kFewKeys)) {
