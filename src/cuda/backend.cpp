@@ -84,6 +84,7 @@ void run(const Problem& p, const MadeMaps* maps, const Run& run) {
   KernelParams params{.problem = p,
                       .buffers = buffers_of(p, copied ? *copied : p, plan, memory),
                       .grid = {},
+                      .by = {},
                       .splits = plan.splits,
                       .nonce = new_nonce()};
   if (made) params.buffers.tile_map = made->words;
@@ -96,6 +97,7 @@ void run(const Problem& p, const MadeMaps* maps, const Run& run) {
     if (&launch == done) continue;
     if (copied) params.problem = reads_copies(launch.config, p) ? *copied : p;
     params.grid = launch.grid;
+    params.by = launch.by;
     PreparedLaunch& prepared = call.launches[i];
     LaunchMaps* const maps =
         launch.config.family != Family::wgmma

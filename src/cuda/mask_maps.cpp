@@ -60,8 +60,11 @@ void launch_all(const MapPlans& plans, const MadeMaps& maps, const Run& run,
   const uint64 nonce = new_nonce();
   for (std::size_t n = 0; n < plans.all.size(); ++n) {
     const CudaLaunch& launch = plans.all[n].launch;
-    KernelParams params{
-        .problem = plans.all[n].problem, .buffers = {}, .grid = launch.grid, .nonce = nonce};
+    KernelParams params{.problem = plans.all[n].problem,
+                        .buffers = {},
+                        .grid = launch.grid,
+                        .by = launch.by,
+                        .nonce = nonce};
     params.buffers.tile_map = maps.all[n].words;
     launch_kernel(driver(), launch, *loaded_kernel(launch.config, context), params, nullptr,
                   static_cast<Stream>(run.stream), run.device.index);

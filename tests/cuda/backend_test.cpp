@@ -29,6 +29,7 @@ void check_launches(const FakeCuda& fake, const CudaPlan& plan) {
   for (std::size_t i = 0; i < launches.size(); ++i) {
     CHECK(launches[i].blocks == plan.launches[i].grid.blocks());
     CHECK(launches[i].params.grid == plan.launches[i].grid);
+    CHECK(launches[i].params.by == plan.launches[i].by);
     CHECK(launches[i].threads == unsigned(plan.launches[i].threads));
     CHECK(launches[i].shared_bytes == plan.launches[i].shared_bytes);
     CHECK(launches[i].image.find(to_text(plan.launches[i].config)) != std::string::npos);

@@ -275,6 +275,7 @@ void run_launch(const CudaLaunch& launch, KernelParams params, Schedule schedule
   };
   const std::lock_guard lock(mutex);
   params.grid = launch.grid;
+  params.by = launch.by;
   const Bound bound{compiled(unit_of(launch), block_machine()), params, maps_of(launch, params)};
   try {
     block_machine().run({.kernel =
@@ -317,6 +318,7 @@ void emulate(const Problem& problem, const CudaPlan& plan, Schedule schedule, vo
   KernelParams params{.problem = problem,
                       .buffers = {},
                       .grid = {},
+                      .by = {},
                       .splits = plan.splits,
                       .nonce = schedule.seed * 0x9E3779B97F4A7C15u | 1};
   params.buffers = buffers_at([&](WorkspacePart part) { return at(part).as<void>(); });

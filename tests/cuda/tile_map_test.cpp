@@ -215,6 +215,7 @@ void check_map(const MaskCase& c, Pass pass, const char* backend, Counts& counts
   KernelParams params;
   params.problem = p;
   params.grid = launch->grid;
+  params.by = launch->by;
   params.buffers.tile_map = map.data();
   run_launch(*launch, params, {.order = Order::forward, .seed = c.seed});
   if (config.tile_order) {

@@ -1,6 +1,8 @@
 // Plans for every chip: they fit, they cover everything, and their workspace is enough.
 #include <chrono>
 #include <functional>
+#include <limits>
+#include <tuple>
 
 #include "cuda/kernels/params.h"
 #include "plan/cuda/config_text.hpp"
@@ -183,15 +185,38 @@ TEST_CASE("a packed batch of no sequences has a plan") {
   }
 }
 
+TEST_CASE("division by a number that is known before") {
+  const std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  std::int64_t divisor = 1;
+  const auto check = [&](std::int64_t n) {
+    if (n < 0 || n > most) return;
+    const Divided found = divide(std::int32_t(n), divisor_of(divisor));
+    CHECK(found.quotient == n / divisor);
+    CHECK(found.rest == n % divisor);
+  };
+  while (divisor <= most) {
+    for (std::int64_t near :
+         {std::int64_t(0), divisor, 7 * divisor, most / divisor * divisor, most}) {
+      for (int step : {-1, 0, 1}) check(near + step);
+    }
+    divisor += 1 + divisor / 97;
+  }
+  divisor = most;
+  for (std::int64_t n : {std::int64_t(0), most - 1, most}) check(n);
+}
+
 TEST_CASE("blocks cover every tile of every head once, earlier tiles of a head first") {
   for (const BlockGrid& grid :
        {BlockGrid{.heads = 5, .tiles = 7, .splits = 1},
         BlockGrid{.heads = 5, .tiles = 3, .splits = 4, .heads_per_group = 2},
         BlockGrid{.heads = 33, .tiles = 4, .heads_per_group = 16}}) {
+    const GridDivisors by = divisors_of(grid, {});
     std::vector<int> seen(std::size_t(grid.blocks()));
     std::vector<int> last(std::size_t(grid.heads), -1);
     for (std::int64_t block = 0; block < grid.blocks(); ++block) {
-      const BlockCoords place = block_coords(grid, block);
+      const BlockCoords place = block_coords(grid, block), same = block_coords(grid, by, block);
+      CHECK(std::tie(place.head, place.tile, place.split) ==
+            std::tie(same.head, same.tile, same.split));
       const int tile = place.split * grid.tiles + place.tile;
       ++seen.at(std::size_t((place.head * grid.splits + place.split) * grid.tiles + place.tile));
       CHECK(tile > last.at(std::size_t(place.head)));

@@ -159,6 +159,25 @@ def test_tiles_of_warpgroups(type, features, sizes, dim, dim_v):
     judge_forward(case, WGMMA + "+mixed+" + str(dim))
 
 
+# Those that the model of their time chooses among.
+MODELLED = [  # tiling, type, features, (Sq, Sk), D, Dv
+    ("rows=192,keys=80,stages=4", "bf16", ("packed",), (391, 150), 64, 64),
+    ("rows=192,keys=112,stages=3", "f16", ("window", "bshd"), (200, 230), 48, 40),
+    ("rows=192,keys=96,stages=3", "bf16", ("bottom_right",), (193, 280), 64, 56),
+    ("rows=128,keys=48,stages=4", "f16", ("bottom_right", "sink"), (140, 136), 128, 128),
+    ("rows=128,keys=80,stages=3", "bf16", ("seqused", "alibi"), (150, 150), 96, 80),
+    ("rows=128,keys=96,stages=3", "f16", (), (130, 280), 112, 128),
+    ("rows=128,keys=48,stages=3", "bf16", ("packed", "top_left"), (140, 140), 192, 144),
+    ("rows=128,keys=64,stages=3", "f16", ("f32_outputs",), (130, 330), 160, 160),
+    ("rows=128,keys=48,stages=3", "f16", ("gaps",), (130, 200), 256, 208)]
+
+
+@pytest.mark.parametrize("tiling, type, features, sizes, dim, dim_v", one_in(4, MODELLED), ids=str)
+def test_modelled_tiles(tiling, type, features, sizes, dim, dim_v):
+    case = cases.make(features, type, sizes=sizes, dim=dim, dim_v=dim_v, batch=2, heads=(2, 1))
+    judge_forward(case, f"emulated:wgmma@{tiling}+sm_90+mixed+{dim}")
+
+
 # More tiles than multiprocessors, so that blocks go on from one to the next past keys that only some
 # of a tile's warpgroups see.
 @pytest.mark.parametrize("order", mostly_exhaustive(ORDERS, "mixed"))

@@ -19,6 +19,11 @@ ONE_WARP, TWO_TILES = "rows=16,keys=16,warps=1,stages=2", "rows=16,keys=32,warps
 MANY_KEYS, HIGH = "rows=16,keys=64,warps=1,stages=1", "rows=32,keys=32,warps=1,stages=1"
 TWO_WARPS, LOW = "rows=32,keys=64,warps=2,stages=1", "rows=16,keys=16,warps=1,stages=1"
 FOUR_BLOCKS = "rows=64,keys=64,warps=4,stages=1,min_blocks=4"
+EIGHT_KEY_WARPS = "rows=16,keys=16,warps=8,stages=2,key_warps=8"
+NARROW_KEYS = "rows=32,keys=16,warps=2,stages=1"
+F32_FOUR, F32_TWO, F32_ONE = ("rows=16,keys=16,warps=4,stages=1,slices=4",
+                              "rows=32,keys=16,warps=4,stages=1,slices=2",
+                              "rows=16,keys=16,warps=2,stages=1,slices=2")
 SLICED = "rows=64,keys=64,warps=4,stages=1,slices=2"
 
 FORWARD = [  # tiling, type, features, (Hq, Hkv), (Sq, Sk), D, Dv
@@ -29,7 +34,12 @@ FORWARD = [  # tiling, type, features, (Hq, Hkv), (Sq, Sk), D, Dv
     (HIGH, "bf16", ("top_left", "alibi", "gaps"), (2, 2), (31, 70), 96, 128),
     (TWO_WARPS, "f16", ("bias", "softcap"), (2, 1), (25, 100), 128, 72),
     (FOUR_BLOCKS, "bf16", ("row_spans", "seqused", "f32_outputs"), (2, 2), (64, 90), 64, 64),
-    (TWO_WARPS, "bf16", ("positions", "top_left", "bshd"), (2, 2), (30, 77), 64, 64)]
+    (TWO_WARPS, "bf16", ("positions", "top_left", "bshd"), (2, 2), (30, 77), 64, 64),
+    (EIGHT_KEY_WARPS, "bf16", ("bottom_right", "window"), (24, 1), (1, 900), 64, 72),
+    (NARROW_KEYS, "f16", ("packed", "top_left"), (4, 2), (48, 47), 240, 200),
+    (F32_FOUR, "f32", ("window", "dropout"), (2, 2), (90, 70), 200, 256),
+    (F32_TWO, "f32", ("bottom_right", "mask"), (2, 1), (50, 60), 256, 136),
+    (F32_ONE, "f32", ("packed", "alibi"), (2, 2), (40, 90), 248, 248)]
 BACKWARD = [
     (LOW, "bf16", ("bottom_right", "dlse"), (2, 2), (14, 16), 128, 128),
     (LOW, "f16", ("sink", "accumulate", "padded"), (4, 2), (12, 15), 33, 61),

@@ -280,7 +280,7 @@ struct BackwardMma {
 template <KernelConfig kConfig>
 REGARD_DEVICE void backward_mma(const KernelParams& params) {
   using Tile = BackwardTileMma<kConfig>;
-  BackwardMma<kConfig> block{Tile(params, block_coords(params.grid, block_index()))};
+  BackwardMma<kConfig> block{Tile(params, block_coords(params, block_index()))};
   if (kConfig.whole_keys || block.at.key_count > 0) block.run();
 }
 

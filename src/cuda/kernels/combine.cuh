@@ -108,7 +108,7 @@ template <KernelConfig kConfig>
 REGARD_DEVICE void combine(const KernelParams& params) {
   using Row = MergedRow<kConfig>;
   const Problem& p = params.problem;
-  const BlockCoords place = block_coords(params.grid, block_index());
+  const BlockCoords place = block_coords(params, block_index());
   const auto [b, h] = batch_head(place.head, p.sizes.heads_q);
   const Sequence seq = safe_sequence(p, b);
   const int64 first = int64(place.tile) * kConfig.tiling.rows;

@@ -92,7 +92,7 @@ REGARD_DEVICE void combine_dkv(const KernelParams& params) {
   constexpr int kKeysOfWarp = 32 / Gradient::kLanes;
   static_assert(kConfig.tiling.keys == kConfig.tiling.warps * kKeysOfWarp);
   const Problem& p = params.problem;
-  const BlockCoords place = block_coords(params.grid, block_index());
+  const BlockCoords place = block_coords(params, block_index());
   const bool is_dk = place.split == 0;
   if (is_dk ? !kConfig.wanted.dk : !kConfig.wanted.dv) return;
   const auto [b, h] = batch_head(place.head, p.sizes.heads_kv);

@@ -24,7 +24,7 @@ template <KernelConfig kConfig>
 REGARD_DEVICE void copy_inputs(const KernelParams& params) {
   constexpr int kVector = InputShape::kVector;
   const Problem& p = params.problem;
-  const BlockCoords place = block_coords(params.grid, block_index());
+  const BlockCoords place = block_coords(params, block_index());
   const Input input = input_of_split(params.buffers, place.split);
   const InputShape shape = shape_of(p, input);
   if (place.head >= shape.batch * shape.heads) return;

@@ -58,9 +58,9 @@ REGARD_DEVICE void delta(const KernelParams& params) {
   constexpr int kFinished = (kRows + kLanes - 1) / kLanes;
   const int lane = lane_index() % kLanes;
   const Problem& p = params.problem;
-  const BlockCoords place = block_coords(params.grid, block_index());
-  // By a call, which takes fewer registers here than batch_head.
-  const int64 heads = p.sizes.heads_q, b = place.head / heads, h = place.head % heads;
+  const BlockCoords place = block_coords(params, block_index());
+  const Divided at = divide(place.head, params.by.entry);
+  const int64 b = at.quotient, h = at.rest;
   const Sequence seq = safe_sequence(p, b);
   const int64 first = int64(place.tile) * kConfig.tiling.rows;
   // Rows past the end of a sequence have a state too, if the buffer has room for it.

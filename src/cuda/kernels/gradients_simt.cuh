@@ -308,7 +308,7 @@ struct BiasTile {
   int64 b, h, row, column;  // the first element
 
   REGARD_DEVICE BiasTile(const KernelParams& params) : p(params.problem) {
-    const BlockCoords place = block_coords(params.grid, block_index());
+    const BlockCoords place = block_coords(params, block_index());
     const int64 across = divide_up(n[3], Tile::kStreamed);
     b = place.head / n[1];
     h = place.head % n[1];

@@ -47,9 +47,14 @@ struct KernelParams {
   Problem problem;
   CudaBuffers buffers;
   BlockGrid grid;
+  GridDivisors by;
   int32 splits = 1;  // of the forward pass's keys, of the backward pass's query rows
   uint64 nonce = 0;  // the call's own number, which old memory does not contain
 };
+
+REGARD_INLINE BlockCoords block_coords(const KernelParams& params, int64 number) {
+  return block_coords(params.grid, params.by, number);
+}
 
 // Flags a row's result or a key's gradient that is not finite, for the fix-up pass. The kernels
 // that write every row's flag need no clearing; the others find cleared flags.

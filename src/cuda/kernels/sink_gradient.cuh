@@ -26,7 +26,7 @@ REGARD_DEVICE void sink_gradient(const KernelParams& params) {
   using Real = RealOf<kConfig.type>;
   constexpr int kThreads = kConfig.tiling.warps * 32;
   const Problem& p = params.problem;
-  const int64 h = block_coords(params.grid, block_index()).head;
+  const int64 h = block_coords(params, block_index()).head;
   const float sink = static_cast<const float*>(p.sink.data)[h * p.sink.strides.head];
   CompensatedSum<Real> sum;
   for (int64 b = 0; b < p.sizes.batch && sink != -infinity<float>(); ++b) {

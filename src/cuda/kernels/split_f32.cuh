@@ -254,7 +254,7 @@ REGARD_DEVICE void split_backward_inputs(const KernelParams& params, const Block
 
 template <KernelConfig kConfig>
 REGARD_DEVICE void split_f32(const KernelParams& params) {
-  const BlockCoords coords = block_coords(params.grid, block_index());
+  const BlockCoords coords = block_coords(params, block_index());
   if constexpr (kConfig.row_terms.used) {
     split_backward_inputs<kConfig>(params, coords);
     return;

@@ -183,7 +183,7 @@ template <KernelConfig kConfig>
 REGARD_DEVICE void tile_map(const KernelParams& params) {
   using Block = MapBlock<kConfig>;
   const Problem& p = params.problem;
-  const BlockCoords coords = block_coords(params.grid, block_index());
+  const BlockCoords coords = block_coords(params, block_index());
   const int heads = int(map_heads(p)), b = coords.head / heads, h = coords.head % heads;
   const ShortSequence seq = short_sequence<kConfig>(p, b);
   const int length = Block::kOfKeys ? seq.len_k : seq.len_q, first = coords.tile * Block::kOwn;

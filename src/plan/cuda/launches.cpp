@@ -9,6 +9,18 @@
 
 namespace regard {
 
+GridDivisors divisors_of(const BlockGrid& grid, const Sizes& s) {
+  const auto positive = [](int64 n) { return divisor_of(larger<int64>(n, 1)); };
+  const int64 of_head = int64(grid.tiles) * grid.splits;
+  return {.head = positive(of_head),
+          .tiles = positive(grid.tiles),
+          .group = positive(of_head * grid.heads_per_group),
+          .heads_per_group = positive(grid.heads_per_group),
+          .entry = positive(s.batch == 0 ? 1 : grid.heads / s.batch),
+          .query_heads = positive(s.heads_kv == 0 ? 1 : s.group()),
+          .rows = positive(s.len_q)};
+}
+
 void add_launch(Draft& d, const KernelConfig& c, int64 heads, int64 tiles, int64 splits,
                 int64 heads_per_group) {
   const double blocks = double(heads) * double(tiles) * double(splits);
@@ -19,16 +31,17 @@ void add_launch(Draft& d, const KernelConfig& c, int64 heads, int64 tiles, int64
   }
   const bool is_persistent =
       c.persistent || (c.family == Family::wgmma && c.kernel == Kernel::forward);
-  d.plan.launches.push_back(
-      {.config = c,
-       .grid = {.heads = int32(heads),
-                .tiles = int32(tiles),
-                .splits = int32(splits),
-                .heads_per_group = int32(clamp_to<int64>(heads_per_group, 1, heads)),
-                .batch = c.family == Family::simt ? 1 : int32(batch_of_bias(d.p))},
-       .threads = c.tiling.warps * 32,
-       .shared_bytes = shared_bytes_of(c),
-       .resident = is_persistent ? d.facts.chip.multiprocessors : 0});
+  const BlockGrid grid{.heads = int32(heads),
+                       .tiles = int32(tiles),
+                       .splits = int32(splits),
+                       .heads_per_group = int32(clamp_to<int64>(heads_per_group, 1, heads)),
+                       .batch = c.family == Family::simt ? 1 : int32(batch_of_bias(d.p))};
+  d.plan.launches.push_back({.config = c,
+                             .grid = grid,
+                             .by = divisors_of(grid, d.p.sizes),
+                             .threads = c.tiling.warps * 32,
+                             .shared_bytes = shared_bytes_of(c),
+                             .resident = is_persistent ? d.facts.chip.multiprocessors : 0});
 }
 
 void add_simt_launch(Draft& d, KernelConfig c, int64 splits) {

@@ -14,6 +14,7 @@ namespace regard {
 struct CudaLaunch {
   KernelConfig config;
   BlockGrid grid;
+  GridDivisors by;
   int threads = 0;
   int64 shared_bytes = 0;  // dynamic
   int64 resident = 0;      // a persistent grid: blocks that take its tiles; 0: one for each

@@ -1,6 +1,7 @@
 // Which part of a problem each block of a GPU kernel works on, and how they share dq.
 #pragma once
 
+#include "plan/cuda/kernel/divisor.h"
 #include "plan/cuda/kernel/kernel_config.h"
 #include "problem/problem.h"
 
@@ -45,6 +46,43 @@ REGARD_INLINE BlockCoords block_coords(const BlockGrid& grid, int64 number) {
   return {.head = index % grid.batch * (grid.heads / grid.batch) + index / grid.batch,
           .tile = tile % grid.tiles,
           .split = tile / grid.tiles};
+}
+
+// What blocks divide by to find their place: a grid's numbers, and the problem's.
+struct GridDivisors {
+  Divisor head;   // blocks of a head
+  Divisor tiles;  // of a head
+  Divisor group;  // blocks of a group of heads
+  Divisor heads_per_group;
+  Divisor entry;        // heads of a batch entry
+  Divisor query_heads;  // of a key head
+  Divisor rows;         // of a head of q
+
+  bool operator==(const GridDivisors&) const = default;
+};
+GridDivisors divisors_of(const BlockGrid&, const Sizes&);
+
+// The same by divisors_of(grid, sizes).
+REGARD_INLINE BlockCoords block_coords(const BlockGrid& grid, const GridDivisors& by,
+                                       int64 number) {
+  int32 head = 0, rest = 0;
+  if (grid.heads_per_group == 1) {
+    const Divided at = divide(int32(number), by.head);
+    head = at.quotient, rest = at.rest;
+  } else {
+    const Divided at = divide(int32(number), by.group);
+    const int32 first = at.quotient * grid.heads_per_group, left = grid.heads - first;
+    if (left >= grid.heads_per_group) {
+      const Divided in_group = divide(at.rest, by.heads_per_group);
+      head = first + in_group.rest, rest = in_group.quotient;
+    } else {
+      head = first + at.rest % left, rest = at.rest / left;
+    }
+  }
+  if (grid.batch > 1) head = head % grid.batch * (grid.heads / grid.batch) + head / grid.batch;
+  if (grid.splits == 1) return {.head = head, .tile = rest, .split = 0};
+  const Divided at = divide(rest, by.tiles);
+  return {.head = head, .tile = at.rest, .split = at.quotient};
 }
 
 // The same for a grid without splits, in two divisions: a thread that computes it alone

@@ -34,11 +34,6 @@ struct BackwardTileMma {
     REGARD_DEVICE int first_row() const { return tile * kRows; }
   };
 
-  static REGARD_DEVICE int dkv_heads(const Problem& p, const KernelParams& params) {
-    if constexpr (kConfig.split_q) return int(p.sizes.heads_kv) * params.splits;
-    return int(p.sizes.heads_kv);
-  }
-
   const KernelParams& params;
   const Problem& p;
   const int b, kv;  // split_q: kv counts the splits of all key heads
@@ -50,11 +45,15 @@ struct BackwardTileMma {
   const SharedAddress shared;
 
   REGARD_DEVICE BackwardTileMma(const KernelParams& kernel_params, const BlockCoords& place)
+      : BackwardTileMma(kernel_params, place, divide(place.head, kernel_params.by.entry)) {}
+  // at: of the batch entry, and of the key head in it.
+  REGARD_DEVICE BackwardTileMma(const KernelParams& kernel_params, const BlockCoords& place,
+                                const Divided& at)
       : params(kernel_params),
         p(kernel_params.problem),
-        b(place.head / dkv_heads(p, params)),
-        kv(place.head % dkv_heads(p, params)),
-        group(group_of(p.sizes)),
+        b(at.quotient),
+        kv(at.rest),
+        group(params.by.query_heads.value),
         seq(short_sequence<kConfig>(p, b)),
         key_tile_index(place.tile),
         first_key(place.tile * kKeys),

@@ -46,20 +46,24 @@ struct ForwardTileMma {
   const SharedAddress shared;
 
   REGARD_DEVICE ForwardTileMma(const KernelParams& kernel_params, const BlockCoords& place)
+      : ForwardTileMma(kernel_params, place, divide(place.head, kernel_params.by.entry)) {}
+  // at: of the batch entry, and of the tile's head in it.
+  REGARD_DEVICE ForwardTileMma(const KernelParams& kernel_params, const BlockCoords& place,
+                               const Divided& at)
       : params(kernel_params),
         p(kernel_params.problem),
-        seq(short_sequence<kConfig>(p, place.head / heads_of_a_batch(p))),
-        group(group_of(p.sizes)),
-        b(place.head / heads_of_a_batch(p)),
-        kv(place.head % heads_of_a_batch(p) / (kConfig.pack_gqa ? 1 : group)),
-        head(place.head % heads_of_a_batch(p) * (kConfig.pack_gqa ? group : 1)),
+        seq(short_sequence<kConfig>(p, at.quotient)),
+        group(params.by.query_heads.value),
+        b(at.quotient),
+        kv(kConfig.pack_gqa ? at.rest : divide(at.rest, params.by.query_heads).quotient),
+        head(kConfig.pack_gqa ? at.rest * group : at.rest),
         first_row(place.tile * kRows),
         row_count(clamp_to(seq.len_q * (kConfig.pack_gqa ? group : 1) - first_row, 0, kRows)),
         split(place.split),
         shared(shared_address(&shared_memory<uint8>())) {}
 
   static REGARD_DEVICE BlockCoords of_block(const KernelParams& params) {
-    BlockCoords place = block_coords(params.grid, block_index());
+    BlockCoords place = block_coords(params, block_index());
     // The last rows see the most keys under a causal mask, so they start first.
     if (kOn.interval) place.tile = params.grid.tiles - 1 - place.tile;
     return place;
@@ -70,15 +74,13 @@ struct ForwardTileMma {
                                 map_row(p, kConfig, b, head, seq.first_q, first_row / kRows));
   }
 
-  static REGARD_DEVICE int heads_of_a_batch(const Problem& p) {
-    return int(kConfig.pack_gqa ? p.sizes.heads_kv : p.sizes.heads_q);
-  }
-
   REGARD_DEVICE Row row_at(int row) const {
     int index = first_row + row;
     if constexpr (kConfig.pack_gqa) {
       index = smaller(index, seq.len_q * group - 1);  // rows that do not exist
-      return {head + index / seq.len_q, index % seq.len_q};
+      if constexpr (kConfig.varlen) return {head + index / seq.len_q, index % seq.len_q};
+      const Divided at = divide(index, params.by.rows);
+      return {head + at.quotient, at.rest};
     }
     return {head, index};
   }
@@ -150,8 +152,8 @@ struct ForwardTileMma {
 
   // ----------------------------------------------------------------------------------------- loads
 
-  // The rows of the tile of Q, of several heads with pack_gqa.
-  struct QueryRows {
+  // The rows of the tile of Q, of several heads.
+  struct PackedQueryRows {
     const ForwardTileMma& at;
     REGARD_DEVICE const uint8* row(int r) const {
       const View& q = at.p.q;
@@ -166,8 +168,20 @@ struct ForwardTileMma {
   }
 
   REGARD_DEVICE void load_queries() const {
-    load_tile<kBlockThreads, kRows, kConfig.dim, F::kBytes, kConfig.aligned, kConfig.exact_dims>(
-        query_tile(), row_count, int(p.sizes.dim), QueryRows{*this});
+    constexpr int kDim = kConfig.dim, kBytes = F::kBytes;
+    constexpr bool kAligned = kConfig.aligned, kExact = kConfig.exact_dims;
+    const int dim = int(p.sizes.dim);
+    if constexpr (kConfig.pack_gqa) {
+      load_tile<kBlockThreads, kRows, kDim, kBytes, kAligned, kExact>(query_tile(), row_count, dim,
+                                                                      PackedQueryRows{*this});
+    } else {
+      const View& q = p.q;
+      const int64 first = offset_of(q.strides, b, head, seq.first_q, first_row) * kBytes;
+      load_tile_in_steps<kBlockThreads, kRows, kDim, kBytes, kAligned, kExact>(
+          query_tile(), row_count, dim,
+          RowsInMemory{static_cast<const uint8*>(q.data) + first, q.strides.row * kBytes},
+          thread_index());
+    }
   }
   REGARD_DEVICE void load_keys(int stage, const KeyBlock& block) const {
     const int first_key = block.first_key;

@@ -68,7 +68,7 @@ REGARD_DEVICE void each_flagged_tile(const KernelParams& params, int64 block, Co
 template <KernelConfig kConfig, class Compute>
 REGARD_DEVICE void each_own_tile(const KernelParams& params, Compute compute) {
   if constexpr (!kConfig.only_flagged) {
-    const BlockCoords place = block_coords(params.grid, block_index());
+    const BlockCoords place = block_coords(params, block_index());
     const OwnTile<kConfig> own(params, place.head, place.tile);
     if (own.first < own.end) compute(own);
   } else {

@@ -39,7 +39,7 @@ REGARD_DEVICE int key_head(const KernelParams& params, const BackwardTask& task)
 // split_q: the first of the block's iterations, or of the next split's.
 template <KernelConfig kConfig>
 REGARD_DEVICE int split_begin(const KernelParams& params, const BackwardTask& task, int next = 0) {
-  return first_iteration(kConfig, group_of(params.problem.sizes),
+  return first_iteration(kConfig, int(params.by.query_heads.value),
                          task.end_row_tile - task.first_row_tile, params.splits,
                          task.dkv_head % params.splits + next);
 }
@@ -134,7 +134,7 @@ REGARD_DEVICE RowTile first_iteration_tile(const KernelParams& params, const Bac
     const int first = task.key_tile / cluster_size(kConfig) % (heads * tiles);
     return {task.first_head + first % heads, task.end_row_tile - 1 - first / heads};
   }
-  const int head = key_head<kConfig>(params, task) * group_of(params.problem.sizes);
+  const int head = key_head<kConfig>(params, task) * int(params.by.query_heads.value);
   const int begin = kConfig.split_q ? split_begin<kConfig>(params, task) : 0;
   return {head + begin / tiles, kDescends<kConfig> ? task.end_row_tile - 1 - begin % tiles
                                                    : task.first_row_tile + begin % tiles};
@@ -189,7 +189,7 @@ REGARD_DEVICE int visible_iterations(const KernelParams& params, const BackwardT
   const int begin = kConfig.split_q ? split_begin<kConfig>(params, task) : 0;
   const int end = begin + task.iterations;
   const int tiles = larger(task.end_row_tile - task.first_row_tile, 1);
-  const int first_head = key_head<kConfig>(params, task) * group_of(params.problem.sizes);
+  const int first_head = key_head<kConfig>(params, task) * int(params.by.query_heads.value);
   int sum = 0;
 #pragma unroll 1
   for (int head = begin / tiles; head * tiles < end; ++head) {
@@ -202,8 +202,9 @@ REGARD_DEVICE int visible_iterations(const KernelParams& params, const BackwardT
 
 // The two blocks of a CTA pair have neighbouring tiles of keys.
 template <KernelConfig kConfig>
-REGARD_DEVICE BlockCoords backward_coords(BlockGrid grid, int block) {
-  if constexpr (!kConfig.cta_pair) return block_coords(grid, block);
+REGARD_DEVICE BlockCoords backward_coords(const KernelParams& params, int block) {
+  if constexpr (!kConfig.cta_pair) return block_coords(params, block);
+  BlockGrid grid = params.grid;
   grid.tiles /= 2;
   BlockCoords coords = block_coords(grid, block / 2);
   coords.tile = 2 * coords.tile + block % 2;
@@ -218,17 +219,17 @@ template <KernelConfig kConfig>
 REGARD_DEVICE BackwardTask backward_task(const KernelParams& params, int block) {
   constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
   const Problem& p = params.problem;
-  const BlockCoords coords = backward_coords<kConfig>(params.grid, block);
-  const int heads = int(p.sizes.heads_kv) * (kConfig.split_q ? params.splits : 1);
+  const BlockCoords coords = backward_coords<kConfig>(params, block);
+  const Divided at = divide(coords.head, params.by.entry);
   BackwardTask x;
-  x.b = coords.head / heads;
-  x.dkv_head = coords.head % heads;
+  x.b = at.quotient;
+  x.dkv_head = at.rest;
   x.seq = short_sequence<kConfig>(p, x.b);
   // Under intervals, ordered additions to dq begin with the last keys, whose rows begin the latest.
   x.key_tile = kConfig.ordered_dq && kConfig.features.interval ? params.grid.tiles - 1 - coords.tile
                                                                : coords.tile;
   if constexpr (kConfig.tile_order) {
-    const int64 head = int64(key_head<kConfig>(params, x)) * group_of(p.sizes);
+    const int64 head = int64(key_head<kConfig>(params, x)) * int(params.by.query_heads.value);
     x.key_tile = tile_of_rank<kConfig>(params, x.b, head, x.seq.first_k, x.seq.len_k, coords.tile);
   }
   x.first_key = x.key_tile * kKeys;
@@ -246,13 +247,13 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params, int block) 
   x.first_row_tile = any ? int(rows.begin) / kRows : 0;
   x.end_row_tile = any ? (int(rows.end) + kRows - 1) / kRows : 0;
   if constexpr (kConfig.rows_outer) {
-    x.first_head = x.dkv_head * group_of(p.sizes);
-    x.end_head = x.first_head + group_of(p.sizes);
+    x.first_head = x.dkv_head * int(params.by.query_heads.value);
+    x.end_head = x.first_head + int(params.by.query_heads.value);
   }
   if constexpr (kConfig.split_q) {
     x.iterations = split_begin<kConfig>(params, x, 1) - split_begin<kConfig>(params, x);
   } else {
-    x.iterations = (x.end_row_tile - x.first_row_tile) * group_of(p.sizes);
+    x.iterations = (x.end_row_tile - x.first_row_tile) * int(params.by.query_heads.value);
   }
   if constexpr (kConfig.tile_map) {
     x.map_row = int(map_row(p, kConfig, x.b, 0, x.seq.first_k, x.key_tile));

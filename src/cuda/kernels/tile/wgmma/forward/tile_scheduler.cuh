@@ -116,8 +116,7 @@ struct TileScheduler {
       coords.tile = tiles_left;
       return coords;
     }
-    BlockCoords coords =
-        kConfig.split_kv ? block_coords(all, mine) : block_coords_unsplit(all, mine);
+    BlockCoords coords = block_coords(params, mine);
     // The last rows see the most keys under a causal mask: they begin first.
     if (kConfig.features.interval && !kConfig.tile_order) coords.tile = all.tiles - 1 - coords.tile;
     return coords;
@@ -127,12 +126,10 @@ struct TileScheduler {
   REGARD_DEVICE bool describe(ForwardTile<kConfig>& tile, int mine) const {
     const Problem& p = params.problem;
     BlockCoords coords = coords_of(mine);
-    const int heads = int(p.sizes.heads_q);
-    const int b = int(uint32(coords.head) / uint32(heads));
+    const auto [b, head] = divide(coords.head, params.by.entry);
     const ShortSequence seq = short_sequence<kConfig>(p, b);
     if constexpr (kConfig.tile_order) {
-      coords.tile = tile_of_rank<kConfig>(params, b, coords.head - b * heads, seq.first_q,
-                                          seq.len_q, coords.tile);
+      coords.tile = tile_of_rank<kConfig>(params, b, head, seq.first_q, seq.len_q, coords.tile);
     }
     const int first_row = coords.tile * kRows;
     if (first_row >= seq.len_q) return false;
@@ -150,7 +147,7 @@ struct TileScheduler {
     x.first_block = begin / kKeys;
     x.blocks = (end + kKeys - 1) / kKeys - x.first_block;
     x.b = b;
-    x.head = coords.head - b * heads;
+    x.head = head;
     x.first_row = first_row;
     x.row_count = row_count;
     x.len_q = seq.len_q;
