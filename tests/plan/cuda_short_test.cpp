@@ -72,6 +72,20 @@ TEST_CASE("17 to 32 rows: two warps, or one of many blocks") {
   CHECK(tile(528, 24, 193, 128, Pass::forward, mask) != "32x64, 2, 1");
 }
 
+TEST_CASE("33 and more rows above 192 columns: two warps where heads or rows are few") {
+  CHECK(tile(65, 64, 64, 256) == "32x32, 2, 1");
+  CHECK(tile(52, 74, 74, 256) == "32x16, 2, 1");
+  CHECK(tile(52, 96, 96, 256) == "32x32, 2, 1");
+  CHECK(tile(52, 97, 96, 256) != "32x32, 2, 1");
+  CHECK(tile(65, 50, 512, 208) == "32x16, 2, 1");
+  CHECK(tile(66, 64, 64, 256) == "64x64, 4, 1");
+  CHECK(tile(66, 74, 74, 256) != "32x16, 2, 1");
+  CHECK(tile(791, 48, 48, 256) == "32x16, 2, 1");
+  CHECK(tile(792, 48, 48, 256) == "64x64, 4, 1");
+  CHECK(tile(593, 60, 65, 224) == "64x64, 4, 1");
+  CHECK(tile(594, 60, 65, 224) != "64x64, 4, 1");
+}
+
 TEST_CASE("f32 above 128 columns: low tiles with slices") {
   const auto of_f32 = [](std::int64_t heads, std::int64_t rows, std::int64_t dim) {
     return tile(heads, rows, 100, dim, Pass::forward,
@@ -93,13 +107,22 @@ TEST_CASE("33 to 64 rows: one stage, for more blocks a multiprocessor") {
   CHECK(tile(100, 64, 100, 32) == "64x64, 4, 1, blocks 3");
   CHECK(tile(593, 64, 100, 128) == "64x64, 4, 1");
   CHECK(tile(594, 64, 100, 128) != "64x64, 4, 1");
-  CHECK(tile(1583, 50, 64, 224) == "64x64, 4, 1");
-  CHECK(tile(1584, 50, 64, 224) != "64x64, 4, 1");
-  CHECK(tile(594, 50, 65, 224) != "64x64, 4, 1");
-  CHECK(tile(8, 48, 48, 200, Pass::forward, hide) == "32x16, 2, 1");
-  CHECK(tile(8, 49, 49, 200, Pass::forward, hide) == "64x64, 4, 1");
-  CHECK(tile(168, 66, 69, 64, Pass::forward, hide) == "32x64, 2, 1");
-  CHECK(tile(168, 66, 69, 64) != "32x64, 2, 1");
+  CHECK(tile(168, 66, 69, 64, Pass::forward, hide) == "32x32, 2, 1");
+  CHECK(tile(300, 66, 69, 64) != "32x32, 2, 1");
+}
+
+TEST_CASE("33 to 96 rows: two warps, where heads are few or pairs hidden") {
+  CHECK(tile(8, 40, 40, 128) == "32x32, 2, 1");
+  CHECK(tile(8, 40, 97, 128) == "64x64, 4, 1");
+  CHECK(tile(66, 40, 40, 128) == "64x64, 4, 1");
+  CHECK(tile(160, 48, 40, 128, Pass::forward, hide) == "32x16, 2, 1");
+  CHECK(tile(160, 49, 40, 128, Pass::forward, hide) == "32x32, 2, 1");
+  CHECK(tile(264, 40, 40, 128, Pass::forward, hide) == "64x64, 4, 1");
+  CHECK(tile(52, 90, 90, 128) == "32x32, 2, 1");
+  CHECK(tile(53, 90, 90, 128) != "32x32, 2, 1");
+  CHECK(tile(160, 90, 90, 96) == "32x32, 2, 1");
+  CHECK(tile(160, 90, 90, 128) != "32x32, 2, 1");
+  CHECK(tile(160, 90, 90, 128, Pass::forward, hide) == "32x32, 2, 1");
 }
 
 TEST_CASE("backward: tiles as small as the sequences") {

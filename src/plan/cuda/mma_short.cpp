@@ -20,6 +20,7 @@ struct Short {
         tiles(request.heads),
         multiprocessors(request.multiprocessors),
         pack_gqa(c.pack_gqa),
+        packed(request.mean_rows < request.rows),
         has_tests(tests_pairs(c.features)),
         hides(c.features.interval || c.features.bias || has_tests) {}
 
@@ -37,9 +38,12 @@ struct Short {
   int64 columns, rows, usual_rows, keys;
   int64 tiles;  // heads of the batch: one holds all of its rows
   int64 multiprocessors;
-  bool pack_gqa, has_tests;
+  bool pack_gqa, packed, has_tests;
   bool hides;  // pairs: a block without key warps computes rows that are not finite again itself
 };
+
+constexpr Tiling kLow{.rows = 32, .keys = 32, .warps = 2, .stages = 1};
+constexpr Tiling kSquare{.rows = 64, .keys = 64, .warps = 4, .stages = 1};
 
 // Up to 16 rows: one warp a block, because many blocks hide each other's waits, and no parts of
 // warps are merged. (256, 16/4, 1 / 64, 128) 18.7 -> 11.0, (64, 16, 12 / 12, 64) 13.0 -> 4.4,
@@ -105,6 +109,24 @@ std::optional<Tiling> of_f32(const Short& s) {
   return Tiling{.rows = 32, .keys = 16, .warps = 4, .stages = 1, .slices = 2};
 }
 
+// 33 and more rows above 192 columns: two warps where heads are few, or rows few. (4, 8, 50 / 50,
+// 208) 5.7 -> 5.0, (4, 8, 74 / 74, 256) 8.0 -> 6.7, (8, 21, 43 / 43, 256) 9.3 -> 8.3, (1, 56/4, 4 /
+// 287, 216) causal 16.9 -> 11.8, packed (33, 23, 74 at most, 240) 40.9 -> 30.6. Many heads: (64,
+// 16, 40 / 40, 256) causal 46.3 -> 41.8, (25, 28/14, 50 / 50, 224) 33.0 -> 30.5 with 64 rows.
+std::optional<Tiling> of_wide_heads(const Short& s) {
+  constexpr int64 kKeys = 512, kFewKeys = 96, kManyHeads = 6;
+  const bool few = !s.fills(0.5), is_short = s.usual_rows <= 64;
+  if (s.rows <= 64 ? s.keys > kKeys : !s.is_between_tiles() && !(s.packed && is_short)) return {};
+  const bool whole = round_up(s.keys, 16) == round_up(s.keys, 32) && s.keys <= kFewKeys;
+  if (few) return Tiling{.rows = 32, .keys = whole ? 32 : 16, .warps = 2, .stages = 1};
+  if (s.rows > 64) return kLow;
+  if (s.keys > 64) return s.fills(4.5) ? std::nullopt : std::optional(kSquare);
+  if (s.rows <= 48 && !s.fills(kManyHeads)) {
+    return Tiling{.rows = 32, .keys = 16, .warps = 2, .stages = 1};
+  }
+  return kSquare;
+}
+
 std::optional<Tiling> forward_tiling(const KernelConfig& c, const Short& s) {
   constexpr int64 kKeys = 512;
   if (s.rows <= 16) return of_one_warp(s);
@@ -112,17 +134,18 @@ std::optional<Tiling> forward_tiling(const KernelConfig& c, const Short& s) {
     const std::optional<Tiling> tiling = of_two_warps(c, s);
     return tiling ? tiling : of_two_tiles(s);
   }
-  if (s.is_between_tiles()) return Tiling{.rows = 32, .keys = 64, .warps = 2, .stages = 1};
+  if (s.columns > 192) return of_wide_heads(s);
+  if (s.is_between_tiles()) return kLow;
   if (s.rows > 64 || s.keys > kKeys) return {};
+  // (4, 8, 40 / 40, 160) 4.8 -> 4.5, causal 5.6 -> 5.1; (20, 8, 40 / 40, 128) causal 6.5 -> 5.6.
+  if (s.keys <= 96 && (s.fills(0.5) ? s.hides && !s.fills(2) : s.hides || s.columns > 64)) {
+    if (s.rows > 48 || !s.fills(0.5)) return kLow;
+    return Tiling{.rows = 32, .keys = 16, .warps = 2, .stages = 1};
+  }
   // More blocks a multiprocessor, because one stage takes half the shared memory. (32, 8, 64 / 128,
   // 64) 7.6 -> 5.9, (64, 16, 50 / 50, 64) 13.6 -> 11.3; 3072 heads 41.1 -> 42.0. D 96: (32, 8, 64 /
-  // 300) 16.4 -> 13.8; 1024 heads, 50 keys: 20.7 -> 23.0. D 200: (16, 8, 64 / 100) 11.1 -> 9.6.
-  // D 224, 700 heads, 50 keys: 33.0 -> 30.5.
-  const bool is_wide = s.columns > 192;
-  if (s.fills(s.columns <= 64 || (is_wide && s.keys <= 64) ? 12 : 4.5)) return {};
-  // (16, 8, 36 / 36, 240) causal 8.2 -> 7.7.
-  if (is_wide && s.hides && s.rows <= 48)
-    return Tiling{.rows = 32, .keys = 16, .warps = 2, .stages = 1};
+  // 300) 16.4 -> 13.8; 1024 heads, 50 keys: 20.7 -> 23.0.
+  if (s.fills(s.columns <= 64 ? 12 : 4.5)) return {};
   const int blocks = s.columns <= 32 ? 3 : s.columns <= 64 ? 4 : 1;
   return Tiling{.rows = 64, .keys = 64, .warps = 4, .stages = 1, .min_blocks = blocks};
 }

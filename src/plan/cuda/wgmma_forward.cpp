@@ -233,10 +233,10 @@ int64 keys_of_tile(const Problem& p) {
 // Up to 64 columns, so little work that the lower tiles of mma, which reach more multiprocessors,
 // are faster. H100, D 64, us, and of mma: 1 head, 300 rows, 2000 keys: 11.3 and 9.2; 1, 1000, 1000:
 // 11.4 and 10.4; 2, 1000, 1000: 13.4 and 13.9; causal, 8 heads: 300 rows 8.2 and 7.4, 400 rows 8.4
-// and 12.0.
+// and 12.0; 6 heads, 386 rows 8.3 and 9.7.
 bool has_little_work(const Problem& p, int64 multiprocessors) {
   constexpr int64 kFewKeys = 256, kKeys = 60;  // for each multiprocessor
-  constexpr double kSeen = 0.75;               // of the keys, under intervals
+  constexpr double kSeen = 0.9;                // of the keys, under intervals
   if (larger(p.sizes.dim, p.sizes.dim_v) > 64) return false;
   const int64 tiles = tiles_of(p, 128), keys = keys_of_tile(p);
   if (keys <= kFewKeys) return 2 * tiles < multiprocessors;
@@ -260,8 +260,8 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
     const int64 keys = keys_in_reach(p);
     const bool is_little = double(tiles) * double(keys) < double(kKeys * multiprocessors);
     const bool is_wide = columns > 192 && keys <= kRows / 2;
-    const double hidden = hides_pairs(p) ? (is_wide ? 3 : 1.5) : 0;
-    const double most = (columns <= 128 ? 3 : is_wide ? 6 : 2) + hidden;
+    const double hidden = hides_pairs(p) ? 1.5 : 0;
+    const double most = (columns <= 128 ? 3 : is_wide ? 8 : 2) + hidden;
     const bool is_short = keys <= kFewKeys && heads < most * double(multiprocessors);
     if (columns <= 64 ? is_little || keys <= kFewKeys
                       : is_short || (is_little && keys > kFewKeys)) {
@@ -272,7 +272,7 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
                        heads / double(multiprocessors))) {
     return kTooFewRows;
   }
-  if (p.packed && usual_rows(p) <= kRows / 2 && columns <= 192 && tiles > multiprocessors) {
+  if (p.packed && usual_rows(p) <= kRows / 2 && tiles > multiprocessors) {
     return kShortSequences;  // measured with means of 46 to 60 rows
   }
   return {};
