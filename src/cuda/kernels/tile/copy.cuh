@@ -51,7 +51,7 @@ REGARD_DEVICE void load_tile(const TileView& tile, int rows, int columns, const 
     const int row = index / kChunks, column = index % kChunks * kPerChunk;
     const int left = kExact ? 16 : clamp_to((columns - column) * kBytes, 0, 16);
     const int some = row < rows ? left : 0;
-    load_chunk<kBytes, kAligned>(tile.begin + row * tile.row_bytes + column * kBytes,
+    load_chunk<kBytes, kAligned>(tile.at(row, column * kBytes),
                                  some > 0 ? from.row(row) + column * kBytes : nullptr, some);
   }
 }
@@ -70,7 +70,7 @@ REGARD_DEVICE void load_tile_in_steps(const TileView& tile, int rows, int column
     constexpr int kEach = (kChunks + kPerRow - 1) / kPerRow, kStep = kThreads / kPerRow;
     const int row = thread / kPerRow, lane = thread % kPerRow;
     if (kStep * kPerRow != kThreads && row >= kStep) return;
-    const SharedAddress to = tile.begin + row * tile.row_bytes + lane * 16;
+    const SharedAddress to = tile.at(row, lane * 16);
     const uint8* next = from.row(row) + lane * 16;
     int left[kEach];  // bytes of a chunk that exist
 #pragma unroll
@@ -83,7 +83,7 @@ REGARD_DEVICE void load_tile_in_steps(const TileView& tile, int rows, int column
 #pragma unroll
       for (int n = 0; n < kEach; ++n) {
         if ((n + 1) * kPerRow > kChunks && lane + n * kPerRow >= kChunks) continue;
-        cp_async<16>(to + r * tile.row_bytes + n * kPerRow * 16, next + n * kPerRow * 16,
+        cp_async<16>(tile.after(to, row, r, lane * 16) + n * kPerRow * 16, next + n * kPerRow * 16,
                      row + r < rows ? left[n] : 0);
       }
       next += kStep * from.stride;
@@ -101,12 +101,12 @@ REGARD_DEVICE void load_tile(const TileView& tile, int rows, int columns,
   constexpr bool kSteps = kAligned && kExact && kThreads % kChunks == 0 && kRows % kStep == 0;
   if (kSteps && rows >= kRows) {
     const int row = thread_index() / kChunks, bytes = thread_index() % kChunks * 16;
-    const SharedAddress to = tile.begin + row * tile.row_bytes + bytes;
+    const SharedAddress to = tile.at(row, bytes);
     const uint8* next = from.row(row) + bytes;
     const int64 step = kStep * from.stride;
 #pragma unroll
     for (int r = 0; r < kRows; r += kStep) {
-      cp_async<16>(to + r * tile.row_bytes, next);
+      cp_async<16>(tile.after(to, row, r, bytes), next);
       next += step;
     }
     return;

@@ -16,10 +16,20 @@ namespace regard {
 
 using Accumulator = float[4];  // lane l: rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next
 
-// A tile in shared memory: its first row, and the bytes from row to row.
+// A tile in shared memory: its first row, and the bytes from row to row. Swizzled: a row's piece of
+// 16 bytes lies where the row's number, modulo 8, is exclusively or'ed to the piece's number.
 struct TileView {
   SharedAddress begin;
   int row_bytes;
+  bool swizzled = false;
+
+  REGARD_DEVICE SharedAddress at(int row, int byte) const {
+    return begin + row * row_bytes + (swizzled ? byte ^ row % 8 * 16 : byte);
+  }
+  // at(row + more, byte), where `first` is at(row, byte).
+  REGARD_DEVICE SharedAddress after(SharedAddress first, int row, int more, int byte) const {
+    return swizzled && more % 8 != 0 ? at(row + more, byte) : first + more * row_bytes;
+  }
 };
 
 template <Type kType, Products kProducts>
@@ -38,13 +48,12 @@ struct Fragments {  // f16 and bf16
   // Rows [row, row + 16) and columns [k, k + 16) of a tile.
   static REGARD_DEVICE void load_a(A& a, const TileView& tile, int row, int k) {
     const int lane = lane_index();
-    ldmatrix(a.word, tile.begin + (row + lane % 16) * tile.row_bytes + (k + lane / 16 * 8) * 2);
+    ldmatrix(a.word, tile.at(row + lane % 16, (k + lane / 16 * 8) * 2));
   }
   // Of the transposed tile: its columns [row, row + 16) and rows [k, k + 16).
   static REGARD_DEVICE void load_a_transposed(A& a, const TileView& tile, int row, int k) {
     const int lane = lane_index();
-    ldmatrix_trans(a.word, tile.begin + (k + lane / 16 * 8 + lane % 8) * tile.row_bytes +
-                               (row + lane / 8 % 2 * 8) * 2);
+    ldmatrix_trans(a.word, tile.at(k + lane / 16 * 8 + lane % 8, (row + lane / 8 % 2 * 8) * 2));
   }
   static REGARD_DEVICE void load_a_in_order(A& a, const TileView& tile, int row, int k) {
     load_a(a, tile, row, k);
@@ -54,8 +63,7 @@ struct Fragments {  // f16 and bf16
   static REGARD_DEVICE void load_b(B (&b)[2], const TileView& tile, int column, int k) {
     const int lane = lane_index();
     uint32 m[4];
-    ldmatrix(m, tile.begin + (column + lane / 16 * 8 + lane % 8) * tile.row_bytes +
-                    (k + lane / 8 % 2 * 8) * 2);
+    ldmatrix(m, tile.at(column + lane / 16 * 8 + lane % 8, (k + lane / 8 % 2 * 8) * 2));
     b[0] = {{m[0], m[1]}};
     b[1] = {{m[2], m[3]}};
   }
@@ -63,7 +71,7 @@ struct Fragments {  // f16 and bf16
   static REGARD_DEVICE void load_b_transposed(B (&b)[2], const TileView& tile, int column, int k) {
     const int lane = lane_index();
     uint32 m[4];
-    ldmatrix_trans(m, tile.begin + (k + lane % 16) * tile.row_bytes + (column + lane / 16 * 8) * 2);
+    ldmatrix_trans(m, tile.at(k + lane % 16, (column + lane / 16 * 8) * 2));
     b[0] = {{m[0], m[1]}};
     b[1] = {{m[2], m[3]}};
   }
@@ -88,10 +96,9 @@ struct Fragments {  // f16 and bf16
   // An accumulator into a tile: rows [row, row + 16), columns [column, column + 8).
   static REGARD_DEVICE void store(const TileView& tile, int row, int column, const Accumulator& x) {
     const int lane = lane_index();
-    const SharedAddress to =
-        tile.begin + (row + lane / 4) * tile.row_bytes + (column + lane % 4 * 2) * 2;
-    store_shared_32(to, pack<Format>(x[0], x[1]));
-    store_shared_32(to + 8 * tile.row_bytes, pack<Format>(x[2], x[3]));
+    const int at = row + lane / 4, byte = (column + lane % 4 * 2) * 2;
+    store_shared_32(tile.at(at, byte), pack<Format>(x[0], x[1]));
+    store_shared_32(tile.at(at + 8, byte), pack<Format>(x[2], x[3]));
   }
   // The words of an operand as pairs of f32.
   static REGARD_DEVICE void unpack(const A& a, int word, float& low, float& high) {
@@ -124,45 +131,41 @@ struct Fragments<Type::f32, kProducts> {
   static REGARD_DEVICE void load_a(A& a, const TileView& tile, int row, int k) {
     const int lane = lane_index();
     uint32 m[4];
-    ldmatrix(m, tile.begin + (row + lane % 16) * tile.row_bytes + (k + lane / 16 * 4) * 4);
+    ldmatrix(m, tile.at(row + lane % 16, (k + lane / 16 * 4) * 4));
 #pragma unroll
     for (int i = 0; i < 4; ++i) a.set(i, m[i]);
   }
   static REGARD_DEVICE void load_a_transposed(A& a, const TileView& tile, int row, int k) {
     const int lane = lane_index();
-    const SharedAddress from =
-        tile.begin + (k + lane % 4 * 2) * tile.row_bytes + (row + lane / 4) * 4;
-    a.set(0, load_shared_32(from));
-    a.set(1, load_shared_32(from + 32));
-    a.set(2, load_shared_32(from + tile.row_bytes));
-    a.set(3, load_shared_32(from + tile.row_bytes + 32));
+    const int at = k + lane % 4 * 2, byte = (row + lane / 4) * 4;
+    a.set(0, load_shared_32(tile.at(at, byte)));
+    a.set(1, load_shared_32(tile.at(at, byte + 32)));
+    a.set(2, load_shared_32(tile.at(at + 1, byte)));
+    a.set(3, load_shared_32(tile.at(at + 1, byte + 32)));
   }
   static REGARD_DEVICE void load_a_in_order(A& a, const TileView& tile, int row, int k) {
     const int lane = lane_index();
-    const SharedAddress from =
-        tile.begin + (row + lane / 4) * tile.row_bytes + (k + lane % 4 * 2) * 4;
-    a.set(0, load_shared_32(from));
-    a.set(2, load_shared_32(from + 4));
-    a.set(1, load_shared_32(from + 8 * tile.row_bytes));
-    a.set(3, load_shared_32(from + 8 * tile.row_bytes + 4));
+    const int at = row + lane / 4, byte = (k + lane % 4 * 2) * 4;
+    a.set(0, load_shared_32(tile.at(at, byte)));
+    a.set(2, load_shared_32(tile.at(at, byte + 4)));
+    a.set(1, load_shared_32(tile.at(at + 8, byte)));
+    a.set(3, load_shared_32(tile.at(at + 8, byte + 4)));
   }
 
   static REGARD_DEVICE void load_b(B (&b)[2], const TileView& tile, int column, int k) {
     const int lane = lane_index();
     uint32 m[4];
-    ldmatrix(m, tile.begin + (column + lane / 16 * 8 + lane % 8) * tile.row_bytes +
-                    (k + lane / 8 % 2 * 4) * 4);
+    ldmatrix(m, tile.at(column + lane / 16 * 8 + lane % 8, (k + lane / 8 % 2 * 4) * 4));
 #pragma unroll
     for (int i = 0; i < 4; ++i) b[i / 2].set(i % 2, m[i]);
   }
   static REGARD_DEVICE void load_b_transposed(B (&b)[2], const TileView& tile, int column, int k) {
     const int lane = lane_index();
-    const SharedAddress from =
-        tile.begin + (k + lane % 4 * 2) * tile.row_bytes + (column + lane / 4) * 4;
-    b[0].set(0, load_shared_32(from));
-    b[0].set(1, load_shared_32(from + tile.row_bytes));
-    b[1].set(0, load_shared_32(from + 32));
-    b[1].set(1, load_shared_32(from + tile.row_bytes + 32));
+    const int at = k + lane % 4 * 2, byte = (column + lane / 4) * 4;
+    b[0].set(0, load_shared_32(tile.at(at, byte)));
+    b[0].set(1, load_shared_32(tile.at(at + 1, byte)));
+    b[1].set(0, load_shared_32(tile.at(at, byte + 32)));
+    b[1].set(1, load_shared_32(tile.at(at + 1, byte + 32)));
   }
 
   template <int kCount>
@@ -195,10 +198,9 @@ struct Fragments<Type::f32, kProducts> {
 
   static REGARD_DEVICE void store(const TileView& tile, int row, int column, const Accumulator& x) {
     const int lane = lane_index();
-    const SharedAddress to =
-        tile.begin + (row + lane / 4) * tile.row_bytes + (column + lane % 4 * 2) * 4;
-    store_shared_64(to, bits_of(x[0]), bits_of(x[1]));
-    store_shared_64(to + 8 * tile.row_bytes, bits_of(x[2]), bits_of(x[3]));
+    const int at = row + lane / 4, byte = (column + lane % 4 * 2) * 4;
+    store_shared_64(tile.at(at, byte), bits_of(x[0]), bits_of(x[1]));
+    store_shared_64(tile.at(at + 8, byte), bits_of(x[2]), bits_of(x[3]));
   }
 };
 

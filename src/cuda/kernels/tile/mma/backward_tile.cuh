@@ -160,10 +160,12 @@ struct BackwardTileMma {
     return shared + kLayout.stage + stage * kLayout.stage_bytes;
   }
   REGARD_DEVICE TileView query_tile(int stage) const {
-    return {stage_at(stage) + kLayout.queries, tile_row_bytes(kConfig, kConfig.dim)};
+    return {stage_at(stage) + kLayout.queries, staged_row_bytes(kConfig, kConfig.dim),
+            is_swizzled(kConfig, kConfig.dim)};
   }
   REGARD_DEVICE TileView dout_tile(int stage) const {
-    return {stage_at(stage) + kLayout.douts, tile_row_bytes(kConfig, kConfig.dim_v)};
+    return {stage_at(stage) + kLayout.douts, staged_row_bytes(kConfig, kConfig.dim_v),
+            is_swizzled(kConfig, kConfig.dim_v)};
   }
   REGARD_DEVICE TileView bias_tile(int stage) const {
     return {stage_at(stage) + kLayout.bias, bias_row_bytes(kConfig)};
@@ -302,7 +304,7 @@ struct BackwardTileMma {
       const float* const from =
           static_cast<const float*>(p.dout.data) + first + row * p.dout.strides.row;
       const int left = row < count ? int(p.sizes.dim_v) - column : 0;
-      store_shared_32(tile.begin + row * tile.row_bytes + column * 2,
+      store_shared_32(tile.at(row, column * 2),
                       pack<typename F::Format>(left > 0 ? from[column] : 0.0f,
                                                left > 1 ? from[column + 1] : 0.0f));
     }

@@ -133,10 +133,12 @@ struct ForwardTileMma {
     return {shared + kLayout.queries, tile_row_bytes(kConfig, kConfig.dim_v)};
   }
   REGARD_DEVICE TileView key_tile(int stage) const {
-    return {stage_at(stage) + kLayout.keys, tile_row_bytes(kConfig, kConfig.dim)};
+    return {stage_at(stage) + kLayout.keys, staged_row_bytes(kConfig, kConfig.dim),
+            is_swizzled(kConfig, kConfig.dim)};
   }
   REGARD_DEVICE TileView value_tile(int stage) const {
-    return {stage_at(stage) + kLayout.values, tile_row_bytes(kConfig, kConfig.dim_v)};
+    return {stage_at(stage) + kLayout.values, staged_row_bytes(kConfig, kConfig.dim_v),
+            is_swizzled(kConfig, kConfig.dim_v)};
   }
   REGARD_DEVICE TileView bias_tile(int stage) const {
     return {stage_at(stage) + kLayout.bias, bias_row_bytes(kConfig)};
