@@ -25,7 +25,8 @@ REGARD_INLINE int tile_row_bytes(const KernelConfig& c, int columns) {
 // than that gains, f32 has twice as many fragments, and 512 columns leave no registers.
 REGARD_INLINE bool is_swizzled(const KernelConfig& c, int columns) {
   const bool is_wide = c.type != Type::f32 && columns > 128 && columns <= 256;
-  return columns * element_bytes(c.type) % 128 == 0 && (c.tiling.key_warps > 1 || is_wide);
+  return c.level >= 80 && columns * element_bytes(c.type) % 128 == 0 &&
+         (c.tiling.key_warps > 1 || is_wide);
 }
 REGARD_INLINE int staged_row_bytes(const KernelConfig& c, int columns) {
   return tile_row_bytes(c, columns) - (is_swizzled(c, columns) ? 16 : 0);
