@@ -136,17 +136,22 @@ TEST_CASE("backward: tiles as small as the sequences") {
 }
 
 TEST_CASE("packed sequences: by their mean") {
-  const auto rows = [](std::int64_t all) {
+  const auto rows = [](std::int64_t all, std::int32_t sequences = 200) {
     Attention a = attention({});
     a.q = Tensor(nullptr, bf16, {all, 1, 64});
     a.k = a.v = Tensor(nullptr, bf16, {all, 1, 64});
-    for (Tensor* begins : {&a.cu_seqlens_q, &a.cu_seqlens_k}) *begins = Tensor(nullptr, i32, {201});
+    for (Tensor* begins : {&a.cu_seqlens_q, &a.cu_seqlens_k}) {
+      *begins = Tensor(nullptr, i32, {sequences + 1});
+    }
     a.max_seqlen_q = a.max_seqlen_k = 64;
     const CudaPlan plan = planned(problem(a), "sm_90", "cuda:mma");
     return plan.launches.front().config.tiling.rows;
   };
   CHECK(rows(200 * 17) == 64);
   CHECK(rows(200 * 16) == 16);
+  CHECK(rows(1583 * 32, 1583) == 64);
+  CHECK(rows(1584 * 32, 1584) == 32);
+  CHECK(rows(1584 * 33, 1584) == 64);
 }
 
 TEST_CASE("backward: where a bias begins changes no choice") {

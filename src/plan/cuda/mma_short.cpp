@@ -163,13 +163,29 @@ std::optional<Tiling> backward_tiling(const Short& s) {
   return Tiling{.rows = 64, .keys = 64, .warps = 4, .stages = 1, .slices = 2};
 }
 
+// Many packed sequences of up to 64 rows, and 32 on average: as if each had the mean.
+std::optional<Tiling> of_mean_length(const KernelConfig& c, TilingRequest request) {
+  if (request.rows > 64 || request.usual_rows > 32 || request.mean_rows == request.rows) return {};
+  request.rows = request.usual_rows;
+  request.keys = request.mean_keys;
+  return forward_tiling(c, Short(c, request));
+}
+
+std::optional<Tiling> tiling_of(const KernelConfig& c, const TilingRequest& request,
+                                const Short& s) {
+  const bool is_f32 = c.type == Type::f32;
+  if (c.kernel == Kernel::backward) return is_f32 ? std::nullopt : backward_tiling(s);
+  if (is_f32) return of_f32(s);
+  const std::optional<Tiling> tiling = forward_tiling(c, s);
+  return tiling ? tiling : of_mean_length(c, request);
+}
+
 }  // namespace
 
 std::optional<Tiling> short_mma_tiling(const KernelConfig& c, const TilingRequest& request) {
   const Short s(c, request);
-  const bool backward = c.kernel == Kernel::backward, is_f32 = c.type == Type::f32;
-  if (request.forced || s.columns > 256 || (backward && is_f32)) return {};
-  const auto tiling = backward ? backward_tiling(s) : is_f32 ? of_f32(s) : forward_tiling(c, s);
+  if (request.forced || s.columns > 256) return {};
+  const std::optional<Tiling> tiling = tiling_of(c, request, s);
   return tiling && !s.needs_map(*tiling) && !s.is_too_high(*tiling) ? tiling : std::nullopt;
 }
 
