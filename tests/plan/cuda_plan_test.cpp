@@ -209,7 +209,8 @@ TEST_CASE("blocks cover every tile of every head once, earlier tiles of a head f
   for (const BlockGrid& grid :
        {BlockGrid{.heads = 5, .tiles = 7, .splits = 1},
         BlockGrid{.heads = 5, .tiles = 3, .splits = 4, .heads_per_group = 2},
-        BlockGrid{.heads = 33, .tiles = 4, .heads_per_group = 16}}) {
+        BlockGrid{.heads = 33, .tiles = 4, .heads_per_group = 16},
+        BlockGrid{.heads = 6, .tiles = 5, .splits = 2, .heads_per_group = 4, .batch = 3}}) {
     const GridDivisors by = divisors_of(grid, {});
     std::vector<int> seen(std::size_t(grid.blocks()));
     std::vector<int> last(std::size_t(grid.heads), -1);
@@ -273,7 +274,9 @@ TEST_CASE("a workspace has room whatever the data's address is") {
       {.batch = 1, .heads_q = 4, .heads_kv = 4, .len_q = 256, .len_k = 256, .dim = 192},
       {.batch = 1, .heads_q = 66, .heads_kv = 66, .len_q = 384, .len_k = 384},
       {.batch = 4, .heads_q = 8, .heads_kv = 8, .len_q = 768, .len_k = 768},
-      {.batch = 4, .heads_q = 32, .heads_kv = 32, .len_q = 128, .len_k = 128, .dim = 128}};
+      {.batch = 4, .heads_q = 32, .heads_kv = 32, .len_q = 128, .len_k = 128, .dim = 128},
+      {.batch = 1, .heads_q = 100, .heads_kv = 100, .len_q = 256, .len_k = 256, .dim = 64},
+      {.batch = 1, .heads_q = 100, .heads_kv = 100, .len_q = 256, .len_k = 2048, .dim = 64}};
   for (const Feature& feature : kFeatures) {
     for (const Shape& shape : shapes) {
       for (const Pass pass : kPasses) {
@@ -286,6 +289,12 @@ TEST_CASE("a workspace has room whatever the data's address is") {
         p.q.data = reinterpret_cast<void*>(2);  // not aligned: mma, with smaller tiles
         CHECK(planned(p).workspace.size <= asked);
         p.q.data = reinterpret_cast<void*>(16);
+        if (pass == Pass::forward) {
+          Problem other = p;
+          other.out = p.q;
+          other.out.data = reinterpret_cast<void*>(2);
+          CHECK(planned(other).workspace.size <= asked);
+        }
         if (p.features.bias) p.bias.data = reinterpret_cast<void*>(2);
         CHECK(planned(p).workspace.size <= asked);
       }

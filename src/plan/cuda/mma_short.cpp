@@ -81,7 +81,7 @@ std::optional<Tiling> of_two_warps(const KernelConfig& c, const Short& s) {
 }
 
 // 17 to 32 rows and more keys, as in decoding: where K and V are few bytes, many blocks read them
-// twice sooner than half as many once. (3, 75/3, 1 / 311, 64) 9.0 -> 5.1, (4, 60/2, 1 / 1086, 128)
+// twice sooner than half as many once. (3, 75/3, 1 / 311, 56) 7.6 -> 5.4, (4, 60/2, 1 / 1086, 128)
 // 12.2 -> 10.1, (1, 32/1, 1 / 32768, 64) 15.3 -> 13.4. Above 128 columns 32 rows leave no room for
 // several tiles at once: (64, 24/1, 1 / 700, 200) 34.8 -> 19.1.
 std::optional<Tiling> of_two_tiles(const Short& s) {
@@ -116,9 +116,10 @@ std::optional<Tiling> of_f32(const Short& s) {
 std::optional<Tiling> of_wide_heads(const Short& s) {
   constexpr int64 kKeys = 512, kFewKeys = 96, kManyHeads = 6;
   const bool few = !s.fills(0.5), is_short = s.usual_rows <= 64;
-  if (s.rows <= 64 ? s.keys > kKeys : !s.is_between_tiles() && !(s.packed && is_short)) return {};
-  const bool whole = round_up(s.keys, 16) == round_up(s.keys, 32) && s.keys <= kFewKeys;
-  if (few) return Tiling{.rows = 32, .keys = whole ? 32 : 16, .warps = 2, .stages = 1};
+  if (s.keys > kKeys) return {};
+  if (s.rows > 64 && !s.is_between_tiles() && !(s.packed && is_short)) return {};
+  const bool no_rest = round_up(s.keys, 16) == round_up(s.keys, 32) && s.keys <= kFewKeys;
+  if (few) return Tiling{.rows = 32, .keys = no_rest ? 32 : 16, .warps = 2, .stages = 1};
   if (s.rows > 64) return kLow;
   if (s.keys > 64) return s.fills(4.5) ? std::nullopt : std::optional(kSquare);
   if (s.rows <= 48 && !s.fills(kManyHeads)) {

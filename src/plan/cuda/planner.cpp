@@ -120,8 +120,8 @@ Chip limited(Chip chip, const CudaChoice& choice) {
 }
 
 // A workspace is asked for before addresses are known. Of data that TMA cannot load, mma computes
-// what is wgmma's now, with tiles, splits and flags of its own; a bias that it cannot load has
-// lower tiles, whose rows may need flags.
+// what is wgmma's now, with tiles, splits and flags of its own; a bias that it cannot load, and an
+// out that it cannot store, have lower tiles, whose rows may need flags or share out their keys.
 void find_workspace_elsewhere(Draft& d, const Chip& whole_chip) {
   const bool is_known = d.p.q.data != nullptr;
   if (d.plan.family != Family::wgmma || is_known) return;
@@ -135,9 +135,15 @@ void find_workspace_elsewhere(Draft& d, const Chip& whole_chip) {
     choice.family = Family::mma;
     add(d.p, choice);
   }
+  Problem moved = d.p;
+  moved.q.data = reinterpret_cast<void*>(16);
+  if (d.main.kernel == Kernel::forward && d.main.tiling.rows > 192 && !d.p.out.data) {
+    moved.out = moved.q;
+    moved.out.data = reinterpret_cast<void*>(2);
+    add(moved, d.choice);
+  }
   if (d.main.bias.by_tma && !d.p.bias.data) {
-    Problem moved = d.p;
-    moved.q.data = reinterpret_cast<void*>(16);
+    moved.out = d.p.out;
     moved.bias.data = reinterpret_cast<void*>(2);
     add(moved, d.choice);
   }

@@ -19,7 +19,7 @@ struct TilingRequest {
   int64 rows = 0;        // of a head (packed GQA: of a group of heads)
   int64 usual_rows = 0;  // the same; of short packed sequences their mean
   int64 keys = 0;        // of a sequence
-  int64 mean_rows = 0;   // of packed sequences; of others rows and keys
+  int64 mean_rows = 0;   // of packed sequences the mean; of others as rows and keys
   int64 mean_keys = 0;
   MaskParams mask;  // the intervals of a head's rows
   int64 heads = 0;  // forward: how many have so many rows

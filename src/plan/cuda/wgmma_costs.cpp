@@ -1,14 +1,15 @@
 // Tiles of wgmma's forward pass in 16 bits, chosen by a model of their time.
 //
 // A block takes, for each row of a tile, `of_key` for each key of the blocks of keys that the tile
-// visits (whole blocks), kFirst for each key of a block, because nothing hides the first product's
-// wait, and a time that depends on the number of rows alone. The unit is what a key takes in the
-// longest blocks. Small blocks leave less of the last one empty, and the first one is there sooner;
-// long blocks take less time for each key.
+// visits (whole blocks), `first` for each key of one block, because nothing hides the first
+// product's wait, and a time that depends on the number of rows alone. The unit is what a key takes
+// in the longest blocks. Small blocks leave less of the last one empty, and the first one is there
+// sooner; long blocks take less time for each key.
 //
 // The numbers were fitted on an H100 to the times of six to eleven tilings of 230 problems (D 32 to
 // 256, 8 to 928 heads, 40 to 2048 keys). The tiling that the model prefers took, on geometric mean,
-// 1.004 (up to D 64), 1.006 (up to D 128) and 1.002 (up to D 192) times what the fastest one took.
+// 1.004 (up to D 64), 1.006 (up to D 128), 1.002 (up to D 192) and 1.005 (up to D 256, seven
+// problems) times what the fastest one took.
 #include <cmath>
 #include <optional>
 #include <span>
@@ -50,6 +51,10 @@ constexpr Candidate kTo192[] = {{128, 96, 2, 1.00},
 constexpr Candidate kTo256[] = {{128, 64, 2, 1.00}, {128, 48, 3, 1.03}};
 constexpr int64 kKeysOfTwoStages = 256;
 
+int64 row_tiles(const TilingRequest& r, int rows) {
+  return r.heads * divide_up(r.rows, int64(rows));
+}
+
 constexpr Candidates kCandidates[] = {
     {64, 1.1, kTo64}, {128, 0.85, kTo128}, {192, 1.3, kTo192}, {256, 0.5, kTo256}};
 
@@ -60,8 +65,8 @@ struct Visited {
   double all = 0, most = 0;
 };
 
-// Under intervals. Warpgroups skip blocks of as many keys as they have rows: of their tile, the
-// mean counts.
+// Under intervals. Warpgroups skip blocks that none of their rows sees, if a block has at most as
+// many keys as a warpgroup has rows; such a tile takes the mean of its warpgroups.
 Visited visited_keys(const TilingRequest& r, const Candidate& t) {
   const int64 step = t.keys <= kWarpgroupRows ? kWarpgroupRows : t.rows;
   const auto keys_of = [&](int64 row) { return visible_keys(r.mask, row, r.rows, r.keys); };
@@ -106,23 +111,27 @@ double cost_of(const KernelConfig& c, const TilingRequest& r, const Candidates& 
 // Measured without score terms. Causal masks: up to 64 columns and 1024 keys; of more than 512
 // rows, few heads ((45, 3, 788 / 788, 64) 49.9 us, and 54.1 with the model).
 bool is_known(const KernelConfig& c, const TilingRequest& r, int64 columns) {
-  constexpr int64 kCausalKeys = 1024, kCausalRows = 512, kWideKeys = 1024, kPackedColumns = 192;
+  constexpr int64 kKeys = 2048, kCausalKeys = 1024, kCausalRows = 512, kWideKeys = 1024;
+  constexpr int64 kPackedColumns = 192;
   const Features& f = c.features;
   if (c.products != Products::direct || r.mean_rows == 0 || r.mean_keys == 0) return false;
   if (!is_within(f, {.sink = columns > 64, .interval = true, .signed_scale = true})) return false;
+  if (columns > 128 && smaller(r.dim, r.dim_v) <= 128) return false;
   if (f.interval) {
-    const bool few =
-        r.heads * divide_up(r.rows, 2 * int64(kWarpgroupRows)) <= 5 * r.multiprocessors;
+    const bool few = row_tiles(r, 2 * kWarpgroupRows) <= 5 * r.multiprocessors;
     return columns <= 64 && !c.varlen && larger(r.rows, r.keys) <= kCausalKeys &&
            (few || r.rows <= kCausalRows);
   }
   if (c.varlen && columns > kPackedColumns) return false;
-  return columns <= 64 || r.keys <= kWideKeys;
+  return r.keys <= (columns <= 64 ? kKeys : kWideKeys);
 }
 
+// 256 rows: of a sequence whose out TMA stores, and where so many tiles share out no keys.
 bool may_have(const KernelConfig& c, const TilingRequest& r, const Candidate& t, int64 columns) {
-  if (t.rows > 192 && (c.varlen || !c.out_by_tma)) return false;
   if (t.rows > 128 && r.rows <= 128) return false;
+  if (t.rows > 192) {
+    return !c.varlen && c.out_by_tma && 4 * row_tiles(r, t.rows) >= 3 * r.multiprocessors;
+  }
   const bool wide_64 = columns > 128 && columns <= 192 && t.keys == 64;
   return !wide_64 || (t.stages == 2) == (r.keys <= kKeysOfTwoStages);
 }

@@ -82,7 +82,8 @@ double cost_of_tiles(const KernelConfig& c, const TilingRequest& request, int ro
   return of_row * rows * (c.features.interval ? tiles / blocks + 0.5 : std::ceil(tiles / blocks));
 }
 
-// More than 128 rows are for kernels without score terms, except a bias that TMA loads.
+// Where the model of wgmma_costs.cpp does not choose. More than 128 rows are for kernels without
+// score terms, except a bias that TMA loads.
 //
 // Three consumer warpgroups (192 rows) leave no registers for such terms, and more of a short
 // sequence idle: with intervals at the diagonal, without them at the end. Four (256 rows) hide the

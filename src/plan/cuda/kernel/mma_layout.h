@@ -21,7 +21,7 @@ REGARD_INLINE int tile_row_bytes(const KernelConfig& c, int columns) {
 }
 
 // The tiles that a kernel loops over: forward K and V, backward Q and dout. Where decoding waits
-// for memory, and from 192 to 256 columns in 16 bits: of narrower ones the addresses take more time
+// for memory, and 192 and 256 columns in 16 bits: of narrower ones the addresses take more time
 // than that gains, f32 has twice as many fragments, and 512 columns leave no registers.
 REGARD_INLINE bool is_swizzled(const KernelConfig& c, int columns) {
   const bool is_wide = c.type != Type::f32 && columns > 128 && columns <= 256;
@@ -31,7 +31,8 @@ REGARD_INLINE bool is_swizzled(const KernelConfig& c, int columns) {
 REGARD_INLINE int staged_row_bytes(const KernelConfig& c, int columns) {
   return tile_row_bytes(c, columns) - (is_swizzled(c, columns) ? 16 : 0);
 }
-// Swizzled tiles begin at a line: after other tiles they do, whose rows are a multiple of 16.
+// Swizzled tiles begin at a line. The tiles before them have 16 rows or more, each of whole pieces
+// of 16 bytes, so that only stages have to be rounded up.
 REGARD_INLINE int whole_lines(int bytes) { return (bytes + 127) / 128 * 128; }
 
 // Staged bias: its elements as they are in memory, a row of keys for each query of the tile, or one
