@@ -95,6 +95,7 @@ REGARD_INLINE View partial_dkv(const KernelParams& params, KeyGradient gradient)
 REGARD_INLINE int group_of(const Sizes& sizes) {
   return int(uint32(sizes.heads_q) / uint32(sizes.heads_kv));
 }
+REGARD_INLINE int group_of(const KernelParams& params) { return int(params.by.query_heads.value); }
 // A head that is counted through the batch, of which each entry has so many.
 struct BatchHead {
   int64 b, h;

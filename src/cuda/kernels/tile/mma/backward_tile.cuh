@@ -53,7 +53,7 @@ struct BackwardTileMma {
         p(kernel_params.problem),
         b(at.quotient),
         kv(at.rest),
-        group(params.by.query_heads.value),
+        group(group_of(params)),
         seq(short_sequence<kConfig>(p, b)),
         key_tile_index(place.tile),
         first_key(place.tile * kKeys),

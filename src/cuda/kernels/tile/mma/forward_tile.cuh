@@ -53,7 +53,7 @@ struct ForwardTileMma {
       : params(kernel_params),
         p(kernel_params.problem),
         seq(short_sequence<kConfig>(p, at.quotient)),
-        group(params.by.query_heads.value),
+        group(group_of(params)),
         b(at.quotient),
         kv(kConfig.pack_gqa ? at.rest : divide(at.rest, params.by.query_heads).quotient),
         head(kConfig.pack_gqa ? at.rest * group : at.rest),

@@ -39,9 +39,8 @@ REGARD_DEVICE int key_head(const KernelParams& params, const BackwardTask& task)
 // split_q: the first of the block's iterations, or of the next split's.
 template <KernelConfig kConfig>
 REGARD_DEVICE int split_begin(const KernelParams& params, const BackwardTask& task, int next = 0) {
-  return first_iteration(kConfig, int(params.by.query_heads.value),
-                         task.end_row_tile - task.first_row_tile, params.splits,
-                         task.dkv_head % params.splits + next);
+  return first_iteration(kConfig, group_of(params), task.end_row_tile - task.first_row_tile,
+                         params.splits, task.dkv_head % params.splits + next);
 }
 
 // Whether a walk goes from the last rows to the first, so that under a causal mask all blocks of a
@@ -134,7 +133,7 @@ REGARD_DEVICE RowTile first_iteration_tile(const KernelParams& params, const Bac
     const int first = task.key_tile / cluster_size(kConfig) % (heads * tiles);
     return {task.first_head + first % heads, task.end_row_tile - 1 - first / heads};
   }
-  const int head = key_head<kConfig>(params, task) * int(params.by.query_heads.value);
+  const int head = key_head<kConfig>(params, task) * group_of(params);
   const int begin = kConfig.split_q ? split_begin<kConfig>(params, task) : 0;
   return {head + begin / tiles, kDescends<kConfig> ? task.end_row_tile - 1 - begin % tiles
                                                    : task.first_row_tile + begin % tiles};
@@ -189,7 +188,7 @@ REGARD_DEVICE int visible_iterations(const KernelParams& params, const BackwardT
   const int begin = kConfig.split_q ? split_begin<kConfig>(params, task) : 0;
   const int end = begin + task.iterations;
   const int tiles = larger(task.end_row_tile - task.first_row_tile, 1);
-  const int first_head = key_head<kConfig>(params, task) * int(params.by.query_heads.value);
+  const int first_head = key_head<kConfig>(params, task) * group_of(params);
   int sum = 0;
 #pragma unroll 1
   for (int head = begin / tiles; head * tiles < end; ++head) {
@@ -229,7 +228,7 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params, int block) 
   x.key_tile = kConfig.ordered_dq && kConfig.features.interval ? params.grid.tiles - 1 - coords.tile
                                                                : coords.tile;
   if constexpr (kConfig.tile_order) {
-    const int64 head = int64(key_head<kConfig>(params, x)) * int(params.by.query_heads.value);
+    const int64 head = int64(key_head<kConfig>(params, x)) * group_of(params);
     x.key_tile = tile_of_rank<kConfig>(params, x.b, head, x.seq.first_k, x.seq.len_k, coords.tile);
   }
   x.first_key = x.key_tile * kKeys;
@@ -247,13 +246,13 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params, int block) 
   x.first_row_tile = any ? int(rows.begin) / kRows : 0;
   x.end_row_tile = any ? (int(rows.end) + kRows - 1) / kRows : 0;
   if constexpr (kConfig.rows_outer) {
-    x.first_head = x.dkv_head * int(params.by.query_heads.value);
-    x.end_head = x.first_head + int(params.by.query_heads.value);
+    x.first_head = x.dkv_head * group_of(params);
+    x.end_head = x.first_head + group_of(params);
   }
   if constexpr (kConfig.split_q) {
     x.iterations = split_begin<kConfig>(params, x, 1) - split_begin<kConfig>(params, x);
   } else {
-    x.iterations = (x.end_row_tile - x.first_row_tile) * int(params.by.query_heads.value);
+    x.iterations = (x.end_row_tile - x.first_row_tile) * group_of(params);
   }
   if constexpr (kConfig.tile_map) {
     x.map_row = int(map_row(p, kConfig, x.b, 0, x.seq.first_k, x.key_tile));
