@@ -33,7 +33,9 @@ struct WithMath : Base {
 
   // 0 for -inf and whatever lies below the normal numbers; NaN stays NaN.
   static Vec exp2(Vec x) {
-    if constexpr (kSingle) {
+    if constexpr (requires { Base::exp2(x); }) {
+      return Base::exp2(x);
+    } else if constexpr (kSingle) {
       const auto [fraction, whole] = Base::split(x);
       Vec p = Base::set(kExp2F32[0]);
 #pragma GCC unroll 8

@@ -93,7 +93,9 @@ REGARD_INLINE void begin_sum(typename L::Tiles& tiles, const typename L::Real* c
   }
 }
 
-// C of M x N tiles, at most 2 x 2, in tiles 0 to 3; A in 4 and 5, B in 6 and 7.
+// C of M x N tiles, at most 2 x 2, in tiles 0 to 3; A in 4 and 5, B in 6 and 7. Each sum is loaded
+// right before its first product and stored right after its last one, because both take about as
+// long as a product and run next to those of other sums.
 template <class L, int M, int N, Result result, class Beside>
 REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p, int64 first,
                                   Beside& beside) {
@@ -101,35 +103,28 @@ REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p,
   const int64 a_row = p.lda * kSize, b_row = p.ldb * kSize, c_row = p.ldc * kSize;
   const auto* const a = p.a + first * p.lda;
   auto* const c = p.c + first * p.ldc;
-  auto* const lower = c + kSide * p.ldc;
-  begin_sum<L, result, 0>(tiles, c, c_row);
-  if constexpr (N > 1) begin_sum<L, result, 1>(tiles, c + kSide, c_row);
-  if constexpr (M > 1) begin_sum<L, result, 2>(tiles, lower, c_row);
-  if constexpr (M > 1 && N > 1) begin_sum<L, result, 3>(tiles, lower + kSide, c_row);
   for (int64 k = 0; k < p.k; k += kSide) {
+    const bool begins = k == 0, ends = k + kSide >= p.k;
+    const auto add = [&]<int T, int A, int B>() {
+      auto* const sum = c + T / 2 * kSide * p.ldc + T % 2 * kSide;
+      if (begins) begin_sum<L, result, T>(tiles, sum, c_row);
+      tiles.template multiply_add<T, A, B>();
+      if (ends) tiles.template store<T>(sum, c_row);
+      beside.step();
+    };
     tiles.template stream<4>(a + k, a_row);
     tiles.template load<6>(p.b + k * p.ldb, b_row);
-    tiles.template multiply_add<0, 4, 6>();
-    beside.step();
+    add.template operator()<0, 4, 6>();
     if constexpr (N > 1) {
       tiles.template load<7>(p.b + k * p.ldb + kSide, b_row);
-      tiles.template multiply_add<1, 4, 7>();
-      beside.step();
+      add.template operator()<1, 4, 7>();
     }
     if constexpr (M > 1) {
       tiles.template stream<5>(a + kSide * p.lda + k, a_row);
-      tiles.template multiply_add<2, 5, 6>();
-      beside.step();
+      add.template operator()<2, 5, 6>();
     }
-    if constexpr (M > 1 && N > 1) {
-      tiles.template multiply_add<3, 5, 7>();
-      beside.step();
-    }
+    if constexpr (M > 1 && N > 1) add.template operator()<3, 5, 7>();
   }
-  tiles.template store<0>(c, c_row);
-  if constexpr (N > 1) tiles.template store<1>(c + kSide, c_row);
-  if constexpr (M > 1) tiles.template store<2>(lower, c_row);
-  if constexpr (M > 1 && N > 1) tiles.template store<3>(lower + kSide, c_row);
 }
 
 // Two tiles of k, and C two tiles wide: B stays in tiles 4 to 7. Each sum is stored as soon as it
