@@ -89,37 +89,41 @@ struct BackwardKernel : GradientTiles<L> {
           }
         }
       }
-      store_key(weights + j * row_stride, dscores + j * row_stride, dweights + j * kWidth, weight,
-                dscore);
+      store_key(weights + j * row_stride, dscores + j * row_stride, weight, dscore);
     }
-    if constexpr (L::kPack == 2) pack_dscores(dweights, size);
+    if constexpr (L::kPack == 2) pack_dscores(dscores, row_stride, size);
   }
 
-  // Writes P and dS of a key as Units. Units of pairs of keys also need the next key's dS: `kept`
-  // keeps it in f32 until then.
-  REGARD_INLINE static void store_key(Unit* weights, Unit* dscores, Real* kept,
+  // Writes P and dS of a key as Units.
+  REGARD_INLINE static void store_key(Unit* weights, Unit* dscores,
                                       const Vec (&weight)[L::kVectors],
                                       const Vec (&dscore)[L::kVectors]) {
     if constexpr (L::kPack == 2) {
       L::store_rounded_row(weights, weight[0], weight[1]);
       L::store_rounded_row(dscores, dscore[0], dscore[1]);
-    }
+    } else {
 #pragma GCC unroll 4
-    for (int v = 0; v < L::kVectors; ++v) {
-      if constexpr (L::kPack == 1) L::store(weights + v * L::kLanes, weight[v]);
-      if constexpr (L::kPack == 1) L::store(dscores + v * L::kLanes, dscore[v]);
-      if constexpr (L::kPack == 2) L::store(kept + v * L::kLanes, dscore[v]);
+      for (int v = 0; v < L::kVectors; ++v) {
+        L::store(weights + v * L::kLanes, weight[v]);
+        L::store(dscores + v * L::kLanes, dscore[v]);
+      }
     }
   }
-  void pack_dscores(const Real* dscores, int64 keys) const {
-    for (int v = 0; v < L::kVectors; ++v) {
-      Unit* const pairs = units_at(at.dscore_pairs) + v * L::kLanes;
-      for (int64 j = 0; j < keys; j += 2) {
-        const Real* const even = dscores + j * kWidth + v * L::kLanes;
-        L::store_rounded_pairs(pairs + j / 2 * kWidth, L::load(even),
-                               j + 1 < keys ? L::load(even + kWidth) : L::set(0));
+  // dS in pairs of keys, from its rows.
+  void pack_dscores(const Unit* rows, int64 row_stride, int64 keys) const {
+    static constexpr Unit kNoRow[kWidth / L::kPack] = {};
+    Unit* const pairs = units_at(at.dscore_pairs);
+    for (int64 j = 0; j < keys; j += 2) {
+      const Unit* const even = rows + j * row_stride;
+      const Unit* const odd = j + 1 < keys ? even + row_stride : kNoRow;
+#pragma GCC unroll 2
+      for (int v = 0; v < L::kVectors; ++v) {
+        L::store(reinterpret_cast<Real*>(pairs + j / 2 * kWidth + v * L::kLanes),
+                 L::half_of_pairs(even, odd, v > 0));
       }
-      clear_last_tile<L>(pairs, kWidth, keys);
+    }
+    for (int v = 0; v < L::kVectors; ++v) {
+      clear_last_tile<L>(pairs + v * L::kLanes, kWidth, keys);
     }
   }
 

@@ -53,9 +53,20 @@ struct GradientTiles {
 
   // ------------------------------------------------------------------------ the block of rows
 
-  // dout . out - dlse of one row. A row that sees nothing has out = 0 and takes nothing from dout.
-  Real delta_of(const Panel& panel, int lane) const {
-    if (p.delta.given()) return row_value(p.delta, panel, lane);
+  // Rows' values of lse, delta or dlse. `to`: [panel], and as much memory as a vector behind it.
+  void load_values(Real* to, const View& view, const Panel& panel) const {
+    const int64 width = view.strides.row == 1 ? L::kLanes : 1;
+    each_head(panel, [&](int64, int first, int end) {
+      for (int lane = first; lane < end; lane += int(width)) {
+        L::store(to + lane, L::load_as(view.type, view.data, context.offset_q(view, panel, lane),
+                                       smaller<int64>(width, end - lane)));
+      }
+    });
+  }
+
+  // dout . out of a row, a part in each lane. A row that sees nothing has out = 0 and takes nothing
+  // from dout.
+  Vec parts_of_delta(const Panel& panel, int lane) const {
     const int64 out = context.offset_q(p.out, panel, lane);
     const int64 dout = context.offset_q(p.dout, panel, lane);
     const Vec zero = L::set(0);
@@ -65,29 +76,43 @@ struct GradientTiles {
       const Vec y = L::load_as(p.dout.type, p.dout.data, dout + d, dims.dim_v - d);
       sum = L::add(sum, L::select(L::equal(x, zero), zero, L::mul(x, y)));
     }
-    Real each[L::kLanes], delta = 0;
-    L::store(each, sum);
-    for (Real x : each) delta += x;
-    return p.dlse.given() ? delta - row_value(p.dlse, panel, lane) : delta;
+    return sum;
   }
 
-  Real row_value(const View& view, const Panel& panel, int lane) const {
-    Real each[L::kLanes];
-    L::store(each, L::load_as(view.type, view.data, context.offset_q(view, panel, lane), 1));
-    return each[0];
+  // dout . out - dlse of each row.
+  void load_deltas(Real* to, const Panel& panel) const {
+    if (p.delta.given()) return load_values(to, p.delta, panel);
+    Real dlse[kMaxPanel + L::kLanes] = {};
+    if (p.dlse.given()) load_values(dlse, p.dlse, panel);
+    for (int v = 0; v < vectors_of<L>(panel); ++v) {
+      const int first = v * L::kLanes, rows = smaller(L::kLanes, panel.rows - first);
+      Vec parts[L::kLanes];
+      for (int t = 0; t < L::kLanes; ++t) {
+        parts[t] = t < rows ? parts_of_delta(panel, first + t) : L::set(0);
+      }
+      L::transpose(parts);
+      Vec delta = parts[0];
+      for (int t = 1; t < L::kLanes; ++t) delta = L::add(delta, parts[t]);
+      L::store(to + first, L::sub(delta, L::load(dlse + first)));
+    }
+  }
+
+  void load_terms(GradientPanel<L>& panel) const {
+    constexpr Real kInfinity = Real(__builtin_huge_val());
+    Real lse[kMaxPanel + L::kLanes], delta[kMaxPanel + L::kLanes];
+    load_values(lse, p.lse, panel);
+    load_deltas(delta, panel);
+    for (int lane = 0; lane < kWidth; ++lane) {
+      const bool sees = lane < panel.rows && lse[lane] != -kInfinity;
+      panel.lse[lane] = sees ? lse[lane] : kInfinity;
+      panel.delta[lane] = lane < panel.rows ? delta[lane] : 0;
+    }
   }
 
   void load_block(int count) const {
     for (int i = 0; i < count; ++i) {
       GradientPanel<L>& panel = panels[i];
-      for (int lane = 0; lane < kWidth; ++lane) {
-        panel.lse[lane] = Real(__builtin_huge_val());
-        panel.delta[lane] = 0;
-        if (lane >= panel.rows) continue;
-        const Real lse = row_value(p.lse, panel, lane);
-        if (lse != -Real(__builtin_huge_val())) panel.lse[lane] = lse;
-        panel.delta[lane] = delta_of(panel, lane);
-      }
+      load_terms(panel);
       pack_lanes<L>(units_at(at.queries) + i * row_units(dims.dim) * kWidth, context, panel, p.q,
                     dims.dim);
       pack_lanes<L>(units_at(at.douts) + i * row_units(dims.dim_v) * kWidth, context, panel, p.dout,
