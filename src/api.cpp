@@ -245,12 +245,13 @@ double dropout_probability(double p) {
 
 std::vector<BackendInfo> backends() {
   const Processor& processor = cpu_backend::this_processor();
-  constexpr const char* notes[] = {"any processor, one element at a time",
-                                   "NEON, on every aarch64: 4 floats at a time",
-                                   "AVX2, FMA and F16C: 8 floats at a time",
-                                   "AVX-512 (F, BW, DQ, VL): 16 floats at a time",
-                                   "AVX512-BF16: dot products of bf16; other types as cpu:avx512",
-                                   "AMX: tile products of bf16; other types as cpu:avx512"};
+  constexpr const char* notes[] = {
+      "any processor, one element at a time",
+      "NEON, on every aarch64: 4 floats at a time",
+      "AVX2, FMA and F16C: 8 floats at a time",
+      "AVX-512 (F, BW, DQ, VL): 16 floats at a time",
+      "AVX512-BF16: dot products of bf16; other types as cpu:avx512",
+      "AMX: tile products of bf16, and of f16 forward; else as cpu:avx512"};
   static_assert(std::size(notes) == kIsaCount);
   std::vector<BackendInfo> list;
   for (int i = kIsaCount - 1; i >= 0; --i) {

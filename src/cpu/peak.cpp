@@ -10,8 +10,9 @@ namespace regard::cpu_backend {
 
 const CpuKernels& kernels(Isa isa, Type type) {
   static_assert(kTypeCount == 7, "a type was added: the kernels that compute it");
-  const IsaKernels& table = kernels_of(kernels_for(isa, type));
+  const IsaKernels& table = kernels_of(isa);
   if (type == Type::f64) return *table.f64;
+  if (table.f16 && type == Type::f16) return *table.f16;
   return table.bf16 && type == Type::bf16 ? *table.bf16 : *table.f32;
 }
 

@@ -1,5 +1,5 @@
 // The kernels of AMX on emulated tiles, for processors with AVX-512: in place of the library's.
-#include "cpu/kernels/instantiate.hpp"
+#include "cpu/kernels/instantiate_f16_terms.hpp"
 #include "cpu/kernels/lanes_amx.hpp"
 
 namespace regard {
@@ -67,9 +67,11 @@ struct EmulatedTiles {
   }
 };
 
+constexpr CpuKernels f16_kernels =
+    f16_kernels_by_terms<AmxF16Lanes<EmulatedTiles, EmulatedRounding>>();
 constexpr CpuKernels bf16_kernels =
     kernels_of<AmxLanes<EmulatedTiles, EmulatedRounding>, Isa::amx, bf16>();
 
 }  // namespace
-extern const IsaKernels amx_kernels{.bf16 = &bf16_kernels};
+extern const IsaKernels amx_kernels{.f16 = &f16_kernels, .bf16 = &bf16_kernels};
 }  // namespace regard

@@ -36,8 +36,9 @@ Problem problem(const Attention& a, Pass pass = Pass::forward) {
   return describe(a, pass, NullData::allowed);
 }
 
-Plan plan_for(Type type, const Processor& processor, const char* choice = "") {
-  return plan(problem(attention({.type = type})), processor, {choice}, 1);
+Plan plan_for(Type type, const Processor& processor, const char* choice = "",
+              Pass pass = Pass::forward) {
+  return plan(problem(attention({.type = type}), pass), processor, {choice}, 1);
 }
 
 bool says(const Plan& plan, const char* words) {
@@ -76,24 +77,30 @@ TEST_CASE("tile products are used for bf16, and only where they pay") {
   CHECK(plan_for(bf16, kQuickAmx).isa == Isa::amx);
   CHECK(says(plan_for(bf16, kQuickAmx), "faster than f32 FMA (measured)"));
   CHECK(plan_for(bf16, kSlowAmx).name == "cpu:avx512");
-  for (Type type : {f64, f32, f16}) CHECK(plan_for(type, kQuickAmx).name == "cpu:avx512");
+  for (Type type : {f64, f32}) CHECK(plan_for(type, kQuickAmx).name == "cpu:avx512");
+  CHECK(plan_for(f16, kQuickAmx).name == "cpu:amx");
+  CHECK(plan_for(f16, kSlowAmx).name == "cpu:avx512");
+  CHECK(plan_for(f16, kQuickAmx, "", Pass::backward).name == "cpu:avx512");
 }
 
 TEST_CASE("any instruction set that is there can be forced") {
   for (Type type : kTypes) {
     for (Isa isa : kSlowAmx.usable) {
-      const std::string name = std::string("cpu:") + name_of(isa);
-      const Plan forced = plan_for(type, kSlowAmx, name.c_str());
-      CHECK(forced.supported());
-      CHECK(forced.name == name);
-      CHECK(forced.isa == kernels_for(isa, type));
-      CHECK(says(forced, "asked for by name"));
+      for (Pass pass : {Pass::forward, Pass::backward}) {
+        const std::string name = std::string("cpu:") + name_of(isa);
+        const Plan forced = plan_for(type, kSlowAmx, name.c_str(), pass);
+        CHECK(forced.supported());
+        CHECK(forced.name == name);
+        CHECK(forced.isa == kernels_for(isa, type, pass == Pass::backward));
+        CHECK(says(forced, "asked for by name"));
+      }
     }
   }
   CHECK(plan_for(bf16, kSlowBf16, "cpu:avx512bf16").isa == Isa::avx512bf16);
   CHECK(plan_for(f32, kSlowBf16, "cpu:avx512bf16").isa == Isa::avx512);
   CHECK(says(plan_for(f32, kSlowBf16, "cpu:avx512bf16"), "has kernels for bf16 only"));
-  CHECK(says(plan_for(f32, kQuickAmx, "cpu:amx"), "amx has kernels for bf16 only"));
+  CHECK(says(plan_for(f32, kQuickAmx, "cpu:amx"), "amx has kernels for bf16 and f16"));
+  CHECK(says(plan_for(f16, kQuickAmx, "cpu:amx", Pass::backward), "only for f16"));
   CHECK(plan_for(f32, kAvx2, "cpu").name == "cpu:avx2");
 }
 
@@ -160,6 +167,23 @@ TEST_CASE("tiles depend on neither batch, heads, lengths nor threads") {
         CHECK(want.block_q % want.shape.panel() == 0);
         CHECK(want.chunk_k % want.block_k == 0);
         CHECK(want.block_k % want.shape.pack == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("workspace: a task of f16 by terms has room for f32 arithmetic in its place") {
+  for (std::int64_t dim : {1, 8, 31, 32, 33, 64, 100, 128, 256, 500}) {
+    for (std::int64_t dim_v : {1, 17, 64, 96, 300}) {
+      for (std::int64_t len : {1, 40, 128, 1000, 5000}) {
+        const Attention a = attention({.type = f16, .len_k = len, .dim = dim, .dim_v = dim_v});
+        const CpuTiling terms = plan(problem(a), kQuickAmx, {}, 1).tiling;
+        REQUIRE(terms.shape.terms == 2);
+        CpuTiling whole = terms;
+        whole.shape = shape_of(Isa::avx512, f16);
+        const HeadSizes sizes{dim, dim_v};
+        CHECK(forward_scratch(whole, sizes).size <= forward_scratch(terms, sizes).size);
+        CHECK(partial_layout(whole, sizes).size == partial_layout(terms, sizes).size);
       }
     }
   }

@@ -111,11 +111,11 @@ struct BackwardKernel : GradientTiles<L> {
   }
   // dS in pairs of keys, from its rows.
   void pack_dscores(const Unit* rows, int64 row_stride, int64 keys) const {
-    static constexpr Unit kNoRow[kWidth / L::kPack] = {};
+    static constexpr Unit kZeros[kWidth / L::kPack] = {};
     Unit* const pairs = units_at(at.dscore_pairs);
     for (int64 j = 0; j < keys; j += 2) {
       const Unit* const even = rows + j * row_stride;
-      const Unit* const odd = j + 1 < keys ? even + row_stride : kNoRow;
+      const Unit* const odd = j + 1 < keys ? even + row_stride : kZeros;
 #pragma GCC unroll 2
       for (int v = 0; v < L::kVectors; ++v) {
         L::store(reinterpret_cast<Real*>(pairs + j / 2 * kWidth + v * L::kLanes),

@@ -20,14 +20,15 @@ struct ScoreTile {
   const uint64* kept;           // by key: bits of the lanes that dropout keeps; null: all
 };
 
-// Weights take the place of the scores: row u of [units][panel] lies where row u of [keys][panel]
-// was, which has been read by then.
+// Weights take the place of the scores: row u of [units][terms][panel] lies where rows up to 2 u +
+// 1 of [keys][panel] were, which have been read by then.
 template <class L>
 class Exponentials {
   using Real = typename L::Real;
   using Vec = typename L::Vec;
   using Unit = typename L::Unit;
   static constexpr int kWidth = L::kLanes * L::kVectors;
+  static_assert(kTerms<L> <= L::kPack);
 
  public:
   // `products`: how many of tiles are expected next to these exponentials.
@@ -58,7 +59,10 @@ class Exponentials {
     while (rest.left_ > 0) rest.template weigh_unit<L::kPack>();
     if (tile.keys % L::kPack != 0) rest.template weigh_unit<1>();
     for (int v = 0; v < tile.vectors; ++v) {
-      clear_last_tile<L>(reinterpret_cast<Unit*>(tile.scores) + v * L::kLanes, kWidth, tile.keys);
+      for (int term = 0; term < kTerms<L>; ++term) {
+        clear_last_tile<L>(reinterpret_cast<Unit*>(tile.scores) + term * kWidth + v * L::kLanes,
+                           kTerms<L> * kWidth, tile.keys);
+      }
       Real* const sum = tile.sum + v * L::kLanes;
       L::store(sum, L::add(L::load(sum), rest.sum_[v]));
     }
@@ -83,7 +87,7 @@ class Exponentials {
       }
     }
     scores_ += L::kPack * kWidth;
-    weights_ += kWidth;
+    weights_ += kTerms<L> * kWidth;
     if (kept_) kept_ += L::kPack;
     --left_;
   }

@@ -8,34 +8,13 @@
 #include "cpu/kernels/exponentials.hpp"
 #include "cpu/kernels/few_rows.hpp"
 #include "cpu/kernels/packed_range.hpp"
+#include "cpu/kernels/running.hpp"
 #include "cpu/kernels/stage.hpp"
 #include "semantics/score.h"
 #include "semantics/softmax.h"
 
 namespace regard {
 namespace {
-
-// A panel's running result.
-template <class L>
-struct Running {
-  using Real = typename L::Real;
-  Real* out;  // [dim_v][panel]
-  Real* max;  // [panel]
-  Real* sum;  // [panel]
-
-  REGARD_INLINE Running(char* memory, const PartialLayout& at)
-      : out(reinterpret_cast<Real*>(memory + at.out)),
-        max(reinterpret_cast<Real*>(memory + at.max)),
-        sum(reinterpret_cast<Real*>(memory + at.sum)) {}
-
-  REGARD_INLINE SoftmaxRow<L> row(int v) const {
-    return {L::load(max + v * L::kLanes), L::load(sum + v * L::kLanes)};
-  }
-  REGARD_INLINE void set_row(int v, const SoftmaxRow<L>& row) const {
-    L::store(max + v * L::kLanes, row.max);
-    L::store(sum + v * L::kLanes, row.sum);
-  }
-};
 
 template <class L>
 struct ForwardKernel {
@@ -90,9 +69,8 @@ struct ForwardKernel {
 
   Unit* units_at(int64 offset) const { return reinterpret_cast<Unit*>(scratch + offset); }
   Real* reals_at(int64 offset) const { return reinterpret_cast<Real*>(scratch + offset); }
-  Unit* queries(int panel) const {
-    return units_at(at.queries) + panel * padded_units(tiling.shape, dims.dim) * kWidth;
-  }
+  int64 query_term() const { return padded_units(tiling.shape, dims.dim) * kWidth; }
+  Unit* queries(int panel) const { return units_at(at.queries) + panel * kTerms<L> * query_term(); }
   Running<L> running(char* memory, int panel) const {
     return {memory + panel * partial_at.size, partial_at};
   }
@@ -213,15 +191,20 @@ struct ForwardKernel {
                        .c = tile,
                        .ldc = kWidth,
                        .m = count,
-                       .k = units(shape, dims.dim)},
+                       .k = units(shape, dims.dim),
+                       .a_term = keys.key_term,
+                       .b_term = query_term()},
             .out = {.a = keys.values.from(from),
                     .lda = keys.values.stride,
                     .b = reinterpret_cast<const Unit*>(tile),
-                    .ldb = kWidth,
+                    .ldb = kTerms<L> * kWidth,
                     .c = run.out,
                     .ldc = kWidth,
                     .m = dims.dim_v,
-                    .k = units(shape, count)}};
+                    .k = units(shape, count),
+                    .a_term = keys.value_term,
+                    .b_term = kWidth,
+                    .skipped_pairs = kTerms<L> - 1}};
   }
 
   template <class Beside = Nothing>
@@ -290,7 +273,8 @@ struct ForwardKernel {
     if (next.count > 0) multiply_keys(next, beside);
   }
   static int64 tile_products(const Product<L>& product) {
-    return divide_up(product.m, L::kLanes) * divide_up(product.k, L::kLanes) * L::kVectors;
+    return divide_up(product.m, L::kLanes) * divide_up(product.k, L::kLanes) * L::kVectors *
+           (kTermPairCount<L> - product.skipped_pairs);
   }
 
   // All panels and a range of keys that fits the packed memory.
@@ -325,7 +309,10 @@ struct ForwardKernel {
 
   void attend_panels(int count, const KeyBlocks& blocks, Interval keys, char* memory) const {
     for (int i = 0; i < count; ++i) {
-      pack_lanes<L>(queries(i), context, panels[i], p.q, dims.dim, vectors_of<L>(panels[i]));
+      each_term<L>([&]<class Term>(int n) {
+        pack_lanes<Term>(queries(i) + n * query_term(), context, panels[i], p.q, dims.dim,
+                         vectors_of<L>(panels[i]));
+      });
     }
     const int64 reach = count > 1 ? tiling.pack_k : smaller(tiling.pack_k, 4 * tiling.block_k);
     for (int64 j = keys.begin; j < keys.end; j = (j / reach + 1) * reach) {
@@ -417,7 +404,20 @@ struct ForwardKernel {
     });
   }
 
-  void run_task(const ForwardTask& task, uint8* nonfinite) const {
+  // Elements that are infinite or NaN have no terms: where there is one, NaN takes its place.
+  bool are_finite(int count, char* memory) const {
+    for (int i = 0; i < count; ++i) {
+      const Running<L> run = running(memory, i);
+      if (nonfinite_lanes<L>(run.out, panels[i], dims.dim_v) != 0) return false;
+      for (int lane = 0; lane < panels[i].rows; ++lane) {
+        if (run.sum[lane] - run.sum[lane] != 0) return false;
+      }
+    }
+    return true;
+  }
+
+  // Returns whether the terms of elements allowed it.
+  bool run_task(const ForwardTask& task, uint8* nonfinite) const {
     const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
     const int count =
         make_panels<L>(panels, context, blocks.first_row(task.block), blocks.rows(task.block));
@@ -434,8 +434,10 @@ struct ForwardKernel {
     } else {
       attend_panels(count, key_blocks, keys, memory);
     }
-    if (task.partial) return;
+    if (kTerms<L> > 1 && !are_finite(count, memory)) return false;
+    if (task.partial) return true;
     for (int i = 0; i < count; ++i) finish_rows(running(memory, i), panels[i], nonfinite);
+    return true;
   }
 
   // Merges the chunks of a block into the first chunk's memory, and finishes the block.

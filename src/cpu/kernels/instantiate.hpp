@@ -57,16 +57,22 @@ constexpr auto spin_of() {
   }
 }
 
+template <class L>
+constexpr CpuShape shape_of_lanes() {
+  return {.lanes = L::kLanes,
+          .vectors = L::kVectors,
+          .pack = L::kPack,
+          .real_size = sizeof(typename L::Real),
+          .unit_size = sizeof(typename L::Unit),
+          .tiles = kHasTiles<L>,
+          .terms = kTerms<L>};
+}
+
 template <class Base, Isa isa, Type type>
 constexpr CpuKernels kernels_of() {
   using L = WithMath<Base>;
   static_assert(L::kLanes * L::kVectors <= kMaxPanel);
-  static_assert(shape_of(isa, type) == CpuShape{.lanes = L::kLanes,
-                                                .vectors = L::kVectors,
-                                                .pack = L::kPack,
-                                                .real_size = sizeof(typename L::Real),
-                                                .unit_size = sizeof(typename L::Unit),
-                                                .tiles = kHasTiles<L>});
+  static_assert(shape_of(isa, type) == shape_of_lanes<L>());
   return {.forward = run_forward<L>,
           .combine = run_combine<L>,
           .backward = run_backward<L>,

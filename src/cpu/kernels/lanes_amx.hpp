@@ -1,7 +1,9 @@
-// Lanes for AMX: the vectors of AVX-512, and products of bf16 in tile registers.
+// Lanes for AMX: the vectors of AVX-512, and products of bf16 in tile registers; those of f16 by
+// two terms of bf16.
 #pragma once
 
 #include "cpu/kernels/lanes_avx512.hpp"
+#include "cpu/kernels/multiply.hpp"
 
 namespace regard {
 namespace {
@@ -87,6 +89,64 @@ struct AmxLanes : Avx512Pairs<Rounding> {
     const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(even), half), 16);
     const __m512i high = _mm512_add_epi32(_mm512_castps_si512(odd), half);
     _mm512_storeu_si512(to, _mm512_mask_blend_epi16(0xaaaaaaaau, low, high));
+  }
+};
+
+// An element of f16 is the sum of two of bf16, and a weight is so to 2^-17 of itself. Their
+// products are summed in f32: all four of scores, and three of weights and values. What is infinite
+// or NaN has no second term, and becomes NaN.
+template <class TileRegisters, class Rounding>
+struct AmxF16Lanes : AmxLanes<TileRegisters, Rounding> {
+  using Base = AmxLanes<TileRegisters, Rounding>;
+  using Vec = typename Base::Vec;
+  using Unit = typename Base::Unit;
+  static constexpr int kTerms = 2;
+  static constexpr TermPair kTermPairs[] = {{1, 1}, {0, 1}, {0, 0}, {1, 0}};  // small ones first
+
+  template <int n>
+  struct Term;
+
+  // The second terms follow the panel's first ones.
+  static void store_weights(Unit* to, Vec even, Vec odd) {
+    Base::store_weights(to, even, odd);
+    Base::store_weights(to + Base::kLanes * Base::kVectors, rest(even), rest(odd));
+  }
+
+ private:
+  // What Base::store_weights rounds away.
+  static Vec rest(Vec x) {
+    const __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+    return _mm512_sub_ps(
+        x, _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(-0x10000))));
+  }
+};
+
+// The same lanes, whose loads of Units make the n-th terms.
+template <class TileRegisters, class Rounding>
+template <int n>
+struct AmxF16Lanes<TileRegisters, Rounding>::Term : AmxF16Lanes<TileRegisters, Rounding> {
+  static Vec load_row_units(Type type, const void* data, int64 offset, int64 count) {
+    const int64 present = larger<int64>(count, 0), upper = larger<int64>(present - 16, 0);
+    const Vec first = rest(Base::load_as(type, data, offset, present));
+    const Vec second = rest(Base::load_as(type, data, offset + (upper > 0 ? 16 : 0), upper));
+    return _mm512_castsi512_ps(Rounding::round(first, second));
+  }
+  static Vec load_pairs(Type type, const void* data, int64 even, int64 odd, int64 even_count,
+                        int64 odd_count) {
+    const auto row = [&](int64 offset, int64 count) {
+      const Vec x = Base::load_as(type, data, offset, larger<int64>(count, 0));
+      return _mm512_cvtepu16_epi32(Rounding::round(rest(x)));
+    };
+    return _mm512_castsi512_ps(
+        _mm512_or_si512(row(even, even_count), _mm512_slli_epi32(row(odd, odd_count), 16)));
+  }
+
+ private:
+  // What the terms before leave.
+  static Vec rest(Vec x) {
+    if constexpr (n == 0) return x;
+    const __m512i rounded = _mm512_cvtepu16_epi32(Rounding::round(x));
+    return _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(rounded, 16)));
   }
 };
 

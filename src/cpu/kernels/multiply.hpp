@@ -23,6 +23,11 @@ struct Product {
   int64 ldc;
   int64 m;
   int64 k;  // in Units
+  // Where elements are sums of terms: from a term of A or B to the next, and how many of the first
+  // pairs of terms are too small to matter.
+  int64 a_term = 0;
+  int64 b_term = 0;
+  int skipped_pairs = 0;
 };
 
 // ----------------------------------------------------------------------- vectors, in registers
@@ -72,6 +77,33 @@ inline constexpr bool kHasTiles = requires { typename L::Tiles; };
 template <class L>
 inline constexpr int64 kTileElements = L::kLanes * L::kPack;  // of k in one tile
 
+// The terms that an element is the sum of, and the pairs of terms of A and B whose products make
+// the product. From a pair to the next one operand changes.
+struct TermPair {
+  int a, b;
+};
+struct OneTerm {
+  static constexpr int kTerms = 1;
+  static constexpr TermPair kTermPairs[] = {{0, 0}};
+};
+template <class L>
+struct TermsOf : OneTerm {
+  template <int>
+  using Term = L;  // whose loads make the term
+};
+template <class L>
+  requires requires { L::kTermPairs; }
+struct TermsOf<L> {
+  static constexpr int kTerms = L::kTerms;
+  static constexpr auto& kTermPairs = L::kTermPairs;
+  template <int n>
+  using Term = typename L::template Term<n>;
+};
+template <class L>
+inline constexpr int kTerms = TermsOf<L>::kTerms;
+template <class L>
+inline constexpr int kTermPairCount = int(sizeof TermsOf<L>::kTermPairs / sizeof(TermPair));
+
 // Gives the thread its tile registers as long as it lives; nothing where there are none.
 template <class L>
 struct TileSession {};
@@ -103,27 +135,40 @@ REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p,
   const int64 a_row = p.lda * kSize, b_row = p.ldb * kSize, c_row = p.ldc * kSize;
   const auto* const a = p.a + first * p.lda;
   auto* const c = p.c + first * p.ldc;
+  const int first_pair = kTermPairCount<L> > 1 ? p.skipped_pairs : 0;
   for (int64 k = 0; k < p.k; k += kSide) {
-    const bool begins = k == 0, ends = k + kSide >= p.k;
-    const auto add = [&]<int T, int A, int B>() {
-      auto* const sum = c + T / 2 * kSide * p.ldc + T % 2 * kSide;
-      if (begins) begin_sum<L, result, T>(tiles, sum, c_row);
-      tiles.template multiply_add<T, A, B>();
-      if (ends) tiles.template store<T>(sum, c_row);
-      beside.step();
-    };
-    tiles.template stream<4>(a + k, a_row);
-    tiles.template load<6>(p.b + k * p.ldb, b_row);
-    add.template operator()<0, 4, 6>();
-    if constexpr (N > 1) {
-      tiles.template load<7>(p.b + k * p.ldb + kSide, b_row);
-      add.template operator()<1, 4, 7>();
+#pragma GCC unroll 4
+    for (int pair = 0; pair < kTermPairCount<L>; ++pair) {
+      if (pair < first_pair) continue;
+      const TermPair term = TermsOf<L>::kTermPairs[pair];
+      const TermPair before = TermsOf<L>::kTermPairs[larger(pair - 1, 0)];
+      const bool begins_k = pair == first_pair;
+      const bool begins = begins_k && k == 0,
+                 ends = pair + 1 == kTermPairCount<L> && k + kSide >= p.k;
+      const bool loads_a = begins_k || term.a != before.a;
+      const bool loads_b = begins_k || term.b != before.b;
+      const auto* const a_tile = a + term.a * p.a_term + k;
+      const auto* const b_tile = p.b + term.b * p.b_term + k * p.ldb;
+      const auto add = [&]<int T, int A, int B>() {
+        auto* const sum = c + T / 2 * kSide * p.ldc + T % 2 * kSide;
+        if (begins) begin_sum<L, result, T>(tiles, sum, c_row);
+        tiles.template multiply_add<T, A, B>();
+        if (ends) tiles.template store<T>(sum, c_row);
+        beside.step();
+      };
+      if (loads_a) tiles.template stream<4>(a_tile, a_row);
+      if (loads_b) tiles.template load<6>(b_tile, b_row);
+      add.template operator()<0, 4, 6>();
+      if constexpr (N > 1) {
+        if (loads_b) tiles.template load<7>(b_tile + kSide, b_row);
+        add.template operator()<1, 4, 7>();
+      }
+      if constexpr (M > 1) {
+        if (loads_a) tiles.template stream<5>(a_tile + kSide * p.lda, a_row);
+        add.template operator()<2, 5, 6>();
+      }
+      if constexpr (M > 1 && N > 1) add.template operator()<3, 5, 7>();
     }
-    if constexpr (M > 1) {
-      tiles.template stream<5>(a + kSide * p.lda + k, a_row);
-      add.template operator()<2, 5, 6>();
-    }
-    if constexpr (M > 1 && N > 1) add.template operator()<3, 5, 7>();
   }
 }
 
@@ -162,7 +207,7 @@ template <class L, int N, Result result, class Beside>
 REGARD_INLINE void multiply_in_tiles(const Product<L>& p, Beside& beside) {
   constexpr int64 kSide = L::kLanes;
   typename L::Tiles tiles;
-  if constexpr (N == 2) {
+  if constexpr (N == 2 && kTerms<L> == 1) {
     if (p.k > kSide && p.k <= 2 * kSide) return multiply_short<L, result>(tiles, p, beside);
   }
   int64 first = 0;

@@ -17,6 +17,7 @@ class PackedRange {
     const Unit* keys;  // rows of key_stride Units
     int64 key_stride;
     AcrossRows<L> values;
+    int64 key_term = 0, value_term = 0;  // from a term to the next
   };
 
   PackedRange(const HeadContext& context, const CpuTiling& tiling, HeadSizes dims, Unit* keys,
@@ -38,10 +39,13 @@ class PackedRange {
     if (const Unit* const keys = keys_in_place(block.begin, size)) {
       return {keys, p.k.strides.row / L::kPack, values};
     }
-    const int64 width = padded_units(tiling_.shape, dims_.dim);
-    Unit* const keys = keys_ + index * tiling_.block_k * width;
-    if (!packed) pack_rows<L>(keys, width, context_, p.k, dims_.dim, block.begin, size);
-    return {keys, width, values};
+    const int64 width = padded_units(tiling_.shape, dims_.dim), term = tiling_.block_k * width;
+    Unit* const keys = keys_ + index * kTerms<L> * term;
+    each_term<L>([&]<class Term>(int n) {
+      if (packed) return;
+      pack_rows<Term>(keys + n * term, width, context_, p.k, dims_.dim, block.begin, size);
+    });
+    return {keys, width, values, term, block_units(dims_.dim_v)};
   }
 
  private:
@@ -54,13 +58,16 @@ class PackedRange {
     if (const Unit* const rows = rows_in_place(v, dims_.dim_v, block.begin)) {
       return {rows, v.strides.row};
     }
-    Unit* const memory = values_ + index * block_units(dims_.dim_v);
-    const AcrossRows<L> values(memory, tiling_.shape, dims_.dim_v, tiling_.block_k);
-    if (!packed) {
-      values.pack(memory, v, dims_.dim_v, block.end - block.begin,
-                  [&](int64 row) { return context_.offset_k(v, block.begin + row); });
-    }
-    return values;
+    const int64 dim = dims_.dim_v, term = block_units(dim);
+    Unit* const memory = values_ + index * kTerms<L> * term;
+    each_term<L>([&]<class Term>(int n) {
+      if (packed) return;
+      Unit* const to = memory + n * term;
+      AcrossRows<Term>(to, tiling_.shape, dim, tiling_.block_k)
+          .pack(to, v, dim, block.end - block.begin,
+                [&](int64 row) { return context_.offset_k(v, block.begin + row); });
+    });
+    return AcrossRows<L>(memory, tiling_.shape, dim, tiling_.block_k);
   }
 
   // Rows that are close to each other stay in a core's cache as well as packed ones.

@@ -133,6 +133,14 @@ REGARD_INLINE Interval visible_of(const SomePanel* panels, int count) {
 
 // ---------------------------------------------------------------------------------------- packing
 
+// Calls pack.operator()<Term>(n) for each term of an element: loads of the lanes `Term` make the
+// n-th.
+template <class L, class Pack>
+void each_term(Pack pack) {
+  pack.template operator()<typename TermsOf<L>::template Term<0>>(0);
+  if constexpr (kTerms<L> > 1) pack.template operator()<typename TermsOf<L>::template Term<1>>(1);
+}
+
 // Rows of a tensor as Units along the row: to[row][width], zeros after the row's end.
 template <class L>
 void pack_rows(typename L::Unit* to, int64 width, const HeadContext& context, const View& view,

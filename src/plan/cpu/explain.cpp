@@ -23,6 +23,9 @@ double pairs_under(const MaskParams& mask, const Problem& p) {
 }
 
 const char* product_of(Isa isa, Type type) {
+  if (isa == Isa::amx && type == Type::f16) {
+    return "f16 as two terms of bf16, tile products summed in f32";
+  }
   if (isa == Isa::amx) return "bf16 tile products summed in f32";
   if (isa == Isa::avx512bf16) return "bf16 dot products summed in f32";
   return type == Type::f64 ? "f64 arithmetic" : "f32 arithmetic";

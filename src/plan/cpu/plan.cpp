@@ -28,7 +28,8 @@ CpuTiling tiling_for(const Problem& p, CpuShape shape) {
     t.block_q = round_up(shape.tiles ? 256 : 128, panel);
     t.block_k = size <= 512 ? 128 : 64;
     // Packed values of 64 blocks at most stay in a core's second cache.
-    const int64 most = smaller<int64>(64, (1 << 18) / (t.block_k * larger<int64>(1, size)));
+    const int64 most =
+        smaller<int64>(64, (1 << 18) / (t.block_k * shape.terms * larger<int64>(1, size)));
     t.pack_k = t.block_k * (shape.tiles ? larger<int64>(1, most) : 1);
     t.pack_k = smaller(t.pack_k, round_up(larger<int64>(1, p.sizes.len_k), t.block_k));
     t.chunk_k = 4096;
@@ -80,11 +81,12 @@ bool contains(const std::vector<Isa>& list, Isa isa) {
 }
 
 // The widest instruction set; of those for bf16 alone, one that pays.
-Isa default_isa(Type type, const Processor& processor, const char*& why) {
+Isa default_isa(const Problem& p, const Processor& processor, const char*& why) {
   const auto& usable = processor.usable;
-  const bool has_dots = contains(usable, Isa::avx512bf16), is_bf16 = type == Type::bf16;
+  const bool has_dots = contains(usable, Isa::avx512bf16), is_bf16 = p.type == Type::bf16;
   why = "the widest instruction set that this processor has";
-  if (is_bf16 && contains(usable, Isa::amx) && processor.amx_pays) {
+  const bool takes_tiles = kernels_for(Isa::amx, p.type, p.backward) == Isa::amx;
+  if (takes_tiles && contains(usable, Isa::amx) && processor.amx_pays) {
     why =
         "the widest instruction set that this processor has; its tile products of bf16 are faster "
         "than f32 FMA (measured)";
@@ -175,7 +177,7 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
     plan.reasons[0] = "asked for by name: the textbook in float64, one row at a time";
     return plan;
   }
-  Isa isa = default_isa(p.type, processor, plan.reasons[0]);
+  Isa isa = default_isa(p, processor, plan.reasons[0]);
   if (choice.name.starts_with("cpu:")) {
     if (!parse_isa(choice.name.substr(4), isa)) {
       return refused("no backend has this name; \"regard info\" lists them");
@@ -191,10 +193,12 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
   }
   plan.backend = BackendKind::cpu;
   plan.name = std::string("cpu:") + name_of(isa);
-  plan.isa = kernels_for(isa, p.type);
+  plan.isa = kernels_for(isa, p.type, p.backward);
   if (plan.isa != isa) {
     plan.reasons[1] = isa == Isa::amx
-                          ? "amx has kernels for bf16 only; avx512 serves this type"
+                          ? (takes_terms(isa, p.type)
+                                 ? "amx has forward kernels only for f16; avx512 serves backward"
+                                 : "amx has kernels for bf16 and f16; avx512 serves this type")
                           : "avx512bf16 has kernels for bf16 only; avx512 serves this type";
   }
   plan.tiling = tiling_for(p, shape_of(plan.isa, p.type));

@@ -15,18 +15,23 @@ REGARD_INLINE const char* name_of(Isa isa) {
   return names[int(isa)];
 }
 
-// AVX512-BF16 and AMX have kernels for bf16 only.
+// The products of AVX512-BF16 and AMX are of bf16.
 REGARD_INLINE bool is_for_bf16(Isa isa) { return isa == Isa::avx512bf16 || isa == Isa::amx; }
 
-// The instruction set whose kernels serve the type when `isa` is chosen.
-REGARD_INLINE Isa kernels_for(Isa isa, Type type) {
-  return is_for_bf16(isa) && type != Type::bf16 ? Isa::avx512 : isa;
+// An element of f16 is the sum of two of bf16.
+REGARD_INLINE bool takes_terms(Isa isa, Type type) { return isa == Isa::amx && type == Type::f16; }
+
+// The instruction set whose kernels serve the type and the pass when `isa` is chosen.
+REGARD_INLINE Isa kernels_for(Isa isa, Type type, bool backward) {
+  const bool serves = !is_for_bf16(isa) || type == Type::bf16;
+  return serves || (takes_terms(isa, type) && !backward) ? isa : Isa::avx512;
 }
 
+// Of an instruction set that serves the type.
 REGARD_INLINE CpuShape shape_of(Isa isa, Type type) {
   const bool wide = type == Type::f64;
   const int size = wide ? 8 : 4;
-  switch (kernels_for(isa, type)) {
+  switch (isa) {
     case Isa::scalar:
       return {.lanes = 1, .vectors = 4, .pack = 1, .real_size = size, .unit_size = size};
     case Isa::neon:
@@ -38,7 +43,13 @@ REGARD_INLINE CpuShape shape_of(Isa isa, Type type) {
     case Isa::avx512bf16:
       return {.lanes = 16, .vectors = 2, .pack = 2, .real_size = 4, .unit_size = 4};
     case Isa::amx:
-      return {.lanes = 16, .vectors = 2, .pack = 2, .real_size = 4, .unit_size = 4, .tiles = true};
+      return {.lanes = 16,
+              .vectors = 2,
+              .pack = 2,
+              .real_size = 4,
+              .unit_size = 4,
+              .tiles = true,
+              .terms = takes_terms(isa, type) ? 2 : 1};
   }
   return {};
 }

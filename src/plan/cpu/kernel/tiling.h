@@ -13,6 +13,7 @@ struct CpuShape {
   int real_size = 4;   // bytes of a sum
   int unit_size = 4;   // bytes of `pack` elements
   bool tiles = false;  // products in tile registers
+  int terms = 1;       // whose sum is an element
 
   REGARD_INLINE int panel() const { return lanes * vectors; }  // query rows side by side
 
@@ -118,10 +119,11 @@ REGARD_INLINE PartialLayout partial_layout(const CpuTiling& t, HeadSizes d) {
 struct ForwardScratch {
   StageScratch stage;
   int64 panels;   // [block_q / panel] Panel
-  int64 queries;  // [block_q / panel][units(dim)][panel] Unit
+  int64 queries;  // [block_q / panel][terms][units(dim)][panel] Unit
   int64 partial;  // [block_q / panel] PartialLayout
-  int64 keys;     // [pack_k][padded_units(dim)] Unit
-  int64 values;   // [pack_k / block_k][block_k / pack][padded(dim_v)] Unit; for tiles transposed
+  int64 keys;     // [pack_k / block_k][terms][block_k][padded_units(dim)] Unit
+  int64 values;   // [pack_k / block_k][terms][block_k / pack][padded(dim_v)] Unit; for tiles
+                  // transposed
   int64 tiles;    // [kTileBuffers or 1][block_k][panel] scores, then weights
   int64 size;
 };
@@ -134,10 +136,10 @@ REGARD_INLINE ForwardScratch forward_scratch(const CpuTiling& t, HeadSizes d) {
   ForwardScratch x{};
   x.stage = stage_scratch(l, t);
   x.panels = l.take(panels * kPanelBytes);
-  x.queries = l.take(panels * padded_units(s, d.dim) * width * s.unit_size);
+  x.queries = l.take(panels * s.terms * padded_units(s, d.dim) * width * s.unit_size);
   x.partial = l.take(panels * partial_layout(t, d).size);
-  x.keys = l.take(t.pack_k * padded_units(s, d.dim) * s.unit_size);
-  x.values = l.take(units(s, t.pack_k) * padded(s, d.dim_v) * s.unit_size);
+  x.keys = l.take(t.pack_k * s.terms * padded_units(s, d.dim) * s.unit_size);
+  x.values = l.take(units(s, t.pack_k) * s.terms * padded(s, d.dim_v) * s.unit_size);
   x.tiles = l.take((s.tiles ? kTileBuffers : 1) * t.block_k * width * s.real_size);
   x.size = l.size();
   return x;
