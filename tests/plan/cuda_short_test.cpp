@@ -86,20 +86,6 @@ TEST_CASE("33 and more rows above 192 columns: two warps where heads or rows are
   CHECK(tile(594, 60, 65, 224) != "64x64, 4, 1");
 }
 
-TEST_CASE("f32 above 128 columns: low tiles with slices") {
-  const auto of_f32 = [](std::int64_t heads, std::int64_t rows, std::int64_t dim) {
-    return tile(heads, rows, 100, dim, Pass::forward,
-                [](Attention& a) { a.q.type = a.k.type = a.v.type = f32; });
-  };
-  CHECK(of_f32(16, 128, 256) == "16x16, 4, 1, slices 4");
-  CHECK(of_f32(33, 64, 256) == "16x16, 4, 1, slices 4");
-  CHECK(of_f32(34, 64, 256) == "32x16, 4, 1, slices 2");
-  CHECK(of_f32(264, 48, 256) == "16x16, 2, 1, slices 2");
-  CHECK(of_f32(264, 49, 256) == "32x16, 4, 1, slices 2");
-  CHECK(of_f32(65, 64, 208) == "32x16, 4, 1, slices 2");
-  CHECK(of_f32(66, 64, 208) == "64x16, 4, 1, blocks 2");
-}
-
 TEST_CASE("33 to 64 rows: one stage, for more blocks a multiprocessor") {
   CHECK(tile(1583, 64, 512, 64) == "64x64, 4, 1, blocks 4");
   CHECK(tile(1584, 64, 512, 64) == "64x64, 4, 2, blocks 3");

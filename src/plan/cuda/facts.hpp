@@ -201,13 +201,6 @@ inline bool is_between_tiles(int64 rows, int64 keys, int64 columns, bool hides, 
   return keys <= kKeys && heads < 2 && (hides || columns <= 96);
 }
 
-// f32, above 128 columns: tiles of 16 rows, so few that all of them run at once, are faster than
-// higher ones, because more multiprocessors have one. H100, us: (2, 8, 64 / 64, 256) 19.4 -> 14.5,
-// (2, 8, 128 / 128, 208) 27.8 -> 21.1; with 200 keys, higher tiles.
-inline bool has_few_low_tiles_of_f32(int64 rows, int64 keys, int64 heads, int64 multiprocessors) {
-  return rows > 32 && rows <= 128 && keys <= 128 && heads * divide_up(rows, 16) <= multiprocessors;
-}
-
 inline bool is_broadcast(const Problem& p) {
   const Sizes& s = p.sizes;
   const int64* sizes = p.bias_sizes;

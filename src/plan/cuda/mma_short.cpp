@@ -93,20 +93,15 @@ std::optional<Tiling> of_two_tiles(const Short& s) {
   return Tiling{.rows = 16, .keys = 16, .warps = 8, .stages = 2, .key_warps = 8};
 }
 
-// f32 above 128 columns. (8, 8, 64 / 64, 256) 27.3 -> 18.1, (16, 8, 50 / 50, 256) 35 -> 24 with two
-// slices; many heads of 33 rows: (40, 8, 33 / 33, 256) 54.9 -> 41.1 with 16 rows.
-std::optional<Tiling> of_f32(const Short& s) {
-  constexpr int64 kWide = 128, kWidest = 224;
-  if (s.columns <= kWide || s.rows <= 32) return {};
-  if (has_few_low_tiles_of_f32(s.rows, s.keys, s.tiles, s.multiprocessors)) {
+// f32, 33 and more rows. Few tiles are as low as they can be.
+std::optional<Tiling> of_f32(const KernelConfig& c, const TilingRequest& request) {
+  if (request.rows <= 32) return {};
+  if (has_few_low_tiles_of_f32(request)) {
     return Tiling{.rows = 16, .keys = 16, .warps = 4, .stages = 1, .slices = 4};
   }
-  if (s.rows > 64) return {};
-  if (s.rows <= 48 && s.fills(2) && s.columns > kWidest) {
-    return Tiling{.rows = 16, .keys = 16, .warps = 2, .stages = 1, .slices = 2};
-  }
-  if (s.columns <= kWidest && s.fills(0.5)) return {};
-  return Tiling{.rows = 32, .keys = 16, .warps = 4, .stages = 1, .slices = 2};
+  if (c.products != Products::tf32x3) return {};
+  const auto found = cheapest_f32_forward(c.features, request, Family::mma);
+  return found ? std::optional(found->tiling) : std::nullopt;
 }
 
 // 33 and more rows above 192 columns: two warps where heads are few, or rows few. (4, 8, 50 / 50,
@@ -175,8 +170,10 @@ std::optional<Tiling> of_mean_length(const KernelConfig& c, TilingRequest reques
 std::optional<Tiling> tiling_of(const KernelConfig& c, const TilingRequest& request,
                                 const Short& s) {
   const bool is_f32 = c.type == Type::f32;
-  if (c.kernel == Kernel::backward) return is_f32 ? std::nullopt : backward_tiling(s);
-  if (is_f32) return of_f32(s);
+  if (c.kernel == Kernel::backward) {
+    return is_f32 ? cheapest_f32_backward(c.features, request) : backward_tiling(s);
+  }
+  if (is_f32) return of_f32(c, request);
   const std::optional<Tiling> tiling = forward_tiling(c, s);
   return tiling ? tiling : of_mean_length(c, request);
 }

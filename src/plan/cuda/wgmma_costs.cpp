@@ -17,6 +17,7 @@
 #include "plan/cuda/config_members.hpp"
 #include "plan/cuda/families.hpp"
 #include "plan/cuda/kernel/wgmma_layout.h"
+#include "plan/cuda/visited_keys.hpp"
 
 namespace regard {
 namespace {
@@ -60,30 +61,11 @@ constexpr Candidates kCandidates[] = {
 
 double fixed_of(int rows) { return rows == 128 ? 71 : rows == 192 ? 75 : 61; }
 
-// Keys in whole blocks that tiles visit: of all tiles together, and of the one that visits most.
-struct Visited {
-  double all = 0, most = 0;
-};
-
 // Under intervals. Warpgroups skip blocks that none of their rows sees, if a block has at most as
-// many keys as a warpgroup has rows; such a tile takes the mean of its warpgroups.
-Visited visited_keys(const TilingRequest& r, const Candidate& t) {
+// many keys as a warpgroup has rows.
+VisitedKeys visited_keys(const TilingRequest& r, const Candidate& t) {
   const int64 step = t.keys <= kWarpgroupRows ? kWarpgroupRows : t.rows;
-  const auto keys_of = [&](int64 row) { return visible_keys(r.mask, row, r.rows, r.keys); };
-  Visited found;
-  for (int64 first = 0; first < r.rows; first += t.rows) {
-    double keys = 0;
-    for (int64 row = first; row < first + t.rows; row += step) {
-      const int64 last = smaller(row + step, r.rows) - 1;
-      const Interval seen{keys_of(smaller(row, last)).begin, keys_of(last).end};
-      if (seen.empty()) continue;
-      keys += double(step * t.keys) *
-              double(divide_up(seen.end, int64(t.keys)) - seen.begin / t.keys) / t.rows;
-    }
-    found.all += keys;
-    found.most = larger(found.most, keys);
-  }
-  return found;
+  return visited_keys(r.mask, r.rows, r.keys, {.rows = t.rows, .keys = t.keys}, step);
 }
 
 // On the multiprocessor that has most tiles. Equally long ones end in waves; under intervals the
@@ -94,7 +76,7 @@ double cost_of(const KernelConfig& c, const TilingRequest& r, const Candidates& 
   const double blocks = double(larger<int64>(r.multiprocessors, 1)), heads = double(r.heads);
   const double start = of.first * t.keys + fixed_of(t.rows);
   if (c.features.interval) {
-    const Visited keys = visited_keys(r, t);
+    const VisitedKeys keys = visited_keys(r, t);
     const double tiles = double(divide_up(r.rows, int64(t.rows)));
     return t.rows * ((t.of_key * keys.all + start * tiles) * heads / blocks +
                      kLongest * (t.of_key * keys.most + start));

@@ -161,11 +161,19 @@ void set_tiling(KernelConfig& c, const TilingRequest& request, const Tiling& til
   c.skips_blocks = can_skip_blocks(c, request);
 }
 
+// What a model of tiles' times prefers. Of wide f32 there is one tiling for each head size.
+std::optional<Tiling> cheapest_tiling(const KernelConfig& c, const TilingRequest& request) {
+  if (c.products == Products::direct) return cheapest_wgmma_tiling(c, request);
+  if (larger(request.dim, request.dim_v) > 128) return {};
+  const auto found = cheapest_f32_forward(c.features, request, Family::wgmma);
+  return found ? std::optional(found->tiling) : std::nullopt;
+}
+
 Fit choose_entry(KernelConfig& c, const TilingRequest& request) {
   const bool bias_by_tma = c.bias.by_tma;
   const Tiling* const forced = request.forced;
   if (!forced) {
-    if (const std::optional<Tiling> tiling = cheapest_wgmma_tiling(c, request)) {
+    if (const std::optional<Tiling> tiling = cheapest_tiling(c, request)) {
       set_tiling(c, request, *tiling, bias_by_tma, false);
       if (shared_bytes_of(c) <= request.limits.block) return Fit::fits;
     }
@@ -206,19 +214,20 @@ int64 tiles_of(const Problem& p, int64 rows) {
   return p.sizes.batch * p.sizes.heads_q * divide_up(p.sizes.len_q, rows);
 }
 
-// f32: the split into parts is a launch of its own, and mma tiles have half the height, or less.
-// H100: 100 rows, D 96, 160 heads: 49 us, mma 27; 120 rows, D 192, 64 heads: 37 and 32; 93 rows, D
-// 184, 90 heads, packed: 29 and 39; 50 rows, D 256, 64 heads: 23 and 18; 128 rows, D 256, 16 heads:
-// 30 and 25; 100 rows, D 208, 64 heads: 40 and 29.
-bool has_few_rows_for_f32(const Problem& p, int64 multiprocessors) {
-  constexpr int64 kRows = 128, kLow = 64, kWidest = 224;
+// f32: the split into parts is a launch of its own, and mma tiles have a quarter of the height.
+// Short problems have a model; with many keys, few rows decide.
+bool has_few_rows_for_f32(const Facts& f) {
+  constexpr int64 kRows = 128, kLow = 64, kLowest = 32, kWidest = 224;
+  const Problem& p = f.problem;
   const Sizes& s = p.sizes;
   const int64 columns = larger(s.dim, s.dim_v);
-  if (s.len_q <= kLow) return true;
-  if (columns <= 128) return s.group() * s.len_q <= kRows;
-  if (s.len_q > kRows) return false;
-  return has_few_low_tiles_of_f32(s.len_q, s.len_k, tiles_of(p, 1) / s.len_q, multiprocessors) ||
-         (columns <= kWidest && tiles_of(p, kLow) <= multiprocessors);
+  if (s.len_q <= kLowest || has_few_low_tiles_of_f32(f.request(false))) return true;
+  if (const auto best = cheapest_f32_forward(p.features, f.request(false))) {
+    return best->family == Family::mma;
+  }
+  if (columns <= 128) return s.len_q <= kLow || s.group() * s.len_q <= kRows;
+  return s.len_q <= kLow ||
+         (s.len_q <= kRows && columns <= kWidest && tiles_of(p, kLow) <= f.chip.multiprocessors);
 }
 
 // Those that a tile's rows see, at most: a window moves with the rows.
@@ -319,7 +328,7 @@ Refusal why_rather_mma_forward(const Facts& f) {
   const Problem& p = f.problem;
   const int64 multiprocessors = f.chip.multiprocessors;
   if (p.type == Type::f32) {
-    if (has_few_rows_for_f32(p, multiprocessors)) return kTooFewRowsToSplit;
+    if (has_few_rows_for_f32(f)) return kTooFewRowsToSplit;
   } else if (const Refusal refusal = why_too_few_rows(p, multiprocessors)) {
     return refusal;
   }
