@@ -128,7 +128,7 @@ TEST_CASE("mma: smaller tiles for few keys, and for packed sequences by their me
         .config;
   };
   CHECK(packed_rows(640).family == Family::mma);
-  CHECK(packed_rows(640).tiling.rows == 64);
+  CHECK(packed_rows(640).tiling.rows == 32);
   CHECK(packed_rows(641).family == Family::wgmma);
   CHECK(packed_rows(640, 257).family == Family::wgmma);
   CHECK(packed_rows(4096, 1).tiling.rows == 16);  // rows that belong to no sequence

@@ -72,7 +72,8 @@ TEST_CASE("17 to 32 rows: two warps, or one of many blocks") {
   CHECK(tile(528, 24, 193, 128, Pass::forward, mask) != "32x64, 2, 1");
 }
 
-TEST_CASE("33 and more rows above 192 columns: two warps where heads or rows are few") {
+TEST_CASE(
+    "33 and more rows above 192 columns: two warps where heads or rows are few, or pairs hidden") {
   CHECK(tile(65, 64, 64, 256) == "32x32, 2, 1");
   CHECK(tile(52, 74, 74, 256) == "32x16, 2, 1");
   CHECK(tile(52, 96, 96, 256) == "32x32, 2, 1");
@@ -80,8 +81,10 @@ TEST_CASE("33 and more rows above 192 columns: two warps where heads or rows are
   CHECK(tile(65, 50, 512, 208) == "32x16, 2, 1");
   CHECK(tile(66, 64, 64, 256) == "64x64, 4, 1");
   CHECK(tile(66, 74, 74, 256) != "32x16, 2, 1");
-  CHECK(tile(791, 48, 48, 256) == "32x16, 2, 1");
-  CHECK(tile(792, 48, 48, 256) == "64x64, 4, 1");
+  CHECK(tile(923, 48, 48, 256) == "32x16, 2, 1");
+  CHECK(tile(924, 48, 48, 256) == "64x64, 4, 1");
+  CHECK(tile(330, 64, 64, 240) == "64x64, 4, 1");
+  CHECK(tile(330, 64, 64, 240, Pass::forward, hide) == "32x16, 2, 1");
   CHECK(tile(593, 60, 65, 224) == "64x64, 4, 1");
   CHECK(tile(594, 60, 65, 224) != "64x64, 4, 1");
 }
@@ -121,23 +124,29 @@ TEST_CASE("backward: tiles as small as the sequences") {
   CHECK(tile(8, 65, 64, 128, Pass::backward) == "32x64, 4, 2");
 }
 
-TEST_CASE("packed sequences: by their mean") {
-  const auto rows = [](std::int64_t all, std::int32_t sequences = 200) {
+TEST_CASE("packed sequences: low tiles, by their mean") {
+  const auto tile_of = [](std::int64_t mean, std::int64_t longest, std::int64_t dim,
+                          Causal causal = Causal::none, std::int32_t sequences = 200) {
     Attention a = attention({});
-    a.q = Tensor(nullptr, bf16, {all, 1, 64});
-    a.k = a.v = Tensor(nullptr, bf16, {all, 1, 64});
+    a.q = a.k = a.v = Tensor(nullptr, bf16, {sequences * mean, 1, dim});
     for (Tensor* begins : {&a.cu_seqlens_q, &a.cu_seqlens_k}) {
       *begins = Tensor(nullptr, i32, {sequences + 1});
     }
-    a.max_seqlen_q = a.max_seqlen_k = 64;
-    const CudaPlan plan = planned(problem(a), "sm_90", "cuda:mma");
-    return plan.launches.front().config.tiling.rows;
+    a.max_seqlen_q = a.max_seqlen_k = longest;
+    a.causal = causal;
+    const Tiling t = planned(problem(a), "sm_90").launches.front().config.tiling;
+    return std::to_string(t.rows) + "x" + std::to_string(t.keys);
   };
-  CHECK(rows(200 * 17) == 64);
-  CHECK(rows(200 * 16) == 16);
-  CHECK(rows(1583 * 32, 1583) == 64);
-  CHECK(rows(1584 * 32, 1584) == 32);
-  CHECK(rows(1584 * 33, 1584) == 64);
+  CHECK(tile_of(64, 128, 64) == "32x32");
+  CHECK(tile_of(65, 128, 64) != "32x32");
+  CHECK(tile_of(64, 129, 64) != "32x32");
+  CHECK(tile_of(40, 63, 192) == "32x32");
+  CHECK(tile_of(32, 63, 192) == "16x16");
+  CHECK(tile_of(32, 63, 128) == "32x32");
+  // Above 192 columns where pairs are hidden, or heads many.
+  CHECK(tile_of(32, 63, 200) == "64x64");
+  CHECK(tile_of(32, 63, 200, Causal::top_left) == "32x32");
+  CHECK(tile_of(32, 63, 200, Causal::none, 528) == "32x32");
 }
 
 TEST_CASE("backward: where a bias begins changes no choice") {

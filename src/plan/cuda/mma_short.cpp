@@ -104,20 +104,22 @@ std::optional<Tiling> of_f32(const KernelConfig& c, const TilingRequest& request
   return found ? std::optional(found->tiling) : std::nullopt;
 }
 
-// 33 and more rows above 192 columns: two warps where heads are few, or rows few. (4, 8, 50 / 50,
-// 208) 5.7 -> 5.0, (4, 8, 74 / 74, 256) 8.0 -> 6.7, (8, 21, 43 / 43, 256) 9.3 -> 8.3, (1, 56/4, 4 /
-// 287, 216) causal 16.9 -> 11.8, packed (33, 23, 74 at most, 240) 40.9 -> 30.6. Many heads: (64,
-// 16, 40 / 40, 256) causal 46.3 -> 41.8, (25, 28/14, 50 / 50, 224) 33.0 -> 30.5 with 64 rows.
+// 33 and more rows above 192 columns: two warps where heads are few, or pairs hidden, or rows few.
+// (4, 8, 50 / 50, 208) 5.7 -> 5.0, (4, 8, 74 / 74, 256) 8.0 -> 6.7, (8, 21, 43 / 43, 256) 9.3
+// -> 8.3, (1, 56/4, 4 / 287, 216) causal 16.9 -> 11.8, (10, 33/3, 64 / 64, 240) causal 19.3
+// -> 16.1, (14, 60/2, 34 / 34, 208) causal 27.6 -> 26.1; packed (33, 23, 74 at most, 240) 40.9
+// -> 30.6, (26, 32/4, 45 at most, 232) 28.1 -> 20.6. Many heads: (64, 16, 40 / 40, 256) causal 46.3
+// -> 41.8, (25, 28/14, 50 / 50, 224) 33.0 -> 30.5 with 64 rows.
 std::optional<Tiling> of_wide_heads(const Short& s) {
-  constexpr int64 kKeys = 512, kFewKeys = 96, kManyHeads = 6;
-  const bool few = !s.fills(0.5), is_short = s.usual_rows <= 64;
+  constexpr int64 kKeys = 512, kFewKeys = 96, kManyHeads = 7;
+  const bool few = !s.fills(0.5), is_short = s.packed && s.usual_rows <= 64;
   if (s.keys > kKeys) return {};
-  if (s.rows > 64 && !s.is_between_tiles() && !(s.packed && is_short)) return {};
+  if (s.rows > 64 && !s.is_between_tiles() && !is_short) return {};
   const bool no_rest = round_up(s.keys, 16) == round_up(s.keys, 32) && s.keys <= kFewKeys;
   if (few) return Tiling{.rows = 32, .keys = no_rest ? 32 : 16, .warps = 2, .stages = 1};
-  if (s.rows > 64) return kLow;
+  if (s.rows > 64 || (is_short && (s.hides || s.fills(4)))) return kLow;
   if (s.keys > 64) return s.fills(4.5) ? std::nullopt : std::optional(kSquare);
-  if (s.rows <= 48 && !s.fills(kManyHeads)) {
+  if ((s.rows <= 48 || s.hides) && !s.fills(kManyHeads)) {
     return Tiling{.rows = 32, .keys = 16, .warps = 2, .stages = 1};
   }
   return kSquare;
@@ -159,12 +161,17 @@ std::optional<Tiling> backward_tiling(const Short& s) {
   return Tiling{.rows = 64, .keys = 64, .warps = 4, .stages = 1, .slices = 2};
 }
 
-// Many packed sequences of up to 64 rows, and 32 on average: as if each had the mean.
-std::optional<Tiling> of_mean_length(const KernelConfig& c, TilingRequest request) {
-  if (request.rows > 64 || request.usual_rows > 32 || request.mean_rows == request.rows) return {};
-  request.rows = request.usual_rows;
-  request.keys = request.mean_keys;
-  return forward_tiling(c, Short(c, request));
+// Packed sequences of up to 128 rows and 64 on average: low tiles, because lengths end anywhere in
+// one. (23, 12, 63 at most, 192) causal 13.9 -> 8.4, (42, 10, 51 at most, 152) causal 13.2 -> 8.8,
+// (17, 16, 77 at most, 64) 6.4 -> 5.9.
+std::optional<Tiling> of_packed(const Short& s) {
+  constexpr int64 kRows = 128, kUsualRows = 64, kWide = 128, kWidest = 192;
+  const bool fits = s.packed && s.rows > 32 && larger(s.rows, s.keys) <= kRows;
+  if (!fits || s.usual_rows > kUsualRows || s.columns > kWidest) return {};
+  if (s.columns > kWide && s.usual_rows <= 32) {
+    return Tiling{.rows = 16, .keys = 16, .warps = 1, .stages = 1};
+  }
+  return kLow;
 }
 
 std::optional<Tiling> tiling_of(const KernelConfig& c, const TilingRequest& request,
@@ -174,8 +181,8 @@ std::optional<Tiling> tiling_of(const KernelConfig& c, const TilingRequest& requ
     return is_f32 ? cheapest_f32_backward(c.features, request) : backward_tiling(s);
   }
   if (is_f32) return of_f32(c, request);
-  const std::optional<Tiling> tiling = forward_tiling(c, s);
-  return tiling ? tiling : of_mean_length(c, request);
+  const std::optional<Tiling> tiling = of_packed(s);
+  return tiling ? tiling : forward_tiling(c, s);
 }
 
 }  // namespace
