@@ -88,21 +88,24 @@ TEST_CASE("16 bits: tiles whose blocks of keys are nearly full") {
   CHECK(square(8, 300, 64, causal) == "192x64, 4");
   CHECK(square(8, 500, 64, causal) == "256x64, 4");
   CHECK(square(8, 2048, 64, causal) == "128x128, 3");
-  CHECK(square(8, 560, 128, causal) == "128x64, 4");
-  CHECK(square(8, 561, 128, causal) == "128x128, 2");
+  CHECK(square(8, 624, 128, causal) == "128x64, 4");
+  CHECK(square(8, 1025, 128, causal) == "128x128, 2");
+  CHECK(square(8, 246, 176, causal) == "128x64, 2");
   // Score terms were not measured.
   CHECK(square(16, 150, 128, capped) == "128x128, 2");
   // Packed sequences by their mean.
-  const auto packed = [&](std::int64_t total) {
+  const auto packed = [&](std::int64_t total, bool is_causal = false) {
     const Tensor rows(nullptr, bf16, {total, 8, 128}), begins(nullptr, i32, {41});
     const auto pack = [&](Attention& a) {
       a.q = a.k = a.v = rows;
       a.cu_seqlens_q = a.cu_seqlens_k = begins;
       a.max_seqlen_q = a.max_seqlen_k = 1000;
+      if (is_causal) causal(a);
     };
     return tile({.dim = 128}, pack);
   };
   CHECK(packed(40 * 400) == "128x80, 3");
+  CHECK(packed(40 * 400, true) == "128x64, 4");
   CHECK(packed(40 * 1000) == "128x128, 2");
 }
 
