@@ -74,13 +74,9 @@ TEST_CASE("17 to 32 rows: two warps, or one of many blocks") {
 
 TEST_CASE(
     "33 and more rows above 192 columns: two warps where heads or rows are few, or pairs hidden") {
-  CHECK(tile(65, 64, 64, 256) == "32x32, 2, 1");
-  CHECK(tile(52, 74, 74, 256) == "32x16, 2, 1");
-  CHECK(tile(52, 96, 96, 256) == "32x32, 2, 1");
-  CHECK(tile(52, 97, 96, 256) != "32x32, 2, 1");
   CHECK(tile(65, 50, 512, 208) == "32x16, 2, 1");
-  CHECK(tile(66, 64, 64, 256) == "64x64, 4, 1");
-  CHECK(tile(66, 74, 74, 256) != "32x16, 2, 1");
+  CHECK(tile(66, 50, 512, 208) == "64x64, 4, 1");
+  CHECK(tile(133, 64, 64, 256) == "64x64, 4, 1");
   CHECK(tile(923, 48, 48, 256) == "32x16, 2, 1");
   CHECK(tile(924, 48, 48, 256) == "64x64, 4, 1");
   CHECK(tile(330, 64, 64, 240) == "64x64, 4, 1");
@@ -112,6 +108,37 @@ TEST_CASE("33 to 96 rows: two warps, where heads are few or pairs hidden") {
   CHECK(tile(160, 90, 90, 96) == "32x32, 2, 1");
   CHECK(tile(160, 90, 90, 128) != "32x32, 2, 1");
   CHECK(tile(160, 90, 90, 128, Pass::forward, hide) == "32x32, 2, 1");
+}
+
+TEST_CASE("33 to 96 rows above 128 columns: four warps share the columns of few tiles") {
+  CHECK(tile(22, 95, 95, 248) == "16x32, 4, 1, slices 4");
+  CHECK(tile(23, 95, 95, 248) == "32x32, 4, 1, slices 2");
+  CHECK(tile(88, 95, 95, 248) == "32x32, 4, 1, slices 2");
+  CHECK(tile(89, 95, 95, 248) != "32x32, 4, 1, slices 2");
+  CHECK(tile(12, 33, 128, 136) == "16x32, 4, 1, slices 4");
+  CHECK(tile(12, 33, 129, 136) != "16x32, 4, 1, slices 4");
+  CHECK(tile(12, 33, 33, 128) == "32x32, 2, 1");
+}
+
+TEST_CASE("narrow windows: low tiles up to 64 columns, except of many heads") {
+  const auto window = [](std::int64_t heads, std::int64_t rows, std::int64_t left,
+                         std::int64_t dim = 64) {
+    Attention a = attention({.batch = 1,
+                             .heads_q = heads,
+                             .heads_kv = heads,
+                             .len_q = rows,
+                             .len_k = rows,
+                             .dim = dim});
+    a.window = {.left = left, .right = 0};
+    const CudaPlan plan = planned(problem(a), "sm_90");
+    const Tiling& t = launch_of(plan, Kernel::forward)->config.tiling;
+    return plan.name() + " " + std::to_string(t.rows) + "x" + std::to_string(t.keys);
+  };
+  CHECK(window(41, 512, 159) == "cuda:mma 32x32");
+  CHECK(window(42, 512, 159).substr(0, 10) == "cuda:wgmma");
+  CHECK(window(41, 512, 160).substr(0, 10) == "cuda:wgmma");
+  CHECK(window(41, 513, 159).substr(0, 10) == "cuda:wgmma");
+  CHECK(window(41, 512, 159, 72).substr(0, 10) == "cuda:wgmma");
 }
 
 TEST_CASE("backward: tiles as small as the sequences") {

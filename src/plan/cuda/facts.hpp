@@ -7,6 +7,7 @@
 
 #include "plan/cuda/chip.hpp"
 #include "plan/cuda/kernel/mma_layout.h"
+#include "plan/cuda/tiling.hpp"
 #include "problem/problem.h"
 #include "regard/tensor.hpp"
 
@@ -199,6 +200,20 @@ inline bool is_between_tiles(int64 rows, int64 keys, int64 columns, bool hides, 
   if (columns > 192 || heads <= 1.1) return false;
   if (columns <= 64 && hides) return keys <= 128 && heads < 4;
   return keys <= kKeys && heads < 2 && (hides || columns <= 96);
+}
+
+// Up to 64 columns, a window narrower than a few tiles of mma, and not many of them: higher tiles
+// compute mostly what it hides. H100, D 64 and 32, us, of wgmma and of 32 rows and keys: (11, 2,
+// 430, window 21, 0) 7.4 and 5.1, (3, 48, 67, 22, 22) 8.1 and 5.1, (8, 3, 443, 78, 78) 10.0
+// and 8.1, (2, 44, 120, 28, 0) 5.8 and 5.0; (50, 2, 126, 87, 87) 6.1 and 6.8, (792 heads, 191, 19,
+// 19) 37 and 60.
+inline bool has_narrow_window(const TilingRequest& r) {
+  constexpr int64 kColumns = 64, kRows = 512, kWidth = 160, kTiles = 5;
+  const MaskParams& mask = r.mask;
+  const int64 width = mask.left + mask.right;
+  return larger(r.dim, r.dim_v) <= kColumns && mask.left >= 0 && mask.right >= 0 &&
+         r.rows <= kRows && width < smaller(r.rows, kWidth) &&
+         r.heads * divide_up(r.rows, 32) <= kTiles * r.multiprocessors;
 }
 
 inline bool is_broadcast(const Problem& p) {

@@ -50,7 +50,7 @@ constexpr Candidate kTo192[] = {{128, 96, 2, 1.00},
                                 {128, 64, 3, 1.01},
                                 {128, 48, 3, 1.06}};
 constexpr Candidate kTo256[] = {{128, 64, 2, 1.00}, {128, 48, 3, 1.03}};
-constexpr int64 kKeysOfTwoStages = 256;
+constexpr int64 kKeysOfTwoStages = 256, kKeysUnderIntervals = 512;
 
 int64 row_tiles(const TilingRequest& r, int rows) {
   return r.heads * divide_up(r.rows, int64(rows));
@@ -117,7 +117,8 @@ bool may_have(const KernelConfig& c, const TilingRequest& r, const Candidate& t,
     return !c.varlen && c.out_by_tma && 4 * row_tiles(r, t.rows) >= 3 * r.multiprocessors;
   }
   const bool wide_64 = columns > 128 && columns <= 192 && t.keys == 64;
-  return !wide_64 || (t.stages == 2) == (r.keys <= kKeysOfTwoStages);
+  const int64 keys = c.features.interval ? kKeysUnderIntervals : kKeysOfTwoStages;
+  return !wide_64 || (t.stages == 2) == (r.keys <= keys);
 }
 
 }  // namespace

@@ -206,6 +206,7 @@ bool loads_bias_by_tma(const Problem& p) {
 constexpr Refusal kTooFewRows = "so few query rows leave most of a tile of 128 idle";
 constexpr Refusal kTooFewRowsToSplit =
     "so few query rows do not repay the split into hi and lo parts";
+constexpr Refusal kNarrowWindow = "lower tiles compute less that so narrow a window hides";
 constexpr Refusal kLittleWork = "lower tiles share out so little work to more multiprocessors";
 constexpr Refusal kShortSequences =
     "packed sequences with so few rows leave half of a tile of 128 idle";
@@ -333,6 +334,8 @@ Refusal why_rather_mma_forward(const Facts& f) {
     return refusal;
   }
   if (has_little_work(p, multiprocessors)) return kLittleWork;
+  const bool is_window = p.features.interval && !p.varlen && !p.features.positions;
+  if (is_window && p.type != Type::f32 && has_narrow_window(f.request(false))) return kNarrowWindow;
   if (is_bias_of_keys(p, false)) {
     return "mma kernels read a bias that all queries share once for all rows of a tile";
   }
