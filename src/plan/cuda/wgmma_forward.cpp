@@ -205,7 +205,7 @@ bool loads_bias_by_tma(const Problem& p) {
 
 constexpr Refusal kTooFewRows = "so few query rows leave most of a tile of 128 idle";
 constexpr Refusal kTooFewRowsToSplit =
-    "so few query rows do not repay the split into hi and lo parts";
+    "so short a problem, or so few query rows, do not repay the split into hi and lo parts";
 constexpr Refusal kNarrowWindow = "lower tiles compute less that so narrow a window hides";
 constexpr Refusal kLittleWork = "lower tiles share out so little work to more multiprocessors";
 constexpr Refusal kShortSequences =
