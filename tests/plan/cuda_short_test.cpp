@@ -72,32 +72,17 @@ TEST_CASE("17 to 32 rows: two warps, or one of many blocks") {
   CHECK(tile(528, 24, 193, 128, Pass::forward, mask) != "32x64, 2, 1");
 }
 
-TEST_CASE("33 and more rows above 192 columns: two warps where heads or rows are few") {
-  CHECK(tile(65, 64, 64, 256) == "32x32, 2, 1");
-  CHECK(tile(52, 74, 74, 256) == "32x16, 2, 1");
-  CHECK(tile(52, 96, 96, 256) == "32x32, 2, 1");
-  CHECK(tile(52, 97, 96, 256) != "32x32, 2, 1");
+TEST_CASE(
+    "33 and more rows above 192 columns: two warps where heads or rows are few, or pairs hidden") {
   CHECK(tile(65, 50, 512, 208) == "32x16, 2, 1");
-  CHECK(tile(66, 64, 64, 256) == "64x64, 4, 1");
-  CHECK(tile(66, 74, 74, 256) != "32x16, 2, 1");
-  CHECK(tile(791, 48, 48, 256) == "32x16, 2, 1");
-  CHECK(tile(792, 48, 48, 256) == "64x64, 4, 1");
+  CHECK(tile(66, 50, 512, 208) == "64x64, 4, 1");
+  CHECK(tile(133, 64, 64, 256) == "64x64, 4, 1");
+  CHECK(tile(923, 48, 48, 256) == "32x16, 2, 1");
+  CHECK(tile(924, 48, 48, 256) == "64x64, 4, 1");
+  CHECK(tile(330, 64, 64, 240) == "64x64, 4, 1");
+  CHECK(tile(330, 64, 64, 240, Pass::forward, hide) == "32x16, 2, 1");
   CHECK(tile(593, 60, 65, 224) == "64x64, 4, 1");
   CHECK(tile(594, 60, 65, 224) != "64x64, 4, 1");
-}
-
-TEST_CASE("f32 above 128 columns: low tiles with slices") {
-  const auto of_f32 = [](std::int64_t heads, std::int64_t rows, std::int64_t dim) {
-    return tile(heads, rows, 100, dim, Pass::forward,
-                [](Attention& a) { a.q.type = a.k.type = a.v.type = f32; });
-  };
-  CHECK(of_f32(16, 128, 256) == "16x16, 4, 1, slices 4");
-  CHECK(of_f32(33, 64, 256) == "16x16, 4, 1, slices 4");
-  CHECK(of_f32(34, 64, 256) == "32x16, 4, 1, slices 2");
-  CHECK(of_f32(264, 48, 256) == "16x16, 2, 1, slices 2");
-  CHECK(of_f32(264, 49, 256) == "32x16, 4, 1, slices 2");
-  CHECK(of_f32(65, 64, 208) == "32x16, 4, 1, slices 2");
-  CHECK(of_f32(66, 64, 208) == "64x16, 4, 1, blocks 2");
 }
 
 TEST_CASE("33 to 64 rows: one stage, for more blocks a multiprocessor") {
@@ -125,6 +110,37 @@ TEST_CASE("33 to 96 rows: two warps, where heads are few or pairs hidden") {
   CHECK(tile(160, 90, 90, 128, Pass::forward, hide) == "32x32, 2, 1");
 }
 
+TEST_CASE("33 to 96 rows above 128 columns: four warps share the columns of few tiles") {
+  CHECK(tile(22, 95, 95, 248) == "16x32, 4, 1, slices 4");
+  CHECK(tile(23, 95, 95, 248) == "32x32, 4, 1, slices 2");
+  CHECK(tile(88, 95, 95, 248) == "32x32, 4, 1, slices 2");
+  CHECK(tile(89, 95, 95, 248) != "32x32, 4, 1, slices 2");
+  CHECK(tile(12, 33, 128, 136) == "16x32, 4, 1, slices 4");
+  CHECK(tile(12, 33, 129, 136) != "16x32, 4, 1, slices 4");
+  CHECK(tile(12, 33, 33, 128) == "32x32, 2, 1");
+}
+
+TEST_CASE("narrow windows: low tiles up to 64 columns, except of many heads") {
+  const auto window = [](std::int64_t heads, std::int64_t rows, std::int64_t left,
+                         std::int64_t dim = 64) {
+    Attention a = attention({.batch = 1,
+                             .heads_q = heads,
+                             .heads_kv = heads,
+                             .len_q = rows,
+                             .len_k = rows,
+                             .dim = dim});
+    a.window = {.left = left, .right = 0};
+    const CudaPlan plan = planned(problem(a), "sm_90");
+    const Tiling& t = launch_of(plan, Kernel::forward)->config.tiling;
+    return plan.name() + " " + std::to_string(t.rows) + "x" + std::to_string(t.keys);
+  };
+  CHECK(window(41, 512, 159) == "cuda:mma 32x32");
+  CHECK(window(42, 512, 159).substr(0, 10) == "cuda:wgmma");
+  CHECK(window(41, 512, 160).substr(0, 10) == "cuda:wgmma");
+  CHECK(window(41, 513, 159).substr(0, 10) == "cuda:wgmma");
+  CHECK(window(41, 512, 159, 72).substr(0, 10) == "cuda:wgmma");
+}
+
 TEST_CASE("backward: tiles as small as the sequences") {
   CHECK(tile(8, 16, 16, 128, Pass::backward) == "16x16, 1, 1");
   CHECK(tile(8, 17, 16, 128, Pass::backward) == "32x32, 2, 1");
@@ -135,23 +151,29 @@ TEST_CASE("backward: tiles as small as the sequences") {
   CHECK(tile(8, 65, 64, 128, Pass::backward) == "32x64, 4, 2");
 }
 
-TEST_CASE("packed sequences: by their mean") {
-  const auto rows = [](std::int64_t all, std::int32_t sequences = 200) {
+TEST_CASE("packed sequences: low tiles, by their mean") {
+  const auto tile_of = [](std::int64_t mean, std::int64_t longest, std::int64_t dim,
+                          Causal causal = Causal::none, std::int32_t sequences = 200) {
     Attention a = attention({});
-    a.q = Tensor(nullptr, bf16, {all, 1, 64});
-    a.k = a.v = Tensor(nullptr, bf16, {all, 1, 64});
+    a.q = a.k = a.v = Tensor(nullptr, bf16, {sequences * mean, 1, dim});
     for (Tensor* begins : {&a.cu_seqlens_q, &a.cu_seqlens_k}) {
       *begins = Tensor(nullptr, i32, {sequences + 1});
     }
-    a.max_seqlen_q = a.max_seqlen_k = 64;
-    const CudaPlan plan = planned(problem(a), "sm_90", "cuda:mma");
-    return plan.launches.front().config.tiling.rows;
+    a.max_seqlen_q = a.max_seqlen_k = longest;
+    a.causal = causal;
+    const Tiling t = planned(problem(a), "sm_90").launches.front().config.tiling;
+    return std::to_string(t.rows) + "x" + std::to_string(t.keys);
   };
-  CHECK(rows(200 * 17) == 64);
-  CHECK(rows(200 * 16) == 16);
-  CHECK(rows(1583 * 32, 1583) == 64);
-  CHECK(rows(1584 * 32, 1584) == 32);
-  CHECK(rows(1584 * 33, 1584) == 64);
+  CHECK(tile_of(64, 128, 64) == "32x32");
+  CHECK(tile_of(65, 128, 64) != "32x32");
+  CHECK(tile_of(64, 129, 64) != "32x32");
+  CHECK(tile_of(40, 63, 192) == "32x32");
+  CHECK(tile_of(32, 63, 192) == "16x16");
+  CHECK(tile_of(32, 63, 128) == "32x32");
+  // Above 192 columns where pairs are hidden, or heads many.
+  CHECK(tile_of(32, 63, 200) == "64x64");
+  CHECK(tile_of(32, 63, 200, Causal::top_left) == "32x32");
+  CHECK(tile_of(32, 63, 200, Causal::none, 528) == "32x32");
 }
 
 TEST_CASE("backward: where a bias begins changes no choice") {

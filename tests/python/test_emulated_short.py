@@ -21,9 +21,11 @@ TWO_WARPS, LOW = "rows=32,keys=64,warps=2,stages=1", "rows=16,keys=16,warps=1,st
 FOUR_BLOCKS = "rows=64,keys=64,warps=4,stages=1,min_blocks=4"
 EIGHT_KEY_WARPS = "rows=16,keys=16,warps=8,stages=2,key_warps=8"
 NARROW_KEYS = "rows=32,keys=16,warps=2,stages=1"
-F32_FOUR, F32_TWO, F32_ONE = ("rows=16,keys=16,warps=4,stages=1,slices=4",
-                              "rows=32,keys=16,warps=4,stages=1,slices=2",
-                              "rows=16,keys=16,warps=2,stages=1,slices=2")
+F32_FOUR, F32_TWO = ("rows=16,keys=16,warps=4,stages=1,slices=4",
+                     "rows=32,keys=16,warps=4,stages=1,slices=2")
+FOUR_SHARES, TWO_SHARES = ("rows=16,keys=32,warps=4,stages=1,slices=4",
+                           "rows=32,keys=32,warps=4,stages=1,slices=2")
+SQUARE = "rows=32,keys=32,warps=2,stages=1"
 SLICED = "rows=64,keys=64,warps=4,stages=1,slices=2"
 
 FORWARD = [  # tiling, type, features, (Hq, Hkv), (Sq, Sk), D, Dv
@@ -39,7 +41,10 @@ FORWARD = [  # tiling, type, features, (Hq, Hkv), (Sq, Sk), D, Dv
     (NARROW_KEYS, "f16", ("packed", "top_left"), (4, 2), (48, 47), 240, 200),
     (F32_FOUR, "f32", ("window", "dropout"), (2, 2), (90, 70), 200, 256),
     (F32_TWO, "f32", ("bottom_right", "mask"), (2, 1), (50, 60), 256, 136),
-    (F32_ONE, "f32", ("packed", "alibi"), (2, 2), (40, 90), 248, 248)]
+    (FOUR_SHARES, "bf16", ("window", "dropout"), (2, 2), (90, 70), 248, 200),
+    (TWO_SHARES, "f16", ("bottom_right", "mask"), (2, 1), (54, 60), 200, 136),
+    (NARROW_KEYS, "f32", ("packed", "alibi"), (2, 2), (40, 90), 248, 248),
+    (SQUARE, "f32", ("window",), (4, 2), (70, 75), 64, 56)]
 BACKWARD = [
     (LOW, "bf16", ("bottom_right", "dlse"), (2, 2), (14, 16), 128, 128),
     (LOW, "f16", ("sink", "accumulate", "padded"), (4, 2), (12, 15), 33, 61),
@@ -61,7 +66,8 @@ def test_tile(chip, pass_, row):
 
 
 @pytest.mark.filterwarnings("ignore")  # of NaN
-@pytest.mark.parametrize("tiling", one_in(2, [(ONE_WARP,), (HIGH,), (TWO_WARPS,), (FOUR_BLOCKS,)]))
+@pytest.mark.parametrize("tiling", one_in(
+    2, [(ONE_WARP,), (HIGH,), (TWO_WARPS,), (FOUR_BLOCKS,), (FOUR_SHARES,), (TWO_SHARES,)]))
 def test_hidden_nan(tiling):
     """A value of NaN that the last rows alone see reaches no other row."""
     given = problem(1, 2, 2, 40, 60, 64, type="bf16")

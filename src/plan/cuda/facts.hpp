@@ -7,6 +7,7 @@
 
 #include "plan/cuda/chip.hpp"
 #include "plan/cuda/kernel/mma_layout.h"
+#include "plan/cuda/tiling.hpp"
 #include "problem/problem.h"
 #include "regard/tensor.hpp"
 
@@ -201,11 +202,18 @@ inline bool is_between_tiles(int64 rows, int64 keys, int64 columns, bool hides, 
   return keys <= kKeys && heads < 2 && (hides || columns <= 96);
 }
 
-// f32, above 128 columns: tiles of 16 rows, so few that all of them run at once, are faster than
-// higher ones, because more multiprocessors have one. H100, us: (2, 8, 64 / 64, 256) 19.4 -> 14.5,
-// (2, 8, 128 / 128, 208) 27.8 -> 21.1; with 200 keys, higher tiles.
-inline bool has_few_low_tiles_of_f32(int64 rows, int64 keys, int64 heads, int64 multiprocessors) {
-  return rows > 32 && rows <= 128 && keys <= 128 && heads * divide_up(rows, 16) <= multiprocessors;
+// Up to 64 columns, a window narrower than a few tiles of mma, and not many of them: higher tiles
+// compute mostly what it hides. H100, D 64 and 32, us, of wgmma and of 32 rows and keys: (11, 2,
+// 430, window 21, 0) 7.4 and 5.1, (3, 48, 67, 22, 22) 8.1 and 5.1, (8, 3, 443, 78, 78) 10.0
+// and 8.1, (2, 44, 120, 28, 0) 5.8 and 5.0; (50, 2, 126, 87, 87) 6.1 and 6.8, (792 heads, 191, 19,
+// 19) 37 and 60.
+inline bool has_narrow_window(const TilingRequest& r) {
+  constexpr int64 kColumns = 64, kRows = 512, kWidth = 160, kTiles = 5;
+  const MaskParams& mask = r.mask;
+  const int64 width = mask.left + mask.right;
+  return larger(r.dim, r.dim_v) <= kColumns && mask.left >= 0 && mask.right >= 0 &&
+         r.rows <= kRows && width < smaller(r.rows, kWidth) &&
+         r.heads * divide_up(r.rows, 32) <= kTiles * r.multiprocessors;
 }
 
 inline bool is_broadcast(const Problem& p) {

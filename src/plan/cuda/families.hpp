@@ -16,6 +16,17 @@ Fit choose_wgmma_forward_tiling(KernelConfig&, const TilingRequest&);
 // What a model of their time prefers for problems that were measured; none for others.
 std::optional<Tiling> cheapest_wgmma_tiling(const KernelConfig&, const TilingRequest&);
 
+// f32: tiles of 16 rows, so few that all of them run at once.
+bool has_few_low_tiles_of_f32(const TilingRequest&);
+// What models of the time of short f32 problems prefer; none for others. `family`: of it alone.
+struct F32Forward {
+  Family family;
+  Tiling tiling;
+};
+std::optional<F32Forward> cheapest_f32_forward(const Features&, const TilingRequest&,
+                                               std::optional<Family> family = {});
+std::optional<Tiling> cheapest_f32_backward(const Features&, const TilingRequest&);
+
 Refusal why_not_wgmma_backward(const Facts&);
 Refusal why_rather_mma_backward(const Facts&);
 KernelConfig wgmma_backward_config(const Facts&);

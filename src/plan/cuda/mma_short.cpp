@@ -22,6 +22,8 @@ struct Short {
         pack_gqa(c.pack_gqa),
         packed(request.mean_rows < request.rows),
         has_tests(tests_pairs(c.features)),
+        narrow(c.features.interval && !c.varlen && !c.features.positions &&
+               has_narrow_window(request)),
         hides(c.features.interval || c.features.bias || has_tests) {}
 
   bool fills(double times) const { return double(tiles) >= times * double(multiprocessors); }
@@ -38,7 +40,7 @@ struct Short {
   int64 columns, rows, usual_rows, keys;
   int64 tiles;  // heads of the batch: one holds all of its rows
   int64 multiprocessors;
-  bool pack_gqa, packed, has_tests;
+  bool pack_gqa, packed, has_tests, narrow;
   bool hides;  // pairs: a block without key warps computes rows that are not finite again itself
 };
 
@@ -93,39 +95,46 @@ std::optional<Tiling> of_two_tiles(const Short& s) {
   return Tiling{.rows = 16, .keys = 16, .warps = 8, .stages = 2, .key_warps = 8};
 }
 
-// f32 above 128 columns. (8, 8, 64 / 64, 256) 27.3 -> 18.1, (16, 8, 50 / 50, 256) 35 -> 24 with two
-// slices; many heads of 33 rows: (40, 8, 33 / 33, 256) 54.9 -> 41.1 with 16 rows.
-std::optional<Tiling> of_f32(const Short& s) {
-  constexpr int64 kWide = 128, kWidest = 224;
-  if (s.columns <= kWide || s.rows <= 32) return {};
-  if (has_few_low_tiles_of_f32(s.rows, s.keys, s.tiles, s.multiprocessors)) {
+// f32, 33 and more rows. Few tiles are as low as they can be.
+std::optional<Tiling> of_f32(const KernelConfig& c, const TilingRequest& request) {
+  if (request.rows <= 32) return {};
+  if (has_few_low_tiles_of_f32(request)) {
     return Tiling{.rows = 16, .keys = 16, .warps = 4, .stages = 1, .slices = 4};
   }
-  if (s.rows > 64) return {};
-  if (s.rows <= 48 && s.fills(2) && s.columns > kWidest) {
-    return Tiling{.rows = 16, .keys = 16, .warps = 2, .stages = 1, .slices = 2};
-  }
-  if (s.columns <= kWidest && s.fills(0.5)) return {};
-  return Tiling{.rows = 32, .keys = 16, .warps = 4, .stages = 1, .slices = 2};
+  if (c.products != Products::tf32x3) return {};
+  const auto found = cheapest_f32_forward(c.features, request, Family::mma);
+  return found ? std::optional(found->tiling) : std::nullopt;
 }
 
-// 33 and more rows above 192 columns: two warps where heads are few, or rows few. (4, 8, 50 / 50,
-// 208) 5.7 -> 5.0, (4, 8, 74 / 74, 256) 8.0 -> 6.7, (8, 21, 43 / 43, 256) 9.3 -> 8.3, (1, 56/4, 4 /
-// 287, 216) causal 16.9 -> 11.8, packed (33, 23, 74 at most, 240) 40.9 -> 30.6. Many heads: (64,
-// 16, 40 / 40, 256) causal 46.3 -> 41.8, (25, 28/14, 50 / 50, 224) 33.0 -> 30.5 with 64 rows.
+// 33 and more rows above 192 columns: two warps where heads are few, or pairs hidden, or rows few.
+// (8, 21, 43 / 43, 256) 9.3 -> 8.3, (1, 56/4, 4 / 287, 216) causal 16.9 -> 11.8, (10, 33/3, 64 /
+// 64, 240) causal 19.3 -> 16.1, (14, 60/2, 34 / 34, 208) causal 27.6 -> 26.1; packed (33, 23, 74 at
+// most, 240) 40.9 -> 30.6, (26, 32/4, 45 at most, 232) 28.1 -> 20.6. Many heads: (64, 16, 40 / 40,
+// 256) causal 46.3 -> 41.8, (25, 28/14, 50 / 50, 224) 33.0 -> 30.5 with 64 rows.
 std::optional<Tiling> of_wide_heads(const Short& s) {
-  constexpr int64 kKeys = 512, kFewKeys = 96, kManyHeads = 6;
-  const bool few = !s.fills(0.5), is_short = s.usual_rows <= 64;
-  if (s.keys > kKeys) return {};
-  if (s.rows > 64 && !s.is_between_tiles() && !(s.packed && is_short)) return {};
-  const bool no_rest = round_up(s.keys, 16) == round_up(s.keys, 32) && s.keys <= kFewKeys;
-  if (few) return Tiling{.rows = 32, .keys = no_rest ? 32 : 16, .warps = 2, .stages = 1};
-  if (s.rows > 64) return kLow;
+  constexpr int64 kKeys = 512, kManyHeads = 7;
+  constexpr Tiling kLowest{.rows = 32, .keys = 16, .warps = 2, .stages = 1};
+  const bool is_short = s.packed && s.usual_rows <= 64;
+  if (s.keys > kKeys || (s.rows > 64 && !is_short)) return {};
+  if (!s.fills(0.5)) return kLowest;
+  if (s.rows > 64 || (is_short && (s.hides || s.fills(4)))) return kLow;
   if (s.keys > 64) return s.fills(4.5) ? std::nullopt : std::optional(kSquare);
-  if (s.rows <= 48 && !s.fills(kManyHeads)) {
-    return Tiling{.rows = 32, .keys = 16, .warps = 2, .stages = 1};
-  }
+  if ((s.rows <= 48 || s.hides) && !s.fills(kManyHeads)) return kLowest;
   return kSquare;
+}
+
+// 33 to 96 rows above 128 columns, so few that they all run at once: four warps with a part of the
+// columns each. (2, 10, 95 / 95, 248) 10.7 -> 6.6, (4, 3, 33 / 33, 256) causal 6.7 -> 4.7, (3, 12,
+// 33 / 33, 184) causal 6.5 -> 5.1; with 32 rows (33, 2, 54 / 54, 256) 7.0 -> 5.3, (5, 24, 58 / 58,
+// 152) causal 6.6 -> 6.3.
+std::optional<Tiling> of_few_wide_heads(const Short& s) {
+  constexpr int64 kRows = 96, kKeys = 128, kWide = 128;
+  if (s.columns <= kWide || s.rows > kRows || s.keys > kKeys || s.packed) return {};
+  if (s.tiles * divide_up(s.rows, 16) <= s.multiprocessors) {
+    return Tiling{.rows = 16, .keys = 32, .warps = 4, .stages = 1, .slices = 4};
+  }
+  if (s.tiles * divide_up(s.rows, 32) > 2 * s.multiprocessors) return {};
+  return Tiling{.rows = 32, .keys = 32, .warps = 4, .stages = 1, .slices = 2};
 }
 
 std::optional<Tiling> forward_tiling(const KernelConfig& c, const Short& s) {
@@ -135,6 +144,8 @@ std::optional<Tiling> forward_tiling(const KernelConfig& c, const Short& s) {
     const std::optional<Tiling> tiling = of_two_warps(c, s);
     return tiling ? tiling : of_two_tiles(s);
   }
+  if (s.narrow) return kLow;
+  if (const std::optional<Tiling> tiling = of_few_wide_heads(s)) return tiling;
   if (s.columns > 192) return of_wide_heads(s);
   if (s.is_between_tiles()) return kLow;
   if (s.rows > 64 || s.keys > kKeys) return {};
@@ -164,21 +175,28 @@ std::optional<Tiling> backward_tiling(const Short& s) {
   return Tiling{.rows = 64, .keys = 64, .warps = 4, .stages = 1, .slices = 2};
 }
 
-// Many packed sequences of up to 64 rows, and 32 on average: as if each had the mean.
-std::optional<Tiling> of_mean_length(const KernelConfig& c, TilingRequest request) {
-  if (request.rows > 64 || request.usual_rows > 32 || request.mean_rows == request.rows) return {};
-  request.rows = request.usual_rows;
-  request.keys = request.mean_keys;
-  return forward_tiling(c, Short(c, request));
+// Packed sequences of up to 128 rows and 64 on average: low tiles, because lengths end anywhere in
+// one. (23, 12, 63 at most, 192) causal 13.9 -> 8.4, (42, 10, 51 at most, 152) causal 13.2 -> 8.8,
+// (17, 16, 77 at most, 64) 6.4 -> 5.9.
+std::optional<Tiling> of_packed(const Short& s) {
+  constexpr int64 kRows = 128, kUsualRows = 64, kWide = 128, kWidest = 192;
+  const bool fits = s.packed && s.rows > 32 && larger(s.rows, s.keys) <= kRows;
+  if (!fits || s.usual_rows > kUsualRows || s.columns > kWidest) return {};
+  if (s.columns > kWide && s.usual_rows <= 32) {
+    return Tiling{.rows = 16, .keys = 16, .warps = 1, .stages = 1};
+  }
+  return kLow;
 }
 
 std::optional<Tiling> tiling_of(const KernelConfig& c, const TilingRequest& request,
                                 const Short& s) {
   const bool is_f32 = c.type == Type::f32;
-  if (c.kernel == Kernel::backward) return is_f32 ? std::nullopt : backward_tiling(s);
-  if (is_f32) return of_f32(s);
-  const std::optional<Tiling> tiling = forward_tiling(c, s);
-  return tiling ? tiling : of_mean_length(c, request);
+  if (c.kernel == Kernel::backward) {
+    return is_f32 ? cheapest_f32_backward(c.features, request) : backward_tiling(s);
+  }
+  if (is_f32) return of_f32(c, request);
+  const std::optional<Tiling> tiling = of_packed(s);
+  return tiling ? tiling : forward_tiling(c, s);
 }
 
 }  // namespace

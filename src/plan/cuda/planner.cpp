@@ -168,9 +168,10 @@ void explain_limit(const Draft& d) {
 
 }  // namespace
 
-TilingRequest Draft::request(const KernelConfig& c, bool is_main) const {
+TilingRequest Facts::request(bool pack_gqa) const {
+  const Problem& p = problem;
   const Sizes& s = p.sizes;
-  const int64 group = c.pack_gqa ? s.group() : 1;
+  const int64 group = pack_gqa ? s.group() : 1;
   return {.dim = s.dim,
           .dim_v = s.dim_v,
           .rows = group * s.len_q,
@@ -179,10 +180,17 @@ TilingRequest Draft::request(const KernelConfig& c, bool is_main) const {
           .mean_rows = group * mean_length(p, s.rows_q, s.len_q),
           .mean_keys = mean_length(p, s.rows_k, s.len_k),
           .mask = p.mask_params,
-          .heads = s.batch * (c.pack_gqa ? s.heads_kv : s.heads_q),
-          .multiprocessors = facts.chip.multiprocessors,
-          .limits = limits,
-          .forced = is_main && choice.has_tiling ? &choice.tiling : nullptr};
+          .heads = s.batch * (pack_gqa ? s.heads_kv : s.heads_q),
+          .heads_kv = s.batch * s.heads_kv,
+          .multiprocessors = chip.multiprocessors,
+          .limits = {}};
+}
+
+TilingRequest Draft::request(const KernelConfig& c, bool is_main) const {
+  TilingRequest request = facts.request(c.pack_gqa);
+  request.limits = limits;
+  if (is_main && choice.has_tiling) request.forced = &choice.tiling;
+  return request;
 }
 
 Facts::Facts(const Problem& p, const Chip& c, int instruction_level)

@@ -193,6 +193,7 @@ void add_small(Problems& problems) {
     a.causal = Causal::bottom_right;
     return a;
   };
+  problems.forward(small(f32, 160, 128));
   for (const std::int64_t length : {128, 512}) {
     for (const std::int64_t dim : {64, 128, 256}) problems.forward(small(bf16, length, dim));
     problems.forward(small(f32, length, 64));

@@ -18,6 +18,8 @@ struct Facts {
 
   // The problem as kernels see it that load by TMA: with copies of what TMA cannot load.
   const Problem& loaded() const { return copied_ ? *copied_ : problem; }
+  // What a tiling is chosen for, without limits.
+  TilingRequest request(bool pack_gqa) const;
 
   const Problem& problem;
   const Chip& chip;

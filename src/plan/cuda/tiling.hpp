@@ -23,6 +23,7 @@ struct TilingRequest {
   int64 mean_keys = 0;
   MaskParams mask;  // the intervals of a head's rows
   int64 heads = 0;  // forward: how many have so many rows
+  int64 heads_kv = 0;
   int64 multiprocessors = 0;
   SharedLimits limits;
   const Tiling* forced = nullptr;  // members above 0 replace those of the table

@@ -17,6 +17,7 @@
 #include "plan/cuda/config_members.hpp"
 #include "plan/cuda/families.hpp"
 #include "plan/cuda/kernel/wgmma_layout.h"
+#include "plan/cuda/visited_keys.hpp"
 
 namespace regard {
 namespace {
@@ -49,7 +50,7 @@ constexpr Candidate kTo192[] = {{128, 96, 2, 1.00},
                                 {128, 64, 3, 1.01},
                                 {128, 48, 3, 1.06}};
 constexpr Candidate kTo256[] = {{128, 64, 2, 1.00}, {128, 48, 3, 1.03}};
-constexpr int64 kKeysOfTwoStages = 256;
+constexpr int64 kKeysOfTwoStages = 256, kKeysUnderIntervals = 512;
 
 int64 row_tiles(const TilingRequest& r, int rows) {
   return r.heads * divide_up(r.rows, int64(rows));
@@ -60,30 +61,11 @@ constexpr Candidates kCandidates[] = {
 
 double fixed_of(int rows) { return rows == 128 ? 71 : rows == 192 ? 75 : 61; }
 
-// Keys in whole blocks that tiles visit: of all tiles together, and of the one that visits most.
-struct Visited {
-  double all = 0, most = 0;
-};
-
 // Under intervals. Warpgroups skip blocks that none of their rows sees, if a block has at most as
-// many keys as a warpgroup has rows; such a tile takes the mean of its warpgroups.
-Visited visited_keys(const TilingRequest& r, const Candidate& t) {
-  const int64 step = t.keys <= kWarpgroupRows ? kWarpgroupRows : t.rows;
-  const auto keys_of = [&](int64 row) { return visible_keys(r.mask, row, r.rows, r.keys); };
-  Visited found;
-  for (int64 first = 0; first < r.rows; first += t.rows) {
-    double keys = 0;
-    for (int64 row = first; row < first + t.rows; row += step) {
-      const int64 last = smaller(row + step, r.rows) - 1;
-      const Interval seen{keys_of(smaller(row, last)).begin, keys_of(last).end};
-      if (seen.empty()) continue;
-      keys += double(step * t.keys) *
-              double(divide_up(seen.end, int64(t.keys)) - seen.begin / t.keys) / t.rows;
-    }
-    found.all += keys;
-    found.most = larger(found.most, keys);
-  }
-  return found;
+// many keys as a warpgroup has rows, except in packed batches.
+VisitedKeys visited_keys(const KernelConfig& c, const TilingRequest& r, const Candidate& t) {
+  const int64 step = t.keys <= kWarpgroupRows && !c.varlen ? kWarpgroupRows : t.rows;
+  return visited_keys(r.mask, r.mean_rows, r.mean_keys, {.rows = t.rows, .keys = t.keys}, step);
 }
 
 // On the multiprocessor that has most tiles. Equally long ones end in waves; under intervals the
@@ -94,8 +76,8 @@ double cost_of(const KernelConfig& c, const TilingRequest& r, const Candidates& 
   const double blocks = double(larger<int64>(r.multiprocessors, 1)), heads = double(r.heads);
   const double start = of.first * t.keys + fixed_of(t.rows);
   if (c.features.interval) {
-    const Visited keys = visited_keys(r, t);
-    const double tiles = double(divide_up(r.rows, int64(t.rows)));
+    const VisitedKeys keys = visited_keys(c, r, t);
+    const double tiles = double(divide_up(r.mean_rows, int64(t.rows)));
     return t.rows * ((t.of_key * keys.all + start * tiles) * heads / blocks +
                      kLongest * (t.of_key * keys.most + start));
   }
@@ -108,19 +90,20 @@ double cost_of(const KernelConfig& c, const TilingRequest& r, const Candidates& 
   return t.rows * (t.of_key * keys + start) * std::ceil(heads * tiles / blocks);
 }
 
-// Measured without score terms. Causal masks: up to 64 columns and 1024 keys; of more than 512
-// rows, few heads ((45, 3, 788 / 788, 64) 49.9 us, and 54.1 with the model).
+// Measured without score terms. Causal masks: up to 1024 keys; up to 64 columns not packed, and of
+// more than 512 rows, few heads ((45, 3, 788 / 788, 64) 49.9 us, and 54.1 with the model).
 bool is_known(const KernelConfig& c, const TilingRequest& r, int64 columns) {
   constexpr int64 kKeys = 2048, kCausalKeys = 1024, kCausalRows = 512, kWideKeys = 1024;
-  constexpr int64 kPackedColumns = 192;
+  constexpr int64 kCausalColumns = 192, kPackedColumns = 192;
   const Features& f = c.features;
   if (c.products != Products::direct || r.mean_rows == 0 || r.mean_keys == 0) return false;
   if (!is_within(f, {.sink = columns > 64, .interval = true, .signed_scale = true})) return false;
   if (columns > 128 && smaller(r.dim, r.dim_v) <= 128) return false;
   if (f.interval) {
+    if (larger(r.rows, r.keys) > kCausalKeys) return false;
+    if (columns > 64) return columns <= kCausalColumns;
     const bool few = row_tiles(r, 2 * kWarpgroupRows) <= 5 * r.multiprocessors;
-    return columns <= 64 && !c.varlen && larger(r.rows, r.keys) <= kCausalKeys &&
-           (few || r.rows <= kCausalRows);
+    return !c.varlen && (few || r.rows <= kCausalRows);
   }
   if (c.varlen && columns > kPackedColumns) return false;
   return r.keys <= (columns <= 64 ? kKeys : kWideKeys);
@@ -129,11 +112,13 @@ bool is_known(const KernelConfig& c, const TilingRequest& r, int64 columns) {
 // 256 rows: of a sequence whose out TMA stores, and where so many tiles share out no keys.
 bool may_have(const KernelConfig& c, const TilingRequest& r, const Candidate& t, int64 columns) {
   if (t.rows > 128 && r.rows <= 128) return false;
+  if (t.keys < 64 && c.features.interval) return false;  // never the fastest of a causal problem
   if (t.rows > 192) {
     return !c.varlen && c.out_by_tma && 4 * row_tiles(r, t.rows) >= 3 * r.multiprocessors;
   }
   const bool wide_64 = columns > 128 && columns <= 192 && t.keys == 64;
-  return !wide_64 || (t.stages == 2) == (r.keys <= kKeysOfTwoStages);
+  const int64 keys = c.features.interval ? kKeysUnderIntervals : kKeysOfTwoStages;
+  return !wide_64 || (t.stages == 2) == (r.keys <= keys);
 }
 
 }  // namespace

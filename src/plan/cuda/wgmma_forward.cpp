@@ -161,11 +161,19 @@ void set_tiling(KernelConfig& c, const TilingRequest& request, const Tiling& til
   c.skips_blocks = can_skip_blocks(c, request);
 }
 
+// What a model of tiles' times prefers. Of wide f32 there is one tiling for each head size.
+std::optional<Tiling> cheapest_tiling(const KernelConfig& c, const TilingRequest& request) {
+  if (c.products == Products::direct) return cheapest_wgmma_tiling(c, request);
+  if (larger(request.dim, request.dim_v) > 128) return {};
+  const auto found = cheapest_f32_forward(c.features, request, Family::wgmma);
+  return found ? std::optional(found->tiling) : std::nullopt;
+}
+
 Fit choose_entry(KernelConfig& c, const TilingRequest& request) {
   const bool bias_by_tma = c.bias.by_tma;
   const Tiling* const forced = request.forced;
   if (!forced) {
-    if (const std::optional<Tiling> tiling = cheapest_wgmma_tiling(c, request)) {
+    if (const std::optional<Tiling> tiling = cheapest_tiling(c, request)) {
       set_tiling(c, request, *tiling, bias_by_tma, false);
       if (shared_bytes_of(c) <= request.limits.block) return Fit::fits;
     }
@@ -197,7 +205,8 @@ bool loads_bias_by_tma(const Problem& p) {
 
 constexpr Refusal kTooFewRows = "so few query rows leave most of a tile of 128 idle";
 constexpr Refusal kTooFewRowsToSplit =
-    "so few query rows do not repay the split into hi and lo parts";
+    "so short a problem, or so few query rows, do not repay the split into hi and lo parts";
+constexpr Refusal kNarrowWindow = "lower tiles compute less that so narrow a window hides";
 constexpr Refusal kLittleWork = "lower tiles share out so little work to more multiprocessors";
 constexpr Refusal kShortSequences =
     "packed sequences with so few rows leave half of a tile of 128 idle";
@@ -206,19 +215,20 @@ int64 tiles_of(const Problem& p, int64 rows) {
   return p.sizes.batch * p.sizes.heads_q * divide_up(p.sizes.len_q, rows);
 }
 
-// f32: the split into parts is a launch of its own, and mma tiles have half the height, or less.
-// H100: 100 rows, D 96, 160 heads: 49 us, mma 27; 120 rows, D 192, 64 heads: 37 and 32; 93 rows, D
-// 184, 90 heads, packed: 29 and 39; 50 rows, D 256, 64 heads: 23 and 18; 128 rows, D 256, 16 heads:
-// 30 and 25; 100 rows, D 208, 64 heads: 40 and 29.
-bool has_few_rows_for_f32(const Problem& p, int64 multiprocessors) {
-  constexpr int64 kRows = 128, kLow = 64, kWidest = 224;
+// f32: the split into parts is a launch of its own, and mma tiles have a quarter of the height.
+// Short problems have a model; with many keys, few rows decide.
+bool has_few_rows_for_f32(const Facts& f) {
+  constexpr int64 kRows = 128, kLow = 64, kLowest = 32, kWidest = 224;
+  const Problem& p = f.problem;
   const Sizes& s = p.sizes;
   const int64 columns = larger(s.dim, s.dim_v);
-  if (s.len_q <= kLow) return true;
-  if (columns <= 128) return s.group() * s.len_q <= kRows;
-  if (s.len_q > kRows) return false;
-  return has_few_low_tiles_of_f32(s.len_q, s.len_k, tiles_of(p, 1) / s.len_q, multiprocessors) ||
-         (columns <= kWidest && tiles_of(p, kLow) <= multiprocessors);
+  if (s.len_q <= kLowest || has_few_low_tiles_of_f32(f.request(false))) return true;
+  if (const auto best = cheapest_f32_forward(p.features, f.request(false))) {
+    return best->family == Family::mma;
+  }
+  if (columns <= 128) return s.len_q <= kLow || s.group() * s.len_q <= kRows;
+  return s.len_q <= kLow ||
+         (s.len_q <= kRows && columns <= kWidest && tiles_of(p, kLow) <= f.chip.multiprocessors);
 }
 
 // Those that a tile's rows see, at most: a window moves with the rows.
@@ -262,7 +272,7 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
     const bool is_little = double(tiles) * double(keys) < double(kKeys * multiprocessors);
     const bool is_wide = columns > 192 && keys <= kRows / 2;
     const double hidden = hides_pairs(p) ? 1.5 : 0;
-    const double most = (columns <= 128 ? 3 : is_wide ? 8 : 2) + hidden;
+    const double most = (columns <= 128 ? 3 : is_wide ? 16 : 2) + hidden;
     const bool is_short = keys <= kFewKeys && heads < most * double(multiprocessors);
     if (columns <= 64 ? is_little || keys <= kFewKeys
                       : is_short || (is_little && keys > kFewKeys)) {
@@ -273,9 +283,9 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
                        heads / double(multiprocessors))) {
     return kTooFewRows;
   }
-  if (p.packed && usual_rows(p) <= kRows / 2 && tiles > multiprocessors) {
-    return kShortSequences;  // measured with means of 46 to 60 rows
-  }
+  // H100, us, and of mma: (20, 5, 82 at most, 64) 6.1 and 4.4, (12, 6, 81 at most, 200) causal 11.2
+  // and 8.4.
+  if (p.packed && usual_rows(p) <= kRows / 2) return kShortSequences;
   return {};
 }
 
@@ -319,11 +329,13 @@ Refusal why_rather_mma_forward(const Facts& f) {
   const Problem& p = f.problem;
   const int64 multiprocessors = f.chip.multiprocessors;
   if (p.type == Type::f32) {
-    if (has_few_rows_for_f32(p, multiprocessors)) return kTooFewRowsToSplit;
+    if (has_few_rows_for_f32(f)) return kTooFewRowsToSplit;
   } else if (const Refusal refusal = why_too_few_rows(p, multiprocessors)) {
     return refusal;
   }
   if (has_little_work(p, multiprocessors)) return kLittleWork;
+  const bool is_window = p.features.interval && !p.varlen && !p.features.positions;
+  if (is_window && p.type != Type::f32 && has_narrow_window(f.request(false))) return kNarrowWindow;
   if (is_bias_of_keys(p, false)) {
     return "mma kernels read a bias that all queries share once for all rows of a tile";
   }
