@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks the tree's layers, the length of files and functions, and what the objects export.
+"""Checks the tree's layers, the length of files and functions, that tests have suites, and what the
+objects export.
 
     tools/check_structure.py [--library libregard.so] [--objects isa_avx2.cpp.o ...] [--sanitized]
 """
@@ -135,6 +136,14 @@ def function_problems(name: str, text: str) -> list[str]:
     return problems
 
 
+def test_problems(name: str, text: str) -> list[str]:
+    """CTest runs the tests by suite: one outside of any would never run."""
+    test = text.find("\nTEST_CASE(")
+    suites = [text.find("\nTEST_SUITE_BEGIN("), text.find("\nTEST_SUITE(")]
+    begin = min((at for at in suites if at >= 0), default=len(text))
+    return [f"{name}: a test before the first suite"] if 0 <= test < begin else []
+
+
 def printing_problems(name: str, text: str) -> list[str]:
     where, printing = PRINTING
     if not name.startswith("cli/") or name == where:
@@ -182,6 +191,7 @@ def main() -> int:
         if path.suffix not in {".py", ".sh"}:
             problems += include_problems(name, text)
             problems += printing_problems(name, text)
+            problems += test_problems(name, text)
             problems += function_problems(name, text)
         count += 1
     if not arguments.sanitized:
