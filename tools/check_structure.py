@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the tree's layers, the length of files and functions, that tests have suites, and what the
-objects export.
+"""Checks layers, the length of files and functions, suites of tests, and what objects export.
 
     tools/check_structure.py [--library libregard.so] [--objects isa_avx2.cpp.o ...] [--sanitized]
 """
