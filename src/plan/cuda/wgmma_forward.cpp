@@ -175,7 +175,7 @@ Fit choose_entry(KernelConfig& c, const TilingRequest& request) {
   if (!forced) {
     if (const std::optional<Tiling> tiling = cheapest_tiling(c, request)) {
       set_tiling(c, request, *tiling, bias_by_tma, false);
-      if (shared_bytes_of(c) <= request.limits.block) return Fit::fits;
+      if (fits_dropout(c) && shared_bytes_of(c) <= request.limits.block) return Fit::fits;
     }
   }
   for (const TilingEntry& entry : table_of(c)) {
