@@ -50,13 +50,18 @@ void forward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run&
     return nonfinite ? nonfinite + batch.first_q(b, kv) : nullptr;
   };
   const ForwardWork work = forward_work(p, tiling, batch, memory.at(plan.workspace.partials));
+  // Few rows are multiplied in f32, whatever others are.
+  const CpuKernels& few = kernels(kernels_for(plan.isa, Type::f32, p.backward), p.type);
+  const auto serving = [&](const auto& task) -> const CpuKernels& {
+    return has_few_rows(tiling.shape, batch[task.b].seq.len_q, p.sizes.group()) ? few : k;
+  };
   parallel_tasks(int64(work.tasks.size()), plan.workers, run, [&](int64 n, int worker) {
     const ForwardTask& task = work.tasks[std::size_t(n)];
-    k.forward(p, tiling, task, nonfinite_of(task.b, task.kv), memory.scratch(worker));
+    serving(task).forward(p, tiling, task, nonfinite_of(task.b, task.kv), memory.scratch(worker));
   });
   parallel_tasks(int64(work.combines.size()), plan.workers, run, [&](int64 n, int worker) {
     const CombineTask& task = work.combines[std::size_t(n)];
-    k.combine(p, tiling, task, nonfinite_of(task.b, task.kv), memory.scratch(worker));
+    serving(task).combine(p, tiling, task, nonfinite_of(task.b, task.kv), memory.scratch(worker));
   });
   if (nonfinite) fix_up_forward(p, batch, nonfinite, plan.workers, run);
 }

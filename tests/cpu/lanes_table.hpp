@@ -25,6 +25,11 @@ struct LanesTable {
   // Transposes [lanes][lanes] in place; returns lanes.
   int (*transpose_f32)(float* tile);
   int (*transpose_f64)(double* tile);
+  // to[t] = the sum of row t of [lanes][lanes]. Null for lanes of one.
+  void (*sums_f32)(const float* tile, float* to) = nullptr;
+  void (*sums_f64)(const double* tile, double* to) = nullptr;
+  // Of 2 * lanes bf16: the even ones, then the odd ones. Null for lanes of one.
+  void (*even_and_odd)(const void* from, float* to) = nullptr;
   // to[i] = bit i of mask_of(bits), for every lane; returns bits_of of the same mask.
   uint64 (*mask_f32)(uint64 bits, float* to);
 };
@@ -87,6 +92,21 @@ int transpose_tile(typename L::Real* tile) {
 }
 
 template <class L>
+void sums_of_rows(const typename L::Real* tile, typename L::Real* to) {
+  typename L::Vec rows[L::kLanes];
+  for (int t = 0; t < L::kLanes; ++t) rows[t] = L::load(tile + t * L::kLanes);
+  L::store(to, L::sums(rows));
+}
+
+template <class L>
+void split_pairs(const void* from, typename L::Real* to) {
+  typename L::Vec even, odd;
+  L::load_even_and_odd(from, even, odd);
+  L::store(to, even);
+  L::store(to + L::kLanes, odd);
+}
+
+template <class L>
 uint64 mask_bits(uint64 bits, typename L::Real* to) {
   const auto mask = L::mask_of(bits);
   L::store(to, L::select(mask, L::set(1), L::set(0)));
@@ -95,18 +115,24 @@ uint64 mask_bits(uint64 bits, typename L::Real* to) {
 
 template <class F32, class F64>
 constexpr LanesTable table_of() {
-  return {.load_f32 = load_all<F32>,
-          .load_f64 = load_all<F64>,
-          .store_f32 = store_all<F32>,
-          .store_f64 = store_all<F64>,
-          .exp2_f32 = exp2_all<F32>,
-          .exp2_f64 = exp2_all<F64>,
-          .tanh_f32 = tanh_all<F32>,
-          .tanh_f64 = tanh_all<F64>,
-          .log2_f32 = log2_all<F32>,
-          .transpose_f32 = transpose_tile<F32>,
-          .transpose_f64 = transpose_tile<F64>,
-          .mask_f32 = mask_bits<F32>};
+  LanesTable table{.load_f32 = load_all<F32>,
+                   .load_f64 = load_all<F64>,
+                   .store_f32 = store_all<F32>,
+                   .store_f64 = store_all<F64>,
+                   .exp2_f32 = exp2_all<F32>,
+                   .exp2_f64 = exp2_all<F64>,
+                   .tanh_f32 = tanh_all<F32>,
+                   .tanh_f64 = tanh_all<F64>,
+                   .log2_f32 = log2_all<F32>,
+                   .transpose_f32 = transpose_tile<F32>,
+                   .transpose_f64 = transpose_tile<F64>,
+                   .mask_f32 = mask_bits<F32>};
+  if constexpr (F32::kLanes > 1) {
+    table.sums_f32 = sums_of_rows<F32>;
+    table.sums_f64 = sums_of_rows<F64>;
+    table.even_and_odd = split_pairs<F32>;
+  }
+  return table;
 }
 
 }  // namespace

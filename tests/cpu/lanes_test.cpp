@@ -1,10 +1,12 @@
 // Every instruction set's lanes against plain arithmetic: conversions exhaustively, then functions.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <vector>
 
 #include "cpu/cpuid.hpp"
@@ -255,6 +257,39 @@ TEST_CASE("log2, transposes and masks") {
       float lane[16];
       wrong += lanes.mask_f32(bits | ~std::uint64_t(0) << size, lane) != bits;
       for (int t = 0; t < size; ++t) wrong += lane[t] != float(bits >> t & 1);
+    }
+    CHECK(wrong == 0);
+  });
+}
+
+TEST_CASE("sums of rows, and bf16 in pairs") {
+  const Guarded patterns = every_pattern();
+  each_lanes([&](const LanesTable& lanes) {
+    if (!lanes.sums_f32) return;
+    float tile[256], sums[16];
+    double tile64[64], sums64[8];
+    for (int n = 0; n < 256; ++n) tile[n] = float(n * n);
+    for (int n = 0; n < 64; ++n) tile64[n] = n * n;
+    float copy[256];
+    double copy64[64];
+    std::copy(tile, tile + 256, copy);
+    std::copy(tile64, tile64 + 64, copy64);
+    const int size = lanes.transpose_f32(copy), size64 = lanes.transpose_f64(copy64);
+    lanes.sums_f32(tile, sums);
+    lanes.sums_f64(tile64, sums64);
+    for (int t = 0; t < size; ++t) {
+      CHECK(sums[t] == std::accumulate(tile + t * size, tile + (t + 1) * size, 0.0f));
+    }
+    for (int t = 0; t < size64; ++t) {
+      CHECK(sums64[t] == std::accumulate(tile64 + t * size64, tile64 + (t + 1) * size64, 0.0));
+    }
+    int wrong = 0;
+    for (int bits = 0; bits < kAll; bits += 2 * size) {
+      float got[32];
+      lanes.even_and_odd(patterns.data() + 2 * bits, got);
+      for (int t = 0; t < 2 * size; ++t) {
+        wrong += !same(got[t % 2 * size + t / 2], float(element(bf16, bits + t)));
+      }
     }
     CHECK(wrong == 0);
   });

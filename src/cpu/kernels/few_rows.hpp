@@ -1,175 +1,293 @@
-// Products of a few query rows with keys and values, for decoding: what counts is the time that it
-// takes to read them. Lanes are head elements, where a panel would leave most of its lanes empty.
-// Rows of whole vectors are read as they lie, in every type; others are copied, a few at a time.
+// A few query rows of one key head, for decoding: what counts is the time that it takes to read
+// keys and values. Vectors hold head elements, where a panel would leave most of its lanes empty.
+// Rows of whole vectors are read as they lie, in every type; others are copied, a block at a time.
 #pragma once
 
-#include "cpu/kernels/panel.hpp"
+#include "cpu/kernels/few_softmax.hpp"
 
 namespace regard {
 namespace {
 
+// None for pairs: the kernels of f32 serve sequences of few rows (has_few_rows).
 template <class L>
+inline constexpr int64 kMostFewRows = L::kPack > 1 ? 0 : most_few_rows({.lanes = L::kLanes});
+
+// Elements of a row that are read at once: a vector of them, or a vector of pairs of bf16, which
+// become a vector of the even and one of the odd elements.
+template <class L, Type kType, bool kPairs = false>
+struct Strip {
+  static constexpr int kVectors = kPairs ? 2 : 1;
+  static constexpr int64 kElements = kVectors * L::kLanes;
+  static constexpr int64 kSize = kType == Type::f64 ? 8 : kType == Type::f32 ? 4 : 2;
+
+  REGARD_INLINE static bool lies_in(const View& view, int64 dim) {
+    return view.type == kType && dim % kElements == 0;
+  }
+  REGARD_INLINE static void load(const char* from, typename L::Vec* to) {
+    if constexpr (kPairs) {
+      L::load_even_and_odd(from, to[0], to[1]);
+    } else if constexpr (kSize == 2) {
+      to[0] = L::load_as(kType, from, 0, L::kLanes);
+    } else {
+      to[0] = L::load(reinterpret_cast<const typename L::Real*>(from));
+    }
+  }
+  // Where vectors hold element d of a row.
+  REGARD_INLINE static int64 place(int64 d) {
+    if constexpr (!kPairs) return d;
+    const int64 within = d % kElements;
+    return d - within + within % 2 * L::kLanes + within / 2;
+  }
+};
+
+// At most kRows rows; kRows is a power of two.
+template <class L, int kRows>
 class FewRows {
   using Real = typename L::Real;
   using Vec = typename L::Vec;
-  static constexpr int64 kWidth = L::kLanes * L::kVectors;
-  static constexpr int kKeys = 4;  // of a pass over the sums of the values
+  static constexpr int64 kPanel = L::kLanes * L::kVectors;
+  static constexpr int kKeys = FewSoftmax<L, kRows>::kKeys;
+  static constexpr int kSums = L::kRows * L::kVectors;  // vectors of sums in registers
+  static constexpr Type kReal = sizeof(Real) == 4 ? Type::f32 : Type::f64;
 
  public:
-  // `queries`: [most_few_rows][padded(dim)]; `keys`: [kLanes][padded(dim)]; `values`:
-  // [kKeys + most_few_rows][padded(dim_v)].
-  FewRows(const HeadContext& context, HeadSizes dims, Real* queries, Real* keys, Real* values)
+  FewRows(const HeadContext& context, HeadSizes dims, char* scratch, const FewRowsScratch& at)
       : context_(context),
         dims_(dims),
         wide_(round_up(dims.dim, L::kLanes)),
         wide_v_(round_up(dims.dim_v, L::kLanes)),
-        queries_(queries),
-        keys_(keys),
-        values_(values),
-        sums_(values + kKeys * wide_v_) {}
+        queries_(reinterpret_cast<Real*>(scratch + at.queries)),
+        keys_(reinterpret_cast<Real*>(scratch + at.keys)),
+        values_(reinterpret_cast<Real*>(scratch + at.values)),
+        sums_(reinterpret_cast<Real*>(scratch + at.sums)),
+        out_(reinterpret_cast<Real*>(scratch + at.out)) {}
 
-  void load_queries(const Panel& panel) const {
+  void begin(const Panel& panel) const {
+    for (int64 i = 0; i < kRows * wide_; ++i) queries_[i] = 0;
+    for (int64 i = 0; i < kRows * wide_v_; ++i) sums_[i] = out_[i] = 0;
     const View& q = context_.problem.q;
-    for (int row = 0; row < panel.rows; ++row) {
-      copy_row(queries_ + row * wide_, q, context_.offset_q(q, panel, row), dims_.dim);
-    }
-  }
-
-  // scores[key][panel] = K Q^T, zeros in lanes that are not in use.
-  void multiply_keys(const Panel& panel, Real* scores) const {
-    const int64 count = panel.tile.keys.end - panel.tile.keys.begin;
-    for (int64 i = 0; i < count * kWidth; i += L::kLanes) L::store(scores + i, L::set(0));
-    with_elements(context_.problem.k, dims_.dim, [&]<Type kType>() {
-      for (int64 j = 0; j < count; j += L::kLanes) {
-        const int64 present = smaller<int64>(L::kLanes, count - j);
-        const Rows<kType, L::kLanes> keys(*this, context_.problem.k, dims_.dim,
-                                          panel.tile.keys.begin + j, present, keys_);
-        Real* const to = scores + j * kWidth;
-        for (int row = 0; row < panel.rows; ++row) {
-          Real products[L::kLanes];
-          L::store(products, dot_products(queries_ + row * wide_, keys));
-          for (int64 t = 0; t < present; ++t) to[t * kWidth + row] = products[t];
+    with_strips(context_.problem.k, dims_.dim, [&]<class S>(S) {
+      for (int row = 0; row < panel.rows; ++row) {
+        const int64 offset = context_.offset_q(q, panel, row);
+        for (int64 d = 0; d < dims_.dim; d += L::kLanes) {
+          Real elements[L::kLanes];
+          L::store(elements, L::load_as(q.type, q.data, offset + d, dims_.dim - d));
+          for (int t = 0; t < L::kLanes; ++t) {
+            queries_[row * wide_ + S::place(d + t)] = elements[t];
+          }
         }
       }
     });
   }
 
-  // out[dim_v][panel] += V^T weights[key][panel]. The sum over the keys begins at zero, as that of
-  // every product does.
-  void multiply_values(const Panel& panel, const Real* weights, Real* out) const {
-    const Interval keys = panel.tile.keys;
-    for (int64 i = 0; i < panel.rows * wide_v_; i += L::kLanes) L::store(sums_ + i, L::set(0));
-    with_elements(context_.problem.v, dims_.dim_v, [&]<Type kType>() {
-      const Real* weight = weights;
-      int64 key = keys.begin;
-      for (; key + kKeys <= keys.end; key += kKeys, weight += kKeys * kWidth) {
-        add_values<kType, kKeys>(panel.rows, key, weight);
+  // scores[key][row] = Q K^T. Keys up to a whole vector repeat the last one.
+  void multiply_keys(Interval keys, Real* scores) const {
+    const View& k = context_.problem.k;
+    with_strips(k, dims_.dim, [&]<class S>(S) {
+      const Rows rows = rows_of<S>(k, dims_.dim, keys, keys_);
+      Ahead ahead = ahead_of<S>(context_.problem.v, dims_.dim_v, keys.begin);
+      for (int64 j = 0; j < rows.count; j += kKeys) {
+        L::store(scores + j * kRows, products<S>(rows, j, ahead));
       }
-      for (; key < keys.end; ++key, weight += kWidth) add_values<kType, 1>(panel.rows, key, weight);
     });
-    for (int row = 0; row < panel.rows; ++row) {
-      const Real* const sum = sums_ + row * wide_v_;
-      for (int64 d = 0; d < dims_.dim_v; ++d) out[d * kWidth + row] += sum[d];
+  }
+
+  // Multiplies each row of what was summed by its factor.
+  void shrink(const Real* factor) const {
+    for (int64 i = 0; i < kRows * wide_v_; ++i) {
+      sums_[i] *= factor[i / wide_v_];
+      out_[i] *= factor[i / wide_v_];
     }
+  }
+
+  // The tile's sums[row] += weights[key][row] V. A sum over the keys begins at zero, as that of
+  // every product does.
+  void multiply_values(Interval keys, const Real* weights) const {
+    const View& v = context_.problem.v;
+    with_strips(v, dims_.dim_v, [&]<class S>(S) {
+      constexpr int kMost = kSums / S::kVectors;
+      constexpr int kTogether = smaller(kRows, power_within(kMost));
+      constexpr int kStrips = power_within(kMost / kTogether);
+      const Rows rows = rows_of<S>(v, dims_.dim_v, keys, values_);
+      Ahead ahead = ahead_of<S>(context_.problem.k, dims_.dim, keys.end);
+      for (int row = 0; row < kRows; row += kTogether) {
+        add_columns<S, kTogether, kStrips>(rows, row, 0, weights, ahead);
+      }
+    });
+  }
+
+  void end_tile() const {
+    for (int64 i = 0; i < kRows * wide_v_; ++i) {
+      out_[i] += sums_[i];
+      sums_[i] = 0;
+    }
+  }
+
+  // to[dim_v][panel] = out, after the last tile.
+  void end(const Panel& panel, Real* to) const {
+    with_strips(context_.problem.v, dims_.dim_v, [&]<class S>(S) {
+      for (int row = 0; row < panel.rows; ++row) {
+        for (int64 d = 0; d < dims_.dim_v; ++d) {
+          to[d * kPanel + row] = out_[row * wide_v_ + S::place(d)];
+        }
+      }
+    });
   }
 
  private:
-  static constexpr Type kReal = sizeof(Real) == 4 ? Type::f32 : Type::f64;
-  static constexpr int64 kAhead = 16;  // rows: those that are prefetched
-
-  // Calls visit with the type of the elements that rows are read as: the tensor's, where they fill
-  // whole vectors; others are copied.
-  template <class Visit>
-  static void with_elements(const View& view, int64 dim, Visit visit) {
-    const Type type = dim % L::kLanes == 0 ? view.type : kReal;
-    if (type == Type::f16) return visit.template operator()<Type::f16>();
-    if (type == Type::bf16) return visit.template operator()<Type::bf16>();
-    return visit.template operator()<kReal>();
+  // The largest power of two that is not above `most`.
+  static constexpr int power_within(int most) {
+    int power = 1;
+    while (2 * power <= most) power *= 2;
+    return power;
   }
 
-  // kCount rows of keys or values. Rows after `present` repeat the last one.
-  template <Type kType, int kCount>
-  struct Rows {
-    static constexpr int64 kSize = kType == Type::f64 ? 8 : kType == Type::f32 ? 4 : 2;
-    const uint8* at[kCount];
-    uint64 ahead;  // bytes, of addresses: there may be no such rows; 0 for copies
+  // Prefetches the rows that are read next, a piece of a row for each strip that is read. They go
+  // to the second cache, which can wait for more lines than the first. There may be no such rows.
+  struct Ahead {
+    uint64 at;
+    int64 piece;   // bytes
+    int64 pieces;  // of a row
+    int64 gap;     // bytes from the last piece of a row to the next row
+    int64 left = pieces;
 
-    REGARD_INLINE Rows(const FewRows& few, const View& view, int64 dim, int64 first, int64 present,
-                       Real* copies)
-        : ahead(0) {
-      const bool in_place = view.type == kType && dim % L::kLanes == 0;
-      if (in_place) ahead = uint64(kAhead * view.strides.row * kSize);
-      for (int t = 0; t < kCount; ++t) {
-        const int64 offset = few.context_.offset_k(view, first + smaller<int64>(t, present - 1));
-        if (in_place) {
-          at[t] = static_cast<const uint8*>(view.data) + offset * kSize;
-        } else {
-          Real* const copy = copies + t * round_up(dim, L::kLanes);
-          copy_row(copy, view, offset, dim);
-          at[t] = reinterpret_cast<const uint8*>(copy);
-        }
-      }
-    }
-    REGARD_INLINE Vec load(int t, int64 d) const {
-      if constexpr (kType == kReal) {
-        return L::load(reinterpret_cast<const Real*>(at[t]) + d);
-      } else {
-        return L::load_as(kType, at[t], d, L::kLanes);
-      }
-    }
-    // The element that load(t, d) begins with, in a row that comes later.
-    REGARD_INLINE void prefetch(int t, int64 d) const {
-      const uint64 address = reinterpret_cast<uint64>(at[t]) + uint64(d * kSize) + ahead;
-      __builtin_prefetch(reinterpret_cast<const void*>(address));
+    REGARD_INLINE void step() {
+      __builtin_prefetch(reinterpret_cast<const void*>(at), 0, 2);
+      at += uint64(piece);
+      if (--left > 0) return;
+      at += uint64(gap);
+      left = pieces;
     }
   };
 
-  static void copy_row(Real* to, const View& view, int64 offset, int64 dim) {
-    for (int64 d = 0; d < dim; d += L::kLanes) {
-      L::store(to + d, L::load_as(view.type, view.data, offset + d, dim - d));
+  // Rows of a block.
+  struct Rows {
+    const char* first;
+    int64 stride;  // bytes
+    int64 count;
+  };
+
+  // Calls visit with the strips that rows are read in: of the tensor's type, where they fill whole
+  // ones; other rows are copied.
+  template <class Visit>
+  static void with_strips(const View& view, int64 dim, Visit visit) {
+    if constexpr (kReal == Type::f32) {
+      const auto visited = [&](auto strip) {
+        const bool fits = strip.lies_in(view, dim);
+        if (fits) visit(strip);
+        return fits;
+      };
+      if (visited(Strip<L, Type::bf16, true>()) || visited(Strip<L, Type::bf16>()) ||
+          visited(Strip<L, Type::f16>())) {
+        return;
+      }
     }
+    visit(Strip<L, kReal>());
   }
 
-  // Lane t: query . keys[t].
-  template <Type kType>
-  Vec dot_products(const Real* query, const Rows<kType, L::kLanes>& keys) const {
+  template <class S>
+  Ahead ahead_of(const View& view, int64 dim, int64 first) const {
+    const int64 size = view.type == Type::f64 ? 8 : view.type == Type::f32 ? 4 : 2;
+    const int64 piece = S::kElements * size, pieces = divide_up(dim, S::kElements);
+    return {reinterpret_cast<uint64>(view.data) + uint64(context_.offset_k(view, first) * size),
+            piece, pieces, view.strides.row * size - pieces * piece};
+  }
+
+  template <class S>
+  Rows rows_of(const View& view, int64 dim, Interval keys, Real* copies) const {
+    const int64 count = keys.end - keys.begin, offset = context_.offset_k(view, keys.begin);
+    if (S::lies_in(view, dim)) {
+      return {static_cast<const char*>(view.data) + offset * S::kSize, view.strides.row * S::kSize,
+              count};
+    }
+    const int64 wide = round_up(dim, L::kLanes);
+    for (int64 j = 0; j < count; ++j) {
+      for (int64 d = 0; d < dim; d += L::kLanes) {
+        L::store(copies + j * wide + d,
+                 L::load_as(view.type, view.data, offset + j * view.strides.row + d, dim - d));
+      }
+    }
+    return {reinterpret_cast<const char*>(copies), wide * int64(sizeof(Real)), count};
+  }
+
+  // Lane t * kRows + row: query `row` . key j + t.
+  template <class S>
+  Vec products(const Rows& keys, int64 j, Ahead& ahead) const {
+    const char* at[kKeys];
+    for (int t = 0; t < kKeys; ++t) {
+      at[t] = keys.first + smaller(j + t, keys.count - 1) * keys.stride;
+    }
     Vec sum[L::kLanes];
 #pragma GCC unroll 16
     for (Vec& x : sum) x = L::set(0);
-    for (int64 d = 0; d < wide_; d += L::kLanes) {
-      const Vec x = L::load(query + d);
+    for (int64 d = 0; d < wide_; d += S::kElements) {
 #pragma GCC unroll 16
-      for (int t = 0; t < L::kLanes; ++t) {
-        sum[t] = L::fma(x, keys.load(t, d), sum[t]);
-        keys.prefetch(t, d);
+      for (int t = 0; t < kKeys; ++t) {
+        Vec key[S::kVectors];
+        const char* const strip = at[t] + d * S::kSize;
+        S::load(strip, key);
+        ahead.step();
+#pragma GCC unroll 8
+        for (int row = 0; row < kRows; ++row) {
+#pragma GCC unroll 2
+          for (int v = 0; v < S::kVectors; ++v) {
+            const Vec query = L::load(queries_ + row * wide_ + d + v * L::kLanes);
+            sum[t * kRows + row] = L::fma(query, key[v], sum[t * kRows + row]);
+          }
+        }
       }
     }
-    L::transpose(sum);
-#pragma GCC unroll 4
-    for (int half = L::kLanes / 2; half > 0; half /= 2) {
-#pragma GCC unroll 8
-      for (int t = 0; t < half; ++t) sum[t] = L::add(sum[t], sum[t + half]);
-    }
-    return sum[0];
+    return L::sums(sum);
   }
 
-  // sums[row][dim_v] += weights[key][row] V[key] for kCount keys.
-  template <Type kType, int kCount>
-  void add_values(int rows, int64 key, const Real* weights) const {
-    const Rows<kType, kCount> values(*this, context_.problem.v, dims_.dim_v, key, kCount, values_);
-    for (int row = 0; row < rows; ++row) {
-      Vec weight[kCount];
-#pragma GCC unroll 4
-      for (int t = 0; t < kCount; ++t) weight[t] = L::set(weights[t * kWidth + row]);
-      Real* const sums = sums_ + row * wide_v_;
-      for (int64 d = 0; d < wide_v_; d += L::kLanes) {
-        Vec sum = L::load(sums + d);
-#pragma GCC unroll 4
-        for (int t = 0; t < kCount; ++t) {
-          sum = L::fma(weight[t], values.load(t, d), sum);
-          values.prefetch(t, d);
-        }
-        L::store(sums + d, sum);
+  // Columns from `column` on of kTogether rows from `first` on, kStrips strips at a time; fewer at
+  // the end.
+  template <class S, int kTogether, int kStrips>
+  void add_columns(const Rows& values, int first, int64 column, const Real* weights,
+                   Ahead& ahead) const {
+    constexpr int64 kStep = kStrips * S::kElements;
+    for (; column + kStep <= wide_v_; column += kStep) {
+      add_strips<S, kTogether, kStrips>(values, first, column, weights, ahead);
+    }
+    if constexpr (kStrips > 1) {
+      add_columns<S, kTogether, kStrips / 2>(values, first, column, weights, ahead);
+    }
+  }
+
+  template <class S, int kTogether, int kStrips>
+  void add_strips(const Rows& values, int first, int64 column, const Real* weights,
+                  Ahead& ahead) const {
+    constexpr int kVectors = kStrips * S::kVectors;
+    Vec sum[kTogether][kVectors];
+#pragma GCC unroll 8
+    for (auto& row : sum) {
+#pragma GCC unroll 16
+      for (Vec& x : row) x = L::set(0);
+    }
+    const char* at = values.first + column * S::kSize;
+    const Real* weight = weights + first;
+    for (int64 j = 0; j < values.count; ++j, at += values.stride, weight += kRows) {
+      Vec value[kVectors];
+#pragma GCC unroll 16
+      for (int s = 0; s < kStrips; ++s) {
+        const char* const strip = at + s * S::kElements * S::kSize;
+        S::load(strip, value + s * S::kVectors);
+        ahead.step();
+      }
+#pragma GCC unroll 8
+      for (int row = 0; row < kTogether; ++row) {
+        const Vec each = L::set(weight[row]);
+#pragma GCC unroll 16
+        for (int v = 0; v < kVectors; ++v) sum[row][v] = L::fma(each, value[v], sum[row][v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < kTogether; ++row) {
+      Real* const sums = sums_ + (first + row) * wide_v_ + column;
+#pragma GCC unroll 16
+      for (int v = 0; v < kVectors; ++v) {
+        Real* const to = sums + v * L::kLanes;
+        L::store(to, L::add(L::load(to), sum[row][v]));
       }
     }
   }
@@ -180,7 +298,8 @@ class FewRows {
   Real* const queries_;
   Real* const keys_;
   Real* const values_;
-  Real* const sums_;
+  Real* const sums_;  // of a tile
+  Real* const out_;
 };
 
 }  // namespace

@@ -321,24 +321,34 @@ struct ForwardKernel {
   }
 
   // The only panel of a sequence of few rows, and a range of keys.
-  void attend_few_rows(const KeyBlocks& blocks, Interval range, const Running<L>& run) const {
-    Panel& panel = panels[0];
-    const FewRows<L> rows(context, dims, reals_at(at.queries), reals_at(at.keys),
-                          reals_at(at.values));
-    rows.load_queries(panel);
-    Real* const tile = reals_at(at.tiles);
-    for (int64 n = blocks.index(range.begin); n <= blocks.index(range.end - 1); ++n) {
-      panel.tile = tile_keys_of<L>(context, panel, blocks, blocks.at(n));
-      const Interval keys = panel.tile.keys;
-      if (keys.empty()) continue;
-      Step step;
-      step.panel = 0;
-      step.count = keys.end - keys.begin;
-      step.scores.c = tile;
-      rows.multiply_keys(panel, tile);
-      weigh(step, run);
-      rows.multiply_values(panel, tile, run.out);
+  template <int kRows>
+  void attend_few_rows(Interval range, const Running<L>& run) const {
+    if constexpr (2 * kRows <= kMostFewRows<L>) {
+      if (kRows < panels[0].rows) return attend_few_rows<2 * kRows>(range, run);
     }
+    Panel& panel = panels[0];
+    const KeyBlocks blocks{range, kFewRowsKeys};
+    const FewRows<L, kRows> rows(context, dims, scratch, at.few);
+    FewSoftmax<L, kRows> softmax(context, stage, panel, exponent, slack, run.max, run.sum);
+    Real* const scores = reals_at(at.few.scores);
+    Real shrink[L::kLanes];
+    const auto end_tile = [&] {
+      rows.end_tile();
+      softmax.end_tile();
+    };
+    rows.begin(panel);
+    for (int64 n = blocks.index(range.begin); n <= blocks.index(range.end - 1); ++n) {
+      if (n % kFewRowsBlocks == 0) end_tile();
+      panel.tile = tile_keys_of<L>(context, panel, blocks, blocks.at(n));
+      if (panel.tile.keys.empty()) continue;
+      rows.multiply_keys(panel.tile.keys, scores);
+      if (softmax.settle(panel, scores, shrink)) rows.shrink(shrink);
+      softmax.weigh(panel, scores);
+      rows.multiply_values(panel.tile.keys, scores);
+    }
+    end_tile();
+    rows.end(panel, run.out);
+    softmax.end(run.max, run.sum, panel.rows);
   }
 
   // Merges rows into what out and lse hold: makes `held` the factors of out, and `factor` and `lse`
@@ -428,11 +438,10 @@ struct ForwardKernel {
     const Interval visible = visible_of(panels, count);
     const Interval keys{larger(visible.begin, task.keys.begin),
                         smaller(visible.end, task.keys.end)};
-    const KeyBlocks key_blocks{keys, tiling.block_k};
-    if (context.seq.len_q * p.sizes.group() <= most_few_rows(tiling.shape)) {
-      if (!keys.empty()) attend_few_rows(key_blocks, keys, running(memory, 0));
-    } else {
-      attend_panels(count, key_blocks, keys, memory);
+    if (!has_few_rows(tiling.shape, context.seq.len_q, p.sizes.group())) {
+      attend_panels(count, {keys, tiling.block_k}, keys, memory);
+    } else if constexpr (kMostFewRows<L> > 0) {
+      if (!keys.empty()) attend_few_rows<1>(keys, running(memory, 0));
     }
     if (kTerms<L> > 1 && !are_finite(count, memory)) return false;
     if (task.partial) return true;

@@ -112,6 +112,13 @@ struct Avx2F32 {
     }
   }
 
+  // A vector of pairs of bf16.
+  static void load_even_and_odd(const void* pairs, Vec& even, Vec& odd) {
+    const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(pairs));
+    even = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+    odd = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(-65536)));
+  }
+
   static __m128i to_bf16(Vec x) {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -172,6 +179,13 @@ struct Avx2F32 {
       r[i] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x20);
       r[i + 4] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
     }
+  }
+
+  // Lane t: the sum of the lanes of r[t].
+  static Vec sums(Vec (&r)[8]) {
+    const Vec a = _mm256_hadd_ps(_mm256_hadd_ps(r[0], r[1]), _mm256_hadd_ps(r[2], r[3]));
+    const Vec b = _mm256_hadd_ps(_mm256_hadd_ps(r[4], r[5]), _mm256_hadd_ps(r[6], r[7]));
+    return add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
   }
 };
 
@@ -259,6 +273,11 @@ struct Avx2F64 {
     r[1] = _mm256_permute2f128_pd(b, d, 0x20);
     r[2] = _mm256_permute2f128_pd(a, c, 0x31);
     r[3] = _mm256_permute2f128_pd(b, d, 0x31);
+  }
+
+  static Vec sums(Vec (&r)[4]) {
+    const Vec a = _mm256_hadd_pd(r[0], r[1]), b = _mm256_hadd_pd(r[2], r[3]);
+    return add(_mm256_permute2f128_pd(a, b, 0x20), _mm256_permute2f128_pd(a, b, 0x31));
   }
 };
 

@@ -122,6 +122,13 @@ struct Avx512F32 {
     }
   }
 
+  // A vector of pairs of bf16.
+  static void load_even_and_odd(const void* pairs, Vec& even, Vec& odd) {
+    const __m512i bits = _mm512_loadu_si512(pairs);
+    even = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+    odd = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-65536)));
+  }
+
   static __m256i to_bf16(Vec x) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -172,6 +179,28 @@ struct Avx512F32 {
       r[i + 8] = _mm512_castpd_ps(_mm512_shuffle_f64x2(a, c, 0xdd));
       r[i + 12] = _mm512_castpd_ps(_mm512_shuffle_f64x2(b, d, 0xdd));
     }
+  }
+
+  // Lane t: the sum of the lanes of r[t]. Halves as many vectors at each step.
+  static Vec sums(Vec (&r)[16]) {
+    __m512d pairs[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      const Vec a = r[2 * i], b = r[2 * i + 1];
+      pairs[i] = _mm512_castps_pd(add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+    }
+    Vec quads[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512d a = pairs[2 * i], b = pairs[2 * i + 1];
+      quads[i] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                     _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    const auto sums_of_quarters = [](Vec a, Vec b) {
+      return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    };
+    return sums_of_quarters(sums_of_quarters(quads[0], quads[1]),
+                            sums_of_quarters(quads[2], quads[3]));
   }
 };
 
@@ -256,6 +285,20 @@ struct Avx512F64 {
       r[i + 4] = _mm512_shuffle_f64x2(a, c, 0xdd);
       r[i + 6] = _mm512_shuffle_f64x2(b, d, 0xdd);
     }
+  }
+
+  static Vec sums(Vec (&r)[8]) {
+    Vec pairs[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      pairs[i] = add(_mm512_unpacklo_pd(r[2 * i], r[2 * i + 1]),
+                     _mm512_unpackhi_pd(r[2 * i], r[2 * i + 1]));
+    }
+    const auto sums_of_quarters = [](Vec a, Vec b) {
+      return add(_mm512_shuffle_f64x2(a, b, 0x88), _mm512_shuffle_f64x2(a, b, 0xdd));
+    };
+    return sums_of_quarters(sums_of_quarters(pairs[0], pairs[1]),
+                            sums_of_quarters(pairs[2], pairs[3]));
   }
 };
 

@@ -107,6 +107,13 @@ struct NeonF32 {
     return vld1_u16(whole_vector(static_cast<const uint16_t*>(data) + offset, count, copy));
   }
 
+  // A vector of pairs of bf16.
+  static void load_even_and_odd(const void* pairs, Vec& even, Vec& odd) {
+    const uint32x4_t bits = vreinterpretq_u32_u16(vld1q_u16(static_cast<const uint16_t*>(pairs)));
+    even = vreinterpretq_f32_u32(vshlq_n_u32(bits, 16));
+    odd = vreinterpretq_f32_u32(vandq_u32(bits, vdupq_n_u32(0xffff0000u)));
+  }
+
   static uint16x4_t to_bf16(Vec x) {
     const uint32x4_t bits = vreinterpretq_u32_f32(x);
     const uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
@@ -156,6 +163,11 @@ struct NeonF32 {
     r[1] = vreinterpretq_f32_f64(vtrn1q_f64(b, d));
     r[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c));
     r[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
+  }
+
+  // Lane t: the sum of the lanes of r[t].
+  static Vec sums(Vec (&r)[4]) {
+    return vpaddq_f32(vpaddq_f32(r[0], r[1]), vpaddq_f32(r[2], r[3]));
   }
 };
 
@@ -230,6 +242,8 @@ struct NeonF64 {
     r[1] = vtrn2q_f64(r[0], r[1]);
     r[0] = first;
   }
+
+  static Vec sums(Vec (&r)[2]) { return vpaddq_f64(r[0], r[1]); }
 };
 
 }  // namespace

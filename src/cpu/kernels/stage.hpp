@@ -189,18 +189,18 @@ void stage_dropout(uint64* kept_bits, const HeadContext& context, const Panel& p
   }
 }
 
-// Fills the stage for the panel's tile; returns how many keys, from the first on, every row sees.
-// stage.visible is filled if these are not all.
+// Fills the stage for the panel's tile, which has scores in `lanes` lanes; returns how many keys,
+// from the first on, all of them see. stage.visible is filled if these are not all.
 template <class L>
 int64 stage_block(const Stage<typename L::Real>& stage, const HeadContext& context,
-                  const Panel& panel) {
+                  const Panel& panel, int lanes = L::kLanes * L::kVectors) {
   using Real = typename L::Real;
   const Features on = context.problem.features;
   const auto& [keys, mask_hides, row_spans_hide, key_spans_hide] = panel.tile;
   const int64 count = keys.end - keys.begin;
   // Unused lanes are hidden, because their zeros times an infinite key would be NaN.
-  const bool pairs_hide = panel.rows < L::kLanes * L::kVectors || mask_hides || row_spans_hide ||
-                          key_spans_hide || on.bias;
+  const bool pairs_hide =
+      panel.rows < lanes || mask_hides || row_spans_hide || key_spans_hide || on.bias;
   const int64 open = pairs_hide || panel.common.begin > keys.begin
                          ? 0
                          : clamp_to<int64>(panel.common.end - keys.begin, 0, count);

@@ -76,7 +76,8 @@ std::string explanation(const Problem& p, const Plan& plan) {
   if (p.sizes.len_q <= few || (p.varlen && few > 0)) {
     text += row("few rows", "sequences of at most " + std::to_string(few) +
                                 (few == 1 ? " query" : " queries") +
-                                " read keys and values row by row, without panels");
+                                " read keys and values row by row, without panels" +
+                                (is_for_bf16(plan.isa) ? ", in f32 arithmetic" : ""));
   }
   if (!p.backward && longest_split_bound(p, plan.tiling) > 0) {
     text += row("split", std::string(p.varlen ? "where a sequence has " : "") +

@@ -30,13 +30,15 @@ struct CpuTiling {
 };
 
 // Forward: a sequence with at most so many rows for each key head has head elements in its lanes
-// (few_rows.hpp). More rows fill the lanes of a panel; Units of several elements have to be packed.
-// ForwardScratch holds its rows: queries [rows][padded(dim)] in `queries`, copies of keys in
-// `keys`, copies of values and sums of out in `values`; a block of keys has more rows than all of
-// them.
+// (few_rows.hpp), and f32 in place of pairs of bf16. More rows fill the lanes of a panel.
 REGARD_INLINE int64 most_few_rows(const CpuShape& s) {
-  return s.pack == 1 && s.lanes > 1 ? smaller<int64>(s.lanes, 8) : 0;
+  return s.lanes > 1 ? smaller<int64>(s.lanes, 8) : 0;
 }
+REGARD_INLINE bool has_few_rows(const CpuShape& s, int64 len_q, int64 group) {
+  return len_q * group <= most_few_rows(s);
+}
+// Keys whose scores they have at once, and how many such blocks are a tile with its own sums.
+inline constexpr int64 kFewRowsKeys = 32, kFewRowsBlocks = 8;
 
 // Upper bound of what a kernel keeps of one panel's rows.
 inline constexpr int64 kPanelBytes = 2048;
@@ -116,15 +118,25 @@ REGARD_INLINE PartialLayout partial_layout(const CpuTiling& t, HeadSizes d) {
   return {out, max, sum, l.size()};
 }
 
+// What few rows have in place of a panel's queries, keys and values.
+struct FewRowsScratch {
+  int64 queries;  // [most_few_rows][padded(dim)]
+  int64 keys;     // [kFewRowsKeys][padded(dim)]: copies
+  int64 values;   // [kFewRowsKeys][padded(dim_v)]: copies
+  int64 sums;     // [most_few_rows][padded(dim_v)]
+  int64 out;      // [most_few_rows][padded(dim_v)]
+  int64 scores;   // [kFewRowsKeys][most_few_rows]
+};
 struct ForwardScratch {
   StageScratch stage;
   int64 panels;   // [block_q / panel] Panel
-  int64 queries;  // [block_q / panel][terms][units(dim)][panel] Unit
   int64 partial;  // [block_q / panel] PartialLayout
+  int64 queries;  // [block_q / panel][terms][units(dim)][panel] Unit
   int64 keys;     // [pack_k / block_k][terms][block_k][padded_units(dim)] Unit
   int64 values;   // [pack_k / block_k][terms][block_k / pack][padded(dim_v)] Unit; for tiles
                   // transposed
   int64 tiles;    // [kTileBuffers or 1][block_k][panel] scores, then weights
+  FewRowsScratch few;
   int64 size;
 };
 // Tile products of two steps run next to the exponentials of a third.
@@ -136,12 +148,20 @@ REGARD_INLINE ForwardScratch forward_scratch(const CpuTiling& t, HeadSizes d) {
   ForwardScratch x{};
   x.stage = stage_scratch(l, t);
   x.panels = l.take(panels * kPanelBytes);
-  x.queries = l.take(panels * s.terms * padded_units(s, d.dim) * width * s.unit_size);
   x.partial = l.take(panels * partial_layout(t, d).size);
+  ScratchLayout few = l;
+  x.queries = l.take(panels * s.terms * padded_units(s, d.dim) * width * s.unit_size);
   x.keys = l.take(t.pack_k * s.terms * padded_units(s, d.dim) * s.unit_size);
   x.values = l.take(units(s, t.pack_k) * s.terms * padded(s, d.dim_v) * s.unit_size);
   x.tiles = l.take((s.tiles ? kTileBuffers : 1) * t.block_k * width * s.real_size);
-  x.size = l.size();
+  const int64 rows = most_few_rows(s) * s.real_size, keys = kFewRowsKeys * s.real_size;
+  x.few.queries = few.take(rows * padded(s, d.dim));
+  x.few.keys = few.take(keys * padded(s, d.dim));
+  x.few.values = few.take(keys * padded(s, d.dim_v));
+  x.few.sums = few.take(rows * padded(s, d.dim_v));
+  x.few.out = few.take(rows * padded(s, d.dim_v));
+  x.few.scores = few.take(rows * kFewRowsKeys);
+  x.size = larger(l.size(), few.size());
   return x;
 }
 

@@ -1,0 +1,116 @@
+// Few query rows for each key head, which have kernels of their own, against float64.
+#include <doctest/doctest.h>
+
+#include <iterator>
+
+#include "tests/cpu/case.hpp"
+#include "tests/cpu/forced.hpp"
+
+using namespace regard;
+using namespace regard::tests;
+
+namespace {
+
+// Whole strips of every instruction set, and others, of which some are whole vectors.
+constexpr std::int64_t kSizesOfFew[] = {1, 7, 16, 32, 48, 64, 80, 128, 160, 257};
+constexpr std::int64_t kKeysOfFew[] = {1, 2, 15, 31, 32, 33, 64, 100, 129};
+
+void check_few(const Settings& s) {
+  const std::string wrong = disagreement(s, {.threads = 2});
+  if (!wrong.empty()) FAIL_CHECK(wrong);
+}
+
+}  // namespace
+
+TEST_SUITE_BEGIN("kernels");
+
+TEST_CASE("all numbers of rows and head sizes, in every type") {
+  forced_backend();
+  std::uint64_t seed = 8000;
+  for (std::int64_t rows = 1; rows <= 9; ++rows) {
+    for (std::int64_t dim : kSizesOfFew) {
+      for (Type type : tested_types()) {
+        ++seed;
+        const std::int64_t group = seed % 2 == 0 ? rows : 1;
+        check_few({.type = type,
+                   .heads_q = 2 * group,
+                   .heads_kv = 2,
+                   .len_q = rows / group,
+                   .len_k = kKeysOfFew[seed % std::size(kKeysOfFew)],
+                   .dim = dim,
+                   .dim_v = kSizesOfFew[seed * 7 % std::size(kSizesOfFew)],
+                   .gaps = seed % 3 == 0,
+                   .seed = seed});
+      }
+    }
+  }
+}
+
+TEST_CASE("every feature by itself and in pairs") {
+  forced_backend();
+  std::uint64_t seed = 9000;
+  for (int first = 0; first < kFeatureCount; ++first) {
+    for (int second = first; second < kFeatureCount; ++second) {
+      for (Type type : tested_types()) {
+        const std::int64_t group = 1 + std::int64_t(++seed % 4);
+        Settings s{.type = type,
+                   .batch = 2,
+                   .heads_q = group,
+                   .len_q = 1 + std::int64_t(seed / 4 % 2),
+                   .len_k = 70,
+                   .dim = 32,
+                   .dim_v = 64,
+                   .seed = seed};
+        check_few(with_features(s, 1u << first | 1u << second));
+      }
+    }
+  }
+}
+
+// A call with few rows next to many, and one with the few alone.
+TEST_CASE("sequences of many rows in the batch change no bit of one of few") {
+  forced_backend();
+  for (Type type : tested_types()) {
+    Settings s{.type = type,
+               .batch = 2,
+               .heads_q = 4,
+               .heads_kv = 1,
+               .len_q = 40,
+               .len_k = 70,
+               .dim = 32,
+               .dim_v = 32,
+               .seqused = true};
+    const Case many(s);
+    for (std::int64_t b = 0; b < 2; ++b) {
+      many.used_q.set(b, b == 0 ? 2 : 40);
+      many.used_k.set(b, 70);
+    }
+    many.forward({.threads = 2});
+    s.batch = 1;
+    const Case few(s);
+    few.used_q.set(0, 2);
+    few.used_k.set(0, 70);
+    few.forward({.threads = 1});
+    CHECK(many.out.bytes().substr(0, few.out.bytes().size()) == few.out.bytes());
+  }
+}
+
+TEST_CASE("kernels for bf16 alone have the bits of f32's") {
+  const std::string forced = forced_backend();
+  if (forced != "cpu:avx512bf16" && forced != "cpu:amx") return;
+  for (std::int64_t len_k : {90, 8200}) {
+    const Settings s{.type = bf16,
+                     .heads_q = 8,
+                     .heads_kv = 2,
+                     .len_q = 1,
+                     .len_k = len_k,
+                     .dim = 64,
+                     .dim_v = 64};
+    const Case pairs(s), wide(s);
+    pairs.forward({.backend = forced});
+    wide.forward({.backend = "cpu:avx512"});
+    CHECK(pairs.result_bytes() == wide.result_bytes());
+  }
+}
+
+TEST_SUITE_END();
