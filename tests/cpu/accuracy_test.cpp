@@ -93,6 +93,55 @@ TEST_CASE("scores of a thousand and more neither overflow nor lose the row") {
   }
 }
 
+TEST_CASE("f16: products see whole elements, from subnormal to largest") {
+  forced_backend();
+  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+    const Settings s{.type = f16,
+                     .len_q = 40,
+                     .len_k = 70,
+                     .dim = 48,
+                     .dim_v = 20,
+                     .wide_results = true,
+                     .seed = seed};
+    const Case got(s), want(s, Case::Values::exact);
+    const auto number = [&](std::uint64_t stream, std::int64_t n, double least, double most) {
+      const auto at = std::uint64_t(n);
+      const double power = least + (most - least) * uniform(seed, stream, at);
+      const double sign = uniform(seed, stream + 1, at) < 0.5 ? -1 : 1;
+      return rounded(f16, sign * std::exp2(power));
+    };
+    for (const Case* c : {&got, &want}) {
+      for (std::int64_t n = 0; n < c->q.count(); ++n) c->q.set(n, number(10, n, -24, 1));
+      for (std::int64_t n = 0; n < c->k.count(); ++n) c->k.set(n, number(20, n, -24, 1));
+      for (std::int64_t n = 0; n < c->v.count(); ++n) c->v.set(n, number(30, n, -24, 15.9));
+      // Two columns whose products nearly cancel: 200 x against 200 (x + 1/8).
+      for (std::int64_t i = 0; seed % 2 == 0 && i < s.len_q; ++i) {
+        for (std::int64_t d : {0, 1}) c->q.set(i * s.dim + d, 200.125);
+      }
+      for (std::int64_t j = 0; seed % 2 == 0 && j < s.len_k; ++j) {
+        const double x = rounded(f16, 129 + 60 * uniform(seed, 40, std::uint64_t(j)));
+        c->k.set(j * s.dim, x);
+        c->k.set(j * s.dim + 1, -x - (j % 3) * 0.125);
+      }
+    }
+    got.forward();
+    want.forward({.backend = "reference"});
+    CAPTURE(seed);
+    // Sums of up to 200 x 189 are rounded to f32, some twenty times.
+    const double of_score = seed % 2 == 0 ? 20 * 200 * 189 * 0x1p-24 / std::sqrt(48.0) : 1e-6;
+    double most = 0;
+    for (std::int64_t n = 0; n < got.lse.count(); ++n) {
+      most = std::fmax(most, std::fabs(got.lse.get(n) - want.lse.get(n)));
+    }
+    CHECK(most < of_score);
+    most = 0;
+    for (std::int64_t n = 0; n < got.out.count(); ++n) {
+      most = std::fmax(most, std::fabs(got.out.get(n) - want.out.get(n)));
+    }
+    CHECK(most < 65504 * (0x1p-17 + 2 * of_score));
+  }
+}
+
 TEST_CASE("options at the limits of f32 mean what they mean in float64") {
   forced_backend();
   for (double softcap : {1e-30, 1e-46, 1e30, 1e39, 1e300}) {

@@ -1,6 +1,7 @@
 // Families and tiles of short f32 problems on an H100: what was fastest there, or within 10 %.
 #include <string>
 
+#include "plan/cuda/config_text.hpp"
 #include "tests/plan/cuda_case.hpp"
 
 using namespace regard;
