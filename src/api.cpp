@@ -259,7 +259,7 @@ std::vector<BackendInfo> backends() {
     const bool available = std::find(usable.begin(), usable.end(), Isa(i)) != usable.end();
     std::string note = notes[i];
     if (!available) note += " - " + cpu_backend::missing(Isa(i));
-    if (available && is_for_bf16(Isa(i))) {
+    if (available && multiplies_bf16(Isa(i))) {
       const bool pays = Isa(i) == Isa::amx ? processor.amx_pays : processor.bf16_dot_pays;
       note += pays ? " (faster than f32 FMA here)" : " (slower than f32 FMA here)";
     }

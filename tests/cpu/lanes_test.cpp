@@ -35,7 +35,7 @@ void each_lanes(Check check) {
   tables[Isa::neon] = &neon_lanes;
 #endif
   for (Isa isa : cpu_backend::this_processor().usable) {
-    if (is_for_bf16(isa)) continue;
+    if (multiplies_bf16(isa)) continue;
     CAPTURE(std::string(name_of(isa)));
     REQUIRE(tables.contains(isa));
     check(*tables.at(isa));

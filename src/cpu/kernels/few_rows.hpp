@@ -94,9 +94,12 @@ class FewRows {
 
   // Multiplies each row of what was summed by its factor.
   void shrink(const Real* factor) const {
-    for (int64 i = 0; i < kRows * wide_v_; ++i) {
-      sums_[i] *= factor[i / wide_v_];
-      out_[i] *= factor[i / wide_v_];
+    for (int row = 0; row < kRows; ++row) {
+      const Vec by = L::set(factor[row]);
+      for (int64 d = row * wide_v_; d < (row + 1) * wide_v_; d += L::kLanes) {
+        L::store(sums_ + d, L::mul(L::load(sums_ + d), by));
+        L::store(out_ + d, L::mul(L::load(out_ + d), by));
+      }
     }
   }
 

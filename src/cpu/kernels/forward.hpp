@@ -414,24 +414,12 @@ struct ForwardKernel {
     });
   }
 
-  // Elements that are infinite or NaN have no terms: where there is one, NaN takes its place.
-  bool are_finite(int count, char* memory) const {
-    for (int i = 0; i < count; ++i) {
-      const Running<L> run = running(memory, i);
-      if (nonfinite_lanes<L>(run.out, panels[i], dims.dim_v) != 0) return false;
-      for (int lane = 0; lane < panels[i].rows; ++lane) {
-        if (run.sum[lane] - run.sum[lane] != 0) return false;
-      }
-    }
-    return true;
-  }
-
-  // Returns whether the terms of elements allowed it.
-  bool run_task(const ForwardTask& task, uint8* nonfinite) const {
+  // Leaves the running results of the task's panels in their memory; returns how many they are.
+  int attend_task(const ForwardTask& task) const {
     const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
     const int count =
         make_panels<L>(panels, context, blocks.first_row(task.block), blocks.rows(task.block));
-    char* const memory = task.partial ? static_cast<char*>(task.partial) : scratch + at.partial;
+    char* const memory = memory_of(task);
     for (int i = 0; i < count; ++i) {
       begin_rows(running(memory, i), panels[i], task.keys.begin == 0);
     }
@@ -443,9 +431,27 @@ struct ForwardKernel {
     } else if constexpr (kMostFewRows<L> > 0) {
       if (!keys.empty()) attend_few_rows<1>(keys, running(memory, 0));
     }
-    if (kTerms<L> > 1 && !are_finite(count, memory)) return false;
-    if (task.partial) return true;
-    for (int i = 0; i < count; ++i) finish_rows(running(memory, i), panels[i], nonfinite);
+    return count;
+  }
+  char* memory_of(const ForwardTask& task) const {
+    return task.partial ? static_cast<char*>(task.partial) : scratch + at.partial;
+  }
+
+  // Writes the results, unless they are to be merged first.
+  void finish_task(const ForwardTask& task, int count, uint8* nonfinite) const {
+    if (task.partial) return;
+    for (int i = 0; i < count; ++i) finish_rows(running(memory_of(task), i), panels[i], nonfinite);
+  }
+
+  // Whether the running results are.
+  bool are_finite(const ForwardTask& task, int count) const {
+    for (int i = 0; i < count; ++i) {
+      const Running<L> run = running(memory_of(task), i);
+      if (nonfinite_lanes<L>(run.out, panels[i], dims.dim_v) != 0) return false;
+      for (int lane = 0; lane < panels[i].rows; ++lane) {
+        if (run.sum[lane] - run.sum[lane] != 0) return false;
+      }
+    }
     return true;
   }
 
@@ -479,7 +485,8 @@ template <class L>
 void run_forward(const Problem& problem, const CpuTiling& tiling, const ForwardTask& task,
                  uint8* nonfinite, char* scratch) {
   [[maybe_unused]] const TileSession<L> session;
-  ForwardKernel<L>(problem, tiling, task.b, task.kv, scratch).run_task(task, nonfinite);
+  const ForwardKernel<L> kernel(problem, tiling, task.b, task.kv, scratch);
+  kernel.finish_task(task, kernel.attend_task(task), nonfinite);
 }
 
 template <class L>

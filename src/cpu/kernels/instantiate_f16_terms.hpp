@@ -14,11 +14,19 @@ void run_forward_by_terms(const Problem& problem, const CpuTiling& tiling, const
   {
     const TileSession<L> session;
     const ForwardKernel<L> kernel(problem, tiling, task.b, task.kv, scratch);
-    if (kernel.run_task(task, nonfinite)) return;
+    const int count = kernel.attend_task(task);
+    if (kernel.are_finite(task, count)) return kernel.finish_task(task, count, nonfinite);
   }
   CpuTiling whole = tiling;
   whole.shape = shape_of(Isa::avx512, Type::f16);
   avx512_kernels.f32->forward(problem, whole, task, nonfinite, scratch);
+}
+
+// Of the operations of f16 that products of its terms stand for.
+template <class L>
+double spin_by_terms(int64 rounds) {
+  constexpr int kProducts = 2, kOfTerms = 2 * kTermPairCount<L> - 1;  // of scores and of values
+  return spin_tiles<L>(rounds) * kProducts / kOfTerms;
 }
 
 template <class Base>
@@ -28,7 +36,7 @@ constexpr CpuKernels f16_kernels_by_terms() {
   return {.forward = run_forward_by_terms<L>,
           .combine = run_combine<L>,
           .backward = nullptr,
-          .spin = spin_of<L>()};
+          .spin = spin_by_terms<L>};
 }
 
 }  // namespace

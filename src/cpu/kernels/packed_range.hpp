@@ -14,8 +14,8 @@ class PackedRange {
 
  public:
   struct Block {
-    const Unit* keys;  // rows of key_stride Units
-    int64 key_stride;
+    const Unit* keys = nullptr;  // rows of key_stride Units
+    int64 key_stride = 0;
     AcrossRows<L> values;
     int64 key_term = 0, value_term = 0;  // from a term to the next
   };
@@ -35,17 +35,20 @@ class PackedRange {
     const int64 index = block.begin / tiling_.block_k - first_, size = block.end - block.begin;
     const bool packed = packed_ >> index & 1;
     packed_ |= uint64(1) << index;
-    const AcrossRows<L> values = values_of(block, index, packed);
-    if (const Unit* const keys = keys_in_place(block.begin, size)) {
-      return {keys, p.k.strides.row / L::kPack, values};
-    }
-    const int64 width = padded_units(tiling_.shape, dims_.dim), term = tiling_.block_k * width;
-    Unit* const keys = keys_ + index * kTerms<L> * term;
+    Block found{.values = values_of(block, index, packed), .value_term = block_units(dims_.dim_v)};
+    found.keys = keys_in_place(block.begin, size);
+    found.key_stride = p.k.strides.row / L::kPack;
+    if (found.keys) return found;
+    found.key_stride = padded_units(tiling_.shape, dims_.dim);
+    found.key_term = tiling_.block_k * found.key_stride;
+    Unit* const keys = keys_ + index * kTerms<L> * found.key_term;
+    found.keys = keys;
+    if (packed) return found;
     each_term<L>([&]<class Term>(int n) {
-      if (packed) return;
-      pack_rows<Term>(keys + n * term, width, context_, p.k, dims_.dim, block.begin, size);
+      pack_rows<Term>(keys + n * found.key_term, found.key_stride, context_, p.k, dims_.dim,
+                      block.begin, size);
     });
-    return {keys, width, values, term, block_units(dims_.dim_v)};
+    return found;
   }
 
  private:
@@ -60,14 +63,15 @@ class PackedRange {
     }
     const int64 dim = dims_.dim_v, term = block_units(dim);
     Unit* const memory = values_ + index * kTerms<L> * term;
+    const AcrossRows<L> values(memory, tiling_.shape, dim, tiling_.block_k);
+    if (packed) return values;
     each_term<L>([&]<class Term>(int n) {
-      if (packed) return;
       Unit* const to = memory + n * term;
       AcrossRows<Term>(to, tiling_.shape, dim, tiling_.block_k)
           .pack(to, v, dim, block.end - block.begin,
                 [&](int64 row) { return context_.offset_k(v, block.begin + row); });
     });
-    return AcrossRows<L>(memory, tiling_.shape, dim, tiling_.block_k);
+    return values;
   }
 
   // Rows that are close to each other stay in a core's cache as well as packed ones.

@@ -32,7 +32,7 @@ const char* product_of(Isa isa, Type type) {
 }
 
 std::string converts(Isa isa, Type type) {
-  if (is_for_bf16(isa) || type == Type::f32 || type == Type::f64) return "";
+  if (multiplies_bf16(isa) || type == Type::f32 || type == Type::f64) return "";
   return std::string(", ") + (type == Type::f16 ? "f16" : "bf16") + " converted as it is read";
 }
 
@@ -77,7 +77,7 @@ std::string explanation(const Problem& p, const Plan& plan) {
     text += row("few rows", "sequences of at most " + std::to_string(few) +
                                 (few == 1 ? " query" : " queries") +
                                 " read keys and values row by row, without panels" +
-                                (is_for_bf16(plan.isa) ? ", in f32 arithmetic" : ""));
+                                (multiplies_bf16(plan.isa) ? ", in f32 arithmetic" : ""));
   }
   if (!p.backward && longest_split_bound(p, plan.tiling) > 0) {
     text += row("split", std::string(p.varlen ? "where a sequence has " : "") +

@@ -16,9 +16,6 @@ CpuTiling tiling_for(const Problem& p, CpuShape shape) {
   if (p.backward) {
     // Keys, values and their gradients of a chunk stay in a core's own cache.
     t.chunk_k = size <= 256 ? 256 : size <= 512 ? 128 : 64;
-    // Tile products are quick, and what a block of rows costs for each chunk is not. Processors
-    // that have them have 2 MB of cache a core.
-    if (shape.tiles) t.chunk_k *= 2;
     // Tile registers read and write their sums in memory, which longer products do less often.
     const int64 side = shape.tiles ? smaller<int64>(128, t.chunk_k) : 64;
     t.block_q = round_up(side, panel);
@@ -80,7 +77,7 @@ bool contains(const std::vector<Isa>& list, Isa isa) {
   return std::find(list.begin(), list.end(), isa) != list.end();
 }
 
-// The widest instruction set; of those for bf16 alone, one that pays.
+// The widest instruction set; of those that multiply bf16, one that pays.
 Isa default_isa(const Problem& p, const Processor& processor, const char*& why) {
   const auto& usable = processor.usable;
   const bool has_dots = contains(usable, Isa::avx512bf16), is_bf16 = p.type == Type::bf16;
@@ -103,7 +100,7 @@ Isa default_isa(const Problem& p, const Processor& processor, const char*& why) 
         "the widest instruction set that this processor has; its bf16 dot products are slower "
         "than f32 FMA (measured), so bf16 is converted";
   }
-  return *std::find_if_not(usable.begin(), usable.end(), is_for_bf16);
+  return *std::find_if_not(usable.begin(), usable.end(), multiplies_bf16);
 }
 
 Plan refused(std::string why, bool too_large = false) {
@@ -197,7 +194,7 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
   if (plan.isa != isa) {
     plan.reasons[1] = isa == Isa::amx
                           ? (takes_terms(isa, p.type)
-                                 ? "amx has forward kernels only for f16; avx512 serves backward"
+                                 ? "of f16, amx has the forward pass only; avx512 serves backward"
                                  : "amx has kernels for bf16 and f16; avx512 serves this type")
                           : "avx512bf16 has kernels for bf16 only; avx512 serves this type";
   }

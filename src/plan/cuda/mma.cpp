@@ -225,8 +225,9 @@ bool is_for_other_rows(const Tiling& t, const TilingRequest& request) {
 }
 
 // Up to 128 keys or rows a block has few steps, and blocks next to it hide its waits better than
-// long steps do (measured on an H100). Forward bf16, D 128, 50 keys: 27 us -> 24. Backward f32, 50
-// keys, D 64: 235 -> 125; 2000 rows, 64 keys: 35 -> 29. Three blocks are for few keys only.
+// long steps do (measured on an H100). Forward, D 128: f32, 100 keys, 22 us -> 17 (where
+// cheapest_f32_forward does not answer); bf16, 50 keys, 27 -> 24. Backward f32, 50 keys, D 64: 235
+// -> 125; 2000 rows, 64 keys: 35 -> 29. Three blocks are for few keys only.
 bool is_for_other_lengths(const KernelConfig& c, const TilingRequest& request) {
   constexpr int64 kFew = 128, kMostRows = 2048;
   const Tiling& t = c.tiling;
@@ -238,9 +239,9 @@ bool is_for_other_lengths(const KernelConfig& c, const TilingRequest& request) {
     if (!few) return false;
     return columns <= 128 ? t.rows * t.keys > 32 * 32 : (columns <= 224 || c.varlen) && t.keys > 32;
   }
-  if (is_f32 || columns > 128 || t.rows != 64) return false;
+  if (columns > 128 || t.rows != 64) return false;
   if (request.keys > kFew) return columns > 64 && t.min_blocks == 3;
-  return t.keys * columns > 4096;
+  return t.keys * columns > (is_f32 ? 2048 : 4096);
 }
 
 // Head sizes of the tiles: whole steps of every product, in each of the slices. Blocks of eight

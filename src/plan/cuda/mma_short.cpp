@@ -22,7 +22,7 @@ struct Short {
         pack_gqa(c.pack_gqa),
         packed(request.mean_rows < request.rows),
         has_tests(tests_pairs(c.features)),
-        narrow(c.features.interval && !c.varlen && !c.features.positions &&
+        narrow(c.features.interval && !c.varlen && !c.features.positions && !c.pack_gqa &&
                has_narrow_window(request)),
         hides(c.features.interval || c.features.bias || has_tests) {}
 
@@ -96,12 +96,13 @@ std::optional<Tiling> of_two_tiles(const Short& s) {
 }
 
 // f32, 33 and more rows. Few tiles are as low as they can be.
-std::optional<Tiling> of_f32(const KernelConfig& c, const TilingRequest& request) {
+std::optional<Tiling> of_f32(const KernelConfig& c, TilingRequest request) {
   if (request.rows <= 32) return {};
   if (has_few_low_tiles_of_f32(request)) {
     return Tiling{.rows = 16, .keys = 16, .warps = 4, .stages = 1, .slices = 4};
   }
   if (c.products != Products::tf32x3) return {};
+  if (c.pack_gqa) request.mask = {};  // which speaks of one head's rows
   const auto found = cheapest_f32_forward(c.features, request, Family::mma);
   return found ? std::optional(found->tiling) : std::nullopt;
 }

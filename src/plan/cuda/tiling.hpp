@@ -21,7 +21,7 @@ struct TilingRequest {
   int64 keys = 0;        // of a sequence
   int64 mean_rows = 0;   // of packed sequences the mean; of others as rows and keys
   int64 mean_keys = 0;
-  MaskParams mask;  // the intervals of a head's rows
+  MaskParams mask;  // the intervals of one head's rows, also where `rows` are those of a group
   int64 heads = 0;  // forward: how many have so many rows
   int64 heads_kv = 0;
   int64 multiprocessors = 0;

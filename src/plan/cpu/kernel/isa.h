@@ -16,14 +16,14 @@ REGARD_INLINE const char* name_of(Isa isa) {
 }
 
 // The products of AVX512-BF16 and AMX are of bf16.
-REGARD_INLINE bool is_for_bf16(Isa isa) { return isa == Isa::avx512bf16 || isa == Isa::amx; }
+REGARD_INLINE bool multiplies_bf16(Isa isa) { return isa == Isa::avx512bf16 || isa == Isa::amx; }
 
 // An element of f16 is the sum of two of bf16.
 REGARD_INLINE bool takes_terms(Isa isa, Type type) { return isa == Isa::amx && type == Type::f16; }
 
 // The instruction set whose kernels serve the type and the pass when `isa` is chosen.
 REGARD_INLINE Isa kernels_for(Isa isa, Type type, bool backward) {
-  const bool serves = !is_for_bf16(isa) || type == Type::bf16;
+  const bool serves = !multiplies_bf16(isa) || type == Type::bf16;
   return serves || (takes_terms(isa, type) && !backward) ? isa : Isa::avx512;
 }
 
@@ -53,5 +53,13 @@ REGARD_INLINE CpuShape shape_of(Isa isa, Type type) {
   }
   return {};
 }
+
+// The kernels of f32 serve few rows, and f16 without terms, in the panels of bf16.
+REGARD_INLINE bool have_same_panels(const CpuShape& a, const CpuShape& b) {
+  return a.lanes == b.lanes && a.vectors == b.vectors && a.real_size == b.real_size;
+}
+static_assert(have_same_panels(shape_of(Isa::amx, Type::bf16), shape_of(Isa::avx512, Type::f32)));
+static_assert(have_same_panels(shape_of(Isa::avx512bf16, Type::bf16),
+                               shape_of(Isa::avx512, Type::f32)));
 
 }  // namespace regard
