@@ -12,11 +12,12 @@ namespace {
 template <class L>
 inline constexpr int64 kMostFewRows = L::kPack > 1 ? 0 : most_few_rows({.lanes = L::kLanes});
 
-// Elements of a row that are read at once: a vector of them, or a vector of pairs of bf16, which
-// become a vector of the even and one of the odd elements.
-template <class L, Type kType, bool kPairs = false>
+// Elements of a row that are read at once, as one vector or two. Two of bf16 are read as a vector
+// of pairs, which become a vector of the even and one of the odd elements.
+template <class L, Type kType, int kVectors_ = 1>
 struct Strip {
-  static constexpr int kVectors = kPairs ? 2 : 1;
+  static constexpr int kVectors = kVectors_;
+  static constexpr bool kPairs = kType == Type::bf16 && kVectors == 2;
   static constexpr int64 kElements = kVectors * L::kLanes;
   static constexpr int64 kSize = kType == Type::f64 ? 8 : kType == Type::f32 ? 4 : 2;
 
@@ -27,7 +28,9 @@ struct Strip {
     if constexpr (kPairs) {
       L::load_even_and_odd(from, to[0], to[1]);
     } else if constexpr (kSize == 2) {
-      to[0] = L::load_as(kType, from, 0, L::kLanes);
+      for (int v = 0; v < kVectors; ++v) {
+        to[v] = L::load_as(kType, from, v * L::kLanes, L::kLanes);
+      }
     } else {
       to[0] = L::load(reinterpret_cast<const typename L::Real*>(from));
     }
@@ -180,8 +183,8 @@ class FewRows {
         if (fits) visit(strip);
         return fits;
       };
-      if (visited(Strip<L, Type::bf16, true>()) || visited(Strip<L, Type::bf16>()) ||
-          visited(Strip<L, Type::f16>())) {
+      if (visited(Strip<L, Type::bf16, 2>()) || visited(Strip<L, Type::bf16>()) ||
+          visited(Strip<L, Type::f16, 2>()) || visited(Strip<L, Type::f16>())) {
         return;
       }
     }
