@@ -73,9 +73,10 @@ struct AmxLanes : Avx512Pairs<Rounding> {
   // 0 for -inf and whatever lies below the normal numbers; NaN stays NaN.
   static Vec exp2(Vec x) {
     constexpr int kFractionBits = 5 << 4, kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
-    const Vec set_last_bits = _mm512_set1_ps(0x1.8p18f);  // whose last bit is 1/32
+    // Adding it rounds nothing away and moves the multiple of 1/32 into the lowest bits of the sum.
+    const Vec shift = _mm512_set1_ps(0x1.8p18f);
     const Vec rest = _mm512_reduce_ps(x, kFractionBits | kDown);
-    const Vec n = _mm512_add_ps(_mm512_sub_ps(x, rest), set_last_bits);
+    const Vec n = _mm512_add_ps(_mm512_sub_ps(x, rest), shift);
     const Vec root = _mm512_permutex2var_ps(_mm512_load_ps(kRootsOfTwo.at), _mm512_castps_si512(n),
                                             _mm512_load_ps(kRootsOfTwo.at + 16));
     const Vec slope =
@@ -92,9 +93,10 @@ struct AmxLanes : Avx512Pairs<Rounding> {
   }
 };
 
-// An element of f16 is the sum of two of bf16, and a weight is so to 2^-17 of itself. Their
-// products are summed in f32: all four of scores, and three of weights and values. What is infinite
-// or NaN has no second term, and becomes NaN.
+// Each element of f16 is exactly the sum of two terms of bf16. A weight is rounded to the sum of
+// two terms, with a relative error of 2^-17. Scores need the products of all four pairs of terms;
+// weights times values leave out the product of both second terms. An infinite or NaN element
+// becomes NaN.
 template <class TileRegisters, class Rounding>
 struct AmxF16Lanes : AmxLanes<TileRegisters, Rounding> {
   using Base = AmxLanes<TileRegisters, Rounding>;

@@ -356,17 +356,16 @@ struct Avx512Pairs : Avx512F32 {
                          21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_castsi512_ps(_mm512_permutexvar_epi16(order, both));
   }
-  static void store_rounded_pairs(Unit* to, Vec even, Vec odd) {
-    _mm512_storeu_ps(to, rounded_pairs(even, odd));
-  }
   // Pairs along a row of bf16, `count` elements of them.
   static void store_row_units(void* data, int64 offset, int64 count, Vec units) {
     const __mmask32 lanes = count >= 32 ? ~0u : (1u << count) - 1;
     _mm512_mask_storeu_epi16(static_cast<uint16_t*>(data) + offset, lanes,
                              _mm512_castps_si512(units));
   }
-  // The same for weights, which are not below 0, and whose NaN another sum keeps.
-  static void store_weights(Unit* to, Vec even, Vec odd) { store_rounded_pairs(to, even, odd); }
+  // Weights of two keys as pairs. They are not below 0, and another sum keeps their NaN.
+  static void store_weights(Unit* to, Vec even, Vec odd) {
+    _mm512_storeu_ps(to, rounded_pairs(even, odd));
+  }
   // Rounds one row of 32 f32 to bf16, side by side.
   static void store_rounded_row(Unit* to, Vec first, Vec second) {
     _mm512_storeu_si512(to, Rounding::round(first, second));
