@@ -94,7 +94,8 @@ void check_tiling(const KernelConfig& c) {
   const Tiling& t = c.tiling;
   if (c.family == Family::simt) return;
   if (c.family == Family::wgmma && c.kernel == Kernel::backward) {
-    CHECK(t.rows == 64);
+    const bool may_be_tall = larger(c.dim, c.dim_v) <= 64 && c.type != Type::f32;
+    CHECK((t.rows == 64 || (t.rows == 128 && may_be_tall)));
     CHECK(t.keys == (is_wide(c) ? 64 : 128));
     CHECK(t.warps == backward_warps(c));
     CHECK(t.stages >= 2);
@@ -177,7 +178,7 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
     if (c.kernel == Kernel::delta) rows_states = s.heads_q * s.rows_q * 2 * real_size(p);
     if (c.kernel == Kernel::split_f32) hi_lo = hi_lo_layout(p, c).size;
     if (c.kernel == Kernel::delta && c.row_terms.used) {
-      row_terms = 2 * (s.heads_q * dq_rows(p) + 64) * 16;
+      row_terms = 2 * (s.heads_q * dq_rows(p) + 128) * 16;
     }
     if (c.kernel == Kernel::split_f32 && c.row_terms.used) {
       row_terms = s.heads_q * hi_lo_rows(p, s.rows_q, s.len_q, 128) * (2 * 8 + 4);

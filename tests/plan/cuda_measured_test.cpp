@@ -156,6 +156,39 @@ TEST_CASE("causal gradients of heads that share keys: the longest tiles of many 
   CHECK(heads(8, 2048, -1) == 132 / 16);
 }
 
+TEST_CASE("gradients of narrow heads: tiles of 128 rows where many rows see the keys") {
+  const auto rows = [](const Shape& shape, const std::string& name = "", auto... change) {
+    Attention a = attention(shape);
+    (change(a), ...);
+    const CudaPlan plan = planned(problem(a, Pass::backward), "sm_90", name);
+    return launch_of(plan, Kernel::backward)->config.tiling.rows;
+  };
+  const auto of_length = [](std::int64_t length) {
+    return Shape{.heads_q = 32, .heads_kv = 32, .len_q = length, .len_k = length};
+  };
+  const auto causal = [](Attention& a) { a.causal = Causal::bottom_right; };
+  const Shape longer = of_length(2048);
+  CHECK(rows(longer) == 128);
+  CHECK(rows(longer, "", causal) == 128);
+  CHECK(rows(of_length(448)) == 64);
+  CHECK(rows(of_length(449)) == 128);
+  CHECK(rows(of_length(513)) == 64);  // ten small tiles would be nine
+  CHECK(rows(of_length(640)) == 128);
+  Shape few_keys = longer;
+  few_keys.len_k = 256;  // 128 tiles of keys
+  CHECK(rows(few_keys) == 64);
+  few_keys.len_k = 257;
+  CHECK(rows(few_keys) == 128);
+  CHECK(rows(longer, "", [](Attention& a) { a.window = {.left = 512, .right = 511}; }) == 64);
+  CHECK(rows(longer, "", [](Attention& a) { a.window = {.left = 512, .right = 512}; }) == 128);
+  CHECK(rows(longer, "", [](Attention& a) { a.softcap = 20; }) == 64);
+  CHECK(rows(longer, "cuda:wgmma@rows=64") == 64);
+  CHECK(rows(of_length(100), "cuda:wgmma@rows=128") == 128);
+  Shape wider = longer;
+  wider.dim_v = 72;
+  CHECK(rows(wider) == 64);
+}
+
 TEST_CASE("causal gradients of many heads that share keys: rows before heads") {
   const auto main_of = [](std::int64_t heads_kv, auto... change) {
     Attention a = attention({.batch = 5,

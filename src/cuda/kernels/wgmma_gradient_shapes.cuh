@@ -1,4 +1,5 @@
-// Products of a warpgroup that only the backward pass makes: d[64, 16 n] += a b, for n = 1 to 4.
+// Products of a warpgroup that only the backward pass makes: d[64, 16 n] += a b, for n = 1 to 4
+// and 8.
 //
 // With the macros of wgmma_shapes.cuh, and as that file of ptx_hopper.cuh alone.
 #pragma once
@@ -51,5 +52,6 @@ REGARD_GRADIENT_PRODUCT(1, "16", "%8", "%9", "%10", "%11", "%12", "%13")
 REGARD_GRADIENT_PRODUCT(2, "32", "%16", "%17", "%18", "%19", "%20", "%21")
 REGARD_GRADIENT_PRODUCT(3, "48", "%24", "%25", "%26", "%27", "%28", "%29")
 REGARD_GRADIENT_PRODUCT(4, "64", "%32", "%33", "%34", "%35", "%36", "%37")
+REGARD_GRADIENT_PRODUCT(8, "128", "%64", "%65", "%66", "%67", "%68", "%69")
 
 }  // namespace regard

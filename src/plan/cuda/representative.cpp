@@ -78,6 +78,8 @@ void add_types_and_head_sizes(Problems& problems) {
   problems.both(attention({.type = f16, .dim = 128}));
   problems.both(attention({.type = f16, .dim = 256}));
   problems.backward(causal({.dim = 192, .dim_v = 128}));
+  problems.backward(causal({.dim = 64}));
+  problems.backward(attention({.dim = 64, .len_q = 256}));
   problems.forward(attention({.type = f16, .dim = 32}));
   problems.forward(attention({.type = f16, .dim = 96}));
   problems.forward(short_rows(Causal::none));

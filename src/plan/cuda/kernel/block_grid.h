@@ -147,6 +147,9 @@ REGARD_INLINE int64 dbias_sums_bytes(const Problem& p) {
 
 // Rows of lse in the row terms. Those of delta begin after them, and the last tile of lse may reach
 // into them.
-REGARD_INLINE int64 term_rows(const Problem& p) { return p.sizes.heads_q * dq_rows(p) + 64; }
+inline constexpr int64 kRowsOfTermTile = 128;  // at most
+REGARD_INLINE int64 term_rows(const Problem& p) {
+  return p.sizes.heads_q * dq_rows(p) + kRowsOfTermTile;
+}
 
 }  // namespace regard

@@ -98,7 +98,7 @@ struct BackwardWgmmaLayout {
   int dout_bytes = 0;
   int lse = 0;      // [query stages][rows] row terms
   int delta = 0;    // [stages][rows]
-  int dscores = 0;  // the first buffer: dS^T, a panel of [keys][rows]; wide, f32: P^T before it
+  int dscores = 0;  // the first buffer: dS^T, panels of [keys]; wide, f32: P^T before it
   int dscore_bytes = 0;
   int dscore_sizes = 0;  // f32: [buffers][warps], the largest dS^T
   int dbias_terms = 0;   // cluster over the batch: two buffers of sums of a group of keys
@@ -125,7 +125,7 @@ REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   const int parts = hi_lo_parts(c);
   x.query_bytes = parts * panels_of(c.dim) * panel_bytes(t.rows);
   x.dout_bytes = parts * panels_of(c.dim_v) * panel_bytes(t.rows);
-  x.dscore_bytes = parts * panel_bytes(t.keys);
+  x.dscore_bytes = parts * panels_of(t.rows) * panel_bytes(t.keys);
   x.values = parts * panels_of(c.dim) * panel_bytes(t.keys);
   x.peer_keys = x.values + parts * panels_of(c.dim_v) * panel_bytes(t.keys);
   x.queries = x.peer_keys + panels_of(peer_columns(c)) * panel_bytes(t.keys);

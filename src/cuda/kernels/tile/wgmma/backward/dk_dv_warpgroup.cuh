@@ -1,7 +1,9 @@
 // Warpgroups 1 and 2 of a wgmma backward block, with 64 keys each: P^T, dS^T, dk and dv.
 //
-// Exponentials run during dk's product of the tile before; no product runs while dS^T is made. The
-// two warpgroups wait for each other only where they clear rows.
+// Exponentials run during dk's product of the tile before; no product runs while dS^T is made. With
+// tall tiles, of 128 rows, no product runs next to exponentials, and dv's next to half of dS^T: two
+// whole operands next to the scores would take too many registers. The two warpgroups wait for each
+// other only where they clear rows.
 #pragma once
 
 #include "cuda/kernels/tile/wgmma/backward/key_warpgroup.cuh"
@@ -13,7 +15,8 @@ namespace regard {
 template <KernelConfig kConfig>
 struct HeldSteps {
   static constexpr bool kNarrow = kConfig.dim <= 64 && kConfig.dim_v <= 64;
-  static constexpr bool kFree = KeyScores<kConfig>::kPlain && !kConfig.features.dropout;
+  static constexpr bool kFree = KeyScores<kConfig>::kPlain && !kConfig.features.dropout &&
+                                kConfig.tiling.rows == kPanelColumns;
   static constexpr bool kCausal = kConfig.features.interval;
   static constexpr int kKeys = !kFree ? 0 : kNarrow ? (kCausal ? 2 : 0) : 1;
   static constexpr int kValues = kFree && kNarrow && kCausal ? 2 : 0;
@@ -28,6 +31,7 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
   static constexpr int kMostHeld = larger(1, larger(Held::kKeys, Held::kValues));
   using HeldOperand = uint32[kMostHeld][4];
   static constexpr bool kNarrow = kConfig.dim <= 64 && kConfig.dim_v <= 64;
+  static constexpr bool kTall = kConfig.tiling.rows > kPanelColumns;
 
   Accumulator dk[kConfig.dim / 8], dv[kConfig.dim_v / 8];
   Operand probs, signed_probs, dscores;
@@ -95,8 +99,8 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
   // hidden.
   REGARD_DEVICE bool make_probs(const BackwardTask& task, const RowTile& tile, int iteration) {
     const bool hides = this->hides(tile);
-    // With score terms and dk's product there would be too few registers.
-    if constexpr (!kNarrow && !Elementwise::kPlain) wgmma_wait<0>();
+    // There would be too few registers for score terms, or a tall tile, next to dk's product.
+    if constexpr (kTall || (!kNarrow && !Elementwise::kPlain)) wgmma_wait<0>();
     if constexpr (kHasPairTerms<kConfig>) {
       memory.await_full(Memory::kPairTermsFull, iteration);
     }
@@ -108,6 +112,23 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
       elementwise.apply_dropout(probs, signed_probs, bits[0]);
     }
     return may_hide;
+  }
+
+  // From P^T and dP^T to dS^T. Ends when dv's product is complete.
+  REGARD_DEVICE void make_dscores(int iteration, bool hides) {
+    if constexpr (kTall) {
+      wgmma_wait<1>();
+      fence_operand(scores);
+      elementwise.template make_dscores<0, 2>(dscores, probs, scores, memory, iteration, hides);
+      wgmma_wait<0>();
+      fence_operand(scores);  // so that the second half is made after the wait
+      elementwise.template make_dscores<1, 2>(dscores, probs, scores, memory, iteration, hides);
+    } else {
+      wgmma_wait<0>();
+      fence_operand(scores);
+      elementwise.make_dscores(dscores, Elementwise::kHasSignedProbs ? signed_probs : probs, scores,
+                               memory, iteration, hides);
+    }
   }
 
   REGARD_DEVICE void mainloop(const BackwardTask& task) {
@@ -126,10 +147,7 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
       if constexpr (kConfig.wanted.dv) {
         this->multiply_rows(dv, probs, memory.douts(iteration & 1));
       }
-      wgmma_wait<0>();
-      fence_operand(scores);
-      elementwise.make_dscores(dscores, Elementwise::kHasSignedProbs ? signed_probs : probs, scores,
-                               memory, iteration, hides);
+      make_dscores(iteration, hides);
       memory.await_empty(Memory::kDscoreEmpty, iteration);
       this->store_dscores(dscores, iteration);
       const SharedAddress rows = memory.queries(queries.stage);

@@ -18,6 +18,7 @@ struct DqSums {
   static constexpr int kBlocks = kConfig.dim / 8;
   static constexpr int kWhole = kBlocks / kAtOnce, kRest = kBlocks % kAtOnce;
   static constexpr int kLastPart = kWhole + (kRest > 0) - 1;
+  static constexpr int kPanels = kRows / kPanelColumns;  // of dS^T, and of rows of dq
   static constexpr int kOnePanel = 16;  // a stride that is not used: the operand has one panel
 
   const KernelParams& params;
@@ -27,9 +28,9 @@ struct DqSums {
 
   template <int kCount>
   REGARD_DEVICE void add_to_memory(const Accumulator (&sums)[kCount], const BackwardTask& task,
-                                   const RowTile& tile, int first_block) const {
-    if (tile.index * kRows + warp_index() * 16 >= task.seq.len_q) return;
-    const int64 unit = rows.of(tile) / 16 + warp_index();
+                                   const RowTile& tile, int first_block, int first_row = 0) const {
+    if (tile.index * kRows + first_row + warp_index() * 16 >= task.seq.len_q) return;
+    const int64 unit = (rows.of(tile) + first_row) / 16 + warp_index();
     float* const to =
         params.buffers.dq_sums + dq_offset(kConfig, unit, first_block, lane_index(), 0);
 #pragma unroll
@@ -43,10 +44,11 @@ struct DqSums {
 
   // sums = (adds ? sums : 0) + dS K over kSumKeys keys from `first_key` on, by kParts parts.
   template <int kSumKeys, int kCount>
-  REGARD_DEVICE void multiply(Accumulator (&sums)[kCount], int buffer, int first_block,
+  REGARD_DEVICE void multiply(Accumulator (&sums)[kCount], int buffer, int panel, int first_block,
                               int first_key = 0, bool adds = false) const {
     constexpr int kParts = Memory::kParts;
-    const uint32 a = descriptor_word(memory.dscores(buffer) + panel_bytes(first_key), kOnePanel);
+    const uint32 a = descriptor_word(
+        memory.dscores(buffer) + panel * panel_bytes(kKeys) + panel_bytes(first_key), kOnePanel);
     const uint32 b = descriptor_word(
         memory.keys() + first_block / 8 * panel_bytes(kKeys) + panel_bytes(first_key), kOnePanel);
     wgmma_fence();
@@ -66,21 +68,27 @@ struct DqSums {
 
   // ---------------------------------------------------------------------------------- f16 and bf16
 
+  // `panel`: 64 of the tile's rows.
   template <int kCount>
   REGARD_DEVICE void make_part(const BackwardTask& task, const RowTile& tile, int iteration,
-                               int part) {
+                               int panel, int part) {
     Accumulator sums[kCount];
-    multiply<kKeys>(sums, iteration & 1, part * kAtOnce);
-    if (kConfig.ordered_dq && part == 0) semaphore.acquire(task, tile);
+    multiply<kKeys>(sums, iteration & 1, panel, part * kAtOnce);
+    if (kConfig.ordered_dq && panel + part == 0) semaphore.acquire(task, tile);
     wgmma_wait<0>();
     fence_operand(sums);
-    if (part == kLastPart) free_dscores(iteration);
-    add_to_memory(sums, task, tile, part * kAtOnce);
+    if (panel == kPanels - 1 && part == kLastPart) free_dscores(iteration);
+    add_to_memory(sums, task, tile, part * kAtOnce, panel * kPanelColumns);
   }
   REGARD_DEVICE void make_dq(const BackwardTask& task, const RowTile& tile, int iteration) {
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
 #pragma unroll 1
-    for (int part = 0; part < kWhole; ++part) make_part<kAtOnce>(task, tile, iteration, part);
-    if constexpr (kRest > 0) make_part<kRest>(task, tile, iteration, kWhole);
+      for (int part = 0; part < kWhole; ++part) {
+        make_part<kAtOnce>(task, tile, iteration, panel, part);
+      }
+      if constexpr (kRest > 0) make_part<kRest>(task, tile, iteration, panel, kWhole);
+    }
   }
 };
 

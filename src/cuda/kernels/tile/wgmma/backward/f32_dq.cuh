@@ -49,7 +49,7 @@ struct F32Dq {
   template <int kCount>
   REGARD_DEVICE void multiply(Accumulator (&sums)[kCount], int buffer, int first_block,
                               int first_key, bool adds) const {
-    dq.template multiply<kWarpgroupRows>(sums, buffer, first_block, first_key, adds);
+    dq.template multiply<kWarpgroupRows>(sums, buffer, 0, first_block, first_key, adds);
     wgmma_wait<0>();
     fence_operand(sums);
   }

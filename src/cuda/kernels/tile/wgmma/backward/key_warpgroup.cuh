@@ -187,7 +187,9 @@ struct KeyWarpgroup {
   REGARD_DEVICE void store_dscores(const Operand& ds, int iteration) const {
     const SharedAddress to = memory.dscores(Memory::dscore_buffer(iteration));
 #pragma unroll
-    for (int k = 0; k < kRows / 16; ++k) stmatrix(to + (fragment ^ k << 5), ds[0][k]);
+    for (int k = 0; k < kRows / 16; ++k) {
+      stmatrix(to + k / 4 * panel_bytes(kKeys) + (fragment ^ k % 4 << 5), ds[0][k]);
+    }
   }
   // Called after the next products have begun: the fence is slow while copies are under way.
   REGARD_DEVICE void hand_over_dscores(int iteration) const {

@@ -25,7 +25,7 @@ struct BackwardMemory {
   static constexpr bool kF32 = kConfig.products == Products::f16x3;
   static constexpr int kParts = hi_lo_parts(kConfig);
   static constexpr int kKeyWarps = kWide ? 4 : 8;  // that make dS^T
-  static_assert(kStages <= kMostBackwardStages && kRows == kPanelColumns);
+  static_assert(kStages <= kMostBackwardStages && kRows % kPanelColumns == 0);
   static_assert(kKeys == kWarpgroupRows * kKeyWarps / 4);
 
   // Arrival counts. A thread arrives for itself if it read or wrote the tile with ordinary loads
