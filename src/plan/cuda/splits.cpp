@@ -1,8 +1,9 @@
-// Costs of splits, by measurements.
+// Costs of splits of keys, by measurements.
 #include "plan/cuda/splits.hpp"
 
 #include "plan/cuda/kernel/mma_layout.h"
 #include "plan/cuda/kernel/wgmma_layout.h"
+#include "plan/cuda/visible_tiles.hpp"
 
 namespace regard {
 namespace {
@@ -63,36 +64,11 @@ int splits_of_decoding(const KernelConfig& c, const Chip& chip, const TilingRequ
   return int(best);
 }
 
-struct VisibleTiles {
-  int64 most, mean;
-
-  bool equal() const { return double(mean) > 0.75 * double(most); }
-};
 // The time of all blocks, each of which takes `mean` on average. Equal blocks end in waves. Of
 // unequal ones the longest begin first, so that they end nearly together.
 double time_of_blocks(const VisibleTiles& visible, double mean, int64 blocks, int64 at_once) {
   if (visible.equal()) return double(divide_up(blocks, at_once)) * mean;
   return mean * (double(blocks) / double(at_once) + 0.25);
-}
-// What the first, the middle and the last tile of `own` rows or keys see, in tiles of `other_tile`.
-// interval(first, last): what those see, from the first of them to the last.
-template <class IntervalOf>
-VisibleTiles visible_tiles(int64 own, int64 own_tile, int64 other_tile, IntervalOf interval) {
-  const auto seen = [&](int64 tile) {
-    const Interval x = interval(tile * own_tile, smaller((tile + 1) * own_tile, own) - 1);
-    return x.empty() ? 0 : divide_up(x.end, other_tile) - x.begin / other_tile;
-  };
-  const int64 last = divide_up(own, own_tile) - 1, of[] = {seen(0), seen(last / 2), seen(last)};
-  return {larger(larger(of[0], of[1]), of[2]), divide_up(of[0] + of[1] + of[2], 3)};
-}
-// The tiles of rows of a query head that see some key of a tile.
-VisibleTiles visible_row_tiles(const Problem& p, int64 tile_rows, int64 tile_keys) {
-  const int64 rows = p.sizes.len_q, keys = p.sizes.len_k, all = divide_up(rows, tile_rows);
-  if (!p.features.interval || p.features.positions) return {all, all};
-  return visible_tiles(keys, tile_keys, tile_rows, [&](int64 first, int64 last) {
-    return Interval{visible_queries(p.mask_params, first, rows, keys).begin,
-                    visible_queries(p.mask_params, last, rows, keys).end};
-  });
 }
 // The tiles of keys that some row of a tile sees.
 VisibleTiles visible_key_tiles(const Problem& p, int64 tile_rows, int64 tile_keys) {
@@ -104,15 +80,6 @@ VisibleTiles visible_key_tiles(const Problem& p, int64 tile_rows, int64 tile_key
   });
 }
 
-// Microseconds that a backward block takes for 64 rows and its keys (H100, H200). Few rows of f32
-// are for mma.
-double time_of_iteration(const Problem& p) {
-  constexpr int64 kFewRows = 128;
-  const int64 columns = larger(p.sizes.dim, p.sizes.dim_v);
-  const double of_16_bits = columns <= 64 ? 1.2 : columns <= 128 ? 1.8 : 2.5;
-  if (p.type != Type::f32) return of_16_bits;
-  return p.sizes.len_q <= kFewRows ? 15 : 3 * of_16_bits;
-}
 // Microseconds that a forward block of wgmma takes for a tile of keys (H100).
 double time_of_key_tile(const KernelConfig& c, const Sizes& s) {
   const int64 columns = larger(s.dim, s.dim_v);
@@ -120,14 +87,6 @@ double time_of_key_tile(const KernelConfig& c, const Sizes& s) {
   const double products = hi_lo_parts(c) > 1 ? 3 : 1;
   return products * 2 * c.tiling.rows * c.tiling.keys * double(s.dim + s.dim_v) / rate;
 }
-// What the parts of dk and dv take: a launch that adds them, and writing and reading them.
-double time_of_parts(const Sizes& s, int64 splits) {
-  constexpr double kLaunch = 3, kBytes = 1.7e6;  // in a microsecond
-  if (splits == 1) return 0;
-  return kLaunch + 8 * double(s.batch) * double(s.heads_kv) * double(s.len_k) *
-                       double(s.dim + s.dim_v) * double(splits) / kBytes;
-}
-
 }  // namespace
 
 bool last_split_merges(const KernelConfig& c, const TilingRequest& request, int64 splits) {
@@ -189,34 +148,6 @@ int key_splits_of_wgmma(const KernelConfig& c, const Problem& p, int64 multiproc
     if (splits >= 2 && time(splits) < time(best)) best = splits;
   }
   return time(best) <= 0.95 * time(1) ? int(best) : 1;
-}
-
-int row_splits_for(const Problem& p, int64 at_once) {
-  constexpr double kStart = 3;  // of a block, in microseconds
-  constexpr int64 kRows = 64, kKeys = 128, kWideKeys = 64, kWide = 128;
-  const Sizes& s = p.sizes;
-  const int64 keys = larger(s.dim, s.dim_v) > kWide ? kWideKeys : kKeys;
-  const int64 tiles = s.batch * s.heads_kv * divide_up(s.len_k, keys);
-  if (tiles == 0 || tiles > 2 * at_once) return 1;
-  const VisibleTiles visible = visible_row_tiles(p, kRows, keys);
-  const bool whole_heads = p.deterministic || p.features.bias;
-  const auto each = [&](int64 row_tiles, int64 splits) {
-    const int64 iterations = whole_heads ? divide_up(s.group(), splits) * row_tiles
-                                         : divide_up(s.group() * row_tiles, splits);
-    return kStart + time_of_iteration(p) * double(iterations);
-  };
-  const auto time = [&](int64 splits) {
-    const double longest = each(visible.most, splits);
-    const double all = time_of_blocks(visible, each(visible.mean, splits), tiles * splits, at_once);
-    return larger(longest, all) + time_of_parts(s, splits);
-  };
-  const int64 most = s.group() * (whole_heads ? 1 : visible.most);
-  int64 best = 1;
-  for (int64 waves = 1; waves <= 4; ++waves) {
-    const int64 splits = smaller(waves * at_once / tiles, most);
-    if (splits >= 2 && time(splits) < time(best)) best = splits;
-  }
-  return time(best) <= 0.9 * time(1) ? int(best) : 1;
 }
 
 }  // namespace regard

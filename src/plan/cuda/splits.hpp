@@ -21,7 +21,8 @@ int key_splits_of_wgmma(const KernelConfig&, const Problem&, int64 multiprocesso
 bool last_split_merges(const KernelConfig&, const TilingRequest&, int64 splits);
 
 // Backward: the number whose blocks, and the sum of whose parts, end first. It does not depend on
-// what is known only when there is data, because the workspace is asked for before.
-int row_splits_for(const Problem&, int64 blocks_at_once);
+// what is known only when there is data, because the workspace is asked for before. `as_wgmma`:
+// for a problem that wgmma computes if its data are aligned.
+int row_splits_for(const Problem&, int64 blocks_at_once, bool as_wgmma);
 
 }  // namespace regard

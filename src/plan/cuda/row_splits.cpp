@@ -1,0 +1,114 @@
+// Costs of splits of query rows, by measurements.
+#include "plan/cuda/backward_order.hpp"
+#include "plan/cuda/splits.hpp"
+#include "plan/cuda/visible_tiles.hpp"
+
+namespace regard {
+namespace {
+
+constexpr int64 kRowsOfTile = 64, kWideColumns = 128;  // of a tile; columns
+
+// The tiles of rows of a query head that see some key of a tile.
+VisibleTiles visible_row_tiles(const Problem& p, int64 tile_keys) {
+  const int64 rows = p.sizes.len_q, keys = p.sizes.len_k, all = divide_up(rows, kRowsOfTile);
+  if (!p.features.interval || p.features.positions) return {all, all};
+  return visible_tiles(keys, tile_keys, kRowsOfTile, [&](int64 first, int64 last) {
+    return Interval{visible_queries(p.mask_params, first, rows, keys).begin,
+                    visible_queries(p.mask_params, last, rows, keys).end};
+  });
+}
+
+// Times are in microseconds (H100). Measured, causal, unsplit / two / three / four / eight splits:
+// (36, 25/1, 678, D 184) 3092 / 3142 / 2755 / 2463 / 2213, (5, 55/5, 2048, 128) 2042 / 2130 / 1763
+// / 1738 / 1784, (2, 64/8, 4096, 128) 3281 / 2598 / 2570 / 2645 / 2770, (24, 28/4, 1100, 96) 1214 /
+// 1365 / 1403 / 1444 / 1682, (16, 16/2, 1366, 128) 890 / 887 / 881 / 895 / 1021; full (1, 30/10,
+// 203, 128) 36 / 30 / 27 / 25 / 31.
+struct RowSplits {
+  const Problem& p;
+  const int64 at_once;  // blocks
+  const bool as_wgmma;
+  const Sizes& s = p.sizes;
+  const int64 columns = larger(s.dim, s.dim_v), heads = s.batch * s.heads_kv;
+  const int64 tile_keys = columns > kWideColumns ? 64 : 128;
+  const int64 tiles_of_head = divide_up(s.len_k, tile_keys), tiles = heads * tiles_of_head;
+  const VisibleTiles visible = visible_row_tiles(p, tile_keys);
+  const bool rows_outer = as_wgmma && is_for_rows_outer(p);
+  const bool whole_heads = p.deterministic || p.features.bias;
+
+  int best() const {
+    constexpr int64 kFewSplits = 16, kWaves = 4;
+    if (tiles == 0 || tiles > most_tiles()) return 1;
+    int64 best = 1;
+    double least = time(1);
+    const double enough = (as_wgmma ? 0.95 : 0.9) * least;
+    const auto consider = [&](int64 splits) {
+      if (splits < 2 || splits > most_splits()) return;
+      if (const double x = time(splits); x < least) best = splits, least = x;
+    };
+    const int64 most = larger(kFewSplits, kWaves * at_once / tiles);
+    for (int64 splits = 2; splits <= most; splits += larger<int64>(1, splits / 8)) consider(splits);
+    for (int64 waves = 1; waves <= kWaves; ++waves) consider(waves * at_once / tiles);
+    return least <= enough ? int(best) : 1;
+  }
+
+  // More blocks end at about the same time by themselves; unequal ones where there are many.
+  int64 most_tiles() const { return (visible.equal() || !as_wgmma ? 2 : 8) * at_once; }
+  // Parts take little memory, or less than the sums of dq.
+  int64 most_splits() const {
+    constexpr int64 kLittle = 64 << 20;
+    const int64 by_memory = larger(int64(kLittle / bytes_of_part()), s.group() / 2);
+    return smaller(s.group() * (whole_heads ? 1 : visible.most), by_memory);
+  }
+  double bytes_of_part() const {
+    return 4 * double(s.batch) * double(s.heads_kv) * double(s.len_k) * double(s.dim + s.dim_v);
+  }
+
+  // Of 64 rows in a block. Where blocks are unequal, the chip is mostly full, and slower. Few rows
+  // of f32 are for mma.
+  double of_iteration() const {
+    constexpr int64 kFewRows = 128;
+    constexpr double kFull = 1.3;
+    const double of_16_bits = columns <= 64 ? 1.2 : columns <= kWideColumns ? 1.8 : 2.5;
+    const double x = columns > 64 && !visible.equal() ? kFull * of_16_bits : of_16_bits;
+    if (p.type != Type::f32) return x;
+    return s.len_q <= kFewRows ? 15 : 3 * x;
+  }
+  double of_block(int64 row_tiles, int64 splits) const {
+    constexpr double kStart = 3;
+    const int64 iterations = whole_heads ? divide_up(s.group(), splits) * row_tiles
+                                         : divide_up(s.group() * row_tiles, splits);
+    return kStart + of_iteration() * double(iterations);
+  }
+  // A launch that adds the parts of dk and dv, which are written and read.
+  double of_parts(int64 splits) const {
+    const double kLaunch = as_wgmma ? 2 : 3, kBytes = as_wgmma ? 3e6 : 1.7e6;
+    return splits == 1 ? 0 : kLaunch + 2 * bytes_of_part() * double(splits) / kBytes;
+  }
+  // Equal blocks end in waves. Of unequal ones the longest of a group of heads begin first: one
+  // group ends nearly together, and the longest of the last of several groups begin late. Blocks
+  // that are split take the rows of one head after another, which the cache may not keep.
+  double time(int64 splits) const {
+    constexpr double kTogether = 1.05, kLate = 0.6, kSplit = 1.05;
+    const double mean = of_block(visible.mean, splits), longest = of_block(visible.most, splits);
+    const int64 blocks = tiles * splits;
+    if (visible.equal()) return double(divide_up(blocks, at_once)) * mean + of_parts(splits);
+    const double all = mean * double(blocks) / double(at_once);
+    const double slower = splits > 1 && rows_outer ? kSplit : 1;
+    const bool together = heads_of_group(splits) >= heads * splits;
+    const double ends =
+        slower * all * (together ? kTogether : 1) + (together ? 0 : kLate * longest);
+    return larger(longest, ends) + of_parts(splits);
+  }
+  int64 heads_of_group(int64 splits) const {
+    if (splits == 1 && rows_outer) return heads_of_rows_outer(heads, tiles_of_head, at_once);
+    return larger<int64>(1, at_once / tiles_of_head);
+  }
+};
+
+}  // namespace
+
+int row_splits_for(const Problem& p, int64 blocks_at_once, bool as_wgmma) {
+  return RowSplits{p, blocks_at_once, as_wgmma}.best();
+}
+
+}  // namespace regard
