@@ -137,6 +137,35 @@ TEST_CASE("mma: smaller tiles for few keys, and for packed sequences by their me
   CHECK(packed_rows(4096, 1).tiling.rows == 16);  // rows that belong to no sequence
 }
 
+TEST_CASE("mma: two blocks of four warps for some head sizes, and short causal sequences") {
+  const auto warps = [](Pass pass, std::int64_t dim, std::int64_t length, Causal causal,
+                        const char* chip_name = "sm_90", float softcap = 0) {
+    Attention a = attention({.len_q = length, .len_k = length, .dim = dim});
+    a.causal = causal;
+    a.softcap = softcap;
+    const CudaPlan plan = planned(problem(a, pass), chip_name, "cuda:mma");
+    return launch_of(plan, pass == Pass::forward ? Kernel::forward : Kernel::backward)
+        ->config.tiling.warps;
+  };
+  constexpr auto kFull = Causal::none, kCausal = Causal::bottom_right;
+  CHECK(warps(Pass::backward, 64, 2048, kFull) == 4);  // of 128 keys
+  CHECK(warps(Pass::backward, 72, 2048, kFull) == 4);
+  CHECK(warps(Pass::backward, 96, 2048, kFull) == 4);
+  CHECK(warps(Pass::backward, 96, 2048, kFull, "sm_80") == 8);  // no room for two
+  CHECK(warps(Pass::backward, 104, 2048, kCausal) == 8);
+  CHECK(warps(Pass::backward, 128, 768, kCausal) == 4);
+  CHECK(warps(Pass::backward, 128, 769, kCausal) == 8);
+  CHECK(warps(Pass::backward, 128, 512, kFull) == 8);
+  CHECK(warps(Pass::backward, 160, 2048, kFull) == 4);
+  CHECK(warps(Pass::backward, 160, 2048, kFull, "sm_90", 30) == 8);
+  CHECK(warps(Pass::backward, 168, 2048, kFull) == 8);
+  CHECK(warps(Pass::forward, 160, 2048, kCausal) == 8);
+  CHECK(warps(Pass::forward, 168, 2048, kCausal) == 4);
+  CHECK(warps(Pass::forward, 256, 4096, kCausal) == 4);
+  CHECK(warps(Pass::forward, 256, 4097, kCausal) == 8);
+  CHECK(warps(Pass::forward, 256, 2048, kFull) == 8);
+}
+
 TEST_CASE("causal gradients of heads that share keys: the longest tiles of many heads first") {
   const auto heads = [](std::int64_t heads_kv, std::int64_t length, std::int64_t window) {
     Attention a = attention({.batch = 8,

@@ -48,6 +48,7 @@ constexpr TilingEntry kForward16[] = {
     {128, 128, {.rows = 16, .keys = 64, .warps = 1, .stages = 2}},
     {128, 128, {.rows = 16, .keys = 32, .warps = 1, .stages = 2}},
 
+    {256, 256, {.rows = 64, .keys = 64, .warps = 4, .stages = 1, .min_blocks = 2}},
     {256, 256, {.rows = 128, .keys = 64, .warps = 8, .stages = 2}},
     {256, 256, {.rows = 128, .keys = 32, .warps = 8, .stages = 2}},
     {256, 256, {.rows = 64, .keys = 32, .warps = 4, .stages = 2}},
@@ -126,6 +127,7 @@ constexpr TilingEntry kBackward16[] = {
     {64, 64, {.rows = 32, .keys = 64, .warps = 4, .stages = 1}},
     {64, 64, {.rows = 32, .keys = 32, .warps = 2, .stages = 1}},
 
+    {128, 128, {.rows = 64, .keys = 64, .warps = 4, .stages = 2, .min_blocks = 2}},
     {128, 128, {.rows = 64, .keys = 128, .warps = 8, .stages = 2, .slices = 2}},
     {128, 128, {.rows = 64, .keys = 128, .warps = 8, .stages = 1, .slices = 2}},
     {128, 128, {.rows = 32, .keys = 128, .warps = 8, .stages = 2}},
@@ -134,6 +136,7 @@ constexpr TilingEntry kBackward16[] = {
     {128, 128, {.rows = 32, .keys = 64, .warps = 4, .stages = 1}},
     {128, 128, {.rows = 32, .keys = 32, .warps = 2, .stages = 1}},
 
+    {256, 256, {.rows = 64, .keys = 64, .warps = 4, .stages = 1, .min_blocks = 2}},
     {256, 256, {.rows = 64, .keys = 64, .warps = 8, .stages = 1, .slices = 4}},
     {256, 256, {.rows = 32, .keys = 64, .warps = 8, .stages = 2, .slices = 2}},
     {256, 256, {.rows = 32, .keys = 64, .warps = 8, .stages = 1, .slices = 2}},
@@ -242,6 +245,28 @@ bool is_for_other_lengths(const KernelConfig& c, const TilingRequest& request) {
   if (columns > 128 || t.rows != 64) return false;
   if (request.keys > kFew) return columns > 64 && t.min_blocks == 3;
   return t.keys * columns > (is_f32 ? 2048 : 4096);
+}
+
+// Two blocks of four warps instead of a large one, in 16 bits above 64 columns, are for some head
+// sizes, and for the shorter tiles of rows under a causal mask. Where one multiprocessor has room
+// for both, TFLOP/s (H100) of the large and of the small ones: backward, D 80 causal 201 and 228, D
+// 96 causal 512 117 and 134, D 144 147 and 207, D 160 162 and 230, D 128 causal 384 110 and 116,
+// 2048 236 and 217; forward, D 256 causal 512 170 and 188, 2048 250 and 257, full 307 and 293, D
+// 224 causal 1024 204 and 227, D 160 causal 247 and 241.
+bool is_for_other_sizes(const KernelConfig& c, const Tiling& t, const TilingRequest& request) {
+  constexpr int64 kFewKeys = 768, kManyKeys = 4096;
+  const int64 columns = larger(request.dim, request.dim_v);
+  const bool small = t.rows == 64 && t.keys == 64 && t.warps == 4 && t.min_blocks == 2;
+  if (!small || c.type == Type::f32 || columns <= 64) return false;
+  const bool causal = c.features.interval;
+  if (c.kernel == Kernel::backward) {
+    const Features& f = c.features;
+    if (has_slope(f)) return true;
+    // With more terms they spill.
+    if (columns > 128) return columns > 160 || !is_plain(f) || tests_pairs(f) || f.dropout;
+    return columns > 96 && !(causal && request.keys <= kFewKeys);
+  }
+  return columns > 128 && (columns <= 160 || !causal || request.keys > kManyKeys);
 }
 
 // Head sizes of the tiles: whole steps of every product, in each of the slices. Blocks of eight
@@ -375,6 +400,7 @@ Fit choose_mma_tiling(KernelConfig& c, const TilingRequest& request) {
     c = chosen;
   }
   for (const TilingEntry& entry : entries) {
+    if (is_for_other_sizes(c, entry.tiling, request)) continue;
     set_tiling(c, request, entry.tiling);
     const bool splits_keys = entry.tiling.key_warps > 1 && (!forced || forced->key_warps > 0);
     if (entry.tiling.key_warps > 1 && !(splits_keys && can_split_over_warps(c.level))) continue;
