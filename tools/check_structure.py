@@ -122,7 +122,8 @@ def function_problems(name: str, text: str) -> list[str]:
         if not line.endswith("{") or len(indent) > 2:
             continue
         begin = number
-        while begin > 0 and lines[begin - 1] and lines[begin - 1][-1] not in ";}{:/":
+        while (begin > 0 and lines[begin - 1] and lines[begin - 1][-1] not in ";}{:/"
+               and not lines[begin - 1].lstrip().startswith("//")):
             begin -= 1
         head = " ".join(lines[begin:number + 1])
         if not FUNCTION.match(head):

@@ -156,6 +156,26 @@ def test_peers_agree_with_float64(name: str, which: str) -> None:
         assert max(found.values()) < 2e-6, found
 
 
+@pytest.mark.parametrize("name", ["openvino", "onnx-rt"])
+@pytest.mark.parametrize("type, limit", [("f32", 2e-6), ("f16", 2e-3), ("bf16", 1e-2)])
+def test_engines_agree_with_float64(name: str, type: str, limit: float) -> None:
+    if name not in sides.installed("cpu", [name]):
+        pytest.skip(f"{name} is not installed: tools/setup.sh bench does it")
+    for causal in (False, True):
+        case = cases.Case("peer", "grid", 2, 3, 3, 64, 64, 16, type, causal)
+        problem = Problem(case, HostMemory())
+        with pytest.raises(sides.LeftOut, match="no gradients"):
+            sides.peer(problem, "bwd", name)
+        if name == "onnx-rt" and type != "f32":
+            with pytest.raises(sides.LeftOut, match="float32"):
+                sides.peer(problem, "fwd", name)
+            continue
+        side = sides.peer(problem, "fwd", name)
+        side.call()
+        found = exact.errors(exact.exact_parts(problem), side.results(), problem)
+        assert set(found) == {"out"} and found["out"] < limit, found
+
+
 class TensorsOnHost(GpuMemory):
     """A GPU's arrays and their order, on the CPU."""
 

@@ -6,6 +6,7 @@
         --backends "cuda:mma;cuda:mma@rows=64,keys=128,warps=8"
     python -m regard.bench host [--device cuda:0] [--compiled]
     python -m regard.bench behind [--type bf16] [--threads 2]
+    python -m regard.bench scaling [--threads 1,2,4]
     python -m regard.bench map [--device cuda:0] --seed 1 --seconds 110
     python -m regard.bench plot gpu_h200.jsonl --out gpu.svg
     python -m regard.bench compare old/libregard.so new/libregard.so
@@ -157,7 +158,7 @@ def work(a: argparse.Namespace) -> int:
     rows: list[tables.Row] = list(begun)
     cases = [case for case in a.cases if not any(row["case"] == case.name for row in rows)]
     if not begun and not a.lost:
-        libraries = ("regard", "torch", "jax", "numpy", "cudnn")
+        libraries = ("regard", "torch", "openvino", "onnxruntime", "jax", "numpy", "cudnn")
         say(f"{known['device']}, " + (f"{a.threads} threads" if a.kind == "cpu" else a.device)
             + "; " + ", ".join(f"{name} {known[name]}" for name in libraries if name in known))
         say(f"at the beginning: {facts.load(bench.memory)[0]}")
@@ -242,6 +243,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .behind import main as behind_main
 
         return behind_main(argv[1:])
+    if argv[:1] == ["scaling"]:
+        from .scaling import main as scaling_main
+
+        return scaling_main(argv[1:])
     if argv[:1] == ["map"]:
         from .map.main import main as map_main
 

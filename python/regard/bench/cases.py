@@ -11,7 +11,7 @@ from ..options import ARRAYS, DEFAULTS
 
 SIZE_OF = {"f32": 4, "f16": 2, "bf16": 2}
 PASSES = {"fwd": "forward", "bwd": "backward"}
-FUSED = ("torch", "flash", "efficient", "cudnn", "jax-cudnn")
+FUSED = ("torch", "flash", "efficient", "cudnn", "jax-cudnn", "openvino", "onnx-rt")
 UNFUSED = ("math", "jax", "numpy")
 DROPOUT = {"dropout_p": 0.1, "dropout_seed": 1, "dropout_offset": 2}
 

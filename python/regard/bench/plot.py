@@ -23,6 +23,8 @@ INK, FAINT, GRID = "#26242b", "#6f6b66", "#e6e3dd"
 STYLES: dict[str, tuple[str, str, str]] = {  # label, colour, marker
     "ours": ("Regard", "#d55e00", "o"),
     "torch": ("PyTorch", "#0072b2", "s"),
+    "openvino": ("OpenVINO", "#009e73", "^"),
+    "onnx-rt": ("ONNX Runtime", "#b8860b", "D"),
     "cudnn": ("cuDNN", "#009e73", "^"),
     "flash": ("FlashAttention-2", "#0072b2", "s"),
     "efficient": ("PyTorch memory-efficient", "#b8860b", "D"),
@@ -126,7 +128,8 @@ def draw_cpu(rows: list[Row]) -> Figure:
     first = rows[0]
     kernels = ", ".join(f"{type} {backend_of(rows, type)}" for type in types)
     versions = [f"{label} {first[key]}" for key, label in
-                (("torch", "PyTorch"), ("jax", "JAX"), ("numpy", "NumPy")) if first.get(key)]
+                (("torch", "PyTorch"), ("openvino", "OpenVINO"), ("onnxruntime", "ONNX Runtime"),
+                 ("jax", "JAX"), ("numpy", "NumPy")) if first.get(key)]
     handles = [Rectangle((0, 0), 1, 1, color=STYLES[name][1]) for name in names]
     handles.append(Rectangle((0, 0), 1, 1, color="#c9c6c1"))
     with_head(figure, "Attention on a CPU",

@@ -1,4 +1,4 @@
-"""The sides that are timed: Regard's backends, and the attention of PyTorch, JAX and NumPy."""
+"""The sides that are timed: Regard's backends, and the attention of other libraries."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from .problem import Problem
 UNFUSED_LIMIT = {"cpu": 2**30, "cuda": 2**32}  # bytes of weights
 # Names of peers by device: which library each needs.
 PEERS = {
-    "cpu": {"torch": "torch", "jax": "jax", "numpy": "numpy"},
+    "cpu": {"torch": "torch", "openvino": "openvino", "onnx-rt": "onnxruntime", "jax": "jax",
+            "numpy": "numpy"},
     "cuda": {"flash": "torch", "efficient": "torch", "eff.+dbias": "torch", "cudnn": "torch",
              "math": "torch", "jax": "jax", "jax-cudnn": "jax"},
 }
+NEEDS = {"onnx-rt": "onnx"}  # to describe its model
 TORCH_KERNELS = {"torch": "FLASH_ATTENTION", "flash": "FLASH_ATTENTION",
                  "efficient": "EFFICIENT_ATTENTION", "eff.+dbias": "EFFICIENT_ATTENTION",
                  "cudnn": "CUDNN_ATTENTION", "math": "MATH"}
@@ -61,7 +63,9 @@ def installed(device: str, names: Iterable[str] | None = None) -> dict[str, str]
     """
     found = {}
     for name, library in PEERS[device].items():
-        if names is not None and name not in names or importlib.util.find_spec(library) is None:
+        if names is not None and name not in names:
+            continue
+        if not all(map(importlib.util.find_spec, (library, NEEDS.get(name, library)))):
             continue
         module = importlib.import_module(library)
         if library == "jax" and device == "cuda":
@@ -69,7 +73,7 @@ def installed(device: str, names: Iterable[str] | None = None) -> dict[str, str]
                 module.devices("gpu")
             except RuntimeError:  # its build knows no GPU
                 continue
-        found[name] = str(module.__version__)
+        found[name] = str(module.__version__).split("-")[0]  # without the build
     return found
 
 
@@ -108,8 +112,12 @@ def peer(problem: Problem, which: str, name: str) -> Side:
     if name in UNFUSED and case.weights() > UNFUSED_LIMIT[kind]:
         raise LeftOut(f"unfused: its table of weights takes {case.weights() / 2**30:.1f} GiB")
     library = PEERS[kind][name]
-    make = {"torch": torch_side, "jax": jax_side, "numpy": numpy_side}[library]
-    return make(problem, which, name)
+    makers = {"torch": torch_side, "jax": jax_side, "numpy": numpy_side}
+    if library in makers:
+        return makers[library](problem, which, name)
+    engines = importlib.import_module(".engines", __package__)
+    made: Side = getattr(engines, f"{library}_side")(problem, which, name)
+    return made
 
 
 def as_tensor(x: Any) -> Any:

@@ -18,11 +18,8 @@ VisibleTiles visible_row_tiles(const Problem& p, int64 tile_keys) {
   });
 }
 
-// Times are in microseconds (H100). Measured, causal, unsplit / two / three / four / eight splits:
-// (36, 25/1, 678, D 184) 3092 / 3142 / 2755 / 2463 / 2213, (5, 55/5, 2048, 128) 2042 / 2130 / 1763
-// / 1738 / 1784, (2, 64/8, 4096, 128) 3281 / 2598 / 2570 / 2645 / 2770, (24, 28/4, 1100, 96) 1214 /
-// 1365 / 1403 / 1444 / 1682, (16, 16/2, 1366, 128) 890 / 887 / 881 / 895 / 1021; full (1, 30/10,
-// 203, 128) 36 / 30 / 27 / 25 / 31.
+// Times are in microseconds, and fitted to an H100: docs/notes/performance-gpu.md, "Few tiles of
+// keys", has what was measured.
 struct RowSplits {
   const Problem& p;
   const int64 at_once;  // blocks
