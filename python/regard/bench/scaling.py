@@ -150,15 +150,18 @@ def main(argv: Sequence[str]) -> int:
     if a.options:
         arguments += ["--with", *a.options]
     rows: list[Row] = []
+    a.out.parent.mkdir(parents=True, exist_ok=True)
     for count in a.counts:
-        print(f"{count} thread{'s' if count > 1 else ''}", file=sys.stderr, flush=True)
-        rows += measured(arguments, count)
+        found = measured(arguments, count)
+        rows += found
+        a.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        best = [f"{row['type']} {row['pass']} {1e3 * max(row['tflops'].values()):.0f}"
+                for row in found if row["tflops"]]
+        print(f"{count} threads: {', '.join(best)} GFLOP/s", file=sys.stderr, flush=True)
     print(f"{rows[0]['device']}; regard {rows[0]['regard']}" + "".join(
         f", {name} {rows[0][name]}" for name in ("torch", "openvino", "onnxruntime", "jax", "numpy")
         if name in rows[0]))
     print(table(rows))
-    a.out.parent.mkdir(parents=True, exist_ok=True)
-    a.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print(f"\n{len(rows)} rows written to {a.out}")
     if a.plot:
         draw(rows, a.plot)
