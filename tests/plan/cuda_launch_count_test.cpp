@@ -123,6 +123,13 @@ TEST_CASE("short sequences: one backward kernel, without a workspace") {
     CHECK(on_hopper({.batch = batch, .len_q = 1000, .len_k = 77, .dim = 104}) == "cuda:wgmma");
   }
   CHECK(on_hopper({.batch = 1, .len_q = 100, .len_k = 100}) == "cuda:mma");
+  // Tiles of 64 keys are not for sequences that one of 128 holds.
+  const Shape narrow = {.batch = 40, .len_q = 100, .len_k = 100, .dim = 80};
+  const Shape wide = {.batch = 40, .len_q = 120, .len_k = 120, .dim = 128};
+  for (const char* chip_name : {"sm_90", "sm_80"}) {
+    CHECK(kernels_of(short_plan(narrow, chip_name)) == "backward");
+    CHECK(kernels_of(short_plan(wide, chip_name, causal)) == "backward");
+  }
   CHECK(on_hopper({.batch = 1, .len_q = 64, .len_k = 64, .dim = 256}, causal) == "cuda:mma");
   CHECK(on_hopper({.batch = 40, .len_q = 64, .len_k = 65, .dim = 136}) == "cuda:wgmma");
 }

@@ -281,7 +281,15 @@ TEST_CASE("a workspace has room whatever the data's address is") {
       {.batch = 4, .heads_q = 8, .heads_kv = 8, .len_q = 768, .len_k = 768},
       {.batch = 4, .heads_q = 32, .heads_kv = 32, .len_q = 128, .len_k = 128, .dim = 128},
       {.batch = 1, .heads_q = 100, .heads_kv = 100, .len_q = 256, .len_k = 256, .dim = 64},
-      {.batch = 1, .heads_q = 100, .heads_kv = 100, .len_q = 256, .len_k = 2048, .dim = 64}};
+      {.batch = 1, .heads_q = 100, .heads_kv = 100, .len_q = 256, .len_k = 2048, .dim = 64},
+      {.batch = 3,
+       .heads_q = 32,
+       .heads_kv = 2,
+       .len_q = 1500,
+       .len_k = 1500,
+       .dim = 200,
+       .dim_v = 64},
+      {.heads_q = 64, .heads_kv = 8, .len_q = 4096, .len_k = 4096, .dim = 128}};
   for (const Feature& feature : kFeatures) {
     for (const Shape& shape : shapes) {
       for (const Pass pass : kPasses) {

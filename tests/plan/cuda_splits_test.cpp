@@ -25,7 +25,8 @@ std::int64_t blocks(const CudaPlan& plan) { return launch_of(plan, Kernel::backw
 TEST_SUITE_BEGIN("cuda_plan");
 
 TEST_CASE("few tiles of keys with many iterations fill most of the chip") {
-  const std::int64_t most = chip("sm_90").multiprocessors * 2 / 3;
+  const std::int64_t multiprocessors = chip("sm_90").multiprocessors;
+  const std::int64_t nearly_all = multiprocessors * 7 / 8, most = multiprocessors * 2 / 3;
   for (const char* family : {"cuda:wgmma", "cuda:mma"}) {
     for (const std::int64_t heads_kv : {1, 4, 8}) {
       for (const std::int64_t length : {512, 2048}) {
@@ -42,13 +43,15 @@ TEST_CASE("few tiles of keys with many iterations fill most of the chip") {
                                  .len_q = length,
                                  .len_k = length,
                                  .dim = dim};
-            CHECK(blocks(backward(shape, family, causal)) >= most);
+            // Eight iterations more in each block take as long as the parts of more blocks.
+            const bool adds_much = heads_kv == 1 && length == 512 && dim == 128;
+            CHECK(blocks(backward(shape, family, causal)) >= (adds_much ? most : nearly_all));
           }
         }
       }
     }
     // Many rows, few keys.
-    CHECK(blocks(backward({.batch = 1, .len_q = 8192, .len_k = 128}, family)) >= most);
+    CHECK(blocks(backward({.batch = 1, .len_q = 8192, .len_k = 128}, family)) >= nearly_all);
   }
 }
 

@@ -49,7 +49,7 @@ def onnxruntime_side(problem: Problem, which: str, name: str) -> Side:
     if case.type != "f32":
         raise LeftOut("its CPU kernel takes float32 alone")
     if case.heads != case.heads_kv or case.columns_out != case.dim:
-        raise LeftOut("its kernel takes as many heads, and as large values, as queries")
+        raise LeftOut("only as many heads of keys as of queries, and D = Dv, are described here")
     inputs = {x: np.ascontiguousarray(problem.given[x].swapaxes(1, 2)).reshape(
         case.batch, -1, case.heads * case.dim) for x in "qkv"}
     node = helper.make_node("MultiHeadAttention", [*inputs], ["out"], domain="com.microsoft",

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .cases import PASSES
 from .tables import Row, is_ours
 
 SHAPE = "1x16x2048x64"
-PASSES = {"fwd": "forward", "bwd": "backward"}
 
 
 def counts_up_to(cores: int) -> list[int]:
@@ -110,7 +110,7 @@ def draw(rows: list[Row], out: Path) -> None:
         first, (batch, heads, _, length, _, dim) = rows[0], rows[0]["sizes"][:6]
         plot.with_head(figure, "Attention on more threads",
                        f"{first['device']}; {batch} x {heads} heads, {length} tokens of {dim}, "
-                       f"{first['mask']}; speed over that of one thread, times the threads",
+                       f"{first['mask']}; speed per thread, relative to the fewest threads",
                        handles, [plot.STYLES[name][0] for name in names])
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=110, facecolor="white",

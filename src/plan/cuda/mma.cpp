@@ -247,14 +247,12 @@ bool is_for_other_lengths(const KernelConfig& c, const TilingRequest& request) {
   return t.keys * columns > (is_f32 ? 2048 : 4096);
 }
 
-// Two blocks of four warps instead of a large one, in 16 bits above 64 columns, are for some head
-// sizes, and for the shorter tiles of rows under a causal mask. Where one multiprocessor has room
-// for both, TFLOP/s (H100) of the large and of the small ones: backward, D 80 causal 201 and 228, D
-// 96 causal 512 117 and 134, D 144 147 and 207, D 160 162 and 230, D 128 causal 384 110 and 116,
-// 2048 236 and 217; forward, D 256 causal 512 170 and 188, 2048 250 and 257, full 307 and 293, D
-// 224 causal 1024 204 and 227, D 160 causal 247 and 241.
+// In 16 bits, two blocks of four warps on a multiprocessor are faster than one large block for some
+// head sizes above 64, and under a causal mask for few keys backward, and for many forward:
+// docs/notes/performance-gpu.md, "Compared with PyTorch". This holds for tilings that are forced in
+// part, too, whose other members are then those that would be chosen.
 bool is_for_other_sizes(const KernelConfig& c, const Tiling& t, const TilingRequest& request) {
-  constexpr int64 kFewKeys = 768, kManyKeys = 4096;
+  constexpr int64 kKeysOfOneTile = 128, kFewKeys = 768, kManyKeys = 4096;
   const int64 columns = larger(request.dim, request.dim_v);
   const bool small = t.rows == 64 && t.keys == 64 && t.warps == 4 && t.min_blocks == 2;
   if (!small || c.type == Type::f32 || columns <= 64) return false;
@@ -264,6 +262,8 @@ bool is_for_other_sizes(const KernelConfig& c, const Tiling& t, const TilingRequ
     if (has_slope(f)) return true;
     // With more terms they spill.
     if (columns > 128) return columns > 160 || !is_plain(f) || tests_pairs(f) || f.dropout;
+    // A tile of 128 keys may have all of a sequence.
+    if (request.keys > t.keys && request.keys <= kKeysOfOneTile) return true;
     return columns > 96 && !(causal && request.keys <= kFewKeys);
   }
   return columns > 128 && (columns <= 160 || !causal || request.keys > kManyKeys);

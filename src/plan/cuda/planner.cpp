@@ -129,13 +129,11 @@ void find_workspace_elsewhere(Draft& d, const Chip& whole_chip) {
     const int64 bytes = plan_cuda(p, whole_chip, choice, Reasons::left_out).workspace.size;
     d.plan.workspace_elsewhere = larger(d.plan.workspace_elsewhere, bytes);
   };
-  if (d.choice.any_family && d.p.type != Type::f32) {
-    CudaChoice choice = d.choice;
-    choice.any_family = false;
-    choice.family = Family::mma;
-    add(d.p, choice);
-  }
   Problem moved = d.p;
+  if (d.choice.any_family && d.p.type != Type::f32) {
+    moved.q.data = reinterpret_cast<void*>(2);
+    add(moved, d.choice);
+  }
   moved.q.data = reinterpret_cast<void*>(16);
   if (d.main.kernel == Kernel::forward && d.main.tiling.rows > 192 && !d.p.out.data) {
     moved.out = moved.q;

@@ -6,7 +6,8 @@
 namespace regard {
 namespace {
 
-constexpr int64 kRowsOfTile = 64, kWideColumns = 128;  // of a tile; columns
+constexpr int64 kRowsOfTile = 64;
+constexpr int64 kWideColumns = 128;  // above it, a tile has 64 keys instead of 128
 
 // The tiles of rows of a query head that see some key of a tile.
 VisibleTiles visible_row_tiles(const Problem& p, int64 tile_keys) {
@@ -52,16 +53,17 @@ struct RowSplits {
   int64 most_tiles() const { return (visible.equal() || !as_wgmma ? 2 : 8) * at_once; }
   // Parts take little memory, or less than the sums of dq.
   int64 most_splits() const {
-    constexpr int64 kLittle = 64 << 20;
-    const int64 by_memory = larger(int64(kLittle / bytes_of_part()), s.group() / 2);
+    constexpr double kLittle = 64 << 20;
+    const double of_dq = 4 * double(s.batch) * double(s.heads_q) * double(s.len_q) * double(s.dim);
+    const int64 by_memory = int64(larger(kLittle, of_dq) / bytes_of_part());
     return smaller(s.group() * (whole_heads ? 1 : visible.most), by_memory);
   }
   double bytes_of_part() const {
     return 4 * double(s.batch) * double(s.heads_kv) * double(s.len_k) * double(s.dim + s.dim_v);
   }
 
-  // Of 64 rows in a block. Where blocks are unequal, the chip is mostly full, and slower. Few rows
-  // of f32 are for mma.
+  // Of 64 rows in a block. Where blocks are unequal, the chip is mostly full, and kFull times as
+  // slow. Few rows of f32 are for mma.
   double of_iteration() const {
     constexpr int64 kFewRows = 128;
     constexpr double kFull = 1.3;
@@ -81,9 +83,10 @@ struct RowSplits {
     const double kLaunch = as_wgmma ? 2 : 3, kBytes = as_wgmma ? 3e6 : 1.7e6;
     return splits == 1 ? 0 : kLaunch + 2 * bytes_of_part() * double(splits) / kBytes;
   }
-  // Equal blocks end in waves. Of unequal ones the longest of a group of heads begin first: one
-  // group ends nearly together, and the longest of the last of several groups begin late. Blocks
-  // that are split take the rows of one head after another, which the cache may not keep.
+  // Equal blocks end in waves. Of unequal ones the longest of a group of heads begin first: those
+  // of one group end together, but for kTogether; of several groups, the longest blocks of the last
+  // one begin late, and run alone for kLate of their time. Blocks that are split take the rows of
+  // one head after another, which the cache may not keep: they are kSplit times as slow.
   double time(int64 splits) const {
     constexpr double kTogether = 1.05, kLate = 0.6, kSplit = 1.05;
     const double mean = of_block(visible.mean, splits), longest = of_block(visible.most, splits);

@@ -234,7 +234,7 @@ Fit choose_wgmma_backward_tiling(KernelConfig& c, const TilingRequest& request) 
       forced_rows > 0 ? forced_rows == kTallTiling.rows : is_for_tall_tiles(request);
   if (is_tall && has_tall_tiles(c)) {
     const Fit fit = choose_stages(c, request, kTallTiling);
-    if (fit == Fit::fits) return fit;
+    if (fit == Fit::fits || forced_rows > 0) return fit;
   }
   const Tiling& first = tiling_of(c.type, request.dim, request.dim_v);
   const Fit fit = choose_stages(c, request, first);

@@ -1,9 +1,9 @@
 // Warpgroups 1 and 2 of a wgmma backward block, with 64 keys each: P^T, dS^T, dk and dv.
 //
-// Exponentials run during dk's product of the tile before; no product runs while dS^T is made. With
-// tall tiles, of 128 rows, no product runs next to exponentials, and dv's next to half of dS^T: two
-// whole operands next to the scores would take too many registers. The two warpgroups wait for each
-// other only where they clear rows.
+// Exponentials run during dk's product of the tile before; no product runs while dS^T is made. Next
+// to tall tiles, of 128 rows, there are no registers for dS^T of the tile before, so that
+// exponentials wait for that product. The two warpgroups wait for each other only where they clear
+// rows.
 #pragma once
 
 #include "cuda/kernels/tile/wgmma/backward/key_warpgroup.cuh"
@@ -114,23 +114,6 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
     return may_hide;
   }
 
-  // From P^T and dP^T to dS^T. Ends when dv's product is complete.
-  REGARD_DEVICE void make_dscores(int iteration, bool hides) {
-    if constexpr (kTall) {
-      wgmma_wait<1>();
-      fence_operand(scores);
-      elementwise.template make_dscores<0, 2>(dscores, probs, scores, memory, iteration, hides);
-      wgmma_wait<0>();
-      fence_operand(scores);  // so that the second half is made after the wait
-      elementwise.template make_dscores<1, 2>(dscores, probs, scores, memory, iteration, hides);
-    } else {
-      wgmma_wait<0>();
-      fence_operand(scores);
-      elementwise.make_dscores(dscores, Elementwise::kHasSignedProbs ? signed_probs : probs, scores,
-                               memory, iteration, hides);
-    }
-  }
-
   REGARD_DEVICE void mainloop(const BackwardTask& task) {
     RowWalk<kConfig> tile = begin(task);
     const int last = task.iterations - 1;
@@ -147,7 +130,10 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
       if constexpr (kConfig.wanted.dv) {
         this->multiply_rows(dv, probs, memory.douts(iteration & 1));
       }
-      make_dscores(iteration, hides);
+      wgmma_wait<0>();
+      fence_operand(scores);
+      elementwise.make_dscores(dscores, Elementwise::kHasSignedProbs ? signed_probs : probs, scores,
+                               memory, iteration, hides);
       memory.await_empty(Memory::kDscoreEmpty, iteration);
       this->store_dscores(dscores, iteration);
       const SharedAddress rows = memory.queries(queries.stage);

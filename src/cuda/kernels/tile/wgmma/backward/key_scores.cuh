@@ -391,25 +391,21 @@ struct KeyScores {
   // ------------------------------------------------------------------------------------- gradients
 
   // Makes dS^T from signed P^T and dP^T. (Without dropout the product has subtracted delta from
-  // dP^T.) A hidden pair gets 0, whatever its row and key hold. `kPart`: of kParts equal parts of
-  // the rows.
-  template <int kPart = 0, int kParts = 1>
+  // dP^T.) A hidden pair gets 0, whatever its row and key hold.
   REGARD_DEVICE void make_dscores(Operand& ds, const Operand& signed_probs, const Scores& dprobs,
                                   const Memory& memory, int iteration, bool hides) const {
-    constexpr int kBlocks = kRowBlocks / kParts, kFirst = kPart * kBlocks;
     if (kHidesAlways || hides) {
-      make_dscore_blocks<true, kFirst, kBlocks>(ds, signed_probs, dprobs, memory, iteration);
+      make_dscores<true>(ds, signed_probs, dprobs, memory, iteration);
     } else {
-      make_dscore_blocks<false, kFirst, kBlocks>(ds, signed_probs, dprobs, memory, iteration);
+      make_dscores<false>(ds, signed_probs, dprobs, memory, iteration);
     }
   }
-  template <bool kHides, int kFirst, int kBlocks>
-  REGARD_DEVICE void make_dscore_blocks(Operand& ds, const Operand& signed_probs,
-                                        const Scores& dprobs, const Memory& memory,
-                                        int iteration) const {
+  template <bool kHides>
+  REGARD_DEVICE void make_dscores(Operand& ds, const Operand& signed_probs, const Scores& dprobs,
+                                  const Memory& memory, int iteration) const {
     const float scale = kOn.dropout ? float(keep_scale(params.problem.dropout)) : 1.0f;
 #pragma unroll
-    for (int n = kFirst; n < kFirst + kBlocks; ++n) {
+    for (int n = 0; n < kRowBlocks; ++n) {
       float delta[2] = {};
       if constexpr (!kAddsDelta) read_rows(delta, memory.delta(Memory::dout_stage(iteration)), n);
 #pragma unroll
