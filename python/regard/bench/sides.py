@@ -112,12 +112,11 @@ def peer(problem: Problem, which: str, name: str) -> Side:
     if name in UNFUSED and case.weights() > UNFUSED_LIMIT[kind]:
         raise LeftOut(f"unfused: its table of weights takes {case.weights() / 2**30:.1f} GiB")
     library = PEERS[kind][name]
-    makers = {"torch": torch_side, "jax": jax_side, "numpy": numpy_side}
-    if library in makers:
-        return makers[library](problem, which, name)
-    engines = importlib.import_module(".engines", __package__)
-    made: Side = getattr(engines, f"{library}_side")(problem, which, name)
-    return made
+    from .engines import onnxruntime_side, openvino_side  # they need this module's Side
+
+    make = {"torch": torch_side, "openvino": openvino_side, "onnxruntime": onnxruntime_side,
+            "jax": jax_side, "numpy": numpy_side}[library]
+    return make(problem, which, name)
 
 
 def as_tensor(x: Any) -> Any:

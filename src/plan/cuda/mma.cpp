@@ -247,12 +247,12 @@ bool is_for_other_lengths(const KernelConfig& c, const TilingRequest& request) {
   return t.keys * columns > (is_f32 ? 2048 : 4096);
 }
 
-// In 16 bits, two blocks of four warps on a multiprocessor are faster than one large block for some
-// head sizes above 64, and under a causal mask for few keys backward, and for many forward:
-// docs/notes/performance-gpu.md, "Compared with PyTorch". This holds for tilings that are forced in
-// part, too, whose other members are then those that would be chosen.
+// In 16 bits above 64 columns, two blocks of four warps on a multiprocessor are faster than one
+// large block for some head sizes, and under a causal mask for few keys:
+// docs/notes/performance-gpu.md, "Compared with PyTorch". Asked for forced tilings too: members
+// that they leave open are those that would be chosen.
 bool is_for_other_sizes(const KernelConfig& c, const Tiling& t, const TilingRequest& request) {
-  constexpr int64 kKeysOfOneTile = 128, kFewKeys = 768, kManyKeys = 4096;
+  constexpr int64 kKeysOfOneTile = 128, kFewKeys = 768, kFewKeysForward = 4096;
   const int64 columns = larger(request.dim, request.dim_v);
   const bool small = t.rows == 64 && t.keys == 64 && t.warps == 4 && t.min_blocks == 2;
   if (!small || c.type == Type::f32 || columns <= 64) return false;
@@ -262,11 +262,11 @@ bool is_for_other_sizes(const KernelConfig& c, const Tiling& t, const TilingRequ
     if (has_slope(f)) return true;
     // With more terms they spill.
     if (columns > 128) return columns > 160 || !is_plain(f) || tests_pairs(f) || f.dropout;
-    // A tile of 128 keys may have all of a sequence.
+    // A tile of 128 keys may have all of a sequence, and make its gradients in one kernel.
     if (request.keys > t.keys && request.keys <= kKeysOfOneTile) return true;
     return columns > 96 && !(causal && request.keys <= kFewKeys);
   }
-  return columns > 128 && (columns <= 160 || !causal || request.keys > kManyKeys);
+  return columns > 128 && (columns <= 160 || !causal || request.keys > kFewKeysForward);
 }
 
 // Head sizes of the tiles: whole steps of every product, in each of the slices. Blocks of eight

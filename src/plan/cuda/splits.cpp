@@ -87,6 +87,7 @@ double time_of_key_tile(const KernelConfig& c, const Sizes& s) {
   const double products = hi_lo_parts(c) > 1 ? 3 : 1;
   return products * 2 * c.tiling.rows * c.tiling.keys * double(s.dim + s.dim_v) / rate;
 }
+
 }  // namespace
 
 bool last_split_merges(const KernelConfig& c, const TilingRequest& request, int64 splits) {

@@ -115,8 +115,8 @@ bool has_tall_tiles(const KernelConfig& c) {
   return plain && c.products == Products::direct && larger(c.dim, c.dim_v) <= kLargestHead;
 }
 // Whether they repay the rows that they compute in vain. Few tiles of keys are shared out by tiles
-// of rows, more evenly by small ones. (H100, D 64, 32 heads: full, 512 rows 1.05 times as fast,
-// 2048 1.09, 16384 1.19; causal 1.01, 1.06, 1.13.)
+// of rows, more evenly by small ones. (H100, D 64, 32 heads: full, 512 rows 1.04 times as fast,
+// 2048 1.10, 16384 1.18; causal 1.01, 1.06, 1.10.)
 bool is_for_tall_tiles(const TilingRequest& r) {
   constexpr int64 kFewRows = 448, kNarrowWindow = 1024;
   const MaskParams& mask = r.mask;

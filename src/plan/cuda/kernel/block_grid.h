@@ -145,9 +145,9 @@ REGARD_INLINE int64 dbias_sums_bytes(const Problem& p) {
   return p.bias_sizes[0] * p.bias_sizes[1] * p.bias_sizes[2] * dbias_sums_row(p) * 4;
 }
 
-// Rows of lse in the row terms. Those of delta begin after them, and the last tile of lse may reach
-// into them.
-inline constexpr int64 kRowsOfTermTile = 128;  // at most
+// Rows of lse in the row terms. Those of delta begin after them. A tile, of so many rows at most,
+// is read whole, and may reach past the last row of either.
+inline constexpr int64 kRowsOfTermTile = 128;
 REGARD_INLINE int64 term_rows(const Problem& p) {
   return p.sizes.heads_q * dq_rows(p) + kRowsOfTermTile;
 }
