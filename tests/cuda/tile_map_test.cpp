@@ -57,12 +57,13 @@ Arrays random_arrays(const MaskCase& c) {
   const int rows = c.packed ? 400 : c.len_q, keys = c.packed ? 520 : c.len_k;
   x.row_spans = random_spans(c.seed, entries * rows, c.span_count, c.len_k);
   x.key_spans = random_spans(c.seed + 50, entries * keys, c.span_count, c.len_q);
-  for (int n = 0; n < entries * c.len_q * c.len_k; ++n) {
+  for (int n = 0; n < entries * c.len_q * c.len_k; ++n) {  // any byte but 0 shows its pair
     const int i = n / c.len_k % c.len_q, j = n % c.len_k;
     const std::uint64_t block = std::uint64_t(i / 128 * 8 + j / 128);
     const double share = tests::uniform(c.seed + 7, 3, block);  // of the block's visible pairs
     const bool random = tests::uniform(c.seed + 8, 4, std::uint64_t(n)) < 0.001;
-    x.mask.push_back(share < 0.3 ? random && share > 0.15 : share > 0.6 || !random);
+    const bool shown = share < 0.3 ? random && share > 0.15 : share > 0.6 || !random;
+    x.mask.push_back(shown ? std::uint8_t(1 + n % 255) : std::uint8_t(0));
   }
   return x;
 }
@@ -187,6 +188,36 @@ void check_order(const Problem& p, const KernelConfig& config,
   }
 }
 
+// The bit of a pair of a tile. `row`: of the map.
+bool bit_of_pair(const Problem& p, const KernelConfig& config, const std::vector<std::uint64_t>& map,
+                 int64 row, int other, int line, int column) {
+  const auto* const bits =
+      reinterpret_cast<const std::uint8_t*>(map.data() + mask_bits_at(p, config));
+  const int64 tile = row * other_tiles(p, config) + other;
+  const int64 word = tile * mask_tile_bytes(config) + line * mask_line_bytes(config) +
+                     column % 8 / 2 * mask_lane_bytes(config);
+  const int bit = column / 8 * 2 + column % 2;
+  return bits[word + bit / 8] >> bit % 8 & 1;
+}
+
+void check_bits(const Problem& p, const KernelConfig& config,
+                const std::vector<std::uint64_t>& map, const Tile& t, int64 row, int other) {
+  const Strides& s = p.mask.strides;
+  const auto* const mask =
+      static_cast<const std::uint8_t*>(p.mask.data) + t.b * s.batch + t.h * s.head;
+  const bool of_keys = maps_keys(config);
+  int wrong = 0;
+  for (int i = t.first_row; i < t.end_row; ++i) {
+    for (int j = t.first_key; j < t.end_key; ++j) {
+      const int x = i - t.first_row, y = j - t.first_key;
+      const bool bit =
+          bit_of_pair(p, config, map, row, other, of_keys ? y : x, of_keys ? x : y);
+      wrong += bit != (mask[i * s.row + j * s.column] != 0);
+    }
+  }
+  CHECK(wrong == 0);
+}
+
 // How many tiles of each kind there were, and ordered maps, so that a test cannot pass on one kind
 // alone.
 struct Counts {
@@ -210,6 +241,7 @@ void check_map(const MaskCase& c, Pass pass, const char* backend, Counts& counts
       cuda_case::launch_of(plan, pass == Pass::forward ? Kernel::row_map : Kernel::key_map);
   REQUIRE(launch);
   const KernelConfig& config = launch->config;
+  REQUIRE(config.mask.as_bits == c.mask);
   const int64 bytes = plan.workspace.bytes(WorkspacePart::tile_map);
   std::vector<std::uint64_t> map(std::size_t(bytes / kMapWordBytes), ~std::uint64_t(0) / 3);
   KernelParams params;
@@ -234,9 +266,10 @@ void check_map(const MaskCase& c, Pass pass, const char* backend, Counts& counts
           const std::uint64_t word =
               map[std::size_t(row * map_words(p, config) + other / kTilesOfMapWord)];
           const bool visible = word >> other % 32 & 1, full = word >> (32 + other % 32) & 1;
-          const Wanted want = wanted(
-              p, seq,
-              {b, h, i, std::min(i + rows, int(seq.len_q)), j, std::min(j + keys, int(seq.len_k))});
+          const Tile tile{b, h, i, std::min(i + rows, int(seq.len_q)),
+                          j, std::min(j + keys, int(seq.len_k))};
+          const Wanted want = wanted(p, seq, tile);
+          if (c.mask) check_bits(p, config, map, tile, row, other);
           CAPTURE(b);
           CAPTURE(h);
           CAPTURE(i);
@@ -263,6 +296,9 @@ TEST_CASE("a tile map equals the dense mask's") {
   const MaskCase cases[] = {
       {.mask = true},
       {.mask = true, .seqused = true, .own_heads = true, .own_batch = true},
+      // Rows of the mask begin at multiples of 16 bytes, and of 4.
+      {.mask = true, .len_q = 200, .len_k = 320},
+      {.mask = true, .len_q = 200, .len_k = 308},
       {.row_spans = true},
       {.row_spans = true, .packed = true, .own_heads = true, .span_count = 3},
       {.key_spans = true, .own_batch = true},

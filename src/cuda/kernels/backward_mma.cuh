@@ -102,8 +102,10 @@ struct BackwardMma {
   template <class AfterRows>
   REGARD_DEVICE void work(int stage, const Step& step, AfterRows after_rows) {
     Scores weights, slopes;
+    typename BackwardScores<kConfig>::SeenRows seen;
+    elementwise.read_seen(seen, step);
     multiply_scores<kConfig.dim>(weights, at.key_tile(), at.query_tile(stage));
-    elementwise.make_weights(weights, slopes, stage, step);
+    elementwise.make_weights(weights, slopes, seen, stage, step);
     if constexpr (kConfig.wanted.dv) use_weights(weights, stage);
     Scores ds;
     if constexpr (kWantsScores) {

@@ -55,8 +55,10 @@ struct ForwardMma : ForwardStep<kConfig> {
       at.load_values(0, tile.index * kKeys);
       cp_async_commit();
       if (tile.index == first.index) keep_queries();
+      typename ForwardScores<kConfig, Tile>::SeenKeys seen;
+      elementwise.read_seen(seen, block_of(tile));
       multiply_keys(0);
-      elementwise.make_logits(scores, 0, block_of(tile));
+      elementwise.make_logits(scores, 0, block_of(tile), seen);
       sync_block();
       if (next.index < end) at.load_keys(0, block_of(next));
       cp_async_commit();

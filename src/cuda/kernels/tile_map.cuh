@@ -7,6 +7,8 @@
 // span of each row, and of each key, covers the tile.
 #pragma once
 
+#include "cuda/kernels/mask_bits.cuh"
+#include "cuda/kernels/tile/mask_bits.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
 #include "cuda/kernels/tile/tile_map.cuh"
 #include "cuda/kernels/tile_order.cuh"
@@ -23,16 +25,13 @@ struct MapBlock {
   static constexpr int kWarps = kConfig.tiling.warps, kThreads = kWarps * 32;
   static constexpr uint32 kGroupBits = (1u << kTilesOfMapGroup) - 1;
   using Map = TileMap<kConfig>;
-
-  // The tiles of a group in which a source shows some pair, and in which it may hide one.
-  struct Seen {
-    uint32 shown = 0, hidden = 0;
-  };
+  using Seen = SeenTiles;
 
   const Problem& p;
   const ShortSequence seq;
   const int b, h;
   const int first, end;  // of the own tile
+  uint8* const bits;     // of the mask's pairs, if they are wanted
 
   REGARD_DEVICE int other_length() const { return kOfKeys ? seq.len_q : seq.len_k; }
   // Behind the last row (or key) of a group's tiles.
@@ -135,6 +134,17 @@ struct MapBlock {
     }
   }
 
+  REGARD_DEVICE MaskPacker<kConfig> packer() const {
+    const Strides& s = p.mask.strides;
+    return {.mask = static_cast<const uint8*>(p.mask.data) + offset_of(s, b, h, 0, 0),
+            .row = s.row,
+            .column = s.column,
+            .first = first,
+            .end = end,
+            .other_length = other_length(),
+            .bits = bits};
+  }
+
   // -------------------------------------------------------------------------------------- a group
 
   // What any thread has seen. `words`: a word of each warp, with the bits of both kinds.
@@ -172,7 +182,11 @@ struct MapBlock {
     }
     if constexpr (kOn.mask) {
       Seen seen;
-      add_mask(seen, first_tile);
+      if constexpr (kConfig.mask.as_bits) {
+        packer().pack(seen, first_tile, smaller(first_tile + kTilesOfMapGroup, tiles));
+      } else {
+        add_mask(seen, first_tile);
+      }
       take(seen);
     }
     return {visible, visible & ~hidden};
@@ -189,8 +203,9 @@ REGARD_DEVICE void tile_map(const KernelParams& params) {
   const int length = Block::kOfKeys ? seq.len_k : seq.len_q, first = coords.tile * Block::kOwn;
   const int first_own = Block::kOfKeys ? seq.first_k : seq.first_q;
   if (first < length) {
-    const Block block{p, seq, b, h, first, first + smaller(Block::kOwn, length - first)};
     const int64 row = map_row(p, kConfig, b, h, first_own, coords.tile);
+    const Block block{p,     seq, b, h, first, first + smaller(Block::kOwn, length - first),
+                      mask_bits_of_row<kConfig>(params, row)};
     uint64* const to = params.buffers.tile_map + row * map_words(p, kConfig);
     const int groups = int(map_groups(p, kConfig));
 #pragma unroll 1

@@ -86,6 +86,7 @@ Refusal choose_family(Draft& d) {
       if (rule.family == Family::wgmma) d.plan.copies = d.facts.copies;
       explain_family(d.because, d.p, d.choice, d.main);
       choose_tile_map(d);
+      explain_mask(d.because, d.p, d.main);
       return {};
     }
     refused = &rule;

@@ -57,7 +57,15 @@ void explain_family(const Because& because, const Problem& p, const CudaChoice& 
   if (p.features.bias && !main.bias.aligned && !main.bias.one_row) {
     because("slow path: the bias is read one by one: ", why_bias_is_not_staged(p));
   }
-  if (p.features.mask && !stages_mask(main)) {
+}
+
+void explain_mask(const Because& because, const Problem& p, const KernelConfig& main) {
+  if (main.mask.as_bits) {
+    if (bytes_of_mask_copy(p) > 1) return;
+    because(
+        "slow path: the tile map is made of the mask's bytes one by one: its rows are not aligned "
+        "to 4 bytes, or its keys lie apart");
+  } else if (p.features.mask && !stages_mask(main)) {
     because("slow path: the mask's bytes are read one by one");
   } else if (p.features.mask && main.mask.copy_bytes == 1) {
     because(

@@ -33,6 +33,9 @@ class Because {
 // Why the main kernel is of its family, and what of it is slower than it might be.
 void explain_family(const Because&, const Problem&, const CudaChoice&, const KernelConfig& main);
 
+// What of reading the mask is slower than it might be.
+void explain_mask(const Because&, const Problem&, const KernelConfig& main);
+
 // How dq and dbias are summed.
 void explain_gradients(const Because&, const Problem&, const KernelConfig& main,
                        bool sums_dbias_in_place);

@@ -30,16 +30,29 @@ bool orders_tiles(const Problem& p, const KernelConfig& main) {
   return may_order_tiles(p, main) && !main.ordered_dq;
 }
 // Strides of 0 make sizes that wrap around in plain integers.
-Count map_bytes(const Problem& p, const KernelConfig& main) {
+Count map_rows_at_most(const Problem& p, const KernelConfig& main) {
   const int64 rows = maps_keys(main) ? p.sizes.rows_k : p.sizes.rows_q;
   const Count of_head = p.packed ? Count(rows / own_tile(main)) + p.sizes.batch
                                  : Count(map_batch(p)) * own_tiles(p, main);
-  Count words = of_head * map_heads(p) * map_words(p, main);
+  return of_head * map_heads(p);
+}
+// Of the bits of all pairs.
+Count mask_bits_bytes(const Problem& p, const KernelConfig& main) {
+  return map_rows_at_most(p, main) * other_tiles(p, main) * mask_tile_bytes(main);
+}
+Count map_bytes(const Problem& p, const KernelConfig& main) {
+  const Count rows = map_rows_at_most(p, main);
+  Count words = rows * map_words(p, main) + 1;  // what follows begins at 16 bytes
   // While the wanted gradients are unknown, dq may turn out not to be one of them.
   const bool is_unknown = p.backward && !p.gradients_named;
   if (is_unknown ? may_order_tiles(p, main) : orders_tiles(p, main))
-    words = words + (of_head + map_batch(p)) * map_heads(p);
+    words = words + rows + Count(map_batch(p)) * map_heads(p);
   return words * kMapWordBytes;
+}
+// Where rows or keys share the mask's bytes, bits of all pairs could be larger than the mask.
+bool reads_bits(const Problem& p, const KernelConfig& main) {
+  return p.features.mask && p.mask.strides.row != 0 && p.mask.strides.column != 0 &&
+         mask_bits_bytes(p, main).value() <= kMostBytes;
 }
 bool is_too_large(const Problem& p, const KernelConfig& main) {
   const Count blocks =
@@ -83,6 +96,7 @@ void choose_tile_map(Draft& d) {
   d.main.tile_map = true;
   d.main.skips_blocks = false;
   d.main.tile_order = orders_tiles(d.p, d.main);
+  if (reads_bits(d.p, d.main)) d.main.mask = {.as_bits = true};
   d.because(
       "tile map: tiles that mask and spans hide are skipped, and those that they show as a "
       "whole are not tested");
@@ -98,7 +112,7 @@ void add_map_launch(Draft& d) {
   c.tile_order = d.main.tile_order;
   c.features.interval = c.tile_order && d.p.features.interval;
   c.features.positions = c.features.interval && d.p.features.positions;
-  c.mask.copy_bytes = bytes_of_mask_copy(d.p);
+  c.mask = {.copy_bytes = bytes_of_mask_copy(d.p), .as_bits = d.main.mask.as_bits};
   c.tiling = {.rows = d.main.tiling.rows, .keys = d.main.tiling.keys, .warps = 8, .stages = 1};
   // A batch of any lengths has tiles enough, many of which may not exist. Spans are quickly read.
   const int64 splits = d.p.varlen ? 1 : c.features.mask ? map_groups(d.p, c) : map_words(d.p, c);
@@ -106,7 +120,9 @@ void add_map_launch(Draft& d) {
 }
 
 Count tile_map_bytes(const Draft& d) {
-  return makes_map(d) || may_make_map(d.p, d.main) ? map_bytes(d.p, d.main) : Count(0);
+  if (!makes_map(d) && !may_make_map(d.p, d.main)) return 0;
+  return map_bytes(d.p, d.main) +
+         (reads_bits(d.p, d.main) ? mask_bits_bytes(d.p, d.main) : Count(0));
 }
 
 }  // namespace regard

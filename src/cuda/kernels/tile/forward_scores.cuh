@@ -1,6 +1,7 @@
 // What the forward kernel does to single scores: terms, hidden pairs, dropout.
 #pragma once
 
+#include "cuda/kernels/tile/mask_bits.cuh"
 #include "cuda/kernels/tile/score_tile.cuh"
 #include "cuda/kernels/tile/span_bits.cuh"
 #include "cuda/kernels/tile/tile_map.cuh"
@@ -14,6 +15,8 @@ struct ForwardScores {
   using Scores = typename Coords::Scores;
   static constexpr Features kOn = full_tile_features(kConfig);
   static constexpr int kM = Coords::kM, kKeys = Coords::kKeys, kKeyBlocks = Coords::kKeyBlocks;
+  // Of the lane's rows of a block, in the order of its accumulators.
+  using SeenKeys = MaskBits<kConfig, 2 * kM>;
 
   const Coords at;
   ScoreTerms<kConfig> terms;
@@ -25,12 +28,22 @@ struct ForwardScores {
   // For a tile that has rows.
   REGARD_DEVICE void find_common_keys() { common_keys = at.common_keys(); }
 
+  // Begins to read what the mask shows, if hide will need it.
+  REGARD_DEVICE void read_seen(SeenKeys& seen, const KeyBlock& block) const {
+    if constexpr (kConfig.mask.as_bits) {
+      if (block.is_full) return;
+      seen.read(at.params, at.map_row(), block.first_key / kKeys,
+                [&](int line) { return at.row_of(line / 2, line % 2); });
+    }
+  }
+
   // From products to logits; hidden pairs become -inf.
-  REGARD_DEVICE void make_logits(Scores& scores, int stage, const KeyBlock& block) const {
+  REGARD_DEVICE void make_logits(Scores& scores, int stage, const KeyBlock& block,
+                                 const SeenKeys& seen) const {
     const int first_key = block.first_key;
     if constexpr (!is_plain(kOn) || tests_pairs(kOn)) apply_terms(scores, stage, first_key);
     if (first_key < common_keys.begin || first_key + kKeys > common_keys.end || !block.is_full) {
-      hide(scores, stage, block);
+      hide(scores, stage, block, seen);
     }
   }
 
@@ -98,7 +111,8 @@ struct ForwardScores {
   }
 
   // Pairs that do not exist, that intervals hide, or that mask and spans hide with a tile map.
-  REGARD_DEVICE void hide(Scores& scores, int stage, const KeyBlock& block) const {
+  REGARD_DEVICE void hide(Scores& scores, int stage, const KeyBlock& block,
+                          const SeenKeys& seen) const {
     const bool is_inside =
         block.first_key + kKeys <= at.seq.len_k && at.row_of(kM - 1, 1) < at.row_count;
     if (!kConfig.tile_map || kOn.interval || any_in_warp(!is_inside)) {
@@ -106,7 +120,11 @@ struct ForwardScores {
     }
     if constexpr (kConfig.tile_map) {
       if (block.is_full) return;
-      if constexpr (kConfig.features.mask) hide_by_mask(scores, stage, block.first_key);
+      if constexpr (kConfig.mask.as_bits) {
+        hide_by_bits(scores, seen);
+      } else if constexpr (kConfig.features.mask) {
+        hide_by_mask(scores, stage, block.first_key);
+      }
       if constexpr (has_spans(kConfig.features)) hide_by_spans(scores, block.first_key);
     }
   }
@@ -126,6 +144,15 @@ struct ForwardScores {
         if (any_in_warp(begin > 0)) {
           hide_columns(scores[m], half, [&](int column) { return column < begin; });
         }
+      }
+    }
+  }
+  REGARD_DEVICE void hide_by_bits(Scores& scores, const SeenKeys& seen) const {
+#pragma unroll
+    for (int n = 0; n < kKeyBlocks; ++n) {
+#pragma unroll
+      for (int x = 0; x < 4 * kM; ++x) {
+        if (!seen.has(x / 2, n, x % 2)) scores[x / 4][n][x % 4] = -infinity<float>();
       }
     }
   }

@@ -52,7 +52,7 @@ REGARD_INLINE int bias_bytes(const KernelConfig& c) {
 // of them lie in different banks. The wgmma kernel stages what copies in the background can bring.
 REGARD_INLINE bool stages_mask(const KernelConfig& c) {
   const bool in_background = c.kernel == Kernel::backward || c.mask.copy_bytes >= 4;
-  return c.features.mask &&
+  return c.features.mask && !c.mask.as_bits &&
          (c.family == Family::mma || (c.family == Family::wgmma && in_background));
 }
 REGARD_INLINE int mask_rows(const KernelConfig& c) { return c.mask.one_row ? 1 : c.tiling.rows; }

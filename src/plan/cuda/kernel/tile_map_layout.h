@@ -6,8 +6,14 @@
 // word: visible in the lower half, full in the upper half. Heads and batch entries that share mask
 // and spans share rows of the map.
 //
-// Behind the map is the order in which own tiles begin: those with the most visible tiles first, so
-// that blocks end at about the same time.
+// Behind the map are the bits of a mask's pairs, if the main kernel reads it so (MaskForm::as_bits),
+// as its lanes want them. A lane has two neighbouring columns of every eight of a tile (span_bits.cuh).
+// Tiles lie as in the map; each has a word of 16, 32 or 64 bits for every line and quarter of a warp's
+// lanes: bit 2 n + e is the lane's column e of block n. Lines are rows and columns keys forward, keys
+// and rows backward.
+//
+// Behind these is the order in which own tiles begin: those with the most visible tiles first, so that
+// blocks end at about the same time.
 #pragma once
 
 #include "plan/cuda/kernel/kernel_config.h"
@@ -64,9 +70,11 @@ REGARD_INLINE int64 map_row(const Problem& p, const KernelConfig& c, int64 b, in
   return (map_heads(p) == 1 ? 0 : h * map_rows_of_head(p, c)) + of_entry + tile;
 }
 
+REGARD_INLINE int64 other_tiles(const Problem& p, const KernelConfig& c) {
+  return divide_up(maps_keys(c) ? p.sizes.len_q : p.sizes.len_k, other_tile(c));
+}
 REGARD_INLINE int64 map_words(const Problem& p, const KernelConfig& c) {
-  const int64 tiles = divide_up(maps_keys(c) ? p.sizes.len_q : p.sizes.len_k, other_tile(c));
-  return divide_up(tiles, kTilesOfMapWord);
+  return divide_up(other_tiles(p, c), kTilesOfMapWord);
 }
 REGARD_INLINE int64 map_groups(const Problem& p, const KernelConfig& c) {
   return map_words(p, c) * (kTilesOfMapWord / kTilesOfMapGroup);
@@ -76,11 +84,27 @@ inline constexpr int kMapWordBytes = 8;
 REGARD_INLINE int64 map_rows(const Problem& p, const KernelConfig& c) {
   return map_heads(p) * map_rows_of_head(p, c);
 }
-// Behind the map, for each row: the visible tiles, then the order, as the tile of each rank of a
-// sequence; then for each head and batch entry that has map rows, how many blocks have arrived.
 // Offsets are in words of the map.
+
+// The bits of pairs, which begin at a multiple of 16 bytes.
+REGARD_INLINE int mask_lane_bytes(const KernelConfig& c) {
+  return other_tile(c) <= 64 ? 2 : other_tile(c) <= 128 ? 4 : 8;
+}
+REGARD_INLINE int mask_line_bytes(const KernelConfig& c) { return 4 * mask_lane_bytes(c); }
+REGARD_INLINE int mask_tile_bytes(const KernelConfig& c) {
+  return own_tile(c) * mask_line_bytes(c);
+}
+REGARD_INLINE int64 mask_bits_at(const Problem& p, const KernelConfig& c) {
+  return round_up(map_rows(p, c) * map_words(p, c), c.mask.as_bits ? 2 : 1);
+}
+REGARD_INLINE int64 mask_words_of_row(const Problem& p, const KernelConfig& c) {
+  return c.mask.as_bits ? other_tiles(p, c) * (mask_tile_bytes(c) / kMapWordBytes) : 0;
+}
+
+// Of each row: the visible tiles, then the order, as the tile of each rank of a sequence; then for
+// each head and batch entry that has map rows, how many blocks have arrived.
 REGARD_INLINE int64 map_counts_at(const Problem& p, const KernelConfig& c) {
-  return map_rows(p, c) * map_words(p, c);
+  return mask_bits_at(p, c) + map_rows(p, c) * mask_words_of_row(p, c);
 }
 REGARD_INLINE int64 map_arrivals_at(const Problem& p, const KernelConfig& c) {
   return map_counts_at(p, c) + map_rows(p, c);

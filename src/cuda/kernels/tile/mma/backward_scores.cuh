@@ -2,6 +2,7 @@
 // dropout), and from P and dP to dS.
 #pragma once
 
+#include "cuda/kernels/tile/mask_bits.cuh"
 #include "cuda/kernels/tile/mma/backward_tile.cuh"
 #include "cuda/kernels/tile/span_bits.cuh"
 
@@ -17,19 +18,31 @@ struct BackwardScores {
   static constexpr bool kHides =
       kOn.interval || tests_pairs(kConfig.features) || kOn.bias || kOn.dropout;
   static constexpr int kN = Tile::kN, kScoreBlocks = Tile::kScoreBlocks;
+  // Of the lane's keys, in the order of its accumulators.
+  using SeenRows = MaskBits<kConfig, 2 * kN>;
 
   const Tile at;
   const float unit = logit_unit(kOn, score_params<float>(at.p));
   DropoutOf<kConfig> dropout_of_call = dropout_of<kConfig>(at.p);
 
+  // Begins to read what the mask shows, if make_weights will need it.
+  REGARD_DEVICE void read_seen(SeenRows& seen, const Step& step) const {
+    if constexpr (kConfig.mask.as_bits) {
+      if (step.is_full) return;
+      seen.read(at.params, at.map_row_of(step.head), step.tile,
+                [&](int line) { return at.key_of(line / 2, line % 2); });
+    }
+  }
+
   // From products to P (negative where dropout drops the weight), and the slopes of the scores.
-  REGARD_DEVICE void make_weights(Scores& x, Scores& slopes, int stage, const Step& step) const {
+  REGARD_DEVICE void make_weights(Scores& x, Scores& slopes, SeenRows& seen, int stage,
+                                  const Step& step) const {
     if constexpr (!is_plain(kOn) || tests_pairs(kOn)) {
       weigh_with_terms(x, slopes, stage, step);
     } else {
       weigh(x, stage);
     }
-    if (!at.is_whole(step)) clear_hidden(x, stage, step);
+    if (!at.is_whole(step)) clear_hidden(x, seen, stage, step);
     if constexpr (kOn.dropout) drop(x, step);
   }
   REGARD_DEVICE void weigh(Scores& x, int stage) const {
@@ -157,9 +170,9 @@ struct BackwardScores {
 
   // The weights of pairs that do not exist, that intervals hide, or that mask and spans hide with a
   // tile map.
-  REGARD_DEVICE void clear_hidden(Scores& x, int stage, const Step& step) const {
+  REGARD_DEVICE void clear_hidden(Scores& x, SeenRows& seen, int stage, const Step& step) const {
     if constexpr (kConfig.tile_map) {
-      if (!step.is_full) clear_unseen(x, stage, step);
+      if (!step.is_full) clear_unseen(x, seen, stage, step);
     }
 #pragma unroll
     for (int m = 0; m < kN; ++m) {
@@ -181,8 +194,17 @@ struct BackwardScores {
     }
   }
 
-  REGARD_DEVICE void clear_unseen(Scores& x, int stage, const Step& step) const {
-    if constexpr (kConfig.features.mask) {
+  REGARD_DEVICE void clear_unseen(Scores& x, SeenRows& seen, int stage, const Step& step) const {
+    if constexpr (kConfig.mask.as_bits) {
+      seen.skip(at.warp_score_row());
+#pragma unroll
+      for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4 * kN; ++i) {
+          if (!seen.has(i / 2, n, i % 2)) x[i / 4][n][i % 4] = 0;
+        }
+      }
+    } else if constexpr (kConfig.features.mask) {
 #pragma unroll
       for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll

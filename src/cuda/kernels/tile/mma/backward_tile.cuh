@@ -108,10 +108,12 @@ struct BackwardTileMma {
     return visible_from({step.head + last, last ? tiles.begin : step.tile + 1}, tiles);
   }
   // What the tile map says of the rows of a query head and the block's keys.
+  REGARD_DEVICE int64 map_row_of(int query_head) const {
+    return map_row(p, kConfig, b, query_head, seq.first_k, key_tile_index);
+  }
   REGARD_DEVICE TileMap<kConfig> map_of(int query_head) const {
     if constexpr (!kConfig.tile_map) return {};
-    return TileMap<kConfig>::at(params,
-                                map_row(p, kConfig, b, query_head, seq.first_k, key_tile_index));
+    return TileMap<kConfig>::at(params, map_row_of(query_head));
   }
   // The next step that the map does not hide, which may be this one.
   REGARD_DEVICE Step visible_from(Step step, const ShortInterval& tiles) const {
@@ -212,7 +214,7 @@ struct BackwardTileMma {
                              rows_of(p.q, step.head, seq.first_q + step.first_row()));
     if constexpr (!kConfig.whole_keys) load_states(stage, step, count);
     if constexpr (stages_bias(kConfig)) load_bias(stage, step, count);
-    if constexpr (kConfig.features.mask) {
+    if constexpr (stages_mask(kConfig)) {
       // A tile that the mask shows as a whole needs none of it.
       if (!kConfig.tile_map || !step.is_full) load_mask(stage, step, count);
     }

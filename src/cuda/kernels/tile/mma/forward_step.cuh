@@ -68,8 +68,10 @@ struct ForwardStep {
 
   // One tile, which has arrived in this stage.
   REGARD_DEVICE void take(int stage, const KeyBlock& block) {
+    typename ForwardScores<kConfig, Tile>::SeenKeys seen;
+    elementwise.read_seen(seen, block);
     multiply_keys(stage);
-    elementwise.make_logits(scores, stage, block);
+    elementwise.make_logits(scores, stage, block, seen);
     make_weights(block.first_key);
     multiply_values(stage);
   }

@@ -68,10 +68,12 @@ struct ForwardTileMma {
     if (kOn.interval) place.tile = params.grid.tiles - 1 - place.tile;
     return place;
   }
+  REGARD_DEVICE int64 map_row() const {
+    return regard::map_row(p, kConfig, b, head, seq.first_q, first_row / kRows);
+  }
   REGARD_DEVICE TileMap<kConfig> map() const {
     if constexpr (!kConfig.tile_map) return {};
-    return TileMap<kConfig>::at(params,
-                                map_row(p, kConfig, b, head, seq.first_q, first_row / kRows));
+    return TileMap<kConfig>::at(params, map_row());
   }
 
   REGARD_DEVICE Row row_at(int row) const {
@@ -189,7 +191,7 @@ struct ForwardTileMma {
     const int first_key = block.first_key;
     load_rows<kConfig.dim>(key_tile(stage), first_key, p.sizes.dim, p.k);
     if constexpr (stages_bias(kConfig)) load_bias(stage, first_key);
-    if constexpr (kOn.mask) {
+    if constexpr (stages_mask(kConfig)) {
       // A tile that the mask shows as a whole needs none of it.
       if (!kConfig.tile_map || !block.is_full) load_mask(stage, first_key);
     }

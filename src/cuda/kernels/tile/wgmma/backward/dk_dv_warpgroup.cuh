@@ -88,6 +88,7 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
     this->await_queries(task, tile, 0, queries.stage, queries.parity);
     multiply_queries();
     this->receive_tile(tile, 0);
+    elementwise.read_mask_bits(task, tile);
     this->await_values(task);
     hold_steps(held_values, Held::kValues, memory.values());
     wgmma_wait<0>();
@@ -154,6 +155,7 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
       }
       this->hand_over_dscores(iteration);
       this->receive_tile(tile, iteration + 1);
+      elementwise.read_mask_bits(task, tile);
       wgmma_wait<1>();
       fence_operand(scores);
     }

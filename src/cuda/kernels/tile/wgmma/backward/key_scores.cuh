@@ -2,6 +2,7 @@
 // dS^T.
 #pragma once
 
+#include "cuda/kernels/tile/mask_bits.cuh"
 #include "cuda/kernels/tile/span_bits.cuh"
 #include "cuda/kernels/tile/wgmma/backward/memory.cuh"
 #include "cuda/kernels/tile/wgmma/dropout_bits.cuh"
@@ -44,6 +45,7 @@ struct KeyScores {
   const int warp_key;  // the warp's first key in the tile
   const float exponent = logit_unit(kOn, score_params<float>(params.problem)) * float(kLog2E);
   DropoutOf<kConfig> dropout = dropout_of<kConfig>(params.problem);
+  MaskBits<kConfig, 2> mask_bits{};  // of a lane's two keys and the tile
 
   // The key and the row of accumulator element 2 half + e of block n, within their tiles.
   REGARD_DEVICE int key_of(int half) const { return warp_key + half * 8 + lane_index() / 4; }
@@ -126,6 +128,14 @@ struct KeyScores {
     }
   }
 
+  // Begins to read what the mask shows of a tile, if make_probs will need it.
+  REGARD_DEVICE void read_mask_bits(const BackwardTask& task, const RowTile& tile) {
+    if constexpr (kConfig.mask.as_bits) {
+      if (tile.is_full) return;
+      mask_bits.read(params, map_row_of_head<kConfig>(params, task, tile.head), tile.index,
+                     [&](int half) { return key_of(half); });
+    }
+  }
   // With a tile map: which of a lane's rows mask and spans show to each of its two keys.
   struct SeenRows {
     uint64 bits[2];
@@ -139,7 +149,10 @@ struct KeyScores {
     seen.bits[0] = seen.bits[1] = ~uint64(0);
     if (tile.is_full) return;
     if constexpr (has_spans(kConfig.features)) find_seen_by_spans(seen, task, tile);
-    if constexpr (kConfig.features.mask) {
+    if constexpr (kConfig.mask.as_bits) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) seen.bits[half] &= mask_bits.words[half][0];
+    } else if constexpr (kConfig.features.mask) {
 #pragma unroll
       for (int n = 0; n < kRowBlocks; ++n) {
 #pragma unroll

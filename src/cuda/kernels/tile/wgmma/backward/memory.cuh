@@ -9,7 +9,7 @@ namespace regard {
 
 // Whether shared memory has tiles of a bias or a mask.
 template <KernelConfig kConfig>
-inline constexpr bool kHasPairTerms = kConfig.features.bias || kConfig.features.mask;
+inline constexpr bool kHasPairTerms = kConfig.features.bias || stages_mask(kConfig);
 
 // Buffers of P^T, dS^T, bias and mask alternate: iteration i uses buffer i & 1.
 REGARD_DEVICE int parity_of(int iteration) { return iteration >> 1 & 1; }

@@ -71,7 +71,7 @@ struct PairTermLoads {
 
   REGARD_DEVICE void start(const BackwardTask& task, const RowTile& tile, int iteration) const {
     if constexpr (kConfig.features.bias) load_bias(task, tile, iteration);
-    if constexpr (kConfig.features.mask) {
+    if constexpr (stages_mask(kConfig)) {
       // A tile that the mask shows as a whole needs none of it.
       if (!kConfig.tile_map || !tile.is_full) load_mask(task, tile, iteration);
     }

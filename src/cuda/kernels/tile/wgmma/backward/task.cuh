@@ -83,14 +83,13 @@ struct RowWalk<kConfig, true> : RowTile {
   // Moves to the first tile that is still to come. Behind the last one, the head is the first of
   // the next key head.
   REGARD_DEVICE void take(const KernelParams& params, const BackwardTask& task) {
-    // By a call, which takes fewer registers here than group_of.
-    const int group = int(params.problem.sizes.group());
-    const int end_head = (key_head<kConfig>(params, task) + 1) * group;
 #pragma unroll 1
     while (bits.visible == 0) {
       int next = (index / kTilesOfMapWord + 1) * kTilesOfMapWord;
       if (next >= task.end_row_tile) {
-        if (++head >= end_head) return;
+        // A division, by a call, which takes fewer registers here than group_of.
+        const int group = int(params.problem.sizes.group());
+        if (++head >= (key_head<kConfig>(params, task) + 1) * group) return;
         next = task.first_row_tile;
       }
       read(params, task, next);

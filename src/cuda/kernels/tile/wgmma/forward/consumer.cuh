@@ -295,7 +295,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
     step.sums_before[0] = softmax.rows[0].sum;
     step.sums_before[1] = softmax.rows[1].sum;
   }
-  REGARD_DEVICE void release_terms(const Step& step) const {
+  REGARD_DEVICE void release_terms(const Step& step) {
     terms.release(step.tile, next_of(step), left > 1);
   }
   REGARD_DEVICE void pack_weights() {

@@ -31,6 +31,7 @@ struct WarpgroupCoords {
   const int b, head;
   const int first_row, row_count;  // of the tile
   const int warp_row;              // the warp's first row in the tile
+  const int tile_map_row;          // set only with a tile map
 
   REGARD_DEVICE WarpgroupCoords(const KernelParams& kernel_params, const ForwardTile<kConfig>& tile,
                                 int first_row_of_warp)
@@ -41,7 +42,14 @@ struct WarpgroupCoords {
         head(tile.head),
         first_row(tile.first_row),
         row_count(tile.row_count),
-        warp_row(first_row_of_warp) {}
+        warp_row(first_row_of_warp),
+        tile_map_row(map_row_of(tile)) {}
+
+  static REGARD_DEVICE int map_row_of(const ForwardTile<kConfig>& tile) {
+    if constexpr (kConfig.tile_map) return tile.map_row;
+    return 0;
+  }
+  REGARD_DEVICE int map_row() const { return tile_map_row; }
 
   static REGARD_DEVICE ShortSequence sequence_of(const Problem& p,
                                                  const ForwardTile<kConfig>& tile) {
@@ -118,7 +126,7 @@ struct WarpgroupCoords {
   // Whether bulk copies can load the bias of a key block: rows of a multiple of 16 bytes.
   REGARD_DEVICE bool bulk_loads_bias(int first_key) const {
     if constexpr (!stages_bias(kConfig) || kConfig.bias.by_tma || kConfig.bias.one_row ||
-                  kConfig.features.mask) {
+                  stages_mask(kConfig)) {
       return false;
     }
     return smaller(seq.len_k - first_key, kKeys) * element_bytes(kConfig.bias.type) % 16 == 0;

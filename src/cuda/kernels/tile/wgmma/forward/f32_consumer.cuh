@@ -37,6 +37,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
   Accumulator block_out[kChunkBlocks] = {};  // of P V of one block of keys: a chunk of columns
   Softmax softmax{};
   DropoutOf<kConfig> dropout = dropout_of<kConfig>(params.problem);
+  typename ForwardScores<kConfig, Coords>::SeenKeys seen;  // of the block
   float query_factor[2] =
       {};  // of the lane's rows; with no terms, times exponent() if this is above 1
   const KeyFactors* key_factors = nullptr;  // of the tile's key blocks
@@ -113,6 +114,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
       sync_warp();  // the terms of the block before have been read
       Coords(params, tile(), warp_row).load_terms(this->block());
     }
+    elementwise().read_seen(seen, this->block());
     mbarrier_wait(memory.key_full(keys.stage), keys.parity);
     if (has_weights && !kOneStage) await_values();
     wgmma_fence();
@@ -228,7 +230,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
     }
     const ForwardScores<kConfig, Coords> terms = elementwise();
     if constexpr (!kPlain || tests_pairs(kOn)) terms.apply_terms(scores, 0, first_key());
-    if (masked) terms.hide(scores, 0, this->block());
+    if (masked) terms.hide(scores, 0, this->block(), seen);
   }
 
   REGARD_DEVICE void split_weights() {

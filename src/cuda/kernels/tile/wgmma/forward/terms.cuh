@@ -1,5 +1,5 @@
-// The score terms of a consumer warp: bias and mask of each block of keys, staged in shared memory
-// a step ahead, and logits from products with them.
+// The score terms of a consumer warp: bias and mask of each block of keys, brought to shared memory,
+// or bits of a mask to registers, a step ahead, and logits from products with them.
 #pragma once
 
 #include "cuda/kernels/tile/forward_scores.cuh"
@@ -22,6 +22,7 @@ struct ForwardTerms {
   const int warpgroup;                     // among the consumers
   const int warp_row;                      // the warp's first row in the tile
   HeadTerms<MmaLanes<kConfig.type>> head;  // of the tile's head
+  typename Elementwise::SeenKeys seen;     // of the block that is staged
   int bias_parity = 0;                     // of the phase of bias_full that is awaited next
 
   REGARD_DEVICE Coords coords(const ForwardTile<kConfig>& tile) const {
@@ -49,7 +50,8 @@ struct ForwardTerms {
 
   // Begins to copy the terms of a block; those of the block before have been read. The producer
   // loads a bias that comes by TMA.
-  REGARD_DEVICE void load(const ForwardTile<kConfig>& tile, const KeyBlock& block) const {
+  REGARD_DEVICE void load(const ForwardTile<kConfig>& tile, const KeyBlock& block) {
+    elementwise(tile).read_seen(seen, block);
     if constexpr (kStages && !kConfig.bias.by_tma) {
       sync_warp();
       const Coords at = coords(tile);
@@ -77,7 +79,7 @@ struct ForwardTerms {
   }
   // The terms of a block have been read: those of the next block may take their place.
   REGARD_DEVICE void release(const ForwardTile<kConfig>& tile, const KeyBlock& next,
-                             bool has_next) const {
+                             bool has_next) {
     if constexpr (kConfig.bias.by_tma) {
       sync_warp();
       if (lane_index() == 0) mbarrier_arrive(memory.bias_empty(warpgroup));
@@ -107,7 +109,7 @@ struct ForwardTerms {
     } else if constexpr (!is_plain(kOn) || tests_pairs(kOn)) {
       terms.apply_terms(scores, 0, block.first_key);
     }
-    if (masked) terms.hide(scores, 0, block);
+    if (masked) terms.hide(scores, 0, block, seen);
   }
   // The same for a block that is computed again: its staged terms have been replaced by those of
   // the next block, if there is one.
@@ -117,7 +119,7 @@ struct ForwardTerms {
     if constexpr (kConfig.bias.by_tma) {
       const Elementwise terms = elementwise(tile);
       BiasFragments<kConfig>::apply_from_memory(scores, terms.terms, terms.at, block.first_key);
-      if (masked) terms.hide(scores, 0, block);
+      if (masked) terms.hide(scores, 0, block, seen);
     } else {
       if (has_next) await(tile, next.first_key);
       load(tile, block);
