@@ -43,7 +43,7 @@ constexpr char kLines[] = R"(
   const float exponent =
       logit_unit(kConfig.features, score_params<float>(params.problem)) * float(kLog2E);
   WarpgroupSoftmax<kConfig> softmax{};
-  terms.make_logits(by_score, tile, {0, true}, false);
+  terms.make_logits(by_score, tile, {0, true}, false, false);
   softmax.clear();
   softmax.raise(by_score, exponent, kNothing, 0);
   const float max[2] = {softmax.rows[0].max, softmax.rows[1].max};

@@ -189,8 +189,9 @@ void check_order(const Problem& p, const KernelConfig& config,
 }
 
 // The bit of a pair of a tile. `row`: of the map.
-bool bit_of_pair(const Problem& p, const KernelConfig& config, const std::vector<std::uint64_t>& map,
-                 int64 row, int other, int line, int column) {
+bool bit_of_pair(const Problem& p, const KernelConfig& config,
+                 const std::vector<std::uint64_t>& map, int64 row, int other, int line,
+                 int column) {
   const auto* const bits =
       reinterpret_cast<const std::uint8_t*>(map.data() + mask_bits_at(p, config));
   const int64 tile = row * other_tiles(p, config) + other;
@@ -200,8 +201,8 @@ bool bit_of_pair(const Problem& p, const KernelConfig& config, const std::vector
   return bits[word + bit / 8] >> bit % 8 & 1;
 }
 
-void check_bits(const Problem& p, const KernelConfig& config,
-                const std::vector<std::uint64_t>& map, const Tile& t, int64 row, int other) {
+void check_bits(const Problem& p, const KernelConfig& config, const std::vector<std::uint64_t>& map,
+                const Tile& t, int64 row, int other) {
   const Strides& s = p.mask.strides;
   const auto* const mask =
       static_cast<const std::uint8_t*>(p.mask.data) + t.b * s.batch + t.h * s.head;
@@ -210,8 +211,7 @@ void check_bits(const Problem& p, const KernelConfig& config,
   for (int i = t.first_row; i < t.end_row; ++i) {
     for (int j = t.first_key; j < t.end_key; ++j) {
       const int x = i - t.first_row, y = j - t.first_key;
-      const bool bit =
-          bit_of_pair(p, config, map, row, other, of_keys ? y : x, of_keys ? x : y);
+      const bool bit = bit_of_pair(p, config, map, row, other, of_keys ? y : x, of_keys ? x : y);
       wrong += bit != (mask[i * s.row + j * s.column] != 0);
     }
   }
@@ -266,8 +266,8 @@ void check_map(const MaskCase& c, Pass pass, const char* backend, Counts& counts
           const std::uint64_t word =
               map[std::size_t(row * map_words(p, config) + other / kTilesOfMapWord)];
           const bool visible = word >> other % 32 & 1, full = word >> (32 + other % 32) & 1;
-          const Tile tile{b, h, i, std::min(i + rows, int(seq.len_q)),
-                          j, std::min(j + keys, int(seq.len_k))};
+          const Tile tile{
+              b, h, i, std::min(i + rows, int(seq.len_q)), j, std::min(j + keys, int(seq.len_k))};
           const Wanted want = wanted(p, seq, tile);
           if (c.mask) check_bits(p, config, map, tile, row, other);
           CAPTURE(b);

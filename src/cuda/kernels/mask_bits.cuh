@@ -50,7 +50,8 @@ struct MaskPacker {
   }
 
  private:
-  // ------------------------------------------------------------------------------ bytes of the mask
+  // ------------------------------------------------------------------------------ bytes of the
+  // mask
 
   // Bits 0, 8, 16 and 24: whether a byte is not 0.
   static REGARD_DEVICE uint32 flags_of(uint32 bytes) {

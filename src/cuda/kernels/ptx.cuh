@@ -188,6 +188,10 @@ REGARD_DEVICE void cp_async_wait() {
 
 // ---------------------------------------------------------------------------------- global memory
 
+// Brings the cache line to the L1 cache, without waiting for it.
+REGARD_DEVICE void prefetch_l1(const void* from) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(from));
+}
 // Not as constant memory: the kernel before may still write it when this one begins.
 REGARD_DEVICE Bits128 load_global_128(const void* from) {
   const uint4 y = *static_cast<const uint4*>(from);

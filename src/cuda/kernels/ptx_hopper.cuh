@@ -14,6 +14,13 @@ namespace regard {
 // Makes a value that is equal in the whole warp known as such to the compiler: descriptors of wgmma
 // must be in uniform registers.
 REGARD_DEVICE int uniform(int x) { return shuffle(x, 0); }
+// True for one lane of a warp, all of whose lanes call this.
+REGARD_DEVICE bool elect_lane() {
+  uint32 elected;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(elected));
+  return elected != 0;
+}
 REGARD_DEVICE int warpgroup_index() { return uniform(int(threadIdx.x / 128)); }
 REGARD_DEVICE int64 block_count() { return gridDim.x; }
 

@@ -204,7 +204,12 @@ REGARD_DEVICE void tile_map(const KernelParams& params) {
   const int first_own = Block::kOfKeys ? seq.first_k : seq.first_q;
   if (first < length) {
     const int64 row = map_row(p, kConfig, b, h, first_own, coords.tile);
-    const Block block{p,     seq, b, h, first, first + smaller(Block::kOwn, length - first),
+    const Block block{p,
+                      seq,
+                      b,
+                      h,
+                      first,
+                      first + smaller(Block::kOwn, length - first),
                       mask_bits_of_row<kConfig>(params, row)};
     uint64* const to = params.buffers.tile_map + row * map_words(p, kConfig);
     const int groups = int(map_groups(p, kConfig));

@@ -60,8 +60,7 @@ REGARD_LISTED(Tiling, REGARD_MEMBER(rows), REGARD_MEMBER(keys), REGARD_MEMBER(wa
               REGARD_MEMBER(min_blocks));
 REGARD_LISTED(BiasForm, REGARD_MEMBER(type), REGARD_MEMBER(aligned), REGARD_MEMBER(one_row),
               REGARD_MEMBER(by_tma));
-REGARD_LISTED(MaskForm, REGARD_MEMBER(one_row), REGARD_MEMBER(copy_bytes),
-              REGARD_MEMBER(as_bits));
+REGARD_LISTED(MaskForm, REGARD_MEMBER(one_row), REGARD_MEMBER(copy_bytes), REGARD_MEMBER(as_bits));
 REGARD_LISTED(RowTerms, REGARD_MEMBER(used), REGARD_MEMBER(joined), REGARD_MEMBER(lse_in_product),
               REGARD_MEMBER(delta_in_product));
 REGARD_LISTED(Wanted, REGARD_MEMBER(dq), REGARD_MEMBER(dk), REGARD_MEMBER(dv));

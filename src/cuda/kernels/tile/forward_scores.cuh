@@ -15,8 +15,12 @@ struct ForwardScores {
   using Scores = typename Coords::Scores;
   static constexpr Features kOn = full_tile_features(kConfig);
   static constexpr int kM = Coords::kM, kKeys = Coords::kKeys, kKeyBlocks = Coords::kKeyBlocks;
-  // Of the lane's rows of a block, in the order of its accumulators.
-  using SeenKeys = MaskBits<kConfig, 2 * kM>;
+  static constexpr int kLines = 2 * kM;  // rows of a lane, in the order of its accumulators
+  using Bits = LaneBits<kKeyBlocks>;
+  // What a mask that is read as bits shows of a block.
+  struct SeenKeys {
+    Bits of[kLines];
+  };
 
   const Coords at;
   ScoreTerms<kConfig> terms;
@@ -28,13 +32,38 @@ struct ForwardScores {
   // For a tile that has rows.
   REGARD_DEVICE void find_common_keys() { common_keys = at.common_keys(); }
 
-  // Begins to read what the mask shows, if hide will need it.
+  // Begins to read what hide will need of a partial block, spans to the L1 cache.
   REGARD_DEVICE void read_seen(SeenKeys& seen, const KeyBlock& block) const {
+    if (!kConfig.tile_map || block.is_full) return;
     if constexpr (kConfig.mask.as_bits) {
-      if (block.is_full) return;
-      seen.read(at.params, at.map_row(), block.first_key / kKeys,
-                [&](int line) { return at.row_of(line / 2, line % 2); });
+      const uint8* const tile =
+          mask_bits_of_tile<kConfig>(at.params, at.map_row(), block.first_key / kKeys);
+#pragma unroll
+      for (int line = 0; line < kLines; ++line) {
+        seen.of[line] = read_mask_bits<kConfig>(tile, at.row_of(line / 2, line % 2));
+      }
     }
+    if constexpr (kConfig.features.row_spans) {
+#pragma unroll
+      for (int line = 0; line < kLines; ++line) prefetch_l1(spans_of_row(query_of(line)).ends);
+    }
+    if constexpr (kConfig.features.key_spans) {
+#pragma unroll
+      for (int first = 0; first < kKeys; first += 32) {
+        const int key = block.first_key + first + lane_index();
+        if (key < at.seq.len_k) prefetch_l1(spans_of_key(key).ends);
+      }
+    }
+  }
+  // The query of a line; of a row that does not exist, which is hidden anyway, the last one.
+  REGARD_DEVICE int query_of(int line) const {
+    return smaller(at.row_at(at.row_of(line / 2, line % 2)).i, at.seq.len_q - 1);
+  }
+  REGARD_DEVICE Spans spans_of_row(int i) const {
+    return spans_of(at.p.row_spans, at.b, at.head, at.seq.first_q, i);
+  }
+  REGARD_DEVICE Spans spans_of_key(int j) const {
+    return spans_of(at.p.key_spans, at.b, at.head, at.seq.first_k, j);
   }
 
   // From products to logits; hidden pairs become -inf.
@@ -42,9 +71,8 @@ struct ForwardScores {
                                  const SeenKeys& seen) const {
     const int first_key = block.first_key;
     if constexpr (!is_plain(kOn) || tests_pairs(kOn)) apply_terms(scores, stage, first_key);
-    if (first_key < common_keys.begin || first_key + kKeys > common_keys.end || !block.is_full) {
-      hide(scores, stage, block, seen);
-    }
+    const bool is_cut = first_key < common_keys.begin || first_key + kKeys > common_keys.end;
+    if (is_cut || !block.is_full) hide(scores, stage, block, is_cut, seen);
   }
 
   REGARD_DEVICE void apply_terms(Scores& scores, int stage, int first_key) const {
@@ -111,21 +139,19 @@ struct ForwardScores {
   }
 
   // Pairs that do not exist, that intervals hide, or that mask and spans hide with a tile map.
-  REGARD_DEVICE void hide(Scores& scores, int stage, const KeyBlock& block,
+  // `is_cut`: intervals or the last key may hide some.
+  REGARD_DEVICE void hide(Scores& scores, int stage, const KeyBlock& block, bool is_cut,
                           const SeenKeys& seen) const {
-    const bool is_inside =
-        block.first_key + kKeys <= at.seq.len_k && at.row_of(kM - 1, 1) < at.row_count;
-    if (!kConfig.tile_map || kOn.interval || any_in_warp(!is_inside)) {
+    if (!kConfig.tile_map || is_cut || any_in_warp(at.row_of(kM - 1, 1) >= at.row_count)) {
       hide_by_intervals(scores, block.first_key);
     }
     if constexpr (kConfig.tile_map) {
       if (block.is_full) return;
-      if constexpr (kConfig.mask.as_bits) {
-        hide_by_bits(scores, seen);
-      } else if constexpr (kConfig.features.mask) {
-        hide_by_mask(scores, stage, block.first_key);
+      constexpr bool kMask = kConfig.features.mask && !kConfig.mask.as_bits;
+      if constexpr (kMask) hide_by_mask(scores, stage, block.first_key);
+      if constexpr (kConfig.mask.as_bits || has_spans(kConfig.features)) {
+        hide_unseen(scores, block.first_key, seen);
       }
-      if constexpr (has_spans(kConfig.features)) hide_by_spans(scores, block.first_key);
     }
   }
   REGARD_DEVICE void hide_by_intervals(Scores& scores, int first_key) const {
@@ -144,15 +170,6 @@ struct ForwardScores {
         if (any_in_warp(begin > 0)) {
           hide_columns(scores[m], half, [&](int column) { return column < begin; });
         }
-      }
-    }
-  }
-  REGARD_DEVICE void hide_by_bits(Scores& scores, const SeenKeys& seen) const {
-#pragma unroll
-    for (int n = 0; n < kKeyBlocks; ++n) {
-#pragma unroll
-      for (int x = 0; x < 4 * kM; ++x) {
-        if (!seen.has(x / 2, n, x % 2)) scores[x / 4][n][x % 4] = -infinity<float>();
       }
     }
   }
@@ -176,26 +193,23 @@ struct ForwardScores {
       }
     }
   }
-  REGARD_DEVICE void hide_by_spans(Scores& scores, int first_key) const {
-    constexpr int kLines = 2 * kM;
+  // What a mask's bits and spans hide.
+  REGARD_DEVICE void hide_unseen(Scores& scores, int first_key, const SeenKeys& of_mask) const {
     constexpr Features kSpans = kConfig.features;
     const int first = first_key + at.column_of(0, 0), length = at.seq.len_k;
-    uint64 seen[kLines];
+    Bits seen[kLines];
     int rows[kLines];
 #pragma unroll
     for (int line = 0; line < kLines; ++line) {
-      // A row that does not exist is hidden by its intervals.
-      rows[line] = smaller(at.row_at(at.row_of(line / 2, line % 2)).i, at.seq.len_q - 1);
-      seen[line] = ~uint64(0);
+      rows[line] = query_of(line);
+      seen[line] = kConfig.mask.as_bits ? of_mask.of[line] : ~Bits(0);
       if constexpr (kSpans.row_spans) {
-        seen[line] = columns_in(spans_of(at.p.row_spans, at.b, at.head, at.seq.first_q, rows[line]),
-                                first, length);
+        seen[line] &= columns_in<Bits>(spans_of_row(rows[line]), first, length);
       }
     }
     if constexpr (kSpans.key_spans) {
-      keep_columns_around<kKeyBlocks>(seen, rows, first, length, [&](int key) {
-        return spans_of(at.p.key_spans, at.b, at.head, at.seq.first_k, key);
-      });
+      keep_columns_around<kKeyBlocks>(seen, rows, first, length,
+                                      [&](int key) { return spans_of_key(key); });
     }
 #pragma unroll
     for (int line = 0; line < kLines; ++line) {

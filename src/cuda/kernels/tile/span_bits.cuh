@@ -1,4 +1,4 @@
-// What spans show of a lane's scores: a bit for each column that the lane has of a line.
+// What mask and spans show of a lane's scores: a bit for each column that the lane has of a line.
 //
 // Lines are rows of the accumulators and columns their columns: rows and keys forward, keys and
 // rows backward, where scores are transposed. Of every eight columns a lane has two neighbours; bit
@@ -10,21 +10,35 @@
 
 namespace regard {
 
+// Bits of kBlocks times eight columns.
+template <bool kIsShort>
+struct LaneBitsOf {
+  using Type = uint64;
+};
+template <>
+struct LaneBitsOf<true> {
+  using Type = uint32;
+};
+template <int kBlocks>
+using LaneBits = typename LaneBitsOf<(kBlocks <= 16)>::Type;
+
 // How many of a lane's columns lie before column x.
 REGARD_DEVICE int lane_columns_before(int x) { return x <= 0 ? 0 : x / 8 * 2 + smaller(x % 8, 2); }
-REGARD_DEVICE uint64 low_bits_64(int count) {
-  return count >= 64 ? ~uint64(0) : (uint64(1) << count) - 1;
+template <class Bits>
+REGARD_DEVICE Bits low_bits(int count) {
+  return count >= int(8 * sizeof(Bits)) ? ~Bits(0) : (Bits(1) << count) - 1;
 }
 
 // The columns in a line's spans; the lane's first one is `first` of the sequence of `length`.
-REGARD_DEVICE uint64 columns_in(const Spans& of_line, int first, int length) {
-  uint64 seen = 0;
+template <class Bits>
+REGARD_DEVICE Bits columns_in(const Spans& of_line, int first, int length) {
+  Bits seen = 0;
 #pragma unroll 1
   for (int n = 0; n < of_line.count; ++n) {
     const Interval span = of_line[n];
     const int begin = int(clamp_to<int64>(span.begin, 0, length)) - first;
     const int end = int(clamp_to<int64>(span.end, 0, length)) - first;
-    seen |= low_bits_64(lane_columns_before(end)) & ~low_bits_64(lane_columns_before(begin));
+    seen |= low_bits<Bits>(lane_columns_before(end)) & ~low_bits<Bits>(lane_columns_before(begin));
   }
   return seen;
 }
@@ -34,13 +48,13 @@ REGARD_DEVICE uint64 columns_in(const Spans& of_line, int first, int length) {
 //
 // The warp reads each column's spans once: lane l has those of columns l, l + 32 ..., and the other
 // lanes get them by shuffles.
-template <int kBlocks, int kLines, class SpansOf>
-REGARD_DEVICE void keep_columns_around(uint64 (&seen)[kLines], const int (&lines)[kLines],
-                                       int first, int length, SpansOf spans_of_column) {
+template <int kBlocks, class Bits, int kLines, class SpansOf>
+REGARD_DEVICE void keep_columns_around(Bits (&seen)[kLines], const int (&lines)[kLines], int first,
+                                       int length, SpansOf spans_of_column) {
   constexpr int kParts = (kBlocks + 3) / 4;  // of 32 columns
   const int lane_column = lane_index() % 4 * 2, first_of_tile = first - lane_column;
   const int count = spans_of_column(0).count;
-  uint64 shown[kLines] = {};
+  Bits shown[kLines] = {};
 #pragma unroll 1
   for (int n = 0; n < count; ++n) {
     ShortInterval spans[kParts] = {};
@@ -59,7 +73,7 @@ REGARD_DEVICE void keep_columns_around(uint64 (&seen)[kLines], const int (&lines
       const int end = shuffle(spans[bit / 8].end, lane);
 #pragma unroll
       for (int line = 0; line < kLines; ++line) {
-        if (begin <= lines[line] && lines[line] < end) shown[line] |= uint64(1) << bit;
+        if (begin <= lines[line] && lines[line] < end) shown[line] |= Bits(1) << bit;
       }
     }
   }

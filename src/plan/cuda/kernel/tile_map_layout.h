@@ -6,14 +6,14 @@
 // word: visible in the lower half, full in the upper half. Heads and batch entries that share mask
 // and spans share rows of the map.
 //
-// Behind the map are the bits of a mask's pairs, if the main kernel reads it so (MaskForm::as_bits),
-// as its lanes want them. A lane has two neighbouring columns of every eight of a tile (span_bits.cuh).
-// Tiles lie as in the map; each has a word of 16, 32 or 64 bits for every line and quarter of a warp's
-// lanes: bit 2 n + e is the lane's column e of block n. Lines are rows and columns keys forward, keys
-// and rows backward.
+// Behind the map are the bits of a mask's pairs, if the main kernel reads it so
+// (MaskForm::as_bits), as its lanes want them. A lane has two neighbouring columns of every eight
+// of a tile (span_bits.cuh). Tiles lie as in the map; each has a word of 16, 32 or 64 bits for
+// every line and quarter of a warp's lanes: bit 2 n + e is the lane's column e of block n. Lines
+// are rows and columns keys forward, keys and rows backward.
 //
-// Behind these is the order in which own tiles begin: those with the most visible tiles first, so that
-// blocks end at about the same time.
+// Behind these is the order in which own tiles begin: those with the most visible tiles first, so
+// that blocks end at about the same time.
 #pragma once
 
 #include "plan/cuda/kernel/kernel_config.h"

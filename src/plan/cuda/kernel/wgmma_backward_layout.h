@@ -3,6 +3,7 @@
 #pragma once
 
 #include "plan/cuda/kernel/mma_layout.h"
+#include "plan/cuda/kernel/tile_map_layout.h"
 #include "plan/cuda/kernel/wgmma_layout.h"
 #include "semantics/score.h"
 
@@ -104,6 +105,7 @@ struct BackwardWgmmaLayout {
   int dbias_terms = 0;   // cluster over the batch: two buffers of sums of a group of keys
   int bias = 0;          // [pair term buffers][rows][keys], as mma_layout.h says
   int mask = 0;          // [pair term buffers][rows][keys]
+  int mask_bits = 0;     // [query stages], as tile_map_layout.h says
   int dropout_bits = 0;  // a word for each thread of warpgroups 1 and 2
   int task = 0;          // BackwardTask
   int row_tiles = 0;     // kRowTilesAtOnce x 8 bytes, where the loads bring their tile along
@@ -138,7 +140,8 @@ REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   x.dbias_terms = x.dscore_sizes + (parts > 1 ? kDscoreBuffers * kDscoreSizeBytes : 0);
   x.bias = x.dbias_terms + dbias_term_bytes(c);
   x.mask = x.bias + pair_term_buffers(c) * bias_bytes(c);
-  x.dropout_bits = x.mask + pair_term_buffers(c) * mask_bytes(c);
+  x.mask_bits = x.mask + pair_term_buffers(c) * mask_bytes(c);
+  x.dropout_bits = x.mask_bits + (c.mask.as_bits ? query_stages(c) * mask_tile_bytes(c) : 0);
   x.task = x.dropout_bits + (has_backward_dropout_warpgroup(c) ? 256 * 4 : 0);
   x.row_tiles = x.task + kBackwardTaskBytes;
   x.barriers = x.row_tiles + (loads_bring_tiles(c) ? kRowTilesAtOnce * 8 : 0);

@@ -18,8 +18,12 @@ struct BackwardScores {
   static constexpr bool kHides =
       kOn.interval || tests_pairs(kConfig.features) || kOn.bias || kOn.dropout;
   static constexpr int kN = Tile::kN, kScoreBlocks = Tile::kScoreBlocks;
-  // Of the lane's keys, in the order of its accumulators.
-  using SeenRows = MaskBits<kConfig, 2 * kN>;
+  static constexpr int kLines = 2 * kN;  // keys of a lane, in the order of its accumulators
+  using Bits = LaneBits<kScoreBlocks>;
+  // What a mask that is read as bits shows of a tile of rows.
+  struct SeenRows {
+    LaneBits<Tile::kRows / 8> of[kLines];
+  };
 
   const Tile at;
   const float unit = logit_unit(kOn, score_params<float>(at.p));
@@ -29,13 +33,17 @@ struct BackwardScores {
   REGARD_DEVICE void read_seen(SeenRows& seen, const Step& step) const {
     if constexpr (kConfig.mask.as_bits) {
       if (step.is_full) return;
-      seen.read(at.params, at.map_row_of(step.head), step.tile,
-                [&](int line) { return at.key_of(line / 2, line % 2); });
+      const uint8* const tile =
+          mask_bits_of_tile<kConfig>(at.params, at.map_row_of(step.head), step.tile);
+#pragma unroll
+      for (int line = 0; line < kLines; ++line) {
+        seen.of[line] = read_mask_bits<kConfig>(tile, at.key_of(line / 2, line % 2));
+      }
     }
   }
 
   // From products to P (negative where dropout drops the weight), and the slopes of the scores.
-  REGARD_DEVICE void make_weights(Scores& x, Scores& slopes, SeenRows& seen, int stage,
+  REGARD_DEVICE void make_weights(Scores& x, Scores& slopes, const SeenRows& seen, int stage,
                                   const Step& step) const {
     if constexpr (!is_plain(kOn) || tests_pairs(kOn)) {
       weigh_with_terms(x, slopes, stage, step);
@@ -170,7 +178,8 @@ struct BackwardScores {
 
   // The weights of pairs that do not exist, that intervals hide, or that mask and spans hide with a
   // tile map.
-  REGARD_DEVICE void clear_hidden(Scores& x, SeenRows& seen, int stage, const Step& step) const {
+  REGARD_DEVICE void clear_hidden(Scores& x, const SeenRows& seen, int stage,
+                                  const Step& step) const {
     if constexpr (kConfig.tile_map) {
       if (!step.is_full) clear_unseen(x, seen, stage, step);
     }
@@ -194,17 +203,9 @@ struct BackwardScores {
     }
   }
 
-  REGARD_DEVICE void clear_unseen(Scores& x, SeenRows& seen, int stage, const Step& step) const {
-    if constexpr (kConfig.mask.as_bits) {
-      seen.skip(at.warp_score_row());
-#pragma unroll
-      for (int n = 0; n < kScoreBlocks; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4 * kN; ++i) {
-          if (!seen.has(i / 2, n, i % 2)) x[i / 4][n][i % 4] = 0;
-        }
-      }
-    } else if constexpr (kConfig.features.mask) {
+  REGARD_DEVICE void clear_unseen(Scores& x, const SeenRows& seen, int stage,
+                                  const Step& step) const {
+    if constexpr (kConfig.features.mask && !kConfig.mask.as_bits) {
 #pragma unroll
       for (int n = 0; n < kScoreBlocks; ++n) {
 #pragma unroll
@@ -215,22 +216,24 @@ struct BackwardScores {
         }
       }
     }
-    if constexpr (has_spans(kConfig.features)) clear_by_spans(x, step);
+    if constexpr (kConfig.mask.as_bits || has_spans(kConfig.features)) clear_by_bits(x, seen, step);
   }
-  REGARD_DEVICE void clear_by_spans(Scores& x, const Step& step) const {
-    constexpr int kLines = 2 * kN;
+  // What a mask's bits and spans hide.
+  REGARD_DEVICE void clear_by_bits(Scores& x, const SeenRows& of_mask, const Step& step) const {
     const ShortSequence& seq = at.seq;
     const int first = step.first_row() + at.row_of(0, 0), last_key = seq.len_k - 1;
-    uint64 seen[kLines];
+    Bits seen[kLines];
     int keys[kLines];
 #pragma unroll
     for (int line = 0; line < kLines; ++line) {
       // A key that does not exist is hidden by its intervals.
       keys[line] = smaller(at.first_key + at.key_of(line / 2, line % 2), last_key);
-      seen[line] = ~uint64(0);
+      // A warp has some of the tile's rows.
+      seen[line] =
+          kConfig.mask.as_bits ? Bits(of_mask.of[line] >> at.warp_score_row() / 4) : ~Bits(0);
       if constexpr (kConfig.features.key_spans) {
-        seen[line] = columns_in(spans_of(at.p.key_spans, at.b, step.head, seq.first_k, keys[line]),
-                                first, seq.len_q);
+        seen[line] &= columns_in<Bits>(
+            spans_of(at.p.key_spans, at.b, step.head, seq.first_k, keys[line]), first, seq.len_q);
       }
     }
     if constexpr (kConfig.features.row_spans) {

@@ -107,4 +107,22 @@ REGARD_DEVICE void copy_rows(SharedAddress tile, int rows, int first, int count,
   }
 }
 
+// Calls issue() by one thread of the block's first warp, all of whose threads call this. An elected
+// thread issues a copy by TMA in one instruction, because the compiler knows that it is the only
+// one; under any other condition it makes a loop over threads of each copy.
+template <class Issue>
+REGARD_DEVICE void by_elected_thread(Issue issue) {
+  if (uniform(warp_index()) == 0) {
+    if (elect_lane()) issue();
+  }
+}
+
+// The same condition, found before what follows: the compiler would find it behind the next wait
+// for products, where everything else waits for it.
+REGARD_DEVICE bool found_early(bool x) {
+  uint32 found = x;
+  make_opaque(found);
+  return found != 0;
+}
+
 }  // namespace regard

@@ -147,6 +147,7 @@ REGARD_DEVICE void cp_async_wait(Where where = here()) {
 
 // ---------------------------------------------------------------------------------- global memory
 
+REGARD_DEVICE void prefetch_l1(const void*) {}
 REGARD_DEVICE Bits128 load_global_128(const void* from, Where where = here()) {
   machine->check_aligned(from, 16, where);
   Bits128 x;

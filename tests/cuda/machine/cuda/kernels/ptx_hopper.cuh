@@ -135,6 +135,7 @@ REGARD_DEVICE uint32 spread_bit_u16x2(uint32 x) {
   return (x >> kBit & 1 ? 0xffff : 0) | (x >> (kBit + 16) & 1 ? 0xffff0000 : 0);
 }
 REGARD_DEVICE void make_opaque(uint32&) {}
+REGARD_DEVICE bool elect_lane() { return lane_index() == 0; }
 
 REGARD_DEVICE void bulk_load(SharedAddress to, const void* from, int bytes, SharedAddress barrier,
                              Where where = here()) {

@@ -32,6 +32,8 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
   using HeldOperand = uint32[kMostHeld][4];
   static constexpr bool kNarrow = kConfig.dim <= 64 && kConfig.dim_v <= 64;
   static constexpr bool kTall = kConfig.tiling.rows > kPanelColumns;
+  // While S^T is made, where it takes more than a comparison.
+  static constexpr bool kFindsHidesEarly = kConfig.features.interval || kConfig.tile_map;
 
   Accumulator dk[kConfig.dim / 8], dv[kConfig.dim_v / 8];
   Operand probs, signed_probs, dscores;
@@ -88,7 +90,6 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
     this->await_queries(task, tile, 0, queries.stage, queries.parity);
     multiply_queries();
     this->receive_tile(tile, 0);
-    elementwise.read_mask_bits(task, tile);
     this->await_values(task);
     hold_steps(held_values, Held::kValues, memory.values());
     wgmma_wait<0>();
@@ -96,10 +97,10 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
     return tile;
   }
 
-  // From S^T to P^T, while dk's product of the tile before runs. Returns whether pairs may be
-  // hidden.
-  REGARD_DEVICE bool make_probs(const BackwardTask& task, const RowTile& tile, int iteration) {
-    const bool hides = this->hides(tile);
+  // From S^T to P^T, while dk's product of the tile before runs. `hides`: intervals, or with a tile
+  // map mask and spans. Returns whether pairs may be hidden.
+  REGARD_DEVICE bool make_probs(const BackwardTask& task, const RowTile& tile, int iteration,
+                                bool hides) {
     // There would be too few registers for score terms, or a tall tile, next to dk's product.
     if constexpr (kTall || (!kNarrow && !Elementwise::kPlain)) wgmma_wait<0>();
     if constexpr (kHasPairTerms<kConfig>) {
@@ -118,10 +119,12 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
   REGARD_DEVICE void mainloop(const BackwardTask& task) {
     RowWalk<kConfig> tile = begin(task);
     const int last = task.iterations - 1;
+    bool hides_by_place = this->hides(tile);
 #pragma unroll 1
     for (int iteration = 0;; ++iteration) {  // S^T is complete
       make_opaque(memory.begin);
-      const bool hides = make_probs(task, tile, iteration);
+      if constexpr (!kFindsHidesEarly) hides_by_place = this->hides(tile);
+      const bool hides = make_probs(task, tile, iteration, hides_by_place);
       // The compiler moves a wait for products up to the branch before it. Above 64 columns it
       // must, because exponentials during dk's product would take too many registers.
       if constexpr (!kNarrow) wgmma_wait<0>();
@@ -153,9 +156,9 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
       } else {
         wgmma_commit();
       }
-      this->hand_over_dscores(iteration);
       this->receive_tile(tile, iteration + 1);
-      elementwise.read_mask_bits(task, tile);
+      if constexpr (kFindsHidesEarly) hides_by_place = found_early(this->hides(tile));
+      this->hand_over_dscores(iteration);
       wgmma_wait<1>();
       fence_operand(scores);
     }

@@ -68,26 +68,29 @@ struct DqSums {
 
   // ---------------------------------------------------------------------------------- f16 and bf16
 
-  // `panel`: 64 of the tile's rows.
-  template <int kCount>
+  // `panel`: 64 of the tile's rows. `meanwhile` is called while the first product runs.
+  template <int kCount, class Meanwhile>
   REGARD_DEVICE void make_part(const BackwardTask& task, const RowTile& tile, int iteration,
-                               int panel, int part) {
+                               int panel, int part, Meanwhile meanwhile) {
     Accumulator sums[kCount];
     multiply<kKeys>(sums, iteration & 1, panel, part * kAtOnce);
+    if (panel + part == 0) meanwhile();
     if (kConfig.ordered_dq && panel + part == 0) semaphore.acquire(task, tile);
     wgmma_wait<0>();
     fence_operand(sums);
     if (panel == kPanels - 1 && part == kLastPart) free_dscores(iteration);
     add_to_memory(sums, task, tile, part * kAtOnce, panel * kPanelColumns);
   }
-  REGARD_DEVICE void make_dq(const BackwardTask& task, const RowTile& tile, int iteration) {
+  template <class Meanwhile>
+  REGARD_DEVICE void make_dq(const BackwardTask& task, const RowTile& tile, int iteration,
+                             Meanwhile meanwhile) {
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
 #pragma unroll 1
       for (int part = 0; part < kWhole; ++part) {
-        make_part<kAtOnce>(task, tile, iteration, panel, part);
+        make_part<kAtOnce>(task, tile, iteration, panel, part, meanwhile);
       }
-      if constexpr (kRest > 0) make_part<kRest>(task, tile, iteration, panel, kWhole);
+      if constexpr (kRest > 0) make_part<kRest>(task, tile, iteration, panel, kWhole, meanwhile);
     }
   }
 };

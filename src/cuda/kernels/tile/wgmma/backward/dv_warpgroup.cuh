@@ -100,7 +100,6 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
     this->await_queries(task, tile, 0, ring.stage, ring.parity);
     wgmma_fence();
     multiply_queries(ring.stage);
-    this->elementwise.read_mask_bits(task, tile);
     wgmma_wait<0>();
     fence_operand(scores);
     return tile;
@@ -129,7 +128,6 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
       wgmma_fence();
       if constexpr (kF32) multiply_probs(done.stage);
       multiply_queries(ring.stage);
-      this->elementwise.read_mask_bits(task, tile);
       wgmma_wait<1>();
       add_tile();
       reload_douts(task, before, iteration, done);

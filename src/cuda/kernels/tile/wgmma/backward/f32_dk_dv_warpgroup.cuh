@@ -45,7 +45,6 @@ struct F32DkDvWarpgroup : F32KeyWarpgroup<kConfig> {
     mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
     await_queries();
     this->receive_tile(tile, 0);
-    this->elementwise.read_mask_bits(task, tile);
     wgmma_fence();
     multiply_queries();
     mbarrier_wait(memory.barrier(Memory::kValuesFull), 0);
@@ -101,7 +100,6 @@ struct F32DkDvWarpgroup : F32KeyWarpgroup<kConfig> {
       multiply_queries();
       Base::multiply_rows(of_dk, operand, rows);
       this->hand_over_dscores(iteration);
-      this->elementwise.read_mask_bits(task, tile);
       wgmma_wait<1>();
       fence_operand(scores);
     }

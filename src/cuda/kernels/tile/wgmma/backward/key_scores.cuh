@@ -45,7 +45,6 @@ struct KeyScores {
   const int warp_key;  // the warp's first key in the tile
   const float exponent = logit_unit(kOn, score_params<float>(params.problem)) * float(kLog2E);
   DropoutOf<kConfig> dropout = dropout_of<kConfig>(params.problem);
-  MaskBits<kConfig, 2> mask_bits{};  // of a lane's two keys and the tile
 
   // The key and the row of accumulator element 2 half + e of block n, within their tiles.
   REGARD_DEVICE int key_of(int half) const { return warp_key + half * 8 + lane_index() / 4; }
@@ -128,17 +127,9 @@ struct KeyScores {
     }
   }
 
-  // Begins to read what the mask shows of a tile, if make_probs will need it.
-  REGARD_DEVICE void read_mask_bits(const BackwardTask& task, const RowTile& tile) {
-    if constexpr (kConfig.mask.as_bits) {
-      if (tile.is_full) return;
-      mask_bits.read(params, map_row_of_head<kConfig>(params, task, tile.head), tile.index,
-                     [&](int half) { return key_of(half); });
-    }
-  }
   // With a tile map: which of a lane's rows mask and spans show to each of its two keys.
   struct SeenRows {
-    uint64 bits[2];
+    LaneBits<kRowBlocks> bits[2];
 
     REGARD_DEVICE bool has(int half, int n, int e) const {
       return !kConfig.tile_map || (bits[half] >> (2 * n + e) & 1) != 0;
@@ -146,19 +137,22 @@ struct KeyScores {
   };
   REGARD_DEVICE void find_seen(SeenRows& seen, const BackwardTask& task, const RowTile& tile,
                                const Memory& memory, int iteration) const {
-    seen.bits[0] = seen.bits[1] = ~uint64(0);
+    seen.bits[0] = seen.bits[1] = ~LaneBits<kRowBlocks>(0);
     if (tile.is_full) return;
     if constexpr (has_spans(kConfig.features)) find_seen_by_spans(seen, task, tile);
     if constexpr (kConfig.mask.as_bits) {
+      const SharedAddress of_tile = memory.mask_bits(Memory::query_stage(iteration));
 #pragma unroll
-      for (int half = 0; half < 2; ++half) seen.bits[half] &= mask_bits.words[half][0];
+      for (int half = 0; half < 2; ++half) {
+        seen.bits[half] &= read_mask_bits<kConfig>(of_tile, key_of(half));
+      }
     } else if constexpr (kConfig.features.mask) {
 #pragma unroll
       for (int n = 0; n < kRowBlocks; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           if (!is_shown(memory, iteration, row_of(n, i % 2), key_of(i / 2))) {
-            seen.bits[i / 2] &= ~(uint64(1) << (2 * n + i % 2));
+            seen.bits[i / 2] &= ~(LaneBits<kRowBlocks>(1) << (2 * n + i % 2));
           }
         }
       }
@@ -175,7 +169,7 @@ struct KeyScores {
       // A key that does not exist is hidden by its intervals.
       keys[half] = smaller(task.first_key + key_of(half), last_key);
       if constexpr (kConfig.features.key_spans) {
-        seen.bits[half] = columns_in(
+        seen.bits[half] = columns_in<LaneBits<kRowBlocks>>(
             spans_of(p.key_spans, task.b, tile.head, seq.first_k, keys[half]), first, seq.len_q);
       }
     }

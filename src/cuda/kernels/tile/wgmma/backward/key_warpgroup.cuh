@@ -35,7 +35,7 @@ struct KeyWarpgroup {
   // The first key in the tile. In a wide block both warpgroups have all keys.
   const int own_key = Memory::kWide ? 0 : index * kWarpgroupRows;
   const int warp_key = own_key + warp_index() % 4 * 16;
-  Elementwise elementwise{params, warp_key};
+  const Elementwise elementwise{params, warp_key};
   // A lane's row of a fragment of 16 keys, as an offset in a panel of keys.
   const int fragment = swizzled_offset(warp_key + lane_index() % 16, lane_index() / 16);
 

@@ -2,6 +2,7 @@
 // tile of rows. One thread calls these functions.
 #pragma once
 
+#include "cuda/kernels/tile/mask_bits.cuh"
 #include "cuda/kernels/tile/wgmma/backward/memory.cuh"
 
 namespace regard {
@@ -103,9 +104,17 @@ struct BackwardLoads {
   REGARD_DEVICE void load_queries(const BackwardTask& task, const RowTile& tile, int stage) const {
     const SharedAddress barrier = memory.barrier(Memory::kQueryFull, stage);
     const int row = first_row(task, tile);
+    const bool brings_bits = kConfig.mask.as_bits && !tile.is_full;
     load_rows(memory.queries(stage), kConfig.dim, kRows, maps.q, row, tile.head, task.b, barrier,
-              kTermBytes);
+              kTermBytes + (brings_bits ? mask_tile_bytes(kConfig) : 0));
     bulk_load(memory.lse(stage), row_terms(tile, row, false), kTermBytes, barrier);
+    if (brings_bits) load_mask_bits(task, tile, memory.mask_bits(stage), barrier);
+  }
+  REGARD_DEVICE void load_mask_bits(const BackwardTask& task, const RowTile& tile, SharedAddress to,
+                                    SharedAddress barrier) const {
+    const int64 row = map_row_of_head<kConfig>(params, task, tile.head);
+    bulk_load(to, mask_bits_of_tile<kConfig>(params, row, tile.index), mask_tile_bytes(kConfig),
+              barrier);
   }
   // In a CTA pair the terms of delta are joined with those of lse, which come with Q.
   REGARD_DEVICE void load_douts(const BackwardTask& task, const RowTile& tile, int stage) const {
@@ -118,6 +127,12 @@ struct BackwardLoads {
     }
   }
 
+  // Loads the tile of rows of an iteration; not in wide blocks.
+  REGARD_DEVICE void load_tile(const BackwardTask& task, const RowTile& tile, int iteration) const {
+    if constexpr (Memory::kLoadsBringTiles) memory.write_tile(iteration, tile);
+    load_queries(task, tile, Memory::query_stage(iteration));
+    load_douts(task, tile, Memory::dout_stage(iteration));
+  }
   // Loads the first tiles, in the order in which they are needed.
   REGARD_DEVICE void load_first(const BackwardTask& task, RowWalk<kConfig> tile) const {
     load_keys(task);

@@ -85,6 +85,9 @@ struct BackwardMemory {
     return {begin + kLayout.mask + buffer % kPairTermBuffers * mask_bytes(kConfig),
             mask_row_bytes(kConfig)};
   }
+  REGARD_DEVICE SharedAddress mask_bits(int stage) const {
+    return begin + kLayout.mask_bits + stage * mask_tile_bytes(kConfig);
+  }
   // A word for each thread of the key warpgroups.
   REGARD_DEVICE SharedAddress dropout_bits(int, int thread) const {
     return begin + kLayout.dropout_bits + thread * 4;

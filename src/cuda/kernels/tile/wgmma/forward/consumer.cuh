@@ -31,6 +31,8 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
   // A warpgroup skips the first key blocks of a tile if intervals hide them from all of its rows.
   static constexpr bool kSkips = kConfig.skips_blocks;
   static constexpr bool kReadsDropoutBits = has_dropout_warpgroup(kConfig);
+  // Before the products begin, where it takes more than a comparison.
+  static constexpr bool kFindsMaskedEarly = kConfig.features.interval || kConfig.tile_map;
   static_assert(!(kSkips && (kConfig.bias.by_tma || kReadsDropoutBits)));  // one for every block
 
   // What a step leaves to the next one.
@@ -75,6 +77,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
                 .block = this->block(),
                 .is_first = is_first,
                 .skips = skips};
+      if constexpr (kFindsMaskedEarly) step.masked = found_early(this->is_masked(step.block));
       if (is_first) terms.load(step.tile, step.block);
       issue(step);
       const Softmax last_softmax = softmax;  // of the tile before, if this block begins one
@@ -139,7 +142,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
   // Weights of the first kEarly blocks of eight keys, during P V.
   REGARD_DEVICE void begin_weights(Step& step) {
     terms.await(step.tile, step.block.first_key);
-    step.masked = this->is_masked(step.block);
+    if constexpr (!kFindsMaskedEarly) step.masked = this->is_masked(step.block);
     step.full =
         FullTile::kExists && !(step.is_first || step.masked || state.no_max_yet || state.track_max);
     if (step.full) {
@@ -164,7 +167,8 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
   }
   REGARD_DEVICE void begin_partial_tile(Step& step) {
     constexpr float kNothing[2] = {};
-    terms.make_logits(scores, step.tile, step.block, step.masked);
+    terms.make_logits(scores, step.tile, step.block, step.masked,
+                      this->is_cut(step.block.first_key));
     release_terms(step);
     if (step.is_first) softmax.clear();
     // With a tile map any tile may be partial; a max that is there stays.
@@ -224,7 +228,8 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
       least[half] = log2_of(Softmax::max_over_lanes(step.sums_before[half]));
     }
     multiply_keys_again(step.slot);
-    terms.make_logits_again(scores, step.tile, step.block, next_of(step), step.masked, left > 1);
+    terms.make_logits_again(scores, step.tile, step.block, next_of(step), step.masked,
+                            this->is_cut(step.block.first_key), left > 1);
     softmax.raise(scores, exponent, least, 0);
     softmax.template make_weights<0, kKeyBlocks>(scores, {exponent, exponent});
     softmax.rescale(out);

@@ -69,8 +69,10 @@ struct ConsumerWarpgroup {
   }
   // Whether intervals, the last key, or with a tile map mask and spans hide some pair of a block.
   REGARD_DEVICE bool is_masked(const KeyBlock& keys_of_block) const {
-    if (!keys_of_block.is_full) return true;
-    const int first_key = keys_of_block.first_key;
+    return !keys_of_block.is_full || is_cut(keys_of_block.first_key);
+  }
+  // The same of intervals and the last key alone.
+  REGARD_DEVICE bool is_cut(int first_key) const {
     return first_key < common_keys.begin || first_key + kKeys > common_keys.end;
   }
 

@@ -230,7 +230,7 @@ struct F32Consumer : ConsumerWarpgroup<kConfig> {
     }
     const ForwardScores<kConfig, Coords> terms = elementwise();
     if constexpr (!kPlain || tests_pairs(kOn)) terms.apply_terms(scores, 0, first_key());
-    if (masked) terms.hide(scores, 0, this->block(), seen);
+    if (masked) terms.hide(scores, 0, this->block(), this->is_cut(first_key()), seen);
   }
 
   REGARD_DEVICE void split_weights() {

@@ -1,5 +1,5 @@
-// The score terms of a consumer warp: bias and mask of each block of keys, brought to shared memory,
-// or bits of a mask to registers, a step ahead, and logits from products with them.
+// The score terms of a consumer warp: bias and mask of each block of keys, brought to shared
+// memory, or bits of a mask to registers, a step ahead, and logits from products with them.
 #pragma once
 
 #include "cuda/kernels/tile/forward_scores.cuh"
@@ -92,9 +92,9 @@ struct ForwardTerms {
   // ---------------------------------------------------------------------------------------- logits
 
   // Products become logits; hidden pairs become -inf. `masked`: intervals, the last key, or a mask
-  // or spans with a tile map, hide some pair of the block.
+  // or spans with a tile map, hide some pair of the block; `is_cut`: the first two may.
   REGARD_DEVICE void make_logits(Scores& scores, const ForwardTile<kConfig>& tile,
-                                 const KeyBlock& block, bool masked) const {
+                                 const KeyBlock& block, bool masked, bool is_cut) const {
     if constexpr (is_plain(kOn) && !tests_pairs(kOn)) {
       if (!masked) return;
     }
@@ -109,22 +109,22 @@ struct ForwardTerms {
     } else if constexpr (!is_plain(kOn) || tests_pairs(kOn)) {
       terms.apply_terms(scores, 0, block.first_key);
     }
-    if (masked) terms.hide(scores, 0, block, seen);
+    if (masked) terms.hide(scores, 0, block, is_cut, seen);
   }
   // The same for a block that is computed again: its staged terms have been replaced by those of
   // the next block, if there is one.
   REGARD_DEVICE void make_logits_again(Scores& scores, const ForwardTile<kConfig>& tile,
                                        const KeyBlock& block, const KeyBlock& next, bool masked,
-                                       bool has_next) {
+                                       bool is_cut, bool has_next) {
     if constexpr (kConfig.bias.by_tma) {
       const Elementwise terms = elementwise(tile);
       BiasFragments<kConfig>::apply_from_memory(scores, terms.terms, terms.at, block.first_key);
-      if (masked) terms.hide(scores, 0, block, seen);
+      if (masked) terms.hide(scores, 0, block, is_cut, seen);
     } else {
       if (has_next) await(tile, next.first_key);
       load(tile, block);
       await(tile, block.first_key);
-      make_logits(scores, tile, block, masked);
+      make_logits(scores, tile, block, masked, is_cut);
       if (has_next) load(tile, next);
     }
   }
