@@ -136,7 +136,8 @@ void check_tiling(const KernelConfig& c) {
 }
 
 // Two bits for each tile of rows and keys, of as many heads and batch entries as the map's kernel
-// has; for an order, a word for each tile and sequence.
+// has; for a mask's bits, of each line four words, from a multiple of 16 bytes on; for an order, a
+// word for each tile and sequence.
 std::int64_t tile_map_bytes(const Problem& p, const KernelConfig& c, const BlockGrid& grid) {
   const Sizes& s = p.sizes;
   const bool of_keys = c.kernel == Kernel::key_map;
@@ -147,7 +148,11 @@ std::int64_t tile_map_bytes(const Problem& p, const KernelConfig& c, const Block
   const std::int64_t rows =
       p.packed ? (of_keys ? s.rows_k : s.rows_q) / tile + s.batch : entries * grid.tiles;
   const std::int64_t own = grid.heads / entries * rows;
-  return own * divide_up(others, 32) * 8 + (c.tile_order ? (own + grid.heads) * 8 : 0);
+  const std::int64_t columns = of_keys ? c.tiling.rows : c.tiling.keys;
+  const std::int64_t word = columns <= 64 ? 2 : columns <= 128 ? 4 : 8;
+  const std::int64_t bits = c.mask.as_bits ? own * others * tile * 4 * word : 0;
+  const std::int64_t map = round_up(own * divide_up(others, 32) * 8, bits > 0 ? 16 : 8);
+  return map + bits + (c.tile_order ? (own + grid.heads) * 8 : 0);
 }
 
 void check_workspace(const Problem& p, const CudaPlan& plan) {

@@ -40,14 +40,19 @@ Count map_rows_at_most(const Problem& p, const KernelConfig& main) {
 Count mask_bits_bytes(const Problem& p, const KernelConfig& main) {
   return map_rows_at_most(p, main) * other_tiles(p, main) * mask_tile_bytes(main);
 }
-Count map_bytes(const Problem& p, const KernelConfig& main) {
+Count map_bytes(const Problem& p, const KernelConfig& main, bool with_bits) {
   const Count rows = map_rows_at_most(p, main);
-  Count words = rows * map_words(p, main) + 1;  // what follows begins at 16 bytes
+  Count words = rows * map_words(p, main);
+  Count bytes;
+  if (with_bits) {
+    words = words.rounded_up(2);
+    bytes = mask_bits_bytes(p, main);
+  }
   // While the wanted gradients are unknown, dq may turn out not to be one of them.
   const bool is_unknown = p.backward && !p.gradients_named;
   if (is_unknown ? may_order_tiles(p, main) : orders_tiles(p, main))
     words = words + rows + Count(map_batch(p)) * map_heads(p);
-  return words * kMapWordBytes;
+  return bytes + words * kMapWordBytes;
 }
 // Where rows or keys share the mask's bytes, bits of all pairs could be larger than the mask.
 bool reads_bits(const Problem& p, const KernelConfig& main) {
@@ -57,7 +62,7 @@ bool reads_bits(const Problem& p, const KernelConfig& main) {
 bool is_too_large(const Problem& p, const KernelConfig& main) {
   const Count blocks =
       Count(map_batch(p)) * map_heads(p) * own_tiles(p, main) * map_groups(p, main);
-  return blocks.value() > INT32_MAX || map_bytes(p, main).value() > kMostBytes;
+  return blocks.value() > INT32_MAX || map_bytes(p, main, false).value() > kMostBytes;
 }
 
 // Why the main kernel tests the pairs of every tile.
@@ -121,8 +126,7 @@ void add_map_launch(Draft& d) {
 
 Count tile_map_bytes(const Draft& d) {
   if (!makes_map(d) && !may_make_map(d.p, d.main)) return 0;
-  return map_bytes(d.p, d.main) +
-         (reads_bits(d.p, d.main) ? mask_bits_bytes(d.p, d.main) : Count(0));
+  return map_bytes(d.p, d.main, reads_bits(d.p, d.main));
 }
 
 }  // namespace regard
