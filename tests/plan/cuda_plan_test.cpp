@@ -255,10 +255,11 @@ void check_named(Problem p) {
 
 TEST_CASE("what a call with names needs never exceeds the workspace that was asked for") {
   for (const Feature& feature : kFeatures) {
-    for (std::int64_t dim : {64, 128, 192}) {
+    for (const auto& [type, dim] : {std::pair(bf16, 64), std::pair(bf16, 128), std::pair(bf16, 192),
+                                    std::pair(f32, 64), std::pair(f32, 128)}) {
       for (bool deterministic : {false, true}) {
         for (const auto& [rows, keys] : {std::pair(300, 555), std::pair(16, 131072)}) {
-          const Shape shape{.heads_kv = 2, .len_q = rows, .len_k = keys, .dim = dim};
+          const Shape shape{.type = type, .heads_kv = 2, .len_q = rows, .len_k = keys, .dim = dim};
           Attention a = attention(shape);
           feature.add(a, shape);
           a.deterministic = deterministic;

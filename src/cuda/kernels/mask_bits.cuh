@@ -22,7 +22,7 @@ struct MaskPacker {
   static constexpr int kParts = kLaneBytes / 2;  // of 64 columns, 16 bits of a lane
   static_assert(kOwn % 16 == 0 && kOther % 16 == 0);
 
-  // Bits of a line: of lanes 2 x and 2 x + 1 in the halves of word [part][x].
+  // A line's bits: the halves of word [part][x] are those of lanes 2 x and 2 x + 1.
   using Line = uint32[kParts][2];
 
   const uint8* const mask;  // of the first row and key
@@ -50,8 +50,7 @@ struct MaskPacker {
   }
 
  private:
-  // ------------------------------------------------------------------------------ bytes of the
-  // mask
+  // --------------------------------------------------------------------------- bytes of a mask
 
   // Bits 0, 8, 16 and 24: whether a byte is not 0.
   static REGARD_DEVICE uint32 flags_of(uint32 bytes) {

@@ -54,10 +54,18 @@ Count map_bytes(const Problem& p, const KernelConfig& main, bool with_bits) {
     words = words + rows + Count(map_batch(p)) * map_heads(p);
   return bytes + words * kMapWordBytes;
 }
-// Where rows or keys share the mask's bytes, bits of all pairs could be larger than the mask.
+// The mask's own bytes: rows, keys, heads or batch entries may share them.
+Count mask_bytes(const Problem& p) {
+  const Strides& s = p.mask.strides;
+  const auto own = [](int64 stride, int64 count) { return stride == 0 ? 1 : count; };
+  return Count(own(s.batch, p.sizes.batch)) * own(s.head, p.sizes.heads_q) *
+         own(s.row, p.sizes.len_q) * own(s.column, p.sizes.len_k);
+}
+// Bits take at most what the mask takes.
 bool reads_bits(const Problem& p, const KernelConfig& main) {
-  return p.features.mask && p.mask.strides.row != 0 && p.mask.strides.column != 0 &&
-         mask_bits_bytes(p, main).value() <= kMostBytes;
+  if (!p.features.mask || p.mask.strides.row == 0 || p.mask.strides.column == 0) return false;
+  const int64 bits = mask_bits_bytes(p, main).value();
+  return bits <= kMostBytes && bits <= mask_bytes(p).value();
 }
 bool is_too_large(const Problem& p, const KernelConfig& main) {
   const Count blocks =

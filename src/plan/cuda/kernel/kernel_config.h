@@ -78,7 +78,7 @@ struct BiasForm {
 struct MaskForm {
   bool one_row = false;  // staged: one row for all rows of a tile
   int copy_bytes = 1;    // staged: bytes that are copied at once: 16, 8, 4 or 1
-  bool as_bits = false;  // with a tile map, which then holds a bit for each pair
+  bool as_bits = false;  // with a tile map: bits of pairs behind it are read instead of the mask
 
   bool operator==(const MaskForm&) const = default;
 };

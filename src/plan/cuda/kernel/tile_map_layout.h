@@ -6,11 +6,11 @@
 // word: visible in the lower half, full in the upper half. Heads and batch entries that share mask
 // and spans share rows of the map.
 //
-// Behind the map are the bits of a mask's pairs, if the main kernel reads it so
+// Behind the map are the bits of a mask's pairs, if the main kernel reads them
 // (MaskForm::as_bits), as its lanes want them. A lane has two neighbouring columns of every eight
-// of a tile (span_bits.cuh). Tiles lie as in the map; each has a word of 16, 32 or 64 bits for
-// every line and quarter of a warp's lanes: bit 2 n + e is the lane's column e of block n. Lines
-// are rows and columns keys forward, keys and rows backward.
+// of a tile (span_bits.cuh). Tiles lie as in the map. A line of a tile has a word of 16, 32 or 64
+// bits for each of the four lanes that share it: bit 2 n + e is the lane's column e of block n.
+// Lines are rows and columns keys forward, keys and rows backward.
 //
 // Behind these is the order in which own tiles begin: those with the most visible tiles first, so
 // that blocks end at about the same time.
@@ -84,9 +84,9 @@ inline constexpr int kMapWordBytes = 8;
 REGARD_INLINE int64 map_rows(const Problem& p, const KernelConfig& c) {
   return map_heads(p) * map_rows_of_head(p, c);
 }
-// Offsets are in words of the map.
+// Sizes of the bits of pairs, in bytes.
 
-// The bits of pairs, which begin at a multiple of 16 bytes.
+// Offsets behind the map, below, are in its words.
 REGARD_INLINE int mask_lane_bytes(const KernelConfig& c) {
   return other_tile(c) <= 64 ? 2 : other_tile(c) <= 128 ? 4 : 8;
 }
@@ -101,8 +101,8 @@ REGARD_INLINE int64 mask_words_of_row(const Problem& p, const KernelConfig& c) {
   return c.mask.as_bits ? other_tiles(p, c) * (mask_tile_bytes(c) / kMapWordBytes) : 0;
 }
 
-// Of each row: the visible tiles, then the order, as the tile of each rank of a sequence; then for
-// each head and batch entry that has map rows, how many blocks have arrived.
+// Behind the bits are, for each row, the visible tiles, then the order, as the tile of each rank of
+// a sequence; then for each head and batch entry that has map rows, how many blocks have arrived.
 REGARD_INLINE int64 map_counts_at(const Problem& p, const KernelConfig& c) {
   return mask_bits_at(p, c) + map_rows(p, c) * mask_words_of_row(p, c);
 }

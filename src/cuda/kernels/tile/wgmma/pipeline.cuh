@@ -107,8 +107,8 @@ REGARD_DEVICE void copy_rows(SharedAddress tile, int rows, int first, int count,
   }
 }
 
-// Calls issue() by one thread of the block's first warp, all of whose threads call this. An elected
-// thread issues a copy by TMA in one instruction, because the compiler knows that it is the only
+// Calls issue() by one thread of the block's first warp. Whole warps call this. An elected thread
+// issues a copy by TMA in one instruction, because the compiler knows that it is the only
 // one; under any other condition it makes a loop over threads of each copy.
 template <class Issue>
 REGARD_DEVICE void by_elected_thread(Issue issue) {

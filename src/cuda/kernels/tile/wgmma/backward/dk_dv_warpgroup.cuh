@@ -32,7 +32,7 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
   using HeldOperand = uint32[kMostHeld][4];
   static constexpr bool kNarrow = kConfig.dim <= 64 && kConfig.dim_v <= 64;
   static constexpr bool kTall = kConfig.tiling.rows > kPanelColumns;
-  // While S^T is made, where it takes more than a comparison.
+  // Whether hides() is called while S^T is made, because it takes more than a comparison.
   static constexpr bool kFindsHidesEarly = kConfig.features.interval || kConfig.tile_map;
 
   Accumulator dk[kConfig.dim / 8], dv[kConfig.dim_v / 8];
@@ -119,12 +119,12 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
   REGARD_DEVICE void mainloop(const BackwardTask& task) {
     RowWalk<kConfig> tile = begin(task);
     const int last = task.iterations - 1;
-    bool hides_by_place = this->hides(tile);
+    bool may_hide_pairs = this->hides(tile);
 #pragma unroll 1
     for (int iteration = 0;; ++iteration) {  // S^T is complete
       make_opaque(memory.begin);
-      if constexpr (!kFindsHidesEarly) hides_by_place = this->hides(tile);
-      const bool hides = make_probs(task, tile, iteration, hides_by_place);
+      if constexpr (!kFindsHidesEarly) may_hide_pairs = this->hides(tile);
+      const bool hides = make_probs(task, tile, iteration, may_hide_pairs);
       // The compiler moves a wait for products up to the branch before it. Above 64 columns it
       // must, because exponentials during dk's product would take too many registers.
       if constexpr (!kNarrow) wgmma_wait<0>();
@@ -157,7 +157,7 @@ struct DkDvWarpgroup : KeyWarpgroup<kConfig> {
         wgmma_commit();
       }
       this->receive_tile(tile, iteration + 1);
-      if constexpr (kFindsHidesEarly) hides_by_place = found_early(this->hides(tile));
+      if constexpr (kFindsHidesEarly) may_hide_pairs = found_early(this->hides(tile));
       this->hand_over_dscores(iteration);
       wgmma_wait<1>();
       fence_operand(scores);

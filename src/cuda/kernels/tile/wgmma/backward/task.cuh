@@ -87,7 +87,7 @@ struct RowWalk<kConfig, true> : RowTile {
     while (bits.visible == 0) {
       int next = (index / kTilesOfMapWord + 1) * kTilesOfMapWord;
       if (next >= task.end_row_tile) {
-        // A division, by a call, which takes fewer registers here than group_of.
+        // The call divides, which takes fewer registers here than group_of.
         const int group = int(params.problem.sizes.group());
         if (++head >= (key_head<kConfig>(params, task) + 1) * group) return;
         next = task.first_row_tile;

@@ -31,7 +31,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
   // A warpgroup skips the first key blocks of a tile if intervals hide them from all of its rows.
   static constexpr bool kSkips = kConfig.skips_blocks;
   static constexpr bool kReadsDropoutBits = has_dropout_warpgroup(kConfig);
-  // Before the products begin, where it takes more than a comparison.
+  // Whether is_masked() is called before the products, because it takes more than a comparison.
   static constexpr bool kFindsMaskedEarly = kConfig.features.interval || kConfig.tile_map;
   static_assert(!(kSkips && (kConfig.bias.by_tma || kReadsDropoutBits)));  // one for every block
 

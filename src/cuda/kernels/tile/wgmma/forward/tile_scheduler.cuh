@@ -216,9 +216,11 @@ struct TileScheduler {
     const int begin = tile.first_block, end = begin + tile.blocks;
     tile.map_row = int(map_row(params.problem, kConfig, tile.b, tile.head, tile.first_q, index));
     const auto map = TileMap<kConfig>::at(params, tile.map_row);
-    // Rows that see no key walk over one block all the same, and hide every pair of it.
+    // Rows that see no key walk over one block all the same, and hide every pair of it. Of a
+    // sequence without keys there is nothing that a partial block could read.
+    const uint32 bit = 1u << begin % kTilesOfMapWord;
     tile.last_word = begin / kTilesOfMapWord;
-    tile.last_bits = {1u << begin % kTilesOfMapWord, 0};
+    tile.last_bits = {bit, tile.len_k == 0 ? bit : 0};
     tile.blocks = 0;
 #pragma unroll 2  // loads at once
     for (int word = begin / kTilesOfMapWord; word * kTilesOfMapWord < end; ++word) {
