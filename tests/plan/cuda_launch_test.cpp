@@ -332,24 +332,6 @@ TEST_CASE("a bias is staged where its rows are whole and begin at 16 bytes") {
   CHECK(staged(a));
 }
 
-TEST_CASE("a mask is copied by as many bytes as its rows allow") {
-  const auto config = [](const Attention& a) {
-    return planned(problem(a), "sm_80").launches.front().config;
-  };
-  Attention a = attention({});
-  a.mask = Tensor(nullptr, boolean, {1, 1, 1024, 1024});
-  CHECK(config(a).mask.copy_bytes == 16);
-  for (const int bytes : {8, 4, 2, 1}) {
-    a.mask.strides[2] = 1024 + bytes;
-    CHECK(config(a).mask.copy_bytes == (bytes >= 4 ? bytes : 1));
-  }
-  CHECK(says(planned(problem(a), "sm_80"), "slow path: the tile map is made of the mask's bytes"));
-  a.mask.strides = {0, 0, -1040, 1};
-  CHECK(config(a).mask.copy_bytes == 16);
-  a.mask.strides = {0, 0, 1024, -1};
-  CHECK(config(a).mask.copy_bytes == 1);
-}
-
 TEST_CASE("a bias or mask that all queries share is staged as one row") {
   const auto config = [](const Attention& a) {
     return launch_of(planned(problem(a), "sm_80"), Kernel::forward)->config;

@@ -61,11 +61,17 @@ Count mask_bytes(const Problem& p) {
   return Count(own(s.batch, p.sizes.batch)) * own(s.head, p.sizes.heads_q) *
          own(s.row, p.sizes.len_q) * own(s.column, p.sizes.len_k);
 }
-// Bits take at most what the mask takes.
-bool reads_bits(const Problem& p, const KernelConfig& main) {
-  if (!p.features.mask || p.mask.strides.row == 0 || p.mask.strides.column == 0) return false;
+// Why partial tiles read the bytes of the mask.
+Refusal why_no_bits(const Problem& p, const KernelConfig& main) {
   const int64 bits = mask_bits_bytes(p, main).value();
-  return bits <= kMostBytes && bits <= mask_bytes(p).value();
+  if (p.mask.strides.row == 0) return "all rows share it";
+  if (p.mask.strides.column == 0) return "all keys share it";
+  if (bits > mask_bytes(p).value()) return "bits of all pairs would take more memory than it does";
+  if (bits > kMostBytes) return "bits of all pairs would take more than 256 MB";
+  return {};
+}
+bool reads_bits(const Problem& p, const KernelConfig& main) {
+  return p.features.mask && !why_no_bits(p, main);
 }
 bool is_too_large(const Problem& p, const KernelConfig& main) {
   const Count blocks =
@@ -109,10 +115,16 @@ void choose_tile_map(Draft& d) {
   d.main.tile_map = true;
   d.main.skips_blocks = false;
   d.main.tile_order = orders_tiles(d.p, d.main);
-  if (reads_bits(d.p, d.main)) d.main.mask = {.as_bits = true};
   d.because(
       "tile map: tiles that mask and spans hide are skipped, and those that they show as a "
       "whole are not tested");
+  if (!d.p.features.mask) return;
+  if (const Refusal refusal = why_no_bits(d.p, d.main)) {
+    d.because("mask: partial tiles read its bytes, because ", refusal.why);
+    return;
+  }
+  d.main.mask = {.as_bits = true};
+  d.because("mask: partial tiles read a bit for each pair, made with the tile map");
 }
 
 void add_map_launch(Draft& d) {
