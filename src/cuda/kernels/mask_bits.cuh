@@ -12,13 +12,13 @@ struct SeenTiles {
   uint32 shown = 0, hidden = 0;
 };
 
-// The bits of an own tile, by all threads of a block.
+// All threads of a block make the bits of an own tile.
 template <KernelConfig kConfig>
 struct MaskPacker {
   static constexpr bool kOfKeys = maps_keys(kConfig);
   static constexpr int kOwn = own_tile(kConfig), kOther = other_tile(kConfig);
   static constexpr int kThreads = kConfig.tiling.warps * 32;
-  static constexpr int kLaneBytes = mask_lane_bytes(kConfig), kLineBytes = 4 * kLaneBytes;
+  static constexpr int kLaneBytes = mask_lane_bytes(kConfig), kLineBytes = mask_line_bytes(kConfig);
   static constexpr int kParts = kLaneBytes / 2;  // of 64 columns, 16 bits of a lane
   static_assert(kOwn % 16 == 0 && kOther % 16 == 0);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "plan/cuda/kernel/simt_layout.h"
+#include "plan/cuda/reasons.hpp"
 
 namespace regard {
 namespace {
@@ -73,6 +74,7 @@ void explain_made_map(const Problem& p, const MadeMaps& maps, CudaPlan& plan) {
     return;
   }
   std::erase_if(plan.launches, makes_map);
+  std::erase(plan.reasons, kMapOfSingleBytes);
   plan.reasons.push_back(
       std::string("tile map: that of the Mask, made before the call") +
       (has_tables ? ", where the tables of sequences are those it was made with" : ""));

@@ -60,15 +60,12 @@ void explain_family(const Because& because, const Problem& p, const CudaChoice& 
 }
 
 void explain_mask(const Because& because, const Problem& p, const KernelConfig& main) {
-  if (main.family == Family::simt) return;
+  if (!p.features.mask || main.family == Family::simt) return;
   if (main.mask.as_bits) {
-    if (bytes_of_mask_copy(p) > 1) return;
-    because(
-        "slow path: the tile map is made of the mask's bytes one by one: its rows do not begin at "
-        "multiples of 4 bytes, or keys do not follow one another");
-  } else if (p.features.mask && !stages_mask(main)) {
+    if (bytes_of_mask_copy(p) == 1) because(kMapOfSingleBytes);
+  } else if (!stages_mask(main)) {
     because("slow path: the mask's bytes are read one by one");
-  } else if (p.features.mask && main.mask.copy_bytes == 1) {
+  } else if (main.mask.copy_bytes == 1) {
     because(
         "slow path: the mask is copied byte by byte: its rows are not aligned to 4 bytes, or its "
         "keys "

@@ -33,7 +33,11 @@ class Because {
 // Why the main kernel is of its family, and what of it is slower than it might be.
 void explain_family(const Because&, const Problem&, const CudaChoice&, const KernelConfig& main);
 
-// What of reading the mask is slower than it might be.
+// What of reading the mask is slower than it might be. The first reason is of the launch that makes
+// a tile map, and leaves a plan together with it.
+inline constexpr const char* kMapOfSingleBytes =
+    "slow path: the tile map is made of the mask's bytes one by one: its rows do not begin at "
+    "multiples of 4 bytes, or keys do not follow one another";
 void explain_mask(const Because&, const Problem&, const KernelConfig& main);
 
 // How dq and dbias are summed.

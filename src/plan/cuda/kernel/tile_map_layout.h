@@ -84,9 +84,7 @@ inline constexpr int kMapWordBytes = 8;
 REGARD_INLINE int64 map_rows(const Problem& p, const KernelConfig& c) {
   return map_heads(p) * map_rows_of_head(p, c);
 }
-// Sizes of the bits of pairs, in bytes.
-
-// Offsets behind the map, below, are in its words.
+// The sizes of a mask's bits, in bytes: of a lane, a line and a tile.
 REGARD_INLINE int mask_lane_bytes(const KernelConfig& c) {
   return other_tile(c) <= 64 ? 2 : other_tile(c) <= 128 ? 4 : 8;
 }
@@ -94,6 +92,7 @@ REGARD_INLINE int mask_line_bytes(const KernelConfig& c) { return 4 * mask_lane_
 REGARD_INLINE int mask_tile_bytes(const KernelConfig& c) {
   return own_tile(c) * mask_line_bytes(c);
 }
+// What lies behind the map, as offsets in its words. The bits begin at a multiple of 16 bytes.
 REGARD_INLINE int64 mask_bits_at(const Problem& p, const KernelConfig& c) {
   return round_up(map_rows(p, c) * map_words(p, c), c.mask.as_bits ? 2 : 1);
 }

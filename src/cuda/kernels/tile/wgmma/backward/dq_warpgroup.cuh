@@ -21,8 +21,8 @@ struct DqWarpgroup {
   // How many tiles ahead bias and mask are loaded; except in a wide block, Q and dO too.
   static constexpr int kAhead = Memory::kWide ? 1 : 2;
 
-  // With it, D 128 is 1.01 to 1.02 times as fast. It made D 64 and 256 slower (0.95 to 0.98), and
-  // in kernels with tile maps other threads spilled registers.
+  // Whether an elected thread loads. With it, D 128 is 1.01 to 1.02 times as fast; D 64 and 256
+  // became slower (0.95 to 0.98), and in kernels with tile maps other threads spilled registers.
   static constexpr bool kElects =
       !Memory::kWide && !kConfig.tile_map && kConfig.tiling.rows == kPanelColumns;
 

@@ -31,7 +31,7 @@ struct BackwardMemory {
   // Arrival counts. A thread arrives for itself if it read or wrote the tile with ordinary loads
   // and stores; if only wgmma reads it, one lane arrives for its warp. (One lane would always be
   // enough, but racecheck cannot follow it. CTA pairs do it, because they lose time otherwise, and
-  // readers of a mask's bits, which took 1.05 times the time.)
+  // readers of a mask's bits, which took 1.04 times the time.)
   static constexpr bool kReadsDelta = kF32 || !adds_delta_by_product(kConfig.features);
   static constexpr bool kThreadsArrive = !kConfig.cta_pair;
   static constexpr bool kDscoreThreadsArrive =
