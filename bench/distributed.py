@@ -38,6 +38,7 @@ from regard.torch import distributed as rd
 SIZE = 128  # of a head
 MASKS = ("causal", "documents")
 SCHEMES = ("gather", "halo", "ulysses", "ring")
+OVERLAPS = {False: "", "heads": " by heads", "keys": " in stages", "documents": " by documents"}
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,16 @@ def measure(rank: int, options: argparse.Namespace, folder: str) -> None:
     else:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         torch.set_num_threads(options.threads)
+    more = {}
+    if nccl and options.high_priority:
+        more["pg_options"] = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
     dist.init_process_group(options.backend, init_method=f"file://{folder}/store", rank=rank,
-                            world_size=options.ranks)
+                            world_size=options.ranks, **more)
     if rank == 0:
-        print(f"{'mask':<10} {'rows':>6} {'heads':>6} {'scheme':<17} {'forward':>12} "
+        print(f"{'mask':<10} {'rows':>6} {'heads':>6} {'scheme':<18} {'forward':>12} "
               f"{'backward':>12} {'efficiency':>11} {'balance':>8} {'error':>8}")
     problems = [Problem(mask, rows, heads, options.dtype)
-                for mask in MASKS for rows in options.rows for heads in options.heads]
+                for mask in options.masks for rows in options.rows for heads in options.heads]
     for problem in problems:
         compare(problem, options, device)
     for problem in problems if nccl else ():
@@ -153,7 +157,7 @@ def compare(problem: Problem, options: argparse.Namespace, device: torch.device)
         if rank == 0:
             error = max(difference(found, plan.shard(wanted, 0, 2))
                         for found, wanted in zip((out, dq), alone[2:]))
-            show(problem, scheme + (" in stages" if more.get("overlap") else ""), plan,
+            show(problem, scheme + OVERLAPS[more.get("overlap", False)], plan,
                  (forward, backward), alone, error)
 
 
@@ -213,9 +217,9 @@ def schemes(problem: Problem, wanted: list[str]):
     for scheme in wanted:
         if scheme == "halo" and problem.mask == "causal":
             continue
-        stages = [{"overlap": False}, {"overlap": True}]
-        for more in stages if scheme in ("gather", "halo") else [{}]:
-            yield scheme, more
+        for overlap in OVERLAPS if scheme in ("gather", "halo") else [None]:
+            if overlap != "documents" or (problem.mask, scheme) == ("documents", "halo"):
+                yield scheme, {} if overlap is None else {"overlap": overlap}
 
 
 def show(problem, scheme, plan, took, alone, error) -> None:
@@ -224,7 +228,7 @@ def show(problem, scheme, plan, took, alone, error) -> None:
     unit, name = (1e12, "TFLOP/s") if max(rates) > 1e12 else (1e9, "GFLOP/s")
     efficiency = [one / (ranks * seconds) for one, seconds in zip(alone[:2], took)]
     print(f"{problem.mask:<10} {problem.rows:>6} {problem.heads[0]:>3}/{problem.heads[1]:<2} "
-          f"{scheme:<17} {rates[0] / unit:>4.0f} {name} {rates[1] / unit:>4.0f} {name} "
+          f"{scheme:<18} {rates[0] / unit:>4.0f} {name} {rates[1] / unit:>4.0f} {name} "
           f"{efficiency[0]:>5.2f} {efficiency[1]:>5.2f} {plan.balance:>8.3f} {error:>8.1e}",
           flush=True)
 
@@ -300,6 +304,9 @@ def main() -> None:
     parser.add_argument("--schemes", type=lambda text: text.split(","), default=[*SCHEMES],
                         help="with commas between (default: all of one level)")
     parser.add_argument("--threads", type=int, default=1, help="of a rank on the CPU")
+    parser.add_argument("--masks", type=lambda text: text.split(","), default=[*MASKS])
+    parser.add_argument("--high-priority", action="store_true",
+                        help="NCCL's kernels come before others that wait")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=1, help="between synchronisations (default 1)")
     parser.add_argument("--model", type=numbers, help="plans for these numbers of ranks, no device")

@@ -17,7 +17,9 @@ from regard.torch import distributed as rd
 
 SCHEMES = ("gather", "halo", "ring", "ulysses")
 TWO_LEVELS = ("ulysses+gather", "ulysses+halo", "ulysses+ring")  # two nodes of two ranks
-IN_STAGES = ("gather in stages", "halo in stages")  # with overlap=True
+OVERLAPS = {"in stages": "keys", "by heads": "heads", "by documents": "documents"}
+OVERLAPPING = tuple(f"{scheme} {how}" for scheme in ("gather", "halo")
+                    for how in ("in stages", "by heads"))
 DOCUMENTS = [0, 1, 90, 130, 130, 390, 500]
 S = 517
 GRADED = ("q", "k", "v", "bias", "sink")
@@ -206,9 +208,9 @@ def error(found: Tensor, truth: Tensor) -> float:
 
 
 def split_scheme(scheme: str) -> tuple[str, dict[str, Any]]:
-    """A name of SCHEMES or IN_STAGES as the plan's scheme and options of the call."""
-    scheme, _, stages = scheme.partition(" ")
-    return scheme, {"overlap": True} if stages else {}
+    """A name of SCHEMES or OVERLAPPING as the plan's scheme and options of the call."""
+    scheme, _, how = scheme.partition(" ")
+    return scheme, {"overlap": OVERLAPS[how]} if how else {}
 
 
 def takes(case: Case, scheme: str) -> bool:
@@ -249,3 +251,11 @@ FEATURES = [
          pairs={"cu_seqlens": [0, 300, 480], "causal": True, "window": (170, None),
                 "mask": TWO_SPANS}),
 ]
+
+CUTS = [0, 250, 385, 500, 512, 900, 1000, 1100]
+WHOLE = [Case("whole_causal", 1152, heads=(4, 2), pairs={"cu_seqlens": CUTS, "causal": True}),
+         Case("whole_sinks", 1100, batch=1, heads=(2, 1), pairs={"cu_seqlens": CUTS},
+              features=("sink",), options={"softcap": 2.0, "scale": 0.5}, lse=False),
+         Case("whole_near", 1130, pairs={"cu_seqlens": CUTS, "window": (100, 30)}),
+         Case("whole_dealt", 1920, features=("sink",),
+              pairs={"cu_seqlens": [0, 384, 640, 1280, 1408, 1792, 1920], "causal": True})]

@@ -142,7 +142,8 @@ def under_autocast(group: ProcessGroup, case: Case, scheme: str) -> dict[str, Te
         return attend(group, case, scheme)
 
 
-def bytes_received(group: ProcessGroup, case: Case, scheme: str, stages: bool) -> tuple[int, ...]:
+def bytes_received(group: ProcessGroup, case: Case, scheme: str, overlap: Any
+                   ) -> tuple[int, ...]:
     """What the methods of Ranks bring from other ranks in forward, and in backward; and how much of
     both all-gathers bring."""
     counted, by_gather = [0], [0]
@@ -162,9 +163,10 @@ def bytes_received(group: ProcessGroup, case: Case, scheme: str, stages: bool) -
             counted[0] += rows * x[:1].numel() * x.itemsize
             return super().begin_pass(x, rows)
 
+
     from regard.torch.distributed import ranks
 
-    more = {"overlap": stages} if scheme in ("gather", "halo") else {}
+    more = {"overlap": overlap} if scheme in ("gather", "halo") else {}
     attend(group, case, scheme, more)  # the ranks agree on the plan
     plan, tensors = inputs_of(case, scheme, group)
     leaves = [tensors[name].requires_grad_() for name in "qkv"]
@@ -210,6 +212,33 @@ def attend_on_gpu(group: ProcessGroup, case: Case, scheme: str, more: dict[str, 
         return attend(group, case, scheme, more, f"cuda:{0 if shares else place(group)[0]}")
     finally:
         ranks.Ranks = Ranks  # type: ignore[misc]
+
+
+def queued_and_apart(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]) -> float:
+    """How much results of calls that follow each other differ from those of calls that wait for the
+    GPU, at most."""
+    rank, world = place(group)
+    plan, draw = case.plan(world, scheme), torch.Generator(f"cuda:{rank}").manual_seed(rank)
+
+    def tensors(heads: int) -> list[Tensor]:
+        return [torch.randn(1, heads, plan.rows(rank), 64, generator=draw, device=draw.device,
+                            dtype=case.dtype).requires_grad_() for _ in range(6)]
+
+    calls = list(zip(tensors(case.heads[0]), *(tensors(case.heads[1]) for _ in range(2))))
+
+    def results(waits: bool) -> list[Tensor]:
+        found = []
+        for q, k, v in calls:
+            out = rd.attention(q, k, v, plan, group, deterministic=True, **more)
+            found += [out.detach(), *torch.autograd.grad(out, (q, k, v), out.detach())]
+            if waits:
+                torch.cuda.synchronize()
+                dist.barrier(group)
+        return found
+
+    apart = results(True)
+    return max(float((one - other).abs().max()) for _ in range(3)
+               for one, other in zip(results(False), apart))
 
 
 def of_a_seed_on_gpu(group: ProcessGroup, case: Case, scheme: str, in_memory: bool
@@ -317,12 +346,13 @@ def bandwidth(group: ProcessGroup) -> tuple[float, float]:
 # ------------------------------------------------------------------------------------------- faults
 
 def bytes_held_by_gradients(group: ProcessGroup, case: Case, scheme: str) -> float:
-    """Of dk and dv, which are views of one memory, relative to their own size."""
+    """By dk and dv, which may be views, relative to their own size."""
     plan, tensors = inputs_of(case, scheme, group)
     leaves = [tensors[name].requires_grad_() for name in "qkv"]
     out = rd.attention(*leaves, plan, group)
     _, dk, dv = torch.autograd.grad(out, leaves, tensors["dout"])
-    return dk.untyped_storage().nbytes() / (dk.nbytes + dv.nbytes)
+    held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in (dk, dv)}
+    return sum(held.values()) / (dk.nbytes + dv.nbytes)
 
 
 def refused_after_others(group: ProcessGroup) -> list[str]:

@@ -16,12 +16,14 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 
 import distributed_compiling as compiling  # noqa: E402
 import distributed_tasks as tasks  # noqa: E402
-from distributed_cases import (DOCUMENTS, FEATURES, IN_STAGES, SCHEMES, TWO_LEVELS,  # noqa: E402
-                               Case, attend, error, joined, local_tensors, split_scheme, takes,
+from distributed_cases import (DOCUMENTS, FEATURES, OVERLAPPING, SCHEMES, TWO_LEVELS,  # noqa: E402
+                               WHOLE, Case, attend, error, joined, local_tensors, split_scheme, takes,
                                whole_results)
+from distributed_files import results_by_copies  # noqa: E402
 from distributed_pool import COLLECTIVE_SECONDS, Pool, Raised  # noqa: E402
 
 from regard.torch import distributed as rd  # noqa: E402
+from regard.torch.distributed import whole_rows  # noqa: E402
 
 LIMIT = 1e-12  # of float64, in norm; dsink is float32
 FELT = 1e-2  # what leaving a feature out changes at least, in norm
@@ -82,17 +84,17 @@ LENGTHS = [Case(f"length_{length}_{kind}", length, heads=heads, pairs=pairs, fea
                                       ("near", (3, 1), {"window": (40, 3)}))]
 HEADS = [Case("one_head_of_keys", 300, heads=(8, 1)), Case("odd_heads", 300, heads=(5, 5)),
          Case("odd_groups", 300, heads=(10, 5)), Case("few_heads", 300, heads=(2, 1))]
-ALL = FEATURES + LENGTHS + HEADS
+ALL = FEATURES + LENGTHS + HEADS + WHOLE
 
 
-@pytest.mark.parametrize("scheme", SCHEMES + IN_STAGES)
+@pytest.mark.parametrize("scheme", SCHEMES + OVERLAPPING)
 @pytest.mark.parametrize("case", FEATURES, ids=str)
 def test_each_feature(pools: Pools, case: Case, scheme: str) -> None:
     if takes(case, scheme):
         compare(results(pools, case, scheme, 3), truth_of(str(case)))
 
 
-@pytest.mark.parametrize("scheme", [*TWO_LEVELS, "ulysses+gather in stages"])
+@pytest.mark.parametrize("scheme", [*TWO_LEVELS, *(f"ulysses+{how}" for how in OVERLAPPING[:2])])
 @pytest.mark.parametrize("case", FEATURES + LENGTHS + HEADS, ids=str)
 def test_two_levels(pools: Pools, case: Case, scheme: str) -> None:
     if takes(case, scheme):
@@ -119,14 +121,14 @@ def test_each_feature_is_felt(case: Case) -> None:
                    for name in ("out", "dq", "dv")) > FELT, feature
 
 
-@pytest.mark.parametrize("scheme", SCHEMES + IN_STAGES)
+@pytest.mark.parametrize("scheme", SCHEMES + OVERLAPPING)
 @pytest.mark.parametrize("case", LENGTHS, ids=str)
 def test_lengths_that_do_not_divide(pools: Pools, case: Case, scheme: str) -> None:
     for world in (2, 4) if takes(case, scheme) else ():
         compare(results(pools, case, scheme, world), truth_of(str(case)))
 
 
-@pytest.mark.parametrize("scheme", ["gather", "gather in stages", "ring", "ulysses"])
+@pytest.mark.parametrize("scheme", ["gather", *OVERLAPPING[:2], "ring", "ulysses"])
 @pytest.mark.parametrize("case", HEADS, ids=str)
 def test_heads_that_do_not_divide(pools: Pools, case: Case, scheme: str) -> None:
     """Fewer heads of keys than ranks; with Ulysses also fewer query heads than ranks."""
@@ -148,7 +150,7 @@ def test_against_the_definition(pools: Pools) -> None:
 TYPES = {torch.float32: 1e-6, torch.bfloat16: 2e-3, torch.float16: 2e-4}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES + IN_STAGES)
+@pytest.mark.parametrize("scheme", SCHEMES + OVERLAPPING)
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_error_does_not_grow_with_the_world(pools: Pools, dtype: torch.dtype, scheme: str) -> None:
     """At most 1.5 times one process's, from float64. A bias may have another type."""
@@ -215,17 +217,18 @@ def test_sink_gradients_by_rank(pools: Pools) -> None:
 def test_results_repeat_to_the_bit(pools: Pools) -> None:
     case = Case("repeat", 517, dtype=torch.bfloat16, bias=("S", 1), features=("sink",),
                 pairs={"cu_seqlens": DOCUMENTS})
-    for scheme in SCHEMES + IN_STAGES:
+    for scheme in SCHEMES + OVERLAPPING:
         first, again = (results(pools, case, scheme, 4, deterministic=True) for _ in range(2))
         for name, x in first.items():
             torch.testing.assert_close(again[name], x, rtol=0, atol=0, equal_nan=True)
 
 
-def test_gather_has_the_bits_of_one_process(pools: Pools) -> None:
+@pytest.mark.parametrize("scheme", ["gather", "gather by heads"])
+def test_gather_has_the_bits_of_one_process(pools: Pools, scheme: str) -> None:
     """On the CPU, for what each row computes alone."""
     for name in ("causal", "documents", "sink"):
         case = next(case for case in FEATURES if str(case) == name)
-        found, truth = results(pools, case, "gather", 4), truth_of(name)
+        found, truth = results(pools, case, scheme, 4), truth_of(name)
         for x in ("out", "lse", "dq"):
             torch.testing.assert_close(found[x], truth[x], rtol=0, atol=0)
 
@@ -286,7 +289,7 @@ COMPILED = [Case("compiled", 300, pairs={"causal": True}, lse=False),
                  pairs={"window": (200, 100)}, options={"softcap": 5.0})]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES + IN_STAGES)
+@pytest.mark.parametrize("scheme", SCHEMES + OVERLAPPING)
 def test_compiled(pools: Pools, scheme: str) -> None:
     """A program with a call is one graph, and changes no bit."""
     plain, more = split_scheme(scheme)
@@ -303,7 +306,7 @@ def test_operators_for_the_compiler(pools: Pools, scheme: str) -> None:
         assert isinstance(found, dict) and set(found.values()) == {"SUCCESS"}, found
 
 
-@pytest.mark.parametrize("scheme", SCHEMES + IN_STAGES)
+@pytest.mark.parametrize("scheme", SCHEMES + OVERLAPPING)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_results_are_as_the_compiler_was_told(pools: Pools, dtype: torch.dtype, scheme: str) -> None:
     plain, more = split_scheme(scheme)
@@ -319,18 +322,39 @@ def test_sharded_parameters_and_checkpoints(pools: Pools, scheme: str) -> None:
 
 # ------------------------------------------------------------------------------------ communication
 
-@pytest.mark.parametrize("scheme", SCHEMES + IN_STAGES)
+@pytest.mark.parametrize("scheme", SCHEMES + OVERLAPPING)
 def test_bytes_moved_are_those_of_the_plan(pools: Pools, scheme: str) -> None:
     cases = [Case("moved", 517, heads=(4, 2), dtype=torch.bfloat16, lse=False,
                   pairs={"cu_seqlens": DOCUMENTS, "window": (90, 20)}),
              Case("moved_odd", 900, heads=(5, 5), dtype=torch.float64, lse=False)]
-    scheme, stages = split_scheme(scheme)
+    scheme, more = split_scheme(scheme)
     for case in cases[:1] if scheme == "halo" else cases:
-        plan = case.plan(3, scheme)
+        plan, overlap = case.plan(3, scheme), more.get("overlap", False)
         for rank, (*counted, by_gather) in enumerate(
-                pools.run(3, tasks.bytes_received, case, scheme, bool(stages))):
+                pools.run(3, tasks.bytes_received, case, scheme, overlap)):
             assert tuple(counted) == plan.moved(rank)[:2], rank
             assert by_gather == plan.moved(rank).all_gather, rank
+
+
+@pytest.mark.parametrize("scheme", ["gather", "halo", "gather by heads", "halo by heads"])
+@pytest.mark.parametrize("case", FEATURES, ids=str)
+def test_by_copies(pools: Pools, case: Case, scheme: str) -> None:
+    """Where ranks reach each other's memory."""
+    if takes(case, scheme):
+        compare(results_by_copies(pools, case, scheme, 3), truth_of(str(case)))
+
+
+@pytest.mark.parametrize("by_copies", [False, True])
+@pytest.mark.parametrize("case", WHOLE, ids=str)
+def test_whole_documents(pools: Pools, case: Case, by_copies: bool) -> None:
+    """Rows whose documents are on one rank are calls of their own."""
+    is_dealt = str(case) == "whole_dealt"
+    scheme = "gather by documents" if is_dealt else "halo by documents"
+    plan = case.plan(3, scheme.split()[0])
+    runs = [len(whole_rows.runs(plan, rank)) for rank in range(3)]
+    assert whole_rows.are_many(plan) and (max(runs) > 1) == is_dealt, runs
+    run = results_by_copies if by_copies else results
+    compare(run(pools, case, scheme, 3), truth_of(str(case)))
 
 
 def test_a_halo_moves_near_keys_only(pools: Pools) -> None:
@@ -410,7 +434,7 @@ def test_all_ranks_are_wrong_later(pools: Pools, fault: str) -> None:
     assert found == [True] * 3, found
 
 
-@pytest.mark.parametrize("scheme", [*IN_STAGES[:1], "ring", "ulysses"])
+@pytest.mark.parametrize("scheme", [*OVERLAPPING[:1], "ring", "ulysses"])
 @pytest.mark.parametrize("where, text", [("option", "softcap = -1"), ("call", "a local call failed")])
 def test_the_group_works_after_an_error(pools: Pools, scheme: str, where: str, text: str) -> None:
     found = pools.run(3, tasks.works_after_an_error, scheme, where, seconds=COLLECTIVE_SECONDS / 2)
@@ -437,13 +461,16 @@ def test_a_group_of_another_size(pools: Pools) -> None:
         rd.attention(tensors["q"], tensors["k"], tensors["v"], "gather")  # type: ignore[arg-type]
 
 
-def test_stages_that_cannot_be(pools: Pools) -> None:
+def test_overlap_that_cannot_be(pools: Pools) -> None:
     """What is asked for is not left undone."""
     slopes = next(case for case in FEATURES if str(case) == "far_alibi")
-    for case, scheme in ((slopes, "gather"), (FEATURES[0], "ring"), (FEATURES[0], "ulysses")):
-        for one in pools.run(2, attend, case, scheme, {"overlap": True}):
+    for case, scheme, overlap, kind in (
+            (slopes, "gather", "keys", "Unsupported"), (FEATURES[0], "ring", "heads", "Unsupported"),
+            (FEATURES[0], "ulysses", "keys", "Unsupported"),
+            (FEATURES[0], "gather", "rows", "InvalidArgument")):
+        for one in pools.run(2, attend, case, scheme, {"overlap": overlap}):
             assert isinstance(one, Raised)
-            assert (one.kind, one.argument) == ("Unsupported", "overlap"), one
+            assert (one.kind, one.argument) == (kind, "overlap"), one
 
 
 @pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])

@@ -14,9 +14,11 @@ if not torch.cuda.is_available() or not torch.distributed.is_available():
     pytest.skip("needs a GPU and torch.distributed", allow_module_level=True)
 
 import distributed_tasks as tasks  # noqa: E402
-from distributed_cases import (FEATURES, IN_STAGES, SCHEMES, Case, error, joined,  # noqa: E402
-                               split_scheme, takes, whole_results)
+from distributed_cases import (FEATURES, OVERLAPPING, SCHEMES, WHOLE, Case, error,  # noqa: E402
+                               joined, split_scheme, takes, whole_results)
 from distributed_pool import Pool, Raised  # noqa: E402
+
+from regard.torch.distributed import whole_rows  # noqa: E402
 
 LIMITS = {torch.float64: 1e-12, torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 # Errors are relative to the norm of the result. The gradients of a row's scores add up to 0, except
@@ -48,18 +50,31 @@ def truth_of(case: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 def cases(dtype: torch.dtype) -> dict[str, Case]:
     """Of narrow types, heads and lengths that tensor cores take."""
     if dtype == torch.float64:
-        return {str(case): case for case in FEATURES}
-    return {str(case): replace(case, dtype=dtype, sizes=(64, 64)) for case in FEATURES}
+        return {str(case): case for case in FEATURES + WHOLE}
+    return {str(case): replace(case, dtype=dtype, sizes=(64, 64)) for case in FEATURES + WHOLE}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES + IN_STAGES)
+@pytest.mark.parametrize("scheme", SCHEMES + OVERLAPPING)
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("name", [str(case) for case in FEATURES])
 def test_each_feature(pool: Pool, name: str, dtype: torch.dtype, scheme: str) -> None:
     case = cases(dtype)[name]
-    if not takes(case, scheme):
-        return
-    world = len(pool)
+    if takes(case, scheme):
+        check(pool, case, scheme)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", [str(case) for case in WHOLE])
+def test_whole_documents(pool: Pool, name: str, dtype: torch.dtype) -> None:
+    case = cases(dtype)[name]
+    scheme = "gather" if name == "whole_dealt" else "halo"
+    if whole_rows.are_many(case.plan(len(pool), scheme)):
+        check(pool, case, f"{scheme} by documents")
+
+
+def check(pool: Pool, case: Case, scheme: str) -> None:
+    """Against float64."""
+    world, dtype, name = len(pool), case.dtype, str(case)
     plain, more = split_scheme(scheme)
     parts = pool.run(world, tasks.attend_on_gpu, case, plain, {"overlap": False} | more
                      if plain in ("gather", "halo") else more, seconds=SECONDS)
@@ -69,6 +84,19 @@ def test_each_feature(pool: Pool, name: str, dtype: torch.dtype, scheme: str) ->
         limit = max(LIMITS[dtype] * CANCELLED.get((name, result), 1),
                     1e-6 if result == "dsink" else 0)
         assert error(found[result], x) <= limit, (result, error(found[result], x))
+
+
+@pytest.mark.parametrize("scheme", ["gather", "halo", *OVERLAPPING])
+def test_calls_behind_each_other(pool: Pool, scheme: str) -> None:
+    """Ranks that share memory do not write what others still read."""
+    if pool.backend != "nccl":
+        return
+    plain, more = split_scheme(scheme)
+    case = Case("queued", 4096, batch=1, heads=(8, 4), sizes=(64, 64), dtype=torch.bfloat16,
+                pairs={"causal": True, "window": (1500, None)}, lse=False)
+    for found in pool.run(len(pool), tasks.queued_and_apart, case, plain,
+                          {"overlap": False} | more, seconds=SECONDS):
+        assert found == 0, found
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

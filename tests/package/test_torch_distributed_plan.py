@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 import regard  # noqa: E402
 from regard import masks  # noqa: E402
 from regard.torch import distributed as rd  # noqa: E402
-from regard.torch.distributed import costs, dealing, heads  # noqa: E402
+from regard.torch.distributed import costs, dealing, heads, whole_rows  # noqa: E402
 
 HEADS: dict[str, Any] = {"heads_q": 8, "heads_kv": 2, "head_size": 64}
 MASKS: dict[str, dict[str, Any]] = {
@@ -208,14 +208,16 @@ def test_auto_knows_nodes() -> None:
         (among.forward + among.backward) / 8 / 1e9 + sum(within[:2]) / 1e15, rel=1e-6)
 
 
-def test_stages_are_for_long_moves() -> None:
-    sizes: dict[str, Any] = {"length": 16384, "world_size": 2, "heads_q": 32, "heads_kv": 8,
+@pytest.mark.parametrize("heads_kv,fast,said", [(8, 6e11, "some heads after the other"),
+                                                (1, 1e11, "own keys first")])
+def test_long_moves_are_hidden(heads_kv: int, fast: float, said: str) -> None:
+    sizes: dict[str, Any] = {"length": 16384, "world_size": 2, "heads_q": 32, "heads_kv": heads_kv,
                              "head_size": 128, "causal": True}
-    slow = rd.Bandwidth(all_gather=1e10, all_to_all=1e10)
-    near, far = (rd.plan(**sizes, scheme="gather", bandwidth=rate) for rate in (None, slow))
+    quick, slow = (rd.Bandwidth(all_gather=rate, all_to_all=rate) for rate in (fast, 1e9))
+    near, far = (rd.plan(**sizes, scheme="gather", bandwidth=rate) for rate in (quick, slow))
     assert (near.moves_long, far.moves_long) == (False, True)
     assert near.digest != far.digest  # calls differ
-    assert "in stages" in far.explain() and "in stages" not in near.explain()
+    assert said in far.explain() and "on GPUs" not in near.explain()
     for scheme in ("ring", "ulysses"):
         one, other = (rd.plan(**sizes, scheme=scheme, bandwidth=rate) for rate in (None, slow))
         assert one.digest == other.digest
@@ -346,3 +348,11 @@ def test_keys_that_follow_each_other_go_by_positions() -> None:
         (None, slice(None)), (0, slice(None)), (0, causal.runs(0)[1]), (-1, slice(None)))]
     assert first == [0, None, int(causal.positions(0)[causal.runs(0)[1].start]), 256]
     assert rd.plan(1000, world_size=2, heads_q=1, head_size=8, cu_seqlens=[0, 400, 1000]).band is None
+
+
+def test_components_of_positions() -> None:
+    """A row without keys is one of its own; a row joins all positions from itself to its keys."""
+    spans = torch.tensor([[0, 2], [0, 2], [5, 5], [4, 5], [4, 5], [6, 8], [0, 0], [6, 7]])
+    plan = rd.plan(8, world_size=1, heads_q=1, head_size=8,
+                   mask=masks.Mask(8, 8, row_spans=spans.int()))
+    assert whole_rows._components(plan).tolist() == [0, 0, 1, 2, 2, 3, 3, 3]

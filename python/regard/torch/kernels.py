@@ -34,7 +34,8 @@ arguments: Callable[[], dict[str, Any]] = eval(compile(f"lambda: {ARGUMENTS}", _
 
 # ------------------------------------------------------------------------------ memory and shapes
 
-def _array(x: Tensor, argument: str) -> _core.Array:
+def array_of(x: Tensor, argument: str) -> _core.Array:
+    """For the library. Errors: WrongType for a type that the argument does not take."""
     type = TYPES.get(x.dtype)
     if type is None or type not in allowed_types(argument):
         raise wrong_element_type(x, argument)
@@ -69,7 +70,7 @@ def call_of(q: Tensor, k: Tensor, v: Tensor, rest: Sequence[Any]) -> Call:
     seed = options["seed_tensor"]
     if seed is not None and not seed.is_cpu:
         require_device(q, {"dropout_seed": seed})
-    return Call(q, k, v, options, options.pop("layout"), _array)
+    return Call(q, k, v, options, options.pop("layout"), array_of)
 
 
 def forward_results(call: Call, out_type: torch.dtype | None) -> tuple[Tensor, Tensor]:
@@ -101,7 +102,7 @@ def _problem(call: Call) -> _core.Problem:
     return call.problem()
 
 
-def _where(q: Tensor, threads: int, backend: str) -> dict[str, Any]:
+def where_of(q: Tensor, threads: int, backend: str) -> dict[str, Any]:
     """Keywords of a pass. A GPU's workspace comes from PyTorch's own pool. It is freed when the
     call has returned; the pool then reuses it only for later work on the same stream."""
     if not q.is_cuda:
@@ -125,8 +126,8 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Te
         if call.is_ragged():
             out.zero_()
             lse.fill_(-torch.inf)
-        problem.forward(call.rows(_array(out, "out")), _array(lse, "lse"),
-                        **_where(q, threads, backend))
+        problem.forward(call.rows(array_of(out, "out")), array_of(lse, "lse"),
+                        **where_of(q, threads, backend))
     except InvalidArgument as error:
         raise call.advised(error, "{}.contiguous()") from None
     return out, lse
@@ -137,13 +138,13 @@ def run_backward(wanted: Sequence[bool], dout: Tensor, dlse: Tensor | None, out:
     call = call_of(q, k, v, rest)
     problem = _problem(call)
     results = backward_results(wanted, call)
-    arrays = {name: _array(x, name) for name, x in results.items()}
+    arrays = {name: array_of(x, name) for name, x in results.items()}
     for name in arrays.keys() & set(GRADIENTS[:3]):
         arrays[name] = call.rows(arrays[name])
         if call.is_ragged():
             results[name].zero_()
-    more: dict[str, Any] = arrays | _where(q, *rest[-2:])
-    problem.backward(call.rows(_array(out, "out")), _array(lse, "lse"),
-                     call.rows(_array(dout, "dout")),
-                     None if dlse is None else _array(dlse, "dlse"), **more)
+    more: dict[str, Any] = arrays | where_of(q, *rest[-2:])
+    problem.backward(call.rows(array_of(out, "out")), array_of(lse, "lse"),
+                     call.rows(array_of(dout, "dout")),
+                     None if dlse is None else array_of(dlse, "dlse"), **more)
     return list(results.values())

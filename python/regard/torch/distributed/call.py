@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..._core import Problem
+from ...arrays import framework_of
 from ...attention import attention, attention_backward
+from ...call import checked_options
 from ...gradients import Gradients
+from ..kernels import array_of, where_of
 from ..surface import attention as attention_of_one
 from .copies import copy
 from .plan_value import Plan
-from .visibility import among, intersection
+from .visibility import among, intersection, plain
+
+
+T = TypeVar("T")
 
 
 class Tensors(NamedTuple):
@@ -51,8 +58,11 @@ class Call:
     options: scale, softcap, precision, deterministic and those of dropout, as `regard.attention`
     takes them. by_position: whether local calls have to know where their rows and keys stand.
     return_lse: whether the caller sees the lse. where: threads and backend.
-    overlaps: gather and halo: whether own keys are attended to while those of others arrive.
+    overlaps: gather and halo: what is computed while keys of others arrive: "heads": heads whose
+    keys are there; "keys": own keys; "documents": rows of whole documents; "": nothing.
     sums_sink: whether the sink's gradient is summed over the ranks.
+    wide_sums: whether gradients of keys keep the type of sums, because more is added to them.
+    cache: shared by the calls of a plan on this rank that have equal shapes, types and options.
     """
 
     plan: Plan
@@ -63,7 +73,16 @@ class Call:
     out_type: torch.dtype | None
     return_lse: bool
     sums_sink: bool
-    overlaps: bool
+    overlaps: str
+    wide_sums: bool = False
+    cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def kept(self, key: Any, make: Callable[[], T]) -> T:
+        """What `make` returns, made once for all calls with these shapes, types and options."""
+        if key not in self.cache:
+            self.cache[key] = plain(make)()
+        found: T = self.cache[key]
+        return found
 
 
 def visibility_options(call: Call, given: Tensor | None, owner: int | None, device: Any,
@@ -139,32 +158,66 @@ def forward(call: Call, tensors: Tensors, more: dict[str, Any], out_type: torch.
 
     more: options of this scheme, such as causal."""
     arrays = {name: x for name, x in tensors._asdict().items() if x is not None}
-    found: Any = attention_of_one(**arrays, **call.options, **call.where, **more,
+    found: Any = attention_of_one(**arrays, **call.options | more, **call.where,
                                   out_type=out_type, return_lse=True)
     return found  # type: ignore[no-any-return]
 
 
 def forward_into(call: Call, tensors: Tensors, more: dict[str, Any], out: Tensor, lse: Tensor,
-                 continue_from: bool) -> None:
-    """Writes out and lse, or continues the result over other keys that they hold."""
-    arrays = {name: x for name, x in tensors._asdict().items() if x is not None}
-    attention(**arrays, **call.options, **call.where, **more, out=out, lse=lse,
-              continue_from=continue_from)
+                 continue_from: bool, key: Any = None) -> None:
+    """Writes out and lse, or continues the result over other keys that they hold. key: of `more`
+    among the calls that share a cache; None where it differs between them."""
+    if tensors.mask is not None:  # its tile map is made, or found, by `attention`
+        arrays = {name: x for name, x in tensors._asdict().items() if x is not None}
+        attention(**arrays, **call.options | more, **call.where, out=out, lse=lse,
+                  continue_from=continue_from)
+        return
+    _problem(call, tensors, more, key).forward(
+        array_of(out, "out"), array_of(lse, "lse"), continue_from=continue_from,
+        **where_of(tensors.q, **call.where))
 
 
 def backward(call: Call, tensors: Tensors, more: dict[str, Any], results: Sequence[Tensor | None],
-             into: Gradients, accumulate: bool = False) -> None:
+             into: Gradients, accumulate: bool = False, key: Any = None) -> None:
     """Writes the gradients of a part of the keys into `into`, or adds them to what it holds.
 
-    results: dout, dlse or None, out and lse; out and lse are those over all keys.
+    results: dout, dlse or None, out and lse; out and lse are those over all keys. key: as above.
     """
     dout, dlse, out, lse = results
     assert dout is not None and out is not None and lse is not None
-    arrays = {name: x for name, x in tensors._asdict().items() if x is not None}
-    attention_backward(
-        _dense(dout), out=out, lse=lse, dlse=None if dlse is None else dlse.contiguous(), into=into,
-        accumulate=accumulate, **arrays, **call.options, **call.where, **more)
+    dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+    dlse = None if dlse is None else dlse.contiguous()
+    if tensors.mask is not None:
+        arrays = {name: x for name, x in tensors._asdict().items() if x is not None}
+        attention_backward(dout, out=out, lse=lse, dlse=dlse, into=into, accumulate=accumulate,
+                           **arrays, **call.options | more, **call.where)
+        return
+    gradients = {f"d{name}": array_of(x, f"d{name}") for name, x in
+                 (("q", into.dq), ("k", into.dk), ("v", into.dv), ("bias", into.dbias),
+                  ("sink", into.dsink)) if x is not None}
+    if gradients:
+        _problem(call, tensors, more, key).backward(
+            array_of(out, "out"), array_of(lse, "lse"), array_of(dout, "dout"),
+            None if dlse is None else array_of(dlse, "dlse"), accumulate=accumulate, **gradients,
+            **where_of(tensors.q, **call.where))
 
 
-def _dense(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+def _problem(call: Call, tensors: Tensors, more: dict[str, Any], key: Any) -> Any:
+    """A call's checks are made once by `prepared`; here arrays and options become the library's."""
+    def made() -> dict[str, Any]:
+        given = {name: x for name, x in (call.options | more).items() if name != "dropout_seed"}
+        options = checked_options(tensors.q, tensors.k, tensors.v, given)
+        del options["layout"]
+        return {name: array_of(x, name) if isinstance(x, Tensor) else x
+                for name, x in options.items()}
+
+    options = made() if key is None else call.kept(("options", key), made)
+    arrays: dict[str, Any] = {name: array_of(x, name) for name, x in
+                              (("bias", tensors.bias), ("sink", tensors.sink),
+                               ("alibi_slopes", tensors.alibi_slopes)) if x is not None}
+    seed = call.options.get("dropout_seed")
+    if seed is not None:
+        arrays["dropout_seed"] = (seed if isinstance(seed, int) else
+                                  framework_of(seed, "dropout_seed").seed(seed, "dropout_seed"))
+    return Problem(array_of(tensors.q, "q"), array_of(tensors.k, "k"), array_of(tensors.v, "v"),
+                   options | arrays)

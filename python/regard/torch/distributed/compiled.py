@@ -132,7 +132,7 @@ def _fake_forward(*arguments: Any) -> list[Tensor]:
         out, lse, kept = ulysses.without_data(call, tensors)
         return [out, lse, *(x for x in kept[:-1] if x is not None)]
     out, lse = empty_results(tensors)
-    if known.scheme == "ring" or call.overlaps:
+    if known.scheme == "ring" or call.overlaps == "keys":
         return [out.to(call.out_type or tensors.q.dtype), lse]
     return [dense(tensors.q, tensors.v.shape[-1], call.out_type), lse]
 

@@ -6,6 +6,8 @@ bytes reached a third of the bandwidth of elements of 16 bytes (docs/notes/distr
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,11 +23,18 @@ def copy(to: Tensor, x: Tensor) -> None:
         wide_to.copy_(wide_x)
 
 
+def as_wide(*tensors: Tensor) -> list[Tensor]:
+    """All of them in elements of 16 bytes if that is possible, else as they are."""
+    found = [_widened(x) for x in tensors]
+    return [*tensors] if any(x is None for x in found) else found  # type: ignore[return-value]
+
+
 def _widened(x: Tensor) -> Tensor | None:
     """The same memory in elements of 16 bytes; None where some begin elsewhere."""
     each = _WIDE.itemsize // x.element_size()
-    if each <= 1 or x.dim() == 0 or x.stride(-1) != 1 or x.is_conj() or x.is_neg():
+    if each <= 1 or x.dim() == 0 or x.is_conj() or x.is_neg():
         return None
-    if any(n % each for n in (x.shape[-1], x.storage_offset(), *x.stride()[:-1])):
+    *strides, last = x.stride()
+    if last != 1 or math.gcd(each, x.shape[-1], x.storage_offset(), *strides) != each:
         return None
     return None if x.data_ptr() % _WIDE.itemsize else x.detach().view(_WIDE)

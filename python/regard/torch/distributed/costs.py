@@ -16,7 +16,8 @@ class Moved(NamedTuple):
     """Bytes that one rank receives from the others in a pass.
 
     all_gather: how many of both passes' bytes all-gathers bring. All-to-alls bring the others, with
-    "ring" the rank before it.
+    "ring" the rank before it. Copies between GPUs bring the same bytes, without the rows that pad
+    ranks to equal numbers in an all-gather.
     """
 
     forward: int
@@ -118,18 +119,34 @@ def seconds(plan: Plan, rates: Rates) -> float:
 
 
 def moves_long(plan: Plan, rates: Rates) -> bool:
-    """Whether receiving takes more than a tenth of the time of computing. Stages, which hide it,
-    cost the results of each part of the keys: 4 % of forward and 8 % of backward on two H100.
-    False for schemes that have no stages."""
+    """Whether receiving takes so long that it is to be hidden. Where a rank has several heads of
+    keys: more than 2 ms of both passes, because each call that hides some takes the host 0.3 ms,
+    and more than 0.03 of the time of computing. With one head, more than a tenth: results of parts
+    of the keys cost 4 % of forward and 8 % of backward on two H100. False for schemes that cannot
+    hide it."""
     if plan.scheme.rpartition("+")[2] not in ("gather", "halo"):
         return False
-    return _longest_receiving(plan, rates) > 0.1 * _computing(plan, rates)
+    receiving, computing = _longest_receiving(plan, rates), _computing(plan, rates)
+    if plan.sizes.heads_kv > (plan.ranks_per_node or 1):
+        return receiving > max(2e-3, 0.03 * computing)
+    return receiving > 0.1 * computing
 
 
 def _computing(plan: Plan, rates: Rates) -> float:
+    return _flops(plan) / rates.flops
+
+
+def _flops(plan: Plan) -> float:
+    """Of a forward and a backward pass of the rank that has the most."""
     sizes = plan.sizes
     pair = 2 * (4 * sizes.head_size + 3 * sizes.head_size_v) * sizes.heads_q * sizes.batch
-    return max(plan.areas) * pair / rates.flops
+    return max(plan.areas) * pair
+
+
+def takes_long(plan: Plan) -> bool:
+    """Whether a GPU computes for so long that another call, which takes the host 0.3 ms in each
+    pass, costs nothing: 3 ms at the assumed rate."""
+    return _flops(plan) > 3e-3 * ASSUMED_FLOPS
 
 
 def _longest_receiving(plan: Plan, rates: Rates) -> float:

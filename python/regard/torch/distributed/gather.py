@@ -1,4 +1,5 @@
-"""Each rank receives the keys that its rows see, in the order of the sequence, and makes one call.
+"""Each rank receives the keys that its rows see, in the order of the sequence, and makes one call;
+or one for each group of heads, so that the keys of the next group arrive meanwhile.
 
 dq is local and complete. dk and dv are computed for all of these keys in float32 or wider, sent to
 the keys' owners, and summed there in a fixed order: gradients repeat to the bit. Keys are
@@ -8,15 +9,20 @@ received again for the backward pass, so that no rank keeps more than its own be
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...gradients import Gradients
+from ..kernels import dense
 from . import call as one
-from . import others
+from . import call_keys, collectives, head_groups, others, peers
 from .call import Call, Tensors, Wanted
+from .head_groups import Group
 from .ranks import completing
 
 Kept = tuple[Tensor | None, ...]
@@ -24,8 +30,17 @@ Kept = tuple[Tensor | None, ...]
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """out, lse, and what backward needs."""
-    local, _ = _with_keys(call, tensors)
-    out, lse = one.forward(call, local, _options(call, tensors), call.out_type)
+    out = dense(tensors.q, tensors.v.shape[-1], call.out_type)
+    lse = tensors.q.new_empty(tensors.q.shape[:-1], dtype=one.sums_type(tensors.q))
+    calls = _calls(call, tensors, "forward", lambda: head_groups.forward(call, tensors))
+    parts = [group.of(tensors) for group in calls.groups]
+    passing = exchange(call, parts, has_sums=False)
+    comings = [passing.begin_keys(n) for n in range(len(parts))]
+    with completing(*comings):
+        for n, (group, part) in enumerate(zip(calls.groups, parts)):
+            local = calls.with_keys(part, comings[n]())
+            one.forward_into(call, local, calls.options[n], out[:, group.q], lse[:, group.q],
+                             continue_from=False, key=calls.key(n))
     return out, lse, (out, lse, *tensors)
 
 
@@ -33,68 +48,90 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
              ) -> Gradients:
     out, lse, *rest = kept
     tensors = Tensors(*rest)  # type: ignore[arg-type]
-    local, keys = _with_keys(call, tensors)
-    sums = torch.empty((local.k.shape[2], *_row_shape(tensors)), dtype=one.sums_type(tensors.k),
-                       device=tensors.k.device) if wanted.keys else None
-    dk, dv = (None, None) if sums is None else one.unpacked(sums, tensors.k.shape[-1])
-    into = Gradients(
-        dq=torch.empty_like(tensors.q) if wanted.q else None, dk=dk, dv=dv,
-        dbias=torch.empty_like(local.bias) if wanted.bias and local.bias is not None else None,
-        dsink=torch.empty_like(tensors.sink) if wanted.sink and tensors.sink is not None else None)
-    one.backward(call, local, _options(call, tensors), (dout, dlse, out, lse), into)
-    if sums is not None:
-        total = _to_owners(call, sums, keys)
-        if total.dtype == tensors.k.dtype and len(total) < len(sums):
-            total = total.clone()  # gradients are views of it, and would hold all sums
-        dk, dv = one.unpacked(total, tensors.k.shape[-1])
-    return Gradients(into.dq, dk, dv, _whole_bias(into.dbias, tensors.bias, keys), into.dsink)
+    made = empty_gradients(call, tensors, wanted)
+    dbias: Tensor | None = None
+    calls = _calls(call, tensors, ("backward", wanted.bias),
+                   lambda: head_groups.backward(call, tensors, wanted.bias))
+    parts = [group.of(tensors) for group in calls.groups]
+    passing = exchange(call, parts, wanted.keys)
+    comings = [passing.begin_keys(n) for n in range(len(parts))]
+    returning: list[Callable[[], None]] = []
+    with completing(*comings, lambda: [wait() for wait in returning]):
+        for n, (group, part) in enumerate(zip(calls.groups, parts)):
+            local = calls.with_keys(part, comings[n]())
+            sums = empty_sums(local) if wanted.keys else None
+            dbias = torch.empty_like(local.bias) if wanted.bias and local.bias is not None else None
+            dk_sums, dv_sums = (None, None) if sums is None else (
+                one.unpacked(sums, local.k.shape[-1]))
+            into = Gradients(None if made.dq is None else made.dq[:, group.q], dk_sums, dv_sums,
+                             dbias, None if made.dsink is None else made.dsink[group.q])
+            one.backward(call, local, calls.options[n], tuple(
+                None if x is None else x[:, group.q] for x in (dout, dlse, out, lse)), into,
+                key=calls.key(n))
+            if sums is not None and made.dk is not None and made.dv is not None:
+                into_keys = made.dk[:, group.kv], made.dv[:, group.kv]
+                returning.append(passing.begin_sums(n, sums, partial(
+                    others.write_sums, call, calls.keys, calls.name, into_keys, sums)))
+    for wait in returning:
+        wait()
+    return replace(made, dbias=_whole_bias(dbias, tensors.bias, calls.keys))
 
 
-def _options(call: Call, tensors: Tensors) -> dict[str, Any]:
-    return one.visibility_options(call, tensors.row_spans, None, tensors.q.device)
+class _Calls(NamedTuple):
+    """What the calls of a pass have in common with those of other passes over equal shapes.
+
+    options: of each group's call. keys: their positions, on the device; None for the whole
+    sequence. name: of these keys. pass_: a name of the pass; None where options are its own.
+    """
+
+    groups: list[Group]
+    options: list[dict[str, Any]]
+    keys: Tensor | None
+    name: str
+    pass_: Any
+
+    def key(self, n: int) -> Any:
+        return None if self.pass_ is None else (self.pass_, n)
+
+    def with_keys(self, tensors: Tensors, rows: Tensor) -> Tensors:
+        """The tensors with these keys and values and their part of bias and mask, without the
+        caller's spans."""
+        k, v = one.unpacked(rows, tensors.k.shape[-1])
+        return tensors._replace(k=k, v=v, bias=one.columns(tensors.bias, self.keys),
+                                mask=one.columns(tensors.mask, self.keys), row_spans=None)
 
 
-def _row_shape(tensors: Tensors) -> tuple[int, int, int]:
-    return (*tensors.k.shape[:2], tensors.k.shape[-1] + tensors.v.shape[-1])
+def _calls(call: Call, tensors: Tensors, pass_: Any, groups: Callable[[], list[Group]]) -> _Calls:
+    def made() -> _Calls:
+        options = one.visibility_options(call, tensors.row_spans, None, tensors.q.device)
+        found = groups()
+        name = call_keys.name_of(call)
+        keys = call_keys.positions(call.plan, call.ranks.rank, name, tensors.q.device)
+        return _Calls(found, [group.options(options) for group in found], keys, name,
+                      None if tensors.row_spans is not None else pass_)
+
+    return made() if tensors.row_spans is not None else call.kept(("gather", pass_), made)
 
 
-def _with_keys(call: Call, tensors: Tensors) -> tuple[Tensors, Tensor | None]:
-    """The tensors with received keys, values and their part of bias and mask, without the caller's
-    spans; and the positions of these keys, None for the whole sequence."""
-    plan, device = call.plan, tensors.k.device
-    keys = plan.part(call.ranks.rank, None, device, call.by_position)
-    rows = (plan.gathered(call.ranks, one.packed(tensors.k, tensors.v)) if keys is None else
-            _arranged(call, tensors, keys))
-    k, v = one.unpacked(rows, tensors.k.shape[-1])
-    return tensors._replace(k=k, v=v, bias=one.columns(tensors.bias, keys),
-                            mask=one.columns(tensors.mask, keys), row_spans=None), keys
+def exchange(call: Call, parts: Sequence[Tensors], has_sums: bool
+              ) -> peers.Exchange | collectives.Exchange:
+    return peers.exchange(call, parts, has_sums) or collectives.Exchange(call, parts)
 
 
-def _arranged(call: Call, tensors: Tensors, keys: Tensor) -> Tensor:
-    """(keys, ...) in the order of the sequence; zeros between those that some row sees."""
-    coming = others.begin_keys(call, tensors)
-    make = tensors.k.new_zeros if call.by_position else tensors.k.new_empty
-    rows: Tensor = make((len(keys), *_row_shape(tensors)))
-    with completing(coming):
-        others.put_own(call, tensors, rows, keys, _name(call))
-    came = coming()
-    return rows.index_copy_(0, others.places(call, keys, _name(call), rows.device), came)
+def empty_gradients(call: Call, tensors: Tensors, wanted: Wanted) -> Gradients:
+    """To write to, except dbias."""
+    dk, dv = (torch.empty_like(x, dtype=one.sums_type(x) if call.wide_sums else x.dtype)
+              if wanted.keys else None for x in (tensors.k, tensors.v))
+    return Gradients(torch.empty_like(tensors.q) if wanted.q else None, dk, dv, None,
+                     torch.empty_like(tensors.sink) if wanted.sink and tensors.sink is not None
+                     else None)
 
 
-def _name(call: Call) -> str:
-    """Of the keys of a call."""
-    return "filled" if call.by_position else "all"
-
-
-def _to_owners(call: Call, sums: Tensor, keys: Tensor | None) -> Tensor:
-    """(rows, ...), the sum over all ranks of what each has for these keys: this one's, then the
-    others' in their order.
-
-    sums: (keys, ...), this rank's part for all of its keys."""
-    coming = others.begin_sums(call, sums, keys, _name(call))
-    with completing(coming):
-        total = others.own_sums(call, sums, keys, _name(call))
-    return others.add_sums(call, total, coming())
+def empty_sums(local: Tensors) -> Tensor:
+    """(keys, B, Hkv, D + Dv)"""
+    k, v = local.k, local.v
+    return k.new_empty((k.shape[2], *k.shape[:2], k.shape[-1] + v.shape[-1]),
+                       dtype=one.sums_type(k))
 
 
 def _whole_bias(dbias: Tensor | None, bias: Tensor | None, keys: Tensor | None) -> Tensor | None:

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from ...gradients import Gradients
 from . import call as one
-from . import gather, overlap, ring, ulysses
+from . import documents, gather, overlap, ring, ulysses
 from .call import Call, Tensors, Wanted
 from .ranks import NodeRanks
 
 Kept = tuple[Tensor | None, ...]
 _SCHEMES: dict[str, ModuleType] = {"gather": gather, "halo": gather, "ring": ring}
+_OVERLAPPING: dict[str, ModuleType] = {"keys": overlap, "documents": documents}
 
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
@@ -69,11 +70,11 @@ def _levels(call: Call) -> tuple[Call, Call]:
     within = replace(call, plan=plan.within_node(ranks.among.rank), ranks=ranks.within)
     own = ulysses.heads_q(within)[ranks.within.rank]
     return within, replace(call, plan=plan.nodes, ranks=ranks.among,
-                           options=call.options | {"head_begin": own.start})
+                           options=call.options | {"head_begin": own.start}, wide_sums=True)
 
 
 def _scheme(call: Call) -> ModuleType:
-    return overlap if call.overlaps else _SCHEMES[call.plan.scheme]
+    return _OVERLAPPING.get(call.overlaps, _SCHEMES[call.plan.scheme])
 
 
 def _nothing(local: Tensors, wanted: Wanted) -> Gradients:

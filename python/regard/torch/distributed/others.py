@@ -6,17 +6,19 @@ ascending positions of the keys that a call has, None for the whole sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import call as one
+from . import call_keys
 from .call import Call, Tensors
 from .copies import copy
+from .runs import neighbours, placed
 
-_MOST_RUNS = 8  # of own rows, each of which is copied by itself
+_MOST_RUNS = 16  # of own rows, each of which is copied by itself
 
 
 def begin_keys(call: Call, tensors: Tensors) -> Callable[[], Tensor]:
@@ -39,15 +41,41 @@ def begin_sums(call: Call, sums: Tensor, among: Tensor | None, name: str) -> Cal
     return coming
 
 
-def add_sums(call: Call, total: Tensor, came: Tensor) -> Tensor:
+def by_rank(call: Call, came: Tensor) -> tuple[Tensor, ...]:
+    """What came from each rank."""
+    return torch.split(came, _counts(call)[0])
+
+
+def add_sums(call: Call, total: Tensor, came: Sequence[Tensor]) -> Tensor:
     """Adds to own sums those of others, in the order of ranks."""
     plan, rank = call.plan, call.ranks.rank
-    for other, part in enumerate(torch.split(came, _counts(call)[0])):
+    for other, part in enumerate(came):
         if len(part) == len(total):
             total += part
         elif len(part):
             total.index_add_(0, plan.needed_rows(other, rank, total.device), part)
     return total
+
+
+def write_sums(call: Call, among: Tensor | None, name: str, into: tuple[Tensor, Tensor],
+               sums: Tensor, came: Sequence[Tensor]) -> None:
+    """Writes the gradients of own keys and values, (B, Hkv, rows, D and Dv): own sums, those of
+    (keys, ...), and then those of others, (rows, ...), in the order of ranks."""
+    rows, runs = call.plan.rows(call.ranks.rank), _own_runs(call, among, name)
+    pieces = [(first, sums[place:place + count]) for first, place, count in runs]
+    are_whole = all(len(part) in (0, rows) for part in came)
+    if len(runs) > _MOST_RUNS or sum(len(x) for _, x in pieces) < rows or not are_whole:
+        pieces = [(0, add_sums(call, own_sums(call, sums, among, name), came))]
+        came = []
+    came = [part for part in came if len(part)]
+    for first, total in pieces:
+        parts = [part[first:first + len(total)] for part in came]
+        for part in parts[:-1]:
+            total += part
+        terms = [one.unpacked(x, into[0].shape[-1]) for x in (total, *parts[-1:])]
+        for to, own, *last in zip(into, *terms):
+            to = to[:, :, first:first + len(total)]
+            torch.add(own, *last, out=to) if last else to.copy_(own)
 
 
 def places(call: Call, among: Tensor | None, name: str, device: Any) -> Tensor:
@@ -58,7 +86,7 @@ def places(call: Call, among: Tensor | None, name: str, device: Any) -> Tensor:
     def found() -> Tensor:
         came = joined(plan.positions(other)[plan.needed_rows(rank, other)]
                       for other in range(plan.world_size) if other != rank)
-        return _searched(among, came)
+        return placed(among, came)
 
     return plan.kept(("places of others", rank, name), device, found)
 
@@ -91,22 +119,17 @@ def own_sums(call: Call, sums: Tensor, among: Tensor | None, name: str) -> Tenso
 def _own_places(call: Call, among: Tensor | None, name: str, device: Any) -> tuple[Tensor, Tensor]:
     """(n): own rows that own rows see, and their places."""
     plan, rank = call.plan, call.ranks.rank
-    own = plan.needed_rows(rank, rank, device)
-    return own, plan.kept(("places of own", rank, name), device, lambda: _searched(
-        among, plan.positions(rank)[plan.needed_rows(rank, rank)]))
+    own = call_keys.own_rows(plan, rank, name, device)
+    return own, plan.kept(("places of own", rank, name), device, lambda: placed(
+        among, plan.positions(rank)[call_keys.own_rows(plan, rank, name)]))
 
 
 def _own_runs(call: Call, among: Tensor | None, name: str) -> tuple[tuple[int, int, int], ...]:
     """Neighbouring ones of `_own_places`: the first row, its place, how many they are."""
     def found() -> tuple[tuple[int, int, int], ...]:
         own, to = _own_places(call, among, name, "cpu")
-        if not len(own):
-            return ()
-        breaks = ((own.diff() != 1) | (to.diff() != 1)).nonzero()[:, 0] + 1
-        begins = [0, *breaks.tolist()]
-        ends = [*begins[1:], len(own)]
         return tuple((int(own[begin]), int(to[begin]), end - begin)
-                     for begin, end in zip(begins, ends))
+                     for begin, end in neighbours(own, to))
 
     made: tuple[tuple[int, int, int], ...] = call.plan.kept_value(
         ("runs of own", call.ranks.rank, name), found)
@@ -121,10 +144,6 @@ def _counts(call: Call) -> tuple[list[int], list[int]]:
 
     made: tuple[list[int], list[int]] = call.plan.kept_value(("counts", call.ranks.rank), found)
     return made
-
-
-def _searched(among: Tensor | None, positions: Tensor) -> Tensor:
-    return positions if among is None else torch.searchsorted(among.cpu(), positions)
 
 
 def joined(parts: Any) -> Tensor:

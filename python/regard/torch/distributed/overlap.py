@@ -56,7 +56,7 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
         made.add_own(second)
     came, total = returning(), made.sums
     if came is not None and total is not None:
-        total = others.add_sums(call, total, came)
+        total = others.add_sums(call, total, others.by_rank(call, came))
     dk, dv = (None, None) if total is None else one.unpacked(total, tensors.k.shape[-1])
     return Gradients(made.dq, dk, dv, made.dbias.whole, made.dsink)
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from . import gather, nested, overlap, ring, ulysses
+from . import documents, gather, nested, overlap, ring, ulysses
 from .call import Call, Tensors, Wanted, sums_type
 
 GRADED = 5  # of the first tensors
@@ -16,12 +16,13 @@ Kept = tuple[Tensor | None, ...]
 
 _SCHEMES: dict[str, ModuleType] = {"gather": gather, "halo": gather, "ring": ring,
                                    "ulysses": ulysses}
+_OVERLAPPING: dict[str, ModuleType] = {"keys": overlap, "documents": documents}
 
 
 def _scheme(call: Call) -> ModuleType:
     if call.plan.nodes is not None:
         return nested
-    return overlap if call.overlaps else _SCHEMES[call.plan.scheme]
+    return _OVERLAPPING.get(call.overlaps, _SCHEMES[call.plan.scheme])
 
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:

@@ -70,8 +70,8 @@ class Plan:
         name: equal for equal plans; by it a compiled program finds the plan.
         nodes: with two levels the plan among nodes, of their rows; else None.
         ranks_per_node: with two levels; else None.
-        moves_long: whether receiving takes more than a tenth of the time of computing, by the rates
-            that the plan was made for: gather and halo then go in stages on GPUs.
+        moves_long: whether receiving takes so long, by the rates that the plan was made for, that
+            gather and halo hide it on GPUs: `overlap` of `attention`.
     """
 
     sizes: Sizes

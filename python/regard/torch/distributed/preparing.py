@@ -13,7 +13,7 @@ from ...checks import flag, integer, run_options, shown
 from ...element_types import NAMES, type_name
 from ...errors import Unsupported, WrongType, refuse
 from ...options import OPTIONS
-from . import agreement
+from . import agreement, costs, whole_rows
 from .call import Call, Tensors
 from .plan_value import Plan
 from .ranks import AnyRanks, Group, ranks_of
@@ -95,7 +95,7 @@ def call_of(plan: Plan, ranks: AnyRanks, options: dict[str, Any], given: Tensors
                 run_options(options["threads"], options["backend"]),
                 torch_type(options["out_type"]), flag("return_lse", options["return_lse"]),
                 flag("sum_sink_gradient", options["sum_sink_gradient"]),
-                _overlaps(options["overlap"], plan, by_position, given.q))
+                _overlaps(options["overlap"], plan, by_position, given))
 
 
 def _checked_options(given: dict[str, Any], dropout_seed: Any, device: torch.device
@@ -126,18 +126,32 @@ def _required_seed(given: Any, device: torch.device) -> int | Tensor:
     return given
 
 
-def _overlaps(overlap: Any, whole: Plan, by_position: bool, q: Tensor) -> bool:
-    """Errors: Unsupported where it is asked for and cannot be."""
+def _overlaps(overlap: Any, whole: Plan, by_position: bool, given: Tensors) -> str:
+    """`Call.overlaps`. Errors: InvalidArgument; Unsupported where it is asked for and cannot be."""
     plan = whole.nodes or whole
-    if overlap is not None and flag("overlap", overlap):
-        if plan.scheme not in ("gather", "halo"):
-            raise refuse("overlap", True, f'"{plan.scheme}" has no such choice', Unsupported)
-        if by_position:
-            raise refuse("overlap", True, "not with alibi_slopes or dropout, which need keys that "
-                         "follow each other", Unsupported)
-    wanted = q.is_cuda and whole.moves_long if overlap is None else overlap
-    return bool(wanted) and plan.world_size > 1 and plan.scheme in ("gather", "halo") and (
-        not by_position)
+    if overlap not in (None, False, "heads", "keys", "documents"):
+        raise refuse("overlap", shown(overlap),
+                     'must be None, False, "heads", "keys" or "documents"')
+    if overlap and plan.scheme not in ("gather", "halo"):
+        raise refuse("overlap", overlap, f'"{plan.scheme}" has no such choice', Unsupported)
+    if overlap == "keys" and by_position:
+        raise refuse("overlap", overlap, "not with alibi_slopes or dropout, which need keys that "
+                     "follow each other", Unsupported)
+    if plan.world_size == 1 or plan.scheme not in ("gather", "halo"):
+        return ""
+    has_scores = any(x is not None for x in (given.bias, given.mask, given.row_spans))
+    takes_documents = not by_position and not has_scores and whole_rows.are_many(plan)
+    if overlap == "documents" and not takes_documents:
+        raise refuse("overlap", overlap, "not with alibi_slopes, dropout, bias, mask or row_spans, "
+                     "nor where less than a quarter of the rows is of documents that are whole on a "
+                     "rank", Unsupported)
+    if overlap is None and takes_documents:
+        overlap = "documents" if given.q.is_cuda and costs.takes_long(plan) else ""
+    if overlap is None:
+        has_heads = plan.sizes.heads_kv > (whole.ranks_per_node or 1)  # more than one, on each rank
+        overlap = "heads" if has_heads else "" if by_position else "keys"
+        overlap = overlap if given.q.is_cuda and whole.moves_long else ""
+    return overlap or ""
 
 
 def torch_type(out_type: Any) -> torch.dtype | None:

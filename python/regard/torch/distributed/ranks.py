@@ -187,13 +187,14 @@ def _waiting(works: Sequence[Any], sent: list[Any], came: Tensor, dtype: torch.d
 
 
 @contextmanager
-def completing(coming: Callable[[], Any]) -> Iterator[None]:
+def completing(*comings: Callable[[], Any]) -> Iterator[None]:
     """Where the block raises, what is on its way is waited for: ranks that all raise can use the
     group afterwards."""
     try:
         yield
     except Exception:
-        coming()
+        for coming in comings:
+            coming()
         raise
 
 

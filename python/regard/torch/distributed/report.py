@@ -30,8 +30,16 @@ def text(plan: Plan) -> str:
     for row in rows:
         cells = [f"{cell:>{width}}" for cell, width in zip(row[:-1], widths)]
         lines.append("  ".join([*cells, row[-1]]))
-    stages = ["in stages on GPUs: receiving takes more than a tenth of the time of computing"]
-    reasons = (*plan.reasons, *(stages if plan.moves_long else ()))
+    from . import costs, whole_rows  # which import plans
+
+    overlap = ""
+    if whole_rows.are_many(plan.nodes or plan) and costs.takes_long(plan.nodes or plan):
+        overlap = "on GPUs a call of their own for rows whose documents are whole on a rank"
+    elif plan.moves_long:
+        overlap = "on GPUs " + (
+            "some heads after the other" if sizes.heads_kv > (plan.ranks_per_node or 1) else
+            "own keys first, others' when they are there") + ": receiving takes long"
+    reasons = (*plan.reasons, *([overlap] if overlap else ()))
     return "\n".join([*lines, *(f"- {reason}" for reason in reasons)])
 
 

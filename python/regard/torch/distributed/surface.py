@@ -19,6 +19,7 @@ from .ranks import Group
 if TYPE_CHECKING:
     from ...typing import Unpack
 
+Overlap = Literal["heads", "keys", "documents", False] | None
 Result = Tensor | tuple[Tensor, Tensor]
 _is_compiling = torch.compiler.is_dynamo_compiling  # a constant for the compiler
 
@@ -40,7 +41,7 @@ class Options(TypedDict, total=False):
     deterministic: bool
     out_type: Any
     sum_sink_gradient: bool
-    overlap: bool | None
+    overlap: Overlap
     threads: int
     backend: str
 
@@ -68,7 +69,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, 
               dropout_seed: int | Tensor | None = None, dropout_offset: int = 0,
               precision: str = "full", deterministic: bool = False,
               return_lse: bool = False, out_type: Any = None, sum_sink_gradient: bool = True,
-              overlap: bool | None = None, threads: int = 0, backend: str = "", **others: Any
+              overlap: Overlap = None, threads: int = 0, backend: str = "", **others: Any
               ) -> Result:
     """Attention over a sequence whose rows are spread over the ranks of a group.
 
@@ -103,11 +104,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, 
             programs that sum the gradients of all parameters over the group.
             DistributedDataParallel averages them: the loss of a rank must then be the sum over its
             rows times world_size, over the rows of all ranks.
-        overlap: of "gather" and "halo": True: attend to own keys while those of others arrive, in
-            two calls forward and three backward, whose results are merged in float32 or wider.
-            False: one call over all keys, whose out, lse and dq on the CPU have the bits of one
-            process. None: True on a GPU where the plan's `moves_long` is, except with alibi_slopes
-            or dropout. "ring" always overlaps, "ulysses" never.
+        overlap: of "gather" and "halo": what is computed while keys of others arrive.
+            False: nothing; one call over all keys, whose out, lse and dq on the CPU have the bits
+            of one process.
+            "heads": the same results, some heads of keys after the other, in two calls forward and
+            up to three backward.
+            "documents": the same results, in calls of their own for rows whose documents are whole
+            on the rank; these must be a quarter of all rows, and no bias, mask, row_spans,
+            alibi_slopes or dropout may be given.
+            "keys": own keys, in two calls forward and three backward, whose results are merged in
+            float32 or wider; not with alibi_slopes or dropout.
+            None: on GPUs "documents", if it can be and the rank with the most to do has 1.5 TFLOP
+            in both passes; else "heads", with one head of keys "keys", where the plan's
+            `moves_long` is True; else False. "ring" always overlaps, "ulysses" never.
         threads, backend: as in `regard.torch.attention`.
 
     Returns:

@@ -1,0 +1,83 @@
+"""Calls over some heads at a time, so that keys of the next heads arrive while these are computed.
+
+Heads do not depend on each other: results and gradients are those of one call, to the bit. The first
+group of a pass waits for its keys, and in backward the last one for its sums, so these are small.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from .call import Call, Tensors
+from .plan_value import BLOCK
+
+_BUSY = 256  # tiles of 128 rows, which two for each multiprocessor of an H100 nearly are
+
+
+class Group(NamedTuple):
+    """Some heads of a call: query heads q, and heads of keys kv. first: where dropout counts heads;
+    None for all heads of the call."""
+
+    q: slice
+    kv: slice
+    first: int | None
+
+    def of(self, tensors: Tensors) -> Tensors:
+        """These heads of all tensors."""
+        if self.first is None:
+            return tensors
+        sink, slopes = (None if x is None else x[..., self.q]
+                        for x in (tensors.sink, tensors.alibi_slopes))
+        bias, mask, spans = (None if x is None else self._of_scores(x)
+                             for x in (tensors.bias, tensors.mask, tensors.row_spans))
+        return Tensors(tensors.q[:, self.q], tensors.k[:, self.kv], tensors.v[:, self.kv], bias, sink,
+                       mask, spans, slopes)
+
+    def options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Those of a call over all heads, for these."""
+        if self.first is None:
+            return options
+        found = options | {"head_begin": self.first}
+        spans = options.get("row_spans")
+        return found if spans is None else found | {"row_spans": self._of_scores(spans)}
+
+    def _of_scores(self, x: Tensor) -> Tensor:
+        """Of what broadcasts to (B, Hq, rows, n)."""
+        return x[..., self.q, :, :] if x.dim() > 2 and x.shape[-3] > 1 else x
+
+
+def forward(call: Call, tensors: Tensors) -> list[Group]:
+    heads, few = tensors.k.shape[1], _few(call, tensors)
+    return _groups(call, tensors, [few, heads - few])
+
+
+def backward(call: Call, tensors: Tensors, wants_bias: bool) -> list[Group]:
+    """wants_bias: its gradient may be the sum of several heads', which then are one group."""
+    heads, few = tensors.k.shape[1], 0 if wants_bias else _few(call, tensors)
+    return _groups(call, tensors, [few, heads - 2 * few, few] if heads > 2 else [few, heads - few])
+
+
+def _few(call: Call, tensors: Tensors) -> int:
+    """How many heads of keys make a small group: as many as keep a GPU busy, equal on all ranks."""
+    heads = tensors.k.shape[1]
+    if call.overlaps != "heads" or heads < 2:
+        return 0
+    share, rows = tensors.q.shape[1] // heads, max(call.plan.row_counts)
+    tiles = max(1, tensors.q.shape[0] * share * (rows // BLOCK))  # of a head of keys
+    return min(-(-_BUSY // tiles), max(1, heads // 4))
+
+
+def _groups(call: Call, tensors: Tensors, counts: list[int]) -> list[Group]:
+    """counts: of heads of keys; zeros do not count."""
+    counts = [count for count in counts if count]
+    if len(counts) <= 1:
+        return [Group(slice(None), slice(None), None)]
+    share, groups, begin = tensors.q.shape[1] // tensors.k.shape[1], [], 0
+    for count in counts:
+        q = slice(begin * share, (begin + count) * share)
+        groups.append(Group(q, slice(begin, begin + count),
+                            call.options.get("head_begin", 0) + q.start))
+        begin += count
+    return groups
