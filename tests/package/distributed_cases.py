@@ -217,6 +217,8 @@ def takes(case: Case, scheme: str) -> bool:
     """Whether the scheme is there for the case: halo needs near keys; stages no positions."""
     if "in stages" in scheme and ("alibi_slopes" in case.features or "dropout_p" in case.options):
         return False
+    if "by heads" in scheme and case.heads[1] <= (2 if scheme.startswith("ulysses") else 1):
+        return False
     return "halo" not in scheme or not case.pairs.keys() <= {"causal"}
 
 
@@ -252,7 +254,7 @@ FEATURES = [
                 "mask": TWO_SPANS}),
 ]
 
-CUTS = [0, 250, 385, 500, 512, 900, 1000, 1100]
+CUTS = [0, 250, 385, 500, 530, 900, 1000, 1100]  # across the ends of 2, 3 and 4 ranks
 WHOLE = [Case("whole_causal", 1152, heads=(4, 2), pairs={"cu_seqlens": CUTS, "causal": True}),
          Case("whole_sinks", 1100, batch=1, heads=(2, 1), pairs={"cu_seqlens": CUTS},
               features=("sink",), options={"softcap": 2.0, "scale": 0.5}, lse=False),

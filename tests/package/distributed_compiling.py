@@ -83,3 +83,21 @@ def checked_operators(group: ProcessGroup, case: Case, scheme: str) -> dict[str,
         (*given, plan.name, group.group_name, text, [False] * 5),
         test_utils=("test_schema", "test_faketensor"))
     return found
+
+
+def compiled_first(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]) -> float:
+    """How much results of a compiled program, which has the plan before any other call, differ from
+    those of a plain one."""
+    plan, tensors = inputs_of(case, scheme, group)
+    leaves = [tensors[name].requires_grad_() for name in "qkv"]
+
+    def results(program: Any) -> list[Tensor]:
+        out = program(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, tensors["dout"])]
+
+    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return rd.attention(q, k, v, plan, group, **more)
+
+    found = results(torch.compile(program, backend="aot_eager", fullgraph=True))
+    return max(float((one - other).norm() / other.norm())
+               for one, other in zip(found, results(program)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from functools import lru_cache
 from typing import Any
@@ -40,22 +41,25 @@ class Files:
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group, self.world = group, dist.get_world_size(group)
-        self.bytes, self.turn, self.generation = (0, 0), 0, 0
+        self.bytes, self.turn = (0, 0), 0
         self.of_ranks: list[Tensor] = []
         self.signals: list[Any] = []
-        folder = [tempfile.mkdtemp(prefix="regard_")]
-        dist.broadcast_object_list(folder, 0, group)  # of rank 0, which is rank 0 of each group
-        self.folder = folder[0]
+        self.views: dict[Any, dict[Any, Any]] = {}
 
     def begin(self, keys: int, sums: int) -> None:
-        if keys > self.bytes[0] or sums > self.bytes[1]:
-            self.bytes = max(keys, self.bytes[0]), max(sums, self.bytes[1])
-            self.generation += 1
-            self.of_ranks = [torch.from_file(
-                f"{self.folder}/{self.generation}_{rank}", True, 2 * self.bytes[0] + self.bytes[1],
-                dtype=torch.uint8) for rank in range(self.world)]
-            self.barrier()
+        if not self.of_ranks or keys > self.bytes[0] or sums > self.bytes[1]:
+            self.bytes = max(keys, self.bytes[0], 1), max(sums, self.bytes[1])
+            self.of_ranks, self.views = self.mapped(2 * self.bytes[0] + self.bytes[1]), {}
         self.turn = 1 - self.turn
+
+    def mapped(self, size: int) -> list[Tensor]:
+        folder = [tempfile.mkdtemp(prefix="regard_") if dist.get_rank(self.group) == 0 else ""]
+        dist.broadcast_object_list(folder, 0, self.group)  # of rank 0, which is that of each group
+        found = [torch.from_file(f"{folder[0]}/{rank}", True, size, dtype=torch.uint8)
+                 for rank in range(self.world)]
+        self.barrier()
+        shutil.rmtree(folder[0], ignore_errors=True)  # what is mapped stays
+        return found
 
     def keys(self, rank: int, begin: int, size: int) -> Tensor:
         return self.of_ranks[rank][self.turn * self.bytes[0] + begin:][:size]

@@ -18,8 +18,6 @@ from distributed_cases import (FEATURES, OVERLAPPING, SCHEMES, WHOLE, Case, erro
                                joined, split_scheme, takes, whole_results)
 from distributed_pool import Pool, Raised  # noqa: E402
 
-from regard.torch.distributed import whole_rows  # noqa: E402
-
 LIMITS = {torch.float64: 1e-12, torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 # Errors are relative to the norm of the result. The gradients of a row's scores add up to 0, except
 # for the part of the sink. So the norm of this dbias is a sixteenth of the norm of dq, and its
@@ -68,8 +66,9 @@ def test_each_feature(pool: Pool, name: str, dtype: torch.dtype, scheme: str) ->
 def test_whole_documents(pool: Pool, name: str, dtype: torch.dtype) -> None:
     case = cases(dtype)[name]
     scheme = "gather" if name == "whole_dealt" else "halo"
-    if whole_rows.are_many(case.plan(len(pool), scheme)):
-        check(pool, case, f"{scheme} by documents")
+    if name == "whole_dealt" and len(pool) == 4:
+        return  # it has few whole documents
+    check(pool, case, f"{scheme} by documents")
 
 
 def check(pool: Pool, case: Case, scheme: str) -> None:
@@ -86,14 +85,14 @@ def check(pool: Pool, case: Case, scheme: str) -> None:
         assert error(found[result], x) <= limit, (result, error(found[result], x))
 
 
-@pytest.mark.parametrize("scheme", ["gather", "halo", *OVERLAPPING])
+@pytest.mark.parametrize("scheme", ["gather", "halo", *OVERLAPPING, "halo by documents"])
 def test_calls_behind_each_other(pool: Pool, scheme: str) -> None:
     """Ranks that share memory do not write what others still read."""
     if pool.backend != "nccl":
         return
     plain, more = split_scheme(scheme)
     case = Case("queued", 4096, batch=1, heads=(8, 4), sizes=(64, 64), dtype=torch.bfloat16,
-                pairs={"causal": True, "window": (1500, None)}, lse=False)
+                pairs={"cu_seqlens": [0, 900, 1500, 3000, 3300, 4096], "causal": True}, lse=False)
     for found in pool.run(len(pool), tasks.queued_and_apart, case, plain,
                           {"overlap": False} | more, seconds=SECONDS):
         assert found == 0, found

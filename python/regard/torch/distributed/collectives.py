@@ -30,7 +30,7 @@ class Exchange:
         make = k.new_zeros if call.by_position else k.new_empty
         rows: Tensor = make((len(keys), *k.shape[:2], k.shape[-1] + v.shape[-1]))
         coming = others.begin_keys(call, tensors)
-        with completing(coming):
+        with completing([coming]):
             others.put_own(call, tensors, rows, keys, self._name)
         return lambda: rows.index_copy_(
             0, others.places(call, keys, self._name, rows.device), coming())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -108,7 +109,10 @@ def _backward(dout: Tensor | None, dlse: Tensor | None, results: list[Tensor], *
     *given, plan, group, options, wanted = arguments
     known = Plan.of_name(plan)
     tensors = Tensors(*given)
-    call = call_of(known, Ranks(_group(group), known.world_size), _split(options)[0], tensors)
+    ranks = Ranks(_group(group), known.world_size)
+    call = call_of(known, ranks, _split(options)[0], tensors)
+    facts = options, ranks.rank, *((x.shape, x.dtype, x.device) for x in given if x is not None)
+    call = replace(call, cache=known.kept_value(("compiled", *facts), dict))
     kept: tuple[Tensor | None, ...] = (*results, *tensors)
     if known.scheme == "ulysses":
         found = iter(results[4:])

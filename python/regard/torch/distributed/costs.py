@@ -33,8 +33,7 @@ class Bandwidth:
     all_to_all: float
 
 
-# Where nothing was measured: only ratios matter, and these are of a GPU with NVLink, and of its part
-# of a network.
+# Where nothing was measured: of a GPU with NVLink, and of its part of a network.
 ASSUMED_BANDWIDTH = Bandwidth(all_gather=3e11, all_to_all=3e11)
 ASSUMED_NETWORK = Bandwidth(all_gather=4e10, all_to_all=4e10)
 ASSUMED_FLOPS = 5e14
@@ -127,7 +126,7 @@ def moves_long(plan: Plan, rates: Rates) -> bool:
     if plan.scheme.rpartition("+")[2] not in ("gather", "halo"):
         return False
     receiving, computing = _longest_receiving(plan, rates), _computing(plan, rates)
-    if plan.sizes.heads_kv > (plan.ranks_per_node or 1):
+    if has_heads(plan):
         return receiving > max(2e-3, 0.03 * computing)
     return receiving > 0.1 * computing
 
@@ -141,6 +140,24 @@ def _flops(plan: Plan) -> float:
     sizes = plan.sizes
     pair = 2 * (4 * sizes.head_size + 3 * sizes.head_size_v) * sizes.heads_q * sizes.batch
     return max(plan.areas) * pair
+
+
+def overlap_on_gpus(plan: Plan, by_position: bool = False, has_scores: bool = False) -> str:
+    """`Call.overlaps` where `overlap` is None. by_position: alibi_slopes or dropout are given;
+    has_scores: a bias, mask or spans."""
+    inner = plan.nodes or plan
+    if inner.world_size == 1 or inner.scheme not in ("gather", "halo"):
+        return ""
+    if plan.has_whole_documents and not by_position and not has_scores and takes_long(plan):
+        return "documents"
+    if not plan.moves_long:
+        return ""
+    return "heads" if has_heads(plan) else "" if by_position else "keys"
+
+
+def has_heads(plan: Plan) -> bool:
+    """Whether each rank has several heads of keys."""
+    return plan.sizes.heads_kv > (plan.ranks_per_node or 1)
 
 
 def takes_long(plan: Plan) -> bool:

@@ -30,8 +30,9 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     out = dense(tensors.q, tensors.v.shape[-1], call.out_type)
     lse = tensors.q.new_empty(tensors.q.shape[:-1], dtype=one.sums_type(tensors.q))
     shared, whole = _parts(call, tensors.q.device)
-    coming = gather.exchange(call, [tensors], has_sums=False).begin_keys(0)
-    with completing(coming):
+    has_sums = tensors.k.requires_grad or tensors.v.requires_grad
+    coming = gather.exchange(call, [tensors], has_sums).begin_keys(0)
+    with completing([coming]):
         for n, (run, options) in enumerate(whole):
             one.forward_into(call, _of_run(tensors, run), options, out[:, :, run], lse[:, :, run],
                              continue_from=False, key=("whole rows", n))
@@ -65,7 +66,7 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
     if sums is not None and made.dk is not None and made.dv is not None:
         returned = exchange.begin_sums(0, sums, partial(
             _write_sums, call, shared, (made.dk, made.dv), sums))
-    with completing(returned):
+    with completing([returned]):
         for n, (run, options) in enumerate(whole):
             dq, dk, dv = (None if x is None else x[:, :, run]
                           for x in (made.dq, made.dk, made.dv))

@@ -34,9 +34,10 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     lse = tensors.q.new_empty(tensors.q.shape[:-1], dtype=one.sums_type(tensors.q))
     calls = _calls(call, tensors, "forward", lambda: head_groups.forward(call, tensors))
     parts = [group.of(tensors) for group in calls.groups]
-    passing = exchange(call, parts, has_sums=False)
-    comings = [passing.begin_keys(n) for n in range(len(parts))]
-    with completing(*comings):
+    passing = exchange(call, parts, has_sums=tensors.k.requires_grad or tensors.v.requires_grad)
+    comings: list[Callable[[], Tensor]] = []
+    with completing(comings):
+        comings.extend(passing.begin_keys(n) for n in range(len(parts)))
         for n, (group, part) in enumerate(zip(calls.groups, parts)):
             local = calls.with_keys(part, comings[n]())
             one.forward_into(call, local, calls.options[n], out[:, group.q], lse[:, group.q],
@@ -54,9 +55,10 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
                    lambda: head_groups.backward(call, tensors, wanted.bias))
     parts = [group.of(tensors) for group in calls.groups]
     passing = exchange(call, parts, wanted.keys)
-    comings = [passing.begin_keys(n) for n in range(len(parts))]
+    comings: list[Callable[[], Tensor]] = []
     returning: list[Callable[[], None]] = []
-    with completing(*comings, lambda: [wait() for wait in returning]):
+    with completing(comings), completing(returning):
+        comings.extend(passing.begin_keys(n) for n in range(len(parts)))
         for n, (group, part) in enumerate(zip(calls.groups, parts)):
             local = calls.with_keys(part, comings[n]())
             sums = empty_sums(local) if wanted.keys else None

@@ -1,6 +1,6 @@
 """Calls over some heads at a time, so that keys of the next heads arrive while these are computed.
 
-Heads do not depend on each other: results and gradients are those of one call, to the bit. The first
+Heads do not depend on each other: results are those of one call, on the CPU to the bit. The first
 group of a pass waits for its keys, and in backward the last one for its sums, so these are small.
 """
 

@@ -31,7 +31,7 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     out, lse = one.empty_results(tensors)
     rank = call.ranks.rank
     own = Piece(rank, slice(0, call.plan.rows(rank)), True)
-    with completing(coming):
+    with completing([coming]):
         part, more = part_of(call, tensors, tensors.k, tensors.v, own)
         one.forward_into(call, part, more, out, lse, continue_from=False)
     far, more = _others(call, tensors, coming())
@@ -48,11 +48,11 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
     made = _Backward(call, tensors, (dout, dlse, out, lse), wanted)
     coming = _begin_keys(call, tensors)
     first, second = _halves(call)
-    with completing(coming):
+    with completing([coming]):
         made.add_own(first)
     sums = made.of_others(coming())
     returning = _begin_sums(call, sums)
-    with completing(returning):
+    with completing([returning]):
         made.add_own(second)
     came, total = returning(), made.sums
     if came is not None and total is not None:

@@ -25,12 +25,12 @@ _ALIGNMENT = 256  # of a part
 
 def exchange(call: Call, parts: Sequence[Tensors], has_sums: bool) -> Exchange | None:
     """Of a pass whose calls have these heads; None where the ranks share no memory, or would copy
-    many runs. Equal on all ranks."""
+    many runs. Equal on all ranks. has_sums: whether sums come back, in this pass or a later one."""
     memory = shared_memory(call.ranks, parts[0].k)
     if memory is None or not len(parts[0].k) or not call.kept(
             "few runs", lambda: are_few(call.plan, call_keys.name_of(call))):
         return None
-    layout = call.kept(("layout", len(parts), has_sums), lambda: _Layout(call, parts))
+    layout = call.kept(("layout", tuple(x.k.shape[1] for x in parts)), lambda: _Layout(call, parts))
     memory.begin(layout.keys_bytes, layout.sums_bytes if has_sums else 0)
     return Exchange(memory, call, parts, layout)
 
@@ -97,7 +97,13 @@ class Exchange:
                     for other in range(self._call.plan.world_size)])
         finally:
             memory.end_aside(done)
-        return lambda: memory.wait_aside(done)
+        held = [sums]  # until the current stream waits: its allocator may give the memory away
+
+        def wait() -> None:
+            memory.wait_aside(done)
+            held.clear()
+
+        return wait
 
 
 class _Places(NamedTuple):
@@ -129,8 +135,7 @@ class _Layout:
     def __init__(self, call: Call, parts: Sequence[Tensors]) -> None:
         plan, rank = call.plan, call.ranks.rank
         ranks = range(plan.world_size)
-        self._rank, self._places = rank, dict[Any, _Places]()
-        self._memory: tuple[SharedMemory, int] | None = None
+        self._rank = rank
         self.name = call_keys.name_of(call)
         self.positions = call_keys.positions(plan, rank, self.name)
         count = plan.sizes.length if self.positions is None else len(self.positions)
@@ -161,13 +166,13 @@ class _Layout:
         self.sums_bytes = self._begin(max(map(sum, self._needed)), len(parts), self._sum_bytes)
 
     def places(self, memory: SharedMemory, part: int, dtype: torch.dtype, size: int) -> _Places:
-        """As views, which are made once. dtype, size: of k, whose elements may be wide."""
-        if self._memory != (memory, memory.generation):
-            self._memory, self._places = (memory, memory.generation), {}
+        """As views, which are made once, and kept with the memory. dtype, size: of k, whose elements
+        may be wide."""
+        kept: dict[Any, _Places] = memory.views.setdefault(self, {})
         key = part, memory.turn, dtype
-        if key not in self._places:
-            self._places[key] = self._made(memory, part, dtype, size)
-        return self._places[key]
+        if key not in kept:
+            kept[key] = self._made(memory, part, dtype, size)
+        return kept[key]
 
     def _made(self, memory: SharedMemory, part: int, dtype: torch.dtype, size: int) -> _Places:
         count, *row, width = self.keys[part]

@@ -72,6 +72,8 @@ class Plan:
         ranks_per_node: with two levels; else None.
         moves_long: whether receiving takes so long, by the rates that the plan was made for, that
             gather and halo hide it on GPUs: `overlap` of `attention`.
+        has_whole_documents: gather and halo: whether a quarter of the visible pairs is of documents
+            that are whole on a rank.
     """
 
     sizes: Sizes
@@ -86,6 +88,7 @@ class Plan:
     nodes: Plan | None = None
     ranks_per_node: int | None = None
     moves_long: bool = False
+    has_whole_documents: bool = False
     _of_mask: dict[str, Any] = field(default_factory=dict)  # shared by plans of one mask
     _of_nodes: dict[int, Plan] = field(default_factory=dict, init=False)
     _on_device: dict[Any, Tensor] = field(default_factory=dict, init=False)
@@ -397,10 +400,11 @@ class Plan:
                          "needs the plan that it was compiled with, or an equal one, to be there")
         return found
 
-    def named(self, moves_long: bool) -> Plan:
+    def named(self, moves_long: bool, has_whole_documents: bool) -> Plan:
         """This plan, once all else of it is known, with a name by which `of_name` finds it as long
         as it lives: its digest."""
         object.__setattr__(self, "moves_long", moves_long)
+        object.__setattr__(self, "has_whole_documents", has_whole_documents)
         object.__setattr__(self, "name", self.digest.hex())
         with _naming:
             _named.add(self)

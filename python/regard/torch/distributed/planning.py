@@ -13,7 +13,7 @@ from ...errors import Unsupported, WrongType, refuse
 from ...mask_value import Mask
 from ...masks.band import Band, band_of
 from ...options import Causal, Window
-from . import dealing
+from . import dealing, whole_rows
 from .dealing import Blocks
 from .costs import (ASSUMED_BANDWIDTH, ASSUMED_FLOPS, ASSUMED_NETWORK, Bandwidth, Rates, fastest,
                     moves_long, seconds)
@@ -90,7 +90,7 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
         found = (_of_scheme(base, scheme) if ranks_per_node is None else
                  _nested(base, scheme, ranks_per_node))
         found = replace(found, reasons=(*found.reasons, f"{scheme}: as asked for"))
-    return found.named(moves_long(found, rates))
+    return found.named(moves_long(found, rates), whole_rows.are_many(found.nodes or found))
 
 
 def _rates(bandwidth: Any, node_bandwidth: Any, flops: Any, several: bool) -> Rates:

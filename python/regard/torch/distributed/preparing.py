@@ -13,7 +13,7 @@ from ...checks import flag, integer, run_options, shown
 from ...element_types import NAMES, type_name
 from ...errors import Unsupported, WrongType, refuse
 from ...options import OPTIONS
-from . import agreement, costs, whole_rows
+from . import agreement, costs
 from .call import Call, Tensors
 from .plan_value import Plan
 from .ranks import AnyRanks, Group, ranks_of
@@ -132,26 +132,22 @@ def _overlaps(overlap: Any, whole: Plan, by_position: bool, given: Tensors) -> s
     if overlap not in (None, False, "heads", "keys", "documents"):
         raise refuse("overlap", shown(overlap),
                      'must be None, False, "heads", "keys" or "documents"')
-    if overlap and plan.scheme not in ("gather", "halo"):
-        raise refuse("overlap", overlap, f'"{plan.scheme}" has no such choice', Unsupported)
-    if overlap == "keys" and by_position:
-        raise refuse("overlap", overlap, "not with alibi_slopes or dropout, which need keys that "
-                     "follow each other", Unsupported)
-    if plan.world_size == 1 or plan.scheme not in ("gather", "halo"):
-        return ""
     has_scores = any(x is not None for x in (given.bias, given.mask, given.row_spans))
-    takes_documents = not by_position and not has_scores and whole_rows.are_many(plan)
-    if overlap == "documents" and not takes_documents:
-        raise refuse("overlap", overlap, "not with alibi_slopes, dropout, bias, mask or row_spans, "
-                     "nor where less than a quarter of the rows is of documents that are whole on a "
-                     "rank", Unsupported)
-    if overlap is None and takes_documents:
-        overlap = "documents" if given.q.is_cuda and costs.takes_long(plan) else ""
     if overlap is None:
-        has_heads = plan.sizes.heads_kv > (whole.ranks_per_node or 1)  # more than one, on each rank
-        overlap = "heads" if has_heads else "" if by_position else "keys"
-        overlap = overlap if given.q.is_cuda and whole.moves_long else ""
-    return overlap or ""
+        return costs.overlap_on_gpus(whole, by_position, has_scores) if given.q.is_cuda else ""
+    reason = ""
+    if overlap and plan.scheme not in ("gather", "halo"):
+        reason = f'"{plan.scheme}" has no such choice'
+    elif overlap == "keys" and by_position:
+        reason = "not with alibi_slopes or dropout, which need keys that follow each other"
+    elif overlap == "heads" and not costs.has_heads(whole):
+        reason = "a rank has one head of keys"
+    elif overlap == "documents" and (by_position or has_scores or not whole.has_whole_documents):
+        reason = ("not with alibi_slopes, dropout, bias, mask or row_spans, nor where documents that "
+                  "are whole on a rank have less than a quarter of the visible pairs")
+    if reason:
+        raise refuse("overlap", overlap, reason, Unsupported)
+    return overlap if overlap and plan.world_size > 1 else ""
 
 
 def torch_type(out_type: Any) -> torch.dtype | None:

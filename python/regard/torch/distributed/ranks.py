@@ -7,7 +7,7 @@ that each element type works with each backend of torch.distributed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Union
 
@@ -187,9 +187,9 @@ def _waiting(works: Sequence[Any], sent: list[Any], came: Tensor, dtype: torch.d
 
 
 @contextmanager
-def completing(*comings: Callable[[], Any]) -> Iterator[None]:
-    """Where the block raises, what is on its way is waited for: ranks that all raise can use the
-    group afterwards."""
+def completing(comings: Iterable[Callable[[], Any]]) -> Iterator[None]:
+    """Where the block raises, what is then on its way is waited for: ranks that all raise can use the
+    group afterwards, and nothing is written to memory that has been freed."""
     try:
         yield
     except Exception:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from . import costs
+
 if TYPE_CHECKING:
     from .plan_value import Plan
 
+_OVERLAPS = {"documents": "a call of their own for rows whose documents are whole on a rank",
+             "heads": "some heads after the other: receiving takes long",
+             "keys": "own keys first, others' when they are there: receiving takes long"}
 _MOST_BLOCKS = 4  # runs of blocks that a line shows
 
 
@@ -30,16 +35,8 @@ def text(plan: Plan) -> str:
     for row in rows:
         cells = [f"{cell:>{width}}" for cell, width in zip(row[:-1], widths)]
         lines.append("  ".join([*cells, row[-1]]))
-    from . import costs, whole_rows  # which import plans
-
-    overlap = ""
-    if whole_rows.are_many(plan.nodes or plan) and costs.takes_long(plan.nodes or plan):
-        overlap = "on GPUs a call of their own for rows whose documents are whole on a rank"
-    elif plan.moves_long:
-        overlap = "on GPUs " + (
-            "some heads after the other" if sizes.heads_kv > (plan.ranks_per_node or 1) else
-            "own keys first, others' when they are there") + ": receiving takes long"
-    reasons = (*plan.reasons, *([overlap] if overlap else ()))
+    overlap = costs.overlap_on_gpus(plan)
+    reasons = (*plan.reasons, *([f"on GPUs {_OVERLAPS[overlap]}"] if overlap else ()))
     return "\n".join([*lines, *(f"- {reason}" for reason in reasons)])
 
 

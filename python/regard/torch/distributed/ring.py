@@ -27,7 +27,7 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     out, lse = one.empty_results(tensors)
     for step, owner, following in _turn(call):
         coming = _begin_pass(call, held, following)
-        with completing(coming):
+        with completing([coming]):
             for piece in _pieces(call, step, owner):
                 part, more = part_of(call, tensors, *one.unpacked(held, size), piece)
                 one.forward_into(call, part, more, out, lse, continue_from=not piece.is_first)
@@ -47,7 +47,7 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
     dsink = torch.zeros_like(tensors.sink) if wanted.sink and tensors.sink is not None else None
     for step, owner, following in _turn(call):
         coming = _begin_pass(call, held, following)
-        with completing(coming):
+        with completing([coming]):
             for piece in _pieces(call, step, owner):
                 part, more = part_of(call, tensors, *one.unpacked(held, size), piece)
                 dk, dv = (None, None) if sums is None else one.unpacked(sums[piece.rows], size)

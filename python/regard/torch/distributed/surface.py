@@ -107,11 +107,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, 
         overlap: of "gather" and "halo": what is computed while keys of others arrive.
             False: nothing; one call over all keys, whose out, lse and dq on the CPU have the bits
             of one process.
-            "heads": the same results, some heads of keys after the other, in two calls forward and
-            up to three backward.
-            "documents": the same results, in calls of their own for rows whose documents are whole
-            on the rank; these must be a quarter of all rows, and no bias, mask, row_spans,
-            alibi_slopes or dropout may be given.
+            "heads": some heads of keys after the other, in two calls forward and up to three
+            backward (one where a bias has a gradient); on the CPU with the same bits. Each rank
+            must have several heads of keys.
+            "documents": rows whose documents are whole on the rank, in calls of their own. They
+            must have a quarter of the visible pairs, and no bias, mask, row_spans, alibi_slopes or
+            dropout may be given.
             "keys": own keys, in two calls forward and three backward, whose results are merged in
             float32 or wider; not with alibi_slopes or dropout.
             None: on GPUs "documents", if it can be and the rank with the most to do has 1.5 TFLOP
@@ -127,7 +128,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, 
         call with a plan in a group, every rank raises if one rank does, or if plans or options
         differ. Later, each rank checks its own arguments before it communicates. A rank that gives
         a new plan while others give one that they have used before is not noticed: it waits for
-        their word and they for its rows, until the group's timeout.
+        their word and they for its rows, until the group's timeout. Where GPUs
+        share memory, kernels wait so long, and then end the process's use of its GPU.
     """
     given = Tensors(q, k, v, bias, sink, mask, row_spans, alibi_slopes)
     options = {"scale": scale, "softcap": softcap, "dropout_p": dropout_p,

@@ -6,7 +6,9 @@ multiprocessor from kernels that compute, and cost the host less than a collecti
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
 import socket
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -23,7 +25,8 @@ except ImportError:  # an older PyTorch
     symmetric = None  # type: ignore[assignment]
 
 _MOST_RANKS = 16
-_TIMEOUT = 600_000  # ms, as NCCL's: kernels that wait for a rank end with an error then
+_UNIT = 1 << 21  # bytes that memory is a multiple of
+_SWITCH = "REGARD_COPIES_BETWEEN_GPUS"  # an environment variable; 0 on some rank: collectives only
 
 
 class SharedMemory:
@@ -32,27 +35,32 @@ class SharedMemory:
     Keys have two places, which calls use in turns: when a rank has passed the barrier of a call, all
     ranks have read what they needed of the call before it, so that the next one may write there.
     Sums have one place: others write there after the barrier of a call, and they are read before
-    that of the next.
+    that of the next. Kernels that wait for another rank end with an error at the group's timeout.
+
+    turn: which of both places. views: for each layout of a call what it keeps of this memory.
     """
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
         self._group = ref(_group(ranks))  # which would live as long as this otherwise
-        self._size, self._device = ranks.size, device
+        self._timeout = _milliseconds(_group(ranks), device)
+        self._size, self._device, self._current = ranks.size, device, device.index
         self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._main: Any = None  # the stream of the last call
         self._handle: Any = None
         self._bytes = (0, 0)  # of keys, of sums
         self._of_ranks: list[Tensor] = []
-        self.turn, self.generation = 0, 0  # which of both places; how often memory was allocated
+        self.turn = 0
+        self.views: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
     def begin(self, keys: int, sums: int) -> None:
         """Begins a call that needs so many bytes of keys and of sums, both equal on all ranks."""
-        if keys > self._bytes[0] or sums > self._bytes[1]:
+        if self._handle is None or keys > self._bytes[0] or sums > self._bytes[1]:
             self._allocate(max(keys, self._bytes[0]), max(sums, self._bytes[1]))
         stream = torch.cuda.current_stream(self._device)
         if self._main is not None and self._main != stream:
             stream.wait_stream(self._main)
         self._main, self.turn = stream, 1 - self.turn
+        self._current = torch.cuda.current_device()
 
     def keys(self, rank: int, begin: int, size: int) -> Tensor:
         """(size) bytes of a rank's memory for the keys of this call."""
@@ -66,19 +74,19 @@ class SharedMemory:
 
     def barrier(self) -> None:
         """What follows on the current stream comes after what is before the barriers of all ranks."""
-        self._handle.barrier(0, _TIMEOUT)
+        self._handle.barrier(0, self._timeout)
 
     def signal(self, rank: int, channel: int) -> None:
         """Tells a rank that what is before on the current stream is done."""
-        self._handle.put_signal(rank, 1 + channel, _TIMEOUT)
+        self._handle.put_signal(rank, 1 + channel, self._timeout)
 
     def wait(self, rank: int, channel: int) -> None:
         """What follows on the current stream comes after the rank's signal."""
-        self._handle.wait_signal(rank, 1 + channel, _TIMEOUT)
+        self._handle.wait_signal(rank, 1 + channel, self._timeout)
 
     def begin_aside(self) -> Any:
-        """What follows, up to `end_aside`, goes on next to the current stream, after what that has so
-        far. Returns its name."""
+        """What follows, up to `end_aside`, goes on next to the current stream, after what that has
+        so far. Returns its name."""
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._main.record_event(done)
         self._side.wait_event(done)
@@ -87,23 +95,29 @@ class SharedMemory:
 
     def end_aside(self, done: Any) -> None:
         self._side.record_event(done)
-        torch.cuda.set_stream(self._main)
+        torch.cuda.set_stream(self._main)  # and its device
+        if self._current != self._device.index:
+            torch.cuda.set_device(self._current)
 
     def wait_aside(self, done: Any) -> None:
-        """The current stream waits for it."""
+        """The current stream waits for it. Memory that it uses has to live until then."""
         self._main.wait_event(done)
 
     def _allocate(self, keys: int, sums: int) -> None:
         torch.cuda.synchronize(self._device)  # once all ranks are here, nothing uses the old memory
-        size, group = 2 * keys + sums, self._group()
-        assert group is not None
-        with torch.inference_mode(False):  # other calls write to them as well
-            own = symmetric.empty(size, dtype=torch.uint8, device=self._device)
-            self._handle = symmetric.rendezvous(own, group)
-            self._of_ranks = [own if rank == self._handle.rank else
-                              self._handle.get_buffer(rank, (size,), torch.uint8)
-                              for rank in range(self._size)]
-        self._bytes, self.generation = (keys, sums), self.generation + 1
+        keys, sums = (-(-max(size, 1) // _UNIT) * _UNIT for size in (keys, sums))
+        self.views.clear()
+        self._handle, self._of_ranks = _mapped(self._group(), self._device, 2 * keys + sums)
+        self._bytes = keys, sums
+
+
+def _mapped(group: Any, device: torch.device, size: int) -> tuple[Any, list[Tensor]]:
+    """New memory of so many bytes on each rank: PyTorch's handle of it, and that of all ranks."""
+    with torch.inference_mode(False):  # calls outside of it write there as well
+        own = symmetric.empty(size, dtype=torch.uint8, device=device)
+        handle: Any = symmetric.rendezvous(own, group)
+        return handle, [own if rank == handle.rank else handle.get_buffer(rank, (size,), torch.uint8)
+                        for rank in range(handle.world_size)]
 
 
 _memories: WeakKeyDictionary[Any, dict[torch.device, SharedMemory | None]] = WeakKeyDictionary()
@@ -116,8 +130,9 @@ def shared_memory(ranks: Any, like: Tensor) -> SharedMemory | None:
     at the first call with a group."""
     if not like.is_cuda or not isinstance(ranks, Ranks) or ranks.size == 1:
         return None
-    if torch.cuda.is_current_stream_capturing():
-        return None
+    with torch.cuda.device(like.device):
+        if torch.cuda.is_current_stream_capturing():
+            return None
     kept = _memories.setdefault(_group(ranks), {})
     if like.device not in kept:
         kept[like.device] = SharedMemory(ranks, like.device) if _is_there(ranks, like) else None
@@ -128,22 +143,68 @@ def _group(ranks: Ranks) -> Any:
     return dist.group.WORLD if ranks.group is None else ranks.group
 
 
+def _milliseconds(group: Any, device: torch.device) -> int:
+    """The group's timeout."""
+    try:
+        return int(1000 * group._get_backend(device).options._timeout.total_seconds())
+    except Exception:  # another PyTorch has another name for it
+        return 600_000
+
+
 def _is_there(ranks: Ranks, like: Tensor) -> bool:
+    """Whether each rank has a GPU of its own on one machine, and a first use of shared memory works on
+    all of them."""
     if ranks.size > _MOST_RANKS or "cuda:nccl" not in str(dist.get_backend_config(ranks.group)):
         return False
+    index = like.device.index
     host = hashlib.sha256(socket.gethostname().encode()).digest()
+    came = _told(ranks, host + _identity(index) + index.to_bytes(2, "little"), like)
     gpus = {_identity(n): n for n in range(torch.cuda.device_count())}
-    own = _identity(like.device.index)
-    came = _told(ranks, host + own, like)
-    others = [gpu[len(host):] for rank, gpu in enumerate(came) if rank != ranks.rank]
-    is_reached = symmetric is not None and all(gpu.startswith(host) for gpu in came) and all(
-        gpu in gpus and gpu != own and torch.cuda.can_device_access_peer(like.device.index, gpus[gpu])
-        for gpu in others)
-    return _told(ranks, bytes([is_reached]), like) == ranks.size * [bytes([True])]
+    others = [said[len(host):-2] for rank, said in enumerate(came) if rank != ranks.rank]
+    can_be = (os.environ.get(_SWITCH) != "0" and all(said.startswith(host) for said in came)
+              and len({said[-2:] for said in came}) == ranks.size and _has_symmetric(like.device)
+              and all(gpu in gpus and _reaches(index, gpus[gpu]) for gpu in others))
+    if not _all(ranks, can_be, like):
+        return False
+    try:
+        handle = _mapped(_group(ranks), like.device, _UNIT)[0]
+    except RuntimeError:  # a driver or a container that does not share memory
+        handle = None
+    if not _all(ranks, handle is not None, like):
+        return False
+    handle.barrier(0, _milliseconds(_group(ranks), like.device))
+    torch.cuda.synchronize(like.device)
+    return True
+
+
+def _has_symmetric(device: torch.device) -> bool:
+    """Whether PyTorch has symmetric memory, by its own kernels: other backends lack signals."""
+    if symmetric is None:
+        return False
+    try:
+        return symmetric._SymmetricMemory.get_backend(device) in (None, "CUDA")
+    except (AttributeError, RuntimeError):  # PyTorch has no other, or none is chosen yet
+        return True
+
+
+def _reaches(one: int, other: int) -> bool:
+    """Whether the GPU `one` maps memory of the other, with atomics, which signals are."""
+    if one == other or not torch.cuda.can_device_access_peer(one, other):
+        return False
+    found, native_atomics = ctypes.c_int(), 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+    try:
+        attribute = ctypes.CDLL("libcuda.so.1").cuDeviceGetP2PAttribute
+    except (OSError, AttributeError):
+        return False
+    return attribute(ctypes.byref(found), native_atomics, one, other) == 0 and found.value == 1
 
 
 def _identity(gpu: int) -> bytes:
     return hashlib.sha256(str(torch.cuda.get_device_properties(gpu).uuid).encode()).digest()
+
+
+def _all(ranks: Ranks, said: bool, like: Tensor) -> bool:
+    return _told(ranks, bytes([said]), like) == ranks.size * [bytes([True])]
 
 
 def _told(ranks: Ranks, said: bytes, like: Tensor) -> list[bytes]:

@@ -12,23 +12,21 @@ import torch
 from torch import Tensor
 
 from .plan_value import Plan
-from .visibility import among, plain
+from .visibility import among, plain, rows_areas
 
 _MOST_RUNS = 4  # of whole rows, each of which is a call
-_LEAST_SHARE = 0.25  # of all rows
+_LEAST_SHARE = 0.25  # of all visible pairs
 
 
 def are_many(plan: Plan) -> bool:
-    """Whether "gather" and "halo" can have calls of their own for them: a quarter of all rows."""
-    def found() -> bool:
-        if plan.scheme not in ("gather", "halo") or plan.moves_all or plan.spans is None:
-            return False
-        whole = sum(run.stop - run.start for rank in range(plan.world_size)
-                    for run in runs(plan, rank))
-        return bool(whole >= _LEAST_SHARE * plan.sizes.length)
-
-    made: bool = plan.kept_value("whole rows are many", found)
-    return made
+    """Whether "gather" and "halo" can have calls of their own for them: they see a quarter of all
+    visible pairs."""
+    if plan.scheme not in ("gather", "halo") or plan.moves_all or plan.spans is None:
+        return False
+    seen = rows_areas(plan.spans, plan.sizes.length)
+    whole = sum(float(seen[plan.positions(rank)[run]].sum())
+                for rank in range(plan.world_size) for run in runs(plan, rank))
+    return whole > 0 and whole >= _LEAST_SHARE * float(seen.sum())
 
 
 def runs(plan: Plan, rank: int) -> tuple[slice, ...]:

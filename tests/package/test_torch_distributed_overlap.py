@@ -1,0 +1,189 @@
+"""What regard.torch.distributed computes while keys arrive, and copies in place of collectives."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("needs torch.distributed with gloo", allow_module_level=True)
+
+import distributed_compiling as compiling  # noqa: E402
+from distributed_cases import (FEATURES, WHOLE, Case, attend, error, joined,  # noqa: E402
+                               split_scheme, takes, whole_results)
+from distributed_files import results_by_copies  # noqa: E402
+from distributed_pool import Pool, Raised  # noqa: E402
+
+from regard.torch import distributed as rd  # noqa: E402
+from regard.torch.distributed import costs, head_groups, peers, whole_rows  # noqa: E402
+from regard.torch.distributed.call import Call  # noqa: E402
+
+APART = Case("apart", 1152, pairs={"cu_seqlens": [0, 384, 768, 1152], "causal": True})
+CASES = {str(case): case for case in (*FEATURES, *WHOLE, APART)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    found = Pool(3)
+    yield found
+    found.close()
+
+
+@lru_cache(maxsize=None)
+def truth_of(name: str) -> dict[str, torch.Tensor]:
+    return whole_results(CASES[name], CASES[name].tensors())
+
+
+def compare(found: dict[str, torch.Tensor], case: Case) -> None:
+    truth = truth_of(str(case))
+    assert found.keys() == truth.keys()
+    for name, x in truth.items():
+        assert error(found[name], x) <= (1e-6 if name == "dsink" else 1e-12), name
+
+
+def results(pool: Pool, case: Case, scheme: str, world: int) -> dict[str, torch.Tensor]:
+    plain, more = split_scheme(scheme)
+    parts = pool.run(world, attend, case, plain, more)
+    assert not [part for part in parts if isinstance(part, Raised)], parts
+    return joined(case, case.plan(world, plain), parts)
+
+
+@pytest.mark.parametrize("scheme", ["gather", "halo", "gather by heads", "halo by heads"])
+@pytest.mark.parametrize("case", FEATURES, ids=str)
+def test_by_copies(pool: Pool, case: Case, scheme: str) -> None:
+    """Where ranks reach each other's memory."""
+    if takes(case, scheme):
+        compare(results_by_copies(pool, case, scheme, 3), case)
+
+
+def test_nothing_to_copy(pool: Pool) -> None:
+    """Documents that end where ranks do; this group's first copies."""
+    for scheme in ("halo", "halo by heads", "halo by documents"):
+        compare(results_by_copies(pool, APART, scheme, 2 if scheme == "halo" else 3), APART)
+
+
+@pytest.mark.parametrize("by_copies", [False, True])
+@pytest.mark.parametrize("case", WHOLE, ids=str)
+def test_whole_documents(pool: Pool, case: Case, by_copies: bool) -> None:
+    """Rows whose documents are on one rank are calls of their own."""
+    is_dealt = str(case) == "whole_dealt"
+    scheme = "gather by documents" if is_dealt else "halo by documents"
+    plan = case.plan(3, scheme.split()[0])
+    runs = [len(whole_rows.runs(plan, rank)) for rank in range(3)]
+    assert plan.has_whole_documents and (max(runs) > 1) == is_dealt, runs
+    assert max(plan.keys_moved[0]) > 0
+    compare((results_by_copies if by_copies else results)(pool, case, scheme, 3), case)
+
+
+@pytest.mark.parametrize("overlap", [False, "heads", "documents"])
+def test_a_plan_that_a_compiled_program_uses_first(pool: Pool, overlap: Any) -> None:
+    case = next(case for case in WHOLE if "sink" not in case.features)
+    found = pool.run(2, compiling.compiled_first, case, "halo", {"overlap": overlap}, seconds=120)
+    assert all(isinstance(one, float) and one < 1e-12 for one in found), found
+
+
+# ------------------------------------------------------------------------------------------ choices
+
+def test_overlap_that_cannot_be(pool: Pool) -> None:
+    """What is asked for is not left undone."""
+    slopes = next(case for case in FEATURES if str(case) == "far_alibi")
+    for case, scheme, overlap, kind in (
+            (slopes, "gather", "keys", "Unsupported"), (FEATURES[0], "ring", "heads", "Unsupported"),
+            (FEATURES[0], "ulysses", "keys", "Unsupported"),
+            (Case("one_head", 300, heads=(8, 1)), "gather", "heads", "Unsupported"),
+            (FEATURES[0], "gather", "documents", "Unsupported"),
+            (FEATURES[0], "gather", "rows", "InvalidArgument")):
+        for one in pool.run(2, attend, case, scheme, {"overlap": overlap}):
+            assert isinstance(one, Raised)
+            assert (one.kind, one.argument) == (kind, "overlap"), one
+
+
+@pytest.mark.parametrize("rows", [21376, 300])
+def test_groups_of_heads_are_those_of_all_ranks(rows: int) -> None:
+    """Also where ranks have other numbers of rows."""
+    for scheme, heads in (("gather", (16, 16)), ("gather", (32, 8)), ("halo", (6, 2))):
+        plan = rd.plan(rows, world_size=2, heads_q=heads[0], heads_kv=heads[1], head_size=8,
+                       causal=True, window=(50, None), scheme=scheme)
+        call: Any = SimpleNamespace(plan=plan, overlaps="heads", options={})
+        found = []
+        for rank in range(2):
+            q, k = (torch.empty(1, n, plan.rows(rank), 8, device="meta") for n in heads)
+            tensors: Any = SimpleNamespace(q=q, k=k)
+            found.append([head_groups.forward(call, tensors),
+                          head_groups.backward(call, tensors, wants_bias=False)])
+            assert len(found[-1][0]) == 2
+        assert found[0] == found[1] and plan.rows(0) != plan.rows(1)
+
+
+def test_a_plan_says_what_is_done_by_default() -> None:
+    slow = rd.Bandwidth(all_gather=1e9, all_to_all=1e9)
+    sizes: dict[str, Any] = {"world_size": 2, "head_size": 128, "heads_q": 32}
+    cuts = [0, 6000, 12000, 20000, 26000, 32768]
+    said = {}
+    for name, more in {
+            "heads": {"length": 32768, "heads_kv": 8, "causal": True, "bandwidth": slow},
+            "keys": {"length": 32768, "heads_kv": 1, "causal": True, "bandwidth": slow},
+            "documents": {"length": 32768, "heads_kv": 8, "cu_seqlens": cuts, "scheme": "halo"},
+            "": {"length": 2048, "heads_kv": 8, "cu_seqlens": [0, 1000, 2048], "scheme": "halo"}
+    }.items():
+        plan = rd.plan(**{"scheme": "gather"} | sizes | more)
+        assert costs.overlap_on_gpus(plan) == name
+        said[name] = [line for line in plan.explain().splitlines() if "on GPUs" in line]
+    assert [len(lines) for lines in said.values()] == [1, 1, 1, 0]
+    assert len({*map(str, said.values())}) == 4
+    empty = rd.plan(65536, cu_seqlens=[0, 48000], **sizes, scheme="halo")
+    assert not empty.has_whole_documents  # rows that see nothing are no work
+
+
+# ----------------------------------------------------------------------------------------- lifetimes
+
+class OneRank:
+    """In place of SharedMemory, of rank 0 of two whose other one does nothing."""
+
+    def __init__(self) -> None:
+        self.turn, self.views = 0, dict[Any, Any]()
+        self.bytes = torch.zeros(1 << 20, dtype=torch.uint8)
+
+    def begin(self, keys: int, sums: int) -> None:
+        assert keys + sums < 1 << 20
+
+    def keys(self, rank: int, begin: int, size: int) -> torch.Tensor:
+        return self.bytes[begin:begin + size]
+
+    sums = keys
+
+    def __getattr__(self, name: str) -> Any:
+        assert name in ("barrier", "signal", "wait", "begin_aside", "end_aside", "wait_aside"), name
+        return lambda *arguments: None
+
+
+def test_sums_live_until_they_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of them may still be queued, on another stream than the one that would reuse them."""
+    monkeypatch.setattr(peers, "shared_memory", lambda ranks, like: OneRank())
+    plan = rd.plan(256, world_size=2, heads_q=2, head_size=8, causal=True, scheme="gather")
+    k = torch.zeros(1, 2, 128, 8)
+    call = Call(plan, SimpleNamespace(rank=0), {}, False, {}, None, False, True, "")
+    part: Any = SimpleNamespace(k=k, v=k)
+    exchange = peers.exchange(call, [part], has_sums=True)
+    assert exchange is not None and exchange.begin_keys(0)().shape == (256, 1, 2, 16)
+    sums = torch.zeros(256, 1, 2, 16)
+    alive = weakref.ref(sums)
+    wait = exchange.begin_sums(0, sums, lambda came: None)
+    del sums
+    assert alive() is not None
+    wait()
+    assert alive() is None
