@@ -181,8 +181,9 @@ def _has_symmetric(device: torch.device) -> bool:
     """Whether PyTorch has symmetric memory, by its own kernels: other backends lack signals."""
     if symmetric is None:
         return False
+    memory: Any = getattr(symmetric, "_SymmetricMemory", None)
     try:
-        return symmetric._SymmetricMemory.get_backend(device) in (None, "CUDA")
+        return memory.get_backend(device) in (None, "CUDA")
     except (AttributeError, RuntimeError):  # PyTorch has no other, or none is chosen yet
         return True
 
