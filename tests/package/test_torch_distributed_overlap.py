@@ -21,7 +21,8 @@ from distributed_files import results_by_copies  # noqa: E402
 from distributed_pool import Pool, Raised  # noqa: E402
 
 from regard.torch import distributed as rd  # noqa: E402
-from regard.torch.distributed import costs, head_groups, peers, whole_rows  # noqa: E402
+from regard.torch.distributed import (costs, head_groups, peers, symmetric,  # noqa: E402
+                                       whole_rows)
 from regard.torch.distributed.call import Call  # noqa: E402
 
 APART = Case("apart", 1152, pairs={"cu_seqlens": [0, 384, 768, 1152], "causal": True})
@@ -187,3 +188,56 @@ def test_sums_live_until_they_are_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     assert alive() is not None
     wait()
     assert alive() is None
+
+
+# ------------------------------------------------------------------------------------- shared memory
+
+REFUSALS = {"": True, "host": False, "same GPU": False, "same index": False, "atomics": False,
+            "rendezvous": False, "switch": False, "gloo": False, "backend": False, "hidden": False}
+
+
+@pytest.mark.parametrize("wrong", REFUSALS)
+def test_where_memory_is_shared(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 of two, each with a GPU of its own on one machine, and what may be otherwise."""
+    import hashlib
+    import socket
+
+    names = {0: "first", 1: "second"}
+    other = b"".join(hashlib.sha256(text.encode()).digest() for text in (
+        "elsewhere" if wrong == "host" else socket.gethostname(),
+        {"hidden": "unseen", "same GPU": names[0]}.get(wrong, names[1])))
+    other += (0 if wrong == "same index" else 1).to_bytes(2, "little")
+    handle = SimpleNamespace(rank=0, world_size=2, barrier=lambda *_: None,
+                             get_buffer=lambda *_: None)
+
+    def told(ranks: Any, said: bytes, like: Any) -> list[bytes]:
+        return [said, other if len(said) == len(other) else bytes([True])]
+
+    def rendezvous(*arguments: Any) -> Any:
+        if wrong == "rendezvous":
+            raise RuntimeError
+        return handle
+
+    def attribute(found: Any, *arguments: Any) -> int:
+        found._obj.value = int(wrong != "atomics")
+        return 0
+
+    cuda, memory = symmetric.torch.cuda, SimpleNamespace(
+        get_backend=lambda device: "NVSHMEM" if wrong == "backend" else "CUDA")
+    monkeypatch.setattr(symmetric, "_told", told)
+    monkeypatch.setattr(symmetric, "symmetric", SimpleNamespace(
+        empty=lambda *_, **__: None, rendezvous=rendezvous, _SymmetricMemory=memory))
+    monkeypatch.setattr(symmetric.dist, "get_backend_config", lambda group: (
+        "cpu:gloo" if wrong == "gloo" else "cpu:gloo,cuda:nccl"))
+    monkeypatch.setattr(symmetric, "_group", lambda ranks: None)
+    monkeypatch.setattr(symmetric.ctypes, "CDLL", lambda name: SimpleNamespace(
+        cuDeviceGetP2PAttribute=attribute))
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(cuda, "get_device_properties", lambda n: SimpleNamespace(uuid=names[n]))
+    monkeypatch.setattr(cuda, "can_device_access_peer", lambda *_: True)
+    monkeypatch.setattr(cuda, "synchronize", lambda *_: None)
+    monkeypatch.setenv("REGARD_COPIES_BETWEEN_GPUS", "0" if wrong == "switch" else "1")
+    ranks, like = SimpleNamespace(rank=0, size=2, group=None), SimpleNamespace(
+        device=torch.device("cuda", 0))
+    found = symmetric._is_there(ranks, like)  # type: ignore[arg-type]
+    assert found == REFUSALS[wrong]
