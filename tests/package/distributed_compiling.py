@@ -86,18 +86,23 @@ def checked_operators(group: ProcessGroup, case: Case, scheme: str) -> dict[str,
 
 
 def compiled_first(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]) -> float:
-    """How much results of a compiled program, which has the plan before any other call, differ from
-    those of a plain one."""
+    """How much results of compiled programs, the first of which has the plan before any other call,
+    differ from those of plain ones: programs that differ in what they are given."""
     plan, tensors = inputs_of(case, scheme, group)
     leaves = [tensors[name].requires_grad_() for name in "qkv"]
+    numbers = torch.linspace(0.1, 2, case.heads[0])
+    takes_slopes = more.get("overlap") != "documents"
+    others: list[dict[str, Tensor]] = [{}, {"sink": numbers}, *(
+        [{"alibi_slopes": numbers}] if takes_slopes else []), {}]
 
-    def results(program: Any) -> list[Tensor]:
-        out = program(*leaves)
+    def results(program: Any, given: dict[str, Tensor]) -> list[Tensor]:
+        out = program(*leaves, given)
         return [out.detach(), *torch.autograd.grad(out, leaves, tensors["dout"])]
 
-    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return rd.attention(q, k, v, plan, group, **more)
+    def program(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Tensor]) -> Tensor:
+        return rd.attention(q, k, v, plan, group, **given, **more)
 
-    found = results(torch.compile(program, backend="aot_eager", fullgraph=True))
-    return max(float((one - other).norm() / other.norm())
-               for one, other in zip(found, results(program)))
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True)
+    found = [results(compiled, given) for given in others]
+    return max(float((one - other).norm() / other.norm()) for result, given in zip(found, others)
+               for one, other in zip(result, results(program, given)))

@@ -47,8 +47,11 @@ class Files:
         self.views: dict[Any, dict[Any, Any]] = {}
 
     def begin(self, keys: int, sums: int) -> None:
+        asked: list[Any] = [None] * self.world
+        dist.all_gather_object(asked, (keys, sums), self.group)
+        assert len({*asked}) == 1, asked  # else some rank would wait for memory of the others
         if not self.of_ranks or keys > self.bytes[0] or sums > self.bytes[1]:
-            self.bytes = max(keys, self.bytes[0], 1), max(sums, self.bytes[1])
+            self.bytes = max(keys, self.bytes[0], 256), max(sums, self.bytes[1])
             self.of_ranks, self.views = self.mapped(2 * self.bytes[0] + self.bytes[1]), {}
         self.turn = 1 - self.turn
 

@@ -111,8 +111,7 @@ def _backward(dout: Tensor | None, dlse: Tensor | None, results: list[Tensor], *
     tensors = Tensors(*given)
     ranks = Ranks(_group(group), known.world_size)
     call = call_of(known, ranks, _split(options)[0], tensors)
-    facts = options, ranks.rank, *((x.shape, x.dtype, x.device) for x in given if x is not None)
-    call = replace(call, cache=known.kept_value(("compiled", *facts), dict))
+    call = replace(call, cache=_cache_of(call, given))
     kept: tuple[Tensor | None, ...] = (*results, *tensors)
     if known.scheme == "ulysses":
         found = iter(results[4:])
@@ -120,6 +119,18 @@ def _backward(dout: Tensor | None, dlse: Tensor | None, results: list[Tensor], *
     with torch.no_grad(), torch.autocast(tensors.q.device.type, enabled=False):
         gradients = passes.backward(call, kept, dout, dlse, Wanted(*wanted), given[:passes.GRADED])
     return [_laid_out_as(like, x) for like, x in zip(given, gradients) if x is not None]
+
+
+def _cache_of(call: Call, given: list[Tensor | None]) -> dict[Any, Any]:
+    """What calls share that differ in their numbers alone."""
+    plan, options = call.plan, {**call.options, "dropout_seed": None}
+    key = ("compiled", call.ranks.rank, call.ranks.size, call.by_position, call.overlaps,
+           call.out_type, call.return_lse, *options.items(), *call.where.items(),
+           *(None if x is None else (x.shape, x.dtype, x.device) for x in given))
+    if key not in plan.accepted_calls:
+        plan.accept(key, {})
+    found: dict[Any, Any] = plan.accepted_calls[key]
+    return found
 
 
 def _laid_out_as(like: Tensor, x: Tensor) -> Tensor:

@@ -156,8 +156,10 @@ def overlap_on_gpus(plan: Plan, by_position: bool = False, has_scores: bool = Fa
 
 
 def has_heads(plan: Plan) -> bool:
-    """Whether each rank has several heads of keys."""
-    return plan.sizes.heads_kv > (plan.ranks_per_node or 1)
+    """Whether each rank that has heads has several of keys."""
+    dealt = heads.dealt(plan.sizes.heads_q, plan.ranks_per_node or 1)
+    return min(len(heads.of_keys(own, plan.sizes.heads_q, plan.sizes.heads_kv))
+               for own in dealt if own) > 1
 
 
 def takes_long(plan: Plan) -> bool:

@@ -30,8 +30,7 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     out = dense(tensors.q, tensors.v.shape[-1], call.out_type)
     lse = tensors.q.new_empty(tensors.q.shape[:-1], dtype=one.sums_type(tensors.q))
     shared, whole = _parts(call, tensors.q.device)
-    has_sums = tensors.k.requires_grad or tensors.v.requires_grad
-    coming = gather.exchange(call, [tensors], has_sums).begin_keys(0)
+    coming = gather.exchange(call, [tensors], has_sums=False).begin_keys(0)
     with completing([coming]):
         for n, (run, options) in enumerate(whole):
             one.forward_into(call, _of_run(tensors, run), options, out[:, :, run], lse[:, :, run],

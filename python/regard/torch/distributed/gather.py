@@ -34,7 +34,7 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     lse = tensors.q.new_empty(tensors.q.shape[:-1], dtype=one.sums_type(tensors.q))
     calls = _calls(call, tensors, "forward", lambda: head_groups.forward(call, tensors))
     parts = [group.of(tensors) for group in calls.groups]
-    passing = exchange(call, parts, has_sums=tensors.k.requires_grad or tensors.v.requires_grad)
+    passing = exchange(call, parts, has_sums=False)
     comings: list[Callable[[], Tensor]] = []
     with completing(comings):
         comings.extend(passing.begin_keys(n) for n in range(len(parts)))

@@ -25,7 +25,7 @@ _ALIGNMENT = 256  # of a part
 
 def exchange(call: Call, parts: Sequence[Tensors], has_sums: bool) -> Exchange | None:
     """Of a pass whose calls have these heads; None where the ranks share no memory, or would copy
-    many runs. Equal on all ranks. has_sums: whether sums come back, in this pass or a later one."""
+    many runs. Equal on all ranks, as has_sums has to be: whether sums come back."""
     memory = shared_memory(call.ranks, parts[0].k)
     if memory is None or not len(parts[0].k) or not call.kept(
             "few runs", lambda: are_few(call.plan, call_keys.name_of(call))):

@@ -198,7 +198,8 @@ class Plan:
         return None if mask is None else self._made_once("spans", lambda: spans_of(mask))
 
     @property
-    def _row_areas(self) -> Tensor:
+    def row_areas(self) -> Tensor:
+        """(S) float64: how many keys each row sees, the mean over batch entries and heads."""
         return self._made_once("areas", lambda: rows_areas(self.spans, self.sizes.length))
 
     def _made_once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
@@ -216,15 +217,15 @@ class Plan:
             dealt = heads.dealt(self.sizes.heads_q, self.ranks_per_node)
             return tuple(area * len(own) / self.sizes.heads_q
                          for area in self.nodes.areas for own in dealt)
-        rows = self._row_areas
+        rows = self.row_areas
         if self.scheme == "ulysses":
             dealt = heads.dealt(self.sizes.heads_q, self.world_size)
             return tuple(float(rows.sum()) * len(own) / self.sizes.heads_q for own in dealt)
         sums = torch.zeros(self.world_size, dtype=torch.float64)
-        return tuple(sums.index_add_(0, self._owners, rows).tolist())
+        return tuple(sums.index_add_(0, self.owners, rows).tolist())
 
     @property
-    def _owners(self) -> Tensor:
+    def owners(self) -> Tensor:
         """(S) int64: the rank that has each row."""
         return self._block_owners.repeat_interleave(BLOCK)[:self.sizes.length]
 
@@ -241,7 +242,7 @@ class Plan:
     def area_of_blocks(self) -> list[float]:
         """How many pairs are visible to the rows of each block."""
         padded = torch.zeros(-(-self.sizes.length // BLOCK) * BLOCK, dtype=torch.float64)
-        padded[:self.sizes.length] = self._row_areas
+        padded[:self.sizes.length] = self.row_areas
         found: list[float] = padded.reshape(-1, BLOCK).sum(1).tolist()
         return found
 
@@ -269,7 +270,7 @@ class Plan:
     @plain
     def sees(self) -> Tensor:
         """(ranks, blocks) bool: whether some row of the rank sees some key of the block."""
-        return blocks_seen(self.spans, self._owners, self.world_size, self.sizes.length, BLOCK)
+        return blocks_seen(self.spans, self.owners, self.world_size, self.sizes.length, BLOCK)
 
     @plain
     def sees_rank(self, rank: int, other: int) -> bool:

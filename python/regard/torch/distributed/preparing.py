@@ -138,6 +138,8 @@ def _overlaps(overlap: Any, whole: Plan, by_position: bool, given: Tensors) -> s
     reason = ""
     if overlap and plan.scheme not in ("gather", "halo"):
         reason = f'"{plan.scheme}" has no such choice'
+    elif plan.world_size == 1:
+        return ""
     elif overlap == "keys" and by_position:
         reason = "not with alibi_slopes or dropout, which need keys that follow each other"
     elif overlap == "heads" and not costs.has_heads(whole):
@@ -147,7 +149,7 @@ def _overlaps(overlap: Any, whole: Plan, by_position: bool, given: Tensors) -> s
                   "are whole on a rank have less than a quarter of the visible pairs")
     if reason:
         raise refuse("overlap", overlap, reason, Unsupported)
-    return overlap if overlap and plan.world_size > 1 else ""
+    return overlap or ""
 
 
 def torch_type(out_type: Any) -> torch.dtype | None:

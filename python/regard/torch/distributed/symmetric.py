@@ -166,10 +166,18 @@ def _is_there(ranks: Ranks, like: Tensor) -> bool:
               and all(gpu in gpus and _reaches(index, gpus[gpu]) for gpu in others))
     if not _all(ranks, can_be, like):
         return False
+    own: Any = None
+    handle: Any = None
     try:
-        handle = _mapped(_group(ranks), like.device, _UNIT)[0]
+        own = symmetric.empty(_UNIT, dtype=torch.uint8, device=like.device)
     except RuntimeError:  # a driver or a container that does not share memory
-        handle = None
+        pass
+    if not _all(ranks, own is not None, like):
+        return False
+    try:
+        handle = symmetric.rendezvous(own, _group(ranks))
+    except RuntimeError:
+        pass
     if not _all(ranks, handle is not None, like):
         return False
     handle.barrier(0, _milliseconds(_group(ranks), like.device))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .plan_value import Plan
-from .visibility import among, plain, rows_areas
+from .visibility import among
 
 _MOST_RUNS = 4  # of whole rows, each of which is a call
 _LEAST_SHARE = 0.25  # of all visible pairs
@@ -23,7 +23,7 @@ def are_many(plan: Plan) -> bool:
     visible pairs."""
     if plan.scheme not in ("gather", "halo") or plan.moves_all or plan.spans is None:
         return False
-    seen = rows_areas(plan.spans, plan.sizes.length)
+    seen = plan.row_areas
     whole = sum(float(seen[plan.positions(rank)[run]].sum())
                 for rank in range(plan.world_size) for run in runs(plan, rank))
     return whole > 0 and whole >= _LEAST_SHARE * float(seen.sum())
@@ -32,11 +32,8 @@ def are_many(plan: Plan) -> bool:
 def runs(plan: Plan, rank: int) -> tuple[slice, ...]:
     """The rank's whole rows, by their places among its own; the longest runs of them."""
     def found() -> tuple[slice, ...]:
-        positions = plan.positions(rank)
-        component = _components(plan)[positions]
-        sizes = torch.bincount(_components(plan))
-        is_whole = torch.bincount(component, minlength=len(sizes))[component] == sizes[component]
-        edges = torch.diff(is_whole.int(), prepend=torch.zeros(1), append=torch.zeros(1))
+        rows = _is_whole(plan)[plan.positions(rank)].int()
+        edges = torch.diff(rows, prepend=rows.new_zeros(1), append=rows.new_zeros(1))
         begins, ends = ((edges == sign).nonzero()[:, 0].tolist() for sign in (1, -1))
         longest = sorted(zip(begins, ends), key=lambda run: run[0] - run[1])[:_MOST_RUNS]
         return tuple(slice(begin, end) for begin, end in sorted(longest))
@@ -89,6 +86,17 @@ def _spans(plan: Plan, name: Any, device: Any, rows_and_keys: Any) -> Tensor:
     return plan.kept(("spans of", name), device, found)
 
 
+def _is_whole(plan: Plan) -> Tensor:
+    """(S) bool: whether one rank has all positions of a position's component."""
+    def found() -> Tensor:
+        component, owners = _components(plan), plan.owners
+        first, last = (torch.zeros(int(component[-1]) + 1, dtype=torch.int64).scatter_reduce(
+            0, component, owners, how, include_self=False) for how in ("amin", "amax"))
+        return (first == last)[component]
+
+    return plan.kept("whole positions", "cpu", found)
+
+
 def _components(plan: Plan) -> Tensor:
     """(S) int64: the number of each position's component, from 0 on."""
     def found() -> Tensor:
@@ -104,4 +112,4 @@ def _components(plan: Plan) -> Tensor:
         # How many rows reach from before a position to it: a component begins where none does.
         return (ends.cumsum(0)[:length] == 0).cumsum(0) - 1
 
-    return plan.kept("components", "cpu", plain(found))
+    return plan.kept("components", "cpu", found)
