@@ -92,10 +92,13 @@ def test_whole_documents(pool: Pool, case: Case, by_copies: bool) -> None:
     compare((results_by_copies if by_copies else results)(pool, case, scheme, 3), case)
 
 
-@pytest.mark.parametrize("overlap", [False, "heads", "documents"])
-def test_a_plan_that_a_compiled_program_uses_first(pool: Pool, overlap: Any) -> None:
-    case = next(case for case in WHOLE if "sink" not in case.features)
-    found = pool.run(2, compiling.compiled_first, case, "halo", {"overlap": overlap}, seconds=120)
+@pytest.mark.parametrize("name,scheme,overlap", [
+    ("whole_causal", "halo", False), ("whole_causal", "halo", "documents"),
+    ("full", "gather", False), ("full", "gather", "heads")])
+def test_a_plan_that_compiled_programs_use_first(pool: Pool, name: str, scheme: str, overlap: Any
+                                                 ) -> None:
+    found = pool.run(2, compiling.compiled_first, CASES[name], scheme, {"overlap": overlap},
+                     seconds=120)
     assert all(isinstance(one, float) and one < 1e-12 for one in found), found
 
 
