@@ -8,7 +8,7 @@
 
 Every rank has so many rows of one sequence, causal or of packed causal documents of 1024 to 8192 rows.
 A rank's efficiency is the time of the whole problem on one device over ranks times the time over
-all of them. Times are medians of the slowest rank's; out and dq are compared with one process's.
+all of them. Times are medians of the slowest rank's; out, dq and dk are compared with one process's.
 A measurement is one call from idle devices to a synchronisation, or so many in a row (--calls 8).
 On GPUs PyTorch's context_parallel takes the causal problems with equal heads, as "PyTorch" with
 cuDNN's kernels and all-gathers; its efficiency is relative to Regard on one device.
@@ -103,15 +103,15 @@ def timed(call, device: torch.device, group, options: argparse.Namespace) -> flo
 
 
 def passes(function, tensors, device, group, options):
-    """Seconds of forward and of backward, and out and dq."""
+    """Seconds of forward and of backward; out, dq and dk."""
     q, k, v = (x.detach().requires_grad_() for x in tensors[:3])
     with torch.no_grad():
         forward = timed(lambda: function(q, k, v), device, group, options)
     out = function(q, k, v)
     backward = timed(lambda: torch.autograd.grad(out, (q, k, v), tensors[3], retain_graph=True),
                      device, group, options)
-    dq = torch.autograd.grad(out, q, tensors[3], retain_graph=True)[0]
-    return forward, backward, out.detach(), dq
+    dq, dk = torch.autograd.grad(out, (q, k), tensors[3], retain_graph=True)
+    return forward, backward, out.detach(), dq, dk
 
 
 def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -148,15 +148,15 @@ def compare(problem: Problem, options: argparse.Namespace, device: torch.device)
     rank, ranks = dist.get_rank(), options.ranks
     whole = problem.tensors(problem.rows * ranks, device)
     alone = alone_on_one(problem, ranks, whole, device, options)
-    for scheme, more in schemes(problem, options.schemes):
+    for scheme, more in schemes(problem, ranks, options.schemes):
         plan = problem.plan(ranks, scheme)
         local = [plan.shard(x, rank, 2) for x in whole]
-        forward, backward, out, dq = passes(
+        forward, backward, *found = passes(
             lambda q, k, v: rd.attention(q, k, v, plan, **more), local, device,
             dist.group.WORLD, options)
         if rank == 0:
-            error = max(difference(found, plan.shard(wanted, 0, 2))
-                        for found, wanted in zip((out, dq), alone[2:]))
+            error = max(difference(one, plan.shard(wanted, 0, 2))
+                        for one, wanted in zip(found, alone[2:]))
             show(problem, scheme + OVERLAPS[more.get("overlap", False)], plan,
                  (forward, backward), alone, error)
 
@@ -164,12 +164,12 @@ def compare(problem: Problem, options: argparse.Namespace, device: torch.device)
 def compare_pytorch(problem: Problem, options: argparse.Namespace, device: torch.device) -> None:
     whole = problem.tensors(problem.rows * options.ranks, device)
     alone = alone_on_one(problem, options.ranks, whole, device, options)
-    forward, backward, out, dq = by_pytorch(options.ranks, whole, device, options)
+    forward, backward, *found = by_pytorch(options.ranks, whole, device, options)
     if dist.get_rank() > 0:
         return
     ends = 2 * options.ranks - 1  # rank 0 has the first and the last part of so many
-    error = max(difference(found, torch.cat([*wanted.chunk(ends + 1, 2)][::ends], 2))
-                for found, wanted in zip((out, dq), alone[2:]))
+    error = max(difference(one, torch.cat([*wanted.chunk(ends + 1, 2)][::ends], 2))
+                for one, wanted in zip(found, alone[2:]))
     show(problem, "PyTorch", problem.plan(options.ranks, "gather"), (forward, backward), alone, error)
 
 
@@ -212,14 +212,16 @@ def packed(problem, ranks, whole, device, options):
     return passes(function, whole, device, None, options)
 
 
-def schemes(problem: Problem, wanted: list[str]):
+def schemes(problem: Problem, ranks: int, wanted: list[str]):
     """Each with the options of its call."""
     for scheme in wanted:
         if scheme == "halo" and problem.mask == "causal":
             continue
         for overlap in OVERLAPS if scheme in ("gather", "halo") else [None]:
-            if overlap != "documents" or (problem.mask, scheme) == ("documents", "halo"):
-                yield scheme, {} if overlap is None else {"overlap": overlap}
+            if (overlap == "heads" and problem.heads[1] == 1) or (
+                    overlap == "documents" and not problem.plan(ranks, scheme).has_whole_documents):
+                continue
+            yield scheme, {} if overlap is None else {"overlap": overlap}
 
 
 def show(problem, scheme, plan, took, alone, error) -> None:
