@@ -43,7 +43,7 @@ class SharedMemory:
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
         self._group = ref(_group(ranks))  # which would live as long as this otherwise
         self._timeout = _milliseconds(_group(ranks), device)
-        self._size, self._device, self._current = ranks.size, device, device.index
+        self._device, self._current = device, device.index
         self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._main: Any = None  # the stream of the last call
         self._handle: Any = None
