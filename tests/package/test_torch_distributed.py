@@ -26,13 +26,7 @@ from regard.torch import distributed as rd  # noqa: E402
 LIMIT = 1e-12  # of float64, in norm; dsink is float32
 FELT = 1e-2  # what leaving a feature out changes at least, in norm
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Pools:

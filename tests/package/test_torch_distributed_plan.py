@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,14 +27,7 @@ MASKS: dict[str, dict[str, Any]] = {
     "all": {"mask": masks.sliding(517, 60, sinks=4), "cu_seqlens": [0, 300, 500], "window": 40},
 }
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Plans are small integers."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def dense(length: int, pairs: dict[str, Any]) -> torch.Tensor:

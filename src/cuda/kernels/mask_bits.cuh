@@ -12,7 +12,7 @@ struct SeenTiles {
   uint32 shown = 0, hidden = 0;
 };
 
-// All threads of a block make the bits of an own tile.
+// Makes the bits of one own tile, with all threads of the block.
 template <KernelConfig kConfig>
 struct MaskPacker {
   static constexpr bool kOfKeys = maps_keys(kConfig);

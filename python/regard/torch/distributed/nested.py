@@ -8,20 +8,17 @@ the same heads. Little moves between nodes: only keys of a rank's own heads.
 from __future__ import annotations
 
 from dataclasses import replace
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from ...gradients import Gradients
 from . import call as one
-from . import documents, gather, overlap, ring, ulysses
+from . import schemes, ulysses
 from .call import Call, Tensors, Wanted
 from .ranks import NodeRanks
 
 Kept = tuple[Tensor | None, ...]
-_SCHEMES: dict[str, ModuleType] = {"gather": gather, "halo": gather, "ring": ring}
-_OVERLAPPING: dict[str, ModuleType] = {"keys": overlap, "documents": documents}
 
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
@@ -30,7 +27,7 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     local = ulysses.of_heads(within, tensors, ulysses.to_heads)
     if local.q.shape[1]:
         keyed = ulysses.repeated(within, local)._replace(row_spans=local.row_spans)
-        out, lse, kept = _scheme(among).forward(among, keyed)
+        out, lse, kept = schemes.module_of(among).forward(among, keyed)
     else:
         out = local.q.new_empty((*local.q.shape[:-1], local.v.shape[-1]), dtype=call.out_type)
         lse, kept = local.q.new_empty(local.q.shape[:-1], dtype=one.sums_type(local.q)), ()
@@ -49,7 +46,7 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
     dout = ulysses.to_heads(within, dout, heads)
     if dlse is not None:
         dlse = ulysses.to_heads(within, dlse[..., None], heads)[..., 0]
-    found = (_scheme(among).backward(among, rest, dout, dlse, wanted) if local.q.shape[1]
+    found = (schemes.module_of(among).backward(among, rest, dout, dlse, wanted) if local.q.shape[1]
              else _nothing(local, wanted))
     dq = None if found.dq is None else ulysses.to_rows(within, found.dq.to(local.q.dtype), heads)
     dk, dv = (None if x is None or not wanted.keys else
@@ -71,10 +68,6 @@ def _levels(call: Call) -> tuple[Call, Call]:
     own = ulysses.heads_q(within)[ranks.within.rank]
     return within, replace(call, plan=plan.nodes, ranks=ranks.among,
                            options=call.options | {"head_begin": own.start}, wide_sums=True)
-
-
-def _scheme(call: Call) -> ModuleType:
-    return _OVERLAPPING.get(call.overlaps, _SCHEMES[call.plan.scheme])
 
 
 def _nothing(local: Tensors, wanted: Wanted) -> Gradients:

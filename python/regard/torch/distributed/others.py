@@ -61,7 +61,7 @@ def write_sums(call: Call, among: Tensor | None, name: str, into: tuple[Tensor, 
                sums: Tensor, came: Sequence[Tensor]) -> None:
     """Writes the gradients of own keys and values, (B, Hkv, rows, D and Dv): own sums, those of
     (keys, ...), and then those of others, (rows, ...), in the order of ranks."""
-    rows, runs = call.plan.rows(call.ranks.rank), _own_runs(call, among, name)
+    rows, runs = call.plan.rows(call.ranks.rank), own_runs(call, among, name)
     pieces = [(first, sums[place:place + count]) for first, place, count in runs]
     are_whole = all(len(part) in (0, rows) for part in came)
     if len(runs) > _MOST_RUNS or sum(len(x) for _, x in pieces) < rows or not are_whole:
@@ -94,7 +94,7 @@ def places(call: Call, among: Tensor | None, name: str, device: Any) -> Tensor:
 def put_own(call: Call, tensors: Tensors, rows: Tensor, among: Tensor | None, name: str) -> None:
     """Copies those own keys and values that own rows see to their places in `rows`."""
     size = tensors.k.shape[-1]
-    runs = _own_runs(call, among, name)
+    runs = own_runs(call, among, name)
     if len(runs) > _MOST_RUNS:
         own, to = _own_places(call, among, name, rows.device)
         rows.index_copy_(0, to, one.packed(*(x.index_select(2, own) for x in (tensors.k, tensors.v))))
@@ -108,7 +108,7 @@ def own_sums(call: Call, sums: Tensor, among: Tensor | None, name: str) -> Tenso
     """(own rows, ...) of sums (keys, ...), a view where they lie together; zeros for keys that no
     own row sees."""
     rows = call.plan.rows(call.ranks.rank)
-    runs = _own_runs(call, among, name)
+    runs = own_runs(call, among, name)
     if sum(count for _, _, count in runs) == rows and len(runs) <= _MOST_RUNS:
         parts = [sums[place:place + count] for _, place, count in runs]
         return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else sums[:0]
@@ -124,7 +124,7 @@ def _own_places(call: Call, among: Tensor | None, name: str, device: Any) -> tup
         among, plan.positions(rank)[call_keys.own_rows(plan, rank, name)]))
 
 
-def _own_runs(call: Call, among: Tensor | None, name: str) -> tuple[tuple[int, int, int], ...]:
+def own_runs(call: Call, among: Tensor | None, name: str) -> tuple[tuple[int, int, int], ...]:
     """Neighbouring ones of `_own_places`: the first row, its place, how many they are."""
     def found() -> tuple[tuple[int, int, int], ...]:
         own, to = _own_places(call, among, name, "cpu")

@@ -8,21 +8,15 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from . import documents, gather, nested, overlap, ring, ulysses
+from . import nested, schemes
 from .call import Call, Tensors, Wanted, sums_type
 
 GRADED = 5  # of the first tensors
 Kept = tuple[Tensor | None, ...]
 
-_SCHEMES: dict[str, ModuleType] = {"gather": gather, "halo": gather, "ring": ring,
-                                   "ulysses": ulysses}
-_OVERLAPPING: dict[str, ModuleType] = {"keys": overlap, "documents": documents}
-
 
 def _scheme(call: Call) -> ModuleType:
-    if call.plan.nodes is not None:
-        return nested
-    return _OVERLAPPING.get(call.overlaps, _SCHEMES[call.plan.scheme])
+    return schemes.module_of(call) if call.plan.nodes is None else nested
 
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from . import call as one
-from . import call_keys
+from . import call_keys, others
 from .call import Call, Tensors
 from .copies import as_wide
-from .runs import Run, are_few, between, given_rows, neighbours, placed
+from .runs import Run, are_few, between, given_rows, neighbours
 from .symmetric import SharedMemory, shared_memory
 
 _ALIGNMENT = 256  # of a part
@@ -152,10 +152,7 @@ class _Layout:
         self.gives_all = len(rows[rank]) == plan.rows(rank)
         self.given = [(int(rows[rank][begin]), begin, end - begin)
                       for begin, end in neighbours(rows[rank])]
-        own = call_keys.own_rows(plan, rank, self.name)
-        places = placed(self.positions, plan.positions(rank)[own])
-        self.own = [(int(own[begin]), int(places[begin]), end - begin)
-                    for begin, end in neighbours(own, places)]
+        self.own = others.own_runs(call, self.positions, self.name)
         self.taken: list[tuple[int, Run]] = [
             (owner, run) for owner in in_turn for run in between(plan, rank, owner, self.name)]
         counts = plan.needed_counts.clone().fill_diagonal_(0)
