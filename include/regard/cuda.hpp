@@ -60,6 +60,18 @@ void fill(int device, void* memory, unsigned char byte, std::size_t bytes);
 void to_device(int device, void* to, const void* from, std::size_t bytes);
 /// Copies to host memory.
 void to_host(int device, void* to, const void* from, std::size_t bytes);
+/// Rows of bytes: `rows` of them, `width` bytes each.
+struct RowCopy {
+  void* to = nullptr;          ///< the first row
+  const void* from = nullptr;  ///< likewise
+  std::size_t to_pitch = 0;    ///< bytes from one row to the next
+  std::size_t from_pitch = 0;  ///< likewise
+  std::size_t width = 0;       ///< bytes of a row
+  std::size_t rows = 0;        ///< how many
+};
+/// Puts copies on a stream of the device, in their order, and does not wait for them. Addresses are
+/// of memory that the device reaches: its own, or another GPU's that is mapped.
+void copy_rows(int device, const RowCopy* copies, std::size_t count, void* stream);
 /// Waits until the device has nothing left to do.
 void synchronize(int device);
 /// Gives back the memory that the library keeps for the workspaces of later calls (at most a

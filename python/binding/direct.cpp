@@ -307,6 +307,47 @@ Results Direct::gradients(const DirectOptions& options, const Wanted& wanted, co
   return Results(nb::make_tuple(found[0], found[1], found[2], found[3], found[4]));
 }
 
+void Direct::run_into(const DirectOptions& options, nb::handle q, nb::handle k, nb::handle v,
+                      const Named& arrays, nb::handle out, nb::handle lse,
+                      bool continue_from) const {
+  Reader read(*this, options.rows_first);
+  Attention a = described(options, read, q, k, v, arrays);
+  a.continue_from = continue_from;
+  const ForwardOutputs outputs{.out = read.rows("out", out), .lse = read("lse", lse)};
+  TorchMemory memory(torch_device(read.device()));
+  const Run run = run_of(options, read.device(), memory);
+  const UsedMap map(a, run);
+  without_gil([&] { regard::forward(a, outputs, run); });
+}
+
+void Direct::gradients_into(const DirectOptions& options, const Results& saved,
+                            const Named& arrays, nb::handle dout, nb::handle dlse,
+                            const Named& gradients, bool accumulate) const {
+  const nb::object out = saved[0], lse = saved[1], q = saved[2], k = saved[3], v = saved[4];
+  Reader read(*this, options.rows_first);
+  Attention a = described(options, read, q, k, v, arrays);
+  const BackwardInputs inputs{.out = read.rows("out", out),
+                              .lse = read("lse", lse),
+                              .dout = read.rows("dout", dout),
+                              .dlse = dlse.is_none() ? Tensor{} : read("dlse", dlse)};
+  Gradients into{.accumulate = accumulate};
+  std::size_t found = 0;
+  const auto take = [&](const char* name, Tensor& field, bool has_rows) {
+    PyObject* const x = PyDict_GetItemString(gradients.ptr(), name);
+    if (x) field = has_rows ? read.rows(name, x) : read(name, x), ++found;
+  };
+  take("dq", into.dq, true);
+  take("dk", into.dk, true);
+  take("dv", into.dv, true);
+  take("dbias", into.dbias, false);
+  take("dsink", into.dsink, false);
+  if (found != gradients.size()) refuse("gradients", "a name", "is no gradient");
+  TorchMemory memory(torch_device(read.device()));
+  const Run run = run_of(options, read.device(), memory);
+  const UsedMap map(a, run);
+  without_gil([&] { regard::backward(a, inputs, into, run); });
+}
+
 void bind_direct(nb::module_& m) {
   nb::class_<Direct>(m, "Direct", "Calls on PyTorch's tensors, without its dispatcher.")
       .def(nb::init<const Named&>(), "torch"_a)
@@ -321,7 +362,11 @@ void bind_direct(nb::module_& m) {
              const Named& arrays) { return self.run(options, q, k, v, arrays, true, false); },
           "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a)
       .def("gradients", &Direct::gradients, "options"_a, "wanted"_a, "saved"_a, "arrays"_a,
-           "dout"_a, "dlse"_a.none());
+           "dout"_a, "dlse"_a.none())
+      .def("results_into", &Direct::run_into, "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a,
+           "out"_a, "lse"_a, "continue_from"_a)
+      .def("gradients_into", &Direct::gradients_into, "options"_a, "saved"_a, "arrays"_a, "dout"_a,
+           "dlse"_a.none(), "gradients"_a, "accumulate"_a);
 }
 
 }  // namespace regard::python

@@ -53,6 +53,14 @@ class Direct {
   Results gradients(const DirectOptions& options, const Wanted& wanted, const Results& saved,
                     const Named& arrays, nanobind::handle dout, nanobind::handle dlse);
 
+  // Likewise into tensors of the caller. gradients: by name, "dq" and so on; not those of a mask.
+  void run_into(const DirectOptions& options, nanobind::handle q, nanobind::handle k,
+                nanobind::handle v, const Named& arrays, nanobind::handle out, nanobind::handle lse,
+                bool continue_from) const;
+  void gradients_into(const DirectOptions& options, const Results& saved, const Named& arrays,
+                      nanobind::handle dout, nanobind::handle dlse, const Named& gradients,
+                      bool accumulate) const;
+
  private:
   class Reader;
   static constexpr std::size_t kSaved = 5;  // out, lse, q, k, v; then the arrays

@@ -1,4 +1,8 @@
 // Device memory and GPU time for programs without CUDA's headers.
+#include <algorithm>
+#include <limits>
+#include <span>
+
 #include "cuda/driver.hpp"
 #include "cuda/workspace.hpp"
 #include "problem/refuse.hpp"
@@ -32,6 +36,31 @@ class OwnedEvent {
   int device_;
   Event event_ = nullptr;
 };
+
+constexpr std::size_t kMostPitch = std::numeric_limits<std::int32_t>::max();  // of a driver's copy
+
+void copy_bytes(void* to, const void* from, std::size_t bytes, Stream stream, int device) {
+  check(driver().copy_async(address(to), address(from), bytes, stream), "cuMemcpyAsync", device);
+}
+
+void enqueue(const cuda_memory::RowCopy& copy, Stream stream, int device) {
+  const auto& [to, from, to_pitch, from_pitch, width, rows] = copy;
+  if (width == 0 || rows == 0) return;
+  if (rows == 1 || (to_pitch == width && from_pitch == width)) {
+    copy_bytes(to, from, width * rows, stream, device);
+  } else if (std::max(to_pitch, from_pitch) > kMostPitch) {
+    for (std::size_t row = 0; row < rows; ++row) {
+      copy_bytes(static_cast<char*>(to) + row * to_pitch,
+                 static_cast<const char*>(from) + row * from_pitch, width, stream, device);
+    }
+  } else {
+    const Copy2d made{.from = {.address = address(from), .pitch = from_pitch},
+                      .to = {.address = address(to), .pitch = to_pitch},
+                      .width = width,
+                      .rows = rows};
+    check(driver().copy_2d_async(&made, stream), "cuMemcpy2DAsync", device);
+  }
+}
 
 }  // namespace
 
@@ -71,6 +100,12 @@ void to_host(int device, void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   const CurrentContext context(device, nullptr);
   check(driver().copy_out(to, address(from), bytes), "cuMemcpyDtoH", device);
+}
+
+void copy_rows(int device, const RowCopy* copies, std::size_t count, void* stream) {
+  const auto on = static_cast<Stream>(stream);
+  const CurrentContext context(device, on);
+  for (const RowCopy& copy : std::span(copies, count)) enqueue(copy, on, device);
 }
 
 void synchronize(int device) {

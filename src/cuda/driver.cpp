@@ -55,6 +55,8 @@ std::string missing_function(const SharedLibrary& library, Driver& d) {
   find("cuMemcpyHtoD_v2", d.copy_in);
   find("cuMemcpyHtoDAsync_v2", d.copy_in_async);
   find("cuMemcpyDtoH_v2", d.copy_out);
+  find("cuMemcpyAsync", d.copy_async);
+  find("cuMemcpy2DAsync_v2", d.copy_2d_async);
   find("cuPointerGetAttributes", d.pointer_attributes);
   find("cuModuleLoadDataEx", d.load_module);
   find("cuModuleGetFunction", d.function);

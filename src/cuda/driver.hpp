@@ -67,6 +67,21 @@ struct PoolProperties {
 };
 static_assert(sizeof(PoolProperties) == 88);
 
+// CUDA_MEMCPY2D.
+struct Copy2d {
+  struct Side {
+    std::size_t first_byte = 0, first_row = 0;
+    int memory = 4;  // any that its address tells
+    const void* host = nullptr;
+    DevicePointer address = 0;
+    void* array = nullptr;
+    std::size_t pitch = 0;
+  };
+  Side from, to;
+  std::size_t width = 0, rows = 0;
+};
+static_assert(sizeof(Copy2d) == 128);
+
 // Signatures of the driver API, version 12.0.
 struct Driver {
   Result (*init)(unsigned flags);
@@ -99,6 +114,8 @@ struct Driver {
   Result (*copy_in)(DevicePointer, const void*, std::size_t);
   Result (*copy_in_async)(DevicePointer, const void*, std::size_t, Stream);
   Result (*copy_out)(void*, DevicePointer, std::size_t);
+  Result (*copy_async)(DevicePointer to, DevicePointer from, std::size_t, Stream);
+  Result (*copy_2d_async)(const Copy2d*, Stream);
   Result (*create_pool)(MemoryPool*, const PoolProperties*);
   Result (*set_pool_attribute)(MemoryPool, int attribute, void* value);
   Result (*trim_pool)(MemoryPool, std::size_t bytes_to_keep);

@@ -2,7 +2,7 @@
 // parameters, failures, captures.
 #include "cuda/backend.hpp"
 
-#include <chrono>
+#include <atomic>
 #include <cstring>
 #include <thread>
 
@@ -453,25 +453,6 @@ TEST_CASE("backends that are forced") {
   for (const BackendInfo& backend : backends()) {
     if (backend.name.starts_with("cuda")) CHECK_MESSAGE(backend.available, backend.note);
   }
-}
-
-TEST_CASE("memory helpers") {
-  const FakeCuda fake;
-  const DeviceBytes memory(1, 100);
-  char text[] = "on the device", back[sizeof text] = "";
-  cuda_memory::to_device(1, memory.data(), text, sizeof text);
-  cuda_memory::to_host(1, back, memory.data(), sizeof text);
-  CHECK(std::string(back) == text);
-  cuda_memory::fill(1, memory.data(), 'x', 2);
-  cuda_memory::synchronize(1);
-  cuda_memory::to_host(1, back, memory.data(), 3);
-  CHECK(std::string(back).starts_with("xx the"));
-  const double seconds =
-      cuda_seconds(0, [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
-  CHECK(seconds > 2e-3);
-  CHECK(seconds < 2);
-  fake.machine->failures["cuMemAlloc"] = 2;
-  CHECK(error_of([] { cuda_memory::allocate(0, 100); }).code() == Code::out_of_memory);
 }
 
 TEST_SUITE_END();

@@ -1,0 +1,64 @@
+// Device memory for programs without CUDA's headers.
+#include <chrono>
+#include <iterator>
+#include <string>
+#include <thread>
+
+#include "tests/cuda/fake.hpp"
+
+using namespace regard;
+using namespace regard::tests;
+
+namespace {
+
+TEST_SUITE_BEGIN("cuda");
+
+TEST_CASE("memory helpers") {
+  const FakeCuda fake;
+  const DeviceBytes memory(1, 100);
+  char text[] = "on the device", back[sizeof text] = "";
+  cuda_memory::to_device(1, memory.data(), text, sizeof text);
+  cuda_memory::to_host(1, back, memory.data(), sizeof text);
+  CHECK(std::string(back) == text);
+  cuda_memory::fill(1, memory.data(), 'x', 2);
+  cuda_memory::synchronize(1);
+  cuda_memory::to_host(1, back, memory.data(), 3);
+  CHECK(std::string(back).starts_with("xx the"));
+  const double seconds =
+      cuda_seconds(0, [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); });
+  CHECK(seconds > 2e-3);
+  CHECK(seconds < 2);
+  fake.machine->failures["cuMemAlloc"] = 2;
+  CHECK(error_of([] { cuda_memory::allocate(0, 100); }).code() == Code::out_of_memory);
+}
+
+TEST_CASE("copies of rows") {
+  constexpr std::size_t kFar = std::size_t(1) << 31;  // more than the driver's copies step over
+  const FakeCuda fake;
+  const DeviceBytes from(1, kFar + 8), to(1, 32);
+  auto* const there = static_cast<char*>(to.data());
+  cuda_memory::to_device(1, from.data(), "abcdefgh", 8);
+  cuda_memory::to_device(1, static_cast<char*>(from.data()) + kFar, "ij", 2);
+  cuda_memory::fill(1, there, '.', 32);
+  const cuda_memory::RowCopy copies[] = {
+      {.to = there, .from = from.data(), .to_pitch = 2, .from_pitch = 2, .width = 2, .rows = 2},
+      {.to = there + 8, .from = from.data(), .to_pitch = 5, .from_pitch = 3, .width = 2, .rows = 3},
+      {.to = there + 24,
+       .from = from.data(),
+       .to_pitch = 3,
+       .from_pitch = kFar,
+       .width = 2,
+       .rows = 2},
+      {.to = there, .from = from.data(), .to_pitch = 1, .from_pitch = 1, .width = 0, .rows = 7}};
+  fake.machine->calls.clear();
+  cuda_memory::copy_rows(1, copies, std::size(copies), nullptr);
+  CHECK(fake.machine->calls["cuMemcpyAsync"] == 3);
+  CHECK(fake.machine->calls["cuMemcpy2DAsync"] == 1);
+  char found[33] = "";
+  cuda_memory::to_host(1, found, there, 32);
+  CHECK(std::string(found) == "abcd....ab...de...gh....ab.ij...");
+}
+
+TEST_SUITE_END();
+
+}  // namespace
