@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 import shutil
 import tempfile
 from functools import lru_cache
@@ -44,7 +46,6 @@ class Files:
         self.bytes, self.turn = (0, 0), 0
         self.of_ranks: list[Tensor] = []
         self.signals: list[Any] = []
-        self.views: dict[Any, dict[Any, Any]] = {}
 
     def begin(self, keys: int, sums: int) -> None:
         asked: list[Any] = [None] * self.world
@@ -52,7 +53,7 @@ class Files:
         assert len({*asked}) == 1, asked  # else some rank would wait for memory of the others
         if not self.of_ranks or keys > self.bytes[0] or sums > self.bytes[1]:
             self.bytes = max(keys, self.bytes[0], 256), max(sums, self.bytes[1])
-            self.of_ranks, self.views = self.mapped(2 * self.bytes[0] + self.bytes[1]), {}
+            self.of_ranks = self.mapped(2 * self.bytes[0] + self.bytes[1])
         self.turn = 1 - self.turn
 
     def mapped(self, size: int) -> list[Tensor]:
@@ -64,11 +65,27 @@ class Files:
         shutil.rmtree(folder[0], ignore_errors=True)  # what is mapped stays
         return found
 
-    def keys(self, rank: int, begin: int, size: int) -> Tensor:
-        return self.of_ranks[rank][self.turn * self.bytes[0] + begin:][:size]
+    def keys(self, rank: int, begin: int, shape: Any, dtype: torch.dtype) -> Tensor:
+        return self.view(rank, self.turn * self.bytes[0] + begin, shape, dtype)
 
-    def sums(self, rank: int, begin: int, size: int) -> Tensor:
-        return self.of_ranks[rank][2 * self.bytes[0] + begin:][:size]
+    def sums(self, rank: int, begin: int, shape: Any, dtype: torch.dtype) -> Tensor:
+        return self.view(rank, 2 * self.bytes[0] + begin, shape, dtype)
+
+    def view(self, rank: int, begin: int, shape: Any, dtype: torch.dtype) -> Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        return self.of_ranks[rank][begin:begin + size].view(dtype).view(*shape)
+
+    copies = staticmethod(list)
+
+    def run(self, copies: Any, *tensors: Tensor) -> None:
+        begins = [x.data_ptr() for x in self.of_ranks]
+        addresses = [begin + self.turn * self.bytes[0] for begin in begins]
+        addresses += [begin + 2 * self.bytes[0] for begin in begins]
+        addresses += [x.data_ptr() for x in tensors]
+        for (to, to_begin, to_pitch), (of, of_begin, of_pitch), width, rows in copies:
+            for row in range(rows):
+                ctypes.memmove(addresses[to] + to_begin + row * to_pitch,
+                               addresses[of] + of_begin + row * of_pitch, width)
 
     def barrier(self) -> None:
         dist.barrier(self.group)

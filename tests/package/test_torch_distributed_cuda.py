@@ -21,8 +21,9 @@ from distributed_pool import Pool, Raised  # noqa: E402
 LIMITS = {torch.float64: 1e-12, torch.float32: 4e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 # Errors are relative to the norm of the result. The gradients of a row's scores add up to 0, except
 # for the part of the sink. So the norm of this dbias is a sixteenth of the norm of dq, and its
-# absolute error is the same.
-CANCELLED = {("bias_of_rows", "dbias"): 16}
+# absolute error is the same. This dsink is a fifteenth of that of the other cases; on the CPU one
+# process has 6e-3 in bfloat16.
+CANCELLED = {("bias_of_rows", "dbias"): 16, ("whole_sinks", "dsink"): 15}
 SHARED = 3  # ranks on one GPU
 SECONDS = 240  # of a task: kernels are compiled at their first use
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator
 from functools import lru_cache
@@ -155,19 +156,17 @@ class OneRank:
     """In place of SharedMemory, of rank 0 of two whose other one does nothing."""
 
     def __init__(self) -> None:
-        self.turn, self.views = 0, dict[Any, Any]()
         self.bytes = torch.zeros(1 << 20, dtype=torch.uint8)
 
     def begin(self, keys: int, sums: int) -> None:
         assert keys + sums < 1 << 20
 
-    def keys(self, rank: int, begin: int, size: int) -> torch.Tensor:
-        return self.bytes[begin:begin + size]
-
-    sums = keys
+    def sums(self, rank: int, begin: int, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+        return self.bytes[begin:begin + math.prod(shape) * dtype.itemsize].view(dtype).view(*shape)
 
     def __getattr__(self, name: str) -> Any:
-        assert name in ("barrier", "signal", "wait", "begin_aside", "end_aside", "wait_aside"), name
+        assert name in ("barrier", "signal", "wait", "begin_aside", "end_aside", "wait_aside",
+                        "copies", "run"), name
         return lambda *arguments: None
 
 
@@ -179,9 +178,9 @@ def test_sums_live_until_they_are_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     call = Call(plan, SimpleNamespace(rank=0), {}, False, {}, None, False, True, "")
     part: Any = SimpleNamespace(k=k, v=k)
     exchange = peers.exchange(call, [part], has_sums=True)
-    assert exchange is not None and exchange.begin_keys(0)().shape == (256, 1, 2, 16)
-    sums = torch.zeros(256, 1, 2, 16)
-    alive = weakref.ref(sums)
+    assert exchange is not None and exchange.begin_keys(0)().k.shape == (1, 2, 256, 8)
+    sums = exchange.empty_sums(0)
+    alive = weakref.ref(sums.k)
     wait = exchange.begin_sums(0, sums, lambda came: None)
     del sums
     assert alive() is not None

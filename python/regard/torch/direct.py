@@ -110,6 +110,38 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: An
         return None
 
 
+# ------------------------------------------------------------------------ into tensors of the caller
+
+def forward_into(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any], out: Tensor, lse: Tensor,
+                 continue_from: bool, threads: int, backend: str) -> bool:
+    """Writes out and lse; False where another path must take the call. given: checked options, (B, H,
+    S, D) among them."""
+    if _direct is None:
+        return False
+    try:
+        arrays, values = separated(given)
+        _direct.results_into(_options(None, threads, backend, **values), q, k, v, arrays, out, lse,
+                             continue_from)
+    except REFUSED:
+        return False
+    return True
+
+
+def backward_into(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, q: Tensor, k: Tensor,
+                  v: Tensor, given: dict[str, Any], gradients: dict[str, Any], accumulate: bool,
+                  threads: int, backend: str) -> bool:
+    """Likewise; gradients: those to write or to add to, by name."""
+    if _direct is None:
+        return False
+    try:
+        arrays, values = separated(given)
+        _direct.gradients_into(_options(None, threads, backend, **values), (out, lse, q, k, v),
+                               arrays, dout, dlse, gradients, accumulate)
+    except REFUSED:
+        return False
+    return True
+
+
 # ----------------------------------------------------------------------------- operators' kernels
 
 _NAMES = [*ARGUMENTS][:TENSORS - 1]

@@ -14,6 +14,7 @@ from ...arrays import framework_of
 from ...attention import attention, attention_backward
 from ...call import checked_options
 from ...gradients import Gradients
+from .. import direct
 from ..kernels import array_of, where_of
 from ..surface import attention as attention_of_one
 from .copies import copy
@@ -35,6 +36,13 @@ class Tensors(NamedTuple):
     mask: Tensor | None
     row_spans: Tensor | None
     alibi_slopes: Tensor | None
+
+
+class Pair(NamedTuple):
+    """Of keys and of values, (B, Hkv, n, D) and (B, Hkv, n, Dv): these, their gradients or sums."""
+
+    k: Tensor
+    v: Tensor
 
 
 class Wanted(NamedTuple):
@@ -130,10 +138,10 @@ def packed(k: Tensor, v: Tensor) -> Tensor:
     return rows
 
 
-def unpacked(rows: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
-    """k and v, (B, Hkv, rows, D and Dv), as views of what `packed` made."""
+def unpacked(rows: Tensor, head_size: int) -> Pair:
+    """k and v as views of what `packed` made."""
     both = rows.permute(1, 2, 0, 3)
-    return both[..., :head_size], both[..., head_size:]
+    return Pair(both[..., :head_size], both[..., head_size:])
 
 
 def empty_results(tensors: Tensors) -> tuple[Tensor, Tensor]:
@@ -164,60 +172,63 @@ def forward(call: Call, tensors: Tensors, more: dict[str, Any], out_type: torch.
 
 
 def forward_into(call: Call, tensors: Tensors, more: dict[str, Any], out: Tensor, lse: Tensor,
-                 continue_from: bool, key: Any = None) -> None:
-    """Writes out and lse, or continues the result over other keys that they hold. key: of `more`
-    among the calls that share a cache; None where it differs between them."""
+                 continue_from: bool) -> None:
+    """Writes out and lse, or continues the result over other keys that they hold."""
+    q, k, v = tensors[:3]
+    arrays = _arrays(tensors)
+    options = call.options | more
     if tensors.mask is not None:  # its tile map is made, or found, by `attention`
-        arrays = {name: x for name, x in tensors._asdict().items() if x is not None}
-        attention(**arrays, **call.options | more, **call.where, out=out, lse=lse,
+        attention(q, k, v, **arrays, **options, **call.where, out=out, lse=lse,
                   continue_from=continue_from)
-        return
-    _problem(call, tensors, more, key).forward(
-        array_of(out, "out"), array_of(lse, "lse"), continue_from=continue_from,
-        **where_of(tensors.q, **call.where))
+    elif not direct.forward_into(q, k, v, arrays | options, out, lse, continue_from, **call.where):
+        _problem(tensors, arrays | options).forward(
+            array_of(out, "out"), array_of(lse, "lse"), continue_from=continue_from,
+            **where_of(q, **call.where))
 
 
 def backward(call: Call, tensors: Tensors, more: dict[str, Any], results: Sequence[Tensor | None],
-             into: Gradients, accumulate: bool = False, key: Any = None) -> None:
+             into: Gradients, accumulate: bool = False) -> None:
     """Writes the gradients of a part of the keys into `into`, or adds them to what it holds.
 
-    results: dout, dlse or None, out and lse; out and lse are those over all keys. key: as above.
+    results: dout, dlse or None, out and lse; out and lse are those over all keys.
     """
     dout, dlse, out, lse = results
     assert dout is not None and out is not None and lse is not None
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
+    q, k, v = tensors[:3]
+    arrays = _arrays(tensors)
+    options = call.options | more
     if tensors.mask is not None:
-        arrays = {name: x for name, x in tensors._asdict().items() if x is not None}
-        attention_backward(dout, out=out, lse=lse, dlse=dlse, into=into, accumulate=accumulate,
-                           **arrays, **call.options | more, **call.where)
+        attention_backward(dout, q, k, v, out=out, lse=lse, dlse=dlse, into=into,
+                           accumulate=accumulate, **arrays, **options, **call.where)
         return
-    gradients = {f"d{name}": array_of(x, f"d{name}") for name, x in
-                 (("q", into.dq), ("k", into.dk), ("v", into.dv), ("bias", into.dbias),
-                  ("sink", into.dsink)) if x is not None}
-    if gradients:
-        _problem(call, tensors, more, key).backward(
-            array_of(out, "out"), array_of(lse, "lse"), array_of(dout, "dout"),
-            None if dlse is None else array_of(dlse, "dlse"), accumulate=accumulate, **gradients,
-            **where_of(tensors.q, **call.where))
+    gradients = {f"d{name}": x for name, x in (
+        ("q", into.dq), ("k", into.dk), ("v", into.dv), ("bias", into.dbias), ("sink", into.dsink))
+        if x is not None}
+    if not gradients or direct.backward_into(
+            dout, dlse, out, lse, q, k, v, arrays | options, gradients, accumulate, **call.where):
+        return
+    made = {name: array_of(x, name) for name, x in gradients.items()}
+    _problem(tensors, arrays | options).backward(
+        array_of(out, "out"), array_of(lse, "lse"), array_of(dout, "dout"),
+        None if dlse is None else array_of(dlse, "dlse"), accumulate=accumulate, **made,
+        **where_of(q, **call.where))
 
 
-def _problem(call: Call, tensors: Tensors, more: dict[str, Any], key: Any) -> Any:
-    """A call's checks are made once by `prepared`; here arrays and options become the library's."""
-    def made() -> dict[str, Any]:
-        given = {name: x for name, x in (call.options | more).items() if name != "dropout_seed"}
-        options = checked_options(tensors.q, tensors.k, tensors.v, given)
-        del options["layout"]
-        return {name: array_of(x, name) if isinstance(x, Tensor) else x
-                for name, x in options.items()}
+def _arrays(tensors: Tensors) -> dict[str, Any]:
+    """All but q, k and v."""
+    return {name: x for name, x in zip(tensors._fields[3:], tensors[3:]) if x is not None}
 
-    options = made() if key is None else call.kept(("options", key), made)
-    arrays: dict[str, Any] = {name: array_of(x, name) for name, x in
-                              (("bias", tensors.bias), ("sink", tensors.sink),
-                               ("alibi_slopes", tensors.alibi_slopes)) if x is not None}
-    seed = call.options.get("dropout_seed")
+
+def _problem(tensors: Tensors, given: dict[str, Any]) -> Any:
+    """What a direct call cannot take: empty tensors, seeds of dropout, an older PyTorch."""
+    seed = given.get("dropout_seed")
+    options = checked_options(tensors.q, tensors.k, tensors.v, {
+        name: x for name, x in given.items() if name != "dropout_seed"})
+    del options["layout"]
+    made = {name: array_of(x, name) if isinstance(x, Tensor) else x for name, x in options.items()}
     if seed is not None:
-        arrays["dropout_seed"] = (seed if isinstance(seed, int) else
-                                  framework_of(seed, "dropout_seed").seed(seed, "dropout_seed"))
-    return Problem(array_of(tensors.q, "q"), array_of(tensors.k, "k"), array_of(tensors.v, "v"),
-                   options | arrays)
+        made["dropout_seed"] = (seed if isinstance(seed, int) else
+                                framework_of(seed, "dropout_seed").seed(seed, "dropout_seed"))
+    return Problem(array_of(tensors.q, "q"), array_of(tensors.k, "k"), array_of(tensors.v, "v"), made)

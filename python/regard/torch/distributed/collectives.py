@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import call as one
 from . import call_keys, others
-from .call import Call, Tensors
+from .call import Call, Pair, Tensors
 from .ranks import completing
 
 
@@ -18,11 +18,17 @@ class Exchange:
     def __init__(self, call: Call, parts: Sequence[Tensors]) -> None:
         self._call, self._parts = call, parts
         self._name = call_keys.name_of(call)
+        self._sums: dict[int, Tensor] = {}
         self._keys = call_keys.positions(call.plan, call.ranks.rank, self._name)
 
-    def begin_keys(self, part: int) -> Callable[[], Tensor]:
-        """Sends own keys and values; the result waits for those of others, and returns (keys, B,
-        Hkv, D + Dv) in the order of the sequence, with zeros between those that some row sees."""
+    def begin_keys(self, part: int) -> Callable[[], Pair]:
+        """Sends own keys and values; the result waits for those of others, and returns keys and values
+        in the order of the sequence, with zeros between those that some row sees."""
+        coming, size = self._begin_rows(part), self._parts[part].k.shape[-1]
+        return lambda: one.unpacked(coming(), size)
+
+    def _begin_rows(self, part: int) -> Callable[[], Tensor]:
+        """Likewise (keys, B, Hkv, D + Dv)."""
         call, tensors, keys = self._call, self._parts[part], self._keys
         if keys is None:
             return call.plan.begin_gathered(call.ranks, one.packed(tensors.k, tensors.v))
@@ -31,13 +37,27 @@ class Exchange:
         rows: Tensor = make((len(keys), *k.shape[:2], k.shape[-1] + v.shape[-1]))
         coming = others.begin_keys(call, tensors)
         with completing([coming]):
-            others.put_own(call, tensors, rows, keys, self._name)
+            others.put_own(call, tensors, rows, self._name)
         return lambda: rows.index_copy_(
             0, others.places(call, keys, self._name, rows.device), coming())
 
-    def begin_sums(self, part: int, sums: Tensor, finish: Callable[[Sequence[Tensor]], None]
+    def empty_sums(self, part: int) -> Pair:
+        """For the sums of a call over the keys of `begin_keys`."""
+        k, v = self._parts[part].k, self._parts[part].v
+        count = self._call.plan.sizes.length if self._keys is None else len(self._keys)
+        self._sums[part] = k.new_empty((count, *k.shape[:2], k.shape[-1] + v.shape[-1]),
+                                       dtype=one.sums_type(k))
+        return one.unpacked(self._sums[part], k.shape[-1])
+
+    def begin_sums(self, part: int, sums: Pair, finish: Callable[[Sequence[Pair | None]], None]
                    ) -> Callable[[], None]:
-        """Sends sums for keys of others, of (keys, ...), to these; the result waits for those of
-        others for own keys, and gives them to `finish`: of each rank (rows, ...)."""
-        coming = others.begin_sums(self._call, sums, self._keys, self._name)
-        return lambda: finish(others.by_rank(self._call, coming()))
+        """Sends others the sums for their keys, of what `empty_sums` made; the result waits for those
+        for own keys, and gives them to `finish`: of each rank those for the keys that it needs."""
+        coming = others.begin_sums(self._call, self._sums.pop(part), self._keys, self._name)
+        size = sums.k.shape[-1]
+
+        def wait() -> None:
+            came = others.by_rank(self._call, coming())
+            finish([one.unpacked(x, size) if len(x) else None for x in came])
+
+        return wait

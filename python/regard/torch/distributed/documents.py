@@ -17,10 +17,10 @@ from torch import Tensor
 from ...gradients import Gradients
 from ..kernels import dense
 from . import call as one
-from . import gather, whole_rows
-from .call import Call, Tensors, Wanted
+from . import call_keys, gather, key_sums, whole_rows
+from .call import Call, Pair, Tensors, Wanted
 from .ranks import completing
-from .runs import neighbours, placed
+from .runs import neighbours
 
 Kept = tuple[Tensor | None, ...]
 
@@ -32,12 +32,12 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     shared, whole = _parts(call, tensors.q.device)
     coming = gather.exchange(call, [tensors], has_sums=False).begin_keys(0)
     with completing([coming]):
-        for n, (run, options) in enumerate(whole):
+        for run, options in whole:
             one.forward_into(call, _of_run(tensors, run), options, out[:, :, run], lse[:, :, run],
-                             continue_from=False, key=("whole rows", n))
+                             continue_from=False)
     local = shared.tensors(tensors, coming())
     results = shared.of(out), shared.of(lse)
-    one.forward_into(call, local, shared.options, *results, continue_from=False, key="shared rows")
+    one.forward_into(call, local, shared.options, *results, continue_from=False)
     shared.put(out, results[0])
     shared.put(lse, results[1])
     return out, lse, (out, lse, *tensors)
@@ -53,25 +53,25 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
     sinks = [] if made.dsink is None else [torch.empty_like(made.dsink) for _ in (shared, *whole)]
     exchange = gather.exchange(call, [tensors], wanted.keys)
     local = shared.tensors(tensors, exchange.begin_keys(0)())
-    sums = gather.empty_sums(local) if wanted.keys else None
+    sums = exchange.empty_sums(0) if wanted.keys else None
     dq = None if made.dq is None else shared.of(made.dq)
-    dk, dv = (None, None) if sums is None else one.unpacked(sums, local.k.shape[-1])
+    dk, dv = sums or (None, None)
     one.backward(call, local, shared.options, tuple(
         None if x is None else shared.of(x) for x in results),
-        Gradients(dq, dk, dv, None, sinks[0] if sinks else None), key="shared rows")
+        Gradients(dq, dk, dv, None, sinks[0] if sinks else None))
     if made.dq is not None and dq is not None:
         shared.put(made.dq, dq)
     returned: Callable[[], Any] = lambda: None  # noqa: E731
     if sums is not None and made.dk is not None and made.dv is not None:
         returned = exchange.begin_sums(0, sums, partial(
-            _write_sums, call, shared, (made.dk, made.dv), sums))
+            key_sums.write_sums, call, call_keys.SHARED, Pair(made.dk, made.dv), sums))
     with completing([returned]):
         for n, (run, options) in enumerate(whole):
             dq, dk, dv = (None if x is None else x[:, :, run]
                           for x in (made.dq, made.dk, made.dv))
             into = Gradients(dq, dk, dv, None, sinks[1 + n] if sinks else None)
             one.backward(call, _of_run(tensors, run), options, tuple(
-                None if x is None else x[:, :, run] for x in results), into, key=("whole rows", n))
+                None if x is None else x[:, :, run] for x in results), into)
     returned()
     if made.dsink is not None:
         made.dsink.copy_(torch.stack(sinks).sum(0))
@@ -80,11 +80,10 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
 
 class _Shared(NamedTuple):
     """The rows that are not of whole documents. run: of them, if they are neighbours. places: (n)
-    int64, on the device. own: their places among the keys of their call."""
+    int64, on the device."""
 
     run: slice | None
     places: Tensor
-    own: Tensor
     options: dict[str, Any]
 
     def of(self, x: Tensor) -> Tensor:
@@ -96,9 +95,8 @@ class _Shared(NamedTuple):
         if self.run is None:
             to.index_copy_(2, self.places, x)
 
-    def tensors(self, tensors: Tensors, rows: Tensor) -> Tensors:
-        k, v = one.unpacked(rows, tensors.k.shape[-1])
-        return tensors._replace(q=self.of(tensors.q), k=k, v=v)
+    def tensors(self, tensors: Tensors, rows: Pair) -> Tensors:
+        return tensors._replace(q=self.of(tensors.q), k=rows.k, v=rows.v)
 
 
 def _of_run(tensors: Tensors, run: slice) -> Tensors:
@@ -111,41 +109,11 @@ def _parts(call: Call, device: Any) -> tuple[_Shared, list[tuple[slice, dict[str
 
     def made() -> tuple[_Shared, list[tuple[slice, dict[str, Any]]]]:
         rows = whole_rows.shared_rows(plan, rank)
-        own = placed(whole_rows.shared_keys(plan, rank), plan.positions(rank)[rows])
         cuts = neighbours(rows)
         run = slice(0, 0) if not cuts else slice(int(rows[0]), int(rows[-1]) + 1)
-        shared = _Shared(run if len(cuts) <= 1 else None, rows.to(device), own.to(device),
+        shared = _Shared(run if len(cuts) <= 1 else None, rows.to(device),
                          {"row_spans": whole_rows.shared_spans(plan, rank, device)})
         return shared, [(run, {"row_spans": whole_rows.spans_of_run(plan, rank, run, device)})
                         for run in whole_rows.runs(plan, rank)]
 
     return call.kept("parts", made)
-
-
-def _write_sums(call: Call, shared: _Shared, into: tuple[Tensor, Tensor], sums: Tensor,
-                came: Sequence[Tensor]) -> None:
-    """Writes the gradients of the shared rows' keys: own sums, then those of others in the order of
-    ranks."""
-    total = sums.index_select(0, shared.own)
-    for other, part in enumerate(came):
-        if len(part):
-            rows, places = _common(call, other, total.device)
-            total.index_add_(0, places, part.index_select(0, rows))
-    for to, x in zip(into, one.unpacked(total, into[0].shape[-1])):
-        if shared.run is None:
-            to.index_copy_(2, shared.places, x.to(to.dtype))
-        else:
-            to[:, :, shared.run].copy_(x)
-
-
-def _common(call: Call, other: int, device: Any) -> tuple[Tensor, Tensor]:
-    """The shared rows among those that the other rank needs, which are whole blocks: their places
-    among these, and among the shared ones."""
-    plan, rank = call.plan, call.ranks.rank
-
-    def found() -> tuple[Tensor, Tensor]:
-        needed, shared = plan.needed_rows(other, rank), whole_rows.shared_rows(plan, rank)
-        rows = torch.isin(needed, shared).nonzero()[:, 0]
-        return rows.to(device), torch.searchsorted(shared, needed[rows]).to(device)
-
-    return call.kept(("common", other), found)

@@ -20,8 +20,8 @@ from torch import Tensor
 from ...gradients import Gradients
 from ..kernels import dense
 from . import call as one
-from . import call_keys, collectives, head_groups, others, peers
-from .call import Call, Tensors, Wanted
+from . import call_keys, collectives, head_groups, key_sums, peers
+from .call import Call, Pair, Tensors, Wanted
 from .head_groups import Group
 from .ranks import completing
 
@@ -35,13 +35,13 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     calls = _calls(call, tensors, "forward", lambda: head_groups.forward(call, tensors))
     parts = [group.of(tensors) for group in calls.groups]
     passing = exchange(call, parts, has_sums=False)
-    comings: list[Callable[[], Tensor]] = []
+    comings: list[Callable[[], Pair]] = []
     with completing(comings):
         comings.extend(passing.begin_keys(n) for n in range(len(parts)))
         for n, (group, part) in enumerate(zip(calls.groups, parts)):
             local = calls.with_keys(part, comings[n]())
             one.forward_into(call, local, calls.options[n], out[:, group.q], lse[:, group.q],
-                             continue_from=False, key=calls.key(n))
+                             continue_from=False)
     return out, lse, (out, lse, *tensors)
 
 
@@ -55,25 +55,23 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
                    lambda: head_groups.backward(call, tensors, wanted.bias))
     parts = [group.of(tensors) for group in calls.groups]
     passing = exchange(call, parts, wanted.keys)
-    comings: list[Callable[[], Tensor]] = []
+    comings: list[Callable[[], Pair]] = []
     returning: list[Callable[[], None]] = []
     with completing(comings), completing(returning):
         comings.extend(passing.begin_keys(n) for n in range(len(parts)))
         for n, (group, part) in enumerate(zip(calls.groups, parts)):
             local = calls.with_keys(part, comings[n]())
-            sums = empty_sums(local) if wanted.keys else None
+            sums = passing.empty_sums(n) if wanted.keys else None
             dbias = torch.empty_like(local.bias) if wanted.bias and local.bias is not None else None
-            dk_sums, dv_sums = (None, None) if sums is None else (
-                one.unpacked(sums, local.k.shape[-1]))
+            dk_sums, dv_sums = sums or (None, None)
             into = Gradients(None if made.dq is None else made.dq[:, group.q], dk_sums, dv_sums,
                              dbias, None if made.dsink is None else made.dsink[group.q])
             one.backward(call, local, calls.options[n], tuple(
-                None if x is None else x[:, group.q] for x in (dout, dlse, out, lse)), into,
-                key=calls.key(n))
+                None if x is None else x[:, group.q] for x in (dout, dlse, out, lse)), into)
             if sums is not None and made.dk is not None and made.dv is not None:
-                into_keys = made.dk[:, group.kv], made.dv[:, group.kv]
+                into_keys = Pair(made.dk[:, group.kv], made.dv[:, group.kv])
                 returning.append(passing.begin_sums(n, sums, partial(
-                    others.write_sums, call, calls.keys, calls.name, into_keys, sums)))
+                    key_sums.write_sums, call, calls.name, into_keys, sums)))
     for wait in returning:
         wait()
     return replace(made, dbias=_whole_bias(dbias, tensors.bias, calls.keys))
@@ -83,23 +81,18 @@ class _Calls(NamedTuple):
     """What the calls of a pass have in common with those of other passes over equal shapes.
 
     options: of each group's call. keys: their positions, on the device; None for the whole
-    sequence. name: of these keys. pass_: a name of the pass; None where options are its own.
+    sequence. name: of these keys.
     """
 
     groups: list[Group]
     options: list[dict[str, Any]]
     keys: Tensor | None
     name: str
-    pass_: Any
 
-    def key(self, n: int) -> Any:
-        return None if self.pass_ is None else (self.pass_, n)
-
-    def with_keys(self, tensors: Tensors, rows: Tensor) -> Tensors:
+    def with_keys(self, tensors: Tensors, rows: Pair) -> Tensors:
         """The tensors with these keys and values and their part of bias and mask, without the
         caller's spans."""
-        k, v = one.unpacked(rows, tensors.k.shape[-1])
-        return tensors._replace(k=k, v=v, bias=one.columns(tensors.bias, self.keys),
+        return tensors._replace(k=rows.k, v=rows.v, bias=one.columns(tensors.bias, self.keys),
                                 mask=one.columns(tensors.mask, self.keys), row_spans=None)
 
 
@@ -109,8 +102,7 @@ def _calls(call: Call, tensors: Tensors, pass_: Any, groups: Callable[[], list[G
         found = groups()
         name = call_keys.name_of(call)
         keys = call_keys.positions(call.plan, call.ranks.rank, name, tensors.q.device)
-        return _Calls(found, [group.options(options) for group in found], keys, name,
-                      None if tensors.row_spans is not None else pass_)
+        return _Calls(found, [group.options(options) for group in found], keys, name)
 
     return made() if tensors.row_spans is not None else call.kept(("gather", pass_), made)
 
@@ -127,13 +119,6 @@ def empty_gradients(call: Call, tensors: Tensors, wanted: Wanted) -> Gradients:
     return Gradients(torch.empty_like(tensors.q) if wanted.q else None, dk, dv, None,
                      torch.empty_like(tensors.sink) if wanted.sink and tensors.sink is not None
                      else None)
-
-
-def empty_sums(local: Tensors) -> Tensor:
-    """(keys, B, Hkv, D + Dv)"""
-    k, v = local.k, local.v
-    return k.new_empty((k.shape[2], *k.shape[:2], k.shape[-1] + v.shape[-1]),
-                       dtype=one.sums_type(k))
 
 
 def _whole_bias(dbias: Tensor | None, bias: Tensor | None, keys: Tensor | None) -> Tensor | None:

@@ -18,7 +18,7 @@ from .call import Call, Tensors
 from .copies import copy
 from .runs import neighbours, placed
 
-_MOST_RUNS = 16  # of own rows, each of which is copied by itself
+MOST_RUNS = 16  # of rows, each of which is copied by itself
 
 
 def begin_keys(call: Call, tensors: Tensors) -> Callable[[], Tensor]:
@@ -57,27 +57,6 @@ def add_sums(call: Call, total: Tensor, came: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def write_sums(call: Call, among: Tensor | None, name: str, into: tuple[Tensor, Tensor],
-               sums: Tensor, came: Sequence[Tensor]) -> None:
-    """Writes the gradients of own keys and values, (B, Hkv, rows, D and Dv): own sums, those of
-    (keys, ...), and then those of others, (rows, ...), in the order of ranks."""
-    rows, runs = call.plan.rows(call.ranks.rank), own_runs(call, among, name)
-    pieces = [(first, sums[place:place + count]) for first, place, count in runs]
-    are_whole = all(len(part) in (0, rows) for part in came)
-    if len(runs) > _MOST_RUNS or sum(len(x) for _, x in pieces) < rows or not are_whole:
-        pieces = [(0, add_sums(call, own_sums(call, sums, among, name), came))]
-        came = []
-    came = [part for part in came if len(part)]
-    for first, total in pieces:
-        parts = [part[first:first + len(total)] for part in came]
-        for part in parts[:-1]:
-            total += part
-        terms = [one.unpacked(x, into[0].shape[-1]) for x in (total, *parts[-1:])]
-        for to, own, *last in zip(into, *terms):
-            to = to[:, :, first:first + len(total)]
-            torch.add(own, *last, out=to) if last else to.copy_(own)
-
-
 def places(call: Call, among: Tensor | None, name: str, device: Any) -> Tensor:
     """For each row that comes from others its place. name: of what `among` is, for which this is
     kept."""
@@ -91,12 +70,12 @@ def places(call: Call, among: Tensor | None, name: str, device: Any) -> Tensor:
     return plan.kept(("places of others", rank, name), device, found)
 
 
-def put_own(call: Call, tensors: Tensors, rows: Tensor, among: Tensor | None, name: str) -> None:
+def put_own(call: Call, tensors: Tensors, rows: Tensor, name: str) -> None:
     """Copies those own keys and values that own rows see to their places in `rows`."""
     size = tensors.k.shape[-1]
-    runs = own_runs(call, among, name)
-    if len(runs) > _MOST_RUNS:
-        own, to = _own_places(call, among, name, rows.device)
+    runs = own_runs(call, name)
+    if len(runs) > MOST_RUNS:
+        own, to = own_places(call, name, rows.device)
         rows.index_copy_(0, to, one.packed(*(x.index_select(2, own) for x in (tensors.k, tensors.v))))
         return
     for first, place, count in runs:
@@ -104,30 +83,19 @@ def put_own(call: Call, tensors: Tensors, rows: Tensor, among: Tensor | None, na
             copy(to, x[:, :, first:first + count])
 
 
-def own_sums(call: Call, sums: Tensor, among: Tensor | None, name: str) -> Tensor:
-    """(own rows, ...) of sums (keys, ...), a view where they lie together; zeros for keys that no
-    own row sees."""
-    rows = call.plan.rows(call.ranks.rank)
-    runs = own_runs(call, among, name)
-    if sum(count for _, _, count in runs) == rows and len(runs) <= _MOST_RUNS:
-        parts = [sums[place:place + count] for _, place, count in runs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else sums[:0]
-    own, at = _own_places(call, among, name, sums.device)
-    return sums.new_zeros((rows, *sums.shape[1:])).index_copy_(0, own, sums.index_select(0, at))
-
-
-def _own_places(call: Call, among: Tensor | None, name: str, device: Any) -> tuple[Tensor, Tensor]:
-    """(n): own rows that own rows see, and their places."""
+def own_places(call: Call, name: str, device: Any) -> tuple[Tensor, Tensor]:
+    """(n): own rows whose keys are among those of this name, and their places."""
     plan, rank = call.plan, call.ranks.rank
     own = call_keys.own_rows(plan, rank, name, device)
     return own, plan.kept(("places of own", rank, name), device, lambda: placed(
-        among, plan.positions(rank)[call_keys.own_rows(plan, rank, name)]))
+        call_keys.positions(plan, rank, name),
+        plan.positions(rank)[call_keys.own_rows(plan, rank, name)]))
 
 
-def own_runs(call: Call, among: Tensor | None, name: str) -> tuple[tuple[int, int, int], ...]:
-    """Neighbouring ones of `_own_places`: the first row, its place, how many they are."""
+def own_runs(call: Call, name: str) -> tuple[tuple[int, int, int], ...]:
+    """Neighbouring ones of `own_places`: the first row, its place, how many they are."""
     def found() -> tuple[tuple[int, int, int], ...]:
-        own, to = _own_places(call, among, name, "cpu")
+        own, to = own_places(call, name, "cpu")
         return tuple((int(own[begin]), int(to[begin]), end - begin)
                      for begin, end in neighbours(own, to))
 

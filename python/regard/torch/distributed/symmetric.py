@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ... import _core
 from .ranks import Ranks
 
 try:
@@ -37,7 +40,7 @@ class SharedMemory:
     Sums have one place: others write there after the barrier of a call, and they are read before
     that of the next. Kernels that wait for another rank end with an error at the group's timeout.
 
-    turn: which of both places. views: for each layout of a call what it keeps of this memory.
+    turn: which of both places.
     """
 
     def __init__(self, ranks: Ranks, device: torch.device) -> None:
@@ -49,8 +52,9 @@ class SharedMemory:
         self._handle: Any = None
         self._bytes = (0, 0)  # of keys, of sums
         self._of_ranks: list[Tensor] = []
+        self._addresses: list[list[int]] = []  # by turn: of keys of each rank, then of sums
+        self._on_side = False
         self.turn = 0
-        self.views: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
 
     def begin(self, keys: int, sums: int) -> None:
         """Begins a call that needs so many bytes of keys and of sums, both equal on all ranks."""
@@ -62,15 +66,25 @@ class SharedMemory:
         self._main, self.turn = stream, 1 - self.turn
         self._current = torch.cuda.current_device()
 
-    def keys(self, rank: int, begin: int, size: int) -> Tensor:
-        """(size) bytes of a rank's memory for the keys of this call."""
-        begin += self.turn * self._bytes[0]
-        return self._of_ranks[rank][begin:begin + size]
+    def keys(self, rank: int, begin: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A view of a rank's memory for the keys of this call, from a byte on."""
+        return self._view(rank, self.turn * self._bytes[0] + begin, shape, dtype)
 
-    def sums(self, rank: int, begin: int, size: int) -> Tensor:
-        """(size) bytes of a rank's memory for sums that others bring it."""
-        begin += 2 * self._bytes[0]
-        return self._of_ranks[rank][begin:begin + size]
+    def sums(self, rank: int, begin: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Likewise of a rank's memory for sums that others bring it."""
+        return self._view(rank, 2 * self._bytes[0] + begin, shape, dtype)
+
+    @staticmethod
+    def copies(rows: Sequence[Any]) -> _core.GpuCopies:
+        """Copies that `run` makes. The numbers of their addresses: each rank's memory for keys, then
+        each rank's for sums, then tensors."""
+        return _core.GpuCopies(rows)
+
+    def run(self, copies: _core.GpuCopies, *tensors: Tensor) -> None:
+        """Puts them on the current stream, or on the one next to it."""
+        addresses = self._addresses[self.turn] + [x.data_ptr() for x in tensors]
+        stream = self._side if self._on_side else self._main
+        copies.run(addresses, self._device.index, stream.cuda_stream)
 
     def barrier(self) -> None:
         """What follows on the current stream comes after what is before the barriers of all ranks."""
@@ -91,9 +105,11 @@ class SharedMemory:
         self._main.record_event(done)
         self._side.wait_event(done)
         torch.cuda.set_stream(self._side)
+        self._on_side = True
         return done
 
     def end_aside(self, done: Any) -> None:
+        self._on_side = False
         self._side.record_event(done)
         torch.cuda.set_stream(self._main)  # and its device
         if self._current != self._device.index:
@@ -106,9 +122,15 @@ class SharedMemory:
     def _allocate(self, keys: int, sums: int) -> None:
         torch.cuda.synchronize(self._device)  # once all ranks are here, nothing uses the old memory
         keys, sums = (-(-max(size, 1) // _UNIT) * _UNIT for size in (keys, sums))
-        self.views.clear()
         self._handle, self._of_ranks = _mapped(self._group(), self._device, 2 * keys + sums)
         self._bytes = keys, sums
+        begins = [x.data_ptr() for x in self._of_ranks]
+        self._addresses = [[begin + place for place in (turn * keys, 2 * keys) for begin in begins]
+                           for turn in range(2)]
+
+    def _view(self, rank: int, begin: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        return self._of_ranks[rank][begin:begin + size].view(dtype).view(*shape)
 
 
 def _mapped(group: Any, device: torch.device, size: int) -> tuple[Any, list[Tensor]]:
