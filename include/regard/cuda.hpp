@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -72,6 +73,12 @@ struct RowCopy {
 /// Puts copies on a stream of the device, in their order, and does not wait for them. Addresses are
 /// of memory that the device reaches: its own, or another GPU's that is mapped.
 void copy_rows(int device, const RowCopy* copies, std::size_t count, void* stream);
+/// Writes a word on a stream of the device, after all that is on it; multiprocessors have no part
+/// in it. The word is in memory that the device reaches, as for copy_rows.
+void write_word(int device, void* word, std::uint32_t value, void* stream);
+/// What follows on the stream waits until the device's word has this value or a later one: values
+/// are taken to count up, and may wrap.
+void wait_for_word(int device, const void* word, std::uint32_t value, void* stream);
 /// Waits until the device has nothing left to do.
 void synchronize(int device);
 /// Gives back the memory that the library keeps for the workspaces of later calls (at most a

@@ -10,7 +10,7 @@
 #include "direct_arrays.hpp"
 #include "direct_operators.hpp"
 #include "gil.hpp"
-#include "gpu_copies.hpp"
+#include "gpu_steps.hpp"
 #include "kept_maps.hpp"
 #include "problem.hpp"
 #include "torch_autograd.hpp"
@@ -200,7 +200,7 @@ NB_MODULE(_core_of_main, m) {
   bind_direct(m);
   bind_direct_operators(m);
   bind_direct_arrays(m);
-  bind_gpu_copies(m);
+  bind_gpu_steps(m);
   nb::class_<Problem>(m, "Problem", "One call: regard::Attention of the C++ API.")
       .def(
           "__init__",

@@ -108,6 +108,19 @@ void copy_rows(int device, const RowCopy* copies, std::size_t count, void* strea
   for (const RowCopy& copy : std::span(copies, count)) enqueue(copy, on, device);
 }
 
+void write_word(int device, void* word, std::uint32_t value, void* stream) {
+  const auto on = static_cast<Stream>(stream);
+  const CurrentContext context(device, on);
+  check(driver().write_word(on, address(word), value, 0), "cuStreamWriteValue32", device);
+}
+
+void wait_for_word(int device, const void* word, std::uint32_t value, void* stream) {
+  const auto on = static_cast<Stream>(stream);
+  const CurrentContext context(device, on);
+  check(driver().wait_for_word(on, address(word), value, kWaitForLater), "cuStreamWaitValue32",
+        device);
+}
+
 void synchronize(int device) {
   const CurrentContext context(device, nullptr);
   check(driver().synchronize(), "cuCtxSynchronize", device);

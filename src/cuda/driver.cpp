@@ -57,6 +57,8 @@ std::string missing_function(const SharedLibrary& library, Driver& d) {
   find("cuMemcpyDtoH_v2", d.copy_out);
   find("cuMemcpyAsync", d.copy_async);
   find("cuMemcpy2DAsync_v2", d.copy_2d_async);
+  find("cuStreamWriteValue32_v2", d.write_word);
+  find("cuStreamWaitValue32_v2", d.wait_for_word);
   find("cuPointerGetAttributes", d.pointer_attributes);
   find("cuModuleLoadDataEx", d.load_module);
   find("cuModuleGetFunction", d.function);

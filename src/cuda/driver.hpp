@@ -37,6 +37,7 @@ enum PointerAttribute : int {
 };
 enum PoolAttribute : int { kReleaseThreshold = 4 };
 enum CaptureMode : int { kRelaxed = 2 };
+enum WaitKind : unsigned { kWaitForLater = 0 };
 enum LaunchAttributeId : int { kProgrammaticSerialization = 6 };
 
 // CUlaunchAttribute and CUlaunchConfig.
@@ -116,6 +117,8 @@ struct Driver {
   Result (*copy_out)(void*, DevicePointer, std::size_t);
   Result (*copy_async)(DevicePointer to, DevicePointer from, std::size_t, Stream);
   Result (*copy_2d_async)(const Copy2d*, Stream);
+  Result (*write_word)(Stream, DevicePointer, std::uint32_t value, unsigned flags);
+  Result (*wait_for_word)(Stream, DevicePointer, std::uint32_t value, unsigned flags);
   Result (*create_pool)(MemoryPool*, const PoolProperties*);
   Result (*set_pool_attribute)(MemoryPool, int attribute, void* value);
   Result (*trim_pool)(MemoryPool, std::size_t bytes_to_keep);

@@ -392,6 +392,16 @@ FAKE int cuMemcpy2DAsync_v2(const Copy2d* copy, Stream*) {
   }
   return kOk;
 }
+FAKE int cuStreamWriteValue32_v2(Stream*, std::uint32_t* word, std::uint32_t value, unsigned flags) {
+  BEGIN("cuStreamWriteValue32");
+  if (flags != 0) return kInvalid;
+  return *word = value, kOk;
+}
+// There is one thread: a word that is not there yet never comes.
+FAKE int cuStreamWaitValue32_v2(Stream*, std::uint32_t* word, std::uint32_t value, unsigned flags) {
+  BEGIN("cuStreamWaitValue32");
+  return flags == 0 && std::int32_t(*word - value) >= 0 ? kOk : kInvalid;
+}
 // Each allocation is a range and a mapping.
 FAKE int cuPointerGetAttributes(unsigned count, int* attributes, void** values,
                                 std::uint64_t pointer) {

@@ -59,6 +59,20 @@ TEST_CASE("copies of rows") {
   CHECK(std::string(found) == "abcd....ab...de...gh....ab.ij...");
 }
 
+TEST_CASE("words in the order of a stream") {
+  const FakeCuda fake;
+  const DeviceBytes memory(1, 4);
+  cuda_memory::write_word(1, memory.data(), 0xfffffffe, nullptr);
+  cuda_memory::wait_for_word(1, memory.data(), 0xfffffffd, nullptr);
+  const Error error =
+      error_of([&] { cuda_memory::wait_for_word(1, memory.data(), 1, nullptr); });
+  CHECK(error.code() == Code::device_failure);
+  CHECK(std::string(error.what()).find("cuStreamWaitValue32") != std::string::npos);
+  cuda_memory::write_word(1, memory.data(), 2, nullptr);
+  cuda_memory::wait_for_word(1, memory.data(), 0xfffffffe, nullptr);
+  cuda_memory::wait_for_word(1, memory.data(), 1, nullptr);
+}
+
 TEST_SUITE_END();
 
 }  // namespace

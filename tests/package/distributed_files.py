@@ -6,6 +6,8 @@ import ctypes
 import math
 import shutil
 import tempfile
+import time
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -22,12 +24,12 @@ from regard.torch.distributed import peers
 def attend_by_copies(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]
                       ) -> dict[str, Tensor]:
     """`attend` as GPUs do that reach each other's memory: by copies, here in files."""
-    shared_memory = peers.shared_memory
-    peers.shared_memory = lambda ranks, like: files_of(group)  # type: ignore[assignment]
+    memory_of = peers.memory_of
+    peers.memory_of = lambda ranks, like: files_of(group)  # type: ignore[assignment, return-value]
     try:
         return attend(group, case, scheme, more)
     finally:
-        peers.shared_memory = shared_memory
+        peers.memory_of = memory_of
 
 
 def results_by_copies(pools: Any, case: Case, scheme: str, world: int) -> dict[str, Tensor]:
@@ -38,71 +40,101 @@ def results_by_copies(pools: Any, case: Case, scheme: str, world: int) -> dict[s
     return joined(case, case.plan(world, plain), parts)
 
 
+WORDS = 256  # bytes of them
+SECONDS = 60  # that a rank waits for another one
+
+
+class Steps:
+    """In place of GpuSteps, for memory of the host."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Any, ...]] = []
+
+    def copy(self, to: Any, from_: Any, width: int, rows: int) -> None:
+        self.steps.append((to, from_, width, rows))
+
+    def write(self, to: Any) -> None:
+        self.steps.append(("write", to))
+
+    def wait(self, at: Any) -> None:
+        self.steps.append(("wait", at))
+
+    def run(self, addresses: list[int], value: int) -> None:
+        for kind, place, *more in self.steps:
+            word = ctypes.c_uint32.from_address(addresses[place[0]] + place[1])
+            if kind == "write":
+                word.value = value
+            elif kind == "wait":
+                ends = time.monotonic() + SECONDS
+                while word.value < value:
+                    assert time.monotonic() < ends, "a rank did not come"
+                    time.sleep(1e-5)
+            else:
+                width, rows = more
+                for row in range(rows):
+                    ctypes.memmove(*(addresses[number] + begin + row * pitch
+                                     for number, begin, pitch in (kind, place)), width)
+
+
 class Files:
     """In place of SharedMemory: a file for each rank."""
 
+    steps = Steps
+
     def __init__(self, group: ProcessGroup) -> None:
-        self.group, self.world = group, dist.get_world_size(group)
-        self.bytes, self.turn = (0, 0), 0
-        self.of_ranks: list[Tensor] = []
-        self.signals: list[Any] = []
+        self.group, self.rank = group, dist.get_rank(group)
+        self.bytes, self.count = (0, 0), 0
+        self.ranks: list[Tensor] = []
 
     def begin(self, keys: int, sums: int) -> None:
-        asked: list[Any] = [None] * self.world
+        asked: list[Any] = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(asked, (keys, sums), self.group)
         assert len({*asked}) == 1, asked  # else some rank would wait for memory of the others
-        if not self.of_ranks or keys > self.bytes[0] or sums > self.bytes[1]:
-            self.bytes = max(keys, self.bytes[0], 256), max(sums, self.bytes[1])
-            self.of_ranks = self.mapped(2 * self.bytes[0] + self.bytes[1])
-        self.turn = 1 - self.turn
+        if not self.ranks or keys > self.bytes[0] or sums > self.bytes[1]:
+            self.bytes, self.count = (max(keys, self.bytes[0], 256), max(sums, self.bytes[1])), 0
+            self.ranks = self.mapped(sum(self.bytes) + WORDS)
 
     def mapped(self, size: int) -> list[Tensor]:
-        folder = [tempfile.mkdtemp(prefix="regard_") if dist.get_rank(self.group) == 0 else ""]
+        folder = [tempfile.mkdtemp(prefix="regard_") if self.rank == 0 else ""]
         dist.broadcast_object_list(folder, 0, self.group)  # of rank 0, which is that of each group
         found = [torch.from_file(f"{folder[0]}/{rank}", True, size, dtype=torch.uint8)
-                 for rank in range(self.world)]
-        self.barrier()
+                 for rank in range(dist.get_world_size(self.group))]
+        dist.barrier(self.group)
         shutil.rmtree(folder[0], ignore_errors=True)  # what is mapped stays
         return found
 
-    def keys(self, rank: int, begin: int, shape: Any, dtype: torch.dtype) -> Tensor:
-        return self.view(rank, self.turn * self.bytes[0] + begin, shape, dtype)
+    def kept(self, owner: Any, key: Any, make: Any) -> Any:
+        return make()
 
-    def sums(self, rank: int, begin: int, shape: Any, dtype: torch.dtype) -> Tensor:
-        return self.view(rank, 2 * self.bytes[0] + begin, shape, dtype)
+    def keys(self, begin: int, shape: Any, dtype: torch.dtype) -> Tensor:
+        return self.view(begin, shape, dtype)
 
-    def view(self, rank: int, begin: int, shape: Any, dtype: torch.dtype) -> Tensor:
+    def sums(self, begin: int, shape: Any, dtype: torch.dtype) -> Tensor:
+        return self.view(self.bytes[0] + begin, shape, dtype)
+
+    def view(self, begin: int, shape: Any, dtype: torch.dtype) -> Tensor:
         size = math.prod(shape) * dtype.itemsize
-        return self.of_ranks[rank][begin:begin + size].view(dtype).view(*shape)
+        return self.ranks[self.rank][begin:begin + size].view(dtype).view(*shape)
 
-    copies = staticmethod(list)
+    def run(self, steps: Steps, *tensors: Tensor) -> None:
+        places = (0, self.bytes[0], sum(self.bytes))
+        steps.run([x.data_ptr() + place for place in places for x in self.ranks] +
+                  [x.data_ptr() for x in tensors], self.count)
 
-    def run(self, copies: Any, *tensors: Tensor) -> None:
-        begins = [x.data_ptr() for x in self.of_ranks]
-        addresses = [begin + self.turn * self.bytes[0] for begin in begins]
-        addresses += [begin + 2 * self.bytes[0] for begin in begins]
-        addresses += [x.data_ptr() for x in tensors]
-        for (to, to_begin, to_pitch), (of, of_begin, of_pitch), width, rows in copies:
-            for row in range(rows):
-                ctypes.memmove(addresses[to] + to_begin + row * to_pitch,
-                               addresses[of] + of_begin + row * of_pitch, width)
+    def run_aside(self, steps: Steps, *tensors: Tensor) -> None:
+        self.count += 1
+        self.run(steps, *tensors)
 
-    def barrier(self) -> None:
-        dist.barrier(self.group)
+    def aside(self) -> Any:
+        return nullcontext()
 
-    def signal(self, rank: int, channel: int) -> None:
-        self.signals.append(dist.isend(torch.ones(1), rank, self.group, tag=channel))
-
-    def wait(self, rank: int, channel: int) -> None:
-        dist.recv(torch.empty(1), rank, self.group, tag=channel)
-
-    def begin_aside(self) -> Any:
-        return None
-
-    def end_aside(self, done: Any) -> None:
+    def begin_aside(self) -> None:
         """There is one stream."""
 
-    def wait_aside(self, done: Any) -> None:
+    def end_aside(self, begun: Any) -> None:
+        """There is one stream."""
+
+    def wait_for(self, done: Any) -> None:
         """It is done."""
 
 

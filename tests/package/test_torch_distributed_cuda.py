@@ -3,9 +3,12 @@ that share one GPU and send through the host's memory. `make test-gpus` runs thi
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 
@@ -110,3 +113,11 @@ def test_a_seed_in_the_gpus_memory_is_that_number(pool: Pool, scheme: str) -> No
         assert not isinstance(parts[0], Raised), parts[0]
         assert error(parts[0]["out"], parts[1]["out"]) == 0
         assert error(parts[0]["dk"], parts[1]["dk"]) < 1e-5  # dropped weights differ by far more
+
+
+def test_a_rank_that_does_not_come_ends_the_others_wait() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    done = subprocess.run([sys.executable, Path(__file__).parent / "distributed_late.py"],
+                          capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0 and done.stdout.startswith("after "), (done.stdout, done.stderr)

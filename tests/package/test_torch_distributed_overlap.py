@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +19,11 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 import distributed_compiling as compiling  # noqa: E402
 from distributed_cases import (FEATURES, WHOLE, Case, attend, error, joined,  # noqa: E402
                                split_scheme, takes, whole_results)
-from distributed_files import results_by_copies  # noqa: E402
+from distributed_files import Steps, results_by_copies  # noqa: E402
 from distributed_pool import Pool, Raised  # noqa: E402
 
 from regard.torch import distributed as rd  # noqa: E402
-from regard.torch.distributed import (costs, head_groups, peers, symmetric,  # noqa: E402
+from regard.torch.distributed import (costs, head_groups, peers, symmetric, watch,  # noqa: E402
                                        whole_rows)
 from regard.torch.distributed.call import Call  # noqa: E402
 
@@ -161,18 +162,22 @@ class OneRank:
     def begin(self, keys: int, sums: int) -> None:
         assert keys + sums < 1 << 20
 
-    def sums(self, rank: int, begin: int, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+    def sums(self, begin: int, shape: Any, dtype: torch.dtype) -> torch.Tensor:
         return self.bytes[begin:begin + math.prod(shape) * dtype.itemsize].view(dtype).view(*shape)
 
+    keys, steps = sums, Steps
+
+    def kept(self, owner: Any, key: Any, make: Any) -> Any:
+        return make()
+
     def __getattr__(self, name: str) -> Any:
-        assert name in ("barrier", "signal", "wait", "begin_aside", "end_aside", "wait_aside",
-                        "copies", "run"), name
-        return lambda *arguments: None
+        assert name in ("begin_aside", "end_aside", "aside", "wait_for", "run", "run_aside"), name
+        return lambda *arguments: nullcontext()
 
 
 def test_sums_live_until_they_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of them may still be queued, on another stream than the one that would reuse them."""
-    monkeypatch.setattr(peers, "shared_memory", lambda ranks, like: OneRank())
+    monkeypatch.setattr(peers, "memory_of", lambda ranks, like: OneRank())
     plan = rd.plan(256, world_size=2, heads_q=2, head_size=8, causal=True, scheme="gather")
     k = torch.zeros(1, 2, 128, 8)
     call = Call(plan, SimpleNamespace(rank=0), {}, False, {}, None, False, True, "")
@@ -192,7 +197,7 @@ def test_sums_live_until_they_are_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 
 REFUSALS = {"": True, "host": False, "same GPU": False, "same index": False, "atomics": False,
             "rendezvous": False, "switch": False, "gloo": False, "backend": False, "hidden": False,
-            "memory": False, "other": False}
+            "memory": False, "words": False, "other": False}
 
 
 @pytest.mark.parametrize("wrong", REFUSALS)
@@ -206,8 +211,14 @@ def test_where_memory_is_shared(wrong: str, monkeypatch: pytest.MonkeyPatch) -> 
         "elsewhere" if wrong == "host" else socket.gethostname(),
         {"hidden": "unseen", "same GPU": names[0]}.get(wrong, names[1])))
     other += (0 if wrong == "same index" else 1).to_bytes(2, "little")
-    handle = SimpleNamespace(rank=0, world_size=2, barrier=lambda *_: None,
+    handle = SimpleNamespace(rank=0, world_size=2, barrier=lambda *_: None, put_signal=lambda *_: None,
+                             wait_signal=lambda *_: None,
                              get_buffer=lambda *_: None)
+
+    def run(memory: Any, words: Any) -> bool:
+        if wrong == "words":
+            raise RuntimeError
+        return True
 
     def told(ranks: Any, said: bytes, like: Any) -> list[bytes]:
         return [said, other if len(said) == len(other) else bytes([wrong != "other"])]
@@ -215,7 +226,7 @@ def test_where_memory_is_shared(wrong: str, monkeypatch: pytest.MonkeyPatch) -> 
     def empty(*arguments: Any, **more: Any) -> Any:
         if wrong == "memory":
             raise RuntimeError
-        return "memory"
+        return SimpleNamespace(zero_=lambda: None)
 
     def rendezvous(*arguments: Any) -> Any:
         if wrong == "rendezvous":
@@ -229,11 +240,12 @@ def test_where_memory_is_shared(wrong: str, monkeypatch: pytest.MonkeyPatch) -> 
     cuda, memory = symmetric.torch.cuda, SimpleNamespace(
         get_backend=lambda device: "NVSHMEM" if wrong == "backend" else "CUDA")
     monkeypatch.setattr(symmetric, "_told", told)
+    monkeypatch.setattr(symmetric, "_run", run)
     monkeypatch.setattr(symmetric, "symmetric", SimpleNamespace(
         empty=empty, rendezvous=rendezvous, _SymmetricMemory=memory))
     monkeypatch.setattr(symmetric.dist, "get_backend_config", lambda group: (
         "cpu:gloo" if wrong == "gloo" else "cpu:gloo,cuda:nccl"))
-    monkeypatch.setattr(symmetric, "_group", lambda ranks: None)
+    monkeypatch.setattr(symmetric, "_group", lambda ranks: torch.Generator())
     monkeypatch.setattr(symmetric.ctypes, "CDLL", lambda name: SimpleNamespace(
         cuDeviceGetP2PAttribute=attribute))
     monkeypatch.setattr(cuda, "device_count", lambda: 2)
@@ -245,3 +257,36 @@ def test_where_memory_is_shared(wrong: str, monkeypatch: pytest.MonkeyPatch) -> 
         device=torch.device("cuda", 0))
     found = symmetric._is_there(ranks, like)  # type: ignore[arg-type]
     assert found == REFUSALS[wrong]
+
+
+class Moment:
+    """In place of an event of a GPU."""
+
+    def __init__(self, is_past: bool) -> None:
+        self.is_past = is_past
+
+    def query(self) -> bool:
+        return self.is_past
+
+
+def test_a_watch_fails_once_something_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures, now = [], [0.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watch.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    one = watch.Watch(lambda: failures.append(now[0]), 10)
+    calls = [(Moment(False), Moment(False)) for _ in range(2)]
+    for begun, done in calls:
+        one.add(begun, done)
+
+    def at(seconds: float) -> bool:
+        now[0] = seconds
+        return one.has_failed()
+
+    assert not at(0) and not at(50)  # not begun: other work of the GPU is before it
+    calls[0][0].is_past = True
+    assert not at(51) and not at(59)
+    calls[0][1].is_past = calls[1][0].is_past = True
+    assert not at(70) and not at(79)  # the second one has just begun
+    assert at(80) and failures == [80]
+    calls[1][1].is_past = True
+    assert not at(200) and failures == [80]

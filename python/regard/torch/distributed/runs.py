@@ -14,35 +14,22 @@ MOST_RUNS = 64  # that a rank gives and takes in one pass
 
 
 class Run(NamedTuple):
-    """Neighbouring keys. given: the first one's place among all rows that the owner gives to others;
-    row: among those that it gives to this rank; place: among the keys of the call that has it."""
+    """Neighbouring keys. own: the first one's place among the owner's rows; row: among those that it
+    gives to this rank; place: among the keys of the call that has it."""
 
-    given: int
+    own: int
     row: int
     place: int
     size: int
-
-
-def given_rows(plan: Plan, owner: int) -> Tensor:
-    """(n) int64, ascending: the owner's rows that some other rank needs."""
-    def found() -> Tensor:
-        is_given = torch.zeros(plan.rows(owner), dtype=torch.bool)
-        for other in range(plan.world_size):
-            if other != owner:
-                is_given[plan.needed_rows(other, owner)] = True
-        return is_given.nonzero()[:, 0]
-
-    return plan.kept(("given rows", owner), "cpu", found)
 
 
 def between(plan: Plan, receiver: int, owner: int, name: str) -> tuple[Run, ...]:
     """The rows of another rank that a call of the receiver with keys of this name has."""
     def found() -> tuple[Run, ...]:
         rows = plan.needed_rows(receiver, owner)
-        given = torch.searchsorted(given_rows(plan, owner), rows)
         places = placed(call_keys.positions(plan, receiver, name), plan.positions(owner)[rows])
-        return tuple(Run(int(given[begin]), begin, int(places[begin]), end - begin)
-                     for begin, end in neighbours(given, places))
+        return tuple(Run(int(rows[begin]), begin, int(places[begin]), end - begin)
+                     for begin, end in neighbours(rows, places))
 
     made: tuple[Run, ...] = plan.kept_value(("runs", receiver, owner, name), found)
     return made

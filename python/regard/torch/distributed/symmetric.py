@@ -1,18 +1,18 @@
-"""Memory of each rank of a group that the others read and write, where GPUs reach each other.
+"""Which groups have shared memory (shared_memory.py): those whose GPUs reach each other's memory, which
+PyTorch's symmetric memory maps.
 
-PyTorch's symmetric memory maps it. Copies between GPUs are made by copy engines, which take no
-multiprocessor from kernels that compute, and cost the host less than a collective does.
+Copies between GPUs are made by copy engines, which take no multiprocessor from kernels that compute,
+and cost the host less than a collective does.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import math
 import os
 import socket
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -21,131 +21,24 @@ from torch import Tensor
 
 from ... import _core
 from .ranks import Ranks
+from .shared_memory import SharedMemory
 
 try:
     from torch.distributed import _symmetric_memory as symmetric
 except ImportError:  # an older PyTorch
     symmetric = None  # type: ignore[assignment]
 
+T = TypeVar("T")
+
 _MOST_RANKS = 16
-_UNIT = 1 << 21  # bytes that memory is a multiple of
+_TRIAL = 1 << 21  # bytes
 _SWITCH = "REGARD_COPIES_BETWEEN_GPUS"  # an environment variable; 0 on some rank: collectives only
-
-
-class SharedMemory:
-    """This rank's memory for one group and device, and that of the others, of one size.
-
-    Keys have two places, which calls use in turns: when a rank has passed the barrier of a call, all
-    ranks have read what they needed of the call before it, so that the next one may write there.
-    Sums have one place: others write there after the barrier of a call, and they are read before
-    that of the next. Kernels that wait for another rank end with an error at the group's timeout.
-
-    turn: which of both places.
-    """
-
-    def __init__(self, ranks: Ranks, device: torch.device) -> None:
-        self._group = ref(_group(ranks))  # which would live as long as this otherwise
-        self._timeout = _milliseconds(_group(ranks), device)
-        self._device, self._current = device, device.index
-        self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._main: Any = None  # the stream of the last call
-        self._handle: Any = None
-        self._bytes = (0, 0)  # of keys, of sums
-        self._of_ranks: list[Tensor] = []
-        self._addresses: list[list[int]] = []  # by turn: of keys of each rank, then of sums
-        self._on_side = False
-        self.turn = 0
-
-    def begin(self, keys: int, sums: int) -> None:
-        """Begins a call that needs so many bytes of keys and of sums, both equal on all ranks."""
-        if self._handle is None or keys > self._bytes[0] or sums > self._bytes[1]:
-            self._allocate(max(keys, self._bytes[0]), max(sums, self._bytes[1]))
-        stream = torch.cuda.current_stream(self._device)
-        if self._main is not None and self._main != stream:
-            stream.wait_stream(self._main)
-        self._main, self.turn = stream, 1 - self.turn
-        self._current = torch.cuda.current_device()
-
-    def keys(self, rank: int, begin: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A view of a rank's memory for the keys of this call, from a byte on."""
-        return self._view(rank, self.turn * self._bytes[0] + begin, shape, dtype)
-
-    def sums(self, rank: int, begin: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Likewise of a rank's memory for sums that others bring it."""
-        return self._view(rank, 2 * self._bytes[0] + begin, shape, dtype)
-
-    @staticmethod
-    def copies(rows: Sequence[Any]) -> _core.GpuCopies:
-        """Copies that `run` makes. The numbers of their addresses: each rank's memory for keys, then
-        each rank's for sums, then tensors."""
-        return _core.GpuCopies(rows)
-
-    def run(self, copies: _core.GpuCopies, *tensors: Tensor) -> None:
-        """Puts them on the current stream, or on the one next to it."""
-        addresses = self._addresses[self.turn] + [x.data_ptr() for x in tensors]
-        stream = self._side if self._on_side else self._main
-        copies.run(addresses, self._device.index, stream.cuda_stream)
-
-    def barrier(self) -> None:
-        """What follows on the current stream comes after what is before the barriers of all ranks."""
-        self._handle.barrier(0, self._timeout)
-
-    def signal(self, rank: int, channel: int) -> None:
-        """Tells a rank that what is before on the current stream is done."""
-        self._handle.put_signal(rank, 1 + channel, self._timeout)
-
-    def wait(self, rank: int, channel: int) -> None:
-        """What follows on the current stream comes after the rank's signal."""
-        self._handle.wait_signal(rank, 1 + channel, self._timeout)
-
-    def begin_aside(self) -> Any:
-        """What follows, up to `end_aside`, goes on next to the current stream, after what that has
-        so far. Returns its name."""
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._main.record_event(done)
-        self._side.wait_event(done)
-        torch.cuda.set_stream(self._side)
-        self._on_side = True
-        return done
-
-    def end_aside(self, done: Any) -> None:
-        self._on_side = False
-        self._side.record_event(done)
-        torch.cuda.set_stream(self._main)  # and its device
-        if self._current != self._device.index:
-            torch.cuda.set_device(self._current)
-
-    def wait_aside(self, done: Any) -> None:
-        """The current stream waits for it. Memory that it uses has to live until then."""
-        self._main.wait_event(done)
-
-    def _allocate(self, keys: int, sums: int) -> None:
-        torch.cuda.synchronize(self._device)  # once all ranks are here, nothing uses the old memory
-        keys, sums = (-(-max(size, 1) // _UNIT) * _UNIT for size in (keys, sums))
-        self._handle, self._of_ranks = _mapped(self._group(), self._device, 2 * keys + sums)
-        self._bytes = keys, sums
-        begins = [x.data_ptr() for x in self._of_ranks]
-        self._addresses = [[begin + place for place in (turn * keys, 2 * keys) for begin in begins]
-                           for turn in range(2)]
-
-    def _view(self, rank: int, begin: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        size = math.prod(shape) * dtype.itemsize
-        return self._of_ranks[rank][begin:begin + size].view(dtype).view(*shape)
-
-
-def _mapped(group: Any, device: torch.device, size: int) -> tuple[Any, list[Tensor]]:
-    """New memory of so many bytes on each rank: PyTorch's handle of it, and that of all ranks."""
-    with torch.inference_mode(False):  # calls outside of it write there as well
-        own = symmetric.empty(size, dtype=torch.uint8, device=device)
-        handle: Any = symmetric.rendezvous(own, group)
-        return handle, [own if rank == handle.rank else handle.get_buffer(rank, (size,), torch.uint8)
-                        for rank in range(handle.world_size)]
 
 
 _memories: WeakKeyDictionary[Any, dict[torch.device, SharedMemory | None]] = WeakKeyDictionary()
 
 
-def shared_memory(ranks: Any, like: Tensor) -> SharedMemory | None:
+def memory_of(ranks: Any, like: Tensor) -> SharedMemory | None:
     """Of this group, on the device of `like`; None where its ranks cannot reach each other's memory:
     on CPUs, over another backend than NCCL, on several machines, in a PyTorch without symmetric
     memory; and while a graph is captured, whose replays would not take turns. Ranks tell each other
@@ -157,8 +50,44 @@ def shared_memory(ranks: Any, like: Tensor) -> SharedMemory | None:
             return None
     kept = _memories.setdefault(_group(ranks), {})
     if like.device not in kept:
-        kept[like.device] = SharedMemory(ranks, like.device) if _is_there(ranks, like) else None
+        kept[like.device] = _made(ranks, like.device) if _is_there(ranks, like) else None
     return kept[like.device]
+
+
+def _made(ranks: Ranks, device: torch.device) -> SharedMemory:
+    mapped = _Mapped(_group(ranks), device)
+    return SharedMemory(ranks.rank, device, mapped.make, mapped.fail, mapped.milliseconds / 1000)
+
+
+class _Mapped:
+    """Symmetric memory of a group."""
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self._group = ref(group)  # which would live as long as this otherwise
+        self._device, self.milliseconds = device, _milliseconds(group, device)
+        self._handle: Any = None
+
+    def make(self, size: int) -> list[Tensor]:
+        """New memory, of each rank, filled with zeros."""
+        with torch.inference_mode(False):  # calls outside of it write there as well
+            own = symmetric.empty(size, dtype=torch.uint8, device=self._device)
+            group: Any = self._group()
+            self._handle = handle = symmetric.rendezvous(own, group)
+            own.zero_()
+            next_, last = (  # what `fail` calls is loaded now: it could not be while a stream waits
+                (handle.rank + step) % handle.world_size for step in (1, -1))
+            handle.put_signal(next_, 0, self.milliseconds)
+            handle.wait_signal(last, 0, self.milliseconds)
+            handle.barrier(0, self.milliseconds)
+            torch.cuda.synchronize(self._device)
+            return [own if rank == handle.rank else handle.get_buffer(rank, (size,), torch.uint8)
+                    for rank in range(handle.world_size)]
+
+    def fail(self) -> None:
+        """By PyTorch's kernel, which waits for another rank for a millisecond."""
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            self._handle.wait_signal((self._handle.rank + 1) % self._handle.world_size, 0, 1)
 
 
 def _group(ranks: Ranks) -> Any:
@@ -186,24 +115,40 @@ def _is_there(ranks: Ranks, like: Tensor) -> bool:
     can_be = (os.environ.get(_SWITCH) != "0" and all(said.startswith(host) for said in came)
               and len({said[-2:] for said in came}) == ranks.size and _has_symmetric(like.device)
               and all(gpu in gpus and _reaches(index, gpus[gpu]) for gpu in others))
-    if not _all(ranks, can_be, like):
+    return _all(ranks, can_be, like) and _is_tried(ranks, like)
+
+
+def _is_tried(ranks: Ranks, like: Tensor) -> bool:
+    """Whether memory can be mapped, and ranks hear each other's words in it."""
+    mapped, device = _Mapped(_group(ranks), like.device), like.device
+    own = _unless_refused(lambda: symmetric.empty(_TRIAL, dtype=torch.uint8, device=device))
+    if not _all(ranks, own is not None, like):  # a driver or a container that shares no memory
         return False
-    own: Any = None
-    handle: Any = None
-    try:
-        own = symmetric.empty(_UNIT, dtype=torch.uint8, device=like.device)
-    except RuntimeError:  # a driver or a container that does not share memory
-        pass
-    if not _all(ranks, own is not None, like):
+    memory = _unless_refused(lambda: mapped.make(_TRIAL))
+    if not _all(ranks, memory is not None, like):
         return False
+    others = [rank for rank in range(ranks.size) if rank != ranks.rank]
+    told = _unless_refused(lambda: _run(memory, [("write", (rank, 4 * ranks.rank)) for rank in others]))
+    if not _all(ranks, told is not None, like):  # a driver that refuses words
+        return False
+    heard = _unless_refused(lambda: _run(memory, [("wait", (ranks.rank, 4 * rank)) for rank in others]))
+    return _all(ranks, heard is not None, like)
+
+
+def _unless_refused(work: Callable[[], T]) -> T | None:
     try:
-        handle = symmetric.rendezvous(own, _group(ranks))
+        return work()
     except RuntimeError:
-        pass
-    if not _all(ranks, handle is not None, like):
-        return False
-    handle.barrier(0, _milliseconds(_group(ranks), like.device))
-    torch.cuda.synchronize(like.device)
+        return None
+
+
+def _run(memory: Any, words: Sequence[tuple[str, tuple[int, int]]]) -> bool:
+    steps, device = _core.GpuSteps(), memory[0].device
+    for kind, place in words:
+        getattr(steps, kind)(place)
+    stream = torch.cuda.current_stream(device)
+    steps.run([x.data_ptr() for x in memory], 1, device.index, stream.cuda_stream)
+    stream.synchronize()
     return True
 
 

@@ -1,0 +1,178 @@
+"""Where the keys and sums of a pass lie that ranks exchange by copies (peers.py): blocks of each rank's
+memory, and the steps of copy engines between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import call as one
+from . import call_keys, others
+from .call import Call, Pair, Tensors
+from .runs import Run, between
+from .shared_memory import SharedMemory
+
+K, V = 0, 1
+_ALIGNMENT = 256  # of keys and of values of a part
+_WORD = 4
+
+
+class Block(NamedTuple):
+    """(B, Hkv, rows, D) somewhere in memory; each head's rows are dense.
+
+    address: its number among those of SharedMemory.run. begin: bytes from there to the first row.
+    row, head, batch: bytes from one to the next.
+    """
+
+    address: int
+    begin: int
+    row: int
+    head: int
+    batch: int
+
+    def take(self, steps: Any, other: Block, heads: tuple[int, int], run: tuple[int, int, int]
+             ) -> None:
+        """Appends the copies of a run: its first row here, the other's first row, and how many.
+        heads: B, Hkv."""
+        batch, count = heads
+        first, others_first, n = run
+        is_one = all(x.batch == count * x.head for x in (self, other))
+        entries, rows = (1, batch * count) if is_one else (batch, count)
+        for entry in range(entries):
+            to = self.begin + entry * self.batch + first * self.row
+            from_ = other.begin + entry * other.batch + others_first * other.row
+            steps.copy((self.address, to, self.head), (other.address, from_, other.head),
+                       n * self.row, rows)
+
+
+class Layout:
+    """Of a pass whose calls have the heads of `parts`, on one rank.
+
+    keys_bytes, sums_bytes: of memory for the keys of a rank's calls, and for sums that others bring
+    it, equal on all ranks.
+    """
+
+    def __init__(self, call: Call, parts: Sequence[Tensors]) -> None:
+        plan, rank = call.plan, call.ranks.rank
+        self._name = name = call_keys.name_of(call)
+        self._rank, self._world = rank, plan.world_size
+        positions = [call_keys.positions(plan, other, name) for other in range(self._world)]
+        self._counts = [plan.sizes.length if x is None else len(x) for x in positions]
+        self._own = others.own_runs(call, name)
+        counts = plan.needed_counts.clone().fill_diagonal_(0)
+        self._needed: list[list[int]] = counts.T.tolist()  # [owner][who needs]: rows
+        # Not all to one rank at once.
+        self._others = [(rank + step) % self._world for step in range(1, self._world)]
+        self._given: list[tuple[int, Run]] = [
+            (other, run) for other in self._others for run in between(plan, other, rank, name)]
+        self._taken: list[tuple[int, Run]] = [
+            (owner, run) for owner in self._others for run in between(plan, rank, owner, name)]
+        self._heads = [(x.k.shape[0], x.k.shape[1]) for x in parts]
+        self._sizes = parts[0].k.shape[-1], parts[0].v.shape[-1]
+        self._bytes = parts[0].k.element_size()
+        self._sum_bytes = one.sums_type(parts[0].k).itemsize
+        self.keys_bytes = self._begin(len(parts), [max(self._counts)], self._bytes)
+        self.sums_bytes = max(self._begin(len(parts), needed, self._sum_bytes)
+                              for needed in self._needed)
+
+    # ------------------------------------------------------------------------------------------ steps
+
+    def give_keys(self, steps: Any, part: int, k: Tensor, v: Tensor) -> None:
+        """Own keys and values, tensors 0 and 1, to others' calls, and waits for theirs. Before that
+        of the first part all ranks wait until no call has the memory any more."""
+        if part == 0:
+            self._meet(steps, 0, self._others, self._others)
+        for other, run in self._given:
+            for which, x in ((K, k), (V, v)):
+                self._keys_block(other, part, which).take(
+                    steps, self._of_tensor(which, x), self._heads[part],
+                    (run.place, run.own, run.size))
+        self._meet(steps, 1, self._others, self._others)
+
+    def keep_keys(self, steps: Any, part: int, k: Tensor, v: Tensor) -> None:
+        """Own keys and values, tensors 0 and 1, to the own call's."""
+        for which, x in ((K, k), (V, v)):
+            for first, place, n in self._own:
+                self._keys_block(self._rank, part, which).take(
+                    steps, self._of_tensor(which, x), self._heads[part], (place, first, n))
+
+    def return_sums(self, steps: Any, part: int) -> None:
+        """Sums, tensors 0 and 1, to the owners of their keys; then waits for those of others."""
+        for owner, run in self._taken:
+            for which in (K, V):
+                mine = self._block(3 * self._world + which, 0, part, which,
+                                   self._counts[self._rank], self._sum_bytes)
+                self._sums_block(owner, self._rank, part, which).take(
+                    steps, mine, self._heads[part], (run.row, run.place, run.size))
+        self._meet(steps, 1, [owner for owner in self._others if self._needed[owner][self._rank]],
+                   [giver for giver in self._others if self._needed[self._rank][giver]])
+
+    def _meet(self, steps: Any, kind: int, tells: Sequence[int], hears: Sequence[int]) -> None:
+        """Tells ranks that this one has come so far, and waits until others have. kind: 0 or 1."""
+        first = kind * self._world
+        for rank in tells:
+            steps.write((2 * self._world + rank, (first + self._rank) * _WORD))
+        for rank in hears:
+            steps.wait((2 * self._world + self._rank, (first + rank) * _WORD))
+
+    # ------------------------------------------------------------------------------------------ views
+
+    def keys(self, memory: SharedMemory, part: int, like: Pair) -> Pair:
+        """Of a call: (B, Hkv, keys, D and Dv)."""
+        return Pair(*(memory.keys(
+            self._keys_block(self._rank, part, which).begin,
+            (*self._heads[part], self._counts[self._rank], self._sizes[which]), like[which].dtype)
+            for which in (K, V)))
+
+    def empty_sums(self, part: int, like: Pair) -> Pair:
+        """For the sums of a call, of such keys and values."""
+        return Pair(*(x.new_empty((*self._heads[part], self._counts[self._rank], x.shape[-1]),
+                                  dtype=one.sums_type(x)) for x in like))
+
+    def sums_of_others(self, memory: SharedMemory, part: int, like: Pair) -> list[Pair | None]:
+        """Of each rank the sums that it brought: (B, Hkv, rows that it needs, D and Dv)."""
+        needed = self._needed[self._rank]
+        return [None if rank == self._rank or not n else Pair(*(memory.sums(
+            self._sums_block(self._rank, rank, part, which).begin,
+            (*self._heads[part], n, self._sizes[which]), like[which].dtype) for which in (K, V)))
+            for rank, n in enumerate(needed)]
+
+    # ----------------------------------------------------------------------------------------- blocks
+
+    def _of_tensor(self, which: int, x: Tensor) -> Block:
+        """Of own keys or values, tensors 0 and 1, whose rows are dense in each head."""
+        e = x.element_size()
+        return Block(3 * self._world + which, 0, x.shape[-1] * e, x.stride(1) * e, x.stride(0) * e)
+
+    def _keys_block(self, rank: int, part: int, which: int) -> Block:
+        """Of the keys or values of a rank's call, in its memory."""
+        most = max(self._counts)
+        begin = self._begin(part, [most], self._bytes) + which * self._size(
+            part, K, most, self._bytes)
+        return self._block(rank, begin, part, which, self._counts[rank], self._bytes)
+
+    def _sums_block(self, owner: int, rank: int, part: int, which: int) -> Block:
+        """Of what a rank brings the owner, in its memory."""
+        needed, e = self._needed[owner], self._sum_bytes
+        begin = self._begin(part, needed, e) + which * self._size(part, K, needed[rank], e)
+        begin += sum(self._size(part, K, n, e) + self._size(part, V, n, e) for n in needed[:rank])
+        return self._block(self._world + owner, begin, part, which, needed[rank], e)
+
+    def _block(self, address: int, begin: int, part: int, which: int, rows: int, element: int
+               ) -> Block:
+        """A dense one."""
+        row = self._sizes[which] * element
+        return Block(address, begin, row, rows * row, self._heads[part][1] * rows * row)
+
+    def _begin(self, part: int, rows: Sequence[int], element: int) -> int:
+        """Of a part, where each has keys and values of so many rows, one block after the other."""
+        return sum(self._size(earlier, which, n, element)
+                   for earlier in range(part) for n in rows for which in (K, V))
+
+    def _size(self, part: int, which: int, rows: int, element: int) -> int:
+        batch, heads = self._heads[part]
+        size = batch * heads * rows * self._sizes[which] * element
+        return -(-size // _ALIGNMENT) * _ALIGNMENT
