@@ -9,7 +9,8 @@
 Every rank has so many rows of one sequence, causal or of packed causal documents of 1024 to 8192 rows.
 A rank's efficiency is the time of the whole problem on one device over ranks times the time over
 all of them. Times are medians of the slowest rank's; out, dq and dk are compared with one process's.
-A measurement is one call from idle devices to a synchronisation, or so many in a row (--calls 8).
+A measurement is one call from idle devices to a synchronisation, or so many in a row (--calls 8); or
+their time on the GPU when all of them are queued behind a busy kernel (--queued --calls 8).
 On GPUs PyTorch's context_parallel takes the causal problems with equal heads, as "PyTorch" with
 cuDNN's kernels and all-gathers; its efficiency is relative to Regard on one device.
 The model's time of a forward and a backward pass: the largest visible area by a rate of FLOP/s, and
@@ -36,6 +37,7 @@ from regard.torch import attention
 from regard.torch import distributed as rd
 
 SIZE = 128  # of a head
+BUSY = 60_000_000  # cycles of a GPU: over 30 ms
 MASKS = ("causal", "documents")
 SCHEMES = ("gather", "halo", "ulysses", "ring")
 OVERLAPS = {False: "", "heads": " by heads", "keys": " in stages", "documents": " by documents"}
@@ -89,17 +91,34 @@ def timed(call, device: torch.device, group, options: argparse.Namespace) -> flo
             dist.barrier(group)
         if device.type == "cuda":
             torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(options.calls):
-            call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds = (time.perf_counter() - began) / options.calls
+        seconds = (queued if options.queued else from_idle)(call, device, options.calls)
         took = torch.tensor(seconds, dtype=torch.float64, device=device)
         if group is not None:
             dist.all_reduce(took, dist.ReduceOp.MAX, group)
         found.append(float(took))
     return statistics.median(found[1:])
+
+
+def from_idle(call, device: torch.device, calls: int) -> float:
+    began = time.perf_counter()
+    for _ in range(calls):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / calls
+
+
+def queued(call, device: torch.device, calls: int) -> float:
+    """By the GPU's clock, behind a kernel that is busy until all calls are queued, and a first call."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(BUSY)
+    call()
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1000 / calls
 
 
 def passes(function, tensors, device, group, options):
@@ -148,7 +167,7 @@ def compare(problem: Problem, options: argparse.Namespace, device: torch.device)
     rank, ranks = dist.get_rank(), options.ranks
     whole = problem.tensors(problem.rows * ranks, device)
     alone = alone_on_one(problem, ranks, whole, device, options)
-    for scheme, more in schemes(problem, ranks, options.schemes):
+    for scheme, more in schemes(problem, ranks, options.schemes, options.overlaps):
         plan = problem.plan(ranks, scheme)
         local = [plan.shard(x, rank, 2) for x in whole]
         forward, backward, *found = passes(
@@ -212,12 +231,12 @@ def packed(problem, ranks, whole, device, options):
     return passes(function, whole, device, None, options)
 
 
-def schemes(problem: Problem, ranks: int, wanted: list[str]):
+def schemes(problem: Problem, ranks: int, wanted: list[str], overlaps: list[str | bool]):
     """Each with the options of its call."""
     for scheme in wanted:
         if scheme == "halo" and problem.mask == "causal":
             continue
-        for overlap in OVERLAPS if scheme in ("gather", "halo") else [None]:
+        for overlap in overlaps if scheme in ("gather", "halo") else [None]:
             if (overlap == "heads" and problem.heads[1] == 1) or (
                     overlap == "documents" and not problem.plan(ranks, scheme).has_whole_documents):
                 continue
@@ -290,6 +309,10 @@ def pairs_of(text: str) -> list[tuple[int, int]]:
     return [(int(one), int(other)) for one, other in (pair.split("/") for pair in text.split(","))]
 
 
+def overlaps_of(text: str) -> list[str | bool]:
+    return [False if name == "none" else name for name in text.split(",")]
+
+
 def numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
@@ -305,12 +328,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--schemes", type=lambda text: text.split(","), default=[*SCHEMES],
                         help="with commas between (default: all of one level)")
+    parser.add_argument("--overlaps", type=overlaps_of, default=[*OVERLAPS],
+                        help="of gather and halo: none, heads, keys, documents (default: all)")
     parser.add_argument("--threads", type=int, default=1, help="of a rank on the CPU")
     parser.add_argument("--masks", type=lambda text: text.split(","), default=[*MASKS])
     parser.add_argument("--high-priority", action="store_true",
                         help="NCCL's kernels come before others that wait")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=1, help="between synchronisations (default 1)")
+    parser.add_argument("--queued", action="store_true", help="behind a busy kernel, by the GPU's clock")
     parser.add_argument("--model", type=numbers, help="plans for these numbers of ranks, no device")
     parser.add_argument("--explain", action="store_true", help="four plans, no device")
     parser.add_argument("--ranks-per-node", type=int, default=8, help="the model's (default 8)")

@@ -392,7 +392,8 @@ FAKE int cuMemcpy2DAsync_v2(const Copy2d* copy, Stream*) {
   }
   return kOk;
 }
-FAKE int cuStreamWriteValue32_v2(Stream*, std::uint32_t* word, std::uint32_t value, unsigned flags) {
+FAKE int cuStreamWriteValue32_v2(Stream*, std::uint32_t* word, std::uint32_t value,
+                                 unsigned flags) {
   BEGIN("cuStreamWriteValue32");
   if (flags != 0) return kInvalid;
   return *word = value, kOk;

@@ -64,8 +64,7 @@ TEST_CASE("words in the order of a stream") {
   const DeviceBytes memory(1, 4);
   cuda_memory::write_word(1, memory.data(), 0xfffffffe, nullptr);
   cuda_memory::wait_for_word(1, memory.data(), 0xfffffffd, nullptr);
-  const Error error =
-      error_of([&] { cuda_memory::wait_for_word(1, memory.data(), 1, nullptr); });
+  const Error error = error_of([&] { cuda_memory::wait_for_word(1, memory.data(), 1, nullptr); });
   CHECK(error.code() == Code::device_failure);
   CHECK(std::string(error.what()).find("cuStreamWaitValue32") != std::string::npos);
   cuda_memory::write_word(1, memory.data(), 2, nullptr);

@@ -120,7 +120,7 @@ def test_groups_of_heads_are_those_of_all_ranks(rows: int) -> None:
     for scheme, heads in (("gather", (16, 16)), ("gather", (32, 8)), ("halo", (6, 2))):
         plan = rd.plan(rows, world_size=2, heads_q=heads[0], heads_kv=heads[1], head_size=8,
                        causal=True, window=(50, None), scheme=scheme)
-        call: Any = SimpleNamespace(plan=plan, overlaps="heads", options={})
+        call: Any = SimpleNamespace(plan=plan, overlaps="heads", by_position=False, options={})
         found = []
         for rank in range(2):
             q, k = (torch.empty(1, n, plan.rows(rank), 8, device="meta") for n in heads)

@@ -85,6 +85,11 @@ class Call:
     wide_sums: bool = False
     cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
+    def of(self, plan: Plan, ranks: Any, options: dict[str, Any]) -> Call:
+        """The same with these; dataclasses.replace takes several times as long."""
+        return Call(plan, ranks, options, self.by_position, self.where, self.out_type,
+                    self.return_lse, self.sums_sink, self.overlaps, self.wide_sums, self.cache)
+
     def kept(self, key: Any, make: Callable[[], T]) -> T:
         """What `make` returns, made once for all calls with these shapes, types and options."""
         if key not in self.cache:

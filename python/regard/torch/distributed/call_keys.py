@@ -30,6 +30,16 @@ def positions(plan: Plan, rank: int, name: str, device: Any = "cpu") -> Tensor |
     return plan.part(rank, None, device, name == FILLED)
 
 
+def most(plan: Plan, name: str) -> int:
+    """How many keys the calls of some rank have."""
+    def found() -> int:
+        of_ranks = [positions(plan, rank, name) for rank in range(plan.world_size)]
+        return max(plan.sizes.length if x is None else len(x) for x in of_ranks)
+
+    count: int = plan.kept_value(("most keys", name), found)
+    return count
+
+
 def own_rows(plan: Plan, rank: int, name: str, device: Any = "cpu") -> Tensor:
     """(n) int64, ascending: the rank's rows whose keys are among them."""
     if name == SHARED:

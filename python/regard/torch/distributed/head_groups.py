@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from . import call_keys
 from .call import Call, Tensors
 from .plan_value import BLOCK
 
-_BUSY = 256  # tiles of 128 rows, which two for each multiprocessor of an H100 nearly are
+_BUSY = 256  # tiles of 128 rows, which two for each multiprocessor of an H100 nearly are; of 128 keys
+# twice as many, because their work differs more
 
 
 class Group(NamedTuple):
@@ -49,24 +51,25 @@ class Group(NamedTuple):
 
 
 def forward(call: Call, tensors: Tensors) -> list[Group]:
-    heads, few = tensors.k.shape[1], _few(call, tensors)
+    heads = tensors.k.shape[1]
+    share, rows = tensors.q.shape[1] // heads, max(call.plan.row_counts)
+    few = _few(call, tensors, _BUSY, share * (rows // BLOCK), heads // 4)
     return _groups(call, tensors, [few, heads - few])
 
 
 def backward(call: Call, tensors: Tensors, wants_bias: bool) -> list[Group]:
     """wants_bias: its gradient may be the sum of several heads', which then are one group."""
-    heads, few = tensors.k.shape[1], 0 if wants_bias else _few(call, tensors)
-    return _groups(call, tensors, [few, heads - 2 * few, few] if heads > 2 else [few, heads - few])
+    heads, keys = tensors.k.shape[1], call_keys.most(call.plan, call_keys.name_of(call))
+    few = 0 if wants_bias else _few(call, tensors, 2 * _BUSY, keys // BLOCK, heads // 2)
+    return _groups(call, tensors, [few, heads - 2 * few, few])
 
 
-def _few(call: Call, tensors: Tensors) -> int:
-    """How many heads of keys make a small group: as many as keep a GPU busy, equal on all ranks."""
-    heads = tensors.k.shape[1]
-    if call.overlaps != "heads" or heads < 2:
+def _few(call: Call, tensors: Tensors, busy: int, tiles: int, most: int) -> int:
+    """How many heads of keys make a small group, equal on all ranks: as many as keep a GPU busy, by
+    the tiles that one has in a batch entry; but at most so many."""
+    if call.overlaps != "heads" or tensors.k.shape[1] < 2:
         return 0
-    share, rows = tensors.q.shape[1] // heads, max(call.plan.row_counts)
-    tiles = max(1, tensors.q.shape[0] * share * (rows // BLOCK))  # of a head of keys
-    return min(-(-_BUSY // tiles), max(1, heads // 4))
+    return min(-(-busy // max(1, tensors.k.shape[0] * tiles)), max(1, most))
 
 
 def _groups(call: Call, tensors: Tensors, counts: list[int]) -> list[Group]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ def prepared(given: Tensors, plan: Any, group: Group, options: dict[str, Any],
     kept = None if key is None else plan.accepted_calls.get(key)
     if kept is not None and agreement.knows(plan, ranks):
         of_scores = _seeded(kept.options, options, given.q.device)
-        return replace(kept, plan=plan, ranks=ranks, options=of_scores), made(given)
+        return kept.of(plan, ranks, of_scores), made(given)
 
     def checked() -> tuple[tuple[Call, Tensors], str]:
         agreement.require_plan(plan, ranks)
@@ -50,8 +49,7 @@ def prepared(given: Tensors, plan: Any, group: Group, options: dict[str, Any],
     if key is not None:  # without what has a life of its own
         of_scores = {name: None if name == "dropout_seed" else value
                      for name, value in found[0].options.items()}
-        plan.accept(key, replace(found[0], plan=None, ranks=None,  # type: ignore[arg-type]
-                                 options=of_scores))
+        plan.accept(key, found[0].of(None, None, of_scores))  # type: ignore[arg-type]
     return found
 
 

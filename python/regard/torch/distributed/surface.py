@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
@@ -151,7 +152,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, 
 def _attention(given: Tensors, plan: Plan, group: Group, options: dict[str, Any],
                others: dict[str, Any]) -> tuple[Tensor, Tensor]:
     call, tensors = prepared(given, plan, group, options, others)
-    with torch.autocast(tensors.q.device.type, enabled=False):
+    kind = tensors.q.device.type
+    without = (torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else
+               nullcontext())
+    with without:
         found: tuple[Tensor, Tensor] = _Attention.apply(  # type: ignore[no-untyped-call]
             call, *tensors)
     return found
@@ -171,8 +175,9 @@ class _Attention(torch.autograd.Function):
         seed = call.options.get("dropout_seed")  # in memory: autograd sees where it has changed
         ctx.save_for_backward(*kept, seed if isinstance(seed, Tensor) else None)
         # Without data: memory is held by what is kept alone.
-        ctx.like = [None if x is None else torch.empty_like(x, device="meta")
-                    for x in tensors[:passes.GRADED]]
+        ctx.like = call.kept("like", lambda: [
+            None if x is None else torch.empty_like(x, device="meta")
+            for x in tensors[:passes.GRADED]])
         ctx.set_materialize_grads(False)
         if not call.return_lse:
             ctx.mark_non_differentiable(lse)

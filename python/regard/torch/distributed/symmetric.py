@@ -45,9 +45,13 @@ def memory_of(ranks: Any, like: Tensor) -> SharedMemory | None:
     at the first call with a group."""
     if not like.is_cuda or not isinstance(ranks, Ranks) or ranks.size == 1:
         return None
-    with torch.cuda.device(like.device):
-        if torch.cuda.is_current_stream_capturing():
-            return None
+    if torch.cuda.current_device() == like.device.index:
+        is_capturing = torch.cuda.is_current_stream_capturing()
+    else:
+        with torch.cuda.device(like.device):
+            is_capturing = torch.cuda.is_current_stream_capturing()
+    if is_capturing:
+        return None
     kept = _memories.setdefault(_group(ranks), {})
     if like.device not in kept:
         kept[like.device] = _made(ranks, like.device) if _is_there(ranks, like) else None
