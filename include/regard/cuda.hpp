@@ -73,6 +73,11 @@ struct RowCopy {
 /// Puts copies on a stream of the device, in their order, and does not wait for them. Addresses are
 /// of memory that the device reaches: its own, or another GPU's that is mapped.
 void copy_rows(int device, const RowCopy* copies, std::size_t count, void* stream);
+/// to = first + second, in f32, or in f64 if all are f64: tensors of rank 4 and equal sizes; first
+/// and second f32, `to` of any type. One kernel on a stream of the device, which is compiled at its
+/// first use.
+void add_rows(int device, const Tensor& first, const Tensor& second, const Tensor& to,
+              void* stream);
 /// Writes a word on a stream of the device, after all that is on it; multiprocessors have no part
 /// in it. The word is in memory that the device reaches, as for copy_rows.
 void write_word(int device, void* word, std::uint32_t value, void* stream);

@@ -3,6 +3,8 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <regard/cuda.hpp>
+
 #include "gil.hpp"
 #include "kept_maps.hpp"
 
@@ -348,6 +350,17 @@ void Direct::gradients_into(const DirectOptions& options, const Results& saved,
   without_gil([&] { regard::backward(a, inputs, into, run); });
 }
 
+void Direct::add_rows(nb::handle first, nb::handle second, nb::handle to) const {
+  Reader read(*this, false);
+  const Tensor a = read("first", first), b = read("second", second), sum = read("to", to);
+  if (read.device() == Array::kHost) refuse("to", "a tensor", "must be on a GPU");
+  void* stream = nullptr;
+  if (exchange_->current_stream(nb::device::cuda::value, read.device(), &stream) != 0) {
+    throw nb::python_error();
+  }
+  without_gil([&] { cuda_memory::add_rows(read.device(), a, b, sum, stream); });
+}
+
 void bind_direct(nb::module_& m) {
   nb::class_<Direct>(m, "Direct", "Calls on PyTorch's tensors, without its dispatcher.")
       .def(nb::init<const Named&>(), "torch"_a)
@@ -366,7 +379,8 @@ void bind_direct(nb::module_& m) {
       .def("results_into", &Direct::run_into, "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a,
            "out"_a, "lse"_a, "continue_from"_a)
       .def("gradients_into", &Direct::gradients_into, "options"_a, "saved"_a, "arrays"_a, "dout"_a,
-           "dlse"_a.none(), "gradients"_a, "accumulate"_a);
+           "dlse"_a.none(), "gradients"_a, "accumulate"_a)
+      .def("add_rows", &Direct::add_rows, "first"_a, "second"_a, "to"_a);
 }
 
 }  // namespace regard::python

@@ -60,6 +60,8 @@ class Direct {
   void gradients_into(const DirectOptions& options, const Results& saved, const Named& arrays,
                       nanobind::handle dout, nanobind::handle dlse, const Named& gradients,
                       bool accumulate) const;
+  // to = first + second, of rank 4, on a GPU: cuda_memory::add_rows on PyTorch's current stream.
+  void add_rows(nanobind::handle first, nanobind::handle second, nanobind::handle to) const;
 
  private:
   class Reader;

@@ -5,6 +5,7 @@
 
 #include "cuda/driver.hpp"
 #include "cuda/workspace.hpp"
+#include "cuda/write_rows.hpp"
 #include "problem/refuse.hpp"
 #include "regard/cuda.hpp"
 
@@ -106,6 +107,24 @@ void copy_rows(int device, const RowCopy* copies, std::size_t count, void* strea
   const auto on = static_cast<Stream>(stream);
   const CurrentContext context(device, on);
   for (const RowCopy& copy : std::span(copies, count)) enqueue(copy, on, device);
+}
+
+void add_rows(int device, const Tensor& first, const Tensor& second, const Tensor& to,
+              void* stream) {
+  for (const auto& [name, x] :
+       {std::pair<const char*, const Tensor&>{"first", first}, {"second", second}, {"to", to}}) {
+    const bool is_term = &x != &to;
+    require(x.rank == 4 && x.sizes == first.sizes, name, x, "must have rank 4, and first's sizes");
+    require(x.type == (first.type == f64 ? f64
+                       : is_term         ? f32
+                                         : x.type) &&
+                x.type != boolean && x.type != i32,
+            name, x, "must be f32, or f64 if all are; to may be of any float type");
+  }
+  const auto on = static_cast<Stream>(stream);
+  const CurrentContext context(device, on);
+  write_rows({.first = first, .second = second, .to = to}, device_at(device).chip, context.id(), on,
+             device);
 }
 
 void write_word(int device, void* word, std::uint32_t value, void* stream) {

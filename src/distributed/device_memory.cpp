@@ -1,14 +1,10 @@
 // Rows in a GPU's memory, by one small kernel on the call's stream.
-#include <limits>
-
 #include "cuda/driver.hpp"
-#include "cuda/kernel_cache.hpp"
-#include "cuda/launch.hpp"
 #include "cuda/planning.hpp"
 #include "cuda/reachable.hpp"
 #include "cuda/workspace.hpp"
+#include "cuda/write_rows.hpp"
 #include "distributed/memory.hpp"
-#include "plan/cuda/write_rows.hpp"
 #include "problem/given_memory.hpp"
 #include "problem/refuse.hpp"
 
@@ -18,15 +14,6 @@ namespace {
 using namespace cuda_backend;
 
 DevicePointer address(const void* pointer) { return reinterpret_cast<DevicePointer>(pointer); }
-
-View view_of(const Tensor& x) {
-  return {.data = x.data,
-          .type = x.type,
-          .strides = {.batch = x.strides[0],
-                      .head = x.strides[1],
-                      .row = x.strides[2],
-                      .column = x.strides[3]}};
-}
 
 class DeviceMemory final : public Memory {
  public:
@@ -59,28 +46,11 @@ class DeviceMemory final : public Memory {
   }
 
   void write(const Tensor& from, const Tensor& to, bool add) override {
-    constexpr std::int64_t kMostRows = std::numeric_limits<std::int32_t>::max();
-    const std::int64_t rows = to.sizes[0] * to.sizes[1] * to.sizes[2];
-    if (rows == 0 || to.sizes[3] == 0) return;
-    require(rows <= kMostRows, "rows", rows, "are more than a grid has blocks for");
-    const CudaLaunch launch = write_rows_launch(from.type, to.type, rows);
-    KernelParams params;
-    Problem& p = params.problem;
-    p.sizes = {
-        .batch = to.sizes[0], .heads_q = to.sizes[1], .len_q = to.sizes[2], .dim = to.sizes[3]};
-    p.q = view_of(from);
-    p.out = view_of(to);
-    p.accumulate = add;
-    launch_kernel(d_, launch, loaded(launch.config), params, nullptr, stream_, run_.device.index);
+    write_rows({.first = from, .to = to, .add = add}, chip_of(run_), context_.id(), stream_,
+               run_.device.index);
   }
 
  private:
-  const LoadedKernel& loaded(const KernelConfig& config) const {
-    const LoadedKernel* kernel = loaded_kernel(config, context_.id());
-    if (!kernel) load_kernels({config}, chip_of(run_), context_.id());
-    return kernel ? *kernel : *loaded_kernel(config, context_.id());
-  }
-
   const Run& run_;
   const Driver& d_;
   const Stream stream_;

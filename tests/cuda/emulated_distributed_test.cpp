@@ -160,4 +160,51 @@ TEST_CASE("ranks on a GPU: memory that the device does not reach") {
   for (const Array* x : arrays_of(part)) take_from_device(fake, *x);
 }
 
+TEST_CASE("sums of rows on a GPU") {
+  const FakeCuda fake;
+  for (const Type type : {f32, f16, bf16, f64}) {
+    for (const std::int64_t size : {128, 200, 37}) {  // whole vectors, a part of a warp, none
+      for (const bool gaps : {false, true}) {
+        CAPTURE(name_of(type));
+        CAPTURE(size);
+        CAPTURE(gaps);
+        const std::vector<std::int64_t> sizes{2, 3, 9, size};
+        const Type wide = type == f64 ? f64 : f32;
+        const Array first(wide, sizes, gaps), second(wide, sizes), to(type, sizes, gaps);
+        for (std::int64_t n = 0; n < to.count(); ++n) {
+          first.set(n, 0.001 * double(n));
+          second.set(n, 3.0 - 0.01 * double(n % 100));
+        }
+        for (const Array* x : {&first, &second, &to}) give_to_device(fake, *x);
+        cuda_memory::add_rows(0, first, second, to, nullptr);
+        std::int64_t wrong = 0;
+        for (std::int64_t n = 0; n < to.count(); ++n) {
+          const double sum = rounded(wide, first.get(n) + second.get(n));
+          wrong += to.get(n) != rounded(type, sum);
+        }
+        CHECK(wrong == 0);
+        CHECK(to.gaps_intact());
+        for (const Array* x : {&first, &second, &to}) take_from_device(fake, *x);
+      }
+    }
+  }
+}
+
+TEST_CASE("sums of rows that are refused") {
+  const FakeCuda fake;
+  const Array x(f32, {1, 2, 3, 4}), other(f32, {1, 2, 3, 5}), flat(f32, {2, 3, 4}),
+      wide(f64, {1, 2, 3, 4}), narrow(f16, {1, 2, 3, 4}), integers(i32, {1, 2, 3, 4});
+  const auto argument = [](const Array& first, const Array& second, const Array& to) {
+    return error_of([&] { cuda_memory::add_rows(0, first, second, to, nullptr); }).argument();
+  };
+  CHECK(argument(flat, x, x) == "first");
+  CHECK(argument(narrow, x, x) == "first");
+  CHECK(argument(x, other, x) == "second");
+  CHECK(argument(x, wide, x) == "second");
+  CHECK(argument(wide, x, wide) == "second");
+  CHECK(argument(x, x, other) == "to");
+  CHECK(argument(x, x, integers) == "to");
+  CHECK(argument(wide, wide, x) == "to");
+}
+
 TEST_SUITE_END();

@@ -142,6 +142,15 @@ def backward_into(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, q
     return True
 
 
+def add_rows(first: Tensor, second: Tensor, to: Tensor) -> None:
+    """to = first + second, which are float32, or float64 as all, and have rank 4: in one pass over
+    memory, where PyTorch's own takes half as long again if `to` has another type."""
+    if _direct is not None and to.is_cuda:
+        _direct.add_rows(first, second, to)
+    else:
+        torch.add(first, second, out=to)
+
+
 # ----------------------------------------------------------------------------- operators' kernels
 
 _NAMES = [*ARGUMENTS][:TENSORS - 1]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .. import direct
 from . import call_keys, others
 from .call import Call, Pair
 
@@ -53,7 +54,7 @@ def _write_pieces(pieces: Sequence[_Piece], to: Tensor, sums: Tensor, came: Sequ
         elif len(terms) == 1:
             piece.copy_(terms[0])
         else:
-            torch.add(terms[0], terms[-1], out=piece)
+            direct.add_rows(terms[0], terms[-1], piece)
 
 
 def _write_rows(call: Call, name: str, to: Tensor, sums: Tensor, came: Sequence[Tensor | None]

@@ -23,7 +23,7 @@ enum class Kernel : uint8 {
   combine_dkv,     // dk, dv from the partial sums of a backward split over query rows
   row_map,         // the tile map of a mask, by tiles of query rows (forward)
   key_map,         // the same by tiles of keys (backward)
-  write_rows,      // rows of one tensor to another, or added to it (src/distributed)
+  write_rows,      // rows of one tensor to another, a sum, or added to it (src/cuda/write_rows)
 };
 inline constexpr int kKernelCount = 15;
 
