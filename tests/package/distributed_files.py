@@ -7,7 +7,6 @@ import math
 import shutil
 import tempfile
 import time
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -124,15 +123,6 @@ class Files:
     def run_aside(self, steps: Steps, *tensors: Tensor) -> None:
         self.count += 1
         self.run(steps, *tensors)
-
-    def aside(self) -> Any:
-        return nullcontext()
-
-    def begin_aside(self) -> None:
-        """There is one stream."""
-
-    def end_aside(self, begun: Any) -> None:
-        """There is one stream."""
 
     def wait_for(self, done: Any) -> None:
         """It is done."""

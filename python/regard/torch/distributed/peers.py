@@ -55,11 +55,7 @@ class Exchange:
         aside, here = (self._call.kept(
             (name, part, layout, strides), partial(self._steps, getattr(layout, name), part, k, v))
             for name in ("give_keys", "keep_keys"))
-        begun = memory.begin_aside()
-        try:
-            memory.run_aside(aside, k, v)
-        finally:
-            done = memory.end_aside(begun)
+        done = memory.run_aside(aside, k, v)
 
         def came() -> Pair:
             memory.run(here, k, v)
@@ -74,23 +70,18 @@ class Exchange:
 
     def begin_sums(self, part: int, sums: Pair, finish: Callable[[Sequence[Pair | None]], None]
                    ) -> Callable[[], None]:
-        """Brings the owners sums for their keys, and gives `finish` those of others for own keys when
-        they are there: of each rank those for the keys that it needs. The result waits for it."""
+        """Brings the owners sums for their keys. The result waits for those of others for own keys, and
+        gives them to `finish`: of each rank those for the keys that it needs. Not earlier, aside:
+        what adds them would take multiprocessors from the calls that follow."""
         memory, layout = self._memory, self._layout
         steps = self._call.kept(("return_sums", part, layout),
                                 partial(self._steps, layout.return_sums, part))
-        begun = memory.begin_aside()
-        try:
-            memory.run_aside(steps, *sums)
-            with memory.aside():
-                finish(layout.sums_of_others(memory, part, sums))
-        finally:
-            done = memory.end_aside(begun)
+        done = memory.run_aside(steps, *sums)
         held = [sums]  # until the current stream waits: its allocator may give the memory away
 
         def wait() -> None:
             memory.wait_for(done)
-            held.clear()
+            finish(layout.sums_of_others(memory, part, held.pop()))
 
         return wait
 

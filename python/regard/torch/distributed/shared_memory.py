@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -79,40 +78,21 @@ class SharedMemory:
         """Puts steps on the current stream, none of which is of a word."""
         self._run(steps, tensors, self._main)
 
-    def run_aside(self, steps: _core.GpuSteps, *tensors: Tensor) -> None:
-        """Puts steps on the stream next to it, between `begin_aside` and `end_aside`; all ranks do so
-        in the same order. They may tell others that this one came so far, and wait for these."""
-        self._count += 1
-        self._run(steps, tensors, self._side)
-
-    def begin_aside(self) -> Any:
-        """What follows aside comes after what the current stream has so far."""
-        begun = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    def run_aside(self, steps: _core.GpuSteps, *tensors: Tensor) -> Any:
+        """Puts steps on the stream next to it, after all that is on it so far; all ranks do so in the
+        same order. They may tell others that this one came so far, and wait for these. Returns what
+        `wait_for` takes. Tensors have to live until then."""
+        begun, done = (torch.cuda.Event() for _ in range(2))  # type: ignore[no-untyped-call]
         self._main.record_event(begun)
         self._side.wait_event(begun)
-        return begun
-
-    def end_aside(self, begun: Any) -> Any:
-        """What `wait_for` takes, for all that is aside so far."""
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._count += 1
+        self._run(steps, tensors, self._side)
         self._side.record_event(done)
         self._watch.add(begun, done)
         return done
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """PyTorch's operators are put aside."""
-        current = torch.cuda.current_device()
-        torch.cuda.set_stream(self._side)
-        try:
-            yield
-        finally:
-            torch.cuda.set_stream(self._main)  # and its device
-            if current != self._device.index:
-                torch.cuda.set_device(current)
-
     def wait_for(self, done: Any) -> None:
-        """The current stream waits. Memory that is used aside has to live until then."""
+        """The current stream waits for steps aside."""
         self._main.wait_event(done)
 
     def _run(self, steps: _core.GpuSteps, tensors: Sequence[Tensor], stream: Any) -> None:
