@@ -1,4 +1,5 @@
-"""regard.torch.distributed.copies: wide elements change no bit, whatever the layouts."""
+"""regard.torch.distributed.copies: wide elements change no bit, whatever the layouts; and steps of copy
+engines that cannot be."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 if not torch.distributed.is_available():
     pytest.skip("needs torch.distributed", allow_module_level=True)
 
+import regard  # noqa: E402
+from regard import _core  # noqa: E402
 from regard.torch.distributed import copies  # noqa: E402
 
 TYPES = [torch.bfloat16, torch.float32, torch.float64, torch.bool]
@@ -47,3 +50,12 @@ def test_lazily_negated_and_graded() -> None:
     with torch.no_grad():
         copies.copy(to, graded)
     assert (to == 1).all()
+
+
+def test_steps_name_addresses_that_a_run_has() -> None:
+    steps = _core.GpuSteps()
+    steps.copy((0, 0, 4), (2, 0, 4), 4, 1)
+    with pytest.raises(regard.InvalidArgument, match="addresses = 2 of them: are too few for address 2"):
+        steps.run([0, 0], 1, 0, 0)
+    with pytest.raises(TypeError):
+        steps.write((0, -1))

@@ -119,7 +119,7 @@ def seconds(plan: Plan, rates: Rates) -> float:
 
 def moves_long(plan: Plan, rates: Rates) -> bool:
     """Whether receiving takes so long that it is to be hidden. Where a rank has several heads of
-    keys: more than 2 ms of both passes, because each call that hides some takes the host 0.3 ms,
+    keys: more than 0.8 ms of both passes, because each call that hides some takes the host 0.1 ms,
     and more than 0.03 of the time of computing. With one head, more than a tenth: results of parts
     of the keys cost 4 % of forward and 8 % of backward on two H100. False for schemes that cannot
     hide it."""
@@ -127,7 +127,7 @@ def moves_long(plan: Plan, rates: Rates) -> bool:
         return False
     receiving, computing = _longest_receiving(plan, rates), _computing(plan, rates)
     if has_heads(plan):
-        return receiving > max(2e-3, 0.03 * computing)
+        return receiving > max(0.8e-3, 0.03 * computing)
     return receiving > 0.1 * computing
 
 
@@ -163,9 +163,9 @@ def has_heads(plan: Plan) -> bool:
 
 
 def takes_long(plan: Plan) -> bool:
-    """Whether a GPU computes for so long that another call, which takes the host 0.3 ms in each
-    pass, costs nothing: 3 ms at the assumed rate."""
-    return _flops(plan) > 3e-3 * ASSUMED_FLOPS
+    """Whether a GPU computes for so long that another call, which takes the host 0.1 ms in each
+    pass, costs nothing: 1 ms at the assumed rate."""
+    return _flops(plan) > 1e-3 * ASSUMED_FLOPS
 
 
 def _longest_receiving(plan: Plan, rates: Rates) -> float:

@@ -116,7 +116,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, 
             dropout may be given.
             "keys": own keys, in two calls forward and three backward, whose results are merged in
             float32 or wider; not with alibi_slopes or dropout.
-            None: on GPUs "documents", if it can be and the rank with the most to do has 1.5 TFLOP
+            None: on GPUs "documents", if it can be and the rank with the most to do has 0.5 TFLOP
             in both passes; else "heads", with one head of keys "keys", where the plan's
             `moves_long` is True; else False. "ring" always overlaps, "ulysses" never.
         threads, backend: as in `regard.torch.attention`.
