@@ -81,7 +81,9 @@ class Exchange:
 
         def wait() -> None:
             memory.wait_for(done)
-            finish(layout.sums_of_others(memory, part, held.pop()))
+            like = held.pop()
+            finish(memory.kept(layout, ("sums", part),
+                               lambda: layout.sums_of_others(memory, part, like)))
 
         return wait
 
