@@ -48,7 +48,8 @@ CudaSetup cuda_setup();
 
 // ------------------------------------------------------------------------------------------ memory
 
-/// Memory of a device, in its primary context. Copies return when they are done.
+/// Memory of a device, in its primary context; what takes a stream is in that one's. to_device and
+/// to_host return when they are done.
 namespace cuda_memory {
 
 /// Device memory that is aligned to 256 bytes.
@@ -71,11 +72,12 @@ struct RowCopy {
   std::size_t rows = 0;        ///< how many
 };
 /// Puts copies on a stream of the device, in their order, and does not wait for them. Addresses are
-/// of memory that the device reaches: its own, or another GPU's that is mapped.
+/// of memory that the device reaches: its own, or another GPU's that is mapped. Rows do not
+/// overlap: a pitch is at least the width.
 void copy_rows(int device, const RowCopy* copies, std::size_t count, void* stream);
-/// to = first + second, in f32, or in f64 if all are f64: tensors of rank 4 and equal sizes; first
-/// and second f32, `to` of any type. One kernel on a stream of the device, which is compiled at its
-/// first use.
+/// to = first + second, in f32, or in f64 if all are f64: tensors of rank 4 and equal sizes, with
+/// memory that the device reaches; first and second f32, `to` of any float type. One kernel on a
+/// stream of the device, which is compiled at its first use.
 void add_rows(int device, const Tensor& first, const Tensor& second, const Tensor& to,
               void* stream);
 /// Writes a word on a stream of the device, after all that is on it; multiprocessors have no part

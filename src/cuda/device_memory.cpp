@@ -6,6 +6,7 @@
 #include "cuda/driver.hpp"
 #include "cuda/workspace.hpp"
 #include "cuda/write_rows.hpp"
+#include "plan/count.h"
 #include "problem/refuse.hpp"
 #include "regard/cuda.hpp"
 
@@ -47,6 +48,12 @@ void copy_bytes(void* to, const void* from, std::size_t bytes, Stream stream, in
 void enqueue(const cuda_memory::RowCopy& copy, Stream stream, int device) {
   const auto& [to, from, to_pitch, from_pitch, width, rows] = copy;
   if (width == 0 || rows == 0) return;
+  if (rows > 1) {
+    require(to_pitch >= width, "to_pitch", to_pitch, "must be at least the width of a row");
+    require(from_pitch >= width, "from_pitch", from_pitch, "must be at least the width of a row");
+  }
+  require(rows <= std::numeric_limits<std::size_t>::max() / width, "rows", rows,
+          "have more bytes than there are addresses");
   if (rows == 1 || (to_pitch == width && from_pitch == width)) {
     copy_bytes(to, from, width * rows, stream, device);
   } else if (std::max(to_pitch, from_pitch) > kMostPitch) {
@@ -115,6 +122,13 @@ void add_rows(int device, const Tensor& first, const Tensor& second, const Tenso
        {std::pair<const char*, const Tensor&>{"first", first}, {"second", second}, {"to", to}}) {
     const bool is_term = &x != &to;
     require(x.rank == 4 && x.sizes == first.sizes, name, x, "must have rank 4, and first's sizes");
+    Count elements = 1;
+    for (const std::int64_t size : x.sizes) {
+      require(size >= 0, name, x, "has a negative size");
+      elements = elements * size;
+    }
+    require(elements.fits(), name, x, "has more elements than can be counted");
+    require(x.data || elements.value() == 0, name, x, "has no memory");
     require(x.type == (first.type == f64 ? f64
                        : is_term         ? f32
                                          : x.type) &&

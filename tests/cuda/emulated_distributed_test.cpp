@@ -205,6 +205,14 @@ TEST_CASE("sums of rows that are refused") {
   CHECK(argument(x, x, other) == "to");
   CHECK(argument(x, x, integers) == "to");
   CHECK(argument(wide, wide, x) == "to");
+  const auto of_sizes = [](std::int64_t batch, std::int64_t heads, void* data) {
+    const Tensor made{data, f32, {batch, heads, 1, 4}, {0, 0, 0, 1}};
+    return error_of([&] { cuda_memory::add_rows(0, made, made, made, nullptr); }).argument();
+  };
+  float element = 0;
+  CHECK(of_sizes(1, 1, nullptr) == "first");
+  CHECK(of_sizes(-1, 1, &element) == "first");
+  CHECK(of_sizes(std::int64_t(1) << 33, std::int64_t(1) << 33, &element) == "first");
 }
 
 TEST_SUITE_END();

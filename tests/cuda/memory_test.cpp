@@ -59,6 +59,19 @@ TEST_CASE("copies of rows") {
   CHECK(std::string(found) == "abcd....ab...de...gh....ab.ij...");
 }
 
+TEST_CASE("copies of rows that are refused") {
+  const FakeCuda fake;
+  const DeviceBytes memory(1, 64);
+  const auto argument = [&](cuda_memory::RowCopy copy) {
+    copy.from = copy.to = memory.data();
+    return error_of([&] { cuda_memory::copy_rows(1, &copy, 1, nullptr); }).argument();
+  };
+  CHECK(argument({.to_pitch = 3, .from_pitch = 4, .width = 4, .rows = 2}) == "to_pitch");
+  CHECK(argument({.to_pitch = 4, .from_pitch = 0, .width = 4, .rows = 2}) == "from_pitch");
+  constexpr std::size_t kMany = std::size_t(1) << 63;
+  CHECK(argument({.to_pitch = 4, .from_pitch = 4, .width = 4, .rows = kMany}) == "rows");
+}
+
 TEST_CASE("words in the order of a stream") {
   const FakeCuda fake;
   const DeviceBytes memory(1, 4);

@@ -17,7 +17,7 @@ from distributed_pool import Raised
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from regard.torch.distributed import peers
+from regard.torch.distributed import others, peers
 
 
 def attend_by_copies(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]
@@ -31,10 +31,22 @@ def attend_by_copies(group: ProcessGroup, case: Case, scheme: str, more: dict[st
         peers.memory_of = memory_of
 
 
-def results_by_copies(pools: Any, case: Case, scheme: str, world: int) -> dict[str, Tensor]:
-    """Whole results of `attend_by_copies` in so many processes."""
+def attend_by_rows(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]
+                   ) -> dict[str, Tensor]:
+    """`attend_by_copies` as if there were many runs of rows: by their indices."""
+    most = others.MOST_PIECES
+    others.MOST_PIECES = 0
+    try:
+        return attend_by_copies(group, case, scheme, more)
+    finally:
+        others.MOST_PIECES = most
+
+
+def results_by_copies(pools: Any, case: Case, scheme: str, world: int,
+                      task: Any = attend_by_copies) -> dict[str, Tensor]:
+    """Whole results of `attend_by_copies`, or of another such task, in so many processes."""
     plain, more = split_scheme(scheme)
-    parts = pools.run(world, attend_by_copies, case, plain, more)
+    parts = pools.run(world, task, case, plain, more)
     assert not [part for part in parts if isinstance(part, Raised)], parts
     return joined(case, case.plan(world, plain), parts)
 
@@ -50,6 +62,7 @@ class Steps:
         self.steps: list[tuple[Any, ...]] = []
 
     def copy(self, to: Any, from_: Any, width: int, rows: int) -> None:
+        assert min(to[2], from_[2]) >= width or rows == 1, "what the driver refuses"
         self.steps.append((to, from_, width, rows))
 
     def write(self, to: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Iterator
 from functools import lru_cache
@@ -18,12 +19,12 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 import distributed_compiling as compiling  # noqa: E402
 from distributed_cases import (FEATURES, WHOLE, Case, attend, error, joined,  # noqa: E402
                                split_scheme, takes, whole_results)
-from distributed_files import Steps, results_by_copies  # noqa: E402
+from distributed_files import Steps, attend_by_rows, results_by_copies  # noqa: E402
 from distributed_pool import Pool, Raised  # noqa: E402
 
 from regard.torch import distributed as rd  # noqa: E402
-from regard.torch.distributed import (costs, head_groups, peers, symmetric, watch,  # noqa: E402
-                                       whole_rows)
+from regard.torch.distributed import (costs, head_groups, peer_layout, peers,  # noqa: E402
+                                       shared_memory, symmetric, watch, whole_rows)
 from regard.torch.distributed.call import Call  # noqa: E402
 
 APART = Case("apart", 1152, pairs={"cu_seqlens": [0, 384, 768, 1152], "causal": True})
@@ -72,6 +73,13 @@ def test_by_copies(pool: Pool, case: Case, scheme: str) -> None:
     """Where ranks reach each other's memory."""
     if takes(case, scheme):
         compare(results_by_copies(pool, case, scheme, 3), case)
+
+
+@pytest.mark.parametrize("scheme", ["gather", "halo by heads", "halo by documents"])
+def test_many_runs_of_rows(pool: Pool, scheme: str) -> None:
+    """Rows are copied and added by their indices then."""
+    case = CASES["whole_causal" if scheme.endswith("documents") else "near_dropout"]
+    compare(results_by_copies(pool, case, scheme, 3, attend_by_rows), case)
 
 
 @pytest.mark.parametrize("by_copies", [False, True])
@@ -194,6 +202,65 @@ def test_sums_live_until_they_are_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 
 # ------------------------------------------------------------------------------------- shared memory
 
+def test_rows_that_copy_engines_take() -> None:
+    x = torch.arange(2 * 6 * 5 * 8).view(2, 6, 5, 8).float()
+    for one, is_dense in ((x, True), (x[:, 2:4], True), (x[:, :, 1:3], True), (x[..., :4], False),
+                          (x[:, :1].expand(2, 6, 5, 8), False), (x.transpose(1, 2), False),
+                          (x[:1].expand(2, 6, 5, 8), True)):
+        found = peers._with_dense_rows(one)
+        assert (found is one) == is_dense and torch.equal(found, one)
+        assert found.stride()[2:] == (one.shape[-1], 1)
+
+
+def test_a_rank_writes_only_where_others_have_told_it_to() -> None:
+    """The steps of a pass of two parts: words of arrival, the first part's copies, its words, ..."""
+    plan = rd.plan(512, world_size=4, heads_q=4, head_size=8, causal=True, scheme="gather")
+    k = torch.zeros(1, 2, 128, 8)
+    call = Call(plan, SimpleNamespace(rank=1), {}, False, {}, None, False, True, "heads")
+    part: Any = SimpleNamespace(k=k, v=k)
+    layout = peer_layout.Layout(call, [part, part])
+    first, second, returned = Steps(), Steps(), Steps()
+    layout.give_keys(first, 0, k, k)
+    layout.give_keys(second, 1, k, k)
+    layout.return_sums(returned, 1)
+
+    def kinds(steps: Steps) -> list[str]:
+        return [step[0] if isinstance(step[0], str) else "copy" for step in steps.steps]
+
+    words, copies = ["write"] * 3 + ["wait"] * 3, ["copy"] * (len(second.steps) - 6)
+    assert copies and kinds(first) == words + copies + words
+    assert kinds(second) == copies + words and kinds(returned)[-6:] == words
+    places = [[step[1] for step in steps.steps if isinstance(step[0], str)]
+              for steps in (first, second)]
+    assert not {*places[0][:6]} & {*places[0][6:]} and places[0][6:] == places[1]
+
+
+def test_views_are_kept_until_there_is_other_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def make(size: int) -> list[torch.Tensor]:
+        made.append(size)
+        with torch.inference_mode(False):
+            return [torch.zeros(size, dtype=torch.uint8) for _ in range(2)]
+
+    owner = Moment(True)
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(shared_memory.torch, "cuda", SimpleNamespace(
+        Stream=lambda *_, **__: stream, current_stream=lambda _: stream, synchronize=lambda _: None))
+    memory = shared_memory.SharedMemory(1, torch.device("cpu"), make, lambda: None, 1)
+
+    def view() -> torch.Tensor:
+        return memory.kept(owner, "keys", lambda: memory.keys(16, (2, 3), torch.float32))
+
+    with torch.inference_mode():
+        memory.begin(100, 0)
+        first = view()
+    assert not first.is_inference() and view() is first and first.shape == (2, 3)
+    memory.begin(50, 0)
+    assert view() is first and len(made) == 1
+    memory.begin(100, 5 << 20)
+    assert view() is not first and len(made) == 2 and made[1] > (5 << 20) + 100
+
 REFUSALS = {"": True, "host": False, "same GPU": False, "same index": False, "atomics": False,
             "rendezvous": False, "switch": False, "gloo": False, "backend": False, "hidden": False,
             "memory": False, "words": False, "other": False}
@@ -289,3 +356,24 @@ def test_a_watch_fails_once_something_takes_too_long(monkeypatch: pytest.MonkeyP
     assert at(80) and failures == [80]
     calls[1][1].is_past = True
     assert not at(200) and failures == [80]
+
+
+def test_a_watch_is_there_while_something_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when nobody else has it."""
+    monkeypatch.setattr(watch.ctypes, "CDLL", lambda name: SimpleNamespace(
+        cuThreadExchangeStreamCaptureMode=lambda mode: 0))
+    begun, done = Moment(True), Moment(False)
+    one = watch.Watch(lambda: None, 0.04)
+    one.seconds = 1e6
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds, wait=threading.Event().wait: wait(0.01))
+    one.add(begun, done)
+    alive = weakref.ref(one)
+    del one
+    threading.Event().wait(0.1)
+    assert alive() is not None
+    done.is_past = True
+    for _ in range(500):
+        if alive() is None:
+            break
+        threading.Event().wait(0.01)
+    assert alive() is None

@@ -146,9 +146,12 @@ def add_rows(first: Tensor, second: Tensor, to: Tensor) -> None:
     """to = first + second, which are float32, or float64 as all, and have rank 4: in one pass over
     memory, where PyTorch's own takes half as long again if `to` has another type."""
     if _direct is not None and to.is_cuda:
-        _direct.add_rows(first, second, to)
-    else:
-        torch.add(first, second, out=to)
+        try:
+            _direct.add_rows(first, second, to)
+            return
+        except REFUSED:  # a subclass of Tensor
+            pass
+    torch.add(first, second, out=to)
 
 
 # ----------------------------------------------------------------------------- operators' kernels

@@ -227,7 +227,7 @@ def _arrays(tensors: Tensors) -> dict[str, Any]:
 
 
 def _problem(tensors: Tensors, given: dict[str, Any]) -> Any:
-    """What a direct call cannot take: empty tensors, seeds of dropout, an older PyTorch."""
+    """What a direct call cannot take: empty tensors, seeds in memory, an older PyTorch."""
     seed = given.get("dropout_seed")
     options = checked_options(tensors.q, tensors.k, tensors.v, {
         name: x for name, x in given.items() if name != "dropout_seed"})

@@ -23,12 +23,6 @@ def copy(to: Tensor, x: Tensor) -> None:
         wide_to.copy_(wide_x)
 
 
-def as_wide(*tensors: Tensor) -> list[Tensor]:
-    """All of them in elements of 16 bytes if that is possible, else as they are."""
-    found = [_widened(x) for x in tensors]
-    return [*tensors] if any(x is None for x in found) else found  # type: ignore[return-value]
-
-
 def _widened(x: Tensor) -> Tensor | None:
     """The same memory in elements of 16 bytes; None where some begin elsewhere."""
     each = _WIDE.itemsize // x.element_size()

@@ -7,7 +7,7 @@ are those of one call, or the sum of all ranks' in a fixed order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 

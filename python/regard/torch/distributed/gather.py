@@ -72,8 +72,8 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
                 into_keys = Pair(made.dk[:, group.kv], made.dv[:, group.kv])
                 returning.append(passing.begin_sums(n, sums, partial(
                     key_sums.write_sums, call, calls.name, into_keys, sums)))
-    for wait in returning:
-        wait()
+        for wait in returning:
+            wait()
     return replace(made, dbias=_whole_bias(dbias, tensors.bias, calls.keys))
 
 

@@ -32,7 +32,7 @@ def write_sums(call: Call, name: str, into: Pair, sums: Pair, came: Sequence[Pai
     pieces = call.kept(("pieces of sums", name), lambda: _pieces(call, name))
     for which, to in enumerate(into):
         parts = [None if pair is None else pair[which] for pair in came]
-        if len(pieces) <= others.MOST_RUNS:
+        if len(pieces) <= others.MOST_PIECES:
             _write_pieces(pieces, to, sums[which], parts)
         else:
             _write_rows(call, name, to, sums[which], parts)

@@ -18,7 +18,7 @@ from .call import Call, Tensors
 from .copies import copy
 from .runs import neighbours, placed
 
-MOST_RUNS = 16  # of rows, each of which is copied by itself
+MOST_PIECES = 16  # of rows, each of which is copied by itself
 
 
 def begin_keys(call: Call, tensors: Tensors) -> Callable[[], Tensor]:
@@ -74,7 +74,7 @@ def put_own(call: Call, tensors: Tensors, rows: Tensor, name: str) -> None:
     """Copies those own keys and values that own rows see to their places in `rows`."""
     size = tensors.k.shape[-1]
     runs = own_runs(call, name)
-    if len(runs) > MOST_RUNS:
+    if len(runs) > MOST_PIECES:
         own, to = own_places(call, name, rows.device)
         rows.index_copy_(0, to, one.packed(*(x.index_select(2, own) for x in (tensors.k, tensors.v))))
         return

@@ -57,14 +57,14 @@ class Layout:
 
     def __init__(self, call: Call, parts: Sequence[Tensors]) -> None:
         plan, rank = call.plan, call.ranks.rank
-        self._name = name = call_keys.name_of(call)
+        name = call_keys.name_of(call)
         self._rank, self._world = rank, plan.world_size
         positions = [call_keys.positions(plan, other, name) for other in range(self._world)]
         self._counts = [plan.sizes.length if x is None else len(x) for x in positions]
         self._own = others.own_runs(call, name)
         counts = plan.needed_counts.clone().fill_diagonal_(0)
         self._needed: list[list[int]] = counts.T.tolist()  # [owner][who needs]: rows
-        # Not all to one rank at once.
+        # Each rank begins with another one, so that they do not all write to one at once.
         self._others = [(rank + step) % self._world for step in range(1, self._world)]
         self._given: list[tuple[int, Run]] = [
             (other, run) for other in self._others for run in between(plan, other, rank, name)]
@@ -128,7 +128,7 @@ class Layout:
             for which in (K, V)))
 
     def empty_sums(self, part: int, like: Pair) -> Pair:
-        """For the sums of a call, of such keys and values."""
+        """Memory for the sums of a call over keys and values of these types."""
         return Pair(*(x.new_empty((*self._heads[part], self._counts[self._rank], x.shape[-1]),
                                   dtype=one.sums_type(x)) for x in like))
 

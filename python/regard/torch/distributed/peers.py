@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from . import call_keys
 from .call import Call, Pair, Tensors
+from .copies import copy
 from .peer_layout import Layout
 from .runs import are_few
 from .shared_memory import SharedMemory
@@ -71,8 +73,8 @@ class Exchange:
     def begin_sums(self, part: int, sums: Pair, finish: Callable[[Sequence[Pair | None]], None]
                    ) -> Callable[[], None]:
         """Brings the owners sums for their keys. The result waits for those of others for own keys, and
-        gives them to `finish`: of each rank those for the keys that it needs. Not earlier, aside:
-        what adds them would take multiprocessors from the calls that follow."""
+        gives them to `finish`: of each rank those for the keys that it needs. They are added only
+        then, because adding next to later calls would take multiprocessors from these."""
         memory, layout = self._memory, self._layout
         steps = self._call.kept(("return_sums", part, layout),
                                 partial(self._steps, layout.return_sums, part))
@@ -80,6 +82,8 @@ class Exchange:
         held = [sums]  # until the current stream waits: its allocator may give the memory away
 
         def wait() -> None:
+            if not held:  # it was waited for
+                return
             memory.wait_for(done)
             like = held.pop()
             finish(memory.kept(layout, ("sums", part),
@@ -98,5 +102,11 @@ class Exchange:
 
 
 def _with_dense_rows(x: Tensor) -> Tensor:
-    """(B, H, rows, D) whose rows follow each other in each head: what copy engines take at once."""
-    return x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous()
+    """(B, H, rows, D) whose rows follow each other in each head, and whose heads do not overlap: what
+    copy engines take at once."""
+    rows, size = x.shape[2:]
+    if x.stride(3) == 1 and x.stride(2) == size and x.stride(1) >= rows * size:
+        return x
+    dense = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    copy(dense, x)
+    return dense

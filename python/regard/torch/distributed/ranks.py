@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Union
 
 import torch
@@ -194,7 +194,8 @@ def completing(comings: Iterable[Callable[[], Any]]) -> Iterator[None]:
         yield
     except Exception:
         for coming in comings:
-            coming()
+            with suppress(Exception):  # the first one is raised
+                coming()
         raise
 
 

@@ -26,8 +26,8 @@ class SharedMemory:
     do so once it has told them that it came to the call, and has done with the one before it. Ranks
     tell each other by words in this memory, which count the exchanges of all calls.
 
-    make: new memory of so many bytes of each rank, the same number on all of them: views of it, once
-    all ranks have filled theirs with zeros. fail: ends with an error the use of this GPU, which waits for a rank
+    make: makes memory of so many bytes on each rank, the same number on all. It returns views of each
+    one's, once all ranks have filled theirs with zeros. fail: ends with an error the use of this GPU, which waits for a rank
     that does not come. seconds: after how long.
     """
 
@@ -56,7 +56,8 @@ class SharedMemory:
         """What `make` returns, made once for as long as the owner lives and the memory is this one."""
         kept = self._kept.setdefault(owner, {})
         if key not in kept:
-            kept[key] = make()
+            with torch.inference_mode(False):  # calls outside of it have them as well
+                kept[key] = make()
         found: T = kept[key]
         return found
 
@@ -70,8 +71,8 @@ class SharedMemory:
 
     @staticmethod
     def steps() -> _core.GpuSteps:
-        """None yet. The numbers of addresses: each rank's memory for keys, each one's for sums, each
-        one's words; then the tensors of a run."""
+        """An empty list of steps. Their addresses are, in this order: each rank's memory for keys, each
+        one's for sums, each one's words, and the tensors of a run."""
         return _core.GpuSteps()
 
     def run(self, steps: _core.GpuSteps, *tensors: Tensor) -> None:

@@ -129,8 +129,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, 
         call with a plan in a group, every rank raises if one rank does, or if plans or options
         differ. Later, each rank checks its own arguments before it communicates. A rank that gives
         a new plan while others give one that they have used before is not noticed: it waits for
-        their word and they for its rows, until the group's timeout. Where GPUs
-        share memory, kernels wait so long, and then end the process's use of its GPU.
+        their word and they for its rows, until the group's timeout. Where GPUs share memory, their
+        streams wait so long, and then an error of CUDA ends the process's use of its GPU.
     """
     given = Tensors(q, k, v, bias, sink, mask, row_spans, alibi_slopes)
     options = {"scale": scale, "softcap": softcap, "dropout_p": dropout_p,

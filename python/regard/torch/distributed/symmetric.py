@@ -41,8 +41,8 @@ _memories: WeakKeyDictionary[Any, dict[torch.device, SharedMemory | None]] = Wea
 def memory_of(ranks: Any, like: Tensor) -> SharedMemory | None:
     """Of this group, on the device of `like`; None where its ranks cannot reach each other's memory:
     on CPUs, over another backend than NCCL, on several machines, in a PyTorch without symmetric
-    memory; and while a graph is captured, whose replays would not take turns. Ranks tell each other
-    at the first call with a group."""
+    memory; and while a graph is captured, whose replays would wait for the words of its capture.
+    Ranks tell each other at the first call with a group."""
     if not like.is_cuda or not isinstance(ranks, Ranks) or ranks.size == 1:
         return None
     if torch.cuda.current_device() == like.device.index:
@@ -168,7 +168,7 @@ def _has_symmetric(device: torch.device) -> bool:
 
 
 def _reaches(one: int, other: int) -> bool:
-    """Whether the GPU `one` maps memory of the other, with atomics, which signals are."""
+    """Whether the GPU `one` maps memory of the other, with atomics, which PyTorch's signals are: `_Mapped` uses them."""
     if one == other or not torch.cuda.can_device_access_peer(one, other):
         return False
     found, native_atomics = ctypes.c_int(), 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED

@@ -47,19 +47,30 @@ class Watch:
         self._fail()
         return True
 
+    def is_idle(self) -> bool:
+        """Whether the GPU has done all that was added."""
+        with self._lock:
+            self._drop_done()
+            return not self._waiting
+
     def _drop_done(self) -> None:
         while self._waiting and self._waiting[0][1].query():
             self._waiting.popleft()
 
 
 def _keep_watch(find: ref[Watch]) -> None:
-    """Until the watch has failed, or nobody has it any more."""
+    """Until the watch has failed, or nobody has it any more. While a GPU waits, the thread has it, and
+    with it the memory that others write to."""
     try:
         mode = ctypes.c_int(_RELAXED)
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     except (OSError, AttributeError):
         return  # no GPU
-    while (watch := find()) is not None and not watch.has_failed():
+    while (watch := find()) is not None:
         seconds = min(5.0, watch.seconds / 4)
+        while not watch.is_idle():
+            if watch.has_failed():
+                return
+            time.sleep(seconds)
         del watch
         time.sleep(seconds)
