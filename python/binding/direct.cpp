@@ -107,6 +107,14 @@ class Direct::Reader {
     return tensor;
   }
 
+  // What backward reads next to the call's tensors. `saved` begins with out, lse.
+  BackwardInputs inputs(const Results& saved, nb::handle dout, nb::handle dlse) {
+    return {.out = rows("out", nb::object(saved[0])),
+            .lse = (*this)("lse", nb::object(saved[1])),
+            .dout = copied_rows("dout", dout),
+            .dlse = dlse.is_none() ? Tensor{} : (*this)("dlse", dlse)};
+  }
+
   // (B, H, S, D), whatever the layout.
   Tensor ordered(Tensor tensor) const {
     if (rows_first_ && tensor.rank == 4) swap_rows_and_heads(tensor);
@@ -276,13 +284,10 @@ nb::object Direct::backward(nb::handle ctx, const Results& saved, nb::handle dou
 
 Results Direct::gradients(const DirectOptions& options, const Wanted& wanted, const Results& saved,
                           const Named& arrays, nb::handle dout, nb::handle dlse) {
-  const nb::object out = saved[0], lse = saved[1], q = saved[2], k = saved[3], v = saved[4];
+  const nb::object q = saved[2], k = saved[3], v = saved[4];
   Reader read(*this, options.rows_first);
   Attention a = described(options, read, q, k, v, arrays);
-  const BackwardInputs inputs{.out = read.rows("out", out),
-                              .lse = read("lse", lse),
-                              .dout = read.copied_rows("dout", dout),
-                              .dlse = dlse.is_none() ? Tensor{} : read("dlse", dlse)};
+  const BackwardInputs inputs = read.inputs(saved, dout, dlse);
   Gradients gradients;
   std::array<nb::object, 5> found;
   found.fill(nb::none());
@@ -325,13 +330,10 @@ void Direct::run_into(const DirectOptions& options, nb::handle q, nb::handle k, 
 void Direct::gradients_into(const DirectOptions& options, const Results& saved,
                             const Named& arrays, nb::handle dout, nb::handle dlse,
                             const Named& gradients, bool accumulate) const {
-  const nb::object out = saved[0], lse = saved[1], q = saved[2], k = saved[3], v = saved[4];
+  const nb::object q = saved[2], k = saved[3], v = saved[4];
   Reader read(*this, options.rows_first);
   Attention a = described(options, read, q, k, v, arrays);
-  const BackwardInputs inputs{.out = read.rows("out", out),
-                              .lse = read("lse", lse),
-                              .dout = read.rows("dout", dout),
-                              .dlse = dlse.is_none() ? Tensor{} : read("dlse", dlse)};
+  const BackwardInputs inputs = read.inputs(saved, dout, dlse);
   Gradients into{.accumulate = accumulate};
   std::size_t found = 0;
   const auto take = [&](const char* name, Tensor& field, bool has_rows) {
