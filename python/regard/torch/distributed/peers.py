@@ -24,7 +24,7 @@ from .symmetric import memory_of
 
 
 def exchange(call: Call, parts: Sequence[Tensors], has_sums: bool) -> Exchange | None:
-    """Of a pass whose calls have these heads; None where the ranks share no memory, or would copy
+    """For a pass whose calls have these heads; None where the ranks share no memory, or would copy
     many runs. Equal on all ranks, as has_sums has to be: whether sums come back."""
     memory = memory_of(call.ranks, parts[0].k)
     if memory is None or not len(parts[0].k) or not call.kept(

@@ -27,8 +27,8 @@ class SharedMemory:
     tell each other by words in this memory, which count the exchanges of all calls.
 
     make: makes memory of so many bytes on each rank, the same number on all. It returns views of each
-    one's, once all ranks have filled theirs with zeros. fail: ends with an error the use of this GPU, which waits for a rank
-    that does not come. seconds: after how long.
+    one's, once all ranks have filled theirs with zeros. fail: ends with an error the use of this GPU,
+    which waits for a rank that does not come. seconds: after how long.
     """
 
     def __init__(self, rank: int, device: torch.device, make: Callable[[int], list[Tensor]],
