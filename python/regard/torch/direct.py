@@ -144,7 +144,7 @@ def backward_into(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, q
 
 def add_rows(first: Tensor, second: Tensor, to: Tensor) -> None:
     """to = first + second, which are float32, or float64 as all, and have rank 4: in one pass over
-    memory, where PyTorch's own takes half as long again if `to` has another type."""
+    memory, where PyTorch's own takes a third longer on an H100 if `to` has another type."""
     if _direct is not None and to.is_cuda:
         try:
             _direct.add_rows(first, second, to)

@@ -30,14 +30,14 @@ def positions(plan: Plan, rank: int, name: str, device: Any = "cpu") -> Tensor |
     return plan.part(rank, None, device, name == FILLED)
 
 
-def most(plan: Plan, name: str) -> int:
-    """How many keys the calls of some rank have."""
-    def found() -> int:
-        of_ranks = [positions(plan, rank, name) for rank in range(plan.world_size)]
-        return max(plan.sizes.length if x is None else len(x) for x in of_ranks)
+def counts(plan: Plan, name: str) -> list[int]:
+    """How many keys the calls of each rank have."""
+    def found() -> list[int]:
+        of_ranks = (positions(plan, rank, name) for rank in range(plan.world_size))
+        return [plan.sizes.length if x is None else len(x) for x in of_ranks]
 
-    count: int = plan.kept_value(("most keys", name), found)
-    return count
+    made: list[int] = plan.kept_value(("counts of keys", name), found)
+    return made
 
 
 def own_rows(plan: Plan, rank: int, name: str, device: Any = "cpu") -> Tensor:

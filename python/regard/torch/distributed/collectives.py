@@ -44,7 +44,7 @@ class Exchange:
     def empty_sums(self, part: int) -> Pair:
         """For the sums of a call over the keys of `begin_keys`."""
         k, v = self._parts[part].k, self._parts[part].v
-        count = self._call.plan.sizes.length if self._keys is None else len(self._keys)
+        count = call_keys.counts(self._call.plan, self._name)[self._call.ranks.rank]
         self._sums[part] = k.new_empty((count, *k.shape[:2], k.shape[-1] + v.shape[-1]),
                                        dtype=one.sums_type(k))
         return one.unpacked(self._sums[part], k.shape[-1])

@@ -59,7 +59,7 @@ def forward(call: Call, tensors: Tensors) -> list[Group]:
 
 def backward(call: Call, tensors: Tensors, wants_bias: bool) -> list[Group]:
     """wants_bias: its gradient may be the sum of several heads', which then are one group."""
-    heads, keys = tensors.k.shape[1], call_keys.most(call.plan, call_keys.name_of(call))
+    heads, keys = tensors.k.shape[1], max(call_keys.counts(call.plan, call_keys.name_of(call)))
     few = 0 if wants_bias else _few(call, tensors, 2 * _BUSY, keys // BLOCK, heads // 2)
     return _groups(call, tensors, [few, heads - 2 * few, few])
 

@@ -59,8 +59,7 @@ class Layout:
         plan, rank = call.plan, call.ranks.rank
         name = call_keys.name_of(call)
         self._rank, self._world = rank, plan.world_size
-        positions = [call_keys.positions(plan, other, name) for other in range(self._world)]
-        self._counts = [plan.sizes.length if x is None else len(x) for x in positions]
+        self._counts = call_keys.counts(plan, name)
         self._own = others.own_runs(call, name)
         counts = plan.needed_counts.clone().fill_diagonal_(0)
         self._needed: list[list[int]] = counts.T.tolist()  # [owner][who needs]: rows

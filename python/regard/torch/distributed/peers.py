@@ -53,14 +53,11 @@ class Exchange:
         keys and values in the order of the sequence, which the next exchange overwrites."""
         memory, layout = self._memory, self._layout
         k, v = (_with_dense_rows(x) for x in (self._parts[part].k, self._parts[part].v))
-        strides = k.stride(), v.stride()
-        aside, here = (self._call.kept(
-            (name, part, layout, strides), partial(self._steps, getattr(layout, name), part, k, v))
-            for name in ("give_keys", "keep_keys"))
-        done = memory.run_aside(aside, k, v)
+        done = memory.run_aside(self._steps(layout.give_keys, part, k, v), k, v)
+        own = self._steps(layout.keep_keys, part, k, v)
 
         def came() -> Pair:
-            memory.run(here, k, v)
+            memory.run(own, k, v)
             memory.wait_for(done)
             return self._keys[part]
 
@@ -76,9 +73,7 @@ class Exchange:
         gives them to `finish`: of each rank those for the keys that it needs. They are added only
         then, because adding next to later calls would take multiprocessors from these."""
         memory, layout = self._memory, self._layout
-        steps = self._call.kept(("return_sums", part, layout),
-                                partial(self._steps, layout.return_sums, part))
-        done = memory.run_aside(steps, *sums)
+        done = memory.run_aside(self._steps(layout.return_sums, part), *sums)
         held = [sums]  # until the current stream waits: its allocator may give the memory away
 
         def wait() -> None:
@@ -92,9 +87,14 @@ class Exchange:
         return wait
 
     def _steps(self, append: Callable[..., None], part: int, *tensors: Tensor) -> Any:
-        steps = self._memory.steps()
-        append(steps, part, *tensors)
-        return steps
+        """Those that a method of the layout appends, made once for tensors of these strides."""
+        def made() -> Any:
+            steps = self._memory.steps()
+            append(steps, part, *tensors)
+            return steps
+
+        strides = (x.stride() for x in tensors)
+        return self._call.kept((append.__name__, part, self._layout, *strides), made)
 
     def _views(self, part: int) -> Pair:
         like = Pair(self._parts[part].k, self._parts[part].v)

@@ -168,7 +168,8 @@ def _has_symmetric(device: torch.device) -> bool:
 
 
 def _reaches(one: int, other: int) -> bool:
-    """Whether the GPU `one` maps memory of the other, with atomics, which PyTorch's signals are: `_Mapped` uses them."""
+    """Whether the GPU `one` maps memory of the other, with the atomics that PyTorch's signals are, which
+    `_Mapped` uses."""
     if one == other or not torch.cuda.can_device_access_peer(one, other):
         return False
     found, native_atomics = ctypes.c_int(), 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
