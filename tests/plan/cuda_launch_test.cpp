@@ -453,8 +453,15 @@ TEST_CASE(
   CHECK(paired.at(1).grid.tiles == 10);
   CHECK(made({.len_q = 520, .len_k = 590, .dim = 256}, nothing).at(1).grid.tiles == 10);
   CHECK(made(wide, [](Attention& a) { a.causal = Causal::top_left; }).at(1).config.cta_pair);
-  for (const Shape& shape : {Shape{.len_q = 250, .dim = 256}, Shape{.dim = 192}, Shape{.dim = 128},
-                             Shape{.len_k = 64, .dim = 256}}) {
+  // Whole 96 or 128 columns of dq each, where that is little more than the head has.
+  for (const auto& [dim, columns] : {std::pair(160, 192), {192, 192}, {208, 256}, {248, 256}}) {
+    const KernelConfig c = made({.dim = dim}, nothing).at(1).config;
+    CHECK(c.cta_pair);
+    CHECK(c.dim == columns);
+    CHECK(c.dim_v == (dim + 15) / 16 * 16);
+  }
+  for (const Shape& shape : {Shape{.len_q = 250, .dim = 256}, Shape{.dim = 152}, Shape{.dim = 200},
+                             Shape{.dim = 128}, Shape{.len_k = 64, .dim = 256}}) {
     CHECK_FALSE(made(shape, nothing).at(1).config.cta_pair);
   }
   const auto ordered = [](Attention& a) { a.deterministic = true; };

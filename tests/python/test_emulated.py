@@ -209,7 +209,11 @@ WIDE = [  # type, features, (Sq, Sk), D, Dv, deterministic
     ("bf16", ("sink", "dlse", "f32_outputs"), (515, 70), 256, 128, False),
     ("bf16", ("grouped",), (515, 300), 256, 256, True),
     ("f16", ("window", "bottom_right"), (520, 460), 256, 96, True),
-    ("bf16", ("top_left", "accumulate"), (700, 330), 248, 128, True)]
+    ("bf16", ("top_left", "accumulate"), (700, 330), 248, 128, True),
+    # 96 columns of dq each.
+    ("bf16", ("bottom_right",), (300, 200), 192, 128, False),
+    ("f16", ("grouped", "dlse"), (257, 330), 184, 192, True),
+    ("bf16", ("window", "top_left", "f32_outputs"), (400, 270), 177, 64, False)]
 
 
 @pytest.mark.parametrize("type, features, sizes, dim, dim_v, deterministic", one_in(6, WIDE), ids=str)

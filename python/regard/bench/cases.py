@@ -145,6 +145,12 @@ def gpu_cases() -> list[Case]:
                                ("flash", "efficient", "cudnn", "jax-cudnn"), causal=True))
     cases.append(grid_case("odd-grouped-16-4-d128-causal-4096", "odd", 128, 4096,
                            ("flash", "cudnn", "jax-cudnn"), causal=True, heads_kv=4))
+    for mask in ("full", "causal"):
+        for dim in (320, 512):
+            cases.append(grid_case(f"wide-d{dim}-{mask}-4096", "wide", dim, 4096, ("efficient",),
+                                   causal=mask == "causal"))
+        cases.append(Case(f"mla-d192-128-{mask}-4096", "wide", 4, 16, 16, 4096, 4096, 192,
+                          causal=mask == "causal", peers=("efficient", "cudnn"), dim_v=128))
     plain = {"batch": 4, "heads": 16, "heads_kv": 16, "rows": 4096, "columns": 4096, "dim": 128,
              "type": "bf16"}
     cases += feature_cases(plain, window=1024)
@@ -242,7 +248,7 @@ def given_cases(q: str, types: str, heads_kv: int, columns: int, dim_v: int,
             known = *FLAGS, *(f"{name}={example}" for name, (example, _) in VALUES.items())
             raise ValueError(f"--with {option}: must be one of {', '.join(known)}") from error
     causal = found.pop("causal", False)
-    peers = () if found or dim_v or (causal and columns not in (0, rows)) else FUSED + UNFUSED
+    peers = () if found or (causal and columns not in (0, rows)) else FUSED + UNFUSED
     cases = []
     for type in types.split(","):
         if type not in SIZE_OF:

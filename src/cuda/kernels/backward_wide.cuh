@@ -16,10 +16,18 @@ namespace regard {
 struct WideRegisters {
   int dq, dv, dk;
 };
+// Up to 192 columns of dk or dv leave the dq warpgroup of a CTA pair registers for sums in two
+// turns.
+REGARD_INLINE WideRegisters registers_of_pair(int dim, int dim_v) {
+  constexpr int kLargest = 192;
+  const int dk = dim > kLargest ? 208 : dim_v > kLargest ? 176 : 192;
+  const int dv = dim_v > kLargest ? 208 : dim > kLargest ? 176 : 192;
+  return {504 - dk - dv, dv, dk};
+}
 template <KernelConfig kConfig>
 inline constexpr WideRegisters kWideRegisters =
     kConfig.products == Products::f16x3 ? WideRegisters{64, 216, 224}
-    : kConfig.cta_pair                  ? WideRegisters{88, 208, 208}
+    : kConfig.cta_pair                  ? registers_of_pair(kConfig.dim, kConfig.dim_v)
     : KeyScores<kConfig>::kPlain        ? WideRegisters{72, 216, 216}
                                         : WideRegisters{72, 224, 208};
 

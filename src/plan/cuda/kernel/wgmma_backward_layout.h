@@ -53,6 +53,15 @@ REGARD_INLINE int query_stages(const KernelConfig& c) {
 }
 // The columns of dq that one block of a CTA pair makes, and that it loads of the other's keys.
 REGARD_INLINE int peer_columns(const KernelConfig& c) { return c.cta_pair ? c.dim / 2 : 0; }
+// Buffers of dS^T (wide: of P^T before it) that take turns. A CTA pair has as many for dS^T of the
+// other block. Next to eight panels of K and V shared memory has room for one of each, and
+// registers for one part of dq.
+REGARD_INLINE int dscore_turns(const KernelConfig& c) {
+  return c.cta_pair && panels_of(c.dim) + panels_of(c.dim_v) > 7 ? 1 : kDscoreBuffers;
+}
+REGARD_INLINE int dscore_buffers(const KernelConfig& c) {
+  return dscore_turns(c) * (c.cta_pair ? 2 : 1);
+}
 REGARD_INLINE int pair_term_buffers(const KernelConfig& c) {
   return is_wide(c) ? 1 : kMostPairTermBuffers;
 }
@@ -118,8 +127,8 @@ struct BackwardWgmmaLayout {
 REGARD_INLINE bool loads_bring_tiles(const KernelConfig& c) { return c.tile_map && !is_wide(c); }
 
 inline constexpr int kBackwardBarriers = 2 + (kMostBackwardStages + 1) + 3 * kMostBackwardStages +
-                                         3 * kDscoreBuffers + kMostPairTermBuffers + 2 +
-                                         kDscoreBuffers + 1;
+                                         3 * kDscoreBuffers + kMostPairTermBuffers +
+                                         kDscoreBuffers + 1 + kDscoreBuffers + 1;
 
 REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   const Tiling& t = c.tiling;
@@ -136,7 +145,7 @@ REGARD_INLINE BackwardWgmmaLayout backward_wgmma_layout(const KernelConfig& c) {
   // In a CTA pair lse and delta share 16 bytes.
   x.delta = c.cta_pair ? x.lse : x.lse + query_stages(c) * t.rows * row_term_bytes(c);
   x.dscores = int(round_up(x.delta + t.stages * t.rows * row_term_bytes(c), 1024));
-  x.dscore_sizes = x.dscores + kDscoreBuffers * x.dscore_bytes;
+  x.dscore_sizes = x.dscores + dscore_buffers(c) * x.dscore_bytes;
   x.dbias_terms = x.dscore_sizes + (parts > 1 ? kDscoreBuffers * kDscoreSizeBytes : 0);
   x.bias = x.dbias_terms + dbias_term_bytes(c);
   x.mask = x.bias + pair_term_buffers(c) * bias_bytes(c);

@@ -16,10 +16,16 @@ struct CtaPairDq {
   using Operand = uint32[Memory::kKeys / 16][4];  // dS of a warp's 16 rows and a block's keys
   static constexpr int kPanelBytes = panel_bytes(Memory::kKeys);
   static constexpr int kColumns = peer_columns(kConfig);
-  static constexpr int kAtOnce = 32;  // columns: registers hold both operands and so many sums
-  static_assert(kColumns % kPanelColumns == 0 && kPanelColumns % kAtOnce == 0);
+  static constexpr int kAtOnce = 32, kParts = kColumns / kAtOnce;  // columns of a product
+  static constexpr int kTurns = Memory::kDscoreTurns;
+  static_assert(kColumns % kAtOnce == 0 && kPanelColumns % kAtOnce == 0);
 
   Dq& dq;
+
+  // Where a column of a block's keys begins.
+  static REGARD_DEVICE int column_offset(int column) {
+    return column / kPanelColumns * kPanelBytes + column % kPanelColumns * 2;
+  }
 
   // dS of 16 rows a warp.
   REGARD_DEVICE void read_dscores(Operand& ds, int buffer) const {
@@ -42,38 +48,75 @@ struct CtaPairDq {
                                        adds || k > 0);
     }
   }
+  // Columns [part * kAtOnce, (part + 1) * kAtOnce) of the block's.
+  REGARD_DEVICE void multiply_part(Accumulator (&sums)[kAtOnce / 8], const Operand& own,
+                                   const Operand& other, const BackwardTask& task, int part) const {
+    const int first = first_peer_column<kConfig>(task), column = part * kAtOnce;
+    wgmma_fence();
+    multiply(sums, own, dq.memory.keys() + column_offset(first + column), false);
+    multiply(sums, other, dq.memory.peer_keys() + column_offset(first % kPanelColumns + column),
+             true);
+    wgmma_commit();
+  }
 
-  // dS^T of the tile is in buffer 0, and the other block has read dS^T of the tile before.
-  REGARD_DEVICE void make_dq(const BackwardTask& task, const RowTile& tile, int iteration) const {
+  // Sends dS^T of a tile to the other block, which has read what the copy replaces there.
+  REGARD_DEVICE void send(int iteration) const {
     const Memory& memory = dq.memory;
     if (thread_index() == 0) {
-      const SharedAddress full = memory.barrier(Memory::kReceivedFull);
+      const SharedAddress full = memory.received_full(iteration);
       mbarrier_arrive_expect_tx(full, kPanelBytes);
-      bulk_copy_to_peer(memory.dscores(1), memory.dscores(0), kPanelBytes, full);
+      bulk_copy_to_peer(memory.dscores(Memory::received_buffer(iteration)),
+                        memory.dscores(Memory::dscore_buffer(iteration)), kPanelBytes, full);
     }
     sync_warp();
+  }
+
+  REGARD_DEVICE void make_dq(const BackwardTask& task, const RowTile& tile, int iteration) const {
+    const Memory& memory = dq.memory;
     Operand own, other;
-    read_dscores(own, 0);
+    read_dscores(own, Memory::dscore_buffer(iteration));
     dq.free_dscores(iteration);
-    mbarrier_wait(memory.barrier(Memory::kReceivedFull), iteration & 1);
-    read_dscores(other, 1);
+    memory.await_received(iteration);
+    read_dscores(other, Memory::received_buffer(iteration));
     if (lane_index() == 0) {
       mbarrier_arrive_cluster(of_peer(memory.barrier(Memory::kDscoreEmpty, iteration & 1)));
     }
-    const int first_panel = task.key_tile % 2 * panels_of(kColumns);
-#pragma unroll 1
-    for (int part = 0; part < kColumns / kAtOnce; ++part) {
-      const int column = part * kAtOnce;
-      const int offset = column / kPanelColumns * kPanelBytes + column % kPanelColumns * 2;
-      Accumulator sums[kAtOnce / 8];
-      wgmma_fence();
-      multiply(sums, own, memory.keys() + first_panel * kPanelBytes + offset, false);
-      multiply(sums, other, memory.peer_keys() + offset, true);
-      wgmma_commit();
+    // Where registers hold the sums of two parts, one is added next to the products of the other.
+    Accumulator sums[kTurns][kAtOnce / 8];
+    if constexpr (kTurns > 1) multiply_part(sums[0], own, other, task, 0);
+#pragma unroll(kTurns > 1 ? kParts : 1)
+    for (int part = 0; part < kParts; ++part) {
+      const int next = part + kTurns - 1;
+      if (next < kParts) multiply_part(sums[next % kTurns], own, other, task, next);
       if (kConfig.ordered_dq && part == 0) dq.semaphore.acquire(task, tile);
-      wgmma_wait<0>();
-      fence_operand(sums);
-      dq.add_to_memory(sums, task, tile, (first_panel * kPanelColumns + column) / 8);
+      if (next < kParts) {
+        wgmma_wait<kTurns - 1>();
+      } else {
+        wgmma_wait<0>();
+      }
+      fence_operand(sums[part % kTurns]);
+      const int column = first_peer_column<kConfig>(task) + part * kAtOnce;
+      dq.add_to_memory(sums[part % kTurns], task, tile, column / 8);
+    }
+  }
+
+  // With two buffers, dq of a tile is made once dS^T of the next has been sent, so that no copy is
+  // waited for.
+  REGARD_DEVICE void mainloop(const BackwardTask& task, RowWalk<kConfig> tile) const {
+    constexpr int kLag = kTurns - 1;
+    Memory& memory = dq.memory;
+    mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
+    mbarrier_wait(memory.barrier(Memory::kPeerKeysFull), 0);
+#pragma unroll 1
+    for (int iteration = 0; iteration < task.iterations + kLag; ++iteration) {
+      make_opaque(memory.begin);
+      if (iteration < task.iterations) {
+        memory.await_full(Memory::kDscoreFull, iteration);
+        send(iteration);
+      }
+      if (iteration < kLag) continue;
+      make_dq(task, tile, iteration - kLag);
+      advance<kConfig>(tile, dq.params, task);
     }
   }
 };

@@ -38,9 +38,7 @@ struct DqWarpgroup {
   template <class Meanwhile>
   REGARD_DEVICE static void make_dq(DqSums<kConfig>& sums, const BackwardTask& task,
                                     const RowTile& tile, int iteration, Meanwhile meanwhile) {
-    if constexpr (kConfig.cta_pair) {
-      CtaPairDq<kConfig>{sums}.make_dq(task, tile, iteration);
-    } else if constexpr (!kConfig.wanted.dq) {
+    if constexpr (!kConfig.wanted.dq) {
       sync_warp();  // a lane that had not seen this phase could miss it, once lane 0 has arrived
       sums.free_dscores(iteration);
     } else if constexpr (Memory::kF32) {
@@ -63,7 +61,11 @@ struct DqWarpgroup {
       loads.load_first(task, tile);
     }
     sync_warp();
-    mainloop(sums, task, tile);
+    if constexpr (kConfig.cta_pair) {
+      CtaPairDq<kConfig>{sums}.mainloop(task, tile);
+    } else {
+      mainloop(sums, task, tile);
+    }
     if constexpr (kConfig.ordered_dq) sums.semaphore.release();
   }
 
@@ -86,7 +88,6 @@ struct DqWarpgroup {
       advance<kConfig>(ahead, params, task);
     }
     mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
-    if constexpr (kConfig.cta_pair) mbarrier_wait(memory.barrier(Memory::kPeerKeysFull), 0);
     const int iterations = task.iterations;
 #pragma unroll 1
     for (int iteration = 0; iteration < iterations; ++iteration) {

@@ -40,7 +40,7 @@ struct DvWarpgroup : KeyWarpgroupOf<kConfig> {
   // Lane to lane, because warpgroup 2 has the same fragments.
   REGARD_DEVICE void store_probs(int iteration) const {
     const Operand& given = Elementwise::kHasSignedProbs ? signed_probs : probs;
-    if constexpr (kConfig.cta_pair) {  // one buffer: dS^T of the tile before has been read
+    if constexpr (Memory::kDscoreTurns == 1) {  // dS^T of the tile before has been read
       if (iteration > 0) {
         memory.await_full(Memory::kDscoreEmpty, iteration - 1);
       }

@@ -29,6 +29,13 @@ REGARD_DEVICE int first_hi_lo_key(const Problem& p, const BackwardTask& task) {
          task.first_key;
 }
 
+// CTA pair: the first column of dq that a block makes. Of the other block's keys it has the panels
+// from this column's on.
+template <KernelConfig kConfig>
+REGARD_DEVICE int first_peer_column(const BackwardTask& task) {
+  return task.key_tile % 2 * peer_columns(kConfig);
+}
+
 template <KernelConfig kConfig>
 struct BackwardLoads {
   using Memory = BackwardMemory<kConfig>;
@@ -70,11 +77,12 @@ struct BackwardLoads {
   // CTA pair: loads the other block's keys, in the columns of dq that this block makes.
   REGARD_DEVICE void load_peer_keys(const BackwardTask& task) const {
     constexpr int kPanels = panels_of(peer_columns(kConfig));
+    const int first = first_peer_column<kConfig>(task) / kPanelColumns;
     const SharedAddress barrier = memory.barrier(Memory::kPeerKeysFull);
     mbarrier_arrive_expect_tx(barrier, kPanels * panel_bytes(kKeys));
     for (int panel = 0; panel < kPanels; ++panel) {
       tma_load(memory.peer_keys() + panel * panel_bytes(kKeys), maps.k,
-               {.column = (task.key_tile % 2 * kPanels + panel) * kPanelColumns,
+               {.column = (first + panel) * kPanelColumns,
                 .row = (task.key_tile ^ 1) * kKeys,
                 .head = key_head<kConfig>(params, task),
                 .batch = task.b},

@@ -61,9 +61,11 @@ struct BackwardMemory {
   REGARD_DEVICE SharedAddress douts(int stage) const {
     return begin + kLayout.douts + stage * kLayout.dout_bytes;
   }
-  // P^T and dS^T. In a CTA pair, buffer 1 receives dS^T of the other block.
-  static REGARD_DEVICE int dscore_buffer(int iteration) {
-    return kConfig.cta_pair ? 0 : iteration & 1;
+  // P^T and dS^T; and in a CTA pair, where dS^T of the other block arrives.
+  static constexpr int kDscoreTurns = dscore_turns(kConfig);
+  static REGARD_DEVICE int dscore_buffer(int iteration) { return iteration & (kDscoreTurns - 1); }
+  static REGARD_DEVICE int received_buffer(int iteration) {
+    return kDscoreTurns + dscore_buffer(iteration);
   }
   REGARD_DEVICE SharedAddress dscores(int buffer) const {
     return begin + kLayout.dscores + buffer * kLayout.dscore_bytes;
@@ -127,7 +129,7 @@ struct BackwardMemory {
     kQueryEmpty = kDoutEmpty + kMostBackwardStages,
     // CTA pairs: dS^T of the other block's keys, and those keys.
     kReceivedFull = kQueryEmpty + kMostBackwardStages,
-    kPeerKeysFull = kReceivedFull + 1,
+    kPeerKeysFull = kReceivedFull + kDscoreBuffers,
     // Clusters over the batch: dS^T of all blocks.
     kPeersFull = kPeerKeysFull + 1,
     kDropoutBitsFull = kPeersFull + kDscoreBuffers,
@@ -146,6 +148,13 @@ struct BackwardMemory {
   }
   REGARD_DEVICE void await_empty(Barrier kind, int iteration) const {
     mbarrier_wait(barrier(kind, iteration & 1), parity_of(iteration) ^ 1);
+  }
+  // The other block's dS^T of this iteration.
+  REGARD_DEVICE SharedAddress received_full(int iteration) const {
+    return barrier(kReceivedFull, dscore_buffer(iteration));
+  }
+  REGARD_DEVICE void await_received(int iteration) const {
+    mbarrier_wait(received_full(iteration), iteration / kDscoreTurns & 1);
   }
   REGARD_DEVICE SharedAddress dropout_bits_full() const { return barrier(kDropoutBitsFull); }
 
@@ -168,7 +177,7 @@ struct BackwardMemory {
       visit(barrier(kDropoutBitsFull), 128);
     }
     if constexpr (kConfig.cta_pair) {
-      visit(barrier(kReceivedFull), 1);
+      for (int turn = 0; turn < kDscoreTurns; ++turn) visit(barrier(kReceivedFull, turn), 1);
       visit(barrier(kPeerKeysFull), 1);
     }
     if constexpr (kWide) {
