@@ -87,7 +87,8 @@ void check_grid(const Problem& p, const CudaLaunch& launch, int splits) {
       CHECK(g.heads == s.batch * s.heads_q);
       check_reach(g.tiles, c.tiling.rows, s.len_q);
   }
-  CHECK(g.splits == (c.split_kv ? g.splits : 1));
+  const bool is_sliced = c.family == Family::wgmma && c.tiling.slices > 1;
+  CHECK(g.splits == (c.split_kv ? g.splits : is_sliced ? c.tiling.slices : 1));
 }
 
 void check_tiling(const KernelConfig& c) {
@@ -113,7 +114,9 @@ void check_tiling(const KernelConfig& c) {
     CHECK(c.dim % 16 + c.dim_v % 16 == 0);
     const bool is_wide_f32 = c.type == f32 && larger(c.dim, c.dim_v) > 128;
     CHECK(t.stages >= (is_wide_f32 ? 1 : 2));
-    CHECK(t.slices * t.min_blocks == 1);
+    CHECK(t.slices == (c.dim_v > 256 ? 2 : 1));
+    CHECK(out_columns(c) % 16 == 0);
+    CHECK(t.min_blocks == 1);
     return;
   }
   const bool backward = c.kernel == Kernel::backward;

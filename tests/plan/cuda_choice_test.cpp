@@ -206,7 +206,7 @@ TEST_CASE("Hopper's own forward kernel takes f32 in two parts, except few rows")
   CHECK(chosen({.dim = 17, .dim_v = 33}).name() == "cuda:wgmma");  // rows that begin anywhere
   CHECK(chosen({.dim = 136}).name() == "cuda:wgmma");
   CHECK(chosen({.dim = 64, .dim_v = 256}).name() == "cuda:wgmma");
-  CHECK(says(chosen({.dim = 257}), "no tile for head sizes above 256"));
+  CHECK(says(chosen({.dim = 257}), "no tile for head sizes of f32 above 256"));
   CHECK(says(chosen({.batch = 64, .len_q = 128}), "do not repay the split"));
   CHECK(chosen({.batch = 64, .heads_kv = 2, .len_q = 128}).name() == "cuda:wgmma");
   CHECK(says(chosen({.batch = 1, .heads_q = 4, .heads_kv = 4}), "multiprocessors idle"));

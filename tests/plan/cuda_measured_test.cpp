@@ -1,5 +1,6 @@
 // Choices that measurements made: which family, tile and order of heads a problem gets.
 #include <string>
+#include <tuple>
 
 #include "tests/plan/cuda_case.hpp"
 
@@ -254,6 +255,31 @@ TEST_CASE("causal gradients of many heads that share keys: rows before heads") {
   CHECK(!main_of(8, [](Attention& a) {
            a.bias = Tensor(nullptr, bf16, {5, 48, 1366, 1366});
          }).config.rows_outer);
+}
+
+TEST_CASE("forward above head size 256 has the keys that there is room for, and slices of out") {
+  const auto chosen = [](std::int64_t dim, std::int64_t dim_v, std::int64_t rows = 1024) {
+    const Problem p = problem(attention({.len_q = rows, .dim = dim, .dim_v = dim_v}));
+    const CudaPlan plan = planned(p, "sm_90");
+    check_sound(p, chip("sm_90"), plan);
+    const CudaLaunch& launch = *launch_of(plan, Kernel::forward);
+    const Tiling& tiling = launch.config.tiling;
+    if (plan.family != Family::wgmma) return std::tuple(0, 0, 0);
+    CHECK(launch.grid.splits == tiling.slices);
+    CHECK(!launch.config.out_by_tma);
+    return std::tuple(tiling.keys, tiling.slices, launch.config.dim_v);
+  };
+  CHECK(chosen(257, 257) == std::tuple(64, 2, 288));
+  CHECK(chosen(320, 320) == std::tuple(64, 2, 320));
+  CHECK(chosen(384, 384) == std::tuple(48, 2, 384));
+  CHECK(chosen(512, 512) == std::tuple(32, 2, 512));
+  CHECK(chosen(512, 256) == std::tuple(32, 1, 256));
+  CHECK(chosen(128, 300) == std::tuple(64, 2, 320));
+  // Two slices of 16 heads: three tiles of 128 rows and more occupy most of 132 multiprocessors.
+  CHECK(chosen(512, 512, 256) == std::tuple(0, 0, 0));
+  CHECK(chosen(512, 512, 257) == std::tuple(32, 2, 512));
+  CHECK(chosen(512, 256, 512) == std::tuple(0, 0, 0));
+  CHECK(chosen(512, 256, 513) == std::tuple(32, 1, 256));
 }
 
 TEST_SUITE_END();

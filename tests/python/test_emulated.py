@@ -427,12 +427,6 @@ def test_rising_scores_with_a_bias(turn, features, type, bias):
     judge_forward(case, WGMMA + "+mixed+" + str(turn))
 
 
-@pytest.mark.parametrize("type", ["f32", "bf16"])
-def test_the_largest_head(type):
-    case = cases.make((), type, sizes=(70, 90), dim=264, dim_v=64)
-    assert "no tile for head sizes above 256" in refused(case, WGMMA)
-
-
 @pytest.mark.filterwarnings("ignore")  # gradients, which are not asked for
 @pytest.mark.parametrize("features, name, sizes", one_in(9, itertools.product(
     [(), ("top_left",), ("packed",)], "qkv", [(-6, 6), (-37, -30), (-44, -20), (8, 12)])), ids=str)

@@ -62,7 +62,11 @@ std::string launch_line(const CudaLaunch& launch) {
                      shared + " shared, " + number(launch.blocks()) + " blocks" +
                      (launch.resident > 0 ? " for " : " = ") + number(g.heads) + " heads x " +
                      number(g.tiles) + " tiles";
-  if (g.splits > 1) text += " x " + number(g.splits) + " splits";
+  if (g.splits > 1) {
+    const bool of_columns =
+        launch.config.family == Family::wgmma && launch.config.tiling.slices > 1;
+    text += " x " + number(g.splits) + (of_columns ? " slices" : " splits");
+  }
   if (g.heads_per_group > 1) text += ", " + number(g.heads_per_group) + " heads interleaved";
   return text;
 }

@@ -10,7 +10,8 @@
 namespace regard {
 namespace {
 
-constexpr int64 kLargestHeadOfBoth = 128;  // of dk and dv in one warpgroup's registers
+constexpr int64 kLargestHead = 256;        // of dk or dv in a warpgroup's registers
+constexpr int64 kLargestHeadOfBoth = 128;  // of both in one warpgroup's
 constexpr int64 kLeastF32Rows = 16;
 // With a smaller scale, lse / scale could be larger than a sum of three f16 terms.
 constexpr double kLeastScaleF16 = 0x1p-12;
@@ -152,6 +153,9 @@ Fit choose_stages(KernelConfig& c, const TilingRequest& request, const Tiling& t
 Refusal why_not_wgmma_backward(const Facts& f) {
   if (const Refusal refusal = why_not_wgmma(f)) return refusal;
   const Problem& p = f.loaded();
+  if (larger(p.sizes.dim, p.sizes.dim_v) > kLargestHead) {
+    return "the wgmma backward kernel has no tile for head sizes above 256";
+  }
   if (p.type == Type::f32) return why_not_f32(p);
   if (p.type == Type::f16 && adds_lse_by_product(p.features) && p.score.scale < kLeastScaleF16) {
     return "lse / scale would exceed the range of f16";

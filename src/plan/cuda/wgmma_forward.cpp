@@ -12,7 +12,8 @@
 namespace regard {
 namespace {
 
-constexpr int64 kLargestHead = 256;  // accumulators of out are 128 registers then
+// Accumulators of 256 columns of out are 128 registers. More than that are slices of blocks.
+constexpr int64 kLargestSlice = 256;
 
 // The first entry is chosen that has the head sizes, and not too many rows. Accumulators and
 // weights take keys * 3 / 4 + dim_v / 2 registers of a thread. A thread has 232 registers with two
@@ -26,6 +27,16 @@ constexpr TilingEntry kEntries[] = {
     {192, 192, {.rows = 128, .keys = 96, .stages = 2}},
     {256, 128, {.rows = 128, .keys = 96, .stages = 2}},
     {256, 256, {.rows = 128, .keys = 64, .stages = 2}},
+};
+
+// Of more columns.
+constexpr TilingEntry kWideEntries[] = {
+    {320, 256, {.rows = 128, .keys = 64, .stages = 2}},
+    {384, 256, {.rows = 128, .keys = 48, .stages = 2}},
+    {512, 256, {.rows = 128, .keys = 32, .stages = 2}},
+    {320, 512, {.rows = 128, .keys = 64, .stages = 2, .slices = 2}},
+    {384, 512, {.rows = 128, .keys = 48, .stages = 2, .slices = 2}},
+    {512, 512, {.rows = 128, .keys = 32, .stages = 2, .slices = 2}},
 };
 
 // f32: scores and weights take `keys` registers of the 240 of a thread, out `dim_v / 2`, and a
@@ -47,8 +58,9 @@ constexpr TilingEntry kF32Entries[] = {
     {256, 256, {.rows = 128, .keys = 32, .stages = 1}},
 };
 
-std::span<const TilingEntry> table_of(const KernelConfig& c) {
+std::span<const TilingEntry> table_of(const KernelConfig& c, const TilingRequest& request) {
   if (c.products == Products::f16x3) return kF32Entries;
+  if (larger(request.dim, request.dim_v) > kLargestSlice) return kWideEntries;
   return kEntries;
 }
 
@@ -60,11 +72,11 @@ bool is_possible(const KernelConfig& c) {
   const int consumers = consumers_of(t);
   const bool is_f32 = c.products == Products::f16x3;
   const int registers =
-      is_f32 ? t.keys + (c.dim_v + f32_chunk_columns(c)) / 2 : t.keys * 3 / 4 + c.dim_v / 2;
-  if (is_f32 && (t.keys < 16 || t.keys > 128)) return false;
+      is_f32 ? t.keys + (c.dim_v + f32_chunk_columns(c)) / 2 : t.keys * 3 / 4 + out_columns(c) / 2;
+  if (is_f32 && (t.keys < 16 || t.keys > 128 || t.slices > 1)) return false;
   return t.warps == forward_warps(c) && consumers >= 2 && consumers <= (is_f32 ? 3 : 4) &&
          t.rows == consumers * kWarpgroupRows && t.keys % 16 == 0 && t.keys <= 256 &&
-         fits_dropout(c) && t.stages <= kMostWgmmaStages && t.slices * t.key_warps == 1 &&
+         fits_dropout(c) && t.stages <= kMostWgmmaStages && t.slices <= 2 && t.key_warps == 1 &&
          t.min_blocks == 1 &&
          registers <= (consumers == 2   ? (is_f32 ? 208 : 196)
                        : consumers == 3 ? 132
@@ -148,11 +160,12 @@ void shorten_blocks(KernelConfig& c, const TilingRequest& request) {
 void set_tiling(KernelConfig& c, const TilingRequest& request, const Tiling& tiling,
                 bool bias_by_tma, bool may_shorten = true) {
   c.tiling = tiling;
+  if (request.forced) c.tiling = overridden(c.tiling, *request.forced);
   c.dim = int(round_up(request.dim, 16));
-  c.dim_v = int(round_up(request.dim_v, 16));
-  if (request.forced) {
-    c.tiling = overridden(c.tiling, *request.forced);
-  } else {
+  c.dim_v = int(round_up(request.dim_v, 16 * c.tiling.slices));
+  // Next to wider tiles there is no room for one of out.
+  c.out_by_tma &= c.tiling.slices == 1 && c.dim <= kLargestSlice;
+  if (!request.forced) {
     c.bias.by_tma = bias_by_tma;
     if (may_shorten) shorten_blocks(c, request);
   }
@@ -178,7 +191,7 @@ Fit choose_entry(KernelConfig& c, const TilingRequest& request) {
       if (fits_dropout(c) && shared_bytes_of(c) <= request.limits.block) return Fit::fits;
     }
   }
-  for (const TilingEntry& entry : table_of(c)) {
+  for (const TilingEntry& entry : table_of(c, request)) {
     if (request.dim > entry.dim || request.dim_v > entry.dim_v) continue;
     // Tiles of 256 rows are forced by their number of rows only.
     if (forced && entry.tiling.rows > 192 && forced->rows != entry.tiling.rows) continue;
@@ -255,6 +268,13 @@ bool has_little_work(const Problem& p, int64 multiprocessors) {
          double(kKeys * multiprocessors);
 }
 
+// Above 256 columns, where mma, whose blocks also share keys, is half as fast on a whole chip.
+bool has_few_wide_tiles(const Problem& p, int64 multiprocessors) {
+  if (larger(p.sizes.dim, p.sizes.dim_v) <= kLargestSlice) return false;
+  const int64 slices = p.sizes.dim_v > kLargestSlice ? 2 : 1;
+  return 2 * tiles_of(p, 128) * slices < multiprocessors;
+}
+
 // Whether lower tiles of mma suit the rows. wgmma is as fast with half of a tile idle, except where
 // there is little work. H100, us, and of mma: D 128, 8 heads, 48 rows, 1000 keys: 13.6 and 10.6; 40
 // rows, 8000 keys: 18.3 and 20.5; D 256, 4 heads, 50 rows, 10600 keys: 33 and 40; D 64, 64 heads,
@@ -293,7 +313,6 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
 
 Refusal why_not_wgmma(const Facts& f) {
   const Problem& p = f.loaded();
-  const int64 largest = larger(p.sizes.dim, p.sizes.dim_v);
   if (!f.copies_fit) return kRefusedAsTooLarge;
   if (f.chip.major != 9 || f.level < 90) {
     return "wgmma instructions exist on compute capability 9.0 only";
@@ -302,7 +321,6 @@ Refusal why_not_wgmma(const Facts& f) {
   if (p.type == Type::f32 && p.precision != 0) {
     return "wgmma kernels compute f32 in full precision only";
   }
-  if (largest > kLargestHead) return "wgmma kernels have no tile for head sizes above 256";
   return {};
 }
 
@@ -310,6 +328,10 @@ Refusal why_not_wgmma_forward(const Facts& f) {
   if (const Refusal refusal = why_not_wgmma(f)) return refusal;
   const Problem& p = f.loaded();
   if (p.sizes.len_k == 0 || p.sizes.rows_k == 0) return "there is no key to load";
+  if (larger(p.sizes.dim, p.sizes.dim_v) > kLargestSlice) {
+    if (p.type == Type::f32) return "wgmma kernels have no tile for head sizes of f32 above 256";
+    if (p.continues) return "wgmma kernels continue no call with a head size above 256";
+  }
   if (p.type == Type::f32) {
     if (has_hi_lo_tensors(p)) return {};
     return "its hi and lo parts would have more rows or blocks than 31 bits count";
@@ -333,7 +355,9 @@ Refusal why_rather_mma_forward(const Facts& f) {
   } else if (const Refusal refusal = why_too_few_rows(p, multiprocessors)) {
     return refusal;
   }
-  if (has_little_work(p, multiprocessors)) return kLittleWork;
+  if (has_little_work(p, multiprocessors) || has_few_wide_tiles(p, multiprocessors)) {
+    return kLittleWork;
+  }
   const bool is_window = p.features.interval && !p.varlen && !p.features.positions;
   if (is_window && p.type != Type::f32 && has_narrow_window(f.request(false))) return kNarrowWindow;
   if (is_bias_of_keys(p, false)) {

@@ -54,13 +54,15 @@ enum class BiasGradient : uint8 {
 
 // May change a result by rounding only.
 struct Tiling {
-  int rows = 64;      // query rows of a tile
-  int keys = 64;      // keys of a tile; with key_warps, of the tile of one warp
-  int warps = 4;      // of a block; wgmma: four of them only load
-  int stages = 2;     // tiles in shared memory at once, of those that the kernel loops over
-  int slices = 1;     // mma backward: warps that share a tile's keys, each with a slice of the
-                      // columns of dk and dv; combine: warps that share rows, each with some splits
-  int key_warps = 1;  // mma forward: warps that share a tile's rows and split its keys
+  int rows = 64;       // query rows of a tile
+  int keys = 64;       // keys of a tile; with key_warps, of the tile of one warp
+  int warps = 4;       // of a block; wgmma: four of them only load
+  int stages = 2;      // tiles in shared memory at once, of those that the kernel loops over
+  int slices = 1;      // mma backward: warps that share a tile's keys, each with a slice of the
+                       // columns of dk and dv; combine: warps that share rows, each with some
+                       // splits; wgmma forward: blocks that share a tile of rows, each with a slice
+                       // of out's columns
+  int key_warps = 1;   // mma forward: warps that share a tile's rows and split its keys
   int min_blocks = 1;  // blocks that should fit a multiprocessor: the bound on registers
 
   bool operator==(const Tiling&) const = default;

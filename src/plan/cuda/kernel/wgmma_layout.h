@@ -24,6 +24,11 @@ REGARD_INLINE int panel_bytes(int rows) { return rows * kPanelRowBytes; }
 // Warpgroups of the forward kernel that multiply.
 REGARD_INLINE int consumers_of(const Tiling& t) { return t.rows / kWarpgroupRows; }
 
+// Forward: the columns of out that a block makes.
+REGARD_INLINE int out_columns(const KernelConfig& c) { return c.dim_v / c.tiling.slices; }
+// Whether several blocks share a tile of rows: its keys, or its columns.
+REGARD_INLINE bool shares_tiles(const KernelConfig& c) { return c.split_kv || c.tiling.slices > 1; }
+
 // f32: the columns of P V of a block of keys that are accumulated at a time, next to out. Above 128
 // columns both would not fit the registers, so that it is one panel of V after another.
 REGARD_INLINE int f32_chunk_columns(const KernelConfig& c) {
@@ -33,7 +38,7 @@ REGARD_INLINE int f32_chunk_columns(const KernelConfig& c) {
 // Whether a warpgroup generates the dropout bits of the forward kernel. Otherwise the consumers do.
 REGARD_INLINE bool has_dropout_warpgroup(const KernelConfig& c) {
   return c.features.dropout && c.products == Products::direct && consumers_of(c.tiling) == 2 &&
-         c.tiling.keys <= 128 && c.dim_v <= 192;
+         c.tiling.keys <= 128 && out_columns(c) <= 192;
 }
 // With the producer's.
 REGARD_INLINE int forward_warps(const KernelConfig& c) {
@@ -83,7 +88,7 @@ REGARD_INLINE ForwardWgmmaLayout forward_wgmma_layout(const KernelConfig& c, int
   x.out_panels = out_panels;
   x.query_bytes = hi_lo_parts(c) * panels_of(c.dim) * panel_bytes(t.rows);
   x.key_bytes = hi_lo_parts(c) * panels_of(c.dim) * panel_bytes(t.keys);
-  x.value_bytes = hi_lo_parts(c) * panels_of(c.dim_v) * panel_bytes(t.keys);
+  x.value_bytes = hi_lo_parts(c) * panels_of(out_columns(c)) * panel_bytes(t.keys);
   x.keys = query_slots * x.query_bytes;
   x.values = x.keys + t.stages * x.key_bytes;
   x.out = x.values + t.stages * x.value_bytes;

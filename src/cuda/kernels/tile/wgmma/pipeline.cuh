@@ -58,7 +58,7 @@ REGARD_DEVICE void load_panels(SharedAddress to, int panels, int rows, const Ten
                                const TmaCoords& first, SharedAddress barrier) {
   for (int panel = 0; panel < panels; ++panel) {
     tma_load(to + panel * panel_bytes(rows), map,
-             {.column = panel * kPanelColumns,
+             {.column = first.column + panel * kPanelColumns,
               .row = first.row,
               .head = first.head,
               .batch = first.batch},

@@ -27,7 +27,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
   using Softmax = WarpgroupSoftmax<kConfig>;
   using FullTile = FullTileWeights<kConfig>;
   // Blocks of eight keys that become weights before the wait for out; the others follow after it.
-  static constexpr int kEarly = kConfig.dim_v <= 64 ? kKeyBlocks : kKeyBlocks / 2;
+  static constexpr int kEarly = out_columns(kConfig) <= 64 ? kKeyBlocks : kKeyBlocks / 2;
   // A warpgroup skips the first key blocks of a tile if intervals hide them from all of its rows.
   static constexpr bool kSkips = kConfig.skips_blocks;
   static constexpr bool kReadsDropoutBits = has_dropout_warpgroup(kConfig);
@@ -336,7 +336,7 @@ struct ForwardConsumer : ConsumerWarpgroup<kConfig> {
   }
   REGARD_DEVICE void clear_foreign_values() const {
     if (state.value_rows >= kKeys) return;
-    clear_rows(memory.values(values.stage), panels_of(kConfig.dim_v), kKeys,
+    clear_rows(memory.values(values.stage), panels_of(out_columns(kConfig)), kKeys,
                larger(state.value_rows, 0), kKeys, thread_index() - 128,
                Memory::kConsumerWarps * 32, NamedBarrier::values_cleared);
   }

@@ -13,8 +13,8 @@ struct WarpgroupCoords {
   using Memory = ForwardMemory<kConfig>;
   static constexpr int kM = 1;
   static constexpr int kRows = kConfig.tiling.rows, kKeys = kConfig.tiling.keys;
-  static constexpr int kKeyBlocks = kKeys / 8, kOutBlocks = kConfig.dim_v / 8;
-  static_assert(kKeys % 16 == 0 && kConfig.dim % 16 == 0 && kConfig.dim_v % 16 == 0);
+  static constexpr int kKeyBlocks = kKeys / 8, kOutBlocks = out_columns(kConfig) / 8;
+  static_assert(kKeys % 16 == 0 && kConfig.dim % 16 == 0 && out_columns(kConfig) % 16 == 0);
   static_assert(kRows == kWarpgroupRows * consumers_of(kConfig.tiling));
 
   using Scores = Accumulator[kM][kKeyBlocks];

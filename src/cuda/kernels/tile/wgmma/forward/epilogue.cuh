@@ -19,6 +19,8 @@ struct Epilogue {
   static constexpr bool kLooks = kConfig.flags_nonfinite || kConfig.repeats_rows;
   static constexpr int kOutBlocks = Coords::kOutBlocks, kRows = Memory::kRows;
   static constexpr int kPanels = Memory::kLayout.out_panels;  // of out in shared memory; 0: none
+  static constexpr bool kSliced = kConfig.tiling.slices > 1;
+  static_assert(!kSliced || (kPanels == 0 && !kConfig.continues && !kConfig.repeats_rows));
 
   const KernelParams& params;
   const ForwardMaps& maps;
@@ -74,7 +76,7 @@ struct Epilogue {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row_of(half) >= rows_left) continue;
-      const int64 part = part_index(params, tile.split, row_index(half));
+      const int64 part = part_index(params, tile.share, row_index(half));
       float* const to = part_of_out(params, part);
 #pragma unroll
       for (int n = 0; n < kOutBlocks; ++n) {
@@ -183,14 +185,16 @@ struct Epilogue {
     }
     const int half = lane_index() % 4;
     if (half >= 2 || row_of(half) >= rows_left) return;
-    if (p.lse.given()) {
+    if (p.lse.given() && tile.first_column() == 0) {
       const int64 to = offset_of(p.lse.strides, tile.b, tile.head, tile.first_q,
                                  tile.first_row + warp_row + row_of(half));
       static_cast<float*>(p.lse.data)[to] =
           lse_of_reference<L>(half == 0 ? softmax.rows[0] : softmax.rows[1]);
     }
     if constexpr (kConfig.flags_nonfinite) {
-      write_row_flag(params, row_index(half), (half == 0 ? flags[0] : flags[1]) != 0);
+      const bool flagged = (half == 0 ? flags[0] : flags[1]) != 0;
+      // Slices of a row only set flags that are clear before.
+      if (flagged || !kSliced) write_row_flag(params, row_index(half), flagged);
     }
   }
 
@@ -256,11 +260,12 @@ struct Epilogue {
   REGARD_DEVICE void store_pairs_as(const Out& out) const {
     using Stored = typename ElementOf<kType>::Stored;
     const View& view = params.problem.out;
-    const int columns = int(params.problem.sizes.dim_v) - Coords::column_of(0, 0);
+    const int first = tile.first_column() + Coords::column_of(0, 0);
+    const int columns = int(params.problem.sizes.dim_v) - first;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (row_of(half) >= rows_left) continue;
-      Stored* const to = static_cast<Stored*>(view.data) + Coords::column_of(0, 0) +
+      Stored* const to = static_cast<Stored*>(view.data) + first +
                          offset_of(view.strides, tile.b, tile.head, tile.first_q,
                                    tile.first_row + warp_row + row_of(half));
 #pragma unroll

@@ -18,17 +18,18 @@ struct MappedWalk<kConfig, true> {
   int map_row;
 };
 
-// Which of the shares of a tile's keys it is.
-template <KernelConfig kConfig, bool kSplit = kConfig.split_kv>
-struct KeyShare {};
+// Of blocks that share a tile of rows: which share of its keys (split_kv), or which slice of out's
+// columns, this one has.
+template <KernelConfig kConfig, bool kShared = shares_tiles(kConfig)>
+struct TileShare {};
 template <KernelConfig kConfig>
-struct KeyShare<kConfig, true> {
-  int split;
+struct TileShare<kConfig, true> {
+  int share;
 };
 
 // A tile of query rows and the key blocks that it walks over.
 template <KernelConfig kConfig>
-struct ForwardTile : MappedWalk<kConfig>, KeyShare<kConfig> {
+struct ForwardTile : MappedWalk<kConfig>, TileShare<kConfig> {
   int blocks;       // of keys, walked from the last to the first; 0: there is no more tile
   int first_block;  // index of the first
   int b, head;
@@ -36,6 +37,12 @@ struct ForwardTile : MappedWalk<kConfig>, KeyShare<kConfig> {
   int row_count;
   int len_q, len_k;
   int first_q, first_k;
+
+  // Of the block's slice of out and V.
+  REGARD_DEVICE int first_column() const {
+    if constexpr (kConfig.tiling.slices > 1) return this->share * out_columns(kConfig);
+    return 0;
+  }
 };
 
 template <KernelConfig kConfig>

@@ -37,7 +37,7 @@ struct ForwardProducer {
       }
       BlockWalk<kConfig> walk;
       walk.begin(tile);
-      TmaCoords block{.column = 0,
+      TmaCoords block{.column = tile.first_column(),  // of V
                       .row = tile.first_k + walk.block().index * kKeys,
                       .head = scheduler.kv_head(tile),
                       .batch = batch_of(tile.b)};
@@ -83,7 +83,8 @@ struct ForwardProducer {
     load(memory.queries(slot), panels_of(kConfig.dim), kRows, maps.q,
          {0, tile.first_q + tile.first_row, tile.head, batch_of(tile.b)}, memory.query_full(slot));
   }
-  REGARD_DEVICE void load_keys(const TmaCoords& block) {
+  REGARD_DEVICE void load_keys(TmaCoords block) {
+    block.column = 0;
     mbarrier_wait(memory.key_empty(keys.stage), keys.parity ^ 1);
     load(memory.keys(keys.stage), panels_of(kConfig.dim), kKeys, maps.k, block,
          memory.key_full(keys.stage));
@@ -91,7 +92,7 @@ struct ForwardProducer {
   }
   REGARD_DEVICE void load_values(const TmaCoords& block) {
     mbarrier_wait(memory.value_empty(values.stage), values.parity ^ 1);
-    load(memory.values(values.stage), panels_of(kConfig.dim_v), kKeys, maps.v, block,
+    load(memory.values(values.stage), panels_of(out_columns(kConfig)), kKeys, maps.v, block,
          memory.value_full(values.stage));
     values.advance();
   }

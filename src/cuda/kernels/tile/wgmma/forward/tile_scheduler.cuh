@@ -12,7 +12,7 @@
 // An index is therefore fetched shortly before the end of the tile before, but early enough for the
 // atomic to return in time.
 //
-// split_kv: what is said of tiles holds for the shares of a tile's keys.
+// Where blocks share a tile's keys or columns, what is said of tiles holds for these shares.
 //
 // The counter needs no clearing (nonce_counter.cuh). A launch fetches exactly `count` times: count
 // - blocks times with a tile (or head), and once past the end for each block.
@@ -87,13 +87,13 @@ struct TileScheduler {
   REGARD_DEVICE bool takes_heads() const {
     constexpr int kMostTiles = 4, kLeastHeads = 4;  // a block: enough for blocks to end together
     if constexpr (!kConfig.varlen || !counts_tiles(kConfig) || kConfig.tile_map ||
-                  kConfig.split_kv) {
+                  shares_tiles(kConfig)) {
       return false;
     }
     return grid().tiles <= kMostTiles && grid().heads >= kLeastHeads * int(block_count());
   }
   REGARD_DEVICE int index_count() const {
-    if constexpr (kConfig.split_kv) return grid().heads * grid().tiles * grid().splits;
+    if constexpr (shares_tiles(kConfig)) return grid().heads * grid().tiles * grid().splits;
     return takes_heads() ? grid().heads : grid().heads * grid().tiles;
   }
 
@@ -155,8 +155,8 @@ struct TileScheduler {
     x.first_q = seq.first_q;
     x.first_k = seq.first_k;
     if constexpr (kConfig.tile_map) count_visible(x, coords.tile);
+    if constexpr (shares_tiles(kConfig)) x.share = coords.split;
     if constexpr (kConfig.split_kv) {
-      x.split = coords.split;
       tile = x;
       uint32 index = 0;
       make_opaque(index);  // or all of x stays in registers
@@ -170,7 +170,7 @@ struct TileScheduler {
   // Shortens the walk to the blocks of this split. Where it has none, writes its part at once, and
   // returns false.
   REGARD_DEVICE bool take_share(ForwardTile<kConfig>& tile) const {
-    const ShortInterval share = tiles_of_split({0, tile.blocks}, params.grid.splits, tile.split);
+    const ShortInterval share = tiles_of_split({0, tile.blocks}, params.grid.splits, tile.share);
     tile.blocks = share.end - share.begin;
     if (tile.blocks == 0) {
       write_empty_part(tile);
@@ -187,7 +187,7 @@ struct TileScheduler {
     const Sequence seq{.first_q = tile.first_q};
     const int64 first_row = int64(tile.head) * params.problem.sizes.rows_q +
                             flat_row(params.problem, seq, tile.b, tile.first_row);
-    RowPart* part = row_part(params, part_index(params, tile.split, first_row));
+    RowPart* part = row_part(params, part_index(params, tile.share, first_row));
 #pragma unroll 1
     for (int left = tile.row_count; left > 0; --left) *part++ = {-infinity<float>(), 0};
   }
