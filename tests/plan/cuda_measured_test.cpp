@@ -275,11 +275,9 @@ TEST_CASE("forward above head size 256 has the keys that there is room for, and 
   CHECK(chosen(512, 512) == std::tuple(32, 2, 512));
   CHECK(chosen(512, 256) == std::tuple(32, 1, 256));
   CHECK(chosen(128, 300) == std::tuple(64, 2, 320));
-  // Two slices of 16 heads: three tiles of 128 rows and more occupy most of 132 multiprocessors.
-  CHECK(chosen(512, 512, 256) == std::tuple(0, 0, 0));
-  CHECK(chosen(512, 512, 257) == std::tuple(32, 2, 512));
-  CHECK(chosen(512, 256, 512) == std::tuple(0, 0, 0));
-  CHECK(chosen(512, 256, 513) == std::tuple(32, 1, 256));
+  // Two slices of 16 heads occupy a quarter of 132 multiprocessors, and of two tiles each half.
+  CHECK(chosen(512, 512, 128) == std::tuple(0, 0, 0));
+  CHECK(chosen(512, 512, 129) == std::tuple(32, 2, 512));
 }
 
 TEST_SUITE_END();

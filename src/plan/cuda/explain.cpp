@@ -25,7 +25,7 @@ std::string tile_text(const KernelConfig& c) {
   if (c.family == Family::simt) return text;
   text += ", head " + number(c.dim) + (c.dim_v == c.dim ? "" : " and " + number(c.dim_v));
   text += ", stages " + number(t.stages);
-  if (t.slices > 1) text += ", slices " + number(t.slices);
+  if (t.slices > 1 && !has_slices_of_blocks(c)) text += ", slices " + number(t.slices);
   if (t.key_warps > 1) text += ", key warps " + number(t.key_warps);
   return text;
 }
@@ -63,9 +63,8 @@ std::string launch_line(const CudaLaunch& launch) {
                      (launch.resident > 0 ? " for " : " = ") + number(g.heads) + " heads x " +
                      number(g.tiles) + " tiles";
   if (g.splits > 1) {
-    const bool of_columns =
-        launch.config.family == Family::wgmma && launch.config.tiling.slices > 1;
-    text += " x " + number(g.splits) + (of_columns ? " slices" : " splits");
+    text += " x " + number(g.splits);
+    text += has_slices_of_blocks(launch.config) ? " slices" : " splits";
   }
   if (g.heads_per_group > 1) text += ", " + number(g.heads_per_group) + " heads interleaved";
   return text;

@@ -30,7 +30,7 @@ int64 row_tiles(const TilingRequest& request, const KernelConfig& main) {
 void split_keys(Draft& d, const TilingRequest& request) {
   const int64 tiles = row_tiles(request, d.main);
   if (d.main.family == Family::wgmma) {
-    if (d.main.tiling.slices > 1) return;
+    if (has_slices_of_blocks(d.main)) return;
     d.plan.splits = key_splits_of_wgmma(d.main, d.p, d.facts.chip.multiprocessors, tiles);
     d.main.split_kv = d.plan.splits > 1;
     d.main.out_by_tma &= !d.main.split_kv;
@@ -79,7 +79,7 @@ void explain_tiles(const Draft& d, int64 tiles) {
 bool is_small(const Draft& d, int64 tiles) {
   constexpr int64 kFewTiles = 4;
   const bool is_mma = d.main.family == Family::mma;
-  if (!is_mma && d.main.tiling.slices > 1) return false;
+  if (has_slices_of_blocks(d.main)) return false;
   const bool is_narrow = larger(d.p.sizes.dim, d.p.sizes.dim_v) <= 64 && d.p.type != Type::f32;
   if (is_mma && d.p.sizes.len_k <= kFewTiles * d.main.tiling.keys) return true;
   const int64 most_keys = is_mma && !is_narrow ? 512 : 2048;
@@ -127,8 +127,7 @@ void add_forward_launches(Draft& d) {
   add_map_launch(d);
   add_copies_launch(d);
   add_split_launch(d);
-  const int shares =
-      main.family == Family::wgmma && main.tiling.slices > 1 ? main.tiling.slices : d.plan.splits;
+  const int shares = has_slices_of_blocks(main) ? main.tiling.slices : d.plan.splits;
   add_launch(d, main, request.heads, divide_up(request.rows, main.tiling.rows), shares,
              heads_per_group(d.facts, main));
   explain_tiles(d, tiles);

@@ -52,7 +52,9 @@ void explain_family(const Because& because, const Problem& p, const CudaChoice& 
         "one by one");
   }
   if (main.family == Family::wgmma && main.products == Products::direct && !main.out_by_tma) {
-    because("out: written from registers, because TMA cannot store it");
+    const bool is_wide = !p.backward && (main.dim > 256 || main.tiling.slices > 1);
+    because("out: written from registers, because ",
+            is_wide ? "shared memory has no room for it" : "TMA cannot store it");
   }
   if (p.features.bias && !main.bias.aligned && !main.bias.one_row) {
     because("slow path: the bias is read one by one: ", why_bias_is_not_staged(p));

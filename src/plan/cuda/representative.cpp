@@ -78,6 +78,10 @@ void add_types_and_head_sizes(Problems& problems) {
   problems.both(attention({.type = f16, .dim = 128}));
   problems.both(attention({.type = f16, .dim = 256}));
   problems.backward(causal({.dim = 192, .dim_v = 128}));
+  problems.backward(attention({.dim = 192, .dim_v = 256}));
+  problems.backward(attention({.dim = 256, .dim_v = 192}));
+  problems.forward(attention({.dim = 320}));
+  problems.forward(causal({.dim = 384}));
   problems.backward(causal({.dim = 64}));
   problems.backward(attention({.dim = 64, .len_q = 256}));
   problems.forward(attention({.type = f16, .dim = 32}));
@@ -99,6 +103,13 @@ void add_features(Problems& problems) {
   a.sink = Tensor(nullptr, f32, {kHeads});
   a.dropout.p = 0.1;
   problems.both(a);
+  a = causal({.dim = 192, .dim_v = 128});
+  a.deterministic = true;
+  problems.backward(a);
+  a = packed({.dim = 512});
+  a.softcap = 50;
+  a.dropout.p = 0.1;
+  problems.forward(a);
   a = packed({.dim = 256});
   a.dropout.p = 0.1;
   a.alibi_slopes = Tensor(nullptr, f32, {kHeads});

@@ -83,7 +83,10 @@ VisibleTiles visible_key_tiles(const Problem& p, int64 tile_rows, int64 tile_key
 // Microseconds that a forward block of wgmma takes for a tile of keys (H100).
 double time_of_key_tile(const KernelConfig& c, const Sizes& s) {
   const int64 columns = larger(s.dim, s.dim_v);
-  const double rate = columns <= 64 ? 4.6e6 : columns <= 128 ? 6.4e6 : 6.9e6;  // operations
+  const double rate = columns <= 64    ? 4.6e6
+                      : columns <= 128 ? 6.4e6
+                      : columns <= 256 ? 6.9e6
+                                       : 4e6;  // operations
   const double products = hi_lo_parts(c) > 1 ? 3 : 1;
   return products * 2 * c.tiling.rows * c.tiling.keys * double(s.dim + s.dim_v) / rate;
 }

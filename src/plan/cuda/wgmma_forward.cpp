@@ -12,12 +12,13 @@
 namespace regard {
 namespace {
 
-// Accumulators of 256 columns of out are 128 registers. More than that are slices of blocks.
+// Accumulators of 256 columns of out are 128 registers. Of more columns two blocks have a slice
+// each.
 constexpr int64 kLargestSlice = 256;
 
 // The first entry is chosen that has the head sizes, and not too many rows. Accumulators and
-// weights take keys * 3 / 4 + dim_v / 2 registers of a thread. A thread has 232 registers with two
-// consumer warpgroups, 160 with three, 112 with four.
+// weights take keys * 3 / 4 + out_columns / 2 registers of a thread. A thread has 232 registers
+// with two consumer warpgroups, 160 with three, 112 with four.
 constexpr TilingEntry kEntries[] = {
     {64, 64, {.rows = 256, .keys = 64, .stages = 4}},
     {64, 64, {.rows = 192, .keys = 128, .stages = 3}},
@@ -29,14 +30,16 @@ constexpr TilingEntry kEntries[] = {
     {256, 256, {.rows = 128, .keys = 64, .stages = 2}},
 };
 
-// Of more columns.
+// For head sizes of q or v above 256: the keys that there is room for next to Q.
+constexpr TilingEntry kSlicedEntries[] = {
+    {320, 512, {.rows = 128, .keys = 64, .stages = 2, .slices = 2}},
+    {384, 512, {.rows = 128, .keys = 48, .stages = 2, .slices = 2}},
+    {512, 512, {.rows = 128, .keys = 32, .stages = 2, .slices = 2}},
+};
 constexpr TilingEntry kWideEntries[] = {
     {320, 256, {.rows = 128, .keys = 64, .stages = 2}},
     {384, 256, {.rows = 128, .keys = 48, .stages = 2}},
     {512, 256, {.rows = 128, .keys = 32, .stages = 2}},
-    {320, 512, {.rows = 128, .keys = 64, .stages = 2, .slices = 2}},
-    {384, 512, {.rows = 128, .keys = 48, .stages = 2, .slices = 2}},
-    {512, 512, {.rows = 128, .keys = 32, .stages = 2, .slices = 2}},
 };
 
 // f32: scores and weights take `keys` registers of the 240 of a thread, out `dim_v / 2`, and a
@@ -60,12 +63,18 @@ constexpr TilingEntry kF32Entries[] = {
 
 std::span<const TilingEntry> table_of(const KernelConfig& c, const TilingRequest& request) {
   if (c.products == Products::f16x3) return kF32Entries;
-  if (larger(request.dim, request.dim_v) > kLargestSlice) return kWideEntries;
+  if (request.dim_v > kLargestSlice) return kSlicedEntries;
+  if (request.dim > kLargestSlice) return kWideEntries;
   return kEntries;
 }
 
 // Dropout bits are generated for 32 keys at a time.
 bool fits_dropout(const KernelConfig& c) { return !c.features.dropout || c.tiling.keys % 32 == 0; }
+
+bool has_possible_slices(const KernelConfig& c) {
+  const bool one = c.tiling.slices == 1;
+  return out_columns(c) <= kLargestSlice && (one || (c.tiling.slices == 2 && !c.continues));
+}
 
 bool is_possible(const KernelConfig& c) {
   const Tiling& t = c.tiling;
@@ -76,8 +85,8 @@ bool is_possible(const KernelConfig& c) {
   if (is_f32 && (t.keys < 16 || t.keys > 128 || t.slices > 1)) return false;
   return t.warps == forward_warps(c) && consumers >= 2 && consumers <= (is_f32 ? 3 : 4) &&
          t.rows == consumers * kWarpgroupRows && t.keys % 16 == 0 && t.keys <= 256 &&
-         fits_dropout(c) && t.stages <= kMostWgmmaStages && t.slices <= 2 && t.key_warps == 1 &&
-         t.min_blocks == 1 &&
+         fits_dropout(c) && t.stages <= kMostWgmmaStages && has_possible_slices(c) &&
+         t.key_warps == 1 && t.min_blocks == 1 &&
          registers <= (consumers == 2   ? (is_f32 ? 208 : 196)
                        : consumers == 3 ? 132
                                         : 80);
@@ -268,11 +277,9 @@ bool has_little_work(const Problem& p, int64 multiprocessors) {
          double(kKeys * multiprocessors);
 }
 
-// Above 256 columns, where mma, whose blocks also share keys, is half as fast on a whole chip.
-bool has_few_wide_tiles(const Problem& p, int64 multiprocessors) {
-  if (larger(p.sizes.dim, p.sizes.dim_v) <= kLargestSlice) return false;
-  const int64 slices = p.sizes.dim_v > kLargestSlice ? 2 : 1;
-  return 2 * tiles_of(p, 128) * slices < multiprocessors;
+// Slices do not share keys. Blocks of mma do, and are a third as fast on a whole chip.
+bool has_few_slices(const Problem& p, int64 multiprocessors) {
+  return p.sizes.dim_v > kLargestSlice && 3 * 2 * tiles_of(p, 128) < multiprocessors;
 }
 
 // Whether lower tiles of mma suit the rows. wgmma is as fast with half of a tile idle, except where
@@ -355,7 +362,7 @@ Refusal why_rather_mma_forward(const Facts& f) {
   } else if (const Refusal refusal = why_too_few_rows(p, multiprocessors)) {
     return refusal;
   }
-  if (has_little_work(p, multiprocessors) || has_few_wide_tiles(p, multiprocessors)) {
+  if (has_little_work(p, multiprocessors) || has_few_slices(p, multiprocessors)) {
     return kLittleWork;
   }
   const bool is_window = p.features.interval && !p.varlen && !p.features.positions;

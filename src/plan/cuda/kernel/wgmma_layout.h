@@ -24,8 +24,11 @@ REGARD_INLINE int panel_bytes(int rows) { return rows * kPanelRowBytes; }
 // Warpgroups of the forward kernel that multiply.
 REGARD_INLINE int consumers_of(const Tiling& t) { return t.rows / kWarpgroupRows; }
 
-// Forward: the columns of out that a block makes.
+// Forward: the columns of out that a block makes, and whether several blocks share a row's.
 REGARD_INLINE int out_columns(const KernelConfig& c) { return c.dim_v / c.tiling.slices; }
+REGARD_INLINE bool has_slices_of_blocks(const KernelConfig& c) {
+  return c.family == Family::wgmma && c.kernel == Kernel::forward && c.tiling.slices > 1;
+}
 // Whether several blocks share a tile of rows: its keys, or its columns.
 REGARD_INLINE bool shares_tiles(const KernelConfig& c) { return c.split_kv || c.tiling.slices > 1; }
 

@@ -20,7 +20,8 @@ struct Epilogue {
   static constexpr int kOutBlocks = Coords::kOutBlocks, kRows = Memory::kRows;
   static constexpr int kPanels = Memory::kLayout.out_panels;  // of out in shared memory; 0: none
   static constexpr bool kSliced = kConfig.tiling.slices > 1;
-  static_assert(!kSliced || (kPanels == 0 && !kConfig.continues && !kConfig.repeats_rows));
+  static_assert(!kSliced || kPanels == 0);
+  static_assert(!(kSliced && (kConfig.split_kv || kConfig.continues || kConfig.repeats_rows)));
 
   const KernelParams& params;
   const ForwardMaps& maps;

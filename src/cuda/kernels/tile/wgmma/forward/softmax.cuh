@@ -32,9 +32,9 @@ struct WarpgroupSoftmax {
 
   REGARD_DEVICE void clear() { rows[0] = rows[1] = empty_softmax<L>(); }
 
-  // The max of a row over the four lanes that hold it, in eight chains to hide latency.
+  // The max of a row over the four lanes that hold it, in up to eight chains to hide latency.
   static REGARD_DEVICE float maximum(const Scores& scores, int half) {
-    constexpr int kChains = 8;
+    constexpr int kChains = smaller(8, 2 * kKeyBlocks);
     float most[kChains];
 #pragma unroll
     for (int n = 0; n < kKeyBlocks; ++n) {
