@@ -52,6 +52,36 @@ TEST_CASE("Hopper's own kernel, except little work and few rows") {
   };
   CHECK(few_rows(low(2969)));
   CHECK(chosen(low(2970)).name() == "cuda:wgmma");
+  // Above 192 columns, where much is hidden; and above 256, where tiles do not overlap.
+  const auto square = [](std::int64_t length, std::int64_t dim) {
+    return Shape{.batch = 32, .len_q = length, .len_k = length, .dim = dim};
+  };
+  const auto low_tiles = [&](const Shape& shape, Causal causal) {
+    const CudaPlan plan = chosen(shape, causal);
+    return says(plan, "of 128 idle") &&
+           launch_of(plan, Kernel::forward)->config.tiling.rows == (shape.dim > 256 ? 64 : 32);
+  };
+  CHECK(low_tiles(square(96, 224), Causal::top_left));
+  CHECK(chosen(square(96, 224)).name() == "cuda:wgmma");
+  CHECK(chosen(square(97, 224), Causal::top_left).name() == "cuda:wgmma");
+  CHECK(low_tiles(square(128, 320), Causal::none));
+  CHECK(chosen(square(129, 320)).name() == "cuda:wgmma");
+  const auto packed = [](std::int64_t most, std::int64_t mean, std::int64_t dim) {
+    const Tensor all(nullptr, bf16, {28 * mean, 8, dim}), begins(nullptr, i32, {29});
+    const Attention a{.q = all,
+                      .k = all,
+                      .v = all,
+                      .cu_seqlens_q = begins,
+                      .cu_seqlens_k = begins,
+                      .max_seqlen_q = most,
+                      .max_seqlen_k = most,
+                      .causal = Causal::top_left};
+    return planned(problem(a), "sm_90");
+  };
+  CHECK(says(packed(147, 90, 208), "packed sequences with so few rows"));
+  CHECK(launch_of(packed(147, 90, 208), Kernel::forward)->config.tiling.rows == 32);
+  CHECK(packed(147, 90, 192).name() == "cuda:wgmma");
+  CHECK(packed(193, 90, 208).name() == "cuda:wgmma");
 }
 
 TEST_CASE("16 bits: tiles whose blocks of keys are nearly full") {

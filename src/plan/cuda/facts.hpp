@@ -192,12 +192,14 @@ inline bool may_have_whole_keys(const Problem& p) {
 // faster for few heads, and where pairs are hidden. H100, us: (4, 42/14, 66 / 69, 64) causal 9.9 ->
 // 7.4, (300 heads, 80 / 80, 64) causal 13.1 -> 10.9, but 130 heads 6.5 -> 7.2, and 600 18.5
 // -> 18.9; (4, 8, 90 / 90, 128) 5.5 -> 4.7, (4, 8, 74 / 74, 256) 8.0 -> 6.7, (20, 8, 90 / 90): D
-// 128 causal 10.7 -> 8.3, D 64 7.3 -> 5.7, but D 128 8.5 -> 8.9. `heads`: for each multiprocessor.
+// 128 causal 10.7 -> 8.3, D 64 7.3 -> 5.7, but D 128 8.5 -> 8.9; packed (28, 10, 90 / 90, 256)
+// causal 25 -> 16.5. `heads`: for each multiprocessor.
 inline bool is_between_tiles(int64 rows, int64 keys, int64 columns, bool hides, double heads) {
   constexpr int64 kKeys = 96;
   if (rows <= 64 || rows > 96) return false;
   if (heads < 0.4) return keys <= kKeys;
-  if (columns > 192 || heads <= 1.1) return false;
+  if (columns > 192) return hides && keys <= kKeys;
+  if (heads <= 1.1) return false;
   if (columns <= 64 && hides) return keys <= 128 && heads < 4;
   return keys <= kKeys && heads < 2 && (hides || columns <= 96);
 }

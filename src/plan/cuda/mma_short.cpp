@@ -115,7 +115,7 @@ std::optional<Tiling> of_f32(const KernelConfig& c, TilingRequest request) {
 std::optional<Tiling> of_wide_heads(const Short& s) {
   constexpr int64 kKeys = 512, kManyHeads = 7;
   constexpr Tiling kLowest{.rows = 32, .keys = 16, .warps = 2, .stages = 1};
-  const bool is_short = s.packed && s.usual_rows <= 64;
+  const bool is_short = s.packed && s.usual_rows <= (s.hides ? 128 : 64);
   if (s.keys > kKeys || (s.rows > 64 && !is_short)) return {};
   if (!s.fills(0.5)) return kLowest;
   if (s.rows > 64 || (is_short && (s.hides || s.fills(4)))) return kLow;
@@ -147,8 +147,8 @@ std::optional<Tiling> forward_tiling(const KernelConfig& c, const Short& s) {
   }
   if (s.narrow) return kLow;
   if (const std::optional<Tiling> tiling = of_few_wide_heads(s)) return tiling;
-  if (s.columns > 192) return of_wide_heads(s);
   if (s.is_between_tiles()) return kLow;
+  if (s.columns > 192) return of_wide_heads(s);
   if (s.rows > 64 || s.keys > kKeys) return {};
   // (4, 8, 40 / 40, 160) 4.8 -> 4.5, causal 5.6 -> 5.1; (20, 8, 40 / 40, 128) causal 6.5 -> 5.6.
   if (s.keys <= 96 && (s.fills(0.5) ? s.hides && !s.fills(2) : s.hides || s.columns > 64)) {
