@@ -249,7 +249,7 @@ bool is_for_other_lengths(const KernelConfig& c, const TilingRequest& request) {
 
 // In 16 bits above 64 columns, two blocks of four warps on a multiprocessor are faster than one
 // large block for some head sizes, and under a causal mask for few keys:
-// docs/notes/performance-gpu.md, "Compared with PyTorch". Asked for forced tilings too: members
+// docs/notes/gpu-mma.md, "Compared with PyTorch". Asked for forced tilings too: members
 // that they leave open are those that would be chosen.
 bool is_for_other_sizes(const KernelConfig& c, const Tiling& t, const TilingRequest& request) {
   constexpr int64 kKeysOfOneTile = 128, kFewKeys = 768, kFewKeysForward = 4096;

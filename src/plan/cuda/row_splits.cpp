@@ -19,7 +19,7 @@ VisibleTiles visible_row_tiles(const Problem& p, int64 tile_keys) {
   });
 }
 
-// Times are in microseconds, and fitted to an H100: docs/notes/performance-gpu.md, "Few tiles of
+// Times are in microseconds, and fitted to an H100: docs/notes/gpu-wgmma-backward.md, "Few tiles of
 // keys", has what was measured.
 struct RowSplits {
   const Problem& p;
