@@ -65,6 +65,8 @@ TEST_CASE("Hopper's own kernel, except little work and few rows") {
   CHECK(chosen(square(96, 224)).name() == "cuda:wgmma");
   CHECK(chosen(square(97, 224), Causal::top_left).name() == "cuda:wgmma");
   CHECK(low_tiles(square(128, 320), Causal::none));
+  const auto widest = chosen(square(100, 512));
+  CHECK(launch_of(widest, Kernel::forward)->config.tiling.min_blocks == 2);
   CHECK(chosen(square(129, 320)).name() == "cuda:wgmma");
   const auto packed = [](std::int64_t most, std::int64_t mean, std::int64_t dim) {
     const Tensor all(nullptr, bf16, {28 * mean, 8, dim}), begins(nullptr, i32, {29});

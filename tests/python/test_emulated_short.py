@@ -43,6 +43,7 @@ FORWARD = [  # tiling, type, features, (Hq, Hkv), (Sq, Sk), D, Dv
     (F32_TWO, "f32", ("bottom_right", "mask"), (2, 1), (50, 60), 256, 136),
     (FOUR_SHARES, "bf16", ("window", "dropout"), (2, 2), (90, 70), 248, 200),
     (TWO_SHARES, "f16", ("bottom_right", "mask"), (2, 1), (54, 60), 200, 136),
+    (TWO_SHARES, "bf16", ("packed", "top_left"), (2, 1), (60, 90), 512, 264),
     (NARROW_KEYS, "f32", ("packed", "alibi"), (2, 2), (40, 90), 248, 248),
     (SQUARE, "f32", ("window",), (4, 2), (70, 75), 64, 56)]
 BACKWARD = [

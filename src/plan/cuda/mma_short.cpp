@@ -124,6 +124,15 @@ std::optional<Tiling> of_wide_heads(const Short& s) {
   return kSquare;
 }
 
+// Above 256 columns, 33 and more rows. Two blocks of four warps: (64, 64, 48 / 48, 512) 237 -> 217,
+// (4, 16, 1024 / 100, 512) 129 -> 123, (16, 16, 128 / 40, 512) 37 -> 35; D 320: level.
+std::optional<Tiling> of_widest_heads(const KernelConfig& c, const Short& s) {
+  constexpr int64 kFew = 100;
+  if (c.kernel == Kernel::backward || c.type == Type::f32) return {};
+  if (s.rows <= 32 || smaller(s.rows, s.keys) > kFew) return {};
+  return Tiling{.rows = 32, .keys = 32, .warps = 4, .stages = 1, .slices = 2, .min_blocks = 2};
+}
+
 // 33 to 96 rows above 128 columns, so few that they all run at once: four warps with a part of the
 // columns each. (2, 10, 95 / 95, 248) 10.7 -> 6.6, (4, 3, 33 / 33, 256) causal 6.7 -> 4.7, (3, 12,
 // 33 / 33, 184) causal 6.5 -> 5.1; with 32 rows (33, 2, 54 / 54, 256) 7.0 -> 5.3, (5, 24, 58 / 58,
@@ -192,6 +201,7 @@ std::optional<Tiling> of_packed(const Short& s) {
 std::optional<Tiling> tiling_of(const KernelConfig& c, const TilingRequest& request,
                                 const Short& s) {
   const bool is_f32 = c.type == Type::f32;
+  if (s.columns > 256) return of_widest_heads(c, s);
   if (c.kernel == Kernel::backward) {
     return is_f32 ? cheapest_f32_backward(c.features, request) : backward_tiling(s);
   }
@@ -204,7 +214,7 @@ std::optional<Tiling> tiling_of(const KernelConfig& c, const TilingRequest& requ
 
 std::optional<Tiling> short_mma_tiling(const KernelConfig& c, const TilingRequest& request) {
   const Short s(c, request);
-  if (request.forced || s.columns > 256) return {};
+  if (request.forced) return {};
   const std::optional<Tiling> tiling = tiling_of(c, request, s);
   return tiling && !s.needs_map(*tiling) && !s.is_too_high(*tiling) ? tiling : std::nullopt;
 }
