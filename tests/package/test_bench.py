@@ -18,6 +18,7 @@ from regard.bench import __main__ as bench
 from regard.bench import cases, exact, host, sides, tables, timing, watch
 from regard.bench.memory import GpuMemory, HostMemory, NoMemory
 from regard.bench.problem import Problem
+from regard.bench.side import LeftOut, Side
 
 FIELDS = {"case", "pass", "group", "type", "sizes", "mask", "ms", "tflops", "tbytes", "error",
           "errors", "wrong", "why_not", "backend", "kernel", "share", "device", "regard", "threads",
@@ -76,7 +77,7 @@ def test_a_wrong_result_is_reported(tiny: None, tmp_path: Path, monkeypatch: pyt
                                     capsys: pytest.CaptureFixture[str]) -> None:
     right = sides.ours
 
-    def wrong(problem: Problem, which: str, backend: str, threads: int) -> sides.Side:
+    def wrong(problem: Problem, which: str, backend: str, threads: int) -> Side:
         side = right(problem, which, backend, threads)
         call = side.call
 
@@ -118,7 +119,7 @@ def test_a_side_that_writes_nothing_is_wrong(tiny: None, tmp_path: Path,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     right = sides.ours
 
-    def idle(*arguments: object) -> sides.Side:
+    def idle(*arguments: object) -> Side:
         side = right(*arguments)  # type: ignore[arg-type]
         side.call = lambda: None
         return side
@@ -164,10 +165,10 @@ def test_engines_agree_with_float64(name: str, type: str, limit: float) -> None:
     for causal in (False, True):
         case = cases.Case("peer", "grid", 2, 3, 3, 64, 64, 16, type, causal)
         problem = Problem(case, HostMemory())
-        with pytest.raises(sides.LeftOut, match="no gradients"):
+        with pytest.raises(LeftOut, match="no gradients"):
             sides.peer(problem, "bwd", name)
         if name == "onnx-rt" and type != "f32":
-            with pytest.raises(sides.LeftOut, match="float32"):
+            with pytest.raises(LeftOut, match="float32"):
                 sides.peer(problem, "fwd", name)
             continue
         side = sides.peer(problem, "fwd", name)
@@ -229,7 +230,7 @@ def test_a_gpu_takes_every_case(which: str) -> None:
 
 def test_unfused_peers_are_left_out_of_long_cases() -> None:
     case = cases.Case("long", "grid", 1, 1, 1, 20000, 20000, 1, "f32")
-    with pytest.raises(sides.LeftOut, match="1.5 GiB"):
+    with pytest.raises(LeftOut, match="1.5 GiB"):
         sides.peer(Problem(case, HostMemory()), "fwd", "numpy")
 
 
@@ -333,13 +334,13 @@ def test_a_gpu_turn_fits_its_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "wait", lambda: None)
     turns = []
 
-    def mean(side: sides.Side, calls: int) -> Callable[[], float]:
+    def mean(side: Side, calls: int) -> Callable[[], float]:
         turns.append(calls)
         return lambda: float(side.name)
 
     monkeypatch.setattr(clock, "_mean", mean)
     for seconds in 10 * ("4e-3", "1e-4"):
-        side = sides.Side(seconds, lambda: None, dict)
+        side = Side(seconds, lambda: None, dict)
         clock.turn(side)
         clock.turn(side)
         del side

@@ -12,7 +12,7 @@ from regard.bench import __main__ as bench
 from regard.bench import cases
 from regard.bench.libraries import Library
 from regard.bench.problem import Problem
-from regard.bench.sides import Side
+from regard.bench.side import Side
 
 BUILT = os.environ.get("REGARD_LIBRARY", "build/release/libregard.so")
 CASES = (cases.Case("tiny", "grid", 1, 2, 1, 33, 47, 16, "f32", True),

@@ -15,6 +15,7 @@ from regard.bench.map import check, draw, measure, report
 from regard.bench.map.peers import peer
 from regard.bench.memory import HostMemory, NoMemory
 from regard.bench.problem import Problem
+from regard.bench.side import LeftOut, Side
 
 UNEVEN = cases.Case("uneven", "packed", 3, 4, 2, 30, 41, 16, "f32", True, {
     "packed": ((30, 1, 17), (41, 20, 17))})
@@ -54,7 +55,7 @@ def test_a_wrong_result_is_reported(tiny: None, tmp_path: Path, monkeypatch: pyt
     pytest.importorskip("torch")
     right = sides.ours
 
-    def wrong(problem: Problem, which: str, *how: Any) -> sides.Side:
+    def wrong(problem: Problem, which: str, *how: Any) -> Side:
         side = right(problem, which, *how)
         call = side.call
 
@@ -136,7 +137,7 @@ def test_the_table() -> None:
 
 def test_what_no_operator_of_pytorch_takes() -> None:
     pytest.importorskip("torch")
-    with pytest.raises(sides.LeftOut, match="packed"):
+    with pytest.raises(LeftOut, match="packed"):
         peer(Problem(UNEVEN, HostMemory()), "fwd", "torch")
 
 

@@ -143,7 +143,7 @@ def work(a: argparse.Namespace) -> int:
     prepare_environment(a.kind, a.threads)
     from . import facts, tables
     from .measure import Bench, say, status
-    from .sides import reason
+    from .side import reason
 
     warnings.filterwarnings("ignore")  # PyTorch warns at length when one of its kernels cannot run
     peers = chosen_peers(a)

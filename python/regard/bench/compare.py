@@ -101,7 +101,7 @@ class Comparison:
     def cells(self, case: Case, which: str) -> str:
         """What the table says of a case and pass."""
         from .problem import Problem
-        from .sides import reason
+        from .side import reason
 
         problem = Problem(case, self.memory)
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .problem import Problem
-from .sides import LeftOut, Side
+from .side import LeftOut, Side
 
 
 def openvino_side(problem: Problem, which: str, name: str) -> Side:

@@ -12,7 +12,7 @@ from ..errors import Error
 from ..options import ARRAYS
 from .memory import Memory
 from .problem import Problem
-from .sides import Side
+from .side import Side
 
 VERSION = "0.1."  # of the API whose structs stand below
 TYPES = {"f64": 1, "f32": 2, "f16": 3, "bf16": 4, "bool": 5, "i32": 6}

@@ -18,7 +18,8 @@ from .exact import TOLERANCE, TOLERANCE_LSE, errors, exact_parts
 from .facts import peak
 from .memory import GpuMemory, HostMemory, Memory, NoMemory
 from .problem import Problem
-from .sides import LeftOut, Side, ours, peer, reason
+from .side import LeftOut, Side, reason
+from .sides import ours, peer
 from .tables import Row, is_ours
 from .timing import WARM_SECONDS, Clock, clock_of, graphed, medians
 from .watch import HANG_SECONDS, Progress

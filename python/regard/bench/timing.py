@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .memory import GpuMemory, Memory
-from .sides import Side, reason
+from .side import Side, reason
 
 WARM_SECONDS = 0.3  # for all sides together, before a case is timed
 ROUNDS = 3          # at least

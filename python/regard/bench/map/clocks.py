@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from ..memory import GpuMemory, Memory
-from ..sides import Side
+from ..side import Side
 
 ROUNDS = 4            # in which the sides take turns
 IDLE_CALLS = 4        # of a side in a round

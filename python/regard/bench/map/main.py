@@ -81,7 +81,7 @@ def work(a: argparse.Namespace) -> int:
     prepare_environment(a.kind, a.threads)
     from .. import facts
     from ..measure import say, status
-    from ..sides import reason
+    from ..side import reason
     from . import report
     from .measure import Map
 

@@ -11,7 +11,8 @@ from typing import Any
 from ..cases import Case
 from ..measure import Bench, digits, status
 from ..problem import Problem
-from ..sides import LeftOut, Side, installed, ours, reason
+from ..side import LeftOut, Side, reason
+from ..sides import installed, ours
 from ..watch import HANG_SECONDS, Progress
 from .check import judged
 from .clocks import timed

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..frameworks import as_tensor, torch_side
 from ..problem import Problem
-from ..sides import LeftOut, Side, as_tensor, torch_side
+from ..side import LeftOut, Side
 
 NAMES = {"cuda": ("cudnn", "flash", "efficient"), "cpu": ("torch",)}
 Operator = Callable[[Problem, Any, Any, Any], Any]
