@@ -485,6 +485,10 @@ TEST_CASE("a limit on multiprocessors bounds persistent grids, and is explained 
   CHECK(says(plan_cuda(p, chip("sm_80"), limited, Reasons::given),
              "not limited to 100 multiprocessors, because each tile has a block: forward"));
   CHECK(!says(planned(backward), "multiprocessors, because"));
+  const Problem wide = problem(attention({.dim = 192}), Pass::backward);
+  CHECK(launch_of(planned(wide), Kernel::backward)->config.cta_pair);
+  const CudaPlan alone = plan_cuda(wide, chip("sm_90"), limited, Reasons::given);
+  CHECK(launch_of(alone, Kernel::backward)->blocks() == 100);
 }
 
 TEST_SUITE_END();

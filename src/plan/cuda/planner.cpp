@@ -192,10 +192,11 @@ TilingRequest Draft::request(const KernelConfig& c, bool is_main) const {
   return request;
 }
 
-Facts::Facts(const Problem& p, const Chip& c, int instruction_level)
+Facts::Facts(const Problem& p, const Chip& c, int instruction_level, bool limited)
     : problem(p),
       chip(c),
       level(instruction_level),
+      is_limited(limited),
       copies(inputs_to_copy(p)),
       copies_fit(copies_bytes(p, copies).fits()) {
   if (copies_fit && !copies.empty()) copied_ = with_copies(p, copies, nullptr);
@@ -226,7 +227,8 @@ CudaPlan plan_cuda(const Problem& p, const Chip& whole_chip, const CudaChoice& c
     plan.refusal = refusal.why;
     return plan;
   }
-  const Facts facts(p, chip, choice.level > 0 ? choice.level : level_of(chip));
+  const Facts facts(p, chip, choice.level > 0 ? choice.level : level_of(chip),
+                    choice.multiprocessors > 0);
   Draft draft{.facts = facts,
               .p = p,
               .choice = choice,

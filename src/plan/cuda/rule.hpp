@@ -14,7 +14,7 @@ namespace regard {
 
 // What rules ask about.
 struct Facts {
-  Facts(const Problem&, const Chip&, int level);
+  Facts(const Problem&, const Chip&, int level, bool is_limited);
 
   // The problem as kernels see it that load by TMA: with copies of what TMA cannot load.
   const Problem& loaded() const { return copied_ ? *copied_ : problem; }
@@ -24,6 +24,7 @@ struct Facts {
   const Problem& problem;
   const Chip& chip;
   int level;        // of the instructions that may be used
+  bool is_limited;  // kernels may not occupy all multiprocessors
   InputSet copies;  // the inputs that TMA cannot load where they are
   bool copies_fit;  // into any memory
 

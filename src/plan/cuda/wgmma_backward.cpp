@@ -232,7 +232,7 @@ KernelConfig wgmma_backward_config(const Facts& f) {
                  .wanted = wanted_of(p)};
   c.ordered_dq = p.deterministic && c.wanted.dq;
   if (p.type == Type::f32) return c;
-  c.cta_pair = is_cta_pair(p);
+  c.cta_pair = !f.is_limited && is_cta_pair(p);  // each tile of a pair has its own block
   set_dbias(c, p);
   return c;
 }
