@@ -230,6 +230,8 @@ constexpr Refusal kTooFewRowsToSplit =
     "so short a problem, or so few query rows, do not repay the split into hi and lo parts";
 constexpr Refusal kNarrowWindow = "lower tiles compute less that so narrow a window hides";
 constexpr Refusal kLittleWork = "lower tiles share out so little work to more multiprocessors";
+constexpr Refusal kShortAndWide =
+    "with so few rows or keys, tiles of a head size above 256 hide none of each other's waits";
 constexpr Refusal kShortSequences =
     "packed sequences with so few rows leave half of a tile of 128 idle";
 
@@ -297,7 +299,7 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
   // Next to Q of a wide head there is no second slot, so that short tiles do not overlap. H100, us,
   // and of mma: D 512, 4096 heads of 48 rows 365 and 237; 256 heads, 128 rows, 40 keys 59 and 37;
   // 64 heads, 1024 rows, 100 keys 156 and 129; D 320, 256 heads of 100 rows 54 and 49.
-  if (columns > kLargestSlice && smaller(s.len_q, keys_in_reach(p)) <= kRows) return kTooFewRows;
+  if (columns > kLargestSlice && smaller(s.len_q, keys_in_reach(p)) <= kRows) return kShortAndWide;
   if (s.len_q <= kRows / 2) {
     const int64 keys = keys_in_reach(p);
     const bool is_little = double(tiles) * double(keys) < double(kKeys * multiprocessors);
