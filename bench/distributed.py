@@ -39,7 +39,7 @@ from regard.torch import distributed as rd
 SIZE = 128  # of a head
 BUSY = 60_000_000  # cycles of a GPU: over 30 ms
 MASKS = ("causal", "documents")
-SCHEMES = ("gather", "halo", "ulysses", "ring")
+SCHEMES = ("gather", "halo", "halo/by_area", "ulysses", "ring")
 OVERLAPS = {False: "", "heads": " by heads", "keys": " in stages", "documents": " by documents"}
 
 
@@ -51,11 +51,14 @@ class Problem:
     dtype: torch.dtype
 
     def plan(self, ranks: int, scheme: str, ranks_per_node: int = 0) -> rd.Plan:
+        """scheme: the plan's; "halo/by_area" names its rows too."""
+        scheme, _, rows = scheme.partition("/")
         levels = {"ranks_per_node": ranks_per_node} if "+" in scheme else {}
         length = self.rows * ranks
         cuts = {"cu_seqlens": documents(length)} if self.mask == "documents" else {}
         return rd.plan(length, world_size=ranks, heads_q=self.heads[0], heads_kv=self.heads[1],
-                       head_size=SIZE, scheme=scheme, causal=True, element_bytes=self.dtype.itemsize,
+                       head_size=SIZE, scheme=scheme, rows=rows or "equal", causal=True,
+                       element_bytes=self.dtype.itemsize,
                        **levels, **cuts)
 
     def tensors(self, length: int, device: torch.device) -> list[torch.Tensor]:
@@ -151,7 +154,7 @@ def measure(rank: int, options: argparse.Namespace, folder: str) -> None:
     dist.init_process_group(options.backend, init_method=f"file://{folder}/store", rank=rank,
                             world_size=options.ranks, **more)
     if rank == 0:
-        print(f"{'mask':<10} {'rows':>6} {'heads':>6} {'scheme':<18} {'forward':>12} "
+        print(f"{'mask':<10} {'rows':>6} {'heads':>6} {'scheme':<25} {'forward':>12} "
               f"{'backward':>12} {'efficiency':>11} {'balance':>8} {'error':>8}")
     problems = [Problem(mask, rows, heads, options.dtype)
                 for mask in options.masks for rows in options.rows for heads in options.heads]
@@ -234,9 +237,9 @@ def packed(problem, ranks, whole, device, options):
 def schemes(problem: Problem, ranks: int, wanted: list[str], overlaps: list[str | bool]):
     """Each with the options of its call."""
     for scheme in wanted:
-        if scheme == "halo" and problem.mask == "causal":
+        if scheme.startswith("halo") and problem.mask == "causal":
             continue
-        for overlap in overlaps if scheme in ("gather", "halo") else [None]:
+        for overlap in overlaps if scheme.partition("/")[0] in ("gather", "halo") else [None]:
             if (overlap == "heads" and problem.heads[1] == 1) or (
                     overlap == "documents" and not problem.plan(ranks, scheme).has_whole_documents):
                 continue
@@ -249,7 +252,7 @@ def show(problem, scheme, plan, took, alone, error) -> None:
     unit, name = (1e12, "TFLOP/s") if max(rates) > 1e12 else (1e9, "GFLOP/s")
     efficiency = [one / (ranks * seconds) for one, seconds in zip(alone[:2], took)]
     print(f"{problem.mask:<10} {problem.rows:>6} {problem.heads[0]:>3}/{problem.heads[1]:<2} "
-          f"{scheme:<18} {rates[0] / unit:>4.0f} {name} {rates[1] / unit:>4.0f} {name} "
+          f"{scheme:<25} {rates[0] / unit:>4.0f} {name} {rates[1] / unit:>4.0f} {name} "
           f"{efficiency[0]:>5.2f} {efficiency[1]:>5.2f} {plan.balance:>8.3f} {error:>8.1e}",
           flush=True)
 

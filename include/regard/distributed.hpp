@@ -44,9 +44,13 @@ struct WholeSequence {
 enum class Scheme : std::uint8_t { automatic, gather, halo, ulysses, ring };
 
 /// Which blocks of 128 rows a rank has: neighbours; a chunk from the front and one from the back;
-/// the largest block that is left to the rank with the least visible pairs so far; or each packed
-/// document to few ranks, likewise.
-enum class Dealing : std::uint8_t { contiguous, zigzag, greedy, documents };
+/// the largest block that is left to the rank with the least visible pairs so far; each packed
+/// document to few ranks, likewise; or neighbours with as many visible pairs as the other ranks'.
+enum class Dealing : std::uint8_t { contiguous, zigzag, greedy, documents, contiguous_by_area };
+
+/// How many rows of Scheme::halo the ranks have: equally many, to a block; or what has even numbers
+/// of visible pairs. The other schemes have even numbers of pairs with equal rows.
+enum class RowCounts : std::uint8_t { equal, by_area };
 
 /// What Scheme::automatic reckons with; only the ratio matters.
 struct Rates {
@@ -113,7 +117,8 @@ class Plan {
 };
 
 /// Plans for 1 to 4096 ranks. Throws Error, which names the member that is wrong.
-Plan plan(const WholeSequence&, int ranks, Scheme = Scheme::automatic, const Rates& = {});
+Plan plan(const WholeSequence&, int ranks, Scheme = Scheme::automatic, const Rates& = {},
+          RowCounts = RowCounts::equal);
 
 // ------------------------------------------------------------------------------------- collectives
 

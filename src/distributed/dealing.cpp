@@ -35,6 +35,23 @@ Blocks deal_contiguous(std::int64_t count, int ranks) {
   return dealt;
 }
 
+Blocks deal_by_area(const std::vector<double>& areas, int ranks) {
+  std::vector<double> sums = {0};
+  for (const double area : areas) sums.push_back(sums.back() + area);
+  if (sums.back() == 0) return deal_contiguous(std::int64_t(areas.size()), ranks);
+  Blocks dealt(static_cast<std::size_t>(ranks));
+  auto begin = sums.begin();
+  for (int rank = 0; rank < ranks; ++rank) {
+    const double share = sums.back() * (rank + 1) / ranks;
+    auto end = rank + 1 == ranks ? sums.end() - 1 : std::lower_bound(begin, sums.end(), share);
+    const bool is_nearer = rank + 1 < ranks && end > begin && share - *(end - 1) <= *end - share;
+    end -= is_nearer;
+    add_range(dealt[std::size_t(rank)], begin - sums.begin(), end - sums.begin());
+    begin = end;
+  }
+  return dealt;
+}
+
 Blocks deal_zigzag(const std::vector<double>& areas, int ranks) {
   const int chunks = 2 * ranks;
   std::vector<double> sums = {0};

@@ -1,4 +1,4 @@
-// Which rank has which blocks of rows: four ways to deal the blocks of a sequence.
+// Which rank has which blocks of rows: five ways to deal the blocks of a sequence.
 //
 // Each returns, for each rank, the numbers of its blocks in ascending order. Every block is dealt
 // once. The last block, which may be shorter, is therefore the last one of its rank.
@@ -13,6 +13,9 @@ using Blocks = std::vector<std::vector<std::int64_t>>;
 
 // Neighbouring blocks to one rank; numbers of blocks differ by one at most.
 Blocks deal_contiguous(std::int64_t count, int ranks);
+
+// Neighbouring blocks to one rank, cut where the areas before a cut are nearest to equal shares.
+Blocks deal_by_area(const std::vector<double>& areas, int ranks);
 
 // Two chunks for each rank, one from the front and one from the back of the sequence: with a causal
 // mask their areas add up to nearly the same for all ranks. Where blocks do not divide into 2 ranks

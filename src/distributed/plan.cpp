@@ -139,7 +139,11 @@ Blocks deal_by_documents(const std::vector<double>& areas, const std::vector<std
 void deal(PlanContents& plan, const std::vector<double>& areas) {
   const Visibility visibility(plan.whole);
   const bool by_heads = plan.scheme == Scheme::ulysses;
-  if (plan.scheme == Scheme::halo || by_heads || visibility.shows_all()) {
+  if (plan.scheme == Scheme::halo && plan.counts == RowCounts::by_area) {
+    plan.dealing = Dealing::contiguous_by_area;
+    plan.blocks = deal_by_area(areas, plan.ranks);
+    plan.reasons.push_back("contiguous rows, cut where areas are even: near keys have few owners");
+  } else if (plan.scheme == Scheme::halo || by_heads || visibility.shows_all()) {
     plan.dealing = Dealing::contiguous;
     plan.blocks = deal_contiguous(std::int64_t(areas.size()), plan.ranks);
     plan.reasons.push_back(plan.scheme == Scheme::halo
@@ -179,9 +183,9 @@ void look_by_heads(PlanContents& plan, const std::vector<double>& areas) {
   }
 }
 
-PlanContents of_scheme(const WholeSequence& whole, int ranks, Scheme scheme,
+PlanContents of_scheme(const WholeSequence& whole, int ranks, Scheme scheme, RowCounts counts,
                        const std::vector<double>& areas) {
-  PlanContents plan{.whole = whole, .ranks = ranks, .scheme = scheme};
+  PlanContents plan{.whole = whole, .ranks = ranks, .scheme = scheme, .counts = counts};
   deal(plan, areas);
   for (const auto& own : plan.blocks) {
     auto& first = plan.first_positions.emplace_back();
@@ -194,10 +198,10 @@ PlanContents of_scheme(const WholeSequence& whole, int ranks, Scheme scheme,
 
 // The fastest of the schemes that can save something with this mask and these heads; of equals the
 // first.
-PlanContents fastest(const WholeSequence& whole, int ranks, const Rates& rates,
+PlanContents fastest(const WholeSequence& whole, int ranks, const Rates& rates, RowCounts counts,
                      const std::vector<double>& areas) {
   const Visibility visibility(whole);
-  PlanContents best = of_scheme(whole, ranks, Scheme::gather, areas);
+  PlanContents best = of_scheme(whole, ranks, Scheme::gather, counts, areas);
   if (ranks == 1) {
     best.reasons = {"one rank: nothing moves"};
     return best;
@@ -215,7 +219,7 @@ PlanContents fastest(const WholeSequence& whole, int ranks, const Rates& rates,
   double least = seconds(best, rates);
   std::string times = "gather " + text(least);
   for (const Scheme scheme : others) {
-    PlanContents one = of_scheme(whole, ranks, scheme, areas);
+    PlanContents one = of_scheme(whole, ranks, scheme, counts, areas);
     const double time = seconds(one, rates);
     times += std::string(", ") + name_of(scheme) + " " + text(time);
     if (time >= least) continue;
@@ -270,7 +274,8 @@ std::vector<Rows> PlanContents::runs(int owner, int reader) const {
 
 namespace {
 
-Plan made_plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates& rates) {
+Plan made_plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates& rates,
+               RowCounts counts) {
   const WholeSequence whole = checked(asked);
   require(ranks >= 1 && ranks <= kMostRanks, "ranks", ranks, "must be from 1 to 4096");
   require(rates.flops > 0 && std::isfinite(rates.flops), "rates.flops", rates.flops,
@@ -284,17 +289,18 @@ Plan made_plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates
   }
   const std::vector<double> areas = areas_of_blocks(whole);
   if (scheme == Scheme::automatic) {
-    return PlanContents::to_plan(fastest(whole, ranks, rates, areas));
+    return PlanContents::to_plan(fastest(whole, ranks, rates, counts, areas));
   }
-  PlanContents made = of_scheme(whole, ranks, scheme, areas);
+  PlanContents made = of_scheme(whole, ranks, scheme, counts, areas);
   made.reasons.push_back(std::string(name_of(scheme)) + ": as asked for");
   return PlanContents::to_plan(std::move(made));
 }
 
 }  // namespace
 
-Plan plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates& rates) {
-  return with_memory_errors([&] { return made_plan(asked, ranks, scheme, rates); });
+Plan plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates& rates,
+          RowCounts counts) {
+  return with_memory_errors([&] { return made_plan(asked, ranks, scheme, rates, counts); });
 }
 
 // -------------------------------------------------------------------------------- what a Plan says

@@ -15,6 +15,7 @@ struct PlanContents {
   WholeSequence whole{};
   int ranks = 1;
   Scheme scheme = Scheme::gather;
+  RowCounts counts = RowCounts::equal;  // asked for
   Dealing dealing = Dealing::contiguous;
   std::vector<std::string> reasons{};
 

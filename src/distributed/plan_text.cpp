@@ -88,6 +88,8 @@ const char* name_of(Dealing dealing) {
       return "greedy";
     case Dealing::documents:
       return "documents";
+    case Dealing::contiguous_by_area:
+      return "contiguous by area";
     case Dealing::contiguous:
       break;
   }

@@ -220,6 +220,12 @@ TEST_CASE("plan: deals as the Python package does") {
   CHECK(halo.rows(2) == 1672);
   CHECK(halo.balance() == doctest::Approx(1.695).epsilon(0.001));
   CHECK(halo.moved(1).forward == 131072);
+  const Plan cut = plan(w, 3, Scheme::halo, {}, RowCounts::by_area);
+  CHECK(cut.rows(0) == 2944);
+  CHECK(cut.rows(2) == 1032);
+  CHECK(cut.balance() == doctest::Approx(1.019).epsilon(0.001));
+  w.cu_seqlens = {0, 0};  // rows see nothing
+  CHECK(plan(w, 3, Scheme::halo, {}, RowCounts::by_area).blocks(1) == halo.blocks(1));
   WholeSequence near = whole(5000);
   near.window = {300, 20};
   CHECK(plan(near, 4, Scheme::gather).blocks(2) == Numbers{5, 9, 13, 17, 21, 25, 29, 33, 37, 39});
@@ -241,6 +247,14 @@ TEST_CASE("plan: work is spread evenly") {
       CHECK(documents.dealing() == Dealing::documents);
       CHECK(documents.balance() <= 1.1);
       CHECK(plan(w, ranks, Scheme::halo).dealing() == Dealing::contiguous);
+      const Plan cut = plan(w, ranks, Scheme::halo, {}, RowCounts::by_area);
+      CHECK(cut.dealing() == Dealing::contiguous_by_area);
+      CHECK(cut.balance() <= 1.1);
+      std::int64_t next = 0;
+      for (int rank = 0; rank < ranks; ++rank) {
+        for (const std::int64_t block : cut.blocks(rank)) CHECK(block == next++);
+      }
+      CHECK(next == (w.length + 127) / 128);
     }
   }
 }
@@ -253,6 +267,8 @@ TEST_CASE("plan: explains itself") {
   CHECK(text.find("192-255") != std::string::npos);
   CHECK(text.find("- halo: the least time of a forward and backward pass by the rates: gather ") !=
         std::string::npos);
+  const std::string cut = plan(w, 8, Scheme::automatic, {}, RowCounts::by_area).explain();
+  CHECK(cut.starts_with("halo over 8 ranks, 65536 rows dealt contiguous by area, balance 1.0"));
   w.window = {};
   CHECK(plan(w, 1).explain().find("one rank: nothing moves") != std::string::npos);
   CHECK(plan(whole(1), 3).explain().find("none") != std::string::npos);

@@ -48,10 +48,13 @@ class Case:
         return self.name
 
     def plan(self, world: int, scheme: str) -> rd.Plan:
+        """scheme: the plan's; "halo/by_area" names its rows too."""
+        scheme, _, rows = scheme.partition("/")
         levels = {"ranks_per_node": 2} if scheme in TWO_LEVELS else {}
         return rd.plan(self.length, world_size=world, heads_q=self.heads[0], heads_kv=self.heads[1],
                        head_size=self.sizes[0], head_size_v=self.sizes[1], batch=self.batch,
-                       element_bytes=self.dtype.itemsize, scheme=scheme, **levels, **self.pairs)
+                       element_bytes=self.dtype.itemsize, scheme=scheme, rows=rows or "equal", **levels,
+                       **self.pairs)
 
     def tensors(self) -> dict[str, Tensor]:
         """The whole ones; equal in every process."""

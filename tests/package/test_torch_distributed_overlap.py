@@ -28,7 +28,9 @@ from regard.torch.distributed import (costs, head_groups, peer_layout, peers,  #
 from regard.torch.distributed.call import Call  # noqa: E402
 
 APART = Case("apart", 1152, pairs={"cu_seqlens": [0, 384, 768, 1152], "causal": True})
-CASES = {str(case): case for case in (*FEATURES, *WHOLE, APART)}
+BY_AREA = Case("by_area", 1152, pairs={"cu_seqlens": [0, 60, 570, 700, 1000], "causal": True},
+               features=("sink",))
+CASES = {str(case): case for case in (*FEATURES, *WHOLE, APART, BY_AREA)}
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -93,6 +95,17 @@ def test_whole_documents(pool: Pool, case: Case, by_copies: bool) -> None:
     assert plan.has_whole_documents and (max(runs) > 1) == is_dealt, runs
     assert max(plan.keys_moved[0]) > 0
     compare((results_by_copies if by_copies else results)(pool, case, scheme, 3), case)
+
+
+@pytest.mark.parametrize("how", ["", " by heads", " in stages", " by documents"])
+@pytest.mark.parametrize("by_copies", [False, True])
+def test_contiguous_rows_by_area(pool: Pool, by_copies: bool, how: str) -> None:
+    """Ranks have different numbers of rows."""
+    case = CASES["by_area"]
+    plan = case.plan(3, "halo/by_area")
+    assert [plan.rows(rank) for rank in range(3)] == [384, 256, 512]
+    if not (by_copies and how == " in stages"):  # which moves keys by collectives alone
+        compare((results_by_copies if by_copies else results)(pool, case, "halo/by_area" + how, 3), case)
 
 
 @pytest.mark.parametrize("name,scheme,overlap", [

@@ -101,6 +101,21 @@ def test_spans_show_what_the_masks_show(name: str) -> None:
                 assert torch.as_tensor(mask.to_dense()).equal(wanted)
 
 
+def test_halo_by_area() -> None:
+    """Contiguous rows with even areas, as in C++; rows that see nothing are dealt by their number."""
+    pairs = {"causal": True, "cu_seqlens": [0, 100, 1500, 1501, 4700]}
+    equal, cut = (rd.plan(5000, world_size=3, scheme="halo", rows=rows, **HEADS, **pairs)
+                  for rows in ("equal", "by_area"))
+    assert [cut.rows(rank) for rank in range(3)] == [2944, 1024, 1032]
+    assert cut.balance < 1.02 < 1.6 < equal.balance
+    assert cut.blocks[0] + cut.blocks[1] + cut.blocks[2] == tuple(range(40))
+    assert cut.explain().startswith("halo over 3 ranks, 5000 rows dealt contiguous by area, balance 1.01")
+    unseen = rd.plan(5000, world_size=3, scheme="halo", rows="by_area", cu_seqlens=[0, 0], **HEADS)
+    assert unseen.blocks == equal.blocks
+    near = rd.plan(2**20, world_size=8, causal=True, window=(1024, None), rows="by_area", **HEADS)
+    assert near.dealing == "contiguous by area" and near.balance < 1.001
+
+
 def test_keys_that_no_row_sees_do_not_move() -> None:
     """Documents that lie within ranks: what moves is far less than all."""
     cuts = list(range(0, 128 * 64 + 1, 128))
@@ -262,7 +277,7 @@ def test_a_name_finds_a_plan_as_long_as_one_lives() -> None:
 
 @pytest.mark.parametrize("argument, value, more", [
     ("length", 0, {}), ("length", None, {}), ("world_size", 0, {}), ("heads_q", 7, {}),
-    ("scheme", "star", {}), ("scheme", "halo", {}), ("scheme", "halo", {"causal": True}),
+    ("scheme", "star", {}), ("rows", "even", {}), ("scheme", "halo", {}), ("scheme", "halo", {"causal": True}),
     ("element_bytes", 1, {}), ("element_bytes", 3, {}), ("flops", -1.0, {}), ("bandwidth", 3e11, {}),
     ("node_bandwidth", 3e11, {}), ("ranks_per_node", 2, {"scheme": "gather"}),
     ("ranks_per_node", None, {"scheme": "ulysses+gather"}), ("ranks_per_node", 3, {}),

@@ -1,4 +1,4 @@
-"""Which rank has which blocks of rows: four ways to deal the blocks of a sequence.
+"""Which rank has which blocks of rows: five ways to deal the blocks of a sequence.
 
 Each function returns, for each rank, the numbers of its blocks in ascending order. Every block is
 dealt once. The last block, which may be shorter, is therefore the last one of its rank.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, groupby
 
@@ -17,6 +18,21 @@ Blocks = tuple[tuple[int, ...], ...]
 def contiguous(count: int, ranks: int) -> Blocks:
     """Neighbouring blocks to one rank; numbers of blocks differ by one at most."""
     cuts = [rank * count // ranks for rank in range(ranks + 1)]
+    return tuple(tuple(range(begin, end)) for begin, end in zip(cuts, cuts[1:]))
+
+
+def by_area(areas: Sequence[float], ranks: int) -> Blocks:
+    """Neighbouring blocks to one rank, cut where the areas before a cut are nearest to equal shares."""
+    sums = [0.0, *accumulate(areas)]
+    if not sums[-1]:
+        return contiguous(len(areas), ranks)
+    cuts = [0]
+    for rank in range(1, ranks):
+        share = sums[-1] * rank / ranks
+        after = bisect_left(sums, share, cuts[-1])
+        is_nearer = after > cuts[-1] and share - sums[after - 1] <= sums[after] - share
+        cuts.append(after - is_nearer)
+    cuts.append(len(areas))
     return tuple(tuple(range(begin, end)) for begin, end in zip(cuts, cuts[1:]))
 
 

@@ -63,7 +63,7 @@ class Plan:
         world_size: how many ranks there are.
         mask: which pairs are visible, a Mask with row_spans, causal and window; None is every pair.
         scheme: "gather", "halo", "ulysses" or "ring"; with two levels "ulysses+" and another one.
-        dealing: "contiguous", "zigzag", "documents" or "greedy".
+        dealing: "contiguous", "contiguous by area", "zigzag", "documents" or "greedy".
         blocks: the numbers of each rank's blocks.
         moves_all: gather: whether every rank receives all keys, or those that its rows see.
         reasons: why, as sentences.

@@ -32,7 +32,7 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
          heads_kv: int | None = None, head_size_v: int | None = None, batch: int = 1,
          element_bytes: int = 2, cu_seqlens: Sequence[int] | Tensor | None = None,
          causal: Causal = False, window: Window = None, mask: Mask | None = None,
-         scheme: str = "auto", ranks_per_node: int | None = None,
+         scheme: str = "auto", rows: str = "equal", ranks_per_node: int | None = None,
          bandwidth: Bandwidth | None = None, node_bandwidth: Bandwidth | None = None,
          flops: float | None = None) -> Plan:
     """How to spread self-attention over one sequence, or packed documents, over ranks.
@@ -61,6 +61,9 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
             "ulysses+gather", "ulysses+halo", "ulysses+ring": the ranks of a node exchange heads,
             and nodes keys of these heads. "auto": of the first three, and with ranks_per_node also
             of the first two with two levels, the one that should take the least time.
+        rows: of "halo": "equal": all ranks have as many rows, to a block of 128. "by_area": rows are
+            cut where visible areas are even, so that ranks have different numbers of them. The other
+            schemes have even areas with equal rows.
         ranks_per_node: for two levels; divides world_size. Ranks are counted node by node.
         bandwidth: of all ranks, as `measure_bandwidth` returns it; None assumes 300 GB/s, and 40
             among several nodes.
@@ -77,6 +80,7 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
     sizes = _sizes(length, batch, heads_q, heads_kv, head_size, head_size_v, element_bytes)
     world_size = integer("world_size", world_size, 1, 2**16)
     scheme = one_of("auto", *SCHEMES, *NESTED)("scheme", scheme)
+    by_area = one_of("equal", "by_area")("rows", rows) == "by_area"
     _require_nodes(scheme, world_size, ranks_per_node)
     several = ranks_per_node is not None and ranks_per_node < world_size
     rates = _rates(bandwidth, node_bandwidth, flops, several)
@@ -85,10 +89,10 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
         raise refuse("mask", mask, f"must be for {heads_q} heads, or for 1")
     base = Plan(sizes, world_size, whole, "", "", ())
     if scheme == "auto":
-        found = _chosen(base, rates, ranks_per_node if several else None)
+        found = _chosen(base, rates, ranks_per_node if several else None, by_area)
     else:
-        found = (_of_scheme(base, scheme) if ranks_per_node is None else
-                 _nested(base, scheme, ranks_per_node))
+        found = (_of_scheme(base, scheme, by_area) if ranks_per_node is None else
+                 _nested(base, scheme, ranks_per_node, by_area))
         found = replace(found, reasons=(*found.reasons, f"{scheme}: as asked for"))
     return found.named(moves_long(found, rates), whole_rows.are_many(found.nodes or found))
 
@@ -143,13 +147,13 @@ def _require_nodes(scheme: str, world_size: int, ranks_per_node: Any) -> None:
             raise refuse("ranks_per_node", ranks_per_node, f"must divide world_size, {world_size}")
 
 
-def _nested(base: Plan, scheme: str, ranks_per_node: int) -> Plan:
+def _nested(base: Plan, scheme: str, ranks_per_node: int, by_area: bool) -> Plan:
     """The rows of each node, as the plan among nodes deals them, in contiguous parts to its ranks."""
     if base.mask is not None and base.mask.heads != 1:
         raise refuse("mask", base.mask, "must be for 1 head: ranks of a node have different heads",
                      Unsupported)
     nodes = _of_scheme(replace(base, world_size=base.world_size // ranks_per_node),
-                       scheme.partition("+")[2])
+                       scheme.partition("+")[2], by_area)
     parts = (dealing.contiguous(len(blocks), ranks_per_node) for blocks in nodes.blocks)
     blocks = tuple(tuple(of_node[place] for place in own)
                    for of_node, split in zip(nodes.blocks, parts) for own in split)
@@ -159,21 +163,21 @@ def _nested(base: Plan, scheme: str, ranks_per_node: int) -> Plan:
                        *(f"among nodes: {reason}" for reason in nodes.reasons)))
 
 
-def _chosen(base: Plan, rates: Rates, ranks_per_node: int | None) -> Plan:
+def _chosen(base: Plan, rates: Rates, ranks_per_node: int | None, by_area: bool) -> Plan:
     """The fastest of the schemes that can take the mask and the heads. ranks_per_node: of several
     nodes; else None."""
     if base.world_size == 1:
-        return _of_scheme(base, "gather")
+        return _of_scheme(base, "gather", by_area)
     names = ["gather"]
     if base.mask is not None and not _is_plain_causal(base.mask):
         names.append("halo")
-    plans = [_of_scheme(base, name) for name in names]
+    plans = [_of_scheme(base, name, by_area) for name in names]
     if base.sizes.heads_q >= base.world_size:
-        plans.append(_of_scheme(base, "ulysses"))
+        plans.append(_of_scheme(base, "ulysses", by_area))
     has_levels = ranks_per_node is not None and ranks_per_node <= base.sizes.heads_q and (
         base.mask is None or base.mask.heads == 1)
     if has_levels and ranks_per_node is not None:
-        plans += [_nested(base, f"ulysses+{name}", ranks_per_node) for name in names]
+        plans += [_nested(base, f"ulysses+{name}", ranks_per_node, by_area) for name in names]
     found = fastest(plans, rates)
     times = ", ".join(f"{one.scheme} {1e3 * seconds(one, rates):.3g} ms" for one in plans)
     assumed = "" if rates.measured else " (assumed rates)"
@@ -185,14 +189,17 @@ def _is_plain_causal(mask: Mask) -> bool:
     return mask.row_spans is None and band_of(mask) == Band(None, 0)
 
 
-def _of_scheme(base: Plan, scheme: str) -> Plan:
-    """base has no scheme, blocks and reasons yet."""
+def _of_scheme(base: Plan, scheme: str, by_area: bool) -> Plan:
+    """base has no scheme, blocks and reasons yet. by_area: how halo cuts rows."""
     plain_causal = base.mask is not None and _is_plain_causal(base.mask)
     if scheme == "halo" and (base.mask is None or plain_causal):
         raise refuse("scheme", scheme, "needs a window, cu_seqlens or a mask of row_spans, so that "
                      "rows see near keys only", Unsupported)
     count = -(-base.sizes.length // BLOCK)
-    if base.mask is None or scheme in ("halo", "ulysses"):
+    if scheme == "halo" and by_area:
+        name, blocks = "contiguous by area", dealing.by_area(base.area_of_blocks, base.world_size)
+        reason = "contiguous rows, cut where areas are even: near keys have few owners"
+    elif base.mask is None or scheme in ("halo", "ulysses"):
         name, blocks = "contiguous", dealing.contiguous(count, base.world_size)
         reason = ("contiguous rows: near keys have few owners" if scheme == "halo" else
                   "contiguous rows: each rank has all rows of its heads" if scheme == "ulysses" else
