@@ -228,7 +228,7 @@ CudaPlan plan_cuda(const Problem& p, const Chip& whole_chip, const CudaChoice& c
     return plan;
   }
   const Facts facts(p, chip, choice.level > 0 ? choice.level : level_of(chip),
-                    choice.multiprocessors > 0);
+                    chip.multiprocessors < whole_chip.multiprocessors);
   Draft draft{.facts = facts,
               .p = p,
               .choice = choice,
