@@ -40,6 +40,7 @@ REGARD_DEVICE void backward_wide(const KernelParams& params, const BackwardMaps&
   tasks.begin(int(block_index()));
   if constexpr (kConfig.cta_pair) {
     sync_cluster();
+    if (kConfig.varlen && !pair_has_keys<kConfig>(memory.task())) return;
   } else {
     sync_block();
     if (!kConfig.persistent && memory.task().key_count == 0) return;

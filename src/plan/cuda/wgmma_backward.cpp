@@ -63,7 +63,7 @@ bool is_cta_pair(const Problem& p) {
   const int64 columns = p.sizes.dim;
   const bool wide = columns > kLargestHeadOfBoth && 4 * columns_of_pair(columns) <= 5 * columns;
   const bool plain = is_plain(p.features) && !tests_pairs(p.features) && !p.features.dropout;
-  return plain && wide && !p.varlen && p.wants(p.dq) && p.sizes.len_q >= kLeastRows &&
+  return plain && wide && p.wants(p.dq) && p.sizes.len_q >= kLeastRows &&
          p.sizes.len_k > kWideTiling.keys;
 }
 

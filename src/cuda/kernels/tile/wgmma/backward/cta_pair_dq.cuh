@@ -100,13 +100,24 @@ struct CtaPairDq {
     }
   }
 
+  REGARD_DEVICE void await_peer_keys(const BackwardTask& task) const {
+    const Memory& memory = dq.memory;
+    mbarrier_wait(memory.barrier(Memory::kPeerKeysFull), 0);
+    if constexpr (!kConfig.varlen) return;
+    // As KeyWarpgroup::kClears.
+    const int count = larger(task.seq.len_k - peer_first_key<kConfig>(task), 0);
+    if (count >= Memory::kKeys) return;
+    clear_rows(memory.peer_keys(), panels_of(kColumns), Memory::kKeys, count, Memory::kKeys,
+               thread_index(), 128, NamedBarrier::dq_warpgroup);
+  }
+
   // With two buffers, dq of a tile is made once dS^T of the next has been sent, so that no copy is
   // waited for.
   REGARD_DEVICE void mainloop(const BackwardTask& task, RowWalk<kConfig> tile) const {
     constexpr int kLag = kTurns - 1;
     Memory& memory = dq.memory;
     mbarrier_wait(memory.barrier(Memory::kKeysFull), 0);
-    mbarrier_wait(memory.barrier(Memory::kPeerKeysFull), 0);
+    await_peer_keys(task);
 #pragma unroll 1
     for (int iteration = 0; iteration < task.iterations + kLag; ++iteration) {
       make_opaque(memory.begin);

@@ -83,9 +83,9 @@ struct BackwardLoads {
     for (int panel = 0; panel < kPanels; ++panel) {
       tma_load(memory.peer_keys() + panel * panel_bytes(kKeys), maps.k,
                {.column = (first + panel) * kPanelColumns,
-                .row = (task.key_tile ^ 1) * kKeys,
+                .row = task.seq.first_k + peer_first_key<kConfig>(task),
                 .head = key_head<kConfig>(params, task),
-                .batch = task.b},
+                .batch = params.problem.packed ? 0 : task.b},
                barrier);
     }
   }

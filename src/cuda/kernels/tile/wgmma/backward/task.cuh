@@ -209,6 +209,16 @@ REGARD_DEVICE BlockCoords backward_coords(const KernelParams& params, int block)
   return coords;
 }
 
+// CTA pair: the first key of the other block; whether either has keys.
+template <KernelConfig kConfig>
+REGARD_DEVICE int peer_first_key(const BackwardTask& task) {
+  return (task.key_tile ^ 1) * kConfig.tiling.keys;
+}
+template <KernelConfig kConfig>
+REGARD_DEVICE bool pair_has_keys(const BackwardTask& task) {
+  return (task.key_tile & ~1) * kConfig.tiling.keys < task.seq.len_k;
+}
+
 // With a tile map, all lanes of a warp call this.
 //
 // iterations == 0: no row sees the keys, whose gradients are 0. key_count == 0: the block has
@@ -241,7 +251,8 @@ REGARD_DEVICE BackwardTask backward_task(const KernelParams& params, int block) 
     rows = {rows_of_key<kConfig>(p, x.seq, x.b, first).begin,
             rows_of_key<kConfig>(p, x.seq, x.b, last).end};
   }
-  const bool any = (x.key_count > 0 || kConfig.cta_pair) && !rows.empty();
+  const bool has_keys = kConfig.cta_pair ? pair_has_keys<kConfig>(x) : x.key_count > 0;
+  const bool any = has_keys && !rows.empty();
   x.first_row_tile = any ? int(rows.begin) / kRows : 0;
   x.end_row_tile = any ? (int(rows.end) + kRows - 1) / kRows : 0;
   if constexpr (kConfig.rows_outer) {
