@@ -1,4 +1,5 @@
-"""Tiles of 128 rows in Hopper's backward kernel for head sizes up to 64, on the emulated machine.
+"""Tiles of 128 rows in backward kernels, on the emulated machine: Hopper's for head sizes up to 64, and
+mma's above 160.
 
 These tests need the environment of test_emulated.py.
 """
@@ -37,3 +38,23 @@ def test_tall_tiles(type, features, heads, sizes, dim, dim_v, options):
     text, _ = regard.explain(case.attention(), "backward", **how)
     assert "tile 128 x 128" in text, text
     cases.compare(case, cases.run(case, wanted=options.get("wanted"), **how))
+
+
+PROBLEMS_OF_MMA = [  # type, features, (Sq, Sk), D, Dv, deterministic
+    ("bf16", ("bottom_right", "dlse", "grouped"), (500, 390), 256, 256, False),
+    ("f16", ("packed", "dropout"), (255, 150), 192, 128, False),
+    ("bf16", ("top_left", "positions", "accumulate", "sink"), (640, 400), 176, 192, False),
+    ("f16", ("bias_head", "seqused"), (250, 136), 192, 192, False),
+    ("bf16", ("mask", "bottom_right"), (384, 392), 168, 64, True),
+    ("f16", ("alibi", "window", "f32_outputs"), (510, 400), 248, 200, True)]
+
+
+@pytest.mark.parametrize("type, features, sizes, dim, dim_v, deterministic",
+                         one_in(3, PROBLEMS_OF_MMA), ids=str)
+def test_tall_tiles_of_mma(type, features, sizes, dim, dim_v, deterministic):
+    case = cases.make(features, type, sizes=sizes, dim=dim, dim_v=dim_v)
+    case.options["deterministic"] = int(deterministic)
+    backend = "emulated:mma+sm_90+mixed"
+    text, _ = regard.explain(case.attention(), "backward", backend=backend)
+    assert "tile 128 x 64" in text, text
+    cases.compare(case, cases.run(case, backend))

@@ -137,6 +137,7 @@ constexpr TilingEntry kBackward16[] = {
     {128, 128, {.rows = 32, .keys = 32, .warps = 2, .stages = 1}},
 
     {256, 256, {.rows = 64, .keys = 64, .warps = 4, .stages = 1, .min_blocks = 2}},
+    {256, 256, {.rows = 128, .keys = 64, .warps = 8, .stages = 1, .slices = 4}},
     {256, 256, {.rows = 64, .keys = 64, .warps = 8, .stages = 1, .slices = 4}},
     {256, 256, {.rows = 32, .keys = 64, .warps = 8, .stages = 2, .slices = 2}},
     {256, 256, {.rows = 32, .keys = 64, .warps = 8, .stages = 1, .slices = 2}},
@@ -247,6 +248,17 @@ bool is_for_other_lengths(const KernelConfig& c, const TilingRequest& request) {
   return t.keys * columns > (is_f32 ? 2048 : 4096);
 }
 
+// Backward, above 160 columns in 16 bits: tiles of 128 rows read half as many fragments of K and V,
+// unless last rows and, under a causal mask, hidden parts of tiles are many: docs/notes/gpu-mma.md,
+// "Compared with PyTorch". The slope of a softcap would spill.
+bool repays_tall_tiles(const KernelConfig& c, const Tiling& t, const TilingRequest& request) {
+  constexpr int64 kFewKeys = 384;
+  const int64 rows = request.usual_rows;
+  const bool fills = 10 * round_up(rows, t.rows) <= 11 * round_up(rows, t.rows / 2);
+  return fills && request.keys > t.keys && !has_slope(c.features) &&
+         !(c.features.interval && request.keys <= kFewKeys);
+}
+
 // In 16 bits above 64 columns, two blocks of four warps on a multiprocessor are faster than one
 // large block for some head sizes, and under a causal mask for few keys:
 // docs/notes/gpu-mma.md, "Compared with PyTorch". Asked for forced tilings too: members
@@ -254,6 +266,8 @@ bool is_for_other_lengths(const KernelConfig& c, const TilingRequest& request) {
 bool is_for_other_sizes(const KernelConfig& c, const Tiling& t, const TilingRequest& request) {
   constexpr int64 kKeysOfOneTile = 128, kFewKeys = 768, kFewKeysForward = 4096;
   const int64 columns = larger(request.dim, request.dim_v);
+  const bool tall = c.kernel == Kernel::backward && t.rows == 128 && columns > 128;
+  if (tall && !repays_tall_tiles(c, t, request)) return true;
   const bool small = t.rows == 64 && t.keys == 64 && t.warps == 4 && t.min_blocks == 2;
   if (!small || c.type == Type::f32 || columns <= 64) return false;
   const bool causal = c.features.interval;

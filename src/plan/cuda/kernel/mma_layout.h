@@ -127,6 +127,12 @@ REGARD_INLINE int dq_pairs_at_once(const DqShares& x) {
   return x.pairs * x.units <= 8 ? x.pairs : 8 / x.units;
 }
 
+// P^T and dS^T in shared memory. Next to 256 columns of 128 rows there is no room for padding.
+REGARD_INLINE bool is_exchange_swizzled(const KernelConfig& c) { return c.tiling.rows >= 128; }
+REGARD_INLINE int exchange_row_bytes(const KernelConfig& c) {
+  return tile_row_bytes(c, c.tiling.rows) - (is_exchange_swizzled(c) ? 16 : 0);
+}
+
 struct BackwardMmaLayout {
   int keys = 0;     // [keys][dim]; later the tile of dk
   int values = 0;   // [keys][dim_v]; later the tile of dv
@@ -164,7 +170,7 @@ REGARD_INLINE bool makes_dq_at_once(const KernelConfig& c) {
 REGARD_INLINE BackwardMmaLayout backward_mma_layout(const KernelConfig& c) {
   const Tiling& t = c.tiling;
   BackwardMmaLayout x;
-  const int exchange = t.keys * tile_row_bytes(c, t.rows);
+  const int exchange = t.keys * exchange_row_bytes(c);
   x.keys = 0;
   x.values = t.keys * tile_row_bytes(c, c.dim);
   x.dscores = x.values + t.keys * tile_row_bytes(c, c.dim_v);

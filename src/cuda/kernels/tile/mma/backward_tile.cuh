@@ -152,12 +152,11 @@ struct BackwardTileMma {
   REGARD_DEVICE TileView value_tile() const {
     return {shared + kLayout.values, tile_row_bytes(kConfig, kConfig.dim_v)};
   }
-  REGARD_DEVICE TileView dscore_tile() const {
-    return {shared + kLayout.dscores, tile_row_bytes(kConfig, kRows)};
+  REGARD_DEVICE TileView exchange_tile(int at) const {
+    return {shared + at, exchange_row_bytes(kConfig), is_exchange_swizzled(kConfig)};
   }
-  REGARD_DEVICE TileView weight_tile() const {
-    return {shared + kLayout.weights, tile_row_bytes(kConfig, kRows)};
-  }
+  REGARD_DEVICE TileView dscore_tile() const { return exchange_tile(kLayout.dscores); }
+  REGARD_DEVICE TileView weight_tile() const { return exchange_tile(kLayout.weights); }
   REGARD_DEVICE SharedAddress stage_at(int stage) const {
     return shared + kLayout.stage + stage * kLayout.stage_bytes;
   }
