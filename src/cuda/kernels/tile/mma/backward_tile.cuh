@@ -76,6 +76,11 @@ struct BackwardTileMma {
 
   // ---------------------------------------------------------------------------- the main loop
 
+  // A block begins with the last rows, which blocks of all keys see under a causal mask: blocks
+  // that run together then read the same rows.
+  static constexpr bool kLastFirst = kConfig.features.interval && !kConfig.whole_keys &&
+                                     !kConfig.split_q && !kConfig.tile_map && !kConfig.ordered_dq;
+
   // The tiles of rows that see some key of the block; whole_keys: all.
   REGARD_DEVICE ShortInterval row_tiles() const {
     // Rows that see no key have a dq of 0.
@@ -92,7 +97,11 @@ struct BackwardTileMma {
   }
   REGARD_DEVICE Step first_step(const ShortInterval& tiles) const {
     if constexpr (kConfig.split_q) return visible_from(split_step(tiles, 0), tiles);
-    return visible_from({kv * group, tiles.begin}, tiles);
+    return visible_from({kv * group, first_tile(tiles)}, tiles);
+  }
+  // Of a query head's.
+  REGARD_DEVICE int first_tile(const ShortInterval& tiles) const {
+    return kLastFirst ? tiles.end - 1 : tiles.begin;
   }
   // Behind the last step: split_q only.
   REGARD_DEVICE Step end_step(const ShortInterval& tiles) const {
@@ -104,8 +113,9 @@ struct BackwardTileMma {
            (!(kConfig.split_q || kConfig.tile_map) || exists(first_step(tiles), end_step(tiles)));
   }
   REGARD_DEVICE Step after(const Step& step, const ShortInterval& tiles) const {
-    const bool last = step.tile + 1 == tiles.end;
-    return visible_from({step.head + last, last ? tiles.begin : step.tile + 1}, tiles);
+    const int next = kLastFirst ? step.tile - 1 : step.tile + 1;
+    const bool last = next == (kLastFirst ? tiles.begin - 1 : tiles.end);
+    return visible_from({step.head + last, last ? first_tile(tiles) : next}, tiles);
   }
   // What the tile map says of the rows of a query head and the block's keys.
   REGARD_DEVICE int64 map_row_of(int query_head) const {
