@@ -45,8 +45,8 @@ struct ForwardMma : ForwardStep<kConfig> {
     }
   }
 
-  // One stage: V is copied during the first product and the softmax, the next K during the softmax
-  // and the second product.
+  // One stage: V is copied during the first product, the next K during the softmax and the second
+  // product.
   REGARD_DEVICE void loop_over_tiles(const VisibleTile& first, int end) {
     for (VisibleTile tile = first, next; tile.index < end; tile = next) {
       next = at.map().first_from(tile.index + 1, end);
@@ -59,12 +59,11 @@ struct ForwardMma : ForwardStep<kConfig> {
       elementwise.read_seen(seen, block_of(tile));
       multiply_keys(0);
       elementwise.make_logits(scores, 0, block_of(tile), seen);
+      cp_async_wait<0>();
       sync_block();
       if (next.index < end) at.load_keys(0, block_of(next));
       cp_async_commit();
       make_weights(tile.index * kKeys);
-      cp_async_wait<1>();
-      sync_block();
       multiply_values(0);
     }
   }
