@@ -20,7 +20,10 @@ struct DqWarps {
   static REGARD_DEVICE int first_unit() { return warp_index() % kShares.unit_warps * kUnits; }
   static REGARD_DEVICE int pair(int round) {
     const int warp = warp_index() / kShares.unit_warps;
-    return kConfig.whole_keys ? warp * kPairs + round : round * kColumnWarps + warp;
+    return (kConfig.whole_keys ? warp * kPairs : warp) + pair_after_first(round);
+  }
+  static constexpr REGARD_DEVICE int pair_after_first(int round) {
+    return kConfig.whole_keys ? round : round * kColumnWarps;
   }
   static REGARD_DEVICE bool has(int round) {
     const int reached = kConfig.whole_keys ? kPairs : round + 1;
@@ -46,7 +49,7 @@ struct BackwardDq {
   REGARD_DEVICE void add(const Step& step) const {
     if constexpr (kConfig.whole_keys) return store(step);
     if constexpr (kConfig.ordered_dq) acquire(step);
-    float* const to = at.params.buffers.dq_sums + step.head * dq_rows(at.p) * kConfig.dim;
+    float* const to = first_sum(step);
 #pragma unroll
     for (int round = 0; round < Warps::kPairs; round += kAtOnce) {
       Sums sums;
@@ -142,30 +145,32 @@ struct BackwardDq {
     }
   }
 
+  // Where a lane adds its first element of the tile; others follow at constant distances.
+  REGARD_DEVICE float* first_sum(const Step& step) const {
+    const int64 first = first_dq_row(at.p, at.seq.whole(), at.b) + step.first_row();
+    return at.params.buffers.dq_sums + step.head * dq_rows(at.p) * kConfig.dim +
+           dq_offset(kConfig, first / 16 + Warps::first_unit(), Warps::pair(0) * 2, lane_index(),
+                     0);
+  }
   REGARD_DEVICE void add_to_memory(float* to, const Sums& sums, int round, const Step& step) const {
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      const int row = step.first_row() + (Warps::first_unit() + u) * 16;
-      if (row >= at.seq.len_q) continue;
-      const int64 unit = (first_dq_row(at.p, at.seq.whole(), at.b) + row) / 16;
+      if (step.first_row() + (Warps::first_unit() + u) * 16 >= at.seq.len_q) continue;
 #pragma unroll
       for (int c = 0; c < kAtOnce; ++c) {
         if (!Warps::has(round + c)) continue;
-        const int column_block = Warps::pair(round + c) * 2;
-        add_block(to, unit, column_block, sums[u][c * 2]);
-        add_block(to, unit, column_block + 1, sums[u][c * 2 + 1]);
+        const int column_block = Warps::pair_after_first(round + c) * 2;
+        add_block(to + dq_offset(kConfig, u, column_block, 0, 0), sums[u][c * 2]);
+        add_block(to + dq_offset(kConfig, u, column_block + 1, 0, 0), sums[u][c * 2 + 1]);
       }
     }
   }
-  static REGARD_DEVICE void add_block(float* to, int64 unit, int column_block,
-                                      const Accumulator& x) {
+  static REGARD_DEVICE void add_block(float* to, const Accumulator& x) {
     if constexpr (kConfig.level >= 90) {
-      red_add_4(to + dq_offset(kConfig, unit, column_block, lane_index(), 0), x);
+      red_add_4(to, x);
     } else {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        red_add(to + dq_offset(kConfig, unit, column_block, lane_index(), e), x[e]);
-      }
+      for (int e = 0; e < 4; ++e) red_add(to + dq_offset(kConfig, 0, 0, 0, e), x[e]);
     }
   }
 

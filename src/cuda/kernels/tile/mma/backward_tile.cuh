@@ -42,6 +42,7 @@ struct BackwardTileMma {
   const int key_tile_index;
   const int first_key;
   const int key_count;
+  const ShortInterval whole_rows;  // that see every key of the tile, as far as intervals say
   const SharedAddress shared;
 
   REGARD_DEVICE BackwardTileMma(const KernelParams& kernel_params, const BlockCoords& place)
@@ -58,6 +59,7 @@ struct BackwardTileMma {
         key_tile_index(place.tile),
         first_key(place.tile * kKeys),
         key_count(clamp_to(seq.len_k - first_key, 0, kKeys)),
+        whole_rows(rows_of_all_keys()),
         shared(shared_address(&shared_memory<uint8>())) {}
 
   // ---------------------------------------------------------------------------------------- lanes
@@ -142,16 +144,18 @@ struct BackwardTileMma {
     if constexpr (!kConfig.split_q) return step.head < (kv + 1) * group;
     return step.head < end.head || (step.head == end.head && step.tile < end.tile);
   }
+  REGARD_DEVICE ShortInterval rows_of_all_keys() const {
+    if (key_count < kKeys) return {0, 0};
+    if constexpr (!kConfig.features.interval) return {0, seq.len_q};
+    return {int(rows_of_key<kConfig>(p, seq, b, first_key + kKeys - 1).begin),
+            int(rows_of_key<kConfig>(p, seq, b, first_key).end)};
+  }
   // Whether every row of the tile exists and sees every key of the block, as far as intervals and
   // the tile map say.
   REGARD_DEVICE bool is_whole(const Step& step) const {
     if (kConfig.tile_map && !step.is_full) return false;
     const int first = step.first_row();
-    if (first + kRows > seq.len_q || key_count < kKeys) return false;
-    if constexpr (!kConfig.features.interval) return true;
-    const Interval low = keys_of_row<kConfig>(p, seq, b, first);
-    const Interval high = keys_of_row<kConfig>(p, seq, b, first + kRows - 1);
-    return high.begin <= first_key && first_key + kKeys <= low.end;
+    return whole_rows.begin <= first && first + kRows <= whole_rows.end;
   }
 
   // ---------------------------------------------------------------------------------------- tiles
