@@ -72,6 +72,7 @@ TEST_CASE("f32 forward: two warps a tile where tiles are many, four where they a
   CHECK(forward({8, 5, 5, 53, 53, 176}) == kFourWarps);
   CHECK(forward({32, 1, 1, 126, 126, 144}, make_causal) == kFourWarps);
   CHECK(forward({11, 1, 1, 110, 110, 128}) == kLowest);
+  CHECK(forward({56, 9, 9, 115, 115, 232}) == "mma 64x16, 4 warps");
 }
 
 TEST_CASE("f32 forward: wgmma, where the split into parts repays") {

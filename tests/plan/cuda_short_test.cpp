@@ -165,8 +165,17 @@ TEST_CASE("packed sequences: low tiles, by their mean") {
     return std::to_string(t.rows) + "x" + std::to_string(t.keys);
   };
   CHECK(tile_of(64, 128, 64) == "32x32");
-  CHECK(tile_of(65, 128, 64) != "32x32");
   CHECK(tile_of(64, 129, 64) != "32x32");
+  // Longer ones, where heads are few, and above 64 columns pairs are hidden.
+  CHECK(tile_of(96, 128, 64) == "32x32");
+  CHECK(tile_of(97, 128, 64) != "32x32");
+  CHECK(tile_of(96, 128, 64, Causal::none, 396) != "32x32");
+  CHECK(tile_of(96, 128, 128) != "32x32");
+  CHECK(tile_of(96, 128, 128, Causal::top_left) == "32x32");
+  CHECK(tile_of(140, 192, 64, Causal::top_left) == "64x64");
+  CHECK(tile_of(140, 192, 64) != "64x64");
+  CHECK(tile_of(140, 193, 64, Causal::top_left) != "64x64");
+  CHECK(tile_of(140, 192, 64, Causal::top_left, 264) != "64x64");
   CHECK(tile_of(40, 63, 192) == "32x32");
   CHECK(tile_of(32, 63, 192) == "16x16");
   CHECK(tile_of(32, 63, 128) == "32x32");

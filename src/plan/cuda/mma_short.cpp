@@ -31,6 +31,10 @@ struct Short {
     return regard::is_between_tiles(rows, keys, columns, hides,
                                     double(tiles) / double(multiprocessors));
   }
+  int rows_of_packed_tile() const {
+    return regard::rows_of_packed_tile(larger(rows, keys), usual_rows, columns, hides,
+                                       double(tiles) / double(multiprocessors));
+  }
   // Whether most packed sequences would fill a quarter of it at most. With half of it filled,
   // (10, 4, 42 / 42, 64) packed took 5.6 -> 4.2.
   bool is_too_high(const Tiling& t) const { return t.rows >= 4 * round_up(usual_rows, 16); }
@@ -186,12 +190,18 @@ std::optional<Tiling> backward_tiling(const Short& s) {
 }
 
 // Packed sequences of up to 128 rows and 64 on average: low tiles, because lengths end anywhere in
-// one. (23, 12, 63 at most, 192) causal 13.9 -> 8.4, (42, 10, 51 at most, 152) causal 13.2 -> 8.8,
-// (17, 16, 77 at most, 64) 6.4 -> 5.9.
+// one; and rows_of_packed_tile. (23, 12, 63 at most, 192) causal 13.9 -> 8.4, (42, 10, 51 at most,
+// 152) causal 13.2 -> 8.8, (17, 16, 77 at most, 64) 6.4 -> 5.9.
 std::optional<Tiling> of_packed(const Short& s) {
   constexpr int64 kRows = 128, kUsualRows = 64, kWide = 128, kWidest = 192;
-  const bool fits = s.packed && s.rows > 32 && larger(s.rows, s.keys) <= kRows;
-  if (!fits || s.usual_rows > kUsualRows || s.columns > kWidest) return {};
+  if (!s.packed || s.rows <= 32) return {};
+  if (s.usual_rows > kUsualRows) {
+    const int rows = s.rows_of_packed_tile();
+    return rows == kLow.rows      ? std::optional(kLow)
+           : rows == kSquare.rows ? std::optional(kSquare)
+                                  : std::nullopt;
+  }
+  if (larger(s.rows, s.keys) > kRows || s.columns > kWidest) return {};
   if (s.columns > kWide && s.usual_rows <= 32) {
     return Tiling{.rows = 16, .keys = 16, .warps = 1, .stages = 1};
   }

@@ -319,6 +319,11 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
   // H100, us, and of mma: (20, 5, 82 at most, 64) 6.1 and 4.4, (12, 6, 81 at most, 200) causal 11.2
   // and 8.4.
   if (p.packed && usual_rows(p) <= kRows / 2) return kShortSequences;
+  if (p.packed &&
+      rows_of_packed_tile(larger(s.len_q, s.len_k), usual_rows(p), columns, hides_pairs(p),
+                          double(s.batch * s.heads_q) / double(multiprocessors)) > 0) {
+    return kShortSequences;
+  }
   // H100, TFLOP/s, and of mma with tiles of 32 x 32: 28 x 10 sequences, causal: 74 rows, D 208 22
   // and 34; 90 rows, D 256 31 and 47; 147 rows, D 208 50 and 52, D 256 57 and 60.
   const bool is_wide = columns > 192 && hides_pairs(p) && s.len_q <= kRows * 3 / 2;
