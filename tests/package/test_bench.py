@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -127,6 +128,34 @@ def test_a_side_that_writes_nothing_is_wrong(tiny: None, tmp_path: Path,
     monkeypatch.setattr("regard.bench.measure.ours", idle)
     status, rows = run(tmp_path / "rows.jsonl", "--only", "tiny-full-fwd")
     assert status == 1 and len(rows[0]["wrong"]) == 2  # out, lse
+
+
+def test_a_feature_is_timed_in_turns_with_the_plain_problem(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which is checked too."""
+    some = [case for case in small_features() if case.name in ("feature-plain", "feature-softcap")]
+    monkeypatch.setattr(cases, "cpu_cases", lambda: some)
+    monkeypatch.setitem(cases.PRESETS["cpu"], "small", "")
+    path = tmp_path / "rows.jsonl"
+    status, rows = run(path)
+    text = capsys.readouterr().out
+    assert status == 0, text
+    assert [row.get("plain_ms", 0) > 0 for row in rows] == [False, False, True, True]
+    prices = [row["ms"]["cpu"] / row["plain_ms"] for row in rows[2:]]
+    assert text.count(" of plain") == 2 and f"{prices[1]:.2f} of plain" in text
+    assert f"{prices[0]:>7.2f}x" in text.partition("x plain")[2]
+    monkeypatch.setattr("regard.bench.measure.errors", lambda exact, results, problem: (
+        {"out": 1.0} if problem.case.name == "feature-plain" else {}))
+    status, rows = run(path, "--only", "softcap-fwd")
+    assert status == 1 and rows[0]["wrong"] == ["plain out 1.0e+00"]
+
+
+def test_options_are_relative_to_none() -> None:
+    one, = cases.given_cases("1x2x64x16", "f16", 1, 0, 0, ["causal", "softcap=30"])
+    assert one.plain == replace(one, name="f16-1x2x64x16", causal=False, options={}, plain=None,
+                                peers=one.plain.peers)
+    alone, = cases.given_cases("1x2x64x16", "f16", 1, 0, 0, [])
+    assert alone.plain is None and alone.name == "f16-1x2x64x16"
 
 
 @pytest.mark.parametrize("case", small_features(), ids=lambda case: case.name)

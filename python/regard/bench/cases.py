@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..options import ARRAYS, DEFAULTS
@@ -35,7 +35,8 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Case:
-    """options: of `regard.attention`, with arrays as letters of their shapes (see problem.py)."""
+    """options: of `regard.attention`, with arrays as letters of their shapes (see problem.py).
+    plain: the same problem without its features, whose time theirs is relative to."""
 
     name: str
     group: str
@@ -51,6 +52,7 @@ class Case:
     peers: tuple[str, ...] = ()
     passes: tuple[str, ...] = ("fwd", "bwd")
     dim_v: int = 0  # 0: as dim
+    plain: Case | None = None
 
     @property
     def columns_out(self) -> int:
@@ -191,12 +193,14 @@ def feature_cases(plain: dict[str, Any], window: int, without: tuple[str, ...] =
         "unaligned": {"unaligned": True},
         "f16": {"type": "f16"},
     }
+    first = Case("feature-plain", "features", **plain)
     cases = []
     for name, options in features.items():
         if name not in without:
             rest = dict(options)
             fields = {key: rest.pop(key) for key in ("causal", "type", "heads_kv") if key in rest}
-            cases.append(Case(f"feature-{name}", "features", options=rest, **(plain | fields)))
+            cases.append(Case(f"feature-{name}", "features", options=rest,
+                              plain=None if name == "plain" else first, **(plain | fields)))
     return cases
 
 
@@ -254,6 +258,8 @@ def given_cases(q: str, types: str, heads_kv: int, columns: int, dim_v: int,
         if type not in SIZE_OF:
             raise ValueError(f"--type = {type}: must be one of {', '.join(SIZE_OF)}")
         name = "-".join([type, q, *(option.replace("=", "") for option in options)])
-        cases.append(Case(name, "given", batch, heads, heads_kv or heads, rows, columns or rows,
-                          dim, type, causal, found, peers, dim_v=dim_v))
+        plain = Case(f"{type}-{q}", "given", batch, heads, heads_kv or heads, rows, columns or rows,
+                     dim, type, peers=peers, dim_v=dim_v)
+        cases.append(plain if not options else replace(
+            plain, name=name, causal=causal, options=found, plain=plain))
     return cases

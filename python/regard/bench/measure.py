@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .cases import PASSES, Case
-from .exact import TOLERANCE, TOLERANCE_LSE, errors, exact_parts
+from .exact import TOLERANCE, TOLERANCE_LSE, Part, errors, exact_parts
 from .facts import peak
 from .memory import GpuMemory, HostMemory, Memory, NoMemory
 from .problem import Problem
@@ -25,13 +25,19 @@ from .timing import WARM_SECONDS, Clock, clock_of, graphed, medians
 from .watch import HANG_SECONDS, Progress
 
 COMPILERS = 16  # kernels that are compiled at a time
+PLAIN = "plain"  # the side of the plain problem
 
 
 @dataclass
 class Sides:
-    """The sides that work, the errors of their results, and why the others do not work."""
+    """The sides that work, the errors of their results, and why the others do not work.
+
+    plain: ours without the case's features, in the same turns. Rows that are timed after each other
+    have differed by a tenth, because a GPU's clock follows its power.
+    """
 
     ready: list[Side] = field(default_factory=list)
+    plain: Side | None = None
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     why_not: dict[str, str] = field(default_factory=dict)
 
@@ -46,6 +52,7 @@ class Bench:
         self.backends, self.peers, self.threads = backends, peers, threads
         self.seconds, self.only, self.progress = seconds, only, progress
         self.peaks: dict[tuple[str, str], float | None] = {}
+        self.plain: tuple[Case, Problem, list[Part]] | None = None  # the last one
 
     @property
     def kind(self) -> str:
@@ -102,8 +109,10 @@ class Bench:
             first = self.backends[0]
             why = self.first_forward(problem, label) if which == "bwd" else ""
             sides = Sides(why_not={first: why}) if why else self.checked(problem, which, label)
+            if case.plain and sides.ready:
+                self.add_plain(sides, case.plain, which, label)
             status(f"{label}: timing " + ", ".join(side.name for side in sides.ready))
-            rows.append(self.row(case, which, sides, self.timed(case, sides.ready, label)))
+            rows.append(self.row(case, which, sides, self.timed(case, sides, label)))
         return rows
 
     def first_forward(self, problem: Problem, label: str) -> str:
@@ -151,6 +160,26 @@ class Bench:
             self.progress.end()
         return found
 
+    def add_plain(self, sides: Sides, case: Case, which: str, label: str) -> None:
+        """With its errors. Where it cannot run there is no price."""
+        self.progress.begin(f"{label}|plain")
+        try:
+            if self.plain is None or self.plain[0] != case:
+                self.plain = None  # its memory
+                problem = Problem(case, self.memory)
+                self.plain = case, problem, exact_parts(problem)
+            _, problem, exact = self.plain
+            for one in dict.fromkeys(("fwd", which)):  # backward needs the results of forward
+                side = ours(problem, one, self.backends[0].split("@")[0], self.threads)
+                side.call()
+            self.memory.wait()
+            side.name, sides.plain = PLAIN, side
+            sides.errors[PLAIN] = errors(exact, side.results(), problem)
+        except Exception as error:  # noqa: BLE001
+            self.look_for_fault(error, label)
+        finally:
+            self.progress.end()
+
     def look_for_fault(self, error: Exception, label: str) -> None:
         """A process cannot use its GPU any more after a kernel has failed: gives up if so."""
         try:
@@ -160,8 +189,9 @@ class Bench:
             self.progress.give_up()
             raise
 
-    def timed(self, case: Case, sides: list[Side], label: str) -> dict[str, float]:
-        if not sides:
+    def timed(self, case: Case, found: Sides, label: str) -> dict[str, float]:
+        sides = found.ready + ([found.plain] if found.plain else [])
+        if not found.ready:
             return {}
         self.progress.begin(f"{label}|timing", HANG_SECONDS + 10 * (self.seconds + WARM_SECONDS))
         if case.group == "decode" and isinstance(self.memory, GpuMemory):
@@ -177,6 +207,7 @@ class Bench:
                  for result, error in sides.errors[name].items()
                  if not error <= (TOLERANCE_LSE if result == "lse" else limit)]
         flops, amount = case.flops(which), case.bytes()
+        plain = times.pop(PLAIN, None)
         row: dict[str, Any] = {
             "case": case.name, "pass": which, "group": case.group, "type": case.type,
             "sizes": case.sizes, "mask": case.mask,
@@ -190,6 +221,8 @@ class Bench:
             "backend": {side.name: side.backend for side in sides.ready if side.backend},
             "kernel": {side.name: side.kernel for side in sides.ready if side.kernel},
         }
+        if plain is not None:
+            row["plain_ms"] = digits(1e3 * plain)
         if not self.memory.cuda:
             row["share"] = self.shares(case.type, row)
         return row

@@ -47,12 +47,20 @@ def line_of(row: Row, columns: list[str]) -> str:
     text = (f"{row['case']:<34} {row['pass']:<4} {cells} {ratio} "
             f"{number(row['ms'][mine] if mine else None, 9)} "
             f"{f'{error:.1e}' if error is not None else '-':>8}")
+    if (price := price_of(row)) is not None:
+        text += f"  {price:.2f} of plain"
     if row["wrong"]:
         text += "  WRONG: " + ", ".join(row["wrong"])
     for name, why in row["why_not"].items():
         if is_ours(name):
             text += f"\n      {name}: {why}"
     return text
+
+
+def price_of(row: Row) -> float | None:
+    """Our time over that of the same problem without the case's features."""
+    ours = next((time for name, time in row["ms"].items() if is_ours(name)), None)
+    return ours / row["plain_ms"] if ours and "plain_ms" in row else None
 
 
 def left_out(rows: list[Row]) -> str:
@@ -68,16 +76,16 @@ def left_out(rows: list[Row]) -> str:
 
 
 def feature_table(rows: list[Row]) -> str:
-    """The time of each feature, absolute and relative to the plain problem."""
-    ours = {(row["case"], row["pass"]): next(
-        (time for name, time in row["ms"].items() if is_ours(name)), None) for row in rows}
+    """The time of each feature, absolute and relative to the plain problem in the same turns."""
+    found = {(row["case"], row["pass"]): row for row in rows}
     lines = [f"\n{'feature':<24} {'fwd ms':>9} {'x plain':>8} {'bwd ms':>9} {'x plain':>8}"]
     for name in dict.fromkeys(row["case"] for row in rows):
         cells = ""
         for which in ("fwd", "bwd"):
-            time, plain = ours.get((name, which)), ours.get(("feature-plain", which))
-            cells += f" {number(time, 9)}"
-            cells += f" {time / plain:>7.2f}x" if time and plain else f" {'-':>8}"
+            row = found.get((name, which), {"ms": {}})
+            cells += f" {number(next((x for side, x in row['ms'].items() if is_ours(side)), None), 9)}"
+            price = price_of(row)
+            cells += f" {price:>7.2f}x" if price else f" {'-':>8}"
         lines.append(f"{name.removeprefix('feature-'):<24}{cells}")
     return "\n".join(lines)
 
