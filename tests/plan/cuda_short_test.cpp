@@ -173,6 +173,8 @@ TEST_CASE("packed sequences: low tiles, by their mean") {
   CHECK(tile_of(96, 128, 128) != "32x32");
   CHECK(tile_of(96, 128, 128, Causal::top_left) == "32x32");
   CHECK(tile_of(140, 192, 64, Causal::top_left) == "64x64");
+  CHECK(tile_of(97, 97, 64) != "32x32");  // all as long
+  CHECK(tile_of(128, 128, 64, Causal::top_left) != "64x64");
   CHECK(tile_of(140, 192, 64) != "64x64");
   CHECK(tile_of(140, 193, 64, Causal::top_left) != "64x64");
   CHECK(tile_of(140, 192, 64, Causal::top_left, 264) != "64x64");

@@ -204,16 +204,16 @@ inline bool is_between_tiles(int64 rows, int64 keys, int64 columns, bool hides, 
   return keys <= kKeys && heads < 2 && (hides || columns <= 96);
 }
 
-// The rows of the tiles of mma that are faster for packed sequences of 65 rows and more on average,
-// because these end anywhere in a tile of 128; 0: none are. `heads`: of the batch, for each
-// multiprocessor. H100, us, of wgmma
-// and of such tiles: (16, 14, 110 at most, 66 on average, 64) 12.4 and 9.5, causal 14.2 and 10.4;
-// 90 on average 12.6 and 10.5; D 128 15.9 and 18.9, causal 19.9 and 16.0; (30, 12, 87, 96)
-// causal 24.1 and 20.2; (40, 16, 96, 64) 23.3 and 25.5; (12, 16, 180 at most, 131, 64) causal 19.1
-// and 13.2.
-inline int rows_of_packed_tile(int64 rows, int64 usual_rows, int64 columns, bool hides,
+// The rows of the tiles of mma that are faster for packed sequences of different lengths, of 65
+// rows and more on average, because these end anywhere in a tile of 128; 0: none are. `tests`: mask
+// or spans, which with more keys than three tiles would have a map. `heads`: of the batch, for each
+// multiprocessor. H100, us, of wgmma, of mma with 128 rows and of such tiles: (16, 14, 110 at most,
+// 66 on average, 64) 12.4, 10.5, 9.5, causal 14.2, 12.1, 10.4; 90 on average 12.6, 11.1, 10.5; D
+// 128 15.9, 16.8, 18.9, causal 19.9, 18.2, 16.0; (30, 12, 87, 96) causal 24.1, 24.7, 20.2; (40, 16,
+// 96, 64) 23.3, 24.7, 25.5; (12, 16, 180 at most, 131, 64) causal 19.1, 19.1, 13.2.
+inline int rows_of_packed_tile(int64 rows, int64 usual_rows, int64 columns, bool hides, bool tests,
                                double heads) {
-  const bool low = rows <= 128 && usual_rows <= 96 && heads < 3;
+  const bool low = rows <= (tests ? 96 : 128) && usual_rows <= 96 && heads < 3;
   if (low && columns <= (hides ? 128 : 64)) return 32;
   const bool square = rows <= 192 && usual_rows <= 140 && heads < 2;
   return square && hides && columns <= 64 ? 64 : 0;

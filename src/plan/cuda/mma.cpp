@@ -180,7 +180,8 @@ std::span<const TilingEntry> table_of(const KernelConfig& c) {
 // Warps that split the keys rely on asynchronous copies.
 bool can_split_over_warps(int level) { return level >= 80; }
 
-// The warps that share a tile's rows (forward) or keys (backward) have 16 or 32 each.
+// The warps that share a tile's rows (forward) or keys (backward) have 16 or 32 each. Backward, a
+// thread loads the state of a row, and tiles begin where blocks of positions do.
 bool is_possible(const KernelConfig& c) {
   const Tiling& t = c.tiling;
   const bool backward = c.kernel == Kernel::backward;
@@ -191,7 +192,9 @@ bool is_possible(const KernelConfig& c) {
                                                  t.stages >= 2 && t.stages <= 8;
   return (owned == each || owned == 2 * each) && t.warps % t.slices == 0 && t.warps <= 32 &&
          t.rows % 16 == 0 && t.keys % 16 == 0 && t.rows <= 256 && t.keys <= 256 && has_stages &&
-         t.min_blocks <= 32 && (!backward || t.rows % (16 * t.slices) == 0);
+         t.min_blocks <= 32 &&
+         (!backward || (t.rows % (16 * t.slices) == 0 && t.rows <= t.warps * 32 &&
+                        kPositionBlock % t.rows == 0));
 }
 
 // Biases and masks of single pairs, and softcaps, leave too few registers for 32 rows a warp.
@@ -267,7 +270,7 @@ bool is_for_other_sizes(const KernelConfig& c, const Tiling& t, const TilingRequ
   constexpr int64 kKeysOfOneTile = 128, kFewKeys = 768, kFewKeysForward = 4096;
   const int64 columns = larger(request.dim, request.dim_v);
   const bool tall = c.kernel == Kernel::backward && t.rows == 128 && columns > 128;
-  if (tall && !repays_tall_tiles(c, t, request)) return true;
+  if (tall && (columns <= 160 || !repays_tall_tiles(c, t, request))) return true;
   const bool small = t.rows == 64 && t.keys == 64 && t.warps == 4 && t.min_blocks == 2;
   if (!small || c.type == Type::f32 || columns <= 64) return false;
   const bool causal = c.features.interval;

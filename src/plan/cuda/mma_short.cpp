@@ -32,7 +32,7 @@ struct Short {
                                     double(tiles) / double(multiprocessors));
   }
   int rows_of_packed_tile() const {
-    return regard::rows_of_packed_tile(larger(rows, keys), usual_rows, columns, hides,
+    return regard::rows_of_packed_tile(larger(rows, keys), usual_rows, columns, hides, has_tests,
                                        double(tiles) / double(multiprocessors));
   }
   // Whether most packed sequences would fill a quarter of it at most. With half of it filled,

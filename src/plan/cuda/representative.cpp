@@ -21,11 +21,12 @@ struct Shape {
 
 constexpr std::int64_t kBatch = 8, kHeads = 32, kLength = 4096;
 
+std::int64_t columns_out(const Shape& s) { return s.dim_v > 0 ? s.dim_v : s.dim; }
+
 Attention attention(const Shape& s) {
-  return {
-      .q = Tensor(nullptr, s.type, {s.batch, kHeads, s.len_q, s.dim}),
-      .k = Tensor(nullptr, s.type, {s.batch, s.heads_kv, kLength, s.dim}),
-      .v = Tensor(nullptr, s.type, {s.batch, s.heads_kv, kLength, s.dim_v > 0 ? s.dim_v : s.dim})};
+  return {.q = Tensor(nullptr, s.type, {s.batch, kHeads, s.len_q, s.dim}),
+          .k = Tensor(nullptr, s.type, {s.batch, s.heads_kv, kLength, s.dim}),
+          .v = Tensor(nullptr, s.type, {s.batch, s.heads_kv, kLength, columns_out(s)})};
 }
 
 Attention causal(const Shape& shape) {
@@ -50,7 +51,7 @@ Attention packed(const Shape& s) {
   const Tensor begins(nullptr, i32, {kBatch + 1});
   return {.q = Tensor(nullptr, s.type, {kBatch * kLength, kHeads, s.dim}),
           .k = Tensor(nullptr, s.type, {kBatch * kLength, s.heads_kv, s.dim}),
-          .v = Tensor(nullptr, s.type, {kBatch * kLength, s.heads_kv, s.dim}),
+          .v = Tensor(nullptr, s.type, {kBatch * kLength, s.heads_kv, columns_out(s)}),
           .cu_seqlens_q = begins,
           .cu_seqlens_k = begins,
           .max_seqlen_q = kLength,
@@ -98,6 +99,7 @@ void add_types_and_head_sizes(Problems& problems) {
 void add_features(Problems& problems) {
   problems.both(causal({}));
   problems.both(packed({}));
+  problems.backward(packed({.dim = 192, .dim_v = 128}));
   Attention a = causal({});
   a.softcap = 50;
   a.sink = Tensor(nullptr, f32, {kHeads});

@@ -63,8 +63,11 @@ bool is_cta_pair(const Problem& p) {
   const int64 columns = p.sizes.dim;
   const bool wide = columns > kLargestHeadOfBoth && 4 * columns_of_pair(columns) <= 5 * columns;
   const bool plain = is_plain(p.features) && !tests_pairs(p.features) && !p.features.dropout;
-  return plain && wide && p.wants(p.dq) && p.sizes.len_q >= kLeastRows &&
-         p.sizes.len_k > kWideTiling.keys;
+  const Sizes& s = p.sizes;
+  // Of most packed sequences both blocks have keys, and rows for half of the time at least.
+  return plain && wide && p.wants(p.dq) && s.len_q >= kLeastRows &&
+         2 * mean_length(p, s.rows_q, s.len_q) >= kLeastRows &&
+         mean_length(p, s.rows_k, s.len_k) > kWideTiling.keys;
 }
 
 // The batch entries of a cluster: they have the same rows and keys, and share the bias.

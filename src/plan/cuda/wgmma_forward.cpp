@@ -232,6 +232,8 @@ constexpr Refusal kNarrowWindow = "lower tiles compute less that so narrow a win
 constexpr Refusal kLittleWork = "lower tiles share out so little work to more multiprocessors";
 constexpr Refusal kShortAndWide =
     "with so few rows or keys, tiles of a head size above 256 hide none of each other's waits";
+constexpr Refusal kEndAnywhere =
+    "packed sequences end anywhere in a tile of 128, and lower ones compute less in vain";
 constexpr Refusal kShortSequences =
     "packed sequences with so few rows leave half of a tile of 128 idle";
 
@@ -319,10 +321,11 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
   // H100, us, and of mma: (20, 5, 82 at most, 64) 6.1 and 4.4, (12, 6, 81 at most, 200) causal 11.2
   // and 8.4.
   if (p.packed && usual_rows(p) <= kRows / 2) return kShortSequences;
-  if (p.packed &&
+  if (p.packed && usual_rows(p) < s.len_q &&
       rows_of_packed_tile(larger(s.len_q, s.len_k), usual_rows(p), columns, hides_pairs(p),
+                          tests_pairs(p.features),
                           double(s.batch * s.heads_q) / double(multiprocessors)) > 0) {
-    return kShortSequences;
+    return kEndAnywhere;
   }
   // H100, TFLOP/s, and of mma with tiles of 32 x 32: 28 x 10 sequences, causal: 74 rows, D 208 22
   // and 34; 90 rows, D 256 31 and 47; 147 rows, D 208 50 and 52, D 256 57 and 60.
