@@ -425,6 +425,12 @@ TEST_CASE("a tiling by name replaces what it names") {
     CAPTURE(std::string(name));
     CHECK(refusal(forward, "sm_90", name).find("cannot have the tiling") != std::string::npos);
   }
+  // Backward a thread loads the state of a row, and rows of a tile have positions of one block.
+  for (const char* name : {"cuda:mma@rows=128,keys=32,warps=2,slices=1,stages=1",
+                           "cuda:mma@rows=96,keys=128,warps=8,slices=2,stages=1"}) {
+    CAPTURE(std::string(name));
+    CHECK(refusal(backward, "sm_90", name).find("cannot have the tiling") != std::string::npos);
+  }
   CHECK(refusal(forward, "sm_90", "cuda:mma@rows=256,keys=256,warps=8")
             .find("needs more shared memory") != std::string::npos);
 }
