@@ -225,6 +225,9 @@ def test_long_moves_are_hidden(heads_kv: int, fast: float, said: str) -> None:
     assert (near.moves_long, far.moves_long) == (False, True)
     assert near.digest != far.digest  # calls differ
     assert said in far.explain() and "on GPUs" not in near.explain()
+    if heads_kv > 1:  # as measured
+        assert [rd.plan(**sizes | {"length": ranks * 32768, "world_size": ranks}, scheme="gather").moves_long
+                for ranks in (2, 4)] == [False, True]
     for scheme in ("ring", "ulysses"):
         one, other = (rd.plan(**sizes, scheme=scheme, bandwidth=rate) for rate in (None, slow))
         assert one.digest == other.digest
