@@ -41,6 +41,7 @@ class Exchange:
     def __init__(self, memory: SharedMemory, call: Call, parts: Sequence[Tensors], layout: Layout
                  ) -> None:
         self._memory, self._call, self._parts, self._layout = memory, call, parts, layout
+        self._own: list[Callable[[], None]] = []  # copies of own keys to their places
         self._keys = [memory.kept(layout, part, partial(self._views, part))
                       for part in range(len(parts))]
         if call.by_position:  # there are zeros between keys that some row sees
@@ -54,14 +55,21 @@ class Exchange:
         memory, layout = self._memory, self._layout
         k, v = (_with_dense_rows(x) for x in (self._parts[part].k, self._parts[part].v))
         done = memory.run_aside(self._steps(layout.give_keys, part, k, v), k, v)
-        own = self._steps(layout.keep_keys, part, k, v)
+        self._own.append(partial(memory.run, self._steps(layout.keep_keys, part, k, v), k, v))
 
         def came() -> Pair:
-            memory.run(own, k, v)
+            self._place_own()
             memory.wait_for(done)
             return self._keys[part]
 
         return came
+
+    def _place_own(self) -> None:
+        """Of all parts that have begun, while the first keys of others arrive: between the calls of
+        two parts the copies would take time of their own."""
+        for place in self._own:
+            place()
+        self._own.clear()
 
     def empty_sums(self, part: int) -> Pair:
         """For the sums of a call over the keys of `begin_keys`."""
