@@ -37,6 +37,18 @@ def small_features() -> list[cases.Case]:
     return cases.feature_cases(plain, window=20, without=("f32-outputs",))
 
 
+class TensorsOnHost(GpuMemory):
+    """A GPU's arrays and their order, on the CPU."""
+
+    cuda = False
+
+    def stream(self) -> int:
+        return 0
+
+    def wait(self) -> None:
+        pass
+
+
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "cpu_cases", lambda: list(TINY))
@@ -150,10 +162,23 @@ def test_a_feature_is_timed_in_turns_with_the_plain_problem(
     assert status == 1 and rows[0]["wrong"] == ["plain out 1.0e+00"]
 
 
+@pytest.mark.parametrize("memory", [HostMemory, functools.partial(TensorsOnHost, "cpu")],
+                         ids=["arrays", "tensors"])
+def test_the_lse_of_rows_without_keys_is_right(memory: Callable[[], HostMemory]) -> None:
+    pytest.importorskip("torch")
+    case = cases.Case("none", "given", 2, 2, 2, 70, 70, 16, "f32", True, {"seqused": True})
+    problem = Problem(case, memory())
+    side = sides.ours(problem, "fwd", "cpu", 1)
+    side.call()
+    assert not np.isfinite(np.asarray(side.results()["lse"])).all()
+    assert exact.errors(exact.exact_parts(problem), side.results(), problem)["lse"] < 1e-6
+    side.results()["lse"][-1, -1, 3] = 0.0
+    assert not exact.errors(exact.exact_parts(problem), side.results(), problem)["lse"] < 1
+
+
 def test_options_are_relative_to_none() -> None:
     one, = cases.given_cases("1x2x64x16", "f16", 1, 0, 0, ["causal", "softcap=30"])
-    assert one.plain == replace(one, name="f16-1x2x64x16", causal=False, options={}, plain=None,
-                                peers=one.plain.peers)
+    assert one.plain == replace(one, name="f16-1x2x64x16", causal=False, options={}, plain=None)
     alone, = cases.given_cases("1x2x64x16", "f16", 1, 0, 0, [])
     assert alone.plain is None and alone.name == "f16-1x2x64x16"
 
@@ -204,18 +229,6 @@ def test_engines_agree_with_float64(name: str, type: str, limit: float) -> None:
         side.call()
         found = exact.errors(exact.exact_parts(problem), side.results(), problem)
         assert set(found) == {"out"} and found["out"] < limit, found
-
-
-class TensorsOnHost(GpuMemory):
-    """A GPU's arrays and their order, on the CPU."""
-
-    cuda = False
-
-    def stream(self) -> int:
-        return 0
-
-    def wait(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("case", small_features(), ids=lambda case: case.name)

@@ -37,7 +37,9 @@ def exact_parts(problem: Problem) -> list[Part]:
     call = Call(q, k, v, problem.call.options | arrays, "bhsd", problem.memory.view)
     found = Exact(call, Space(q), dout, dlse).run()
     found = {name: _used(problem, name, whole) for name, whole in found.items()}
-    return [(name, functools.partial(cut, name), whole, problem.memory.xp.linalg.norm(whole))
+    xp = problem.memory.xp
+    return [(name, functools.partial(cut, name), whole,
+             xp.linalg.norm(xp.where(xp.isfinite(whole), whole, 0.0)))
             for name, whole in found.items()]
 
 
@@ -64,12 +66,16 @@ def _used(problem: Problem, name: str, x: Any) -> Any:
 
 
 def errors(parts: list[Part], results: dict[str, Any], problem: Problem) -> dict[str, float]:
-    """The norm of the difference over the part's size, by result; the worst part of each."""
-    norm, double = problem.memory.xp.linalg.norm, problem.memory.double
+    """The norm of the difference over the part's size, by result; the worst part of each. Where both
+    are infinite, as the lse of a row without keys, they do not differ."""
+    xp, double = problem.memory.xp, problem.memory.double
     found: dict[str, float] = {}
     for name, part, want, size in parts:
         if name in results:
-            error = float(norm(double(part(results[name])) - want) / size)
+            got = double(part(results[name]))
+            same = got == want
+            gap = xp.where(same, 0.0, got) - xp.where(same, 0.0, want)
+            error = float(xp.linalg.norm(gap) / size)
             known = found.get(name, 0.0)
             found[name] = max(known, error) if error == error and known == known else float("nan")
     return found
