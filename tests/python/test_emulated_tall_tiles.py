@@ -46,7 +46,8 @@ PROBLEMS_OF_MMA = [  # type, features, (Sq, Sk), D, Dv, deterministic
     ("bf16", ("top_left", "positions", "accumulate", "sink"), (640, 400), 176, 192, False),
     ("f16", ("bias_head", "seqused"), (250, 136), 192, 192, False),
     ("bf16", ("mask", "bottom_right"), (384, 392), 168, 64, True),
-    ("f16", ("alibi", "window", "f32_outputs"), (510, 400), 248, 200, True)]
+    ("f16", ("alibi", "window", "f32_outputs"), (510, 400), 184, 136, True),
+    ("bf16", ("window", "seqused"), (510, 400), 248, 200, True)]
 
 
 @pytest.mark.parametrize("type, features, sizes, dim, dim_v, deterministic",

@@ -253,12 +253,16 @@ bool is_for_other_lengths(const KernelConfig& c, const TilingRequest& request) {
 
 // Backward, above 160 columns in 16 bits: tiles of 128 rows read half as many fragments of K and V,
 // unless last rows and, under a causal mask, hidden parts of tiles are many: docs/notes/gpu-mma.md,
-// "Compared with PyTorch". The slope of a softcap would spill.
+// "Compared with PyTorch". The slope of a softcap would spill, and above 192 columns other terms,
+// tests of pairs and dropout, on some chips 350 bytes.
 bool repays_tall_tiles(const KernelConfig& c, const Tiling& t, const TilingRequest& request) {
   constexpr int64 kFewKeys = 384;
   const int64 rows = request.usual_rows;
   const bool fills = 10 * round_up(rows, t.rows) <= 11 * round_up(rows, t.rows / 2);
-  return fills && request.keys > t.keys && !has_slope(c.features) &&
+  const Features& f = c.features;
+  const bool plain = is_plain(f) && !tests_pairs(f) && !f.dropout;
+  const bool has_registers = larger(request.dim, request.dim_v) <= 192 ? !has_slope(f) : plain;
+  return fills && request.keys > t.keys && has_registers &&
          !(c.features.interval && request.keys <= kFewKeys);
 }
 
