@@ -36,7 +36,7 @@ PRESETS = {
 @dataclass(frozen=True)
 class Case:
     """options: of `regard.attention`, with arrays as letters of their shapes (see problem.py).
-    plain: the same problem without its features, whose time theirs is relative to."""
+    plain: the same problem without features; what a feature costs is relative to its time."""
 
     name: str
     group: str
