@@ -38,8 +38,8 @@ WIDE = [  # type, features, (Sq, Sk), D, Dv, deterministic
     ("bf16", ("bottom_right",), (300, 200), 192, 128, False),
     ("f16", ("grouped", "dlse"), (257, 330), 184, 192, True),
     ("bf16", ("window", "top_left", "f32_outputs"), (400, 270), 177, 64, False),
-    ("f16", ("packed", "bottom_right", "grouped"), (300, 200), 192, 128, False),
-    ("bf16", ("packed", "f32_outputs"), (270, 300), 256, 256, True),
+    ("f16", ("packed", "bottom_right", "grouped"), (350, 230), 192, 128, False),
+    ("bf16", ("packed", "f32_outputs"), (350, 300), 256, 256, True),
     ("f16", ("seqused", "top_left"), (300, 330), 248, 64, True)]
 
 
@@ -84,6 +84,9 @@ def test_pairs_do_not_feel_keys_of_other_sequences(causal):
               "deterministic": True, "causal": causal}
     given = {name: normal(rows, 1, 192, type="bf16", seed=seed)
              for seed, (name, rows) in enumerate({"q": 500, "k": 330, "v": 330, "dout": 500}.items())}
+    attention = regard.Attention(**{x: given[x] for x in "qkv"}, **tables)
+    text, _ = regard.explain(attention, "backward", backend=WGMMA)
+    assert "clusters of two blocks" in text, text
     want = solve(**given, backend=WGMMA, **tables)
     for name in ("k", "v"):
         spoilt = given | {name: with_values(given[name], np.s_[200:], np.nan)}

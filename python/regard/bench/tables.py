@@ -57,9 +57,13 @@ def line_of(row: Row, columns: list[str]) -> str:
     return text
 
 
+def our_time(row: Row) -> float | None:
+    return next((time for name, time in row["ms"].items() if is_ours(name)), None)
+
+
 def price_of(row: Row) -> float | None:
     """Our time over that of the same problem without the case's features."""
-    ours = next((time for name, time in row["ms"].items() if is_ours(name)), None)
+    ours = our_time(row)
     return ours / row["plain_ms"] if ours and "plain_ms" in row else None
 
 
@@ -83,8 +87,8 @@ def feature_table(rows: list[Row]) -> str:
         cells = ""
         for which in ("fwd", "bwd"):
             row = found.get((name, which), {"ms": {}})
-            cells += f" {number(next((x for side, x in row['ms'].items() if is_ours(side)), None), 9)}"
             price = price_of(row)
+            cells += f" {number(our_time(row), 9)}"
             cells += f" {price:>7.2f}x" if price else f" {'-':>8}"
         lines.append(f"{name.removeprefix('feature-'):<24}{cells}")
     return "\n".join(lines)
