@@ -2,7 +2,7 @@
 """Runs the GPU's tests on a machine that has one, and sums them up like tools/test.py.
 
 The tests of tests/gpu run in as many processes as there are cores, since each test compiles
-kernels; a process that a kernel spoils or holds is followed by another that goes on behind the test
+kernels, spread over all GPUs (CUDA_VISIBLE_DEVICES limits them); a process that a kernel spoils or holds is followed by another that goes on behind the test
 in question. Then come the tests that need the GPU for themselves, random problems of
 `regard check`, and both under NVIDIA's compute-sanitizer. Nothing is downloaded.
 
@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from testing.counters import count_check
@@ -33,6 +33,8 @@ MAX_RESTARTS = 6    # of one share
 MAX_SHOWN = 40      # failures that are named on the terminal
 TORCH = "tests/gpu/test_torch.py"  # apart: importing PyTorch takes seconds
 SHARE_SECONDS = 400  # of each stage, and of each process of the suite
+PROGRESS_SECONDS = 30  # how often the suite says how far it is
+MOST_JOBS = 14      # processes that share a GPU
 CHECK_PROBLEMS = 20  # of each process of `regard check`
 FOLLOWED = "^(?!.*pairs)"  # by racecheck: of pairs of blocks a lane hands over for its warp
 TOOLS = {"memcheck": ["--leak-check", "no"], "racecheck": [], "initcheck": [], "synccheck": []}
@@ -63,6 +65,22 @@ def build(arguments: argparse.Namespace) -> Result | None:
     return run(Stage("build", "build", command, SHARE_SECONDS))
 
 
+def gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls each of them; one name at least."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    try:
+        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return ["0"]
+    return [str(n) for n in range(len(re.findall(r"^GPU ", found.stdout, re.MULTILINE)))] or ["0"]
+
+
+def on(gpu: str) -> dict[str, str]:
+    """The environment of a process that sees this GPU alone."""
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+
+
 def tool() -> Path | None:
     """The command line tool, where it was built and knows GPUs."""
     named = os.environ.get("REGARD_TOOL")
@@ -86,7 +104,9 @@ def tool() -> Path | None:
 class Share:
     """One of the processes' parts of tests/gpu."""
 
-    def __init__(self, name: str, index: int, count: int, marker: str, more: list[str]) -> None:
+    def __init__(self, name: str, index: int, count: int, marker: str, more: list[str],
+                 gpu: str) -> None:
+        self.gpu = gpu
         name = f"gpu-{name}-{index}"
         self.record, self.log = LOGS / f"{name}.jsonl", LOGS / f"{name}.log"
         self.record.unlink(missing_ok=True)
@@ -110,8 +130,8 @@ class Share:
                 left = SHARE_SECONDS - (time.monotonic() - begin)
                 try:
                     status = subprocess.run(
-                        self.command, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                        timeout=max(1, left)).returncode
+                        self.command, cwd=ROOT, env=on(self.gpu), stdout=log, stderr=log,
+                        stdin=subprocess.DEVNULL, timeout=max(1, left)).returncode
                 except subprocess.TimeoutExpired:
                     self.lose(f"no end after {SHARE_SECONDS} s; the rest was not run")
                     return self.finished()
@@ -135,17 +155,23 @@ class Share:
 
 
 def suite_result(name: str, shares: list[Share], workers: int, may_be_empty: bool) -> Result:
-    begin = time.monotonic()
-    show(f"test: {name:<52}", end="")
+    begin = said = time.monotonic()
+    tests: list[dict] = []
     with ThreadPoolExecutor(workers) as pool:
-        tests = [test for finished in pool.map(Share.run, shares) for test in finished]
+        running = [pool.submit(Share.run, share) for share in shares]
+        for ended, future in enumerate(as_completed(running), 1):
+            tests += future.result()
+            if time.monotonic() - said > PROGRESS_SECONDS:
+                said = time.monotonic()
+                show(f"test: ... {name} {said - begin:.0f} s, {ended} of {len(shares)} shares, "
+                     f"{len(tests)} tests")
     seconds = time.monotonic() - begin
     count = collections.Counter(test["outcome"] for test in tests)
     failed = [test for test in tests if test["outcome"] == "failed"]
     if not count["passed"] and not failed and not may_be_empty:
         failed.append({"test": name, "message": "nothing ran; is there a GPU? see "
                        f"{shares[0].log.relative_to(ROOT)}", "outcome": "failed"})
-    show(f" {'FAILED' if failed else 'passed'} {seconds:6.1f} s")
+    show(f"test: {name:<52} {'FAILED' if failed else 'passed'} {seconds:6.1f} s")
     show_failures(failed)
     skipped = f"{count['skipped']} skipped" if count["skipped"] else ""
     (LOGS / f"failures-{re.sub(r'[^a-z]+', '-', name)}.jsonl").write_text(
@@ -183,13 +209,15 @@ def check_command(place: Path, backend: str, problems: int, seed: int, *more: st
 
 
 def together(stages: list[Stage], workers: int) -> list[Result]:
-    """Stages side by side; the lines of each come when it ends."""
+    """Stages side by side, spread over the GPUs; the lines of each come when it ends."""
+    places = gpus()
 
-    def run_one(stage: Stage) -> Result:
+    def run_one(index: int, stage: Stage) -> Result:
         begin = time.monotonic()
         try:
-            done = subprocess.run(stage.command, cwd=ROOT, capture_output=True, text=True,
-                                  errors="replace", timeout=stage.budget)
+            done = subprocess.run(
+                stage.command, cwd=ROOT, env=on(places[index % len(places)]), capture_output=True,
+                text=True, errors="replace", timeout=stage.budget)
             text, status = done.stdout + done.stderr, done.returncode
         except subprocess.TimeoutExpired as error:
             text = (error.stdout or b"").decode(errors="replace") + "\n(no end)"
@@ -207,7 +235,7 @@ def together(stages: list[Stage], workers: int) -> list[Result]:
                       note=f"see {stage.log.relative_to(ROOT)}" if failed else "")
 
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(run_one, stages))
+        return list(pool.map(run_one, range(len(stages)), stages))
 
 
 def check_stages(place: Path, problems: int) -> list[Stage]:
@@ -288,13 +316,15 @@ def main() -> int:
                         help="parts, with commas; build: only that (default %(default)s)")
     parser.add_argument("-k", default="", metavar="EXPRESSION", help="pytest's, for the suite")
     parser.add_argument("--all-pairs", action="store_true", help="of features, each by itself")
-    parser.add_argument("--jobs", type=int, default=max(1, min(14, os.cpu_count() or 1)))
+    parser.add_argument("--jobs", type=int, help=f"default: a core each, {MOST_JOBS} a GPU at most")
     parser.add_argument("--problems", type=int, default=CHECK_PROBLEMS, help="of each check")
     parser.add_argument("--sanitized-problems", type=int, default=8)
     parser.add_argument("--device", default="cuda", choices=["cuda", "host"],
                         help="host: a dry run of the suite on the CPU")
     arguments = parser.parse_args()
     os.chdir(ROOT)
+    places = gpus()
+    jobs = arguments.jobs or max(1, min(MOST_JOBS * len(places), os.cpu_count() or 1))
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     os.environ.setdefault("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # quicker, and nothing foreign
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -309,31 +339,32 @@ def main() -> int:
     if wanted == {"build"}:
         return 0
     if "smoke" in wanted:
-        command = [sys.executable, "tests/gpu/smoke.py", "--workers", str(min(10, arguments.jobs))]
+        command = [sys.executable, "tests/gpu/smoke.py", "--workers", str(min(10, jobs))]
         command += ["--device", "cpu"] if arguments.device == "host" else []
         results.append(run(Stage("smoke", "smoke", command, SHARE_SECONDS, count_smoke)))
     more = ["--device", arguments.device, *(["-k", arguments.k] if arguments.k else []),
             *(["--all-pairs"] if arguments.all_pairs else [])]
     if "suite" in wanted:
-        count = 2 * arguments.jobs
-        shares = [Share("torch", n, 2, "not alone", [TORCH, *more]) for n in range(2)]
-        shares += [Share("numpy", n, count, "not alone", ["tests/gpu", f"--ignore={TORCH}", *more])
-                   for n in range(count)]
-        results.append(suite_result("tests/gpu", shares, arguments.jobs, False))
+        count = 2 * jobs
+        shares = [Share("torch", n, 2, "not alone", [TORCH, *more], places[n % len(places)])
+                  for n in range(2)]
+        shares += [Share("numpy", n, count, "not alone", ["tests/gpu", f"--ignore={TORCH}", *more],
+                         places[n % len(places)]) for n in range(count)]
+        results.append(suite_result("tests/gpu", shares, jobs, False))
     if "alone" in wanted:
-        shares = [Share("alone", 0, 1, "alone", ["tests/gpu", *more])]
+        shares = [Share("alone", 0, 1, "alone", ["tests/gpu", *more], places[0])]
         results.append(suite_result("tests/gpu, alone", shares, 1, bool(arguments.k)))
     place = tool() if wanted & {"check", "sanitizer"} else None
     if "check" in wanted:
         if place:
-            results += together(check_stages(place, arguments.problems), arguments.jobs)
+            results += together(check_stages(place, arguments.problems), jobs)
         else:
             show("test: check: not run: no command line tool that knows --device (REGARD_TOOL)")
     if "sanitizer" in wanted and arguments.device == "cuda":
         program = sanitizer()
         if program:
             stages = sanitizer_stages(program, place, arguments.sanitized_problems)
-            results += together(stages, min(4, arguments.jobs))
+            results += together(stages, min(4 * len(places), jobs))
         else:
             show("test: sanitizer: not run: compute-sanitizer is not installed")
     return summary(results, begin)
