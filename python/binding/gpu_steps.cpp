@@ -12,14 +12,23 @@ namespace regard::python {
 namespace nb = nanobind;
 using namespace nb::literals;
 
-void GpuSteps::copy(const Rows& to, const Rows& from, std::size_t width, std::size_t rows) {
-  steps_.push_back({.kind = Kind::copy,
+void GpuSteps::add(Kind kind, const Rows& to, const Rows& from, std::size_t width,
+                   std::size_t rows) {
+  steps_.push_back({.kind = kind,
                     .to = {std::get<0>(to), std::get<1>(to)},
                     .from = {std::get<0>(from), std::get<1>(from)},
                     .rows = {.to_pitch = std::get<2>(to),
                              .from_pitch = std::get<2>(from),
                              .width = width,
                              .rows = rows}});
+}
+
+void GpuSteps::copy(const Rows& to, const Rows& from, std::size_t width, std::size_t rows) {
+  add(Kind::copy, to, from, width, rows);
+}
+
+void GpuSteps::place(const Rows& to, const Rows& from, std::size_t width, std::size_t rows) {
+  add(Kind::place, to, from, width, rows);
 }
 
 void GpuSteps::write(const Place& to) { steps_.push_back({.kind = Kind::write, .to = to}); }
@@ -39,11 +48,12 @@ void GpuSteps::run(const std::vector<std::uintptr_t>& addresses, std::uint32_t v
     for (const Step& step : steps_) {
       if (step.kind == Kind::write) cuda_memory::write_word(device, at(step.to), value, on);
       if (step.kind == Kind::wait) cuda_memory::wait_for_word(device, at(step.to), value, on);
-      if (step.kind != Kind::copy) continue;
+      if (step.kind == Kind::write || step.kind == Kind::wait) continue;
       cuda_memory::RowCopy rows = step.rows;
       rows.to = at(step.to);
       rows.from = at(step.from);
-      cuda_memory::copy_rows(device, &rows, 1, on);
+      if (step.kind == Kind::copy) cuda_memory::copy_rows(device, &rows, 1, on);
+      if (step.kind == Kind::place) cuda_memory::copy_rows_by_kernels(device, &rows, 1, on);
     }
   });
 }
@@ -55,6 +65,8 @@ void bind_gpu_steps(nb::module_& m) {
       .def("copy", &GpuSteps::copy, "to"_a, "from_"_a, "width"_a, "rows"_a,
            "to, from_: the number of an address, and bytes: from there to the first row, and from "
            "one row to the next. width: bytes of a row.")
+      .def("place", &GpuSteps::place, "to"_a, "from_"_a, "width"_a, "rows"_a,
+           "The same within this GPU's memory, by a kernel.")
       .def("write", &GpuSteps::write, "to"_a, "A word: the number of an address, and bytes.")
       .def("wait", &GpuSteps::wait, "at"_a, "For a word, likewise.")
       .def("run", &GpuSteps::run, "addresses"_a, "value"_a, "device"_a, "stream"_a);

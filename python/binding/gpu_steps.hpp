@@ -1,5 +1,5 @@
-// Work of copy engines in the order of a stream, made again in many calls: copies of rows of bytes,
-// words for other GPUs, and waiting for theirs.
+// Work in the order of a stream, made again in many calls: copies of rows of bytes, words for other
+// GPUs, and waiting for theirs.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -19,6 +19,7 @@ class GpuSteps {
 
   // Appends a step.
   void copy(const Rows& to, const Rows& from, std::size_t width, std::size_t rows);
+  void place(const Rows& to, const Rows& from, std::size_t width, std::size_t rows);
   void write(const Place& to);
   void wait(const Place& at);
 
@@ -28,12 +29,14 @@ class GpuSteps {
            std::uintptr_t stream) const;
 
  private:
-  enum class Kind { copy, write, wait };
+  enum class Kind { copy, place, write, wait };
   struct Step {
     Kind kind = Kind::copy;
     Place to{}, from{};
     cuda_memory::RowCopy rows{};  // of a copy, without its addresses
   };
+  void add(Kind, const Rows& to, const Rows& from, std::size_t width, std::size_t rows);
+
   std::vector<Step> steps_;
 };
 

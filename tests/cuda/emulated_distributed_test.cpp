@@ -190,6 +190,40 @@ TEST_CASE("sums of rows on a GPU") {
   }
 }
 
+TEST_CASE("copies of rows by kernels") {
+  const FakeCuda fake;
+  const auto byte = [](std::size_t n) { return char(n * 31 % 251); };
+  // Parts of every size, rows that follow each other or not; then what vectors do not fit.
+  const std::vector<std::array<std::size_t, 4>> copies{
+      {512, 3, 512, 512}, {1536, 2, 2048, 1552}, {48, 5, 64, 48}, {1040, 3, 1040, 1056},
+      {16, 1, 0, 0},      {7, 3, 8, 9},          {32, 2, 40, 32}, {0, 2, 16, 16}};
+  for (const auto& [width, rows, to_pitch, from_pitch] : copies) {
+    CAPTURE(width);
+    std::vector<char> from(8192), to(8192, '.'), wanted(8192, '.');
+    for (std::size_t n = 0; n < from.size(); ++n) from[n] = byte(n);
+    for (std::size_t row = 0; row < rows; ++row) {
+      for (std::size_t n = 0; n < width; ++n) {
+        wanted[16 + row * to_pitch + n] = byte(32 + row * from_pitch + n);
+      }
+    }
+    for (const std::vector<char>* x : {&from, &to}) {
+      fake.machine->memory[reinterpret_cast<std::uintptr_t>(x->data())] = {.bytes = x->size(),
+                                                                           .device = 0};
+    }
+    const cuda_memory::RowCopy copy{.to = to.data() + 16,
+                                    .from = from.data() + 32,
+                                    .to_pitch = to_pitch,
+                                    .from_pitch = from_pitch,
+                                    .width = width,
+                                    .rows = rows};
+    cuda_memory::copy_rows_by_kernels(0, &copy, 1, nullptr);
+    CHECK(to == wanted);
+    for (const std::vector<char>* x : {&from, &to}) {
+      fake.machine->memory.erase(reinterpret_cast<std::uintptr_t>(x->data()));
+    }
+  }
+}
+
 TEST_CASE("sums of rows that are refused") {
   const FakeCuda fake;
   const Array x(f32, {1, 2, 3, 4}), other(f32, {1, 2, 3, 5}), flat(f32, {2, 3, 4}),

@@ -33,17 +33,19 @@ REGARD_DEVICE void write_elements(const Problem& p, const RowPlaces& at) {
   }
 }
 
-// Sums of f32: as many bytes at once as a thread can load.
+// Rows or sums of f32: as many bytes at once as a thread can load.
 template <Type kTo>
-REGARD_DEVICE void write_sums(const Problem& p, const RowPlaces& at) {
+REGARD_DEVICE void write_vectors(const Problem& p, const RowPlaces& at) {
   constexpr int kCount = 4;
   for (int64 d = lane_index() * kCount; d < p.sizes.dim; d += 32 * kCount) {
     const int64 count = p.sizes.dim - d;
     float x[kCount], y[kCount];
     load_vector<Type::f32>(x, p.q, at.first + d, count, true);
-    load_vector<Type::f32>(y, p.k, at.second + d, count, true);
+    if (p.k.given()) {
+      load_vector<Type::f32>(y, p.k, at.second + d, count, true);
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) x[e] += y[e];
+      for (int e = 0; e < kCount; ++e) x[e] += y[e];
+    }
     store_vector<kTo>(p.out, at.to + d, count, true, x);
   }
 }
@@ -52,35 +54,52 @@ REGARD_DEVICE bool has_whole_vectors(const View& view) {
   return view.strides.column == 1 && is_aligned(view);
 }
 
+// Where a row is, in the order of memory: rows of a head may follow each other, or heads of a row,
+// as in keys that ranks exchange. In 32 bits: the launch requires fewer than 2^31 rows, and a
+// division of 64 bits takes longer than a row.
+REGARD_DEVICE RowPlaces row_places(const Problem& p, uint32 row) {
+  const uint32 heads = uint32(p.sizes.heads_q), batch = uint32(p.sizes.batch);
+  const uint32 len = uint32(p.sizes.len_q);
+  uint32 b, h, i;
+  if (p.out.strides.row < p.out.strides.head) {
+    const uint32 head = row / len;
+    b = head / heads;
+    h = head - b * heads, i = row - head * len;
+  } else {
+    const uint32 entry = row / heads;
+    i = entry / batch;
+    h = row - entry * heads, b = entry - i * batch;
+  }
+  return {.first = offset_of(p.q.strides, b, h, 0, i),
+          .second = offset_of(p.k.strides, b, h, 0, i),
+          .to = offset_of(p.out.strides, b, h, 0, i)};
+}
+
 // Into `out`, from `q`, and `k` where it is given, all (batch, heads_q, len_q, dim); added if the
-// problem accumulates. The rows of one place in the sequence follow each other, as keys of ranks
-// do.
+// problem accumulates.
 template <KernelConfig kConfig>
 REGARD_DEVICE void write_rows(const KernelParams& params) {
   using Real = RealOf<kConfig.type>;
   const Problem& p = params.problem;
   const Sizes& s = p.sizes;
-  const int64 rows = s.batch * s.heads_q * s.len_q;
-  const int64 begin = int64(block_index()) * kConfig.tiling.rows;
-  const bool by_vectors = kConfig.type == Type::f32 && p.k.given() && !p.accumulate &&
-                          p.q.type == Type::f32 && has_whole_vectors(p.q) &&
-                          has_whole_vectors(p.k) && has_whole_vectors(p.out);
+  const uint32 rows = uint32(s.batch * s.heads_q * s.len_q);
+  const uint32 begin = uint32(block_index()) * kConfig.tiling.rows;
+  const bool by_vectors = kConfig.type == Type::f32 && !p.accumulate && p.q.type == Type::f32 &&
+                          has_whole_vectors(p.q) && has_whole_vectors(p.out) &&
+                          (!p.k.given() || has_whole_vectors(p.k));
 #pragma unroll 1
   for (int n = warp_index(); n < kConfig.tiling.rows; n += kConfig.tiling.warps) {
-    const int64 row = begin + n;
+    const uint32 row = begin + n;
     if (row >= rows) return;
-    const int64 h = row % s.heads_q, b = row / s.heads_q % s.batch, i = row / s.heads_q / s.batch;
-    const RowPlaces at{.first = offset_of(p.q.strides, b, h, 0, i),
-                       .second = offset_of(p.k.strides, b, h, 0, i),
-                       .to = offset_of(p.out.strides, b, h, 0, i)};
+    const RowPlaces at = row_places(p, row);
     if (p.out.type == Type::boolean) {
       copy_bools(p, at);
     } else if (by_vectors && p.out.type == Type::f16) {
-      write_sums<Type::f16>(p, at);
+      write_vectors<Type::f16>(p, at);
     } else if (by_vectors && p.out.type == Type::bf16) {
-      write_sums<Type::bf16>(p, at);
+      write_vectors<Type::bf16>(p, at);
     } else if (by_vectors) {
-      write_sums<Type::f32>(p, at);
+      write_vectors<Type::f32>(p, at);
     } else {
       write_elements<Real>(p, at);
     }

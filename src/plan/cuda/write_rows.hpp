@@ -12,7 +12,7 @@ inline KernelConfig write_rows_config(Type from, Type to) {
           .family = Family::simt,
           .level = 50,
           .type = is_wide ? Type::f64 : Type::f32,
-          .tiling = {.rows = 32, .keys = 0, .warps = 4, .stages = 1}};
+          .tiling = {.rows = 8, .keys = 0, .warps = 4, .stages = 1}};
 }
 
 // rows: at least one, fewer than 2^31 blocks of them.
