@@ -7,6 +7,7 @@ import math
 import shutil
 import tempfile
 import time
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -65,6 +66,8 @@ class Steps:
         assert min(to[2], from_[2]) >= width or rows == 1, "what the driver refuses"
         self.steps.append((to, from_, width, rows))
 
+    place = copy
+
     def write(self, to: Any) -> None:
         self.steps.append(("write", to))
 
@@ -114,6 +117,9 @@ class Files:
         dist.barrier(self.group)
         shutil.rmtree(folder[0], ignore_errors=True)  # what is mapped stays
         return found
+
+    def lanes(self, count: int) -> Any:
+        return nullcontext(lambda number: nullcontext())
 
     def kept(self, owner: Any, key: Any, make: Any) -> Any:
         return make()

@@ -6,6 +6,7 @@ import math
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -202,7 +203,7 @@ def test_sums_live_until_they_are_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     k = torch.zeros(1, 2, 128, 8)
     call = Call(plan, SimpleNamespace(rank=0), {}, False, {}, None, False, True, "")
     part: Any = SimpleNamespace(k=k, v=k)
-    exchange = peers.exchange(call, [part], has_sums=True)
+    exchange = peers.exchange(call, part, [part], has_sums=True)
     assert exchange is not None and exchange.begin_keys(0)().k.shape == (1, 2, 256, 8)
     sums = exchange.empty_sums(0)
     alive = weakref.ref(sums.k)
@@ -235,7 +236,7 @@ def test_a_rank_writes_only_where_others_have_told_it_to() -> None:
     first, second, returned = Steps(), Steps(), Steps()
     layout.give_keys(first, 0, k, k)
     layout.give_keys(second, 1, k, k)
-    layout.return_sums(returned, 1)
+    layout.return_sums(returned, 1, k, k)
 
     def kinds(steps: Steps) -> list[str]:
         return [step[0] if isinstance(step[0], str) else "copy" for step in steps.steps]
@@ -273,6 +274,46 @@ def test_views_are_kept_until_there_is_other_memory(monkeypatch: pytest.MonkeyPa
     assert view() is first and len(made) == 1
     memory.begin(100, 5 << 20)
     assert view() is not first and len(made) == 2 and made[1] > (5 << 20) + 100
+
+
+def test_lanes_begin_and_end_with_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a call raises. Earlier calls come first: lower numbers are higher priorities."""
+    order: list[tuple[Any, ...]] = []
+
+    class Stream:
+        def __init__(self, device: Any = None, priority: int = 0) -> None:
+            self.priority = priority
+
+        def record_event(self, event: Any = None) -> Any:
+            return self
+
+        def wait_event(self, event: Any) -> None:
+            order.append((self, "waits for", event))
+
+    main, used = Stream(), []
+    monkeypatch.setattr(shared_memory.torch, "cuda", SimpleNamespace(
+        Stream=Stream, Event=object, current_stream=lambda _: main, stream=lambda stream: nullcontext(
+            used.append(stream)), synchronize=lambda _: None))
+    memory = shared_memory.SharedMemory(
+        0, torch.device("cpu"), lambda size: [torch.zeros(size, dtype=torch.uint8)], lambda: None, 1)
+    memory.begin(1, 0)
+    with pytest.raises(ValueError), memory.lanes(3) as lane:
+        for number in range(3):
+            with lane(number):
+                assert memory._now is (used[-1] if number < 2 else main)
+            assert memory._now is main
+        with lane(0):
+            raise ValueError
+    first, second, again = used
+    assert again is first and len({first, second, main}) == 3
+    assert first.priority < second.priority < 0
+    assert order == [(second, "waits for", main), (first, "waits for", main),
+                     (main, "waits for", second), (main, "waits for", first)]
+    order.clear()
+    with memory.lanes(1) as lane, lane(0):
+        assert memory._now is main
+    assert not order
+
 
 REFUSALS = {"": True, "host": False, "same GPU": False, "same index": False, "atomics": False,
             "rendezvous": False, "switch": False, "gloo": False, "backend": False, "hidden": False,

@@ -1,5 +1,6 @@
 """Gather and halo of documents: rows whose documents are whole on the rank are calls of their own,
-on q, k and v where they lie, while keys of other documents arrive and sums for them travel.
+on q, k and v where they lie, while keys of other documents arrive and sums for them travel. In backward
+the other rows' call, whose sums travel, comes first as soon as its keys are there.
 
 All other rows are a call over their own and the received keys, as in gather.py. Gradients of a key
 are those of one call, or the sum of all ranks' in a fixed order.
@@ -30,7 +31,7 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     out = dense(tensors.q, tensors.v.shape[-1], call.out_type)
     lse = tensors.q.new_empty(tensors.q.shape[:-1], dtype=one.sums_type(tensors.q))
     shared, whole = _parts(call, tensors.q.device)
-    coming = gather.exchange(call, [tensors], has_sums=False).begin_keys(0)
+    coming = gather.exchange(call, tensors, [tensors], has_sums=False).begin_keys(0)
     with completing([coming]):
         for run, options in whole:
             one.forward_into(call, _of_run(tensors, run), options, out[:, :, run], lse[:, :, run],
@@ -51,27 +52,30 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
     shared, whole = _parts(call, tensors.q.device)
     made = gather.empty_gradients(call, tensors, wanted)
     sinks = [] if made.dsink is None else [torch.empty_like(made.dsink) for _ in (shared, *whole)]
-    exchange = gather.exchange(call, [tensors], wanted.keys)
-    local = shared.tensors(tensors, exchange.begin_keys(0)())
+    exchange = gather.exchange(call, tensors, [tensors], wanted.keys)
+    coming = exchange.begin_keys(0)
     sums = exchange.empty_sums(0) if wanted.keys else None
-    dq = None if made.dq is None else shared.of(made.dq)
-    dk, dv = sums or (None, None)
-    one.backward(call, local, shared.options, tuple(
-        None if x is None else shared.of(x) for x in results),
-        Gradients(dq, dk, dv, None, sinks[0] if sinks else None))
-    if made.dq is not None and dq is not None:
-        shared.put(made.dq, dq)
-    returned: Callable[[], Any] = lambda: None  # noqa: E731
-    if sums is not None and made.dk is not None and made.dv is not None:
-        returned = exchange.begin_sums(0, sums, partial(
-            key_sums.write_sums, call, call_keys.SHARED, Pair(made.dk, made.dv), sums))
-    with completing([returned]):
-        for n, (run, options) in enumerate(whole):
-            dq, dk, dv = (None if x is None else x[:, :, run]
-                          for x in (made.dq, made.dk, made.dv))
-            into = Gradients(dq, dk, dv, None, sinks[1 + n] if sinks else None)
-            one.backward(call, _of_run(tensors, run), options, tuple(
-                None if x is None else x[:, :, run] for x in results), into)
+    returned: Callable[[], None] = lambda: None  # noqa: E731
+    with completing([coming]), exchange.side_by_side(2) as lane:
+        with lane(1):
+            for n, (run, options) in enumerate(whole):
+                dq, dk, dv = (None if x is None else x[:, :, run]
+                              for x in (made.dq, made.dk, made.dv))
+                into = Gradients(dq, dk, dv, None, sinks[1 + n] if sinks else None)
+                one.backward(call, _of_run(tensors, run), options, tuple(
+                    None if x is None else x[:, :, run] for x in results), into)
+        with lane(0):
+            local = shared.tensors(tensors, coming())
+            dq = None if made.dq is None else shared.of(made.dq)
+            dk, dv = sums or (None, None)
+            one.backward(call, local, shared.options, tuple(
+                None if x is None else shared.of(x) for x in results),
+                Gradients(dq, dk, dv, None, sinks[0] if sinks else None))
+            if made.dq is not None and dq is not None:
+                shared.put(made.dq, dq)
+            if sums is not None:
+                returned = exchange.begin_sums(0, sums, partial(
+                    key_sums.write_sums, call, call_keys.SHARED, Pair(made.dk, made.dv), sums))
     returned()
     if made.dsink is not None:
         made.dsink.copy_(torch.stack(sinks).sum(0))

@@ -34,7 +34,7 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     lse = tensors.q.new_empty(tensors.q.shape[:-1], dtype=one.sums_type(tensors.q))
     calls = _calls(call, tensors, "forward", lambda: head_groups.forward(call, tensors))
     parts = [group.of(tensors) for group in calls.groups]
-    passing = exchange(call, parts, has_sums=False)
+    passing = exchange(call, tensors, parts, has_sums=False)
     comings: list[Callable[[], Pair]] = []
     with completing(comings):
         comings.extend(passing.begin_keys(n) for n in range(len(parts)))
@@ -54,24 +54,24 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
     calls = _calls(call, tensors, ("backward", wanted.bias),
                    lambda: head_groups.backward(call, tensors, wanted.bias))
     parts = [group.of(tensors) for group in calls.groups]
-    passing = exchange(call, parts, wanted.keys)
+    passing = exchange(call, tensors, parts, wanted.keys)
     comings: list[Callable[[], Pair]] = []
     returning: list[Callable[[], None]] = []
     with completing(comings), completing(returning):
         comings.extend(passing.begin_keys(n) for n in range(len(parts)))
-        for n, (group, part) in enumerate(zip(calls.groups, parts)):
-            local = calls.with_keys(part, comings[n]())
-            sums = passing.empty_sums(n) if wanted.keys else None
-            dbias = torch.empty_like(local.bias) if wanted.bias and local.bias is not None else None
-            dk_sums, dv_sums = sums or (None, None)
-            into = Gradients(None if made.dq is None else made.dq[:, group.q], dk_sums, dv_sums,
-                             dbias, None if made.dsink is None else made.dsink[group.q])
-            one.backward(call, local, calls.options[n], tuple(
-                None if x is None else x[:, group.q] for x in (dout, dlse, out, lse)), into)
-            if sums is not None and made.dk is not None and made.dv is not None:
-                into_keys = Pair(made.dk[:, group.kv], made.dv[:, group.kv])
-                returning.append(passing.begin_sums(n, sums, partial(
-                    key_sums.write_sums, call, calls.name, into_keys, sums)))
+        all_sums = [passing.empty_sums(n) if wanted.keys else None for n in range(len(parts))]
+        with passing.side_by_side(len(parts)) as lane:
+            for n, (group, part, sums) in enumerate(zip(calls.groups, parts, all_sums)):
+                with lane(n):
+                    local = calls.with_keys(part, comings[n]())
+                    if wanted.bias and local.bias is not None:
+                        dbias = torch.empty_like(local.bias)
+                    into = group.gradients(made, sums, dbias)
+                    one.backward(call, local, calls.options[n],
+                                 group.results(dout, dlse, out, lse), into)
+                    if sums is not None:
+                        returning.append(passing.begin_sums(n, sums, partial(
+                            key_sums.write_sums, call, calls.name, group.keys(made), sums)))
         for wait in returning:
             wait()
     return replace(made, dbias=_whole_bias(dbias, tensors.bias, calls.keys))
@@ -107,9 +107,9 @@ def _calls(call: Call, tensors: Tensors, pass_: Any, groups: Callable[[], list[G
     return made() if tensors.row_spans is not None else call.kept(("gather", pass_), made)
 
 
-def exchange(call: Call, parts: Sequence[Tensors], has_sums: bool
-              ) -> peers.Exchange | collectives.Exchange:
-    return peers.exchange(call, parts, has_sums) or collectives.Exchange(call, parts)
+def exchange(call: Call, tensors: Tensors, parts: Sequence[Tensors], has_sums: bool
+             ) -> peers.Exchange | collectives.Exchange:
+    return peers.exchange(call, tensors, parts, has_sums) or collectives.Exchange(call, parts)
 
 
 def empty_gradients(call: Call, tensors: Tensors, wanted: Wanted) -> Gradients:

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ...gradients import Gradients
 from . import call_keys
-from .call import Call, Tensors
+from .call import Call, Pair, Tensors
 from .plan_value import BLOCK
 
 _BUSY = 256  # tiles of 128 rows, which two for each multiprocessor of an H100 nearly are; of 128 keys
@@ -36,6 +37,20 @@ class Group(NamedTuple):
                              for x in (tensors.bias, tensors.mask, tensors.row_spans))
         return Tensors(tensors.q[:, self.q], tensors.k[:, self.kv], tensors.v[:, self.kv], bias, sink,
                        mask, spans, slopes)
+
+    def results(self, *results: Tensor | None) -> tuple[Tensor | None, ...]:
+        """These heads of dout, dlse, out and lse."""
+        return tuple(None if x is None else x[:, self.q] for x in results)
+
+    def gradients(self, made: Gradients, sums: Pair | None, dbias: Tensor | None) -> Gradients:
+        """For a call to write to: these heads of dq and dsink; sums for its keys; its dbias."""
+        dk, dv = sums or (None, None)
+        return Gradients(None if made.dq is None else made.dq[:, self.q], dk, dv, dbias,
+                         None if made.dsink is None else made.dsink[self.q])
+
+    def keys(self, made: Gradients) -> Pair:
+        """These heads of dk and dv."""
+        return Pair(made.dk[:, self.kv], made.dv[:, self.kv])
 
     def options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Those of a call over all heads, for these."""

@@ -1,9 +1,10 @@
 """Where the keys and sums of a pass lie that ranks exchange by copies (peers.py): blocks of each rank's
-memory, and the steps of copy engines between them."""
+memory, and the copies between them. The heads of a pass follow each other, so that those of a part are
+neighbours."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from .runs import Run, between
 from .shared_memory import SharedMemory
 
 K, V = 0, 1
-_ALIGNMENT = 256  # of keys and of values of a part
+_ALIGNMENT = 256  # of keys and of values
 _WORD = 4
 
 
@@ -33,10 +34,10 @@ class Block(NamedTuple):
     head: int
     batch: int
 
-    def take(self, steps: Any, other: Block, heads: tuple[int, int], run: tuple[int, int, int]
-             ) -> None:
+    def take(self, append: Callable[..., None], other: Block, heads: tuple[int, int],
+             run: tuple[int, int, int]) -> None:
         """Appends the copies of a run: its first row here, the other's first row, and how many.
-        heads: B, Hkv."""
+        append: a step of GpuSteps. heads: B, Hkv."""
         batch, count = heads
         first, others_first, n = run
         is_one = all(x.batch == count * x.head for x in (self, other))
@@ -44,8 +45,8 @@ class Block(NamedTuple):
         for entry in range(entries):
             to = self.begin + entry * self.batch + first * self.row
             from_ = other.begin + entry * other.batch + others_first * other.row
-            steps.copy((self.address, to, self.head), (other.address, from_, other.head),
-                       n * self.row, rows)
+            append((self.address, to, self.head), (other.address, from_, other.head),
+                   n * self.row, rows)
 
 
 class Layout:
@@ -69,13 +70,14 @@ class Layout:
             (other, run) for other in self._others for run in between(plan, other, rank, name)]
         self._taken: list[tuple[int, Run]] = [
             (owner, run) for owner in self._others for run in between(plan, rank, owner, name)]
-        self._heads = [(x.k.shape[0], x.k.shape[1]) for x in parts]
+        heads = [x.k.shape[1] for x in parts]
+        self._batch, self._all_heads = parts[0].k.shape[0], sum(heads)
+        self._heads = [(sum(heads[:part]), count) for part, count in enumerate(heads)]
         self._sizes = parts[0].k.shape[-1], parts[0].v.shape[-1]
         self._bytes = parts[0].k.element_size()
         self._sum_bytes = one.sums_type(parts[0].k).itemsize
-        self.keys_bytes = self._begin(len(parts), [max(self._counts)], self._bytes)
-        self.sums_bytes = max(self._begin(len(parts), needed, self._sum_bytes)
-                              for needed in self._needed)
+        self.keys_bytes = self._size([max(self._counts)], self._bytes)
+        self.sums_bytes = max(self._size(needed, self._sum_bytes) for needed in self._needed)
 
     # ------------------------------------------------------------------------------------------ steps
 
@@ -87,25 +89,24 @@ class Layout:
         for other, run in self._given:
             for which, x in ((K, k), (V, v)):
                 self._keys_block(other, part, which).take(
-                    steps, self._of_tensor(which, x), self._heads[part],
+                    steps.copy, self._of_tensor(which, x), self._entries(part),
                     (run.place, run.own, run.size))
         self._meet(steps, 1, self._others, self._others)
 
-    def keep_keys(self, steps: Any, part: int, k: Tensor, v: Tensor) -> None:
-        """Own keys and values, tensors 0 and 1, to the own call's."""
+    def keep_keys(self, steps: Any, part: int | None, k: Tensor, v: Tensor) -> None:
+        """Own keys and values, tensors 0 and 1, to the own call's, by kernels; None: of all heads."""
         for which, x in ((K, k), (V, v)):
             for first, place, n in self._own:
                 self._keys_block(self._rank, part, which).take(
-                    steps, self._of_tensor(which, x), self._heads[part], (place, first, n))
+                    steps.place, self._of_tensor(which, x), self._entries(part), (place, first, n))
 
-    def return_sums(self, steps: Any, part: int) -> None:
+    def return_sums(self, steps: Any, part: int, dk: Tensor, dv: Tensor) -> None:
         """Sums, tensors 0 and 1, to the owners of their keys; then waits for those of others."""
         for owner, run in self._taken:
-            for which in (K, V):
-                mine = self._block(3 * self._world + which, 0, part, which,
-                                   self._counts[self._rank], self._sum_bytes)
+            for which, x in ((K, dk), (V, dv)):
                 self._sums_block(owner, self._rank, part, which).take(
-                    steps, mine, self._heads[part], (run.row, run.place, run.size))
+                    steps.copy, self._of_tensor(which, x), self._entries(part),
+                    (run.row, run.place, run.size))
         self._meet(steps, 1, [owner for owner in self._others if self._needed[owner][self._rank]],
                    [giver for giver in self._others if self._needed[self._rank][giver]])
 
@@ -121,23 +122,28 @@ class Layout:
 
     def keys(self, memory: SharedMemory, part: int, like: Pair) -> Pair:
         """Of a call: (B, Hkv, keys, D and Dv)."""
-        return Pair(*(memory.keys(
-            self._keys_block(self._rank, part, which).begin,
-            (*self._heads[part], self._counts[self._rank], self._sizes[which]), like[which].dtype)
-            for which in (K, V)))
+        return Pair(*(self._of_part(part, memory.keys(
+            self._keys_block(self._rank, None, which).begin,
+            self._shape(self._counts[self._rank], which), like[which].dtype)) for which in (K, V)))
 
     def empty_sums(self, part: int, like: Pair) -> Pair:
         """Memory for the sums of a call over keys and values of these types."""
-        return Pair(*(x.new_empty((*self._heads[part], self._counts[self._rank], x.shape[-1]),
+        return Pair(*(x.new_empty((*self._entries(part), self._counts[self._rank], x.shape[-1]),
                                   dtype=one.sums_type(x)) for x in like))
 
     def sums_of_others(self, memory: SharedMemory, part: int, like: Pair) -> list[Pair | None]:
         """Of each rank the sums that it brought: (B, Hkv, rows that it needs, D and Dv)."""
         needed = self._needed[self._rank]
-        return [None if rank == self._rank or not n else Pair(*(memory.sums(
-            self._sums_block(self._rank, rank, part, which).begin,
-            (*self._heads[part], n, self._sizes[which]), like[which].dtype) for which in (K, V)))
-            for rank, n in enumerate(needed)]
+        return [None if rank == self._rank or not n else Pair(*(self._of_part(part, memory.sums(
+            self._sums_block(self._rank, rank, None, which).begin, self._shape(n, which),
+            like[which].dtype)) for which in (K, V))) for rank, n in enumerate(needed)]
+
+    def _of_part(self, part: int, x: Tensor) -> Tensor:
+        first, count = self._heads[part]
+        return x[:, first:first + count]
+
+    def _shape(self, rows: int, which: int) -> tuple[int, ...]:
+        return self._batch, self._all_heads, rows, self._sizes[which]
 
     # ----------------------------------------------------------------------------------------- blocks
 
@@ -146,32 +152,33 @@ class Layout:
         e = x.element_size()
         return Block(3 * self._world + which, 0, x.shape[-1] * e, x.stride(1) * e, x.stride(0) * e)
 
-    def _keys_block(self, rank: int, part: int, which: int) -> Block:
-        """Of the keys or values of a rank's call, in its memory."""
-        most = max(self._counts)
-        begin = self._begin(part, [most], self._bytes) + which * self._size(
-            part, K, most, self._bytes)
+    def _keys_block(self, rank: int, part: int | None, which: int) -> Block:
+        """Of the keys or values of a rank's call, in its memory. part: None for all heads."""
+        begin = which * self._size_of(K, max(self._counts), self._bytes)
         return self._block(rank, begin, part, which, self._counts[rank], self._bytes)
 
-    def _sums_block(self, owner: int, rank: int, part: int, which: int) -> Block:
+    def _sums_block(self, owner: int, rank: int, part: int | None, which: int) -> Block:
         """Of what a rank brings the owner, in its memory."""
         needed, e = self._needed[owner], self._sum_bytes
-        begin = self._begin(part, needed, e) + which * self._size(part, K, needed[rank], e)
-        begin += sum(self._size(part, K, n, e) + self._size(part, V, n, e) for n in needed[:rank])
+        begin = self._size(needed[:rank], e) + which * self._size_of(K, needed[rank], e)
         return self._block(self._world + owner, begin, part, which, needed[rank], e)
 
-    def _block(self, address: int, begin: int, part: int, which: int, rows: int, element: int
+    def _block(self, address: int, begin: int, part: int | None, which: int, rows: int, element: int
                ) -> Block:
-        """A dense one."""
+        """The heads of a part in a dense one."""
         row = self._sizes[which] * element
-        return Block(address, begin, row, rows * row, self._heads[part][1] * rows * row)
+        first = 0 if part is None else self._heads[part][0]
+        return Block(address, begin + first * rows * row, row, rows * row,
+                     self._all_heads * rows * row)
 
-    def _begin(self, part: int, rows: Sequence[int], element: int) -> int:
-        """Of a part, where each has keys and values of so many rows, one block after the other."""
-        return sum(self._size(earlier, which, n, element)
-                   for earlier in range(part) for n in rows for which in (K, V))
+    def _entries(self, part: int | None) -> tuple[int, int]:
+        """B and how many heads."""
+        return self._batch, self._all_heads if part is None else self._heads[part][1]
 
-    def _size(self, part: int, which: int, rows: int, element: int) -> int:
-        batch, heads = self._heads[part]
-        size = batch * heads * rows * self._sizes[which] * element
+    def _size(self, rows: Sequence[int], element: int) -> int:
+        """Of so many rows of keys and of values, one block after the other."""
+        return sum(self._size_of(which, n, element) for n in rows for which in (K, V))
+
+    def _size_of(self, which: int, rows: int, element: int) -> int:
+        size = self._batch * self._all_heads * rows * self._sizes[which] * element
         return -(-size // _ALIGNMENT) * _ALIGNMENT

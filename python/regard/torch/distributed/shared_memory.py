@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -36,7 +37,9 @@ class SharedMemory:
         self._rank, self._device, self._make = rank, device, make
         self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._watch = Watch(fail, seconds)
-        self._main: Any = None  # the stream of the last call
+        self._lanes: list[tuple[Any, Any]] = []  # streams for calls next to those of the main one
+        self._main: Any = None  # the stream of the last pass
+        self._now: Any = None  # that of the call which is made: the main one, or a lane
         self._bytes = (0, 0)  # of keys, of sums
         self._ranks: list[Tensor] = []
         self._addresses: list[int] = []
@@ -50,7 +53,45 @@ class SharedMemory:
         stream = torch.cuda.current_stream(self._device)
         if self._main is not None and self._main != stream:
             stream.wait_stream(self._main)
-        self._main = stream
+        self._main = self._now = stream
+
+    @contextmanager
+    def lanes(self, count: int) -> Iterator[Callable[[int], AbstractContextManager[None]]]:
+        """For so many calls of a pass, each in the context that this gives for its number: they may be
+        under way at once. Blocks of earlier numbers come first, so that later calls fill what they
+        leave idle, and their small kernels do not wait for large ones. The last number is the current
+        stream, which waits for the others in the end."""
+        others = self._other_lanes(count - 1)
+        streams = [*reversed([stream for stream, _ in others]), self._main]
+        if others:
+            begun = self._main.record_event()
+            for stream, _ in others:
+                stream.wait_event(begun)
+
+        @contextmanager
+        def lane(number: int) -> Iterator[None]:
+            if number == count - 1:
+                yield
+                return
+            self._now = streams[number]
+            try:
+                with torch.cuda.stream(self._now):
+                    yield
+            finally:
+                self._now = self._main
+
+        try:
+            yield lane
+        finally:
+            for stream, ended in others:
+                self._main.wait_event(stream.record_event(ended))
+
+    def _other_lanes(self, count: int) -> list[tuple[Any, Any]]:
+        """Streams, each with an event for its end."""
+        for n in range(len(self._lanes), count):
+            stream = torch.cuda.Stream(self._device, priority=-1 - n)  # type: ignore[no-untyped-call]
+            self._lanes.append((stream, torch.cuda.Event()))  # type: ignore[no-untyped-call]
+        return self._lanes[:count]
 
     def kept(self, owner: Any, key: Any, make: Callable[[], T]) -> T:
         """What `make` returns, made once for as long as the owner lives and the memory is this one."""
@@ -77,14 +118,14 @@ class SharedMemory:
 
     def run(self, steps: _core.GpuSteps, *tensors: Tensor) -> None:
         """Puts steps on the current stream, none of which is of a word."""
-        self._run(steps, tensors, self._main)
+        self._run(steps, tensors, self._now)
 
     def run_aside(self, steps: _core.GpuSteps, *tensors: Tensor) -> Any:
-        """Puts steps on the stream next to it, after all that is on it so far; all ranks do so in the
+        """Puts steps on a stream next to it, after all that is on it so far; all ranks do so in the
         same order. They may tell others that this one came so far, and wait for these. Returns what
         `wait_for` takes. Tensors have to live until then."""
         begun, done = (torch.cuda.Event() for _ in range(2))  # type: ignore[no-untyped-call]
-        self._main.record_event(begun)
+        self._now.record_event(begun)
         self._side.wait_event(begun)
         self._count += 1
         self._run(steps, tensors, self._side)
@@ -94,7 +135,7 @@ class SharedMemory:
 
     def wait_for(self, done: Any) -> None:
         """The current stream waits for steps aside."""
-        self._main.wait_event(done)
+        self._now.wait_event(done)
 
     def _run(self, steps: _core.GpuSteps, tensors: Sequence[Tensor], stream: Any) -> None:
         steps.run(self._addresses + [x.data_ptr() for x in tensors],
