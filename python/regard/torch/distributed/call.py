@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from ...gradients import Gradients
 from .. import direct
 from ..kernels import array_of, where_of
 from ..surface import attention as attention_of_one
+from . import packing
 from .copies import copy
 from .plan_value import Plan
 from .visibility import among, intersection, plain
@@ -99,20 +100,23 @@ class Call:
 
 
 def visibility_options(call: Call, given: Tensor | None, owner: int | None, device: Any,
-                       rows: slice = slice(None)) -> dict[str, Any]:
+                       rows: slice = slice(None), may_pack: bool = False) -> dict[str, Any]:
     """The options by which a call over `rows` of `plan.part(rank, owner)` knows what is visible, and
     where its rows and keys stand. This is the one place for them.
 
     Keys that follow each other stand by their positions, which a causal mask and windows go by, as
-    do ALiBi and dropout; other keys are seen by spans.
+    do ALiBi and dropout; other keys are seen by spans, or as packed sequences where that is the same.
 
-    given: the caller's spans, of positions in the whole sequence. Errors: InvalidArgument where n of
+    given: the caller's spans, of positions in the whole sequence. may_pack: whether the call is over all
+    of the part's rows, and has no bias and no mask. Errors: InvalidArgument where n of
     the plan's spans times n of the caller's is more than 8."""
     plan, rank = call.plan, call.ranks.rank
     first = plan.kept_value(
         ("first of adjacent", rank, owner, call.by_position, rows.start, rows.stop),
         lambda: plan.first_if_adjacent(rank, owner, call.by_position, rows))
     has_band = first is not None and plan.band is not None
+    if may_pack and given is None and plan.spans is not None and not (has_band or call.by_position):
+        return packing.options_of_part(plan, rank, owner, device)
     spans = None if has_band else plan.spans_of_part(rank, owner, device, call.by_position)
     if given is not None:
         keys = plan.part(rank, owner, device, call.by_position)
@@ -179,6 +183,8 @@ def forward(call: Call, tensors: Tensors, more: dict[str, Any], out_type: torch.
 def forward_into(call: Call, tensors: Tensors, more: dict[str, Any], out: Tensor, lse: Tensor,
                  continue_from: bool) -> None:
     """Writes out and lse, or continues the result over other keys that they hold."""
+    if "cu_seqlens_q" in more:
+        tensors, out, lse = _of_sequences(tensors), _rows_first(out), lse[0]
     q, k, v = tensors[:3]
     arrays = _arrays(tensors)
     options = call.options | more
@@ -201,6 +207,11 @@ def backward(call: Call, tensors: Tensors, more: dict[str, Any], results: Sequen
     assert dout is not None and out is not None and lse is not None
     dout = dout if dout.stride(-1) == 1 else dout.contiguous()
     dlse = None if dlse is None else dlse.contiguous()
+    if "cu_seqlens_q" in more:
+        tensors, dout, out, lse = (_of_sequences(tensors), _rows_first(dout), _rows_first(out), lse[0])
+        dlse = None if dlse is None else dlse[0]
+        into = replace(into, **{name: _rows_first(x) for name, x in (
+            ("dq", into.dq), ("dk", into.dk), ("dv", into.dv)) if x is not None})
     q, k, v = tensors[:3]
     arrays = _arrays(tensors)
     options = call.options | more
@@ -219,6 +230,17 @@ def backward(call: Call, tensors: Tensors, more: dict[str, Any], results: Sequen
         array_of(out, "out"), array_of(lse, "lse"), array_of(dout, "dout"),
         None if dlse is None else array_of(dlse, "dlse"), accumulate=accumulate, **made,
         **where_of(q, **call.where))
+
+
+def _of_sequences(tensors: Tensors) -> Tensors:
+    """As calls take packed sequences. Such calls have no bias and no mask."""
+    q, k, v = map(_rows_first, tensors[:3])
+    return tensors._replace(q=q, k=k, v=v)
+
+
+def _rows_first(x: Tensor) -> Tensor:
+    """(rows, H, D) of (1, H, rows, D)."""
+    return x[0].transpose(0, 1)
 
 
 def _arrays(tensors: Tensors) -> dict[str, Any]:

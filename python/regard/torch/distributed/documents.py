@@ -18,7 +18,7 @@ from torch import Tensor
 from ...gradients import Gradients
 from ..kernels import dense
 from . import call as one
-from . import call_keys, gather, key_sums, whole_rows
+from . import call_keys, gather, key_sums, packing, whole_rows
 from .call import Call, Pair, Tensors, Wanted
 from .ranks import completing
 from .runs import neighbours
@@ -116,8 +116,11 @@ def _parts(call: Call, device: Any) -> tuple[_Shared, list[tuple[slice, dict[str
         cuts = neighbours(rows)
         run = slice(0, 0) if not cuts else slice(int(rows[0]), int(rows[-1]) + 1)
         shared = _Shared(run if len(cuts) <= 1 else None, rows.to(device),
-                         {"row_spans": whole_rows.shared_spans(plan, rank, device)})
-        return shared, [(run, {"row_spans": whole_rows.spans_of_run(plan, rank, run, device)})
-                        for run in whole_rows.runs(plan, rank)]
+                         packing.options_of(plan, ("shared", rank),
+                                            partial(whole_rows.shared_spans, plan, rank),
+                                            len(whole_rows.shared_keys(plan, rank)), device))
+        return shared, [(run, packing.options_of(
+            plan, ("run", rank, run.start), partial(whole_rows.spans_of_run, plan, rank, run),
+            run.stop - run.start, device)) for run in whole_rows.runs(plan, rank)]
 
     return call.kept("parts", made)

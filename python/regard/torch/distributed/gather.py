@@ -98,7 +98,8 @@ class _Calls(NamedTuple):
 
 def _calls(call: Call, tensors: Tensors, pass_: Any, groups: Callable[[], list[Group]]) -> _Calls:
     def made() -> _Calls:
-        options = one.visibility_options(call, tensors.row_spans, None, tensors.q.device)
+        options = one.visibility_options(call, tensors.row_spans, None, tensors.q.device,
+                                         may_pack=tensors.bias is None and tensors.mask is None)
         found = groups()
         name = call_keys.name_of(call)
         keys = call_keys.positions(call.plan, call.ranks.rank, name, tensors.q.device)
