@@ -49,7 +49,8 @@ void forward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run&
   const auto nonfinite_of = [&](int64 b, int64 kv) {
     return nonfinite ? nonfinite + batch.first_q(b, kv) : nullptr;
   };
-  const ForwardWork work = forward_work(p, tiling, batch, memory.at(plan.workspace.partials));
+  const ForwardWork work =
+      forward_work(p, tiling, batch, plan.workers, memory.at(plan.workspace.partials));
   // Few rows are multiplied in f32, whatever others are.
   const CpuKernels& few = kernels(kernels_for(plan.isa, Type::f32, p.backward), p.type);
   const auto serving = [&](const auto& task) -> const CpuKernels& {

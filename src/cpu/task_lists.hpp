@@ -48,9 +48,12 @@ std::vector<int64> longest_first(const Entries& batch) {
   return order;
 }
 
+// Blocks of rows for each worker among which the heaviest come first.
+inline constexpr int64 kBlocksEach = 4;
+
 template <class Entries>
 ForwardWork forward_work(const Problem& p, const CpuTiling& tiling, const Entries& batch,
-                         char* partials) {
+                         int64 workers, char* partials) {
   const int64 heads = p.sizes.heads_kv;
   ForwardWork work;
   work.tasks.reserve(std::size_t(batch.totals().blocks * heads));
@@ -65,14 +68,23 @@ ForwardWork forward_work(const Problem& p, const CpuTiling& tiling, const Entrie
     }
   };
   if (p.features.interval) {
-    // The last rows see the most keys under a causal mask: heaviest first.
+    // The last rows see the most keys under a causal mask: heaviest first, of as few heads at once
+    // as keep the workers busy, whose keys and values stay in their caches.
     const std::vector<int64> longest = longest_first(batch);
-    const int64* const order = longest.data();
-    int64 reached = 0;  // entries that have the block
-    for (int64 block = longest.empty() ? -1 : batch[order[0]].block_count - 1; block >= 0;
-         --block) {
-      while (reached < batch.size() && batch[order[reached]].block_count > block) ++reached;
-      for (int64 n = 0; n < reached * heads; ++n) add(order[n / heads], n % heads, block);
+    const auto blocks_of = [&](int64 n) { return batch[longest[n / heads]].block_count; };
+    const int64 count = batch.size() * heads;
+    int64 left = batch.totals().blocks * heads;
+    for (int64 first = 0, end = 0; first < count; first = end) {
+      int64 blocks = 0;
+      while (end < count && (blocks < kBlocksEach * workers || left < kBlocksEach * workers)) {
+        blocks += blocks_of(end);
+        left -= blocks_of(end++);
+      }
+      int64 reached = first;  // heads that have the block
+      for (int64 block = blocks_of(first) - 1; block >= 0; --block) {
+        while (reached < end && blocks_of(reached) > block) ++reached;
+        for (int64 n = first; n < reached; ++n) add(longest[n / heads], n % heads, block);
+      }
     }
   } else {
     for (int64 head = 0; head < batch.size() * heads; ++head) {

@@ -93,7 +93,7 @@ int64 planning_steps(int64 count, Pass pass, bool with_bias) {
   const cpu_backend::Batch batch(p, tiling);
   const CountingBatch counting{batch};
   if (pass == Pass::forward) {
-    const auto work = cpu_backend::forward_work(p, tiling, counting, nullptr);
+    const auto work = cpu_backend::forward_work(p, tiling, counting, 1, nullptr);
     return counting.reads + int64(work.tasks.size());
   }
   const auto list = cpu_backend::backward_work(p, counting);
