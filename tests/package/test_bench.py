@@ -160,6 +160,12 @@ def test_a_feature_is_timed_in_turns_with_the_plain_problem(
         {"out": 1.0} if problem.case.name == "feature-plain" else {}))
     status, rows = run(path, "--only", "softcap-fwd")
     assert status == 1 and rows[0]["wrong"] == ["plain out 1.0e+00"]
+    narrow = [case.plain and replace(case, plain=replace(case.plain, type="bf16")) for case in some]
+    monkeypatch.setattr(cases, "cpu_cases", lambda: [case for case in narrow if case])
+    monkeypatch.setattr("regard.bench.measure.errors", lambda exact, results, problem: (
+        {"out": 1e-3} if problem.case.type == "bf16" else {}))
+    status, rows = run(path, "--only", "softcap-fwd")
+    assert status == 0 and not rows[0]["wrong"]
 
 
 @pytest.mark.parametrize("memory", [HostMemory, functools.partial(TensorsOnHost, "cpu")],

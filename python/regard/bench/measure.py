@@ -201,11 +201,10 @@ class Bench:
         return times
 
     def row(self, case: Case, which: str, sides: Sides, times: dict[str, float]) -> Row:
-        limit = TOLERANCE[self.kind][case.type]
         mine = [name for name in sides.errors if is_ours(name)]
         wrong = [f"{name} {result} {error:.1e}" for name in mine
                  for result, error in sides.errors[name].items()
-                 if not error <= (TOLERANCE_LSE if result == "lse" else limit)]
+                 if not error <= self.limit(case, name, result)]
         flops, amount = case.flops(which), case.bytes()
         plain = times.pop(PLAIN, None)
         row: dict[str, Any] = {
@@ -226,6 +225,11 @@ class Bench:
         if not self.memory.cuda:
             row["share"] = self.shares(case.type, row)
         return row
+
+    def limit(self, case: Case, side: str, result: str) -> float:
+        """Of a result's error. The plain problem may have another type than the case."""
+        type = case.plain.type if side == PLAIN and case.plain else case.type
+        return TOLERANCE_LSE if result == "lse" else TOLERANCE[self.kind][type]
 
     def shares(self, type: str, row: Row) -> dict[str, float]:
         """Each rate as a share of the peak rate of the backend's instruction on these threads."""
