@@ -82,7 +82,8 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
   const int64 dq_blocks = p.dq.given() ? batch.totals().dq_blocks * p.sizes.heads_kv : 0;
   std::memset(next_chunk, 0, std::size_t(dq_blocks) * sizeof(int32));
   const bool wants_any = p.dq.given() || p.dk.given() || p.dv.given() || p.dbias.given();
-  const TaskList list = wants_any ? backward_work(p, batch) : TaskList{.tasks = {}, .begins = {0}};
+  const TaskList list =
+      wants_any ? backward_work(p, batch, plan.workers) : TaskList{.tasks = {}, .begins = {0}};
   const BiasGradient bias_gradient(p, memory.at(w.dbias), plan.workers, run);
   const int64 block_bytes =
       tiling.block_q * padded(tiling.shape, p.sizes.dim) * tiling.shape.real_size;

@@ -101,13 +101,36 @@ struct TaskList {
   std::vector<int64> begins;  // of each run of tasks; one more at the end
 };
 
+// The chunks of a head add to its dq one after the other: those of as many heads as there are
+// workers come in turns, so that no worker waits for the others.
 template <class Entries>
-TaskList backward_work(const Problem& p, const Entries& batch) {
+TaskList chunks_in_turns(const Problem& p, const Entries& batch, int64 workers) {
+  const int64 heads = p.sizes.heads_kv, count = batch.size() * heads;
+  TaskList list;
+  list.tasks.reserve(std::size_t(batch.totals().chunks * heads));
+  std::vector<int64> turns;  // heads that have the chunk
+  for (int64 first = 0; first < count; first += workers) {
+    turns.resize(std::size_t(std::min(workers, count - first)));
+    std::iota(turns.begin(), turns.end(), first);
+    for (int64 chunk = 0; !turns.empty(); ++chunk) {
+      for (const int64 n : turns) {
+        list.tasks.push_back({.b = n / heads, .kv = n % heads, .chunk = chunk});
+      }
+      std::erase_if(turns, [&](int64 n) { return batch[n / heads].chunk_count <= chunk + 1; });
+    }
+  }
+  list.begins.resize(list.tasks.size() + 1);
+  std::iota(list.begins.begin(), list.begins.end(), 0);
+  return list;
+}
+
+template <class Entries>
+TaskList backward_work(const Problem& p, const Entries& batch, int64 workers) {
+  if (!p.dbias.given()) return chunks_in_turns(p, batch, workers);
   const Sizes& s = p.sizes;
-  const bool summed = p.dbias.given();
-  const bool across_batch = summed && p.bias_sizes[0] == 1;
-  const bool across_heads = summed && p.bias_sizes[1] == 1;
-  const bool across_keys = summed && p.bias_sizes[3] == 1;
+  const bool across_batch = p.bias_sizes[0] == 1;
+  const bool across_heads = p.bias_sizes[1] == 1;
+  const bool across_keys = p.bias_sizes[3] == 1;
   TaskList list;
   const auto most = std::size_t(batch.totals().chunks * s.heads_kv);
   list.tasks.reserve(most);

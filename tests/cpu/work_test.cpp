@@ -96,7 +96,7 @@ int64 planning_steps(int64 count, Pass pass, bool with_bias) {
     const auto work = cpu_backend::forward_work(p, tiling, counting, 1, nullptr);
     return counting.reads + int64(work.tasks.size());
   }
-  const auto list = cpu_backend::backward_work(p, counting);
+  const auto list = cpu_backend::backward_work(p, counting, 1);
   return counting.reads + int64(list.tasks.size());
 }
 
