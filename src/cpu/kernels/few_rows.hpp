@@ -1,6 +1,7 @@
 // A few query rows of one key head, for decoding: what counts is the time that it takes to read
 // keys and values. Vectors hold head elements, where a panel would leave most of its lanes empty.
-// Rows of whole vectors are read as they lie, in every type; others are copied, a block at a time.
+// Rows are read as they lie, in every type; where they end with a part of a vector, by a masked
+// load.
 #pragma once
 
 #include "cpu/kernels/few_softmax.hpp"
@@ -21,8 +22,9 @@ struct Strip {
   static constexpr int64 kElements = kVectors * L::kLanes;
   static constexpr int64 kSize = kType == Type::f64 ? 8 : kType == Type::f32 ? 4 : 2;
 
-  REGARD_INLINE static bool lies_in(const View& view, int64 dim) {
-    return view.type == kType && dim % kElements == 0;
+  // Whether rows can be read in such strips. One vector may be a part of one, the last of a row.
+  REGARD_INLINE static bool fits(const View& view, int64 dim) {
+    return view.type == kType && (kVectors == 1 || dim % kElements == 0);
   }
   REGARD_INLINE static void load(const char* from, typename L::Vec* to) {
     if constexpr (kPairs) {
@@ -34,6 +36,10 @@ struct Strip {
     } else {
       to[0] = L::load(reinterpret_cast<const typename L::Real*>(from));
     }
+  }
+  REGARD_INLINE static void load_part(const char* from, int64 count, typename L::Vec* to) {
+    static_assert(kVectors == 1);
+    to[0] = L::load_as(kType, from, 0, count);
   }
   // Where vectors hold element d of a row.
   REGARD_INLINE static int64 place(int64 d) {
@@ -60,8 +66,6 @@ class FewRows {
         wide_(round_up(dims.dim, L::kLanes)),
         wide_v_(round_up(dims.dim_v, L::kLanes)),
         queries_(reinterpret_cast<Real*>(scratch + at.queries)),
-        keys_(reinterpret_cast<Real*>(scratch + at.keys)),
-        values_(reinterpret_cast<Real*>(scratch + at.values)),
         sums_(reinterpret_cast<Real*>(scratch + at.sums)),
         out_(reinterpret_cast<Real*>(scratch + at.out)) {}
 
@@ -87,7 +91,7 @@ class FewRows {
   void multiply_keys(Interval keys, Real* scores) const {
     const View& k = context_.problem.k;
     with_strips(k, dims_.dim, [&]<class S>(S) {
-      const Rows rows = rows_of<S>(k, dims_.dim, keys, keys_);
+      const Rows rows = rows_of<S>(k, keys);
       Ahead ahead = ahead_of<S>(context_.problem.v, dims_.dim_v, keys.begin);
       for (int64 j = 0; j < rows.count; j += kKeys) {
         L::store(scores + j * kRows, products<S>(rows, j, ahead));
@@ -114,7 +118,7 @@ class FewRows {
       constexpr int kMost = kSums / S::kVectors;
       constexpr int kTogether = smaller(kRows, power_within(kMost));
       constexpr int kStrips = power_within(kMost / kTogether);
-      const Rows rows = rows_of<S>(v, dims_.dim_v, keys, values_);
+      const Rows rows = rows_of<S>(v, keys);
       Ahead ahead = ahead_of<S>(context_.problem.k, dims_.dim, keys.end);
       for (int row = 0; row < kRows; row += kTogether) {
         add_columns<S, kTogether, kStrips>(rows, row, 0, weights, ahead);
@@ -173,13 +177,12 @@ class FewRows {
     int64 count;
   };
 
-  // Calls visit with the strips that rows are read in: of the tensor's type, where they fill whole
-  // ones; other rows are copied.
+  // Calls visit with the strips of the tensor's type that rows are read in.
   template <class Visit>
   static void with_strips(const View& view, int64 dim, Visit visit) {
     if constexpr (kReal == Type::f32) {
       const auto visited = [&](auto strip) {
-        const bool fits = strip.lies_in(view, dim);
+        const bool fits = strip.fits(view, dim);
         if (fits) visit(strip);
         return fits;
       };
@@ -200,20 +203,9 @@ class FewRows {
   }
 
   template <class S>
-  Rows rows_of(const View& view, int64 dim, Interval keys, Real* copies) const {
-    const int64 count = keys.end - keys.begin, offset = context_.offset_k(view, keys.begin);
-    if (S::lies_in(view, dim)) {
-      return {static_cast<const char*>(view.data) + offset * S::kSize, view.strides.row * S::kSize,
-              count};
-    }
-    const int64 wide = round_up(dim, L::kLanes);
-    for (int64 j = 0; j < count; ++j) {
-      for (int64 d = 0; d < dim; d += L::kLanes) {
-        L::store(copies + j * wide + d,
-                 L::load_as(view.type, view.data, offset + j * view.strides.row + d, dim - d));
-      }
-    }
-    return {reinterpret_cast<const char*>(copies), wide * int64(sizeof(Real)), count};
+  Rows rows_of(const View& view, Interval keys) const {
+    return {static_cast<const char*>(view.data) + context_.offset_k(view, keys.begin) * S::kSize,
+            view.strides.row * S::kSize, keys.end - keys.begin};
   }
 
   // Lane t * kRows + row: query `row` . key j + t.
@@ -226,24 +218,38 @@ class FewRows {
     Vec sum[L::kLanes];
 #pragma GCC unroll 16
     for (Vec& x : sum) x = L::set(0);
-    for (int64 d = 0; d < wide_; d += S::kElements) {
+    int64 d = 0;
+    for (; d + S::kElements <= dims_.dim; d += S::kElements) {
+      add_products<S, false>(at, d, ahead, sum);
+    }
+    if constexpr (S::kVectors == 1) {
+      if (d < dims_.dim) add_products<S, true>(at, d, ahead, sum);
+    }
+    return L::sums(sum);
+  }
+
+  // A strip of each key, from element d on; kPart: the last one, which a row does not fill.
+  template <class S, bool kPart>
+  REGARD_INLINE void add_products(const char* const (&at)[kKeys], int64 d, Ahead& ahead,
+                                  Vec (&sum)[L::kLanes]) const {
 #pragma GCC unroll 16
-      for (int t = 0; t < kKeys; ++t) {
-        Vec key[S::kVectors];
-        const char* const strip = at[t] + d * S::kSize;
-        S::load(strip, key);
-        ahead.step();
+    for (int t = 0; t < kKeys; ++t) {
+      Vec key[S::kVectors];
+      if constexpr (kPart) {
+        S::load_part(at[t] + d * S::kSize, dims_.dim - d, key);
+      } else {
+        S::load(at[t] + d * S::kSize, key);
+      }
+      ahead.step();
 #pragma GCC unroll 8
-        for (int row = 0; row < kRows; ++row) {
+      for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 2
-          for (int v = 0; v < S::kVectors; ++v) {
-            const Vec query = L::load(queries_ + row * wide_ + d + v * L::kLanes);
-            sum[t * kRows + row] = L::fma(query, key[v], sum[t * kRows + row]);
-          }
+        for (int v = 0; v < S::kVectors; ++v) {
+          const Vec query = L::load(queries_ + row * wide_ + d + v * L::kLanes);
+          sum[t * kRows + row] = L::fma(query, key[v], sum[t * kRows + row]);
         }
       }
     }
-    return L::sums(sum);
   }
 
   // Columns from `column` on of kTogether rows from `first` on, kStrips strips at a time; fewer at
@@ -252,15 +258,20 @@ class FewRows {
   void add_columns(const Rows& values, int first, int64 column, const Real* weights,
                    Ahead& ahead) const {
     constexpr int64 kStep = kStrips * S::kElements;
-    for (; column + kStep <= wide_v_; column += kStep) {
-      add_strips<S, kTogether, kStrips>(values, first, column, weights, ahead);
+    for (; column + kStep <= dims_.dim_v; column += kStep) {
+      add_strips<S, kTogether, kStrips, false>(values, first, column, weights, ahead);
     }
     if constexpr (kStrips > 1) {
       add_columns<S, kTogether, kStrips / 2>(values, first, column, weights, ahead);
+    } else if constexpr (S::kVectors == 1) {
+      if (column < dims_.dim_v) {
+        add_strips<S, kTogether, 1, true>(values, first, column, weights, ahead);
+      }
     }
   }
 
-  template <class S, int kTogether, int kStrips>
+  // kPart: one strip, the last one, which a row does not fill.
+  template <class S, int kTogether, int kStrips, bool kPart>
   void add_strips(const Rows& values, int first, int64 column, const Real* weights,
                   Ahead& ahead) const {
     constexpr int kVectors = kStrips * S::kVectors;
@@ -277,7 +288,11 @@ class FewRows {
 #pragma GCC unroll 16
       for (int s = 0; s < kStrips; ++s) {
         const char* const strip = at + s * S::kElements * S::kSize;
-        S::load(strip, value + s * S::kVectors);
+        if constexpr (kPart) {
+          S::load_part(strip, dims_.dim_v - column, value);
+        } else {
+          S::load(strip, value + s * S::kVectors);
+        }
         ahead.step();
       }
 #pragma GCC unroll 8
@@ -302,8 +317,6 @@ class FewRows {
   const HeadSizes dims_;
   const int64 wide_, wide_v_;
   Real* const queries_;
-  Real* const keys_;
-  Real* const values_;
   Real* const sums_;  // of a tile
   Real* const out_;
 };

@@ -118,11 +118,9 @@ REGARD_INLINE PartialLayout partial_layout(const CpuTiling& t, HeadSizes d) {
   return {out, max, sum, l.size()};
 }
 
-// What few rows have in place of a panel's queries, keys and values.
+// What few rows have in place of a panel's queries and tiles.
 struct FewRowsScratch {
   int64 queries;  // [most_few_rows][padded(dim)]
-  int64 keys;     // [kFewRowsKeys][padded(dim)]: copies
-  int64 values;   // [kFewRowsKeys][padded(dim_v)]: copies
   int64 sums;     // [most_few_rows][padded(dim_v)]
   int64 out;      // [most_few_rows][padded(dim_v)]
   int64 scores;   // [kFewRowsKeys][most_few_rows]
@@ -154,10 +152,8 @@ REGARD_INLINE ForwardScratch forward_scratch(const CpuTiling& t, HeadSizes d) {
   x.keys = l.take(t.pack_k * s.terms * padded_units(s, d.dim) * s.unit_size);
   x.values = l.take(units(s, t.pack_k) * s.terms * padded(s, d.dim_v) * s.unit_size);
   x.tiles = l.take((s.tiles ? kTileBuffers : 1) * t.block_k * width * s.real_size);
-  const int64 rows = most_few_rows(s) * s.real_size, keys = kFewRowsKeys * s.real_size;
+  const int64 rows = most_few_rows(s) * s.real_size;
   x.few.queries = few.take(rows * padded(s, d.dim));
-  x.few.keys = few.take(keys * padded(s, d.dim));
-  x.few.values = few.take(keys * padded(s, d.dim_v));
   x.few.sums = few.take(rows * padded(s, d.dim_v));
   x.few.out = few.take(rows * padded(s, d.dim_v));
   x.few.scores = few.take(rows * kFewRowsKeys);
