@@ -1,8 +1,10 @@
 // Work in proportion to what is visible: operations that kernels execute, and steps of planning.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
+#include <vector>
 
 #include "cpu/backend.hpp"
 #include "cpu/kernels/instantiate.hpp"
@@ -206,6 +208,66 @@ TEST_CASE("planning ragged batches takes steps in proportion to the rows") {
       CHECK(once >= 4'000);
       CHECK(twice < once * 23 / 10);  // sorting adds a logarithm
     }
+  }
+}
+
+TEST_CASE("chunks of keys are few, even and in order") {
+  for (const int64 block : {16, 64, 128}) {
+    for (const int64 chunk : {block, 2 * block, 4 * block}) {
+      const CpuTiling tiling{.block_k = block, .chunk_k = chunk};
+      for (int64 len = 0; len < 5 * chunk + 3; ++len) {
+        CAPTURE(block);
+        CAPTURE(chunk);
+        CAPTURE(len);
+        const KeyChunks chunks(tiling, len);
+        REQUIRE(chunks.count == std::max<int64>(1, divide_up(len, chunk)));
+        int64 end = 0, most = 0, least = chunk;
+        for (int64 n = 0; n < chunks.count; ++n) {
+          const Interval keys = chunks.keys(n);
+          REQUIRE(keys.begin == end);
+          REQUIRE(keys.begin % block == 0);
+          for (int64 key = keys.begin; key < keys.end; ++key) REQUIRE(chunks.of(key) == n);
+          end = keys.end;
+          const int64 size = divide_up(keys.end - keys.begin, block);
+          most = std::max(most, size), least = std::min(least, size);
+        }
+        REQUIRE(end == len);
+        REQUIRE(most * block <= chunk);
+        REQUIRE(most - least <= 1);
+      }
+    }
+  }
+}
+
+TEST_CASE("workers take chunks of heads in turns, and those of a head in order") {
+  const std::int32_t begins[] = {0, 700, 700, 960, 1000};  // 3, 1, 2 and 1 chunks
+  Attention a;
+  a.q = a.k = a.v = Tensor(nullptr, f32, {1000, 2, 8});
+  a.cu_seqlens_q = a.cu_seqlens_k = Tensor(begins, i32, {5});
+  a.max_seqlen_q = a.max_seqlen_k = 700;
+  TableCopies copies;
+  const Problem p = describe(a, Pass::backward, NullData::allowed, &copies);
+  const CpuTiling tiling = plan(p, kScalar, {"cpu"}, 1).tiling;
+  const cpu_backend::Batch batch(p, tiling);
+  for (const int64 workers : {1, 2, 3, 100}) {
+    CAPTURE(workers);
+    const auto list = cpu_backend::backward_work(p, batch, workers);
+    std::vector<int64> next(8, 0);
+    std::vector<int64> heads;
+    for (const auto& task : list.tasks) {
+      const int64 head = 2 * task.b + task.kv;
+      CHECK(task.chunk == next[std::size_t(head)]++);
+      heads.push_back(head);
+    }
+    for (int64 head = 0; head < 8; ++head) {
+      CHECK(next[std::size_t(head)] == batch[head / 2].chunk_count);
+    }
+    if (workers == 1) CHECK(std::is_sorted(heads.begin(), heads.end()));
+    if (workers == 2)
+      CHECK(std::vector(heads.begin(), heads.begin() + 4) == std::vector<int64>{0, 1, 0, 1});
+    if (workers == 100)
+      CHECK(std::vector(heads.begin(), heads.begin() + 4) == std::vector<int64>{0, 1, 2, 3});
+    CHECK(list.begins.size() == list.tasks.size() + 1);
   }
 }
 

@@ -254,7 +254,8 @@ struct BackwardKernel : GradientTiles<L> {
   // Adds this chunk's dQ of a block to the shared sum after the chunks before it. The last chunk
   // that the block sees writes the result.
   void share_dq(int count, int64 block, int64 chunk, Interval seen, uint8* nonfinite) const {
-    const int64 first = seen.begin / tiling.chunk_k, last = (seen.end - 1) / tiling.chunk_k;
+    const KeyChunks chunks(tiling, context.seq.len_k);
+    const int64 first = chunks.of(seen.begin), last = chunks.of(seen.end - 1);
     const int64 panel_size = wide * kWidth;
     Real* const sum =
         static_cast<Real*>(shared.dq) + block * (tiling.block_q / kWidth) * panel_size;

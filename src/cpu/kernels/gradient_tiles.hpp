@@ -132,8 +132,7 @@ struct GradientTiles {
   // ---------------------------------------------------------------------------- the chunk of keys
 
   Interval chunk_keys(int64 chunk) const {
-    const int64 begin = chunk * tiling.chunk_k;
-    return {begin, smaller(begin + tiling.chunk_k, context.seq.len_k)};
+    return KeyChunks(tiling, context.seq.len_k).keys(chunk);
   }
 
   void load_chunk(Interval keys) const {

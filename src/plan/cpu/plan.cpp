@@ -112,9 +112,7 @@ Plan refused(std::string why, bool too_large = false) {
 
 }  // namespace
 
-int64 chunks_of(const CpuTiling& t, int64 len_k) {
-  return larger<int64>(1, divide_up(len_k, t.chunk_k));
-}
+int64 chunks_of(const CpuTiling& t, int64 len_k) { return KeyChunks(t, len_k).count; }
 
 Count dq_blocks_bound(const Problem& p, const CpuTiling& t) {
   const Sizes& s = p.sizes;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "plan/count.h"
+#include "semantics/mask.h"
 
 namespace regard {
 
@@ -39,6 +40,28 @@ REGARD_INLINE bool has_few_rows(const CpuShape& s, int64 len_q, int64 group) {
 }
 // Keys whose scores they have at once, and how many such blocks are a tile with its own sums.
 inline constexpr int64 kFewRowsKeys = 32, kFewRowsBlocks = 8;
+
+// The chunks of a sequence's keys in the backward pass: as few as chunk_k allows, and as even as
+// whole blocks of keys are, because a chunk's sums of dq wait for those of the chunk before it.
+struct KeyChunks {
+  int64 len_k = 0;
+  int64 block = 1;
+  int64 blocks = 1;
+  int64 count = 1;
+
+  REGARD_INLINE KeyChunks(const CpuTiling& tiling, int64 length)
+      : len_k(length),
+        block(tiling.block_k),
+        blocks(larger<int64>(1, divide_up(length, block))),
+        count(larger<int64>(1, divide_up(length, tiling.chunk_k))) {}
+
+  REGARD_INLINE int64 begin(int64 chunk) const { return chunk * blocks / count * block; }
+  REGARD_INLINE Interval keys(int64 chunk) const {
+    return {begin(chunk), smaller(begin(chunk + 1), len_k)};
+  }
+  // The chunk that has the key.
+  REGARD_INLINE int64 of(int64 key) const { return ((key / block + 1) * count - 1) / blocks; }
+};
 
 // Upper bound of what a kernel keeps of one panel's rows.
 inline constexpr int64 kPanelBytes = 2048;
