@@ -88,6 +88,7 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
   const int64 block_bytes =
       tiling.block_q * padded(tiling.shape, p.sizes.dim) * tiling.shape.real_size;
   const int64* const begins = list.begins.data();
+  const CpuTiling narrow = of_one_vector(tiling);
   parallel_tasks(int64(list.begins.size()) - 1, plan.workers, run, [&](int64 n, int worker) {
     for (int64 t = begins[n]; t < begins[n + 1]; ++t) {
       const BackwardTask& task = list.tasks[std::size_t(t)];
@@ -99,7 +100,11 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
           .dbias_strides = bias_gradient.strides(),
           .nonfinite_k = nonfinite_k ? nonfinite_k + batch.first_k(task.b, task.kv) : nullptr};
       uint8* const nonfinite = nonfinite_q ? nonfinite_q + batch.first_q(task.b, task.kv) : nullptr;
-      k.backward(p, tiling, shared, task, nonfinite, memory.scratch(worker));
+      const bool is_narrow =
+          k.backward_of_one_vector &&
+          fits_one_vector(tiling.shape, batch[task.b].seq.len_q, p.sizes.group());
+      (is_narrow ? k.backward_of_one_vector : k.backward)(p, is_narrow ? narrow : tiling, shared,
+                                                          task, nonfinite, memory.scratch(worker));
     }
   });
   if (p.dsink.given()) write_sink_gradient(p, plan.workers, run);

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <iterator>
+#include <string>
 
 #include "tests/cpu/case.hpp"
 #include "tests/cpu/forced.hpp"
@@ -13,7 +14,9 @@ namespace {
 
 // Whole strips of every instruction set, and others, of which some are whole vectors.
 constexpr std::int64_t kSizesOfFew[] = {1, 7, 16, 32, 48, 64, 80, 128, 160, 257};
-constexpr std::int64_t kKeysOfFew[] = {1, 2, 15, 31, 32, 33, 64, 100, 129};
+constexpr std::int64_t kKeysOfFew[] = {1, 2, 15, 31, 32, 33, 64, 100, 129, 300};
+// Those of the forward kernel and one more, and what a vector of the widest instruction set has.
+constexpr std::int64_t kRowsOfFew[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17};
 
 void check_few(const Settings& s) {
   const std::string wrong = disagreement(s, {.threads = 2});
@@ -27,7 +30,7 @@ TEST_SUITE_BEGIN("kernels");
 TEST_CASE("all numbers of rows and head sizes, in every type") {
   forced_backend();
   std::uint64_t seed = 8000;
-  for (std::int64_t rows = 1; rows <= 9; ++rows) {
+  for (std::int64_t rows : kRowsOfFew) {
     for (std::int64_t dim : kSizesOfFew) {
       for (Type type : tested_types()) {
         ++seed;
@@ -86,12 +89,17 @@ TEST_CASE("sequences of many rows in the batch change no bit of one of few") {
       many.used_k.set(b, 70);
     }
     many.forward({.threads = 2});
+    many.backward({.threads = 2});
     s.batch = 1;
     const Case few(s);
     few.used_q.set(0, 2);
     few.used_k.set(0, 70);
     few.forward({.threads = 1});
-    CHECK(many.out.bytes().substr(0, few.out.bytes().size()) == few.out.bytes());
+    few.backward({.threads = 1});
+    for (const auto result : {&Case::out, &Case::dq, &Case::dk, &Case::dv}) {
+      const std::string bytes((few.*result).bytes());
+      CHECK((many.*result).bytes().substr(0, bytes.size()) == bytes);
+    }
   }
 }
 

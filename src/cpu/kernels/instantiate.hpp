@@ -68,6 +68,22 @@ constexpr CpuShape shape_of_lanes() {
           .terms = kTerms<L>};
 }
 
+// As many sums in registers.
+template <class Base>
+struct OneVector : Base {
+  static constexpr int kVectors = 1;
+  static constexpr int kRows = Base::kRows * Base::kVectors;
+};
+
+template <class Base>
+constexpr auto backward_of_one_vector() -> decltype(CpuKernels::backward) {
+  if constexpr (Base::kLanes > 1 && Base::kVectors > 1 && Base::kPack == 1 && !kHasTiles<Base>) {
+    return run_backward<WithMath<OneVector<Base>>>;
+  } else {
+    return nullptr;
+  }
+}
+
 template <class Base, Isa isa, Type type>
 constexpr CpuKernels kernels_of() {
   using L = WithMath<Base>;
@@ -76,6 +92,7 @@ constexpr CpuKernels kernels_of() {
   return {.forward = run_forward<L>,
           .combine = run_combine<L>,
           .backward = run_backward<L>,
+          .backward_of_one_vector = backward_of_one_vector<Base>(),
           .spin = spin_of<L>()};
 }
 

@@ -15,6 +15,9 @@ struct CpuKernels {
                   char* scratch);
   void (*backward)(const Problem&, const CpuTiling&, const BackwardShared&, const BackwardTask&,
                    uint8* nonfinite, char* scratch);
+  // The same with panels of one vector, for as many rows; null where panels are no wider.
+  void (*backward_of_one_vector)(const Problem&, const CpuTiling&, const BackwardShared&,
+                                 const BackwardTask&, uint8* nonfinite, char* scratch);
   // Runs a register-only loop of the product's instruction; returns its floating point operations.
   double (*spin)(int64 rounds);
 };
