@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from ..memory import GpuMemory, Memory
 from ..side import Side
 
-ROUNDS = 4            # in which the sides take turns
+ROUNDS = 4            # in which the sides take turns, on a GPU
+ROUNDS_ON_CPU = 15    # whose speed changes with what other programs do
 IDLE_CALLS = 4        # of a side in a round
 TURN = 2e-3           # seconds of queued calls
 MOST = 20             # queued calls
-PAUSE = 0.05          # seconds in which threads of the CPU that spin fall asleep
+PAUSE = 0.01          # seconds in which threads of the CPU that spin fall asleep
 CYCLES = 2e9          # of the GPU's clock in a second, at most
 
 
@@ -30,7 +31,7 @@ def timed(sides: list[Side], memory: Memory) -> dict[str, dict[str, float]]:
     """Median seconds by side, "queued" and "idle". All sides have been called before."""
     round_of = _round_on_gpu if isinstance(memory, GpuMemory) else _round_on_cpu
     times = {side.name: Times() for side in sides}
-    for number in range(ROUNDS):
+    for number in range(ROUNDS if isinstance(memory, GpuMemory) else ROUNDS_ON_CPU):
         first = number % len(sides)
         for side in sides[first:] + sides[:first]:
             with side.around():
