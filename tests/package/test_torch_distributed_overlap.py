@@ -24,9 +24,9 @@ from distributed_files import Steps, attend_by_rows, results_by_copies  # noqa: 
 from distributed_pool import Pool, Raised  # noqa: E402
 
 from regard.torch import distributed as rd  # noqa: E402
-from regard.torch.distributed import (costs, head_groups, peer_layout, peers,  # noqa: E402
+from regard.torch.distributed import (costs, documents, head_groups, peer_layout, peers,  # noqa: E402
                                        shared_memory, symmetric, watch, whole_rows)
-from regard.torch.distributed.call import Call  # noqa: E402
+from regard.torch.distributed.call import Call, Pair, Wanted  # noqa: E402
 
 APART = Case("apart", 1152, pairs={"cu_seqlens": [0, 384, 768, 1152], "causal": True})
 BY_AREA = Case("by_area", 1152, pairs={"cu_seqlens": [0, 60, 570, 700, 1000], "causal": True},
@@ -192,8 +192,8 @@ class OneRank:
         return make()
 
     def __getattr__(self, name: str) -> Any:
-        assert name in ("wait_for", "run", "run_aside"), name
-        return lambda *arguments: None
+        assert name in ("wait_for", "run", "run_aside", "lanes"), name
+        return lambda *arguments: nullcontext() if name == "lanes" else None
 
 
 def test_sums_live_until_they_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +212,53 @@ def test_sums_live_until_they_are_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     assert alive() is not None
     wait()
     assert alive() is None
+
+
+def test_copies_of_keys_live_until_they_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where own keys are placed before."""
+    monkeypatch.setattr(peers, "memory_of", lambda ranks, like: OneRank())
+    plan = rd.plan(256, world_size=2, heads_q=2, head_size=8, causal=True, scheme="gather")
+    call = Call(plan, SimpleNamespace(rank=0), {}, False, {}, None, False, True, "")
+    k = torch.zeros(1, 128, 2, 8).transpose(1, 2)
+    part: Any = SimpleNamespace(k=k, v=k)
+    copies: list[Any] = []
+    with_dense_rows = peers._with_dense_rows
+
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        found = with_dense_rows(x)
+        copies.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(peers, "_with_dense_rows", copied)
+    exchange = peers.exchange(call, part, [part], has_sums=False)
+    assert exchange is not None
+    came = exchange.begin_keys(0)
+    with exchange.side_by_side(2):
+        assert len(copies) == 2 and all(copy() is not None for copy in copies)
+        came()
+        assert all(copy() is None for copy in copies)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_comes_first(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where calls are one after the other, sums travel next to whole documents."""
+    plan = rd.plan(600, world_size=2, heads_q=2, head_size=8, causal=True,
+                   cu_seqlens=[0, 100, 420, 600], scheme="halo")
+    call = Call(plan, SimpleNamespace(rank=1), {}, False, {}, None, False, True, "documents")
+    rows = torch.zeros(1, 2, 344, 8)
+    keys = Pair(*(torch.zeros(1, 2, 600, 8) for _ in range(2)))
+    order: list[Any] = []
+    exchange = SimpleNamespace(
+        at_once=at_once, begin_keys=lambda part: lambda: keys, empty_sums=lambda part: keys,
+        side_by_side=lambda count: nullcontext(lambda number: nullcontext()),
+        begin_sums=lambda *_: order.append("sums") or (lambda: order.append("waits")))
+    monkeypatch.setattr(documents.gather, "exchange", lambda *_: exchange)
+    monkeypatch.setattr(documents.one, "backward", lambda call, tensors, *_: order.append(
+        "shared" if tensors.k is keys.k else "whole"))
+    kept = (rows, rows[..., 0], rows, rows, rows, *5 * [None])
+    documents.backward(call, kept, rows, None, Wanted(True, True, True, False, False))
+    assert order == (["whole", "shared", "sums", "waits"] if at_once else
+                     ["shared", "sums", "whole", "waits"])
 
 
 # ------------------------------------------------------------------------------------- shared memory

@@ -11,8 +11,10 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 if not torch.distributed.is_available():
     pytest.skip("needs torch.distributed", allow_module_level=True)
 
+import regard  # noqa: E402
+from regard.torch import attention  # noqa: E402
 from regard.torch import distributed as rd  # noqa: E402
-from regard.torch.distributed import packing  # noqa: E402
+from regard.torch.distributed import documents, packing  # noqa: E402
 from regard.torch.distributed.call import Call, visibility_options  # noqa: E402
 
 
@@ -54,7 +56,11 @@ def test_documents_are_packed_sequences(scheme: str, is_causal: bool) -> None:
                     continue
                 packed += 1
                 assert (found.q[-1], found.k[-1]) == (plan.rows(rank), keys)
-                assert (found.most_q, found.most_k) == (found.q.diff().max(), found.k.diff().max())
+                if world == 1:  # rows after the last document are a sequence, too
+                    longest = max(end - begin for begin, end in zip(cuts, [*cuts[1:], 1500]))
+                    assert found.most_q == found.most_k == longest
+                for most, ends in ((found.most_q, found.q), (found.most_k, found.k)):
+                    assert not (ends[1:] > ends[:-1] + most).any()
                 assert torch.equal(visible_by_cuts(found, plan.rows(rank), keys),
                                    visible_by_spans(spans, keys))
     assert packed > 20
@@ -68,16 +74,42 @@ def test_spans_that_are_no_packed_sequences(spans: list[list[int]]) -> None:
 
 
 def test_which_calls_are_packed() -> None:
-    """Those of one batch entry without bias and mask."""
-    def options(batch: int, may_pack: bool, by_position: bool) -> dict[str, Any]:
-        plan = rd.plan(600, world_size=2, heads_q=2, head_size=8, batch=batch, causal=True,
+    """Those that may, and have no positions."""
+    def options(may_pack: bool, by_position: bool) -> dict[str, Any]:
+        plan = rd.plan(600, world_size=2, heads_q=2, head_size=8, causal=True,
                        cu_seqlens=[0, 100, 420, 600], scheme="halo")
         call = Call(plan, SimpleNamespace(rank=1), {}, by_position, {}, None, False, True, "")
         return visibility_options(call, None, None, "cpu", may_pack=may_pack)
 
-    found = options(1, True, False)
+    found = options(True, False)
     assert found["cu_seqlens_q"].tolist() == [0, 0, 164, 344] and found["causal"] == "bottom_right"
     assert found["cu_seqlens_k"].tolist() == [0, 100, 420, 600] and "row_spans" not in found
     assert (found["max_seqlen_q"], found["max_seqlen_k"]) == (180, 320)
-    for batch, may_pack, by_position in ((2, True, False), (1, False, False), (1, True, True)):
-        assert "row_spans" in options(batch, may_pack, by_position)
+    for may_pack, by_position in ((False, False), (True, True)):
+        assert "row_spans" in options(may_pack, by_position)
+
+
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_the_tensors_say_how_many_entries_there_are(batch: int) -> None:
+    """The plan's batch is for numbers of bytes alone."""
+    cuts = [0, 100, 420, 600]
+    plan = rd.plan(600, world_size=1, heads_q=2, head_size=8, causal=True, cu_seqlens=cuts)
+    draw = torch.Generator().manual_seed(1)
+    tensors = [torch.randn(batch, 2, 600, 8, generator=draw, dtype=torch.float64).requires_grad_()
+               for _ in range(3)]
+    dout = torch.randn(batch, 2, 600, 8, generator=draw, dtype=torch.float64)
+    mask = regard.masks.causal_documents(torch.tensor(cuts), like=dout)
+    results = [(out, *torch.autograd.grad(out, tensors, dout)) for out in (
+        rd.attention(*tensors, plan), attention(*tensors, mask=mask))]
+    for found, wanted in zip(*results):
+        assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_parts_of_documents(batch: int) -> None:
+    plan = rd.plan(600, world_size=2, heads_q=2, head_size=8, causal=True,
+                   cu_seqlens=[0, 100, 420, 600], scheme="halo")
+    call = Call(plan, SimpleNamespace(rank=1), {}, False, {}, None, False, True, "documents")
+    shared, whole = documents._parts(call, torch.empty(batch, 2, 344, 8))
+    name = "cu_seqlens_q" if batch == 1 else "row_spans"
+    assert whole and all(name in options for options in (shared.options, *(x for _, x in whole)))

@@ -108,7 +108,7 @@ def visibility_options(call: Call, given: Tensor | None, owner: int | None, devi
     do ALiBi and dropout; other keys are seen by spans, or as packed sequences where that is the same.
 
     given: the caller's spans, of positions in the whole sequence. may_pack: whether the call is over all
-    of the part's rows, and has no bias and no mask. Errors: InvalidArgument where n of
+    of the part's keys, and has one batch entry, no bias and no mask. Errors: InvalidArgument where n of
     the plan's spans times n of the caller's is more than 8."""
     plan, rank = call.plan, call.ranks.rank
     first = plan.kept_value(

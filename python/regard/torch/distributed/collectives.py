@@ -14,7 +14,11 @@ from .ranks import completing
 
 
 class Exchange:
-    """One pass, whose calls have the heads of `parts`, one after the other."""
+    """One pass, whose calls have the heads of `parts`, one after the other.
+
+    at_once: whether calls in the contexts of `side_by_side` may be under way at once."""
+
+    at_once = False
 
     def __init__(self, call: Call, parts: Sequence[Tensors]) -> None:
         self._call, self._parts = call, parts

@@ -1,6 +1,6 @@
 """Gather and halo of documents: rows whose documents are whole on the rank are calls of their own,
-on q, k and v where they lie, while keys of other documents arrive and sums for them travel. In backward
-the other rows' call, whose sums travel, comes first as soon as its keys are there.
+on q, k and v where they lie, while keys of other documents arrive, and in backward while sums for them
+travel. Where the calls of a backward pass may be under way at once, they do so while keys arrive as well.
 
 All other rows are a call over their own and the received keys, as in gather.py. Gradients of a key
 are those of one call, or the sum of all ranks' in a fixed order.
@@ -30,7 +30,7 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """out, lse, and what backward needs."""
     out = dense(tensors.q, tensors.v.shape[-1], call.out_type)
     lse = tensors.q.new_empty(tensors.q.shape[:-1], dtype=one.sums_type(tensors.q))
-    shared, whole = _parts(call, tensors.q.device)
+    shared, whole = _parts(call, tensors.q)
     coming = gather.exchange(call, tensors, [tensors], has_sums=False).begin_keys(0)
     with completing([coming]):
         for run, options in whole:
@@ -49,34 +49,42 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
     out, lse, *rest = kept
     tensors = Tensors(*rest)  # type: ignore[arg-type]
     results = dout, dlse, out, lse
-    shared, whole = _parts(call, tensors.q.device)
+    shared, whole = _parts(call, tensors.q)
     made = gather.empty_gradients(call, tensors, wanted)
     sinks = [] if made.dsink is None else [torch.empty_like(made.dsink) for _ in (shared, *whole)]
     exchange = gather.exchange(call, tensors, [tensors], wanted.keys)
     coming = exchange.begin_keys(0)
-    sums = exchange.empty_sums(0) if wanted.keys else None
-    returned: Callable[[], None] = lambda: None  # noqa: E731
-    with completing([coming]), exchange.side_by_side(2) as lane:
-        with lane(1):
-            for n, (run, options) in enumerate(whole):
-                dq, dk, dv = (None if x is None else x[:, :, run]
-                              for x in (made.dq, made.dk, made.dv))
-                into = Gradients(dq, dk, dv, None, sinks[1 + n] if sinks else None)
-                one.backward(call, _of_run(tensors, run), options, tuple(
-                    None if x is None else x[:, :, run] for x in results), into)
-        with lane(0):
-            local = shared.tensors(tensors, coming())
-            dq = None if made.dq is None else shared.of(made.dq)
-            dk, dv = sums or (None, None)
-            one.backward(call, local, shared.options, tuple(
-                None if x is None else shared.of(x) for x in results),
-                Gradients(dq, dk, dv, None, sinks[0] if sinks else None))
-            if made.dq is not None and dq is not None:
-                shared.put(made.dq, dq)
-            if sums is not None:
-                returned = exchange.begin_sums(0, sums, partial(
-                    key_sums.write_sums, call, call_keys.SHARED, Pair(made.dk, made.dv), sums))
-    returned()
+    returning: list[Callable[[], None]] = []
+
+    def of_whole() -> None:
+        for n, (run, options) in enumerate(whole):
+            dq, dk, dv = (None if x is None else x[:, :, run] for x in (made.dq, made.dk, made.dv))
+            into = Gradients(dq, dk, dv, None, sinks[1 + n] if sinks else None)
+            one.backward(call, _of_run(tensors, run), options, tuple(
+                None if x is None else x[:, :, run] for x in results), into)
+
+    def of_shared() -> None:
+        local = shared.tensors(tensors, coming())
+        dq = None if made.dq is None else shared.of(made.dq)
+        dk, dv = sums or (None, None)
+        one.backward(call, local, shared.options, tuple(
+            None if x is None else shared.of(x) for x in results),
+            Gradients(dq, dk, dv, None, sinks[0] if sinks else None))
+        if made.dq is not None and dq is not None:
+            shared.put(made.dq, dq)
+        if sums is not None:
+            returning.append(exchange.begin_sums(0, sums, partial(
+                key_sums.write_sums, call, call_keys.SHARED, Pair(made.dk, made.dv), sums)))
+
+    with completing([coming]), completing(returning):
+        sums = exchange.empty_sums(0) if wanted.keys else None
+        with exchange.side_by_side(2) as lane:
+            calls = [(0, of_shared), (1, of_whole)]  # by their priorities
+            for number, attend in reversed(calls) if exchange.at_once else calls:
+                with lane(number):
+                    attend()
+    for wait in returning:
+        wait()
     if made.dsink is not None:
         made.dsink.copy_(torch.stack(sinks).sum(0))
     return made
@@ -107,20 +115,24 @@ def _of_run(tensors: Tensors, run: slice) -> Tensors:
     return tensors._replace(q=tensors.q[:, :, run], k=tensors.k[:, :, run], v=tensors.v[:, :, run])
 
 
-def _parts(call: Call, device: Any) -> tuple[_Shared, list[tuple[slice, dict[str, Any]]]]:
+def _parts(call: Call, q: Tensor) -> tuple[_Shared, list[tuple[slice, dict[str, Any]]]]:
     """The shared rows, and the runs of whole ones with the options of their calls."""
-    plan, rank = call.plan, call.ranks.rank
+    plan, rank, device = call.plan, call.ranks.rank, q.device
+
+    def seen(name: Any, spans: Callable[[Any], Tensor], keys: int) -> dict[str, Any]:
+        if len(q) == 1:
+            return packing.options_of(plan, (name, rank), spans, keys, device)
+        return {"row_spans": spans(device)}
 
     def made() -> tuple[_Shared, list[tuple[slice, dict[str, Any]]]]:
         rows = whole_rows.shared_rows(plan, rank)
         cuts = neighbours(rows)
         run = slice(0, 0) if not cuts else slice(int(rows[0]), int(rows[-1]) + 1)
-        shared = _Shared(run if len(cuts) <= 1 else None, rows.to(device),
-                         packing.options_of(plan, ("shared", rank),
-                                            partial(whole_rows.shared_spans, plan, rank),
-                                            len(whole_rows.shared_keys(plan, rank)), device))
-        return shared, [(run, packing.options_of(
-            plan, ("run", rank, run.start), partial(whole_rows.spans_of_run, plan, rank, run),
-            run.stop - run.start, device)) for run in whole_rows.runs(plan, rank)]
+        shared = _Shared(run if len(cuts) <= 1 else None, rows.to(device), seen(
+            "shared", partial(whole_rows.shared_spans, plan, rank),
+            len(whole_rows.shared_keys(plan, rank))))
+        return shared, [(run, seen(("run", run.start), partial(
+            whole_rows.spans_of_run, plan, rank, run), run.stop - run.start))
+            for run in whole_rows.runs(plan, rank)]
 
     return call.kept("parts", made)

@@ -98,8 +98,9 @@ class _Calls(NamedTuple):
 
 def _calls(call: Call, tensors: Tensors, pass_: Any, groups: Callable[[], list[Group]]) -> _Calls:
     def made() -> _Calls:
+        may_pack = tensors.q.shape[0] == 1 and tensors.bias is None and tensors.mask is None
         options = one.visibility_options(call, tensors.row_spans, None, tensors.q.device,
-                                         may_pack=tensors.bias is None and tensors.mask is None)
+                                         may_pack=may_pack)
         found = groups()
         name = call_keys.name_of(call)
         keys = call_keys.positions(call.plan, call.ranks.rank, name, tensors.q.device)

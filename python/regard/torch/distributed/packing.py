@@ -25,12 +25,11 @@ class Cuts(NamedTuple):
 
 def options_of(plan: Plan, name: Any, spans: Callable[[Any], Tensor], keys: int, device: Any
                ) -> dict[str, Any]:
-    """Options of a call whose rows see these spans, of so many keys.
+    """Options of a call with one batch entry, without bias and mask, whose rows see these spans, of so
+    many keys.
 
     name: of the spans, for which cuts are kept. spans: gives them on a device."""
-    cuts: Cuts | None = None
-    if plan.sizes.batch == 1:
-        cuts = plan.kept_value(("cuts", name), lambda: cuts_of(spans("cpu"), keys))
+    cuts: Cuts | None = plan.kept_value(("cuts", name), lambda: cuts_of(spans("cpu"), keys))
     if cuts is None:
         return {"row_spans": spans(device)}
     q, k = (plan.kept(("cuts of", which, name), device, lambda: found)

@@ -41,6 +41,8 @@ def exchange(call: Call, tensors: Tensors, parts: Sequence[Tensors], has_sums: b
 class Exchange:
     """As collectives.Exchange."""
 
+    at_once = True
+
     def __init__(self, memory: SharedMemory, call: Call, tensors: Tensors, parts: Sequence[Tensors],
                  layout: Layout) -> None:
         self._memory, self._call, self._parts, self._layout = memory, call, parts, layout
@@ -63,10 +65,12 @@ class Exchange:
         done = memory.run_aside(self._steps(layout.give_keys, part, k, v), k, v)
         if not self._places_all:
             self._own.append(self._placing(part, k, v))
+        held = [k, v]  # perhaps copies, until the current stream waits: it may give their memory away
 
         def came() -> Pair:
             self._place_own()
             memory.wait_for(done)
+            held.clear()
             return self._keys[part]
 
         return came

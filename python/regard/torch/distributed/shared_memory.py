@@ -59,8 +59,7 @@ class SharedMemory:
     def lanes(self, count: int) -> Iterator[Callable[[int], AbstractContextManager[None]]]:
         """For so many calls of a pass, each in the context that this gives for its number: they may be
         under way at once. Blocks of earlier numbers come first, so that later calls fill what they
-        leave idle, and their small kernels do not wait for large ones. The last number is the current
-        stream, which waits for the others in the end."""
+        leave idle. The last number is the current stream, which waits for the others in the end."""
         others = self._other_lanes(count - 1)
         streams = [*reversed([stream for stream, _ in others]), self._main]
         if others:
