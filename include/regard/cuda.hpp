@@ -77,7 +77,7 @@ struct RowCopy {
 void copy_rows(int device, const RowCopy* copies, std::size_t count, void* stream);
 /// The same by a kernel for each, which is compiled at its first use, where all addresses, pitches
 /// and widths are multiples of 16 bytes; else by the driver. It is for copies within one GPU's
-/// memory, which the driver makes by kernels as well, with 1.5 TB/s of reads and writes on an H100.
+/// memory, which the driver makes by kernels as well, but slower ones for large copies on an H100.
 void copy_rows_by_kernels(int device, const RowCopy* copies, std::size_t count, void* stream);
 /// to = first + second, in f32, or in f64 if all are f64: tensors of rank 4 and equal sizes, with
 /// memory that the device reaches; first and second f32, `to` of any float type. One kernel on a

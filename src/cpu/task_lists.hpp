@@ -102,7 +102,7 @@ struct TaskList {
 };
 
 // The chunks of a head add to its dq one after the other: those of as many heads as there are
-// workers come in turns, so that no worker waits for the others.
+// workers come in turns, so that workers seldom wait for each other.
 template <class Entries>
 TaskList chunks_in_turns(const Problem& p, const Entries& batch, int64 workers) {
   const int64 heads = p.sizes.heads_kv, count = batch.size() * heads;

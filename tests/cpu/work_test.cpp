@@ -77,7 +77,7 @@ struct CountingBatch {
 };
 
 // Steps of planning `count` sequences of one row and one of `count` rows.
-int64 planning_steps(int64 count, Pass pass, bool with_bias) {
+int64 planning_steps(int64 count, Pass pass, bool with_bias, int64 workers) {
   std::vector<std::int32_t> begins{0};
   for (int64 b = 0; b <= count; ++b) {
     begins.push_back(begins.back() + std::int32_t(b == count / 2 ? count : 1));
@@ -95,10 +95,10 @@ int64 planning_steps(int64 count, Pass pass, bool with_bias) {
   const cpu_backend::Batch batch(p, tiling);
   const CountingBatch counting{batch};
   if (pass == Pass::forward) {
-    const auto work = cpu_backend::forward_work(p, tiling, counting, 1, nullptr);
+    const auto work = cpu_backend::forward_work(p, tiling, counting, workers, nullptr);
     return counting.reads + int64(work.tasks.size());
   }
-  const auto list = cpu_backend::backward_work(p, counting, 1);
+  const auto list = cpu_backend::backward_work(p, counting, workers);
   return counting.reads + int64(list.tasks.size());
 }
 
@@ -203,10 +203,12 @@ TEST_CASE("planning ragged batches takes steps in proportion to the rows") {
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     for (const bool with_bias : {false, true}) {
       if (with_bias && pass == Pass::forward) continue;
-      const int64 once = planning_steps(4'000, pass, with_bias);
-      const int64 twice = planning_steps(8'000, pass, with_bias);
-      CHECK(once >= 4'000);
-      CHECK(twice < once * 23 / 10);  // sorting adds a logarithm
+      for (const int64 workers : {1, 64}) {
+        const int64 once = planning_steps(4'000, pass, with_bias, workers);
+        const int64 twice = planning_steps(8'000, pass, with_bias, workers);
+        CHECK(once >= 4'000);
+        CHECK(twice < once * 23 / 10);  // sorting adds a logarithm
+      }
     }
   }
 }

@@ -216,8 +216,11 @@ TEST_CASE("copies of rows by kernels") {
                                     .from_pitch = from_pitch,
                                     .width = width,
                                     .rows = rows};
+    const std::size_t launches = fake.machine->launches.size();
     cuda_memory::copy_rows_by_kernels(0, &copy, 1, nullptr);
     CHECK(to == wanted);
+    const bool fits = width > 0 && width % 16 == 0 && (to_pitch | from_pitch) % 16 == 0;
+    CHECK(fake.machine->launches.size() - launches == (fits ? 1 : 0));
     for (const std::vector<char>* x : {&from, &to}) {
       fake.machine->memory.erase(reinterpret_cast<std::uintptr_t>(x->data()));
     }

@@ -228,7 +228,7 @@ TEST_CASE("golden explanations") {
                          "  because  the widest instruction set that this processor has; its bf16 "
                          "dot products are faster than f32 FMA (measured)\n"
                          "kernel     backward avx512bf16, bf16 dot products summed in f32, tile 64 "
-                         "x 64, panel 32, chunk 256\n"
+                         "x 64, panel 32, chunks up to 256\n"
                          "mask       50.0 % of the pairs are visible; tiles without any are "
                          "skipped\n"));
   CHECK(text(a, Pass::forward, kSlowBf16, "").find("bf16 converted as it is read") !=

@@ -51,7 +51,7 @@ std::string kernel_line(const Problem& p, const Plan& plan) {
   text += std::string(" ") + name_of(plan.isa) + ", " + product_of(plan.isa, p.type) +
           converts(plan.isa, p.type) + ", tile " + std::to_string(t.block_q) + " x " +
           std::to_string(t.block_k) + ", panel " + std::to_string(t.shape.panel());
-  if (p.backward) text += ", chunk " + std::to_string(t.chunk_k);
+  if (p.backward) text += ", chunks up to " + std::to_string(t.chunk_k);
   return text;
 }
 

@@ -27,7 +27,7 @@ struct CpuTiling {
   int64 block_q = 0;  // query rows of a task: they share packed keys
   int64 block_k = 0;  // keys of a score tile
   int64 pack_k = 0;   // forward: keys that are packed for all rows of a task, whole blocks
-  int64 chunk_k = 0;  // keys of a backward task; and of a forward one whose few rows are split
+  int64 chunk_k = 0;  // most keys of a backward task; and of a forward one whose few rows are split
 };
 
 // Forward: a sequence with at most so many rows for each key head has head elements in its lanes
