@@ -46,14 +46,21 @@ void GpuSteps::run(const std::vector<std::uintptr_t>& addresses, std::uint32_t v
   void* const on = reinterpret_cast<void*>(stream);
   without_gil([&] {
     for (const Step& step : steps_) {
-      if (step.kind == Kind::write) cuda_memory::write_word(device, at(step.to), value, on);
-      if (step.kind == Kind::wait) cuda_memory::wait_for_word(device, at(step.to), value, on);
-      if (step.kind == Kind::write || step.kind == Kind::wait) continue;
       cuda_memory::RowCopy rows = step.rows;
-      rows.to = at(step.to);
-      rows.from = at(step.from);
-      if (step.kind == Kind::copy) cuda_memory::copy_rows(device, &rows, 1, on);
-      if (step.kind == Kind::place) cuda_memory::copy_rows_by_kernels(device, &rows, 1, on);
+      switch (step.kind) {
+        case Kind::write:
+          cuda_memory::write_word(device, at(step.to), value, on);
+          break;
+        case Kind::wait:
+          cuda_memory::wait_for_word(device, at(step.to), value, on);
+          break;
+        case Kind::copy:
+        case Kind::place:
+          rows.to = at(step.to);
+          rows.from = at(step.from);
+          (step.kind == Kind::copy ? cuda_memory::copy_rows : cuda_memory::copy_rows_by_kernels)(
+              device, &rows, 1, on);
+      }
     }
   });
 }

@@ -68,7 +68,7 @@ constexpr CpuShape shape_of_lanes() {
           .terms = kTerms<L>};
 }
 
-// As many sums in registers.
+// Lanes whose panels are one vector, with as many sums in registers.
 template <class Base>
 struct OneVector : Base {
   static constexpr int kVectors = 1;

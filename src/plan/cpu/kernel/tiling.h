@@ -38,6 +38,9 @@ REGARD_INLINE int64 most_few_rows(const CpuShape& s) {
 REGARD_INLINE bool has_few_rows(const CpuShape& s, int64 len_q, int64 group) {
   return len_q * group <= most_few_rows(s);
 }
+// Keys whose scores they have at once, and how many such blocks are a tile with its own sums.
+inline constexpr int64 kFewRowsKeys = 32, kFewRowsBlocks = 8;
+
 // Backward: a sequence whose rows for a key head are at most a vector has panels of one.
 REGARD_INLINE bool fits_one_vector(const CpuShape& s, int64 len_q, int64 group) {
   return len_q * group <= s.lanes;
@@ -47,8 +50,6 @@ REGARD_INLINE CpuTiling of_one_vector(CpuTiling t) {
   t.block_q = t.shape.lanes;
   return t;
 }
-// Keys whose scores they have at once, and how many such blocks are a tile with its own sums.
-inline constexpr int64 kFewRowsKeys = 32, kFewRowsBlocks = 8;
 
 // The chunks of a sequence's keys in the backward pass: as few as chunk_k allows, and as even as
 // whole blocks of keys are, because a chunk's sums of dq wait for those of the chunk before it.
