@@ -16,6 +16,11 @@ namespace regard {
 
 using Accumulator = float[4];  // lane l: rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next
 
+REGARD_DEVICE void add(Accumulator& d, const Accumulator& x) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) d[e] += x[e];
+}
+
 // A tile in shared memory: its first row, and the bytes from row to row. Swizzled: a row's piece of
 // 16 bytes lies where the row's number, modulo 8, is exclusively or'ed to the piece's number.
 struct TileView {
@@ -37,6 +42,7 @@ struct Fragments {  // f16 and bf16
   using Format = typename ElementOf<kType>::Format;
   static constexpr int kStep = 16;
   static constexpr int kBytes = 2;
+  static constexpr bool kTwoTerms = false;
 
   struct A {
     uint32 word[4];
@@ -88,9 +94,6 @@ struct Fragments {  // f16 and bf16
 
   static REGARD_DEVICE void multiply(Accumulator& d, const A& a, const B& b) {
     mma_m16n8k16<Format>(d, a.word, b.word[0], b.word[1]);
-  }
-  static REGARD_DEVICE void multiply_exactly(Accumulator& d, const A& a, const B& b) {
-    multiply(d, a, b);
   }
 
   // An accumulator into a tile: rows [row, row + 16), columns [column, column + 8).
@@ -183,17 +186,16 @@ struct Fragments<Type::f32, kProducts> {
     }
     mma_m16n8k8_tf32(d, a.word, b.word[0], b.word[1]);
   }
-  // The product of one step, summed from zero and added with rounding to nearest. Scores need it:
-  // the exponential turns their absolute error into a relative one.
-  static REGARD_DEVICE void multiply_exactly(Accumulator& d, const A& a, const B& b) {
-    if constexpr (kTwoTerms) {
-      Accumulator product = {};
-      multiply(product, a, b);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) d[e] += product[e];
-    } else {
-      multiply(d, a, b);
-    }
+  // The product of the large terms of one step is summed from zero and added to d with rounding to
+  // nearest. Scores need it: the exponential turns their absolute error into a relative one. The
+  // other terms are summed apart, so that no step waits for the one before it.
+  static REGARD_DEVICE void multiply_exactly(Accumulator& d, Accumulator& rest, const A& a,
+                                             const B& b) {
+    Accumulator product = {};
+    mma_m16n8k8_tf32(rest, a.rest, b.word[0], b.word[1]);
+    mma_m16n8k8_tf32(product, a.word, b.word[0], b.word[1]);
+    mma_m16n8k8_tf32(rest, a.word, b.rest[0], b.rest[1]);
+    add(d, product);
   }
 
   static REGARD_DEVICE void store(const TileView& tile, int row, int column, const Accumulator& x) {
@@ -222,6 +224,8 @@ template <class F, int kSteps, int kM, int kBlocks, class LoadA>
 REGARD_DEVICE void multiply_transposed(Accumulator (&x)[kM][kBlocks], const TileView& tile, int row,
                                        LoadA load_a) {
   clear(x);
+  Accumulator rest[F::kTwoTerms ? kM : 1][F::kTwoTerms ? kBlocks : 1];
+  clear(rest);
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
     typename F::A a[kM];
@@ -233,9 +237,22 @@ REGARD_DEVICE void multiply_transposed(Accumulator (&x)[kM][kBlocks], const Tile
       F::load_b(b, tile, row + n * 8, k * F::kStep);
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
-        F::multiply_exactly(x[m][n], a[m], b[0]);
-        F::multiply_exactly(x[m][n + 1], a[m], b[1]);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if constexpr (F::kTwoTerms) {
+            F::multiply_exactly(x[m][n + i], rest[m][n + i], a[m], b[i]);
+          } else {
+            F::multiply(x[m][n + i], a[m], b[i]);
+          }
+        }
       }
+    }
+  }
+  if constexpr (F::kTwoTerms) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) add(x[m][n], rest[m][n]);
     }
   }
 }
