@@ -63,15 +63,18 @@ void pack(Attention& a) {
 
 TEST_SUITE_BEGIN("cuda_plan");
 
-TEST_CASE("f32 forward: two warps a tile where tiles are many, four where they are few") {
+TEST_CASE("f32 forward: higher tiles where they are many, and warps that share rows where few") {
   CHECK(forward({25, 4, 4, 144, 144, 64}) == "mma 32x32, 2 warps");
-  CHECK(forward({38, 7, 7, 164, 164, 64}, make_causal) == "mma 32x32, 2 warps");
-  CHECK(forward({8, 28, 28, 160, 160, 128}, make_causal) == kTwoWarps);
+  CHECK(forward({4, 12, 12, 67, 214, 64}) == "mma 32x32, 2 warps");
+  CHECK(forward({44, 8, 8, 82, 82, 88}) == "mma 32x32, 2 warps");
+  CHECK(forward({4, 3, 3, 214, 214, 96}, make_causal) == kFourWarps);
+  CHECK(forward({3, 16, 16, 48, 82, 96}) == kFourWarps);
   CHECK(forward({16, 23, 23, 77, 77, 192}, make_causal) == kTwoWarps);
-  CHECK(forward({9, 15, 15, 154, 154, 168}) == kTwoWarps);
+  CHECK(forward({17, 3, 3, 292, 125, 152}) == "mma 64x16, 4 warps");
   CHECK(forward({8, 5, 5, 53, 53, 176}) == kFourWarps);
-  CHECK(forward({32, 1, 1, 126, 126, 144}, make_causal) == kFourWarps);
+  CHECK(forward({8, 8, 8, 64, 64, 256}) == kFourWarps);
   CHECK(forward({11, 1, 1, 110, 110, 128}) == kLowest);
+  CHECK(forward({20, 9, 9, 115, 115, 232}, make_causal) == "mma 64x16, 4 warps");
   CHECK(forward({56, 9, 9, 115, 115, 232}) == "mma 64x16, 4 warps");
 }
 
@@ -95,7 +98,7 @@ TEST_CASE("f32 forward: packed sequences by their mean") {
   CHECK(forward({1, 28, 28, 277, 277, 128}, [](Attention& a) {
           make_causal(a);
           pack<13 * 129, 13>(a);
-        }) == kTwoWarps);
+        }) == "mma 32x32, 2 warps");
   CHECK(forward({1, 14, 2, 303, 303, 200}, pack<13 * 200, 13>) == "wgmma 128x48, 12 warps");
 }
 
