@@ -22,14 +22,14 @@ TEST_CASE("Hopper's own kernel, except little work and few rows") {
   const auto little = [&](const Shape& shape, Causal causal = Causal::none) {
     return says(chosen(shape, causal), "so little work");
   };
-  CHECK(chosen(of_heads(1, 300, 128)).name() == "cuda:wgmma");
+  CHECK(chosen(of_heads(1, 1201, 128)).name() == "cuda:wgmma");
   CHECK(chosen(of_heads(4, 100000, 256)).name() == "cuda:wgmma");
   CHECK(little(of_heads(1, 7919, 64)));  // 60 keys for each multiprocessor are 7920
   CHECK(chosen(of_heads(1, 7920, 64)).name() == "cuda:wgmma");
-  CHECK(little(of_heads(8, 989, 64)));
-  CHECK(chosen(of_heads(8, 990, 64)).name() == "cuda:wgmma");
-  CHECK(little(of_heads(8, 1099, 64), Causal::bottom_right));
-  CHECK(chosen(of_heads(8, 1100, 64), Causal::bottom_right).name() == "cuda:wgmma");
+  CHECK(little(of_heads(8, 1200, 64)));
+  CHECK(chosen(of_heads(8, 1201, 64)).name() == "cuda:wgmma");
+  CHECK(little(of_heads(8, 2048, 64), Causal::bottom_right));
+  CHECK(chosen(of_heads(8, 2049, 64), Causal::bottom_right).name() == "cuda:wgmma");
   CHECK(little(of_heads(65, 256, 64)));
   CHECK(chosen(of_heads(66, 256, 64)).name() == "cuda:wgmma");
   Shape f32_rows = of_heads(8, 989, 64);

@@ -120,6 +120,40 @@ TEST_CASE("33 to 96 rows above 128 columns: four warps share the columns of few 
   CHECK(tile(12, 33, 33, 128) == "32x32, 2, 1");
 }
 
+TEST_CASE("more than 64 rows of few heads: four warps share out the keys of low tiles") {
+  const auto shared = [](std::int64_t heads, std::int64_t length, std::int64_t dim,
+                         Causal causal = Causal::none) {
+    Attention a = attention({.batch = 1,
+                             .heads_q = heads,
+                             .heads_kv = heads,
+                             .len_q = length,
+                             .len_k = length,
+                             .dim = dim});
+    a.causal = causal;
+    const CudaPlan plan = planned(problem(a), "sm_90");
+    const CudaLaunch* const forward = launch_of(plan, Kernel::forward);
+    return plan.splits == 1 && forward->config.tiling.rows == 16 &&
+           forward->config.tiling.key_warps == 4;
+  };
+  CHECK(shared(16, 256, 64));
+  CHECK_FALSE(shared(17, 256, 64));
+  CHECK(shared(12, 512, 64));
+  CHECK_FALSE(shared(13, 512, 64));
+  CHECK(shared(4, 1200, 64));
+  CHECK_FALSE(shared(4, 1216, 64));
+  CHECK_FALSE(shared(4, 1200, 32));
+  CHECK(shared(8, 800, 64, Causal::top_left));
+  CHECK_FALSE(shared(8, 160, 64, Causal::top_left));
+  CHECK(shared(4, 512, 128));
+  CHECK_FALSE(shared(5, 512, 128));
+  CHECK(shared(8, 256, 192));
+  CHECK_FALSE(shared(8, 256, 192, Causal::top_left));
+  CHECK(shared(2, 800, 256));
+  CHECK_FALSE(shared(3, 800, 256));
+  CHECK(tile(4, 400, 400, 80) == "16x16, 4, 3, key warps 4");
+  CHECK(tile(4, 400, 400, 80, Pass::forward, mask) != "16x16, 4, 3, key warps 4");
+}
+
 TEST_CASE("narrow windows: low tiles up to 64 columns, except of many heads") {
   const auto window = [](std::int64_t heads, std::int64_t rows, std::int64_t left,
                          std::int64_t dim = 64) {

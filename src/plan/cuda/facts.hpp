@@ -219,6 +219,30 @@ inline int rows_of_packed_tile(int64 rows, int64 usual_rows, int64 columns, bool
   return square && hides && columns <= 64 ? 64 : 0;
 }
 
+// So few rows that tiles of 16, whose keys four warps share out, are faster than higher ones on
+// fewer multiprocessors. H100, (heads, rows and keys, D), us, of wgmma or higher tiles of mma and
+// of such tiles: (8, 200, 64) 5.5 and 4.1, (16, 360, 64) 8.1 and 6.9, causal 8.4 and 8.0, (24, 360,
+// 64) 8.2 and 11.8, (4, 1200, 64) 15.8 and 12.9, (4, 2048, 64) causal 22.1 and 17.6; (8, 100,
+// 128) 5.9 and 4.6, causal 5.9 and 6.2, (4, 360, 128) 9.0 and 6.9, causal 9.2 and 8.4, (2, 800,
+// 128) 13.3 and 10.2, (6, 491, 80) 9.8 and 11.7; (6, 308, 160) 9.8 and 10.2, (8, 194, 192) 9.1
+// and 7.5; (8, 200, 256) 11.2 and 8.4, (2, 800, 256) 21.4 and 16.8. `heads`: for each
+// multiprocessor.
+inline bool repays_shared_keys(int64 rows, int64 keys, int64 columns, bool hides, double heads) {
+  constexpr int64 kLeast = 65, kLeastHidden = 161, kFewKeys = 256;
+  const double tiles = heads * double(divide_up(rows, int64(16)));
+  if (rows < kLeast || keys < (hides ? kLeastHidden : kLeast) || columns > 256) return false;
+  if (columns > 192) return keys <= 800 && tiles <= 1;
+  if (columns > 128) return !hides && keys <= kFewKeys && tiles <= 1;
+  if (columns > 64) return keys <= 1200 && tiles <= 1;
+  if (hides) return keys <= 2048 && tiles <= (keys < 300 ? 1.6 : keys < 700 ? 3 : 4);
+  if (keys <= 512) return tiles <= (keys < 300 ? 2 : 3);
+  return columns > 32 && keys <= 1200 && tiles <= 2.3;
+}
+// Of calls without other terms than intervals: those were not measured.
+inline bool may_share_keys(const Features& f, bool varlen) {
+  return !varlen && !f.bias && !tests_pairs(f) && !f.positions;
+}
+
 // Up to 64 columns, a window narrower than a few tiles of mma, and not many of them: higher tiles
 // compute mostly what it hides. H100, D 64 and 32, us, of wgmma and of 32 rows and keys: (11, 2,
 // 430, window 21, 0) 7.4 and 5.1, (3, 48, 67, 22, 22) 8.1 and 5.1, (8, 3, 443, 78, 78) 10.0

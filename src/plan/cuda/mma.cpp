@@ -299,9 +299,10 @@ int head_size(const KernelConfig& c, int64 size, bool sliced) {
 // Decoding waits for memory: small tiles need more warps, so that as many bytes are on their way
 // (D 72: 95 us -> 79, 20 sequences of 31743 keys, H100).
 void widen_decoding(KernelConfig& c, const TilingRequest& request) {
+  constexpr int64 kRows = 64;
   const Tiling& t = c.tiling;
   if (c.type == Type::f32 || t.key_warps != 4 || t.rows != 16 || t.keys != 16 ||
-      larger(request.dim, request.dim_v) > 80) {
+      request.rows > kRows || larger(request.dim, request.dim_v) > 80) {
     return;
   }
   KernelConfig wider = c;

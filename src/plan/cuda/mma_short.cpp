@@ -22,6 +22,7 @@ struct Short {
         pack_gqa(c.pack_gqa),
         packed(request.mean_rows < request.rows),
         has_tests(tests_pairs(c.features)),
+        may_share_keys(regard::may_share_keys(c.features, c.varlen)),
         narrow(c.features.interval && !c.varlen && !c.features.positions && !c.pack_gqa &&
                has_narrow_window(request)),
         hides(c.features.interval || c.features.bias || has_tests) {}
@@ -30,6 +31,10 @@ struct Short {
   bool is_between_tiles() const {
     return regard::is_between_tiles(rows, keys, columns, hides,
                                     double(tiles) / double(multiprocessors));
+  }
+  bool repays_shared_keys() const {
+    return may_share_keys && regard::repays_shared_keys(rows, keys, columns, hides,
+                                                        double(tiles) / double(multiprocessors));
   }
   int rows_of_packed_tile() const {
     return regard::rows_of_packed_tile(larger(rows, keys), usual_rows, columns, hides, has_tests,
@@ -44,7 +49,7 @@ struct Short {
   int64 columns, rows, usual_rows, keys;
   int64 tiles;  // heads of the batch: one holds all of its rows
   int64 multiprocessors;
-  bool pack_gqa, packed, has_tests, narrow;
+  bool pack_gqa, packed, has_tests, may_share_keys, narrow;
   bool hides;  // pairs: a block without key warps computes rows that are not finite again itself
 };
 
@@ -151,6 +156,13 @@ std::optional<Tiling> of_few_wide_heads(const Short& s) {
   return Tiling{.rows = 32, .keys = 32, .warps = 4, .stages = 1, .slices = 2};
 }
 
+Tiling of_shared_keys(const Short& s) {
+  if (s.columns <= 64) {
+    return {.rows = 16, .keys = 32, .warps = 4, .stages = 2, .key_warps = 4};
+  }
+  return {.rows = 16, .keys = 16, .warps = 4, .stages = 3, .key_warps = 4};
+}
+
 std::optional<Tiling> forward_tiling(const KernelConfig& c, const Short& s) {
   constexpr int64 kKeys = 512;
   if (s.rows <= 16) return of_one_warp(s);
@@ -160,6 +172,7 @@ std::optional<Tiling> forward_tiling(const KernelConfig& c, const Short& s) {
   }
   if (s.narrow) return kLow;
   if (const std::optional<Tiling> tiling = of_few_wide_heads(s)) return tiling;
+  if (s.repays_shared_keys()) return of_shared_keys(s);
   if (s.is_between_tiles()) return kLow;
   if (s.columns > 192) return of_wide_heads(s);
   if (s.rows > 64 || s.keys > kKeys) return {};

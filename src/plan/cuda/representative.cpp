@@ -195,8 +195,8 @@ void add_few_tiles(Problems& problems) {
   problems.forward(a);
 }
 
-// Calls of so few tiles that forward kernels compute rows again by themselves, and of so short
-// sequences that one backward kernel has all of them.
+// Calls of so few tiles that forward kernels compute rows again by themselves, or warps share out
+// the keys, and of so short sequences that one backward kernel has all of them.
 void add_small(Problems& problems) {
   for (const std::int64_t dim : {64, 128}) {
     const Tensor all(nullptr, bf16, {kBatch, kHeads, 64, dim});
@@ -209,6 +209,13 @@ void add_small(Problems& problems) {
     return a;
   };
   problems.forward(small(f32, 160, 128));
+  for (const std::int64_t dim : {64, 128}) {
+    const Tensor all(nullptr, bf16, {1, 4, 384, dim});
+    Attention a{.q = all, .k = all, .v = all};
+    problems.forward(a);
+    a.causal = Causal::bottom_right;
+    problems.forward(a);
+  }
   for (const std::int64_t length : {128, 512}) {
     for (const std::int64_t dim : {64, 128, 256}) problems.forward(small(bf16, length, dim));
     problems.forward(small(f32, length, 64));

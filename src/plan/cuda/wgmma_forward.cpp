@@ -318,6 +318,11 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
                        heads / double(multiprocessors))) {
     return kTooFewRows;
   }
+  if (may_share_keys(p.features, p.varlen) &&
+      repays_shared_keys(s.len_q, s.len_k, columns, hides_pairs(p),
+                         double(s.batch * s.heads_q) / double(multiprocessors))) {
+    return kLittleWork;
+  }
   // H100, us, and of mma: (20, 5, 82 at most, 64) 6.1 and 4.4, (12, 6, 81 at most, 200) causal 11.2
   // and 8.4.
   if (p.packed && usual_rows(p) <= kRows / 2) return kShortSequences;
