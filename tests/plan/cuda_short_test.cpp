@@ -214,6 +214,8 @@ TEST_CASE("packed sequences: low tiles, by their mean") {
   CHECK(tile_of(140, 192, 64, Causal::top_left, 264) != "64x64");
   CHECK(tile_of(40, 63, 192) == "32x32");
   CHECK(tile_of(32, 63, 192) == "16x16");
+  CHECK(tile_of(32, 63, 192, Causal::none, 132) == "16x32");
+  CHECK(tile_of(32, 63, 192, Causal::none, 133) == "16x16");
   CHECK(tile_of(32, 63, 128) == "32x32");
   // Above 192 columns where pairs are hidden, or heads many.
   CHECK(tile_of(32, 63, 200) == "64x64");

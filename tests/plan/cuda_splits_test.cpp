@@ -116,6 +116,27 @@ TEST_CASE("long unequal blocks of many query heads are split, where the last to 
   CHECK(splits(1, 16, 16, 4096, 128) == 1);
 }
 
+TEST_CASE(
+    "forward, whole tiles of rows: keys are split where that spares more than merging takes") {
+  const auto splits = [](std::int64_t heads_q, std::int64_t heads_kv, std::int64_t rows,
+                         std::int64_t keys, std::int64_t dim) {
+    const Shape shape = {.batch = 1,
+                         .heads_q = heads_q,
+                         .heads_kv = heads_kv,
+                         .len_q = rows,
+                         .len_k = keys,
+                         .dim = dim};
+    return planned(problem(attention(shape)), "sm_90",
+                   "cuda:mma@rows=16,keys=16,key_warps=4,warps=4")
+        .splits;
+  };
+  CHECK(splits(2, 2, 200, 312, 256) == 1);
+  CHECK(splits(2, 2, 200, 640, 256) > 1);
+  CHECK(splits(8, 1, 11, 456, 240) > 1);
+  CHECK(splits(2, 2, 632, 632, 256) == 1);  // two blocks a multiprocessor do not fit
+  CHECK(splits(8, 1, 8, 200, 256) > 1);     // 64 rows
+}
+
 TEST_CASE("what fills the chip, or is short, is not split") {
   const auto splits = [](const Shape& shape, bool causal = false) {
     return backward(shape, "", causal).splits;

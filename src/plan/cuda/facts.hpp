@@ -223,14 +223,15 @@ inline int rows_of_packed_tile(int64 rows, int64 usual_rows, int64 columns, bool
 // fewer multiprocessors. H100, (heads, rows and keys, D), us, of wgmma or higher tiles of mma and
 // of such tiles: (8, 200, 64) 5.5 and 4.1, (16, 360, 64) 8.1 and 6.9, causal 8.4 and 8.0, (24, 360,
 // 64) 8.2 and 11.8, (4, 1200, 64) 15.8 and 12.9, (4, 2048, 64) causal 22.1 and 17.6; (8, 100,
-// 128) 5.9 and 4.6, causal 5.9 and 6.2, (4, 360, 128) 9.0 and 6.9, causal 9.2 and 8.4, (2, 800,
-// 128) 13.3 and 10.2, (6, 491, 80) 9.8 and 11.7; (6, 308, 160) 9.8 and 10.2, (8, 194, 192) 9.1
-// and 7.5; (8, 200, 256) 11.2 and 8.4, (2, 800, 256) 21.4 and 16.8. `heads`: for each
-// multiprocessor.
+// 128) 5.9 and 4.6, causal 5.9 and 6.2, (9, 134, 128) causal 7.3 and 6.3, (4, 360, 128) 9.0
+// and 6.9, causal 9.2 and 8.4, (2, 800, 128) 13.3 and 10.2, (6, 491, 80) 9.8 and 11.7; (6, 308,
+// 160) 9.8 and 10.2, (8, 194, 192) 9.1 and 7.5; (8, 200, 256) 11.2 and 8.4, (2, 800, 256) 21.4
+// and 16.8. `heads`: for each multiprocessor.
 inline bool repays_shared_keys(int64 rows, int64 keys, int64 columns, bool hides, double heads) {
-  constexpr int64 kLeast = 65, kLeastHidden = 161, kFewKeys = 256;
+  constexpr int64 kLeast = 65, kFewKeys = 256;
   const double tiles = heads * double(divide_up(rows, int64(16)));
-  if (rows < kLeast || keys < (hides ? kLeastHidden : kLeast) || columns > 256) return false;
+  const int64 least_keys = !hides ? kLeast : columns <= 64 ? 161 : 129;
+  if (rows < kLeast || keys < least_keys || columns > 256) return false;
   if (columns > 192) return keys <= 800 && tiles <= 1;
   if (columns > 128) return !hides && keys <= kFewKeys && tiles <= 1;
   if (columns > 64) return keys <= 1200 && tiles <= 1;

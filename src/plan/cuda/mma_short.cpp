@@ -55,6 +55,7 @@ struct Short {
 
 constexpr Tiling kLow{.rows = 32, .keys = 32, .warps = 2, .stages = 1};
 constexpr Tiling kSquare{.rows = 64, .keys = 64, .warps = 4, .stages = 1};
+constexpr Tiling kSliced{.rows = 16, .keys = 32, .warps = 4, .stages = 1, .slices = 4};
 
 // Up to 16 rows: one warp a block, because many blocks hide each other's waits, and no parts of
 // warps are merged. (256, 16/4, 1 / 64, 128) 18.7 -> 11.0, (64, 16, 12 / 12, 64) 13.0 -> 4.4,
@@ -150,7 +151,7 @@ std::optional<Tiling> of_few_wide_heads(const Short& s) {
   constexpr int64 kRows = 96, kKeys = 128, kWide = 128;
   if (s.columns <= kWide || s.rows > kRows || s.keys > kKeys || s.packed) return {};
   if (s.tiles * divide_up(s.rows, 16) <= s.multiprocessors) {
-    return Tiling{.rows = 16, .keys = 32, .warps = 4, .stages = 1, .slices = 4};
+    return kSliced;
   }
   if (s.tiles * divide_up(s.rows, 32) > 2 * s.multiprocessors) return {};
   return Tiling{.rows = 32, .keys = 32, .warps = 4, .stages = 1, .slices = 2};
@@ -204,7 +205,9 @@ std::optional<Tiling> backward_tiling(const Short& s) {
 
 // Packed sequences of up to 128 rows and 64 on average: low tiles, because lengths end anywhere in
 // one; and rows_of_packed_tile. (23, 12, 63 at most, 192) causal 13.9 -> 8.4, (42, 10, 51 at most,
-// 152) causal 13.2 -> 8.8, (17, 16, 77 at most, 64) 6.4 -> 5.9.
+// 152) causal 13.2 -> 8.8, (17, 16, 77 at most, 64) 6.4 -> 5.9. Few above 128 columns: (10, 2/1, 25
+// at most, 176) causal 9.9 -> 6.7, (20, 4/2, 30, 256) causal 12.4 -> 8.2, (30, 4, 60, 176) causal
+// 9.2 -> 7.9.
 std::optional<Tiling> of_packed(const Short& s) {
   constexpr int64 kRows = 128, kUsualRows = 64, kWide = 128, kWidest = 192;
   if (!s.packed || s.rows <= 32) return {};
@@ -213,6 +216,10 @@ std::optional<Tiling> of_packed(const Short& s) {
     return rows == kLow.rows      ? std::optional(kLow)
            : rows == kSquare.rows ? std::optional(kSquare)
                                   : std::nullopt;
+  }
+  if (s.columns > kWide && larger(s.rows, s.keys) <= kRows &&
+      s.tiles * divide_up(s.usual_rows, 16) <= 2 * s.multiprocessors) {
+    return kSliced;
   }
   if (larger(s.rows, s.keys) > kRows || s.columns > kWidest) return {};
   if (s.columns > kWide && s.usual_rows <= 32) {

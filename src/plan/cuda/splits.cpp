@@ -26,12 +26,17 @@ int64 bytes_of_merge(const KernelConfig& c, const TilingRequest& request, int64 
   return smaller<int64>(request.rows, c.tiling.rows) * splits * partial_row_bytes(c);
 }
 
-// Whole tiles of rows take longer to merge than few keys. H100, us: (2 heads, 200 rows and keys, D
-// 256) 10.4 with splits, and eight heads, which have none, 8.4; (2, 360, 128) 7.9 and 6.9 of four
-// heads, (1, 512, 64) 6.1 and 4.9 of two, (2, 632, 256) 23, and (2, 800, 256) without them 17.
+// Whole tiles of rows take longer to merge than few keys, and a second wave of blocks longer than
+// splits spare. H100, us, with splits, and of more heads, which have none: (2 heads, 200 rows and
+// keys, D 256) 10.4 and 8.4, (2, 360, 128) 7.9 and 6.9, (1, 512, 64) 6.1 and 4.9, (2, 632, 256) 23
+// and 17.
+bool has_whole_tiles(const TilingRequest& request) {
+  constexpr int64 kRows = 64;
+  return request.rows > kRows;
+}
 bool is_too_short_to_merge(const TilingRequest& request) {
-  constexpr int64 kRows = 64, kKeys = 1200;
-  return request.rows > kRows && request.keys <= kKeys;
+  constexpr int64 kElements = 80000;  // of the keys of a head
+  return has_whole_tiles(request) && request.keys * larger(request.dim, request.dim_v) <= kElements;
 }
 
 // Decoding waits for memory: costs are in bytes that a multiprocessor could read meanwhile. Blocks
@@ -67,6 +72,7 @@ int splits_of_decoding(const KernelConfig& c, const Chip& chip, const TilingRequ
   for (int64 each = 1; each <= 4; ++each) {
     const int64 splits = smaller(smaller(each * chip.multiprocessors / tiles, kMostSplits),
                                  key_tiles / larger(2, t.key_warps));
+    if (has_whole_tiles(request) && tiles * splits > at_once) break;
     if (splits >= 2 && cost(splits) < cost(best)) best = splits;
   }
   return int(best);
