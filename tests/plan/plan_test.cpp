@@ -147,7 +147,7 @@ TEST_CASE("a plan is a pure function") {
   }
 }
 
-TEST_CASE("tiles depend on neither batch, heads, lengths nor threads") {
+TEST_CASE("tiles depend on neither batch, heads nor threads; forward, nor lengths") {
   for (Pass pass : {Pass::forward, Pass::backward}) {
     for (const Processor& processor : {kScalarOnly, kNeon, kAvx2, kAvx512, kQuickBf16, kQuickAmx}) {
       for (std::int64_t dim : {1, 64, 300}) {
@@ -156,10 +156,11 @@ TEST_CASE("tiles depend on neither batch, heads, lengths nor threads") {
           return plan(problem(attention(s), pass), processor, {""}, workers).tiling;
         };
         const CpuTiling want = tiling({.type = bf16}, 1);
+        const std::int64_t long_q = pass == Pass::forward ? 100000 : 2047;
         for (const CpuTiling& got :
              {tiling({.type = bf16}, 9), tiling({.type = bf16, .batch = 1}, 1),
               tiling({.type = bf16, .heads_q = 64}, 1), tiling({.type = bf16, .len_k = 7}, 1),
-              tiling({.type = bf16, .len_q = 100000}, 1)}) {
+              tiling({.type = bf16, .len_q = long_q}, 1)}) {
           CHECK(got.shape == want.shape);
           CHECK(got.block_q == want.block_q);
           CHECK(got.block_k == want.block_k);
@@ -171,6 +172,25 @@ TEST_CASE("tiles depend on neither batch, heads, lengths nor threads") {
       }
     }
   }
+}
+
+TEST_CASE(
+    "backward: long sequences have longer chunks of keys, and blocks of rows except in windows") {
+  const auto tiling = [](std::int64_t length, std::int64_t dim, Window window = {}) {
+    Attention a =
+        attention({.type = bf16, .len_q = length, .len_k = length, .dim = dim, .dim_v = dim});
+    a.window = window;
+    return plan(problem(a, Pass::backward), kQuickBf16, {""}, 1).tiling;
+  };
+  CHECK(tiling(1536, 64).chunk_k == 256);
+  CHECK(tiling(1537, 64).chunk_k == 320);
+  CHECK(tiling(100000, 64).chunk_k == 512);
+  CHECK(tiling(100000, 128).chunk_k == 384);
+  CHECK(tiling(100000, 256).chunk_k == 128);
+  CHECK(tiling(2047, 64).block_q == 64);
+  CHECK(tiling(2048, 64).block_q == 128);
+  CHECK(tiling(100000, 64, {.left = 300, .right = 0}).block_q == 64);
+  CHECK(tiling(100000, 64, {.left = 2048, .right = 0}).block_q == 128);
 }
 
 TEST_CASE("workspace: a task of f16 by terms has room for f32 arithmetic in its place") {

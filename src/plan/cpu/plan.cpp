@@ -8,18 +8,37 @@
 namespace regard {
 namespace {
 
-// Tile sizes are chosen from head sizes alone: results must not depend on threads or batch.
+// Backward: keys, values and their gradients of a chunk stay in a core's own cache. Every chunk
+// loads the rows and adds to their dq, but a long sequence has at least six, for threads to share.
+int64 keys_of_chunk(const Problem& p, int64 size) {
+  constexpr int64 kStep = 64, kChunks = 6;
+  const int64 least = size <= 256 ? 256 : size <= 512 ? 128 : 64;
+  const int64 most = size <= 128 ? 512 : size <= 256 ? 384 : least;
+  return larger(least, smaller(most, round_up(divide_up(p.sizes.len_k, kChunks), kStep)));
+}
+
+// Whether many rows see a key, of which blocks of 128 hide little and fill much.
+bool has_long_columns(const Problem& p) {
+  constexpr int64 kRows = 2048;
+  const MaskParams& mask = p.mask_params;
+  const auto is_short = [](int64 side) { return side >= 0 && side < kRows; };
+  const bool is_window = p.features.interval && is_short(mask.left) && is_short(mask.right);
+  return p.sizes.len_q >= kRows && !is_window;
+}
+
+// Tile sizes are chosen from head sizes, lengths and windows: results must not depend on threads or
+// batch.
 CpuTiling tiling_for(const Problem& p, CpuShape shape) {
   const int64 size = p.sizes.dim + p.sizes.dim_v;
   const int64 panel = shape.panel();
   CpuTiling t{.shape = shape};
   if (p.backward) {
-    // Keys, values and their gradients of a chunk stay in a core's own cache.
-    t.chunk_k = size <= 256 ? 256 : size <= 512 ? 128 : 64;
-    // Tile registers read and write their sums in memory, which longer products do less often.
-    const int64 side = shape.tiles ? smaller<int64>(128, t.chunk_k) : 64;
-    t.block_q = round_up(side, panel);
-    t.block_k = side;
+    t.chunk_k = keys_of_chunk(p, size);
+    // Longer products read and write their sums in memory less often, most of all those of tile
+    // registers.
+    const int64 side = smaller<int64>(128, t.chunk_k);
+    t.block_q = round_up(shape.tiles ? side : has_long_columns(p) ? 128 : 64, panel);
+    t.block_k = shape.tiles ? side : 64;
   } else {
     // Rows that share a packed key block. Tile products are quick, and packing is not.
     t.block_q = round_up(shape.tiles ? 256 : 128, panel);
