@@ -183,10 +183,23 @@ TEST_CASE(
     return plan(problem(a, Pass::backward), kQuickBf16, {""}, 1).tiling;
   };
   CHECK(tiling(1536, 64).chunk_k == 256);
-  CHECK(tiling(1537, 64).chunk_k == 320);
+  CHECK(tiling(1537, 64).chunk_k == 384);
   CHECK(tiling(100000, 64).chunk_k == 512);
   CHECK(tiling(100000, 128).chunk_k == 384);
   CHECK(tiling(100000, 256).chunk_k == 128);
+  for (const std::int64_t length : {1537, 2000, 2305, 3000, 100000}) {
+    for (const std::int64_t dim : {16, 64, 100, 128, 200, 300}) {
+      const Attention a =
+          attention({.type = bf16, .len_q = length, .len_k = length, .dim = dim, .dim_v = dim});
+      for (const Processor& processor :
+           {kScalarOnly, kNeon, kAvx2, kAvx512, kQuickBf16, kQuickAmx}) {
+        const CpuTiling t = plan(problem(a, Pass::backward), processor, {""}, 1).tiling;
+        CHECK(t.chunk_k % t.block_k == 0);  // scratch memory is for so many
+        const KeyChunks chunks(t, length);
+        CHECK(chunks.keys(0).end - chunks.keys(0).begin <= t.chunk_k);
+      }
+    }
+  }
   CHECK(tiling(2047, 64).block_q == 64);
   CHECK(tiling(2048, 64).block_q == 128);
   CHECK(tiling(100000, 64, {.left = 300, .right = 0}).block_q == 64);

@@ -11,7 +11,7 @@ namespace {
 // Backward: keys, values and their gradients of a chunk stay in a core's own cache. Every chunk
 // loads the rows and adds to their dq, but a long sequence has at least six, for threads to share.
 int64 keys_of_chunk(const Problem& p, int64 size) {
-  constexpr int64 kStep = 64, kChunks = 6;
+  constexpr int64 kStep = 128, kChunks = 6;  // whole blocks of keys
   const int64 least = size <= 256 ? 256 : size <= 512 ? 128 : 64;
   const int64 most = size <= 128 ? 512 : size <= 256 ? 384 : least;
   return larger(least, smaller(most, round_up(divide_up(p.sizes.len_k, kChunks), kStep)));
