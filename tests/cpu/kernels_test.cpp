@@ -137,6 +137,15 @@ TEST_CASE("several chunks of keys, split keys, and blocks beyond the last") {
       s.seed = ++seed;
       check(with_features(s, features));
     }
+    // Longer chunks of keys, and higher blocks of rows.
+    for (const auto& [rows, keys] : {std::pair{70, 2300}, std::pair{2100, 90}}) {
+      s.len_q = rows, s.len_k = keys;
+      for (unsigned features : {0x0u, 0x1u}) {
+        s.seed = ++seed;
+        check(with_features(s, features));
+      }
+    }
+    s.len_q = 2;
     // A window that leaves out the first chunk of the split, or all chunks except the last.
     s.causal = Causal::bottom_right;
     s.len_k = 13'000;
