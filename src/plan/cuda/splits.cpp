@@ -28,8 +28,8 @@ int64 bytes_of_merge(const KernelConfig& c, const TilingRequest& request, int64 
 
 // Whole tiles of rows take longer to merge than few keys, and a second wave of blocks longer than
 // splits spare. H100, us, with splits, and of more heads, which have none: (2 heads, 200 rows and
-// keys, D 256) 10.4 and 8.4, (2, 360, 128) 7.9 and 6.9, (1, 512, 64) 6.1 and 4.9, (2, 632, 256) 23
-// and 17.
+// keys, D 256) 10.4 and 8.4, (2, 360, 128) 7.9 and 6.9, (1, 512, 64) 6.1 and 4.9. In two waves (2,
+// 632, 256) 23, and wgmma 18.
 bool has_whole_tiles(const TilingRequest& request) {
   constexpr int64 kRows = 64;
   return request.rows > kRows;
