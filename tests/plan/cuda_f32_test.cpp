@@ -84,11 +84,11 @@ TEST_CASE("f32 forward: wgmma, where the split into parts repays") {
   CHECK(forward({6, 128, 32, 315, 315, 224}) == "wgmma 128x48, 12 warps");
   CHECK(forward({4, 78, 13, 363, 363, 64}) == "wgmma 128x128, 12 warps");
   CHECK(forward({4, 4, 4, 3000, 120, 256}) == "wgmma 128x32, 12 warps");
-  // 4096 rows are the most that the model knows.
+  // 2048 rows are the most that the model is asked about.
   CHECK(forward({4, 1, 1, 675, 88, 200}) == kFourWarps);
   CHECK(forward({8, 2, 2, 1200, 60, 128}) == "mma 32x32, 2 warps");
-  CHECK(forward({8, 32, 4, 4096, 144, 128}) == "wgmma 128x48, 12 warps");
-  CHECK(forward({8, 32, 4, 4097, 144, 128}) == "wgmma 128x64, 12 warps");
+  CHECK(forward({8, 32, 4, 2048, 144, 128}) == "wgmma 128x48, 12 warps");
+  CHECK(forward({8, 32, 4, 2049, 144, 128}) == "wgmma 128x64, 12 warps");
   CHECK(forward({8, 16, 16, 65, 513, 256}) == "wgmma 128x32, 12 warps");
   CHECK(forward({8, 16, 16, 64, 513, 256}).substr(0, 3) == "mma");
 }

@@ -147,7 +147,7 @@ TEST_CASE("a plan is a pure function") {
   }
 }
 
-TEST_CASE("tiles depend on neither batch, heads nor threads; forward, nor lengths") {
+TEST_CASE("tiles depend on neither batch, heads nor threads, and forward ones not on lengths") {
   for (Pass pass : {Pass::forward, Pass::backward}) {
     for (const Processor& processor : {kScalarOnly, kNeon, kAvx2, kAvx512, kQuickBf16, kQuickAmx}) {
       for (std::int64_t dim : {1, 64, 300}) {
@@ -196,7 +196,9 @@ TEST_CASE(
         const CpuTiling t = plan(problem(a, Pass::backward), processor, {""}, 1).tiling;
         CHECK(t.chunk_k % t.block_k == 0);  // scratch memory is for so many
         const KeyChunks chunks(t, length);
-        CHECK(chunks.keys(0).end - chunks.keys(0).begin <= t.chunk_k);
+        for (std::int64_t chunk = 0; chunk < chunks.count; ++chunk) {
+          CHECK(chunks.keys(chunk).end - chunks.keys(chunk).begin <= t.chunk_k);
+        }
       }
     }
   }
@@ -204,6 +206,14 @@ TEST_CASE(
   CHECK(tiling(2048, 64).block_q == 128);
   CHECK(tiling(100000, 64, {.left = 300, .right = 0}).block_q == 64);
   CHECK(tiling(100000, 64, {.left = 2048, .right = 0}).block_q == 128);
+  // The longest of a packed batch chooses nothing.
+  Attention packed;
+  packed.q = packed.k = packed.v = Tensor(nullptr, bf16, {9000, 2, 64});
+  packed.cu_seqlens_q = packed.cu_seqlens_k = Tensor(nullptr, i32, {3});
+  packed.max_seqlen_q = packed.max_seqlen_k = 8000;
+  const CpuTiling t = plan(problem(packed, Pass::backward), kQuickBf16, {""}, 1).tiling;
+  CHECK(t.chunk_k == 256);
+  CHECK(t.block_q == 64);
 }
 
 TEST_CASE("workspace: a task of f16 by terms has room for f32 arithmetic in its place") {

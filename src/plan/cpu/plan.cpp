@@ -8,26 +8,30 @@
 namespace regard {
 namespace {
 
+// Whether all sequences have the problem's lengths. Results of one must not depend on others, so
+// that the longest of a batch chooses nothing.
+bool has_one_length(const Problem& p) { return !p.varlen && !p.packed; }
+
 // Backward: keys, values and their gradients of a chunk stay in a core's own cache. Every chunk
-// loads the rows and adds to their dq, but a long sequence has at least six, for threads to share.
+// loads the rows and adds to their dq, but a long sequence has five or more, for threads to share.
 int64 keys_of_chunk(const Problem& p, int64 size) {
   constexpr int64 kStep = 128, kChunks = 6;  // whole blocks of keys
   const int64 least = size <= 256 ? 256 : size <= 512 ? 128 : 64;
-  const int64 most = size <= 128 ? 512 : size <= 256 ? 384 : least;
+  const int64 most = !has_one_length(p) ? least : size <= 128 ? 512 : size <= 256 ? 384 : least;
   return larger(least, smaller(most, round_up(divide_up(p.sizes.len_k, kChunks), kStep)));
 }
 
-// Whether many rows see a key, of which blocks of 128 hide little and fill much.
+// Whether many rows see most keys. Then blocks of 128 rows have few hidden pairs and empty rows.
 bool has_long_columns(const Problem& p) {
   constexpr int64 kRows = 2048;
   const MaskParams& mask = p.mask_params;
   const auto is_short = [](int64 side) { return side >= 0 && side < kRows; };
   const bool is_window = p.features.interval && is_short(mask.left) && is_short(mask.right);
-  return p.sizes.len_q >= kRows && !is_window;
+  return has_one_length(p) && p.sizes.len_q >= kRows && !is_window;
 }
 
-// Tile sizes are chosen from head sizes, lengths and windows: results must not depend on threads or
-// batch.
+// Tile sizes are chosen from head sizes, and backward from lengths and windows that all sequences
+// share: results must not depend on threads or on the rest of the batch.
 CpuTiling tiling_for(const Problem& p, CpuShape shape) {
   const int64 size = p.sizes.dim + p.sizes.dim_v;
   const int64 panel = shape.panel();

@@ -180,8 +180,8 @@ bool has_few_low_tiles_of_f32(const TilingRequest& r) {
 
 std::optional<F32Forward> cheapest_f32_forward(const Features& f, const TilingRequest& r,
                                                std::optional<Family> family) {
-  // Of seven more problems of 700 to 3000 rows, the model preferred the fastest tiling of each.
-  constexpr int64 kMostRows = 4096, kMostKeys = 512;
+  // Of six more problems of 700 to 2048 rows, the model preferred the fastest tiling of each.
+  constexpr int64 kMostRows = 2048, kMostKeys = 512;
   if (!is_short(f, r, kMostRows, kMostKeys)) return {};
   std::optional<F32Forward> best;
   double least = 0;

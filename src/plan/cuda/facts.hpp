@@ -241,7 +241,7 @@ inline bool repays_shared_keys(int64 rows, int64 keys, int64 columns, bool hides
 }
 // Of calls without other terms than intervals: those were not measured.
 inline bool may_share_keys(const Features& f, bool varlen) {
-  return !varlen && !f.bias && !tests_pairs(f) && !f.positions;
+  return !varlen && is_plain(f) && !tests_pairs(f) && !f.dropout && !f.sink && !f.positions;
 }
 
 // Up to 64 columns, a window narrower than a few tiles of mma, and not many of them: higher tiles

@@ -302,7 +302,7 @@ void widen_decoding(KernelConfig& c, const TilingRequest& request) {
   constexpr int64 kRows = 64;
   const Tiling& t = c.tiling;
   if (c.type == Type::f32 || t.key_warps != 4 || t.rows != 16 || t.keys != 16 ||
-      request.rows > kRows || larger(request.dim, request.dim_v) > 80) {
+      request.usual_rows > kRows || larger(request.dim, request.dim_v) > 80) {
     return;
   }
   KernelConfig wider = c;

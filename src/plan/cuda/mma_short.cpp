@@ -11,6 +11,10 @@
 namespace regard {
 namespace {
 
+// Bytes of a multiprocessor's shared memory, which hold three blocks whose warps share out keys:
+// those of Hopper, where these were measured.
+constexpr int64 kRoomOfMeasured = 200 << 10;
+
 struct Short {
   Short(const KernelConfig& c, const TilingRequest& request)
       : columns(larger(request.dim, request.dim_v)),
@@ -22,7 +26,8 @@ struct Short {
         pack_gqa(c.pack_gqa),
         packed(request.mean_rows < request.rows),
         has_tests(tests_pairs(c.features)),
-        may_share_keys(regard::may_share_keys(c.features, c.varlen)),
+        may_share_keys(request.limits.multiprocessor >= kRoomOfMeasured &&
+                       regard::may_share_keys(c.features, c.varlen)),
         narrow(c.features.interval && !c.varlen && !c.features.positions && !c.pack_gqa &&
                has_narrow_window(request)),
         hides(c.features.interval || c.features.bias || has_tests) {}
@@ -206,7 +211,7 @@ std::optional<Tiling> backward_tiling(const Short& s) {
 // Packed sequences of up to 128 rows and 64 on average: low tiles, because lengths end anywhere in
 // one; and rows_of_packed_tile. (23, 12, 63 at most, 192) causal 13.9 -> 8.4, (42, 10, 51 at most,
 // 152) causal 13.2 -> 8.8, (17, 16, 77 at most, 64) 6.4 -> 5.9. Few above 128 columns: (10, 2/1, 25
-// at most, 176) causal 9.9 -> 6.7, (20, 4/2, 30, 256) causal 12.4 -> 8.2, (30, 4, 60, 176) causal
+// at most, 176) causal 8.2 -> 4.8, (20, 4/2, 30, 256) causal 12.4 -> 8.2, (30, 4, 60, 176) causal
 // 9.2 -> 7.9.
 std::optional<Tiling> of_packed(const Short& s) {
   constexpr int64 kRows = 128, kUsualRows = 64, kWide = 128, kWidest = 192;

@@ -32,7 +32,7 @@ int64 bytes_of_merge(const KernelConfig& c, const TilingRequest& request, int64 
 // 632, 256) 23, and wgmma 18.
 bool has_whole_tiles(const TilingRequest& request) {
   constexpr int64 kRows = 64;
-  return request.rows > kRows;
+  return request.usual_rows > kRows;
 }
 bool is_too_short_to_merge(const TilingRequest& request) {
   constexpr int64 kElements = 80000;  // of the keys of a head

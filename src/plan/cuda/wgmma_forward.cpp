@@ -318,7 +318,7 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
                        heads / double(multiprocessors))) {
     return kTooFewRows;
   }
-  if (may_share_keys(p.features, p.varlen) &&
+  if (!p.continues && may_share_keys(p.features, p.varlen) &&
       repays_shared_keys(s.len_q, s.len_k, columns, hides_pairs(p),
                          double(s.batch * s.heads_q) / double(multiprocessors))) {
     return kLittleWork;
