@@ -430,3 +430,14 @@ def test_scores_that_are_not_numbers(heads, sizes):
         assert spoilt[0, 0, 1].all(), name
         spoilt[0, 0, 1] = False
         assert not spoilt.any(), name
+
+
+@pytest.mark.parametrize("bits", [0x7fffffff, 0x7f800001, 0xffffffff], ids=hex)
+@pytest.mark.parametrize("precision", [0, 1])
+def test_no_nan_of_f32_is_lost(bits, precision):
+    """Rounding to TF32 carries into the sign of some, and the tensor cores read no low bits of others."""
+    given = {name: normal(1, 1, 40, 64, type="f32", seed=n) for n, name in enumerate("qkv")}
+    given["q"][0, 0, 1, 5] = np.uint32(bits).view(np.float32)
+    got = solve(**given, backend="emulated:mma+sm_80", precision=precision)
+    spoilt = np.isnan(got["out"]).all(axis=-1)[0, 0]
+    assert spoilt[1] and spoilt.sum() == 1

@@ -121,11 +121,17 @@ struct Fragments<Type::f32, kProducts> {
     uint32 word[kWords];                  // rounded to TF32
     uint32 rest[kTwoTerms ? kWords : 1];  // what that leaves
 
-    // TF32 keeps 10 bits of the fraction; the tensor unit ignores the others.
+    // TF32 keeps 10 bits of the fraction; the tensor unit ignores the others. Rounding would make
+    // zeros and infinities of some NaN, which the rest keeps.
     REGARD_DEVICE void set(int i, uint32 bits) {
+      constexpr uint32 kInfinity = 0x7f800000u, kNan = 0x7fffe000u;
       const uint32 rounded = (bits + 0x1000u) & 0xffffe000u;
-      word[i] = rounded;
-      if constexpr (kTwoTerms) rest[i] = bits_of(float_of(bits) - float_of(rounded));
+      if constexpr (kTwoTerms) {
+        word[i] = rounded;
+        rest[i] = bits_of(float_of(bits) - float_of(rounded));
+      } else {
+        word[i] = (bits & 0x7fffffffu) > kInfinity ? kNan : rounded;
+      }
     }
   };
   using A = Operand<4>;
