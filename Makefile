@@ -8,6 +8,7 @@ SHELL := /bin/bash
 PYTHON := build/venv/bin/python
 PYTHON_GPU ?= python3
 PRESET ?= release
+POOLS ?= 6
 SECONDS_EACH ?= 60
 FUZZ_SECONDS ?= 300
 SLACK ?= 1
@@ -33,8 +34,9 @@ test-all: packages-test-all ## What CI runs: the same, then exhaustive tests, a 
 test-gpu: ## The GPU's tests, with this machine's python3 (NumPy, pytest, PyTorch)
 	@$(PYTHON_GPU) tools/test_gpu.py
 
-test-gpus: ## Those of several processes on GPUs (NCCL from two on), by a python3 with PyTorch and regard
-	@$(PYTHON_GPU) -m pytest -q -rs -p no:cacheprovider tests/package/test_torch_distributed_cuda.py
+test-gpus: ## Those of several processes on GPUs (NCCL from two on), by a python3 with PyTorch, regard and pytest-xdist
+	@$(PYTHON_GPU) -m pytest -q -rs -n $(POOLS) -p no:cacheprovider \
+	  tests/package/test_torch_distributed_cuda.py
 
 build: setup-build ## Build library, tool, examples and tests (PRESET=release)
 	@tools/build.sh $(PRESET)

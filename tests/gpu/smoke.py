@@ -43,7 +43,7 @@ CASES = {
     "d256 pairs": (2, 2, 1, 600, 700, 256, 256, {"causal": "bottom_right"}),
     "d256 dv96 pairs": (1, 2, 2, 577, 321, 256, 96, {"dlse": True, "sink": True}),
     "d192": (1, 2, 2, 200, 300, 192, 192, {}),
-    "d192 dv128": (1, 4, 2, 300, 300, 192, 128, {"causal": "top_left"}),
+    "d192 dv128 pairs": (1, 4, 2, 300, 300, 192, 128, {"causal": "top_left"}),
     "d136 dv200": (2, 2, 1, 130, 190, 136, 200, {"window": (70, 40)}),
     "d256 terms": (1, 2, 2, 150, 200, 256, 256, {
         "causal": "bottom_right", "softcap": 3.0, "alibi": True, "sink": True, "dlse": True,
