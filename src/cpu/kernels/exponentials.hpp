@@ -20,14 +20,27 @@ struct ScoreTile {
   const uint64* kept;           // by key: bits of the lanes that dropout keeps; null: all
 };
 
-// Weights take the place of the scores: row u of [units][terms][panel] lies where rows up to 2 u +
-// 1 of [keys][panel] were, which have been read by then.
+// 2^x, and how weights are stored as Units.
 template <class L>
+struct WeightsOf {
+  static typename L::Vec exp2(typename L::Vec x) { return L::exp2(x); }
+  static void store(typename L::Unit* to, typename L::Vec even, typename L::Vec odd) {
+    L::store_weights(to, even, odd);
+  }
+};
+template <class L>
+  requires requires { typename L::Weights; }
+struct WeightsOf<L> : L::Weights {};
+
+// Weights take the place of the scores: row u of [units][terms][panel] lies where rows up to 2 u +
+// 1 of [keys][panel] were, which have been read by then. kVectors: the tile's.
+template <class L, int kVectors>
 class Exponentials {
   using Real = typename L::Real;
   using Vec = typename L::Vec;
   using Unit = typename L::Unit;
   static constexpr int kWidth = L::kLanes * L::kVectors;
+  static constexpr bool kFused = kHasTiles<L>;
   static_assert(kTerms<L> <= L::kPack);
 
  public:
@@ -35,30 +48,32 @@ class Exponentials {
   Exponentials(const ScoreTile<L>& tile, int64 products)
       : scores_(tile.scores),
         weights_(reinterpret_cast<Unit*>(tile.scores)),
-        kept_(tile.kept),
         left_(tile.keys / L::kPack),
-        vectors_(tile.vectors),
         exponent_(L::set(tile.exponent)) {
     const int64 each = left_ > 0 ? products / left_ : 0;
     pause_ = each >= 4 ? 3 : each >= 2 ? 1 : 0;
 #pragma GCC unroll 4
-    for (int v = 0; v < L::kVectors; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       base_[v] = subtractable<L>(L::load(tile.max + v * L::kLanes));
+      if constexpr (kFused) base_[v] = fused_base(tile, v, base_[v]);
       sum_[v] = L::set(0);
     }
   }
 
   // The share of one product.
   REGARD_INLINE void step() {
-    if (left_ > 0 && (++turn_ & pause_) == 0) weigh_unit<L::kPack>();
+    if (left_ > 0 && (++turn_ & pause_) == 0) weigh_unit<L::kPack>(nullptr);
   }
 
   // Whatever is left of the tile.
   void finish(const ScoreTile<L>& tile) {
     Exponentials rest = *this;
-    while (rest.left_ > 0) rest.template weigh_unit<L::kPack>();
-    if (tile.keys % L::kPack != 0) rest.template weigh_unit<1>();
-    for (int v = 0; v < tile.vectors; ++v) {
+    const uint64* kept = tile.kept ? tile.kept + (rest.scores_ - tile.scores) / kWidth : nullptr;
+    for (; rest.left_ > 0; kept = kept ? kept + L::kPack : nullptr) {
+      rest.template weigh_unit<L::kPack>(kept);
+    }
+    if (tile.keys % L::kPack != 0) rest.template weigh_unit<1>(kept);
+    for (int v = 0; v < kVectors; ++v) {
       for (int term = 0; term < kTerms<L>; ++term) {
         clear_last_tile<L>(reinterpret_cast<Unit*>(tile.scores) + term * kWidth + v * L::kLanes,
                            kTerms<L> * kWidth, tile.keys);
@@ -69,47 +84,68 @@ class Exponentials {
   }
 
  private:
-  // The next Unit of each query: `kKeys` keys, and zeros in place of others.
+  // What an FMA adds to a score times the exponent. Its rounding is a factor of all weights of a
+  // row; where that would differ much from 1, the base is subtracted from the scores beforehand.
+  static Vec fused_base(const ScoreTile<L>& tile, int v, Vec base) {
+    const Vec zero = L::set(0), product = L::mul(base, L::set(tile.exponent));
+    const uint64 small = L::bits_of(L::less(L::abs(product), L::set(1024)));
+    if (small == (uint64(1) << L::kLanes) - 1) return L::sub(zero, product);
+    for (int64 j = 0; j < tile.keys; ++j) {
+      Real* const row = tile.scores + j * kWidth + v * L::kLanes;
+      L::store(row, L::sub(L::load(row), base));
+    }
+    return zero;
+  }
+
+  // The next Unit of each query: `kKeys` keys, and zeros in place of others. `kept` as the tile's,
+  // from these keys on.
   template <int kKeys>
-  REGARD_INLINE void weigh_unit() {
+  REGARD_INLINE void weigh_unit(const uint64* kept) {
 #pragma GCC unroll 4
-    for (int v = 0; v < L::kVectors; ++v) {
-      if (v >= vectors_) break;
+    for (int v = 0; v < kVectors; ++v) {
       const Vec first = weight(0, v);
       if constexpr (L::kPack == 1) {
         sum_[v] = L::add(sum_[v], first);
-        L::store(weights_ + v * L::kLanes, kept(0, v, first));
+        L::store(weights_ + v * L::kLanes, masked(kept, 0, v, first));
       } else {
         const Vec second = kKeys > 1 ? weight(1, v) : L::set(0);
         sum_[v] = L::add(sum_[v], kKeys > 1 ? L::add(first, second) : first);
-        L::store_weights(weights_ + v * L::kLanes, kept(0, v, first),
-                         kKeys > 1 ? kept(1, v, second) : second);
+        made_.store(weights_ + v * L::kLanes, masked(kept, 0, v, first),
+                    kKeys > 1 ? masked(kept, 1, v, second) : second);
       }
     }
     scores_ += L::kPack * kWidth;
     weights_ += kTerms<L> * kWidth;
-    if (kept_) kept_ += L::kPack;
     --left_;
   }
   REGARD_INLINE Vec weight(int key, int v) const {
     const Vec score = L::load(scores_ + key * kWidth + v * L::kLanes);
+    if constexpr (kFused) return made_.exp2(L::fma(score, exponent_, base_[v]));
     return weight_of<L>(score, base_[v], exponent_);
   }
-  REGARD_INLINE Vec kept(int key, int v, Vec weight) const {
-    if (!kept_) return weight;
-    return L::select(L::mask_of(kept_[key] >> (v * L::kLanes)), weight, L::set(0));
+  REGARD_INLINE static Vec masked(const uint64* kept, int key, int v, Vec weight) {
+    if (!kept) return weight;
+    return L::select(L::mask_of(kept[key] >> (v * L::kLanes)), weight, L::set(0));
   }
 
   const Real* scores_;
   Unit* weights_;
-  const uint64* kept_;
-  int64 left_;  // whole Units
-  int vectors_;
+  int64 left_;                   // whole Units
   uint32 turn_ = 0, pause_ = 0;  // a share in every 1, 2 or 4 products
   Vec exponent_;
-  Vec base_[L::kVectors];
-  Vec sum_[L::kVectors];
+  Vec base_[kVectors];
+  Vec sum_[kVectors];
+  [[no_unique_address]] WeightsOf<L> made_;
 };
+
+// Calls use(exponentials of the tile).
+template <class L, int kVectors = L::kVectors, class Use>
+void with_exponentials(const ScoreTile<L>& tile, int64 products, Use use) {
+  if constexpr (kVectors > 1) {
+    if (tile.vectors < kVectors) return with_exponentials<L, kVectors - 1>(tile, products, use);
+  }
+  use(Exponentials<L, kVectors>(tile, products));
+}
 
 }  // namespace
 }  // namespace regard

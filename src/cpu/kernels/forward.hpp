@@ -243,7 +243,7 @@ struct ForwardKernel {
     Step none;
     settle(step, none, run);
     const ScoreTile<L> tile = score_tile(step, run);
-    Exponentials<L>(tile, 0).finish(tile);
+    with_exponentials(tile, 0, [&](auto exponentials) { exponentials.finish(tile); });
   }
 
   // One step after the other.
@@ -257,9 +257,17 @@ struct ForwardKernel {
   void advance(const Step& before, Step& now, const Step& next, char* memory) const {
     if (now.count > 0) {
       const ScoreTile<L> tile = score_tile(now, running(memory, now.panel));
-      Exponentials<L> beside(tile, tile_products(before.out) + tile_products(next.scores));
-      multiply_neighbours(before, next, beside);
-      beside.finish(tile);
+      const int64 products = tile_products(before.out) + tile_products(next.scores);
+      with_exponentials(tile, products, [&](auto exponentials) {
+        Nothing nothing;
+        // The loop between products has no registers for what dropout keeps.
+        if (tile.kept) {
+          multiply_neighbours(before, next, nothing);
+        } else {
+          multiply_neighbours(before, next, exponentials);
+        }
+        exponentials.finish(tile);
+      });
     } else {
       Nothing nothing;
       multiply_neighbours(before, next, nothing);

@@ -68,29 +68,51 @@ struct AmxLanes : Avx512Pairs<Rounding> {
   using Tiles = TileRegisters;
   using Vec = __m512;
 
-  // 2^x as 2^whole * 2^(n/32) * p(rest), with p of degree 2: relative error 1.8e-7. While tile
-  // registers multiply, other multiplications issue once a cycle, and this has six instead of ten.
-  // 0 for -inf and whatever lies below the normal numbers; NaN stays NaN.
-  static Vec exp2(Vec x) {
-    constexpr int kFractionBits = 5 << 4, kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
-    // Adding it rounds nothing away and moves the multiple of 1/32 into the lowest bits of the sum.
-    const Vec shift = _mm512_set1_ps(0x1.8p18f);
-    const Vec rest = _mm512_reduce_ps(x, kFractionBits | kDown);
-    const Vec n = _mm512_add_ps(_mm512_sub_ps(x, rest), shift);
-    const Vec root = _mm512_permutex2var_ps(_mm512_load_ps(kRootsOfTwo.at), _mm512_castps_si512(n),
-                                            _mm512_load_ps(kRootsOfTwo.at + 16));
-    const Vec slope =
-        _mm512_fmadd_ps(_mm512_set1_ps(0x1.f0f3ccp-3f), rest, _mm512_set1_ps(0x1.62e11ep-1f));
-    return AmxLanes::times_power(_mm512_fmadd_ps(root, _mm512_mul_ps(slope, rest), root), x);
-  }
+  // How weights are made, with constants in registers: next to tile products, making them again for
+  // every weight would take issue slots that the weights need.
+  class Weights {
+    // The compiler does not know its value, and so cannot make it again.
+    static Vec in_register(float x) {
+      Vec v = _mm512_set1_ps(x);
+      asm("" : "+v"(v));
+      return v;
+    }
 
-  // To nearest, ties up, by instructions that leave the multiplier to the products.
-  static void store_weights(uint32_t* to, Vec even, Vec odd) {
-    const __m512i half = _mm512_set1_epi32(0x8000);
-    const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(even), half), 16);
-    const __m512i high = _mm512_add_epi32(_mm512_castps_si512(odd), half);
-    _mm512_storeu_si512(to, _mm512_mask_blend_epi16(0xaaaaaaaau, low, high));
-  }
+   public:
+    // 2^x as 2^whole * 2^(n/32) * p(rest), with p of degree 2: relative error 1.8e-7. While tile
+    // registers multiply, other multiplications issue once a cycle, and this has five instead of
+    // eight. 0 for -inf and whatever lies below the normal numbers; NaN stays NaN.
+    Vec exp2(Vec x) const {
+      constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC, kFractionBits = 5 << 4;
+      const Vec rest = _mm512_reduce_ps(x, kFractionBits | kDown);
+      // Rounded down to a multiple of 1/32, whose lowest bits are n.
+      const Vec n = _mm512_add_round_ps(x, shift_, kDown);
+      const Vec root = _mm512_permutex2var_ps(low_roots_, _mm512_castps_si512(n), high_roots_);
+      const Vec slope = _mm512_fmadd_ps(second_, rest, first_);
+      const Vec product = _mm512_fmadd_ps(root, _mm512_mul_ps(slope, rest), root);
+      const __mmask16 normal = _mm512_cmp_ps_mask(x, least_, _CMP_NLT_UQ);
+      return _mm512_maskz_scalef_ps(normal, product, x);
+    }
+
+    // To nearest, ties up, by instructions that leave the multiplier to the products.
+    void store(uint32_t* to, Vec even, Vec odd) const {
+      const __m512i half = _mm512_castps_si512(half_);
+      const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(even), half), 16);
+      const __m512i high = _mm512_add_epi32(_mm512_castps_si512(odd), half);
+      _mm512_storeu_si512(to, _mm512_mask_blend_epi16(odd_elements_, low, high));
+    }
+
+   private:
+    Vec shift_ = in_register(0x1.8p18f);
+    Vec first_ = in_register(0x1.62e11ep-1f), second_ = in_register(0x1.f0f3ccp-3f);
+    Vec least_ = in_register(-126);
+    Vec half_ = in_register(0x1p-134f);  // as bits: 0x8000
+    Vec low_roots_ = _mm512_load_ps(kRootsOfTwo.at),
+        high_roots_ = _mm512_load_ps(kRootsOfTwo.at + 16);
+    __mmask32 odd_elements_ = 0xaaaaaaaau;
+  };
+
+  static Vec exp2(Vec x) { return Weights().exp2(x); }
 };
 
 // Each element of f16 is exactly the sum of two terms of bf16. A weight is rounded to the sum of
@@ -108,14 +130,16 @@ struct AmxF16Lanes : AmxLanes<TileRegisters, Rounding> {
   template <int n>
   struct Term;
 
-  // The second terms follow the panel's first ones.
-  static void store_weights(Unit* to, Vec even, Vec odd) {
-    Base::store_weights(to, even, odd);
-    Base::store_weights(to + Base::kLanes * Base::kVectors, rest(even), rest(odd));
-  }
+  struct Weights : Base::Weights {
+    // The second terms follow the panel's first ones.
+    void store(Unit* to, Vec even, Vec odd) const {
+      Base::Weights::store(to, even, odd);
+      Base::Weights::store(to + Base::kLanes * Base::kVectors, rest(even), rest(odd));
+    }
+  };
 
  private:
-  // What Base::store_weights rounds away.
+  // What storing the first term rounds away.
   static Vec rest(Vec x) {
     const __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
     return _mm512_sub_ps(

@@ -149,7 +149,8 @@ REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p,
       const bool loads_b = begins_k || term.b != before.b;
       const auto* const a_tile = a + term.a * p.a_term + k;
       const auto* const b_tile = p.b + term.b * p.b_term + k * p.ldb;
-      const auto add = [&]<int T, int A, int B>() {
+      // Inlined early, so that the compiler keeps `beside` in registers.
+      const auto add = [&]<int T, int A, int B>() __attribute__((always_inline)) {
         auto* const sum = c + T / 2 * kSide * p.ldc + T % 2 * kSide;
         if (begins) begin_sum<L, result, T>(tiles, sum, c_row);
         tiles.template multiply_add<T, A, B>();
