@@ -63,6 +63,29 @@ def test_an_infinite_delta_makes_dsink_infinite(family, type):
     assert results["dsink"][0] == (-np.inf if factor > 0 else np.inf)
 
 
+# Warps that share keys; splits that the last block merges; that combine merges; of wgmma; one block.
+SCORES_OF_MINUS_INFINITY = [
+    ("mma+sm_90", "bf16", 1, 4, 700), ("mma+sm_90", "f16", 1, 1, 6000),
+    ("mma+sm_80", "bf16", 2, 1, 3000), ("wgmma+sm_90", "bf16", 1, 200, 1500),
+    ("mma+sm_90", "f32", 1, 100, 700), ("simt+sm_90", "f32", 1, 3, 700)]
+
+
+@pytest.mark.parametrize("kernel, type, heads, rows, columns", SCORES_OF_MINUS_INFINITY, ids=str)
+def test_a_weight_of_zero_times_infinity(kernel, type, heads, rows, columns):
+    """Scores of -inf have weights of 0, which are factors: also in a part of the keys that holds no
+    other score."""
+    given = problem(1, heads, 1, rows, columns, 64, type=type)
+    del given["dout"]
+    given["q"] = regard.store(np.abs(regard.load(given["q"])), given["q"].dtype)
+    k = given["k"]
+    middle = np.s_[:, :, columns // 6 : columns - columns // 6]
+    given["k"] = with_values(k, (*middle, 3), -np.inf)
+    given["v"] = with_values(given["v"], (0, 0, columns // 2, 1), np.inf)
+    out = regard.load(solve(**given, backend=f"emulated:{kernel}+mixed")["out"])
+    assert np.isnan(out[..., 1]).all()
+    assert np.isfinite(np.delete(out, 1, -1)).all()
+
+
 # Every number of columns that a lane has when a warp computes rows again; batches of four rows.
 @pytest.mark.parametrize("more", [{}, {"softcap": 3.0, "dropout": (0.3, 5, 0)}], ids=str)
 @pytest.mark.parametrize("dim_v", mostly_exhaustive([32, 64, 96, 128, 160, 192, 224, 256], 96))

@@ -45,13 +45,13 @@ struct Combine {
       for (int n = 0; n < kAtOnce; ++n) {
         const int s = first + n * kSlices;
         const int64 from = smaller(s, splits - 1) * row_count;
-        reference[n] = s < splits ? parts[from].reference : -infinity<float>();
+        reference[n] = parts[from].reference;
         load_vector<Type::f32>(x[n], partial, (from + row.row_index) * dim + d, dim - d,
                                dim % kElements == 0);
       }
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
-        if (reference[n] == -infinity<float>()) continue;
+        if (first + n * kSlices >= splits) continue;
         const float weight = row.weight_of(reference[n]);
 #pragma unroll
         for (int e = 0; e < kElements; ++e) sums[e] = fma_of(x[n][e], weight, sums[e]);

@@ -77,13 +77,11 @@ struct ForwardDecode : ForwardStep<kConfig> {
         const int row = at.row_of(m, half);
         const auto& sums = softmax.rows[m][half];
         const SharedAddress to = parts_of(row).at(at.key_warp());
-        // If no key was seen, there may be NaN from hidden values.
-        const bool seen = sums.max != -infinity<float>();
 #pragma unroll
         for (int n = 0; n < Tile::kOutBlocks; ++n) {
           const float(&x)[4] = out[m][n];
-          store_shared_64(to + at.column_of(n, 0) * 4, seen ? bits_of(x[half * 2]) : 0,
-                          seen ? bits_of(x[half * 2 + 1]) : 0);
+          store_shared_64(to + at.column_of(n, 0) * 4, bits_of(x[half * 2]),
+                          bits_of(x[half * 2 + 1]));
         }
         if (lane_index() % 4 == 0) {
           store_shared_64(to + PartsInShared<kConfig>::kPart, bits_of(sums.max), bits_of(sums.sum));

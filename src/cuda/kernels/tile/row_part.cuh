@@ -8,8 +8,9 @@
 namespace regard {
 
 // A part has a reference m and, relative to it, the sum of its weights and of its weighted values:
-// sum = sum over its keys of 2^(x - m), with the logit x times log2(e). A part that saw no key has
-// m = -inf, and its values are ignored.
+// sum = sum over its keys of 2^(x - m), with the logit x times log2(e). A part that saw no key, or
+// scores of -inf alone, has m = -inf and a weight of 0, which remains a factor of its values: they
+// are NaN where an infinite or NaN value was among the keys, hidden ones too (the row is flagged).
 struct RowPart {
   float reference;
   float sum;
