@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,18 +28,28 @@ LIMITS = {torch.float64: 1e-12, torch.float32: 4e-6, torch.bfloat16: 8e-3, torch
 # absolute error is the same. This dsink is a fifteenth of that of the other cases; on the CPU one
 # process has 6e-3 in bfloat16.
 CANCELLED = {("bias_of_rows", "dbias"): 16, ("whole_sinks", "dsink"): 15}
+BACKENDS = ["nccl", "one GPU"]
 SHARED = 3  # ranks on one GPU
 SECONDS = 240  # of a task: kernels are compiled at their first use
 
 
-@pytest.fixture(scope="module", params=["nccl", "one GPU"])
-def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[str, Pool]]:
+    """By backend; they stay, because starting one takes seconds."""
+    found: dict[str, Pool] = {}
+    yield found
+    for pool in found.values():
+        pool.close()
+
+
+@pytest.fixture(params=BACKENDS)
+def pool(request: pytest.FixtureRequest, pools: dict[str, Pool]) -> Pool:
     if request.param == "nccl" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    found = (Pool(min(4, torch.cuda.device_count()), "nccl") if request.param == "nccl"
-             else Pool(SHARED))
-    yield found
-    found.close()
+    if request.param not in pools:
+        pools[request.param] = (Pool(min(4, torch.cuda.device_count()), "nccl")
+                                if request.param == "nccl" else Pool(SHARED))
+    return pools[request.param]
 
 
 @lru_cache(maxsize=None)
@@ -56,13 +67,25 @@ def cases(dtype: torch.dtype) -> dict[str, Case]:
     return {str(case): replace(case, dtype=dtype, sizes=(64, 64)) for case in FEATURES + WHOLE}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES + OVERLAPPING)
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("name", [str(case) for case in FEATURES])
+def each_feature() -> list[Any]:
+    """Every type over NCCL. Ranks on one GPU have types in turns: they differ in what is sent."""
+    types = list(LIMITS)
+
+    def case(backend: str, name: str, dtype: torch.dtype, scheme: str) -> Any:
+        return pytest.param(backend, name, dtype, scheme, id=f"{backend}-{name}-{dtype}-{scheme}")
+
+    def turns(backend: str, n: int) -> list[torch.dtype]:
+        return types if backend == "nccl" else [types[n % len(types)]]
+
+    return [case(backend, name, dtype, scheme) for backend in BACKENDS
+            for n, name in enumerate(map(str, FEATURES))
+            for m, scheme in enumerate(SCHEMES + OVERLAPPING) for dtype in turns(backend, n + m)
+            if takes(cases(dtype)[name], scheme)]
+
+
+@pytest.mark.parametrize("pool, name, dtype, scheme", each_feature(), indirect=["pool"])
 def test_each_feature(pool: Pool, name: str, dtype: torch.dtype, scheme: str) -> None:
-    case = cases(dtype)[name]
-    if takes(case, scheme):
-        check(pool, case, scheme)
+    check(pool, cases(dtype)[name], scheme)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
