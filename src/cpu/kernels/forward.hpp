@@ -253,24 +253,19 @@ struct ForwardKernel {
     multiply_values(step);
   }
 
-  // The tile products of the steps before and after, and between them the exponentials of `now`.
+  // The tile products of the steps before and after, and between them the exponentials of `now`;
+  // after them with dropout, because there are no registers for what it keeps.
   void advance(const Step& before, Step& now, const Step& next, char* memory) const {
+    const bool beside = now.count > 0 && !p.features.dropout;
+    Nothing nothing;
+    if (!beside) multiply_neighbours(before, next, nothing);
     if (now.count > 0) {
       const ScoreTile<L> tile = score_tile(now, running(memory, now.panel));
       const int64 products = tile_products(before.out) + tile_products(next.scores);
       with_exponentials(tile, products, [&](auto exponentials) {
-        Nothing nothing;
-        // The loop between products has no registers for what dropout keeps.
-        if (tile.kept) {
-          multiply_neighbours(before, next, nothing);
-        } else {
-          multiply_neighbours(before, next, exponentials);
-        }
+        if (beside) multiply_neighbours(before, next, exponentials);
         exponentials.finish(tile);
       });
-    } else {
-      Nothing nothing;
-      multiply_neighbours(before, next, nothing);
     }
     if (next.count > 0) settle(next, now, running(memory, next.panel));
   }
@@ -279,10 +274,6 @@ struct ForwardKernel {
   void multiply_neighbours(const Step& before, const Step& next, Beside& beside) const {
     if (before.count > 0) multiply_values(before, beside);
     if (next.count > 0) multiply_keys(next, beside);
-  }
-  static int64 tile_products(const Product<L>& product) {
-    return divide_up(product.m, L::kLanes) * divide_up(product.k, L::kLanes) * L::kVectors *
-           (kTermPairCount<L> - product.skipped_pairs);
   }
 
   // All panels and a range of keys that fits the packed memory.

@@ -104,6 +104,13 @@ inline constexpr int kTerms = TermsOf<L>::kTerms;
 template <class L>
 inline constexpr int kTermPairCount = int(sizeof TermsOf<L>::kTermPairs / sizeof(TermPair));
 
+// How many products of tiles a product takes whose C is a panel wide.
+template <class L>
+int64 tile_products(const Product<L>& p) {
+  return divide_up(p.m, L::kLanes) * divide_up(p.k, L::kLanes) * L::kVectors *
+         (kTermPairCount<L> - p.skipped_pairs);
+}
+
 // Gives the thread its tile registers as long as it lives; nothing where there are none.
 template <class L>
 struct TileSession {};
