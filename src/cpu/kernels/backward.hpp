@@ -205,16 +205,18 @@ struct BackwardKernel : GradientTiles<L> {
     const CpuShape& shape = tiling.shape;
     const GradientPanel<L>& panel = panels[index];
     const int64 size = keys.end - keys.begin, from = keys.begin - chunk_begin;
+    // The rows of the first vector may not see the last keys.
+    const int64 seen = divide_up(keys_of_first_vector<L>(panel), L::kPack);
     const auto score = [&](int64 a, int64 b, int64 c, int64 dim) {
-      multiply<L, L::kVectors, Walk::rows, Result::replace>(
-          {.a = units_at(a) + from * row_units(dim),
-           .lda = row_units(dim),
-           .b = units_at(b) + index * row_units(dim) * kWidth,
-           .ldb = kWidth,
-           .c = reals_at(c),
-           .ldc = kWidth,
-           .m = size,
-           .k = units(shape, dim)});
+      multiply_rows<L, Walk::rows>({.a = units_at(a) + from * row_units(dim),
+                                    .lda = row_units(dim),
+                                    .b = units_at(b) + index * row_units(dim) * kWidth,
+                                    .ldb = kWidth,
+                                    .c = reals_at(c),
+                                    .ldc = kWidth,
+                                    .m = size,
+                                    .k = units(shape, dim)},
+                                   L::kVectors, seen * L::kPack);
     };
     score(at.keys, at.queries, at.scores, dims.dim);
     score(at.values, at.douts, at.dweights, dims.dim_v);
@@ -233,7 +235,8 @@ struct BackwardKernel : GradientTiles<L> {
          .c = reals_at(at.dq) + index * wide * kWidth,
          .ldc = kWidth,
          .m = dims.dim,
-         .k = units(shape, size)});
+         .k = units(shape, size),
+         .late = kHasTiles<L> ? 0 : units(shape, size) - seen});
   }
 
   // Keys of the block that a panel does not see receive nothing from it in dK and dV.

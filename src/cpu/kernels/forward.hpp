@@ -207,8 +207,8 @@ struct ForwardKernel {
                     .skipped_pairs = kTerms<L> - 1}};
   }
 
-  template <class Beside = Nothing>
-  void multiply_keys(const Step& step, Beside&& beside = Nothing()) const {
+  template <class Beside>
+  void multiply_keys(const Step& step, Beside& beside) const {
     const int vectors = vectors_of<L>(panels[step.panel]);
     multiply_wide<L, Walk::rows, Result::replace>(step.scores, vectors, beside);
   }
@@ -246,10 +246,12 @@ struct ForwardKernel {
     with_exponentials(tile, 0, [&](auto exponentials) { exponentials.finish(tile); });
   }
 
-  // One step after the other.
-  void attend(const Step& step, const Running<L>& run) const {
-    multiply_keys(step);
+  // One step after the other. The rows of the first vector may not see the step's last keys.
+  void attend(Step step, const Running<L>& run) const {
+    const int64 seen = divide_up(keys_of_first_vector<L>(panels[step.panel]), L::kPack);
+    multiply_rows<L, Walk::rows>(step.scores, vectors_of<L>(panels[step.panel]), seen * L::kPack);
     weigh(step, run);
+    step.out.late = step.out.k - seen;
     multiply_values(step);
   }
 

@@ -22,7 +22,8 @@ struct Product {
   typename L::Real* c;  // [m][ldc]
   int64 ldc;
   int64 m;
-  int64 k;  // in Units
+  int64 k;         // in Units
+  int64 late = 0;  // the last of k, whose products with the first vector of B are 0
   // Where elements are sums of terms: from a term of A or B to the next, and how many of the first
   // pairs of terms are too small to matter.
   int64 a_term = 0;
@@ -32,7 +33,7 @@ struct Product {
 
 // ----------------------------------------------------------------------- vectors, in registers
 
-template <class L, int M, int N, Walk walk, Result result>
+template <class L, int M, int N, Walk walk, Result result, bool kLate>
 REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
   typename L::Vec sum[M][N];
 #pragma GCC unroll 16
@@ -43,18 +44,22 @@ REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
   const int64 lda = p.lda, ldb = p.ldb;
   const auto* a = p.a + (walk == Walk::rows ? first * lda : first);
   const auto* b = p.b;
-  for (int64 k = p.k; k > 0; --k) {
+  const auto add = [&]<int kFirst>() __attribute__((always_inline)) {
     typename L::UnitVec row[N];
 #pragma GCC unroll 4
-    for (int n = 0; n < N; ++n) row[n] = L::load_units(b + n * L::kLanes);
+    for (int n = kFirst; n < N; ++n) row[n] = L::load_units(b + n * L::kLanes);
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
       const auto each = L::broadcast_unit(walk == Walk::rows ? a[m * lda] : a[m]);
 #pragma GCC unroll 4
-      for (int n = 0; n < N; ++n) sum[m][n] = L::multiply_add(sum[m][n], each, row[n]);
+      for (int n = kFirst; n < N; ++n) sum[m][n] = L::multiply_add(sum[m][n], each, row[n]);
     }
     a += walk == Walk::rows ? 1 : lda;
     b += ldb;
+  };
+  for (int64 k = kLate ? p.k - p.late : p.k; k > 0; --k) add.template operator()<0>();
+  if constexpr (kLate) {
+    for (int64 k = p.late; k > 0; --k) add.template operator()<1>();
   }
   auto* c = p.c + first * p.ldc;
 #pragma GCC unroll 16
@@ -65,6 +70,22 @@ REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
       L::store(at, result == Result::add ? L::add(L::load(at), sum[m][n]) : sum[m][n]);
     }
   }
+}
+
+// kLate: some of k are.
+template <class L, int N, Walk walk, Result result, bool kLate>
+REGARD_INLINE void multiply_in_vectors(const Product<L>& p) {
+  int64 first = 0;
+  for (; first + L::kRows <= p.m; first += L::kRows) {
+    multiply_tile<L, L::kRows, N, walk, result, kLate>(p, first);
+  }
+  for (; first + 2 <= p.m; first += 2) multiply_tile<L, 2, N, walk, result, kLate>(p, first);
+  if (first < p.m) multiply_tile<L, 1, N, walk, result, kLate>(p, first);
+}
+
+template <class L, int N, Walk walk, Result result>
+[[gnu::noinline]] void multiply_late(const Product<L>& p) {
+  multiply_in_vectors<L, N, walk, result, true>(p);
 }
 
 // ------------------------------------------------------------------------------ tile registers
@@ -236,12 +257,10 @@ template <class L, int N, Walk walk, Result result, class Beside>
     multiply_in_tiles<L, N, result>(p, in_registers);
     beside = in_registers;
   } else {
-    int64 first = 0;
-    for (; first + L::kRows <= p.m; first += L::kRows) {
-      multiply_tile<L, L::kRows, N, walk, result>(p, first);
+    if constexpr (N > 1 && walk == Walk::columns && result == Result::add) {
+      if (p.late > 0) return multiply_late<L, N, walk, result>(p);
     }
-    for (; first + 2 <= p.m; first += 2) multiply_tile<L, 2, N, walk, result>(p, first);
-    if (first < p.m) multiply_tile<L, 1, N, walk, result>(p, first);
+    multiply_in_vectors<L, N, walk, result, false>(p);
   }
 }
 
@@ -257,9 +276,11 @@ void multiply_wide(Product<L> p, int64 vectors, Beside& beside) {
   constexpr int N = L::kVectors;
   for (; vectors >= N; vectors -= N) {
     multiply<L, N, walk, result>(p, beside);
+    p.late = 0;
     p.b += N * L::kLanes;
     p.c += N * L::kLanes;
   }
+  p.late = 0;  // one by one, vectors take part in all
   for (; vectors > 0; --vectors) {
     multiply<L, 1, walk, result>(p, beside);
     p.b += L::kLanes;
@@ -271,6 +292,20 @@ template <class L, Walk walk, Result result>
 void multiply_wide(const Product<L>& p, int64 vectors) {
   Nothing nothing;
   multiply_wide<L, walk, result>(p, vectors, nothing);
+}
+
+// Of rows of C from `whole` on, the first vector is left out.
+template <class L, Walk walk>
+void multiply_rows(Product<L> p, int64 vectors, int64 whole) {
+  Product<L> rest = p;
+  p.m = smaller(p.m, whole);
+  multiply_wide<L, walk, Result::replace>(p, vectors);
+  if (p.m == rest.m) return;
+  rest.a += p.m * p.lda;
+  rest.b += L::kLanes;
+  rest.c += p.m * p.ldc + L::kLanes;
+  rest.m -= p.m;
+  multiply_wide<L, walk, Result::replace>(rest, vectors - 1);
 }
 
 }  // namespace

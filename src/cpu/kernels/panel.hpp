@@ -83,6 +83,19 @@ int vectors_of(const SomePanel& panel) {
   return int(divide_up(panel.rows, L::kLanes));
 }
 
+// How many keys of the panel's tile, from the first on, hold all that the rows of its first vector
+// see, as far as intervals say; all of the tile where the panel has not two vectors in use.
+template <class L>
+int64 keys_of_first_vector(const Panel& panel) {
+  const Interval& keys = panel.tile.keys;
+  const int64 all = keys.end - keys.begin;
+  if (kHasTiles<L> || L::kVectors != 2 || panel.rows <= L::kLanes) return all;
+  if (panel.common.end >= keys.end) return all;
+  int64 end = keys.begin;
+  for (int lane = 0; lane < L::kLanes; ++lane) end = larger(end, panel.keys[lane].end);
+  return smaller(all, end - keys.begin);
+}
+
 // Fills `panels` from `rows` rows of the kv head's row space; returns how many it filled.
 template <class L, class SomePanel>
 int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int64 rows) {
