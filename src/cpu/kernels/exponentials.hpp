@@ -84,8 +84,9 @@ class Exponentials {
   }
 
  private:
-  // What an FMA adds to a score times the exponent. Its rounding is a factor of all weights of a
-  // row; where that would differ much from 1, the base is subtracted from the scores beforehand.
+  // What an FMA adds to a score times the exponent. Its rounding is a factor of all weights that a
+  // row has under one maximum, of 2e-5 from 1 at most; where the base is larger, it is subtracted
+  // from the scores beforehand.
   static Vec fused_base(const ScoreTile<L>& tile, int v, Vec base) {
     const Vec zero = L::set(0), product = L::mul(base, L::set(tile.exponent));
     const uint64 small = L::bits_of(L::less(L::abs(product), L::set(1024)));

@@ -23,7 +23,7 @@ struct Product {
   int64 ldc;
   int64 m;
   int64 k;         // in Units
-  int64 late = 0;  // the last of k, whose products with the first vector of B are 0
+  int64 late = 0;  // the last of k, which the first vector of B and C leaves out
   // Where elements are sums of terms: from a term of A or B to the next, and how many of the first
   // pairs of terms are too small to matter.
   int64 a_term = 0;

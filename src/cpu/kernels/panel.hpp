@@ -84,7 +84,8 @@ int vectors_of(const SomePanel& panel) {
 }
 
 // How many keys of the panel's tile, from the first on, hold all that the rows of its first vector
-// see, as far as intervals say; all of the tile where the panel has not two vectors in use.
+// see, as far as intervals say; all of the tile unless panels have two vectors, both are in use,
+// and products are not those of tile registers.
 template <class L>
 int64 keys_of_first_vector(const Panel& panel) {
   const Interval& keys = panel.tile.keys;

@@ -40,19 +40,20 @@ struct Combine {
   // Of columns [d, d + kElements), from this warp's splits.
   REGARD_DEVICE void add_splits(float (&sums)[kElements], int64 d) const {
     for (int first = slice(); first < splits; first += kSlices * kAtOnce) {
-      float x[kAtOnce][kElements], reference[kAtOnce];
+      float x[kAtOnce][kElements];
+      RowPart part[kAtOnce];
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
         const int s = first + n * kSlices;
         const int64 from = smaller(s, splits - 1) * row_count;
-        reference[n] = parts[from].reference;
+        part[n] = parts[from];
         load_vector<Type::f32>(x[n], partial, (from + row.row_index) * dim + d, dim - d,
                                dim % kElements == 0);
       }
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
-        if (first + n * kSlices >= splits) continue;
-        const float weight = row.weight_of(reference[n]);
+        if (first + n * kSlices >= splits || !has_values(part[n])) continue;
+        const float weight = row.weight_of(part[n].reference);
 #pragma unroll
         for (int e = 0; e < kElements; ++e) sums[e] = fma_of(x[n][e], weight, sums[e]);
       }

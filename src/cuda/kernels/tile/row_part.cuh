@@ -9,12 +9,16 @@ namespace regard {
 
 // A part has a reference m and, relative to it, the sum of its weights and of its weighted values:
 // sum = sum over its keys of 2^(x - m), with the logit x times log2(e). A part that saw no key, or
-// scores of -inf alone, has m = -inf and a weight of 0, which remains a factor of its values: they
-// are NaN where an infinite or NaN value was among the keys, hidden ones too (the row is flagged).
+// scores of -inf alone, has m = -inf and a weight of 0, which remains a factor: its values are NaN
+// where an infinite or NaN value was among its keys, hidden ones too.
 struct RowPart {
   float reference;
   float sum;
 };
+
+// Of a split without keys: a negative sum says that no values were written.
+REGARD_DEVICE RowPart part_without_values() { return {-infinity<float>(), -1}; }
+REGARD_DEVICE bool has_values(const RowPart& part) { return !(part.sum < 0); }
 
 // The index of a row's part among the parts of all rows, split after split.
 REGARD_DEVICE int64 part_index(const KernelParams& params, int split, int64 row_index) {

@@ -6,8 +6,8 @@
 
 namespace regard {
 
-// Each part has f32 sums of dim_v columns, and then a RowPart. A part that saw no key is all 0,
-// except its m.
+// Each part has f32 sums of dim_v columns, and then a RowPart. A part that saw no key is 0,
+// except its m, and NaN that hidden values make.
 template <KernelConfig kConfig>
 struct PartsInShared {
   static constexpr int kElements = MergedRow<kConfig>::kElements;

@@ -189,7 +189,7 @@ struct TileScheduler {
                             flat_row(params.problem, seq, tile.b, tile.first_row);
     RowPart* part = row_part(params, part_index(params, tile.share, first_row));
 #pragma unroll 1
-    for (int left = tile.row_count; left > 0; --left) *part++ = {-infinity<float>(), 0};
+    for (int left = tile.row_count; left > 0; --left) *part++ = part_without_values();
   }
   // The walk begins with visible block number `end` - 1 of the tile.
   REGARD_DEVICE void begin_walk_at(ForwardTile<kConfig>& tile, int end) const {
