@@ -2,7 +2,7 @@
 #
 # Variables: PRESET=release (build; or library, asan, tsan, fuzz), SECONDS_EACH=60 (check),
 # FUZZ_SECONDS=300 (fuzz), SLACK=1 (test; 3 on a slower machine: multiplies the seconds that a stage
-# may take).
+# may take), POOLS=6 (test-gpus: groups of processes side by side).
 
 SHELL := /bin/bash
 PYTHON := build/venv/bin/python
@@ -34,7 +34,7 @@ test-all: packages-test-all ## What CI runs: the same, then exhaustive tests, a 
 test-gpu: ## The GPU's tests, with this machine's python3 (NumPy, pytest, PyTorch)
 	@$(PYTHON_GPU) tools/test_gpu.py
 
-test-gpus: ## Those of several processes on GPUs (NCCL from two on), by a python3 with PyTorch, regard and pytest-xdist
+test-gpus: ## Those of several processes on GPUs (NCCL from two on), by a python3 that also has regard and pytest-xdist
 	@$(PYTHON_GPU) -m pytest -q -rs -n $(POOLS) -p no:cacheprovider \
 	  tests/package/test_torch_distributed_cuda.py
 
