@@ -101,7 +101,6 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
           .nonfinite_k = nonfinite_k ? nonfinite_k + batch.first_k(task.b, task.kv) : nullptr};
       uint8* const nonfinite = nonfinite_q ? nonfinite_q + batch.first_q(task.b, task.kv) : nullptr;
       const bool is_narrow =
-          k.backward_of_one_vector &&
           fits_one_vector(tiling.shape, batch[task.b].seq.len_q, p.sizes.group());
       (is_narrow ? k.backward_of_one_vector : k.backward)(p, is_narrow ? narrow : tiling, shared,
                                                           task, nonfinite, memory.scratch(worker));

@@ -284,6 +284,10 @@ TEST_CASE("golden explanations") {
   CHECK(text(decode, Pass::forward, kAvx2, "")
             .find("few rows   sequences of at most 1 query read keys and values row by row, "
                   "without panels\n") != std::string::npos);
+  CHECK(text(decode, Pass::backward, kAvx2, "")
+            .find("few rows   sequences of at most 1 query have panels of 8\n") !=
+        std::string::npos);
+  CHECK(text(decode, Pass::backward, kAvx2, "cpu:scalar").find("few rows") == std::string::npos);
   const Attention five = attention({.heads_q = 8, .heads_kv = 4, .len_q = 5, .len_k = 100});
   CHECK(text(five, Pass::forward, kAvx2, "").find("few rows") == std::string::npos);
   CHECK(text(decode, Pass::forward, kSlowBf16, "cpu:scalar").find("few rows") == std::string::npos);

@@ -77,7 +77,7 @@ struct OneVector : Base {
 
 template <class Base>
 constexpr auto backward_of_one_vector() -> decltype(CpuKernels::backward) {
-  if constexpr (Base::kLanes > 1 && Base::kVectors > 1 && Base::kPack == 1 && !kHasTiles<Base>) {
+  if constexpr (most_rows_of_one_vector(shape_of_lanes<Base>()) > 0) {
     return run_backward<WithMath<OneVector<Base>>>;
   } else {
     return nullptr;

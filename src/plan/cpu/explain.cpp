@@ -36,6 +36,23 @@ std::string converts(Isa isa, Type type) {
   return std::string(", ") + (type == Type::f16 ? "f16" : "bf16") + " converted as it is read";
 }
 
+// How short sequences are computed otherwise than the kernel's line says; empty: there are none.
+std::string few_rows_line(const Problem& p, const Plan& plan) {
+  const CpuShape& shape = plan.tiling.shape;
+  const int64 most = p.backward ? most_rows_of_one_vector(shape) : most_few_rows(shape);
+  const int64 few = most / p.sizes.group();
+  if (few == 0 || (p.sizes.len_q > few && !p.varlen)) return "";
+  std::string text =
+      "sequences of at most " + std::to_string(few) + (few == 1 ? " query" : " queries");
+  if (p.backward) {
+    text += " have panels of " + std::to_string(shape.lanes);
+  } else {
+    text += " read keys and values row by row, without panels";
+    if (multiplies_bf16(plan.isa)) text += ", in f32 arithmetic";
+  }
+  return row("few rows", text);
+}
+
 }  // namespace
 
 double interval_pairs(const Problem& p) {
@@ -72,13 +89,7 @@ std::string explanation(const Problem& p, const Plan& plan) {
     text += row("mask", share);
   }
   if (plan.backend == BackendKind::reference) return text;
-  const int64 few = p.backward ? 0 : most_few_rows(plan.tiling.shape) / p.sizes.group();
-  if (p.sizes.len_q <= few || (p.varlen && few > 0)) {
-    text += row("few rows", "sequences of at most " + std::to_string(few) +
-                                (few == 1 ? " query" : " queries") +
-                                " read keys and values row by row, without panels" +
-                                (multiplies_bf16(plan.isa) ? ", in f32 arithmetic" : ""));
-  }
+  text += few_rows_line(p, plan);
   if (!p.backward && longest_split_bound(p, plan.tiling) > 0) {
     text += row("split", std::string(p.varlen ? "where a sequence has " : "") +
                              "few queries, many keys: chunks of " +

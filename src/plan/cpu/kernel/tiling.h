@@ -41,9 +41,14 @@ REGARD_INLINE bool has_few_rows(const CpuShape& s, int64 len_q, int64 group) {
 // Keys whose scores they have at once, and how many such blocks are a tile with its own sums.
 inline constexpr int64 kFewRowsKeys = 32, kFewRowsBlocks = 8;
 
-// Backward: a sequence whose rows for a key head are at most a vector has panels of one.
+// Backward: a sequence whose rows for a key head are at most a vector has panels of one, in f32 and
+// f64 arithmetic.
+REGARD_INLINE int64 most_rows_of_one_vector(const CpuShape& s) {
+  return s.lanes > 1 && s.vectors > 1 && s.pack == 1 && !s.tiles ? s.lanes : 0;
+}
 REGARD_INLINE bool fits_one_vector(const CpuShape& s, int64 len_q, int64 group) {
-  return len_q * group <= s.lanes;
+  const int64 most = most_rows_of_one_vector(s);
+  return most > 0 && len_q * group <= most;
 }
 REGARD_INLINE CpuTiling of_one_vector(CpuTiling t) {
   t.shape.vectors = 1;
