@@ -140,7 +140,7 @@ TEST_CASE("several chunks of keys, split keys, and blocks beyond the last") {
     // Longer chunks of keys, and higher blocks of rows.
     for (const auto& [rows, keys] : {std::pair{70, 2300}, std::pair{2100, 90}}) {
       s.len_q = rows, s.len_k = keys;
-      for (unsigned features : {0x0u, 0x1u}) {
+      for (unsigned features : {0x0u, 0x1u, 0x2eu, 0x298u, 0xc51u}) {
         s.seed = ++seed;
         check(with_features(s, features));
       }
