@@ -70,9 +70,11 @@ bool is_cta_pair(const Problem& p) {
          mean_length(p, s.rows_k, s.len_k) > kWideTiling.keys;
 }
 
-// The batch entries of a cluster: they have the same rows and keys, and share the bias.
+// The batch entries of a cluster: they have the same rows and keys, walk the same tiles, and share
+// the bias. Positions may be each entry's own, and intervals go by them.
 int batch_of_cluster(const Problem& p) {
-  if (p.varlen || p.bias_sizes[2] != p.sizes.len_q) return 1;
+  const bool own_tiles = p.varlen || (p.features.positions && p.features.interval);
+  if (own_tiles || p.bias_sizes[2] != p.sizes.len_q) return 1;
   for (const int blocks : kBlocksOfCluster) {
     if (batch_of_bias(p) % blocks == 0) return blocks;
   }

@@ -162,7 +162,9 @@ struct ForwardScores {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = at.row_of(m, half);
-        const ShortInterval keys = band.keys_of(at.row_at(row).i);
+        int i = at.row_at(row).i;
+        if constexpr (kConfig.features.positions) i = smaller(i, at.seq.len_q - 1);  // in the table
+        const ShortInterval keys = band.keys_of(i);
         const int begin = keys.begin - first_column;
         const int end = row < at.row_count ? keys.end - first_column : 0;
         hide_columns(scores[m], half, [&](int column) { return column >= end; });
