@@ -102,8 +102,12 @@ REGARD_INLINE Continuation<L> continuation(typename L::Vec given_lse, typename L
   const auto own = weight_of<L>(own_lse, base, log2e);
   const auto total = L::add(given, own);
   const auto begins = L::equal(given_lse, L::set(-infinity<Real>()));
+  // Infinity, which has no finite weight, stays; NaN next to it remains NaN.
+  const auto is_infinite = L::equal(max, L::set(infinity<Real>()));
+  const auto lse = L::select(is_infinite, L::add(given_lse, own_lse),
+                             L::fma(L::log2(total), L::set(Real(kLn2)), max));
   return {L::select(begins, zero, L::div(given, total)), L::select(begins, one, L::div(own, total)),
-          L::fma(L::log2(total), L::set(Real(kLn2)), max)};
+          L::select(begins, own_lse, lse)};
 }
 
 // What the weighted sum of values is multiplied by; 0 for a row that saw nothing.

@@ -53,7 +53,7 @@ def test_features(family, type, heads, sizes, dim, dim_v, features):
     ("simt", "f32", (70, 100), 40)])
 def test_rows_with_hidden_nan_keep_what_they_held(family, type, sizes, dim):
     """Such rows are computed again, from what out and lse held before the call; also those that see no
-    key. NaN in the given results stays in its row."""
+    key. NaN and infinity in the given results stay in their row."""
     case = cases.make(("continued", "mask"), type, sizes=sizes, dim=dim)
     case.inputs["mask"][0, 0, :, 5] = False
     assert case.values["mask"] is case.inputs["mask"]
@@ -62,12 +62,15 @@ def test_rows_with_hidden_nan_keep_what_they_held(family, type, sizes, dim):
         case.inputs[name] = with_values(case.inputs[name], (0, 0, 5), np.nan)
     results = {name: case.values["given_" + name].copy() for name in ("out", "lse")}
     results["out"][1, 1, 1, 3] = results["lse"][1, 0, 1] = np.nan
+    results["lse"][1, 0, 3] = np.inf
     chip = "sm_90" if family == "wgmma" else "sm_80"
     regard.forward(case.attention(), results["out"], results["lse"],
                    backend=f"emulated:{family}+{chip}+mixed")
     assert np.isnan(results["out"][1, 1, 1, 3]) and np.isnan(results["lse"][1, 0, 1])
-    assert np.isnan(results["out"][1, 0, 1]).all()
-    for name, row in (("out", (1, 1, 1, 3)), ("out", (1, 0, 1)), ("lse", (1, 0, 1))):
+    assert results["lse"][1, 0, 3] == np.inf
+    assert np.isnan(results["out"][1, 0, [1, 3]]).all()
+    for name, row in (("out", (1, 1, 1, 3)), ("out", (1, 0, 1)), ("lse", (1, 0, 1)),
+                      ("out", (1, 0, 3)), ("lse", (1, 0, 3))):
         results[name][row] = truth[name][row]
     cases.compare(case, results)
 

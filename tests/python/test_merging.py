@@ -176,3 +176,21 @@ def test_one_order_gives_the_same_bits(name, backend):
     found = [merged(name, "f32", 5, backend, threads=threads) for threads in (1, 2, 2)]
     same_bits(found[1], found[0])
     same_bits(found[2], found[0])
+
+
+@pytest.mark.parametrize("type", ["f64", "f32"])
+def test_an_infinite_lse_stays_whatever_hidden_pairs_hold(type):
+    """A hidden NaN has the row computed again, in other code."""
+    rng = np.random.default_rng(3)
+    sums = regard.DTYPES[lse_type(type)]
+    q, k, v = (regard.store(rng.standard_normal((1, 1, n, 8)), regard.DTYPES[type])
+               for n in (40, 70, 70))
+    mask = np.ones((1, 1, 1, 70), bool)
+    mask[..., -1] = False
+    for hidden in (0.0, np.nan):
+        v[..., -1, :] = hidden
+        out, lse = np.ones((1, 1, 40, 8), sums), np.zeros((1, 1, 40), sums)
+        lse[0, 0, 5] = np.inf
+        regard.forward(regard.Attention(q=q, k=k, v=v, mask=mask, continue_from=1), out, lse)
+        assert lse[0, 0, 5] == np.inf and np.isnan(out[0, 0, 5]).all()
+        assert np.isfinite(np.delete(lse[0, 0], 5)).all()

@@ -186,11 +186,15 @@ TEST_CASE("an lse of -inf contributes nothing to a continued row, NaN and +inf a
   CHECK(nothing.given == 0);
   CHECK(nothing.own == 1);
   CHECK(nothing.lse == -kInfinity);
+  CHECK(continuation<Plain>(-kInfinity, kInfinity).lse == kInfinity);
+  CHECK(std::isnan(continuation<Plain>(kInfinity, std::nan("")).lse));
+  CHECK(std::isnan(continuation<Plain>(std::nan(""), kInfinity).lse));
   for (const double bad : {std::nan(""), kInfinity}) {
     for (const auto& both : {continuation<Plain>(bad, 3), continuation<Plain>(3, bad)}) {
       CHECK(std::isnan(both.given));
       CHECK(std::isnan(both.own));
-      CHECK(std::isnan(both.lse));
+      CHECK(std::isnan(bad) == std::isnan(both.lse));
+      CHECK((both.lse == bad) == (bad == kInfinity));
     }
   }
 }
