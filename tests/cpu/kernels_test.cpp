@@ -1,6 +1,8 @@
 // The kernels against float64 around every tile edge, with features, types and layouts in turn.
 #include <doctest/doctest.h>
 
+#include <cstring>
+
 #include "tests/cpu/case.hpp"
 #include "tests/cpu/forced.hpp"
 
@@ -157,6 +159,29 @@ TEST_CASE("several chunks of keys, split keys, and blocks beyond the last") {
         s.seed = ++seed;
         check(s);
       }
+    }
+  }
+}
+
+TEST_CASE("nothing is read behind a workspace of the size that is asked for") {
+  forced_backend();
+  for (Type type : tested_types()) {
+    for (const auto& [dim, dim_v] : {std::pair{64, 64}, {320, 320}, {64, 512}, {8, 1500}}) {
+      const Settings s{.type = type, .len_q = 40, .len_k = 64, .dim = dim, .dim_v = dim_v};
+      CAPTURE(to_string(s));
+      const Case got(s), want(s, Case::Values::exact);
+      const auto run_with = [&](std::size_t size, auto call) {
+        const Guarded memory(size);
+        std::memset(memory.data(), 0xff, size);  // NaN
+        call(Run{.workspace = {memory.data(), size}, .threads = 1});
+      };
+      const Attention a = got.attention();
+      run_with(workspace(a, got.outputs(), {.threads = 1}), [&](const Run& r) { got.forward(r); });
+      run_with(workspace(a, got.inputs(), got.gradients(), {.threads = 1}),
+               [&](const Run& run) { got.backward(run); });
+      want.both({.backend = "reference"});
+      CHECK(row_error(got.out, want.out) < tolerance(type));
+      CHECK(row_error(got.dv, want.dv) < tolerance(type));
     }
   }
 }

@@ -196,6 +196,8 @@ REGARD_INLINE ForwardScratch forward_scratch(const CpuTiling& t, HeadSizes d) {
   x.few.out = few.take(rows * padded(s, d.dim_v));
   x.few.scores = few.take(rows * kFewRowsKeys);
   x.size = larger(l.size(), few.size());
+  // GCC's own vectors for scalar lanes read an element past the last row of packed values.
+  if (s.lanes == 1) x.size += round_up(padded(s, d.dim_v) * s.unit_size, 64);
   return x;
 }
 
