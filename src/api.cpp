@@ -15,6 +15,7 @@
 #include "problem/describe.hpp"
 #include "problem/mask_contents.hpp"
 #include "problem/refuse.hpp"
+#include "problem/tensor_checks.hpp"
 #include "reference/reference.hpp"
 #include "regard/regard.hpp"
 #include "system/system.hpp"
@@ -162,6 +163,7 @@ void write_keep(const Attention& a, const Tensor& keep_tensor) {
   const DefaultFloatState floats;
   TableCopies copies;
   const Problem p = describe(a, Pass::forward, NullData::allowed, &copies);
+  check_data("q_positions", a.q_positions);
   const View view = describe_keep(p, keep_tensor);
   const Sizes& s = p.sizes;
   const Run run;

@@ -128,6 +128,8 @@ TEST_CASE("dropout_mask: the mask, and what it refuses") {
   refused(Tensor(keep.tensor().data, boolean, {2, 4, 5, 7}, {140, 35, 0, 1}),
           "keep = bool [2, 4, 5, 7] strides [140, 35, 0, 1]: is written to, so its elements must "
           "not overlap, and its strides must nest");
+  call.a.q_positions = Tensor(nullptr, i32, {1});
+  refused(keep, "q_positions = null: must point to data");
   CHECK(keep.bytes() == before);
 }
 
