@@ -2,6 +2,10 @@
 #include "command_line/grammar.hpp"
 
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdint>
+#include <string>
+#include <system_error>
 
 namespace regard::cli {
 
@@ -21,8 +25,23 @@ const CLI::Validator kSeconds(
       return std::string(fine ? "" : text + " is not above 0 and at most 1e9");
     },
     "");
-const CLI::Validator kPositive = silent(CLI::PositiveNumber);
-const CLI::Validator kNotNegative = silent(CLI::NonNegativeNumber);
+// A whole text that is an integer, of 64 bits and not below `least`. Options of an unsigned type
+// would take -1, and numbers of more bits, for the largest one.
+template <class Integer>
+CLI::Validator integer_from(Integer least, const char* rule) {
+  return CLI::Validator(
+      [least, rule](const std::string& text) {
+        Integer value = 0;
+        const char* const end = text.data() + text.size();
+        const auto parsed = std::from_chars(text.data(), end, value);
+        const bool fine = parsed.ec == std::errc() && parsed.ptr == end && value >= least;
+        return fine ? "" : text + " is not " + rule;
+      },
+      "");
+}
+const CLI::Validator kPositive = integer_from<std::int64_t>(1, "an integer above 0");
+const CLI::Validator kNotNegative = integer_from<std::int64_t>(0, "an integer from 0 on");
+const CLI::Validator kWord64 = integer_from<std::uint64_t>(0, "an integer from 0 to 2^64 - 1");
 
 template <class Number>
 CLI::Validator between(Number least, Number most) {
@@ -44,8 +63,8 @@ void add_attention(CLI::App& app, AttentionFlags& flags) {
       ->type_name("N");
   Dropout& dropout = flags.numbers.dropout;
   app.add_option("--dropout", dropout.p, "probability of dropping, below 1")->type_name("P");
-  app.add_option("--seed", dropout.seed, "of dropout")->type_name("N");
-  app.add_option("--offset", dropout.offset, "of dropout")->type_name("N");
+  app.add_option("--seed", dropout.seed, "of dropout")->check(kWord64)->type_name("N");
+  app.add_option("--offset", dropout.offset, "of dropout")->check(kWord64)->type_name("N");
 }
 
 void add_shape(CLI::App& app, ShapeFlags& shape) {
@@ -169,7 +188,7 @@ void add_check(CLI::App& app, CheckArguments& arguments) {
   command->add_option("--seconds", arguments.seconds, "for how long (default 60)")
       ->check(kSeconds)
       ->type_name("S");
-  command->add_option("--seed", arguments.seed, "default 1")->type_name("N");
+  command->add_option("--seed", arguments.seed, "default 1")->check(kWord64)->type_name("N");
   command->add_option("--problem", arguments.problem, "only this one, in detail")
       ->check(between(std::int64_t{0}, INT64_MAX - 1))
       ->type_name("N");

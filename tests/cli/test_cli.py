@@ -45,6 +45,9 @@ BAD_USAGE = {
     "softcap": [*Q, "--softcap", "-1"],
     "dropout": [*Q, "--dropout", "1"],
     "dropout negative": [*Q, "--dropout", "-0.1"],
+    "seed negative": [*Q, "--dropout", "0.1", "--seed", "-1"],
+    "seed of 65 bits": [*Q, "--dropout", "0.1", "--seed", str(2**64)],
+    "offset negative": [*Q, "--dropout", "0.1", "--offset", "-1"],
     "bias shape": [*Q, "--bias", "1x3x64x64"],
     "bias type": [*Q, "--bias", "1x1x64x64:i32"],
     "mask type": [*Q, "--mask", "1x1x64x64:f32"],
@@ -58,7 +61,9 @@ BAD_USAGE = {
     "attend layout": ["attend", "a.safetensors", "--layout", "sbhd"],
     "check backend": ["check", "--backend", "nope", "--problems", "1"],
     "check problems": ["check", "--problems", "-1"],
+    "check no problems": ["check", "--problems", "0"],
     "check seed": ["check", "--seed", "x"],
+    "check seed negative": ["check", "--seed", "-1", "--problems", "1"],
     "check type": ["check", "--type", "f8", "--problems", "1"],
 }
 
