@@ -193,6 +193,20 @@ def test_what_regard_cannot_take_goes_to_pytorch(calls, monkeypatch):
         assert len(calls) == 1
 
 
+@pytest.mark.parametrize("reason, options", [
+    ("dropout_p=1", {"dropout_p": 1.0}), ("not finite", {"scale": float("inf")}),
+    ("other heads", {"enable_gqa": True})])
+def test_options_that_regard_refuses_go_to_pytorch(reason, options, calls, monkeypatch):
+    monkeypatch.setattr(limits, "_told", set())
+    q, k, v = normal(2, 4, 6, 8), normal(2, 2, 6, 8, seed=1), normal(2, 4, 6, 8, seed=2)
+    if "enable_gqa" not in options:
+        k = q
+    with rt.installed(), pytest.warns(UserWarning, match=reason):
+        found = F.scaled_dot_product_attention(q, k, v, **options)
+    assert not calls
+    torch.testing.assert_close(found, STOCK[0](q, k, v, **options), equal_nan=True)
+
+
 def test_stock_signature(calls):
     q, mask = normal(2, 2, 4, 8), normal(4, 4, seed=1)
     with rt.installed():

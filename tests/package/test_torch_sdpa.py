@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 import regard  # noqa: E402
 import regard.torch as rt  # noqa: E402
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch_cases import DEVICES  # noqa: E402
 
@@ -137,7 +138,25 @@ def test_extensions_are_those_of_attention():
     torch.testing.assert_close(lse, torch.logsumexp(q[0] @ k[0].mT / 8**0.5, 1))
 
 
+@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
+def test_causal_biases_of_pytorch(make):
+    """Tensors of a class of their own, whose elements are not initialised."""
+    q, k = normal(2, 3, 5, 8).requires_grad_(), normal(2, 3, 7, 8, seed=1)
+    found, wanted = (function(q, k, k, attn_mask=make(5, 7)) for function in (
+        rt.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention))
+    assert type(found) is torch.Tensor
+    torch.testing.assert_close(found, wanted)
+    for a, b in zip(*(torch.autograd.grad(x.sum(), q) for x in (found, wanted))):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("argument, change", [
+    ("attn_mask", {"attn_mask": [1]}),
+    ("attn_mask", {"attn_mask": causal_upper_left(4, 5)}),
+    ("attn_mask", {"attn_mask": causal_upper_left(4, 4), "is_causal": True}),
+    ("is_causal", {"is_causal": "none"}),
+    ("enable_gqa", {"enable_gqa": 1}),
+    ("causal", {"is_causal": True, "causal": "bottom_right"}),
     ("attn_mask", {"attn_mask": torch.ones(4, 4).int()}),
     ("attn_mask", {"attn_mask": torch.ones(2, 1, 1, 4, 4), "query": torch.ones(1, 4, 8)}),
     ("mask", {"attn_mask": torch.ones(3, 1, 1) > 0}),

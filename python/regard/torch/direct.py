@@ -97,14 +97,16 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: An
     try:
         arrays = NO_ARRAYS
         if attn_mask is not None:
-            if type(attn_mask) is Mask:
+            if not isinstance(attn_mask, Tensor):
                 return None
             arrays = {"mask" if attn_mask.dtype is torch.bool else "bias": attn_mask}
         deterministic = _is_deterministic()
         if is_causal is False is enable_gqa is deterministic and scale is None:
             options = _NO_STOCK_OPTIONS
         else:
-            options = _stock_options(bool(is_causal), scale, bool(enable_gqa), deterministic)
+            if type(is_causal) is not bool or type(enable_gqa) is not bool:
+                return None
+            options = _stock_options(is_causal, scale, enable_gqa, deterministic)
         return _direct.forward(options, query, key, value, arrays, False)
     except REFUSED:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -14,9 +15,11 @@ from .kernels import TYPES
 _told: set[str] = set()
 
 
-def left_to_pytorch(*tensors: Any) -> bool:
-    """Whether Regard cannot take a call with these; a warning says so once for each reason."""
-    reason = _why_not(tensors)
+def left_to_pytorch(*tensors: Any, dropout_p: Any = 0.0, scale: Any = None,
+                    enable_gqa: bool = False) -> bool:
+    """Whether Regard cannot take a call with these; a warning says so once for each reason.
+    tensors: those of the call, with query, key and value in front where enable_gqa is True."""
+    reason = _why_not(tensors) or _why_not_options(tensors, dropout_p, scale, enable_gqa)
     if reason is None:
         return False
     if not torch.compiler.is_compiling() and reason not in _told:
@@ -32,6 +35,8 @@ def _why_not(tensors: tuple[Any, ...]) -> str | None:
             continue
         if not isinstance(x, Tensor):
             return f"a {type(x).__name__}"
+        if is_distributed(x):
+            return "DTensors"
         if x.is_nested:
             return "nested tensors"
         if x.device.type not in ("cpu", "cuda", "meta"):
@@ -45,3 +50,27 @@ def _why_not(tensors: tuple[Any, ...]) -> str | None:
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode derivatives"
     return None
+
+
+def _why_not_options(tensors: tuple[Any, ...], dropout_p: Any, scale: Any, enable_gqa: bool
+                     ) -> str | None:
+    """What PyTorch computes, and Regard refuses."""
+    if isinstance(dropout_p, (int, float)) and dropout_p == 1:
+        return "dropout_p=1"
+    if isinstance(scale, float) and not math.isfinite(scale):
+        return "a scale that is not finite"
+    if enable_gqa and tensors[1].dim() > 2 < tensors[2].dim() and (
+            tensors[1].shape[-3] != tensors[2].shape[-3]):
+        return "other heads of value than of key"
+    return None
+
+
+# By name, because PyTorch's modules of these classes take seconds to import.
+def is_distributed(x: Tensor) -> bool:
+    """Whether x is a DTensor."""
+    return type(x).__name__ == "DTensor"
+
+
+def is_causal_bias(x: Any) -> bool:
+    """Whether x is of torch.nn.attention.bias: a causal mask, whose elements are not initialised."""
+    return type(x).__name__ == "CausalBias" and isinstance(x, Tensor)

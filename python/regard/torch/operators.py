@@ -7,7 +7,7 @@ depend on their arguments alone. Kernels are registered with the dispatcher dire
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -120,26 +120,27 @@ def _any_requires_grad(tensors: Sequence[Any]) -> bool:
     return any(x is not None and x.requires_grad for x in tensors)
 
 
-def _refuse_transforms(tensors: Sequence[Any]) -> None:
-    if torch._C._are_functorch_transforms_active():
-        raise refuse("q", "a tensor inside of torch.func", "has gradients by torch.autograd only",
-                     Unsupported)
-    if forward_ad._current_level >= 0 and any(
-            x is not None and _unpack_dual(x).tangent is not None for x in tensors):
-        raise refuse("q", "a tensor with a tangent", "attention has no forward-mode derivative",
-                     Unsupported)
+def refuse_tangents(given: Mapping[str, Any]) -> None:
+    """Errors: Unsupported for an argument with a forward-mode derivative, by name."""
+    if forward_ad._current_level < 0:
+        return
+    for name, x in given.items():
+        if isinstance(x, Tensor) and _unpack_dual(x).tangent is not None:
+            raise refuse(name, "a tensor with a tangent",
+                         "attention has no forward-mode derivative", Unsupported)
 
 
 def _forward_with_gradients(keys: Any, *arguments: Any) -> Any:
-    if forward_ad._current_level >= 0:
-        _refuse_transforms(arguments[:5])
+    refuse_tangents(dict(zip(("q", "k", "v", *ARGUMENTS), arguments)))
     if torch.is_grad_enabled():
         slopes = arguments[_SLOPES]
         if slopes is not None and slopes.requires_grad:
             raise refuse("alibi_slopes", "a tensor that requires grad",
                          "has no gradient; detach it", Unsupported)
         if _any_requires_grad(arguments[:5]):
-            _refuse_transforms(())
+            if torch._C._are_functorch_transforms_active():
+                raise refuse("q", "a tensor inside of torch.func",
+                             "has gradients by torch.autograd only", Unsupported)
             return _attention(*arguments[:5], keys, arguments[5:])
     return _below_autograd(forward, forward_kernel, keys, *arguments)
 

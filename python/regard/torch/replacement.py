@@ -93,7 +93,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | No
     if found is not None:
         return found
     tensors = query, key, value, attn_mask
-    if left_to_pytorch(*tensors):
+    if left_to_pytorch(*tensors, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa):
         return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
                          enable_gqa=enable_gqa)
     if torch.overrides.has_torch_function(tensors):

@@ -10,12 +10,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..call import unknown_option
+from ..checks import flag, shown
 from ..docstrings import documented
 from ..errors import WrongType, refuse
 from ..mask_value import Mask
 from ..options import SDPA_OPTIONS
 from . import direct
-from .surface import Result, attention
+from .limits import is_causal_bias
+from .surface import Result, attention, require_tensor
 
 if TYPE_CHECKING:
     from ..typing import Causal, SdpaExtensions, Unpack
@@ -83,12 +85,17 @@ def scaled_dot_product_attention(
             raise unknown_option(name, extension, SDPA_OPTIONS)
     given = {"query": query, "key": key, "value": value}
     for name, x in given.items():
-        if not isinstance(x, Tensor):
-            raise refuse(name, f"a {type(x).__name__}", "must be a tensor of PyTorch", WrongType)
+        require_tensor(name, x)
+    is_causal, enable_gqa = flag("is_causal", is_causal), flag("enable_gqa", enable_gqa)
+    if is_causal_bias(attn_mask):
+        causal, attn_mask = _alignment(attn_mask, query, key, is_causal or causal), None
     mask: Tensor | Mask | None = None
     if attn_mask is not None:
         if isinstance(attn_mask, Mask):
             mask = attn_mask
+        elif not isinstance(attn_mask, Tensor):
+            raise refuse("attn_mask", shown(attn_mask), "must be a tensor of PyTorch, or a Mask",
+                         WrongType)
         elif attn_mask.dtype == torch.bool:
             mask = attn_mask
         elif not attn_mask.is_floating_point():
@@ -98,7 +105,9 @@ def scaled_dot_product_attention(
             raise refuse("bias", "a tensor", "must be None where attn_mask is one already")
         else:
             bias = attn_mask
-    if is_causal and causal is False:
+    if is_causal:
+        if causal is not False:
+            raise refuse("causal", shown(causal), "must be False where is_causal is True")
         causal = "top_left"
     lead: tuple[int, ...] = query.shape[:-3]
     batched = (query.dim() == 4 and key.dim() == 4 and value.dim() == 4
@@ -134,6 +143,17 @@ def scaled_dot_product_attention(
     if isinstance(result, tuple):
         return _unfolded(result[0], lead, alone), _unfolded(result[1], lead, alone)
     return _unfolded(result, lead, alone)
+
+
+def _alignment(bias: Any, query: Tensor, key: Tensor, other: Any) -> Causal:
+    """The causal mask that an object of torch.nn.attention.bias stands for."""
+    lengths, wanted = (query.shape[-2], key.shape[-2]), (bias.seq_len_q, bias.seq_len_kv)
+    if lengths != wanted:
+        raise refuse("attn_mask", f"a CausalBias of {wanted[0]} rows and {wanted[1]} keys",
+                     f"must be of {lengths[0]} rows and {lengths[1]} keys")
+    if other:
+        raise refuse("attn_mask", "a CausalBias", "must be None where another argument is causal")
+    return "top_left" if bias.variant.name == "UPPER_LEFT" else "bottom_right"
 
 
 def _rank(given: dict[str, Tensor]) -> int:

@@ -17,7 +17,8 @@ from ..mask_options import resolved
 from ..options import ARRAYS
 from . import direct
 from .kernels import arguments
-from .operators import forward
+from .limits import is_causal_bias, is_distributed
+from .operators import forward, refuse_tangents
 
 if TYPE_CHECKING:
     from ..typing import AttentionOptions, Unpack
@@ -87,7 +88,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | Tensor | N
         _require_dense_tensor(name, x)
     for name, option in options.items():
         if option is not None and name in ARRAYS:
-            _require_tensor(name, option)
+            require_tensor(name, option)
+    refuse_tangents({"q": q, "k": k, "v": v, **options})
     if dropout_seed is not None and not hasattr(dropout_seed, "shape"):
         options["dropout_seed"] = dropout_seed
     rest = checked_options(q, k, v, options, arguments())
@@ -117,13 +119,21 @@ def _drawn_seed(q: Tensor) -> Tensor:
     return torch.randint(0, 2**63 - 1, (), dtype=torch.int64, device=q.device if captured else "cpu")
 
 
-def _require_tensor(name: str, x: Any) -> None:
+def require_tensor(name: str, x: Any) -> None:
+    """Errors: WrongType for what is no tensor of PyTorch, or has no elements of its own;
+    Unsupported for a DTensor."""
     if not isinstance(x, Tensor):
         raise refuse(name, f"a {type(x).__name__}", "must be a tensor of PyTorch", WrongType)
+    if is_causal_bias(x):
+        raise refuse(name, "a CausalBias", "is not initialised: give causal='top_left' or "
+                     "'bottom_right', or attn_mask of scaled_dot_product_attention", WrongType)
+    if is_distributed(x):
+        raise refuse(name, "a DTensor", f"is not supported: give {name}.to_local(), or use "
+                     "regard.torch.distributed", Unsupported)
 
 
 def _require_dense_tensor(name: str, x: Any) -> None:
-    _require_tensor(name, x)
+    require_tensor(name, x)
     if x.device.type not in ("cpu", "cuda", "meta"):
         raise refuse(name, f"a tensor on {x.device}", "must be on the CPU or a CUDA GPU",
                      Unsupported)
