@@ -225,6 +225,11 @@ void backward_kernel(Value* stack, std::uint64_t, std::uint64_t) {
   taken_optional(stack[at.scale]);
   const std::array<bool, 4> wanted = taken_flags(stack[at.wanted]);
 
+  // Nobody uses out: then no gradient is defined either.
+  if (!dout.is_defined()) {
+    for (std::size_t i = 0; i < wanted.size(); ++i) stack[i] = Owned::undefined().released();
+    return;
+  }
   if (has_strided_rows(viewed("dout", dout))) dout = contiguous(std::move(dout));  // expanded, say
 
   const CallOptions options = options_of(kept_options);

@@ -169,9 +169,11 @@ namespace {
 Made made(std::span<const std::int64_t> sizes, const std::int64_t* strides, Type type,
           TorchDevice device) {
   Handle handle = nullptr;
-  check(torch_functions.empty(static_cast<std::int64_t>(sizes.size()), sizes.data(), strides,
-                              number_of(type), device.type, device.index, &handle),
-        "allocate a tensor");
+  const auto status =
+      torch_functions.empty(static_cast<std::int64_t>(sizes.size()), sizes.data(), strides,
+                            number_of(type), device.type, device.index, &handle);
+  // The general path then raises PyTorch's own error, which says how much memory was asked for.
+  if (status != 0) refuse("q", "a tensor", "PyTorch could not allocate memory for its call");
   Made made{.owner = Owned(handle), .view = {}};
   made.view.data = made.owner.data();
   made.view.type = type;

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import regard  # noqa: E402
 import regard.torch as rt  # noqa: E402
 from regard.gradients import GRADIENTS  # noqa: E402
+from torch.nn.attention.bias import causal_upper_left  # noqa: E402
 from torch_cases import CASES, DEVICES, LIMITS, assert_same, error, problem  # noqa: E402
 
 BY_NAME = {case.name: case for case in CASES}
@@ -119,6 +120,35 @@ def test_any_strides_are_read(device):
         for out, x in ((found, strided), (wanted, dense)):
             out.sum().backward()
         torch.testing.assert_close(strided.grad, dense.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_tables_of_any_strides():
+    q = normal(2, 2, 6, 8)
+    used = torch.tensor([4, 0, 3, 0], dtype=torch.int32)
+    spans = torch.tensor([[0, 9, 3], [1, 9, 5]] * 3, dtype=torch.int32)[None, None]
+    for name, table in {"seqused_k": used[::2], "seqused_q": used[:1].expand(2),
+                        "row_spans": spans[..., ::2]}.items():
+        found = rt.attention(q, q, q, **{name: table})
+        assert torch.equal(found, rt.attention(q, q, q, **{name: table.contiguous()}))
+
+
+class Stop(torch.autograd.Function):
+    """The identity, whose input gets no gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": torch.zeros(1, 1, 5, 5)}, {"softcap": 2.0}])
+def test_a_gradient_that_is_not_defined(options):
+    q = normal(1, 2, 5, 8).requires_grad_()
+    (Stop.apply(rt.attention(q, q, q, **options)).sum() + (q**2).sum()).backward()
+    torch.testing.assert_close(q.grad, 2 * q.detach())
 
 
 def test_arriving_gradients_of_any_strides():
@@ -270,6 +300,7 @@ Q = normal(2, 4, 6, 8)
                                               "max_seqlen_q": 2, "q": Q[0], "k": Q[0], "v": Q[0]}),
     (regard.Unsupported, "alibi_slopes", {"alibi_slopes": torch.ones(4, requires_grad=True)}),
     (regard.Unavailable, "backend", {"backend": "none"}),
+    (regard.WrongType, "bias", {"bias": causal_upper_left(6, 6)}),
 ])
 def test_refusals(kind, argument, change):
     with pytest.raises(kind) as caught:
@@ -283,6 +314,12 @@ def test_transforms_that_do_not_exist_are_refused():
     with pytest.raises(regard.Unsupported, match="forward-mode"):
         with torch.autograd.forward_ad.dual_level():
             rt.attention(torch.autograd.forward_ad.make_dual(Q, Q), Q, Q)
+    for name, x in (("scale", torch.ones(())), ("softcap", torch.ones(())),
+                    ("alibi_slopes", torch.ones(4)), ("sink", torch.ones(4))):
+        with torch.autograd.forward_ad.dual_level():
+            with pytest.raises(regard.Unsupported, match="forward-mode") as caught:
+                rt.attention(Q, Q, Q, **{name: torch.autograd.forward_ad.make_dual(x, x)})
+        assert caught.value.argument == name
     q = Q.clone().requires_grad_()
     out, _ = rt.attention(q, Q, Q, return_lse=True)
     (gradient,) = torch.autograd.grad(out.sum(), q, create_graph=True)

@@ -17,7 +17,7 @@ from ..options import ARRAYS, DEFAULTS
 from .threads import on_threads
 
 TYPES = {getattr(torch, name): short for name, short in TYPE_NAMES.items()}
-_ROWS = {*GRADIENTS[:3], "q", "k", "v", "out", "dout"}
+_OF_ANY_STRIDES = {"bias", "mask", "dbias"}
 
 # What the operators take after q, k and v, and the defaults: tensors (those with a gradient first),
 # values, and how to run. seed_tensor stands in for dropout_seed.
@@ -39,7 +39,7 @@ def array_of(x: Tensor, argument: str) -> _core.Array:
     type = TYPES.get(x.dtype)
     if type is None or type not in allowed_types(argument):
         raise wrong_element_type(x, argument)
-    if argument in _ROWS and x.stride(-1) != 1 and x.shape[-1] > 1:
+    if argument not in _OF_ANY_STRIDES and x.dim() > 0 and x.stride(-1) != 1 and x.shape[-1] > 1:
         x = x.contiguous()  # only what steps through a row by more than one element is copied
     return _core.Array.at(x.data_ptr(), type, x.shape, x.stride(), x.get_device(), x)
 
