@@ -196,3 +196,9 @@ def test_nothing_is_written_on_a_refusal():
     with pytest.raises(regard.InvalidArgument):
         attention(out=out, softcap=-1.0)
     assert (out == 7).all()
+
+
+def test_no_copy_is_advised_for_what_is_written():
+    """The copy would take the result."""
+    with pytest.raises(regard.InvalidArgument, match="the last stride must be 1$"):
+        regard.attention(Q, K, K, out=np.empty((2, 4, 8, 6), np.float32).swapaxes(2, 3))

@@ -123,6 +123,11 @@ def test_what_differs_from_flash_attn():
     begins = torch.tensor([0, 4], dtype=torch.int32)
     with pytest.raises(regard.Unsupported, match="block_table"):
         rt.flash_attn_varlen_func(q[0], q[0], q[0], begins, begins, 4, 4, block_table=begins)
+    for argument, value in (("causal", "none"), ("window_size", None), ("window_size", (3,))):
+        with pytest.raises(regard.WrongType, match=argument):
+            rt.flash_attn_func(q, k, k, **{argument: value})
+    with pytest.raises(regard.WrongType, match="qkv"):
+        rt.flash_attn_qkvpacked_func(np.zeros((1, 2, 3, 4, 8)))
     torch.manual_seed(0)
     first = rt.flash_attn_func(q, k, k, 0.5)
     torch.manual_seed(0)

@@ -6,9 +6,9 @@ from typing import Any, Union
 
 from torch import Tensor
 
-from ..checks import length
+from ..checks import flag, length, shown
 from ..docstrings import documented
-from ..errors import Unsupported, refuse
+from ..errors import Unsupported, WrongType, refuse
 from .surface import attention
 
 FlashResult = Union[Tensor, tuple[Tensor, Tensor, None]]
@@ -113,9 +113,12 @@ def _at_most(argument: str, longest: Any, x: Tensor) -> Any:
 def _flash(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None,
            window_size: tuple[int, int], return_attn_probs: bool, *, causal: bool,
            **options: Any) -> FlashResult:
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise refuse("window_size", shown(window_size), "must be (left, right)", WrongType)
     left, right = (-1 if isinstance(side, int) and side < 0 else side for side in window_size)
+    is_causal = flag("causal", causal)
     # The diagonal of the window is the bottom-right one, with and without causal.
-    result = attention(q, k, v, scale=softmax_scale, causal="bottom_right" if causal else False,
+    result = attention(q, k, v, scale=softmax_scale, causal="bottom_right" if is_causal else False,
                        window=(left, right), return_lse=return_attn_probs,
                        **options)
     if isinstance(result, tuple):
@@ -124,5 +127,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None,
 
 
 def _require_stacked(name: str, x: Tensor, count: int) -> None:
+    if not isinstance(x, Tensor):
+        raise refuse(name, shown(x), "must be a tensor of PyTorch", WrongType)
     if x.dim() != 5 or x.shape[2] != count:
         raise refuse(name, f"a tensor of shape {tuple(x.shape)}", f"must be (B, S, {count}, H, D)")
