@@ -25,6 +25,9 @@ std::string to_string(const Tensor& tensor) {
     return text + "]";
   };
   if (tensor.rank < 0) return std::string(name_of(tensor.type)) + " with unequal sizes and strides";
+  if (tensor.rank > Tensor::kMaxRank) {
+    return std::string(name_of(tensor.type)) + " of " + std::to_string(tensor.rank) + " dimensions";
+  }
   std::string text = std::string(name_of(tensor.type)) + " " + list(tensor.sizes);
   std::int64_t dense = 1;
   bool is_dense = true;

@@ -188,6 +188,7 @@ TEST_CASE("tensors print themselves, whatever they hold") {
   CHECK(to_string(Tensor(nullptr, bf16, {2, 8})) == "bf16 [2, 8]");
   CHECK(to_string(Tensor(nullptr, f32, {2, 8}, {16, 1})) == "f32 [2, 8] strides [16, 1]");
   CHECK(to_string(Tensor(nullptr, f32, {2, 8}, {1})) == "f32 with unequal sizes and strides");
+  CHECK(to_string(Tensor(nullptr, f32, {1, 2, 3, 4, 5})) == "f32 of 5 dimensions");
   Tensor wild(nullptr, f32, {1, 1, 1, 1});
   wild.sizes.fill(std::int64_t(1) << 40);
   CHECK(to_string(wild).find("1099511627776") != std::string::npos);
