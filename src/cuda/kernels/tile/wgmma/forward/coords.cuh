@@ -137,13 +137,13 @@ struct WarpgroupCoords {
     if constexpr (stages_bias(kConfig)) {
       constexpr int kBytes = element_bytes(kConfig.bias.type);
       const int rows = clamp_to(row_count - warp_row, 0, 16), row = lane_index();
-      const int bytes = smaller(seq.len_k - first_key, kKeys) * kBytes;
+      const int bytes = clamp_to(seq.len_k - first_key, 0, kKeys) * kBytes;
       if (row == 0) mbarrier_arrive_expect_tx(barrier, rows * bytes);
       sync_warp();
       const TermRows from{*this, p.bias, kBytes, first_key};
       const TileView tile = of_warp(bias_tile(0));
       const SharedAddress to = tile.begin + row * tile.row_bytes;
-      if (row < rows) {
+      if (row < rows && bytes > 0) {
         bulk_load(to, from.row(row), bytes, barrier);
       } else if (row < 16) {
 #pragma unroll 1
