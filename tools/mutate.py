@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Changes one place of a kernel's text at a time, and says which changes no test notices.
 
-  tools/mutate.py --seed 1 --count 50 --out docs/notes/mutation.md
+  tools/mutate.py --seed 1 --count 50 --out build/mutation.md
 
 The texts are those of src/cuda/kernels, which the emulated GPU compiles, and of src/semantics and
 src/cpu/kernels, of which the CPU's scalar instruction set is compiled anew. A change is one
 operator, comparison, constant or function. The tests are a few of tests/python that run the changed
-kernel, and for the CPU the C++ suite of its kernels; where one of them fails the change is found. A change that does not compile counts for
-nothing. What survives is either a blind spot of those tests or no change of what is computed: only
-a reader can tell.
+kernel, and for the CPU the C++ suite of its kernels; where one of them fails the change is found. A
+change that does not compile counts for nothing. What survives is either a blind spot of those tests
+or no change of what is computed: only a reader can tell.
 """
 
 from __future__ import annotations
