@@ -15,7 +15,7 @@ enum class Code {
   invalid_argument,  ///< an argument breaks a rule of docs/semantics.md
   unsupported,       ///< well formed, but the chosen backend cannot do it
   unavailable,       ///< the backend or device is not on this machine
-  out_of_memory,     ///< a workspace could not be allocated
+  out_of_memory,     ///< memory could not be allocated
   internal,          ///< a bug of this library
   /// The GPU's driver, or the caller's distributed::Collectives, reported a failure; its own words
   /// are in the text.

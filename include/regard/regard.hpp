@@ -1,5 +1,7 @@
 /// \file
-/// Exact scaled dot product attention, forward and backward: the whole C++ API.
+/// Exact scaled dot product attention, forward and backward. cuda.hpp has the devices and the
+/// memory of GPUs, mask.hpp masks that many calls share, and distributed.hpp sequences over several
+/// processes.
 ///
 /// One value, Attention, says what is computed; forward, backward, workspace and explain all take
 /// it. What each field means, to the last edge, stands in docs/semantics.md.

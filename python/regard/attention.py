@@ -189,8 +189,9 @@ def dropout_mask(batch: int, heads: int, len_q: int, len_k: int, p: float, *, se
                  offset: int = 0) -> Any:
     """Which weights dropout keeps: a NumPy bool array (batch, heads, len_q, len_k), True = kept.
 
-    seed and offset are a call's dropout_seed and dropout_offset. Every device, element type and number of threads drops the same ones. The rows and columns of a
-    packed sequence are counted from its own beginning. Errors: InvalidArgument.
+    seed and offset are a call's dropout_seed and dropout_offset. Every device, element type and
+    number of threads drops the same ones. The rows and columns of a packed sequence are counted
+    from its own beginning. Errors: InvalidArgument.
     """
     import numpy
 

@@ -25,9 +25,9 @@ ARGUMENTS = {name: option.text for name, option in OPTIONS.items()} | {
     "return_lse": "True: also return lse, the natural logarithm of the denominator of each row's "
                   "softmax.",
     "out_type": '"float32" gives a float32 out for float16 and bfloat16 inputs.',
-    "multiprocessors": "how many of a GPU the kernels may occupy, so that others run at the same "
-                       "time; 0 is all. It limits Hopper's main kernels. `attention` takes it "
-                       "together with out.",
+    "multiprocessors": "the number of the GPU's multiprocessors that kernels may occupy, so that "
+                       "others run at the same time; 0 is all. It limits Hopper's main kernels. "
+                       "`attention` takes it together with out.",
     "threads": "of the CPU; 0 is the framework's own for arrays of PyTorch and JAX, and every core for "
                "others.",
     "backend": '"" chooses; otherwise one of `regard.info().backends`.',

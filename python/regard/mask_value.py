@@ -26,9 +26,9 @@ class Mask:
     A pair is visible if everything that the mask holds shows it. Arrays may be of NumPy, PyTorch,
     JAX or CuPy. Spans are copied; a matrix is kept by reference, and must not change. `&` and `|`
     combine masks of the same sizes. On a GPU, PyTorch's and CuPy's keep their tile maps: at most 8,
-    one for each stream and each geometry of calls.
+    one for each stream and each geometry of calls. The attributes are also the arguments.
 
-    Attributes, which are also the arguments:
+    Attributes:
         len_q, len_k: Sq and Sk of the calls that the mask is made for.
         row_spans: int32, broadcasts to (B, Hq, Sq, 2 n), n from 1 to 8; query i sees the keys of its
             spans, each a begin and an end.

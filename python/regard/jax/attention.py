@@ -54,8 +54,9 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
 
     Raises:
         Errors of `regard`, when traced, for what shapes and options tell. What only values or the
-        device tell (cu_seqlens, a backend, memory) is a jax.errors.JaxRuntimeError when run; its
-        text holds the library's "argument = value: reason".
+        device tell (cu_seqlens, a backend, memory) is a jax.errors.JaxRuntimeError when run, or
+        JAX's ValueError where the program has run before; its text holds the library's
+        "argument = value: reason".
     """
     spec, arrays, call = _described(q, k, v, threads, backend, options)
     return_lse = flag("return_lse", return_lse)

@@ -1,7 +1,7 @@
 """Copies between layouts, in elements of 16 bytes where both tensors allow it.
 
 PyTorch's kernels for such copies move one element at a time in each thread. On an H100, elements of 2
-bytes reached a third of the bandwidth of elements of 16 bytes (docs/notes/distributed.md).
+bytes reached a third of the bandwidth of elements of 16 bytes.
 """
 
 from __future__ import annotations
