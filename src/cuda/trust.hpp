@@ -5,15 +5,13 @@
 // and every folder above it belong to one of the two, and nobody else may write to them. Symbolic
 // links are followed, each link by the same rule. Four cases need a decision:
 //
-// - A sticky folder (/tmp) above the file is accepted although others may write to it: there nobody
-// can
-//   rename or delete what belongs to somebody else.
+// - A sticky folder (/tmp) above the file is accepted although others may write to it: nobody can
+//   rename or delete there what belongs to somebody else.
 // - A group may have the right to write if it is root's or the user's private group: the primary
-// group,
-//   with the user's name and no other member. Debian, Ubuntu, Fedora and RHEL give every user such
-//   a group, and then set umask 002, which makes all folders of these users group-writable.
-//   Accounts that have another user's private group as their primary group are not looked for,
-//   because directories on a network cannot list them.
+//   group, with the user's name and no other member. Debian, Ubuntu, Fedora and RHEL give every
+//   user such a group, and then set umask 002, which makes all folders of these users
+//   group-writable. Accounts that have another user's private group as their primary group are not
+//   looked for, because directories on a network cannot list them.
 // - An access control list takes that exception away, because it may give the right to anybody.
 // - In a user namespace (rootless containers), the root of the host appears as the overflow user. A
 //   folder above the file may belong to that user, unless it lies in a sticky folder.

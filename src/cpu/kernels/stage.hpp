@@ -92,8 +92,8 @@ void stage_intervals(uint64* visible, const Panel& panel, Interval keys, int64 o
   }
 }
 
-// Clears the bits of lanes whose spans do not show the key. The n-th spans of all rows at once: the
-// bits of `changes` say at which keys they begin and end.
+// Clears the bits of lanes whose spans do not show the key. Takes the n-th spans of all rows at
+// once: bit `lane` of changes[j] flips where that lane's span begins or ends.
 template <class Real>
 void hide_by_row_spans(const Stage<Real>& stage, const HeadContext& context, const Panel& panel,
                        Interval keys) {

@@ -1,7 +1,7 @@
 // Products of a warpgroup, for every width: d[64, 16 n] += a b, for n = 1 to 16.
 //
 // An instruction names its accumulators one by one: the macros write out 8 n of them, and what
-// follows them by number. Of ptx_hopper.cuh alone.
+// follows them by number. Included by ptx_hopper.cuh only.
 #pragma once
 
 #include "semantics/portable.h"

@@ -120,9 +120,10 @@ Chip limited(Chip chip, const CudaChoice& choice) {
   return chip;
 }
 
-// A workspace is asked for before addresses are known. Of data that TMA cannot load, mma computes
-// what is wgmma's now, with tiles, splits and flags of its own; a bias that it cannot load, and an
-// out that it cannot store, have lower tiles, whose rows may need flags or share out their keys.
+// The workspace is sized before addresses are known. If the data turns out unaligned, mma runs
+// instead of wgmma, with other tiles, splits and flags; an unaligned bias or out gives wgmma lower
+// tiles, whose rows may need flags or have their keys split. So the largest of these sizes is
+// reported.
 void find_workspace_elsewhere(Draft& d, const Chip& whole_chip) {
   const bool is_known = d.p.q.data != nullptr;
   if (d.plan.family != Family::wgmma || is_known) return;

@@ -1,8 +1,8 @@
 // What mask and spans show of a lane's scores: a bit for each column that the lane has of a line.
 //
-// Lines are rows of the accumulators and columns their columns: rows and keys forward, keys and
-// rows backward, where scores are transposed. Of every eight columns a lane has two neighbours; bit
-// 2 n + e is column 8 n + e, counted from the lane's first.
+// Forward, a line is a query row and its columns are keys; backward (transposed) a line is a key
+// and its columns are query rows. Of every eight columns a lane has two neighbours; bit 2 n + e is
+// column 8 n + e, counted from the lane's first.
 #pragma once
 
 #include "cuda/kernels/tile/score_tile.cuh"

@@ -10,7 +10,8 @@
 // (MaskForm::as_bits), as its lanes want them. A lane has two neighbouring columns of every eight
 // of a tile (span_bits.cuh). Tiles lie as in the map. A line of a tile has a word of 16, 32 or 64
 // bits for each of the four lanes that share it: bit 2 n + e is the lane's column e of block n.
-// Lines are rows and columns keys forward, keys and rows backward.
+// Forward, a line is a query row and its columns are keys; backward (transposed) a line is a key
+// and its columns are query rows.
 //
 // Behind these is the order in which own tiles begin: those with the most visible tiles first, so
 // that blocks end at about the same time.
