@@ -282,8 +282,10 @@ Plan made_plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates
           "must be above 0");
   require(rates.bytes_per_second > 0 && std::isfinite(rates.bytes_per_second),
           "rates.bytes_per_second", rates.bytes_per_second, "must be above 0");
-  const Visibility visibility(whole);
-  if (scheme == Scheme::halo && (visibility.shows_all() || visibility.is_plain_causal())) {
+  // By what is given: the same window may hide nothing of a shorter sequence.
+  const Window& window = whole.window;
+  const bool is_near = window.left >= 0 || (whole.causal == Causal::none && window.right >= 0);
+  if (scheme == Scheme::halo && whole.cu_seqlens.empty() && !is_near) {
     refuse("scheme", "halo", "needs a window or cu_seqlens, so that rows see near keys only",
            Code::unsupported);
   }

@@ -7,7 +7,12 @@ namespace regard::distributed {
 Visibility::Visibility(const WholeSequence& whole)
     : whole_(whole),
       left_(whole.window.left),
-      right_(whole.causal == Causal::none ? whole.window.right : 0) {}
+      right_(whole.causal == Causal::none ? whole.window.right : 0) {
+  // Sides that hide nothing of this sequence are none.
+  for (std::int64_t* side : {&left_, &right_}) {
+    if (*side >= whole.length - 1) *side = -1;
+  }
+}
 
 Rows Visibility::document_of(std::int64_t row) const {
   const auto& cuts = whole_.cu_seqlens;

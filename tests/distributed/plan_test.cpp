@@ -226,6 +226,14 @@ TEST_CASE("plan: deals as the Python package does") {
   CHECK(cut.balance() == doctest::Approx(1.019).epsilon(0.001));
   w.cu_seqlens = {0, 0};  // rows see nothing
   CHECK(plan(w, 3, Scheme::halo, {}, RowCounts::by_area).blocks(1) == halo.blocks(1));
+  WholeSequence wide = whole(2000);  // a window that hides nothing
+  wide.causal = Causal::top_left;
+  wide.window = {2000, 0};
+  CHECK(plan(wide, 2, Scheme::gather).dealing() == Dealing::zigzag);
+  CHECK(plan(wide, 2, Scheme::halo).dealing() == Dealing::contiguous);
+  wide.cu_seqlens = {0, 907};  // rows behind the last document
+  wide.window = {43, -1};
+  CHECK(plan(wide, 3, Scheme::gather).blocks(1) == Numbers{2, 5, 7, 11, 12});
   WholeSequence near = whole(5000);
   near.window = {300, 20};
   CHECK(plan(near, 4, Scheme::gather).blocks(2) == Numbers{5, 9, 13, 17, 21, 25, 29, 33, 37, 39});

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 from typing import Any
@@ -114,6 +115,18 @@ def test_halo_by_area() -> None:
     assert unseen.blocks == equal.blocks
     near = rd.plan(2**20, world_size=8, causal=True, window=(1024, None), rows="by_area", **HEADS)
     assert near.dealing == "contiguous by area" and near.balance < 1.001
+
+
+def test_windows_that_hide_nothing_and_rows_behind_the_last_document() -> None:
+    """As in C++."""
+    for length in (1000, 1024, 2000):
+        halo = rd.plan(length, world_size=2, scheme="halo", causal=True, window=(1023, 0), **HEADS)
+        assert halo.dealing == "contiguous"
+    wide = rd.plan(2000, world_size=2, scheme="gather", causal=True, window=(2000, 0), **HEADS)
+    assert wide.dealing == "zigzag"
+    behind = rd.plan(2000, world_size=3, scheme="gather", causal=True, window=(43, None),
+                     cu_seqlens=[0, 907], **HEADS)
+    assert behind.dealing == "documents" and behind.blocks[1] == (2, 5, 7, 11, 12)
 
 
 def test_keys_that_no_row_sees_do_not_move() -> None:
@@ -291,6 +304,8 @@ def test_a_name_finds_a_plan_as_long_as_one_lives() -> None:
     ("mask", masks.Mask(300, 300, row_spans=torch.ones(3, 300, 2, dtype=torch.int32)), {}),
     ("window", (1, 2, 3), {}), ("causal", "diagonal", {}),
     ("cu_seqlens", [0, 20, 10], {}), ("cu_seqlens", [], {"length": None}),
+    ("scheme", "halo", {"causal": True, "window": (-1, 3)}),
+    ("bandwidth", rd.Bandwidth(0.0, 1.0), {}), ("node_bandwidth", rd.Bandwidth(1.0, math.nan), {}),
 ])
 def test_errors_name_the_argument(argument: str, value: Any, more: dict[str, Any]) -> None:
     given = {"length": 300, "world_size": 2, **HEADS, **more, argument: value}

@@ -249,12 +249,13 @@ class Plan:
     @cached_property
     @plain
     def documents(self) -> list[int] | None:
-        """For each block the first key that its last row sees, where neighbouring blocks mostly
-        share it, as those of a packed document do; else None."""
+        """For each block the first key that its last row sees, the length where it sees none; where
+        neighbouring blocks mostly share it, as those of a packed document do; else None."""
         if self.spans is None or self.spans.shape[:2] != (1, 1):
             return None
         last = torch.arange(BLOCK, self.sizes.length + BLOCK, BLOCK).clamp(max=self.sizes.length) - 1
-        first: Tensor = self.spans[0, 0, last, 0]
+        spans = self.spans[0, 0, last]
+        first = spans[:, 0].where(spans[:, 0] < spans[:, 1], self.sizes.length)
         if 2 * int((first.diff() != 0).sum()) >= len(first):
             return None
         labels: list[int] = first.tolist()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from torch import Tensor
 
 from ...checks import integer, number, one_of, shown
+from ...checks import window as window_form
 from ...errors import Unsupported, WrongType, refuse
 from ...mask_value import Mask
 from ...masks.band import Band, band_of
@@ -85,6 +87,12 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
     several = ranks_per_node is not None and ranks_per_node < world_size
     rates = _rates(bandwidth, node_bandwidth, flops, several)
     whole = combined(length, cu_seqlens, causal, window, mask)
+    # By what is given: the same window may hide nothing of a shorter sequence.
+    sides = window_form("window", window)
+    is_near = sides[0] >= 0 or (not causal and sides[1] >= 0)
+    if scheme.endswith("halo") and cu_seqlens is None and mask is None and not is_near:
+        raise refuse("scheme", scheme, "needs a window, cu_seqlens or a mask of row_spans, so that "
+                     "rows see near keys only", Unsupported)
     if whole is not None and whole.heads not in (1, heads_q):
         raise refuse("mask", mask, f"must be for {heads_q} heads, or for 1")
     base = Plan(sizes, world_size, whole, "", "", ())
@@ -103,6 +111,8 @@ def _rates(bandwidth: Any, node_bandwidth: Any, flops: Any, several: bool) -> Ra
     for name, value in given.items():
         if value is not None and not isinstance(value, Bandwidth):
             raise refuse(name, shown(value), "must be what measure_bandwidth returned", WrongType)
+        if value is not None and not (0 < value.all_gather < inf and 0 < value.all_to_all < inf):
+            raise refuse(name, value, "must have rates above 0")
     within = node_bandwidth or ASSUMED_BANDWIDTH
     found = Rates(bandwidth or (ASSUMED_NETWORK if several else within), within,
                   ASSUMED_FLOPS if flops is None else number("flops", flops),
@@ -192,9 +202,6 @@ def _is_plain_causal(mask: Mask) -> bool:
 def _of_scheme(base: Plan, scheme: str, by_area: bool) -> Plan:
     """base has no scheme, blocks and reasons yet. by_area: how halo cuts rows."""
     plain_causal = base.mask is not None and _is_plain_causal(base.mask)
-    if scheme == "halo" and (base.mask is None or plain_causal):
-        raise refuse("scheme", scheme, "needs a window, cu_seqlens or a mask of row_spans, so that "
-                     "rows see near keys only", Unsupported)
     count = -(-base.sizes.length // BLOCK)
     if scheme == "halo" and by_area:
         name, blocks = "contiguous by area", dealing.by_area(base.area_of_blocks, base.world_size)
