@@ -92,7 +92,8 @@ def word64(argument: str, value: Any) -> int:
 
 def seed(argument: str, value: Any) -> Any:
     """A word64; or an array, which is read together with the call's other arrays."""
-    return value if hasattr(value, "shape") else word64(argument, value)
+    is_number = isinstance(value, int) or not hasattr(value, "shape")
+    return word64(argument, value) if is_number else value
 
 
 def causal(argument: str, value: Any) -> str | bool:

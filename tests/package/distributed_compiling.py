@@ -46,9 +46,8 @@ def broken_promises(group: ProcessGroup, case: Case, scheme: str, more: dict[str
     def layout(x: Tensor) -> tuple[Any, ...]:
         return x.dtype, tuple(x.shape), x.stride()
 
-    options = operators._text(**{name: None for name in ("scale", "dropout_seed", "out_type")},
-                              softcap=0.0, dropout_p=0.0, dropout_offset=0, precision="full",
-                              deterministic=False, return_lse=case.lse, sum_sink_gradient=True,
+    options = operators._text(out_type=None, precision="full", deterministic=False,
+                              return_lse=case.lse, sum_sink_gradient=True,
                               overlap=more.get("overlap"), threads=1, backend="")
     broken = []
     for rows_first in (False, True):
@@ -58,7 +57,8 @@ def broken_promises(group: ProcessGroup, case: Case, scheme: str, more: dict[str
                         for name in "qkv"}
         given = [tensors.get(name) for name in ("q", "k", "v", "bias", "sink", "mask", "row_spans",
                                                 "alibi_slopes")]
-        rest = (*given, plan.name, group.group_name, options, [x is not None for x in given[:5]])
+        rest = (*given, plan.name, group.group_name, options, *operators._UNKNOWN,
+                [x is not None for x in given[:5]])
         found = operators._forward(*rest)
         gradients = tensors["dout"], tensors["dlse"] if case.lse else None, found, *rest
         for one, other in ((found, operators._fake_forward(*rest)),
@@ -70,17 +70,16 @@ def broken_promises(group: ProcessGroup, case: Case, scheme: str, more: dict[str
 
 def checked_operators(group: ProcessGroup, case: Case, scheme: str) -> dict[str, str]:
     """PyTorch's own checks of an operator, of forward's: its schema, shapes and strides."""
-    from regard.torch.distributed.compiled import _text
+    from regard.torch.distributed.compiled import _UNKNOWN, _text
 
     plan, tensors = inputs_of(case, scheme, group)
-    options = {name: None for name in ("scale", "dropout_seed", "out_type", "overlap")}
-    text = _text(**options, softcap=0.0, dropout_p=0.0, dropout_offset=0, precision="full",
-                 deterministic=False, return_lse=True, sum_sink_gradient=True, threads=1, backend="")
+    text = _text(out_type=None, overlap=None, precision="full", deterministic=False, return_lse=True,
+                 sum_sink_gradient=True, threads=1, backend="")
     given = [tensors.get(name) for name in ("q", "k", "v", "bias", "sink", "mask", "row_spans",
                                             "alibi_slopes")]
     found: dict[str, str] = torch.library.opcheck(
         torch.ops.regard.distributed_forward.default,
-        (*given, plan.name, group.group_name, text, [False] * 5),
+        (*given, plan.name, group.group_name, text, *_UNKNOWN, [False] * 5),
         test_utils=("test_schema", "test_faketensor"))
     return found
 
@@ -107,3 +106,24 @@ def compiled_first(group: ProcessGroup, case: Case, scheme: str, more: dict[str,
     found = [results(compiled, given) for given in others]
     return max(float((one - other).norm() / other.norm()) for result, given in zip(found, others)
                for one, other in zip(result, results(program, given)))
+
+
+def compiled_for_many_numbers(group: ProcessGroup, case: Case, scheme: str, dynamic: bool) -> float:
+    """The same of one compiled program that is called with numbers which it has not seen before."""
+    plan, tensors = inputs_of(case, scheme, group)
+    leaves = [tensors[name].requires_grad_() for name in "qkv"]
+
+    def program(q: Tensor, k: Tensor, v: Tensor, seed: int, scale: float) -> Tensor:
+        found: Tensor = rd.attention(q, k, v, plan, group, scale=scale, softcap=3 * scale,
+                                     dropout_p=0.2, dropout_seed=seed, dropout_offset=seed + 1)
+        return found
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend="aot_eager", fullgraph=True, dynamic=dynamic or None)
+    differences = []
+    for numbers in ((11, 0.3), (12, 0.4), (13, 0.5), (2**40, 0.5)):
+        found, wanted = (
+            [out.detach(), *torch.autograd.grad(out, leaves, tensors["dout"])]
+            for out in (one(*leaves, *numbers) for one in (compiled, program)))
+        differences += [float((x - y).norm() / y.norm()) for x, y in zip(found, wanted)]
+    return max(differences)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from distributed_cases import GRADED, Case, attend, levels, local_tensors, split_scheme
+from distributed_cases import GRADED, Case, attend, levels, local_tensors
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -130,6 +130,45 @@ def gradients_of_sum(case: Case, group: ProcessGroup | None, used: str, scheme: 
         results = rd.attention(**leaves, plan=plan, group=group, return_lse=True)
     dict(zip(("out", "lse"), results))[used].sum().backward()
     return {f"d{name}": x.grad for name, x in leaves.items()}
+
+
+class Stop(torch.autograd.Function):
+    """The identity, whose input gets no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> None:
+        return None
+
+
+def where_a_rank_uses_nothing(group: ProcessGroup, case: Case, scheme: str) -> bool:
+    """Whether gradients are those where rank 0 multiplies its out by 0."""
+    plan, tensors = inputs_of(case, scheme, group)
+    found = []
+    for unused in (Stop.apply, lambda out: 0 * out):
+        leaves = [tensors[name].clone().requires_grad_() for name in "qkv"]
+        out = rd.attention(*leaves, plan, group)
+        loss = (unused(out) if group.rank() == 0 else out).sum() + sum((0 * x).sum() for x in leaves)
+        found.append(torch.autograd.grad(loss, leaves))
+    return all(torch.equal(x, y) for x, y in zip(*found))
+
+
+def with_scalars(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]) -> bool:
+    """Whether a bias and a mask without dimensions mean what those of one element do."""
+    plan, tensors = inputs_of(case, scheme, group)
+    found = []
+    for shape in ((), (1, 1)):
+        bias = torch.full(shape, 0.5, dtype=tensors["q"].dtype, requires_grad=True)
+        mask = torch.ones(shape, dtype=torch.bool)
+        out = rd.attention(tensors["q"], tensors["k"], tensors["v"], plan, group, bias=bias,
+                           mask=mask, **more)
+        (dbias,) = torch.autograd.grad(out, bias, tensors["dout"])
+        assert dbias.shape == shape
+        found.append((out.detach(), dbias.reshape(())))
+    return all(torch.equal(x, y) for x, y in zip(*found))
 
 
 def gradients_of_shards(group: ProcessGroup, case: Case, scheme: str, used: str
@@ -343,8 +382,6 @@ def bandwidth(group: ProcessGroup) -> tuple[float, float]:
     return found.all_gather, found.all_to_all
 
 
-# ------------------------------------------------------------------------------------------- faults
-
 def bytes_held_by_gradients(group: ProcessGroup, case: Case, scheme: str) -> float:
     """By dk and dv, which may be views, relative to their own size."""
     plan, tensors = inputs_of(case, scheme, group)
@@ -353,147 +390,3 @@ def bytes_held_by_gradients(group: ProcessGroup, case: Case, scheme: str) -> flo
     _, dk, dv = torch.autograd.grad(out, leaves, tensors["dout"])
     held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in (dk, dv)}
     return sum(held.values()) / (dk.nbytes + dv.nbytes)
-
-
-def refused_after_others(group: ProcessGroup) -> list[str]:
-    """The arguments that a call is refused for whose like was accepted before."""
-    plan = rd.plan(300, world_size=place(group)[1], heads_q=2, head_size=8)
-    q = torch.randn(1, 2, plan.rows(place(group)[0]), 8)
-    right: dict[str, Any] = {"dropout_p": 0.5, "dropout_seed": 3, "return_lse": True}
-    found = []
-    for wrong in ({"dropout_seed": None}, {"dropout_seed": -1}, {"dropout_seed": 2**64},
-                  {"return_lse": 1}, {"softcap": False}, {"threads": True}, {"softcat": 1}):
-        rd.attention(q, q, q, plan, group, **right)
-        try:
-            rd.attention(q, q, q, plan, group, **(right | wrong))
-        except regard.Error as error:
-            found.append(error.argument)
-    one, other = (rd.attention(q, q, q, plan, group, **(right | {"dropout_seed": seed}))[0]
-                  for seed in (4, 5))
-    assert not one.equal(other)
-    return found
-
-
-def faulty(fault: str, plan: rd.Plan, tensors: dict[str, Any]) -> None:
-    """Makes one argument of a call wrong."""
-    q, rows = tensors["q"], tensors["q"].shape[2]
-    changes: dict[str, dict[str, Any]] = {
-        "rows": {"q": torch.cat([q, q], 2)}, "heads": {"k": tensors["k"][:, :1]},
-        "type": {"v": tensors["v"].float()}, "array": {"q": q.numpy()},
-        "device": {name: tensors[name].to("meta") for name in "qkv"},
-        "mixed": {"k": tensors["k"].to("meta")}, "bias": {"bias": torch.zeros(rows, rows)},
-        "mask": {"mask": torch.ones(rows, plan.sizes.length)},
-        "spans": {"row_spans": torch.zeros(rows + 1, 2, dtype=torch.int32)},
-        "sink": {"sink": torch.zeros(5)}, "number": {"softcap": "high"},
-        "unknown": {"softcat": 1.0}, "causal": {"causal": True},
-        "dropout": {"dropout_p": 0.5}, "softcap": {"softcap": -1.0},
-        "certain": {"dropout_p": 1.0, "dropout_seed": 1}, "backend": {"backend": "abacus"},
-        "span_heads": {"row_spans": torch.zeros(1, 3, rows, 2, dtype=torch.int32)},
-        "odd_spans": {"row_spans": torch.zeros(rows, 3, dtype=torch.int32)},
-        "many_spans": {"row_spans": torch.zeros(rows, 18, dtype=torch.int32)},
-        "plan": {"plan": "gather"}, "world": {"plan": replace(plan, world_size=2)}}
-    tensors.update(changes[fault])
-
-
-def with_fault(group: ProcessGroup, name: str, fault: str, wrong: int) -> None:
-    """The first call with a plan, in which one rank has a wrong argument. Each fault has a plan of
-    its own, because later calls are checked by each rank alone."""
-    case = Case(name, 300, pairs={"window": (3 + sum(map(ord, name)), None)})
-    plan, tensors = inputs_of(case, "gather", group)
-    del tensors["dout"], tensors["dlse"]
-    if place(group)[0] == wrong:
-        faulty(fault, plan, tensors)
-    rd.attention(**{"plan": plan, "group": group, **tensors})
-
-
-def without_heads(group: ProcessGroup, wrong: int, option: str) -> None:
-    """ulysses with fewer heads than ranks: the ranks without one have no call of their own."""
-    case = Case("headless", 300, heads=(2, 1), pairs={"window": (wrong, len(option))})
-    plan, tensors = inputs_of(case, "ulysses", group)
-    more = {"backend": "abacus"} if option == "backend" else {option: -1.0}
-    options: Any = more if wrong in (place(group)[0], 9) else {}
-    rd.attention(*(tensors[name] for name in "qkv"), plan, group, **options)
-
-
-def without_entries(group: ProcessGroup, scheme: str) -> list[tuple[int, ...]]:
-    """The shapes of results and gradients of an empty batch."""
-    found = attend(group, Case("empty", 300, batch=0, pairs={"causal": True}), scheme)
-    return [tuple(found[name].shape) for name in ("out", "lse", "dq", "dk", "dv")]
-
-
-def in_a_mesh(group: ProcessGroup) -> None:
-    class Mesh:
-        def get_group(self) -> ProcessGroup:
-            return group
-
-    plan, tensors = inputs_of(Case("mesh"), "gather", group)
-    rd.attention(*(tensors[name] for name in "qkv"), plan, Mesh())  # type: ignore[arg-type]
-
-
-def of_another_batch(group: ProcessGroup) -> None:
-    spans = torch.tensor([[[[0, 300]]]] * 3, dtype=torch.int32)
-    mask = regard.masks.Mask(300, 300, row_spans=spans)
-    plan, tensors = inputs_of(Case("batches", pairs={"mask": mask}), "gather", group)
-    rd.attention(*(tensors[name] for name in "qkv"), plan, group)
-
-
-def with_later_fault(group: ProcessGroup, fault: str) -> bool:
-    case = Case("later", 384)
-    plan, tensors = inputs_of(case, "gather", group)
-    del tensors["dout"], tensors["dlse"]
-    right = rd.attention(**tensors, plan=plan, group=group)
-    broken: dict[str, Any] = dict(tensors)
-    faulty(fault, plan, broken)
-    try:
-        rd.attention(**broken, plan=plan, group=group)
-    except regard.Error:
-        return bool(rd.attention(**tensors, plan=plan, group=group).equal(right))
-    return False
-
-
-def works_after_an_error(group: ProcessGroup, scheme: str, where: str) -> tuple[str, bool]:
-    """All ranks raise, by an option that the library refuses or within the first local call; what
-    they had sent by then must not be taken for the keys of the next call."""
-    from regard.torch.distributed import call as local_call
-
-    case = Case("after", 384, pairs={"causal": True}, lse=False)
-    scheme, more = split_scheme(scheme)
-    right = forward_only(group, case, scheme, more)
-    name = "forward_into" if scheme == "ring" or more else "forward"
-    original, text = getattr(local_call, name), ""
-
-    def failing(*arguments: Any, **options: Any) -> Any:
-        raise RuntimeError("a local call failed")
-
-    try:
-        if where == "call":
-            setattr(local_call, name, failing)
-            forward_only(group, replace(case, name="other"), scheme, more)
-        forward_only(group, replace(case, name="other"), scheme, more | {"softcap": -1.0})
-    except (regard.Error, RuntimeError) as error:
-        text = str(error)
-    finally:
-        setattr(local_call, name, original)
-    return text, all(forward_only(group, case, scheme, more).equal(right) for _ in range(2))
-
-
-def that_differ(group: ProcessGroup, difference: str) -> None:
-    """One rank has another plan, option, or set of gradients."""
-    odd = place(group)[0] == 2
-    length = {"plan": 301, "option": 302, "gradient": 303, "mask": 304}[difference]
-    case = Case("differ", length, pairs={"causal": True})
-    scheme = "ring" if odd and difference == "plan" else "gather"
-    plan, tensors = inputs_of(replace(case, name="differ"), scheme, group)
-    q, k, v = (tensors[name] for name in "qkv")
-    if odd and difference == "gradient":
-        q.requires_grad_()
-    heads = 4 if odd else 1
-    mask = torch.ones(1, heads, 1, length, dtype=torch.bool) if difference == "mask" else None
-    rd.attention(q, k, v, plan, group, mask=mask,
-                 softcap=2.0 if odd and difference == "option" else 0.0)
-
-
-def in_wrong_group(group: ProcessGroup, case: Case, world: int) -> None:
-    plan = case.plan(world, "gather")
-    tensors = local_tensors(case, plan, place(group)[0])
-    rd.attention(tensors["q"], tensors["k"], tensors["v"], plan, group)

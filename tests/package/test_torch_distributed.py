@@ -15,6 +15,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
     pytest.skip("needs torch.distributed with gloo", allow_module_level=True)
 
 import distributed_compiling as compiling  # noqa: E402
+import distributed_faults as faults  # noqa: E402
 import distributed_tasks as tasks  # noqa: E402
 from distributed_cases import (DOCUMENTS, FEATURES, OVERLAPPING, SCHEMES, TWO_LEVELS,  # noqa: E402
                                Case, attend, error, joined, local_tensors, split_scheme, takes,
@@ -196,6 +197,20 @@ def test_gradients_of_any_layout_and_of_one_result(pools: Pools, scheme: str) ->
                 assert error(found[name], x) <= LIMIT
 
 
+@pytest.mark.parametrize("scheme", [*SCHEMES, *TWO_LEVELS])
+def test_a_rank_that_uses_nothing(pools: Pools, scheme: str) -> None:
+    case = Case("unused", 300, pairs={"causal": True, "window": (200, 0)}, lse=False)
+    world = 4 if scheme in TWO_LEVELS else 2
+    assert all(pools.run(world, tasks.where_a_rank_uses_nothing, case, scheme))
+
+
+@pytest.mark.parametrize("scheme, more", [
+    ("gather", {}), ("gather", {"overlap": "keys"}), ("halo", {}), ("ring", {}), ("ulysses", {})])
+def test_scalar_biases_and_masks(pools: Pools, scheme: str, more: dict[str, Any]) -> None:
+    case = Case("scalars", 300, pairs={"causal": True, "window": (200, 0)}, lse=False)
+    assert all(pools.run(2, tasks.with_scalars, case, scheme, more))
+
+
 def test_sink_gradients_by_rank(pools: Pools) -> None:
     case = Case("sink_parts", 517, pairs={"causal": True}, features=("sink",))
     truth = whole_results(case, case.tensors())["dsink"]
@@ -265,7 +280,7 @@ def test_gradients_hold_no_more_than_their_rows(pools: Pools, scheme: str) -> No
 
 def test_accepted_calls_excuse_no_others(pools: Pools) -> None:
     """A rank remembers what it has checked, except the seed."""
-    assert pools.run(2, tasks.refused_after_others) == 2 * [
+    assert pools.run(2, faults.refused_after_others) == 2 * [
         ["dropout_seed", "dropout_seed", "dropout_seed", "return_lse", "softcap", "threads",
          "softcat"]]
 
@@ -289,6 +304,13 @@ def test_compiled(pools: Pools, scheme: str) -> None:
         if takes(case, scheme):
             found = pools.run(2, compiling.compiled, case, plain, more, seconds=120)
             assert found == [0.0, 0.0], found
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_for_many_numbers(pools: Pools, dynamic: bool) -> None:
+    case = Case("numbers", 300, pairs={"causal": True}, lse=False)
+    assert max(pools.run(2, compiling.compiled_for_many_numbers, case, "gather", dynamic,
+                         seconds=120)) == 0
 
 
 @pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])
@@ -381,7 +403,7 @@ def test_bandwidth_is_equal_on_all_ranks(pools: Pools) -> None:
 ])
 def test_one_rank_is_wrong(pools: Pools, fault: str, argument: str, text: str) -> None:
     """It raises its error, and the others tell of it: no rank waits for another."""
-    found = pools.run(3, tasks.with_fault, f"first_{fault}", fault, 1, seconds=COLLECTIVE_SECONDS / 2)
+    found = pools.run(3, faults.with_fault, f"first_{fault}", fault, 1, seconds=COLLECTIVE_SECONDS / 2)
     assert isinstance(found[1], Raised) and found[1].argument == argument, found
     assert text in found[1].text
     for other in (found[0], found[2]):
@@ -392,7 +414,7 @@ def test_one_rank_is_wrong(pools: Pools, fault: str, argument: str, text: str) -
 @pytest.mark.parametrize("option", ["softcap", "backend"])
 @pytest.mark.parametrize("wrong", [0, 1, 9])
 def test_a_rank_without_heads_is_wrong(pools: Pools, wrong: int, option: str) -> None:
-    found = pools.run(3, tasks.without_heads, wrong, option, seconds=COLLECTIVE_SECONDS / 2)
+    found = pools.run(3, faults.without_heads, wrong, option, seconds=COLLECTIVE_SECONDS / 2)
     for rank, one in enumerate(found):
         assert isinstance(one, Raised)
         assert one.argument == (option if wrong in (rank, 9) else "group"), found
@@ -401,27 +423,27 @@ def test_a_rank_without_heads_is_wrong(pools: Pools, wrong: int, option: str) ->
 @pytest.mark.parametrize("fault", ["rows", "causal", "mask"])
 def test_all_ranks_are_wrong_later(pools: Pools, fault: str) -> None:
     """After a right call, each rank notices before it communicates; the group works on."""
-    found = pools.run(3, tasks.with_later_fault, fault, seconds=COLLECTIVE_SECONDS / 2)
+    found = pools.run(3, faults.with_later_fault, fault, seconds=COLLECTIVE_SECONDS / 2)
     assert found == [True] * 3, found
 
 
 @pytest.mark.parametrize("scheme", [*OVERLAPPING[:1], "ring", "ulysses"])
 @pytest.mark.parametrize("where, text", [("option", "softcap = -1"), ("call", "a local call failed")])
 def test_the_group_works_after_an_error(pools: Pools, scheme: str, where: str, text: str) -> None:
-    found = pools.run(3, tasks.works_after_an_error, scheme, where, seconds=COLLECTIVE_SECONDS / 2)
+    found = pools.run(3, faults.works_after_an_error, scheme, where, seconds=COLLECTIVE_SECONDS / 2)
     assert all(text in said and works for said, works in found), found
 
 
 @pytest.mark.parametrize("difference", ["plan", "option", "gradient", "mask"])
 def test_ranks_that_differ(pools: Pools, difference: str) -> None:
-    found = pools.run(3, tasks.that_differ, difference, seconds=COLLECTIVE_SECONDS / 2)
+    found = pools.run(3, faults.that_differ, difference, seconds=COLLECTIVE_SECONDS / 2)
     assert all(isinstance(one, Raised) and one.argument == "plan" for one in found), found
     assert all("has another plan, or other" in one.text for one in found)
 
 
 def test_a_group_of_another_size(pools: Pools) -> None:
     case = FEATURES[0]
-    found = pools.run(2, tasks.in_wrong_group, case, 3, seconds=COLLECTIVE_SECONDS / 2)
+    found = pools.run(2, faults.in_wrong_group, case, 3, seconds=COLLECTIVE_SECONDS / 2)
     for one in found:
         assert isinstance(one, Raised) and one.argument == "group"
         assert "a group of 2 ranks" in one.text and "the plan is for 3" in one.text
@@ -434,14 +456,14 @@ def test_a_group_of_another_size(pools: Pools) -> None:
 
 @pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])
 def test_an_empty_batch(pools: Pools, scheme: str) -> None:
-    for found in pools.run(2, tasks.without_entries, scheme):
+    for found in pools.run(2, faults.without_entries, scheme):
         assert [shape[0] for shape in found] == [0] * 5 and found[0][3] == 6, found
 
 
 def test_what_is_no_group_or_has_another_batch(pools: Pools) -> None:
-    for one in pools.run(2, tasks.in_a_mesh):
+    for one in pools.run(2, faults.in_a_mesh):
         assert one.kind == "WrongType" and "give its get_group(...)" in one.text, one
-    for one in pools.run(2, tasks.of_another_batch):
+    for one in pools.run(2, faults.of_another_batch):
         assert one.argument == "q" and "for a batch of 3" in one.text, one
 
 

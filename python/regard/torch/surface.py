@@ -90,7 +90,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | Tensor | N
         if option is not None and name in ARRAYS:
             require_tensor(name, option)
     refuse_tangents({"q": q, "k": k, "v": v, **options})
-    if dropout_seed is not None and not hasattr(dropout_seed, "shape"):
+    is_number = isinstance(dropout_seed, int) or not hasattr(dropout_seed, "shape")
+    if dropout_seed is not None and is_number:
         options["dropout_seed"] = dropout_seed
     rest = checked_options(q, k, v, options, arguments())
     for name in ("sink", "alibi_slopes"):
@@ -100,7 +101,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | Tensor | N
         rest["seed_tensor"] = _drawn_seed(q)
     elif isinstance(dropout_seed, Tensor):
         rest["seed_tensor"] = dropout_seed
-    elif hasattr(dropout_seed, "shape"):
+    elif not is_number:
         framework = framework_of(dropout_seed, "dropout_seed")
         rest["dropout_seed"] = framework.seed_number(dropout_seed, "dropout_seed")
     if torch.are_deterministic_algorithms_enabled():

@@ -8,7 +8,7 @@ the program runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,9 +26,13 @@ from .preparing import call_of, prepared, torch_type
 from .ranks import Ranks
 
 _TENSORS = len(Tensors._fields)
-_KNOWN = ("scale", "softcap", "dropout_p", "dropout_seed", "dropout_offset", "precision",
-          "deterministic", "return_lse", "out_type", "sum_sink_gradient", "overlap", "threads",
-          "backend")
+_KNOWN = ("precision", "deterministic", "return_lse", "out_type", "sum_sink_gradient", "overlap",
+          "threads", "backend")
+# Options that change from call to call are arguments of their own, so that a program is compiled
+# once for all of them; and their defaults, for where only shapes count.
+_NUMBERS = {"scale": "float?", "softcap": "float", "dropout_p": "float", "dropout_seed": "SymInt?",
+            "dropout_offset": "SymInt"}
+_UNKNOWN = (None, 0.0, 0.0, None, 0)
 
 
 def attention(tensors: Tensors, plan: Plan, group: Any, options: dict[str, Any]
@@ -39,10 +43,11 @@ def attention(tensors: Tensors, plan: Plan, group: Any, options: dict[str, Any]
             raise refuse("dropout_seed", "a tensor", "must be a number in compiled programs",
                          Unsupported)
         options = options | {"dropout_seed": None}
-    text = _text(**options)
+    text = _text(**{name: x for name, x in options.items() if name not in _NUMBERS})
+    numbers = [options[name] for name in _NUMBERS]
     found: tuple[Tensor, Tensor] = _Attention.apply(  # type: ignore[no-untyped-call]
         plan.name, "" if group is None else group.group_name, text, _out_type(text),
-        options["return_lse"], *tensors)
+        options["return_lse"], *numbers, *tensors)
     return found
 
 
@@ -66,7 +71,8 @@ _out_type: Callable[[str], torch.dtype | None] = _constant(_type_in)
 
 _library: Any = torch.library.Library("regard", "FRAGMENT")  # type: ignore[no-untyped-call]
 _ARGUMENTS = ("Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sink, Tensor? mask, "
-              "Tensor? row_spans, Tensor? alibi_slopes, str plan, str group, str options")
+              "Tensor? row_spans, Tensor? alibi_slopes, str plan, str group, str options, " +
+              ", ".join(f"{type_} {name}" for name, type_ in _NUMBERS.items()))
 _library.define(f"distributed_forward({_ARGUMENTS}, bool[5] graded) -> Tensor[]",
                 tags=(torch.Tag.pt2_compliant_tag,))
 _library.define("distributed_backward(Tensor? dout, Tensor? dlse, Tensor[] results, "
@@ -80,12 +86,12 @@ def _group(name: str) -> ProcessGroup | None:
 
 def _forward(*arguments: Any) -> list[Tensor]:
     """out and lse; with "ulysses" also what backward needs."""
-    *given, plan, group, options, graded = arguments
+    given, (plan, group, options, *numbers, graded) = _separated(arguments)
     with torch.enable_grad():  # what has a gradient is compared between ranks
         leaves = [x.detach().requires_grad_() if is_graded else x
                   for x, is_graded in zip(given[:passes.GRADED], graded)]
         call, tensors = prepared(Tensors(*leaves, *given[passes.GRADED:]), Plan.of_name(plan),
-                                 _group(group), *_split(options))
+                                 _group(group), *_split(options, numbers))
     with torch.no_grad(), torch.autocast(tensors.q.device.type, enabled=False):
         data: list[Any] = [None if x is None else x.detach() for x in tensors]
         out, lse, kept = passes.forward(call, Tensors(*data))
@@ -96,21 +102,26 @@ def _forward(*arguments: Any) -> list[Tensor]:
                         for x in kept[:-1] if x is not None)]  # with one rank, nothing has moved
 
 
-def _split(options: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _separated(arguments: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The fields of Tensors, and what follows them."""
+    return arguments[:_TENSORS], arguments[_TENSORS:]
+
+
+def _split(options: str, numbers: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The keywords that `attention` knows, and others."""
     found = json.loads(options)
-    known = {name: found.pop(name) for name in _KNOWN}
+    known = {name: found.pop(name) for name in _KNOWN} | dict(zip(_NUMBERS, numbers))
     return known, found
 
 
 def _backward(dout: Tensor | None, dlse: Tensor | None, results: list[Tensor], *arguments: Any
               ) -> list[Tensor]:
     """Those gradients that are wanted."""
-    *given, plan, group, options, wanted = arguments
+    given, (plan, group, options, *numbers, wanted) = _separated(arguments)
     known = Plan.of_name(plan)
     tensors = Tensors(*given)
     ranks = Ranks(_group(group), known.world_size)
-    call = call_of(known, ranks, _split(options)[0], tensors)
+    call = call_of(known, ranks, _split(options, numbers)[0], tensors)
     call = replace(call, cache=_cache_of(call, given))
     kept: tuple[Tensor | None, ...] = (*results, *tensors)
     if known.scheme == "ulysses":
@@ -121,7 +132,7 @@ def _backward(dout: Tensor | None, dlse: Tensor | None, results: list[Tensor], *
     return [_laid_out_as(like, x) for like, x in zip(given, gradients) if x is not None]
 
 
-def _cache_of(call: Call, given: list[Tensor | None]) -> dict[Any, Any]:
+def _cache_of(call: Call, given: Sequence[Any]) -> dict[Any, Any]:
     """What calls share that differ in their numbers alone."""
     plan, options = call.plan, {**call.options, "dropout_seed": None}
     key = ("compiled", call.ranks.rank, call.ranks.size, call.by_position, call.overlaps,
@@ -140,9 +151,10 @@ def _laid_out_as(like: Tensor, x: Tensor) -> Tensor:
 
 
 def _fake_forward(*arguments: Any) -> list[Tensor]:
-    *given, plan, group, options, _ = arguments
+    given, (plan, group, options, *_) = _separated(arguments)
     known, tensors = Plan.of_name(plan), Tensors(*given)
-    call = call_of(known, Ranks(_group(group), known.world_size), _split(options)[0], tensors)
+    call = call_of(known, Ranks(_group(group), known.world_size),
+                   _split(options, _UNKNOWN)[0], tensors)
     if known.scheme == "ulysses":
         out, lse, kept = ulysses.without_data(call, tensors)
         return [out, lse, *(x for x in kept[:-1] if x is not None)]
@@ -154,7 +166,7 @@ def _fake_forward(*arguments: Any) -> list[Tensor]:
 
 def _fake_backward(dout: Tensor | None, dlse: Tensor | None, results: list[Tensor], *arguments: Any
                    ) -> list[Tensor]:
-    *given, _, _, _, wanted = arguments
+    given, (*_, wanted) = _separated(arguments)
     return [torch.empty_like(x) for x, is_wanted in zip(given, wanted)
             if is_wanted and x is not None]
 
@@ -167,16 +179,18 @@ torch.library.register_fake("regard::distributed_backward", _fake_backward, lib=
 
 
 class _Attention(torch.autograd.Function):
-    """The names of plan and group, options, the type of out, whether the lse is returned; then the
-    fields of Tensors."""
+    """The names of plan and group, options, the type of out, whether the lse is returned, numbers;
+    then the fields of Tensors."""
 
     @staticmethod
     def forward(ctx: Any, plan: str, group: str, options: str, out_type: torch.dtype | None,
-                return_lse: bool, *tensors: Any) -> tuple[Tensor, Tensor]:
+                return_lse: bool, *rest: Any) -> tuple[Tensor, Tensor]:
+        numbers, tensors = rest[:len(_NUMBERS)], rest[len(_NUMBERS):]
         graded = [x is not None and x.requires_grad for x in tensors[:passes.GRADED]]
-        results = torch.ops.regard.distributed_forward(*tensors, plan, group, options, graded)
+        results = torch.ops.regard.distributed_forward(*tensors, plan, group, options, *numbers,
+                                                        graded)
         ctx.save_for_backward(*results, *tensors)
-        ctx.names = plan, group, options
+        ctx.others = plan, group, options, *numbers
         if not return_lse:
             ctx.mark_non_differentiable(results[1])
         return results[0].to(out_type or tensors[0].dtype), results[1]
@@ -184,8 +198,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         results, tensors = ctx.saved_tensors[:-_TENSORS], ctx.saved_tensors[-_TENSORS:]
-        wanted = [*ctx.needs_input_grad[5:5 + passes.GRADED]]
+        before = 5 + len(_NUMBERS)
+        wanted = [*ctx.needs_input_grad[before:before + passes.GRADED]]
         found = iter(torch.ops.regard.distributed_backward(
-            dout, dlse, [*results], *tensors, *ctx.names, wanted))
-        return (*(None for _ in range(5)),
+            dout, dlse, [*results], *tensors, *ctx.others, wanted))
+        return (*(None for _ in range(before)),
                 *(next(found) if is_wanted else None for is_wanted in wanted), None, None, None)

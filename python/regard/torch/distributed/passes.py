@@ -31,9 +31,9 @@ def backward(call: Call, kept: Kept, dout: Tensor | None, dlse: Tensor | None, w
     sink; or what has their types, and q's and v's sizes."""
     q, v = like[0], like[2]
     assert q is not None and v is not None
-    if dout is None:  # the lse alone has a gradient
-        assert dlse is not None
-        dout = dlse.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=call.out_type or q.dtype)
+    if dout is None:  # the lse alone has a gradient; or neither, and other ranks wait for this one
+        near = next(x for x in kept if x is not None)
+        dout = near.new_zeros((*q.shape[:-1], v.shape[-1]), dtype=call.out_type or q.dtype)
     if dlse is None and call.return_lse:  # equal on all ranks, whatever each uses
         dlse = dout.new_zeros(dout.shape[:-1], dtype=sums_type(q))
     found = _scheme(call).backward(call, kept, dout, dlse, wanted)

@@ -132,6 +132,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, 
         their word and they for its rows, until the group's timeout. Where GPUs share memory, their
         streams wait so long, and then an error of CUDA ends the process's use of its GPU.
     """
+    bias, mask = (x.reshape(1) if isinstance(x, Tensor) and x.dim() == 0 else x
+                  for x in (bias, mask))
     given = Tensors(q, k, v, bias, sink, mask, row_spans, alibi_slopes)
     options = {"scale": scale, "softcap": softcap, "dropout_p": dropout_p,
                "dropout_seed": dropout_seed, "dropout_offset": dropout_offset,
