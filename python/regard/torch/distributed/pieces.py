@@ -7,8 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...gradients import Gradients
 from . import call as one
-from .call import Call, Tensors
+from .call import Call, Tensors, Wanted
+
+Kept = tuple[Tensor | None, ...]
 
 
 class Piece(NamedTuple):
@@ -30,6 +33,65 @@ def part_of(call: Call, tensors: Tensors, keys: Tensor, values: Tensor, piece: P
         bias=one.columns(tensors.bias, positions), mask=one.columns(tensors.mask, positions),
         row_spans=None, sink=tensors.sink if piece.is_first else None)
     return part, one.visibility_options(call, tensors.row_spans, owner, device, piece.rows)
+
+
+def attend(call: Call, tensors: Tensors, keys: Tensor, values: Tensor, piece: Piece, out: Tensor,
+           lse: Tensor) -> None:
+    """Writes out and lse, or continues what the pieces before have written."""
+    part, more = part_of(call, tensors, keys, values, piece)
+    one.forward_into(call, part, more, out, lse, continue_from=not piece.is_first)
+
+
+def finished(call: Call, tensors: Tensors, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Kept]:
+    """out, lse, and what PartialGradients needs."""
+    out = out.to(call.out_type or tensors.q.dtype)
+    return out, lse, (out, lse, *tensors)
+
+
+class PartialGradients:
+    """Gradients of one rank's rows, to which parts of the keys add one after another.
+
+    dq, dbias, dsink: as far as they are wanted. kept: of `finished`.
+    """
+
+    def __init__(self, call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: Wanted
+                 ) -> None:
+        out, lse, *rest = kept
+        self.tensors = tensors = Tensors(*rest)  # type: ignore[arg-type]
+        self.call, self.results, self.wanted = call, (dout, dlse, out, lse), wanted
+        self.dq = torch.zeros_like(tensors.q, dtype=one.sums_type(tensors.q)) if wanted.q else None
+        self.dbias = BiasSums(tensors.bias, wanted.bias)
+        self.dsink = (torch.zeros_like(tensors.sink)
+                      if wanted.sink and tensors.sink is not None else None)
+
+    def empty_sums(self, rows: int) -> Tensor | None:
+        """Zeros for dk and dv of so many keys, (rows, B, Hkv, D + Dv)."""
+        k, v = self.tensors.k, self.tensors.v
+        return torch.zeros((rows, *k.shape[:2], k.shape[-1] + v.shape[-1]),
+                           dtype=one.sums_type(k), device=k.device) if self.wanted.keys else None
+
+    def add_piece(self, keys: Tensor, values: Tensor, sums: Tensor | None, piece: Piece) -> None:
+        """keys, values and sums: of all rows of the piece's owner."""
+        part, more = part_of(self.call, self.tensors, keys, values, piece)
+        positions = self.call.plan.positions(piece.owner, keys.device)[piece.rows]
+        self.add(part, more, None if sums is None else sums[piece.rows], positions,
+                 self.dsink if piece.is_first else None)
+
+    def add(self, part: Tensors, more: dict[str, Any], sums: Tensor | None, positions: Tensor,
+            dsink: Tensor | None = None) -> None:
+        """part, more, sums and positions: the tensors and options of a call over some keys, their
+        sums, and where they are in the sequence."""
+        dk, dv = (None, None) if sums is None else one.unpacked(sums, part.k.shape[-1])
+        dbias = self.dbias.of_part(part.bias)
+        one.backward(self.call, part, more, self.results, Gradients(self.dq, dk, dv, dbias, dsink),
+                     accumulate=True)
+        self.dbias.add(dbias, positions)
+
+    def with_sums(self, sums: Tensor | None) -> Gradients:
+        """All gradients, where these are the sums for the rank's own keys."""
+        dk, dv = ((None, None) if sums is None else
+                  one.unpacked(sums, self.tensors.k.shape[-1]))
+        return Gradients(self.dq, dk, dv, self.dbias.whole, self.dsink)
 
 
 class BiasSums:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from ...gradients import Gradients
 from . import call as one
 from .call import Call, Tensors, Wanted
-from .pieces import BiasSums, Piece, part_of
+from .pieces import Kept, PartialGradients, Piece, attend, finished
 from .ranks import completing
-
-Kept = tuple[Tensor | None, ...]
 
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
@@ -29,38 +26,27 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
         coming = _begin_pass(call, held, following)
         with completing([coming]):
             for piece in _pieces(call, step, owner):
-                part, more = part_of(call, tensors, *one.unpacked(held, size), piece)
-                one.forward_into(call, part, more, out, lse, continue_from=not piece.is_first)
+                attend(call, tensors, *one.unpacked(held, size), piece, out, lse)
         held = coming()
-    out = out.to(call.out_type or tensors.q.dtype)
-    return out, lse, (out, lse, *tensors)
+    return finished(call, tensors, out, lse)
 
 
 def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: Wanted
              ) -> Gradients:
-    out, lse, *rest = kept
-    tensors = Tensors(*rest)  # type: ignore[arg-type]
+    made = PartialGradients(call, kept, dout, dlse, wanted)
+    tensors = made.tensors
     held, size = one.packed(tensors.k, tensors.v), tensors.k.shape[-1]
-    sums = torch.zeros_like(held, dtype=one.sums_type(held)) if wanted.keys else None
-    dq = torch.zeros_like(tensors.q, dtype=one.sums_type(tensors.q)) if wanted.q else None
-    dbias = BiasSums(tensors.bias, wanted.bias)
-    dsink = torch.zeros_like(tensors.sink) if wanted.sink and tensors.sink is not None else None
+    sums = made.empty_sums(len(held))
     for step, owner, following in _turn(call):
         coming = _begin_pass(call, held, following)
         with completing([coming]):
             for piece in _pieces(call, step, owner):
-                part, more = part_of(call, tensors, *one.unpacked(held, size), piece)
-                dk, dv = (None, None) if sums is None else one.unpacked(sums[piece.rows], size)
-                dpart = dbias.of_part(part.bias)
-                into = Gradients(dq, dk, dv, dpart, dsink if piece.is_first else None)
-                one.backward(call, part, more, (dout, dlse, out, lse), into, accumulate=True)
-                dbias.add(dpart, call.plan.positions(owner, held.device)[piece.rows])
+                made.add_piece(*one.unpacked(held, size), sums, piece)
             if sums is not None:
                 rows = call.plan.rows(call.ranks.rank) if following is None else following
                 sums = call.ranks.begin_pass(sums, rows)()
         held = coming()
-    dk, dv = (None, None) if sums is None else one.unpacked(sums, size)
-    return Gradients(dq, dk, dv, dbias.whole, dsink)
+    return made.with_sums(sums)
 
 
 def _begin_pass(call: Call, held: Tensor, following: int | None) -> Callable[[], Tensor]:

@@ -18,11 +18,9 @@ from ...gradients import Gradients
 from . import call as one
 from . import others
 from .call import Call, Tensors, Wanted
-from .pieces import BiasSums, Piece, part_of
+from .pieces import Kept, PartialGradients, Piece, attend, finished
 from .plan_value import BLOCK, OTHERS
 from .ranks import completing
-
-Kept = tuple[Tensor | None, ...]
 
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
@@ -32,74 +30,38 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     rank = call.ranks.rank
     own = Piece(rank, slice(0, call.plan.rows(rank)), True)
     with completing([coming]):
-        part, more = part_of(call, tensors, tensors.k, tensors.v, own)
-        one.forward_into(call, part, more, out, lse, continue_from=False)
+        attend(call, tensors, tensors.k, tensors.v, own, out, lse)
     far, more = _others(call, tensors, coming())
     if far.k.shape[2]:
         one.forward_into(call, far, more, out, lse, continue_from=True)
-    out = out.to(call.out_type or tensors.q.dtype)
-    return out, lse, (out, lse, *tensors)
+    return finished(call, tensors, out, lse)
 
 
 def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: Wanted
              ) -> Gradients:
-    out, lse, *rest = kept
-    tensors = Tensors(*rest)  # type: ignore[arg-type]
-    made = _Backward(call, tensors, (dout, dlse, out, lse), wanted)
+    made = PartialGradients(call, kept, dout, dlse, wanted)
+    tensors = made.tensors
+    sums = made.empty_sums(tensors.k.shape[2])
     coming = _begin_keys(call, tensors)
     first, second = _halves(call)
     with completing([coming]):
-        made.add_own(first)
-    sums = made.of_others(coming())
-    returning = _begin_sums(call, sums)
+        made.add_piece(tensors.k, tensors.v, sums, first)
+    returning = _begin_sums(call, _sums_of_others(made, coming()))
     with completing([returning]):
-        made.add_own(second)
-    came, total = returning(), made.sums
-    if came is not None and total is not None:
-        total = others.add_sums(call, total, others.by_rank(call, came))
-    dk, dv = (None, None) if total is None else one.unpacked(total, tensors.k.shape[-1])
-    return Gradients(made.dq, dk, dv, made.dbias.whole, made.dsink)
+        made.add_piece(tensors.k, tensors.v, sums, second)
+    came = returning()
+    if came is not None and sums is not None:
+        sums = others.add_sums(call, sums, others.by_rank(call, came))
+    return made.with_sums(sums)
 
 
-class _Backward:
-    """Gradients of one rank's rows, and sums for its own keys, to which parts of the keys add."""
-
-    def __init__(self, call: Call, tensors: Tensors, results: tuple[Tensor | None, ...],
-                 wanted: Wanted) -> None:
-        self.call, self.tensors, self.results, self.wanted = call, tensors, results, wanted
-        self.dq = torch.zeros_like(tensors.q, dtype=one.sums_type(tensors.q)) if wanted.q else None
-        self.dbias = BiasSums(tensors.bias, wanted.bias)
-        self.dsink = (torch.zeros_like(tensors.sink)
-                      if wanted.sink and tensors.sink is not None else None)
-        self.sums = self._sums(tensors.k.shape[2])
-
-    def add_own(self, piece: Piece) -> None:
-        part, more = part_of(self.call, self.tensors, self.tensors.k, self.tensors.v, piece)
-        positions = self.call.plan.positions(piece.owner, part.k.device)[piece.rows]
-        sums = None if self.sums is None else self.sums[piece.rows]
-        self._add(part, more, sums, positions, self.dsink if piece.is_first else None)
-
-    def of_others(self, rows: Tensor) -> Tensor | None:
-        """Sums for the keys of others, whose rows these are."""
-        part, more = _others(self.call, self.tensors, rows)
-        sums = self._sums(len(rows))
-        if len(rows):
-            self._add(part, more, sums, _keys_of_others(self.call, rows.device), None)
-        return sums
-
-    def _add(self, part: Tensors, more: dict[str, Any], sums: Tensor | None, positions: Tensor,
-             dsink: Tensor | None) -> None:
-        dk, dv = (None, None) if sums is None else one.unpacked(sums, part.k.shape[-1])
-        dbias = self.dbias.of_part(part.bias)
-        one.backward(self.call, part, more, self.results, Gradients(self.dq, dk, dv, dbias, dsink),
-                     accumulate=True)
-        self.dbias.add(dbias, positions)
-
-    def _sums(self, count: int) -> Tensor | None:
-        """(count, B, Hkv, D + Dv) zeros."""
-        k, v = self.tensors.k, self.tensors.v
-        return torch.zeros((count, *k.shape[:2], k.shape[-1] + v.shape[-1]),
-                           dtype=one.sums_type(k), device=k.device) if self.wanted.keys else None
+def _sums_of_others(made: PartialGradients, rows: Tensor) -> Tensor | None:
+    """Sums for the keys of others, whose rows these are."""
+    part, more = _others(made.call, made.tensors, rows)
+    sums = made.empty_sums(len(rows))
+    if len(rows):
+        made.add(part, more, sums, _keys_of_others(made.call, rows.device))
+    return sums
 
 
 def _halves(call: Call) -> tuple[Piece, Piece]:
