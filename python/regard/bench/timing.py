@@ -18,13 +18,14 @@ Samples = Callable[[], list[float]]  # seconds a call; known once the queue is e
 
 
 class HostClock:
-    """A turn is a pause, a call that does not count, and calls for about 30 ms; each is a sample.
+    """A turn is a pause, calls that do not count, and calls for about 30 ms; each is a sample.
 
     The pause (seconds) is for threads of other libraries that spin after a call and take a core:
-    OpenBLAS's threads spin for tens of milliseconds. now: the clock, such as time.thread_time.
+    OpenBLAS's threads spin for tens of milliseconds. After it, a virtual machine's host may run the
+    cores that were idle as one for some 30 ms. now: the clock, such as time.thread_time.
     """
 
-    TURN = 0.03  # seconds
+    TURN, WARM = 0.03, 0.04  # seconds
     MOST = 50    # calls a turn
 
     def __init__(self, now: Callable[[], float] = time.perf_counter, pause: float = 0.12) -> None:
@@ -33,9 +34,12 @@ class HostClock:
     def turn(self, side: Side) -> Samples:
         time.sleep(self.pause)
         with side.around():
+            began = time.perf_counter()
             first = self._timed(side)
             if first > 10 * self.TURN:
                 return lambda: [first]
+            while self.pause > 0 and time.perf_counter() - began < self.WARM:
+                first = self._timed(side)
             count = max(1, min(self.MOST, round(self.TURN / max(first, 1e-7))))
             samples = [self._timed(side) for _ in range(count)]
         return lambda: samples
