@@ -92,6 +92,7 @@ def word64(argument: str, value: Any) -> int:
 
 def seed(argument: str, value: Any) -> Any:
     """A word64; or an array, which is read together with the call's other arrays."""
+    # The compiler knows of a symbolic integer that it is one, but not what attributes it lacks.
     is_number = isinstance(value, int) or not hasattr(value, "shape")
     return word64(argument, value) if is_number else value
 

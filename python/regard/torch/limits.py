@@ -59,9 +59,10 @@ def _why_not_options(tensors: tuple[Any, ...], dropout_p: Any, scale: Any, enabl
         return "dropout_p=1"
     if isinstance(scale, float) and not math.isfinite(scale):
         return "a scale that is not finite"
-    if enable_gqa and tensors[1].dim() > 2 < tensors[2].dim() and (
-            tensors[1].shape[-3] != tensors[2].shape[-3]):
-        return "other heads of value than of key"
+    if enable_gqa:
+        _, key, value = tensors[:3]
+        if key.dim() > 2 and value.dim() > 2 and key.shape[-3] != value.shape[-3]:
+            return "other heads of value than of key"
     return None
 
 

@@ -90,7 +90,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | Tensor | N
         if option is not None and name in ARRAYS:
             require_tensor(name, option)
     refuse_tangents({"q": q, "k": k, "v": v, **options})
-    is_number = isinstance(dropout_seed, int) or not hasattr(dropout_seed, "shape")
+    is_number = isinstance(dropout_seed, int) or not hasattr(dropout_seed, "shape")  # as checks.seed
     if dropout_seed is not None and is_number:
         options["dropout_seed"] = dropout_seed
     rest = checked_options(q, k, v, options, arguments())
