@@ -3,6 +3,7 @@ that share one GPU and send through the host's memory. `make test-gpus` runs thi
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -143,4 +144,5 @@ def test_a_rank_that_does_not_come_ends_the_others_wait() -> None:
         pytest.skip("needs two GPUs")
     done = subprocess.run([sys.executable, Path(__file__).parent / "distributed_late.py"],
                           capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0 and done.stdout.startswith("after "), (done.stdout, done.stderr)
+    ended = re.search("^after .* s: ", done.stdout, re.MULTILINE)  # a kernel of PyTorch may print
+    assert done.returncode == 0 and ended, (done.stdout, done.stderr)
