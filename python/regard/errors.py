@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class Error(RuntimeError):
     """Base of all errors of the library; a RuntimeError, like the errors of PyTorch's functions.
@@ -13,6 +15,13 @@ class Error(RuntimeError):
         super().__init__(text)
         self.argument = argument
         self.value = value
+
+    def named(self, names: Mapping[str, str]) -> Error:
+        """The same error by the caller's name of the argument, where that is another one."""
+        name, text = names.get(self.argument), str(self)
+        if name is None or not text.startswith(f"{self.argument} = "):
+            return self
+        return type(self)(name + text[len(self.argument):], name, self.value)
 
     def __reduce__(self) -> tuple[type[Error], tuple[str, str, str]]:
         return type(self), (str(self), self.argument, self.value)

@@ -108,6 +108,8 @@ def test_documented_differences():
 @pytest.mark.parametrize("change, text", [
     (dict(implementation="cudnn"), "implementation = 'cudnn'"),
     (dict(local_window_size=(-1, 0)), "local_window_size = "),
+    (dict(local_window_size=1.5), "local_window_size = 1.5"),
+    (dict(key=np.zeros((3, 7, 2, 9), np.float32)), "key = f32"),
     (dict(query=np.zeros((2, 3))), "query = an array of shape"),
     (dict(key=[1.0]), "key = a list"),
     (dict(mask=np.zeros((7, 7))), "mask = float64"),

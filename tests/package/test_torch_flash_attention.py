@@ -123,8 +123,9 @@ def test_what_differs_from_flash_attn():
     begins = torch.tensor([0, 4], dtype=torch.int32)
     with pytest.raises(regard.Unsupported, match="block_table"):
         rt.flash_attn_varlen_func(q[0], q[0], q[0], begins, begins, 4, 4, block_table=begins)
-    for argument, value in (("causal", "none"), ("window_size", None), ("window_size", (3,))):
-        with pytest.raises(regard.WrongType, match=argument):
+    for argument, value in (("causal", "none"), ("window_size", None), ("window_size", (3,)),
+                            ("window_size", (0.5, 1)), ("softmax_scale", "1")):
+        with pytest.raises(regard.WrongType, match=f"^{argument} = "):
             rt.flash_attn_func(q, k, k, **{argument: value})
     with pytest.raises(regard.WrongType, match="qkv"):
         rt.flash_attn_qkvpacked_func(np.zeros((1, 2, 3, 4, 8)))

@@ -159,7 +159,9 @@ def test_causal_biases_of_pytorch(make):
     ("causal", {"is_causal": True, "causal": "bottom_right"}),
     ("attn_mask", {"attn_mask": torch.ones(4, 4).int()}),
     ("attn_mask", {"attn_mask": torch.ones(2, 1, 1, 4, 4), "query": torch.ones(1, 4, 8)}),
-    ("mask", {"attn_mask": torch.ones(3, 1, 1) > 0}),
+    ("attn_mask", {"attn_mask": torch.ones(3, 1, 1) > 0}),
+    ("attn_mask", {"attn_mask": torch.ones(3, 1, 1)}),
+    ("key", {"key": torch.ones(2, 2, 4, 9)}),
     ("bias", {"attn_mask": torch.ones(4, 4), "bias": torch.ones(4, 4)}),
     ("query", {"query": torch.ones(8)}),
     ("key", {"key": torch.ones(3, 2, 4, 8), "value": torch.ones(3, 2, 4, 8)}),
@@ -170,3 +172,4 @@ def test_refusals(argument, change):
     with pytest.raises(regard.InvalidArgument) as caught:
         rt.scaled_dot_product_attention(**(given | change))
     assert caught.value.argument == argument
+    assert str(caught.value).startswith(f"{argument} = {caught.value.value}: ")

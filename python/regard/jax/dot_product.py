@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..errors import refuse
+from .. import checks
+from ..errors import Error, refuse
 from ..mask_value import Mask
 from ..masks import from_dense
 from .attention import as_array, attention
@@ -63,9 +64,14 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
         else:
             mask = near if mask is None else near & as_array(mask, "mask")
         window = None
-    made = attention(q, k, v, bias=bias, mask=mask, scale=scale,
-                     causal="top_left" if is_causal else False, window=window,
-                     seqused_q=used_q, seqused_k=used_k, layout="bshd", return_lse=return_residual)
+    try:
+        made = attention(q, k, v, bias=bias, mask=mask, scale=scale, window=window,
+                         causal="top_left" if is_causal else False, seqused_q=used_q,
+                         seqused_k=used_k, layout="bshd", return_lse=return_residual)
+    except Error as error:
+        raise error.named({
+            "q": "query", "k": "key", "v": "value", "window": "local_window_size",
+            "seqused_q": "query_seq_lengths", "seqused_k": "key_value_seq_lengths"}) from None
     out = made[0] if return_residual else made
     out = out.reshape(*shape[:-1], out.shape[-1])
     if not return_residual:
@@ -86,7 +92,7 @@ def _lengths(x: Any, argument: str, batch: int) -> Any:
 def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if size is None:
         return None
-    left, right = (size, size) if isinstance(size, int) else size
+    left, right = checks.window("local_window_size", size)
     if left < 0 or right < 0:
         raise refuse("local_window_size", size, "must not be negative")
     return left, right

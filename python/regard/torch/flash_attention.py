@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..checks import flag, length, shown
 from ..docstrings import documented
-from ..errors import Unsupported, WrongType, refuse
+from ..errors import Error, Unsupported, WrongType, refuse
 from .surface import attention
 
 FlashResult = Union[Tensor, tuple[Tensor, Tensor, None]]
@@ -118,9 +118,13 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None,
     left, right = (-1 if isinstance(side, int) and side < 0 else side for side in window_size)
     is_causal = flag("causal", causal)
     # The diagonal of the window is the bottom-right one, with and without causal.
-    result = attention(q, k, v, scale=softmax_scale, causal="bottom_right" if is_causal else False,
-                       window=(left, right), return_lse=return_attn_probs,
-                       **options)
+    try:
+        result = attention(q, k, v, scale=softmax_scale, window=(left, right),
+                           causal="bottom_right" if is_causal else False,
+                           return_lse=return_attn_probs, **options)
+    except Error as error:
+        raise error.named({"scale": "softmax_scale", "window": "window_size",
+                           "return_lse": "return_attn_probs"}) from None
     if isinstance(result, tuple):
         return (*result, None)
     return result

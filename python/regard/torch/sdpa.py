@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from ..call import unknown_option
 from ..checks import flag, shown
 from ..docstrings import documented
-from ..errors import WrongType, refuse
+from ..errors import Error, WrongType, refuse
 from ..mask_value import Mask
 from ..options import SDPA_OPTIONS
 from . import direct
@@ -90,6 +90,7 @@ def scaled_dot_product_attention(
     if is_causal_bias(attn_mask):
         causal, attn_mask = _alignment(attn_mask, query, key, is_causal or causal), None
     mask: Tensor | Mask | None = None
+    is_bias = False  # attn_mask
     if attn_mask is not None:
         if isinstance(attn_mask, Mask):
             mask = attn_mask
@@ -104,7 +105,7 @@ def scaled_dot_product_attention(
         elif bias is not None:
             raise refuse("bias", "a tensor", "must be None where attn_mask is one already")
         else:
-            bias = attn_mask
+            bias, is_bias = attn_mask, True
     if is_causal:
         if causal is not False:
             raise refuse("causal", shown(causal), "must be False where is_causal is True")
@@ -131,10 +132,14 @@ def scaled_dot_product_attention(
         scale = 1.0 if scale is None else scale
     if width == 0:
         value = pad(value, (0, 1))
-    result = attention(
-        query, key, value, bias=bias, mask=mask, causal=causal, scale=scale, dropout_p=dropout_p,
-        dropout_seed=dropout_seed, return_lse=return_lse, out_type=out_type, threads=threads,
-        backend=backend, **extensions)
+    try:
+        result = attention(
+            query, key, value, bias=bias, mask=mask, causal=causal, scale=scale,
+            dropout_p=dropout_p, dropout_seed=dropout_seed, return_lse=return_lse,
+            out_type=out_type, threads=threads, backend=backend, **extensions)
+    except Error as error:
+        raise error.named({"q": "query", "k": "key", "v": "value", "mask": "attn_mask"} | (
+            {"bias": "attn_mask"} if is_bias else {})) from None
     if width == 0:
         result = ((result[0][..., :0], result[1]) if isinstance(result, tuple) else
                   result[..., :0])
