@@ -1,6 +1,7 @@
 // One parallel() call on a caller's Executor.
 #include "threads/executor_call.hpp"
 
+#include <exception>
 #include <string>
 #include <thread>
 
@@ -11,9 +12,23 @@ namespace regard {
 
 void ExecutorCall::run(const Executor& executor, int workers, FunctionRef<void(int)> work) {
   std::unique_ptr<ExecutorCall> call(new ExecutorCall(workers, work));
-  executor.run(executor.self, workers, call_task, call.get());
-  const int left_out = call->withhold_others();
-  call->wait_for(workers - left_out);
+  const auto end = [&] {  // tasks that began may still run on other threads
+    const int left_out = call->withhold_others();
+    call->wait_for(workers - left_out);
+    return left_out;
+  };
+  try {
+    executor.run(executor.self, workers, call_task, call.get());
+  } catch (const std::exception& error) {
+    end();
+    abandon(call.release());
+    refuse("executor", error.what(), "it threw this exception; results are incomplete");
+  } catch (...) {  // also the unwinding of a thread that is cancelled
+    end();
+    abandon(call.release());
+    throw;
+  }
+  const int left_out = end();
   const std::int64_t wrong_index = call->wrong_index_;
   if (left_out == 0 && wrong_index == kNone) return;
   abandon(call.release());

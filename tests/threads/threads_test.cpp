@@ -185,6 +185,36 @@ TEST_CASE("an Executor that breaks its contract is an Error, and runs no worker 
   }
 }
 
+TEST_CASE("an Executor that throws is an Error, once the tasks that it began have ended") {
+  struct Late {
+    std::thread thread;
+    std::atomic<bool> began{false};
+  };
+  const auto throws_early = [](void* self, int, void (*task)(void*, int), void* context) {
+    auto& late = *static_cast<Late*>(self);
+    late.thread = std::thread([&late, task, context] {
+      task(context, 0);
+      task(context, 1);  // perhaps after the call has ended: it does nothing then
+    });
+    while (!late.began) std::this_thread::yield();
+    throw std::runtime_error("no thread could be started");
+  };
+  Late late;
+  std::atomic<int> ended{0};
+  CHECK_THROWS_WITH_AS(parallel(3, {.executor = {.run = throws_early, .self = &late}},
+                                [&](int) {
+                                  late.began = true;
+                                  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                                  ++ended;
+                                }),
+                       "executor = no thread could be started: it threw this exception; results "
+                       "are incomplete",
+                       Error);
+  CHECK(ended >= 1);
+  late.thread.join();
+  CHECK(ended <= 2);
+}
+
 namespace {
 
 struct Deferred {
