@@ -233,7 +233,7 @@ typedef struct regard_run {
   regard_executor executor;   /**< CPU; null = the library's own pool */
   void* executor_self;        /**< what the executor gets as `self` */
   const char* backend;        /**< null or "" = choose; or a name from regard_backend_name */
-  int32_t threads;            /**< CPU: 0 = every core that the process may use */
+  int32_t threads;            /**< CPU: 0 = every core that the caller may use */
   int32_t gradients_follow;   /**< 0 or 1; GPU: compile backward's kernels next to forward's */
   regard_allocator allocator; /**< used where `workspace` is null; null = the library's own */
   void* allocator_self;       /**< what the allocator gets as `self` */

@@ -206,7 +206,7 @@ struct Run {
   void* stream = nullptr;  ///< GPU: the CUstream to run on; null = the default stream
   Workspace workspace{};   ///< default: from `allocator`
   Allocator allocator{};   ///< empty = the library's own
-  int threads = 0;         ///< CPU: 0 = every core that the process may use
+  int threads = 0;         ///< CPU: 0 = every core that the caller may use
   Executor executor{};     ///< CPU: empty = the library's own pool
   /// "" = choose; or the name of one of backends(): "reference", "cpu:avx2", "cuda:mma".
   std::string backend{};
@@ -308,7 +308,7 @@ struct Machine {
   std::string cpu;  ///< the processor's own name
   /// The instruction sets that the kernels ask about and that are usable.
   std::vector<std::string> isa;
-  int threads = 0;     ///< cores that this process may use
+  int threads = 0;     ///< cores that the calling thread may use
   std::size_t l1 = 0;  ///< bytes of one core's first data cache; 0 = unknown
   std::size_t l2 = 0;  ///< bytes of one core's second cache; 0 = unknown
   std::size_t l3 = 0;  ///< bytes of the third cache; 0 = unknown

@@ -227,14 +227,8 @@ Problem describe(const Attention& a, Pass pass, NullData nulls, TableCopies* cop
   p.varlen = p.packed || a.seqused_q.given() || a.seqused_k.given();
   p.sizes = read_sizes(a, p.packed);
   p.type = a.q.type;
-  for (const auto& [name, size] : {std::pair{"batch", p.sizes.batch},
-                                   {"heads", p.sizes.heads_q},
-                                   {"q's rows", p.sizes.rows_q},
-                                   {"k's rows", p.sizes.rows_k},
-                                   {"head size", p.sizes.dim},
-                                   {"v's head size", p.sizes.dim_v}}) {
-    require(size >= 0 && size <= kMaxSize, name, size, "must be below 2^31");
-  }
+  require(p.sizes.rows_q <= kMaxSize, "q", a.q, "batch times length must be below 2^31");
+  require(p.sizes.rows_k <= kMaxSize, "k", a.k, "batch times length must be below 2^31");
   if (a.visible.given()) check_made_for(a.visible, p);
   p.sequences = read_sequences(a, p.sizes, p.packed, nulls, copies);
   read_dropout(a.dropout, p, copies != nullptr);

@@ -9,8 +9,12 @@
 
 namespace regard::system {
 
-// Cores that this process may use, 1 at least.
+// Cores that the calling thread may use, 1 at least.
 int usable_cores();
+
+// Makes the calling thread one that helps any other: it may use the cores of the process's first
+// thread, whoever started it, and leaves signals that are for the process to the program's threads.
+void become_helper();
 
 // Bytes of a data cache (level 1 to 3), 0 if unknown.
 std::size_t cache_size(int level);

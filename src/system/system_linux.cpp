@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "system/system.hpp"
+#include "system/system_posix.hpp"
 
 namespace regard::system {
 
@@ -20,6 +21,13 @@ int usable_cores() {
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+void become_helper() {
+  leave_signals();
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(getpid(), sizeof set, &set) == 0) sched_setaffinity(0, sizeof set, &set);
 }
 
 std::size_t cache_size([[maybe_unused]] int level) {

@@ -9,10 +9,13 @@
 #include <thread>
 
 #include "system/system.hpp"
+#include "system/system_posix.hpp"
 
 namespace regard::system {
 
 int usable_cores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
+
+void become_helper() { leave_signals(); }
 
 std::size_t cache_size(int level) {
   const char* const names[] = {"hw.l1dcachesize", "hw.l2cachesize", "hw.l3cachesize"};

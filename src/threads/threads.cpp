@@ -74,6 +74,7 @@ class Pool {
   }
 
   [[noreturn]] void serve() {
+    system::become_helper();
     std::unique_lock lock(mutex_);
     while (true) {
       Job* job = nullptr;

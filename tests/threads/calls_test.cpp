@@ -2,10 +2,13 @@
 // process's end and after dlclose.
 #include <dlfcn.h>
 #include <doctest/doctest.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <thread>
 #include <vector>
@@ -69,12 +72,13 @@ struct LateCall {
 };
 LateCall late_call;
 
-// Calls in a child process; 0 if its results are the bits wanted.
-int status_of_child(const std::string& want) {
+// What `succeeds` says in a child process; 0 for true.
+template <class Work>
+int status_of_child(Work succeeds) {
   const pid_t child = fork();
   if (child == 0) {
     alarm(60);  // a deadlock ends the child, not the test
-    _exit(bits_with({.threads = 4}) == want ? 0 : 1);
+    _exit(succeeds() ? 0 : 1);
   }
   int status = -1;
   waitpid(child, &status, 0);
@@ -115,9 +119,41 @@ TEST_CASE("a call within the pool's own work") {
 
 TEST_CASE("after a fork the child has a pool of its own") {
   const std::string want = bits_with({.threads = 4});  // the parent's pool has threads
-  for (int again = 0; again < 3; ++again) CHECK(status_of_child(want) == 0);
+  const auto same = [&] { return bits_with({.threads = 4}) == want; };
+  for (int again = 0; again < 3; ++again) CHECK(status_of_child(same) == 0);
   CHECK(bits_with({.threads = 4}) == want);
 }
+
+#if defined(__linux__)
+TEST_CASE("the pool's threads use the process's cores, whichever thread first called") {
+  const auto cores_of_helpers = [] {
+    std::atomic<int> most{0}, started{0};
+    parallel(2, {}, [&](int) {
+      ++started;
+      for (int n = 0; n < 2000 && started < 2; ++n) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      cpu_set_t set;
+      CPU_ZERO(&set);
+      sched_getaffinity(0, sizeof set, &set);
+      most = std::max(int(most), CPU_COUNT(&set));
+    });
+    return int(most);
+  };
+  const int all = machine().threads;
+  CHECK(status_of_child([&] {
+          bool same = false;
+          std::thread([&] {
+            cpu_set_t one;
+            CPU_ZERO(&one);
+            CPU_SET(sched_getcpu(), &one);
+            sched_setaffinity(0, sizeof one, &one);
+            same = cores_of_helpers() == all;
+          }).join();
+          return same;
+        }) == 0);
+}
+#endif
 
 // The sanitizers' own locks and thread tables do not survive such a fork.
 TEST_CASE("a fork while other threads call" * doctest::skip(kSanitizer)) {
@@ -127,7 +163,8 @@ TEST_CASE("a fork while other threads call" * doctest::skip(kSanitizer)) {
     while (!stop) bits_with({.threads = 3});
   });
   int failed = 0;
-  for (int again = 0; again < 5; ++again) failed += status_of_child(want) != 0;
+  const auto same = [&] { return bits_with({.threads = 4}) == want; };
+  for (int again = 0; again < 5; ++again) failed += status_of_child(same) != 0;
   stop = true;
   busy.join();
   CHECK(failed == 0);
