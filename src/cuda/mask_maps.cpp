@@ -9,6 +9,7 @@
 #include "cuda/planning.hpp"
 #include "cuda/reachable.hpp"
 #include "cuda/workspace.hpp"
+#include "plan/cuda/possible_calls.hpp"
 #include "problem/addresses.hpp"
 #include "problem/describe.hpp"
 
@@ -73,7 +74,13 @@ void launch_all(const MapPlans& plans, const MadeMaps& maps, const Run& run,
 
 }  // namespace
 
-int64 mask_memory(const Problem& forward, const Run& run) { return plans_of(forward, run).bytes; }
+int64 mask_memory(const Problem& forward, const Run& run) {
+  int64 most = 0;
+  for (const Problem& call : possible_calls(forward)) {
+    most = larger(most, plans_of(call, run).bytes);
+  }
+  return most;
+}
 
 std::shared_ptr<const MadeMaps> make_maps(const Problem& forward, const Workspace& memory,
                                           const Run& run) {

@@ -4,6 +4,7 @@
 #include "cuda/backend.hpp"
 #include "cuda/environment.hpp"
 #include "cuda/mask_maps.hpp"
+#include "plan/cuda/possible_calls.hpp"
 #include "problem/describe.hpp"
 #include "problem/mask_contents.hpp"
 #include "problem/refuse.hpp"
@@ -30,13 +31,23 @@ CudaChoice choice_of(const Run& run) {
   return choice;
 }
 
+// Of the calls that the problem may become.
+int64 most_workspace(const Problem& problem, const Run& run) {
+  int64 most = 0;
+  for (const Problem& call : possible_calls(problem)) {
+    most = larger(most, make_plan(call, run, Reasons::left_out).workspace.size);
+  }
+  return most;
+}
+
 class GpuBackend final : public Backend {
  public:
   // They are in the memory of the device.
   bool reads_tables() const override { return false; }
 
   int64 workspace(const Problem& problem, const Run& run) const override {
-    return make_supported_plan(problem, run).bytes_to_ask();
+    make_supported_plan(problem, run);  // or an Error
+    return most_workspace(problem, run);
   }
 
   void run(const Problem& problem, const MadeMaps* maps, const Run& run) const override {
@@ -52,7 +63,7 @@ class GpuBackend final : public Backend {
     e.backend = plan.supported() ? plan.name() : "";
     e.kernel = cuda_kernel_line(plan);
     e.text = cuda_explanation(problem, chip, plan) + resources_text(plan, chip);
-    e.workspace = static_cast<std::size_t>(plan.bytes_to_ask());
+    e.workspace = plan.supported() ? static_cast<std::size_t>(most_workspace(problem, run)) : 0;
     return e;
   }
 

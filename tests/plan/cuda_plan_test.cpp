@@ -1,11 +1,15 @@
 // Plans for every chip: they fit, they cover everything, and their workspace is enough.
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <limits>
+#include <random>
 #include <tuple>
+#include <utility>
 
 #include "cuda/kernels/params.h"
 #include "plan/cuda/config_text.hpp"
+#include "plan/cuda/possible_calls.hpp"
 #include "plan/cuda/representative.hpp"
 #include "tests/plan/cuda_case.hpp"
 
@@ -273,44 +277,67 @@ TEST_CASE("what a call with names needs never exceeds the workspace that was ask
   }
 }
 
-TEST_CASE("a workspace has room whatever the data's address is") {
-  const Shape shapes[] = {
-      {.batch = 4, .heads_q = 12, .heads_kv = 12, .len_q = 700, .len_k = 700},
-      {.batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 4096, .len_k = 4096, .dim = 256},
-      {.batch = 1, .heads_q = 4, .heads_kv = 4, .len_q = 256, .len_k = 256, .dim = 192},
-      {.batch = 1, .heads_q = 66, .heads_kv = 66, .len_q = 384, .len_k = 384},
-      {.batch = 4, .heads_q = 8, .heads_kv = 8, .len_q = 768, .len_k = 768},
-      {.batch = 4, .heads_q = 32, .heads_kv = 32, .len_q = 128, .len_k = 128, .dim = 128},
-      {.batch = 1, .heads_q = 100, .heads_kv = 100, .len_q = 256, .len_k = 256, .dim = 64},
-      {.batch = 1, .heads_q = 100, .heads_kv = 100, .len_q = 256, .len_k = 2048, .dim = 64},
-      {.batch = 3,
-       .heads_q = 32,
-       .heads_kv = 2,
-       .len_q = 1500,
-       .len_k = 1500,
-       .dim = 200,
-       .dim_v = 64},
-      {.heads_q = 64, .heads_kv = 8, .len_q = 4096, .len_k = 4096, .dim = 128}};
-  for (const Feature& feature : kFeatures) {
-    for (const Shape& shape : shapes) {
-      for (const Pass pass : kPasses) {
-        Attention a = attention(shape);
-        feature.add(a, shape);
-        Problem p = problem(a, pass);
-        CAPTURE(shape.len_q);
-        CAPTURE(shape.dim);
-        const int64 asked = planned(p).bytes_to_ask();
-        p.q.data = reinterpret_cast<void*>(2);  // not aligned: mma, with smaller tiles
-        CHECK(planned(p).workspace.size <= asked);
-        p.q.data = reinterpret_cast<void*>(16);
-        if (pass == Pass::forward) {
-          Problem other = p;
-          other.out = p.q;
-          other.out.data = reinterpret_cast<void*>(2);
-          CHECK(planned(other).workspace.size <= asked);
+// What a caller is told who asks by shapes alone.
+int64 asked_workspace(const Problem& p, const Chip& chip) {
+  int64 most = 0;
+  for (const Problem& call : possible_calls(p)) {
+    most = larger(most, plan_cuda(call, chip, {}, Reasons::left_out).workspace.size);
+  }
+  return most;
+}
+
+// A call that has what the problem has, some gradients, and each address aligned or not.
+Problem random_call(const Problem& asked, std::mt19937& random) {
+  Problem p = asked;
+  const auto address = [&] { return reinterpret_cast<void*>(random() % 2 ? 16 : 2); };
+  p.q.data = p.k.data = p.v.data = address();
+  if (p.bias.given()) p.bias.data = address();
+  if (p.mask.given()) p.mask.data = address();
+  p.out = p.q;
+  p.out.data = address();
+  if (!p.backward) return p;
+  p.gradients_named = true;
+  p.dout = p.q;
+  const std::pair<View*, const View*> gradients[] = {
+      {&p.dq, &p.q}, {&p.dk, &p.k}, {&p.dv, &p.v}, {&p.dbias, &p.bias}, {&p.dsink, &p.sink}};
+  for (const auto& [gradient, like] : gradients) {
+    if (random() % 4 == 0) continue;
+    *gradient = *like;
+    gradient->data = like->given() ? address() : nullptr;
+  }
+  return p;
+}
+
+TEST_CASE("a workspace that is asked for by shapes has room for any call") {
+  constexpr int kProblems = 250, kCalls = 6;
+  constexpr std::pair<int, int> kHeads[] = {{1, 1}, {3, 3}, {12, 12}, {8, 2}, {32, 4}, {66, 66}};
+  constexpr int kDims[] = {32, 64, 72, 128, 192, 256, 320};
+  std::mt19937 random(1);
+  const auto length = [&] { return std::int64_t(std::pow(2.0, double(random() % 1400) / 100)); };
+  for (int n = 0; n < kProblems; ++n) {
+    const auto [heads_q, heads_kv] = kHeads[random() % std::size(kHeads)];
+    const std::int64_t len_q = length(), len_k = random() % 2 ? len_q : length();
+    const Shape shape{.type = kTypes[random() % std::size(kTypes)],
+                      .batch = std::int64_t(1 + random() % 8),
+                      .heads_q = heads_q,
+                      .heads_kv = heads_kv,
+                      .len_q = len_q,
+                      .len_k = len_k,
+                      .dim = kDims[random() % std::size(kDims)]};
+    const Feature& feature = kFeatures[random() % std::size(kFeatures)];
+    Attention a = attention(shape);
+    feature.add(a, shape);
+    CAPTURE(n);
+    CAPTURE(feature.name);
+    for (const Pass pass : kPasses) {
+      const Problem p = problem(a, pass);
+      for (const Chip& chip : known_chips()) {
+        const int64 asked = asked_workspace(p, chip);
+        CAPTURE(chip.name);
+        for (int call = 0; call < kCalls; ++call) {
+          const CudaPlan plan = plan_cuda(random_call(p, random), chip, {}, Reasons::left_out);
+          CHECK(plan.workspace.size <= asked);
         }
-        if (p.features.bias) p.bias.data = reinterpret_cast<void*>(2);
-        CHECK(planned(p).workspace.size <= asked);
       }
     }
   }

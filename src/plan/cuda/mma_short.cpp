@@ -102,11 +102,12 @@ std::optional<Tiling> of_two_warps(const KernelConfig& c, const Short& s) {
 // 12.2 -> 10.1, (1, 32/1, 1 / 32768, 64) 15.3 -> 13.4. Above 128 columns 32 rows leave no room for
 // several tiles at once: (64, 24/1, 1 / 700, 200) 34.8 -> 19.1.
 std::optional<Tiling> of_two_tiles(const Short& s) {
-  constexpr int64 kWide = 128, kBytes = 16 << 20;
+  constexpr int64 kWide = 128;
+  constexpr double kBytes = 16 << 20;
   if (s.columns > kWide) {
     return Tiling{.rows = 16, .keys = 16, .warps = 4, .stages = 3, .key_warps = 4};
   }
-  if (s.tiles * s.keys * s.columns * 4 > kBytes) return {};
+  if (4.0 * double(s.tiles) * double(s.keys) * double(s.columns) > kBytes) return {};
   return Tiling{.rows = 16, .keys = 16, .warps = 8, .stages = 2, .key_warps = 8};
 }
 

@@ -62,15 +62,12 @@ struct CudaPlan {
   int level = 50;                    // of their instructions
   std::vector<CudaLaunch> launches;  // in the order of the stream
   CudaWorkspace workspace;
-  int64 workspace_elsewhere = 0;     // the most that data at other addresses may need
   int splits = 1;                    // forward: of the keys; backward: of the query rows
   InputSet copies;                   // inputs that are copied first
   Strides dbias_strides;             // of the sums of dbias
   std::vector<std::string> reasons;  // for a person; empty unless asked for
 
   bool supported() const { return refusal.empty(); }
-  // What a caller is to bring who does not know the data's address yet.
-  int64 bytes_to_ask() const { return larger(workspace.size, workspace_elsewhere); }
   std::string name() const;  // "cuda:mma"
 };
 

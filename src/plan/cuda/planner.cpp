@@ -120,35 +120,6 @@ Chip limited(Chip chip, const CudaChoice& choice) {
   return chip;
 }
 
-// The workspace is sized before addresses are known. If the data turns out unaligned, mma runs
-// instead of wgmma, with other tiles, splits and flags; an unaligned bias or out gives wgmma lower
-// tiles, whose rows may need flags or have their keys split. So the largest of these sizes is
-// reported.
-void find_workspace_elsewhere(Draft& d, const Chip& whole_chip) {
-  const bool is_known = d.p.q.data != nullptr;
-  if (d.plan.family != Family::wgmma || is_known) return;
-  const auto add = [&](const Problem& p, const CudaChoice& choice) {
-    const int64 bytes = plan_cuda(p, whole_chip, choice, Reasons::left_out).workspace.size;
-    d.plan.workspace_elsewhere = larger(d.plan.workspace_elsewhere, bytes);
-  };
-  Problem moved = d.p;
-  if (d.choice.any_family && d.p.type != Type::f32) {
-    moved.q.data = reinterpret_cast<void*>(2);
-    add(moved, d.choice);
-  }
-  moved.q.data = reinterpret_cast<void*>(16);
-  if (d.main.kernel == Kernel::forward && d.main.tiling.rows > 192 && !d.p.out.data) {
-    moved.out = moved.q;
-    moved.out.data = reinterpret_cast<void*>(2);
-    add(moved, d.choice);
-  }
-  if (d.main.bias.by_tma && !d.p.bias.data) {
-    moved.out = d.p.out;
-    moved.bias.data = reinterpret_cast<void*>(2);
-    add(moved, d.choice);
-  }
-}
-
 // Which kernels the limit holds for, and which have more blocks.
 void explain_limit(const Draft& d) {
   if (d.choice.multiprocessors == 0 || !d.because.asked()) return;
@@ -245,7 +216,6 @@ CudaPlan plan_cuda(const Problem& p, const Chip& whole_chip, const CudaChoice& c
   plan.launches.reserve(8);
   p.backward ? add_backward_launches(draft) : add_forward_launches(draft);
   explain_limit(draft);
-  if (plan.supported()) find_workspace_elsewhere(draft, whole_chip);
   if (plan.supported() && !Count(plan.workspace.size).fits()) draft.refuse(kRefusedAsTooLarge);
   if (!plan.supported()) {
     plan.launches.clear();
