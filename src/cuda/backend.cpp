@@ -66,7 +66,8 @@ void run(const Problem& p, const MadeMaps* maps, const Run& run) {
   if (p.seed_in_memory) {
     reachable.check("dropout.seed_words", reinterpret_cast<const void*>(seed_address(p.dropout)));
   }
-  PreparedCall& call = prepared_call(p, run, context.id());
+  const std::shared_ptr<PreparedCall> kept = prepared_call(p, run, context.id());
+  PreparedCall& call = *kept;
   const CudaPlan& plan = call.plan;
   const MadeMap* const made = made_map(p, plan, maps);
   const CudaLaunch* const done = made ? map_launch(plan) : nullptr;

@@ -90,7 +90,7 @@ struct Entry {
 };
 
 // Latest first.
-using Entries = std::array<std::unique_ptr<Entry>, 16>;
+using Entries = std::array<std::shared_ptr<Entry>, 16>;
 
 // The thread's own, so that no call waits for another. Freed when the thread ends; a call from a
 // destructor that runs even later makes them anew.
@@ -112,7 +112,8 @@ Entries& entries() {
 
 }  // namespace
 
-PreparedCall& prepared_call(const Problem& p, const Run& run, std::uint64_t context) {
+std::shared_ptr<PreparedCall> prepared_call(const Problem& p, const Run& run,
+                                            std::uint64_t context) {
   Key key{.problem = without_addresses(p),
           .backend = forced_backend(run),
           .device = run.device.index,
@@ -122,13 +123,13 @@ PreparedCall& prepared_call(const Problem& p, const Run& run, std::uint64_t cont
   auto found = std::find_if(known.begin(), known.end(),
                             [&](const auto& entry) { return entry && entry->key == key; });
   if (found == known.end()) {
-    auto made = std::make_unique<Entry>();
+    auto made = std::make_shared<Entry>();
     made->call = prepare_call(key.problem, run, context);
     made->key = std::move(key);
     *--found = std::move(made);
   }
   std::rotate(known.begin(), found, found + 1);
-  return known.front()->call;
+  return {known.front(), &known.front()->call};
 }
 
 }  // namespace regard::cuda_backend

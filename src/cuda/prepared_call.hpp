@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "cuda/driver.hpp"
@@ -25,8 +26,8 @@ struct PreparedCall {
 
 // Of the current context. Made anew, which may compile kernels, unless the problem is among the
 // last few of this thread in this context, except for addresses of equal alignment and the seed of
-// dropout. The reference is good until the thread asks again. Error where the problem is not
-// supported, or its kernels cannot be had.
-PreparedCall& prepared_call(const Problem&, const Run&, std::uint64_t context);
+// dropout. Shared, because a caller's allocator may make calls of its own meanwhile. Error where
+// the problem is not supported, or its kernels cannot be had.
+std::shared_ptr<PreparedCall> prepared_call(const Problem&, const Run&, std::uint64_t context);
 
 }  // namespace regard::cuda_backend

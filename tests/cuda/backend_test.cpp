@@ -337,6 +337,32 @@ TEST_CASE("an allocator is asked once, where no workspace is given") {
   CHECK(asked.sizes.empty());
 }
 
+TEST_CASE("an allocator may make calls of its own, of more problems than a thread remembers") {
+  struct Nested {
+    static void* allocate(void* self, std::size_t) {
+      for (int n = 1; n <= 40; ++n) {
+        DeviceCase other;
+        other.a.softcap = n;
+        other.forward();
+      }
+      return self;
+    }
+  };
+  const FakeCuda fake;
+  const EmptyCache cache;
+  DeviceCase c;
+  const DeviceBytes memory(0, c.backward_workspace() + 256);
+  const CudaPlan plan = plan_of(c, Pass::backward);
+  c.run.allocator = {.allocate = Nested::allocate, .self = memory.data()};
+  c.backward();
+  const auto& launches = fake.machine->launches;
+  REQUIRE(launches.size() > plan.launches.size());
+  for (std::size_t i = 0; i < plan.launches.size(); ++i) {
+    CHECK(launches[launches.size() - plan.launches.size() + i].params.grid ==
+          plan.launches[i].grid);
+  }
+}
+
 TEST_CASE("failures of the driver, in its own words") {
   const FakeCuda fake;
   const EmptyCache cache;
