@@ -166,6 +166,7 @@ void write_keep(const Attention& a, const Tensor& keep_tensor) {
   check_data("q_positions", a.q_positions);
   const View view = describe_keep(p, keep_tensor);
   const Sizes& s = p.sizes;
+  if (s.len_k == 0) return;
   const Run run;
   parallel_tasks(s.batch * s.heads_q * s.len_q, worker_count(run), run, [&](int64 row, int) {
     const int64 i = row % s.len_q, h = row / s.len_q % s.heads_q, b = row / s.len_q / s.heads_q;

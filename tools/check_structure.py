@@ -35,7 +35,8 @@ LAYERS = {
                         "cuda/planning.hpp", "cuda/reachable.hpp", "cuda/shared_library.hpp",
                         "cuda/workspace.hpp", "cuda/write_rows.hpp", "plan/count.h",
                         "problem/overlap.hpp",
-                        "problem/given_memory.hpp", "problem/refuse.hpp", "semantics/positions.h",
+                        "problem/given_memory.hpp", "problem/host_workspace.hpp", "problem/refuse.hpp",
+                        "semantics/positions.h",
                         "regard/"],
     "src/rows": ["rows/", "problem/", "semantics/", "regard/"],
     "src/system": ["system/"],
@@ -57,7 +58,7 @@ SYSTEM_HEADERS = {
 }
 PROCESSOR_HEADER = re.compile(r"(\w*mmintrin|x86intrin|cpuid|arm_\w+)\.h")
 PROCESSOR_FILES = ("src/cpu/kernels/", "src/cpu/processor_", "tests/")
-EVERYTHING = {"src/api.cpp", "src/c_api.cpp"}
+EVERYTHING = {"src/api.cpp", "src/c_api.cpp", "src/c_layout.hpp"}
 PUBLIC_ONLY = ("cli", "bench", "examples", "python")
 INTERNAL = re.compile(
     r"(semantics|problem|plan|rows|threads|reference|distributed|cpu|cuda|system|src)/")

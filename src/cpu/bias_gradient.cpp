@@ -13,6 +13,7 @@ template <class Each>
 void each_element(const Problem& p, const Strides& a, const Strides& b, int workers, const Run& run,
                   Each each) {
   const int64* n = p.bias_sizes;
+  if (n[3] == 0) return;
   parallel_tasks(n[0] * n[1] * n[2], workers, run, [&](int64 row, int) {
     const int64 i = row % n[2], h = row / n[2] % n[1], batch = row / n[2] / n[1];
     const int64 from = offset_of(a, batch, h, 0, i), to = offset_of(b, batch, h, 0, i);

@@ -5,6 +5,7 @@
 
 #include "cpu/peak.hpp"
 #include "cpu/processor.hpp"
+#include "threads/float_state.hpp"
 
 namespace regard::cpu_backend {
 namespace {
@@ -23,6 +24,7 @@ bool pays(Isa isa) {
 }
 
 Processor probe() {
+  const DefaultFloatState floats;
   Processor processor;
   processor.usable = usable_isas();
   const auto usable = [&](Isa isa) { return std::ranges::count(processor.usable, isa) > 0; };

@@ -23,8 +23,8 @@ Moved moved_by_keys(const PlanContents& plan, int rank) {
   std::int64_t keys = 0, sums = 0;
   for (int other = 0; other < plan.ranks; ++other) {
     if (other == rank) continue;
-    for (const Rows& run : plan.runs(other, rank)) keys += run.end - run.begin;
-    for (const Rows& run : plan.runs(rank, other)) sums += run.end - run.begin;
+    for (const Rows& run : plan.runs(other, rank)) keys += size_of_range(run);
+    for (const Rows& run : plan.runs(rank, other)) sums += size_of_range(run);
   }
   const Count came = bytes_of_key(plan.whole, element_bytes(plan.whole)) * keys;
   const Count back = bytes_of_key(plan.whole, sum_bytes(plan.whole)) * sums;

@@ -70,7 +70,7 @@ class Gathered {
   // The tables are where kernels read them.
   Attention attention(std::byte* workspace, const void* positions, const void* spans) const {
     const Visibility visibility(part_.whole());
-    const std::int64_t count = keys_.end - keys_.begin;
+    const std::int64_t count = size_of_range(keys_);
     Attention a = part_.attention();
     a.k = key_rows_.view(workspace + at_.keys, part_.type(), count, Half::keys);
     a.v = key_rows_.view(workspace + at_.keys, part_.type(), count, Half::values);
@@ -86,7 +86,7 @@ class Gathered {
   }
 
   Gradients gradients(std::byte* workspace) const {
-    const std::int64_t count = keys_.end - keys_.begin;
+    const std::int64_t count = size_of_range(keys_);
     const Summed summed = part_.summed();
     Gradients inner = part_.gradients();
     std::byte* const sums = workspace + at_.sums;
@@ -105,7 +105,7 @@ class Gathered {
 
   void lay_out() {
     MemoryLayout<kAlignment> memory;
-    const Count rows = part_.rows(), keys = keys_.end - keys_.begin;
+    const Count rows = part_.rows(), keys = size_of_range(keys_);
     const Count sum_bytes = key_rows_.bytes(part_.sum_type());
     at_.keys = memory.take(keys * key_rows_.bytes(part_.type()));
     at_.positions = memory.take(Count(std::int64_t(positions().size() * sizeof(std::int32_t))));
@@ -115,7 +115,7 @@ class Gathered {
       for (int other = 0; other < part_.plan().ranks; ++other) {
         if (other == part_.rank()) continue;
         for (const Rows& run : part_.plan().runs(part_.rank(), other)) {
-          needed = needed + (run.end - run.begin);
+          needed = needed + size_of_range(run);
         }
       }
       at_.sums = memory.take(keys * sum_bytes);
@@ -169,28 +169,28 @@ class GatherPass {
   Attention with_tables() {
     std::byte* const workspace = memory_.workspace();
     const auto table = [&](const std::vector<std::int32_t>& numbers, std::int64_t at) {
-      return memory_.table(numbers.data(), numbers.size() * sizeof(std::int32_t), workspace + at);
+      return memory_.table(numbers, workspace + at);
     };
     return gathered_.attention(workspace, table(gathered_.positions(), at_.positions),
                                table(gathered_.spans(), at_.spans));
   }
 
   std::size_t bytes_of(const Rows& rows, Type type) const {
-    return std::size_t((rows.end - rows.begin) * rows_.bytes(type));
+    return std::size_t(size_of_range(rows) * rows_.bytes(type));
   }
   // Where a key of the sequence lies in `keys` or `sums`.
   std::byte* at(std::byte* memory, std::int64_t key, Type type) const {
     return memory + (key - gathered_.keys().begin) * rows_.bytes(type);
   }
   Tensor view(std::byte* memory, const Rows& rows, Type type, Half half) const {
-    return rows_.view(memory, type, rows.end - rows.begin, half);
+    return rows_.view(memory, type, size_of_range(rows), half);
   }
 
   void place_own(const Attention& a) {
     const Type type = part_.type();
     std::int64_t first = 0;
     for (const Rows& run : gathered_.own_runs()) {
-      const Rows local{first, first + run.end - run.begin};
+      const Rows local{first, first + size_of_range(run)};
       for (const Half half : kHalves) {
         memory_.write(rows_of(half == Half::keys ? a.k : a.v, local),
                       view(at(keys_, run.begin, type), run, type, half), false);

@@ -5,13 +5,12 @@
 #include <cstdint>
 #include <vector>
 
+#include "distributed/views.hpp"
 #include "regard/distributed.hpp"
 
 namespace regard::distributed {
 
 using Heads = Rows;  // [begin, end), of heads instead of rows
-
-inline std::int64_t size_of_range(const Rows& range) { return range.end - range.begin; }
 
 // Neighbours; their numbers differ by one at most. A rank may have none.
 inline Heads query_heads(const WholeSequence& whole, int ranks, int rank) {

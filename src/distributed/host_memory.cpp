@@ -2,22 +2,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <new>
 
 #include "distributed/memory.hpp"
-#include "problem/given_memory.hpp"
+#include "problem/host_workspace.hpp"
 #include "problem/refuse.hpp"
 #include "rows/element.hpp"
 #include "threads/threads.hpp"
 
 namespace regard::distributed {
 namespace {
-
-struct AlignedDelete {
-  void operator()(std::byte* memory) const {
-    ::operator delete(memory, std::align_val_t(kAlignment));
-  }
-};
 
 template <class T>
 struct Stored;  // elements to and from double
@@ -96,16 +89,9 @@ WriteRow writer_to(Type to) {
 
 class HostMemory final : public Memory {
  public:
-  HostMemory(std::size_t bytes, const Run& run) : run_(run) {
-    if (is_given(run.workspace)) {
-      check_given(run.workspace, std::int64_t(bytes));
-      begin_ = aligned(run.workspace.data);
-      return;
-    }
-    begin_ = run.allocator.allocate ? from_allocator(bytes) : from_heap(bytes);
-  }
+  HostMemory(std::size_t bytes, const Run& run) : run_(run), workspace_(bytes, kAlignment, run) {}
 
-  std::byte* workspace() override { return begin_; }
+  std::byte* workspace() override { return workspace_.begin(); }
   const void* table(const void* host, std::size_t, void*) override { return host; }
   void zero(void* to, std::size_t bytes) override { std::memset(to, 0, bytes); }
   void require_reachable(const char*, const Tensor&) override {}
@@ -140,23 +126,6 @@ class HostMemory final : public Memory {
  private:
   static constexpr std::int64_t kTaskBytes = 256 << 10;
 
-  // `bytes`, as a workspace's size, has room for this.
-  static std::byte* aligned(void* data) {
-    return static_cast<std::byte*>(data) + (-reinterpret_cast<std::uintptr_t>(data) % kAlignment);
-  }
-
-  std::byte* from_allocator(std::size_t bytes) const {
-    void* const data = run_.allocator.allocate(run_.allocator.self, bytes);
-    if (data) return aligned(data);
-    refuse("allocator", bytes, "returned no memory for so many bytes", Code::out_of_memory);
-  }
-  std::byte* from_heap(std::size_t bytes) {
-    own_.reset(
-        static_cast<std::byte*>(::operator new(bytes, std::align_val_t(kAlignment), std::nothrow)));
-    if (own_) return own_.get();
-    refuse("workspace", bytes, "so many bytes could not be allocated", Code::out_of_memory);
-  }
-
   // Row n, where heads change fastest, as in the gathered rows.
   static std::byte* row_of(const Tensor& x, std::int64_t n) {
     const std::int64_t h = n % x.sizes[1], b = n / x.sizes[1] % x.sizes[0],
@@ -166,8 +135,7 @@ class HostMemory final : public Memory {
   }
 
   const Run& run_;
-  std::unique_ptr<std::byte, AlignedDelete> own_;
-  std::byte* begin_ = nullptr;
+  HostWorkspace workspace_;
 };
 
 }  // namespace

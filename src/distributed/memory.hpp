@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "regard/distributed.hpp"
 
@@ -18,6 +19,9 @@ class Memory {
   // A table of the host's, where kernels read it: the table itself, or a copy of it at `to`, of
   // ordinary memory, which may change as soon as the calls that read the table have returned.
   virtual const void* table(const void* host, std::size_t bytes, void* to) = 0;
+  const void* table(const std::vector<std::int32_t>& host, void* to) {
+    return table(host.data(), host.size() * sizeof(std::int32_t), to);
+  }
   virtual void zero(void* to, std::size_t bytes) = 0;
   // An Error that names the tensor, unless the call's device reaches its memory.
   virtual void require_reachable(const char* name, const Tensor&) = 0;

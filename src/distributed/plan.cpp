@@ -69,7 +69,7 @@ std::vector<double> areas_of_blocks(const WholeSequence& whole) {
   std::vector<double> areas(std::size_t(divide_up(whole.length, kBlock)));
   for (std::int64_t row = 0; row < whole.length; ++row) {
     const Rows seen = visibility.seen_by(row);
-    areas[std::size_t(row / kBlock)] += double(seen.end - seen.begin);
+    areas[std::size_t(row / kBlock)] += double(size_of_range(seen));
   }
   return areas;
 }

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "distributed/plan_contents.hpp"
+#include "distributed/views.hpp"
 
 namespace regard::distributed {
 namespace {
@@ -39,7 +40,7 @@ std::string blocks_text(const std::vector<std::int64_t>& blocks) {
   for (std::size_t n = 0; n < std::min(runs.size(), kMostRuns); ++n) {
     if (n > 0) text += ", ";
     text += std::to_string(runs[n].begin);
-    if (runs[n].end - runs[n].begin > 1) text += "-" + std::to_string(runs[n].end - 1);
+    if (size_of_range(runs[n]) > 1) text += "-" + std::to_string(runs[n].end - 1);
   }
   if (runs.size() > kMostRuns) text += ", ... (" + std::to_string(blocks.size()) + " blocks)";
   return text.empty() ? "none" : text;

@@ -138,7 +138,7 @@ void RingCall::find_call_size() {
 Attention RingCall::attention(std::byte* workspace, int step, const RingPiece& piece, bool is_first,
                               const RingTables& tables) const {
   const Type type = part_.type();
-  const std::int64_t count = piece.places.end - piece.places.begin;
+  const std::int64_t count = size_of_range(piece.places);
   std::byte* const keys = workspace + at_.keys[step % 2] + piece.places.begin * rows_.bytes(type);
   Attention a = pieces_.attention(piece, tables);
   a.k = rows_.view(keys, type, count, Half::keys);
@@ -165,7 +165,7 @@ Gradients RingCall::gradients(std::byte* workspace, int step, const RingPiece& p
                               bool is_first) const {
   const Gradients& to = part_.gradients();
   const Type sum = part_.sum_type();
-  const std::int64_t count = piece.places.end - piece.places.begin;
+  const std::int64_t count = size_of_range(piece.places);
   std::byte* const sums = workspace + at_.sums[step % 2] + piece.places.begin * rows_.bytes(sum);
   Gradients one{.accumulate = true};
   if (to.dq.given()) one.dq = dense(workspace + at_.dq, sum, to.dq);
@@ -245,7 +245,7 @@ void RingCall::pass_on(const Collectives& ranks, std::byte* workspace, const std
 
 RingTables RingCall::tables(std::byte* workspace, Memory& memory) const {
   const auto table = [&](const std::vector<std::int32_t>& numbers, std::int64_t at) {
-    return memory.table(numbers.data(), numbers.size() * sizeof(std::int32_t), workspace + at);
+    return memory.table(numbers, workspace + at);
   };
   const auto& positions = part_.plan().first_positions[std::size_t(part_.rank())];
   return {.positions = table(positions, at_.positions),
@@ -258,8 +258,7 @@ void RingCall::attend(std::byte* workspace, Memory& memory, int step, RingTables
   for (const RingPiece& piece : pieces_.of(owner_at(step))) {
     std::vector<std::int32_t> spans;
     if (piece.is_run) spans = pieces_.spans_of_run(piece);
-    tables.spans_of_run =
-        memory.table(spans.data(), spans.size() * sizeof(std::int32_t), workspace + at_.run_spans);
+    tables.spans_of_run = memory.table(spans, workspace + at_.run_spans);
     const Attention a = attention(workspace, step, piece, is_first, tables);
     if (is_forward()) {
       regard::forward(a, outputs(workspace), run);

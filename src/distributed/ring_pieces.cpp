@@ -54,7 +54,7 @@ std::vector<RingPiece> RingPieces::found(int owner) {
   for (const Rows& run : runs) {
     const std::int64_t first = places.of(run.begin);
     pieces.push_back(
-        {.places = {first, first + run.end - run.begin}, .is_run = true, .first_key = run.begin});
+        {.places = {first, first + size_of_range(run)}, .is_run = true, .first_key = run.begin});
   }
   return pieces;
 }
@@ -72,7 +72,7 @@ void RingPieces::add_spans(int owner) {
 }
 
 std::vector<std::int32_t> RingPieces::spans_of_run(const RingPiece& piece) const {
-  const std::int64_t count = piece.places.end - piece.places.begin;
+  const std::int64_t count = size_of_range(piece.places);
   return document_spans(part_.whole(), own_runs(), {piece.first_key, piece.first_key + count});
 }
 
@@ -84,7 +84,7 @@ Attention RingPieces::attention(const RingPiece& piece, const RingTables& tables
     a.row_spans = Tensor(spans, Type::i32, {1, 1, part_.rows(), 2});
   }
   if (!piece.is_run) return a;
-  const Rows keys{piece.first_key, piece.first_key + piece.places.end - piece.places.begin};
+  const Rows keys{piece.first_key, piece.first_key + size_of_range(piece.places)};
   const auto& first = part_.plan().first_positions[std::size_t(part_.rank())];
   a.bias = columns(a.bias, keys);
   a.mask = columns(a.mask, keys);

@@ -242,8 +242,7 @@ CallOfHeads UlyssesCall::of_heads(const Heads& run) const {
 
 void UlyssesCall::run(const Collectives& ranks, Memory& memory) {
   std::byte* const workspace = memory.workspace();
-  place(workspace,
-        memory.table(spans_.data(), spans_.size() * sizeof(std::int32_t), workspace + spans_at_));
+  place(workspace, memory.table(spans_, workspace + spans_at_));
   Messages inputs, results;
   for (const Moving& one : moving_) {
     if (one.comes) one.dealt.send_rows(workspace, memory, inputs);

@@ -10,10 +10,12 @@
 
 namespace regard::distributed {
 
+inline std::int64_t size_of_range(const Rows& range) { return range.end - range.begin; }
+
 // The indices [begin, end) of one axis.
 inline Tensor slice(Tensor x, int axis, const Rows& range) {
   const auto n = std::size_t(axis);
-  x.sizes[n] = range.end - range.begin;
+  x.sizes[n] = size_of_range(range);
   if (x.data && range.begin > 0) {
     x.data = static_cast<std::byte*>(x.data) +
              range.begin * x.strides[n] * std::int64_t(size_of(x.type));

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "distributed/views.hpp"
+
 namespace regard::distributed {
 
 Visibility::Visibility(const WholeSequence& whole)
@@ -35,7 +37,7 @@ std::vector<std::int32_t> document_spans(const WholeSequence& whole, const std::
   const Visibility visibility(whole);
   std::vector<std::int32_t> spans;
   if (!visibility.has_documents()) return spans;
-  const std::int64_t count = keys.end - keys.begin;
+  const std::int64_t count = size_of_range(keys);
   for (const Rows& run : rows) {
     for (std::int64_t row = run.begin; row < run.end; ++row) {
       const Rows document = visibility.document_of(row);

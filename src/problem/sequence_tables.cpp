@@ -58,6 +58,7 @@ void check_position_table(const Tensor& t, const Sizes& s, bool packed) {
   require(!packed, kName, t, "is not for packed sequences");
   require(t.type == i32, kName, t, "must be i32");
   require(t.rank == 1 || t.rank == 2, kName, t, "must have one dimension or two");
+  check_shape(kName, t, t.rank, "(ceil(Sq / 128)) or (B, ceil(Sq / 128))");
   const std::size_t last = rank_of(t) - 1;
   if (t.sizes[last] != position_blocks(s)) {
     refuse(kName, t,

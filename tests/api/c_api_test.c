@@ -186,7 +186,7 @@ static void test_errors(void) {
          "must be given where capacity > 0");
 
   static const size_t wrong_sizes[] = {
-      0, 8, 247, 249, 980, 1148, sizeof(regard_attention) + 8, (size_t)-8};
+      0, 8, 247, 249, 256, 304, 980, 1148, sizeof(regard_attention) + 8, (size_t)-8};
   for (size_t i = 0; i < sizeof(wrong_sizes) / sizeof(size_t); ++i) {
     char value[32];
     snprintf(value, sizeof(value), "%zu", wrong_sizes[i]);
@@ -197,6 +197,8 @@ static void test_errors(void) {
   regard_forward_tensors small = to;
   small.size = 80;
   EXPECT(regard_forward(&good, &small, NULL), "tensors.size", "80", "must be sizeof the struct");
+  small.size = offsetof(regard_forward_tensors, lse) + 16; /* in the middle of lse */
+  EXPECT(regard_forward(&good, &small, NULL), "tensors.size", "104", "must be sizeof the struct");
   regard_run run = REGARD_RUN_INIT;
   run.size = 112;
   EXPECT(regard_forward(&good, &to, &run), "run.size", "112", "must be sizeof the struct");

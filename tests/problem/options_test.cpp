@@ -38,6 +38,26 @@ TEST_CASE("options") {
   });
 }
 
+TEST_CASE("positions") {
+  static std::int32_t rows[2] = {};
+  const auto given = [](Call& c, Tensor positions) {
+    c.a.causal = Causal::top_left;
+    c.a.alibi_slopes = {};
+    c.a.q_positions = positions;
+  };
+  check_all_refused({
+      {[&](Call& c) {
+         given(c, Tensor(rows, i32, {3, 1}));
+       },
+       "q_positions", "i32 [3, 1]", "must have q's batch size"},
+      {[&](Call& c) {
+         given(c, Tensor(rows, i32, {2, 1}, {std::int64_t(1) << 60, 1}));
+       },
+       "q_positions", "i32 [2, 1] strides [1152921504606846976, 1]",
+       "spans more memory than there is"},
+  });
+}
+
 TEST_CASE("bias, mask, ALiBi slopes and sink") {
   const std::string broadcast = "must broadcast to ";
   check_all_refused({
