@@ -95,6 +95,10 @@ void add_threads(CLI::App& app, int& threads) {
       ->type_name("N");
 }
 
+void add_backend(CLI::App& app, std::string& backend) {
+  app.add_option("--backend", backend, "one of `regard info`")->type_name("BACKEND");
+}
+
 void add_device(CLI::App& app, std::string& device, bool& forbid_compiling) {
   app.add_option("--device", device, "cpu (default) or cuda:N")->type_name("DEVICE");
   app.add_flag("--forbid-compiling", forbid_compiling, "GPU: only kernels of the cache");
@@ -116,8 +120,7 @@ void add_explain(CLI::App& app, ExplainArguments& arguments) {
   command->add_flag("--backward", arguments.backward, "the backward pass");
   command->add_option("--device", arguments.run.device, "cpu (default), cuda:N, or a chip: sm_90")
       ->type_name("DEVICE");
-  command->add_option("--backend", arguments.run.backend, "one of `regard info`")
-      ->type_name("BACKEND");
+  add_backend(*command, arguments.run.backend);
   add_threads(*command, arguments.run.threads);
   command->add_flag("--compile", arguments.compile, "GPU: first compile, to show registers");
   command->add_flag("--json", arguments.json, "print the fields as JSON");
@@ -168,8 +171,7 @@ void add_attend(CLI::App& app, AttendArguments& arguments) {
       ->check(between(1, 1000000))
       ->type_name("N");
   add_device(*command, arguments.run.device, arguments.run.forbid_compiling);
-  command->add_option("--backend", arguments.run.backend, "one of `regard info`")
-      ->type_name("BACKEND");
+  add_backend(*command, arguments.run.backend);
   add_threads(*command, arguments.run.threads);
   command->add_flag("--json", arguments.json, "print the tables as JSON");
 }
@@ -181,7 +183,7 @@ void add_check(CLI::App& app, CheckArguments& arguments) {
                   "         regard check --device cuda:0 --backend cuda:mma --problems 200\n"
                   "A failure prints the command that repeats it; exit status 1.");
   add_device(*command, arguments.device, arguments.forbid_compiling);
-  command->add_option("--backend", arguments.backend, "one of `regard info`")->type_name("BACKEND");
+  add_backend(*command, arguments.backend);
   command->add_option("--problems", arguments.problems, "how many")
       ->check(kPositive)
       ->type_name("N");

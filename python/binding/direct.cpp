@@ -7,6 +7,7 @@
 
 #include "gil.hpp"
 #include "kept_maps.hpp"
+#include "python_attributes.hpp"
 
 namespace regard::python {
 
@@ -14,15 +15,6 @@ namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace {
-
-nb::object attribute(nb::handle object, nb::handle name) {
-  PyObject* const value = PyObject_GetAttr(object.ptr(), name.ptr());
-  if (!value) throw nb::python_error();
-  return nb::steal(value);
-}
-
-// A name that is looked up in every call.
-nb::handle interned(const char* name) { return PyUnicode_InternFromString(name); }
 
 void set_attribute(nb::handle object, nb::handle name, nb::handle value) {
   if (PyObject_SetAttr(object.ptr(), name.ptr(), value.ptr()) != 0) throw nb::python_error();

@@ -4,23 +4,12 @@
 
 #include "gil.hpp"
 #include "kept_maps.hpp"
+#include "python_attributes.hpp"
 
 namespace regard::python {
 
 namespace nb = nanobind;
 using namespace nb::literals;
-
-namespace {
-
-nb::object attribute(nb::handle object, nb::handle name) {
-  PyObject* const value = PyObject_GetAttr(object.ptr(), name.ptr());
-  if (!value) throw nb::python_error();
-  return nb::steal(value);
-}
-
-nb::handle interned(const char* name) { return PyUnicode_InternFromString(name); }
-
-}  // namespace
 
 // ------------------------------------------------------------------------------------------- calls
 

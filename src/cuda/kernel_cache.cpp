@@ -184,7 +184,6 @@ void load(const Key& key, const KernelBinary& binary) {
 }  // namespace
 
 void set_compilation(bool allowed) { may_compile.store(allowed, std::memory_order_relaxed); }
-bool compilation_allowed() { return may_compile.load(std::memory_order_relaxed); }
 
 const KernelBinary& kernel_binary(const KernelConfig& config, int capability, Origin* origin) {
   Slot& slot = slot_of(config, capability);

@@ -40,6 +40,5 @@ bool kernel_at_hand(const KernelConfig&, int capability, KernelBinary&);
 
 // Where compiling is switched off, kernels that are not on disk are an Error.
 void set_compilation(bool allowed);
-bool compilation_allowed();
 
 }  // namespace regard::cuda_backend

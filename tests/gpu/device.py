@@ -7,7 +7,6 @@ Afterwards everything comes back: what is no output must not have changed by a b
 """
 
 import ctypes
-import os
 import threading
 from ctypes import byref, c_void_p
 
@@ -322,7 +321,3 @@ def takes(backend, type):
 
 def types_of(backend):
     return (FAMILIES | HOPPER | LEVELS).get(backend, ("f64", "f32", "bf16", "f16"))
-
-
-def cache_folder():
-    return os.environ.get("REGARD_CACHE_DIR", "")

@@ -6,7 +6,6 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c
 
 ATTRIBUTE_MAJOR, ATTRIBUTE_MINOR = 75, 76
 NON_BLOCKING = 1
-NOT_READY = 600
 
 FUNCTIONS = {
     "cuInit": [c_uint],
@@ -27,9 +26,7 @@ FUNCTIONS = {
     "cuMemcpyDtoHAsync_v2": [c_void_p, c_uint64, c_size_t, c_void_p],
     "cuMemsetD8Async": [c_uint64, c_ubyte, c_size_t, c_void_p],
     "cuStreamCreate": [POINTER(c_void_p), c_uint],
-    "cuStreamDestroy_v2": [c_void_p],
     "cuStreamSynchronize": [c_void_p],
-    "cuStreamQuery": [c_void_p],
     "cuGetErrorName": [c_int, POINTER(c_char_p)],
 }
 
@@ -126,15 +123,6 @@ class Driver:
         stream = c_void_p()
         self.call("cuStreamCreate", byref(stream), NON_BLOCKING)
         return stream
-
-    def free_stream(self, stream):
-        self.call("cuStreamDestroy_v2", stream)
-
-    def is_busy(self, stream):
-        status = self.library.cuStreamQuery(stream)
-        if status not in (0, NOT_READY):
-            self.call("cuStreamQuery", stream)
-        return status == NOT_READY
 
     def wait(self, stream):
         self.call("cuStreamSynchronize", stream)

@@ -62,9 +62,6 @@ REGARD_INLINE void write_row_flag(const KernelParams& params, int64 row, bool no
   params.buffers.flags_q[row] = uint8(nonfinite);
   if (nonfinite) params.buffers.any_flag[0] = params.nonce;
 }
-REGARD_INLINE void flag_row(const KernelParams& params, int64 row) {
-  write_row_flag(params, row, true);
-}
 REGARD_INLINE uint8& key_flag(const CudaBuffers& buffers, int64 key, KeyGradient gradient) {
   return buffers.flags_k[key * 2 + int(gradient)];
 }

@@ -80,7 +80,7 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
     """
     length = _length(length, cu_seqlens)
     sizes = _sizes(length, batch, heads_q, heads_kv, head_size, head_size_v, element_bytes)
-    world_size = integer("world_size", world_size, 1, 2**16)
+    world_size = integer("world_size", world_size, 1, 4096)
     scheme = one_of("auto", *SCHEMES, *NESTED)("scheme", scheme)
     by_area = one_of("equal", "by_area")("rows", rows) == "by_area"
     _require_nodes(scheme, world_size, ranks_per_node)
