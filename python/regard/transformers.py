@@ -24,7 +24,6 @@ They have four dimensions because transformers and models pass on, as they are, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from . import torch as regard_torch  # says how to get PyTorch where it is missing

@@ -21,7 +21,6 @@ from torch.autograd import forward_ad
 from .. import _core
 from ..element_types import NAMES, type_name
 from ..kept_options import NO_ARRAYS, PLAIN, REFUSED, KeptOptions, separated
-from ..mask_value import Mask
 from .kernels import ARGUMENTS, TENSORS, VALUES, dense, run_backward, run_forward
 from .threads import TORCH_THREADS
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import ModuleType
 
-import torch
 from torch import Tensor
 
 from . import nested, schemes
