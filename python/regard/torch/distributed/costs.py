@@ -118,12 +118,13 @@ def seconds(plan: Plan, rates: Rates) -> float:
 
 
 def moves_long(plan: Plan, rates: Rates) -> bool:
-    """Whether receiving takes so long that it is to be hidden. Where a rank has several heads of
-    keys: more than 0.8 ms of both passes, because each call that hides some takes the host 0.1 ms,
-    and more than 0.02 of the time of computing (H100, 32768 rows a rank, 32/8 heads, efficiency in
-    one call and by heads: of two 0.0145, 0.98, 0.96 and 0.94, 0.92; of four 0.022, 0.94, 0.90 and
-    0.96, 0.94). With one head, more than a tenth: results of parts of the keys cost 4 % of forward
-    and 8 % of backward on two H100. False for schemes that cannot hide it."""
+    """Whether receiving takes long enough to be hidden behind computation.
+
+    With several key heads a rank: more than 0.8 ms in both passes (each extra call costs the host
+    0.1 ms) and more than 2 % of the computing time. With one key head: more than 10 %, because
+    merging partial results costs 4 % forward and 8 % backward on two H100. False for schemes
+    without overlap. Figures: docs/notes/distributed.md.
+    """
     if plan.scheme.rpartition("+")[2] not in ("gather", "halo"):
         return False
     receiving, computing = _longest_receiving(plan, rates), _computing(plan, rates)
