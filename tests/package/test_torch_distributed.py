@@ -394,7 +394,7 @@ def test_bandwidth_is_equal_on_all_ranks(pools: Pools) -> None:
     ("device", "q", "the group moves tensors on cpu"), ("mixed", "k", "must be on cpu"),
     ("bias", "bias", "this rank's rows, all keys"), ("mask", "mask", "must be torch.bool"),
     ("spans", "row_spans", "this rank's rows"), ("sink", "sink", "must be (4,)"),
-    ("number", "softcap", "must be a number"), ("unknown", "softcat", "is no option"),
+    ("number", "softcap", "must be a number"), ("unknown", "softcat", "did you mean softcap?"),
     ("causal", "causal", "the plan says"), ("dropout", "dropout_seed", "must be given"),
     ("softcap", "softcap", "must be finite and not negative"), ("certain", "dropout_p", "[0, 1)"),
     ("backend", "backend", "no backend has this name"), ("span_heads", "row_spans", "(2, 4, 128"),

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ...arrays import framework_of
+from ...call import unknown_option
 from ...checks import flag, integer, run_options, shown
 from ...element_types import NAMES, type_name
-from ...errors import Unsupported, WrongType, refuse
+from ...errors import Unsupported, refuse
 from ...options import OPTIONS
 from . import agreement, costs
 from .call import Call, Tensors
@@ -37,7 +38,7 @@ def prepared(given: Tensors, plan: Any, group: Group, options: dict[str, Any],
 
     def checked() -> tuple[tuple[Call, Tensors], str]:
         agreement.require_plan(plan, ranks)
-        _refuse_others(others)
+        _refuse_others(others, options)
         agreement.require_tensors(plan, ranks, given)
         tensors = made(given)
         call = call_of(plan, ranks, options, given)
@@ -157,12 +158,13 @@ def torch_type(out_type: Any) -> torch.dtype | None:
     return found
 
 
-def _refuse_others(others: dict[str, Any]) -> None:
+def _refuse_others(others: dict[str, Any], options: dict[str, Any]) -> None:
+    """options: the keywords of `attention` that are no tensors."""
     for name, value in others.items():
         if name in OPTIONS:
             raise refuse(name, shown(value), "is not taken here: the plan says which pairs are "
                          "visible, and tensors are (B, H, S, D)", Unsupported)
-        raise refuse(name, shown(value), "is no option of attention", WrongType)
+        raise unknown_option(name, value, (*Tensors._fields, "plan", "group", *options))
 
 
 def made(given: Tensors) -> Tensors:
