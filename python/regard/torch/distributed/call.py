@@ -15,7 +15,7 @@ from ...attention import attention, attention_backward
 from ...call import checked_options
 from ...gradients import Gradients
 from .. import direct
-from ..kernels import array_of, where_of
+from ..kernels import array_of, dense, where_of
 from ..surface import attention as attention_of_one
 from . import packing
 from .copies import copy
@@ -24,6 +24,7 @@ from .visibility import among, intersection, plain
 
 
 T = TypeVar("T")
+Kept = tuple[Tensor | None, ...]  # what forward keeps for backward
 
 
 class Tensors(NamedTuple):
@@ -140,11 +141,15 @@ def sums_type(x: Tensor) -> torch.dtype:
 
 def packed(k: Tensor, v: Tensor) -> Tensor:
     """(rows, B, Hkv, D + Dv), dense: keys and values as they are moved."""
-    size, both = k.shape[-1], k.shape[-1] + v.shape[-1]
-    rows = k.new_empty((k.shape[2], *k.shape[:2], both))
-    for x, to in zip((k, v), unpacked(rows, size)):
+    rows = k.new_empty(packed_shape(k.shape[2], k, v))
+    for x, to in zip((k, v), unpacked(rows, k.shape[-1])):
         copy(to, x)
     return rows
+
+
+def packed_shape(rows: int, k: Tensor, v: Tensor) -> tuple[int, ...]:
+    """The shape that `packed` gives so many rows of keys and values."""
+    return rows, *k.shape[:2], k.shape[-1] + v.shape[-1]
 
 
 def unpacked(rows: Tensor, head_size: int) -> Pair:
@@ -153,7 +158,13 @@ def unpacked(rows: Tensor, head_size: int) -> Pair:
     return Pair(both[..., :head_size], both[..., head_size:])
 
 
-def empty_results(tensors: Tensors) -> tuple[Tensor, Tensor]:
+def empty_results(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor]:
+    """Memory for out and lse of one call; out is laid out as q is."""
+    return (dense(tensors.q, tensors.v.shape[-1], call.out_type),
+            tensors.q.new_empty(tensors.q.shape[:-1], dtype=sums_type(tensors.q)))
+
+
+def empty_merged(tensors: Tensors) -> tuple[Tensor, Tensor]:
     """Memory for out and lse while parts of the keys are merged into them."""
     type_ = sums_type(tensors.q)
     out = tensors.q.new_empty((*tensors.q.shape[:-1], tensors.v.shape[-1]), dtype=type_)

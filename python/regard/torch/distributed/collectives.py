@@ -37,9 +37,8 @@ class Exchange:
         call, tensors, keys = self._call, self._parts[part], self._keys
         if keys is None:
             return call.plan.begin_gathered(call.ranks, one.packed(tensors.k, tensors.v))
-        k, v = tensors.k, tensors.v
-        make = k.new_zeros if call.by_position else k.new_empty
-        rows: Tensor = make((len(keys), *k.shape[:2], k.shape[-1] + v.shape[-1]))
+        make = tensors.k.new_zeros if call.by_position else tensors.k.new_empty
+        rows: Tensor = make(one.packed_shape(len(keys), tensors.k, tensors.v))
         coming = others.begin_keys(call, tensors)
         with completing([coming]):
             others.put_own(call, tensors, rows, self._name)
@@ -55,8 +54,7 @@ class Exchange:
         """For the sums of a call over the keys of `begin_keys`."""
         k, v = self._parts[part].k, self._parts[part].v
         count = call_keys.counts(self._call.plan, self._name)[self._call.ranks.rank]
-        self._sums[part] = k.new_empty((count, *k.shape[:2], k.shape[-1] + v.shape[-1]),
-                                       dtype=one.sums_type(k))
+        self._sums[part] = k.new_empty(one.packed_shape(count, k, v), dtype=one.sums_type(k))
         return one.unpacked(self._sums[part], k.shape[-1])
 
     def begin_sums(self, part: int, sums: Pair, finish: Callable[[Sequence[Pair | None]], None]

@@ -18,9 +18,8 @@ from torch.distributed import ProcessGroup, distributed_c10d
 
 from ...element_types import type_name
 from ...errors import Unsupported, refuse
-from ..kernels import dense
 from . import passes, ulysses
-from .call import Call, Tensors, Wanted, empty_results
+from .call import Call, Kept, Tensors, Wanted, empty_merged, empty_results
 from .plan_value import Plan
 from .preparing import call_of, prepared, torch_type
 from .ranks import Ranks
@@ -123,7 +122,7 @@ def _backward(dout: Tensor | None, dlse: Tensor | None, results: list[Tensor], *
     ranks = Ranks(_group(group), known.world_size)
     call = call_of(known, ranks, _split(options, numbers)[0], tensors)
     call = replace(call, cache=_cache_of(call, given))
-    kept: tuple[Tensor | None, ...] = (*results, *tensors)
+    kept: Kept = (*results, *tensors)
     if known.scheme == "ulysses":
         found = iter(results[4:])
         kept = (*results[2:4], *(None if x is None else next(found) for x in tensors), tensors.bias)
@@ -158,10 +157,10 @@ def _fake_forward(*arguments: Any) -> list[Tensor]:
     if known.scheme == "ulysses":
         out, lse, kept = ulysses.without_data(call, tensors)
         return [out, lse, *(x for x in kept[:-1] if x is not None)]
-    out, lse = empty_results(tensors)
     if known.scheme == "ring" or call.overlaps == "keys":
+        out, lse = empty_merged(tensors)
         return [out.to(call.out_type or tensors.q.dtype), lse]
-    return [dense(tensors.q, tensors.v.shape[-1], call.out_type), lse]
+    return [*empty_results(call, tensors)]
 
 
 def _fake_backward(dout: Tensor | None, dlse: Tensor | None, results: list[Tensor], *arguments: Any

@@ -16,20 +16,16 @@ import torch
 from torch import Tensor
 
 from ...gradients import Gradients
-from ..kernels import dense
 from . import call as one
 from . import call_keys, gather, key_sums, packing, whole_rows
-from .call import Call, Pair, Tensors, Wanted
+from .call import Call, Kept, Pair, Tensors, Wanted
 from .ranks import completing
 from .runs import neighbours
-
-Kept = tuple[Tensor | None, ...]
 
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """out, lse, and what backward needs."""
-    out = dense(tensors.q, tensors.v.shape[-1], call.out_type)
-    lse = tensors.q.new_empty(tensors.q.shape[:-1], dtype=one.sums_type(tensors.q))
+    out, lse = one.empty_results(call, tensors)
     shared, whole = _parts(call, tensors.q)
     coming = gather.exchange(call, tensors, [tensors], has_sums=False).begin_keys(0)
     with completing([coming]):

@@ -18,20 +18,16 @@ import torch
 from torch import Tensor
 
 from ...gradients import Gradients
-from ..kernels import dense
 from . import call as one
 from . import call_keys, collectives, head_groups, key_sums, peers
-from .call import Call, Pair, Tensors, Wanted
+from .call import Call, Kept, Pair, Tensors, Wanted
 from .head_groups import Group
 from .ranks import completing
-
-Kept = tuple[Tensor | None, ...]
 
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """out, lse, and what backward needs."""
-    out = dense(tensors.q, tensors.v.shape[-1], call.out_type)
-    lse = tensors.q.new_empty(tensors.q.shape[:-1], dtype=one.sums_type(tensors.q))
+    out, lse = one.empty_results(call, tensors)
     calls = _calls(call, tensors, "forward", lambda: head_groups.forward(call, tensors))
     parts = [group.of(tensors) for group in calls.groups]
     passing = exchange(call, tensors, parts, has_sums=False)

@@ -15,10 +15,8 @@ from torch import Tensor
 from ...gradients import Gradients
 from . import call as one
 from . import schemes, ulysses
-from .call import Call, Tensors, Wanted
+from .call import Call, Kept, Tensors, Wanted
 from .ranks import NodeRanks
-
-Kept = tuple[Tensor | None, ...]
 
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:

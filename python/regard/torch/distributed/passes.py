@@ -8,10 +8,9 @@ from types import ModuleType
 from torch import Tensor
 
 from . import nested, schemes
-from .call import Call, Tensors, Wanted, sums_type
+from .call import Call, Kept, Tensors, Wanted, sums_type
 
 GRADED = 5  # of the first tensors
-Kept = tuple[Tensor | None, ...]
 
 
 def _scheme(call: Call) -> ModuleType:

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from ...gradients import Gradients
 from . import call as one
-from .call import Call, Tensors, Wanted
-
-Kept = tuple[Tensor | None, ...]
+from .call import Call, Kept, Tensors, Wanted
 
 
 class Piece(NamedTuple):
@@ -67,8 +65,8 @@ class PartialGradients:
     def empty_sums(self, rows: int) -> Tensor | None:
         """Zeros for dk and dv of so many keys, (rows, B, Hkv, D + Dv)."""
         k, v = self.tensors.k, self.tensors.v
-        return torch.zeros((rows, *k.shape[:2], k.shape[-1] + v.shape[-1]),
-                           dtype=one.sums_type(k), device=k.device) if self.wanted.keys else None
+        return (k.new_zeros(one.packed_shape(rows, k, v), dtype=one.sums_type(k))
+                if self.wanted.keys else None)
 
     def add_piece(self, keys: Tensor, values: Tensor, sums: Tensor | None, piece: Piece) -> None:
         """keys, values and sums: of all rows of the piece's owner."""

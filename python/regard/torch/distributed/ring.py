@@ -13,15 +13,15 @@ from torch import Tensor
 
 from ...gradients import Gradients
 from . import call as one
-from .call import Call, Tensors, Wanted
-from .pieces import Kept, PartialGradients, Piece, attend, finished
+from .call import Call, Kept, Tensors, Wanted
+from .pieces import PartialGradients, Piece, attend, finished
 from .ranks import completing
 
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """out, lse, and what backward needs."""
     held, size = one.packed(tensors.k, tensors.v), tensors.k.shape[-1]
-    out, lse = one.empty_results(tensors)
+    out, lse = one.empty_merged(tensors)
     for step, owner, following in _turn(call):
         coming = _begin_pass(call, held, following)
         with completing([coming]):

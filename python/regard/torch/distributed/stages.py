@@ -17,8 +17,8 @@ from torch import Tensor
 from ...gradients import Gradients
 from . import call as one
 from . import others
-from .call import Call, Tensors, Wanted
-from .pieces import Kept, PartialGradients, Piece, attend, finished
+from .call import Call, Kept, Tensors, Wanted
+from .pieces import PartialGradients, Piece, attend, finished
 from .plan_value import BLOCK, OTHERS
 from .ranks import completing
 
@@ -26,7 +26,7 @@ from .ranks import completing
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """out, lse, and what backward needs."""
     coming = _begin_keys(call, tensors)
-    out, lse = one.empty_results(tensors)
+    out, lse = one.empty_merged(tensors)
     rank = call.ranks.rank
     own = Piece(rank, slice(0, call.plan.rows(rank)), True)
     with completing([coming]):

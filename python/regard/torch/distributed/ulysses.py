@@ -18,11 +18,10 @@ from ...gradients import Gradients
 from ..kernels import dense
 from . import call as one
 from . import heads
-from .call import Call, Tensors, Wanted
+from .call import Call, Kept, Tensors, Wanted
 from .copies import copy
 from .visibility import intersection
 
-Kept = tuple[Tensor | None, ...]
 Exchange = Callable[[Call, Tensor, list[range]], Tensor]
 
 
