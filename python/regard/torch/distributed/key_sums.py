@@ -60,12 +60,9 @@ def _write_pieces(pieces: Sequence[_Piece], to: Tensor, sums: Tensor, came: Sequ
 def _write_rows(call: Call, name: str, to: Tensor, sums: Tensor, came: Sequence[Tensor | None]
                 ) -> None:
     """The same for many pieces."""
-    plan, rank = call.plan, call.ranks.rank
     own, places = others.own_places(call, name, sums.device)
     total = sums.new_zeros(to.shape).index_copy_(2, own, sums.index_select(2, places))
-    for other, part in enumerate(came):
-        if part is not None:
-            total.index_add_(2, plan.needed_rows(other, rank, sums.device), part)
+    others.add_sums(call, total, came, 2)
     if name == call_keys.SHARED:  # other calls have the other rows
         to.index_copy_(2, own, total.index_select(2, own).to(to.dtype))
     else:

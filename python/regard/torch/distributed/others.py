@@ -46,15 +46,16 @@ def by_rank(call: Call, came: Tensor) -> tuple[Tensor, ...]:
     return torch.split(came, _counts(call)[0])
 
 
-def add_sums(call: Call, total: Tensor, came: Sequence[Tensor]) -> Tensor:
-    """Adds to own sums those of others, in the order of ranks."""
+def add_sums(call: Call, total: Tensor, came: Sequence[Tensor | None], dim: int = 0) -> None:
+    """Adds to own sums those of others, in the order of ranks. dim: the axis of rows."""
     plan, rank = call.plan, call.ranks.rank
     for other, part in enumerate(came):
-        if len(part) == len(total):
+        if part is None or not part.shape[dim]:
+            continue
+        if part.shape[dim] == total.shape[dim]:
             total += part
-        elif len(part):
-            total.index_add_(0, plan.needed_rows(other, rank, total.device), part)
-    return total
+        else:
+            total.index_add_(dim, plan.needed_rows(other, rank, total.device), part)
 
 
 def places(call: Call, among: Tensor | None, name: str, device: Any) -> Tensor:

@@ -51,7 +51,7 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
         made.add_piece(tensors.k, tensors.v, sums, second)
     came = returning()
     if came is not None and sums is not None:
-        sums = others.add_sums(call, sums, others.by_rank(call, came))
+        others.add_sums(call, sums, others.by_rank(call, came))
     return made.with_sums(sums)
 
 
