@@ -387,7 +387,7 @@ def test_where_memory_is_shared(wrong: str, monkeypatch: pytest.MonkeyPatch) -> 
             raise RuntimeError
         return True
 
-    def told(ranks: Any, said: bytes, like: Any) -> list[bytes]:
+    def told(said: bytes, device: Any) -> list[bytes]:
         return [said, other if len(said) == len(other) else bytes([wrong != "other"])]
 
     def empty(*arguments: Any, **more: Any) -> Any:
@@ -406,13 +406,11 @@ def test_where_memory_is_shared(wrong: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     cuda, memory = symmetric.torch.cuda, SimpleNamespace(
         get_backend=lambda device: "NVSHMEM" if wrong == "backend" else "CUDA")
-    monkeypatch.setattr(symmetric, "_told", told)
     monkeypatch.setattr(symmetric, "_run", run)
     monkeypatch.setattr(symmetric, "symmetric", SimpleNamespace(
         empty=empty, rendezvous=rendezvous, _SymmetricMemory=memory))
     monkeypatch.setattr(symmetric.dist, "get_backend_config", lambda group: (
         "cpu:gloo" if wrong == "gloo" else "cpu:gloo,cuda:nccl"))
-    monkeypatch.setattr(symmetric, "_group", lambda ranks: torch.Generator())
     monkeypatch.setattr(symmetric.ctypes, "CDLL", lambda name: SimpleNamespace(
         cuDeviceGetP2PAttribute=attribute))
     monkeypatch.setattr(cuda, "device_count", lambda: 2)
@@ -420,8 +418,8 @@ def test_where_memory_is_shared(wrong: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(cuda, "can_device_access_peer", lambda *_: True)
     monkeypatch.setattr(cuda, "synchronize", lambda *_: None)
     monkeypatch.setenv("REGARD_COPIES_BETWEEN_GPUS", "0" if wrong == "switch" else "1")
-    ranks, like = SimpleNamespace(rank=0, size=2, group=None), SimpleNamespace(
-        device=torch.device("cuda", 0))
+    ranks = SimpleNamespace(rank=0, size=2, group=None, told=told, process_group=torch.Generator())
+    like = SimpleNamespace(device=torch.device("cuda", 0))
     found = symmetric._is_there(ranks, like)  # type: ignore[arg-type]
     assert found == REFUSALS[wrong]
 

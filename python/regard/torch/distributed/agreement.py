@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ...attention import explain
@@ -65,7 +64,7 @@ def _known_plans(ranks: AnyRanks) -> set[bytes] | None:
     """Of this group; None without other ranks."""
     if ranks.size == 1:
         return None
-    known = _agreed.setdefault(dist.group.WORLD if ranks.group is None else ranks.group, set())
+    known = _agreed.setdefault(ranks.process_group, set())
     if len(known) >= _MOST_PLANS:
         known.clear()
     return known
@@ -90,9 +89,7 @@ def _told(ranks: AnyRanks, q: Any, digest: bytes, text: bytes) -> list[tuple[byt
     if "cpu" not in ranks.devices():
         on_gpu = isinstance(q, Tensor) and q.is_cuda
         device = q.device if on_gpu else f"cuda:{torch.cuda.current_device()}"
-    sent = torch.tensor([*digest.ljust(_DIGEST, b"\0"), *text.ljust(_TEXT, b"\0")],
-                        dtype=torch.uint8, device=device)
-    came = [bytes(row) for row in ranks.all_gather(sent[None]).tolist()]
+    came = ranks.told(digest.ljust(_DIGEST, b"\0") + text.ljust(_TEXT, b"\0"), device)
     return [(row[:_DIGEST], row[_DIGEST:].rstrip(b"\0").decode(errors="replace")) for row in came]
 
 

@@ -25,7 +25,34 @@ _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather
 _NOT_A_MEMBER = dist.GroupMember.NON_GROUP_MEMBER  # new_group returns it to other processes
 
 
-class Ranks:
+class _Gathering:
+    """What is made of all-gathers, whether a group has one level or two."""
+
+    group: ProcessGroup | None
+
+    @property
+    def process_group(self) -> Any:
+        """The group itself, where None stands for the default one."""
+        return dist.group.WORLD if self.group is None else self.group
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def sum_in_order(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, in the order of ranks: the same bits on each of them."""
+        parts = self.all_gather(x[None])
+        total = parts[0].clone()
+        for part in parts[1:]:
+            total += part
+        return total
+
+    def told(self, said: bytes, device: Any) -> list[bytes]:
+        """What each rank says, in as many bytes. device: that of the tensors that move."""
+        own = torch.tensor([*said], dtype=torch.uint8, device=device)
+        return [bytes(row) for row in self.all_gather(own[None]).tolist()]
+
+
+class Ranks(_Gathering):
     """This process's place in a group. A plan for one rank, without a group, needs no
     torch.distributed.
 
@@ -108,16 +135,12 @@ class Ranks:
         works = dist.batch_isend_irecv(operations) if operations else []
         return _waiting(works, operations, came, x.dtype, x.shape[1:])
 
-    def sum_in_order(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, in the order of ranks: the same bits on each of them."""
-        return _sum_of_parts(self.all_gather(x[None]))
-
     def _peer(self, step: int) -> int:
         peer = (self.rank + step) % self.size
         return peer if self.group is None else dist.get_global_rank(self.group, peer)
 
 
-class NodeRanks:
+class NodeRanks(_Gathering):
     """The ranks of several nodes: those `within` this node, and `among` the nodes those that have
     this rank's place in theirs. rank: of all ranks, node by node."""
 
@@ -142,9 +165,6 @@ class NodeRanks:
     def all_gather(self, x: Tensor) -> Tensor:
         return self.among.all_gather(self.within.all_gather(x))
 
-    def sum_in_order(self, x: Tensor) -> Tensor:
-        return _sum_of_parts(self.all_gather(x[None]))
-
 
 Group = Union[ProcessGroup, tuple[ProcessGroup, ProcessGroup], None]
 AnyRanks = Union[Ranks, NodeRanks]
@@ -165,13 +185,6 @@ def ranks_of(group: Any, size: int | None, ranks_per_node: int | None = None) ->
         raise refuse("group", f"a group of {found.within.size} ranks within a node",
                      f"the plan is for {ranks_per_node}")
     return found
-
-
-def _sum_of_parts(parts: Tensor) -> Tensor:
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return total
 
 
 def _waiting(works: Sequence[Any], sent: list[Any], came: Tensor, dtype: torch.dtype,

@@ -52,14 +52,14 @@ def memory_of(ranks: Any, like: Tensor) -> SharedMemory | None:
             is_capturing = torch.cuda.is_current_stream_capturing()
     if is_capturing:
         return None
-    kept = _memories.setdefault(_group(ranks), {})
+    kept = _memories.setdefault(ranks.process_group, {})
     if like.device not in kept:
         kept[like.device] = _made(ranks, like.device) if _is_there(ranks, like) else None
     return kept[like.device]
 
 
 def _made(ranks: Ranks, device: torch.device) -> SharedMemory:
-    mapped = _Mapped(_group(ranks), device)
+    mapped = _Mapped(ranks.process_group, device)
     return SharedMemory(ranks.rank, device, mapped.make, mapped.fail, mapped.milliseconds / 1000)
 
 
@@ -94,10 +94,6 @@ class _Mapped:
             self._handle.wait_signal((self._handle.rank + 1) % self._handle.world_size, 0, 1)
 
 
-def _group(ranks: Ranks) -> Any:
-    return dist.group.WORLD if ranks.group is None else ranks.group
-
-
 def _milliseconds(group: Any, device: torch.device) -> int:
     """The group's timeout."""
     try:
@@ -113,7 +109,7 @@ def _is_there(ranks: Ranks, like: Tensor) -> bool:
         return False
     index = like.device.index
     host = hashlib.sha256(socket.gethostname().encode()).digest()
-    came = _told(ranks, host + _identity(index) + index.to_bytes(2, "little"), like)
+    came = ranks.told(host + _identity(index) + index.to_bytes(2, "little"), like.device)
     gpus = {_identity(n): n for n in range(torch.cuda.device_count())}
     others = [said[len(host):-2] for rank, said in enumerate(came) if rank != ranks.rank]
     can_be = (os.environ.get(_SWITCH) != "0" and all(said.startswith(host) for said in came)
@@ -124,7 +120,7 @@ def _is_there(ranks: Ranks, like: Tensor) -> bool:
 
 def _is_tried(ranks: Ranks, like: Tensor) -> bool:
     """Whether memory can be mapped, and ranks hear each other's words in it."""
-    mapped, device = _Mapped(_group(ranks), like.device), like.device
+    mapped, device = _Mapped(ranks.process_group, like.device), like.device
     own = _unless_refused(lambda: symmetric.empty(_TRIAL, dtype=torch.uint8, device=device))
     if not _all(ranks, own is not None, like):  # a driver or a container that shares no memory
         return False
@@ -185,10 +181,4 @@ def _identity(gpu: int) -> bytes:
 
 
 def _all(ranks: Ranks, said: bool, like: Tensor) -> bool:
-    return _told(ranks, bytes([said]), like) == ranks.size * [bytes([True])]
-
-
-def _told(ranks: Ranks, said: bytes, like: Tensor) -> list[bytes]:
-    """What each rank says."""
-    own = torch.tensor([*said], dtype=torch.uint8, device=like.device)
-    return [bytes(row) for row in Ranks.all_gather(ranks, own[None]).tolist()]
+    return ranks.told(bytes([said]), like.device) == ranks.size * [bytes([True])]
