@@ -98,7 +98,7 @@ def _forward(*arguments: Any) -> list[Tensor]:
         return [kept[0], kept[1]]  # type: ignore[list-item]
     held = {x.untyped_storage().data_ptr() for x in given if x is not None and x.numel()}
     return [out, lse, *(x.clone() if x.numel() and x.untyped_storage().data_ptr() in held else x
-                        for x in kept[:-1] if x is not None)]  # with one rank, nothing has moved
+                        for x in kept[1:] if x is not None)]  # with one rank, nothing has moved
 
 
 def _separated(arguments: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -124,8 +124,8 @@ def _backward(dout: Tensor | None, dlse: Tensor | None, results: list[Tensor], *
     call = replace(call, cache=_cache_of(call, given))
     kept: Kept = (*results, *tensors)
     if known.scheme == "ulysses":
-        found = iter(results[4:])
-        kept = (*results[2:4], *(None if x is None else next(found) for x in tensors), tensors.bias)
+        found = iter(results[2:])
+        kept = (tensors.bias, *(None if x is None else next(found) for x in tensors), *found)
     with torch.no_grad(), torch.autocast(tensors.q.device.type, enabled=False):
         gradients = passes.backward(call, kept, dout, dlse, Wanted(*wanted), given[:passes.GRADED])
     return [_laid_out_as(like, x) for like, x in zip(given, gradients) if x is not None]
@@ -156,7 +156,7 @@ def _fake_forward(*arguments: Any) -> list[Tensor]:
                    _split(options, _UNKNOWN)[0], tensors)
     if known.scheme == "ulysses":
         out, lse, kept = ulysses.without_data(call, tensors)
-        return [out, lse, *(x for x in kept[:-1] if x is not None)]
+        return [out, lse, *(x for x in kept[1:] if x is not None)]
     if known.scheme == "ring" or call.overlaps == "keys":
         out, lse = empty_merged(tensors)
         return [out.to(call.out_type or tensors.q.dtype), lse]
