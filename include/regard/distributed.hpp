@@ -96,7 +96,7 @@ class Plan {
   /// The range that holds every key that a row of the rank sees, in whole blocks.
   Rows keys(int rank) const;
   /// The keys of `owner` that `reader` needs, in as few runs of neighbouring rows as there are.
-  /// With ulysses of the heads that it computes, if any.
+  /// With ulysses they are keys of the reader's heads only, and none if it has no heads.
   std::vector<Rows> runs(int owner, int reader) const;
 
   /// How many pairs are visible to the rank's rows, in one batch entry and head; with ulysses to

@@ -71,7 +71,7 @@ struct Tensor {
     }
   }
 
-  /// With strides, as many as sizes (validation refuses any other number, and a rank over 4).
+  /// Takes as many strides as sizes (validation refuses any other number, and a rank over 4).
   Tensor(const void* memory, Type element, std::initializer_list<std::int64_t> given_sizes,
          std::initializer_list<std::int64_t> given_strides)
       : Tensor(memory, element, given_sizes) {

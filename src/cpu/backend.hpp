@@ -9,7 +9,7 @@ namespace regard::cpu_backend {
 
 void forward(const Problem&, const Plan&, const Run&);
 void backward(const Problem&, const Plan&, const Run&);
-// With other kernels than the plan's: tests bring some that count.
+// The same with other kernels than the plan's: tests bring some that count.
 void forward(const Problem&, const Plan&, const CpuKernels&, const Run&);
 void backward(const Problem&, const Plan&, const CpuKernels&, const Run&);
 

@@ -11,7 +11,7 @@ struct BatchEntry {
   Sequence seq;
   int64 block_count = 0;  // row blocks of one kv head
   int64 chunk_count = 1;  // chunks of keys
-  // Of one kv head in the entries before this one.
+  // Totals of the entries before this one, for one kv head.
   int64 rows_q = 0;  // rows of one query head
   int64 rows_k = 0;
   int64 blocks = 0;

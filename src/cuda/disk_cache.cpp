@@ -27,7 +27,7 @@ bool is_folder(const std::string& path) {
   return stat(path.c_str(), &s) == 0 && S_ISDIR(s.st_mode);
 }
 
-// Of a path that exists; "" where kernels may be read there.
+// What is wrong with a path that exists; "" where kernels may be read there.
 std::string fault_of(const std::string& folder, const TrustedPath& found) {
   if (!found.fault.empty()) return folder + " " + found.fault;
   return is_folder(found.path) ? "" : folder + " is no folder";

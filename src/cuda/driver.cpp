@@ -90,7 +90,7 @@ std::string text_of(const Driver& d, Result result) {
 Opened open_driver() {
   Opened o;
   SharedLibrary library;
-  // By the loader's own path alone, where the driver's installation puts it.
+  // The library is sought in the loader's own path alone, where the driver's installation puts it.
   if (!library.open("libcuda.so.1")) {
     o.why_not = std::string("libcuda.so.1 was not found") + kHowToGetIt;
     return o;

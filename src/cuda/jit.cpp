@@ -22,7 +22,8 @@ int number_before(const std::string& log, const char* phrase) {
   return std::atoi(log.substr(first, at - first).c_str());
 }
 
-// Of the processor, so that other work on the machine does not count; NVRTC starts no threads.
+// This thread's processor time, so that other work on the machine does not count; NVRTC starts no
+// threads.
 double thread_seconds() {
   timespec t{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);

@@ -26,7 +26,7 @@ struct Key {
   bool operator==(const Key&) const = default;
 };
 
-// Of every member; seven bits apart, so that no two flags meet.
+// Mixes every member into the hash; seven bits apart, so that no two flags meet.
 template <class Value>
 void mix(std::uint64_t& sum, const Value& value) {
   if constexpr (std::is_class_v<Value>) {

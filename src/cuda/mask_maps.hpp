@@ -8,7 +8,7 @@
 
 namespace regard::cuda_backend {
 
-// For a forward call and the backward call after it; 0 where neither reads a map.
+// Bytes of the maps for a forward call and the backward call after it; 0 where neither reads one.
 int64 mask_memory(const Problem& forward, const Run&);
 
 // Puts the kernels that make the maps on the stream; on a chip, none.

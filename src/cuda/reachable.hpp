@@ -11,8 +11,8 @@ namespace regard::cuda_backend {
 
 std::string printed_pointer(const void*);
 
-// For one call: memory that the current context's kernels may access is the device's own, a peer's,
-// managed, or registered by the host.
+// Says for one call which memory the current context's kernels may access: the device's own, a
+// peer's, managed memory, and what the host has registered.
 //
 // Nothing is remembered from call to call, because memory may be freed and become something else.
 // Within a call, an address in an allocation that was found reachable needs no question of its own:

@@ -10,8 +10,8 @@
 
 namespace regard::cuda_backend {
 
-// Of a kernel of family wgmma, for problems that differ by addresses only: encoded for the first,
-// and patched where a tensor lies elsewhere.
+// The tensor maps of one wgmma launch, for problems that differ in addresses only: encoded for the
+// first problem, then patched where a tensor lies elsewhere.
 class TensorMaps {
  public:
   // An Error where the driver refuses a tensor, which plans exclude. hi_lo: the parts of f32 in the
@@ -26,7 +26,8 @@ class TensorMaps {
              int device);
 
   LaunchMaps maps_{};
-  // Of the tensors, in the order of the maps; and from the problem's tensor, or from hi_lo.
+  // The tensors' addresses in the order of the maps, and how far each lies behind the problem's
+  // tensor, or behind hi_lo.
   std::array<const uint8*, kMost> addresses_{};
   std::array<std::ptrdiff_t, kMost> offsets_{};
   bool encoded_ = false;

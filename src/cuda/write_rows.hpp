@@ -8,9 +8,9 @@
 
 namespace regard::cuda_backend {
 
-// Of rank 4 and equal sizes. to = first, + second where it is given, + to if `add`; in f32 or
-// wider. A copy may be between equal types, bool among them; else the terms are f32, or f64 for
-// f64.
+// Tensors have rank 4 and equal sizes. to = first, + second where it is given, + to if `add`; in
+// f32 or wider. A copy may be between equal types, bool among them; else the terms are f32, or f64
+// for f64.
 struct RowSum {
   Tensor first{}, second{}, to{};
   bool add = false;

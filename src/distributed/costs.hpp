@@ -9,7 +9,7 @@ namespace regard::distributed {
 // What the rank receives. Ulysses: without bias, mask and what only some calls have.
 Moved moved_of(const PlanContents&, int rank);
 
-// Of one forward and one backward pass, without overlap.
+// The time of one forward and one backward pass, without overlap.
 double seconds(const PlanContents&, const Rates&);
 
 }  // namespace regard::distributed

@@ -63,7 +63,7 @@ Count DealtHeads::bytes_of(std::int64_t rows, int rank) const {
   return Count(rows) * batch_ * count_of(rank) * width_ * std::int64_t(size_of(type_));
 }
 
-// Of own rows, as other ranks have or send them.
+// Bytes of own rows in the messages to and from other ranks.
 Count DealtHeads::bytes_of_others() const {
   Count bytes = 0;
   for (int other = 0; other < ranks_; ++other) {

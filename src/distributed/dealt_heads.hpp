@@ -33,7 +33,7 @@ class DealtHeads {
   void take_packed(Layout& layout) { packed_at_ = layout.take(bytes_of_others()); }
   void take_parts(Layout& layout);
 
-  // By heads: (B or 1, own heads, S, width).
+  // The tensor by heads: (B or 1, own heads, S, width).
   Tensor by_heads(std::byte* workspace) const;
   void clear(std::byte* workspace, Memory&) const;
 

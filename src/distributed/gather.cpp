@@ -254,7 +254,7 @@ class GatherPass {
     }
   }
 
-  // In the order of ranks, this one among them.
+  // Adds the parts of dk and dv in the order of ranks, this one among them.
   void sum_keys(const Gradients& to) {
     const Type type = part_.sum_type();
     std::byte* const totals = memory_.workspace() + at_.totals;

@@ -22,7 +22,7 @@ class KeyRows {
         size_(part.whole().head_size),
         size_v_(part.whole().head_size_v) {}
 
-  // Of one key and its value, for all batch entries and heads.
+  // Bytes of one key and its value, for all batch entries and heads.
   std::int64_t bytes(Type type) const {
     return (Count(batch_) * heads_ * (size_ + size_v_) * std::int64_t(size_of(type))).value();
   }

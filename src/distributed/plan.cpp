@@ -100,8 +100,8 @@ std::vector<bool> blocks_needed(const WholeSequence& whole, const std::vector<st
   return needed;
 }
 
-// For each block the first key that its last row sees, where neighbouring blocks mostly share it,
-// as those of a packed document do; else nothing.
+// The first key that each block's last row sees, if neighbouring blocks mostly share it, as those
+// of a packed document do; else nothing.
 std::vector<std::int64_t> document_labels(const WholeSequence& whole) {
   const Visibility visibility(whole);
   const std::int64_t behind_all = whole.cu_seqlens.empty() ? whole.length : whole.cu_seqlens.back();
@@ -173,7 +173,7 @@ void look_by_rows(PlanContents& plan, const std::vector<double>& areas) {
   }
 }
 
-// Of a rank's heads.
+// Sets the visible pairs and the needed keys of each rank's heads.
 void look_by_heads(PlanContents& plan, const std::vector<double>& areas) {
   const double all = std::accumulate(areas.begin(), areas.end(), 0.0);
   for (int rank = 0; rank < plan.ranks; ++rank) {
@@ -282,7 +282,7 @@ Plan made_plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates
           "must be above 0");
   require(rates.bytes_per_second > 0 && std::isfinite(rates.bytes_per_second),
           "rates.bytes_per_second", rates.bytes_per_second, "must be above 0");
-  // By what is given: the same window may hide nothing of a shorter sequence.
+  // What is given decides: the same window may hide nothing of a shorter sequence.
   const Window& window = whole.window;
   const bool is_near = window.left >= 0 || (whole.causal == Causal::none && window.right >= 0);
   if (scheme == Scheme::halo && whole.cu_seqlens.empty() && !is_near) {

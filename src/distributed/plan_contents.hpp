@@ -19,7 +19,7 @@ struct PlanContents {
   Dealing dealing = Dealing::contiguous;
   std::vector<std::string> reasons{};
 
-  // Of each rank.
+  // Indexed by rank.
   Blocks blocks{};
   std::vector<std::vector<std::int32_t>> first_positions{};
   std::vector<double> areas{};

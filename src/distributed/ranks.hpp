@@ -15,7 +15,7 @@ struct Messages {
   std::vector<Receive> receives;
 };
 
-// By the caller's function, unless there is nothing to move. Its failure becomes an Error.
+// Calls the exchange of the caller, unless there is nothing to move. A failure becomes an Error.
 void exchange(const Collectives&, const Messages&, void* stream);
 
 // An Error unless the table is whole and for so many ranks. A rank whose table is not cannot tell

@@ -32,7 +32,7 @@ class RingPieces {
 
   // None where no row sees a key of the owner. Of its own keys a rank with rows has one at least.
   const std::vector<RingPiece>& of(int owner) const { return pieces_[std::size_t(owner)]; }
-  // For each piece that is no run, and each own row, begin and end among the piece's keys.
+  // Begin and end of what each own row sees, among the keys of each piece that is no run.
   const std::vector<std::int32_t>& spans() const { return spans_; }
   // The same of a run; nothing where there are no documents.
   std::vector<std::int32_t> spans_of_run(const RingPiece&) const;

@@ -20,7 +20,7 @@ inline void write_sinks(Memory& by, void* from, const Tensor& to, std::int64_t h
   by.write(row(from, 1), row(to.data, to.strides[0]), accumulate);
 }
 
-// In memory of (ranks + 1, Hq): dsink of each rank, and their sum.
+// dsink of each rank, and their sum, in memory of (ranks + 1, Hq).
 class SinkSums {
  public:
   explicit SinkSums(const Part& part)
@@ -38,7 +38,7 @@ class SinkSums {
     }
   }
 
-  // In the order of ranks.
+  // Adds the ranks' dsink in the order of ranks.
   void sum(std::byte* memory, Memory& by, const Tensor& dsink, bool accumulate) const {
     const Tensor total(of(memory, ranks_), Type::f32, {heads_});
     for (int rank = 0; rank < ranks_; ++rank) {

@@ -23,11 +23,11 @@ inline Tensor slice(Tensor x, int axis, const Rows& range) {
   return x;
 }
 
-// Of (B, H, rows, columns).
+// Some heads, or some rows, of a tensor (B, H, rows, columns).
 inline Tensor heads_of(const Tensor& x, const Rows& heads) { return slice(x, 1, heads); }
 inline Tensor rows_of(const Tensor& x, const Rows& rows) { return slice(x, 2, rows); }
 
-// Of what broadcasts to (B, Hq, rows, S): whether it has a column for each key.
+// Whether a tensor that broadcasts to (B, Hq, rows, S) has a column for each key.
 inline bool is_over_keys(const Tensor& x) {
   const bool has_columns = x.given() && x.rank >= 1 && x.rank <= Tensor::kMaxRank;
   return has_columns && x.sizes[std::size_t(x.rank - 1)] != 1;
@@ -38,7 +38,7 @@ inline Tensor columns(const Tensor& x, const Rows& keys) {
   return is_over_keys(x) ? slice(x, x.rank - 1, keys) : x;
 }
 
-// With as many leading dimensions of size 1 as are missing.
+// Adds the leading dimensions that are missing, of size 1.
 inline Tensor in_four_dimensions(const Tensor& x) {
   Tensor wide = x;
   wide.rank = Tensor::kMaxRank;
@@ -76,7 +76,7 @@ inline Tensor dense(void* memory, Type type, const Tensor& like) {
   return x;
 }
 
-// Of a dense one.
+// The bytes of a dense tensor.
 inline Count bytes_of(const Tensor& x) {
   Count bytes = std::int64_t(size_of(x.type));
   for (int axis = 0; axis < x.rank; ++axis) bytes = bytes * x.sizes[std::size_t(axis)];

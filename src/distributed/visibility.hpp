@@ -33,8 +33,8 @@ class Visibility {
   std::int64_t left_, right_;  // -1 = unbounded
 };
 
-// For each row of these, begin and end of its document among `keys`, as Attention::row_spans;
-// nothing where there are no documents.
+// Begin and end of each row's document among `keys`, as Attention::row_spans; nothing where there
+// are no documents.
 std::vector<std::int32_t> document_spans(const WholeSequence&, const std::vector<Rows>& rows,
                                          const Rows& keys);
 

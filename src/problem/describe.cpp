@@ -188,7 +188,7 @@ View optional_like(const char* name, const Tensor& tensor, const Tensor& like, c
   return row_view(name, tensor, like, p.packed, access);
 }
 
-// In which sums are kept, and the type of the lse.
+// The type in which sums are kept, which is also that of the lse.
 Type sums_type(const Problem& p) { return computes_in_f64(p) ? f64 : f32; }
 
 // out and dout: q's sizes with v's head size.

@@ -107,7 +107,7 @@ class Search {
   int steps_ = 0;
 };
 
-// For tensors with ranges of bytes that meet.
+// Searches two tensors, whose ranges of bytes meet, for common bytes.
 Overlap search(const Tensor& a, const Reach& reach_a, const Tensor& b, const Reach& reach_b) {
   if (reach_a.size > kMostSpan || reach_b.size > kMostSpan) return Overlap::unproven;
   Search search;

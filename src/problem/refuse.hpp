@@ -27,7 +27,7 @@ template <class Value>
   throw Error(code, argument, printed(value), reason);
 }
 
-// For a reason that is a literal. Others are built where a rule is broken: if (...) refuse(...).
+// Takes a reason that is a literal. Others are built where a rule is broken: if (...) refuse(...).
 template <class Value>
 REGARD_INLINE void require(bool holds, const char* argument, const Value& value,
                            const char* reason) {

@@ -68,7 +68,7 @@ void check_position_table(const Tensor& t, const Sizes& s, bool packed) {
   require(t.sizes[last] <= 1 || t.strides[last] == 1, kName, t, "the last stride must be 1");
 }
 
-// Of one sequence. `entry`: what its index in a table of all adds to a name.
+// Checks one sequence's positions. `entry`: prefix of the index in an error's name.
 void check_positions(const int32* rows, const Sizes& s, const std::string& entry) {
   const auto refuse_entry = [&](std::int64_t n, const std::string& reason) {
     refuse(("q_positions[" + entry + std::to_string(n) + "]").c_str(), rows[n], reason);

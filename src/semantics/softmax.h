@@ -79,8 +79,8 @@ REGARD_INLINE typename L::Vec lse_of(const SoftmaxRow<L>& row, typename L::Vec u
   return L::fma(row.max, unit, L::mul(L::log2(row.sum), L::set(Real(kLn2))));
 }
 
-// Of a given result and a call's own, over different keys: the factor of each, and the lse of both.
-// One whose lse is -inf contributes nothing; NaN or +inf makes NaN of all.
+// How a given result and a call's own, over different keys, merge: the factor of each, and the lse
+// of both. One whose lse is -inf contributes nothing; NaN or +inf makes NaN of all.
 template <class L>
 struct Continuation {
   typename L::Vec given;

@@ -49,7 +49,7 @@ struct Strip {
   }
 };
 
-// At most kRows rows; kRows is a power of two.
+// Computes at most kRows rows; kRows is a power of two.
 template <class L, int kRows>
 class FewRows {
   using Real = typename L::Real;

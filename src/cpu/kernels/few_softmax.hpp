@@ -83,7 +83,7 @@ class FewSoftmax {
   }
 
  private:
-  // Of a panel whose lanes are those of a vector.
+  // The score terms of the panel, whose rows are repeated until they fill a vector.
   static ScoreTerms<L> terms_of(const HeadContext& context, Panel panel) {
     for (int lane = kRows; lane < L::kLanes; ++lane) {
       panel.head[lane] = panel.head[lane % kRows];

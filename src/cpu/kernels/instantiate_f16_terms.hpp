@@ -6,8 +6,9 @@
 namespace regard {
 namespace {
 
-// By terms, or, where some element is infinite or NaN and has none, by f32 arithmetic, whose
-// scratch memory is no larger and whose partial results are laid out alike.
+// Forward of f16 as two bf16 terms. An infinity or NaN has no second term, and makes NaN: a task
+// whose results are not finite is computed again by f32 arithmetic, whose scratch memory is no
+// larger and whose partial results are laid out alike.
 template <class L>
 void run_forward_by_terms(const Problem& problem, const CpuTiling& tiling, const ForwardTask& task,
                           uint8* nonfinite, char* scratch) {
@@ -22,7 +23,7 @@ void run_forward_by_terms(const Problem& problem, const CpuTiling& tiling, const
   avx512_kernels.f32->forward(problem, whole, task, nonfinite, scratch);
 }
 
-// Of the operations of f16 that products of its terms stand for.
+// Returns how many operations of f16 the products of its terms stand for.
 template <class L>
 double spin_by_terms(int64 rounds) {
   constexpr int kProducts = 2, kOfTerms = 2 * kTermPairCount<L> - 1;  // of scores and of values

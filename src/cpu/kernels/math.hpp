@@ -75,7 +75,7 @@ struct WithMath : Base {
     return Base::with_sign_of(Base::div(expm1, Base::add(expm1, Base::set(2))), x);
   }
 
-  // By 2 atanh((m - 1) / (m + 1)) / ln 2, to 3e-7 of the result.
+  // Computed as 2 atanh((m - 1) / (m + 1)) / ln 2, to 3e-7 of the result.
   static Vec log2_of_weights(Vec x) {
     const auto [mantissa, exponent] = Base::parts(x);
     const Vec one = Base::set(1);

@@ -294,7 +294,7 @@ void multiply_wide(const Product<L>& p, int64 vectors) {
   multiply_wide<L, walk, result>(p, vectors, nothing);
 }
 
-// Of rows of C from `whole` on, the first vector is left out.
+// Leaves out the first vector of C's rows from `whole` on.
 template <class L, Walk walk>
 void multiply_rows(Product<L> p, int64 vectors, int64 whole) {
   Product<L> rest = p;

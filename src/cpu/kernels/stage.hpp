@@ -67,7 +67,7 @@ void stage_tile(typename L::Real* to, const HeadContext& context, const Panel& p
   }
 }
 
-// For each key, bits of the lanes that see it, as far as intervals say; all see the first `open`.
+// Sets for each key the bits of the lanes that intervals let see it; all see the first `open`.
 template <class L>
 void stage_intervals(uint64* visible, const Panel& panel, Interval keys, int64 open) {
   using Real = typename L::Real;

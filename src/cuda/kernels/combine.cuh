@@ -37,7 +37,7 @@ struct Combine {
 
   static REGARD_DEVICE int slice() { return warp_index() % kSlices; }
 
-  // Of columns [d, d + kElements), from this warp's splits.
+  // Adds columns [d, d + kElements) of this warp's splits.
   REGARD_DEVICE void add_splits(float (&sums)[kElements], int64 d) const {
     for (int first = slice(); first < splits; first += kSlices * kAtOnce) {
       float x[kAtOnce][kElements];

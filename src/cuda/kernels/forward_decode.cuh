@@ -61,7 +61,7 @@ struct ForwardDecode : ForwardStep<kConfig> {
 
   // ------------------------------------------------------------------------------------- the merge
 
-  // Of a row of the tile: [warps][rows].
+  // The warps' parts of a row of the tile; parts lie in shared memory as [warps][rows].
   REGARD_DEVICE PartsInShared<kConfig> parts_of(int row) const {
     constexpr int kBytes = partial_row_bytes(kConfig);
     return {at.shared + Tile::kLayout.stage + row * kBytes, Tile::kRows * kBytes, kKeyWarps};

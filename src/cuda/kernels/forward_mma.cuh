@@ -159,7 +159,7 @@ struct ForwardMma : ForwardStep<kConfig> {
     if (lane_index() % 4 != 0 || (kTiling.slices > 1 && !nonfinite)) return;
     write_row_flag(at.params, row_index_of(row), nonfinite != 0);
   }
-  // Of each row the warp's own columns.
+  // Computes the warp's own columns of each of these rows again.
   REGARD_DEVICE void compute_rows_again(int m, uint32 rows) const {
     const int first = at.warp_row() + m * 16, left = at.row_count - first;
     if (left < 16) rows &= left > 0 ? (1u << left) - 1 : 0;

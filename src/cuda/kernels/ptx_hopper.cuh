@@ -124,7 +124,7 @@ REGARD_DEVICE int cluster_rank() {
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
-// For all threads of the cluster; earlier writes to shared memory become visible.
+// Waits for all threads of the cluster; their earlier writes to shared memory become visible.
 REGARD_DEVICE void sync_cluster() {
   asm volatile(
       "barrier.cluster.arrive.release;\n"
@@ -166,7 +166,7 @@ REGARD_DEVICE void mbarrier_arrive_cluster(SharedAddress barrier) {
                : "memory");
 }
 
-// In a cluster of two: the same address in the other block.
+// The same address in the other block of a cluster of two.
 REGARD_DEVICE SharedAddress of_peer(SharedAddress own) {
   return address_in_cluster(own, cluster_rank() ^ 1);
 }
@@ -236,7 +236,7 @@ REGARD_DEVICE uint32 max_u16x2(uint32 a, uint32 b) {
   asm("max.u16x2 %0, %1, %2;" : "=r"(x) : "r"(a), "r"(b));
   return x;
 }
-// In each half 1 if x is below the limit there, else 0.
+// Each half of the result is 1 if x is below the limit there, else 0.
 REGARD_DEVICE uint32 less_u16x2(uint32 x, uint32 limits) {
   uint32 negative;
   asm("add.u16x2 %0, %1, %2;" : "=r"(negative) : "r"(~limits), "r"(0x00010001));

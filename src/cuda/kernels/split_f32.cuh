@@ -53,7 +53,7 @@ struct RowBlock {
       largest[pass] = max_of_lanes<kLanes>(most);
     }
   }
-  // Of all rows of the block.
+  // The largest magnitude in all rows of the block.
   REGARD_DEVICE float largest_of_block() const {
     float most = 0;
 #pragma unroll

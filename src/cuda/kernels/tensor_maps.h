@@ -10,7 +10,7 @@ struct alignas(64) TensorMap {
   uint64 word[16];
 };
 
-// Of four dimensions each: column, row, head, batch (packed: one).
+// Each map has four dimensions: column, row, head, batch (1 if packed; f32: hi and lo parts).
 struct ForwardMaps {
   TensorMap q, k, v, out, bias;
 };
@@ -19,7 +19,7 @@ struct BackwardMaps {
   TensorMap q, k, v, dout, dk, dv;
 };
 
-// Of a launch.
+// The tensor maps of one launch.
 union LaunchMaps {
   ForwardMaps forward;
   BackwardMaps backward;

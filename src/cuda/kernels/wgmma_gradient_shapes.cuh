@@ -1,7 +1,7 @@
 // Products of a warpgroup that only the backward pass makes: d[64, 16 n] += a b, for n = 1 to 4
 // and 8.
 //
-// With the macros of wgmma_shapes.cuh. Included by ptx_hopper.cuh only.
+// This file uses the macros of wgmma_shapes.cuh, and ptx_hopper.cuh alone includes it.
 #pragma once
 
 #include "cuda/kernels/wgmma_shapes.cuh"

@@ -141,7 +141,7 @@ Count dq_blocks_bound(const Problem& p, const CpuTiling& t) {
   const Sizes& s = p.sizes;
   if (chunks_of(t, s.len_k) == 1) return 0;
   if (!p.packed) return Count(s.batch) * s.heads_kv * RowBlocks(t, s.len_q, s.group()).count();
-  // Of the sequences that have rows and more than one chunk.
+  // At most so many sequences have rows and more than one chunk.
   const int64 sequences = smaller(smaller(s.batch, s.rows_q), s.rows_k / (t.chunk_k + 1));
   const int64 rows = smaller(s.rows_q, sequences * s.len_q);
   // Each head ends with a short block; and heads with fewer rows than a panel share their blocks,

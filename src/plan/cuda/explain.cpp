@@ -70,7 +70,8 @@ std::string launch_line(const CudaLaunch& launch) {
   return text;
 }
 
-// Of the largest sizes: the lengths of packed sequences lie in the GPU's memory.
+// The share of visible pairs is that of the largest sizes: the lengths of packed sequences lie in
+// the GPU's memory.
 std::string visible_text(const Problem& p) {
   const double all = double(p.sizes.len_q) * double(p.sizes.len_k);
   if (all == 0) return "no pairs";
@@ -91,7 +92,7 @@ std::string chip_text(const Chip& chip) {
          megabytes(chip.l2) + " of cache";
 }
 
-// By WorkspacePart; neighbours with one name are one part to a person.
+// The names in the order of WorkspacePart. Neighbours of equal name are shown as one part.
 constexpr std::string_view kPartNames[kWorkspaceParts] = {
     "tile counter",    "dq semaphores", "flags",     "flags",           "flags",
     "dbias sums",      "row states",    "row terms", "dq sums",         "partial results",

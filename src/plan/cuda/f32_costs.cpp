@@ -76,7 +76,7 @@ struct Visits {
   double tiles, keys, most;  // of a head; `most`: of the tile that visits most, of any sequence
 };
 
-// Of packed sequences that may have several tiles, the last one is half full on average.
+// The last tile of a packed sequence that may have several is half full on average.
 Visits visits_of(const TilingRequest& r, const Tiling& t) {
   const double whole = double(divide_up(r.mean_rows, int64(t.rows)));
   const bool any = r.mean_rows < r.rows && r.rows > t.rows;
@@ -134,7 +134,7 @@ struct KeyTiles {
   double all = 0, longest = 0;
 };
 
-// For sequences of so many rows and keys. Loading and storing a tile take kStart.
+// The times for sequences of so many rows and keys. Loading and storing a tile take kStart.
 KeyTiles key_tiles(const Backward& of, const TilingRequest& r, int64 rows, int64 keys) {
   constexpr double kStart = 22;
   KeyTiles found;
@@ -180,7 +180,7 @@ bool has_few_low_tiles_of_f32(const TilingRequest& r) {
 
 std::optional<F32Forward> cheapest_f32_forward(const Features& f, const TilingRequest& r,
                                                std::optional<Family> family) {
-  // Of six more problems of 700 to 2048 rows, the model preferred the fastest tiling of each.
+  // The model also preferred the fastest tiling in each of six problems of 700 to 2048 rows.
   constexpr int64 kMostRows = 2048, kMostKeys = 512;
   if (!is_short(f, r, kMostRows, kMostKeys)) return {};
   std::optional<F32Forward> best;

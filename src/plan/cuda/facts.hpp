@@ -139,21 +139,21 @@ inline bool has_aligned_vectors(const View& view) {
          reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
 }
 
-// Of packed sequences: `all` rows or keys over their number; of others `longest`.
+// The mean length of packed sequences, which have `all` rows or keys together; else `longest`.
 inline int64 mean_length(const Problem& p, int64 all, int64 longest) {
   return p.packed && p.sizes.batch > 0 ? smaller(longest, divide_up(all, p.sizes.batch)) : longest;
 }
 
-// Rows of a sequence: of packed ones their mean, where all are short. Elsewhere a mean may say
-// little, because places of a batch can be empty.
+// The rows of a sequence; if sequences are packed and all short, their mean. A mean of longer ones
+// may say little, because places of a batch can be empty.
 inline int64 usual_rows(const Problem& p) {
   constexpr int64 kShort = 256;
   const Sizes& s = p.sizes;
   return s.len_q > kShort ? s.len_q : mean_length(p, s.rows_q, s.len_q);
 }
 
-// At most `most` heads, in groups of nearly equal size: a small last group would leave
-// multiprocessors idle.
+// The size of a group of heads: at most `most`, and such that groups are nearly equal, because a
+// small last group would leave multiprocessors idle.
 inline int64 even_group(int64 heads, int64 most) {
   heads = larger<int64>(heads, 1);
   most = clamp_to<int64>(most, 1, heads);
@@ -239,7 +239,7 @@ inline bool repays_shared_keys(int64 rows, int64 keys, int64 columns, bool hides
   if (keys <= 512) return tiles <= (keys < 300 ? 2 : 3);
   return columns > 32 && keys <= 1200 && tiles <= 2.3;
 }
-// Of calls without other terms than intervals: those were not measured.
+// Whether a call has no terms except intervals: others were not measured.
 inline bool may_share_keys(const Features& f, bool varlen) {
   return !varlen && is_plain(f) && !tests_pairs(f) && !f.dropout && !f.sink && !f.positions;
 }

@@ -38,7 +38,7 @@ void split_keys(Draft& d, const TilingRequest& request) {
   }
   const int64 key_tiles = divide_up(keys_in_reach(d.p), d.main.tiling.keys);
   d.plan.splits = splits_for(d.main, d.facts.chip, request, tiles, key_tiles);
-  // Of a continued call, combine alone merges with what out and lse hold, also one split.
+  // On mma, only combine merges a continued call with out and lse, even with one split.
   const bool continues = d.p.continues && d.main.family == Family::mma;
   d.main.split_kv = d.plan.splits > 1 || continues;
   d.main.merges_splits =

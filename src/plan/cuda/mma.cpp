@@ -281,7 +281,7 @@ bool is_for_other_sizes(const KernelConfig& c, const Tiling& t, const TilingRequ
   if (c.kernel == Kernel::backward) {
     const Features& f = c.features;
     if (has_slope(f)) return true;
-    // With more terms they spill.
+    // With more score terms, these tiles spill registers.
     if (columns > 128) return columns > 160 || !is_plain(f) || tests_pairs(f) || f.dropout;
     // A tile of 128 keys may have all of a sequence, and make its gradients in one kernel.
     if (request.keys > t.keys && request.keys <= kKeysOfOneTile) return true;

@@ -13,7 +13,7 @@
 namespace regard {
 namespace {
 
-// In order of preference; simt computes everything.
+// The rules are in order of preference; simt computes everything.
 constexpr Rule kRules[] = {
     {.family = Family::wgmma,
      .backward = false,

@@ -62,8 +62,8 @@ struct RowSplits {
     return 4 * double(s.batch) * double(s.heads_kv) * double(s.len_k) * double(s.dim + s.dim_v);
   }
 
-  // Of 64 rows in a block. Where blocks are unequal, the chip is mostly full, and kFull times as
-  // slow. Few rows of f32 are for mma.
+  // The time of an iteration over 64 rows. Unequal blocks keep the chip mostly full, which makes
+  // an iteration kFull times as slow. Few rows of f32 run on mma.
   double of_iteration() const {
     constexpr int64 kFewRows = 128;
     constexpr double kFull = 1.3;

@@ -99,7 +99,7 @@ KernelConfig simt_main_config(const Facts& f) {
 
 Fit choose_simt_tiling(KernelConfig& c, const TilingRequest& request) {
   c.tiling = tiling_of(c, request.limits.block);
-  // With rows enough for every multiprocessor, a warp has all splits of its own.
+  // If there are enough rows for every multiprocessor, one warp merges all splits of its rows.
   if (c.kernel == Kernel::combine && request.heads * request.rows > 4 * request.multiprocessors) {
     c.tiling.rows *= c.tiling.slices;
     c.tiling.slices = 1;

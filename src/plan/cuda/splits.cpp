@@ -123,8 +123,8 @@ int splits_for(const KernelConfig& c, const Chip& chip, const TilingRequest& req
   const int64 start = c.tiling.keys < 32 ? 2 : 1;  // of a block, in key tiles
   if (tiles == 0 || 3 * tiles >= 2 * chip.multiprocessors * busy || key_tiles < 4 * start) return 1;
   const int64 at_once = chip.multiprocessors * resident;
-  // In sixteenths of the time of a key tile. A merge costs two starts and, for each split, one
-  // sixteenth.
+  // Costs are in sixteenths of the time of a key tile. A merge costs two starts and, for each
+  // split, one sixteenth.
   const auto cost = [&](int64 splits) {
     const int64 each = divide_up(key_tiles, splits);
     return divide_up(tiles * splits, at_once) * (each + start) * 16 +

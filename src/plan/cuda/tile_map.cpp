@@ -36,7 +36,7 @@ Count map_rows_at_most(const Problem& p, const KernelConfig& main) {
                                  : Count(map_batch(p)) * own_tiles(p, main);
   return of_head * map_heads(p);
 }
-// Of the bits of all pairs.
+// Bytes of the mask's bits, all tiles together.
 Count mask_bits_bytes(const Problem& p, const KernelConfig& main) {
   return map_rows_at_most(p, main) * other_tiles(p, main) * mask_tile_bytes(main);
 }

@@ -16,7 +16,7 @@ struct TmaTensor {
   int tile_rows = 0;
 };
 
-// Of a forward kernel: q, k, v, out, bias; of a backward kernel: q, k, v, dout, dk, dv.
+// A forward kernel has q, k, v, out and bias; a backward kernel has q, k, v, dout, dk and dv.
 struct TmaTensors {
   TmaTensor q, k, v, out{}, bias{}, dout{}, dk{}, dv{};
 };

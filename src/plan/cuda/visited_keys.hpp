@@ -10,8 +10,8 @@ struct VisitedKeys {
   double all = 0, most = 0;
 };
 
-// Of a head of so many rows and keys. Each `step` rows of a tile skip the blocks that none of them
-// sees; the tile takes the mean of its steps.
+// The visited keys of a head of so many rows and keys. Each `step` rows of a tile skip the blocks
+// that none of them sees; the tile takes the mean of its steps.
 inline VisitedKeys visited_keys(const MaskParams& mask, int64 rows, int64 keys, const Tiling& t,
                                 int64 step) {
   VisitedKeys found;

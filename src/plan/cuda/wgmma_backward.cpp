@@ -64,7 +64,7 @@ bool is_cta_pair(const Problem& p) {
   const bool wide = columns > kLargestHeadOfBoth && 4 * columns_of_pair(columns) <= 5 * columns;
   const bool plain = is_plain(p.features) && !tests_pairs(p.features) && !p.features.dropout;
   const Sizes& s = p.sizes;
-  // Of most packed sequences both blocks have keys, and rows for half of the time at least.
+  // In most packed sequences both blocks then have keys, and rows for at least half of the time.
   return plain && wide && p.wants(p.dq) && s.len_q >= kLeastRows &&
          2 * mean_length(p, s.rows_q, s.len_q) >= kLeastRows &&
          mean_length(p, s.rows_k, s.len_k) > kWideTiling.keys;

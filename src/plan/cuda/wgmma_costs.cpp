@@ -27,7 +27,7 @@ struct Candidate {
   double of_key;
 };
 
-// For head sizes up to `columns`.
+// The tilings for head sizes up to `columns`.
 struct Candidates {
   int columns;
   double first;  // of a key of a block

@@ -30,7 +30,7 @@ constexpr TilingEntry kEntries[] = {
     {256, 256, {.rows = 128, .keys = 64, .stages = 2}},
 };
 
-// For head sizes of q or v above 256: the keys that there is room for next to Q.
+// Tiles for head sizes of q or v above 256 have as many keys as there is room for next to Q.
 constexpr TilingEntry kSlicedEntries[] = {
     {320, 512, {.rows = 128, .keys = 64, .stages = 2, .slices = 2}},
     {384, 512, {.rows = 128, .keys = 48, .stages = 2, .slices = 2}},

@@ -29,7 +29,7 @@ struct ForwardScores {
   REGARD_DEVICE explicit ForwardScores(const Coords& place)
       : at(place), terms(at.p, at.seq, at.b, at.head) {}
 
-  // For a tile that has rows.
+  // The tile must have rows.
   REGARD_DEVICE void find_common_keys() { common_keys = at.common_keys(); }
 
   // Begins to read what hide will need of a partial block, spans to the L1 cache.

@@ -56,7 +56,7 @@ struct Fragments {  // f16 and bf16
     const int lane = lane_index();
     ldmatrix(a.word, tile.at(row + lane % 16, (k + lane / 16 * 8) * 2));
   }
-  // Of the transposed tile: its columns [row, row + 16) and rows [k, k + 16).
+  // Rows of the transposed tile: the tile's columns [row, row + 16) and rows [k, k + 16).
   static REGARD_DEVICE void load_a_transposed(A& a, const TileView& tile, int row, int k) {
     const int lane = lane_index();
     ldmatrix_trans(a.word, tile.at(k + lane / 16 * 8 + lane % 8, (row + lane / 8 % 2 * 8) * 2));

@@ -16,7 +16,7 @@ struct RowPart {
   float sum;
 };
 
-// Of a split without keys: a negative sum says that no values were written.
+// The part of a split without keys: its negative sum says that no values were written.
 REGARD_DEVICE RowPart part_without_values() { return {-infinity<float>(), -1}; }
 REGARD_DEVICE bool has_values(const RowPart& part) { return !(part.sum < 0); }
 

@@ -27,7 +27,7 @@ REGARD_INLINE Isa kernels_for(Isa isa, Type type, bool backward) {
   return serves || (takes_terms(isa, type) && !backward) ? isa : Isa::avx512;
 }
 
-// Of an instruction set that serves the type.
+// The shape of an instruction set's kernels; the set must serve the type.
 REGARD_INLINE CpuShape shape_of(Isa isa, Type type) {
   const bool wide = type == Type::f64;
   const int size = wide ? 8 : 4;

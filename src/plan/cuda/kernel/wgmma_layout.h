@@ -43,11 +43,12 @@ REGARD_INLINE bool has_dropout_warpgroup(const KernelConfig& c) {
   return c.features.dropout && c.products == Products::direct && consumers_of(c.tiling) == 2 &&
          c.tiling.keys <= 128 && out_columns(c) <= 192;
 }
-// With the producer's.
+// The warps of a block, the producer's included.
 REGARD_INLINE int forward_warps(const KernelConfig& c) {
   return 4 * (1 + consumers_of(c.tiling) + has_dropout_warpgroup(c));
 }
-// Of a block of keys: a bit for each weight of a lane, of rows l / 4 and l / 4 + 8 a word each.
+// Shared memory for the dropout bits of one block of keys: two words a lane, for rows l / 4 and
+// l / 4 + 8.
 REGARD_INLINE int dropout_bytes(const KernelConfig& c) {
   return has_dropout_warpgroup(c) ? consumers_of(c.tiling) * 128 * 8 : 0;
 }

@@ -64,7 +64,7 @@ struct BackwardBias {
     }
   }
 
-  // In pairs of keys: lanes of neighbouring keys exchange one of their two rows.
+  // Adds pairs of keys: lanes of neighbouring keys exchange one of their two rows.
   REGARD_DEVICE void add_pairs(const Scores& ds, const Step& step) const {
     const Strides& s = at.params.buffers.dbias_strides;
     const bool odd = lane_index() / 4 % 2;

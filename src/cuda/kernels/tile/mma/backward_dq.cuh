@@ -108,7 +108,7 @@ struct BackwardDq {
       }
     }
   }
-  // Of a lane's two columns of a row.
+  // 0 if the lane's two columns of the row are finite, else NaN.
   static REGARD_DEVICE float zero_if_finite(const Accumulator& x, int half) {
     const float a = x[half * 2], b = x[half * 2 + 1];
     return (a - a) + (b - b);

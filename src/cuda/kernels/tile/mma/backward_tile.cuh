@@ -101,7 +101,7 @@ struct BackwardTileMma {
     if constexpr (kConfig.split_q) return visible_from(split_step(tiles, 0), tiles);
     return visible_from({kv * group, first_tile(tiles)}, tiles);
   }
-  // Of a query head's.
+  // The first tile of rows that the block visits in a query head.
   REGARD_DEVICE int first_tile(const ShortInterval& tiles) const {
     return kLastFirst ? tiles.end - 1 : tiles.begin;
   }

@@ -115,7 +115,7 @@ struct DropoutCall {
                           wanted);
     }
     const int slot = dropout_slot(j);
-    // By selection: an index at run time would put the bits into local memory.
+    // The words are selected: an index at run time would put the bits into local memory.
     const uint32 low = slot & 2 ? bits.word[1] : bits.word[0];
     const uint32 high = slot & 2 ? bits.word[3] : bits.word[2];
     return kept(params, Philox{{slot & 4 ? high : low, 0, 0, 0}}, slot & 1);

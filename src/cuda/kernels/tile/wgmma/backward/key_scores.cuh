@@ -127,7 +127,7 @@ struct KeyScores {
     }
   }
 
-  // With a tile map: which of a lane's rows mask and spans show to each of its two keys.
+  // Which of a lane's rows mask and spans show to each of its two keys; all without a tile map.
   struct SeenRows {
     LaneBits<kRowBlocks> bits[2];
 

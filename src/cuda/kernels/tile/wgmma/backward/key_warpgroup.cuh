@@ -183,7 +183,7 @@ struct KeyWarpgroup {
 
   // ------------------------------------------------------------------------------------------ dS^T
 
-  // For dq, as 16 keys of each warp.
+  // Stores dS^T for the product of dq; each warp stores its 16 keys.
   REGARD_DEVICE void store_dscores(const Operand& ds, int iteration) const {
     const SharedAddress to = memory.dscores(Memory::dscore_buffer(iteration));
 #pragma unroll

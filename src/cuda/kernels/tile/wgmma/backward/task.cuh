@@ -168,13 +168,13 @@ struct TileBehind<kConfig, kBehind, true> {
 
   REGARD_DEVICE explicit TileBehind(const RowTile&) {}
   REGARD_DEVICE const RowTile& tile() const { return tiles[0]; }
-  // At each of the first kBehind steps, before the walk advances.
+  // Called at each of the first kBehind steps, before the walk advances.
   REGARD_DEVICE void start(const RowTile& walk) {
 #pragma unroll
     for (int n = 0; n + 1 < kBehind; ++n) tiles[n] = tiles[n + 1];
     tiles[kBehind - 1] = walk;
   }
-  // At each later step, likewise.
+  // Called at each later step, also before the walk advances.
   REGARD_DEVICE void advance(const RowTile& walk, const KernelParams&, const BackwardTask&) {
     start(walk);
   }

@@ -31,7 +31,7 @@ struct Epilogue {
   WarpgroupSoftmax<kConfig> softmax;
   const int rows_left = uniform(tile.row_count) - warp_row;  // of the warp; may be below 0
 
-  // In the warp's rows.
+  // The index of a row of the lane among the warp's rows.
   REGARD_DEVICE int row_of(int half) const { return half * 8 + lane_index() / 4; }
   REGARD_DEVICE int64 row_index(int half) const {
     const Sequence seq{.first_q = tile.first_q};
@@ -199,7 +199,7 @@ struct Epilogue {
     }
   }
 
-  // By TMA, through the warp's rows of shared memory, kPanels panels at a time.
+  // Stores out by TMA, through the warp's rows of shared memory, kPanels panels at a time.
   REGARD_DEVICE void store_panels(const Out& out) const {
     const int lane = lane_index();
     constexpr int kAll = panels_of(kConfig.dim_v);

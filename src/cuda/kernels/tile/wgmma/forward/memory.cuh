@@ -18,8 +18,8 @@ struct MappedWalk<kConfig, true> {
   int map_row;
 };
 
-// Of blocks that share a tile of rows: which share of its keys (split_kv), or which slice of out's
-// columns, this one has.
+// Where blocks share a tile of rows: which share of its keys (split_kv), or which slice of out's
+// columns, this block has.
 template <KernelConfig kConfig, bool kShared = shares_tiles(kConfig)>
 struct TileShare {};
 template <KernelConfig kConfig>
@@ -38,7 +38,7 @@ struct ForwardTile : MappedWalk<kConfig>, TileShare<kConfig> {
   int len_q, len_k;
   int first_q, first_k;
 
-  // Of the block's slice of out and V.
+  // The first column of the block's slice of out and V.
   REGARD_DEVICE int first_column() const {
     if constexpr (kConfig.tiling.slices > 1) return this->share * out_columns(kConfig);
     return 0;
