@@ -188,12 +188,9 @@ inline bool may_have_whole_keys(const Problem& p) {
          (!tests_pairs(p.features) || s.len_q <= kRowsWithoutMap);
 }
 
-// A little more than half a tile of wgmma, or a whole one of 64 rows of mma: lower tiles of mma are
-// faster for few heads, and where pairs are hidden. H100, us: (4, 42/14, 66 / 69, 64) causal 9.9 ->
-// 7.4, (300 heads, 80 / 80, 64) causal 13.1 -> 10.9, but 130 heads 6.5 -> 7.2, and 600 18.5
-// -> 18.9; (4, 8, 90 / 90, 128) 5.5 -> 4.7, (4, 8, 74 / 74, 256) 8.0 -> 6.7, (20, 8, 90 / 90): D
-// 128 causal 10.7 -> 8.3, D 64 7.3 -> 5.7, but D 128 8.5 -> 8.9; packed (28, 10, 90 / 90, 256)
-// causal 25 -> 16.5. `heads`: for each multiprocessor.
+// Whether rows fill little more than half a tile of wgmma, or one of 64 rows of mma, and lower
+// tiles of mma are faster: for few heads, and where pairs are hidden. `heads`: for each
+// multiprocessor. Figures: docs/notes/gpu-random-problems.md, "Rows between two tiles".
 inline bool is_between_tiles(int64 rows, int64 keys, int64 columns, bool hides, double heads) {
   constexpr int64 kKeys = 96;
   if (rows <= 64 || rows > 96) return false;
@@ -207,10 +204,8 @@ inline bool is_between_tiles(int64 rows, int64 keys, int64 columns, bool hides, 
 // The rows of the tiles of mma that are faster for packed sequences of different lengths, of 65
 // rows and more on average, because these end anywhere in a tile of 128; 0: none are. `tests`: mask
 // or spans, which with more keys than three tiles would have a map. `heads`: of the batch, for each
-// multiprocessor. H100, us, of wgmma, of mma with 128 rows and of such tiles: (16, 14, 110 at most,
-// 66 on average, 64) 12.4, 10.5, 9.5, causal 14.2, 12.1, 10.4; 90 on average 12.6, 11.1, 10.5; D
-// 128 15.9, 16.8, 18.9, causal 19.9, 18.2, 16.0; (30, 12, 87, 96) causal 24.1, 24.7, 20.2; (40, 16,
-// 96, 64) 23.3, 24.7, 25.5; (12, 16, 180 at most, 131, 64) causal 19.1, 19.1, 13.2.
+// multiprocessor. Figures: docs/notes/gpu-random-problems.md, "Packed sequences of 65 rows and
+// more".
 inline int rows_of_packed_tile(int64 rows, int64 usual_rows, int64 columns, bool hides, bool tests,
                                double heads) {
   const bool low = rows <= (tests ? 96 : 128) && usual_rows <= 96 && heads < 3;
@@ -219,14 +214,9 @@ inline int rows_of_packed_tile(int64 rows, int64 usual_rows, int64 columns, bool
   return square && hides && columns <= 64 ? 64 : 0;
 }
 
-// So few rows that tiles of 16, whose keys four warps share out, are faster than higher ones on
-// fewer multiprocessors. H100, (heads, rows and keys, D), us, of wgmma or higher tiles of mma and
-// of such tiles: (8, 200, 64) 5.5 and 4.1, (16, 360, 64) 8.1 and 6.9, causal 8.4 and 8.0, (24, 360,
-// 64) 8.2 and 11.8, (4, 1200, 64) 15.8 and 12.9, (4, 2048, 64) causal 22.1 and 17.6; (8, 100,
-// 128) 5.9 and 4.6, causal 5.9 and 6.2, (9, 134, 128) causal 7.3 and 6.3, (4, 360, 128) 9.0
-// and 6.9, causal 9.2 and 8.4, (2, 800, 128) 13.3 and 10.2, (6, 491, 80) 9.8 and 11.7; (6, 308,
-// 160) 9.8 and 10.2, (8, 194, 192) 9.1 and 7.5; (8, 200, 256) 11.2 and 8.4, (2, 800, 256) 21.4
-// and 16.8. `heads`: for each multiprocessor.
+// Whether there are so few rows that tiles of 16, whose keys four warps share out, are faster than
+// higher ones on fewer multiprocessors. `heads`: for each multiprocessor. Figures:
+// docs/notes/gpu-random-problems.md, "Warps share out the keys of few tiles".
 inline bool repays_shared_keys(int64 rows, int64 keys, int64 columns, bool hides, double heads) {
   constexpr int64 kLeast = 65, kFewKeys = 256;
   const double tiles = heads * double(divide_up(rows, int64(16)));
@@ -244,11 +234,9 @@ inline bool may_share_keys(const Features& f, bool varlen) {
   return !varlen && is_plain(f) && !tests_pairs(f) && !f.dropout && !f.sink && !f.positions;
 }
 
-// Up to 64 columns, a window narrower than a few tiles of mma, and not many of them: higher tiles
-// compute mostly what it hides. H100, D 64 and 32, us, of wgmma and of 32 rows and keys: (11, 2,
-// 430, window 21, 0) 7.4 and 5.1, (3, 48, 67, 22, 22) 8.1 and 5.1, (8, 3, 443, 78, 78) 10.0
-// and 8.1, (2, 44, 120, 28, 0) 5.8 and 5.0; (50, 2, 126, 87, 87) 6.1 and 6.8, (792 heads, 191, 19,
-// 19) 37 and 60.
+// Whether a window is narrower than a few tiles of mma, up to 64 columns, and the tiles are few:
+// higher tiles compute mostly what the window hides. Figures: docs/notes/gpu-random-problems.md,
+// "Narrow windows".
 inline bool has_narrow_window(const TilingRequest& r) {
   constexpr int64 kColumns = 64, kRows = 512, kWidth = 160, kTiles = 5;
   const MaskParams& mask = r.mask;

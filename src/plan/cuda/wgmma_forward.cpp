@@ -267,10 +267,8 @@ int64 keys_of_tile(const Problem& p) {
                                                : keys;
 }
 
-// Up to 64 columns, so little work that the lower tiles of mma, which reach more multiprocessors,
-// are faster. H100, D 64, us, and of mma: 1 head, 300 rows, 2000 keys: 11.3 and 9.2; 1, 1000, 1000:
-// 11.4 and 10.4; 2, 1000, 1000: 13.4 and 13.9; causal, 8 heads: 300 rows 8.2 and 7.4, 400 rows 8.4
-// and 12.0; 6 heads, 386 rows 8.3 and 9.7.
+// Whether, up to 64 columns, there is so little work that the lower tiles of mma, which reach more
+// multiprocessors, are faster. Figures: docs/notes/gpu-wgmma-forward.md, "Lower tiles of mma".
 bool has_little_work(const Problem& p, int64 multiprocessors) {
   constexpr int64 kFewKeys = 256, kKeys = 60;  // for each multiprocessor
   constexpr double kSeen = 0.9;                // of the keys, under intervals
@@ -287,20 +285,15 @@ bool has_few_slices(const Problem& p, int64 multiprocessors) {
 }
 
 // Whether lower tiles of mma suit the rows. wgmma is as fast with half of a tile idle, except where
-// there is little work. H100, us, and of mma: D 128, 8 heads, 48 rows, 1000 keys: 13.6 and 10.6; 40
-// rows, 8000 keys: 18.3 and 20.5; D 256, 4 heads, 50 rows, 10600 keys: 33 and 40; D 64, 64 heads,
-// 64 rows, 2000 keys: 20.3 and 22.8; D 96, 256 heads, 64 rows, 300 keys: 17.8 and 13.8; D 128, 60
-// rows and keys: 256 heads 7.9 and 7.1, 512 heads 11.5 and 13.0, causal 15.3 and 14.3; D 224, 700
-// heads, 50 rows and keys: 33.0 and 30.5, with a window 36.1 and 32.0.
+// there is little work. Figures: docs/notes/gpu-wgmma-forward.md, "Lower tiles of mma".
 Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
   constexpr int64 kRows = 128, kFewKeys = 512, kKeys = 90;  // for each multiprocessor
   const Sizes& s = p.sizes;
   const int64 columns = larger(s.dim, s.dim_v), tiles = tiles_of(p, kRows);
   const double heads = double(tiles);  // where a tile holds all rows
   if (usual_rows(p) <= kRows / 4) return kTooFewRows;
-  // Next to Q of a wide head there is no second slot, so that short tiles do not overlap. H100, us,
-  // and of mma: D 512, 4096 heads of 48 rows 365 and 237; 256 heads, 128 rows, 40 keys 59 and 37;
-  // 64 heads, 1024 rows, 100 keys 156 and 129; D 320, 256 heads of 100 rows 54 and 49.
+  // Next to Q of a wide head there is no second slot, so that short tiles do not overlap. Figures:
+  // docs/notes/gpu-wgmma-forward.md, "Head sizes above 256".
   if (columns > kLargestSlice && smaller(s.len_q, keys_in_reach(p)) <= kRows) return kShortAndWide;
   if (s.len_q <= kRows / 2) {
     const int64 keys = keys_in_reach(p);
@@ -323,8 +316,8 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
                          double(s.batch * s.heads_q) / double(multiprocessors))) {
     return kLittleWork;
   }
-  // H100, us, and of mma: (20, 5, 82 at most, 64) 6.1 and 4.4, (12, 6, 81 at most, 200) causal 11.2
-  // and 8.4.
+  // Half of a tile of 128 rows would be idle in most of these sequences. Figures:
+  // docs/notes/gpu-random-problems.md, "Changes that made problems of the map faster".
   if (p.packed && usual_rows(p) <= kRows / 2) return kShortSequences;
   if (p.packed && usual_rows(p) < s.len_q &&
       rows_of_packed_tile(larger(s.len_q, s.len_k), usual_rows(p), columns, hides_pairs(p),
@@ -332,8 +325,8 @@ Refusal why_too_few_rows(const Problem& p, int64 multiprocessors) {
                           double(s.batch * s.heads_q) / double(multiprocessors)) > 0) {
     return kEndAnywhere;
   }
-  // H100, TFLOP/s, and of mma with tiles of 32 x 32: 28 x 10 sequences, causal: 74 rows, D 208 22
-  // and 34; 90 rows, D 256 31 and 47; 147 rows, D 208 50 and 52, D 256 57 and 60.
+  // Tiles of 32 x 32 of mma compute fewer pairs that are hidden. Figures:
+  // docs/notes/gpu-random-problems.md, "Low tiles above D 192".
   const bool is_wide = columns > 192 && hides_pairs(p) && s.len_q <= kRows * 3 / 2;
   if (p.packed && is_wide && usual_rows(p) <= kRows) return kShortSequences;
   return {};
