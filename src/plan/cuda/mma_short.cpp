@@ -5,8 +5,8 @@
 // here.
 #include <optional>
 
-#include "plan/cuda/facts.hpp"
 #include "plan/cuda/families.hpp"
+#include "plan/cuda/short_problems.hpp"
 
 namespace regard {
 namespace {

@@ -7,6 +7,7 @@
 #include "plan/cuda/families.hpp"
 #include "plan/cuda/input_copies.hpp"
 #include "plan/cuda/kernel/wgmma_layout.h"
+#include "plan/cuda/short_problems.hpp"
 #include "plan/cuda/tma_tensor.hpp"
 
 namespace regard {
