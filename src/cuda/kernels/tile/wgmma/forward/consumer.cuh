@@ -5,7 +5,7 @@
 // tile carries the last P V of the tile before. docs/kernels.md draws the pipeline.
 //
 // All steps share one loop body, with branches for masks and results but none around a product:
-// there the compiler would wait after each wgmma.
+// docs/kernels.md, "No branch around a product", says why.
 #pragma once
 
 #include "cuda/kernels/tile/wgmma/dropout_bits.cuh"
