@@ -3,8 +3,9 @@
 
 The tests of tests/gpu run in as many processes as there are cores, since each test compiles
 kernels, spread over all GPUs (CUDA_VISIBLE_DEVICES limits them). A process that a kernel spoils or
-holds is followed by another that goes on behind the test in question. Then come the tests that need the GPU for themselves, random problems of
-`regard check`, and both under NVIDIA's compute-sanitizer. Nothing is downloaded.
+holds is followed by another that goes on behind the test in question. Then come the tests that
+need the GPU for themselves, random problems of `regard check`, and both under NVIDIA's
+compute-sanitizer. Nothing is downloaded.
 
 The last line is "N passed, M failed". Whole outputs are kept in build/test/.
 """
