@@ -50,9 +50,8 @@ def close(got, want, what="", type=None):
 
 
 def same_to_roundings(got, want, names=None):
-    unit = max(ROUNDINGS[array.dtype.itemsize] for array in want.values()
-               if array.dtype != np.float32) if any(
-                   array.dtype != np.float32 for array in want.values()) else ROUNDINGS[4]
+    narrow = [ROUNDINGS[x.dtype.itemsize] for x in want.values() if x.dtype != np.float32]
+    unit = max(narrow, default=ROUNDINGS[4])
     for name in names or want:
         x, y = regard.load(got[name]), regard.load(want[name])
         assert np.array_equal(np.isnan(x), np.isnan(y)), name
