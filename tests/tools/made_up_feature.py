@@ -22,7 +22,7 @@ LIBRARY = {
                   "  double shift = 0;  ///< added to every logit\n"),
     "C field": Edit("include/regard/regard.h", r"  int32_t reserved; .*\n(?=\} regard_attention;)",
                     "  double shift; /**< added to every logit */\n"),
-    "C size": Edit("src/c_api.cpp", r"REGARD_PIN\(regard_attention, reserved, \d+\);\n"
+    "C size": Edit("src/c_layout.hpp", r"REGARD_PIN\(regard_attention, reserved, \d+\);\n"
                    r"static_assert\(sizeof\(regard_attention\) == \d+",
                    " + 8"),
     "C value": Edit("src/c_api.cpp", r"  attention\.softcap = a\.softcap;\n",
