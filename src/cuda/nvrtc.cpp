@@ -194,10 +194,17 @@ const std::string& Compiler::why_not() { return CompilerSearch::once().why_not; 
 
 const std::vector<std::string>& Compiler::skipped() { return CompilerSearch::once().skipped; }
 
+// Chips of Tegra, whose machine code no other chip runs.
+static bool is_embedded(int capability) {
+  return capability == 53 || capability == 62 || capability == 72 || capability == 87 ||
+         capability == 101 || capability == 110;
+}
+
 std::string Compiler::architecture(int capability, bool own_features) const {
   int same_major = 0, older = 0;
   for (int known : capabilities_) {
     if (known > capability) break;
+    if (is_embedded(known) && known != capability) continue;
     older = known;
     if (known / 10 == capability / 10) same_major = known;
   }

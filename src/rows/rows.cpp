@@ -71,7 +71,9 @@ Pair score_pair(const Head& head, int64 i, int64 j, const double* q, const doubl
   const Problem& p = head.problem;
   const Sequence& s = head.seq;
   const double raw = dot(q, k, p.sizes.dim);
-  const double bias = p.features.bias ? load_element(p.bias, score_offset(p.bias, head, i, j)) : 0;
+  double bias = p.features.bias ? load_element(p.bias, score_offset(p.bias, head, i, j)) : 0;
+  // As the kernels, whose rows may be computed here again.
+  if (!computes_in_f64(p) && bias < kLowestBias<float>) bias = kLowestBias<float>;
   const auto logit = score<Double>(p.features, p.score, raw, bias,
                                    head_terms<Double>(p.features, p, head.b, head.h),
                                    relative_position<double>(s, i, j));

@@ -38,7 +38,8 @@ REGARD_INLINE ScoreParams<float> narrowed_params(const ScoreParams<double>& para
 }
 
 // The lowest finite bias: its product with log2(e) is finite, and so is the lse of a row of such
-// logits. A lower finite bias (a mask by the type's lowest number) counts as this one.
+// logits. A lower finite bias (a mask by the type's lowest number) counts as this one. Real is the
+// type of the problem's arithmetic.
 template <class Real>
 inline constexpr Real kLowestBias = sizeof(Real) == 4 ? Real(-0x1p126) : Real(-0x1p1022);
 

@@ -84,6 +84,33 @@ bool all_finite(const Array& array) {
 
 TEST_SUITE_BEGIN("hidden");
 
+TEST_CASE("a row of the lowest biases, whether or not it is computed again for a hidden NaN") {
+  forced_backend();
+  for (Type type : {f32, f16, bf16}) {
+    for (const Type bias : {f32, f64}) {
+      const Settings s{.type = type,
+                       .len_q = 40,
+                       .len_k = 40,
+                       .bias = bias,
+                       .bias_broadcast = {true, true, false, false},
+                       .mask = true};
+      CAPTURE(to_string(s));
+      const double lowest = bias == f64 ? -1e300 : -double(std::numeric_limits<float>::max());
+      const Case clean(s), spoiled(s);
+      for (const Case* c : {&clean, &spoiled}) {
+        for (std::int64_t j = 0; j < s.len_k; ++j) c->bias.set(j, lowest);
+        for (std::int64_t n = 0; n < c->mask.count(); ++n) c->mask.set(n, n % s.len_k == 7 ? 0 : 1);
+      }
+      for (std::int64_t h = 0; h < s.heads_kv; ++h) fill_row(spoiled.v, {0, h, 7, 0}, kNan);
+      clean.both({.threads = 2});
+      spoiled.both({.threads = 2});
+      CHECK(spoiled.lse.get(0) == clean.lse.get(0));
+      CHECK(std::isfinite(clean.lse.get(0)));
+      CHECK(all_finite(spoiled.dbias));
+    }
+  }
+}
+
 TEST_CASE("NaN and infinity in hidden rows and pairs give what zeros there give") {
   forced_backend();
   for (Type type : tested_types()) {

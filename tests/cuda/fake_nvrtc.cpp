@@ -33,9 +33,9 @@ void count_one() {
 #define FAKE extern "C" __attribute__((visibility("default")))
 
 FAKE int nvrtcVersion(int* major, int* minor) { return *major = 13, *minor = 9, kOk; }
-FAKE int nvrtcGetNumSupportedArchs(int* count) { return *count = 4, kOk; }
+FAKE int nvrtcGetNumSupportedArchs(int* count) { return *count = 5, kOk; }
 FAKE int nvrtcGetSupportedArchs(int* list) {
-  const int known[] = {75, 80, 86, 90};
+  const int known[] = {75, 80, 86, 87, 90};
   return std::memcpy(list, known, sizeof known), kOk;
 }
 FAKE int nvrtcCreateProgram(Program** program, const char* text, const char*, int,

@@ -154,6 +154,7 @@ TEST_CASE("the compiler's target for a chip") {
   CHECK(compiler->architecture(90) == "sm_90");
   CHECK(compiler->architecture(89) == "sm_86");
   CHECK(compiler->architecture(120) == "compute_90");
+  CHECK(compiler->architecture(88) == "sm_86");  // not sm_87, a chip of Tegra
   CHECK(compiler->architecture(70) == "");
   const Error error = error_of([] { kernel_binary(fresh_config(), 70); });
   CHECK(error.argument() == "device");

@@ -382,10 +382,10 @@ TEST_CASE("what cannot be done is refused with a reason") {
   CHECK(refusal(problem(attention({.type = f16, .dim = 512}), Pass::backward), "sm_75", "cuda:mma")
             .find("fits the shared memory") != std::string::npos);
   // Any memory: stride 0 makes such problems possible.
-  const std::int64_t many = 0x7fffffff;
+  const std::int64_t many = 0x7fffffff, most = many - 1023;  // keys that a tile's end is counted in
   Attention huge;
   for (Tensor* tensor : {&huge.q, &huge.k, &huge.v}) {
-    *tensor = Tensor(nullptr, bf16, {1, many, many, 64}, {0, 0, 0, 1});
+    *tensor = Tensor(nullptr, bf16, {1, many, most, 64}, {0, 0, 0, 1});
   }
   CHECK(refusal(problem(huge, Pass::backward), "sm_90").find("more blocks than a grid") !=
         std::string::npos);
@@ -394,9 +394,11 @@ TEST_CASE("what cannot be done is refused with a reason") {
   }
   CHECK(refusal(problem(huge), "sm_90").find("below 2^31") != std::string::npos);
   for (Tensor* tensor : {&huge.q, &huge.k, &huge.v}) {
-    *tensor = Tensor(nullptr, bf16, {1, 256, many, 64}, {0, 0, 0, 1});
+    *tensor = Tensor(nullptr, bf16, {1, 256, most, 64}, {0, 0, 0, 1});
   }
   CHECK(refusal(problem(huge), "sm_90").find("more blocks than a grid") != std::string::npos);
+  huge.k = huge.v = Tensor(nullptr, bf16, {1, 256, most + 1, 64}, {0, 0, 0, 1});
+  CHECK(refusal(problem(huge), "sm_90").find("2^31 - 1024") != std::string::npos);
 }
 
 TEST_CASE("a tiling by name replaces what it names") {

@@ -352,7 +352,7 @@ TEST_CASE("sizes whose plans once wrapped around") {
   // A GPU's copies of keys that are broadcast.
   a = {};
   a.q = flat(f16, {1, 1 << 23, 64, 256});
-  a.k = a.v = flat(f16, {1, 1 << 23, 0x7fffffff, 256});
+  a.k = a.v = flat(f16, {1, 1 << 23, 0x7ffffc00, 256});
   const CudaPlan made =
       cuda_case::planned(describe(a, Pass::forward, NullData::allowed), "sm_90", "cuda:wgmma");
   CHECK(made.too_large);

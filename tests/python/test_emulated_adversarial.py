@@ -63,6 +63,23 @@ def test_an_infinite_delta_makes_dsink_infinite(family, type):
     assert results["dsink"][0] == (-np.inf if factor > 0 else np.inf)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_lse_beyond_the_terms_of_f16(sign):
+    """lse / scale of one row is 2.3e9: the first term of three in f16 would be infinite, and the
+    row's gradients 0, or all of dk and dv NaN."""
+    given = problem(1, 1, 1, 128, 128, 64, type="f16")
+    given["q"] = with_values(given["q"], (0, 0, 5, slice(None)), sign * 6000)
+    near = 0.01 * regard.load(given["k"]) + 6000
+    given["k"] = regard.store(near, given["k"].dtype)
+    got, want = (solve(**given, scale=2.0**-12, backend=name)
+                 for name in (backend("wgmma"), "reference"))
+    for name in ("dq", "dk", "dv"):
+        other_rows = np.s_[:, :, np.arange(128) != 5] if name == "dq" else np.s_[:]
+        close(got[name][other_rows], want[name][other_rows], name)
+        assert np.isfinite(regard.load(got[name])).all()
+    assert regard.load(got["dq"])[0, 0, 5].any()
+
+
 # Warps that share keys; splits that the last block merges; that combine merges; of wgmma; one block.
 SCORES_OF_MINUS_INFINITY = [
     ("mma+sm_90", "bf16", 1, 4, 700), ("mma+sm_90", "f16", 1, 1, 6000),

@@ -129,7 +129,10 @@ void choose_whole_keys(const Draft& d, KernelConfig& main) {
   c.ordered_dq = false;   // one block adds to each row
   KernelConfig room = c;  // for a bias, whether it can be staged or not
   room.bias.aligned = c.features.bias && c.bias.type != Type::f64;
-  const bool fits = shared_bytes_of(room) <= d.limits.block;
+  const int64 bytes = shared_bytes_of(room);
+  const bool fits = bytes <= d.limits.block;
+  const int64 resident = d.limits.multiprocessor / (bytes + kReservedShared);
+  c.tiling.min_blocks = int(clamp_to<int64>(resident, 1, c.tiling.min_blocks));
   const bool can_flag = !c.repeats_rows || !c.tile_map;
   if (d.p.sizes.len_k <= c.tiling.keys && makes_dq_at_once(c) && can_flag && fits) main = c;
 }

@@ -14,6 +14,8 @@
 namespace regard {
 
 inline constexpr int64 kLargestGpuHead = 512;
+inline constexpr int64 kReservedShared = 1024;             // bytes of each block's, for the system
+inline constexpr int64 kMostGpuLength = INT32_MAX - 1023;  // the end of a tile is an int as well
 
 inline int level_of(const Chip& chip) {
   const int capability = chip.capability();
@@ -109,6 +111,13 @@ inline Features kernel_features(const Problem& p) {
 
 // Whether kernels that draw dropout's bits read its seed.
 inline bool reads_seed(const Problem& p) { return p.features.dropout && p.seed_in_memory; }
+
+// Whether a forward tile has rows of one block of positions only, where positions of rows that do
+// not exist are read as well.
+inline bool fits_positions(const KernelConfig& c) {
+  const Features& f = c.features;
+  return !f.positions || !(f.alibi || f.dropout) || kPositionBlock % c.tiling.rows == 0;
+}
 
 inline bool wants_dbias(const Problem& p) { return p.features.bias && p.wants(p.dbias); }
 

@@ -6,6 +6,7 @@
 #include "plan/cuda/facts.hpp"
 #include "plan/cuda/families.hpp"
 #include "plan/cuda/kernel/hi_lo_layout.h"
+#include "plan/cuda/kernel/wgmma_backward_layout.h"
 
 namespace regard {
 
@@ -59,8 +60,11 @@ void add_fixup_launch(Draft& d, Kernel kernel) {
 }
 
 bool needs_fixup(const Problem& p, const KernelConfig& main) {
+  // The terms of lse that f16 adds by a product end at 2^31.
+  const bool has_lse_terms = p.backward && p.type == Type::f16 && main.family == Family::wgmma &&
+                             adds_lse_by_product(main.features);
   return main.family != Family::simt &&
-         (hides_pairs(p) || has_two_terms(main.products) || main.cta_pair);
+         (hides_pairs(p) || has_two_terms(main.products) || main.cta_pair || has_lse_terms);
 }
 
 void explain_fixup(const Because& because) {

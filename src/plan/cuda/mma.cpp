@@ -14,9 +14,6 @@
 namespace regard {
 namespace {
 
-// The system keeps this much of each block's shared memory.
-constexpr int64 kReservedShared = 1024;
-
 // Forward. rows * slices * key_warps = warps * 16 m with m = 1 or 2; out takes m * dim_v / slices /
 // 2 registers of a thread, a row of scores m * keys / 2.
 constexpr TilingEntry kForward16[] = {
@@ -192,7 +189,7 @@ bool is_possible(const KernelConfig& c) {
                                                  t.stages >= 2 && t.stages <= 8;
   return (owned == each || owned == 2 * each) && t.warps % t.slices == 0 && t.warps <= 32 &&
          t.rows % 16 == 0 && t.keys % 16 == 0 && t.rows <= 256 && t.keys <= 256 && has_stages &&
-         t.min_blocks <= 32 &&
+         t.min_blocks <= 32 && (backward || fits_positions(c)) &&
          (!backward || (t.rows % (16 * t.slices) == 0 && t.rows <= t.warps * 32 &&
                         kPositionBlock % t.rows == 0));
 }

@@ -106,6 +106,9 @@ Refusal why_not_any(const Problem& p, const Chip& chip, const CudaChoice& choice
   if (p.sizes.batch * p.sizes.heads_q > INT32_MAX) {
     return "batch times heads must be below 2^31 on a GPU";
   }
+  if (larger(p.sizes.len_q, p.sizes.len_k) > kMostGpuLength) {
+    return "sequences of more than 2^31 - 1024 rows or keys are not served on a GPU";
+  }
   if (choice.level > level_of(chip)) {
     return "the chip lacks the instructions of the level that was asked for by name";
   }

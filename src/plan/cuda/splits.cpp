@@ -12,7 +12,6 @@ constexpr int64 kMostSplits = 128;
 
 // Blocks that a multiprocessor surely holds at once.
 int64 resident_blocks(const KernelConfig& c, const Chip& chip) {
-  constexpr int64 kReservedShared = 1024;    // of each block, for the system
   constexpr int64 kRegistersOfThread = 256;  // at most: 255, given out in units of 8
   const int64 registers = c.tiling.warps * 32 * kRegistersOfThread;
   const int64 by_registers =

@@ -86,8 +86,8 @@ bool is_possible(const KernelConfig& c) {
   if (is_f32 && (t.keys < 16 || t.keys > 128 || t.slices > 1)) return false;
   return t.warps == forward_warps(c) && consumers >= 2 && consumers <= (is_f32 ? 3 : 4) &&
          t.rows == consumers * kWarpgroupRows && t.keys % 16 == 0 && t.keys <= 256 &&
-         fits_dropout(c) && t.stages <= kMostWgmmaStages && has_possible_slices(c) &&
-         t.key_warps == 1 && t.min_blocks == 1 &&
+         fits_dropout(c) && fits_positions(c) && t.stages <= kMostWgmmaStages &&
+         has_possible_slices(c) && t.key_warps == 1 && t.min_blocks == 1 &&
          registers <= (consumers == 2   ? (is_f32 ? 208 : 196)
                        : consumers == 3 ? 132
                                         : 80);
@@ -214,10 +214,11 @@ Fit choose_entry(KernelConfig& c, const TilingRequest& request) {
   return Fit::no_room;
 }
 
-// As if TMA could, where out is not given yet.
+// An out that is not given yet is dense and begins at 16 bytes.
 bool stores_out_by_tma(const Problem& p) {
-  return p.type != Type::f32 && !p.continues &&
-         (!p.out.given() || (p.out.type == p.type && is_tma_storable(tma_tensors(p, {}).out)));
+  if (p.type == Type::f32 || p.continues) return false;
+  if (!p.out.given()) return p.sizes.dim_v * int64(size_of(p.type)) % 16 == 0;
+  return p.out.type == p.type && is_tma_storable(tma_tensors(p, {}).out);
 }
 
 // Not in packed batches: rows of another sequence would take part in what a warp decides.

@@ -19,12 +19,13 @@ REGARD_DEVICE float row_term_factor(int term) {
   return term == 0 ? 0x1p15f : term == 1 ? 0x1p3f : 0x1p-9f;
 }
 
-// 16 bytes: the terms of x, then zeros. If x is not finite, or too large for the type, the first
-// term alone is not finite.
+// 16 bytes: the terms of x, then zeros. If x is not finite, the first term alone is x. If it is too
+// large for the type, the first term is NaN, so that no result that needs x is finite.
 template <Type kType>
 REGARD_DEVICE Bits128 split_in_terms(float x) {
   using Format = typename ElementOf<kType>::Format;
   float terms[kRowTerms] = {};
+  const bool is_finite = x - x == 0;
 #pragma unroll
   for (int n = 0; n < kRowTerms; ++n) {
     const float factor = row_term_factor<kType>(n);
@@ -33,6 +34,7 @@ REGARD_DEVICE Bits128 split_in_terms(float x) {
     x -= term * factor;
     if (!(term - term == 0)) x = 0;
   }
+  if (is_finite && !(terms[0] - terms[0] == 0)) terms[0] = float_of(0x7fc00000u);
   return {{pack<Format>(terms[0], terms[1]), pack<Format>(terms[2], 0.0f), 0, 0}};
 }
 
