@@ -74,6 +74,11 @@ def test_the_texts_are_the_tools_own(prefix: Path, command: str, place: str) -> 
     assert text.read_text() == run(prefix / "bin/regard", *command.split())
 
 
+def test_a_plug_in_exports_nothing_of_the_static_library() -> None:
+    names = run("nm", "-D", "--defined-only", BUILD / "tests/libregard_test_plugin.so")
+    assert names and not re.search(r"regard_(forward|version)|_ZN6regard", names)
+
+
 def test_the_licence_is_there(prefix: Path) -> None:
     (licence,) = prefix.rglob("LICENSE")
     assert licence.read_text() == (ROOT / "LICENSE").read_text()
