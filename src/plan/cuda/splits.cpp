@@ -1,6 +1,7 @@
 // Costs of splits of keys, by measurements.
 #include "plan/cuda/splits.hpp"
 
+#include "plan/cuda/facts.hpp"
 #include "plan/cuda/kernel/mma_layout.h"
 #include "plan/cuda/kernel/wgmma_layout.h"
 #include "plan/cuda/visible_tiles.hpp"
