@@ -40,17 +40,11 @@ HEAD = 0.92  # inches over the panels, for title and legend
 
 
 def read(path: Path) -> list[Row]:
-    """Rows in one form, whichever version of the benchmark wrote them."""
-    return [in_one_form(json.loads(line)) for line in path.read_text().splitlines()]
+    return [with_rates(json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def in_one_form(row: Row) -> Row:
+def with_rates(row: Row) -> Row:
     """rate: FLOP/s by "ours" and peers; share: of the CPU's peak, or None."""
-    if "torch_gflops" in row:  # a CPU's rows, when PyTorch was the only peer
-        batch, heads, length, dim = row["sizes"]
-        return row | {"group": "grid", "pass": {"forward": "fwd", "backward": "bwd"}[row["pass"]],
-                      "sizes": [batch, heads, heads, length, length, dim],
-                      "rate": {"ours": 1e9 * row["gflops"], "torch": 1e9 * row["torch_gflops"]}}
     rate: dict[str, float] = {}
     share = None
     for name, value in row["tflops"].items():
