@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
+import threading
 import types
 import warnings
 
@@ -101,6 +103,39 @@ def test_install_and_undo(calls):
         assert F.scaled_dot_product_attention is STOCK[0]
     finally:
         del sys.modules["importer"]
+
+
+def test_the_name_is_that_of_pytorch(monkeypatch):
+    """torch's context_parallel replaces the attribute of this name; pickle looks for it."""
+    with rt.installed():
+        ours = F.scaled_dot_product_attention
+        assert ours.__qualname__ == "scaled_dot_product_attention"
+        assert pickle.loads(pickle.dumps(ours)) is ours
+        wrapper = object()
+        monkeypatch.setattr(F, ours.__name__, wrapper)
+        assert F.scaled_dot_product_attention is wrapper
+        monkeypatch.undo()
+
+
+def test_the_last_of_two_threads_ends_it():
+    entered, leave = threading.Event(), threading.Event()
+
+    def work():
+        with rt.installed():
+            entered.set()
+            leave.wait()
+
+    other = threading.Thread(target=work)
+    other.start()
+    entered.wait()
+    with rt.installed():
+        leave.set()
+        other.join()
+        assert F.scaled_dot_product_attention is not STOCK[0]
+    assert F.scaled_dot_product_attention is STOCK[0]
+    with rt.installed():
+        rt.install()
+    assert F.scaled_dot_product_attention is not STOCK[0]
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import direct, fast_path
+from . import direct, fast_path, sdpa
 from .limits import left_to_pytorch
-from .sdpa import scaled_dot_product_attention
 
 _original = torch._C._nn.scaled_dot_product_attention  # even if others replaced functional's
 _lock = threading.Lock()
 _is_installed = False
+_is_kept = False  # until `uninstall`
+_statements = 0  # of `installed` that are open, in all threads
 
 
 def install() -> None:
@@ -37,37 +38,54 @@ def install() -> None:
     It also runs in code of torch.jit.script, without a warning, and in code that torch.compile has
     compiled before and that does not look the function up again. A second call has no effect.
     """
-    global _is_installed
+    global _is_kept
     with _lock:
-        if not _is_installed:
-            _replace(dict(_pairs()))
-            _is_installed = True
+        _is_kept = True
+        _set_installed(True)
 
 
 def uninstall() -> None:
-    """Undoes `install`; without one, does nothing."""
-    global _is_installed
+    """Undoes `install`, and open statements of `installed`; without these, does nothing."""
+    global _is_kept
     with _lock:
-        if _is_installed:
-            _replace({by: old for old, by in _pairs()})
-            _is_installed = False
+        _is_kept = False
+        _set_installed(False)
 
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """`install` for the length of a with statement; nested statements end with the outer one."""
-    was_installed = _is_installed
-    install()
+    """`install` for the length of a with statement. Where several are open, nested or in threads,
+    the last one to end undoes it; and none does after `install`."""
+    global _statements
+    with _lock:
+        _statements += 1
+        _set_installed(True)
     try:
         yield
     finally:
-        if not was_installed:
-            uninstall()
+        with _lock:
+            _statements -= 1
+            if _statements == 0 and not _is_kept:
+                _set_installed(False)
+
+
+def is_installed() -> bool:
+    """Whether Regard is in the place of PyTorch's functions."""
+    return _is_installed
+
+
+def _set_installed(wanted: bool) -> None:
+    """For a caller that holds the lock."""
+    global _is_installed
+    if wanted != _is_installed:
+        _replace({old: new for old, new in _pairs()} if wanted else
+                 {new: old for old, new in _pairs()})
+        _is_installed = wanted
 
 
 def _pairs() -> tuple[tuple[Any, Any], ...]:
     """PyTorch's functions, and their replacements."""
-    return ((_original, _attention),
+    return ((_original, scaled_dot_product_attention),
             (fast_path.native_multi_head_attention, fast_path.multi_head_attention),
             (fast_path.native_encoder_layer, fast_path.encoder_layer))
 
@@ -85,9 +103,11 @@ def _replace(by: dict[Any, Any]) -> None:
                 setattr(module, name, by_id[id(value)])
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-               dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-               enable_gqa: bool = False) -> Any:
+# Under PyTorch's name, by which others, such as its context_parallel, replace what they find.
+def scaled_dot_product_attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+        enable_gqa: bool = False) -> Any:
     found = direct.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal,
                                                 scale, enable_gqa)
     if found is not None:
@@ -99,10 +119,10 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | No
     if torch.overrides.has_torch_function(tensors):
         # A subclass of Tensor may have its own attention, as torch.nn.attention.bias has.
         return torch.overrides.handle_torch_function(
-            _attention, tensors, query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
-            enable_gqa=enable_gqa)
-    return scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale,
-                                        enable_gqa)
+            scaled_dot_product_attention, tensors, query, key, value, attn_mask, dropout_p,
+            is_causal, scale=scale, enable_gqa=enable_gqa)
+    return sdpa.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal,
+                                             scale, enable_gqa)
 
 
 # TorchScript compiles a function that it knows by an operator's name as that operator.
