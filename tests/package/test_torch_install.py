@@ -18,6 +18,8 @@ import regard.torch.limits as limits  # noqa: E402
 import regard.torch.replacement as replacement  # noqa: E402
 import regard.torch.surface as surface  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from regard.masks import Mask  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch_cases import DEVICES  # noqa: E402
 
 STOCK = [F.scaled_dot_product_attention]  # a name for it would be found and replaced
@@ -203,6 +205,53 @@ def test_subclasses_keep_their_own_attention(calls):
     torch.testing.assert_close(found, wanted)
     assert isinstance(mine, Plain) and calls
     torch.testing.assert_close(mine.as_subclass(torch.Tensor), STOCK[0](q, k, k))
+
+
+class OfTable(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is STOCK[0]:
+            return "by the table"
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class Seeing(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_overrides_are_offered_the_function_of_pytorch(calls):
+    q = normal(1, 2, 4, 8)
+    with rt.installed():
+        assert F.scaled_dot_product_attention(q.as_subclass(OfTable), q, q) == "by the table"
+        with Seeing() as outer, Seeing() as inner:
+            assert F.scaled_dot_product_attention(q.as_subclass(OfTable), q, q) == "by the table"
+            assert not calls
+            found = F.scaled_dot_product_attention(q, q, q)
+        assert outer.seen == inner.seen == [STOCK[0]] * 2
+        assert len(calls) == 1
+        with torch.device("cpu"):
+            masked = F.scaled_dot_product_attention(q, q, q, Mask(4, 4, causal=True))
+    torch.testing.assert_close(found, STOCK[0](q, q, q))
+    torch.testing.assert_close(masked, STOCK[0](q, q, q, is_causal=True))
+
+
+def test_compiled_overrides():
+    class Plain(torch.Tensor):
+        pass
+
+    q = normal(1, 2, 4, 8)
+    compiled = torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q), fullgraph=True,
+                             backend="eager")
+    with rt.installed():
+        found = compiled(q.as_subclass(Plain))
+    assert type(found) is Plain
+    torch.testing.assert_close(found.as_subclass(torch.Tensor), STOCK[0](q, q, q))
 
 
 def test_what_regard_cannot_take_goes_to_pytorch(calls, monkeypatch):

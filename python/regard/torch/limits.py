@@ -72,6 +72,11 @@ def is_distributed(x: Tensor) -> bool:
     return type(x).__name__ == "DTensor"
 
 
+def is_jagged(x: Any) -> bool:
+    """Whether x is a nested tensor of layout torch.jagged."""
+    return type(x).__name__ == "NestedTensor"
+
+
 def is_causal_bias(x: Any) -> bool:
     """Whether x is of torch.nn.attention.bias: a causal mask, whose elements are not initialised."""
     return type(x).__name__ == "CausalBias" and isinstance(x, Tensor)

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from . import direct, fast_path, sdpa
-from .limits import left_to_pytorch
+from .limits import is_causal_bias, is_jagged, left_to_pytorch
+from .overrides import DefaultImplementation
 
 _original = torch._C._nn.scaled_dot_product_attention  # even if others replaced functional's
 _lock = threading.Lock()
@@ -113,17 +114,26 @@ def scaled_dot_product_attention(
     if found is not None:
         return found
     tensors = query, key, value, attn_mask
+    if _has_overrides(tensors):
+        # The compiler offers PyTorch's function to overrides itself.
+        offer = _original if torch.compiler.is_dynamo_compiling() else _default.offer
+        return offer(query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
+                     enable_gqa=enable_gqa)
     if left_to_pytorch(*tensors, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa):
         return _original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
                          enable_gqa=enable_gqa)
-    if torch.overrides.has_torch_function(tensors):
-        # A subclass of Tensor may have its own attention, as torch.nn.attention.bias has.
-        return torch.overrides.handle_torch_function(
-            scaled_dot_product_attention, tensors, query, key, value, attn_mask, dropout_p,
-            is_causal, scale=scale, enable_gqa=enable_gqa)
     return sdpa.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal,
                                              scale, enable_gqa)
 
+
+def _has_overrides(tensors: tuple[Any, ...]) -> bool:
+    """Without those of tensors that are left to PyTorch, or that sdpa.py knows."""
+    if not torch.overrides.has_torch_function(tensors) or any(map(is_jagged, tensors)):
+        return False
+    return not (torch.compiler.is_dynamo_compiling() and is_causal_bias(tensors[-1]))
+
+
+_default = DefaultImplementation(_original, scaled_dot_product_attention)
 
 # TorchScript compiles a function that it knows by an operator's name as that operator.
 _builtins: Any = torch.jit._builtins
