@@ -279,7 +279,7 @@ def test_what_regard_cannot_take_goes_to_pytorch(calls, monkeypatch):
 
 @pytest.mark.parametrize("reason, options", [
     ("dropout_p=1", {"dropout_p": 1.0}), ("not finite", {"scale": float("inf")}),
-    ("other heads", {"enable_gqa": True})])
+    ("not finite", {"scale": -2.0**121}), ("other heads", {"enable_gqa": True})])
 def test_options_that_regard_refuses_go_to_pytorch(reason, options, calls, monkeypatch):
     monkeypatch.setattr(limits, "_told", set())
     q, k, v = normal(2, 4, 6, 8), normal(2, 2, 6, 8, seed=1), normal(2, 4, 6, 8, seed=2)
@@ -297,7 +297,8 @@ def test_stock_signature(calls):
         ours = F.scaled_dot_product_attention
         for arguments, options in (((q, q, q, mask, 0.0, False), {"scale": 0.3}),
                                    ((q,), {"key": q, "value": q, "attn_mask": mask > 0}),
-                                   ((q, q[:, :1], q[:, :1]), {"enable_gqa": True})):
+                                   ((q, q[:, :1], q[:, :1]), {"enable_gqa": True}),
+                                   ((q, q, q), {"dropout_p": False})):
             wanted = STOCK[0](*arguments, **options)
             torch.testing.assert_close(ours(*arguments, **options), wanted)
-    assert len(calls) == 3
+    assert len(calls) == 4

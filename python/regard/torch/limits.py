@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from ..mask_value import Mask
 from .kernels import TYPES
 
+_LARGEST_SCALE = 2.0**120  # of float32 scores, see src/problem/describe.cpp
 _told: set[str] = set()
 
 
@@ -57,8 +57,8 @@ def _why_not_options(tensors: tuple[Any, ...], dropout_p: Any, scale: Any, enabl
     """What PyTorch computes, and Regard refuses."""
     if isinstance(dropout_p, (int, float)) and dropout_p == 1:
         return "dropout_p=1"
-    if isinstance(scale, float) and not math.isfinite(scale):
-        return "a scale that is not finite"
+    if isinstance(scale, (int, float)) and not abs(scale) <= _LARGEST_SCALE:
+        return "a scale that is not finite, or above 2^120"
     if enable_gqa:
         _, key, value = tensors[:3]
         if key.dim() > 2 and value.dim() > 2 and key.shape[-3] != value.shape[-3]:

@@ -113,6 +113,8 @@ def scaled_dot_product_attention(
                                                 scale, enable_gqa)
     if found is not None:
         return found
+    if isinstance(dropout_p, bool):  # `self.training and p` is a number for PyTorch
+        dropout_p = float(dropout_p)
     tensors = query, key, value, attn_mask
     if _has_overrides(tensors):
         # The compiler offers PyTorch's function to overrides itself.
