@@ -14,6 +14,7 @@ import regard  # noqa: E402
 import regard.torch as rt  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from regard.torch import direct, surface  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 pytestmark = pytest.mark.skipif(direct._direct is None, reason="PyTorch before 2.10")
@@ -121,6 +122,42 @@ def test_the_node_in_cpp_gives_the_same_bits(options):
     for found in results[1:]:
         for a, b in zip(results[0], found, strict=True):
             assert torch.equal(a, b) and a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("kind", ["plain", "grouped", "bshd", "strided", "expanded", "bias"])
+def test_fake_gradients_of_the_node_in_cpp(kind):
+    """Compiled autograd computes with their shapes and strides."""
+    given, bias, layout = tensors(), None, "bhsd"
+    if kind == "grouped":
+        given[1:] = (normal(1, 1, 3, 8, seed=seed).requires_grad_() for seed in (1, 2))
+    elif kind == "bshd":
+        layout, given[0] = kind, normal(1, 3, 2, 8).transpose(1, 2).requires_grad_()
+    elif kind == "strided":
+        given = [normal(2, 3, 2, 16).requires_grad_().transpose(1, 2)[..., :8] for _ in range(3)]
+    elif kind == "expanded":
+        given = [x.expand(2, -1, -1, -1) for x in given]
+    elif kind == "bias":
+        bias = normal(2, 1, 3, seed=5).requires_grad_()
+    out = rt.attention(*given, bias=bias, layout=layout)
+    assert out.grad_fn.name() == IN_CPP
+    wanted = torch.autograd.grad(out.sum(), [*given, *([] if bias is None else [bias])])
+    with FakeTensorMode() as mode:
+        q, k, v, bias = (x if x is None else mode.from_tensor(x) for x in (*given, bias))
+        word = torch.empty((), dtype=torch.int64)
+        found = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            q, q, k, v, bias, q, q[..., 0], word, word, 0.0, [True] * 4)
+    for fake, real in zip(found, wanted):
+        assert fake.shape == real.shape and fake.stride() == real.stride()
+
+
+@pytest.mark.exhaustive
+def test_compiled_autograd():
+    q, k, v = tensors()
+    wanted = torch.autograd.grad(rt.attention(q, k, v).square().sum(), q)[0]
+    loss = rt.attention(q, k, v).square().sum()
+    with torch._dynamo.compiled_autograd._enable(torch.compile()):
+        loss.backward()
+    torch.testing.assert_close(q.grad, wanted)
 
 
 @pytest.mark.parametrize("options", [

@@ -77,6 +77,10 @@ def test_shapes_without_memory():
         assert found.shape == wanted.shape and found.stride() == wanted.stride()
     assert out.device.type == "meta"
 
+    q = normal(1, 2, 4, 8).expand(3, -1, -1, -1)
+    wanted = rt.attention(q, q, q).stride()
+    with FakeTensorMode() as mode:
+        assert rt.attention(*(mode.from_tensor(q),) * 3).stride() == wanted
 
 def options_of_tensors(packed):
     """Each option that takes a tensor, for 2 heads and 4 rows in one sequence."""

@@ -294,7 +294,32 @@ def _autograd() -> Any:
     # This function converts arguments faster than the operator's own.
     on_cpu = getattr(torch._C._VariableFunctions, _SCHEMAS[0][1], None)
     on_cuda = getattr(torch.ops.aten, _SCHEMAS[2][1]).default._op
-    return None if on_cpu is None else _core.TorchAutograd(on_cpu, on_cuda)
+    if on_cpu is None:
+        return None
+    _register_fake_backward()
+    return _core.TorchAutograd(on_cpu, on_cuda)
+
+
+def _register_fake_backward() -> None:
+    """For compiled autograd: PyTorch's shapes and strides of these gradients are those of its CUDA
+    kernel, also on the CPU. An older PyTorch keeps them."""
+    try:
+        from torch._subclasses import fake_impls
+        register: Any = fake_impls.register_op_impl
+    except (ImportError, AttributeError):
+        return
+    operator = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+
+    @register(operator)  # type: ignore[untyped-decorator]
+    def fake_backward(mode: Any, function: Any, dout: Tensor, q: Any, k: Tensor, v: Tensor,
+                      bias: Tensor | None, out: Tensor, lse: Tensor, seed: Tensor, offset: Tensor,
+                      dropout_p: float, wanted: Sequence[bool], *rest: Any, **options: Any) -> Any:
+        if q.fake_device.type != "cpu":
+            return NotImplemented
+        with mode:
+            found = [dense(x, x.shape[-1], None) if is_wanted else None
+                     for x, is_wanted in zip((q, k, v), wanted)]
+            return *found, None if bias is None or not wanted[3] else bias.new_empty(bias.shape)
 
 
 def _bits(*keys: str) -> int:

@@ -45,9 +45,9 @@ def array_of(x: Tensor, argument: str) -> _core.Array:
 
 
 def dense(like: Tensor, size: int, type: torch.dtype | None) -> Tensor:
-    """A dense tensor for rows of `size`, with its axes in memory in the order of `like`. PyTorch's
-    own fused attention lays out its results in the same way."""
-    if like.shape[-1] == size and like.stride(-1) == 1:
+    """A dense tensor for rows of `size`, with its axes in memory in the order of `like`, expanded
+    ones last, as the binding makes it. PyTorch's own fused attention lays out its results so."""
+    if like.shape[-1] == size and like.stride(-1) == 1 and 0 not in like.stride():
         return torch.empty_like(like, dtype=type)
     order = sorted(range(like.dim() - 1), key=like.stride, reverse=True)
     made = like.new_empty([*(like.shape[axis] for axis in order), size], dtype=type)
