@@ -13,6 +13,7 @@ import regard.torch as rt  # noqa: E402
 from regard.torch.kernels import ARGUMENTS, VALUES  # noqa: E402
 from regard.torch.operators import backward, forward  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch._vmap_internals import _vmap  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_cases import CASES, DEVICES, assert_same, problem  # noqa: E402
 
@@ -76,11 +77,11 @@ def test_shapes_without_memory():
     for found, wanted in zip((out, lse), real):
         assert found.shape == wanted.shape and found.stride() == wanted.stride()
     assert out.device.type == "meta"
-
     q = normal(1, 2, 4, 8).expand(3, -1, -1, -1)
     wanted = rt.attention(q, q, q).stride()
     with FakeTensorMode() as mode:
         assert rt.attention(*(mode.from_tensor(q),) * 3).stride() == wanted
+
 
 def options_of_tensors(packed):
     """Each option that takes a tensor, for 2 heads and 4 rows in one sequence."""
@@ -267,6 +268,21 @@ def test_anomaly_mode_and_hooks_see_the_function():
     with torch.autograd.graph.save_on_cpu():
         saved = rt.attention(q, k, v)
     assert torch.equal(torch.autograd.grad(saved.sum(), q)[0], q.grad)
+
+
+@pytest.mark.parametrize("batched", [
+    lambda out, q, dout: torch.autograd.grad(out, q, dout, is_grads_batched=True)[0],
+    lambda out, q, dout: torch.func.vmap(lambda x: torch.autograd.grad(out, q, x)[0], 0, 1)(
+        dout).movedim(1, 0),
+    lambda out, q, dout: _vmap(_vmap(lambda x, unused: torch.autograd.grad(out, q, x)[0],
+                                     (None, 0)), (0, None))(dout, torch.zeros(4))[:, 3]],
+    ids=["is_grads_batched", "torch.func", "nested"])
+def test_batched_gradients(batched):
+    q, k, v = leaves(1, 2, 3, 8)
+    mask, dout = torch.ones(3, 3, dtype=torch.bool).tril(), normal(2, 1, 2, 3, 8, seed=4)
+    found = batched(rt.attention(q, k, v, mask=mask), q, dout)
+    for row, x in zip(found, dout, strict=True):
+        assert torch.equal(row, torch.autograd.grad(rt.attention(q, k, v, mask=mask), q, x)[0])
 
 
 def test_deterministic_algorithms_reach_the_library(monkeypatch):

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..errors import Unsupported, refuse
+from . import batching
 from .direct import backward_kernel, forward_kernel, operators_calls
 from .kernels import (ARGUMENTS, TENSORS, VALUES, backward_results, call_of, forward_results,
                       require_device)
@@ -55,6 +56,7 @@ def _fake_backward(wanted: Sequence[bool], dout: Tensor, dlse: Tensor | None, ou
 
 torch.library.register_fake("regard::forward", _fake_forward, lib=_library)
 torch.library.register_fake("regard::backward", _fake_backward, lib=_library)
+batching.register(_library, backward)
 
 
 _PLAIN = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
