@@ -285,6 +285,24 @@ def test_batched_gradients(batched):
         assert torch.equal(row, torch.autograd.grad(rt.attention(q, k, v, mask=mask), q, x)[0])
 
 
+@pytest.mark.parametrize("name", ["mask", "alibi_slopes", "seqused_k", "row_spans", "cu_seqlens"])
+@pytest.mark.parametrize("direct", [True, False])
+def test_options_that_were_made_in_inference_mode(name, direct):
+    given = leaves(*((4, 2, 8) if name == "cu_seqlens" else (1, 2, 4, 8)))
+    results = []
+    for mode in (torch.enable_grad, torch.inference_mode):
+        with mode():
+            options = options_of_tensors(name == "cu_seqlens")
+        if name == "cu_seqlens":
+            options |= {"max_seqlen_q": 4, "max_seqlen_k": 4}
+        else:
+            options = {name: options[name]}
+        q = given[0] if direct else given[0].mT.contiguous().mT
+        out = rt.attention(q, *given[1:], **options)
+        results.append(torch.autograd.grad(out.square().sum(), given))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
 def test_deterministic_algorithms_reach_the_library(monkeypatch):
     seen = []
     original = rt.direct._direct.forward

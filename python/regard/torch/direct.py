@@ -231,8 +231,13 @@ class RegardAttention(torch.autograd.Function):
     """As the operators' function of this name."""
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        return _direct.record(ctx, *arguments)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
+                sink: Tensor | None, options: Options, arrays: dict[str, Tensor],
+                return_lse: bool) -> Any:
+        for name, x in arrays.items():
+            if x is not bias and x is not sink and x.is_inference():
+                arrays = arrays | {name: x.clone()}  # which autograd can save
+        return _direct.record(ctx, q, k, v, bias, sink, options, arrays, return_lse)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:

@@ -79,7 +79,9 @@ class RegardAttention(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None,
                 sink: Tensor | None, keys: Any, rest: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
         out, lse = _below_autograd(forward, forward_kernel, keys, q, k, v, bias, sink, *rest)
-        ctx.save_for_backward(out, lse, q, k, v, bias, sink, *rest[:TENSORS - 2])
+        more = (x.clone() if x is not None and x.is_inference() else x  # to be saved
+                for x in rest[:TENSORS - 2])
+        ctx.save_for_backward(out, lse, q, k, v, bias, sink, *more)
         ctx.values = rest[TENSORS - 2:]
         ctx.set_materialize_grads(False)
         return out, lse
