@@ -276,7 +276,9 @@ def test_gradients_of_gradients_are_refused():
         found.sum().backward()
     out, _ = rt.attention(q, k, v, return_lse=True)
     found = torch.autograd.grad(out.sum(), q, create_graph=True)[0]
-    with pytest.raises(regard.Unsupported, match="create_graph"):
+    with pytest.raises(regard.Unsupported, match="create_graph.*attention under"):
+        found.sum().backward(retain_graph=True)
+    with rt.installed(), pytest.raises(regard.Unsupported, match=r"regard.torch.uninstall\(\)"):
         found.sum().backward()
 
 

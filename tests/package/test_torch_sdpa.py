@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 import regard  # noqa: E402
 import regard.torch as rt  # noqa: E402
+from regard.masks import Mask  # noqa: E402
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch_cases import DEVICES  # noqa: E402
@@ -157,6 +158,7 @@ def test_causal_biases_of_pytorch(make):
     ("is_causal", {"is_causal": "none"}),
     ("enable_gqa", {"enable_gqa": 1}),
     ("causal", {"is_causal": True, "causal": "bottom_right"}),
+    ("is_causal", {"is_causal": True, "attn_mask": Mask(4, 4, causal=True)}),
     ("attn_mask", {"attn_mask": torch.ones(4, 4).int()}),
     ("attn_mask", {"attn_mask": torch.ones(2, 1, 1, 4, 4), "query": torch.ones(1, 4, 8)}),
     ("attn_mask", {"attn_mask": torch.ones(3, 1, 1) > 0}),

@@ -139,7 +139,8 @@ def scaled_dot_product_attention(
             out_type=out_type, threads=threads, backend=backend, **extensions)
     except Error as error:
         raise error.named({"q": "query", "k": "key", "v": "value", "mask": "attn_mask"} | (
-            {"bias": "attn_mask"} if is_bias else {})) from None
+            {"bias": "attn_mask"} if is_bias else {}) | (
+            {"causal": "is_causal"} if is_causal else {})) from None
     if width == 0:
         result = ((result[0][..., :0], result[1]) if isinstance(result, tuple) else
                   result[..., :0])
