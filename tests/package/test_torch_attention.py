@@ -308,6 +308,19 @@ def test_refusals(kind, argument, change):
     assert caught.value.argument == argument
 
 
+@pytest.mark.parametrize("name", ["q", "v", "mask", "bias", "sink", "seqused_k", "row_spans",
+                                  "dropout_seed"])
+@pytest.mark.parametrize("made, reason", [
+    (lambda x: x.to_sparse(), "sparse_coo"),
+    (lambda x: torch.nested.nested_tensor([x]), "nested"),
+    (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8), "quantised")])
+@pytest.mark.filterwarnings("ignore")  # these kinds of tensors are prototypes, or deprecated
+def test_what_is_not_dense_is_refused_by_name(name, made, reason):
+    given = {"q": Q, "k": Q, "v": Q, "dropout_p": 0.5, name: made(torch.zeros(6, 6))}
+    with pytest.raises(regard.WrongType, match=f"^{name} = a .*{reason}"):
+        rt.attention(**given)
+
+
 def test_transforms_that_do_not_exist_are_refused():
     with pytest.raises(regard.Unsupported, match="torch.func"):
         torch.func.grad(lambda q: rt.attention(q, Q, Q).sum())(Q)

@@ -85,10 +85,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | Tensor | N
     if result is not None:
         return result  # type: ignore[no-any-return]
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _require_dense_tensor(name, x)
+        require_tensor(name, x)
     for name, option in options.items():
         if option is not None and name in ARRAYS:
             require_tensor(name, option)
+    if isinstance(dropout_seed, Tensor):
+        require_tensor("dropout_seed", dropout_seed)
     refuse_tangents({"q": q, "k": k, "v": v, **options})
     is_number = isinstance(dropout_seed, int) or not hasattr(dropout_seed, "shape")  # as checks.seed
     if dropout_seed is not None and is_number:
@@ -121,8 +123,8 @@ def _drawn_seed(q: Tensor) -> Tensor:
 
 
 def require_tensor(name: str, x: Any) -> None:
-    """Errors: WrongType for what is no tensor of PyTorch, or has no elements of its own;
-    Unsupported for a DTensor."""
+    """Errors: WrongType for what is no dense tensor of PyTorch with elements of its own;
+    Unsupported for a DTensor, and for other devices."""
     if not isinstance(x, Tensor):
         raise refuse(name, f"a {type(x).__name__}", "must be a tensor of PyTorch", WrongType)
     if is_causal_bias(x):
@@ -131,15 +133,14 @@ def require_tensor(name: str, x: Any) -> None:
     if is_distributed(x):
         raise refuse(name, "a DTensor", f"is not supported: give {name}.to_local(), or use "
                      "regard.torch.distributed", Unsupported)
-
-
-def _require_dense_tensor(name: str, x: Any) -> None:
-    require_tensor(name, x)
     if x.device.type not in ("cpu", "cuda", "meta"):
         raise refuse(name, f"a tensor on {x.device}", "must be on the CPU or a CUDA GPU",
                      Unsupported)
     if x.layout != torch.strided:
         raise refuse(name, f"a tensor of layout {x.layout}", "must be strided", WrongType)
     if x.is_nested:
-        raise refuse(name, "a nested tensor", "must be dense: pack it and give cu_seqlens_q",
+        raise refuse(name, "a nested tensor", "must be dense: pack rows and give cu_seqlens_q",
+                     WrongType)
+    if x.is_quantized:
+        raise refuse(name, "a quantised tensor", f"must hold numbers: {name}.dequantize()",
                      WrongType)
