@@ -111,15 +111,28 @@ class Mask:
     # ------------------------------------------------------------------------------------ algebra
 
     def __and__(self, other: Mask) -> Mask:
-        """The pairs that both masks show. Errors: InvalidArgument for other sizes, and where the
-        spans of one kind would be more than 8."""
+        """The pairs that both masks show.
+
+        Bands (causal and window) of one alignment keep it. Where one band is "top_left" and the
+        other one is not, the result stands for whole lengths: give no seqused_q, seqused_k or
+        q_positions with it.
+
+        Errors: InvalidArgument for other sizes, and where the spans of one kind would be more than
+        8.
+        """
         from .masks.combine import both
 
         return both(self, other) if isinstance(other, Mask) else NotImplemented
 
     def __or__(self, other: Mask) -> Mask:
-        """The pairs that one of the masks shows. Errors: InvalidArgument for other sizes, and where
-        spans cannot say it: at most 8 spans, of one kind, or matrices."""
+        """The pairs that one of the masks shows.
+
+        Where the bands (causal and window) or their alignments differ, the result stands for whole
+        lengths, as may that of `&`: spans hold the bands.
+
+        Errors: InvalidArgument for other sizes, and where spans cannot say it: at most 8 spans, of
+        one kind, or matrices.
+        """
         from .masks.combine import either
 
         return either(self, other) if isinstance(other, Mask) else NotImplemented

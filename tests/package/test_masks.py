@@ -139,6 +139,24 @@ def test_bands_of_other_numbers_of_queries_than_keys():
                 assert ((a | b).to_dense() == (a.to_dense() | b.to_dense())).all()
 
 
+def test_bands_follow_real_lengths():
+    q = np.zeros((1, 1, 20, 4), np.float32)
+    used = {"seqused_q": np.array([11], np.int32), "seqused_k": np.array([14], np.int32)}
+    full = Mask(20, 20, row_spans=np.array([[0, 20]], np.int32))
+    bands = [Mask(20, 20, causal=causal, window=window) for causal, window in (
+        ("bottom_right", None), ("bottom_right", (3, None)), ("none", (4, 2)))]
+
+    def seen(mask):
+        weights = regard.attention(q, q, np.eye(20, dtype=np.float32)[None, None], mask=mask, **used)
+        return weights[0, 0, :11] > 0
+
+    for a in bands:
+        assert (seen(a & full) == seen(a)).all() and (seen(full & a) == seen(a)).all()
+        assert (seen((a & full) | a) == seen(a)).all()
+        for b in bands:
+            assert (seen(a & b) == (seen(a) & seen(b))).all()
+
+
 def test_what_spans_cannot_say():
     rows, keys = masks.neighbourhood_2d(6, 10, 3), CASES["tree"][0]()
     for combine, words in ((lambda: rows & rows, "3 and 3 spans: .* up to 9 spans, more than 8"),

@@ -44,6 +44,20 @@ def band_of(mask: Mask) -> Band:
                 None if high is None or high >= mask.len_k - 1 else high)
 
 
+def shared_options(a: Mask, b: Mask) -> dict[str, Any] | None:
+    """causal and window of the pairs that the bands of both show, whatever the real lengths are.
+
+    None where one band follows the diagonal of top_left, and the other one that of bottom_right.
+    """
+    masks = [mask for mask in (a, b) if mask.causal != "none" or mask.window != (-1, -1)]
+    if len({mask.causal == "top_left" for mask in masks}) > 1:
+        return None
+    causal = next((mask.causal for mask in masks if mask.causal != "none"), "none")
+    left, right = (min((size for size in sizes if size >= 0), default=-1)
+                   for sizes in zip(a.window, b.window))
+    return {"causal": causal, "window": (left, right if causal == "none" else -1)}
+
+
 def options_of(band: Band, len_q: int, len_k: int) -> dict[str, Any] | None:
     """causal and window that show this band; None where they cannot."""
     offset = len_k - len_q

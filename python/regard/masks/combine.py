@@ -6,14 +6,13 @@ from typing import Any
 
 from ..errors import Error, refuse
 from ..mask_value import MOST_SPANS, Mask
-from .band import EVERYTHING, band_of, clipped, interleaved, options_of
+from .band import EVERYTHING, band_of, clipped, interleaved, options_of, shared_options
 from .library import Library, library_of
 
 
 def both(a: Mask, b: Mask) -> Mask:
     """The pairs that both show. Errors: InvalidArgument."""
     library = _common(a, b, "&")
-    band = band_of(a).cut(band_of(b))
     found: dict[str, Any] = {}
     for name in ("row_spans", "key_spans"):
         parts = [library.here(getattr(x, name)) for x in (a, b) if getattr(x, name) is not None]
@@ -24,8 +23,10 @@ def both(a: Mask, b: Mask) -> Mask:
     matrices = [library.here(x.dense) for x in (a, b) if x.dense is not None]
     if matrices:
         found["dense"] = matrices[0] & matrices[1] if len(matrices) == 2 else matrices[0]
-    options = options_of(band, a.len_q, a.len_k)
-    if options is None:  # no diagonal of a call bounds it; spans can
+    options, band = shared_options(a, b), band_of(a).cut(band_of(b))
+    if options is None:  # two diagonals, which one of a call may express for whole lengths
+        options = options_of(band, a.len_q, a.len_k)
+    if options is None:  # spans can
         options = {}
         found["row_spans"] = clipped(found.get("row_spans"), band, a.len_q, a.len_k, library)
     return Mask(a.len_q, a.len_k, **found, **options)
@@ -41,7 +42,7 @@ def either(a: Mask, b: Mask) -> Mask:
     options: dict[str, Any] = {}
     kinds = {name for mask in (a, b) for name in mask.arrays()}
     if band == band_of(b):  # (A & band) | (B & band) = (A | B) & band
-        options = {"causal": a.causal, "window": a.window}
+        options = shared_options(a, b) or {"causal": a.causal, "window": a.window}
         if not (a.arrays() and b.arrays()):
             return Mask(a.len_q, a.len_k, **options)
     if kinds == {"dense"} and options:
