@@ -34,8 +34,9 @@ class Mask:
             spans, each a begin and an end.
         key_spans: int32, broadcasts to (B, Hq, Sk, 2 n); key j is seen by the queries of its spans.
         dense: bool, broadcasts to (B, Hq, Sq, Sk), True = visible.
-        causal, window: as `regard.attention` takes them. The attributes are "none", "top_left" or
-            "bottom_right", and a pair of numbers, of which -1 is unbounded.
+        causal, window: as `regard.attention` takes them; True, only where Sq = Sk, is what it is in
+            the call that has the mask. The attributes are "none", "top_left", "bottom_right" or
+            True, and a pair of numbers, of which -1 is unbounded.
 
     Raises:
         InvalidArgument: an array has another shape. WrongType: it has another element type.
@@ -53,11 +54,9 @@ class Mask:
         sizes = {name: integer(name, getattr(self, name), 0, 2**31 - 1)
                  for name in ("len_q", "len_k")}
         causal = causal_form("causal", self.causal)
-        if causal is True:
-            if self.len_q != self.len_k:
-                raise refuse("causal", True, f"with {self.len_q} queries and {self.len_k} keys say "
-                             "'top_left' or 'bottom_right'")
-            causal = "top_left"
+        if causal is True and self.len_q != self.len_k:
+            raise refuse("causal", True, f"with {self.len_q} queries and {self.len_k} keys say "
+                         "'top_left' or 'bottom_right'")
         made = sizes | {"causal": causal, "window": window_form("window", self.window)}
         for name in ("row_spans", "key_spans"):
             x = getattr(self, name)

@@ -60,7 +60,8 @@ class SdpaOptions(TypedDict, total=False):
         "and key j. Slopes have no gradient.", "float32")]
     causal: Annotated[Causal, Option(
         False, causal, '"top_left": query i sees the keys up to i; "bottom_right": up to '
-        "i + Sk - Sq; True: either, and only where Sq = Sk.")]
+        "i + Sk - Sq, of the real lengths; True: \"top_left\" with q_positions or k_position, "
+        'otherwise "bottom_right", and only where Sq = Sk.')]
     window: Annotated[Window, Option(
         None, window, "(left, right): query i sees the keys from diag - left to diag + right; diag "
         'is i with causal="top_left", else i + Sk - Sq. One number is for both sides; None or -1 '

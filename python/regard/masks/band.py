@@ -52,7 +52,8 @@ def shared_options(a: Mask, b: Mask) -> dict[str, Any] | None:
     masks = [mask for mask in (a, b) if mask.causal != "none" or mask.window != (-1, -1)]
     if len({mask.causal == "top_left" for mask in masks}) > 1:
         return None
-    causal = next((mask.causal for mask in masks if mask.causal != "none"), "none")
+    causals = [mask.causal for mask in masks]
+    causal = next((one for one in ("top_left", "bottom_right", True) if one in causals), "none")
     left, right = (min((size for size in sizes if size >= 0), default=-1)
                    for sizes in zip(a.window, b.window))
     return {"causal": causal, "window": (left, right if causal == "none" else -1)}

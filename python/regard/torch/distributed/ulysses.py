@@ -69,7 +69,8 @@ def _options(call: Call, local: Tensors) -> dict[str, Any]:
     options: dict[str, Any] = {"head_begin": own.start}  # where dropout counts heads
     spans = local.row_spans
     if mask is not None:
-        options |= {"causal": mask.causal, "window": mask.window}
+        causal = "bottom_right" if mask.causal is True else mask.causal
+        options |= {"causal": causal, "window": mask.window}
         planned = mask.row_spans
         if planned is not None:
             if planned.dim() > 2 and planned.shape[-3] > 1:
