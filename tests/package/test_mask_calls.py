@@ -131,6 +131,20 @@ def test_made_without_reading_tensors(torch):
         assert "visible" not in repr(mask)
 
 
+def test_integers_beyond_32_bits(torch, monkeypatch):
+    """They are refused; where the host would wait for a GPU, they are cut to the limits."""
+    from regard.masks.library import TorchLibrary
+
+    for make, value in ((masks.prefix_lm, 2**32 + 3), (masks.prefix_lm, -2**32 + 3),
+                        (masks.documents, [0, 2**32 + 3]), (masks.tree_from_parents, [2**32 - 1])):
+        length = () if make is masks.tree_from_parents else (S,)
+        with pytest.raises(regard.InvalidArgument, match=r"must be from -2\^31"):
+            make(torch.tensor(value), *length)
+    monkeypatch.setattr(TorchLibrary, "is_read_at_once", lambda self, x: False)
+    assert masks.prefix_lm(torch.tensor(2**32 + 3), S).density() == 1
+    assert np.array_equal(masks.prefix_lm(torch.tensor(-2**32 + 3), S).to_dense(), J <= I)
+
+
 def torch_problem(torch, random):
     q, k, v, dout = (torch.from_numpy(x) for x in problem(random))
     return [x.requires_grad_() for x in (q, k, v)], dout

@@ -28,8 +28,17 @@ class Library:
 
     def integers(self, x: Any, argument: str) -> Any:
         """An array, list or number as int32. Errors: WrongType for other elements; InvalidArgument
-        for numbers of the host that are no int32."""
-        return self._cast(self.here(_checked(x, argument)), self.xp.int32)
+        for numbers that are no int32. Where the host would have to wait for them, it cuts int64 to
+        the limits of int32."""
+        x = _checked(x, argument)
+        if library_of(x).is_read_at_once(x):
+            values = to_numpy(x)
+            if values.size and not -2**31 <= values.min() <= values.max() < 2**31:
+                raise refuse(argument, f"an array that holds {values.min()} to {values.max()}",
+                             "must be from -2^31 to below 2^31")
+        elif str(x.dtype) in ("int64", "torch.int64"):
+            x = x.clip(-2**31, 2**31 - 1)
+        return self._cast(self.here(x), self.xp.int32)
 
     def bools(self, x: Any, argument: str) -> Any:
         """Errors: WrongType for other elements."""
@@ -173,6 +182,4 @@ def _checked(x: Any, argument: str) -> Any:
         x = x if x.size else x.astype(numpy.int32)
     if "int" not in str(x.dtype):
         raise refuse(argument, f"{x.dtype} {list(x.shape)}", "must be integers", WrongType)
-    if type(x).__module__ == "numpy" and x.size and not -2**31 <= x.min() <= x.max() < 2**31:
-        raise refuse(argument, shown(x), "must be below 2^31")
     return x
