@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import regard
-from mask_cases import BLOCKS, CASES, CUTS, I, J, S, assert_same_bits, matrix, problem, wanted
+from mask_cases import (BLOCKS, CASES, CUTS, MANY_RUNS, I, J, S, assert_same_bits, matrix, problem,
+                        wanted)
 from regard import masks
 from regard.masks import Mask
 
@@ -47,6 +48,19 @@ def test_masks_of_batch_entries_and_heads(random):
 
     trees = masks.tree([range(S)] * 2, [np.arange(S) + 1, [S] * S])
     assert (trees.to_dense() == np.stack([np.eye(S), I >= J])[:, None]).all()
+
+
+def test_blocks_of_any_size():
+    """Products of blocks and sizes that are no int32 are cut to the length."""
+    shown = np.array([[1, 0, 1, 1], [0, 1, 1, 1]], bool)
+    for size in (4, 2**29, 2**31 - 1):
+        dense = np.kron(shown, np.ones((4, 4), bool)) if size == 4 else np.ones((8, 10), bool)
+        assert (masks.blocks(shown, size, (8, 10)).to_dense() == dense[:8, :10]).all()
+    columns = masks.blocks(np.tile(MANY_RUNS[:4], (1, 2)), (2**30, 1), (9, 40))
+    assert [*columns.arrays()] == ["key_spans"]
+    assert (columns.to_dense() == np.tile(MANY_RUNS[0], 2)).all()
+    with pytest.raises(regard.InvalidArgument, match="length = 2147483648"):
+        masks.blocks(shown, 2**29)
 
 
 @pytest.mark.parametrize("len_q, len_k", [(7, 20), (20, 7), (1, 1), (0, 5), (5, 0)])

@@ -38,16 +38,23 @@ def blocks(block_map: Any, size: int | tuple[int, int], length: int | tuple[int,
                      "must be (rows, columns), or with B and Hq in front")
     rows, keys = (integer("size", one, 1, 2**31 - 1) for one in _pair("size", size))
     most = shown.shape[-2] * rows, shown.shape[-1] * keys
-    len_q, len_k = most if length is None else (
-        integer("length", one, 0, limit) for one, limit in zip(_pair("length", length), most))
+    len_q, len_k = (
+        integer("length", one, 0, min(limit, 2**31 - 1))
+        for one, limit in zip(most if length is None else _pair("length", length), most))
     row_block, key_block = library.order(0, len_q) // rows, library.order(0, len_k) // keys
     spans = runs(shown, library)
     if spans is not None:
-        return Mask(len_q, len_k, row_spans=(spans * keys)[..., row_block, :])
+        return Mask(len_q, len_k, row_spans=_tokens(spans, keys, len_k, library)[..., row_block, :])
     spans = runs(shown.swapaxes(-1, -2), library)
     if spans is not None:
-        return Mask(len_q, len_k, key_spans=(spans * rows)[..., key_block, :])
+        return Mask(len_q, len_k, key_spans=_tokens(spans, rows, len_q, library)[..., key_block, :])
     return Mask(len_q, len_k, dense=shown[..., row_block, :][..., key_block])
+
+
+def _tokens(spans: Any, size: int, length: int, library: Library) -> Any:
+    """Spans of blocks of this size as spans of tokens, cut to the length: products beyond it might
+    be no int32."""
+    return library.xp.where(spans > length // size, spans * 0 + length, spans * size)
 
 
 def from_dense(array: Any) -> Mask:
