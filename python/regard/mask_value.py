@@ -67,7 +67,10 @@ class Mask:
             _require_array("dense", self.dense, "bool", (self.len_q, self.len_k))
         for name, value in made.items():
             object.__setattr__(self, name, value)
-        _ = self.batch, self.heads  # which refuse arrays that do not broadcast
+        # Arrays that do not broadcast are refused. torch.compile cannot compute these properties:
+        # cached_property takes a lock before Python 3.12.
+        for name, axis in (("batch", -4), ("heads", -3)):
+            object.__setattr__(self, name, self._broadcast_size(axis))
         self._keep_maps()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -76,8 +76,10 @@ def test_masks_made_in_compiled_programs(torch):
     import regard.torch as rt
 
     def attend(q, cuts):
-        return rt.attention(q, q, q, mask=masks.causal_documents(cuts, 8))
+        made = (masks.causal_documents(cuts, 8), masks.chunks(8, 3, like=q) & masks.sliding(8, 3),
+                masks.Mask(8, 8, causal=True))
+        return torch.stack([rt.attention(q, q, q, mask=mask) for mask in made])
 
     q, cuts = torch.randn(1, 2, 8, 16), torch.tensor([0, 3, 8], dtype=torch.int32)
-    compiled = torch.compile(attend, backend="aot_eager")
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(q, cuts), attend(q, cuts))

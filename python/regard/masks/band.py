@@ -18,7 +18,7 @@ class Band(NamedTuple):
         """The pairs of both."""
         lows = [low for low in (self.low, other.low) if low is not None]
         highs = [high for high in (self.high, other.high) if high is not None]
-        return Band(max(lows, default=None), min(highs, default=None))
+        return Band(max(lows) if lows else None, min(highs) if highs else None)
 
     def hull(self, other: Band) -> Band:
         """The narrowest band that holds both."""
@@ -54,8 +54,8 @@ def shared_options(a: Mask, b: Mask) -> dict[str, Any] | None:
         return None
     causals = [mask.causal for mask in masks]
     causal = next((one for one in ("top_left", "bottom_right", True) if one in causals), "none")
-    left, right = (min((size for size in sizes if size >= 0), default=-1)
-                   for sizes in zip(a.window, b.window))
+    # -1 is unbounded.
+    left, right = (max(sizes) if -1 in sizes else min(sizes) for sizes in zip(a.window, b.window))
     return {"causal": causal, "window": (left, right if causal == "none" else -1)}
 
 
