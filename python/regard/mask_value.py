@@ -62,9 +62,10 @@ class Mask:
             x = getattr(self, name)
             if x is not None:
                 _require_spans(name, x, self.len_q if name == "row_spans" else self.len_k)
-                made[name] = _own(x)
+                made[name] = _own(x if len(x.shape) > 1 else x[None])
         if self.dense is not None:
-            _require_array("dense", self.dense, "bool", (self.len_q, self.len_k))
+            shape = _require_array("dense", self.dense, "bool", (self.len_q, self.len_k))
+            made["dense"] = self.dense if len(shape) > 1 else self.dense[None]
         for name, value in made.items():
             object.__setattr__(self, name, value)
         # Arrays that do not broadcast are refused. torch.compile cannot compute these properties:
@@ -224,8 +225,8 @@ def _require_array(name: str, x: Any, type: str, sizes: tuple[int, int | None]) 
         given = f"{dtype} {list(x.shape)}" if dtype else f"a {x.__class__.__name__}"
         raise refuse(name, given, f"must be an array of {type}", WrongType)
     shape = tuple(x.shape)
-    fits = 2 <= len(shape) <= 4 and all(
-        wanted is None or size in (1, wanted) for size, wanted in zip(shape[-2:], sizes))
+    fits = 1 <= len(shape) <= 4 and all(
+        wanted is None or size in (1, wanted) for size, wanted in zip(shape[::-1], sizes[::-1]))
     if not fits:
         wanted = ", ".join("2 n" if size is None else str(size) for size in sizes)
         raise refuse(name, f"an array of shape {shape}", f"must broadcast to (B, Hq, {wanted})")

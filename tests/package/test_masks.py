@@ -75,6 +75,24 @@ def test_other_numbers_of_queries_than_keys(len_q, len_k, random):
         assert_same_bits(problem(random, len_q=len_q, len_k=len_k), mask, dense)
 
 
+def test_arrays_of_one_dimension(random):
+    """They broadcast, as in a call."""
+    arrays, span, keys = problem(random), np.array([3, 21], np.int32), J[0] % 3 > 0
+    rows, columns = (J >= 3) & (J < 21) & (I >= 0), (I >= 3) & (I < 21) & (J >= 0)
+    for held, dense in (({"row_spans": span}, rows), ({"key_spans": span}, columns),
+                        ({"dense": keys}, np.broadcast_to(keys, (S, S)))):
+        mask = Mask(S, S, **held)
+        assert (mask.to_dense() == dense).all() and mask.density() == pytest.approx(dense.mean())
+        assert ((mask & Mask(S, S, **held)).to_dense() == dense).all()
+        assert np.array_equal(regard.attention(*arrays[:3], **{
+            "mask" if name == "dense" else name: x for name, x in held.items()}),
+            regard.attention(*arrays[:3], mask=mask))
+    with pytest.raises(regard.InvalidArgument, match=r"an array of shape \(3,\): its last size"):
+        Mask(S, S, row_spans=np.zeros(3, np.int32))
+    with pytest.raises(regard.InvalidArgument, match=r"an array of shape \(\): must broadcast"):
+        Mask(S, S, row_spans=np.int32(0))
+
+
 def test_inputs_stay_the_callers():
     spans = np.zeros((S, 2), np.int32)
     mask = Mask(S, S, row_spans=spans)
