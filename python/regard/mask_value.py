@@ -181,7 +181,7 @@ class Mask:
 
         Args:
             path: of a file to write; None writes none.
-            pixels: the length of the longer side, of which a cell is one or more.
+            pixels: the length of the longer side at most; a cell is one pixel or more.
 
         Returns:
             The bytes of the PNG.
