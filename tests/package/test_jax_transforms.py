@@ -182,6 +182,24 @@ def test_vmap_of_vmap():
             close(found[i, j], rj.attention(q[i, j], k[i, 0], v[0, j]))
 
 
+@pytest.mark.parametrize("lead", [(0,), (0, 2), (2, 0)])
+def test_vmap_of_no_problems(lead):
+    """Results have the shapes of one problem behind the axis of size 0."""
+    q, k, v = inputs(*lead)
+    shared, sink = inputs()[1], normal(3, 4, dtype=jnp.float32)
+
+    def loss(q, k, v, sink):
+        out, lse = rj.attention(q, k, v, sink=sink, return_lse=True)
+        return jnp.sin(out).sum() + lse.sum(), (out, lse)
+
+    run = jax.grad(loss, (0, 1, 3), has_aux=True)
+    for _ in lead:
+        run = jax.vmap(run, (0, None, 0, None))
+    (dq, dk, dsink), (out, lse) = jax.jit(run)(q, shared, v, sink)
+    assert out.shape == dq.shape == q.shape and lse.shape == q.shape[:-1]
+    assert dk.shape == k.shape and dsink.shape == (*lead, 4)
+
+
 def test_vmap_of_packed_sequences():
     q, k, v = (normal(n, 3, 8, heads, 8) for n, heads in enumerate((4, 2, 2)))
     ends = jnp.asarray([[0, 3, 8], [0, 0, 8], [0, 8, 8]], jnp.int32)

@@ -51,6 +51,12 @@ def _mappable(spec: Spec, run: Callable[[Arrays], dict[str, Any]],
     def rule(size: int, of_arguments: Sequence[Mapping[str, bool]], arrays: Arrays
              ) -> tuple[Any, Any]:
         mapped, = of_arguments
+        if size == 0:
+            struct: Any = jax.ShapeDtypeStruct
+            one = {name: struct(x.shape[int(mapped[name]):], x.dtype) for name, x in arrays.items()}
+            made = {name: jnp.zeros((0, *x.shape), x.dtype)
+                    for name, x in jax.eval_shape(run, one).items()}
+            return made, {name: True for name in made}
         into = _axis_to_join(spec, mapped, arrays, gradients)
         if into is None:
             alone = {name: x for name, x in arrays.items() if not mapped[name]}
