@@ -79,6 +79,16 @@ def test_values_and_gradients_are_the_oracles(options):
     assert (found.dsink is None) == ("sink" not in options)
 
 
+def test_compiled_functions_return_gradients():
+    q, k, v, dout = inputs()
+    out, lse = rj.attention(q, k, v, return_lse=True)
+    want = rj.attention_backward(dout, q, k, v, out, lse)
+    found = jax.jit(rj.attention_backward)(dout, q, k, v, out, lse)
+    assert isinstance(found, regard.Gradients) and found.dbias is None
+    assert all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(want)))
+    assert len(jax.tree.leaves(found)) == 3
+
+
 def test_layout_with_the_rows_before_the_heads():
     q, k, v, dout = inputs(layout="bshd", len_k=9)
     (out, lse), back = jax.vjp(

@@ -26,6 +26,9 @@ from .seeds import seed_words
 if TYPE_CHECKING:
     from ..typing import AttentionOptions, Unpack
 
+# Compiled functions return them.
+jax.tree_util.register_dataclass(Gradients, data_fields=[*GRADIENTS], meta_fields=[])
+
 
 @documented
 def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any = None,
