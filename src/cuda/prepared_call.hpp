@@ -26,8 +26,8 @@ struct PreparedCall {
 
 // The prepared call for the problem in the current context, among the last few of this thread. A
 // miss plans it and may compile kernels; addresses of equal alignment and the dropout seed are not
-// part of the key. Shared, because a caller's allocator may make calls of its own meanwhile. An Error
-// where the problem is not supported, or its kernels cannot be had.
+// part of the key. Shared, because a caller's allocator may make calls of its own meanwhile. An
+// Error where the problem is not supported, or its kernels cannot be had.
 std::shared_ptr<PreparedCall> prepared_call(const Problem&, const Run&, std::uint64_t context);
 
 }  // namespace regard::cuda_backend

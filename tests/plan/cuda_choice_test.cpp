@@ -382,23 +382,18 @@ TEST_CASE("what cannot be done is refused with a reason") {
   CHECK(refusal(problem(attention({.type = f16, .dim = 512}), Pass::backward), "sm_75", "cuda:mma")
             .find("fits the shared memory") != std::string::npos);
   // Any memory: stride 0 makes such problems possible.
-  const std::int64_t many = 0x7fffffff, most = many - 1023;  // keys that a tile's end is counted in
-  Attention huge;
-  for (Tensor* tensor : {&huge.q, &huge.k, &huge.v}) {
-    *tensor = Tensor(nullptr, bf16, {1, many, most, 64}, {0, 0, 0, 1});
-  }
-  CHECK(refusal(problem(huge, Pass::backward), "sm_90").find("more blocks than a grid") !=
+  const std::int64_t many = 0x7fffffff,
+                     most = many - 1023;  // keys: a tile's end is counted as well
+  const auto huge = [](std::int64_t batch, std::int64_t heads, std::int64_t rows) {
+    const Tensor x(nullptr, bf16, {batch, heads, rows, 64}, {0, 0, 0, 1});
+    return Attention{.q = x, .k = x, .v = x};
+  };
+  CHECK(refusal(problem(huge(1, many, most), Pass::backward), "sm_90")
+            .find("more blocks than a grid") != std::string::npos);
+  CHECK(refusal(problem(huge(many, 64, 1)), "sm_90").find("below 2^31") != std::string::npos);
+  CHECK(refusal(problem(huge(1, 256, most)), "sm_90").find("more blocks than a grid") !=
         std::string::npos);
-  for (Tensor* tensor : {&huge.q, &huge.k, &huge.v}) {
-    *tensor = Tensor(nullptr, bf16, {many, 64, 1, 64}, {0, 0, 0, 1});
-  }
-  CHECK(refusal(problem(huge), "sm_90").find("below 2^31") != std::string::npos);
-  for (Tensor* tensor : {&huge.q, &huge.k, &huge.v}) {
-    *tensor = Tensor(nullptr, bf16, {1, 256, most, 64}, {0, 0, 0, 1});
-  }
-  CHECK(refusal(problem(huge), "sm_90").find("more blocks than a grid") != std::string::npos);
-  huge.k = huge.v = Tensor(nullptr, bf16, {1, 256, most + 1, 64}, {0, 0, 0, 1});
-  CHECK(refusal(problem(huge), "sm_90").find("2^31 - 1024") != std::string::npos);
+  CHECK(refusal(problem(huge(1, 256, most + 1)), "sm_90").find("2^31 - 1024") != std::string::npos);
 }
 
 TEST_CASE("a tiling by name replaces what it names") {
