@@ -190,7 +190,7 @@ def same_results():
     q, k, v = (to_gpu(random.standard_normal((1, 2, LENGTH, 64)).astype(np.float16))
                for _ in range(3))
     spans = regard.masks.causal_documents([0, 70, 150, LENGTH]).row_spans
-    mask = regard.masks.Mask(LENGTH, LENGTH, row_spans=to_gpu(spans), causal=True)
+    mask = regard.masks.Mask(LENGTH, LENGTH, row_spans=to_gpu(spans), causal="top_left")
 
     def results(**options):
         out, lse = regard.attention(q, k, v, return_lse=True, **options)
