@@ -75,7 +75,7 @@ void launch_all(const MapPlans& plans, const MadeMaps& maps, const Run& run,
 }  // namespace
 
 int64 mask_memory(const Problem& forward, const Run& run) {
-  int64 most = 0;
+  int64 most = plans_of(forward, run).bytes;
   for (const Problem& call : possible_calls(forward)) {
     most = larger(most, plans_of(call, run).bytes);
   }

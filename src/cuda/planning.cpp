@@ -31,9 +31,9 @@ CudaChoice choice_of(const Run& run) {
   return choice;
 }
 
-// Of the calls that the problem may become.
-int64 most_workspace(const Problem& problem, const Run& run) {
-  int64 most = 0;
+// Of the plan's problem and of the calls that it may become.
+int64 most_workspace(const CudaPlan& plan, const Problem& problem, const Run& run) {
+  int64 most = plan.workspace.size;
   for (const Problem& call : possible_calls(problem)) {
     most = larger(most, make_plan(call, run, Reasons::left_out).workspace.size);
   }
@@ -46,8 +46,7 @@ class GpuBackend final : public Backend {
   bool reads_tables() const override { return false; }
 
   int64 workspace(const Problem& problem, const Run& run) const override {
-    make_supported_plan(problem, run);  // or an Error
-    return most_workspace(problem, run);
+    return most_workspace(make_supported_plan(problem, run), problem, run);
   }
 
   void run(const Problem& problem, const MadeMaps* maps, const Run& run) const override {
@@ -63,7 +62,7 @@ class GpuBackend final : public Backend {
     e.backend = plan.supported() ? plan.name() : "";
     e.kernel = cuda_kernel_line(plan);
     e.text = cuda_explanation(problem, chip, plan) + resources_text(plan, chip);
-    e.workspace = plan.supported() ? static_cast<std::size_t>(most_workspace(problem, run)) : 0;
+    if (plan.supported()) e.workspace = std::size_t(most_workspace(plan, problem, run));
     return e;
   }
 

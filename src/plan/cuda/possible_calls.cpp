@@ -75,6 +75,7 @@ std::vector<Problem> possible_calls(const Problem& p) {
       group.move(calls.back());
     }
   }
+  calls.erase(calls.begin());
   return calls;
 }
 
