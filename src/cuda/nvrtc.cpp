@@ -194,11 +194,15 @@ const std::string& Compiler::why_not() { return CompilerSearch::once().why_not; 
 
 const std::vector<std::string>& Compiler::skipped() { return CompilerSearch::once().skipped; }
 
+namespace {
+
 // Chips of Tegra, whose machine code no other chip runs.
-static bool is_embedded(int capability) {
+bool is_embedded(int capability) {
   return capability == 53 || capability == 62 || capability == 72 || capability == 87 ||
          capability == 101 || capability == 110;
 }
+
+}  // namespace
 
 std::string Compiler::architecture(int capability, bool own_features) const {
   int same_major = 0, older = 0;

@@ -6,9 +6,9 @@
 namespace regard {
 namespace {
 
-// Forward of f16 as two bf16 terms. An infinity or NaN has no second term, and makes NaN: a task
-// whose results are not finite is computed again by f32 arithmetic, whose scratch memory is no
-// larger and whose partial results are laid out alike.
+// Forward of f16 as two bf16 terms. An infinity or NaN has no second term, and makes NaN. So a task
+// whose results are not finite is computed again in f32, which needs no more scratch memory and
+// lays out partial results in the same way.
 template <class L>
 void run_forward_by_terms(const Problem& problem, const CpuTiling& tiling, const ForwardTask& task,
                           uint8* nonfinite, char* scratch) {

@@ -1,4 +1,4 @@
-// The other calls that a problem may become which is only asked about.
+// The calls that may follow a question about a problem's workspace.
 #pragma once
 
 #include <vector>
@@ -7,9 +7,9 @@
 
 namespace regard {
 
-// The problem with what is not known yet: each address that is null may turn out not to be aligned,
-// so that other kernels run, or other tiles; and where no gradients are named, a call may leave out
-// that of the bias. None where all is known.
+// Variants of the problem that differ in what is not known yet. An address that is null may turn
+// out not to be aligned, so that other kernels run, or other tiles. Where no gradients are named, a
+// call may leave out that of the bias. There are none where all is known.
 std::vector<Problem> possible_calls(const Problem&);
 
 }  // namespace regard
