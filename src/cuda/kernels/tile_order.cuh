@@ -13,6 +13,9 @@ struct TileOrder {
   static constexpr bool kOfKeys = maps_keys(kConfig);
   static constexpr int kOwn = own_tile(kConfig), kOther = other_tile(kConfig);
   static constexpr int kThreads = kConfig.tiling.warps * 32;
+  // Tiles of keys of about one length begin in the order of their keys, because neighbours then
+  // read the same rows at the same time.
+  static constexpr int kClasses = 16;
 
   const KernelParams& params;
   const ShortSequence seq;
@@ -28,6 +31,15 @@ struct TileOrder {
 #pragma unroll 1
     for (int tile = thread_index(); tile < tiles; tile += kThreads) counts[tile] = count(tile);
     sync_block();
+    if constexpr (kOfKeys) {
+      const int most = largest(counts, tiles);
+      sync_block();
+#pragma unroll 1
+      for (int tile = thread_index(); tile < tiles; tile += kThreads) {
+        counts[tile] = counts[tile] * kClasses / most;
+      }
+      sync_block();
+    }
 #pragma unroll 1
     for (int tile = thread_index(); tile < tiles; tile += kThreads) {
       order[rank_of(tile, counts, tiles)] = tile;
@@ -76,6 +88,12 @@ struct TileOrder {
                         Map::bit_range(others.begin - first, others.end - first));
     }
     return sum;
+  }
+  static REGARD_DEVICE int largest(const int32* counts, int tiles) {
+    int most = 1;
+#pragma unroll 8
+    for (int tile = 0; tile < tiles; ++tile) most = larger(most, counts[tile]);
+    return most;
   }
   // How many tiles begin before this one.
   static REGARD_DEVICE int rank_of(int tile, const int32* counts, int tiles) {
