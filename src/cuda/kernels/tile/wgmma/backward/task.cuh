@@ -45,10 +45,9 @@ REGARD_DEVICE int split_begin(const KernelParams& params, const BackwardTask& ta
 
 // Whether a walk goes from the last rows to the first, so that under a causal mask all blocks of a
 // head begin at the same rows, which the cache then keeps for them. Ordered additions to dq, and
-// sums of dbias that end with a head, need the other direction, in which a tile map is read too.
+// sums of dbias that end with a head, need the other direction.
 template <KernelConfig kConfig>
-constexpr bool kDescends =
-    !kConfig.ordered_dq && !kConfig.tile_map && kConfig.dbias.how == BiasGradient::none;
+constexpr bool kDescends = !kConfig.ordered_dq && kConfig.dbias.how == BiasGradient::none;
 
 // The row of the tile map for a query head and the block's keys, and what it says.
 template <KernelConfig kConfig>
@@ -71,13 +70,16 @@ template <KernelConfig kConfig, bool kMapped = kConfig.tile_map>
 struct RowWalk : RowTile {};
 template <KernelConfig kConfig>
 struct RowWalk<kConfig, true> : RowTile {
-  typename TileMap<kConfig>::Bits bits{};  // visible: tiles of the word after the present one
+  static constexpr bool kDown = kDescends<kConfig>;
+  typename TileMap<kConfig>::Bits bits{};  // visible: tiles of the word behind the present one
 
   // Reads the word of `from`, whose tiles from this one on are still to come.
   REGARD_DEVICE void read(const KernelParams& params, const BackwardTask& task, int from) {
     const int word = from / kTilesOfMapWord, first = word * kTilesOfMapWord;
+    const int begin = kDown ? task.first_row_tile : from,
+              end = kDown ? from + 1 : task.end_row_tile;
     bits = map_of_head<kConfig>(params, task, head).bits(word);
-    bits.visible &= TileMap<kConfig>::bit_range(from - first, task.end_row_tile - first);
+    bits.visible &= TileMap<kConfig>::bit_range(begin - first, end - first);
     index = first;
   }
   // Moves to the first tile that is still to come. Behind the last one, the head is the first of
@@ -85,17 +87,18 @@ struct RowWalk<kConfig, true> : RowTile {
   REGARD_DEVICE void take(const KernelParams& params, const BackwardTask& task) {
 #pragma unroll 1
     while (bits.visible == 0) {
-      int next = (index / kTilesOfMapWord + 1) * kTilesOfMapWord;
-      if (next >= task.end_row_tile) {
+      const int word = index / kTilesOfMapWord;
+      int next = kDown ? word * kTilesOfMapWord - 1 : (word + 1) * kTilesOfMapWord;
+      if (kDown ? next < task.first_row_tile : next >= task.end_row_tile) {
         // The call divides, which takes fewer registers here than group_of.
         const int group = int(params.problem.sizes.group());
         if (++head >= (key_head<kConfig>(params, task) + 1) * group) return;
-        next = task.first_row_tile;
+        next = kDown ? task.end_row_tile - 1 : task.first_row_tile;
       }
       read(params, task, next);
     }
-    const int bit = lowest_bit(bits.visible);
-    bits.visible &= bits.visible - 1;
+    const int bit = kDown ? 31 - leading_zeros(bits.visible) : lowest_bit(bits.visible);
+    bits.visible &= ~(1u << bit);
     index = index / kTilesOfMapWord * kTilesOfMapWord + bit;
     is_full = (bits.full >> bit & 1) != 0;
   }
@@ -192,8 +195,10 @@ REGARD_DEVICE int visible_iterations(const KernelParams& params, const BackwardT
 #pragma unroll 1
   for (int head = begin / tiles; head * tiles < end; ++head) {
     const int first = larger(begin - head * tiles, 0), last = smaller(end - head * tiles, tiles);
+    const int first_tile =
+        kDescends<kConfig> ? task.end_row_tile - last : task.first_row_tile + first;
     sum += map_of_head<kConfig>(params, task, first_head + head)
-               .count_of_lane(task.first_row_tile + first, task.first_row_tile + last);
+               .count_of_lane(first_tile, first_tile + last - first);
   }
   return sum_of_warp(sum);
 }
