@@ -29,56 +29,83 @@ REGARD_DEVICE Bits low_bits(int count) {
   return count >= int(8 * sizeof(Bits)) ? ~Bits(0) : (Bits(1) << count) - 1;
 }
 
+// The columns in [begin, end), counted from the lane's first one.
+template <class Bits>
+REGARD_DEVICE Bits columns_between(int begin, int end) {
+  return low_bits<Bits>(lane_columns_before(end)) & ~low_bits<Bits>(lane_columns_before(begin));
+}
+
 // The columns in a line's spans; the lane's first one is `first` of the sequence of `length`.
 template <class Bits>
 REGARD_DEVICE Bits columns_in(const Spans& of_line, int first, int length) {
   Bits seen = 0;
 #pragma unroll 1
   for (int n = 0; n < of_line.count; ++n) {
-    const Interval span = of_line[n];
-    const int begin = int(clamp_to<int64>(span.begin, 0, length)) - first;
-    const int end = int(clamp_to<int64>(span.end, 0, length)) - first;
-    seen |= low_bits<Bits>(lane_columns_before(end)) & ~low_bits<Bits>(lane_columns_before(begin));
+    const int begin = clamp_to(of_line.ends[2 * n], 0, length) - first;
+    const int end = clamp_to(of_line.ends[2 * n + 1], 0, length) - first;
+    seen |= columns_between<Bits>(begin, end);
   }
   return seen;
 }
 
-// Clears the bits of columns whose spans do not hold the line. Columns past the end may get any
-// bits. spans_of_column(column) returns a column's spans.
+// Those of eight neighbouring lines, from `first` on, that lie in a span.
+REGARD_DEVICE uint32 lines_in(const ShortInterval& span, int first) {
+  const int begin = clamp_to(span.begin, first, first + 8) - first;
+  const int end = clamp_to(span.end, first, first + 8) - first;
+  return ((1u << end) - 1) & ~((1u << begin) - 1);
+}
+
+// Clears the bits of columns whose spans do not hold the line. Columns past the end, and lines past
+// theirs, may get any bits. spans_of_column(column) returns a column's spans. lines[n] of lane l is
+// that of lane 0 plus l / 4.
 //
-// The warp reads each column's spans once: lane l has those of columns l, l + 32 ..., and the other
-// lanes get them by shuffles.
+// The warp reads each column's spans once: lane l has columns l, l + 32 ..., and makes eight bits
+// of a column for each n. A shuffle brings four such bytes, of which a lane keeps a bit each.
 template <int kBlocks, class Bits, int kLines, class SpansOf>
 REGARD_DEVICE void keep_columns_around(Bits (&seen)[kLines], const int (&lines)[kLines], int first,
                                        int length, SpansOf spans_of_column) {
   constexpr int kParts = (kBlocks + 3) / 4;  // of 32 columns
+  constexpr int kWords = (kParts * kLines + 3) / 4;
   const int lane_column = lane_index() % 4 * 2, first_of_tile = first - lane_column;
+  int first_lines[kLines];
+#pragma unroll
+  for (int line = 0; line < kLines; ++line) first_lines[line] = shuffle(lines[line], 0);
+  uint32 of_column[kWords] = {}, of_lane[kWords] = {};  // byte part * kLines + line
   const int count = spans_of_column(0).count;
-  Bits shown[kLines] = {};
 #pragma unroll 1
   for (int n = 0; n < count; ++n) {
     ShortInterval spans[kParts] = {};
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const int column = first_of_tile + part * 32 + lane_index();
-      if (column < length) {
-        const Interval span = spans_of_column(column)[n];
-        spans[part] = {int(span.begin), int(span.end)};
-      }
+      if (column >= length) continue;
+      const int32* const ends = spans_of_column(column).ends + 2 * n;
+      spans[part] = {ends[0], ends[1]};
     }
 #pragma unroll
-    for (int bit = 0; bit < 2 * kBlocks; ++bit) {
-      const int lane = bit % 8 / 2 * 8 + bit % 2 + lane_column;
-      const int begin = shuffle(spans[bit / 8].begin, lane);
-      const int end = shuffle(spans[bit / 8].end, lane);
-#pragma unroll
-      for (int line = 0; line < kLines; ++line) {
-        if (begin <= lines[line] && lines[line] < end) shown[line] |= Bits(1) << bit;
-      }
+    for (int byte = 0; byte < kParts * kLines; ++byte) {
+      of_column[byte / 4] |= lines_in(spans[byte / kLines], first_lines[byte % kLines])
+                             << byte % 4 * 8;
     }
   }
 #pragma unroll
-  for (int line = 0; line < kLines; ++line) seen[line] &= shown[line];
+  for (int bit = 0; bit < 8; ++bit) {
+    const int lane = bit / 2 * 8 + bit % 2 + lane_column;
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      of_lane[word] |= (shuffle(of_column[word], lane) >> lane_index() / 4 & 0x01010101) << bit;
+    }
+  }
+#pragma unroll
+  for (int line = 0; line < kLines; ++line) {
+    Bits shown = 0;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int byte = part * kLines + line;
+      shown |= Bits(of_lane[byte / 4] >> byte % 4 * 8 & 0xff) << part * 8;
+    }
+    seen[line] &= shown;
+  }
 }
 
 }  // namespace regard

@@ -110,35 +110,45 @@ struct KeyScores {
   REGARD_DEVICE void hide(Scores& scores, const BackwardTask& task, const RowTile& tile,
                           const Memory& memory, int iteration) const {
     SeenRows seen;
-    if constexpr (kConfig.tile_map) find_seen(seen, task, tile, memory, iteration);
+    find_seen(seen, task, tile, memory, iteration);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const ShortInterval rows = rows_of(task, tile, half);
 #pragma unroll
       for (int n = 0; n < kRowBlocks; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int row = row_of(n, e);
-          if (row < rows.begin || row >= rows.end || !seen.has(half, n, e)) {
-            scores[n][half * 2 + e] = -infinity<float>();
-          }
+          if (!seen.has(half, n, e)) scores[n][half * 2 + e] = -infinity<float>();
         }
       }
     }
   }
 
-  // Which of a lane's rows mask and spans show to each of its two keys; all without a tile map.
+  // Which of a lane's rows see each of its two keys: an interval, or with a tile map a bit for
+  // each.
   struct SeenRows {
+    ShortInterval rows[2];
     LaneBits<kRowBlocks> bits[2];
 
     REGARD_DEVICE bool has(int half, int n, int e) const {
-      return !kConfig.tile_map || (bits[half] >> (2 * n + e) & 1) != 0;
+      if constexpr (kConfig.tile_map) return (bits[half] >> (2 * n + e) & 1) != 0;
+      return rows[half].begin <= row_of(n, e) && row_of(n, e) < rows[half].end;
     }
   };
   REGARD_DEVICE void find_seen(SeenRows& seen, const BackwardTask& task, const RowTile& tile,
                                const Memory& memory, int iteration) const {
     seen.bits[0] = seen.bits[1] = ~LaneBits<kRowBlocks>(0);
-    if (tile.is_full) return;
+    if (kConfig.tile_map && !tile.is_full) find_shown(seen, task, tile, memory, iteration);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const ShortInterval rows = rows_of(task, tile, half);
+      seen.rows[half] = rows;
+      seen.bits[half] &=
+          columns_between<LaneBits<kRowBlocks>>(rows.begin - row_of(0, 0), rows.end - row_of(0, 0));
+    }
+  }
+  // What mask and spans show.
+  REGARD_DEVICE void find_shown(SeenRows& seen, const BackwardTask& task, const RowTile& tile,
+                                const Memory& memory, int iteration) const {
     if constexpr (has_spans(kConfig.features)) find_seen_by_spans(seen, task, tile);
     if constexpr (kConfig.mask.as_bits) {
       const SharedAddress of_tile = memory.mask_bits(Memory::query_stage(iteration));
@@ -169,7 +179,7 @@ struct KeyScores {
       // A key that does not exist is hidden by its intervals.
       keys[half] = smaller(task.first_key + key_of(half), last_key);
       if constexpr (kConfig.features.key_spans) {
-        seen.bits[half] = columns_in<LaneBits<kRowBlocks>>(
+        seen.bits[half] &= columns_in<LaneBits<kRowBlocks>>(
             spans_of(p.key_spans, task.b, tile.head, seq.first_k, keys[half]), first, seq.len_q);
       }
     }
@@ -225,13 +235,8 @@ struct KeyScores {
     const ScoreTerms<kConfig> terms(params.problem, task.seq, task.b, tile.head);
     const float distance =
         terms.position(tile.index * kRows + row_of(0, 0), task.first_key + key_of(0));
-    ShortInterval rows[2] = {};
-    if constexpr (kHides) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) rows[half] = rows_of(task, tile, half);
-    }
     SeenRows seen;
-    if constexpr (kHides && kConfig.tile_map) find_seen(seen, task, tile, memory, iteration);
+    if constexpr (kHides) find_seen(seen, task, tile, memory, iteration);
     PairTerms pairs[2];
     read_key_terms(pairs, memory, iteration);
 #pragma unroll
@@ -263,9 +268,7 @@ struct KeyScores {
         }
         // The exponential of a hidden pair may be anything: its row may have no lse, or NaN.
         float prob = products.prob(score, i);
-        if (kHides && (row < rows[half].begin || row >= rows[half].end || !seen.has(half, n, e))) {
-          hidden = true;
-        }
+        if (kHides && !seen.has(half, n, e)) hidden = true;
         if (hidden) prob = 0;
         float signed_prob = prob;
         if constexpr (has_slope(kOn)) {
