@@ -113,26 +113,26 @@ def with_later_fault(group: ProcessGroup, fault: str) -> bool:
 def works_after_an_error(group: ProcessGroup, scheme: str, where: str) -> tuple[str, bool]:
     """All ranks raise, by an option that the library refuses or within the first local call; what
     they had sent by then must not be taken for the keys of the next call."""
-    from regard.torch.distributed import call as local_call
+    from regard.torch.distributed import local_pass
 
     case = Case("after", 384, pairs={"causal": True}, lse=False)
     scheme, more = split_scheme(scheme)
     right = forward_only(group, case, scheme, more)
     name = "forward_into" if scheme == "ring" or more else "forward"
-    original, text = getattr(local_call, name), ""
+    original, text = getattr(local_pass, name), ""
 
     def failing(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError("a local call failed")
 
     try:
         if where == "call":
-            setattr(local_call, name, failing)
+            setattr(local_pass, name, failing)
             forward_only(group, replace(case, name="other"), scheme, more)
         forward_only(group, replace(case, name="other"), scheme, more | {"softcap": -1.0})
     except (regard.Error, RuntimeError) as error:
         text = str(error)
     finally:
-        setattr(local_call, name, original)
+        setattr(local_pass, name, original)
     return text, all(forward_only(group, case, scheme, more).equal(right) for _ in range(2))
 
 

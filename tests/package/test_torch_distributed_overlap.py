@@ -253,7 +253,7 @@ def test_what_comes_first(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> Non
         side_by_side=lambda count: nullcontext(lambda number: nullcontext()),
         begin_sums=lambda *_: order.append("sums") or (lambda: order.append("waits")))
     monkeypatch.setattr(documents.gather, "exchange", lambda *_: exchange)
-    monkeypatch.setattr(documents.one, "backward", lambda call, tensors, *_: order.append(
+    monkeypatch.setattr(documents.local_pass, "backward", lambda call, tensors, *_: order.append(
         "shared" if tensors.k is keys.k else "whole"))
     kept = (rows, rows[..., 0], rows, rows, rows, *5 * [None])
     documents.backward(call, kept, rows, None, Wanted(True, True, True, False, False))

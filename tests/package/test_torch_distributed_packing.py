@@ -15,7 +15,8 @@ import regard  # noqa: E402
 from regard.torch import attention  # noqa: E402
 from regard.torch import distributed as rd  # noqa: E402
 from regard.torch.distributed import documents, packing  # noqa: E402
-from regard.torch.distributed.call import Call, visibility_options  # noqa: E402
+from regard.torch.distributed.call import Call  # noqa: E402
+from regard.torch.distributed.local_pass import visibility_options  # noqa: E402
 
 
 def visible_by_cuts(cuts: packing.Cuts, rows: int, keys: int) -> torch.Tensor:

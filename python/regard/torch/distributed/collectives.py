@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
-from . import call as one
-from . import call_keys, others
-from .call import Call, Pair, Tensors
+from . import call_keys, key_rows, others
+from .call import Call, Pair, Tensors, sums_type
 from .ranks import completing
 
 
@@ -30,15 +29,15 @@ class Exchange:
         """Sends own keys and values; the result waits for those of others, and returns keys and values
         in the order of the sequence, with zeros between those that some row sees."""
         coming, size = self._begin_rows(part), self._parts[part].k.shape[-1]
-        return lambda: one.unpacked(coming(), size)
+        return lambda: key_rows.unpacked(coming(), size)
 
     def _begin_rows(self, part: int) -> Callable[[], Tensor]:
         """Likewise (keys, B, Hkv, D + Dv)."""
         call, tensors, keys = self._call, self._parts[part], self._keys
         if keys is None:
-            return call.plan.begin_gathered(call.ranks, one.packed(tensors.k, tensors.v))
+            return call.plan.begin_gathered(call.ranks, key_rows.packed(tensors.k, tensors.v))
         make = tensors.k.new_zeros if call.by_position else tensors.k.new_empty
-        rows: Tensor = make(one.packed_shape(len(keys), tensors.k, tensors.v))
+        rows: Tensor = make(key_rows.packed_shape(len(keys), tensors.k, tensors.v))
         coming = others.begin_keys(call, tensors)
         with completing([coming]):
             others.put_own(call, tensors, rows, self._name)
@@ -54,8 +53,8 @@ class Exchange:
         """For the sums of a call over the keys of `begin_keys`."""
         k, v = self._parts[part].k, self._parts[part].v
         count = call_keys.counts(self._call.plan, self._name)[self._call.ranks.rank]
-        self._sums[part] = k.new_empty(one.packed_shape(count, k, v), dtype=one.sums_type(k))
-        return one.unpacked(self._sums[part], k.shape[-1])
+        self._sums[part] = k.new_empty(key_rows.packed_shape(count, k, v), dtype=sums_type(k))
+        return key_rows.unpacked(self._sums[part], k.shape[-1])
 
     def begin_sums(self, part: int, sums: Pair, finish: Callable[[Sequence[Pair | None]], None]
                    ) -> Callable[[], None]:
@@ -66,6 +65,6 @@ class Exchange:
 
         def wait() -> None:
             came = others.by_rank(self._call, coming())
-            finish([one.unpacked(x, size) if len(x) else None for x in came])
+            finish([key_rows.unpacked(x, size) if len(x) else None for x in came])
 
         return wait

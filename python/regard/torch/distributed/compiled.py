@@ -19,7 +19,8 @@ from torch.distributed import ProcessGroup, distributed_c10d
 from ...element_types import type_name
 from ...errors import Unsupported, refuse
 from . import passes, ulysses
-from .call import Call, Kept, Tensors, Wanted, empty_merged, empty_results
+from .call import Call, Kept, Tensors, Wanted
+from .local_pass import empty_merged, empty_results
 from .plan_value import Plan
 from .preparing import call_of, prepared, torch_type
 from .ranks import Ranks

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ...gradients import Gradients
-from . import call as one
-from . import call_keys, gather, key_sums, packing, whole_rows
+from . import call_keys, gather, key_sums, local_pass, packing, whole_rows
 from .call import Call, Kept, Pair, Tensors, Wanted
 from .ranks import completing
 from .runs import neighbours
@@ -25,16 +24,16 @@ from .runs import neighbours
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """out, lse, and what backward needs."""
-    out, lse = one.empty_results(call, tensors)
+    out, lse = local_pass.empty_results(call, tensors)
     shared, whole = _parts(call, tensors.q)
     coming = gather.exchange(call, tensors, [tensors], has_sums=False).begin_keys(0)
     with completing([coming]):
         for run, options in whole:
-            one.forward_into(call, _of_run(tensors, run), options, out[:, :, run], lse[:, :, run],
+            local_pass.forward_into(call, _of_run(tensors, run), options, out[:, :, run], lse[:, :, run],
                              continue_from=False)
     local = shared.tensors(tensors, coming())
     results = shared.of(out), shared.of(lse)
-    one.forward_into(call, local, shared.options, *results, continue_from=False)
+    local_pass.forward_into(call, local, shared.options, *results, continue_from=False)
     shared.put(out, results[0])
     shared.put(lse, results[1])
     return out, lse, (out, lse, *tensors)
@@ -56,14 +55,14 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
         for n, (run, options) in enumerate(whole):
             dq, dk, dv = (None if x is None else x[:, :, run] for x in (made.dq, made.dk, made.dv))
             into = Gradients(dq, dk, dv, None, sinks[1 + n] if sinks else None)
-            one.backward(call, _of_run(tensors, run), options, tuple(
+            local_pass.backward(call, _of_run(tensors, run), options, tuple(
                 None if x is None else x[:, :, run] for x in results), into)
 
     def of_shared() -> None:
         local = shared.tensors(tensors, coming())
         dq = None if made.dq is None else shared.of(made.dq)
         dk, dv = sums or (None, None)
-        one.backward(call, local, shared.options, tuple(
+        local_pass.backward(call, local, shared.options, tuple(
             None if x is None else shared.of(x) for x in results),
             Gradients(dq, dk, dv, None, sinks[0] if sinks else None))
         if made.dq is not None and dq is not None:

@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 
 from ...gradients import Gradients
-from . import call as one
-from . import call_keys, collectives, head_groups, key_sums, peers
-from .call import Call, Kept, Pair, Tensors, Wanted
+from . import call_keys, collectives, head_groups, key_rows, key_sums, local_pass, peers
+from .call import Call, Kept, Pair, Tensors, Wanted, sums_type
 from .head_groups import Group
 from .ranks import completing
 
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """out, lse, and what backward needs."""
-    out, lse = one.empty_results(call, tensors)
+    out, lse = local_pass.empty_results(call, tensors)
     calls = _calls(call, tensors, "forward", lambda: head_groups.forward(call, tensors))
     parts = [group.of(tensors) for group in calls.groups]
     passing = exchange(call, tensors, parts, has_sums=False)
@@ -36,7 +35,7 @@ def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
         comings.extend(passing.begin_keys(n) for n in range(len(parts)))
         for n, (group, part) in enumerate(zip(calls.groups, parts)):
             local = calls.with_keys(part, comings[n]())
-            one.forward_into(call, local, calls.options[n], out[:, group.q], lse[:, group.q],
+            local_pass.forward_into(call, local, calls.options[n], out[:, group.q], lse[:, group.q],
                              continue_from=False)
     return out, lse, (out, lse, *tensors)
 
@@ -63,7 +62,7 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
                     if wanted.bias and local.bias is not None:
                         dbias = torch.empty_like(local.bias)
                     into = group.gradients(made, sums, dbias)
-                    one.backward(call, local, calls.options[n],
+                    local_pass.backward(call, local, calls.options[n],
                                  group.results(dout, dlse, out, lse), into)
                     if sums is not None:
                         returning.append(passing.begin_sums(n, sums, partial(
@@ -88,14 +87,14 @@ class _Calls(NamedTuple):
     def with_keys(self, tensors: Tensors, rows: Pair) -> Tensors:
         """The tensors with these keys and values and their part of bias and mask, without the
         caller's spans."""
-        return tensors._replace(k=rows.k, v=rows.v, bias=one.columns(tensors.bias, self.keys),
-                                mask=one.columns(tensors.mask, self.keys), row_spans=None)
+        return tensors._replace(k=rows.k, v=rows.v, bias=key_rows.columns(tensors.bias, self.keys),
+                                mask=key_rows.columns(tensors.mask, self.keys), row_spans=None)
 
 
 def _calls(call: Call, tensors: Tensors, pass_: Any, groups: Callable[[], list[Group]]) -> _Calls:
     def made() -> _Calls:
         may_pack = tensors.q.shape[0] == 1 and tensors.bias is None and tensors.mask is None
-        options = one.visibility_options(call, tensors.row_spans, None, tensors.q.device,
+        options = local_pass.visibility_options(call, tensors.row_spans, None, tensors.q.device,
                                          may_pack=may_pack)
         found = groups()
         name = call_keys.name_of(call)
@@ -112,7 +111,7 @@ def exchange(call: Call, tensors: Tensors, parts: Sequence[Tensors], has_sums: b
 
 def empty_gradients(call: Call, tensors: Tensors, wanted: Wanted) -> Gradients:
     """To write to, except dbias."""
-    dk, dv = (torch.empty_like(x, dtype=one.sums_type(x) if call.wide_sums else x.dtype)
+    dk, dv = (torch.empty_like(x, dtype=sums_type(x) if call.wide_sums else x.dtype)
               if wanted.keys else None for x in (tensors.k, tensors.v))
     return Gradients(torch.empty_like(tensors.q) if wanted.q else None, dk, dv, None,
                      torch.empty_like(tensors.sink) if wanted.sink and tensors.sink is not None

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from ...gradients import Gradients
-from . import call as one
-from . import heads
-from .call import Call, Kept, Tensors, Wanted
+from . import heads, local_pass
+from .call import Call, Kept, Tensors, Wanted, sums_type
 from .copies import copy
 
 Exchange = Callable[[Call, Tensor, list[range]], Tensor]
@@ -29,7 +28,7 @@ def forward(call: Call, tensors: Tensors, attend: Attend) -> tuple[Tensor, Tenso
     `attend` keeps. attend: makes the local call; not called on a rank without heads."""
     local = of_heads(call, tensors, to_heads)
     out, lse, rest = (attend(local) if local.q.shape[1] else
-                      (*one.empty_results(call, local), ()))
+                      (*local_pass.empty_results(call, local), ()))
     own_lse = (to_rows(call, lse[..., None], heads_q(call))[..., 0] if call.return_lse else
                tensors.q.new_empty(tensors.q.shape[:-1], dtype=lse.dtype))
     return to_rows(call, out, heads_q(call)), own_lse, (tensors.bias, *local, *rest)
@@ -50,7 +49,7 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
               for x in (found.dk, found.dv))
     dbias = None
     if found.dbias is not None and given_bias is not None:
-        dbias = to_rows(call, found.dbias.to(one.sums_type(given_bias)), heads_of(call, given_bias))
+        dbias = to_rows(call, found.dbias.to(sums_type(given_bias)), heads_of(call, given_bias))
         dbias = dbias.sum_to_size(given_bias.shape)
     return Gradients(dq, dk, dv, dbias, _of_all_heads(call, found.dsink))
 
@@ -60,7 +59,7 @@ def empty_gradients(local: Tensors, wanted: Wanted) -> Gradients:
     def like(x: Tensor | None, is_wanted: bool, sums: bool) -> Tensor | None:
         if x is None or not is_wanted:
             return None
-        return torch.empty_like(x, dtype=one.sums_type(x) if sums else None)
+        return torch.empty_like(x, dtype=sums_type(x) if sums else None)
 
     return Gradients(
         like(local.q, wanted.q, False), like(local.k, wanted.keys, True),

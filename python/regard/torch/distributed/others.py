@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import call as one
-from . import call_keys
+from . import call_keys, key_rows
 from .call import Call, Tensors
 from .copies import copy
 from .runs import neighbours, placed
@@ -27,7 +26,7 @@ def begin_keys(call: Call, tensors: Tensors) -> Callable[[], Tensor]:
     plan, rank, device = call.plan, call.ranks.rank, tensors.k.device
     sent = plan.kept(("sent to others", rank), device, lambda: joined(
         plan.needed_rows(other, rank) for other in range(plan.world_size) if other != rank))
-    rows = one.packed(*(x.index_select(2, sent) for x in (tensors.k, tensors.v)))
+    rows = key_rows.packed(*(x.index_select(2, sent) for x in (tensors.k, tensors.v)))
     coming: Callable[[], Tensor] = call.ranks.begin_all_to_all(rows, *_counts(call))
     return coming
 
@@ -77,10 +76,10 @@ def put_own(call: Call, tensors: Tensors, rows: Tensor, name: str) -> None:
     runs = own_runs(call, name)
     if len(runs) > MOST_PIECES:
         own, to = own_places(call, name, rows.device)
-        rows.index_copy_(0, to, one.packed(*(x.index_select(2, own) for x in (tensors.k, tensors.v))))
+        rows.index_copy_(0, to, key_rows.packed(*(x.index_select(2, own) for x in (tensors.k, tensors.v))))
         return
     for first, place, count in runs:
-        for x, to in zip((tensors.k, tensors.v), one.unpacked(rows[place:place + count], size)):
+        for x, to in zip((tensors.k, tensors.v), key_rows.unpacked(rows[place:place + count], size)):
             copy(to, x[:, :, first:first + count])
 
 

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from . import call as one
 from . import call_keys, others
-from .call import Call, Pair, Tensors
+from .call import Call, Pair, Tensors, sums_type
 from .runs import Run, between
 from .shared_memory import SharedMemory
 
@@ -74,7 +73,7 @@ class Layout:
         self._heads = [(sum(heads[:part]), count) for part, count in enumerate(heads)]
         self._sizes = parts[0].k.shape[-1], parts[0].v.shape[-1]
         self._bytes = parts[0].k.element_size()
-        self._sum_bytes = one.sums_type(parts[0].k).itemsize
+        self._sum_bytes = sums_type(parts[0].k).itemsize
         self.keys_bytes = self._size([max(self._counts)], self._bytes)
         self.sums_bytes = max(self._size(needed, self._sum_bytes) for needed in self._needed)
 
@@ -128,7 +127,7 @@ class Layout:
     def empty_sums(self, part: int, like: Pair) -> Pair:
         """Memory for the sums of a call over keys and values of these types."""
         return Pair(*(x.new_empty((*self._entries(part), self._counts[self._rank], x.shape[-1]),
-                                  dtype=one.sums_type(x)) for x in like))
+                                  dtype=sums_type(x)) for x in like))
 
     def sums_of_others(self, memory: SharedMemory, part: int, like: Pair) -> list[Pair | None]:
         """Of each rank the sums that it brought: (B, Hkv, rows that it needs, D and Dv)."""

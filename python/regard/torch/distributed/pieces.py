@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ...gradients import Gradients
-from . import call as one
-from .call import Call, Kept, Tensors, Wanted
+from . import key_rows, local_pass
+from .call import Call, Kept, Tensors, Wanted, sums_type
 
 
 class Piece(NamedTuple):
@@ -28,16 +28,16 @@ def part_of(call: Call, tensors: Tensors, keys: Tensor, values: Tensor, piece: P
     positions = call.plan.positions(owner, device)[piece.rows]
     part = tensors._replace(
         k=keys[:, :, piece.rows], v=values[:, :, piece.rows],
-        bias=one.columns(tensors.bias, positions), mask=one.columns(tensors.mask, positions),
+        bias=key_rows.columns(tensors.bias, positions), mask=key_rows.columns(tensors.mask, positions),
         row_spans=None, sink=tensors.sink if piece.is_first else None)
-    return part, one.visibility_options(call, tensors.row_spans, owner, device, piece.rows)
+    return part, local_pass.visibility_options(call, tensors.row_spans, owner, device, piece.rows)
 
 
 def attend(call: Call, tensors: Tensors, keys: Tensor, values: Tensor, piece: Piece, out: Tensor,
            lse: Tensor) -> None:
     """Writes out and lse, or continues what the pieces before have written."""
     part, more = part_of(call, tensors, keys, values, piece)
-    one.forward_into(call, part, more, out, lse, continue_from=not piece.is_first)
+    local_pass.forward_into(call, part, more, out, lse, continue_from=not piece.is_first)
 
 
 def finished(call: Call, tensors: Tensors, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, Kept]:
@@ -57,7 +57,7 @@ class PartialGradients:
         out, lse, *rest = kept
         self.tensors = tensors = Tensors(*rest)  # type: ignore[arg-type]
         self.call, self.results, self.wanted = call, (dout, dlse, out, lse), wanted
-        self.dq = torch.zeros_like(tensors.q, dtype=one.sums_type(tensors.q)) if wanted.q else None
+        self.dq = torch.zeros_like(tensors.q, dtype=sums_type(tensors.q)) if wanted.q else None
         self.dbias = BiasSums(tensors.bias, wanted.bias)
         self.dsink = (torch.zeros_like(tensors.sink)
                       if wanted.sink and tensors.sink is not None else None)
@@ -65,7 +65,7 @@ class PartialGradients:
     def empty_sums(self, rows: int) -> Tensor | None:
         """Zeros for dk and dv of so many keys, (rows, B, Hkv, D + Dv)."""
         k, v = self.tensors.k, self.tensors.v
-        return (k.new_zeros(one.packed_shape(rows, k, v), dtype=one.sums_type(k))
+        return (k.new_zeros(key_rows.packed_shape(rows, k, v), dtype=sums_type(k))
                 if self.wanted.keys else None)
 
     def add_piece(self, keys: Tensor, values: Tensor, sums: Tensor | None, piece: Piece) -> None:
@@ -79,16 +79,16 @@ class PartialGradients:
             dsink: Tensor | None = None) -> None:
         """part, more, sums and positions: the tensors and options of a call over some keys, their
         sums, and where they are in the sequence."""
-        dk, dv = (None, None) if sums is None else one.unpacked(sums, part.k.shape[-1])
+        dk, dv = (None, None) if sums is None else key_rows.unpacked(sums, part.k.shape[-1])
         dbias = self.dbias.of_part(part.bias)
-        one.backward(self.call, part, more, self.results, Gradients(self.dq, dk, dv, dbias, dsink),
+        local_pass.backward(self.call, part, more, self.results, Gradients(self.dq, dk, dv, dbias, dsink),
                      accumulate=True)
         self.dbias.add(dbias, positions)
 
     def with_sums(self, sums: Tensor | None) -> Gradients:
         """All gradients, where these are the sums for the rank's own keys."""
         dk, dv = ((None, None) if sums is None else
-                  one.unpacked(sums, self.tensors.k.shape[-1]))
+                  key_rows.unpacked(sums, self.tensors.k.shape[-1]))
         return Gradients(self.dq, dk, dv, self.dbias.whole, self.dsink)
 
 
@@ -101,7 +101,7 @@ class BiasSums:
     def __init__(self, bias: Tensor | None, is_wanted: bool) -> None:
         self.whole: Tensor | None = None
         if bias is not None and is_wanted:  # wider where all parts add to the same elements
-            wide = one.sums_type(bias) if bias.shape[-1] == 1 else bias.dtype
+            wide = sums_type(bias) if bias.shape[-1] == 1 else bias.dtype
             self.whole = torch.zeros_like(bias, dtype=wide)
 
     def of_part(self, bias: Tensor | None) -> Tensor | None:

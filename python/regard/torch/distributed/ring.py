@@ -12,7 +12,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ...gradients import Gradients
-from . import call as one
+from . import key_rows, local_pass
 from .call import Call, Kept, Tensors, Wanted
 from .pieces import PartialGradients, Piece, attend, finished
 from .ranks import completing
@@ -20,13 +20,13 @@ from .ranks import completing
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """out, lse, and what backward needs."""
-    held, size = one.packed(tensors.k, tensors.v), tensors.k.shape[-1]
-    out, lse = one.empty_merged(tensors)
+    held, size = key_rows.packed(tensors.k, tensors.v), tensors.k.shape[-1]
+    out, lse = local_pass.empty_merged(tensors)
     for step, owner, following in _turn(call):
         coming = _begin_pass(call, held, following)
         with completing([coming]):
             for piece in _pieces(call, step, owner):
-                attend(call, tensors, *one.unpacked(held, size), piece, out, lse)
+                attend(call, tensors, *key_rows.unpacked(held, size), piece, out, lse)
         held = coming()
     return finished(call, tensors, out, lse)
 
@@ -35,13 +35,13 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
              ) -> Gradients:
     made = PartialGradients(call, kept, dout, dlse, wanted)
     tensors = made.tensors
-    held, size = one.packed(tensors.k, tensors.v), tensors.k.shape[-1]
+    held, size = key_rows.packed(tensors.k, tensors.v), tensors.k.shape[-1]
     sums = made.empty_sums(len(held))
     for step, owner, following in _turn(call):
         coming = _begin_pass(call, held, following)
         with completing([coming]):
             for piece in _pieces(call, step, owner):
-                made.add_piece(*one.unpacked(held, size), sums, piece)
+                made.add_piece(*key_rows.unpacked(held, size), sums, piece)
             if sums is not None:
                 rows = call.plan.rows(call.ranks.rank) if following is None else following
                 sums = call.ranks.begin_pass(sums, rows)()

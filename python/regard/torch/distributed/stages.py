@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from ...gradients import Gradients
-from . import call as one
-from . import others
+from . import key_rows, local_pass, others
 from .call import Call, Kept, Tensors, Wanted
 from .pieces import PartialGradients, Piece, attend, finished
 from .plan_value import BLOCK, OTHERS
@@ -26,14 +25,14 @@ from .ranks import completing
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """out, lse, and what backward needs."""
     coming = _begin_keys(call, tensors)
-    out, lse = one.empty_merged(tensors)
+    out, lse = local_pass.empty_merged(tensors)
     rank = call.ranks.rank
     own = Piece(rank, slice(0, call.plan.rows(rank)), True)
     with completing([coming]):
         attend(call, tensors, tensors.k, tensors.v, own, out, lse)
     far, more = _others(call, tensors, coming())
     if far.k.shape[2]:
-        one.forward_into(call, far, more, out, lse, continue_from=True)
+        local_pass.forward_into(call, far, more, out, lse, continue_from=True)
     return finished(call, tensors, out, lse)
 
 
@@ -83,16 +82,16 @@ def _keys_of_others(call: Call, device: Any) -> Tensor:
 def _others(call: Call, tensors: Tensors, rows: Tensor) -> tuple[Tensors, dict[str, Any]]:
     """The tensors of a call over the keys of others, and its options."""
     keys = _keys_of_others(call, rows.device)
-    k, v = one.unpacked(rows, tensors.k.shape[-1])
-    part = tensors._replace(k=k, v=v, bias=one.columns(tensors.bias, keys),
-                            mask=one.columns(tensors.mask, keys), row_spans=None, sink=None)
-    return part, one.visibility_options(call, tensors.row_spans, OTHERS, rows.device)
+    k, v = key_rows.unpacked(rows, tensors.k.shape[-1])
+    part = tensors._replace(k=k, v=v, bias=key_rows.columns(tensors.bias, keys),
+                            mask=key_rows.columns(tensors.mask, keys), row_spans=None, sink=None)
+    return part, local_pass.visibility_options(call, tensors.row_spans, OTHERS, rows.device)
 
 
 def _begin_keys(call: Call, tensors: Tensors) -> Callable[[], Tensor]:
     """Sends own keys and values; the result waits for those of others, (keys, B, Hkv, D + Dv)."""
     if call.plan.moves_all:
-        return call.plan.begin_gathered(call.ranks, one.packed(tensors.k, tensors.v),
+        return call.plan.begin_gathered(call.ranks, key_rows.packed(tensors.k, tensors.v),
                                         _keys_of_others(call, tensors.k.device))
     coming = others.begin_keys(call, tensors)
 

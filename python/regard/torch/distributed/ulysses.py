@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 from ...gradients import Gradients
-from . import call as one
-from . import head_exchange
-from .call import Call, Kept, Tensors, Wanted
+from . import head_exchange, local_pass
+from .call import Call, Kept, Tensors, Wanted, sums_type
 from .visibility import intersection
 
 
 def forward(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
     """out, lse, and what backward needs: tensors, out and lse of own heads and all rows."""
     def attend(local: Tensors) -> tuple[Tensor, Tensor, Kept]:
-        out, lse = one.forward(call, _keyed(call, local), _options(call, local), call.out_type)
+        out, lse = local_pass.forward(call, _keyed(call, local), _options(call, local), call.out_type)
         return out, lse, (out, lse)
 
     return head_exchange.forward(call, tensors, attend)
@@ -39,9 +38,9 @@ def without_data(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor, Kept]:
         rows = tensors.q.new_empty((tensors.q.shape[2], len(tensors.q), count, width), dtype=dtype)
         return rows.permute(1, 2, 0, 3)
 
-    local, sums = head_exchange.of_heads(call, tensors, empty), one.sums_type(tensors.q)
+    local, sums = head_exchange.of_heads(call, tensors, empty), sums_type(tensors.q)
     count, width = tensors.q.shape[1], tensors.v.shape[-1]
-    results = one.empty_results(call, local) if local.q.shape[1] else ()
+    results = local_pass.empty_results(call, local) if local.q.shape[1] else ()
     own_lse = (by_rows(count, 1, sums)[..., 0] if call.return_lse else
                tensors.q.new_empty(tensors.q.shape[:-1], dtype=sums))
     return by_rows(count, width, call.out_type), own_lse, (tensors.bias, *local, *results)
@@ -52,7 +51,7 @@ def backward(call: Call, kept: Kept, dout: Tensor, dlse: Tensor | None, wanted: 
     def differentiate(local: Tensors, results: Kept, dout: Tensor, dlse: Tensor | None) -> Gradients:
         keyed = _keyed(call, local)
         into = head_exchange.empty_gradients(keyed, wanted)
-        one.backward(call, keyed, _options(call, local), (dout, dlse, *results), into)
+        local_pass.backward(call, keyed, _options(call, local), (dout, dlse, *results), into)
         return into
 
     return head_exchange.backward(call, kept, dout, dlse, wanted, differentiate)
