@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from .typing import Unpack
 
 # (factor, units): the largest error of an output may be `factor` times the error of the unfused
-# computation plus `units` roundings of the largest result. For float64, where the reference itself
-# is rounded, _LIMIT_F64 holds instead.
+# computation plus `units` roundings of the largest result. Gradients may also be off by the rounding
+# of the lse, which is that of every weight of a row. For float64, where the reference itself is
+# rounded, _LIMIT_F64 holds instead: of the largest result, or of what inputs of this size can sum to.
 _FACTORS = {"out": (2, 4), "lse": (2, 8)}
 _FACTORS_OF_GRADIENTS = (3, 6)
 _ROUNDING = {"f64": 2.0**-53, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
@@ -136,11 +137,35 @@ def _judged(call: Call, space: Space, found: dict[str, Any], dout: Any, dlse: An
             ) -> tuple[CheckedOutput, ...]:
     type = call.read(call.q, "q").type
     dout = dout if "dq" in found else None
-    exact = Exact(call, space, dout, dlse).run()
+    definition = Exact(call, space, dout, dlse)
+    exact = definition.run()
     unfused = Exact(call, space, dout, dlse, work="f64" if type == "f64" else "f32",
                     rounded=_rounding(space, type, call.options["precision"])).run()
-    return tuple(_compared(name, call, space, x, exact[name], unfused[name])
+    terms = {"dsink": _largest(space, definition.terms_of_dsink)} if "dsink" in exact else {}
+    sizes = _sizes(call, space, dout, dlse) if type == "f64" else {}
+    rounded_lse = 0.0 if type == "f64" else _ROUNDING["f32"] * _largest(space, exact["lse"])
+    return tuple(_compared(name, space, x, exact[name], unfused[name], terms.get(name, 0.0),
+                           sizes.get(name), 0.0 if name in _FACTORS else rounded_lse)
                  for name, x in found.items())
+
+
+def _largest(space: Space, x: Any) -> float:
+    """The largest finite absolute value; 0 of no elements."""
+    finite = space.xp.where(space.xp.isfinite(x), x, 0.0)
+    return float(abs(finite).max()) if math.prod(x.shape) else 0.0
+
+
+def _sizes(call: Call, space: Space, dout: Any, dlse: Any) -> dict[str, float]:
+    """What a term of each result can be at most, from the largest elements of the inputs."""
+    def size(x: Any) -> float:
+        return 0.0 if x is None else _largest(space, space.cast(space.here(x), "f64"))
+
+    q, k, v = size(call.q), size(call.k), size(call.v)
+    scale = call.options["scale"]
+    scale = call.q.shape[-1] ** -0.5 if scale is None else abs(scale)
+    dscore = 2 * call.v.shape[-1] * size(dout) * v + size(dlse)
+    return {"out": v, "lse": 1.0, "dq": scale * dscore * k, "dk": scale * dscore * q,
+            "dv": size(dout), "dbias": dscore, "dsink": dscore}
 
 
 def _rounding(space: Space, type: str, precision: str) -> Callable[[Any], Any]:
@@ -157,23 +182,23 @@ def _rounding(space: Space, type: str, precision: str) -> Callable[[Any], Any]:
     return lambda x: space.cast(space.cast(x, narrow), "f32")
 
 
-def _compared(name: str, call: Call, space: Space, found: Any, exact: Any, unfused: Any
-              ) -> CheckedOutput:
+def _compared(name: str, space: Space, found: Any, exact: Any, unfused: Any, terms: float,
+              size: float | None, rounded_lse: float) -> CheckedOutput:
+    """terms: the sum of the absolute values of what a result sums, where it may be far above the
+    result. size: of a term, for float64."""
     own = view(found, name).type
-    by_input = call.read(call.q, "q").type
     got = space.cast(space.here(found), "f64")
     unfused = space.cast(space.cast(unfused, own), "f64")  # as it would be stored
     error, relative = _errors(space, got, exact)
     unfused_error, unfused_relative = _errors(space, unfused, exact)
-    finite = space.xp.where(space.xp.isfinite(exact), exact, 0.0)
-    largest = float(abs(finite).max()) if math.prod(exact.shape) else 0.0
-    factor, units = _FACTORS.get(name, _FACTORS_OF_GRADIENTS)
-    if by_input == "f64":
-        unit = _LIMIT_F64
-        right = error <= unit * max(1.0, largest)
+    largest = _largest(space, exact)
+    if own == "f64" and size is not None:
+        right = error <= _LIMIT_F64 * max(size, largest)
     else:
-        unit = units * _ROUNDING[own]
-        right = (error <= factor * unfused_error + unit * max(largest, 2.0**-100)
+        factor, units = _FACTORS.get(name, _FACTORS_OF_GRADIENTS)
+        largest = max(largest, 2.0**-100)
+        unit = units * _ROUNDING[own] * max(1.0, terms / largest) + rounded_lse
+        right = (error <= factor * unfused_error + unit * largest
                  and relative <= factor * unfused_relative + unit)
     return CheckedOutput(name, own, error, relative, unfused_error, right)
 

@@ -76,6 +76,7 @@ class Exact:
     work: str = "f64"
     rounded: Callable[[Any], Any] = lambda x: x
     results: dict[str, Any] = field(default_factory=dict)
+    terms_of_dsink: Any = 0.0  # (Hq): the sum of the absolute values of what dsink sums
 
     def run(self) -> dict[str, Any]:
         """out, lse, and with dout the gradients, in float64 and the user's layout."""
@@ -87,6 +88,8 @@ class Exact:
                             ("dbias", call.options["bias"]), ("dsink", call.options["sink"])):
                 if x is not None:
                     self.results[name] = space.full(x.shape, 0.0)
+        if "dsink" in self.results:
+            self.terms_of_dsink = space.full(self.results["dsink"].shape, 0.0)
         heads = call.q.shape[2 if call.rows_first else 1]
         for b, rows_q, rows_k in self._sequences():
             for h in range(heads):
@@ -173,13 +176,14 @@ class Exact:
             if self.dout is None:
                 continue
             dlse = 0.0 if self.dlse is None else self._matrix(self._sums_at(self.dlse, b, h, rows))
-            dq, dk, dv, ds, dsink = block.backward(
-                self._matrix(self._at(self.dout, b, h, rows)), dlse)
+            dout = self._matrix(self._at(self.dout, b, h, rows))
+            dq, dk, dv, ds, dsink = block.backward(dout, dlse)
             self._at(found["dq"], b, h, rows)[...] = dq
             self._at(found["dk"], b, g, rows_k)[...] += dk
             self._at(found["dv"], b, g, rows_k)[...] += dv
             if "dsink" in found:
                 found["dsink"][h] += dsink
+                self.terms_of_dsink[h] += block.terms_of_dsink(dout, dlse)
             if "dbias" in found:
                 dbias = self._scores_at(found["dbias"], b, h, i, n)  # a view
                 for axis in (0, 1):
@@ -249,17 +253,22 @@ class _Block:
 
     def backward(self, dout: Any, dlse: Any) -> tuple[Any, ...]:
         """dq, dk, dv, the gradient with respect to the biased scores, dsink."""
-        xp, rnd = self.exact.space.xp, self.exact.rounded
+        rnd = self.exact.rounded
         delta = rnd((dout * self.out).sum(1)) - dlse
         dp = rnd(rnd(dout @ self.v.T) * self.factor)
         ds = rnd(self.weights * (dp - delta[:, None]))
         dr = rnd(ds * self.slope)
-        dsink = None
-        if self.sink is not None:
-            share = xp.exp(self.sink - xp.where(self.lse == -math.inf, math.inf, self.lse))
-            dsink = -(share * delta).sum()
+        dsink = None if self.sink is None else -(self._share_of_sink() * delta).sum()
         return (rnd(self.scale * (dr @ self.k)), rnd(self.scale * (dr.T @ self.q)),
                 rnd(self.dropped.T @ dout), ds, dsink)
+
+    def terms_of_dsink(self, dout: Any, dlse: Any) -> Any:
+        """The sum of the absolute values of the terms of dsink."""
+        return (self._share_of_sink() * (abs(dout * self.out).sum(1) + abs(dlse))).sum()
+
+    def _share_of_sink(self) -> Any:
+        xp = self.exact.space.xp
+        return xp.exp(self.sink - xp.where(self.lse == -math.inf, math.inf, self.lse))
 
 
 def _kept(options: dict[str, Any], b: int, h: int, place: Any, rows: slice, columns: int) -> Any:

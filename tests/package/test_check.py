@@ -106,6 +106,26 @@ def test_wrong_results(name, monkeypatch, capsys):
     assert [x.name for x in found.outputs if not x.right] == ["dk"]
 
 
+@pytest.mark.parametrize("dtype, size", [(np.float64, 1e-14), (np.float64, 1), (np.float32, 1)])
+def test_few_terms(dtype, size):
+    """A sink's gradient, or one query, has so few terms that an unfused error may be small by luck."""
+    sums = {"sink": np.float32([0.3]), "bias": np.zeros((1, 1, 1, 20), np.float32)}
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        q, k, v = (draw.standard_normal((1, 1, 20, 16)).astype(dtype) for _ in range(3))
+        for rows, options in ((q, sums), (q[:, :, :1], {})):
+            found = regard.check(rows, k, v * size, backward=True, show=False, **options)
+            assert found, f"seed {seed}\n{found}"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_results_of_small_values(name, monkeypatch):
+    q, k, v = arrays({}, np.float64)[0]
+    monkeypatch.setattr(checking, "attention", lambda *rows, **keywords: (
+        1e-14 * WRONG[name](1e14 * regard.attention(*rows, **keywords)[0]), np.zeros((B, HQ, SQ))))
+    assert not regard.check(q, k, 1e-14 * v, show=False).outputs[0].right
+
+
 def test_dropout_of_another_seed_is_wrong(monkeypatch):
     rows, options = arrays(CASES["dropout"], np.float32)
     monkeypatch.setattr(checking, "attention", lambda *rows, **keywords: regard.attention(
