@@ -71,7 +71,8 @@ ForwardWork forward_work(const Problem& p, const CpuTiling& tiling, const Entrie
     // The last rows see the most keys under a causal mask: heaviest first, of as few heads at once
     // as keep the workers busy, whose keys and values stay in their caches.
     const std::vector<int64> longest = longest_first(batch);
-    const auto blocks_of = [&](int64 n) { return batch[longest[n / heads]].block_count; };
+    const auto entry_of = [&](int64 n) { return longest[std::size_t(n / heads)]; };
+    const auto blocks_of = [&](int64 n) { return batch[entry_of(n)].block_count; };
     const int64 count = batch.size() * heads;
     int64 left = batch.totals().blocks * heads;
     for (int64 first = 0, end = 0; first < count; first = end) {
@@ -83,7 +84,7 @@ ForwardWork forward_work(const Problem& p, const CpuTiling& tiling, const Entrie
       int64 reached = first;  // heads that have the block
       for (int64 block = blocks_of(first) - 1; block >= 0; --block) {
         while (reached < end && blocks_of(reached) > block) ++reached;
-        for (int64 n = first; n < reached; ++n) add(longest[n / heads], n % heads, block);
+        for (int64 n = first; n < reached; ++n) add(entry_of(n), n % heads, block);
       }
     }
   } else {

@@ -100,11 +100,11 @@ void run(const Problem& p, const MadeMaps* maps, const Run& run) {
     params.grid = launch.grid;
     params.by = launch.by;
     PreparedLaunch& prepared = call.launches[i];
-    LaunchMaps* const maps =
+    LaunchMaps* const launch_maps =
         launch.config.family != Family::wgmma
             ? nullptr
             : &prepared.maps.at(d, params.problem, launch.config, params.buffers.hi_lo, index);
-    launch_kernel(d, launch, *prepared.kernel, params, maps, stream, index);
+    launch_kernel(d, launch, *prepared.kernel, params, launch_maps, stream, index);
   }
 }
 

@@ -150,6 +150,15 @@ def test_pkg_config_knows_its_prefix(tmp_path: Path, folder: str) -> None:
     assert Path(said.strip()).resolve() == tmp_path / "prefix/include"
 
 
+def test_pkg_config_of_folders_elsewhere(tmp_path: Path) -> None:
+    elsewhere = {"LIBDIR": "/opt/libraries", "INCLUDEDIR": "/opt/headers"}
+    configure(ROOT, tmp_path, "-DREGARD_BUILD_CLI=OFF", "-DCMAKE_INSTALL_PREFIX=/opt/regard",
+              *(f"-DCMAKE_INSTALL_{name}={folder}" for name, folder in elsewhere.items()))
+    for name, folder in elsewhere.items():
+        said = run("pkg-config", f"--variable={name.lower()}", "regard", PKG_CONFIG_PATH=str(tmp_path))
+        assert said.strip() == folder
+
+
 @pytest.fixture(scope="module")
 def inside(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inside")
@@ -161,6 +170,8 @@ def test_as_a_subfolder(inside: Path) -> None:
     """No tool, no rules to install the library, no merged sources, headers that warn nobody."""
     commands = run("ninja", "-C", inside, "-t", "commands", "all")
     assert f"-isystem {ROOT}/include" in commands
+    compiled = next(line for line in commands.splitlines() if "-c " in line and "src/api.cpp" in line)
+    assert " -w " in compiled  # what the project makes of warnings is about its own sources
     assert "cli/main.cpp" not in commands
     assert "src/api.cpp" in run("ninja", "-C", inside, "-t", "commands", "regard_static")
     assert "libregard" not in (inside / "regard/cmake_install.cmake").read_text()

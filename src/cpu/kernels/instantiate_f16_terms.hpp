@@ -37,6 +37,7 @@ constexpr CpuKernels f16_kernels_by_terms() {
   return {.forward = run_forward_by_terms<L>,
           .combine = run_combine<L>,
           .backward = nullptr,
+          .backward_of_one_vector = nullptr,
           .spin = spin_by_terms<L>};
 }
 

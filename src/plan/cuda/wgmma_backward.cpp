@@ -123,9 +123,9 @@ Refusal why_not_f32(const Problem& p) {
 
 // Whether the kernel can have tiles of 128 rows, whose scores take 64 registers of a thread.
 bool has_tall_tiles(const KernelConfig& c) {
-  constexpr int kLargestHead = 64;
+  constexpr int kLargestTallHead = 64;
   const bool plain = is_plain(c.features) && !tests_pairs(c.features) && !c.features.dropout;
-  return plain && c.products == Products::direct && larger(c.dim, c.dim_v) <= kLargestHead;
+  return plain && c.products == Products::direct && larger(c.dim, c.dim_v) <= kLargestTallHead;
 }
 // Whether they repay the rows that they compute in vain. Few tiles of keys are shared out by tiles
 // of rows, more evenly by small ones. (H100, D 64, 32 heads: full, 512 rows 1.04 times as fast,

@@ -20,6 +20,7 @@ inline CudaLaunch write_rows_launch(Type from, Type to, int64 rows) {
   const KernelConfig config = write_rows_config(from, to);
   return {.config = config,
           .grid = {.tiles = int32(divide_up(rows, config.tiling.rows))},
+          .by = {},
           .threads = config.tiling.warps * 32};
 }
 
