@@ -12,7 +12,7 @@ std::string content_fault(const std::string& tensor, const Held& held) {
   };
   if (tensor == "mask") return held.type == boolean ? "" : must("bool", "bool");
   if (tensor.starts_with("cu_seqlens") || tensor.starts_with("seqused") ||
-      tensor.ends_with("_spans")) {
+      tensor.ends_with("_spans") || tensor == "q_positions") {
     return held.type == i32 || held.int64 ? "" : must("int32 or int64", "np.int32");
   }
   const bool real = held.type == f64 || held.type == f32 || held.type == f16 || held.type == bf16;

@@ -1,11 +1,15 @@
 """`regard attend` against whole-matrix float64 attention, for every kind of file and layout."""
 
 import re
+import sys
 
 import numpy as np
 import pytest
-from cli_support import (assert_close, attention, fine, problem, read_safetensors, refused, run,
-                         safetensors_bytes)
+from cli_support import (ROOT, assert_close, attention, fine, problem, read_safetensors, refused,
+                         run, safetensors_bytes)
+
+sys.path.insert(0, str(ROOT / "tests/python"))
+import oracle  # noqa: E402
 
 TOLERANCE = {np.float64: 1e-12, np.float32: 2e-5, np.float16: 6e-3}
 
@@ -92,6 +96,58 @@ def test_attend_bf16_and_compare(tmp_path):
     assert_close(got, attention(**arrays), 0.05)
     message = refused("attend", "in.safetensors", "--type", "bf16", "--out", "folder", cwd=tmp_path)
     assert "bf16" in message and ".safetensors" in message
+
+
+def spans(rng, shape, end):
+    return np.sort(rng.integers(0, end + 1, (*shape, 2)), axis=-1)
+
+
+def extra_tensors():
+    """All tensors that `regard attend` has options for, except dout, of types that it takes."""
+    rng = np.random.default_rng(7)
+    return {
+        "bias": rng.standard_normal((1, 4, 1, 41)).astype(np.float32),
+        "mask": rng.random((2, 1, 33, 41)) < 0.8,
+        "row_spans": spans(rng, (2, 1, 33), 41).astype(np.int32),
+        "key_spans": spans(rng, (1, 4, 41), 33),
+        "sink": rng.standard_normal(4).astype(np.float32),
+        "alibi_slopes": rng.random((2, 4)).astype(np.float32),
+        "dlse": rng.standard_normal((2, 4, 33)).astype(np.float32),
+        "cu_seqlens_q": np.array([0, 15, 33], np.int32),
+        "cu_seqlens_k": np.array([0, 19, 41]),
+        "seqused_q": np.array([9, 15], np.int32),
+        "seqused_k": np.array([19, 17]),
+        "q_positions": np.array([[8], [20]], np.int32),
+    }
+
+
+@pytest.mark.parametrize("kind", ["npy", "safetensors"])
+@pytest.mark.parametrize("name", [*extra_tensors(), "everything"])
+def test_attend_with_each_tensor(tmp_path, name, kind):
+    given = problem()
+    packed = name.startswith("cu_seqlens")
+    extras = extra_tensors()
+    if name == "everything":
+        used = [one for one in extras if not one.startswith("cu_seqlens")]
+    else:
+        used = ["cu_seqlens_q", "cu_seqlens_k"] if packed else [name]
+    if packed:
+        given = {one: array[0].swapaxes(0, 1).copy() for one, array in given.items()}
+    given |= {one: extras[one] for one in used}
+    files = ["in.safetensors"]
+    if kind == "safetensors":
+        (tmp_path / "in.safetensors").write_bytes(safetensors_bytes(given))
+    else:
+        files = ["q.npy", "k.npy", "v.npy"]
+        for one, array in given.items():
+            np.save(tmp_path / f"{one}.npy", array)
+            if one not in ("q", "k", "v"):
+                files += ["--" + one.replace("_", "-"), f"{one}.npy"]
+    fine("attend", *files, "--causal=top-left", "--backward", "--out", "out.safetensors",
+         cwd=tmp_path)
+    lengths = {"max_seqlen_q": 18, "max_seqlen_k": 22} if packed else {}
+    want = oracle.attention(**given, **lengths, causal="top_left")
+    assert_close(read_safetensors(tmp_path / "out.safetensors"), want, 2e-5)
 
 
 def test_attend_says_that_dout_is_ones(tmp_path):

@@ -93,7 +93,8 @@ def test_npy_integers_that_do_not_fit(tmp_path):
 
 CONTENTS = [("mask", np.int64, "bool"), ("mask", np.uint8, "bool"), ("mask", np.float32, "bool"),
             ("bias", bool, "float32"), ("q", np.int64, "float32"), ("q", np.uint16, "float32"),
-            ("seqused_k", np.float32, "int32"), ("cu_seqlens_q", np.uint64, "int32")]
+            ("seqused_k", np.float32, "int32"), ("cu_seqlens_q", np.uint64, "int32"),
+            ("q_positions", np.float32, "int32")]
 
 
 @pytest.mark.parametrize(("tensor", "held", "wanted"), CONTENTS)
