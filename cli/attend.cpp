@@ -97,7 +97,7 @@ int run_attend(const AttendArguments& arguments) {
   AttendInputs in = read_inputs(arguments);
   const Run run = described_run(arguments.run);
   Mirror mirror(run.device);
-  check_target(arguments.out, in);
+  check_target(arguments, in);
   AttendResults r = planned(in, arguments.backward, run);
   AttendReport report(in, arguments);
   report.add_plans(r);

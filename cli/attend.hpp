@@ -63,7 +63,7 @@ class AttendReport {
 };
 
 // Refuses, before the work, a target that write_results() would refuse after it.
-void check_target(const std::string& target, const AttendInputs& inputs);
+void check_target(const AttendArguments& arguments, const AttendInputs& inputs);
 
 // Returns the names of the tensors that were written.
 std::vector<std::string> write_results(const std::string& target, const AttendResults& results);

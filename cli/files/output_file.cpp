@@ -36,7 +36,34 @@ std::string followed(const std::string& path) {
   return {};
 }
 
+// In the target's own folder, so that it can be renamed.
+std::string temporary_name(const std::string& target) {
+  return fmt::format("{}.{}.part", target, getpid());
+}
+
 }  // namespace
+
+std::string write_fault(const std::string& path) {
+  if (is_stdout(path)) return {};
+  if (is_stream(path)) return access(path.c_str(), W_OK) == 0 ? "" : std::strerror(errno);
+  const std::string target = followed(path);
+  if (target.empty()) return std::strerror(errno);
+  struct stat status {};
+  if (stat(target.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) return std::strerror(EISDIR);
+  const std::string folder = std::filesystem::path(target).parent_path();
+  if (access(((folder.empty() ? "." : folder) + "/.").c_str(), W_OK | X_OK) != 0) {
+    return std::strerror(errno);
+  }
+  if (lstat(temporary_name(target).c_str(), &status) == 0) return std::strerror(EEXIST);
+  return errno == ENOENT ? "" : std::strerror(errno);
+}
+
+bool is_same_file(const std::string& one, const std::string& other) {
+  struct stat first {
+  }, second{};
+  return stat(one.c_str(), &first) == 0 && stat(other.c_str(), &second) == 0 &&
+         first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+}
 
 bool is_stdout(const std::string& path) {
   struct stat there {
@@ -65,7 +92,7 @@ OutputFile::OutputFile(const std::string& path) : path_(path) {
 void OutputFile::open_temporary() {
   target_ = followed(path_);
   if (target_.empty()) return;
-  temporary_ = fmt::format("{}.{}.part", target_, getpid());
+  temporary_ = temporary_name(target_);
   unfinished_.emplace(temporary_.c_str());
   descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
 }

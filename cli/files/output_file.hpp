@@ -15,6 +15,13 @@ namespace regard::cli {
 bool is_stream(const std::string& path);
 bool is_stdout(const std::string& path);
 
+// Why OutputFile could not write the path; "" where nothing is known to be in the way. Changes
+// nothing.
+std::string write_fault(const std::string& path);
+
+// Whether both paths exist and lead to the same file.
+bool is_same_file(const std::string& one, const std::string& other);
+
 // A regular file is written under a temporary name in its folder, and commit() renames it, so that
 // no reader sees half of it; a signal that ends the tool leaves nothing behind. Symbolic links are
 // followed. Every failure is a UsageError that names the path. Make one at a time, on the main

@@ -9,7 +9,8 @@ import time
 
 import numpy as np
 import pytest
-from cli_support import CLI, attention, fine, problem, read_safetensors, refused, safetensors_bytes
+from cli_support import (CLI, attention, fine, problem, read_safetensors, refused, run,
+                         safetensors_bytes)
 
 
 @pytest.fixture
@@ -44,12 +45,66 @@ def test_links_are_followed(tensors, exists):
     assert holds(folder / "deep/real.safetensors", want)
 
 
-def test_a_loop_of_links_is_refused(tensors):
-    folder, _ = tensors
+def link_loop(folder):
     (folder / "a.safetensors").symlink_to("b.safetensors")
     (folder / "b.safetensors").symlink_to("a.safetensors")
-    message = refused("attend", "in.safetensors", "--out", "a.safetensors", cwd=folder)
-    assert "a.safetensors" in message and "links" in message
+    return "a.safetensors", "links"
+
+
+def link_to_nowhere(folder):
+    (folder / "results").symlink_to("nowhere")
+    return "results", "No such file"
+
+
+def folder_instead_of_a_file(folder):
+    (folder / "results/lse.npy").mkdir(parents=True)
+    return "results", "results/lse.npy cannot be written: Is a directory"
+
+
+def made(folder, out, says):
+    """A file f and a folder d.safetensors, which --out cannot go through."""
+    (folder / "f").write_text("in the way")
+    (folder / "d.safetensors").mkdir()
+    return out, says
+
+
+IMPOSSIBLE = {
+    "loop of links": link_loop,
+    "link to nowhere": link_to_nowhere,
+    "folder for a file": lambda folder: made(folder, "d.safetensors", "Is a directory"),
+    "folder for a file of a folder": folder_instead_of_a_file,
+    "no folder": lambda folder: made(folder, "no/x.safetensors", "No such file"),
+    "below a file": lambda folder: made(folder, "f/x.safetensors", "Not a directory"),
+    "folder below a file": lambda folder: made(folder, "f/x/y", "Not a directory"),
+    "long name": lambda folder: made(folder, "x" * 240 + ".safetensors", "name too long"),
+    "long folder": lambda folder: made(folder, "x" * 300, "name too long"),
+    "input": lambda folder: made(folder, "in.safetensors", "would replace in.safetensors, which"),
+    "input by a link": lambda folder: ((folder / "x.safetensors").symlink_to("in.safetensors"),
+                                       made(folder, "x.safetensors", "which is read"))[1],
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_cannot_be_written_is_refused_before_the_work(tensors, name):
+    folder, _ = tensors
+    before = (folder / "in.safetensors").read_bytes()
+    out, says = IMPOSSIBLE[name](folder)
+    done = run("attend", "in.safetensors", "--out", out, cwd=folder)
+    assert done.returncode == 2 and done.stdout == "", (done.stdout, done.stderr)
+    assert done.stderr.startswith(f"regard: --out = {out}: ") and says in done.stderr
+    assert (folder / "in.safetensors").read_bytes() == before
+
+
+def test_a_folder_of_inputs_is_not_written_over(tensors):
+    folder, _ = tensors
+    (folder / "results").mkdir()
+    for name, array in problem(shape=(1, 2, 16, 8), heads_kv=2, len_k=16, dim_v=8).items():
+        np.save(folder / f"results/{name if name != 'dout' else 'out'}.npy", array)
+    files = [f"results/{name}.npy" for name in "qkv"]
+    message = refused("attend", *files, "--dout", "results/out.npy", "--backward", "--out",
+                      "results", cwd=folder)
+    assert "--out = results: " in message and "would replace results/out.npy" in message
+    fine("attend", *files, "--out", "results", cwd=folder)
 
 
 @pytest.mark.parametrize("name", ["pipe", "pipe.safetensors"])
