@@ -93,8 +93,19 @@ void OutputFile::open_temporary() {
   target_ = followed(path_);
   if (target_.empty()) return;
   temporary_ = temporary_name(target_);
+  struct stat before {};
+  const bool exists = stat(target_.c_str(), &before) == 0;
   unfinished_.emplace(temporary_.c_str());
-  descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                     exists ? 0600 : 0666);  // never wider than the file that it replaces
+  if (descriptor_ < 0 || !exists) return;
+  if (fchmod(descriptor_, before.st_mode & 0777) != 0) {
+    const int code = errno;
+    close(descriptor_);
+    unlink(temporary_.c_str());
+    descriptor_ = -1;
+    errno = code;
+  }
 }
 
 OutputFile::~OutputFile() {

@@ -24,8 +24,8 @@ bool is_same_file(const std::string& one, const std::string& other);
 
 // A regular file is written under a temporary name in its folder, and commit() renames it, so that
 // no reader sees half of it; a signal that ends the tool leaves nothing behind. Symbolic links are
-// followed. Every failure is a UsageError that names the path. Make one at a time, on the main
-// thread.
+// followed. The new file has the mode of the one that it replaces. Every failure is a UsageError
+// that names the path. Make one at a time, on the main thread.
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path);

@@ -107,6 +107,16 @@ def test_a_folder_of_inputs_is_not_written_over(tensors):
     fine("attend", *files, "--out", "results", cwd=folder)
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o666])
+def test_a_file_that_is_replaced_keeps_its_mode(tensors, mode):
+    folder, want = tensors
+    (folder / "x.safetensors").write_bytes(b"old")
+    (folder / "x.safetensors").chmod(mode)
+    fine("attend", "in.safetensors", "--out", "x.safetensors", cwd=folder)
+    assert holds(folder / "x.safetensors", want)
+    assert (folder / "x.safetensors").stat().st_mode & 0o777 == mode
+
+
 @pytest.mark.parametrize("name", ["pipe", "pipe.safetensors"])
 def test_a_fifo_is_written_through(tensors, name):
     folder, want = tensors
