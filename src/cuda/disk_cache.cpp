@@ -40,6 +40,10 @@ std::string folder_fault(const std::string& folder) {
   return found.exists ? fault_of(folder, found) : folder + " does not exist";
 }
 
+std::string not_written(const std::string& folder, const std::string& reason) {
+  return "in " + folder + " no file can be written: " + reason;
+}
+
 // A folder that Regard has chosen is made private (0700); a folder that the user has named stays as
 // it is. Nothing is changed where others could exchange the folder meanwhile.
 bool narrow(const std::string& folder) {
@@ -143,12 +147,17 @@ std::string make_cache_folder() {
     return fault.empty() ? folder + " cannot be made: " + std::strerror(error) : fault;
   }
   if (!found.fault.empty() && narrow(folder)) found = trusted_path(folder);
-  return fault_of(folder, found);
+  std::string fault = fault_of(folder, found);
+  if (fault.empty() && access(found.path.c_str(), W_OK | X_OK) != 0) {
+    fault = not_written(folder, std::strerror(errno));
+  }
+  return fault;
 }
 
 std::string cache_fault() {
   const std::string folder = cache_folder();
   if (folder.empty()) return kNowhere;
+  if (!folder.starts_with('/')) return folder + " cannot be made: there is no working directory";
   if (const TrustedPath found = trusted_path(folder); found.exists) return fault_of(folder, found);
   std::string above = folder;
   struct stat s {};
@@ -173,7 +182,7 @@ std::string store_kernel(const KernelKey& key, const KernelBinary& binary) {
     reason = std::strerror(errno);
     unlink(partial.c_str());
   }
-  return reason.empty() ? "" : "in " + folder + " no file can be written: " + reason;
+  return reason.empty() ? "" : not_written(folder, reason);
 }
 
 std::vector<CacheEntry> cache_entries() {

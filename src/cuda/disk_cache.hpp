@@ -23,7 +23,8 @@ std::string store_kernel(const KernelKey&, const KernelBinary&);
 
 // Makes the folder where there is none; returns why there is no folder to write to, "" = there is.
 std::string make_cache_folder();
-// Why the folder is not used, or could not be made; "" where it is used. Changes nothing.
+// Why the folder is not used, or could not be made; "" where it is used, if only to read. Changes
+// nothing.
 std::string cache_fault();
 
 std::vector<CacheEntry> cache_entries();

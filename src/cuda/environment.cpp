@@ -60,7 +60,8 @@ std::string absolute_variable(const char* name, std::vector<std::string>& ignore
   return "";
 }
 
-// Paths that the user has named for this very purpose may be relative.
+// Paths that the user has named for this very purpose may be relative. They stay so where there is
+// no working directory.
 std::string absolute(const std::string& path) {
   std::error_code failure;
   return path.empty() ? "" : std::filesystem::absolute(path, failure).string();

@@ -165,6 +165,22 @@ TEST_CASE("a folder of our own choice is narrowed, one that the user has named i
   CHECK((fs::status(folder).permissions() & fs::perms::mask) == fs::perms(0700));
 }
 
+TEST_CASE("a folder that cannot be written is read, and no place for kernels") {
+  const EmptyCache cache;
+  const Stored stored(cache);
+  chmod(stored.path.c_str(), 0444);
+  chmod(cache.folder().c_str(), 0555);
+  const int status = in_child([&] {
+    if (geteuid() == 0 && setuid(12345) != 0) return 1;  // root may write everywhere
+    if (!stored.loads() || !cache_fault().empty()) return 2;
+    const std::string fault = "in " + cache.folder() + " no file can be written: Permission denied";
+    if (make_cache_folder() != fault) return 3;
+    return store_kernel(stored.key, stored.binary) == fault ? 0 : 4;
+  });
+  chmod(cache.folder().c_str(), 0700);
+  CHECK(status == 0);
+}
+
 TEST_CASE("why a kernel is not kept") {
   const EmptyCache cache;
   const auto reason_in = [&](const std::string& folder) {
@@ -187,6 +203,13 @@ TEST_CASE("why a kernel is not kept") {
                : 1;
   });
   CHECK(status == 0);
+  const int nowhere = in_child([&] {
+    const std::string gone = cache.folder() + "/gone";
+    if (!fs::create_directory(gone) || chdir(gone.c_str()) != 0 || !fs::remove(gone)) return 1;
+    const std::string fault = "relative cannot be made: there is no working directory";
+    return reason_in("relative") == fault && cache_fault() == fault ? 0 : 2;
+  });
+  CHECK(nowhere == 0);
   CHECK(fs::is_empty(cache.folder()) == false);
   for (const auto& entry : fs::directory_iterator(cache.folder())) {
     CHECK(entry.path().filename() == "file");  // no half of a kernel is left
