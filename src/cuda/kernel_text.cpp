@@ -2,6 +2,7 @@
 #include "cuda/kernel_text.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sstream>
@@ -89,9 +90,17 @@ bool text_in_folder(const std::string& folder, const std::string& name, std::str
   return false;
 }
 
+// A name that leads nowhere is an Error too, for the same reason. A folder may lack single texts.
+void require_folder(const std::string& folder) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(folder, ignored)) return;
+  refuse("REGARD_KERNEL_DIR", folder, "there is no such folder", Code::unavailable);
+}
+
 std::string text_named(const std::string& name) {
   std::string text;
   const std::string folder = kernel_folder();
+  if (!folder.empty()) require_folder(folder);
   if (!folder.empty() && text_in_folder(folder, name, text)) return text;
   if (embedded_text(name, text)) return text;
   refuse("kernel", name, "the library holds no such text", Code::internal);

@@ -172,3 +172,19 @@ def test_a_kernel_text_that_others_may_have_written(tmp_path, spoil):
     spoil(text)
     done = subprocess.run(explain, capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 2 and f"{text} is not used: it " in done.stderr
+
+
+def test_a_folder_of_kernel_texts_that_is_none(tmp_path):
+    """A folder may lack texts, but must be there."""
+    library = plant(tmp_path / "cuda/lib64")
+    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "empty").mkdir()
+    explain = [CLI, "explain", "--q", "2x4x64x16", "--type", "f16", "--device", "sm_80"]
+    for name, status in [("none", 2), ("file", 2), ("empty", 0)]:
+        for folder in (name, tmp_path / name):
+            environment = {"REGARD_KERNEL_DIR": str(folder), "CUDA_HOME": str(library.parents[1])}
+            done = subprocess.run(explain, capture_output=True, text=True, env=environment,
+                                  cwd=tmp_path, timeout=60)
+            assert done.returncode == status, (folder, done.stderr)
+            says = f"REGARD_KERNEL_DIR = {tmp_path / name}: there is no such folder"
+            assert (says in done.stderr) == (status == 2)
