@@ -210,12 +210,12 @@ int run_prebuild(const PrebuildArguments& arguments) {
   const std::vector<Wanted> wanted = wanted_of(arguments, setup);
   Prebuild prebuild(arguments);
   if (!setup.has_compiler) throw Error(Code::unavailable, "NVRTC", "missing", setup.compiler);
-  const bool has_cache = setup.cache_fault.empty();
+  const std::string fault = make_kernel_cache();
   output::print("{}\nkernels go to {}\n\n", setup.compiler,
-                has_cache ? setup.cache : "nowhere: " + setup.cache_fault);
+                fault.empty() ? setup.cache : "nowhere: " + fault);
   output::flush();
-  if (has_cache || arguments.check) return prebuild.run(wanted);
-  output::error("kernels cannot be kept: {}", setup.cache_fault);
+  if (fault.empty() || arguments.check) return prebuild.run(wanted);
+  output::error("kernels cannot be kept: {}", fault);
   return 1;
 }
 

@@ -142,6 +142,10 @@ struct CompiledKernel {
 
 /// Every kernel in the cache's folder.
 std::vector<CompiledKernel> cached_kernels();
+/// Makes the cache's folder, where there is none, for the user alone; where Regard has chosen the
+/// folder and others may write to it, takes that right from them. Returns why no kernels can be
+/// kept there, naming the folder; "" = they can.
+std::string make_kernel_cache();
 /// Empties the cache's folder and returns how many files were removed.
 int clear_cached_kernels();
 

@@ -157,6 +157,8 @@ void prebuild(const std::string& name, const std::function<BuiltKernel>& done) {
   const Chip& chip = chip_of({.device = regard::chip(name)});
   build(representative_kernels(chip), chip, done);
 }
+std::string make_kernel_cache() { return make_cache_folder(); }
+
 
 void prebuild(const std::string& name, const std::vector<PlannedCall>& calls,
               const std::function<BuiltKernel>& done) {

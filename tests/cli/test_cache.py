@@ -91,7 +91,8 @@ def test_a_folder_that_is_of_no_use_is_named(tmp_path, make):
 def test_a_folder_that_cannot_be_made(tmp_path):
     """Not even by root: /proc has no place for folders."""
     text = run(*PREBUILD, status=1, HOME="/proc")
-    assert "NOT KEPT: " in text and "/proc/.cache/regard cannot be made: " in text
+    assert "kernels cannot be kept: /proc/.cache/regard cannot be made: " in text
+    assert "NOT KEPT: " not in text, "it finds out before it compiles"
 
 
 def test_a_full_disk(tmp_path):
@@ -120,12 +121,13 @@ def test_a_umask_that_lets_the_group_write(tmp_path):
     assert re.search(r"^[1-9]\d* kernels in ", run("cache", "verify", cache=cache), re.M)
 
 
-def test_a_folder_of_our_own_choice_is_narrowed(tmp_path):
+@pytest.mark.parametrize("command", [COMPILE, PREBUILD])
+def test_a_folder_of_our_own_choice_is_narrowed(tmp_path, command):
     cache = tmp_path / ".cache/regard"
     cache.mkdir(parents=True)
     cache.chmod(0o777)
     assert "can be written by others" in run("info", HOME=str(tmp_path))
-    run(*COMPILE, HOME=str(tmp_path))
+    run(*command, HOME=str(tmp_path))
     assert cache.stat().st_mode & 0o777 == 0o700
     assert re.search(r"^[1-9]\d* kernels in ", run("cache", "verify", HOME=str(tmp_path)), re.M)
 
