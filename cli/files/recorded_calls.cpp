@@ -154,8 +154,10 @@ std::vector<RecordedCall> read_recorded_calls(const std::string& path) {
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     try {
       calls.push_back(read_line(line));
+      calls.back().call.origin = fmt::format("{}:{}", path, number);
     } catch (const std::exception& error) {
       throw UsageError(fmt::format("{}:{}: is no recorded call: {}", path, number, error.what()));
     }

@@ -12,7 +12,8 @@ struct RecordedCall {
   PlannedCall call;
 };
 
-// Refuses a file that is not as the library writes it, naming the line and the field.
+// Refuses a file that is not as the library writes it, naming the line and the field. Skips empty
+// lines.
 std::vector<RecordedCall> read_recorded_calls(const std::string& path);
 
 }  // namespace regard::cli

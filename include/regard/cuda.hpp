@@ -168,6 +168,7 @@ struct PlannedCall {
   Gradients gradients{};          ///< of a backward call
   std::string backend{};          ///< as Run::backend
   bool gradients_follow = false;  ///< of a forward call: as Run::gradients_follow
+  std::string origin{};           ///< where it is written ("calls.jsonl:3"), for errors; or ""
 };
 /// The same for the kernels of these calls, for example of those that a run with REGARD_RECORD
 /// wrote down.

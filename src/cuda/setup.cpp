@@ -77,6 +77,18 @@ void build(const std::vector<KernelConfig>& kernels, const Chip& chip,
   });
 }
 
+// An Error of a call that says where it is written says that too.
+std::vector<KernelConfig> kernels_of_planned(const PlannedCall& call, const Run& run) {
+  try {
+    return kernels_of(call, run);
+  } catch (const Error& error) {
+    if (call.origin.empty()) throw;
+    const std::string begin = error.argument() + " = " + error.value() + ": ";
+    throw Error(error.code(), call.origin + ": " + error.argument(), error.value(),
+                std::string(error.what()).substr(begin.size()));
+  }
+}
+
 }  // namespace
 
 CudaSetup cuda_setup() {
@@ -145,6 +157,8 @@ std::vector<CompiledKernel> cached_kernels() {
   return list;
 }
 
+std::string make_kernel_cache() { return make_cache_folder(); }
+
 int clear_cached_kernels() { return clear_cache(); }
 
 std::vector<std::string> chips() {
@@ -157,15 +171,13 @@ void prebuild(const std::string& name, const std::function<BuiltKernel>& done) {
   const Chip& chip = chip_of({.device = regard::chip(name)});
   build(representative_kernels(chip), chip, done);
 }
-std::string make_kernel_cache() { return make_cache_folder(); }
-
 
 void prebuild(const std::string& name, const std::vector<PlannedCall>& calls,
               const std::function<BuiltKernel>& done) {
   std::vector<KernelConfig> kernels;
   for (const PlannedCall& call : calls) {
     const Run run{.device = regard::chip(name), .backend = call.backend};
-    const std::vector<KernelConfig> of_call = kernels_of(call, run);
+    const std::vector<KernelConfig> of_call = kernels_of_planned(call, run);
     kernels.insert(kernels.end(), of_call.begin(), of_call.end());
   }
   remove_repetitions(kernels);

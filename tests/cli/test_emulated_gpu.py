@@ -189,5 +189,6 @@ def test_a_recorded_call_that_gradients_follow(run, tmp_path):
 ])
 def test_a_line_that_is_no_call(run, tmp_path, line, fault):
     text = line if isinstance(line, str) else json.dumps(line)
-    (tmp_path / "calls.jsonl").write_text(text + "\n")
-    assert fault in run("prebuild", "--recorded", "calls.jsonl", status=2)
+    (tmp_path / "calls.jsonl").write_text(f"{json.dumps(CALL)}\n\n{text}\n")
+    message = run("prebuild", "--recorded", "calls.jsonl", status=2)
+    assert "calls.jsonl:3: " in message and fault in message
