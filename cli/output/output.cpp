@@ -21,10 +21,25 @@ void keep_failure(bool failed) {
   if (failed && failure == 0) failure = errno;
 }
 
+// Without the characters that speak to a terminal ('?' in their place), because names come from
+// anybody. In UTF-8, those from U+0080 to U+009F are two bytes.
+std::string without_controls(std::string_view text) {
+  std::string kept;
+  for (std::size_t n = 0; n < text.size(); ++n) {
+    const auto byte = static_cast<unsigned char>(text[n]);
+    const auto next = n + 1 < text.size() ? static_cast<unsigned char>(text[n + 1]) : 0;
+    const bool two = byte == 0xc2 && next >= 0x80 && next < 0xa0;
+    const bool one = (byte < ' ' && byte != '\n' && byte != '\t') || byte == 0x7f;
+    kept += one || two ? '?' : text[n];
+    n += two;
+  }
+  return kept;
+}
+
 // A whole line in one call, so that lines of several threads do not mix.
 void put_line(const char* prefix, std::string_view text) {
   std::string line = prefix;
-  line += text;
+  line += without_controls(text);
   line += '\n';
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
@@ -47,7 +62,8 @@ void give_stdout_to_data() {
   data_on_stdout = true;
 }
 
-void put(std::string_view result) {
+void put(std::string_view text) {
+  const std::string result = without_controls(text);
   if (data_on_stdout) {
     put_progress(result);
     return;

@@ -1,5 +1,6 @@
-// All that the tool prints: results on stdout, the rest on stderr. No failure of either stream
-// throws; finish() turns a failure of stdout into the exit status.
+// All that the tool prints: results on stdout, the rest on stderr, without the characters that
+// speak to a terminal. No failure of either stream throws; finish() turns a failure of stdout into
+// the exit status.
 #pragma once
 
 #include <fmt/core.h>
@@ -25,7 +26,7 @@ void put_note(std::string_view text);
 void put_error(std::string_view text);
 void flush();
 
-// Writes progress to stderr as it is.
+// Writes progress to stderr as it is, with its control characters.
 void put_progress(std::string_view text);
 
 template <class... Values>

@@ -186,6 +186,7 @@ def test_a_recorded_call_that_gradients_follow(run, tmp_path):
     (CALL | {"q": TENSOR | {"type": "f8"}}, '"f8" is not known'),
     (CALL | {"softcap": -1}, "softcap = -1: must be finite and not negative"),
     (CALL | {"chip": "sm_42"}, "sm_42: is no known chip"),
+    (CALL | {"chip": "sm_\x1b[31m"}, "sm_?[31m: is no known chip"),
 ])
 def test_a_line_that_is_no_call(run, tmp_path, line, fault):
     text = line if isinstance(line, str) else json.dumps(line)

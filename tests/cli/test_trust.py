@@ -159,6 +159,11 @@ def test_names_of_folders_cannot_speak_to_the_terminal(tmp_path):
     library.chmod(0o777)
     compiler, [untrusted] = info(CUDA_HOME=str(library.parents[1]))
     assert "?[31mred?" in untrusted and "\x1b" not in compiler + untrusted
+    for cache in (tmp_path / "\x1b[31mnew", library.parent, tmp_path / "\u00e9\x7f"):
+        done = subprocess.run([CLI, "info"], capture_output=True, text=True, check=True,
+                              env={"REGARD_CACHE_DIR": str(cache)}, timeout=60)
+        shown = str(cache).translate(dict.fromkeys([0x1b, 0x07, 0x7f], "?"))
+        assert shown in done.stdout and not set("\x1b\x07\x7f") & set(done.stdout)
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.chmod(0o666), other_owner])
