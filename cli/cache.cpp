@@ -13,7 +13,7 @@ namespace regard::cli {
 
 namespace {
 
-void list_as_json(const std::string& folder) {
+void list_as_json(const std::string& folder, const std::string& fault) {
   std::vector<Json> kernels;
   for (const CompiledKernel& k : cached_kernels()) {
     kernels.push_back(Fields{{"chip", k.chip},
@@ -28,7 +28,7 @@ void list_as_json(const std::string& folder) {
                              {"serialized", k.serialized},
                              {"fault", k.fault}});
   }
-  const Json all = Fields{{"folder", folder}, {"kernels", kernels}};
+  const Json all = Fields{{"folder", folder}, {"kernels", kernels}, {"fault", fault}};
   output::print("{}\n", all.text());
 }
 
@@ -73,13 +73,17 @@ int run_cache(const CacheArguments& arguments) {
     throw Error(Code::unavailable, "REGARD_CACHE_DIR", "not set",
                 "there is no cache, because HOME is not set either");
   }
+  if (arguments.action == CacheArguments::Action::list && arguments.json) {
+    list_as_json(folder, setup.cache_fault);
+    return setup.cache_fault.empty() ? 0 : 1;
+  }
   if (!setup.cache_fault.empty() && arguments.action != CacheArguments::Action::clear) {
-    output::print("{}: nothing in it is used\n", printable(setup.cache_fault));
+    output::error("{}: nothing in it is used", printable(setup.cache_fault));
     return 1;
   }
   switch (arguments.action) {
     case CacheArguments::Action::list:
-      arguments.json ? list_as_json(folder) : list(folder);
+      list(folder);
       return 0;
     case CacheArguments::Action::verify:
       return verify(folder);

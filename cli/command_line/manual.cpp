@@ -111,7 +111,8 @@ worst (each with output, problems, ratio, problem).
 .TP
 \fBregard cache list\fR
 folder, kernels (each with chip, compiler, config, file, registers,
-spill_bytes, stack_bytes, shared_bytes, bytes, serialized, fault).
+spill_bytes, stack_bytes, shared_bytes, bytes, serialized, fault),
+fault.
 .SH EXIT STATUS
 0: fine.
 1: a wrong result, a failed check, or results that stdout did not take.

@@ -84,6 +84,15 @@ def test_a_folder_that_is_of_no_use_is_named(tmp_path, make):
                             (["info"], 0), (COMPILE, 0)]:
         text = run(*command, status=status, cache=folder)
         assert str(folder) in text and reason in text, command
+    for action in ("list", "verify"):
+        done = subprocess.run([CLI, "cache", action], capture_output=True, text=True,
+                              env=environment(folder), timeout=60)
+        assert done.stdout == "" and done.stderr.startswith("regard: ") and reason in done.stderr
+    done = subprocess.run([CLI, "cache", "list", "--json"], capture_output=True, text=True,
+                          env=environment(folder), timeout=60)
+    fields = json.loads(done.stdout)
+    assert done.returncode == 1 and done.stderr == "" and fields["folder"] == str(folder)
+    assert reason in fields["fault"] and fields["kernels"] == []
     log = run(*COMPILE, "--causal", "--backward", cache=folder, REGARD_LOG="stderr")
     assert log.count("kernels are not kept: ") == 1 < log.count(" compiled in ")
 
@@ -147,7 +156,7 @@ def test_list_as_json(tmp_path):
     run(*COMPILE, cache=cache)
     (cache / "other.kernel").write_text("x")
     fields = json.loads(run("cache", "list", "--json", cache=cache))
-    assert fields["folder"] == str(cache)
+    assert fields["folder"] == str(cache) and fields["fault"] == ""
     [used] = [kernel for kernel in fields["kernels"] if not kernel["fault"]]
     assert used["chip"] == "sm_80" and used["compiler"] == "nvrtc13.9" and used["registers"] == 168
     assert (used["spill_bytes"], used["stack_bytes"], used["shared_bytes"]) == (16, 8, 1024)
