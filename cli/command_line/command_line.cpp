@@ -53,6 +53,27 @@ CommandHelp help_of(const CLI::App& app) {
   return help;
 }
 
+// What is wrong with the first word that nothing takes, where a missing command or option hides it;
+// else "".
+std::string unknown_word(const CLI::App& app) {
+  const std::vector<std::string> words = app.remaining(true);
+  if (words.empty()) return {};
+  const CLI::App* command = &app;
+  std::string name = app.get_name();
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands()[0];
+    name += " " + command->get_name();
+  }
+  const std::string word = printable(words[0]);
+  if (word.starts_with('-')) return fmt::format("{}: is no option of `{}`", word, name);
+  std::string commands;
+  for (const CommandHelp& one : help_of(*command).commands) {
+    commands += (commands.empty() ? "" : ", ") + one.name;
+  }
+  if (commands.empty()) return fmt::format("{}: is not expected by `{}`", word, name);
+  return fmt::format("{}: is no command of `{}`; its commands are {}", word, name, commands);
+}
+
 // --help and --version are fine, everything else is bad usage.
 int report(const CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) {
@@ -62,7 +83,9 @@ int report(const CLI::App& app, const CLI::ParseError& error) {
     return 0;
   }
   const auto chosen = app.get_subcommands();
-  output::error("{}\nSee: regard {}--help", error.what(),
+  const bool is_missing = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+  const std::string unknown = is_missing ? unknown_word(app) : std::string();
+  output::error("{}\nSee: regard {}--help", unknown.empty() ? error.what() : unknown,
                 chosen.empty() ? "" : chosen[0]->get_name() + " ");
   return 2;
 }

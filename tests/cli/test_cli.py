@@ -69,6 +69,27 @@ BAD_USAGE = {
 
 
 @pytest.mark.parametrize("name", BAD_USAGE)
+UNKNOWN_WORDS = [
+    (["bogus"], "bogus: is no command of `regard`; its commands are info, explain, "),
+    (["--bogus", "info"], "--bogus"),
+    (["--bogus"], "--bogus: is no option of `regard`"),
+    (["cache", "bogus"], "bogus: is no command of `regard cache`; its commands are list, clear"),
+    (["cache", "--bogus"], "--bogus: is no option of `regard cache`"),
+    (["explain", "--bogus", "3"], "--bogus: is no option of `regard explain`"),
+    (["explain", "bogus"], "bogus: is not expected by `regard explain`"),
+    (["\x1b[31mbogus"], "?[31mbogus: is no command"),
+    ([*Q, "\x1b[31mbogus\u009b"], "?[31mbogus?"),
+    ([*Q, "--device", "sm_\x1b[31m"], "sm_?[31m"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), UNKNOWN_WORDS)
+def test_an_unknown_word_is_named(arguments, says):
+    done = run(*arguments)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert "\x1b" not in done.stderr and "\u009b" not in done.stderr
+
+
 def test_bad_usage(name):
     done = run(*BAD_USAGE[name])
     assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
