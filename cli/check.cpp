@@ -179,6 +179,10 @@ std::string progress_text(const Limit& limit, std::int64_t done, std::uint64_t f
 }  // namespace
 
 int run_check(const CheckArguments& arguments) {
+  if (arguments.problem >= 0 && arguments.problems > 0) {
+    throw UsageError(fmt::format("--problem = {}: is one problem alone; leave out --problems",
+                                 arguments.problem));
+  }
   ProblemLimits limits;
   if (!arguments.type.empty()) limits.type = parse_type(arguments.type, "--type");
   limits.max_len = arguments.max_len;
@@ -212,6 +216,10 @@ int run_check(const CheckArguments& arguments) {
     progress.set(progress_text(limit, index - limit.first + 1, tally.failed));
   }
   report.finish(tally);
+  if (tally.passed + tally.failed + tally.left_out == 0) {
+    output::error("--seconds = {}: is over before the first problem; give more", limit.seconds);
+    return 1;
+  }
   return tally.failed == 0 ? 0 : 1;
 }
 

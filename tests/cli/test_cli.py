@@ -64,11 +64,11 @@ BAD_USAGE = {
     "check no problems": ["check", "--problems", "0"],
     "check seed": ["check", "--seed", "x"],
     "check seed negative": ["check", "--seed", "-1", "--problems", "1"],
+    "check problem and problems": ["check", "--problem", "5", "--problems", "3"],
     "check type": ["check", "--type", "f8", "--problems", "1"],
 }
 
 
-@pytest.mark.parametrize("name", BAD_USAGE)
 UNKNOWN_WORDS = [
     (["bogus"], "bogus: is no command of `regard`; its commands are info, explain, "),
     (["--bogus", "info"], "--bogus"),
@@ -90,6 +90,7 @@ def test_an_unknown_word_is_named(arguments, says):
     assert "\x1b" not in done.stderr and "\u009b" not in done.stderr
 
 
+@pytest.mark.parametrize("name", BAD_USAGE)
 def test_bad_usage(name):
     done = run(*BAD_USAGE[name])
     assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
@@ -143,6 +144,12 @@ def test_check_passes_and_repeats_itself():
 def test_check_stops_after_its_seconds():
     last = fine("check", "--seconds", 1, "--backend", "reference").splitlines()[-1]
     assert re.fullmatch(r"\d+ passed, 0 failed", last)
+
+
+def test_a_check_of_nothing_fails():
+    for more in ([], ["--json"]):
+        done = run("check", "--seconds", "1e-9", *more)
+        assert done.returncode == 1 and "--seconds = 1e-09: " in done.stderr
 
 
 def test_seconds_that_never_pass_are_refused():
