@@ -411,7 +411,7 @@ REGARD_API const char* regard_backend_name(int32_t index);  /**< what regard_run
 REGARD_API int32_t regard_backend_available(int32_t index); /**< 1 = usable on this machine */
 REGARD_API const char* regard_backend_note(int32_t index);  /**< what it is, or how to get it */
 
-/** "0.1.0". */
+/** "0.2.0". */
 REGARD_API const char* regard_version(void);
 
 /** "ok", "invalid_argument", ...; "unknown" for a value that is no status. */

@@ -320,7 +320,7 @@ Machine machine();
 /// Run::threads threads, measured now (about 50 ms).
 double measured_peak(Type type, const Run& = {});
 
-/// The version of the library: "0.1.0".
+/// The version of the library: "0.2.0".
 const char* version();
 
 }  // namespace regard

@@ -443,7 +443,7 @@ static void test_dropout_mask(void) {
 }
 
 static void test_names(void) {
-  CHECK(strcmp(regard_version(), "0.1.0") == 0);
+  CHECK(strcmp(regard_version(), "0.2.0") == 0);
   CHECK(strcmp(regard_status_name(REGARD_OK), "ok") == 0);
   CHECK(strcmp(regard_status_name(REGARD_INVALID_ARGUMENT), "invalid_argument") == 0);
   CHECK(strcmp(regard_status_name(REGARD_INTERNAL), "internal") == 0);

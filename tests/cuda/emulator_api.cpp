@@ -129,6 +129,6 @@ std::vector<BackendInfo> backends() {
 
 Machine machine() { return {}; }
 double measured_peak(Type, const Run&) { return 0; }
-const char* version() { return "0.1.0"; }
+const char* version() { return "0.2.0"; }
 
 }  // namespace regard

@@ -87,7 +87,7 @@ def test_the_licence_is_there(prefix: Path) -> None:
 def test_the_shared_library(libraries: Path) -> None:
     """Its name holds the minor version, and its tables of addresses are read-only."""
     dynamic = run("readelf", "-dW", libraries / "libregard.so")
-    assert "Library soname: [libregard.so.0.1]" in dynamic
+    assert "Library soname: [libregard.so.0.2]" in dynamic
     assert re.search(r"FLAGS.*NOW", dynamic)
     assert "GNU_RELRO" in run("readelf", "-lW", libraries / "libregard.so")
 
@@ -106,7 +106,7 @@ def test_find_package_without_cpp(prefix: Path, tmp_path: Path) -> None:
     check_c(run(tmp_path / "with_regard_static"))
 
 
-@pytest.mark.parametrize("version, accepted", [("0.1", True), ("0.2", False), ("0.0.9", False)])
+@pytest.mark.parametrize("version, accepted", [("0.2", True), ("0.3", False), ("0.1.9", False)])
 def test_find_package_keeps_minor_versions_apart(
     prefix: Path, tmp_path: Path, version: str, accepted: bool
 ) -> None:
@@ -125,7 +125,7 @@ def test_find_package_keeps_minor_versions_apart(
 def test_pkg_config(libraries: Path, tmp_path: Path) -> None:
     path = {"PKG_CONFIG_PATH": str(libraries / "pkgconfig")}
     flags = run("pkg-config", "--cflags", "--libs", "regard", **path).split()
-    assert run("pkg-config", "--modversion", "regard", **path).strip() == "0.1.0"
+    assert run("pkg-config", "--modversion", "regard", **path).strip() == "0.2.0"
     run("g++", "-std=c++20", EXAMPLES / "forward.cpp", *flags, "-o", tmp_path / "cpp")
     check_cpp(run(tmp_path / "cpp", LD_LIBRARY_PATH=str(libraries)))
 
