@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from numpy.linalg import _umath_linalg
 
 from regard.bench import __main__ as bench
 from regard.bench import cases
@@ -61,8 +63,21 @@ def test_what_is_slower_or_wrong(builds: list[str], monkeypatch: pytest.MonkeyPa
     assert "same bits" in lines[0] and "WRONG: new dv" in lines[1] and "old dv" not in lines[1]
 
 
-def test_what_cannot_be_compared(builds: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="no-such"):
-        bench.main(["compare", "no-such.so", builds[1]])
+def test_builds_in_the_working_directory(builds: list[str], tmp_path: Path,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench.main(["compare", "old.so", "new.so", "--only", "tiny-fwd", "--rounds", "1",
+                       "--most", "50"]) == 0
+
+
+def test_what_cannot_be_compared(builds: list[str], tmp_path: Path,
+                                 capsys: pytest.CaptureFixture[str]) -> None:
+    (text := tmp_path / "text.so").write_text("no library")
+    foreign = _umath_linalg.__file__
+    for bad, why in (("no-such.so", "No such file"), (str(text), "cannot be loaded"),
+                     (foreign, "is no build of Regard: .*regard_version")):
+        with pytest.raises(SystemExit, match=f"^{re.escape(bad)}: .*{why}") as stopped:
+            bench.main(["compare", builds[0], bad])
+        assert "\n" not in str(stopped.value)
     assert bench.main(["compare", *builds, "--only", "tiny", "--backend", "cuda"]) == 1
     assert "left out: backend" in capsys.readouterr().out

@@ -163,8 +163,10 @@ def main(argv: Sequence[str]) -> int:
     prepare_environment(kind, a.threads)
     try:
         comparison = Comparison(a)
-    except (ImportError, OSError, ValueError) as error:
-        sys.exit(f"{a.old}, {a.new}: {error}")
+    except (ImportError, OSError) as error:
+        sys.exit(f"--device = {a.device}: {error}")
+    except ValueError as error:
+        sys.exit(str(error))
     from . import facts
 
     for library in (comparison.old, comparison.new):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from ctypes import byref, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from pathlib import Path
 from typing import Any
 
 from .. import _core
@@ -74,13 +75,19 @@ def tensor(name: str, x: Any, memory: Memory) -> Tensor:
 
 
 class Library:
-    """One build. Errors: OSError where the file is no library; ValueError for another API."""
+    """One build. Errors: ValueError that names the file where it is no library, or of another API."""
 
     def __init__(self, name: str, path: str) -> None:
         self.name, self.path = name, path
-        self.c = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
-        for function in ("regard_version", "regard_last_error"):
-            getattr(self.c, function).restype = c_char_p
+        try:  # by its whole path, because dlopen looks for a name without "/" in the system's folders
+            self.c = ctypes.CDLL(str(Path(path).resolve(strict=True)), mode=ctypes.RTLD_LOCAL)
+            for function in ("regard_version", "regard_last_error"):
+                getattr(self.c, function).restype = c_char_p
+        except AttributeError as error:
+            raise ValueError(f"{path}: is no build of Regard: {error}") from error
+        except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
+            why = getattr(error, "strerror", None) or str(error)
+            raise ValueError(f"{path}: cannot be loaded: {why}") from error
         self.version = self.c.regard_version().decode()
         if not self.version.startswith(VERSION):
             raise ValueError(f"{path}: version {self.version}, and only {VERSION}* can be compared")
