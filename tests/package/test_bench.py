@@ -315,11 +315,24 @@ def test_list_and_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong, named in ((["--only", "nothing"], "nothing"), (["--only", "("], "--only"),
                          (["--device", "gpu"], "--device"), (["--threads", "-1"], "--threads"),
                          (["--tune"], "--case"), (["--q", "1x2x3"], "--q"),
+                         (["--seconds", "nan"], "--seconds"), (["--seconds", "-1"], "--seconds"),
+                         (["--seconds", "0"], "--seconds"), (["--seconds", "inf"], "--seconds"),
+                         (["--pause", "nan"], "--pause"),
+                         (["--type", "f32"], "--type needs --q"),
+                         (["--with", "causal"], "--with needs --q"),
+                         (["--kv-heads", "2"], "--kv-heads needs --q"),
+                         (["--kv-len", "0"], "--kv-len needs --q"),
+                         (["--dim-v", "8"], "--dim-v needs --q"),
+                         (["--q", "0x1x16x16"], "--q = 0x1x16x16"),
+                         (["--q", "1x1x16x00"], "--q = 1x1x16x00"),
+                         (["--q", "1x1x8x8", "--kv-heads", "0"], "--kv-heads = 0"),
+                         (["--q", "1x1x8x8", "--kv-len", "-1"], "--kv-len = -1"),
+                         (["--q", "1x1x8x8", "--dim-v", "0"], "--dim-v = 0"),
                          (["--q", "1x1x8x8", "--type", "f8"], "--type"),
                          (["--q", "1x1x8x8", "--with", "softcap"], "--with softcap"),
                          (["--q", "1x1x8x8", "--with", "bias=hq"], "b1qk")):
         with pytest.raises(SystemExit) as stopped:
-            bench.main(["--device", "cpu", *wrong])
+            bench.main(["--device", "cpu", *wrong, "--list"])
         assert stopped.value.code == 2 and named in capsys.readouterr().err
 
 

@@ -79,5 +79,9 @@ def test_what_cannot_be_compared(builds: list[str], tmp_path: Path,
         with pytest.raises(SystemExit, match=f"^{re.escape(bad)}: .*{why}") as stopped:
             bench.main(["compare", builds[0], bad])
         assert "\n" not in str(stopped.value)
+    for wrong in (["--most", "nan"], ["--most", "-1"], ["--only", "["], ["--rounds", "0"]):
+        with pytest.raises(SystemExit) as stopped:
+            bench.main(["compare", "no-such.so", "no-such.so", *wrong])
+        assert stopped.value.code == 2 and f"{wrong[0]} = " in capsys.readouterr().err
     assert bench.main(["compare", *builds, "--only", "tiny", "--backend", "cuda"]) == 1
     assert "left out: backend" in capsys.readouterr().out

@@ -142,7 +142,8 @@ def test_what_no_operator_of_pytorch_takes() -> None:
 
 
 def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    for wrong in (["--device", "gpu"], ["--seconds", "0"], ["--count", "-1"], ["--threads", "0"]):
+    for wrong in (["--device", "gpu"], ["--seconds", "0"], ["--seconds", "inf"], ["--count", "-1"],
+                  ["--count", "0"], ["--threads", "0"]):
         with pytest.raises(SystemExit) as stopped:
             bench.main(["map", *wrong])
         assert stopped.value.code == 2 and f"{wrong[0]} = " in capsys.readouterr().err

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
@@ -55,7 +56,7 @@ def parser_of_run() -> argparse.ArgumentParser:
         '"cuda:mma;cuda:mma@rows=64,keys=128,warps=8"')
     add("--tune", action="store_true", help="sort our backends on one case; without peers")
     add("--case", default="", help='with --tune: "d128-causal-16384-bwd"')
-    add("--seconds", type=float, default=0.0,
+    add("--seconds", type=float,
         help="of timing a case and pass (default: 1 on a CPU, 0.3 on a GPU)")
     add("--pause", type=float, default=0.0, metavar="SECONDS",
         help="GPU: idle before each turn of about 4 ms, for the figures of short bursts")
@@ -67,9 +68,9 @@ def parser_of_run() -> argparse.ArgumentParser:
     add("--one-process", action="store_true", help="do not outlive a peer that hangs or crashes")
     one = parser.add_argument_group("one problem instead of a preset").add_argument
     one("--q", default="", metavar="BxHxSxD", help="sizes of q: 1x16x2048x64")
-    one("--type", default="bf16", help="f32, f16, bf16, with commas between (default: bf16)")
+    one("--type", default="", help="f32, f16, bf16, with commas between (default: bf16)")
     for name, what in (("--kv-heads", "heads"), ("--kv-len", "length"), ("--dim-v", "head size")):
-        one(name, type=int, default=0, metavar="N", help=f"default: q's {what}")
+        one(name, type=int, metavar="N", help=f"default: q's {what}")
     one("--with", dest="options", nargs="+", default=[], metavar="OPTION",
         help=", ".join([*FLAGS, *(f"{name}={example}" for name, (example, _) in VALUES.items())]))
     for name in ("--progress", "--done"):
@@ -92,9 +93,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     a.threads = a.threads or cores
     if not 1 <= a.threads <= cores:
         parser.error(f"--threads = {a.threads}: must be 1 to {cores}")
-    if a.pause < 0 or (a.pause and a.kind == "cpu"):
+    if not 0 <= a.pause < math.inf or (a.pause and a.kind == "cpu"):
         parser.error(f"--pause = {a.pause}: must be 0 or, on a GPU, above it")
-    a.seconds = a.seconds or (1.0 if a.kind == "cpu" else 0.3)
+    if a.seconds is None:
+        a.seconds = 1.0 if a.kind == "cpu" else 0.3
+    if not 0 < a.seconds < math.inf:
+        parser.error(f"--seconds = {a.seconds}: must be above 0")
     a.backends = [name.strip() for name in a.backends.split(";") if name.strip()] or [a.kind]
     if a.tune:
         a.preset, a.peers = "full", "none" if a.peers == "all" else a.peers
@@ -102,6 +106,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             parser.error("--tune needs --case; --list names them")
     elif a.case:
         parser.error("--case needs --tune; --only chooses otherwise")
+    for option, value in (("--type", a.type), ("--with", a.options), ("--kv-heads", a.kv_heads),
+                          ("--kv-len", a.kv_len), ("--dim-v", a.dim_v)):
+        if value not in (None, "", []) and not a.q:
+            parser.error(f"{option} needs --q; a preset's cases have their own")
+        if isinstance(value, int) and value < 1:
+            parser.error(f"{option} = {value}: must be 1 or more")
     try:
         a.cases = selected(a)
     except ValueError as error:
@@ -114,7 +124,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def selected(a: argparse.Namespace) -> list[Case]:
     cases = cases_of(a.kind, a.preset)
     if a.q:
-        cases = given_cases(a.q, a.type, a.kv_heads, a.kv_len, a.dim_v, a.options)
+        cases = given_cases(a.q, a.type or "bf16", a.kv_heads or 0, a.kv_len or 0, a.dim_v or 0,
+                            a.options)
     elif a.tune:
         base = re.sub(r"-(fwd|bwd)$", "", a.case)
         a.only = re.escape(a.case) if base != a.case else f"^{re.escape(base)}-(fwd|bwd)$"

@@ -240,6 +240,8 @@ def given_cases(q: str, types: str, heads_kv: int, columns: int, dim_v: int,
     if not re.fullmatch(r"\d+(x\d+){3}", q):
         raise ValueError(f"--q = {q}: must be BATCHxHEADSxLENGTHxSIZE, such as 1x16x2048x64")
     batch, heads, rows, dim = map(int, q.split("x"))
+    if min(batch, heads, rows, dim) < 1:
+        raise ValueError(f"--q = {q}: every size must be 1 or more")
     found: dict[str, Any] = {}
     for option in options:
         name, equals, value = option.partition("=")

@@ -52,6 +52,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--threads = {a.threads}: must be 1 to {len(os.sched_getaffinity(0))}")
     if a.rounds < 1:
         parser.error(f"--rounds = {a.rounds}: must be 1 or more")
+    if not a.most > 0:  # nan included
+        parser.error(f"--most = {a.most}: must be above 0")
+    try:
+        re.compile(a.only)
+    except re.error as error:
+        parser.error(f"--only = {a.only}: {error}")
     return a
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
@@ -43,7 +44,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--seed", type=int, default=1, help="(default: %(default)s)")
     add("--seconds", type=float, default=100.0,
         help="after which no problem begins (default: %(default)s)")
-    add("--count", type=int, default=0, metavar="N",
+    add("--count", type=int, metavar="N",
         help="problems at most (default: as many as fit; on a GPU, where their kernels are "
         f"compiled first, {COMPILED_A_SECOND} a second)")
     add("--problem", type=int, metavar="NUMBER", help="this one alone")
@@ -57,9 +58,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     a = parser.parse_args(argv)
     if not re.fullmatch(r"cpu|cuda:\d+", a.device):
         parser.error(f"--device = {a.device}: must be cpu or cuda:NUMBER")
-    if not a.seconds > 0:
+    if not 0 < a.seconds < math.inf:
         parser.error(f"--seconds = {a.seconds}: must be above 0")
-    if a.count < 0:
+    if a.count is not None and a.count < 1:
         parser.error(f"--count = {a.count}: must be 1 or more")
     if not 1 <= a.threads <= cores:
         parser.error(f"--threads = {a.threads}: must be 1 to {cores}")
