@@ -15,7 +15,7 @@ from .memory import Memory
 from .problem import Problem
 from .side import Side
 
-VERSION = "0.1."  # of the API whose structs stand below
+VERSION = "0.2."  # of the API whose structs stand below
 TYPES = {"f64": 1, "f32": 2, "f16": 3, "bf16": 4, "bool": 5, "i32": 6}
 CAUSAL = ("none", "top_left", "bottom_right")
 PRECISION = ("full", "tf32", "bf16")
