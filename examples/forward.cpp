@@ -9,7 +9,10 @@
 int main() {
   const std::int64_t B = 1, H = 8, S = 1000, D = 64, n = B * H * S * D;
   std::vector<float> q(n), k(n), v(n), out(n), lse(B * H * S), dout(n, 1), dq(n), dk(n), dv(n);
-  for (std::int64_t i = 0; i < n; ++i) q[i] = std::sin(i), k[i] = std::cos(3 * i), v[i] = i % 7;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto x = static_cast<float>(i);
+    q[i] = std::sin(x), k[i] = std::cos(3 * x), v[i] = static_cast<float>(i % 7);
+  }
 
   // [call]
   const auto tensor = [&](auto& x) { return regard::Tensor{x.data(), regard::f32, {B, H, S, D}}; };
