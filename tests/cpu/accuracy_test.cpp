@@ -175,4 +175,50 @@ TEST_CASE("a float64 bias too low for f32 hides nothing") {
   CHECK(row_error(got.out, want.out) < 1e-5);
 }
 
+TEST_CASE("long head sizes lose no more than short ones") {
+  forced_backend();
+  double few = 0;
+  for (std::int64_t dim : {256, 1024, 2000}) {
+    const Settings s{.len_q = 40, .len_k = 70, .dim = dim, .dim_v = dim, .scale = 1 / double(dim)};
+    const Case got(s), want(s, Case::Values::exact);
+    for (const Case* c : {&got, &want}) {  // products of one sign, whose sum rises all the way
+      for (const Array* x : {&c->q, &c->k}) {
+        for (std::int64_t n = 0; n < x->count(); ++n) x->set(n, rounded(f32, 4 + x->get(n)));
+      }
+    }
+    got.both({.threads = 2});
+    want.both({.backend = "reference"});
+    double most = 0;
+    for (std::int64_t n = 0; n < got.lse.count(); ++n) {
+      most = std::fmax(most, std::fabs(got.lse.get(n) - want.lse.get(n)));
+    }
+    if (dim == 256) few = most;
+    CAPTURE(dim);
+    CHECK(most < 1.5 * few);
+  }
+}
+
+TEST_CASE("a sum of many terms is rounded once where dbias holds much") {
+  forced_backend();
+  for (Type type : {f32, f64}) {
+    const Settings s{.type = type,
+                     .batch = 2,
+                     .heads_q = 2,
+                     .heads_kv = 2,
+                     .len_q = 300,
+                     .len_k = 7,
+                     .bias = type,
+                     .bias_broadcast = {true, true, true, false},
+                     .accumulate = true};
+    const Case got(s), want(s, Case::Values::exact);
+    for (const Case* c : {&got, &want}) c->dbias.fill(1000);
+    got.both({.threads = 2});
+    want.both({.backend = "reference"});
+    const double unit = type == f32 ? 0x1p-15 : 0x1p-44;  // of a number below 1024, halved
+    for (std::int64_t n = 0; n < got.dbias.count(); ++n) {
+      CHECK(std::fabs(got.dbias.get(n) - want.dbias.get(n)) < 3 * unit);
+    }
+  }
+}
+
 TEST_SUITE_END();

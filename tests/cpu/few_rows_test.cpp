@@ -121,4 +121,24 @@ TEST_CASE("kernels for bf16 alone have the bits of f32's") {
   }
 }
 
+// dq = sum of P (dP - delta) k, where what the keys share cancels if P sums to 1.
+TEST_CASE("dq of keys that share a large part is as exact as that of more rows") {
+  forced_backend();
+  double more = 0;
+  for (std::int64_t len_q : {40, 8, 5, 1}) {
+    const Settings s{.len_q = len_q, .len_k = 400, .dim = 64, .dim_v = 64, .scale = 1};
+    const Case got(s), want(s, Case::Values::exact);
+    for (const Case* c : {&got, &want}) {
+      for (std::int64_t n = 0; n < c->q.count(); ++n) c->q.set(n, 0.5 + c->q.get(n) / 64);
+      for (std::int64_t n = 0; n < c->k.count(); ++n) c->k.set(n, rounded(f32, 100 + c->k.get(n)));
+    }
+    got.both({.threads = 2});
+    want.both({.backend = "reference"});
+    const double error = row_error(got.dq, want.dq);
+    if (len_q == 40) more = error;
+    CAPTURE(len_q);
+    CHECK(error < 2 * more);
+  }
+}
+
 TEST_SUITE_END();

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "cpu/kernels/dq_order.hpp"
+#include "cpu/kernels/few_rows.hpp"
 #include "cpu/kernels/gradient_tiles.hpp"
 #include "cpu/kernels/multiply.hpp"
 #include "cpu/kernels/stage.hpp"
@@ -208,17 +209,21 @@ struct BackwardKernel : GradientTiles<L> {
     // The rows of the first vector may not see the last keys.
     const int64 seen = divide_up(keys_of_first_vector<L>(panel), L::kPack);
     const auto score = [&](int64 a, int64 b, int64 c, int64 dim) {
-      multiply_rows<L, Walk::rows>({.a = units_at(a) + from * row_units(dim),
-                                    .lda = row_units(dim),
-                                    .b = units_at(b) + index * row_units(dim) * kWidth,
-                                    .ldb = kWidth,
-                                    .c = reals_at(c),
-                                    .ldc = kWidth,
-                                    .m = size,
-                                    .k = units(shape, dim)},
-                                   L::kVectors, seen * L::kPack);
+      multiply_long_rows<L>({.a = units_at(a) + from * row_units(dim),
+                             .lda = row_units(dim),
+                             .b = units_at(b) + index * row_units(dim) * kWidth,
+                             .ldb = kWidth,
+                             .c = reals_at(c),
+                             .ldc = kWidth,
+                             .m = size,
+                             .k = units(shape, dim)},
+                            L::kVectors, seen * L::kPack);
     };
-    score(at.keys, at.queries, at.scores, dims.dim);
+    if (scores_few_rows()) {
+      score_few_rows(keys);
+    } else {
+      score(at.keys, at.queries, at.scores, dims.dim);
+    }
     score(at.values, at.douts, at.dweights, dims.dim_v);
     const bool may_hide = stage_block<L>(stage, context, panel) < size;
     differentiate(index, count, keys, keys.begin - block.begin, may_hide);
@@ -237,6 +242,35 @@ struct BackwardKernel : GradientTiles<L> {
          .m = dims.dim,
          .k = units(shape, size),
          .late = kHasTiles<L> ? 0 : units(shape, size) - seen});
+  }
+
+  // Whether S is summed as few rows of the forward pass sum it. In another order it differs by more
+  // than the terms of dq leave where they cancel.
+  bool scores_few_rows() const {
+    return kMostFewRows<L> > 0 && has_few_rows(tiling.shape, context.seq.len_q, p.sizes.group());
+  }
+  // Calls with the rows of the only panel, unless all such panels have other lanes.
+  template <class Call>
+  void with_few_rows(Call call) const {
+    if constexpr (kMostFewRows<L> > 0 && L::kVectors == 1) {
+      call(FewRows<L, int(kMostFewRows<L>)>(context, dims, scratch, at.few));
+    }
+  }
+  void score_few_rows(Interval keys) const {
+    with_few_rows([&](const auto& rows) {
+      constexpr int kRows = int(kMostFewRows<L>);
+      Real* const few = reals_at(at.few.scores);
+      Real* to = reals_at(at.scores);
+      for (int64 j = keys.begin; j < keys.end; j += kFewRowsKeys) {
+        const Interval some{j, smaller(keys.end, j + kFewRowsKeys)};
+        rows.multiply_keys(some, few);
+        for (int64 n = 0; n < some.end - some.begin; ++n, to += kWidth) {
+          for (int lane = 0; lane < kWidth; ++lane) {
+            to[lane] = lane < kRows ? few[n * kRows + lane] : Real(0);
+          }
+        }
+      }
+    });
   }
 
   // Keys of the block that a panel does not see receive nothing from it in dK and dV.
@@ -324,6 +358,7 @@ struct BackwardKernel : GradientTiles<L> {
           return set_tiles<L>(panels, count, context, key_blocks, block_k);
         })) {
       this->load_block(count);
+      if (scores_few_rows()) with_few_rows([&](const auto& rows) { rows.begin(panels[0]); });
       each_block_until(
           [&](Interval block_k) { return attend(count, keys.begin, key_blocks, block_k), false; });
     }

@@ -249,7 +249,7 @@ struct ForwardKernel {
   // One step after the other. The rows of the first vector may not see the step's last keys.
   void attend(Step step, const Running<L>& run) const {
     const int64 seen = divide_up(keys_of_first_vector<L>(panels[step.panel]), L::kPack);
-    multiply_rows<L, Walk::rows>(step.scores, vectors_of<L>(panels[step.panel]), seen * L::kPack);
+    multiply_long_rows<L>(step.scores, vectors_of<L>(panels[step.panel]), seen * L::kPack);
     weigh(step, run);
     step.out.late = step.out.k - seen;
     multiply_values(step);

@@ -133,6 +133,13 @@ Plan refused(std::string why, bool too_large = false) {
   return plan;
 }
 
+// Whether an element of dbias is the sum of several terms.
+bool repeats_bias(const Problem& p) {
+  const int64* b = p.bias_sizes;
+  const Sizes& s = p.sizes;
+  return b[0] < s.batch || b[1] < s.heads_q || b[2] < s.len_q || b[3] < s.len_k;
+}
+
 }  // namespace
 
 int64 chunks_of(const CpuTiling& t, int64 len_k) { return KeyChunks(t, len_k).count; }
@@ -181,6 +188,9 @@ int64 split_chunks_bound(const Problem& p, const CpuTiling& t) {
 }
 
 bool sums_dbias_in_place(const Problem& p) {
+  // Terms added to what an element holds would each be rounded there. What is not given yet may
+  // have to be added.
+  if (repeats_bias(p) && (p.accumulate || !p.dbias.given())) return false;
   if (computes_in_f64(p)) return p.dbias.given() && p.dbias.type == Type::f64;
   // A dbias that is not given yet is taken to have the bias's type; f32 would need less.
   return (p.dbias.given() ? p.dbias.type : p.bias.type) == Type::f32;

@@ -163,6 +163,16 @@ struct FewRowsScratch {
   int64 out;      // [most_few_rows][padded(dim_v)]
   int64 scores;   // [kFewRowsKeys][most_few_rows]
 };
+REGARD_INLINE FewRowsScratch few_rows_scratch(ScratchLayout& l, const CpuShape& s, HeadSizes d) {
+  const int64 rows = most_few_rows(s) * s.real_size;
+  FewRowsScratch x{};
+  x.queries = l.take(rows * padded(s, d.dim));
+  x.sums = l.take(rows * padded(s, d.dim_v));
+  x.out = l.take(rows * padded(s, d.dim_v));
+  x.scores = l.take(rows * kFewRowsKeys);
+  return x;
+}
+
 struct ForwardScratch {
   StageScratch stage;
   int64 panels;   // [block_q / panel] Panel
@@ -190,11 +200,7 @@ REGARD_INLINE ForwardScratch forward_scratch(const CpuTiling& t, HeadSizes d) {
   x.keys = l.take(t.pack_k * s.terms * padded_units(s, d.dim) * s.unit_size);
   x.values = l.take(units(s, t.pack_k) * s.terms * padded(s, d.dim_v) * s.unit_size);
   x.tiles = l.take((s.tiles ? kTileBuffers : 1) * t.block_k * width * s.real_size);
-  const int64 rows = most_few_rows(s) * s.real_size;
-  x.few.queries = few.take(rows * padded(s, d.dim));
-  x.few.sums = few.take(rows * padded(s, d.dim_v));
-  x.few.out = few.take(rows * padded(s, d.dim_v));
-  x.few.scores = few.take(rows * kFewRowsKeys);
+  x.few = few_rows_scratch(few, s, d);
   x.size = larger(l.size(), few.size());
   // GCC's own vectors for scalar lanes read an element past the last row of packed values.
   if (s.lanes == 1) x.size += round_up(padded(s, d.dim_v) * s.unit_size, 64);
@@ -219,6 +225,7 @@ struct BackwardScratch {
   int64 dscores;       // [block_k][block_q / pack] Unit: ds
   int64 dscore_pairs;  // [block_k / pack][panel] Unit: ds, pairs of keys; only where pack > 1
   int64 dq;            // [block_q / panel][padded(dim)][panel]
+  FewRowsScratch few;  // only where pack is 1
   int64 size;
 };
 REGARD_INLINE BackwardScratch backward_scratch(const CpuTiling& t, HeadSizes d) {
@@ -244,6 +251,7 @@ REGARD_INLINE BackwardScratch backward_scratch(const CpuTiling& t, HeadSizes d) 
   x.dscores = l.take(t.block_k * panels * width / s.pack * s.unit_size);
   x.dscore_pairs = s.pack == 1 ? x.dscores : l.take(units(s, t.block_k) * width * s.unit_size);
   x.dq = l.take(panels * wide * width * s.real_size);
+  if (s.pack == 1) x.few = few_rows_scratch(l, s, d);
   x.size = l.size();
   return x;
 }
