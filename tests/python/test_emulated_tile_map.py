@@ -100,10 +100,9 @@ def test_hidden_words(rows, columns, backend):
 MANY_TILES = [(140, 8400), (12400, 140)]  # rows, columns
 
 
-def uneven(rows, columns):
-    """So many tiles, of two heads, that long ones begin first; some are empty."""
-    heads = 2
-    case = cases.make((), "bf16", sizes=(rows, columns), batch=1, heads=(heads, 1), dim=64)
+def uneven(rows, columns, heads=2, heads_kv=1):
+    """So many tiles that long ones begin first; some are empty."""
+    case = cases.make((), "bf16", sizes=(rows, columns), batch=1, heads=(heads, heads_kv), dim=64)
     i, j = np.arange(rows)[:, None], np.arange(columns)[None, :]
     shown, ends = [], []
     for head in range(heads):
@@ -119,6 +118,11 @@ def uneven(rows, columns):
 @pytest.mark.parametrize("rows, columns", MANY_TILES)
 def test_order_of_tiles(rows, columns):
     judge(uneven(rows, columns), WGMMA)
+
+
+def test_the_last_heads_begin_together():
+    """Tiles of keys of the last two of three heads: the machine says that it has 64 multiprocessors."""
+    judge(uneven(140, 8600, 3, 3), WGMMA)
 
 
 @pytest.mark.parametrize("backend", [WGMMA, MMA])

@@ -19,6 +19,12 @@ REGARD_DEVICE int thread_index() { return threadIdx.x; }
 REGARD_DEVICE int lane_index() { return threadIdx.x % 32; }
 REGARD_DEVICE int warp_index() { return threadIdx.x / 32; }
 REGARD_DEVICE int64 block_index() { return blockIdx.x; }
+// Multiprocessors of the device, or a few more.
+REGARD_DEVICE int multiprocessor_count() {
+  uint32 count;
+  asm("mov.u32 %0, %%nsmid;" : "=r"(count));
+  return int(count);
+}
 
 // -------------------------------------------------------------------------------- other kernels
 

@@ -32,7 +32,8 @@ struct TileOrder {
     for (int tile = thread_index(); tile < tiles; tile += kThreads) counts[tile] = count(tile);
     sync_block();
     if constexpr (kOfKeys) {
-      const int most = largest(counts, tiles);
+      const auto [most, sum] = most_and_sum(counts, tiles);
+      if (thread_index() == 0) write_last_heads(most, sum);
       sync_block();
 #pragma unroll 1
       for (int tile = thread_index(); tile < tiles; tile += kThreads) {
@@ -89,11 +90,24 @@ struct TileOrder {
     }
     return sum;
   }
-  static REGARD_DEVICE int largest(const int32* counts, int tiles) {
-    int most = 1;
+  struct MostAndSum {
+    int most, sum;  // at least 1
+  };
+  static REGARD_DEVICE MostAndSum most_and_sum(const int32* counts, int tiles) {
+    int most = 1, sum = 0;
 #pragma unroll 8
-    for (int tile = 0; tile < tiles; ++tile) most = larger(most, counts[tile]);
-    return most;
+    for (int tile = 0; tile < tiles; ++tile) {
+      most = larger(most, counts[tile]);
+      sum += counts[tile];
+    }
+    return {most, larger(sum, 1)};
+  }
+  // As many heads as keep all multiprocessors busy for one and a half times as long as the longest
+  // tile takes.
+  REGARD_DEVICE void write_last_heads(int most, int sum) const {
+    const int64 halves = int64(multiprocessor_count()) * most * 3;
+    params.buffers.tile_map[map_last_heads_at(params.problem, kConfig) + sequence] =
+        uint64(divide_up(halves, 2 * int64(sum)));
   }
   // How many tiles begin before this one.
   static REGARD_DEVICE int rank_of(int tile, const int32* counts, int tiles) {

@@ -51,7 +51,7 @@ Count map_bytes(const Problem& p, const KernelConfig& main, bool with_bits) {
   // While the wanted gradients are unknown, dq may turn out not to be one of them.
   const bool is_unknown = p.backward && !p.gradients_named;
   if (is_unknown ? may_order_tiles(p, main) : orders_tiles(p, main))
-    words = words + rows + Count(map_batch(p)) * map_heads(p);
+    words = words + rows + Count(2) * map_batch(p) * map_heads(p);
   return bytes + words * kMapWordBytes;
 }
 // The mask's own bytes: rows, keys, heads or batch entries may share them.

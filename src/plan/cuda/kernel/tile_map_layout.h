@@ -14,7 +14,9 @@
 // and its columns are query rows.
 //
 // Behind these is the order in which own tiles begin: those with the most visible tiles first, so
-// that blocks end at about the same time. (Tiles of keys: by sixteenths of the largest number.)
+// that blocks end at about the same time. (Tiles of keys: by sixteenths of the largest number.) Of
+// tiles of keys it is also said of how many heads at the end of a launch the tiles begin together:
+// a long tile of the last head alone would begin when most multiprocessors have nothing left to do.
 #pragma once
 
 #include "plan/cuda/kernel/kernel_config.h"
@@ -108,6 +110,10 @@ REGARD_INLINE int64 map_counts_at(const Problem& p, const KernelConfig& c) {
 }
 REGARD_INLINE int64 map_arrivals_at(const Problem& p, const KernelConfig& c) {
   return map_counts_at(p, c) + map_rows(p, c);
+}
+// And for each of these, how many heads begin together at the end.
+REGARD_INLINE int64 map_last_heads_at(const Problem& p, const KernelConfig& c) {
+  return map_arrivals_at(p, c) + map_heads(p) * map_batch(p);
 }
 
 }  // namespace regard

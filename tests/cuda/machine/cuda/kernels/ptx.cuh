@@ -38,6 +38,7 @@ REGARD_DEVICE int thread_index() { return machine->thread % machine->threads; }
 REGARD_DEVICE int lane_index() { return machine->thread % 32; }
 REGARD_DEVICE int warp_index() { return thread_index() / 32; }
 REGARD_DEVICE int64 block_index() { return machine->block + machine->rank(); }
+REGARD_DEVICE int multiprocessor_count() { return 64; }
 
 // -------------------------------------------------------------------------------- other kernels
 
