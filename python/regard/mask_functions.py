@@ -2,10 +2,7 @@
 
 A mask function says whether a query sees a key, by their positions. transformers composes its own
 from closures: what these hold says which keys each query sees, and no pair has to be asked for. Any
-other function is asked for all pairs, some rows at a time.
-
-Spans come as a table (B or 1, 1, Sq, 2 + 2 n) int32. Each row begins with Sk and -Sk, an empty span
-that tells such a table from other numbers; n spans of visible keys follow, as `row_spans` has them.
+other function is asked for all pairs, some rows at a time. Spans come as a table (mask_tables.py).
 """
 
 from __future__ import annotations
@@ -15,11 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .mask_value import MOST_SPANS
+from .mask_tables import span_table
 from .masks.library import library_of
 from .masks.matrices import runs
 
-HEADER = 2  # the first numbers of each row of a table
 FEWEST_ASKED = 1024 * 1024  # pairs; smaller matrices are not worth asking for runs
 _ASKED_AT_ONCE = 2**19  # pairs
 _MOST_UNMERGED = 64  # spans of a query
@@ -115,7 +111,7 @@ def table_of_closures(options: dict[str, Any]) -> torch.Tensor | None:
     if merged.begin.shape[0] not in (1, options["batch_size"]):
         return None
     spans = torch.stack(merged, -1).flatten(-2)
-    return _table(spans.expand(-1, queries, -1)[:, None].int(), keys)
+    return span_table(spans.expand(-1, queries, -1)[:, None].int(), keys)
 
 
 def table_of_pairs(options: dict[str, Any]) -> torch.Tensor | None:
@@ -136,16 +132,7 @@ def table_of_pairs(options: dict[str, Any]) -> torch.Tensor | None:
         found.append(spans)
     most = max(spans.shape[-1] for spans in found)
     padded = [torch.nn.functional.pad(spans, (0, most - spans.shape[-1])) for spans in found]
-    return _table(torch.cat(padded, -2), keys)
-
-
-def _table(spans: torch.Tensor, keys: int) -> torch.Tensor | None:
-    """spans: (B or 1, 1, Sq, 2 n) int32. None for more than 8, and for a table with more columns
-    than there are keys: models cut masks to that number."""
-    if spans.shape[-1] > 2 * MOST_SPANS or HEADER + spans.shape[-1] > keys:
-        return None
-    header = spans.new_tensor([keys, -keys]).expand(*spans.shape[:-1], HEADER)
-    return torch.cat([header, spans], -1)
+    return span_table(torch.cat(padded, -2), keys)
 
 
 # --------------------------------------------------------------------------------------- functions

@@ -17,9 +17,10 @@ from transformers.masking_utils import (and_masks, causal_mask_function,  # noqa
 
 import regard  # noqa: E402
 import regard.transformers  # noqa: E402
-from transformers_cases import (DEVICES, LENGTH, WINDOW, bert, build, calls,  # noqa: E402, F401
-                                check_same, gemma2, gemma3, gpt2, gpt_oss, llama, llama4, mistral,
-                                padding, phimoe, registered, results, t5, words)
+from transformers_cases import (DEVICES, LENGTH, WINDOW, align_text, bert,  # noqa: E402, F401
+                                build, calls, check_same, gemma2, gemma3, gemma4, gpt2, gpt_oss,
+                                llama, llama4, mistral, nllb_moe, padding, phimoe, registered,
+                                results, t5, words)
 
 DECODERS = [llama, mistral, gemma2, gemma3, gpt_oss, phimoe, llama4, gpt2]
 ALL = [*DECODERS, bert, t5]
@@ -44,6 +45,15 @@ def test_models_in_float32(make: Callable[[], Any], side: str, device: str) -> N
 def test_models_in_float64(make: Callable[[], Any], side: str) -> None:
     """The loss is float32, so gradients see its rounding, the same in both."""
     check_same(build(make, dtype=torch.float64), words(), padding(side), 1e-7)
+
+
+@pytest.mark.parametrize("side", ["none", "right"])
+@pytest.mark.parametrize("make", [nllb_moe, align_text, gemma4], ids=lambda make: make.__name__)
+def test_layers_that_do_not_say_whether_they_are_causal(make: Callable[[], Any],
+                                                        side: str) -> None:
+    """A decoder whose layers say that they are not; an encoder whose layers say nothing; and layers
+    that take the last queries alone."""
+    check_same(build(make), words(), padding(side), 2e-5)
 
 
 @pytest.mark.parametrize("make", [llama, gemma2], ids=lambda make: make.__name__)
@@ -79,7 +89,7 @@ def test_layers_are_called_and_memory_is_linear(calls: list[dict[str, Any]]) -> 
                 mask = call.get("mask")
                 assert (mask is None) == (side == "none")
                 assert mask is None or mask.shape == (3, 1, 1, LENGTH)
-            windowed = [call["window"] for call in calls if call["window"] is not None]
+            windowed = [call["window"] for call in calls if call.get("window") is not None]
             assert len(windowed) == {llama: 0, mistral: 2, gemma2: 1, gpt_oss: 1}[make]
             assert all(window == (WINDOW - 1, None) for window in windowed)
 
@@ -179,25 +189,74 @@ def test_packed_rows_of_a_batch_and_their_gradients() -> None:
         torch.testing.assert_close(ours[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("mask", [None, "bool", "float", "table", "window"])
+def test_lengths_bound_every_mask(mask: str | None) -> None:
+    layer, (q, k, v) = Layer(), arrays(queries=12, keys=12)
+    starts = torch.tensor([0, 5, 12, 18, 24])
+    kwargs = dict(cu_seq_lens_q=starts, cu_seq_lens_k=starts)
+    causal = torch.ones(12, 12, dtype=torch.bool).tril()
+    number = torch.bucketize(torch.arange(24), starts, right=True).view(2, 12)
+    wanted = causal & (number[:, None, :, None] == number[:, None, None, :])
+    given: Any = {"bool": causal[None, None], "float": torch.zeros(1, 1, 12, 12, dtype=q.dtype
+                  ).masked_fill(~causal, -torch.inf), None: None}.get(mask)
+    options: dict[str, Any] = dict(batch_size=2, q_length=12, kv_length=12)
+    if mask == "table":
+        given = regard.transformers.visible_keys(mask_function=causal_mask_function, **options)
+        given = given.clone()
+    if mask == "window":
+        wanted = wanted & ~causal.tril(-4)
+        function = sliding_window_causal_mask_function(4)
+        given = regard.transformers.visible_keys(mask_function=function, local_size=4, **options)
+    out, _ = regard.transformers.attention_forward(layer, q, k, v, given, **kwargs,
+                                                   is_causal=True)
+    torch.testing.assert_close(out, attended(q, k, v, wanted))
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "table", "padding", "lengths"])
+def test_selected_keys(mask: str | None) -> None:
+    """Of each query; a mask and lengths hide some of them."""
+    q, k, v = arrays(queries=12, keys=12)
+    random = torch.Generator().manual_seed(5)
+    indices = torch.rand(2, 12, 12, generator=random).argsort(-1)[..., :4].int()
+    indices[:, :, 0] = torch.arange(12)
+    wanted = torch.zeros(2, 1, 12, 12, dtype=torch.bool).scatter(3, indices.long()[:, None], True)
+    causal = torch.ones(12, 12, dtype=torch.bool).tril()
+    options: dict[str, Any] = dict(batch_size=2, q_length=12, kv_length=12,
+                                   mask_function=causal_mask_function)
+    kwargs: dict[str, Any] = {}
+    if mask == "padding":
+        options["attention_mask"] = torch.arange(12) >= torch.tensor([[0], [3]])
+        wanted = wanted & options["attention_mask"][:, None, None, :]
+    if mask == "lengths":
+        kwargs = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), torch.tensor([0, 5, 12, 24]))
+        wanted[0, :, 5:, :5] = False
+    given = (causal[None, None] if mask == "bool" else
+             None if mask is None else regard.transformers.visible_keys(**options))
+    out, _ = regard.transformers.attention_forward(Layer(), q, k, v, given, indices=indices,
+                                                   **kwargs)
+    torch.testing.assert_close(out, attended(q, k, v, wanted & (causal | (mask is None))))
+    every = torch.arange(12).expand(2, 12, 12)
+    out, _ = regard.transformers.attention_forward(Layer(), q, k, v, None, indices=every)
+    torch.testing.assert_close(out, attended(q, k, v, causal | True))
+
+
+def test_packed_sequences_of_other_keys_end_together() -> None:
+    """One query for each sequence, as in a decoding step of flash-attn."""
+    q, k, v = (x[:1] for x in arrays(queries=3, keys=12))
+    out, _ = regard.transformers.attention_forward(
+        Layer(), q, k, v, None, is_causal=True, cu_seq_lens_q=torch.tensor([0, 1, 2, 3]),
+        cu_seq_lens_k=torch.tensor([0, 4, 8, 12]), max_length_q=1, max_length_k=4)
+    sees = torch.arange(12) // 4 == torch.arange(3)[:, None]
+    torch.testing.assert_close(out, attended(q, k, v, sees[None, None]))
+
+
 # ---------------------------------------------------------------------------------- the mask alone
-
-
-def as_matrix(table: torch.Tensor | None, rows: int, length: int) -> torch.Tensor:
-    """What a key table says, pair by pair."""
-    visible = torch.ones(rows, 1, length, length, dtype=torch.bool).tril()
-    if table is None:
-        return visible
-    if table.ndim == 3:
-        visible = visible & ~torch.ones(length, length, dtype=torch.bool).tril(-table.shape[2])
-        table = table[..., 0]
-    if table.dtype == torch.bool:
-        return visible & table[:, None, None, :]
-    return visible & (table[:, None, :, None] == table[:, None, None, :])
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 11, 12, 30])
 @pytest.mark.parametrize("kind", ["plain", "right", "left", "packed"])
-def test_key_tables_say_what_the_matrix_says(window: int | None, kind: str) -> None:
+def test_tables_of_causal_masks_say_what_the_matrix_says(window: int | None, kind: str) -> None:
+    """As they are, where a layer is told more than spans; and as copies, of which spans are all."""
     rows, length = 2, 12
     function = (causal_mask_function if window is None else
                 sliding_window_causal_mask_function(window))
@@ -210,9 +269,25 @@ def test_key_tables_say_what_the_matrix_says(window: int | None, kind: str) -> N
         numbers = torch.tensor([[0] * 5 + [1] * 7, [0] * 3 + [1] * 9])
         function = and_masks(function, packed_sequence_mask_function(numbers))
     table = regard.transformers.visible_keys(mask_function=function, **options)
-    assert table is None or table.untyped_storage().nbytes() <= rows * length * 8
+    assert table is not None and table.dtype == torch.int32
+    assert table.untyped_storage().nbytes() <= rows * length * 16
     matrix = sdpa_mask(mask_function=function, **{**options, "allow_is_causal_skip": False})
-    assert torch.equal(as_matrix(table, rows, length), matrix)
+    q, k, v = arrays(queries=length, keys=length)
+    expected = attended(q, k, v, matrix)
+    for same in (table, table.clone(), table.expand(-1, 4, -1, -1)):
+        out, _ = regard.transformers.attention_forward(Layer(), q, k, v, same)
+        torch.testing.assert_close(out, expected)
+    for some in (slice(9, 12), slice(4, 5)):  # of the queries, as a model may cut them
+        out, _ = regard.transformers.attention_forward(Layer(), q[:, :, some], k, v,
+                                                       table[:, :, some])
+        torch.testing.assert_close(out, expected[:, some])
+
+
+def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+             mask: torch.Tensor) -> torch.Tensor:
+    """By SDPA; queries that see no key are 0."""
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    return torch.where(mask.any(-1, keepdim=True), out, 0).transpose(1, 2)
 
 
 def test_other_masks_stay_matrices() -> None:
@@ -226,12 +301,23 @@ def test_other_masks_stay_matrices() -> None:
         table = regard.transformers.visible_keys(**options)
         assert table is not None and table.shape == (2, 1, 12, 12)
         assert torch.equal(table, sdpa_mask(**options))
-    # Keys that a static cache has not yet, and a query that follows others.
-    for offset, queries in ((0, 5), (7, 1)):
-        options.update(mask_function=causal_mask_function, q_length=queries, q_offset=offset,
-                       allow_is_causal_skip=True)
-        assert sdpa_mask(**options) is None
-        assert regard.transformers.visible_keys(**options) is None
+
+
+def test_masks_that_sdpa_does_not_need() -> None:
+    """A causal one is no None, which a layer could take for no mask."""
+    options: dict[str, Any] = dict(batch_size=2, kv_length=12, mask_function=causal_mask_function)
+    # A query that follows others, and keys that a static cache has not yet.
+    assert regard.transformers.visible_keys(**options, q_length=1, q_offset=7) is None
+    assert sdpa_mask(**options, q_length=5, q_offset=0) is None
+    table = regard.transformers.visible_keys(**options, q_length=5, q_offset=0)
+    assert table is not None and table[0, 0].tolist() == [[12, -15, n] for n in range(1, 6)]
+    q, k, v = arrays(queries=5, keys=12)
+    expected = attended(q, k, v, torch.ones(5, 12, dtype=torch.bool).tril())
+    for same in (table, table.clone()):
+        out, _ = regard.transformers.attention_forward(Layer(), q, k, v, same)
+        torch.testing.assert_close(out, expected)
+    few = options | {"kv_length": 2, "q_length": 2}
+    assert regard.transformers.visible_keys(**few).dtype == torch.bool  # cut by models to 2 columns
 
 
 def test_matrices_on_request() -> None:
@@ -324,15 +410,24 @@ def test_errors_name_argument_and_value() -> None:
         attend(Layer(), q, k, v, None, head_mask=torch.ones(4))
     with pytest.raises(regard.Unsupported, match="cache = object"):
         attend(Layer(), q, k, v, None, cache=object())
-    with pytest.raises(regard.WrongType, match=r"attention_mask = torch.bool \[2, 4\]"):
-        attend(Layer(), q, k, v, torch.ones(2, 4, dtype=torch.bool))
+    for mask in (torch.ones(2, 5, dtype=torch.bool), torch.ones(2, 5, 5, dtype=torch.bool)):
+        with pytest.raises(regard.WrongType, match=r"attention_mask = torch.bool \[2, 5.*four"):
+            attend(Layer(), q, k, v, mask)
+    starts = torch.tensor([0, 5, 10])
+    lengths = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 5,
+               "max_length_k": 5}
     with pytest.raises(regard.Unsupported, match="position_bias"):
-        attend(Layer(), q, k, v, torch.tensor([[0, 0, 1, 1, 1]] * 2),
-               position_bias=torch.zeros(1, 4, 5, 5))
+        attend(Layer(), q, k, v, None, position_bias=torch.zeros(1, 4, 5, 5), **lengths)
+    with pytest.raises(regard.InvalidArgument, match="cu_seq_lens_k = None"):
+        attend(Layer(), q, k, v, None, cu_seq_lens_q=starts)
+    padded = regard.transformers.visible_keys(
+        batch_size=2, q_length=5, kv_length=5, mask_function=causal_mask_function,
+        attention_mask=torch.tensor([[True] * 4 + [False]] * 2))
     with pytest.raises(regard.Unsupported, match="cu_seq_lens_q.* padding"):
-        attend(Layer(), q, k, v, torch.tensor([[True] * 4 + [False]] * 2), max_length_q=5,
-               max_length_k=5, cu_seq_lens_q=torch.tensor([0, 5, 10]),
-               cu_seq_lens_k=torch.tensor([0, 5, 10]))
+        attend(Layer(), q, k, v, padded, **lengths)
+    for name in ("block_indices", "sinks"):
+        with pytest.raises(regard.Unsupported, match=rf"{name} = \[2, 4\].*eager"):
+            attend(Layer(), q, k, v, None, **{name: torch.ones(2, 4)})
     for name in ("", "eager", "flash_regard", "paged|regard", None):
         with pytest.raises(regard.InvalidArgument, match="name"):
             regard.transformers.register(name)  # type: ignore[arg-type]

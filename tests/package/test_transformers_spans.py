@@ -17,7 +17,7 @@ from transformers import masking_utils as hf_masks  # noqa: E402
 
 import regard  # noqa: E402
 import regard.transformers  # noqa: E402
-from regard import mask_functions  # noqa: E402
+from regard import mask_functions, mask_tables  # noqa: E402
 from transformers_cases import (DEVICES, LENGTH, WINDOW, build, calls,  # noqa: E402, F401
                                 check_same, gemma3_with_images, llama, llama4, padding, registered,
                                 results, words)
@@ -165,7 +165,8 @@ def interface(function: Any, *, batch: int = 1, queries: int = LENGTH, keys: int
 
 def as_matrix(table: torch.Tensor, keys: int) -> torch.Tensor:
     """What a table of spans says, pair by pair."""
-    assert table.dtype == torch.int32 and (table[..., :2] == torch.tensor([keys, -keys])).all()
+    header = torch.tensor([keys, -keys - table.shape[-1]])
+    assert table.dtype == torch.int32 and (table[..., :2] == header).all()
     begin, end = (table[..., n::2, None] for n in (2, 3))
     return ((begin <= torch.arange(keys)) & (torch.arange(keys) < end)).any(-2)
 
@@ -251,9 +252,9 @@ def test_the_band_hides_no_more() -> None:
             ("chunks", "top_left", (WINDOW - 1, -1)), ("images", "none", (-1, 4)),
             ("images in a window", "none", (4, 4)), ("ahead", "none", (3, 3))):
         table = mask_functions.table_of_closures(interface(masks()[name], batch=2))
-        options = regard.transformers._span_options(table, LENGTH, LENGTH)
+        options = mask_tables._span_options(table, LENGTH, LENGTH)
         assert (options["causal"], options["window"]) == (causal, window)
-        assert regard.transformers._span_options(table, LENGTH, LENGTH) is options
+        assert mask_tables._span_options(table, LENGTH, LENGTH) is options
 
 
 def test_tensors_without_values_make_matrices() -> None:

@@ -93,6 +93,31 @@ def t5() -> Any:
         decoder_start_token_id=0, eos_token_id=None))
 
 
+def nllb_moe() -> Any:
+    return hf.NllbMoeForConditionalGeneration(hf.NllbMoeConfig(
+        vocab_size=VOCABULARY, d_model=32, encoder_layers=2, decoder_layers=2,
+        encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48,
+        decoder_ffn_dim=48, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0,
+        encoder_layerdrop=0.0, decoder_layerdrop=0.0, init_std=0.2, max_position_embeddings=64,
+        num_experts=2, router_jitter_noise=0.0, pad_token_id=0))
+
+
+def align_text() -> Any:
+    return hf.AlignTextModel(hf.AlignTextConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, initializer_range=0.2))
+
+
+def gemma4() -> Any:
+    """Two layers share the keys of the two before them."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    return hf.Gemma4ForCausalLM(hf.Gemma4TextConfig(
+        **SIZES | {"num_hidden_layers": 4}, sliding_window=WINDOW, num_kv_shared_layers=2,
+        layer_types=kinds, global_head_dim=8, num_global_key_value_heads=2,
+        hidden_size_per_layer_input=8, vocab_size_per_layer_input=VOCABULARY))
+
+
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     """One thread: the matrices are too small for two."""
@@ -143,7 +168,8 @@ def results(model: Any, name: str, ids: torch.Tensor, mask: torch.Tensor | None,
     torch.manual_seed(3)  # Phimoe's router draws its experts
     if model.config.is_encoder_decoder:
         options["decoder_input_ids"] = ids.flip(0, 1)
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False, **options).logits
+    out = model(input_ids=ids, attention_mask=mask, use_cache=False, **options)
+    logits = out.logits if "logits" in out else out.last_hidden_state
     if mask is not None and not model.config.is_encoder_decoder:
         logits = logits[mask.bool()]
     logits.float().log_softmax(-1)[..., 1].sum().backward()
