@@ -37,7 +37,8 @@ void require_direct(const CallOptions& options, const Attention& a) {
     refuse("key", "a tensor", "has other heads");
   }
   const bool same = packed ? a.max_seqlen_q == a.max_seqlen_k : a.q.sizes[2] == a.k.sizes[2];
-  if (options.is_causal && !same) refuse("causal", "True", "needs equal lengths");
+  const bool same_used = a.seqused_q.given() == a.seqused_k.given();
+  if (options.is_causal && !(same && same_used)) refuse("causal", "True", "needs equal lengths");
 }
 
 DirectOptions direct_options(const Named& given, bool rows_first, bool equal_heads, int threads,

@@ -113,6 +113,11 @@ def checked_options(q: Any, k: Any, v: Any, given: Mapping[str, Any],
             raise refuse("causal", True, f"with {lengths[0]} queries and {lengths[1]} keys say "
                          "'top_left' (query i sees keys up to i) or 'bottom_right' (the last query "
                          "sees all)" + advice)
+        for name, other in (("seqused_q", "seqused_k"), ("seqused_k", "seqused_q")):
+            if options[name] is not None and options[other] is None:
+                raise refuse("causal", True, f"with {name} alone, sequences may have other lengths "
+                             "of queries than of keys: say 'top_left' (query i sees keys up to i) "
+                             "or 'bottom_right' (the last query sees all)")
         options["causal"] = "bottom_right"
     return options
 
