@@ -336,6 +336,42 @@ def test_list_and_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
         assert stopped.value.code == 2 and named in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [[], ["scaling"], ["map", "--device", "cpu"]])
+@pytest.mark.parametrize("path", ["", "file/rows.jsonl"])
+def test_a_file_that_cannot_be_written(command: list[str], path: str, tmp_path: Path,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    """It is refused before anything is measured."""
+    (tmp_path / "file").write_text("kept")
+    (folder := tmp_path / "rows.jsonl").mkdir()
+    with pytest.raises(SystemExit) as stopped:
+        bench.main([*command, "--out", str(tmp_path / path if path else folder)])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and "argument --out" in error and "folder" in error
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_run_leaves_no_file_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench.main(["--device", "cpu", "--one-process", "--seconds", "0.01", "--peers", "none",
+                       "--q", "1x1x8x8", "--type", "f32"]) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    (foreign := tmp_path / "foreign.jsonl").write_text('{"a": 1}\n')
+    (empty := tmp_path / "empty.jsonl").write_text("")
+    for command, named in ((["--device", "cpu", "--q", "1x1x8x8", "--plot"], "--plot"),
+                           (["--device", "cpu", "--plot", "rows.gif"], "rows.gif"),
+                           (["plot", str(tmp_path / "absent.jsonl")], "absent.jsonl"),
+                           (["plot", str(foreign)], "not the benchmark's"),
+                           (["plot", str(empty)], "no rows of the grid"),
+                           (["plot", str(empty), "--out", str(tmp_path)], "is a folder")):
+        with pytest.raises(SystemExit) as stopped:
+            bench.main(command)
+        assert stopped.value.code == 2 and named in capsys.readouterr().err
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["cpu_avx512bf16", "gpu_h100_80gb_hbm3", "gpu_h100_mma"])
 def test_committed_results_are_drawn(name: str, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import info
+from . import results
 from .cases import FLAGS, VALUES, Case, cases_of, given_cases
 from .environment import prepare_environment, prepare_torch
 from .watch import Progress, watch
@@ -61,9 +62,10 @@ def parser_of_run() -> argparse.ArgumentParser:
     add("--pause", type=float, default=0.0, metavar="SECONDS",
         help="GPU: idle before each turn of about 4 ms, for the figures of short bursts")
     add("--threads", type=int, default=0, help="of the CPU, for every side (default: all)")
-    add("--out", type=Path, default=Path("."), metavar="PATH",
-        help="JSON lines: a file, or a folder for cpu_ISA.jsonl, gpu_NAME.jsonl (default: here)")
-    add("--plot", type=Path, nargs="?", const=Path(""), metavar="SVG",
+    add("--out", type=results.new_file_or_folder, metavar="PATH",
+        help="JSON lines: a file, or a folder for cpu_ISA.jsonl, gpu_NAME.jsonl (default: none; "
+        "here with --plot)")
+    add("--plot", type=results.new_picture, nargs="?", const=Path(), metavar="SVG",
         help="draw the results as well (default: next to them)")
     add("--one-process", action="store_true", help="do not outlive a peer that hangs or crashes")
     one = parser.add_argument_group("one problem instead of a preset").add_argument
@@ -118,7 +120,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(str(error))
     if not a.cases:
         parser.error(f"no case of preset {a.preset} is called {a.case or a.only}; see --list")
+    if a.plot is not None:
+        check_plot(parser, a)
     return a
+
+
+def check_plot(parser: argparse.ArgumentParser, a: argparse.Namespace) -> None:
+    if a.tune or not any(case.group == "grid" for case in a.cases):
+        parser.error("--plot shows the grid of a preset, of which nothing would be timed")
+    try:
+        results.need_matplotlib()
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"--plot {error}")
+    a.out = a.out or Path()
 
 
 def selected(a: argparse.Namespace) -> list[Case]:
@@ -218,11 +232,11 @@ def finish(a: argparse.Namespace, rows: list[Any], broken: int, name: str) -> in
     wrong = sum(bool(row["wrong"]) for row in rows)
     failed = broken + sum(any(map(tables.is_ours, row["why_not"])) for row in rows)
     if not a.tune:
+        say(f"\n{len(rows)} rows, {wrong} with a wrong result, {failed} that we could not run")
+    if rows and a.out and not a.tune:
         path = a.out if a.out.suffix == ".jsonl" else a.out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        say(f"\n{len(rows)} rows, {wrong} with a wrong result, {failed} that we could not run; "
-            f"written to {path}")
+        results.write(rows, path)
+        say(f"written to {path}")
         if a.plot is not None:
             from .plot import draw_file
 
@@ -234,11 +248,16 @@ def plot_main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m regard.bench plot",
                                      description="Draws results from their JSON lines.")
     parser.add_argument("results", type=Path, help="a file of JSON lines that the benchmark wrote")
-    parser.add_argument("--out", type=Path, help=".svg or .png (default: next to the results)")
+    parser.add_argument("--out", type=results.new_picture,
+                        help=".svg or .png (default: next to the results)")
     a = parser.parse_args(argv)
-    from .plot import draw_file
+    try:
+        a.out = a.out or results.new_picture(str(a.results.with_suffix(".svg")))
+        from .plot import draw_file
 
-    print(f"plot: {draw_file(a.results, a.out or a.results.with_suffix('.svg'))}")
+        print(f"plot: {draw_file(a.results, a.out)}")
+    except (argparse.ArgumentTypeError, OSError, ValueError) as error:
+        parser.error(str(error))
     return 0
 
 

@@ -40,7 +40,11 @@ HEAD = 0.92  # inches over the panels, for title and legend
 
 
 def read(path: Path) -> list[Row]:
-    return [with_rates(json.loads(line)) for line in path.read_text().splitlines()]
+    """The benchmark's rows. Errors: OSError; ValueError for a file with other lines."""
+    try:
+        return [with_rates(json.loads(line)) for line in path.read_text().splitlines()]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: not the benchmark's JSON lines ({error!r})") from None
 
 
 def with_rates(row: Row) -> Row:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from . import results
 from .cases import PASSES
 from .tables import Row, is_ours
 
@@ -132,8 +133,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         help="as the benchmark takes them")
     add("--peers", default="all", metavar="NAMES", help="(default: all that are installed)")
     add("--seconds", default="0.5", help="of timing a case and pass (default: %(default)s)")
-    add("--out", type=Path, default=Path("scaling.jsonl"), help="(default: %(default)s)")
-    add("--plot", type=Path, metavar="SVG", help="draw the efficiency as well")
+    add("--out", type=results.new_file, metavar="FILE", help="JSON lines (default: none)")
+    add("--plot", type=results.new_picture, metavar="SVG", help="draw the efficiency as well")
     a = parser.parse_args(argv)
     try:
         a.counts = sorted({int(n) for n in a.threads.split(",")})
@@ -150,11 +151,11 @@ def main(argv: Sequence[str]) -> int:
     if a.options:
         arguments += ["--with", *a.options]
     rows: list[Row] = []
-    a.out.parent.mkdir(parents=True, exist_ok=True)
     for count in a.counts:
         found = measured(arguments, count)
         rows += found
-        a.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        if a.out:
+            results.write(rows, a.out)
         best = [f"{row['type']} {row['pass']} {1e3 * max(row['tflops'].values()):.0f}"
                 for row in found if row["tflops"]]
         print(f"{count} threads: {', '.join(best)} GFLOP/s", file=sys.stderr, flush=True)
@@ -162,7 +163,8 @@ def main(argv: Sequence[str]) -> int:
         f", {name} {rows[0][name]}" for name in ("torch", "openvino", "onnxruntime", "jax", "numpy")
         if name in rows[0]))
     print(table(rows))
-    print(f"\n{len(rows)} rows written to {a.out}")
+    if a.out:
+        print(f"\n{len(rows)} rows written to {a.out}")
     if a.plot:
         draw(rows, a.plot)
         print(f"plot: {a.plot}")
