@@ -2,7 +2,8 @@
 #
 # Variables: PRESET=release (build; or library, asan, tsan, fuzz), SECONDS_EACH=60 (check),
 # FUZZ_SECONDS=300 (fuzz), SLACK=1 (test; 3 on a slower machine: multiplies the seconds that a stage
-# may take), POOLS=6 (test-gpus: groups of processes side by side).
+# may take), SHARE=1 (test-all; 3: one of three exhaustive Python tests, by the commit), POOLS=6
+# (test-gpus: groups of processes side by side).
 
 SHELL := /bin/bash
 PYTHON := build/venv/bin/python
@@ -12,6 +13,7 @@ POOLS ?= 6
 SECONDS_EACH ?= 60
 FUZZ_SECONDS ?= 300
 SLACK ?= 1
+SHARE ?= 1
 # Compiled on first import, which is quicker than compiling all that pip installs.
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/pycache
 
@@ -28,8 +30,8 @@ demo: setup-build ## A trained model on regard.attention: sentences, errors, spe
 test: packages-test ## All features and pairs of them; the last line says how many passed
 	@python3 tools/test.py --slack $(SLACK)
 
-test-all: packages-test-all ## What CI runs: the same, then exhaustive tests, a chip of each kind, sanitizers, fuzzing
-	@python3 tools/test.py --tier all --slack $(SLACK)
+test-all: packages-test-all ## The same, then exhaustive tests, a chip of each kind, sanitizers, fuzzing
+	@python3 tools/test.py --tier all --slack $(SLACK) --share $(SHARE)
 
 test-gpu: ## The GPU's tests, with this machine's python3 (NumPy, pytest, PyTorch)
 	@$(PYTHON_GPU) tools/test_gpu.py

@@ -1,12 +1,14 @@
 """A test that fails ends with the command that repeats it.
 
 Tests draw their inputs from their names and parameters, so that a name is all that it takes. The
-marker `exhaustive` (pyproject.toml) keeps a test out of `make test`; `make test-all` has it.
+marker `exhaustive` (pyproject.toml) keeps a test out of `make test`; `make test-all` has it. With
+REGARD_TEST_SHARE=1/3, one of three such tests runs, by their names; 0/3 and 2/3 are the others.
 """
 
 import os
 import shlex
 import sys
+import zlib
 
 import pytest
 
@@ -20,6 +22,14 @@ def command_of(item):
                 if name.startswith(PREFIXES)]
     node = f"{item.path}::{item.nodeid.partition('::')[2]}"
     return " ".join([*settings, shlex.quote(sys.executable), "-m pytest", shlex.quote(node)])
+
+
+def pytest_collection_modifyitems(config, items):
+    number, _, count = os.environ.get("REGARD_TEST_SHARE", "0/1").partition("/")
+    chosen = [item for item in items if not item.get_closest_marker("exhaustive")
+              or zlib.crc32(item.nodeid.encode()) % int(count) == int(number)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    items[:] = chosen
 
 
 @pytest.hookimpl(wrapper=True)

@@ -38,12 +38,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="print the stages, and run none")
     parser.add_argument("--slack", type=float, default=1, help="multiplies every budget")
     parser.add_argument("--fuzz-seconds", type=int, default=30)
+    parser.add_argument("--share", type=int, default=1, choices=range(1, 7), metavar="N",
+                        help="of exhaustive Python tests, and of chips to compile for, take one of "
+                        "N, by the commit; the names of such stages say so (default: all)")
     return parser.parse_args()
 
 
 def chosen(given: argparse.Namespace) -> list[Stage]:
     """The stages that were asked for, and the build of each."""
-    known = [stage for tier in TIERS[given.tier] for stage in stages(tier, given.fuzz_seconds)]
+    known = [stage for tier in TIERS[given.tier]
+             for stage in stages(tier, given.fuzz_seconds, given.share)]
     groups = set(filter(None, given.only.split(",")))
     unknown = groups - {stage.group for stage in known}
     if unknown:

@@ -1,7 +1,9 @@
 """tools/test.py: lanes, budgets and the table, with stages that take a moment."""
 
+import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,3 +167,28 @@ def test_the_gpu_suite_runs_dry_on_the_cpu():
          "-k", "no_such_test"], capture_output=True, text=True, timeout=60)
     assert re.search(r"^tests/gpu, alone +0 +0 ", done.stdout, re.MULTILINE), done.stderr
     assert done.returncode == 1  # nothing passed
+
+
+def test_a_share_is_named_and_shares_are_all_tests(tmp_path, monkeypatch):
+    """Of the exhaustive tests each is in one share, and the others are in every share."""
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('n', range(40))\n@pytest.mark.exhaustive\n"
+        "def test_rare(n): pass\ndef test_always(): pass\n")
+    shutil.copy(TOOLS.parent / "tests/conftest.py", tmp_path)
+
+    def chosen(share):
+        out = subprocess.run(
+            [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider",
+             "-W", "ignore", str(tmp_path)], capture_output=True, text=True, cwd=tmp_path,
+            env=os.environ | {"REGARD_TEST_SHARE": share}).stdout
+        return re.findall("test_some.py::(.*)", out)
+
+    shares = [chosen(f"{n}/3") for n in range(3)]
+    assert all(share.count("test_always") == 1 and 4 < len(share) < 30 for share in shares)
+    assert sorted(set(sum(shares, []))) == sorted(chosen("0/1")) and len(sum(shares, [])) == 43
+    monkeypatch.setattr(stages, "number_of_commit", lambda share: 2)
+    named = {one.name: one for one in stages.stages(stages.REST, 30, 3)}
+    emulated = named["emulated, exhaustive, 1 of 3"]
+    assert emulated.environment["REGARD_TEST_SHARE"] == "2/3"
+    assert "REGARD_EMULATOR_CACHE" in emulated.environment
+    assert "kernels compile for sm_86, sm_120, few spill" in named

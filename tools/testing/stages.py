@@ -7,6 +7,8 @@ about twice the seconds that a stage takes on two idle cores.
 from __future__ import annotations
 
 import os
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import backends
@@ -22,13 +24,19 @@ SANITIZED_PROBLEMS = 200
 # cores a stage of `core` has one process, and two stages run side by side.
 SIDE_BY_SIDE = (os.cpu_count() or 1) <= LANES
 # What the thread sanitizer is for; c_api_test is left out because g++ 12's knows no thrd_create.
-THREADED_TESTS = "threads|forcing|invariance|^cuda$|steady"
+THREADED_TESTS = "threads|forcing|invariance_[a-z0-9]+$|^cuda$|steady"  # the preset builds no more
 
 
-def stages(tier: str, fuzz_seconds: int) -> list[Stage]:
-    """Of a tier, in the order in which they run."""
+# The GPU's kernels compile for one chip of each kind; NVRTC needs none of them. sm_87, sm_89,
+# sm_103 and sm_121 have the texts and tiles of a chip that is here.
+CHIPS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+
+
+def stages(tier: str, fuzz_seconds: int, share: int = 1) -> list[Stage]:
+    """Of a tier, in the order in which they run. share: of the exhaustive Python tests, and of the
+    chips that kernels are compiled for, one of so many is taken, by the commit."""
     if tier == REST:
-        return [set_up("test-all", 60), *exhaustive_tests(), *check(REST), *kernels(),
+        return [set_up("test-all", 60), *exhaustive_tests(share), *check(REST), *kernels(share),
                 *old_kernels(), site(), *sanitizer("asan"), *sanitizer("tsan"),
                 *fuzz(fuzz_seconds)]
     beside = build("release", 300)
@@ -64,16 +72,31 @@ def core_tests() -> list[Stage]:
     ]
 
 
-def exhaustive_tests() -> list[Stage]:
+def exhaustive_tests(share: int) -> list[Stage]:
     return [
         ctest("release", REST, 300),
-        pytest("python, exhaustive", "tests/python", REST, 200),
-        emulated(REST, 1200),
+        one_of(share, pytest("python, exhaustive", "tests/python", REST, 200)),
+        one_of(share, emulated(REST, 1200)),
         *emulated_amx(),
         pytest("install, exhaustive", "tests/install", REST, 400),
-        package("package, cli and tools, exhaustive", "tests/package tests/cli tests/tools", REST,
-                900),
+        one_of(share, package("package, cli and tools, exhaustive",
+                              "tests/package tests/cli tests/tools", REST, 900)),
     ]
+
+
+def number_of_commit(share: int) -> int:
+    """Below share; equal for equal commits."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return int(done.stdout or "0", 16) % share
+
+
+def one_of(share: int, stage: Stage) -> Stage:
+    """The stage, of whose tests one of so many runs (tests/conftest.py)."""
+    if share == 1:
+        return stage
+    chosen = {"REGARD_TEST_SHARE": f"{number_of_commit(share)}/{share}"}
+    return replace(stage, name=f"{stage.name}, 1 of {share}",
+                   environment=stage.environment | chosen)
 
 
 def package(name: str, paths: str, tier: str, budget: int) -> Stage:
@@ -166,14 +189,12 @@ def check(tier: str) -> list[Stage]:
     ]
 
 
-def kernels() -> list[Stage]:
-    """The GPU's kernels compile for one chip of each kind; NVRTC needs none of them. sm_87, sm_89,
-    sm_103 and sm_121 have the texts and tiles of a chip that is here."""
-    chips = "sm_75,sm_80,sm_86,sm_90,sm_100,sm_120"
-    command = ["build/release/cli/regard", "prebuild", "--check", "--devices", chips]
+def kernels(share: int) -> list[Stage]:
+    chips = CHIPS[number_of_commit(share)::share]
+    command = ["build/release/cli/regard", "prebuild", "--check", "--devices", ",".join(chips)]
     return [
         Stage(
-            "kernels compile for each kind of chip, few spill",
+            f"kernels compile for {', '.join(chips)}, few spill",
             "kernels",
             [*command, "--known", "tools/known_spills.txt"],
             900,
