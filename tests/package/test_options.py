@@ -97,6 +97,17 @@ def test_wrong_types_are_refused_by_name(argument, surface):
         assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize("surface", ["numpy", "torch", "jax"])
+def test_causal_is_no_flag_where_lengths_may_differ(surface):
+    q, used = arrays(surface, Q), arrays(surface, np.array([3], np.int32))
+    for name in ("seqused_q", "seqused_k"):
+        with pytest.raises(regard.InvalidArgument, match=f"causal = True: .*{name} alone.*top_left"):
+            regard.attention(q, q, q, causal=True, **{name: used})
+    both = regard.attention(q, q, q, causal=True, seqused_q=used, seqused_k=used)
+    plain = regard.attention(q[:, :, :3], q[:, :, :3], q[:, :, :3], causal="top_left")
+    np.testing.assert_array_equal(np.asarray(both)[:, :, :3], np.asarray(plain))
+
+
 def arrays(surface, x):
     if surface == "torch":
         return pytest.importorskip("torch").from_numpy(x)
