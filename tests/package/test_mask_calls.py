@@ -58,7 +58,8 @@ def test_causal_is_what_it_is_in_a_call(random):
     """With real lengths, with positions, and after & with other masks."""
     arrays = problem(random)[:3]
     mask, full = masks.Mask(S, S, causal=True), masks.Mask(S, S, row_spans=np.array([[0, S]], np.int32))
-    for options in ({"seqused_k": np.array([40], np.int32)}, {"k_position": 3},
+    used = np.array([40], np.int32)
+    for options in ({"seqused_q": used, "seqused_k": used}, {"k_position": 3},
                     {"q_positions": np.array([7], np.int32)}):
         want = regard.attention(*arrays, causal=True, **options)
         for one in (mask, mask & full, full & mask, mask & mask):
