@@ -3,11 +3,12 @@
 transformers and models pass on masks of four dimensions as they are, and cut them to rows and to a
 number of columns. A table therefore has a row for each query, which stands alone:
 
-    (1, 1, Sq, 3) int32           a header, and how many keys the query sees, from the first one on: a
+    (B, 1, Sq, 3) int32           a header, and how many keys the query sees, from the first one on: a
                                   causal mask, while no row has been cut off
     (B or 1, 1, Sq, 2 + 2 n)      a header, and n spans of the keys that the query sees
 
-The header is Sk and -Sk - columns, which tells a table from other numbers. A table of a causal mask with a window, with
+A table has fewer columns than there are keys, so that a model that takes it for a matrix fails. The
+header is Sk and -Sk - columns, which tells a table from other numbers. A table of a causal mask with a window, with
 padding or with packed sequences is one of spans, and says so in an attribute (`CausalKeys`), which
 is lost where a model copies or cuts it: the spans alone say the same, more slowly.
 """
@@ -48,22 +49,21 @@ class Packed(NamedTuple):
 # ------------------------------------------------------------------------------------------ making
 
 
-def causal_table(queries: int, keys: int, device: Any) -> torch.Tensor | None:
-    """The mask by which query i sees the keys 0 to i. None for fewer keys than columns, to which
-    models cut masks."""
-    if keys < CAUSAL:
+def causal_table(batch: int, queries: int, keys: int, device: Any) -> torch.Tensor | None:
+    """The mask by which query i sees the keys 0 to i. None for no more keys than columns."""
+    if keys <= CAUSAL:
         return None
     ends = torch.arange(1, queries + 1, dtype=torch.int32, device=device)
-    table = _with_header(ends[None, None, :, None], keys)
+    table = _with_header(ends[None, None, :, None], keys).expand(batch, -1, -1, -1)
     if not torch.compiler.is_compiling():
         table.regard_causal = queries, keys  # type: ignore[attr-defined]
     return table
 
 
 def span_table(spans: torch.Tensor, keys: int) -> torch.Tensor | None:
-    """spans: (B or 1, 1, Sq, 2 n) int32. None for more than 8, and for a table with more columns
-    than there are keys."""
-    if spans.shape[-1] > 2 * MOST_SPANS or HEADER + spans.shape[-1] > keys:
+    """spans: (B or 1, 1, Sq, 2 n) int32. None for more than 8, and for a table with as many columns
+    as there are keys."""
+    if spans.shape[-1] > 2 * MOST_SPANS or HEADER + spans.shape[-1] >= keys:
         return None
     return _with_header(spans, keys)
 
@@ -88,15 +88,19 @@ def add_table(options: dict[str, Any], table: torch.Tensor, query: torch.Tensor,
         return packed
     known: CausalKeys | None = getattr(table, "regard_keys", None)
     if known is not None and known.length == queries == keys:
-        return _add_causal_keys(options, table, known, packed)
+        if known.rows is None or known.rows.dtype == torch.bool:
+            return _add_causal_keys(options, known, packed)
+        own = _packed_by_segments(table, known.rows)
+        if options["bias"] is None and (packed is None or _are_same(table, own, packed)):
+            return _add_causal_keys(options, known, own)
     if packed is None:
         options.update(_span_options(table, queries, keys))
     else:
         spans = _span_options(table, queries, keys)["row_spans"]
-        own = spans_of_sequences(packed, query.shape[0], queries, keys)
+        bounds = spans_of_sequences(packed, query.shape[0], queries, keys)
         options["row_spans"] = torch.stack(
-            [torch.maximum(spans[..., 0::2], own[..., :1]),
-             torch.minimum(spans[..., 1::2], own[..., 1:])], -1).flatten(-2)
+            [torch.maximum(spans[..., 0::2], bounds[..., :1]),
+             torch.minimum(spans[..., 1::2], bounds[..., 1:])], -1).flatten(-2)
     return None
 
 
@@ -123,14 +127,12 @@ def _is_whole(table: torch.Tensor, queries: int, keys: int) -> bool:
     return bool(made[0] == queries and made[1] >= keys)
 
 
-def _add_causal_keys(options: dict[str, Any], table: torch.Tensor, known: CausalKeys,
+def _add_causal_keys(options: dict[str, Any], known: CausalKeys,
                      packed: Packed | None) -> Packed | None:
     window = None if known.window is None else (known.window - 1, None)
     options.update(causal="top_left", window=window)
-    if known.rows is None:
+    if known.rows is None or known.rows.dtype != torch.bool:
         return packed
-    if known.rows.dtype != torch.bool:
-        return _packed_by_segments(table, known.rows) if packed is None else packed
     if packed is not None:
         raise refuse("cu_seq_lens_q", list(packed.starts_q.shape),
                      "packed sequences cannot have padding", Unsupported)
@@ -152,6 +154,17 @@ def _packed_by_segments(table: torch.Tensor, segments: torch.Tensor) -> Packed:
     packed = Packed(starts, starts, longest, longest)
     table.regard_packed = packed  # type: ignore[attr-defined]
     return packed
+
+
+def _are_same(table: torch.Tensor, one: Packed, other: Packed) -> bool:
+    """Reads values, and therefore keeps the answer, as above."""
+    kept = getattr(table, "regard_same", None)
+    if kept is None or kept[0] is not other.starts_q or kept[1] is not other.starts_k:
+        is_same = (torch.equal(one.starts_q, other.starts_q.to(one.starts_q.device))
+                   and torch.equal(one.starts_k, other.starts_k.to(one.starts_k.device)))
+        kept = other.starts_q, other.starts_k, is_same
+        table.regard_same = kept  # type: ignore[attr-defined]
+    return bool(kept[2])
 
 
 def _span_options(table: torch.Tensor, queries: int, keys: int) -> dict[str, Any]:

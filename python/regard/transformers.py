@@ -73,7 +73,8 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
             mask.
         softcap, s_aux: cap of the scores; logits (Hq) that join the denominators.
         position_bias: added to the scores, with a gradient; broadcasts to (B, Hq, Sq, Sk).
-        indices: (B, Sq, n), integers: the keys that a query sees at most; a matrix is made of them.
+        indices: (B, Sq, n), distinct integers from 0 on: the keys that a query sees at most; a
+            matrix is made of them.
         kwargs: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k of packed sequences, within
             which a mask, too, shows no other keys. Others are ignored, as by the stock
             implementations.
@@ -127,7 +128,7 @@ def visible_keys(**options: Any) -> torch.Tensor | None:
     Takes the keywords that transformers passes (batch_size, q_length, kv_length, mask_function,
     attention_mask (B, Sk), ...).
     """
-    if not _may_be_table(options):
+    if not _may_be_table(options) or _adds_its_masks(options.get("config")):
         return _matrix(options)
     pattern = _causal_pattern(options)
     if pattern is not None:
@@ -148,6 +149,11 @@ def visible_keys(**options: Any) -> torch.Tensor | None:
 
 # The options by which transformers allows None in place of a mask, and their defaults.
 _SKIPS = {"allow_is_causal_skip": True, "allow_is_bidirectional_skip": False}
+
+
+def _adds_its_masks(config: Any) -> bool:
+    """Whether layers compute with their masks: to select keys, as DeepSeek-V3.2 does."""
+    return getattr(config, "index_topk", None) is not None
 
 
 def _may_be_table(options: dict[str, Any]) -> bool:
@@ -176,7 +182,8 @@ def _matrix(options: dict[str, Any]) -> torch.Tensor | None:
 
 def _causal(options: dict[str, Any]) -> torch.Tensor:
     """The mask that hides later keys and no others."""
-    table = causal_table(_queries(options), options["kv_length"], options.get("device", "cpu"))
+    device = options.get("device", getattr(options.get("cache_position"), "device", "cpu"))
+    table = causal_table(options["batch_size"], _queries(options), options["kv_length"], device)
     return _whole_matrix(options) if table is None else table
 
 

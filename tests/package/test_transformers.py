@@ -18,7 +18,7 @@ from transformers.masking_utils import (and_masks, causal_mask_function,  # noqa
 import regard  # noqa: E402
 import regard.transformers  # noqa: E402
 from transformers_cases import (DEVICES, LENGTH, WINDOW, align_text, bert,  # noqa: E402, F401
-                                build, calls, check_same, gemma2, gemma3, gemma4, gpt2, gpt_oss,
+                                build, calls, check_same, deepseek_v32, gemma2, gemma3, gemma4, gpt2, gpt_oss,
                                 llama, llama4, mistral, nllb_moe, padding, phimoe, registered,
                                 results, t5, words)
 
@@ -189,7 +189,18 @@ def test_packed_rows_of_a_batch_and_their_gradients() -> None:
         torch.testing.assert_close(ours[name], gradient, rtol=1e-3, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("mask", [None, "bool", "float", "table", "window"])
+@pytest.mark.parametrize("side", ["none", "left", "packed"])
+def test_a_model_that_selects_keys(side: str) -> None:
+    """Its layers add the mask to scores of their own."""
+    if not hasattr(hf, "DeepseekV32Config"):
+        pytest.skip("a transformers without DeepSeek-V3.2")
+    model = build(deepseek_v32)
+    positions = {"position_ids": torch.cat([torch.arange(4), torch.arange(9)]).expand(3, -1)}
+    check_same(model, words(), padding("none" if side == "packed" else side), 5e-5,
+               **(positions if side == "packed" else {}))
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "float", "table", "copy", "window", "segments"])
 def test_lengths_bound_every_mask(mask: str | None) -> None:
     layer, (q, k, v) = Layer(), arrays(queries=12, keys=12)
     starts = torch.tensor([0, 5, 12, 18, 24])
@@ -200,9 +211,14 @@ def test_lengths_bound_every_mask(mask: str | None) -> None:
     given: Any = {"bool": causal[None, None], "float": torch.zeros(1, 1, 12, 12, dtype=q.dtype
                   ).masked_fill(~causal, -torch.inf), None: None}.get(mask)
     options: dict[str, Any] = dict(batch_size=2, q_length=12, kv_length=12)
-    if mask == "table":
+    if mask in ("table", "copy"):
         given = regard.transformers.visible_keys(mask_function=causal_mask_function, **options)
-        given = given.clone()
+        given = given.clone() if mask == "copy" else given
+    if mask == "segments":
+        numbers = torch.tensor([[0] * 3 + [1] * 9, [0] * 12])
+        wanted = wanted & (numbers[:, None, :, None] == numbers[:, None, None, :])
+        function = and_masks(causal_mask_function, packed_sequence_mask_function(numbers))
+        given = regard.transformers.visible_keys(mask_function=function, **options)
     if mask == "window":
         wanted = wanted & ~causal.tril(-4)
         function = sliding_window_causal_mask_function(4)
@@ -316,8 +332,20 @@ def test_masks_that_sdpa_does_not_need() -> None:
     for same in (table, table.clone()):
         out, _ = regard.transformers.attention_forward(Layer(), q, k, v, same)
         torch.testing.assert_close(out, expected)
-    few = options | {"kv_length": 2, "q_length": 2}
-    assert regard.transformers.visible_keys(**few).dtype == torch.bool  # cut by models to 2 columns
+
+
+@pytest.mark.parametrize("length", [2, 3, 4, 5])
+def test_no_table_has_the_size_of_the_matrix(length: int) -> None:
+    """A model that computes with its masks would not notice."""
+    options: dict[str, Any] = dict(batch_size=2, q_length=length, kv_length=length)
+    for window in (None, 2):
+        function = (sliding_window_causal_mask_function(window) if window
+                    else causal_mask_function)
+        table = regard.transformers.visible_keys(mask_function=function, local_size=window, **options)
+        if table.dtype == torch.bool:
+            assert table.shape == (2, 1, length, length)
+        else:
+            assert table.shape[-1] < length
 
 
 def test_matrices_on_request() -> None:
@@ -416,7 +444,7 @@ def test_errors_name_argument_and_value() -> None:
     starts = torch.tensor([0, 5, 10])
     lengths = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 5,
                "max_length_k": 5}
-    with pytest.raises(regard.Unsupported, match="position_bias"):
+    with pytest.raises(regard.Unsupported, match="position_bias"):  # nothing else says which keys
         attend(Layer(), q, k, v, None, position_bias=torch.zeros(1, 4, 5, 5), **lengths)
     with pytest.raises(regard.InvalidArgument, match="cu_seq_lens_k = None"):
         attend(Layer(), q, k, v, None, cu_seq_lens_q=starts)

@@ -93,6 +93,17 @@ def t5() -> Any:
         decoder_start_token_id=0, eos_token_id=None))
 
 
+def deepseek_v32() -> Any:
+    """A query sees the four keys that an indexer selects."""
+    return hf.DeepseekV32ForCausalLM(hf.DeepseekV32Config(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, moe_intermediate_size=16,
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, q_lora_rank=8,
+        kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8, n_routed_experts=2,
+        num_experts_per_tok=1, n_group=1, topk_group=1, first_k_dense_replace=2, index_topk=4,
+        index_n_heads=2, index_head_dim=8, max_position_embeddings=64, pad_token_id=0,
+        initializer_range=0.2))
+
+
 def nllb_moe() -> Any:
     return hf.NllbMoeForConditionalGeneration(hf.NllbMoeConfig(
         vocab_size=VOCABULARY, d_model=32, encoder_layers=2, decoder_layers=2,

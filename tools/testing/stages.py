@@ -86,6 +86,8 @@ def exhaustive_tests(share: int) -> list[Stage]:
 
 def number_of_commit(share: int) -> int:
     """Below share; equal for equal commits."""
+    if share == 1:
+        return 0
     done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     return int(done.stdout or "0", 16) % share
 
