@@ -3,14 +3,15 @@
 transformers and models pass on masks of four dimensions as they are, and cut them to rows and to a
 number of columns. A table therefore has a row for each query, which stands alone:
 
-    (B, 1, Sq, 3) int32           a header, and how many keys the query sees, from the first one on: a
-                                  causal mask, while no row has been cut off
-    (B or 1, 1, Sq, 2 + 2 n)      a header, and n spans of the keys that the query sees
+    (B, 1, Sq, 3) int32        a header, and how many keys the query sees, from the first one on: a
+                               causal mask, while no row has been cut off
+    (B or 1, 1, Sq, 2 + 2 n)   a header, and n spans of the keys that the query sees
 
 A table has fewer columns than there are keys, so that a model that takes it for a matrix fails. The
-header is Sk and -Sk - columns, which tells a table from other numbers. A table of a causal mask with a window, with
-padding or with packed sequences is one of spans, and says so in an attribute (`CausalKeys`), which
-is lost where a model copies or cuts it: the spans alone say the same, more slowly.
+header is Sk and -Sk - columns, which tells a table from other numbers. A table of a causal mask
+with a window, with padding or with packed sequences is one of spans, and says so in an attribute
+(`CausalKeys`), which is lost where a model copies or cuts it: the spans alone say the same, more
+slowly.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from transformers.masking_utils import (and_masks, causal_mask_function,  # noqa
 import regard  # noqa: E402
 import regard.transformers  # noqa: E402
 from transformers_cases import (DEVICES, LENGTH, WINDOW, align_text, bert,  # noqa: E402, F401
-                                build, calls, check_same, deepseek_v32, gemma2, gemma3, gemma4, gpt2, gpt_oss,
-                                llama, llama4, mistral, nllb_moe, padding, phimoe, registered,
-                                results, t5, words)
+                                build, calls, check_same, deepseek_v32, gemma2, gemma3, gemma4,
+                                gpt2, gpt_oss, llama, llama4, mistral, nllb_moe, padding, phimoe,
+                                registered, results, t5, words)
 
 DECODERS = [llama, mistral, gemma2, gemma3, gpt_oss, phimoe, llama4, gpt2]
 ALL = [*DECODERS, bert, t5]
@@ -341,7 +341,8 @@ def test_no_table_has_the_size_of_the_matrix(length: int) -> None:
     for window in (None, 2):
         function = (sliding_window_causal_mask_function(window) if window
                     else causal_mask_function)
-        table = regard.transformers.visible_keys(mask_function=function, local_size=window, **options)
+        table = regard.transformers.visible_keys(mask_function=function, local_size=window,
+                                                 **options)
         if table.dtype == torch.bool:
             assert table.shape == (2, 1, length, length)
         else:

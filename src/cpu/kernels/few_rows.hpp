@@ -1,7 +1,7 @@
 // A few query rows of one key head, for decoding: what counts is the time that it takes to read
-// keys and values. Vectors hold head elements, where a panel would leave most of its lanes empty.
-// Rows are read as they lie, in every type; where they end with a part of a vector, by a masked
-// load.
+// keys and values. The backward pass takes their products with keys from here too. Vectors hold
+// head elements, where a panel would leave most of its lanes empty. Rows are read as they lie, in
+// every type; where they end with a part of a vector, by a masked load.
 #pragma once
 
 #include "cpu/kernels/few_softmax.hpp"

@@ -50,7 +50,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         f"compiled first, {COMPILED_A_SECOND} a second)")
     add("--problem", type=int, metavar="NUMBER", help="this one alone")
     add("--threads", type=int, default=cores, help="of the CPU (default: %(default)s)")
-    add("--out", type=results.new_file, metavar="FILE", help="JSON lines, one for each problem and pass")
+    add("--out", type=results.new_file, metavar="FILE",
+        help="JSON lines, one for each problem and pass")
     add("--one-process", action="store_true", help="do not outlive a peer that crashes")
     for name in ("--progress", "--done"):
         add(name, default="", help=argparse.SUPPRESS)
@@ -129,12 +130,14 @@ def finish(a: argparse.Namespace, rows: list[dict[str, Any]], broken: int) -> in
         f"{report.worst(rows)}")
     if text := report.left_out(rows):
         say(f"\nleft out:\n{text}")
+    written = ""
     if a.out and rows:
         results.write(rows, a.out)
+        written = f"; written to {a.out}"
     wrong = sum(bool(row["wrong"]) for row in rows)
     failed = broken + sum(row["ours"] in row["why_not"] for row in rows)
     say(f"\n{len({row['number'] for row in rows})} problems, {len(rows)} passes, {wrong} with a "
-        f"wrong result, {failed} that we could not run" + (f"; written to {a.out}" if a.out and rows else ""))
+        f"wrong result, {failed} that we could not run{written}")
     return 1 if wrong or failed or not rows else 0
 
 

@@ -31,7 +31,8 @@ struct CpuTiling {
 };
 
 // Forward: a sequence with at most so many rows for each key head has head elements in its lanes
-// (few_rows.hpp), and f32 in place of pairs of bf16. More rows fill the lanes of a panel.
+// (few_rows.hpp), and f32 in place of pairs of bf16. More rows fill the lanes of a panel. Backward,
+// in f32 and f64 arithmetic, S of such a sequence is summed as there.
 REGARD_INLINE int64 most_few_rows(const CpuShape& s) {
   return s.lanes > 1 ? smaller<int64>(s.lanes, 8) : 0;
 }
