@@ -31,9 +31,9 @@ struct TileOrder {
 #pragma unroll 1
     for (int tile = thread_index(); tile < tiles; tile += kThreads) counts[tile] = count(tile);
     sync_block();
+    const auto [most, sum] = most_and_sum(counts, tiles);
+    if (thread_index() == 0) write_last_heads(most, sum);
     if constexpr (kOfKeys) {
-      const auto [most, sum] = most_and_sum(counts, tiles);
-      if (thread_index() == 0) write_last_heads(most, sum);
       sync_block();
 #pragma unroll 1
       for (int tile = thread_index(); tile < tiles; tile += kThreads) {

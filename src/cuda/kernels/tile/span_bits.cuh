@@ -77,8 +77,7 @@ REGARD_DEVICE void keep_columns_around(Bits (&seen)[kLines], const int (&lines)[
     ShortInterval spans[kParts] = {};
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      const int column = first_of_tile + part * 32 + lane_index();
-      if (column >= length) continue;
+      const int column = smaller(first_of_tile + part * 32 + lane_index(), length - 1);
       const int32* const ends = spans_of_column(column).ends + 2 * n;
       spans[part] = {ends[0], ends[1]};
     }

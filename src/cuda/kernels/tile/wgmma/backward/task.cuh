@@ -206,7 +206,7 @@ REGARD_DEVICE int visible_iterations(const KernelParams& params, const BackwardT
 // The two blocks of a CTA pair have neighbouring tiles of keys.
 template <KernelConfig kConfig>
 REGARD_DEVICE BlockCoords backward_coords(const KernelParams& params, int block) {
-  if constexpr (kConfig.tile_order) return ordered_coords<kConfig>(params, block);
+  if constexpr (kConfig.tile_order) return HeadOrder<kConfig>::of(params).coords(params, block);
   if constexpr (!kConfig.cta_pair) return block_coords(params, block);
   BlockGrid grid = params.grid;
   grid.tiles /= 2;

@@ -37,6 +37,7 @@ struct TileScheduler {
 
   int index = int(block_index());  // of the next tile; ~index of the last one, if not yet fetched
   int tiles_left = 0;              // of the head that the block has taken
+  const HeadOrder<kConfig> heads = HeadOrder<kConfig>::of(params);
 
   // The next tile that has rows; false, and 0 blocks, where there is none. If the tile is short,
   // the index of the one behind it is fetched too, except for a block's first tile, whose loads
@@ -116,9 +117,10 @@ struct TileScheduler {
       coords.tile = tiles_left;
       return coords;
     }
+    if constexpr (kConfig.tile_order) return heads.coords(params, mine);
     BlockCoords coords = block_coords(params, mine);
     // The last rows see the most keys under a causal mask: they begin first.
-    if (kConfig.features.interval && !kConfig.tile_order) coords.tile = all.tiles - 1 - coords.tile;
+    if constexpr (kConfig.features.interval) coords.tile = all.tiles - 1 - coords.tile;
     return coords;
   }
 
