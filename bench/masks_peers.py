@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Times of masks next to PyTorch's FlexAttention, for forward and backward passes.
+"""Times of masks next to PyTorch's attention, for forward and backward passes.
 
     python3 bench/masks_peers.py                       on a GPU
     python3 bench/masks_peers.py --device cpu --divide 32 --heads 2     a trial of the script
 
-bf16 (on the CPU f32, where FlexAttention has no backward pass), head size 128. Both sides run in
-one process, on the same tensors, in turns; a figure is the median over the rounds. On a GPU a turn is
-queued behind work, so that it is device time, and is short and follows a pause, so that the power
-limit does not slow the clock. Rates count visible pairs only: 4 D operations for each pair and head
-forward, 10 D backward. Results are compared first. The density is the share of visible pairs.
---kernels prints what each kernel of ours takes instead. --out appends JSON lines.
+FlexAttention takes every mask. On a GPU PyTorch's FlashAttention-2 takes causal documents, as a
+packed batch, causal masks, and none, and its cuDNN the last two. bf16 (on the CPU f32, where FlexAttention has
+no backward pass), head size 128. All sides run in one process, on the same values, in turns; a
+figure is the median over the rounds. On a GPU a turn is queued behind work, so that it is device
+time, and is short and follows a pause, so that the power limit does not slow the clock. Rates count
+visible pairs only: 4 D operations for each pair and head forward, 10 D backward. Results are
+compared first. The density is the share of visible pairs. --kernels prints what each kernel of ours
+takes instead. --out appends JSON lines.
 """
 
 from __future__ import annotations
@@ -19,17 +21,19 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import regard.torch
 import torch
 from regard import masks
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 DIM, ROUNDS = 128, 9
 TURN_SECONDS, PAUSE_SECONDS = 0.01, 0.04
-LIMIT = 2e-2  # of the distance between the two sides, over the norm
+LIMIT = 2e-2  # of the distance from our results, over their norm
 
 
 def document_cuts(length: int) -> np.ndarray:
@@ -92,13 +96,52 @@ def mask_mod(mask: Any) -> Callable[..., Any]:
     return shown
 
 
-def sides(mask: Any, q: Any, grouped: bool) -> dict[str, Callable[..., Any]]:
+class Side(NamedTuple):
+    attend: Callable[..., Any]
+    leaves: list[Any]  # q, k and v
+    dout: Any
+    restore: Callable[[Any], Any] = lambda x: x  # a result, to (1, H, S, D)
+
+
+def sides(name: str, mask: Any, given: list[Any], dout: Any) -> dict[str, Side]:
     torch.compiler.reset()  # a mask is part of what is compiled
+    grouped, cuda = given[0].shape[1] != given[1].shape[1], given[0].is_cuda
     block_mask = create_block_mask(mask_mod(mask), None, None, mask.len_q, mask.len_k,
-                                   device=q.device.type)
+                                   device=given[0].device.type)
     flex = torch.compile(flex_attention, dynamic=False)
-    return {"regard": lambda *qkv: regard.torch.attention(*qkv, mask=mask),
-            "flex": lambda *qkv: flex(*qkv, block_mask=block_mask, enable_gqa=grouped)}
+    found = {"regard": Side(lambda *qkv: regard.torch.attention(*qkv, mask=mask), given, dout),
+             "flex": Side(lambda *qkv: flex(*qkv, block_mask=block_mask, enable_gqa=grouped), given,
+                          dout)}
+    if cuda and name == "causal documents":
+        found["fa2"] = packed_side(document_cuts(mask.len_q), given, dout)
+    if cuda and name in ("no mask", "causal"):
+        found |= {side: Side(dense_call(kernel, name == "causal", grouped), given, dout)
+                  for side, kernel in (("fa2", SDPBackend.FLASH_ATTENTION),
+                                       ("cudnn", SDPBackend.CUDNN_ATTENTION))}
+    return found
+
+
+def dense_call(kernel: SDPBackend, causal: bool, grouped: bool) -> Callable[..., Any]:
+    def call(*qkv: Any) -> Any:
+        with sdpa_kernel(kernel):
+            return scaled_dot_product_attention(*qkv, is_causal=causal, enable_gqa=grouped)
+    return call
+
+
+def packed_side(cuts: np.ndarray, given: list[Any], dout: Any) -> Side:
+    """Documents as sequences of a packed batch, whose tensors (S, H, D) are contiguous."""
+    begins = torch.tensor(cuts, dtype=torch.int32, device=dout.device)
+    longest = int(np.diff(cuts).max())
+
+    def packed(x: Any) -> Any:
+        return x.detach()[0].transpose(0, 1).contiguous()
+
+    def call(q: Any, k: Any, v: Any) -> Any:
+        return torch.ops.aten._flash_attention_forward(
+            q, k, v, begins, begins, longest, longest, 0.0, True, False)[0]
+
+    leaves = [packed(x).requires_grad_() for x in given]
+    return Side(call, leaves, packed(dout), lambda x: x.transpose(0, 1)[None])
 
 
 # --------------------------------------------------------------------------------------- measuring
@@ -167,6 +210,20 @@ def record(path: str, name: str, mask: Any, heads: tuple[int, int], density: flo
         file.write(json.dumps(line) + "\n")
 
 
+def prepare(label: str, side: Side, forward: dict[str, Any], backward: dict[str, Any],
+            results: dict[str, list[Any]]) -> None:
+    """Calls a side, and keeps its calls and its results."""
+    detached = [x.detach() for x in side.leaves]
+    found = [side.attend(*detached)]
+    if label != "flex" or side.dout.is_cuda:
+        out = side.attend(*side.leaves)
+        backward[label] = lambda: torch.autograd.grad(out, side.leaves, side.dout,
+                                                      retain_graph=True)
+        found += backward[label]()
+    forward[label] = lambda: side.attend(*detached)
+    results[label] = [side.restore(x) for x in found]
+
+
 def measure(name: str, mask: Any, heads: tuple[int, int], a: argparse.Namespace) -> None:
     device = a.device
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
@@ -178,18 +235,15 @@ def measure(name: str, mask: Any, heads: tuple[int, int], a: argparse.Namespace)
     dout = drawn(heads[0])
     mask = mask.like(given[0])
     forward, backward, results = {}, {}, {}
-    detached = [x.detach() for x in given]
-    for side, attend in sides(mask, given[0], heads[0] != heads[1]).items():
-        forward[side] = lambda attend=attend: attend(*detached)
-        results[side] = [forward[side]()]
-        if device == "cpu" and side == "flex":
-            continue
-        out = attend(*given)
-        backward[side] = lambda out=out: torch.autograd.grad(out, given, dout, retain_graph=True)
-        results[side] += backward[side]()
+    for label, side in sides(name, mask, given, dout).items():
+        try:
+            prepare(label, side, forward, backward, results)
+        except RuntimeError as error:
+            print(f"{name:26} {label} fails: {str(error).splitlines()[0]}", flush=True)
     if a.kernels:
         return print_kernels(name, {"forward": forward["regard"], "backward": backward["regard"]})
-    away = max(float((a - b).norm() / b.norm()) for a, b in zip(results["regard"], results["flex"]))
+    away = {label: max(float((x - y).norm() / y.norm()) for x, y in zip(found, results["regard"]))
+            for label, found in results.items()}
     density = mask.density()
     operations = 4 * DIM * heads[0] * density * mask.len_q * mask.len_k
     times = [in_turns(calls, device) for calls in (forward, backward)]
@@ -199,7 +253,7 @@ def measure(name: str, mask: Any, heads: tuple[int, int], a: argparse.Namespace)
         cells = "".join(f"{1e3 * found[side]:12.3f} {rate:7.1f}"
                         for found, rate in zip(times, rates))
         print(f"{name:26} {heads[0]:>3}/{heads[1]:<3} {density:7.3f}  {side:7}{cells}"
-              + (f"   FAR: {away:.1e}" if away > LIMIT else ""), flush=True)
+              + (f"   FAR: {away[side]:.1e}" if away[side] > LIMIT else ""), flush=True)
     if a.out:
         record(a.out, name, mask, heads, density, times, tflops)
 
@@ -209,7 +263,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--divide", type=int, default=1, help="lengths by this (default: 1)")
     parser.add_argument("--heads", default="16/16,32/8", help="of q and k (default: %(default)s)")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", default="", metavar="NAMES",
+                        help="cases whose names begin with one of these, by commas")
     parser.add_argument("--out", metavar="FILE", help="to which JSON lines are appended")
     parser.add_argument("--kernels", action="store_true", help="on a GPU: times of our kernels")
     a = parser.parse_args()
@@ -217,7 +272,7 @@ def main() -> None:
         print(f"{'mask':26} {'heads':7} density  side     forward, ms TFLOP/s  "
               "backward, ms TFLOP/s")
     for name, mask in cases(a.divide).items():
-        for pair in a.heads.split(",") if a.only in name else []:
+        for pair in a.heads.split(",") if name.startswith(tuple(a.only.split(","))) else []:
             query, _, key = pair.partition("/")
             measure(name, mask, (int(query), int(key or query)), a)
 

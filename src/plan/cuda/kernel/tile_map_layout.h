@@ -14,9 +14,9 @@
 // and its columns are query rows.
 //
 // Behind these is the order in which own tiles begin: those with the most visible tiles first, so
-// that blocks end at about the same time. (Tiles of keys: by sixteenths of the largest number.) Of
-// tiles of keys it is also said of how many heads at the end of a launch the tiles begin together:
-// a long tile of the last head alone would begin when most multiprocessors have nothing left to do.
+// that blocks end at about the same time. (Tiles of keys: by sixteenths of the largest number.)
+// Behind it stands of how many heads at the end of a launch the tiles begin together: a long tile
+// of the last head alone would begin when most multiprocessors have nothing left to do.
 #pragma once
 
 #include "plan/cuda/kernel/kernel_config.h"
