@@ -366,7 +366,7 @@ def test_gather_moves_parts_of_keys(pools: Pools) -> None:
     case = Case("parts", 1500, pairs={"cu_seqlens": cuts}, bias=(1, 1, "S", "S"), lse=False)
     placed = Case("placed", 1500, pairs={"cu_seqlens": cuts}, features=("alibi_slopes",))
     plan = case.plan(3, "gather")
-    orders = [torch.cat([plan.positions(owner)[plan.needed_rows(rank, owner)]
+    orders = [torch.cat([plan.positions(owner)[plan.needed.rows(rank, owner)]
                          for owner in range(3)]) for rank in range(3)]
     assert not plan.moves_all and any((order.diff() < 0).any() for order in orders)
     assert all(0 < plan.moved(rank).forward < 700 * 2 * 2 * 14 * 8 for rank in range(3))

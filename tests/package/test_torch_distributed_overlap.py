@@ -66,7 +66,7 @@ def test_nothing_to_copy(pool: Pool) -> None:
     """Documents that end where ranks do. It is the first test, so that these are its group's first
     copies."""
     for scheme in ("halo", "halo by heads", "halo by documents"):
-        assert max(APART.plan(3, "halo").keys_moved[0]) == 0
+        assert max(APART.plan(3, "halo").needed.moved[0]) == 0
         compare(results_by_copies(pool, APART, scheme, 3), APART)
 
 
@@ -94,7 +94,7 @@ def test_whole_documents(pool: Pool, case: Case, by_copies: bool) -> None:
     plan = case.plan(3, scheme.split()[0])
     runs = [len(whole_rows.runs(plan, rank)) for rank in range(3)]
     assert plan.has_whole_documents and (max(runs) > 1) == is_dealt, runs
-    assert max(plan.keys_moved[0]) > 0
+    assert max(plan.needed.moved[0]) > 0
     compare((results_by_copies if by_copies else results)(pool, case, scheme, 3), case)
 
 

@@ -47,8 +47,8 @@ def test_documents_are_packed_sequences(scheme: str, is_causal: bool) -> None:
             plan = rd.plan(1500, world_size=world, heads_q=1, head_size=8, cu_seqlens=cuts,
                            causal=is_causal, scheme=scheme)
             for rank in range(world):
-                spans = plan.spans_of_part(rank, None, "cpu")
-                part = plan.part(rank, None, "cpu")
+                spans = plan.needed.spans_of_part(rank, None, "cpu")
+                part = plan.needed.part(rank, None, "cpu")
                 keys = 1500 if part is None else len(part)
                 assert spans is not None
                 found = packing.cuts_of(spans, keys)

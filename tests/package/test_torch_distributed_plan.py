@@ -15,6 +15,7 @@ import regard  # noqa: E402
 from regard import masks  # noqa: E402
 from regard.torch import distributed as rd  # noqa: E402
 from regard.torch.distributed import costs, dealing, heads, whole_rows  # noqa: E402
+from regard.torch.distributed.plan_names import plan_of  # noqa: E402
 
 HEADS: dict[str, Any] = {"heads_q": 8, "heads_kv": 2, "head_size": 64}
 MASKS: dict[str, dict[str, Any]] = {
@@ -78,8 +79,8 @@ def test_every_row_once_and_every_visible_key_there(name: str, world: int) -> No
             assert torch.isin(needed, plan.keys(rank)).all()
             for other in range(world):
                 sees = bool(seen[own][:, positions[other]].any())
-                assert sees <= plan.sees_rank(rank, other)
-                found = positions[other][plan.needed_rows(rank, other)]
+                assert sees <= plan.needed.sees_rank(rank, other)
+                found = positions[other][plan.needed.rows(rank, other)]
                 assert torch.isin(plan.keys(rank), positions[other]).sum() == len(found)
 
 
@@ -91,8 +92,8 @@ def test_spans_show_what_the_masks_show(name: str) -> None:
         plan = rd.plan(517, world_size=3, scheme=scheme, **HEADS, **MASKS[name])
         for rank in range(3):
             for owner in (None, 0, 1, 2):
-                keys = plan.part(rank, owner, "cpu")
-                spans = plan.spans_of_part(rank, owner, "cpu")
+                keys = plan.needed.part(rank, owner, "cpu")
+                spans = plan.needed.spans_of_part(rank, owner, "cpu")
                 wanted = seen[plan.positions(rank)]
                 wanted = wanted if keys is None else wanted[:, keys]
                 if spans is None:
@@ -178,7 +179,7 @@ def test_long_documents_have_few_owners() -> None:
             cuts.append(cuts[-1] + draw.randrange(1024, 8192))
         plan = rd.plan(cu_seqlens=cuts, world_size=world, causal=True, scheme="gather", **HEADS)
         assert plan.dealing == "documents" and plan.balance <= 1.1
-        assert max(plan.keys_moved[0]) < 6 * cuts[-1] / world
+        assert max(plan.needed.moved[0]) < 6 * cuts[-1] / world
 
 
 def test_greedy_deals_as_many_blocks_to_all() -> None:
@@ -282,13 +283,13 @@ def test_a_name_finds_a_plan_as_long_as_one_lives() -> None:
     name = first.name
     assert second.name == name
     del second
-    assert rd.Plan.of_name(name) is first
+    assert plan_of(name) is first
     second = pickle.loads(pickle.dumps(first))
     del first
-    assert rd.Plan.of_name(name) is second
+    assert plan_of(name) is second
     del second
     with pytest.raises(regard.InvalidArgument, match="not a plan of this process"):
-        rd.Plan.of_name(name)
+        plan_of(name)
 
 
 @pytest.mark.parametrize("argument, value, more", [
@@ -333,10 +334,10 @@ def test_plans_are_made_in_any_mode(name: str, scheme: str) -> None:
     """What a plan keeps is on the CPU and serves autograd, whatever was set when it was made."""
     def made() -> tuple[Any, ...]:
         plan = rd.plan(517, world_size=2, scheme=scheme, **HEADS, **MASKS[name])
-        parts = [plan.part(1, 0, "cpu"), plan.part(1, None, "cpu", True)]
+        parts = [plan.needed.part(1, 0, "cpu"), plan.needed.part(1, None, "cpu", True)]
         return (plan, plan.positions(0), plan.first_positions(1), plan.keys(1),
-                plan.needed_rows(0, 1), *parts, plan.spans_of_part(1, 0, "cpu"), plan.digest,
-                plan.areas, plan.needed_counts, plan.sees_rank(0, 1), plan.moved(1))
+                plan.needed.rows(0, 1), *parts, plan.needed.spans_of_part(1, 0, "cpu"), plan.digest,
+                plan.areas, plan.needed.counts, plan.needed.sees_rank(0, 1), plan.moved(1))
 
     plan, *usual = made()
     with torch.inference_mode():
@@ -368,11 +369,12 @@ def assert_equal(usual: Any, others: Any) -> None:
 def test_keys_that_follow_each_other_go_by_positions() -> None:
     """Kernels take a band of positions faster than spans."""
     causal = rd.plan(1000, world_size=2, heads_q=1, head_size=8, causal=True, scheme="gather")
-    assert causal.band == {"causal": "top_left", "window": (-1, -1)}
-    first = [causal.first_if_adjacent(0, owner, False, rows) for owner, rows in (
-        (None, slice(None)), (0, slice(None)), (0, causal.runs(0)[1]), (-1, slice(None)))]
-    assert first == [0, None, int(causal.positions(0)[causal.runs(0)[1].start]), 256]
-    assert rd.plan(1000, world_size=2, heads_q=1, head_size=8, cu_seqlens=[0, 400, 1000]).band is None
+    assert causal.visible.band == {"causal": "top_left", "window": (-1, -1)}
+    first = [causal.needed.first_if_adjacent(0, owner, False, rows) for owner, rows in (
+        (None, slice(None)), (0, slice(None)), (0, causal.dealt.runs(0)[1]), (-1, slice(None)))]
+    assert first == [0, None, int(causal.positions(0)[causal.dealt.runs(0)[1].start]), 256]
+    packed = rd.plan(1000, world_size=2, heads_q=1, head_size=8, cu_seqlens=[0, 400, 1000])
+    assert packed.visible.band is None
 
 
 def test_components_of_positions() -> None:

@@ -110,9 +110,9 @@ def require_tensors(plan: Plan, ranks: AnyRanks, tensors: Tensors) -> None:
             raise refuse(name, f"a {type(x).__name__}", "must be a tensor of PyTorch", WrongType)
         if x.device != tensors.q.device:
             raise refuse(name, f"a tensor on {x.device}", f"must be on {tensors.q.device}, as q")
-    if plan.spans is not None and plan.spans.shape[0] not in (1, *tensors.q.shape[:1]):
+    if plan.visible.spans is not None and plan.visible.spans.shape[0] not in (1, *tensors.q.shape[:1]):
         raise refuse("q", f"a tensor of shape {tuple(tensors.q.shape)}",
-                     f"the plan's mask is for a batch of {plan.spans.shape[0]}")
+                     f"the plan's mask is for a batch of {plan.visible.spans.shape[0]}")
     kinds = ranks.devices()
     if tensors.q.device.type not in kinds:
         raise refuse("q", f"a tensor on {tensors.q.device}", "the group moves tensors on "
@@ -150,9 +150,9 @@ def require_library(call: Call, tensors: Tensors) -> None:
 
 def require_spans(plan: Plan, row_spans: Tensor | None) -> None:
     """Errors: InvalidArgument where the plan's spans and the caller's have more than 8 products."""
-    if row_spans is None or plan.spans is None:
+    if row_spans is None or plan.visible.spans is None:
         return
-    planned, given = plan.spans.shape[-1] // 2, row_spans.shape[-1] // 2
+    planned, given = plan.visible.spans.shape[-1] // 2, row_spans.shape[-1] // 2
     if planned * given > MOST_SPANS:
         raise refuse("row_spans", f"a tensor of shape {tuple(row_spans.shape)}",
                      f"has {given} spans a row and the plan {planned}; their product must be at "

@@ -27,7 +27,7 @@ def positions(plan: Plan, rank: int, name: str, device: Any = "cpu") -> Tensor |
     """(n) int64, ascending; None for the whole sequence."""
     if name == SHARED:
         return whole_rows.shared_keys(plan, rank, device)
-    return plan.part(rank, None, device, name == FILLED)
+    return plan.needed.part(rank, None, device, name == FILLED)
 
 
 def counts(plan: Plan, name: str) -> list[int]:
@@ -36,7 +36,7 @@ def counts(plan: Plan, name: str) -> list[int]:
         of_ranks = (positions(plan, rank, name) for rank in range(plan.world_size))
         return [plan.sizes.length if x is None else len(x) for x in of_ranks]
 
-    made: list[int] = plan.kept_value(("counts of keys", name), found)
+    made: list[int] = plan.memo.value(("counts of keys", name), found)
     return made
 
 
@@ -44,4 +44,4 @@ def own_rows(plan: Plan, rank: int, name: str, device: Any = "cpu") -> Tensor:
     """(n) int64, ascending: the rank's rows whose keys are among them."""
     if name == SHARED:
         return whole_rows.shared_rows(plan, rank, device)
-    return plan.needed_rows(rank, rank, device)
+    return plan.needed.rows(rank, rank, device)

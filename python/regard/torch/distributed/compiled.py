@@ -21,6 +21,7 @@ from ...errors import Unsupported, refuse
 from . import passes, ulysses
 from .call import Call, Kept, Tensors, Wanted
 from .local_pass import empty_merged, empty_results
+from .plan_names import plan_of
 from .plan_value import Plan
 from .preparing import call_of, prepared, torch_type
 from .ranks import Ranks
@@ -90,7 +91,7 @@ def _forward(*arguments: Any) -> list[Tensor]:
     with torch.enable_grad():  # what has a gradient is compared between ranks
         leaves = [x.detach().requires_grad_() if is_graded else x
                   for x, is_graded in zip(given[:passes.GRADED], graded)]
-        call, tensors = prepared(Tensors(*leaves, *given[passes.GRADED:]), Plan.of_name(plan),
+        call, tensors = prepared(Tensors(*leaves, *given[passes.GRADED:]), plan_of(plan),
                                  _group(group), *_split(options, numbers))
     with torch.no_grad(), torch.autocast(tensors.q.device.type, enabled=False):
         data: list[Any] = [None if x is None else x.detach() for x in tensors]
@@ -118,7 +119,7 @@ def _backward(dout: Tensor | None, dlse: Tensor | None, results: list[Tensor], *
               ) -> list[Tensor]:
     """Those gradients that are wanted."""
     given, (plan, group, options, *numbers, wanted) = _separated(arguments)
-    known = Plan.of_name(plan)
+    known = plan_of(plan)
     tensors = Tensors(*given)
     ranks = Ranks(_group(group), known.world_size)
     call = call_of(known, ranks, _split(options, numbers)[0], tensors)
@@ -138,9 +139,10 @@ def _cache_of(call: Call, given: Sequence[Any]) -> dict[Any, Any]:
     key = ("compiled", call.ranks.rank, call.ranks.size, call.by_position, call.overlaps,
            call.out_type, call.return_lse, *options.items(), *call.where.items(),
            *(None if x is None else (x.shape, x.dtype, x.device) for x in given))
-    if key not in plan.accepted_calls:
-        plan.accept(key, {})
-    found: dict[Any, Any] = plan.accepted_calls[key]
+    found: dict[Any, Any] | None = plan.accepted_calls.get(key)
+    if found is None:
+        found = {}
+        plan.accepted_calls.add(key, found)
     return found
 
 
@@ -152,7 +154,7 @@ def _laid_out_as(like: Tensor, x: Tensor) -> Tensor:
 
 def _fake_forward(*arguments: Any) -> list[Tensor]:
     given, (plan, group, options, *_) = _separated(arguments)
-    known, tensors = Plan.of_name(plan), Tensors(*given)
+    known, tensors = plan_of(plan), Tensors(*given)
     call = call_of(known, Ranks(_group(group), known.world_size),
                    _split(options, _UNKNOWN)[0], tensors)
     if known.scheme == "ulysses":

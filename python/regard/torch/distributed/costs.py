@@ -67,9 +67,9 @@ def _row_of_keys(plan: Plan, element_bytes: int) -> int:
 
 def _by_keys(plan: Plan, rank: int) -> Moved:
     """Keys come in forward, and again in backward, after which sums for own keys come."""
-    keys, sums = (of_ranks[rank] for of_ranks in plan.keys_moved)
+    keys, sums = (of_ranks[rank] for of_ranks in plan.needed.moved)
     if plan.moves_all:  # parts of equal size, padded
-        keys = (plan.world_size - 1) * max(plan.row_counts)
+        keys = (plan.world_size - 1) * max(plan.dealt.counts)
     came = keys * _row_of_keys(plan, plan.sizes.element_bytes)
     return Moved(came, came + sums * _row_of_keys(plan, plan.sizes.sum_bytes),
                  2 * came if plan.moves_all else 0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...gradients import Gradients
 from . import call_keys
 from .call import Call, Pair, Tensors
-from .plan_value import BLOCK
+from .dealt_rows import BLOCK
 
 _BUSY = 256  # tiles of 128 rows, which two for each multiprocessor of an H100 nearly are; of 128 keys
 # twice as many, because their work differs more
@@ -67,7 +67,7 @@ class Group(NamedTuple):
 
 def forward(call: Call, tensors: Tensors) -> list[Group]:
     heads = tensors.k.shape[1]
-    share, rows = tensors.q.shape[1] // heads, max(call.plan.row_counts)
+    share, rows = tensors.q.shape[1] // heads, max(call.plan.dealt.counts)
     few = _few(call, tensors, _BUSY, share * (rows // BLOCK), heads // 4)
     return _groups(call, tensors, [few, heads - few])
 

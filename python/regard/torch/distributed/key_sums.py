@@ -76,7 +76,7 @@ def _pieces(call: Call, name: str) -> list[_Piece]:
     places[0, own] = at
     for other in range(plan.world_size):
         if other != rank:
-            needed = plan.needed_rows(other, rank)
+            needed = plan.needed.rows(other, rank)
             places[1 + other, needed] = torch.arange(len(needed))
     before, after = places[:, :-1], places[:, 1:]
     goes_on = ((before >= 0) & (after == before + 1)) | ((before < 0) & (after < 0))

@@ -24,7 +24,7 @@ from .visibility import among, intersection
 
 def visibility_options(call: Call, given: Tensor | None, owner: int | None, device: Any,
                        rows: slice = slice(None), may_pack: bool = False) -> dict[str, Any]:
-    """The options by which a call over `rows` of `plan.part(rank, owner)` knows what is visible, and
+    """The options by which a call over `rows` of `plan.needed.part(rank, owner)` knows what is visible, and
     where its rows and keys stand. This is the one place for them.
 
     Keys that follow each other stand by their positions, which a causal mask and windows go by, as
@@ -34,15 +34,15 @@ def visibility_options(call: Call, given: Tensor | None, owner: int | None, devi
     of the part's keys, and has one batch entry, no bias and no mask. Errors: InvalidArgument where n of
     the plan's spans times n of the caller's is more than 8."""
     plan, rank = call.plan, call.ranks.rank
-    first = plan.kept_value(
+    first = plan.memo.value(
         ("first of adjacent", rank, owner, call.by_position, rows.start, rows.stop),
-        lambda: plan.first_if_adjacent(rank, owner, call.by_position, rows))
-    has_band = first is not None and plan.band is not None
-    if may_pack and given is None and plan.spans is not None and not (has_band or call.by_position):
+        lambda: plan.needed.first_if_adjacent(rank, owner, call.by_position, rows))
+    has_band = first is not None and plan.visible.band is not None
+    if may_pack and given is None and plan.visible.spans is not None and not (has_band or call.by_position):
         return packing.options_of_part(plan, rank, owner, device)
-    spans = None if has_band else plan.spans_of_part(rank, owner, device, call.by_position)
+    spans = None if has_band else plan.needed.spans_of_part(rank, owner, device, call.by_position)
     if given is not None:
-        keys = plan.part(rank, owner, device, call.by_position)
+        keys = plan.needed.part(rank, owner, device, call.by_position)
         given = given.expand(*given.shape[:-2], plan.rows(rank), -1)
         given = given if keys is None else among(given, keys.int())
         spans = given if spans is None else intersection(spans, given)
@@ -51,7 +51,7 @@ def visibility_options(call: Call, given: Tensor | None, owner: int | None, devi
         options["row_spans"] = spans - rows.start if rows.start else spans
     if has_band or call.by_position:
         options |= {"q_positions": plan.first_positions(rank, device), "k_position": first or 0}
-    return options | (plan.band or {}) if has_band else options
+    return options | (plan.visible.band or {}) if has_band else options
 
 
 def empty_results(call: Call, tensors: Tensors) -> tuple[Tensor, Tensor]:

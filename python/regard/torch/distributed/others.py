@@ -24,8 +24,8 @@ def begin_keys(call: Call, tensors: Tensors) -> Callable[[], Tensor]:
     """Sends own keys and values to the ranks whose rows see them; the result waits for those of
     others, (keys, B, Hkv, D + Dv)."""
     plan, rank, device = call.plan, call.ranks.rank, tensors.k.device
-    sent = plan.kept(("sent to others", rank), device, lambda: joined(
-        plan.needed_rows(other, rank) for other in range(plan.world_size) if other != rank))
+    sent = plan.memo.tensor(("sent to others", rank), device, lambda: joined(
+        plan.needed.rows(other, rank) for other in range(plan.world_size) if other != rank))
     rows = key_rows.packed(*(x.index_select(2, sent) for x in (tensors.k, tensors.v)))
     coming: Callable[[], Tensor] = call.ranks.begin_all_to_all(rows, *_counts(call))
     return coming
@@ -54,7 +54,7 @@ def add_sums(call: Call, total: Tensor, came: Sequence[Tensor | None], dim: int 
         if part.shape[dim] == total.shape[dim]:
             total += part
         else:
-            total.index_add_(dim, plan.needed_rows(other, rank, total.device), part)
+            total.index_add_(dim, plan.needed.rows(other, rank, total.device), part)
 
 
 def places(call: Call, among: Tensor | None, name: str, device: Any) -> Tensor:
@@ -63,11 +63,11 @@ def places(call: Call, among: Tensor | None, name: str, device: Any) -> Tensor:
     plan, rank = call.plan, call.ranks.rank
 
     def found() -> Tensor:
-        came = joined(plan.positions(other)[plan.needed_rows(rank, other)]
+        came = joined(plan.positions(other)[plan.needed.rows(rank, other)]
                       for other in range(plan.world_size) if other != rank)
         return placed(among, came)
 
-    return plan.kept(("places of others", rank, name), device, found)
+    return plan.memo.tensor(("places of others", rank, name), device, found)
 
 
 def put_own(call: Call, tensors: Tensors, rows: Tensor, name: str) -> None:
@@ -87,7 +87,7 @@ def own_places(call: Call, name: str, device: Any) -> tuple[Tensor, Tensor]:
     """(n): own rows whose keys are among those of this name, and their places."""
     plan, rank = call.plan, call.ranks.rank
     own = call_keys.own_rows(plan, rank, name, device)
-    return own, plan.kept(("places of own", rank, name), device, lambda: placed(
+    return own, plan.memo.tensor(("places of own", rank, name), device, lambda: placed(
         call_keys.positions(plan, rank, name),
         plan.positions(rank)[call_keys.own_rows(plan, rank, name)]))
 
@@ -99,7 +99,7 @@ def own_runs(call: Call, name: str) -> tuple[tuple[int, int, int], ...]:
         return tuple((int(own[begin]), int(to[begin]), end - begin)
                      for begin, end in neighbours(own, to))
 
-    made: tuple[tuple[int, int, int], ...] = call.plan.kept_value(
+    made: tuple[tuple[int, int, int], ...] = call.plan.memo.value(
         ("runs of own", call.ranks.rank, name), found)
     return made
 
@@ -107,10 +107,10 @@ def own_runs(call: Call, name: str) -> tuple[tuple[int, int, int], ...]:
 def _counts(call: Call) -> tuple[list[int], list[int]]:
     """How many own rows each other rank needs, and how many of its rows this one needs."""
     def found() -> tuple[list[int], list[int]]:
-        counts, rank = call.plan.needed_counts.clone().fill_diagonal_(0), call.ranks.rank
+        counts, rank = call.plan.needed.counts.clone().fill_diagonal_(0), call.ranks.rank
         return counts[:, rank].tolist(), counts[rank].tolist()
 
-    made: tuple[list[int], list[int]] = call.plan.kept_value(("counts", call.ranks.rank), found)
+    made: tuple[list[int], list[int]] = call.plan.memo.value(("counts", call.ranks.rank), found)
     return made
 
 

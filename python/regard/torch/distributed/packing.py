@@ -29,10 +29,10 @@ def options_of(plan: Plan, name: Any, spans: Callable[[Any], Tensor], keys: int,
     many keys.
 
     name: of the spans, for which cuts are kept. spans: gives them on a device."""
-    cuts: Cuts | None = plan.kept_value(("cuts", name), lambda: cuts_of(spans("cpu"), keys))
+    cuts: Cuts | None = plan.memo.value(("cuts", name), lambda: cuts_of(spans("cpu"), keys))
     if cuts is None:
         return {"row_spans": spans(device)}
-    q, k = (plan.kept(("cuts of", which, name), device, lambda: found)
+    q, k = (plan.memo.tensor(("cuts of", which, name), device, lambda: found)
             for which, found in (("q", cuts.q), ("k", cuts.k)))
     return {"cu_seqlens_q": q, "cu_seqlens_k": k, "max_seqlen_q": cuts.most_q,
             "max_seqlen_k": cuts.most_k, "causal": "bottom_right" if cuts.is_causal else "none"}
@@ -41,11 +41,11 @@ def options_of(plan: Plan, name: Any, spans: Callable[[Any], Tensor], keys: int,
 def options_of_part(plan: Plan, rank: int, owner: int | None, device: Any) -> dict[str, Any]:
     """Those of a call over `plan.part`, of a plan with spans."""
     def spans(on: Any) -> Tensor:
-        found = plan.spans_of_part(rank, owner, on)
+        found = plan.needed.spans_of_part(rank, owner, on)
         assert found is not None
         return found
 
-    keys = plan.part(rank, owner, "cpu")
+    keys = plan.needed.part(rank, owner, "cpu")
     count = plan.sizes.length if keys is None else len(keys)
     return options_of(plan, ("part", rank, owner), spans, count, device)
 

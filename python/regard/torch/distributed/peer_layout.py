@@ -60,7 +60,7 @@ class Layout:
         self._rank, self._world = rank, plan.world_size
         self._counts = call_keys.counts(plan, name)
         self._own = others.own_runs(call, name)
-        counts = plan.needed_counts.clone().fill_diagonal_(0)
+        counts = plan.needed.counts.clone().fill_diagonal_(0)
         self._needed: list[list[int]] = counts.T.tolist()  # [owner][who needs]: rows
         # Each rank begins with another one, so that they do not all write to one at once.
         self._others = [(rank + step) % self._world for step in range(1, self._world)]

@@ -19,8 +19,10 @@ from . import dealing, whole_rows
 from .dealing import Blocks
 from .costs import (ASSUMED_BANDWIDTH, ASSUMED_FLOPS, ASSUMED_NETWORK, Bandwidth, Rates, fastest,
                     moves_long, seconds)
-from .plan_value import BLOCK, Plan, Sizes
+from .dealt_rows import BLOCK
+from .plan_value import Plan, Sizes
 from .visibility import combined, length_of, plain
+from .visible_keys import VisibleKeys
 
 SCHEMES = ("gather", "halo", "ulysses", "ring")
 NESTED = tuple(f"ulysses+{scheme}" for scheme in SCHEMES if scheme != "ulysses")
@@ -95,7 +97,7 @@ def plan(length: int | None = None, *, world_size: int, heads_q: int, head_size:
                      "rows see near keys only", Unsupported)
     if whole is not None and whole.heads not in (1, heads_q):
         raise refuse("mask", mask, f"must be for {heads_q} heads, or for 1")
-    base = Plan(sizes, world_size, whole, "", "", ())
+    base = Plan(sizes, world_size, VisibleKeys(whole, length), "", "", ())
     if scheme == "auto":
         found = _chosen(base, rates, ranks_per_node if several else None, by_area)
     else:
@@ -204,7 +206,7 @@ def _of_scheme(base: Plan, scheme: str, by_area: bool) -> Plan:
     plain_causal = base.mask is not None and _is_plain_causal(base.mask)
     count = -(-base.sizes.length // BLOCK)
     if scheme == "halo" and by_area:
-        name, blocks = "contiguous by area", dealing.by_area(base.area_of_blocks, base.world_size)
+        name, blocks = "contiguous by area", dealing.by_area(base.visible.block_areas, base.world_size)
         reason = "contiguous rows, cut where areas are even: near keys have few owners"
     elif base.mask is None or scheme in ("halo", "ulysses"):
         name, blocks = "contiguous", dealing.contiguous(count, base.world_size)
@@ -212,13 +214,13 @@ def _of_scheme(base: Plan, scheme: str, by_area: bool) -> Plan:
                   "contiguous rows: each rank has all rows of its heads" if scheme == "ulysses" else
                   "contiguous rows: all rows see as many keys")
     elif plain_causal:
-        name, blocks = "zigzag", dealing.zigzag(base.area_of_blocks, base.world_size)
+        name, blocks = "zigzag", dealing.zigzag(base.visible.block_areas, base.world_size)
         reason = "zigzag rows: late rows of a causal mask see more keys"
-    elif base.documents is not None:
-        name, blocks = "documents", _documents(base, base.documents)
+    elif base.visible.documents is not None:
+        name, blocks = "documents", _documents(base, base.visible.documents)
         reason = "rows by documents: each has few owners, and areas are even"
     else:
-        name, blocks = "greedy", dealing.greedy(base.area_of_blocks, base.world_size)
+        name, blocks = "greedy", dealing.greedy(base.visible.block_areas, base.world_size)
         reason = "greedy rows: blocks of rows differ in visible pairs"
     made = replace(base, scheme=scheme, dealing=name, blocks=blocks, moves_all=False,
                    reasons=(reason,))
@@ -231,7 +233,7 @@ def _of_scheme(base: Plan, scheme: str, by_area: bool) -> Plan:
 
 def _documents(base: Plan, labels: list[int]) -> Blocks:
     """Over as few ranks for a document as make areas even."""
-    areas = base.area_of_blocks
+    areas = base.visible.block_areas
     found: dict[float, Blocks] = {}
     for shares in _SHARES:
         blocks = dealing.documents(areas, labels, base.world_size, shares)

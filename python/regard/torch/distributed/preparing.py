@@ -50,7 +50,7 @@ def prepared(given: Tensors, plan: Any, group: Group, options: dict[str, Any],
     if key is not None:  # without what has a life of its own
         of_scores = {name: None if name == "dropout_seed" else value
                      for name, value in found[0].options.items()}
-        plan.accept(key, found[0].of(None, None, of_scores))  # type: ignore[arg-type]
+        plan.accepted_calls.add(key, found[0].of(None, None, of_scores))  # type: ignore[arg-type]
     return found
 
 

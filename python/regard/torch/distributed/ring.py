@@ -68,7 +68,7 @@ def _pieces(call: Call, step: int, owner: int) -> list[Piece]:
     """All keys of the owner, or none if no row sees them. Where positions count, keys that do not
     follow each other are apart. The first piece is always there."""
     rank = call.ranks.rank
-    if step > 0 and not (call.plan.rows(rank) and call.plan.sees_rank(rank, owner)):
+    if step > 0 and not (call.plan.rows(rank) and call.plan.needed.sees_rank(rank, owner)):
         return []
-    runs = call.plan.runs(owner) if call.by_position else [slice(0, call.plan.rows(owner))]
+    runs = call.plan.dealt.runs(owner) if call.by_position else [slice(0, call.plan.rows(owner))]
     return [Piece(owner, run, step == 0 and number == 0) for number, run in enumerate(runs)]

@@ -26,12 +26,12 @@ class Run(NamedTuple):
 def between(plan: Plan, receiver: int, owner: int, name: str) -> tuple[Run, ...]:
     """The rows of another rank that a call of the receiver with keys of this name has."""
     def found() -> tuple[Run, ...]:
-        rows = plan.needed_rows(receiver, owner)
+        rows = plan.needed.rows(receiver, owner)
         places = placed(call_keys.positions(plan, receiver, name), plan.positions(owner)[rows])
         return tuple(Run(int(rows[begin]), begin, int(places[begin]), end - begin)
                      for begin, end in neighbours(rows, places))
 
-    made: tuple[Run, ...] = plan.kept_value(("runs", receiver, owner, name), found)
+    made: tuple[Run, ...] = plan.memo.value(("runs", receiver, owner, name), found)
     return made
 
 
@@ -47,7 +47,7 @@ def are_few(plan: Plan, name: str) -> bool:
                     counts[owner] += count
         return max(counts) <= MOST_RUNS
 
-    made: bool = plan.kept_value(("runs are few", name), found)
+    made: bool = plan.memo.value(("runs are few", name), found)
     return made
 
 

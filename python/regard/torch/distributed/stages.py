@@ -17,8 +17,9 @@ from torch import Tensor
 from ...gradients import Gradients
 from . import key_rows, local_pass, others
 from .call import Call, Kept, Tensors, Wanted
+from .dealt_rows import BLOCK
+from .needed_keys import OTHERS
 from .pieces import PartialGradients, Piece, attend, finished
-from .plan_value import BLOCK, OTHERS
 from .ranks import completing
 
 
@@ -66,7 +67,7 @@ def _sums_of_others(made: PartialGradients, rows: Tensor) -> Tensor | None:
 def _halves(call: Call) -> tuple[Piece, Piece]:
     """Own keys in two pieces: zigzag's two chunks, or about as many blocks."""
     rank = call.ranks.rank
-    rows, runs = call.plan.rows(rank), call.plan.runs(rank)
+    rows, runs = call.plan.rows(rank), call.plan.dealt.runs(rank)
     middle = runs[0].stop if len(runs) == 2 else min(rows, -(-rows // (2 * BLOCK)) * BLOCK)
     return Piece(rank, slice(0, middle), True), Piece(rank, slice(middle, rows), False)
 
@@ -74,7 +75,7 @@ def _halves(call: Call) -> tuple[Piece, Piece]:
 # ----------------------------------------------------------------------------------- keys of others
 
 def _keys_of_others(call: Call, device: Any) -> Tensor:
-    found = call.plan.part(call.ranks.rank, OTHERS, device)
+    found = call.plan.needed.part(call.ranks.rank, OTHERS, device)
     assert found is not None
     return found
 

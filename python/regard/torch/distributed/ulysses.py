@@ -74,7 +74,7 @@ def _options(call: Call, local: Tensors) -> dict[str, Any]:
         if planned is not None:
             if planned.dim() > 2 and planned.shape[-3] > 1:
                 planned = planned[..., own.start:own.stop, :, :]
-            planned = call.plan.kept(("ulysses spans", call.ranks.rank), local.q.device,
+            planned = call.plan.memo.tensor(("ulysses spans", call.ranks.rank), local.q.device,
                                      planned.contiguous)
             spans = planned if spans is None else intersection(planned, spans)
     return options if spans is None else options | {"row_spans": spans}

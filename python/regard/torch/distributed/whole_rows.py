@@ -21,9 +21,9 @@ _LEAST_SHARE = 0.25  # of all visible pairs
 def are_many(plan: Plan) -> bool:
     """Whether "gather" and "halo" can have calls of their own for them: they see a quarter of all
     visible pairs."""
-    if plan.scheme not in ("gather", "halo") or plan.moves_all or plan.spans is None:
+    if plan.scheme not in ("gather", "halo") or plan.moves_all or plan.visible.spans is None:
         return False
-    seen = plan.row_areas
+    seen = plan.visible.row_areas
     whole = sum(float(seen[plan.positions(rank)[run]].sum())
                 for rank in range(plan.world_size) for run in runs(plan, rank))
     return whole > 0 and whole >= _LEAST_SHARE * float(seen.sum())
@@ -38,7 +38,7 @@ def runs(plan: Plan, rank: int) -> tuple[slice, ...]:
         longest = sorted(zip(begins, ends), key=lambda run: run[0] - run[1])[:_MOST_RUNS]
         return tuple(slice(begin, end) for begin, end in sorted(longest))
 
-    made: tuple[slice, ...] = plan.kept_value(("whole rows", rank), found)
+    made: tuple[slice, ...] = plan.memo.value(("whole rows", rank), found)
     return made
 
 
@@ -50,7 +50,7 @@ def shared_rows(plan: Plan, rank: int, device: Any = "cpu") -> Tensor:
             is_shared[run] = False
         return is_shared.nonzero()[:, 0]
 
-    return plan.kept(("shared rows", rank), device, found)
+    return plan.memo.tensor(("shared rows", rank), device, found)
 
 
 def shared_keys(plan: Plan, rank: int, device: Any = "cpu") -> Tensor:
@@ -58,11 +58,11 @@ def shared_keys(plan: Plan, rank: int, device: Any = "cpu") -> Tensor:
     their own and all that the rank receives."""
     def found() -> Tensor:
         own = plan.positions(rank)[shared_rows(plan, rank)]
-        received = [plan.positions(other)[plan.needed_rows(rank, other)]
+        received = [plan.positions(other)[plan.needed.rows(rank, other)]
                     for other in range(plan.world_size) if other != rank]
         return torch.cat([own, *received]).sort().values
 
-    return plan.kept(("shared keys", rank), device, found)
+    return plan.memo.tensor(("shared keys", rank), device, found)
 
 
 def spans_of_run(plan: Plan, rank: int, run: slice, device: Any) -> Tensor:
@@ -79,30 +79,30 @@ def shared_spans(plan: Plan, rank: int, device: Any) -> Tensor:
 
 def _spans(plan: Plan, name: Any, device: Any, rows_and_keys: Any) -> Tensor:
     def found() -> Tensor:
-        assert plan.spans is not None
+        assert plan.visible.spans is not None
         rows, keys = rows_and_keys()
-        return among(plan.spans.index_select(-2, rows), keys.int())
+        return among(plan.visible.spans.index_select(-2, rows), keys.int())
 
-    return plan.kept(("spans of", name), device, found)
+    return plan.memo.tensor(("spans of", name), device, found)
 
 
 def _is_whole(plan: Plan) -> Tensor:
     """(S) bool: whether one rank has all positions of a position's component."""
     def found() -> Tensor:
-        component, owners = _components(plan), plan.owners
+        component, owners = _components(plan), plan.dealt.owners
         first, last = (torch.zeros(int(component[-1]) + 1, dtype=torch.int64).scatter_reduce(
             0, component, owners, how, include_self=False) for how in ("amin", "amax"))
         return (first == last)[component]
 
-    return plan.kept("whole positions", "cpu", found)
+    return plan.memo.tensor("whole positions", "cpu", found)
 
 
 def _components(plan: Plan) -> Tensor:
     """(S) int64: the number of each position's component, from 0 on."""
     def found() -> Tensor:
-        assert plan.spans is not None
+        assert plan.visible.spans is not None
         length = plan.sizes.length
-        begin, end = plan.spans[..., 0::2].long(), plan.spans[..., 1::2].long()
+        begin, end = plan.visible.spans[..., 0::2].long(), plan.visible.spans[..., 1::2].long()
         is_empty, row = end <= begin, torch.arange(length)[:, None]
         first = torch.minimum(torch.where(is_empty, row, begin), row).amin(dim=(0, 1, 3))
         last = torch.maximum(torch.where(is_empty, row, end - 1), row).amax(dim=(0, 1, 3))
@@ -112,4 +112,4 @@ def _components(plan: Plan) -> Tensor:
         # How many rows reach from before a position to it: a component begins where none does.
         return (ends.cumsum(0)[:length] == 0).cumsum(0) - 1
 
-    return plan.kept("components", "cpu", found)
+    return plan.memo.tensor("components", "cpu", found)
