@@ -13,6 +13,7 @@
 #include "regard/cuda.hpp"
 #include "regard/regard.h"
 #include "regard/regard.hpp"
+#include "system/system.hpp"
 
 // What the opaque type of the header is.
 struct regard_mask {
@@ -45,15 +46,35 @@ regard_status fail(regard_status status, const char* message, const char* argume
   return status;
 }
 
-// Calls body; what it throws becomes a status and the thread's last error.
+// What the C structs call an argument that errors name as C++ does.
+std::string field_name(const std::string& argument) {
+  static constexpr std::pair<const char*, const char*> kFields[] = {
+      {"dropout.p", "dropout_p"},           {"dropout.seed", "dropout_seed"},
+      {"dropout.offset", "dropout_offset"}, {"dropout.seed_words", "dropout_seed_words"},
+      {"window.left", "window_left"},       {"window.right", "window_right"},
+      {"workspace.size", "workspace_size"}, {"workspace.data", "workspace"}};
+  for (const auto& [name, field] : kFields) {
+    if (argument == name) return field;
+  }
+  return argument;
+}
+regard_status fail(const regard::Error& error) {
+  const std::string name = field_name(error.argument());
+  const std::string message = name + std::string(error.what()).substr(error.argument().size());
+  return fail(1 + static_cast<regard_status>(error.code()), message.c_str(), name.c_str(),
+              error.value().c_str());
+}
+
+// Calls body; what it throws becomes a status and the thread's last error. A thread that is
+// cancelled in it would throw what nobody may catch.
 template <class Body>
 regard_status guarded(Body&& body) noexcept {
+  const regard::system::CancellationDisabled until_the_end;
   try {
     std::forward<Body>(body)();
     return fail(REGARD_OK, "");
   } catch (const regard::Error& error) {
-    return fail(1 + static_cast<regard_status>(error.code()), error.what(),
-                error.argument().c_str(), error.value().c_str());
+    return fail(error);
   } catch (const std::bad_alloc&) {
     return fail(REGARD_OUT_OF_MEMORY, "memory = exhausted: an allocation failed", "memory",
                 "exhausted");
@@ -110,6 +131,9 @@ bool to_bool(std::int32_t value, const char* argument) {
 }
 
 regard::Tensor to_tensor(const regard_tensor& given, const char* argument) {
+  if (given.rank < 0 || given.rank > 4) {
+    refuse(std::string(argument) + ".rank", std::to_string(given.rank), "must be 0 to 4");
+  }
   regard::Tensor tensor;
   tensor.data = given.data;
   tensor.type = to_enum(given.type, regard::Type::i32, std::string(argument) + ".type");
@@ -298,6 +322,8 @@ regard_status regard_prepare(const regard_attention* attention, regard_pass pass
                              const regard_run* run) {
   return guarded([&] { regard::prepare(to_attention(attention), to_pass(pass), to_run(run)); });
 }
+
+void regard_show_compiling(int32_t shown) { regard::show_compiling(shown != 0); }
 
 void regard_allow_compilation(int32_t allowed) { regard::allow_compilation(allowed != 0); }
 

@@ -17,9 +17,10 @@
  * an older header stays right. A size that is larger than the library knows is refused. Callers
  * without the macros (other languages): zero the struct, set size, and set both windows to -1.
  *
- * Errors. Functions that return a regard_status never throw, print or exit. On an error nothing was
- * written to any output (docs/guide-cpp.md names three exceptions), and
- * regard_last_error() of the same thread says what was wrong.
+ * Errors. Functions that return a regard_status never throw or exit, and print nothing except what
+ * regard_show_compiling says. On an error nothing was written to any output (docs/guide-cpp.md
+ * names three exceptions), and regard_last_error() of the same thread says what was wrong, until
+ * its next call.
  *
  * Memory. No element of an output may share memory with an element of another output or of an
  * input, tables of sequences included; a call in which one does is refused. Elements may lie
@@ -27,7 +28,8 @@
  * and the memory of a mask must not share memory with any tensor, which is not checked. Tables of
  * sequences are read once on the CPU; on a GPU they must not change before the call's work is done.
  *
- * Threads. Every function may be called from any number of threads at once.
+ * Threads. Every function may be called from any number of threads at once. A thread that is
+ * cancelled (pthread_cancel) in a call ends after it.
  */
 #ifndef REGARD_REGARD_H
 #define REGARD_REGARD_H
@@ -124,7 +126,7 @@ typedef struct regard_attention {
   regard_tensor cu_seqlens_k; /**< as cu_seqlens_q */
   regard_tensor seqused_q;    /**< (B); i32; how many rows of each sequence are real */
   regard_tensor seqused_k;    /**< as seqused_q */
-  int64_t max_seqlen_q;       /**< packed only: the longest sequence */
+  int64_t max_seqlen_q;       /**< packed only: of the longest sequence on, up to q's rows */
   int64_t max_seqlen_k;       /**< as max_seqlen_q */
 
   double scale;               /**< used when has_scale is set; otherwise 1 / sqrt(D) */
@@ -210,15 +212,16 @@ typedef struct regard_backward_tensors {
 
 /** A caller's thread pool: must call task(context, index) once for each index in [0, tasks), in any
  * order and on any threads, and return when all have returned. Anything else is an error of the
- * argument `executor`; the results are then incomplete. `self` is passed through. */
+ * argument `executor`; the results are then incomplete. A call may run it several times, or not at
+ * all. `self` is passed through. */
 typedef void (*regard_executor)(void* self, int tasks, void (*task)(void* context, int index),
                                 void* context);
 
 /** A caller's allocator, for the workspace of a call without one: returns memory like
- * regard_run.workspace of at least `size` bytes, or null, which is REGARD_OUT_OF_MEMORY. It is
- * called at most once in a call, by the calling thread, before anything is written. The memory must
- * stay until the call has returned; on a GPU until the stream gets there. `self` is passed
- * through. */
+ * regard_run.workspace of at least `size` bytes, or null, which is REGARD_OUT_OF_MEMORY; so is a
+ * C++ exception, whose text the error has. It is called at most once in a call, by the calling
+ * thread, before anything is written. The memory must stay until the call has returned; on a GPU
+ * until the stream gets there. `self` is passed through. */
 typedef void* (*regard_allocator)(void* self, size_t size);
 
 /** Where and how to run. A null pointer instead of a regard_run means all defaults. */
@@ -233,7 +236,7 @@ typedef struct regard_run {
   regard_executor executor;   /**< CPU; null = the library's own pool */
   void* executor_self;        /**< what the executor gets as `self` */
   const char* backend;        /**< null or "" = choose; or a name from regard_backend_name */
-  int32_t threads;            /**< CPU: 0 = every core that the caller may use */
+  int32_t threads;            /**< CPU: up to 4096; 0 = every core that the caller may use */
   int32_t gradients_follow;   /**< 0 or 1; GPU: compile backward's kernels next to forward's */
   regard_allocator allocator; /**< used where `workspace` is null; null = the library's own */
   void* allocator_self;       /**< what the allocator gets as `self` */
@@ -387,6 +390,10 @@ REGARD_API regard_status regard_prepare(const regard_attention* attention, regar
 /** 0: from now on, a GPU call whose kernels are not cached is REGARD_UNAVAILABLE, and the error
  * names the missing kernel. 1 (the default): they are compiled. */
 REGARD_API void regard_allow_compilation(int32_t allowed);
+
+/** Switched off (0), a call that waits for over two seconds while its GPU kernels are compiled
+ * shows no line on stderr, which it else does where that is a terminal. */
+REGARD_API void regard_show_compiling(int32_t shown);
 
 /** Gives back the GPU memory that the library keeps for the workspaces of later calls: of the
  * device with this index, in the current context if it belongs to the device, else in its primary

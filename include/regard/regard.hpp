@@ -89,7 +89,7 @@ struct Attention {
   Tensor cu_seqlens_k{};          ///< as cu_seqlens_q
   Tensor seqused_q{};             ///< (B); i32; how many rows of each sequence are real
   Tensor seqused_k{};             ///< as seqused_q
-  std::int64_t max_seqlen_q = 0;  ///< packed only: the longest sequence
+  std::int64_t max_seqlen_q = 0;  ///< packed only: of the longest sequence on, up to q's rows
   std::int64_t max_seqlen_k = 0;  ///< as max_seqlen_q
 
   /// The call has rows and keys of a longer sequence: row i stands at q_positions[i / 128] + i %
@@ -182,17 +182,19 @@ struct Workspace {
 /// call need not be planned twice.
 struct Allocator {
   /// Returns memory like Workspace::data of at least `size` bytes, or null, which is an Error
-  /// (Code::out_of_memory). It is called at most once in a call, by the calling thread, before
-  /// anything is written. The memory must stay until the call has returned; on a GPU until the
-  /// stream gets there, as memory does that an allocator in the order of the stream gets back after
-  /// the call.
+  /// (Code::out_of_memory); so is an exception, whose text the Error has. It is called at most once
+  /// in a call, by the calling thread, before anything is written. The memory must stay until the
+  /// call has returned; on a GPU until the stream gets there, as memory does that an allocator in
+  /// the order of the stream gets back after the call.
   void* (*allocate)(void* self, std::size_t size) = nullptr;
   void* self = nullptr;  ///< passed through to allocate
 };
 
 /// A caller's thread pool. run must call task(context, index) once for each index in [0, tasks), in
-/// any order and on any threads, and return when all have returned. Anything else is an Error that
-/// names `executor`; the results are then incomplete.
+/// any order and on any threads, and return when all have returned. Anything else, and an
+/// exception, is an Error that names `executor`; the results are then incomplete. A call may use it
+/// several times, or not at all. While it runs, the calling thread is not cancelled
+/// (pthread_cancel).
 struct Executor {
   /// Calls task(context, index) for each index.
   void (*run)(void* self, int tasks, void (*task)(void* context, int index),
@@ -206,7 +208,7 @@ struct Run {
   void* stream = nullptr;  ///< GPU: the CUstream to run on; null = the default stream
   Workspace workspace{};   ///< default: from `allocator`
   Allocator allocator{};   ///< empty = the library's own
-  int threads = 0;         ///< CPU: 0 = every core that the caller may use
+  int threads = 0;         ///< CPU: up to 4096; 0 = every core that the caller may use
   Executor executor{};     ///< CPU: empty = the library's own pool
   /// "" = choose; or the name of one of backends(): "reference", "cpu:avx2", "cuda:mma".
   std::string backend{};

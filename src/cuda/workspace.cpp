@@ -70,10 +70,7 @@ DeviceWorkspace::DeviceWorkspace(const Driver& d, std::int64_t size, const Run& 
     return;
   }
   if (run.allocator.allocate) {
-    void* const data = run.allocator.allocate(run.allocator.self, std::size_t(size));
-    if (!data) {
-      refuse("allocator", size, "returned no memory for so many bytes", Code::out_of_memory);
-    }
+    void* const data = allocated_by(run.allocator, std::size_t(size));
     use({.data = data, .size = std::size_t(size)}, {"allocator", "allocator"});
     return;
   }

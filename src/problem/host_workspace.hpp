@@ -19,7 +19,7 @@ class HostWorkspace {
   // memory that cannot be had.
   HostWorkspace(std::size_t bytes, std::size_t alignment, const Run& run) {
     void* const data = bytes > 0 && is_given(run.workspace)  ? given(bytes, run.workspace)
-                       : bytes > 0 && run.allocator.allocate ? allocated(bytes, run.allocator)
+                       : bytes > 0 && run.allocator.allocate ? allocated_by(run.allocator, bytes)
                                                              : from_heap(bytes);
     begin_ = static_cast<std::byte*>(data) + (-reinterpret_cast<std::uintptr_t>(data) % alignment);
   }
@@ -34,10 +34,6 @@ class HostWorkspace {
   static void* given(std::size_t bytes, const Workspace& workspace) {
     check_given(workspace, std::int64_t(bytes));
     return workspace.data;
-  }
-  static void* allocated(std::size_t bytes, const Allocator& allocator) {
-    if (void* const data = allocator.allocate(allocator.self, bytes)) return data;
-    refuse("allocator", bytes, "returned no memory for so many bytes", Code::out_of_memory);
   }
   void* from_heap(std::size_t bytes) {
     own_.reset(::operator new(bytes, std::nothrow));

@@ -57,6 +57,7 @@ void check_position_table(const Tensor& t, const Sizes& s, bool packed) {
   constexpr const char* kName = "q_positions";
   require(!packed, kName, t, "is not for packed sequences");
   require(t.type == i32, kName, t, "must be i32");
+  require(t.rank >= 0, kName, t, "needs as many strides as sizes");
   require(t.rank == 1 || t.rank == 2, kName, t, "must have one dimension or two");
   check_shape(kName, t, t.rank, "(ceil(Sq / 128)) or (B, ceil(Sq / 128))");
   const std::size_t last = rank_of(t) - 1;

@@ -35,7 +35,8 @@ std::string to_string(const Tensor& tensor) {
     is_dense = is_dense && (tensor.sizes[axis] == 1 || tensor.strides[axis] == dense);
     if (__builtin_mul_overflow(dense, tensor.sizes[axis], &dense)) is_dense = false;
   }
-  return is_dense ? text : text + " strides " + list(tensor.strides);
+  const bool is_empty = dense == 0;
+  return is_dense || is_empty ? text : text + " strides " + list(tensor.strides);
 }
 
 }  // namespace regard

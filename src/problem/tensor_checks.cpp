@@ -105,7 +105,7 @@ View lse_view(const char* name, const Tensor& tensor, const Problem& p, Access a
 
 View broadcast_view(const char* name, const Tensor& tensor,
                     const std::array<std::int64_t, 4>& full) {
-  require(tensor.rank >= 0 && tensor.rank <= 4, name, tensor, "must have at most 4 dimensions");
+  require(tensor.rank <= 4, name, tensor, "must have at most 4 dimensions");
   check_shape(name, tensor, tensor.rank, "");
   std::int64_t strides[4] = {0, 0, 0, 0};
   const std::size_t absent = 4 - rank_of(tensor);
@@ -127,6 +127,7 @@ SpanView span_view(const char* name, const Tensor& tensor, const Problem& p, Sid
   const Sizes& s = p.sizes;
   const bool of_keys = side == Side::keys;
   require(tensor.type == i32, name, tensor, "must be i32");
+  require(tensor.rank >= 0, name, tensor, "needs as many strides as sizes");
   require(tensor.rank >= 1 && tensor.rank <= 4, name, tensor, "must have 1 to 4 dimensions");
   const std::int64_t ends = tensor.sizes[rank_of(tensor) - 1];
   require(ends % 2 == 0 && ends >= 2 && ends <= 2 * kMostSpans, name, tensor,

@@ -54,7 +54,9 @@ void backward(const Problem& p, const Run& run) {
       for (int64 i = 0; (p.dq.given() || p.dbias.given()) && i < seq.len_q; ++i) {
         query_gradient_row(head, i, own[i], dbias.empty() ? nullptr : dbias.data(), scratch);
       }
-      if (p.dsink.given()) dsink[std::size_t(head.h)] += sink_gradient(head, own);
+      for (int64 i = 0; p.dsink.given() && i < seq.len_q; ++i) {
+        dsink[std::size_t(head.h)] += sink_gradient_of_row(head, i, own[i]);
+      }
     }
     for (int64 j = 0; (p.dk.given() || p.dv.given()) && j < seq.len_k; ++j) {
       key_gradient_row(p, b, kv, j, deltas.data(), scratch);

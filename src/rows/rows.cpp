@@ -287,14 +287,9 @@ void key_gradient_row(const Problem& p, int64 b, int64 kv, int64 j, const double
   write(p.dv, dv.sum, 1);
 }
 
-double sink_gradient(const Head& head, const double* deltas) {
-  const Problem& p = head.problem;
+double sink_gradient_of_row(const Head& head, int64 i, double delta) {
   const double sink = sink_of(head);
-  double sum = 0;
-  for (int64 i = 0; sink != -kInfinity && i < head.seq.len_q; ++i) {
-    sum -= std::exp(sink - row_value(p.lse, head, i)) * deltas[i];
-  }
-  return sum;
+  return sink == -kInfinity ? 0 : -std::exp(sink - row_value(head.problem.lse, head, i)) * delta;
 }
 
 }  // namespace regard

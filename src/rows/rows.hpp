@@ -56,8 +56,8 @@ void query_gradient_row(const Head&, int64 i, double delta, double* dbias_sum, R
 void key_gradient_row(const Problem&, int64 b, int64 kv, int64 j, const double* deltas,
                       RowScratch&);
 
-// -exp(sink - lse) delta, summed over the rows of one head.
-double sink_gradient(const Head&, const double* deltas);
+// What row i adds to its head's dsink: -exp(sink - lse) delta.
+double sink_gradient_of_row(const Head&, int64 i, double delta);
 
 // Whether the pair takes part: interval, mask, and a bias of -inf.
 bool visible(const Head&, int64 i, int64 j);

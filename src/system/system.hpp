@@ -9,6 +9,19 @@
 
 namespace regard::system {
 
+// Within its scope the thread is not cancelled (pthread_cancel): its stack holds what other threads
+// use, or it is in code that lets no exception through.
+class CancellationDisabled {
+ public:
+  CancellationDisabled() noexcept;
+  ~CancellationDisabled();
+  CancellationDisabled(const CancellationDisabled&) = delete;
+  CancellationDisabled& operator=(const CancellationDisabled&) = delete;
+
+ private:
+  int own_ = 0;  // the thread's state before
+};
+
 // Cores that the calling thread may use, 1 at least.
 int usable_cores();
 

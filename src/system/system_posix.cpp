@@ -9,6 +9,11 @@
 
 namespace regard::system {
 
+CancellationDisabled::CancellationDisabled() noexcept {
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &own_);
+}
+CancellationDisabled::~CancellationDisabled() { pthread_setcancelstate(own_, nullptr); }
+
 void keep_loaded(const void* address) {
   Dl_info info{};
   if (!dladdr(address, &info) || !info.dli_fname) return;

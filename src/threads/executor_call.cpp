@@ -6,11 +6,13 @@
 #include <thread>
 
 #include "problem/refuse.hpp"
+#include "system/system.hpp"
 #include "threads/float_state.hpp"
 
 namespace regard {
 
 void ExecutorCall::run(const Executor& executor, int workers, FunctionRef<void(int)> work) {
+  const system::CancellationDisabled until_tasks_have_ended;
   std::unique_ptr<ExecutorCall> call(new ExecutorCall(workers, work));
   const auto end = [&] {  // tasks that began may still run on other threads
     const int left_out = call->withhold_others();
@@ -23,10 +25,10 @@ void ExecutorCall::run(const Executor& executor, int workers, FunctionRef<void(i
     end();
     abandon(call.release());
     refuse("executor", error.what(), "it threw this exception; results are incomplete");
-  } catch (...) {  // also the unwinding of a thread that is cancelled
+  } catch (...) {
     end();
     abandon(call.release());
-    throw;
+    refuse("executor", "an exception of unknown type", "it threw this; results are incomplete");
   }
   const int left_out = end();
   const std::int64_t wrong_index = call->wrong_index_;

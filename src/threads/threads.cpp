@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <list>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -22,24 +21,39 @@ namespace {
 struct Job {
   const FunctionRef<void(int)> work;
   const int workers;
-  int started = 0;   // under the pool's mutex
-  int finished = 0;  // under the pool's mutex
+  // Under the pool's mutex.
+  int started = 0;
+  int finished = 0;
+  Job* next = nullptr;  // of those that have workers left to start
 };
 
 class Pool {
  public:
+  // Allocates nothing that the call would need: kernels may have written results before.
   void run(int workers, FunctionRef<void(int)> work) {
+    const system::CancellationDisabled until_helpers_have_ended;
     Job job{work, workers};
     std::unique_lock lock(mutex_);
     grow(workers - 1);
-    const auto place = jobs_.insert(jobs_.end(), &job);
+    insert(job);
     for (int others = workers - 1; others > 0; --others) wake_.notify_one();
     while (job.started < job.workers) start_one(job, lock);
-    jobs_.erase(place);
+    remove(job);
     done_.wait(lock, [&] { return job.finished == job.workers; });
   }
 
  private:
+  void insert(Job& job) {  // behind the others
+    Job** place = &jobs_;
+    while (*place) place = &(*place)->next;
+    *place = &job;
+  }
+  void remove(Job& job) {
+    Job** place = &jobs_;
+    while (*place != &job) place = &(*place)->next;
+    *place = job.next;
+  }
+
   // Starts one worker of the job on this thread.
   void start_one(Job& job, std::unique_lock<std::mutex>& lock) {
     const int worker = job.started++;
@@ -55,10 +69,9 @@ class Pool {
   }
 
   Job* find_job() {
-    for (Job* job : jobs_) {
-      if (job->started < job->workers) return job;
-    }
-    return nullptr;
+    Job* job = jobs_;
+    while (job && job->started == job->workers) job = job->next;
+    return job;
   }
 
   // If a thread cannot be created, the caller does the work itself.
@@ -86,7 +99,7 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable done_;
-  std::list<Job*> jobs_;
+  Job* jobs_ = nullptr;
   int threads_ = 0;
 };
 

@@ -257,6 +257,9 @@ static void test_errors(void) {
   a = good;
   a.bias.type = 258;
   EXPECT(regard_forward(&a, &to, NULL), "bias.type", "258", "must be 0 to 6");
+  a = good;
+  a.q.rank = -3;
+  EXPECT(regard_forward(&a, &to, NULL), "q.rank", "-3", "must be 0 to 4");
 
   /* The library's own validation arrives as it is. */
   a = good;
@@ -264,7 +267,7 @@ static void test_errors(void) {
   EXPECT(regard_forward(&a, &to, NULL), "scale", "nan", "");
   a = good;
   a.dropout_p = 1;
-  EXPECT(regard_forward(&a, &to, NULL), "dropout.p", "1", "");
+  EXPECT(regard_forward(&a, &to, NULL), "dropout_p", "1", "");
   a = good;
   a.q.data = NULL;
   EXPECT(regard_forward(&a, &to, NULL), "q", "null", "");

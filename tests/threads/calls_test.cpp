@@ -2,6 +2,7 @@
 // process's end and after dlclose.
 #include <dlfcn.h>
 #include <doctest/doctest.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -108,6 +110,36 @@ TEST_CASE("many threads call forward and backward at once") {
   }
   for (std::thread& caller : callers) caller.join();
   CHECK(wrong == 0);
+}
+
+TEST_CASE("a thread that is cancelled ends after its call") {
+  static std::atomic<int> calls, ended;
+  calls = ended = 0;
+  for (int again = 0; again < 20; ++again) {
+    const int before = calls;
+    pthread_t caller{};
+    const auto call = [](void*) -> void* {
+      while (true) {
+        ++calls;
+        bits_with({.threads = 3});
+        ++ended;
+        pthread_testcancel();
+      }
+    };
+    REQUIRE(pthread_create(&caller, nullptr, call, nullptr) == 0);
+    while (calls == before) std::this_thread::yield();
+    pthread_cancel(caller);
+    void* result = nullptr;
+    pthread_join(caller, &result);
+    CHECK(result == PTHREAD_CANCELED);
+  }
+  CHECK(ended >= 20);
+}
+
+TEST_CASE("an allocator that throws is an Error") {
+  const auto closed = [](void*, std::size_t) -> void* { throw std::runtime_error("is closed"); };
+  CHECK_THROWS_WITH_AS(bits_with({.allocator = {.allocate = closed}}),
+                       "allocator = is closed: it threw this exception", Error);
 }
 
 TEST_CASE("a call within the pool's own work") {

@@ -213,6 +213,12 @@ TEST_CASE("an Executor that throws is an Error, once the tasks that it began hav
   CHECK(ended >= 1);
   late.thread.join();
   CHECK(ended <= 2);
+  struct Cancelled {};
+  const auto throws_another = [](void*, int, void (*)(void*, int), void*) { throw Cancelled{}; };
+  CHECK_THROWS_WITH_AS(parallel(2, {.executor = {.run = throws_another}}, [](int) {}),
+                       "executor = an exception of unknown type: it threw this; results are "
+                       "incomplete",
+                       Error);
 }
 
 namespace {
