@@ -44,7 +44,7 @@ def faulty(fault: str, plan: rd.Plan, tensors: dict[str, Any]) -> None:
         "mask": {"mask": torch.ones(rows, plan.sizes.length)},
         "spans": {"row_spans": torch.zeros(rows + 1, 2, dtype=torch.int32)},
         "sink": {"sink": torch.zeros(5)}, "number": {"softcap": "high"},
-        "unknown": {"softcat": 1.0}, "causal": {"causal": True},
+        "unknown": {"softcat": 1.0}, "result": {"out_type": "float16"}, "causal": {"causal": True},
         "dropout": {"dropout_p": 0.5}, "softcap": {"softcap": -1.0},
         "certain": {"dropout_p": 1.0, "dropout_seed": 1}, "backend": {"backend": "abacus"},
         "span_heads": {"row_spans": torch.zeros(1, 3, rows, 2, dtype=torch.int32)},
@@ -52,6 +52,30 @@ def faulty(fault: str, plan: rd.Plan, tensors: dict[str, Any]) -> None:
         "many_spans": {"row_spans": torch.zeros(rows, 18, dtype=torch.int32)},
         "plan": {"plan": "gather"}, "world": {"plan": replace(plan, world_size=2)}}
     tensors.update(changes[fault])
+
+
+def twice_differentiated(group: ProcessGroup) -> str:
+    plan = rd.plan(300, world_size=place(group)[1], heads_q=2, head_size=8)
+    q = torch.randn(1, 2, plan.rows(place(group)[0]), 8, requires_grad=True)
+    try:
+        torch.autograd.grad(rd.attention(q, q, q, plan, group).sum(), q, create_graph=True)
+    except regard.Unsupported as error:
+        return error.argument
+    return "accepted"
+
+
+def strided(group: ProcessGroup) -> bool:
+    """Whether spans and a sink with strides of their own, on one rank, change nothing."""
+    rank, world = place(group)
+    plan = rd.plan(301, world_size=world, heads_q=1, head_size=8)
+    q = torch.randn(1, 1, plan.rows(rank), 8, requires_grad=True)
+    spans = torch.tensor([0, 150], dtype=torch.int32).expand(plan.rows(rank), 2).contiguous()
+    mask, sinks = torch.ones(301, dtype=torch.bool), torch.zeros(1, 6, requires_grad=True)
+    outs = []
+    for x in (spans, torch.stack([spans, spans], -1)[..., 0] if rank == 1 else spans):
+        outs.append(rd.attention(q, q, q, plan, group, row_spans=x, mask=mask, sink=sinks[:, 2]))
+    (outs[0] + outs[1]).sum().backward()
+    return outs[0].equal(outs[1])
 
 
 def with_fault(group: ProcessGroup, name: str, fault: str, wrong: int) -> None:

@@ -368,6 +368,7 @@ def round_trip(group: ProcessGroup, case: Case) -> bool:
     wholes = [(torch.randn(2, S, 3, generator=draw).bfloat16(), 1), (torch.arange(S), 0),
               (torch.rand(4, S, generator=draw) > 0.5, -1), (torch.randn(S, 2, 2), 0)]
     wholes[-1] = torch.arange(4.0 * S).view(S, 2, 2), 0
+    wholes += [(torch.arange(S)[None], 1), (torch.arange(1.0 * S)[None, None], 2)]  # rows of one
     return all(plan.unshard(plan.shard(x, rank, dim), group, dim).equal(x) for x, dim in wholes)
 
 

@@ -399,7 +399,7 @@ def test_bandwidth_is_equal_on_all_ranks(pools: Pools) -> None:
     ("softcap", "softcap", "must be finite and not negative"), ("certain", "dropout_p", "[0, 1)"),
     ("backend", "backend", "no backend has this name"), ("span_heads", "row_spans", "(2, 4, 128"),
     ("odd_spans", "row_spans", "must be 2 n"), ("many_spans", "row_spans", "n from 1 to 8"),
-    ("plan", "plan", "must be a Plan"), ("world", "group", "the plan is for 2"),
+    ("result", "out_type", "must be float32 or q's type"), ("plan", "plan", "must be a Plan"), ("world", "group", "the plan is for 2"),
 ])
 def test_one_rank_is_wrong(pools: Pools, fault: str, argument: str, text: str) -> None:
     """It raises its error, and the others tell of it: no rank waits for another."""
@@ -409,6 +409,14 @@ def test_one_rank_is_wrong(pools: Pools, fault: str, argument: str, text: str) -
     for other in (found[0], found[2]):
         assert isinstance(other, Raised) and other.argument == "group", other
         assert f"rank 1 refused: {argument} = " in other.text
+
+
+def test_second_derivatives_are_refused(pools: Pools) -> None:
+    assert pools.run(2, faults.twice_differentiated) == ["create_graph"] * 2
+
+
+def test_any_strides(pools: Pools) -> None:
+    assert pools.run(2, faults.strided, seconds=COLLECTIVE_SECONDS / 2) == [True] * 2
 
 
 @pytest.mark.parametrize("option", ["softcap", "backend"])

@@ -179,7 +179,10 @@ def made(given: Tensors) -> Tensors:
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in rows)
     numbers = {name: None if x is None else x.float() for name, x in
                (("sink", given.sink), ("alibi_slopes", given.alibi_slopes))}
-    return given._replace(q=q, k=k, v=v, **numbers)
+    spans = given.row_spans
+    if spans is not None and spans.dim() > 0 and spans.stride(-1) != 1:
+        spans = spans.contiguous()
+    return given._replace(q=q, k=k, v=v, row_spans=spans, **numbers)
 
 
 def _facts(call: Call, tensors: Tensors) -> str:

@@ -214,8 +214,9 @@ def completing(comings: Iterable[Callable[[], Any]]) -> Iterator[None]:
 
 def _bytes_of_rows(x: Tensor) -> Tensor:
     """(n, bytes of a row) uint8 of (n, ...)."""
-    width = math.prod(x.shape[1:])
-    return x.contiguous().reshape(x.shape[0], width).view(torch.uint8)
+    row_bytes = math.prod(x.shape[1:]) * x.element_size()
+    dense = x.contiguous().as_strided((x.numel(),), (1,))  # axes of one element have any strides
+    return dense.view(torch.uint8).view(x.shape[0], row_bytes)
 
 
 def _rows_of_bytes(x: Tensor, dtype: torch.dtype, row_shape: torch.Size) -> Tensor:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
-from torch.autograd.function import once_differentiable
 
+from ...errors import Unsupported, refuse
 from ...options import Precision
 from . import passes
 from .call import Call, Tensors, Wanted
@@ -106,8 +106,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, 
             DistributedDataParallel averages them: the loss of a rank must then be the sum over its
             rows times world_size, over the rows of all ranks.
         overlap: of "gather" and "halo": what is computed while keys of others arrive.
-            False: nothing; one call over all keys, whose out, lse and dq on the CPU have the bits
-            of one process.
+            False: nothing; one call over all keys. Where all keys move and there are no packed
+            documents, its out, lse and dq on the CPU have the bits of one process.
             "heads": some heads of keys after the other, in two calls forward and up to three
             backward (one where a bias has a gradient); on the CPU with the same bits. Each rank
             must have several heads of keys.
@@ -186,8 +186,10 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise refuse("create_graph", True, "gradients of distributed attention's gradients are "
+                         "not available", Unsupported)
         wanted = Wanted(*ctx.needs_input_grad[1:1 + passes.GRADED])
         kept = ctx.saved_tensors[:-1]
         return (None, *passes.backward(ctx.call, kept, dout, dlse, wanted, ctx.like),
