@@ -14,7 +14,7 @@ from typing import Any
 from . import _core
 from .checks import class_name, word64
 from .element_types import NAMES, TYPE_NAMES, element_type
-from .errors import Unsupported, WrongType, refuse
+from .errors import Error, Unsupported, WrongType, refuse
 
 
 class Framework:
@@ -241,4 +241,7 @@ def shape_only(x: Any, argument: str) -> _core.Array:
     for size in reversed(x.shape):
         strides.insert(0, stride)
         stride *= max(1, int(size))
-    return _core.Array.at(0, type, [int(size) for size in x.shape], strides)
+    try:
+        return _core.Array.at(0, type, [int(size) for size in x.shape], strides)
+    except Error as error:
+        raise error.named({"sizes": argument}) from None

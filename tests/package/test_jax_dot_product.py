@@ -118,3 +118,18 @@ def test_bad_arguments(change, text):
     q, k, v = inputs()
     with pytest.raises(regard.InvalidArgument, match="^" + text):
         dot_product_attention(**{"query": q, "key": k, "value": v, **change})
+
+
+@pytest.mark.parametrize("right", [2**31 - 3, 2**31 - 1])
+def test_a_window_may_be_as_large_as_int32(right):
+    q, k, v = inputs()
+    more = {"local_window_size": (1, right), "key_value_seq_lengths": np.full(3, 7, np.int32)}
+    close(dot_product_attention(q, k, v, **more), jax.nn.dot_product_attention(
+        q, k, v, local_window_size=(1, 7), key_value_seq_lengths=more["key_value_seq_lengths"]))
+
+
+def test_no_rank_is_promoted():
+    q, k, v = inputs(len_k=4)
+    mask = jnp.ones((1, 1, 7, 4), bool)
+    with jax.numpy_rank_promotion("raise"):
+        dot_product_attention(q, k, v, local_window_size=2, mask=mask)

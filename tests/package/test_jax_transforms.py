@@ -242,6 +242,17 @@ def test_half_precision_under_jit_keeps_its_types():
         assert [x.dtype for x in gradients] == [dtype] * 3 and np.isfinite(out)
 
 
+def test_parts_of_a_broadcast_bias_gradient_are_summed_in_float32():
+    q = jax.random.normal(jax.random.key(0), (256, 1, 8, 8))
+    dout = 2e-8 * q  # a part alone is below float16's range
+    bias = jnp.zeros((1, 1, 8, 8), jnp.float16)
+    gradient = jax.grad(lambda bias, q, dout: (rj.attention(q, q, q, bias=bias) * dout).sum())
+    mapped = jax.vmap(gradient, in_axes=(None, 0, 0))(bias, q[None], dout[None])[0]
+    assert mapped.dtype == bias.dtype
+    exact = gradient(bias.astype(jnp.float32), q, dout)
+    assert abs(mapped - exact).max() < 0.02 * abs(exact).max()
+
+
 SHARDED = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
@@ -263,6 +274,17 @@ for found, real in zip((split(q, k, v, sink), *jax.grad(loss(split), (0, 1, 2, 3
     np.testing.assert_allclose(found, real, rtol=2e-5, atol=2e-6)
 placed = [jax.device_put(x, NamedSharding(mesh, P("data"))) for x in (q, k, v)]
 np.testing.assert_allclose(jax.jit(run)(*placed, sink), run(q, k, v, sink), rtol=2e-5, atol=2e-6)
+
+# Types name the axes of this mesh, as by default.
+jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,)))
+typed = [jax.device_put(x, P("data")) for x in (q, k, v)]
+assert jax.typeof(jax.jit(run)(*typed, sink)).sharding.spec[0] == "data"
+found = jax.jit(jax.grad(loss(run), (0, 1, 2, 3)))(*typed, sink)
+for one, real in zip(found, jax.grad(loss(run), (0, 1, 2, 3))(q, k, v, sink)):
+    np.testing.assert_allclose(one, real, rtol=2e-5, atol=2e-6)
+step = lambda carry, _: (run(carry, carry, carry, sink), None)
+np.testing.assert_allclose(jax.jit(lambda x: jax.lax.scan(step, x, length=2)[0])(typed[0]),
+                           step(step(q, 0)[0], 0)[0], rtol=2e-5, atol=2e-6)
 print("agreed on", len(jax.devices()))
 """
 

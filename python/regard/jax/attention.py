@@ -18,9 +18,9 @@ from ..element_types import TYPE_NAMES, type_name
 from ..errors import Unsupported, WrongType, refuse
 from ..gradients import GRADIENTS, Gradients, sums_type, wanted_gradients
 from ..mask_options import resolved
-from ..options import ARRAYS
+from ..options import ARRAYS, OPTIONS
 from . import batching
-from .calls import Arrays, Spec, vary_alike
+from .calls import Arrays, Spec, sharded_as, vary_alike
 from .seeds import seed_words
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
     if type not in (own, "f32"):
         raise refuse("out_type", out_type, f"must be float32 or q's type, {call.q.dtype}")
     out, lse = _attend(spec, type, return_lse, vary_alike(arrays))
+    out = sharded_as(out, call.q)
     return (out, lse) if return_lse else out
 
 
@@ -219,7 +220,7 @@ def _described(q: Any, k: Any, v: Any, threads: int, backend: str, given: Mappin
             raise refuse("dropout_seed", f"a {type(seed).__name__}",
                          "must be an integer, or an array of JAX or NumPy", WrongType)
     for name, value in options.items():
-        if name not in ARRAYS and isinstance(value, jax.Array):
+        if name in OPTIONS and name not in ARRAYS and isinstance(value, jax.Array):
             raise refuse(name, f"a JAX array of shape {value.shape}",
                          "must be a Python value: it is part of the compiled program", WrongType)
     call = call_of(as_array(q, "q"), as_array(k, "k"), as_array(v, "v"), shape_only, options)

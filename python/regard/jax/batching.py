@@ -23,6 +23,7 @@ _ROWS = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 _SUMS = ("lse", "dlse")
 _SCORES = ("bias", "mask", "row_spans", "key_spans", "dbias")
 _BATCH, _HEADS = 0, 1  # axes of (B, H, S, D)
+Pass = Callable[[Arrays], dict[str, Any]]
 
 
 def forward(spec: Spec, out_type: str, with_lse: bool, arrays: Arrays) -> tuple[Any, Any]:
@@ -40,11 +41,16 @@ def backward(spec: Spec, types: Mapping[str, str], arrays: Arrays) -> dict[str, 
     def run(arrays: Arrays) -> dict[str, Any]:
         return calls.backward(spec, types, arrays)
 
-    return _mappable(spec, run, tuple(types))(arrays)
+    def of_joined(arrays: Arrays) -> dict[str, Any]:
+        return backward(spec, {**types, "dbias": "f32"}, arrays)  # parts of a sum: see _Fold.part
+
+    is_narrow = types.get("dbias") in ("f16", "bf16")
+    return _mappable(spec, run, tuple(types), of_joined if is_narrow else None)(arrays)
 
 
-def _mappable(spec: Spec, run: Callable[[Arrays], dict[str, Any]],
-              gradients: tuple[str, ...]) -> Callable[[Arrays], dict[str, Any]]:
+def _mappable(spec: Spec, run: Pass, gradients: tuple[str, ...], of_joined: Pass | None = None
+              ) -> Pass:
+    """of_joined: what computes a call that stands for several, if that is not the same."""
     mappable = jax.custom_batching.custom_vmap(run)
 
     @mappable.def_vmap
@@ -64,7 +70,8 @@ def _mappable(spec: Spec, run: Callable[[Arrays], dict[str, Any]],
                                {name: x for name, x in arrays.items() if mapped[name]})
         else:
             fold = _Fold(into, size, spec, mapped, arrays, "dbias" in gradients)
-            joined = mappable({name: fold.join(name, x) for name, x in arrays.items()})
+            joined = (of_joined or mappable)(
+                {name: fold.join(name, x) for name, x in arrays.items()})
             made = {name: fold.part(name, x) for name, x in joined.items()}
         return made, {name: True for name in made}
 
@@ -123,7 +130,7 @@ class _Fold:
         x = jnp.moveaxis(x, axis, 0)
         if name == "dbias" and self._shape("bias")[axis] == 1 and x.shape[axis + 1] > 1:
             x = x.sum(axis + 1, keepdims=True)
-        return x
+        return x.astype(self.arrays["bias"].dtype) if name == "dbias" else x
 
     def _axis(self, name: str) -> int | None:
         """The number of the axis to join in an array of one problem; None if the array lacks it."""

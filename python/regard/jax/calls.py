@@ -18,6 +18,7 @@ from ..element_types import NAMES
 from ..errors import InvalidArgument
 from ..options import ARRAYS
 
+_sharding_names: Any = jax.sharding  # without types
 Arrays = Mapping[str, Any]
 Result = tuple[tuple[int, ...], Any, float]  # shape, type, value before the call
 
@@ -117,7 +118,29 @@ def _call(target: str, spec: Spec, call: Call, arrays: Arrays,
 
 def vary_alike(arrays: Arrays) -> dict[str, Any]:
     axes = _varying(*arrays.values())
-    return {name: _vary(x, axes) for name, x in arrays.items()}
+    return {name: _vary(_gathered(x), axes) for name, x in arrays.items()}
+
+
+# On a mesh with explicit axes the type of an array names the axes over which it is sharded. A call
+# takes whole arrays, and its result is sharded as q again.
+
+def sharded_as(x: Any, like: Any) -> Any:
+    sharding = _sharding(like)
+    return x if sharding is None else _sharding_names.reshard(x, sharding)
+
+
+def _gathered(x: Any) -> Any:
+    sharding = _sharding(x)
+    if sharding is None:
+        return x
+    whole = _sharding_names.NamedSharding(sharding.mesh, _sharding_names.PartitionSpec())
+    return _sharding_names.reshard(x, whole)
+
+
+def _sharding(x: Any) -> Any:
+    """That of the type; None where it names no axis."""
+    found: Any = getattr(jax.typeof(x), "sharding", None) if hasattr(jax, "typeof") else None
+    return found if found is not None and any(axis is not None for axis in found.spec) else None
 
 
 def _varying(*arrays: Any) -> frozenset[str]:

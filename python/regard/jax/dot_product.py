@@ -23,7 +23,7 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
 
     The differences: no matrix of T x S is made; a row that sees no key is 0, not the mean of the
     values; a bias of -inf hides its pair; value may have another head size than key; scale is a
-    number, not an array.
+    number, not an array; windows are not negative, and lengths at most T and S.
 
     Args:
         query: (B, T, N, H) or (T, N, H).
@@ -56,13 +56,14 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
     used_q = _lengths(query_seq_lengths, "query_seq_lengths", q.shape[0])
     used_k = _lengths(key_value_seq_lengths, "key_value_seq_lengths", q.shape[0])
     lengths = used_q is not None or used_k is not None
+    is_causal = checks.flag("is_causal", is_causal)
     window = _window(local_window_size)
     if window is not None and not is_causal and (lengths or q.shape[1] != k.shape[1]):
         near = _near(q.shape[1], k.shape[1], *window)
         if isinstance(mask, Mask):
             mask = mask & from_dense(near)
         else:
-            mask = near if mask is None else near & as_array(mask, "mask")
+            mask = near if mask is None else _both(near, as_array(mask, "mask"))
         window = None
     try:
         made = attention(q, k, v, bias=bias, mask=mask, scale=scale, window=window,
@@ -71,7 +72,8 @@ def dot_product_attention(query: Any, key: Any, value: Any, bias: Any = None, ma
     except Error as error:
         raise error.named({
             "q": "query", "k": "key", "v": "value", "window": "local_window_size",
-            "seqused_q": "query_seq_lengths", "seqused_k": "key_value_seq_lengths"}) from None
+            "seqused_q": "query_seq_lengths", "seqused_k": "key_value_seq_lengths",
+            "causal": "is_causal"}) from None
     out = made[0] if return_residual else made
     out = out.reshape(*shape[:-1], out.shape[-1])
     if not return_residual:
@@ -98,7 +100,12 @@ def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     return left, right
 
 
+def _both(near: Any, mask: Any) -> Any:
+    return near.reshape((1,) * max(0, mask.ndim - near.ndim) + near.shape) & mask
+
+
 def _near(len_q: int, len_k: int, left: int, right: int) -> Any:
     """(len_q, len_k) bool: whether key j lies in the window of query i."""
+    left, right = min(left, len_q), min(right, len_k)  # sums below must be int32
     i, j = jnp.arange(len_q)[:, None], jnp.arange(len_k)[None, :]
     return (j >= i - left) & (j <= i + right)
