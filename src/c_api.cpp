@@ -47,7 +47,7 @@ regard_status fail(regard_status status, const char* message, const char* argume
 }
 
 // What the C structs call an argument that errors name as C++ does.
-std::string field_name(const std::string& argument) {
+const char* field_name(const std::string& argument) noexcept {
   static constexpr std::pair<const char*, const char*> kFields[] = {
       {"dropout.p", "dropout_p"},           {"dropout.seed", "dropout_seed"},
       {"dropout.offset", "dropout_offset"}, {"dropout.seed_words", "dropout_seed_words"},
@@ -56,13 +56,16 @@ std::string field_name(const std::string& argument) {
   for (const auto& [name, field] : kFields) {
     if (argument == name) return field;
   }
-  return argument;
+  return argument.c_str();
 }
-regard_status fail(const regard::Error& error) {
-  const std::string name = field_name(error.argument());
-  const std::string message = name + std::string(error.what()).substr(error.argument().size());
-  return fail(1 + static_cast<regard_status>(error.code()), message.c_str(), name.c_str(),
-              error.value().c_str());
+// Allocates nothing: memory may have run out.
+regard_status fail(const regard::Error& error) noexcept {
+  const char* const name = field_name(error.argument());
+  const auto status =
+      fail(1 + static_cast<regard_status>(error.code()), "", name, error.value().c_str());
+  std::snprintf(last_error.message, sizeof last_error.message, "%s%s", name,
+                error.what() + error.argument().size());
+  return status;
 }
 
 // Calls body; what it throws becomes a status and the thread's last error. A thread that is

@@ -22,11 +22,9 @@ void write_sink_gradient(const Problem& p, int workers, const Run& run) {
     double sum = 0;
     for (int64 b = 0; b < p.sizes.batch; ++b) {
       const Head head(p, b, h);
-      double of_entry = 0;
       for (int64 i = 0; i < head.seq.len_q; ++i) {
-        of_entry += sink_gradient_of_row(head, i, delta_of(head, i));
+        sum += sink_gradient_of_row(head, i, delta_of(head, i));
       }
-      sum += of_entry;
     }
     const int64 at = h * p.dsink.strides.head;
     store_element(p.dsink, at, sum + (p.accumulate ? load_element(p.dsink, at) : 0));

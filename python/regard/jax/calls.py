@@ -18,7 +18,7 @@ from ..element_types import NAMES
 from ..errors import InvalidArgument
 from ..options import ARRAYS
 
-_sharding_names: Any = jax.sharding  # without types
+_jax_sharding: Any = jax.sharding  # without types
 Arrays = Mapping[str, Any]
 Result = tuple[tuple[int, ...], Any, float]  # shape, type, value before the call
 
@@ -126,15 +126,15 @@ def vary_alike(arrays: Arrays) -> dict[str, Any]:
 
 def sharded_as(x: Any, like: Any) -> Any:
     sharding = _sharding(like)
-    return x if sharding is None else _sharding_names.reshard(x, sharding)
+    return x if sharding is None else _jax_sharding.reshard(x, sharding)
 
 
 def _gathered(x: Any) -> Any:
     sharding = _sharding(x)
     if sharding is None:
         return x
-    whole = _sharding_names.NamedSharding(sharding.mesh, _sharding_names.PartitionSpec())
-    return _sharding_names.reshard(x, whole)
+    whole = _jax_sharding.NamedSharding(sharding.mesh, _jax_sharding.PartitionSpec())
+    return _jax_sharding.reshard(x, whole)
 
 
 def _sharding(x: Any) -> Any:

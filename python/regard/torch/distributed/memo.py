@@ -1,4 +1,4 @@
-"""What is made once for a plan, and kept with it."""
+"""What a plan remembers: what was made once for it, and the calls that were right."""
 
 from __future__ import annotations
 

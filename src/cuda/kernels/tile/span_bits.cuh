@@ -56,8 +56,8 @@ REGARD_DEVICE uint32 lines_in(const ShortInterval& span, int first) {
 }
 
 // Clears the bits of columns whose spans do not hold the line. Columns past the end, and lines past
-// theirs, may get any bits. spans_of_column(column) returns a column's spans. lines[n] of lane l is
-// that of lane 0 plus l / 4.
+// theirs, may get any bits. There is a column at least: length is not 0. spans_of_column(column)
+// returns a column's spans. lines[n] of lane l is that of lane 0 plus l / 4.
 //
 // The warp reads each column's spans once: lane l has columns l, l + 32 ..., and makes eight bits
 // of a column for each n. A shuffle brings four such bytes, of which a lane keeps a bit each.
