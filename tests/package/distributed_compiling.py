@@ -9,7 +9,9 @@ from distributed_cases import GRADED, Case
 from distributed_tasks import inputs_of
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
 
+import regard
 from regard.torch import distributed as rd
 
 
@@ -127,3 +129,30 @@ def compiled_for_many_numbers(group: ProcessGroup, case: Case, scheme: str, dyna
             for out in (one(*leaves, *numbers) for one in (compiled, program)))
         differences += [float((x - y).norm() / y.norm()) for x, y in zip(found, wanted)]
     return max(differences)
+
+
+def texts_of_broken(group: ProcessGroup, case: Case, scheme: str) -> list[tuple[str, str]]:
+    """What calls without a program and inside of one come to, whose arguments no operator can have:
+    a sum of out and of the gradient of q, or an error."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    plan, tensors = inputs_of(case, scheme, group)
+    mesh = init_device_mesh("cpu", (group.size(),))
+    dropout = {"dropout_p": 0.5, "dropout_seed": 2**64 - 1}
+    given: list[dict[str, Any]] = [
+        dropout, {**dropout, "dropout_offset": 2**63}, {**dropout, "dropout_seed": torch.tensor(7)},
+        {"scale": torch.tensor(0.3)}, {**dropout, "dropout_seed": -1}, {"threads": "a"},
+        {"cu_seqlens": torch.tensor([0, 5])}, {"group": mesh}, {"sink": DTensor.from_local(
+            torch.zeros(case.heads[0]), mesh)}]
+
+    def outcome(call: Any, more: dict[str, Any]) -> str:
+        torch._dynamo.reset()
+        q = tensors["q"].clone().requires_grad_()
+        try:
+            out = call(q, tensors["k"], tensors["v"], plan, **{"group": group, **more})
+            return str((out.sum().item(), *torch.autograd.grad(out.sum(), q)[0].flatten()[:9].tolist()))
+        except regard.Error as error:
+            return str(error)
+
+    program = torch.compile(rd.attention, backend="aot_eager")
+    return [(outcome(rd.attention, more), outcome(program, more)) for more in given]

@@ -313,6 +313,17 @@ def test_compiled_for_many_numbers(pools: Pools, dynamic: bool) -> None:
                          seconds=120)) == 0
 
 
+def test_compiled_around_what_no_operator_takes(pools: Pools) -> None:
+    """Such calls end the compiled part, and come to what they come to without it."""
+    found = pools.run(2, compiling.texts_of_broken, COMPILED[0], "gather", seconds=120)
+    errors = ["dropout_seed = -1:", "threads = 'a':", "cu_seqlens = ", "group = a DeviceMesh:",
+              "sink = a DTensor:"]
+    for ranks in found:
+        assert all(plain == compiled for plain, compiled in ranks), ranks
+        assert [text.startswith("(") for text, _ in ranks] == 4 * [True] + len(errors) * [False]
+        assert all(text.startswith(start) for (text, _), start in zip(ranks[4:], errors)), ranks
+
+
 @pytest.mark.parametrize("scheme", ["gather", "ring", "ulysses"])
 def test_operators_for_the_compiler(pools: Pools, scheme: str) -> None:
     case = next(case for case in FEATURES if str(case) == "everything")

@@ -131,8 +131,8 @@ def require_tensor(name: str, x: Any) -> None:
         raise refuse(name, "a CausalBias", "is not initialised: give causal='top_left' or "
                      "'bottom_right', or attn_mask of scaled_dot_product_attention", WrongType)
     if is_distributed(x):
-        raise refuse(name, "a DTensor", f"is not supported: give {name}.to_local(), or use "
-                     "regard.torch.distributed", Unsupported)
+        raise refuse(name, "a DTensor", f"is not supported: give {name}.to_local(), rows of a "
+                     "sequence to regard.torch.distributed", Unsupported)
     if x.device.type not in ("cpu", "cuda", "meta"):
         raise refuse(name, f"a tensor on {x.device}", "must be on the CPU or a CUDA GPU",
                      Unsupported)

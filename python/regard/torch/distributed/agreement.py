@@ -16,6 +16,7 @@ from ...errors import InvalidArgument, Unsupported, WrongType, refuse
 from ...mask_value import MOST_SPANS
 from ...typing import Pass
 from ..kernels import TYPES
+from ..surface import require_tensor
 from .call import Call, Tensors
 from .plan_value import Plan
 from .ranks import AnyRanks
@@ -102,12 +103,11 @@ def require_plan(plan: Any, ranks: AnyRanks) -> None:
 
 
 def require_tensors(plan: Plan, ranks: AnyRanks, tensors: Tensors) -> None:
-    """Errors: InvalidArgument, WrongType for tensors that are not this rank's part of the plan."""
+    """Errors: InvalidArgument, WrongType, Unsupported for tensors that are not this rank's part of the plan."""
     for name, x in tensors._asdict().items():
         if x is None and name not in ("q", "k", "v"):
             continue
-        if not isinstance(x, Tensor):
-            raise refuse(name, f"a {type(x).__name__}", "must be a tensor of PyTorch", WrongType)
+        require_tensor(name, x)
         if x.device != tensors.q.device:
             raise refuse(name, f"a tensor on {x.device}", f"must be on {tensors.q.device}, as q")
     if plan.visible.spans is not None and plan.visible.spans.shape[0] not in (1, *tensors.q.shape[:1]):

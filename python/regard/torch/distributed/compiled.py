@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, distributed_c10d
 
 from ...element_types import type_name
-from ...errors import Unsupported, refuse
+from ..limits import is_distributed
 from . import passes, ulysses
 from .call import Call, Kept, Tensors, Wanted
 from .local_pass import empty_merged, empty_results
@@ -27,23 +27,40 @@ from .preparing import call_of, prepared, torch_type
 from .ranks import Ranks
 
 _TENSORS = len(Tensors._fields)
-_KNOWN = ("precision", "deterministic", "return_lse", "out_type", "sum_sink_gradient", "overlap",
-          "threads", "backend")
+_KNOWN: dict[str, Any] = {
+    "precision": str, "deterministic": bool, "return_lse": bool, "out_type": object,
+    "sum_sink_gradient": bool, "overlap": (str, bool, type(None)), "threads": int, "backend": str}
 # Options that change from call to call are arguments of their own, so that a program is compiled
 # once for all of them; and their defaults, for where only shapes count.
 _NUMBERS = {"scale": "float?", "softcap": "float", "dropout_p": "float", "dropout_seed": "SymInt?",
             "dropout_offset": "SymInt"}
 _UNKNOWN = (None, 0.0, 0.0, None, 0)
+_WORDS = ("dropout_seed", "dropout_offset")
+
+
+def takes(tensors: Tensors, plan: Plan, group: Any, options: dict[str, Any]) -> bool:
+    """Whether an operator can have these as arguments. What it cannot have, such as a seed in a
+    tensor or an option of the wrong type, ends the compiled part: the call as of other programs
+    takes it, or names it in an error."""
+    if plan.nodes is not None or not (group is None or isinstance(group, ProcessGroup)):
+        return False
+    for x in tensors:
+        if x is not None and (not isinstance(x, Tensor) or is_distributed(x)):
+            return False
+    for name, value in options.items():
+        if name in _NUMBERS:
+            if value is not None and not isinstance(value, (int, float)):
+                return False
+            if name in _WORDS and value is not None and not 0 <= value < 2**63:  # of an int64
+                return False
+        elif not isinstance(value, _KNOWN[name]):
+            return False
+    return True
 
 
 def attention(tensors: Tensors, plan: Plan, group: Any, options: dict[str, Any]
               ) -> tuple[Tensor, Tensor]:
     """out and lse, differentiable. options: every keyword of `attention` that is no input."""
-    if isinstance(options["dropout_seed"], Tensor):
-        if options["dropout_p"]:
-            raise refuse("dropout_seed", "a tensor", "must be a number in compiled programs",
-                         Unsupported)
-        options = options | {"dropout_seed": None}
     text = _text(**{name: x for name, x in options.items() if name not in _NUMBERS})
     numbers = [options[name] for name in _NUMBERS]
     found: tuple[Tensor, Tensor] = _Attention.apply(  # type: ignore[no-untyped-call]

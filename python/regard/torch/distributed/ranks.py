@@ -68,7 +68,7 @@ class Ranks(_Gathering):
         self.group, self.size, self.rank = group, 1, 0
         if size == 1 and group is None:
             return
-        if group is not None and not isinstance(group, (ProcessGroup, type(_NOT_A_MEMBER))):
+        if not (group is None or isinstance(group, ProcessGroup) or group == _NOT_A_MEMBER):
             advice = "; give its get_group(...)" if hasattr(group, "get_group") else ""
             raise refuse("group", f"a {type(group).__name__}", "must be a ProcessGroup of "
                          f"torch.distributed{advice}", WrongType)

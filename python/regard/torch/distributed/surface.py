@@ -97,7 +97,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, 
         scale, softcap, precision, deterministic: as in `regard.attention`.
         dropout_p, dropout_seed, dropout_offset: likewise; the weights that drop are those of one
             call over the whole sequence. The seed must be given, equal on all ranks; a tensor on a
-            GPU is read there, and its equality not checked (not in compiled programs).
+            GPU is read there, and its equality not checked.
         return_lse: True: also return the lse, (B, Hq, rows).
         out_type: "float32" gives a float32 out for float16 and bfloat16 inputs.
         sum_sink_gradient: True: every rank gets the whole gradient of the sink, which must not be
@@ -142,12 +142,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, group: Group = None, 
                "threads": threads, "backend": backend}
     if not _is_compiling():
         out, lse = _attention(given, plan, group, options, others)
-    elif plan.nodes is not None:
-        out, lse = _between_compiled_parts(given, plan, group, options, others)
     else:
         from . import compiled  # which imports the compiler
 
-        out, lse = compiled.attention(made(given), plan, group, options | others)
+        if not others and compiled.takes(given, plan, group, options):
+            out, lse = compiled.attention(made(given), plan, group, options)
+        else:
+            out, lse = _between_compiled_parts(given, plan, group, options, others)
     return (out, lse) if return_lse else out
 
 
