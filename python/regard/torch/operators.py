@@ -109,8 +109,8 @@ class RegardAttentionGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        from .replacement import is_installed
-        where = ", after regard.torch.uninstall()," if is_installed() else ""
+        installed = torch.nn.functional.scaled_dot_product_attention.__module__.startswith(__package__)
+        where = ", after regard.torch.uninstall()," if installed else ""
         raise refuse("create_graph", True, "gradients of attention's gradients are not available; "
                      f"torch.nn.functional.scaled_dot_product_attention{where} under "
                      "torch.nn.attention.sdpa_kernel(SDPBackend.MATH) has them", Unsupported)

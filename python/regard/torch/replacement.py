@@ -70,11 +70,6 @@ def installed() -> Iterator[None]:
                 _set_installed(False)
 
 
-def is_installed() -> bool:
-    """Whether Regard is in the place of PyTorch's functions."""
-    return _is_installed
-
-
 def _set_installed(wanted: bool) -> None:
     """For a caller that holds the lock."""
     global _is_installed
