@@ -165,7 +165,12 @@ class Jax(Framework):
     name = "JAX"
 
     def array(self, x: Any, argument: str) -> _core.Array:
+        from jax.core import Tracer
+
         element_type(x, argument)
+        if isinstance(x, Tracer):
+            raise refuse(argument, "a traced array of JAX", "has no elements yet: give q as an array "
+                         "of JAX too, jnp.asarray(q)", Unsupported)
         return _core.Array.of(x, argument)
 
     def output(self, x: Any, argument: str) -> _core.Array:

@@ -46,11 +46,16 @@ def element_type(x: Any, argument: str) -> str:
     type = _type_of(x.dtype)
     if type not in allowed_types(argument):
         raise wrong_element_type(x, argument)
+    refuse_foreign(x, argument)
+    return type
+
+
+def refuse_foreign(x: Any, argument: str) -> None:
+    """Errors: WrongType for an array of NumPy in another machine's byte order."""
     if getattr(x.dtype, "isnative", True) is False:
         raise refuse(argument, f"{x.dtype.str} {list(x.shape)}",
                      "must have this machine's byte order: "
                      f"{argument}.astype({argument}.dtype.newbyteorder('='))", WrongType)
-    return type
 
 
 @lru_cache(maxsize=64)  # NumPy takes two microseconds to make the name

@@ -228,6 +228,14 @@ def test_what_is_known_when_traced_is_refused_when_traced(change, text):
             jax.eval_shape(lambda arrays: rj.attention(**arrays, **rest), arrays)
 
 
+def test_arrays_of_numpy_that_jax_cannot_have_or_that_stand_next_to_traced_ones():
+    with pytest.raises(regard.WrongType, match="^q = >f4 .*must have this machine's byte order"):
+        rj.attention(np.ones((1, 2, 5, 8), ">f4"), *(jnp.ones((1, 2, 5, 8)),) * 2)
+    with pytest.raises(regard.Unsupported, match="^k = a traced array of JAX: .*give q as an array"):
+        jax.jit(lambda k: regard.attention(np.ones((1, 2, 5, 8), np.float32), k, k))(
+            jnp.ones((1, 2, 5, 8)))
+
+
 def test_what_only_values_tell_is_refused_when_run():
     q, k, v, _ = (normal(n, 8, 2, 8) for n in range(4))
     on = jax.devices("cpu")[0]  # a GPU's tables are not read by the host

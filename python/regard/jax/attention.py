@@ -14,7 +14,7 @@ from ..arrays import refuse_masked, shape_only
 from ..call import Call, call_of
 from ..checks import flag, run_options
 from ..docstrings import documented
-from ..element_types import TYPE_NAMES, type_name
+from ..element_types import TYPE_NAMES, refuse_foreign, type_name
 from ..errors import Unsupported, WrongType, refuse
 from ..gradients import GRADIENTS, Gradients, sums_type, wanted_gradients
 from ..mask_options import resolved
@@ -238,5 +238,6 @@ def as_array(x: Any, argument: str) -> Any:
         return x
     if isinstance(x, (np.ndarray, np.generic)):
         refuse_masked(x, argument)
+        refuse_foreign(x, argument)
         return jnp.asarray(x)
     raise refuse(argument, f"a {type(x).__name__}", "must be an array of JAX or NumPy", WrongType)
