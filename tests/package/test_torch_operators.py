@@ -192,18 +192,32 @@ def test_compiled_by_inductor():
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_compiled_packed_sequences():
-    def function(q, k, v, begins):
-        return rt.flash_attn_varlen_func(q, k, v, begins, begins, 6, 6, causal=True)
+def packed(q, k, v, begins):
+    return rt.flash_attn_varlen_func(q, k, v, begins, begins, 6, 6, causal=True)
 
+
+def packed_by_flash_attention(q, k, v, begins):
+    longest = begins.diff().max().item()
+    return rt.flash_attn_varlen_func(q, k, v, begins, begins, longest, longest, causal=True)
+
+
+def packed_by_attention(q, k, v, begins):
+    longest = begins.diff().max().item()
+    return rt.attention(q, k, v, cu_seqlens_q=begins, cu_seqlens_k=begins, max_seqlen_q=longest,
+                        max_seqlen_k=longest, causal=True)
+
+
+@pytest.mark.parametrize("function", [packed, packed_by_flash_attention, packed_by_attention])
+def test_compiled_packed_sequences(function):
     given = leaves(10, 2, 8)
-    begins = torch.tensor([0, 4, 10], dtype=torch.int32)
-    found = torch.compile(function, fullgraph=True, backend="aot_eager")(*given, begins)
-    wanted = function(*given, begins)
-    assert torch.equal(found, wanted)
-    for a, b in zip(torch.autograd.grad(found.square().sum(), given),
-                    torch.autograd.grad(wanted.square().sum(), given)):
-        assert torch.equal(a, b)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        for begins in (torch.tensor(x, dtype=torch.int32) for x in ([0, 4, 10], [0, 5, 10])):
+            found, wanted = compiled(*given, begins), function(*given, begins)
+            assert torch.equal(found, wanted)
+            for a, b in zip(torch.autograd.grad(found.square().sum(), given),
+                            torch.autograd.grad(wanted.square().sum(), given)):
+                assert torch.equal(a, b)
 
 
 def test_exported():

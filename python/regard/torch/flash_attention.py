@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Union
 
+import torch
 from torch import Tensor
 
 from ..checks import flag, length, shown
 from ..docstrings import documented
 from ..errors import Error, Unsupported, WrongType, refuse
-from .surface import attention
+from .surface import attention, check_when_run
 
 FlashResult = Union[Tensor, tuple[Tensor, Tensor, None]]
 
@@ -106,8 +107,15 @@ def _at_most(argument: str, longest: Any, x: Tensor) -> Any:
     """No sequence is longer than all rows together; callers round the bound up."""
     if longest is None or not isinstance(x, Tensor):
         return longest
-    return min(length(argument, int(longest) if isinstance(longest, Tensor) else longest),
-               x.shape[0])
+    if isinstance(longest, Tensor):
+        longest = int(longest)
+    if not torch.compiler.is_dynamo_compiling():
+        return min(length(argument, longest), x.shape[0])
+    check_when_run(longest)
+    return _smaller(length(argument, longest), x.shape[0])
+
+
+_smaller: Any = torch.sym_min
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None,

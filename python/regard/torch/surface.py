@@ -95,6 +95,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | Tensor | N
     is_number = isinstance(dropout_seed, int) or not hasattr(dropout_seed, "shape")  # as checks.seed
     if dropout_seed is not None and is_number:
         options["dropout_seed"] = dropout_seed
+    if torch.compiler.is_dynamo_compiling():
+        check_when_run(options.get("max_seqlen_q"))
+        check_when_run(options.get("max_seqlen_k"))
     rest = checked_options(q, k, v, options, arguments())
     for name in ("sink", "alibi_slopes"):
         if rest[name] is not None:
@@ -113,6 +116,17 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, dropout_seed: int | Tensor | N
     rest.update(run_options(threads, backend))
     out, lse = forward(q, k, v, *rest.values())
     return (out, lse) if flag("return_lse", return_lse) else out
+
+
+_check: Any = torch._check
+
+
+def check_when_run(longest: Any) -> None:
+    """The compiler does not know a number that its program reads from a tensor, such as the largest
+    difference of cu_seqlens: the program checks it."""
+    if isinstance(longest, int):
+        _check(longest >= 0)
+        _check(longest < 2**31)  # as cu_seqlens, which is int32
 
 
 def _drawn_seed(q: Tensor) -> Tensor:
