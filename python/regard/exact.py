@@ -16,6 +16,7 @@ from typing import Any
 from .arrays import framework_of
 from .call import Call
 from .element_types import NAMES
+from .gradients import Gradients
 
 _ELEMENTS = 2**22  # of a block's matrices
 
@@ -67,7 +68,8 @@ class Space:
 
 @dataclass
 class Exact:
-    """One call's results. work: the type of the arithmetic; rounded: applied to each matrix."""
+    """One call's results. work: the type of the arithmetic; rounded: applied to each matrix;
+    with_terms: also what the gradients' terms sum to in absolute value."""
 
     call: Call
     space: Space
@@ -75,8 +77,9 @@ class Exact:
     dlse: Any = None
     work: str = "f64"
     rounded: Callable[[Any], Any] = lambda x: x
+    with_terms: bool = False
     results: dict[str, Any] = field(default_factory=dict)
-    terms_of_dsink: Any = 0.0  # (Hq): the sum of the absolute values of what dsink sums
+    terms: dict[str, Any] = field(default_factory=dict)  # of each gradient, in its shape
 
     def run(self) -> dict[str, Any]:
         """out, lse, and with dout the gradients, in float64 and the user's layout."""
@@ -88,8 +91,7 @@ class Exact:
                             ("dbias", call.options["bias"]), ("dsink", call.options["sink"])):
                 if x is not None:
                     self.results[name] = space.full(x.shape, 0.0)
-        if "dsink" in self.results:
-            self.terms_of_dsink = space.full(self.results["dsink"].shape, 0.0)
+                    self.terms[name] = space.full(x.shape, 0.0)
         heads = call.q.shape[2 if call.rows_first else 1]
         for b, rows_q, rows_k in self._sequences():
             for h in range(heads):
@@ -177,18 +179,23 @@ class Exact:
                 continue
             dlse = 0.0 if self.dlse is None else self._matrix(self._sums_at(self.dlse, b, h, rows))
             dout = self._matrix(self._at(self.dout, b, h, rows))
-            dq, dk, dv, ds, dsink = block.backward(dout, dlse)
-            self._at(found["dq"], b, h, rows)[...] = dq
-            self._at(found["dk"], b, g, rows_k)[...] += dk
-            self._at(found["dv"], b, g, rows_k)[...] += dv
-            if "dsink" in found:
-                found["dsink"][h] += dsink
-                self.terms_of_dsink[h] += block.terms_of_dsink(dout, dlse)
-            if "dbias" in found:
-                dbias = self._scores_at(found["dbias"], b, h, i, n)  # a view
-                for axis in (0, 1):
-                    ds = ds.sum(axis, keepdims=True) if dbias.shape[axis] == 1 else ds
-                dbias[...] += ds
+            self._add(found, block.backward(dout, dlse), b, h, g, i, rows, rows_k)
+            if self.with_terms:
+                self._add(self.terms, block.terms(dout, dlse), b, h, g, i, rows, rows_k)
+
+    def _add(self, to: dict[str, Any], part: Gradients, b: int, h: int, g: int, i: slice,
+             rows: slice, rows_k: slice) -> None:
+        """Adds what these rows of a head have to the gradients."""
+        self._at(to["dq"], b, h, rows)[...] = part.dq
+        self._at(to["dk"], b, g, rows_k)[...] += part.dk
+        self._at(to["dv"], b, g, rows_k)[...] += part.dv
+        if "dsink" in to:
+            to["dsink"][h] += part.dsink
+        if "dbias" in to:
+            dbias, ds = self._scores_at(to["dbias"], b, h, i, rows_k.stop - rows_k.start), part.dbias
+            for axis in (0, 1):
+                ds = ds.sum(axis, keepdims=True) if dbias.shape[axis] == 1 else ds
+            dbias[...] += ds  # a view
 
 
 class _Block:
@@ -251,20 +258,24 @@ class _Block:
             total = total + xp.exp(self.sink - shift)
         return xp.where(total > 0, xp.log(xp.where(total > 0, total, 1.0)) + shift, -math.inf)
 
-    def backward(self, dout: Any, dlse: Any) -> tuple[Any, ...]:
-        """dq, dk, dv, the gradient with respect to the biased scores, dsink."""
+    def backward(self, dout: Any, dlse: Any) -> Gradients:
+        """Those of these rows; dbias is that of each pair."""
+        delta = self.exact.rounded((dout * self.out).sum(1)) - dlse
+        return self._gradients(dout, self.q, self.k, self.v, delta)
+
+    def terms(self, dout: Any, dlse: Any) -> Gradients:
+        """The sums of the absolute values of the terms of each gradient."""
+        delta = abs(dout * self.out).sum(1) + abs(dlse)
+        return self._gradients(abs(dout), abs(self.q), abs(self.k), abs(self.v), -delta)
+
+    def _gradients(self, dout: Any, q: Any, k: Any, v: Any, delta: Any) -> Gradients:
         rnd = self.exact.rounded
-        delta = rnd((dout * self.out).sum(1)) - dlse
-        dp = rnd(rnd(dout @ self.v.T) * self.factor)
+        dp = rnd(rnd(dout @ v.T) * self.factor)
         ds = rnd(self.weights * (dp - delta[:, None]))
         dr = rnd(ds * self.slope)
         dsink = None if self.sink is None else -(self._share_of_sink() * delta).sum()
-        return (rnd(self.scale * (dr @ self.k)), rnd(self.scale * (dr.T @ self.q)),
-                rnd(self.dropped.T @ dout), ds, dsink)
-
-    def terms_of_dsink(self, dout: Any, dlse: Any) -> Any:
-        """The sum of the absolute values of the terms of dsink."""
-        return (self._share_of_sink() * (abs(dout * self.out).sum(1) + abs(dlse))).sum()
+        return Gradients(rnd(self.scale * (dr @ k)), rnd(self.scale * (dr.T @ q)),
+                         rnd(self.dropped.T @ dout), ds, dsink)
 
     def _share_of_sink(self) -> Any:
         xp = self.exact.space.xp

@@ -118,6 +118,29 @@ def test_few_terms(dtype, size):
             assert found, f"seed {seed}\n{found}"
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_gradients_whose_terms_cancel(dtype, monkeypatch):
+    """They are 0 but for rounding, and an unfused computation may have none."""
+    bias = {"bias": np.zeros((1, 1), np.float32)}
+    cases = [(1, {}), (30, {"bias": np.zeros((30, 1), np.float32)}), (30, bias),
+             (30, bias | {"sink": np.float32([0.5, 0.1])})]
+    for seed in range(8):
+        draw = np.random.default_rng(seed)
+        q, k, v = (draw.standard_normal((1, 2, 30, 64)).astype(dtype) for _ in range(3))
+        for keys, options in cases:
+            found = regard.check(q, k[:, :, :keys], v[:, :, :keys], backward=True, show=False,
+                                 **options)
+            assert found, f"seed {seed}\n{found}"
+
+    def wrong_backward(*arguments, **keywords):
+        right = regard.attention_backward(*arguments, **keywords)
+        return regard.Gradients(right.dq + dtype(2e-3), right.dk + dtype(2e-3), right.dv)
+
+    monkeypatch.setattr(checking, "attention_backward", wrong_backward)
+    found = regard.check(q, k[:, :, :1], v[:, :, :1], backward=True, show=False)
+    assert [x.name for x in found.outputs if not x.right] == ["dq", "dk"], str(found)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_results_of_small_values(name, monkeypatch):
     q, k, v = arrays({}, np.float64)[0]
