@@ -66,6 +66,9 @@ INTERNAL = re.compile(
 # The tool prints in one place, where no failure of a stream throws.
 PRINTING = ("cli/output/output.cpp", re.compile(r"\b(stdout|stderr|fmt::print|std::c(out|err)|printf)\b"))
 
+# A decimal number is text with a point, whatever the process's locale: problem/refuse.hpp's.
+OF_LOCALE = re.compile(r"printf\([^;]*%[\d.*]*l?[aefg]|\bstrtod\b|\bsto[df]\b|\bstringstream\b", re.I)
+
 RUNTIME = re.compile(r"(libc|libm|libdl|libstdc\+\+|libc\+\+|libgcc_s|libpthread|ld-linux-[\w-]+)\.so\.\d")
 # Not a type, not an initialiser; and not the list of all that the Python module has.
 FUNCTION = re.compile(r"\s*(?!(typedef|namespace|enum|extern|NB_MODULE)\b)[^=(]*\(")
@@ -146,6 +149,8 @@ def test_problems(name: str, text: str) -> list[str]:
 
 
 def printing_problems(name: str, text: str) -> list[str]:
+    if name.startswith("src/") and (found := OF_LOCALE.search(text)):
+        return [f"{name}: {found[0]!r} depends on the locale"]
     where, printing = PRINTING
     if not name.startswith("cli/") or name == where:
         return []

@@ -2,11 +2,11 @@
 #include "cuda/compile_progress.hpp"
 
 #include <atomic>
-#include <cstdio>
 #include <system_error>
 
 #include "cuda/disk_cache.hpp"
 #include "cuda/environment.hpp"
+#include "problem/refuse.hpp"
 
 namespace regard::cuda_backend {
 namespace {
@@ -61,10 +61,8 @@ void CompileProgress::watch() {
 // "compiling 3 kernels for sm_90, 2.5 s"
 std::string CompileProgress::text(const char* verb, std::size_t count) const {
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin_;
-  char line[100];
-  std::snprintf(line, sizeof line, "%s %zu kernel%s for sm_%d, %.1f s", verb, count,
-                count == 1 ? "" : "s", capability_, passed.count());
-  return line;
+  return std::string(verb) + " " + std::to_string(count) + (count == 1 ? " kernel" : " kernels") +
+         " for sm_" + std::to_string(capability_) + ", " + decimal(passed.count(), 1) + " s";
 }
 
 void CompileProgress::show(const std::string& line, const char* end) {

@@ -1,7 +1,6 @@
 // Compiles a kernel, and reads from the compiler's log what it takes of the chip.
 #include "cuda/jit.hpp"
 
-#include <cstdio>
 #include <cstdlib>
 #include <ctime>
 
@@ -57,12 +56,11 @@ KernelBinary compile_kernel(const KernelConfig& config, const KernelUnit& unit,
       .image = std::move(done.image), .resources = resources_in(done.log), .not_kept = ""};
   binary.resources.seconds = float(seconds);
   if (is_logging()) {
-    char figures[200];
     const KernelResources& r = binary.resources;
-    std::snprintf(figures, sizeof figures, "compiled in %.3f s, %d registers, %d bytes spilled, %s",
-                  double(r.seconds), r.registers, r.spill_bytes,
-                  r.serialized ? "products serialized, " : "");
-    log_line(figures + architecture + ", " + compiler.name() + ": " + printed(config));
+    log_line("compiled in " + decimal(r.seconds, 3) + " s, " + std::to_string(r.registers) +
+             " registers, " + std::to_string(r.spill_bytes) + " bytes spilled, " +
+             (r.serialized ? "products serialized, " : "") + architecture + ", " + compiler.name() +
+             ": " + printed(config));
   }
   return binary;
 }

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <mutex>
 
@@ -13,6 +12,7 @@
 #include "cuda/trust.hpp"
 #include "problem/describe.hpp"
 #include "problem/mask_contents.hpp"
+#include "problem/refuse.hpp"
 
 namespace regard::cuda_backend {
 namespace {
@@ -27,11 +27,7 @@ class Object {
     text_.append(text_.size() > 1 ? ", \"" : "\"").append(name).append("\": ").append(value);
   }
   void add_text(const char* name, const std::string& value) { add(name, "\"" + value + "\""); }
-  void add_number(const char* name, double value) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.17g", value);
-    add(name, text);
-  }
+  void add_number(const char* name, double value) { add(name, regard::printed(value)); }
   std::string text() const { return text_ + "}"; }
 
  private:

@@ -1,27 +1,21 @@
 // A plan as text: a table with a line for each rank, and the reasons.
 #include <algorithm>
 #include <array>
-#include <cstdio>
 
 #include "distributed/plan_contents.hpp"
 #include "distributed/views.hpp"
+#include "problem/refuse.hpp"
 
 namespace regard::distributed {
 namespace {
 
 constexpr std::size_t kMostRuns = 4;  // of blocks that a line shows
 
-std::string formatted(const char* format, double value) {
-  std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), format, value);
-  return text.data();
-}
-
 std::string bytes_text(std::int64_t count) {
   constexpr std::array<std::pair<const char*, double>, 3> units = {
       {{" GB", 1e9}, {" MB", 1e6}, {" kB", 1e3}}};
   for (const auto& [unit, size] : units) {
-    if (double(count) >= size) return formatted("%.2f", double(count) / size) + unit;
+    if (double(count) >= size) return decimal(double(count) / size, 2) + unit;
   }
   return std::to_string(count) + " B";
 }
@@ -100,7 +94,7 @@ const char* name_of(Dealing dealing) {
 std::string PlanContents::title() const {
   return std::string(name_of(scheme)) + " over " + std::to_string(ranks) + " ranks, " +
          std::to_string(whole.length) + " rows dealt " + name_of(dealing) + ", balance " +
-         formatted("%.3f", balance());
+         decimal(balance(), 3);
 }
 
 std::string PlanContents::explain() const {
@@ -108,7 +102,7 @@ std::string PlanContents::explain() const {
       {"rank", "rows", "visible pairs", "receives forward", "receives backward", "blocks"}};
   for (int rank = 0; rank < ranks; ++rank) {
     const auto n = std::size_t(rank);
-    lines.push_back({std::to_string(rank), std::to_string(rows(rank)), formatted("%.0f", areas[n]),
+    lines.push_back({std::to_string(rank), std::to_string(rows(rank)), decimal(areas[n], 0),
                      bytes_text(moved[n].forward), bytes_text(moved[n].backward),
                      blocks_text(blocks[n])});
   }

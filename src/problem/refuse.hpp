@@ -14,7 +14,10 @@ inline std::string printed(const std::string& text) { return text; }
 inline std::string printed(const char* text) { return text; }
 inline std::string printed(const Tensor& tensor) { return to_string(tensor); }
 inline std::string printed(Type type) { return name_of(type); }
+// With a point, whatever the locale: the shortest text that reads as this value; with so many
+// decimals.
 std::string printed(double value);
+std::string decimal(double value, int decimals);
 template <class Int>
   requires std::is_integral_v<Int>
 std::string printed(Int value) {

@@ -14,6 +14,13 @@ std::string printed(double value) {
   return std::string(text, end);
 }
 
+std::string decimal(double value, int decimals) {
+  char text[340];  // the largest double has 309 digits
+  const auto end =
+      std::to_chars(text, text + sizeof text, value, std::chars_format::fixed, decimals).ptr;
+  return std::string(text, end);
+}
+
 std::string to_string(const Tensor& tensor) {
   if (!tensor.given()) return "(not given)";
   const std::size_t rank = rank_of(tensor);

@@ -1,6 +1,4 @@
 // How a Plan explains itself to a person.
-#include <cstdio>
-
 #include "plan/cpu/plan.hpp"
 #include "plan/explain_rows.hpp"
 #include "problem/describe.hpp"
@@ -82,11 +80,7 @@ std::string explanation(const Problem& p, const Plan& plan) {
   text += row("kernel", kernel_line(p, plan));
   const double all = pairs_under({}, p);
   if (p.features.interval && all > 0) {
-    char share[112];
-    std::snprintf(share, sizeof share,
-                  "%s%.1f %% of the pairs are visible; tiles without any are skipped",
-                  tests_pairs(p.features) ? "at most " : "", 100 * interval_pairs(p) / all);
-    text += row("mask", share);
+    text += row("mask", visible_share(p, interval_pairs(p) / all, ""));
   }
   if (plan.backend == BackendKind::reference) return text;
   text += few_rows_line(p, plan);

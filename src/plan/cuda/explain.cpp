@@ -1,5 +1,4 @@
 // How a plan for a GPU explains itself to a person.
-#include <cstdio>
 #include <string_view>
 
 #include "plan/cuda/config_text.hpp"
@@ -55,13 +54,11 @@ std::string config_line(const KernelConfig& c) {
 }
 
 std::string launch_line(const CudaLaunch& launch) {
-  char shared[32];
-  std::snprintf(shared, sizeof shared, "%.1f KB", double(launch.shared_bytes) / 1024);
   const BlockGrid& g = launch.grid;
   std::string text = config_line(launch.config) + ", " + number(launch.threads) + " threads, " +
-                     shared + " shared, " + number(launch.blocks()) + " blocks" +
-                     (launch.resident > 0 ? " for " : " = ") + number(g.heads) + " heads x " +
-                     number(g.tiles) + " tiles";
+                     decimal(double(launch.shared_bytes) / 1024, 1) + " KB shared, " +
+                     number(launch.blocks()) + " blocks" + (launch.resident > 0 ? " for " : " = ") +
+                     number(g.heads) + " heads x " + number(g.tiles) + " tiles";
   if (g.splits > 1) {
     text += " x " + number(g.splits);
     text += has_slices_of_blocks(launch.config) ? " slices" : " splits";
@@ -76,13 +73,9 @@ std::string visible_text(const Problem& p) {
   const double all = double(p.sizes.len_q) * double(p.sizes.len_k);
   if (all == 0) return "no pairs";
   if (p.sequences.positions.given) return "positions say which pairs are visible";
-  char share[112];
-  std::snprintf(
-      share, sizeof share, "%s%.1f %% of the pairs%s are visible; tiles without any are skipped",
-      tests_pairs(p.features) ? "at most " : "",
-      100 * visible_pairs(p.mask_params, {.len_q = p.sizes.len_q, .len_k = p.sizes.len_k}) / all,
-      p.varlen ? " of the longest sequences" : "");
-  return share;
+  const double visible =
+      visible_pairs(p.mask_params, {.len_q = p.sizes.len_q, .len_k = p.sizes.len_k});
+  return visible_share(p, visible / all, p.varlen ? " of the longest sequences" : "");
 }
 
 std::string chip_text(const Chip& chip) {
