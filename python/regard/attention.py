@@ -237,9 +237,10 @@ def explain(q: Array, k: Array, v: Array, *, pass_: Pass = "forward", device: st
             ) -> Explanation:
     """How such a call would run. Arguments as `attention`; arrays need only a shape and a dtype.
 
-    Where `mask` is a Mask, the text also gives its density, and up to 32768 x 32768 pairs its tiles,
-    for which the host waits if the mask is on a GPU. It says so where calls like this one read a
-    tile map that the mask has kept.
+    Where `mask` is a Mask, the text also gives its density and tiles, as far as they are found within
+    a second or two, for which the host waits if the mask is on a GPU: of spans of one kind, and of
+    any mask of up to 2^28 pairs. It says so where calls like this one read a tile map that the mask
+    has kept.
 
     Args:
         pass_: "forward" or "backward".
@@ -249,17 +250,10 @@ def explain(q: Array, k: Array, v: Array, *, pass_: Pass = "forward", device: st
     found = problem.explain(which, where, **run_options(threads, backend))
     mask = options.get("mask")
     if isinstance(mask, Mask):
-        found["text"] = f"{found['text'].rstrip()}\nshown      {_share_of(mask)}\n"
+        from .masks.visible import summary
+
+        found["text"] = f"{found['text'].rstrip()}\nshown      {summary(mask)}\n"
     return Explanation(**found)
-
-
-def _share_of(mask: Mask) -> str:
-    text = f"{100 * mask.density():.1f} % of the pairs"
-    if mask.len_q * mask.len_k > 32768**2:
-        return text
-    tiles = mask.tiles()
-    return (f"{text}; tiles of 128 x 128: {tiles.hidden} hidden, {tiles.partial} partial, "
-            f"{tiles.full} full")
 
 
 @documented

@@ -164,7 +164,8 @@ class Mask:
         return density(self)
 
     def tiles(self, rows: int = 128, keys: int = 128) -> Tiles:
-        """How many tiles of rows x keys are hidden, partial and full; tests each pair once.
+        """How many tiles of rows x keys are hidden, partial and full; of spans of one kind without a
+        test of each pair.
 
         A tile is full if each of its pairs is visible, and hidden if none is. The tiles of all
         batch entries and heads that the mask distinguishes are counted.

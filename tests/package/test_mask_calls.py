@@ -267,3 +267,8 @@ def test_explain_says_what_a_mask_shows():
     assert text.endswith("9 hidden, 4 partial, 3 full")
     assert "mask       at most 50.1 % of the pairs" in text
     assert "shown" not in str(regard.explain(q, q, q, causal=True))
+    q = np.zeros((1, 2, 40000, 8), np.float32)  # within a second or two
+    mask = masks.documents([0, 20000, 40000])
+    assert str(regard.explain(q, q, q, mask=mask)).endswith("full")
+    text = str(regard.explain(q, q, q, mask=mask & masks.tree(range(40000), [40000] * 40000)))
+    assert text.endswith("shown      not counted: only a test of each of 1600000000 pairs would tell")

@@ -206,16 +206,33 @@ def test_what_spans_cannot_say():
 
 # ---------------------------------------------------------------------------------------- inspection
 
-@pytest.mark.parametrize("name", ["causal documents", "tree", "2-D, many rows", "window, sinks"])
-def test_tiles(name):
-    dense = wanted(name)
-    for rows, keys in ((7, 16), (60, 1), (128, 128)):
-        found = [0, 0, 0]
-        for i in range(0, S, rows):
-            for j in range(0, S, keys):
-                tile = dense[i:i + rows, j:j + keys]
+def counted(dense, rows, keys):
+    """The numbers of hidden, partial and full tiles of (entries, Sq, Sk)."""
+    found = [0, 0, 0]
+    for entry in dense:
+        for i in range(0, entry.shape[0], rows):
+            for j in range(0, entry.shape[1], keys):
+                tile = entry[i:i + rows, j:j + keys]
                 found[2 if tile.all() else 1 if tile.any() else 0] += 1
-        assert CASES[name][0]().tiles(rows, keys) == tuple(found)
+    return tuple(found)
+
+
+@pytest.mark.parametrize("kinds", [(), ("row_spans",), ("key_spans",), ("row_spans", "key_spans")])
+def test_tiles_and_density(kinds, random):
+    """Spans in any order, empty, beyond the ends; a row's that overlap."""
+    for _ in range(40):
+        len_q, len_k = (int(x) for x in random.integers(1, 60, 2))
+        arrays = {name: random.integers(-5, other + 5, (2, 1, own, 2 * int(random.integers(1, 4))))
+                  .astype(np.int32) for name, own, other in (("row_spans", len_q, len_k),
+                                                             ("key_spans", len_k, len_q))}
+        bands = [{}, {"causal": "top_left"}, {"causal": "bottom_right", "window": (9, None)},
+                 {"window": (5, 20)}]
+        mask = Mask(len_q, len_k, **{name: arrays[name] for name in kinds},
+                    **bands[random.integers(4)])
+        dense = np.reshape(mask.to_dense(), (-1, len_q, len_k))
+        assert mask.density() == pytest.approx(dense.mean())
+        for rows, keys in ((7, 16), (60, 1), (128, 128)):
+            assert mask.tiles(rows, keys) == counted(dense, rows, keys), mask
 
 
 def decoded(picture):

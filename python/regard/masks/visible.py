@@ -13,6 +13,7 @@ from .library import Library, is_concrete, library_of, to_numpy
 
 _PAIRS_AT_ONCE = 2**22
 _QUICK = 2**22  # numbers or pairs that __repr__ looks at
+_AT_MOST = 2**28  # that `summary` does
 
 
 class Tiles(NamedTuple):
@@ -77,18 +78,28 @@ def tiles(mask: Mask, rows: int, keys: int) -> Tiles:
                   for name, size in (("rows", rows), ("keys", keys)))
     if not mask.len_q or not mask.len_k:
         return Tiles(0, 0, 0)
-    cuts = numpy.arange(0, mask.len_k, keys)
-    widths = numpy.diff(numpy.append(cuts, mask.len_k))
+    heights, widths = (numpy.minimum(size, length - numpy.arange(0, length, size))
+                       for size, length in ((rows, mask.len_q), (keys, mask.len_k)))
     hidden = full = total = 0
     for b, h in _entries(mask):
-        for begin in range(0, mask.len_q, rows):
-            height = min(rows, mask.len_q - begin)
-            shown = sum(numpy.add.reduceat(part, cuts, axis=1, dtype=numpy.int64).sum(0)
-                        for part in parts_of(mask, begin, begin + height, b, h))
-            hidden += int((shown == 0).sum())
-            full += int((shown == height * widths).sum())
-            total += len(cuts)
+        shown = _shown_in_tiles(mask, rows, keys, b, h)
+        hidden += int((shown == 0).sum())
+        full += int((shown == heights[:, None] * widths).sum())
+        total += shown.size
     return Tiles(hidden, total - hidden - full, full)
+
+
+def summary(mask: Mask) -> str:
+    """Density and tiles, as far as they are found within a second or two."""
+    pairs = mask.len_q * mask.len_k * mask.batch * mask.heads
+    if _kind(mask) is None and pairs > _AT_MOST:
+        return f"not counted: only a test of each of {pairs} pairs would tell"
+    text = f"{100 * density(mask):.1f} % of the pairs"
+    if pairs // (1 if _kind(mask) is None else 128) > _AT_MOST:
+        return text
+    found = tiles(mask, 128, 128)
+    return (f"{text}; tiles of 128 x 128: {found.hidden} hidden, {found.partial} partial, "
+            f"{found.full} full")
 
 
 def parts_of(mask: Mask, begin: int, end: int, batch: int, head: int) -> Iterator[Any]:
@@ -128,30 +139,54 @@ def _kind(mask: Mask) -> str | None:
 
 
 def _visible_pairs(mask: Mask, batch: int, head: int) -> int:
-    kind, band = _kind(mask), band_of(mask)
-    if kind is None:
+    if _kind(mask) is None:
         return sum(int(part.sum()) for part in parts_of(mask, 0, mask.len_q, batch, head))
-    if kind == "key_spans":
-        spans = to_numpy(_part(mask.key_spans, batch, head))
-        return _spanned(spans, band.turned(), mask.len_k, mask.len_q)
-    spans = None if mask.row_spans is None else to_numpy(_part(mask.row_spans, batch, head))
-    return _spanned(spans, band, mask.len_q, mask.len_k)
+    return sum(int((end - begin).sum()) for begin, end in _intervals(mask, batch, head))
 
 
-def _spanned(spans: Any, band: Band, length: int, others: int) -> int:
-    """The number of pairs in the union of each row's spans and in the band."""
+def _shown_in_tiles(mask: Mask, rows: int, keys: int, batch: int, head: int) -> Any:
+    """How many pairs each tile shows, (ceil(Sq / rows), ceil(Sk / keys))."""
     import numpy
 
+    kind = _kind(mask)
+    if kind is None:
+        cuts = numpy.arange(0, mask.len_k, keys)
+        return numpy.array([sum(
+            numpy.add.reduceat(part, cuts, axis=1, dtype=numpy.int64).sum(0)
+            for part in parts_of(mask, begin, min(begin + rows, mask.len_q), batch, head))
+            for begin in range(0, mask.len_q, rows)])
+    of_keys = kind == "key_spans"
+    own, other = (keys, rows) if of_keys else (rows, keys)
+    length, others = (mask.len_k, mask.len_q) if of_keys else (mask.len_q, mask.len_k)
+    cuts = numpy.arange(0, others, other)
+    shown = numpy.zeros((-(-length // own), len(cuts)), numpy.int64)
+    for begin, end in _intervals(mask, batch, head):
+        for n in range(len(shown)):
+            part = slice(n * own, (n + 1) * own)
+            low = numpy.maximum(begin[part, None], cuts)
+            high = numpy.minimum(end[part, None], cuts + other)
+            shown[n] += numpy.maximum(high - low, 0).sum(0)
+    return shown.T if of_keys else shown
+
+
+def _intervals(mask: Mask, batch: int, head: int) -> Iterator[tuple[Any, Any]]:
+    """begin <= end of disjoint intervals for each row, which together are what the row sees in its
+    spans and in the band; with key spans for each key."""
+    import numpy
+
+    band, spans, length, others = band_of(mask), mask.row_spans, mask.len_q, mask.len_k
+    if _kind(mask) == "key_spans":
+        band, spans, length, others = band.turned(), mask.key_spans, others, length
     i = numpy.arange(length)
-    spans = numpy.array([[0, others]]) if spans is None else spans.astype(numpy.int64)
-    low = numpy.maximum(0, i + (-math.inf if band.low is None else band.low))
+    found = (numpy.array([[0, others]]) if spans is None else
+             to_numpy(_part(spans, batch, head)).astype(numpy.int64))
+    low = numpy.maximum(0, i + (-math.inf if band.low is None else band.low)).astype(numpy.int64)
     high = numpy.minimum(others, i + (math.inf if band.high is None else band.high + 1))
-    ends = spans.reshape(len(spans), spans.shape[1] // 2, 2)
-    ends = numpy.clip(ends, low[:, None, None], high[:, None, None])
+    ends = found.reshape(len(found), found.shape[1] // 2, 2)
+    ends = numpy.clip(ends, low[:, None, None], high[:, None, None]).astype(numpy.int64)
     ends = numpy.take_along_axis(ends, ends[..., :1].argsort(axis=1), axis=1)
-    total, reached = 0, low
+    reached = low
     for n in range(ends.shape[1]):
-        begin, end = numpy.maximum(ends[:, n, 0], reached), ends[:, n, 1]
-        total += int(numpy.maximum(end - begin, 0).sum())
-        reached = numpy.maximum(reached, end)
-    return total
+        begin = numpy.maximum(ends[:, n, 0], reached)
+        reached = numpy.maximum(begin, ends[:, n, 1])
+        yield begin, reached
