@@ -92,12 +92,12 @@ Type type_named(const std::string& argument, const std::string& name) {
   throw Error(Code::invalid_argument, argument, name, "must be f64, f32, f16, bf16, bool or i32");
 }
 
-Array array_at(std::uintptr_t pointer, const std::string& type,
+Array array_at(const std::string& argument, std::uintptr_t pointer, const std::string& type,
                const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides,
                int device, nanobind::object owner) {
-  require_rank("sizes", sizes.size());
+  require_rank(argument, sizes.size());
   if (strides.size() != sizes.size()) {
-    throw Error(Code::invalid_argument, "strides", std::to_string(strides.size()) + " numbers",
+    throw Error(Code::invalid_argument, argument, std::to_string(strides.size()) + " strides",
                 "must be as many as sizes, " + std::to_string(sizes.size()));
   }
   Array array{

@@ -26,8 +26,8 @@ Type type_of_dlpack(std::uint8_t code, std::uint8_t bits, std::uint16_t lanes);
 // DLPack's device in the numbers of Array::device. Error for memory of another kind.
 int device_of_dlpack(int type, int index, const std::string& argument);
 
-// A view of memory at `pointer`; strides count elements.
-Array array_at(std::uintptr_t pointer, const std::string& type,
+// A view of memory at `pointer`; strides count elements. `argument` is the name in an Error.
+Array array_at(const std::string& argument, std::uintptr_t pointer, const std::string& type,
                const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides,
                int device, nanobind::object owner);
 

@@ -128,6 +128,7 @@ Direct::Direct(const Named& torch)
       dense_(torch["dense"]),
       apply_(torch["apply"]),
       contiguous_(tensor_.attr("contiguous")),
+      hooks_(torch["hooks"]),
       autocast_(nb::cast<std::uint64_t>(nb::object(torch["autocast"]))),
       transforms_(nb::cast<std::uint64_t>(nb::object(torch["transforms"]))),
       torch_threads_(nb::cast<TorchThreads*>(nb::object(torch["torch_threads"]))),
@@ -201,7 +202,10 @@ nb::object Direct::forward(const nb::object& options, nb::handle q, nb::handle k
   const auto given = [&](const char* name) {
     return nb::object(arrays.size() > 0 ? arrays.attr("get")(name) : nb::none());
   };
-  if (autograd_ && !return_lse && takes_autograd(values, arrays)) {
+  // Hooks may belong to a checkpoint, which runs a call again, perhaps where a mode is active: what
+  // it saves is then what the operators save, in their order.
+  const auto has_hooks = [&] { return !hooks_(true).is_none(); };
+  if (autograd_ && !return_lse && takes_autograd(values, arrays) && !has_hooks()) {
     return autograd_->forward(values, q, k, v, given("bias"));
   }
   return apply_(q, k, v, given("bias"), given("sink"), options, arrays, return_lse);

@@ -19,7 +19,7 @@ class Direct {
   // capsule; `autocast` and `transforms`, the dispatch keys of autocast and of torch.func, as bits;
   // `dense(like, size, type)`, which makes a tensor for rows of `size` elements; `apply`, which
   // records a call for autograd; `torch_threads`, a TorchThreads or None; `autograd`, a
-  // TorchAutograd or None.
+  // TorchAutograd or None; `hooks(True)`, the hooks for saved tensors or None.
   explicit Direct(const Named& torch);
 
   // out, or (out, lse); with a gradient through `autograd` or `apply`. None where a mode is active.
@@ -72,7 +72,7 @@ class Direct {
   // memory: of the call's workspace.
   Run run_of(const DirectOptions& options, int device, TorchMemory& memory) const;
   const dlpack::ExchangeApi* exchange_ = nullptr;
-  nanobind::object tensor_, parameter_, dense_, apply_, contiguous_;
+  nanobind::object tensor_, parameter_, dense_, apply_, contiguous_, hooks_;
   nanobind::tuple no_names_;
   std::uint64_t autocast_ = 0, transforms_ = 0;  // sets of dispatch keys
   TorchThreads* torch_threads_ = nullptr;        // both live as long as the process

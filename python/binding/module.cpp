@@ -166,7 +166,7 @@ NB_MODULE(_core_of_main, m) {
   nb::set_leak_warnings(false);  // a program may still hold Problems when it ends
 
   nb::class_<Array>(m, "Array", "Memory, its element type, sizes and strides (in elements).")
-      .def_static("at", &array_at, "pointer"_a, "type"_a, "sizes"_a, "strides"_a, "device"_a = -1,
+      .def_static("at", &array_at, "argument"_a, "pointer"_a, "type"_a, "sizes"_a, "strides"_a, "device"_a = -1,
                   "owner"_a = nb::none())
       .def_static("of", &array_from, "source"_a, "argument"_a, "type"_a = "", "writable"_a = false)
       .def("swapped", &swapped, "first"_a, "second"_a)

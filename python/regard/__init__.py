@@ -9,9 +9,9 @@ with gradients: `regard.torch`, `regard.transformers`, `regard.jax`. `regard.mas
 """
 
 from . import masks
-from ._core import allow_compilation, dropout_probability, version
-from .attention import (Explanation, attention, attention_backward, dropout_mask, explain,
-                        prepare)
+from ._core import allow_compilation, version
+from .attention import (Explanation, attention, attention_backward, dropout_mask,
+                        dropout_probability, explain, prepare)
 from .checking import Check, CheckedOutput, check
 from .errors import (DeviceFailure, Error, InternalError, InvalidArgument, OutOfMemory, Unavailable,
                      Unsupported, WrongType)

@@ -13,8 +13,8 @@ from typing import Any
 
 from . import _core
 from .checks import class_name, word64
-from .element_types import NAMES, TYPE_NAMES, element_type
-from .errors import Error, Unsupported, WrongType, refuse
+from .element_types import NAMES, TYPE_NAMES, element_type, refuse_foreign
+from .errors import Unsupported, WrongType, refuse
 
 
 class Framework:
@@ -93,13 +93,13 @@ class CuPy(Framework):
     def array(self, x: Any, argument: str) -> _core.Array:
         type = element_type(x, argument)
         strides = [stride // x.itemsize for stride in x.strides]
-        return _core.Array.at(x.data.ptr, type, x.shape, strides, x.device.id, x)
+        return _core.Array.at(argument, x.data.ptr, type, x.shape, strides, x.device.id, x)
 
     output = array
 
     def seed(self, x: Any, argument: str) -> _core.Array:
         _require_integer(x, argument, _WORDS64)
-        return _core.Array.at(x.data.ptr, "i32", [2], [1], x.device.id, x)
+        return _core.Array.at(argument, x.data.ptr, "i32", [2], [1], x.device.id, x)
 
     def empty(self, shape: Sequence[int], type: str, like: Any) -> Any:
         cupy = sys.modules["cupy"]
@@ -124,7 +124,7 @@ class PyTorch(Framework):
             raise refuse(argument, f"a tensor of layout {x.layout}", "must be strided", WrongType)
         type = element_type(x, argument)
         x = x.resolve_neg()  # the memory of a lazily negated view has the other sign
-        return _core.Array.at(x.data_ptr(), type, x.shape, x.stride(),
+        return _core.Array.at(argument, x.data_ptr(), type, x.shape, x.stride(),
                               x.device.index if kind == "cuda" else -1, x)
 
     def output(self, x: Any, argument: str) -> _core.Array:
@@ -140,7 +140,7 @@ class PyTorch(Framework):
         if x.device.type != "cuda":
             return self.seed_number(x, argument)
         _require_integer(x, argument, _WORDS64)
-        return _core.Array.at(x.data_ptr(), "i32", [2], [1], x.device.index, x)
+        return _core.Array.at(argument, x.data_ptr(), "i32", [2], [1], x.device.index, x)
 
     def written(self, x: Any) -> None:
         if not x.is_inference():  # autograd must see that a tensor has changed
@@ -189,6 +189,8 @@ _INTEGERS = (*_WORDS64, "int32", "uint32", "int16", "uint16", "int8", "uint8")
 
 def _require_integer(x: Any, argument: str, types: tuple[str, ...]) -> None:
     """Errors: WrongType for what is no array of one number of these types."""
+    refuse_masked(x, argument)
+    refuse_foreign(x, argument)
     if math.prod(x.shape) != 1 or str(x.dtype).rpartition(".")[2] not in types:
         raise refuse(argument, f"{x.dtype} {list(x.shape)}",
                      f"must be an integer, or an array with one {' or '.join(types[:2])}",
@@ -246,7 +248,6 @@ def shape_only(x: Any, argument: str) -> _core.Array:
     for size in reversed(x.shape):
         strides.insert(0, stride)
         stride *= max(1, int(size))
-    try:
-        return _core.Array.at(0, type, [int(size) for size in x.shape], strides)
-    except Error as error:
-        raise error.named({"sizes": argument}) from None
+    most = 2**63 - 1  # refused later, as more than the memory that there is
+    return _core.Array.at(argument, 0, type, [min(int(size), most) for size in x.shape],
+                          [min(one, most) for one in strides])

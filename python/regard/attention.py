@@ -107,6 +107,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
         type = problem.type if out_type is None else type_name("out_type", out_type)
         if out is None:
             out = _made(call, framework, call.out_shape(), type, 0)
+        elif out_type is not None:
+            _require_type("out_type", type, out, "out")
         if lse is None and wants_lse:
             lse = _made(call, framework, call.lse_shape(), sums_type(problem), -math.inf)
         problem.forward(call.rows(output(out, "out")), output(lse, "lse") if wants_lse else None,
@@ -168,6 +170,10 @@ def attention_backward(dout: Array, q: Array, k: Array, v: Array, out: Array | N
         raise refuse("accumulate", True, "needs `into`, the arrays to add to")
     results = {name: getattr(into, name) if into is not None else
                _empty_gradient(name, call, framework, gradient_type) for name in wanted}
+    if into is not None and gradient_type is not None:
+        for name in [name for name in wanted if name != "dsink"]:  # which is float32
+            _require_type("gradient_type", type_name("gradient_type", gradient_type), results[name],
+                          name)
     arrays: dict[str, Any] = {
         name: call.rows(output(x, name)) if name in GRADIENTS[:3] else output(x, name)
         for name, x in results.items()}
@@ -199,16 +205,27 @@ def dropout_mask(batch: int, heads: int, len_q: int, len_k: int, p: float, *, se
         integer(name, size, 0, 2**31 - 1) for name, size in
         (("batch", batch), ("heads", heads), ("len_q", len_q), ("len_k", len_k)))
     p = number("p", p)
+    dropout_probability(p)  # which refuses others, also where no weight is asked for
     seed = (framework_of(seed, "seed").seed_number(seed, "seed") if hasattr(seed, "shape") else
             word64("seed", seed))
     offset = word64("offset", offset)
-    q, k = (_core.Array.at(0, "f32", [batch, heads, length, 1], [heads * length, length, 1, 1])
-            for length in (len_q, len_k))
     keep = numpy.empty((batch, heads, len_q, len_k), bool)
+    if not keep.size:
+        return keep
+    q, k = (_core.Array.at(name, 0, "f32", [batch, heads, length, 1],
+                           [heads * length, length, 1, 1])
+            for name, length in (("len_q", len_q), ("len_k", len_k)))
     options = {"dropout_p": p, "dropout_seed": seed, "dropout_offset": offset}
-    problem = _core.Problem(q, k, k, options)
-    problem.dropout_mask(view(keep, "keep"))
+    _core.Problem(q, k, k, options).dropout_mask(view(keep, "keep"))
     return keep
+
+
+def dropout_probability(p: float) -> float:
+    """The probability that dropout realises for `p`: the nearest multiple of 1/65536 below 1.
+
+    Errors: InvalidArgument, WrongType for a p that is no number in [0, 1).
+    """
+    return _core.dropout_probability(number("p", p))
 
 
 @dataclass(frozen=True)
@@ -288,6 +305,12 @@ def _into(out: Any, lse: Any, continue_from: Any, multiprocessors: Any) -> dict[
     if limit and out is None:
         raise refuse("multiprocessors", limit, "needs out, an array to write to")
     return {"continue_from": continues, "multiprocessors": limit}
+
+
+def _require_type(argument: str, asked: str, given: Any, name: str) -> None:
+    own = output(given, name).type
+    if own != asked:
+        raise refuse(argument, asked, f"{name} is given, and is {own}")
 
 
 def _multiprocessors(limit: Any) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .errors import WrongType, refuse
@@ -37,12 +37,21 @@ def integer(argument: str, value: Any, low: int, high: int) -> int:
             raise refuse(argument, shown(value), "must be an integer", WrongType)
         try:
             value = operator.index(value)
-        except TypeError:
+        except (TypeError, ValueError):
             raise refuse(argument, shown(value), "must be an integer", WrongType) from None
     whole: int = value
     if not low <= whole <= high:
         raise refuse(argument, whole, f"must be between {low} and {high}")
     return whole
+
+
+def for_each(argument: str, value: Any, what: Sequence[str]) -> list[Any]:
+    """One number for all of `what`, or a number for each. Errors: WrongType for another count."""
+    if not hasattr(value, "__len__") or getattr(value, "shape", None) == ():
+        return [value] * len(what)
+    if len(value) != len(what):
+        raise refuse(argument, value, f"must be an integer, or ({', '.join(what)})", WrongType)
+    return list(value)
 
 
 def flag(argument: str, value: Any) -> bool:
@@ -56,9 +65,9 @@ def flag(argument: str, value: Any) -> bool:
 
 def text(argument: str, value: Any) -> str:
     """Errors: WrongType."""
-    if isinstance(value, str):
+    if isinstance(value, str) and value.isprintable():  # neither a zero nor half a surrogate pair
         return value
-    raise refuse(argument, shown(value), "must be a string", WrongType)
+    raise refuse(argument, shown(value), "must be a string that can be printed", WrongType)
 
 
 def one_of(*words: str) -> Check:
@@ -114,11 +123,8 @@ def window(argument: str, value: Any) -> tuple[int, int]:
     if value is None:
         return -1, -1
     sides: Any = (value, value)
-    if not isinstance(value, (int, str)):
-        try:
-            sides = tuple(value)
-        except TypeError:
-            pass
+    if isinstance(value, (tuple, list)) or len(getattr(value, "shape", ())) > 0:
+        sides = tuple(value)
     if len(sides) != 2:
         raise refuse(argument, shown(value), "must be None, a number of keys, or a pair of these")
     left, right = (-1 if size is None else integer(argument, size, -1, 2**63 - 1)

@@ -35,7 +35,7 @@ def wanted_gradients(gradients: Iterable[str] | None, call: Call,
         if into is not None:
             return [name for name in GRADIENTS if getattr(into, name) is not None]
         return [name for name in GRADIENTS if call.options.get(name[1:], True) is not None]
-    if not isinstance(gradients, Iterable):
+    if not isinstance(gradients, Iterable) or hasattr(gradients, "shape"):
         raise refuse("gradients", shown(gradients), f"must be names of {', '.join(GRADIENTS)}",
                      WrongType)
     wanted = [gradients] if isinstance(gradients, str) else list(gradients)

@@ -173,12 +173,6 @@ Context primary_context(int index) {
 // Handles that stand for a default stream of whatever context is current.
 bool is_default(Stream stream) { return reinterpret_cast<std::uintptr_t>(stream) <= 2; }
 
-std::string printed_stream(Stream stream) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%p", static_cast<void*>(stream));
-  return text;
-}
-
 }  // namespace
 
 const Driver* driver_if_any() { return opened().devices > 0 ? &opened().driver : nullptr; }
@@ -242,7 +236,7 @@ CurrentContext::CurrentContext(int index, Stream stream) {
   if (owner != ordinal || result != kSuccess) {
     if (pushed_) d.pop_context(&current);
     check(result, "cuCtxGetId", index);
-    refuse("stream", printed_stream(stream),
+    refuse("stream", static_cast<const void*>(stream),
            "belongs to another device than " + printed_device(index));
   }
   id_ = id;

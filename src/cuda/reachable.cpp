@@ -2,17 +2,10 @@
 #include "cuda/reachable.hpp"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "problem/refuse.hpp"
 
 namespace regard::cuda_backend {
-
-std::string printed_pointer(const void* pointer) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%p", pointer);
-  return text;
-}
 
 void ReachableMemory::check(const char* name, const void* pointer) {
   const auto address = reinterpret_cast<DevicePointer>(pointer);
@@ -55,10 +48,9 @@ void ReachableMemory::refuse_unreachable(const char* name, const void* pointer) 
       "cuPointerGetAttributes", device_);
   const std::string device = "cuda:" + std::to_string(device_);
   if (kind == 0) {
-    refuse(name, printed_pointer(pointer),
-           "is memory of the host that " + device + " does not know");
+    refuse(name, pointer, "is memory of the host that " + device + " does not know");
   }
-  refuse(name, printed_pointer(pointer),
+  refuse(name, pointer,
          "is memory of cuda:" + std::to_string(ordinal) + " that " + device + " cannot reach");
 }
 

@@ -9,8 +9,6 @@
 
 namespace regard::cuda_backend {
 
-std::string printed_pointer(const void*);
-
 // Says for one call which memory the current context's kernels may access: the device's own, a
 // peer's, managed memory, and what the host has registered.
 //

@@ -97,7 +97,8 @@ void check_on_device(const Workspace& given, std::int64_t bytes, const MemoryNam
                      ReachableMemory& reachable) {
   check_given(given, bytes, names);
   if (reinterpret_cast<std::uintptr_t>(given.data) % 256 != 0) {
-    refuse(names.data, printed_pointer(given.data), "must be aligned to 256 bytes on a GPU");
+    refuse(names.data, static_cast<const void*>(given.data),
+           "must be aligned to 256 bytes on a GPU");
   }
   reachable.check(names.data, given.data);
 }

@@ -12,6 +12,7 @@ namespace regard {
 
 inline std::string printed(const std::string& text) { return text; }
 inline std::string printed(const char* text) { return text; }
+std::string printed(const void* address);  // "0x7f00"
 inline std::string printed(const Tensor& tensor) { return to_string(tensor); }
 inline std::string printed(Type type) { return name_of(type); }
 // With a point, whatever the locale: the shortest text that reads as this value; with so many

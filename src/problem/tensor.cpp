@@ -14,6 +14,12 @@ std::string printed(double value) {
   return std::string(text, end);
 }
 
+std::string printed(const void* address) {
+  char text[2 + 16] = {'0', 'x'};
+  const auto number = reinterpret_cast<std::uintptr_t>(address);
+  return std::string(text, std::to_chars(text + 2, text + sizeof text, number, 16).ptr);
+}
+
 std::string decimal(double value, int decimals) {
   char text[340];  // the largest double has 309 digits
   const auto end =

@@ -66,8 +66,7 @@ void check_data(const char* name, const Tensor& tensor) {
   if (!tensor.given() || !has_elements(tensor)) return;
   require(tensor.data != nullptr, name, "null", "must point to data");
   require(reinterpret_cast<std::uintptr_t>(tensor.data) % size_of(tensor.type) == 0, name,
-          tensor.data == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(tensor.data),
-          "must be aligned to its elements");
+          static_cast<const void*>(tensor.data), "must be aligned to its elements; a copy is");
 }
 
 View row_view(const char* name, const Tensor& tensor, const Tensor& like, bool packed,

@@ -178,7 +178,7 @@ def test_arrays_on_different_devices(monkeypatch):
     from regard import _core
 
     here = _core.Array.of(Q, "q")
-    there = _core.Array.at(1 << 20, "f32", K.shape, [96, 48, 8, 1], device=1)
+    there = _core.Array.at("k", 1 << 20, "f32", K.shape, [96, 48, 8, 1], device=1)
     with pytest.raises(regard.InvalidArgument, match="k = an array on cuda:1: must be on cpu"):
         _core.Problem(here, there, there)
 

@@ -341,8 +341,19 @@ def test_transforms_that_do_not_exist_are_refused():
 
 
 def test_vmap_is_the_loop():
-    q, k, v = (normal(3, 1, 2, 5, 4, seed=seed) for seed in range(3))
+    q, k, v = (normal(3, 1, 2, 5, 4, seed=seed).requires_grad_() for seed in range(3))
+    bias = normal(5, 5, seed=3).requires_grad_()
+
+    def attend(q, k, v, bias):
+        return rt.attention(q, k, v, bias=bias, return_lse=True)
+
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the missing batching rule
-        found = torch.vmap(rt.attention)(q, k, v)
-    assert torch.equal(found, torch.stack([rt.attention(*x) for x in zip(q, k, v)]))
+        warnings.simplefilter("error")  # such as of a missing batching rule
+        found = torch.vmap(attend, in_dims=(0, 0, None, None))(q, k, v[0], bias)
+    wanted = [torch.stack(x) for x in zip(*(attend(q[i], k[i], v[0], bias) for i in range(3)))]
+    results = [(*x, *torch.autograd.grad(x[0].square().sum() + x[1].sum(), (q, k, v, bias)))
+               for x in (found, wanted)]
+    for one, other in zip(*results):
+        torch.testing.assert_close(one, other)
+    empty = torch.vmap(rt.attention)(*(x[:0] for x in (q, k, v)))
+    assert empty.shape == (0, 1, 2, 5, 4) and torch.autograd.grad(empty.sum(), q)[0].shape == q.shape

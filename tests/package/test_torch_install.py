@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import regard  # noqa: E402
 import regard.torch as rt  # noqa: E402
 import regard.torch.direct as direct  # noqa: E402
 import regard.torch.limits as limits  # noqa: E402
@@ -289,6 +290,16 @@ def test_options_that_regard_refuses_go_to_pytorch(reason, options, calls, monke
         found = F.scaled_dot_product_attention(q, k, v, **options)
     assert not calls
     torch.testing.assert_close(found, STOCK[0](q, k, v, **options), equal_nan=True)
+
+
+def test_unaligned_memory_goes_to_pytorch(calls, monkeypatch):
+    monkeypatch.setattr(limits, "_told", set())
+    q = torch.frombuffer(bytearray(385), dtype=torch.float32, offset=1).view(1, 2, 6, 8)
+    with rt.installed(), pytest.warns(UserWarning, match="not aligned"):
+        assert torch.equal(F.scaled_dot_product_attention(q, q, q), STOCK[0](q, q, q))
+    assert not calls
+    with pytest.raises(regard.InvalidArgument, match="q = 0x.*must be aligned"):
+        rt.attention(q, q, q)
 
 
 def test_stock_signature(calls):

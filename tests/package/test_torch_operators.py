@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 
@@ -77,10 +78,16 @@ def test_shapes_without_memory():
     for found, wanted in zip((out, lse), real):
         assert found.shape == wanted.shape and found.stride() == wanted.stride()
     assert out.device.type == "meta"
-    q = normal(1, 2, 4, 8).expand(3, -1, -1, -1)
-    wanted = rt.attention(q, q, q).stride()
-    with FakeTensorMode() as mode:
-        assert rt.attention(*(mode.from_tensor(q),) * 3).stride() == wanted
+    windows = normal(6, 2, 8).unfold(0, 4, 1).permute(0, 1, 3, 2)  # two axes have equal strides
+    for q in (normal(1, 2, 4, 8).expand(3, -1, -1, -1), windows):
+        q.requires_grad_()
+        out = rt.attention(q, q, q)
+        gradient = torch.autograd.grad(out.sum(), q)[0]
+        with FakeTensorMode() as mode:
+            fake = mode.from_tensor(q)
+            found = rt.attention(fake, fake, fake)
+            assert found.stride() == out.stride()
+            assert torch.autograd.grad(found.sum(), fake)[0].stride() == gradient.stride()
 
 
 def options_of_tensors(packed):
@@ -175,6 +182,30 @@ def test_compiled_whole(function):
             results.append((out, lse, *torch.autograd.grad(total, given[:5])))
         for found, wanted in zip(results[1], results[0]):
             assert torch.equal(found, wanted) and found.stride() == wanted.stride()
+
+
+class Passing(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("modes", [(Passing, nullcontext), (nullcontext, Passing)])
+@pytest.mark.parametrize("function", [
+    lambda *given: everything(*given)[0], lambda *given: dropping(*given)[0],
+    lambda q, k, v, *more: rt.attention(q, k, v),
+    lambda q, k, v, bias, sink, mask: rt.attention(q, k, v, mask=mask, bias=bias)])
+def test_checkpoints_with_a_mode_in_one_of_their_passes(function, modes):
+    """What a checkpoint saves must not depend on how a call comes to its kernel."""
+    given = [*leaves(2, 2, 6, 8), normal(2, 1, 6, seed=5).requires_grad_(),
+             normal(2, seed=6).requires_grad_(), normal(6, 6, seed=7) > -1]
+    torch.manual_seed(4)
+    wanted = torch.autograd.grad(function(*given).square().sum(), given[:3])
+    torch.manual_seed(4)
+    with modes[0]():
+        out = checkpoint(function, *given, use_reentrant=False)
+    with modes[1]():
+        found = torch.autograd.grad(out.square().sum(), given[:3])
+    assert all(map(torch.equal, found, wanted))
 
 
 @pytest.mark.exhaustive

@@ -145,7 +145,7 @@ class NoMemory:
         for size in reversed(shape):
             strides.insert(0, stride)
             stride *= size
-        return _core.Array.at(0, type, list(shape), strides)
+        return _core.Array.at("shape", 0, type, list(shape), strides)
 
     def kept(self, shape: Sequence[int], share: float) -> _core.Array:
         return self.normal(shape, "bool")
@@ -160,7 +160,7 @@ class NoMemory:
     def loosened(self, x: _core.Array) -> _core.Array:
         """As x, with one unused element at the end of each row."""
         row = x.shape[-1]
-        return _core.Array.at(0, x.type, x.shape,
+        return _core.Array.at("x", 0, x.type, x.shape,
                               [step if step < row else step // row * (row + 1)
                                for step in x.strides])
 

@@ -6,8 +6,7 @@ import math
 from functools import reduce
 from typing import Any
 
-from ..checks import integer
-from ..errors import WrongType, refuse
+from ..checks import for_each, integer
 from ..mask_value import MOST_SPANS, Mask
 from .band import interleaved
 from .library import Library, library_of
@@ -64,13 +63,9 @@ def _neighbourhood(grid: dict[str, Any], kernel: Any, library: Library) -> Mask:
 
 
 def _kernels(kernel: Any, sizes: list[int]) -> list[int]:
-    try:
-        kernels = list(kernel) if hasattr(kernel, "__len__") else [kernel] * len(sizes)
-    except TypeError:  # an array of no dimension
-        kernels = [kernel] * len(sizes)
-    if len(kernels) != len(sizes):
-        raise refuse("kernel", kernel, f"must be an integer, or {len(sizes)} of them", WrongType)
-    return [integer("kernel", one, 1, size) for one, size in zip(kernels, sizes)]
+    axes = ("layers", "rows", "columns")[-len(sizes):]
+    return [integer("kernel", one, 1, size)
+            for one, size in zip(for_each("kernel", kernel, axes), sizes)]
 
 
 def _first(x: Any, size: int, kernel: int, library: Library) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..arrays import framework_of
 from ..checks import shown
+from ..element_types import refuse_foreign
 from ..errors import WrongType, refuse
 
 
@@ -180,6 +181,7 @@ def _checked(x: Any, argument: str) -> Any:
         except ValueError:  # lists of different lengths
             raise refuse(argument, shown(x), "must be integers", WrongType) from None
         x = x if x.size else x.astype(numpy.int32)
+    refuse_foreign(x, argument)
     if "int" not in str(x.dtype):
         raise refuse(argument, f"{x.dtype} {list(x.shape)}", "must be integers", WrongType)
     return x

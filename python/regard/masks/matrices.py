@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..checks import class_name, integer
+from ..checks import class_name, for_each, integer
 from ..errors import WrongType, refuse
 from ..mask_value import MOST_SPANS, Mask
 from .library import Library, library_of
 
+_AXES = ("queries", "keys")
 _PAIRS_AT_ONCE = 2**24
 
 
@@ -36,11 +37,11 @@ def blocks(block_map: Any, size: int | tuple[int, int], length: int | tuple[int,
     if not 2 <= len(shown.shape) <= 4:
         raise refuse("block_map", f"an array of shape {tuple(shown.shape)}",
                      "must be (rows, columns), or with B and Hq in front")
-    rows, keys = (integer("size", one, 1, 2**31 - 1) for one in _pair("size", size))
+    rows, keys = (integer("size", one, 1, 2**31 - 1) for one in for_each("size", size, _AXES))
     most = shown.shape[-2] * rows, shown.shape[-1] * keys
     len_q, len_k = (
         integer("length", one, 0, min(limit, 2**31 - 1))
-        for one, limit in zip(most if length is None else _pair("length", length), most))
+        for one, limit in zip(most if length is None else for_each("length", length, _AXES), most))
     row_block, key_block = library.order(0, len_q) // rows, library.order(0, len_k) // keys
     spans = runs(shown, library)
     if spans is not None:
@@ -142,11 +143,3 @@ def _least(among: Any, order: Any, otherwise: int, library: Library) -> Any:
     if not found.shape[-1]:
         return library.full((*found.shape[:-1], 1), otherwise)
     return library.xp.amin(found, -1)[..., None]
-
-
-def _pair(name: str, value: Any) -> tuple[Any, Any]:
-    if hasattr(value, "__len__"):
-        if len(value) != 2:
-            raise refuse(name, value, "must be an integer, or (queries, keys)", WrongType)
-        return value[0], value[1]
-    return value, value

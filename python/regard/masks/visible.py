@@ -28,6 +28,8 @@ def to_dense(mask: Mask) -> Any:
     """(Sq, Sk) bool; or (B or 1, Hq or 1, Sq, Sk) where the mask has a batch or heads."""
     library = library_of(*mask.arrays().values())
     entries = [rows_of(mask, 0, mask.len_q, b, h, library) for b, h in _entries(mask)]
+    if not entries:
+        return library.full((mask.batch, mask.heads, mask.len_q, mask.len_k), 0) != 0
     if len(entries) == 1:
         return entries[0]
     return library.xp.stack(entries).reshape(mask.batch, mask.heads, mask.len_q, mask.len_k)

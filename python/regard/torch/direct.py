@@ -237,6 +237,8 @@ class RegardAttention(torch.autograd.Function):
         for name, x in arrays.items():
             if x is not bias and x is not sink and x.is_inference():
                 arrays = arrays | {name: x.clone()}  # which autograd can save
+        if len(arrays) > 1:
+            arrays = {name: arrays[name] for name in _NAMES if name in arrays}
         return _direct.record(ctx, q, k, v, bias, sink, options, arrays, return_lse)
 
     @staticmethod
@@ -346,7 +348,8 @@ def _made() -> Any:
         "tensor": Tensor, "parameter": torch.nn.Parameter, "exchange": exchange,
         "autocast": _bits("AutocastCPU", "AutocastCUDA"),
         "transforms": _bits("FuncTorchDynamicLayerFrontMode"), "dense": dense, "apply": apply,
-        "torch_threads": TORCH_THREADS, "autograd": _autograd()})
+        "torch_threads": TORCH_THREADS, "autograd": _autograd(),
+        "hooks": torch._C._autograd._top_saved_tensors_default_hooks})
 
 
 _direct = _made()

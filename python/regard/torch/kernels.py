@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -41,13 +42,17 @@ def array_of(x: Tensor, argument: str) -> _core.Array:
         raise wrong_element_type(x, argument)
     if argument not in _OF_ANY_STRIDES and x.dim() > 0 and x.stride(-1) != 1 and x.shape[-1] > 1:
         x = x.contiguous()  # only what steps through a row by more than one element is copied
-    return _core.Array.at(x.data_ptr(), type, x.shape, x.stride(), x.get_device(), x)
+    return _core.Array.at(argument, x.data_ptr(), type, x.shape, x.stride(), x.get_device(), x)
 
 
 def dense(like: Tensor, size: int, type: torch.dtype | None) -> Tensor:
     """A dense tensor for rows of `size`, with its axes in memory in the order of `like`, expanded
     ones last, as the binding makes it. PyTorch's own fused attention lays out its results so."""
-    if like.shape[-1] == size and like.stride(-1) == 1 and 0 not in like.stride():
+    strides = like.stride()
+    # empty_like has an order of its own for expanded axes, and for those of equal strides.
+    is_plain = strides[-1] == 1 and 0 not in strides and not any(
+        a == b for a, b in combinations(strides[:-1], 2))
+    if is_plain and like.shape[-1] == size:
         return torch.empty_like(like, dtype=type)
     order = sorted(range(like.dim() - 1), key=like.stride, reverse=True)
     made = like.new_empty([*(like.shape[axis] for axis in order), size], dtype=type)

@@ -49,7 +49,14 @@ def _why_not(tensors: tuple[Any, ...]) -> str | None:
         return "transforms of torch.func"
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode derivatives"
+    if not torch.compiler.is_compiling() and any(map(_is_unaligned, tensors)):
+        return "memory that is not aligned to its elements"
     return None
+
+
+def _is_unaligned(x: Any) -> bool:
+    is_plain = type(x) in (Tensor, torch.nn.Parameter)  # others may have no memory
+    return is_plain and not x.is_meta and x.data_ptr() % x.element_size() != 0
 
 
 def _why_not_options(tensors: tuple[Any, ...], dropout_p: Any, scale: Any, enable_gqa: bool

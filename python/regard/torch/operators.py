@@ -56,7 +56,7 @@ def _fake_backward(wanted: Sequence[bool], dout: Tensor, dlse: Tensor | None, ou
 
 torch.library.register_fake("regard::forward", _fake_forward, lib=_library)
 torch.library.register_fake("regard::backward", _fake_backward, lib=_library)
-batching.register(_library, backward)
+batching.register(_library, forward, backward)
 
 
 _PLAIN = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
