@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "files/output_file.hpp"
 #include "output/output.hpp"
@@ -47,6 +48,10 @@ void make_arrays(AttendResults& r, const AttendInputs& in, bool backward) {
   const Attention& a = in.attention;
   r.out = in.like_q(a.v.sizes[in.packed ? 2 : 3], a.q.type);
   r.lse = in.like_lse();
+  if (in.packed || a.seqused_q.given()) {  // rows of no sequence have no key
+    for (Index n = 0; n < r.lse.count(); ++n)
+      r.lse.set(n, -std::numeric_limits<double>::infinity());
+  }
   if (!backward) return;
   r.dq = zeros_like(in, "q");
   r.dk = zeros_like(in, "k");

@@ -15,7 +15,7 @@ Results float64_reference(const Attention& attention, const Tensor& dout, const 
   Run run;
   run.backend = "reference";
   run.threads = threads;
-  Results r = empty_results(attention, wanted);
+  Results r = hidden_results(attention, wanted);
   forward(wide, {.out = r.out.tensor(), .lse = r.lse.tensor()}, run);
   if (!wanted.backward()) return r;
   const Array wide_dout = converted(dout, f64), wide_dlse = converted(dlse, f64);

@@ -278,6 +278,12 @@ Results empty_results(const Attention& a, const WantedTypes& wanted) {
   return r;
 }
 
+Results hidden_results(const Attention& a, const WantedTypes& wanted) {
+  Results r = empty_results(a, wanted);
+  std::fill_n(r.lse.as<double>(), r.lse.count(), kHidden<double>);
+  return r;
+}
+
 Array dropout_keep(const Attention& a) {
   if (!(dropout_probability(a.dropout.p) > 0)) return {};
   const Shape shape = shape_of(a);
@@ -289,7 +295,7 @@ Array dropout_keep(const Attention& a) {
 UnfusedResults unfused_attention(const Attention& a, const Tensor& dout, const Tensor& dlse,
                                  const UnfusedOptions& options) {
   UnfusedResults results;
-  static_cast<Results&>(results) = empty_results(a, options.wanted);
+  static_cast<Results&>(results) = hidden_results(a, options.wanted);
   const Array keep = dropout_keep(a);
   if (a.q.type == f64) {
     compute<double>(a, dout, dlse, options, keep, results);

@@ -38,6 +38,8 @@ UnfusedResults unfused_attention(const Attention& attention, const Tensor& dout,
 
 // f64 zeros in the shapes of the wanted results.
 Results empty_results(const Attention& attention, const WantedTypes& wanted);
+// The same, for results: rows of no sequence have an lse of -infinity.
+Results hidden_results(const Attention& attention, const WantedTypes& wanted);
 
 // dropout_mask(attention) as (B, Hq, Sq, Sk) bytes; empty without dropout.
 Array dropout_keep(const Attention& attention);

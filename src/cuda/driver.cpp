@@ -187,7 +187,9 @@ const Driver& driver() {
 }
 
 const Gpu& device_at(int index) {
-  driver();
+  if (!driver_if_any()) {
+    refuse("device", printed_device(index), why_no_driver(), Code::unavailable);
+  }
   if (index < 0 || index >= device_count() || index >= kMostDevices) {
     refuse("device", printed_device(index),
            "this machine has " + std::to_string(device_count()) +
