@@ -156,10 +156,9 @@ def test_recorded_calls_compile_ahead(run, tmp_path):
 
 
 def test_a_record_that_cannot_be_written(run, tmp_path):
-    done = subprocess.run([CLI, "check", "--device", "cuda:0", "--problems", "2"],
-                          capture_output=True, text=True, check=False,
-                          env={**os.environ, "REGARD_RECORD": str(tmp_path),
-                               "LD_LIBRARY_PATH": f"{BUILD}/fake/driver:{BUILD}/fake/nvrtc"})
+    done = run("check", "--device", "cuda:0", "--problems", 2, status=1, REGARD_RECORD=tmp_path,
+               REGARD_CACHE_DIR=str(tmp_path / "kernels"),
+               LD_LIBRARY_PATH=f"{BUILD}/fake/driver:{BUILD}/fake/nvrtc")
     fault = f'regard: REGARD_RECORD = "{tmp_path}": cannot be written: Is a directory'
     assert done.stderr.count(fault) == 1
 
