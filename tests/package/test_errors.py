@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import regard
+import regard.masks
 
 Q = np.ones((2, 4, 6, 8), np.float32)
 K = np.ones((2, 2, 6, 8), np.float32)
@@ -46,14 +47,22 @@ REFUSED = [
     ("causal", {"causal": True, "k": K[:, :, :5], "v": K[:, :, :5]}, regard.InvalidArgument),
     ("window", {"window": (1, 2, 3)}, regard.InvalidArgument),
     ("window", {"window": (1.5, 2)}, regard.InvalidArgument),
+    ("window", {"window": {5, 1}}, regard.WrongType),
     ("layout", {"layout": "sbhd"}, regard.InvalidArgument),
     ("precision", {"precision": "low"}, regard.InvalidArgument),
     ("backend", {"backend": "cpu:neon"}, regard.Unavailable),
     ("backend", {"backend": "cuda:mma"}, regard.Unavailable),
+    ("backend", {"backend": "cpu:avx2\0x"}, regard.WrongType),
+    ("backend", {"backend": "\ud800"}, regard.WrongType),
     ("out", {"out": np.ones((2, 4, 6, 9), np.float32)}, regard.InvalidArgument),
     ("out", {"out": np.ones((2, 4, 6, 8))}, regard.InvalidArgument),
     ("lse", {"lse": np.ones((2, 4, 6))}, regard.InvalidArgument),
     ("out_type", {"out_type": "int8"}, regard.WrongType),
+    ("out_type", {"out": np.ones((2, 4, 6, 8), np.float32), "out_type": "float64"},
+     regard.InvalidArgument),
+    ("multiprocessors", {"out": Q.copy(), "multiprocessors": np.array([1, 2])}, regard.WrongType),
+    ("dropout_seed", {"dropout_p": 0.1, "dropout_seed": np.array([5], ">i8")}, regard.WrongType),
+    ("dropout_seed", {"dropout_p": 0.1, "dropout_seed": np.ma.array([5])}, regard.WrongType),
     ("max_seqlen_q", {"q": Q[0], "k": K[0], "v": K[0], "cu_seqlens_q": np.zeros(2, np.int32)},
      regard.InvalidArgument),
     ("cu_seqlens_q", {"q": Q[0], "k": K[0], "v": K[0], "max_seqlen_q": 2, "max_seqlen_k": 2,
@@ -70,6 +79,38 @@ def test_refusal_names_argument_and_value(argument, changes, kind):
     error = caught.value
     assert error.argument == argument
     assert str(error).startswith(f"{argument} = {error.value}: ") and len(str(error)) > 20
+
+
+class Sized:
+    """What `explain` takes: a shape and a type."""
+
+    def __init__(self, *shape):
+        self.shape, self.dtype = shape, np.dtype(np.float32)
+
+
+HUGE = Sized(1, 2**31 - 1, 2**31 - 1, 128)
+FUNCTIONS = {
+    "explain": ("q", lambda: regard.explain(HUGE, HUGE, HUGE)),
+    "explain, a device": ("device", lambda: regard.explain(Q, K, K, device="\ud800")),
+    "dropout_mask": ("p", lambda: regard.dropout_mask(1, 0, 1, 1, 1.5)),
+    "dropout_probability": ("p", lambda: regard.dropout_probability("x")),
+    "gradients": ("gradients", lambda: regard.attention_backward(
+        Q, Q, K, K, Q, Q[..., 0], gradients=np.array("dq"))),
+    "gradient_type": ("gradient_type", lambda: regard.attention_backward(
+        Q, Q, K, K, Q, Q[..., 0], into=regard.Gradients(Q.copy(), K.copy(), K.copy()),
+        gradient_type="float16")),
+    "blocks": ("size", lambda: regard.masks.blocks(np.eye(3) > 0, (1, 2, 3))),
+    "documents": ("cu_seqlens", lambda: regard.masks.documents(np.array([0, 3], ">i4"))),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_other_functions_name_their_own_arguments(name):
+    argument, call = FUNCTIONS[name]
+    with pytest.raises(regard.InvalidArgument) as caught:
+        call()
+    assert caught.value.argument == argument
+    assert str(caught.value).startswith(f"{argument} = {caught.value.value}: ")
 
 
 BSHD = np.ones((2, 6, 4, 8), np.float32)  # (B, S, H, D), where (B, H, S, D) is expected

@@ -46,6 +46,8 @@ def test_masks_of_batch_entries_and_heads(random):
     assert (mask.to_dense() == dense).all() and mask.density() == pytest.approx(dense.mean())
     assert_same_bits(problem(random, batch=2, heads=3), mask, dense)
 
+    assert masks.prefix_lm([], 3).to_dense().shape == (0, 1, 3, 3)
+    assert (masks.blocks(maps[0, 0], np.array(10)).to_dense() == dense[0, 0]).all()
     trees = masks.tree([range(S)] * 2, [np.arange(S) + 1, [S] * S])
     assert (trees.to_dense() == np.stack([np.eye(S), I >= J])[:, None]).all()
 
