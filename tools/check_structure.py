@@ -33,6 +33,7 @@ LAYERS = {
                              "regard/type.hpp"],
     "src/distributed": ["distributed/", "threads/", "rows/element.hpp", "cuda/driver.hpp",
                         "cuda/planning.hpp", "cuda/reachable.hpp", "cuda/shared_library.hpp",
+                        "cuda/side_stream.hpp",
                         "cuda/workspace.hpp", "cuda/write_rows.hpp", "plan/count.h",
                         "problem/overlap.hpp",
                         "problem/given_memory.hpp", "problem/host_workspace.hpp", "problem/refuse.hpp",

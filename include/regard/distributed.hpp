@@ -52,6 +52,13 @@ enum class Dealing : std::uint8_t { contiguous, zigzag, greedy, documents, conti
 /// of visible pairs. The other schemes have even numbers of pairs with equal rows.
 enum class RowCounts : std::uint8_t { equal, by_area };
 
+/// What is computed while keys arrive and sums travel, by Scheme::gather and Scheme::halo of
+/// several heads of keys. none: nothing; one call over all heads. heads: some heads after the
+/// others, in two calls forward and up to three backward (one where heads share a gradient of the
+/// bias), with the same bits on the CPU. On a GPU, exchange is then called with a stream of the
+/// library's own, which the call's stream waits for.
+enum class Overlap : std::uint8_t { none, heads };
+
 /// What Scheme::automatic reckons with; only the ratio matters.
 struct Rates {
   double bytes_per_second = 3e11;  ///< that a rank receives while all communicate
@@ -83,6 +90,7 @@ class Plan {
   int ranks() const;                   ///< how many there are
   Scheme scheme() const;               ///< not automatic
   Dealing dealing() const;             ///< how blocks were dealt
+  Overlap overlap() const;             ///< none where scheme or heads leave no choice
 
   /// The numbers of the rank's blocks, ascending.
   const std::vector<std::int64_t>& blocks(int rank) const;
@@ -118,7 +126,7 @@ class Plan {
 
 /// Plans for 1 to 4096 ranks. Throws Error, which names the member that is wrong.
 Plan plan(const WholeSequence&, int ranks, Scheme = Scheme::automatic, const Rates& = {},
-          RowCounts = RowCounts::equal);
+          RowCounts = RowCounts::equal, Overlap = Overlap::none);
 
 // ------------------------------------------------------------------------------------- collectives
 
@@ -143,9 +151,10 @@ struct Collectives {
   void* self = nullptr;  ///< passed through to exchange
   /// A group of sends and receives that begin together, so that no order of theirs can block
   /// (MPI_Isend, MPI_Irecv, MPI_Waitall). Messages from one rank to another arrive in their order.
-  /// On the CPU, returns when all have been sent and received. On a GPU, puts them on the stream.
-  /// Returns null; or why it failed, which becomes an Error. What it throws passes through, except
-  /// std::bad_alloc, which becomes an Error too.
+  /// On the CPU, returns when all have been sent and received. On a GPU, puts them on the stream:
+  /// the call's, or with Overlap::heads one of the library's own. Returns null; or why it failed,
+  /// which becomes an Error. What it throws passes through, except std::bad_alloc, which becomes an
+  /// Error too.
   const char* (*exchange)(void* self, const Send* sends, std::size_t send_count,
                           const Receive* receives, std::size_t receive_count,
                           void* stream) = nullptr;

@@ -20,11 +20,31 @@ struct Opened {
   int devices = 0;
 };
 
+template <class Find>
+void find_streams_and_events(Driver& d, const Find& find) {
+  find("cuStreamGetCtx", d.context_of_stream);
+  find("cuStreamSynchronize", d.synchronize_stream);
+  find("cuStreamIsCapturing", d.is_capturing);
+  find("cuCtxGetStreamPriorityRange", d.priorities);
+  find("cuStreamCreateWithPriority", d.create_stream);
+  find("cuStreamDestroy_v2", d.destroy_stream);
+  find("cuStreamWaitEvent", d.wait_for_event);
+  find("cuStreamWriteValue32_v2", d.write_word);
+  find("cuStreamWaitValue32_v2", d.wait_for_word);
+  find("cuThreadExchangeStreamCaptureMode", d.exchange_capture_mode);
+  find("cuEventCreate", d.create_event);
+  find("cuEventRecord", d.record_event);
+  find("cuEventSynchronize", d.synchronize_event);
+  find("cuEventElapsedTime", d.elapsed);
+  find("cuEventDestroy_v2", d.destroy_event);
+}
+
 std::string missing_function(const SharedLibrary& library, Driver& d) {
   std::string missing;
   const auto find = [&](const char* symbol, auto& function) {
     library.find(symbol, function, missing);
   };
+  find_streams_and_events(d, find);
   find("cuInit", d.init);
   find("cuDriverGetVersion", d.version);
   find("cuDeviceGetCount", d.device_count);
@@ -40,9 +60,6 @@ std::string missing_function(const SharedLibrary& library, Driver& d) {
   find("cuCtxGetId", d.context_id);
   find("cuDevicePrimaryCtxRetain", d.retain_primary);
   find("cuCtxSynchronize", d.synchronize);
-  find("cuStreamGetCtx", d.context_of_stream);
-  find("cuStreamSynchronize", d.synchronize_stream);
-  find("cuThreadExchangeStreamCaptureMode", d.exchange_capture_mode);
   find("cuMemAlloc_v2", d.allocate);
   find("cuMemFree_v2", d.free);
   find("cuMemAllocAsync", d.allocate_async);
@@ -57,8 +74,6 @@ std::string missing_function(const SharedLibrary& library, Driver& d) {
   find("cuMemcpyDtoH_v2", d.copy_out);
   find("cuMemcpyAsync", d.copy_async);
   find("cuMemcpy2DAsync_v2", d.copy_2d_async);
-  find("cuStreamWriteValue32_v2", d.write_word);
-  find("cuStreamWaitValue32_v2", d.wait_for_word);
   find("cuPointerGetAttributes", d.pointer_attributes);
   find("cuModuleLoadDataEx", d.load_module);
   find("cuModuleGetFunction", d.function);
@@ -67,11 +82,6 @@ std::string missing_function(const SharedLibrary& library, Driver& d) {
   find("cuLaunchKernelEx", d.launch);
   find("cuTensorMapEncodeTiled", d.encode_tiled);
   find("cuTensorMapReplaceAddress", d.replace_address);
-  find("cuEventCreate", d.create_event);
-  find("cuEventRecord", d.record_event);
-  find("cuEventSynchronize", d.synchronize_event);
-  find("cuEventElapsedTime", d.elapsed);
-  find("cuEventDestroy_v2", d.destroy_event);
   find("cuGetErrorName", d.error_name);
   find("cuGetErrorString", d.error_text);
   return missing;

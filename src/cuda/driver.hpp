@@ -37,6 +37,8 @@ enum PointerAttribute : int {
 };
 enum PoolAttribute : int { kReleaseThreshold = 4 };
 enum CaptureMode : int { kRelaxed = 2 };
+enum StreamFlag : unsigned { kNonBlocking = 1 };  // by the legacy default stream
+enum EventFlag : unsigned { kWithoutTime = 2 };
 enum WaitKind : unsigned { kWaitForLater = 0 };
 enum LaunchAttributeId : int { kProgrammaticSerialization = 6 };
 
@@ -104,6 +106,11 @@ struct Driver {
 
   Result (*context_of_stream)(Stream, Context*);
   Result (*synchronize_stream)(Stream);
+  Result (*is_capturing)(Stream, int* status);
+  Result (*priorities)(int* least, int* greatest);
+  Result (*create_stream)(Stream*, unsigned flags, int priority);
+  Result (*destroy_stream)(Stream);
+  Result (*wait_for_event)(Stream, Event, unsigned flags);
   Result (*exchange_capture_mode)(int* mode);
 
   Result (*allocate)(DevicePointer*, std::size_t);

@@ -1,7 +1,10 @@
 // Rows in a GPU's memory, by one small kernel on the call's stream.
+#include <optional>
+
 #include "cuda/driver.hpp"
 #include "cuda/planning.hpp"
 #include "cuda/reachable.hpp"
+#include "cuda/side_stream.hpp"
 #include "cuda/workspace.hpp"
 #include "cuda/write_rows.hpp"
 #include "distributed/memory.hpp"
@@ -27,6 +30,11 @@ class DeviceMemory final : public Memory {
                 is_given(run.workspace) ? nullptr : workspace_pool(run.device.index, context_.id()),
                 reachable_) {}
 
+  void* stream(Lane lane) override { return lane == Lane::call ? stream_ : beside().get(); }
+  void let_other_wait_for(Lane first) override {
+    first == Lane::call ? beside().let_side_wait() : beside().let_callers_wait();
+  }
+
   std::byte* workspace() override { return memory_.at<std::byte>(0); }
 
   const void* table(const void* host, std::size_t bytes, void* to) override {
@@ -51,12 +59,18 @@ class DeviceMemory final : public Memory {
   }
 
  private:
+  SideStream& beside() {
+    if (!beside_) beside_.emplace(stream_, run_.device.index);
+    return *beside_;
+  }
+
   const Run& run_;
   const Driver& d_;
   const Stream stream_;
   const CurrentContext context_;
   ReachableMemory reachable_;
   DeviceWorkspace memory_;
+  std::optional<SideStream> beside_;
 };
 
 }  // namespace

@@ -91,6 +91,9 @@ class HostMemory final : public Memory {
  public:
   HostMemory(std::size_t bytes, const Run& run) : run_(run), workspace_(bytes, kAlignment, run) {}
 
+  void* stream(Lane) override { return run_.stream; }
+  void let_other_wait_for(Lane) override {}
+
   std::byte* workspace() override { return workspace_.begin(); }
   const void* table(const void* host, std::size_t, void*) override { return host; }
   void zero(void* to, std::size_t bytes) override { std::memset(to, 0, bytes); }

@@ -16,13 +16,15 @@ inline constexpr Half kHalves[] = {Half::keys, Half::values};
 
 class KeyRows {
  public:
-  explicit KeyRows(const Part& part)
+  explicit KeyRows(const Part& part) : KeyRows(part, part.whole().heads_kv) {}
+  // Of so many heads.
+  KeyRows(const Part& part, std::int64_t heads)
       : batch_(part.batch()),
-        heads_(part.whole().heads_kv),
+        heads_(heads),
         size_(part.whole().head_size),
         size_v_(part.whole().head_size_v) {}
 
-  // Bytes of one key and its value, for all batch entries and heads.
+  // Bytes of one key and its value, for all batch entries and these heads.
   std::int64_t bytes(Type type) const {
     return (Count(batch_) * heads_ * (size_ + size_v_) * std::int64_t(size_of(type))).value();
   }

@@ -10,9 +10,18 @@
 
 namespace regard::distributed {
 
+// Orders of work. On a GPU each is a stream: the call's, and one of the library's own next to it.
+// On the CPU all work is done in turn.
+enum class Lane : bool { call, beside };
+
 class Memory {
  public:
   virtual ~Memory() = default;
+
+  // What Collectives::exchange puts its work on.
+  virtual void* stream(Lane) = 0;
+  // What is put on the other lane from now on waits for what is on this one by now.
+  virtual void let_other_wait_for(Lane) = 0;
 
   // The call's workspace: the caller's, or the library's own for as long as this lives.
   virtual std::byte* workspace() = 0;

@@ -248,6 +248,12 @@ double PlanContents::balance() const {
   return total > 0 ? *std::max_element(areas.begin(), areas.end()) * ranks / total : 1;
 }
 
+Overlap PlanContents::overlap() const {
+  const bool has_choice =
+      ranks > 1 && whole.heads_kv > 1 && (scheme == Scheme::gather || scheme == Scheme::halo);
+  return has_choice ? asked_overlap : Overlap::none;
+}
+
 Rows PlanContents::keys(int rank) const {
   const std::vector<bool>& needed = needs[std::size_t(rank)];
   const auto first = std::find(needed.begin(), needed.end(), true);
@@ -274,8 +280,8 @@ std::vector<Rows> PlanContents::runs(int owner, int reader) const {
 
 namespace {
 
-Plan made_plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates& rates,
-               RowCounts counts) {
+PlanContents made_plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates& rates,
+                       RowCounts counts) {
   const WholeSequence whole = checked(asked);
   require(ranks >= 1 && ranks <= kMostRanks, "ranks", ranks, "must be from 1 to 4096");
   require(rates.flops > 0 && std::isfinite(rates.flops), "rates.flops", rates.flops,
@@ -291,18 +297,22 @@ Plan made_plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates
   }
   const std::vector<double> areas = areas_of_blocks(whole);
   if (scheme == Scheme::automatic) {
-    return PlanContents::to_plan(fastest(whole, ranks, rates, counts, areas));
+    return fastest(whole, ranks, rates, counts, areas);
   }
   PlanContents made = of_scheme(whole, ranks, scheme, counts, areas);
   made.reasons.push_back(std::string(name_of(scheme)) + ": as asked for");
-  return PlanContents::to_plan(std::move(made));
+  return made;
 }
 
 }  // namespace
 
 Plan plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates& rates,
-          RowCounts counts) {
-  return with_memory_errors([&] { return made_plan(asked, ranks, scheme, rates, counts); });
+          RowCounts counts, Overlap overlap) {
+  return with_memory_errors([&] {
+    PlanContents made = made_plan(asked, ranks, scheme, rates, counts);
+    made.asked_overlap = overlap;
+    return PlanContents::to_plan(std::move(made));
+  });
 }
 
 // -------------------------------------------------------------------------------- what a Plan says
@@ -322,6 +332,7 @@ const WholeSequence& Plan::whole() const { return contents_->whole; }
 int Plan::ranks() const { return contents_->ranks; }
 Scheme Plan::scheme() const { return contents_->scheme; }
 Dealing Plan::dealing() const { return contents_->dealing; }
+Overlap Plan::overlap() const { return contents_->overlap(); }
 
 const std::vector<std::int64_t>& Plan::blocks(int rank) const {
   return contents_->blocks[checked_rank(*contents_, rank)];

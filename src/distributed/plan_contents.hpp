@@ -16,6 +16,7 @@ struct PlanContents {
   int ranks = 1;
   Scheme scheme = Scheme::gather;
   RowCounts counts = RowCounts::equal;  // asked for
+  Overlap asked_overlap = Overlap::none;
   Dealing dealing = Dealing::contiguous;
   std::vector<std::string> reasons{};
 
@@ -30,6 +31,7 @@ struct PlanContents {
   std::int64_t rows_of_block(std::int64_t block) const;
   std::int64_t rows(int rank) const;
   double balance() const;
+  Overlap overlap() const;
   Rows keys(int rank) const;
   std::vector<Rows> runs(int owner, int reader) const;
   std::string title() const;    // in one line

@@ -94,7 +94,8 @@ const char* name_of(Dealing dealing) {
 std::string PlanContents::title() const {
   return std::string(name_of(scheme)) + " over " + std::to_string(ranks) + " ranks, " +
          std::to_string(whole.length) + " rows dealt " + name_of(dealing) + ", balance " +
-         decimal(balance(), 3);
+         decimal(balance(), 3) +
+         (overlap() == Overlap::heads ? ", some heads computed while keys of others move" : "");
 }
 
 std::string PlanContents::explain() const {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/call_of_heads.hpp"
 #include "distributed/dealt_heads.hpp"
 #include "distributed/heads.hpp"
 #include "distributed/scheme_call.hpp"
@@ -17,14 +18,6 @@
 
 namespace regard::distributed {
 namespace {
-
-// The call over all rows of some heads.
-struct CallOfHeads {
-  Attention a{};
-  ForwardOutputs outputs{};
-  BackwardInputs inputs{};
-  Gradients gradients{};
-};
 
 // A tensor that moves: to the call's, by heads, and from there to the caller's, by rows.
 struct Moving {
@@ -213,26 +206,8 @@ CallOfHeads UlyssesCall::of_heads(const Heads& run) const {
     return Heads{heads.begin - first, heads.end - first};
   };
   const WholeSequence& whole = part_.whole();
-  const Heads queries = counted_from(run, own().begin);
-  const Heads keys = counted_from(key_heads(whole, run), key_heads(whole, own()).begin);
-  const auto take = [](Tensor& x, const Heads& heads) {
-    if (x.given()) x = distributed::heads_of(x, heads);
-  };
-  const auto take_scores = [&](Tensor& x) {
-    if (x.given() && x.sizes[1] > 1) take(x, queries);
-  };
-  const auto take_of_all = [&](Tensor& x) {
-    if (x.given()) x = slice(x, x.rank - 1, run);
-  };
-  CallOfHeads one = call_;
-  one.a.head_begin += run.begin;
-  for (Tensor* x : {&one.a.q, &one.outputs.out, &one.outputs.lse, &one.inputs.out, &one.inputs.lse,
-                    &one.inputs.dout, &one.inputs.dlse, &one.inputs.delta, &one.gradients.dq}) {
-    take(*x, queries);
-  }
-  for (Tensor* x : {&one.a.k, &one.a.v, &one.gradients.dk, &one.gradients.dv}) take(*x, keys);
-  for (Tensor* x : {&one.a.bias, &one.a.mask, &one.gradients.dbias}) take_scores(*x);
-  for (Tensor* x : {&one.a.alibi_slopes, &one.a.sink, &one.gradients.dsink}) take_of_all(*x);
+  CallOfHeads one = call_.of(run, counted_from(run, own().begin),
+                             counted_from(key_heads(whole, run), key_heads(whole, own()).begin));
   // Runs may share a head of dbias.
   one.gradients.accumulate = runs_.size() > 1;
   return one;

@@ -33,6 +33,11 @@ inline bool is_over_keys(const Tensor& x) {
   return has_columns && x.sizes[std::size_t(x.rank - 1)] != 1;
 }
 
+// Whether a tensor that broadcasts to (B, Hq, rows, S) has values of its own for each head.
+inline bool has_heads(const Tensor& x) {
+  return x.given() && x.rank >= 3 && x.sizes[std::size_t(x.rank - 3)] != 1;
+}
+
 // The columns of these keys, unless it broadcasts over all.
 inline Tensor columns(const Tensor& x, const Rows& keys) {
   return is_over_keys(x) ? slice(x, x.rank - 1, keys) : x;

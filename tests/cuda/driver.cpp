@@ -35,7 +35,9 @@ struct Function {
   Kernel* kernel;
   int most_shared = 48 << 10;
 };
+constexpr int kGreatestPriority = -5;
 struct Event {
+  Stream* stream = nullptr;
   std::chrono::steady_clock::time_point time;
 };
 
@@ -245,7 +247,27 @@ FAKE int cuStreamGetCtx(Stream* stream, Context** context) {
 FAKE int cuStreamCreate(Stream** stream, unsigned) {
   return *stream = regard_fake_stream(current() ? current() : primary_of(0)), kOk;
 }
-FAKE int cuStreamDestroy_v2(Stream*) { return kOk; }  // kept
+FAKE int cuStreamCreateWithPriority(Stream** stream, unsigned flags, int priority) {
+  if (flags != 1 || priority != kGreatestPriority) return kInvalid;
+  const int result = cuStreamCreate(stream, flags);
+  BEGIN("cuStreamCreateWithPriority");
+  return result;
+}
+FAKE int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  return *least = 0, *greatest = kGreatestPriority, kOk;
+}
+FAKE int cuStreamIsCapturing(Stream* stream, int* status) {
+  return *status = stream && stream->captures, kOk;
+}
+FAKE int cuStreamWaitEvent(Stream* stream, Event* event, unsigned flags) {
+  BEGIN("cuStreamWaitEvent");
+  if (call.m.is_recording) call.m.waits.emplace_back(event->stream, stream);
+  return flags == 0 ? kOk : kInvalid;
+}
+FAKE int cuStreamDestroy_v2(Stream*) {  // kept
+  BEGIN("cuStreamDestroy");
+  return kOk;
+}
 FAKE int cuStreamQuery(Stream*) { return kOk; }
 FAKE int cuStreamSynchronize(Stream*) {
   BEGIN("cuStreamSynchronize");
@@ -289,7 +311,8 @@ FAKE int cuTensorMapReplaceAddress(void* map, void* data) {
 
 FAKE int cuEventCreate(Event** event, unsigned) { return *event = new Event, kOk; }
 FAKE int cuEventDestroy_v2(Event* event) { return delete event, kOk; }
-FAKE int cuEventRecord(Event* event, Stream*) {
+FAKE int cuEventRecord(Event* event, Stream* stream) {
+  event->stream = stream;
   return event->time = std::chrono::steady_clock::now(), kOk;
 }
 FAKE int cuEventSynchronize(Event*) { return kOk; }

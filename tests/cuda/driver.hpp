@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/kernels/params.h"
@@ -60,6 +61,7 @@ struct Machine {
   std::map<std::uintptr_t, Allocation> memory;
   std::deque<Pool> pools;
   std::vector<Launch> launches;
+  std::vector<std::pair<void*, void*>> waits;  // a stream, and the one that waits for it
   std::string fault = "as the test wants it";  // the text of errors
   bool broken_capture = false;                 // something was called that a capture forbids
   bool knows_mappings = true;                  // in pointer attributes

@@ -1,6 +1,7 @@
 // Ranks on the emulated GPU, over the tests' own NCCL: the library's calls, whose kernels run on
 // the CPU, against float64.
 #include <algorithm>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 
 using namespace regard;
 using namespace regard::tests;
+using distributed::Overlap;
 using distributed::Scheme;
 
 namespace {
@@ -117,6 +119,29 @@ TEST_CASE("ranks on a GPU: terms, and gradients that are accumulated") {
   check_case(fake, {.settings = s, .scheme = Scheme::halo}, 2);
   check_case(fake, {.settings = s, .scheme = Scheme::ulysses}, 3);
   check_case(fake, {.settings = s, .scheme = Scheme::ring}, 3);
+}
+
+TEST_CASE("ranks on a GPU: some heads while keys of others move") {
+  const FakeCuda fake;
+  Settings s = settings({.bias = f32, .sink = true, .dropout = 0.2, .accumulate = true});
+  s.heads_q = 3;
+  s.heads_kv = 3;
+  s.causal = Causal::top_left;
+  check_case(fake, {.settings = s}, 2);
+  CHECK(fake.machine->waits.empty());
+  check_case(fake, {.settings = s, .overlap = Overlap::heads}, 2);
+  // Of two ranks' calls. Forward: the side stream for own keys, the caller's for the keys of either
+  // group; backward: the caller's for the keys of the first group, for all others and for all sums,
+  // the side stream for own keys and for the sums of each of three groups. And at each call's end.
+  std::map<bool, int> waits;  // whether the caller's stream, which is null, waits
+  for (const auto& [first, second] : fake.machine->waits) {
+    CHECK((first == nullptr) != (second == nullptr));
+    ++waits[second == nullptr];
+  }
+  CHECK(waits[true] == 2 * (3 + 4));
+  CHECK(waits[false] == 2 * (1 + 4));
+  s.window = {90, -1};
+  check_case(fake, {.settings = s, .scheme = Scheme::halo, .overlap = Overlap::heads}, 2);
 }
 
 // Two runs of heads, which share one head of bias and mask.

@@ -11,6 +11,7 @@
 
 using namespace regard;
 using namespace regard::tests;
+using distributed::Overlap;
 using distributed::Scheme;
 
 namespace {
@@ -173,6 +174,32 @@ TEST_CASE("ranks: other types") {
   check_case({.settings = s}, kSchemes, 4e-6);
 }
 
+// Two groups of heads forward, three backward, or one where heads share a gradient of the bias.
+TEST_CASE("ranks: some heads while keys of others move") {
+  const auto check_terms = [](const Settings& given) {
+    WholeCase problem{.settings = settings(given), .overlap = Overlap::heads};
+    problem.settings.heads_q = 6;
+    problem.settings.heads_kv = 3;
+    problem.settings.causal = Causal::top_left;
+    check_case(problem, {Scheme::gather}, 1e-12, {2, 5});
+    problem.settings.window = {150, -1};
+    check_case(problem, {Scheme::halo}, 1e-12, {3});
+    problem.cu_seqlens = {0, 100, 250};
+    check_case(problem, {Scheme::gather}, 1e-12, {3});
+  };
+  check_terms({.bias = f64, .sink = true, .dropout = 0.3});
+  check_terms({.bias = f64, .bias_broadcast = {true, true, false, false}, .accumulate = true});
+  check_terms({.softcap = 2,
+               .scale = 0.5,
+               .bias = f64,
+               .mask = true,
+               .alibi = true,
+               .sink = true,
+               .dropout = 0.2,
+               .accumulate = true,
+               .gaps = true});
+}
+
 // Dropout counts heads and batch entries from there.
 TEST_CASE("ranks: some heads and entries of a larger problem") {
   Settings s = settings({.dropout = 0.5});
@@ -259,6 +286,8 @@ TEST_CASE("ranks: results repeat to the bit, on any number of threads") {
     const std::string once = bits_of(problem, inputs, 1);
     CHECK(bits_of(problem, inputs, 2) == once);
     CHECK(bits_of(problem, inputs, 3) == once);
+    if (scheme != Scheme::gather) continue;
+    CHECK(bits_of({.settings = s, .overlap = Overlap::heads}, inputs, 2) == once);
   }
 }
 

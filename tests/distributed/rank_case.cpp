@@ -49,7 +49,7 @@ distributed::Plan WholeCase::plan(int ranks) const {
                             .causal = s.causal,
                             .window = s.window,
                             .cu_seqlens = cu_seqlens},
-                           ranks, scheme);
+                           ranks, scheme, {}, distributed::RowCounts::equal, overlap);
 }
 
 Attention WholeCase::attention(const Case& c, Array& spans) const {

@@ -15,6 +15,7 @@ struct WholeCase {
   Settings settings{};  // with len_q = len_k
   std::vector<std::int32_t> cu_seqlens{};
   distributed::Scheme scheme = distributed::Scheme::gather;
+  distributed::Overlap overlap = distributed::Overlap::none;
   std::int64_t batch_begin = 0, head_begin = 0;
 
   distributed::Plan plan(int ranks) const;
