@@ -8,7 +8,7 @@ if ! command -v clang-format-16 >/dev/null; then
   exit 1
 fi
 
-mapfile -d '' files < <(find include src cli tests examples bench -type f \
+mapfile -d '' files < <(find include src cli python tests examples bench -type f \
   \( -name '*.h' -o -name '*.hpp' -o -name '*.c' -o -name '*.cpp' -o -name '*.cuh' \) -print0)
 
 if [[ ${1:-} != --check ]]; then

@@ -345,8 +345,9 @@ REGARD_API regard_status regard_workspace(const regard_attention* attention, reg
                                           const regard_run* run, size_t* bytes);
 
 /** Sets *bytes to what the memory of regard_mask_make must hold for such calls: the tile maps of
- * both passes. For a dense mask they are an eighth of its bytes a pass, with small tiles up to all
- * of them. 0 on the CPU, and where no kernel reads a map. The tensors' data may be null here.
+ * both passes. For a dense mask they are an eighth of its bytes a pass, with tiles of few
+ * columns up to all of them. 0 on the CPU, and where no kernel reads a map. The tensors' data may
+ * be null here.
  */
 REGARD_API regard_status regard_mask_memory(const regard_attention* attention,
                                             const regard_run* run, size_t* bytes);

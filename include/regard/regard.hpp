@@ -273,8 +273,8 @@ double dropout_probability(double p);
 // ------------------------------------------------------------------------------------ shared masks
 
 /// Bytes of device memory that make_mask takes for such calls: the tile maps of both passes. For a
-/// dense mask they are an eighth of its bytes a pass, with small tiles up to all of them. 0 on the
-/// CPU, and where no kernel reads a map. Data pointers may be null.
+/// dense mask they are an eighth of its bytes a pass, with tiles of few columns up to all of them.
+/// 0 on the CPU, and where no kernel reads a map. Data pointers may be null.
 std::size_t mask_memory(const Attention&, const Run& = {});
 
 /// A value of mask, row_spans and key_spans, of which one at least is given, for the calls of many

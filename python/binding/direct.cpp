@@ -323,9 +323,9 @@ void Direct::run_into(const DirectOptions& options, nb::handle q, nb::handle k, 
   without_gil([&] { regard::forward(a, outputs, run); });
 }
 
-void Direct::gradients_into(const DirectOptions& options, const Results& saved,
-                            const Named& arrays, nb::handle dout, nb::handle dlse,
-                            const Named& gradients, bool accumulate) const {
+void Direct::gradients_into(const DirectOptions& options, const Results& saved, const Named& arrays,
+                            nb::handle dout, nb::handle dlse, const Named& gradients,
+                            bool accumulate) const {
   const nb::object q = saved[2], k = saved[3], v = saved[4];
   Reader read(*this, options.rows_first);
   Attention a = described(options, read, q, k, v, arrays);
@@ -374,8 +374,8 @@ void bind_direct(nb::module_& m) {
           "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a)
       .def("gradients", &Direct::gradients, "options"_a, "wanted"_a, "saved"_a, "arrays"_a,
            "dout"_a, "dlse"_a.none())
-      .def("results_into", &Direct::run_into, "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a,
-           "out"_a, "lse"_a, "continue_from"_a)
+      .def("results_into", &Direct::run_into, "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a, "out"_a,
+           "lse"_a, "continue_from"_a)
       .def("gradients_into", &Direct::gradients_into, "options"_a, "saved"_a, "arrays"_a, "dout"_a,
            "dlse"_a.none(), "gradients"_a, "accumulate"_a)
       .def("add_rows", &Direct::add_rows, "first"_a, "second"_a, "to"_a);

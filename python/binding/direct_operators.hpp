@@ -14,8 +14,8 @@ class DirectOperators {
  public:
   // Objects by name: `direct`, a Direct; `tensors`, the names of the tensors after v, which a seed
   // follows; `values`, how many values follow the seed; `options`, which makes DirectOptions of
-  // these values; `modes`, functions that return True where the dispatcher must take every call; `forward` and
-  // `backward`, which enter the dispatcher.
+  // these values; `modes`, functions that return True where the dispatcher must take every call;
+  // `forward` and `backward`, which enter the dispatcher.
   explicit DirectOperators(const Named& objects);
 
   nanobind::object forward(const nanobind::args& arguments, const nanobind::kwargs& named);

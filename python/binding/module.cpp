@@ -166,8 +166,8 @@ NB_MODULE(_core_of_main, m) {
   nb::set_leak_warnings(false);  // a program may still hold Problems when it ends
 
   nb::class_<Array>(m, "Array", "Memory, its element type, sizes and strides (in elements).")
-      .def_static("at", &array_at, "argument"_a, "pointer"_a, "type"_a, "sizes"_a, "strides"_a, "device"_a = -1,
-                  "owner"_a = nb::none())
+      .def_static("at", &array_at, "argument"_a, "pointer"_a, "type"_a, "sizes"_a, "strides"_a,
+                  "device"_a = -1, "owner"_a = nb::none())
       .def_static("of", &array_from, "source"_a, "argument"_a, "type"_a = "", "writable"_a = false)
       .def("swapped", &swapped, "first"_a, "second"_a)
       .def_prop_ro("type", [](const Array& a) { return name_of(a.tensor.type); })
@@ -210,14 +210,13 @@ NB_MODULE(_core_of_main, m) {
           "q"_a, "k"_a, "v"_a, "options"_a = nb::dict())
       .def_prop_ro("type", [](const Problem& p) { return name_of(p.attention.q.type); })
       .def("forward", &run_forward, "out"_a, "lse"_a = nb::none(), nb::kw_only(),
-           "continue_from"_a = false, "multiprocessors"_a = 0, "stream"_a = 0, "threads"_a = 0, "backend"_a = "", "allocate"_a = nb::none(),
-           "torch_threads"_a = nb::none())
+           "continue_from"_a = false, "multiprocessors"_a = 0, "stream"_a = 0, "threads"_a = 0,
+           "backend"_a = "", "allocate"_a = nb::none(), "torch_threads"_a = nb::none())
       .def("backward", &run_backward, "out"_a.none(), "lse"_a, "dout"_a, "dlse"_a = nb::none(),
-           nb::kw_only(), "delta"_a = nb::none(), "dq"_a = nb::none(), "dk"_a = nb::none(), "dv"_a = nb::none(),
-           "dbias"_a = nb::none(), "dsink"_a = nb::none(), "accumulate"_a = false,
-           "multiprocessors"_a = 0, "stream"_a = 0,
-           "threads"_a = 0, "backend"_a = "", "allocate"_a = nb::none(),
-           "torch_threads"_a = nb::none())
+           nb::kw_only(), "delta"_a = nb::none(), "dq"_a = nb::none(), "dk"_a = nb::none(),
+           "dv"_a = nb::none(), "dbias"_a = nb::none(), "dsink"_a = nb::none(),
+           "accumulate"_a = false, "multiprocessors"_a = 0, "stream"_a = 0, "threads"_a = 0,
+           "backend"_a = "", "allocate"_a = nb::none(), "torch_threads"_a = nb::none())
       .def(
           "dropout_mask",
           [](const Problem& p, const Array& keep) {

@@ -8,8 +8,7 @@ namespace {
 
 bool succeeded(const CallFrame& frame, Failure* failure) {
   if (!failure) return true;
-  DestroyFailure destroy{
-      .size = sizeof(DestroyFailure), .extension = nullptr, .failure = failure};
+  DestroyFailure destroy{.size = sizeof(DestroyFailure), .extension = nullptr, .failure = failure};
   frame.api->destroy_failure(&destroy);
   return false;
 }

@@ -133,7 +133,8 @@ def attention_backward(dout: Array, q: Array, k: Array, v: Array, out: Array | N
     Args:
         {dout}
         q, k, v, **options: as `attention` had them.
-        {out} None with delta.
+        {out}
+            None with delta.
         {lse}
         {dlse}
         delta: as lse; sum(dout out) - dlse of each row, instead of out and dlse (not for JAX): calls
