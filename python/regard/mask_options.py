@@ -25,6 +25,10 @@ def resolved(q: Any, k: Any, given: dict[str, Any]) -> dict[str, Any]:
         raise _refused(mask, "is for sequences of one length; packed sequences take row_spans and "
                              "key_spans, causal and window")
     _require_sizes(mask, q, k, given.get("layout", "bhsd"))
+    for name in ("seqused_q", "seqused_k", "q_positions"):
+        if mask.whole_lengths and given.get(name) is not None:
+            raise refuse(name, "an array", f"{_text(mask)} is for whole lengths: it joins masks that "
+                         "follow several diagonals, which real lengths and positions move")
     options = {**given, "mask": mask.dense}
     for name, spans in (("row_spans", mask.row_spans), ("key_spans", mask.key_spans)):
         if spans is not None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from .checks import causal as causal_form
-from .checks import integer
+from .checks import flag, integer
 from .checks import window as window_form
 from .errors import WrongType, refuse
 
@@ -37,6 +37,8 @@ class Mask:
         causal, window: as `regard.attention` takes them; True, only where Sq = Sk, is what it is in
             the call that has the mask. The attributes are "none", "top_left", "bottom_right" or
             True, and a pair of numbers, of which -1 is unbounded.
+        whole_lengths: True: calls with the mask must not give seqused_q, seqused_k or q_positions. So
+            are results of `&` and `|` whose parts follow several diagonals.
 
     Raises:
         InvalidArgument: an array has another shape. WrongType: it has another element type.
@@ -49,6 +51,7 @@ class Mask:
     dense: Any = None
     causal: Any = False
     window: Any = None
+    whole_lengths: bool = False
 
     def __post_init__(self) -> None:
         sizes = {name: integer(name, getattr(self, name), 0, 2**31 - 1)
@@ -57,7 +60,8 @@ class Mask:
         if causal is True and self.len_q != self.len_k:
             raise refuse("causal", True, f"with {self.len_q} queries and {self.len_k} keys say "
                          "'top_left' or 'bottom_right'")
-        made = sizes | {"causal": causal, "window": window_form("window", self.window)}
+        made = sizes | {"causal": causal, "window": window_form("window", self.window),
+                        "whole_lengths": flag("whole_lengths", self.whole_lengths)}
         for name in ("row_spans", "key_spans"):
             x = getattr(self, name)
             if x is not None:
@@ -117,8 +121,7 @@ class Mask:
         """The pairs that both masks show.
 
         Bands (causal and window) of one alignment keep it. Where one band is "top_left" and the
-        other one is not, the result stands for whole lengths: give no seqused_q, seqused_k or
-        q_positions with it.
+        other one is not, the result has `whole_lengths`.
 
         Errors: InvalidArgument for other sizes, and where the spans of one kind would be more than
         8.
@@ -130,8 +133,8 @@ class Mask:
     def __or__(self, other: Mask) -> Mask:
         """The pairs that one of the masks shows.
 
-        Where the bands (causal and window) or their alignments differ, the result stands for whole
-        lengths, as may that of `&`: spans hold the bands.
+        Where the bands (causal and window) or their alignments differ, the result has
+        `whole_lengths`, as may that of `&`: spans hold the bands.
 
         Errors: InvalidArgument for other sizes, and where spans cannot say it: at most 8 spans, of
         one kind, or matrices.
@@ -146,7 +149,8 @@ class Mask:
 
         library = library_of(array)
         arrays = {name: library.here(x) for name, x in self.arrays().items()}
-        return Mask(self.len_q, self.len_k, causal=self.causal, window=self.window, **arrays)
+        return Mask(self.len_q, self.len_k, causal=self.causal, window=self.window,
+                    whole_lengths=self.whole_lengths, **arrays)
 
     # --------------------------------------------------------------------------------- inspection
 

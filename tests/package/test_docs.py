@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -32,3 +33,17 @@ def test_examples_run(page):
     for match in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
         line = text[: match.start(1)].count("\n")
         exec(compile("\n" * line + match[1], str(page), "exec"), namespace)
+
+
+def test_docstrings_name_no_place_to_fill():
+    import regard
+    import regard.masks
+
+    modules = [regard, regard.masks]
+    for name in ("torch", "jax"):
+        if importlib.util.find_spec(name):
+            modules.append(importlib.import_module(f"regard.{name}"))
+    for module in modules:
+        for name in module.__all__:
+            text = getattr(module, name).__doc__ or ""
+            assert not re.search(r"\{\w+\}", text), f"{module.__name__}.{name}"

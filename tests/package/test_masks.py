@@ -188,7 +188,16 @@ def test_bands_follow_real_lengths():
         assert (seen(a & full) == seen(a)).all() and (seen(full & a) == seen(a)).all()
         assert (seen((a & full) | a) == seen(a)).all()
         for b in bands:
-            assert (seen(a & b) == (seen(a) & seen(b))).all()
+            assert (seen(a & b) == (seen(a) & seen(b))).all() and not (a & b).whole_lengths
+    for mask in (masks.chunks(20, 3) & bands[0] & masks.causal_documents([0, 20]),
+                 bands[0] | masks.documents([0, 4, 20]), (bands[1] | bands[2]) & full,
+                 (bands[1] | bands[2]).like(full.row_spans), copy.copy(bands[1] | bands[2])):
+        assert mask.whole_lengths and regard.attention(q, q, q, mask=mask).shape == q.shape
+        for name in used:
+            with pytest.raises(regard.InvalidArgument, match=f"{name} = .*whole lengths"):
+                regard.attention(q, q, q, mask=mask, **{name: used[name]})
+        with pytest.raises(regard.InvalidArgument, match="q_positions = .*whole lengths"):
+            regard.attention(q, q, q, mask=mask, q_positions=np.zeros((1, 1), np.int32))
 
 
 def test_what_spans_cannot_say():

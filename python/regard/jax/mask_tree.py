@@ -9,7 +9,7 @@ import jax
 from ..mask_value import Mask
 
 _ARRAYS = ("row_spans", "key_spans", "dense")
-_VALUES = ("len_q", "len_k", "causal", "window")
+_VALUES = ("len_q", "len_k", "causal", "window", "whole_lengths")
 
 
 def _flattened(mask: Mask) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -24,12 +24,13 @@ def both(a: Mask, b: Mask) -> Mask:
     if matrices:
         found["dense"] = matrices[0] & matrices[1] if len(matrices) == 2 else matrices[0]
     options, band = shared_options(a, b), band_of(a).cut(band_of(b))
+    whole = options is None or a.whole_lengths or b.whole_lengths
     if options is None:  # two diagonals, which one of a call may express for whole lengths
         options = options_of(band, a.len_q, a.len_k)
     if options is None:  # spans can
         options = {}
         found["row_spans"] = clipped(found.get("row_spans"), band, a.len_q, a.len_k, library)
-    return Mask(a.len_q, a.len_k, **found, **options)
+    return Mask(a.len_q, a.len_k, **found, **options, whole_lengths=whole)
 
 
 def either(a: Mask, b: Mask) -> Mask:
@@ -38,16 +39,17 @@ def either(a: Mask, b: Mask) -> Mask:
     for mask in (a, b):
         if not mask.arrays() and band_of(mask) == EVERYTHING:
             return mask
-    band = band_of(a)
+    band, shared = band_of(a), shared_options(a, b)
+    whole = a.whole_lengths or b.whole_lengths or band != band_of(b) or shared is None
     options: dict[str, Any] = {}
     kinds = {name for mask in (a, b) for name in mask.arrays()}
     if band == band_of(b):  # (A & band) | (B & band) = (A | B) & band
-        options = shared_options(a, b) or {"causal": a.causal, "window": a.window}
+        options = shared or {"causal": a.causal, "window": a.window}
         if not (a.arrays() and b.arrays()):
-            return Mask(a.len_q, a.len_k, **options)
+            return Mask(a.len_q, a.len_k, **options, whole_lengths=whole)
     if kinds == {"dense"} and options:
         return Mask(a.len_q, a.len_k, dense=library.here(a.dense) | library.here(b.dense),
-                    **options)
+                    **options, whole_lengths=whole)
     name = kinds.pop() if kinds else "row_spans"
     if kinds or name == "dense":
         raise _refused(a, b, "|", "is only there for masks that both hold row_spans, or both "
@@ -59,7 +61,8 @@ def either(a: Mask, b: Mask) -> Mask:
     columns = [x[..., n] for x in parts for n in range(x.shape[-1])]
     if not options:  # the spans say it already; kernels skip tiles by it
         options = options_of(band.hull(band_of(b)), a.len_q, a.len_k) or {}
-    return Mask(a.len_q, a.len_k, **{name: library.last_of(columns)}, **options)
+    return Mask(a.len_q, a.len_k, **{name: library.last_of(columns)}, **options,
+                whole_lengths=whole)
 
 
 def _common(a: Mask, b: Mask, operator: str) -> Library:
