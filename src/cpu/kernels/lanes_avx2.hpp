@@ -104,9 +104,12 @@ struct Avx2F32 {
         const __m128i bits = load_halves(static_cast<const uint16_t*>(data) + offset, count);
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
       }
-      case Type::boolean:
-        return _mm256_cvtepi32_ps(
-            _mm256_cvtepu8_epi32(load_narrow(static_cast<const uint8_t*>(data) + offset, count)));
+      case Type::boolean: {
+        const auto* p = static_cast<const uint8_t*>(data) + offset;
+        const __m128i bytes = count >= kLanes ? _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))
+                                              : load_narrow(p, count);
+        return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+      }
       default:
         return _mm256_setzero_ps();
     }

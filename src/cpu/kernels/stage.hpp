@@ -27,6 +27,39 @@ struct Stage {
         mask(reinterpret_cast<Real*>(scratch + at.mask)) {}
 };
 
+// One element of a bias or mask.
+template <class L>
+typename L::Real element_of(const View& view, int64 offset) {
+  typename L::Real one[L::kLanes];
+  L::store(one, L::load_as(view.type, view.data, offset, 1));
+  return one[0];
+}
+
+// Elements of the rows of a vector's lanes, of which lane t has the one at offset[t] and others a
+// column step after it: to[key]. Of rows that are not dense, whose elements are loaded one by one
+// except where all keys share them, or where the rows lie side by side.
+template <class L>
+void stage_sparse_rows(typename L::Real* to, const View& view, const int64 (&offset)[L::kLanes],
+                       int64 count) {
+  constexpr int kWidth = L::kLanes * L::kVectors;
+  const int64 step = view.strides.column;
+  bool adjoin = true;
+  for (int t = 1; t < L::kLanes; ++t) adjoin = adjoin && offset[t] == offset[0] + t;
+  if (adjoin) {
+    for (int64 j = 0; j < count; ++j) {
+      L::store(to + j * kWidth, L::load_as(view.type, view.data, offset[0] + j * step, L::kLanes));
+    }
+    return;
+  }
+  typename L::Real lane[L::kLanes];
+  for (int64 j = 0; j < count; ++j) {
+    if (j == 0 || step != 0) {
+      for (int t = 0; t < L::kLanes; ++t) lane[t] = element_of<L>(view, offset[t] + j * step);
+    }
+    L::store(to + j * kWidth, L::load(lane));
+  }
+}
+
 // A bias or mask tile: to[key][panel].
 template <class L>
 void stage_tile(typename L::Real* to, const HeadContext& context, const Panel& panel,
@@ -40,23 +73,15 @@ void stage_tile(typename L::Real* to, const HeadContext& context, const Panel& p
       offset[t] = offset_of(view.strides, context.b, panel.head[lane], 0, panel.query[lane]) +
                   keys.begin * step;
     }
+    if (step != 1) {
+      stage_sparse_rows<L>(to + v * L::kLanes, view, offset, count);
+      continue;
+    }
     for (int64 j = 0; j < count; j += L::kLanes) {
       typename L::Vec tile[L::kLanes];
-      if (step == 1) {
 #pragma GCC unroll 16
-        for (int t = 0; t < L::kLanes; ++t) {
-          tile[t] = L::load_as(view.type, view.data, offset[t] + j, count - j);
-        }
-      } else {
-        for (int t = 0; t < L::kLanes; ++t) {
-          typename L::Real lane[L::kLanes] = {};
-          for (int64 e = 0; e < L::kLanes && j + e < count; ++e) {
-            typename L::Real one[L::kLanes];
-            L::store(one, L::load_as(view.type, view.data, offset[t] + (j + e) * step, 1));
-            lane[e] = one[0];
-          }
-          tile[t] = L::load(lane);
-        }
+      for (int t = 0; t < L::kLanes; ++t) {
+        tile[t] = L::load_as(view.type, view.data, offset[t] + j, count - j);
       }
       L::transpose(tile);
 #pragma GCC unroll 16

@@ -201,6 +201,7 @@ template <class L>
 bool shows_some(const View& bias, int64 offset, int64 count) {
   const auto hidden = L::set(-typename L::Real(__builtin_huge_val()));
   const int64 step = bias.strides.column, width = step == 1 ? L::kLanes : 1;
+  if (step == 0) count = smaller<int64>(count, 1);
   for (int64 j = 0; j < count; j += width) {
     const auto x = L::load_as(bias.type, bias.data, offset + j * step, smaller(width, count - j));
     const uint64 looked_at = (uint64(1) << smaller(width, count - j)) - 1;
