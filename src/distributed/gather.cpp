@@ -2,7 +2,7 @@
 // rows, or one for each group of heads, and sums of dk and dv return to the owners of the keys.
 //
 // Keys come again for the backward pass, so that a rank keeps no more than its own between the two.
-// What travels for one group is beside the calls for others.
+// Keys and sums of one group travel while other groups are computed.
 #include <algorithm>
 #include <vector>
 
