@@ -1,5 +1,7 @@
 #include "cuda/side_stream.hpp"
 
+#include "regard/error.hpp"
+
 namespace regard::cuda_backend {
 
 SideStream::SideStream(Stream callers, int device)

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "distributed/views.hpp"
+#include "distributed/visibility.hpp"
 
 namespace regard::distributed {
 namespace {
