@@ -49,8 +49,8 @@ void make_arrays(AttendResults& r, const AttendInputs& in, bool backward) {
   r.out = in.like_q(a.v.sizes[in.packed ? 2 : 3], a.q.type);
   r.lse = in.like_lse();
   if (in.packed || a.seqused_q.given()) {  // rows of no sequence have no key
-    for (Index n = 0; n < r.lse.count(); ++n)
-      r.lse.set(n, -std::numeric_limits<double>::infinity());
+    constexpr double kHidden = -std::numeric_limits<double>::infinity();
+    for (Index n = 0; n < r.lse.count(); ++n) r.lse.set(n, kHidden);
   }
   if (!backward) return;
   r.dq = zeros_like(in, "q");

@@ -35,12 +35,12 @@ typename L::Real element_of(const View& view, int64 offset) {
   return one[0];
 }
 
-// Elements of the rows of a vector's lanes, of which lane t has the one at offset[t] and others a
-// column step after it: to[key]. Of rows that are not dense, whose elements are loaded one by one
-// except where all keys share them, or where the rows lie side by side.
+// The same for one vector of rows whose elements do not follow each other; lane t's begin at
+// offset[t]. They are loaded one at a time, except where all keys share them, or where the rows lie
+// side by side in memory.
 template <class L>
-void stage_sparse_rows(typename L::Real* to, const View& view, const int64 (&offset)[L::kLanes],
-                       int64 count) {
+void stage_strided_rows(typename L::Real* to, const View& view, const int64 (&offset)[L::kLanes],
+                        int64 count) {
   constexpr int kWidth = L::kLanes * L::kVectors;
   const int64 step = view.strides.column;
   bool adjoin = true;
@@ -74,7 +74,7 @@ void stage_tile(typename L::Real* to, const HeadContext& context, const Panel& p
                   keys.begin * step;
     }
     if (step != 1) {
-      stage_sparse_rows<L>(to + v * L::kLanes, view, offset, count);
+      stage_strided_rows<L>(to + v * L::kLanes, view, offset, count);
       continue;
     }
     for (int64 j = 0; j < count; j += L::kLanes) {
