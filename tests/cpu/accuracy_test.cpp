@@ -93,6 +93,39 @@ TEST_CASE("scores of a thousand and more neither overflow nor lose the row") {
   }
 }
 
+// Relative to a maximum of the first keys, weights of the last ones would be as large as e^660.
+TEST_CASE("scores that rise or fall from one tile of keys to the next") {
+  forced_backend();
+  for (const Type type : {f64, f32, f16, bf16}) {
+    for (const double step : {3.0, 11.0, 60.0, -60.0}) {
+      for (const unsigned features : {0u, 1u, 2u, 4u, 7u}) {
+        Settings s{.type = type, .heads_q = 2, .len_q = 300, .len_k = 700, .dim = 40, .scale = 1};
+        if (features & 1) s.causal = Causal::bottom_right;
+        s.dropout = features & 2 ? 0.25 : 0;
+        s.sink = features & 4;
+        const Case got(s), want(s, Case::Values::exact);
+        for (const Case* c : {&got, &want}) {
+          for (const Array* x : {&c->q, &c->k}) {  // scores that f32 holds exactly
+            for (std::int64_t n = 0; n < x->count(); ++n)
+              x->set(n, std::round(16 * x->get(n)) / 16);
+          }
+          for (std::int64_t n = 0; n < c->q.count(); n += s.dim) c->q.set(n, 1);
+          for (std::int64_t n = 0; n < c->k.count(); n += s.dim) {
+            c->k.set(n, step * double(n / s.dim / 64));
+          }
+          if (s.sink) c->sink.set(1, -900);
+        }
+        CAPTURE(to_string(s));
+        CAPTURE(step);
+        got.forward({.threads = 1});
+        want.forward({.threads = 1, .backend = "reference"});
+        CHECK(row_error(got.out, want.out) < tolerance(type));
+        CHECK(row_error(got.lse, want.lse) < tolerance(type == bf16 || type == f16 ? f32 : type));
+      }
+    }
+  }
+}
+
 TEST_CASE("f16: products see whole elements, from subnormal to largest") {
   forced_backend();
   for (std::uint64_t seed = 1; seed <= 6; ++seed) {

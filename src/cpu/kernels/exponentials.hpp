@@ -15,6 +15,7 @@ struct ScoreTile {
   int64 keys;
   int vectors;
   typename L::Real exponent;    // of the unit of scores, in powers of two
+  typename L::Real most;        // of a row's sum of weights, if they are to count
   const typename L::Real* max;  // [panel]
   typename L::Real* sum;        // [panel]: the sums of the weights are added
   const uint64* kept;           // by key: bits of the lanes that dropout keeps; null: all
@@ -65,14 +66,16 @@ class Exponentials {
     if (left_ > 0 && (++turn_ & pause_) == 0) weigh_unit<L::kPack>(nullptr);
   }
 
-  // Whatever is left of the tile.
-  void finish(const ScoreTile<L>& tile) {
+  // Whatever is left of the tile. False if the sum of some row is above the most, or NaN: then
+  // nothing is added to `tile.sum`.
+  bool finish(const ScoreTile<L>& tile) {
     Exponentials rest = *this;
     const uint64* kept = tile.kept ? tile.kept + (rest.scores_ - tile.scores) / kWidth : nullptr;
     for (; rest.left_ > 0; kept = kept ? kept + L::kPack : nullptr) {
       rest.template weigh_unit<L::kPack>(kept);
     }
     if (tile.keys % L::kPack != 0) rest.template weigh_unit<1>(kept);
+    if (tile.most < Real(__builtin_huge_val()) && !rest.sums_are_below(tile.most)) return false;
     for (int v = 0; v < kVectors; ++v) {
       for (int term = 0; term < kTerms<L>; ++term) {
         clear_last_tile<L>(reinterpret_cast<Unit*>(tile.scores) + term * kWidth + v * L::kLanes,
@@ -81,9 +84,16 @@ class Exponentials {
       Real* const sum = tile.sum + v * L::kLanes;
       L::store(sum, L::add(L::load(sum), rest.sum_[v]));
     }
+    return true;
   }
 
  private:
+  bool sums_are_below(Real most) const {
+    uint64 below = ~uint64(0);
+    for (int v = 0; v < kVectors; ++v) below &= L::bits_of(L::less(sum_[v], L::set(most)));
+    return (below & ((uint64(1) << L::kLanes) - 1)) == (uint64(1) << L::kLanes) - 1;
+  }
+
   // What an FMA adds to a score times the exponent. Its rounding is a factor of all weights that a
   // row has under one maximum, of 2e-5 from 1 at most; where the base is larger, it is subtracted
   // from the scores beforehand.

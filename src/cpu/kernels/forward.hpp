@@ -8,7 +8,7 @@
 #include "cpu/kernels/exponentials.hpp"
 #include "cpu/kernels/few_rows.hpp"
 #include "cpu/kernels/packed_range.hpp"
-#include "cpu/kernels/running.hpp"
+#include "cpu/kernels/running_rows.hpp"
 #include "cpu/kernels/stage.hpp"
 #include "semantics/score.h"
 #include "semantics/softmax.h"
@@ -24,11 +24,14 @@ struct ForwardKernel {
   using Unit = typename L::Unit;
   static constexpr int kWidth = L::kLanes * L::kVectors;
   static constexpr int kBuffers = kHasTiles<L> ? kTileBuffers : 1;
+  // Of a row's weights in one tile, where nobody knows their maximum.
+  static constexpr Real kMostUncompared = Real(1 << 15);
 
   // A panel and the keys of a block that it sees, on their way from scores to a part of out.
   struct Step {
     int panel = -1;
-    int64 count = 0;  // keys; none: there is no such step, and its products are empty
+    int64 count = 0;       // keys; none: there is no such step, and its products are empty
+    bool compared = true;  // whether no score exceeds its row's maximum by more than the slack
     Product<L> scores{};
     Product<L> out{};
   };
@@ -45,6 +48,7 @@ struct ForwardKernel {
   const Real unit;      // of every logit
   const Real exponent;  // unit * log2(e)
   const Real slack;     // how far a value may exceed its row's maximum
+  const RunningRows<L> running_rows;
 
   ForwardKernel(const Problem& problem, const CpuTiling& cpu_tiling, int64 b, int64 kv,
                 char* memory)
@@ -59,7 +63,8 @@ struct ForwardKernel {
         panels(reinterpret_cast<Panel*>(scratch + at.panels)),
         unit(logit_unit(p.features, score_params<L>(p))),
         exponent(Real(double(unit) * kLog2E)),
-        slack(slack_for(exponent)) {}
+        slack(slack_for(exponent)),
+        running_rows{p, context, dims, unit, exponent} {}
 
   // Weights of up to 2^8 cost no accuracy, and a maximum that stays costs no pass over out.
   static Real slack_for(Real exponent) {
@@ -73,27 +78,6 @@ struct ForwardKernel {
   Unit* queries(int panel) const { return units_at(at.queries) + panel * kTerms<L> * query_term(); }
   Running<L> running(char* memory, int panel) const {
     return {memory + panel * partial_at.size, partial_at};
-  }
-
-  // The running state before the first key. A sink counts once, in the first chunk of keys.
-  void begin_rows(const Running<L>& run, const Panel& panel, bool with_sink) const {
-    const int vectors = vectors_of<L>(panel);
-    for (int v = 0; v < vectors; ++v) {
-      Real* const out = run.out + v * L::kLanes;
-      for (int64 d = 0; d < dims.dim_v; ++d) L::store(out + d * kWidth, L::set(0));
-      run.set_row(v, empty_softmax<L>());
-    }
-    if (!p.features.sink || !with_sink) return;
-    for (int lane = 0; lane < panel.rows; ++lane) {
-      const float sink = sink_of(panel, lane);
-      if (sink == -__builtin_huge_valf()) continue;
-      run.max[lane] = value_of_sink(sink, unit);
-      run.sum[lane] = sink - sink == 0 ? Real(1) : Real(__builtin_nan(""));
-    }
-  }
-
-  float sink_of(const Panel& panel, int lane) const {
-    return static_cast<const float*>(p.sink.data)[panel.head[lane] * p.sink.strides.head];
   }
 
   // Logits of the tile, hidden ones -inf, and their maximum per lane. Every row sees the first
@@ -136,6 +120,15 @@ struct ForwardKernel {
     }
     for (; j < count; ++j) max[0] = L::max(max[0], L::load(column + j * kWidth));
     return L::max(L::max(max[0], max[1]), L::max(max[2], max[3]));
+  }
+
+  // Whether each row has a maximum of some score, or of its sink.
+  bool have_maxima(const Running<L>& run, int vectors) const {
+    uint64 none = 0;
+    for (int v = 0; v < vectors; ++v) {
+      none |= L::bits_of(L::equal(run.row(v).max, L::set(-Real(__builtin_huge_val()))));
+    }
+    return none == 0;
   }
 
   // Where a value exceeds a maximum by more than the slack, the maxima rise, after `pending` was
@@ -218,14 +211,34 @@ struct ForwardKernel {
     multiply_wide<L, AcrossRows<L>::kWalk, Result::add>(step.out, vectors, beside);
   }
 
-  // From raw products to values, and the maxima that weights are relative to.
-  void settle(const Step& step, Step& pending, const Running<L>& run) const {
+  // From raw products to values, and the maxima that weights are relative to. Next to tile
+  // products, scores that are values already are not compared with maxima that are there: their
+  // weights are.
+  void settle(Step& step, Step& pending, const Running<L>& run) const {
     const Panel& panel = panels[step.panel];
     const ScoreTerms<L> terms(context, panel);
     const int64 open = stage_block<L>(stage, context, panel);
+    const int vectors = vectors_of<L>(panel);
+    step.compared = !kHasTiles<L> || open < step.count || !is_plain(terms.on) ||
+                    !(slack > 0 && have_maxima(run, vectors));
+    if (!step.compared) return;
     Vec block_max[L::kVectors];
-    finish_scores(terms, step.scores.c, vectors_of<L>(panel), panel.tile.keys, open, block_max);
+    finish_scores(terms, step.scores.c, vectors, panel.tile.keys, open, block_max);
     raise_maxima(step, pending, run, block_max);
+  }
+
+  // Scores once more, and maxima that they are compared with.
+  void settle_again(Step& step, const Running<L>& run) const {
+    Step none;
+    Nothing nothing;
+    const int vectors = vectors_of<L>(panels[step.panel]);
+    multiply_keys(step, nothing);
+    Vec block_max[L::kVectors];
+    for (int v = 0; v < vectors; ++v) {
+      block_max[v] = column_max(step.scores.c + v * L::kLanes, step.count);
+    }
+    raise_maxima(step, none, run, block_max);
+    step.compared = true;
   }
 
   ScoreTile<L> score_tile(const Step& step, const Running<L>& run) const {
@@ -233,15 +246,14 @@ struct ForwardKernel {
             .keys = step.count,
             .vectors = vectors_of<L>(panels[step.panel]),
             .exponent = exponent,
+            .most = step.compared ? Real(__builtin_huge_val()) : kMostUncompared,
             .max = run.max,
             .sum = run.sum,
             .kept = p.features.dropout ? stage.kept : nullptr};
   }
 
-  // From raw products to weights.
+  // From values to weights.
   void weigh(const Step& step, const Running<L>& run) const {
-    Step none;
-    settle(step, none, run);
     const ScoreTile<L> tile = score_tile(step, run);
     with_exponentials(tile, 0, [&](auto exponentials) { exponentials.finish(tile); });
   }
@@ -250,6 +262,8 @@ struct ForwardKernel {
   void attend(Step step, const Running<L>& run) const {
     const int64 seen = divide_up(keys_of_first_vector<L>(panels[step.panel]), L::kPack);
     multiply_long_rows<L>(step.scores, vectors_of<L>(panels[step.panel]), seen * L::kPack);
+    Step none;
+    settle(step, none, run);
     weigh(step, run);
     step.out.late = step.out.k - seen;
     multiply_values(step);
@@ -257,17 +271,23 @@ struct ForwardKernel {
 
   // The tile products of the steps before and after, and between them the exponentials of `now`;
   // after them with dropout, because there are no registers for what it keeps.
-  void advance(const Step& before, Step& now, const Step& next, char* memory) const {
+  void advance(const Step& before, Step& now, Step& next, char* memory) const {
     const bool beside = now.count > 0 && !p.features.dropout;
     Nothing nothing;
     if (!beside) multiply_neighbours(before, next, nothing);
     if (now.count > 0) {
-      const ScoreTile<L> tile = score_tile(now, running(memory, now.panel));
+      const Running<L> run = running(memory, now.panel);
+      const ScoreTile<L> tile = score_tile(now, run);
       const int64 products = tile_products(before.out) + tile_products(next.scores);
+      bool done = false;
       with_exponentials(tile, products, [&](auto exponentials) {
         if (beside) multiply_neighbours(before, next, exponentials);
-        exponentials.finish(tile);
+        done = exponentials.finish(tile);
       });
+      if (!done) {
+        settle_again(now, run);
+        weigh(now, run);
+      }
     }
     if (next.count > 0) settle(next, now, running(memory, next.panel));
   }
@@ -290,8 +310,8 @@ struct ForwardKernel {
         panels[i].tile = tile_keys_of<L>(context, panels[i], blocks, block);
         if (panels[i].tile.keys.empty()) continue;
         Real* const tile = reals_at(at.tiles) + turn++ % kBuffers * tiling.block_k * kWidth;
-        const Step next = step_of(i, running(memory, i), packed[block],
-                                  panels[i].tile.keys.begin - block.begin, tile);
+        Step next = step_of(i, running(memory, i), packed[block],
+                            panels[i].tile.keys.begin - block.begin, tile);
         if constexpr (kHasTiles<L>) {
           advance(before, now, next, memory);
           before = now;
@@ -352,69 +372,6 @@ struct ForwardKernel {
     softmax.end(run.max, run.sum, panel.rows);
   }
 
-  // Merges rows into what out and lse hold: makes `held` the factors of out, and `factor` and `lse`
-  // those of the merged rows. Returns the lanes that saw no key and leave theirs as they are.
-  uint64 continue_rows(const Panel& panel, Real* held, Real* factor, Real* lse) const {
-    Real given[kWidth] = {};
-    uint64 unchanged = 0;
-    for (int lane = 0; lane < panel.rows; ++lane) {
-      given[lane] = static_cast<const Real*>(p.lse.data)[context.offset_q(p.lse, panel, lane)];
-      unchanged |= uint64(leaves_as_given(given[lane], lse[lane])) << lane;
-    }
-    for (int v = 0; v < vectors_of<L>(panel); ++v) {
-      const int lane = v * L::kLanes;
-      const auto merged = continuation<L>(L::load(given + lane), L::load(lse + lane));
-      L::store(held + lane, merged.given);
-      L::store(factor + lane, L::mul(L::load(factor + lane), merged.own));
-      L::store(lse + lane, merged.lse);
-    }
-    return unchanged;
-  }
-
-  void finish_rows(const Running<L>& run, const Panel& panel, uint8* nonfinite) const {
-    Real factor[kWidth], lse[kWidth + L::kLanes] = {};
-    const Real keep = Real(keep_scale(p.dropout));
-    for (int v = 0; v < vectors_of<L>(panel); ++v) {
-      SoftmaxRow<L> row = run.row(v);
-      L::store(factor + v * L::kLanes, L::mul(normaliser<L>(row), L::set(keep)));
-      // Lanes that are not in use have no sum, whose logarithm would be slow.
-      const uint64 used = ((uint64(1) << panel.rows) - 1) >> (v * L::kLanes);
-      row.sum = L::select(L::mask_of(used), row.sum, L::set(1));
-      L::store(lse + v * L::kLanes, lse_of<L>(row, L::set(unit)));
-    }
-    for (int lane = 0; p.features.sink && lane < panel.rows; ++lane) {
-      // If no key joined the sink, the lse is the sink, to the last bit.
-      const float sink = sink_of(panel, lane);
-      if (run.sum[lane] == 1 && run.max[lane] == value_of_sink(sink, unit)) lse[lane] = sink;
-    }
-    const uint64 bad = nonfinite ? nonfinite_lanes<L>(run.out, panel, dims.dim_v) : 0;
-    uint64 flagged = 0;
-    for (int lane = 0; nonfinite && lane < panel.rows; ++lane) {
-      // A NaN lse comes from the row's own pairs; NaN from hidden places does not reach it.
-      const bool flag = (bad >> lane & 1) && lse[lane] == lse[lane];
-      nonfinite[panel.first + lane] = flag;
-      flagged |= uint64(flag) << lane;
-    }
-    Real held[kWidth];
-    // The fix-up pass merges flagged rows into what out and lse hold.
-    const uint64 skip = p.continues ? continue_rows(panel, held, factor, lse) | flagged : 0;
-    store_lanes<L>(run.out, factor, context, panel, p.out, dims.dim_v, p.continues ? held : nullptr,
-                   skip);
-    if (p.lse.given()) store_lse(lse, panel, skip);
-  }
-
-  // lse[panel], and as much memory as a vector behind it. Lanes in `skip` are left as they are.
-  void store_lse(const Real* lse, const Panel& panel, uint64 skip) const {
-    const int64 width = p.lse.strides.row == 1 && skip == 0 ? L::kLanes : 1;
-    each_head(panel, [&](int64, int first, int end) {
-      for (int lane = first; lane < end; lane += int(width)) {
-        if (skip >> lane & 1) continue;
-        L::store_as(p.lse.type, p.lse.data, context.offset_q(p.lse, panel, lane),
-                    smaller<int64>(width, end - lane), L::load(lse + lane));
-      }
-    });
-  }
-
   // Leaves the running results of the task's panels in their memory; returns how many they are.
   int attend_task(const ForwardTask& task) const {
     const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
@@ -422,7 +379,7 @@ struct ForwardKernel {
         make_panels<L>(panels, context, blocks.first_row(task.block), blocks.rows(task.block));
     char* const memory = memory_of(task);
     for (int i = 0; i < count; ++i) {
-      begin_rows(running(memory, i), panels[i], task.keys.begin == 0);
+      running_rows.begin(running(memory, i), panels[i], task.keys.begin == 0);
     }
     const Interval visible = visible_of(panels, count);
     const Interval keys{larger(visible.begin, task.keys.begin),
@@ -441,17 +398,14 @@ struct ForwardKernel {
   // Writes the results, unless they are to be merged first.
   void finish_task(const ForwardTask& task, int count, uint8* nonfinite) const {
     if (task.partial) return;
-    for (int i = 0; i < count; ++i) finish_rows(running(memory_of(task), i), panels[i], nonfinite);
+    for (int i = 0; i < count; ++i)
+      running_rows.finish(running(memory_of(task), i), panels[i], nonfinite);
   }
 
   // Whether the running results are.
   bool are_finite(const ForwardTask& task, int count) const {
     for (int i = 0; i < count; ++i) {
-      const Running<L> run = running(memory_of(task), i);
-      if (nonfinite_lanes<L>(run.out, panels[i], dims.dim_v) != 0) return false;
-      for (int lane = 0; lane < panels[i].rows; ++lane) {
-        if (run.sum[lane] - run.sum[lane] != 0) return false;
-      }
+      if (!running_rows.are_finite(running(memory_of(task), i), panels[i])) return false;
     }
     return true;
   }
@@ -465,19 +419,9 @@ struct ForwardKernel {
     for (int i = 0; i < count; ++i) {
       const Running<L> whole = running(memory, i);
       for (int64 chunk = 1; chunk < task.chunks; ++chunk) {
-        const Running<L> part = running(memory + chunk * task.partial_stride, i);
-        for (int v = 0; v < vectors_of<L>(panels[i]); ++v) {
-          SoftmaxRow<L> row = whole.row(v);
-          const MergeFactors<L> factors = merge<L>(row, part.row(v), L::set(exponent));
-          whole.set_row(v, row);
-          for (int64 d = 0; d < dims.dim_v; ++d) {
-            const int64 offset = d * kWidth + v * L::kLanes;
-            const Vec other = L::mul(L::load(part.out + offset), factors.second);
-            L::store(whole.out + offset, L::fma(L::load(whole.out + offset), factors.first, other));
-          }
-        }
+        running_rows.merge_into(whole, running(memory + chunk * task.partial_stride, i), panels[i]);
       }
-      finish_rows(whole, panels[i], nonfinite);
+      running_rows.finish(whole, panels[i], nonfinite);
     }
   }
 };

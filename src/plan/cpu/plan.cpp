@@ -46,7 +46,8 @@ CpuTiling tiling_for(const Problem& p, CpuShape shape) {
   } else {
     // Rows that share a packed key block. Tile products are quick, and packing is not.
     t.block_q = round_up(shape.tiles ? 256 : 128, panel);
-    t.block_k = size <= 512 ? 128 : 64;
+    // Sums in tile registers are loaded and stored once a block.
+    t.block_k = size > 512 ? 64 : shape.tiles && size > 128 ? 160 : 128;
     // Packed values of 64 blocks at most stay in a core's second cache.
     const int64 most =
         smaller<int64>(64, (1 << 18) / (t.block_k * shape.terms * larger<int64>(1, size)));
