@@ -56,7 +56,8 @@ enum class RowCounts : std::uint8_t { equal, by_area };
 /// several heads of keys. none: nothing; one call over all heads. heads: some heads after the
 /// others, in two calls forward and up to three backward (one where heads share a gradient of the
 /// bias), with the same bits on the CPU. On a GPU, exchange is then called with a stream of the
-/// library's own, which the call's stream waits for.
+/// library's own, which the call's stream waits for. It gains where exchange needs no
+/// multiprocessors; NCCL's kernels mostly wait for those of attention (docs/distributed.md).
 enum class Overlap : std::uint8_t { none, heads };
 
 /// What Scheme::automatic reckons with; only the ratio matters.
