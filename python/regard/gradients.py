@@ -46,7 +46,7 @@ def wanted_gradients(gradients: Iterable[str] | None, call: Call,
             raise refuse("gradients", repr(name), f"there is no {name[1:]}")
         if into is not None and getattr(into, name) is None:
             raise refuse("into", f"without {name}", "must hold every gradient that is asked for")
-    return wanted
+    return [name for name in GRADIENTS if name in wanted]
 
 
 def sums_type(problem: _core.Problem) -> str:
