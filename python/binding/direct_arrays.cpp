@@ -2,6 +2,8 @@
 
 #include <nanobind/stl/string.h>
 
+#include <limits>
+
 #include "gil.hpp"
 #include "kept_maps.hpp"
 #include "python_attributes.hpp"
@@ -11,6 +13,26 @@ namespace regard::python {
 namespace nb = nanobind;
 using namespace nb::literals;
 
+namespace {
+
+// What results look like: their sizes and types.
+Tensor out_like(const Attention& a) {
+  Tensor like = a.q;
+  like.sizes[like.rank - 1] = a.v.sizes[like.rank - 1];
+  return like;
+}
+
+// (B, Hq, Sq); packed (Hq, total_q).
+Tensor lse_like(const Attention& a) {
+  Tensor like = a.q;
+  like.rank = a.q.rank - 1;
+  if (a.q.rank == 3) std::swap(like.sizes[0], like.sizes[1]);
+  like.type = a.q.type == Type::f64 ? Type::f64 : Type::f32;
+  return like;
+}
+
+}  // namespace
+
 // ------------------------------------------------------------------------------------------- calls
 
 // The arrays of one call as views.
@@ -19,17 +41,26 @@ class DirectArrays::Reader {
   Reader(const DirectArrays& direct, const Device& device, bool rows_first)
       : direct_(direct), device_(device), rows_first_(rows_first) {}
 
-  Tensor operator()(const char* argument, nb::handle x) const {
+  Tensor operator()(const char* argument, nb::handle x, Access access = Access::read) const {
     if (reinterpret_cast<PyObject*>(Py_TYPE(x.ptr())) != direct_.ndarray_.ptr()) {
       refuse(argument, "an object", "must be a plain array");
     }
-    return direct_.viewed(argument, x, device_);
+    return direct_.viewed(argument, x, device_, access);
   }
 
-  Tensor rows(const char* argument, nb::handle x) const {
-    const Tensor tensor = (*this)(argument, x);
+  // As (B, H, S, D), or packed.
+  Tensor rows(const char* argument, nb::handle x, Access access = Access::read) const {
+    const Tensor tensor = (*this)(argument, x, access);
     if (has_strided_rows(tensor)) refuse(argument, "an array", "has strided rows");
     return ordered(tensor);
+  }
+
+  Tensor optional(const char* argument, nb::handle x) const {
+    return x.is_none() ? Tensor{} : (*this)(argument, x);
+  }
+
+  Tensor optional_rows(const char* argument, nb::handle x) const {
+    return x.is_none() ? Tensor{} : rows(argument, x);
   }
 
   // (B, H, S, D), whatever the layout; and back.
@@ -47,6 +78,7 @@ class DirectArrays::Reader {
 DirectArrays::DirectArrays(const Named& framework)
     : ndarray_(framework["ndarray"]),
       empty_(framework["empty"]),
+      zeros_(framework["zeros"]),
       f64_(framework["f64"]),
       f32_(framework["f32"]),
       f16_(framework["f16"]),
@@ -70,28 +102,83 @@ Type DirectArrays::type_of(nb::handle dtype) const {
   return Type::none;
 }
 
-nb::object DirectArrays::forward(const DirectOptions& options, nb::handle q, nb::handle k,
-                                 nb::handle v, const Named& arrays, bool return_lse) const {
+Run DirectArrays::run_of(const DirectOptions& options) const {
   Run run = where();
-  const Reader read(*this, run.device, options.rows_first);
-  Attention a = described(options, read, q, k, v, arrays);
-  if (is_ragged(a)) refuse("q", "an array", "is ragged");
   run.threads = options.threads;
   run.backend = options.backend;
-  const Tensor given = read.ordered(a.q);
-  const nb::object type = options.out_type.is_none() ? dtype_of(a.q.type) : options.out_type;
-  const nb::object out =
-      empty_(nb::make_tuple(given.sizes[0], given.sizes[1], given.sizes[2], a.v.sizes[3]), type);
-  ForwardOutputs outputs{.out = read.rows("out", out)};
-  nb::object lse;
-  if (return_lse) {
-    lse = empty_(nb::make_tuple(a.q.sizes[0], a.q.sizes[1], a.q.sizes[2]),
-                 a.q.type == Type::f64 ? f64_ : f32_);
-    outputs.lse = read("lse", lse);
+  return run;
+}
+
+nb::object DirectArrays::made(const Attention& a, const Tensor& like,
+                              const nb::object& dtype) const {
+  const auto shape = nb::steal<nb::tuple>(PyTuple_New(like.rank));
+  for (int axis = 0; axis < like.rank; ++axis) {
+    PyTuple_SetItem(shape.ptr(), axis, nb::int_(like.sizes[axis]).release().ptr());
   }
+  const nb::object& make = is_ragged(a) ? zeros_ : empty_;
+  return make(shape, dtype.is_none() ? dtype_of(like.type) : dtype);
+}
+
+nb::object DirectArrays::made_lse(const Attention& a) const {
+  static const nb::handle fill = interned("fill");
+  nb::object lse = made(a, lse_like(a), nb::none());
+  if (is_ragged(a)) attribute(lse, fill)(-std::numeric_limits<double>::infinity());
+  return lse;
+}
+
+nb::object DirectArrays::forward(const DirectOptions& options, nb::handle q, nb::handle k,
+                                 nb::handle v, const Named& arrays, nb::object out, nb::object lse,
+                                 bool return_lse, bool continue_from) const {
+  const bool has_out = !out.is_none(), has_lse = !lse.is_none();
+  if (continue_from && !(has_out && has_lse)) refuse("continue_from", "True", "needs results");
+  if (has_out && !options.out_type.is_none()) refuse("out_type", "a type", "is that of out");
+  const Run run = run_of(options);
+  const Reader read(*this, run.device, options.rows_first);
+  Attention a = described(options, read, q, k, v, arrays);
+  a.continue_from = continue_from;
+  if (!has_out) out = made(a, read.ordered(out_like(a)), options.out_type);
+  if (!has_lse && return_lse) lse = made_lse(a);
+  ForwardOutputs outputs{.out = read.rows("out", out, Access::write)};
+  if (!lse.is_none()) outputs.lse = read("lse", lse, Access::write);
   const UsedMap map(a, run);
   without_gil([&] { regard::forward(a, outputs, run); });
   return return_lse ? nb::object(nb::make_tuple(out, lse)) : out;
+}
+
+Results DirectArrays::backward(const DirectOptions& options, nb::handle q, nb::handle k,
+                               nb::handle v, const Named& arrays, nb::handle dout, nb::handle out,
+                               nb::handle lse, nb::handle dlse, nb::handle delta,
+                               const Results& wanted, bool into, bool accumulate) const {
+  if (accumulate && !into) refuse("accumulate", "True", "needs arrays to add to");
+  if (into && !options.out_type.is_none()) refuse("gradient_type", "a type", "is that of into");
+  const Run run = run_of(options);
+  const Reader read(*this, run.device, options.rows_first);
+  Attention a = described(options, read, q, k, v, arrays);
+  const BackwardInputs inputs{.out = read.optional_rows("out", out),
+                              .lse = read("lse", lse),
+                              .dout = read.rows("dout", dout),
+                              .dlse = read.optional("dlse", dlse),
+                              .delta = read.optional("delta", delta)};
+  Gradients gradients{.accumulate = accumulate};
+  std::array<nb::object, 5> found;
+  // The array for one gradient, if it is wanted; and a view of it.
+  const auto take = [&](std::size_t index, const Tensor& like, const nb::object& dtype) {
+    nb::object& to = found[index] = wanted[index];
+    if (to.is_none()) return Tensor{};
+    if (!into) to = made(a, like, dtype);
+    return read("a gradient", to, Access::write);
+  };
+  const auto take_rows = [&](std::size_t index, const Tensor& like) {
+    return read.ordered(take(index, read.ordered(like), options.out_type));
+  };
+  gradients.dq = take_rows(0, a.q);
+  gradients.dk = take_rows(1, a.k);
+  gradients.dv = take_rows(2, a.v);
+  gradients.dbias = take(3, a.bias, options.out_type);
+  gradients.dsink = take(4, a.sink, nb::none());  // f32, whatever the type of the others
+  const UsedMap map(a, run);
+  without_gil([&] { regard::backward(a, inputs, gradients, run); });
+  return Results(nb::make_tuple(found[0], found[1], found[2], found[3], found[4]));
 }
 
 // ------------------------------------------------------------------------------------------- NumPy
@@ -110,7 +197,7 @@ struct ArrayInterface {
   Py_intptr_t* strides = nullptr;  // bytes
   void* data = nullptr;
 };
-constexpr int kAligned = 0x100, kNativeOrder = 0x200;
+constexpr int kAligned = 0x100, kNativeOrder = 0x200, kWritable = 0x400;
 
 Type type_in(const ArrayInterface& x) {
   static_assert(kTypeCount == 7, "a type was added: how NumPy names it");
@@ -129,7 +216,8 @@ class DirectNumPy final : public DirectArrays {
  private:
   Run where() const override { return {}; }
 
-  Tensor viewed(const char* argument, nb::handle array, const Device&) const override {
+  Tensor viewed(const char* argument, nb::handle array, const Device&,
+                Access access) const override {
     static const nb::handle name = interned("__array_struct__");
     const nb::object capsule = attribute(array, name);
     const auto* found =
@@ -138,6 +226,9 @@ class DirectNumPy final : public DirectArrays {
     const ArrayInterface& x = *found;
     if ((x.flags & kAligned) == 0 || (x.flags & kNativeOrder) == 0 || x.rank > Tensor::kMaxRank) {
       refuse(argument, "an array", "has another layout");
+    }
+    if (access == Access::write && (x.flags & kWritable) == 0) {
+      refuse(argument, "an array", "must be writable");
     }
     Tensor tensor;
     tensor.data = x.data;
@@ -169,7 +260,7 @@ class DirectCuPy final : public DirectArrays {
             .stream = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(stream_()))};
   }
 
-  Tensor viewed(const char* argument, nb::handle x, const Device& device) const override {
+  Tensor viewed(const char* argument, nb::handle x, const Device& device, Access) const override {
     static const nb::handle data = interned("data"), ptr = interned("ptr"),
                             shape = interned("shape"), strides = interned("strides"),
                             dtype = interned("dtype"), device_id = interned("device_id");
@@ -202,7 +293,10 @@ class DirectCuPy final : public DirectArrays {
 void bind_direct_arrays(nb::module_& m) {
   nb::class_<DirectArrays>(m, "DirectArrays", "Calls on the arrays of a framework.")
       .def("forward", &DirectArrays::forward, "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a,
-           "return_lse"_a);
+           "out"_a.none(), "lse"_a.none(), "return_lse"_a, "continue_from"_a)
+      .def("backward", &DirectArrays::backward, "options"_a, "q"_a, "k"_a, "v"_a, "arrays"_a,
+           "dout"_a, "out"_a.none(), "lse"_a, "dlse"_a.none(), "delta"_a.none(), "wanted"_a,
+           "into"_a, "accumulate"_a);
   nb::class_<DirectNumPy, DirectArrays>(m, "DirectNumPy", "Calls on NumPy's arrays.")
       .def(nb::init<const Named&>(), "numpy"_a);
   nb::class_<DirectCuPy, DirectArrays>(m, "DirectCuPy", "Calls on CuPy's arrays.")

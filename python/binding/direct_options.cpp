@@ -2,10 +2,22 @@
 
 #include <nanobind/stl/string.h>
 
+#include "python_attributes.hpp"
+
 namespace regard::python {
 
 namespace nb = nanobind;
 using namespace nb::literals;
+
+const std::vector<nb::handle>& option_names() {
+  static const auto& names = *new std::vector<nb::handle>([] {
+    std::vector<nb::handle> all;
+    Attention attention;
+    visit_options(attention, [&](const char* name, auto&) { all.push_back(interned(name)); });
+    return all;
+  }());
+  return names;
+}
 
 void refuse(const char* argument, const char* value, const char* reason) {
   throw Error(Code::invalid_argument, argument, value, reason);
@@ -35,6 +47,9 @@ void require_direct(const CallOptions& options, const Attention& a) {
   }
   if (options.equal_heads && (a.q.sizes[1] != a.k.sizes[1] || a.q.sizes[1] != a.v.sizes[1])) {
     refuse("key", "a tensor", "has other heads");
+  }
+  if (packed && (a.max_seqlen_q == 0 || a.max_seqlen_k == 0)) {
+    refuse("max_seqlen_q", "0", "is needed with cu_seqlens_q");
   }
   const bool same = packed ? a.max_seqlen_q == a.max_seqlen_k : a.q.sizes[2] == a.k.sizes[2];
   const bool same_used = a.seqused_q.given() == a.seqused_k.given();

@@ -20,7 +20,7 @@ struct CallOptions {
 // A call without its tensors. Python makes one for each combination of options and keeps it.
 struct DirectOptions : CallOptions {
   std::string backend{};
-  nanobind::object out_type{};                 // the framework's dtype, or None for q's
+  nanobind::object out_type{};                 // the results' dtype, or None for the inputs'
   mutable std::shared_ptr<const void> kept{};  // as torch_autograd.cpp keeps them
 };
 
@@ -31,6 +31,9 @@ using Results = nanobind::typed<nanobind::tuple, nanobind::any, nanobind::ellips
 // values: options as the binding takes them; causal may be True as well.
 DirectOptions direct_options(const Named& values, bool rows_first, bool equal_heads, int threads,
                              std::string backend, nanobind::object out_type);
+
+// Every option's name, interned, in the order of visit_options.
+const std::vector<nanobind::handle>& option_names();
 
 // What a direct path does not take.
 [[noreturn]] void refuse(const char* argument, const char* value, const char* reason);
@@ -52,11 +55,12 @@ Attention described(const DirectOptions& options, Reader&& read, nanobind::handl
   a.q = read.rows("q", q);
   a.k = read.rows("k", k);
   a.v = read.rows("v", v);
-  std::size_t found = 0;
   if (arrays.size() > 0) {
+    std::size_t row = 0, found = 0;
     visit_options(a, [&](const char* name, auto& field) {
+      const nanobind::handle key = option_names()[row++];
       if constexpr (std::is_same_v<std::decay_t<decltype(field)>, Tensor>) {
-        PyObject* const x = PyDict_GetItemString(arrays.ptr(), name);
+        PyObject* const x = PyDict_GetItemWithError(arrays.ptr(), key.ptr());
         if (x) field = read(name, x), ++found;
       }
     });

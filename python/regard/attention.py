@@ -77,9 +77,9 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
     """
     if "mask" in options:
         options = resolved(q, k, options)
-    if (q.__class__.__module__ in ("numpy", "cupy") and out is None and lse is None
-            and continue_from is False and multiprocessors == 0):
-        result = direct.attention(q, k, v, options, return_lse, out_type, threads, backend)
+    if q.__class__.__module__ in direct.FRAMEWORKS:
+        result = direct.attention(q, k, v, options, out, lse, return_lse, continue_from, out_type,
+                                  multiprocessors, threads, backend)
         if result is not None:
             return result
     into = _into(out, lse, continue_from, multiprocessors)
@@ -153,7 +153,15 @@ def attention_backward(dout: Array, q: Array, k: Array, v: Array, out: Array | N
     Raises:
         as `attention`.
     """
-    given: dict[str, Any] = resolved(q, k, {**options})
+    given: dict[str, Any] = {**options}
+    if "mask" in given:
+        given = resolved(q, k, given)
+    if q.__class__.__module__ in direct.FRAMEWORKS:
+        found = direct.attention_backward(dout, q, k, v, out, lse, given, dlse, delta, gradients,
+                                          gradient_type, into, accumulate, multiprocessors, threads,
+                                          backend)
+        if found is not None:
+            return found
     framework = framework_of(q, "q")
     if framework.name == "JAX":
         from . import jax

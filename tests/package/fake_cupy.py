@@ -56,6 +56,18 @@ class ndarray:  # noqa: N801
     def __dlpack__(self):
         raise NotImplementedError  # it is there, but CuPy's arrays are read without it
 
+    @classmethod
+    def zeros(cls, shape, dtype):
+        return to_gpu(np.zeros(shape, dtype))
+
+    def fill(self, value):
+        host = np.full(self.shape, value, self.dtype)
+        ctypes.memmove(self.data.ptr, host.ctypes.data, host.nbytes)
+
+    def __setitem__(self, key, value):
+        assert key is ...
+        self.fill(value)
+
     def view(self):
         return ndarray(self.shape, self.dtype, self.data)
 
@@ -95,7 +107,7 @@ def launches():
 
 module = types.ModuleType("cupy")
 ndarray.__module__ = "cupy"
-module.ndarray, module.empty = ndarray, ndarray
+module.ndarray, module.empty, module.zeros = ndarray, ndarray, ndarray.zeros
 module.cuda = types.SimpleNamespace(
     get_current_stream=lambda: current[-1],
     runtime=types.SimpleNamespace(getDevice=lambda: 0,

@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_process import BUILD, run
 from regard import masks
-
-FOLDER = Path(__file__).resolve().parent
-BUILD = FOLDER.parent.parent / "build/release"
 
 
 @pytest.mark.parametrize("name", [
     "reused", "on_streams", "while_captured", "bounded", "memory_goes_with_the_mask", "copies",
     "pickled", "matrices_are_not_kept", "positions", "changed", "no_memory"])
 def test_on_the_fake_gpu(name, tmp_path):
-    run_case(name, ["fake/driver", "fake/nvrtc"], REGARD_CACHE_DIR=str(tmp_path))
+    run("mask_map_cases.py", name, folders=["fake/driver", "fake/nvrtc"],
+        REGARD_CACHE_DIR=str(tmp_path))
 
 
 @pytest.mark.parametrize("chip", ["sm_86", "sm_90"])
 def test_same_results_on_the_emulated_gpu(chip):
-    run_case("same_results", ["emulated_gpu"], REGARD_EMULATED_CHIP=chip,
-             REGARD_CACHE_DIR=str(BUILD / "emulated_kernels/of_masks"))
-
-
-def run_case(name, folders, **environment):
-    if not (BUILD / folders[0] / "libcuda.so.1").exists():
-        pytest.skip(f"needs {folders[0]} of build/release")
-    environment |= {"LD_LIBRARY_PATH": ":".join(str(BUILD / folder) for folder in folders)}
-    environment = os.environ | environment
-    done = subprocess.run([sys.executable, FOLDER / "mask_map_cases.py", name], env=environment,
-                          capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run("mask_map_cases.py", "same_results", folders=["emulated_gpu"], REGARD_EMULATED_CHIP=chip,
+        REGARD_CACHE_DIR=str(BUILD / "emulated_kernels/of_masks"))
 
 
 @pytest.fixture(scope="module")
