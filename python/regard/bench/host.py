@@ -48,6 +48,15 @@ def passes(function: Any, device: str) -> dict[str, Call]:
             "backward": backward}
 
 
+def plain_passes(x: Any) -> dict[str, Call]:
+    """Both passes of arrays without autograd."""
+    import regard
+
+    out, lse = regard.attention(x, x, x, return_lse=True)
+    return {"forward": lambda: regard.attention(x, x, x),
+            "backward": lambda: regard.attention_backward(x, x, x, x, out, lse)}
+
+
 def jitted(device: str) -> dict[str, dict[str, Call]]:
     """jax.jit of the plain formula in JAX, and of Regard's call; nothing where JAX has no such device.
 
@@ -104,12 +113,10 @@ def sides(device: str, compiled: bool) -> dict[str, dict[str, Call]]:
     if device == "cpu":
         import numpy
 
-        x = numpy.ones((1, 1, 1, 64), numpy.float32)
-        found["NumPy"] = {"forward": lambda: regard.attention(x, x, x)}
+        found["NumPy"] = plain_passes(numpy.ones((1, 1, 1, 64), numpy.float32))
     elif importlib.util.find_spec("cupy") is not None:
         cupy: Any = importlib.import_module("cupy")
-        y = cupy.ones((1, 1, 1, 64), cupy.float32)
-        found["CuPy"] = {"forward": lambda: regard.attention(y, y, y)}
+        found["CuPy"] = plain_passes(cupy.ones((1, 1, 1, 64), cupy.float32))
     return found | jitted(device)
 
 
