@@ -139,30 +139,67 @@ TEST_CASE("a mask or bias that shows documents costs what the documents cost") {
   }
 }
 
+// Operations of a call with these spans of each row, or of each key: begin, end, begin, end ...
+int64 operations_with_spans(const Settings& s, Pass pass, bool of_keys,
+                            const std::vector<std::int32_t>& ends) {
+  Attention given;
+  const int64 rows = of_keys ? s.len_k : s.len_q;
+  (of_keys ? given.key_spans : given.row_spans) =
+      Tensor(ends.data(), i32, {rows, int64(ends.size()) / rows});
+  return operations_of(
+      s, pass, [](auto&) {}, given);
+}
+
 TEST_CASE("spans that show documents cost what the documents cost") {
-  constexpr int64 kDocument = 128, kDocuments = 8, kRows = kDocument * kDocuments;
-  std::vector<std::int32_t> ends;
-  for (int64 row = 0; row < kRows; ++row) {
-    const auto begin = std::int32_t(row / kDocument * kDocument);
-    // The second span is empty: a single one is as cheap as an interval.
-    for (const int end : {0, int(kDocument), 9, 3}) ends.push_back(begin + end);
-  }
-  for (const Pass pass : {Pass::forward, Pass::backward}) {
-    Settings s{.len_q = kDocument, .len_k = kDocument, .dim = 32, .dim_v = 32};
-    const int64 alone = kDocuments * operations_of(s, pass);
-    s.len_q = s.len_k = kRows;
-    for (const bool of_keys : {false, true}) {
-      for (const int count : {1, 2}) {
-        Attention given;
-        Tensor& spans = of_keys ? given.key_spans : given.row_spans;
-        spans = Tensor(ends.data(), i32, {kRows, 2 * count}, {4, 1});
-        CAPTURE(int(pass));
-        CAPTURE(of_keys);
-        CAPTURE(count);
-        CHECK(operations_of(
-                  s, pass, [](auto&) {}, given) < alone * 110 / 100);
+  constexpr int64 kRows = 1024;
+  for (const int64 document : {32, 128}) {
+    for (const bool has_second : {false, true}) {
+      std::vector<std::int32_t> ends;
+      for (int64 row = 0; row < kRows; ++row) {
+        const auto begin = std::int32_t(row / document * document);
+        for (const int end : {0, int(document)}) ends.push_back(begin + end);
+        // An empty one: a single span of a row is as cheap as an interval.
+        for (const int end : {9, 3}) {
+          if (has_second) ends.push_back(begin + end);
+        }
+      }
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        Settings s{.len_q = document, .len_k = document, .dim = 32, .dim_v = 32};
+        const int64 alone = kRows / document * operations_of(s, pass);
+        s.len_q = s.len_k = kRows;
+        for (const bool of_keys : {false, true}) {
+          CAPTURE(document);
+          CAPTURE(has_second);
+          CAPTURE(int(pass));
+          CAPTURE(of_keys);
+          CHECK(operations_with_spans(s, pass, of_keys, ends) < alone * 115 / 100);
+        }
       }
     }
+  }
+}
+
+TEST_CASE("spans that show a window cost what the window costs, and sinks little") {
+  constexpr int64 kRows = 1024, kWindow = 65, kSinks = 2;
+  Settings s{.len_q = kRows, .len_k = kRows, .dim = 32, .dim_v = 32};
+  Settings window = s;
+  window.causal = Causal::bottom_right;
+  window.window = {.left = kWindow - 1};
+  std::vector<std::int32_t> keys_of_rows, rows_of_keys;
+  for (int64 n = 0; n < kRows; ++n) {
+    const int64 begin = std::max<int64>(kSinks, n - kWindow + 1);
+    for (const int64 end : {int64(0), std::min(kSinks, n + 1), begin, n + 1}) {
+      keys_of_rows.push_back(std::int32_t(end));
+    }
+    for (const int64 end : {n, n < kSinks ? kRows : std::min(kRows, n + kWindow)}) {
+      rows_of_keys.push_back(std::int32_t(end));
+    }
+  }
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    const int64 least = operations_of(window, pass);
+    CAPTURE(int(pass));
+    CHECK(operations_with_spans(s, pass, false, keys_of_rows) < least * 120 / 100);
+    CHECK(operations_with_spans(s, pass, true, rows_of_keys) < least * 120 / 100);
   }
 }
 

@@ -182,20 +182,49 @@ struct BackwardKernel : GradientTiles<L> {
     if (!set_tiles<L>(panels, count, context, blocks, block)) return;
     for (int i = 0; i < count; ++i) {
       const Interval keys = panels[i].tile.keys;
-      clear_unseen(i, count, block, keys);
       if (!keys.empty()) attend_panel(i, count, chunk_begin, block, keys);
     }
-    const int64 size = block.end - block.begin, from = block.begin - chunk_begin;
+    for (PanelRun run = run_from(0, count); run.first < count; run = run_from(run.end, count)) {
+      add_run(run, count, chunk_begin, block);
+    }
+  }
+
+  // Panels that follow one another, and keys of the block that hold what they see.
+  struct PanelRun {
+    int first, end;
+    Interval keys;
+  };
+  // The first run from a panel on: a longer product reads and writes its sums less often, but at
+  // most a third of its pairs may be those that the panels do not see.
+  PanelRun run_from(int first, int count) const {
+    while (first < count && panels[first].tile.keys.empty()) ++first;
+    PanelRun run{first, first, {}};
+    for (int64 pairs = 0; run.end < count; ++run.end) {
+      const Interval own = panels[run.end].tile.keys, keys = hull(run.keys, own);
+      pairs += own.end - own.begin;
+      const int64 all = (run.end + 1 - first) * (keys.end - keys.begin);
+      if (own.empty() || 2 * all > 3 * pairs) break;
+      run.keys = keys;
+    }
+    return run;
+  }
+
+  // Adds what the rows of some panels give to dV and dK of the keys that they see.
+  void add_run(const PanelRun& run, int count, int64 chunk_begin, Interval block) const {
+    for (int i = run.first; i < run.end; ++i) clear_unseen(i, count, block, run.keys);
+    const int64 row = block_units(count), first = block_units(run.first);
+    const int64 from = (run.keys.begin - block.begin) * row + first;
     const auto add_keys = [&](int64 a, int64 b, int64 c, int64 width) {
-      multiply_wide<L, Walk::rows, Result::add>({.a = units_at(a),
-                                                 .lda = block_units(count),
-                                                 .b = units_at(b),
-                                                 .ldb = width,
-                                                 .c = reals_at(c) + from * width,
-                                                 .ldc = width,
-                                                 .m = size,
-                                                 .k = block_units(count)},
-                                                width / L::kLanes);
+      multiply_wide<L, Walk::rows, Result::add>(
+          {.a = units_at(a) + from,
+           .lda = row,
+           .b = units_at(b) + first * width,
+           .ldb = width,
+           .c = reals_at(c) + (run.keys.begin - chunk_begin) * width,
+           .ldc = width,
+           .m = run.keys.end - run.keys.begin,
+           .k = block_units(run.end - run.first)},
+          width / L::kLanes);
     };
     if (p.dv.given()) add_keys(at.weights, at.dout_pairs, at.dv, wide_v);
     if (p.dk.given()) add_keys(at.dscores, at.query_pairs, at.dk, wide);
@@ -273,11 +302,11 @@ struct BackwardKernel : GradientTiles<L> {
     });
   }
 
-  // Keys of the block that a panel does not see receive nothing from it in dK and dV.
+  // Keys of a run that a panel does not see receive nothing from it in dK and dV.
   void clear_unseen(int index, int count, Interval block, Interval keys) const {
     const int64 row = block_units(count), width = kWidth / L::kPack;
-    for (int64 j = block.begin; j < block.end; ++j) {
-      if (keys.contains(j)) continue;
+    for (int64 j = keys.begin; j < keys.end; ++j) {
+      if (panels[index].tile.keys.contains(j)) continue;
       const int64 first = (j - block.begin) * row + index * width;
       for (int64 u = first; u < first + width; ++u) {
         units_at(at.weights)[u] = 0;
@@ -331,7 +360,7 @@ struct BackwardKernel : GradientTiles<L> {
   void visit_block(const RowBlocks& blocks, int64 block, int64 chunk, Interval keys,
                    uint8* nonfinite) const {
     const int count = make_panels<L>(panels, context, blocks.first_row(block), blocks.rows(block));
-    const Interval seen = visible_of(panels, count);
+    const Interval seen = seen_by(panels, count);
     const bool reached = seen.begin < keys.end && keys.begin < seen.end;
     const bool nobody = seen.empty() && chunk == 0;
     if (!reached && !nobody) return;
@@ -344,7 +373,7 @@ struct BackwardKernel : GradientTiles<L> {
       if (p.dq.given()) write_dq(count, nonfinite);
       return;
     }
-    const Interval part{larger(keys.begin, seen.begin), smaller(keys.end, seen.end)};
+    const Interval part = intersection(keys, seen);
     const KeyBlocks key_blocks{keys, tiling.block_k};
     const auto each_block_until = [&](auto visit) {
       for (int64 j = part.begin / tiling.block_k * tiling.block_k; j < part.end;

@@ -381,9 +381,7 @@ struct ForwardKernel {
     for (int i = 0; i < count; ++i) {
       running_rows.begin(running(memory, i), panels[i], task.keys.begin == 0);
     }
-    const Interval visible = visible_of(panels, count);
-    const Interval keys{larger(visible.begin, task.keys.begin),
-                        smaller(visible.end, task.keys.end)};
+    const Interval keys = intersection(seen_by(panels, count), task.keys);
     if (!has_few_rows(tiling.shape, context.seq.len_q, p.sizes.group())) {
       attend_panels(count, {keys, tiling.block_k}, keys, memory);
     } else if constexpr (kMostFewRows<L> > 0) {

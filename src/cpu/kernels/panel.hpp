@@ -3,6 +3,7 @@
 
 #include "cpu/kernels/multiply.hpp"
 #include "cpu/kernels/tasks.h"
+#include "plan/cpu/kernel/interval_set.h"
 #include "semantics/portable.h"
 
 namespace regard {
@@ -32,8 +33,8 @@ struct Panel {
   int64 head[kMaxPanel];     // query head of each lane
   int64 query[kMaxPanel];    // row number within the sequence
   Interval keys[kMaxPanel];  // what each lane sees, as far as intervals say
-  Interval visible;          // keys that some lane sees
-  Interval common;           // keys that every lane sees
+  IntervalSet seen;          // keys that some lane sees, as far as intervals and row spans say
+  Interval common;           // keys that every lane sees, as far as intervals say
   TileKeys tile;             // of the block at hand
   MaskBits mask;
 };
@@ -53,19 +54,21 @@ struct HeadContext {
   }
 };
 
-// The keys between the first and the last one that a row may see.
-inline Interval keys_of_row(const HeadContext& context, int64 head, int64 query) {
+// The keys between the first and the last one that a row may see. Adds those that it may see.
+inline Interval keys_of_row(const HeadContext& context, int64 head, int64 query,
+                            IntervalSet& seen) {
   const Problem& p = context.problem;
   const Sequence& s = context.seq;
   const Interval keys = visible_keys(p.mask_params, s, query);
-  if (!p.features.row_spans) return keys;
+  if (!p.features.row_spans) return seen.add(keys), keys;
   const Spans spans = spans_of(p.row_spans, context.b, head, s.first_q, query);
-  Interval hull{s.len_k, 0};
+  Interval all;
   for (int n = 0; n < spans.count; ++n) {
-    if (spans[n].empty()) continue;
-    hull = {smaller(hull.begin, spans[n].begin), larger(hull.end, spans[n].end)};
+    const Interval span = intersection(spans[n], keys);
+    seen.add(span);
+    all = hull(all, span);
   }
-  return {larger(keys.begin, hull.begin), smaller(keys.end, hull.end)};
+  return all;
 }
 
 // Calls each(head, first lane, lane behind the last) for the lanes of each query head of a panel.
@@ -109,40 +112,32 @@ int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int6
     Panel& panel = panels[count];
     panel.first = first + at;
     panel.rows = int(smaller<int64>(kWidth, rows - at));
-    panel.visible = {s.len_k, 0};
+    panel.seen = {};
     panel.common = {0, s.len_k};
     panel.mask = {};
     int64 head = context.kv * group + panel.first / s.len_q, query = panel.first % s.len_q;
     for (int lane = 0; lane < panel.rows; ++lane) {
       panel.head[lane] = head;
       panel.query[lane] = query;
-      const Interval keys = panel.keys[lane] = keys_of_row(context, head, query);
-      if (!keys.empty()) {
-        panel.visible = {smaller(panel.visible.begin, keys.begin),
-                         larger(panel.visible.end, keys.end)};
-      }
-      panel.common = {larger(panel.common.begin, keys.begin), smaller(panel.common.end, keys.end)};
+      panel.keys[lane] = keys_of_row(context, head, query, panel.seen);
+      panel.common = intersection(panel.common, panel.keys[lane]);
       if (++query == s.len_q) ++head, query = 0;
     }
     for (int lane = panel.rows; lane < kWidth; ++lane) {
       panel.head[lane] = panel.head[0];  // of a row that exists
       panel.query[lane] = panel.query[0];
-      panel.keys[lane] = {};  // sees nothing, and does not count in visible and common
+      panel.keys[lane] = {};  // sees nothing, and does not count in seen and common
     }
   }
   return count;
 }
 
+// From the first to the last key that panels see.
 template <class SomePanel>
-REGARD_INLINE Interval visible_of(const SomePanel* panels, int count) {
-  Interval visible{panels[0].visible};
-  for (int i = 1; i < count; ++i) {
-    if (panels[i].visible.empty()) continue;
-    if (visible.empty()) visible = panels[i].visible;
-    visible = {smaller(visible.begin, panels[i].visible.begin),
-               larger(visible.end, panels[i].visible.end)};
-  }
-  return visible;
+REGARD_INLINE Interval seen_by(const SomePanel* panels, int count) {
+  Interval seen;
+  for (int i = 0; i < count; ++i) seen = hull(seen, panels[i].seen.all());
+  return seen;
 }
 
 // ---------------------------------------------------------------------------------------- packing

@@ -8,12 +8,10 @@
 namespace regard {
 namespace {
 
-// What a mask or spans show of the pairs that were looked at.
+// What a mask shows of the pairs that were looked at.
 struct Shown {
   bool some = false;
   bool all = true;
-
-  REGARD_INLINE bool is_mixed() const { return some && !all; }
 };
 REGARD_INLINE void look_at(Shown& shown, const uint8* mask, int64 count, int64 step) {
   uint8 any = 0, every = 1;
@@ -91,8 +89,7 @@ inline void read_mask(MaskBits& bits, const HeadContext& context, const Panel& p
   constexpr int64 kMost = 32, kShortRow = 512;  // bytes; longer rows are prefetched anyway
   const View& mask = context.problem.mask;
   const auto* const data = static_cast<const uint8*>(mask.data);
-  const Interval seen{larger(blocks.keys.begin, panel.visible.begin),
-                      smaller(blocks.keys.end, panel.visible.end)};
+  const Interval seen = intersection(blocks.keys, panel.seen.all());
   const KeyBlocks visible{seen, blocks.size};
   const int64 last = smaller(first + kMost, visible.index(seen.end - 1) + 1);
   const uint32 whole = last - first == kMost ? ~uint32(0) : (uint32(1) << (last - first)) - 1;
@@ -122,27 +119,34 @@ inline Shown shown_by_mask(const HeadContext& context, Panel& panel, const KeyBl
   return {(bits.some & bit) != 0, (bits.all & bit) != 0};
 }
 
-// Spans that show an interval together, but none of them alone, count as hiding some of it.
-REGARD_INLINE void look_at(Shown& shown, const Spans& spans, Interval x) {
-  bool some = false, all = false;
-  for (int n = 0; n < spans.count; ++n) {
-    some = some || larger(spans[n].begin, x.begin) < smaller(spans[n].end, x.end);
-    all = all || (spans[n].begin <= x.begin && x.end <= spans[n].end);
+// From the first to the last of the keys that spans of the panel's rows show.
+inline Interval seen_by_row_spans(const HeadContext& context, const Panel& panel, Interval keys) {
+  const Problem& p = context.problem;
+  Interval seen;
+  for (int lane = 0; lane < panel.rows; ++lane) {
+    const Spans spans =
+        spans_of(p.row_spans, context.b, panel.head[lane], context.seq.first_q, panel.query[lane]);
+    for (int n = 0; n < spans.count; ++n) seen = hull(seen, intersection(spans[n], keys));
   }
-  shown.some = shown.some || some;
-  shown.all = shown.all && all;
+  return seen;
 }
 
-inline Shown shown_by_row_spans(const HeadContext& context, const Panel& panel, Interval keys) {
-  const Problem& p = context.problem;
-  Shown shown;
-  for (int lane = 0; lane < panel.rows && !shown.is_mixed(); ++lane) {
-    look_at(
-        shown,
-        spans_of(p.row_spans, context.b, panel.head[lane], context.seq.first_q, panel.query[lane]),
-        keys);
+// Whether one of the spans shows all of x. Several may do so together, which does not count.
+REGARD_INLINE bool one_shows(const Spans& spans, Interval x) {
+  for (int n = 0; n < spans.count; ++n) {
+    if (spans[n].begin <= x.begin && x.end <= spans[n].end) return true;
   }
-  return shown;
+  return false;
+}
+
+inline bool row_spans_show_all(const HeadContext& context, const Panel& panel, Interval keys) {
+  const Problem& p = context.problem;
+  for (int lane = 0; lane < panel.rows; ++lane) {
+    const Spans spans =
+        spans_of(p.row_spans, context.b, panel.head[lane], context.seq.first_q, panel.query[lane]);
+    if (!one_shows(spans, keys)) return false;
+  }
+  return true;
 }
 
 // The smallest and the largest ends of one span of keys that follow one another.
@@ -178,22 +182,56 @@ inline ReachOfSpans reach_of(const Spans& first, int64 count, int64 step, Interv
   return reach;
 }
 
-inline Shown shown_by_key_spans(const HeadContext& context, const Panel& panel, Interval keys) {
-  const Problem& p = context.problem;
-  Shown shown;
+inline ReachOfSpans reach_of(const HeadContext& context, int64 head, Interval keys,
+                             Interval queries) {
+  const SpanView& spans = context.problem.key_spans;
+  return reach_of(spans_of(spans, context.b, head, context.seq.first_k, keys.begin),
+                  keys.end - keys.begin, spans.view.strides.row, queries);
+}
+
+// From the first to the last of the keys that are shown to one of the queries.
+inline Interval reached_keys(const HeadContext& context, int64 head, Interval keys,
+                             Interval queries) {
+  const ReachOfSpans reach = reach_of(context, head, keys, queries);
+  if (reach.none) return {};
+  if (reach.all) return keys;
+  const auto reaches = [&](int64 j) {
+    const Spans spans =
+        spans_of(context.problem.key_spans, context.b, head, context.seq.first_k, j);
+    for (int n = 0; n < spans.count; ++n) {
+      if (!intersection(spans[n], queries).empty()) return true;
+    }
+    return false;
+  };
+  while (!keys.empty() && !reaches(keys.begin)) ++keys.begin;
+  while (!keys.empty() && !reaches(keys.end - 1)) --keys.end;
+  return keys;
+}
+
+// The queries of a panel's lanes from `first` to `end`, which are rows of one head.
+REGARD_INLINE Interval queries_of(const Panel& panel, int first, int end) {
+  return {panel.query[first], panel.query[end - 1] + 1};
+}
+
+inline Interval seen_by_key_spans(const HeadContext& context, const Panel& panel, Interval keys) {
+  Interval seen;
   each_head(panel, [&](int64 head, int first, int end) {
-    const Interval queries{panel.query[first], panel.query[end - 1] + 1};
-    const ReachOfSpans reach =
-        reach_of(spans_of(p.key_spans, context.b, head, context.seq.first_k, keys.begin),
-                 keys.end - keys.begin, p.key_spans.view.strides.row, queries);
-    shown.some = shown.some || reach.all;
-    shown.all = shown.all && !reach.none;
-    if (reach.none || reach.all) return;
-    for (int64 j = keys.begin; j < keys.end && !shown.is_mixed(); ++j) {
-      look_at(shown, spans_of(p.key_spans, context.b, head, context.seq.first_k, j), queries);
+    seen = hull(seen, reached_keys(context, head, keys, queries_of(panel, first, end)));
+  });
+  return seen;
+}
+
+inline bool key_spans_show_all(const HeadContext& context, const Panel& panel, Interval keys) {
+  const SpanView& key_spans = context.problem.key_spans;
+  bool all = true;
+  each_head(panel, [&](int64 head, int first, int end) {
+    const Interval queries = queries_of(panel, first, end);
+    if (!all || reach_of(context, head, keys, queries).all) return;
+    for (int64 j = keys.begin; all && j < keys.end; ++j) {
+      all = one_shows(spans_of(key_spans, context.b, head, context.seq.first_k, j), queries);
     }
   });
-  return shown;
+  return all;
 }
 
 // Whether some element of a row of the bias is not -inf.
@@ -217,42 +255,46 @@ bool shown_by_bias(const HeadContext& context, const Panel& panel, Interval keys
                  [&](int64 offset) { return shows_some<L>(bias, offset, keys.end - keys.begin); });
 }
 
-// What intervals leave. Tiles take whole tiles of keys, of which the panel may see a part.
+// Whole Units of the block that hold the keys; where products take tiles, whole tiles.
 template <class L>
-REGARD_INLINE Interval keys_in_intervals(const Panel& panel, Interval block) {
+REGARD_INLINE Interval whole_units(Interval block, Interval keys) {
   constexpr int64 kStep = kHasTiles<L> ? kTileElements<L> : L::kPack;
-  const Interval seen{larger(block.begin, panel.visible.begin),
-                      smaller(block.end, panel.visible.end)};
-  if (seen.empty()) return {};
-  const int64 begin = seen.begin - (seen.begin - block.begin) % kStep;
-  if (!kHasTiles<L>) return {begin, seen.end};
-  return {begin, smaller(block.end, begin + round_up(seen.end - begin, kStep))};
+  if (keys.empty()) return {};
+  const int64 begin = keys.begin - (keys.begin - block.begin) % kStep;
+  if (!kHasTiles<L>) return {begin, keys.end};
+  return {begin, smaller(block.end, begin + round_up(keys.end - begin, kStep))};
+}
+
+// From the first to the last key of the block that intervals and spans leave.
+inline Interval keys_in_spans(const HeadContext& context, const Panel& panel, Interval block) {
+  const Features& on = context.problem.features;
+  Interval keys = panel.seen.within(block);
+  if (on.row_spans && !keys.empty()) keys = seen_by_row_spans(context, panel, keys);
+  if (on.key_spans && !keys.empty()) keys = seen_by_key_spans(context, panel, keys);
+  return keys;
 }
 
 template <class L>
 TileKeys tile_keys_of(const HeadContext& context, Panel& panel, const KeyBlocks& blocks,
                       Interval block) {
-  const Features& on = context.problem.features;
-  TileKeys tile{.keys = keys_in_intervals<L>(panel, block)};
+  const Problem& p = context.problem;
+  const Features& on = p.features;
+  TileKeys tile{.keys = whole_units<L>(block, keys_in_spans(context, panel, block))};
   if (tile.keys.empty()) return tile;
-  const Interval next = keys_in_intervals<L>(panel, {block.end, 2 * block.end - block.begin});
-  if (on.bias) prefetch_rows(context, panel, context.problem.bias, next);
-  const auto mask_shown = [&](const HeadContext&, const Panel&, Interval keys) {
-    return shown_by_mask(context, panel, blocks, keys);
-  };
-  const auto shows_some = [&](bool given, auto look, bool& hides_some) {
-    if (!given) return true;
-    const Shown shown = look(context, panel, tile.keys);
-    hides_some = !shown.all;
-    return shown.some;
-  };
-  if (!shows_some(on.row_spans && context.problem.row_spans.count > 1, shown_by_row_spans,
-                  tile.row_spans) ||
-      !shows_some(on.key_spans, shown_by_key_spans, tile.key_spans) ||
-      !shows_some(on.mask, mask_shown, tile.mask)) {
-    return {};
+  if (on.bias) {
+    const Interval next{block.end, 2 * block.end - block.begin};
+    prefetch_rows(context, panel, p.bias, whole_units<L>(next, panel.seen.within(next)));
+  }
+  if (on.mask) {
+    const Shown shown = shown_by_mask(context, panel, blocks, tile.keys);
+    if (!shown.some) return {};
+    tile.mask = !shown.all;
   }
   if (on.bias && !shown_by_bias<L>(context, panel, tile.keys)) return {};
+  // The only span of a row is a part of its interval.
+  tile.row_spans =
+      on.row_spans && p.row_spans.count > 1 && !row_spans_show_all(context, panel, tile.keys);
+  tile.key_spans = on.key_spans && !key_spans_show_all(context, panel, tile.keys);
   return tile;
 }
 
