@@ -9,6 +9,7 @@
 #include "cpu/kernels/kernels.h"
 #include "cpu/memory.hpp"
 #include "cpu/peak.hpp"
+#include "cpu/span_sets.hpp"
 #include "cpu/task_lists.hpp"
 #include "rows/element.hpp"
 #include "rows/rows.hpp"
@@ -49,6 +50,7 @@ void forward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run&
   const auto nonfinite_of = [&](int64 b, int64 kv) {
     return nonfinite ? nonfinite + batch.first_q(b, kv) : nullptr;
   };
+  const SpanSets spans(p, tiling, batch, plan.workers, run);
   const ForwardWork work =
       forward_work(p, tiling, batch, plan.workers, memory.at(plan.workspace.partials));
   // Few rows are multiplied in f32, whatever others are.
@@ -57,7 +59,8 @@ void forward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run&
     return has_few_rows(tiling.shape, batch[task.b].seq.len_q, p.sizes.group()) ? few : k;
   };
   parallel_tasks(int64(work.tasks.size()), plan.workers, run, [&](int64 n, int worker) {
-    const ForwardTask& task = work.tasks[std::size_t(n)];
+    ForwardTask task = work.tasks[std::size_t(n)];
+    task.reach = spans.of(task.b, task.kv);
     serving(task).forward(p, tiling, task, nonfinite_of(task.b, task.kv), memory.scratch(worker));
   });
   parallel_tasks(int64(work.combines.size()), plan.workers, run, [&](int64 n, int worker) {
@@ -84,6 +87,7 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
   const bool wants_any = p.dq.given() || p.dk.given() || p.dv.given() || p.dbias.given();
   const TaskList list =
       wants_any ? backward_work(p, batch, plan.workers) : TaskList{.tasks = {}, .begins = {0}};
+  const SpanSets spans(p, tiling, batch, plan.workers, run);
   const BiasGradient bias_gradient(p, memory.at(w.dbias), plan.workers, run);
   const int64 block_bytes =
       tiling.block_q * padded(tiling.shape, p.sizes.dim) * tiling.shape.real_size;
@@ -91,7 +95,8 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
   const CpuTiling narrow = of_one_vector(tiling);
   parallel_tasks(int64(list.begins.size()) - 1, plan.workers, run, [&](int64 n, int worker) {
     for (int64 t = begins[n]; t < begins[n + 1]; ++t) {
-      const BackwardTask& task = list.tasks[std::size_t(t)];
+      BackwardTask task = list.tasks[std::size_t(t)];
+      task.reach = spans.of(task.b, task.kv);
       const int64 block = batch.first_dq_block(task.b, task.kv);
       const BackwardShared shared{
           .dq = memory.at(w.dq + block * block_bytes),

@@ -12,7 +12,6 @@
 #include "cpu/kernels/gradient_tiles.hpp"
 #include "cpu/kernels/multiply.hpp"
 #include "cpu/kernels/stage.hpp"
-#include "plan/cpu/kernel/visits.h"
 #include "semantics/score.h"
 #include "semantics/softmax.h"
 
@@ -317,26 +316,25 @@ struct BackwardKernel : GradientTiles<L> {
 
   // ---------------------------------------------------------------------------------- one task
 
-  // Adds this chunk's dQ of a block to the shared sum after the chunks before it. The last chunk
-  // that the block sees writes the result.
-  void share_dq(int count, int64 block, int64 chunk, Interval seen, uint8* nonfinite) const {
-    const KeyChunks chunks(tiling, context.seq.len_k);
-    const int64 first = chunks.of(seen.begin), last = chunks.of(seen.end - 1);
+  // Adds this chunk's dQ of a block to the shared sum, after the chunks before it that visit the
+  // block. `next` visits it after this one; if that is kNone, this one writes the result.
+  void share_dq(int count, int64 block, int64 chunk, bool is_first, int64 next,
+                uint8* nonfinite) const {
     const int64 panel_size = wide * kWidth;
     Real* const sum =
         static_cast<Real*>(shared.dq) + block * (tiling.block_q / kWidth) * panel_size;
     Real* const own = reals_at(at.dq);
-    if (chunk > first) {
+    if (!is_first) {
       wait_for_chunk(shared.next_chunk + block, int32(chunk));
       for (int64 i = 0; i < count * panel_size; i += L::kLanes) {
         L::store(own + i, L::add(L::load(sum + i), L::load(own + i)));
       }
     }
-    if (chunk < last) {
+    if (next != kNone) {
       for (int64 i = 0; i < count * panel_size; i += L::kLanes) {
         L::store(sum + i, L::load(own + i));
       }
-      release_chunk(shared.next_chunk + block, int32(chunk + 1));
+      release_chunk(shared.next_chunk + block, int32(next));
     } else {
       write_dq(count, nonfinite);
     }
@@ -357,13 +355,19 @@ struct BackwardKernel : GradientTiles<L> {
     }
   }
 
-  void visit_block(const RowBlocks& blocks, int64 block, int64 chunk, Interval keys,
+  void visit_block(const RowBlocks& blocks, int64 block, const BackwardTask& task, Interval keys,
                    uint8* nonfinite) const {
     const int count = make_panels<L>(panels, context, blocks.first_row(block), blocks.rows(block));
-    const Interval seen = seen_by(panels, count);
-    const bool reached = seen.begin < keys.end && keys.begin < seen.end;
-    const bool nobody = seen.empty() && chunk == 0;
-    if (!reached && !nobody) return;
+    const SpanReach reach = context.reach_of(task.reach, panels[0]);
+    const IntervalSet seen = keys_seen(blocks, block, reach, count);
+    const Interval rows{panels[0].query[0], panels[0].query[0] + blocks.rows(block)};
+    const auto chunk_from = [&](int64 chunk) {
+      const KeyChunks chunks(tiling, context.seq.len_k);
+      return next_keys(chunks, reach.rows_of_keys, seen, rows, chunk);
+    };
+    const int64 first = chunk_from(0);
+    const bool nobody = first == kNone && task.chunk == 0;
+    if (!nobody && chunk_from(task.chunk) != task.chunk) return;
     if (p.dq.given()) {
       for (int64 i = 0; i < count * wide * kWidth; i += L::kLanes) {
         L::store(reals_at(at.dq) + i, L::set(0));
@@ -373,7 +377,7 @@ struct BackwardKernel : GradientTiles<L> {
       if (p.dq.given()) write_dq(count, nonfinite);
       return;
     }
-    const Interval part = intersection(keys, seen);
+    const Interval part = seen.within(keys);
     const KeyBlocks key_blocks{keys, tiling.block_k};
     const auto each_block_until = [&](auto visit) {
       for (int64 j = part.begin / tiling.block_k * tiling.block_k; j < part.end;
@@ -391,11 +395,21 @@ struct BackwardKernel : GradientTiles<L> {
       each_block_until(
           [&](Interval block_k) { return attend(count, keys.begin, key_blocks, block_k), false; });
     }
-    if (p.dq.given()) share_dq(count, block, chunk, seen, nonfinite);
+    if (!p.dq.given()) return;
+    share_dq(count, block, task.chunk, first == task.chunk, chunk_from(task.chunk + 1), nonfinite);
   }
 
-  void run_task(int64 chunk, uint8* nonfinite) const {
-    const Interval keys = this->chunk_keys(chunk);
+  // The keys that the rows of a block see, the same for every chunk of keys.
+  IntervalSet keys_seen(const RowBlocks& blocks, int64 block, const SpanReach& reach,
+                        int count) const {
+    if (reach.keys_of_rows.known()) return reach.keys_of_rows[block % blocks.per_head()];
+    IntervalSet seen;
+    seen.add(seen_by(panels, count));
+    return seen;
+  }
+
+  void run_task(const BackwardTask& task, uint8* nonfinite) const {
+    const Interval keys = this->chunk_keys(task.chunk);
     const RowBlocks blocks(tiling, context.seq.len_q, p.sizes.group());
     const Interval visited = visited_blocks(p.mask_params, blocks, context.seq, keys);
     this->clear_sums(keys);
@@ -404,9 +418,15 @@ struct BackwardKernel : GradientTiles<L> {
       // Blocks in descending order: under a causal mask every chunk begins with the blocks that all
       // chunks see, and none waits for another to catch up.
       const int64 step = blocks.packs_gqa ? blocks.count() : blocks.per_head();
-      for (int64 head = blocks.count() - step; head >= 0; head -= step) {
-        for (int64 block = visited.end - 1; block >= visited.begin; --block) {
-          visit_block(blocks, head + block, chunk, keys, nonfinite);
+      for (int64 head = blocks.count() / step - 1; head >= 0; --head) {
+        // The first chunk visits what nobody sees, too.
+        const bool asks = task.reach && !blocks.packs_gqa && task.chunk > 0;
+        const SpanReach reach = asks ? task.reach[head] : SpanReach{};
+        const auto before = [&](int64 end) {
+          return previous_rows(blocks, reach, task.chunk, keys, end);
+        };
+        for (int64 n = visited.end; (n = before(n)) >= visited.begin;) {
+          visit_block(blocks, head * step + n, task, keys, nonfinite);
         }
       }
     }
@@ -418,7 +438,7 @@ template <class L>
 void run_backward(const Problem& problem, const CpuTiling& tiling, const BackwardShared& shared,
                   const BackwardTask& task, uint8* nonfinite, char* scratch) {
   [[maybe_unused]] const TileSession<L> session;
-  BackwardKernel<L>(problem, tiling, shared, task, scratch).run_task(task.chunk, nonfinite);
+  BackwardKernel<L>(problem, tiling, shared, task, scratch).run_task(task, nonfinite);
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ struct ForwardKernel {
         unit(logit_unit(p.features, score_params<L>(p))),
         exponent(Real(double(unit) * kLog2E)),
         slack(slack_for(exponent)),
-        running_rows{p, context, dims, unit, exponent} {}
+        running_rows{p, context, dims, unit} {}
 
   // Weights of up to 2^8 cost no accuracy, and a maximum that stays costs no pass over out.
   static Real slack_for(Real exponent) {
@@ -298,14 +298,14 @@ struct ForwardKernel {
     if (next.count > 0) multiply_keys(next, beside);
   }
 
-  // All panels and a range of keys that fits the packed memory.
+  // All panels and a range of blocks that fits the packed memory.
   void attend_range(int count, const KeyBlocks& blocks, Interval range, char* memory) const {
     PackedRange<L> packed(context, tiling, dims, units_at(at.keys), units_at(at.values),
                           range.begin);
     Step before, now;
     int64 turn = 0;
     for (int i = 0; i < count; ++i) {
-      for (int64 n = blocks.index(range.begin); n <= blocks.index(range.end - 1); ++n) {
+      for (int64 n = range.begin; (n = next_block(panels + i, 1, blocks, n)) < range.end; ++n) {
         const Interval block = blocks.at(n);
         panels[i].tile = tile_keys_of<L>(context, panels[i], blocks, block);
         if (panels[i].tile.keys.empty()) continue;
@@ -328,16 +328,19 @@ struct ForwardKernel {
     }
   }
 
-  void attend_panels(int count, const KeyBlocks& blocks, Interval keys, char* memory) const {
+  void attend_panels(int count, const KeyBlocks& blocks, char* memory) const {
     for (int i = 0; i < count; ++i) {
       each_term<L>([&]<class Term>(int n) {
         pack_lanes<Term>(queries(i) + n * query_term(), context, panels[i], p.q, dims.dim,
                          vectors_of<L>(panels[i]));
       });
     }
-    const int64 reach = count > 1 ? tiling.pack_k : smaller(tiling.pack_k, 4 * tiling.block_k);
-    for (int64 j = keys.begin; j < keys.end; j = (j / reach + 1) * reach) {
-      attend_range(count, blocks, {j, smaller(keys.end, (j / reach + 1) * reach)}, memory);
+    const int64 packed = tiling.pack_k / tiling.block_k, end = blocks.end();
+    const int64 most = count > 1 ? packed : smaller<int64>(packed, 4);
+    Interval range{0, blocks.of(blocks.keys.begin)};
+    while ((range.begin = next_block(panels, count, blocks, range.end)) < end) {
+      range.end = smaller(end, round_up(range.begin + 1, most));
+      attend_range(count, blocks, range, memory);
     }
   }
 
@@ -358,7 +361,7 @@ struct ForwardKernel {
       softmax.end_tile();
     };
     rows.begin(panel);
-    for (int64 n = blocks.index(range.begin); n <= blocks.index(range.end - 1); ++n) {
+    for (int64 n = blocks.of(range.begin); n < blocks.end(); ++n) {
       if (n % kFewRowsBlocks == 0) end_tile();
       panel.tile = tile_keys_of<L>(context, panel, blocks, blocks.at(n));
       if (panel.tile.keys.empty()) continue;
@@ -383,7 +386,8 @@ struct ForwardKernel {
     }
     const Interval keys = intersection(seen_by(panels, count), task.keys);
     if (!has_few_rows(tiling.shape, context.seq.len_q, p.sizes.group())) {
-      attend_panels(count, {keys, tiling.block_k}, keys, memory);
+      const SpanReach reach = context.reach_of(task.reach, panels[0]);
+      attend_panels(count, {keys, tiling.block_k, reach.rows_of_keys}, memory);
     } else if constexpr (kMostFewRows<L> > 0) {
       if (!keys.empty()) attend_few_rows<1>(keys, running(memory, 0));
     }
@@ -417,7 +421,10 @@ struct ForwardKernel {
     for (int i = 0; i < count; ++i) {
       const Running<L> whole = running(memory, i);
       for (int64 chunk = 1; chunk < task.chunks; ++chunk) {
-        running_rows.merge_into(whole, running(memory + chunk * task.partial_stride, i), panels[i]);
+        const Running<L> part = running(memory + chunk * task.partial_stride, i);
+        for (int v = 0; v < vectors_of<L>(panels[i]); ++v) {
+          whole.add(part, v, dims.dim_v, exponent);
+        }
       }
       running_rows.finish(whole, panels[i], nonfinite);
     }

@@ -21,13 +21,13 @@ class PackedRange {
   };
 
   PackedRange(const HeadContext& context, const CpuTiling& tiling, HeadSizes dims, Unit* keys,
-              Unit* values, int64 first_key)
+              Unit* values, int64 first_block)
       : context_(context),
         tiling_(tiling),
         dims_(dims),
         keys_(keys),
         values_(values),
-        first_(first_key / tiling.block_k) {}
+        first_(first_block) {}
 
   // The block lies between two multiples of block_k.
   Block operator[](Interval block) {

@@ -3,7 +3,7 @@
 
 #include "cpu/kernels/multiply.hpp"
 #include "cpu/kernels/tasks.h"
-#include "plan/cpu/kernel/interval_set.h"
+#include "plan/cpu/kernel/visits.h"
 #include "semantics/portable.h"
 
 namespace regard {
@@ -52,6 +52,10 @@ struct HeadContext {
   REGARD_INLINE int64 offset_k(const View& view, int64 row) const {
     return offset_of(view.strides, b, kv, seq.first_k, row);
   }
+  // Of the head of a panel's rows, which is the only one where something is known.
+  REGARD_INLINE SpanReach reach_of(const SpanReach* of_group, const Panel& panel) const {
+    return of_group ? of_group[panel.head[0] - kv * problem.sizes.group()] : SpanReach{};
+  }
 };
 
 // The keys between the first and the last one that a row may see. Adds those that it may see.
@@ -61,14 +65,10 @@ inline Interval keys_of_row(const HeadContext& context, int64 head, int64 query,
   const Sequence& s = context.seq;
   const Interval keys = visible_keys(p.mask_params, s, query);
   if (!p.features.row_spans) return seen.add(keys), keys;
-  const Spans spans = spans_of(p.row_spans, context.b, head, s.first_q, query);
-  Interval all;
-  for (int n = 0; n < spans.count; ++n) {
-    const Interval span = intersection(spans[n], keys);
-    seen.add(span);
-    all = hull(all, span);
-  }
-  return all;
+  IntervalSet own;
+  add_spans(own, spans_of(p.row_spans, context.b, head, s.first_q, query), keys);
+  seen.add(own);
+  return own.all();
 }
 
 // Calls each(head, first lane, lane behind the last) for the lanes of each query head of a panel.
@@ -78,6 +78,11 @@ void each_head(const Panel& panel, Each each) {
     for (end = first + 1; end < panel.rows && panel.head[end] == panel.head[first];) ++end;
     each(panel.head[first], first, end);
   }
+}
+
+// The queries of a panel's lanes from `first` to `end`, which are rows of one head.
+REGARD_INLINE Interval queries_of(const Panel& panel, int first, int end) {
+  return {panel.query[first], panel.query[end - 1] + 1};
 }
 
 // Vectors that hold the panel's rows; few rows leave others empty.

@@ -27,6 +27,18 @@ struct Running {
     L::store(max + v * L::kLanes, row.max);
     L::store(sum + v * L::kLanes, row.sum);
   }
+
+  // Adds the rows of vector v of a result over other keys.
+  void add(const Running& part, int v, int64 dim_v, Real exponent) const {
+    SoftmaxRow<L> own = row(v);
+    const MergeFactors<L> factors = merge<L>(own, part.row(v), L::set(exponent));
+    set_row(v, own);
+    for (int64 d = 0; d < dim_v; ++d) {
+      const int64 at = (d * L::kVectors + v) * L::kLanes;
+      const auto other = L::mul(L::load(part.out + at), factors.second);
+      L::store(out + at, L::fma(L::load(out + at), factors.first, other));
+    }
+  }
 };
 
 }  // namespace

@@ -18,8 +18,7 @@ struct RunningRows {
   const Problem& p;
   const HeadContext& context;
   const HeadSizes dims;
-  const Real unit;      // of every logit
-  const Real exponent;  // unit * log2(e)
+  const Real unit;  // of every logit
 
   // The running state before the first key. A sink counts once, in the first chunk of keys.
   void begin(const Running<L>& run, const Panel& panel, bool with_sink) const {
@@ -40,20 +39,6 @@ struct RunningRows {
 
   float sink_of(const Panel& panel, int lane) const {
     return static_cast<const float*>(p.sink.data)[panel.head[lane] * p.sink.strides.head];
-  }
-
-  // Merges the results over other keys.
-  void merge_into(const Running<L>& whole, const Running<L>& part, const Panel& panel) const {
-    for (int v = 0; v < vectors_of<L>(panel); ++v) {
-      SoftmaxRow<L> row = whole.row(v);
-      const MergeFactors<L> factors = merge<L>(row, part.row(v), L::set(exponent));
-      whole.set_row(v, row);
-      for (int64 d = 0; d < dims.dim_v; ++d) {
-        const int64 offset = d * kWidth + v * L::kLanes;
-        const Vec other = L::mul(L::load(part.out + offset), factors.second);
-        L::store(whole.out + offset, L::fma(L::load(whole.out + offset), factors.first, other));
-      }
-    }
   }
 
   bool are_finite(const Running<L>& run, const Panel& panel) const {

@@ -1,7 +1,7 @@
 // What the backend hands to a kernel: one task, and where its results go.
 #pragma once
 
-#include "plan/cpu/kernel/tiling.h"
+#include "plan/cpu/kernel/visits.h"
 #include "problem/problem.h"
 
 namespace regard {
@@ -10,9 +10,10 @@ namespace regard {
 struct ForwardTask {
   int64 b = 0;
   int64 kv = 0;
-  int64 block = 0;          // of RowBlocks
-  Interval keys;            // all of them, or a chunk
-  void* partial = nullptr;  // where a chunk leaves its partial results; null: finish here
+  int64 block = 0;                   // of RowBlocks
+  Interval keys;                     // all of them, or a chunk
+  void* partial = nullptr;           // where a chunk leaves its partial results; null: finish here
+  const SpanReach* reach = nullptr;  // of each query head of the group; null: not known
 };
 
 // The chunks of one block of query rows, to be merged in their order.
@@ -30,6 +31,7 @@ struct BackwardTask {
   int64 b = 0;
   int64 kv = 0;
   int64 chunk = 0;
+  const SpanReach* reach = nullptr;  // of each query head of the group; null: not known
 };
 
 // Results that tasks share, each in an order that does not depend on threads.

@@ -75,12 +75,27 @@ bool any_row(const HeadContext& context, const Panel& panel, const View& view, I
 struct KeyBlocks {
   Interval keys;
   int64 size;
+  BlockSets<> rows_of_keys{};  // forward: what is known of the spans of each block's keys
 
-  REGARD_INLINE int64 index(int64 key) const { return key / size; }
+  REGARD_INLINE int64 of(int64 key) const { return key / size; }
+  REGARD_INLINE int64 begin(int64 n) const { return n * size; }
+  REGARD_INLINE int64 end() const { return divide_up(keys.end, size); }
   REGARD_INLINE Interval at(int64 n) const {
-    return {larger(n * size, keys.begin), smaller((n + 1) * size, keys.end)};
+    return {larger(begin(n), keys.begin), smaller(begin(n + 1), keys.end)};
   }
 };
+
+// The first block from `n` on of which one of the panels may see a key; at least blocks.end() if
+// there is none.
+inline int64 next_block(const Panel* panels, int count, const KeyBlocks& blocks, int64 n) {
+  int64 next = kNone;
+  for (int i = 0; i < count && next > n; ++i) {
+    const Panel& panel = panels[i];
+    next = smaller(next, next_keys(blocks, blocks.rows_of_keys, panel.seen,
+                                   queries_of(panel, 0, panel.rows), n));
+  }
+  return next;
+}
 
 // Reads the mask of a block and of those after it, row by row, because memory is read fastest in
 // its order; no further than where all of them turn out mixed.
@@ -91,7 +106,7 @@ inline void read_mask(MaskBits& bits, const HeadContext& context, const Panel& p
   const auto* const data = static_cast<const uint8*>(mask.data);
   const Interval seen = intersection(blocks.keys, panel.seen.all());
   const KeyBlocks visible{seen, blocks.size};
-  const int64 last = smaller(first + kMost, visible.index(seen.end - 1) + 1);
+  const int64 last = smaller(first + kMost, visible.end());
   const uint32 whole = last - first == kMost ? ~uint32(0) : (uint32(1) << (last - first)) - 1;
   bits = {{first, last}, 0, whole};
   const Interval all{visible.at(first).begin, visible.at(last - 1).end};
@@ -112,7 +127,7 @@ inline void read_mask(MaskBits& bits, const HeadContext& context, const Panel& p
 
 inline Shown shown_by_mask(const HeadContext& context, Panel& panel, const KeyBlocks& blocks,
                            Interval keys) {
-  const int64 n = blocks.index(keys.begin);
+  const int64 n = blocks.of(keys.begin);
   MaskBits& bits = panel.mask;
   if (n < bits.blocks.begin || n >= bits.blocks.end) read_mask(bits, context, panel, blocks, n);
   const uint32 bit = uint32(1) << (n - bits.blocks.begin);
@@ -168,33 +183,32 @@ SpanEnds ends_of(const int32* ends, int64 count, int64 step) {
   return {first_begin, last_begin, first_end, last_end};
 }
 // What the ends alone say: the spans of no key reach the queries, or one span of each holds them.
-struct ReachOfSpans {
+struct Reached {
   bool none = true, all = false;
 };
-inline ReachOfSpans reach_of(const Spans& first, int64 count, int64 step, Interval queries) {
-  ReachOfSpans reach;
+inline Reached reached_by(const Spans& first, int64 count, int64 step, Interval queries) {
+  Reached reached;
   for (int n = 0; n < first.count; ++n) {
     const int32* const from = first.ends + 2 * n;
     const SpanEnds ends = step == 2 ? ends_of<2>(from, count, step) : ends_of<0>(from, count, step);
-    if (ends.first_begin < queries.end && queries.begin < ends.last_end) reach.none = false;
-    if (ends.last_begin <= queries.begin && queries.end <= ends.first_end) reach.all = true;
+    if (ends.first_begin < queries.end && queries.begin < ends.last_end) reached.none = false;
+    if (ends.last_begin <= queries.begin && queries.end <= ends.first_end) reached.all = true;
   }
-  return reach;
+  return reached;
 }
 
-inline ReachOfSpans reach_of(const HeadContext& context, int64 head, Interval keys,
-                             Interval queries) {
+inline Reached reached_by(const HeadContext& context, int64 head, Interval keys, Interval queries) {
   const SpanView& spans = context.problem.key_spans;
-  return reach_of(spans_of(spans, context.b, head, context.seq.first_k, keys.begin),
-                  keys.end - keys.begin, spans.view.strides.row, queries);
+  return reached_by(spans_of(spans, context.b, head, context.seq.first_k, keys.begin),
+                    keys.end - keys.begin, spans.view.strides.row, queries);
 }
 
 // From the first to the last of the keys that are shown to one of the queries.
 inline Interval reached_keys(const HeadContext& context, int64 head, Interval keys,
                              Interval queries) {
-  const ReachOfSpans reach = reach_of(context, head, keys, queries);
-  if (reach.none) return {};
-  if (reach.all) return keys;
+  const Reached reached = reached_by(context, head, keys, queries);
+  if (reached.none) return {};
+  if (reached.all) return keys;
   const auto reaches = [&](int64 j) {
     const Spans spans =
         spans_of(context.problem.key_spans, context.b, head, context.seq.first_k, j);
@@ -206,11 +220,6 @@ inline Interval reached_keys(const HeadContext& context, int64 head, Interval ke
   while (!keys.empty() && !reaches(keys.begin)) ++keys.begin;
   while (!keys.empty() && !reaches(keys.end - 1)) --keys.end;
   return keys;
-}
-
-// The queries of a panel's lanes from `first` to `end`, which are rows of one head.
-REGARD_INLINE Interval queries_of(const Panel& panel, int first, int end) {
-  return {panel.query[first], panel.query[end - 1] + 1};
 }
 
 inline Interval seen_by_key_spans(const HeadContext& context, const Panel& panel, Interval keys) {
@@ -226,7 +235,7 @@ inline bool key_spans_show_all(const HeadContext& context, const Panel& panel, I
   bool all = true;
   each_head(panel, [&](int64 head, int first, int end) {
     const Interval queries = queries_of(panel, first, end);
-    if (!all || reach_of(context, head, keys, queries).all) return;
+    if (!all || reached_by(context, head, keys, queries).all) return;
     for (int64 j = keys.begin; all && j < keys.end; ++j) {
       all = one_shows(spans_of(key_spans, context.b, head, context.seq.first_k, j), queries);
     }

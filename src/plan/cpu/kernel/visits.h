@@ -2,8 +2,10 @@
 // and no others, so that time is in proportion to what is visible.
 #pragma once
 
+#include "plan/cpu/kernel/block_sets.h"
 #include "plan/cpu/kernel/tiling.h"
 #include "semantics/mask.h"
+#include "semantics/spans.h"
 
 namespace regard {
 
@@ -29,6 +31,47 @@ REGARD_INLINE Interval visited_blocks(const MaskParams& mask, const RowBlocks& b
                       visible_queries(mask, s, keys.end - 1).end};
   if (rows.empty() && !s.positions.rows) return {};
   return {rows.begin / blocks.block, divide_up(rows.end, blocks.block)};
+}
+
+REGARD_INLINE void add_spans(IntervalSet& set, const Spans& spans, Interval within) {
+  for (int n = 0; n < spans.count; ++n) set.add(intersection(spans[n], within));
+}
+
+// What spans say of the blocks of a query head. Where it is known, both of the searches below go by
+// it, so that they agree on which blocks of rows and of keys meet.
+struct SpanReach {
+  BlockSets<> keys_of_rows;  // backward: the keys that row spans show to each block of rows
+  BlockSets<> rows_of_keys;  // the rows to which key spans show some of each block of keys
+};
+
+// The first block of keys from `block` on that has some of the keys `seen` by rows and, as far as
+// is known, spans that show some of its keys to these rows; or kNone.
+template <class Blocks>
+REGARD_INLINE int64 next_keys(const Blocks& blocks, const BlockSets<>& rows_of_keys,
+                              const IntervalSet& seen, Interval rows, int64 block) {
+  for (;;) {
+    const int64 key = seen.first_from(blocks.begin(block));
+    if (key == kNone) return kNone;
+    block = blocks.of(key);
+    const int64 next = rows_of_keys.known() ? rows_of_keys.first_from(block, rows) : block;
+    if (next == block || next == kNone) return next;
+    block = next;
+  }
+}
+
+// Backward: the last of a head's blocks of rows before `end` that, as far as is known, sees some of
+// a chunk of keys; or -1.
+REGARD_INLINE int64 previous_rows(const RowBlocks& blocks, const SpanReach& reach, int64 chunk,
+                                  Interval keys, int64 end) {
+  for (;;) {
+    const int64 block =
+        reach.keys_of_rows.known() ? reach.keys_of_rows.last_before(end, keys) : end - 1;
+    if (block < 0 || !reach.rows_of_keys.known()) return block;
+    const int64 row = reach.rows_of_keys[chunk].last_before((block + 1) * blocks.block);
+    if (row < 0) return -1;
+    if (row >= block * blocks.block) return block;
+    end = row / blocks.block + 1;
+  }
 }
 
 }  // namespace regard
