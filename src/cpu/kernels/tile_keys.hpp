@@ -134,6 +134,47 @@ inline Shown shown_by_mask(const HeadContext& context, Panel& panel, const KeyBl
   return {(bits.some & bit) != 0, (bits.all & bit) != 0};
 }
 
+// Moves `from` towards `to`, by steps of one key, as long as the mask hides the keys passed.
+inline int64 pass_hidden(const uint8* row, int64 column, int64 from, int64 to) {
+  constexpr int64 kWord = 8;
+  const auto hides_word = [&](int64 key) {
+    uint64 word;
+    __builtin_memcpy(&word, row + key, kWord);
+    return word == 0;
+  };
+  if (from <= to) {
+    while (column == 1 && from + kWord <= to && hides_word(from)) from += kWord;
+    while (from < to && row[from * column] == 0) ++from;
+  } else {
+    while (column == 1 && from - kWord >= to && hides_word(from - kWord)) from -= kWord;
+    while (from > to && row[(from - 1) * column] == 0) --from;
+  }
+  return from;
+}
+
+// From the first to the last of the keys that the mask shows to some of the panel's rows.
+inline Interval seen_by_mask(const HeadContext& context, const Panel& panel, Interval keys) {
+  const View& mask = context.problem.mask;
+  Interval seen{keys.end, keys.begin};
+  any_row(context, panel, mask, {0, 0}, [&](int64 offset) {
+    const uint8* const row = static_cast<const uint8*>(mask.data) + offset;
+    seen = {pass_hidden(row, mask.strides.column, keys.begin, seen.begin),
+            pass_hidden(row, mask.strides.column, keys.end, seen.end)};
+    return seen.begin == keys.begin && seen.end == keys.end;
+  });
+  return seen;
+}
+
+inline bool mask_shows_all(const HeadContext& context, const Panel& panel, Interval keys) {
+  const View& mask = context.problem.mask;
+  return !any_row(context, panel, mask, keys, [&](int64 offset) {
+    Shown shown;
+    look_at(shown, static_cast<const uint8*>(mask.data) + offset, keys.end - keys.begin,
+            mask.strides.column);
+    return !shown.all;
+  });
+}
+
 // From the first to the last of the keys that spans of the panel's rows show.
 inline Interval seen_by_row_spans(const HeadContext& context, const Panel& panel, Interval keys) {
   const Problem& p = context.problem;
@@ -297,7 +338,11 @@ TileKeys tile_keys_of(const HeadContext& context, Panel& panel, const KeyBlocks&
   if (on.mask) {
     const Shown shown = shown_by_mask(context, panel, blocks, tile.keys);
     if (!shown.some) return {};
-    tile.mask = !shown.all;
+    if (!shown.all) {
+      tile.keys = whole_units<L>(block, seen_by_mask(context, panel, tile.keys));
+      if (tile.keys.empty()) return {};
+      tile.mask = !mask_shows_all(context, panel, tile.keys);
+    }
   }
   if (on.bias && !shown_by_bias<L>(context, panel, tile.keys)) return {};
   // The only span of a row is a part of its interval.
