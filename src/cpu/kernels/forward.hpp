@@ -361,8 +361,11 @@ struct ForwardKernel {
       softmax.end_tile();
     };
     rows.begin(panel);
-    for (int64 n = blocks.of(range.begin); n < blocks.end(); ++n) {
-      if (n % kFewRowsBlocks == 0) end_tile();
+    int64 tile = -1;
+    for (int64 n = blocks.of(range.begin); (n = next_block(panels, 1, blocks, n)) < blocks.end();
+         ++n) {
+      if (n / kFewRowsBlocks != tile) end_tile();
+      tile = n / kFewRowsBlocks;
       panel.tile = tile_keys_of<L>(context, panel, blocks, blocks.at(n));
       if (panel.tile.keys.empty()) continue;
       rows.multiply_keys(panel.tile.keys, scores);
