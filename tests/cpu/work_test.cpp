@@ -282,7 +282,9 @@ TEST_CASE("planning ragged batches takes steps in proportion to the rows") {
 TEST_CASE("chunks of keys are few, even and in order") {
   for (const int64 block : {16, 64, 128}) {
     for (const int64 chunk : {block, 2 * block, 4 * block}) {
-      const CpuTiling tiling{.block_k = block, .chunk_k = chunk};
+      CpuTiling tiling;
+      tiling.block_k = block;
+      tiling.chunk_k = chunk;
       for (int64 len = 0; len < 5 * chunk + 3; ++len) {
         CAPTURE(block);
         CAPTURE(chunk);

@@ -269,7 +269,8 @@ struct BackwardKernel : GradientTiles<L> {
          .ldc = kWidth,
          .m = dims.dim,
          .k = units(shape, size),
-         .late = kHasTiles<L> ? 0 : units(shape, size) - seen});
+         .late = kHasTiles<L> ? 0 : units(shape, size) - seen,
+         .a_in_tiles = AcrossRows<L>::kInTiles});
   }
 
   // Whether S is summed as few rows of the forward pass sum it. In another order it differs by more

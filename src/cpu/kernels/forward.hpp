@@ -195,6 +195,7 @@ struct ForwardKernel {
                     .ldc = kWidth,
                     .m = dims.dim_v,
                     .k = units(shape, count),
+                    .a_in_tiles = AcrossRows<L>::kInTiles,
                     .a_term = keys.value_term,
                     .b_term = kWidth,
                     .skipped_pairs = kTerms<L> - 1}};

@@ -24,6 +24,8 @@ struct Product {
   int64 m;
   int64 k;         // in Units
   int64 late = 0;  // the last of k, which the first vector of B and C leaves out
+  // The tiles of A are dense, and those of a row of tiles follow each other.
+  bool a_in_tiles = false;
   // Where elements are sums of terms: from a term of A or B to the next, and how many of the first
   // pairs of terms are too small to matter.
   int64 a_term = 0;
@@ -92,7 +94,7 @@ template <class L, int N, Walk walk, Result result>
 
 // Whether products are those of tile registers. They take A by rows, and whole tiles: callers pad k
 // with zeros in A and B, and C has room for whole tiles of rows, of which those after m are
-// undefined.
+// undefined. Tiles of A that are dense arrive from the second cache sooner than rows of it.
 template <class L>
 inline constexpr bool kHasTiles = requires { typename L::Tiles; };
 template <class L>
@@ -160,7 +162,8 @@ template <class L, int M, int N, Result result, class Beside>
 REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p, int64 first,
                                   Beside& beside) {
   constexpr int64 kSide = L::kLanes, kSize = 4;  // bytes of a Unit and of a Real
-  const int64 a_row = p.lda * kSize, b_row = p.ldb * kSize, c_row = p.ldc * kSize;
+  const int64 a_row = (p.a_in_tiles ? kSide : p.lda) * kSize, a_step = p.a_in_tiles ? kSide : 1;
+  const int64 b_row = p.ldb * kSize, c_row = p.ldc * kSize;
   const auto* const a = p.a + first * p.lda;
   auto* const c = p.c + first * p.ldc;
   const int first_pair = kTermPairCount<L> > 1 ? p.skipped_pairs : 0;
@@ -175,7 +178,7 @@ REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p,
                  ends = pair + 1 == kTermPairCount<L> && k + kSide >= p.k;
       const bool loads_a = begins_k || term.a != before.a;
       const bool loads_b = begins_k || term.b != before.b;
-      const auto* const a_tile = a + term.a * p.a_term + k;
+      const auto* const a_tile = a + term.a * p.a_term + k * a_step;
       const auto* const b_tile = p.b + term.b * p.b_term + k * p.ldb;
       // Inlined early, so that the compiler keeps `beside` in registers.
       const auto add = [&]<int T, int A, int B>() __attribute__((always_inline)) {
@@ -206,7 +209,9 @@ REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p,
 template <class L, Result result, class Beside>
 REGARD_INLINE void multiply_short(typename L::Tiles& tiles, const Product<L>& p, Beside& beside) {
   constexpr int64 kSide = L::kLanes, kSize = 4;
-  const int64 a_row = p.lda * kSize, b_row = p.ldb * kSize, c_row = p.ldc * kSize;
+  const int64 a_row = (p.a_in_tiles ? kSide : p.lda) * kSize;
+  const int64 a_second = p.a_in_tiles ? kSide * kSide : kSide;
+  const int64 b_row = p.ldb * kSize, c_row = p.ldc * kSize;
   const auto* const second = p.b + kSide * p.ldb;
   tiles.template load<4>(p.b, b_row);
   tiles.template load<5>(p.b + kSide, b_row);
@@ -222,7 +227,7 @@ REGARD_INLINE void multiply_short(typename L::Tiles& tiles, const Product<L>& p,
     beside.step();
     tiles.template multiply_add<1, 2, 5>();
     beside.step();
-    tiles.template stream<3>(a + kSide, a_row);
+    tiles.template stream<3>(a + a_second, a_row);
     tiles.template multiply_add<0, 3, 6>();
     tiles.template store<0>(c, c_row);
     beside.step();

@@ -216,9 +216,9 @@ void pack_pairs(typename L::Unit* to, int64 width, const View& view, int64 dim, 
   }
 }
 
-// 32 rows of 32 bf16, transposed: to[32][row_units].
+// 32 rows of 32 bf16, transposed, into a tile and the one below it, which begins `below` Units on.
 template <class L>
-void pack_whole_tile(typename L::Unit* to, int64 row_units, const View& view, int64 d,
+void pack_whole_tile(typename L::Unit* to, int64 below, const View& view, int64 d,
                      const int64* begin) {
   const auto* const data = static_cast<const uint16*>(view.data) + d;
 #pragma GCC unroll 2
@@ -232,13 +232,15 @@ void pack_whole_tile(typename L::Unit* to, int64 row_units, const View& view, in
 #pragma GCC unroll 16
     for (int t = 0; t < L::kLanes; ++t) {
       const int64 element = t / 4 * 8 + upper * 4 + t % 4;
-      L::store(reinterpret_cast<typename L::Real*>(to + element * row_units), tile[t]);
+      auto* const out = to + element / L::kLanes * below + element % L::kLanes * L::kLanes;
+      L::store(reinterpret_cast<typename L::Real*>(out), tile[t]);
     }
   }
 }
 
-// What pack_pairs makes, transposed: to[dim][row_units], for products that take rows alone. Zeros
-// after the last row, up to a whole tile.
+// What pack_pairs makes, transposed, for products that take rows alone: tiles of 16 elements of
+// `dim` by 16 Units, dense; row_units of a row of tiles. Zeros after the last row, up to a whole
+// tile.
 template <class L, class OffsetOf>
 void pack_columns(typename L::Unit* to, int64 row_units, const View& view, int64 dim, int64 rows,
                   OffsetOf offset) {
@@ -247,9 +249,10 @@ void pack_columns(typename L::Unit* to, int64 row_units, const View& view, int64
     for (int64 r = 0; r < kTileElements<L>; ++r)
       begin[r] = row + r < rows ? offset(row + r) : kNoRow;
     const bool whole = view.type == Type::bf16 && row + kTileElements<L> <= rows;
+    auto* const tiles = to + row / L::kPack * L::kLanes;
     int64 d = 0;
     for (; whole && d + kTileElements<L> <= dim; d += kTileElements<L>) {
-      pack_whole_tile<L>(to + d * row_units + row / L::kPack, row_units, view, d, begin);
+      pack_whole_tile<L>(tiles + d * row_units, L::kLanes * row_units, view, d, begin);
     }
     for (; d < dim; d += L::kLanes) {
       typename L::Vec tile[L::kLanes];
@@ -258,9 +261,9 @@ void pack_columns(typename L::Unit* to, int64 row_units, const View& view, int64
         tile[t] = load_pairs<L>(view, dim, d, begin[2 * t], begin[2 * t + 1]);
       }
       L::transpose(tile);
-      auto* const out = reinterpret_cast<typename L::Real*>(to + d * row_units + row / L::kPack);
+      auto* const out = reinterpret_cast<typename L::Real*>(tiles + d * row_units);
 #pragma GCC unroll 16
-      for (int t = 0; t < L::kLanes; ++t) L::store(out + t * row_units, tile[t]);
+      for (int t = 0; t < L::kLanes; ++t) L::store(out + t * L::kLanes, tile[t]);
     }
   }
 }
@@ -270,6 +273,7 @@ void pack_columns(typename L::Unit* to, int64 row_units, const View& view, int64
 template <class L>
 struct AcrossRows {
   static constexpr Walk kWalk = kHasTiles<L> ? Walk::rows : Walk::columns;
+  static constexpr bool kInTiles = kHasTiles<L>;
   const typename L::Unit* units;
   int64 stride;
 
@@ -288,8 +292,9 @@ struct AcrossRows {
       pack_pairs<L>(to, stride, view, dim, rows, offset);
     }
   }
+  // Where a row begins; in tiles, the first one of a tile.
   REGARD_INLINE const typename L::Unit* from(int64 row) const {
-    return units + row / L::kPack * (kHasTiles<L> ? 1 : stride);
+    return units + row / L::kPack * (kInTiles ? L::kLanes : stride);
   }
 };
 
