@@ -102,7 +102,6 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
           .dq = memory.at(w.dq + block * block_bytes),
           .next_chunk = next_chunk + block,
           .dbias = bias_gradient.sums(),
-          .dbias_strides = bias_gradient.strides(),
           .nonfinite_k = nonfinite_k ? nonfinite_k + batch.first_k(task.b, task.kv) : nullptr};
       uint8* const nonfinite = nonfinite_q ? nonfinite_q + batch.first_q(task.b, task.kv) : nullptr;
       const bool is_narrow =

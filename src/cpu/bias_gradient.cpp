@@ -1,5 +1,8 @@
-// The sums of the bias gradient: in the result itself where its type allows, else in the workspace.
+// The sums of the bias gradient: in the result itself where that rounds no more, else in the
+// workspace.
 #include "cpu/bias_gradient.hpp"
+
+#include <cstring>
 
 #include "plan/cpu/plan.hpp"
 #include "rows/element.hpp"
@@ -8,17 +11,26 @@
 namespace regard::cpu_backend {
 namespace {
 
-// Calls each(offset in `a`, offset in `b`) for every element of the bias's sizes.
+// Calls each(offset in `a`, offset in `b`) for the first element of every row of the bias's sizes.
 template <class Each>
-void each_element(const Problem& p, const Strides& a, const Strides& b, int workers, const Run& run,
-                  Each each) {
+void each_row(const Problem& p, const Strides& a, const Strides& b, int workers, const Run& run,
+              Each each) {
   const int64* n = p.bias_sizes;
   if (n[3] == 0) return;
   parallel_tasks(n[0] * n[1] * n[2], workers, run, [&](int64 row, int) {
     const int64 i = row % n[2], h = row / n[2] % n[1], batch = row / n[2] / n[1];
-    const int64 from = offset_of(a, batch, h, 0, i), to = offset_of(b, batch, h, 0, i);
-    for (int64 j = 0; j < n[3]; ++j) each(from + j * a.column, to + j * b.column);
+    each(offset_of(a, batch, h, 0, i), offset_of(b, batch, h, 0, i));
   });
+}
+
+void clear_row(const View& to, int64 offset, int64 count) {
+  if (to.strides.column == 1) {  // zeros of every type are bytes of 0
+    const std::size_t size = size_of(to.type);
+    std::memset(static_cast<char*>(to.data) + std::size_t(offset) * size, 0,
+                std::size_t(count) * size);
+    return;
+  }
+  for (int64 j = 0; j < count; ++j) store_element(to, offset + j * to.strides.column, 0);
 }
 
 // Dense with the bias's sizes; a broadcast dimension has stride 0.
@@ -36,23 +48,24 @@ BiasGradient::BiasGradient(const Problem& p, void* workspace, int workers, const
     : problem_(p) {
   if (!p.dbias.given()) return;
   in_place_ = sums_dbias_in_place(p);
-  sums_ = in_place_ ? p.dbias.data : workspace;
-  strides_ = in_place_ ? p.dbias.strides : dense_strides(p.bias_sizes);
+  sums_ = in_place_ ? p.dbias
+                    : View{.data = workspace,
+                           .type = computes_in_f64(p) ? Type::f64 : Type::f32,
+                           .strides = dense_strides(p.bias_sizes)};
   if (in_place_ && p.accumulate) return;
-  const View sums{
-      .data = sums_, .type = computes_in_f64(p) ? Type::f64 : Type::f32, .strides = strides_};
-  each_element(p, strides_, strides_, workers, run,
-               [&](int64 at, int64) { store_element(sums, at, 0); });
+  each_row(p, sums_.strides, sums_.strides, workers, run,
+           [&](int64 at, int64) { clear_row(sums_, at, p.bias_sizes[3]); });
 }
 
 void BiasGradient::finish(int workers, const Run& run) const {
-  if (!sums_ || in_place_) return;
+  if (in_place_) return;
   const Problem& p = problem_;
-  const View sums{
-      .data = sums_, .type = computes_in_f64(p) ? Type::f64 : Type::f32, .strides = strides_};
-  each_element(p, strides_, p.dbias.strides, workers, run, [&](int64 from, int64 to) {
-    const double old = p.accumulate ? load_element(p.dbias, to) : 0;
-    store_element(p.dbias, to, old + load_element(sums, from));
+  each_row(p, sums_.strides, p.dbias.strides, workers, run, [&](int64 from, int64 to) {
+    for (int64 j = 0; j < p.bias_sizes[3]; ++j) {
+      const int64 at = to + j * p.dbias.strides.column;
+      const double old = p.accumulate ? load_element(p.dbias, at) : 0;
+      store_element(p.dbias, at, old + load_element(sums_, from + j * sums_.strides.column));
+    }
   });
 }
 

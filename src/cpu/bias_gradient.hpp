@@ -1,4 +1,5 @@
-// The sums of the bias gradient: in the result itself where its type allows, else in the workspace.
+// The sums of the bias gradient: in the result itself where that rounds no more, else in the
+// workspace.
 #pragma once
 
 #include "problem/problem.h"
@@ -11,8 +12,7 @@ class BiasGradient {
   // Clears the sums, unless the result is accumulated in place.
   BiasGradient(const Problem&, void* workspace, int workers, const Run&);
 
-  void* sums() const { return sums_; }  // null: not wanted
-  const Strides& strides() const { return strides_; }
+  const View& sums() const { return sums_; }  // not given: not wanted
 
   // Writes the result, unless the sums are the result.
   void finish(int workers, const Run&) const;
@@ -20,8 +20,7 @@ class BiasGradient {
  private:
   const Problem& problem_;
   bool in_place_ = true;
-  void* sums_ = nullptr;
-  Strides strides_;
+  View sums_;
 };
 
 }  // namespace regard::cpu_backend

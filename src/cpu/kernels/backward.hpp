@@ -80,7 +80,7 @@ struct BackwardKernel : GradientTiles<L> {
           dscore[v] = L::select(seen, dscore[v], zero);
         }
         // dbias needs dS in f32, in place of S.
-        if (shared.dbias) L::store(scores + pair, dscore[v]);
+        if (shared.dbias.given()) L::store(scores + pair, dscore[v]);
         if (has_slope(on)) {
           dscore[v] = L::mul(dscore[v], score_slope<L>(on, terms.params, raw));
           if (may_hide) {
@@ -130,8 +130,7 @@ struct BackwardKernel : GradientTiles<L> {
   // Adds the panel's dS, still [key][panel] in place of the scores, to the bias gradient.
   void add_bias_gradient(const Panel& panel, Interval keys) const {
     Real* const ds = reals_at(at.scores);
-    Real* const sum = static_cast<Real*>(shared.dbias);
-    const Strides& to = shared.dbias_strides;
+    const int64 step = shared.dbias.strides.column;
     const int64 size = keys.end - keys.begin;
     for (int v = 0; v < L::kVectors; ++v) {
       for (int64 j = 0; j < size; j += L::kLanes) {
@@ -149,31 +148,33 @@ struct BackwardKernel : GradientTiles<L> {
                  offset_of_lane(panel, v * L::kLanes + t + 1) == offset) {
             sums = L::add(sums, tile[++t]);
           }
-          add_to_row(sum + offset + (keys.begin + j) * to.column, to.column, size - j, sums);
+          add_to_row(offset + (keys.begin + j) * step, smaller<int64>(size - j, L::kLanes), sums);
         }
       }
     }
   }
 
   int64 offset_of_lane(const Panel& panel, int lane) const {
-    return offset_of(shared.dbias_strides, context.b, panel.head[lane], 0, panel.query[lane]);
+    return offset_of(shared.dbias.strides, context.b, panel.head[lane], 0, panel.query[lane]);
   }
 
-  static void add_to_row(Real* to, int64 step, int64 count, Vec x) {
-    if (step == 1 && count >= L::kLanes) {
-      L::store(to, L::add(L::load(to), x));
-      return;
-    }
+  // Adds the first `count` lanes to elements of dbias, from an offset on.
+  void add_to_row(int64 offset, int64 count, Vec x) const {
+    const View& to = shared.dbias;
+    const auto add = [&](int64 at, int64 lanes, Vec term) {
+      L::store_as(to.type, to.data, at, lanes,
+                  L::add(L::load_as(to.type, to.data, at, lanes), term));
+    };
+    if (to.strides.column == 1) return add(offset, count, x);
     Real each[L::kLanes], total = 0;
     L::store(each, x);
-    const int64 present = smaller<int64>(count, L::kLanes);
-    for (int64 e = 0; e < present; ++e) {
-      if (step == 0)
+    for (int64 e = 0; e < count; ++e) {
+      if (to.strides.column == 0)
         total += each[e];
       else
-        to[e * step] += each[e];
+        add(offset + e * to.strides.column, 1, L::set(each[e]));
     }
-    if (step == 0) *to += total;
+    if (to.strides.column == 0) add(offset, 1, L::set(total));
   }
 
   // One block of query rows and one key block of the chunk.
@@ -255,7 +256,7 @@ struct BackwardKernel : GradientTiles<L> {
     score(at.values, at.douts, at.dweights, dims.dim_v);
     const bool may_hide = stage_block<L>(stage, context, panel) < size;
     differentiate(index, count, keys, keys.begin - block.begin, may_hide);
-    if (shared.dbias) add_bias_gradient(panel, keys);
+    if (shared.dbias.given()) add_bias_gradient(panel, keys);
     if (!p.dq.given()) return;
     const bool pairs = L::kPack > 1;
     const int64 rows = pairs ? kWidth : block_units(count);

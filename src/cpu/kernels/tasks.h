@@ -38,8 +38,7 @@ struct BackwardTask {
 struct BackwardShared {
   void* dq = nullptr;  // [row blocks of this (b, kv)][panels of a block][padded(dim)][panel]
   int32* next_chunk = nullptr;  // [row blocks of this (b, kv)]: the chunk that may add to dq next
-  void* dbias = nullptr;        // Real, by dbias_strides; null: not wanted
-  Strides dbias_strides;
+  View dbias;  // terms are added: Reals, or f16 or bf16 where each element has one term
   uint8* nonfinite_k = nullptr;  // [len_k] of this (b, kv): rows for the fix-up pass
 };
 

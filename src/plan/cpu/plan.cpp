@@ -194,7 +194,8 @@ bool sums_dbias_in_place(const Problem& p) {
   if (repeats_bias(p) && (p.accumulate || !p.dbias.given())) return false;
   if (computes_in_f64(p)) return p.dbias.given() && p.dbias.type == Type::f64;
   // A dbias that is not given yet is taken to have the bias's type; f32 would need less.
-  return (p.dbias.given() ? p.dbias.type : p.bias.type) == Type::f32;
+  const Type type = p.dbias.given() ? p.dbias.type : p.bias.type;
+  return type == Type::f32 || (type != Type::f64 && !repeats_bias(p));
 }
 
 Plan plan(const Problem& p, const Processor& processor, const Choice& choice, int workers) {

@@ -67,8 +67,8 @@ Interval split_chunks(const Problem&, const CpuTiling&, const Sequence&);
 int64 longest_split_bound(const Problem&, const CpuTiling&);
 int64 split_chunks_bound(const Problem&, const CpuTiling&);
 
-// Bias gradients are summed in place where dbias has the type of the sums, unless `accumulate`
-// would round each term of an element apart.
+// Bias gradients are summed in place where dbias has the type of the sums, or where each element
+// has one term, unless `accumulate` would round each term of an element apart.
 bool sums_dbias_in_place(const Problem&);
 
 // (query, key) pairs that the intervals leave visible, over batch and heads. Packed sequences count
