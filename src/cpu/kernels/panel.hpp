@@ -58,15 +58,13 @@ struct HeadContext {
   }
 };
 
-// The keys between the first and the last one that a row may see. Adds those that it may see.
-inline Interval keys_of_row(const HeadContext& context, int64 head, int64 query,
-                            IntervalSet& seen) {
-  const Problem& p = context.problem;
-  const Sequence& s = context.seq;
-  const Interval keys = visible_keys(p.mask_params, s, query);
-  if (!p.features.row_spans) return seen.add(keys), keys;
+// The keys between the first and the last one that a row's spans show, of those that it may see.
+// Adds what they show to `seen`.
+inline Interval keys_in_spans_of_row(const HeadContext& context, int64 head, int64 query,
+                                     Interval keys, IntervalSet& seen) {
   IntervalSet own;
-  add_spans(own, spans_of(p.row_spans, context.b, head, s.first_q, query), keys);
+  add_spans(own, spans_of(context.problem.row_spans, context.b, head, context.seq.first_q, query),
+            keys);
   seen.add(own);
   return own.all();
 }
@@ -112,22 +110,27 @@ int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int6
   const Problem& p = context.problem;
   const Sequence& s = context.seq;
   const int64 group = p.sizes.group();
+  const bool spans = p.features.row_spans;
   int count = 0;
   for (int64 at = 0; at < rows; at += kWidth, ++count) {
     Panel& panel = panels[count];
     panel.first = first + at;
     panel.rows = int(smaller<int64>(kWidth, rows - at));
-    panel.seen = {};
+    panel.seen.clear();
     panel.common = {0, s.len_k};
     panel.mask = {};
     int64 head = context.kv * group + panel.first / s.len_q, query = panel.first % s.len_q;
+    Interval all;
     for (int lane = 0; lane < panel.rows; ++lane) {
       panel.head[lane] = head;
       panel.query[lane] = query;
-      panel.keys[lane] = keys_of_row(context, head, query, panel.seen);
-      panel.common = intersection(panel.common, panel.keys[lane]);
+      Interval& keys = panel.keys[lane] = visible_keys(p.mask_params, s, query);
+      if (spans) keys = keys_in_spans_of_row(context, head, query, keys, panel.seen);
+      all = hull(all, keys);
+      panel.common = intersection(panel.common, keys);
       if (++query == s.len_q) ++head, query = 0;
     }
+    if (!spans) panel.seen.add(all);
     for (int lane = panel.rows; lane < kWidth; ++lane) {
       panel.head[lane] = panel.head[0];  // of a row that exists
       panel.query[lane] = panel.query[0];

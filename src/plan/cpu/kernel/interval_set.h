@@ -23,6 +23,7 @@ class IntervalSet {
  public:
   static constexpr int kMost = 8;
 
+  REGARD_INLINE void clear() { count_ = 0; }
   REGARD_INLINE void add(Interval x) {
     if (x.empty()) return;
     int first = 0;
