@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -414,6 +415,24 @@ def test_runs_as_a_module(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     [written] = tmp_path.glob("cpu_*.jsonl")
     assert len(written.read_text().splitlines()) == 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("more", [[], ["--one-process"]])
+def test_a_signal_keeps_what_was_measured(tmp_path: Path, more: list[str]) -> None:
+    out = tmp_path / "some.jsonl"
+    run = subprocess.Popen(
+        [sys.executable, "-u", "-m", "regard.bench", "--device", "cpu", "--preset", "full", "--peers",
+         "none", "--seconds", "0.01", "--out", str(out), *more], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    for line in run.stdout:
+        if line.startswith("f32-b1-h16-s512-d64-full"):
+            break
+    run.send_signal(signal.SIGTERM)
+    rest = run.stdout.read()
+    assert run.wait(30) == watch.INTERRUPTED
+    assert "interrupted" in rest
+    assert 1 <= len(out.read_text().splitlines()) < 100
 
 
 def test_errors_are_relative_norms() -> None:

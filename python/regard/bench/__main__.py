@@ -25,7 +25,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from .. import info
 from . import results
 from .cases import FLAGS, VALUES, Case, cases_of, given_cases
 from .environment import prepare_environment, prepare_torch
-from .watch import Progress, watch
+from .watch import INTERRUPTED, Progress, interrupt_once, watch
 
 
 def default_device() -> str:
@@ -164,11 +164,12 @@ def chosen_peers(a: argparse.Namespace) -> dict[str, str]:
 
 
 def work(a: argparse.Namespace) -> int:
-    """Runs all cases in this process; writes each row as soon as it is measured."""
+    """Runs all cases in this process; writes each row as soon as it is measured, and the results at
+    the end, also where SIGINT or SIGTERM is the end."""
+    interrupt_once()
     prepare_environment(a.kind, a.threads)
     from . import facts, tables
-    from .measure import Bench, say, status
-    from .side import reason
+    from .measure import Bench, say
 
     warnings.filterwarnings("ignore")  # PyTorch warns at length when one of its kernels cannot run
     peers = chosen_peers(a)
@@ -190,7 +191,28 @@ def work(a: argparse.Namespace) -> int:
     began = time.perf_counter()
     if count := bench.compile(cases):
         say(f"kernels of {count} problems compiled in {time.perf_counter() - began:.1f} s")
-    group, broken = None, sum(what.endswith("|timing") for what in a.lost)
+    broken = [what for what in a.lost if what.endswith("|timing")]
+    interrupted = False
+    try:
+        measure_all(a, bench, cases, peers, known, rows, broken)
+    except KeyboardInterrupt:
+        interrupted = True
+        say("interrupted")
+    text, rates = facts.load(bench.memory)
+    say(f"\nat the end: {text}")
+    rows = begun + [row | rates for row in rows[len(begun):]]
+    ended = finish(a, rows, len(broken), facts.results_name(bench.memory))
+    return INTERRUPTED if interrupted else ended
+
+
+def measure_all(a: argparse.Namespace, bench: Any, cases: Sequence[Case], peers: Iterable[str],
+                known: dict[str, Any], rows: list[Any], broken: list[str]) -> None:
+    """Appends each case's rows, with what is known of the run, or its name to `broken`."""
+    from . import tables
+    from .measure import say, status
+    from .side import reason
+
+    group = None
     for index, case in enumerate(cases):
         status(f"[{index + 1}/{len(cases)}] {case.name}")
         try:
@@ -198,7 +220,7 @@ def work(a: argparse.Namespace) -> int:
         except Exception as error:  # noqa: BLE001 - too little memory, say: the other cases go on
             say(f"{case.name}: {reason(error)}")
             bench.look_for_fault(error, case.name)
-            broken += 1
+            broken.append(case.name)
             continue
         for row in measured:
             rows.append(row | known)
@@ -213,10 +235,6 @@ def work(a: argparse.Namespace) -> int:
             say(tables.line_of(rows[-1], columns))
         if a.done:
             Path(a.done).write_text(json.dumps(rows))
-    text, rates = facts.load(bench.memory)
-    say(f"\nat the end: {text}")
-    rows = begun + [row | rates for row in rows[len(begun):]]
-    return finish(a, rows, broken, facts.results_name(bench.memory))
 
 
 def finish(a: argparse.Namespace, rows: list[Any], broken: int, name: str) -> int:
