@@ -1,6 +1,7 @@
 // Attention one row at a time, in float64, by the textbook.
 #include "rows/rows.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -55,6 +56,21 @@ double dot(const double* a, const double* b, int64 size) {
   }
   for (int t = 0; d < size; ++d, ++t) part[t] += a[d] * b[d];
   return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+}
+
+// out . dout of a row. Where nothing is seen, out is 0 and takes nothing from dout, whatever that
+// holds.
+double product_of_rows(const View& out, int64 out_at, const View& dout, int64 dout_at, int64 size) {
+  constexpr int64 kPart = 64;
+  double x[kPart], y[kPart], sum = 0;
+  for (int64 d = 0; d < size; d += kPart) {
+    const int64 count = std::min(kPart, size - d);
+    load_elements(out, out_at + d, count, x);
+    load_elements(dout, dout_at + d, count, y);
+    for (int64 e = 0; e < count; ++e) y[e] = x[e] == 0 ? 0 : y[e];
+    sum += dot(x, y, count);
+  }
+  return sum;
 }
 
 int64 score_offset(const View& view, const Head& head, int64 i, int64 j) {
@@ -205,12 +221,7 @@ double delta_of(const Head& head, int64 i) {
   const int64 first = head.seq.first_q;
   const int64 out = offset_of(p.out.strides, head.b, head.h, first, i);
   const int64 dout = offset_of(p.dout.strides, head.b, head.h, first, i);
-  double delta = 0;
-  for (int64 d = 0; d < p.sizes.dim_v; ++d) {
-    // A row that sees nothing has out = 0 and takes nothing from dout, whatever that holds.
-    const double value = load_element(p.out, out + d);
-    if (value != 0) delta += value * load_element(p.dout, dout + d);
-  }
+  const double delta = product_of_rows(p.out, out, p.dout, dout, p.sizes.dim_v);
   return p.dlse.given() ? delta - row_value(p.dlse, head, i) : delta;
 }
 
