@@ -40,8 +40,10 @@ def _options(made_type: Any, multiprocessors: Any, threads: Any, backend: Any, *
     """made_type: of out, or of gradients. Errors: TypeError, ValueError."""
     import numpy
 
-    if type(multiprocessors) is not int or multiprocessors != 0:
+    if type(multiprocessors) is not int or multiprocessors != 0 or type(threads) is not int:
         raise TypeError
+    if not isinstance(made_type, (str, type, numpy.dtype, type(None))):
+        raise TypeError  # what may say something else the next time
     type_ = None
     if made_type is not None:
         short = type_name("out_type", made_type)
@@ -96,6 +98,8 @@ def _wanted(gradients: Any, into: Any, arrays: dict[str, Any]) -> tuple[Any, ...
         raise TypeError  # an iterator can be read once only
     wanted: list[Any] = [None] * len(GRADIENTS)
     for name in gradients:
+        if not isinstance(name, str):  # an array of one name is equal to it
+            raise TypeError
         place = GRADIENTS.index(name)
         if found[place] is None:
             raise ValueError

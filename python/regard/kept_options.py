@@ -26,6 +26,8 @@ class KeptOptions(_core.DirectOptions):
         for name, value in given.items():
             if name not in OPTIONS or type(value) not in PLAIN:
                 raise TypeError
+            if name == "scale" and value == 0:
+                raise TypeError  # -0.0 would be found as 0.0
         self.checked = {name: OPTIONS[name].check(name, value) for name, value in given.items()}
         self.layout = self.checked.pop("layout", "bhsd")
         super().__init__(dict(self.checked), self.layout == "bshd", equal_heads, threads, backend,

@@ -213,7 +213,8 @@ WRONG = [
     {"window": [1, 2]}, {"mask": np.ones((2, 2), bool)}, {"seqused_q": counts(4)},
     {"seqused_k": counts(2), "causal": True}, {"seqused_q": [2]}, {"max_seqlen_q": -1},
     {"layout": "sbhd"}, {"multiprocessors": False}, {"multiprocessors": 0.0},
-    {"multiprocessors": 1}, {"multiprocessors": np.zeros(2)}, {"k_position": 4, "causal": True}]
+    {"multiprocessors": 1}, {"multiprocessors": np.zeros(2)}, {"k_position": 4, "causal": True},
+    {"threads": np.int64(1)}, {"scale": 0.0}, {"scale": -0.0}]
 
 
 def refused_or_general(call):
@@ -234,6 +235,7 @@ def test_refused_calls_have_the_general_paths_outcome(options):
 @pytest.mark.parametrize("options", [
     *WRONG, {"gradients": "dq"}, {"gradients": ("cause",)}, {"gradients": ("dbias",)},
     {"gradients": (1,)}, {"gradients": ([],)}, {"gradients": np.array(["dq"])},
+    {"gradients": [np.array("dq")]}, {"gradients": (np.array(["dk"]),)},
     {"gradient_type": "int8"}, {"gradient_type": "bf16"}, {"accumulate": True}, {"accumulate": 0},
     {"accumulate": 1, "into": regard.Gradients(dq=normal(1, 2, 3, 8))},
     {"into": (normal(1, 2, 3, 8),)},

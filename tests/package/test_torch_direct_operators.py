@@ -250,7 +250,7 @@ def test_many_combinations_of_options(calls):
     q, k, v = tensors(requires_grad=False)
     for _ in range(2):
         for number in range(100):
-            scale = number / 50
+            scale = (1 + number) / 50
             assert torch.equal(calls.forward(*arguments(q, k, v, scale=scale))[0],
                                rt.attention(q, k, v, scale=scale))
     assert calls.seen == []
