@@ -3,7 +3,6 @@ leave the direct way, with the same results."""
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 
 import numpy as np
@@ -14,6 +13,7 @@ torch = pytest.importorskip("torch")
 import regard  # noqa: E402
 import regard.torch as rt  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from direct_cases import entered  # noqa: E402
 from regard.torch import direct, surface  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -32,24 +32,6 @@ def tensors(**options):
     return [normal(1, 2, 3, 8, seed=seed).requires_grad_(**options) for seed in range(3)]
 
 
-def counted(call):
-    """Functions of Python that a call enters, and functions of C that Python calls."""
-    for _ in range(3):
-        call()
-    count = {"call": 0, "c_call": 0}
-
-    def profile(frame, event, argument):
-        if event in count:
-            count[event] += 1
-
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return count["call"] - 1, count["c_call"] - 1  # without `call` itself and setprofile
-
-
 def allocated(call):
     """The bytes that PyTorch allocates in a call."""
     call()
@@ -62,14 +44,14 @@ def allocated(call):
 @pytest.mark.parametrize("function", [rt.attention, rt.scaled_dot_product_attention])
 def test_forward(function):
     q, k, v = tensors(requires_grad=False)
-    functions, builtins = counted(lambda: function(q, k, v))
+    functions, builtins = entered(lambda: function(q, k, v))
     assert functions <= 3 and builtins <= 2
     assert allocated(lambda: function(q, k, v)) == OUT
 
 
 def test_forward_with_options():
     q, k, v = tensors(requires_grad=False)
-    functions, builtins = counted(lambda: rt.attention(q, k, v, causal=True, window=(2, 0)))
+    functions, builtins = entered(lambda: rt.attention(q, k, v, causal=True, window=(2, 0)))
     assert functions <= 7 and builtins <= 4
     assert allocated(lambda: rt.attention(q, k, v, causal=True, return_lse=True)) == OUT + LSE
 
@@ -77,13 +59,13 @@ def test_forward_with_options():
 def test_installed():
     q, k, v = tensors(requires_grad=False)
     with rt.installed():
-        functions, builtins = counted(lambda: F.scaled_dot_product_attention(q, k, v))
+        functions, builtins = entered(lambda: F.scaled_dot_product_attention(q, k, v))
     assert functions <= 3 and builtins <= 2
 
 
 def test_gradients():
     q, k, v = tensors()
-    functions, builtins = counted(lambda: rt.attention(q, k, v))
+    functions, builtins = entered(lambda: rt.attention(q, k, v))
     assert functions <= 3 and builtins <= 2
     assert allocated(lambda: rt.attention(q, k, v)) == OUT + LSE
     dout = torch.ones(1, 2, 3, 8)
@@ -92,7 +74,7 @@ def test_gradients():
         out = function(q, k, v)
         return lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
 
-    assert counted(backward(rt.attention)) == counted(backward(F.scaled_dot_product_attention))
+    assert entered(backward(rt.attention)) == entered(backward(F.scaled_dot_product_attention))
     assert allocated(backward(rt.attention)) == 3 * OUT
 
 

@@ -79,7 +79,7 @@ TEST_CASE("a tree finds the blocks that see some of an interval, in both directi
   }
 }
 
-TEST_CASE("under a window, twice the blocks take twice the looks, but for a logarithm") {
+TEST_CASE("under a window, twice as many blocks take about twice as many looks") {
   const auto looks_for = [](int64 count, bool forwards) {
     const Tree tree = windows(count);
     looks = 0;
