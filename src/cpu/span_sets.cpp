@@ -64,6 +64,7 @@ class Trees {
  private:
   int64 add(bool of_keys, int64 b, int64 h) {
     const Sequence& s = batch_[b].seq;
+    // Panels of one vector (of_one_vector) have fewer rows for all heads than this tiling packs.
     const RowBlocks rows(tiling_, s.len_q, p_.sizes.group());
     if (s.len_q < 1 || s.len_k < 1 || rows.packs_gqa) return -1;  // few rows visit all
     const int64 blocks = of_keys ? key_blocks(s) : rows.per_head();

@@ -24,7 +24,7 @@ struct ForwardKernel {
   using Unit = typename L::Unit;
   static constexpr int kWidth = L::kLanes * L::kVectors;
   static constexpr int kBuffers = kHasTiles<L> ? kTileBuffers : 1;
-  // Of a row's weights in one tile, where nobody knows their maximum.
+  // The largest sum of a row's weights in a tile whose scores were not compared with the maxima.
   static constexpr Real kMostUncompared = Real(1 << 15);
 
   // A panel and the keys of a block that it sees, on their way from scores to a part of out.
@@ -212,9 +212,9 @@ struct ForwardKernel {
     multiply_wide<L, AcrossRows<L>::kWalk, Result::add>(step.out, vectors, beside);
   }
 
-  // From raw products to values, and the maxima that weights are relative to. Next to tile
-  // products, scores that are values already are not compared with maxima that are there: their
-  // weights are.
+  // From raw products to values, and the maxima that weights are relative to. Where tile registers
+  // multiply, raw products that are values already, and rows that have maxima, need neither: sums
+  // of weights will tell where a maximum is too small.
   void settle(Step& step, Step& pending, const Running<L>& run) const {
     const Panel& panel = panels[step.panel];
     const ScoreTerms<L> terms(context, panel);
