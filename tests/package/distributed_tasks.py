@@ -4,6 +4,7 @@ definition of attention over a matrix of scores."""
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -278,6 +279,45 @@ def queued_and_apart(group: ProcessGroup, case: Case, scheme: str, more: dict[st
     apart = results(True)
     return max(float((one - other).abs().max()) for _ in range(3)
                for one, other in zip(results(False), apart))
+
+
+def captured_and_not(group: ProcessGroup, case: Case, scheme: str, more: dict[str, Any]
+                     ) -> tuple[float, float]:
+    """How much results of a graph's replay, with new inputs, differ at most from those of the same call
+    outside of the graph; and from those of the inputs with which it was captured."""
+    rank, world = place(group)
+    os.environ["REGARD_COPIES_BETWEEN_GPUS"] = "0"
+    try:
+        own = dist.new_group(list(range(world)))
+        plan, draw = case.plan(world, scheme), torch.Generator(f"cuda:{rank}").manual_seed(rank)
+        q, k, v = (torch.randn(1, heads, plan.rows(rank), 64, generator=draw, device=draw.device,
+                               dtype=case.dtype).requires_grad_()
+                   for heads in (case.heads[0], case.heads[1], case.heads[1]))
+
+        def results() -> list[Tensor]:
+            out = rd.attention(q, k, v, plan, own, deterministic=True, **more)
+            return [out.detach(), *torch.autograd.grad(out, (q, k, v), out.detach())]
+
+        stream = torch.cuda.Stream(draw.device)
+        stream.wait_stream(torch.cuda.current_stream(draw.device))
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                first = [x.clone() for x in results()]
+        torch.cuda.current_stream(draw.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(draw.device), torch.cuda.graph(graph,
+                                                              capture_error_mode="thread_local"):
+            captured = results()
+        with torch.no_grad():
+            for x in (q, k, v):
+                x.copy_(torch.randn(x.shape, generator=draw, device=x.device, dtype=x.dtype))
+        graph.replay()
+        plain = results()
+        torch.cuda.synchronize(draw.device)
+        return (max(float((one - other).abs().max()) for one, other in zip(captured, plain)),
+                min(float((one - other).abs().max()) for one, other in zip(captured, first)))
+    finally:
+        del os.environ["REGARD_COPIES_BETWEEN_GPUS"]
 
 
 def of_a_seed_on_gpu(group: ProcessGroup, case: Case, scheme: str, in_memory: bool

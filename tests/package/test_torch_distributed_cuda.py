@@ -121,6 +121,21 @@ def test_calls_behind_each_other(pool: Pool, scheme: str) -> None:
         assert found == 0, found
 
 
+@pytest.mark.parametrize("scheme", [*SCHEMES, *OVERLAPPING, "halo by documents"])
+def test_a_captured_call_is_the_call(pool: Pool, scheme: str) -> None:
+    if pool.backend != "nccl":
+        return
+    plain, more = split_scheme(scheme)
+    case = Case("captured", 1024, batch=1, heads=(4, 2), sizes=(64, 64), dtype=torch.bfloat16,
+                pairs={"cu_seqlens": [0, 250, 520, 760, 1024], "causal": True}, lse=False)
+    for found in pool.run(len(pool), tasks.captured_and_not, case, plain,
+                          {"overlap": False} | more if plain in ("gather", "halo") else more,
+                          seconds=SECONDS):
+        assert not isinstance(found, Raised), found
+        difference, change = found
+        assert difference == 0 and change > 0.1, found
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_seed_in_the_gpus_memory_is_that_number(pool: Pool, scheme: str) -> None:
     case = cases(torch.float32)["near_dropout"]
