@@ -59,9 +59,14 @@ REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
     a += walk == Walk::rows ? 1 : lda;
     b += ldb;
   };
-  for (int64 k = kLate ? p.k - p.late : p.k; k > 0; --k) add.template operator()<0>();
+  int64 k = kLate ? p.k - p.late : p.k;
+  for (; k > 1; k -= 2) {  // two in one pass: less of the front end for the loop itself
+    add.template operator()<0>();
+    add.template operator()<0>();
+  }
+  if (k > 0) add.template operator()<0>();
   if constexpr (kLate) {
-    for (int64 k = p.late; k > 0; --k) add.template operator()<1>();
+    for (k = p.late; k > 0; --k) add.template operator()<1>();
   }
   auto* c = p.c + first * p.ldc;
 #pragma GCC unroll 16
