@@ -110,7 +110,7 @@ struct BackwardMma {
     Scores ds;
     if constexpr (kWantsScores) {
       multiply_scores<kConfig.dim_v>(ds, at.value_tile(), at.dout_tile(stage));
-      elementwise.make_dlogits(ds, weights, stage);
+      elementwise.make_dlogits(ds, weights, stage, step);
       if constexpr (kWantsBias) dbias.add(ds, step);
       if constexpr (has_slope(kOn)) elementwise.apply_slopes(ds, slopes);
       exchange(at.dscore_tile(), ds);

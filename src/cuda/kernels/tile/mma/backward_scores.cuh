@@ -17,6 +17,9 @@ struct BackwardScores {
   static constexpr Features kOn = full_tile_features(kConfig);
   static constexpr bool kHides =
       kOn.interval || tests_pairs(kConfig.features) || kOn.bias || kOn.dropout;
+  // Else tiles that are not whole have a test of their own, with which wide heads spill registers.
+  static constexpr bool kTestsEveryTile =
+      tests_pairs(kOn) || kOn.bias || kOn.dropout || larger(kConfig.dim, kConfig.dim_v) > 192;
   static constexpr int kN = Tile::kN, kScoreBlocks = Tile::kScoreBlocks;
   static constexpr int kLines = 2 * kN;  // keys of a lane, in the order of its accumulators
   using Bits = LaneBits<kScoreBlocks>;
@@ -295,7 +298,8 @@ struct BackwardScores {
   // From P and dP to the gradients of the logits, in place of dP. dP of a kept weight counts
   // keep_scale times. Arithmetic tells what is dropped: a condition for every weight, needed twice,
   // would take more registers than there are.
-  REGARD_DEVICE void make_dlogits(Scores& ds, const Scores& weights, int stage) const {
+  REGARD_DEVICE void make_dlogits(Scores& ds, const Scores& weights, int stage,
+                                  const Step& step) const {
     const float scale = kOn.dropout ? float(keep_scale(at.p.dropout)) : 1.0f;
 #pragma unroll
     for (int n = 0; n < kScoreBlocks; ++n) {
@@ -312,9 +316,20 @@ struct BackwardScores {
           } else {
             x = weight * (x - delta[e % 2]);
           }
-          // A hidden pair must not receive NaN from its row or key.
-          if (kHides && weight == 0) x = 0;
+          if (kHides && kTestsEveryTile && weight == 0) x = 0;
         }
+      }
+    }
+    if (kHides && !kTestsEveryTile && !at.is_whole(step)) clear_unweighed(ds, weights);
+  }
+  // A hidden pair must not receive NaN from its row or key.
+  static REGARD_DEVICE void clear_unweighed(Scores& ds, const Scores& weights) {
+#pragma unroll
+    for (int m = 0; m < kN; ++m) {
+#pragma unroll
+      for (int n = 0; n < kScoreBlocks; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) ds[m][n][e] = weights[m][n][e] == 0 ? 0 : ds[m][n][e];
       }
     }
   }
