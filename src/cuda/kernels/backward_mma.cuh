@@ -97,14 +97,16 @@ struct BackwardMma {
 
   // ------------------------------------------------------------------------------ a tile of rows
 
-  // From Q and dO in shared memory to dk, dv, dq and dbias. Calls after_rows() once Q and dO are no
-  // longer needed.
-  template <class AfterRows>
-  REGARD_DEVICE void work(int stage, const Step& step, AfterRows after_rows) {
+  // From Q and dO in shared memory to dk, dv, dq and dbias. Calls after_scores() behind the first
+  // product, and after_rows() once Q and dO are no longer needed.
+  template <class AfterScores, class AfterRows>
+  REGARD_DEVICE void work(int stage, const Step& step, AfterScores after_scores,
+                          AfterRows after_rows) {
     Scores weights, slopes;
     typename BackwardScores<kConfig>::SeenRows seen;
     elementwise.read_seen(seen, step);
     multiply_scores<kConfig.dim>(weights, at.key_tile(), at.query_tile(stage));
+    after_scores();
     elementwise.make_weights(weights, slopes, seen, stage, step);
     if constexpr (kConfig.wanted.dv) use_weights(weights, stage);
     Scores ds;
@@ -129,7 +131,8 @@ struct BackwardMma {
     if constexpr (kConfig.wanted.dq) dq.add(step);
   }
 
-  // Two stages load the next rows during a whole tile; one stage loads them while dq is computed.
+  // Two stages load the next rows during a tile, from behind the first product on, because no
+  // product runs while a warp makes addresses; one stage loads them while dq is computed.
   REGARD_DEVICE void loop_over_tiles(const ShortInterval& tiles) {
     const Step end = at.end_step(tiles);
     Step step = at.first_step(tiles);
@@ -140,17 +143,19 @@ struct BackwardMma {
       const Step next = at.after(step, tiles);
       cp_async_wait<0>();
       sync_block();
-      if constexpr (kAhead) {
-        if (at.exists(next, end)) at.load_rows(stage ^ 1, next);
+      const auto load_next = [&] {
+        if (at.exists(next, end)) at.load_rows(kAhead ? stage ^ 1 : 0, next);
         cp_async_commit();
-      }
-      work(stage, step, [&] {
-        if constexpr (!kAhead) {
-          sync_block();
-          if (at.exists(next, end)) at.load_rows(0, next);
-          cp_async_commit();
-        }
-      });
+      };
+      const auto after_scores = [&] {
+        if constexpr (kAhead) load_next();
+      };
+      const auto after_rows = [&] {
+        if constexpr (kAhead) return;
+        sync_block();
+        load_next();
+      };
+      work(stage, step, after_scores, after_rows);
       if (kAhead) stage ^= 1;
       if (next.head != step.head) dbias.end_head(step.head);
       step = next;
@@ -165,7 +170,8 @@ struct BackwardMma {
       cp_async_commit();
       cp_async_wait<0>();
       sync_block();
-      work(0, step, [] {});
+      work(
+          0, step, [] {}, [] {});
       sync_block();
     }
   }

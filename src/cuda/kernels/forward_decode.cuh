@@ -52,7 +52,7 @@ struct ForwardDecode : ForwardStep<kConfig> {
       sync_warp();
       load(spare, next, tiles.end);
       cp_async_commit();
-      Step::take(stage, {tile * Tile::kKeys, true});
+      Step::take(stage, {tile * Tile::kKeys, true}, [] {});
       stage = stage == kAhead ? 0 : stage + 1;
       spare = spare == kAhead ? 0 : spare + 1;
     }

@@ -27,7 +27,11 @@ struct ForwardMma : ForwardStep<kConfig> {
 
   // ---------------------------------------------------------------------------- the main loop
 
-  // Two stages: a tile's copies run during the whole previous tile.
+  // Two stages: a tile's copies run during the previous tile, from behind its first product on
+  // where that is faster: no product runs while a warp makes addresses (H200, causal: D 128 0.90 to
+  // 0.95 of the time, D 64 0.98, D 80 and 96 1.02 and 1.04).
+  static constexpr bool kLoadsLate = larger(kConfig.dim, kConfig.dim_v) % 64 == 0;
+
   REGARD_DEVICE void loop_ahead(const VisibleTile& first, int end) {
     int stage = 0;
     for (VisibleTile tile = first, next; tile.index < end; tile = next) {
@@ -35,12 +39,16 @@ struct ForwardMma : ForwardStep<kConfig> {
       cp_async_wait<0>();
       sync_block();
       if (tile.index == first.index) keep_queries();
-      if (next.index < end) {
+      const auto load_next = [&] {
+        if (next.index >= end) return;
         at.load_keys(stage ^ 1, block_of(next));
         at.load_values(stage ^ 1, next.index * kKeys);
         cp_async_commit();
-      }
-      this->take(stage, block_of(tile));
+      };
+      if constexpr (!kLoadsLate) load_next();
+      this->take(stage, block_of(tile), [&] {
+        if constexpr (kLoadsLate) load_next();
+      });
       stage ^= 1;
     }
   }

@@ -66,11 +66,13 @@ struct ForwardStep {
     if constexpr (kOn.dropout) elementwise.drop(scores, first_key, dropout);
   }
 
-  // One tile, which has arrived in this stage.
-  REGARD_DEVICE void take(int stage, const KeyBlock& block) {
+  // One tile, which has arrived in this stage. Calls after_scores() behind the first product.
+  template <class AfterScores>
+  REGARD_DEVICE void take(int stage, const KeyBlock& block, AfterScores after_scores) {
     typename ForwardScores<kConfig, Tile>::SeenKeys seen;
     elementwise.read_seen(seen, block);
     multiply_keys(stage);
+    after_scores();
     elementwise.make_logits(scores, stage, block, seen);
     make_weights(block.first_key);
     multiply_values(stage);
