@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from .arrays import framework_of
@@ -25,10 +26,8 @@ def resolved(q: Any, k: Any, given: dict[str, Any]) -> dict[str, Any]:
         raise _refused(mask, "is for sequences of one length; packed sequences take row_spans and "
                              "key_spans, causal and window")
     _require_sizes(mask, q, k, given.get("layout", "bhsd"))
-    for name in ("seqused_q", "seqused_k", "q_positions"):
-        if mask.whole_lengths and given.get(name) is not None:
-            raise refuse(name, "an array", f"{_text(mask)} is for whole lengths: it joins masks that "
-                         "follow several diagonals, which real lengths and positions move")
+    if mask.whole_lengths:
+        _require_whole_lengths(mask, given)
     options = {**given, "mask": mask.dense}
     for name, spans in (("row_spans", mask.row_spans), ("key_spans", mask.key_spans)):
         if spans is not None:
@@ -46,6 +45,17 @@ def resolved(q: Any, k: Any, given: dict[str, Any]) -> dict[str, Any]:
         options["causal"], options["window"] = mask.causal, mask.window
     _require_framework(mask, q)
     return options
+
+
+def _require_whole_lengths(mask: Mask, given: dict[str, Any]) -> None:
+    position = given.get("k_position")  # what is no number is refused by name later
+    for name, shown in (("seqused_q", "an array"), ("seqused_k", "an array"),
+                        ("q_positions", "an array"), ("k_position", position)):
+        is_there = (isinstance(position, Integral) and position != 0 if name == "k_position" else
+                    given.get(name) is not None)
+        if is_there:
+            raise refuse(name, shown, f"{_text(mask)} is for whole lengths: it joins masks that "
+                         "follow several diagonals, which real lengths and positions move")
 
 
 def _require_sizes(mask: Mask, q: Any, k: Any, layout: str) -> None:

@@ -37,8 +37,9 @@ class Mask:
         causal, window: as `regard.attention` takes them; True, only where Sq = Sk, is what it is in
             the call that has the mask. The attributes are "none", "top_left", "bottom_right" or
             True, and a pair of numbers, of which -1 is unbounded.
-        whole_lengths: True: calls with the mask must not give seqused_q, seqused_k or q_positions. So
-            are results of `&` and `|` whose parts follow several diagonals.
+        whole_lengths: True: calls with the mask must not give seqused_q, seqused_k, q_positions or a
+            k_position other than 0. So are results of `&` and `|` whose parts follow several
+            diagonals.
 
     Raises:
         InvalidArgument: an array has another shape. WrongType: it has another element type.

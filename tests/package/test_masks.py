@@ -200,6 +200,39 @@ def test_bands_follow_real_lengths():
             regard.attention(q, q, q, mask=mask, q_positions=np.zeros((1, 1), np.int32))
 
 
+def test_bounds_that_hide_nothing_of_whole_lengths():
+    """They hide pairs where rows have positions: a union either shows what one of its parts does, or
+    is for whole lengths."""
+    q, size = np.zeros((1, 1, 4, 8), np.float32), 4
+    v = np.eye(4, 8, dtype=np.float32)[None, None]
+
+    def seen(mask, position):
+        at = {"q_positions": np.array([position], np.int32)}
+        return regard.attention(q, q, v, mask=mask, **at)[0, 0, :, :4] > 0
+
+    spans = np.array([[0, 1]] * size, np.int32)
+    parts = [Mask(size, size, **holds, causal=causal, window=window)
+             for holds in ({}, {"row_spans": spans}, {"dense": np.ones((size, size), bool)})
+             for causal in ("none", "top_left") for window in (None, (8, None), (5, 3))]
+    joined = 0
+    for a in parts:
+        for b in parts:
+            try:
+                union = a | b
+            except regard.InvalidArgument:  # spans and a matrix
+                continue
+            assert (union.to_dense() == (a.to_dense() | b.to_dense())).all()
+            if union.whole_lengths:
+                for name, value in (("q_positions", np.array([0], np.int32)), ("k_position", 3)):
+                    with pytest.raises(regard.InvalidArgument, match=f"{name} = .*whole lengths"):
+                        regard.attention(q, q, v, mask=union, **{name: value})
+            else:
+                joined += 1
+                for position in (0, 3, 100):
+                    assert (seen(union, position) == (seen(a, position) | seen(b, position))).all()
+    assert joined > len(parts)
+
+
 def test_what_spans_cannot_say():
     rows, keys = masks.neighbourhood_2d(6, 10, 3), CASES["tree"][0]()
     for combine, words in ((lambda: rows & rows, "3 and 3 spans: .* up to 9 spans, more than 8"),

@@ -37,10 +37,13 @@ def either(a: Mask, b: Mask) -> Mask:
     """The pairs that one of them shows. Errors: InvalidArgument."""
     library = _common(a, b, "|")
     for mask in (a, b):
-        if not mask.arrays() and band_of(mask) == EVERYTHING:
+        if not mask.arrays() and _bounds(mask) == _NO_BOUNDS:
             return mask
-    band, shared = band_of(a), shared_options(a, b)
-    whole = a.whole_lengths or b.whole_lengths or band != band_of(b) or shared is None
+    band, shared, same = band_of(a), shared_options(a, b), _bounds(a) == _bounds(b)
+    if not same and any(not mask.arrays() and band_of(mask) == EVERYTHING for mask in (a, b)):
+        return Mask(a.len_q, a.len_k, whole_lengths=True)
+    # Bounds that hide no pair of whole lengths hide some of others, and where rows have positions.
+    whole = a.whole_lengths or b.whole_lengths or not same
     options: dict[str, Any] = {}
     kinds = {name for mask in (a, b) for name in mask.arrays()}
     if band == band_of(b):  # (A & band) | (B & band) = (A | B) & band
@@ -63,6 +66,16 @@ def either(a: Mask, b: Mask) -> Mask:
         options = options_of(band.hull(band_of(b)), a.len_q, a.len_k) or {}
     return Mask(a.len_q, a.len_k, **{name: library.last_of(columns)}, **options,
                 whole_lengths=whole)
+
+
+_NO_BOUNDS = ("none", (-1, -1))
+
+
+def _bounds(mask: Mask) -> tuple[str, tuple[int, int]]:
+    """causal and window, the same for masks that show the same pairs of all lengths."""
+    causal, (left, right) = mask.causal, mask.window
+    return ("bottom_right" if causal is True else causal,
+            (left, right if causal == "none" else -1))
 
 
 def _common(a: Mask, b: Mask, operator: str) -> Library:
