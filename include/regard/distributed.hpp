@@ -188,7 +188,7 @@ void forward(const Attention&, const ForwardOutputs&, const Plan&, const Collect
 /// Computes a rank's rows of the gradients that are given, the same ones on all ranks, as forward
 /// does. dk and dv are summed over ranks in f32 or wider, in an order that does not change; so is
 /// dsink, which every rank gets whole. dbias has bias's sizes: gradients of this rank's rows, over
-/// all keys.
+/// all keys. With Overlap::heads it has heads of its own on all ranks, or on none.
 void backward(const Attention&, const BackwardInputs&, const Gradients&, const Plan&,
               const Collectives&, const Run& = {});
 

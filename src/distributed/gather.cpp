@@ -4,6 +4,7 @@
 // Keys come again for the backward pass, so that a rank keeps no more than its own between the two.
 // Keys and sums of one group travel while other groups are computed.
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "distributed/gathered.hpp"
@@ -223,6 +224,14 @@ class GatherCall final : public SchemeCall {
   explicit GatherCall(const Part& part) : part_(part), gathered_(part) {}
 
   std::int64_t workspace() const override { return gathered_.workspace(); }
+  // A message has the keys, or the sums, of one group.
+  std::string facts() const override {
+    std::string text = ", groups of key heads";
+    for (const KeyGroup& group : gathered_.groups()) {
+      text += " " + std::to_string(size_of_range(group.keys));
+    }
+    return text;
+  }
   void run(const Collectives& ranks, Memory& memory) override {
     GatherPass(part_, gathered_, ranks, memory).run();
   }

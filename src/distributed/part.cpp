@@ -186,6 +186,7 @@ std::string Part::facts() const {
   add("continue_from", continue_from);
   add("dk", summed().dk);
   add("dv", summed().dv);
+  add("dbias", gradients_.dbias.given());
   add("dsink", summed().dsink);
   text += ", cu_seqlens";
   for (const std::int32_t cut : w.cu_seqlens) text += " " + std::to_string(cut);

@@ -72,8 +72,7 @@ struct Told {
 };
 
 // Rank 1 spoils its call.
-Told told(distributed::Scheme scheme, const std::function<void(RankCall&)>& spoil, bool backward) {
-  const WholeCase problem = problem_of(scheme);
+Told told(const WholeCase& problem, const std::function<void(RankCall&)>& spoil, bool backward) {
   static const Case whole(problem.settings);  // the same for all schemes; ranks have copies
   const distributed::Plan plan = problem.plan(kRanks);
   std::vector<RankCall> calls;
@@ -90,6 +89,10 @@ Told told(distributed::Scheme scheme, const std::function<void(RankCall&)>& spoi
   }
   CHECK(mail.is_empty());
   return found;
+}
+
+Told told(distributed::Scheme scheme, const std::function<void(RankCall&)>& spoil, bool backward) {
+  return told(problem_of(scheme), spoil, backward);
 }
 
 bool begins(const std::string& text, const std::string& with) { return text.starts_with(with); }
@@ -210,10 +213,36 @@ TEST_CASE("refused: ranks with different plans or options") {
       }
       CHECK(found.is_untouched);
     }
-    const Told found = told(
-        scheme, [](RankCall& c) { c.gradients.dk = {}; }, true);
-    CHECK(begins(found.errors[0], "collectives = rank 0 of 3: rank 1 has another plan"));
+    for (const auto gradient : {&Gradients::dk, &Gradients::dbias}) {
+      const Told found = told(
+          scheme, [&](RankCall& c) { c.gradients.*gradient = {}; }, true);
+      CHECK(begins(found.errors[0], "collectives = rank 0 of 3: rank 1 has another plan"));
+      CHECK(found.is_untouched);
+    }
   }
+}
+
+// A rank whose heads share a gradient of the bias computes them all at once, and would send other
+// messages than the rest.
+TEST_CASE("refused: heads beside keys that travel, where only some ranks' biases have heads") {
+  const auto give_heads = [](RankCall& c) {
+    const std::vector<std::int64_t> sizes = {1, 4, c.a.q.sizes[2], 389};
+    c.data.bias = Array(f64, sizes);
+    c.data.dbias = Array(f64, sizes);
+    c.data.bias.fill(0);
+    c.data.dbias.fill(0);
+    c.a.bias = c.data.bias;
+    c.gradients.dbias = c.data.dbias;
+  };
+  WholeCase problem = problem_of(distributed::Scheme::gather);
+  problem.overlap = distributed::Overlap::heads;
+  const Told found = told(problem, give_heads, true);
+  for (const std::string& error : found.errors) {
+    CHECK(error.find("has another plan, or other sizes, types or options") != std::string::npos);
+  }
+  CHECK(found.is_untouched);
+  problem.overlap = distributed::Overlap::none;
+  for (const std::string& error : told(problem, give_heads, true).errors) CHECK(error == "");
 }
 
 // Where a rank alone has them, messages would not fit.
