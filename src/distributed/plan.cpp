@@ -54,8 +54,11 @@ WholeSequence checked(WholeSequence whole) {
            "must be a multiple of heads_kv, " + std::to_string(whole.heads_kv));
   }
   const Type t = whole.type;
+  require(t <= Type::i32, "type", int(t), "is no such type");
   require(t == Type::f64 || t == Type::f32 || t == Type::f16 || t == Type::bf16, "type", t,
           "must be f64, f32, f16 or bf16");
+  require(whole.causal <= Causal::bottom_right, "causal", int(whole.causal),
+          "is no such alignment");
   require(whole.window.left >= -1, "window.left", whole.window.left, "must be -1 or more");
   require(whole.window.right >= -1, "window.right", whole.window.right, "must be -1 or more");
   require_documents(whole);
@@ -308,6 +311,9 @@ PlanContents made_plan(const WholeSequence& asked, int ranks, Scheme scheme, con
 
 Plan plan(const WholeSequence& asked, int ranks, Scheme scheme, const Rates& rates,
           RowCounts counts, Overlap overlap) {
+  require(scheme <= Scheme::ring, "scheme", int(scheme), "is no such scheme");
+  require(counts <= RowCounts::by_area, "counts", int(counts), "are no such counts of rows");
+  require(overlap <= Overlap::heads, "overlap", int(overlap), "is no such overlap");
   return with_memory_errors([&] {
     PlanContents made = made_plan(asked, ranks, scheme, rates, counts);
     made.asked_overlap = overlap;

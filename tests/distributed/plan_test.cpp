@@ -330,4 +330,29 @@ TEST_CASE("plan: errors name the member") {
   CHECK(p.area(0) + p.area(1) == 300 * 300);
 }
 
+TEST_CASE("plan: errors have the number that is no value of an enumeration") {
+  const auto refused = [](auto... arguments) {
+    try {
+      plan(arguments...);
+    } catch (const Error& error) {
+      CHECK(int(error.code()) == int(Code::invalid_argument));
+      return error.argument() + " = " + error.value();
+    }
+    return std::string("accepted");
+  };
+  WholeSequence w = whole(300);
+  const auto ring = [&](RowCounts counts, distributed::Overlap overlap) {
+    return refused(w, 2, Scheme::ring, Rates{}, counts, overlap);
+  };
+  using distributed::Overlap;
+  CHECK(ring(RowCounts::by_area, Overlap::heads) == "accepted");
+  CHECK(ring(RowCounts(9), Overlap::none) == "counts = 9");
+  CHECK(ring(RowCounts::by_area, Overlap(9)) == "overlap = 9");
+  CHECK(refused(w, 2, Scheme(77)) == "scheme = 77");
+  w.causal = Causal(9);
+  CHECK(refused(w, 2) == "causal = 9");
+  w.type = Type(99);
+  CHECK(refused(w, 2) == "type = 99");
+}
+
 TEST_SUITE_END();
