@@ -155,7 +155,7 @@ struct Collectives {
   /// On the CPU, returns when all have been sent and received. On a GPU, puts them on the stream:
   /// the call's, or with Overlap::heads one of the library's own. Returns null; or why it failed,
   /// which becomes an Error. What it throws passes through, except std::bad_alloc, which becomes an
-  /// Error too.
+  /// Error too. Where the rank refuses its own arguments, it throws that Error either way.
   const char* (*exchange)(void* self, const Send* sends, std::size_t send_count,
                           const Receive* receives, std::size_t receive_count,
                           void* stream) = nullptr;

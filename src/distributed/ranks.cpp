@@ -47,6 +47,15 @@ std::vector<Word> told(const Collectives& ranks, const Word& own) {
   return words;
 }
 
+// Where the transport fails, the other ranks find out by it too: this one's own error is the
+// reason.
+void tell(const Collectives& ranks, const Word& own) {
+  try {
+    told(ranks, own);
+  } catch (const std::exception&) {
+  }
+}
+
 void compare(const Collectives& ranks, const std::string& facts) {
   const Word own{.digest = digest_of(facts)};
   const std::vector<Word> words = told(ranks, own);
@@ -101,7 +110,7 @@ void agree(const Collectives& ranks, const std::function<std::string()>& check) 
   try {
     facts = check();
   } catch (const std::exception& error) {
-    told(ranks, refusal(error.what()));
+    tell(ranks, refusal(error.what()));
     throw;
   }
   compare(ranks, facts);

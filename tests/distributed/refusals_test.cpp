@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -310,6 +311,25 @@ TEST_CASE("refused: an exchange that fails") {
     });
     CHECK(errors[1] == "collectives.exchange = rank 1 of 3: the wire is cut");
     CHECK(errors[0] == "collectives.exchange = rank 0 of 3: nothing came");
+  }
+}
+
+TEST_CASE("refused: an argument where the exchange fails as well") {
+  const Case whole(problem_of(kSchemes[0]).settings);
+  const distributed::Plan plan = problem_of(kSchemes[0]).plan(kRanks);
+  RankCall call(whole, plan, 1);
+  call.a.softcap = -1;
+  for (const bool throws : {false, true}) {
+    Mail mail(kRanks);
+    mail.break_at(1, 1);
+    distributed::Collectives ranks = mail.of(1);
+    if (throws) {
+      ranks.exchange = [](void*, const distributed::Send*, std::size_t, const distributed::Receive*,
+                          std::size_t,
+                          void*) -> const char* { throw std::runtime_error("the wire is cut"); };
+    }
+    CHECK_THROWS_WITH_AS(call.run(ranks, false),
+                         "softcap = -1: must be finite and not negative (0 = off)", Error);
   }
 }
 
