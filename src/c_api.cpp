@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "c_layout.hpp"
+#include "problem/error_text.hpp"
 #include "regard/cuda.hpp"
 #include "regard/regard.h"
 #include "regard/regard.hpp"
@@ -61,11 +62,10 @@ const char* field_name(const std::string& argument) noexcept {
 // Allocates nothing: memory may have run out.
 regard_status fail(const regard::Error& error) noexcept {
   const char* const name = field_name(error.argument());
-  const auto status =
-      fail(1 + static_cast<regard_status>(error.code()), "", name, error.value().c_str());
-  std::snprintf(last_error.message, sizeof last_error.message, "%s%s", name,
-                error.what() + error.argument().size());
-  return status;
+  copy(last_error.argument, name);
+  regard::write_shortened(last_error.value, sizeof last_error.value - 1, error.value());
+  regard::write_text(last_error.message, sizeof last_error.message, name, error);
+  return 1 + static_cast<regard_status>(error.code());
 }
 
 // Calls body; what it throws becomes a status and the thread's last error. A thread that is

@@ -35,7 +35,7 @@ LAYERS = {
                         "cuda/planning.hpp", "cuda/reachable.hpp", "cuda/shared_library.hpp",
                         "cuda/side_stream.hpp",
                         "cuda/workspace.hpp", "cuda/write_rows.hpp", "plan/count.h",
-                        "problem/overlap.hpp",
+                        "problem/error_text.hpp", "problem/overlap.hpp",
                         "problem/given_memory.hpp", "problem/host_workspace.hpp", "problem/refuse.hpp",
                         "semantics/positions.h",
                         "regard/"],

@@ -426,7 +426,8 @@ REGARD_API const char* regard_version(void);
 REGARD_API const char* regard_status_name(regard_status status);
 
 /** About the last call of this thread that returned a regard_status: "argument = value: reason" and
- * its first two parts; all are "" after REGARD_OK. Valid until this thread's next such call. */
+ * its first two parts; all are "" after REGARD_OK. Long values end with "...". Valid until this
+ * thread's next such call. */
 REGARD_API const char* regard_last_error(void);
 REGARD_API const char* regard_last_error_argument(void); /**< "scale"; see regard_last_error */
 REGARD_API const char* regard_last_error_value(void);    /**< "nan"; see regard_last_error */

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 
+#include "problem/error_text.hpp"
 #include "problem/refuse.hpp"
 
 namespace regard::distributed {
@@ -28,9 +29,13 @@ std::uint64_t digest_of(const std::string& facts) {  // FNV-1a
   return digest;
 }
 
-Word refusal(const char* text) {
+Word refusal(const std::exception& thrown) {
   Word word{.refused = 1};
-  std::strncpy(word.text.data(), text, word.text.size() - 1);
+  if (const auto* const error = dynamic_cast<const Error*>(&thrown)) {
+    write_text(word.text.data(), word.text.size(), error->argument().c_str(), *error);
+  } else {
+    std::strncpy(word.text.data(), thrown.what(), word.text.size() - 1);
+  }
   return word;
 }
 
@@ -110,7 +115,7 @@ void agree(const Collectives& ranks, const std::function<std::string()>& check) 
   try {
     facts = check();
   } catch (const std::exception& error) {
-    tell(ranks, refusal(error.what()));
+    tell(ranks, refusal(error));
     throw;
   }
   compare(ranks, facts);

@@ -58,7 +58,7 @@ std::string to_string(const Device& device) {
     case Device::Kind::cuda:
       return "cuda:" + std::to_string(device.index);
     case Device::Kind::chip:
-      return device.name;
+      return printed(device.name);
     default:
       return "cpu";
   }

@@ -10,7 +10,7 @@
 
 namespace regard {
 
-inline std::string printed(const std::string& text) { return text; }
+std::string printed(const std::string& text);  // a zero as "\0": what() would end there
 inline std::string printed(const char* text) { return text; }
 std::string printed(const void* address);  // "0x7f00"
 inline std::string printed(const Tensor& tensor) { return to_string(tensor); }

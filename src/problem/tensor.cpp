@@ -8,6 +8,12 @@
 
 namespace regard {
 
+std::string printed(const std::string& text) {
+  std::string shown;
+  for (const char letter : text) letter ? shown.append(1, letter) : shown.append("\\0");
+  return shown;
+}
+
 std::string printed(double value) {
   char text[32];
   const auto end = std::to_chars(text, text + sizeof text, value).ptr;

@@ -280,6 +280,13 @@ static void test_errors(void) {
   CHECK(regard_forward(&good, &to, &run) != REGARD_OK);
   CHECK(strcmp(regard_last_error_argument(), "backend") == 0);
   CHECK(strcmp(regard_last_error_value(), "abacus") == 0);
+  char name[3001] = {0};
+  run.backend = memset(name, 'x', sizeof(name) - 1);
+  CHECK(regard_forward(&good, &to, &run) == REGARD_UNAVAILABLE);
+  CHECK(
+      strstr(regard_last_error(), "xxx...: no backend has this name; \"regard info\" lists them"));
+  CHECK(strlen(regard_last_error_value()) == 255);
+  CHECK(strcmp(regard_last_error_value() + 250, "xx...") == 0);
 
   /* Success clears the error; nothing was written by the failures. */
   CHECK(regard_dropout_probability(0.1, &realised) == REGARD_OK);

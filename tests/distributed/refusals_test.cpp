@@ -188,6 +188,17 @@ TEST_CASE("refused: one rank's argument is an error of all") {
   }
 }
 
+// The message has 495 letters.
+TEST_CASE("refused: a long value, with the reason for all") {
+  const auto spoil = [](RankCall& c) { c.where.backend = std::string(600, 'x'); };
+  const Told found = told(kSchemes[0], spoil, false);
+  const std::string reason = ": no backend has this name; \"regard info\" lists them";
+  CHECK(found.errors[1] == "backend = " + std::string(600, 'x') + reason);
+  for (const int other : {0, 2}) {
+    CHECK(found.errors[std::size_t(other)].ends_with("xxx..." + reason));
+  }
+}
+
 TEST_CASE("refused: ranks with different plans or options") {
   const std::vector<std::function<void(RankCall&)>> all = {
       [](RankCall& c) { c.a.softcap = 3; },

@@ -99,6 +99,8 @@ TEST_CASE("runs") {
        "no backend has this name; \"regard info\" lists them", unavailable},
       {[](Call& c) { c.run.backend = "warp"; }, "backend", "warp",
        "no backend has this name; \"regard info\" lists them", unavailable},
+      {[](Call& c) { c.run.backend = std::string("cpu:avx2\0x", 10); }, "backend", "cpu:avx2\\0x",
+       "no backend has this name; \"regard info\" lists them", unavailable},
       {[](Call& c) { c.run.backend = "cuda"; }, "backend", "cuda",
        "is for GPUs, and the device is the CPU", unavailable},
   });
