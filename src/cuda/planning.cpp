@@ -78,6 +78,17 @@ class GpuBackend final : public Backend {
 
 }  // namespace
 
+bool on_gpu(const Run& run) {
+  const auto& [kind, index, name] = run.device;
+  require(kind <= Device::Kind::chip, "device", int(kind), "is no such kind of device");
+  if (kind == Device::Kind::cuda && index < 0) {
+    refuse("device", device_name(run), "must be a GPU from cuda(0) on");
+  }
+  require(kind != Device::Kind::chip || !name.empty(), "device", "chip(\"\")",
+          "must have the name of a chip, as \"sm_80\"");
+  return kind != Device::Kind::cpu;
+}
+
 std::string forced_backend(const Run& run) {
   return run.backend.empty() ? backend_variable() : run.backend;
 }

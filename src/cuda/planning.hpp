@@ -9,7 +9,7 @@
 
 namespace regard::cuda_backend {
 
-inline bool on_gpu(const Run& run) { return run.device.kind != Device::Kind::cpu; }
+bool on_gpu(const Run&);  // or planned for one; an Error where no device can be so
 
 std::string forced_backend(const Run&);  // by the call, else by REGARD_BACKEND; "" = none
 std::string device_name(const Run&);     // "cpu", "cuda:0", "sm_80"

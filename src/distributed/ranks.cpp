@@ -15,6 +15,18 @@ std::string this_rank(const Collectives& ranks) {
   return "rank " + std::to_string(ranks.rank) + " of " + std::to_string(ranks.size);
 }
 
+std::string printed_kind(Device::Kind kind) {
+  switch (kind) {
+    case Device::Kind::cpu:
+      return "cpu";
+    case Device::Kind::cuda:
+      return "cuda";
+    case Device::Kind::chip:
+      return "chip";
+  }
+  return std::to_string(int(kind));
+}
+
 // What a rank says of its arguments.
 struct Word {
   std::uint64_t digest = 0;
@@ -101,9 +113,9 @@ void check_collectives(const Collectives& ranks, int size) {
 }
 
 void check_memory(const Collectives& ranks, const Run& run) {
-  require(ranks.size == 1 || ranks.memory == run.device.kind, "collectives.memory",
-          ranks.memory == Device::Kind::cuda ? "cuda" : "cpu",
-          "must be that of the call's device: exchange would move its tensors");
+  if (ranks.size == 1 || ranks.memory == run.device.kind) return;
+  refuse("collectives.memory", printed_kind(ranks.memory),
+         "must be that of the call's device: exchange would move its tensors");
 }
 
 void agree(const Collectives& ranks, const std::function<std::string()>& check) {

@@ -222,6 +222,9 @@ static void test_errors(void) {
   run = (regard_run)REGARD_RUN_INIT;
   run.device = 3;
   EXPECT(regard_forward(&good, &to, &run), "device", "3", "must be 0 to 2");
+  run.device = REGARD_DEVICE_CUDA;
+  run.device_index = -3;
+  EXPECT(regard_forward(&good, &to, &run), "device", "cuda:-3", "must be a GPU from cuda(0) on");
   regard_backward_tensors reserved = back;
   reserved.reserved = -1;
   EXPECT(regard_backward(&good, &reserved, NULL), "tensors.reserved", "-1", "must be 0");

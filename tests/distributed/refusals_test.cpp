@@ -294,6 +294,17 @@ TEST_CASE("refused: a table that is not whole") {
   CHECK(refused([](Table& t) { t.rank = 3; }) == "collectives.rank");
   CHECK(refused([](Table& t) { t.rank = -1; }) == "collectives.rank");
   CHECK(refused([](Table& t) { t.exchange = nullptr; }) == "collectives.exchange");
+  using Kind = Device::Kind;
+  for (const auto& [kind, name] :
+       {std::pair{Kind::cuda, "cuda"}, {Kind::chip, "chip"}, {Kind(7), "7"}}) {
+    Table ranks = mail.of(0);
+    ranks.memory = kind;
+    CHECK_THROWS_WITH_AS(call.run(ranks, true),
+                         (std::string("collectives.memory = ") + name +
+                          ": must be that of the call's device: exchange would move its tensors")
+                             .c_str(),
+                         Error);
+  }
 }
 
 // Wherever a rank's exchange fails: its error has the function's own text, and the others get what
