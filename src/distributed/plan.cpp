@@ -288,9 +288,9 @@ PlanContents made_plan(const WholeSequence& asked, int ranks, Scheme scheme, con
   const WholeSequence whole = checked(asked);
   require(ranks >= 1 && ranks <= kMostRanks, "ranks", ranks, "must be from 1 to 4096");
   require(rates.flops > 0 && std::isfinite(rates.flops), "rates.flops", rates.flops,
-          "must be above 0");
+          "must be finite and above 0");
   require(rates.bytes_per_second > 0 && std::isfinite(rates.bytes_per_second),
-          "rates.bytes_per_second", rates.bytes_per_second, "must be above 0");
+          "rates.bytes_per_second", rates.bytes_per_second, "must be finite and above 0");
   // What is given decides: the same window may hide nothing of a shorter sequence.
   const Window& window = whole.window;
   const bool is_near = window.left >= 0 || (whole.causal == Causal::none && window.right >= 0);

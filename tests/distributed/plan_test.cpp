@@ -318,6 +318,8 @@ TEST_CASE("plan: errors name the member") {
   CHECK(refused(whole(300), 2, Scheme::gather, {.flops = 0}) == "rates.flops");
   CHECK(refused(whole(300), 2, Scheme::gather, {.bytes_per_second = NAN}) ==
         "rates.bytes_per_second");
+  CHECK_THROWS_WITH_AS(plan(whole(300), 2, Scheme::gather, {.bytes_per_second = INFINITY}),
+                       "rates.bytes_per_second = inf: must be finite and above 0", Error);
   for (const int rank : {-1, 2}) {
     CHECK_THROWS_WITH_AS(plan(whole(300), 2).rows(rank),
                          ("rank = " + std::to_string(rank) + ": the plan is for 2 ranks").c_str(),
