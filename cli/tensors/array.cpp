@@ -1,6 +1,8 @@
 // Element conversions, rounding properties of the types, and dense copies of strided tensors.
 #include "tensors/array.hpp"
 
+#include <fmt/core.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <bit>
@@ -157,7 +159,7 @@ Index count_of(const Sizes& sizes, const std::string& argument) {
     }
     if (size == 0) none = true;
     if (size > 0 && __builtin_mul_overflow(count, size, &count)) {
-      throw Error(Code::invalid_argument, argument, std::to_string(size),
+      throw Error(Code::invalid_argument, argument, fmt::format("{}", fmt::join(sizes, "x")),
                   "the sizes multiply to more elements than 64 bits can count");
     }
   }

@@ -40,7 +40,8 @@ HOSTILE_NPY = {
     "fortran": (small_npy(fortran="True"), "fortran_order"),
     "fortran word": (small_npy(fortran="Maybe"), "fortran_order"),
     "negative": (small_npy(shape="(1, -1, 2, 4)"), "shape"),
-    "overflow": (small_npy(shape="(4294967296, 4294967296, 2, 4)"), "shape"),
+    "overflow": (small_npy(shape="(4294967296, 4294967296, 2, 4)"),
+                 "shape = 4294967296x4294967296x2x4: the sizes multiply"),
     "beyond 64 bits": (small_npy(shape="(99999999999999999999, 1, 2, 4)"), "shape"),
     "huge": (small_npy(shape="(1, 1000000, 1000000, 4)"), "shape"),
     "rank": (small_npy(shape="(1, 1, 1, 1, 8)"), "shape"),
@@ -50,7 +51,8 @@ HOSTILE_NPY = {
     "unknown key": (small_npy(extra="'order': 'C', "), "unknown"),
     "structured": (small_npy().replace(b"'<f4'", b"[1,2]"), "structured"),
     "zeros with huge head": (small_npy(shape="(1, 1, 0, 2147483647)", data=0), ""),
-    "huge batch of nothing": (small_npy(shape="(9000000000000000000, 0, 3, 4)", data=0), ""),
+    "huge batch of nothing": (small_npy(shape="(9000000000000000000, 0, 3, 4)", data=0),
+                              "shape = 9000000000000000000x0x3x4: the sizes multiply"),
 }
 
 
