@@ -70,9 +70,11 @@ WholeSequence checked(WholeSequence whole) {
 std::vector<double> areas_of_blocks(const WholeSequence& whole) {
   const Visibility visibility(whole);
   std::vector<double> areas(std::size_t(divide_up(whole.length, kBlock)));
-  for (std::int64_t row = 0; row < whole.length; ++row) {
-    const Rows seen = visibility.seen_by(row);
-    areas[std::size_t(row / kBlock)] += double(size_of_range(seen));
+  for (std::size_t block = 0; block < areas.size(); ++block) {
+    const std::int64_t begin = std::int64_t(block) * kBlock;
+    visibility.for_each_document(
+        {begin, std::min(whole.length, begin + kBlock)},
+        [&](const Rows& rows) { areas[block] += double(visibility.pairs_of(rows)); });
   }
   return areas;
 }
@@ -89,10 +91,11 @@ std::vector<bool> blocks_needed(const WholeSequence& whole, const std::vector<st
   for (const std::int64_t block : own) {
     add(block, block);
     const std::int64_t end = std::min(whole.length, (block + 1) * kBlock);
-    for (std::int64_t row = block * kBlock; row < end; ++row) {
-      const Rows seen = visibility.seen_by(row);
-      if (seen.begin < seen.end) add(seen.begin / kBlock, (seen.end - 1) / kBlock);
-    }
+    visibility.for_each_document({block * kBlock, end}, [&](const Rows& rows) {
+      // Each row sees itself, so that no key between the first and the last one is left out.
+      add(visibility.seen_by(rows.begin).begin / kBlock,
+          (visibility.seen_by(rows.end - 1).end - 1) / kBlock);
+    });
   }
   std::vector<bool> needed(static_cast<std::size_t>(count));
   int open = 0;

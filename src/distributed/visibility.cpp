@@ -5,6 +5,15 @@
 #include "distributed/views.hpp"
 
 namespace regard::distributed {
+namespace {
+
+// The sum of min(n, most) for n from begin to end - 1; most = -1 is no bound.
+std::int64_t sum_of_least(std::int64_t begin, std::int64_t end, std::int64_t most) {
+  const std::int64_t cut = most < 0 ? end : std::clamp(most, begin, end);
+  return (begin + cut - 1) * (cut - begin) / 2 + most * (end - cut);
+}
+
+}  // namespace
 
 Visibility::Visibility(const WholeSequence& whole)
     : whole_(whole),
@@ -30,6 +39,14 @@ Rows Visibility::seen_by(std::int64_t row) const {
   if (left_ >= 0 && left_ < row - seen.begin) seen.begin = row - left_;
   if (right_ >= 0 && right_ < seen.end - 1 - row) seen.end = row + right_ + 1;
   return seen;
+}
+
+std::int64_t Visibility::pairs_of(const Rows& rows) const {
+  const Rows document = document_of(rows.begin);
+  // Each row's own key, those before it and those after it.
+  return size_of_range(rows) +
+         sum_of_least(rows.begin - document.begin, rows.end - document.begin, left_) +
+         sum_of_least(document.end - rows.end, document.end - rows.begin, right_);
 }
 
 std::vector<std::int32_t> document_spans(const WholeSequence& whole, const std::vector<Rows>& rows,

@@ -2,6 +2,7 @@
 // these are one interval for each row.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -21,6 +22,19 @@ class Visibility {
   Rows document_of(std::int64_t row) const;
   // The keys that the row sees; begin = end where it sees none.
   Rows seen_by(std::int64_t row) const;
+  // Calls body(Rows) for the part of these rows that each document has.
+  template <class Body>
+  void for_each_document(const Rows& rows, const Body& body) const {
+    for (std::int64_t row = rows.begin; row < rows.end;) {
+      const Rows document = document_of(row);
+      if (document.begin == document.end) return;
+      const std::int64_t end = std::min(rows.end, document.end);
+      body(Rows{row, end});
+      row = end;
+    }
+  }
+  // How many keys these rows of one document see, all counts added.
+  std::int64_t pairs_of(const Rows& rows) const;
 
   bool shows_all() const { return !has_documents() && left_ < 0 && right_ < 0; }
   bool is_plain_causal() const { return !has_documents() && left_ < 0 && right_ == 0; }

@@ -282,6 +282,16 @@ TEST_CASE("plan: explains itself") {
   CHECK(plan(whole(1), 3).explain().find("none") != std::string::npos);
 }
 
+// Not row by row, which takes most of a minute.
+TEST_CASE("plan: the longest sequence") {
+  WholeSequence w = whole(INT32_MAX);
+  w.causal = Causal::top_left;
+  const Plan p = plan(w, 2);
+  CHECK(p.rows(0) + p.rows(1) == INT32_MAX);
+  CHECK(p.area(0) + p.area(1) ==
+        doctest::Approx(double(INT32_MAX) * (double(INT32_MAX) + 1) / 2).epsilon(1e-9));
+}
+
 TEST_CASE("plan: errors name the member") {
   const auto refused = [](const WholeSequence& w, int ranks, Scheme scheme, Rates rates = {}) {
     try {
