@@ -35,7 +35,11 @@ inline void write_text(char* to, std::size_t size, const char* argument,
                        const Error& error) noexcept {
   constexpr std::size_t kLeastOfValue = 64;
   const std::string& value = error.value();
-  const char* const reason = error.what() + error.argument().size() + 3 + value.size() + 2;
+  // A zero in a value, which an exception of the caller's may have, ends the text before its
+  // reason.
+  const std::size_t before = error.argument().size() + 3 + value.size() + 2;
+  const char* const what = error.what();
+  const char* const reason = std::strlen(what) >= before ? what + before : "";
   const auto begin = std::min(size - 1, std::size_t(std::snprintf(to, size, "%s = ", argument)));
   const std::size_t room = size - 1 - begin, after = 2 + std::strlen(reason);
   const std::size_t left = std::max(room - std::min(room, after), std::min(room, kLeastOfValue));
