@@ -35,6 +35,7 @@ FEATURES = {
     "window": {"causal": "bottom_right", "window": (4, -1)},
     "bias": {"bias": np.random.default_rng(5).standard_normal((4, 9, 11))},
     "broadcast bias": {"bias": np.random.default_rng(6).standard_normal((2, 1, 1, 11))},
+    "bias of keys": {"bias": np.random.default_rng(7).standard_normal(11)},
     "mask": {"mask": MASK},
     "spans": {"row_spans": np.tile(np.int32([2, 7, 5, 10]), (9, 1)),
               "key_spans": np.tile(np.int32([1, 8]), (2, 1, 11, 1))},
@@ -76,6 +77,8 @@ def test_values_and_gradients_are_the_oracles(options):
     for name in ("dq", "dk", "dv"):
         assert np.array_equal(getattr(found, name), {"dq": dq, "dk": dk, "dv": dv}[name])
     assert (found.dbias is None) == ("bias" not in options)
+    if "bias" in options:
+        assert np.array_equal(found.dbias, darrays["bias"])  # in shape too
     assert (found.dsink is None) == ("sink" not in options)
 
 

@@ -112,7 +112,11 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
             raise refuse(name, f"{read.type} {list(read.shape)}",
                          f"must be {' or '.join(dict.fromkeys(allowed))} {list(shape)}")
     types = _types(wanted, arrays, gradient_type)
-    return Gradients(**_gradients(spec, types, vary_alike(arrays)))
+    found = _gradients(spec, types, vary_alike(arrays))
+    bias = options.get("bias")
+    if bias is not None and "dbias" in found:  # of rank 4, as _described makes the bias
+        found["dbias"] = found["dbias"].reshape(bias.shape)
+    return Gradients(**found)
 
 
 # ------------------------------------------------------------------------------------- derivatives
