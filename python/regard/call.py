@@ -123,7 +123,7 @@ def checked_options(q: Any, k: Any, v: Any, given: Mapping[str, Any],
 
 
 def unknown_option(name: str, value: Any, known: Iterable[str]) -> Error:
-    near = difflib.get_close_matches(name, list(known), 1)
+    near = difflib.get_close_matches(name, list(known), 2)  # torch.compile cannot trace 1
     return refuse(name, shown(value), "is no option of attention" +
                   (f"; did you mean {near[0]}?" if near else ""), WrongType)
 

@@ -12,13 +12,13 @@ class Error(RuntimeError):
     """
 
     def __init__(self, text: str, argument: str = "", value: str = "") -> None:
-        super().__init__(text)
+        self.args = (text,)  # super().__init__ stops torch.compile, which would not show the text
         self.argument = argument
         self.value = value
 
     def named(self, names: Mapping[str, str]) -> Error:
         """The same error by the caller's name of the argument, where that is another one."""
-        name, text = names.get(self.argument), str(self)
+        name, text = names.get(self.argument), self.args[0]
         if name is None or not text.startswith(f"{self.argument} = "):
             return self
         return type(self)(name + text[len(self.argument):], name, self.value)

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 import regard  # noqa: E402
 import regard.torch as rt  # noqa: E402
+from regard.masks import Mask  # noqa: E402
 from regard.torch.kernels import ARGUMENTS, VALUES  # noqa: E402
 from regard.torch.operators import backward, forward  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
@@ -403,3 +404,32 @@ def test_errors_of_the_library_come_through_compiled_code():
     q = normal(1, 2, 3, 4)
     with pytest.raises(ValueError, match="bias"):
         compiled(q, q, q, bias=torch.zeros(5, 1, 1, 1))
+
+
+REFUSED_WHILE_COMPILING = {
+    "number": (dict(window=1.5), "window = 1.5: must be an integer"),
+    "word": (dict(causal="left"), "causal = 'left': must be False, True"),
+    "lengths": (dict(k=torch.ones(1, 2, 5, 4), v=torch.ones(1, 2, 5, 4), causal=True),
+                "causal = True: with 3 queries and 5 keys say 'top_left'"),
+    "no tensor": (dict(v=None), "v = a NoneType: must be a tensor of PyTorch"),
+    "unknown": (dict(is_causal=True), "is_causal = True: is no option of attention; did you mean"),
+    "Mask": (dict(mask=Mask(4, 4)), r"mask = a Mask\(4 x 4\): the call has 3 queries"),
+}
+
+
+@pytest.mark.parametrize("change, text", REFUSED_WHILE_COMPILING.values(),
+                         ids=REFUSED_WHILE_COMPILING)
+def test_refusals_are_shown_where_a_program_must_be_one_graph(change, text):
+    q = normal(1, 2, 3, 4)
+    given = {"q": q, "k": q, "v": q, **change}
+    with pytest.raises(regard.InvalidArgument, match=text):
+        rt.attention(**given)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=text):
+        torch.compile(rt.attention, backend="eager", fullgraph=True)(**given)
+
+
+def test_a_refusal_in_one_graph_has_the_callers_name():
+    compiled = torch.compile(rt.scaled_dot_product_attention, backend="eager", fullgraph=True)
+    q = normal(1, 2, 3, 4)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"attn_mask = a Mask\(4 x 4\)"):
+        compiled(q, q, q, Mask(4, 4))
