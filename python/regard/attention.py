@@ -12,7 +12,7 @@ from .arrays import Framework, framework_of, output, shape_only, view, written
 from .call import Call, call_of
 from .checks import flag, integer, number, one_of, run_options, text, word64
 from .docstrings import documented
-from .element_types import type_name
+from .element_types import result_type, type_name
 from .errors import InvalidArgument, Unsupported, refuse
 from .gradients import GRADIENTS, Gradients, sums_type, wanted_gradients
 from .mask_options import resolved
@@ -104,7 +104,8 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
     wants_lse = return_lse or lse is not None
     try:
         problem = call.problem()
-        type = problem.type if out_type is None else type_name("out_type", out_type)
+        own = problem.type
+        type = own if out_type is None else result_type("out_type", out_type, "q", own)
         if out is None:
             out = _made(call, framework, call.out_shape(), type, 0)
         elif out_type is not None:
@@ -330,7 +331,9 @@ def _empty_gradient(name: str, call: Call, framework: Framework, type: Any) -> A
     if name == "dsink":
         return framework.empty(call.options["sink"].shape, "f32", call.q)
     source = getattr(call, name[1:]) if name != "dbias" else call.options["bias"]
-    own = call.read(source, name[1:]).type if type is None else type_name("gradient_type", type)
+    own = call.read(source, name[1:]).type
+    if type is not None:
+        own = result_type("gradient_type", type, name[1:], own)
     return _made(call, framework, source.shape, own, 0)
 
 

@@ -41,6 +41,16 @@ def type_name(argument: str, dtype: object) -> str:
     return name
 
 
+def result_type(argument: str, dtype: object, array: str, own: str) -> str:
+    """"f32" and so on of a result whose type the caller gives: float32, or that of `array`, `own`.
+    Errors: WrongType; InvalidArgument for another one."""
+    type = type_name(argument, dtype)
+    if type not in (own, "f32"):
+        raise refuse(argument, NAMES[type],
+                     f"must be float32 or {array}'s type, {NAMES.get(own, own)}")
+    return type
+
+
 def element_type(x: Any, argument: str) -> str:
     """"f32" of an array of float32. Errors: WrongType for what the argument cannot hold."""
     type = _type_of(x.dtype)

@@ -116,6 +116,9 @@ def test_other_functions_name_their_own_arguments(name):
 BSHD = np.ones((2, 6, 4, 8), np.float32)  # (B, S, H, D), where (B, H, S, D) is expected
 BEGINS = np.array([0, 6])
 ADVICE = {
+    "type of out": ({"out_type": "float16"},
+                    "out_type = float16: must be float32 or q's type, float32"),
+    "type of out, a class": ({"out_type": np.float64}, "out_type = float64: must be float32 or"),
     "mask of numbers": ({"mask": np.ones((6, 6), np.int64)},
                         "mask = int64 [6, 6]: must be bool: mask != 0"),
     "mask of floats": ({"mask": np.ones((6, 6), np.float32)},
@@ -192,6 +195,21 @@ def test_an_unknown_option_is_a_type_error():
         attention(dropout=0.1)
     with pytest.raises(TypeError, match="dropout"):
         regard.attention_backward(Q, Q, K, K, Q, Q[..., 0], dropout=0.1)
+
+
+@pytest.mark.parametrize("surface", ["numpy", "torch", "jax"])
+def test_a_wrong_type_of_gradients_is_named(surface):
+    arrays = [Q, Q, K, K, Q, Q[..., 0].copy(), np.ones((6, 6), np.float16)]
+    if surface != "numpy":
+        package = pytest.importorskip("torch" if surface == "torch" else "jax.numpy")
+        arrays = [package.asarray(x) for x in arrays]
+    *arrays, bias = arrays
+    for type, name, text in (("float16", "dq", "q's type, float32"),
+                             ("float64", "dbias", "bias's type, float16")):
+        with pytest.raises(regard.InvalidArgument) as caught:
+            regard.attention_backward(*arrays, bias=bias, gradients=name, gradient_type=type)
+        assert str(caught.value) == f"gradient_type = {type}: must be float32 or {text}"
+        assert caught.value.argument == "gradient_type" and caught.value.value == type
 
 
 def test_backward_refusals():

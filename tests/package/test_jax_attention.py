@@ -136,6 +136,13 @@ def test_types(dtype, tolerance, out_type):
     close(wide.dk, real["dk"], 2 * tolerance)
 
 
+def test_the_gradient_of_a_sink_keeps_its_type():
+    q, k, v, dout = inputs(jnp.float16)
+    out, lse = rj.attention(q, k, v, sink=SINK, return_lse=True)
+    found = rj.attention_backward(dout, q, k, v, out, lse, sink=SINK, gradient_type="float16")
+    assert found.dq.dtype == jnp.float16 and found.dsink.dtype == jnp.float32
+
+
 def test_a_seed_as_int_as_array_and_as_key_drops_the_same_weights():
     q, k, v, _ = inputs()
     run = jax.jit(lambda seed: rj.attention(q, k, v, dropout_p=0.4, dropout_seed=seed))

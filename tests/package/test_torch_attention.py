@@ -273,6 +273,7 @@ Q = normal(2, 4, 6, 8)
     (regard.WrongType, "mask", {"mask": np.ones((6, 6), bool)}),
     (regard.WrongType, "k", {"k": Q.to(torch.complex64)}),
     (regard.WrongType, "out_type", {"out_type": torch.int32}),
+    (regard.InvalidArgument, "out_type", {"out_type": torch.float16}),
     (regard.InvalidArgument, "q", {name: Q.int() for name in "qkv"}),
     (regard.InvalidArgument, "k", {"k": Q.half()}),
     (regard.InvalidArgument, "mask", {"mask": Q[0, 0, :, :6]}),

@@ -165,6 +165,7 @@ def test_causal_biases_of_pytorch(make):
     ("attn_mask", {"attn_mask": torch.ones(3, 1, 1)}),
     ("key", {"key": torch.ones(2, 2, 4, 9)}),
     ("bias", {"attn_mask": torch.ones(4, 4), "bias": torch.ones(4, 4)}),
+    ("out_type", {"out_type": torch.float64}),
     ("query", {"query": torch.ones(8)}),
     ("key", {"key": torch.ones(3, 2, 4, 8), "value": torch.ones(3, 2, 4, 8)}),
     ("value", {"value": torch.ones(2, 3, 4, 8)}),

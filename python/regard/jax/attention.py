@@ -14,7 +14,7 @@ from ..arrays import refuse_masked, shape_only
 from ..call import Call, call_of
 from ..checks import flag, run_options
 from ..docstrings import documented
-from ..element_types import TYPE_NAMES, refuse_foreign, type_name
+from ..element_types import TYPE_NAMES, refuse_foreign, result_type
 from ..errors import Unsupported, WrongType, refuse
 from ..gradients import GRADIENTS, Gradients, sums_type, wanted_gradients
 from ..mask_options import resolved
@@ -64,9 +64,7 @@ def attention(q: Any, k: Any, v: Any, *, return_lse: bool = False, out_type: Any
     spec, arrays, call = _described(q, k, v, threads, backend, options)
     return_lse = flag("return_lse", return_lse)
     own = call.read(call.q, "q").type
-    type = own if out_type is None else type_name("out_type", out_type)
-    if type not in (own, "f32"):
-        raise refuse("out_type", out_type, f"must be float32 or q's type, {call.q.dtype}")
+    type = own if out_type is None else result_type("out_type", out_type, "q", own)
     out, lse = _attend(spec, type, return_lse, vary_alike(arrays))
     out = sharded_as(out, call.q)
     return (out, lse) if return_lse else out
@@ -195,12 +193,9 @@ def _types(gradients: Iterable[str], arrays: Arrays, gradient_type: Any) -> dict
     own = {name: TYPE_NAMES[arrays[name[1:]].dtype.name] for name in gradients}
     if gradient_type is None:
         return own
-    type = type_name("gradient_type", gradient_type)
-    for name, of_input in own.items():
-        if type not in (of_input, "f32"):
-            raise refuse("gradient_type", gradient_type,
-                         f"must be float32 or the type of {name[1:]}, {of_input}")
-    return {name: "f32" if name == "dsink" else type for name in own}
+    return {name: type if name == "dsink" else  # which is float32
+            result_type("gradient_type", gradient_type, name[1:], type)
+            for name, type in own.items()}
 
 
 # --------------------------------------------------------------------------------------- arguments

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import _core
 from ..call import Call
-from ..element_types import TYPE_NAMES, allowed_types, wrong_element_type
+from ..element_types import TYPE_NAMES, allowed_types, result_type, wrong_element_type
 from ..errors import InvalidArgument, Unsupported, refuse
 from ..gradients import GRADIENTS
 from ..options import ARRAYS, DEFAULTS
@@ -127,6 +127,8 @@ def run_forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Te
     out_type, threads, backend = rest[-3:]
     try:
         problem = _problem(call)
+        if out_type is not None:
+            result_type("out_type", out_type, "q", problem.type)
         out, lse = forward_results(call, out_type)
         if call.is_ragged():
             out.zero_()

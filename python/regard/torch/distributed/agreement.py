@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...attention import explain
 from ...checks import shown
+from ...element_types import result_type
 from ...errors import InvalidArgument, Unsupported, WrongType, refuse
 from ...mask_value import MOST_SPANS
 from ...typing import Pass
@@ -135,8 +136,8 @@ def require_library(call: Call, tensors: Tensors) -> None:
     arrays: dict[str, Any] = {
         name: torch.empty(shapes[name], dtype=x.dtype, device="meta")
         for name, x in tensors._asdict().items() if x is not None and name in shapes}
-    if call.out_type not in (None, q.dtype, torch.float32):
-        raise refuse("out_type", str(call.out_type), f"must be float32 or q's type, {q.dtype}")
+    if call.out_type is not None:
+        result_type("out_type", call.out_type, "q", TYPES.get(q.dtype, str(q.dtype)))
     options = call.options
     if isinstance(options.get("dropout_seed"), Tensor):  # in a GPU's memory, where these have none
         options = options | {"dropout_seed": 0}
