@@ -199,6 +199,35 @@ def test_compiled_by_pytorch(torch, random):
     assert all(torch.equal(x, y) for x, y in zip(found, want))
 
 
+BATCHED = {
+    "documents": (lambda x: masks.documents(x, S), [CUTS, [0, 5, 9, 9, 9, 50]]),
+    "prefix": (lambda x: masks.prefix_lm(x, S), [3, 9]),
+    "tree": (masks.tree_from_parents, [[*range(-1, S - 1)], [-1] + [0] * (S - 1)]),
+    "blocks": (lambda x: masks.blocks(x > 0, S), [[[1]], [[0]]]),
+    "both": (lambda x: masks.documents(x, S) & masks.chunks(S, 4, like=x),
+             [CUTS, [0, 5, 9, 9, 9, 50]]),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_made_under_vmap(torch, name):
+    import regard.torch as rt
+
+    make, given = BATCHED[name]
+    given, q = torch.tensor(given), torch.randn(2, 1, 2, S, 8)
+
+    def attend(q, x):
+        return rt.attention(q, q, q, mask=make(x))
+
+    found = torch.vmap(attend)(q, given)
+    assert all(torch.equal(one, attend(*each)) for one, *each in zip(found, q, given, strict=True))
+
+
+def test_a_length_is_asked_for_under_vmap(torch):
+    with pytest.raises(regard.InvalidArgument, match="^length = None: must be given where"):
+        torch.vmap(lambda x: masks.documents(x).row_spans)(torch.tensor([CUTS]))
+
+
 def test_flex_masks(torch):
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     document, limits = torch.tensor(DOCUMENT), torch.tensor([5, 9])

@@ -163,11 +163,13 @@ def to_numpy(x: Any) -> Any:
 
 
 def is_concrete(x: Any) -> bool:
-    """Whether an array has elements: tracers of JAX, and tensors that are fake or on the device
-    "meta", have none."""
+    """Whether an array has elements: tracers of JAX, and tensors that are fake, on the device "meta"
+    or in a transform of torch.func, have none."""
     jax, torch = sys.modules.get("jax"), sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta
+        is_plain = type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta
+        return is_plain and (torch.compiler.is_compiling()  # which cannot trace what follows
+                             or not torch._C._functorch.is_functorch_wrapped_tensor(x))
     return jax is None or not isinstance(x, jax.core.Tracer)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from ..checks import integer
 from ..errors import refuse
 from ..mask_value import Mask
-from .library import Library, library_of
+from .library import Library, is_concrete, library_of
 
 
 def documents(cu_seqlens: Any, length: int | None = None, *, like: Any = None) -> Mask:
@@ -17,7 +17,8 @@ def documents(cu_seqlens: Any, length: int | None = None, *, like: Any = None) -
         cu_seqlens: (n + 1) integers, where each document begins and where the last one ends; the
             first one is 0. Documents may be empty.
         length: Sq and Sk; None is where the last document ends, for which the host waits if
-            cu_seqlens is on a GPU. Tokens after the last document see nothing.
+            cu_seqlens is on a GPU; jit and vmap need a number. Tokens after the last document see
+            nothing.
         like: an array, in whose framework and on whose device the mask is made; None is
             cu_seqlens.
 
@@ -30,6 +31,9 @@ def documents(cu_seqlens: Any, length: int | None = None, *, like: Any = None) -
     if len(cuts.shape) != 1 or cuts.shape[0] < 2:
         raise refuse("cu_seqlens", f"an array of shape {tuple(cuts.shape)}",
                      "must be (n + 1), n documents from 1 on")
+    if length is None and not is_concrete(cuts):
+        raise refuse("length", None, "must be given where nothing can read the end of cu_seqlens: in "
+                     "jit and vmap, and without memory")
     length = int(cuts[-1]) if length is None else _length(length)
     if library.is_read_at_once(cuts):
         if int(cuts[0]) != 0 or not bool((cuts[1:] >= cuts[:-1]).all()):
