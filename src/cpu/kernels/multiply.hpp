@@ -60,11 +60,13 @@ REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
     b += ldb;
   };
   int64 k = kLate ? p.k - p.late : p.k;
-  for (; k > 1; k -= 2) {  // two in one pass: less of the front end for the loop itself
+  // Two in one pass: less of the front end for the loop itself. (GCC's own vectors for scalar lanes
+  // would read elements past the last row.)
+  for (; L::kLanes > 1 && k > 1; k -= 2) {
     add.template operator()<0>();
     add.template operator()<0>();
   }
-  if (k > 0) add.template operator()<0>();
+  for (; k > 0; --k) add.template operator()<0>();
   if constexpr (kLate) {
     for (k = p.late; k > 0; --k) add.template operator()<1>();
   }
