@@ -48,14 +48,14 @@ def resolved(q: Any, k: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_whole_lengths(mask: Mask, given: dict[str, Any]) -> None:
-    position = given.get("k_position")  # what is no number is refused by name later
-    for name, shown in (("seqused_q", "an array"), ("seqused_k", "an array"),
-                        ("q_positions", "an array"), ("k_position", position)):
-        is_there = (isinstance(position, Integral) and position != 0 if name == "k_position" else
-                    given.get(name) is not None)
-        if is_there:
-            raise refuse(name, shown, f"{_text(mask)} is for whole lengths: it joins masks that "
-                         "follow several diagonals, which real lengths and positions move")
+    found = {name: "an array" for name in ("seqused_q", "seqused_k", "q_positions")
+             if given.get(name) is not None}
+    position = given.get("k_position")
+    if isinstance(position, Integral) and position != 0:  # what is no number is refused later
+        found["k_position"] = str(position)
+    for name, shown in found.items():
+        raise refuse(name, shown, f"{_text(mask)} is for whole lengths: it joins masks that follow "
+                     "several diagonals, which real lengths and positions move")
 
 
 def _require_sizes(mask: Mask, q: Any, k: Any, layout: str) -> None:
