@@ -60,8 +60,8 @@ REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
     b += ldb;
   };
   int64 k = kLate ? p.k - p.late : p.k;
-  // Two in one pass: less of the front end for the loop itself. (GCC's own vectors for scalar lanes
-  // would read elements past the last row.)
+  // Two steps in one pass, so that the loop's own instructions take less of the front end. (GCC's
+  // own vectors for scalar lanes would read elements past the last row.)
   for (; L::kLanes > 1 && k > 1; k -= 2) {
     add.template operator()<0>();
     add.template operator()<0>();

@@ -131,8 +131,8 @@ struct BackwardMma {
     if constexpr (kConfig.wanted.dq) dq.add(step);
   }
 
-  // Two stages load the next rows during a tile, from behind the first product on, because no
-  // product runs while a warp makes addresses; one stage loads them while dq is computed.
+  // Two stages issue the copies of the next rows behind a tile's first product, because no product
+  // runs while a warp makes addresses; one stage issues them before dq is computed.
   REGARD_DEVICE void loop_over_tiles(const ShortInterval& tiles) {
     const Step end = at.end_step(tiles);
     Step step = at.first_step(tiles);
