@@ -136,6 +136,11 @@ void check_tiling(const KernelConfig& c) {
     CHECK(t.stages >= 2);
   }
   if (c.merges_splits) CHECK((!backward && c.split_kv && t.key_warps > 1));
+  if (c.cluster > 1) {
+    CHECK((!backward && c.split_kv && t.key_warps > 1 && !c.merges_splits));
+    CHECK(c.level >= 90);
+    CHECK((t.key_warps + 1) * t.rows * partial_row_bytes(c) <= merge_room(c));
+  }
 }
 
 // Two bits for each tile of rows and keys, of as many heads and batch entries as the map's kernel
@@ -177,6 +182,9 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
       arrivals = launch.grid.blocks() * 8;
       partial_out = launch.grid.blocks() * c.tiling.rows * partial_row_bytes(c);
       CHECK(plan.splits * partial_row_bytes(c) <= merge_room(c));
+    } else if (c.split_kv && c.cluster > 1) {  // neighbours, all of one tile
+      CHECK(c.cluster == plan.splits);
+      CHECK((launch.grid.tiles == 1 && launch.grid.heads_per_group == 1));
     } else if (c.split_kv) {
       partial_rows = plan.splits * s.heads_q * s.rows_q * 2 * 4;
       partial_out = plan.splits * s.heads_q * s.rows_q * s.dim_v * 4;

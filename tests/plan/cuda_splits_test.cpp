@@ -137,6 +137,27 @@ TEST_CASE(
   CHECK(splits(8, 1, 8, 200, 256) > 1);     // 64 rows
 }
 
+TEST_CASE("decoding: a cluster merges the splits of few tiles, where it surely finds room") {
+  const auto cluster = [](std::int64_t batch, std::int64_t keys, std::int64_t rows = 1,
+                          const char* chip = "sm_90", Type type = bf16) {
+    const Shape shape = {
+        .type = type, .batch = batch, .heads_q = 32, .heads_kv = 8, .len_q = rows, .len_k = keys};
+    const CudaPlan plan = planned(problem(attention(shape)), chip, "cuda:mma");
+    const KernelConfig& main = launch_of(plan, Kernel::forward)->config;
+    CHECK(main.merges_splits == (plan.splits > 1 && main.cluster == 1));
+    CHECK(says(plan, "blocks of a cluster") == (main.cluster > 1));
+    return main.cluster;
+  };
+  CHECK(cluster(1, 1024) == 8);
+  CHECK(cluster(1, 2048, 4) == 8);
+  CHECK(cluster(8, 4096) == 2);
+  CHECK(cluster(1, 8192) == 1);     // 64 blocks leave too much of the chip idle
+  CHECK(cluster(4, 4096) == 1);     // clusters of four would fill it
+  CHECK(cluster(1, 1024, 5) == 1);  // two tiles of rows
+  CHECK(cluster(1, 1024, 1, "sm_80") == 1);
+  CHECK(cluster(1, 1024, 1, "sm_90", f32) == 1);
+}
+
 TEST_CASE("what fills the chip, or is short, is not split") {
   const auto splits = [](const Shape& shape, bool causal = false) {
     return backward(shape, "", causal).splits;

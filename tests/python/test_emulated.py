@@ -88,8 +88,9 @@ def test_everything_at_once(deterministic, type, family):
 
 # ------------------------------------------------------------------------------------ few rows
 
-# Decoding with each line of the table, with and without splits, one tile of rows and two; heads that
-# share keys in one tile, with the terms that tell them apart.
+# Decoding with each line of the table, with and without splits, which a cluster, the last block or
+# combine merges; one tile of rows and two; heads that share keys in one tile, with the terms that
+# tell them apart.
 FEW_ROWS = [  # type, features, (Hq, Hkv), (Sq, Sk), D, Dv
     ("bf16", (), (2, 2), (1, 900), 128, 128),
     ("f16", ("sink", "dlse"), (4, 1), (4, 800), 128, 72),
@@ -102,7 +103,9 @@ FEW_ROWS = [  # type, features, (Hq, Hkv), (Sq, Sk), D, Dv
     ("bf16", ("odd", "gaps", "f32_outputs"), (4, 1), (3, 500), 40, 24),
     ("bf16", ("sink",), (2, 1), (3, 700), 72, 72),
     ("f32", ("sink",), (2, 2), (1, 900), 128, 72),
-    ("f32", ("packed", "bias_head", "dropout"), (4, 2), (9, 300), 40, 64)]
+    ("f32", ("packed", "bias_head", "dropout"), (4, 2), (9, 300), 40, 64),
+    ("f16", ("sink", "dropout", "bottom_right"), (2, 1), (2, 6000), 64, 72),
+    ("bf16", ("seqused", "mask", "alibi"), (6, 2), (5, 700), 64, 64)]
 
 
 @pytest.mark.parametrize("type, features, heads, sizes, dim, dim_v", one_in(4, FEW_ROWS), ids=str)

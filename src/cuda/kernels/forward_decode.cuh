@@ -2,9 +2,9 @@
 //
 // Every warp has all rows of the tile and loops over its own key tiles, in its own stages. No warp
 // waits for another before the keys are done, so that copies never pause. The warps' results are
-// merged in shared memory. If keys are split over blocks too, `combine` merges the parts in memory,
-// or (merges_splits) the block of the last split does; it waits for the other blocks, which began
-// before it.
+// merged in shared memory. If keys are split over blocks too, the blocks of a cluster merge their
+// parts, or `combine` merges the parts in memory, or (merges_splits) the block of the last split
+// does; it waits for the other blocks, which began before it.
 #pragma once
 
 #include "cuda/kernels/tile/mma/forward_step.cuh"
@@ -23,7 +23,8 @@ struct ForwardDecode : ForwardStep<kConfig> {
   static constexpr int kPartFloats = partial_row_bytes(kConfig) / 4;
   static constexpr int kRowsAtOnce = Tile::kBlockThreads / Merged::kLanes;
   static_assert(kAhead > 0 && Tile::kThreads == 32);
-  static_assert(kConfig.split_kv || !kConfig.merges_splits);
+  static constexpr bool kInCluster = kConfig.cluster > 1;
+  static_assert(kConfig.split_kv || !(kConfig.merges_splits || kInCluster));
   using Step::at, Step::elementwise, Step::out, Step::softmax;
 
   // ---------------------------------------------------------------------------- the main loop
@@ -67,6 +68,9 @@ struct ForwardDecode : ForwardStep<kConfig> {
     return {at.shared + Tile::kLayout.stage + row * kBytes, Tile::kRows * kBytes, kKeyWarps};
   }
 
+  // What the block makes of them, behind them.
+  REGARD_DEVICE SharedAddress part_of_block(int row) const { return parts_of(row).at(kKeyWarps); }
+
   // This warp's part of every row.
   REGARD_DEVICE void store_parts() {
 #pragma unroll
@@ -96,6 +100,17 @@ struct ForwardDecode : ForwardStep<kConfig> {
       parts_of(index).template merge<true>(
           row, [&](int d, float(&sums)[kElements]) { row.write_columns(d, sums); });
       row.write_end();
+    } else if constexpr (kInCluster) {
+      const SharedAddress to = part_of_block(index);
+      parts_of(index).template merge<false>(row, [&](int d, float(&sums)[kElements]) {
+        if (!row.exists) return;
+        store_shared_128(
+            to + d * 4, {{bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3])}});
+      });
+      if (row.lane == 0 && row.exists) {
+        store_shared_64(to + PartsInShared<kConfig>::kPart, bits_of(row.largest),
+                        bits_of(row.total));
+      }
     } else if constexpr (!kConfig.merges_splits) {
       const auto& sizes = at.p.sizes;
       const int64 row_index = int64(at.split) * sizes.heads_q * sizes.rows_q + row.row_index;
@@ -139,6 +154,21 @@ struct ForwardDecode : ForwardStep<kConfig> {
   }
 
   // ------------------------------------------------------------------------------------ the splits
+
+  // Each block of the cluster, which has one split, merges some rows of all.
+  REGARD_DEVICE void merge_in_cluster() const {
+    constexpr int kBlocks = kConfig.cluster;
+    const int each = (at.row_count + kBlocks - 1) / kBlocks;
+    const int begin = cluster_rank() * each;
+    sync_cluster();
+    for_rows(begin, smaller(begin + each, at.row_count), [&](Merged& row, int index) {
+      const PartsInShared<kConfig, true> parts{part_of_block(index), 0, kBlocks};
+      parts.template merge<true>(
+          row, [&](int d, float(&sums)[kElements]) { row.write_columns(d, sums); });
+      row.write_end();
+    });
+    sync_cluster();  // no block ends while another reads its part
+  }
 
   // The last block of the tile merges the parts of all splits, in their order; `first` is the block
   // of the first split.
@@ -190,6 +220,7 @@ struct ForwardDecode : ForwardStep<kConfig> {
     sync_block();
     for_rows(0, at.row_count,
              [&](Merged& row, int index) { merge_warps(row, index, first + at.split); });
+    if constexpr (kInCluster) merge_in_cluster();
     if constexpr (kConfig.merges_splits) merge_splits(first);
   }
 };

@@ -425,4 +425,39 @@ REGARD_DEVICE float widen<Bf16>(uint16 bits) {
   return float_of(uint32(bits) << 16);
 }
 
+// ---------------------------------------------------------------------------- clusters (level 90)
+
+REGARD_DEVICE int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// Waits for all threads of the cluster; their earlier writes to shared memory become visible.
+REGARD_DEVICE void sync_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;" ::
+          : "memory");
+}
+// The same address in the shared memory of another block of the cluster.
+REGARD_DEVICE SharedAddress address_in_cluster(SharedAddress own, int rank) {
+  SharedAddress x;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(x) : "r"(own), "r"(rank));
+  return x;
+}
+REGARD_DEVICE Bits128 load_cluster_128(SharedAddress from) {
+  Bits128 x;
+  asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3])
+               : "r"(from)
+               : "memory");
+  return x;
+}
+REGARD_DEVICE void load_cluster_64(SharedAddress from, uint32& x, uint32& y) {
+  asm volatile("ld.shared::cluster.v2.b32 {%0, %1}, [%2];"
+               : "=r"(x), "=r"(y)
+               : "r"(from)
+               : "memory");
+}
+
 }  // namespace regard

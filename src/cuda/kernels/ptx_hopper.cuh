@@ -1,5 +1,4 @@
-// What ptx.cuh is, for Hopper (compute capability 9.0): mbarriers, TMA, wgmma, clusters,
-// setmaxnreg.
+// What ptx.cuh is, for Hopper (compute capability 9.0): mbarriers, TMA, wgmma, setmaxnreg.
 #pragma once
 
 #include "cuda/kernels/ptx.cuh"
@@ -119,45 +118,13 @@ REGARD_DEVICE void fence_proxy_async() {
 
 // ------------------------------------------------------------------------------------- clusters
 
-REGARD_DEVICE int cluster_rank() {
-  int rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-// Waits for all threads of the cluster; their earlier writes to shared memory become visible.
-REGARD_DEVICE void sync_cluster() {
-  asm volatile(
-      "barrier.cluster.arrive.release;\n"
-      "barrier.cluster.wait.acquire;" ::
-          : "memory");
-}
-// The same address in the shared memory of another block of the cluster; an address without the
-// block's bits, as descriptors need it.
+// An address without the block's bits, as descriptors need it.
 #ifdef REGARD_CLUSTER
 inline constexpr uint32 kWithinBlock = 0x3ffff;
 #else
 inline constexpr uint32 kWithinBlock = ~0u;
 #endif
-REGARD_DEVICE SharedAddress address_in_cluster(SharedAddress own, int rank) {
-  SharedAddress x;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(x) : "r"(own), "r"(rank));
-  return x;
-}
 REGARD_DEVICE SharedAddress address_in_block(SharedAddress x) { return x & kWithinBlock; }
-REGARD_DEVICE Bits128 load_cluster_128(SharedAddress from) {
-  Bits128 x;
-  asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3])
-               : "r"(from)
-               : "memory");
-  return x;
-}
-REGARD_DEVICE void load_cluster_64(SharedAddress from, uint32& x, uint32& y) {
-  asm volatile("ld.shared::cluster.v2.b32 {%0, %1}, [%2];"
-               : "=r"(x), "=r"(y)
-               : "r"(from)
-               : "memory");
-}
 // Arrives at a barrier of another block, without ordering (relaxed): a release would wait for
 // everything that the thread has written to memory. The data in question is in registers, or in
 // shared memory already.

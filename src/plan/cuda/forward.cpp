@@ -13,6 +13,7 @@ namespace {
 // of a group of heads begin first. Its keys and values are to stay in the cache, and because
 // persistent blocks read them at many places at once, a third of the cache is the most that pays.
 int64 heads_per_group(const Facts& f, const KernelConfig& c) {
+  if (c.cluster > 1) return 1;  // its blocks are neighbours
   const Sizes& s = f.problem.sizes;
   const int64 batch = batch_of_bias(f.problem);
   if (!(c.features.interval || c.tile_order) || batch > 1) return batch;
@@ -41,8 +42,12 @@ void split_keys(Draft& d, const TilingRequest& request) {
   // On mma, only combine merges a continued call with out and lse, even with one split.
   const bool continues = d.p.continues && d.main.family == Family::mma;
   d.main.split_kv = d.plan.splits > 1 || continues;
-  d.main.merges_splits =
-      d.plan.splits > 1 && !continues && last_split_merges(d.main, request, d.plan.splits);
+  if (d.plan.splits == 1 || continues) return;
+  if (cluster_merges(d.main, d.facts.chip, request, tiles, d.plan.splits)) {
+    d.main.cluster = d.plan.splits;
+  } else {
+    d.main.merges_splits = last_split_merges(d.main, request, d.plan.splits);
+  }
 }
 
 void add_combine_launch(Draft& d, bool flags) {
@@ -67,8 +72,14 @@ void explain_tiles(const Draft& d, int64 tiles) {
     d.because("split: ", tiles,
               " tiles of rows would leave multiprocessors idle; the keys of each go to ",
               d.plan.splits,
-              d.main.merges_splits ? " blocks, of which the last merges" : " blocks");
+              d.main.cluster > 1     ? " blocks of a cluster"
+              : d.main.merges_splits ? " blocks, of which the last merges"
+                                     : " blocks");
   }
+}
+
+bool needs_combine(const KernelConfig& main) {
+  return main.split_kv && !main.merges_splits && main.cluster == 1;
 }
 
 // Whether a kernel computes rows again by itself, because a second launch would be a large part of
@@ -91,7 +102,7 @@ void lay_out_workspace(Draft& d, int64 tiles, bool flags) {
   const Problem& p = d.p;
   const KernelConfig& main = d.main;
   const Count rows = Count(p.sizes.heads_q) * p.sizes.rows_q;
-  const bool combines = main.split_kv && !main.merges_splits;
+  const bool combines = needs_combine(main);
   const Count split_rows = combines ? rows * d.plan.splits : 0;
   const Count blocks = main.merges_splits ? Count(tiles) * d.plan.splits : 0;
   using enum WorkspacePart;
@@ -122,7 +133,7 @@ void add_forward_launches(Draft& d) {
   const bool again = needs_fixup(d.p, main);
   main.repeats_rows = again && !main.split_kv && main.tiling.key_warps == 1 && is_small(d, tiles);
   const bool flags = again && !main.repeats_rows;
-  const bool combines = main.split_kv && !main.merges_splits;
+  const bool combines = needs_combine(main);
   main.flags_nonfinite = flags && !combines;
   add_map_launch(d);
   add_copies_launch(d);

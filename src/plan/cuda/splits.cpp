@@ -10,6 +10,7 @@ namespace regard {
 namespace {
 
 constexpr int64 kMostSplits = 128;
+constexpr int64 kMostBlocksOfCluster = 8;  // on every chip that has clusters
 
 // Blocks that a multiprocessor surely holds at once.
 int64 resident_blocks(const KernelConfig& c, const Chip& chip) {
@@ -43,7 +44,9 @@ bool is_too_short_to_merge(const TilingRequest& request) {
 // that run at once share the memory's bandwidth; one alone on a multiprocessor reads little more
 // than the share of one. Where some multiprocessors have two blocks and others one, these are done
 // early, and a part of the bandwidth idles: on an H100, 136 and 160 tiles of 4096 keys take 5 and 9
-// % more than the bandwidth allows, 192 tiles 3 %.
+// % more than the bandwidth allows, 192 tiles 3 %. The blocks of a cluster spare each other flags
+// and memory, but must find room next to each other: on an H200, clusters of four and eight that
+// would fill 128 of 132 multiprocessors take 1.03 to 1.33 times as long as free blocks.
 int splits_of_decoding(const KernelConfig& c, const Chip& chip, const TilingRequest& request,
                        int64 tiles, int64 key_tiles) {
   constexpr int64 kBlockOf16 = 40 << 10, kMerge = 64 << 10, kCombine = 144 << 10;
@@ -54,7 +57,7 @@ int splits_of_decoding(const KernelConfig& c, const Chip& chip, const TilingRequ
   const int64 tile_bytes = t.keys * (c.dim + c.dim_v) * int64(element_bytes(c.type));
   const int64 of_block = kBlockOf16 * t.rows / 16;  // before its first tile, and after its last
   const auto merge_cost = [&](int64 splits) {
-    return splits == 1                             ? 0
+    return splits == 1 || cluster_merges(c, chip, request, tiles, splits) ? 0
            : last_split_merges(c, request, splits) ? kMerge + bytes_of_merge(c, request, splits)
                                                    : kCombine;
   };
@@ -68,12 +71,17 @@ int splits_of_decoding(const KernelConfig& c, const Chip& chip, const TilingRequ
     return each * (double(waves * at_once) / multiprocessors + larger(uneven * last, kAlone)) +
            double(merge_cost(splits));
   };
+  const int64 most = smaller(kMostSplits, key_tiles / larger(2, t.key_warps));
   int64 best = 1;
+  const auto consider = [&](int64 splits) {
+    if (splits < 2 || (has_whole_tiles(request) && tiles * splits > at_once)) return;
+    if (cost(splits) < cost(best)) best = splits;
+  };
   for (int64 each = 1; each <= 4; ++each) {
-    const int64 splits = smaller(smaller(each * chip.multiprocessors / tiles, kMostSplits),
-                                 key_tiles / larger(2, t.key_warps));
-    if (has_whole_tiles(request) && tiles * splits > at_once) break;
-    if (splits >= 2 && cost(splits) < cost(best)) best = splits;
+    consider(smaller(each * chip.multiprocessors / tiles, most));
+  }
+  for (int64 splits = 2; splits <= smaller(most, kMostBlocksOfCluster); splits *= 2) {
+    if (cluster_merges(c, chip, request, tiles, splits)) consider(splits);
   }
   return int(best);
 }
@@ -111,6 +119,26 @@ bool last_split_merges(const KernelConfig& c, const TilingRequest& request, int6
   constexpr int64 kMost = 80 << 10;  // more takes longer than a launch that all the chip works on
   return c.tiling.key_warps > 1 && splits * partial_row_bytes(c) <= merge_room(c) &&
          bytes_of_merge(c, request, splits) <= kMost;
+}
+
+// Few numbers of splits, because each is a kernel of its own. Products of f32 take longer than the
+// merge spares.
+bool cluster_merges(const KernelConfig& c, const Chip& chip, const TilingRequest& request,
+                    int64 tiles, int64 splits) {
+  const Tiling& t = c.tiling;
+  if (c.level < 90 || c.type == Type::f32 || t.key_warps == 1 || request.rows > t.rows)
+    return false;
+  if ((t.key_warps + 1) * t.rows * partial_row_bytes(c) > merge_room(c)) return false;
+  const int64 blocks = tiles * splits;
+  switch (splits) {
+    case 2:
+      return blocks <= chip.multiprocessors;
+    case 4:
+    case kMostBlocksOfCluster:
+      return blocks <= chip.multiprocessors * 3 / 4;
+    default:
+      return false;
+  }
 }
 
 int splits_for(const KernelConfig& c, const Chip& chip, const TilingRequest& request, int64 tiles,

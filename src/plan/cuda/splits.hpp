@@ -19,6 +19,9 @@ int key_splits_of_wgmma(const KernelConfig&, const Problem&, int64 multiprocesso
 
 // Whether the last block of a tile merges its splits: where that takes less time than a launch.
 bool last_split_merges(const KernelConfig&, const TilingRequest&, int64 splits);
+// Whether they are a cluster of blocks, which merges them in shared memory.
+bool cluster_merges(const KernelConfig&, const Chip&, const TilingRequest&, int64 tiles,
+                    int64 splits);
 
 // Backward: the number whose blocks, and the sum of whose parts, end first. It does not depend on
 // what is known only when there is data, because the workspace is asked for before. `as_wgmma`:

@@ -156,7 +156,8 @@ struct KernelConfig {
   bool ordered_dq = false;       // blocks add to dq in a fixed order: deterministic
   Wanted wanted{};
   DbiasForm dbias{};
-  int cluster = 1;  // wgmma backward: blocks of a cluster, batch entries that share a bias
+  int cluster = 1;  // blocks of a cluster. wgmma backward: batch entries that share a bias; forward
+                    // with key warps: the splits of a tile, which merge their parts
 
   bool operator==(const KernelConfig&) const = default;
 };

@@ -292,4 +292,19 @@ REGARD_DEVICE float widen(uint16 bits) {
   return kIsF16<T> ? emulated::of_f16(bits) : float_of(uint32(bits) << 16);
 }
 
+REGARD_DEVICE int cluster_rank() { return machine->rank(); }
+REGARD_DEVICE void sync_cluster(Where where = here()) { machine->sync_cluster(where); }
+REGARD_DEVICE SharedAddress address_in_cluster(SharedAddress own, int rank, Where where = here()) {
+  return machine->address_in_cluster(own, rank, where);
+}
+REGARD_DEVICE Bits128 load_cluster_128(SharedAddress from, Where where = here()) {
+  return load_shared_128(from, where);
+}
+REGARD_DEVICE void load_cluster_64(SharedAddress from, uint32& x, uint32& y, Where where = here()) {
+  uint32 words[2];
+  std::memcpy(words, machine->shared_at(from, 8, emulated::Access::read, where), 8);
+  x = words[0];
+  y = words[1];
+}
+
 }  // namespace regard

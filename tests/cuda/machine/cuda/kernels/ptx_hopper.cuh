@@ -63,21 +63,7 @@ REGARD_DEVICE void tma_store_wait_read(Where where = here()) { machine->wait_sto
 REGARD_DEVICE void tma_store_wait(Where where = here()) { machine->wait_stores(where); }
 REGARD_DEVICE void fence_proxy_async() {}
 
-REGARD_DEVICE int cluster_rank() { return machine->rank(); }
-REGARD_DEVICE void sync_cluster(Where where = here()) { machine->sync_cluster(where); }
-REGARD_DEVICE SharedAddress address_in_cluster(SharedAddress own, int rank, Where where = here()) {
-  return machine->address_in_cluster(own, rank, where);
-}
 REGARD_DEVICE SharedAddress address_in_block(SharedAddress x) { return x & 0x3ffff; }
-REGARD_DEVICE Bits128 load_cluster_128(SharedAddress from, Where where = here()) {
-  return load_shared_128(from, where);
-}
-REGARD_DEVICE void load_cluster_64(SharedAddress from, uint32& x, uint32& y, Where where = here()) {
-  uint32 words[2];
-  std::memcpy(words, machine->shared_at(from, 8, emulated::Access::read, where), 8);
-  x = words[0];
-  y = words[1];
-}
 REGARD_DEVICE void mbarrier_arrive_cluster(SharedAddress barrier, Where where = here()) {
   mbarrier_arrive(barrier, where);
 }
