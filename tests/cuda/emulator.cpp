@@ -289,7 +289,8 @@ void run_launch(const CudaLaunch& launch, KernelParams params, Schedule schedule
                          .shared_bytes = launch.shared_bytes,
                          .cluster = bound.entry.cluster,
                          .order = schedule.order,
-                         .blocks_in_order = launch.config.ordered_dq || launch.config.merges_splits,
+                         .blocks_in_order = launch.config.ordered_dq ||
+                                            launch.config.merges_splits || launch.config.stream_k,
                          .seed = schedule.seed});
   } catch (const Fault& fault) {
     throw Fault(std::string(fault.what()) + "\n  in " + to_text(launch.config));

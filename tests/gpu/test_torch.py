@@ -261,6 +261,39 @@ def test_capture_of_split_keys(kv_heads):
         assert float((out.double() - want).norm() / want.norm()) < LIMITS["bf16"]
 
 
+def test_capture_of_stream_k():
+    """Lengths that a replay finds changed, from a sequence without keys to one that has nearly all."""
+    batch, longest = 24, 6000
+    work = Work((batch, 8, longest, 128), kv_heads=4)
+    q, k, v = work.given["q"][:, :, :2].contiguous(), work.given["k"], work.given["v"]
+    used = torch.zeros(batch, dtype=torch.int32, device="cuda")
+    attention = calls.attention(q=q, k=k, v=v, seqused_k=used)
+    out, lse = torch.empty_like(q), torch.empty((batch, 8, 2), device="cuda")
+    assert "stream-K" in calls.explain(attention, "forward", out, "cuda:mma")
+    space = calls.workspace(attention, "forward", q, "cuda:mma")
+    calls.forward(attention, out, lse, backend="cuda:mma", workspace=space)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        calls.forward(attention, out, lse, backend="cuda:mma", workspace=space)
+    for longest_at in (0, 7, 23):
+        lengths = torch.randint(0, 300, (batch,), generator=work.generator, device="cuda")
+        lengths[longest_at], lengths[12] = longest, 0
+        used.copy_(lengths)
+        for x in (out, lse):
+            x.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        for b, length in enumerate(lengths.tolist()):
+            if length == 0:
+                assert not out[b].any() and torch.isneginf(lse[b]).all()
+                continue
+            want, want_lse = calls.exact(*(x[b : b + 1, :, :n].double() for x, n in
+                                           ((q, 2), (k, length), (v, length))))
+            assert float((out[b].double() - want[0]).norm() / want.norm()) < LIMITS["bf16"]
+            assert torch.allclose(lse[b].double(), want_lse[0], atol=1e-4)
+
+
 # --------------------------------------------------------------------------------------- contexts
 
 

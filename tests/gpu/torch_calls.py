@@ -4,7 +4,7 @@ Shared by smoke.py and test_torch.py. Tensors are (B, H, S, D) with any strides,
 views of (B, S, H, D) memory, or packed (total, H, D).
 """
 
-from ctypes import byref, c_void_p
+from ctypes import byref, c_void_p, create_string_buffer
 
 import torch
 
@@ -49,6 +49,15 @@ def workspace(attention, which, x, backend=""):
     regard.check(regard.C.regard_workspace(byref(attention), regard.PASS[which],
                                            byref(run_of(x, backend)), byref(size)))
     return torch.empty(size.value, dtype=torch.uint8, device=x.device)
+
+
+def explain(attention, which, x, backend=""):
+    run, needed = run_of(x, backend), regard.c_size_t()
+    arguments = byref(attention), regard.PASS[which], byref(run), None
+    regard.check(regard.C.regard_explain(*arguments, None, 0, byref(needed)))
+    text = create_string_buffer(needed.value)
+    regard.check(regard.C.regard_explain(*arguments, text, needed.value, None))
+    return text.value.decode()
 
 
 def forward(attention, out, lse=None, **how):

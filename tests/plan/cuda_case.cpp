@@ -88,7 +88,7 @@ void check_grid(const Problem& p, const CudaLaunch& launch, int splits) {
       check_reach(g.tiles, c.tiling.rows, s.len_q);
   }
   const bool is_sliced = c.family == Family::wgmma && c.tiling.slices > 1;
-  CHECK(g.splits == (c.split_kv ? g.splits : is_sliced ? c.tiling.slices : 1));
+  CHECK(g.splits == (c.split_kv || c.stream_k ? g.splits : is_sliced ? c.tiling.slices : 1));
 }
 
 void check_tiling(const KernelConfig& c) {
@@ -136,6 +136,7 @@ void check_tiling(const KernelConfig& c) {
     CHECK(t.stages >= 2);
   }
   if (c.merges_splits) CHECK((!backward && c.split_kv && t.key_warps > 1));
+  if (c.stream_k) CHECK((!backward && !c.split_kv && !c.merges_splits && t.key_warps > 1));
   if (c.cluster > 1) {
     CHECK((!backward && c.split_kv && t.key_warps > 1 && !c.merges_splits));
     CHECK(c.level >= 90);
@@ -175,13 +176,18 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
     flags_q |= c.only_flagged;
     flags |= c.only_flagged || (c.kernel == Kernel::finish && c.flags_nonfinite);
     flags_k |= c.kernel == Kernel::finish && c.flags_nonfinite && (c.wanted.dk || c.wanted.dv);
-    if (launch.resident > 0 && (p.features.interval || p.varlen || c.tile_map)) {
+    if (launch.resident > 0 && !c.stream_k && (p.features.interval || p.varlen || c.tile_map)) {
       counter = c.repeats_rows ? 0 : 8;
     }
     if (c.merges_splits) {
       arrivals = launch.grid.blocks() * 8;
       partial_out = launch.grid.blocks() * c.tiling.rows * partial_row_bytes(c);
       CHECK(plan.splits * partial_row_bytes(c) <= merge_room(c));
+    } else if (c.stream_k) {  // two parts of heads for each block
+      arrivals = 2 * plan.splits * 8;
+      partial_out = 2 * plan.splits * c.tiling.rows * partial_row_bytes(c);
+      CHECK(launch.blocks() == plan.splits);
+      CHECK(launch.grid.tiles == 1);
     } else if (c.split_kv && c.cluster > 1) {  // neighbours, all of one tile
       CHECK(c.cluster == plan.splits);
       CHECK((launch.grid.tiles == 1 && launch.grid.heads_per_group == 1));

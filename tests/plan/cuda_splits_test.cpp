@@ -158,6 +158,31 @@ TEST_CASE("decoding: a cluster merges the splits of few tiles, where it surely f
   CHECK(cluster(1, 1024, 1, "sm_90", f32) == 1);
 }
 
+TEST_CASE("decoding by stream-K: where lengths may vary, or a second wave would be short") {
+  const auto streams = [](std::int64_t batch, std::int64_t keys, bool lengths_vary,
+                          std::int64_t rows = 1, bool continues = false) {
+    Attention a =
+        attention({.batch = batch, .heads_q = 32, .heads_kv = 8, .len_q = rows, .len_k = keys});
+    if (lengths_vary) a.seqused_k = Tensor(nullptr, i32, {batch});
+    a.continue_from = continues;
+    const Problem p = problem(a);
+    const CudaPlan plan = planned(p, "sm_90", "cuda:mma");
+    check_sound(p, chip("sm_90"), plan);
+    const CudaLaunch& main = *launch_of(plan, Kernel::forward);
+    CHECK(says(plan, "stream-K") == main.config.stream_k);
+    if (main.config.stream_k) CHECK(main.blocks() == 2 * chip("sm_90").multiprocessors);
+    return main.config.stream_k;
+  };
+  CHECK(streams(32, 4096, true));
+  CHECK(streams(8, 16384, true));
+  CHECK(streams(40, 4096, false));  // 320 tiles
+  CHECK(!streams(32, 4096, false));
+  CHECK(!streams(1, 16384, true));     // one sequence has one length
+  CHECK(!streams(4, 1024, true));      // a cluster takes less time
+  CHECK(!streams(32, 4096, true, 9));  // two tiles of rows
+  CHECK(!streams(32, 4096, true, 1, true));
+}
+
 TEST_CASE("what fills the chip, or is short, is not split") {
   const auto splits = [](const Shape& shape, bool causal = false) {
     return backward(shape, "", causal).splits;

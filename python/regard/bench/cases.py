@@ -32,6 +32,10 @@ PRESETS = {
              "full": ""},
 }
 
+# Lengths of 32 sequences: in equal ratios; one long among short ones.
+RAGGED = {"ragged": tuple(round(128 * 256 ** (n / 31)) for n in range(32)),
+          "one-long": (32768, *(512,) * 31)}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -58,16 +62,22 @@ class Case:
     def columns_out(self) -> int:
         return self.dim_v or self.dim
 
+    @property
+    def keys(self) -> int:
+        """Of all sequences together."""
+        used = self.options.get("seqused")
+        return sum(used) if isinstance(used, tuple) else self.batch * self.columns
+
     def flops(self, which: str) -> float:
         """2 B H Sq Sk (D + Dv) forward, (3 D + 2 Dv) backward; half of it with a causal mask."""
         d, dv = self.dim, self.columns_out
         dims = d + dv if which == "fwd" else 3 * d + 2 * dv
-        whole = 2.0 * self.batch * self.heads * self.rows * self.columns * dims
+        whole = 2.0 * self.heads * self.rows * self.keys * dims
         return whole * (0.5 if self.causal else 1.0)
 
     def bytes(self) -> float:
         """Bytes of k and v, which decoding must read."""
-        return (float(self.dim + self.columns_out) * self.batch * self.heads_kv * self.columns
+        return (float(self.dim + self.columns_out) * self.heads_kv * self.keys
                 * SIZE_OF[self.type])
 
     def weights(self) -> float:
@@ -162,6 +172,9 @@ def gpu_cases() -> list[Case]:
         name = f"decode-b{batch}-h{heads}-{heads_kv}-{length}" + (f"-q{rows}" if rows > 1 else "")
         cases.append(Case(name, "decode", batch, heads, heads_kv, rows, length, 128,
                           passes=("fwd",), peers=("flash", "cudnn", "jax", "jax-cudnn")))
+    for name, lengths in RAGGED.items():
+        cases.append(Case(f"decode-b32-h32-8-{name}", "decode", 32, 32, 8, 1, max(lengths), 128,
+                          passes=("fwd",), options={"seqused": lengths}))
     return cases
 
 

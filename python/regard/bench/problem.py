@@ -100,9 +100,9 @@ class Problem:
                 begins = np.cumsum((0, *lengths), dtype=np.int32)
                 options["cu_seqlens_" + side] = memory.placed(begins)
                 options["max_seqlen_" + side] = max(lengths)
-        if options.pop("seqused", False):
-            used = np.full(case.batch, case.columns - SEQUSED_SHORTER, np.int32)
-            options["seqused_k"] = memory.placed(used)
+        if used := options.pop("seqused", False):  # True, or how many of each sequence
+            lengths = used if isinstance(used, tuple) else case.columns - SEQUSED_SHORTER
+            options["seqused_k"] = memory.placed(np.full(case.batch, lengths, np.int32))
         if case.causal:
             options["causal"] = "bottom_right"
         return options

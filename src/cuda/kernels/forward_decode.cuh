@@ -4,10 +4,12 @@
 // waits for another before the keys are done, so that copies never pause. The warps' results are
 // merged in shared memory. If keys are split over blocks too, the blocks of a cluster merge their
 // parts, or `combine` merges the parts in memory, or (merges_splits) the block of the last split
-// does; it waits for the other blocks, which began before it.
+// does; it waits for the other blocks, which began before it. With stream_k, blocks have equal
+// shares of the keys of all heads, and the block in which a head ends merges its parts.
 #pragma once
 
 #include "cuda/kernels/tile/mma/forward_step.cuh"
+#include "cuda/kernels/tile/mma/key_shares.cuh"
 #include "cuda/kernels/tile/mma/parts_in_shared.cuh"
 
 namespace regard {
@@ -25,6 +27,7 @@ struct ForwardDecode : ForwardStep<kConfig> {
   static_assert(kAhead > 0 && Tile::kThreads == 32);
   static constexpr bool kInCluster = kConfig.cluster > 1;
   static_assert(kConfig.split_kv || !(kConfig.merges_splits || kInCluster));
+  static_assert(!(kConfig.split_kv && kConfig.stream_k));
   using Step::at, Step::elementwise, Step::out, Step::softmax;
 
   // ---------------------------------------------------------------------------- the main loop
@@ -67,7 +70,6 @@ struct ForwardDecode : ForwardStep<kConfig> {
     constexpr int kBytes = partial_row_bytes(kConfig);
     return {at.shared + Tile::kLayout.stage + row * kBytes, Tile::kRows * kBytes, kKeyWarps};
   }
-
   // What the block makes of them, behind them.
   REGARD_DEVICE SharedAddress part_of_block(int row) const { return parts_of(row).at(kKeyWarps); }
 
@@ -94,51 +96,15 @@ struct ForwardDecode : ForwardStep<kConfig> {
     }
   }
 
-  // A row of the tile from the warps' parts: out, or the block's own part of it.
-  REGARD_DEVICE void merge_warps(Merged& row, int index, int block) const {
-    if constexpr (!kConfig.split_kv) {
-      parts_of(index).template merge<true>(
-          row, [&](int d, float(&sums)[kElements]) { row.write_columns(d, sums); });
-      row.write_end();
-    } else if constexpr (kInCluster) {
-      const SharedAddress to = part_of_block(index);
-      parts_of(index).template merge<false>(row, [&](int d, float(&sums)[kElements]) {
-        if (!row.exists) return;
-        store_shared_128(
-            to + d * 4, {{bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3])}});
-      });
-      if (row.lane == 0 && row.exists) {
-        store_shared_64(to + PartsInShared<kConfig>::kPart, bits_of(row.largest),
-                        bits_of(row.total));
-      }
-    } else if constexpr (!kConfig.merges_splits) {
-      const auto& sizes = at.p.sizes;
-      const int64 row_index = int64(at.split) * sizes.heads_q * sizes.rows_q + row.row_index;
-      const View to{.data = at.params.buffers.partial_out, .type = Type::f32, .strides = {}};
-      parts_of(index).template merge<false>(row, [&](int d, float(&sums)[kElements]) {
-        if (!row.exists) return;
-        store_vector<Type::f32>(to, row_index * sizes.dim_v + d, sizes.dim_v - d,
-                                sizes.dim_v % kElements == 0, sums);
-      });
-      if (row.lane != 0 || !row.exists) return;
-      reinterpret_cast<RowPart*>(at.params.buffers.partial_rows)[row_index] = {row.largest,
-                                                                               row.total};
-    } else {
-      float* const to = partial(block) + index * kPartFloats;
-      parts_of(index).template merge<false>(row, [&](int d, float(&sums)[kElements]) {
-        if (row.exists) store_four(to + d, sums[0], sums[1], sums[2], sums[3]);
-      });
-      if (row.lane == 0 && row.exists) {
-        store_four(to + kConfig.dim_v, row.largest, row.total, 0, 0);
-      }
-    }
-  }
-  // The part that a block of the grid stores: [rows], laid out as in shared memory.
-  REGARD_DEVICE float* partial(int block) const {
-    return at.params.buffers.partial_out + int64(block) * (Tile::kRows * kPartFloats);
-  }
-  static REGARD_DEVICE void store_four(float* to, float a, float b, float c, float d) {
-    store_global_128(to, {{bits_of(a), bits_of(b), bits_of(c), bits_of(d)}});
+  // The parts of every warp over these tiles of keys.
+  REGARD_DEVICE void attend(const ShortInterval& tiles) {
+    elementwise.find_common_keys();
+    clear(out);
+    softmax.clear();
+    loop_over_tiles(tiles);
+    sync_block();  // parts replace the stages
+    store_parts();
+    sync_block();
   }
 
   // Calls of(row, index) for rows [first, end) of the tile; all threads take part.
@@ -153,6 +119,54 @@ struct ForwardDecode : ForwardStep<kConfig> {
     }
   }
 
+  // out and lse of a row, of which these are all parts.
+  template <class Parts>
+  static REGARD_DEVICE void write_row(Merged& row, const Parts& parts) {
+    parts.template merge<true>(row,
+                               [&](int d, float(&sums)[kElements]) { row.write_columns(d, sums); });
+    row.write_end();
+  }
+
+  // The block's part of a row: among the parts of the cluster, of a split for `combine`, or of the
+  // block.
+  REGARD_DEVICE void store_in_cluster(Merged& row, int index) const {
+    const SharedAddress to = part_of_block(index);
+    parts_of(index).template merge<false>(row, [&](int d, float(&sums)[kElements]) {
+      if (!row.exists) return;
+      store_shared_128(to + d * 4,
+                       {{bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3])}});
+    });
+    if (row.lane != 0 || !row.exists) return;
+    store_shared_64(to + PartsInShared<kConfig>::kPart, bits_of(row.largest), bits_of(row.total));
+  }
+  REGARD_DEVICE void store_for_combine(Merged& row, int index) const {
+    const auto& sizes = at.p.sizes;
+    const int64 row_index = int64(at.split) * sizes.heads_q * sizes.rows_q + row.row_index;
+    const View to{.data = at.params.buffers.partial_out, .type = Type::f32, .strides = {}};
+    parts_of(index).template merge<false>(row, [&](int d, float(&sums)[kElements]) {
+      if (!row.exists) return;
+      store_vector<Type::f32>(to, row_index * sizes.dim_v + d, sizes.dim_v - d,
+                              sizes.dim_v % kElements == 0, sums);
+    });
+    if (row.lane != 0 || !row.exists) return;
+    reinterpret_cast<RowPart*>(at.params.buffers.partial_rows)[row_index] = {row.largest,
+                                                                             row.total};
+  }
+  REGARD_DEVICE void store_in_slot(Merged& row, int index, int slot) const {
+    float* const to = part_in_slot(slot) + index * kPartFloats;
+    parts_of(index).template merge<false>(row, [&](int d, float(&sums)[kElements]) {
+      if (row.exists) store_four(to + d, sums[0], sums[1], sums[2], sums[3]);
+    });
+    if (row.lane == 0 && row.exists) store_four(to + kConfig.dim_v, row.largest, row.total, 0, 0);
+  }
+  // A part of the tile in memory: [rows], laid out as in shared memory.
+  REGARD_DEVICE float* part_in_slot(int slot) const {
+    return at.params.buffers.partial_out + int64(slot) * (Tile::kRows * kPartFloats);
+  }
+  static REGARD_DEVICE void store_four(float* to, float a, float b, float c, float d) {
+    store_global_128(to, {{bits_of(a), bits_of(b), bits_of(c), bits_of(d)}});
+  }
+
   // ------------------------------------------------------------------------------------ the splits
 
   // Each block of the cluster, which has one split, merges some rows of all.
@@ -162,76 +176,124 @@ struct ForwardDecode : ForwardStep<kConfig> {
     const int begin = cluster_rank() * each;
     sync_cluster();
     for_rows(begin, smaller(begin + each, at.row_count), [&](Merged& row, int index) {
-      const PartsInShared<kConfig, true> parts{part_of_block(index), 0, kBlocks};
-      parts.template merge<true>(
-          row, [&](int d, float(&sums)[kElements]) { row.write_columns(d, sums); });
-      row.write_end();
+      write_row(row, PartsInShared<kConfig, true>{part_of_block(index), 0, kBlocks});
     });
     sync_cluster();  // no block ends while another reads its part
   }
 
-  // The last block of the tile merges the parts of all splits, in their order; `first` is the block
-  // of the first split.
-  REGARD_DEVICE void merge_splits(int first) const {
-    constexpr int kBytes = partial_row_bytes(kConfig);
-    const int splits = at.params.splits;
-    uint64* const signals = at.params.buffers.arrivals + first;
+  // The block has stored a part: one that another block waits for.
+  REGARD_DEVICE void show_part(int slot) const {
     sync_block();
-    if (at.split < splits - 1) {
-      if (thread_index() == 0) set_flag(signals + at.split, at.params.nonce);
-      return;
-    }
-    // As many rows at a time as there is room for: [splits][rows].
-    const int most = merge_room(kConfig) / (splits * kBytes);
-    for (int s = thread_index(); s < splits - 1; s += Tile::kBlockThreads) {
-      wait_flag(signals + s, at.params.nonce);
-      signals[s] = 0;  // a replayed graph brings the same nonce
+    if (thread_index() == 0) set_flag(at.params.buffers.arrivals + slot, at.params.nonce);
+  }
+
+  // Merges the parts of a tile, in their order. Other blocks show all but the last, which is this
+  // block's own.
+  REGARD_DEVICE void merge_slots(const PartSlots& slots) const {
+    constexpr int kBytes = partial_row_bytes(kConfig);
+    uint64* const signals = at.params.buffers.arrivals;
+    sync_block();
+    // As many rows at a time as there is room for: [parts][rows].
+    const int most = merge_room(kConfig) / (slots.count * kBytes);
+    for (int n = thread_index(); n < slots.count - 1; n += Tile::kBlockThreads) {
+      uint64* const signal = signals + slots.at(n);
+      wait_flag(signal, at.params.nonce);
+      *signal = 0;  // a replayed graph brings the same nonce
     }
     for (int begin = 0; begin < at.row_count; begin += most) {
       const int rows = smaller(most, at.row_count - begin);
       const SharedAddress to = at.shared + Tile::kLayout.stage;
       sync_block();
-      for (int s = warp_index(); s < splits; s += kConfig.tiling.warps) {
-        const float* const from = partial(first + s) + begin * kPartFloats;
+      for (int n = warp_index(); n < slots.count; n += kConfig.tiling.warps) {
+        const float* const from = part_in_slot(slots.at(n)) + begin * kPartFloats;
 #pragma unroll 4
         for (int byte = lane_index() * 16; byte < rows * kBytes; byte += 32 * 16) {
-          cp_async<16>(to + s * rows * kBytes + byte, from + byte / 4);
+          cp_async<16>(to + n * rows * kBytes + byte, from + byte / 4);
         }
       }
       cp_async_commit();
       cp_async_wait<0>();
       sync_block();
       for_rows(begin, begin + rows, [&](Merged& row, int index) {
-        const PartsInShared<kConfig> parts{to + (index - begin) * kBytes, rows * kBytes, splits};
-        parts.template merge<true>(
-            row, [&](int d, float(&sums)[kElements]) { row.write_columns(d, sums); });
-        row.write_end();
+        write_row(
+            row, PartsInShared<kConfig>{to + (index - begin) * kBytes, rows * kBytes, slots.count});
       });
     }
   }
 
+  // ------------------------------------------------------------------------------------ one block
+
+  // A split of a tile, or all of its keys; `first` is the block of the first split.
   REGARD_DEVICE void run(int first) {
-    elementwise.find_common_keys();
-    clear(out);
-    softmax.clear();
-    loop_over_tiles(at.key_tiles());
-    sync_block();  // parts replace the stages
-    store_parts();
-    sync_block();
-    for_rows(0, at.row_count,
-             [&](Merged& row, int index) { merge_warps(row, index, first + at.split); });
+    attend(at.key_tiles());
+    for_rows(0, at.row_count, [&](Merged& row, int index) {
+      if constexpr (kInCluster) {
+        store_in_cluster(row, index);
+      } else if constexpr (kConfig.merges_splits) {
+        store_in_slot(row, index, first + at.split);
+      } else if constexpr (kConfig.split_kv) {
+        store_for_combine(row, index);
+      } else {
+        write_row(row, parts_of(index));
+      }
+    });
     if constexpr (kInCluster) merge_in_cluster();
-    if constexpr (kConfig.merges_splits) merge_splits(first);
+    if constexpr (kConfig.merges_splits) {
+      if (at.split < at.params.splits - 1) return show_part(first + at.split);
+      merge_slots({.first = first, .count = at.params.splits});
+    }
+  }
+
+  // A part of a head's tiles, into this slot, or all of them.
+  REGARD_DEVICE void run_part(const ShortInterval& tiles, int slot) {
+    attend(tiles);
+    for_rows(0, at.row_count, [&](Merged& row, int index) { store_in_slot(row, index, slot); });
+  }
+  REGARD_DEVICE void run_whole(const ShortInterval& tiles) {
+    attend(tiles);
+    for_rows(0, at.row_count, [&](Merged& row, int index) { write_row(row, parts_of(index)); });
   }
 };
 
 template <KernelConfig kConfig>
-REGARD_DEVICE void forward_decode(const KernelParams& params) {
+REGARD_DEVICE void forward_decode_split(const KernelParams& params) {
   using Tile = ForwardTileMma<kConfig>;
   const BlockCoords place = Tile::of_block(params);
   ForwardDecode<kConfig> block{{Tile(params, place)}};
   const int tile = place.head * params.grid.tiles + place.tile;
   if (block.at.row_count > 0) block.run(tile * params.splits);
+}
+
+// The heads of which the block has keys, one after another; then the head that ends in the block
+// but began before it.
+template <KernelConfig kConfig>
+REGARD_DEVICE void forward_decode_shares(const KernelParams& params) {
+  using Block = ForwardDecode<kConfig>;
+  const KeyShares<kConfig> shares(params);
+  for (auto part = shares.first_part(); part.exists(); part = shares.next(part)) {
+    Block block{{shares.tile_of(part)}};
+    const ShortInterval tiles = shares.key_tiles_of(part, block.at);
+    if (part.is_whole()) {
+      block.run_whole(tiles);
+    } else {
+      block.run_part(tiles, shares.slot_of(part));
+      if (part.ends_later()) block.show_part(shares.slot_of(part));
+    }
+    sync_block();  // the next tiles replace the parts
+  }
+  const auto first = shares.first_part();
+  if (first.exists() && first.began_before() && !first.ends_later()) {
+    Block{{shares.tile_of(first)}}.merge_slots(shares.slots_of(first));
+  }
+}
+
+template <KernelConfig kConfig>
+REGARD_DEVICE void forward_decode(const KernelParams& params) {
+  if constexpr (kConfig.stream_k) {
+    forward_decode_shares<kConfig>(params);
+  } else {
+    forward_decode_split<kConfig>(params);
+  }
 }
 
 }  // namespace regard

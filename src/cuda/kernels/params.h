@@ -28,7 +28,8 @@ struct CudaBuffers {
   Strides dbias_strides;           // of dbias_sums; 0 where the bias is broadcast
   float* partial_out =
       nullptr;  // [splits][heads_q][rows_q][dim_v of the problem], not normalised;
-                // decoding: [blocks of the grid][rows of a tile][partial_row_bytes];
+                // decoding: [blocks of the grid][rows of a tile][partial_row_bytes], with
+                // stream_k two for each block;
                 // split_q: [heads_kv][splits][rows_k][partial_dkv_columns], dk and dv
   float* partial_rows = nullptr;   // [splits][heads_q][rows_q] x {reference, sum}
   uint8* flags_q = nullptr;        // [heads_q][rows_q]: 1 = compute this row again
@@ -37,7 +38,7 @@ struct CudaBuffers {
   uint64* tile_counter = nullptr;  // wgmma: the tile scheduler's counter
   void* row_terms =
       nullptr;  // wgmma: lse of [heads_q][dq_rows], 16 bytes each; delta (f32: hi_lo_layout.h)
-  uint64* arrivals = nullptr;  // [blocks of the grid]: KernelParams::nonce once it wrote its part
+  uint64* arrivals = nullptr;  // of each such part: KernelParams::nonce once it is written
   uint64* tile_map = nullptr;  // see tile_map_layout.h
   uint8* hi_lo = nullptr;      // wgmma of f32: see hi_lo_layout.h
   void* copies[kInputs] = {};  // of inputs, by Input; null where there is none
@@ -48,7 +49,8 @@ struct KernelParams {
   CudaBuffers buffers;
   BlockGrid grid;
   GridDivisors by;
-  int32 splits = 1;  // of the forward pass's keys, of the backward pass's query rows
+  int32 splits = 1;  // of the forward pass's keys (stream_k: all blocks), of the backward pass's
+                     // query rows
   uint64 nonce = 0;  // the call's own number, which old memory does not contain
 };
 

@@ -47,6 +47,7 @@ std::string config_line(const KernelConfig& c) {
   }
   if (c.pack_gqa) text += ", packed GQA";
   if (c.split_kv || c.split_q) text += ", split";
+  if (c.stream_k) text += ", stream-K";
   if (c.whole_keys) text += ", delta and dq in the same kernel";
   if (c.rows_outer) text += ", query heads of a row tile in turn";
   if (c.only_flagged) text += ", flagged rows or keys only";
@@ -59,7 +60,7 @@ std::string launch_line(const CudaLaunch& launch) {
                      decimal(double(launch.shared_bytes) / 1024, 1) + " KB shared, " +
                      number(launch.blocks()) + " blocks" + (launch.resident > 0 ? " for " : " = ") +
                      number(g.heads) + " heads x " + number(g.tiles) + " tiles";
-  if (g.splits > 1) {
+  if (g.splits > 1 && !launch.config.stream_k) {
     text += " x " + number(g.splits);
     text += has_slices_of_blocks(launch.config) ? " slices" : " splits";
   }

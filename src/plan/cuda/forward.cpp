@@ -1,4 +1,5 @@
 // The launches and the workspace of a forward pass.
+#include "plan/cuda/decoding.hpp"
 #include "plan/cuda/facts.hpp"
 #include "plan/cuda/families.hpp"
 #include "plan/cuda/input_copies.hpp"
@@ -38,16 +39,37 @@ void split_keys(Draft& d, const TilingRequest& request) {
     return;
   }
   const int64 key_tiles = divide_up(keys_in_reach(d.p), d.main.tiling.keys);
-  d.plan.splits = splits_for(d.main, d.facts.chip, request, tiles, key_tiles);
   // On mma, only combine merges a continued call with out and lse, even with one split.
   const bool continues = d.p.continues && d.main.family == Family::mma;
-  d.main.split_kv = d.plan.splits > 1 || continues;
-  if (d.plan.splits == 1 || continues) return;
-  if (cluster_merges(d.main, d.facts.chip, request, tiles, d.plan.splits)) {
-    d.main.cluster = d.plan.splits;
+  if (d.main.tiling.key_warps == 1) {
+    d.plan.splits = splits_for(d.main, d.facts.chip, tiles, key_tiles);
   } else {
-    d.main.merges_splits = last_split_merges(d.main, request, d.plan.splits);
+    const DecodingSplits found = splits_of_decoding(
+        d.main, d.facts.chip, request,
+        {.tiles = tiles,
+         .key_tiles = key_tiles,
+         .entries = d.p.sizes.batch,
+         .lengths_vary = d.p.varlen || (d.p.features.interval && d.p.features.positions),
+         .continues = continues});
+    d.plan.splits = found.splits;
+    d.main.stream_k = found.stream_k;
+    d.main.cluster = found.cluster;
+    d.main.merges_splits = found.last_merges;
   }
+  d.main.split_kv = (d.plan.splits > 1 && !d.main.stream_k) || continues;
+}
+
+void add_main_launch(Draft& d, const TilingRequest& request) {
+  const KernelConfig& main = d.main;
+  const int64 tiles = divide_up(request.rows, main.tiling.rows);
+  if (main.stream_k) {
+    // As many blocks for each head as make all of them.
+    add_launch(d, main, request.heads, tiles, divide_up(d.plan.splits, request.heads), 1);
+    d.plan.launches.back().resident = d.plan.splits;
+    return;
+  }
+  const int shares = has_slices_of_blocks(main) ? main.tiling.slices : d.plan.splits;
+  add_launch(d, main, request.heads, tiles, shares, heads_per_group(d.facts, main));
 }
 
 void add_combine_launch(Draft& d, bool flags) {
@@ -68,7 +90,10 @@ void explain_tiles(const Draft& d, int64 tiles) {
   if (d.p.continues && d.main.family == Family::mma) {
     d.because("continued: combine merges what the tensor cores made with what out and lse hold");
   }
-  if (d.plan.splits > 1) {
+  if (d.main.stream_k) {
+    d.because("stream-K: ", d.plan.splits, " blocks have equal shares of the keys of all ", tiles,
+              " tiles of rows; the block in which those of a tile end merges its parts");
+  } else if (d.plan.splits > 1) {
     d.because("split: ", tiles,
               " tiles of rows would leave multiprocessors idle; the keys of each go to ",
               d.plan.splits,
@@ -104,16 +129,18 @@ void lay_out_workspace(Draft& d, int64 tiles, bool flags) {
   const Count rows = Count(p.sizes.heads_q) * p.sizes.rows_q;
   const bool combines = needs_combine(main);
   const Count split_rows = combines ? rows * d.plan.splits : 0;
-  const Count blocks = main.merges_splits ? Count(tiles) * d.plan.splits : 0;
+  const Count parts = main.merges_splits ? Count(tiles) * d.plan.splits
+                      : main.stream_k    ? Count(2) * d.plan.splits
+                                         : Count(0);
   using enum WorkspacePart;
   CudaWorkspace& w = d.plan.workspace;
   w = lay_out({{tile_counter, counts_tiles(main) ? kTileCounterBytes : 0},
                {any_flag, flags ? kAnyFlagBytes : 0},
                {flags_q, flags ? rows : 0},
                {partial_out, split_rows * p.sizes.dim_v * 4 +
-                                 blocks * main.tiling.rows * partial_row_bytes(main)},
+                                 parts * main.tiling.rows * partial_row_bytes(main)},
                {partial_rows, split_rows * 2 * 4},
-               {arrivals, blocks * 8},
+               {arrivals, parts * 8},
                {tile_map, tile_map_bytes(d)},
                {hi_lo, hi_lo_bytes(p, main)},
                {copies, copies_bytes(p, copies_at_most(d.plan, p))}});
@@ -138,9 +165,7 @@ void add_forward_launches(Draft& d) {
   add_map_launch(d);
   add_copies_launch(d);
   add_split_launch(d);
-  const int shares = has_slices_of_blocks(main) ? main.tiling.slices : d.plan.splits;
-  add_launch(d, main, request.heads, divide_up(request.rows, main.tiling.rows), shares,
-             heads_per_group(d.facts, main));
+  add_main_launch(d, request);
   explain_tiles(d, tiles);
   if (combines) add_combine_launch(d, flags);
   if (again) explain_fixup(d.because);

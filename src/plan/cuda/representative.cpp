@@ -174,6 +174,9 @@ void add_biases(Problems& problems) {
 void add_few_queries_or_keys(Problems& problems) {
   problems.forward(attention({.heads_kv = 4, .len_q = 1, .batch = 1}));
   problems.forward(attention({.heads_kv = 8, .len_q = 1}));
+  Attention ragged = attention({.heads_kv = 8, .len_q = 1, .batch = 4 * kBatch});
+  ragged.seqused_k = Tensor(nullptr, i32, {4 * kBatch});
+  problems.forward(ragged);
   problems.forward(attention({.dim = 64, .len_q = 1}));
   problems.forward(attention({.type = f16, .dim = 256, .heads_kv = 4, .len_q = 1}));
   Attention a = causal({.heads_kv = 8, .len_q = 8, .batch = 1});

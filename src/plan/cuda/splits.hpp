@@ -9,19 +9,12 @@
 namespace regard {
 
 // The number whose blocks end first; each block has two key tiles at least. `tiles`: of query rows,
-// over all heads; `key_tiles`: of a tile of rows.
-int splits_for(const KernelConfig&, const Chip&, const TilingRequest&, int64 tiles,
-               int64 key_tiles);
+// over all heads; `key_tiles`: of a tile of rows. Decoding has splits of its own (decoding.hpp).
+int splits_for(const KernelConfig&, const Chip&, int64 tiles, int64 key_tiles);
 
 // The same for a persistent grid of wgmma, whose blocks take one share of a tile's keys after
 // another.
 int key_splits_of_wgmma(const KernelConfig&, const Problem&, int64 multiprocessors, int64 tiles);
-
-// Whether the last block of a tile merges its splits: where that takes less time than a launch.
-bool last_split_merges(const KernelConfig&, const TilingRequest&, int64 splits);
-// Whether they are a cluster of blocks, which merges them in shared memory.
-bool cluster_merges(const KernelConfig&, const Chip&, const TilingRequest&, int64 tiles,
-                    int64 splits);
 
 // Backward: the number whose blocks, and the sum of whose parts, end first. It does not depend on
 // what is known only when there is data, because the workspace is asked for before. `as_wgmma`:

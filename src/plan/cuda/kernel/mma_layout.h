@@ -94,6 +94,9 @@ REGARD_INLINE ForwardMmaLayout forward_mma_layout(const KernelConfig& c) {
   return x;
 }
 
+// stream_k: what beginning and ending a head takes, in tiles of keys of every warp.
+inline constexpr int kStreamStart = 4;
+
 // Their room; the splits of one row must fit it too.
 REGARD_INLINE int merge_room(const KernelConfig& c) {
   const ForwardMmaLayout x = forward_mma_layout(c);
