@@ -132,7 +132,8 @@ struct BackwardMma {
   }
 
   // Two stages issue the copies of the next rows behind a tile's first product, because no product
-  // runs while a warp makes addresses; one stage issues them before dq is computed.
+  // runs while a warp makes addresses, or in front of it if they come through registers (not
+  // aligned); one stage issues them before dq is computed.
   REGARD_DEVICE void loop_over_tiles(const ShortInterval& tiles) {
     const Step end = at.end_step(tiles);
     Step step = at.first_step(tiles);
@@ -147,8 +148,9 @@ struct BackwardMma {
         if (at.exists(next, end)) at.load_rows(kAhead ? stage ^ 1 : 0, next);
         cp_async_commit();
       };
+      if constexpr (kAhead && !kConfig.aligned) load_next();
       const auto after_scores = [&] {
-        if constexpr (kAhead) load_next();
+        if constexpr (kAhead && kConfig.aligned) load_next();
       };
       const auto after_rows = [&] {
         if constexpr (kAhead) return;
