@@ -1,6 +1,8 @@
 // What must hold for any plan for a GPU.
 #include "tests/plan/cuda_case.hpp"
 
+#include <algorithm>
+
 #include "cuda/kernels/params.h"
 #include "plan/cuda/config_text.hpp"
 #include "plan/cuda/kernel/finish_layout.h"
@@ -188,6 +190,9 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
       partial_out = 2 * plan.splits * c.tiling.rows * partial_row_bytes(c);
       CHECK(launch.blocks() == plan.splits);
       CHECK(launch.grid.tiles == 1);
+      const std::int64_t heads = launch.grid.heads / s.batch;
+      const std::int64_t parts = std::min<std::int64_t>(plan.splits, 2 * plan.splits / heads + 2);
+      CHECK(parts * partial_row_bytes(c) <= merge_room(c));
     } else if (c.split_kv && c.cluster > 1) {  // neighbours, all of one tile
       CHECK(c.cluster == plan.splits);
       CHECK((launch.grid.tiles == 1 && launch.grid.heads_per_group == 1));

@@ -181,6 +181,15 @@ TEST_CASE("decoding by stream-K: where lengths may vary, or a second wave would 
   CHECK(!streams(4, 1024, true));      // a cluster takes less time
   CHECK(!streams(32, 4096, true, 9));  // two tiles of rows
   CHECK(!streams(32, 4096, true, 1, true));
+  // One key head: the parts of a row must find room.
+  for (const char* name : {"sm_80", "sm_90", "sm_120"}) {
+    Attention a = attention({.batch = 64, .heads_q = 8, .heads_kv = 1, .len_q = 1, .len_k = 16384});
+    a.seqused_k = Tensor(nullptr, i32, {64});
+    const Problem p = problem(a);
+    const CudaPlan plan = planned(p, name, "cuda:mma");
+    check_sound(p, chip(name), plan);
+    CHECK(launch_of(plan, Kernel::forward)->config.stream_k);
+  }
 }
 
 TEST_CASE("what fills the chip, or is short, is not split") {

@@ -34,7 +34,7 @@ PRESETS = {
 
 # Lengths of 32 sequences: in equal ratios; one long among short ones.
 RAGGED = {"ragged": tuple(round(128 * 256 ** (n / 31)) for n in range(32)),
-          "one-long": (32768, *(512,) * 31)}
+          "one-long": (*(512,) * 31, 32768)}
 
 
 @dataclass(frozen=True)

@@ -127,8 +127,8 @@ struct ForwardDecode : ForwardStep<kConfig> {
     row.write_end();
   }
 
-  // The block's part of a row: among the parts of the cluster, of a split for `combine`, or of the
-  // block.
+  // The block's part of a row: for the blocks of its cluster, for `combine`, or in a slot in
+  // memory.
   REGARD_DEVICE void store_in_cluster(Merged& row, int index) const {
     const SharedAddress to = part_of_block(index);
     parts_of(index).template merge<false>(row, [&](int d, float(&sums)[kElements]) {
@@ -181,7 +181,7 @@ struct ForwardDecode : ForwardStep<kConfig> {
     sync_cluster();  // no block ends while another reads its part
   }
 
-  // The block has stored a part: one that another block waits for.
+  // Tells the block that merges that this block's part is stored.
   REGARD_DEVICE void show_part(int slot) const {
     sync_block();
     if (thread_index() == 0) set_flag(at.params.buffers.arrivals + slot, at.params.nonce);
@@ -244,11 +244,12 @@ struct ForwardDecode : ForwardStep<kConfig> {
     }
   }
 
-  // A part of a head's tiles, into this slot, or all of them.
+  // stream_k: some of a head's tiles of keys, into this slot.
   REGARD_DEVICE void run_part(const ShortInterval& tiles, int slot) {
     attend(tiles);
     for_rows(0, at.row_count, [&](Merged& row, int index) { store_in_slot(row, index, slot); });
   }
+  // All of them.
   REGARD_DEVICE void run_whole(const ShortInterval& tiles) {
     attend(tiles);
     for_rows(0, at.row_count, [&](Merged& row, int index) { write_row(row, parts_of(index)); });
@@ -264,8 +265,8 @@ REGARD_DEVICE void forward_decode_split(const KernelParams& params) {
   if (block.at.row_count > 0) block.run(tile * params.splits);
 }
 
-// The heads of which the block has keys, one after another; then the head that ends in the block
-// but began before it.
+// Computes each head of which the block has keys, then merges the head that ends in the block but
+// began before it.
 template <KernelConfig kConfig>
 REGARD_DEVICE void forward_decode_shares(const KernelParams& params) {
   using Block = ForwardDecode<kConfig>;

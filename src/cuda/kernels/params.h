@@ -38,7 +38,8 @@ struct CudaBuffers {
   uint64* tile_counter = nullptr;  // wgmma: the tile scheduler's counter
   void* row_terms =
       nullptr;  // wgmma: lse of [heads_q][dq_rows], 16 bytes each; delta (f32: hi_lo_layout.h)
-  uint64* arrivals = nullptr;  // of each such part: KernelParams::nonce once it is written
+  uint64* arrivals = nullptr;  // decoding: of each such part in partial_out, KernelParams::nonce
+                               // once it is written
   uint64* tile_map = nullptr;  // see tile_map_layout.h
   uint8* hi_lo = nullptr;      // wgmma of f32: see hi_lo_layout.h
   void* copies[kInputs] = {};  // of inputs, by Input; null where there is none

@@ -11,11 +11,12 @@
 
 #include "plan/cuda/facts.hpp"
 #include "plan/cuda/kernel/mma_layout.h"
+#include "plan/cuda/splits.hpp"
 
 namespace regard {
 namespace {
 
-constexpr int64 kMostBlocksOfCluster = 8;  // on every chip that has clusters
+constexpr int64 kMostBlocksOfCluster = 8;  // of a portable cluster
 
 struct Decoding {
   const KernelConfig& c;
@@ -85,7 +86,6 @@ struct Decoding {
     return has_whole_tiles() && request.keys * larger(request.dim, request.dim_v) <= kElements;
   }
   int64 best_splits() const {
-    constexpr int64 kMostSplits = 128;
     if (is_too_short_to_merge()) return 1;
     const int64 most = smaller(kMostSplits, asked.key_tiles / larger(2, tiling.key_warps));
     int64 best = 1;
@@ -104,47 +104,45 @@ struct Decoding {
 
   // ----------------------------------------------------------------------------------- stream-K
 
-  // Of a head: of key_shares.cuh.
-  int64 units() const { return divide_up(asked.key_tiles, tiling.key_warps); }
+  // Units of a head, as key_shares.cuh counts them; one more, because a window may begin and end
+  // within tiles.
+  int64 units() const { return divide_up(asked.key_tiles, tiling.key_warps) + 1 + kStreamStart; }
   bool can_stream() const {
     return has_one_tile() && !asked.continues &&
-           double(asked.tiles) * double(units() + kStreamStart) <= double(INT32_MAX);
+           double(asked.tiles) * double(units()) <= double(INT32_MAX);
   }
-  // The parts of one row must find room where they are merged. A head may be as long as all others
-  // together, except those of its own sequence, which are as long as it.
+  // The parts of a row must find room where they are merged. All heads of a sequence are equally
+  // long, so that none has more than 1 / heads of all units; shares are rounded down, at worst to
+  // half of the mean: a head meets at most 2 blocks / heads + 2 blocks.
   int64 stream_blocks() const {
     const int64 room = merge_room(c) / partial_row_bytes(c), heads = asked.tiles / asked.entries;
-    const int64 blocks = chip.multiprocessors * smaller<int64>(on_multiprocessor, 2);
-    const int64 parts = smaller(blocks, 2 * blocks / heads + 2);
-    return parts <= room ? blocks : room;
+    const int64 each = asked.is_limited ? 1 : smaller<int64>(on_multiprocessor, 2);
+    const int64 blocks = chip.multiprocessors * each;
+    if (smaller(blocks, 2 * blocks / heads + 2) <= room) return blocks;
+    return room >= chip.multiprocessors ? chip.multiprocessors : room;
   }
   double cost_of_stream() const {
     constexpr int64 kScan = 32 << 10;  // of lengths
-    const int64 blocks = stream_blocks(), all = asked.tiles * units() * tiling.key_warps;
-    const double each = double(blocks) / multiprocessors;
-    const double heads = 1 + double(asked.tiles) / double(blocks);  // of a block
-    return double(all * tile_bytes) / multiprocessors +
-           larger(each, 1.0) * heads * double(of_block) +
-           double(of_merge + bytes_of_merge(divide_up(blocks, asked.tiles) + 1)) +
+    const double blocks = double(stream_blocks());
+    const double each = larger(1.0, blocks / multiprocessors);
+    const double heads = 1 + double(asked.tiles) / blocks;  // of a block
+    const int64 bytes =
+        asked.tiles * divide_up(asked.key_tiles, tiling.key_warps) * tiling.key_warps * tile_bytes;
+    return double(bytes) / smaller(blocks, multiprocessors) + each * heads * double(of_block) +
+           double(of_merge + bytes_of_merge(int64(blocks) / asked.tiles + 1)) +
            (asked.lengths_vary ? kScan : 0);
   }
-  // Where lengths vary, other splits wait for the longest sequence.
+  // Where lengths vary, other splits wait for the longest sequence, while these costs are of equal
+  // lengths. Where they do not, measured gains are smaller than computed ones.
   bool repays_stream(int64 splits) const {
+    constexpr double kMostIfUneven = 1.15, kMostIfEqual = 0.9;
     const bool may_be_uneven = asked.lengths_vary && asked.entries > 1;
-    return can_stream() && cost_of_stream() <= (may_be_uneven ? 1.15 : 0.9) * cost(splits);
+    return can_stream() &&
+           cost_of_stream() <= (may_be_uneven ? kMostIfUneven : kMostIfEqual) * cost(splits);
   }
 };
 
 }  // namespace
-
-int64 resident_blocks(const KernelConfig& c, const Chip& chip) {
-  constexpr int64 kRegistersOfThread = 256;  // at most: 255, given out in units of 8
-  const int64 registers = c.tiling.warps * 32 * kRegistersOfThread;
-  const int64 by_registers =
-      larger<int64>(c.tiling.min_blocks, chip.registers_per_multiprocessor / registers);
-  const int64 by_shared = chip.shared_per_multiprocessor / (shared_bytes_of(c) + kReservedShared);
-  return larger<int64>(1, smaller(by_registers, by_shared));
-}
 
 DecodingSplits splits_of_decoding(const KernelConfig& c, const Chip& chip,
                                   const TilingRequest& request, const DecodingRequest& asked) {

@@ -12,21 +12,19 @@ struct DecodingRequest {
   int64 entries;      // of the batch
   bool lengths_vary;  // of sequences: only the kernel knows them
   bool continues;     // only combine can merge
+  bool is_limited;    // to the chip's multiprocessors, which are a part of all
 };
 
 // At most one of the ways to merge; without one, combine does.
 struct DecodingSplits {
   int splits = 1;            // blocks of a tile; stream_k: all blocks
-  int cluster = 1;           // they are one, which merges in shared memory
-  bool last_merges = false;  // the block of the last split
+  int cluster = 1;           // blocks of a cluster, which merges in shared memory; 1: none
+  bool last_merges = false;  // the block of the last split merges
   bool stream_k = false;     // blocks have equal shares of all tiles of keys
 };
 
 // What ends first.
 DecodingSplits splits_of_decoding(const KernelConfig&, const Chip&, const TilingRequest&,
                                   const DecodingRequest&);
-
-// Blocks that a multiprocessor surely holds at once.
-int64 resident_blocks(const KernelConfig&, const Chip&);
 
 }  // namespace regard

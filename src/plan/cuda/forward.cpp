@@ -50,7 +50,8 @@ void split_keys(Draft& d, const TilingRequest& request) {
          .key_tiles = key_tiles,
          .entries = d.p.sizes.batch,
          .lengths_vary = d.p.varlen || (d.p.features.interval && d.p.features.positions),
-         .continues = continues});
+         .continues = continues,
+         .is_limited = d.facts.is_limited});
     d.plan.splits = found.splits;
     d.main.stream_k = found.stream_k;
     d.main.cluster = found.cluster;
@@ -63,9 +64,9 @@ void add_main_launch(Draft& d, const TilingRequest& request) {
   const KernelConfig& main = d.main;
   const int64 tiles = divide_up(request.rows, main.tiling.rows);
   if (main.stream_k) {
-    // As many blocks for each head as make all of them.
+    // The kernel ignores the grid's splits: they only make it large enough for `resident` blocks.
     add_launch(d, main, request.heads, tiles, divide_up(d.plan.splits, request.heads), 1);
-    d.plan.launches.back().resident = d.plan.splits;
+    if (d.plan.supported()) d.plan.launches.back().resident = d.plan.splits;
     return;
   }
   const int shares = has_slices_of_blocks(main) ? main.tiling.slices : d.plan.splits;
@@ -92,7 +93,7 @@ void explain_tiles(const Draft& d, int64 tiles) {
   }
   if (d.main.stream_k) {
     d.because("stream-K: ", d.plan.splits, " blocks have equal shares of the keys of all ", tiles,
-              " tiles of rows; the block in which those of a tile end merges its parts");
+              " tiles of rows; the block that has the last keys of a tile merges its parts");
   } else if (d.plan.splits > 1) {
     d.because("split: ", tiles,
               " tiles of rows would leave multiprocessors idle; the keys of each go to ",

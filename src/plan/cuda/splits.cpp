@@ -1,15 +1,12 @@
 // Costs of splits of keys, by measurements.
 #include "plan/cuda/splits.hpp"
 
-#include "plan/cuda/decoding.hpp"
 #include "plan/cuda/facts.hpp"
 #include "plan/cuda/kernel/wgmma_layout.h"
 #include "plan/cuda/visible_tiles.hpp"
 
 namespace regard {
 namespace {
-
-constexpr int64 kMostSplits = 128;
 
 // The time of all blocks, each of which takes `mean` on average. Equal blocks end in waves. Of
 // unequal ones the longest begin first, so that they end nearly together.
@@ -39,6 +36,15 @@ double time_of_key_tile(const KernelConfig& c, const Sizes& s) {
 }
 
 }  // namespace
+
+int64 resident_blocks(const KernelConfig& c, const Chip& chip) {
+  constexpr int64 kRegistersOfThread = 256;  // at most: 255, given out in units of 8
+  const int64 registers = c.tiling.warps * 32 * kRegistersOfThread;
+  const int64 by_registers =
+      larger<int64>(c.tiling.min_blocks, chip.registers_per_multiprocessor / registers);
+  const int64 by_shared = chip.shared_per_multiprocessor / (shared_bytes_of(c) + kReservedShared);
+  return larger<int64>(1, smaller(by_registers, by_shared));
+}
 
 int splits_for(const KernelConfig& c, const Chip& chip, int64 tiles, int64 key_tiles) {
   if (c.family != Family::mma) return 1;

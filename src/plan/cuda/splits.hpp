@@ -8,6 +8,11 @@
 
 namespace regard {
 
+inline constexpr int64 kMostSplits = 128;
+
+// Blocks that a multiprocessor surely holds at once.
+int64 resident_blocks(const KernelConfig&, const Chip&);
+
 // The number whose blocks end first; each block has two key tiles at least. `tiles`: of query rows,
 // over all heads; `key_tiles`: of a tile of rows. Decoding has splits of its own (decoding.hpp).
 int splits_for(const KernelConfig&, const Chip&, int64 tiles, int64 key_tiles);

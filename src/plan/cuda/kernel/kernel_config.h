@@ -136,7 +136,7 @@ struct KernelConfig {
   bool split_q = false;         // backward: the query rows of a tile of keys are split over blocks
   bool merges_splits = false;   // forward: the last block of a tile's splits merges them
   bool stream_k = false;        // forward with key warps: blocks have equal shares of the tiles of
-                                // keys of all heads
+                                // keys of all heads; split_kv is false then
   bool continues = false;       // forward, combine: merges rows with what out and lse hold
   bool whole_keys = false;    // mma backward: a tile has all keys of a sequence, so that the kernel
                               // makes delta and dq itself

@@ -94,14 +94,14 @@ REGARD_INLINE ForwardMmaLayout forward_mma_layout(const KernelConfig& c) {
   return x;
 }
 
-// stream_k: what beginning and ending a head takes, in tiles of keys of every warp.
-inline constexpr int kStreamStart = 4;
-
-// Their room; the splits of one row must fit it too.
+// Bytes for the parts of the warps; the parts of one row in all splits must fit them too.
 REGARD_INLINE int merge_room(const KernelConfig& c) {
   const ForwardMmaLayout x = forward_mma_layout(c);
   return x.size - x.stage;
 }
+
+// stream_k: what beginning and ending a head takes, in tiles of keys of every warp.
+inline constexpr int kStreamStart = 4;
 
 // How the warps of a backward block share a tile of dq, which has units of 16 rows and pairs of
 // column blocks: each has units x pairs of them, as square as possible, so that operands are read

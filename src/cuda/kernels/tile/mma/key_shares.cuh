@@ -1,43 +1,48 @@
 // stream_k: which keys of which heads a block has.
 //
-// A head's visible keys are counted in units, each a tile of keys for each key warp, and kStart
-// units come first, for the time of beginning and ending a head. The units of all heads, one head
-// after another, are dealt to the blocks in equal shares. A share that would begin or end within a
-// head's first kStart units does so in front of the head. A head without rows has no units. All
-// heads of a batch entry have equally many.
+// A head is that of a tile of rows: a key head of a batch entry (pack_gqa), or a query head. Its
+// visible keys are counted in units, each a tile of keys for each key warp, and kStart units come
+// first, for the time of beginning and ending a head. The units of all heads, one head after
+// another, are dealt to the blocks in equal shares. A share that would begin or end within a head's
+// first kStart units does so in front of the head. A head without rows has no units. All heads of a
+// batch entry have equally many.
 #pragma once
 
 #include "cuda/kernels/tile/mma/forward_tile.cuh"
 
 namespace regard {
 
-// Where the parts of a tile are: of consecutive blocks, of which the first may have it elsewhere.
+// The slots of a tile's parts: `step` apart; the first may be `first_offset` further on.
 struct PartSlots {
   int first;
   int count;
   int step = 1;
-  int more = 0;  // of the first
+  int first_offset = 0;
 
-  REGARD_DEVICE int at(int n) const { return first + n * step + (n == 0 ? more : 0); }
+  REGARD_DEVICE int at(int n) const { return first + n * step + (n == 0 ? first_offset : 0); }
 };
 
-// Of how many units each block has: equally many, the first blocks one more.
+// How many units each block has: equally many, except that the first `larger_shares` blocks have
+// one more.
 struct EqualShares {
-  int each = 0, more = 0;
+  int each = 0, larger_shares = 0;
 
   REGARD_DEVICE EqualShares(int units, int blocks)
-      : each(units / blocks), more(units - each * blocks) {}
-  REGARD_DEVICE int begin_of(int block) const { return block * each + smaller(block, more); }
+      : each(units / blocks), larger_shares(units - each * blocks) {}
+  REGARD_DEVICE int begin_of(int block) const {
+    return block * each + smaller(block, larger_shares);
+  }
   REGARD_DEVICE int block_of(int unit) const {
-    const int larger_shares = more * (each + 1);
-    return unit < larger_shares ? unit / (each + 1) : more + (unit - larger_shares) / each;
+    const int in_larger = larger_shares * (each + 1);
+    return unit < in_larger ? unit / (each + 1) : larger_shares + (unit - in_larger) / each;
   }
 };
 
 template <KernelConfig kConfig>
 struct KeyShares {
   using Tile = ForwardTileMma<kConfig>;
-  static constexpr bool kVaries = kConfig.varlen || kConfig.features.positions;
+  static constexpr bool kVaries =
+      kConfig.varlen || (kConfig.features.interval && kConfig.features.positions);
   static constexpr int kWarps = kConfig.tiling.warps, kStart = kStreamStart;
 
   // A head and the units of it that the block has. Units are counted over all heads.
@@ -109,7 +114,9 @@ struct KeyShares {
     deal(total);
     if (begin < end && begin >= before && begin < before + own) {
       int b = first;
-      for (int units; (units = units_of_head(b) * heads) <= begin - before; ++b) before += units;
+      for (int units; (units = units_of_head(b) * heads) <= begin - before && b < last - 1; ++b) {
+        before += units;
+      }
       store_shared_64(found, uint32(b), uint32(before));
     }
     sync_block();
@@ -136,13 +143,14 @@ struct KeyShares {
     return part_at(part.end_of_head, part.entry, part.first_of_entry);
   }
   // The part that begins with this unit, which is in entry b or behind it. A head that goes on in
-  // the next block has no next part: its end is not below the share's.
+  // the next block has no next part: its end is not below the share's. No entry has it if lengths
+  // change while the kernel runs.
   REGARD_DEVICE Part part_at(int unit, int b, int first) const {
     if (unit >= end) return {};
     int of_head;
     while (of_head = units_of_head(b), unit - first >= of_head * heads) {
       first += of_head * heads;
-      ++b;
+      if (++b == int(params.problem.sizes.batch)) return {};
     }
     const int head = (unit - first) / of_head, first_of_head = first + head * of_head;
     return {.entry = b,
@@ -173,7 +181,7 @@ struct KeyShares {
     return {.first = 2 * first,
             .count = int(block_index()) - first + 1,
             .step = 2,
-            .more = part.first_of_head >= shares.begin_of(first) ? 1 : 0};
+            .first_offset = part.first_of_head >= shares.begin_of(first) ? 1 : 0};
   }
 };
 

@@ -19,10 +19,12 @@ struct PartsInShared {
   int count;
 
   REGARD_DEVICE SharedAddress at(int k) const {
-    return kOfCluster ? address_in_cluster(first, k) : first + k * stride;
+    if constexpr (kOfCluster) return address_in_cluster(first, k);
+    return first + k * stride;
   }
   REGARD_DEVICE Bits128 columns_of(int k, int d) const {
-    return kOfCluster ? load_cluster_128(at(k) + d * 4) : load_shared_128(at(k) + d * 4);
+    if constexpr (kOfCluster) return load_cluster_128(at(k) + d * 4);
+    return load_shared_128(at(k) + d * 4);
   }
   REGARD_DEVICE RowPart part_of(int k) const {
     if constexpr (kOfCluster) {
