@@ -240,18 +240,26 @@ def test_a_capture_may_be_the_first_call(backend):
     work.check()
 
 
-@pytest.mark.parametrize("kv_heads", [1, 8], ids=["a launch merges", "the last block merges"])
-def test_capture_of_split_keys(kv_heads):
-    work = Work((1, 8, 3000, 128), kv_heads=kv_heads)
-    q = work.given["q"][:, :, :1].contiguous()
-    attention = calls.attention(q=q, k=work.given["k"], v=work.given["v"])
-    out, lse = torch.empty_like(q), torch.empty((1, 8, 1), device="cuda")
-    space = calls.workspace(attention, "forward", q, "cuda:mma")
+def captured(attention, out, lse):
+    """A graph of a forward call, which has been called before."""
+    space = calls.workspace(attention, "forward", out, "cuda:mma")
     calls.forward(attention, out, lse, backend="cuda:mma", workspace=space)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         calls.forward(attention, out, lse, backend="cuda:mma", workspace=space)
+    graph.workspace = space
+    return graph
+
+
+@pytest.mark.parametrize("kv_heads, keys", [(1, 3000), (8, 3000), (8, 1000)], ids=[
+    "a launch merges", "the last block merges", "a cluster merges"])
+def test_capture_of_split_keys(kv_heads, keys):
+    work = Work((1, 8, keys, 128), kv_heads=kv_heads)
+    q = work.given["q"][:, :, :1].contiguous()
+    attention = calls.attention(q=q, k=work.given["k"], v=work.given["v"])
+    out, lse = torch.empty_like(q), torch.empty((1, 8, 1), device="cuda")
+    graph = captured(attention, out, lse)
     for _ in range(5):
         q.copy_(torch.randn(q.shape, device="cuda"))
         out.fill_(torch.nan)
@@ -270,12 +278,7 @@ def test_capture_of_stream_k():
     attention = calls.attention(q=q, k=k, v=v, seqused_k=used)
     out, lse = torch.empty_like(q), torch.empty((batch, 8, 2), device="cuda")
     assert "stream-K" in calls.explain(attention, "forward", out, "cuda:mma")
-    space = calls.workspace(attention, "forward", q, "cuda:mma")
-    calls.forward(attention, out, lse, backend="cuda:mma", workspace=space)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        calls.forward(attention, out, lse, backend="cuda:mma", workspace=space)
+    graph = captured(attention, out, lse)
     for longest_at in (0, 7, 23):
         lengths = torch.randint(0, 300, (batch,), generator=work.generator, device="cuda")
         lengths[longest_at], lengths[12] = longest, 0

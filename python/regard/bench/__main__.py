@@ -8,7 +8,7 @@
     python -m regard.bench behind [--type bf16] [--threads 2]
     python -m regard.bench scaling [--threads 1,2,4]
     python -m regard.bench map [--device cuda:0] --seed 1 --seconds 110
-    python -m regard.bench plot gpu_h100_80gb_hbm3.jsonl --out gpu.svg
+    python -m regard.bench plot gpu_h200.jsonl --out gpu.svg
     python -m regard.bench compare old/libregard.so new/libregard.so
 
 Each result is compared with float64 before it is timed; a wrong result of Regard makes the status

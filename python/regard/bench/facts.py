@@ -38,7 +38,7 @@ def device_name(memory: Memory) -> str:
 
 
 def results_name(memory: Memory) -> str:
-    """cpu_avx512bf16.jsonl, gpu_h100_80gb_hbm3.jsonl"""
+    """cpu_avx512bf16.jsonl, gpu_h100_80gb_hbm3.jsonl, gpu_h200.jsonl"""
     if memory.cuda:
         name = device_name(memory).lower().replace("nvidia", "")
         return "gpu_" + re.sub(r"\W+", "_", name).strip("_") + ".jsonl"
