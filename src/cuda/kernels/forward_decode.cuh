@@ -140,17 +140,14 @@ struct ForwardDecode : ForwardStep<kConfig> {
     store_shared_64(to + PartsInShared<kConfig>::kPart, bits_of(row.largest), bits_of(row.total));
   }
   REGARD_DEVICE void store_for_combine(Merged& row, int index) const {
-    const auto& sizes = at.p.sizes;
-    const int64 row_index = int64(at.split) * sizes.heads_q * sizes.rows_q + row.row_index;
-    const View to{.data = at.params.buffers.partial_out, .type = Type::f32, .strides = {}};
+    const int64 dim = at.p.sizes.dim_v, part = part_index(at.params, at.split, row.row_index);
+    const View to{.data = part_of_out(at.params, part), .type = Type::f32, .strides = {}};
     parts_of(index).template merge<false>(row, [&](int d, float(&sums)[kElements]) {
       if (!row.exists) return;
-      store_vector<Type::f32>(to, row_index * sizes.dim_v + d, sizes.dim_v - d,
-                              sizes.dim_v % kElements == 0, sums);
+      store_vector<Type::f32>(to, d, dim - d, dim % kElements == 0, sums);
     });
     if (row.lane != 0 || !row.exists) return;
-    reinterpret_cast<RowPart*>(at.params.buffers.partial_rows)[row_index] = {row.largest,
-                                                                             row.total};
+    *row_part(at.params, part) = {row.largest, row.total};
   }
   REGARD_DEVICE void store_in_slot(Merged& row, int index, int slot) const {
     float* const to = part_in_slot(slot) + index * kPartFloats;
@@ -282,7 +279,7 @@ REGARD_DEVICE void forward_decode_shares(const KernelParams& params) {
     }
     sync_block();  // the next tiles replace the parts
   }
-  const auto first = shares.first_part();
+  const auto first = shares.first_part();  // found again, not kept in registers
   if (first.exists() && first.began_before() && !first.ends_later()) {
     Block{{shares.tile_of(first)}}.merge_slots(shares.slots_of(first));
   }
