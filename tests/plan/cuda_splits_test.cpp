@@ -92,6 +92,40 @@ TEST_CASE(
             .splits > 1);
 }
 
+TEST_CASE("few keys and many rows: one kernel, whose rows are split, or wgmma, by their times") {
+  const auto plan_of = [](std::int64_t heads, std::int64_t rows, std::int64_t keys,
+                          std::int64_t dim) {
+    return backward(
+        {.batch = heads, .heads_q = 1, .heads_kv = 1, .len_q = rows, .len_k = keys, .dim = dim});
+  };
+  const auto name = [&](auto... shape) { return plan_of(shape...).name(); };
+  // What the faster of both took on an H200, and the other one.
+  CHECK(name(95, 3712, 75, 64) == "cuda:wgmma");        // 178 us, 205
+  CHECK(name(95, 1024, 75, 64) == "cuda:wgmma");        // 52, 77
+  CHECK(name(320, 1024, 77, 64) == "cuda:wgmma");       // 168, 208
+  CHECK(name(160, 4096, 75, 64) == "cuda:wgmma");       // 323, 342
+  CHECK(name(256, 2048, 77, 64) == "cuda:mma");         // 234, 247
+  CHECK(name(256, 2048, 77, 128) == "cuda:mma");        // 404, 481
+  CHECK(name(95, 1024, 60, 256) == "cuda:mma");         // 145, 197
+  const CudaPlan few_keys = plan_of(95, 3712, 40, 64);  // 4 splits: 144, unsplit 192, wgmma 178
+  CHECK(few_keys.name() == "cuda:mma");
+  CHECK(kernels_of(few_keys) == "backward combine_dkv");
+  CHECK(plan_of(160, 4096, 75, 128).splits == 4);  // 573, unsplit 777, wgmma 623
+}
+
+TEST_CASE("blocks of a cluster count as pairs, whether dq is wanted or not") {
+  // Nine tiles for each of 14 heads are 126 blocks, but 140 in pairs: two waves on 132
+  // multiprocessors.
+  const Shape shape = {
+      .batch = 7, .heads_q = 18, .heads_kv = 2, .len_q = 1916, .len_k = 515, .dim = 168};
+  const int splits = backward(shape).splits;
+  CHECK(splits >= 6);
+  Problem p = problem(attention(shape), Pass::backward);
+  p.gradients_named = true;
+  p.dk = {.type = bf16, .strides = p.k.strides};
+  CHECK(planned(p).splits == splits);
+}
+
 TEST_CASE("long unequal blocks of many query heads are split, where the last to begin end late") {
   const auto splits = [](std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv,
                          std::int64_t length, std::int64_t dim, bool deterministic = false) {

@@ -5,6 +5,7 @@
 #include "plan/cuda/input_copies.hpp"
 #include "plan/cuda/launches.hpp"
 #include "plan/cuda/splits.hpp"
+#include "plan/cuda/whole_keys.hpp"
 
 namespace regard {
 namespace {
@@ -38,15 +39,23 @@ void add_delta_launch(Draft& d, const Results& results) {
   add_simt_launch(d, c);
 }
 
+RowBlocks row_blocks(const Draft& d) {
+  const KernelConfig& main = d.main;
+  // Where wgmma may compute it, data that does not begin at 16 bytes has as many splits on mma.
+  const bool may_be_wgmma = d.choice.any_family || d.choice.family == Family::wgmma;
+  if (d.facts.level >= 90 && may_be_wgmma && !(main.whole_keys && repays_whole_keys(d.facts))) {
+    return row_blocks_of_wgmma(d.facts);
+  }
+  const int64 multiprocessors = d.facts.chip.multiprocessors;
+  if (main.whole_keys) return {.at_once = multiprocessors, .whole_keys = true};
+  return {.at_once = multiprocessors * main.tiling.min_blocks};
+}
+
 // Few tiles of keys with many iterations leave multiprocessors idle.
 void split_rows(Draft& d) {
   KernelConfig& main = d.main;
   if (main.repeats_rows) return;  // a block has flags of all rows of its keys
-  // Where wgmma may compute it, data that does not begin at 16 bytes has as many splits on mma.
-  const bool may_be_wgmma = d.choice.any_family || d.choice.family == Family::wgmma;
-  const bool as_wgmma = d.facts.level >= 90 && may_be_wgmma;
-  const int64 resident = as_wgmma ? 1 : main.tiling.min_blocks;
-  d.plan.splits = row_splits_for(d.p, d.facts.chip.multiprocessors * resident, as_wgmma);
+  d.plan.splits = row_splits_for(d.p, row_blocks(d)).count;
   if (d.plan.splits == 1) return;
   main.split_q = true;
   main.out_by_tma = false;

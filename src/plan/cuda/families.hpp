@@ -29,6 +29,8 @@ std::optional<Tiling> cheapest_f32_backward(const Features&, const TilingRequest
 
 Refusal why_not_wgmma_backward(const Facts&);
 Refusal why_rather_mma_backward(const Facts&);
+// Whether two blocks of wgmma are a cluster, where dq is wanted.
+bool may_have_cta_pairs(const Facts&);
 KernelConfig wgmma_backward_config(const Facts&);
 Fit choose_wgmma_backward_tiling(KernelConfig&, const TilingRequest&);
 

@@ -152,14 +152,15 @@ std::optional<Tiling> of_widest_heads(const KernelConfig& c, const Short& s) {
 // 33 to 96 rows above 128 columns, so few that they all run at once: four warps with a part of the
 // columns each. (2, 10, 95 / 95, 248) 10.7 -> 6.6, (4, 3, 33 / 33, 256) causal 6.7 -> 4.7, (3, 12,
 // 33 / 33, 184) causal 6.5 -> 5.1; with 32 rows (33, 2, 54 / 54, 256) 7.0 -> 5.3, (5, 24, 58 / 58,
-// 152) causal 6.6 -> 6.3.
+// 152) causal 6.6 -> 6.3. Not (4, 24, 33 / 33, 248): 7.7, with two warps 7.2 (H200).
 std::optional<Tiling> of_few_wide_heads(const Short& s) {
-  constexpr int64 kRows = 96, kKeys = 128, kWide = 128;
+  constexpr int64 kRows = 96, kKeys = 128, kWide = 128, kWider = 192;
   if (s.columns <= kWide || s.rows > kRows || s.keys > kKeys || s.packed) return {};
   if (s.tiles * divide_up(s.rows, 16) <= s.multiprocessors) {
     return kSliced;
   }
-  if (s.tiles * divide_up(s.rows, 32) > 2 * s.multiprocessors) return {};
+  const int64 at_once = (s.columns > kWider && s.rows <= 48 ? 1 : 2) * s.multiprocessors;
+  if (s.tiles * divide_up(s.rows, 32) > at_once) return {};
   return Tiling{.rows = 32, .keys = 32, .warps = 4, .stages = 1, .slices = 2};
 }
 

@@ -6,6 +6,7 @@
 #include "plan/cuda/kernel/block_grid.h"
 #include "plan/cuda/kernel/wgmma_backward_layout.h"
 #include "plan/cuda/tma_tensor.hpp"
+#include "plan/cuda/whole_keys.hpp"
 
 namespace regard {
 namespace {
@@ -65,7 +66,7 @@ bool is_cta_pair(const Problem& p) {
   const bool plain = is_plain(p.features) && !tests_pairs(p.features) && !p.features.dropout;
   const Sizes& s = p.sizes;
   // In most packed sequences both blocks then have keys, and rows for at least half of the time.
-  return plain && wide && p.wants(p.dq) && s.len_q >= kLeastRows &&
+  return plain && wide && s.len_q >= kLeastRows &&
          2 * mean_length(p, s.rows_q, s.len_q) >= kLeastRows &&
          mean_length(p, s.rows_k, s.len_k) > kWideTiling.keys;
 }
@@ -182,30 +183,9 @@ Refusal why_not_wgmma_backward(const Facts& f) {
   return why_not_bias(p);
 }
 
-// Whether one kernel of mma, whose blocks have all keys of a sequence and take one tile of rows
-// after another, is faster than three launches. H100, us: 3072 heads of 64 rows, D 64: 190, mma 82,
-// causal 212 and 90; 32 heads of 128 rows, D 64: 13.1 and 12.9, causal 14.7 and 16.6; 512 heads of
-// 1024 rows and 77 keys, D 128: 671 and 415; 64 heads: 86 and 106, with 4096 rows 348 and 226; 273
-// heads of 1264 rows (16 heads of 79), D 104, which mma computes as 128: 482 and 587; 160 heads of
-// 96 rows, D 88, causal: 32.2 and 33.5.
-bool is_for_whole_keys(const Facts& f) {
-  constexpr int64 kFewRows = 64, kFewerRows = 112, kOneTile = 128, kSomeRows = 256;
-  const Problem& p = f.problem;
-  if (!may_have_whole_keys(p)) return false;
-  const int64 rows = p.sizes.group() * p.sizes.len_q;
-  const int64 columns = larger(p.sizes.dim, p.sizes.dim_v);
-  const double multiprocessors = double(f.chip.multiprocessors);
-  const double heads = double(p.sizes.batch) * double(p.sizes.heads_kv);
-  if (rows <= kFewRows) return true;
-  if (rows <= kOneTile) {
-    const bool most = columns <= 64 || rows > kFewerRows || heads < multiprocessors;
-    return !hides_pairs(p) || (2 * heads >= multiprocessors && most);
-  }
-  if (rows <= kSomeRows) return 4 * heads >= 3 * multiprocessors;
-  const int64 computed = round_up(columns, columns <= 64 ? 16 : columns <= 128 ? 32 : 64);
-  if (10 * computed > 11 * columns) return false;
-  return heads >= 2 * multiprocessors ||
-         (!hides_pairs(p) && heads * double(rows) >= double(16 * kFewRows) * multiprocessors);
+// Each tile of a pair has its own block.
+bool may_have_cta_pairs(const Facts& f) {
+  return f.problem.type != Type::f32 && !f.is_limited && is_cta_pair(f.problem);
 }
 
 Refusal why_rather_mma_backward(const Facts& f) {
@@ -215,7 +195,7 @@ Refusal why_rather_mma_backward(const Facts& f) {
   if (p.type == Type::f32 && s.len_q <= kRows) {
     return "so few query rows do not repay the split into hi and lo parts";
   }
-  if (is_for_whole_keys(f)) return "one kernel of mma has all keys of so short a sequence";
+  if (repays_whole_keys(f)) return "one kernel of mma has all keys of so short a sequence";
   return why_not_copies(f.problem, f.copies);
 }
 
@@ -237,7 +217,7 @@ KernelConfig wgmma_backward_config(const Facts& f) {
                  .wanted = wanted_of(p)};
   c.ordered_dq = p.deterministic && c.wanted.dq;
   if (p.type == Type::f32) return c;
-  c.cta_pair = !f.is_limited && is_cta_pair(p);  // each tile of a pair has its own block
+  c.cta_pair = may_have_cta_pairs(f) && p.wants(p.dq);
   set_dbias(c, p);
   return c;
 }
