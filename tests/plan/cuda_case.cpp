@@ -224,8 +224,9 @@ void check_workspace(const Problem& p, const CudaPlan& plan) {
   const bool is_16_bit = p.type == f16 || p.type == bf16;
   for (int n = 0; n < kInputs; ++n) {
     const bool queries = n == 0 || n == 3, of_scores = n < 2;
-    const bool unknown =
-        n == 3 && p.backward && !p.dout.given() && is_16_bit && plan.family == Family::wgmma;
+    const bool may_copy =
+        plan.family == Family::wgmma || (plan.family == Family::mma && !plan.copies.empty());
+    const bool unknown = n == 3 && p.backward && !p.dout.given() && is_16_bit && may_copy;
     if (!plan.copies.has(Input(n)) && !unknown) continue;
     copies += round_up((queries ? s.heads_q * s.rows_q : s.heads_kv * s.rows_k) *
                            round_up(of_scores ? s.dim : s.dim_v, 8) * 2,

@@ -284,7 +284,7 @@ TEST_CASE("few rows have warps that split the keys; splits fill the chip once") 
 }
 
 TEST_CASE("pointers and strides decide whether rows are read 16 bytes at a time") {
-  Problem p = problem(attention({.type = bf16}));
+  Problem p = problem(attention({.type = bf16, .len_k = 200}));  // too few to be copied first
   const auto aligned = [&] { return planned(p, "sm_80").launches.front().config.aligned; };
   CHECK(aligned());
   p.k.data = reinterpret_cast<void*>(8);
@@ -300,7 +300,7 @@ TEST_CASE("pointers and strides decide whether rows are read 16 bytes at a time"
   p = problem(attention({.batch = 1, .heads_q = 1, .heads_kv = 1, .len_q = 1}));
   p.q.strides = {.batch = 1, .head = 1, .row = 1, .column = 1};
   CHECK(aligned());
-  p = problem(attention({.dim = 33}), Pass::backward);
+  p = problem(attention({.len_k = 200, .dim = 33}), Pass::backward);
   CHECK(!launch_of(planned(p, "sm_80"), Kernel::backward)->config.aligned);
   CHECK(!launch_of(planned(p, "sm_80"), Kernel::backward)->config.exact_dims);
   p = problem(attention({}), Pass::backward);

@@ -1,4 +1,5 @@
-"""Inputs that are copied before the kernels of family wgmma load them, on the emulated machine.
+"""Inputs that are copied before the kernels of families wgmma and mma load them, on the emulated
+machine.
 
 As test_emulated.py, whose environment these tests need.
 """
@@ -29,6 +30,19 @@ COPIED = [  # type, features, (Sq, Sk), D, Dv
 def test_copied_inputs(type, features, sizes, dim, dim_v):
     case = cases.make(features, type, sizes=sizes, dim=dim, dim_v=dim_v)
     cases.compare(case, cases.run(case, BACKEND))
+
+
+UNALIGNED = [
+    ("f16", ("seqused", "dropout"), (140, 300), 33, 12),
+    ("bf16", ("bottom_right", "gaps", "accumulate"), (130, 260), 36, 64)]
+
+
+@pytest.mark.parametrize("type, features, sizes, dim, dim_v", UNALIGNED, ids=str)
+def test_unaligned_rows_of_mma(type, features, sizes, dim, dim_v):
+    case = cases.make(features, type, sizes=sizes, dim=dim, dim_v=dim_v)
+    backend = "emulated:mma+sm_86+mixed"
+    assert "copied first" in regard.explain(case.attention(), "backward", backend=backend)[0]
+    cases.compare(case, cases.run(case, backend))
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1e5])

@@ -62,14 +62,44 @@ std::string names_of(InputSet inputs) {
   return text;
 }
 
+// The problem as long as no addresses are known.
+Problem without_data(const Problem& p) {
+  Problem placed = p;
+  for (int n = 0; n < kInputs; ++n) view_of(placed, Input(n)).data = nullptr;
+  return placed;
+}
+
+bool rows_begin_at_16(const Problem& p, Input input) {
+  const InputShape shape = shape_of(p, input);
+  return rows_begin_at_16(view_of(p, input), shape.batch, shape.heads, shape.rows);
+}
+
+// Few rows read keys and values as seldom as a copy would.
+bool has_rows_for_copies(const Problem& p) {
+  constexpr int64 kLeastRows = 128;
+  const Sizes& s = p.sizes;
+  return s.group() * mean_length(p, s.rows_q, s.len_q) >= kLeastRows;
+}
+
 }  // namespace
+
+InputSet inputs_to_align(const Problem& p) {
+  const bool has_other_dout = p.dout.given() && p.dout.type != p.type;
+  if ((p.type != Type::f16 && p.type != Type::bf16) || has_other_dout) return {};
+  const Problem placed = without_data(p);
+  InputSet inputs;
+  for (const Input input : {Input::q, Input::k, Input::v}) {
+    if (!rows_begin_at_16(placed, input)) inputs.add(input);
+  }
+  if (inputs.empty() || !has_rows_for_copies(p)) return {};
+  if (p.dout.given() && !rows_begin_at_16(placed, Input::dout)) inputs.add(Input::dout);
+  return why_not_copies(p, inputs) ? InputSet{} : inputs;
+}
 
 InputSet inputs_to_copy(const Problem& p) {
   InputSet inputs;
   if (p.type != Type::f16 && p.type != Type::bf16) return inputs;
-  Problem placed = p;
-  for (int n = 0; n < kInputs; ++n) view_of(placed, Input(n)).data = nullptr;
-  const TmaTensors tensors = tma_tensors(placed, {});
+  const TmaTensors tensors = tma_tensors(without_data(p), {});
   const TmaTensor* const by_input[] = {&tensors.q, &tensors.k, &tensors.v, &tensors.dout};
   for (int n = 0; n < kInputs; ++n) {
     const InputShape shape = shape_of(p, Input(n));
@@ -115,7 +145,9 @@ Count copies_bytes(const Problem& p, InputSet inputs) {
 
 InputSet copies_at_most(const CudaPlan& plan, const Problem& p) {
   InputSet inputs = plan.copies;
-  const bool may_load_dout = plan.family == Family::wgmma && p.type != Type::f32;
+  const bool may_load_dout = plan.family == Family::wgmma
+                                 ? p.type != Type::f32
+                                 : plan.family == Family::mma && !plan.copies.empty();
   if (p.backward && may_load_dout && !p.dout.given()) inputs.add(Input::dout);
   return inputs;
 }
@@ -125,8 +157,11 @@ void add_copies_launch(Draft& d) {
   if (d.because.asked()) {
     d.because(
         "copied first: ", names_of(d.plan.copies),
-        ": TMA cannot load f32 together with 16-bit types, rows that do not begin at multiples of "
-        "16 bytes, or strides of 0 or below");
+        d.plan.family == Family::wgmma
+            ? ": TMA cannot load f32 together with 16-bit types, rows that do not begin at "
+              "multiples of 16 bytes, or strides of 0 or below"
+            : ": rows that do not begin at multiples of 16 bytes would be read one element at "
+              "a time");
   }
   KernelConfig c{.kernel = Kernel::copy_inputs,
                  .family = Family::simt,

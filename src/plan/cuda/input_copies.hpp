@@ -13,6 +13,11 @@ namespace regard {
 // does not count: a workspace is asked for before there is any.
 InputSet inputs_to_copy(const Problem&);
 
+// Those whose rows do not begin at multiples of 16 bytes, which mma would read one element at a
+// time; none where copies are not worth their time, and if q, k and v have none: a dout may not be
+// known yet.
+InputSet inputs_to_align(const Problem&);
+
 // Where copies are not worth their time and memory.
 Refusal why_not_copies(const Problem&, InputSet);
 
@@ -25,7 +30,7 @@ InputSet copies_at_most(const CudaPlan&, const Problem&);
 
 // Whether a kernel is given the problem with copies. Delta reads an f32 dout where it is.
 inline bool reads_copies(const KernelConfig& c, const Problem& p) {
-  return c.family == Family::wgmma || (c.kernel == Kernel::delta && p.dout.type == p.type);
+  return c.family != Family::simt || (c.kernel == Kernel::delta && p.dout.type == p.type);
 }
 
 }  // namespace regard

@@ -9,6 +9,7 @@
 #include "plan/cuda/config_members.hpp"
 #include "plan/cuda/facts.hpp"
 #include "plan/cuda/families.hpp"
+#include "plan/cuda/input_copies.hpp"
 #include "plan/cuda/kernel/mma_layout.h"
 
 namespace regard {
@@ -386,7 +387,7 @@ KernelConfig mma_config(const Facts& f) {
                  .level = f.level,
                  .type = p.type,
                  .features = kernel_features(p),
-                 .aligned = is_aligned(p),
+                 .aligned = is_aligned(with_copies(p, inputs_to_align(p), nullptr)),
                  .bias = bias_form(p, pack_gqa),
                  .mask = mask_form(p, pack_gqa),
                  .varlen = p.varlen,

@@ -84,6 +84,7 @@ Refusal choose_family(Draft& d) {
       d.plan.family = rule.family;
       if (rule.family != Family::simt) d.plan.level = d.facts.level;
       if (rule.family == Family::wgmma) d.plan.copies = d.facts.copies;
+      if (rule.family == Family::mma) d.plan.copies = inputs_to_align(d.p);
       explain_family(d.because, d.p, d.choice, d.main);
       choose_tile_map(d);
       explain_mask(d.because, d.p, d.main);
