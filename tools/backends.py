@@ -13,7 +13,7 @@ def library(preset: str = "release") -> Path:
 
 
 def emulated_amx() -> Path:
-    """The library with AMX on emulated tiles."""
+    """The library with AMX on emulated tiles, and AVX-512 by AVX2."""
     return ROOT / "build/release/emulated_amx/libregard.so"
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs `regard check` on each instruction set of this machine, one after the other; on AMX with
-emulated tiles where the machine has none.
+"""Runs `regard check` on each instruction set of this machine, one after the other; AVX-512
+and AMX are emulated where the machine has none.
 
 The last line of the output is "N passed, M failed"; each instruction set has a seed of its own.
 """

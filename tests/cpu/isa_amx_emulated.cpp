@@ -1,4 +1,10 @@
-// The kernels of AMX on emulated tiles, for processors with AVX-512: in place of the library's.
+// The kernels of AMX on emulated tiles and vectors: in place of the library's.
+#include "tests/cpu/emulated_avx512.hpp"
+
+namespace regard {
+using namespace emulated512;
+}
+
 #include "cpu/kernels/instantiate_f16_terms.hpp"
 #include "cpu/kernels/lanes_amx.hpp"
 
@@ -53,7 +59,7 @@ struct EmulatedTiles {
     return _mm512_castsi512_ps(
         _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(-65536)));
   }
-  // Not inline, so that the probe's loop remains, and finds it slow.
+  // Not inline, so that the probe's loop remains.
   template <int C, int A, int B>
   [[gnu::noinline]] void multiply_add() {
     for (int k = 0; k < 16; ++k) {
