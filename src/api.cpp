@@ -254,7 +254,7 @@ std::vector<BackendInfo> backends() {
       "AVX2, FMA and F16C: 8 floats at a time",
       "AVX-512 (F, BW, DQ, VL): 16 floats at a time",
       "AVX512-BF16: dot products of bf16; other types as cpu:avx512",
-      "AMX: tile products of bf16, and of f16 forward; else as cpu:avx512"};
+      "AMX: tile products of bf16, and of f16 by two terms; else as cpu:avx512"};
   static_assert(std::size(notes) == kIsaCount);
   std::vector<BackendInfo> list;
   for (int i = kIsaCount - 1; i >= 0; --i) {

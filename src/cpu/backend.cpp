@@ -2,9 +2,11 @@
 #include "cpu/backend.hpp"
 
 #include <cstring>
+#include <optional>
 
 #include "cpu/batch.hpp"
 #include "cpu/bias_gradient.hpp"
+#include "cpu/finite_heads.hpp"
 #include "cpu/fixup.hpp"
 #include "cpu/kernels/kernels.h"
 #include "cpu/memory.hpp"
@@ -32,6 +34,46 @@ void write_sink_gradient(const Problem& p, int workers, const Run& run) {
   });
 }
 
+// The kernels of a backward task: rows of one vector have panels of one, and terms serve long
+// sequences of finite heads alone.
+class ServingBackward {
+ public:
+  ServingBackward(const Problem& p, const Plan& plan, const CpuKernels& k, const Batch& batch,
+                  const Run& run)
+      : problem_(p), batch_(batch), tiling_(plan.tiling), kernels_(k) {
+    if (tiling_.shape.terms == 1) return;
+    in_f32_ = &kernels(kernels_for(plan.isa, Type::f32), p.type);
+    finite_.emplace(p, batch, plan.workers, run);
+  }
+
+  void run(BackwardTask task, const BackwardShared& shared, uint8* nonfinite, char* scratch) const {
+    const auto run_with = [&](const auto& kernel, const CpuTiling& tiling) {
+      kernel(problem_, tiling, shared, task, nonfinite, scratch);
+    };
+    if (finite_ && (*finite_)(task.b, task.kv)) return run_with(kernels_.backward, tiling_);
+    const BatchEntry& entry = batch_[task.b];
+    CpuTiling tiling = without_terms(tiling_);
+    if (finite_ && entry.chunk_count == 1 && !repays_terms(entry.seq.len_q, entry.seq.len_k)) {
+      tiling = of_short_sequence(tiling_);
+      task.reach = nullptr;  // of the plan's blocks
+    }
+    const CpuKernels& k = finite_ ? *in_f32_ : kernels_;
+    if (fits_one_vector(tiling.shape, entry.seq.len_q, problem_.sizes.group())) {
+      run_with(k.backward_of_one_vector, of_one_vector(tiling));
+    } else {
+      run_with(k.backward, tiling);
+    }
+  }
+
+ private:
+  const Problem& problem_;
+  const Batch& batch_;
+  const CpuTiling& tiling_;
+  const CpuKernels& kernels_;
+  const CpuKernels* in_f32_ = nullptr;
+  std::optional<FiniteHeads> finite_;  // where kernels_ are by terms
+};
+
 }  // namespace
 
 void forward(const Problem& p, const Plan& plan, const Run& run) {
@@ -54,7 +96,7 @@ void forward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run&
   const ForwardWork work =
       forward_work(p, tiling, batch, plan.workers, memory.at(plan.workspace.partials));
   // Few rows are multiplied in f32, whatever others are.
-  const CpuKernels& few = kernels(kernels_for(plan.isa, Type::f32, p.backward), p.type);
+  const CpuKernels& few = kernels(kernels_for(plan.isa, Type::f32), p.type);
   const auto serving = [&](const auto& task) -> const CpuKernels& {
     return has_few_rows(tiling.shape, batch[task.b].seq.len_q, p.sizes.group()) ? few : k;
   };
@@ -92,7 +134,7 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
   const int64 block_bytes =
       tiling.block_q * padded(tiling.shape, p.sizes.dim) * tiling.shape.real_size;
   const int64* const begins = list.begins.data();
-  const CpuTiling narrow = of_one_vector(tiling);
+  const ServingBackward serving(p, plan, k, batch, run);
   parallel_tasks(int64(list.begins.size()) - 1, plan.workers, run, [&](int64 n, int worker) {
     for (int64 t = begins[n]; t < begins[n + 1]; ++t) {
       BackwardTask task = list.tasks[std::size_t(t)];
@@ -104,10 +146,7 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
           .dbias = bias_gradient.sums(),
           .nonfinite_k = nonfinite_k ? nonfinite_k + batch.first_k(task.b, task.kv) : nullptr};
       uint8* const nonfinite = nonfinite_q ? nonfinite_q + batch.first_q(task.b, task.kv) : nullptr;
-      const bool is_narrow =
-          fits_one_vector(tiling.shape, batch[task.b].seq.len_q, p.sizes.group());
-      (is_narrow ? k.backward_of_one_vector : k.backward)(p, is_narrow ? narrow : tiling, shared,
-                                                          task, nonfinite, memory.scratch(worker));
+      serving.run(task, shared, nonfinite, memory.scratch(worker));
     }
   });
   if (p.dsink.given()) write_sink_gradient(p, plan.workers, run);

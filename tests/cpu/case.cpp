@@ -121,7 +121,8 @@ std::string to_string(const Settings& s) {
   text << (s.mask_reversed ? " reversed" : "") << ", tile " << s.mask_tile << ", alibi " << s.alibi
        << ", sink " << s.sink << ", dropout " << s.dropout << ", packed " << s.packed
        << ", seqused " << s.seqused << ", dlse " << s.dlse << ", accumulate " << s.accumulate
-       << ", wide " << s.wide_results << ", gaps " << s.gaps << ", seed " << s.seed;
+       << ", wide " << s.wide_results << ", narrow dout " << s.narrow_dout << ", gaps " << s.gaps
+       << ", seed " << s.seed;
   return text.str();
 }
 
@@ -150,8 +151,9 @@ Case::Case(const Settings& settings, Values values) : s(settings) {
   q = random(type, s.type, rows(s.heads_q, false, s.dim), -1, 1);
   k = random(type, s.type, rows(s.heads_kv, true, s.dim), -1, 1);
   v = random(type, s.type, rows(s.heads_kv, true, s.dim_v), s.value_shift - 1, s.value_shift + 1);
-  dout =
-      random(result, s.wide_results ? Type::f32 : s.type, rows(s.heads_q, false, s.dim_v), -1, 1);
+  const bool wide_dout = s.wide_results && !s.narrow_dout;
+  dout = random(wide_dout ? result : type, wide_dout ? Type::f32 : s.type,
+                rows(s.heads_q, false, s.dim_v), -1, 1);
   const auto score_sizes = [&](const std::array<bool, 4>& broadcast) {
     Sizes sizes{s.batch, s.heads_q, s.len_q, s.len_k};
     for (std::size_t axis = 0; axis < 4; ++axis) sizes[axis] = broadcast[axis] ? 1 : sizes[axis];

@@ -27,7 +27,8 @@ struct Settings {
   bool packed = false;   // sequences of random lengths up to len_q and len_k
   bool seqused = false;  // random lengths of padded sequences
   bool dlse = false, accumulate = false;
-  bool wide_results = false;  // f32 out and gradients
+  bool wide_results = false;  // f32 out and gradients, and a dout of f32
+  bool narrow_dout = false;   // which then has the type of q
   bool gaps = false;          // between the rows of every tensor
   double value_shift = 0;     // added to v
   std::uint64_t seed = 1;

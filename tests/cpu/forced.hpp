@@ -27,9 +27,13 @@ inline std::string forced_backend() {
 // Those for which the forced instruction set has kernels of its own: for others AVX512-BF16 and AMX
 // have AVX-512's, which are tested under that name.
 inline const std::vector<Type>& tested_types() {
-  static const std::vector<Type> all{f64, f32, f16, bf16}, own{bf16};
+  static const std::vector<Type> all{f64, f32, f16, bf16}, pairs{bf16}, tiles{f16, bf16};
   const std::string name = forced_backend();
-  return name == "cpu:avx512bf16" || name == "cpu:amx" ? own : all;
+  return name == "cpu:avx512bf16" ? pairs : name == "cpu:amx" ? tiles : all;
 }
+
+// Whether elements are sums of two terms. Short sequences have other kernels backward, and rows
+// near a NaN are computed again in f32.
+inline bool multiplies_by_terms(Type type) { return type == f16 && forced_backend() == "cpu:amx"; }
 
 }  // namespace regard::tests

@@ -210,7 +210,9 @@ TEST_CASE("a NaN in a visible score spoils its own row only") {
       for (std::int64_t i = 0; i < 40; ++i) {
         for (std::int64_t d = 0; d < 8; ++d) {
           const double got = spoiled.out.get(i * 8 + d), want = clean.out.get(i * 8 + d);
-          if (i == 11 ? !std::isnan(got) : got != want) FAIL_CHECK("row " << i);
+          const bool same =
+              multiplies_by_terms(type) ? std::fabs(got - want) <= 0x1p-10 : got == want;
+          if (i == 11 ? !std::isnan(got) : !same) FAIL_CHECK("row " << i);
         }
         CHECK(std::isnan(spoiled.lse.get(i)) == (i == 11));
       }

@@ -113,6 +113,11 @@ TEST_CASE("every feature by itself and in pairs, in every type") {
                    .dim_v = 5,
                    .seed = ++seed};
         check(with_features(s, 1u << first | 1u << second));
+        if (!multiplies_by_terms(type)) continue;
+        s.batch = 1;
+        s.len_q = 410;
+        s.len_k = 390;
+        check(with_features(s, 1u << first | 1u << second));
       }
     }
   }

@@ -11,8 +11,9 @@ def host_backends():
 
 
 def is_repeated(backend, type):
-    """AVX512-BF16 and AMX have kernels for bf16 alone: other types run on AVX-512's."""
-    return backend in ("cpu:avx512bf16", "cpu:amx") and type not in (None, "bf16")
+    """AVX512-BF16 and AMX have kernels for bf16, and AMX for f16: other types run on AVX-512's."""
+    own = {"cpu:avx512bf16": ("bf16",), "cpu:amx": ("bf16", "f16")}
+    return backend in own and type is not None and type not in own[backend]
 
 
 def mostly_exhaustive(values, *core):

@@ -95,12 +95,14 @@ struct BackwardKernel : GradientTiles<L> {
   }
 
   // Writes P and dS of a key as Units.
-  REGARD_INLINE static void store_key(Unit* weights, Unit* dscores,
-                                      const Vec (&weight)[L::kVectors],
-                                      const Vec (&dscore)[L::kVectors]) {
+  REGARD_INLINE void store_key(Unit* weights, Unit* dscores, const Vec (&weight)[L::kVectors],
+                               const Vec (&dscore)[L::kVectors]) const {
     if constexpr (L::kPack == 2) {
-      L::store_rounded_row(weights, weight[0], weight[1]);
-      L::store_rounded_row(dscores, dscore[0], dscore[1]);
+      const int64 term = kTerms<L> > 1 ? this->tile_term() : 0;
+      each_term<L>([&]<class Term>(int n) __attribute__((always_inline)) {
+        Term::store_rounded_row(weights + n * term, weight[0], weight[1]);
+        Term::store_rounded_row(dscores + n * term, dscore[0], dscore[1]);
+      });
     } else {
 #pragma GCC unroll 4
       for (int v = 0; v < L::kVectors; ++v) {
@@ -111,8 +113,13 @@ struct BackwardKernel : GradientTiles<L> {
   }
   // dS in pairs of keys, from its rows.
   void pack_dscores(const Unit* rows, int64 row_stride, int64 keys) const {
+    for (int n = 0; n < kTerms<L>; ++n) {
+      pack_term(units_at(at.dscore_pairs) + n * this->dscore_pair_term(),
+                rows + n * this->tile_term(), row_stride, keys);
+    }
+  }
+  static void pack_term(Unit* pairs, const Unit* rows, int64 row_stride, int64 keys) {
     static constexpr Unit kZeros[kWidth / L::kPack] = {};
-    Unit* const pairs = units_at(at.dscore_pairs);
     for (int64 j = 0; j < keys; j += 2) {
       const Unit* const even = rows + j * row_stride;
       const Unit* const odd = j + 1 < keys ? even + row_stride : kZeros;
@@ -214,6 +221,7 @@ struct BackwardKernel : GradientTiles<L> {
     for (int i = run.first; i < run.end; ++i) clear_unseen(i, count, block, run.keys);
     const int64 row = block_units(count), first = block_units(run.first);
     const int64 from = (run.keys.begin - block.begin) * row + first;
+    // The product of both second terms is left out: P and dS are rounded more than that.
     const auto add_keys = [&](int64 a, int64 b, int64 c, int64 width) {
       multiply_wide<L, Walk::rows, Result::add>(
           {.a = units_at(a) + from,
@@ -223,7 +231,10 @@ struct BackwardKernel : GradientTiles<L> {
            .c = reals_at(c) + (run.keys.begin - chunk_begin) * width,
            .ldc = width,
            .m = run.keys.end - run.keys.begin,
-           .k = block_units(run.end - run.first)},
+           .k = block_units(run.end - run.first),
+           .a_term = this->tile_term(),
+           .b_term = this->row_pair_term(width),
+           .skipped_pairs = kTerms<L> - 1},
           width / L::kLanes);
     };
     if (p.dv.given()) add_keys(at.weights, at.dout_pairs, at.dv, wide_v);
@@ -240,12 +251,14 @@ struct BackwardKernel : GradientTiles<L> {
     const auto score = [&](int64 a, int64 b, int64 c, int64 dim) {
       multiply_long_rows<L>({.a = units_at(a) + from * row_units(dim),
                              .lda = row_units(dim),
-                             .b = units_at(b) + index * row_units(dim) * kWidth,
+                             .b = this->lanes_at(b, dim, index),
                              .ldb = kWidth,
                              .c = reals_at(c),
                              .ldc = kWidth,
                              .m = size,
-                             .k = units(shape, dim)},
+                             .k = units(shape, dim),
+                             .a_term = this->row_term(dim),
+                             .b_term = this->lane_term(dim)},
                             L::kVectors, seen * L::kPack);
     };
     if (scores_few_rows()) {
@@ -271,7 +284,10 @@ struct BackwardKernel : GradientTiles<L> {
          .m = dims.dim,
          .k = units(shape, size),
          .late = kHasTiles<L> ? 0 : units(shape, size) - seen,
-         .a_in_tiles = AcrossRows<L>::kInTiles});
+         .a_in_tiles = AcrossRows<L>::kInTiles,
+         .a_term = this->key_pair_term(),
+         .b_term = this->dscore_pair_term(),
+         .skipped_pairs = kTerms<L> - 1});
   }
 
   // Whether S is summed as few rows of the forward pass sum it. In another order it differs by more
@@ -309,9 +325,11 @@ struct BackwardKernel : GradientTiles<L> {
     for (int64 j = keys.begin; j < keys.end; ++j) {
       if (panels[index].tile.keys.contains(j)) continue;
       const int64 first = (j - block.begin) * row + index * width;
-      for (int64 u = first; u < first + width; ++u) {
-        units_at(at.weights)[u] = 0;
-        units_at(at.dscores)[u] = 0;
+      for (int n = 0; n < kTerms<L>; ++n) {
+        for (int64 u = first; u < first + width; ++u) {
+          units_at(at.weights)[n * this->tile_term() + u] = 0;
+          units_at(at.dscores)[n * this->tile_term() + u] = 0;
+        }
       }
     }
   }

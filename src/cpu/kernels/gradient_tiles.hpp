@@ -51,6 +51,19 @@ struct GradientTiles {
   }
   int64 block_units(int count) const { return int64(count) * kWidth / L::kPack; }
 
+  // Units from a term of an array to the next.
+  int64 lane_term(int64 dim) const { return row_units(dim) * kWidth; }
+  int64 row_term(int64 dim) const { return tiling.chunk_k * row_units(dim); }
+  int64 key_pair_term() const { return units(tiling.shape, tiling.chunk_k) * wide; }
+  int64 row_pair_term(int64 width) const { return units(tiling.shape, tiling.block_q) * width; }
+  int64 tile_term() const { return tiling.block_k * units(tiling.shape, tiling.block_q); }
+  int64 dscore_pair_term() const { return units(tiling.shape, tiling.block_k) * kWidth; }
+
+  // The panel's rows, transposed.
+  Unit* lanes_at(int64 offset, int64 dim, int panel) const {
+    return units_at(offset) + panel * kTerms<L> * lane_term(dim);
+  }
+
   // ------------------------------------------------------------------------ the block of rows
 
   // Rows' values of lse, delta or dlse. `to`: [panel], and as much memory as a vector behind it.
@@ -113,19 +126,24 @@ struct GradientTiles {
     for (int i = 0; i < count; ++i) {
       GradientPanel<L>& panel = panels[i];
       load_terms(panel);
-      pack_lanes<L>(units_at(at.queries) + i * row_units(dims.dim) * kWidth, context, panel, p.q,
-                    dims.dim);
-      pack_lanes<L>(units_at(at.douts) + i * row_units(dims.dim_v) * kWidth, context, panel, p.dout,
-                    dims.dim_v);
-      const auto pairs = [&](int64 to, int64 width, const View& view, int64 dim) {
-        pack_pairs<L>(units_at(to) + i * kWidth / L::kPack * width, width, view, dim, kWidth,
-                      [&](int64 lane) {
-                        return lane < panel.rows ? context.offset_q(view, panel, int(lane))
-                                                 : kNoRow;
-                      });
+      const auto offset_of_lane = [&](const View& view) {
+        return [&](int64 lane) {
+          return lane < panel.rows ? context.offset_q(view, panel, int(lane)) : kNoRow;
+        };
       };
-      if (p.dk.given()) pairs(at.query_pairs, wide, p.q, dims.dim);
-      if (p.dv.given()) pairs(at.dout_pairs, wide_v, p.dout, dims.dim_v);
+      each_term<L>([&]<class Term>(int n) {
+        const auto lanes = [&](int64 to, const View& view, int64 dim) {
+          pack_lanes<Term>(lanes_at(to, dim, i) + n * lane_term(dim), context, panel, view, dim);
+        };
+        const auto pairs = [&](int64 to, int64 width, const View& view, int64 dim) {
+          pack_pairs<Term>(units_at(to) + n * row_pair_term(width) + block_units(i) * width, width,
+                           view, dim, kWidth, offset_of_lane(view));
+        };
+        lanes(at.queries, p.q, dims.dim);
+        lanes(at.douts, p.dout, dims.dim_v);
+        if (p.dk.given()) pairs(at.query_pairs, wide, p.q, dims.dim);
+        if (p.dv.given()) pairs(at.dout_pairs, wide_v, p.dout, dims.dim_v);
+      });
     }
   }
 
@@ -137,15 +155,20 @@ struct GradientTiles {
 
   void load_chunk(Interval keys) const {
     const int64 size = keys.end - keys.begin;
-    const auto rows = [&](int64 to, const View& view, int64 dim) {
-      pack_rows<L>(units_at(to), row_units(dim), context, view, dim, keys.begin, size);
-    };
-    rows(at.keys, p.k, dims.dim);
-    rows(at.values, p.v, dims.dim_v);
-    if constexpr (L::kPack > 1) {
-      key_pairs().pack(units_at(at.key_pairs), p.k, dims.dim, size,
-                       [&](int64 row) { return context.offset_k(p.k, keys.begin + row); });
-    }
+    each_term<L>([&]<class Term>(int n) {
+      const auto rows = [&](int64 to, const View& view, int64 dim) {
+        pack_rows<Term>(units_at(to) + n * row_term(dim), row_units(dim), context, view, dim,
+                        keys.begin, size);
+      };
+      rows(at.keys, p.k, dims.dim);
+      rows(at.values, p.v, dims.dim_v);
+      if constexpr (L::kPack > 1) {
+        Unit* const to = units_at(at.key_pairs) + n * key_pair_term();
+        AcrossRows<Term>(to, tiling.shape, dims.dim, tiling.chunk_k)
+            .pack(to, p.k, dims.dim, size,
+                  [&](int64 row) { return context.offset_k(p.k, keys.begin + row); });
+      }
+    });
   }
 
   void clear_sums(Interval keys) const {

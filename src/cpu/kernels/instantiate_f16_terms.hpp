@@ -1,4 +1,4 @@
-// Makes the kernels of lanes that multiply f16 by terms: forward ones.
+// Makes the kernels of lanes that multiply f16 by terms.
 #pragma once
 
 #include "cpu/kernels/instantiate.hpp"
@@ -18,9 +18,7 @@ void run_forward_by_terms(const Problem& problem, const CpuTiling& tiling, const
     const int count = kernel.attend_task(task);
     if (kernel.are_finite(task, count)) return kernel.finish_task(task, count, nonfinite);
   }
-  CpuTiling whole = tiling;
-  whole.shape = shape_of(Isa::avx512, Type::f16);
-  avx512_kernels.f32->forward(problem, whole, task, nonfinite, scratch);
+  avx512_kernels.f32->forward(problem, without_terms(tiling), task, nonfinite, scratch);
 }
 
 // Returns how many operations of f16 the products of its terms stand for.
@@ -36,7 +34,7 @@ constexpr CpuKernels f16_kernels_by_terms() {
   static_assert(shape_of(Isa::amx, Type::f16) == shape_of_lanes<L>());
   return {.forward = run_forward_by_terms<L>,
           .combine = run_combine<L>,
-          .backward = nullptr,
+          .backward = run_backward<L>,
           .backward_of_one_vector = nullptr,
           .spin = spin_by_terms<L>};
 }

@@ -26,7 +26,7 @@ struct CpuKernels {
 struct IsaKernels {
   const CpuKernels* f64 = nullptr;
   const CpuKernels* f32 = nullptr;   // f16 and bf16 too, converted while they are read
-  const CpuKernels* f16 = nullptr;   // by terms of bf16; forward only
+  const CpuKernels* f16 = nullptr;   // by terms of bf16; backward of finite inputs only
   const CpuKernels* bf16 = nullptr;  // products of bf16
 };
 

@@ -149,7 +149,7 @@ struct AmxF16Lanes : AmxLanes<TileRegisters, Rounding> {
   }
 };
 
-// The same lanes, whose loads of Units make the n-th terms.
+// The same lanes, whose loads and stores of Units make the n-th terms.
 template <class TileRegisters, class Rounding>
 template <int n>
 struct AmxF16Lanes<TileRegisters, Rounding>::Term : AmxF16Lanes<TileRegisters, Rounding> {
@@ -167,6 +167,9 @@ struct AmxF16Lanes<TileRegisters, Rounding>::Term : AmxF16Lanes<TileRegisters, R
     };
     return _mm512_castsi512_ps(
         _mm512_or_si512(row(even, even_count), _mm512_slli_epi32(row(odd, odd_count), 16)));
+  }
+  static void store_rounded_row(Unit* to, Vec first, Vec second) {
+    Base::store_rounded_row(to, rest(first), rest(second));
   }
 
  private:

@@ -36,7 +36,7 @@ std::string converts(Isa isa, Type type) {
 
 // How short sequences are computed otherwise than the kernel's line says; empty: there are none.
 std::string few_rows_line(const Problem& p, const Plan& plan) {
-  const CpuShape& shape = plan.tiling.shape;
+  const CpuShape shape = without_terms(plan.tiling).shape;
   const int64 most = p.backward ? most_rows_of_one_vector(shape) : most_few_rows(shape);
   const int64 few = most / p.sizes.group();
   if (few == 0 || (p.sizes.len_q > few && !p.varlen)) return "";
@@ -46,8 +46,8 @@ std::string few_rows_line(const Problem& p, const Plan& plan) {
     text += " have panels of " + std::to_string(shape.lanes);
   } else {
     text += " read keys and values row by row, without panels";
-    if (multiplies_bf16(plan.isa)) text += ", in f32 arithmetic";
   }
+  if (multiplies_bf16(plan.isa)) text += ", in f32 arithmetic";
   return row("few rows", text);
 }
 
@@ -91,6 +91,12 @@ std::string explanation(const Problem& p, const Plan& plan) {
   }
   if (p.features.bias || tests_pairs(p.features)) {
     text += row("note", "tiles that mask, spans or a bias of -inf hide as a whole are skipped");
+  }
+  if (plan.tiling.shape.terms > 1) {
+    text +=
+        row("note", p.backward ? "heads with an infinity or a NaN, and sequences of less than "
+                                 "256 rows or keys, are computed in f32 arithmetic"
+                               : "rows whose result is not finite are computed in f32 arithmetic");
   }
   if (hides_pairs(p)) {
     text +=

@@ -41,8 +41,8 @@ CpuTiling tiling_for(const Problem& p, CpuShape shape) {
     // Longer products read and write their sums in memory less often, most of all those of tile
     // registers.
     const int64 side = smaller<int64>(128, t.chunk_k);
-    t.block_q = round_up(shape.tiles ? side : has_long_columns(p) ? 128 : 64, panel);
-    t.block_k = shape.tiles ? side : 64;
+    t.block_q = round_up(shape.tiles ? side : has_long_columns(p) ? 128 : kShortBlock, panel);
+    t.block_k = shape.tiles ? side : kShortBlock;
   } else {
     // Rows that share a packed key block. Tile products are quick, and packing is not.
     t.block_q = round_up(shape.tiles ? 256 : 128, panel);
@@ -73,7 +73,8 @@ CpuWorkspace workspace_for(const Problem& p, const CpuTiling& t, int workers) {
     w.dbias = l.take(p.features.bias && p.wants(p.dbias) && !sums_dbias_in_place(p)
                          ? Count(b[0]) * b[1] * b[2] * b[3] * t.shape.real_size
                          : 0);
-    w.scratch_size = backward_scratch(t, dims).size;
+    w.scratch_size =
+        larger(backward_scratch(t, dims).size, backward_scratch(without_terms(t), dims).size);
   } else {
     w.partials =
         l.take(Count(split_chunks_bound(p, t)) * s.heads_kv * partial_layout(t, dims).size);
@@ -101,12 +102,26 @@ bool contains(const std::vector<Isa>& list, Isa isa) {
   return std::find(list.begin(), list.end(), isa) != list.end();
 }
 
+// Why terms do not serve the pass; null: they do, of some sequence at least.
+const char* why_not_terms(const Problem& p) {
+  if (!p.backward || p.type != Type::f16) return nullptr;
+  if (p.dout.given() && p.dout.type != Type::f16) {
+    return "two terms would round a dout of f32; avx512 serves it";
+  }
+  // Otherwise the blocks of the plan serve all sequences of a batch.
+  const bool one_chunk = chunks_of(tiling_for(p, shape_of(Isa::amx, p.type)), p.sizes.len_k) == 1;
+  if (!p.varlen && one_chunk && !repays_terms(p.sizes.len_q, p.sizes.len_k)) {
+    return "so few rows or keys do not repay two terms backward; avx512 serves them";
+  }
+  return nullptr;
+}
+
 // The widest instruction set; of those that multiply bf16, one that pays.
 Isa default_isa(const Problem& p, const Processor& processor, const char*& why) {
   const auto& usable = processor.usable;
   const bool has_dots = contains(usable, Isa::avx512bf16), is_bf16 = p.type == Type::bf16;
   why = "the widest instruction set that this processor has";
-  const bool takes_tiles = kernels_for(Isa::amx, p.type, p.backward) == Isa::amx;
+  const bool takes_tiles = kernels_for(Isa::amx, p.type) == Isa::amx && !why_not_terms(p);
   if (takes_tiles && contains(usable, Isa::amx) && processor.amx_pays) {
     why =
         "the widest instruction set that this processor has; its tile products of bf16 are faster "
@@ -223,13 +238,15 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
   }
   plan.backend = BackendKind::cpu;
   plan.name = std::string("cpu:") + name_of(isa);
-  plan.isa = kernels_for(isa, p.type, p.backward);
+  plan.isa = kernels_for(isa, p.type);
   if (plan.isa != isa) {
     plan.reasons[1] = isa == Isa::amx
-                          ? (takes_terms(isa, p.type)
-                                 ? "of f16, amx has the forward pass only; avx512 serves backward"
-                                 : "amx has kernels for bf16 and f16; avx512 serves this type")
+                          ? "amx has kernels for bf16 and f16; avx512 serves this type"
                           : "avx512bf16 has kernels for bf16 only; avx512 serves this type";
+  }
+  if (takes_terms(plan.isa, p.type) && why_not_terms(p)) {
+    plan.isa = Isa::avx512;
+    plan.reasons[1] = why_not_terms(p);
   }
   plan.tiling = tiling_for(p, shape_of(plan.isa, p.type));
   plan.workspace = workspace_for(p, plan.tiling, workers);

@@ -30,6 +30,9 @@ struct CpuTiling {
   int64 chunk_k = 0;  // most keys of a backward task; and of a forward one whose few rows are split
 };
 
+// Backward, the rows and keys of a block of short sequences, but for tile registers.
+inline constexpr int64 kShortBlock = 64;
+
 // Forward: a sequence with at most so many rows for each key head has head elements in its lanes
 // (few_rows.hpp), and f32 in place of pairs of bf16. More rows fill the lanes of a panel. Backward,
 // in f32 and f64 arithmetic, S of such a sequence is summed as there.
@@ -211,20 +214,22 @@ REGARD_INLINE ForwardScratch forward_scratch(const CpuTiling& t, HeadSizes d) {
 struct BackwardScratch {
   StageScratch stage;
   int64 panels;        // [block_q / panel] Panel
-  int64 keys;          // [chunk_k][padded_units(dim)] Unit, pairs along the row
-  int64 values;        // [chunk_k][padded_units(dim_v)] Unit
-  int64 key_pairs;     // [chunk_k / pack][padded(dim)] Unit, pairs of keys; for tiles transposed
+  int64 keys;          // [terms][chunk_k][padded_units(dim)] Unit, pairs along the row
+  int64 values;        // [terms][chunk_k][padded_units(dim_v)] Unit
+  int64 key_pairs;     // [terms][chunk_k / pack][padded(dim)] Unit, pairs of keys; for tiles
+                       // transposed
   int64 dk;            // [chunk_k][padded(dim)]
   int64 dv;            // [chunk_k][padded(dim_v)]
-  int64 queries;       // [block_q / panel][units(dim)][panel] Unit: transposed
-  int64 douts;         // [block_q / panel][units(dim_v)][panel] Unit: transposed
-  int64 query_pairs;   // [block_q / pack][padded(dim)] Unit: pairs of queries
-  int64 dout_pairs;    // [block_q / pack][padded(dim_v)] Unit
+  int64 queries;       // [block_q / panel][terms][units(dim)][panel] Unit: transposed
+  int64 douts;         // [block_q / panel][terms][units(dim_v)][panel] Unit: transposed
+  int64 query_pairs;   // [terms][block_q / pack][padded(dim)] Unit: pairs of queries
+  int64 dout_pairs;    // [terms][block_q / pack][padded(dim_v)] Unit
   int64 scores;        // [block_k][panel]
   int64 dweights;      // [block_k][panel]
-  int64 weights;       // [block_k][block_q / pack] Unit: Z P, pairs along the row
-  int64 dscores;       // [block_k][block_q / pack] Unit: ds
-  int64 dscore_pairs;  // [block_k / pack][panel] Unit: ds, pairs of keys; only where pack > 1
+  int64 weights;       // [terms][block_k][block_q / pack] Unit: Z P, pairs along the row
+  int64 dscores;       // [terms][block_k][block_q / pack] Unit: ds
+  int64 dscore_pairs;  // [terms][block_k / pack][panel] Unit: ds, pairs of keys; only where
+                       // pack > 1
   int64 dq;            // [block_q / panel][padded(dim)][panel]
   FewRowsScratch few;  // only where pack is 1
   int64 size;
@@ -233,24 +238,25 @@ REGARD_INLINE BackwardScratch backward_scratch(const CpuTiling& t, HeadSizes d) 
   const CpuShape& s = t.shape;
   const int64 panels = divide_up(t.block_q, s.panel()), width = s.panel();
   const int64 wide = padded(s, d.dim), wide_v = padded(s, d.dim_v);
+  const int64 unit = s.terms * s.unit_size;  // bytes
   ScratchLayout l;
   BackwardScratch x{};
   x.stage = stage_scratch(l, t);
   x.panels = l.take(panels * kPanelBytes);
-  x.keys = l.take(t.chunk_k * padded_units(s, d.dim) * s.unit_size);
-  x.values = l.take(t.chunk_k * padded_units(s, d.dim_v) * s.unit_size);
-  x.key_pairs = s.pack == 1 ? x.keys : l.take(units(s, t.chunk_k) * wide * s.unit_size);
+  x.keys = l.take(t.chunk_k * padded_units(s, d.dim) * unit);
+  x.values = l.take(t.chunk_k * padded_units(s, d.dim_v) * unit);
+  x.key_pairs = s.pack == 1 ? x.keys : l.take(units(s, t.chunk_k) * wide * unit);
   x.dk = l.take(t.chunk_k * wide * s.real_size);
   x.dv = l.take(t.chunk_k * wide_v * s.real_size);
-  x.queries = l.take(panels * padded_units(s, d.dim) * width * s.unit_size);
-  x.douts = l.take(panels * padded_units(s, d.dim_v) * width * s.unit_size);
-  x.query_pairs = l.take(panels * width / s.pack * wide * s.unit_size);
-  x.dout_pairs = l.take(panels * width / s.pack * wide_v * s.unit_size);
+  x.queries = l.take(panels * padded_units(s, d.dim) * width * unit);
+  x.douts = l.take(panels * padded_units(s, d.dim_v) * width * unit);
+  x.query_pairs = l.take(panels * width / s.pack * wide * unit);
+  x.dout_pairs = l.take(panels * width / s.pack * wide_v * unit);
   x.scores = l.take(t.block_k * width * s.real_size);
   x.dweights = l.take(t.block_k * width * s.real_size);
-  x.weights = l.take(t.block_k * panels * width / s.pack * s.unit_size);
-  x.dscores = l.take(t.block_k * panels * width / s.pack * s.unit_size);
-  x.dscore_pairs = s.pack == 1 ? x.dscores : l.take(units(s, t.block_k) * width * s.unit_size);
+  x.weights = l.take(t.block_k * panels * width / s.pack * unit);
+  x.dscores = l.take(t.block_k * panels * width / s.pack * unit);
+  x.dscore_pairs = s.pack == 1 ? x.dscores : l.take(units(s, t.block_k) * width * unit);
   x.dq = l.take(panels * wide * width * s.real_size);
   if (s.pack == 1) x.few = few_rows_scratch(l, s, d);
   x.size = l.size();

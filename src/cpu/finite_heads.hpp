@@ -1,0 +1,26 @@
+// Which heads hold no infinity and no NaN. Elements that are the sum of terms have none: an
+// infinity less itself is NaN.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/batch.hpp"
+#include "regard/regard.hpp"
+
+namespace regard::cpu_backend {
+
+class FiniteHeads {
+ public:
+  // Reads q, k, v and dout, which are f16, and dlse and delta once.
+  FiniteHeads(const Problem&, const Batch&, int workers, const Run&);
+
+  // Of a key head with its query heads.
+  bool operator()(int64 b, int64 kv) const { return finite_[std::size_t(b * heads_ + kv)] != 0; }
+
+ private:
+  int64 heads_;
+  std::vector<std::uint8_t> finite_;
+};
+
+}  // namespace regard::cpu_backend
