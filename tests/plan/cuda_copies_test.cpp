@@ -61,7 +61,7 @@ TEST_CASE("mma: rows that do not begin at 16 bytes are copied first, where they 
   CHECK(copied(p) == "-k--");
   CHECK(says(planned(p, "sm_80"), "copied first: k: rows that do not begin at multiples of 16"));
   p.q.data = reinterpret_cast<void*>(8);
-  CHECK(copied(p) == "-k--, not aligned");
+  CHECK(copied(p) == "----, not aligned");
   CHECK(copied(problem(attention({.len_q = 127, .len_k = 1024, .dim = 33}))) ==
         "----, not aligned");
   CHECK(copied(problem(attention({.len_q = 1024, .len_k = 255, .dim = 33}))) ==
@@ -77,6 +77,8 @@ TEST_CASE("mma: rows that do not begin at 16 bytes are copied first, where they 
   CHECK(planned(p, "sm_80").workspace.size <= size);
   p.dout.type = f32;
   CHECK(copied(p) == "----, not aligned");
+  p.dout.strides.row = 36;
+  CHECK(copied(p) == "qkv-");
   p = problem(attention({.len_q = 1024, .len_k = 1024, .dim = 64}), Pass::backward);
   p.dout = {.data = nullptr, .type = p.type, .strides = p.q.strides};
   p.dout.strides.row = 68;

@@ -107,10 +107,30 @@ TEST_CASE("few keys and many rows: one kernel, whose rows are split, or wgmma, b
   CHECK(name(256, 2048, 77, 64) == "cuda:mma");         // 234, 247
   CHECK(name(256, 2048, 77, 128) == "cuda:mma");        // 404, 481
   CHECK(name(95, 1024, 60, 256) == "cuda:mma");         // 145, 197
-  const CudaPlan few_keys = plan_of(95, 3712, 40, 64);  // 4 splits: 144, unsplit 192, wgmma 178
+  const CudaPlan few_keys = plan_of(95, 3712, 40, 64);  // split 127 to 144, unsplit 192, wgmma 178
   CHECK(few_keys.name() == "cuda:mma");
   CHECK(kernels_of(few_keys) == "backward combine_dkv");
   CHECK(plan_of(160, 4096, 75, 128).splits == 4);  // 573, unsplit 777, wgmma 623
+}
+
+TEST_CASE("where one kernel of mma is chosen for few keys, it has all of them") {
+  for (std::int64_t dim = 8; dim <= 256; dim += 24) {
+    for (const std::int64_t keys : {16, 40, 64, 100, 128}) {
+      for (const double softcap : {0.0, 20.0}) {
+        for (const double dropout : {0.0, 0.1}) {
+          Attention a = attention(
+              {.batch = 256, .heads_q = 1, .heads_kv = 1, .len_q = 900, .len_k = keys, .dim = dim});
+          a.softcap = softcap;
+          a.dropout.p = dropout;
+          CAPTURE(dim);
+          CAPTURE(keys);
+          const CudaPlan plan = planned(problem(a, Pass::backward));
+          if (!says(plan, "one kernel of mma has all keys")) continue;
+          CHECK(launch_of(plan, Kernel::backward)->config.whole_keys);
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("blocks of a cluster count as pairs, whether dq is wanted or not") {

@@ -43,9 +43,8 @@ RowBlocks row_blocks(const Draft& d) {
   const KernelConfig& main = d.main;
   // Where wgmma may compute it, data that does not begin at 16 bytes has as many splits on mma.
   const bool may_be_wgmma = d.choice.any_family || d.choice.family == Family::wgmma;
-  if (d.facts.level >= 90 && may_be_wgmma && !(main.whole_keys && repays_whole_keys(d.facts))) {
-    return row_blocks_of_wgmma(d.facts);
-  }
+  const bool rather_mma = d.choice.any_family && main.whole_keys && repays_whole_keys(d.facts);
+  if (d.facts.level >= 90 && may_be_wgmma && !rather_mma) return row_blocks_of_wgmma(d.facts);
   const int64 multiprocessors = d.facts.chip.multiprocessors;
   if (main.whole_keys) return {.at_once = multiprocessors, .whole_keys = true};
   return {.at_once = multiprocessors * main.tiling.min_blocks};

@@ -1,4 +1,4 @@
-// Copies of what TMA cannot load.
+// Copies of what TMA cannot load, or mma only one element at a time.
 #include "plan/cuda/input_copies.hpp"
 
 #include <cstdint>
@@ -84,16 +84,18 @@ bool has_rows_for_copies(const Problem& p) {
 }  // namespace
 
 InputSet inputs_to_align(const Problem& p) {
-  const bool has_other_dout = p.dout.given() && p.dout.type != p.type;
-  if ((p.type != Type::f16 && p.type != Type::bf16) || has_other_dout) return {};
+  if (p.type != Type::f16 && p.type != Type::bf16) return {};
   const Problem placed = without_data(p);
   InputSet inputs;
   for (const Input input : {Input::q, Input::k, Input::v}) {
     if (!rows_begin_at_16(placed, input)) inputs.add(input);
   }
   if (inputs.empty() || !has_rows_for_copies(p)) return {};
-  if (p.dout.given() && !rows_begin_at_16(placed, Input::dout)) inputs.add(Input::dout);
-  return why_not_copies(p, inputs) ? InputSet{} : inputs;
+  const bool may_copy_dout = p.dout.given() && p.dout.type == p.type;
+  if (may_copy_dout && !rows_begin_at_16(placed, Input::dout)) inputs.add(Input::dout);
+  // The kernel reads all inputs in one way.
+  if (why_not_copies(p, inputs) || !is_aligned(with_copies(p, inputs, nullptr))) return {};
+  return inputs;
 }
 
 InputSet inputs_to_copy(const Problem& p) {

@@ -13,9 +13,9 @@ namespace regard {
 // does not count: a workspace is asked for before there is any.
 InputSet inputs_to_copy(const Problem&);
 
-// Those whose rows do not begin at multiples of 16 bytes, which mma would read one element at a
-// time; none where copies are not worth their time, and if q, k and v have none: a dout may not be
-// known yet.
+// Those whose rows do not begin at multiples of 16 bytes: mma would read all inputs one element at
+// a time. None where copies are not worth their time or some input stays as it is, such as a dout
+// of another type; and if q, k and v have none, because dout may not be known yet.
 InputSet inputs_to_align(const Problem&);
 
 // Where copies are not worth their time and memory.

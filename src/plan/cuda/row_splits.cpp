@@ -10,8 +10,8 @@ constexpr int64 kRowsOfTile = 64;
 constexpr int64 kWideColumns = 128;  // above it, a tile has 64 keys instead of 128
 constexpr double kStart = 3;         // microseconds of a block
 
-// Of mma's kernel for all keys of a sequence (H200): microseconds of an iteration over 64 rows, of
-// the only block on a multiprocessor, and of two blocks that share it for each of them.
+// Of mma's kernel for all keys of a sequence (H200): microseconds of an iteration over 64 rows
+// where a block is alone on its multiprocessor; and where two share it, half of what both take.
 struct OfWholeKeys {
   double alone, shared;
 
