@@ -6,8 +6,8 @@
 
 #include "cpu/batch.hpp"
 #include "cpu/bias_gradient.hpp"
-#include "cpu/finite_heads.hpp"
 #include "cpu/fixup.hpp"
+#include "cpu/heads_by_terms.hpp"
 #include "cpu/kernels/kernels.h"
 #include "cpu/memory.hpp"
 #include "cpu/peak.hpp"
@@ -34,30 +34,30 @@ void write_sink_gradient(const Problem& p, int workers, const Run& run) {
   });
 }
 
-// The kernels of a backward task: rows of one vector have panels of one, and terms serve long
-// sequences of finite heads alone.
+// The kernels of a backward task: sequences whose rows fill one vector at most have panels of one
+// vector, and not all heads are computed by terms.
 class ServingBackward {
  public:
   ServingBackward(const Problem& p, const Plan& plan, const CpuKernels& k, const Batch& batch,
-                  const Run& run)
+                  bool has_tasks, const Run& run)
       : problem_(p), batch_(batch), tiling_(plan.tiling), kernels_(k) {
-    if (tiling_.shape.terms == 1) return;
+    if (tiling_.shape.terms == 1 || !has_tasks) return;
     in_f32_ = &kernels(kernels_for(plan.isa, Type::f32), p.type);
-    finite_.emplace(p, batch, plan.workers, run);
+    by_terms_.emplace(p, batch, plan.workers, run);
   }
 
   void run(BackwardTask task, const BackwardShared& shared, uint8* nonfinite, char* scratch) const {
     const auto run_with = [&](const auto& kernel, const CpuTiling& tiling) {
       kernel(problem_, tiling, shared, task, nonfinite, scratch);
     };
-    if (finite_ && (*finite_)(task.b, task.kv)) return run_with(kernels_.backward, tiling_);
+    if (by_terms_ && (*by_terms_)(task.b, task.kv)) return run_with(kernels_.backward, tiling_);
     const BatchEntry& entry = batch_[task.b];
     CpuTiling tiling = without_terms(tiling_);
-    if (finite_ && entry.chunk_count == 1 && !repays_terms(entry.seq.len_q, entry.seq.len_k)) {
+    if (by_terms_ && entry.chunk_count == 1 && !repays_terms(entry.seq.len_q, entry.seq.len_k)) {
       tiling = of_short_sequence(tiling_);
       task.reach = nullptr;  // of the plan's blocks
     }
-    const CpuKernels& k = finite_ ? *in_f32_ : kernels_;
+    const CpuKernels& k = by_terms_ ? *in_f32_ : kernels_;
     if (fits_one_vector(tiling.shape, entry.seq.len_q, problem_.sizes.group())) {
       run_with(k.backward_of_one_vector, of_one_vector(tiling));
     } else {
@@ -71,7 +71,7 @@ class ServingBackward {
   const CpuTiling& tiling_;
   const CpuKernels& kernels_;
   const CpuKernels* in_f32_ = nullptr;
-  std::optional<FiniteHeads> finite_;  // where kernels_ are by terms
+  std::optional<HeadsByTerms> by_terms_;  // where kernels_ are
 };
 
 }  // namespace
@@ -134,7 +134,7 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
   const int64 block_bytes =
       tiling.block_q * padded(tiling.shape, p.sizes.dim) * tiling.shape.real_size;
   const int64* const begins = list.begins.data();
-  const ServingBackward serving(p, plan, k, batch, run);
+  const ServingBackward serving(p, plan, k, batch, wants_any, run);
   parallel_tasks(int64(list.begins.size()) - 1, plan.workers, run, [&](int64 n, int worker) {
     for (int64 t = begins[n]; t < begins[n + 1]; ++t) {
       BackwardTask task = list.tasks[std::size_t(t)];

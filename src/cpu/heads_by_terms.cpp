@@ -1,4 +1,4 @@
-#include "cpu/finite_heads.hpp"
+#include "cpu/heads_by_terms.hpp"
 
 #include <cmath>
 
@@ -51,14 +51,14 @@ struct Rows {
 
 }  // namespace
 
-FiniteHeads::FiniteHeads(const Problem& p, const Batch& batch, int workers, const Run& run)
-    : heads_(p.sizes.heads_kv), finite_(std::size_t(p.sizes.batch * heads_)) {
+HeadsByTerms::HeadsByTerms(const Problem& p, const Batch& batch, int workers, const Run& run)
+    : heads_(p.sizes.heads_kv), served_(std::size_t(p.sizes.batch * heads_)) {
   parallel_tasks(p.sizes.batch * heads_, workers, run, [&](int64 n, int) {
     const int64 b = n / heads_, kv = n % heads_, group = p.sizes.group();
     const Rows rows{p, batch[b].seq, b};
-    bool finite = repays_terms(rows.seq.len_q, rows.seq.len_k) && rows.keys_are_finite(kv);
-    for (int64 g = 0; g < group && finite; ++g) finite = rows.queries_are_finite(kv * group + g);
-    finite_[std::size_t(n)] = finite;
+    bool served = repays_terms(rows.seq.len_q, rows.seq.len_k) && rows.keys_are_finite(kv);
+    for (int64 g = 0; g < group && served; ++g) served = rows.queries_are_finite(kv * group + g);
+    served_[std::size_t(n)] = served;
   });
 }
 

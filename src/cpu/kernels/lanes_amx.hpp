@@ -118,9 +118,9 @@ struct AmxLanes : Avx512Pairs<Rounding> {
 };
 
 // Each element of f16 is exactly the sum of two terms of bf16. A weight is rounded to the sum of
-// two terms, with a relative error of 2^-17. Scores need the products of all four pairs of terms;
-// weights times values leave out the product of both second terms. An infinite or NaN element
-// becomes NaN.
+// two terms, with a relative error of 2^-17, and so is dS. Scores and dP need the products of all
+// four pairs of terms; products of weights or dS leave out that of both second terms. An infinite
+// or NaN element becomes NaN.
 template <class TileRegisters, class Rounding>
 struct AmxF16Lanes : AmxLanes<TileRegisters, Rounding> {
   using Base = AmxLanes<TileRegisters, Rounding>;

@@ -41,8 +41,8 @@ CpuTiling tiling_for(const Problem& p, CpuShape shape) {
     // Longer products read and write their sums in memory less often, most of all those of tile
     // registers.
     const int64 side = smaller<int64>(128, t.chunk_k);
-    t.block_q = round_up(shape.tiles ? side : has_long_columns(p) ? 128 : kShortBlock, panel);
-    t.block_k = shape.tiles ? side : kShortBlock;
+    t.block_q = round_up(shape.tiles ? side : has_long_columns(p) ? 128 : kBackwardBlock, panel);
+    t.block_k = shape.tiles ? side : kBackwardBlock;
   } else {
     // Rows that share a packed key block. Tile products are quick, and packing is not.
     t.block_q = round_up(shape.tiles ? 256 : 128, panel);
@@ -108,21 +108,21 @@ const char* why_not_terms(const Problem& p) {
   if (p.dout.given() && p.dout.type != Type::f16) {
     return "two terms would round a dout of f32; avx512 serves it";
   }
-  // Otherwise the blocks of the plan serve all sequences of a batch.
-  const bool one_chunk = chunks_of(tiling_for(p, shape_of(Isa::amx, p.type)), p.sizes.len_k) == 1;
-  if (!p.varlen && one_chunk && !repays_terms(p.sizes.len_q, p.sizes.len_k)) {
+  if (!p.varlen && !repays_terms(p.sizes.len_q, p.sizes.len_k)) {
     return "so few rows or keys do not repay two terms backward; avx512 serves them";
   }
   return nullptr;
 }
 
 // The widest instruction set; of those that multiply bf16, one that pays.
-Isa default_isa(const Problem& p, const Processor& processor, const char*& why) {
+Isa default_isa(const Problem& p, const Processor& processor, const char* (&reasons)[2]) {
+  const char*& why = reasons[0];
   const auto& usable = processor.usable;
   const bool has_dots = contains(usable, Isa::avx512bf16), is_bf16 = p.type == Type::bf16;
   why = "the widest instruction set that this processor has";
-  const bool takes_tiles = kernels_for(Isa::amx, p.type) == Isa::amx && !why_not_terms(p);
-  if (takes_tiles && contains(usable, Isa::amx) && processor.amx_pays) {
+  const bool has_tiles = contains(usable, Isa::amx) && processor.amx_pays;
+  if (has_tiles) reasons[1] = why_not_terms(p);
+  if (has_tiles && kernels_for(Isa::amx, p.type) == Isa::amx && !reasons[1]) {
     why =
         "the widest instruction set that this processor has; its tile products of bf16 are faster "
         "than f32 FMA (measured)";
@@ -222,7 +222,7 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
     plan.reasons[0] = "asked for by name: the textbook in float64, one row at a time";
     return plan;
   }
-  Isa isa = default_isa(p, processor, plan.reasons[0]);
+  Isa isa = default_isa(p, processor, plan.reasons);
   if (choice.name.starts_with("cpu:")) {
     if (!parse_isa(choice.name.substr(4), isa)) {
       return refused("no backend has this name; \"regard info\" lists them");
@@ -231,6 +231,7 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
       return refused("this processor or its operating system does not offer the instruction set");
     }
     plan.reasons[0] = "asked for by name";
+    plan.reasons[1] = nullptr;
   } else if (!choice.name.empty() && choice.name != "cpu") {
     return refused(choice.name.starts_with("cuda")
                        ? "is for GPUs, and the device is the CPU"
@@ -244,12 +245,17 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
                           ? "amx has kernels for bf16 and f16; avx512 serves this type"
                           : "avx512bf16 has kernels for bf16 only; avx512 serves this type";
   }
-  if (takes_terms(plan.isa, p.type) && why_not_terms(p)) {
+  const bool by_terms = takes_terms(plan.isa, p.type);
+  if (const char* const why = by_terms ? why_not_terms(p) : nullptr) {
     plan.isa = Isa::avx512;
-    plan.reasons[1] = why_not_terms(p);
+    plan.reasons[1] = why;
   }
   plan.tiling = tiling_for(p, shape_of(plan.isa, p.type));
   plan.workspace = workspace_for(p, plan.tiling, workers);
+  if (by_terms && p.backward && !p.dout.given()) {  // it may be f32
+    const CpuTiling tiling = tiling_for(p, shape_of(Isa::avx512, p.type));
+    plan.workspace.size = larger(plan.workspace.size, workspace_for(p, tiling, workers).size);
+  }
   return Count(plan.workspace.size).fits() ? plan : refused(kTooLarge, true);
 }
 

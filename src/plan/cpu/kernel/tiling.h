@@ -30,8 +30,8 @@ struct CpuTiling {
   int64 chunk_k = 0;  // most keys of a backward task; and of a forward one whose few rows are split
 };
 
-// Backward, the rows and keys of a block of short sequences, but for tile registers.
-inline constexpr int64 kShortBlock = 64;
+// Backward, without tile registers: the keys of a block, and its rows unless columns are long.
+inline constexpr int64 kBackwardBlock = 64;
 
 // Forward: a sequence with at most so many rows for each key head has head elements in its lanes
 // (few_rows.hpp), and f32 in place of pairs of bf16. More rows fill the lanes of a panel. Backward,
