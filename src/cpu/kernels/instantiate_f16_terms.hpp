@@ -21,7 +21,8 @@ void run_forward_by_terms(const Problem& problem, const CpuTiling& tiling, const
   avx512_kernels.f32->forward(problem, without_terms(tiling), task, nonfinite, scratch);
 }
 
-// Returns how many operations of f16 the products of its terms stand for.
+// Returns how many operations of f16 the products of its terms stand for: forward, seven for two;
+// backward, seventeen for five, which is nearly as many.
 template <class L>
 double spin_by_terms(int64 rounds) {
   constexpr int kProducts = 2, kOfTerms = 2 * kTermPairCount<L> - 1;  // of scores and of values

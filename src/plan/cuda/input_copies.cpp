@@ -84,7 +84,7 @@ bool has_rows_for_copies(const Problem& p) {
 }  // namespace
 
 InputSet inputs_to_align(const Problem& p) {
-  if (p.type != Type::f16 && p.type != Type::bf16) return {};
+  if ((p.type != Type::f16 && p.type != Type::bf16) || is_aligned(p)) return {};
   const Problem placed = without_data(p);
   InputSet inputs;
   for (const Input input : {Input::q, Input::k, Input::v}) {

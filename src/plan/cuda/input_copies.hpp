@@ -15,7 +15,8 @@ InputSet inputs_to_copy(const Problem&);
 
 // Those whose rows do not begin at multiples of 16 bytes: mma would read all inputs one element at
 // a time. None where copies are not worth their time or some input stays as it is, such as a dout
-// of another type; and if q, k and v have none, because dout may not be known yet.
+// of another type; and if q, k and v have none, because dout may not be known yet. With copies of
+// them, all rows do.
 InputSet inputs_to_align(const Problem&);
 
 // Where copies are not worth their time and memory.

@@ -387,7 +387,7 @@ KernelConfig mma_config(const Facts& f) {
                  .level = f.level,
                  .type = p.type,
                  .features = kernel_features(p),
-                 .aligned = is_aligned(with_copies(p, inputs_to_align(p), nullptr)),
+                 .aligned = is_aligned(p) || !inputs_to_align(p).empty(),
                  .bias = bias_form(p, pack_gqa),
                  .mask = mask_form(p, pack_gqa),
                  .varlen = p.varlen,
