@@ -7,13 +7,12 @@
 //   dV += (Z P)^T dO     dK += dS^T Q     dQ^T += K^T dS^T
 #pragma once
 
+#include "cpu/kernels/bias_sums.hpp"
 #include "cpu/kernels/dq_order.hpp"
 #include "cpu/kernels/few_rows.hpp"
 #include "cpu/kernels/gradient_tiles.hpp"
 #include "cpu/kernels/multiply.hpp"
-#include "cpu/kernels/stage.hpp"
-#include "semantics/score.h"
-#include "semantics/softmax.h"
+#include "cpu/kernels/score_gradients.hpp"
 
 namespace regard {
 namespace {
@@ -35,153 +34,111 @@ struct BackwardKernel : GradientTiles<L> {
 
   // ---------------------------------------------------------------------------------- one tile
 
-  // Makes P^T and dS^T of one panel from S^T and dP^T, in the block's tiles from `first_row` on.
-  void differentiate(int index, int count, Interval keys, int64 first_row, bool may_hide) const {
+  // Makes P^T and dS^T of one panel from S^T and dP^T, in the block's matrices from `first_row` on.
+  void differentiate(int index, int count, Interval keys, int64 first_row, int64 chunk_row,
+                     bool may_hide) const {
     const GradientPanel<L>& panel = panels[index];
     const ScoreTerms<L> terms(context, panel);
-    const Features on = terms.on;
-    const int64 size = keys.end - keys.begin;
-    const Vec zero = L::set(0);
-    const bool plain = is_plain(on);
-    Real* const scores = reals_at(at.scores);
-    Real* const dweights = reals_at(at.dweights);
-    const int64 row_stride = block_units(count);
-    const int64 first = first_row * row_stride + index * kWidth / L::kPack;
-    Unit* const weights = units_at(at.weights) + first;
-    Unit* const dscores = units_at(at.dscores) + first;
-    const Vec log2e = L::set(Real(kLog2E)), unit = L::set(terms.unit);
-    const Vec keep = L::set(terms.keep_scale);
+    const bool keeps_dscores = shared.dbias.given();
+    const auto store = [&]<bool kPlain>() {
+      store_gradients(
+          ScoreGradients<L, kPlain>(terms, stage, panel.lse, panel.delta, reals_at(at.scores),
+                                    reals_at(at.dweights), may_hide, keeps_dscores),
+          index, count, keys, first_row, chunk_row);
+    };
+    if (is_plain(terms.on) && !terms.on.dropout && !may_hide && !keeps_dscores) {
+      store.template operator()<true>();
+    } else {
+      store.template operator()<false>();
+    }
+  }
 
-    for (int64 j = 0; j < size; ++j) {
-      Vec weight[L::kVectors], dscore[L::kVectors];
+  template <class Gradients>
+  void store_gradients(const Gradients& gradients, int index, int count, Interval keys,
+                       int64 first_row, int64 chunk_row) const {
+    constexpr bool kPairs = L::kPack == 2 && kTerms<L> == 1;
+    constexpr int kStep = kPairs ? 2 : 1;
+    const int64 size = keys.end - keys.begin;
+    for (int64 j = 0; j < size; j += kStep) {
+      KeyGradients<L> key[kStep];
+#pragma GCC unroll 2
+      for (int n = 0; n < kStep; ++n) {
+        if (n > 0 && j + n == size) {
+          for (Vec& x : key[n].dscore) x = L::set(0);
+          break;
+        }
+        gradients.of(j + n, keys.begin + j + n, key[n]);
+        const int64 to = of_key(first_row + j + n, index, count);
+        store_key(units_at(at.weights) + to, units_at(at.dscores) + to, key[n]);
+      }
+      if constexpr (kPairs) {
+        Unit* const pairs = dscore_pairs(index, chunk_row) + j / 2 * kWidth;
 #pragma GCC unroll 4
-      for (int v = 0; v < L::kVectors; ++v) {
-        const int64 pair = j * kWidth + v * L::kLanes;
-        const Vec raw = L::load(scores + pair);
-        const Vec lse = L::load(panel.lse + v * L::kLanes);
-        Vec logit = raw;
-        if (!plain) {
-          const Vec bias = on.bias ? L::load(stage.bias + pair) : zero;
-          logit = terms.value(raw, bias, v, keys.begin + j);
-        }
-        const Vec minus_lse = L::sub(zero, lse);
-        Vec whole = L::exp2(L::mul(L::fma(logit, unit, minus_lse), log2e));
-        Vec dweight = L::load(dweights + pair);
-        weight[v] = whole;
-        if (on.dropout) {
-          const auto kept = L::mask_of(stage.kept[j] >> (v * L::kLanes));
-          dweight = L::select(kept, L::mul(dweight, keep), zero);
-          weight[v] = L::mul(whole, L::select(kept, keep, zero));
-        }
-        dscore[v] = L::mul(whole, L::sub(dweight, L::load(panel.delta + v * L::kLanes)));
-        if (may_hide) {
-          const auto seen = L::mask_of(stage.visible[j] >> (v * L::kLanes));
-          weight[v] = L::select(seen, weight[v], zero);
-          dscore[v] = L::select(seen, dscore[v], zero);
-        }
-        // dbias needs dS in f32, in place of S.
-        if (shared.dbias.given()) L::store(scores + pair, dscore[v]);
-        if (has_slope(on)) {
-          dscore[v] = L::mul(dscore[v], score_slope<L>(on, terms.params, raw));
-          if (may_hide) {
-            const auto seen = L::mask_of(stage.visible[j] >> (v * L::kLanes));
-            dscore[v] = L::select(seen, dscore[v], zero);
-          }
+        for (int v = 0; v < L::kVectors; ++v) {
+          L::store_weights(pairs + v * L::kLanes, key[0].dscore[v], key[kStep - 1].dscore[v]);
         }
       }
-      store_key(weights + j * row_stride, dscores + j * row_stride, weight, dscore);
     }
-    if constexpr (L::kPack == 2) pack_dscores(dscores, row_stride, size);
+    if constexpr (kPairs) {
+      clear_last_pairs(dscore_pairs(index, chunk_row), size);
+    } else if constexpr (L::kPack == 2) {
+      pack_dscores(index, count, size, first_row, chunk_row);
+    }
+  }
+  // Where a panel's Units of a key of the block lie in P and dS.
+  int64 of_key(int64 row, int index, int count) const {
+    return vector_at<L>(row, index * kWidth / L::kPack, block_units(count));
   }
 
   // Writes P and dS of a key as Units.
-  REGARD_INLINE void store_key(Unit* weights, Unit* dscores, const Vec (&weight)[L::kVectors],
-                               const Vec (&dscore)[L::kVectors]) const {
+  REGARD_INLINE void store_key(Unit* weights, Unit* dscores, const KeyGradients<L>& key) const {
     if constexpr (L::kPack == 2) {
       const int64 term = kTerms<L> > 1 ? this->tile_term() : 0;
       each_term<L>([&]<class Term>(int n) __attribute__((always_inline)) {
-        Term::store_rounded_row(weights + n * term, weight[0], weight[1]);
-        Term::store_rounded_row(dscores + n * term, dscore[0], dscore[1]);
+        Term::store_rounded_row(weights + n * term, key.weight[0], key.weight[1]);
+        Term::store_rounded_row(dscores + n * term, key.dscore[0], key.dscore[1]);
       });
     } else {
 #pragma GCC unroll 4
       for (int v = 0; v < L::kVectors; ++v) {
-        L::store(weights + v * L::kLanes, weight[v]);
-        L::store(dscores + v * L::kLanes, dscore[v]);
+        L::store(weights + v * L::kLanes, key.weight[v]);
+        L::store(dscores + v * L::kLanes, key.dscore[v]);
       }
     }
   }
   // dS in pairs of keys, from its rows.
-  void pack_dscores(const Unit* rows, int64 row_stride, int64 keys) const {
+  void pack_dscores(int index, int count, int64 keys, int64 first_row, int64 chunk_row) const {
     for (int n = 0; n < kTerms<L>; ++n) {
-      pack_term(units_at(at.dscore_pairs) + n * this->dscore_pair_term(),
-                rows + n * this->tile_term(), row_stride, keys);
+      const Unit* const rows = units_at(at.dscores) + n * this->tile_term();
+      pack_term(dscore_pairs(index, chunk_row) + n * this->dscore_pair_term(), keys,
+                [&](int64 j) { return rows + of_key(first_row + j, index, count); });
     }
   }
-  static void pack_term(Unit* pairs, const Unit* rows, int64 row_stride, int64 keys) {
+  // The panel's dS in pairs from a key of the chunk on; without tile registers, of the block's
+  // keys.
+  Unit* dscore_pairs(int index, int64 chunk_row) const {
+    Unit* const pairs = units_at(at.dscore_pairs);
+    if constexpr (!kHasTiles<L>) return pairs;
+    return pairs + index * kTerms<L> * this->dscore_pair_term() + chunk_row / L::kPack * kWidth;
+  }
+  template <class RowOf>
+  static void pack_term(Unit* pairs, int64 keys, RowOf row) {
     static constexpr Unit kZeros[kWidth / L::kPack] = {};
     for (int64 j = 0; j < keys; j += 2) {
-      const Unit* const even = rows + j * row_stride;
-      const Unit* const odd = j + 1 < keys ? even + row_stride : kZeros;
+      const Unit* const even = row(j);
+      const Unit* const odd = j + 1 < keys ? row(j + 1) : kZeros;
 #pragma GCC unroll 2
       for (int v = 0; v < L::kVectors; ++v) {
         L::store(reinterpret_cast<Real*>(pairs + j / 2 * kWidth + v * L::kLanes),
                  L::half_of_pairs(even, odd, v > 0));
       }
     }
+    clear_last_pairs(pairs, keys);
+  }
+  static void clear_last_pairs(Unit* pairs, int64 keys) {
     for (int v = 0; v < L::kVectors; ++v) {
       clear_last_tile<L>(pairs + v * L::kLanes, kWidth, keys);
     }
-  }
-
-  // Adds the panel's dS, still [key][panel] in place of the scores, to the bias gradient.
-  void add_bias_gradient(const Panel& panel, Interval keys) const {
-    Real* const ds = reals_at(at.scores);
-    const int64 step = shared.dbias.strides.column;
-    const int64 size = keys.end - keys.begin;
-    for (int v = 0; v < L::kVectors; ++v) {
-      for (int64 j = 0; j < size; j += L::kLanes) {
-        Vec tile[L::kLanes];
-#pragma GCC unroll 16
-        for (int t = 0; t < L::kLanes; ++t) {
-          tile[t] = j + t < size ? L::load(ds + (j + t) * kWidth + v * L::kLanes) : L::set(0);
-        }
-        L::transpose(tile);
-        // Lanes that share elements are summed first: sums of sums lose less.
-        for (int t = 0; t < L::kLanes && v * L::kLanes + t < panel.rows; ++t) {
-          Vec sums = tile[t];
-          const int64 offset = offset_of_lane(panel, v * L::kLanes + t);
-          while (t + 1 < L::kLanes && v * L::kLanes + t + 1 < panel.rows &&
-                 offset_of_lane(panel, v * L::kLanes + t + 1) == offset) {
-            sums = L::add(sums, tile[++t]);
-          }
-          add_to_row(offset + (keys.begin + j) * step, smaller<int64>(size - j, L::kLanes), sums);
-        }
-      }
-    }
-  }
-
-  int64 offset_of_lane(const Panel& panel, int lane) const {
-    return offset_of(shared.dbias.strides, context.b, panel.head[lane], 0, panel.query[lane]);
-  }
-
-  // Adds the first `count` lanes to elements of dbias, from an offset on.
-  void add_to_row(int64 offset, int64 count, Vec x) const {
-    const View& to = shared.dbias;
-    const auto add = [&](int64 at, int64 lanes, Vec term) {
-      L::store_as(to.type, to.data, at, lanes,
-                  L::add(L::load_as(to.type, to.data, at, lanes), term));
-    };
-    if (to.strides.column == 1) return add(offset, count, x);
-    Real each[L::kLanes], total = 0;
-    L::store(each, x);
-    for (int64 e = 0; e < count; ++e) {
-      if (to.strides.column == 0)
-        total += each[e];
-      else
-        add(offset + e * to.strides.column, 1, L::set(each[e]));
-    }
-    if (to.strides.column == 0) add(offset, 1, L::set(total));
   }
 
   // One block of query rows and one key block of the chunk.
@@ -220,7 +177,7 @@ struct BackwardKernel : GradientTiles<L> {
   void add_run(const PanelRun& run, int count, int64 chunk_begin, Interval block) const {
     for (int i = run.first; i < run.end; ++i) clear_unseen(i, count, block, run.keys);
     const int64 row = block_units(count), first = block_units(run.first);
-    const int64 from = (run.keys.begin - block.begin) * row + first;
+    const int64 from = of_key(run.keys.begin - block.begin, run.first, count);
     // The product of both second terms is left out: P and dS are rounded more than that.
     const auto add_keys = [&](int64 a, int64 b, int64 c, int64 width) {
       multiply_wide<L, Walk::rows, Result::add>(
@@ -232,6 +189,9 @@ struct BackwardKernel : GradientTiles<L> {
            .ldc = width,
            .m = run.keys.end - run.keys.begin,
            .k = block_units(run.end - run.first),
+           .a_in_tiles = kHasTiles<L>,
+           .b_in_tiles = kHasTiles<L>,
+           .c_in_tiles = kHasTiles<L>,
            .a_term = this->tile_term(),
            .b_term = this->row_pair_term(width),
            .skipped_pairs = kTerms<L> - 1},
@@ -244,7 +204,7 @@ struct BackwardKernel : GradientTiles<L> {
   // One panel and the keys of the block that it sees: its part of P, dS and dQ.
   void attend_panel(int index, int count, int64 chunk_begin, Interval block, Interval keys) const {
     const CpuShape& shape = tiling.shape;
-    const GradientPanel<L>& panel = panels[index];
+    GradientPanel<L>& panel = panels[index];
     const int64 size = keys.end - keys.begin, from = keys.begin - chunk_begin;
     // The rows of the first vector may not see the last keys.
     const int64 seen = divide_up(keys_of_first_vector<L>(panel), L::kPack);
@@ -257,6 +217,7 @@ struct BackwardKernel : GradientTiles<L> {
                              .ldc = kWidth,
                              .m = size,
                              .k = units(shape, dim),
+                             .a_in_tiles = kHasTiles<L>,
                              .a_term = this->row_term(dim),
                              .b_term = this->lane_term(dim)},
                             L::kVectors, seen * L::kPack);
@@ -268,22 +229,68 @@ struct BackwardKernel : GradientTiles<L> {
     }
     score(at.values, at.douts, at.dweights, dims.dim_v);
     const bool may_hide = stage_block<L>(stage, context, panel) < size;
-    differentiate(index, count, keys, keys.begin - block.begin, may_hide);
-    if (shared.dbias.given()) add_bias_gradient(panel, keys);
+    differentiate(index, count, keys, keys.begin - block.begin, from, may_hide);
+    if (shared.dbias.given()) {
+      add_bias_gradient<L>(shared.dbias, context, panel, reals_at(at.scores), keys);
+    }
     if (!p.dq.given()) return;
-    const bool pairs = L::kPack > 1;
-    const int64 rows = pairs ? kWidth : block_units(count);
-    multiply<L, L::kVectors, AcrossRows<L>::kWalk, Result::add>(
+    if constexpr (kHasTiles<L>) {
+      keep_dscores(index, keys, chunk_begin);
+    } else if constexpr (L::kPack > 1) {
+      multiply_dscores<Result::add>(index, dscore_pairs(index, from), kWidth, from, size, seen);
+    } else {
+      const Unit* const dscores =
+          units_at(at.dscores) + of_key(keys.begin - block.begin, index, count);
+      multiply_dscores<Result::add>(index, dscores, block_units(count), from, size, seen);
+    }
+  }
+
+  // Tile registers load and store sums slowly, so that a panel's dQ is one product of all keys of
+  // the chunk. Those that the panel does not see between others have dS = 0.
+  void keep_dscores(int index, Interval keys, int64 chunk_begin) const {
+    Interval& kept = panels[index].dscore_keys;
+    if (!kept.empty()) {
+      const int64 size = (keys.begin - kept.end) / L::kPack * kWidth;
+      for (int n = 0; n < kTerms<L>; ++n) {
+        Unit* const gap =
+            dscore_pairs(index, kept.end - chunk_begin) + n * this->dscore_pair_term();
+        for (int64 i = 0; i < size; ++i) gap[i] = 0;
+      }
+    }
+    kept = hull(kept, keys);
+  }
+  void multiply_kept_dscores(int count, int64 chunk_begin) const {
+    for (int i = 0; i < count; ++i) {
+      const Interval kept = panels[i].dscore_keys;
+      const int64 from = kept.begin - chunk_begin, size = kept.end - kept.begin;
+      if (kept.empty()) {
+        clear_dq(i, 1);
+      } else {
+        multiply_dscores<Result::replace>(i, dscore_pairs(i, from), kWidth, from, size, size);
+      }
+    }
+  }
+
+  void clear_dq(int first, int count) const {
+    Real* const dq = reals_at(at.dq) + first * wide * kWidth;
+    for (int64 i = 0; i < count * wide * kWidth; i += L::kLanes) L::store(dq + i, L::set(0));
+  }
+
+  // A panel's dQ of keys of the chunk, of which the first vector's rows see the first `seen` Units.
+  template <Result result>
+  void multiply_dscores(int index, const Unit* dscores, int64 row_units, int64 from, int64 size,
+                        int64 seen) const {
+    const int64 keys = units(tiling.shape, size);
+    multiply<L, L::kVectors, AcrossRows<L>::kWalk, result>(
         {.a = this->key_pairs().from(from),
          .lda = this->key_pairs().stride,
-         .b = units_at(at.dscore_pairs) +
-              (pairs ? 0 : (keys.begin - block.begin) * rows + index * kWidth),
-         .ldb = rows,
+         .b = dscores,
+         .ldb = row_units,
          .c = reals_at(at.dq) + index * wide * kWidth,
          .ldc = kWidth,
          .m = dims.dim,
-         .k = units(shape, size),
-         .late = kHasTiles<L> ? 0 : units(shape, size) - seen,
+         .k = keys,
+         .late = kHasTiles<L> ? 0 : keys - seen,
          .a_in_tiles = AcrossRows<L>::kInTiles,
          .a_term = this->key_pair_term(),
          .b_term = this->dscore_pair_term(),
@@ -321,10 +328,10 @@ struct BackwardKernel : GradientTiles<L> {
 
   // Keys of a run that a panel does not see receive nothing from it in dK and dV.
   void clear_unseen(int index, int count, Interval block, Interval keys) const {
-    const int64 row = block_units(count), width = kWidth / L::kPack;
+    const int64 width = kWidth / L::kPack;
     for (int64 j = keys.begin; j < keys.end; ++j) {
       if (panels[index].tile.keys.contains(j)) continue;
-      const int64 first = (j - block.begin) * row + index * width;
+      const int64 first = of_key(j - block.begin, index, count);
       for (int n = 0; n < kTerms<L>; ++n) {
         for (int64 u = first; u < first + width; ++u) {
           units_at(at.weights)[n * this->tile_term() + u] = 0;
@@ -344,16 +351,18 @@ struct BackwardKernel : GradientTiles<L> {
     Real* const sum =
         static_cast<Real*>(shared.dq) + block * (tiling.block_q / kWidth) * panel_size;
     Real* const own = reals_at(at.dq);
+    Real* const to = next != kNone ? sum : own;
     if (!is_first) {
       wait_for_chunk(shared.next_chunk + block, int32(chunk));
       for (int64 i = 0; i < count * panel_size; i += L::kLanes) {
-        L::store(own + i, L::add(L::load(sum + i), L::load(own + i)));
+        L::store(to + i, L::add(L::load(sum + i), L::load(own + i)));
       }
-    }
-    if (next != kNone) {
+    } else if (to == sum) {
       for (int64 i = 0; i < count * panel_size; i += L::kLanes) {
         L::store(sum + i, L::load(own + i));
       }
+    }
+    if (next != kNone) {
       release_chunk(shared.next_chunk + block, int32(next));
     } else {
       write_dq(count, nonfinite);
@@ -388,15 +397,12 @@ struct BackwardKernel : GradientTiles<L> {
     const int64 first = chunk_from(0);
     const bool nobody = first == kNone && task.chunk == 0;
     if (!nobody && chunk_from(task.chunk) != task.chunk) return;
-    if (p.dq.given()) {
-      for (int64 i = 0; i < count * wide * kWidth; i += L::kLanes) {
-        L::store(reals_at(at.dq) + i, L::set(0));
-      }
-    }
     if (nobody) {
-      if (p.dq.given()) write_dq(count, nonfinite);
+      if (p.dq.given()) clear_dq(0, count), write_dq(count, nonfinite);
       return;
     }
+    if (!kHasTiles<L> && p.dq.given()) clear_dq(0, count);
+    for (int i = 0; i < count; ++i) panels[i].dscore_keys = {};
     const Interval part = seen.within(keys);
     const KeyBlocks key_blocks{keys, tiling.block_k};
     const auto each_block_until = [&](auto visit) {
@@ -410,12 +416,13 @@ struct BackwardKernel : GradientTiles<L> {
     if (each_block_until([&](Interval block_k) {
           return set_tiles<L>(panels, count, context, key_blocks, block_k);
         })) {
-      this->load_block(count);
+      this->load_block(count, keys);
       if (scores_few_rows()) with_few_rows([&](const auto& rows) { rows.begin(panels[0]); });
       each_block_until(
           [&](Interval block_k) { return attend(count, keys.begin, key_blocks, block_k), false; });
     }
     if (!p.dq.given()) return;
+    if constexpr (kHasTiles<L>) multiply_kept_dscores(count, keys.begin);
     share_dq(count, block, task.chunk, first == task.chunk, chunk_from(task.chunk + 1), nonfinite);
   }
 

@@ -4,6 +4,7 @@
 
 #include "cpu/kernels/multiply.hpp"
 #include "cpu/kernels/panel.hpp"
+#include "semantics/softmax.h"
 
 namespace regard {
 namespace {

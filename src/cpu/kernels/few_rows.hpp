@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cpu/kernels/few_softmax.hpp"
+#include "cpu/kernels/strips.hpp"
 
 namespace regard {
 namespace {
@@ -12,42 +13,6 @@ namespace {
 // None for pairs: the kernels of f32 serve sequences of few rows (has_few_rows).
 template <class L>
 inline constexpr int64 kMostFewRows = L::kPack > 1 ? 0 : most_few_rows({.lanes = L::kLanes});
-
-// Elements of a row that are read at once, as one vector or two. Two of bf16 are read as a vector
-// of pairs, which become a vector of the even and one of the odd elements.
-template <class L, Type kType, int kVectors_ = 1>
-struct Strip {
-  static constexpr int kVectors = kVectors_;
-  static constexpr bool kPairs = kType == Type::bf16 && kVectors == 2;
-  static constexpr int64 kElements = kVectors * L::kLanes;
-  static constexpr int64 kSize = kType == Type::f64 ? 8 : kType == Type::f32 ? 4 : 2;
-
-  // Whether rows can be read in such strips. One vector may be a part of one, the last of a row.
-  REGARD_INLINE static bool fits(const View& view, int64 dim) {
-    return view.type == kType && (kVectors == 1 || dim % kElements == 0);
-  }
-  REGARD_INLINE static void load(const char* from, typename L::Vec* to) {
-    if constexpr (kPairs) {
-      L::load_even_and_odd(from, to[0], to[1]);
-    } else if constexpr (kSize == 2) {
-      for (int v = 0; v < kVectors; ++v) {
-        to[v] = L::load_as(kType, from, v * L::kLanes, L::kLanes);
-      }
-    } else {
-      to[0] = L::load(reinterpret_cast<const typename L::Real*>(from));
-    }
-  }
-  REGARD_INLINE static void load_part(const char* from, int64 count, typename L::Vec* to) {
-    static_assert(kVectors == 1);
-    to[0] = L::load_as(kType, from, 0, count);
-  }
-  // Where vectors hold element d of a row.
-  REGARD_INLINE static int64 place(int64 d) {
-    if constexpr (!kPairs) return d;
-    const int64 within = d % kElements;
-    return d - within + within % 2 * L::kLanes + within / 2;
-  }
-};
 
 // Computes at most kRows rows; kRows is a power of two.
 template <class L, int kRows>
@@ -57,7 +22,6 @@ class FewRows {
   static constexpr int64 kPanel = L::kLanes * L::kVectors;
   static constexpr int kKeys = FewSoftmax<L, kRows>::kKeys;
   static constexpr int kSums = L::kRows * L::kVectors;  // vectors of sums in registers
-  static constexpr Type kReal = sizeof(Real) == 4 ? Type::f32 : Type::f64;
 
  public:
   FewRows(const HeadContext& context, HeadSizes dims, char* scratch, const FewRowsScratch& at)
@@ -73,7 +37,7 @@ class FewRows {
     for (int64 i = 0; i < kRows * wide_; ++i) queries_[i] = 0;
     for (int64 i = 0; i < kRows * wide_v_; ++i) sums_[i] = out_[i] = 0;
     const View& q = context_.problem.q;
-    with_strips(context_.problem.k, dims_.dim, [&]<class S>(S) {
+    with_strips<L>(context_.problem.k, dims_.dim, [&]<class S>(S) {
       for (int row = 0; row < panel.rows; ++row) {
         const int64 offset = context_.offset_q(q, panel, row);
         for (int64 d = 0; d < dims_.dim; d += L::kLanes) {
@@ -90,7 +54,7 @@ class FewRows {
   // scores[key][row] = Q K^T. Keys up to a whole vector repeat the last one.
   void multiply_keys(Interval keys, Real* scores) const {
     const View& k = context_.problem.k;
-    with_strips(k, dims_.dim, [&]<class S>(S) {
+    with_strips<L>(k, dims_.dim, [&]<class S>(S) {
       const Rows rows = rows_of<S>(k, keys);
       Ahead ahead = ahead_of<S>(context_.problem.v, dims_.dim_v, keys.begin);
       for (int64 j = 0; j < rows.count; j += kKeys) {
@@ -114,7 +78,7 @@ class FewRows {
   // every product does.
   void multiply_values(Interval keys, const Real* weights) const {
     const View& v = context_.problem.v;
-    with_strips(v, dims_.dim_v, [&]<class S>(S) {
+    with_strips<L>(v, dims_.dim_v, [&]<class S>(S) {
       constexpr int kMost = kSums / S::kVectors;
       constexpr int kTogether = smaller(kRows, power_within(kMost));
       constexpr int kStrips = power_within(kMost / kTogether);
@@ -135,7 +99,7 @@ class FewRows {
 
   // to[dim_v][panel] = out, after the last tile.
   void end(const Panel& panel, Real* to) const {
-    with_strips(context_.problem.v, dims_.dim_v, [&]<class S>(S) {
+    with_strips<L>(context_.problem.v, dims_.dim_v, [&]<class S>(S) {
       for (int row = 0; row < panel.rows; ++row) {
         for (int64 d = 0; d < dims_.dim_v; ++d) {
           to[d * kPanel + row] = out_[row * wide_v_ + S::place(d)];
@@ -176,23 +140,6 @@ class FewRows {
     int64 stride;  // bytes
     int64 count;
   };
-
-  // Calls visit with the strips of the tensor's type that rows are read in.
-  template <class Visit>
-  static void with_strips(const View& view, int64 dim, Visit visit) {
-    if constexpr (kReal == Type::f32) {
-      const auto visited = [&](auto strip) {
-        const bool fits = strip.fits(view, dim);
-        if (fits) visit(strip);
-        return fits;
-      };
-      if (visited(Strip<L, Type::bf16, 2>()) || visited(Strip<L, Type::bf16>()) ||
-          visited(Strip<L, Type::f16, 2>()) || visited(Strip<L, Type::f16>())) {
-        return;
-      }
-    }
-    visit(Strip<L, kReal>());
-  }
 
   template <class S>
   Ahead ahead_of(const View& view, int64 dim, int64 first) const {

@@ -185,6 +185,7 @@ struct ForwardKernel {
                        .ldc = kWidth,
                        .m = count,
                        .k = units(shape, dims.dim),
+                       .a_in_tiles = keys.keys_in_tiles,
                        .a_term = keys.key_term,
                        .b_term = query_term()},
             .out = {.a = keys.values.from(from),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/kernels/panel.hpp"
+#include "cpu/kernels/strips.hpp"
 
 namespace regard {
 namespace {
@@ -12,6 +13,7 @@ template <class L>
 struct GradientPanel : Panel {
   typename L::Real lse[kMaxPanel];    // +inf in lanes that are not in use or saw nothing: P = 0
   typename L::Real delta[kMaxPanel];  // dout . out - dlse
+  Interval dscore_keys;  // of the chunk, whose dS is kept for a later product; only with tiles
 };
 
 template <class L>
@@ -57,7 +59,9 @@ struct GradientTiles {
   int64 key_pair_term() const { return units(tiling.shape, tiling.chunk_k) * wide; }
   int64 row_pair_term(int64 width) const { return units(tiling.shape, tiling.block_q) * width; }
   int64 tile_term() const { return tiling.block_k * units(tiling.shape, tiling.block_q); }
-  int64 dscore_pair_term() const { return units(tiling.shape, tiling.block_k) * kWidth; }
+  int64 dscore_pair_term() const {
+    return units(tiling.shape, kHasTiles<L> ? tiling.chunk_k : tiling.block_k) * kWidth;
+  }
 
   // The panel's rows, transposed.
   Unit* lanes_at(int64 offset, int64 dim, int panel) const {
@@ -84,10 +88,26 @@ struct GradientTiles {
     const int64 dout = context.offset_q(p.dout, panel, lane);
     const Vec zero = L::set(0);
     Vec sum = zero;
-    for (int64 d = 0; d < dims.dim_v; d += L::kLanes) {
-      const Vec x = L::load_as(p.out.type, p.out.data, out + d, dims.dim_v - d);
-      const Vec y = L::load_as(p.dout.type, p.dout.data, dout + d, dims.dim_v - d);
+    const auto add = [&](Vec x, Vec y) {
       sum = L::add(sum, L::select(L::equal(x, zero), zero, L::mul(x, y)));
+    };
+    int64 d = 0;
+    if (p.out.type == p.dout.type) {
+      with_strips<L>(p.out, dims.dim_v, [&]<class S>(S) {
+        if (!S::fits(p.out, dims.dim_v)) return;  // a type that these lanes have no strips of
+        const auto* const x_row = static_cast<const char*>(p.out.data) + out * S::kSize;
+        const auto* const y_row = static_cast<const char*>(p.dout.data) + dout * S::kSize;
+        for (; d + S::kElements <= dims.dim_v; d += S::kElements) {
+          Vec x[S::kVectors], y[S::kVectors];
+          S::load(x_row + d * S::kSize, x);
+          S::load(y_row + d * S::kSize, y);
+          for (int v = 0; v < S::kVectors; ++v) add(x[v], y[v]);
+        }
+      });
+    }
+    for (; d < dims.dim_v; d += L::kLanes) {
+      add(L::load_as(p.out.type, p.out.data, out + d, dims.dim_v - d),
+          L::load_as(p.dout.type, p.dout.data, dout + d, dims.dim_v - d));
     }
     return sum;
   }
@@ -122,9 +142,24 @@ struct GradientTiles {
     }
   }
 
-  void load_block(int count) const {
+  // All chunks read all rows: when one comes to a block, other rows were read since the one before.
+  [[gnu::always_inline]] void prefetch_panel(const Panel& panel) const {
+    const auto prefetch = [&](const View& view, int64 dim) __attribute__((always_inline)) {
+      if (!view.given()) return;
+      prefetch_rows<2>(panel, view, dim,
+                       [&](int lane) { return context.offset_q(view, panel, lane); });
+    };
+    prefetch(p.q, dims.dim);
+    prefetch(p.dout, dims.dim_v);
+    if (!p.delta.given()) prefetch(p.out, dims.dim_v);
+  }
+
+  // The panels that see some of the chunk's keys.
+  void load_block(int count, Interval keys) const {
     for (int i = 0; i < count; ++i) {
       GradientPanel<L>& panel = panels[i];
+      if (i + 1 < count) prefetch_panel(panels[i + 1]);
+      if (panel.seen.within(keys).empty()) continue;
       load_terms(panel);
       const auto offset_of_lane = [&](const View& view) {
         return [&](int64 lane) {
@@ -172,25 +207,28 @@ struct GradientTiles {
   }
 
   void clear_sums(Interval keys) const {
-    const int64 size = keys.end - keys.begin;
-    for (int64 i = 0; i < size * wide; i += L::kLanes) L::store(reals_at(at.dk) + i, L::set(0));
-    for (int64 i = 0; i < size * wide_v; i += L::kLanes) L::store(reals_at(at.dv) + i, L::set(0));
+    const int64 size = keys.end - keys.begin,
+                rows = kHasTiles<L> ? round_up(size, L::kLanes) : size;
+    for (int64 i = 0; i < rows * wide; i += L::kLanes) L::store(reals_at(at.dk) + i, L::set(0));
+    for (int64 i = 0; i < rows * wide_v; i += L::kLanes) L::store(reals_at(at.dv) + i, L::set(0));
   }
 
-  bool is_finite(const Real* row, int64 width) const {
+  bool is_finite(const Real* sums, int64 row, int64 width) const {
     Vec zeros = L::set(0);  // x - x is 0 for every finite x, and NaN for the others
     for (int64 d = 0; d < width; d += L::kLanes) {
-      const Vec x = L::load(row + d);
+      const Vec x = L::load(sums + vector_at<L>(row, d, width));
       zeros = L::add(zeros, L::sub(x, x));
     }
     return L::bits_of(L::equal(zeros, L::set(0))) == (uint64(1) << L::kLanes) - 1;
   }
 
-  void store_row(const View& view, int64 row, const Real* sums, int64 dim, Real factor) const {
+  // Of a row of the chunk's sums.
+  void store_row(const View& view, int64 offset, const Real* sums, int64 row, int64 dim,
+                 Real factor) const {
     if (!view.given()) return;
-    const int64 offset = context.offset_k(view, row);
+    const int64 width = padded(tiling.shape, dim);
     for (int64 d = 0; d < dim; d += L::kLanes) {
-      Vec x = L::mul(L::load(sums + d), L::set(factor));
+      Vec x = L::mul(L::load(sums + vector_at<L>(row, d, width)), L::set(factor));
       if (p.accumulate) x = L::add(L::load_as(view.type, view.data, offset + d, dim - d), x);
       L::store_as(view.type, view.data, offset + d, dim - d, x);
     }
@@ -198,14 +236,14 @@ struct GradientTiles {
 
   void store_chunk(Interval keys, uint8* nonfinite_k) const {
     for (int64 j = keys.begin; j < keys.end; ++j) {
-      const Real* const dk = reals_at(at.dk) + (j - keys.begin) * wide;
-      const Real* const dv = reals_at(at.dv) + (j - keys.begin) * wide_v;
-      if (nonfinite_k && !(is_finite(dk, wide) && is_finite(dv, wide_v))) {
+      const Real *const dk = reals_at(at.dk), *const dv = reals_at(at.dv);
+      const int64 row = j - keys.begin;
+      if (nonfinite_k && !(is_finite(dk, row, wide) && is_finite(dv, row, wide_v))) {
         nonfinite_k[j] = 1;  // both stay as they were, for the fix-up pass to write
         continue;
       }
-      store_row(p.dk, j, dk, dims.dim, Real(p.score.scale));
-      store_row(p.dv, j, dv, dims.dim_v, 1);
+      store_row(p.dk, context.offset_k(p.dk, j), dk, row, dims.dim, Real(p.score.scale));
+      store_row(p.dv, context.offset_k(p.dv, j), dv, row, dims.dim_v, 1);
     }
   }
 };

@@ -24,13 +24,17 @@ struct Product {
   int64 m;
   int64 k;         // in Units
   int64 late = 0;  // the last of k, which the first vector of B and C leaves out
-  // The tiles of A are dense, and those of a row of tiles follow each other.
-  bool a_in_tiles = false;
+  bool a_in_tiles = false, b_in_tiles = false, c_in_tiles = false;  // see vector_at
   // Where elements are sums of terms: from a term of A or B to the next, and how many of the first
   // pairs of terms are too small to matter.
   int64 a_term = 0;
   int64 b_term = 0;
   int skipped_pairs = 0;
+
+  // From the first column of a row of vectors to another, which begins a vector.
+  REGARD_INLINE static int64 columns(int64 n, bool in_tiles) {
+    return in_tiles ? n * L::kLanes : n;
+  }
 };
 
 // ----------------------------------------------------------------------- vectors, in registers
@@ -101,11 +105,21 @@ template <class L, int N, Walk walk, Result result>
 
 // Whether products are those of tile registers. They take A by rows, and whole tiles: callers pad k
 // with zeros in A and B, and C has room for whole tiles of rows, of which those after m are
-// undefined. Tiles of A that are dense arrive from the second cache sooner than rows of it.
+// undefined.
 template <class L>
 inline constexpr bool kHasTiles = requires { typename L::Tiles; };
 template <class L>
 inline constexpr int64 kTileElements = L::kLanes * L::kPack;  // of k in one tile
+
+// Where the vector that begins at a row and a column lies in a matrix of `width` columns: with tile
+// registers in a dense tile, where one row of tiles follows another. Rows that lie 256 bytes apart
+// or more are loaded, and stored most of all, in up to twice the time.
+template <class L>
+REGARD_INLINE int64 vector_at(int64 row, int64 column, int64 width) {
+  constexpr int64 kSide = L::kLanes;
+  if constexpr (!kHasTiles<L>) return row * width + column;
+  return row / kSide * kSide * width + (column + row % kSide) * kSide;
+}
 
 // The terms that an element is the sum of, and the pairs of terms of A and B whose products make
 // the product. From a pair to the next one operand changes.
@@ -169,8 +183,11 @@ template <class L, int M, int N, Result result, class Beside>
 REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p, int64 first,
                                   Beside& beside) {
   constexpr int64 kSide = L::kLanes, kSize = 4;  // bytes of a Unit and of a Real
-  const int64 a_row = (p.a_in_tiles ? kSide : p.lda) * kSize, a_step = p.a_in_tiles ? kSide : 1;
-  const int64 b_row = p.ldb * kSize, c_row = p.ldc * kSize;
+  const int64 a_row = (p.a_in_tiles ? kSide : p.lda) * kSize;
+  const int64 b_row = (p.b_in_tiles ? kSide : p.ldb) * kSize;
+  const int64 c_row = (p.c_in_tiles ? kSide : p.ldc) * kSize;
+  const int64 b_second = p.columns(kSide, p.b_in_tiles);
+  const int64 c_second = p.columns(kSide, p.c_in_tiles);
   const auto* const a = p.a + first * p.lda;
   auto* const c = p.c + first * p.ldc;
   const int first_pair = kTermPairCount<L> > 1 ? p.skipped_pairs : 0;
@@ -185,11 +202,11 @@ REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p,
                  ends = pair + 1 == kTermPairCount<L> && k + kSide >= p.k;
       const bool loads_a = begins_k || term.a != before.a;
       const bool loads_b = begins_k || term.b != before.b;
-      const auto* const a_tile = a + term.a * p.a_term + k * a_step;
+      const auto* const a_tile = a + term.a * p.a_term + p.columns(k, p.a_in_tiles);
       const auto* const b_tile = p.b + term.b * p.b_term + k * p.ldb;
       // Inlined early, so that the compiler keeps `beside` in registers.
       const auto add = [&]<int T, int A, int B>() __attribute__((always_inline)) {
-        auto* const sum = c + T / 2 * kSide * p.ldc + T % 2 * kSide;
+        auto* const sum = c + T / 2 * kSide * p.ldc + T % 2 * c_second;
         if (begins) begin_sum<L, result, T>(tiles, sum, c_row);
         tiles.template multiply_add<T, A, B>();
         if (ends) tiles.template store<T>(sum, c_row);
@@ -199,7 +216,7 @@ REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p,
       if (loads_b) tiles.template load<6>(b_tile, b_row);
       add.template operator()<0, 4, 6>();
       if constexpr (N > 1) {
-        if (loads_b) tiles.template load<7>(b_tile + kSide, b_row);
+        if (loads_b) tiles.template load<7>(b_tile + b_second, b_row);
         add.template operator()<1, 4, 7>();
       }
       if constexpr (M > 1) {
@@ -217,18 +234,21 @@ template <class L, Result result, class Beside>
 REGARD_INLINE void multiply_short(typename L::Tiles& tiles, const Product<L>& p, Beside& beside) {
   constexpr int64 kSide = L::kLanes, kSize = 4;
   const int64 a_row = (p.a_in_tiles ? kSide : p.lda) * kSize;
-  const int64 a_second = p.a_in_tiles ? kSide * kSide : kSide;
-  const int64 b_row = p.ldb * kSize, c_row = p.ldc * kSize;
-  const auto* const second = p.b + kSide * p.ldb;
+  const int64 b_row = (p.b_in_tiles ? kSide : p.ldb) * kSize;
+  const int64 c_row = (p.c_in_tiles ? kSide : p.ldc) * kSize;
+  const int64 a_second = p.columns(kSide, p.a_in_tiles);
+  const int64 b_second = p.columns(kSide, p.b_in_tiles);
+  const int64 c_second = p.columns(kSide, p.c_in_tiles);
+  const auto* const below = p.b + kSide * p.ldb;
   tiles.template load<4>(p.b, b_row);
-  tiles.template load<5>(p.b + kSide, b_row);
-  tiles.template load<6>(second, b_row);
-  tiles.template load<7>(second + kSide, b_row);
+  tiles.template load<5>(p.b + b_second, b_row);
+  tiles.template load<6>(below, b_row);
+  tiles.template load<7>(below + b_second, b_row);
   for (int64 m = 0; m < p.m; m += kSide) {
     const auto* const a = p.a + m * p.lda;
     auto* const c = p.c + m * p.ldc;
     begin_sum<L, result, 0>(tiles, c, c_row);
-    begin_sum<L, result, 1>(tiles, c + kSide, c_row);
+    begin_sum<L, result, 1>(tiles, c + c_second, c_row);
     tiles.template stream<2>(a, a_row);
     tiles.template multiply_add<0, 2, 4>();
     beside.step();
@@ -239,7 +259,7 @@ REGARD_INLINE void multiply_short(typename L::Tiles& tiles, const Product<L>& p,
     tiles.template store<0>(c, c_row);
     beside.step();
     tiles.template multiply_add<1, 3, 7>();
-    tiles.template store<1>(c + kSide, c_row);
+    tiles.template store<1>(c + c_second, c_row);
     beside.step();
   }
 }
@@ -289,14 +309,14 @@ void multiply_wide(Product<L> p, int64 vectors, Beside& beside) {
   for (; vectors >= N; vectors -= N) {
     multiply<L, N, walk, result>(p, beside);
     p.late = 0;
-    p.b += N * L::kLanes;
-    p.c += N * L::kLanes;
+    p.b += p.columns(N * L::kLanes, p.b_in_tiles);
+    p.c += p.columns(N * L::kLanes, p.c_in_tiles);
   }
   p.late = 0;  // one by one, vectors take part in all
   for (; vectors > 0; --vectors) {
     multiply<L, 1, walk, result>(p, beside);
-    p.b += L::kLanes;
-    p.c += L::kLanes;
+    p.b += p.columns(L::kLanes, p.b_in_tiles);
+    p.c += p.columns(L::kLanes, p.c_in_tiles);
   }
 }
 
@@ -328,7 +348,7 @@ void multiply_long_rows(Product<L> p, int64 vectors, int64 whole) {
   p.k = smaller(left, kLongest);
   multiply_rows<L, Walk::rows, Result::replace>(p, vectors, whole);
   while ((left -= p.k) > 0) {
-    p.a += p.k;
+    p.a += p.columns(p.k, p.a_in_tiles);
     p.b += p.k * p.ldb;
     p.k = smaller(left, kLongest);
     multiply_rows<L, Walk::rows, Result::add>(p, vectors, whole);

@@ -16,6 +16,7 @@ class PackedRange {
   struct Block {
     const Unit* keys = nullptr;  // rows of key_stride Units
     int64 key_stride = 0;
+    bool keys_in_tiles = false;
     AcrossRows<L> values;
     int64 key_term = 0, value_term = 0;  // from a term to the next
   };
@@ -43,6 +44,7 @@ class PackedRange {
     found.key_term = tiling_.block_k * found.key_stride;
     Unit* const keys = keys_ + index * kTerms<L> * found.key_term;
     found.keys = keys;
+    found.keys_in_tiles = kHasTiles<L>;
     if (packed) return found;
     each_term<L>([&]<class Term>(int n) {
       pack_rows<Term>(keys + n * found.key_term, found.key_stride, context_, p.k, dims_.dim,

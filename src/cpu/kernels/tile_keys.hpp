@@ -48,27 +48,13 @@ bool any_row(const HeadContext& context, const Panel& panel, const View& view, I
 }
 
 // The rows of a mask or a bias lie far apart: without a hint, each of their cache lines is waited
-// for. GCC takes calls of functions that only prefetch for calls without effect: this one is
-// inline, and does not use any_row.
-[[gnu::always_inline]] inline void prefetch_rows(const HeadContext& context, const Panel& panel,
+// for.
+[[gnu::always_inline]] inline void prefetch_keys(const HeadContext& context, const Panel& panel,
                                                  const View& view, Interval keys) {
-  constexpr int64 kLine = 64;
   if (view.strides.column != 1) return;
-  const int64 size = view.type == Type::boolean ? 1
-                     : view.type == Type::f64   ? 8
-                     : view.type == Type::f32   ? 4
-                                                : 2;
-  const auto* const data = static_cast<const char*>(view.data);
-  int64 before = 0;
-  for (int lane = 0; lane < panel.rows; ++lane) {
-    const int64 offset =
-        offset_of(view.strides, context.b, panel.head[lane], 0, panel.query[lane]) + keys.begin;
-    if (lane > 0 && offset == before) continue;
-    before = offset;
-    for (int64 byte = 0; byte < (keys.end - keys.begin) * size; byte += kLine) {
-      __builtin_prefetch(data + offset * size + byte);
-    }
-  }
+  prefetch_rows<3>(panel, view, keys.end - keys.begin, [&](int lane) {
+    return offset_of(view.strides, context.b, panel.head[lane], 0, panel.query[lane]) + keys.begin;
+  });
 }
 
 // The keys that a loop visits, block by block. A block begins at a multiple of `size`.
@@ -110,7 +96,7 @@ inline void read_mask(MaskBits& bits, const HeadContext& context, const Panel& p
   const uint32 whole = last - first == kMost ? ~uint32(0) : (uint32(1) << (last - first)) - 1;
   bits = {{first, last}, 0, whole};
   const Interval all{visible.at(first).begin, visible.at(last - 1).end};
-  if (all.end - all.begin <= kShortRow) prefetch_rows(context, panel, mask, all);
+  if (all.end - all.begin <= kShortRow) prefetch_keys(context, panel, mask, all);
   any_row(context, panel, mask, {0, 0}, [&](int64 offset) {
     for (int64 n = first; n < last; ++n) {
       const Interval keys = visible.at(n);
@@ -333,7 +319,7 @@ TileKeys tile_keys_of(const HeadContext& context, Panel& panel, const KeyBlocks&
   if (tile.keys.empty()) return tile;
   if (on.bias) {
     const Interval next{block.end, 2 * block.end - block.begin};
-    prefetch_rows(context, panel, p.bias, whole_units<L>(next, panel.seen.within(next)));
+    prefetch_keys(context, panel, p.bias, whole_units<L>(next, panel.seen.within(next)));
   }
   if (on.mask) {
     const Shown shown = shown_by_mask(context, panel, blocks, tile.keys);

@@ -39,9 +39,10 @@ CpuTiling tiling_for(const Problem& p, CpuShape shape) {
   if (p.backward) {
     t.chunk_k = keys_of_chunk(p, size);
     // Longer products read and write their sums in memory less often, most of all those of tile
-    // registers.
+    // registers: 256 rows where they fit into a core's second cache.
     const int64 side = smaller<int64>(128, t.chunk_k);
-    t.block_q = round_up(shape.tiles ? side : has_long_columns(p) ? 128 : kBackwardBlock, panel);
+    const int64 rows = shape.terms == 1 && size <= 256 ? 2 * side : side;
+    t.block_q = round_up(shape.tiles ? rows : has_long_columns(p) ? 128 : kBackwardBlock, panel);
     t.block_k = shape.tiles ? side : kBackwardBlock;
   } else {
     // Rows that share a packed key block. Tile products are quick, and packing is not.

@@ -213,7 +213,9 @@ REGARD_INLINE ForwardScratch forward_scratch(const CpuTiling& t, HeadSizes d) {
 
 struct BackwardScratch {
   StageScratch stage;
-  int64 panels;        // [block_q / panel] Panel
+  int64 panels;  // [block_q / panel] Panel
+  // For tiles, the vectors of these and of the matrices below are in dense tiles where rows are 256
+  // bytes and longer: keys, values, dk, dv, query_pairs, dout_pairs, weights and dscores.
   int64 keys;          // [terms][chunk_k][padded_units(dim)] Unit, pairs along the row
   int64 values;        // [terms][chunk_k][padded_units(dim_v)] Unit
   int64 key_pairs;     // [terms][chunk_k / pack][padded(dim)] Unit, pairs of keys; for tiles
@@ -228,8 +230,8 @@ struct BackwardScratch {
   int64 dweights;      // [block_k][panel]
   int64 weights;       // [terms][block_k][block_q / pack] Unit: Z P, pairs along the row
   int64 dscores;       // [terms][block_k][block_q / pack] Unit: ds
-  int64 dscore_pairs;  // [terms][block_k / pack][panel] Unit: ds, pairs of keys; only where
-                       // pack > 1
+  int64 dscore_pairs;  // [terms][block_k / pack][panel] Unit: ds, pairs of keys; for tiles
+                       // [block_q / panel][terms][chunk_k / pack][panel]; only where pack > 1
   int64 dq;            // [block_q / panel][padded(dim)][panel]
   FewRowsScratch few;  // only where pack is 1
   int64 size;
@@ -256,7 +258,8 @@ REGARD_INLINE BackwardScratch backward_scratch(const CpuTiling& t, HeadSizes d) 
   x.dweights = l.take(t.block_k * width * s.real_size);
   x.weights = l.take(t.block_k * panels * width / s.pack * unit);
   x.dscores = l.take(t.block_k * panels * width / s.pack * unit);
-  x.dscore_pairs = s.pack == 1 ? x.dscores : l.take(units(s, t.block_k) * width * unit);
+  const int64 pairs = s.tiles ? panels * units(s, t.chunk_k) : units(s, t.block_k);
+  x.dscore_pairs = s.pack == 1 ? x.dscores : l.take(pairs * width * unit);
   x.dq = l.take(panels * wide * width * s.real_size);
   if (s.pack == 1) x.few = few_rows_scratch(l, s, d);
   x.size = l.size();
