@@ -34,120 +34,46 @@ struct BackwardKernel : GradientTiles<L> {
 
   // ---------------------------------------------------------------------------------- one tile
 
-  // Makes P^T and dS^T of one panel from S^T and dP^T, in the block's matrices from `first_row` on.
-  void differentiate(int index, int count, Interval keys, int64 first_row, int64 chunk_row,
-                     bool may_hide) const {
-    const GradientPanel<L>& panel = panels[index];
-    const ScoreTerms<L> terms(context, panel);
-    const bool keeps_dscores = shared.dbias.given();
-    const auto store = [&]<bool kPlain>() {
-      store_gradients(
-          ScoreGradients<L, kPlain>(terms, stage, panel.lse, panel.delta, reals_at(at.scores),
-                                    reals_at(at.dweights), may_hide, keeps_dscores),
-          index, count, keys, first_row, chunk_row);
-    };
-    if (is_plain(terms.on) && !terms.on.dropout && !may_hide && !keeps_dscores) {
-      store.template operator()<true>();
-    } else {
-      store.template operator()<false>();
-    }
-  }
+  // A panel's keys of a block.
+  struct Tile {
+    int index = -1;  // of the panel; none: there is no such tile
+    int count = 0;   // of panels
+    Interval keys;
+    int64 block_row = 0, chunk_row = 0;  // of the first key
+    int buffer = 0;                      // of its scores and dP
+  };
 
-  template <class Gradients>
-  void store_gradients(const Gradients& gradients, int index, int count, Interval keys,
-                       int64 first_row, int64 chunk_row) const {
-    constexpr bool kPairs = L::kPack == 2 && kTerms<L> == 1;
-    constexpr int kStep = kPairs ? 2 : 1;
-    const int64 size = keys.end - keys.begin;
-    for (int64 j = 0; j < size; j += kStep) {
-      KeyGradients<L> key[kStep];
-#pragma GCC unroll 2
-      for (int n = 0; n < kStep; ++n) {
-        if (n > 0 && j + n == size) {
-          for (Vec& x : key[n].dscore) x = L::set(0);
-          break;
-        }
-        gradients.of(j + n, keys.begin + j + n, key[n]);
-        const int64 to = of_key(first_row + j + n, index, count);
-        store_key(units_at(at.weights) + to, units_at(at.dscores) + to, key[n]);
-      }
-      if constexpr (kPairs) {
-        Unit* const pairs = dscore_pairs(index, chunk_row) + j / 2 * kWidth;
-#pragma GCC unroll 4
-        for (int v = 0; v < L::kVectors; ++v) {
-          L::store_weights(pairs + v * L::kLanes, key[0].dscore[v], key[kStep - 1].dscore[v]);
-        }
-      }
-    }
-    if constexpr (kPairs) {
-      clear_last_pairs(dscore_pairs(index, chunk_row), size);
-    } else if constexpr (L::kPack == 2) {
-      pack_dscores(index, count, size, first_row, chunk_row);
-    }
-  }
   // Where a panel's Units of a key of the block lie in P and dS.
   int64 of_key(int64 row, int index, int count) const {
     return vector_at<L>(row, index * kWidth / L::kPack, block_units(count));
   }
-
-  // Writes P and dS of a key as Units.
-  REGARD_INLINE void store_key(Unit* weights, Unit* dscores, const KeyGradients<L>& key) const {
-    if constexpr (L::kPack == 2) {
-      const int64 term = kTerms<L> > 1 ? this->tile_term() : 0;
-      each_term<L>([&]<class Term>(int n) __attribute__((always_inline)) {
-        Term::store_rounded_row(weights + n * term, key.weight[0], key.weight[1]);
-        Term::store_rounded_row(dscores + n * term, key.dscore[0], key.dscore[1]);
-      });
-    } else {
-#pragma GCC unroll 4
-      for (int v = 0; v < L::kVectors; ++v) {
-        L::store(weights + v * L::kLanes, key.weight[v]);
-        L::store(dscores + v * L::kLanes, key.dscore[v]);
-      }
-    }
-  }
-  // dS in pairs of keys, from its rows.
-  void pack_dscores(int index, int count, int64 keys, int64 first_row, int64 chunk_row) const {
-    for (int n = 0; n < kTerms<L>; ++n) {
-      const Unit* const rows = units_at(at.dscores) + n * this->tile_term();
-      pack_term(dscore_pairs(index, chunk_row) + n * this->dscore_pair_term(), keys,
-                [&](int64 j) { return rows + of_key(first_row + j, index, count); });
-    }
-  }
-  // The panel's dS in pairs from a key of the chunk on; without tile registers, of the block's
-  // keys.
+  // A panel's dS in pairs from a key of the chunk on; without tile registers, of the block's keys.
   Unit* dscore_pairs(int index, int64 chunk_row) const {
     Unit* const pairs = units_at(at.dscore_pairs);
     if constexpr (!kHasTiles<L>) return pairs;
     return pairs + index * kTerms<L> * this->dscore_pair_term() + chunk_row / L::kPack * kWidth;
   }
-  template <class RowOf>
-  static void pack_term(Unit* pairs, int64 keys, RowOf row) {
-    static constexpr Unit kZeros[kWidth / L::kPack] = {};
-    for (int64 j = 0; j < keys; j += 2) {
-      const Unit* const even = row(j);
-      const Unit* const odd = j + 1 < keys ? row(j + 1) : kZeros;
-#pragma GCC unroll 2
-      for (int v = 0; v < L::kVectors; ++v) {
-        L::store(reinterpret_cast<Real*>(pairs + j / 2 * kWidth + v * L::kLanes),
-                 L::half_of_pairs(even, odd, v > 0));
-      }
-    }
-    clear_last_pairs(pairs, keys);
+
+  GradientRows<L> rows_of(const Tile& tile) const {
+    return {.weights = units_at(at.weights),
+            .dscores = units_at(at.dscores),
+            .first_row = tile.block_row,
+            .column = tile.index * kWidth / L::kPack,
+            .width = block_units(tile.count),
+            .term = kTerms<L> > 1 ? this->tile_term() : 0,
+            .pairs = dscore_pairs(tile.index, tile.chunk_row),
+            .pair_term = this->dscore_pair_term()};
   }
-  static void clear_last_pairs(Unit* pairs, int64 keys) {
-    for (int v = 0; v < L::kVectors; ++v) {
-      clear_last_tile<L>(pairs + v * L::kLanes, kWidth, keys);
-    }
+  PlainGradients<L> gradients_of(const Tile& tile) const {
+    const GradientPanel<L>& panel = panels[tile.index];
+    const Real unit = logit_unit(p.features, score_params<L>(p));
+    return {unit, panel.lse, panel.delta, scores_of(tile), dweights_of(tile)};
   }
 
   // One block of query rows and one key block of the chunk.
   void attend(int count, int64 chunk_begin, const KeyBlocks& blocks, Interval block) const {
     if (!set_tiles<L>(panels, count, context, blocks, block)) return;
-    for (int i = 0; i < count; ++i) {
-      const Interval keys = panels[i].tile.keys;
-      if (!keys.empty()) attend_panel(i, count, chunk_begin, block, keys);
-    }
+    attend_panels(count, chunk_begin, block);
     for (PanelRun run = run_from(0, count); run.first < count; run = run_from(run.end, count)) {
       add_run(run, count, chunk_begin, block);
     }
@@ -201,47 +127,122 @@ struct BackwardKernel : GradientTiles<L> {
     if (p.dk.given()) add_keys(at.dscores, at.query_pairs, at.dk, wide);
   }
 
-  // One panel and the keys of the block that it sees: its part of P, dS and dQ.
-  void attend_panel(int index, int count, int64 chunk_begin, Interval block, Interval keys) const {
-    const CpuShape& shape = tiling.shape;
-    GradientPanel<L>& panel = panels[index];
-    const int64 size = keys.end - keys.begin, from = keys.begin - chunk_begin;
-    // The rows of the first vector may not see the last keys.
-    const int64 seen = divide_up(keys_of_first_vector<L>(panel), L::kPack);
-    const auto score = [&](int64 a, int64 b, int64 c, int64 dim) {
-      multiply_long_rows<L>({.a = units_at(a) + from * row_units(dim),
+  // ------------------------------------------------------------------- a panel and a block's keys
+
+  Real* scores_of(const Tile& tile) const {
+    return reals_at(at.scores) + tile.buffer * tiling.block_k * kWidth;
+  }
+  Real* dweights_of(const Tile& tile) const {
+    return reals_at(at.dweights) + tile.buffer * tiling.block_k * kWidth;
+  }
+  // How many keys the rows of the first vector see, in Units: the last ones may be hidden.
+  int64 seen_of(const Tile& tile) const {
+    return divide_up(keys_of_first_vector<L>(panels[tile.index]), L::kPack);
+  }
+
+  // S^T = K Q^T and dP^T = V dO^T.
+  template <class Beside>
+  void score(const Tile& tile, Beside& beside) const {
+    const auto multiply_rows = [&](int64 a, int64 b, Real* to, int64 dim) {
+      multiply_long_rows<L>({.a = units_at(a) + tile.chunk_row * row_units(dim),
                              .lda = row_units(dim),
-                             .b = this->lanes_at(b, dim, index),
+                             .b = this->lanes_at(b, dim, tile.index),
                              .ldb = kWidth,
-                             .c = reals_at(c),
+                             .c = to,
                              .ldc = kWidth,
-                             .m = size,
-                             .k = units(shape, dim),
+                             .m = tile.keys.end - tile.keys.begin,
+                             .k = units(tiling.shape, dim),
                              .a_in_tiles = kHasTiles<L>,
                              .a_term = this->row_term(dim),
                              .b_term = this->lane_term(dim)},
-                            L::kVectors, seen * L::kPack);
+                            L::kVectors, seen_of(tile) * L::kPack, beside);
     };
     if (scores_few_rows()) {
-      score_few_rows(keys);
+      score_few_rows(tile.keys);
     } else {
-      score(at.keys, at.queries, at.scores, dims.dim);
+      multiply_rows(at.keys, at.queries, scores_of(tile), dims.dim);
     }
-    score(at.values, at.douts, at.dweights, dims.dim_v);
-    const bool may_hide = stage_block<L>(stage, context, panel) < size;
-    differentiate(index, count, keys, keys.begin - block.begin, from, may_hide);
+    multiply_rows(at.values, at.douts, dweights_of(tile), dims.dim_v);
+  }
+  int64 products_of(const Tile& tile) const {
+    const int64 keys = divide_up(tile.keys.end - tile.keys.begin, L::kLanes);
+    return keys * L::kVectors * kTermPairCount<L> *
+           (divide_up(row_units(dims.dim), L::kLanes) +
+            divide_up(row_units(dims.dim_v), L::kLanes));
+  }
+
+  // P and dS, where more than a unit makes logits of scores, or pairs may be hidden.
+  void differentiate(const Tile& tile, bool may_hide) const {
+    const GradientPanel<L>& panel = panels[tile.index];
+    const ScoreTerms<L> terms(context, panel);
+    const GradientRows<L> rows = rows_of(tile);
+    const PlainGradients<L> plain = gradients_of(tile);
+    const ScoreGradients<L> gradients{.plain = plain,
+                                      .terms = terms,
+                                      .stage = stage,
+                                      .scores = scores_of(tile),
+                                      .dweights = dweights_of(tile),
+                                      .may_hide = may_hide,
+                                      .keeps_dscores = shared.dbias.given()};
+    const int64 size = tile.keys.end - tile.keys.begin;
+    for (int64 j = 0; j < size; j += GradientRows<L>::kStep) {
+      rows.store(
+          j, size, [&](int64 n, KeyGradients<L> & to) __attribute__((always_inline)) {
+            gradients.of(n, tile.keys.begin + n, to);
+          });
+    }
+    rows.finish(size);
     if (shared.dbias.given()) {
-      add_bias_gradient<L>(shared.dbias, context, panel, reals_at(at.scores), keys);
+      add_bias_gradient<L>(shared.dbias, context, panel, scores_of(tile), tile.keys);
     }
-    if (!p.dq.given()) return;
+  }
+
+  // P and dS of each panel. Where tile registers multiply, those of a panel are made next to the
+  // products of the one after it.
+  void attend_panels(int count, int64 chunk_begin, Interval block) const {
+    constexpr bool kBeside = kHasTiles<L>;
+    Tile before;
+    int buffer = 0;
+    for (int i = 0; i < count; ++i) {
+      const Interval keys = panels[i].tile.keys;
+      if (keys.empty()) continue;
+      const Tile tile{i, count, keys, keys.begin - block.begin, keys.begin - chunk_begin, buffer};
+      if (kBeside && before.index >= 0) {
+        GradientSteps<L> steps = steps_of(before, products_of(tile));
+        score(tile, steps);
+        steps.finish();
+      } else {
+        Nothing nothing;
+        score(tile, nothing);
+      }
+      before = {};
+      const bool may_hide = stage_block<L>(stage, context, panels[i]) < keys.end - keys.begin;
+      if (!has_plain_gradients(p.features, may_hide) || shared.dbias.given()) {
+        differentiate(tile, may_hide);
+      } else if (kBeside) {
+        before = tile;
+        buffer = kTileBuffers - 1 - buffer;
+      } else {
+        steps_of(tile, 0).finish();
+      }
+      if (p.dq.given()) take_dscores(tile, chunk_begin);
+    }
+    if (kBeside && before.index >= 0) steps_of(before, 0).finish();
+  }
+  GradientSteps<L> steps_of(const Tile& tile, int64 products) const {
+    return {gradients_of(tile), rows_of(tile), tile.keys.end - tile.keys.begin, products};
+  }
+
+  // A panel's part of dQ.
+  void take_dscores(const Tile& tile, int64 chunk_begin) const {
     if constexpr (kHasTiles<L>) {
-      keep_dscores(index, keys, chunk_begin);
-    } else if constexpr (L::kPack > 1) {
-      multiply_dscores<Result::add>(index, dscore_pairs(index, from), kWidth, from, size, seen);
+      keep_dscores(tile.index, tile.keys, chunk_begin);
     } else {
-      const Unit* const dscores =
-          units_at(at.dscores) + of_key(keys.begin - block.begin, index, count);
-      multiply_dscores<Result::add>(index, dscores, block_units(count), from, size, seen);
+      const Unit* const rows =
+          units_at(at.dscores) + of_key(tile.block_row, tile.index, tile.count);
+      multiply_dscores<Result::add>(tile.index, L::kPack > 1 ? dscore_pairs(tile.index, 0) : rows,
+                                    L::kPack > 1 ? kWidth : block_units(tile.count), tile.chunk_row,
+                                    tile.keys.end - tile.keys.begin, seen_of(tile));
     }
   }
 

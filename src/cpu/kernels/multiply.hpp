@@ -327,32 +327,37 @@ void multiply_wide(const Product<L>& p, int64 vectors) {
 }
 
 // Leaves out the first vector of C's rows from `whole` on.
-template <class L, Walk walk, Result result>
-void multiply_rows(Product<L> p, int64 vectors, int64 whole) {
+template <class L, Walk walk, Result result, class Beside>
+void multiply_rows(Product<L> p, int64 vectors, int64 whole, Beside& beside) {
   Product<L> rest = p;
   p.m = smaller(p.m, whole);
-  multiply_wide<L, walk, result>(p, vectors);
+  multiply_wide<L, walk, result>(p, vectors, beside);
   if (p.m == rest.m) return;
   rest.a += p.m * p.lda;
   rest.b += L::kLanes;
   rest.c += p.m * p.ldc + L::kLanes;
   rest.m -= p.m;
-  multiply_wide<L, walk, result>(rest, vectors - 1);
+  multiply_wide<L, walk, result>(rest, vectors - 1, beside);
 }
 
 // Rows of A with B, as `multiply_rows` has them. A long k is cut: its sum is one of sums.
-template <class L>
-void multiply_long_rows(Product<L> p, int64 vectors, int64 whole) {
+template <class L, class Beside>
+void multiply_long_rows(Product<L> p, int64 vectors, int64 whole, Beside& beside) {
   constexpr int64 kLongest = 256;
   int64 left = p.k;
   p.k = smaller(left, kLongest);
-  multiply_rows<L, Walk::rows, Result::replace>(p, vectors, whole);
+  multiply_rows<L, Walk::rows, Result::replace>(p, vectors, whole, beside);
   while ((left -= p.k) > 0) {
     p.a += p.columns(p.k, p.a_in_tiles);
     p.b += p.k * p.ldb;
     p.k = smaller(left, kLongest);
-    multiply_rows<L, Walk::rows, Result::add>(p, vectors, whole);
+    multiply_rows<L, Walk::rows, Result::add>(p, vectors, whole, beside);
   }
+}
+template <class L>
+void multiply_long_rows(const Product<L>& p, int64 vectors, int64 whole) {
+  Nothing nothing;
+  multiply_long_rows<L>(p, vectors, whole, nothing);
 }
 
 }  // namespace

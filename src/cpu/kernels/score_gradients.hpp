@@ -1,4 +1,6 @@
-// Backward: P and dS of a panel, from its scores and dP.
+// Backward: P and dS of a panel, from its scores and dP, in steps that fit between the products of
+// tile registers.
+//   P^T = e^(S^T - lse)     dS^T = P^T (Z dP^T - delta)
 #pragma once
 
 #include "cpu/kernels/exponentials.hpp"
@@ -15,90 +17,226 @@ struct KeyGradients {
   typename L::Vec dscore[L::kVectors];
 };
 
-// P^T = e^(S^T - lse) and dS^T = P^T (Z dP^T - delta). kPlain: scores are multiplied by their unit
-// and no more, no pair is hidden, there is no dropout, and nobody wants dS in f32.
-template <class L, bool kPlain>
-class ScoreGradients {
+// Whether scores are multiplied by their unit and no more, and all pairs count.
+inline bool has_plain_gradients(const Features& on, bool may_hide) {
+  return is_plain(on) && !on.dropout && !may_hide;
+}
+
+// Where that is so.
+template <class L>
+class PlainGradients {
   using Real = typename L::Real;
   using Vec = typename L::Vec;
-  static constexpr int kWidth = L::kLanes * L::kVectors;
+  // The rounding of lse log2(e) is less than that of scores; terms of products are more exact.
+  static constexpr bool kFused = L::kPack > 1 && kTerms<L> == 1;
 
  public:
-  // scores, dweights: [keys][panel]. Where dS is kept in f32, it takes the place of the scores.
-  ScoreGradients(const ScoreTerms<L>& terms, const Stage<Real>& stage, const Real* lse,
-                 const Real* delta, Real* scores, const Real* dweights, bool may_hide,
-                 bool keeps_dscores)
-      : terms_(terms),
-        stage_(stage),
-        scores_(scores),
-        dweights_(dweights),
-        may_hide_(may_hide),
-        keeps_dscores_(keeps_dscores),
-        log2e_(L::set(Real(kLog2E))),
-        unit_(L::set(terms.unit)),
-        keep_(L::set(terms.keep_scale)) {
+  // lse, delta: [panel]. scores, dweights: [keys][panel].
+  PlainGradients(Real unit, const Real* lse, const Real* delta, const Real* scores,
+                 const Real* dweights)
+      : scores_(scores), dweights_(dweights), unit_(L::set(kFused ? unit * Real(kLog2E) : unit)) {
 #pragma GCC unroll 4
     for (int v = 0; v < L::kVectors; ++v) {
-      minus_lse_[v] = L::sub(L::set(0), L::load(lse + v * L::kLanes));
+      base_[v] = L::sub(L::set(0), L::load(lse + v * L::kLanes));
+      if constexpr (kFused) base_[v] = L::mul(base_[v], L::set(Real(kLog2E)));
       delta_[v] = L::load(delta + v * L::kLanes);
     }
   }
 
+  // Of the tile's key j.
+  REGARD_INLINE void of(int64 j, KeyGradients<L>& to) const {
+#pragma GCC unroll 4
+    for (int v = 0; v < L::kVectors; ++v) {
+      const int64 pair = (j * L::kVectors + v) * L::kLanes;
+      to.weight[v] = weight(L::load(scores_ + pair), v);
+      to.dscore[v] = dscore(to.weight[v], L::load(dweights_ + pair), v);
+    }
+  }
+
+  REGARD_INLINE Vec weight(Vec logit, int v) const {
+    const Vec exponent = L::fma(logit, unit_, base_[v]);
+    if constexpr (kFused) return made_.exp2(exponent);
+    return made_.exp2(L::mul(exponent, L::set(Real(kLog2E))));
+  }
+  REGARD_INLINE Vec dscore(Vec weight, Vec dweight, int v) const {
+    return L::mul(weight, L::sub(dweight, delta_[v]));
+  }
+
+ private:
+  const Real* scores_;
+  const Real* dweights_;
+  Vec unit_, base_[L::kVectors], delta_[L::kVectors];
+  [[no_unique_address]] WeightsOf<L> made_;
+};
+
+// In all other cases.
+template <class L>
+struct ScoreGradients {
+  using Real = typename L::Real;
+  using Vec = typename L::Vec;
+
+  const PlainGradients<L>& plain;
+  const ScoreTerms<L>& terms;
+  const Stage<Real>& stage;
+  Real* scores;  // dS in f32 takes their place, if it is kept
+  const Real* dweights;
+  bool may_hide, keeps_dscores;
+
   // Of the tile's key j, which is `key` of the sequence.
   REGARD_INLINE void of(int64 j, int64 key, KeyGradients<L>& to) const {
 #pragma GCC unroll 4
-    for (int v = 0; v < L::kVectors; ++v) {
-      const int64 pair = j * kWidth + v * L::kLanes;
-      const Vec raw = L::load(scores_ + pair), dweight = L::load(dweights_ + pair);
-      if constexpr (kPlain) {
-        to.weight[v] = weight(raw, v);
-        to.dscore[v] = L::mul(to.weight[v], L::sub(dweight, delta_[v]));
+    for (int v = 0; v < L::kVectors; ++v) of_vector(j, key, v, to.weight[v], to.dscore[v]);
+  }
+
+ private:
+  REGARD_INLINE void of_vector(int64 j, int64 key, int v, Vec& weight, Vec& dscore) const {
+    const Features& on = terms.on;
+    const Vec zero = L::set(0), keep = L::set(terms.keep_scale);
+    const int64 pair = (j * L::kVectors + v) * L::kLanes;
+    const auto seen = [&](Vec x) {
+      return may_hide ? L::select(L::mask_of(stage.visible[j] >> (v * L::kLanes)), x, zero) : x;
+    };
+    const Vec raw = L::load(scores + pair);
+    Vec dweight = L::load(dweights + pair), logit = raw;
+    if (!is_plain(on)) {
+      logit = terms.value(raw, on.bias ? L::load(stage.bias + pair) : zero, v, key);
+    }
+    const Vec whole = plain.weight(logit, v);
+    weight = whole;
+    if (on.dropout) {
+      const auto kept = L::mask_of(stage.kept[j] >> (v * L::kLanes));
+      dweight = L::select(kept, L::mul(dweight, keep), zero);
+      weight = L::mul(whole, L::select(kept, keep, zero));
+    }
+    weight = seen(weight);
+    dscore = seen(plain.dscore(whole, dweight, v));
+    if (keeps_dscores) L::store(scores + pair, dscore);
+    if (has_slope(on)) {
+      dscore = seen(L::mul(dscore, score_slope<L>(on, terms.params, raw)));
+    }
+  }
+};
+
+// Where P and dS of a panel's tile are stored: by key, their elements pairs of queries, and dS once
+// more as pairs of keys. Terms after the first lie `term` and `pair_term` Units on.
+template <class L>
+struct GradientRows {
+  using Unit = typename L::Unit;
+  static constexpr int kWidth = L::kLanes * L::kVectors;
+  // Pairs of keys are made of two keys in registers; of rows, if there are terms.
+  static constexpr bool kPairs = L::kPack == 2 && kTerms<L> == 1;
+  static constexpr int kStep = kPairs ? 2 : 1;  // keys
+
+  Unit* weights;  // of the block
+  Unit* dscores;
+  int64 first_row, column, width;  // of its matrices
+  int64 term;
+  Unit* pairs;  // of the tile; only where pack is 2
+  int64 pair_term;
+
+  REGARD_INLINE int64 at(int64 j) const { return vector_at<L>(first_row + j, column, width); }
+
+  // The next keys of a tile of `keys`, from j on, each by of(key, its gradients).
+  template <class Of>
+  REGARD_INLINE void store(int64 j, int64 keys, Of of) const {
+    KeyGradients<L> key[kStep];
+    of(j, key[0]);
+    store_key(at(j), key[0]);
+    if constexpr (kPairs) {
+      if (j + 1 < keys) {
+        of(j + 1, key[1]);
+        store_key(at(j + 1), key[1]);
       } else {
-        with_terms(j, key, v, raw, dweight, to);
+        key[1] = {};
+      }
+#pragma GCC unroll 4
+      for (int v = 0; v < L::kVectors; ++v) {
+        L::store_weights(pairs + j / 2 * kWidth + v * L::kLanes, key[0].dscore[v],
+                         key[1].dscore[v]);
+      }
+    }
+  }
+
+  // After the last key.
+  void finish(int64 keys) const {
+    if constexpr (L::kPack == 2) {
+      for (int n = 0; n < kTerms<L>; ++n) {
+        if constexpr (!kPairs) pack_term(pairs + n * pair_term, n, keys);
+        for (int v = 0; v < L::kVectors; ++v) {
+          clear_last_tile<L>(pairs + n * pair_term + v * L::kLanes, kWidth, keys);
+        }
       }
     }
   }
 
  private:
-  REGARD_INLINE Vec weight(Vec logit, int v) const {
-    return made_.exp2(L::mul(L::fma(logit, unit_, minus_lse_[v]), log2e_));
-  }
-
-  REGARD_INLINE void with_terms(int64 j, int64 key, int v, Vec raw, Vec dweight,
-                                KeyGradients<L>& to) const {
-    const Features& on = terms_.on;
-    const Vec zero = L::set(0);
-    const int64 pair = j * kWidth + v * L::kLanes;
-    const auto seen = [&](Vec x) {
-      return may_hide_ ? L::select(L::mask_of(stage_.visible[j] >> (v * L::kLanes)), x, zero) : x;
-    };
-    Vec logit = raw;
-    if (!is_plain(on)) {
-      logit = terms_.value(raw, on.bias ? L::load(stage_.bias + pair) : zero, v, key);
-    }
-    const Vec whole = weight(logit, v);
-    to.weight[v] = whole;
-    if (on.dropout) {
-      const auto kept = L::mask_of(stage_.kept[j] >> (v * L::kLanes));
-      dweight = L::select(kept, L::mul(dweight, keep_), zero);
-      to.weight[v] = L::mul(whole, L::select(kept, keep_, zero));
-    }
-    to.weight[v] = seen(to.weight[v]);
-    to.dscore[v] = seen(L::mul(whole, L::sub(dweight, delta_[v])));
-    if (keeps_dscores_) L::store(scores_ + pair, to.dscore[v]);
-    if (has_slope(on)) {
-      to.dscore[v] = seen(L::mul(to.dscore[v], score_slope<L>(on, terms_.params, raw)));
+  REGARD_INLINE void store_key(int64 to, const KeyGradients<L>& key) const {
+    if constexpr (L::kPack == 2) {
+      each_term<L>([&]<class Term>(int n) __attribute__((always_inline)) {
+        Term::store_rounded_row(weights + n * term + to, key.weight[0], key.weight[1]);
+        Term::store_rounded_row(dscores + n * term + to, key.dscore[0], key.dscore[1]);
+      });
+    } else {
+#pragma GCC unroll 4
+      for (int v = 0; v < L::kVectors; ++v) {
+        L::store(weights + to + v * L::kLanes, key.weight[v]);
+        L::store(dscores + to + v * L::kLanes, key.dscore[v]);
+      }
     }
   }
 
-  const ScoreTerms<L>& terms_;
-  const Stage<Real>& stage_;
-  Real* const scores_;
-  const Real* const dweights_;
-  const bool may_hide_, keeps_dscores_;
-  const Vec log2e_, unit_, keep_;
-  Vec minus_lse_[L::kVectors], delta_[L::kVectors];
-  [[no_unique_address]] WeightsOf<L> made_;
+  // dS in pairs of keys, from its rows.
+  void pack_term(Unit* to, int n, int64 keys) const {
+    static constexpr Unit kZeros[kWidth / L::kPack] = {};
+    for (int64 j = 0; j < keys; j += 2) {
+      const Unit* const even = dscores + n * term + at(j);
+      const Unit* const odd = j + 1 < keys ? dscores + n * term + at(j + 1) : kZeros;
+#pragma GCC unroll 2
+      for (int v = 0; v < L::kVectors; ++v) {
+        L::store(reinterpret_cast<typename L::Real*>(to + j / 2 * kWidth + v * L::kLanes),
+                 L::half_of_pairs(even, odd, v > 0));
+      }
+    }
+  }
+};
+
+// The plain gradients of a tile, next to products of tiles.
+template <class L>
+class GradientSteps {
+ public:
+  // `products`: how many are expected.
+  GradientSteps(const PlainGradients<L>& gradients, const GradientRows<L>& rows, int64 keys,
+                int64 products)
+      : gradients_(gradients), rows_(rows), keys_(keys) {
+    const int64 each = keys > 0 ? GradientRows<L>::kStep * products / keys : 0;
+    pause_ = each >= 4 ? 3 : each >= 2 ? 1 : 0;
+  }
+
+  // The share of one product.
+  REGARD_INLINE void step() {
+    if (next_ < keys_ && (++turn_ & pause_) == 0) store_next();
+  }
+
+  // Whatever is left.
+  void finish() const {
+    GradientSteps rest = *this;
+    while (rest.next_ < rest.keys_) rest.store_next();
+    rest.rows_.finish(keys_);
+  }
+
+ private:
+  REGARD_INLINE void store_next() {
+    rows_.store(
+        next_, keys_, [&](int64 j, KeyGradients<L> & to) __attribute__((always_inline)) {
+          gradients_.of(j, to);
+        });
+    next_ += GradientRows<L>::kStep;
+  }
+
+  PlainGradients<L> gradients_;
+  GradientRows<L> rows_;
+  int64 keys_, next_ = 0;
+  uint32 turn_ = 0, pause_ = 0;  // a share in every 1, 2 or 4 products
 };
 
 }  // namespace

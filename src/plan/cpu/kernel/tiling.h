@@ -189,7 +189,7 @@ struct ForwardScratch {
   FewRowsScratch few;
   int64 size;
 };
-// Tile products of two steps run next to the exponentials of a third.
+// Tile products of a step run next to the exponentials of another.
 inline constexpr int kTileBuffers = 2;
 REGARD_INLINE ForwardScratch forward_scratch(const CpuTiling& t, HeadSizes d) {
   const CpuShape& s = t.shape;
@@ -226,8 +226,8 @@ struct BackwardScratch {
   int64 douts;         // [block_q / panel][terms][units(dim_v)][panel] Unit: transposed
   int64 query_pairs;   // [terms][block_q / pack][padded(dim)] Unit: pairs of queries
   int64 dout_pairs;    // [terms][block_q / pack][padded(dim_v)] Unit
-  int64 scores;        // [block_k][panel]
-  int64 dweights;      // [block_k][panel]
+  int64 scores;        // [kTileBuffers or 1][block_k][panel]
+  int64 dweights;      // [kTileBuffers or 1][block_k][panel]
   int64 weights;       // [terms][block_k][block_q / pack] Unit: Z P, pairs along the row
   int64 dscores;       // [terms][block_k][block_q / pack] Unit: ds
   int64 dscore_pairs;  // [terms][block_k / pack][panel] Unit: ds, pairs of keys; for tiles
@@ -254,8 +254,9 @@ REGARD_INLINE BackwardScratch backward_scratch(const CpuTiling& t, HeadSizes d) 
   x.douts = l.take(panels * padded_units(s, d.dim_v) * width * unit);
   x.query_pairs = l.take(panels * width / s.pack * wide * unit);
   x.dout_pairs = l.take(panels * width / s.pack * wide_v * unit);
-  x.scores = l.take(t.block_k * width * s.real_size);
-  x.dweights = l.take(t.block_k * width * s.real_size);
+  const int64 tile = (s.tiles ? kTileBuffers : 1) * t.block_k * width * s.real_size;
+  x.scores = l.take(tile);
+  x.dweights = l.take(tile);
   x.weights = l.take(t.block_k * panels * width / s.pack * unit);
   x.dscores = l.take(t.block_k * panels * width / s.pack * unit);
   const int64 pairs = s.tiles ? panels * units(s, t.chunk_k) : units(s, t.block_k);
