@@ -182,15 +182,11 @@ struct BackwardKernel : GradientTiles<L> {
                                       .stage = stage,
                                       .scores = scores_of(tile),
                                       .dweights = dweights_of(tile),
+                                      .first_key = tile.keys.begin,
                                       .may_hide = may_hide,
                                       .keeps_dscores = shared.dbias.given()};
     const int64 size = tile.keys.end - tile.keys.begin;
-    for (int64 j = 0; j < size; j += GradientRows<L>::kStep) {
-      rows.store(
-          j, size, [&](int64 n, KeyGradients<L> & to) __attribute__((always_inline)) {
-            gradients.of(n, tile.keys.begin + n, to);
-          });
-    }
+    for (int64 j = 0; j < size; j += GradientRows<L>::kStep) rows.store(j, size, gradients);
     rows.finish(size);
     if (shared.dbias.given()) {
       add_bias_gradient<L>(shared.dbias, context, panel, scores_of(tile), tile.keys);

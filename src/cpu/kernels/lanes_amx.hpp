@@ -171,6 +171,9 @@ struct AmxF16Lanes<TileRegisters, Rounding>::Term : AmxF16Lanes<TileRegisters, R
   static void store_rounded_row(Unit* to, Vec first, Vec second) {
     Base::store_rounded_row(to, rest(first), rest(second));
   }
+  static void store_weights(Unit* to, Vec even, Vec odd) {
+    Base::store_weights(to, rest(even), rest(odd));
+  }
 
  private:
   // What the terms before leave.

@@ -80,16 +80,17 @@ struct ScoreGradients {
   const Stage<Real>& stage;
   Real* scores;  // dS in f32 takes their place, if it is kept
   const Real* dweights;
+  int64 first_key;  // of the sequence
   bool may_hide, keeps_dscores;
 
-  // Of the tile's key j, which is `key` of the sequence.
-  REGARD_INLINE void of(int64 j, int64 key, KeyGradients<L>& to) const {
+  // Of the tile's key j.
+  REGARD_INLINE void of(int64 j, KeyGradients<L>& to) const {
 #pragma GCC unroll 4
-    for (int v = 0; v < L::kVectors; ++v) of_vector(j, key, v, to.weight[v], to.dscore[v]);
+    for (int v = 0; v < L::kVectors; ++v) of_vector(j, v, to.weight[v], to.dscore[v]);
   }
 
  private:
-  REGARD_INLINE void of_vector(int64 j, int64 key, int v, Vec& weight, Vec& dscore) const {
+  REGARD_INLINE void of_vector(int64 j, int v, Vec& weight, Vec& dscore) const {
     const Features& on = terms.on;
     const Vec zero = L::set(0), keep = L::set(terms.keep_scale);
     const int64 pair = (j * L::kVectors + v) * L::kLanes;
@@ -99,7 +100,7 @@ struct ScoreGradients {
     const Vec raw = L::load(scores + pair);
     Vec dweight = L::load(dweights + pair), logit = raw;
     if (!is_plain(on)) {
-      logit = terms.value(raw, on.bias ? L::load(stage.bias + pair) : zero, v, key);
+      logit = terms.value(raw, on.bias ? L::load(stage.bias + pair) : zero, v, first_key + j);
     }
     const Vec whole = plain.weight(logit, v);
     weight = whole;
@@ -123,9 +124,7 @@ template <class L>
 struct GradientRows {
   using Unit = typename L::Unit;
   static constexpr int kWidth = L::kLanes * L::kVectors;
-  // Pairs of keys are made of two keys in registers; of rows, if there are terms.
-  static constexpr bool kPairs = L::kPack == 2 && kTerms<L> == 1;
-  static constexpr int kStep = kPairs ? 2 : 1;  // keys
+  static constexpr int kStep = L::kPack;  // keys
 
   Unit* weights;  // of the block
   Unit* dscores;
@@ -136,35 +135,34 @@ struct GradientRows {
 
   REGARD_INLINE int64 at(int64 j) const { return vector_at<L>(first_row + j, column, width); }
 
-  // The next keys of a tile of `keys`, from j on, each by of(key, its gradients).
-  template <class Of>
-  REGARD_INLINE void store(int64 j, int64 keys, Of of) const {
+  // The next keys of a tile of `keys`, from j on.
+  template <class Gradients>
+  REGARD_INLINE void store(int64 j, int64 keys, const Gradients& gradients) const {
     KeyGradients<L> key[kStep];
-    of(j, key[0]);
+    gradients.of(j, key[0]);
     store_key(at(j), key[0]);
-    if constexpr (kPairs) {
+    if constexpr (L::kPack == 2) {
       if (j + 1 < keys) {
-        of(j + 1, key[1]);
+        gradients.of(j + 1, key[1]);
         store_key(at(j + 1), key[1]);
       } else {
         key[1] = {};
       }
+      each_term<L>([&]<class Term>(int n) __attribute__((always_inline)) {
+        Unit* const to = pairs + n * pair_term + j / 2 * kWidth;
 #pragma GCC unroll 4
-      for (int v = 0; v < L::kVectors; ++v) {
-        L::store_weights(pairs + j / 2 * kWidth + v * L::kLanes, key[0].dscore[v],
-                         key[1].dscore[v]);
-      }
+        for (int v = 0; v < L::kVectors; ++v) {
+          Term::store_weights(to + v * L::kLanes, key[0].dscore[v], key[1].dscore[v]);
+        }
+      });
     }
   }
 
   // After the last key.
   void finish(int64 keys) const {
-    if constexpr (L::kPack == 2) {
-      for (int n = 0; n < kTerms<L>; ++n) {
-        if constexpr (!kPairs) pack_term(pairs + n * pair_term, n, keys);
-        for (int v = 0; v < L::kVectors; ++v) {
-          clear_last_tile<L>(pairs + n * pair_term + v * L::kLanes, kWidth, keys);
-        }
+    for (int n = 0; n < kTerms<L> && L::kPack == 2; ++n) {
+      for (int v = 0; v < L::kVectors; ++v) {
+        clear_last_tile<L>(pairs + n * pair_term + v * L::kLanes, kWidth, keys);
       }
     }
   }
@@ -181,20 +179,6 @@ struct GradientRows {
       for (int v = 0; v < L::kVectors; ++v) {
         L::store(weights + to + v * L::kLanes, key.weight[v]);
         L::store(dscores + to + v * L::kLanes, key.dscore[v]);
-      }
-    }
-  }
-
-  // dS in pairs of keys, from its rows.
-  void pack_term(Unit* to, int n, int64 keys) const {
-    static constexpr Unit kZeros[kWidth / L::kPack] = {};
-    for (int64 j = 0; j < keys; j += 2) {
-      const Unit* const even = dscores + n * term + at(j);
-      const Unit* const odd = j + 1 < keys ? dscores + n * term + at(j + 1) : kZeros;
-#pragma GCC unroll 2
-      for (int v = 0; v < L::kVectors; ++v) {
-        L::store(reinterpret_cast<typename L::Real*>(to + j / 2 * kWidth + v * L::kLanes),
-                 L::half_of_pairs(even, odd, v > 0));
       }
     }
   }
@@ -226,10 +210,7 @@ class GradientSteps {
 
  private:
   REGARD_INLINE void store_next() {
-    rows_.store(
-        next_, keys_, [&](int64 j, KeyGradients<L> & to) __attribute__((always_inline)) {
-          gradients_.of(j, to);
-        });
+    rows_.store(next_, keys_, gradients_);
     next_ += GradientRows<L>::kStep;
   }
 
