@@ -39,6 +39,53 @@ struct Product {
 
 // ----------------------------------------------------------------------- vectors, in registers
 
+// Elements of M rows of A, which lie in one column. They are reached from one of every fourth row
+// by a multiple of the distance between rows. The compiler does not know these, because it would
+// keep a distance for each row, more than there are registers, in vector registers; and what moves
+// them back takes the slots of multiplications.
+template <class L, int M>
+struct RowsOfA {
+  using Unit = typename L::Unit;
+  static constexpr int kGroups = (M + 3) / 4;
+  const char* at[kGroups];
+  int64 distance, three;  // bytes
+
+  REGARD_INLINE RowsOfA(const Unit* a, int64 lda)
+      : distance(lda * int64(sizeof(Unit))), three(3 * distance) {
+    for (int g = 0; g < kGroups; ++g) {
+      at[g] = reinterpret_cast<const char*>(a + 4 * g * lda);
+      asm("" : "+r"(at[g]));
+    }
+    asm("" : "+r"(distance), "+r"(three));
+  }
+  REGARD_INLINE Unit operator[](int m) const {
+    const int64 offset = m % 4 == 3 ? three : m % 4 * distance;
+    return *reinterpret_cast<const Unit*>(at[m / 4] + offset);
+  }
+  REGARD_INLINE void step() {
+    for (const char*& group : at) group += sizeof(Unit);
+  }
+};
+
+// A(m, k) of the next k. GCC's own vectors for scalar lanes need to know where rows lie.
+template <class L, int M, Walk walk>
+struct ElementsOfA {
+  const typename L::Unit* a;
+  int64 lda;
+
+  REGARD_INLINE ElementsOfA(const typename L::Unit* elements, int64 distance)
+      : a(elements), lda(distance) {}
+  REGARD_INLINE typename L::Unit operator[](int m) const {
+    return walk == Walk::rows ? a[m * lda] : a[m];
+  }
+  REGARD_INLINE void step() { a += walk == Walk::rows ? 1 : lda; }
+};
+template <class L, int M>
+  requires(L::kLanes > 1)
+struct ElementsOfA<L, M, Walk::rows> : RowsOfA<L, M> {
+  using RowsOfA<L, M>::RowsOfA;
+};
+
 template <class L, int M, int N, Walk walk, Result result, bool kLate>
 REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
   typename L::Vec sum[M][N];
@@ -47,8 +94,8 @@ REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
 #pragma GCC unroll 4
     for (int n = 0; n < N; ++n) sum[m][n] = L::set(0);
   }
-  const int64 lda = p.lda, ldb = p.ldb;
-  const auto* a = p.a + (walk == Walk::rows ? first * lda : first);
+  const int64 ldb = p.ldb;
+  ElementsOfA<L, M, walk> a(p.a + (walk == Walk::rows ? first * p.lda : first), p.lda);
   const auto* b = p.b;
   const auto add = [&]<int kFirst>() __attribute__((always_inline)) {
     typename L::UnitVec row[N];
@@ -56,11 +103,11 @@ REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
     for (int n = kFirst; n < N; ++n) row[n] = L::load_units(b + n * L::kLanes);
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
-      const auto each = L::broadcast_unit(walk == Walk::rows ? a[m * lda] : a[m]);
+      const auto each = L::broadcast_unit(a[m]);
 #pragma GCC unroll 4
       for (int n = kFirst; n < N; ++n) sum[m][n] = L::multiply_add(sum[m][n], each, row[n]);
     }
-    a += walk == Walk::rows ? 1 : lda;
+    a.step();
     b += ldb;
   };
   int64 k = kLate ? p.k - p.late : p.k;
