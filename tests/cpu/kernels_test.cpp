@@ -236,6 +236,17 @@ TEST_CASE("masks and biases that hide and show whole tiles") {
       check(with_features(s, features));
     }
   }
+  // Several blocks in a chunk of keys, and hidden ones among them.
+  for (Type type : tested_types()) {
+    const Settings s{.type = type,
+                     .len_q = 140,
+                     .len_k = 2400,
+                     .dim = 16,
+                     .dim_v = 8,
+                     .mask_tile = 128,
+                     .seed = ++seed};
+    check(with_features(s, 0x10u));
+  }
 }
 
 TEST_SUITE_END();

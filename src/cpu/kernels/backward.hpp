@@ -171,7 +171,7 @@ struct BackwardKernel : GradientTiles<L> {
             divide_up(row_units(dims.dim_v), L::kLanes));
   }
 
-  // P and dS, where more than a unit makes logits of scores, or pairs may be hidden.
+  // P and dS where they are not plain.
   void differentiate(const Tile& tile, bool may_hide) const {
     const GradientPanel<L>& panel = panels[tile.index];
     const ScoreTerms<L> terms(context, panel);
@@ -213,7 +213,7 @@ struct BackwardKernel : GradientTiles<L> {
       }
       before = {};
       const bool may_hide = stage_block<L>(stage, context, panels[i]) < keys.end - keys.begin;
-      if (!has_plain_gradients(p.features, may_hide) || shared.dbias.given()) {
+      if (!has_plain_gradients(p.features, may_hide)) {
         differentiate(tile, may_hide);
       } else if (kBeside) {
         before = tile;
@@ -236,36 +236,34 @@ struct BackwardKernel : GradientTiles<L> {
     } else {
       const Unit* const rows =
           units_at(at.dscores) + of_key(tile.block_row, tile.index, tile.count);
-      multiply_dscores<Result::add>(tile.index, L::kPack > 1 ? dscore_pairs(tile.index, 0) : rows,
-                                    L::kPack > 1 ? kWidth : block_units(tile.count), tile.chunk_row,
-                                    tile.keys.end - tile.keys.begin, seen_of(tile));
+      multiply_dscores<Result::add>(
+          tile.index, L::kPack > 1 ? dscore_pairs(tile.index, 0) : rows,
+          L::kPack > 1 ? kWidth : block_units(tile.count), tile.chunk_row,
+          tile.keys.end - tile.keys.begin,
+          units(tiling.shape, tile.keys.end - tile.keys.begin) - seen_of(tile));
     }
   }
 
-  // Tile registers load and store sums slowly, so that a panel's dQ is one product of all keys of
-  // the chunk. Those that the panel does not see between others have dS = 0.
+  // Tile registers load and store sums slowly, so that a panel's dQ is one product of the keys of
+  // the chunk that it sees, as long as they follow each other.
   void keep_dscores(int index, Interval keys, int64 chunk_begin) const {
     Interval& kept = panels[index].dscore_keys;
-    if (!kept.empty()) {
-      const int64 size = (keys.begin - kept.end) / L::kPack * kWidth;
-      for (int n = 0; n < kTerms<L>; ++n) {
-        Unit* const gap =
-            dscore_pairs(index, kept.end - chunk_begin) + n * this->dscore_pair_term();
-        for (int64 i = 0; i < size; ++i) gap[i] = 0;
-      }
-    }
+    if (!kept.empty() && kept.end < keys.begin) multiply_kept_dscores(index, chunk_begin);
     kept = hull(kept, keys);
   }
-  void multiply_kept_dscores(int count, int64 chunk_begin) const {
-    for (int i = 0; i < count; ++i) {
-      const Interval kept = panels[i].dscore_keys;
-      const int64 from = kept.begin - chunk_begin, size = kept.end - kept.begin;
-      if (kept.empty()) {
-        clear_dq(i, 1);
-      } else {
-        multiply_dscores<Result::replace>(i, dscore_pairs(i, from), kWidth, from, size, size);
-      }
+  void multiply_kept_dscores(int index, int64 chunk_begin) const {
+    GradientPanel<L>& panel = panels[index];
+    const Interval kept = panel.dscore_keys;
+    if (kept.empty()) return;
+    const int64 from = kept.begin - chunk_begin, size = kept.end - kept.begin;
+    const Unit* const dscores = dscore_pairs(index, from);
+    if (panel.has_dq) {
+      multiply_dscores<Result::add>(index, dscores, kWidth, from, size);
+    } else {
+      multiply_dscores<Result::replace>(index, dscores, kWidth, from, size);
     }
+    panel.has_dq = true;
+    panel.dscore_keys = {};
   }
 
   void clear_dq(int first, int count) const {
@@ -273,21 +271,21 @@ struct BackwardKernel : GradientTiles<L> {
     for (int64 i = 0; i < count * wide * kWidth; i += L::kLanes) L::store(dq + i, L::set(0));
   }
 
-  // A panel's dQ of keys of the chunk, of which the first vector's rows see the first `seen` Units.
+  // A panel's dQ of `size` keys of the chunk, whose dS are rows `stride` Units apart. The rows of
+  // the first vector do not see the last ones, `late` Units.
   template <Result result>
-  void multiply_dscores(int index, const Unit* dscores, int64 row_units, int64 from, int64 size,
-                        int64 seen) const {
-    const int64 keys = units(tiling.shape, size);
+  void multiply_dscores(int index, const Unit* dscores, int64 stride, int64 from, int64 size,
+                        int64 late = 0) const {
     multiply<L, L::kVectors, AcrossRows<L>::kWalk, result>(
         {.a = this->key_pairs().from(from),
          .lda = this->key_pairs().stride,
          .b = dscores,
-         .ldb = row_units,
+         .ldb = stride,
          .c = reals_at(at.dq) + index * wide * kWidth,
          .ldc = kWidth,
          .m = dims.dim,
-         .k = keys,
-         .late = kHasTiles<L> ? 0 : keys - seen,
+         .k = units(tiling.shape, size),
+         .late = late,
          .a_in_tiles = AcrossRows<L>::kInTiles,
          .a_term = this->key_pair_term(),
          .b_term = this->dscore_pair_term(),
@@ -399,7 +397,7 @@ struct BackwardKernel : GradientTiles<L> {
       return;
     }
     if (!kHasTiles<L> && p.dq.given()) clear_dq(0, count);
-    for (int i = 0; i < count; ++i) panels[i].dscore_keys = {};
+    for (int i = 0; i < count; ++i) panels[i].dscore_keys = {}, panels[i].has_dq = false;
     const Interval part = seen.within(keys);
     const KeyBlocks key_blocks{keys, tiling.block_k};
     const auto each_block_until = [&](auto visit) {
@@ -419,7 +417,10 @@ struct BackwardKernel : GradientTiles<L> {
           [&](Interval block_k) { return attend(count, keys.begin, key_blocks, block_k), false; });
     }
     if (!p.dq.given()) return;
-    if constexpr (kHasTiles<L>) multiply_kept_dscores(count, keys.begin);
+    for (int i = 0; i < count && kHasTiles<L>; ++i) {
+      multiply_kept_dscores(i, keys.begin);
+      if (!panels[i].has_dq) clear_dq(i, 1);
+    }
     share_dq(count, block, task.chunk, first == task.chunk, chunk_from(task.chunk + 1), nonfinite);
   }
 

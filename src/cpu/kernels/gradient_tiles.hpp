@@ -13,7 +13,9 @@ template <class L>
 struct GradientPanel : Panel {
   typename L::Real lse[kMaxPanel];    // +inf in lanes that are not in use or saw nothing: P = 0
   typename L::Real delta[kMaxPanel];  // dout . out - dlse
-  Interval dscore_keys;  // of the chunk, whose dS is kept for a later product; only with tiles
+  // Only with tiles: keys whose dS is kept for a product, and whether dq has that of others.
+  Interval dscore_keys;
+  bool has_dq = false;
 };
 
 template <class L>

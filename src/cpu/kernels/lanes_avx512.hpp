@@ -362,7 +362,7 @@ struct Avx512Pairs : Avx512F32 {
     _mm512_mask_storeu_epi16(static_cast<uint16_t*>(data) + offset, lanes,
                              _mm512_castps_si512(units));
   }
-  // Weights of two keys as pairs. They are not below 0, and another sum keeps their NaN.
+  // Weights, or any numbers, of two keys as pairs.
   static void store_weights(Unit* to, Vec even, Vec odd) {
     _mm512_storeu_ps(to, rounded_pairs(even, odd));
   }

@@ -31,7 +31,7 @@ struct Product {
   int64 b_term = 0;
   int skipped_pairs = 0;
 
-  // From the first column of a row of vectors to another, which begins a vector.
+  // Elements from a column to one that is n columns on, if both begin a vector.
   REGARD_INLINE static int64 columns(int64 n, bool in_tiles) {
     return in_tiles ? n * L::kLanes : n;
   }
@@ -39,10 +39,10 @@ struct Product {
 
 // ----------------------------------------------------------------------- vectors, in registers
 
-// Elements of M rows of A, which lie in one column. They are reached from one of every fourth row
-// by a multiple of the distance between rows. The compiler does not know these, because it would
-// keep a distance for each row, more than there are registers, in vector registers; and what moves
-// them back takes the slots of multiplications.
+// Elements of M rows of A, which lie in one column: those of every fourth row have an address of
+// their own, and others a multiple of the distance between rows from it. asm hides where addresses
+// and distances come from. Otherwise GCC keeps a distance for each row, some of them in vector
+// registers, and moving them back takes the slots of multiplications.
 template <class L, int M>
 struct RowsOfA {
   using Unit = typename L::Unit;
@@ -67,7 +67,8 @@ struct RowsOfA {
   }
 };
 
-// A(m, k) of the next k. GCC's own vectors for scalar lanes need to know where rows lie.
+// A(m, k) of the next k. Scalar lanes leave the addresses to GCC, which makes vectors of their own
+// loops only if it knows them.
 template <class L, int M, Walk walk>
 struct ElementsOfA {
   const typename L::Unit* a;
@@ -160,7 +161,7 @@ inline constexpr int64 kTileElements = L::kLanes * L::kPack;  // of k in one til
 
 // Where the vector that begins at a row and a column lies in a matrix of `width` columns: with tile
 // registers in a dense tile, where one row of tiles follows another. Rows that lie 256 bytes apart
-// or more are loaded, and stored most of all, in up to twice the time.
+// or more take up to twice as long to load, and longer to store.
 template <class L>
 REGARD_INLINE int64 vector_at(int64 row, int64 column, int64 width) {
   constexpr int64 kSide = L::kLanes;

@@ -17,7 +17,7 @@ struct KeyGradients {
   typename L::Vec dscore[L::kVectors];
 };
 
-// Whether scores are multiplied by their unit and no more, and all pairs count.
+// Whether logits are scores times their unit, no pair is hidden, and dropout keeps all.
 inline bool has_plain_gradients(const Features& on, bool may_hide) {
   return is_plain(on) && !on.dropout && !may_hide;
 }
@@ -27,18 +27,15 @@ template <class L>
 class PlainGradients {
   using Real = typename L::Real;
   using Vec = typename L::Vec;
-  // The rounding of lse log2(e) is less than that of scores; terms of products are more exact.
-  static constexpr bool kFused = L::kPack > 1 && kTerms<L> == 1;
 
  public:
   // lse, delta: [panel]. scores, dweights: [keys][panel].
   PlainGradients(Real unit, const Real* lse, const Real* delta, const Real* scores,
                  const Real* dweights)
-      : scores_(scores), dweights_(dweights), unit_(L::set(kFused ? unit * Real(kLog2E) : unit)) {
+      : scores_(scores), dweights_(dweights), unit_(L::set(unit)), log2e_(L::set(Real(kLog2E))) {
 #pragma GCC unroll 4
     for (int v = 0; v < L::kVectors; ++v) {
-      base_[v] = L::sub(L::set(0), L::load(lse + v * L::kLanes));
-      if constexpr (kFused) base_[v] = L::mul(base_[v], L::set(Real(kLog2E)));
+      minus_lse_[v] = L::sub(L::set(0), L::load(lse + v * L::kLanes));
       delta_[v] = L::load(delta + v * L::kLanes);
     }
   }
@@ -54,9 +51,7 @@ class PlainGradients {
   }
 
   REGARD_INLINE Vec weight(Vec logit, int v) const {
-    const Vec exponent = L::fma(logit, unit_, base_[v]);
-    if constexpr (kFused) return made_.exp2(exponent);
-    return made_.exp2(L::mul(exponent, L::set(Real(kLog2E))));
+    return made_.exp2(L::mul(L::fma(logit, unit_, minus_lse_[v]), log2e_));
   }
   REGARD_INLINE Vec dscore(Vec weight, Vec dweight, int v) const {
     return L::mul(weight, L::sub(dweight, delta_[v]));
@@ -65,7 +60,7 @@ class PlainGradients {
  private:
   const Real* scores_;
   const Real* dweights_;
-  Vec unit_, base_[L::kVectors], delta_[L::kVectors];
+  Vec unit_, log2e_, minus_lse_[L::kVectors], delta_[L::kVectors];
   [[no_unique_address]] WeightsOf<L> made_;
 };
 
@@ -118,8 +113,9 @@ struct ScoreGradients {
   }
 };
 
-// Where P and dS of a panel's tile are stored: by key, their elements pairs of queries, and dS once
-// more as pairs of keys. Terms after the first lie `term` and `pair_term` Units on.
+// Where P and dS of a panel's tile are stored: by key, and, where Units are pairs, those of
+// queries; then dS once more as pairs of keys. Terms after the first lie `term` and `pair_term`
+// Units on.
 template <class L>
 struct GradientRows {
   using Unit = typename L::Unit;

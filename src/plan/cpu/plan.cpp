@@ -39,7 +39,7 @@ CpuTiling tiling_for(const Problem& p, CpuShape shape) {
   if (p.backward) {
     t.chunk_k = keys_of_chunk(p, size);
     // Longer products read and write their sums in memory less often, most of all those of tile
-    // registers: 256 rows where they fit into a core's second cache.
+    // registers: 256 rows of one term where they fit into a core's second cache.
     const int64 side = smaller<int64>(128, t.chunk_k);
     const int64 rows = shape.terms == 1 && size <= 256 ? 2 * side : side;
     t.block_q = round_up(shape.tiles ? rows : has_long_columns(p) ? 128 : kBackwardBlock, panel);

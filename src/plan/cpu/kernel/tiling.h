@@ -214,8 +214,8 @@ REGARD_INLINE ForwardScratch forward_scratch(const CpuTiling& t, HeadSizes d) {
 struct BackwardScratch {
   StageScratch stage;
   int64 panels;  // [block_q / panel] Panel
-  // For tiles, the vectors of these and of the matrices below are in dense tiles where rows are 256
-  // bytes and longer: keys, values, dk, dv, query_pairs, dout_pairs, weights and dscores.
+  // For tiles, keys, values, dk, dv, query_pairs, dout_pairs, weights and dscores consist of dense
+  // tiles (vector_at).
   int64 keys;          // [terms][chunk_k][padded_units(dim)] Unit, pairs along the row
   int64 values;        // [terms][chunk_k][padded_units(dim_v)] Unit
   int64 key_pairs;     // [terms][chunk_k / pack][padded(dim)] Unit, pairs of keys; for tiles
