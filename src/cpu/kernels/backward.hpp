@@ -32,7 +32,7 @@ struct BackwardKernel : GradientTiles<L> {
                  const BackwardShared& shared_arrays, const BackwardTask& task, char* memory)
       : Tiles(problem, cpu_tiling, task, memory), shared(shared_arrays), stage(scratch, at.stage) {}
 
-  // ---------------------------------------------------------------------------------- one tile
+  // ------------------------------------------------------------------- where P and dS are stored
 
   // A panel's keys of a block.
   struct Tile {
@@ -69,6 +69,8 @@ struct BackwardKernel : GradientTiles<L> {
     const Real unit = logit_unit(p.features, score_params<L>(p));
     return {unit, panel.lse, panel.delta, scores_of(tile), dweights_of(tile)};
   }
+
+  // ------------------------------------------------------- a block of rows and a block of keys
 
   // One block of query rows and one key block of the chunk.
   void attend(int count, int64 chunk_begin, const KeyBlocks& blocks, Interval block) const {
