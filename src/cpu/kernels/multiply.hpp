@@ -133,12 +133,23 @@ REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
   }
 }
 
-// kLate: some of k are.
+// kLate: some of k are. Sums of few rows wait for those before them, so that the last rows are
+// summed in a whole tile where rows before them may be written twice.
 template <class L, int N, Walk walk, Result result, bool kLate>
 REGARD_INLINE void multiply_in_vectors(const Product<L>& p) {
+  constexpr int64 kRows = L::kRows;
   int64 first = 0;
-  for (; first + L::kRows <= p.m; first += L::kRows) {
-    multiply_tile<L, L::kRows, N, walk, result, kLate>(p, first);
+  for (; first + kRows <= p.m; first += kRows) {
+    multiply_tile<L, kRows, N, walk, result, kLate>(p, first);
+  }
+  if (result == Result::replace && first > 0 && p.m - first > 2) {
+    return multiply_tile<L, kRows, N, walk, result, kLate>(p, p.m - kRows);
+  }
+  if constexpr (result == Result::add && kRows > 4) {
+    if (first + 4 <= p.m) {
+      multiply_tile<L, 4, N, walk, result, kLate>(p, first);
+      first += 4;
+    }
   }
   for (; first + 2 <= p.m; first += 2) multiply_tile<L, 2, N, walk, result, kLate>(p, first);
   if (first < p.m) multiply_tile<L, 1, N, walk, result, kLate>(p, first);
