@@ -104,19 +104,20 @@ struct BackwardKernel : GradientTiles<L> {
   // Adds what the rows of some panels give to dV and dK of the keys that they see.
   void add_run(const PanelRun& run, int count, int64 chunk_begin, Interval block) const {
     for (int i = run.first; i < run.end; ++i) clear_unseen(i, count, block, run.keys);
+    const int last = run.end - 1;
     const int64 row = block_units(count), first = block_units(run.first);
     const int64 from = of_key(run.keys.begin - block.begin, run.first, count);
     // The product of both second terms is left out: P and dS are rounded more than that.
-    const auto add_keys = [&](int64 a, int64 b, int64 c, int64 width) {
+    const auto add_keys = [&](int64 a, const RowsOfUnits<L>& b, int64 c, int64 width) {
       multiply_wide<L, Walk::rows, Result::add>(
           {.a = units_at(a) + from,
            .lda = row,
-           .b = units_at(b) + first * width,
-           .ldb = width,
+           .b = b.at + first * b.stride,
+           .ldb = b.stride,
            .c = reals_at(c) + (run.keys.begin - chunk_begin) * width,
            .ldc = width,
            .m = run.keys.end - run.keys.begin,
-           .k = block_units(run.end - run.first),
+           .k = block_units(last - run.first) + units(tiling.shape, rows_in_products(last)),
            .a_in_tiles = kHasTiles<L>,
            .b_in_tiles = kHasTiles<L>,
            .c_in_tiles = kHasTiles<L>,
@@ -125,8 +126,14 @@ struct BackwardKernel : GradientTiles<L> {
            .skipped_pairs = kTerms<L> - 1},
           width / L::kLanes);
     };
-    if (p.dv.given()) add_keys(at.weights, at.dout_pairs, at.dv, wide_v);
-    if (p.dk.given()) add_keys(at.dscores, at.query_pairs, at.dk, wide);
+    if (p.dv.given()) add_keys(at.weights, this->dout_rows(count), at.dv, wide_v);
+    if (p.dk.given()) add_keys(at.dscores, this->query_rows(count), at.dk, wide);
+  }
+
+  // Query rows and vectors of a panel that products take: those in use, except by whole tiles.
+  int64 rows_in_products(int index) const { return kHasTiles<L> ? kWidth : panels[index].rows; }
+  int vectors_in_products(int index) const {
+    return int(divide_up(rows_in_products(index), L::kLanes));
   }
 
   // ------------------------------------------------------------------- a panel and a block's keys
@@ -145,9 +152,9 @@ struct BackwardKernel : GradientTiles<L> {
   // S^T = K Q^T and dP^T = V dO^T.
   template <class Beside>
   void score(const Tile& tile, Beside& beside) const {
-    const auto multiply_rows = [&](int64 a, int64 b, Real* to, int64 dim) {
-      multiply_long_rows<L>({.a = units_at(a) + tile.chunk_row * row_units(dim),
-                             .lda = row_units(dim),
+    const auto multiply_rows = [&](const RowsOfUnits<L>& a, int64 b, Real* to, int64 dim) {
+      multiply_long_rows<L>({.a = a.at + tile.chunk_row * a.stride,
+                             .lda = a.stride,
                              .b = this->lanes_at(b, dim, tile.index),
                              .ldb = kWidth,
                              .c = to,
@@ -157,14 +164,14 @@ struct BackwardKernel : GradientTiles<L> {
                              .a_in_tiles = kHasTiles<L>,
                              .a_term = this->row_term(dim),
                              .b_term = this->lane_term(dim)},
-                            L::kVectors, seen_of(tile) * L::kPack, beside);
+                            vectors_in_products(tile.index), seen_of(tile) * L::kPack, beside);
     };
     if (scores_few_rows()) {
       score_few_rows(tile.keys);
     } else {
-      multiply_rows(at.keys, at.queries, scores_of(tile), dims.dim);
+      multiply_rows(this->keys, at.queries, scores_of(tile), dims.dim);
     }
-    multiply_rows(at.values, at.douts, dweights_of(tile), dims.dim_v);
+    multiply_rows(this->values, at.douts, dweights_of(tile), dims.dim_v);
   }
   int64 products_of(const Tile& tile) const {
     const int64 keys = divide_up(tile.keys.end - tile.keys.begin, L::kLanes);
@@ -278,20 +285,20 @@ struct BackwardKernel : GradientTiles<L> {
   template <Result result>
   void multiply_dscores(int index, const Unit* dscores, int64 stride, int64 from, int64 size,
                         int64 late = 0) const {
-    multiply<L, L::kVectors, AcrossRows<L>::kWalk, result>(
-        {.a = this->key_pairs().from(from),
-         .lda = this->key_pairs().stride,
-         .b = dscores,
-         .ldb = stride,
-         .c = reals_at(at.dq) + index * wide * kWidth,
-         .ldc = kWidth,
-         .m = dims.dim,
-         .k = units(tiling.shape, size),
-         .late = late,
-         .a_in_tiles = AcrossRows<L>::kInTiles,
-         .a_term = this->key_pair_term(),
-         .b_term = this->dscore_pair_term(),
-         .skipped_pairs = kTerms<L> - 1});
+    multiply_wide<L, AcrossRows<L>::kWalk, result>({.a = this->key_pairs().from(from),
+                                                    .lda = this->key_pairs().stride,
+                                                    .b = dscores,
+                                                    .ldb = stride,
+                                                    .c = reals_at(at.dq) + index * wide * kWidth,
+                                                    .ldc = kWidth,
+                                                    .m = dims.dim,
+                                                    .k = units(tiling.shape, size),
+                                                    .late = late,
+                                                    .a_in_tiles = AcrossRows<L>::kInTiles,
+                                                    .a_term = this->key_pair_term(),
+                                                    .b_term = this->dscore_pair_term(),
+                                                    .skipped_pairs = kTerms<L> - 1},
+                                                   vectors_in_products(index));
   }
 
   // Whether S is summed as few rows of the forward pass sum it. In another order it differs by more

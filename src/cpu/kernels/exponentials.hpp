@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cpu/kernels/multiply.hpp"
-#include "cpu/kernels/panel.hpp"
+#include "cpu/kernels/packing.hpp"
 #include "semantics/softmax.h"
 
 namespace regard {

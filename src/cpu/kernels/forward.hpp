@@ -177,8 +177,8 @@ struct ForwardKernel {
     const int64 count = seen.end - seen.begin;
     return {.panel = index,
             .count = count,
-            .scores = {.a = keys.keys + from * keys.key_stride,
-                       .lda = keys.key_stride,
+            .scores = {.a = keys.keys.at + from * keys.keys.stride,
+                       .lda = keys.keys.stride,
                        .b = queries(index),
                        .ldb = kWidth,
                        .c = tile,

@@ -2,8 +2,9 @@
 // current block of query rows.
 #pragma once
 
-#include "cpu/kernels/panel.hpp"
+#include "cpu/kernels/packing.hpp"
 #include "cpu/kernels/strips.hpp"
+#include "cpu/kernels/transposed.hpp"
 
 namespace regard {
 namespace {
@@ -33,7 +34,8 @@ struct GradientTiles {
   const BackwardScratch at;
   char* const scratch;
   GradientPanel<L>* const panels;
-  const int64 wide, wide_v;  // padded head sizes
+  const int64 wide, wide_v;           // padded head sizes
+  const RowsOfUnits<L> keys, values;  // of the chunk
 
   GradientTiles(const Problem& problem, const CpuTiling& cpu_tiling, const BackwardTask& task,
                 char* memory)
@@ -45,12 +47,15 @@ struct GradientTiles {
         scratch(memory),
         panels(reinterpret_cast<GradientPanel<L>*>(scratch + at.panels)),
         wide(padded(tiling.shape, dims.dim)),
-        wide_v(padded(tiling.shape, dims.dim_v)) {}
+        wide_v(padded(tiling.shape, dims.dim_v)),
+        keys(rows_of_chunk(p.k, dims.dim, at.keys, task.chunk)),
+        values(rows_of_chunk(p.v, dims.dim_v, at.values, task.chunk)) {}
 
   Unit* units_at(int64 offset) const { return reinterpret_cast<Unit*>(scratch + offset); }
   Real* reals_at(int64 offset) const { return reinterpret_cast<Real*>(scratch + offset); }
   int64 row_units(int64 dim) const { return padded_units(tiling.shape, dim); }
   AcrossRows<L> key_pairs() const {
+    if constexpr (L::kPack == 1) return {keys.at, keys.stride};
     return {units_at(at.key_pairs), tiling.shape, dims.dim, tiling.chunk_k};
   }
   int64 block_units(int count) const { return int64(count) * kWidth / L::kPack; }
@@ -156,8 +161,27 @@ struct GradientTiles {
     if (!p.delta.given()) prefetch(p.out, dims.dim_v);
   }
 
+  // The block's rows as B of the products for dK and dV: as they lie, if they are those of one head
+  // and whole vectors; else where they are packed.
+  RowsOfUnits<L> rows_of_block(const View& view, int64 dim, int64 memory, int count) const {
+    const Panel& last = panels[count - 1];
+    if (L::kPack == 1 && dim % L::kLanes == 0 && last.head[last.rows - 1] == panels[0].head[0]) {
+      const auto in_place = rows_in_place<L>(view, dim, context.offset_q(view, panels[0], 0));
+      if (in_place.at) return in_place;
+    }
+    return {units_at(memory), padded(tiling.shape, dim)};
+  }
+  RowsOfUnits<L> query_rows(int count) const {
+    return rows_of_block(p.q, dims.dim, at.query_pairs, count);
+  }
+  RowsOfUnits<L> dout_rows(int count) const {
+    return rows_of_block(p.dout, dims.dim_v, at.dout_pairs, count);
+  }
+
   // The panels that see some of the chunk's keys.
   void load_block(int count, Interval keys) const {
+    const bool packs_queries = p.dk.given() && query_rows(count).at == units_at(at.query_pairs);
+    const bool packs_douts = p.dv.given() && dout_rows(count).at == units_at(at.dout_pairs);
     for (int i = 0; i < count; ++i) {
       GradientPanel<L>& panel = panels[i];
       if (i + 1 < count) prefetch_panel(panels[i + 1]);
@@ -178,8 +202,8 @@ struct GradientTiles {
         };
         lanes(at.queries, p.q, dims.dim);
         lanes(at.douts, p.dout, dims.dim_v);
-        if (p.dk.given()) pairs(at.query_pairs, wide, p.q, dims.dim);
-        if (p.dv.given()) pairs(at.dout_pairs, wide_v, p.dout, dims.dim_v);
+        if (packs_queries) pairs(at.query_pairs, wide, p.q, dims.dim);
+        if (packs_douts) pairs(at.dout_pairs, wide_v, p.dout, dims.dim_v);
       });
     }
   }
@@ -190,20 +214,27 @@ struct GradientTiles {
     return KeyChunks(tiling, context.seq.len_k).keys(chunk);
   }
 
-  void load_chunk(Interval keys) const {
-    const int64 size = keys.end - keys.begin;
+  RowsOfUnits<L> rows_of_chunk(const View& view, int64 dim, int64 memory, int64 chunk) const {
+    const int64 first = context.offset_k(view, chunk_keys(chunk).begin);
+    const auto in_place = rows_in_place<L>(view, dim, first);
+    return in_place.at ? in_place : RowsOfUnits<L>{units_at(memory), row_units(dim)};
+  }
+
+  void load_chunk(Interval chunk) const {
+    const int64 size = chunk.end - chunk.begin;
     each_term<L>([&]<class Term>(int n) {
-      const auto rows = [&](int64 to, const View& view, int64 dim) {
+      const auto pack = [&](const RowsOfUnits<L>& rows, int64 to, const View& view, int64 dim) {
+        if (rows.at != units_at(to)) return;
         pack_rows<Term>(units_at(to) + n * row_term(dim), row_units(dim), context, view, dim,
-                        keys.begin, size);
+                        chunk.begin, size);
       };
-      rows(at.keys, p.k, dims.dim);
-      rows(at.values, p.v, dims.dim_v);
+      pack(keys, at.keys, p.k, dims.dim);
+      pack(values, at.values, p.v, dims.dim_v);
       if constexpr (L::kPack > 1) {
         Unit* const to = units_at(at.key_pairs) + n * key_pair_term();
         AcrossRows<Term>(to, tiling.shape, dims.dim, tiling.chunk_k)
             .pack(to, p.k, dims.dim, size,
-                  [&](int64 row) { return context.offset_k(p.k, keys.begin + row); });
+                  [&](int64 row) { return context.offset_k(p.k, chunk.begin + row); });
       }
     });
   }

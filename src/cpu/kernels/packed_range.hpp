@@ -3,7 +3,7 @@
 // not.
 #pragma once
 
-#include "cpu/kernels/panel.hpp"
+#include "cpu/kernels/packing.hpp"
 
 namespace regard {
 namespace {
@@ -14,8 +14,7 @@ class PackedRange {
 
  public:
   struct Block {
-    const Unit* keys = nullptr;  // rows of key_stride Units
-    int64 key_stride = 0;
+    RowsOfUnits<L> keys = {};
     bool keys_in_tiles = false;
     AcrossRows<L> values;
     int64 key_term = 0, value_term = 0;  // from a term to the next
@@ -38,17 +37,16 @@ class PackedRange {
     packed_ |= uint64(1) << index;
     Block found{.values = values_of(block, index, packed), .value_term = block_units(dims_.dim_v)};
     found.keys = keys_in_place(block.begin, size);
-    found.key_stride = p.k.strides.row / L::kPack;
-    if (found.keys) return found;
-    found.key_stride = padded_units(tiling_.shape, dims_.dim);
-    found.key_term = tiling_.block_k * found.key_stride;
+    if (found.keys.at) return found;
+    const int64 stride = padded_units(tiling_.shape, dims_.dim);
+    found.key_term = tiling_.block_k * stride;
     Unit* const keys = keys_ + index * kTerms<L> * found.key_term;
-    found.keys = keys;
+    found.keys = {keys, stride};
     found.keys_in_tiles = kHasTiles<L>;
     if (packed) return found;
     each_term<L>([&]<class Term>(int n) {
-      pack_rows<Term>(keys + n * found.key_term, found.key_stride, context_, p.k, dims_.dim,
-                      block.begin, size);
+      pack_rows<Term>(keys + n * found.key_term, stride, context_, p.k, dims_.dim, block.begin,
+                      size);
     });
     return found;
   }
@@ -60,8 +58,9 @@ class PackedRange {
 
   AcrossRows<L> values_of(Interval block, int64 index, bool packed) const {
     const View& v = context_.problem.v;
-    if (const Unit* const rows = rows_in_place(v, dims_.dim_v, block.begin)) {
-      return {rows, v.strides.row};
+    if constexpr (L::kPack == 1) {
+      const auto rows = rows_in_place<L>(v, dims_.dim_v, context_.offset_k(v, block.begin));
+      if (rows.at) return {rows.at, rows.stride};
     }
     const int64 dim = dims_.dim_v, term = block_units(dim);
     Unit* const memory = values_ + index * kTerms<L> * term;
@@ -76,37 +75,20 @@ class PackedRange {
     return values;
   }
 
-  // Rows that are close to each other stay in a core's cache as well as packed ones.
-  static bool are_near(const View& rows, int64 dim) {
-    return rows.strides.row >= 0 && rows.strides.row <= 2 * dim;
-  }
-
-  // Where vectors multiply, rows of the arithmetic's own type are read as they lie. (GCC's own
-  // vectors for scalar lanes read an element past the last row.)
-  const Unit* rows_in_place(const View& view, int64 dim, int64 first) const {
-    if constexpr (!kHasTiles<L> && L::kPack == 1 && L::kLanes > 1) {
-      constexpr Type kType = sizeof(Unit) == 8 ? Type::f64 : Type::f32;
-      if (view.type == kType && are_near(view, dim)) {
-        return static_cast<const Unit*>(view.data) + context_.offset_k(view, first);
-      }
-    }
-    return nullptr;
-  }
-
   // Tile registers read rows of bf16 as they lie, if whole tiles of them begin at cache lines.
-  const Unit* keys_in_place(int64 first, int64 rows) const {
+  RowsOfUnits<L> keys_in_place(int64 first, int64 rows) const {
     const View& keys = context_.problem.k;
+    const int64 offset = context_.offset_k(keys, first);
     if constexpr (kHasTiles<L>) {
       constexpr int64 kElements = kTileElements<L>, kLine = 64, kSize = 2;
-      const auto* const row =
-          static_cast<const char*>(keys.data) + context_.offset_k(keys, first) * kSize;
+      const auto* const row = static_cast<const char*>(keys.data) + offset * kSize;
       if (keys.type == Type::bf16 && dims_.dim % kElements == 0 && rows % L::kLanes == 0 &&
           are_near(keys, dims_.dim) && reinterpret_cast<uint64>(row) % kLine == 0 &&
           keys.strides.row % kElements == 0) {
-        return reinterpret_cast<const Unit*>(row);
+        return {reinterpret_cast<const Unit*>(row), keys.strides.row / L::kPack};
       }
     }
-    return rows_in_place(keys, dims_.dim, first);
+    return rows_in_place<L>(keys, dims_.dim, offset);
   }
 
   const HeadContext& context_;

@@ -1,8 +1,8 @@
 // Forward: what rows have before their first key, and out and lse after their last one.
 #pragma once
 
-#include "cpu/kernels/panel.hpp"
 #include "cpu/kernels/running.hpp"
+#include "cpu/kernels/transposed.hpp"
 #include "semantics/score.h"
 #include "semantics/softmax.h"
 
