@@ -7,6 +7,7 @@
 //   dV += (Z P)^T dO     dK += dS^T Q     dQ^T += K^T dS^T
 #pragma once
 
+#include "cpu/kernels/ahead.hpp"
 #include "cpu/kernels/bias_sums.hpp"
 #include "cpu/kernels/dq_order.hpp"
 #include "cpu/kernels/few_rows.hpp"
@@ -73,9 +74,10 @@ struct BackwardKernel : GradientTiles<L> {
   // ------------------------------------------------------- a block of rows and a block of keys
 
   // One block of query rows and one key block of the chunk.
-  void attend(int count, int64 chunk_begin, const KeyBlocks& blocks, Interval block) const {
+  void attend(int count, int64 chunk_begin, const KeyBlocks& blocks, Interval block,
+              bool is_first_visit) const {
     if (!set_tiles<L>(panels, count, context, blocks, block)) return;
-    attend_panels(count, chunk_begin, block);
+    attend_panels(count, chunk_begin, block, is_first_visit);
     for (PanelRun run = run_from(0, count); run.first < count; run = run_from(run.end, count)) {
       add_run(run, count, chunk_begin, block);
     }
@@ -149,10 +151,19 @@ struct BackwardKernel : GradientTiles<L> {
     return divide_up(keys_of_first_vector<L>(panels[tile.index]), L::kPack);
   }
 
+  // Prefetches rows of keys or values from one on, at the pace of a product.
+  Ahead ahead_of(const RowsOfUnits<L>& rows, int64 first, int64 dim) const {
+    constexpr int64 kSize = sizeof(Unit);
+    return Ahead::of_bytes(reinterpret_cast<uint64>(rows.at + first * rows.stride),
+                           units(tiling.shape, dim) * kSize, rows.stride * kSize,
+                           2 * L::kRows * kSize);
+  }
+
   // S^T = K Q^T and dP^T = V dO^T.
   template <class Beside>
-  void score(const Tile& tile, Beside& beside) const {
-    const auto multiply_rows = [&](const RowsOfUnits<L>& a, int64 b, Real* to, int64 dim) {
+  void score(const Tile& tile, Beside& beside_keys, Beside& beside_values) const {
+    const auto multiply_rows = [&](const RowsOfUnits<L>& a, int64 b, Real* to, int64 dim,
+                                   Beside& beside) {
       multiply_long_rows<L>({.a = a.at + tile.chunk_row * a.stride,
                              .lda = a.stride,
                              .b = this->lanes_at(b, dim, tile.index),
@@ -169,9 +180,9 @@ struct BackwardKernel : GradientTiles<L> {
     if (scores_few_rows()) {
       score_few_rows(tile.keys);
     } else {
-      multiply_rows(this->keys, at.queries, scores_of(tile), dims.dim);
+      multiply_rows(this->keys, at.queries, scores_of(tile), dims.dim, beside_keys);
     }
-    multiply_rows(this->values, at.douts, dweights_of(tile), dims.dim_v);
+    multiply_rows(this->values, at.douts, dweights_of(tile), dims.dim_v, beside_values);
   }
   int64 products_of(const Tile& tile) const {
     const int64 keys = divide_up(tile.keys.end - tile.keys.begin, L::kLanes);
@@ -203,8 +214,9 @@ struct BackwardKernel : GradientTiles<L> {
   }
 
   // P and dS of each panel. Where tile registers multiply, those of a panel are made next to the
-  // products of the one after it.
-  void attend_panels(int count, int64 chunk_begin, Interval block) const {
+  // products of the one after it; where vectors do, the chunk's first visitor waits for keys and
+  // values, which are prefetched next to its products.
+  void attend_panels(int count, int64 chunk_begin, Interval block, bool is_first_visit) const {
     constexpr bool kBeside = kHasTiles<L>;
     Tile before;
     int buffer = 0;
@@ -214,11 +226,15 @@ struct BackwardKernel : GradientTiles<L> {
       const Tile tile{i, count, keys, keys.begin - block.begin, keys.begin - chunk_begin, buffer};
       if (kBeside && before.index >= 0) {
         GradientSteps<L> steps = steps_of(before, products_of(tile));
-        score(tile, steps);
+        score(tile, steps, steps);
         steps.finish();
+      } else if (!kHasTiles<L> && is_first_visit && i == 0) {
+        Ahead ahead_values = ahead_of(this->values, tile.chunk_row, dims.dim_v);
+        Ahead ahead_keys = ahead_of(this->keys, keys.end - chunk_begin, dims.dim);
+        score(tile, ahead_values, ahead_keys);
       } else {
         Nothing nothing;
-        score(tile, nothing);
+        score(tile, nothing, nothing);
       }
       before = {};
       const bool may_hide = stage_block<L>(stage, context, panels[i]) < keys.end - keys.begin;
@@ -389,7 +405,7 @@ struct BackwardKernel : GradientTiles<L> {
   }
 
   void visit_block(const RowBlocks& blocks, int64 block, const BackwardTask& task, Interval keys,
-                   uint8* nonfinite) const {
+                   bool is_first_visit, uint8* nonfinite) const {
     const int count = make_panels<L>(panels, context, blocks.first_row(block), blocks.rows(block));
     const SpanReach reach = context.reach_of(task.reach, panels[0]);
     const IntervalSet seen = keys_seen(blocks, block, reach, count);
@@ -422,8 +438,9 @@ struct BackwardKernel : GradientTiles<L> {
         })) {
       this->load_block(count, keys);
       if (scores_few_rows()) with_few_rows([&](const auto& rows) { rows.begin(panels[0]); });
-      each_block_until(
-          [&](Interval block_k) { return attend(count, keys.begin, key_blocks, block_k), false; });
+      each_block_until([&](Interval block_k) {
+        return attend(count, keys.begin, key_blocks, block_k, is_first_visit), false;
+      });
     }
     if (!p.dq.given()) return;
     for (int i = 0; i < count && kHasTiles<L>; ++i) {
@@ -452,6 +469,7 @@ struct BackwardKernel : GradientTiles<L> {
       // Blocks in descending order: under a causal mask every chunk begins with the blocks that all
       // chunks see, and none waits for another to catch up.
       const int64 step = blocks.packs_gqa ? blocks.count() : blocks.per_head();
+      bool is_first_visit = true;
       for (int64 head = blocks.count() / step - 1; head >= 0; --head) {
         // The first chunk visits what nobody sees, too.
         const bool asks = task.reach && !blocks.packs_gqa && task.chunk > 0;
@@ -460,7 +478,8 @@ struct BackwardKernel : GradientTiles<L> {
           return previous_rows(blocks, reach, task.chunk, keys, end);
         };
         for (int64 n = visited.end; (n = before(n)) >= visited.begin;) {
-          visit_block(blocks, head * step + n, task, keys, nonfinite);
+          visit_block(blocks, head * step + n, task, keys, is_first_visit, nonfinite);
+          is_first_visit = false;
         }
       }
     }

@@ -4,6 +4,7 @@
 // every type; where they end with a part of a vector, by a masked load.
 #pragma once
 
+#include "cpu/kernels/ahead.hpp"
 #include "cpu/kernels/few_softmax.hpp"
 #include "cpu/kernels/strips.hpp"
 
@@ -33,18 +34,24 @@ class FewRows {
         sums_(reinterpret_cast<Real*>(scratch + at.sums)),
         out_(reinterpret_cast<Real*>(scratch + at.out)) {}
 
+  // Queries have the type of keys, and lie in strips as keys do.
   void begin(const Panel& panel) const {
-    for (int64 i = 0; i < kRows * wide_; ++i) queries_[i] = 0;
     for (int64 i = 0; i < kRows * wide_v_; ++i) sums_[i] = out_[i] = 0;
+    for (int64 i = panel.rows * wide_; i < kRows * wide_; ++i) queries_[i] = 0;
     const View& q = context_.problem.q;
     with_strips<L>(context_.problem.k, dims_.dim, [&]<class S>(S) {
       for (int row = 0; row < panel.rows; ++row) {
-        const int64 offset = context_.offset_q(q, panel, row);
-        for (int64 d = 0; d < dims_.dim; d += L::kLanes) {
-          Real elements[L::kLanes];
-          L::store(elements, L::load_as(q.type, q.data, offset + d, dims_.dim - d));
-          for (int t = 0; t < L::kLanes; ++t) {
-            queries_[row * wide_ + S::place(d + t)] = elements[t];
+        const char* const from =
+            static_cast<const char*>(q.data) + context_.offset_q(q, panel, row) * S::kSize;
+        for (int64 d = 0; d < dims_.dim; d += S::kElements) {
+          Vec strip[S::kVectors];
+          if constexpr (S::kVectors > 1) {
+            S::load(from + d * S::kSize, strip);
+          } else {
+            S::load_part(from + d * S::kSize, dims_.dim - d, strip);
+          }
+          for (int v = 0; v < S::kVectors; ++v) {
+            L::store(queries_ + row * wide_ + d + v * L::kLanes, strip[v]);
           }
         }
       }
@@ -97,12 +104,21 @@ class FewRows {
     }
   }
 
-  // to[dim_v][panel] = out, after the last tile.
-  void end(const Panel& panel, Real* to) const {
+  // to[dim_v][panel] = out, after the last tile; zeros in lanes of the first vector that are not in
+  // use.
+  void end(Real* to) const {
     with_strips<L>(context_.problem.v, dims_.dim_v, [&]<class S>(S) {
-      for (int row = 0; row < panel.rows; ++row) {
-        for (int64 d = 0; d < dims_.dim_v; ++d) {
-          to[d * kPanel + row] = out_[row * wide_v_ + S::place(d)];
+      for (int64 d = 0; d < dims_.dim_v; d += L::kLanes) {
+        Vec tile[L::kLanes];
+#pragma GCC unroll 16
+        for (int t = 0; t < L::kLanes; ++t) {
+          tile[t] = t < kRows ? L::load(out_ + t * wide_v_ + d) : L::set(0);
+        }
+        L::transpose(tile);
+#pragma GCC unroll 16
+        for (int t = 0; t < L::kLanes; ++t) {
+          const int64 element = S::element(d + t);
+          if (element < dims_.dim_v) L::store(to + element * kPanel, tile[t]);
         }
       }
     });
@@ -116,24 +132,6 @@ class FewRows {
     return power;
   }
 
-  // Prefetches the rows that are read next, a piece of a row for each strip that is read. They go
-  // to the second cache, which can wait for more lines than the first. There may be no such rows.
-  struct Ahead {
-    uint64 at;
-    int64 piece;   // bytes
-    int64 pieces;  // of a row
-    int64 gap;     // bytes from the last piece of a row to the next row
-    int64 left = pieces;
-
-    REGARD_INLINE void step() {
-      __builtin_prefetch(reinterpret_cast<const void*>(at), 0, 2);
-      at += uint64(piece);
-      if (--left > 0) return;
-      at += uint64(gap);
-      left = pieces;
-    }
-  };
-
   // Rows of a block.
   struct Rows {
     const char* first;
@@ -143,10 +141,7 @@ class FewRows {
 
   template <class S>
   Ahead ahead_of(const View& view, int64 dim, int64 first) const {
-    const int64 size = view.type == Type::f64 ? 8 : view.type == Type::f32 ? 4 : 2;
-    const int64 piece = S::kElements * size, pieces = divide_up(dim, S::kElements);
-    return {reinterpret_cast<uint64>(view.data) + uint64(context_.offset_k(view, first) * size),
-            piece, pieces, view.strides.row * size - pieces * piece};
+    return Ahead::of_rows(view, context_.offset_k(view, first), dim, S::kElements);
   }
 
   template <class S>
@@ -188,7 +183,7 @@ class FewRows {
         S::load(at[t] + d * S::kSize, key);
       }
       ahead.step();
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
 #pragma GCC unroll 2
         for (int v = 0; v < S::kVectors; ++v) {
@@ -223,7 +218,7 @@ class FewRows {
                   Ahead& ahead) const {
     constexpr int kVectors = kStrips * S::kVectors;
     Vec sum[kTogether][kVectors];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (auto& row : sum) {
 #pragma GCC unroll 16
       for (Vec& x : row) x = L::set(0);
@@ -242,14 +237,14 @@ class FewRows {
         }
         ahead.step();
       }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int row = 0; row < kTogether; ++row) {
         const Vec each = L::set(weight[row]);
 #pragma GCC unroll 16
         for (int v = 0; v < kVectors; ++v) sum[row][v] = L::fma(each, value[v], sum[row][v]);
       }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int row = 0; row < kTogether; ++row) {
       Real* const sums = sums_ + (first + row) * wide_v_ + column;
 #pragma GCC unroll 16

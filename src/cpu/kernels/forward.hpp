@@ -261,14 +261,16 @@ struct ForwardKernel {
   }
 
   // One step after the other. The rows of the first vector may not see the step's last keys.
-  void attend(Step step, const Running<L>& run) const {
+  template <class Beside>
+  void attend(Step step, const Running<L>& run, Beside beside_keys, Beside beside_values) const {
+    const int vectors = vectors_of<L>(panels[step.panel]);
     const int64 seen = divide_up(keys_of_first_vector<L>(panels[step.panel]), L::kPack);
-    multiply_long_rows<L>(step.scores, vectors_of<L>(panels[step.panel]), seen * L::kPack);
+    multiply_long_rows<L>(step.scores, vectors, seen * L::kPack, beside_keys);
     Step none;
     settle(step, none, run);
     weigh(step, run);
     step.out.late = step.out.k - seen;
-    multiply_values(step);
+    multiply_values(step, beside_values);
   }
 
   // The tile products of the steps before and after, and between them the exponentials of `now`;
@@ -318,8 +320,10 @@ struct ForwardKernel {
           advance(before, now, next, memory);
           before = now;
           now = next;
+        } else if (i == 0) {
+          attend(next, running(memory, i), packed.beside_keys(block), packed.beside_values(block));
         } else {
-          attend(next, running(memory, i));
+          attend(next, running(memory, i), Nothing(), Nothing());
         }
       }
     }
@@ -376,7 +380,7 @@ struct ForwardKernel {
       rows.multiply_values(panel.tile.keys, scores);
     }
     end_tile();
-    rows.end(panel, run.out);
+    rows.end(run.out);
     softmax.end(run.max, run.sum, panel.rows);
   }
 

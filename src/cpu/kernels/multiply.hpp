@@ -37,6 +37,11 @@ struct Product {
   }
 };
 
+// What is done next to products: a step after each product of tiles, or after two of k by vectors.
+struct Nothing {
+  REGARD_INLINE void step() {}
+};
+
 // ----------------------------------------------------------------------- vectors, in registers
 
 // Elements of M rows of A, which lie in one column: those of every fourth row have an address of
@@ -87,8 +92,8 @@ struct ElementsOfA<L, M, Walk::rows> : RowsOfA<L, M> {
   using RowsOfA<L, M>::RowsOfA;
 };
 
-template <class L, int M, int N, Walk walk, Result result, bool kLate>
-REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
+template <class L, int M, int N, Walk walk, Result result, bool kLate, class Beside>
+REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first, Beside& beside) {
   typename L::Vec sum[M][N];
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
@@ -117,6 +122,7 @@ REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
   for (; L::kLanes > 1 && k > 1; k -= 2) {
     add.template operator()<0>();
     add.template operator()<0>();
+    beside.step();
   }
   for (; k > 0; --k) add.template operator()<0>();
   if constexpr (kLate) {
@@ -135,29 +141,32 @@ REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first) {
 
 // kLate: some of k are. Sums of few rows wait for those before them, so that the last rows are
 // summed in a whole tile where rows before them may be written twice.
-template <class L, int N, Walk walk, Result result, bool kLate>
-REGARD_INLINE void multiply_in_vectors(const Product<L>& p) {
+template <class L, int N, Walk walk, Result result, bool kLate, class Beside>
+REGARD_INLINE void multiply_in_vectors(const Product<L>& p, Beside& beside) {
   constexpr int64 kRows = L::kRows;
   int64 first = 0;
   for (; first + kRows <= p.m; first += kRows) {
-    multiply_tile<L, kRows, N, walk, result, kLate>(p, first);
+    multiply_tile<L, kRows, N, walk, result, kLate>(p, first, beside);
   }
   if (result == Result::replace && first > 0 && p.m - first > 2) {
-    return multiply_tile<L, kRows, N, walk, result, kLate>(p, p.m - kRows);
+    return multiply_tile<L, kRows, N, walk, result, kLate>(p, p.m - kRows, beside);
   }
   if constexpr (result == Result::add && kRows > 4) {
     if (first + 4 <= p.m) {
-      multiply_tile<L, 4, N, walk, result, kLate>(p, first);
+      multiply_tile<L, 4, N, walk, result, kLate>(p, first, beside);
       first += 4;
     }
   }
-  for (; first + 2 <= p.m; first += 2) multiply_tile<L, 2, N, walk, result, kLate>(p, first);
-  if (first < p.m) multiply_tile<L, 1, N, walk, result, kLate>(p, first);
+  for (; first + 2 <= p.m; first += 2)
+    multiply_tile<L, 2, N, walk, result, kLate>(p, first, beside);
+  if (first < p.m) multiply_tile<L, 1, N, walk, result, kLate>(p, first, beside);
 }
 
-template <class L, int N, Walk walk, Result result>
-[[gnu::noinline]] void multiply_late(const Product<L>& p) {
-  multiply_in_vectors<L, N, walk, result, true>(p);
+template <class L, int N, Walk walk, Result result, class Beside>
+[[gnu::noinline]] void multiply_late(const Product<L>& p, Beside& beside) {
+  Beside in_registers = beside;
+  multiply_in_vectors<L, N, walk, result, true>(p, in_registers);
+  beside = in_registers;
 }
 
 // ------------------------------------------------------------------------------ tile registers
@@ -220,11 +229,6 @@ struct TileSession {};
 template <class L>
   requires kHasTiles<L>
 struct TileSession<L> : L::Tiles::Session {};
-
-// What vector units do while tile registers multiply: a step after each product of tiles.
-struct Nothing {
-  REGARD_INLINE void step() {}
-};
 
 template <class L, Result result, int T>
 REGARD_INLINE void begin_sum(typename L::Tiles& tiles, const typename L::Real* c, int64 row_bytes) {
@@ -342,17 +346,17 @@ REGARD_INLINE void multiply_in_tiles(const Product<L>& p, Beside& beside) {
 // C is N vectors wide.
 template <class L, int N, Walk walk, Result result, class Beside>
 [[gnu::noinline]] void multiply(const Product<L> p, Beside& beside) {
+  Beside in_registers = beside;
   if constexpr (kHasTiles<L>) {
     static_assert(walk == Walk::rows);
-    Beside in_registers = beside;
     multiply_in_tiles<L, N, result>(p, in_registers);
-    beside = in_registers;
   } else {
     if constexpr (N > 1 && walk == Walk::columns && result == Result::add) {
-      if (p.late > 0) return multiply_late<L, N, walk, result>(p);
+      if (p.late > 0) return multiply_late<L, N, walk, result>(p, beside);
     }
-    multiply_in_vectors<L, N, walk, result, false>(p);
+    multiply_in_vectors<L, N, walk, result, false>(p, in_registers);
   }
+  beside = in_registers;
 }
 
 template <class L, int N, Walk walk, Result result>

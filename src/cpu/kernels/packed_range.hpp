@@ -3,6 +3,7 @@
 // not.
 #pragma once
 
+#include "cpu/kernels/ahead.hpp"
 #include "cpu/kernels/packing.hpp"
 
 namespace regard {
@@ -51,7 +52,31 @@ class PackedRange {
     return found;
   }
 
+  // The first panel waits for keys and values: what is read after its products with a block is
+  // prefetched next to them. Values that are packed were read before. After the last block follow
+  // rows of the next head, or no rows.
+  Ahead beside_keys(Interval block) const {
+    const Problem& p = context_.problem;
+    return reads_values_in_place() ? ahead_of(p.v, dims_.dim_v, block.begin)
+                                   : ahead_of(p.k, dims_.dim, block.end);
+  }
+  Ahead beside_values(Interval block) const {
+    const Problem& p = context_.problem;
+    return reads_values_in_place() ? ahead_of(p.k, dims_.dim, block.end)
+                                   : ahead_of(p.v, dims_.dim_v, block.end);
+  }
+
  private:
+  bool reads_values_in_place() const {
+    if constexpr (L::kPack > 1) return false;
+    const View& v = context_.problem.v;
+    return rows_in_place<L>(v, dims_.dim_v, context_.offset_k(v, 0)).at != nullptr;
+  }
+  // At the pace of a product: a step follows two Units of each row of a tile.
+  Ahead ahead_of(const View& view, int64 dim, int64 first) const {
+    return Ahead::of_rows(view, context_.offset_k(view, first), dim, 2 * L::kRows * L::kPack);
+  }
+
   int64 block_units(int64 dim) const {
     return units(tiling_.shape, tiling_.block_k) * padded(tiling_.shape, dim);
   }

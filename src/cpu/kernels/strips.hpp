@@ -36,11 +36,11 @@ struct Strip {
     static_assert(kVectors == 1);
     to[0] = L::load_as(kType, from, 0, count);
   }
-  // Where vectors hold element d of a row.
-  REGARD_INLINE static int64 place(int64 d) {
-    if constexpr (!kPairs) return d;
-    const int64 within = d % kElements;
-    return d - within + within % 2 * L::kLanes + within / 2;
+  // Which element of a row vectors hold at a place.
+  REGARD_INLINE static int64 element(int64 place) {
+    if constexpr (!kPairs) return place;
+    const int64 within = place % kElements;
+    return place - within + within % L::kLanes * 2 + within / L::kLanes;
   }
 };
 
