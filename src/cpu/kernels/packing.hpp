@@ -1,6 +1,7 @@
 // Rows of tensors as the Units that products multiply, and whether they lie along or across rows.
 #pragma once
 
+#include "cpu/kernels/known_type.hpp"
 #include "cpu/kernels/panel.hpp"
 
 namespace regard {
@@ -14,22 +15,31 @@ void each_term(Pack pack) {
   if constexpr (kTerms<L> > 1) pack.template operator()<typename TermsOf<L>::template Term<1>>(1);
 }
 
+// A vector of Units along a row, zeros after the first `count` elements.
+template <class L>
+REGARD_INLINE typename L::Vec load_units_of(Type type, const View& view, int64 offset,
+                                            int64 count) {
+  if constexpr (L::kPack == 1) {
+    return L::load_as(type, view.data, offset, count);
+  } else {
+    return L::load_row_units(type, view.data, offset, count);
+  }
+}
+
 // Rows of a tensor as Units along the row: vectors of to[row][width], zeros after the row's end.
 template <class L>
 void pack_rows(typename L::Unit* to, int64 width, const HeadContext& context, const View& view,
                int64 dim, int64 first, int64 rows) {
-  for (int64 row = 0; row < rows; ++row) {
-    const int64 offset = context.offset_k(view, first + row);
-    for (int64 d = 0; d < width; d += L::kLanes) {
-      typename L::Vec x;
-      if constexpr (L::kPack == 1) {
-        x = L::load_as(view.type, view.data, offset + d, dim - d);
-      } else {
-        x = L::load_row_units(view.type, view.data, offset + 2 * d, dim - 2 * d);
+  with_known(view.type, [&](auto type) {
+    for (int64 row = 0; row < rows; ++row) {
+      const int64 offset = context.offset_k(view, first + row);
+      for (int64 u = 0; u < width; u += L::kLanes) {
+        const int64 d = L::kPack * u;
+        const auto x = load_units_of<L>(type, view, offset + d, dim - d);
+        L::store(reinterpret_cast<typename L::Real*>(to + vector_at<L>(row, u, width)), x);
       }
-      L::store(reinterpret_cast<typename L::Real*>(to + vector_at<L>(row, d, width)), x);
     }
-  }
+  });
 }
 
 // Rows of Units along the row, from one of them on.
@@ -85,10 +95,13 @@ void pack_pairs(typename L::Unit* to, int64 width, const View& view, int64 dim, 
     };
     const int64 even = offset(row);
     if constexpr (L::kPack == 1) {
-      for (int64 d = 0; d < width; d += L::kLanes) {
-        L::store(out(d),
-                 even == kNoRow ? L::set(0) : L::load_as(view.type, view.data, even + d, dim - d));
-      }
+      with_known(view.type, [&](auto type) {
+        const int64 count = even == kNoRow ? 0 : dim;
+        for (int64 d = 0; d < width; d += L::kLanes) {
+          L::store(out(d),
+                   count > 0 ? L::load_as(type, view.data, even + d, count - d) : L::set(0));
+        }
+      });
     } else {
       const int64 odd = row + 1 < rows ? offset(row + 1) : kNoRow;
       const bool whole = view.type == Type::bf16 && even != kNoRow && odd != kNoRow;

@@ -1,34 +1,10 @@
 // The rows of a panel, transposed into its lanes, and lanes back into rows.
 #pragma once
 
-#include "cpu/kernels/panel.hpp"
+#include "cpu/kernels/packing.hpp"
 
 namespace regard {
 namespace {
-
-// A type that the compiler knows, so that loads and stores need not look at it.
-template <Type kType>
-struct KnownType {
-  REGARD_INLINE operator Type() const { return kType; }
-};
-template <class Call>
-REGARD_INLINE void with_known(Type type, Call call) {
-  if (type == Type::f64) return call(KnownType<Type::f64>());
-  if (type == Type::f16) return call(KnownType<Type::f16>());
-  if (type == Type::bf16) return call(KnownType<Type::bf16>());
-  call(KnownType<Type::f32>());
-}
-
-// 16 elements or pairs of a row, zeros after the first `count` elements.
-template <class L>
-REGARD_INLINE typename L::Vec load_units_of(Type type, const View& view, int64 offset,
-                                            int64 count) {
-  if constexpr (L::kPack == 1) {
-    return L::load_as(type, view.data, offset, count);
-  } else {
-    return L::load_row_units(type, view.data, offset, count);
-  }
-}
 
 template <class L, class SomeType>
 void pack_lanes_of(SomeType type, typename L::Unit* to, const HeadContext& context,
