@@ -2,6 +2,7 @@
 // are query rows. They say which pairs are visible, which dropout keeps, and what the bias adds.
 #pragma once
 
+#include "cpu/kernels/known_type.hpp"
 #include "cpu/kernels/tile_keys.hpp"
 #include "semantics/score.h"
 #include "semantics/softmax.h"
@@ -35,9 +36,27 @@ typename L::Real element_of(const View& view, int64 offset) {
   return one[0];
 }
 
-// The same for one vector of rows whose elements do not follow each other; lane t's begin at
-// offset[t]. They are loaded one at a time, except where all keys share them, or where the rows lie
-// side by side in memory.
+// A vector of rows, transposed: to[key][panel]. Lane t's elements begin at offset[t].
+template <class L, class SomeType>
+void stage_rows(SomeType type, typename L::Real* to, const View& view,
+                const int64 (&offset)[L::kLanes], int64 count) {
+  constexpr int kWidth = L::kLanes * L::kVectors;
+  for (int64 j = 0; j < count; j += L::kLanes) {
+    typename L::Vec tile[L::kLanes];
+#pragma GCC unroll 16
+    for (int t = 0; t < L::kLanes; ++t) {
+      tile[t] = L::load_as(type, view.data, offset[t] + j, count - j);
+    }
+    L::transpose(tile);
+#pragma GCC unroll 16
+    for (int t = 0; t < L::kLanes; ++t) {
+      if (j + t < count) L::store(to + (j + t) * kWidth, tile[t]);
+    }
+  }
+}
+
+// The same for rows whose elements do not follow each other. They are loaded one at a time, except
+// where all keys share them, or where the rows lie side by side in memory.
 template <class L>
 void stage_strided_rows(typename L::Real* to, const View& view, const int64 (&offset)[L::kLanes],
                         int64 count) {
@@ -64,7 +83,6 @@ void stage_strided_rows(typename L::Real* to, const View& view, const int64 (&of
 template <class L>
 void stage_tile(typename L::Real* to, const HeadContext& context, const Panel& panel,
                 const View& view, Interval keys) {
-  constexpr int kWidth = L::kLanes * L::kVectors;
   const int64 count = keys.end - keys.begin, step = view.strides.column;
   for (int v = 0; v < L::kVectors; ++v) {
     int64 offset[L::kLanes];
@@ -77,17 +95,11 @@ void stage_tile(typename L::Real* to, const HeadContext& context, const Panel& p
       stage_strided_rows<L>(to + v * L::kLanes, view, offset, count);
       continue;
     }
-    for (int64 j = 0; j < count; j += L::kLanes) {
-      typename L::Vec tile[L::kLanes];
-#pragma GCC unroll 16
-      for (int t = 0; t < L::kLanes; ++t) {
-        tile[t] = L::load_as(view.type, view.data, offset[t] + j, count - j);
-      }
-      L::transpose(tile);
-#pragma GCC unroll 16
-      for (int t = 0; t < L::kLanes; ++t) {
-        if (j + t < count) L::store(to + (j + t) * kWidth + v * L::kLanes, tile[t]);
-      }
+    if (view.type == Type::boolean) {
+      stage_rows<L>(KnownType<Type::boolean>(), to + v * L::kLanes, view, offset, count);
+    } else {
+      with_known(view.type,
+                 [&](auto type) { stage_rows<L>(type, to + v * L::kLanes, view, offset, count); });
     }
   }
 }
