@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -17,13 +19,27 @@
 namespace regard {
 namespace {
 
+// Waking a thread takes 5 to 50 us, which is as long as a small call. So helpers look for the next
+// call, and a caller for the end of its last workers, for a while before they sleep. A core that
+// another thread could use is left to it. Returns whether `done` became true.
+template <class Done>
+bool spin_until(Done done) {
+  constexpr std::chrono::microseconds kLongest(50);
+  const auto begin = std::chrono::steady_clock::now();
+  while (!done()) {
+    if (std::chrono::steady_clock::now() - begin > kLongest) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
 // One parallel() call. Free threads start its workers; the caller is one of them.
 struct Job {
   const FunctionRef<void(int)> work;
   const int workers;
+  std::atomic<int> finished{0};  // once all have, the job may be gone
   // Under the pool's mutex.
   int started = 0;
-  int finished = 0;
   Job* next = nullptr;  // of those that have workers left to start
 };
 
@@ -33,17 +49,28 @@ class Pool {
   void run(int workers, FunctionRef<void(int)> work) {
     const system::CancellationDisabled until_helpers_have_ended;
     Job job{work, workers};
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock(mutex_, std::defer_lock);
+    lock_soon(lock);
     grow(workers - 1);
     insert(job);
     for (int others = workers - 1; others > 0; --others) wake_.notify_one();
     while (job.started < job.workers) start_one(job, lock);
     remove(job);
-    done_.wait(lock, [&] { return job.finished == job.workers; });
+    lock.unlock();
+    const auto finished = [&] { return job.finished.load(std::memory_order_acquire) == workers; };
+    if (spin_until(finished)) return;
+    lock.lock();
+    done_.wait(lock, finished);
   }
 
  private:
+  // A thread that sleeps until the mutex is free is late for the call.
+  static void lock_soon(std::unique_lock<std::mutex>& lock) {
+    if (!spin_until([&] { return lock.try_lock(); })) lock.lock();
+  }
+
   void insert(Job& job) {  // behind the others
+    jobs_begun_.fetch_add(1, std::memory_order_relaxed);
     Job** place = &jobs_;
     while (*place) place = &(*place)->next;
     *place = &job;
@@ -56,11 +83,12 @@ class Pool {
 
   // Starts one worker of the job on this thread.
   void start_one(Job& job, std::unique_lock<std::mutex>& lock) {
-    const int worker = job.started++;
+    const int worker = job.started++, workers = job.workers;
     lock.unlock();
     run_worker(job, worker);
-    lock.lock();
-    if (++job.finished == job.workers) done_.notify_all();
+    const bool is_last = job.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == workers;
+    lock_soon(lock);
+    if (is_last) done_.notify_all();
   }
 
   static void run_worker(Job& job, int worker) {
@@ -90,8 +118,14 @@ class Pool {
     system::become_helper();
     std::unique_lock lock(mutex_);
     while (true) {
-      Job* job = nullptr;
-      wake_.wait(lock, [&] { return (job = find_job()) != nullptr; });
+      Job* job = find_job();
+      if (!job) {
+        const std::uint64_t before = jobs_begun_.load(std::memory_order_relaxed);
+        lock.unlock();
+        spin_until([&] { return jobs_begun_.load(std::memory_order_relaxed) != before; });
+        lock_soon(lock);
+        wake_.wait(lock, [&] { return (job = find_job()) != nullptr; });
+      }
       start_one(*job, lock);
     }
   }
@@ -100,6 +134,7 @@ class Pool {
   std::condition_variable wake_;
   std::condition_variable done_;
   Job* jobs_ = nullptr;
+  std::atomic<std::uint64_t> jobs_begun_{0};
   int threads_ = 0;
 };
 
