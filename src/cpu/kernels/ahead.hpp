@@ -22,13 +22,14 @@ struct Ahead {
     return {first, piece, pieces, stride - pieces * piece};
   }
   // Rows of `dim` elements from an offset on, in pieces of so many elements.
-  REGARD_INLINE static Ahead of_rows(const View& view, int64 offset, int64 dim, int64 elements) {
+  [[gnu::always_inline]] static Ahead of_rows(const View& view, int64 offset, int64 dim,
+                                              int64 elements) {
     const int64 size = view.type == Type::f64 ? 8 : view.type == Type::f32 ? 4 : 2;
     return of_bytes(reinterpret_cast<uint64>(view.data) + uint64(offset * size), dim * size,
                     view.strides.row * size, elements * size);
   }
 
-  REGARD_INLINE void step() {
+  [[gnu::always_inline]] void step() {
     __builtin_prefetch(reinterpret_cast<const void*>(at), 0, 2);
     at += uint64(piece);
     if (--left > 0) return;
