@@ -301,20 +301,20 @@ struct BackwardKernel : GradientTiles<L> {
   template <Result result>
   void multiply_dscores(int index, const Unit* dscores, int64 stride, int64 from, int64 size,
                         int64 late = 0) const {
-    multiply_wide<L, AcrossRows<L>::kWalk, result>({.a = this->key_pairs().from(from),
-                                                    .lda = this->key_pairs().stride,
-                                                    .b = dscores,
-                                                    .ldb = stride,
-                                                    .c = reals_at(at.dq) + index * wide * kWidth,
-                                                    .ldc = kWidth,
-                                                    .m = dims.dim,
-                                                    .k = units(tiling.shape, size),
-                                                    .late = late,
-                                                    .a_in_tiles = AcrossRows<L>::kInTiles,
-                                                    .a_term = this->key_pair_term(),
-                                                    .b_term = this->dscore_pair_term(),
-                                                    .skipped_pairs = kTerms<L> - 1},
-                                                   vectors_in_products(index));
+    const Product<L> product{.a = this->key_pairs().from(from),
+                             .lda = this->key_pairs().stride,
+                             .b = dscores,
+                             .ldb = stride,
+                             .c = reals_at(at.dq) + index * wide * kWidth,
+                             .ldc = kWidth,
+                             .m = dims.dim,
+                             .k = units(tiling.shape, size),
+                             .late = late,
+                             .a_in_tiles = AcrossRows<L>::kInTiles,
+                             .a_term = this->key_pair_term(),
+                             .b_term = this->dscore_pair_term(),
+                             .skipped_pairs = kTerms<L> - 1};
+    multiply_wide<L, AcrossRows<L>::kWalk, result>(product, vectors_in_products(index));
   }
 
   // Whether S is summed as few rows of the forward pass sum it. In another order it differs by more
