@@ -224,6 +224,7 @@ struct BackwardKernel : GradientTiles<L> {
       const Interval keys = panels[i].tile.keys;
       if (keys.empty()) continue;
       const Tile tile{i, count, keys, keys.begin - block.begin, keys.begin - chunk_begin, buffer};
+      if (shared.dbias.given()) prefetch_keys(context, panels[i], shared.dbias, keys);
       if (kBeside && before.index >= 0) {
         GradientSteps<L> steps = steps_of(before, products_of(tile));
         score(tile, steps, steps);
