@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
@@ -135,6 +136,13 @@ TEST_CASE("a call wakes as many of the pool's threads as it has workers for") {
     pause();
   }
   CHECK(times_asleep() - before < kCalls * kThreads / 2);
+}
+
+TEST_CASE("threads that find no work sleep") {
+  parallel(8, {}, [](int) {});
+  const std::clock_t before = std::clock();  // of all threads of the process
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  CHECK(double(std::clock() - before) / CLOCKS_PER_SEC < 0.05);
 }
 
 TEST_CASE("a caller's Executor runs the workers") {
