@@ -139,8 +139,8 @@ REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first, Beside& besid
   }
 }
 
-// kLate: some of k are. Sums of few rows wait for those before them, so that the last rows are
-// summed in a whole tile where rows before them may be written twice.
+// kLate: some of k are. In tiles of few rows each step of a sum waits for the one before it, so
+// that the last rows are summed in a whole tile where rows before them may be written twice.
 template <class L, int N, Walk walk, Result result, bool kLate, class Beside>
 REGARD_INLINE void multiply_in_vectors(const Product<L>& p, Beside& beside) {
   constexpr int64 kRows = L::kRows;
@@ -359,13 +359,7 @@ template <class L, int N, Walk walk, Result result, class Beside>
   beside = in_registers;
 }
 
-template <class L, int N, Walk walk, Result result>
-void multiply(const Product<L>& p) {
-  Nothing nothing;
-  multiply<L, N, walk, result>(p, nothing);
-}
-
-// C and B are `vectors` vectors wide. Vectors without tile registers leave `beside` as it is.
+// C and B are `vectors` vectors wide.
 template <class L, Walk walk, Result result, class Beside>
 void multiply_wide(Product<L> p, int64 vectors, Beside& beside) {
   constexpr int N = L::kVectors;
