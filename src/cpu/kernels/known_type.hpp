@@ -1,4 +1,5 @@
-// Types that the compiler knows.
+// Types of elements that the compiler knows, so that loads and stores in a loop need not look at
+// them.
 #pragma once
 
 #include "regard/type.hpp"
@@ -7,11 +8,12 @@
 namespace regard {
 namespace {
 
-// A type that the compiler knows, so that loads and stores need not look at it.
 template <Type kType>
 struct KnownType {
   REGARD_INLINE operator Type() const { return kType; }
 };
+
+// Calls call(KnownType) for a floating-point type.
 template <class Call>
 REGARD_INLINE void with_known(Type type, Call call) {
   if (type == Type::f64) return call(KnownType<Type::f64>());

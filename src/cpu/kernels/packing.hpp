@@ -1,4 +1,4 @@
-// Rows of tensors as the Units that products multiply, and whether they lie along or across rows.
+// Rows of tensors as the Units that products multiply: pairs along a row, or across two rows.
 #pragma once
 
 #include "cpu/kernels/known_type.hpp"

@@ -6,6 +6,7 @@
 namespace regard {
 namespace {
 
+// pack_lanes of a known type.
 template <class L, class SomeType>
 void pack_lanes_of(SomeType type, typename L::Unit* to, const HeadContext& context,
                    const Panel& panel, const View& view, int64 dim, int vectors) {
