@@ -30,8 +30,9 @@ struct ForwardKernel {
   // A panel and the keys of a block that it sees, on their way from scores to a part of out.
   struct Step {
     int panel = -1;
-    int64 count = 0;       // keys; none: there is no such step, and its products are empty
-    bool compared = true;  // whether no score exceeds its row's maximum by more than the slack
+    int64 count = 0;          // keys; none: there is no such step, and its products are empty
+    bool compared = true;     // whether no score exceeds its row's maximum by more than the slack
+    bool begins_out = false;  // the panel's first step
     Product<L> scores{};
     Product<L> out{};
   };
@@ -155,7 +156,7 @@ struct ForwardKernel {
       shrink[v] = raise_max<L>(row, block_max[v], L::set(exponent));
       run.set_row(v, row);
     }
-    if (!was_empty) shrink_out(run, vectors, shrink);
+    if (!was_empty && !step.begins_out) shrink_out(run, vectors, shrink);
   }
 
   void shrink_out(const Running<L>& run, int vectors, const Vec* shrink) const {
@@ -173,10 +174,14 @@ struct ForwardKernel {
   Step step_of(int index, const Running<L>& run, const typename PackedRange<L>::Block& keys,
                int64 from, Real* tile) const {
     const CpuShape& shape = tiling.shape;
-    const Interval seen = panels[index].tile.keys;
+    Panel& panel = panels[index];
+    const Interval seen = panel.tile.keys;
+    const bool begins_out = !panel.has_out;
+    panel.has_out = true;
     const int64 count = seen.end - seen.begin;
     return {.panel = index,
             .count = count,
+            .begins_out = begins_out,
             .scores = {.a = keys.keys.at + from * keys.keys.stride,
                        .lda = keys.keys.stride,
                        .b = queries(index),
@@ -209,8 +214,13 @@ struct ForwardKernel {
   }
   template <class Beside = Nothing>
   void multiply_values(const Step& step, Beside&& beside = Nothing()) const {
+    constexpr Walk kWalk = AcrossRows<L>::kWalk;
     const int vectors = vectors_of<L>(panels[step.panel]);
-    multiply_wide<L, AcrossRows<L>::kWalk, Result::add>(step.out, vectors, beside);
+    if (step.begins_out) {
+      multiply_wide<L, kWalk, Result::replace>(step.out, vectors, beside);
+    } else {
+      multiply_wide<L, kWalk, Result::add>(step.out, vectors, beside);
+    }
   }
 
   // From raw products to values, and the maxima that weights are relative to. Where tile registers
@@ -381,6 +391,7 @@ struct ForwardKernel {
     }
     end_tile();
     rows.end(run.out);
+    panel.has_out = true;
     softmax.end(run.max, run.sum, panel.rows);
   }
 
@@ -399,6 +410,9 @@ struct ForwardKernel {
       attend_panels(count, {keys, tiling.block_k, reach.rows_of_keys}, memory);
     } else if constexpr (kMostFewRows<L> > 0) {
       if (!keys.empty()) attend_few_rows<1>(keys, running(memory, 0));
+    }
+    for (int i = 0; i < count; ++i) {
+      if (!panels[i].has_out) running_rows.clear_out(running(memory, i), panels[i]);
     }
     return count;
   }

@@ -351,7 +351,7 @@ template <class L, int N, Walk walk, Result result, class Beside>
     static_assert(walk == Walk::rows);
     multiply_in_tiles<L, N, result>(p, in_registers);
   } else {
-    if constexpr (N > 1 && walk == Walk::columns && result == Result::add) {
+    if constexpr (N > 1 && walk == Walk::columns) {
       if (p.late > 0) return multiply_late<L, N, walk, result>(p, beside);
     }
     multiply_in_vectors<L, N, walk, result, false>(p, in_registers);

@@ -37,6 +37,7 @@ struct Panel {
   Interval common;           // keys that every lane sees, as far as intervals say
   TileKeys tile;             // of the block at hand
   MaskBits mask;
+  bool has_out = false;  // forward: whether its sums are begun
 };
 
 // A kv head of one sequence: what all tasks of it have in common.
@@ -48,6 +49,17 @@ struct HeadContext {
 
   REGARD_INLINE int64 offset_q(const View& view, const Panel& panel, int lane) const {
     return offset_of(view.strides, b, panel.head[lane], seq.first_q, panel.query[lane]);
+  }
+  // The same of `count` lanes, from one on.
+  REGARD_INLINE void offsets_q(const View& view, const Panel& panel, int first, int count,
+                               int64* to) const {
+    if (count < 1) return;
+    const int last = first + count - 1;
+    const bool in_order = last < panel.rows && panel.head[first] == panel.head[last];
+    int64 offset = offset_q(view, panel, first);
+    for (int n = 0; n < count; ++n, offset += view.strides.row) {
+      to[n] = in_order ? offset : offset_q(view, panel, first + n);
+    }
   }
   REGARD_INLINE int64 offset_k(const View& view, int64 row) const {
     return offset_of(view.strides, b, kv, seq.first_k, row);
@@ -103,34 +115,57 @@ int64 keys_of_first_vector(const Panel& panel) {
   return smaller(all, end - keys.begin);
 }
 
+// Heads and queries of a panel's rows.
+inline void set_rows(Panel& panel, int64 head, int64 query, int64 len_q) {
+  for (int lane = 0; lane < panel.rows; ++head, query = 0) {
+    const int end = int(smaller<int64>(panel.rows, lane + len_q - query));
+    for (; lane < end; ++lane, ++query) {
+      panel.head[lane] = head;
+      panel.query[lane] = query;
+    }
+  }
+}
+
+// What each row of a panel sees, and all of them.
+inline void set_visible_keys(Panel& panel, const HeadContext& context) {
+  const Problem& p = context.problem;
+  const Sequence& s = context.seq;
+  Interval all{0, s.len_k};
+  panel.seen.clear();
+  panel.common = all;
+  if (p.mask_params.left < 0 && p.mask_params.right < 0 && !p.features.row_spans) {
+    for (int lane = 0; lane < panel.rows; ++lane) panel.keys[lane] = all;
+    panel.seen.add(all);
+    return;
+  }
+  all = {};
+  for (int lane = 0; lane < panel.rows; ++lane) {
+    const int64 query = panel.query[lane];
+    Interval& keys = panel.keys[lane] = visible_keys(p.mask_params, s, query);
+    if (p.features.row_spans) {
+      keys = keys_in_spans_of_row(context, panel.head[lane], query, keys, panel.seen);
+    }
+    all = hull(all, keys);
+    panel.common = intersection(panel.common, keys);
+  }
+  if (!p.features.row_spans) panel.seen.add(all);
+}
+
 // Fills `panels` from `rows` rows of the kv head's row space; returns how many it filled.
 template <class L, class SomePanel>
 int make_panels(SomePanel* panels, const HeadContext& context, int64 first, int64 rows) {
   constexpr int kWidth = L::kLanes * L::kVectors;
-  const Problem& p = context.problem;
-  const Sequence& s = context.seq;
-  const int64 group = p.sizes.group();
-  const bool spans = p.features.row_spans;
+  const int64 len_q = context.seq.len_q;
   int count = 0;
   for (int64 at = 0; at < rows; at += kWidth, ++count) {
     Panel& panel = panels[count];
     panel.first = first + at;
     panel.rows = int(smaller<int64>(kWidth, rows - at));
-    panel.seen.clear();
-    panel.common = {0, s.len_k};
     panel.mask = {};
-    int64 head = context.kv * group + panel.first / s.len_q, query = panel.first % s.len_q;
-    Interval all;
-    for (int lane = 0; lane < panel.rows; ++lane) {
-      panel.head[lane] = head;
-      panel.query[lane] = query;
-      Interval& keys = panel.keys[lane] = visible_keys(p.mask_params, s, query);
-      if (spans) keys = keys_in_spans_of_row(context, head, query, keys, panel.seen);
-      all = hull(all, keys);
-      panel.common = intersection(panel.common, keys);
-      if (++query == s.len_q) ++head, query = 0;
-    }
-    if (!spans) panel.seen.add(all);
+    panel.has_out = false;
+    const int64 head = context.kv * context.problem.sizes.group() + panel.first / len_q;
+    set_rows(panel, head, panel.first % len_q, len_q);
+    set_visible_keys(panel, context);
     for (int lane = panel.rows; lane < kWidth; ++lane) {
       panel.head[lane] = panel.head[0];  // of a row that exists
       panel.query[lane] = panel.query[0];

@@ -20,20 +20,24 @@ struct RunningRows {
   const HeadSizes dims;
   const Real unit;  // of every logit
 
-  // The running state before the first key. A sink counts once, in the first chunk of keys.
+  // The running state before the first key, except out. A sink counts once, in the first chunk of
+  // keys.
   void begin(const Running<L>& run, const Panel& panel, bool with_sink) const {
-    const int vectors = vectors_of<L>(panel);
-    for (int v = 0; v < vectors; ++v) {
-      Real* const out = run.out + v * L::kLanes;
-      for (int64 d = 0; d < dims.dim_v; ++d) L::store(out + d * kWidth, L::set(0));
-      run.set_row(v, empty_softmax<L>());
-    }
+    for (int v = 0; v < vectors_of<L>(panel); ++v) run.set_row(v, empty_softmax<L>());
     if (!p.features.sink || !with_sink) return;
     for (int lane = 0; lane < panel.rows; ++lane) {
       const float sink = sink_of(panel, lane);
       if (sink == -__builtin_huge_valf()) continue;
       run.max[lane] = value_of_sink(sink, unit);
       run.sum[lane] = sink - sink == 0 ? Real(1) : Real(__builtin_nan(""));
+    }
+  }
+
+  // Out of rows that no product was added to.
+  void clear_out(const Running<L>& run, const Panel& panel) const {
+    for (int v = 0; v < vectors_of<L>(panel); ++v) {
+      Real* const out = run.out + v * L::kLanes;
+      for (int64 d = 0; d < dims.dim_v; ++d) L::store(out + d * kWidth, L::set(0));
     }
   }
 

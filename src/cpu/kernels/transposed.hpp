@@ -14,9 +14,7 @@ void pack_lanes_of(SomeType type, typename L::Unit* to, const HeadContext& conte
   const int64 units = divide_up(dim, L::kPack);
   for (int v = 0; v < vectors; ++v) {
     int64 offset[L::kLanes];
-    for (int t = 0; t < L::kLanes; ++t) {
-      offset[t] = context.offset_q(view, panel, v * L::kLanes + t);
-    }
+    context.offsets_q(view, panel, v * L::kLanes, L::kLanes, offset);
     // Whole tiles of pairs are read without a mask.
     const bool whole = L::kPack > 1 && view.type == Type::bf16 &&
                        dim % (L::kLanes * L::kPack) == 0 && (v + 1) * L::kLanes <= panel.rows;
@@ -75,35 +73,48 @@ uint64 nonfinite_lanes(const typename L::Real* sums, const Panel& panel, int64 d
   return ~finite & ((uint64(1) << panel.rows) - 1);
 }
 
-// Writes sums[dim][panel], each lane times factor[lane], to rows of bf16. Pairs are rounded before
-// they are transposed.
+// Writes `rows` lanes of sums[dim][panel], each times its factor, to rows of bf16 that begin at
+// data + offset[row]. Pairs are rounded before they are transposed. kWhole: all lanes, and whole
+// vectors of each row.
+template <class L, bool kWhole>
+void store_rounded_rows(const typename L::Real* sums, typename L::Vec factor, uint16* data,
+                        const int64* offset, int rows, int64 dim) {
+  constexpr int kWidth = L::kLanes * L::kVectors;
+  const auto scaled = [&](int64 d) {
+    return L::mul(L::load(sums + (kWhole ? d : smaller(d, dim - 1)) * kWidth), factor);
+  };
+  for (int64 d = 0; d < dim; d += L::kLanes * L::kPack) {
+    typename L::Vec tile[L::kLanes];
+#pragma GCC unroll 16
+    for (int t = 0; t < L::kLanes; ++t) {
+      tile[t] = L::rounded_pairs(scaled(d + 2 * t), scaled(d + 2 * t + 1));
+    }
+    L::transpose(tile);
+#pragma GCC unroll 16
+    for (int t = 0; t < L::kLanes; ++t) {
+      if constexpr (kWhole) {
+        L::store(reinterpret_cast<typename L::Real*>(data + offset[t] + d), tile[t]);
+      } else if (t < rows) {
+        L::store_row_units(data, offset[t] + d, dim - d, tile[t]);
+      }
+    }
+  }
+}
+
+// Writes sums[dim][panel], each lane times factor[lane], to rows of bf16.
 template <class L>
 void store_rounded_lanes(const typename L::Real* sums, const typename L::Real* factor,
                          const HeadContext& context, const Panel& panel, const View& view,
                          int64 dim) {
-  constexpr int kWidth = L::kLanes * L::kVectors;
-  for (int v = 0; v < vectors_of<L>(panel); ++v) {
-    const auto scale = L::load(factor + v * L::kLanes);
-    const int rows = int(smaller<int64>(L::kLanes, panel.rows - v * L::kLanes));
+  auto* const data = static_cast<uint16*>(view.data);
+  for (int first = 0; first < panel.rows; first += L::kLanes) {
+    const int rows = smaller(L::kLanes, panel.rows - first);
     int64 offset[L::kLanes];
-    for (int t = 0; t < rows; ++t) {
-      offset[t] = context.offset_q(view, panel, v * L::kLanes + t);
-    }
-    const auto scaled = [&](int64 d) {
-      return L::mul(L::load(sums + smaller(d, dim - 1) * kWidth + v * L::kLanes), scale);
-    };
-    for (int64 d = 0; d < dim; d += L::kLanes * L::kPack) {
-      typename L::Vec tile[L::kLanes];
-#pragma GCC unroll 16
-      for (int t = 0; t < L::kLanes; ++t) {
-        tile[t] = L::rounded_pairs(scaled(d + 2 * t), scaled(d + 2 * t + 1));
-      }
-      L::transpose(tile);
-#pragma GCC unroll 16
-      for (int t = 0; t < L::kLanes; ++t) {
-        if (t < rows) L::store_row_units(view.data, offset[t] + d, dim - d, tile[t]);
-      }
-    }
+    context.offsets_q(view, panel, first, rows, offset);
+    const auto store = rows == L::kLanes && dim % (L::kLanes * L::kPack) == 0
+                           ? store_rounded_rows<L, true>
+                           : store_rounded_rows<L, false>;
+    store(sums + first, L::load(factor + first), data, offset, rows, dim);
   }
 }
 
@@ -146,7 +157,7 @@ void store_lanes(const typename L::Real* sums, const typename L::Real* factor,
     }
   }
   int64 offset[kMaxPanel];
-  for (int lane = 0; lane < panel.rows; ++lane) offset[lane] = context.offset_q(view, panel, lane);
+  context.offsets_q(view, panel, 0, panel.rows, offset);
   if (!held && skip == 0) {
     with_known(view.type, [&](auto type) {
       each_row_of_lanes<L>(sums, factor, panel, dim, [&](int lane, int64 d, Vec x) {
