@@ -77,6 +77,33 @@ TEST_CASE("any number of threads gives the same bits") {
   }
 }
 
+TEST_CASE("tasks of fewer rows give the same bits") {
+  forced_backend();
+  for (Type type : tested_types()) {
+    // Many rows, which make long tasks where few threads share them.
+    Settings s{.type = type,
+               .batch = 1,
+               .heads_q = 8,
+               .heads_kv = 2,
+               .len_q = 1050,
+               .len_k = 150,
+               .dim = 12,
+               .dim_v = 8};
+    for (bool causal : {false, true}) {
+      if (causal) s.causal = Causal::top_left;
+      CAPTURE(to_string(s));
+      std::string want;
+      for (int threads : {1, 2, 5}) {
+        const Case c(s);
+        c.forward({.threads = threads});
+        const std::string got = c.out.bytes() + c.lse.bytes();
+        if (threads == 1) want = got;
+        if (got != want) FAIL_CHECK(threads << " threads differ from one");
+      }
+    }
+  }
+}
+
 TEST_CASE("the same call again gives the same bits") {
   forced_backend();
   for (const Settings& s : problems()) {

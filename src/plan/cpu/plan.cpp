@@ -30,9 +30,27 @@ bool has_long_columns(const Problem& p) {
   return has_one_length(p) && p.sizes.len_q >= kRows && !is_window;
 }
 
+// Forward: query rows of a task, which share packed keys and values. Tile products are quick, and
+// packing is not: there, tasks are as long as a core's second cache allows and workers still have
+// eight each. No bit of a result depends on it.
+int64 rows_of_task(const Problem& p, const CpuShape& shape, int workers) {
+  if (!shape.tiles) return 128;
+  constexpr int64 kLeast = 256, kMost = 1024, kTasksEach = 8, kCache = 1 << 19;
+  const Sizes& s = p.sizes;
+  const int64 row = padded(shape, s.dim_v) * shape.real_size +
+                    padded_units(shape, s.dim) * shape.unit_size * shape.terms;
+  const Count all = Count(s.rows_q) * s.heads_q;
+  int64 rows = kLeast;
+  while (rows < smaller(kMost, s.len_q) && 2 * rows * row <= kCache &&
+         all.value() / (2 * rows) >= kTasksEach * int64(workers)) {
+    rows *= 2;
+  }
+  return rows;
+}
+
 // Tile sizes are chosen from head sizes, and backward from lengths and windows that all sequences
 // share: results must not depend on threads or on the rest of the batch.
-CpuTiling tiling_for(const Problem& p, CpuShape shape) {
+CpuTiling tiling_for(const Problem& p, CpuShape shape, int workers) {
   const int64 size = p.sizes.dim + p.sizes.dim_v;
   const int64 panel = shape.panel();
   CpuTiling t{.shape = shape};
@@ -45,8 +63,7 @@ CpuTiling tiling_for(const Problem& p, CpuShape shape) {
     t.block_q = round_up(shape.tiles ? rows : has_long_columns(p) ? 128 : kBackwardBlock, panel);
     t.block_k = shape.tiles ? side : kBackwardBlock;
   } else {
-    // Rows that share a packed key block. Tile products are quick, and packing is not.
-    t.block_q = round_up(shape.tiles ? 256 : 128, panel);
+    t.block_q = round_up(rows_of_task(p, shape, workers), panel);
     // Sums in tile registers are loaded and stored once a block.
     t.block_k = size > 512 ? 64 : shape.tiles && size > 128 ? 160 : 128;
     // Packed values of 64 blocks at most stay in a core's second cache.
@@ -251,10 +268,10 @@ Plan plan(const Problem& p, const Processor& processor, const Choice& choice, in
     plan.isa = Isa::avx512;
     plan.reasons[1] = why;
   }
-  plan.tiling = tiling_for(p, shape_of(plan.isa, p.type));
+  plan.tiling = tiling_for(p, shape_of(plan.isa, p.type), workers);
   plan.workspace = workspace_for(p, plan.tiling, workers);
   if (by_terms && p.backward && !p.dout.given()) {  // it may be f32
-    const CpuTiling tiling = tiling_for(p, shape_of(Isa::avx512, p.type));
+    const CpuTiling tiling = tiling_for(p, shape_of(Isa::avx512, p.type), workers);
     plan.workspace.size = larger(plan.workspace.size, workspace_for(p, tiling, workers).size);
   }
   return Count(plan.workspace.size).fits() ? plan : refused(kTooLarge, true);
