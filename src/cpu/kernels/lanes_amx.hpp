@@ -140,47 +140,49 @@ struct AmxF16Lanes : AmxLanes<TileRegisters, Rounding> {
     }
   };
 
- private:
-  // What storing the first term rounds away.
-  static Vec rest(Vec x) {
-    const __m512i rounded = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
-    return _mm512_sub_ps(
-        x, _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(-0x10000))));
+ protected:
+  // To nearest, ties up, as weights are stored. Some NaN becomes a number.
+  static Vec rounded(Vec x) {
+    const __m512i sum = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+    return _mm512_castsi512_ps(_mm512_and_si512(sum, _mm512_set1_epi32(-0x10000)));
   }
+  // What the first term leaves: of an element of f16 no more bits than bf16 has, and NaN of NaN.
+  static Vec rest(Vec x) { return _mm512_sub_ps(x, rounded(x)); }
 };
 
 // The same lanes, whose loads and stores of Units make the n-th terms.
 template <class TileRegisters, class Rounding>
 template <int n>
 struct AmxF16Lanes<TileRegisters, Rounding>::Term : AmxF16Lanes<TileRegisters, Rounding> {
-  static Vec load_row_units(Type type, const void* data, int64 offset, int64 count) {
+  template <class SomeType>
+  static Vec load_row_units(SomeType type, const void* data, int64 offset, int64 count) {
     const int64 present = larger<int64>(count, 0), upper = larger<int64>(present - 16, 0);
-    const Vec first = rest(Base::load_as(type, data, offset, present));
-    const Vec second = rest(Base::load_as(type, data, offset + (upper > 0 ? 16 : 0), upper));
-    return _mm512_castsi512_ps(Rounding::round(first, second));
+    const Vec first = Base::load_as(type, data, offset, present);
+    const Vec second = Base::load_as(type, data, offset + (upper > 0 ? 16 : 0), upper);
+    return _mm512_castsi512_ps(Rounding::round(element(first), element(second)));
   }
-  static Vec load_pairs(Type type, const void* data, int64 even, int64 odd, int64 even_count,
+  template <class SomeType>
+  static Vec load_pairs(SomeType type, const void* data, int64 even, int64 odd, int64 even_count,
                         int64 odd_count) {
-    const auto row = [&](int64 offset, int64 count) {
-      const Vec x = Base::load_as(type, data, offset, larger<int64>(count, 0));
-      return _mm512_cvtepu16_epi32(Rounding::round(rest(x)));
-    };
-    return _mm512_castsi512_ps(
-        _mm512_or_si512(row(even, even_count), _mm512_slli_epi32(row(odd, odd_count), 16)));
+    return pairs(element(Base::load_as(type, data, even, larger<int64>(even_count, 0))),
+                 element(Base::load_as(type, data, odd, larger<int64>(odd_count, 0))));
   }
   static void store_rounded_row(Unit* to, Vec first, Vec second) {
-    Base::store_rounded_row(to, rest(first), rest(second));
+    Base::store_rounded_row(to, number(first), number(second));
   }
   static void store_weights(Unit* to, Vec even, Vec odd) {
-    Base::store_weights(to, rest(even), rest(odd));
+    Base::store(reinterpret_cast<float*>(to), pairs(number(even), number(odd)));
   }
 
  private:
-  // What the terms before leave.
-  static Vec rest(Vec x) {
-    if constexpr (n == 0) return x;
-    const __m512i rounded = _mm512_cvtepu16_epi32(Rounding::round(x));
-    return _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_slli_epi32(rounded, 16)));
+  using Self = AmxF16Lanes<TileRegisters, Rounding>;
+  // The term of an element of f16, and of any number of f32.
+  static Vec element(Vec x) { return n == 0 ? Self::rounded(x) : Self::rest(x); }
+  static Vec number(Vec x) { return Self::rounded(n == 0 ? x : Self::rest(x)); }
+  static Vec pairs(Vec even, Vec odd) {
+    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+    return _mm512_castsi512_ps(
+        _mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_castps_si512(odd)));
   }
 };
 

@@ -10,7 +10,7 @@ namespace {
 // Calls pack.operator()<Term>(n) for each term of an element: loads of the lanes `Term` make the
 // n-th.
 template <class L, class Pack>
-void each_term(Pack pack) {
+REGARD_INLINE void each_term(Pack pack) {
   pack.template operator()<typename TermsOf<L>::template Term<0>>(0);
   if constexpr (kTerms<L> > 1) pack.template operator()<typename TermsOf<L>::template Term<1>>(1);
 }
@@ -76,10 +76,10 @@ RowsOfUnits<L> rows_in_place(const View& view, int64 dim, int64 offset) {
 inline constexpr int64 kNoRow = -int64(~uint64(0) >> 1);
 
 // Units across two rows, from element d on; either may be kNoRow.
-template <class L>
-REGARD_INLINE typename L::Vec load_pairs(const View& view, int64 dim, int64 d, int64 even,
-                                         int64 odd) {
-  return L::load_pairs(view.type, view.data, even == kNoRow ? 0 : even + d,
+template <class L, class SomeType>
+REGARD_INLINE typename L::Vec load_pairs(SomeType type, const View& view, int64 dim, int64 d,
+                                         int64 even, int64 odd) {
+  return L::load_pairs(type, view.data, even == kNoRow ? 0 : even + d,
                        odd == kNoRow ? 0 : odd + d, even == kNoRow ? 0 : dim - d,
                        odd == kNoRow ? 0 : dim - d);
 }
@@ -111,9 +111,11 @@ void pack_pairs(typename L::Unit* to, int64 width, const View& view, int64 dim, 
         L::store(out(d), L::half_of_pairs(data + even + d, data + odd + d, false));
         L::store(out(d + L::kLanes), L::half_of_pairs(data + even + d, data + odd + d, true));
       }
-      for (; d < width; d += L::kLanes) {
-        L::store(out(d), load_pairs<L>(view, dim, d, even, odd));
-      }
+      with_known(view.type, [&](auto type) {
+        for (; d < width; d += L::kLanes) {
+          L::store(out(d), load_pairs<L>(type, view, dim, d, even, odd));
+        }
+      });
     }
   }
 }
@@ -156,17 +158,19 @@ void pack_columns(typename L::Unit* to, int64 row_units, const View& view, int64
     for (; whole && d + kTileElements<L> <= dim; d += kTileElements<L>) {
       pack_whole_tile<L>(tiles + d * row_units, L::kLanes * row_units, view, d, begin);
     }
-    for (; d < dim; d += L::kLanes) {
-      typename L::Vec tile[L::kLanes];
+    with_known(view.type, [&](auto type) {
+      for (; d < dim; d += L::kLanes) {
+        typename L::Vec tile[L::kLanes];
 #pragma GCC unroll 16
-      for (int t = 0; t < L::kLanes; ++t) {
-        tile[t] = load_pairs<L>(view, dim, d, begin[2 * t], begin[2 * t + 1]);
+        for (int t = 0; t < L::kLanes; ++t) {
+          tile[t] = load_pairs<L>(type, view, dim, d, begin[2 * t], begin[2 * t + 1]);
+        }
+        L::transpose(tile);
+        auto* const out = reinterpret_cast<typename L::Real*>(tiles + d * row_units);
+#pragma GCC unroll 16
+        for (int t = 0; t < L::kLanes; ++t) L::store(out + t * L::kLanes, tile[t]);
       }
-      L::transpose(tile);
-      auto* const out = reinterpret_cast<typename L::Real*>(tiles + d * row_units);
-#pragma GCC unroll 16
-      for (int t = 0; t < L::kLanes; ++t) L::store(out + t * L::kLanes, tile[t]);
-    }
+    });
   }
 }
 
