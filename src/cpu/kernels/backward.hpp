@@ -289,17 +289,20 @@ struct BackwardKernel : QueryGradients<L> {
 
   // Keys of a run that a panel does not see receive nothing from it in dK and dV.
   void clear_unseen(int index, int count, Interval block, Interval keys) const {
-    const int64 width = kWidth / L::kPack;
-    for (int64 j = keys.begin; j < keys.end; ++j) {
-      if (panels[index].tile.keys.contains(j)) continue;
-      const int64 first = of_key(j - block.begin, index, count);
-      for (int n = 0; n < kTerms<L>; ++n) {
-        for (int64 u = first; u < first + width; ++u) {
-          units_at(at.weights)[n * this->tile_term() + u] = 0;
-          units_at(at.dscores)[n * this->tile_term() + u] = 0;
+    const Interval seen = panels[index].tile.keys;
+    const auto clear = [&](int64 begin, int64 end) {
+      for (int64 j = begin; j < end; ++j) {
+        const int64 first = of_key(j - block.begin, index, count);
+        for (int n = 0; n < kTerms<L>; ++n) {
+          for (int64 u = first; u < first + kWidth / L::kPack; ++u) {
+            units_at(at.weights)[n * this->tile_term() + u] = 0;
+            units_at(at.dscores)[n * this->tile_term() + u] = 0;
+          }
         }
       }
-    }
+    };
+    clear(keys.begin, seen.begin);
+    clear(seen.end, keys.end);
   }
 
   // ---------------------------------------------------------------------------------- one task
