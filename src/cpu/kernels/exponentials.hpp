@@ -35,7 +35,8 @@ template <class L>
 struct WeightsOf<L> : L::Weights {};
 
 // Weights take the place of the scores: row u of [units][terms][panel] lies where rows up to 2 u +
-// 1 of [keys][panel] were, which have been read by then. kVectors: the tile's.
+// 1 of [keys][panel] were, which have been read by then. kVectors: the tile's, which are parts of a
+// pace.
 template <class L, int kVectors>
 class Exponentials {
   using Real = typename L::Real;
@@ -51,9 +52,8 @@ class Exponentials {
       : scores_(tile.scores),
         weights_(reinterpret_cast<Unit*>(tile.scores)),
         left_(tile.keys / L::kPack),
+        pace_(left_ * kVectors, products),
         exponent_(L::set(tile.exponent)) {
-    const int64 each = left_ > 0 ? products / left_ : 0;
-    pause_ = each >= 4 ? 3 : each >= 2 ? 1 : 0;
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       base_[v] = subtractable<L>(L::load(tile.max + v * L::kLanes));
@@ -62,15 +62,28 @@ class Exponentials {
     }
   }
 
-  // The share of one product.
+  // What goes with one product.
+  REGARD_INLINE void before() {
+    if (kVectors > 1 && pace_.is_two() && left_ > 0) weigh_vector<L::kPack>(nullptr, 0);
+  }
   REGARD_INLINE void step() {
-    if (left_ > 0 && (++turn_ & pause_) == 0) weigh_unit<L::kPack>(nullptr);
+    static_assert(kVectors <= 2);
+    if (left_ <= 0) return;
+    if (pace_.is_two()) {
+      weigh_vector<L::kPack>(nullptr, kVectors - 1);
+      next_unit();
+    } else if (pace_.is_due()) {
+      weigh_next();
+    }
   }
 
   // Whatever is left of the tile. False if the sum of some row is above the most, or NaN: then
   // nothing is added to `tile.sum`.
   bool finish(const ScoreTile<L>& tile) {
     Exponentials rest = *this;
+    if constexpr (kFused) {
+      if (rest.has_begun_unit_) rest.weigh_next();
+    }
     const uint64* kept = tile.kept ? tile.kept + (rest.scores_ - tile.scores) / kWidth : nullptr;
     for (; rest.left_ > 0; kept = kept ? kept + L::kPack : nullptr) {
       rest.template weigh_unit<L::kPack>(kept);
@@ -114,18 +127,34 @@ class Exponentials {
   template <int kKeys>
   REGARD_INLINE void weigh_unit(const uint64* kept) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const Vec first = weight(0, v);
-      if constexpr (L::kPack == 1) {
-        sum_[v] = L::add(sum_[v], first);
-        L::store(weights_ + v * L::kLanes, masked(kept, 0, v, first));
-      } else {
-        const Vec second = kKeys > 1 ? weight(1, v) : L::set(0);
-        sum_[v] = L::add(sum_[v], kKeys > 1 ? L::add(first, second) : first);
-        made_.store(weights_ + v * L::kLanes, masked(kept, 0, v, first),
-                    kKeys > 1 ? masked(kept, 1, v, second) : second);
-      }
+    for (int v = 0; v < kVectors; ++v) weigh_vector<kKeys>(kept, v);
+    next_unit();
+  }
+  // One vector of it.
+  template <int kKeys>
+  REGARD_INLINE void weigh_vector(const uint64* kept, int v) {
+    const Vec first = weight(0, v);
+    if constexpr (L::kPack == 1) {
+      sum_[v] = L::add(sum_[v], first);
+      L::store(weights_ + v * L::kLanes, masked(kept, 0, v, first));
+    } else {
+      const Vec second = kKeys > 1 ? weight(1, v) : L::set(0);
+      sum_[v] = L::add(sum_[v], kKeys > 1 ? L::add(first, second) : first);
+      made_.store(weights_ + v * L::kLanes, masked(kept, 0, v, first),
+                  kKeys > 1 ? masked(kept, 1, v, second) : second);
     }
+  }
+  REGARD_INLINE void weigh_next() {
+    if (kVectors > 1 && !has_begun_unit_) {
+      weigh_vector<L::kPack>(nullptr, 0);
+      has_begun_unit_ = true;
+    } else {
+      weigh_vector<L::kPack>(nullptr, kVectors - 1);
+      has_begun_unit_ = false;
+      next_unit();
+    }
+  }
+  REGARD_INLINE void next_unit() {
     scores_ += L::kPack * kWidth;
     weights_ += kTerms<L> * kWidth;
     --left_;
@@ -143,7 +172,8 @@ class Exponentials {
   const Real* scores_;
   Unit* weights_;
   int64 left_;                   // whole Units
-  uint32 turn_ = 0, pause_ = 0;  // a share in every 1, 2 or 4 products
+  Pace pace_;
+  bool has_begun_unit_ = false;  // its first vector is made
   Vec exponent_;
   Vec base_[kVectors];
   Vec sum_[kVectors];

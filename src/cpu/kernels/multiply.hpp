@@ -5,7 +5,7 @@
 // short sum of block sums and keeps its accuracy.
 #pragma once
 
-#include "semantics/portable.h"
+#include "cpu/kernels/pace.hpp"
 
 namespace regard {
 namespace {
@@ -35,11 +35,6 @@ struct Product {
   REGARD_INLINE static int64 columns(int64 n, bool in_tiles) {
     return in_tiles ? n * L::kLanes : n;
   }
-};
-
-// What is done next to products: a step after each product of tiles, or after two of k by vectors.
-struct Nothing {
-  REGARD_INLINE void step() {}
 };
 
 // ----------------------------------------------------------------------- vectors, in registers
@@ -271,6 +266,7 @@ REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p,
       const auto add = [&]<int T, int A, int B>() __attribute__((always_inline)) {
         auto* const sum = c + T / 2 * kSide * p.ldc + T % 2 * c_second;
         if (begins) begin_sum<L, result, T>(tiles, sum, c_row);
+        before_product(beside);
         tiles.template multiply_add<T, A, B>();
         if (ends) tiles.template store<T>(sum, c_row);
         beside.step();
@@ -313,14 +309,18 @@ REGARD_INLINE void multiply_short(typename L::Tiles& tiles, const Product<L>& p,
     begin_sum<L, result, 0>(tiles, c, c_row);
     begin_sum<L, result, 1>(tiles, c + c_second, c_row);
     tiles.template stream<2>(a, a_row);
+    before_product(beside);
     tiles.template multiply_add<0, 2, 4>();
     beside.step();
+    before_product(beside);
     tiles.template multiply_add<1, 2, 5>();
     beside.step();
     tiles.template stream<3>(a + a_second, a_row);
+    before_product(beside);
     tiles.template multiply_add<0, 3, 6>();
     tiles.template store<0>(c, c_row);
     beside.step();
+    before_product(beside);
     tiles.template multiply_add<1, 3, 7>();
     tiles.template store<1>(c + c_second, c_row);
     beside.step();
