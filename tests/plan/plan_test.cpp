@@ -219,7 +219,7 @@ TEST_CASE("forward: tasks of tile products have more rows where workers have eig
   CHECK(rows(1, 8192, 64, 2) == 512);
   CHECK(rows(1, 8192, 64, 16) == 256);
   CHECK(rows(1000, 300, 64, 1) == 512);  // no more than hold a sequence
-  CHECK(rows(16, 2048, 128, 1) == 512);  // as many as the second cache holds
+  CHECK(rows(16, 2048, 256, 1) == 512);  // as many as the second cache holds
   CHECK(rows(16, 2048, 512, 1) == 256);
 }
 

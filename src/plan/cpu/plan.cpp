@@ -35,7 +35,7 @@ bool has_long_columns(const Problem& p) {
 // eight each. No bit of a result depends on it.
 int64 rows_of_task(const Problem& p, const CpuShape& shape, int workers) {
   if (!shape.tiles) return 128;
-  constexpr int64 kLeast = 256, kMost = 1024, kTasksEach = 8, kCache = 1 << 19;
+  constexpr int64 kLeast = 256, kMost = 1024, kTasksEach = 8, kCache = 1 << 20;
   const Sizes& s = p.sizes;
   const int64 row = padded(shape, s.dim_v) * shape.real_size +
                     padded_units(shape, s.dim) * shape.unit_size * shape.terms;
