@@ -201,9 +201,27 @@ struct BackwardKernel : QueryGradients<L> {
     }
   }
 
-  // P and dS of each panel. Where tile registers multiply, those of a panel are made next to the
-  // products of the one after it; where vectors do, the chunk's first visitor waits for keys and
-  // values, which are prefetched next to its products.
+  // S and dP of a tile. Where tile registers multiply, P and dS of the tile before are made next to
+  // them; where vectors do, the chunk's first visitor waits for keys and values, which are
+  // prefetched.
+  void score_beside(const Tile& tile, const Tile& before, bool is_first_visit) const {
+    if constexpr (kHasTiles<L>) {
+      if (before.index >= 0) {
+        GradientSteps<L> steps = steps_of(before, products_of(tile));
+        score(tile, steps, steps);
+        return steps.finish();
+      }
+    } else if (is_first_visit && tile.index == 0) {
+      Ahead ahead_values = ahead_of(this->values, tile.chunk_row, dims.dim_v);
+      Ahead ahead_keys =
+          ahead_of(this->keys, tile.chunk_row + tile.keys.end - tile.keys.begin, dims.dim);
+      return score(tile, ahead_values, ahead_keys);
+    }
+    Nothing nothing;
+    score(tile, nothing, nothing);
+  }
+
+  // P and dS of each panel.
   void attend_panels(int count, int64 chunk_begin, Interval block, bool is_first_visit) const {
     constexpr bool kBeside = kHasTiles<L>;
     Tile before;
@@ -213,18 +231,7 @@ struct BackwardKernel : QueryGradients<L> {
       if (keys.empty()) continue;
       const Tile tile{i, count, keys, keys.begin - block.begin, keys.begin - chunk_begin, buffer};
       if (shared.dbias.given()) prefetch_keys(context, panels[i], shared.dbias, keys);
-      if (kBeside && before.index >= 0) {
-        GradientSteps<L> steps = steps_of(before, products_of(tile));
-        score(tile, steps, steps);
-        steps.finish();
-      } else if (!kHasTiles<L> && is_first_visit && i == 0) {
-        Ahead ahead_values = ahead_of(this->values, tile.chunk_row, dims.dim_v);
-        Ahead ahead_keys = ahead_of(this->keys, keys.end - chunk_begin, dims.dim);
-        score(tile, ahead_values, ahead_keys);
-      } else {
-        Nothing nothing;
-        score(tile, nothing, nothing);
-      }
+      score_beside(tile, before, is_first_visit);
       before = {};
       const bool may_hide = stage_block<L>(stage, context, panels[i]) < keys.end - keys.begin;
       if (!has_plain_gradients(p.features, may_hide)) {

@@ -171,7 +171,7 @@ class Exponentials {
 
   const Real* scores_;
   Unit* weights_;
-  int64 left_;                   // whole Units
+  int64 left_;  // whole Units
   Pace pace_;
   bool has_begun_unit_ = false;  // its first vector is made
   Vec exponent_;

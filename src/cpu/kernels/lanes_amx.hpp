@@ -181,8 +181,7 @@ struct AmxF16Lanes<TileRegisters, Rounding>::Term : AmxF16Lanes<TileRegisters, R
   static Vec number(Vec x) { return Self::rounded(n == 0 ? x : Self::rest(x)); }
   static Vec pairs(Vec even, Vec odd) {
     const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
-    return _mm512_castsi512_ps(
-        _mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_castps_si512(odd)));
+    return _mm512_castsi512_ps(_mm512_mask_blend_epi16(0xaaaaaaaau, low, _mm512_castps_si512(odd)));
   }
 };
 

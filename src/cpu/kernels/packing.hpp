@@ -79,9 +79,8 @@ inline constexpr int64 kNoRow = -int64(~uint64(0) >> 1);
 template <class L, class SomeType>
 REGARD_INLINE typename L::Vec load_pairs(SomeType type, const View& view, int64 dim, int64 d,
                                          int64 even, int64 odd) {
-  return L::load_pairs(type, view.data, even == kNoRow ? 0 : even + d,
-                       odd == kNoRow ? 0 : odd + d, even == kNoRow ? 0 : dim - d,
-                       odd == kNoRow ? 0 : dim - d);
+  return L::load_pairs(type, view.data, even == kNoRow ? 0 : even + d, odd == kNoRow ? 0 : odd + d,
+                       even == kNoRow ? 0 : dim - d, odd == kNoRow ? 0 : dim - d);
 }
 
 // Rows of a tensor as Units across rows: vectors of to[row / pack][width]. The partner of a last

@@ -135,23 +135,30 @@ struct GradientRows {
   template <class Gradients>
   REGARD_INLINE void store(int64 j, int64 keys, const Gradients& gradients) const {
     KeyGradients<L> key[kStep];
-    gradients.of(j, key[0]);
-    store_key(at(j), key[0]);
+    store_one(j, gradients, key[0]);
     if constexpr (L::kPack == 2) {
       if (j + 1 < keys) {
-        gradients.of(j + 1, key[1]);
-        store_key(at(j + 1), key[1]);
+        store_one(j + 1, gradients, key[1]);
       } else {
         key[1] = {};
       }
-      each_term<L>([&]<class Term>(int n) __attribute__((always_inline)) {
-        Unit* const to = pairs + n * pair_term + j / 2 * kWidth;
-#pragma GCC unroll 4
-        for (int v = 0; v < L::kVectors; ++v) {
-          Term::store_weights(to + v * L::kLanes, key[0].dscore[v], key[1].dscore[v]);
-        }
-      });
+      store_pair(j, key[0], key[1]);
     }
+  }
+  template <class Gradients>
+  REGARD_INLINE void store_one(int64 j, const Gradients& gradients, KeyGradients<L>& key) const {
+    gradients.of(j, key);
+    store_key(at(j), key);
+  }
+  REGARD_INLINE void store_pair(int64 j, const KeyGradients<L>& even,
+                                const KeyGradients<L>& odd) const {
+    each_term<L>([&]<class Term>(int n) __attribute__((always_inline)) {
+      Unit* const to = pairs + n * pair_term + j / 2 * kWidth;
+#pragma GCC unroll 4
+      for (int v = 0; v < L::kVectors; ++v) {
+        Term::store_weights(to + v * L::kLanes, even.dscore[v], odd.dscore[v]);
+      }
+    });
   }
 
   // After the last key.
@@ -180,40 +187,59 @@ struct GradientRows {
   }
 };
 
-// The plain gradients of a tile, next to products of tiles.
+// The plain gradients of a tile, next to products of tiles: those of a key are a part of a pace.
 template <class L>
 class GradientSteps {
  public:
   // `products`: how many are expected.
   GradientSteps(const PlainGradients<L>& gradients, const GradientRows<L>& rows, int64 keys,
                 int64 products)
-      : gradients_(gradients), rows_(rows), keys_(keys) {
-    const int64 each = keys > 0 ? GradientRows<L>::kStep * products / keys : 0;
-    pause_ = each >= 4 ? 3 : each >= 2 ? 1 : 0;
-  }
+      : gradients_(gradients), rows_(rows), keys_(keys), pace_(keys, products) {}
 
-  // The share of one product.
+  // What goes with one product.
+  REGARD_INLINE void before() {
+    if (pace_.is_two() && next_ + 1 < keys_) store_even();
+  }
   REGARD_INLINE void step() {
-    if (next_ < keys_ && (++turn_ & pause_) == 0) store_next();
+    if (next_ + 1 >= keys_) return;
+    if (pace_.is_two()) {
+      store_odd();
+    } else if (pace_.is_due()) {
+      has_even_ ? store_odd() : store_even();
+    }
   }
 
   // Whatever is left.
   void finish() const {
     GradientSteps rest = *this;
-    while (rest.next_ < rest.keys_) rest.store_next();
+    if constexpr (L::kPack == 2) {
+      if (rest.has_even_) rest.store_odd();
+    }
+    for (; rest.next_ < keys_; rest.next_ += GradientRows<L>::kStep) {
+      rest.rows_.store(rest.next_, keys_, rest.gradients_);
+    }
     rest.rows_.finish(keys_);
   }
 
  private:
-  REGARD_INLINE void store_next() {
-    rows_.store(next_, keys_, gradients_);
-    next_ += GradientRows<L>::kStep;
+  REGARD_INLINE void store_even() {
+    rows_.store_one(next_, gradients_, even_);
+    has_even_ = true;
+  }
+  REGARD_INLINE void store_odd() {
+    KeyGradients<L> odd;
+    rows_.store_one(next_ + 1, gradients_, odd);
+    rows_.store_pair(next_, even_, odd);
+    has_even_ = false;
+    next_ += 2;
   }
 
   PlainGradients<L> gradients_;
   GradientRows<L> rows_;
   int64 keys_, next_ = 0;
-  uint32 turn_ = 0, pause_ = 0;  // a share in every 1, 2 or 4 products
+  Pace pace_;
+  KeyGradients<L> even_{};  // of key next_
+  bool has_even_ = false;
 };
 
 }  // namespace
