@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -14,34 +14,11 @@
 #include "system/system.hpp"
 #include "threads/executor_call.hpp"
 #include "threads/float_state.hpp"
+#include "threads/helper.hpp"
 #include "threads/task_queue.hpp"
 
 namespace regard {
 namespace {
-
-// Waking a thread takes 5 to 50 us, which is as long as a small call. So helpers look for the next
-// call, and a caller for the end of its last workers, for a while before they sleep. A core that
-// another thread could use is left to it. Returns whether `done` became true.
-template <class Done>
-bool spin_until(Done done) {
-  constexpr std::chrono::microseconds kLongest(50);
-  const auto begin = std::chrono::steady_clock::now();
-  while (!done()) {
-    if (std::chrono::steady_clock::now() - begin > kLongest) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
-
-// One parallel() call. Free threads start its workers; the caller is one of them.
-struct Job {
-  const FunctionRef<void(int)> work;
-  const int workers;
-  std::atomic<int> finished{0};  // once all have, the job may be gone
-  // Under the pool's mutex.
-  int started = 0;
-  Job* next = nullptr;  // of those that have workers left to start
-};
 
 class Pool {
  public:
@@ -52,11 +29,23 @@ class Pool {
     std::unique_lock lock(mutex_, std::defer_lock);
     lock_soon(lock);
     grow(workers - 1);
-    insert(job);
-    for (int others = workers - 1; others > 0; --others) wake_.notify_one();
-    while (job.started < job.workers) start_one(job, lock);
-    remove(job);
+    const int left = workers - 1 - offer(job, workers - 1);
+    if (left > 0) insert(job, left);
     lock.unlock();
+    for (int n = 0; n < left; ++n) wake_.notify_one();
+    run_worker(job);
+    for (Helper* helper = helpers_; helper; helper = helper->next) {
+      if (helper->take_back(job)) run_worker(job);
+    }
+    if (left > 0) {
+      lock_soon(lock);
+      while (job.in_list > 0) {
+        run_listed(job, lock);
+        lock_soon(lock);
+      }
+      remove(job);
+      lock.unlock();
+    }
     const auto finished = [&] { return job.finished.load(std::memory_order_acquire) == workers; };
     if (spin_until(finished)) return;
     lock.lock();
@@ -69,8 +58,18 @@ class Pool {
     if (!spin_until([&] { return lock.try_lock(); })) lock.lock();
   }
 
-  void insert(Job& job) {  // behind the others
-    jobs_begun_.fetch_add(1, std::memory_order_relaxed);
+  // Offers a worker to each of the helpers that look for work, up to so many; returns how many.
+  int offer(Job& job, int most) {
+    int offered = 0;
+    for (Helper* helper = helpers_; helper && offered < most; helper = helper->next) {
+      offered += helper->offer(job);
+    }
+    return offered;
+  }
+
+  void insert(Job& job, int workers) {  // behind the others
+    job.in_list = workers;
+    listed_.fetch_add(workers, std::memory_order_relaxed);
     Job** place = &jobs_;
     while (*place) place = &(*place)->next;
     *place = &job;
@@ -80,33 +79,36 @@ class Pool {
     while (*place != &job) place = &(*place)->next;
     *place = job.next;
   }
-
-  // Starts one worker of the job on this thread.
-  void start_one(Job& job, std::unique_lock<std::mutex>& lock) {
-    const int worker = job.started++, workers = job.workers;
-    lock.unlock();
-    run_worker(job, worker);
-    const bool is_last = job.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == workers;
-    lock_soon(lock);
-    if (is_last) done_.notify_all();
-  }
-
-  static void run_worker(Job& job, int worker) {
-    const DefaultFloatState floats;
-    job.work(worker);
-  }
-
-  Job* find_job() {
+  Job* find_listed() {
     Job* job = jobs_;
-    while (job && job->started == job->workers) job = job->next;
+    while (job && job->in_list == 0) job = job->next;
     return job;
+  }
+  // Runs a worker of the job, and unlocks the mutex before.
+  bool run_listed(Job& job, std::unique_lock<std::mutex>& lock) {
+    --job.in_list;
+    listed_.fetch_sub(1, std::memory_order_relaxed);
+    lock.unlock();
+    return run_worker(job);
+  }
+
+  // Returns whether all have finished. After that the job may be gone.
+  static bool run_worker(Job& job) {
+    const int worker = job.begun.fetch_add(1, std::memory_order_relaxed), workers = job.workers;
+    {
+      const DefaultFloatState floats;
+      job.work(worker);
+    }
+    return job.finished.fetch_add(1, std::memory_order_acq_rel) + 1 == workers;
   }
 
   // If a thread cannot be created, the caller does the work itself.
   void grow(int threads) {
     while (threads_ < threads) {
       try {
-        std::thread([this] { serve(); }).detach();
+        auto helper = std::make_unique<Helper>(helpers_.load());
+        std::thread([this, self = helper.get()] { serve(*self); }).detach();
+        helpers_ = helper.release();
       } catch (const std::exception&) {
         return;
       }
@@ -114,27 +116,34 @@ class Pool {
     }
   }
 
-  [[noreturn]] void serve() {
+  [[noreturn]] void serve(Helper& self) {
     system::become_helper();
-    std::unique_lock lock(mutex_);
     while (true) {
-      Job* job = find_job();
-      if (!job) {
-        const std::uint64_t before = jobs_begun_.load(std::memory_order_relaxed);
-        lock.unlock();
-        spin_until([&] { return jobs_begun_.load(std::memory_order_relaxed) != before; });
+      const auto [offered, timed_out] =
+          self.look([&] { return listed_.load(std::memory_order_relaxed) > 0; });
+      bool is_last = false;
+      if (offered) {
+        is_last = run_worker(*offered);
+      } else {
+        std::unique_lock lock(mutex_, std::defer_lock);
         lock_soon(lock);
-        wake_.wait(lock, [&] { return (job = find_job()) != nullptr; });
+        Job* job = find_listed();
+        if (!job && !timed_out) continue;
+        wake_.wait(lock, [&] { return job || (job = find_listed()); });
+        is_last = run_listed(*job, lock);
       }
-      start_one(*job, lock);
+      if (!is_last) continue;
+      const std::lock_guard lock(mutex_);
+      done_.notify_all();
     }
   }
 
   std::mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable done_;
-  Job* jobs_ = nullptr;
-  std::atomic<std::uint64_t> jobs_begun_{0};
+  Job* jobs_ = nullptr;             // that were not offered as a whole
+  std::atomic<int> listed_{0};      // workers that they have left to begin
+  std::atomic<Helper*> helpers_{};  // the latest; grows under the mutex
   int threads_ = 0;
 };
 
