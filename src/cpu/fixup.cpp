@@ -5,7 +5,7 @@
 // pairs alone.
 #include "cpu/fixup.hpp"
 
-#include <algorithm>
+#include <cstring>
 #include <limits>
 
 #include "rows/element.hpp"
@@ -25,8 +25,9 @@ void each_spoiled_head(const Problem& p, int workers, const Run& run, Flags flag
   });
 }
 
+// Flags are 0 or 1.
 bool any(const std::uint8_t* flags, int64 count) {
-  return std::any_of(flags, flags + count, [](std::uint8_t flag) { return flag != 0; });
+  return std::memchr(flags, 1, std::size_t(count)) != nullptr;
 }
 
 bool is_nan(double x) { return x != x; }
@@ -100,6 +101,7 @@ void fix_up_key(const Problem& p, int64 b, int64 kv, int64 j, const double* delt
 void fix_up_forward(const Problem& p, const Batch& batch, const std::uint8_t* nonfinite,
                     int workers, const Run& run) {
   const int64 group = p.sizes.group();
+  if (!any(nonfinite, batch.totals().rows_q * p.sizes.heads_q)) return;
   each_spoiled_head(
       p, workers, run,
       [&](int64 b, int64 kv) {
@@ -120,6 +122,10 @@ void fix_up_forward(const Problem& p, const Batch& batch, const std::uint8_t* no
 void fix_up_backward(const Problem& p, const Batch& batch, const std::uint8_t* nonfinite_q,
                      const std::uint8_t* nonfinite_k, int workers, const Run& run) {
   const int64 group = p.sizes.group();
+  if (!any(nonfinite_q, batch.totals().rows_q * p.sizes.heads_q) &&
+      !any(nonfinite_k, batch.totals().rows_k * p.sizes.heads_kv)) {
+    return;
+  }
   each_spoiled_head(
       p, workers, run,
       [&](int64 b, int64 kv) {
