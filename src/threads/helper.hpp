@@ -32,7 +32,6 @@ struct Job {
   std::atomic<int> finished{0};  // once all have, the job may be gone
   // Under the pool's mutex.
   int in_list = 0;  // workers that whoever finds the job may begin
-  int to_wake = 0;  // threads, at most
   Job* next = nullptr;
 };
 

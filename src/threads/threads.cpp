@@ -31,7 +31,8 @@ class Pool {
     grow(workers - 1);
     const int left = workers - 1 - offer(job, workers - 1);
     if (left > 0) insert(job, left);
-    wake_some(job, lock);
+    lock.unlock();
+    for (int n = 0; n < left; ++n) wake_.notify_one();
     run_worker(job);
     for (Helper* helper = helpers_; helper; helper = helper->next) {
       if (helper->take_back(job)) run_worker(job);
@@ -39,9 +40,7 @@ class Pool {
     if (left > 0) {
       lock_soon(lock);
       while (job.in_list > 0) {
-        take_listed(job);
-        lock.unlock();
-        run_worker(job);
+        run_listed(job, lock);
         lock_soon(lock);
       }
       remove(job);
@@ -69,7 +68,7 @@ class Pool {
   }
 
   void insert(Job& job, int workers) {  // behind the others
-    job.in_list = job.to_wake = workers;
+    job.in_list = workers;
     listed_.fetch_add(workers, std::memory_order_relaxed);
     Job** place = &jobs_;
     while (*place) place = &(*place)->next;
@@ -85,19 +84,12 @@ class Pool {
     while (job && job->in_list == 0) job = job->next;
     return job;
   }
-  // Unlocks the mutex, and wakes two threads at most. Each of them wakes two more, if workers are
-  // left by then: a small call is over before all would be awake.
-  void wake_some(Job& job, std::unique_lock<std::mutex>& lock) {
-    const int count = std::min({2, job.to_wake, job.in_list});
-    job.to_wake -= count;
-    lock.unlock();
-    for (int n = 0; n < count; ++n) wake_.notify_one();
-  }
-
-  // Begins a worker of the job, under the mutex.
-  void take_listed(Job& job) {
+  // Runs a worker of the job, and unlocks the mutex before.
+  bool run_listed(Job& job, std::unique_lock<std::mutex>& lock) {
     --job.in_list;
     listed_.fetch_sub(1, std::memory_order_relaxed);
+    lock.unlock();
+    return run_worker(job);
   }
 
   // Returns whether all have finished. After that the job may be gone.
@@ -138,9 +130,7 @@ class Pool {
         Job* job = find_listed();
         if (!job && !timed_out) continue;
         wake_.wait(lock, [&] { return job || (job = find_listed()); });
-        take_listed(*job);
-        wake_some(*job, lock);
-        is_last = run_worker(*job);
+        is_last = run_listed(*job, lock);
       }
       if (!is_last) continue;
       const std::lock_guard lock(mutex_);
