@@ -20,6 +20,15 @@
 namespace regard::cpu_backend {
 namespace {
 
+// About how long one slow core takes, which does 100 operations a nanosecond. Pairs that masks hide
+// count.
+Workers workers_of(const Problem& p, const Plan& plan) {
+  const Sizes& s = p.sizes;
+  const Count pairs = Count(s.rows_q) * s.heads_q * s.len_k;
+  const Count operations = pairs * (s.dim + s.dim_v) * (p.backward ? 5 : 2);
+  return {plan.workers, operations.value() / 100};
+}
+
 void write_sink_gradient(const Problem& p, int workers, const Run& run) {
   parallel_tasks(p.sizes.heads_q, workers, run, [&](int64 h, int) {
     double sum = 0;
@@ -100,7 +109,8 @@ void forward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run&
   const auto serving = [&](const auto& task) -> const CpuKernels& {
     return has_few_rows(tiling.shape, batch[task.b].seq.len_q, p.sizes.group()) ? few : k;
   };
-  parallel_tasks(int64(work.tasks.size()), plan.workers, run, [&](int64 n, int worker) {
+  const Workers workers = workers_of(p, plan);
+  parallel_tasks(int64(work.tasks.size()), workers, run, [&](int64 n, int worker) {
     ForwardTask task = work.tasks[std::size_t(n)];
     task.reach = spans.of(task.b, task.kv);
     serving(task).forward(p, tiling, task, nonfinite_of(task.b, task.kv), memory.scratch(worker));
@@ -135,7 +145,8 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
       tiling.block_q * padded(tiling.shape, p.sizes.dim) * tiling.shape.real_size;
   const int64* const begins = list.begins.data();
   const ServingBackward serving(p, plan, k, batch, wants_any, run);
-  parallel_tasks(int64(list.begins.size()) - 1, plan.workers, run, [&](int64 n, int worker) {
+  const Workers workers = workers_of(p, plan);
+  parallel_tasks(int64(list.begins.size()) - 1, workers, run, [&](int64 n, int worker) {
     for (int64 t = begins[n]; t < begins[n + 1]; ++t) {
       BackwardTask task = list.tasks[std::size_t(t)];
       task.reach = spans.of(task.b, task.kv);

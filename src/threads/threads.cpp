@@ -20,11 +20,24 @@
 namespace regard {
 namespace {
 
+// Of `count` threads that sleep, how many repay their waking by a call that would take one thread
+// so long. The caller wakes one after another: n take n kWaking, and leave the (n + 1)-th part of
+// the time, which together is least where (n + 1)^2 is the time over kWaking.
+int threads_to_wake(int count, std::int64_t nanoseconds) {
+  constexpr std::int64_t kWaking = 5000;
+  std::int64_t n = 0;
+  while (n < count && (n + 2) * (n + 2) <= nanoseconds / kWaking) ++n;
+  return static_cast<int>(n);
+}
+
+// A call offers its workers to the helpers that look for work, and lists the rest for those that it
+// wakes. In the end it begins whatever nobody has begun.
 class Pool {
  public:
   // Allocates nothing that the call would need: kernels may have written results before.
-  void run(int workers, FunctionRef<void(int)> work) {
+  void run(Workers asked, FunctionRef<void(int)> work) {
     const system::CancellationDisabled until_helpers_have_ended;
+    const int workers = asked.count;
     Job job{work, workers};
     std::unique_lock lock(mutex_, std::defer_lock);
     lock_soon(lock);
@@ -32,7 +45,7 @@ class Pool {
     const int left = workers - 1 - offer(job, workers - 1);
     if (left > 0) insert(job, left);
     lock.unlock();
-    for (int n = 0; n < left; ++n) wake_.notify_one();
+    for (int n = threads_to_wake(left, asked.nanoseconds); n > 0; --n) wake_.notify_one();
     run_worker(job);
     for (Helper* helper = helpers_; helper; helper = helper->next) {
       if (helper->take_back(job)) run_worker(job);
@@ -174,24 +187,24 @@ int worker_count(const Run& run) {
   return run.threads > 0 ? run.threads : system::usable_cores();
 }
 
-void parallel(int workers, const Run& run, FunctionRef<void(int)> work) {
-  if (workers <= 1) {
-    if (workers == 1) work(0);
+void parallel(Workers workers, const Run& run, FunctionRef<void(int)> work) {
+  if (workers.count <= 1) {
+    if (workers.count == 1) work(0);
     return;
   }
   if (run.executor.run) {
-    ExecutorCall::run(run.executor, workers, work);
+    ExecutorCall::run(run.executor, workers.count, work);
   } else {
     pool().run(workers, work);
   }
 }
 
-void parallel_tasks(std::int64_t tasks, int workers, const Run& run,
+void parallel_tasks(std::int64_t tasks, Workers workers, const Run& run,
                     FunctionRef<void(std::int64_t, int)> task) {
   TaskQueue queue(tasks);
   std::atomic<bool> out_of_memory{false};
-  const auto count = static_cast<int>(std::min<std::int64_t>(workers, tasks));
-  parallel(count, run, [&](int worker) {
+  workers.count = static_cast<int>(std::min<std::int64_t>(workers.count, tasks));
+  parallel(workers, run, [&](int worker) {
     std::int64_t number = 0;
     try {
       while (queue.next(number)) task(number, worker);

@@ -138,6 +138,22 @@ TEST_CASE("a call wakes as many of the pool's threads as it has workers for") {
   CHECK(times_asleep() - before < kCalls * kThreads / 2);
 }
 
+TEST_CASE("a call that is over before threads would be awake wakes none") {
+  if (!std::filesystem::exists("/proc/self/task")) return;
+  const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); };
+  constexpr int kThreads = 8, kCalls = 40;
+  parallel(kThreads, {}, [&](int) { pause(); });
+  pause();
+  const std::int64_t before = times_asleep();
+  for (int call = 0; call < kCalls; ++call) {
+    std::atomic<int> calls{0};
+    parallel({.count = kThreads, .nanoseconds = 1000}, {}, [&](int) { ++calls; });
+    CHECK(calls == kThreads);
+    pause();  // this thread sleeps, too
+  }
+  CHECK(times_asleep() - before < 2 * kCalls);
+}
+
 TEST_CASE("threads that find no work sleep") {
   parallel(8, {}, [](int) {});
   const std::clock_t before = std::clock();  // of all threads of the process
