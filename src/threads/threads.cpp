@@ -24,7 +24,7 @@ namespace {
 // so long. The caller wakes one after another: n take n kWaking, and leave the (n + 1)-th part of
 // the time, which together is least where (n + 1)^2 is the time over kWaking.
 int threads_to_wake(int count, std::int64_t nanoseconds) {
-  constexpr std::int64_t kWaking = 5000;
+  constexpr std::int64_t kWaking = 3000;
   std::int64_t n = 0;
   while (n < count && (n + 2) * (n + 2) <= nanoseconds / kWaking) ++n;
   return static_cast<int>(n);
