@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <limits>
 
 #include "tests/cpu/case.hpp"
 #include "tests/cpu/forced.hpp"
@@ -95,6 +96,8 @@ TEST_CASE("tasks of fewer rows give the same bits") {
       std::string want;
       for (int threads : {1, 2, 5}) {
         const Case c(s);
+        // Rows near it may be computed again, and which they are must not depend on tasks.
+        c.q.set(c.q.index({0, 3, 700, 5}), std::numeric_limits<double>::infinity());
         c.forward({.threads = threads});
         const std::string got = c.out.bytes() + c.lse.bytes();
         if (threads == 1) want = got;

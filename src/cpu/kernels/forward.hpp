@@ -420,16 +420,16 @@ struct ForwardKernel {
     return task.partial ? static_cast<char*>(task.partial) : scratch + at.partial;
   }
 
-  // Writes the results, unless they are to be merged first.
-  void finish_task(const ForwardTask& task, int count, uint8* nonfinite) const {
+  // Writes the results of some panels, unless they are to be merged first.
+  void finish_panels(const ForwardTask& task, int first, int end, uint8* nonfinite) const {
     if (task.partial) return;
-    for (int i = 0; i < count; ++i)
+    for (int i = first; i < end; ++i)
       running_rows.finish(running(memory_of(task), i), panels[i], nonfinite);
   }
 
-  // Whether the running results are.
-  bool are_finite(const ForwardTask& task, int count) const {
-    for (int i = 0; i < count; ++i) {
+  // Whether the running results of some panels are.
+  bool are_finite(const ForwardTask& task, int first, int end) const {
+    for (int i = first; i < end; ++i) {
       if (!running_rows.are_finite(running(memory_of(task), i), panels[i])) return false;
     }
     return true;
@@ -459,7 +459,7 @@ void run_forward(const Problem& problem, const CpuTiling& tiling, const ForwardT
                  uint8* nonfinite, char* scratch) {
   [[maybe_unused]] const TileSession<L> session;
   const ForwardKernel<L> kernel(problem, tiling, task.b, task.kv, scratch);
-  kernel.finish_task(task, kernel.attend_task(task), nonfinite);
+  kernel.finish_panels(task, 0, kernel.attend_task(task), nonfinite);
 }
 
 template <class L>

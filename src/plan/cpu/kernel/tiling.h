@@ -107,6 +107,10 @@ struct RowBlocks {
   REGARD_INLINE int64 first_row(int64 index) const {
     return packs_gqa ? index * block : index / per_head() * len_q + index % per_head() * block;
   }
+  // The block that begins with the row.
+  REGARD_INLINE int64 of_row(int64 row) const {
+    return packs_gqa ? row / block : row / len_q * per_head() + row % len_q / block;
+  }
   REGARD_INLINE int64 rows(int64 index) const {
     return packs_gqa ? smaller(block, group * len_q - index * block)
                      : smaller(block, len_q - index % per_head() * block);
