@@ -35,7 +35,7 @@ struct Job {
   Job* next = nullptr;
 };
 
-// On a cache line of its own: a call hands over work without a word to other helpers.
+// On a cache line of its own, so that an offer disturbs no other helper.
 class alignas(64) Helper {
  public:
   explicit Helper(Helper* others) : next(others) {}

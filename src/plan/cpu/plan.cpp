@@ -31,9 +31,9 @@ bool has_long_columns(const Problem& p) {
 }
 
 // Forward: query rows of a task, which share packed keys and values. Tile products are quick, and
-// packing is not: there, tasks are as long as a core's second cache allows and workers still have
-// eight each. No bit of a result depends on it: f16 by terms computes 256 rows again where some are
-// not finite, whatever the task has.
+// packing is not: there, a task has as many rows as half of a core's second cache holds, and as
+// leave eight tasks for each worker. No bit of a result depends on it: f16 by terms computes 256
+// rows again where some are not finite, whatever the task has.
 int64 rows_of_task(const Problem& p, const CpuShape& shape, int workers) {
   if (!shape.tiles) return 128;
   constexpr int64 kLeast = 256, kMost = 1024, kTasksEach = 8, kCache = 1 << 20;
