@@ -20,13 +20,14 @@
 namespace regard::cpu_backend {
 namespace {
 
-// About how long one slow core takes, which does 100 operations a nanosecond. Pairs that masks hide
-// count.
+// With about how long one slow core takes, which does two multiplications and additions a nanosecond
+// in each lane. Pairs that masks hide count.
 Workers workers_of(const Problem& p, const Plan& plan) {
+  constexpr int kOperations = 4;
   const Sizes& s = p.sizes;
   const Count pairs = Count(s.rows_q) * s.heads_q * s.len_k;
   const Count operations = pairs * (s.dim + s.dim_v) * (p.backward ? 5 : 2);
-  return {plan.workers, operations.value() / 100};
+  return {plan.workers, operations.value() / (kOperations * plan.tiling.shape.lanes)};
 }
 
 void write_sink_gradient(const Problem& p, int workers, const Run& run) {

@@ -154,7 +154,7 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable done_;
-  Job* jobs_ = nullptr;             // that were not offered as a whole
+  Job* jobs_ = nullptr;             // more workers than helpers that took offers
   std::atomic<int> listed_{0};      // workers that they have left to begin
   std::atomic<Helper*> helpers_{};  // the latest; grows under the mutex
   int threads_ = 0;
