@@ -20,8 +20,8 @@
 namespace regard::cpu_backend {
 namespace {
 
-// With about how long one slow core takes, which does two multiplications and additions a nanosecond
-// in each lane. Pairs that masks hide count.
+// With about how long one slow core takes, which does two multiplications and additions a
+// nanosecond in each lane. Pairs that masks hide count.
 Workers workers_of(const Problem& p, const Plan& plan) {
   constexpr int kOperations = 4;
   const Sizes& s = p.sizes;

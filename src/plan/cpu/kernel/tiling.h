@@ -21,8 +21,8 @@ struct CpuShape {
   bool operator==(const CpuShape&) const = default;
 };
 
-// None of these may change a result beyond rounding, nor depend on threads or on the batch, except a
-// forward block_q, which changes no bit.
+// None of these may change a result beyond rounding, nor depend on threads or on the batch, except
+// a forward block_q, which changes no bit.
 struct CpuTiling {
   CpuShape shape;
   int64 block_q = 0;  // query rows of a task: they share packed keys
