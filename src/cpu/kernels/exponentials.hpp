@@ -38,7 +38,7 @@ struct WeightsOf<L> : L::Weights {};
 // 1 of [keys][panel] were, which have been read by then. kVectors: the tile's, which are parts of a
 // pace.
 template <class L, int kVectors>
-class Exponentials {
+class Exponentials : CopiedByMember {
   using Real = typename L::Real;
   using Vec = typename L::Vec;
   using Unit = typename L::Unit;

@@ -316,31 +316,30 @@ struct ForwardKernel {
   void attend_range(int count, const KeyBlocks& blocks, Interval range, char* memory) const {
     PackedRange<L> packed(context, tiling, dims, units_at(at.keys), units_at(at.values),
                           range.begin);
-    Step before, now;
+    Step steps[3], none;
+    const auto step = [&](int64 n) -> Step& { return steps[(n + 3) % 3]; };
     int64 turn = 0;
     for (int i = 0; i < count; ++i) {
       for (int64 n = range.begin; (n = next_block(panels + i, 1, blocks, n)) < range.end; ++n) {
         const Interval block = blocks.at(n);
-        panels[i].tile = tile_keys_of<L>(context, panels[i], blocks, block);
-        if (panels[i].tile.keys.empty()) continue;
-        Real* const tile = reals_at(at.tiles) + turn++ % kBuffers * tiling.block_k * kWidth;
-        Step next = step_of(i, running(memory, i), packed[block],
-                            panels[i].tile.keys.begin - block.begin, tile);
+        if (!set_tile<L>(panels[i], context, blocks, block)) continue;
+        Real* const tile = reals_at(at.tiles) + turn % kBuffers * tiling.block_k * kWidth;
+        Step& next = step(turn);
+        next = step_of(i, running(memory, i), packed[block],
+                       panels[i].tile.keys.begin - block.begin, tile);
         if constexpr (kHasTiles<L>) {
-          advance(before, now, next, memory);
-          before = now;
-          now = next;
+          advance(step(turn - 2), step(turn - 1), next, memory);
         } else if (i == 0) {
           attend(next, running(memory, i), packed.beside_keys(block), packed.beside_values(block));
         } else {
           attend(next, running(memory, i), Nothing(), Nothing());
         }
+        ++turn;
       }
     }
     if constexpr (kHasTiles<L>) {
-      Step none;
-      advance(before, now, none, memory);
-      advance(now, none, none, memory);
+      advance(step(turn - 2), step(turn - 1), none, memory);
+      advance(step(turn - 1), none, none, memory);
     }
   }
 
@@ -382,8 +381,7 @@ struct ForwardKernel {
          ++n) {
       if (n / kFewRowsBlocks != tile) end_tile();
       tile = n / kFewRowsBlocks;
-      panel.tile = tile_keys_of<L>(context, panel, blocks, blocks.at(n));
-      if (panel.tile.keys.empty()) continue;
+      if (!set_tile<L>(panel, context, blocks, blocks.at(n))) continue;
       rows.multiply_keys(panel.tile.keys, scores);
       if (softmax.settle(panel, scores, shrink)) rows.shrink(shrink);
       softmax.weigh(panel, scores);

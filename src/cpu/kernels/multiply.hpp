@@ -345,7 +345,8 @@ REGARD_INLINE void multiply_in_tiles(const Product<L>& p, Beside& beside) {
 
 // C is N vectors wide.
 template <class L, int N, Walk walk, Result result, class Beside>
-[[gnu::noinline]] void multiply(const Product<L> p, Beside& beside) {
+[[gnu::noinline]] void multiply(const Product<L>& product, Beside& beside) {
+  const Product<L> p = product;
   Beside in_registers = beside;
   if constexpr (kHasTiles<L>) {
     static_assert(walk == Walk::rows);
@@ -361,8 +362,10 @@ template <class L, int N, Walk walk, Result result, class Beside>
 
 // C and B are `vectors` vectors wide.
 template <class L, Walk walk, Result result, class Beside>
-void multiply_wide(Product<L> p, int64 vectors, Beside& beside) {
+void multiply_wide(const Product<L>& product, int64 vectors, Beside& beside) {
   constexpr int N = L::kVectors;
+  if (vectors == N) return multiply<L, N, walk, result>(product, beside);
+  Product<L> p = product;
   for (; vectors >= N; vectors -= N) {
     multiply<L, N, walk, result>(p, beside);
     p.late = 0;

@@ -16,6 +16,15 @@ REGARD_INLINE void before_product(Beside& beside) {
   if constexpr (requires { beside.before(); }) beside.before();
 }
 
+// What is done next to products derives from this, and is then copied member by member. GCC copies
+// other classes 64 bytes at once. Where smaller stores have just written some of these bytes, such
+// a load waits until all stores before it, tiles among them, have reached the cache.
+struct CopiedByMember {
+  CopiedByMember() = default;
+  REGARD_INLINE CopiedByMember(const CopiedByMember&) {}
+  REGARD_INLINE CopiedByMember& operator=(const CopiedByMember&) { return *this; }
+};
+
 // How parts of other work are spread over products of tiles: two with each, one before and one
 // after it, if there are more parts than products. The fewer instructions stand between two
 // products, the more of these a core has under way.

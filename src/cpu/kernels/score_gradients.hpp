@@ -189,7 +189,7 @@ struct GradientRows {
 
 // The plain gradients of a tile, next to products of tiles: those of a key are a part of a pace.
 template <class L>
-class GradientSteps {
+class GradientSteps : CopiedByMember {
  public:
   // `products`: how many are expected.
   GradientSteps(const PlainGradients<L>& gradients, const GradientRows<L>& rows, int64 keys,

@@ -310,32 +310,38 @@ inline Interval keys_in_spans(const HeadContext& context, const Panel& panel, In
   return keys;
 }
 
+// Sets the panel's tile of a block; returns whether it has keys.
 template <class L>
-TileKeys tile_keys_of(const HeadContext& context, Panel& panel, const KeyBlocks& blocks,
-                      Interval block) {
+bool set_tile(Panel& panel, const HeadContext& context, const KeyBlocks& blocks, Interval block) {
   const Problem& p = context.problem;
   const Features& on = p.features;
-  TileKeys tile{.keys = whole_units<L>(block, keys_in_spans(context, panel, block))};
-  if (tile.keys.empty()) return tile;
+  TileKeys& tile = panel.tile;
+  const auto sees_none = [&] {
+    tile.keys = {};
+    return false;
+  };
+  tile.mask = tile.row_spans = tile.key_spans = false;
+  tile.keys = whole_units<L>(block, keys_in_spans(context, panel, block));
+  if (tile.keys.empty()) return false;
   if (on.bias) {
     const Interval next{block.end, 2 * block.end - block.begin};
     prefetch_keys(context, panel, p.bias, whole_units<L>(next, panel.seen.within(next)));
   }
   if (on.mask) {
     const Shown shown = shown_by_mask(context, panel, blocks, tile.keys);
-    if (!shown.some) return {};
+    if (!shown.some) return sees_none();
     if (!shown.all) {
       tile.keys = whole_units<L>(block, seen_by_mask(context, panel, tile.keys));
-      if (tile.keys.empty()) return {};
+      if (tile.keys.empty()) return false;
       tile.mask = !mask_shows_all(context, panel, tile.keys);
     }
   }
-  if (on.bias && !shown_by_bias<L>(context, panel, tile.keys)) return {};
+  if (on.bias && !shown_by_bias<L>(context, panel, tile.keys)) return sees_none();
   // The only span of a row is a part of its interval.
   tile.row_spans =
       on.row_spans && p.row_spans.count > 1 && !row_spans_show_all(context, panel, tile.keys);
   tile.key_spans = on.key_spans && !key_spans_show_all(context, panel, tile.keys);
-  return tile;
+  return true;
 }
 
 // Sets each panel's tile of the block; returns whether one of them has keys.
@@ -344,8 +350,7 @@ bool set_tiles(SomePanel* panels, int count, const HeadContext& context, const K
                Interval block) {
   bool any = false;
   for (int i = 0; i < count; ++i) {
-    panels[i].tile = tile_keys_of<L>(context, panels[i], blocks, block);
-    any = any || !panels[i].tile.keys.empty();
+    any = set_tile<L>(panels[i], context, blocks, block) || any;
   }
   return any;
 }
