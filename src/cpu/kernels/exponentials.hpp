@@ -182,7 +182,7 @@ class Exponentials : CopiedByMember {
 
 // Calls use(exponentials of the tile).
 template <class L, int kVectors = L::kVectors, class Use>
-void with_exponentials(const ScoreTile<L>& tile, int64 products, Use use) {
+void with_exponentials(const ScoreTile<L>& tile, int64 products, const Use& use) {
   if constexpr (kVectors > 1) {
     if (tile.vectors < kVectors) return with_exponentials<L, kVectors - 1>(tile, products, use);
   }

@@ -234,56 +234,67 @@ REGARD_INLINE void begin_sum(typename L::Tiles& tiles, const typename L::Real* c
   }
 }
 
-// C of M x N tiles, at most 2 x 2, in tiles 0 to 3; A in 4 and 5, B in 6 and 7. Each sum is loaded
-// right before its first product and stored right after its last one, because both take about as
-// long as a product and run next to those of other sums.
+// Rows of C from `first` to `end`, in blocks of M x N tiles, at most 2 x 2. The sums of a block are
+// in tiles 0 to 3, A in 4 and 5, B in 6 and 7. Each sum is loaded right before its first product
+// and stored right after its last one, because both take about as long as a product and run next to
+// those of other sums. An operand is loaded right after the last product of the one before it.
 template <class L, int M, int N, Result result, class Beside>
 REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p, int64 first,
-                                  Beside& beside) {
+                                  int64 end, Beside& beside) {
   constexpr int64 kSide = L::kLanes, kSize = 4;  // bytes of a Unit and of a Real
   const int64 a_row = (p.a_in_tiles ? kSide : p.lda) * kSize;
   const int64 b_row = (p.b_in_tiles ? kSide : p.ldb) * kSize;
   const int64 c_row = (p.c_in_tiles ? kSide : p.ldc) * kSize;
-  const int64 b_second = p.columns(kSide, p.b_in_tiles);
+  const int64 a_step = p.columns(kSide, p.a_in_tiles), a_second = kSide * p.lda;
+  const int64 b_step = kSide * p.ldb, b_second = p.columns(kSide, p.b_in_tiles);
   const int64 c_second = p.columns(kSide, p.c_in_tiles);
-  const auto* const a = p.a + first * p.lda;
-  auto* const c = p.c + first * p.ldc;
   const int first_pair = kTermPairCount<L> > 1 ? p.skipped_pairs : 0;
-  for (int64 k = 0; k < p.k; k += kSide) {
+  const TermPair first_terms = TermsOf<L>::kTermPairs[first_pair];
+  const auto* a = p.a + first * p.lda;
+  auto* c = p.c + first * p.ldc;
+  tiles.template stream<4>(a + first_terms.a * p.a_term, a_row);
+  tiles.template load<6>(p.b + first_terms.b * p.b_term, b_row);
+  if (N > 1) tiles.template load<7>(p.b + first_terms.b * p.b_term + b_second, b_row);
+  if (M > 1) tiles.template stream<5>(a + first_terms.a * p.a_term + a_second, a_row);
+  for (; first < end; first += M * kSide) {
+    const auto *a_at = a, *b_at = p.b;
+    a += M * a_second;
+    for (int64 k = 0; k < p.k; k += kSide) {
+      const bool ends_k = k + kSide >= p.k, is_last = ends_k && first + M * kSide >= end;
 #pragma GCC unroll 4
-    for (int pair = 0; pair < kTermPairCount<L>; ++pair) {
-      if (pair < first_pair) continue;
-      const TermPair term = TermsOf<L>::kTermPairs[pair];
-      const TermPair before = TermsOf<L>::kTermPairs[larger(pair - 1, 0)];
-      const bool begins_k = pair == first_pair;
-      const bool begins = begins_k && k == 0,
-                 ends = pair + 1 == kTermPairCount<L> && k + kSide >= p.k;
-      const bool loads_a = begins_k || term.a != before.a;
-      const bool loads_b = begins_k || term.b != before.b;
-      const auto* const a_tile = a + term.a * p.a_term + p.columns(k, p.a_in_tiles);
-      const auto* const b_tile = p.b + term.b * p.b_term + k * p.ldb;
-      // Inlined early, so that the compiler keeps `beside` in registers.
-      const auto add = [&]<int T, int A, int B>() __attribute__((always_inline)) {
-        auto* const sum = c + T / 2 * kSide * p.ldc + T % 2 * c_second;
-        if (begins) begin_sum<L, result, T>(tiles, sum, c_row);
-        before_product(beside);
-        tiles.template multiply_add<T, A, B>();
-        if (ends) tiles.template store<T>(sum, c_row);
-        beside.step();
-      };
-      if (loads_a) tiles.template stream<4>(a_tile, a_row);
-      if (loads_b) tiles.template load<6>(b_tile, b_row);
-      add.template operator()<0, 4, 6>();
-      if constexpr (N > 1) {
-        if (loads_b) tiles.template load<7>(b_tile + b_second, b_row);
-        add.template operator()<1, 4, 7>();
+      for (int pair = 0; pair < kTermPairCount<L>; ++pair) {
+        if (pair < first_pair) continue;
+        const bool ends_pairs = pair + 1 == kTermPairCount<L>;
+        const bool begins = k == 0 && pair == first_pair, ends = ends_k && ends_pairs;
+        if (ends_pairs) {
+          a_at = ends_k ? a : a_at + a_step;
+          b_at = ends_k ? p.b : b_at + b_step;
+        }
+        const TermPair terms = TermsOf<L>::kTermPairs[pair];
+        const TermPair next = ends_pairs ? first_terms : TermsOf<L>::kTermPairs[pair + 1];
+        const bool loads_a = ends_pairs ? !is_last : next.a != terms.a;
+        const bool loads_b = ends_pairs ? !is_last : next.b != terms.b;
+        const auto* const next_a = a_at + next.a * p.a_term;
+        const auto* const next_b = b_at + next.b * p.b_term;
+        // Inlined early, so that the compiler keeps `beside` in registers.
+        const auto add = [&]<int m, int n>() __attribute__((always_inline)) {
+          constexpr int T = 2 * m + n;
+          auto* const sum = c + m * kSide * p.ldc + n * c_second;
+          if (begins) begin_sum<L, result, T>(tiles, sum, c_row);
+          before_product(beside);
+          tiles.template multiply_add<T, 4 + m, 6 + n>();
+          if (n + 1 == N && loads_a) tiles.template stream<4 + m>(next_a + m * a_second, a_row);
+          if (m + 1 == M && loads_b) tiles.template load<6 + n>(next_b + n * b_second, b_row);
+          if (ends) tiles.template store<T>(sum, c_row);
+          beside.step();
+        };
+        add.template operator()<0, 0>();
+        if constexpr (N > 1) add.template operator()<0, 1>();
+        if constexpr (M > 1) add.template operator()<1, 0>();
+        if constexpr (M > 1 && N > 1) add.template operator()<1, 1>();
       }
-      if constexpr (M > 1) {
-        if (loads_a) tiles.template stream<5>(a_tile + kSide * p.lda, a_row);
-        add.template operator()<2, 5, 6>();
-      }
-      if constexpr (M > 1 && N > 1) add.template operator()<3, 5, 7>();
     }
+    c += M * kSide * p.ldc;
   }
 }
 
@@ -334,11 +345,9 @@ REGARD_INLINE void multiply_in_tiles(const Product<L>& p, Beside& beside) {
   if constexpr (N == 2 && kTerms<L> == 1) {
     if (p.k > kSide && p.k <= 2 * kSide) return multiply_short<L, result>(tiles, p, beside);
   }
-  int64 first = 0;
-  for (; first + kSide < p.m; first += 2 * kSide) {
-    multiply_tiles<L, 2, N, result>(tiles, p, first, beside);
-  }
-  if (first < p.m) multiply_tiles<L, 1, N, result>(tiles, p, first, beside);
+  const int64 tiles_of_rows = divide_up(p.m, kSide), pairs = tiles_of_rows / 2 * 2 * kSide;
+  if (pairs > 0) multiply_tiles<L, 2, N, result>(tiles, p, 0, pairs, beside);
+  if (pairs < p.m) multiply_tiles<L, 1, N, result>(tiles, p, pairs, p.m, beside);
 }
 
 // ----------------------------------------------------------------------------------------- both
