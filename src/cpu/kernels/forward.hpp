@@ -344,12 +344,15 @@ struct ForwardKernel {
   }
 
   void attend_panels(int count, const KeyBlocks& blocks, char* memory) const {
-    for (int i = 0; i < count; ++i) {
+    const auto ahead = [&](const Panel& panel) __attribute__((always_inline)) {
+      prefetch_panel<3>(context, panel, p.q, dims.dim);
+    };
+    each_panel_ahead(panels, 0, count, ahead, [&](int i) {
       each_term<L>([&]<class Term>(int n) {
         pack_lanes<Term>(queries(i) + n * query_term(), context, panels[i], p.q, dims.dim,
                          vectors_of<L>(panels[i]));
       });
-    }
+    });
     const int64 packed = tiling.pack_k / tiling.block_k, end = blocks.end();
     const int64 most = count > 1 ? packed : smaller<int64>(packed, 4);
     Interval range{0, blocks.of(blocks.keys.begin)};
@@ -421,8 +424,12 @@ struct ForwardKernel {
   // Writes the results of some panels, unless they are to be merged first.
   void finish_panels(const ForwardTask& task, int first, int end, uint8* nonfinite) const {
     if (task.partial) return;
-    for (int i = first; i < end; ++i)
+    const auto ahead = [&](const Panel& panel) __attribute__((always_inline)) {
+      prefetch_panel<3, true>(context, panel, p.out, dims.dim_v);
+    };
+    each_panel_ahead(panels, first, end, ahead, [&](int i) {
       running_rows.finish(running(memory_of(task), i), panels[i], nonfinite);
+    });
   }
 
   // Whether the running results of some panels are.

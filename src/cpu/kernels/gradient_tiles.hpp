@@ -150,15 +150,10 @@ struct GradientTiles {
   }
 
   // All chunks read all rows: when one comes to a block, other rows were read since the one before.
-  [[gnu::always_inline]] void prefetch_panel(const Panel& panel) const {
-    const auto prefetch = [&](const View& view, int64 dim) __attribute__((always_inline)) {
-      if (!view.given()) return;
-      prefetch_rows<2>(panel, view, dim,
-                       [&](int lane) { return context.offset_q(view, panel, lane); });
-    };
-    prefetch(p.q, dims.dim);
-    prefetch(p.dout, dims.dim_v);
-    if (!p.delta.given()) prefetch(p.out, dims.dim_v);
+  [[gnu::always_inline]] void prefetch(const Panel& panel) const {
+    prefetch_panel<2>(context, panel, p.q, dims.dim);
+    prefetch_panel<2>(context, panel, p.dout, dims.dim_v);
+    if (!p.delta.given()) prefetch_panel<2>(context, panel, p.out, dims.dim_v);
   }
 
   // The block's rows as B of the products for dK and dV: as they lie, if they are those of one head
@@ -182,10 +177,10 @@ struct GradientTiles {
   void load_block(int count, Interval keys) const {
     const bool packs_queries = p.dk.given() && query_rows(count).at == units_at(at.query_pairs);
     const bool packs_douts = p.dv.given() && dout_rows(count).at == units_at(at.dout_pairs);
-    for (int i = 0; i < count; ++i) {
+    const auto ahead = [&](const Panel& panel) __attribute__((always_inline)) { prefetch(panel); };
+    each_panel_ahead(panels, 0, count, ahead, [&](int i) {
       GradientPanel<L>& panel = panels[i];
-      if (i + 1 < count) prefetch_panel(panels[i + 1]);
-      if (panel.seen.within(keys).empty()) continue;
+      if (panel.seen.within(keys).empty()) return;
       load_terms(panel);
       const auto offset_of_lane = [&](const View& view) {
         return [&](int64 lane) {
@@ -205,7 +200,7 @@ struct GradientTiles {
         if (packs_queries) pairs(at.query_pairs, wide, p.q, dims.dim);
         if (packs_douts) pairs(at.dout_pairs, wide_v, p.dout, dims.dim_v);
       });
-    }
+    });
   }
 
   // ---------------------------------------------------------------------------- the chunk of keys

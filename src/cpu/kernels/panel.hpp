@@ -186,7 +186,7 @@ REGARD_INLINE Interval seen_by(const SomePanel* panels, int count) {
 // Prefetches elements of each lane's row from its offset(lane) on; kLocality as the builtin has it:
 // 3 into the first cache, 2 into the second. Lanes that share a row follow one another. Inline,
 // because GCC takes calls of functions that only prefetch for calls without effect.
-template <int kLocality, class OffsetOf>
+template <int kLocality, bool kToWrite = false, class OffsetOf>
 [[gnu::always_inline]] inline void prefetch_rows(const Panel& panel, const View& view, int64 count,
                                                  OffsetOf offset) {
   constexpr int64 kLine = 64;
@@ -201,8 +201,29 @@ template <int kLocality, class OffsetOf>
     if (lane > 0 && first == before) continue;
     before = first;
     for (int64 byte = 0; byte < count * size; byte += kLine) {
-      __builtin_prefetch(data + first * size + byte, 0, kLocality);
+      __builtin_prefetch(data + first * size + byte, kToWrite, kLocality);
     }
+  }
+}
+
+// The rows of a panel of q, or of what has its shape.
+template <int kLocality, bool kToWrite = false>
+[[gnu::always_inline]] inline void prefetch_panel(const HeadContext& context, const Panel& panel,
+                                                  const View& view, int64 dim) {
+  if (!view.given()) return;
+  prefetch_rows<kLocality, kToWrite>(panel, view, dim,
+                                     [&](int lane) { return context.offset_q(view, panel, lane); });
+}
+
+// Calls work(i) for some panels, and prefetch(panel) one panel ahead. Rows that are transposed are
+// read or written in pieces, whose order a core does not foresee.
+template <class SomePanel, class Prefetch, class Work>
+[[gnu::always_inline]] inline void each_panel_ahead(const SomePanel* panels, int first, int end,
+                                                    Prefetch prefetch, Work work) {
+  if (first < end) prefetch(panels[first]);
+  for (int i = first; i < end; ++i) {
+    if (i + 1 < end) prefetch(panels[i + 1]);
+    work(i);
   }
 }
 

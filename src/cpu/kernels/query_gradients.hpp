@@ -117,7 +117,10 @@ struct QueryGradients : GradientTiles<L> {
     Real factor[kWidth], held[kWidth];
     for (Real& x : factor) x = Real(p.score.scale);
     for (Real& x : held) x = 1;
-    for (int i = 0; i < count; ++i) {
+    const auto ahead = [&](const Panel& panel) __attribute__((always_inline)) {
+      prefetch_panel<3, true>(context, panel, p.dq, dims.dim);
+    };
+    each_panel_ahead(panels, 0, count, ahead, [&](int i) {
       const Real* const sums = reals_at(at.dq) + i * wide * kWidth;
       const uint64 bad = nonfinite ? nonfinite_lanes<L>(sums, panels[i], dims.dim) : 0;
       store_lanes<L>(sums, factor, context, panels[i], p.dq, dims.dim,
@@ -125,7 +128,7 @@ struct QueryGradients : GradientTiles<L> {
       for (int lane = 0; nonfinite && lane < panels[i].rows; ++lane) {
         nonfinite[panels[i].first + lane] = bad >> lane & 1;
       }
-    }
+    });
   }
 };
 
