@@ -118,7 +118,7 @@ struct QueryGradients : GradientTiles<L> {
     for (Real& x : factor) x = Real(p.score.scale);
     for (Real& x : held) x = 1;
     const auto ahead = [&](const Panel& panel) __attribute__((always_inline)) {
-      prefetch_panel<3, true>(context, panel, p.dq, dims.dim);
+      if (!kHasTiles<L>) prefetch_panel<3, true>(context, panel, p.dq, dims.dim);
     };
     each_panel_ahead(panels, 0, count, ahead, [&](int i) {
       const Real* const sums = reals_at(at.dq) + i * wide * kWidth;
