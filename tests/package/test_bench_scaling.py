@@ -30,6 +30,21 @@ def test_the_plot_is_written(tmp_path: Path) -> None:
     assert "Regard" in text and "NumPy" in text
 
 
+def test_an_earlier_run_is_printed_and_drawn(tmp_path: Path,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    rows, picture = tmp_path / "rows.jsonl", tmp_path / "scaling.svg"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert scaling.main(["--from", str(rows), "--plot", str(picture)]) == 0
+    assert "190.0 (0.95)" in capsys.readouterr().out and "Regard" in picture.read_text()
+    for text, why in (("", "no rows"), ("no JSON", "not the lines"), ("{}", "KeyError"), ("3", "TypeError")):
+        rows.write_text(text)
+        with pytest.raises(SystemExit, match=f"--from = {rows}: .*{why}"):
+            scaling.main(["--from", str(rows)])
+    with pytest.raises(SystemExit, match="nowhere: No such file"):
+        scaling.main(["--from", "nowhere"])
+
+
 def test_runs_of_their_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     counts = sorted({1, len(os.sched_getaffinity(0))})
     out = tmp_path / "scaling.jsonl"

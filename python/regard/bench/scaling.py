@@ -80,8 +80,10 @@ def draw(rows: list[Row], out: Path) -> None:
     from . import plot
 
     found = rates(rows)
-    columns = max(1, min(4, len(found)))
-    lines = -(-len(found) // columns)
+    lines = -(-len(found) // 4)
+    columns = -(-len(found) // lines)
+    if lines > 1:  # forward above backward
+        found = dict(sorted(found.items(), key=lambda panel: [*PASSES].index(panel[0][1])))
     with plt.rc_context({"svg.hashsalt": "regard", "svg.fonttype": "none"}):
         figure, grid = plt.subplots(
             lines, columns, squeeze=False, sharex=True, sharey=True, layout="constrained",
@@ -100,6 +102,8 @@ def draw(rows: list[Row], out: Path) -> None:
             axes.set_xticks(counts, [str(n) for n in counts])
             axes.minorticks_off()
             axes.set_ylim(0, top)
+        for axes in grid.flat[len(found):]:
+            axes.set_axis_off()
         for line in grid:
             line[0].set_ylabel("efficiency", size=8, color=plot.INK)
         for axes in grid[-1]:
@@ -135,6 +139,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--seconds", default="0.5", help="of timing a case and pass (default: %(default)s)")
     add("--out", type=results.new_file, metavar="FILE", help="JSON lines (default: none)")
     add("--plot", type=results.new_picture, metavar="SVG", help="draw the efficiency as well")
+    add("--from", dest="earlier", type=Path, metavar="FILE",
+        help="print and draw what an earlier run wrote to --out, and measure nothing")
     a = parser.parse_args(argv)
     try:
         a.counts = sorted({int(n) for n in a.threads.split(",")})
@@ -145,8 +151,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return a
 
 
-def main(argv: Sequence[str]) -> int:
-    a = parse(argv)
+def measured_on_all(a: argparse.Namespace) -> list[Row]:
+    """Measures and writes, number by number."""
     arguments: list[Any] = ["--q", a.q, "--type", a.type, "--peers", a.peers, "--seconds", a.seconds]
     if a.options:
         arguments += ["--with", *a.options]
@@ -159,11 +165,29 @@ def main(argv: Sequence[str]) -> int:
         best = [f"{row['type']} {row['pass']} {1e3 * max(row['tflops'].values()):.0f}"
                 for row in found if row["tflops"]]
         print(f"{count} threads: {', '.join(best)} GFLOP/s", file=sys.stderr, flush=True)
+    return rows
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of an earlier run. Errors: exits where the file cannot be read, or has other lines."""
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rates(rows)
+    except OSError as error:
+        sys.exit(f"--from = {path}: {error.strerror}")
+    except (KeyError, TypeError, ValueError) as error:
+        sys.exit(f"--from = {path}: not the lines of such a run ({error!r})")
+    return rows or sys.exit(f"--from = {path}: has no rows")
+
+
+def main(argv: Sequence[str]) -> int:
+    a = parse(argv)
+    rows = read(a.earlier) if a.earlier else measured_on_all(a)
     print(f"{rows[0]['device']}; regard {rows[0]['regard']}" + "".join(
         f", {name} {rows[0][name]}" for name in ("torch", "openvino", "onnxruntime", "jax", "numpy")
         if name in rows[0]))
     print(table(rows))
-    if a.out:
+    if a.out and not a.earlier:
         print(f"\n{len(rows)} rows written to {a.out}")
     if a.plot:
         draw(rows, a.plot)
