@@ -316,7 +316,7 @@ struct ForwardKernel {
   void attend_range(int count, const KeyBlocks& blocks, Interval range, char* memory) const {
     PackedRange<L> packed(context, tiling, dims, units_at(at.keys), units_at(at.values),
                           range.begin);
-    Step steps[3], none;
+    Step steps[3], none;  // the last three of those that are numbered by turns
     const auto step = [&](int64 n) -> Step& { return steps[(n + 3) % 3]; };
     int64 turn = 0;
     for (int i = 0; i < count; ++i) {
