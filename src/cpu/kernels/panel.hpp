@@ -216,8 +216,8 @@ template <int kLocality, bool kToWrite = false>
 }
 
 // Calls work(i) for some panels, and prefetch(panel) one panel ahead. Rows that are transposed are
-// read or written in pieces, whose order a core does not foresee. (Intel's cores wait less for them
-// than AMD's; those with tile registers are faster without these hints.)
+// read or written in pieces, whose order a core does not foresee. (Callers leave most of these
+// hints out where tile registers multiply: there, calls took up to 5 % longer with them.)
 template <class SomePanel, class Prefetch, class Work>
 [[gnu::always_inline]] inline void each_panel_ahead(const SomePanel* panels, int first, int end,
                                                     Prefetch prefetch, Work work) {
