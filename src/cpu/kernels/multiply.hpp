@@ -58,9 +58,9 @@ struct RowsOfA {
     }
     asm("" : "+r"(distance), "+r"(three));
   }
-  REGARD_INLINE Unit operator[](int m) const {
+  REGARD_INLINE const Unit* address(int m) const {
     const int64 offset = m % 4 == 3 ? three : m % 4 * distance;
-    return *reinterpret_cast<const Unit*>(at[m / 4] + offset);
+    return reinterpret_cast<const Unit*>(at[m / 4] + offset);
   }
   REGARD_INLINE void step() {
     for (const char*& group : at) group += sizeof(Unit);
@@ -76,8 +76,8 @@ struct ElementsOfA {
 
   REGARD_INLINE ElementsOfA(const typename L::Unit* elements, int64 distance)
       : a(elements), lda(distance) {}
-  REGARD_INLINE typename L::Unit operator[](int m) const {
-    return walk == Walk::rows ? a[m * lda] : a[m];
+  REGARD_INLINE const typename L::Unit* address(int m) const {
+    return a + (walk == Walk::rows ? m * lda : m);
   }
   REGARD_INLINE void step() { a += walk == Walk::rows ? 1 : lda; }
 };
@@ -86,6 +86,15 @@ template <class L, int M>
 struct ElementsOfA<L, M, Walk::rows> : RowsOfA<L, M> {
   using RowsOfA<L, M>::RowsOfA;
 };
+
+// Whether a multiplication can broadcast an element from memory itself. It then takes a load for
+// each vector of B, but no slot for the broadcast; so every fourth row does, whose address needs no
+// instruction of its own.
+template <class L>
+inline constexpr bool kMultipliesMemory =
+    requires(typename L::Vec x, const typename L::Unit* a, typename L::UnitVec b) {
+      L::multiply_add(x, a, b);
+    };
 
 template <class L, int M, int N, Walk walk, Result result, bool kLate, class Beside>
 REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first, Beside& beside) {
@@ -104,7 +113,15 @@ REGARD_INLINE void multiply_tile(const Product<L>& p, int64 first, Beside& besid
     for (int n = kFirst; n < N; ++n) row[n] = L::load_units(b + n * L::kLanes);
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
-      const auto each = L::broadcast_unit(a[m]);
+      const auto* const at = a.address(m);
+      if constexpr (kMultipliesMemory<L>) {
+        if (m % 4 == 0) {
+#pragma GCC unroll 4
+          for (int n = kFirst; n < N; ++n) sum[m][n] = L::multiply_add(sum[m][n], at, row[n]);
+          continue;
+        }
+      }
+      const auto each = L::broadcast_unit(*at);
 #pragma GCC unroll 4
       for (int n = kFirst; n < N; ++n) sum[m][n] = L::multiply_add(sum[m][n], each, row[n]);
     }
