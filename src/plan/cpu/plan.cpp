@@ -65,8 +65,9 @@ CpuTiling tiling_for(const Problem& p, CpuShape shape, int workers) {
     t.block_k = shape.tiles ? side : kBackwardBlock;
   } else {
     t.block_q = round_up(rows_of_task(p, shape, workers), panel);
-    // Sums in tile registers are loaded and stored once a block.
-    t.block_k = size > 512 ? 64 : shape.tiles && size > 128 ? 160 : 128;
+    // Sums in tile registers are loaded and stored once a block. With small heads that costs less
+    // than scores that leave the first cache.
+    t.block_k = size > 512 ? 64 : shape.tiles && size > 128 ? 256 : 128;
     // Packed values of 64 blocks at most stay in a core's second cache.
     const int64 most =
         smaller<int64>(64, (1 << 18) / (t.block_k * shape.terms * larger<int64>(1, size)));
