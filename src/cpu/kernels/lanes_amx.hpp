@@ -91,7 +91,7 @@ struct AmxLanes : Avx512Pairs<Rounding> {
       const Vec n = _mm512_add_round_ps(x, shift_, kDown);
       const Vec root = _mm512_permutex2var_ps(low_roots_, _mm512_castps_si512(n), high_roots_);
       const Vec slope = _mm512_fmadd_ps(second_, rest, first_);
-      const Vec product = _mm512_fmadd_ps(root, _mm512_mul_ps(slope, rest), root);
+      const Vec product = _mm512_fmadd_ps(_mm512_mul_ps(root, rest), slope, root);
       const __mmask16 normal = _mm512_cmp_ps_mask(x, least_, _CMP_NLT_UQ);
       return _mm512_maskz_scalef_ps(normal, product, x);
     }

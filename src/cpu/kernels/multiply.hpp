@@ -253,8 +253,9 @@ REGARD_INLINE void begin_sum(typename L::Tiles& tiles, const typename L::Real* c
 
 // Rows of C from `first` to `end`, in blocks of M x N tiles, at most 2 x 2. The sums of a block are
 // in tiles 0 to 3, A in 4 and 5, B in 6 and 7. Each sum is loaded right before its first product
-// and stored right after its last one, because both take about as long as a product and run next to
-// those of other sums. An operand is loaded right after the last product of the one before it.
+// and stored after its last one, behind what runs next to that: both take about as long as a
+// product and run next to those of other sums. An operand is loaded right after the last product of
+// the one before it.
 template <class L, int M, int N, Result result, class Beside>
 REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p, int64 first,
                                   int64 end, Beside& beside) {
@@ -302,8 +303,8 @@ REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p,
           tiles.template multiply_add<T, 4 + m, 6 + n>();
           if (n + 1 == N && loads_a) tiles.template stream<4 + m>(next_a + m * a_second, a_row);
           if (m + 1 == M && loads_b) tiles.template load<6 + n>(next_b + n * b_second, b_row);
-          if (ends) tiles.template store<T>(sum, c_row);
           beside.step();
+          if (ends) tiles.template store<T>(sum, c_row);
         };
         add.template operator()<0, 0>();
         if constexpr (N > 1) add.template operator()<0, 1>();
@@ -315,8 +316,8 @@ REGARD_INLINE void multiply_tiles(typename L::Tiles& tiles, const Product<L>& p,
   }
 }
 
-// Two tiles of k, and C two tiles wide: B stays in tiles 4 to 7. Each sum is stored as soon as it
-// is there, because a store takes as long as a product and runs next to it.
+// Two tiles of k, and C two tiles wide: B stays in tiles 4 to 7. A sum is stored behind the product
+// after its last one: a store waits for its sum, and what follows a store may have to wait for it.
 template <class L, Result result, class Beside>
 REGARD_INLINE void multiply_short(typename L::Tiles& tiles, const Product<L>& p, Beside& beside) {
   constexpr int64 kSide = L::kLanes, kSize = 4;
@@ -331,14 +332,17 @@ REGARD_INLINE void multiply_short(typename L::Tiles& tiles, const Product<L>& p,
   tiles.template load<5>(p.b + b_second, b_row);
   tiles.template load<6>(below, b_row);
   tiles.template load<7>(below + b_second, b_row);
+  typename L::Real* second_sum = nullptr;  // where that of the rows before is stored
   for (int64 m = 0; m < p.m; m += kSide) {
     const auto* const a = p.a + m * p.lda;
     auto* const c = p.c + m * p.ldc;
     begin_sum<L, result, 0>(tiles, c, c_row);
-    begin_sum<L, result, 1>(tiles, c + c_second, c_row);
     tiles.template stream<2>(a, a_row);
     before_product(beside);
     tiles.template multiply_add<0, 2, 4>();
+    if (second_sum) tiles.template store<1>(second_sum, c_row);
+    second_sum = c + c_second;
+    begin_sum<L, result, 1>(tiles, second_sum, c_row);
     beside.step();
     before_product(beside);
     tiles.template multiply_add<1, 2, 5>();
@@ -346,13 +350,13 @@ REGARD_INLINE void multiply_short(typename L::Tiles& tiles, const Product<L>& p,
     tiles.template stream<3>(a + a_second, a_row);
     before_product(beside);
     tiles.template multiply_add<0, 3, 6>();
-    tiles.template store<0>(c, c_row);
     beside.step();
     before_product(beside);
     tiles.template multiply_add<1, 3, 7>();
-    tiles.template store<1>(c + c_second, c_row);
+    tiles.template store<0>(c, c_row);
     beside.step();
   }
+  if (second_sum) tiles.template store<1>(second_sum, c_row);
 }
 
 template <class L, int N, Result result, class Beside>
