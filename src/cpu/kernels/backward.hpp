@@ -50,10 +50,10 @@ struct BackwardKernel : QueryGradients<L> {
     return vector_at<L>(row, index * kWidth / L::kPack, block_units(count));
   }
   GradientRows<L> rows_of(const Tile& tile) const {
-    return {.weights = units_at(at.weights),
-            .dscores = units_at(at.dscores),
-            .first_row = tile.block_row,
-            .column = tile.index * kWidth / L::kPack,
+    Unit* const weights = units_at(at.weights);
+    return {.weights = weights + of_key(tile.block_row, tile.index, tile.count),
+            .to_dscores = units_at(at.dscores) - weights,
+            .row = tile.block_row,
             .width = block_units(tile.count),
             .term = kTerms<L> > 1 ? this->tile_term() : 0,
             .pairs = dscore_pairs(tile.index, tile.chunk_row),
@@ -183,7 +183,7 @@ struct BackwardKernel : QueryGradients<L> {
   void differentiate(const Tile& tile, bool may_hide) const {
     const GradientPanel<L>& panel = panels[tile.index];
     const ScoreTerms<L> terms(context, panel);
-    const GradientRows<L> rows = rows_of(tile);
+    GradientRows<L> rows = rows_of(tile);
     const PlainGradients<L> plain = gradients_of(tile);
     const ScoreGradients<L> gradients{.plain = plain,
                                       .terms = terms,

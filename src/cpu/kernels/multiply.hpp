@@ -196,9 +196,9 @@ inline constexpr int64 kTileElements = L::kLanes * L::kPack;  // of k in one til
 // or more take up to twice as long to load, and longer to store.
 template <class L>
 REGARD_INLINE int64 vector_at(int64 row, int64 column, int64 width) {
-  constexpr int64 kSide = L::kLanes;
+  constexpr int64 kSide = L::kLanes;  // a power of two
   if constexpr (!kHasTiles<L>) return row * width + column;
-  return row / kSide * kSide * width + (column + row % kSide) * kSide;
+  return (row & -kSide) * width + (column + (row & (kSide - 1))) * kSide;
 }
 
 // The terms that an element is the sum of, and the pairs of terms of A and B whose products make

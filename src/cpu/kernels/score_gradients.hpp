@@ -24,7 +24,7 @@ inline bool has_plain_gradients(const Features& on, bool may_hide) {
 
 // Where that is so.
 template <class L>
-class PlainGradients {
+class PlainGradients : CopiedByMember {
   using Real = typename L::Real;
   using Vec = typename L::Vec;
 
@@ -32,7 +32,10 @@ class PlainGradients {
   // lse, delta: [panel]. scores, dweights: [keys][panel].
   PlainGradients(Real unit, const Real* lse, const Real* delta, const Real* scores,
                  const Real* dweights)
-      : scores_(scores), dweights_(dweights), unit_(L::set(unit)), log2e_(L::set(Real(kLog2E))) {
+      : scores_(scores),
+        to_dweights_(dweights - scores),
+        unit_(L::set(unit)),
+        log2e_(L::set(Real(kLog2E))) {
 #pragma GCC unroll 4
     for (int v = 0; v < L::kVectors; ++v) {
       minus_lse_[v] = L::sub(L::set(0), L::load(lse + v * L::kLanes));
@@ -42,11 +45,13 @@ class PlainGradients {
 
   // Of the tile's key j.
   REGARD_INLINE void of(int64 j, KeyGradients<L>& to) const {
+    const Real* key = scores_ + j * L::kVectors * L::kLanes;
+    asm("" : "+r"(key));
 #pragma GCC unroll 4
     for (int v = 0; v < L::kVectors; ++v) {
-      const int64 pair = (j * L::kVectors + v) * L::kLanes;
-      to.weight[v] = weight(L::load(scores_ + pair), v);
-      to.dscore[v] = dscore(to.weight[v], L::load(dweights_ + pair), v);
+      const Real* const pair = key + v * L::kLanes;
+      to.weight[v] = weight(L::load(pair), v);
+      to.dscore[v] = dscore(to.weight[v], L::load(pair + to_dweights_), v);
     }
   }
 
@@ -59,7 +64,7 @@ class PlainGradients {
 
  private:
   const Real* scores_;
-  const Real* dweights_;
+  int64 to_dweights_;  // from the scores
   Vec unit_, log2e_, minus_lse_[L::kVectors], delta_[L::kVectors];
   [[no_unique_address]] WeightsOf<L> made_;
 };
@@ -113,27 +118,26 @@ struct ScoreGradients {
   }
 };
 
-// Where P and dS of a panel's tile are stored: by key, and, where Units are pairs, those of
-// queries; then dS once more as pairs of keys. Terms after the first lie `term` and `pair_term`
-// Units on.
+// Where P and dS of a panel's next key are stored, and, where Units are pairs, which are those of
+// queries, dS once more as pairs of keys. Terms after the first lie `term` and `pair_term` Units
+// on.
 template <class L>
 struct GradientRows {
   using Unit = typename L::Unit;
   static constexpr int kWidth = L::kLanes * L::kVectors;
   static constexpr int kStep = L::kPack;  // keys
 
-  Unit* weights;  // of the block
-  Unit* dscores;
-  int64 first_row, column, width;  // of its matrices
+  Unit* weights;
+  int64 to_dscores;  // from the weights
+  int64 row, width;  // of their matrices
   int64 term;
-  Unit* pairs;  // of the tile; only where pack is 2
+  Unit* pairs;  // only where pack is 2
   int64 pair_term;
+  [[no_unique_address]] CopiedByMember by_member{};
 
-  REGARD_INLINE int64 at(int64 j) const { return vector_at<L>(first_row + j, column, width); }
-
-  // The next keys of a tile of `keys`, from j on.
+  // The next keys of a tile of `keys`, which are those from j on.
   template <class Gradients>
-  REGARD_INLINE void store(int64 j, int64 keys, const Gradients& gradients) const {
+  REGARD_INLINE void store(int64 j, int64 keys, const Gradients& gradients) {
     KeyGradients<L> key[kStep];
     store_one(j, gradients, key[0]);
     if constexpr (L::kPack == 2) {
@@ -142,48 +146,61 @@ struct GradientRows {
       } else {
         key[1] = {};
       }
-      store_pair(j, key[0], key[1]);
+      store_pair(key[0], key[1]);
     }
   }
   template <class Gradients>
-  REGARD_INLINE void store_one(int64 j, const Gradients& gradients, KeyGradients<L>& key) const {
+  REGARD_INLINE void store_one(int64 j, const Gradients& gradients, KeyGradients<L>& key) {
     gradients.of(j, key);
-    store_key(at(j), key);
+    store_key(key);
+    go_on();
   }
-  REGARD_INLINE void store_pair(int64 j, const KeyGradients<L>& even,
-                                const KeyGradients<L>& odd) const {
+  REGARD_INLINE void store_pair(const KeyGradients<L>& even, const KeyGradients<L>& odd) {
     each_term<L>([&]<class Term>(int n) __attribute__((always_inline)) {
-      Unit* const to = pairs + n * pair_term + j / 2 * kWidth;
 #pragma GCC unroll 4
       for (int v = 0; v < L::kVectors; ++v) {
-        Term::store_weights(to + v * L::kLanes, even.dscore[v], odd.dscore[v]);
+        Term::store_weights(pairs + n * pair_term + v * L::kLanes, even.dscore[v], odd.dscore[v]);
       }
     });
+    pairs += kWidth;
   }
 
-  // After the last key.
+  // After the last of `keys`.
   void finish(int64 keys) const {
+    Unit* const first = pairs - divide_up(keys, L::kPack) * kWidth;
     for (int n = 0; n < kTerms<L> && L::kPack == 2; ++n) {
       for (int v = 0; v < L::kVectors; ++v) {
-        clear_last_tile<L>(pairs + n * pair_term + v * L::kLanes, kWidth, keys);
+        clear_last_tile<L>(first + n * pair_term + v * L::kLanes, kWidth, keys);
       }
     }
   }
 
  private:
-  REGARD_INLINE void store_key(int64 to, const KeyGradients<L>& key) const {
+  REGARD_INLINE void store_key(const KeyGradients<L>& key) const {
     if constexpr (L::kPack == 2) {
       each_term<L>([&]<class Term>(int n) __attribute__((always_inline)) {
-        Term::store_rounded_row(weights + n * term + to, key.weight[0], key.weight[1]);
-        Term::store_rounded_row(dscores + n * term + to, key.dscore[0], key.dscore[1]);
+        Unit* const to = weights + n * term;
+        Term::store_rounded_row(to, key.weight[0], key.weight[1]);
+        Term::store_rounded_row(to + to_dscores, key.dscore[0], key.dscore[1]);
       });
     } else {
 #pragma GCC unroll 4
       for (int v = 0; v < L::kVectors; ++v) {
-        L::store(weights + to + v * L::kLanes, key.weight[v]);
-        L::store(dscores + to + v * L::kLanes, key.dscore[v]);
+        L::store(weights + v * L::kLanes, key.weight[v]);
+        L::store(weights + to_dscores + v * L::kLanes, key.dscore[v]);
       }
     }
+  }
+
+  // To the next row, as vector_at has them.
+  REGARD_INLINE void go_on() {
+    int64 step = width;
+    if constexpr (kHasTiles<L>) {
+      constexpr int64 kSide = L::kLanes;
+      ++row;
+      step = kSide + (row % kSide == 0 ? kSide * (width - kSide) : 0);
+    }
+    weights += step;
   }
 };
 
@@ -229,7 +246,7 @@ class GradientSteps : CopiedByMember {
   REGARD_INLINE void store_odd() {
     KeyGradients<L> odd;
     rows_.store_one(next_ + 1, gradients_, odd);
-    rows_.store_pair(next_, even_, odd);
+    rows_.store_pair(even_, odd);
     has_even_ = false;
     next_ += 2;
   }
