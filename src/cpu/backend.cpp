@@ -136,7 +136,10 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
   }
   auto* const next_chunk = memory.at<int32>(w.dq_semaphores);
   const int64 dq_blocks = p.dq.given() ? batch.totals().dq_blocks * p.sizes.heads_kv : 0;
-  std::memset(next_chunk, 0, std::size_t(dq_blocks) * sizeof(int32));
+  auto* const delta_states = memory.at<int32>(w.delta_states);
+  for (int32* const states : {next_chunk, delta_states}) {
+    std::memset(states, 0, std::size_t(dq_blocks) * sizeof(int32));
+  }
   const bool wants_any = p.dq.given() || p.dk.given() || p.dv.given() || p.dbias.given();
   const TaskList list =
       wants_any ? backward_work(p, batch, plan.workers) : TaskList{.tasks = {}, .begins = {0}};
@@ -144,6 +147,7 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
   const BiasGradient bias_gradient(p, memory.at(w.dbias), plan.workers, run);
   const int64 block_bytes =
       tiling.block_q * padded(tiling.shape, p.sizes.dim) * tiling.shape.real_size;
+  const int64 delta_bytes = tiling.block_q * tiling.shape.real_size;
   const int64* const begins = list.begins.data();
   const ServingBackward serving(p, plan, k, batch, wants_any, run);
   const Workers workers = workers_of(p, plan);
@@ -152,9 +156,12 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
       BackwardTask task = list.tasks[std::size_t(t)];
       task.reach = spans.of(task.b, task.kv);
       const int64 block = batch.first_dq_block(task.b, task.kv);
+      const bool shares_deltas = p.dq.given() && batch[task.b].chunk_count > 1;
       const BackwardShared shared{
           .dq = memory.at(w.dq + block * block_bytes),
           .next_chunk = next_chunk + block,
+          .deltas = shares_deltas ? memory.at(w.deltas + block * delta_bytes) : nullptr,
+          .delta_states = delta_states + block,
           .dbias = bias_gradient.sums(),
           .nonfinite_k = nonfinite_k ? nonfinite_k + batch.first_k(task.b, task.kv) : nullptr};
       uint8* const nonfinite = nonfinite_q ? nonfinite_q + batch.first_q(task.b, task.kv) : nullptr;

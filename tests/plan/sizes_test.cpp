@@ -117,11 +117,11 @@ Real cpu_bytes(const Problem& p, const CpuTiling& t, int workers) {
     return chunks_demanded(p, t) * Real(s.heads_kv) * part + nonfinite + scratch / 2;
   }
   const bool sums = p.features.bias && !sums_dbias_in_place(p);
-  // The sums of dq, where the longest sequence has more than one chunk of keys.
+  // The sums of dq, and delta, where the longest sequence has more than one chunk of keys.
   const Real rows_dq = s.len_k <= t.chunk_k ? 0
                        : p.packed           ? Real(s.heads_q) * Real(s.len_q)
                                             : rows_q;
-  return rows_dq * Real(s.dim) * real + (sums ? dbias_elements(p) * real : 0) + nonfinite +
+  return rows_dq * Real(s.dim + 1) * real + (sums ? dbias_elements(p) * real : 0) + nonfinite +
          scratch / 2;
 }
 
@@ -135,8 +135,8 @@ void check_cpu(const Problem& p, int workers) {
     }
     const CpuWorkspace& w = made.workspace;
     CHECK(Real(w.size) >= cpu_bytes(p, made.tiling, workers));
-    const int64 parts[] = {0,          w.dq,          w.dq_semaphores, w.dbias,
-                           w.partials, w.nonfinite_q, w.nonfinite_k,   w.scratch,
+    const int64 parts[] = {0,       w.dq,       w.dq_semaphores, w.deltas,      w.delta_states,
+                           w.dbias, w.partials, w.nonfinite_q,   w.nonfinite_k, w.scratch,
                            w.size};
     for (const int64 part : parts) CHECK((part >= 0 && part <= w.size));
     CHECK(w.scratch >= std::max(w.nonfinite_k, w.partials));

@@ -346,7 +346,7 @@ struct BackwardKernel : QueryGradients<L> {
     if (each_block_until([&](Interval block_k) {
           return set_tiles<L>(panels, count, context, key_blocks, block_k);
         })) {
-      this->load_block(count, keys);
+      this->load_block(count, keys, this->shared_deltas(block));
       if (scores_few_rows()) with_few_rows([&](const auto& rows) { rows.begin(panels[0]); });
       each_block_until([&](Interval block_k) {
         return attend(count, keys.begin, key_blocks, block_k, is_first_visit), false;

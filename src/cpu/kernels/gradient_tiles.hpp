@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/kernels/packing.hpp"
+#include "cpu/kernels/shared_deltas.hpp"
 #include "cpu/kernels/strips.hpp"
 #include "cpu/kernels/transposed.hpp"
 
@@ -137,11 +138,19 @@ struct GradientTiles {
     }
   }
 
-  void load_terms(GradientPanel<L>& panel) const {
+  // A panel's, from the other tasks or for them.
+  void share_deltas(Real* to, const SharedDeltas<Real>& deltas, int index) const {
+    Real* const shared = deltas.values() + index * kWidth;
+    const int64 bytes = vectors_of<L>(panels[index]) * L::kLanes * int64(sizeof(Real));
+    if (deltas.are_ready()) return void(__builtin_memcpy(to, shared, bytes));
+    load_deltas(to, panels[index]);
+    if (deltas.are_wanted()) __builtin_memcpy(shared, to, bytes);
+  }
+
+  void load_terms(GradientPanel<L>& panel, const Real* delta) const {
     constexpr Real kInfinity = Real(__builtin_huge_val());
-    Real lse[kMaxPanel + L::kLanes], delta[kMaxPanel + L::kLanes];
+    Real lse[kMaxPanel + L::kLanes];
     load_values(lse, p.lse, panel);
-    load_deltas(delta, panel);
     for (int lane = 0; lane < kWidth; ++lane) {
       const bool sees = lane < panel.rows && lse[lane] != -kInfinity;
       panel.lse[lane] = sees ? lse[lane] : kInfinity;
@@ -150,10 +159,10 @@ struct GradientTiles {
   }
 
   // All chunks read all rows: when one comes to a block, other rows were read since the one before.
-  [[gnu::always_inline]] void prefetch(const Panel& panel) const {
+  [[gnu::always_inline]] void prefetch(const Panel& panel, bool with_out) const {
     prefetch_panel<2>(context, panel, p.q, dims.dim);
     prefetch_panel<2>(context, panel, p.dout, dims.dim_v);
-    if (!p.delta.given()) prefetch_panel<2>(context, panel, p.out, dims.dim_v);
+    if (with_out) prefetch_panel<2>(context, panel, p.out, dims.dim_v);
   }
 
   // The block's rows as B of the products for dK and dV: as they lie, if they are those of one head
@@ -174,14 +183,19 @@ struct GradientTiles {
   }
 
   // The panels that see some of the chunk's keys.
-  void load_block(int count, Interval keys) const {
+  void load_block(int count, Interval keys, const SharedDeltas<Real>& deltas) const {
     const bool packs_queries = p.dk.given() && query_rows(count).at == units_at(at.query_pairs);
     const bool packs_douts = p.dv.given() && dout_rows(count).at == units_at(at.dout_pairs);
-    const auto ahead = [&](const Panel& panel) __attribute__((always_inline)) { prefetch(panel); };
+    const auto ahead = [&](const Panel& panel) __attribute__((always_inline)) {
+      if (!kHasTiles<L>) prefetch(panel, !p.delta.given() && !deltas.are_ready());
+    };
     each_panel_ahead(panels, 0, count, ahead, [&](int i) {
       GradientPanel<L>& panel = panels[i];
-      if (panel.seen.within(keys).empty()) return;
-      load_terms(panel);
+      const bool sees_keys = !panel.seen.within(keys).empty();
+      Real delta[kMaxPanel + L::kLanes];
+      if (sees_keys || deltas.are_wanted()) share_deltas(delta, deltas, i);
+      if (!sees_keys) return;
+      load_terms(panel, delta);
       const auto offset_of_lane = [&](const View& view) {
         return [&](int64 lane) {
           return lane < panel.rows ? context.offset_q(view, panel, int(lane)) : kNoRow;
@@ -201,6 +215,7 @@ struct GradientTiles {
         if (packs_douts) pairs(at.dout_pairs, wide_v, p.dout, dims.dim_v);
       });
     });
+    deltas.publish();
   }
 
   // ---------------------------------------------------------------------------- the chunk of keys

@@ -22,6 +22,12 @@ struct QueryGradients : GradientTiles<L> {
                  const BackwardShared& shared_arrays, const BackwardTask& task, char* memory)
       : Tiles(problem, cpu_tiling, task, memory), shared(shared_arrays) {}
 
+  SharedDeltas<Real> shared_deltas(int64 block) const {
+    if (!shared.deltas || p.delta.given()) return {nullptr, nullptr};
+    return {static_cast<Real*>(shared.deltas) + block * tiling.block_q,
+            shared.delta_states + block};
+  }
+
   // Query rows and vectors of a panel that products take: those in use, except by whole tiles.
   int64 rows_in_products(int index) const { return kHasTiles<L> ? kWidth : panels[index].rows; }
   int vectors_in_products(int index) const {

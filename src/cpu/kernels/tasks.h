@@ -37,7 +37,9 @@ struct BackwardTask {
 // Results that tasks share, each in an order that does not depend on threads.
 struct BackwardShared {
   void* dq = nullptr;  // [row blocks of this (b, kv)][panels of a block][padded(dim)][panel]
-  int32* next_chunk = nullptr;  // [row blocks of this (b, kv)]: the chunk that may add to dq next
+  int32* next_chunk = nullptr;    // [row blocks of this (b, kv)]: the chunk that may add to dq next
+  void* deltas = nullptr;         // [row blocks of this (b, kv)][block_q]; null: not shared
+  int32* delta_states = nullptr;  // [row blocks of this (b, kv)]: see SharedDeltas
   View dbias;  // terms are added: Reals, or f16 or bf16 where each element has one term
   uint8* nonfinite_k = nullptr;  // [len_k] of this (b, kv): rows for the fix-up pass
 };

@@ -89,6 +89,8 @@ CpuWorkspace workspace_for(const Problem& p, const CpuTiling& t, int workers) {
     const Count blocks = p.wants(p.dq) ? dq_blocks_bound(p, t) : 0;
     w.dq = l.take(blocks * t.block_q * padded(t.shape, s.dim) * t.shape.real_size);
     w.dq_semaphores = l.take(blocks * 4);
+    w.deltas = l.take(blocks * t.block_q * t.shape.real_size);
+    w.delta_states = l.take(blocks * 4);
     const int64* b = p.bias_sizes;
     w.dbias = l.take(p.features.bias && p.wants(p.dbias) && !sums_dbias_in_place(p)
                          ? Count(b[0]) * b[1] * b[2] * b[3] * t.shape.real_size

@@ -28,6 +28,8 @@ struct Choice {
 struct CpuWorkspace {
   int64 dq = 0;             // f32 or f64 sums of dq, by row block
   int64 dq_semaphores = 0;  // which task adds to them next
+  int64 deltas = 0;         // dout . out - dlse of each row, by row block
+  int64 delta_states = 0;   // whether they are there
   int64 dbias = 0;     // sums of dbias where its type or strides do not let the result hold them
   int64 partials = 0;  // chunks of a forward split
   int64 nonfinite_q = 0;
