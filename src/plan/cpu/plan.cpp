@@ -32,18 +32,20 @@ bool has_long_columns(const Problem& p) {
 
 // Forward: query rows of a task, which share packed keys and values. Tile products are quick, and
 // packing is not: there, a task has as many rows as half of a core's second cache holds, and as
-// leave eight tasks for each worker. No bit of a result depends on it: f16 by terms computes 256
+// leave eight tasks for each worker; of causal rows, which see few or many keys, half as few where
+// workers would have less than four. No bit of a result depends on it: f16 by terms computes 256
 // rows again where some are not finite, whatever the task has.
 int64 rows_of_task(const Problem& p, const CpuShape& shape, int workers) {
   if (!shape.tiles) return 128;
-  constexpr int64 kLeast = 256, kMost = 1024, kTasksEach = 8, kCache = 1 << 20;
+  constexpr int64 kMost = 1024, kCache = 1 << 20;
+  const bool is_causal = p.features.interval && p.mask_params.right >= 0 && p.mask_params.left < 0;
   const Sizes& s = p.sizes;
   const int64 row = padded(shape, s.dim_v) * shape.real_size +
                     padded_units(shape, s.dim) * shape.unit_size * shape.terms;
   const Count all = Count(s.rows_q) * s.heads_q;
-  int64 rows = kLeast;
+  int64 rows = is_causal && shape.terms == 1 ? 128 : 256;
   while (rows < smaller(kMost, s.len_q) && 2 * rows * row <= kCache &&
-         all.value() / (2 * rows) >= kTasksEach * int64(workers)) {
+         all.value() / (2 * rows) >= (rows < 256 ? 4 : 8) * int64(workers)) {
     rows *= 2;
   }
   return rows;
