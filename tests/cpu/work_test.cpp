@@ -19,11 +19,18 @@ using namespace regard::tests;
 namespace {
 
 int64 operations = 0;
+// Loads from a tensor that a test watches.
+const char *watched_begin = nullptr, *watched_end = nullptr;
+int64 watched_loads = 0;
 
 // Scalar lanes that count what they load, store, set and multiply.
 struct Counting : Scalar<float> {
   static Vec set(Real x) { return ++operations, x; }
-  static Vec load(const Real* p) { return ++operations, *p; }
+  static Vec load(const Real* p) {
+    const auto* const at = reinterpret_cast<const char*>(p);
+    watched_loads += watched_begin <= at && at < watched_end;
+    return ++operations, *p;
+  }
   static void store(Real* p, Vec x) { ++operations, *p = x; }
   static Vec multiply_add(Vec sum, UnitVec a, UnitVec b) { return ++operations, sum + a * b; }
   static Vec load_as(Type type, const void* data, int64 offset, int64 count) {
@@ -230,6 +237,19 @@ TEST_CASE("backward, with sinks before a window, twice the rows are twice the op
     // If all chunks of keys between the sinks and the window passed dq on, it would be 2.6 times.
     CHECK(with_rows(32'000) < once * 21 / 10);
   }
+}
+
+TEST_CASE("backward, out is read once for all chunks of keys") {
+  constexpr Settings kProblem{.len_q = 64, .len_k = 2048, .dim = 4, .dim_v = 4};
+  int64 elements = 0;
+  operations_of(kProblem, Pass::backward, [&](const Case& c) {
+    elements = c.out.count();
+    watched_begin = static_cast<const char*>(c.out.tensor().data);
+    watched_end = watched_begin + elements * int64(sizeof(float));
+    watched_loads = 0;
+  });
+  watched_begin = watched_end = nullptr;
+  CHECK(watched_loads == elements);
 }
 
 TEST_CASE("decoding costs nothing for keys outside the window") {
