@@ -140,11 +140,10 @@ struct GradientTiles {
 
   // A panel's, from the other tasks or for them.
   void share_deltas(Real* to, const SharedDeltas<Real>& deltas, int index) const {
-    Real* const shared = deltas.values() + index * kWidth;
-    const int64 bytes = vectors_of<L>(panels[index]) * L::kLanes * int64(sizeof(Real));
-    if (deltas.are_ready()) return void(__builtin_memcpy(to, shared, bytes));
+    const int64 first = index * kWidth, count = vectors_of<L>(panels[index]) * L::kLanes;
+    if (deltas.are_ready()) return deltas.load(to, first, count);
     load_deltas(to, panels[index]);
-    if (deltas.are_wanted()) __builtin_memcpy(shared, to, bytes);
+    if (deltas.are_wanted()) deltas.store(to, first, count);
   }
 
   void load_terms(GradientPanel<L>& panel, const Real* delta) const {

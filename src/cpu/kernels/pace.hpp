@@ -16,9 +16,10 @@ REGARD_INLINE void before_product(Beside& beside) {
   if constexpr (requires { beside.before(); }) beside.before();
 }
 
-// What is done next to products derives from this, and is then copied member by member. GCC copies
-// other classes 64 bytes at once. Where smaller stores have just written some of these bytes, such
-// a load waits until all stores before it, tiles among them, have reached the cache.
+// What is done next to products derives from this, or has it as a member (and so do its members of
+// several words), and is then copied member by member. GCC copies other classes 64 bytes at once.
+// Where smaller stores have just written some of these bytes, such a load waits until all stores
+// before it, tiles among them, have reached the cache.
 struct CopiedByMember {
   CopiedByMember() = default;
   REGARD_INLINE CopiedByMember(const CopiedByMember&) {}

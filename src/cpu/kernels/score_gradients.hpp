@@ -46,7 +46,7 @@ class PlainGradients : CopiedByMember {
   // Of the tile's key j.
   REGARD_INLINE void of(int64 j, KeyGradients<L>& to) const {
     const Real* key = scores_ + j * L::kVectors * L::kLanes;
-    asm("" : "+r"(key));
+    asm("" : "+r"(key));  // else GCC multiplies j for each vector
 #pragma GCC unroll 4
     for (int v = 0; v < L::kVectors; ++v) {
       const Real* const pair = key + v * L::kLanes;
@@ -167,10 +167,12 @@ struct GradientRows {
 
   // After the last of `keys`.
   void finish(int64 keys) const {
-    Unit* const first = pairs - divide_up(keys, L::kPack) * kWidth;
-    for (int n = 0; n < kTerms<L> && L::kPack == 2; ++n) {
-      for (int v = 0; v < L::kVectors; ++v) {
-        clear_last_tile<L>(first + n * pair_term + v * L::kLanes, kWidth, keys);
+    if constexpr (L::kPack == 2) {
+      Unit* const first = pairs - divide_up(keys, L::kPack) * kWidth;
+      for (int n = 0; n < kTerms<L>; ++n) {
+        for (int v = 0; v < L::kVectors; ++v) {
+          clear_last_tile<L>(first + n * pair_term + v * L::kLanes, kWidth, keys);
+        }
       }
     }
   }

@@ -1,5 +1,5 @@
 // delta of a block's rows, which every chunk of keys needs: the first task that comes to the block
-// computes it for the others. Whoever comes while it does so computes it, too, and keeps it.
+// computes it for the others. Whoever comes meanwhile computes it for itself and does not wait.
 #pragma once
 
 #include "semantics/portable.h"
@@ -19,9 +19,15 @@ class SharedDeltas {
 
   bool are_ready() const { return ready_; }
   bool are_wanted() const { return writes_; }  // whether this task computes them for the others
-  Real* values() const { return values_; }
 
-  // After the last of them.
+  // `count` of them, from the block's `first` on.
+  void load(Real* to, int64 first, int64 count) const {
+    __builtin_memcpy(to, values_ + first, uint64(count) * sizeof(Real));
+  }
+  void store(const Real* from, int64 first, int64 count) const {
+    __builtin_memcpy(values_ + first, from, uint64(count) * sizeof(Real));
+  }
+  // After the last of them is stored.
   void publish() const {
     if (writes_) __atomic_store_n(state_, kReady, __ATOMIC_RELEASE);
   }

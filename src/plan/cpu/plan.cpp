@@ -32,9 +32,9 @@ bool has_long_columns(const Problem& p) {
 
 // Forward: query rows of a task, which share packed keys and values. Tile products are quick, and
 // packing is not: there, a task has as many rows as half of a core's second cache holds, and as
-// leave eight tasks for each worker; of causal rows, which see few or many keys, half as few where
-// workers would have less than four. No bit of a result depends on it: f16 by terms computes 256
-// rows again where some are not finite, whatever the task has.
+// leave eight tasks for each worker. Causal rows see few or many keys: their tasks have 128 rows
+// where there are less than four of 256 for each worker. No bit of a result depends on it: f16 by
+// terms computes 256 rows again where some are not finite, whatever the task has.
 int64 rows_of_task(const Problem& p, const CpuShape& shape, int workers) {
   if (!shape.tiles) return 128;
   constexpr int64 kMost = 1024, kCache = 1 << 20;
