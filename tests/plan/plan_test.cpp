@@ -265,6 +265,29 @@ TEST_CASE(
   CHECK(t.block_q == 64);
 }
 
+TEST_CASE("forward on AMX: tasks have more rows where they are many, and causal ones fewer") {
+  const auto rows = [](std::int64_t length, int workers, Type type, Causal causal, Window window) {
+    Attention a = attention({.type = type,
+                             .batch = 1,
+                             .heads_q = 16,
+                             .heads_kv = 16,
+                             .len_q = length,
+                             .len_k = length,
+                             .dim = 64,
+                             .dim_v = 64});
+    a.causal = causal;
+    a.window = window;
+    return plan(problem(a), kQuickAmx, {}, workers).tiling.block_q;
+  };
+  const Causal causal = Causal::bottom_right;
+  CHECK(rows(512, 16, bf16, Causal::none, {}) == 256);
+  CHECK(rows(2048, 2, bf16, Causal::none, {}) == 1024);
+  CHECK(rows(512, 16, bf16, causal, {}) == 128);
+  CHECK(rows(512, 8, bf16, causal, {}) == 256);
+  CHECK(rows(512, 16, f16, causal, {}) == 256);
+  CHECK(rows(512, 16, bf16, causal, {.left = 64}) == 256);  // rows see as many keys
+}
+
 TEST_CASE("workspace: a task of f16 by terms has room for f32 arithmetic in its place") {
   for (std::int64_t dim : {1, 8, 31, 32, 33, 64, 100, 128, 256, 500}) {
     for (std::int64_t dim_v : {1, 17, 64, 96, 300}) {
