@@ -156,7 +156,7 @@ void backward(const Problem& p, const Plan& plan, const CpuKernels& k, const Run
       BackwardTask task = list.tasks[std::size_t(t)];
       task.reach = spans.of(task.b, task.kv);
       const int64 block = batch.first_dq_block(task.b, task.kv);
-      const bool shares_deltas = p.dq.given() && batch[task.b].chunk_count > 1;
+      const bool shares_deltas = p.dq.given() && !p.delta.given() && batch[task.b].chunk_count > 1;
       const BackwardShared shared{
           .dq = memory.at(w.dq + block * block_bytes),
           .next_chunk = next_chunk + block,

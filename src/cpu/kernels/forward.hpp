@@ -345,9 +345,9 @@ struct ForwardKernel {
 
   void attend_panels(int count, const KeyBlocks& blocks, char* memory) const {
     const auto ahead = [&](const Panel& panel) __attribute__((always_inline)) {
-      if (!kHasTiles<L>) prefetch_panel<3>(context, panel, p.q, dims.dim);
+      prefetch_panel<3>(context, panel, p.q, dims.dim);
     };
-    each_panel_ahead(panels, 0, count, ahead, [&](int i) {
+    each_panel_ahead<L>(panels, 0, count, ahead, [&](int i) {
       each_term<L>([&]<class Term>(int n) {
         pack_lanes<Term>(queries(i) + n * query_term(), context, panels[i], p.q, dims.dim,
                          vectors_of<L>(panels[i]));
@@ -425,9 +425,9 @@ struct ForwardKernel {
   void finish_panels(const ForwardTask& task, int first, int end, uint8* nonfinite) const {
     if (task.partial) return;
     const auto ahead = [&](const Panel& panel) __attribute__((always_inline)) {
-      if (!kHasTiles<L>) prefetch_panel<3, true>(context, panel, p.out, dims.dim_v);
+      prefetch_panel<3, true>(context, panel, p.out, dims.dim_v);
     };
-    each_panel_ahead(panels, first, end, ahead, [&](int i) {
+    each_panel_ahead<L>(panels, first, end, ahead, [&](int i) {
       running_rows.finish(running(memory_of(task), i), panels[i], nonfinite);
     });
   }

@@ -186,9 +186,9 @@ struct GradientTiles {
     const bool packs_queries = p.dk.given() && query_rows(count).at == units_at(at.query_pairs);
     const bool packs_douts = p.dv.given() && dout_rows(count).at == units_at(at.dout_pairs);
     const auto ahead = [&](const Panel& panel) __attribute__((always_inline)) {
-      if (!kHasTiles<L>) prefetch(panel, !p.delta.given() && !deltas.are_ready());
+      prefetch(panel, !p.delta.given() && !deltas.are_ready());
     };
-    each_panel_ahead(panels, 0, count, ahead, [&](int i) {
+    each_panel_ahead<L>(panels, 0, count, ahead, [&](int i) {
       GradientPanel<L>& panel = panels[i];
       const bool sees_keys = !panel.seen.within(keys).empty();
       Real delta[kMaxPanel + L::kLanes];

@@ -23,7 +23,7 @@ struct QueryGradients : GradientTiles<L> {
       : Tiles(problem, cpu_tiling, task, memory), shared(shared_arrays) {}
 
   SharedDeltas<Real> shared_deltas(int64 block) const {
-    if (!shared.deltas || p.delta.given()) return {nullptr, nullptr};
+    if (!shared.deltas) return {nullptr, nullptr};
     return {static_cast<Real*>(shared.deltas) + block * tiling.block_q,
             shared.delta_states + block};
   }
@@ -124,9 +124,9 @@ struct QueryGradients : GradientTiles<L> {
     for (Real& x : factor) x = Real(p.score.scale);
     for (Real& x : held) x = 1;
     const auto ahead = [&](const Panel& panel) __attribute__((always_inline)) {
-      if (!kHasTiles<L>) prefetch_panel<3, true>(context, panel, p.dq, dims.dim);
+      prefetch_panel<3, true>(context, panel, p.dq, dims.dim);
     };
-    each_panel_ahead(panels, 0, count, ahead, [&](int i) {
+    each_panel_ahead<L>(panels, 0, count, ahead, [&](int i) {
       const Real* const sums = reals_at(at.dq) + i * wide * kWidth;
       const uint64 bad = nonfinite ? nonfinite_lanes<L>(sums, panels[i], dims.dim) : 0;
       store_lanes<L>(sums, factor, context, panels[i], p.dq, dims.dim,
